@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "headwater/options.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater {
+
+/// What an engine promises beyond the spec's tolerances. The conformance kit turns each claim into a test.
+struct Claims {
+  bool bitwise_threads = false;    ///< same bits for every number of threads (NUM-3)
+  bool bitwise_runs = false;       ///< same bits in every run (NUM-3)
+  bool bitwise_schedules = false;  ///< outputs have the same bits in both schedules (SCHED-2)
+  bool no_allocation = false;      ///< attend() takes no memory (NUM-4)
+  bool double_arithmetic = false;  ///< sums and softmax in double: the oracle itself
+};
+
+/// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number
+/// of threads at a time.
+class Engine {
+ public:
+  Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  virtual ~Engine() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;         ///< "cpu-portable"
+  [[nodiscard]] virtual std::string_view isa() const = 0;          ///< "x86-64-v2"
+  [[nodiscard]] virtual std::string_view description() const = 0;  ///< one line for `headwater info`
+  /// Empty if this machine can run it, else the reason why not.
+  [[nodiscard]] virtual std::string unavailable_because() const = 0;
+  [[nodiscard]] virtual Claims claims() const = 0;
+
+  /// Validates (CFG-1..4), takes all memory, and returns an empty session. Errors: invalid_argument (the message
+  /// names field, value and what is allowed), engine_unavailable, out_of_memory.
+  [[nodiscard]] virtual std::unique_ptr<Session> open(const Shape& shape, const Options& options) const = 0;
+};
+
+/// All engines built into this library, the preferred ones last; some may be unavailable on this machine.
+[[nodiscard]] std::span<const Engine* const> engines();
+
+/// The engine of that name; an empty name means the environment's HEADWATER_ENGINE, or "cpu" where that is unset
+/// or empty. Errors: engine_unavailable, listing what there is.
+[[nodiscard]] const Engine& engine(std::string_view name = {});
+
+}  // namespace headwater

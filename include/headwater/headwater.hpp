@@ -1,0 +1,9 @@
+#pragma once
+
+/// Everything of the C++ API. The C ABI is headwater.h.
+#include "headwater/engine.hpp"
+#include "headwater/error.hpp"
+#include "headwater/options.hpp"
+#include "headwater/rope.hpp"
+#include "headwater/session.hpp"
+#include "headwater/version.hpp"

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headwater {
+
+/// Element type of a tensor (NUM-1). F16 is IEEE binary16, BF16 the upper half of an IEEE binary32.
+enum class DType : std::uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
+
+/// Bytes of one element.
+constexpr std::size_t dtype_size(DType type) { return type == DType::f32 ? 4 : 2; }
+
+/// "F32", "F16" or "BF16", as safetensors spells them.
+constexpr const char* dtype_name(DType type) {
+  return type == DType::f32 ? "F32" : type == DType::f16 ? "F16" : "BF16";
+}
+
+/// What a session is made for. All sizes are checked by Engine::open (CFG-1); the upper limits are those of
+/// the 32-bit positions of a memory set and of sane allocations, and every error names them.
+struct Shape {
+  std::int64_t n_layer = 1;       ///< layers, 1 .. 65536
+  std::int64_t n_head = 1;        ///< Hq, query heads, 1 .. 65536
+  std::int64_t n_head_kv = 1;     ///< Hkv, key/value heads; divides n_head
+  std::int64_t d_head = 64;       ///< d, width of a query or key row, 1 .. 65536
+  std::int64_t d_value = 64;      ///< dv, width of a value row, 1 .. 65536
+  std::int64_t capacity = 0;      ///< most tokens that a session can hold, 1 .. 2^31 - 1
+  DType kv_type = DType::f32;     ///< type of the stored K and V rows (STATE-6)
+};
+
+/// SCHED-1 and SCHED-2. Both give the same bits inside every engine that claims it.
+enum class Schedule : std::uint8_t { layer_major = 0, chunk_major = 1 };
+
+/// Storage of the heavy-hitter scores (SCORE-1, SCORE-5).
+enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
+
+/// What is asked for. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
+struct Options {
+  std::int64_t batch = 4096;  ///< B, logical batch, >= 1 (`-b`)
+  std::int64_t chunk = 1024;  ///< S, tokens with full causal attention among themselves, >= 1 (`-ub`)
+  std::int64_t local = 256;   ///< L, newest tokens always in the memory set, >= 0 (`--h2o-local`)
+  std::int64_t heavy = 256;   ///< H, tokens kept because of their score, >= 0 (`--h2o-heavy`)
+  bool clamp = true;          ///< CFG-3; false is `--h2o-no-clamp`
+  bool dense = false;         ///< CFG-2: same as local = heavy = 0
+
+  std::optional<double> scale;  ///< LOGIT-1; default 1/sqrt(d); finite
+  double softcap = 0.0;         ///< LOGIT-2; 0 is none; finite, >= 0
+  std::vector<float> sinks;     ///< LOGIT-4; empty or n_head values, each finite or -inf
+  std::vector<float> alibi;     ///< LOGIT-3; empty or n_head finite slopes
+
+  ScoreType score_type = ScoreType::bf16;
+  Schedule schedule = Schedule::layer_major;
+  int threads = 0;  ///< 0: what OpenMP would use (all cores, or OMP_NUM_THREADS); else 1 .. 512
+};
+
+/// The options after CFG-2 (sparse path off), CFG-3 (clamp) and CFG-4 (B >= S). batch, chunk, local and heavy
+/// are what an `attend` output calls "effective".
+struct EffectiveOptions {
+  std::int64_t batch = 0;
+  std::int64_t chunk = 0;
+  std::int64_t local = 0;
+  std::int64_t heavy = 0;
+  bool sparse = false;  ///< local + heavy > 0
+  double scale = 0.0;
+  double softcap = 0.0;
+  ScoreType score_type = ScoreType::bf16;
+  Schedule schedule = Schedule::layer_major;
+  int threads = 1;
+  std::vector<std::string> warnings;  ///< one line each, without a "warning:" prefix (CFG-3, CFG-4)
+
+  /// M, the trailing dimension of a memory set.
+  [[nodiscard]] std::int64_t memory() const { return local + heavy; }
+};
+
+}  // namespace headwater

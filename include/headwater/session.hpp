@@ -1,0 +1,174 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "headwater/options.hpp"
+
+namespace headwater {
+
+/// One step of a session: a prefill call or a decode step. The caller says which it is (STATE-2).
+struct Step {
+  enum class Kind : std::uint8_t { prefill = 0, decode = 1 };
+  Kind kind = Kind::prefill;
+  std::int64_t n = 0;            ///< tokens of this step, >= 1
+  std::int64_t turn_length = 0;  ///< STATE-3: T of the turn that this prefill call opens; 0: not said, T = n
+
+  static Step prefill(std::int64_t n, std::int64_t turn_length = 0) {
+    return {Kind::prefill, n, turn_length};
+  }
+  static Step decode(std::int64_t n = 1) { return {Kind::decode, n, 0}; }
+};
+
+/// Strided read-only view of n x heads rows. Row t of head h begins `t * row_stride + h * head_stride`
+/// elements behind data; the elements of a row are contiguous. No alignment is required. The caller keeps
+/// ownership; the memory must stay valid until the call returns.
+struct Rows {
+  const void* data = nullptr;
+  DType type = DType::f32;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  /// View of a contiguous tensor [n, heads, width].
+  static Rows token_major(const void* data, DType type, std::int64_t heads, std::int64_t width) {
+    return {data, type, heads * width, width};
+  }
+  /// View of a contiguous tensor [heads, n, width].
+  static Rows head_major(const void* data, DType type, std::int64_t n, std::int64_t width) {
+    return {data, type, width, n * width};
+  }
+};
+
+/// The same for rows that are written. Elements between the rows are never touched.
+struct MutableRows {
+  void* data = nullptr;
+  DType type = DType::f32;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  static MutableRows token_major(void* data, DType type, std::int64_t heads, std::int64_t width) {
+    return {data, type, heads * width, width};
+  }
+  static MutableRows head_major(void* data, DType type, std::int64_t n, std::int64_t width) {
+    return {data, type, width, n * width};
+  }
+};
+
+/// STATE-1.
+enum class SessionState : std::uint8_t { empty = 0, prefilling = 1, decoding = 2 };
+
+/// How the tokens of a chunk attend.
+enum class ChunkMode : std::uint8_t {
+  sparse = 0,  ///< intra pass plus memory set (FUSE-2)
+  dense = 1,   ///< dense prefill call: causal attention over everything stored (CFG-2, STATE-3)
+  decode = 2,  ///< decode step: the same arithmetic (DEC-1)
+};
+
+/// Global positions [begin, end) that are processed together (PLAN-1).
+struct Chunk {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  ChunkMode mode = ChunkMode::sparse;
+};
+
+/// What an engine computed for one chunk of one layer; handed to the observer from inside attend(), chunk after
+/// chunk in ascending order, on the calling thread. All views are valid during the callback only.
+/// For dense and decode chunks memory_count is 0 and the column sums are null (they are zero by definition).
+struct ChunkRecord {
+  std::int64_t layer = 0;
+  Chunk chunk;
+  std::int64_t memory_count = 0;          ///< |M_{c-1}|, the same for every head
+  std::int64_t memory_stride = 0;         ///< entries from one head to the next; memory_count <= memory_stride
+  const std::int32_t* memory = nullptr;   ///< [Hq][memory_stride] ascending positions, then -1 (MEM-4)
+  const float* colsum_inter = nullptr;    ///< [Hq][memory_stride] INTER-2; 0 behind memory_count
+  std::int64_t row_stride = 0;            ///< entries from one head to the next in the two arrays below
+  const float* colsum_intra = nullptr;    ///< [Hq][row_stride] INTRA-2, one per token of the chunk
+  const float* lse = nullptr;             ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
+};
+
+using Observer = std::function<void(const ChunkRecord&)>;
+
+/// Scores of one layer, head-major: the score of position p and query head h is entry h * head_stride + p
+/// (head_stride = capacity), BF16 bit patterns (uint16) or floats by `type`.
+struct ScoreView {
+  ScoreType type = ScoreType::bf16;
+  const void* data = nullptr;
+  std::int64_t head_stride = 0;
+};
+
+/// The memory set that was built last in a layer (MEM-4): `count` ascending positions per query head, then -1
+/// up to `width` = min(M, capacity) entries. count is 0 until a set was built.
+struct MemoryView {
+  const std::int32_t* data = nullptr;
+  std::int64_t head_stride = 0;
+  std::int64_t width = 0;
+  std::int64_t count = 0;
+};
+
+/// Bytes that a session took in open(). Nothing is allocated afterwards (NUM-4).
+struct MemoryBytes {
+  std::int64_t kv = 0;           ///< stored K and V rows
+  std::int64_t scores = 0;       ///< heavy-hitter scores
+  std::int64_t memory_sets = 0;  ///< memory sets and their column sums
+  std::int64_t workspace = 0;    ///< everything else
+  [[nodiscard]] std::int64_t total() const { return kv + scores + memory_sets + workspace; }
+};
+
+/// One conversation: the stored K and V rows of all layers, the scores, and the state machine of STATE-1..5.
+///
+/// A step is begin(), then attend() once for each layer in any order, then end(). A session is used by one
+/// thread at a time; different sessions are independent. Every call throws headwater::Error only.
+///
+/// Errors. A call that is refused because of its arguments (null pointer, layer out of range, capacity) leaves
+/// the session as it was. Breaking the protocol inside a step (a layer twice, end() before all layers, begin()
+/// in an open step) throws wrong_state; the step has then failed and only reset() is legal (STATE-5).
+class Session {
+ public:
+  Session() = default;
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  virtual ~Session() = default;
+
+  /// Opens a step. Errors: invalid_argument (n < 1; turn_length < n; turn_length of a call that continues a turn
+  /// is neither 0 nor the length said when the turn was opened), capacity_exceeded, wrong_state.
+  virtual void begin(const Step& step) = 0;
+
+  /// Attention of one layer over the n tokens of the open step.
+  /// q: n x Hq rows of d elements; k: n x Hkv rows of d; v: n x Hkv rows of dv, all already rotated (ROPE-4).
+  /// out: n x Hq rows of dv, F32, F16 or BF16 (rounded once to nearest even); must not overlap the inputs.
+  virtual void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                      const MutableRows& out) = 0;
+
+  /// Closes the step; every layer must have been attended.
+  virtual void end() = 0;
+
+  /// Back to an empty session. Legal in every state.
+  virtual void reset() = 0;
+
+  [[nodiscard]] virtual SessionState state() const = 0;
+  /// Tokens stored, the open step not counted.
+  [[nodiscard]] virtual std::int64_t tokens() const = 0;
+  [[nodiscard]] virtual const Shape& shape() const = 0;
+  [[nodiscard]] virtual const EffectiveOptions& options() const = 0;
+  [[nodiscard]] virtual MemoryBytes memory_bytes() const = 0;
+
+  /// Chunks of the open step, or of the last one when none is open (PLAN-1).
+  [[nodiscard]] virtual std::span<const Chunk> plan() const = 0;
+  /// Scores of all positions < tokens(); zero for tokens never scored. Errors: layer out of range.
+  [[nodiscard]] virtual ScoreView scores(std::int64_t layer) const = 0;
+  [[nodiscard]] virtual MemoryView memory(std::int64_t layer) const = 0;
+  /// Copies a stored key (d floats) or value row (dv floats), widened exactly to F32 (STATE-6).
+  /// Errors: layer, head or position (>= tokens stored, those of the open step included) out of range.
+  virtual void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                        std::span<float> row) const = 0;
+  virtual void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                          std::span<float> row) const = 0;
+
+  /// Called for every chunk of every layer; empty switches it off. Survives reset(). An observer must not call
+  /// the session's mutating functions; an exception from it fails the step (STATE-5).
+  virtual void set_observer(Observer observer) = 0;
+};
+
+}  // namespace headwater

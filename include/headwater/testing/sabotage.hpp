@@ -1,0 +1,68 @@
+#pragma once
+
+/// Test hooks, compiled to nothing in what is shipped (HEADWATER_TESTING is set in test builds only).
+///
+/// HEADWATER_SABOTAGE("stage.fault") is true while the conformance kit has switched that named fault on; it marks
+/// the place as reached. HEADWATER_MARK("stage.path") counts that a path ran, so that a test can assert it did.
+/// Both take a string literal, cost a few instructions, and do not belong into innermost loops.
+#ifdef HEADWATER_TESTING
+
+#include <atomic>
+#include <cstddef>
+
+namespace headwater::testing {
+
+/// A named place; registers itself before main().
+class Site {
+ public:
+  explicit Site(const char* name) noexcept;
+  Site(const Site&) = delete;
+  Site& operator=(const Site&) = delete;
+
+  bool reach() noexcept {
+    hits_.fetch_add(1, std::memory_order_relaxed);
+    return active_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] const char* name() const noexcept { return name_; }
+  [[nodiscard]] long hits() const noexcept { return hits_.load(std::memory_order_relaxed); }
+  [[nodiscard]] Site* next() const noexcept { return next_; }
+  void activate(bool on) noexcept { active_.store(on, std::memory_order_relaxed); }
+  void clear() noexcept { hits_.store(0, std::memory_order_relaxed); }
+
+  /// First of all sites that were constructed (a singly linked list).
+  static Site* first() noexcept;
+
+ private:
+  const char* name_;
+  std::atomic<long> hits_{0};
+  std::atomic<bool> active_{false};
+  Site* next_ = nullptr;
+};
+
+template <std::size_t N>
+struct Literal {
+  char text[N]{};
+  constexpr Literal(const char (&from)[N]) {  // NOLINT: implicit on purpose
+    for (std::size_t i = 0; i < N; ++i) text[i] = from[i];
+  }
+};
+
+/// The site of a literal: one object per text, constructed at static initialisation, so that every site of the
+/// program is known before anything ran.
+template <Literal Name>
+struct Named {
+  static inline Site site{Name.text};
+  static Site& get() noexcept { return site; }
+};
+
+}  // namespace headwater::testing
+
+#define HEADWATER_SABOTAGE(name) (::headwater::testing::Named<name>::get().reach())
+#define HEADWATER_MARK(name) ((void)::headwater::testing::Named<name>::get().reach())
+
+#else
+
+#define HEADWATER_SABOTAGE(name) false
+#define HEADWATER_MARK(name) ((void)0)
+
+#endif
