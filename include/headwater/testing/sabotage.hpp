@@ -15,7 +15,7 @@ namespace headwater::testing {
 /// A named place; registers itself before main().
 class Site {
  public:
-  explicit Site(const char* name) noexcept;
+  explicit Site(const char* name) noexcept : name_(name), next_(first_) { first_ = this; }
   Site(const Site&) = delete;
   Site& operator=(const Site&) = delete;
 
@@ -30,9 +30,10 @@ class Site {
   void clear() noexcept { hits_.store(0, std::memory_order_relaxed); }
 
   /// First of all sites that were constructed (a singly linked list).
-  static Site* first() noexcept;
+  static Site* first() noexcept { return first_; }
 
  private:
+  static inline constinit Site* first_ = nullptr;
   const char* name_;
   std::atomic<long> hits_{0};
   std::atomic<bool> active_{false};

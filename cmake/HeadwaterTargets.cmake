@@ -1,0 +1,73 @@
+# The targets of the house and what every one of them is compiled with.
+#
+# Each part is an object library built twice where tests are built: as shipped, and as `<part>_testing` with the
+# test hooks of include/headwater/testing (HEADWATER_TESTING). A part sees include/ and what it is linked to.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+find_program(HEADWATER_CCACHE ccache)
+if(HEADWATER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${HEADWATER_CCACHE}")
+  set(CMAKE_C_COMPILER_LAUNCHER "${HEADWATER_CCACHE}")
+endif()
+
+find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+
+# Flags of every target: warnings, the baseline ISA, and no contraction, so that one expression has one value
+# whatever the compiler (bit-identity across blocks and schedules rests on it).
+add_library(headwater_flags INTERFACE)
+target_compile_options(headwater_flags INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wcast-qual
+  -Wformat=2 -Wundef -Wimplicit-fallthrough
+  -march=x86-64-v2 -ffp-contract=off)
+# C has no virtual destructors to warn about.
+get_target_property(flags headwater_flags INTERFACE_COMPILE_OPTIONS)
+list(TRANSFORM flags REPLACE "^-Wnon-virtual-dtor$" "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>")
+set_target_properties(headwater_flags PROPERTIES INTERFACE_COMPILE_OPTIONS "${flags}")
+if(HEADWATER_WERROR)
+  target_compile_options(headwater_flags INTERFACE -Werror)
+endif()
+if(HEADWATER_SANITIZE)
+  target_compile_options(headwater_flags INTERFACE
+    -fsanitize=${HEADWATER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(headwater_flags INTERFACE -fsanitize=${HEADWATER_SANITIZE})
+endif()
+
+# The public API: headers only.
+add_library(headwater_api INTERFACE)
+target_include_directories(headwater_api INTERFACE "${CMAKE_SOURCE_DIR}/include")
+
+# headwater_part(NAME SOURCES... [LINK TARGETS...]): object library NAME and, with tests, NAME_testing.
+# LINK names other parts or outside libraries; a part of the house is replaced by its testing twin in the twin.
+function(headwater_part name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;OPTIONS" ${ARGN})
+  set(variants ${name})
+  if(HEADWATER_TESTS)
+    list(APPEND variants ${name}_testing)
+  endif()
+  foreach(variant IN LISTS variants)
+    add_library(${variant} OBJECT ${ARG_SOURCES})
+    target_link_libraries(${variant} PUBLIC headwater_api PRIVATE headwater_flags)
+    target_compile_options(${variant} PRIVATE ${ARG_OPTIONS})
+    foreach(dependency IN LISTS ARG_LINK)
+      if(variant STREQUAL "${name}_testing" AND TARGET ${dependency}_testing)
+        target_link_libraries(${variant} PRIVATE ${dependency}_testing)
+      else()
+        target_link_libraries(${variant} PRIVATE ${dependency})
+      endif()
+    endforeach()
+  endforeach()
+  if(HEADWATER_TESTS)
+    target_compile_definitions(${name}_testing PRIVATE HEADWATER_TESTING)
+  endif()
+endfunction()
