@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "headwater/session.hpp"
+#include "storage.hpp"
+#include "turn.hpp"
+
+/// Chapters 2, 10 and 11 of the spec: a session (STATE-1 .. STATE-6) and the two schedules (SCHED-1,
+/// SCHED-2).
+namespace headwater::reference {
+
+/// The session of the engine `reference`.
+class ReferenceSession final : public Session {
+ public:
+  /// Errors: invalid_argument (CFG-1 .. CFG-4), std::bad_alloc.
+  ReferenceSession(const Shape& shape, const Options& options);
+
+  void begin(const Step& step) override;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+              const MutableRows& out) override;
+  void end() override;
+  void reset() override;
+
+  [[nodiscard]] SessionState state() const override { return turn_.state; }
+  [[nodiscard]] std::int64_t tokens() const override { return tokens_; }
+  [[nodiscard]] const Shape& shape() const override { return shape_; }
+  [[nodiscard]] const EffectiveOptions& options() const override { return effective_; }
+  [[nodiscard]] MemoryBytes memory_bytes() const override;
+  [[nodiscard]] std::span<const Chunk> plan() const override { return plan_; }
+  [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
+  [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
+  void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                std::span<float> row) const override;
+  void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                  std::span<float> row) const override;
+  void set_observer(Observer observer) override;
+
+ private:
+  enum class Progress : std::uint8_t { idle, open, failed };
+
+  Shape shape_;
+  Options options_;
+  EffectiveOptions effective_;
+  std::vector<LayerStorage> layers_;
+  Turn turn_;
+  std::vector<Chunk> plan_;
+  std::vector<bool> attended_;  ///< one per layer, of the open step
+  std::int64_t tokens_ = 0;     ///< finished steps only
+  std::int64_t step_tokens_ = 0;
+  Progress progress_ = Progress::idle;
+  Observer observer_;
+};
+
+}  // namespace headwater::reference

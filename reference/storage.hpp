@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "headwater/options.hpp"
+#include "headwater/session.hpp"
+
+/// What a session keeps: stored K and V rows (STATE-6), scores (SCORE-1) and memory sets (MEM-4).
+namespace headwater::reference {
+
+/// Zeroed bytes. The operating system hands the pages out when they are first touched, so a large capacity
+/// that is never used costs nothing. Errors: std::bad_alloc.
+class ZeroedBytes {
+ public:
+  explicit ZeroedBytes(std::size_t size);
+  ~ZeroedBytes();
+  ZeroedBytes(ZeroedBytes&& other) noexcept;
+  ZeroedBytes(const ZeroedBytes&) = delete;
+  ZeroedBytes& operator=(const ZeroedBytes&) = delete;
+  ZeroedBytes& operator=(ZeroedBytes&&) = delete;
+
+  [[nodiscard]] std::byte* data() { return data_; }
+  [[nodiscard]] const std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Everything that one layer of a session stores. The shape and the options are validated.
+class LayerStorage {
+ public:
+  LayerStorage(const Shape& shape, const EffectiveOptions& options);
+
+  /// STATE-6: the rows of all Hkv heads, row p is position p; rounded once when written.
+  [[nodiscard]] Rows keys() const;
+  [[nodiscard]] Rows values() const;
+  [[nodiscard]] MutableRows keys();
+  [[nodiscard]] MutableRows values();
+
+  /// SCORE-1, head-major: entry query_head * capacity + position.
+  [[nodiscard]] float score(std::int64_t query_head, std::int64_t position) const;
+  void set_score(std::int64_t query_head, std::int64_t position, float score);
+  [[nodiscard]] ScoreView score_view() const;
+
+  /// MEM-4: `width` entries of one query head.
+  [[nodiscard]] std::int32_t* memory(std::int64_t query_head);
+  [[nodiscard]] const std::int32_t* memory(std::int64_t query_head) const;
+  [[nodiscard]] MemoryView memory_view() const;
+
+  /// Entries of the last set that are valid, and the number of tokens that were processed when it was built.
+  std::int64_t memory_count = 0;
+  std::int64_t memory_end = 0;
+
+  /// SCORE-1: back to zero scores and no memory set, given that no position >= tokens was ever scored.
+  void clear(std::int64_t tokens);
+
+  [[nodiscard]] MemoryBytes bytes() const;
+
+ private:
+  Shape shape_;
+  ScoreType score_type_;
+  std::int64_t width_;
+  ZeroedBytes keys_;
+  ZeroedBytes values_;
+  ZeroedBytes scores_;
+  std::vector<std::int32_t> memory_;
+};
+
+}  // namespace headwater::reference
