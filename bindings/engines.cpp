@@ -9,8 +9,9 @@
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 
-// X(factory): a function `const Engine& factory()` in namespace headwater that the engine's folder defines. It
-// returns a function-local static object, so no order of static initialisation matters. Preferred ones last.
+// X(factory): a function `const Engine& factory()` in namespace headwater that the engine's folder defines.
+// It returns a function-local static object, so no order of static initialisation matters. Preferred ones
+// last.
 #define HEADWATER_ENGINES(X) \
   X(reference_engine)        \
   X(cpu_portable_engine)     \
@@ -30,8 +31,8 @@ constexpr const char* kEngineVariable = "HEADWATER_ENGINE";
 // Longest engine name that a message repeats. Names of engines are a dozen letters; what is longer is junk.
 constexpr std::size_t kLongestShownName = 40;
 
-// Printable ASCII with every other byte as \xNN, cut to a bounded length: a message is one line of valid UTF-8,
-// whatever a caller or the environment holds.
+// Printable ASCII with every other byte as \xNN, cut to a bounded length: a message is one line of valid
+// UTF-8, whatever a caller or the environment holds.
 std::string shown(std::string_view name) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string text = "'";

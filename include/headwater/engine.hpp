@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "headwater/export.h"
 #include "headwater/options.hpp"
 #include "headwater/session.hpp"
 
@@ -21,7 +22,7 @@ struct Claims {
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number
 /// of threads at a time.
-class Engine {
+class HEADWATER_API Engine {
  public:
   Engine() = default;
   Engine(const Engine&) = delete;
@@ -41,10 +42,10 @@ class Engine {
 };
 
 /// All engines built into this library, the preferred ones last; some may be unavailable on this machine.
-[[nodiscard]] std::span<const Engine* const> engines();
+[[nodiscard]] HEADWATER_API std::span<const Engine* const> engines();
 
 /// The engine of that name; an empty name means the environment's HEADWATER_ENGINE, or "cpu" where that is unset
 /// or empty. Errors: engine_unavailable, listing what there is.
-[[nodiscard]] const Engine& engine(std::string_view name = {});
+[[nodiscard]] HEADWATER_API const Engine& engine(std::string_view name = {});
 
 }  // namespace headwater

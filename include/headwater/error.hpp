@@ -3,20 +3,22 @@
 #include <stdexcept>
 #include <string>
 
+#include "headwater/export.h"
+
 namespace headwater {
 
 /// What kind of thing went wrong. The numbers are also the status codes of the C ABI (headwater.h).
 enum class ErrorCode {
-  invalid_argument = 1,    ///< a field, flag or pointer is not allowed; the message names field, value and range
-  wrong_state = 2,         ///< the call is not legal now (STATE-1..5): begin in an open step, layer twice, ...
-  capacity_exceeded = 3,   ///< more tokens than Shape::capacity (STATE-5); nothing was written
+  invalid_argument = 1,   ///< a field, flag or pointer is not allowed; the message names field, value, range
+  wrong_state = 2,        ///< the call is not legal now (STATE-1..5): begin in an open step, layer twice, ...
+  capacity_exceeded = 3,  ///< more tokens than Shape::capacity (STATE-5); nothing was written
   engine_unavailable = 4,  ///< no such engine, or this machine lacks what it needs
   out_of_memory = 5,       ///< open() could not take its memory
   internal = 6,            ///< a broken invariant of the library: please report it
 };
 
 /// The one exception type of the library. what() is a single line: what, where, and what is allowed.
-class Error : public std::runtime_error {
+class HEADWATER_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   [[nodiscard]] ErrorCode code() const noexcept { return code_; }

@@ -22,13 +22,13 @@ constexpr const char* dtype_name(DType type) {
 /// What a session is made for. All sizes are checked by Engine::open (CFG-1); the upper limits are those of
 /// the 32-bit positions of a memory set and of sane allocations, and every error names them.
 struct Shape {
-  std::int64_t n_layer = 1;       ///< layers, 1 .. 65536
-  std::int64_t n_head = 1;        ///< Hq, query heads, 1 .. 65536
-  std::int64_t n_head_kv = 1;     ///< Hkv, key/value heads; divides n_head
-  std::int64_t d_head = 64;       ///< d, width of a query or key row, 1 .. 65536
-  std::int64_t d_value = 64;      ///< dv, width of a value row, 1 .. 65536
-  std::int64_t capacity = 0;      ///< most tokens that a session can hold, 1 .. 2^31 - 1
-  DType kv_type = DType::f32;     ///< type of the stored K and V rows (STATE-6)
+  std::int64_t n_layer = 1;    ///< layers, 1 .. 65536
+  std::int64_t n_head = 1;     ///< Hq, query heads, 1 .. 65536
+  std::int64_t n_head_kv = 1;  ///< Hkv, key/value heads; divides n_head
+  std::int64_t d_head = 64;    ///< d, width of a query or key row, 1 .. 65536
+  std::int64_t d_value = 64;   ///< dv, width of a value row, 1 .. 65536
+  std::int64_t capacity = 0;   ///< most tokens that a session can hold, 1 .. 2^31 - 1
+  DType kv_type = DType::f32;  ///< type of the stored K and V rows (STATE-6)
 };
 
 /// SCHED-1 and SCHED-2. Both give the same bits inside every engine that claims it.

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "headwater/export.h"
 #include "headwater/session.hpp"
 
 namespace headwater {
@@ -13,7 +14,7 @@ enum class RopeLayout : std::uint8_t { adjacent_pairs = 0, split_halves = 1 };
 
 /// The r/2 inverse frequencies theta^(-2i/r), i = 0 .. r/2 - 1 (ROPE-1; Su et al., RoFormer, 2021).
 /// Errors: r odd, r < 2 or > 65536; theta not finite or <= 0.
-[[nodiscard]] std::vector<double> rope_inverse_frequencies(std::int64_t r, double theta);
+[[nodiscard]] HEADWATER_API std::vector<double> rope_inverse_frequencies(std::int64_t r, double theta);
 
 /// Rotates n x heads rows in place: pair i of the row at global position p turns by p * inverse_frequencies[i]
 /// radians and is multiplied by magnitude (1, or YaRN's attention factor). Row t stands at first_position + t.
@@ -22,8 +23,8 @@ enum class RopeLayout : std::uint8_t { adjacent_pairs = 0, split_halves = 1 };
 /// Llama-3 scaling are only other frequencies (ROPE-4).
 /// Errors: null data; n < 0, heads < 1; first_position < 0 or a position >= 2^31; more rotated elements than
 /// width; a frequency or magnitude that is not finite.
-void rotate(const MutableRows& rows, std::int64_t n, std::int64_t heads, std::int64_t width,
-            std::int64_t first_position, std::span<const double> inverse_frequencies, double magnitude,
-            RopeLayout layout);
+HEADWATER_API void rotate(const MutableRows& rows, std::int64_t n, std::int64_t heads, std::int64_t width,
+                          std::int64_t first_position, std::span<const double> inverse_frequencies,
+                          double magnitude, RopeLayout layout);
 
 }  // namespace headwater

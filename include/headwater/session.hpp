@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 
+#include "headwater/export.h"
 #include "headwater/options.hpp"
 
 namespace headwater {
@@ -79,13 +80,13 @@ struct Chunk {
 struct ChunkRecord {
   std::int64_t layer = 0;
   Chunk chunk;
-  std::int64_t memory_count = 0;          ///< |M_{c-1}|, the same for every head
-  std::int64_t memory_stride = 0;         ///< entries from one head to the next; memory_count <= memory_stride
-  const std::int32_t* memory = nullptr;   ///< [Hq][memory_stride] ascending positions, then -1 (MEM-4)
-  const float* colsum_inter = nullptr;    ///< [Hq][memory_stride] INTER-2; 0 behind memory_count
-  std::int64_t row_stride = 0;            ///< entries from one head to the next in the two arrays below
-  const float* colsum_intra = nullptr;    ///< [Hq][row_stride] INTRA-2, one per token of the chunk
-  const float* lse = nullptr;             ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
+  std::int64_t memory_count = 0;         ///< |M_{c-1}|, the same for every head
+  std::int64_t memory_stride = 0;        ///< entries from one head to the next; memory_count <= memory_stride
+  const std::int32_t* memory = nullptr;  ///< [Hq][memory_stride] ascending positions, then -1 (MEM-4)
+  const float* colsum_inter = nullptr;   ///< [Hq][memory_stride] INTER-2; 0 behind memory_count
+  std::int64_t row_stride = 0;           ///< entries from one head to the next in the two arrays below
+  const float* colsum_intra = nullptr;   ///< [Hq][row_stride] INTRA-2, one per token of the chunk
+  const float* lse = nullptr;            ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
 };
 
 using Observer = std::function<void(const ChunkRecord&)>;
@@ -124,7 +125,7 @@ struct MemoryBytes {
 /// Errors. A call that is refused because of its arguments (null pointer, layer out of range, capacity) leaves
 /// the session as it was. Breaking the protocol inside a step (a layer twice, end() before all layers, begin()
 /// in an open step) throws wrong_state; the step has then failed and only reset() is legal (STATE-5).
-class Session {
+class HEADWATER_API Session {
  public:
   Session() = default;
   Session(const Session&) = delete;

@@ -1,0 +1,281 @@
+// The C ABI of headwater.h over the C++ API: engines, opening, steps, rotation. Every argument is checked by
+// name, every exception becomes a status.
+
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "c_abi_support.hpp"
+
+namespace {
+
+using namespace headwater::c_abi;  // the helpers of this folder
+using headwater::ErrorCode;
+
+// The numbers of the header are those of the C++ enumerations.
+template <class Enum>
+constexpr bool same(int number, Enum value) {
+  return number == static_cast<int>(value);
+}
+static_assert(same(HEADWATER_INVALID_ARGUMENT, ErrorCode::invalid_argument));
+static_assert(same(HEADWATER_WRONG_STATE, ErrorCode::wrong_state));
+static_assert(same(HEADWATER_CAPACITY_EXCEEDED, ErrorCode::capacity_exceeded));
+static_assert(same(HEADWATER_ENGINE_UNAVAILABLE, ErrorCode::engine_unavailable));
+static_assert(same(HEADWATER_OUT_OF_MEMORY, ErrorCode::out_of_memory));
+static_assert(same(HEADWATER_INTERNAL, ErrorCode::internal));
+static_assert(same(HEADWATER_F32, headwater::DType::f32) && same(HEADWATER_F16, headwater::DType::f16) &&
+              same(HEADWATER_BF16, headwater::DType::bf16));
+static_assert(same(HEADWATER_SCORE_BF16, headwater::ScoreType::bf16) &&
+              same(HEADWATER_SCORE_F32, headwater::ScoreType::f32));
+static_assert(same(HEADWATER_LAYER_MAJOR, headwater::Schedule::layer_major) &&
+              same(HEADWATER_CHUNK_MAJOR, headwater::Schedule::chunk_major));
+static_assert(same(HEADWATER_EMPTY, headwater::SessionState::empty) &&
+              same(HEADWATER_PREFILLING, headwater::SessionState::prefilling) &&
+              same(HEADWATER_DECODING, headwater::SessionState::decoding));
+static_assert(same(HEADWATER_CHUNK_SPARSE, headwater::ChunkMode::sparse) &&
+              same(HEADWATER_CHUNK_DENSE, headwater::ChunkMode::dense) &&
+              same(HEADWATER_CHUNK_DECODE, headwater::ChunkMode::decode));
+static_assert(same(HEADWATER_ADJACENT_PAIRS, headwater::RopeLayout::adjacent_pairs) &&
+              same(HEADWATER_SPLIT_HALVES, headwater::RopeLayout::split_halves));
+
+headwater::Shape shape_of(const headwater_shape& from) {
+  check_reserved(from.reserved, "shape.reserved");
+  headwater::Shape shape;
+  shape.n_layer = from.n_layer;
+  shape.n_head = from.n_head;
+  shape.n_head_kv = from.n_head_kv;
+  shape.d_head = from.d_head;
+  shape.d_value = from.d_value;
+  shape.capacity = from.capacity;
+  shape.kv_type = dtype(from.kv_type, "shape.kv_type");
+  return shape;
+}
+
+// n_head floats of the caller. n_head is checked first: it says how much is read and copied.
+std::vector<float> per_head(const float* values, std::int64_t n_head) {
+  constexpr std::int64_t kMostHeads = 65536;  // Shape::n_head
+  if (values == nullptr) return {};
+  check_range(n_head, 1, kMostHeads, "shape.n_head");
+  return {values, values + n_head};
+}
+
+headwater::Options options_of(const headwater_options& caller, std::int64_t n_head) {
+  check_struct_size(caller.struct_size, kOptionsSize1, "options.struct_size");
+  headwater_options from{};
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&caller);
+  std::memcpy(&from, bytes, std::min(caller.struct_size, sizeof from));
+  for (std::size_t i = sizeof from; i < caller.struct_size; ++i) {
+    if (bytes[i] == 0) continue;
+    invalid("options.struct_size is " + std::to_string(caller.struct_size) + " and byte " +
+            std::to_string(i) + " is set; this library knows " + std::to_string(sizeof from) +
+            " bytes, what follows must be 0");
+  }
+  check_reserved(from.reserved, "options.reserved");
+  constexpr std::int32_t kTwo = 2;
+  headwater::Options options;
+  options.batch = from.batch;
+  options.chunk = from.chunk;
+  options.local = from.local;
+  options.heavy = from.heavy;
+  options.clamp = enumerator<int>(from.clamp, kTwo, "options.clamp") == 1;
+  options.dense = enumerator<int>(from.dense, kTwo, "options.dense") == 1;
+  if (!std::isnan(from.scale)) options.scale = from.scale;
+  options.softcap = from.softcap;
+  options.sinks = per_head(from.sinks, n_head);
+  options.alibi = per_head(from.alibi, n_head);
+  options.score_type = enumerator<headwater::ScoreType>(from.score_type, kTwo, "options.score_type");
+  options.schedule = enumerator<headwater::Schedule>(from.schedule, kTwo, "options.schedule");
+  options.threads = from.threads;
+  return options;
+}
+
+headwater::Rows rows_of(const headwater_rows* from, const std::string& name) {
+  needed(from, name);
+  check_reserved(from->reserved, name + ".reserved");
+  return {from->data, dtype(from->type, name + ".type"), from->row_stride, from->head_stride};
+}
+
+// NUL-terminated copies of what the engines say about themselves, made once.
+struct EngineTexts {
+  std::string name;
+  std::string isa;
+  std::string description;
+  std::string unavailable_because;
+};
+
+const std::vector<EngineTexts>& engine_texts() {
+  static const std::vector<EngineTexts> texts = [] {
+    std::vector<EngineTexts> all;
+    for (const headwater::Engine* engine : headwater::engines()) {
+      all.push_back({std::string(engine->name()), std::string(engine->isa()),
+                     std::string(engine->description()), engine->unavailable_because()});
+    }
+    return all;
+  }();
+  return texts;
+}
+
+const char* engine_text(std::int32_t index, std::string EngineTexts::*field) noexcept {
+  const char* text = nullptr;
+  guarded([&] {
+    const auto& texts = engine_texts();
+    check_range(index, 0, static_cast<std::int64_t>(texts.size()) - 1, "engine index");
+    text = (texts[static_cast<std::size_t>(index)].*field).c_str();
+  });
+  return text;
+}
+
+}  // namespace
+
+int32_t headwater_abi_version(void) { return HEADWATER_ABI_VERSION; }
+
+const char* headwater_version(void) { return headwater::kVersion; }
+
+const char* headwater_status_name(headwater_status status) {
+  switch (status) {
+    case HEADWATER_OK:
+      return "ok";
+    case HEADWATER_INVALID_ARGUMENT:
+      return "invalid_argument";
+    case HEADWATER_WRONG_STATE:
+      return "wrong_state";
+    case HEADWATER_CAPACITY_EXCEEDED:
+      return "capacity_exceeded";
+    case HEADWATER_ENGINE_UNAVAILABLE:
+      return "engine_unavailable";
+    case HEADWATER_OUT_OF_MEMORY:
+      return "out_of_memory";
+    case HEADWATER_INTERNAL:
+      return "internal";
+    default:
+      return "unknown";
+  }
+}
+
+const char* headwater_last_error(void) { return last_error_text(); }
+
+int32_t headwater_engine_count(void) { return static_cast<std::int32_t>(headwater::engines().size()); }
+
+const char* headwater_engine_name(int32_t index) { return engine_text(index, &EngineTexts::name); }
+
+const char* headwater_engine_isa(int32_t index) { return engine_text(index, &EngineTexts::isa); }
+
+const char* headwater_engine_description(int32_t index) {
+  return engine_text(index, &EngineTexts::description);
+}
+
+const char* headwater_engine_unavailable_because(int32_t index) {
+  return engine_text(index, &EngineTexts::unavailable_because);
+}
+
+headwater_status headwater_options_init(headwater_options* options, size_t struct_size) {
+  return guarded([&] {
+    const headwater::Options defaults;
+    headwater_options filled{};
+    filled.batch = defaults.batch;
+    filled.chunk = defaults.chunk;
+    filled.local = defaults.local;
+    filled.heavy = defaults.heavy;
+    filled.clamp = defaults.clamp ? 1 : 0;
+    filled.dense = defaults.dense ? 1 : 0;
+    filled.scale = std::nan("");
+    filled.softcap = defaults.softcap;
+    filled.score_type = static_cast<std::int32_t>(defaults.score_type);
+    filled.schedule = static_cast<std::int32_t>(defaults.schedule);
+    filled.threads = defaults.threads;
+    filled.struct_size = struct_size;
+    write_struct(options, struct_size, kOptionsSize1, filled, "options");
+  });
+}
+
+headwater_status headwater_open(const char* engine, const headwater_shape* shape,
+                                const headwater_options* options, headwater_session** session) {
+  return guarded([&] {
+    *needed(session, "session") = nullptr;
+    const headwater::Shape wanted = shape_of(*needed(shape, "shape"));
+    headwater::Options asked;
+    if (options != nullptr) asked = options_of(*options, wanted.n_head);
+    const headwater::Engine& chosen = headwater::engine(engine == nullptr ? "" : engine);
+    auto handle = std::make_unique<headwater_session>();
+    handle->session = chosen.open(wanted, asked);
+    *session = handle.release();
+  });
+}
+
+void headwater_close(headwater_session* session) { delete session; }
+
+headwater_status headwater_begin_prefill(headwater_session* session, int64_t n, int64_t turn_length) {
+  return guarded([&] { session_of(session).begin(headwater::Step::prefill(n, turn_length)); });
+}
+
+headwater_status headwater_begin_decode(headwater_session* session, int64_t n) {
+  return guarded([&] { session_of(session).begin(headwater::Step::decode(n)); });
+}
+
+headwater_status headwater_attend(headwater_session* session, int64_t layer, const headwater_rows* q,
+                                  const headwater_rows* k, const headwater_rows* v,
+                                  const headwater_mutable_rows* out) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    open.attend(layer, rows_of(q, "q"), rows_of(k, "k"), rows_of(v, "v"), rows_of(out, "out"));
+  });
+}
+
+headwater_status headwater_end(headwater_session* session) {
+  return guarded([&] { session_of(session).end(); });
+}
+
+headwater_status headwater_reset(headwater_session* session) {
+  return guarded([&] { session_of(session).reset(); });
+}
+
+headwater_status headwater_set_observer(headwater_session* session, headwater_observer observer, void* user) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    if (observer == nullptr) {
+      open.set_observer({});
+      return;
+    }
+    open.set_observer([observer, user](const headwater::ChunkRecord& record) {
+      headwater_chunk_record seen{};
+      seen.struct_size = sizeof seen;
+      seen.layer = record.layer;
+      seen.chunk = chunk_of(record.chunk);
+      seen.memory_count = record.memory_count;
+      seen.memory_stride = record.memory_stride;
+      seen.memory = record.memory;
+      seen.colsum_inter = record.colsum_inter;
+      seen.row_stride = record.row_stride;
+      seen.colsum_intra = record.colsum_intra;
+      seen.lse = record.lse;
+      observer(user, &seen);
+    });
+  });
+}
+
+headwater_status headwater_rope_inverse_frequencies(int64_t r, double theta, double* frequencies,
+                                                    int64_t count) {
+  return guarded([&] {
+    const std::vector<double> computed = headwater::rope_inverse_frequencies(r, theta);
+    const auto size = static_cast<std::int64_t>(computed.size());
+    needed(frequencies, "frequencies");
+    check_range(count, size, size, "count");
+    std::copy(computed.begin(), computed.end(), frequencies);
+  });
+}
+
+headwater_status headwater_rotate(const headwater_mutable_rows* rows, int64_t n, int64_t heads, int64_t width,
+                                  int64_t first_position, const double* frequencies, int64_t count,
+                                  double magnitude, int32_t layout) {
+  return guarded([&] {
+    const headwater::MutableRows view = rows_of(rows, "rows");
+    constexpr std::int32_t kLayouts = 2;
+    const auto pairs = enumerator<headwater::RopeLayout>(layout, kLayouts, "layout");
+    check_range(count, 0, std::max<std::int64_t>(width, 0) / 2, "count");
+    if (count > 0) needed(frequencies, "frequencies");
+    headwater::rotate(view, n, heads, width, first_position,
+                      std::span<const double>(frequencies, static_cast<std::size_t>(count)), magnitude,
+                      pairs);
+  });
+}

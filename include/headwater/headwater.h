@@ -1,0 +1,346 @@
+#ifndef HEADWATER_HEADWATER_H_
+#define HEADWATER_HEADWATER_H_
+
+/*
+ * Headwater's C ABI (C11 and C++). Chunked sparse prefill attention with H2O heavy hitters; the contract is
+ * docs/spec.md, whose clause ids stand in the comments.
+ *
+ * A session holds the K and V rows of all layers of one conversation. A step is headwater_begin_prefill() or
+ * headwater_begin_decode(), then headwater_attend() once for each layer, then headwater_end().
+ *
+ * Errors. A function that returns headwater_status returns HEADWATER_OK (0) or one of the codes below;
+ * headwater_last_error() then holds one line that says what, where, and what is allowed. A call that is
+ * refused because of its arguments leaves the session as it was and writes no result. A NULL where a pointer
+ * is needed is HEADWATER_INVALID_ARGUMENT. No C++ exception leaves the library; it never prints and never
+ * aborts.
+ *
+ * Threads. A session is used by one thread at a time; different sessions are independent. All other functions
+ * may be called by any thread at any time.
+ *
+ * Ownership. The library copies what it keeps; a pointer that is handed in must stay valid until the call
+ * returns. A pointer that is handed out belongs to the library; how long it lives is said at each function.
+ *
+ * Growth. HEADWATER_ABI_VERSION changes when something existing changes its meaning. New fields are appended
+ * to the structures that travel with their size, so a program built with an older or newer header of the same
+ * version keeps working.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "headwater/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Versions ---- */
+
+#define HEADWATER_ABI_VERSION 1
+
+/* The HEADWATER_ABI_VERSION that the library was built with; compare it with the header's. */
+HEADWATER_API int32_t headwater_abi_version(void);
+
+/* Version of the library, "major.minor.patch". Lives as long as the program. */
+HEADWATER_API const char* headwater_version(void);
+
+/* ---- Errors ---- */
+
+typedef int32_t headwater_status;
+enum {
+  HEADWATER_OK = 0,
+  HEADWATER_INVALID_ARGUMENT = 1,   /* a value or pointer is not allowed; nothing was changed */
+  HEADWATER_WRONG_STATE = 2,        /* the call is not legal now (STATE-1..5) */
+  HEADWATER_CAPACITY_EXCEEDED = 3,  /* more tokens than the shape's capacity; nothing was written (STATE-5) */
+  HEADWATER_ENGINE_UNAVAILABLE = 4, /* no such engine, or this machine lacks what it needs */
+  HEADWATER_OUT_OF_MEMORY = 5,      /* the memory could not be had */
+  HEADWATER_INTERNAL = 6            /* a broken invariant of the library: please report it */
+};
+
+/* "invalid_argument" for HEADWATER_INVALID_ARGUMENT and so on; "unknown" for any other number. Never NULL,
+ * lives as long as the program. */
+HEADWATER_API const char* headwater_status_name(headwater_status status);
+
+/* What went wrong in this thread's latest call that returned a status or, where that fails, a NULL string:
+ * one line without a newline, "" after a success. Never NULL. Valid until the next such call in this thread.
+ */
+HEADWATER_API const char* headwater_last_error(void);
+
+/* ---- Engines ---- */
+
+/* Number of engines in this library; some may be unavailable on this machine. The preferred ones come last.
+ */
+HEADWATER_API int32_t headwater_engine_count(void);
+
+/* Of engine `index` (0 .. count - 1): its name ("cpu-portable"), its instruction set ("x86-64-v2"), one line
+ * about it, and why this machine cannot run it ("" where it can). They live as long as the program. NULL for
+ * an index out of range (headwater_last_error() says so). */
+HEADWATER_API const char* headwater_engine_name(int32_t index);
+HEADWATER_API const char* headwater_engine_isa(int32_t index);
+HEADWATER_API const char* headwater_engine_description(int32_t index);
+HEADWATER_API const char* headwater_engine_unavailable_because(int32_t index);
+
+/* ---- Opening a session ---- */
+
+/* Element types (NUM-1). F16 is IEEE binary16, BF16 the upper half of an IEEE binary32. */
+enum { HEADWATER_F32 = 0, HEADWATER_F16 = 1, HEADWATER_BF16 = 2 };
+
+/* Storage of the heavy-hitter scores (SCORE-1, SCORE-5). */
+enum { HEADWATER_SCORE_BF16 = 0, HEADWATER_SCORE_F32 = 1 };
+
+/* SCHED-1 and SCHED-2. */
+enum { HEADWATER_LAYER_MAJOR = 0, HEADWATER_CHUNK_MAJOR = 1 };
+
+/* Sizes of a session (CFG-1). This structure does not grow. */
+typedef struct headwater_shape {
+  int64_t n_layer;   /* layers, 1 .. 65536 */
+  int64_t n_head;    /* Hq, query heads, 1 .. 65536 */
+  int64_t n_head_kv; /* Hkv, key/value heads; divides n_head */
+  int64_t d_head;    /* d, elements of a query or key row, 1 .. 65536 */
+  int64_t d_value;   /* dv, elements of a value row, 1 .. 65536 */
+  int64_t capacity;  /* most tokens that the session can hold, 1 .. 2^31 - 1 */
+  int32_t kv_type;   /* HEADWATER_F32, _F16 or _BF16: type of the stored K and V rows (STATE-6) */
+  int32_t reserved;  /* 0 */
+} headwater_shape;
+
+/* What is asked for. Always fill it with headwater_options_init() first. */
+typedef struct headwater_options {
+  size_t struct_size; /* sizeof(headwater_options) of the caller, set by headwater_options_init() */
+  int64_t batch;      /* B, logical batch in tokens, >= 1; default 4096 (CFG-4) */
+  int64_t chunk;      /* S, tokens with full causal attention among themselves, >= 1; default 1024 */
+  int64_t local;      /* L, newest tokens always in the memory set, >= 0; default 256 */
+  int64_t heavy;      /* H, tokens kept because of their score, >= 0; default 256 */
+  int32_t clamp;      /* 1 (default): CFG-3 clamps local and heavy; 0: it does not */
+  int32_t dense;      /* 1: dense causal attention (CFG-2); default 0 */
+  double scale;       /* LOGIT-1, finite; NaN (default) means 1 / sqrt(d_head) */
+  double softcap;     /* LOGIT-2, finite, >= 0; 0 (default) is none */
+  const float* sinks; /* LOGIT-4: NULL (default) or n_head logits, each finite or -inf; copied by open */
+  const float* alibi; /* LOGIT-3: NULL (default) or n_head finite slopes; copied by open */
+  int32_t score_type; /* HEADWATER_SCORE_BF16 (default) or HEADWATER_SCORE_F32 */
+  int32_t schedule;   /* HEADWATER_LAYER_MAJOR (default) or HEADWATER_CHUNK_MAJOR */
+  int32_t threads;    /* 0 (default): what OpenMP would use; else 1 .. 512 */
+  int32_t reserved;   /* 0 */
+} headwater_options;
+
+/* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte behind it
+ * is written. Errors: invalid_argument (NULL; struct_size below that of HEADWATER_ABI_VERSION 1). */
+HEADWATER_API headwater_status headwater_options_init(headwater_options* options, size_t struct_size);
+
+typedef struct headwater_session headwater_session; /* opaque */
+
+/* Opens an empty session and takes all its memory. engine: a name, or NULL or "" for the environment's
+ * HEADWATER_ENGINE, "cpu" where that is not set. options: NULL means the defaults. *session is set to NULL on
+ * error. Errors: invalid_argument (field, value and what is allowed; a field of a newer header that this
+ * library does not know and that is not zero), engine_unavailable (lists what there is), out_of_memory. */
+HEADWATER_API headwater_status headwater_open(const char* engine, const headwater_shape* shape,
+                                              const headwater_options* options, headwater_session** session);
+
+/* Gives back the session's memory. NULL is allowed. */
+HEADWATER_API void headwater_close(headwater_session* session);
+
+/* ---- Steps ---- */
+
+/* n x heads rows: row t of head h begins t * row_stride + h * head_stride elements behind data; the elements
+ * of a row are contiguous. Strides are in elements. No alignment is needed. A contiguous tensor [n, heads,
+ * width] has row_stride = heads * width and head_stride = width; [heads, n, width] has width and n * width.
+ */
+typedef struct headwater_rows {
+  const void* data;
+  int64_t row_stride;
+  int64_t head_stride;
+  int32_t type;     /* HEADWATER_F32, _F16 or _BF16 */
+  int32_t reserved; /* 0 */
+} headwater_rows;
+
+/* The same for rows that are written. Elements between the rows are never touched. */
+typedef struct headwater_mutable_rows {
+  void* data;
+  int64_t row_stride;
+  int64_t head_stride;
+  int32_t type;
+  int32_t reserved;
+} headwater_mutable_rows;
+
+/* Opens a prefill call of n >= 1 tokens (STATE-1, STATE-2). turn_length: the length in tokens of the whole
+ * turn that this call opens (STATE-3), or 0 for n; 0 or the same length in the calls that continue the turn.
+ * Errors: invalid_argument, capacity_exceeded, wrong_state. */
+HEADWATER_API headwater_status headwater_begin_prefill(headwater_session* session, int64_t n,
+                                                       int64_t turn_length);
+
+/* Opens a decode step of n >= 1 tokens (DEC-1). Errors: the same. */
+HEADWATER_API headwater_status headwater_begin_decode(headwater_session* session, int64_t n);
+
+/* Attention of one layer (0 .. n_layer - 1, each once a step, in any order) over the n tokens of the open
+ * step. q: n x Hq rows of d elements; k: n x Hkv rows of d; v: n x Hkv rows of dv; all rotated already
+ * (ROPE-4). out: n x Hq rows of dv, rounded once to its type; must not overlap the inputs. Errors:
+ * invalid_argument; wrong_state (no open step, layer twice: only headwater_reset() is legal then). */
+HEADWATER_API headwater_status headwater_attend(headwater_session* session, int64_t layer,
+                                                const headwater_rows* q, const headwater_rows* k,
+                                                const headwater_rows* v, const headwater_mutable_rows* out);
+
+/* Closes the step. Errors: wrong_state (a layer is missing: only headwater_reset() is legal then). */
+HEADWATER_API headwater_status headwater_end(headwater_session* session);
+
+/* Back to an empty session. Legal in every state. */
+HEADWATER_API headwater_status headwater_reset(headwater_session* session);
+
+/* ---- What a session holds ---- */
+
+/* STATE-1. */
+enum { HEADWATER_EMPTY = 0, HEADWATER_PREFILLING = 1, HEADWATER_DECODING = 2 };
+
+/* How the tokens of a chunk attend: intra pass and memory set; a dense prefill call; a decode step. */
+enum { HEADWATER_CHUNK_SPARSE = 0, HEADWATER_CHUNK_DENSE = 1, HEADWATER_CHUNK_DECODE = 2 };
+
+/* HEADWATER_EMPTY, HEADWATER_PREFILLING or HEADWATER_DECODING. */
+HEADWATER_API headwater_status headwater_session_state(const headwater_session* session, int32_t* state);
+
+/* Tokens stored, the open step not counted. */
+HEADWATER_API headwater_status headwater_session_tokens(const headwater_session* session, int64_t* tokens);
+
+/* The options after CFG-2 (sparse path off), CFG-3 (clamp) and CFG-4 (B >= S). */
+typedef struct headwater_effective_options {
+  int64_t batch;
+  int64_t chunk;
+  int64_t local;
+  int64_t heavy; /* local + heavy = M, the most entries of a memory set */
+  double scale;
+  double softcap;
+  int32_t sparse; /* 1 where local + heavy > 0 */
+  int32_t score_type;
+  int32_t schedule;
+  int32_t threads;
+} headwater_effective_options;
+
+/* Writes the effective options into struct_size bytes, the caller's sizeof(headwater_effective_options): what
+ * this library does not know becomes 0, what the caller does not know is left out. Errors: invalid_argument
+ * (NULL; struct_size below that of HEADWATER_ABI_VERSION 1). */
+HEADWATER_API headwater_status headwater_session_options(const headwater_session* session,
+                                                         headwater_effective_options* options,
+                                                         size_t struct_size);
+
+/* Warnings of CFG-3 and CFG-4: their number, and warning `index` (0 .. count - 1) as one line that lives
+ * until headwater_close(). */
+HEADWATER_API headwater_status headwater_warning_count(const headwater_session* session, int64_t* count);
+HEADWATER_API headwater_status headwater_warning(const headwater_session* session, int64_t index,
+                                                 const char** text);
+
+/* Bytes that headwater_open() took; nothing is allocated afterwards (NUM-4). */
+typedef struct headwater_memory_bytes {
+  int64_t kv;          /* stored K and V rows */
+  int64_t scores;      /* heavy-hitter scores */
+  int64_t memory_sets; /* memory sets and their column sums */
+  int64_t workspace;   /* everything else */
+} headwater_memory_bytes;
+
+/* Writes struct_size bytes, the caller's sizeof(headwater_memory_bytes), as headwater_session_options() does.
+ */
+HEADWATER_API headwater_status headwater_session_memory_bytes(const headwater_session* session,
+                                                              headwater_memory_bytes* bytes,
+                                                              size_t struct_size);
+
+/* Global positions [begin, end) that are processed together (PLAN-1). */
+typedef struct headwater_chunk {
+  int64_t begin;
+  int64_t end;
+  int32_t mode; /* HEADWATER_CHUNK_SPARSE, _DENSE or _DECODE */
+  int32_t reserved;
+} headwater_chunk;
+
+/* Chunks of the open step, or of the last one when none is open: their number, and chunk `index`. */
+HEADWATER_API headwater_status headwater_plan_count(const headwater_session* session, int64_t* count);
+HEADWATER_API headwater_status headwater_plan_chunk(const headwater_session* session, int64_t index,
+                                                    headwater_chunk* chunk);
+
+/* Scores of a layer, head-major: the score of position p and query head h is entry h * head_stride + p, a
+ * BF16 bit pattern (uint16_t) or a float by `type`. Valid, and changing with the session, until
+ * headwater_close(). */
+typedef struct headwater_score_view {
+  const void* data;
+  int64_t head_stride; /* entries */
+  int32_t type;        /* HEADWATER_SCORE_BF16 or HEADWATER_SCORE_F32 */
+  int32_t reserved;
+} headwater_score_view;
+HEADWATER_API headwater_status headwater_scores(const headwater_session* session, int64_t layer,
+                                                headwater_score_view* view);
+
+/* Copies the scores of positions [first, first + count) of one query head, widened exactly to floats.
+ * Positions must lie below headwater_session_tokens(). `scores` may be NULL where count is 0. */
+HEADWATER_API headwater_status headwater_copy_scores(const headwater_session* session, int64_t layer,
+                                                     int64_t head, int64_t first, int64_t count,
+                                                     float* scores);
+
+/* The memory set that was built last in a layer (MEM-4): of query head h the `count` ascending positions
+ * data[h * head_stride] .. , then -1 up to `width` entries. count is 0 until a set was built; data may be
+ * NULL where width is 0. Valid, and changing with the session, until headwater_close(). */
+typedef struct headwater_memory_view {
+  const int32_t* data;
+  int64_t head_stride; /* entries */
+  int64_t width;
+  int64_t count;
+} headwater_memory_view;
+HEADWATER_API headwater_status headwater_memory(const headwater_session* session, int64_t layer,
+                                                headwater_memory_view* view);
+
+/* Copies a stored key row (width = d_head) or value row (width = d_value) of key/value head head_kv, widened
+ * exactly to floats (STATE-6). Positions of the open step's attended layers included. */
+HEADWATER_API headwater_status headwater_read_key(const headwater_session* session, int64_t layer,
+                                                  int64_t head_kv, int64_t position, float* row,
+                                                  int64_t width);
+HEADWATER_API headwater_status headwater_read_value(const headwater_session* session, int64_t layer,
+                                                    int64_t head_kv, int64_t position, float* row,
+                                                    int64_t width);
+
+/* ---- Watching ---- */
+
+/* What was computed for one chunk of one layer. All arrays are valid during the callback only. For dense and
+ * decode chunks memory_count is 0 and the column sums are NULL (they are zero by definition). New fields are
+ * appended: read them only where struct_size covers them. */
+typedef struct headwater_chunk_record {
+  size_t struct_size;
+  int64_t layer;
+  headwater_chunk chunk;
+  int64_t memory_count;      /* |M_{c-1}|, the same for every head */
+  int64_t memory_stride;     /* entries from one head to the next; memory_count <= memory_stride */
+  const int32_t* memory;     /* [Hq][memory_stride] ascending positions, then -1 (MEM-4) */
+  const float* colsum_inter; /* [Hq][memory_stride] INTER-2 */
+  int64_t row_stride;        /* entries from one head to the next in the two arrays below */
+  const float* colsum_intra; /* [Hq][row_stride] INTRA-2, one per token of the chunk */
+  const float* lse;          /* [Hq][row_stride] natural log-sum-exp of the final softmax (FUSE-1) */
+} headwater_chunk_record;
+
+/* Called from inside headwater_attend(), chunk after chunk in ascending order, on the calling thread. It must
+ * not call functions that change the session, and must return (no longjmp, no C++ exception). */
+typedef void (*headwater_observer)(void* user, const headwater_chunk_record* record);
+
+/* Sets the observer of all layers; NULL switches it off. `user` is handed back to it. Survives
+ * headwater_reset(). */
+HEADWATER_API headwater_status headwater_set_observer(headwater_session* session, headwater_observer observer,
+                                                      void* user);
+
+/* ---- Rotation ---- */
+
+/* Which elements form a rotated pair (ROPE-1): (x0, x1), (x2, x3), ... or (x_i, x_{i + r/2}). */
+enum { HEADWATER_ADJACENT_PAIRS = 0, HEADWATER_SPLIT_HALVES = 1 };
+
+/* Writes the r/2 inverse frequencies theta^(-2i/r), i = 0 .. r/2 - 1, in radians a position (ROPE-1). count
+ * is the number of doubles that `frequencies` has room for and must be r/2. Errors: invalid_argument (r odd,
+ * < 2 or > 65536; theta not finite or <= 0; count). */
+HEADWATER_API headwater_status headwater_rope_inverse_frequencies(int64_t r, double theta,
+                                                                  double* frequencies, int64_t count);
+
+/* Rotates n x heads rows of `width` elements in place: pair i of the row at global position p turns by
+ * p * frequencies[i] radians and is multiplied by magnitude. Row t stands at first_position + t. The first
+ * 2 * count elements are rotated, the others stay. Double inside, rounded once to the rows' type (ROPE-3,
+ * ROPE-4). Errors: invalid_argument (n < 0, heads < 1, a position below 0 or >= 2^31, 2 * count > width, a
+ * frequency or magnitude that is not finite, layout). */
+HEADWATER_API headwater_status headwater_rotate(const headwater_mutable_rows* rows, int64_t n, int64_t heads,
+                                                int64_t width, int64_t first_position,
+                                                const double* frequencies, int64_t count, double magnitude,
+                                                int32_t layout);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HEADWATER_HEADWATER_H_ */
