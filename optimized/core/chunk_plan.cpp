@@ -1,0 +1,30 @@
+#include "core/chunk_plan.hpp"
+
+#include <algorithm>
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+void append_sparse_chunks(std::int64_t base, std::int64_t n, std::int64_t batch, std::int64_t chunk,
+                          std::vector<Chunk>& plan) {
+  const std::int64_t end = base + n;
+  std::int64_t begin = base;
+  while (begin < end) {
+    std::int64_t batch_end = std::min(begin + batch, end);
+    if (HEADWATER_SABOTAGE("core.plan.ignore_batches")) batch_end = end;
+    while (begin < batch_end) {
+      const std::int64_t chunk_end = std::min(begin + chunk, batch_end);
+      plan.push_back({begin, chunk_end, ChunkMode::sparse});
+      begin = chunk_end;
+    }
+  }
+}
+
+std::int64_t max_chunks(std::int64_t n, std::int64_t batch, std::int64_t chunk) {
+  // Whole batches and the remainder; B >= S after CFG-4. 64-bit: all arguments are below 2^31.
+  const auto pieces = [](std::int64_t total, std::int64_t size) { return (total + size - 1) / size; };
+  return n / batch * pieces(batch, chunk) + pieces(n % batch, chunk);
+}
+
+}  // namespace headwater::core

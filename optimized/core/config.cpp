@@ -1,0 +1,114 @@
+#include "core/config.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <string>
+
+#include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+namespace {
+
+template <typename Value>
+[[noreturn]] void refuse(const std::string& field, Value value, const std::string& allowed) {
+  std::ostringstream message;
+  message.precision(9);
+  message << field << " is " << value << "; allowed: " << allowed;
+  throw Error(ErrorCode::invalid_argument, message.str());
+}
+
+void require_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) {
+    refuse(field, value, std::to_string(low) + " .. " + std::to_string(high));
+  }
+}
+
+void validate(const Shape& shape) {
+  require_range("n_layer", shape.n_layer, 1, kMaxExtent);
+  require_range("n_head", shape.n_head, 1, kMaxExtent);
+  require_range("n_head_kv", shape.n_head_kv, 1, kMaxExtent);
+  require_range("d_head", shape.d_head, 1, kMaxExtent);
+  require_range("d_value", shape.d_value, 1, kMaxExtent);
+  require_range("capacity", shape.capacity, 1, kMaxPosition);
+  if (shape.n_head % shape.n_head_kv != 0) {
+    refuse("n_head_kv", shape.n_head_kv, "a divisor of n_head = " + std::to_string(shape.n_head));
+  }
+  require_range("kv_type", static_cast<std::int64_t>(shape.kv_type), 0, static_cast<std::int64_t>(DType::bf16));
+}
+
+void validate(const Shape& shape, const Options& options) {
+  require_range("batch", options.batch, 1, kMaxPosition);
+  require_range("chunk", options.chunk, 1, kMaxPosition);
+  require_range("local", options.local, 0, kMaxPosition);
+  require_range("heavy", options.heavy, 0, kMaxPosition);
+  require_range("local + heavy", options.local + options.heavy, 0, kMaxPosition);
+  require_range("threads", options.threads, 0, kMaxThreads);
+  require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
+  require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
+  if (options.scale && !std::isfinite(*options.scale)) refuse("scale", *options.scale, "a finite number");
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    refuse("softcap", options.softcap, "0 (none) or a finite number > 0");
+  }
+  const auto per_head = [&](const char* field, const std::vector<float>& values, bool minus_infinity) {
+    if (values.empty()) return;
+    if (static_cast<std::int64_t>(values.size()) != shape.n_head) {
+      refuse(std::string(field) + " size", values.size(), "0 or n_head = " + std::to_string(shape.n_head));
+    }
+    for (std::size_t h = 0; h < values.size(); ++h) {
+      if (std::isfinite(values[h]) || (minus_infinity && std::isinf(values[h]) && values[h] < 0)) continue;
+      refuse(std::string(field) + "[" + std::to_string(h) + "]", values[h],
+             minus_infinity ? "finite or -inf" : "finite");
+    }
+  };
+  per_head("sinks", options.sinks, true);
+  per_head("alibi", options.alibi, false);
+}
+
+}  // namespace
+
+EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads) {
+  validate(shape);
+  validate(shape, options);
+
+  EffectiveOptions effective;
+  effective.chunk = options.chunk;
+  effective.batch = options.batch;
+  if (options.batch < options.chunk) {  // CFG-4
+    effective.batch = options.chunk;
+    effective.warnings.push_back("batch " + std::to_string(options.batch) + " is below chunk " +
+                                 std::to_string(options.chunk) + " and is read as " +
+                                 std::to_string(options.chunk));
+  } else if (options.batch % options.chunk != 0) {
+    effective.warnings.push_back("batch " + std::to_string(options.batch) + " is not a multiple of chunk " +
+                                 std::to_string(options.chunk) + ": the last chunk of every batch is shorter");
+  }
+
+  if (!options.dense) {  // CFG-2
+    effective.local = options.local;
+    effective.heavy = options.heavy;
+    const std::int64_t chunk = options.chunk;
+    if (options.clamp && options.local + options.heavy >= chunk) {  // CFG-3
+      effective.local = std::min(options.local, chunk - 1);
+      effective.heavy = std::min(options.heavy, chunk - 1 - effective.local);
+      if (HEADWATER_SABOTAGE("core.config.clamp_heavy_to_chunk")) {
+        effective.heavy = std::min(options.heavy, chunk - effective.local);
+      }
+      effective.warnings.push_back(
+          "local + heavy = " + std::to_string(options.local + options.heavy) + " is not below chunk " +
+          std::to_string(chunk) + " and is clamped to local " + std::to_string(effective.local) + ", heavy " +
+          std::to_string(effective.heavy));
+    }
+  }
+  effective.sparse = effective.memory() > 0;
+  effective.scale = options.scale ? *options.scale : 1.0 / std::sqrt(static_cast<double>(shape.d_head));
+  effective.softcap = options.softcap;
+  effective.score_type = options.score_type;
+  effective.schedule = options.schedule;
+  effective.threads = options.threads > 0 ? options.threads : default_threads;
+  return effective;
+}
+
+}  // namespace headwater::core

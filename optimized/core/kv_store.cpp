@@ -1,0 +1,58 @@
+#include "core/kv_store.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/numbers.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+KvStore::KvStore(const Shape& shape)
+    : heads_(shape.n_head_kv),
+      capacity_(shape.capacity),
+      d_head_(shape.d_head),
+      d_value_(shape.d_value),
+      key_bytes_(shape.d_head * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
+      value_bytes_(shape.d_value * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
+      type_(shape.kv_type),
+      keys_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, key_bytes_)),
+      values_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, value_bytes_)) {}
+
+void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
+                    std::int64_t row) {
+  const std::int64_t at = (layer * heads_ + head) * capacity_ + position;
+  const std::int64_t value_head = HEADWATER_SABOTAGE("core.kv.value_head_zero") ? 0 : head;
+  convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + at * key_bytes_, type_);
+  convert_row(row_address(v, row, value_head), v.type, d_value_, values_.data() + at * value_bytes_, type_);
+}
+
+const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head) {
+  const std::int64_t element = row * rows.row_stride + head * rows.head_stride;
+  return static_cast<const unsigned char*>(rows.data) +
+         element * static_cast<std::int64_t>(dtype_size(rows.type));
+}
+
+void* row_address(const MutableRows& rows, std::int64_t row, std::int64_t head) {
+  const std::int64_t element = row * rows.row_stride + head * rows.head_stride;
+  return static_cast<unsigned char*>(rows.data) + element * static_cast<std::int64_t>(dtype_size(rows.type));
+}
+
+void convert_row(const void* from, DType from_type, std::int64_t count, void* to, DType to_type) {
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * dtype_size(from_type));
+    return;
+  }
+  // Widening is exact, so a narrowing behind it rounds once.
+  constexpr std::int64_t kPiece = 256;
+  float piece[kPiece];
+  const auto* source = static_cast<const unsigned char*>(from);
+  auto* target = static_cast<unsigned char*>(to);
+  for (std::int64_t done = 0; done < count; done += kPiece) {
+    const std::int64_t n = std::min(kPiece, count - done);
+    widen(source + done * static_cast<std::int64_t>(dtype_size(from_type)), from_type, n, piece);
+    narrow(piece, n, to_type, target + done * static_cast<std::int64_t>(dtype_size(to_type)));
+  }
+}
+
+}  // namespace headwater::core

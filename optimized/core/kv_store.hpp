@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/buffer.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater::core {
+
+/// K and V rows of all layers in host memory, rounded once to the KV type (STATE-6):
+/// key[layer][head][position][d], value[layer][head][position][dv].
+class KvStore {
+ public:
+  KvStore() = default;
+  explicit KvStore(const Shape& shape);
+
+  /// Stores row `row` of the views (row 0 = first token of the step) at `position`, for one head.
+  void write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
+             std::int64_t row);
+
+  /// First byte of the key row at a position; the rows of one head follow each other without gaps.
+  [[nodiscard]] const void* key(std::int64_t layer, std::int64_t head, std::int64_t position) const {
+    return keys_.data() + ((layer * heads_ + head) * capacity_ + position) * key_bytes_;
+  }
+  [[nodiscard]] const void* value(std::int64_t layer, std::int64_t head, std::int64_t position) const {
+    return values_.data() + ((layer * heads_ + head) * capacity_ + position) * value_bytes_;
+  }
+  [[nodiscard]] DType type() const { return type_; }
+  [[nodiscard]] std::int64_t d_head() const { return d_head_; }
+  [[nodiscard]] std::int64_t d_value() const { return d_value_; }
+  [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
+
+ private:
+  std::int64_t heads_ = 0;
+  std::int64_t capacity_ = 0;
+  std::int64_t d_head_ = 0;
+  std::int64_t d_value_ = 0;
+  std::int64_t key_bytes_ = 0;
+  std::int64_t value_bytes_ = 0;
+  DType type_ = DType::f32;
+  Buffer<unsigned char> keys_;
+  Buffer<unsigned char> values_;
+};
+
+/// First byte of row `row` of head `head` of a view.
+const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head);
+void* row_address(const MutableRows& rows, std::int64_t row, std::int64_t head);
+
+/// Copies one row of `count` elements between types; each element is rounded at most once.
+void convert_row(const void* from, DType from_type, std::int64_t count, void* to, DType to_type);
+
+}  // namespace headwater::core

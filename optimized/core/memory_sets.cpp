@@ -1,0 +1,68 @@
+#include "core/memory_sets.hpp"
+
+#include <algorithm>
+
+#include "core/selection.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+MemorySets::MemorySets(std::int64_t layers, std::int64_t heads, std::int64_t local, std::int64_t heavy,
+                       std::int64_t capacity)
+    : heads_(heads),
+      local_(local),
+      heavy_(heavy),
+      width_(std::min(local + heavy, capacity)),
+      layers_(static_cast<std::size_t>(layers)),
+      positions_(checked_product(layers, heads, width_)) {
+  std::fill_n(positions_.data(), positions_.size(), -1);
+}
+
+std::int64_t MemorySets::next_count(std::int64_t end) const {
+  // Every token before `end` is in Local, in the previous set, new, or was dropped because the heavy budget was
+  // full already; so the set is as large as its budgets and the tokens allow.
+  return std::min(local_ + heavy_, end);
+}
+
+void MemorySets::build_head(std::int64_t layer, std::int64_t head, std::int64_t end, const ScoreStore& scores,
+                            std::uint32_t* keys, std::int32_t* chosen) {
+  const Layer& state = layers_[static_cast<std::size_t>(layer)];
+  std::int32_t* set = positions_.data() + (layer * heads_ + head) * width_;
+  const std::int64_t local_begin = std::max<std::int64_t>(0, end - local_);  // MEM-1
+
+  // MEM-2, in ascending order: what is left of the previous set (all below built_at), then the tokens since.
+  std::int64_t kept = 0;
+  while (kept < state.count && set[kept] < local_begin) {
+    keys[kept] = order_key(scores.read(layer, head, set[kept]));
+    ++kept;
+  }
+  const std::int64_t since = std::min(state.built_at, local_begin);
+  std::int64_t candidates = kept;
+  for (std::int64_t p = since; p < local_begin; ++p) {
+    keys[candidates++] = order_key(scores.read(layer, head, p));
+  }
+  if (HEADWATER_SABOTAGE("core.memory.forget_previous_set")) {
+    for (std::int64_t i = 0; i < kept; ++i) keys[i] = 0;
+  }
+
+  // MEM-3, MEM-4. chosen[i] >= i, so the old entries can be overwritten from the left while they are read.
+  const std::int64_t heavy = select_best(keys, candidates, heavy_, scores.key_bits(), chosen);
+  std::int64_t count = 0;
+  for (; count < heavy; ++count) {
+    const std::int32_t c = chosen[count];
+    set[count] = c < kept ? set[c] : static_cast<std::int32_t>(since + (c - kept));
+  }
+  for (std::int64_t p = local_begin; p < end; ++p) set[count++] = static_cast<std::int32_t>(p);
+  std::fill(set + count, set + width_, -1);
+}
+
+void MemorySets::finish(std::int64_t layer, std::int64_t end) {
+  layers_[static_cast<std::size_t>(layer)] = {next_count(end), end};
+}
+
+void MemorySets::reset() {
+  std::fill(layers_.begin(), layers_.end(), Layer{});
+  std::fill_n(positions_.data(), positions_.size(), -1);
+}
+
+}  // namespace headwater::core

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "core/score_store.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater::core {
+
+/// The memory set of every layer and query head (MEM-1..6). A set never holds more than `capacity` entries, so
+/// min(M, capacity) are stored, ascending, then -1.
+class MemorySets {
+ public:
+  MemorySets() = default;
+  MemorySets(std::int64_t layers, std::int64_t heads, std::int64_t local, std::int64_t heavy,
+             std::int64_t capacity);
+
+  /// A new set of this layer is about to be built from all tokens before `end` (MEM-5). Then build_head for
+  /// every head (heads are independent), then finish.
+  [[nodiscard]] std::int64_t next_count(std::int64_t end) const;
+
+  /// MEM-1..4 for one head. `keys` is scratch for `capacity` entries, `chosen` for width() entries.
+  void build_head(std::int64_t layer, std::int64_t head, std::int64_t end, const ScoreStore& scores,
+                  std::uint32_t* keys, std::int32_t* chosen);
+
+  /// All heads of the layer are built: the set covers the tokens before `end`.
+  void finish(std::int64_t layer, std::int64_t end);
+
+  void reset();
+
+  [[nodiscard]] const std::int32_t* entries(std::int64_t layer, std::int64_t head) const {
+    return positions_.data() + (layer * heads_ + head) * width_;
+  }
+  [[nodiscard]] std::int64_t width() const { return width_; }
+  [[nodiscard]] std::int64_t count(std::int64_t layer) const {
+    return layers_[static_cast<std::size_t>(layer)].count;
+  }
+  [[nodiscard]] MemoryView view(std::int64_t layer) const {
+    return {entries(layer, 0), width_, width_, count(layer)};
+  }
+  [[nodiscard]] std::int64_t bytes() const { return positions_.bytes(); }
+
+ private:
+  struct Layer {
+    std::int64_t count = 0;     // valid entries of the set, the same for every head
+    std::int64_t built_at = 0;  // tokens before this position were seen when it was built
+  };
+
+  std::int64_t heads_ = 0;
+  std::int64_t local_ = 0;
+  std::int64_t heavy_ = 0;
+  std::int64_t width_ = 0;
+  std::vector<Layer> layers_;
+  Buffer<std::int32_t> positions_;
+};
+
+}  // namespace headwater::core

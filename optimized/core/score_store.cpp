@@ -1,0 +1,71 @@
+#include "core/score_store.hpp"
+
+#include <algorithm>
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+ScoreStore::ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t capacity, ScoreType type)
+    : heads_(heads), capacity_(capacity), type_(type) {
+  const std::int64_t count = checked_product(layers, heads, capacity);
+  if (type == ScoreType::bf16) {
+    bf16_ = Buffer<std::uint16_t>(count);
+  } else {
+    f32_ = Buffer<float>(count);
+  }
+}
+
+void ScoreStore::clear(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t end) {
+  const std::int64_t first = index(layer, head, begin);
+  if (type_ == ScoreType::bf16) {
+    std::fill_n(bf16_.data() + first, end - begin, std::uint16_t{0});
+  } else {
+    std::fill_n(f32_.data() + first, end - begin, 0.0f);
+  }
+}
+
+void ScoreStore::initialise(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t count,
+                            const float* column_sums) {
+  const std::int64_t first = index(layer, head, begin);
+  if (type_ == ScoreType::f32) {
+    std::copy_n(column_sums, count, f32_.data() + first);
+    return;
+  }
+  std::uint16_t* scores = bf16_.data() + first;
+  for (std::int64_t i = 0; i < count; ++i) scores[i] = bf16_from_float(column_sums[i]);
+  if (HEADWATER_SABOTAGE("core.scores.init_truncates")) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      scores[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(column_sums[i]) >> 16);
+    }
+  }
+}
+
+void ScoreStore::accumulate(std::int64_t layer, std::int64_t head, const std::int32_t* positions,
+                            std::int64_t count, const float* column_sums) {
+  const std::int64_t first = index(layer, head, 0);
+  if (type_ == ScoreType::f32) {
+    for (std::int64_t i = 0; i < count; ++i) f32_.data()[first + positions[i]] += column_sums[i];
+    return;
+  }
+  std::uint16_t* scores = bf16_.data() + first;
+  if (HEADWATER_SABOTAGE("core.scores.drop_last_entry")) --count;
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint16_t& score = scores[positions[i]];
+    score = bf16_from_float(float_from_bf16(score) + column_sums[i]);
+  }
+}
+
+float ScoreStore::read(std::int64_t layer, std::int64_t head, std::int64_t position) const {
+  const std::int64_t at = index(layer, head, position);
+  return type_ == ScoreType::bf16 ? float_from_bf16(bf16_.data()[at]) : f32_.data()[at];
+}
+
+ScoreView ScoreStore::view(std::int64_t layer) const {
+  const std::int64_t first = index(layer, 0, 0);
+  const void* data = type_ == ScoreType::bf16 ? static_cast<const void*>(bf16_.data() + first)
+                                              : static_cast<const void*>(f32_.data() + first);
+  return {type_, data, capacity_};
+}
+
+}  // namespace headwater::core

@@ -1,0 +1,57 @@
+#include "core/selection.hpp"
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+namespace {
+
+std::int64_t count_at_least(const std::uint32_t* keys, std::int64_t count, std::uint32_t threshold) {
+  // 32-bit lanes: count is below 2^31.
+  std::uint32_t total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += keys[i] >= threshold ? 1u : 0u;
+  return total;
+}
+
+}  // namespace
+
+std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int64_t budget, int key_bits,
+                         std::int32_t* chosen) {
+  if (budget <= 0) return 0;
+  if (budget >= count) {
+    HEADWATER_MARK("core.selection.all");
+    for (std::int64_t i = 0; i < count; ++i) chosen[i] = static_cast<std::int32_t>(i);
+    return count;
+  }
+  // Largest threshold that at least `budget` keys reach: the key of the worst chosen one.
+  std::uint32_t threshold = 0;
+  for (int bit = 31; bit >= 32 - key_bits; --bit) {
+    const std::uint32_t raised = threshold | (1u << bit);
+    if (count_at_least(keys, count, raised) >= budget) threshold = raised;
+  }
+  // Keys below the tested bits are equal by contract, so "above" is exact on the tested bits.
+  const std::uint32_t mask = key_bits >= 32 ? 0xFFFFFFFFu : ~(0xFFFFFFFFu >> key_bits);
+  std::int64_t above = 0;
+  for (std::int64_t i = 0; i < count; ++i) above += (keys[i] & mask) > threshold ? 1 : 0;
+  std::int64_t ties_left = budget - above;
+  std::int64_t ties_skipped = 0;
+  if (HEADWATER_SABOTAGE("core.selection.last_ties")) {
+    for (std::int64_t i = 0; i < count; ++i) ties_skipped += (keys[i] & mask) == threshold ? 1 : 0;
+    ties_skipped -= ties_left;
+  }
+  if (HEADWATER_SABOTAGE("core.selection.one_short")) --ties_left;
+
+  std::int64_t written = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t key = keys[i] & mask;
+    if (key > threshold) {
+      chosen[written++] = static_cast<std::int32_t>(i);
+    } else if (key == threshold && ties_skipped-- <= 0 && ties_left > 0) {
+      --ties_left;
+      chosen[written++] = static_cast<std::int32_t>(i);
+    }
+  }
+  return written;
+}
+
+}  // namespace headwater::core

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace headwater::core {
+
+/// Monotone key of a score (MEM-3): larger key = better; NaN is 0, below every number; -0 equals +0.
+/// The upper 16 bits alone order BF16 scores.
+inline std::uint32_t order_key(float score) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(score);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0;
+  if (bits == 0x80000000u) return 0x80000000u;
+  return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+}
+
+/// The min(budget, count) best of `count` keys without a sort: the threshold is searched bit by bit from the top
+/// (KERNELS-CUDA "Top-H: no sort"), then one pass keeps all above it and the first equal ones.
+/// `key_bits`: only the upper key_bits of a key differ (16 for BF16 scores, else 32).
+/// Calls are made in ascending index order, so equal keys keep the lower position.
+/// Writes the chosen indices, ascending, to `chosen` (room for min(budget, count)) and returns their number.
+std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int64_t budget, int key_bits,
+                         std::int32_t* chosen);
+
+}  // namespace headwater::core

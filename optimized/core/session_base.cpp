@@ -1,0 +1,75 @@
+#include "core/session_base.hpp"
+
+#include <string>
+#include <utility>
+
+#include "core/config.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::core {
+
+namespace {
+
+void require_index(const char* field, std::int64_t value, std::int64_t count) {
+  if (value >= 0 && value < count) return;
+  const std::string allowed = count > 0 ? "0 .. " + std::to_string(count - 1) : "none (no tokens are stored)";
+  throw Error(ErrorCode::invalid_argument,
+              std::string(field) + " is " + std::to_string(value) + "; allowed: " + allowed);
+}
+
+void require_view(const char* field, const void* data, DType type) {
+  if (data == nullptr) {
+    throw Error(ErrorCode::invalid_argument, std::string(field) + ".data is null; allowed: a pointer to its rows");
+  }
+  const auto value = static_cast<int>(type);
+  if (value < 0 || value > static_cast<int>(DType::bf16)) {
+    throw Error(ErrorCode::invalid_argument, std::string(field) + ".type is " + std::to_string(value) +
+                                                 "; allowed: 0 (F32), 1 (F16), 2 (BF16)");
+  }
+}
+
+}  // namespace
+
+SessionBase::SessionBase(const Shape& shape, EffectiveOptions options)
+    : shape_(shape), options_(std::move(options)), machine_(shape_, options_) {}
+
+void SessionBase::begin(const Step& step) { machine_.begin(step); }
+
+void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                         const MutableRows& out) {
+  require_view("q", q.data, q.type);
+  require_view("k", k.data, k.type);
+  require_view("v", v.data, v.type);
+  require_view("out", out.data, out.type);
+  machine_.enter_layer(layer);
+  try {
+    run_layer(layer, q, k, v, out);
+  } catch (...) {
+    machine_.fail();  // an observer threw: rows are stored, chunks are missing
+    throw;
+  }
+}
+
+void SessionBase::end() { machine_.end(); }
+
+void SessionBase::reset() {
+  machine_.reset();
+  forget();
+}
+
+void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }
+
+void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                              std::int64_t row_size, std::int64_t width) const {
+  require_layer(layer);
+  require_index("head_kv", head_kv, shape_.n_head_kv);
+  // Rows of the open step are stored once their layer was attended.
+  const bool attended = machine_.open() && machine_.attended(layer);
+  require_index("position", position, machine_.tokens() + (attended ? machine_.step_tokens() : 0));
+  if (row_size != width) {
+    throw Error(ErrorCode::invalid_argument, "row has " + std::to_string(row_size) +
+                                                 " elements; allowed: " + std::to_string(width));
+  }
+}
+
+}  // namespace headwater::core

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/step_machine.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater::core {
+
+/// What every optimized session has in common: the protocol of Session (states, argument checks, failure rules)
+/// around run_layer(), which does the work of one layer.
+class SessionBase : public Session {
+ public:
+  SessionBase(const Shape& shape, EffectiveOptions options);
+
+  void begin(const Step& step) final;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) final;
+  void end() final;
+  void reset() final;
+
+  [[nodiscard]] SessionState state() const final { return machine_.state(); }
+  [[nodiscard]] std::int64_t tokens() const final { return machine_.tokens(); }
+  [[nodiscard]] const Shape& shape() const final { return shape_; }
+  [[nodiscard]] const EffectiveOptions& options() const final { return options_; }
+  [[nodiscard]] std::span<const Chunk> plan() const final { return machine_.plan(); }
+  void set_observer(Observer observer) final { observer_ = std::move(observer); }
+
+ protected:
+  /// Stores K and V of the step's tokens and computes all chunks of the plan for one layer. Arguments are valid.
+  virtual void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                         const MutableRows& out) = 0;
+  /// Forgets all tokens (the state machine is reset by the base).
+  virtual void forget() = 0;
+
+  void require_layer(std::int64_t layer) const;
+  /// For read_key and read_value: indices in range and the row as wide as `width`.
+  void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position, std::int64_t row_size,
+                   std::int64_t width) const;
+  void observe(const ChunkRecord& record) const {
+    if (observer_) observer_(record);
+  }
+
+ private:
+  Shape shape_;
+  EffectiveOptions options_;
+  StepMachine machine_;
+  Observer observer_;
+};
+
+}  // namespace headwater::core

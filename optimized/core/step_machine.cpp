@@ -1,0 +1,138 @@
+#include "core/step_machine.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "core/chunk_plan.hpp"
+#include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::core {
+
+namespace {
+
+[[noreturn]] void refuse_state(const std::string& message) { throw Error(ErrorCode::wrong_state, message); }
+
+[[noreturn]] void refuse_argument(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, message);
+}
+
+}  // namespace
+
+StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options)
+    : capacity_(shape.capacity), batch_(options.batch), chunk_(options.chunk), sparse_(options.sparse) {
+  attended_.assign(static_cast<std::size_t>(shape.n_layer), 0);
+  const std::int64_t most = sparse_ ? max_chunks(capacity_, batch_, chunk_) : 1;
+  plan_.reserve(static_cast<std::size_t>(most));
+}
+
+void StepMachine::require_not_failed() const {
+  if (failed_) refuse_state("an earlier step failed half-way; allowed: reset()");
+}
+
+bool StepMachine::turn_is_sparse(std::int64_t turn_length) const {
+  if (!sparse_) return false;
+  if (tokens_ == 0) return true;  // STATE-3: first turn of an empty session
+  if (HEADWATER_SABOTAGE("core.state.short_turn_sparse")) return turn_length >= chunk_;
+  return turn_length > chunk_;
+}
+
+void StepMachine::begin(const Step& step) {
+  require_not_failed();
+  if (open_) {
+    fail();
+    refuse_state("begin() while a step is open; allowed: attend() the remaining layers, then end()");
+  }
+  const bool prefill = step.kind == Step::Kind::prefill;
+  if (!prefill && step.kind != Step::Kind::decode) {
+    refuse_argument("step kind is " + std::to_string(static_cast<int>(step.kind)) +
+                    "; allowed: 0 (prefill), 1 (decode)");
+  }
+  if (step.n < 1) refuse_argument("step of n = " + std::to_string(step.n) + " tokens; allowed: n >= 1");
+  if (!prefill && step.turn_length != 0) {
+    refuse_argument("turn_length is " + std::to_string(step.turn_length) + " in a decode step; allowed: 0");
+  }
+  std::int64_t turn_length = turn_length_;
+  if (prefill && opens_turn()) {
+    turn_length = step.turn_length == 0 ? step.n : step.turn_length;
+    if (turn_length < step.n) {
+      refuse_argument("turn_length is " + std::to_string(step.turn_length) + "; allowed: 0 (n) or at least n = " +
+                      std::to_string(step.n));
+    }
+  } else if (prefill && step.turn_length != 0 && step.turn_length != turn_length_) {
+    refuse_argument("turn_length is " + std::to_string(step.turn_length) +
+                    " in a call that continues a turn; allowed: 0 or the turn's own " +
+                    std::to_string(turn_length_));
+  }
+  if (step.n > capacity_ - tokens_) {
+    throw Error(ErrorCode::capacity_exceeded, "step of n = " + std::to_string(step.n) + " tokens behind " +
+                                                  std::to_string(tokens_) + " stored; allowed: at most " +
+                                                  std::to_string(capacity_ - tokens_) + " (capacity " +
+                                                  std::to_string(capacity_) + ")");
+  }
+
+  // Nothing below can fail: the plan has its memory since construction.
+  plan_.clear();
+  if (prefill) {
+    if (opens_turn()) {
+      turn_length_ = turn_length;
+      turn_sparse_ = turn_is_sparse(turn_length);
+    }
+    if (turn_sparse_) {
+      append_sparse_chunks(tokens_, step.n, batch_, chunk_, plan_);
+    } else {
+      plan_.push_back({tokens_, tokens_ + step.n, ChunkMode::dense});
+    }
+    state_ = SessionState::prefilling;
+  } else {
+    plan_.push_back({tokens_, tokens_ + step.n, ChunkMode::decode});
+    state_ = SessionState::decoding;
+  }
+  step_tokens_ = step.n;
+  layers_left_ = static_cast<std::int64_t>(attended_.size());
+  std::fill(attended_.begin(), attended_.end(), static_cast<char>(0));
+  open_ = true;
+}
+
+void StepMachine::enter_layer(std::int64_t layer) {
+  require_not_failed();
+  if (!open_) refuse_state("attend() without an open step; allowed: begin() first");
+  const auto layers = static_cast<std::int64_t>(attended_.size());
+  if (layer < 0 || layer >= layers) {
+    refuse_argument("layer is " + std::to_string(layer) + "; allowed: 0 .. " + std::to_string(layers - 1));
+  }
+  if (attended_[static_cast<std::size_t>(layer)]) {
+    fail();
+    refuse_state("layer " + std::to_string(layer) + " attended twice in one step; allowed: once, then reset()");
+  }
+  attended_[static_cast<std::size_t>(layer)] = 1;
+  --layers_left_;
+}
+
+void StepMachine::end() {
+  require_not_failed();
+  if (!open_) refuse_state("end() without an open step; allowed: begin() first");
+  if (layers_left_ != 0) {
+    fail();
+    refuse_state("end() with " + std::to_string(layers_left_) +
+                 " layers not attended; allowed: every layer once, now only reset()");
+  }
+  tokens_ += step_tokens_;
+  step_tokens_ = 0;
+  open_ = false;
+}
+
+void StepMachine::reset() {
+  state_ = SessionState::empty;
+  tokens_ = 0;
+  turn_length_ = 0;
+  turn_sparse_ = false;
+  open_ = false;
+  failed_ = false;
+  step_tokens_ = 0;
+  layers_left_ = 0;
+  std::fill(attended_.begin(), attended_.end(), static_cast<char>(0));
+  plan_.clear();
+}
+
+}  // namespace headwater::core

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headwater/session.hpp"
+
+namespace headwater::core {
+
+/// The session states and turn rules (STATE-1..5) and the chunk plan of the open step; no storage of rows.
+class StepMachine {
+ public:
+  /// Takes all memory that the machine will ever need.
+  StepMachine(const Shape& shape, const EffectiveOptions& options);
+
+  /// Opens a step; see Session::begin for the errors. Nothing changes when it throws, except that begin() inside
+  /// an open step fails that step.
+  void begin(const Step& step);
+
+  /// Whether attend() of this layer may run now; throws like Session::attend. `enter_layer` is the same and
+  /// marks the layer as attended.
+  void enter_layer(std::int64_t layer);
+
+  void end();
+  void reset();
+
+  /// The open step went wrong in the middle: only reset() is legal from now on.
+  void fail() { failed_ = true; }
+
+  [[nodiscard]] SessionState state() const { return state_; }
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  [[nodiscard]] const std::vector<Chunk>& plan() const { return plan_; }
+  [[nodiscard]] bool open() const { return open_; }
+  [[nodiscard]] std::int64_t step_tokens() const { return step_tokens_; }
+  [[nodiscard]] bool attended(std::int64_t layer) const { return attended_[static_cast<std::size_t>(layer)]; }
+
+ private:
+  void require_not_failed() const;
+  [[nodiscard]] bool opens_turn() const { return state_ != SessionState::prefilling; }
+  [[nodiscard]] bool turn_is_sparse(std::int64_t turn_length) const;
+
+  std::int64_t capacity_;
+  std::int64_t batch_;
+  std::int64_t chunk_;
+  bool sparse_;
+
+  SessionState state_ = SessionState::empty;
+  std::int64_t tokens_ = 0;
+  std::int64_t turn_length_ = 0;
+  bool turn_sparse_ = false;
+  bool open_ = false;
+  bool failed_ = false;
+  std::int64_t step_tokens_ = 0;
+  std::int64_t layers_left_ = 0;
+  std::vector<char> attended_;  // per layer, of the open step
+  std::vector<Chunk> plan_;
+};
+
+}  // namespace headwater::core
