@@ -1,0 +1,154 @@
+"""Who may include whom: python3 tools/lint_includes.py
+
+The rules are those of docs/architecture.md. CMake targets enforce most of them already, by include paths; this lint
+also sees what a path that happens to be there would let through. It proves itself first: it plants one violation
+of each rule into a scratch tree and expects to see exactly that one.
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+import tree
+
+PUBLIC = "include/headwater"
+
+# Area of the tree -> areas that it may include besides itself. What is not listed here may include everything
+# (conformance, fuzz, tests, bench); it is never shipped.
+MAY_INCLUDE = {
+    PUBLIC: set(),
+    "reference": {PUBLIC},
+    "optimized/core": {PUBLIC},
+    "optimized/cpu": {PUBLIC, "optimized/core"},
+    "optimized/cuda": {PUBLIC, "optimized/core"},
+    "runtime": {PUBLIC},
+    "bindings": {PUBLIC},
+    "cli": {PUBLIC, "runtime"},
+}
+NOT_SHIPPED = {"conformance", "fuzz", "tests", "bench"}
+
+ISA = re.compile(r"(^|/)(\w*intrin|arm_neon|arm_sve|cpuid)\.h$")
+CUDA = re.compile(r"(^|/)(cu[a-z]*|cublas|nv)[\w/]*\.(h|hpp|cuh)$|^cu(da|b)/")
+STANDARD = re.compile(r"^[a-z_]+$|^(stddef|stdint)\.h$")
+
+INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+# An area whose system headers are restricted -> (what is refused, why).
+SYSTEM_RULES = {
+    PUBLIC: (lambda name: not STANDARD.match(name), "the public API shows standard headers only"),
+    "reference": (lambda name: ISA.search(name) or CUDA.search(name), "the reference is plain scalar C++"),
+    "optimized/core": (lambda name: ISA.search(name) or CUDA.search(name), "core knows no ISA and no CUDA"),
+    "optimized/cpu": (lambda name: CUDA.search(name), "the cpu engine knows no CUDA"),
+    "cli": (lambda name: ISA.search(name) or CUDA.search(name), "the program knows the public API only"),
+    "bindings": (lambda name: ISA.search(name) or CUDA.search(name), "bindings know the public API only"),
+}
+
+
+def area_of(path):
+    parts = pathlib.PurePosixPath(path).parts
+    for depth in (2, 1):
+        name = "/".join(parts[:depth])
+        if len(parts) > depth and (name in MAY_INCLUDE or name in NOT_SHIPPED):
+            return name
+    return None
+
+
+def resolve(root, source, name):
+    """The repository's file that `#include "name"` in source means, or None."""
+    bases = [source.parent, pathlib.PurePosixPath("include"), pathlib.PurePosixPath("."),
+             pathlib.PurePosixPath("optimized")]
+    for base in bases:
+        candidate = (root / base / name).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root.resolve()):
+            return candidate.relative_to(root.resolve()).as_posix()
+    return None
+
+
+def violations(root, sources):
+    found = []
+    for source in sources:
+        area = area_of(source)
+        text = (root / source).read_text(encoding="utf-8", errors="replace")
+        for match in INCLUDE.finditer(text):
+            quote, name = match.groups()
+            line = text.count("\n", 0, match.start(2)) + 1
+            target = resolve(root, source, name)
+            where = f"{source}:{line}: #include {name}: "
+            if target is None:
+                if quote == '"':
+                    found.append(where + "no such file in the repository; outside headers take <>")
+                elif area in SYSTEM_RULES and SYSTEM_RULES[area][0](name):
+                    found.append(where + SYSTEM_RULES[area][1])
+                continue
+            target_area = area_of(target)
+            if area not in MAY_INCLUDE or target_area == area:
+                continue
+            if target_area not in MAY_INCLUDE[area]:
+                allowed = ", ".join(sorted(MAY_INCLUDE[area] | {area}))
+                found.append(where + f"{area} may not include {target_area or target}; allowed: {allowed}")
+    return found
+
+
+# (including file, its include line, is it a violation?)
+PLANTED = [
+    ("include/headwater/a.hpp", "#include <vector>", False),
+    ("include/headwater/a.hpp", '#include "headwater/b.hpp"', False),
+    ("include/headwater/a.hpp", "#include <immintrin.h>", True),
+    ("include/headwater/a.hpp", "#include <nlohmann/json.hpp>", True),
+    ("include/headwater/a.hpp", "#include <cuda_runtime.h>", True),
+    ("include/headwater/a.hpp", "#include <dnnl.hpp>", True),
+    ("include/headwater/a.hpp", '#include "optimized/core/b.hpp"', True),
+    ("reference/a.cpp", '#include "b.hpp"', False),
+    ("reference/a.cpp", '#include "reference/b.hpp"', False),
+    ("reference/a.cpp", '#include "headwater/b.hpp"', False),
+    ("reference/a.cpp", "#include <headwater/b.hpp>", False),
+    ("reference/a.cpp", '#include "core/b.hpp"', True),
+    ("reference/a.cpp", '#include "../optimized/core/b.hpp"', True),
+    ("reference/a.cpp", "#  include <emmintrin.h>", True),
+    ("optimized/core/a.cpp", '#include "core/b.hpp"', False),
+    ("optimized/core/a.cpp", '#include "reference/b.hpp"', True),
+    ("optimized/core/a.cpp", '#include "cpu/b.hpp"', True),
+    ("optimized/core/a.cpp", "#include <x86intrin.h>", True),
+    ("optimized/core/a.cpp", "#include <cuda_fp16.h>", True),
+    ("optimized/cpu/a.cpp", '#include "core/b.hpp"', False),
+    ("optimized/cpu/kernels/intra/a.cpp", "#include <immintrin.h>", False),
+    ("optimized/cpu/a.cpp", '#include "cuda/b.hpp"', True),
+    ("optimized/cuda/a.cpp", '#include "cpu/b.hpp"', True),
+    ("runtime/a.cpp", '#include "optimized/core/b.hpp"', True),
+    ("cli/a.cpp", '#include "runtime/b.hpp"', False),
+    ("cli/a.cpp", "#include <nlohmann/json.hpp>", False),
+    ("cli/a.cpp", '#include "conformance/b.hpp"', True),
+    ("cli/a.cpp", '#include "core/b.hpp"', True),
+    ("bindings/a.cpp", '#include "headwater/b.hpp"', False),
+    ("bindings/a.cpp", '#include "runtime/b.hpp"', True),
+    ("bindings/a.cpp", '#include "tests/b.hpp"', True),
+    ("conformance/a.cpp", '#include "reference/b.hpp"', False),
+    ("conformance/a.cpp", '#include "nowhere/b.hpp"', True),
+    ("tests/a.cpp", '#include "optimized/cpu/b.hpp"', False),
+]
+
+
+def self_test():
+    """Problems of the lint itself: planted violations that it misses, clean lines that it refuses."""
+    problems = []
+    with tempfile.TemporaryDirectory() as scratch:
+        root = pathlib.Path(scratch)
+        for folder in [*MAY_INCLUDE, *NOT_SHIPPED]:
+            (root / folder).mkdir(parents=True)
+            (root / folder / "b.hpp").touch()
+        for name, line, bad in PLANTED:
+            source = pathlib.PurePosixPath(name)
+            (root / source).parent.mkdir(parents=True, exist_ok=True)
+            (root / source).write_text(f"// a comment\n{line}\n")
+            if bool(violations(root, [source])) != bad:
+                problems.append(f"self-test: {name}: {line}: {'missed' if bad else 'refused without reason'}")
+            (root / source).unlink()
+    return problems
+
+
+def main():
+    return tree.report("includes", self_test() + violations(tree.ROOT, tree.sources()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
