@@ -1,0 +1,69 @@
+#include "cpu/attention_block.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/numbers.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+void load_queries(const KernelTable& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
+                  std::int64_t head, std::int64_t d, float* wide, float* packed) {
+  const std::int64_t lanes = (rows + kLaneTile - 1) / kLaneTile * kLaneTile;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    core::widen(core::row_address(q, first + r, head), q.type, d, wide + r * d);
+  }
+  std::fill(wide + rows * d, wide + lanes * d, 0.0f);
+  kernels.pack_queries(wide, lanes, d, packed);
+}
+
+void AttentionBlock::start(float sink) const {
+  const bool none = std::isinf(sink);
+  std::fill_n(state.max, kBlockRows, none ? -std::numeric_limits<float>::infinity() : sink);
+  std::fill_n(state.sum, kBlockRows, none ? 0.0f : 1.0f);
+  std::fill_n(out, lanes() * dv, 0.0f);
+}
+
+void AttentionBlock::add(const float* keys, const float* values, const BlockPositions& positions,
+                         std::int64_t n_keys, float* weights) const {
+  kernels.dot_products(packed, lanes(), d, keys, n_keys, weights);
+  kernels.map_logits(map, positions, lanes(), n_keys, weights);
+  if (!positions.gathered && positions.first_key + n_keys > positions.first_row + 1) {
+    kernels.mask_future(positions, lanes(), n_keys, weights);
+  }
+  kernels.softmax(lanes(), n_keys, weights, state);
+  kernels.accumulate_values(weights, lanes(), n_keys, values, dv, state.rescale, out);
+}
+
+void AttentionBlock::add_keys(const float* keys, const float* values, std::int64_t first_key,
+                              std::int64_t n_keys, float* weights) const {
+  add(keys, values, {first_row, first_key, nullptr}, n_keys, weights);
+}
+
+void AttentionBlock::add_gathered(const float* keys, const float* values, const std::int32_t* positions,
+                                  std::int64_t n_keys, float* weights) const {
+  add(keys, values, {first_row, 0, positions}, n_keys, weights);
+}
+
+void AttentionBlock::normalise() const {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (state.sum[r] == 0.0f) continue;
+    for (std::int64_t c = 0; c < dv; ++c) out[r * dv + c] /= state.sum[r];
+  }
+}
+
+void AttentionBlock::add_column_sums(const float* weights, const float* segment_max, std::int64_t n_keys,
+                                     double* sums) const {
+  float factor[kBlockRows] = {};  // padding lanes count nothing
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (state.sum[r] == 0.0f) continue;
+    const double offset = std::exp(static_cast<double>(segment_max[r]) - static_cast<double>(state.max[r]));
+    factor[r] = static_cast<float>(offset / static_cast<double>(state.sum[r]));
+  }
+  if (HEADWATER_SABOTAGE("cpu.colsum.skip_last_row")) factor[rows - 1] = 0.0f;
+  kernels.column_sums(weights, lanes(), n_keys, factor, sums);
+}
+
+}  // namespace headwater::cpu

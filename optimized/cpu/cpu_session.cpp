@@ -1,0 +1,182 @@
+#include "cpu/cpu_session.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/numbers.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+/// Rows of a layer-major window: the default batch. More rows need more intra state and win no parallelism.
+constexpr std::int64_t kWindowRows = 4096;
+
+std::int64_t window_rows(const Shape& shape, const EffectiveOptions& options) {
+  const std::int64_t chunk = std::min(options.chunk, shape.capacity);
+  if (options.schedule == Schedule::chunk_major) return chunk;
+  return std::max(chunk, std::min({options.batch, shape.capacity, kWindowRows}));
+}
+
+ScratchShape scratch_shape(const Shape& shape, const EffectiveOptions& options, std::int64_t memory_width) {
+  ScratchShape scratch;
+  scratch.d = shape.d_head;
+  scratch.dv = shape.d_value;
+  const std::int64_t segment = std::min(kSegmentKeys, shape.capacity);
+  const std::int64_t chunk = options.sparse ? std::min(options.chunk, shape.capacity) : 0;
+  scratch.block_keys = std::max({segment, chunk, memory_width});
+  scratch.wide_keys = memory_width;
+  if (shape.kv_type != DType::f32) scratch.wide_keys = std::max({segment, chunk, memory_width});
+  scratch.candidates = options.sparse ? shape.capacity : 0;
+  scratch.memory = memory_width;
+  return scratch;
+}
+
+}  // namespace
+
+CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Options& options,
+                       const EffectiveOptions& effective)
+    : SessionBase(shape, effective),
+      kernels_(kernels),
+      sinks_(options.sinks),
+      alibi_(options.alibi),
+      threads_(effective.threads),
+      kv_(shape) {
+  const std::int64_t heads = shape.n_head;
+  scores_ = core::ScoreStore(shape.n_layer, heads, shape.capacity, effective.score_type);
+  if (effective.sparse) {
+    memory_ = core::MemorySets(shape.n_layer, heads, effective.local, effective.heavy, shape.capacity);
+    window_rows_ = window_rows(shape, effective);
+    const std::int64_t chunk = std::min(effective.chunk, shape.capacity);
+    max_groups_ = std::min(kMaxGroups, (chunk + kGroupRows - 1) / kGroupRows);
+    const std::int64_t rows = core::checked_product(heads, window_rows_);
+    colsum_inter_ = core::Buffer<float>(core::checked_product(heads, memory_.width()));
+    inter_partials_ = core::Buffer<double>(core::checked_product(heads, max_groups_, memory_.width()));
+    colsum_intra_ = core::Buffer<float>(rows);
+    intra_partials_ = core::Buffer<double>(core::checked_product(rows, max_groups_));
+    row_max_ = core::Buffer<float>(rows);
+    row_sum_ = core::Buffer<float>(rows);
+    row_out_ = core::Buffer<float>(core::checked_product(rows, shape.d_value));
+    std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+  }
+  lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
+
+  const ScratchShape scratch = scratch_shape(shape, effective, effective.sparse ? memory_.width() : 0);
+  scratch_.reserve(static_cast<std::size_t>(threads_));
+  for (int t = 0; t < threads_; ++t) scratch_.emplace_back(scratch);
+#pragma omp parallel num_threads(threads_)
+  {
+    // Nothing: the threads exist from now on, so that no call has to make them (NUM-4).
+  }
+}
+
+MemoryBytes CpuSession::memory_bytes() const {
+  MemoryBytes bytes;
+  bytes.kv = kv_.bytes();
+  bytes.scores = scores_.bytes();
+  bytes.memory_sets = memory_.bytes() + colsum_inter_.bytes();
+  bytes.workspace = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
+                    row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes();
+  for (const Scratch& scratch : scratch_) bytes.workspace += scratch.bytes();
+  return bytes;
+}
+
+ScoreView CpuSession::scores(std::int64_t layer) const {
+  require_layer(layer);
+  return scores_.view(layer);
+}
+
+MemoryView CpuSession::memory(std::int64_t layer) const {
+  require_layer(layer);
+  return options().sparse ? memory_.view(layer) : MemoryView{};
+}
+
+void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                          std::span<float> row) const {
+  require_row(layer, head_kv, position, static_cast<std::int64_t>(row.size()), kv_.d_head());
+  core::widen(kv_.key(layer, head_kv, position), kv_.type(), kv_.d_head(), row.data());
+}
+
+void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                            std::span<float> row) const {
+  require_row(layer, head_kv, position, static_cast<std::int64_t>(row.size()), kv_.d_value());
+  core::widen(kv_.value(layer, head_kv, position), kv_.type(), kv_.d_value(), row.data());
+}
+
+void CpuSession::forget() {
+  if (!options().sparse) return;
+  memory_.reset();
+  std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+}
+
+void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                           const MutableRows& out) {
+  const std::span<const Chunk> chunks = plan();
+  const std::int64_t base = chunks.front().begin;
+  store_rows(layer, k, v, base, chunks.back().end - base);
+  const Call call{layer, q, out, base};
+  if (chunks.front().mode == ChunkMode::sparse) {
+    run_sparse(call);
+  } else {
+    run_dense(call, chunks.front());
+  }
+}
+
+void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base,
+                            std::int64_t n) {
+#pragma omp parallel num_threads(threads_)
+  {
+#pragma omp for schedule(static) nowait
+    for (std::int64_t row = 0; row < n; ++row) {
+      for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
+        kv_.write(layer, head, base + row, k, v, row);
+      }
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < shape().n_head; ++head) scores_.clear(layer, head, base, base + n);
+  }
+}
+
+CpuSession::KeyRows CpuSession::consecutive_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first,
+                                                 std::int64_t n, Scratch& scratch) const {
+  const void* keys = kv_.key(layer, head_kv, first);
+  const void* values = kv_.value(layer, head_kv, first);
+  if (kv_.type() == DType::f32) return {static_cast<const float*>(keys), static_cast<const float*>(values)};
+  HEADWATER_MARK("cpu.rows.widened");
+  core::widen(keys, kv_.type(), n * kv_.d_head(), scratch.keys.data());
+  core::widen(values, kv_.type(), n * kv_.d_value(), scratch.values.data());
+  return {scratch.keys.data(), scratch.values.data()};
+}
+
+void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
+                             std::int64_t n, Scratch& scratch) const {
+  for (std::int64_t i = 0; i < n; ++i) {
+    core::widen(kv_.key(layer, head_kv, positions[i]), kv_.type(), kv_.d_head(),
+                scratch.keys.data() + i * kv_.d_head());
+    core::widen(kv_.value(layer, head_kv, positions[i]), kv_.type(), kv_.d_value(),
+                scratch.values.data() + i * kv_.d_value());
+  }
+}
+
+std::int64_t CpuSession::kv_head(std::int64_t head) const {
+  return head / (shape().n_head / shape().n_head_kv);  // LOGIT-1: floor(h * Hkv / Hq)
+}
+
+LogitMap CpuSession::logit_map(std::int64_t head) const {
+  LogitMap map;
+  map.scale = static_cast<float>(options().scale);
+  map.softcap = static_cast<float>(options().softcap);
+  if (!alibi_.empty()) map.slope = alibi_[static_cast<std::size_t>(head)];
+  return map;
+}
+
+float CpuSession::sink(std::int64_t head) const {
+  return sinks_.empty() ? -std::numeric_limits<float>::infinity() : sinks_[static_cast<std::size_t>(head)];
+}
+
+Scratch& CpuSession::thread_scratch() { return scratch_[static_cast<std::size_t>(omp_get_thread_num())]; }
+
+}  // namespace headwater::cpu

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "core/kv_store.hpp"
+#include "core/memory_sets.hpp"
+#include "core/score_store.hpp"
+#include "core/session_base.hpp"
+#include "cpu/attention_block.hpp"
+#include "cpu/scratch.hpp"
+
+namespace headwater::cpu {
+
+/// A session of the CPU engine: the schedule of the passes around one table of kernels.
+///
+/// Sparse steps work in windows of chunks: one chunk at a time in the chunk-major schedule, up to a batch in the
+/// layer-major one. Phase 1 computes the intra pass of all chunks of the window in parallel, phase 2 walks them
+/// in order (SCHED-1). Both schedules run the same arithmetic on the same blocks, so they give the same bits
+/// (SCHED-2). Work is cut by sizes only, never by the number of threads (NUM-3).
+class CpuSession final : public core::SessionBase {
+ public:
+  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and warms the OpenMP threads.
+  CpuSession(const KernelTable& kernels, const Shape& shape, const Options& options,
+             const EffectiveOptions& effective);
+
+  [[nodiscard]] MemoryBytes memory_bytes() const override;
+  [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
+  [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
+  void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                std::span<float> row) const override;
+  void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                  std::span<float> row) const override;
+
+ private:
+  /// A layer's call: what every pass needs. Row 0 of q and out stands at position `base`.
+  struct Call {
+    std::int64_t layer;
+    const Rows& q;
+    const MutableRows& out;
+    std::int64_t base;
+  };
+  /// Chunks [first, last) of the plan that are worked on together, and where their rows begin.
+  struct Window {
+    std::span<const Chunk> chunks;
+    std::int64_t begin;
+  };
+  struct KeyRows {
+    const float* keys;
+    const float* values;
+  };
+
+  void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                 const MutableRows& out) override;
+  void forget() override;
+
+  void store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base, std::int64_t n);
+
+  // dense_pass.cpp
+  void run_dense(const Call& call, const Chunk& chunk);
+  void dense_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end, Scratch& scratch);
+
+  // sparse_pass.cpp
+  void run_sparse(const Call& call);
+  void intra_phase(const Call& call, const Window& window);
+  void intra_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
+                   std::int64_t group, Scratch& scratch);
+  void reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer, std::int64_t head);
+  void write_chunk(const Call& call, const Window& window, const Chunk& chunk);
+  void inter_phase(const Call& call, const Window& window, const Chunk& chunk);
+  void inter_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
+                   std::int64_t group, Scratch& scratch);
+  void reduce_inter(const Chunk& chunk, std::int64_t layer, std::int64_t head);
+  void report(const Window& window, const Chunk& chunk, std::int64_t layer, bool has_memory) const;
+
+  /// Floats of n consecutive rows from `first`: the stored rows themselves where they are F32, else widened.
+  KeyRows consecutive_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                           Scratch& scratch) const;
+  void gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
+                   Scratch& scratch) const;
+
+  [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
+  [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
+  [[nodiscard]] float sink(std::int64_t head) const;
+  [[nodiscard]] Scratch& thread_scratch();
+
+  // Row state of the window: index (head * window_rows_ + row) (* d_value).
+  [[nodiscard]] std::int64_t window_index(const Window& window, std::int64_t head, std::int64_t position) const {
+    return head * window_rows_ + (position - window.begin);
+  }
+
+  const KernelTable& kernels_;
+  std::vector<float> sinks_;
+  std::vector<float> alibi_;
+  int threads_;
+  std::int64_t window_rows_ = 0;   // most rows of a window
+  std::int64_t max_groups_ = 0;    // most groups that any chunk is cut into
+
+  core::KvStore kv_;
+  core::ScoreStore scores_;
+  core::MemorySets memory_;
+  core::Buffer<float> colsum_inter_;         // [Hq][memory width]
+  core::Buffer<double> inter_partials_;      // [Hq][groups][memory width]
+  core::Buffer<float> colsum_intra_;         // [Hq][window]
+  core::Buffer<double> intra_partials_;      // [Hq][groups][window]
+  core::Buffer<float> row_max_;              // [Hq][window] m of the intra pass
+  core::Buffer<float> row_sum_;              // [Hq][window] l of the intra pass
+  core::Buffer<float> row_out_;              // [Hq][window][dv] o of the intra pass
+  core::Buffer<float> lse_;                  // of the chunk: [Hq][window], or [Hq][capacity] where it is dense
+  std::vector<Scratch> scratch_;             // one per thread
+};
+
+}  // namespace headwater::cpu

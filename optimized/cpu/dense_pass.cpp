@@ -1,0 +1,75 @@
+// Dense causal attention over everything stored: dense prefill calls (CFG-2, STATE-3) and decode steps (DEC-1).
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/cpu_session.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+void CpuSession::run_dense(const Call& call, const Chunk& chunk) {
+  const std::int64_t n = chunk.end - chunk.begin;
+  const std::int64_t groups = (n + kGroupRows - 1) / kGroupRows;
+  // Later groups see more keys. Dealt out one by one from the longest, the shares of the threads differ by about
+  // one group.
+#pragma omp parallel for schedule(static, 1) num_threads(threads_)
+  for (std::int64_t task = 0; task < groups * shape().n_head; ++task) {
+    const std::int64_t group = groups - 1 - task / shape().n_head;
+    const std::int64_t head = task % shape().n_head;
+    const std::int64_t begin = chunk.begin + group * kGroupRows;
+    dense_group(call, head, begin, std::min(begin + kGroupRows, chunk.end), thread_scratch());
+  }
+  ChunkRecord record;
+  record.layer = call.layer;
+  record.chunk = chunk;
+  record.row_stride = shape().capacity;
+  record.lse = lse_.data();
+  observe(record);
+}
+
+void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end,
+                             Scratch& scratch) {
+  const std::int64_t d = kv_.d_head();
+  const std::int64_t dv = kv_.d_value();
+  const auto block_at = [&](std::int64_t row) {
+    const std::int64_t index = (row - begin) / kBlockRows;
+    return AttentionBlock{kernels_,
+                          logit_map(head),
+                          d,
+                          dv,
+                          std::min(kBlockRows, end - row),
+                          row,
+                          scratch.packed.data() + index * kBlockRows * d,
+                          scratch.states.data()[index],
+                          scratch.out.data() + index * kBlockRows * dv};
+  };
+  for (std::int64_t row = begin; row < end; row += kBlockRows) {
+    const AttentionBlock block = block_at(row);
+    load_queries(kernels_, call.q, row - call.base, block.rows, head, d, scratch.rows.data(),
+                 scratch.packed.data() + (row - begin) * d);
+    block.start(sink(head));
+  }
+  // Segments outside, blocks inside: keys are widened once for all rows of the group.
+  for (std::int64_t first = 0; first < end; first += kSegmentKeys) {
+    const std::int64_t last = std::min(first + kSegmentKeys, end);
+    const KeyRows rows = consecutive_rows(call.layer, kv_head(head), first, last - first, scratch);
+    for (std::int64_t row = begin; row < end; row += kBlockRows) {
+      const AttentionBlock block = block_at(row);
+      const std::int64_t visible = std::min(last, row + block.rows) - first;
+      if (visible > 0) block.add_keys(rows.keys, rows.values, first, visible, scratch.block.data());
+    }
+  }
+  for (std::int64_t row = begin; row < end; row += kBlockRows) {
+    const AttentionBlock block = block_at(row);
+    block.normalise();
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      core::convert_row(block.out + r * dv, DType::f32, dv,
+                        core::row_address(call.out, row + r - call.base, head), call.out.type);
+      lse_.data()[head * shape().capacity + (row + r - call.base)] = static_cast<float>(
+          static_cast<double>(block.state.max[r]) + std::log(static_cast<double>(block.state.sum[r])));
+    }
+  }
+}
+
+}  // namespace headwater::cpu

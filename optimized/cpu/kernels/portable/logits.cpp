@@ -1,0 +1,93 @@
+#include <cmath>
+#include <limits>
+
+#include "cpu/kernels/portable/elementary.hpp"
+#include "cpu/kernels/portable/kernels.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu::portable {
+
+namespace {
+
+constexpr std::int64_t kKeyTile = 4;  // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
+
+/// Keys x kLaneTile dot products, accumulated in the order of the row elements.
+template <int Keys>
+inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float* block) {
+  float sums[Keys][kLaneTile] = {};
+  for (std::int64_t e = 0; e < d; ++e) {
+    const float* q = packed + e * kLaneTile;
+    for (int key = 0; key < Keys; ++key) {
+      const float k = keys[key * d + e];
+      for (int lane = 0; lane < kLaneTile; ++lane) sums[key][lane] += k * q[lane];
+    }
+  }
+  for (int key = 0; key < Keys; ++key) {
+    for (int lane = 0; lane < kLaneTile; ++lane) block[key * kBlockRows + lane] = sums[key][lane];
+  }
+}
+
+template <int Keys>
+void dot_keys(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys, float* block) {
+  for (std::int64_t lane = 0; lane < lanes; lane += kLaneTile) {
+    dot_tile<Keys>(packed + lane * d, d, keys, block + lane);
+  }
+}
+
+}  // namespace
+
+void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
+  for (std::int64_t tile = 0; tile < lanes; tile += kLaneTile) {
+    for (std::int64_t e = 0; e < d; ++e) {
+      for (std::int64_t lane = 0; lane < kLaneTile; ++lane) {
+        packed[tile * d + e * kLaneTile + lane] = rows[(tile + lane) * d + e];
+      }
+    }
+  }
+}
+
+void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys, std::int64_t n_keys,
+                  float* block) {
+  std::int64_t key = 0;
+  for (; key + kKeyTile <= n_keys; key += kKeyTile) {
+    dot_keys<kKeyTile>(packed, lanes, d, keys + key * d, block + key * kBlockRows);
+  }
+  for (; key < n_keys; ++key) {
+    dot_keys<1>(packed, lanes, d, keys + key * d, block + key * kBlockRows);
+  }
+}
+
+void map_logits(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys,
+                float* block) {
+  const bool cap = map.softcap > 0;
+  const bool bias = map.slope != 0;
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    float* line = block + key * kBlockRows;
+    for (std::int64_t lane = 0; lane < lanes; ++lane) line[lane] *= map.scale;
+    if (cap) {
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        line[lane] = map.softcap * tanh_any(line[lane] / map.softcap);
+      }
+    }
+    if (bias) {
+      const std::int64_t position = positions.gathered ? positions.gathered[key] : positions.first_key + key;
+      const std::int64_t distance = positions.first_row - position;
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        line[lane] -= map.slope * static_cast<float>(distance + lane);
+      }
+    }
+  }
+}
+
+void mask_future(const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys, float* block) {
+  // Key `first_row - first_key + r` is lane r's own position; what stands behind it is hidden.
+  std::int64_t diagonal = positions.first_row - positions.first_key;
+  if (HEADWATER_SABOTAGE("cpu.mask.one_future_key")) ++diagonal;
+  for (std::int64_t key = diagonal < 0 ? 0 : diagonal + 1; key < n_keys; ++key) {
+    const std::int64_t hidden = key - diagonal < lanes ? key - diagonal : lanes;
+    float* line = block + key * kBlockRows;
+    for (std::int64_t lane = 0; lane < hidden; ++lane) line[lane] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+}  // namespace headwater::cpu::portable

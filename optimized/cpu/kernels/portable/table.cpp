@@ -1,0 +1,19 @@
+#include "cpu/kernels/portable/kernels.hpp"
+
+namespace headwater::cpu {
+
+const KernelTable& portable_kernels() {
+  static constexpr KernelTable table = {
+      .isa = "x86-64-v2",
+      .pack_queries = portable::pack_queries,
+      .dot_products = portable::dot_products,
+      .map_logits = portable::map_logits,
+      .mask_future = portable::mask_future,
+      .softmax = portable::softmax,
+      .accumulate_values = portable::accumulate_values,
+      .column_sums = portable::column_sums,
+  };
+  return table;
+}
+
+}  // namespace headwater::cpu

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+
+namespace headwater::cpu {
+
+/// Query rows of a block. Logits and weights of a block are stored key by key, the rows of one key in one line
+/// of kBlockRows floats: row-wise maxima, exponentials and sums are then vertical, no result of a row depends on
+/// the rows beside it, and an outer-product kernel needs no packed keys.
+inline constexpr std::int64_t kBlockRows = 32;
+
+/// Rows are padded to a multiple of this inside a block ("lanes"); padding lanes hold zero queries.
+inline constexpr std::int64_t kLaneTile = 8;
+
+/// Keys between two updates of the running maximum. Fixed, because it shapes the rounding of every result.
+inline constexpr std::int64_t kSegmentKeys = 1024;
+
+/// What turns a dot product into a logit (LOGIT-1..3).
+struct LogitMap {
+  float scale = 1.0f;
+  float softcap = 0.0f;  ///< 0: none
+  float slope = 0.0f;    ///< ALiBi; 0: none
+};
+
+/// Where the keys and rows of a block stand, for masks and ALiBi.
+struct BlockPositions {
+  std::int64_t first_row = 0;             ///< position of lane 0; lane r stands at first_row + r
+  std::int64_t first_key = 0;             ///< position of key 0 where keys follow each other ...
+  const std::int32_t* gathered = nullptr; ///< ... else the position of every key
+};
+
+/// Running softmax of a block (INTRA-1), one entry per lane.
+struct SoftmaxState {
+  float max[kBlockRows];      ///< m, -inf before the first key
+  float sum[kBlockRows];      ///< l relative to max
+  float rescale[kBlockRows];  ///< exp(m before - m after) of the last update
+};
+
+/// The kernels of one ISA. A new table starts as a copy of the portable one and overrides what it does better.
+/// `lanes` is a multiple of kLaneTile, at most kBlockRows.
+struct KernelTable {
+  const char* isa;
+
+  /// rows[lanes][d] to tiles [lanes / kLaneTile][d][kLaneTile].
+  void (*pack_queries)(const float* rows, std::int64_t lanes, std::int64_t d, float* packed);
+
+  /// block[key][lane] = q . k for n_keys contiguous key rows of d floats.
+  void (*dot_products)(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
+                       std::int64_t n_keys, float* block);
+
+  /// Dot products to logits in place: scale, then cap, then bias (LOGIT-1..3).
+  void (*map_logits)(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
+                     std::int64_t n_keys, float* block);
+
+  /// MASK-1 in place: -inf where the key stands behind the lane's row. Keys follow each other.
+  void (*mask_future)(const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys, float* block);
+
+  /// Logits to weights exp(s - m) in place; updates the running maximum and sum.
+  void (*softmax)(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state);
+
+  /// out[lane][dv] = out * rescale[lane] + sum_key block[key][lane] * values[key][dv].
+  void (*accumulate_values)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
+                            std::int64_t dv, const float* rescale, float* out);
+
+  /// sums[key] += sum_lane block[key][lane] * factor[lane]; factor is 0 in padding lanes.
+  void (*column_sums)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
+                      double* sums);
+};
+
+const KernelTable& portable_kernels();
+
+}  // namespace headwater::cpu

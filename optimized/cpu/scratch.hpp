@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/buffer.hpp"
+#include "cpu/kernels/table.hpp"
+
+namespace headwater::cpu {
+
+/// Query rows that one task works through: many enough to pay for widening or gathering their keys.
+inline constexpr std::int64_t kGroupRows = 128;
+
+/// Most tasks that a chunk of one head is cut into; each keeps partial column sums of its own.
+inline constexpr std::int64_t kMaxGroups = 8;
+
+/// Rows per task of a chunk of n rows: a function of n only, so that no result depends on the threads.
+std::int64_t group_rows(std::int64_t n);
+
+/// Extents that scratch memory is made for.
+struct ScratchShape {
+  std::int64_t d = 0;
+  std::int64_t dv = 0;
+  std::int64_t wide_keys = 0;   ///< key and value rows widened or gathered at a time
+  std::int64_t block_keys = 0;  ///< keys whose weights are kept at a time
+  std::int64_t candidates = 0;  ///< of a memory set
+  std::int64_t memory = 0;      ///< entries of a memory set
+};
+
+/// Working memory of one thread.
+struct Scratch {
+  explicit Scratch(const ScratchShape& shape);
+  [[nodiscard]] std::int64_t bytes() const;
+
+  core::Buffer<float> rows;           ///< [kBlockRows][d] widened query rows
+  core::Buffer<float> packed;         ///< [kGroupRows][d] packed query rows
+  core::Buffer<float> keys;           ///< [wide_keys][d]
+  core::Buffer<float> values;         ///< [wide_keys][dv]
+  core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
+  core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
+  core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
+  core::Buffer<SoftmaxState> states;  ///< [kGroupRows / kBlockRows]
+  core::Buffer<std::uint32_t> order_keys;  ///< [candidates]
+  core::Buffer<std::int32_t> chosen;       ///< [memory]
+};
+
+}  // namespace headwater::cpu
