@@ -39,7 +39,10 @@ class ReferenceSession final : public Session {
   void set_observer(Observer observer) override;
 
  private:
-  enum class Progress : std::uint8_t { idle, open, failed };
+  enum class Progress : std::uint8_t { idle, open, failed };  ///< of the step
+
+  /// STATE-5: after a step that failed only reset() is legal.
+  void require_usable() const;
 
   Shape shape_;
   Options options_;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "headwater/options.hpp"
@@ -46,9 +47,10 @@ class LayerStorage {
   void set_score(std::int64_t query_head, std::int64_t position, float score);
   [[nodiscard]] ScoreView score_view() const;
 
-  /// MEM-4: `width` entries of one query head.
-  [[nodiscard]] std::int32_t* memory(std::int64_t query_head);
-  [[nodiscard]] const std::int32_t* memory(std::int64_t query_head) const;
+  /// MEM-4: all entries of one query head, -1 behind the last valid one; and the valid ones alone.
+  [[nodiscard]] std::span<std::int32_t> memory(std::int64_t query_head);
+  [[nodiscard]] std::span<const std::int32_t> memory(std::int64_t query_head) const;
+  [[nodiscard]] std::span<const std::int32_t> memory_set(std::int64_t query_head) const;
   [[nodiscard]] MemoryView memory_view() const;
 
   /// Entries of the last set that are valid, and the number of tokens that were processed when it was built.

@@ -8,23 +8,20 @@
 /// Chapter 2 of the spec: turns and session states (STATE-1 .. STATE-4).
 namespace headwater::reference {
 
-/// Where a session stands between two steps.
+/// Where a session stands.
 struct Turn {
   SessionState state = SessionState::empty;
-  std::int64_t length = 0;             ///< T of the turn that runs; meaningful while prefilling
-  ChunkMode mode = ChunkMode::sparse;  ///< mode of the turn that runs; meaningful while prefilling
+  ChunkMode mode = ChunkMode::sparse;  ///< how the chunks of the step that brought it here attend
+  std::int64_t length = 0;             ///< T of the turn that runs; 0 unless prefilling
 };
 
 /// STATE-3: the mode of a turn of `length` tokens that opens on `tokens` stored ones.
 [[nodiscard]] ChunkMode turn_mode(const EffectiveOptions& options, std::int64_t tokens, std::int64_t length);
 
 /// STATE-1, STATE-3: where the session stands once `step` has begun on `tokens` stored ones.
-/// Errors: invalid_argument (n < 1; turn_length < 0; turn_length of an opening call below n; turn_length of a
-/// call that continues a turn neither 0 nor the turn's length), capacity_exceeded (STATE-5).
+/// Errors: invalid_argument (unknown kind; n < 1; turn_length < 0; turn_length of an opening call below n; turn_length of
+/// a call that continues a turn neither 0 nor the turn's length), capacity_exceeded (STATE-5).
 [[nodiscard]] Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& options,
                              std::int64_t tokens, std::int64_t capacity);
-
-/// How the chunks of a step attend that has begun: decode steps decode, prefill calls have the turn's mode.
-[[nodiscard]] ChunkMode step_mode(const Turn& turn);
 
 }  // namespace headwater::reference

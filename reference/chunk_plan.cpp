@@ -1,0 +1,31 @@
+#include "chunk_plan.hpp"
+
+#include <algorithm>
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::reference {
+
+std::vector<Chunk> chunk_plan(std::int64_t base, std::int64_t n, ChunkMode mode, std::int64_t batch,
+                              std::int64_t chunk) {
+  // PLAN-1: dense prefill calls and decode steps are one chunk.
+  if (mode != ChunkMode::sparse) return {Chunk{base, base + n, mode}};
+
+  if (HEADWATER_SABOTAGE("ref.chunk_plan.no_restart_at_batch")) batch = n;
+  std::vector<Chunk> chunks;
+  std::int64_t batch_begin = base;
+  while (batch_begin < base + n) {
+    // Never batch_begin + batch: a batch may be as large as 2^63 - 1.
+    const std::int64_t batch_end = batch_begin + std::min(batch, base + n - batch_begin);
+    std::int64_t begin = batch_begin;  // PLAN-2
+    while (begin < batch_end) {
+      const std::int64_t end = begin + std::min(chunk, batch_end - begin);
+      chunks.push_back(Chunk{begin, end, mode});
+      begin = end;
+    }
+    batch_begin = batch_end;
+  }
+  return chunks;
+}
+
+}  // namespace headwater::reference

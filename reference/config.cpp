@@ -1,0 +1,151 @@
+#include "config.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "arguments.hpp"
+
+namespace headwater::reference {
+namespace {
+
+constexpr std::int64_t kMaxCount = 65536;  // layers, heads, widths
+constexpr std::int64_t kMaxPosition =
+    std::numeric_limits<std::int32_t>::max();  // positions are 32 bit (MEM-4)
+constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
+constexpr int kMaxThreads = 512;
+constexpr std::int64_t kMaxScoreBytes = 4;  // an F32 score, and an entry of a memory set
+
+void require_range(const std::string& field, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value >= least && value <= most) return;
+  reject(field, std::to_string(value), std::to_string(least) + " to " + std::to_string(most));
+}
+
+void require_at_least(const std::string& field, std::int64_t value, std::int64_t least) {
+  if (value < least) reject(field, std::to_string(value), "at least " + std::to_string(least));
+}
+
+/// a * b * c * d * e for factors >= 1, or an error that names the product.
+void require_product(const std::string& product, std::int64_t a, std::int64_t b, std::int64_t c,
+                     std::int64_t d, std::int64_t e) {
+  std::int64_t room = kMaxBytes;
+  for (const std::int64_t factor : {a, b, c, d, e}) room /= factor;
+  if (room >= 1) return;
+  reject(product, "too large", "at most 2^63 - 1 bytes");
+}
+
+void require_one_per_head(const std::string& field, std::size_t size, std::int64_t n_head) {
+  if (size == 0 || size == static_cast<std::size_t>(n_head)) return;
+  reject(field + ".size", std::to_string(size), "0 or n_head = " + std::to_string(n_head));
+}
+
+}  // namespace
+
+// CFG-1
+void validate(const Shape& shape) {
+  require_range("n_layer", shape.n_layer, 1, kMaxCount);
+  require_range("n_head", shape.n_head, 1, kMaxCount);
+  require_range("n_head_kv", shape.n_head_kv, 1, kMaxCount);
+  if (shape.n_head % shape.n_head_kv != 0) {
+    reject("n_head_kv", std::to_string(shape.n_head_kv),
+           "a divisor of n_head = " + std::to_string(shape.n_head));
+  }
+  require_range("d_head", shape.d_head, 1, kMaxCount);
+  require_range("d_value", shape.d_value, 1, kMaxCount);
+  require_range("capacity", shape.capacity, 1, kMaxPosition);
+  if (shape.kv_type != DType::f32 && shape.kv_type != DType::f16 && shape.kv_type != DType::bf16) {
+    reject("kv_type", std::to_string(static_cast<int>(shape.kv_type)), "0 (F32), 1 (F16) or 2 (BF16)");
+  }
+  const auto element = static_cast<std::int64_t>(dtype_size(shape.kv_type));
+  require_product("n_layer * capacity * n_head_kv * (d_head + d_value) * element size", shape.n_layer,
+                  shape.capacity, shape.n_head_kv, shape.d_head + shape.d_value, element);
+  require_product("n_layer * capacity * n_head * score size", shape.n_layer, shape.capacity, shape.n_head,
+                  kMaxScoreBytes, 1);
+}
+
+// CFG-1 for the options
+void validate(const Shape& shape, const Options& options) {
+  require_at_least("batch", options.batch, 1);
+  require_at_least("chunk", options.chunk, 1);
+  require_at_least("local", options.local, 0);
+  require_at_least("heavy", options.heavy, 0);
+  if (options.scale && !std::isfinite(*options.scale)) {
+    reject("scale", std::to_string(*options.scale), "finite");
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0.0) {
+    reject("softcap", std::to_string(options.softcap), "finite and at least 0");
+  }
+  require_one_per_head("sinks", options.sinks.size(), shape.n_head);
+  for (std::size_t h = 0; h < options.sinks.size(); ++h) {
+    const float sink = options.sinks[h];
+    const bool none = sink == -std::numeric_limits<float>::infinity();
+    if (!std::isfinite(sink) && !none) {
+      reject("sinks[" + std::to_string(h) + "]", std::to_string(sink), "finite or -inf");
+    }
+  }
+  require_one_per_head("alibi", options.alibi.size(), shape.n_head);
+  for (std::size_t h = 0; h < options.alibi.size(); ++h) {
+    if (!std::isfinite(options.alibi[h])) {
+      reject("alibi[" + std::to_string(h) + "]", std::to_string(options.alibi[h]), "finite");
+    }
+  }
+  if (options.score_type != ScoreType::bf16 && options.score_type != ScoreType::f32) {
+    reject("score_type", std::to_string(static_cast<int>(options.score_type)), "0 (BF16) or 1 (F32)");
+  }
+  if (options.schedule != Schedule::layer_major && options.schedule != Schedule::chunk_major) {
+    reject("schedule", std::to_string(static_cast<int>(options.schedule)),
+           "0 (layer-major) or 1 (chunk-major)");
+  }
+  require_range("threads", options.threads, 0, kMaxThreads);
+}
+
+EffectiveOptions resolve(const Shape& shape, const Options& options) {
+  validate(shape);
+  validate(shape, options);
+  EffectiveOptions effective;
+  effective.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));  // LOGIT-1
+  effective.softcap = options.softcap;
+  effective.score_type = options.score_type;
+  effective.schedule = options.schedule;
+  effective.threads = 1;
+
+  // CFG-4
+  effective.chunk = options.chunk;
+  effective.batch = std::max(options.batch, options.chunk);
+  if (effective.batch != options.batch) {
+    effective.warnings.push_back("batch = " + std::to_string(options.batch) + " is below chunk = " +
+                                 std::to_string(options.chunk) + ": using batch = chunk");
+  }
+  if (effective.batch % effective.chunk != 0) {
+    effective.warnings.push_back("batch = " + std::to_string(effective.batch) +
+                                 " is not a multiple of chunk = " + std::to_string(effective.chunk) +
+                                 ": the last chunk of each batch is shorter");
+  }
+
+  // CFG-2: dense is the same as asking for no memory.
+  effective.local = options.dense ? 0 : options.local;
+  effective.heavy = options.dense ? 0 : options.heavy;
+
+  // CFG-3. The comparison is written so that local + heavy is never formed: both may be huge.
+  const std::int64_t most = effective.chunk - 1;
+  const bool fits = effective.local <= most && effective.heavy <= most - effective.local;
+  if (options.clamp && !fits) {
+    effective.local = std::min(effective.local, most);
+    effective.heavy = std::min(effective.heavy, most - effective.local);
+    effective.warnings.push_back("local = " + std::to_string(options.local) +
+                                 " and heavy = " + std::to_string(options.heavy) +
+                                 " add up to chunk = " + std::to_string(options.chunk) +
+                                 " or more: using local = " + std::to_string(effective.local) +
+                                 " and heavy = " + std::to_string(effective.heavy));
+  }
+  if (effective.local > kMaxPosition || effective.heavy > kMaxPosition - effective.local) {
+    reject("local + heavy", std::to_string(effective.local) + " + " + std::to_string(effective.heavy),
+           "at most " + std::to_string(kMaxPosition));
+  }
+  effective.sparse = effective.memory() > 0;
+  return effective;
+}
+
+}  // namespace headwater::reference

@@ -1,0 +1,43 @@
+#include "logits.hpp"
+
+#include <cmath>
+#include <cstddef>
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::reference {
+
+LogitRule logit_rule(const Options& options, const EffectiveOptions& effective, std::int64_t query_head) {
+  const auto h = static_cast<std::size_t>(query_head);
+  LogitRule rule;
+  rule.scale = effective.scale;
+  rule.softcap = effective.softcap;
+  if (!options.alibi.empty()) rule.slope = options.alibi[h];
+  if (!options.sinks.empty()) rule.sink = options.sinks[h];
+  if (HEADWATER_SABOTAGE("ref.logits.cap_before_scale")) rule.softcap *= std::fabs(rule.scale);
+  if (HEADWATER_SABOTAGE("ref.logits.slope_sign")) rule.slope = -rule.slope;
+  if (HEADWATER_SABOTAGE("ref.logits.sink_scaled")) rule.sink *= rule.scale;
+  return rule;
+}
+
+// LOGIT-1
+std::int64_t key_value_head(std::int64_t query_head, std::int64_t n_head, std::int64_t n_head_kv) {
+  if (HEADWATER_SABOTAGE("ref.logits.kv_head_modulo")) return query_head % n_head_kv;
+  return query_head * n_head_kv / n_head;
+}
+
+double dot(std::span<const double> a, std::span<const double> b) {
+  double sum = 0.0;
+  for (std::size_t k = 0; k < a.size(); ++k) sum += a[k] * b[k];
+  return sum;
+}
+
+double logit(const LogitRule& rule, std::span<const double> query, std::span<const double> key,
+             std::int64_t i, std::int64_t j) {
+  double s = rule.scale * dot(query, key);                                 // LOGIT-1
+  if (rule.softcap > 0.0) s = rule.softcap * std::tanh(s / rule.softcap);  // LOGIT-2
+  s = s - rule.slope * static_cast<double>(i - j);                         // LOGIT-3
+  return s;
+}
+
+}  // namespace headwater::reference

@@ -1,0 +1,183 @@
+#include "schedule.hpp"
+
+#include <cstddef>
+
+#include "dense.hpp"
+#include "fusion.hpp"
+#include "headwater/testing/sabotage.hpp"
+#include "inter.hpp"
+#include "intra.hpp"
+#include "logits.hpp"
+#include "memory_set.hpp"
+#include "numbers.hpp"
+#include "scores.hpp"
+
+namespace headwater::reference {
+namespace {
+
+/// The intra pass of one chunk, head after head.
+using IntraState = std::vector<PassResult>;
+
+/// What the observer is told of one chunk; the arrays of ChunkRecord.
+struct Trace {
+  std::vector<std::int32_t> memory;
+  std::vector<float> colsum_inter;
+  std::vector<float> colsum_intra;
+  std::vector<float> lse;
+};
+
+std::int64_t chunk_tokens(const Chunk& chunk) { return chunk.end - chunk.begin; }
+
+std::int64_t kv_head(const LayerStep& step, std::int64_t h) {
+  return key_value_head(h, step.shape.n_head, step.shape.n_head_kv);
+}
+
+Matrix chunk_queries(const LayerStep& step, const Chunk& chunk, std::int64_t h) {
+  return read_rows(step.q, chunk.begin - step.base, chunk.end - step.base, h, step.shape.d_head);
+}
+
+/// SCHED-1, phase 1.
+IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
+  const LayerStorage& storage = step.storage;
+  IntraState heads;
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    const Matrix q = chunk_queries(step, chunk, h);
+    const Matrix k = read_rows(storage.keys(), chunk.begin, chunk.end, kv_head(step, h), step.shape.d_head);
+    const Matrix v =
+        read_rows(storage.values(), chunk.begin, chunk.end, kv_head(step, h), step.shape.d_value);
+    heads.push_back(intra_pass(logit_rule(step.options, step.effective, h), chunk.begin, q, k, v));
+  }
+  return heads;
+}
+
+/// MEM-5: the set that a chunk reads is built when it starts, from all tokens before it; MEM-6: each head alone.
+void build_memory_sets(LayerStep& step, const Chunk& chunk) {
+  LayerStorage& storage = step.storage;
+  std::size_t entries = 0;
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    const std::int64_t scored_head = HEADWATER_SABOTAGE("ref.memory_set.scores_of_head_0") ? 0 : h;
+    const std::vector<std::int32_t> set = build_memory_set(
+        storage.memory_set(h), storage.memory_end, chunk.begin, step.effective.local, step.effective.heavy,
+        [&](std::int64_t position) { return storage.score(scored_head, position); });
+    store_memory_set(set, storage.memory(h));
+    entries = set.size();  // the same for every head: Local and the number of candidates do not depend on it
+  }
+  storage.memory_count = static_cast<std::int64_t>(entries);
+  storage.memory_end = chunk.begin;
+}
+
+/// INTER-1 .. INTER-3 for one head.
+PassResult inter_of_chunk(const LayerStep& step, const Chunk& chunk, std::int64_t h,
+                          std::span<const std::int32_t> memory) {
+  const LayerStorage& storage = step.storage;
+  const Matrix k = gather_rows(storage.keys(), memory, kv_head(step, h), step.shape.d_head);
+  const Matrix v = gather_rows(storage.values(), memory, kv_head(step, h), step.shape.d_value);
+  return inter_pass(logit_rule(step.options, step.effective, h), chunk.begin, chunk_queries(step, chunk, h),
+                    memory, k, v);
+}
+
+void write_output(const LayerStep& step, const Chunk& chunk, std::int64_t h, std::int64_t row,
+                  const SoftmaxRow& result, Trace& trace) {
+  write_row(step.out, chunk.begin + row - step.base, h, result.o);
+  trace.lse.push_back(round_to_f32(log_sum_exp(result)));
+}
+
+void observe(const LayerStep& step, const Chunk& chunk, std::int64_t memory_count, const Trace& trace) {
+  if (!step.observer) return;
+  const bool sparse = chunk.mode == ChunkMode::sparse;
+  ChunkRecord record;
+  record.layer = step.layer;
+  record.chunk = chunk;
+  record.memory_count = memory_count;
+  record.memory_stride = step.storage.memory_view().width;
+  record.memory = trace.memory.data();
+  record.colsum_inter = sparse ? trace.colsum_inter.data() : nullptr;
+  record.row_stride = chunk_tokens(chunk);
+  record.colsum_intra = sparse ? trace.colsum_intra.data() : nullptr;
+  record.lse = trace.lse.data();
+  step.observer(record);
+}
+
+/// SCHED-1, phase 2, for one chunk.
+void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) {
+  LayerStorage& storage = step.storage;
+  const ScoreType type = step.effective.score_type;
+  if (chunk.begin > 0) build_memory_sets(step, chunk);
+
+  Trace trace;
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    const PassResult& own = intra[static_cast<std::size_t>(h)];
+    const std::span<const std::int32_t> memory = storage.memory_set(h);
+    const PassResult inter = inter_of_chunk(step, chunk, h, memory);
+    const std::vector<float> colsum_intra = rounded_once(own.column_sums);
+    const std::vector<float> colsum_inter = rounded_once(inter.column_sums);
+
+    // SCORE-3: once per chunk, never per query.
+    if (!HEADWATER_SABOTAGE("ref.schedule.no_accumulation")) {
+      for (std::size_t entry = 0; entry < memory.size(); ++entry) {
+        const float score = storage.score(h, memory[entry]);
+        storage.set_score(h, memory[entry], accumulated_score(type, score, colsum_inter[entry]));
+      }
+    }
+    // SCORE-2
+    for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
+      storage.set_score(h, j, initial_score(type, colsum_intra[static_cast<std::size_t>(j - chunk.begin)]));
+    }
+    // FUSE-2
+    for (std::int64_t row = 0; row < chunk_tokens(chunk); ++row) {
+      const auto r = static_cast<std::size_t>(row);
+      write_output(step, chunk, h, row, fuse(own.rows[r], inter.rows[r]), trace);
+    }
+
+    const std::span<const std::int32_t> stored = storage.memory(h);
+    trace.memory.insert(trace.memory.end(), stored.begin(), stored.end());
+    trace.colsum_inter.insert(trace.colsum_inter.end(), colsum_inter.begin(), colsum_inter.end());
+    trace.colsum_inter.resize(trace.memory.size(), 0.0F);  // 0 behind the last valid entry
+    trace.colsum_intra.insert(trace.colsum_intra.end(), colsum_intra.begin(), colsum_intra.end());
+  }
+  observe(step, chunk, storage.memory_count, trace);
+}
+
+}  // namespace
+
+void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,
+                const Rows& v) {
+  std::vector<double> key(static_cast<std::size_t>(shape.d_head));
+  std::vector<double> value(static_cast<std::size_t>(shape.d_value));
+  for (std::int64_t t = 0; t < n; ++t) {
+    for (std::int64_t g = 0; g < shape.n_head_kv; ++g) {
+      read_row(k, t, g, key);
+      write_row(storage.keys(), base + t, g, key);
+      read_row(v, t, g, value);
+      write_row(storage.values(), base + t, g, value);
+    }
+  }
+}
+
+void attend_layer_major(LayerStep& step, std::span<const Chunk> chunks) {
+  std::vector<IntraState> phase_1;
+  for (const Chunk& chunk : chunks) phase_1.push_back(intra_of_chunk(step, chunk));
+  for (std::size_t c = 0; c < chunks.size(); ++c) finish_chunk(step, chunks[c], phase_1[c]);
+}
+
+void attend_chunk_major(LayerStep& step, std::span<const Chunk> chunks) {
+  for (const Chunk& chunk : chunks) finish_chunk(step, chunk, intra_of_chunk(step, chunk));
+}
+
+void attend_dense(LayerStep& step, const Chunk& chunk) {
+  const LayerStorage& storage = step.storage;
+  Trace trace;
+  trace.memory.assign(static_cast<std::size_t>(step.shape.n_head * storage.memory_view().width), -1);
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    const Matrix k = read_rows(storage.keys(), 0, chunk.end, kv_head(step, h), step.shape.d_head);
+    const Matrix v = read_rows(storage.values(), 0, chunk.end, kv_head(step, h), step.shape.d_value);
+    const std::vector<SoftmaxRow> rows = dense_attention(logit_rule(step.options, step.effective, h),
+                                                         chunk.begin, chunk_queries(step, chunk, h), k, v);
+    for (std::int64_t row = 0; row < chunk_tokens(chunk); ++row) {
+      write_output(step, chunk, h, row, rows[static_cast<std::size_t>(row)], trace);
+    }
+  }
+  observe(step, chunk, 0, trace);
+}
+
+}  // namespace headwater::reference

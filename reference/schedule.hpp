@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "headwater/session.hpp"
+#include "storage.hpp"
+
+/// Chapter 10 of the spec: what one attend() call does with the chunks of a layer (SCHED-1, SCHED-2).
+namespace headwater::reference {
+
+/// One layer of one step. The rows of k and v are stored already.
+struct LayerStep {
+  const Shape& shape;
+  const Options& options;
+  const EffectiveOptions& effective;
+  const Observer& observer;
+  LayerStorage& storage;
+  std::int64_t layer = 0;
+  std::int64_t base = 0;  ///< position of row 0 of q and out
+  Rows q;
+  MutableRows out;
+};
+
+/// STATE-6: rounds the rows of n new tokens once and stores them at positions base, base + 1, ...
+void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,
+                const Rows& v);
+
+/// SCHED-1: the intra pass of all chunks, then chunk after chunk the rest.
+void attend_layer_major(LayerStep& step, std::span<const Chunk> chunks);
+
+/// SCHED-2: chunk after chunk, intra pass and the rest.
+void attend_chunk_major(LayerStep& step, std::span<const Chunk> chunks);
+
+/// DEC-1, STATE-3: a decode step or a dense prefill call, which is one chunk.
+void attend_dense(LayerStep& step, const Chunk& chunk);
+
+}  // namespace headwater::reference

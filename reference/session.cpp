@@ -1,0 +1,171 @@
+#include "session.hpp"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "arguments.hpp"
+#include "chunk_plan.hpp"
+#include "config.hpp"
+#include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
+#include "numbers.hpp"
+#include "schedule.hpp"
+
+namespace headwater::reference {
+namespace {
+
+void require_index(const std::string& field, std::int64_t value, std::int64_t count) {
+  if (value >= 0 && value < count) return;
+  reject(field, std::to_string(value), "at least 0 and below " + std::to_string(count));
+}
+
+[[noreturn]] void wrong_state(const std::string& message) { throw Error(ErrorCode::wrong_state, message); }
+
+[[noreturn]] void out_of_memory(const std::string& call) {
+  throw Error(ErrorCode::out_of_memory, call + ": the reference could not take its working memory");
+}
+
+void copy_row(const Rows& rows, std::int64_t head, std::int64_t position, std::int64_t width,
+              std::span<float> row) {
+  if (row.size() < static_cast<std::size_t>(width)) {
+    throw Error(ErrorCode::invalid_argument, field + ".size = " + std::to_string(row.size()) +
+                                                 " is not allowed: must be at least " +
+                                                 std::to_string(width));
+  }
+  const Matrix stored = read_rows(rows, position, position + 1, head, width);
+  std::transform(stored.values.begin(), stored.values.end(), row.begin(), round_to_f32);  // exact
+}
+
+}  // namespace
+
+ReferenceSession::ReferenceSession(const Shape& shape, const Options& options)
+    : shape_(shape), options_(options), effective_(resolve(shape, options)) {
+  layers_.reserve(static_cast<std::size_t>(shape.n_layer));
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) layers_.emplace_back(shape, effective_);
+  attended_.assign(layers_.size(), false);
+}
+
+void ReferenceSession::require_usable() const {
+  if (progress_ == Progress::failed) wrong_state("the last step failed: only reset() is allowed (STATE-5)");
+}
+
+void ReferenceSession::begin(const Step& step) {
+  require_usable();
+  if (progress_ == Progress::open) {
+    progress_ = Progress::failed;
+    wrong_state("begin() in an open step: end() must come first; the step has failed");
+  }
+  try {
+    const Turn turn = next_turn(turn_, step, effective_, tokens_, shape_.capacity);
+    std::vector<Chunk> plan = chunk_plan(tokens_, step.n, turn.mode, effective_.batch, effective_.chunk);
+    turn_ = turn;
+    plan_ = std::move(plan);
+  } catch (const std::bad_alloc&) {
+    out_of_memory("begin()");
+  }
+  step_tokens_ = step.n;
+  attended_.assign(layers_.size(), false);
+  progress_ = Progress::open;
+}
+
+void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                              const MutableRows& out) {
+  require_usable();
+  if (progress_ != Progress::open) wrong_state("attend() without an open step: begin() must come first");
+  require_index("layer", layer, shape_.n_layer);
+  check_rows("q", q, step_tokens_, shape_.n_head, shape_.d_head);
+  check_rows("k", k, step_tokens_, shape_.n_head_kv, shape_.d_head);
+  check_rows("v", v, step_tokens_, shape_.n_head_kv, shape_.d_value);
+  check_rows("out", read_only(out), step_tokens_, shape_.n_head, shape_.d_value);
+
+  progress_ = Progress::failed;  // until the layer is done (STATE-5)
+  if (attended_[static_cast<std::size_t>(layer)]) {
+    wrong_state("attend() of layer " + std::to_string(layer) +
+                ": already attended in this step; the step has failed");
+  }
+  try {
+    LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
+    store_rows(storage, shape_, tokens_, step_tokens_, k, v);
+    LayerStep step{shape_, options_, effective_, observer_, storage, layer, tokens_, q, out};
+    if (turn_.mode != ChunkMode::sparse) {
+      attend_dense(step, plan_.front());
+    } else if (effective_.schedule == Schedule::layer_major) {
+      attend_layer_major(step, plan_);
+    } else {
+      attend_chunk_major(step, plan_);
+    }
+  } catch (const std::bad_alloc&) {
+    out_of_memory("attend()");
+  }
+  attended_[static_cast<std::size_t>(layer)] = true;
+  progress_ = Progress::open;
+}
+
+void ReferenceSession::end() {
+  require_usable();
+  if (progress_ != Progress::open) wrong_state("end() without an open step: begin() must come first");
+  const auto missing = std::find(attended_.begin(), attended_.end(), false);
+  if (missing != attended_.end()) {
+    progress_ = Progress::failed;
+    wrong_state("end() before layer " + std::to_string(missing - attended_.begin()) +
+                " was attended; the step has failed");
+  }
+  tokens_ += step_tokens_;
+  step_tokens_ = 0;
+  progress_ = Progress::idle;
+}
+
+void ReferenceSession::reset() {
+  if (!HEADWATER_SABOTAGE("ref.session.reset_keeps_scores")) {
+    for (LayerStorage& storage : layers_) storage.clear(tokens_ + step_tokens_);
+  }
+  turn_ = Turn{};
+  plan_.clear();
+  tokens_ = 0;
+  step_tokens_ = 0;
+  progress_ = Progress::idle;
+}
+
+MemoryBytes ReferenceSession::memory_bytes() const {
+  MemoryBytes sum;
+  for (const LayerStorage& storage : layers_) {
+    const MemoryBytes bytes = storage.bytes();
+    sum.kv += bytes.kv;
+    sum.scores += bytes.scores;
+    sum.memory_sets += bytes.memory_sets;
+  }
+  sum.workspace = static_cast<std::int64_t>(sizeof(*this) + layers_.size() * sizeof(LayerStorage));
+  return sum;
+}
+
+ScoreView ReferenceSession::scores(std::int64_t layer) const {
+  require_index("layer", layer, shape_.n_layer);
+  return layers_[static_cast<std::size_t>(layer)].score_view();
+}
+
+MemoryView ReferenceSession::memory(std::int64_t layer) const {
+  require_index("layer", layer, shape_.n_layer);
+  return layers_[static_cast<std::size_t>(layer)].memory_view();
+}
+
+void ReferenceSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                                std::span<float> row) const {
+  require_index("layer", layer, shape_.n_layer);
+  require_index("head_kv", head_kv, shape_.n_head_kv);
+  require_index("position", position, tokens_ + step_tokens_);
+  copy_row(layers_[static_cast<std::size_t>(layer)].keys(), head_kv, position, shape_.d_head, row);
+}
+
+void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                                  std::span<float> row) const {
+  require_index("layer", layer, shape_.n_layer);
+  require_index("head_kv", head_kv, shape_.n_head_kv);
+  require_index("position", position, tokens_ + step_tokens_);
+  copy_row(layers_[static_cast<std::size_t>(layer)].values(), head_kv, position, shape_.d_value, row);
+}
+
+void ReferenceSession::set_observer(Observer observer) { observer_ = std::move(observer); }
+
+}  // namespace headwater::reference

@@ -1,0 +1,120 @@
+#include "storage.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "numbers.hpp"
+
+namespace headwater::reference {
+namespace {
+
+std::size_t row_bytes(const Shape& shape, std::int64_t width) {
+  return static_cast<std::size_t>(shape.capacity * shape.n_head_kv * width) * dtype_size(shape.kv_type);
+}
+
+std::size_t score_size(ScoreType type) { return type == ScoreType::bf16 ? 2 : 4; }
+
+}  // namespace
+
+ZeroedBytes::ZeroedBytes(std::size_t size)
+    : data_(static_cast<std::byte*>(std::calloc(size, 1))), size_(size) {
+  if (data_ == nullptr) throw std::bad_alloc();
+}
+
+ZeroedBytes::~ZeroedBytes() { std::free(data_); }
+
+ZeroedBytes::ZeroedBytes(ZeroedBytes&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+LayerStorage::LayerStorage(const Shape& shape, const EffectiveOptions& options)
+    : shape_(shape),
+      score_type_(options.score_type),
+      width_(std::min(options.memory(), shape.capacity)),
+      keys_(row_bytes(shape, shape.d_head)),
+      values_(row_bytes(shape, shape.d_value)),
+      scores_(static_cast<std::size_t>(shape.n_head * shape.capacity) * score_size(options.score_type)),
+      memory_(static_cast<std::size_t>(shape.n_head * width_), -1) {}
+
+// STATE-6
+Rows LayerStorage::keys() const {
+  return Rows::token_major(keys_.data(), shape_.kv_type, shape_.n_head_kv, shape_.d_head);
+}
+
+Rows LayerStorage::values() const {
+  return Rows::token_major(values_.data(), shape_.kv_type, shape_.n_head_kv, shape_.d_value);
+}
+
+MutableRows LayerStorage::keys() {
+  return MutableRows::token_major(keys_.data(), shape_.kv_type, shape_.n_head_kv, shape_.d_head);
+}
+
+MutableRows LayerStorage::values() {
+  return MutableRows::token_major(values_.data(), shape_.kv_type, shape_.n_head_kv, shape_.d_value);
+}
+
+// SCORE-1
+float LayerStorage::score(std::int64_t query_head, std::int64_t position) const {
+  const auto entry = static_cast<std::size_t>(query_head * shape_.capacity + position);
+  if (score_type_ == ScoreType::bf16) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, scores_.data() + entry * sizeof bits, sizeof bits);
+    return static_cast<float>(from_bf16(bits));
+  }
+  float score = 0.0F;
+  std::memcpy(&score, scores_.data() + entry * sizeof score, sizeof score);
+  return score;
+}
+
+void LayerStorage::set_score(std::int64_t query_head, std::int64_t position, float score) {
+  const auto entry = static_cast<std::size_t>(query_head * shape_.capacity + position);
+  if (score_type_ == ScoreType::bf16) {
+    const std::uint16_t bits =
+        bf16(score);  // exact: scores are rounded where they are made (SCORE-2, SCORE-3)
+    std::memcpy(scores_.data() + entry * sizeof bits, &bits, sizeof bits);
+    return;
+  }
+  std::memcpy(scores_.data() + entry * sizeof score, &score, sizeof score);
+}
+
+ScoreView LayerStorage::score_view() const { return {score_type_, scores_.data(), shape_.capacity}; }
+
+// MEM-4
+std::span<std::int32_t> LayerStorage::memory(std::int64_t query_head) {
+  return std::span(memory_).subspan(static_cast<std::size_t>(query_head * width_),
+                                    static_cast<std::size_t>(width_));
+}
+
+std::span<const std::int32_t> LayerStorage::memory(std::int64_t query_head) const {
+  return std::span(memory_).subspan(static_cast<std::size_t>(query_head * width_),
+                                    static_cast<std::size_t>(width_));
+}
+
+std::span<const std::int32_t> LayerStorage::memory_set(std::int64_t query_head) const {
+  return memory(query_head).first(static_cast<std::size_t>(memory_count));
+}
+
+MemoryView LayerStorage::memory_view() const { return {memory_.data(), width_, width_, memory_count}; }
+
+void LayerStorage::clear(std::int64_t tokens) {
+  const std::size_t size = score_size(score_type_);
+  for (std::int64_t h = 0; h < shape_.n_head; ++h) {
+    std::memset(scores_.data() + static_cast<std::size_t>(h * shape_.capacity) * size, 0,
+                static_cast<std::size_t>(tokens) * size);
+  }
+  std::fill(memory_.begin(), memory_.end(), -1);
+  memory_count = 0;
+  memory_end = 0;
+}
+
+MemoryBytes LayerStorage::bytes() const {
+  MemoryBytes bytes;
+  bytes.kv = static_cast<std::int64_t>(keys_.size() + values_.size());
+  bytes.scores = static_cast<std::int64_t>(scores_.size());
+  bytes.memory_sets = static_cast<std::int64_t>(memory_.size() * sizeof(std::int32_t));
+  return bytes;
+}
+
+}  // namespace headwater::reference
