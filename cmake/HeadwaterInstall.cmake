@@ -1,0 +1,51 @@
+# What `cmake --install` puts under a prefix: libheadwater.a and .so, the headers, the programs, and what
+# find_package(headwater) and pkg-config need. Everything is relative to where it lies, so the prefix can be moved.
+
+include(CMakePackageConfigHelpers)
+
+# libheadwater.so: the same objects; exports what HEADWATER_API marks.
+add_library(headwater_shared SHARED)
+foreach(part IN LISTS HEADWATER_PARTS)
+  target_sources(headwater_shared PRIVATE $<TARGET_OBJECTS:${part}>)
+endforeach()
+set_target_properties(headwater_shared PROPERTIES
+  OUTPUT_NAME headwater VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE CXX)
+target_include_directories(headwater_shared PUBLIC
+  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_link_libraries(headwater_shared PRIVATE
+  $<BUILD_INTERFACE:OpenMP::OpenMP_CXX> $<BUILD_INTERFACE:Threads::Threads> $<BUILD_INTERFACE:headwater_flags>)
+target_compile_features(headwater INTERFACE cxx_std_20)
+target_compile_features(headwater_shared INTERFACE cxx_std_20)
+
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/headwater")
+install(TARGETS headwater headwater_shared EXPORT headwater
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater)
+install(DIRECTORY include/headwater DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT headwater
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h" PATTERN testing EXCLUDE)
+install(EXPORT headwater NAMESPACE headwater:: FILE headwaterTargets.cmake DESTINATION "${package_dir}"
+  COMPONENT headwater)
+configure_package_config_file(cmake/headwaterConfig.cmake.in "${CMAKE_BINARY_DIR}/headwaterConfig.cmake"
+  INSTALL_DESTINATION "${package_dir}")
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/headwaterConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/headwaterConfig.cmake" "${CMAKE_BINARY_DIR}/headwaterConfigVersion.cmake"
+  DESTINATION "${package_dir}" COMPONENT headwater)
+
+# headwater.pc: the way from its own folder back to the prefix, and what a static link needs besides.
+file(RELATIVE_PATH HEADWATER_PC_PREFIX
+  "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+set(HEADWATER_PC_PRIVATE "-lstdc++ -lm")
+foreach(library IN LISTS OpenMP_CXX_LIB_NAMES)
+  string(APPEND HEADWATER_PC_PRIVATE " -l${library}")
+endforeach()
+configure_file(cmake/headwater.pc.in "${CMAKE_BINARY_DIR}/headwater.pc" @ONLY)
+install(FILES "${CMAKE_BINARY_DIR}/headwater.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
+  COMPONENT headwater)
+
+foreach(program IN ITEMS headwater_cli headwater_conformance)
+  if(TARGET ${program})
+    install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT headwater)
+  endif()
+endforeach()
+install(FILES LICENSE README.md DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT headwater)

@@ -1,0 +1,111 @@
+"""clang-tidy over what is shipped: run_tidy.py BUILD/compile_commands.json [--all]
+
+Two at a time on two cores; --all adds conformance, fuzz, tests and bench, whose template-heavy headers (GoogleTest,
+rapidcheck, Eigen) cost several times as much as they find. A file that passed is not looked at again until it, a
+header of this repository that it includes, its command or the checks change (build/tidy/).
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import lint_includes
+import tree
+
+PROGRAMS = ("clang-tidy-14", "clang-tidy")
+SHIPPED = ("reference/", "optimized/", "bindings/", "cli/", "runtime/")
+CACHE = tree.ROOT / "build" / "tidy"
+# What g++ knows and clang does not.
+UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-Wno-psabi)$")
+
+
+def commands(database, everything):
+    """One (source, arguments) for each file: the shipped variant, not its testing twin."""
+    chosen = {}
+    for entry in json.loads(pathlib.Path(database).read_text(encoding="utf-8")):
+        source = pathlib.Path(entry["file"])
+        if not source.is_relative_to(tree.ROOT):
+            continue
+        name = source.relative_to(tree.ROOT).as_posix()
+        if name.startswith("build/") or not (everything or name.startswith(SHIPPED)):
+            continue
+        words = shlex.split(entry["command"]) if "command" in entry else entry["arguments"]
+        kept, skip = [], False
+        for word in words:
+            if skip or word in ("-c", str(source)):
+                skip = False
+            elif word in ("-o", "-MF", "-MT"):
+                skip = True
+            elif word not in ("-MD", "-Werror") and not UNKNOWN_TO_CLANG.match(word):
+                kept.append(word)
+        first = next(i for i, word in enumerate(kept) if word.startswith("-"))  # behind ccache and compiler
+        arguments = kept[first:]
+        if name not in chosen or "-DHEADWATER_TESTING" not in arguments:
+            chosen[name] = (source, arguments, source.suffix == ".c")
+    return chosen
+
+
+def closure(source, seen):
+    """The repository's files that source consists of."""
+    path = pathlib.PurePosixPath(source.relative_to(tree.ROOT).as_posix())
+    if path in seen:
+        return
+    seen.add(path)
+    text = source.read_text(encoding="utf-8", errors="replace")
+    for _, name in lint_includes.INCLUDE.findall(text):
+        target = lint_includes.resolve(tree.ROOT, path, name)
+        if target is not None:
+            closure(tree.ROOT / target, seen)
+
+
+def key(source, arguments, version):
+    seen = set()
+    closure(source, seen)
+    digest = hashlib.sha256(version + "\0".join(arguments).encode())
+    for path in [pathlib.PurePosixPath(".clang-tidy"), *sorted(seen)]:
+        digest.update(str(path).encode() + b"\0" + (tree.ROOT / path).read_bytes())
+    return digest.hexdigest()
+
+
+def tidy(program, source, arguments, is_c, stamp):
+    if stamp.exists():
+        return None
+    language = ["-xc"] if is_c else ["-xc++"]
+    run = subprocess.run(
+        [program, "--quiet", str(source), "--", *language, *arguments, "-Wno-unknown-warning-option"],
+        cwd=tree.ROOT, capture_output=True, text=True, check=False)
+    if run.returncode == 0:
+        stamp.touch()
+        return None
+    return f"{source.relative_to(tree.ROOT)}: clang-tidy:\n{run.stdout}{run.stderr}"
+
+
+def main():
+    arguments = [a for a in sys.argv[1:] if a != "--all"]
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    program = next((name for name in PROGRAMS if shutil.which(name)), None)
+    if program is None:
+        return tree.report("tidy", [f"none of {', '.join(PROGRAMS)} is installed"])
+    version = subprocess.run([program, "--version"], capture_output=True, check=True).stdout
+    CACHE.mkdir(parents=True, exist_ok=True)
+    chosen = commands(arguments[0], "--all" in sys.argv[1:])
+    if not chosen:
+        return tree.report("tidy", [f"{arguments[0]}: names no source of this repository"])
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        running = [pool.submit(tidy, program, source, flags, is_c, CACHE / key(source, flags, version))
+                   for source, flags, is_c in chosen.values()]
+        problems = [problem for job in running if (problem := job.result()) is not None]
+    print(f"tidy: {len(chosen)} files")
+    return tree.report("tidy", problems)
+
+
+sys.exit(main())
