@@ -159,6 +159,15 @@ void read_row(const Rows& rows, std::int64_t t, std::int64_t head, std::span<dou
   }
 }
 
+void copy_row(const Rows& rows, std::int64_t t, std::int64_t head, std::span<float> into) {
+  const std::byte* element = static_cast<const std::byte*>(rows.data) +
+                             row_offset(rows.row_stride, rows.head_stride, rows.type, t, head);
+  for (float& value : into) {
+    value = round_to_f32(read_element(element, rows.type));  // exact: every type fits in F32
+    element += dtype_size(rows.type);
+  }
+}
+
 void write_row(const MutableRows& rows, std::int64_t t, std::int64_t head, std::span<const double> values) {
   std::byte* element =
       static_cast<std::byte*>(rows.data) + row_offset(rows.row_stride, rows.head_stride, rows.type, t, head);

@@ -41,6 +41,9 @@ struct Matrix {
 /// Row t of a head, widened exactly to `into` (its size is the width of the row). No alignment is assumed.
 void read_row(const Rows& rows, std::int64_t t, std::int64_t head, std::span<double> into);
 
+/// The same to F32, which holds every value of the types of NUM-1.
+void copy_row(const Rows& rows, std::int64_t t, std::int64_t head, std::span<float> into);
+
 /// Row t of a head, each value rounded once to the type of the rows.
 void write_row(const MutableRows& rows, std::int64_t t, std::int64_t head, std::span<const double> values);
 

@@ -27,15 +27,13 @@ void require_index(const std::string& field, std::int64_t value, std::int64_t co
   throw Error(ErrorCode::out_of_memory, call + ": the reference could not take its working memory");
 }
 
-void copy_row(const Rows& rows, std::int64_t head, std::int64_t position, std::int64_t width,
-              std::span<float> row) {
-  if (row.size() < static_cast<std::size_t>(width)) {
-    throw Error(ErrorCode::invalid_argument, field + ".size = " + std::to_string(row.size()) +
-                                                 " is not allowed: must be at least " +
-                                                 std::to_string(width));
+/// Copies a stored row of `width` elements to the front of `into`.
+void copy_stored_row(const Rows& rows, std::int64_t head, std::int64_t position, std::int64_t width,
+                     std::span<float> into) {
+  if (into.size() < static_cast<std::size_t>(width)) {
+    reject("row.size", std::to_string(into.size()), "at least " + std::to_string(width));
   }
-  const Matrix stored = read_rows(rows, position, position + 1, head, width);
-  std::transform(stored.values.begin(), stored.values.end(), row.begin(), round_to_f32);  // exact
+  copy_row(rows, position, head, into.first(static_cast<std::size_t>(width)));
 }
 
 }  // namespace
@@ -155,7 +153,7 @@ void ReferenceSession::read_key(std::int64_t layer, std::int64_t head_kv, std::i
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   require_index("position", position, tokens_ + step_tokens_);
-  copy_row(layers_[static_cast<std::size_t>(layer)].keys(), head_kv, position, shape_.d_head, row);
+  copy_stored_row(layers_[static_cast<std::size_t>(layer)].keys(), head_kv, position, shape_.d_head, row);
 }
 
 void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -163,7 +161,7 @@ void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std:
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   require_index("position", position, tokens_ + step_tokens_);
-  copy_row(layers_[static_cast<std::size_t>(layer)].values(), head_kv, position, shape_.d_value, row);
+  copy_stored_row(layers_[static_cast<std::size_t>(layer)].values(), head_kv, position, shape_.d_value, row);
 }
 
 void ReferenceSession::set_observer(Observer observer) { observer_ = std::move(observer); }
