@@ -3,27 +3,30 @@
 
 #include "cpu/kernels/portable/elementary.hpp"
 #include "cpu/kernels/portable/kernels.hpp"
+#include "cpu/kernels/portable/vector4.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu::portable {
 
 namespace {
 
-constexpr std::int64_t kKeyTile = 4;  // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
+constexpr int kKeyTile = 4;                    // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
+constexpr int kVectors = kLaneTile / 4;        // of a line of lanes
 
-/// Keys x kLaneTile dot products, accumulated in the order of the row elements.
+/// Keys x kLaneTile dot products, each accumulated in the order of the row elements.
 template <int Keys>
 inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float* block) {
-  float sums[Keys][kLaneTile] = {};
+  Vector4 sums[Keys][kVectors] = {};
   for (std::int64_t e = 0; e < d; ++e) {
-    const float* q = packed + e * kLaneTile;
+    Vector4 q[kVectors];
+    for (int v = 0; v < kVectors; ++v) q[v] = load(packed + e * kLaneTile + 4 * v);
     for (int key = 0; key < Keys; ++key) {
-      const float k = keys[key * d + e];
-      for (int lane = 0; lane < kLaneTile; ++lane) sums[key][lane] += k * q[lane];
+      const Vector4 k = broadcast(keys[key * d + e]);
+      for (int v = 0; v < kVectors; ++v) sums[key][v] += k * q[v];
     }
   }
   for (int key = 0; key < Keys; ++key) {
-    for (int lane = 0; lane < kLaneTile; ++lane) block[key * kBlockRows + lane] = sums[key][lane];
+    for (int v = 0; v < kVectors; ++v) store(block + key * kBlockRows + 4 * v, sums[key][v]);
   }
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cpu/kernels/portable/kernels.hpp"
+#include "cpu/kernels/portable/vector4.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu::portable {
@@ -13,29 +14,35 @@ constexpr int kColumnTile = 8;
 /// and 128 value rows of 64 floats fit the first-level cache.
 constexpr std::int64_t kValueKeys = 128;
 
-/// kRowTile rows x Columns columns of one run of keys, added to out.
-template <int Columns>
+/// kRowTile rows x kColumnTile columns of one run of keys, added to out.
 inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv, float* out) {
-  float sums[kRowTile][Columns] = {};
+  constexpr int kVectors = kColumnTile / 4;
+  Vector4 sums[kRowTile][kVectors] = {};
   for (std::int64_t key = 0; key < n_keys; ++key) {
     const float* weight = block + key * kBlockRows;
-    const float* value = values + key * dv;
+    Vector4 value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = load(values + key * dv + 4 * v);
     for (int row = 0; row < kRowTile; ++row) {
-      const float w = weight[row];
-      for (int column = 0; column < Columns; ++column) sums[row][column] += w * value[column];
+      const Vector4 w = broadcast(weight[row]);
+      for (int v = 0; v < kVectors; ++v) sums[row][v] += w * value[v];
     }
   }
   for (int row = 0; row < kRowTile; ++row) {
-    for (int column = 0; column < Columns; ++column) out[row * dv + column] += sums[row][column];
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = out + row * dv + 4 * v;
+      store(to, load(to) + sums[row][v]);
+    }
   }
 }
 
-template <int Columns>
-void value_strip(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
-                 std::int64_t dv, float* out) {
-  for (std::int64_t row = 0; row < lanes; row += kRowTile) {
-    value_tile<Columns>(block + row, n_keys, values, dv, out + row * dv);
+/// One column of kRowTile rows: what a row width that is no multiple of kColumnTile leaves over.
+inline void value_column(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
+                         float* out) {
+  float sums[kRowTile] = {};
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    for (int row = 0; row < kRowTile; ++row) sums[row] += block[key * kBlockRows + row] * values[key * dv];
   }
+  for (int row = 0; row < kRowTile; ++row) out[row * dv] += sums[row];
 }
 
 }  // namespace
@@ -52,9 +59,15 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
     const float* rows = values + first * dv;
     std::int64_t column = 0;
     for (; column + kColumnTile <= dv; column += kColumnTile) {
-      value_strip<kColumnTile>(weights, lanes, run, rows + column, dv, out + column);
+      for (std::int64_t row = 0; row < lanes; row += kRowTile) {
+        value_tile(weights + row, run, rows + column, dv, out + row * dv + column);
+      }
     }
-    for (; column < dv; ++column) value_strip<1>(weights, lanes, run, rows + column, dv, out + column);
+    for (; column < dv; ++column) {
+      for (std::int64_t row = 0; row < lanes; row += kRowTile) {
+        value_column(weights + row, run, rows + column, dv, out + row * dv + column);
+      }
+    }
   }
 }
 
