@@ -1,0 +1,36 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace headwater::cli {
+
+/// A regular file mapped for reading: its pages belong to the page cache and cost no memory of the process's own.
+class MappedFile {
+ public:
+  /// Failure naming the file where it cannot be opened or mapped, or is no regular file or empty.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+  [[nodiscard]] dev_t device() const { return device_; }
+  [[nodiscard]] ino_t inode() const { return inode_; }
+
+  /// Says that bytes [begin, end) will not be read soon: the pages wholly inside leave the process's resident set.
+  void release(std::uint64_t begin, std::uint64_t end) const;
+
+ private:
+  std::string path_;
+  std::span<const std::byte> bytes_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+}  // namespace headwater::cli
