@@ -15,11 +15,10 @@ std::vector<Chunk> chunk_plan(std::int64_t base, std::int64_t n, ChunkMode mode,
   std::vector<Chunk> chunks;
   std::int64_t batch_begin = base;
   while (batch_begin < base + n) {
-    // Never batch_begin + batch: a batch may be as large as 2^63 - 1.
-    const std::int64_t batch_end = batch_begin + std::min(batch, base + n - batch_begin);
+    const std::int64_t batch_end = std::min(batch_begin + batch, base + n);
     std::int64_t begin = batch_begin;  // PLAN-2
     while (begin < batch_end) {
-      const std::int64_t end = begin + std::min(chunk, batch_end - begin);
+      const std::int64_t end = std::min(begin + chunk, batch_end);
       chunks.push_back(Chunk{begin, end, mode});
       begin = end;
     }

@@ -23,10 +23,6 @@ void require_range(const std::string& field, std::int64_t value, std::int64_t le
   reject(field, std::to_string(value), std::to_string(least) + " to " + std::to_string(most));
 }
 
-void require_at_least(const std::string& field, std::int64_t value, std::int64_t least) {
-  if (value < least) reject(field, std::to_string(value), "at least " + std::to_string(least));
-}
-
 /// a * b * c * d * e for factors >= 1, or an error that names the product.
 void require_product(const std::string& product, std::int64_t a, std::int64_t b, std::int64_t c,
                      std::int64_t d, std::int64_t e) {
@@ -67,10 +63,11 @@ void validate(const Shape& shape) {
 
 // CFG-1 for the options
 void validate(const Shape& shape, const Options& options) {
-  require_at_least("batch", options.batch, 1);
-  require_at_least("chunk", options.chunk, 1);
-  require_at_least("local", options.local, 0);
-  require_at_least("heavy", options.heavy, 0);
+  require_range("batch", options.batch, 1, kMaxPosition);
+  require_range("chunk", options.chunk, 1, kMaxPosition);
+  require_range("local", options.local, 0, kMaxPosition);
+  require_range("heavy", options.heavy, 0, kMaxPosition);
+  require_range("local + heavy", options.local + options.heavy, 0, kMaxPosition);
   if (options.scale && !std::isfinite(*options.scale)) {
     reject("scale", std::to_string(*options.scale), "finite");
   }
@@ -128,10 +125,9 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   effective.local = options.dense ? 0 : options.local;
   effective.heavy = options.dense ? 0 : options.heavy;
 
-  // CFG-3. The comparison is written so that local + heavy is never formed: both may be huge.
-  const std::int64_t most = effective.chunk - 1;
-  const bool fits = effective.local <= most && effective.heavy <= most - effective.local;
-  if (options.clamp && !fits) {
+  // CFG-3
+  if (options.clamp && effective.memory() >= effective.chunk) {
+    const std::int64_t most = effective.chunk - 1;
     effective.local = std::min(effective.local, most);
     effective.heavy = std::min(effective.heavy, most - effective.local);
     effective.warnings.push_back("local = " + std::to_string(options.local) +
@@ -139,10 +135,6 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
                                  " add up to chunk = " + std::to_string(options.chunk) +
                                  " or more: using local = " + std::to_string(effective.local) +
                                  " and heavy = " + std::to_string(effective.heavy));
-  }
-  if (effective.local > kMaxPosition || effective.heavy > kMaxPosition - effective.local) {
-    reject("local + heavy", std::to_string(effective.local) + " + " + std::to_string(effective.heavy),
-           "at most " + std::to_string(kMaxPosition));
   }
   effective.sparse = effective.memory() > 0;
   return effective;

@@ -10,9 +10,9 @@ namespace headwater::reference {
 /// invalid_argument; the message names the field, its value and what is allowed.
 void validate(const Shape& shape);
 
-/// What is asked for, checked by itself and against the shape: batch, chunk >= 1; local, heavy >= 0; scale
+/// What is asked for, checked by itself and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and their sum 0 .. 2^31 - 1; scale
 /// finite; softcap finite and >= 0; sinks empty or n_head values, finite or -inf; alibi empty or n_head
-/// finite values; threads 0 .. 512. Errors: invalid_argument. M is checked by resolve(), after the clamp.
+/// finite values; threads 0 .. 512. Errors: invalid_argument.
 void validate(const Shape& shape, const Options& options);
 
 /// CFG-2 (dense), CFG-3 (clamp) and CFG-4 (B >= S) applied to validated options, with a warning for each

@@ -23,9 +23,12 @@ Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& optio
     reject("Step::kind", std::to_string(static_cast<int>(step.kind)), "0 (prefill) or 1 (decode)");
   }
   if (step.n < 1) reject("Step::n", std::to_string(step.n), "at least 1");
-  if (step.turn_length < 0) reject("Step::turn_length", std::to_string(step.turn_length), "at least 0");
+  const bool prefill = step.kind == Step::Kind::prefill;
   const bool opens_turn = turn.state != SessionState::prefilling;
-  if (step.kind == Step::Kind::prefill && step.turn_length != 0) {
+  if (!prefill && step.turn_length != 0) {
+    reject("Step::turn_length", std::to_string(step.turn_length), "0 in a decode step");
+  }
+  if (prefill && step.turn_length != 0) {
     if (opens_turn && step.turn_length < step.n) {
       reject("Step::turn_length", std::to_string(step.turn_length),
              "0 or at least n = " + std::to_string(step.n));
@@ -43,7 +46,7 @@ Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& optio
   }
 
   // STATE-1, STATE-2
-  if (step.kind == Step::Kind::decode) return Turn{SessionState::decoding, ChunkMode::decode, 0};
+  if (!prefill) return Turn{SessionState::decoding, ChunkMode::decode, 0};
   if (!opens_turn) return turn;
   const std::int64_t length = step.turn_length == 0 ? step.n : step.turn_length;
   return Turn{SessionState::prefilling, turn_mode(options, tokens, length), length};
