@@ -1,0 +1,217 @@
+"""Chunked sparse prefill attention in numpy, written from docs/spec.md alone: the third oracle.
+
+It shares no code with the reference or the engines, and imports nothing of the project. Everything is float64;
+column sums are rounded once to float32, scores once to bfloat16 (or kept as float32).
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Options:
+    batch: int = 4096
+    chunk: int = 1024
+    local: int = 256
+    heavy: int = 256
+    clamp: bool = True
+    dense: bool = False
+    scale: float | None = None
+    softcap: float = 0.0
+    score_type: str = "bf16"
+    sinks: np.ndarray | None = None
+    alibi: np.ndarray | None = None
+
+    def effective(self):
+        """CFG-2..4: (batch, chunk, local, heavy)."""
+        batch = max(self.batch, self.chunk)
+        local, heavy = (0, 0) if self.dense else (self.local, self.heavy)
+        if self.clamp and local + heavy >= self.chunk:
+            local = min(local, self.chunk - 1)
+            heavy = min(heavy, self.chunk - 1 - local)
+        return batch, self.chunk, local, heavy
+
+
+@dataclass
+class Result:
+    out: np.ndarray
+    lse: np.ndarray
+    scores: np.ndarray  # float32 values
+    chunk_start: list = field(default_factory=list)
+    memory: list = field(default_factory=list)  # per chunk: [heads, M] int32
+    colsum_intra: np.ndarray | None = None
+    colsum_inter: list = field(default_factory=list)  # per chunk: [heads, M] float32
+    margin: float = np.inf  # smallest relative distance of any decision from flipping
+
+
+def bf16(values):
+    """SCORE-4 for float32 arrays; returns float32 values that are bfloat16 numbers."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16
+    rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, rounded)
+    return rounded.astype(np.uint32).view(np.float32)
+
+
+def plan(base, n, batch, chunk):
+    """PLAN-1, PLAN-2."""
+    chunks = []
+    for batch_begin in range(base, base + n, batch):
+        batch_end = min(batch_begin + batch, base + n)
+        for begin in range(batch_begin, batch_end, chunk):
+            chunks.append((begin, min(begin + chunk, batch_end)))
+    return chunks
+
+
+def softmax_parts(logits, visible, sink=None):
+    """INTRA-1 for rows x columns: (m, l, weights relative to m)."""
+    masked = np.where(visible, logits, -np.inf)
+    m = masked.max(axis=1, initial=-np.inf)
+    if sink is not None:
+        m = np.maximum(m, sink)
+    safe = np.where(np.isneginf(m), 0.0, m)
+    weights = np.where(visible, np.exp(np.where(visible, logits, 0.0) - safe[:, None]), 0.0)
+    l = weights.sum(axis=1)
+    if sink is not None:
+        l = l + np.exp(sink - safe)
+    return safe, l, weights
+
+
+class Oracle:
+    """One layer, fed step by step."""
+
+    def __init__(self, q, k, v, options):
+        self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
+        self.options = options
+        self.batch, self.chunk, self.local, self.heavy = options.effective()
+        n, self.heads, d = self.q.shape
+        self.group = self.heads // self.k.shape[1]
+        self.scale = 1.0 / np.sqrt(d) if options.scale is None else options.scale
+        self.tokens = 0
+        self.turn_sparse = None  # None: no turn is open
+        self.sets = None  # the memory set built last: list of sorted position arrays, one per head
+        self.built_at = 0
+        self.scores = np.zeros((self.heads, n), dtype=np.float32)
+        self.result = Result(
+            out=np.zeros((n, self.heads, self.v.shape[2])),
+            lse=np.zeros((n, self.heads)),
+            scores=self.scores,
+            colsum_intra=np.zeros((self.heads, n), dtype=np.float32),
+        )
+
+    def logits(self, head, rows, columns):
+        """LOGIT-1..3: rows and columns are position arrays."""
+        keys = self.k[:, head // self.group]
+        s = self.scale * (self.q[rows, head] @ keys[columns].T)
+        if self.options.softcap > 0:
+            s = self.options.softcap * np.tanh(s / self.options.softcap)
+        if self.options.alibi is not None:
+            s = s - float(self.options.alibi[head]) * (rows[:, None] - columns[None, :])
+        return s
+
+    def sink(self, head):
+        if self.options.sinks is None or np.isneginf(self.options.sinks[head]):
+            return None
+        return float(self.options.sinks[head])
+
+    def round_score(self, values):
+        if self.options.score_type == "f32":
+            return values
+        ulp = np.spacing(np.abs(values).astype(np.float32)) * 65536.0
+        halves = np.abs((values.astype(np.float64) / ulp) % 1.0 - 0.5)
+        if halves.size:
+            self.result.margin = min(self.result.margin, float(halves.min()) * 2.0**-8)
+        return bf16(values)
+
+    def prefill(self, n, turn_length=None):
+        if self.turn_sparse is None:  # STATE-3
+            length = n if turn_length is None else turn_length
+            self.turn_sparse = self.local + self.heavy > 0 and (self.tokens == 0 or length > self.chunk)
+        if not self.turn_sparse:
+            self.dense_chunk(n)
+            return
+        for begin, end in plan(self.tokens, n, self.batch, self.chunk):
+            self.sparse_chunk(begin, end)
+            self.tokens = end
+
+    def decode(self, n):
+        self.turn_sparse = None
+        self.dense_chunk(n)
+
+    def empty_memory(self, begin):
+        width = self.local + self.heavy
+        self.result.chunk_start.append(begin)
+        self.result.memory.append(np.full((self.heads, width), -1, dtype=np.int32))
+        self.result.colsum_inter.append(np.zeros((self.heads, width), dtype=np.float32))
+
+    def dense_chunk(self, n):
+        """DEC-1 and dense prefill calls."""
+        begin, end = self.tokens, self.tokens + n
+        self.empty_memory(begin)
+        rows, columns = np.arange(begin, end), np.arange(end)
+        for head in range(self.heads):
+            visible = columns[None, :] <= rows[:, None]
+            m, l, w = softmax_parts(self.logits(head, rows, columns), visible, self.sink(head))
+            self.result.out[rows, head] = w @ self.v[:end, head // self.group] / l[:, None]
+            self.result.lse[rows, head] = m + np.log(l)
+        self.tokens = end
+
+    def build_sets(self, end):
+        """MEM-1..5."""
+        local = np.arange(max(0, end - self.local), end)
+        sets = []
+        for head in range(self.heads):
+            previous = np.array([], dtype=np.int64) if self.sets is None else self.sets[head]
+            candidates = np.union1d(previous, np.arange(self.built_at, end))
+            candidates = candidates[candidates < end - self.local].astype(np.int64)
+            score = self.scores[head, candidates].astype(np.float64)
+            rank = np.where(np.isnan(score), -np.inf, score)
+            order = np.lexsort((candidates, -rank, np.isnan(score)))
+            kept = candidates[order[: self.heavy]]
+            if self.options.score_type == "f32" and 0 < self.heavy < len(order):
+                worst, best = rank[order[self.heavy - 1]], rank[order[self.heavy]]
+                if worst > 0:
+                    self.result.margin = min(self.result.margin, (worst - best) / worst)
+            sets.append(np.sort(np.concatenate([kept, local])).astype(np.int64))
+        self.sets, self.built_at = sets, end
+        return sets
+
+    def sparse_chunk(self, begin, end):
+        rows = np.arange(begin, end)
+        self.empty_memory(begin)
+        sets = self.build_sets(begin) if begin > 0 else None
+        for head in range(self.heads):
+            values = self.v[:, head // self.group]
+            visible = rows[None, :] <= rows[:, None]  # MASK-1
+            m, l, w = softmax_parts(self.logits(head, rows, rows), visible, self.sink(head))
+            colsum = (w / l[:, None]).sum(axis=0).astype(np.float32)  # INTRA-2
+            self.result.colsum_intra[head, rows] = colsum
+            self.scores[head, rows] = self.round_score(colsum)  # SCORE-2
+            weighted = w @ values[rows]
+            if sets is not None:
+                entries = sets[head]
+                every = np.ones((len(rows), len(entries)), dtype=bool)
+                mi, li, wi = softmax_parts(self.logits(head, rows, entries), every)
+                inter = (wi / li[:, None]).sum(axis=0).astype(np.float32)  # INTER-2
+                self.result.memory[-1][head, : len(entries)] = entries
+                self.result.colsum_inter[-1][head, : len(entries)] = inter
+                total = self.scores[head, entries] + inter  # float32, SCORE-3
+                self.scores[head, entries] = self.round_score(total)
+                top = np.maximum(m, mi)  # FUSE-1
+                a, b = np.exp(m - top), np.exp(mi - top)
+                weighted = weighted * a[:, None] + wi @ values[entries] * b[:, None]
+                m, l = top, l * a + li * b
+            self.result.out[rows, head] = weighted / l[:, None]
+            self.result.lse[rows, head] = m + np.log(l)
+
+
+def attend(q, k, v, options, steps=None):
+    """steps: [("p", n, T or None) or ("d", n)]; returns a Result."""
+    oracle = Oracle(q, k, v, options)
+    for step in steps or [("p", len(q), None)]:
+        if step[0] == "p":
+            oracle.prefill(step[1], step[2] if len(step) > 2 else None)
+        else:
+            oracle.decode(step[1])
+    oracle.result.chunk_start.append(oracle.tokens)
+    return oracle.result
