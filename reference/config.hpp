@@ -10,15 +10,14 @@ namespace headwater::reference {
 /// invalid_argument; the message names the field, its value and what is allowed.
 void validate(const Shape& shape);
 
-/// What is asked for, checked by itself and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and their sum 0 .. 2^31 - 1; scale
-/// finite; softcap finite and >= 0; sinks empty or n_head values, finite or -inf; alibi empty or n_head
-/// finite values; threads 0 .. 512. Errors: invalid_argument.
+/// What is asked for, checked by itself and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and
+/// their sum 0 .. 2^31 - 1; scale finite; softcap finite and >= 0; sinks empty or n_head values, finite or
+/// -inf; alibi empty or n_head finite values; threads 0 .. 512. Errors: invalid_argument.
 void validate(const Shape& shape, const Options& options);
 
 /// CFG-2 (dense), CFG-3 (clamp) and CFG-4 (B >= S) applied to validated options, with a warning for each
 /// change and for a batch that is no multiple of the chunk. `threads` is 1: the reference computes on the
-/// calling thread. Errors: invalid_argument where the shape or the options are not allowed, or the effective
-/// L + H > 2^31 - 1.
+/// calling thread. Errors: invalid_argument where the shape or the options are not allowed.
 [[nodiscard]] EffectiveOptions resolve(const Shape& shape, const Options& options);
 
 }  // namespace headwater::reference

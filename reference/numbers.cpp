@@ -112,8 +112,8 @@ double from_bf16(std::uint16_t bits) { return decode(kBF16, bits); }
 // SCORE-4
 std::uint16_t bf16(float value) {
   if (std::isnan(value)) return kBF16.nan;
-  // A BF16 is the upper half of a float; the lower half is what is rounded away. Subnormals need no care, and a carry
-  // runs into the exponent and at last into infinity, as it should.
+  // A BF16 is the upper half of a float; the lower half is what is rounded away. Subnormals need no care, and
+  // a carry runs into the exponent and at last into infinity, as it should.
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t upper = bits >> 16U;
   const std::uint32_t rest = bits & 0xFFFFU;

@@ -5,16 +5,17 @@
 #include "oracle.hpp"
 #include "oracle_check.hpp"
 
-/// Bookkeeping beside the oracle (SPEC 13): how large the terms of a result are, and how wrong its logits may be. No value
-/// of the oracle depends on anything here.
+/// Bookkeeping beside the oracle (SPEC 13): how large the terms of a result are, and how wrong its logits may
+/// be. No value of the oracle depends on anything here.
 namespace headwater::reference {
 namespace {
 
 constexpr double kUnitF32 = 0x1p-24;  // unit round-off of F32
-/// Roundings of a scaled dot product of d terms beyond d (SPEC 13): the scale to F32, the product with it, two to spare.
+/// Roundings of a scaled dot product of d terms beyond d (SPEC 13): the scale to F32, the product with it,
+/// two to spare.
 constexpr double kExtraRoundings = 4.0;
-/// Roundings behind the argument of tanh: its result, wrong by 2 units in the last place (4 unit round-offs; glibc's
-/// manual on known maximum errors), and the product with t.
+/// Roundings behind the argument of tanh: its result, wrong by 2 units in the last place (4 unit round-offs;
+/// glibc's manual on known maximum errors), and the product with t.
 constexpr double kTanhRoundings = 5.0;
 
 /// One visible key of one query.
@@ -34,7 +35,8 @@ struct HeadRows {
   std::int64_t first_key = 0;
   Matrix q, k, v, memory_k, memory_v;
 
-  /// Keys that the query of row r sees: its own chunk's (or in a dense chunk all) up to itself, then the memory set.
+  /// Keys that the query of row r sees: its own chunk's (or in a dense chunk all) up to itself, then the
+  /// memory set.
   [[nodiscard]] std::vector<Term> terms(std::int64_t r) const {
     const std::int64_t i = chunk.begin + r;
     std::vector<Term> seen;

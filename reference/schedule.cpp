@@ -50,7 +50,8 @@ IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
   return heads;
 }
 
-/// MEM-5: the set that a chunk reads is built when it starts, from all tokens before it; MEM-6: each head alone.
+/// MEM-5: the set that a chunk reads is built when it starts, from all tokens before it; MEM-6: each head
+/// alone.
 void build_memory_sets(LayerStep& step, const Chunk& chunk) {
   LayerStorage& storage = step.storage;
   std::size_t entries = 0;

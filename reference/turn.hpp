@@ -19,8 +19,9 @@ struct Turn {
 [[nodiscard]] ChunkMode turn_mode(const EffectiveOptions& options, std::int64_t tokens, std::int64_t length);
 
 /// STATE-1, STATE-3: where the session stands once `step` has begun on `tokens` stored ones.
-/// Errors: invalid_argument (unknown kind; n < 1; turn_length of a decode step not 0, of an opening call neither 0 nor
-/// at least n, of a call that continues a turn neither 0 nor the turn's own), capacity_exceeded (STATE-5).
+/// Errors: invalid_argument (unknown kind; n < 1; turn_length of a decode step not 0, of an opening call
+/// neither 0 nor at least n, of a call that continues a turn neither 0 nor the turn's own), capacity_exceeded
+/// (STATE-5).
 [[nodiscard]] Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& options,
                              std::int64_t tokens, std::int64_t capacity);
 
