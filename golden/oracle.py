@@ -43,6 +43,20 @@ class Result:
     colsum_intra: np.ndarray | None = None
     colsum_inter: list = field(default_factory=list)  # per chunk: [heads, M] float32
     margin: float = np.inf  # smallest relative distance of any decision from flipping
+    bound_out: np.ndarray | None = None  # SPEC 13, next to each value: what an engine in float32 may be off by
+    bound_lse: np.ndarray | None = None
+    bound_intra: np.ndarray | None = None
+    bound_inter: list = field(default_factory=list)
+    mismatches: list = field(default_factory=list)  # teacher forcing: sets that the given scores do not select
+
+
+@dataclass
+class Given:
+    """What an engine reported, for teacher forcing (SPEC 13)."""
+
+    memory: np.ndarray  # [chunks, heads, M]
+    colsum_intra: np.ndarray  # [heads, n] float32
+    colsum_inter: np.ndarray  # [chunks, heads, M] float32
 
 
 def bf16(values):
@@ -77,10 +91,14 @@ def softmax_parts(logits, visible, sink=None):
     return safe, l, weights
 
 
-class Oracle:
-    """One layer, fed step by step."""
+UNIT = 2.0**-24
 
-    def __init__(self, q, k, v, options):
+
+class Oracle:
+    """One layer, fed step by step. With `given`, memory sets and scores follow the engine's own column sums."""
+
+    def __init__(self, q, k, v, options, given=None):
+        self.given = given
         self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
         self.options = options
         self.batch, self.chunk, self.local, self.heavy = options.effective()
@@ -97,6 +115,9 @@ class Oracle:
             lse=np.zeros((n, self.heads)),
             scores=self.scores,
             colsum_intra=np.zeros((self.heads, n), dtype=np.float32),
+            bound_out=np.zeros((n, self.heads, self.v.shape[2])),
+            bound_lse=np.zeros((n, self.heads)),
+            bound_intra=np.zeros((self.heads, n)),
         )
 
     def logits(self, head, rows, columns):
@@ -108,6 +129,26 @@ class Oracle:
         if self.options.alibi is not None:
             s = s - float(self.options.alibi[head]) * (rows[:, None] - columns[None, :])
         return s
+
+    def logit_error(self, head, rows, columns):
+        """SPEC 13: ds, the largest rounding error of a row's logits in float32.
+
+        d products and sums and the scale: (d + 4) roundings of the sum of magnitudes; cap and bias round values of
+        at most the size of the logit before them and of the bias (the slope of the cap is at most 1). The cap's
+        tanh may be off by a few units of its own."""
+        keys = np.abs(self.k[:, head // self.group][columns])
+        size = (np.abs(self.q[rows, head]) @ keys.T).max(axis=1, initial=0.0) * abs(self.scale)
+        error = (self.q.shape[2] + 4) * UNIT * size
+        if self.options.softcap > 0:
+            error = error + 8 * UNIT * np.minimum(size, self.options.softcap)
+        if self.options.alibi is not None:
+            reach = (rows - columns.min(initial=0)) * abs(float(self.options.alibi[head]))
+            error = error + 4 * UNIT * (reach + size)
+        return error
+
+    def relative_error(self, head, rows, columns):
+        """c * u + 2 ds: weights, their sums (as long as there are keys) and the products with the values round."""
+        return (len(columns) + 16) * UNIT + 2 * self.logit_error(head, rows, columns)
 
     def sink(self, head):
         if self.options.sinks is None or np.isneginf(self.options.sinks[head]):
@@ -143,6 +184,7 @@ class Oracle:
         self.result.chunk_start.append(begin)
         self.result.memory.append(np.full((self.heads, width), -1, dtype=np.int32))
         self.result.colsum_inter.append(np.zeros((self.heads, width), dtype=np.float32))
+        self.result.bound_inter.append(np.zeros((self.heads, width)))
 
     def dense_chunk(self, n):
         """DEC-1 and dense prefill calls."""
@@ -154,6 +196,10 @@ class Oracle:
             m, l, w = softmax_parts(self.logits(head, rows, columns), visible, self.sink(head))
             self.result.out[rows, head] = w @ self.v[:end, head // self.group] / l[:, None]
             self.result.lse[rows, head] = m + np.log(l)
+            error = self.relative_error(head, rows, columns)
+            magnitude = w @ np.abs(self.v[:end, head // self.group]) / l[:, None]
+            self.result.bound_out[rows, head] = error[:, None] * magnitude
+            self.result.bound_lse[rows, head] = error + 2 * UNIT * np.abs(self.result.lse[rows, head])
         self.tokens = end
 
     def build_sets(self, end):
@@ -176,38 +222,67 @@ class Oracle:
         self.sets, self.built_at = sets, end
         return sets
 
+    def force_sets(self, sets):
+        """The engine's own sets, after a check that the scores select them (SCORE-6)."""
+        chunk = len(self.result.memory) - 1
+        for head in range(self.heads):
+            entries = self.given.memory[chunk, head]
+            valid = entries[entries >= 0].astype(np.int64)
+            padded = np.full(entries.shape, -1)
+            padded[: len(sets[head])] = sets[head]
+            if not np.array_equal(padded, entries):
+                self.result.mismatches.append((chunk, head))
+            sets[head] = valid
+        self.sets = sets
+        return sets
+
     def sparse_chunk(self, begin, end):
         rows = np.arange(begin, end)
         self.empty_memory(begin)
+        chunk = len(self.result.memory) - 1
         sets = self.build_sets(begin) if begin > 0 else None
+        if sets is not None and self.given is not None:
+            sets = self.force_sets(sets)
         for head in range(self.heads):
             values = self.v[:, head // self.group]
             visible = rows[None, :] <= rows[:, None]  # MASK-1
             m, l, w = softmax_parts(self.logits(head, rows, rows), visible, self.sink(head))
             colsum = (w / l[:, None]).sum(axis=0).astype(np.float32)  # INTRA-2
+            error = self.relative_error(head, rows, rows)
             self.result.colsum_intra[head, rows] = colsum
-            self.scores[head, rows] = self.round_score(colsum)  # SCORE-2
+            self.result.bound_intra[head, rows] = (w / l[:, None] * error[:, None]).sum(axis=0)
+            source = colsum if self.given is None else self.given.colsum_intra[head, rows]
+            self.scores[head, rows] = self.round_score(source)  # SCORE-2
             weighted = w @ values[rows]
+            magnitude = w @ np.abs(values[rows])
             if sets is not None:
                 entries = sets[head]
                 every = np.ones((len(rows), len(entries)), dtype=bool)
                 mi, li, wi = softmax_parts(self.logits(head, rows, entries), every)
                 inter = (wi / li[:, None]).sum(axis=0).astype(np.float32)  # INTER-2
+                far = self.relative_error(head, rows, entries)
                 self.result.memory[-1][head, : len(entries)] = entries
                 self.result.colsum_inter[-1][head, : len(entries)] = inter
+                self.result.bound_inter[-1][head, : len(entries)] = (wi / li[:, None] * far[:, None]).sum(axis=0)
+                if self.given is not None:
+                    inter = self.given.colsum_inter[chunk, head, : len(entries)]
                 total = self.scores[head, entries] + inter  # float32, SCORE-3
                 self.scores[head, entries] = self.round_score(total)
                 top = np.maximum(m, mi)  # FUSE-1
                 a, b = np.exp(m - top), np.exp(mi - top)
                 weighted = weighted * a[:, None] + wi @ values[entries] * b[:, None]
+                magnitude = magnitude * a[:, None] + wi @ np.abs(values[entries]) * b[:, None]
                 m, l = top, l * a + li * b
+                error = np.maximum(error, far) + 8 * UNIT
             self.result.out[rows, head] = weighted / l[:, None]
             self.result.lse[rows, head] = m + np.log(l)
+            self.result.bound_out[rows, head] = error[:, None] * magnitude / l[:, None]
+            self.result.bound_lse[rows, head] = error + 2 * UNIT * np.abs(self.result.lse[rows, head])
 
 
-def attend(q, k, v, options, steps=None):
+def attend(q, k, v, options, steps=None, given=None):
     """steps: [("p", n, T or None) or ("d", n)]; returns a Result."""
-    oracle = Oracle(q, k, v, options)
+    oracle = Oracle(q, k, v, options, given)
     for step in steps or [("p", len(q), None)]:
         if step[0] == "p":
             oracle.prefill(step[1], step[2] if len(step) > 2 else None)

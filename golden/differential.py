@@ -1,0 +1,165 @@
+"""Random problems through `headwater attend`, teacher-forced against the numpy oracle.
+
+    differential.py PROGRAM [--cases 40] [--seed 1] [--engine NAME ...] [--only CASE]
+
+Every problem draws shapes, types, options and a step sequence; the file goes through the program like a user's.
+Memory sets and scores must replay exactly, outputs, log-sum-exps and column sums lie within the derived bound
+(docs/spec.md 13). A failure prints the command that repeats it.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+import oracle
+import tensors
+
+
+def draw_steps(rng, n, sparse_chunk):
+    """A random sequence of turns and decode steps that adds up to n; also as --steps text."""
+    steps, text, left = [], [], n
+    in_turn = False
+    while left > 0:
+        size = int(min(left, rng.integers(1, max(2, n // 2))))
+        if rng.random() < 0.3:
+            size = min(size, 3)
+            steps.append(("d", size))
+            text.append(f"d{size}")
+            in_turn = False
+        else:
+            length = None
+            if not in_turn and rng.random() < 0.5:
+                length = size + int(rng.integers(0, 2 * sparse_chunk))
+            steps.append(("p", size, length))
+            text.append(f"p{size}" if length is None else f"p{size}:{length}")
+            in_turn = True
+        left -= size
+    return steps, ",".join(text)
+
+
+def draw(rng):
+    """One problem: (tensors for the file, oracle options, steps, flags)."""
+    n = int(rng.choice([1, 2, 7, 33, 64, 97, 150, 260, 400]))
+    group = int(rng.choice([1, 1, 2, 3, 4]))
+    kv_heads = int(rng.choice([1, 2, 3]))
+    d = int(rng.choice([1, 3, 8, 16, 20, 33, 64, 80]))
+    dv = int(rng.choice([d, d, 1, 5, 16, 40]))
+    types = ["F32", "F16", "BF16"]
+    kv_type = str(rng.choice(types))
+    q_type = str(rng.choice([kv_type, kv_type, str(rng.choice(types))]))
+    spread = float(rng.choice([0.1, 1.0, 1.0, 4.0]))
+    q = rng.normal(size=(n, group * kv_heads, d)) * spread
+    k = rng.normal(size=(n, kv_heads, d))
+    v = rng.normal(size=(n, kv_heads, dv))
+    if rng.random() < 0.3:  # attention sinks and repeated keys: ties and spikes
+        k[:: max(1, n // 5)] *= 3
+        k[n // 2 :] = k[: n - n // 2]
+    heads = group * kv_heads
+    file = {"q": (q_type, q), "k": (kv_type, k), "v": (kv_type, v)}
+    options = oracle.Options()
+    options.chunk = int(rng.choice([1, 2, 5, 16, 32, 48, 64, 100, 512]))
+    options.batch = int(rng.choice([options.chunk, 2 * options.chunk, 3 * options.chunk + 1, 1, 4096]))
+    options.local = int(rng.choice([0, 1, 3, 8, 20, 64]))
+    options.heavy = int(rng.choice([0, 1, 4, 9, 30, 64]))
+    options.clamp = bool(rng.random() < 0.6)
+    options.dense = bool(rng.random() < 0.08)
+    options.score_type = str(rng.choice(["bf16", "bf16", "f32"]))
+    if rng.random() < 0.3:
+        options.scale = float(rng.choice([0.05, 0.5, 1.0, -0.3]))
+    if rng.random() < 0.3:
+        options.softcap = float(rng.choice([0.5, 5.0, 30.0]))
+    if rng.random() < 0.3:
+        options.sinks = rng.normal(size=heads).astype(np.float32) * 3
+        options.sinks[rng.random(heads) < 0.2] = -np.inf
+        file["sinks"] = ("F32", options.sinks)
+    if rng.random() < 0.3:
+        options.alibi = (rng.random(heads) * float(rng.choice([0.01, 0.3]))).astype(np.float32)
+        file["alibi"] = ("F32", options.alibi)
+    steps, text = draw_steps(rng, n, options.chunk)
+    flags = ["-b", options.batch, "-ub", options.chunk, "--h2o-local", options.local]
+    flags += ["--h2o-heavy", options.heavy, "--score-type", options.score_type]
+    flags += [] if options.clamp else ["--h2o-no-clamp"]
+    flags += ["--dense"] if options.dense else []
+    flags += [] if options.scale is None else ["--scale", repr(options.scale)]
+    flags += [] if options.softcap == 0 else ["--softcap", repr(options.softcap)]
+    flags += ["--schedule", str(rng.choice(["layer-major", "chunk-major"])), "-t", int(rng.integers(1, 4))]
+    if len(steps) == 1 and steps[0] == ("p", n, None) and rng.random() < 0.5:
+        return file, options, steps, [str(f) for f in flags]
+    return file, options, steps, [str(f) for f in flags + ["--steps", text]]
+
+
+def compare(stored, result, options, steps):
+    """List of what is wrong."""
+    given = oracle.Given(stored["memory"], stored["colsum_intra"], stored["colsum_inter"])
+    inputs = [stored["q"], stored["k"], stored["v"]]
+    expected = oracle.attend(*inputs, options, steps, given)
+    wrong = [f"chunk {c} head {h}: memory set is not what the scores select" for c, h in expected.mismatches]
+    if list(result["chunk_start"]) != expected.chunk_start:
+        return [f"chunk_start is {list(result['chunk_start'])}, expected {expected.chunk_start}"]
+    for chunk, entries in enumerate(expected.memory):
+        if not np.array_equal(entries, result["memory"][chunk]):
+            wrong.append(f"memory of chunk {chunk}")
+    if not np.array_equal(expected.scores, result["scores"]):
+        wrong.append("scores do not replay")
+
+    def within(name, value, want, bound):
+        error = np.abs(value.astype(np.float64) - want)
+        allowed = bound + 2 * oracle.UNIT * np.abs(want) + 1e-37
+        if not (error <= allowed).all():
+            worst = np.nanmax(error / allowed) if np.isfinite(error).any() else np.inf
+            wrong.append(f"{name}: error {np.nanmax(error):.3g} is {worst:.3g} of the bound")
+
+    within("out", result["out"], expected.out, expected.bound_out)
+    within("lse", result["lse"], expected.lse, expected.bound_lse)
+    within("colsum_intra", result["colsum_intra"], expected.colsum_intra, expected.bound_intra)
+    if expected.memory and expected.memory[0].size:
+        want = np.stack(expected.colsum_inter)
+        within("colsum_inter", result["colsum_inter"], want, np.stack(expected.bound_inter))
+    return wrong
+
+
+def run_one(program, engine, file, options, steps, flags, folder):
+    source, target = folder / "in.safetensors", folder / "out.safetensors"
+    tensors.write(source, file)
+    command = [program, "attend", str(source), "-o", str(target), "--engine", engine, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        return [f"exit {done.returncode}: {done.stderr.strip()}"], command
+    stored = tensors.read(source)[0]
+    result = tensors.read(target)[0]
+    stored.update({name: result[name] for name in ("memory", "colsum_intra", "colsum_inter")})
+    return compare(stored, result, options, steps), command
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--cases", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", action="append")
+    parser.add_argument("--only", type=int)
+    arguments = parser.parse_args()
+    failed = run = 0
+    cases = range(arguments.cases) if arguments.only is None else [arguments.only]
+    with tempfile.TemporaryDirectory() as name:
+        for case in cases:
+            problem = draw(np.random.default_rng([arguments.seed, case]))
+            for engine in arguments.engine or ["reference", "cpu-portable"]:
+                run += 1
+                wrong, command = run_one(arguments.program, engine, *problem, pathlib.Path(name))
+                if wrong:
+                    failed += 1
+                    print(f"FAIL case {case} engine {engine}: {'; '.join(wrong[:4])}")
+                    print(f"     {' '.join(command)}")
+                    print(f"     repeat: {sys.argv[0]} {arguments.program} --seed {arguments.seed} "
+                          f"--only {case} --engine {engine}")
+    print(f"{run} runs, {failed} failed")
+    return 1 if failed or run == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
