@@ -61,15 +61,13 @@ enum {
  * lives as long as the program. */
 HEADWATER_API const char* headwater_status_name(headwater_status status);
 
-/* What went wrong in this thread's latest call that returned a status or, where that fails, a NULL string:
- * one line without a newline, "" after a success. Never NULL. Valid until the next such call in this thread.
- */
+/* What went wrong in this thread's latest call that returned a status (or a NULL where it promises a text): one
+ * line without a newline, "" after a success. Never NULL. Valid until the next such call in this thread. */
 HEADWATER_API const char* headwater_last_error(void);
 
 /* ---- Engines ---- */
 
-/* Number of engines in this library; some may be unavailable on this machine. The preferred ones come last.
- */
+/* Number of engines in this library, the preferred ones last; some may be unavailable on this machine. */
 HEADWATER_API int32_t headwater_engine_count(void);
 
 /* Of engine `index` (0 .. count - 1): its name ("cpu-portable"), its instruction set ("x86-64-v2"), one line
@@ -233,8 +231,7 @@ typedef struct headwater_memory_bytes {
   int64_t workspace;   /* everything else */
 } headwater_memory_bytes;
 
-/* Writes struct_size bytes, the caller's sizeof(headwater_memory_bytes), as headwater_session_options() does.
- */
+/* Writes struct_size bytes, the caller's sizeof(headwater_memory_bytes); see headwater_session_options(). */
 HEADWATER_API headwater_status headwater_session_memory_bytes(const headwater_session* session,
                                                               headwater_memory_bytes* bytes,
                                                               size_t struct_size);

@@ -31,7 +31,7 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(std::int64_t count) : count_(count) {
     const std::int64_t size = checked_product(count, static_cast<std::int64_t>(sizeof(T)));
-    data_ = static_cast<T*>(::operator new(static_cast<std::size_t>(size), std::align_val_t{kAlignment}));
+    data_ = static_cast<T*>(::operator new (static_cast<std::size_t>(size), std::align_val_t{kAlignment}));
   }
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
@@ -42,7 +42,7 @@ class Buffer {
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { ::operator delete(data_, std::align_val_t{kAlignment}); }
+  ~Buffer() { ::operator delete (data_, std::align_val_t{kAlignment}); }
 
   [[nodiscard]] T* data() { return data_; }
   [[nodiscard]] const T* data() const { return data_; }

@@ -36,7 +36,8 @@ void validate(const Shape& shape) {
   if (shape.n_head % shape.n_head_kv != 0) {
     refuse("n_head_kv", shape.n_head_kv, "a divisor of n_head = " + std::to_string(shape.n_head));
   }
-  require_range("kv_type", static_cast<std::int64_t>(shape.kv_type), 0, static_cast<std::int64_t>(DType::bf16));
+  require_range("kv_type", static_cast<std::int64_t>(shape.kv_type), 0,
+                static_cast<std::int64_t>(DType::bf16));
 }
 
 void validate(const Shape& shape, const Options& options) {
@@ -83,7 +84,8 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
                                  std::to_string(options.chunk));
   } else if (options.batch % options.chunk != 0) {
     effective.warnings.push_back("batch " + std::to_string(options.batch) + " is not a multiple of chunk " +
-                                 std::to_string(options.chunk) + ": the last chunk of every batch is shorter");
+                                 std::to_string(options.chunk) +
+                                 ": the last chunk of every batch is shorter");
   }
 
   if (!options.dense) {  // CFG-2
@@ -96,10 +98,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
       if (HEADWATER_SABOTAGE("core.config.clamp_heavy_to_chunk")) {
         effective.heavy = std::min(options.heavy, chunk - effective.local);
       }
-      effective.warnings.push_back(
-          "local + heavy = " + std::to_string(options.local + options.heavy) + " is not below chunk " +
-          std::to_string(chunk) + " and is clamped to local " + std::to_string(effective.local) + ", heavy " +
-          std::to_string(effective.heavy));
+      effective.warnings.push_back("local + heavy = " + std::to_string(options.local + options.heavy) +
+                                   " is not below chunk " + std::to_string(chunk) +
+                                   " and is clamped to local " + std::to_string(effective.local) +
+                                   ", heavy " + std::to_string(effective.heavy));
     }
   }
   effective.sparse = effective.memory() > 0;

@@ -19,8 +19,8 @@ KvStore::KvStore(const Shape& shape)
       keys_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, key_bytes_)),
       values_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, value_bytes_)) {}
 
-void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
-                    std::int64_t row) {
+void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k,
+                    const Rows& v, std::int64_t row) {
   const std::int64_t at = (layer * heads_ + head) * capacity_ + position;
   const std::int64_t value_head = HEADWATER_SABOTAGE("core.kv.value_head_zero") ? 0 : head;
   convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + at * key_bytes_, type_);

@@ -18,8 +18,8 @@ namespace {
 
 void require_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value < low || value > high) {
-    refuse(std::string(field) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + " .. " +
-           std::to_string(high));
+    refuse(std::string(field) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) +
+           " .. " + std::to_string(high));
   }
 }
 
@@ -68,8 +68,8 @@ void rotate(const MutableRows& rows, std::int64_t n, std::int64_t heads, std::in
   require_range("layout", static_cast<std::int64_t>(layout), 0, 1);
   const auto pairs = static_cast<std::int64_t>(inverse_frequencies.size());
   if (2 * pairs > width) {
-    refuse("inverse_frequencies has " + std::to_string(pairs) + " entries; allowed: at most width / 2 = " +
-           std::to_string(width / 2));
+    refuse("inverse_frequencies has " + std::to_string(pairs) +
+           " entries; allowed: at most width / 2 = " + std::to_string(width / 2));
   }
   if (!std::isfinite(magnitude)) refuse("magnitude is not finite; allowed: a finite number");
   for (std::int64_t i = 0; i < pairs; ++i) {

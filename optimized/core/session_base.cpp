@@ -19,7 +19,8 @@ void require_index(const char* field, std::int64_t value, std::int64_t count) {
 
 void require_view(const char* field, const void* data, DType type) {
   if (data == nullptr) {
-    throw Error(ErrorCode::invalid_argument, std::string(field) + ".data is null; allowed: a pointer to its rows");
+    throw Error(ErrorCode::invalid_argument,
+                std::string(field) + ".data is null; allowed: a pointer to its rows");
   }
   const auto value = static_cast<int>(type);
   if (value < 0 || value > static_cast<int>(DType::bf16)) {
@@ -67,8 +68,8 @@ void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int
   const bool attended = machine_.open() && machine_.attended(layer);
   require_index("position", position, machine_.tokens() + (attended ? machine_.step_tokens() : 0));
   if (row_size != width) {
-    throw Error(ErrorCode::invalid_argument, "row has " + std::to_string(row_size) +
-                                                 " elements; allowed: " + std::to_string(width));
+    throw Error(ErrorCode::invalid_argument,
+                "row has " + std::to_string(row_size) + " elements; allowed: " + std::to_string(width));
   }
 }
 

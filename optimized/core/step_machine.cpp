@@ -56,8 +56,8 @@ void StepMachine::begin(const Step& step) {
   if (prefill && opens_turn()) {
     turn_length = step.turn_length == 0 ? step.n : step.turn_length;
     if (turn_length < step.n) {
-      refuse_argument("turn_length is " + std::to_string(step.turn_length) + "; allowed: 0 (n) or at least n = " +
-                      std::to_string(step.n));
+      refuse_argument("turn_length is " + std::to_string(step.turn_length) +
+                      "; allowed: 0 (n) or at least n = " + std::to_string(step.n));
     }
   } else if (prefill && step.turn_length != 0 && step.turn_length != turn_length_) {
     refuse_argument("turn_length is " + std::to_string(step.turn_length) +
@@ -103,7 +103,8 @@ void StepMachine::enter_layer(std::int64_t layer) {
   }
   if (attended_[static_cast<std::size_t>(layer)]) {
     fail();
-    refuse_state("layer " + std::to_string(layer) + " attended twice in one step; allowed: once, then reset()");
+    refuse_state("layer " + std::to_string(layer) +
+                 " attended twice in one step; allowed: once, then reset()");
   }
   attended_[static_cast<std::size_t>(layer)] = 1;
   --layers_left_;

@@ -31,15 +31,16 @@ struct AttentionBlock {
                 float* weights) const;
 
   /// Adds gathered keys; every row sees each of them (INTER-1).
-  void add_gathered(const float* keys, const float* values, const std::int32_t* positions, std::int64_t n_keys,
-                    float* weights) const;
+  void add_gathered(const float* keys, const float* values, const std::int32_t* positions,
+                    std::int64_t n_keys, float* weights) const;
 
   /// Divides by the row sums: state.max and state.sum are (m, l) and out is o of INTRA-1. A row that saw
   /// nothing keeps o = 0 (INTER-3).
   void normalise() const;
 
   /// INTRA-2, INTER-2: adds the column sums of one segment whose weights are relative to segment_max.
-  void add_column_sums(const float* weights, const float* segment_max, std::int64_t n_keys, double* sums) const;
+  void add_column_sums(const float* weights, const float* segment_max, std::int64_t n_keys,
+                       double* sums) const;
 
  private:
   void add(const float* keys, const float* values, const BlockPositions& positions, std::int64_t n_keys,

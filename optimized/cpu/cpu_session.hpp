@@ -60,7 +60,8 @@ class CpuSession final : public core::SessionBase {
 
   // dense_pass.cpp
   void run_dense(const Call& call, const Chunk& chunk);
-  void dense_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end, Scratch& scratch);
+  void dense_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end,
+                   Scratch& scratch);
 
   // sparse_pass.cpp
   void run_sparse(const Call& call);
@@ -87,7 +88,8 @@ class CpuSession final : public core::SessionBase {
   [[nodiscard]] Scratch& thread_scratch();
 
   // Row state of the window: index (head * window_rows_ + row) (* d_value).
-  [[nodiscard]] std::int64_t window_index(const Window& window, std::int64_t head, std::int64_t position) const {
+  [[nodiscard]] std::int64_t window_index(const Window& window, std::int64_t head,
+                                          std::int64_t position) const {
     return head * window_rows_ + (position - window.begin);
   }
 
@@ -95,21 +97,21 @@ class CpuSession final : public core::SessionBase {
   std::vector<float> sinks_;
   std::vector<float> alibi_;
   int threads_;
-  std::int64_t window_rows_ = 0;   // most rows of a window
-  std::int64_t max_groups_ = 0;    // most groups that any chunk is cut into
+  std::int64_t window_rows_ = 0;  // most rows of a window
+  std::int64_t max_groups_ = 0;   // most groups that any chunk is cut into
 
   core::KvStore kv_;
   core::ScoreStore scores_;
   core::MemorySets memory_;
-  core::Buffer<float> colsum_inter_;         // [Hq][memory width]
-  core::Buffer<double> inter_partials_;      // [Hq][groups][memory width]
-  core::Buffer<float> colsum_intra_;         // [Hq][window]
-  core::Buffer<double> intra_partials_;      // [Hq][groups][window]
-  core::Buffer<float> row_max_;              // [Hq][window] m of the intra pass
-  core::Buffer<float> row_sum_;              // [Hq][window] l of the intra pass
-  core::Buffer<float> row_out_;              // [Hq][window][dv] o of the intra pass
-  core::Buffer<float> lse_;                  // of the chunk: [Hq][window], or [Hq][capacity] where it is dense
-  std::vector<Scratch> scratch_;             // one per thread
+  core::Buffer<float> colsum_inter_;     // [Hq][memory width]
+  core::Buffer<double> inter_partials_;  // [Hq][groups][memory width]
+  core::Buffer<float> colsum_intra_;     // [Hq][window]
+  core::Buffer<double> intra_partials_;  // [Hq][groups][window]
+  core::Buffer<float> row_max_;          // [Hq][window] m of the intra pass
+  core::Buffer<float> row_sum_;          // [Hq][window] l of the intra pass
+  core::Buffer<float> row_out_;          // [Hq][window][dv] o of the intra pass
+  core::Buffer<float> lse_;              // of the chunk: [Hq][window], or [Hq][capacity] where it is dense
+  std::vector<Scratch> scratch_;         // one per thread
 };
 
 }  // namespace headwater::cpu

@@ -31,14 +31,14 @@ struct Scratch {
   explicit Scratch(const ScratchShape& shape);
   [[nodiscard]] std::int64_t bytes() const;
 
-  core::Buffer<float> rows;           ///< [kBlockRows][d] widened query rows
-  core::Buffer<float> packed;         ///< [kGroupRows][d] packed query rows
-  core::Buffer<float> keys;           ///< [wide_keys][d]
-  core::Buffer<float> values;         ///< [wide_keys][dv]
-  core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
-  core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
-  core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
-  core::Buffer<SoftmaxState> states;  ///< [kGroupRows / kBlockRows]
+  core::Buffer<float> rows;                ///< [kBlockRows][d] widened query rows
+  core::Buffer<float> packed;              ///< [kGroupRows][d] packed query rows
+  core::Buffer<float> keys;                ///< [wide_keys][d]
+  core::Buffer<float> values;              ///< [wide_keys][dv]
+  core::Buffer<float> block;               ///< [block_keys][kBlockRows] logits, then weights
+  core::Buffer<float> out;                 ///< [kGroupRows][dv] unnormalised outputs
+  core::Buffer<float> segment_max;         ///< [segments of block_keys][kBlockRows]
+  core::Buffer<SoftmaxState> states;       ///< [kGroupRows / kBlockRows]
   core::Buffer<std::uint32_t> order_keys;  ///< [candidates]
   core::Buffer<std::int32_t> chosen;       ///< [memory]
 };

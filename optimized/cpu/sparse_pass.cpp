@@ -92,8 +92,8 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
   const KeyRows rows = consecutive_rows(call.layer, kv_head(head), chunk.begin, end - chunk.begin, scratch);
-  double* sums = intra_partials_.data() + (head * max_groups_ + group) * window_rows_ +
-                 (chunk.begin - window.begin);
+  double* sums =
+      intra_partials_.data() + (head * max_groups_ + group) * window_rows_ + (chunk.begin - window.begin);
   std::fill_n(sums, end - chunk.begin, 0.0);
 
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
@@ -115,7 +115,8 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
       const std::int64_t n = std::min(kSegmentKeys, visible - first);
       block.add_keys(rows.keys + first * d, rows.values + first * dv, chunk.begin + first, n,
                      scratch.block.data() + first * kBlockRows);
-      std::copy_n(block.state.max, kBlockRows, scratch.segment_max.data() + first / kSegmentKeys * kBlockRows);
+      std::copy_n(block.state.max, kBlockRows,
+                  scratch.segment_max.data() + first / kSegmentKeys * kBlockRows);
     }
     block.normalise();
     for (std::int64_t first = 0; first < visible; first += kSegmentKeys) {
@@ -129,7 +130,8 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   }
 }
 
-void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer, std::int64_t head) {
+void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer,
+                              std::int64_t head) {
   const std::int64_t rows = group_rows(length(chunk));
   const double* partials = intra_partials_.data() + head * max_groups_ * window_rows_;
   float* sums = colsum_intra_.data() + window_index(window, head, chunk.begin);
@@ -149,9 +151,9 @@ void CpuSession::write_chunk(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
     for (std::int64_t head = 0; head < shape().n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);
-      const FusedRow fused = fuse(static_cast<double>(row_max_.data()[at]),
-                                  static_cast<double>(row_sum_.data()[at]),
-                                  -std::numeric_limits<double>::infinity(), 0);
+      const FusedRow fused =
+          fuse(static_cast<double>(row_max_.data()[at]), static_cast<double>(row_sum_.data()[at]),
+               -std::numeric_limits<double>::infinity(), 0);
       lse_.data()[head * window_rows_ + (row - chunk.begin)] = static_cast<float>(fused.lse);
       core::convert_row(row_out_.data() + at * dv, DType::f32, dv,
                         core::row_address(call.out, row - call.base, head), call.out.type);
@@ -208,9 +210,10 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
     block.start(-std::numeric_limits<float>::infinity());  // LOGIT-4: no sink in the inter pass
     for (std::int64_t first = 0; first < n_memory; first += kSegmentKeys) {
       const std::int64_t n = std::min(kSegmentKeys, n_memory - first);
-      block.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv, positions + first,
-                         n, scratch.block.data() + first * kBlockRows);
-      std::copy_n(block.state.max, kBlockRows, scratch.segment_max.data() + first / kSegmentKeys * kBlockRows);
+      block.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
+                         positions + first, n, scratch.block.data() + first * kBlockRows);
+      std::copy_n(block.state.max, kBlockRows,
+                  scratch.segment_max.data() + first / kSegmentKeys * kBlockRows);
     }
     block.normalise();
     for (std::int64_t first = 0; first < n_memory; first += kSegmentKeys) {

@@ -24,9 +24,9 @@ struct LogitMap {
 
 /// Where the keys and rows of a block stand, for masks and ALiBi.
 struct BlockPositions {
-  std::int64_t first_row = 0;             ///< position of lane 0; lane r stands at first_row + r
-  std::int64_t first_key = 0;             ///< position of key 0 where keys follow each other ...
-  const std::int32_t* gathered = nullptr; ///< ... else the position of every key
+  std::int64_t first_row = 0;              ///< position of lane 0; lane r stands at first_row + r
+  std::int64_t first_key = 0;              ///< position of key 0 where keys follow each other ...
+  const std::int32_t* gathered = nullptr;  ///< ... else the position of every key
 };
 
 /// Running softmax of a block (INTRA-1), one entry per lane.

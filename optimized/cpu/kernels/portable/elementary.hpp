@@ -13,8 +13,8 @@ inline float exp_nonpositive(float x) {
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // 10 bits: n * kLn2High is exact
   constexpr float kLn2Low = -2.12194440e-4f;
-  constexpr float kRound = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  constexpr float kSmallest = -87.33654f; // ln of the smallest normal float
+  constexpr float kRound = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  constexpr float kSmallest = -87.33654f;  // ln of the smallest normal float
   const float clamped = x < kSmallest ? kSmallest : x;
   const float shifted = clamped * kLog2E + kRound;
   const float n = shifted - kRound;

@@ -10,8 +10,8 @@ namespace headwater::cpu::portable {
 
 namespace {
 
-constexpr int kKeyTile = 4;                    // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
-constexpr int kVectors = kLaneTile / 4;        // of a line of lanes
+constexpr int kKeyTile = 4;              // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
+constexpr int kVectors = kLaneTile / 4;  // of a line of lanes
 
 /// Keys x kLaneTile dot products, each accumulated in the order of the row elements.
 template <int Keys>
@@ -49,8 +49,8 @@ void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* 
   }
 }
 
-void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys, std::int64_t n_keys,
-                  float* block) {
+void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
+                  std::int64_t n_keys, float* block) {
   std::int64_t key = 0;
   for (; key + kKeyTile <= n_keys; key += kKeyTile) {
     dot_keys<kKeyTile>(packed, lanes, d, keys + key * d, block + key * kBlockRows);

@@ -55,7 +55,8 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
   }
 }
 
-void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor, double* sums) {
+void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
+                 double* sums) {
   if (HEADWATER_SABOTAGE("cpu.colsum.drop_tail")) --n_keys;
   for (std::int64_t key = 0; key < n_keys; ++key) {
     const float* line = block + key * kBlockRows;

@@ -8,14 +8,15 @@ namespace headwater::cpu::portable {
 
 namespace {
 
-constexpr int kRowTile = 4;      // 4 rows x 8 columns: 8 of the 16 SSE registers accumulate
+constexpr int kRowTile = 4;  // 4 rows x 8 columns: 8 of the 16 SSE registers accumulate
 constexpr int kColumnTile = 8;
 /// Keys whose products are summed in registers before they join the output: bounds the length of a float sum,
 /// and 128 value rows of 64 floats fit the first-level cache.
 constexpr std::int64_t kValueKeys = 128;
 
 /// kRowTile rows x kColumnTile columns of one run of keys, added to out.
-inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv, float* out) {
+inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
+                       float* out) {
   constexpr int kVectors = kColumnTile / 4;
   Vector4 sums[kRowTile][kVectors] = {};
   for (std::int64_t key = 0; key < n_keys; ++key) {

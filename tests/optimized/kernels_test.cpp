@@ -1,0 +1,241 @@
+// Every kernel of the portable table against its one-line definition in double, at ragged sizes.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "cpu/kernels/portable/elementary.hpp"
+#include "cpu/kernels/table.hpp"
+
+namespace headwater::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kPoison = 12345.5f;
+
+std::vector<float> normals(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+double ulp_of(double x) { return std::ldexp(1.0, std::max(std::ilogb(x), -126) - 23); }
+
+TEST(Elementary, ExponentialWithinTwoUlp) {
+  double worst = 0;
+  for (float x = -87.3f; x <= 0.0f; x += 0.00037f) {
+    const double exact = std::exp(static_cast<double>(x));
+    worst = std::max(worst, std::fabs(portable::exp_nonpositive(x) - exact) / ulp_of(exact));
+  }
+  EXPECT_LT(worst, 2.0);
+  EXPECT_EQ(portable::exp_nonpositive(0.0f), 1.0f);
+  EXPECT_EQ(portable::exp_nonpositive(-0.0f), 1.0f);
+  EXPECT_EQ(portable::exp_nonpositive(-kInf), 0.0f);
+  EXPECT_EQ(portable::exp_nonpositive(-200.0f), 0.0f);
+  EXPECT_EQ(portable::exp_nonpositive(-87.34f), 0.0f);
+  EXPECT_GT(portable::exp_nonpositive(-87.33f), 0.0f);
+  EXPECT_TRUE(std::isnan(portable::exp_nonpositive(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(Elementary, HyperbolicTangentWithinFourUlp) {
+  double worst = 0;
+  for (float x = 1e-6f; x < 12.0f; x *= 1.0003f) {
+    const double exact = std::tanh(static_cast<double>(x));
+    worst = std::max(worst, std::fabs(portable::tanh_any(x) - exact) / ulp_of(exact));
+    EXPECT_EQ(portable::tanh_any(-x), -portable::tanh_any(x));
+  }
+  EXPECT_LT(worst, 4.0);
+  EXPECT_EQ(portable::tanh_any(0.0f), 0.0f);
+  EXPECT_EQ(portable::tanh_any(1e-30f), 1e-30f);
+  EXPECT_EQ(portable::tanh_any(50.0f), 1.0f);
+  EXPECT_EQ(portable::tanh_any(kInf), 1.0f);
+  EXPECT_EQ(portable::tanh_any(-kInf), -1.0f);
+  EXPECT_TRUE(std::isnan(portable::tanh_any(std::numeric_limits<float>::quiet_NaN())));
+}
+
+class Kernels : public ::testing::TestWithParam<std::tuple<int, int, int>> {
+ protected:
+  const KernelTable& kernels = portable_kernels();
+  const std::int64_t lanes = std::get<0>(GetParam());
+  const std::int64_t n_keys = std::get<1>(GetParam());
+  const std::int64_t d = std::get<2>(GetParam());
+  std::vector<float> block = std::vector<float>(static_cast<std::size_t>(n_keys * kBlockRows), kPoison);
+
+  float& at(std::int64_t key, std::int64_t lane) {
+    return block[static_cast<std::size_t>(key * kBlockRows + lane)];
+  }
+  void expect_padding_untouched() {
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      for (std::int64_t lane = lanes; lane < kBlockRows; ++lane) EXPECT_EQ(at(key, lane), kPoison);
+    }
+  }
+};
+
+TEST_P(Kernels, LOGIT_1_DotProducts) {
+  const auto q = normals(static_cast<std::size_t>(lanes * d), 1);
+  const auto k = normals(static_cast<std::size_t>(n_keys * d), 2);
+  std::vector<float> packed(q.size() + 1, kPoison);
+  kernels.pack_queries(q.data(), lanes, d, packed.data());
+  EXPECT_EQ(packed.back(), kPoison);
+  kernels.dot_products(packed.data(), lanes, d, k.data(), n_keys, block.data());
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      double exact = 0;
+      double size = 0;
+      for (std::int64_t e = 0; e < d; ++e) {
+        const double product = static_cast<double>(q[static_cast<std::size_t>(lane * d + e)]) *
+                               static_cast<double>(k[static_cast<std::size_t>(key * d + e)]);
+        exact += product;
+        size += std::fabs(product);
+      }
+      EXPECT_NEAR(at(key, lane), exact, static_cast<double>(d + 1) * 0x1p-24 * size);
+    }
+  }
+  expect_padding_untouched();
+}
+
+TEST_P(Kernels, LOGIT_2_and_3_MapLogits) {
+  const auto values = normals(block.size(), 3);
+  std::vector<std::int32_t> gathered;
+  for (std::int64_t key = 0; key < n_keys; ++key) gathered.push_back(static_cast<std::int32_t>(3 * key));
+  for (int kind = 0; kind < 8; ++kind) {
+    LogitMap map;
+    map.scale = 0.37f;
+    map.softcap = kind & 1 ? 0.8f : 0.0f;
+    map.slope = kind & 2 ? 0.25f : 0.0f;
+    BlockPositions positions{700, 13, kind & 4 ? gathered.data() : nullptr};
+    std::fill(block.begin(), block.end(), kPoison);
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        at(key, lane) = values[static_cast<std::size_t>(key * kBlockRows + lane)];
+      }
+    }
+    kernels.map_logits(map, positions, lanes, n_keys, block.data());
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        double s = 0.37 * static_cast<double>(values[static_cast<std::size_t>(key * kBlockRows + lane)]);
+        if (kind & 1) s = 0.8 * std::tanh(s / 0.8);
+        const std::int64_t j = kind & 4 ? 3 * key : 13 + key;
+        if (kind & 2) s -= 0.25 * static_cast<double>(700 + lane - j);
+        EXPECT_NEAR(at(key, lane), s, 8 * 0x1p-24 * (1 + std::fabs(s))) << kind;
+      }
+    }
+    expect_padding_untouched();
+  }
+}
+
+TEST_P(Kernels, MASK_1_HidesExactlyTheFuture) {
+  for (const std::int64_t first_row : {0, 1, 5, 40, 4000}) {
+    std::fill(block.begin(), block.end(), 1.0f);
+    kernels.mask_future({first_row, 3, nullptr}, lanes, n_keys, block.data());
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
+        const bool hidden = lane < lanes && 3 + key > first_row + lane;
+        EXPECT_EQ(at(key, lane), hidden ? -kInf : 1.0f) << first_row << ' ' << key << ' ' << lane;
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, INTRA_1_SoftmaxInSegments) {
+  const auto logits = normals(block.size() * 2, 4);
+  SoftmaxState state;
+  std::fill_n(state.max, kBlockRows, -kInf);
+  std::fill_n(state.sum, kBlockRows, 0.0f);
+  std::vector<double> max(static_cast<std::size_t>(lanes), -kInf);
+  for (int segment = 0; segment < 2; ++segment) {
+    const auto logit = [&](std::int64_t key, std::int64_t lane) {
+      if (segment == 0 && lane == 3) return -kInf;  // nothing visible yet
+      return 5 * logits[block.size() * static_cast<std::size_t>(segment) +
+                        static_cast<std::size_t>(key * kBlockRows + lane)];
+    };
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      for (std::int64_t lane = 0; lane < lanes; ++lane) at(key, lane) = logit(key, lane);
+    }
+    const std::vector<double> before = max;
+    kernels.softmax(lanes, n_keys, block.data(), state);
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      double& m = max[static_cast<std::size_t>(lane)];
+      for (std::int64_t key = 0; key < n_keys; ++key) m = std::max(m, static_cast<double>(logit(key, lane)));
+      EXPECT_EQ(static_cast<double>(state.max[lane]), m);
+      const double old = before[static_cast<std::size_t>(lane)];
+      const double rescale = std::isinf(old) ? 0.0 : std::exp(old - m);
+      EXPECT_NEAR(state.rescale[lane], rescale, 4 * 0x1p-24 * (1 + 20 * rescale));
+      double sum = 0;
+      for (int s = 0; s <= segment; ++s) {
+        for (std::int64_t key = 0; key < n_keys; ++key) {
+          if (s == 0 && lane == 3) continue;
+          const float x = 5 * logits[block.size() * static_cast<std::size_t>(s) +
+                                     static_cast<std::size_t>(key * kBlockRows + lane)];
+          sum += std::exp(static_cast<double>(x) - m);
+        }
+      }
+      EXPECT_NEAR(state.sum[lane], std::isinf(m) ? 0.0 : sum, 1e-5 * (1 + sum));
+      for (std::int64_t key = 0; key < n_keys; ++key) {
+        const double weight = std::isinf(m) ? 0.0 : std::exp(static_cast<double>(logit(key, lane)) - m);
+        EXPECT_NEAR(at(key, lane), weight, 40 * 0x1p-24 * weight + 1e-37);
+      }
+    }
+  }
+  expect_padding_untouched();
+}
+
+TEST_P(Kernels, INTRA_1_ValuesAndRescale) {
+  const auto weights = normals(block.size(), 5);
+  const std::int64_t dv = d;
+  const auto v = normals(static_cast<std::size_t>(n_keys * dv), 6);
+  auto out = normals(static_cast<std::size_t>(lanes * dv), 7);
+  const auto before = out;
+  out.push_back(kPoison);
+  float rescale[kBlockRows];
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane) rescale[lane] = 0.1f * static_cast<float>(lane + 1);
+  kernels.accumulate_values(weights.data(), lanes, n_keys, v.data(), dv, rescale, out.data());
+  for (std::int64_t lane = 0; lane < lanes; ++lane) {
+    for (std::int64_t c = 0; c < dv; ++c) {
+      const auto i = static_cast<std::size_t>(lane * dv + c);
+      double exact = static_cast<double>(before[i]) * static_cast<double>(rescale[lane]);
+      double size = std::fabs(exact);
+      for (std::int64_t key = 0; key < n_keys; ++key) {
+        const double product =
+            static_cast<double>(weights[static_cast<std::size_t>(key * kBlockRows + lane)]) *
+            static_cast<double>(v[static_cast<std::size_t>(key * dv + c)]);
+        exact += product;
+        size += std::fabs(product);
+      }
+      EXPECT_NEAR(out[i], exact, static_cast<double>(n_keys + 3) * 0x1p-24 * size);
+    }
+  }
+  EXPECT_EQ(out.back(), kPoison);
+}
+
+TEST_P(Kernels, INTRA_2_ColumnSums) {
+  auto weights = normals(block.size(), 8);
+  for (float& weight : weights) weight = std::fabs(weight);
+  float factor[kBlockRows];
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane)
+    factor[lane] = 1.0f + 0.01f * static_cast<float>(lane);
+  std::vector<double> sums(static_cast<std::size_t>(n_keys) + 1, 2.0);
+  kernels.column_sums(weights.data(), lanes, n_keys, factor, sums.data());
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    double exact = 2.0;
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      exact += static_cast<double>(weights[static_cast<std::size_t>(key * kBlockRows + lane)]) *
+               static_cast<double>(factor[lane]);
+    }
+    EXPECT_NEAR(sums[static_cast<std::size_t>(key)], exact, 10 * 0x1p-24 * exact);
+  }
+  EXPECT_EQ(sums.back(), 2.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Kernels,
+                         ::testing::Combine(::testing::Values(8, 16, 24, 32),
+                                            ::testing::Values(1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 200),
+                                            ::testing::Values(1, 3, 8, 15, 20, 64)));
+
+}  // namespace
+}  // namespace headwater::cpu
