@@ -1,0 +1,74 @@
+/* The layout of HEADWATER_ABI_VERSION 1 on x86-64. A number that changes here breaks programs that are already
+ * compiled: append a field, or raise the version. */
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "headwater/headwater.h"
+
+#define AT(type, field, offset) \
+  static_assert(offsetof(type, field) == (offset), #type "." #field " has moved")
+#define SIZE(type, size) static_assert(sizeof(type) == (size), #type " has another size")
+
+static_assert(HEADWATER_ABI_VERSION == 1, "new version: new numbers");
+
+SIZE(headwater_shape, 56);
+AT(headwater_shape, n_layer, 0);
+AT(headwater_shape, n_head, 8);
+AT(headwater_shape, n_head_kv, 16);
+AT(headwater_shape, d_head, 24);
+AT(headwater_shape, d_value, 32);
+AT(headwater_shape, capacity, 40);
+AT(headwater_shape, kv_type, 48);
+AT(headwater_shape, reserved, 52);
+
+SIZE(headwater_options, 96);
+AT(headwater_options, struct_size, 0);
+AT(headwater_options, batch, 8);
+AT(headwater_options, chunk, 16);
+AT(headwater_options, local, 24);
+AT(headwater_options, heavy, 32);
+AT(headwater_options, clamp, 40);
+AT(headwater_options, dense, 44);
+AT(headwater_options, scale, 48);
+AT(headwater_options, softcap, 56);
+AT(headwater_options, sinks, 64);
+AT(headwater_options, alibi, 72);
+AT(headwater_options, score_type, 80);
+AT(headwater_options, schedule, 84);
+AT(headwater_options, threads, 88);
+AT(headwater_options, reserved, 92);
+
+SIZE(headwater_rows, 32);
+SIZE(headwater_mutable_rows, 32);
+AT(headwater_rows, data, 0);
+AT(headwater_rows, row_stride, 8);
+AT(headwater_rows, head_stride, 16);
+AT(headwater_rows, type, 24);
+AT(headwater_mutable_rows, data, 0);
+AT(headwater_mutable_rows, row_stride, 8);
+AT(headwater_mutable_rows, head_stride, 16);
+AT(headwater_mutable_rows, type, 24);
+
+SIZE(headwater_effective_options, 64);
+AT(headwater_effective_options, heavy, 24);
+AT(headwater_effective_options, scale, 32);
+AT(headwater_effective_options, sparse, 48);
+AT(headwater_effective_options, threads, 60);
+
+SIZE(headwater_memory_bytes, 32);
+SIZE(headwater_chunk, 24);
+AT(headwater_chunk, mode, 16);
+SIZE(headwater_score_view, 24);
+AT(headwater_score_view, type, 16);
+SIZE(headwater_memory_view, 32);
+
+SIZE(headwater_chunk_record, 96);
+AT(headwater_chunk_record, layer, 8);
+AT(headwater_chunk_record, chunk, 16);
+AT(headwater_chunk_record, memory_count, 40);
+AT(headwater_chunk_record, memory, 56);
+AT(headwater_chunk_record, colsum_inter, 64);
+AT(headwater_chunk_record, row_stride, 72);
+AT(headwater_chunk_record, colsum_intra, 80);
+AT(headwater_chunk_record, lse, 88);

@@ -1,0 +1,26 @@
+/* Every engine of the library through the C ABI. */
+
+#include <stdio.h>
+
+#include "check.h"
+
+int main(void) {
+  int engines_run = 0;
+  CHECK_EQUAL(headwater_abi_version(), HEADWATER_ABI_VERSION);
+  CHECK(headwater_engine_count() >= 2); /* the reference and one more */
+  for (int32_t i = 0; i < headwater_engine_count(); ++i) {
+    CHECK(headwater_engine_name(i) != NULL && headwater_engine_name(i)[0] != '\0');
+    CHECK(headwater_engine_isa(i) != NULL && headwater_engine_isa(i)[0] != '\0');
+    CHECK(headwater_engine_description(i) != NULL && headwater_engine_description(i)[0] != '\0');
+    if (headwater_engine_unavailable_because(i)[0] != '\0') {
+      printf("SKIP engine %s: %s\n", headwater_engine_name(i), headwater_engine_unavailable_because(i));
+      continue;
+    }
+    test_numbers(headwater_engine_name(i));
+    ++engines_run;
+  }
+  CHECK(engines_run >= 2);
+  test_errors();
+  printf("%d engines, %d checks, %d failed\n", engines_run, made_checks(), failed_checks());
+  return failed_checks() == 0 ? 0 : 1;
+}
