@@ -17,7 +17,7 @@ namespace headwater::cli {
 namespace {
 
 [[noreturn]] void fail(const std::string& path, const std::string& reason) {
-  throw Failure(fmt::format("{} {}", quoted(path), reason));
+  throw Failure(fmt::format("{} {}", in_quotes(path), reason));
 }
 
 struct Descriptor {
@@ -41,7 +41,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   inode_ = status.st_ino;
   const auto size = static_cast<std::size_t>(status.st_size);
   void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (data == MAP_FAILED) fail(path, fmt::format("cannot be mapped ({} bytes): {}", size, std::strerror(errno)));
+  if (data == MAP_FAILED)
+    fail(path, fmt::format("cannot be mapped ({} bytes): {}", size, std::strerror(errno)));
   bytes_ = {static_cast<const std::byte*>(data), size};
 }
 

@@ -29,7 +29,8 @@ constexpr std::uint64_t kLengthBytes = 8;  ///< the length of the header, in fro
 
 std::uint64_t read_header_length(std::span<const std::byte> file) {
   if (file.size() < kLengthBytes) {
-    throw Failure(fmt::format("is {} bytes long; a safetensors file has at least {}", file.size(), kLengthBytes));
+    throw Failure(
+        fmt::format("is {} bytes long; a safetensors file has at least {}", file.size(), kLengthBytes));
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
@@ -37,9 +38,9 @@ std::uint64_t read_header_length(std::span<const std::byte> file) {
   }
   const std::uint64_t behind = file.size() - kLengthBytes;
   if (length > behind) {
-    throw Failure(
-        fmt::format("says that its header takes {} bytes, but {} bytes follow (truncated, or not a safetensors file)",
-                    length, behind));
+    throw Failure(fmt::format(
+        "says that its header takes {} bytes, but {} bytes follow (truncated, or not a safetensors file)",
+        length, behind));
   }
   if (length > kMaxHeaderBytes) {
     throw Failure(fmt::format("has a header of {} bytes; allowed are {}", length, kMaxHeaderBytes));
@@ -54,7 +55,7 @@ std::uint64_t byte_size(std::string_view name, const TensorInfo& tensor) {
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0U) != tensor.shape.end()) return 0;
   for (const std::uint64_t size : tensor.shape) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) {
-      throw Failure(fmt::format("tensor {}: the sizes of shape {} overflow 64 bits", quoted(name),
+      throw Failure(fmt::format("tensor {}: the sizes of shape {} overflow 64 bits", in_quotes(name),
                                 shape_text(tensor.shape)));
     }
   }
@@ -63,14 +64,15 @@ std::uint64_t byte_size(std::string_view name, const TensorInfo& tensor) {
 
 void check_tensor(std::string_view name, const TensorInfo& tensor, std::uint64_t data_bytes) {
   if (tensor.begin > tensor.end || tensor.end > data_bytes) {
-    throw Failure(fmt::format("tensor {}: data_offsets [{}, {}] do not lie in order within the {} bytes of data",
-                              quoted(name), tensor.begin, tensor.end, data_bytes));
+    throw Failure(
+        fmt::format("tensor {}: data_offsets [{}, {}] do not lie in order within the {} bytes of data",
+                    in_quotes(name), tensor.begin, tensor.end, data_bytes));
   }
   const std::uint64_t bytes = byte_size(name, tensor);
   if (bytes != tensor.end - tensor.begin) {
-    throw Failure(fmt::format("tensor {}: {} {} takes {} bytes, but data_offsets [{}, {}] hold {}", quoted(name),
-                              tensor_type_info(tensor.type).name, shape_text(tensor.shape), bytes, tensor.begin,
-                              tensor.end, tensor.end - tensor.begin));
+    throw Failure(fmt::format("tensor {}: {} {} takes {} bytes, but data_offsets [{}, {}] hold {}",
+                              in_quotes(name), tensor_type_info(tensor.type).name, shape_text(tensor.shape),
+                              bytes, tensor.begin, tensor.end, tensor.end - tensor.begin));
   }
 }
 
@@ -87,16 +89,18 @@ void check_coverage(const SafetensorsHeader& header, std::uint64_t data_bytes) {
     const auto& [name, tensor] = *it;
     if (tensor.begin < covered) {
       throw Failure(fmt::format("tensor {}: data_offsets [{}, {}] overlap another tensor, which ends at {}",
-                                quoted(name), tensor.begin, tensor.end, covered));
+                                in_quotes(name), tensor.begin, tensor.end, covered));
     }
     if (tensor.begin > covered) {
-      throw Failure(fmt::format("tensor {}: data_offsets [{}, {}] leave a hole of {} bytes before it; none is allowed",
-                                quoted(name), tensor.begin, tensor.end, tensor.begin - covered));
+      throw Failure(
+          fmt::format("tensor {}: data_offsets [{}, {}] leave a hole of {} bytes before it; none is allowed",
+                      in_quotes(name), tensor.begin, tensor.end, tensor.begin - covered));
     }
     covered = tensor.end;
   }
   if (covered != data_bytes) {
-    throw Failure(fmt::format("has {} bytes of data, but its tensors take {}; they must be equal", data_bytes, covered));
+    throw Failure(fmt::format("has {} bytes of data, but its tensors take {}; they must be equal", data_bytes,
+                              covered));
   }
 }
 

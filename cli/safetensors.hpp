@@ -12,7 +12,21 @@ namespace headwater::cli {
 
 /// Element types of the safetensors format.
 enum class TensorType : std::uint8_t {
-  boolean, u8, i8, f8_e5m2, f8_e4m3, i16, u16, f16, bf16, i32, u32, f32, i64, u64, f64,
+  boolean,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  i64,
+  u64,
+  f64,
 };
 
 struct TensorTypeInfo {

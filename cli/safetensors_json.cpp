@@ -41,12 +41,13 @@ class HeaderReader {
     if (place_ != Place::shape && place_ != Place::offsets) unexpected(fmt::format("the number {}", value));
     if (place_ == Place::shape) {
       if (shape_->size() == kMaxDimensions) {
-        throw Failure(fmt::format("tensor {}: shape has more than {} dimensions", quoted(name_), kMaxDimensions));
+        throw Failure(
+            fmt::format("tensor {}: shape has more than {} dimensions", in_quotes(name_), kMaxDimensions));
       }
       shape_->push_back(value);
     } else {
       if (offsets_->size() == 2) {
-        throw Failure(fmt::format("tensor {}: data_offsets has more than two numbers", quoted(name_)));
+        throw Failure(fmt::format("tensor {}: data_offsets has more than two numbers", in_quotes(name_)));
       }
       offsets_->push_back(value);
     }
@@ -68,18 +69,17 @@ class HeaderReader {
     switch (place_) {
       case Place::top:
         if (header_.tensors.contains(text) || (text == kMetadata && seen_metadata_)) {
-          throw Failure(fmt::format("tensor {} appears twice in the header", quoted(text)));
+          throw Failure(fmt::format("tensor {} appears twice in the header", in_quotes(text)));
         }
         name_ = std::move(text);
         break;
       case Place::metadata:
         if (header_.metadata.contains(text)) {
-          throw Failure(fmt::format("__metadata__: key {} appears twice", quoted(text)));
+          throw Failure(fmt::format("__metadata__: key {} appears twice", in_quotes(text)));
         }
         key_ = std::move(text);
         break;
-      default:
-        tensor_key(text);
+      default: tensor_key(text);
     }
     return true;
   }
@@ -126,9 +126,10 @@ class HeaderReader {
   }
 
   bool parse_error(std::size_t position, const std::string& token, const json::exception&) {
-    throw Failure(fmt::format("the header is not valid JSON at byte {} of it, near {}; use UTF-8 JSON as the "
-                              "safetensors format has it",
-                              position, quoted(token)));
+    throw Failure(
+        fmt::format("the header is not valid JSON at byte {} of it, near {}; use UTF-8 JSON as the "
+                    "safetensors format has it",
+                    position, in_quotes(token)));
   }
 
  private:
@@ -137,20 +138,20 @@ class HeaderReader {
 
   [[noreturn]] void unexpected(const std::string& what) const {
     switch (place_) {
-      case Place::start:
-        throw Failure(fmt::format("the header is {}; it must be an object", what));
+      case Place::start: throw Failure(fmt::format("the header is {}; it must be an object", what));
       case Place::top:
         throw Failure(fmt::format("tensor {} is {}; it must be an object {{dtype, shape, data_offsets}}",
-                                  quoted(name_), what));
+                                  in_quotes(name_), what));
       case Place::metadata:
-        throw Failure(fmt::format("__metadata__: {} is {}; it must be a text", quoted(key_), what));
+        throw Failure(fmt::format("__metadata__: {} is {}; it must be a text", in_quotes(key_), what));
       case Place::tensor:
-        throw Failure(fmt::format("tensor {}: {} is {}; {}", quoted(name_), key_, what,
-                                  key_ == "dtype" ? "it must be a text" : "it must be an array of whole numbers"));
+        throw Failure(
+            fmt::format("tensor {}: {} is {}; {}", in_quotes(name_), key_, what,
+                        key_ == "dtype" ? "it must be a text" : "it must be an array of whole numbers"));
       case Place::shape:
       case Place::offsets:
         throw Failure(fmt::format("tensor {}: {} has {}; allowed are whole numbers from 0 to 2^64 - 1",
-                                  quoted(name_), key_, what));
+                                  in_quotes(name_), key_, what));
     }
     throw Failure("the header is not understood");
   }
@@ -158,29 +159,34 @@ class HeaderReader {
   void tensor_key(std::string& text) {
     const bool known = text == "dtype" || text == "shape" || text == "data_offsets";
     if (!known) {
-      throw Failure(fmt::format("tensor {}: key {} is not allowed; a tensor has dtype, shape and data_offsets",
-                                quoted(name_), quoted(text)));
+      throw Failure(
+          fmt::format("tensor {}: key {} is not allowed; a tensor has dtype, shape and data_offsets",
+                      in_quotes(name_), in_quotes(text)));
     }
-    const bool twice = text == "dtype" ? type_.has_value() : text == "shape" ? shape_.has_value() : offsets_.has_value();
-    if (twice) throw Failure(fmt::format("tensor {}: key {} appears twice", quoted(name_), quoted(text)));
+    const bool twice = text == "dtype"   ? type_.has_value()
+                       : text == "shape" ? shape_.has_value()
+                                         : offsets_.has_value();
+    if (twice)
+      throw Failure(fmt::format("tensor {}: key {} appears twice", in_quotes(name_), in_quotes(text)));
     key_ = std::move(text);
   }
 
   [[nodiscard]] TensorType find_type(std::string_view text) const {
     const auto types = tensor_types();
-    const auto it = std::find_if(types.begin(), types.end(), [&](const auto& info) { return info.name == text; });
+    const auto it =
+        std::find_if(types.begin(), types.end(), [&](const auto& info) { return info.name == text; });
     if (it == types.end()) {
-      throw Failure(fmt::format("tensor {}: dtype {} is unknown; the format has {}", quoted(name_), quoted(text),
-                                type_names()));
+      throw Failure(fmt::format("tensor {}: dtype {} is unknown; the format has {}", in_quotes(name_),
+                                in_quotes(text), type_names()));
     }
     return it->type;
   }
 
   void add_tensor() {
     const char* missing = !type_ ? "dtype" : !shape_ ? "shape" : !offsets_ ? "data_offsets" : nullptr;
-    if (missing != nullptr) throw Failure(fmt::format("tensor {} has no {}", quoted(name_), missing));
+    if (missing != nullptr) throw Failure(fmt::format("tensor {} has no {}", in_quotes(name_), missing));
     if (offsets_->size() != 2) {
-      throw Failure(fmt::format("tensor {}: data_offsets has {} numbers; it must have two", quoted(name_),
+      throw Failure(fmt::format("tensor {}: data_offsets has {} numbers; it must have two", in_quotes(name_),
                                 offsets_->size()));
     }
     header_.tensors.emplace(name_, TensorInfo{*type_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
@@ -201,7 +207,8 @@ class HeaderReader {
 SafetensorsHeader parse_safetensors_json(std::string_view text) {
   // The format wants the brace first; the parser would also skip a byte order mark or spaces.
   if (text.empty() || text.front() != '{') {
-    throw Failure(fmt::format("the header begins with {}; it must begin with '{{'", quoted(text.substr(0, 1))));
+    throw Failure(
+        fmt::format("the header begins with {}; it must begin with '{{'", in_quotes(text.substr(0, 1))));
   }
   HeaderReader reader;
   const bool complete = json::sax_parse(text.begin(), text.end(), &reader);

@@ -53,8 +53,8 @@ std::vector<StepItem> parse_steps(std::string_view text) {
     const std::string_view item = text.substr(0, comma);
     const auto step = parse_step(item);
     if (!step) {
-      throw Failure(
-          fmt::format("--steps: item {} is {}, which is not allowed; {}", steps.size() + 1, quoted(item), kGrammar));
+      throw Failure(fmt::format("--steps: item {} is {}, which is not allowed; {}", steps.size() + 1,
+                                in_quotes(item), kGrammar));
     }
     steps.push_back({*step, std::string(item)});
     if (comma == std::string_view::npos) return steps;
@@ -68,16 +68,17 @@ void check_steps_cover(const std::vector<StepItem>& steps, std::int64_t n) {
     // n < 2^31 and every item < 2^31, so the sum stays far from overflow.
     sum += steps[i].step.n;
     if (sum > n) {
-      throw Failure(
-          fmt::format("--steps: item {} ({}) brings the sum to {} tokens, but the input has {}; the steps must add "
-                      "up to exactly {}",
-                      i + 1, quoted(steps[i].text), sum, n, n));
+      throw Failure(fmt::format(
+          "--steps: item {} ({}) brings the sum to {} tokens, but the input has {}; the steps must add "
+          "up to exactly {}",
+          i + 1, in_quotes(steps[i].text), sum, n, n));
     }
   }
   if (sum < n) {
-    throw Failure(fmt::format("--steps: the {} items add up to {} tokens, but the input has {}; they must add up to "
-                              "exactly {}",
-                              steps.size(), sum, n, n));
+    throw Failure(
+        fmt::format("--steps: the {} items add up to {} tokens, but the input has {}; they must add up to "
+                    "exactly {}",
+                    steps.size(), sum, n, n));
   }
 }
 

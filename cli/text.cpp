@@ -63,7 +63,7 @@ std::string one_line(std::string_view text, std::size_t limit) {
   return line;
 }
 
-std::string quoted(std::string_view text) { return "'" + one_line(text, kQuotedLimit) + "'"; }
+std::string in_quotes(std::string_view text) { return fmt::format("'{}'", one_line(text, kQuotedLimit)); }
 
 std::string bytes_text(std::uint64_t bytes) {
   constexpr std::array<const char*, 7> kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

@@ -17,7 +17,7 @@ inline constexpr std::size_t kLineLimit = 2000;
 [[nodiscard]] std::string one_line(std::string_view text, std::size_t limit = kLineLimit);
 
 /// The same between single quotes, bounded by kQuotedLimit.
-[[nodiscard]] std::string quoted(std::string_view text);
+[[nodiscard]] std::string in_quotes(std::string_view text);
 
 /// "7.1 MiB".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);

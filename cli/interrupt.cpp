@@ -1,0 +1,93 @@
+#include "interrupt.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <climits>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+
+#include "failure.hpp"
+#include "progress.hpp"
+#include "text.hpp"
+
+namespace headwater::cli {
+namespace {
+
+// A handler may run on any thread at any time: it sees only what stands in these, and calls only functions that
+// POSIX lists as async-signal-safe.
+std::array<char, PATH_MAX> temporary_path{};
+std::array<char, kLineLimit + 1> truncated_line{};
+std::atomic<bool> has_temporary{false};
+std::atomic<bool> progress_shown{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void write_error(std::string_view text) {
+  // A failure to write to standard error can be told to nobody.
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
+void clean_up() {
+  if (has_temporary.load(std::memory_order_acquire)) ::unlink(temporary_path.data());
+  if (progress_shown.load(std::memory_order_relaxed)) write_error(kClearLine);
+}
+
+extern "C" void end_by_signal(int number) {
+  clean_up();
+  ::_exit(number == SIGINT ? kInterrupted : 128 + number);
+}
+
+extern "C" void end_by_truncation(int) {
+  clean_up();
+  write_error({truncated_line.data(), std::strlen(truncated_line.data())});
+  ::_exit(static_cast<int>(ExitCode::bad_input));
+}
+
+void handle(int number, void (*action)(int)) {
+  struct sigaction handler {};
+  handler.sa_handler = action;
+  ::sigemptyset(&handler.sa_mask);
+  if (::sigaction(number, &handler, nullptr) != 0) {
+    throw Failure(fmt::format("cannot handle signal {}: {}", number, std::strerror(errno)));
+  }
+}
+
+}  // namespace
+
+void install_signal_handlers(const std::string& command, const std::string& input) {
+  const std::string line =
+      one_line(
+          fmt::format("{}: {} could not be read to its end: it was truncated or its disk failed meanwhile",
+                      command, in_quotes(input)),
+          kLineLimit - 4) +
+      "\n";
+  std::copy(line.begin(), line.end(), truncated_line.begin());
+  handle(SIGINT, end_by_signal);
+  handle(SIGTERM, end_by_signal);
+  struct sigaction before {};
+  if (::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
+    handle(SIGHUP, end_by_signal);
+  handle(SIGBUS, end_by_truncation);
+  handle(SIGPIPE, SIG_IGN);
+  handle(SIGXFSZ, SIG_IGN);
+}
+
+void set_temporary_file(const std::string& path) {
+  has_temporary.store(false, std::memory_order_release);
+  if (path.empty()) return;
+  if (path.size() >= temporary_path.size()) {
+    throw Failure(fmt::format("output path {} is longer than the {} bytes that the system allows",
+                              in_quotes(path), temporary_path.size() - 1));
+  }
+  std::copy(path.begin(), path.end(), temporary_path.begin());
+  temporary_path[path.size()] = '\0';
+  has_temporary.store(true, std::memory_order_release);
+}
+
+void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }
+
+}  // namespace headwater::cli

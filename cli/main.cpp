@@ -1,0 +1,100 @@
+// The program `headwater`: finds the command and turns every failure into one line and an exit status.
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "attend.hpp"
+#include "conform.hpp"
+#include "failure.hpp"
+#include "headwater/error.hpp"
+#include "headwater/version.hpp"
+#include "info.hpp"
+#include "standard_output.hpp"
+#include "text.hpp"
+
+namespace headwater::cli {
+namespace {
+
+struct Command {
+  const char* name;
+  const char* help;
+  ExitCode (*run)(const std::vector<std::string>& arguments);
+};
+
+constexpr Command kCommands[] = {
+    {"attend", "sparse or dense attention on tensors dumped to a file", attend_command},
+    {"conform", "check the engines against the specification", conform_command},
+    {"info", "the machine, the engines, and what this build has", info_command},
+};
+
+std::string usage() {
+  std::string text =
+      "headwater: chunked sparse prefill attention with heavy hitters\n\n"
+      "Usage: headwater COMMAND [ARGUMENT...]\n       headwater --version | --help\n\nCommands:\n";
+  for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.help);
+  text +=
+      "\nEach has its own help: headwater COMMAND --help\n\n"
+      "Example:\n  headwater attend models/trace-layer6.safetensors -o out.safetensors\n\n"
+      "Exit status: 0 done, 1 a check failed, 2 bad usage or bad input, 3 engine not available.\n";
+  return text;
+}
+
+std::string command_names() {
+  std::string names;
+  for (const Command& command : kCommands)
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", command.name);
+  return names;
+}
+
+ExitCode run(const std::vector<std::string>& arguments, std::string& who) {
+  if (arguments.empty()) {
+    throw Failure(fmt::format("a command is missing; use one of: {}; see headwater --help", command_names()));
+  }
+  const std::string& first = arguments.front();
+  const std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
+  for (const Command& command : kCommands) {
+    if (first != command.name) continue;
+    who += fmt::format(" {}", command.name);
+    return command.run(rest);
+  }
+  if (first == "--version" || first == "-h" || first == "--help") {
+    if (!rest.empty()) {
+      throw Failure(fmt::format("{} takes no argument, but {} follows", first, in_quotes(rest.front())));
+    }
+    print_out(first == "--version" ? fmt::format("headwater {}\n", kVersion) : usage());
+    return ExitCode::done;
+  }
+  throw Failure(fmt::format("command {} is not known; use one of: {}; see headwater --help", in_quotes(first),
+                            command_names()));
+}
+
+int report(const std::string& who, const std::string& message, ExitCode code) {
+  fmt::print(stderr, "{}\n", one_line(fmt::format("{}: {}", who, message)));
+  return static_cast<int>(code);
+}
+
+}  // namespace
+}  // namespace headwater::cli
+
+int main(int argc, char** argv) {
+  using namespace headwater::cli;
+  std::string who = "headwater";
+  try {
+    return static_cast<int>(run({argv + (argc > 0 ? 1 : 0), argv + argc}, who));
+  } catch (const Failure& failure) {
+    return report(who, failure.what(), failure.code());
+  } catch (const headwater::Error& error) {
+    const bool engine = error.code() == headwater::ErrorCode::engine_unavailable;
+    return report(who, error.what(), engine ? ExitCode::no_engine : ExitCode::bad_input);
+  } catch (const std::bad_alloc&) {
+    return report(who, "out of memory; use a smaller input, --batch or memory, or --no-trace",
+                  ExitCode::bad_input);
+  } catch (const std::exception& error) {
+    return report(who, error.what(), ExitCode::bad_input);
+  }
+}

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+#include <thread>
+
+namespace headwater::cli {
+
+/// Back to the start of the line, and erase it.
+inline constexpr std::string_view kClearLine = "\r\x1b[K";
+
+/// A progress line on standard error: only on a terminal, only for work of more than a second, gone when it ends.
+class Progress {
+ public:
+  /// `total` units of work, >= 1.
+  explicit Progress(std::uint64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void advance(std::uint64_t units) { done_.fetch_add(units, std::memory_order_relaxed); }
+
+ private:
+  void run();
+  void show(double seconds) const;
+
+  std::uint64_t total_;
+  std::atomic<std::uint64_t> done_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool finished_ = false;
+  std::thread thread_;  // only on a terminal
+};
+
+}  // namespace headwater::cli
