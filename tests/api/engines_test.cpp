@@ -1,0 +1,80 @@
+// The list of engines and the choice of one.
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "problem.hpp"
+
+namespace headwater::api_test {
+namespace {
+
+/// Sets HEADWATER_ENGINE for one test and puts it back.
+class EngineChoice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const char* value = std::getenv("HEADWATER_ENGINE")) before_ = value;
+    ASSERT_EQ(unsetenv("HEADWATER_ENGINE"), 0);
+  }
+  void TearDown() override {
+    ASSERT_EQ(before_.empty() ? unsetenv("HEADWATER_ENGINE") : setenv("HEADWATER_ENGINE", before_.c_str(), 1),
+              0);
+  }
+
+ private:
+  std::string before_;
+};
+
+TEST_F(EngineChoice, ListsTheReferenceFirst) {
+  ASSERT_GE(engines().size(), 3u);
+  EXPECT_EQ(engines().front()->name(), "reference");
+  EXPECT_TRUE(engines().front()->claims().double_arithmetic);
+  std::set<std::string_view> names;
+  for (const Engine* engine : engines()) {
+    EXPECT_TRUE(names.insert(engine->name()).second) << engine->name() << " is there twice";
+    EXPECT_FALSE(engine->isa().empty());
+    EXPECT_FALSE(engine->description().empty());
+  }
+  EXPECT_TRUE(names.contains("cpu-portable"));
+  EXPECT_TRUE(names.contains("cpu"));
+}
+
+TEST_F(EngineChoice, FindsByName) {
+  for (const Engine* candidate : engines()) {
+    if (candidate->unavailable_because().empty()) {
+      EXPECT_EQ(&engine(candidate->name()), candidate);
+    } else {
+      expect_error([&] { (void)engine(candidate->name()); }, ErrorCode::engine_unavailable,
+                   {candidate->unavailable_because()});
+    }
+  }
+  EXPECT_EQ(engine().name(), "cpu");
+}
+
+TEST_F(EngineChoice, AsksTheEnvironment) {
+  ASSERT_EQ(setenv("HEADWATER_ENGINE", "reference", 1), 0);
+  EXPECT_EQ(engine().name(), "reference");
+  EXPECT_EQ(engine("cpu-portable").name(), "cpu-portable");
+  ASSERT_EQ(setenv("HEADWATER_ENGINE", "", 1), 0);
+  EXPECT_EQ(engine().name(), "cpu");
+  ASSERT_EQ(setenv("HEADWATER_ENGINE", "Reference", 1), 0);
+  expect_error([] { (void)engine(); }, ErrorCode::engine_unavailable,
+               {"'Reference'", "HEADWATER_ENGINE", "available: reference, cpu-portable, cpu"});
+}
+
+TEST_F(EngineChoice, JunkGivesOneBoundedLine) {
+  const std::string junk = "a\nb\x1b[31m\xff" + std::string(100000, 'x');
+  ASSERT_EQ(setenv("HEADWATER_ENGINE", junk.c_str(), 1), 0);
+  try {
+    (void)engine();
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    const std::string_view message = error.what();
+    EXPECT_LT(message.size(), 400u);
+    EXPECT_TRUE(std::all_of(message.begin(), message.end(), [](char c) { return c >= 0x20 && c < 0x7f; }));
+    EXPECT_THAT(error.what(), testing::HasSubstr("a\\x0ab\\x1b[31m\\xff"));
+  }
+}
+
+}  // namespace
+}  // namespace headwater::api_test

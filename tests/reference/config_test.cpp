@@ -1,0 +1,343 @@
+#include "reference/config.hpp"
+
+#include <cstdint>
+#include <limits>
+
+#include "tests/reference/support.hpp"
+
+namespace headwater::reference {
+namespace {
+
+using test::expect_error;
+using test::kInfF;
+using test::kNaN;
+using test::kNaNF;
+
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min();
+constexpr std::int64_t kPositions = 2147483647;
+
+Shape small_shape() {
+  Shape shape;
+  shape.n_layer = 2;
+  shape.n_head = 6;
+  shape.n_head_kv = 3;
+  shape.d_head = 16;
+  shape.d_value = 8;
+  shape.capacity = 100;
+  return shape;
+}
+
+void expect_rejected(const Shape& shape, const std::vector<std::string>& parts) {
+  expect_error(ErrorCode::invalid_argument, parts, [&] { validate(shape); });
+  expect_error(ErrorCode::invalid_argument, parts, [&] { static_cast<void>(resolve(shape, Options{})); });
+}
+
+void expect_rejected(const Options& options, const std::vector<std::string>& parts) {
+  expect_error(ErrorCode::invalid_argument, parts, [&] { validate(small_shape(), options); });
+  expect_error(ErrorCode::invalid_argument, parts,
+               [&] { static_cast<void>(resolve(small_shape(), options)); });
+}
+
+TEST(Config, CFG_1_sizes_have_limits) {
+  struct Field {
+    const char* name;
+    std::int64_t Shape::*member;
+    std::int64_t most;
+  };
+  const Field fields[] = {
+      {"n_layer", &Shape::n_layer, 65536},     {"n_head", &Shape::n_head, 65536},
+      {"n_head_kv", &Shape::n_head_kv, 65536}, {"d_head", &Shape::d_head, 65536},
+      {"d_value", &Shape::d_value, 65536},     {"capacity", &Shape::capacity, kPositions}};
+  for (const Field& field : fields) {
+    SCOPED_TRACE(field.name);
+    Shape shape = small_shape();
+    shape.n_head = 65536;
+    shape.n_head_kv = 1;
+    shape.*field.member = 1;
+    shape.n_head_kv = 1;
+    EXPECT_NO_THROW(validate(shape));
+    shape.*field.member = field.most;
+    EXPECT_NO_THROW(validate(shape));
+    for (const std::int64_t value : {std::int64_t{0}, std::int64_t{-1}, kMin, field.most + 1, kMax}) {
+      shape.*field.member = value;
+      expect_rejected(shape, {std::string(field.name) + " = " + std::to_string(value), "1 to",
+                              std::to_string(field.most)});
+    }
+  }
+}
+
+TEST(Config, CFG_1_heads_divide) {
+  Shape shape = small_shape();
+  for (const std::int64_t heads_kv : {1, 2, 3, 6}) {
+    shape.n_head_kv = heads_kv;
+    EXPECT_NO_THROW(validate(shape));
+  }
+  for (const std::int64_t heads_kv : {4, 5, 7, 12}) {
+    shape.n_head_kv = heads_kv;
+    expect_rejected(shape, {"n_head_kv = " + std::to_string(heads_kv), "divisor of n_head = 6"});
+  }
+}
+
+TEST(Config, CFG_1_unknown_types) {
+  Shape shape = small_shape();
+  for (const int type : {0, 1, 2}) {
+    shape.kv_type = static_cast<DType>(type);
+    EXPECT_NO_THROW(validate(shape));
+  }
+  shape.kv_type = static_cast<DType>(3);
+  expect_rejected(shape, {"kv_type = 3", "F32", "F16", "BF16"});
+
+  Options options;
+  options.score_type = static_cast<ScoreType>(1);
+  options.schedule = static_cast<Schedule>(1);
+  EXPECT_NO_THROW(validate(small_shape(), options));
+  options.score_type = static_cast<ScoreType>(2);
+  expect_rejected(options, {"score_type = 2", "BF16", "F32"});
+  options = Options{};
+  options.schedule = static_cast<Schedule>(2);
+  expect_rejected(options, {"schedule = 2", "layer-major", "chunk-major"});
+}
+
+TEST(Config, CFG_1_products_fit_in_bytes) {
+  // 2^16 layers of 2^31 - 1 tokens: 65536 bytes for each token and layer are the most that fit below 2^63.
+  Shape shape;
+  shape.n_layer = 65536;
+  shape.capacity = kPositions;
+  shape.n_head = 1;
+  shape.n_head_kv = 1;
+  shape.d_head = 8192;
+  shape.d_value = 8192;
+  EXPECT_NO_THROW(validate(shape));
+  shape.d_value = 8193;
+  expect_rejected(shape, {"n_head_kv * (d_head + d_value)", "2^63"});
+  shape.kv_type = DType::bf16;
+  shape.d_head = 16384;
+  shape.d_value = 16384;
+  EXPECT_NO_THROW(validate(shape));
+  shape.d_head = 16385;
+  expect_rejected(shape, {"n_head_kv * (d_head + d_value)", "2^63"});
+  shape.d_head = 8192;
+  shape.d_value = 8192;
+  shape.n_head = 2;
+  shape.n_head_kv = 2;
+  EXPECT_NO_THROW(validate(shape));
+  shape.n_head = 3;
+  shape.n_head_kv = 3;
+  expect_rejected(shape, {"n_head_kv", "2^63"});
+
+  // The scores: 4 bytes for each query head.
+  shape.n_head_kv = 1;
+  shape.d_head = 1;
+  shape.d_value = 1;
+  shape.n_head = 16384;
+  EXPECT_NO_THROW(validate(shape));
+  shape.n_head = 16385;
+  expect_rejected(shape, {"capacity * n_head * score", "2^63"});
+}
+
+TEST(Config, CFG_1_options_have_limits) {
+  struct Field {
+    const char* name;
+    std::int64_t Options::*member;
+    std::int64_t least;
+  };
+  const Field fields[] = {{"batch", &Options::batch, 1},
+                          {"chunk", &Options::chunk, 1},
+                          {"local", &Options::local, 0},
+                          {"heavy", &Options::heavy, 0}};
+  for (const Field& field : fields) {
+    SCOPED_TRACE(field.name);
+    Options options;
+    options.local = 0;
+    options.heavy = 0;
+    options.*field.member = field.least;
+    EXPECT_NO_THROW(validate(small_shape(), options));
+    options.*field.member = kPositions;
+    EXPECT_NO_THROW(validate(small_shape(), options));
+    for (const std::int64_t value : {field.least - 1, std::int64_t{-5}, kMin, kPositions + 1, kMax}) {
+      options.*field.member = value;
+      expect_rejected(options, {std::string(field.name) + " = " + std::to_string(value),
+                                std::to_string(field.least) + " to 2147483647"});
+    }
+  }
+  Options options;
+  options.local = 1;
+  options.heavy = kPositions - 1;
+  EXPECT_NO_THROW(validate(small_shape(), options));
+  options.local = 2;
+  expect_rejected(options, {"local + heavy = 2147483648", "2147483647"});
+}
+
+TEST(Config, CFG_1_threads) {
+  Options options;
+  for (const int threads : {0, 1, 512}) {
+    options.threads = threads;
+    EXPECT_EQ(resolve(small_shape(), options).threads, 1);
+  }
+  for (const int threads : {-1, 513}) {
+    options.threads = threads;
+    expect_rejected(options, {"threads = " + std::to_string(threads), "0 to 512"});
+  }
+}
+
+TEST(Config, CFG_1_logit_options) {
+  Options options;
+  options.scale = -0.25;
+  options.softcap = 0.0;
+  EXPECT_NO_THROW(validate(small_shape(), options));
+  options.scale = kNaN;
+  expect_rejected(options, {"scale = nan", "finite"});
+  options.scale = test::kInf;
+  expect_rejected(options, {"scale = inf", "finite"});
+  options = Options{};
+  options.softcap = -1e-9;
+  expect_rejected(options, {"softcap = -0.0", "at least 0"});
+  options.softcap = kNaN;
+  expect_rejected(options, {"softcap = nan"});
+  options.softcap = test::kInf;
+  expect_rejected(options, {"softcap = inf"});
+}
+
+TEST(Config, CFG_1_one_sink_and_slope_per_head) {
+  Options options;
+  options.sinks = {0.0F, -kInfF, 1.0F, 2.0F, -3.0F, 4.0F};
+  options.alibi = {0.0F, 1.0F, -1.0F, 2.0F, -3.0F, 4.0F};
+  EXPECT_NO_THROW(validate(small_shape(), options));
+  for (const std::size_t size : {1U, 5U, 7U}) {
+    options = Options{};
+    options.sinks.assign(size, 0.0F);
+    expect_rejected(options, {"sinks.size = " + std::to_string(size), "0 or n_head = 6"});
+    options = Options{};
+    options.alibi.assign(size, 0.0F);
+    expect_rejected(options, {"alibi.size = " + std::to_string(size), "0 or n_head = 6"});
+  }
+  for (const float value : {kInfF, kNaNF}) {
+    options = Options{};
+    options.sinks.assign(6, 0.0F);
+    options.sinks[5] = value;
+    expect_rejected(options, {"sinks[5] = ", "finite or -inf"});
+  }
+  for (const float value : {kInfF, -kInfF, kNaNF}) {
+    options = Options{};
+    options.alibi.assign(6, 0.0F);
+    options.alibi[0] = value;
+    expect_rejected(options, {"alibi[0] = ", "finite"});
+  }
+}
+
+TEST(Config, defaults_are_those_of_the_spec) {
+  Shape shape = small_shape();
+  shape.d_head = 64;
+  const EffectiveOptions effective = resolve(shape, Options{});
+  EXPECT_EQ(effective.batch, 4096);
+  EXPECT_EQ(effective.chunk, 1024);
+  EXPECT_EQ(effective.local, 256);
+  EXPECT_EQ(effective.heavy, 256);
+  EXPECT_TRUE(effective.sparse);
+  EXPECT_EQ(effective.scale, 0.125);
+  EXPECT_EQ(effective.softcap, 0.0);
+  EXPECT_EQ(effective.score_type, ScoreType::bf16);
+  EXPECT_EQ(effective.schedule, Schedule::layer_major);
+  EXPECT_EQ(effective.threads, 1);
+  EXPECT_TRUE(effective.warnings.empty());
+}
+
+TEST(Config, what_is_asked_for_is_kept) {
+  Options options;
+  options.scale = 0.5;
+  options.softcap = 30.0;
+  options.score_type = ScoreType::f32;
+  options.schedule = Schedule::chunk_major;
+  const EffectiveOptions effective = resolve(small_shape(), options);
+  EXPECT_EQ(effective.scale, 0.5);
+  EXPECT_EQ(effective.softcap, 30.0);
+  EXPECT_EQ(effective.score_type, ScoreType::f32);
+  EXPECT_EQ(effective.schedule, Schedule::chunk_major);
+}
+
+struct MemoryCase {
+  std::int64_t chunk, local, heavy, effective_local, effective_heavy;
+  bool clamped;
+};
+
+TEST(Config, CFG_3_clamps_local_first_and_never_rejects) {
+  const MemoryCase cases[] = {{8, 3, 4, 3, 4, false},  {8, 4, 4, 4, 3, true},   {8, 7, 0, 7, 0, false},
+                              {8, 8, 0, 7, 0, true},   {8, 0, 8, 0, 7, true},   {8, 0, 7, 0, 7, false},
+                              {8, 100, 5, 7, 0, true}, {8, 5, 100, 5, 2, true}, {1, 5, 5, 0, 0, true},
+                              {1, 0, 0, 0, 0, false},  {2, 1, 1, 1, 0, true},   {8, 7, 1, 7, 0, true}};
+  for (const MemoryCase& c : cases) {
+    SCOPED_TRACE(std::to_string(c.chunk) + "/" + std::to_string(c.local) + "/" + std::to_string(c.heavy));
+    Options options;
+    options.batch = 8;
+    options.chunk = c.chunk;
+    options.local = c.local;
+    options.heavy = c.heavy;
+    const EffectiveOptions effective = resolve(small_shape(), options);
+    EXPECT_EQ(effective.local, c.effective_local);
+    EXPECT_EQ(effective.heavy, c.effective_heavy);
+    EXPECT_EQ(effective.sparse, c.effective_local + c.effective_heavy > 0);
+    EXPECT_EQ(effective.warnings.size(), c.clamped ? 1U : 0U);
+    if (c.clamped) {
+      for (const std::int64_t number : {c.chunk, c.local, c.heavy, c.effective_local, c.effective_heavy}) {
+        EXPECT_NE(effective.warnings.at(0).find("= " + std::to_string(number)), std::string::npos)
+            << effective.warnings[0];
+      }
+    }
+
+    options.clamp = false;
+    const EffectiveOptions unclamped = resolve(small_shape(), options);
+    EXPECT_EQ(unclamped.local, c.local);
+    EXPECT_EQ(unclamped.heavy, c.heavy);
+    EXPECT_EQ(unclamped.sparse, c.local + c.heavy > 0);
+    EXPECT_TRUE(unclamped.warnings.empty());
+  }
+}
+
+TEST(Config, CFG_2_dense_asks_for_no_memory) {
+  Options options;
+  options.dense = true;
+  options.local = 5000;
+  EffectiveOptions effective = resolve(small_shape(), options);
+  EXPECT_FALSE(effective.sparse);
+  EXPECT_EQ(effective.local, 0);
+  EXPECT_EQ(effective.heavy, 0);
+  EXPECT_EQ(effective.memory(), 0);
+  EXPECT_TRUE(effective.warnings.empty());
+
+  options.dense = false;
+  options.local = 0;
+  options.heavy = 0;
+  effective = resolve(small_shape(), options);
+  EXPECT_FALSE(effective.sparse);
+  EXPECT_TRUE(effective.warnings.empty());
+}
+
+TEST(Config, CFG_4_batch_is_at_least_a_chunk) {
+  Options options;
+  options.local = 1;
+  options.heavy = 1;
+  options.chunk = 8;
+  options.batch = 7;
+  EffectiveOptions effective = resolve(small_shape(), options);
+  EXPECT_EQ(effective.batch, 8);
+  EXPECT_EQ(effective.chunk, 8);
+  ASSERT_EQ(effective.warnings.size(), 1U);
+  EXPECT_NE(effective.warnings[0].find("batch = 7"), std::string::npos);
+  EXPECT_NE(effective.warnings[0].find("chunk = 8"), std::string::npos);
+
+  for (const std::int64_t batch : {8, 16, 80}) {
+    options.batch = batch;
+    effective = resolve(small_shape(), options);
+    EXPECT_EQ(effective.batch, batch);
+    EXPECT_TRUE(effective.warnings.empty());
+  }
+  options.batch = 20;
+  effective = resolve(small_shape(), options);
+  EXPECT_EQ(effective.batch, 20);
+  ASSERT_EQ(effective.warnings.size(), 1U);
+  EXPECT_NE(effective.warnings[0].find("batch = 20 is not a multiple of chunk = 8"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace headwater::reference

@@ -1,0 +1,176 @@
+#include "tests/reference/definition.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace headwater::reference::test {
+namespace {
+
+using Real = long double;
+
+/// Who sees whom, for one query head: the logits as the spec writes them.
+struct Head {
+  const Inputs& in;
+  const Settings& set;
+  std::int64_t h;
+
+  [[nodiscard]] Real logit(std::int64_t i, std::int64_t j) const {
+    const std::int64_t group = in.n_head / in.n_head_kv;
+    Real product = 0;
+    for (std::int64_t x = 0; x < in.d_head; ++x) {
+      product +=
+          static_cast<Real>(in.q[static_cast<std::size_t>((i * in.n_head + h) * in.d_head + x)]) *
+          static_cast<Real>(in.k[static_cast<std::size_t>((j * in.n_head_kv + h / group) * in.d_head + x)]);
+    }
+    Real s = set.scale * product;
+    if (set.softcap != 0) s = set.softcap * std::tanh(s / set.softcap);
+    if (!set.alibi.empty())
+      s -= static_cast<Real>(set.alibi[static_cast<std::size_t>(h)]) * static_cast<Real>(i - j);
+    return s;
+  }
+  [[nodiscard]] Real exponential(std::int64_t i, std::int64_t j) const { return std::exp(logit(i, j)); }
+  [[nodiscard]] Real sink() const {
+    return set.sinks.empty() ? 0 : std::exp(static_cast<Real>(set.sinks[static_cast<std::size_t>(h)]));
+  }
+  [[nodiscard]] double value(std::int64_t j, std::int64_t c) const {
+    const std::int64_t group = in.n_head / in.n_head_kv;
+    return in.v[static_cast<std::size_t>((j * in.n_head_kv + h / group) * in.d_value + c)];
+  }
+};
+
+/// A score of BF16: the float cut to 8 significant bits by adding and subtracting, in the range that tests
+/// use.
+float rounded(float x, bool to_bf16) {
+  if (!to_bf16 || x == 0.0F) return x;
+  const double unit = std::exp2(std::floor(std::log2(static_cast<double>(x))) - 7);
+  return static_cast<float>(std::rint(static_cast<double>(x) / unit) * unit);
+}
+
+/// Output and log-sum-exp of one query over everything it sees and the sink.
+void attend(const Head& head, std::int64_t i, const std::vector<std::int64_t>& seen, Defined& result) {
+  Real total = head.sink();
+  for (const std::int64_t j : seen) total += head.exponential(i, j);
+  const std::int64_t row = i * head.in.n_head + head.h;
+  result.lse[static_cast<std::size_t>(row)] = static_cast<double>(std::log(total));
+  for (std::int64_t c = 0; c < head.in.d_value; ++c) {
+    Real sum = 0;
+    for (const std::int64_t j : seen)
+      sum += head.exponential(i, j) / total * static_cast<Real>(head.value(j, c));
+    result.out[static_cast<std::size_t>(row * head.in.d_value + c)] = static_cast<double>(sum);
+  }
+}
+
+/// What each head still has: tokens that no selection has dropped so far (MEM-2: they alone can be chosen
+/// again).
+using Alive = std::vector<bool>;
+
+std::vector<std::int32_t> select(Alive& alive, const float* score, std::int64_t end, const Settings& set) {
+  std::vector<std::int32_t> chosen;
+  const std::int64_t first_local = end > set.local ? end - set.local : 0;
+  for (std::int64_t j = 0; j < end; ++j) {
+    std::int64_t better = 0;
+    for (std::int64_t other = 0; other < first_local; ++other) {
+      if (!alive[static_cast<std::size_t>(other)] || other == j) continue;
+      if (score[other] > score[j] || (score[other] == score[j] && other < j)) ++better;
+    }
+    if (j >= first_local || (alive[static_cast<std::size_t>(j)] && better < set.heavy)) {
+      chosen.push_back(static_cast<std::int32_t>(j));
+    }
+  }
+  for (std::int64_t j = 0; j < end; ++j) {
+    alive[static_cast<std::size_t>(j)] = std::count(chosen.begin(), chosen.end(), j) != 0;
+  }
+  return chosen;
+}
+
+void define_sparse(const Inputs& in, const Settings& set, DefinedChunk& chunk, std::vector<Alive>& alive,
+                   Defined& result) {
+  for (std::int64_t h = 0; h < in.n_head; ++h) {
+    const Head head{in, set, h};
+    float* score = result.scores.data() + h * in.n;
+    std::vector<std::int32_t> memory;
+    if (chunk.begin > 0) memory = select(alive[static_cast<std::size_t>(h)], score, chunk.begin, set);
+
+    std::vector<Real> intra(static_cast<std::size_t>(chunk.end - chunk.begin), 0);
+    std::vector<Real> inter(memory.size(), 0);
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
+      std::vector<std::int64_t> seen(memory.begin(), memory.end());
+      Real own = head.sink();
+      for (std::int64_t j = chunk.begin; j <= i; ++j) {
+        own += head.exponential(i, j);
+        seen.push_back(j);
+      }
+      for (std::int64_t j = chunk.begin; j <= i; ++j) {
+        intra[static_cast<std::size_t>(j - chunk.begin)] += head.exponential(i, j) / own;
+      }
+      Real far = 0;
+      for (const std::int32_t j : memory) far += head.exponential(i, j);
+      for (std::size_t e = 0; e < memory.size(); ++e) inter[e] += head.exponential(i, memory[e]) / far;
+      attend(head, i, seen, result);
+    }
+    std::vector<float> colsum_inter;
+    for (std::size_t e = 0; e < memory.size(); ++e) {
+      colsum_inter.push_back(static_cast<float>(inter[e]));
+      score[memory[e]] = rounded(score[memory[e]] + colsum_inter.back(), set.bf16_scores);
+    }
+    std::vector<float> colsum_intra;
+    for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
+      colsum_intra.push_back(static_cast<float>(intra[static_cast<std::size_t>(j - chunk.begin)]));
+      score[j] = rounded(colsum_intra.back(), set.bf16_scores);
+    }
+    chunk.memory.push_back(memory);
+    chunk.colsum_inter.push_back(colsum_inter);
+    chunk.colsum_intra.push_back(colsum_intra);
+  }
+}
+
+void define_dense(const Inputs& in, const Settings& set, const DefinedChunk& chunk, Defined& result) {
+  for (std::int64_t h = 0; h < in.n_head; ++h) {
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
+      std::vector<std::int64_t> seen;
+      for (std::int64_t j = 0; j <= i; ++j) seen.push_back(j);
+      attend(Head{in, set, h}, i, seen, result);
+    }
+  }
+}
+
+}  // namespace
+
+Defined define(const Inputs& in, const Settings& set, const std::vector<Step>& steps) {
+  Defined result;
+  result.out.assign(static_cast<std::size_t>(in.n * in.n_head * in.d_value), 0);
+  result.lse.assign(static_cast<std::size_t>(in.n * in.n_head), 0);
+  result.scores.assign(static_cast<std::size_t>(in.n_head * in.n), 0);
+  std::vector<Alive> alive(static_cast<std::size_t>(in.n_head), Alive(static_cast<std::size_t>(in.n), true));
+
+  std::int64_t base = 0;
+  bool in_turn = false;
+  bool sparse_turn = false;
+  for (const Step& step : steps) {
+    ChunkMode mode = ChunkMode::decode;
+    if (step.kind == Step::Kind::prefill) {
+      const std::int64_t length = step.turn_length != 0 ? step.turn_length : step.n;
+      if (!in_turn) sparse_turn = set.local + set.heavy > 0 && (base == 0 || length > set.chunk);
+      mode = sparse_turn ? ChunkMode::sparse : ChunkMode::dense;
+    }
+    in_turn = step.kind == Step::Kind::prefill;
+    for (std::int64_t t = 0; t < step.n; ++t) {
+      const bool opens_chunk = t == 0 || (mode == ChunkMode::sparse && t % set.batch % set.chunk == 0);
+      if (opens_chunk) result.chunks.push_back(DefinedChunk{base + t, base + t, mode, {}, {}, {}});
+      ++result.chunks.back().end;
+    }
+    base += step.n;
+  }
+  for (DefinedChunk& chunk : result.chunks) {
+    if (chunk.mode == ChunkMode::sparse) {
+      define_sparse(in, set, chunk, alive, result);
+    } else {
+      define_dense(in, set, chunk, result);
+    }
+  }
+  return result;
+}
+
+}  // namespace headwater::reference::test

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headwater/options.hpp"
+#include "headwater/session.hpp"
+
+/// The whole spec once more, as one definition of what each token sees, written apart from the reference: no
+/// passes, no running softmax, no fusion, no state. One layer.
+namespace headwater::reference::test {
+
+/// What goes in, as the values that are read: k and v already rounded to the KV type. All token-major.
+struct Inputs {
+  std::int64_t n = 0;
+  std::int64_t n_head = 1, n_head_kv = 1, d_head = 1, d_value = 1;
+  std::vector<double> q;  ///< [n][n_head][d_head]
+  std::vector<double> k;  ///< [n][n_head_kv][d_head]
+  std::vector<double> v;  ///< [n][n_head_kv][d_value]
+};
+
+/// The effective options in plain numbers.
+struct Settings {
+  std::int64_t batch = 1, chunk = 1, local = 0, heavy = 0;
+  double scale = 1.0, softcap = 0.0;
+  std::vector<float> sinks, alibi;  ///< empty or one per query head
+  bool bf16_scores = true;
+};
+
+/// What one chunk of one query head read and how it was looked at.
+struct DefinedChunk {
+  std::int64_t begin = 0, end = 0;
+  ChunkMode mode = ChunkMode::sparse;
+  std::vector<std::vector<std::int32_t>> memory;  ///< per query head
+  std::vector<std::vector<float>> colsum_inter;   ///< per query head, one per entry
+  std::vector<std::vector<float>> colsum_intra;   ///< per query head, one per token; empty unless sparse
+};
+
+struct Defined {
+  std::vector<DefinedChunk> chunks;
+  std::vector<double> out;    ///< [n][n_head][d_value]
+  std::vector<double> lse;    ///< [n][n_head]
+  std::vector<float> scores;  ///< [n_head][n]
+};
+
+Defined define(const Inputs& inputs, const Settings& settings, const std::vector<Step>& steps);
+
+}  // namespace headwater::reference::test

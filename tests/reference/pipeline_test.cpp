@@ -1,0 +1,474 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reference/engine.hpp"
+#include "reference/numbers.hpp"
+#include "tests/reference/definition.hpp"
+#include "tests/reference/support.hpp"
+
+/// Whole sessions of the engine `reference` against the definition.
+namespace headwater::reference {
+namespace {
+
+using test::Defined;
+using test::Inputs;
+using test::Settings;
+
+/// A tensor in memory, token-major [n][heads][width] or head-major, with unused elements around each row.
+struct Tensor {
+  std::int64_t n, heads, width;
+  DType type;
+  std::int64_t row_stride, head_stride;
+  std::vector<unsigned char> bytes;
+
+  Tensor(std::int64_t rows, std::int64_t head_count, std::int64_t row_width, DType element, bool head_major)
+      : n(rows), heads(head_count), width(row_width), type(element) {
+    const std::int64_t gap = 3;
+    row_stride = head_major ? width + gap : heads * (width + gap);
+    head_stride = head_major ? n * (width + gap) : width + gap;
+    bytes.assign(1 + static_cast<std::size_t>(n * heads * (width + gap)) * dtype_size(type), 0xEE);
+  }
+  [[nodiscard]] Rows rows(std::int64_t first) const {
+    return {bytes.data() + 1 + static_cast<std::size_t>(first * row_stride) * dtype_size(type), type,
+            row_stride, head_stride};
+  }
+  [[nodiscard]] MutableRows rows(std::int64_t first) {
+    return {bytes.data() + 1 + static_cast<std::size_t>(first * row_stride) * dtype_size(type), type,
+            row_stride, head_stride};
+  }
+  /// Random values of the tensor's type.
+  void fill(test::Numbers& numbers, double size) {
+    for (std::int64_t t = 0; t < n; ++t) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        std::vector<double> row(static_cast<std::size_t>(width));
+        for (double& value : row) value = numbers.next() * size;
+        write_row(rows(0), t, h, row);
+      }
+    }
+  }
+  /// All values in token-major order.
+  [[nodiscard]] std::vector<double> values() const {
+    std::vector<double> result;
+    for (std::int64_t t = 0; t < n; ++t) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        std::vector<double> row(static_cast<std::size_t>(width));
+        read_row(rows(0), t, h, row);
+        result.insert(result.end(), row.begin(), row.end());
+      }
+    }
+    return result;
+  }
+  /// Bytes that belong to no row still have their first value.
+  [[nodiscard]] bool gaps_untouched() const {
+    std::vector<bool> inside(bytes.size(), false);
+    for (std::int64_t t = 0; t < n; ++t) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const auto begin = 1 + static_cast<std::size_t>(t * row_stride + h * head_stride) * dtype_size(type);
+        for (std::size_t b = 0; b < static_cast<std::size_t>(width) * dtype_size(type); ++b)
+          inside[begin + b] = true;
+      }
+    }
+    for (std::size_t b = 0; b < bytes.size(); ++b) {
+      if (!inside[b] && bytes[b] != 0xEE) return false;
+    }
+    return true;
+  }
+};
+
+double rounded_to(DType type, double value) {
+  if (type == DType::f16) return from_f16(round_to_f16(value));
+  return type == DType::bf16 ? from_bf16(round_to_bf16(value)) : static_cast<double>(round_to_f32(value));
+}
+
+/// Unit round-off of a type.
+double unit(DType type) { return type == DType::f32 ? 0x1p-24 : type == DType::f16 ? 0x1p-11 : 0x1p-8; }
+
+struct Case {
+  Shape shape;
+  Options options;
+  std::vector<Step> steps;
+  DType q_type = DType::f32, k_type = DType::f32, v_type = DType::f32, out_type = DType::f32;
+  bool head_major = false;
+  double size = 1.5;
+  std::uint64_t seed = 1;
+};
+
+struct Layer {
+  Tensor q, k, v, out;
+  Defined defined;
+  std::size_t next_chunk = 0;
+};
+
+Layer make_layer(const Case& c, std::int64_t n, const EffectiveOptions& effective, test::Numbers& numbers) {
+  const Shape& s = c.shape;
+  Layer layer{Tensor(n, s.n_head, s.d_head, c.q_type, c.head_major),
+              Tensor(n, s.n_head_kv, s.d_head, c.k_type, c.head_major),
+              Tensor(n, s.n_head_kv, s.d_value, c.v_type, !c.head_major),
+              Tensor(n, s.n_head, s.d_value, c.out_type, c.head_major),
+              {}};
+  layer.q.fill(numbers, c.size);
+  layer.k.fill(numbers, c.size);
+  layer.v.fill(numbers, 2.0);
+  Inputs inputs{n,         s.n_head,         s.n_head_kv,      s.d_head,
+                s.d_value, layer.q.values(), layer.k.values(), layer.v.values()};
+  for (double& value : inputs.k) value = rounded_to(s.kv_type, value);
+  for (double& value : inputs.v) value = rounded_to(s.kv_type, value);
+  const Settings settings{effective.batch, effective.chunk, effective.local,
+                          effective.heavy, effective.scale, effective.softcap,
+                          c.options.sinks, c.options.alibi, c.options.score_type == ScoreType::bf16};
+  layer.defined = define(inputs, settings, c.steps);
+  return layer;
+}
+
+/// One record of the observer against the definition (MEM-4, INTRA-2, INTER-2, FUSE-1).
+void check_record(const ChunkRecord& record, Layer& layer, const Shape& shape, std::int64_t width) {
+  ASSERT_LT(layer.next_chunk, layer.defined.chunks.size());
+  const test::DefinedChunk& expected = layer.defined.chunks[layer.next_chunk++];
+  EXPECT_EQ(record.chunk.begin, expected.begin);
+  EXPECT_EQ(record.chunk.end, expected.end);
+  EXPECT_EQ(record.chunk.mode, expected.mode);
+  EXPECT_EQ(record.memory_stride, width);
+  EXPECT_EQ(record.row_stride, expected.end - expected.begin);
+  const bool sparse = expected.mode == ChunkMode::sparse;
+  if (width > 0) {
+    EXPECT_EQ(record.colsum_inter != nullptr, sparse);
+  }
+  EXPECT_EQ(record.colsum_intra != nullptr, sparse);
+  for (std::int64_t h = 0; h < shape.n_head; ++h) {
+    const auto head = static_cast<std::size_t>(h);
+    for (std::int64_t e = 0; e < width; ++e) {
+      const auto entry = static_cast<std::size_t>(e);
+      const bool valid = sparse && entry < expected.memory[head].size();
+      EXPECT_EQ(record.memory[h * width + e], valid ? expected.memory[head][entry] : -1);
+      if (sparse) {
+        EXPECT_EQ(record.colsum_inter[h * width + e], valid ? expected.colsum_inter[head][entry] : 0.0F);
+      }
+    }
+    EXPECT_EQ(record.memory_count, sparse ? static_cast<std::int64_t>(expected.memory[head].size()) : 0);
+    for (std::int64_t row = 0; row < record.row_stride; ++row) {
+      const std::int64_t i = expected.begin + row;
+      if (sparse) {
+        EXPECT_EQ(record.colsum_intra[h * record.row_stride + row],
+                  expected.colsum_intra[head][static_cast<std::size_t>(row)]);
+      }
+      const double lse = layer.defined.lse[static_cast<std::size_t>(i * shape.n_head + h)];
+      EXPECT_NEAR(record.lse[h * record.row_stride + row], lse, 0x1p-24 * std::fabs(lse) + 1e-13);
+    }
+  }
+}
+
+void check_scores(const Session& session, std::int64_t index, const Layer& layer) {
+  const Shape& shape = session.shape();
+  const ScoreView view = session.scores(index);
+  EXPECT_EQ(view.type, session.options().score_type);
+  EXPECT_EQ(view.head_stride, shape.capacity);
+  const std::int64_t n = layer.q.n;
+  for (std::int64_t h = 0; h < shape.n_head; ++h) {
+    for (std::int64_t p = 0; p < shape.capacity; ++p) {
+      const std::int64_t entry = h * shape.capacity + p;
+      const float expected = p < n ? layer.defined.scores[static_cast<std::size_t>(h * n + p)] : 0.0F;
+      if (view.type == ScoreType::bf16) {
+        const std::uint32_t bits = std::bit_cast<std::uint32_t>(expected) >> 16U;
+        EXPECT_EQ(static_cast<const std::uint16_t*>(view.data)[entry], bits)
+            << "head " << h << ", position " << p;
+      } else {
+        EXPECT_EQ(static_cast<const float*>(view.data)[entry], expected)
+            << "head " << h << ", position " << p;
+      }
+    }
+  }
+}
+
+/// MEM-4: the last set that was built, as the session shows it.
+void check_memory(const Session& session, std::int64_t index, const Layer& layer) {
+  const MemoryView view = session.memory(index);
+  const test::DefinedChunk* last = nullptr;
+  for (const test::DefinedChunk& chunk : layer.defined.chunks) {
+    if (chunk.mode == ChunkMode::sparse && chunk.begin > 0) last = &chunk;
+  }
+  EXPECT_EQ(view.width, std::min(session.options().memory(), session.shape().capacity));
+  EXPECT_EQ(view.head_stride, view.width);
+  EXPECT_EQ(view.count, last == nullptr ? 0 : static_cast<std::int64_t>(last->memory[0].size()));
+  for (std::int64_t h = 0; h < session.shape().n_head; ++h) {
+    for (std::int64_t e = 0; e < view.width; ++e) {
+      const std::int32_t expected =
+          e < view.count ? last->memory[static_cast<std::size_t>(h)][static_cast<std::size_t>(e)] : -1;
+      EXPECT_EQ(view.data[h * view.head_stride + e], expected);
+    }
+  }
+}
+
+void check_stored_rows(const Session& session, std::int64_t index, const Layer& layer) {
+  const Shape& shape = session.shape();
+  const std::vector<double> k = layer.k.values();
+  const std::vector<double> v = layer.v.values();
+  std::vector<float> key(static_cast<std::size_t>(shape.d_head));
+  std::vector<float> value(static_cast<std::size_t>(shape.d_value));
+  for (std::int64_t p = 0; p < layer.k.n; ++p) {
+    for (std::int64_t g = 0; g < shape.n_head_kv; ++g) {
+      session.read_key(index, g, p, key);
+      session.read_value(index, g, p, value);
+      for (std::size_t c = 0; c < key.size(); ++c) {
+        EXPECT_EQ(key[c], rounded_to(shape.kv_type,
+                                     k[static_cast<std::size_t>(p * shape.n_head_kv + g) * key.size() + c]));
+      }
+      for (std::size_t c = 0; c < value.size(); ++c) {
+        EXPECT_EQ(value[c],
+                  rounded_to(shape.kv_type,
+                             v[static_cast<std::size_t>(p * shape.n_head_kv + g) * value.size() + c]));
+      }
+    }
+  }
+}
+
+void check_output(const Case& c, const Layer& layer) {
+  const std::vector<double> out = layer.out.values();
+  ASSERT_EQ(out.size(), layer.defined.out.size());
+  for (std::size_t e = 0; e < out.size(); ++e) {
+    const double expected = layer.defined.out[e];
+    // One rounding to the output type, and the difference of two computations in double.
+    EXPECT_NEAR(out[e], expected, unit(c.out_type) * std::fabs(expected) + 1e-13) << "element " << e;
+  }
+  EXPECT_TRUE(layer.out.gaps_untouched());
+}
+
+void check(const Case& c) {
+  std::int64_t n = 0;
+  for (const Step& step : c.steps) n += step.n;
+  const std::unique_ptr<Session> session = reference_engine().open(c.shape, c.options);
+  test::Numbers numbers(c.seed);
+  std::vector<Layer> layers;
+  for (std::int64_t l = 0; l < c.shape.n_layer; ++l) {
+    layers.push_back(make_layer(c, n, session->options(), numbers));
+  }
+  const std::int64_t width = std::min(session->options().memory(), c.shape.capacity);
+  session->set_observer([&](const ChunkRecord& record) {
+    check_record(record, layers.at(static_cast<std::size_t>(record.layer)), c.shape, width);
+  });
+
+  std::int64_t base = 0;
+  for (const Step& step : c.steps) {
+    session->begin(step);
+    EXPECT_EQ(session->state(),
+              step.kind == Step::Kind::prefill ? SessionState::prefilling : SessionState::decoding);
+    EXPECT_EQ(session->tokens(), base);
+    // Any order of layers.
+    for (std::size_t l = layers.size(); l-- > 0;) {
+      Layer& layer = layers[l];
+      const Tensor& q = layer.q;
+      const Tensor& k = layer.k;
+      const Tensor& v = layer.v;
+      const std::size_t first = layer.next_chunk;
+      session->attend(static_cast<std::int64_t>(l), q.rows(base), k.rows(base), v.rows(base),
+                      layer.out.rows(base));
+      EXPECT_EQ(session->plan().size(), layer.next_chunk - first);
+      for (std::size_t chunk = first; chunk < layer.next_chunk; ++chunk) {
+        EXPECT_EQ(session->plan()[chunk - first].begin, layer.defined.chunks[chunk].begin);
+        EXPECT_EQ(session->plan()[chunk - first].end, layer.defined.chunks[chunk].end);
+        EXPECT_EQ(session->plan()[chunk - first].mode, layer.defined.chunks[chunk].mode);
+      }
+    }
+    session->end();
+    base += step.n;
+    EXPECT_EQ(session->tokens(), base);
+  }
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    SCOPED_TRACE("layer " + std::to_string(l));
+    const Layer& layer = layers[l];
+    EXPECT_EQ(layer.next_chunk, layer.defined.chunks.size());
+    check_output(c, layer);
+    check_scores(*session, static_cast<std::int64_t>(l), layer);
+    check_memory(*session, static_cast<std::int64_t>(l), layer);
+    check_stored_rows(*session, static_cast<std::int64_t>(l), layer);
+  }
+}
+
+/// A session of chunks of 4 tokens with a memory of 1 + 2.
+Case small(std::vector<Step> steps, Schedule schedule = Schedule::layer_major) {
+  Case c;
+  c.shape.n_layer = 1;
+  c.shape.n_head = 2;
+  c.shape.n_head_kv = 1;
+  c.shape.d_head = 3;
+  c.shape.d_value = 2;
+  c.shape.capacity = 40;
+  c.options.batch = 16;
+  c.options.chunk = 4;
+  c.options.local = 1;
+  c.options.heavy = 2;
+  c.options.schedule = schedule;
+  c.steps = std::move(steps);
+  return c;
+}
+
+class Pipeline : public testing::TestWithParam<Schedule> {};
+
+TEST_P(Pipeline, FUSE_2_prompts_of_every_length_around_the_chunk) {
+  for (const std::int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 33}) {
+    SCOPED_TRACE(n);
+    check(small({Step::prefill(n)}, GetParam()));
+  }
+}
+
+TEST_P(Pipeline, LOGIT_4_sinks) {
+  Case c = small({Step::prefill(14), Step::decode(), Step::prefill(3), Step::prefill(6, 9), Step::decode(2)},
+                 GetParam());
+  c.options.sinks = {0.5F, -1.0F};
+  check(c);
+  c.options.sinks = {-test::kInfF, 2.0F};
+  check(c);
+}
+
+TEST_P(Pipeline, LOGIT_2_LOGIT_3_cap_and_bias) {
+  Case c = small({Step::prefill(14), Step::decode(2), Step::prefill(9)}, GetParam());
+  c.options.softcap = 1.5;
+  c.options.alibi = {0.25F, 0.0625F};
+  c.options.scale = 1.25;
+  check(c);
+}
+
+TEST_P(Pipeline, LOGIT_1_grouped_heads_and_wide_rows) {
+  Case c = small({Step::prefill(13), Step::decode(1), Step::prefill(2)}, GetParam());
+  c.shape.n_head = 6;
+  c.shape.n_head_kv = 3;
+  c.shape.d_head = 5;
+  c.shape.d_value = 7;
+  check(c);
+  c.head_major = true;
+  check(c);
+}
+
+TEST_P(Pipeline, STATE_3_turns_of_every_mode) {
+  check(small(
+      {Step::prefill(10), Step::decode(), Step::decode(), Step::prefill(4), Step::decode(), Step::prefill(5)},
+      GetParam()));
+  check(small({Step::prefill(2), Step::decode(3), Step::prefill(11), Step::decode(1), Step::prefill(3),
+               Step::decode(1), Step::prefill(6)},
+              GetParam()));
+  // Decoding first, so the prompt is a later turn.
+  check(small({Step::decode(3), Step::prefill(4), Step::decode(1), Step::prefill(9)}, GetParam()));
+  // Said lengths: a sparse turn in short calls, a dense turn that grows long.
+  check(small({Step::prefill(3), Step::decode(1), Step::prefill(2, 8), Step::prefill(6), Step::decode(1),
+               Step::prefill(2, 4), Step::prefill(9)},
+              GetParam()));
+}
+
+TEST_P(Pipeline, PLAN_2_calls_and_batches) {
+  check(small({Step::prefill(4, 13), Step::prefill(8), Step::prefill(1)}, GetParam()));
+  check(small({Step::prefill(3, 13), Step::prefill(7), Step::prefill(3, 13)}, GetParam()));
+  Case c = small({Step::prefill(23), Step::prefill(11)}, GetParam());
+  c.options.batch = 10;
+  check(c);
+  c.options.batch = 2;  // read as 4
+  check(c);
+}
+
+TEST_P(Pipeline, MEM_1_local_and_heavy_alone) {
+  for (const std::int64_t memory : {1, 2, 3}) {
+    Case c = small({Step::prefill(15), Step::decode(2), Step::prefill(7)}, GetParam());
+    c.options.local = memory;
+    c.options.heavy = 0;
+    check(c);
+    c.options.local = 0;
+    c.options.heavy = memory;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, CFG_3_clamped_and_unclamped_memories) {
+  Case c = small({Step::prefill(15), Step::decode(2), Step::prefill(7)}, GetParam());
+  c.options.local = 3;
+  c.options.heavy = 9;
+  check(c);
+  c.options.clamp = false;
+  check(c);
+  c.options.local = 100;  // wider than the capacity
+  check(c);
+  c.options.local = 5;  // reaches back over more than a chunk
+  c.options.heavy = 1;
+  check(c);
+}
+
+TEST_P(Pipeline, CFG_2_dense_sessions) {
+  Case c = small({Step::prefill(11), Step::prefill(2), Step::decode(2), Step::prefill(7)}, GetParam());
+  c.options.dense = true;
+  check(c);
+  c.options.sinks = {0.5F, -1.0F};
+  check(c);
+}
+
+TEST_P(Pipeline, STATE_6_types) {
+  const DType types[] = {DType::f32, DType::f16, DType::bf16};
+  for (std::size_t i = 0; i < 3; ++i) {
+    Case c = small({Step::prefill(11), Step::decode(1), Step::prefill(5)}, GetParam());
+    c.q_type = types[i];
+    c.k_type = types[(i + 1) % 3];
+    c.v_type = types[(i + 2) % 3];
+    c.out_type = types[i];
+    for (const DType kv_type : types) {
+      c.shape.kv_type = kv_type;
+      check(c);
+    }
+  }
+}
+
+TEST_P(Pipeline, SCORE_5_f32_scores) {
+  Case c = small({Step::prefill(25), Step::decode(1), Step::prefill(9)}, GetParam());
+  c.options.score_type = ScoreType::f32;
+  check(c);
+}
+
+TEST_P(Pipeline, SCHED_3_layers_are_apart) {
+  Case c = small({Step::prefill(11), Step::decode(2), Step::prefill(3), Step::prefill(9), Step::decode(1)},
+                 GetParam());
+  c.shape.n_layer = 3;
+  check(c);
+}
+
+TEST_P(Pipeline, MEM_3_many_ties) {
+  // Equal keys and queries of zero: every score of a chunk column is a tie somewhere.
+  Case c = small({Step::prefill(30)}, GetParam());
+  c.size = 0.0;
+  c.options.heavy = 2;
+  check(c);
+}
+
+TEST_P(Pipeline, SCORE_3_random_settings) {
+  test::Numbers numbers(99);
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    Case c = small({}, GetParam());
+    c.seed = seed;
+    c.shape.n_head_kv = 1 + numbers.below(2);
+    c.shape.n_head = c.shape.n_head_kv * (1 + numbers.below(2));
+    c.shape.d_head = 1 + numbers.below(4);
+    c.shape.d_value = 1 + numbers.below(4);
+    c.options.chunk = 1 + numbers.below(6);
+    c.options.batch = 1 + numbers.below(15);
+    c.options.local = numbers.below(5);
+    c.options.heavy = numbers.below(5);
+    c.options.clamp = numbers.below(2) == 0;
+    c.head_major = numbers.below(2) == 0;
+    std::int64_t left = c.shape.capacity;
+    while (left > 0) {
+      const std::int64_t n = 1 + numbers.below(std::min<std::int64_t>(left, 14));
+      c.steps.push_back(numbers.below(3) == 0 ? Step::decode(n) : Step::prefill(n));
+      left -= n;
+    }
+    check(c);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, Pipeline, testing::Values(Schedule::layer_major, Schedule::chunk_major),
+                         [](const testing::TestParamInfo<Schedule>& chosen) {
+                           return chosen.param == Schedule::layer_major ? "SCHED_1" : "SCHED_2";
+                         });
+
+}  // namespace
+}  // namespace headwater::reference

@@ -1,0 +1,139 @@
+#include "reference/turn.hpp"
+
+#include <cstdint>
+#include <limits>
+
+#include "tests/reference/support.hpp"
+
+namespace headwater::reference {
+namespace {
+
+using test::expect_error;
+
+constexpr std::int64_t kCapacity = 100;
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+
+EffectiveOptions chunk_of_4() {
+  EffectiveOptions options;
+  options.batch = 8;
+  options.chunk = 4;
+  options.local = 1;
+  options.heavy = 1;
+  options.sparse = true;
+  return options;
+}
+
+Turn next(const Turn& turn, const Step& step, std::int64_t tokens) {
+  return next_turn(turn, step, chunk_of_4(), tokens, kCapacity);
+}
+
+void expect_turn(const Turn& turn, SessionState state, ChunkMode mode, std::int64_t length) {
+  EXPECT_EQ(turn.state, state);
+  EXPECT_EQ(turn.mode, mode);
+  EXPECT_EQ(turn.length, length);
+}
+
+TEST(Turn, STATE_3_first_turn_of_an_empty_session_is_sparse) {
+  for (const std::int64_t length : {1, 3, 4, 5, 100}) {
+    EXPECT_EQ(turn_mode(chunk_of_4(), 0, length), ChunkMode::sparse);
+  }
+}
+
+TEST(Turn, STATE_3_later_turns_are_sparse_when_longer_than_a_chunk) {
+  for (const std::int64_t tokens : {1, 4, 50}) {
+    EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 1), ChunkMode::dense);
+    EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 3), ChunkMode::dense);
+    EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 4), ChunkMode::dense);
+    EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 5), ChunkMode::sparse);
+    EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 6), ChunkMode::sparse);
+  }
+}
+
+TEST(Turn, CFG_2_without_memory_every_turn_is_dense) {
+  EffectiveOptions options = chunk_of_4();
+  options.local = 0;
+  options.heavy = 0;
+  options.sparse = false;
+  EXPECT_EQ(turn_mode(options, 0, 3), ChunkMode::dense);
+  EXPECT_EQ(turn_mode(options, 0, 50), ChunkMode::dense);
+  EXPECT_EQ(turn_mode(options, 9, 50), ChunkMode::dense);
+}
+
+TEST(Turn, STATE_1_states_follow_the_steps) {
+  const Turn empty;
+  EXPECT_EQ(empty.state, SessionState::empty);
+  const Turn prefill = next(empty, Step::prefill(9), 0);
+  expect_turn(prefill, SessionState::prefilling, ChunkMode::sparse, 9);
+  const Turn more = next(prefill, Step::prefill(2), 9);
+  expect_turn(more, SessionState::prefilling, ChunkMode::sparse, 9);
+  const Turn decode = next(more, Step::decode(), 11);
+  expect_turn(decode, SessionState::decoding, ChunkMode::decode, 0);
+  const Turn decode_again = next(decode, Step::decode(5), 12);
+  expect_turn(decode_again, SessionState::decoding, ChunkMode::decode, 0);
+  const Turn short_turn = next(decode_again, Step::prefill(4), 17);
+  expect_turn(short_turn, SessionState::prefilling, ChunkMode::dense, 4);
+  const Turn long_turn = next(decode_again, Step::prefill(5), 17);
+  expect_turn(long_turn, SessionState::prefilling, ChunkMode::sparse, 5);
+  const Turn decode_from_empty = next(empty, Step::decode(), 0);
+  expect_turn(decode_from_empty, SessionState::decoding, ChunkMode::decode, 0);
+  // A prefill after decoding from empty is a later turn: tokens are stored.
+  expect_turn(next(decode_from_empty, Step::prefill(3), 1), SessionState::prefilling, ChunkMode::dense, 3);
+}
+
+TEST(Turn, STATE_3_the_opening_call_fixes_the_mode_of_the_turn) {
+  const Turn decoding{SessionState::decoding, ChunkMode::decode, 0};
+  const Turn sparse = next(decoding, Step::prefill(2, 5), 10);
+  expect_turn(sparse, SessionState::prefilling, ChunkMode::sparse, 5);
+  expect_turn(next(sparse, Step::prefill(1), 12), SessionState::prefilling, ChunkMode::sparse, 5);
+  expect_turn(next(sparse, Step::prefill(1, 5), 12), SessionState::prefilling, ChunkMode::sparse, 5);
+  const Turn dense = next(decoding, Step::prefill(2, 4), 10);
+  expect_turn(dense, SessionState::prefilling, ChunkMode::dense, 4);
+  // Longer than it said: the mode stays.
+  expect_turn(next(dense, Step::prefill(50), 12), SessionState::prefilling, ChunkMode::dense, 4);
+}
+
+TEST(Turn, STATE_3_errors_of_the_turn_length) {
+  const Turn empty;
+  expect_turn(next(empty, Step::prefill(5, 5), 0), SessionState::prefilling, ChunkMode::sparse, 5);
+  expect_error(ErrorCode::invalid_argument, {"turn_length = 4", "at least n = 5"},
+               [&] { static_cast<void>(next(empty, Step::prefill(5, 4), 0)); });
+  expect_error(ErrorCode::invalid_argument, {"turn_length = -1"},
+               [&] { static_cast<void>(next(empty, Step::prefill(5, -1), 0)); });
+  const Turn prefilling{SessionState::prefilling, ChunkMode::sparse, 9};
+  for (const std::int64_t length : {-9, 1, 8, 10}) {
+    expect_error(ErrorCode::invalid_argument, {"turn_length = " + std::to_string(length), "0 or 9"},
+                 [&] { static_cast<void>(next(prefilling, Step::prefill(1, length), 9)); });
+  }
+  for (const std::int64_t length : {-1, 1, 3}) {
+    expect_error(ErrorCode::invalid_argument, {"turn_length = " + std::to_string(length), "decode"}, [&] {
+      static_cast<void>(next(empty, Step{Step::Kind::decode, 1, length}, 9));
+    });
+  }
+}
+
+TEST(Turn, STATE_2_errors_of_the_step) {
+  for (const std::int64_t n : {std::int64_t{0}, std::int64_t{-1}, -kMax}) {
+    expect_error(ErrorCode::invalid_argument, {"n = " + std::to_string(n), "at least 1"},
+                 [&] { static_cast<void>(next(Turn{}, Step::prefill(n), 0)); });
+    expect_error(ErrorCode::invalid_argument, {"n = " + std::to_string(n), "at least 1"},
+                 [&] { static_cast<void>(next(Turn{}, Step::decode(n), 0)); });
+  }
+  expect_error(ErrorCode::invalid_argument, {"kind = 2", "prefill", "decode"}, [&] {
+    static_cast<void>(next(Turn{}, Step{static_cast<Step::Kind>(2), 1, 0}, 0));
+  });
+}
+
+TEST(Turn, STATE_5_capacity) {
+  const Turn prefilling{SessionState::prefilling, ChunkMode::sparse, 9};
+  EXPECT_NO_THROW(static_cast<void>(next(Turn{}, Step::prefill(kCapacity), 0)));
+  EXPECT_NO_THROW(static_cast<void>(next(prefilling, Step::decode(1), kCapacity - 1)));
+  expect_error(ErrorCode::capacity_exceeded, {"n = 101", "0 stored", "capacity = 100"},
+               [&] { static_cast<void>(next(Turn{}, Step::prefill(kCapacity + 1), 0)); });
+  expect_error(ErrorCode::capacity_exceeded, {"n = 1", "100 stored", "capacity = 100"},
+               [&] { static_cast<void>(next(prefilling, Step::decode(1), kCapacity)); });
+  expect_error(ErrorCode::capacity_exceeded, {"99 stored"},
+               [&] { static_cast<void>(next(prefilling, Step::prefill(kMax), kCapacity - 1)); });
+}
+
+}  // namespace
+}  // namespace headwater::reference
