@@ -38,6 +38,7 @@ void SessionBase::begin(const Step& step) { machine_.begin(step); }
 
 void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                          const MutableRows& out) {
+  machine_.require_open("attend()");
   require_view("q", q.data, q.type);
   require_view("k", k.data, k.type);
   require_view("v", v.data, v.type);

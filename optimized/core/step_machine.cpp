@@ -30,6 +30,11 @@ void StepMachine::require_not_failed() const {
   if (failed_) refuse_state("an earlier step failed half-way; allowed: reset()");
 }
 
+void StepMachine::require_open(const char* call) const {
+  require_not_failed();
+  if (!open_) refuse_state(std::string(call) + " without an open step; allowed: begin() first");
+}
+
 bool StepMachine::turn_is_sparse(std::int64_t turn_length) const {
   if (!sparse_) return false;
   if (tokens_ == 0) return true;  // STATE-3: first turn of an empty session
@@ -95,8 +100,7 @@ void StepMachine::begin(const Step& step) {
 }
 
 void StepMachine::enter_layer(std::int64_t layer) {
-  require_not_failed();
-  if (!open_) refuse_state("attend() without an open step; allowed: begin() first");
+  require_open("attend()");
   const auto layers = static_cast<std::int64_t>(attended_.size());
   if (layer < 0 || layer >= layers) {
     refuse_argument("layer is " + std::to_string(layer) + "; allowed: 0 .. " + std::to_string(layers - 1));
@@ -111,8 +115,7 @@ void StepMachine::enter_layer(std::int64_t layer) {
 }
 
 void StepMachine::end() {
-  require_not_failed();
-  if (!open_) refuse_state("end() without an open step; allowed: begin() first");
+  require_open("end()");
   if (layers_left_ != 0) {
     fail();
     refuse_state("end() with " + std::to_string(layers_left_) +

@@ -17,8 +17,10 @@ class StepMachine {
   /// an open step fails that step.
   void begin(const Step& step);
 
-  /// Whether attend() of this layer may run now; throws like Session::attend. `enter_layer` is the same and
-  /// marks the layer as attended.
+  /// Throws wrong_state unless a step is open and sound; `call` is what the message names.
+  void require_open(const char* call) const;
+
+  /// Marks a layer as attended; throws like Session::attend.
   void enter_layer(std::int64_t layer);
 
   void end();

@@ -1,0 +1,24 @@
+// libFuzzer target: the reader of safetensors headers takes any bytes; what it accepts must be consistent.
+
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "cli/failure.hpp"
+#include "cli/safetensors.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace headwater::cli;
+  try {
+    const SafetensorsHeader header = parse_safetensors(std::as_bytes(std::span(data, size)));
+    for (const auto& [name, tensor] : header.tensors) {
+      std::uint64_t elements = 1;
+      for (const std::uint64_t extent : tensor.shape) elements *= extent;
+      const std::uint64_t bytes = elements * tensor_type_info(tensor.type).bytes;
+      if (tensor.begin > tensor.end || tensor.end > size || tensor.end - tensor.begin != bytes) std::abort();
+    }
+  } catch (const Failure&) {
+    // Refused: that is an answer.
+  }
+  return 0;
+}
