@@ -55,6 +55,8 @@ void CpuSession::run_sparse(const Call& call) {
         inter_phase(call, window, chunk);
       } else {
         write_chunk(call, window, chunk);
+        // What an observer is shown behind memory_count is 0, not the sums of the layer before.
+        std::fill_n(colsum_inter_.data(), shape().n_head * memory_.width(), 0.0f);
       }
       report(window, chunk, call.layer, has_memory);
     }
