@@ -317,8 +317,9 @@ TEST_P(Pipeline, FUSE_2_prompts_of_every_length_around_the_chunk) {
 }
 
 TEST_P(Pipeline, LOGIT_4_sinks) {
-  Case c = small({Step::prefill(14), Step::decode(), Step::prefill(3), Step::prefill(6, 9), Step::decode(2)},
-                 GetParam());
+  Case c =
+      small({Step::prefill(14), Step::decode(), Step::prefill(3, 9), Step::prefill(6, 9), Step::decode(2)},
+            GetParam());
   c.options.sinks = {0.5F, -1.0F};
   check(c);
   c.options.sinks = {-test::kInfF, 2.0F};

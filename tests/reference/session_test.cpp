@@ -1,0 +1,424 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "reference/engine.hpp"
+#include "tests/reference/support.hpp"
+
+/// The state machine and the errors of a session (STATE-1 .. STATE-6), and the engine.
+namespace headwater::reference {
+namespace {
+
+using test::error_of;
+using test::expect_error;
+using test::kNaNF;
+
+constexpr std::int64_t kCapacity = 24;
+
+Shape two_layers() {
+  Shape shape;
+  shape.n_layer = 2;
+  shape.n_head = 2;
+  shape.n_head_kv = 1;
+  shape.d_head = 2;
+  shape.d_value = 3;
+  shape.capacity = kCapacity;
+  return shape;
+}
+
+Options chunks_of_4() {
+  Options options;
+  options.batch = 8;
+  options.chunk = 4;
+  options.local = 1;
+  options.heavy = 2;
+  return options;
+}
+
+/// A session with the tensors that it is fed.
+struct Fixture {
+  std::unique_ptr<Session> session;
+  std::vector<float> q, k, v, out;
+
+  explicit Fixture(const Options& options = chunks_of_4(), const Shape& shape = two_layers())
+      : session(reference_engine().open(shape, options)) {
+    test::Numbers numbers(5);
+    q = numbers.floats(shape.capacity * shape.n_head * shape.d_head);
+    k = numbers.floats(shape.capacity * shape.n_head_kv * shape.d_head);
+    v = numbers.floats(shape.capacity * shape.n_head_kv * shape.d_value);
+    out.assign(static_cast<std::size_t>(shape.capacity * shape.n_head * shape.d_value), kNaNF);
+  }
+  void attend(std::int64_t layer) {
+    const Shape& s = session->shape();
+    const std::int64_t p = session->tokens();
+    session->attend(
+        layer, Rows::token_major(q.data() + p * s.n_head * s.d_head, DType::f32, s.n_head, s.d_head),
+        Rows::token_major(k.data() + p * s.n_head_kv * s.d_head, DType::f32, s.n_head_kv, s.d_head),
+        Rows::token_major(v.data() + p * s.n_head_kv * s.d_value, DType::f32, s.n_head_kv, s.d_value),
+        MutableRows::token_major(out.data() + p * s.n_head * s.d_value, DType::f32, s.n_head, s.d_value));
+  }
+  void run(const Step& step) {
+    session->begin(step);
+    for (std::int64_t layer = 0; layer < session->shape().n_layer; ++layer) attend(layer);
+    session->end();
+  }
+  /// Scores, memory sets and outputs, as bytes.
+  [[nodiscard]] std::vector<unsigned char> everything() const {
+    std::vector<unsigned char> bytes;
+    const auto add = [&](const void* data, std::size_t size) {
+      const auto* begin = static_cast<const unsigned char*>(data);
+      bytes.insert(bytes.end(), begin, begin + size);
+    };
+    const Shape& s = session->shape();
+    for (std::int64_t layer = 0; layer < s.n_layer; ++layer) {
+      add(session->scores(layer).data, static_cast<std::size_t>(s.n_head * s.capacity) * 2);
+      const MemoryView memory = session->memory(layer);
+      add(memory.data, static_cast<std::size_t>(s.n_head * memory.width) * 4);
+      add(&memory.count, sizeof memory.count);
+    }
+    add(out.data(), out.size() * sizeof(float));
+    return bytes;
+  }
+};
+
+void expect_failed(Session& session) {
+  expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.begin(Step::decode()); });
+  expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.end(); });
+  expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.attend(0, {}, {}, {}, {}); });
+}
+
+TEST(Session, STATE_1_starts_empty) {
+  const Fixture f;
+  EXPECT_EQ(f.session->state(), SessionState::empty);
+  EXPECT_EQ(f.session->tokens(), 0);
+  EXPECT_TRUE(f.session->plan().empty());
+  EXPECT_EQ(f.session->shape().capacity, kCapacity);
+  EXPECT_EQ(f.session->shape().d_value, 3);
+  EXPECT_EQ(f.session->options().chunk, 4);
+  EXPECT_EQ(f.session->memory(1).count, 0);
+}
+
+TEST(Session, STATE_1_states_and_tokens) {
+  Fixture f;
+  f.session->begin(Step::prefill(6));
+  EXPECT_EQ(f.session->state(), SessionState::prefilling);
+  EXPECT_EQ(f.session->tokens(), 0);
+  EXPECT_EQ(f.session->plan().size(), 2U);
+  f.attend(1);
+  f.attend(0);
+  EXPECT_EQ(f.session->tokens(), 0);
+  f.session->end();
+  EXPECT_EQ(f.session->tokens(), 6);
+  EXPECT_EQ(f.session->plan().size(), 2U);
+  f.run(Step::prefill(1));
+  EXPECT_EQ(f.session->state(), SessionState::prefilling);
+  f.run(Step::decode(2));
+  EXPECT_EQ(f.session->state(), SessionState::decoding);
+  EXPECT_EQ(f.session->tokens(), 9);
+  f.session->reset();
+  EXPECT_EQ(f.session->state(), SessionState::empty);
+  EXPECT_EQ(f.session->tokens(), 0);
+  EXPECT_TRUE(f.session->plan().empty());
+}
+
+TEST(Session, STATE_1_reset_forgets_everything) {
+  Fixture fresh;
+  fresh.run(Step::prefill(11));
+  fresh.run(Step::decode(1));
+  fresh.run(Step::prefill(5));
+  const std::vector<unsigned char> expected = fresh.everything();
+
+  Fixture used;
+  used.run(Step::prefill(24));
+  used.session->reset();
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(used.session->memory(layer).count, 0);
+    const auto* scores = static_cast<const std::uint16_t*>(used.session->scores(layer).data);
+    EXPECT_TRUE(std::all_of(scores, scores + 2 * kCapacity, [](std::uint16_t s) { return s == 0; }));
+  }
+  std::fill(used.out.begin(), used.out.end(), kNaNF);
+  used.run(Step::prefill(11));
+  used.run(Step::decode(1));
+  used.run(Step::prefill(5));
+  EXPECT_EQ(used.everything(), expected);
+}
+
+TEST(Session, STATE_5_a_failed_step_is_undone_by_reset) {
+  Fixture fresh;
+  fresh.run(Step::prefill(7));
+  const std::vector<unsigned char> expected = fresh.everything();
+
+  Fixture f;
+  f.run(Step::prefill(5));
+  f.session->begin(Step::prefill(10));
+  f.attend(0);
+  static_cast<void>(error_of(ErrorCode::wrong_state, [&] { f.session->end(); }));
+  f.session->reset();
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    const auto* scores = static_cast<const std::uint16_t*>(f.session->scores(layer).data);
+    EXPECT_TRUE(std::all_of(scores, scores + 2 * kCapacity, [](std::uint16_t s) { return s == 0; }));
+  }
+  std::fill(f.out.begin(), f.out.end(), kNaNF);
+  f.run(Step::prefill(7));
+  EXPECT_EQ(f.everything(), expected);
+}
+
+TEST(Session, STATE_5_a_refused_begin_changes_nothing) {
+  Fixture f;
+  f.run(Step::prefill(5));
+  const std::vector<unsigned char> before = f.everything();
+  expect_error(ErrorCode::capacity_exceeded, {"n = 20", "5 stored", "capacity = 24"},
+               [&] { f.session->begin(Step::decode(20)); });
+  expect_error(ErrorCode::invalid_argument, {"n = 0"}, [&] { f.session->begin(Step::prefill(0)); });
+  expect_error(ErrorCode::invalid_argument, {"turn_length = 7"},
+               [&] { f.session->begin(Step::prefill(1, 7)); });
+  EXPECT_EQ(f.session->state(), SessionState::prefilling);
+  EXPECT_EQ(f.session->tokens(), 5);
+  EXPECT_EQ(f.session->plan().size(), 2U);
+  EXPECT_EQ(f.session->plan()[1].end, 5);
+  EXPECT_EQ(f.everything(), before);
+  f.run(Step::prefill(19));
+  EXPECT_EQ(f.session->tokens(), kCapacity);
+  expect_error(ErrorCode::capacity_exceeded, {"n = 1"}, [&] { f.session->begin(Step::decode(1)); });
+
+  Fixture untouched;
+  untouched.run(Step::prefill(5));
+  untouched.run(Step::prefill(19));
+  EXPECT_EQ(f.everything(), untouched.everything());
+}
+
+TEST(Session, STATE_5_calls_without_an_open_step_change_nothing) {
+  Fixture f;
+  for (int round = 0; round < 2; ++round) {
+    expect_error(ErrorCode::wrong_state, {"attend()", "begin()"}, [&] { f.attend(0); });
+    expect_error(ErrorCode::wrong_state, {"end()", "begin()"}, [&] { f.session->end(); });
+    f.run(Step::prefill(3));
+  }
+  EXPECT_EQ(f.session->tokens(), 6);
+}
+
+TEST(Session, STATE_5_begin_in_an_open_step_fails_it) {
+  Fixture f;
+  f.run(Step::prefill(2));
+  f.session->begin(Step::decode());
+  expect_error(ErrorCode::wrong_state, {"begin()", "end()"}, [&] { f.session->begin(Step::decode()); });
+  expect_failed(*f.session);
+  EXPECT_EQ(f.session->state(), SessionState::decoding);
+  EXPECT_EQ(f.session->tokens(), 2);
+  EXPECT_GT(f.session->memory_bytes().total(), 0);
+  EXPECT_EQ(f.session->plan().size(), 1U);
+  EXPECT_EQ(f.session->memory(0).count, 0);
+  EXPECT_NE(f.session->scores(0).data, nullptr);
+  f.session->reset();
+  f.run(Step::prefill(2));
+  EXPECT_EQ(f.session->tokens(), 2);
+}
+
+TEST(Session, STATE_5_a_layer_twice_fails_the_step) {
+  Fixture f;
+  f.session->begin(Step::prefill(2));
+  f.attend(1);
+  expect_error(ErrorCode::wrong_state, {"layer 1", "already"}, [&] { f.attend(1); });
+  expect_failed(*f.session);
+  f.session->reset();
+  f.run(Step::prefill(2));
+}
+
+TEST(Session, STATE_5_end_before_all_layers_fails_the_step) {
+  for (const std::int64_t missing : {0, 1}) {
+    Fixture f;
+    f.session->begin(Step::prefill(2));
+    f.attend(1 - missing);
+    expect_error(ErrorCode::wrong_state, {"end()", "layer " + std::to_string(missing)},
+                 [&] { f.session->end(); });
+    expect_failed(*f.session);
+    EXPECT_EQ(f.session->tokens(), 0);
+  }
+}
+
+TEST(Session, STATE_5_each_step_attends_each_layer_anew) {
+  Fixture f;
+  f.run(Step::prefill(2));
+  f.session->begin(Step::prefill(2));
+  f.attend(0);
+  static_cast<void>(error_of(ErrorCode::wrong_state, [&] { f.session->end(); }));
+}
+
+TEST(Session, STATE_5_refused_arguments_leave_the_step_open) {
+  Fixture f;
+  Fixture other;
+  other.run(Step::prefill(6));
+  f.session->begin(Step::prefill(6));
+  const float* in = f.q.data();
+  float* out = f.out.data();
+  const Rows q = Rows::token_major(in, DType::f32, 2, 2);
+  const Rows k = Rows::token_major(f.k.data(), DType::f32, 1, 2);
+  const Rows v = Rows::token_major(f.v.data(), DType::f32, 1, 3);
+  const MutableRows o = MutableRows::token_major(out, DType::f32, 2, 3);
+  const auto null = [](Rows rows) {
+    rows.data = nullptr;
+    return rows;
+  };
+  const auto refuse = [&](const char* part, std::int64_t layer, const Rows& rq, const Rows& rk,
+                          const Rows& rv, const MutableRows& ro) {
+    expect_error(ErrorCode::invalid_argument, {part}, [&] { f.session->attend(layer, rq, rk, rv, ro); });
+  };
+  refuse("layer = -1", -1, q, k, v, o);
+  refuse("layer = 2", 2, q, k, v, o);
+  refuse("q.data", 0, null(q), k, v, o);
+  refuse("k.data", 0, q, null(k), v, o);
+  refuse("v.data", 0, q, k, null(v), o);
+  refuse("out.data", 0, q, k, v, MutableRows{nullptr, DType::f32, 6, 3});
+  refuse("q.type", 0, Rows{in, static_cast<DType>(9), 4, 2}, k, v, o);
+  refuse("out.type", 0, q, k, v, MutableRows{out, static_cast<DType>(9), 6, 3});
+  const std::int64_t huge = std::numeric_limits<std::int64_t>::max() / 8;
+  refuse("q.row_stride", 0, Rows{in, DType::f32, huge, 2}, k, v, o);
+  refuse("q.head_stride", 0, Rows{in, DType::f32, 4, huge}, k, v, o);
+  refuse("k.row_stride", 0, q, Rows{in, DType::f32, -huge, 2}, v, o);
+  refuse("v.row_stride", 0, q, k, Rows{in, DType::f32, huge, 2}, o);
+  refuse("out.row_stride", 0, q, k, v, MutableRows{out, DType::f32, huge, 3});
+  EXPECT_TRUE(std::all_of(f.out.begin(), f.out.end(), [](float x) { return std::isnan(x); }));
+  f.attend(0);
+  f.attend(1);
+  f.session->end();
+  EXPECT_EQ(f.everything(), other.everything());
+}
+
+TEST(Session, STATE_5_what_an_observer_throws_fails_the_step) {
+  Fixture f;
+  f.session->set_observer([](const ChunkRecord&) { throw std::runtime_error("seen enough"); });
+  f.session->begin(Step::prefill(6));
+  EXPECT_THROW(f.attend(0), std::runtime_error);
+  expect_failed(*f.session);
+  f.session->set_observer({});
+  f.session->reset();
+  f.run(Step::prefill(6));
+}
+
+TEST(Session, observers_survive_reset_and_can_be_taken_away) {
+  Fixture f;
+  int calls = 0;
+  f.session->set_observer([&](const ChunkRecord&) { ++calls; });
+  f.run(Step::prefill(6));
+  EXPECT_EQ(calls, 4);
+  f.session->reset();
+  f.run(Step::decode(3));
+  EXPECT_EQ(calls, 6);
+  f.session->set_observer({});
+  f.run(Step::decode(3));
+  EXPECT_EQ(calls, 6);
+}
+
+TEST(Session, STATE_6_stored_rows_can_be_read) {
+  Fixture f;
+  std::vector<float> key(2);
+  std::vector<float> value(4, 9.0F);
+  const auto read_key = [&](std::int64_t layer, std::int64_t head, std::int64_t position) {
+    return [&, layer, head, position] { f.session->read_key(layer, head, position, key); };
+  };
+  const auto read_value = [&](std::int64_t layer, std::int64_t head, std::int64_t position) {
+    return [&, layer, head, position] { f.session->read_value(layer, head, position, value); };
+  };
+  const ErrorCode code = ErrorCode::invalid_argument;
+  expect_error(code, {"position = 0"}, read_key(0, 0, 0));
+  expect_error(code, {"position = 0"}, read_value(0, 0, 0));
+  f.run(Step::prefill(3));
+  f.session->begin(Step::decode(2));
+  f.attend(0);
+  f.session->read_key(0, 0, 4, key);
+  EXPECT_EQ(key, (std::vector<float>{f.k[8], f.k[9]}));
+  f.session->read_value(0, 0, 4, value);
+  EXPECT_EQ(value, (std::vector<float>{f.v[12], f.v[13], f.v[14], 9.0F}));
+  f.session->read_key(1, 0, 2, key);
+  EXPECT_EQ(key, (std::vector<float>{f.k[4], f.k[5]}));
+  for (const auto& read : {read_key, read_key}) expect_error(code, {"position = 5"}, read(0, 0, 5));
+  expect_error(code, {"position = -1"}, read_key(0, 0, -1));
+  expect_error(code, {"head_kv = 1"}, read_key(0, 1, 0));
+  expect_error(code, {"head_kv = -1"}, read_key(0, -1, 0));
+  expect_error(code, {"layer = 2"}, read_key(2, 0, 0));
+  expect_error(code, {"layer = -1"}, read_key(-1, 0, 0));
+  expect_error(code, {"position = 5"}, read_value(0, 0, 5));
+  expect_error(code, {"head_kv = 1"}, read_value(0, 1, 0));
+  expect_error(code, {"layer = 2"}, read_value(2, 0, 0));
+  key.resize(1);
+  expect_error(code, {"row.size = 1", "at least 2"}, read_key(0, 0, 0));
+  value.resize(2);
+  expect_error(code, {"row.size = 2", "at least 3"}, read_value(0, 0, 0));
+  for (const std::int64_t layer : {-1, 2}) {
+    expect_error(code, {"layer = "}, [&] { static_cast<void>(f.session->scores(layer)); });
+    expect_error(code, {"layer = "}, [&] { static_cast<void>(f.session->memory(layer)); });
+  }
+}
+
+TEST(Session, memory_bytes_add_up_over_the_layers) {
+  const Fixture f;
+  const MemoryBytes bytes = f.session->memory_bytes();
+  EXPECT_EQ(bytes.kv, 2 * kCapacity * (2 + 3) * 4);
+  EXPECT_EQ(bytes.scores, 2 * kCapacity * 2 * 2);
+  EXPECT_EQ(bytes.memory_sets, 2 * 2 * 3 * 4);
+  EXPECT_GT(bytes.workspace, 0);
+  EXPECT_EQ(bytes.total(), bytes.kv + bytes.scores + bytes.memory_sets + bytes.workspace);
+}
+
+TEST(Session, NUM_2_nan_stays_behind_its_position) {
+  Fixture clean;
+  clean.run(Step::prefill(16));
+  for (const bool in_key : {true, false}) {
+    Fixture f;
+    const std::int64_t j = 9;  // in the chunk [8, 12)
+    (in_key ? f.k[static_cast<std::size_t>(j * 2)] : f.v[static_cast<std::size_t>(j * 3)]) = kNaNF;
+    f.run(Step::prefill(16));
+    for (std::int64_t e = 0; e < j * 6; ++e) {
+      EXPECT_EQ(f.out[static_cast<std::size_t>(e)], clean.out[static_cast<std::size_t>(e)]);
+    }
+    EXPECT_TRUE(std::isnan(f.out[static_cast<std::size_t>(j * 6)]));
+    EXPECT_EQ(std::isnan(f.out[static_cast<std::size_t>(j * 6 + 1)]), in_key);
+    const MemoryView memory = f.session->memory(0);
+    EXPECT_EQ(memory.count, 3);
+    for (std::int64_t h = 0; h < 2; ++h) {
+      for (std::int64_t e = 0; e + 1 < 3; ++e) EXPECT_LT(memory.data[h * 3 + e], memory.data[h * 3 + e + 1]);
+      EXPECT_EQ(memory.data[h * 3 + 2], 11);
+    }
+  }
+}
+
+TEST(Engine, what_it_says_of_itself) {
+  const Engine& engine = reference_engine();
+  EXPECT_EQ(&engine, &reference_engine());
+  EXPECT_EQ(engine.name(), "reference");
+  EXPECT_EQ(engine.isa(), "scalar");
+  EXPECT_FALSE(engine.description().empty());
+  EXPECT_TRUE(engine.unavailable_because().empty());
+  EXPECT_TRUE(engine.claims().bitwise_threads);
+  EXPECT_TRUE(engine.claims().bitwise_runs);
+  EXPECT_TRUE(engine.claims().bitwise_schedules);
+  EXPECT_FALSE(engine.claims().no_allocation);
+  EXPECT_TRUE(engine.claims().double_arithmetic);
+}
+
+TEST(Engine, CFG_1_open_validates) {
+  Shape shape = two_layers();
+  shape.n_head_kv = 3;
+  expect_error(ErrorCode::invalid_argument, {"n_head_kv = 3"},
+               [&] { static_cast<void>(reference_engine().open(shape, Options{})); });
+  Options options = chunks_of_4();
+  options.softcap = -1.0;
+  expect_error(ErrorCode::invalid_argument, {"softcap"},
+               [&] { static_cast<void>(reference_engine().open(two_layers(), options)); });
+}
+
+TEST(Engine, open_says_when_there_is_no_memory) {
+  Shape shape = two_layers();
+  shape.capacity = 2147483647;
+  shape.d_head = 65536;  // half a petabyte of keys
+  expect_error(ErrorCode::out_of_memory, {"capacity = 2147483647", "2 layers"},
+               [&] { static_cast<void>(reference_engine().open(shape, chunks_of_4())); });
+}
+
+}  // namespace
+}  // namespace headwater::reference
