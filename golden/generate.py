@@ -1,0 +1,162 @@
+"""Makes the golden vectors: run by hand, output committed. `python3 generate.py` rewrites vectors/ and manifest.json.
+
+Every vector is one small problem with what the numpy oracle says about it and, next to each toleranced value, the
+error that SPEC 13 grants an engine in float32. Seeds are searched until no decision (rounding of a score, order of
+two candidates) is closer than MARGIN to flipping, so that scores and memory sets can be demanded exactly.
+"""
+
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+
+import oracle
+import tensors
+
+HERE = pathlib.Path(__file__).resolve().parent
+MARGIN = 4e-6  # float32 column sums of these sizes err by less than a tenth of this
+
+
+def problem(rng, n, heads, kv_heads, d, dv, spread=1.0):
+    q = (rng.normal(size=(n, heads, d)) * spread).astype(np.float32)
+    k = rng.normal(size=(n, kv_heads, d)).astype(np.float32)
+    v = rng.normal(size=(n, kv_heads, dv)).astype(np.float32)
+    return q, k, v
+
+
+def ramp(low, high, heads):
+    return np.linspace(low, high, heads).astype(np.float32)
+
+
+# name, what a bug it catches would be, shape (n, heads, kv heads, d, dv), element types (q, kv), options, steps
+CASES = [
+    ("one-chunk", "a chunk without memory is not plain causal attention", (20, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=32, local=4, heavy=4), None),
+    ("three-chunks", "memory read too early, too late or not at all", (48, 2, 2, 8, 8), ("F32", "F32"),
+     dict(chunk=16, local=4, heavy=5), None),
+    ("one-token-chunk", "a prompt of kS+1 tokens ends in a decode step (STATE-2)", (33, 2, 1, 8, 4), ("F32", "F32"),
+     dict(chunk=16, local=3, heavy=3), None),
+    ("ragged-batches", "chunks not restarted at each batch (PLAN-2)", (50, 1, 1, 6, 6), ("F32", "F32"),
+     dict(batch=21, chunk=8, local=3, heavy=2), None),
+    ("grouped-heads", "query head h reads the wrong key/value head (LOGIT-1)", (40, 6, 2, 8, 8), ("F32", "F32"),
+     dict(chunk=16, local=2, heavy=4), None),
+    ("bf16-rows", "rows rounded twice or read in the wrong type", (40, 2, 1, 16, 16), ("BF16", "BF16"),
+     dict(chunk=16, local=4, heavy=4), None),
+    ("mixed-types", "Q read in the type of K (STATE-6)", (40, 2, 1, 16, 8), ("F16", "BF16"),
+     dict(chunk=16, local=4, heavy=4), None),
+    ("soft-cap", "cap applied before scale or to the sink (LOGIT-2)", (36, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=16, local=3, heavy=3, softcap=1.5, scale=0.9), None),
+    ("alibi", "bias by local instead of global positions (LOGIT-3)", (40, 3, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=16, local=2, heavy=4, alibi=(0.01, 0.2)), None),
+    ("sinks", "sink missing, twice, or in the inter pass (LOGIT-4)", (40, 3, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=16, local=2, heavy=4, sinks=(-1.0, 3.0)), None),
+    ("local-only", "heavy tokens although H = 0", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, local=5, heavy=0), None),
+    ("heavy-only", "local tokens although L = 0", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, local=0, heavy=5), None),
+    ("no-clamp", "M >= S clamped although it must not be (CFG-3)", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=4, local=6, heavy=7, clamp=False), None),
+    ("clamped", "clamp takes from L before H, or leaves M = S (CFG-3)", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, local=5, heavy=20), None),
+    ("f32-scores", "scores rounded to BF16 although F32 was asked for (SCORE-5)", (48, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, local=2, heavy=4, score_type="f32"), None),
+    ("turns", "second turn: mode by its own length, decoded tokens as candidates (STATE-3, MEM-5)",
+     (70, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=12, local=3, heavy=4),
+     [("p", 24, 26), ("p", 2, None), ("d", 1), ("d", 3), ("p", 12, None), ("d", 1), ("p", 27, None)]),
+    ("decode-first", "a prefill behind decoded tokens is no first turn (STATE-3)", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=12, local=3, heavy=4), [("d", 2), ("p", 12, None), ("d", 1), ("p", 25, None)]),
+    ("dense", "column sums or scores kept by a dense prefill (CFG-2)", (30, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, dense=True), None),
+    ("survivor", "the previous set is no candidate: an early heavy token is lost (MEM-2)", (64, 1, 1, 8, 8),
+     ("F32", "F32"), dict(chunk=8, local=1, heavy=2), None),
+]
+
+
+def flags_of(options, steps):
+    flags = ["-b", options.batch, "-ub", options.chunk, "--h2o-local", options.local]
+    flags += ["--h2o-heavy", options.heavy, "--score-type", options.score_type]
+    flags += ["--h2o-no-clamp"] if not options.clamp else []
+    flags += ["--dense"] if options.dense else []
+    flags += ["--scale", repr(options.scale)] if options.scale is not None else []
+    flags += ["--softcap", repr(options.softcap)] if options.softcap else []
+    if steps:
+        texts = [f"{s[0]}{s[1]}" + (f":{s[2]}" if len(s) > 2 and s[2] else "") for s in steps]
+        flags += ["--steps", ",".join(texts)]
+    return " ".join(str(flag) for flag in flags)
+
+
+def stored(dtype, values):
+    """What the file holds: the values an engine will read."""
+    if dtype == "BF16":
+        return oracle.bf16(values)
+    return values.astype(tensors.DTYPES[dtype]).astype(np.float32)
+
+
+def score_bound(result):
+    bound = result.bound_intra.copy()
+    for entries, errors in zip(result.memory, result.bound_inter):
+        for head, positions in enumerate(entries):
+            valid = positions >= 0
+            bound[head, positions[valid]] += errors[head, valid] + 2 * oracle.UNIT * result.scores[head, positions[valid]]
+    return bound
+
+
+def make(name, shape, types, settings, steps):
+    n, heads, kv_heads, d, dv = shape
+    settings = dict(settings)
+    sinks, alibi = settings.pop("sinks", None), settings.pop("alibi", None)
+    for seed in range(1000):
+        rng = np.random.default_rng([seed, len(name), n])
+        q, k, v = problem(rng, n, heads, kv_heads, d, dv)
+        if name == "survivor":
+            k[3] *= 6  # a spike that later queries look at again and again
+            q += k[3, 0] / 8
+        q, k, v = stored(types[0], q), stored(types[1], k), stored(types[1], v)
+        options = oracle.Options(**settings)
+        file = {"q": (types[0], q), "k": (types[1], k), "v": (types[1], v)}
+        if sinks:
+            options.sinks = ramp(*sinks, heads)
+            file["sinks"] = ("F32", options.sinks)
+        if alibi:
+            options.alibi = ramp(*alibi, heads)
+            file["alibi"] = ("F32", options.alibi)
+        result = oracle.attend(q, k, v, options, steps)
+        if result.margin > MARGIN:
+            break
+    else:
+        raise SystemExit(f"{name}: no seed keeps every decision {MARGIN} away from flipping")
+    file["want.out"] = ("F64", result.out)
+    file["want.lse"] = ("F64", result.lse)
+    file["want.colsum_intra"] = ("F64", result.colsum_intra.astype(np.float64))
+    file["want.colsum_inter"] = ("F64", np.stack(result.colsum_inter).astype(np.float64))
+    file["bound.out"] = ("F32", result.bound_out)
+    file["bound.lse"] = ("F32", result.bound_lse)
+    file["bound.colsum_intra"] = ("F32", result.bound_intra)
+    file["bound.colsum_inter"] = ("F32", np.stack(result.bound_inter))
+    if options.score_type == "f32":  # as exact as the column sums that they add up
+        file["want.scores"] = ("F64", result.scores.astype(np.float64))
+        file["bound.scores"] = ("F32", score_bound(result))
+    else:
+        file["exact.scores"] = ("F32", result.scores)
+    file["exact.memory"] = ("I32", np.stack(result.memory))
+    file["exact.chunk_start"] = ("I32", np.array(result.chunk_start, dtype=np.int32))
+    return file, flags_of(options, steps)
+
+
+def main():
+    folder = HERE / "vectors"
+    folder.mkdir(exist_ok=True)
+    manifest = []
+    for name, catches, shape, types, settings, steps in CASES:
+        file, flags = make(name, shape, types, settings, steps)
+        path = folder / f"{name}.safetensors"
+        tensors.write(path, file)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest.append({"file": f"vectors/{path.name}", "sha256": digest, "flags": flags, "catches": catches})
+    (HERE / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    print(f"{len(manifest)} vectors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The replay can fail: damaged files, manifests and values are told apart. `replay_test.py PROGRAM`."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import tensors
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "headwater"
+
+
+class Replay(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+        shutil.copytree(HERE / "vectors", self.root / "vectors")
+        self.entries = json.loads((HERE / "manifest.json").read_text())[:2]
+
+    def replay(self):
+        (self.root / "manifest.json").write_text(json.dumps(self.entries))
+        return self.run_script()
+
+    def run_script(self):
+        command = [sys.executable, str(HERE / "replay.py"), PROGRAM, "--engine", "reference", "--manifest"]
+        return subprocess.run(command + [str(self.root / "manifest.json")], capture_output=True, text=True)
+
+    def expect_damage(self, done, *words):
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_sound(self):
+        self.assertEqual(self.replay().returncode, 0)
+
+    def test_flipped_byte(self):
+        path = self.root / self.entries[0]["file"]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        self.expect_damage(self.replay(), self.entries[0]["file"], "sha256")
+
+    def test_missing_file(self):
+        (self.root / self.entries[1]["file"]).unlink()
+        self.expect_damage(self.replay(), self.entries[1]["file"])
+
+    def test_damaged_manifest(self):
+        for text in ("{", "{}", '[{"file": "x"}]', "[1]"):
+            (self.root / "manifest.json").write_text(text)
+            self.expect_damage(self.run_script(), "manifest.json")
+
+    def test_wrong_values_fail(self):
+        import hashlib
+
+        for name, shift in (("want.out", 1e-4), ("want.lse", 1e-4), ("exact.scores", 0.5), ("want.colsum_intra", 1e-3),
+                            ("exact.memory", 1), ("exact.chunk_start", 1), ("want.colsum_inter", 1e-3)):
+            path = self.root / self.entries[1]["file"]
+            shutil.copy(HERE / self.entries[1]["file"], path)
+            values, types, _ = tensors.read(path)
+            changed = values[name].copy()
+            changed.flat[changed.size // 2] += shift
+            values[name] = changed
+            tensors.write(path, {key: (types[key], values[key]) for key in values})
+            self.entries[1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            done = self.replay()
+            self.assertEqual(done.returncode, 1, name)
+            self.assertIn(name.split(".")[1], done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
