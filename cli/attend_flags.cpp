@@ -23,7 +23,7 @@ IN holds the tensors q [n,Hq,d], k [n,Hkv,d] and v [n,Hkv,dv] in F32, F16 or BF1
 hold sinks [Hq] and alibi [Hq] in F32. OUT gets out, lse, scores, chunk_start, colsum_intra and the trace: memory, the
 set of positions that each chunk read, and colsum_inter.
 
-Example: sparse prefill of a real trace, then its first positions' memory sets in numpy
+Example: sparse prefill of a real trace, in chunks of 512 tokens that read 256 older ones
   headwater attend models/trace-layer6.safetensors -o out.safetensors -b 2048 -ub 512 --h2o-local 128 --h2o-heavy 128
 Example: a turn of 4000 tokens in two calls, one decode step, a second turn
   headwater attend IN.safetensors -o OUT.safetensors --steps p2048:4000,p1952,d1,p900

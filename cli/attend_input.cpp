@@ -70,18 +70,24 @@ void require_equal(std::string_view what, std::string_view a, std::int64_t a_siz
 }
 
 void check_agreement(const AttendInput& input) {
-  require_equal("the number of tokens n", "q", input.q.n, "k", input.k.n);
-  require_equal("the number of tokens n", "k", input.k.n, "v", input.v.n);
-  require_equal("the number of key/value heads Hkv", "k", input.k.heads, "v", input.v.heads);
-  require_equal("the row width d", "q", input.q.width, "k", input.k.width);
-  if (input.k.type != input.v.type) {
-    throw Failure(fmt::format("tensors 'k' and 'v': dtype is {} and {}; it must be the same",
-                              dtype_name(input.k.type), dtype_name(input.v.type)));
+  const InputTensor& q = input.q;
+  const InputTensor& k = input.k;
+  const InputTensor& v = input.v;
+  if (q.n != k.n || k.n != v.n) {
+    throw Failure(
+        fmt::format("tensors 'q', 'k' and 'v': the number of tokens n is {}, {} and {}; it must be the same",
+                    q.n, k.n, v.n));
   }
-  if (input.q.heads % input.k.heads != 0) {
+  require_equal("the number of key/value heads Hkv", "k", k.heads, "v", v.heads);
+  require_equal("the row width d", "q", q.width, "k", k.width);
+  if (k.type != v.type) {
+    throw Failure(fmt::format("tensors 'k' and 'v': dtype is {} and {}; it must be the same",
+                              dtype_name(k.type), dtype_name(v.type)));
+  }
+  if (q.heads % k.heads != 0) {
     throw Failure(
         fmt::format("tensors 'q' and 'k': Hq = {} query heads is not a multiple of Hkv = {} key/value heads",
-                    input.q.heads, input.k.heads));
+                    q.heads, k.heads));
   }
 }
 

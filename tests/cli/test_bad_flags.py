@@ -1,0 +1,215 @@
+"""Bad usage: each is one line on standard error that names the flag, its value and what is allowed."""
+
+import math
+import os
+import stat
+import unittest
+
+from support import ProgramTest, problem
+
+INTEGERS = {"--batch": (1, 2147483647), "-b": (1, 2147483647), "--batch-size": (1, 2147483647),
+            "--chunk": (1, 2147483647), "-ub": (1, 2147483647), "--ubatch-size": (1, 2147483647),
+            "--h2o-local": (0, 2147483647), "--h2o-heavy": (0, 2147483647),
+            "-t": (0, 512), "--threads": (0, 512), "--repeat": (1, 1000)}
+SPOKEN = {"-b": "--batch", "--batch-size": "--batch", "-ub": "--chunk", "--ubatch-size": "--chunk", "-t": "--threads"}
+
+
+class Numbers(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem(n=4))
+
+    def test_integers(self):
+        for flag, (low, high) in INTEGERS.items():
+            for text in ("", "-5", "-1", "12x", "x", "1e9", "1.0", " 1", "1 ", "+1", "0x10", "nan", "inf", "1,0",
+                         str(low - 1), str(high + 1), "99999999999", "9" * 30, "--json"):
+                with self.subTest(flag=flag, text=text):
+                    self.refuse(self.input, SPOKEN.get(flag, flag) + ": ", f"'{text}'", f"from {low} to {high}",
+                                arguments=[flag, text])
+
+    def test_attached_values(self):
+        self.refuse(self.input, "--chunk", "''", arguments=["--chunk="])
+        self.refuse(self.input, "--chunk", "'0'", arguments=["-ub=0"])
+        self.refuse(self.input, "--chunk", "'0'", arguments=["-ub0"])
+        self.refuse(self.input, "--batch", "'0'", arguments=["-b0"])
+        self.refuse(self.input, "--scale", "''", arguments=["--scale="])
+
+    def test_sum_of_local_and_heavy(self):
+        self.refuse(self.input, "--h2o-local", "--h2o-heavy", "2147483648",
+                    arguments=["--h2o-local", "2147483647", "--h2o-heavy", "1"])
+
+    def test_reals(self):
+        for flag in ("--scale", "--softcap"):
+            for text in ("", "nan", "inf", "-inf", "1e400", "x", "1.0x", "1,5", " 1", "0x10"):
+                with self.subTest(flag=flag, text=text):
+                    self.refuse(self.input, flag, f"'{text}'", "finite", arguments=[flag, text])
+        self.refuse(self.input, "--softcap", "'-1'", ">= 0", arguments=["--softcap", "-1"])
+
+    def test_choices(self):
+        for flag, allowed in (("--schedule", "chunk-major"), ("--score-type", "bf16")):
+            for text in ("", "f16", "LAYER", "layers"):
+                self.refuse(self.input, flag, f"'{text}'", allowed, arguments=[flag, text])
+
+    def test_huge_memory_without_clamp(self):
+        self.refuse(self.input, "trace", "--no-trace", "2147483646",
+                    arguments=["--h2o-no-clamp", "-ub", "1", "--h2o-local", "2000000000", "--h2o-heavy", "147483646"])
+
+    def test_huge_values_that_are_legal(self):
+        self.attend(self.input, "-b", "2147483647", "-ub", "2147483647", "--h2o-local", "9", "--h2o-heavy", "9")
+        self.attend(self.input, "--h2o-no-clamp", "-ub", "1", "--h2o-local", "2000000000", "--h2o-heavy", "0",
+                    "--no-trace")
+
+
+class Usage(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem(n=4))
+
+    def test_twice(self):
+        for arguments in (["-b", "4", "-b", "4"], ["-b", "4", "--batch", "5"], ["-ub", "2", "--chunk", "2"],
+                          ["--json", "--json"], ["--dense", "--dense"], ["-o", "x"], ["--steps", "p4", "--steps", "p4"]):
+            self.refuse(self.input, "2 times", arguments=arguments)
+
+    def test_unknown(self):
+        for argument in ("--foo", "-x", "--h2o", "--no-clamp", "extra.safetensors", "--json=1", "--batch-sizes=4"):
+            self.refuse(self.input, argument.split("=")[0].lstrip("-"), "see headwater attend --help",
+                        arguments=[argument])
+
+    def test_missing(self):
+        self.assert_refused(self.run_program("attend"), "required")
+        self.assert_refused(self.run_program("attend", self.input), "--output", "required")
+        self.assert_refused(self.run_program("attend", "-o", "x"), "IN", "required")
+        self.assert_refused(self.run_program("attend", self.input, "-o"), "--output")
+        self.assert_refused(self.run_program("attend", self.input, "-o", "x", "-b"), "--batch")
+        self.assert_refused(self.run_program("attend", self.input, "-o", ""), "--output")
+        self.assert_refused(self.run_program("attend", "", "-o", "x"), "IN")
+
+    def test_commands(self):
+        self.assert_refused(self.run_program(), "attend, conform, info")
+        self.assert_refused(self.run_program("generate"), "'generate'", "attend, conform, info")
+        self.assert_refused(self.run_program("at\ntend"), "attend, conform, info")
+        self.assert_refused(self.run_program("--version", "x"), "'x'")
+        self.assert_refused(self.run_program("info", "x"), "x")
+        self.assert_refused(self.run_program("info", "--jsn"), "--jsn")
+
+    def test_a_file_may_be_named_like_a_command(self):
+        self.attend(self.put(problem(), "info"))
+        self.assertEqual(self.run_program("attend", "info", "-o", "conform").returncode, 0)
+        self.put(problem(), "-x")
+        self.assertEqual(self.run_program("attend", "-o", "y", "--", "-x").returncode, 0)
+
+    def test_engine(self):
+        self.refuse(self.input, "'warp'", "reference", "cpu-portable", arguments=["--engine", "warp"], code=3)
+        self.refuse(self.input, "'warp'", "HEADWATER_ENGINE", "reference", code=3, env={"HEADWATER_ENGINE": "warp"})
+        self.refuse(self.input, "--engine", arguments=["--engine", ""])
+
+    def test_engine_flag_wins_over_the_environment(self):
+        _, metadata, _ = self.attend(self.input, "--engine", "reference", env={"HEADWATER_ENGINE": "warp"})
+        self.assertEqual(metadata["engine"], "reference")
+        _, metadata, _ = self.attend(self.input, env={"HEADWATER_ENGINE": "reference"})
+        self.assertEqual(metadata["engine"], "reference")
+
+
+class Steps(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem())
+
+    def test_grammar(self):
+        for text, item in (("", 1), ("p0", 1), ("x5", 1), ("p", 1), ("d", 1), ("d0", 1), ("p-5", 1), ("p+5", 1),
+                           ("p 5", 1), (" p5", 1), ("P5", 1), ("5", 1), ("p5x", 1), ("p1e1", 1), ("p40:", 1),
+                           ("p40:0", 1), ("p40:39", 1), ("p40:x", 1), ("p40:40:40", 1), ("d40:40", 1),
+                           ("p20,", 2), (",p40", 1), ("p20,,p20", 2), ("p20;p20", 1), ("p2147483648", 1),
+                           ("p99999999999999999999", 1), ("p40:2147483648", 1), ("p20,d\n", 2)):
+            with self.subTest(text=text):
+                self.refuse(self.input, "--steps", f"item {item} ", "pN:T", arguments=["--steps", text])
+
+    def test_sum(self):
+        self.refuse(self.input, "--steps", "39", "40", arguments=["--steps", "p39"])
+        self.refuse(self.input, "--steps", "item 2", "'d1'", "41", "40", arguments=["--steps", "p40,d1"])
+        self.refuse(self.input, "--steps", "item 2", arguments=["--steps", "p20,p2147483647"])
+        self.refuse(self.input, "--steps", arguments=["--steps", ",".join(["p2147483647"] * 1000)])
+
+    def test_turn_length_inside_a_turn(self):
+        self.refuse(self.input, "--steps", "item 2", "'p20:30'", arguments=["--steps", "p20:40,p20:30"])
+        self.attend(self.input, "--steps", "p20:40,p20:40")
+
+
+class Files(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem())
+
+    def test_input_that_cannot_be_read(self):
+        self.refuse(self.path("missing"), "missing", "No such file")
+        self.refuse(self.directory, "not a regular file")
+        self.refuse("/dev/null", "/dev/null", "not a regular file")
+        self.refuse("/dev/zero", "/dev/zero", "not a regular file")
+        os.mkfifo(self.path("fifo"))
+        self.refuse(self.path("fifo"), "fifo", "not a regular file")
+        self.refuse(self.path("a\nb"), "a\\x0ab")
+
+    def test_output_that_cannot_be_written(self):
+        self.refuse(self.input, "no/such/place", out="no/such/place/out.safetensors")
+        self.refuse(self.input, "in.safetensors/out", out="in.safetensors/out")
+        self.refuse(self.input, "/proc/", out="/proc/out.safetensors")
+        self.refuse(self.input, "no name of a file", out="out/")
+        self.refuse(self.input, out="n" * 300)
+
+    def test_output_that_is_no_regular_file(self):
+        os.mkdir(self.path("folder"))
+        self.refuse(self.input, "folder", "regular file", out="folder")
+        self.refuse(self.input, "/dev/full", "regular file", out="/dev/full")
+        os.mkfifo(self.path("fifo"))
+        self.refuse(self.input, "fifo", "regular file", out="fifo")
+        os.symlink("folder", self.path("link"))
+        self.refuse(self.input, "link", "regular file", out="link")
+        os.symlink("circle", self.path("circle"))
+        self.refuse(self.input, "circle", "symbolic links", out="circle")
+
+    def test_output_over_input(self):
+        self.refuse(self.input, "input file", out="in.safetensors")
+        self.refuse(self.input, "input file", out="./in.safetensors")
+        os.link(self.input, self.path("hard"))
+        self.refuse(self.input, "input file", out="hard")
+        os.symlink("in.safetensors", self.path("soft"))
+        self.refuse(self.input, "input file", out="soft")
+        self.refuse(self.path("soft"), "input file", out="in.safetensors")
+
+    def test_links_are_followed(self):
+        os.mkdir(self.path("folder"))
+        os.symlink("folder/new", self.path("dangling"))
+        self.attend(self.input, out="dangling")
+        self.assertTrue(os.path.islink(self.path("dangling")))
+        self.assertTrue(os.path.isfile(self.path("folder/new")))
+        os.symlink(self.path("dangling"), self.path("chain"))
+        with open(self.path("folder/new"), "wb") as file:
+            file.write(b"old")
+        self.attend(self.input, out="chain")
+        self.assertEqual(sorted(os.listdir(self.directory)), ["chain", "dangling", "folder", "in.safetensors"])
+        self.assertEqual(os.listdir(self.path("folder")), ["new"])
+
+    def test_permissions_follow_the_umask(self):
+        for mask, mode in ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)):
+            self.attend(self.input, out=f"out{mask}", preexec_fn=lambda mask=mask: os.umask(mask) and None)
+            self.assertEqual(stat.S_IMODE(os.stat(self.path(f"out{mask}")).st_mode), mode)
+
+    def test_error_keeps_the_old_output(self):
+        with open(self.path("out.safetensors"), "wb") as file:
+            file.write(b"old")
+        self.refuse(self.input, "--steps", arguments=["--steps", "p20:40,p20:30"])
+
+
+class Finite(ProgramTest):
+    def test_values_at_the_edge(self):
+        for arguments in (["--scale", "0"], ["--scale", "-1.5"], ["--scale", "1e-3"], ["--softcap", "0"],
+                          ["--softcap", "30.5"], ["-t", "0"], ["-t", "512"], ["--h2o-local", "0"],
+                          ["--h2o-heavy", "0"], ["-ub", "1"], ["-ub=7"], ["-ub7"], ["-b7"], ["--chunk=7"]):
+            tensors, metadata, _ = self.attend(problem(n=9), *arguments)
+            self.assertTrue(all(math.isfinite(value) for value in tensors["out"].values), arguments)
+            if arguments[0].startswith(("-ub", "--chunk")):
+                self.assertEqual(metadata["chunk"], arguments[-1].lstrip("-ubchunk="))
+
+
+if __name__ == "__main__":
+    unittest.main()

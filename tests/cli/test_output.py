@@ -1,0 +1,239 @@
+"""What `attend` writes: the format, its meaning on small inputs by a softmax written here, and bit-identity."""
+
+import math
+import os
+import struct
+import unittest
+
+from support import SIZES, ProgramTest, Tensor, bf16_bits, bf16_value, problem
+
+ENGINES = ("reference", "cpu-portable")
+SPARSE = ("-b", "32", "-ub", "8", "--h2o-local", "3", "--h2o-heavy", "2")
+F32_OUTPUT_BOUND = 1e-5  # SPEC 13: intra output against plain attention
+F32_COLSUM_BOUND = 1e-4  # SPEC 13: column sums
+
+
+def attention(tensors, h, i, keys, scale, softcap=0.0, sink=True):
+    """One softmax over `keys`: (output row, log-sum-exp, weights). LOGIT-1..4."""
+    (n, heads, d), heads_kv, dv = tensors["q"].shape, tensors["k"].shape[1], tensors["v"].shape[2]
+    del n
+    g = h * heads_kv // heads
+    q, k, v = (tensors[name].values_cached for name in "qkv")
+    logits = []
+    for j in keys:
+        dot = sum(q[(i * heads + h) * d + x] * k[(j * heads_kv + g) * d + x] for x in range(d)) * scale
+        if softcap:
+            dot = softcap * math.tanh(dot / softcap)
+        if "alibi" in tensors:
+            dot -= tensors["alibi"].values[h] * (i - j)
+        logits.append(dot)
+    z = tensors["sinks"].values[h] if sink and "sinks" in tensors else -math.inf
+    m = max([*logits, z])
+    total = sum(math.exp(s - m) for s in logits) + math.exp(z - m)
+    weights = [math.exp(s - m) / total for s in logits]
+    row = [sum(w * v[(j * heads_kv + g) * dv + x] for w, j in zip(weights, keys)) for x in range(dv)]
+    return row, m + math.log(total), weights
+
+
+class OutputTest(ProgramTest):
+    def check_meaning(self, tensors, out, steps=(), scale=None, softcap=0.0):
+        """Outputs, lse and column sums under the file's own memory sets; scores replayed bit for bit (SCORE-6).
+        steps: which chunks are dense, by index."""
+        for tensor in tensors.values():
+            tensor.values_cached = tensor.values
+        n, heads, d = tensors["q"].shape
+        dv = tensors["v"].shape[2]
+        scale = 1 / math.sqrt(d) if scale is None else scale
+        start = out["chunk_start"].values
+        chunks, _, m = out["memory"].shape
+        self.assertEqual((start[0], start[-1], len(start)), (0, n, chunks + 1))
+        memory, inter = out["memory"].values, out["colsum_inter"].values
+        intra, rows, lse = out["colsum_intra"].values, out["out"].values, out["lse"].values
+        scores = [[0.0] * n for _ in range(heads)]
+        for c in range(chunks):
+            begin, end = start[c], start[c + 1]
+            for h in range(heads):
+                at = (c * heads + h) * m
+                entries = memory[at:at + m]
+                keys = [j for j in entries if j >= 0]
+                self.assertEqual(entries, sorted(set(keys)) + [-1] * (m - len(keys)))
+                self.assertTrue(all(j < begin for j in keys))
+                dense = c in steps
+                self.assertEqual(len(keys), 0 if dense else min(m, begin))
+                self.assertTrue(all(value == 0 for value in inter[at + len(keys):at + m]))
+                sums, before = [0.0] * (end - begin), [0.0] * len(keys)
+                for i in range(begin, end):
+                    own = list(range(0 if dense else begin, i + 1))
+                    row, log_sum, _ = attention(tensors, h, i, keys + own, scale, softcap)
+                    for x in range(dv):
+                        self.assertAlmostEqual(rows[(i * heads + h) * dv + x], row[x], delta=F32_OUTPUT_BOUND)
+                    self.assertAlmostEqual(lse[i * heads + h], log_sum, delta=F32_OUTPUT_BOUND)
+                    if not dense:
+                        for j, w in zip(own, attention(tensors, h, i, own, scale, softcap)[2]):
+                            sums[j - begin] += w
+                        if keys:
+                            for e, w in enumerate(attention(tensors, h, i, keys, scale, softcap, sink=False)[2]):
+                                before[e] += w
+                for j in range(begin, end):
+                    self.assertAlmostEqual(intra[h * n + j], sums[j - begin], delta=F32_COLSUM_BOUND)
+                    scores[h][j] = bf16_value(bf16_bits(intra[h * n + j]))
+                for e, j in enumerate(keys):
+                    self.assertAlmostEqual(inter[at + e], before[e], delta=F32_COLSUM_BOUND)
+                    total = struct.unpack("<f", struct.pack("<f", scores[h][j] + inter[at + e]))[0]
+                    scores[h][j] = bf16_value(bf16_bits(total))
+        self.assertEqual(out["scores"].values, [value for row in scores for value in row])
+
+
+class Meaning(OutputTest):
+    def test_sparse(self):
+        for engine in ENGINES:
+            tensors = problem(n=37)
+            out, _, _ = self.attend(tensors, *SPARSE, "--engine", engine)
+            self.assertEqual(out["chunk_start"].values, [0, 8, 16, 24, 32, 37])
+            self.check_meaning(tensors, out)
+
+    def test_batch_that_is_no_multiple(self):
+        tensors = problem(n=30)
+        out, _, error = self.attend(tensors, "-b", "12", "-ub", "8", "--h2o-local", "3", "--h2o-heavy", "2")
+        self.assertEqual(out["chunk_start"].values, [0, 8, 12, 20, 24, 30])
+        self.assertIn("warning: batch 12", error)
+        self.check_meaning(tensors, out)
+
+    def test_many_small_batches_in_one_call(self):
+        # More batches than are handed over at a time, the last one short.
+        n = 4096 + 13
+        tensors = {name: Tensor("BF16", [n, 1, 1], data=bytes(2 * n)) for name in "qkv"}
+        out, _, _ = self.attend(tensors, "-b", "6", "-ub", "4", "--h2o-local", "1", "--h2o-heavy", "1")
+        starts = [at for batch in range(0, n, 6) for at in range(batch, min(batch + 6, n), 4)] + [n]
+        self.assertEqual(out["chunk_start"].values, starts)
+
+    def test_types_and_unaligned_data(self):
+        for dtype, q_dtype in (("F16", "F16"), ("BF16", "BF16"), ("F16", "F32"), ("F32", "BF16"), ("BF16", "F16")):
+            tensors = problem(n=20, dtype=dtype, q_dtype=q_dtype)
+            shifted = {"a": Tensor("U8", [3], data=b"abc"), **tensors}  # every tensor stands at an odd address
+            out, _, _ = self.attend(shifted, *SPARSE)
+            self.check_meaning(tensors, out)
+            aligned, _, _ = self.attend(tensors, *SPARSE)
+            self.assertEqual(out["out"].data, aligned["out"].data)
+
+    def test_sinks_alibi_scale_and_cap(self):
+        tensors = problem(n=26, sinks=Tensor("F32", [4], [0.5, -math.inf, 2.0, -1.0]),
+                          alibi=Tensor("F32", [4], [0.5, 0.25, 0.0, -0.01]))
+        out, metadata, _ = self.attend(tensors, *SPARSE, "--scale", "0.7", "--softcap", "1.5")
+        self.assertEqual((float(metadata["scale"]), float(metadata["softcap"])), (0.7, 1.5))
+        self.check_meaning(tensors, out, scale=0.7, softcap=1.5)
+
+    def test_turns_and_decode(self):
+        # A sparse turn, two decode steps, a short (dense) turn of 5 <= S, decode, a sparse turn in two calls.
+        tensors = problem(n=60)
+        out, _, _ = self.attend(tensors, *SPARSE, "--steps", "p19,d1,d2,p5,d1,p8:17,p9,d15")
+        self.assertEqual(out["chunk_start"].values, [0, 8, 16, 19, 20, 22, 27, 28, 36, 44, 45, 60])
+        self.check_meaning(tensors, out, steps={3, 4, 5, 6, 10})
+
+    def test_decode_first(self):
+        # The turn behind it is not the first of an empty session (STATE-1, STATE-3): 8 tokens run dense, 9 sparse.
+        tensors = problem(n=17)
+        out, _, _ = self.attend(tensors, *SPARSE, "--steps", "d9,p8")
+        self.check_meaning(tensors, out, steps={0, 1})
+        out, _, _ = self.attend(tensors, *SPARSE, "--steps", "d8,p9")
+        self.assertEqual(out["chunk_start"].values, [0, 8, 16, 17])
+        self.check_meaning(tensors, out, steps={0})
+
+    def test_dense(self):
+        for flags in (("--dense",), ("--h2o-local", "0", "--h2o-heavy", "0"), ("-ub", "1")):
+            tensors = problem(n=12)
+            out, metadata, _ = self.attend(tensors, *flags)
+            self.assertEqual((metadata["local"], metadata["heavy"]), ("0", "0"))
+            self.assertEqual(out["memory"].shape, [1, 4, 0])
+            self.assertEqual(set(out["scores"].values) | set(out["colsum_intra"].values), {0.0})
+            self.check_meaning(tensors, out, steps={0})
+
+    def test_memory_larger_than_the_input(self):
+        tensors = problem(n=12)
+        out, metadata, _ = self.attend(tensors, "-b", "4", "-ub", "4", "--h2o-no-clamp", "--h2o-local", "20",
+                                       "--h2o-heavy", "30")
+        self.assertEqual(metadata["clamp"], "false")
+        self.assertEqual(out["memory"].shape, [3, 4, 50])
+        self.check_meaning(tensors, out)
+
+
+class Format(OutputTest):
+    def test_tensors(self):
+        out, metadata, error = self.attend(problem(n=37), *SPARSE)
+        self.assertEqual(error, "")
+        self.assertEqual({name: (tensor.dtype, tensor.shape) for name, tensor in out.items()}, {
+            "out": ("F32", [37, 4, 6]), "lse": ("F32", [37, 4]), "scores": ("BF16", [4, 37]),
+            "chunk_start": ("I32", [6]), "memory": ("I32", [5, 4, 5]), "colsum_intra": ("F32", [4, 37]),
+            "colsum_inter": ("F32", [5, 4, 5])})
+        self.assertEqual(metadata, {
+            "format": "headwater-attend-1", "version": metadata["version"], "engine": metadata["engine"],
+            "isa": metadata["isa"], "batch": "32", "chunk": "8", "local": "3", "heavy": "2",
+            "scale": f"{1 / math.sqrt(8):.17g}", "softcap": "0", "score_type": "bf16", "clamp": "true"})
+
+    def test_effective_options(self):
+        _, metadata, error = self.attend(problem(n=9), "-b", "2", "-ub", "4", "--h2o-local", "2", "--h2o-heavy", "9")
+        self.assertEqual([metadata[key] for key in ("batch", "chunk", "local", "heavy")], ["4", "4", "2", "1"])
+        self.assertEqual(len(error.splitlines()), 2, error)
+        self.assertTrue(all(line.startswith("warning: ") for line in error.splitlines()), error)
+
+    def test_f32_scores(self):
+        out, metadata, _ = self.attend(problem(n=37), *SPARSE, "--score-type", "f32")
+        self.assertEqual((out["scores"].dtype, metadata["score_type"]), ("F32", "f32"))
+        last = range(32, 37)  # nobody looks back at the last chunk
+        intra = out["colsum_intra"].values
+        self.assertEqual([out["scores"].values[j] for j in last], [intra[j] for j in last])
+
+    def test_no_trace(self):
+        full, _, _ = self.attend(problem(n=37), *SPARSE)
+        out, _, _ = self.attend(problem(n=37), *SPARSE, "--no-trace")
+        self.assertEqual(full.keys() - out.keys(), {"memory", "colsum_inter"})
+        for name, tensor in out.items():
+            self.assertEqual(tensor.data, full[name].data, name)
+
+    def test_size_of_elements(self):
+        out, _, _ = self.attend(problem(n=37), *SPARSE)
+        for tensor in out.values():
+            self.assertEqual(len(tensor.data), SIZES[tensor.dtype] * math.prod(tensor.shape))
+
+
+class SameBytes(OutputTest):
+    """NUM-3, SCHED-2, PLAN-2: the whole file is the same."""
+
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem(n=203, d=16, dv=16, dtype="BF16"))
+        self.flags = ("-b", "64", "-ub", "16", "--h2o-local", "5", "--h2o-heavy", "6")
+
+    def test_threads_runs_and_schedules(self):
+        for engine in ENGINES:
+            flags = (*self.flags, "--engine", engine)
+            expected = self.output_bytes(self.input, *flags, "-t", "1")
+            for more in (("-t", "1"), ("-t", "2"), ("-t", "3"), ("-t", "7"), (), ("--schedule", "layer-major"),
+                         ("--schedule", "chunk-major"), ("--schedule", "chunk", "-t", "3"),
+                         ("--schedule", "layer", "-t", "2"), ("--repeat", "3"), ("--json",), ("--steps", "p203")):
+                self.assertEqual(self.output_bytes(self.input, *flags, *more), expected, (engine, more))
+
+    def test_call_cuts(self):
+        for engine in ENGINES:
+            flags = (*self.flags, "--engine", engine)
+            expected = self.output_bytes(self.input, *flags)
+            for steps in ("p16:203,p187", "p64:203,p139", "p32:203,p16,p80,p75", "p160:203,p43:203",
+                          ",".join(["p16:203"] + ["p16"] * 11 + ["p11"])):
+                self.assertEqual(self.output_bytes(self.input, *flags, "--steps", steps), expected, (engine, steps))
+
+    def test_environment(self):
+        expected = self.output_bytes(self.input, *self.flags)
+        for env in ({"OMP_NUM_THREADS": "3"}, {"LC_ALL": "de_DE.UTF-8"}, {"TZ": "Asia/Tokyo"}):
+            self.assertEqual(self.output_bytes(self.input, *self.flags, env=env), expected, env)
+
+    def test_name_of_the_input(self):
+        expected = self.output_bytes(self.input, *self.flags)
+        with open(self.input, "rb") as file:
+            other = self.put(file.read(), "other name")
+        self.assertEqual(self.output_bytes(other, *self.flags), expected)
+        os.symlink(other, self.path("link"))
+        self.assertEqual(self.output_bytes(self.path("link"), *self.flags), expected)
+
+
+if __name__ == "__main__":
+    unittest.main()
