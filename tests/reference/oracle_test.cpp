@@ -13,8 +13,8 @@ namespace {
 
 using test::expect_error;
 using test::expect_near;
-using test::kInf;
 
+const double kU = 0x1p-24;
 
 /// Four tokens with d = dv = 1, one key/value head, two query heads; every query is 1 in head 0 and -1 in
 /// head 1.
