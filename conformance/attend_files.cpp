@@ -1,0 +1,224 @@
+#include "conformance/attend_files.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "conformance/replay.hpp"
+#include "conformance/safetensors.hpp"
+#include "headwater/engine.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+constexpr const char* kRowTypes = "F32,F16,BF16";
+constexpr std::int64_t kMostExtent = 65536;        // of heads and widths, as Shape has it
+constexpr std::int64_t kMostTokens = 2147483647;
+
+DType dtype_of(const FileTensor& tensor) {
+  return tensor.dtype == "F32" ? DType::f32 : tensor.dtype == "F16" ? DType::f16 : DType::bf16;
+}
+
+template <class Number>
+Number parse_number(const SafetensorsFile& file, const std::string& key) {
+  const std::string& text = file.metadata(key);
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    file.refuse(fmt::format("__metadata__ {} is '{}'; allowed: a number", key, text));
+  }
+  return value;
+}
+
+void require_shape(const SafetensorsFile& file, const std::string& name, const FileTensor& tensor,
+                   const std::vector<std::int64_t>& wanted) {
+  if (tensor.shape == wanted) return;
+  file.refuse(fmt::format("tensor {} has shape [{}]; allowed: [{}]", name, fmt::join(tensor.shape, ", "),
+                          fmt::join(wanted, ", ")));
+}
+
+Tensor read_rows(const SafetensorsFile& file, const std::string& name) {
+  const FileTensor& from = file.tensor(name, 3, kRowTypes);
+  if (from.shape[0] < 1 || from.shape[0] > kMostTokens) {
+    file.refuse(fmt::format("tensor {} has {} tokens; allowed: 1 .. {}", name, from.shape[0], kMostTokens));
+  }
+  for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
+    if (from.shape[i] < 1 || from.shape[i] > kMostExtent) {
+      file.refuse(fmt::format("tensor {} has extent {} in dimension {}; allowed: 1 .. {}", name, from.shape[i], i,
+                              kMostExtent));
+    }
+  }
+  Tensor tensor;
+  tensor.type = dtype_of(from);
+  tensor.n = from.shape[0];
+  tensor.heads = from.shape[1];
+  tensor.width = from.shape[2];
+  tensor.values = read_floats(from);
+  return tensor;
+}
+
+std::vector<float> read_per_head(const SafetensorsFile& file, const std::string& name, std::int64_t heads) {
+  if (!file.has(name)) return {};
+  const FileTensor& tensor = file.tensor(name, 1, "F32");
+  require_shape(file, name, tensor, {heads});
+  return read_floats(tensor);
+}
+
+void read_input(const SafetensorsFile& file, Problem& problem) {
+  LayerInput layer{read_rows(file, "q"), read_rows(file, "k"), read_rows(file, "v")};
+  Shape& shape = problem.shape;
+  shape.n_head = layer.q.heads;
+  shape.n_head_kv = layer.k.heads;
+  shape.d_head = layer.q.width;
+  shape.d_value = layer.v.width;
+  shape.capacity = layer.q.n;
+  shape.kv_type = layer.k.type;
+  if (layer.k.n != layer.q.n || layer.v.n != layer.q.n || layer.k.width != layer.q.width ||
+      layer.v.heads != layer.k.heads || shape.n_head % shape.n_head_kv != 0) {
+    file.refuse("q [n, Hq, d], k [n, Hkv, d] and v [n, Hkv, dv] do not fit each other");
+  }
+  problem.q_type = layer.q.type;
+  problem.k_type = layer.k.type;
+  problem.v_type = layer.v.type;
+  problem.options.sinks = read_per_head(file, "sinks", shape.n_head);
+  problem.options.alibi = read_per_head(file, "alibi", shape.n_head);
+  problem.layers.push_back(std::move(layer));
+}
+
+void read_options(const SafetensorsFile& file, AttendRun& run) {
+  Options& options = run.problem.options;
+  options.batch = parse_number<std::int64_t>(file, "batch");
+  options.chunk = parse_number<std::int64_t>(file, "chunk");
+  options.local = parse_number<std::int64_t>(file, "local");
+  options.heavy = parse_number<std::int64_t>(file, "heavy");
+  options.clamp = false;  // they are effective already
+  options.scale = parse_number<double>(file, "scale");
+  options.softcap = parse_number<double>(file, "softcap");
+  const std::string& type = file.metadata("score_type");
+  if (type != "bf16" && type != "f32") {
+    file.refuse(fmt::format("__metadata__ score_type is '{}'; allowed: bf16, f32", type));
+  }
+  options.score_type = type == "bf16" ? ScoreType::bf16 : ScoreType::f32;
+  for (const std::int64_t value : {options.batch, options.chunk, options.local + 1, options.heavy + 1}) {
+    if (value < 1 || value > kMostTokens) file.refuse("__metadata__ batch, chunk, local or heavy is out of range");
+  }
+  if (!std::isfinite(*options.scale) || !std::isfinite(options.softcap) || options.softcap < 0) {
+    file.refuse("__metadata__ scale or softcap is not finite");
+  }
+  run.options = expected_options(run.problem.shape, options);
+  run.engine = file.metadata("engine");
+  for (const Engine* engine : engines()) {
+    if (engine->name() == run.engine) run.arithmetic = arithmetic_of(*engine);
+  }
+}
+
+// The mode, the set and the column sums of one chunk.
+ChunkTrace read_chunk(const SafetensorsFile& file, const AttendRun& run, std::int64_t begin, std::int64_t end,
+                      const std::vector<float>& intra, const std::int32_t* memory, const float* inter) {
+  const std::int64_t heads = run.problem.shape.n_head;
+  const std::int64_t tokens = run.problem.shape.capacity;
+  const std::int64_t width = run.options.memory();
+  ChunkTrace chunk;
+  const auto sums_of = [&](std::int64_t h) { return intra.data() + h * tokens; };
+  const bool any_memory = std::any_of(memory, memory + heads * width, [](std::int32_t p) { return p != -1; });
+  bool any_sum = false;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    any_sum = any_sum || std::any_of(sums_of(h) + begin, sums_of(h) + end, [](float x) { return x != 0.0f; });
+  }
+  const bool sparse = run.options.sparse && (begin == 0 ? any_sum : any_memory);
+  chunk.chunk = {begin, end, sparse ? ChunkMode::sparse : ChunkMode::dense};
+  if (!sparse) {
+    if (any_sum) file.refuse(fmt::format("chunk at {}: no memory, but column sums other than 0", begin));
+    if (std::any_of(inter, inter + heads * width, [](float x) { return x != 0.0f; }) || any_memory) {
+      file.refuse(fmt::format("chunk at {}: a memory or its column sums where a dense chunk has none", begin));
+    }
+    return chunk;
+  }
+  if (end - begin > run.options.chunk) {
+    file.refuse(fmt::format("chunk at {} has {} tokens; allowed: at most {}", begin, end - begin, run.options.chunk));
+  }
+  while (chunk.memory_count < width && memory[chunk.memory_count] != -1) ++chunk.memory_count;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    chunk.colsum_intra.insert(chunk.colsum_intra.end(), sums_of(h) + begin, sums_of(h) + end);
+    for (std::int64_t i = 0; i < width; ++i) {
+      const std::int32_t position = memory[h * width + i];
+      const bool valid = i < chunk.memory_count;
+      if (valid ? (position < 0 || position >= begin) : (position != -1 || inter[h * width + i] != 0.0f)) {
+        file.refuse(fmt::format("chunk at {} head {}: entry {} of memory is {} or has a column sum behind the set", begin,
+                                h, i, position));
+      }
+      if (!valid) continue;
+      chunk.memory.push_back(position);
+      chunk.colsum_inter.push_back(inter[h * width + i]);
+    }
+  }
+  return chunk;
+}
+
+}  // namespace
+
+AttendRun read_attend_run(const std::string& input, const std::string& output) {
+  AttendRun run;
+  const SafetensorsFile in(input);
+  read_input(in, run.problem);
+  const SafetensorsFile file(output);
+  read_options(file, run);
+  const Shape& shape = run.problem.shape;
+  const std::int64_t n = shape.capacity;
+  const std::int64_t heads = shape.n_head;
+  const std::int64_t width = run.options.memory();
+
+  const FileTensor& out = file.tensor("out", 3, "F32");
+  require_shape(file, "out", out, {n, heads, shape.d_value});
+  run.out = read_floats(out);
+  const FileTensor& lse = file.tensor("lse", 2, "F32");
+  require_shape(file, "lse", lse, {n, heads});
+  run.lse = read_floats(lse);
+  const FileTensor& scores = file.tensor("scores", 2, run.options.score_type == ScoreType::bf16 ? "BF16" : "F32");
+  require_shape(file, "scores", scores, {heads, n});
+  for (std::int64_t i = 0; i < scores.elements; ++i) {
+    std::uint32_t bits = 0;
+    const std::size_t size = run.options.score_type == ScoreType::bf16 ? 2 : 4;
+    std::memcpy(&bits, scores.data + static_cast<std::size_t>(i) * size, size);  // little-endian, as the format is
+    run.scores.push_back(bits);
+  }
+  const FileTensor& intra_tensor = file.tensor("colsum_intra", 2, "F32");
+  require_shape(file, "colsum_intra", intra_tensor, {heads, n});
+  const std::vector<float> intra = read_floats(intra_tensor);
+
+  const std::vector<std::int32_t> starts = read_integers(file.tensor("chunk_start", 1, "I32"));
+  if (starts.size() < 2 || starts.front() != 0 || starts.back() != n ||
+      std::adjacent_find(starts.begin(), starts.end(), std::greater_equal<>()) != starts.end()) {
+    file.refuse(fmt::format("tensor chunk_start does not ascend from 0 to {}", n));
+  }
+  const auto chunks = static_cast<std::int64_t>(starts.size()) - 1;
+  if (!file.has("memory")) file.refuse("has no tensor memory: run attend without --no-trace");
+  const FileTensor& memory_tensor = file.tensor("memory", 3, "I32");
+  require_shape(file, "memory", memory_tensor, {chunks, heads, width});
+  const FileTensor& inter_tensor = file.tensor("colsum_inter", 3, "F32");
+  require_shape(file, "colsum_inter", inter_tensor, {chunks, heads, width});
+  const std::vector<std::int32_t> memory = read_integers(memory_tensor);
+  const std::vector<float> inter = read_floats(inter_tensor);
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const auto at = static_cast<std::size_t>(c);
+    run.chunks.push_back(read_chunk(file, run, starts[at], starts[at + 1], intra, memory.data() + c * heads * width,
+                                    inter.data() + c * heads * width));
+  }
+  run.problem.steps = {Step::prefill(n)};  // only the number of tokens is used
+  return run;
+}
+
+std::vector<float> read_attend_outputs(const std::string& path, const AttendRun& like) {
+  const SafetensorsFile file(path);
+  const FileTensor& out = file.tensor("out", 3, "F32");
+  require_shape(file, "out", out, {like.problem.shape.capacity, like.problem.shape.n_head, like.problem.shape.d_value});
+  return read_floats(out);
+}
+
+}  // namespace headwater::conformance

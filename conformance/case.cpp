@@ -1,0 +1,64 @@
+#include "conformance/case.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace headwater::conformance {
+namespace {
+
+std::vector<Case>& registry() {
+  static std::vector<Case> cases;
+  return cases;
+}
+
+}  // namespace
+
+const char* lane_name(Lane lane) {
+  switch (lane) {
+    case Lane::exact: return "exact";
+    case Lane::bound: return "bound";
+    case Lane::adversarial: return "adversarial";
+    case Lane::bias: return "bias";
+    case Lane::replay: return "replay";
+    case Lane::determinism: return "determinism";
+    case Lane::law: return "law";
+    case Lane::hostile: return "hostile";
+    case Lane::state: return "state";
+  }
+  return "?";
+}
+
+const char* status_name(Status status) {
+  switch (status) {
+    case Status::pass: return "PASS";
+    case Status::fail: return "FAIL";
+    case Status::skip: return "SKIP";
+    case Status::mistrusted: return "MISTRUSTED";
+  }
+  return "?";
+}
+
+void Context::mark(std::string_view stage, std::string_view dtype, double ratio) {
+  for (Mark& known : marks_) {
+    if (known.stage == stage && known.dtype == dtype) {
+      // Not std::max: a NaN ratio must not vanish.
+      if (!(ratio <= known.ratio)) known.ratio = ratio;
+      return;
+    }
+  }
+  marks_.push_back({std::string(stage), std::string(dtype), ratio});
+}
+
+Register::Register(Case entry) { registry().push_back(std::move(entry)); }
+
+const std::vector<Case>& all_cases() {
+  static const bool sorted = [] {
+    std::sort(registry().begin(), registry().end(),
+              [](const Case& a, const Case& b) { return a.name < b.name; });
+    return true;
+  }();
+  (void)sorted;
+  return registry();
+}
+
+}  // namespace headwater::conformance

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headwater/engine.hpp"
+
+namespace headwater::conformance {
+
+/// How a case judges (docs/verification.md). The name of a lane is what `--lane` takes.
+enum class Lane {
+  exact,        ///< bits: discrete stages on the same inputs, or inputs whose sums have one value in every order
+  bound,        ///< random inputs, error per element against a bound derived from the number formats
+  adversarial,  ///< the same on inputs that are hard on purpose
+  bias,         ///< signed mean error over positive inputs: truncation where rounding is asked for
+  replay,       ///< scores and memory sets recomputed bit for bit from the engine's own column sums (SCORE-6)
+  determinism,  ///< the same bits over threads, runs, schedules and call cuts
+  law,          ///< SPEC 14: properties that need no oracle, and the independent one
+  hostile,      ///< canaries, poison, guard pages, odd strides
+  state,        ///< the session's state machine, validation and inspection
+};
+
+[[nodiscard]] const char* lane_name(Lane lane);
+
+enum class Status {
+  pass,
+  fail,
+  skip,        ///< the hardware is absent or the engine does not claim it; the reason is always printed
+  mistrusted,  ///< the bound is as large as the signal: nothing was shown
+};
+
+[[nodiscard]] const char* status_name(Status status);
+
+/// Thrown by a case that found a violation. what() says what, where, got, wanted.
+class Violation : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Thrown by a case that has nothing to test here; what() is the reason.
+class Skipped : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The worst err/B that one case saw in one stage and number format; what the ratchet compares.
+struct Mark {
+  std::string stage;  ///< "out", "lse", "colsum_intra", "colsum_inter"
+  std::string dtype;  ///< of Q, K, V as "F32" or "F32/BF16"
+  double ratio = 0.0;
+};
+
+/// What a case body gets, and where it leaves its measurements.
+class Context {
+ public:
+  const Engine* engine = nullptr;  ///< null for stage cases
+  std::uint64_t seed = 1;          ///< of this case, already mixed with its name
+  int threads = 2;                 ///< Options::threads of ordinary runs
+  bool quick = false;              ///< the subset for sanitizers: same paths, fewer and smaller inputs
+  bool exhaustive = false;         ///< sweeps over all 2^32 floats
+
+  /// `full` iterations, or a tenth of them (at least two) with --quick.
+  [[nodiscard]] int rounds(int full) const { return !quick ? full : full / 10 < 2 ? 2 : full / 10; }
+
+  void mark(std::string_view stage, std::string_view dtype, double ratio);
+  /// Adds one judged element of magnitude `signal` under a bound: MISTRUSTED when bounds rival signals.
+  void trust(double bound, double signal) {
+    bounds_ += bound;
+    signals_ += signal;
+  }
+  [[nodiscard]] bool mistrusted() const { return bounds_ > 0.0 && bounds_ >= signals_; }
+  [[nodiscard]] const std::vector<Mark>& marks() const { return marks_; }
+
+ private:
+  std::vector<Mark> marks_;
+  double bounds_ = 0.0;
+  double signals_ = 0.0;
+};
+
+/// One conformance case: name, the clauses it is named for, the stage it looks at, how it judges.
+struct Case {
+  std::string name;
+  std::vector<std::string> clauses;
+  std::string stage;
+  Lane lane;
+  bool per_engine;  ///< run once for every engine; else once, on stage functions
+  std::function<void(Context&)> body;
+};
+
+/// All cases, sorted by name.
+[[nodiscard]] const std::vector<Case>& all_cases();
+
+/// One line registers a case: static const Register kX{{name, clauses, stage, lane, per_engine, body}};
+struct Register {
+  explicit Register(Case entry);
+};
+
+}  // namespace headwater::conformance

@@ -1,0 +1,213 @@
+// Lane replay: whole runs whose every score and memory set is recomputed bit for bit from the engine's own column
+// sums (SCORE-6). Selection, order, ties, rounding and accumulation have no tolerance.
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "conformance/replay.hpp"
+#include "conformance/case.hpp"
+#include "conformance/run.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+Trace replayed(const Engine& engine, const Problem& problem, const RunStyle& style = {}) {
+  try {
+    Trace trace = run(engine, problem, style);
+    require_replay(problem, trace);
+    return trace;
+  } catch (const Violation& violation) {
+    throw Violation(fmt::format("{}; {}", violation.what(), problem.describe()));
+  }
+}
+
+void repeat(Context& context, int full, const Variety& variety, const std::function<void(Random&, Problem&)>& change) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(full); ++round) {
+    Problem problem = random_problem(random, variety);
+    change(random, problem);
+    (void)replayed(*context.engine, problem);
+  }
+}
+
+void any(Context& context) {
+  repeat(context, 300, {.max_chunk = 30, .max_tokens = 200, .wide = false}, [](Random&, Problem&) {});
+}
+const Register kAny{{"replay.random",
+                     {"SCORE-6", "SCORE-1", "SCORE-2", "SCORE-3", "SCORE-5", "MEM-1", "MEM-2", "MEM-3", "MEM-4", "MEM-5",
+                      "MEM-6", "PLAN-1", "STATE-3", "STATE-4"},
+                     "memory_set", Lane::replay, true, any}};
+
+void layers(Context& context) {
+  repeat(context, 60, {.max_chunk = 16, .max_tokens = 80, .max_layers = 4, .wide = false}, [](Random&, Problem&) {});
+}
+const Register kLayers{{"replay.layers", {"MEM-6", "SCORE-1"}, "memory_set", Lane::replay, true, layers}};
+
+// Rows drawn from very few: scores tie by the dozen.
+void ties(Context& context) {
+  repeat(context, 120, {.max_chunk = 20, .max_tokens = 160, .dtypes = false, .extras = false, .wide = false},
+         [](Random& random, Problem& problem) {
+           if (random.chance(0.3)) problem.options.scale = 0.0;
+           for (LayerInput& layer : problem.layers) {
+             for (float& x : layer.q.values) x = 1.0f;
+             for (float& x : layer.k.values) x = static_cast<float>(random.integer(0, 1));
+           }
+         });
+}
+const Register kTies{{"replay.ties", {"MEM-3"}, "selection", Lane::replay, true, ties}};
+
+void no_clamp(Context& context) {
+  repeat(context, 80, {.max_chunk = 9, .max_tokens = 120, .wide = false}, [](Random& random, Problem& problem) {
+    problem.options.clamp = false;
+    problem.options.local = random.integer(0, 60);
+    problem.options.heavy = random.integer(0, 150);  // M >= S, often M >= N
+  });
+}
+const Register kNoClamp{{"replay.no_clamp", {"CFG-3", "MEM-4"}, "memory_set", Lane::replay, true, no_clamp}};
+
+void one_budget(Context& context) {
+  repeat(context, 80, {.max_chunk = 16, .max_tokens = 120, .wide = false}, [](Random& random, Problem& problem) {
+    const bool local_only = random.chance(0.5);
+    problem.options.local = local_only ? random.integer(1, 20) : 0;
+    problem.options.heavy = local_only ? 0 : random.integer(1, 20);
+  });
+}
+const Register kOneBudget{{"replay.one_budget", {"MEM-1", "MEM-3", "CFG-2"}, "memory_set", Lane::replay, true, one_budget}};
+
+// Batches that are no multiple of the chunk: short chunks, Local reaching back over them.
+void odd_batches(Context& context) {
+  repeat(context, 80, {.max_chunk = 16, .max_tokens = 150, .wide = false}, [](Random& random, Problem& problem) {
+    const std::int64_t s = problem.options.chunk;
+    problem.options.batch = s * random.integer(1, 3) + random.integer(1, std::max<std::int64_t>(1, s - 1));
+    problem.options.local = random.integer(1, s);
+  });
+}
+const Register kOddBatches{{"replay.odd_batches", {"CFG-4", "PLAN-1", "MEM-1"}, "plan", Lane::replay, true, odd_batches}};
+
+// Many short chunks and one key that draws all attention: BF16 scores stop growing at 256 (SCORE-5), in F32 they go
+// on; after 128 chunks everything is finite and below 1e6.
+void stagnation(Context& context) {
+  Random random(context.seed);
+  for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
+    Problem problem;
+    problem.shape.n_head = 2;
+    problem.shape.n_head_kv = 1;
+    problem.shape.d_head = 4;
+    problem.shape.d_value = 2;
+    problem.options.chunk = 8;
+    problem.options.local = 2;
+    problem.options.heavy = 4;
+    problem.options.score_type = type;
+    problem.options.threads = context.threads;
+    problem.steps = {Step::prefill(8 * 130), Step::decode(1)};
+    problem.shape.capacity = problem.tokens();
+    problem.fill_normal(random, 0.5);
+    LayerInput& layer = problem.layers[0];
+    for (std::int64_t t = 0; t < problem.tokens(); ++t) {
+      for (std::int64_t h = 0; h < 2; ++h) layer.q.row(t, h)[0] = 2.0f;
+      layer.k.row(t, 0)[0] = t == 1 ? 6.0f : 0.0f;  // chunk 0 holds the heavy hitter
+    }
+    const Trace trace = replayed(*context.engine, problem);
+    const Snapshot& last = trace.layers[0].snapshots.back();
+    float highest = 0.0f;
+    for (const std::uint32_t bits : last.scores) {
+      const float score = score_value(type, bits);
+      if (!std::isfinite(score) || score < 0.0f || score > 1e6f) throw Violation(fmt::format("score {} after 130 chunks", score));
+      highest = std::max(highest, score);
+    }
+    // 130 chunks of 8 queries, all looking at token 1.
+    const bool stagnated = highest == 256.0f || highest == 512.0f || highest == 1024.0f;
+    if (type == ScoreType::bf16 && highest > 600.0f && !stagnated) {
+      throw Violation(fmt::format("BF16 score {} of the heaviest token: it should have stagnated", highest));
+    }
+    if (type == ScoreType::f32 && highest < 900.0f) throw Violation(fmt::format("F32 score {} stopped growing", highest));
+    for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+      if (chunk.memory_count == 0) continue;
+      for (std::int64_t h = 0; h < 2; ++h) {
+        const auto* set = chunk.memory.data() + h * chunk.memory_count;
+        if (!std::binary_search(set, set + chunk.memory_count, 1)) {
+          throw Violation(fmt::format("the heavy hitter of chunk 0 is lost at chunk [{}, {})", chunk.chunk.begin,
+                                      chunk.chunk.end));
+        }
+      }
+    }
+  }
+}
+const Register kStagnation{{"replay.stagnation", {"SCORE-5", "SCORE-3", "MEM-5"}, "scores", Lane::replay, true, stagnation}};
+
+// Scores change once per chunk, never per query: a sum of many small terms that BF16 would lose one by one.
+void once_per_chunk(Context& context) {
+  repeat(context, 20, {.max_chunk = 40, .max_tokens = 400, .later_turns = false, .wide = false},
+         [](Random&, Problem& problem) {
+           problem.options.chunk = 40;
+           problem.options.score_type = ScoreType::bf16;
+           problem.options.local = 1;
+           problem.options.heavy = 3;
+         });
+}
+const Register kOncePerChunk{{"replay.once_per_chunk", {"SCORE-3"}, "scores", Lane::replay, true, once_per_chunk}};
+
+// Two sparse turns with decoded tokens in between, which are candidates with score 0.
+void later_turns(Context& context) {
+  repeat(context, 80, {.max_chunk = 10, .max_tokens = 60, .wide = false}, [](Random& random, Problem& problem) {
+    const std::int64_t s = problem.options.chunk;
+    problem.options.local = random.integer(0, s / 2);
+    problem.options.heavy = random.integer(1, s + 3);
+    problem.options.dense = false;
+    problem.steps = {Step::prefill(random.integer(1, 4 * s))};
+    for (int turn = 0; turn < 3; ++turn) {
+      problem.steps.push_back(Step::decode(random.integer(1, 6)));
+      // Around T = S, where a later turn changes from dense to sparse.
+      const std::int64_t length = std::max<std::int64_t>(1, random.pick(std::vector<std::int64_t>{s - 1, s, s + 1, 3 * s}));
+      if (length > 1 && random.chance(0.5)) {
+        const std::int64_t first = random.integer(1, length - 1);
+        problem.steps.push_back(Step::prefill(first, length));
+        problem.steps.push_back(Step::prefill(length - first));
+      } else {
+        problem.steps.push_back(Step::prefill(length));
+      }
+    }
+    problem.shape.capacity = problem.tokens();
+    problem.fill_normal(random);
+  });
+}
+const Register kLaterTurns{
+    {"replay.later_turns", {"STATE-3", "STATE-4", "MEM-5", "STATE-2"}, "turns", Lane::replay, true, later_turns}};
+
+// Sessions that went through decode steps before any prefill: the first turn of a session that is not empty.
+void decode_first(Context& context) {
+  repeat(context, 30, {.max_chunk = 8, .max_tokens = 60, .wide = false}, [](Random& random, Problem& problem) {
+    const std::int64_t s = problem.options.chunk;
+    problem.steps = {Step::decode(random.integer(1, 5)), Step::prefill(random.pick(std::vector<std::int64_t>{s, s + 1, 4 * s})),
+                     Step::decode(1)};
+    problem.shape.capacity = problem.tokens() + 3;
+    problem.fill_normal(random);
+  });
+}
+const Register kDecodeFirst{{"replay.decode_first", {"STATE-1", "STATE-3", "DEC-1"}, "turns", Lane::replay, true, decode_first}};
+
+void dense(Context& context) {
+  repeat(context, 30, {.max_chunk = 12, .max_tokens = 60, .wide = false}, [](Random& random, Problem& problem) {
+    // Asked for as dense, or no budget at all: scores stay zero, no sets, one chunk per call (CFG-2).
+    if (random.chance(0.5)) {
+      problem.options.dense = true;
+    } else {
+      problem.options.local = problem.options.heavy = 0;
+    }
+  });
+}
+const Register kDense{{"replay.dense", {"CFG-2", "SCORE-1"}, "dense", Lane::replay, true, dense}};
+
+// S = 1: L + H is clamped to 0, so the sparse path is off.
+void chunk_of_one(Context& context) {
+  repeat(context, 20, {.max_chunk = 1, .max_tokens = 30, .wide = false}, [](Random& random, Problem& problem) {
+    problem.options.local = random.integer(0, 4);
+    problem.options.heavy = random.integer(0, 4);
+  });
+}
+const Register kChunkOfOne{{"replay.chunk_of_one", {"CFG-3", "CFG-2"}, "plan", Lane::replay, true, chunk_of_one}};
+
+}  // namespace
+}  // namespace headwater::conformance

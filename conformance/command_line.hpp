@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/runner.hpp"
+
+namespace headwater::conformance {
+
+/// What the command line asks for.
+struct Request {
+  enum class Action { run, list, clauses, self_test, saboteurs, verify };
+  Action action = Action::run;
+  std::vector<std::string> engines;  ///< "none": stage cases only
+  std::vector<std::string> cases;    ///< shell patterns
+  std::vector<std::string> clauses;
+  std::vector<std::string> stages;
+  std::vector<std::string> lanes;
+  Settings settings;
+  std::string json;             ///< file, "-" or empty
+  std::string junit;
+  std::string ratchet;          ///< a ratchet.json instead of the built-in one
+  std::string update_ratchet;   ///< file to record marks in
+  bool no_ratchet = false;
+  std::string input;            ///< verify
+  std::string output;
+  std::string against;
+};
+
+/// Parses argv. Returns a request, or the exit code when there is nothing to run (--help, bad usage: one line).
+[[nodiscard]] std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code);
+
+}  // namespace headwater::conformance

@@ -1,0 +1,231 @@
+#include "conformance/eigen_oracle.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "headwater/engine.hpp"
+
+// How the bounds are counted. u is the unit round-off of the arithmetic; every bound is a sum of relative errors of
+// the factors of a result, turned into a factor by expm1 so that it also holds when the sum is not small.
+//
+// Logit: d products and their sum, the scaling, the rounding of the scale: (d + 4) u |scale| sum |q||k| (SPEC 13),
+// times the slope of the cap (at most 0.77/t steeper within that error: |tanh''| <= 0.77), plus the roundings of cap
+// and bias themselves.
+// Weight exp(s - m): the subtraction and the change of base cost 2 u |s - m| in the exponent; exp itself kExp u.
+// Running maxima telescope: the |s - m| of all rescalings of one key add up to the |s - m| of the final maximum; every
+// rescaling costs another kRescale u. A maximum that runs over tiles in either direction rises at most as often as it
+// has strict records.
+// A sum of n terms: n u in the worst case, and 8 sqrt(n) u except with probability 2 n exp(-32) for roundings to
+// nearest (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019, Theorem 2.4, lambda = 8).
+// The smaller of the two; truncated sums leave it, which is meant.
+// Fusion by FUSE-1 normalises each part and undoes it: the part's row sum enters twice more.
+
+namespace headwater::conformance {
+namespace {
+
+constexpr double kExp = 4.0;        // an exp of 2 ulp
+constexpr double kRescale = 5.0;    // exp and multiply
+constexpr double kDivide = 2.0;     // reciprocal and multiply
+constexpr double kProduct = 1.0;    // weight times value
+constexpr double kTanh = 4.0;       // absolute, of a tanh evaluated by way of exp
+constexpr double kCapArgument = 3.0;  // t rounded, its reciprocal, the product
+constexpr double kCapResult = 2.0;  // t rounded, the product
+constexpr double kBias = 2.0;       // product and difference, each at most twice
+constexpr double kTanhCurvature = 0.77;
+constexpr double kConfidence = 8.0;
+constexpr double kF32 = 0x1p-24;
+constexpr Eigen::Index kRowBlock = 32;
+
+double sum_error(double terms) { return std::min(terms, kConfidence * std::sqrt(terms)); }
+
+// One row: which keys it sees is decided by `sees`, a range of columns [first, last) of the union.
+struct Softmax {
+  double m = -std::numeric_limits<double>::infinity();
+  double l = 0.0;
+  double mean_error = 0.0;  // sum_j w_j error_j: relative error of l from the exponents
+  double count = 0.0;
+};
+
+struct RowTerms {
+  Eigen::ArrayXd logit, error;  // error: delta of the logit alone
+};
+
+Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, double sink, double u) {
+  Softmax result;
+  result.m = sink;
+  for (Eigen::Index j = first; j < last; ++j) result.m = std::max(result.m, row.logit[j]);
+  if (result.m == -std::numeric_limits<double>::infinity()) return result;
+  double weighted = 0.0;
+  if (sink != -std::numeric_limits<double>::infinity()) {
+    const double w = std::exp(sink - result.m);
+    result.l += w;
+    weighted += w * 2.0 * u * (result.m - sink);
+    result.count += 1.0;
+  }
+  for (Eigen::Index j = first; j < last; ++j) {
+    const double w = std::exp(row.logit[j] - result.m);
+    result.l += w;
+    weighted += w * (row.error[j] + 2.0 * u * (result.m - row.logit[j]));
+    result.count += 1.0;
+  }
+  result.mean_error = weighted / result.l;
+  return result;
+}
+
+double strict_records(const Eigen::ArrayXd& logit, Eigen::Index visible) {
+  double up = 0.0;
+  double down = 0.0;
+  double m = -std::numeric_limits<double>::infinity();
+  for (Eigen::Index j = 0; j < visible; ++j) {
+    if (logit[j] > m) {
+      m = logit[j];
+      up += 1.0;
+    }
+  }
+  m = -std::numeric_limits<double>::infinity();
+  for (Eigen::Index j = visible; j-- > 0;) {
+    if (logit[j] > m) {
+      m = logit[j];
+      down += 1.0;
+    }
+  }
+  return std::max(up, down);
+}
+
+// Column sums of a block of rows, to be added up over blocks in order.
+struct ColumnSums {
+  Eigen::VectorXd intra, intra_error, inter, inter_error;
+};
+
+}  // namespace
+
+Arithmetic arithmetic_of(const Engine& engine) {
+  if (engine.claims().double_arithmetic) return {0x1p-53, 0x1p-1020};
+  return {};
+}
+
+HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int threads) {
+  const Eigen::Index n = input.q.rows();
+  const Eigen::Index m = input.keys.rows();
+  const Eigen::Index memory = input.memory;
+  const Eigen::Index dv = input.values.cols();
+  const auto d = static_cast<double>(input.q.cols());
+  const double u = arithmetic.u;
+
+  HeadTruth truth;
+  truth.out.resize(n, dv);
+  truth.out_bound.resize(n, dv);
+  truth.out_size.resize(n, dv);
+  truth.lse.resize(n);
+  truth.lse_bound.resize(n);
+
+  const Eigen::MatrixXd abs_keys = input.keys.cwiseAbs();
+  const Eigen::MatrixXd abs_values = input.values.cwiseAbs();
+  const Eigen::Index blocks = (n + kRowBlock - 1) / kRowBlock;
+  std::vector<ColumnSums> sums(static_cast<std::size_t>(blocks));
+
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (Eigen::Index block = 0; block < blocks; ++block) {
+    const Eigen::Index first_row = block * kRowBlock;
+    const Eigen::Index rows = std::min(kRowBlock, n - first_row);
+    // Keys are ascending in each part, so what this block sees is a prefix of the union.
+    Eigen::Index seen = memory;
+    while (seen < m && input.positions[static_cast<std::size_t>(seen)] < input.begin + first_row + rows) ++seen;
+    const Eigen::MatrixXd q = input.q.middleRows(first_row, rows);
+    const Eigen::MatrixXd raw = input.scale * (q * input.keys.topRows(seen).transpose());
+    const Eigen::MatrixXd size =
+        std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
+
+    Eigen::MatrixXd weights = Eigen::MatrixXd::Zero(rows, seen);
+    Eigen::MatrixXd weight_errors = Eigen::MatrixXd::Zero(rows, seen);
+    ColumnSums& sum = sums[static_cast<std::size_t>(block)];
+    sum.intra = Eigen::VectorXd::Zero(m - memory);
+    sum.intra_error = Eigen::VectorXd::Zero(m - memory);
+    sum.inter = Eigen::VectorXd::Zero(memory);
+    sum.inter_error = Eigen::VectorXd::Zero(memory);
+    RowTerms row{Eigen::ArrayXd(seen), Eigen::ArrayXd(seen)};
+
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      const std::int64_t i = input.begin + first_row + r;
+      Eigen::Index visible = memory;
+      while (visible < seen && input.positions[static_cast<std::size_t>(visible)] <= i) ++visible;
+      for (Eigen::Index j = 0; j < visible; ++j) {
+        double s = raw(r, j);
+        double error = (d + 4.0) * u * size(r, j);
+        if (input.softcap > 0.0) {
+          const double t = input.softcap;
+          const double tanh = std::tanh(s / t);
+          const double slope = std::min(1.0, 1.0 - tanh * tanh + kTanhCurvature * error / t);
+          error = slope * (error + kCapArgument * u * std::fabs(s)) + kTanh * u * t +
+                  kCapResult * u * std::fabs(t * tanh);
+          s = t * tanh;
+        }
+        if (input.slope != 0.0) {
+          const double bias =
+              input.slope * static_cast<double>(i - input.positions[static_cast<std::size_t>(j)]);
+          s -= bias;
+          error += kBias * u * (std::fabs(bias) + std::fabs(s));
+        }
+        row.logit[j] = s;
+        row.error[j] = error;
+      }
+      const Softmax whole = softmax(row, 0, visible, input.sink, u);
+      const Softmax intra = softmax(row, memory, visible, input.sink, u);
+      const Softmax inter = softmax(row, 0, memory, -std::numeric_limits<double>::infinity(), u);
+      const double rescales = kRescale * u * (strict_records(row.logit, visible) + 1.0);
+      const bool fused = memory > 0;
+
+      for (Eigen::Index j = 0; j < visible; ++j) {
+        const double s = row.logit[j];
+        const Softmax& part = j < memory ? inter : intra;
+        const double part_sum = part.mean_error + u * (sum_error(part.count) + kExp) + rescales;
+        const double whole_sum = whole.mean_error + u * (sum_error(whole.count) + kExp) + rescales;
+        const double w = std::exp(s - whole.m) / whole.l;
+        double relative = row.error[j] + 2.0 * u * (whole.m - s) + u * (kExp + kProduct + sum_error(whole.count)) +
+                          rescales + whole_sum + kDivide * u;
+        if (fused) relative += 2.0 * (part_sum + u * (kDivide + kProduct));
+        weights(r, j) = w;
+        weight_errors(r, j) = w * std::expm1(relative) + arithmetic.tiny;
+
+        const double p = std::exp(s - part.m) / part.l;
+        const double column_relative =
+            row.error[j] + 2.0 * u * (part.m - s) + u * kExp + rescales + part_sum + kDivide * u;
+        const double column_error = p * std::expm1(column_relative) + arithmetic.tiny;
+        if (j < memory) {
+          sum.inter[j] += p;
+          sum.inter_error[j] += column_error;
+        } else {
+          sum.intra[j - memory] += p;
+          sum.intra_error[j - memory] += column_error;
+        }
+      }
+      const double log = std::log(whole.l);
+      const double lse = whole.m + log;
+      const double log_relative = whole.mean_error + u * (sum_error(whole.count) + 2.0 * kExp + kProduct) +
+                                  2.0 * rescales;
+      truth.lse[first_row + r] = lse;
+      truth.lse_bound[first_row + r] = std::expm1(log_relative) + kF32 * std::fabs(lse) +
+                                       2.0 * u * (std::fabs(whole.m) + std::fabs(log) + std::fabs(lse) + 1.0);
+    }
+    truth.out.middleRows(first_row, rows) = weights * input.values.topRows(seen);
+    truth.out_size.middleRows(first_row, rows) = weights * abs_values.topRows(seen);
+    truth.out_bound.middleRows(first_row, rows) = weight_errors * abs_values.topRows(seen);
+  }
+
+  const auto finish = [&](Eigen::VectorXd& value, Eigen::VectorXd& bound, Eigen::Index size, bool inter) {
+    value = Eigen::VectorXd::Zero(size);
+    bound = Eigen::VectorXd::Zero(size);
+    for (const ColumnSums& sum : sums) {
+      value += inter ? sum.inter : sum.intra;
+      bound += inter ? sum.inter_error : sum.intra_error;
+    }
+    // The sum over the queries, and the one rounding to F32 (half its smallest number where that underflows).
+    bound += (u * sum_error(static_cast<double>(n)) + kF32) * value;
+    bound.array() += 0x1p-150;
+  };
+  finish(truth.intra, truth.intra_bound, m - memory, false);
+  finish(truth.inter, truth.inter_bound, memory, true);
+  return truth;
+}
+
+}  // namespace headwater::conformance

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <Eigen/Core>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "headwater/engine.hpp"
+
+namespace headwater::conformance {
+
+/// The arithmetic of an engine, from which bounds are derived (docs/verification.md).
+struct Arithmetic {
+  double u = 0x1p-24;          ///< unit round-off of its logits, weights and sums
+  double tiny = 0x1p-125;      ///< weights below this may vanish or be clamped (F32 exp near its smallest normal)
+};
+
+/// The arithmetic that an engine's claims promise.
+[[nodiscard]] Arithmetic arithmetic_of(const Engine& engine);
+
+/// One query head of one chunk, as plain matrices of doubles: the union of its keys, row by row.
+struct HeadChunk {
+  Eigen::MatrixXd q;                    ///< [n][d]
+  Eigen::MatrixXd keys;                 ///< [m][d]: the memory set first, then the chunk's (or all) tokens
+  Eigen::MatrixXd values;               ///< [m][dv]
+  std::vector<std::int64_t> positions;  ///< m global positions of the keys
+  std::int64_t begin = 0;               ///< global position of query 0
+  std::int64_t memory = 0;              ///< the first `memory` keys are the set that every query sees
+  double scale = 1.0;
+  double softcap = 0.0;
+  double slope = 0.0;
+  double sink = -std::numeric_limits<double>::infinity();
+};
+
+/// Values in double and, element by element, how far an engine of that arithmetic may be from them before its result
+/// is rounded to the output type. Column sums and lse include their one rounding to F32.
+struct HeadTruth {
+  Eigen::MatrixXd out, out_bound, out_size;  ///< [n][dv]; out_size = sum_j w_j |v_j|
+  Eigen::VectorXd lse, lse_bound;            ///< n
+  Eigen::VectorXd intra, intra_bound;        ///< column sums of the keys behind the set, n in a sparse chunk
+  Eigen::VectorXd inter, inter_bound;        ///< column sums of the set
+};
+
+/// The second oracle: one dense softmax over the explicit union mask (FUSE-2), in Eigen matrices, sharing no code and
+/// no formulation (no passes, no fusion) with the reference. `threads` > 1 splits the rows over OpenMP threads.
+[[nodiscard]] HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int threads = 1);
+
+}  // namespace headwater::conformance

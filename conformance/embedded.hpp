@@ -1,0 +1,9 @@
+#pragma once
+
+namespace headwater::conformance {
+
+/// Files of this folder as they were when the kit was configured (conformance/CMakeLists.txt).
+extern const char* const kRatchetJson;
+extern const char* const kSaboteursJson;
+
+}  // namespace headwater::conformance

@@ -1,0 +1,275 @@
+#include "conformance/faulty_engine.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "conformance/formats.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+std::byte* element(const MutableRows& rows, std::int64_t t, std::int64_t h, std::int64_t x) {
+  return static_cast<std::byte*>(rows.data) +
+         (t * rows.row_stride + h * rows.head_stride + x) * static_cast<std::int64_t>(dtype_size(rows.type));
+}
+
+const std::byte* element(const Rows& rows, std::int64_t t, std::int64_t h, std::int64_t x) {
+  return static_cast<const std::byte*>(rows.data) +
+         (t * rows.row_stride + h * rows.head_stride + x) * static_cast<std::int64_t>(dtype_size(rows.type));
+}
+
+// A copy of rows, token-major, in F32: the arguments of an engine must not be written.
+std::vector<float> copy(const Rows& rows, std::int64_t n, std::int64_t heads, std::int64_t width) {
+  std::vector<float> values;
+  for (std::int64_t t = 0; t < n; ++t) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t x = 0; x < width; ++x) values.push_back(load_element(rows.type, element(rows, t, h, x)));
+    }
+  }
+  return values;
+}
+
+class FaultySession final : public Session {
+ public:
+  FaultySession(std::unique_ptr<Session> inner, Fault fault, int opened, int threads)
+      : inner_(std::move(inner)), fault_(fault), opened_(opened), threads_(threads) {}
+
+  void begin(const Step& step) override {
+    inner_->begin(step);
+    n_ = step.n;
+    open_ = true;
+  }
+  void end() override {
+    inner_->end();
+    open_ = false;
+  }
+  void reset() override {
+    inner_->reset();
+    open_ = false;
+    was_reset_ = true;
+  }
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) override;
+  [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
+
+  void set_observer(Observer observer) override {
+    if (!observer) {
+      inner_->set_observer({});
+      return;
+    }
+    inner_->set_observer([this, observer = std::move(observer)](const ChunkRecord& record) { report(record, observer); });
+  }
+
+  [[nodiscard]] SessionState state() const override { return inner_->state(); }
+  [[nodiscard]] std::int64_t tokens() const override {
+    return inner_->tokens() + (fault_ == Fault::counts_open_step && open_ ? n_ : 0);
+  }
+  [[nodiscard]] const Shape& shape() const override { return inner_->shape(); }
+  [[nodiscard]] const EffectiveOptions& options() const override { return inner_->options(); }
+  [[nodiscard]] MemoryBytes memory_bytes() const override { return inner_->memory_bytes(); }
+  [[nodiscard]] std::span<const Chunk> plan() const override { return inner_->plan(); }
+  [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return inner_->memory(layer); }
+  void read_key(std::int64_t layer, std::int64_t head, std::int64_t position, std::span<float> row) const override {
+    inner_->read_key(layer, head, position, row);
+  }
+  void read_value(std::int64_t layer, std::int64_t head, std::int64_t position, std::span<float> row) const override {
+    inner_->read_value(layer, head, position, row);
+  }
+
+ private:
+  void report(const ChunkRecord& record, const Observer& observer);
+  void spoil_outputs(const Rows& v, const MutableRows& out);
+  void change(const MutableRows& out, std::int64_t t, std::int64_t h, std::int64_t x, double value) const {
+    store_element(out.type, static_cast<float>(value), element(out, t, h, x));
+  }
+  [[nodiscard]] float value(const MutableRows& out, std::int64_t t, std::int64_t h, std::int64_t x) const {
+    return load_element(out.type, element(out, t, h, x));
+  }
+
+  std::unique_ptr<Session> inner_;
+  Fault fault_;
+  int opened_;
+  int threads_;
+  std::int64_t n_ = 0;
+  bool open_ = false;
+  bool was_reset_ = false;
+  std::vector<std::int32_t> last_sets_;
+  std::vector<float> sums_;
+  mutable std::vector<std::uint16_t> scores_;
+  std::vector<std::unique_ptr<int>> taken_;
+};
+
+void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) {
+  if (fault_ == Fault::allocates) taken_.push_back(std::make_unique<int>(1));
+  const Shape& s = shape();
+  if (fault_ == Fault::drops_newest_key) {
+    std::vector<float> keys = copy(k, n_, s.n_head_kv, s.d_head);
+    std::vector<float> values = copy(v, n_, s.n_head_kv, s.d_value);
+    std::fill(keys.end() - s.n_head_kv * s.d_head, keys.end(), 0.0f);
+    std::fill(values.end() - s.n_head_kv * s.d_value, values.end(), 0.0f);
+    inner_->attend(layer, q, Rows::token_major(keys.data(), DType::f32, s.n_head_kv, s.d_head),
+                   Rows::token_major(values.data(), DType::f32, s.n_head_kv, s.d_value), out);
+    return;
+  }
+  if (fault_ == Fault::leaves_outputs) {
+    std::vector<float> spare(static_cast<std::size_t>(n_ * s.n_head * s.d_value));
+    inner_->attend(layer, q, k, v, MutableRows::token_major(spare.data(), DType::f32, s.n_head, s.d_value));
+    for (std::int64_t t = 0; t + 1 < n_; ++t) {
+      for (std::int64_t h = 0; h < s.n_head; ++h) {
+        for (std::int64_t x = 0; x < s.d_value; ++x) {
+          change(out, t, h, x, spare[static_cast<std::size_t>((t * s.n_head + h) * s.d_value + x)]);
+        }
+      }
+    }
+    return;
+  }
+  inner_->attend(layer, q, k, v, out);
+  spoil_outputs(v, out);
+}
+
+void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
+  const Shape& s = shape();
+  const float first = value(out, 0, 0, 0);
+  switch (fault_) {
+    case Fault::adds_to_outputs:
+    case Fault::scales_outputs:
+      for (std::int64_t t = 0; t < n_; ++t) {
+        for (std::int64_t h = 0; h < s.n_head; ++h) {
+          for (std::int64_t x = 0; x < s.d_value; ++x) {
+            const double o = value(out, t, h, x);
+            change(out, t, h, x, fault_ == Fault::adds_to_outputs ? o + 1e-3 : o * (1.0 + 0x1p-15));
+          }
+        }
+      }
+      break;
+    case Fault::swaps_heads:
+      if (s.n_head < 2) break;
+      for (std::int64_t t = 0; t < n_; ++t) {
+        for (std::int64_t x = 0; x < s.d_value; ++x) {
+          const float a = value(out, t, 0, x);
+          change(out, t, 0, x, value(out, t, 1, x));
+          change(out, t, 1, x, a);
+        }
+      }
+      break;
+    case Fault::writes_between_rows:
+      store_element(out.type, 1.0f, element(out, n_ - 1, s.n_head - 1, s.d_value));
+      break;
+    case Fault::reads_behind_rows:
+      change(out, 0, 0, 0, load_element(v.type, element(v, n_ - 1, s.n_head_kv - 1, s.d_value)));
+      break;
+    case Fault::differs_by_thread:
+      if (threads_ == 3) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
+      break;
+    case Fault::differs_by_run:
+      if (opened_ % 2 == 1) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
+      break;
+    case Fault::sees_next_token:
+      change(out, 0, 0, 0, first + 1e-3 * load_element(v.type, element(v, n_ - 1, 0, 0)));
+      break;
+    case Fault::forgets_to_reset:
+      if (was_reset_) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
+      break;
+    default: break;
+  }
+}
+
+void FaultySession::report(const ChunkRecord& record, const Observer& observer) {
+  ChunkRecord changed = record;
+  const std::int64_t heads = shape().n_head;
+  const std::int64_t length = record.chunk.end - record.chunk.begin;
+  // A copy of one of the per-row arrays, with the record's own stride.
+  const auto copy_rows = [&](const float* from) {
+    sums_.assign(static_cast<std::size_t>(heads * record.row_stride), 0.0f);
+    for (std::int64_t h = 0; h < heads; ++h) {
+      std::copy_n(from + h * record.row_stride, length, sums_.data() + h * record.row_stride);
+    }
+    return sums_.data();
+  };
+  if (fault_ == Fault::shifts_lse) {
+    changed.lse = copy_rows(record.lse);
+    for (float& x : sums_) x += 1e-4f;
+  }
+  if (fault_ == Fault::column_sum_missing_query && record.colsum_intra != nullptr) {
+    changed.colsum_intra = copy_rows(record.colsum_intra);
+    for (float& x : sums_) x *= 1.0f - 1.0f / static_cast<float>(length + 1);
+  }
+  if (fault_ == Fault::column_sum_off_by_ulps && record.colsum_intra != nullptr) {
+    changed.colsum_intra = copy_rows(record.colsum_intra);
+    for (float& x : sums_) x = std::nextafter(x, std::numeric_limits<float>::infinity());
+  }
+  if (fault_ == Fault::stale_sets && record.memory_count > 0) {
+    const auto size = static_cast<std::size_t>(heads * record.memory_stride);
+    std::vector<std::int32_t> now(record.memory, record.memory + size);
+    if (last_sets_.size() != size) last_sets_ = now;
+    changed.memory = last_sets_.data();
+    observer(changed);
+    last_sets_ = std::move(now);
+    return;
+  }
+  observer(changed);
+}
+
+ScoreView FaultySession::scores(std::int64_t layer) const {
+  ScoreView view = inner_->scores(layer);
+  if (fault_ != Fault::scores_off_by_one || view.type != ScoreType::bf16 || tokens() == 0) return view;
+  const auto* from = static_cast<const std::uint16_t*>(view.data);
+  scores_.assign(from, from + (shape().n_head - 1) * view.head_stride + tokens());
+  ++scores_.back();
+  view.data = scores_.data();
+  return view;
+}
+
+class FaultyEngine final : public Engine {
+ public:
+  FaultyEngine(const Engine& inner, Fault fault) : inner_(inner), fault_(fault) {}
+  [[nodiscard]] std::string_view name() const override { return inner_.name(); }
+  [[nodiscard]] std::string_view isa() const override { return inner_.isa(); }
+  [[nodiscard]] std::string_view description() const override { return "an engine with a fault, for the self-test"; }
+  [[nodiscard]] std::string unavailable_because() const override { return inner_.unavailable_because(); }
+  [[nodiscard]] Claims claims() const override { return inner_.claims(); }
+  [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
+    return std::make_unique<FaultySession>(inner_.open(shape, options), fault_, opened_++, options.threads);
+  }
+
+ private:
+  const Engine& inner_;
+  Fault fault_;
+  mutable std::atomic<int> opened_{0};
+};
+
+}  // namespace
+
+const char* fault_name(Fault fault) {
+  switch (fault) {
+    case Fault::none: return "none";
+    case Fault::adds_to_outputs: return "adds_to_outputs";
+    case Fault::scales_outputs: return "scales_outputs";
+    case Fault::swaps_heads: return "swaps_heads";
+    case Fault::drops_newest_key: return "drops_newest_key";
+    case Fault::shifts_lse: return "shifts_lse";
+    case Fault::column_sum_off_by_ulps: return "column_sum_off_by_ulps";
+    case Fault::column_sum_missing_query: return "column_sum_missing_query";
+    case Fault::stale_sets: return "stale_sets";
+    case Fault::scores_off_by_one: return "scores_off_by_one";
+    case Fault::leaves_outputs: return "leaves_outputs";
+    case Fault::writes_between_rows: return "writes_between_rows";
+    case Fault::reads_behind_rows: return "reads_behind_rows";
+    case Fault::differs_by_thread: return "differs_by_thread";
+    case Fault::differs_by_run: return "differs_by_run";
+    case Fault::sees_next_token: return "sees_next_token";
+    case Fault::allocates: return "allocates";
+    case Fault::forgets_to_reset: return "forgets_to_reset";
+    case Fault::counts_open_step: return "counts_open_step";
+  }
+  return "?";
+}
+
+std::unique_ptr<Engine> faulty_engine(const Engine& inner, Fault fault) {
+  return std::make_unique<FaultyEngine>(inner, fault);
+}
+
+}  // namespace headwater::conformance

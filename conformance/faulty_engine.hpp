@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+
+#include "headwater/engine.hpp"
+
+namespace headwater::conformance {
+
+/// What a wrapped engine does wrong.
+enum class Fault {
+  none,
+  adds_to_outputs,           ///< 1e-3 on every output
+  scales_outputs,            ///< by 1 + 2^-15
+  swaps_heads,               ///< outputs of heads 0 and 1
+  drops_newest_key,          ///< the last row of every step is handed on as zero key and value
+  shifts_lse,                ///< by 1e-4
+  column_sum_off_by_ulps,    ///< reported intra column sums by one ulp
+  column_sum_missing_query,  ///< reported intra column sums 1/n too small
+  stale_sets,                ///< reports the sets of the chunk before
+  scores_off_by_one,         ///< the score of the last token shows one unit more
+  leaves_outputs,            ///< the last row is not written
+  writes_between_rows,       ///< one element behind every row
+  reads_behind_rows,         ///< a value taken from behind the last input row reaches the output
+  differs_by_thread,         ///< the last bit of an output depends on Options::threads
+  differs_by_run,            ///< and on how many sessions were opened
+  sees_next_token,           ///< the first output of a step depends on the last value row
+  allocates,                 ///< attend() takes memory
+  forgets_to_reset,          ///< reset() leaves a trace in the next run's outputs
+  counts_open_step,          ///< tokens() counts the open step
+};
+
+[[nodiscard]] const char* fault_name(Fault fault);
+
+/// An engine that hands everything to `inner` and commits one fault. `inner` must outlive it.
+[[nodiscard]] std::unique_ptr<Engine> faulty_engine(const Engine& inner, Fault fault);
+
+}  // namespace headwater::conformance

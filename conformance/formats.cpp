@@ -1,0 +1,103 @@
+#include "conformance/formats.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace headwater::conformance {
+namespace {
+
+// Rounds |value| to p significant bits with smallest exponent `least` (of the unit in the last place of
+// subnormals) in the ambient rounding mode, nearest even. Exact: scaling by powers of two and nearbyint on a
+// double lose nothing.
+double round_significand(double magnitude, int p, int least) {
+  const int exponent = magnitude == 0.0 ? least : std::ilogb(magnitude) - (p - 1);
+  const int ulp = exponent < least ? least : exponent;
+  return std::ldexp(std::nearbyint(std::ldexp(magnitude, -ulp)), ulp);
+}
+
+struct Format {
+  int significant;      // bits of the significand, the hidden one included
+  int least;            // log2 of the smallest subnormal
+  int bias;             // of the exponent field
+  double beyond;        // first magnitude that is infinity: 2^(emax + 1)
+  std::uint16_t infinity;
+};
+
+constexpr Format kBf16{8, -133, 127, 0x1p128, 0x7f80};
+constexpr Format kF16{11, -24, 15, 0x1p16, 0x7c00};
+
+std::uint16_t encode(const Format& format, float value) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
+  const double rounded = round_significand(std::fabs(static_cast<double>(value)), format.significant,
+                                           format.least);
+  if (!(rounded < format.beyond)) return static_cast<std::uint16_t>(sign | format.infinity);
+  const int fraction_bits = format.significant - 1;
+  const double normal = std::ldexp(1.0, format.least + fraction_bits);
+  if (rounded < normal) {  // subnormal or zero: the field counts units of the smallest number
+    return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(std::ldexp(rounded, -format.least)));
+  }
+  const int exponent = std::ilogb(rounded);
+  const double fraction = std::ldexp(rounded, fraction_bits - exponent) - std::ldexp(1.0, fraction_bits);
+  const auto field = static_cast<unsigned>(exponent + format.bias) << fraction_bits;
+  return static_cast<std::uint16_t>(sign | field | static_cast<unsigned>(fraction));
+}
+
+float decode(const Format& format, std::uint16_t bits) {
+  const int fraction_bits = format.significant - 1;
+  const unsigned fraction = bits & ((1u << fraction_bits) - 1u);
+  const unsigned exponent = (bits & 0x7fffu) >> fraction_bits;
+  const float sign = (bits & 0x8000u) != 0 ? -1.0f : 1.0f;
+  if (exponent == (static_cast<unsigned>(format.infinity) >> fraction_bits)) {
+    return fraction != 0 ? std::bit_cast<float>(0x7fc00000u) : sign * HUGE_VALF;
+  }
+  const double units = exponent == 0 ? fraction : fraction + (1u << fraction_bits);
+  const int shift = exponent == 0 ? format.least : format.least + static_cast<int>(exponent) - 1;
+  return sign * static_cast<float>(std::ldexp(units, shift));
+}
+
+}  // namespace
+
+std::uint16_t bf16_bits(float value) { return std::isnan(value) ? 0x7fc0 : encode(kBf16, value); }
+float bf16_value(std::uint16_t bits) { return decode(kBf16, bits); }
+std::uint16_t f16_bits(float value) { return std::isnan(value) ? 0x7e00 : encode(kF16, value); }
+float f16_value(std::uint16_t bits) { return decode(kF16, bits); }
+
+void store_element(DType type, float value, void* to) {
+  if (type == DType::f32) {
+    std::memcpy(to, &value, sizeof value);
+    return;
+  }
+  const std::uint16_t bits = type == DType::f16 ? f16_bits(value) : bf16_bits(value);
+  std::memcpy(to, &bits, sizeof bits);
+}
+
+float load_element(DType type, const void* from) {
+  if (type == DType::f32) {
+    float value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return type == DType::f16 ? f16_value(bits) : bf16_value(bits);
+}
+
+float round_to(DType type, float value) {
+  if (type == DType::f32) return value;
+  return type == DType::f16 ? f16_value(f16_bits(value)) : bf16_value(bf16_bits(value));
+}
+
+double unit_roundoff(DType type) {
+  return type == DType::f32 ? 0x1p-24 : type == DType::f16 ? 0x1p-11 : 0x1p-8;
+}
+
+double smallest(DType type) {
+  return type == DType::f32 ? 0x1p-149 : type == DType::f16 ? 0x1p-24 : 0x1p-133;
+}
+
+bool same_bits(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (a != a && b != b);
+}
+
+}  // namespace headwater::conformance

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conformance/random.hpp"
+#include "headwater/options.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater::conformance {
+
+/// Values of a tensor [n, heads, width], token-major. Every value is representable in `type`; the runner lays
+/// them out in memory as it likes.
+struct Tensor {
+  DType type = DType::f32;
+  std::int64_t n = 0;
+  std::int64_t heads = 0;
+  std::int64_t width = 0;
+  std::vector<float> values;
+
+  Tensor() = default;
+  Tensor(DType type, std::int64_t n, std::int64_t heads, std::int64_t width);
+
+  [[nodiscard]] const float* row(std::int64_t t, std::int64_t h) const {
+    return values.data() + (t * heads + h) * width;
+  }
+  [[nodiscard]] float* row(std::int64_t t, std::int64_t h) { return values.data() + (t * heads + h) * width; }
+};
+
+/// Q, K and V of one layer for all tokens of a problem.
+struct LayerInput {
+  Tensor q, k, v;
+};
+
+/// One whole run: what is opened, which steps are taken, and all rows.
+struct Problem {
+  Shape shape;
+  Options options;
+  std::vector<Step> steps;
+  DType q_type = DType::f32;
+  DType k_type = DType::f32;
+  DType v_type = DType::f32;
+  DType out_type = DType::f32;
+  std::vector<LayerInput> layers;
+
+  [[nodiscard]] std::int64_t tokens() const;
+  /// "L1 Hq4/2 d8/8 S16 B32 L4 H4 ... p33 d1": enough to find the failing input again.
+  [[nodiscard]] std::string describe() const;
+  /// "F32" or "F32/BF16": type of Q and of the stored K and V; key of a ratchet mark.
+  [[nodiscard]] std::string dtype() const;
+
+  /// Takes empty tensors of the right sizes for all layers.
+  void make_tensors();
+  /// About normal values, rounded to the types; logits (before cap and bias) get a deviation of `spread`.
+  void fill_normal(Random& random, double spread = 2.0);
+};
+
+/// Ranges of random_problem.
+struct Variety {
+  std::int64_t max_chunk = 24;     ///< S in 1 .. max_chunk
+  std::int64_t max_tokens = 120;
+  std::int64_t max_layers = 1;
+  bool dtypes = true;              ///< F16, BF16, mixed types; else all F32
+  bool extras = true;              ///< soft cap, ALiBi, sinks, scale
+  bool later_turns = true;         ///< decode steps, dense and sparse later turns; else one prefill turn
+  bool wide = true;                ///< head sizes up to 128; else up to 9
+};
+
+/// A random problem: shape, options, steps and values, all from `random`.
+[[nodiscard]] Problem random_problem(Random& random, const Variety& variety);
+
+}  // namespace headwater::conformance

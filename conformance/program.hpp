@@ -1,0 +1,18 @@
+#pragma once
+
+namespace headwater::conformance {
+
+/// Name of this binary: the shipped library, or the one with test hooks.
+#ifdef HEADWATER_TESTING
+inline constexpr const char* kProgram = "headwater-conformance-testing";
+#else
+inline constexpr const char* kProgram = "headwater-conformance";
+#endif
+
+/// Exit codes of DESIGN.md.
+inline constexpr int kDone = 0;
+inline constexpr int kCheckFailed = 1;
+inline constexpr int kBadUsage = 2;
+inline constexpr int kNoEngine = 3;
+
+}  // namespace headwater::conformance

@@ -1,0 +1,222 @@
+#include "conformance/run.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "conformance/case.hpp"
+#include "conformance/formats.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+[[noreturn]] void violated(std::string what) { throw Violation(std::move(what)); }
+
+std::string where(const ChunkRecord& record) {
+  return fmt::format("layer {} chunk [{}, {})", record.layer, record.chunk.begin, record.chunk.end);
+}
+
+// Copies a record and checks what its documentation promises.
+ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
+  ChunkTrace trace;
+  trace.chunk = record.chunk;
+  trace.memory_count = record.memory_count;
+  const std::int64_t n = record.chunk.end - record.chunk.begin;
+  if (n < 1 || record.lse == nullptr || record.row_stride < n) {
+    violated(fmt::format("{}: malformed record: length {}, row_stride {}", where(record), n, record.row_stride));
+  }
+  const bool sparse = record.chunk.mode == ChunkMode::sparse;
+  if (!sparse && (record.memory_count != 0 || record.colsum_intra != nullptr || record.colsum_inter != nullptr)) {
+    violated(fmt::format("{}: a dense or decode chunk reports memory or column sums", where(record)));
+  }
+  if (sparse && record.colsum_intra == nullptr) violated(where(record) + ": no column sums reported");
+  if (record.memory_count < 0 || record.memory_count > record.memory_stride ||
+      (record.memory_count > 0 && (record.memory == nullptr || record.colsum_inter == nullptr))) {
+    violated(fmt::format("{}: malformed memory: count {}, stride {}", where(record), record.memory_count,
+                         record.memory_stride));
+  }
+  for (std::int64_t h = 0; h < heads; ++h) {
+    trace.lse.insert(trace.lse.end(), record.lse + h * record.row_stride, record.lse + h * record.row_stride + n);
+    if (sparse) {
+      const float* intra = record.colsum_intra + h * record.row_stride;
+      trace.colsum_intra.insert(trace.colsum_intra.end(), intra, intra + n);
+    }
+    if (!sparse || record.memory == nullptr || record.memory_stride == 0) continue;
+    const std::int32_t* memory = record.memory + h * record.memory_stride;
+    trace.memory.insert(trace.memory.end(), memory, memory + record.memory_count);
+    for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
+      if (memory[i] != -1) {
+        violated(fmt::format("{}: MEM-4: entry {} of head {} behind the set is {}, not -1", where(record), i, h,
+                             memory[i]));
+      }
+    }
+    if (record.colsum_inter == nullptr) continue;
+    const float* inter = record.colsum_inter + h * record.memory_stride;
+    trace.colsum_inter.insert(trace.colsum_inter.end(), inter, inter + record.memory_count);
+    for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
+      if (inter[i] != 0.0f) {
+        violated(fmt::format("{}: column sum {} of head {} behind the set is {}, not 0", where(record), i, h,
+                             inter[i]));
+      }
+    }
+  }
+  return trace;
+}
+
+void check_inputs(const Placed& q, const Placed& k, const Placed& v, const Placed& out) {
+  q.check("q");
+  k.check("k");
+  v.check("v");
+  out.check("out");
+}
+
+}  // namespace
+
+Snapshot snapshot(const Session& session, std::int64_t layer) {
+  Snapshot shot;
+  const std::int64_t heads = session.shape().n_head;
+  const std::int64_t tokens = session.tokens();
+  const ScoreView scores = session.scores(layer);
+  if (scores.type != session.options().score_type || scores.data == nullptr ||
+      scores.head_stride != session.shape().capacity) {
+    violated(fmt::format("layer {}: score view: type {} head_stride {}, capacity {}", layer,
+                         static_cast<int>(scores.type), scores.head_stride, session.shape().capacity));
+  }
+  for (std::int64_t h = 0; h < heads; ++h) {
+    for (std::int64_t p = 0; p < tokens; ++p) {
+      const std::int64_t at = h * scores.head_stride + p;
+      std::uint32_t bits = 0;
+      if (scores.type == ScoreType::bf16) {
+        bits = static_cast<const std::uint16_t*>(scores.data)[at];
+      } else {
+        std::memcpy(&bits, static_cast<const float*>(scores.data) + at, sizeof bits);
+      }
+      shot.scores.push_back(bits);
+    }
+  }
+  const MemoryView memory = session.memory(layer);
+  const std::int64_t width = std::min(session.options().memory(), session.shape().capacity);
+  if (memory.width != width || memory.count < 0 || memory.count > width ||
+      (memory.count > 0 && (memory.data == nullptr || memory.head_stride < width))) {
+    violated(fmt::format("layer {}: memory view: width {} (wanted {}), count {}, head_stride {}", layer,
+                         memory.width, width, memory.count, memory.head_stride));
+  }
+  shot.memory_count = memory.count;
+  if (memory.data == nullptr || width == 0) return shot;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const std::int32_t* set = memory.data + h * memory.head_stride;
+    shot.memory.insert(shot.memory.end(), set, set + memory.count);
+    for (std::int64_t i = memory.count; i < width; ++i) {
+      if (set[i] != -1) {
+        violated(fmt::format("layer {}: MEM-4: entry {} of head {} behind {} valid ones is {}, not -1", layer, i, h,
+                             memory.count, set[i]));
+      }
+    }
+  }
+  return shot;
+}
+
+Trace run(Session& session, const Problem& problem, const RunStyle& style) {
+  const std::int64_t n_layer = problem.shape.n_layer;
+  const std::int64_t heads = problem.shape.n_head;
+  Trace trace;
+  trace.layers.resize(static_cast<std::size_t>(n_layer));
+  std::int64_t attending = -1;
+  session.set_observer([&](const ChunkRecord& record) {
+    if (record.layer != attending) {
+      violated(fmt::format("{}: observed while layer {} is attended", where(record), attending));
+    }
+    trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(copy_record(record, heads));
+  });
+  std::vector<std::int64_t> order = style.layer_order;
+  for (std::int64_t layer = 0; order.size() < static_cast<std::size_t>(n_layer); ++layer) order.push_back(layer);
+
+  std::int64_t first = session.tokens();
+  if (first != 0) violated(fmt::format("the session is not empty: {} tokens", first));
+  for (const Step& step : problem.steps) {
+    session.begin(step);
+    const std::span<const Chunk> plan = session.plan();
+    trace.plans.emplace_back(plan.begin(), plan.end());
+    for (const std::int64_t layer : order) {
+      const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
+      const Placed q(style.placement, input.q, first, step.n);
+      const Placed k(style.placement, input.k, first, step.n);
+      const Placed v(style.placement, input.v, first, step.n);
+      Placed out(style.placement, problem.out_type, step.n, heads, problem.shape.d_value);
+      attending = layer;
+      session.attend(layer, q.rows(), k.rows(), v.rows(), out.mutable_rows());
+      attending = -1;
+      check_inputs(q, k, v, out);
+      const std::vector<float> values = out.take();
+      auto& all = trace.layers[static_cast<std::size_t>(layer)].out;
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    if (session.tokens() != first) violated("tokens() counts the open step");
+    session.end();
+    first += step.n;
+    if (session.tokens() != first) {
+      violated(fmt::format("tokens() is {} after {} tokens", session.tokens(), first));
+    }
+    const SessionState wanted =
+        step.kind == Step::Kind::decode ? SessionState::decoding : SessionState::prefilling;
+    if (session.state() != wanted) {
+      violated(fmt::format("STATE-1: state {} after a step of kind {}", static_cast<int>(session.state()),
+                           static_cast<int>(step.kind)));
+    }
+    if (!style.snapshots) continue;
+    for (std::int64_t layer = 0; layer < n_layer; ++layer) {
+      trace.layers[static_cast<std::size_t>(layer)].snapshots.push_back(snapshot(session, layer));
+    }
+  }
+  session.set_observer({});
+  return trace;
+}
+
+Trace run(const Engine& engine, const Problem& problem, const RunStyle& style) {
+  const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+  return run(*session, problem, style);
+}
+
+namespace {
+
+void require_same_floats(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
+  if (a.size() != b.size()) violated(fmt::format("{}: {} values against {}", what, a.size(), b.size()));
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!same_bits(a[i], b[i])) violated(fmt::format("{}: value {}: {:.9g} against {:.9g}", what, i, a[i], b[i]));
+  }
+}
+
+}  // namespace
+
+void require_same(const Trace& a, const Trace& b, const std::string& what, bool outputs) {
+  if (a.layers.size() != b.layers.size()) violated(what + ": different numbers of layers");
+  for (std::size_t layer = 0; layer < a.layers.size(); ++layer) {
+    const LayerTrace& x = a.layers[layer];
+    const LayerTrace& y = b.layers[layer];
+    const std::string at = fmt::format("{}: layer {}", what, layer);
+    if (x.chunks.size() != y.chunks.size()) {
+      violated(fmt::format("{}: {} chunks against {}", at, x.chunks.size(), y.chunks.size()));
+    }
+    for (std::size_t c = 0; c < x.chunks.size(); ++c) {
+      const ChunkTrace& s = x.chunks[c];
+      const ChunkTrace& t = y.chunks[c];
+      const std::string chunk = fmt::format("{} chunk {}", at, c);
+      if (s.chunk.begin != t.chunk.begin || s.chunk.end != t.chunk.end || s.chunk.mode != t.chunk.mode) {
+        violated(fmt::format("{}: [{}, {}) against [{}, {})", chunk, s.chunk.begin, s.chunk.end, t.chunk.begin,
+                             t.chunk.end));
+      }
+      if (s.memory_count != t.memory_count || s.memory != t.memory) violated(chunk + ": memory sets differ");
+      require_same_floats(s.colsum_inter, t.colsum_inter, chunk + " colsum_inter");
+      require_same_floats(s.colsum_intra, t.colsum_intra, chunk + " colsum_intra");
+      if (outputs) require_same_floats(s.lse, t.lse, chunk + " lse");
+    }
+    if (!x.snapshots.empty() && !y.snapshots.empty()) {
+      if (x.snapshots.back().scores != y.snapshots.back().scores) violated(at + ": final scores differ");
+      if (x.snapshots.back().memory != y.snapshots.back().memory) violated(at + ": final memory sets differ");
+    }
+    if (outputs) require_same_floats(x.out, y.out, at + " out");
+  }
+}
+
+}  // namespace headwater::conformance

@@ -1,0 +1,75 @@
+#include "conformance/runner.hpp"
+
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include "conformance/program.hpp"
+#include "conformance/random.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+std::string reproduction(const Case& test, const Engine* engine, const Settings& settings) {
+  std::string command(kProgram);
+  if (engine != nullptr) command += fmt::format(" --engine {}", engine->name());
+  command += fmt::format(" --case {} --seed {}", test.name, settings.seed);
+  if (settings.threads != kDefaultThreads) command += fmt::format(" --threads {}", settings.threads);
+  if (settings.quick) command += " --quick";
+  if (settings.exhaustive) command += " --exhaustive";
+  return command;
+}
+
+}  // namespace
+
+std::string ratchet_name(const Engine& engine) { return fmt::format("{}/{}", engine.name(), engine.isa()); }
+
+Result run_case(const Case& test, const Engine* engine, const Settings& settings) {
+  Result result;
+  result.test = &test;
+  if (engine != nullptr) result.engine = engine->name();
+  result.reproduce = reproduction(test, engine, settings);
+
+  Context context;
+  context.engine = engine;
+  context.seed = mix_seed(settings.seed, test.name);
+  context.threads = settings.threads;
+  context.quick = settings.quick;
+  context.exhaustive = settings.exhaustive;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    test.body(context);
+  } catch (const Skipped& skipped) {
+    result.status = Status::skip;
+    result.message = skipped.what();
+  } catch (const Violation& violation) {
+    result.status = Status::fail;
+    result.message = violation.what();
+  } catch (const Error& error) {
+    result.status = Status::fail;
+    result.message = fmt::format("headwater::Error {}: {}", static_cast<int>(error.code()), error.what());
+  } catch (const std::exception& error) {
+    result.status = Status::fail;
+    result.message = fmt::format("an exception that is not a headwater::Error: {}", error.what());
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.marks = context.marks();
+  if (result.status != Status::pass) return result;
+  if (context.mistrusted()) {
+    result.status = Status::mistrusted;
+    result.message = "the bounds are as large as the signals: nothing was shown";
+  } else if (settings.ratchet != nullptr && engine != nullptr) {
+    // Other seeds draw other inputs: the marks belong to the default one.
+    const auto worse = settings.seed == kDefaultSeed
+                           ? settings.ratchet->judge(ratchet_name(*engine), test.name, result.marks)
+                           : std::nullopt;
+    if (worse) {
+      result.status = Status::fail;
+      result.message = *worse;
+    }
+  }
+  return result;
+}
+
+}  // namespace headwater::conformance

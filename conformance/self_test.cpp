@@ -1,0 +1,77 @@
+#include "conformance/self_test.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <ostream>
+
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include "conformance/faulty_engine.hpp"
+#include "conformance/runner.hpp"
+#include "headwater/engine.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+// A fault, and the case of every lane that must find it.
+struct Trial {
+  Fault fault;
+  const char* test;
+};
+
+const std::vector<Trial>& trials() {
+  static const std::vector<Trial> all{
+      {Fault::none, "exact.powers_of_two"},
+      {Fault::none, "bound.plain_f32"},
+      {Fault::none, "replay.random"},
+      {Fault::adds_to_outputs, "bound.plain_f32"},
+      {Fault::adds_to_outputs, "exact.powers_of_two"},
+      {Fault::scales_outputs, "bound.plain_f32"},
+      {Fault::scales_outputs, "bias.signed_mean_error"},
+      {Fault::swaps_heads, "bound.grouped_heads"},
+      {Fault::swaps_heads, "law.head_permutation"},
+      {Fault::drops_newest_key, "bound.ragged"},
+      {Fault::drops_newest_key, "exact.powers_of_two"},
+      {Fault::shifts_lse, "bound.plain_f32"},
+      {Fault::column_sum_off_by_ulps, "exact.powers_of_two"},
+      {Fault::column_sum_missing_query, "bound.plain_f32"},
+      {Fault::stale_sets, "replay.random"},
+      {Fault::scores_off_by_one, "replay.random"},
+      {Fault::leaves_outputs, "hostile.strided"},
+      {Fault::writes_between_rows, "hostile.strided"},
+      {Fault::reads_behind_rows, "hostile.strided"},
+      {Fault::differs_by_thread, "determinism.threads"},
+      {Fault::differs_by_run, "determinism.runs"},
+      {Fault::sees_next_token, "law.causality"},
+      {Fault::allocates, "allocation.none_after_open"},
+      {Fault::forgets_to_reset, "determinism.after_reset"},
+      {Fault::counts_open_step, "state.protocol"},
+  };
+  return all;
+}
+
+}  // namespace
+
+bool run_self_test(std::ostream& to) {
+  bool fine = true;
+  for (const Trial& trial : trials()) {
+    const auto test = std::find_if(all_cases().begin(), all_cases().end(),
+                                   [&](const Case& candidate) { return candidate.name == trial.test; });
+    if (test == all_cases().end()) {
+      fmt::print(to, "FAIL       {} is no case\n", trial.test);
+      fine = false;
+      continue;
+    }
+    const std::unique_ptr<Engine> engine = faulty_engine(headwater::engine("cpu-portable"), trial.fault);
+    const Result result = run_case(*test, engine.get(), Settings{});
+    const Status wanted = trial.fault == Fault::none ? Status::pass : Status::fail;
+    const bool found = result.status == wanted;
+    fmt::print(to, "{:<10} {:<26} {:<32} {}\n", found ? "PASS" : "FAIL", fault_name(trial.fault), trial.test,
+               result.message.substr(0, 100));
+    fine = fine && found;
+  }
+  return fine;
+}
+
+}  // namespace headwater::conformance
