@@ -93,7 +93,7 @@ class Resources(ProgramTest):
 
     @unittest.skipIf(SANITIZED, "sanitizers reserve terabytes of addresses")
     def test_memory_limit(self):
-        # 64 MB of output rows within 200 MB of addresses fit; 1 GB do not.
+        # 4 MB of input ask for 2 GiB of output rows; the process may take 1 GiB of addresses.
         n = 2048
         wide = {"q": Tensor("F16", [n, 512, 1], data=bytes(2 * n * 512)),
                 "k": Tensor("F16", [n, 1, 1], data=bytes(2 * n)),
@@ -143,8 +143,7 @@ class Signals(ProgramTest):
             self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
 
     def test_input_that_shrinks(self):
-        # n = 9000 rows are copied into the store at the first step, so the file must shrink before that: it is
-        # replaced by a hole of the same size that ends early.
+        # Every run reads the rows again; the first access behind the new end is a SIGBUS.
         process = self.start()
         os.truncate(self.path("in.safetensors"), 4096)
         _, error = process.communicate(timeout=TIMEOUT)

@@ -1,0 +1,112 @@
+// --steps, and the session calls that carry them out (PLAN-1, PLAN-2, STATE-3).
+
+#include "cli/steps.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cli/calls.hpp"
+#include "cli/numbers.hpp"
+#include "tests/cli/parser_fixtures.hpp"
+
+namespace headwater::cli::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+EffectiveOptions options(std::int64_t batch, std::int64_t chunk, std::int64_t memory) {
+  EffectiveOptions effective;
+  effective.batch = batch;
+  effective.chunk = chunk;
+  effective.local = memory;
+  effective.sparse = memory > 0;
+  return effective;
+}
+
+TEST(ParseSteps, ReadsEveryForm) {
+  const auto steps = parse_steps("p4096,d1,p2147483647:2147483647,p1:5,d900");
+  ASSERT_EQ(steps.size(), 5U);
+  EXPECT_EQ(steps[0].step.kind, Step::Kind::prefill);
+  EXPECT_EQ(steps[0].step.n, 4096);
+  EXPECT_EQ(steps[0].step.turn_length, 0);
+  EXPECT_EQ(steps[1].step.kind, Step::Kind::decode);
+  EXPECT_EQ(steps[2].step.n, kMaxCount);
+  EXPECT_EQ(steps[3].step.turn_length, 5);
+  EXPECT_EQ(steps[3].text, "p1:5");
+  EXPECT_EQ(steps[4].step.n, 900);
+}
+
+TEST(ParseSteps, NamesTheItemThatIsWrong) {
+  EXPECT_THAT(refusal([] { (void)parse_steps("p1,d2,x3,p0"); }), HasSubstr("item 3 is 'x3'"));
+  EXPECT_THAT(refusal([] { (void)parse_steps("p1,"); }), HasSubstr("item 2 is ''"));
+  EXPECT_THAT(refusal([] { (void)parse_steps("p5:4"); }), HasSubstr("item 1 is 'p5:4'"));
+}
+
+TEST(CheckSteps, SumsWithoutOverflow) {
+  const auto steps = parse_steps("p2147483647,p2147483647,d2147483647");
+  EXPECT_THAT(refusal([&] { check_steps_cover(steps, kMaxCount); }), HasSubstr("4294967294"));
+  EXPECT_EQ(refusal([] { check_steps_cover(parse_steps("p3,d4"), 7); }), "");
+  EXPECT_THAT(refusal([] { check_steps_cover(parse_steps("p3,d3"), 7); }), HasSubstr("6 tokens"));
+}
+
+TEST(Calls, SparseStepsAreHandedOverInWholeBatches) {
+  // PLAN-2: chunks restart at batch starts, so a cut there changes nothing.
+  for (const std::int64_t batch : {1, 6, 100, 4096, 5000, 1 << 20}) {
+    const auto effective = options(batch, std::min<std::int64_t>(batch, 6), 2);
+    const auto steps = parse_steps("p10007");
+    std::int64_t end = 0;
+    int openings = 0;
+    for_each_call(steps, effective, [&](const Call& call) {
+      EXPECT_EQ(call.base, end);
+      EXPECT_EQ(call.base % batch, 0);
+      EXPECT_EQ(call.mode, ChunkMode::sparse);
+      openings += call.step.turn_length == 10007 ? 1 : 0;
+      EXPECT_EQ(call.step.turn_length, call.base == 0 ? 10007 : 0);
+      end += call.step.n;
+    });
+    EXPECT_EQ(end, 10007);
+    EXPECT_EQ(openings, 1);
+  }
+}
+
+TEST(Calls, TurnsHaveTheModeOfState3) {
+  const auto mode_of = [](const char* text, std::size_t item, std::int64_t memory) {
+    ChunkMode mode = ChunkMode::decode;
+    for_each_call(parse_steps(text), options(64, 8, memory), [&](const Call& call) {
+      if (call.item == item) mode = call.mode;
+    });
+    return mode;
+  };
+  EXPECT_EQ(mode_of("p1", 0, 2), ChunkMode::sparse);
+  EXPECT_EQ(mode_of("p100", 0, 0), ChunkMode::dense);
+  EXPECT_EQ(mode_of("p100,d1,p8", 2, 2), ChunkMode::dense);
+  EXPECT_EQ(mode_of("p100,d1,p9", 2, 2), ChunkMode::sparse);
+  EXPECT_EQ(mode_of("p100,d1,p1:9", 2, 2), ChunkMode::sparse);
+  EXPECT_EQ(mode_of("p100,d1,p8,p100", 3, 2), ChunkMode::dense);
+  EXPECT_EQ(mode_of("d1,p8", 1, 2), ChunkMode::dense);
+  EXPECT_EQ(mode_of("p8,d3", 1, 2), ChunkMode::decode);
+}
+
+TEST(Calls, WorkIsWhatTheSpecificationCounts) {
+  // N(S/2 + M) of DESIGN.md's figures: 4096 tokens, S = 1024, M = 512.
+  const Work work = measure(parse_steps("p4096"), options(4096, 1024, 512));
+  EXPECT_EQ(work.chunks, 4);
+  EXPECT_EQ(work.memory_entries, 3 * 512);
+  EXPECT_EQ(work.pairs, 4U * (1024 * 1025 / 2) + 3U * 1024 * 512);
+  EXPECT_EQ(work.longest_call, 4096);
+
+  const Work dense = measure(parse_steps("p100,d5"), options(64, 8, 0));
+  EXPECT_EQ(dense.chunks, 2);
+  EXPECT_EQ(dense.pairs, 105U * 106 / 2);
+  EXPECT_EQ(dense.memory_entries, 0);
+
+  const Work ragged = measure(parse_steps("p30"), options(12, 8, 5));  // 8 4 | 8 4 | 6
+  EXPECT_EQ(ragged.chunks, 5);
+  EXPECT_EQ(ragged.memory_entries, 4 * 5);
+  EXPECT_EQ(ragged.pairs, (36U + 10 + 36 + 10 + 21) + 22U * 5);
+}
+
+}  // namespace
+}  // namespace headwater::cli::testing
