@@ -48,6 +48,9 @@ def draw(rng):
     kv_heads = int(rng.choice([1, 2, 3]))
     d = int(rng.choice([1, 3, 8, 16, 20, 33, 64, 80]))
     dv = int(rng.choice([d, d, 1, 5, 16, 40]))
+    large = rng.random() < 0.04  # longer than any tile, segment or group of the engines
+    if large:
+        n, group, kv_heads, d, dv = int(rng.integers(1025, 2300)), 1, 1, min(d, 8), min(dv, 8)
     types = ["F32", "F16", "BF16"]
     kv_type = str(rng.choice(types))
     q_type = str(rng.choice([kv_type, kv_type, str(rng.choice(types))]))
@@ -66,6 +69,9 @@ def draw(rng):
     options.local = int(rng.choice([0, 1, 3, 8, 20, 64]))
     options.heavy = int(rng.choice([0, 1, 4, 9, 30, 64]))
     options.clamp = bool(rng.random() < 0.6)
+    if large:
+        options.chunk = int(rng.choice([150, 1030, 1500, 4096]))
+        options.local, options.heavy = int(rng.choice([0, 20, 700])), int(rng.choice([5, 700]))
     options.dense = bool(rng.random() < 0.08)
     options.score_type = str(rng.choice(["bf16", "bf16", "f32"]))
     if rng.random() < 0.3:
