@@ -36,7 +36,7 @@ std::string own_directory() {
 std::string find_conformance() {
   const std::string directory = own_directory();
   if (!directory.empty()) {
-    const std::string sibling = directory + std::string(kProgram);
+    std::string sibling = directory + std::string(kProgram);
     if (is_program(sibling)) return sibling;
   }
   const char* const variable = std::getenv("PATH");
@@ -44,7 +44,7 @@ std::string find_conformance() {
   while (!path.empty()) {
     const auto colon = path.find(':');
     const std::string_view entry = path.substr(0, colon);
-    const std::string candidate = std::string(entry) + "/" + std::string(kProgram);
+    std::string candidate = std::string(entry) + "/" + std::string(kProgram);
     // An empty entry would mean the working directory: nobody wants a test kit from there.
     if (!entry.empty() && is_program(candidate)) return candidate;
     if (colon == std::string_view::npos) break;
