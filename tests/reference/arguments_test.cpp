@@ -5,6 +5,7 @@
 
 #include "tests/reference/support.hpp"
 
+/// Clauses: STATE-5.
 namespace headwater::reference {
 namespace {
 

@@ -5,6 +5,7 @@
 
 #include "tests/reference/support.hpp"
 
+/// Clauses: PLAN-1, PLAN-2.
 namespace headwater::reference {
 namespace {
 

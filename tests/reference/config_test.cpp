@@ -5,6 +5,7 @@
 
 #include "tests/reference/support.hpp"
 
+/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4.
 namespace headwater::reference {
 namespace {
 
@@ -155,6 +156,8 @@ TEST(Config, CFG_1_options_have_limits) {
     EXPECT_NO_THROW(validate(small_shape(), options));
     options.*field.member = kPositions;
     EXPECT_NO_THROW(validate(small_shape(), options));
+    options.local = 9;  // so that no sum says first what the field should
+    options.heavy = 9;
     for (const std::int64_t value : {field.least - 1, std::int64_t{-5}, kMin, kPositions + 1, kMax}) {
       options.*field.member = value;
       expect_rejected(options, {std::string(field.name) + " = " + std::to_string(value),

@@ -7,6 +7,7 @@
 #include "reference/mask.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: LOGIT-1, LOGIT-2, LOGIT-3, LOGIT-4, MASK-1.
 namespace headwater::reference {
 namespace {
 

@@ -9,6 +9,7 @@
 #include "reference/selection.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: MEM-1, MEM-2, MEM-3, MEM-4, MEM-5.
 namespace headwater::reference {
 namespace {
 

@@ -9,6 +9,7 @@
 
 #include "tests/reference/support.hpp"
 
+/// Clauses: NUM-1, SCORE-4.
 namespace headwater::reference {
 namespace {
 

@@ -8,6 +8,7 @@
 #include "reference/engine.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: FUSE-2, DEC-1 and SPEC 13.
 namespace headwater::reference {
 namespace {
 

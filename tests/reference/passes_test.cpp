@@ -8,6 +8,7 @@
 #include "reference/intra.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: MASK-1, INTRA-1, INTRA-2, INTER-1, INTER-2, INTER-3, DEC-1, LOGIT-3, LOGIT-4, NUM-2.
 namespace headwater::reference {
 namespace {
 

@@ -13,6 +13,8 @@
 #include "tests/reference/support.hpp"
 
 /// Whole sessions of the engine `reference` against the definition.
+/// Clauses: FUSE-2, SCHED-1, SCHED-2, SCHED-3, STATE-3, STATE-4, STATE-6, PLAN-2, MEM-1, MEM-3, MEM-5, MEM-6,
+/// SCORE-2, SCORE-3, SCORE-5, DEC-1, CFG-2, CFG-3, LOGIT-1, LOGIT-2, LOGIT-3, LOGIT-4.
 namespace headwater::reference {
 namespace {
 

@@ -9,6 +9,7 @@
 #include "reference/logits.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: ROPE-1, ROPE-2, ROPE-3, ROPE-4.
 namespace headwater::reference {
 namespace {
 

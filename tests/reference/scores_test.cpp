@@ -6,6 +6,7 @@
 
 #include "tests/reference/support.hpp"
 
+/// Clauses: SCORE-2, SCORE-3, SCORE-4, SCORE-5.
 namespace headwater::reference {
 namespace {
 

@@ -11,6 +11,7 @@
 #include "tests/reference/support.hpp"
 
 /// The state machine and the errors of a session (STATE-1 .. STATE-6), and the engine.
+/// Clauses: STATE-1, STATE-5, STATE-6, NUM-2, CFG-1.
 namespace headwater::reference {
 namespace {
 

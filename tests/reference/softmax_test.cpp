@@ -7,6 +7,7 @@
 #include "reference/fusion.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: INTRA-1, INTER-3, LOGIT-4, FUSE-1, NUM-2.
 namespace headwater::reference {
 namespace {
 

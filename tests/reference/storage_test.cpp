@@ -10,6 +10,7 @@
 #include "reference/numbers.hpp"
 #include "tests/reference/support.hpp"
 
+/// Clauses: STATE-6, SCORE-1, MEM-4.
 namespace headwater::reference {
 namespace {
 

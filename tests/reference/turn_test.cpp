@@ -5,6 +5,7 @@
 
 #include "tests/reference/support.hpp"
 
+/// Clauses: STATE-1, STATE-2, STATE-3, STATE-5, CFG-2.
 namespace headwater::reference {
 namespace {
 
