@@ -15,6 +15,8 @@
 #define HEADWATER_ENGINES(X) \
   X(reference_engine)        \
   X(cpu_portable_engine)     \
+  X(cpu_avx2_engine)         \
+  X(cpu_avx512_engine)       \
   X(cpu_engine)
 
 namespace headwater {

@@ -28,8 +28,8 @@ void AttentionBlock::start(float sink) const {
 
 void AttentionBlock::add(const float* keys, const float* values, const BlockPositions& positions,
                          std::int64_t n_keys, float* weights) const {
-  kernels.dot_products(packed, lanes(), d, keys, n_keys, weights);
-  kernels.map_logits(map, positions, lanes(), n_keys, weights);
+  kernels.dot_products(packed, lanes(), d, keys, n_keys, scale, weights);
+  if (map.softcap > 0 || map.slope != 0) kernels.cap_and_bias(map, positions, lanes(), n_keys, weights);
   if (!positions.gathered && positions.first_key + n_keys > positions.first_row + 1) {
     kernels.mask_future(positions, lanes(), n_keys, weights);
   }

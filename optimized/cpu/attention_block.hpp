@@ -11,6 +11,7 @@ namespace headwater::cpu {
 /// All memory belongs to the caller.
 struct AttentionBlock {
   const KernelTable& kernels;
+  float scale;
   LogitMap map;
   std::int64_t d;
   std::int64_t dv;

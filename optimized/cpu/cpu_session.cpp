@@ -21,11 +21,13 @@ std::int64_t window_rows(const Shape& shape, const EffectiveOptions& options) {
   return std::max(chunk, std::min({options.batch, shape.capacity, kWindowRows}));
 }
 
-ScratchShape scratch_shape(const Shape& shape, const EffectiveOptions& options, std::int64_t memory_width) {
+ScratchShape scratch_shape(const KernelTable& kernels, const Shape& shape, const EffectiveOptions& options,
+                           std::int64_t memory_width) {
   ScratchShape scratch;
   scratch.d = shape.d_head;
   scratch.dv = shape.d_value;
-  const std::int64_t segment = std::min(kSegmentKeys, shape.capacity);
+  const std::int64_t segment = std::min(kernels.segment_keys, shape.capacity);
+  scratch.segment_keys = kernels.segment_keys;
   const std::int64_t chunk = options.sparse ? std::min(options.chunk, shape.capacity) : 0;
   scratch.block_keys = std::max({segment, chunk, memory_width});
   scratch.wide_keys = memory_width;
@@ -43,6 +45,8 @@ CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Opt
       kernels_(kernels),
       sinks_(options.sinks),
       alibi_(options.alibi),
+      segment_keys_(kernels.segment_keys),
+      scale_(static_cast<float>(effective.scale)),
       threads_(effective.threads),
       kv_(shape) {
   const std::int64_t heads = shape.n_head;
@@ -64,7 +68,8 @@ CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Opt
   }
   lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
 
-  const ScratchShape scratch = scratch_shape(shape, effective, effective.sparse ? memory_.width() : 0);
+  const ScratchShape scratch =
+      scratch_shape(kernels, shape, effective, effective.sparse ? memory_.width() : 0);
   scratch_.reserve(static_cast<std::size_t>(threads_));
   for (int t = 0; t < threads_; ++t) scratch_.emplace_back(scratch);
 #pragma omp parallel num_threads(threads_)
@@ -167,7 +172,6 @@ std::int64_t CpuSession::kv_head(std::int64_t head) const {
 
 LogitMap CpuSession::logit_map(std::int64_t head) const {
   LogitMap map;
-  map.scale = static_cast<float>(options().scale);
   map.softcap = static_cast<float>(options().softcap);
   if (!alibi_.empty()) map.slope = alibi_[static_cast<std::size_t>(head)];
   return map;

@@ -96,6 +96,8 @@ class CpuSession final : public core::SessionBase {
   const KernelTable& kernels_;
   std::vector<float> sinks_;
   std::vector<float> alibi_;
+  std::int64_t segment_keys_;
+  float scale_;
   int threads_;
   std::int64_t window_rows_ = 0;  // most rows of a window
   std::int64_t max_groups_ = 0;   // most groups that any chunk is cut into

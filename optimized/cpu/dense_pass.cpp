@@ -35,6 +35,7 @@ void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t b
   const auto block_at = [&](std::int64_t row) {
     const std::int64_t index = (row - begin) / kBlockRows;
     return AttentionBlock{kernels_,
+                          scale_,
                           logit_map(head),
                           d,
                           dv,
@@ -51,8 +52,8 @@ void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t b
     block.start(sink(head));
   }
   // Segments outside, blocks inside: keys are widened once for all rows of the group.
-  for (std::int64_t first = 0; first < end; first += kSegmentKeys) {
-    const std::int64_t last = std::min(first + kSegmentKeys, end);
+  for (std::int64_t first = 0; first < end; first += segment_keys_) {
+    const std::int64_t last = std::min(first + segment_keys_, end);
     const KeyRows rows = consecutive_rows(call.layer, kv_head(head), first, last - first, scratch);
     for (std::int64_t row = begin; row < end; row += kBlockRows) {
       const AttentionBlock block = block_at(row);

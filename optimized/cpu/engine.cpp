@@ -6,6 +6,7 @@
 
 #include "core/config.hpp"
 #include "cpu/cpu_session.hpp"
+#include "cpu/dispatch.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 
@@ -16,15 +17,13 @@ namespace {
 /// One engine per table of kernels.
 class CpuEngine final : public Engine {
  public:
-  CpuEngine(std::string_view name, std::string_view description, const cpu::KernelTable& kernels)
-      : name_(name), description_(description), kernels_(kernels) {}
+  CpuEngine(std::string_view name, std::string_view description, const cpu::Variant& variant)
+      : name_(name), description_(description), variant_(variant), kernels_(variant.kernels()) {}
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] std::string_view isa() const override { return kernels_.isa; }
   [[nodiscard]] std::string_view description() const override { return description_; }
-  [[nodiscard]] std::string unavailable_because() const override {
-    return __builtin_cpu_supports("sse4.2") ? "" : "the processor lacks SSE4.2";
-  }
+  [[nodiscard]] std::string unavailable_because() const override { return variant_.missing(); }
   [[nodiscard]] Claims claims() const override {
     Claims claims;
     claims.bitwise_threads = true;
@@ -35,6 +34,8 @@ class CpuEngine final : public Engine {
   }
 
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
+    const std::string reason = unavailable_because();
+    if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     const EffectiveOptions effective = core::resolve(shape, options, default_threads());
     try {
       return std::make_unique<cpu::CpuSession>(kernels_, shape, options, effective);
@@ -53,19 +54,26 @@ class CpuEngine final : public Engine {
 
   std::string_view name_;
   std::string_view description_;
+  const cpu::Variant& variant_;
   const cpu::KernelTable& kernels_;
 };
 
-}  // namespace
-
-const Engine& cpu_portable_engine() {
-  static const CpuEngine engine("cpu-portable", "plain C++ for every x86-64-v2 processor, OpenMP",
-                                cpu::portable_kernels());
+template <std::size_t Index>
+const Engine& variant_engine() {
+  static const cpu::Variant& variant = cpu::variants()[Index];
+  static const CpuEngine engine(variant.engine, variant.description, variant);
   return engine;
 }
 
+}  // namespace
+
+const Engine& cpu_portable_engine() { return variant_engine<0>(); }
+const Engine& cpu_avx2_engine() { return variant_engine<1>(); }
+const Engine& cpu_avx512_engine() { return variant_engine<2>(); }
+
 const Engine& cpu_engine() {
-  static const CpuEngine engine("cpu", "the best CPU kernels for this processor", cpu::portable_kernels());
+  static const CpuEngine engine("cpu", "the best of the CPU engines for this processor",
+                                cpu::preferred_variant());
   return engine;
 }
 

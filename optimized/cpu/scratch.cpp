@@ -4,12 +4,6 @@
 
 namespace headwater::cpu {
 
-namespace {
-
-std::int64_t segments(std::int64_t keys) { return (keys + kSegmentKeys - 1) / kSegmentKeys; }
-
-}  // namespace
-
 std::int64_t group_rows(std::int64_t n) {
   const std::int64_t share = (n + kMaxGroups - 1) / kMaxGroups;
   const std::int64_t blocks = (share + kBlockRows - 1) / kBlockRows;
@@ -23,7 +17,8 @@ Scratch::Scratch(const ScratchShape& shape)
       values(core::checked_product(shape.wide_keys, shape.dv)),
       block(core::checked_product(shape.block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, shape.dv)),
-      segment_max(core::checked_product(segments(shape.block_keys), kBlockRows)),
+      segment_max(core::checked_product((shape.block_keys + shape.segment_keys - 1) / shape.segment_keys,
+                                        kBlockRows)),
       states(kGroupRows / kBlockRows),
       order_keys(shape.candidates),
       chosen(shape.memory) {}

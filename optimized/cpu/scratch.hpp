@@ -20,10 +20,11 @@ std::int64_t group_rows(std::int64_t n);
 struct ScratchShape {
   std::int64_t d = 0;
   std::int64_t dv = 0;
-  std::int64_t wide_keys = 0;   ///< key and value rows widened or gathered at a time
-  std::int64_t block_keys = 0;  ///< keys whose weights are kept at a time
-  std::int64_t candidates = 0;  ///< of a memory set
-  std::int64_t memory = 0;      ///< entries of a memory set
+  std::int64_t wide_keys = 0;     ///< key and value rows widened or gathered at a time
+  std::int64_t block_keys = 0;    ///< keys whose weights are kept at a time
+  std::int64_t segment_keys = 1;  ///< of the kernel table
+  std::int64_t candidates = 0;    ///< of a memory set
+  std::int64_t memory = 0;        ///< entries of a memory set
 };
 
 /// Working memory of one thread.

@@ -101,6 +101,7 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const std::int64_t at = window_index(window, head, row);
     const AttentionBlock block{kernels_,
+                               scale_,
                                logit_map(head),
                                d,
                                dv,
@@ -113,18 +114,18 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
                  scratch.packed.data());
     block.start(sink(head));
     const std::int64_t visible = row + block.rows - chunk.begin;  // MASK-1
-    for (std::int64_t first = 0; first < visible; first += kSegmentKeys) {
-      const std::int64_t n = std::min(kSegmentKeys, visible - first);
+    for (std::int64_t first = 0; first < visible; first += segment_keys_) {
+      const std::int64_t n = std::min(segment_keys_, visible - first);
       block.add_keys(rows.keys + first * d, rows.values + first * dv, chunk.begin + first, n,
                      scratch.block.data() + first * kBlockRows);
       std::copy_n(block.state.max, kBlockRows,
-                  scratch.segment_max.data() + first / kSegmentKeys * kBlockRows);
+                  scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
     }
     block.normalise();
-    for (std::int64_t first = 0; first < visible; first += kSegmentKeys) {
+    for (std::int64_t first = 0; first < visible; first += segment_keys_) {
       block.add_column_sums(scratch.block.data() + first * kBlockRows,
-                            scratch.segment_max.data() + first / kSegmentKeys * kBlockRows,
-                            std::min(kSegmentKeys, visible - first), sums + first);
+                            scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
+                            std::min(segment_keys_, visible - first), sums + first);
     }
     std::copy_n(block.out, block.rows * dv, row_out_.data() + at * dv);
     std::copy_n(block.state.max, block.rows, row_max_.data() + at);
@@ -199,6 +200,7 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
 
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const AttentionBlock block{kernels_,
+                               scale_,
                                logit_map(head),
                                d,
                                dv,
@@ -210,18 +212,18 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
     load_queries(kernels_, call.q, row - call.base, block.rows, head, d, scratch.rows.data(),
                  scratch.packed.data());
     block.start(-std::numeric_limits<float>::infinity());  // LOGIT-4: no sink in the inter pass
-    for (std::int64_t first = 0; first < n_memory; first += kSegmentKeys) {
-      const std::int64_t n = std::min(kSegmentKeys, n_memory - first);
+    for (std::int64_t first = 0; first < n_memory; first += segment_keys_) {
+      const std::int64_t n = std::min(segment_keys_, n_memory - first);
       block.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
                          positions + first, n, scratch.block.data() + first * kBlockRows);
       std::copy_n(block.state.max, kBlockRows,
-                  scratch.segment_max.data() + first / kSegmentKeys * kBlockRows);
+                  scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
     }
     block.normalise();
-    for (std::int64_t first = 0; first < n_memory; first += kSegmentKeys) {
+    for (std::int64_t first = 0; first < n_memory; first += segment_keys_) {
       block.add_column_sums(scratch.block.data() + first * kBlockRows,
-                            scratch.segment_max.data() + first / kSegmentKeys * kBlockRows,
-                            std::min(kSegmentKeys, n_memory - first), sums + first);
+                            scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
+                            std::min(segment_keys_, n_memory - first), sums + first);
     }
     for (std::int64_t r = 0; r < block.rows; ++r) {
       const std::int64_t at = window_index(window, head, row + r);

@@ -12,12 +12,8 @@ inline constexpr std::int64_t kBlockRows = 32;
 /// Rows are padded to a multiple of this inside a block ("lanes"); padding lanes hold zero queries.
 inline constexpr std::int64_t kLaneTile = 8;
 
-/// Keys between two updates of the running maximum. Fixed, because it shapes the rounding of every result.
-inline constexpr std::int64_t kSegmentKeys = 1024;
-
-/// What turns a dot product into a logit (LOGIT-1..3).
+/// What becomes of a scaled dot product (LOGIT-2, LOGIT-3).
 struct LogitMap {
-  float scale = 1.0f;
   float softcap = 0.0f;  ///< 0: none
   float slope = 0.0f;    ///< ALiBi; 0: none
 };
@@ -41,16 +37,21 @@ struct SoftmaxState {
 struct KernelTable {
   const char* isa;
 
-  /// rows[lanes][d] to tiles [lanes / kLaneTile][d][kLaneTile].
+  /// Keys between two updates of the running maximum. It shapes the rounding of every result, so all passes of an
+  /// engine use it alike.
+  std::int64_t segment_keys;
+
+  /// rows[lanes][d] to the layout that dot_products of the same table reads; packed has room for kBlockRows rows.
   void (*pack_queries)(const float* rows, std::int64_t lanes, std::int64_t d, float* packed);
 
-  /// block[key][lane] = q . k for n_keys contiguous key rows of d floats.
+  /// LOGIT-1: block[key][lane] = scale * (q . k) for n_keys contiguous key rows of d floats. Lanes behind `lanes` may
+  /// be written too, as if their queries were zero.
   void (*dot_products)(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
-                       std::int64_t n_keys, float* block);
+                       std::int64_t n_keys, float scale, float* block);
 
-  /// Dot products to logits in place: scale, then cap, then bias (LOGIT-1..3).
-  void (*map_logits)(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
-                     std::int64_t n_keys, float* block);
+  /// LOGIT-2, LOGIT-3 in place: cap, then bias.
+  void (*cap_and_bias)(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
+                       std::int64_t n_keys, float* block);
 
   /// MASK-1 in place: -inf where the key stands behind the lane's row. Keys follow each other.
   void (*mask_future)(const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys, float* block);
@@ -68,5 +69,7 @@ struct KernelTable {
 };
 
 const KernelTable& portable_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
 
 }  // namespace headwater::cpu

@@ -15,7 +15,7 @@ constexpr int kVectors = kLaneTile / 4;  // of a line of lanes
 
 /// Keys x kLaneTile dot products, each accumulated in the order of the row elements.
 template <int Keys>
-inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float* block) {
+inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float scale, float* block) {
   Vector4 sums[Keys][kVectors] = {};
   for (std::int64_t e = 0; e < d; ++e) {
     Vector4 q[kVectors];
@@ -25,15 +25,17 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
       for (int v = 0; v < kVectors; ++v) sums[key][v] += k * q[v];
     }
   }
+  const Vector4 factor = broadcast(scale);
   for (int key = 0; key < Keys; ++key) {
-    for (int v = 0; v < kVectors; ++v) store(block + key * kBlockRows + 4 * v, sums[key][v]);
+    for (int v = 0; v < kVectors; ++v) store(block + key * kBlockRows + 4 * v, sums[key][v] * factor);
   }
 }
 
 template <int Keys>
-void dot_keys(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys, float* block) {
+void dot_keys(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys, float scale,
+              float* block) {
   for (std::int64_t lane = 0; lane < lanes; lane += kLaneTile) {
-    dot_tile<Keys>(packed + lane * d, d, keys, block + lane);
+    dot_tile<Keys>(packed + lane * d, d, keys, scale, block + lane);
   }
 }
 
@@ -50,23 +52,22 @@ void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* 
 }
 
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
-                  std::int64_t n_keys, float* block) {
+                  std::int64_t n_keys, float scale, float* block) {
   std::int64_t key = 0;
   for (; key + kKeyTile <= n_keys; key += kKeyTile) {
-    dot_keys<kKeyTile>(packed, lanes, d, keys + key * d, block + key * kBlockRows);
+    dot_keys<kKeyTile>(packed, lanes, d, keys + key * d, scale, block + key * kBlockRows);
   }
   for (; key < n_keys; ++key) {
-    dot_keys<1>(packed, lanes, d, keys + key * d, block + key * kBlockRows);
+    dot_keys<1>(packed, lanes, d, keys + key * d, scale, block + key * kBlockRows);
   }
 }
 
-void map_logits(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys,
-                float* block) {
+void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
+                  std::int64_t n_keys, float* block) {
   const bool cap = map.softcap > 0;
   const bool bias = map.slope != 0;
   for (std::int64_t key = 0; key < n_keys; ++key) {
     float* line = block + key * kBlockRows;
-    for (std::int64_t lane = 0; lane < lanes; ++lane) line[lane] *= map.scale;
     if (cap) {
       for (std::int64_t lane = 0; lane < lanes; ++lane) {
         line[lane] = map.softcap * tanh_any(line[lane] / map.softcap);

@@ -5,9 +5,10 @@ namespace headwater::cpu {
 const KernelTable& portable_kernels() {
   static constexpr KernelTable table = {
       .isa = "x86-64-v2",
+      .segment_keys = 1024,
       .pack_queries = portable::pack_queries,
       .dot_products = portable::dot_products,
-      .map_logits = portable::map_logits,
+      .cap_and_bias = portable::cap_and_bias,
       .mask_future = portable::mask_future,
       .softmax = portable::softmax,
       .accumulate_values = portable::accumulate_values,

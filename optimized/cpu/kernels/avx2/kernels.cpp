@@ -1,0 +1,119 @@
+// AVX2 and FMA float kernels. Kernels only: see table.cpp.
+
+#include "cpu/kernels/avx2/kernels.hpp"
+
+#include <immintrin.h>
+
+#include "cpu/kernels/wide/kernels.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+struct Avx2 {
+  using Reg = __m256;
+  static constexpr int kWidth = 8;
+  static constexpr int kAccumulators = 12;  // of 16 registers: 6 keys x 2 vectors, 2 queries, 1 key
+  static constexpr int kRows = 4;           // 4 rows x 2 vectors hide the latency of FMA on two ports
+
+  static Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm256_storeu_ps(p, x); }
+  static __m256i first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static Reg load_part(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+  static void store_part(float* p, Reg x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+  static Reg set(float x) { return _mm256_set1_ps(x); }
+  static Reg zero() { return _mm256_setzero_ps(); }
+  static Reg ramp() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
+  static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+  static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
+
+  static Reg finite_or_zero(Reg x) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, set(-__builtin_inff()), _CMP_EQ_OQ), x);
+  }
+
+  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, NaN for NaN. Cody and Waite's
+  // reduction, Cephes' polynomial; the power of two is put together from the integer part.
+  static Reg exp_nonpositive(Reg x) {
+    constexpr float kSmallest = -87.33654f;  // ln of the smallest normal float
+    const Reg normal = _mm256_cmp_ps(x, set(kSmallest), _CMP_NLT_UQ);
+    const Reg clamped = max(set(kSmallest), x);  // NaN stays: max returns its second argument
+    const Reg n =
+        _mm256_round_ps(mul(clamped, set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    Reg r = _mm256_fnmadd_ps(n, set(0.693359375f), clamped);
+    r = _mm256_fnmadd_ps(n, set(-2.12194440e-4f), r);
+    Reg p = set(1.9875691500e-4f);
+    p = fma(p, r, set(1.3981999507e-3f));
+    p = fma(p, r, set(8.3334519073e-3f));
+    p = fma(p, r, set(4.1665795894e-2f));
+    p = fma(p, r, set(1.6666665459e-1f));
+    p = fma(p, r, set(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, set(1.0f)));
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    const Reg power = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    return _mm256_and_ps(mul(p, power), normal);
+  }
+
+  // Cephes' tanhf: an odd polynomial near zero, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
+  static Reg hyperbolic_tangent(Reg x) {
+    const Reg sign = set(-0.0f);
+    const Reg magnitude = _mm256_andnot_ps(sign, x);
+    const Reg z = mul(x, x);
+    Reg p = set(-5.70498872745e-3f);
+    p = fma(p, z, set(2.06390887954e-2f));
+    p = fma(p, z, set(-5.37397155531e-2f));
+    p = fma(p, z, set(1.33314422036e-1f));
+    p = fma(p, z, set(-3.33332819422e-1f));
+    const Reg small = fma(mul(p, z), x, x);
+    const Reg e = exp_nonpositive(mul(set(-2.0f), magnitude));
+    const Reg large = div(sub(set(1.0f), e), add(set(1.0f), e));
+    const Reg with_sign = _mm256_or_ps(large, _mm256_and_ps(x, sign));
+    return _mm256_blendv_ps(with_sign, small, _mm256_cmp_ps(magnitude, set(0.625f), _CMP_LT_OQ));
+  }
+
+  // sums[i] += total of lines[i]: horizontal adds that transpose, then double.
+  static void add_line_totals(const Reg (&lines)[8], double* sums) {
+    const Reg low = _mm256_hadd_ps(_mm256_hadd_ps(lines[0], lines[1]), _mm256_hadd_ps(lines[2], lines[3]));
+    const Reg high = _mm256_hadd_ps(_mm256_hadd_ps(lines[4], lines[5]), _mm256_hadd_ps(lines[6], lines[7]));
+    // Each half of `low` holds one half of the totals of lines 0 .. 3.
+    const __m128 a = _mm_add_ps(_mm256_castps256_ps128(low), _mm256_extractf128_ps(low, 1));
+    const __m128 b = _mm_add_ps(_mm256_castps256_ps128(high), _mm256_extractf128_ps(high, 1));
+    _mm256_storeu_pd(sums, _mm256_add_pd(_mm256_loadu_pd(sums), _mm256_cvtps_pd(a)));
+    _mm256_storeu_pd(sums + 4, _mm256_add_pd(_mm256_loadu_pd(sums + 4), _mm256_cvtps_pd(b)));
+  }
+};
+
+}  // namespace
+
+namespace avx2 {
+
+void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
+  cpu::pack_queries<Avx2>(rows, lanes, d, packed);
+}
+void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
+                  std::int64_t n_keys, float scale, float* block) {
+  cpu::dot_products<Avx2>(packed, lanes, d, keys, n_keys, scale, block);
+}
+void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
+                  std::int64_t n_keys, float* block) {
+  cpu::cap_and_bias<Avx2>(map, positions, lanes, n_keys, block);
+}
+void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state) {
+  cpu::softmax<Avx2>(lanes, n_keys, block, state);
+}
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
+                       std::int64_t dv, const float* rescale, float* out) {
+  cpu::accumulate_values<Avx2>(block, lanes, n_keys, values, dv, rescale, out);
+}
+void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
+                 double* sums) {
+  cpu::column_sums<Avx2>(block, lanes, n_keys, factor, sums);
+}
+
+}  // namespace avx2
+}  // namespace headwater::cpu

@@ -1,0 +1,22 @@
+// Built for the baseline: naming the kernels must not need the processor that runs them.
+
+#include "cpu/kernels/avx2/kernels.hpp"
+
+namespace headwater::cpu {
+
+const KernelTable& avx2_kernels() {
+  static const KernelTable table = [] {
+    KernelTable kernels = portable_kernels();
+    kernels.isa = "AVX2+FMA";
+    kernels.pack_queries = avx2::pack_queries;
+    kernels.dot_products = avx2::dot_products;
+    kernels.cap_and_bias = avx2::cap_and_bias;
+    kernels.softmax = avx2::softmax;
+    kernels.accumulate_values = avx2::accumulate_values;
+    kernels.column_sums = avx2::column_sums;
+    return kernels;
+  }();
+  return table;
+}
+
+}  // namespace headwater::cpu

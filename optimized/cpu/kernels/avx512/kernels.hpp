@@ -1,0 +1,5 @@
+#pragma once
+
+#include "cpu/kernels/kernel_names.hpp"
+
+HEADWATER_DECLARE_KERNELS(avx512)

@@ -1,0 +1,22 @@
+// Built for the baseline: naming the kernels must not need the processor that runs them.
+
+#include "cpu/kernels/avx512/kernels.hpp"
+
+namespace headwater::cpu {
+
+const KernelTable& avx512_kernels() {
+  static const KernelTable table = [] {
+    KernelTable kernels = portable_kernels();
+    kernels.isa = "AVX-512";
+    kernels.pack_queries = avx512::pack_queries;
+    kernels.dot_products = avx512::dot_products;
+    kernels.cap_and_bias = avx512::cap_and_bias;
+    kernels.softmax = avx512::softmax;
+    kernels.accumulate_values = avx512::accumulate_values;
+    kernels.column_sums = avx512::column_sums;
+    return kernels;
+  }();
+  return table;
+}
+
+}  // namespace headwater::cpu

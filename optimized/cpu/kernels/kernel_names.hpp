@@ -1,0 +1,18 @@
+#pragma once
+
+#include "cpu/kernels/table.hpp"
+
+/// Declares the kernels of one ISA in the namespace of that ISA, with the signatures of KernelTable.
+#define HEADWATER_DECLARE_KERNELS(isa)                                                                     \
+  namespace headwater::cpu::isa {                                                                          \
+  void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed);                 \
+  void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,            \
+                    std::int64_t n_keys, float scale, float* block);                                       \
+  void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,              \
+                    std::int64_t n_keys, float* block);                                                    \
+  void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state);                \
+  void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values, \
+                         std::int64_t dv, const float* rescale, float* out);                               \
+  void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,       \
+                   double* sums);                                                                          \
+  }

@@ -1,0 +1,249 @@
+#pragma once
+
+/// The float kernels of table.hpp for any vector type with fused multiply-add. Included by one file per ISA that is
+/// built with the flags of that ISA; everything sits in an unnamed namespace and nothing of the standard library is
+/// used, so that no function compiled for a newer processor can be linked into code that runs on an older one.
+///
+/// A vector type V has: Reg, kWidth (floats), load, store, load_part, store_part (the first n < kWidth floats), set
+/// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), exp_nonpositive,
+/// hyperbolic_tangent, reduce16 (column sums of 16 lines).
+
+#include "cpu/kernels/table.hpp"
+
+namespace headwater::cpu {
+namespace {
+
+constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+/// Lanes that the wide kernels work on: whole vectors. Lines of a block have kBlockRows floats, so there is room.
+template <class V>
+constexpr std::int64_t whole_lanes(std::int64_t lanes) {
+  return (lanes + V::kWidth - 1) / V::kWidth * V::kWidth;
+}
+
+/// rows[lanes][d] to [vector of lanes][d][kWidth], zeros where there is no row.
+template <class V>
+void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
+  for (std::int64_t first = 0; first < lanes; first += V::kWidth) {
+    for (std::int64_t e = 0; e < d; ++e) {
+      for (std::int64_t lane = 0; lane < V::kWidth; ++lane) {
+        packed[first * d + e * V::kWidth + lane] = first + lane < lanes ? rows[(first + lane) * d + e] : 0.0f;
+      }
+    }
+  }
+}
+
+/// Keys x (Vectors * kWidth) dot products in registers, each accumulated in the order of the row elements.
+template <class V, int Keys, int Vectors>
+inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float scale, float* block) {
+  typename V::Reg sums[Keys][Vectors];
+  for (int key = 0; key < Keys; ++key) {
+    for (int v = 0; v < Vectors; ++v) sums[key][v] = V::zero();
+  }
+  for (std::int64_t e = 0; e < d; ++e) {
+    typename V::Reg q[Vectors];
+    for (int v = 0; v < Vectors; ++v) q[v] = V::load(packed + (v * d + e) * V::kWidth);
+    for (int key = 0; key < Keys; ++key) {
+      const typename V::Reg k = V::set(keys[key * d + e]);
+      for (int v = 0; v < Vectors; ++v) sums[key][v] = V::fma(k, q[v], sums[key][v]);
+    }
+  }
+  const typename V::Reg factor = V::set(scale);
+  for (int key = 0; key < Keys; ++key) {
+    for (int v = 0; v < Vectors; ++v) {
+      V::store(block + key * kBlockRows + v * V::kWidth, V::mul(sums[key][v], factor));
+    }
+  }
+}
+
+template <class V, int Vectors>
+void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int64_t n_keys, float scale,
+               float* block) {
+  constexpr int kKeys = V::kAccumulators / Vectors;
+  std::int64_t key = 0;
+  for (; key + kKeys <= n_keys; key += kKeys) {
+    dot_tile<V, kKeys, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
+  }
+  for (; key < n_keys; ++key) {
+    dot_tile<V, 1, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
+  }
+}
+
+template <class V>
+void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
+                  std::int64_t n_keys, float scale, float* block) {
+  // Keys are walked once per strip of lanes; a run of them stays in the first-level cache meanwhile.
+  constexpr std::int64_t kRun = 32;
+  const std::int64_t vectors = whole_lanes<V>(lanes) / V::kWidth;
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const std::int64_t n = least(kRun, n_keys - first);
+    const float* run = keys + first * d;
+    float* lines = block + first * kBlockRows;
+    std::int64_t v = 0;
+    for (; v + 2 <= vectors; v += 2) {
+      dot_lanes<V, 2>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth);
+    }
+    if (v < vectors) dot_lanes<V, 1>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth);
+  }
+}
+
+template <class V>
+void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
+                  std::int64_t n_keys, float* block) {
+  const typename V::Reg cap = V::set(map.softcap);
+  const typename V::Reg slope = V::set(-map.slope);
+  const typename V::Reg ramp = V::ramp();
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    const std::int64_t position = positions.gathered ? positions.gathered[key] : positions.first_key + key;
+    for (std::int64_t lane = 0; lane < lanes; lane += V::kWidth) {
+      float* at = block + key * kBlockRows + lane;
+      typename V::Reg s = V::load(at);
+      if (map.softcap > 0) s = V::mul(cap, V::hyperbolic_tangent(V::div(s, cap)));
+      if (map.slope != 0) {
+        const auto distance = static_cast<float>(positions.first_row + lane - position);
+        s = V::fma(slope, V::add(V::set(distance), ramp), s);
+      }
+      V::store(at, s);
+    }
+  }
+}
+
+/// One vector of lanes over all keys of the segment.
+template <class V>
+void softmax_lanes(std::int64_t n_keys, float* block, float* max, float* sum, float* rescale) {
+  constexpr int kChains = 4;  // hides the latency of max and add
+  typename V::Reg highest[kChains];
+  for (int c = 0; c < kChains; ++c) highest[c] = V::load(max);
+  std::int64_t key = 0;
+  for (; key + kChains <= n_keys; key += kChains) {
+    for (int c = 0; c < kChains; ++c)
+      highest[c] = V::max(V::load(block + (key + c) * kBlockRows), highest[c]);
+  }
+  for (; key < n_keys; ++key) highest[0] = V::max(V::load(block + key * kBlockRows), highest[0]);
+  const typename V::Reg top = V::max(V::max(highest[0], highest[1]), V::max(highest[2], highest[3]));
+  // A lane that saw no key yet has m = -inf; any finite offset keeps its weights at zero instead of NaN.
+  const typename V::Reg offset = V::finite_or_zero(top);
+  const typename V::Reg factor = V::exp_nonpositive(V::sub(V::load(max), offset));
+  V::store(rescale, factor);
+  V::store(max, top);
+
+  typename V::Reg partial[kChains];
+  for (int c = 0; c < kChains; ++c) partial[c] = V::zero();
+  const auto weigh = [&](std::int64_t at, typename V::Reg& into) {
+    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load(block + at * kBlockRows), offset));
+    V::store(block + at * kBlockRows, weight);
+    into = V::add(into, weight);
+  };
+  for (key = 0; key + kChains <= n_keys; key += kChains) {
+    for (int c = 0; c < kChains; ++c) weigh(key + c, partial[c]);
+  }
+  for (; key < n_keys; ++key) weigh(key, partial[0]);
+  const typename V::Reg total = V::add(V::add(partial[0], partial[1]), V::add(partial[2], partial[3]));
+  V::store(sum, V::fma(V::load(sum), factor, total));
+}
+
+template <class V>
+void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state) {
+  for (std::int64_t lane = 0; lane < lanes; lane += V::kWidth) {
+    softmax_lanes<V>(n_keys, block + lane, state.max + lane, state.sum + lane, state.rescale + lane);
+  }
+}
+
+/// kRows rows x Vectors * kWidth columns of one run of keys, added to out. Part: the last vector has `part` columns.
+template <class V, int Vectors, bool Part>
+inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
+                       int part, float* out) {
+  typename V::Reg sums[V::kRows][Vectors];
+  for (int row = 0; row < V::kRows; ++row) {
+    for (int v = 0; v < Vectors; ++v) sums[row][v] = V::zero();
+  }
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    typename V::Reg value[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      const float* from = values + key * dv + v * V::kWidth;
+      value[v] = Part && v == Vectors - 1 ? V::load_part(from, part) : V::load(from);
+    }
+    for (int row = 0; row < V::kRows; ++row) {
+      const typename V::Reg weight = V::set(block[key * kBlockRows + row]);
+      for (int v = 0; v < Vectors; ++v) sums[row][v] = V::fma(weight, value[v], sums[row][v]);
+    }
+  }
+  for (int row = 0; row < V::kRows; ++row) {
+    for (int v = 0; v < Vectors; ++v) {
+      float* to = out + row * dv + v * V::kWidth;
+      if (Part && v == Vectors - 1) {
+        V::store_part(to, V::add(V::load_part(to, part), sums[row][v]), part);
+      } else {
+        V::store(to, V::add(V::load(to), sums[row][v]));
+      }
+    }
+  }
+}
+
+template <class V, int Vectors, bool Part>
+void value_strip(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
+                 std::int64_t dv, int part, float* out) {
+  for (std::int64_t row = 0; row < lanes; row += V::kRows) {
+    value_tile<V, Vectors, Part>(block + row, n_keys, values, dv, part, out + row * dv);
+  }
+}
+
+template <class V>
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
+                       std::int64_t dv, const float* rescale, float* out) {
+  static_assert(kLaneTile % V::kRows == 0);
+  for (std::int64_t row = 0; row < lanes; ++row) {
+    if (rescale[row] == 1.0f) continue;
+    for (std::int64_t column = 0; column < dv; ++column) out[row * dv + column] *= rescale[row];
+  }
+  // Bounds the length of a float sum; a strip of the run's value rows stays in the first-level cache.
+  constexpr std::int64_t kRun = 128;
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const std::int64_t n = least(kRun, n_keys - first);
+    const float* weights = block + first * kBlockRows;
+    const float* rows = values + first * dv;
+    std::int64_t column = 0;
+    for (; column + 2 * V::kWidth <= dv; column += 2 * V::kWidth) {
+      value_strip<V, 2, false>(weights, lanes, n, rows + column, dv, 0, out + column);
+    }
+    const auto left = static_cast<int>(dv - column);
+    if (left > V::kWidth) {
+      value_strip<V, 2, true>(weights, lanes, n, rows + column, dv, left - V::kWidth, out + column);
+    } else if (left == V::kWidth) {
+      value_strip<V, 1, false>(weights, lanes, n, rows + column, dv, 0, out + column);
+    } else if (left > 0) {
+      value_strip<V, 1, true>(weights, lanes, n, rows + column, dv, left, out + column);
+    }
+  }
+}
+
+template <class V>
+void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
+                 double* sums) {
+  constexpr std::int64_t kLines = V::kWidth;
+  const std::int64_t vectors = whole_lanes<V>(lanes) / V::kWidth;
+  const auto line_sum = [&](std::int64_t key) {
+    const float* line = block + key * kBlockRows;
+    typename V::Reg total = V::mul(V::load(line), V::load(factor));
+    for (std::int64_t v = 1; v < vectors; ++v) {
+      total = V::fma(V::load(line + v * V::kWidth), V::load(factor + v * V::kWidth), total);
+    }
+    return total;
+  };
+  std::int64_t key = 0;
+  for (; key + kLines <= n_keys; key += kLines) {
+    typename V::Reg lines[kLines];
+    for (int i = 0; i < kLines; ++i) lines[i] = line_sum(key + i);
+    V::add_line_totals(lines, sums + key);
+  }
+  if (key < n_keys) {
+    typename V::Reg lines[kLines];
+    for (int i = 0; i < kLines; ++i) lines[i] = key + i < n_keys ? line_sum(key + i) : V::zero();
+    double tail[kLines] = {};
+    V::add_line_totals(lines, tail);
+    for (int i = 0; key + i < n_keys; ++i) sums[key + i] += tail[i];
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cpu
