@@ -1,9 +1,7 @@
-// The rate of an engine against the multiply-add rate of this machine's SSE unit, interleaved in one run.
+// The rate of an engine against the multiply-add rate of its instruction set on this machine, interleaved in one run.
 //
 // Usage: headwater-rate [--engine NAME] [--n 4096] [--heads 4] [--d 64] [--rounds 7] [--dense]
 // Prints the median of each and their ratio; asserts nothing (these machines are noisy).
-
-#include <emmintrin.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,9 +10,11 @@
 #include <cstdio>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "headwater/headwater.hpp"
+#include "peak.hpp"
 
 namespace {
 
@@ -27,22 +27,20 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Flops per second of multiplications and additions on registers alone: x -> x * a + b in 12 chains, enough to
-/// hide the latency of both.
-double sse_rate() {
-  constexpr int kChains = 12;
+using Flops = double (*)(std::int64_t);
+
+double rate_of(Flops flops) {
   constexpr std::int64_t kTurns = 4'000'000;
-  __m128 x[kChains];
-  for (__m128& value : x) value = _mm_set1_ps(1.0f);
-  const __m128 a = _mm_set1_ps(0.5f);
-  const __m128 b = _mm_set1_ps(0.5f);
   const double begin = seconds_now();
-  for (std::int64_t turn = 0; turn < kTurns; ++turn) {
-    for (__m128& value : x) value = _mm_add_ps(_mm_mul_ps(value, a), b);
-    for (__m128& value : x) asm volatile("" : "+x"(value));  // the chains are real, none is folded
-  }
-  const double elapsed = seconds_now() - begin;
-  return static_cast<double>(kTurns) * kChains * 8.0 / elapsed;
+  const double done = flops(kTurns);
+  return done / (seconds_now() - begin);
+}
+
+/// The multiply-add loop of the instruction set that an engine uses.
+Flops peak_of(std::string_view isa) {
+  if (isa == "AVX-512") return headwater::bench::avx512_flops;
+  if (isa == "AVX2+FMA") return headwater::bench::avx2_flops;
+  return headwater::bench::sse_flops;
 }
 
 }  // namespace
@@ -54,7 +52,7 @@ int main(int argc, char** argv) {
   std::int64_t d = 64;
   int rounds = 7;
   bool dense = false;
-  CLI::App app{"Useful rate of an engine against the SSE multiply-add rate, interleaved, medians"};
+  CLI::App app{"Useful rate of an engine against the multiply-add rate of its ISA, interleaved, medians"};
   app.add_option("--engine", engine_name);
   app.add_option("--n", n)->check(CLI::Range(1, 1 << 20));
   app.add_option("--heads", heads)->check(CLI::Range(1, 1024));
@@ -70,7 +68,9 @@ int main(int argc, char** argv) {
   headwater::Options options;
   options.dense = dense;
   options.threads = 1;
-  const auto session = headwater::engine(engine_name).open(shape, options);
+  const headwater::Engine& engine = headwater::engine(engine_name);
+  const Flops peak = peak_of(engine.isa());
+  const auto session = engine.open(shape, options);
 
   std::vector<float> tensors[3];
   std::mt19937 random(7);
@@ -86,9 +86,9 @@ int main(int argc, char** argv) {
 
   double pairs = 0;
   std::vector<double> engine_rates;
-  std::vector<double> sse_rates;
+  std::vector<double> peak_rates;
   for (int round = 0; round <= rounds; ++round) {  // round 0 warms up
-    sse_rates.push_back(sse_rate());
+    peak_rates.push_back(rate_of(peak));
     session->reset();
     const double begin = seconds_now();
     session->begin(headwater::Step::prefill(n));
@@ -106,16 +106,17 @@ int main(int argc, char** argv) {
     }
     engine_rates.push_back(pairs * static_cast<double>(heads) * 4.0 * static_cast<double>(d) / elapsed);
   }
-  sse_rates.erase(sse_rates.begin());
+  peak_rates.erase(peak_rates.begin());
   engine_rates.erase(engine_rates.begin());
   const double engine_rate = median(engine_rates);
-  const double sse = median(sse_rates);
+  const double peak_rate = median(peak_rates);
   std::printf("engine %s, N=%lld, %lld heads, d=%lld, F32, one thread, %s, %d rounds interleaved\n",
               engine_name.c_str(), static_cast<long long>(n), static_cast<long long>(heads),
               static_cast<long long>(d), dense ? "dense" : "sparse", rounds);
   std::printf("engine, useful     %8.2f GFLOP/s (4 d per visible pair, column sums not counted)\n",
               engine_rate * 1e-9);
-  std::printf("SSE multiply-add   %8.2f GFLOP/s (registers only)\n", sse * 1e-9);
-  std::printf("ratio              %8.1f %%\n", 100 * engine_rate / sse);
+  std::printf("multiply-add       %8.2f GFLOP/s (%s, registers only)\n", peak_rate * 1e-9,
+              std::string(engine.isa()).c_str());
+  std::printf("ratio              %8.1f %%\n", 100 * engine_rate / peak_rate);
   return 0;
 }
