@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/numbers.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -13,7 +12,7 @@ void load_queries(const KernelTable& kernels, const Rows& q, std::int64_t first,
                   std::int64_t head, std::int64_t d, float* wide, float* packed) {
   const std::int64_t lanes = (rows + kLaneTile - 1) / kLaneTile * kLaneTile;
   for (std::int64_t r = 0; r < rows; ++r) {
-    core::widen(core::row_address(q, first + r, head), q.type, d, wide + r * d);
+    kernels.widen(core::row_address(q, first + r, head), q.type, d, wide + r * d);
   }
   std::fill(wide + rows * d, wide + lanes * d, 0.0f);
   kernels.pack_queries(wide, lanes, d, packed);

@@ -15,7 +15,7 @@ namespace {
 /// Rows of a layer-major window: the default batch. More rows need more intra state and win no parallelism.
 constexpr std::int64_t kWindowRows = 4096;
 
-std::int64_t window_rows(const Shape& shape, const EffectiveOptions& options) {
+std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options) {
   const std::int64_t chunk = std::min(options.chunk, shape.capacity);
   if (options.schedule == Schedule::chunk_major) return chunk;
   return std::max(chunk, std::min({options.batch, shape.capacity, kWindowRows}));
@@ -31,7 +31,7 @@ ScratchShape scratch_shape(const KernelTable& kernels, const Shape& shape, const
   const std::int64_t chunk = options.sparse ? std::min(options.chunk, shape.capacity) : 0;
   scratch.block_keys = std::max({segment, chunk, memory_width});
   scratch.wide_keys = memory_width;
-  if (shape.kv_type != DType::f32) scratch.wide_keys = std::max({segment, chunk, memory_width});
+  if (shape.kv_type != DType::f32) scratch.wide_keys = std::max(segment, memory_width);
   scratch.candidates = options.sparse ? shape.capacity : 0;
   scratch.memory = memory_width;
   return scratch;
@@ -53,7 +53,7 @@ CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Opt
   scores_ = core::ScoreStore(shape.n_layer, heads, shape.capacity, effective.score_type);
   if (effective.sparse) {
     memory_ = core::MemorySets(shape.n_layer, heads, effective.local, effective.heavy, shape.capacity);
-    window_rows_ = window_rows(shape, effective);
+    window_rows_ = most_window_rows(shape, effective);
     const std::int64_t chunk = std::min(effective.chunk, shape.capacity);
     max_groups_ = std::min(kMaxGroups, (chunk + kGroupRows - 1) / kGroupRows);
     const std::int64_t rows = core::checked_product(heads, window_rows_);
@@ -64,6 +64,11 @@ CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Opt
     row_max_ = core::Buffer<float>(rows);
     row_sum_ = core::Buffer<float>(rows);
     row_out_ = core::Buffer<float>(core::checked_product(rows, shape.d_value));
+    if (shape.kv_type != DType::f32) {
+      const std::int64_t kv_rows = core::checked_product(shape.n_head_kv, window_rows_);
+      wide_keys_ = core::Buffer<float>(core::checked_product(kv_rows, shape.d_head));
+      wide_values_ = core::Buffer<float>(core::checked_product(kv_rows, shape.d_value));
+    }
     std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
   }
   lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
@@ -84,7 +89,8 @@ MemoryBytes CpuSession::memory_bytes() const {
   bytes.scores = scores_.bytes();
   bytes.memory_sets = memory_.bytes() + colsum_inter_.bytes();
   bytes.workspace = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
-                    row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes();
+                    row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes() +
+                    wide_keys_.bytes() + wide_values_.bytes();
   for (const Scratch& scratch : scratch_) bytes.workspace += scratch.bytes();
   return bytes;
 }
@@ -151,18 +157,40 @@ CpuSession::KeyRows CpuSession::consecutive_rows(std::int64_t layer, std::int64_
   const void* values = kv_.value(layer, head_kv, first);
   if (kv_.type() == DType::f32) return {static_cast<const float*>(keys), static_cast<const float*>(values)};
   HEADWATER_MARK("cpu.rows.widened");
-  core::widen(keys, kv_.type(), n * kv_.d_head(), scratch.keys.data());
-  core::widen(values, kv_.type(), n * kv_.d_value(), scratch.values.data());
+  kernels_.widen(keys, kv_.type(), n * kv_.d_head(), scratch.keys.data());
+  kernels_.widen(values, kv_.type(), n * kv_.d_value(), scratch.values.data());
   return {scratch.keys.data(), scratch.values.data()};
+}
+
+CpuSession::KeyRows CpuSession::window_rows(const Window& window, std::int64_t layer, std::int64_t head_kv,
+                                            std::int64_t first) const {
+  if (kv_.type() == DType::f32) {
+    return {static_cast<const float*>(kv_.key(layer, head_kv, first)),
+            static_cast<const float*>(kv_.value(layer, head_kv, first))};
+  }
+  const std::int64_t row = window_index(window, head_kv, first);
+  return {wide_keys_.data() + row * kv_.d_head(), wide_values_.data() + row * kv_.d_value()};
+}
+
+void CpuSession::widen_window(const Window& window, std::int64_t layer, std::int64_t head_kv,
+                              const Chunk& chunk) {
+  if (kv_.type() == DType::f32) return;
+  HEADWATER_MARK("cpu.rows.widened");
+  const std::int64_t n = chunk.end - chunk.begin;
+  const std::int64_t row = window_index(window, head_kv, chunk.begin);
+  kernels_.widen(kv_.key(layer, head_kv, chunk.begin), kv_.type(), n * kv_.d_head(),
+                 wide_keys_.data() + row * kv_.d_head());
+  kernels_.widen(kv_.value(layer, head_kv, chunk.begin), kv_.type(), n * kv_.d_value(),
+                 wide_values_.data() + row * kv_.d_value());
 }
 
 void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
                              std::int64_t n, Scratch& scratch) const {
   for (std::int64_t i = 0; i < n; ++i) {
-    core::widen(kv_.key(layer, head_kv, positions[i]), kv_.type(), kv_.d_head(),
-                scratch.keys.data() + i * kv_.d_head());
-    core::widen(kv_.value(layer, head_kv, positions[i]), kv_.type(), kv_.d_value(),
-                scratch.values.data() + i * kv_.d_value());
+    kernels_.widen(kv_.key(layer, head_kv, positions[i]), kv_.type(), kv_.d_head(),
+                   scratch.keys.data() + i * kv_.d_head());
+    kernels_.widen(kv_.value(layer, head_kv, positions[i]), kv_.type(), kv_.d_value(),
+                   scratch.values.data() + i * kv_.d_value());
   }
 }
 

@@ -79,6 +79,10 @@ class CpuSession final : public core::SessionBase {
   /// Floats of n consecutive rows from `first`: the stored rows themselves where they are F32, else widened.
   KeyRows consecutive_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
                            Scratch& scratch) const;
+  /// The same for rows of the window, which are widened once for all query heads and groups (widen_window).
+  KeyRows window_rows(const Window& window, std::int64_t layer, std::int64_t head_kv,
+                      std::int64_t first) const;
+  void widen_window(const Window& window, std::int64_t layer, std::int64_t head_kv, const Chunk& chunk);
   void gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
                    Scratch& scratch) const;
 
@@ -105,6 +109,8 @@ class CpuSession final : public core::SessionBase {
   core::KvStore kv_;
   core::ScoreStore scores_;
   core::MemorySets memory_;
+  core::Buffer<float> wide_keys_;        // [Hkv][window][d] where the KV type is not F32
+  core::Buffer<float> wide_values_;      // [Hkv][window][dv]
   core::Buffer<float> colsum_inter_;     // [Hq][memory width]
   core::Buffer<double> inter_partials_;  // [Hq][groups][memory width]
   core::Buffer<float> colsum_intra_;     // [Hq][window]

@@ -10,7 +10,8 @@ std::string missing_sse() { return __builtin_cpu_supports("sse4.2") ? "" : "the 
 
 std::string missing_avx2() {
   if (!__builtin_cpu_supports("avx2")) return "the processor lacks AVX2";
-  return __builtin_cpu_supports("fma") ? "" : "the processor lacks FMA";
+  if (!__builtin_cpu_supports("fma")) return "the processor lacks FMA";
+  return __builtin_cpu_supports("f16c") ? "" : "the processor lacks F16C";
 }
 
 std::string missing_avx512() {

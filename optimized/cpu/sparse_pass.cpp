@@ -69,6 +69,11 @@ void CpuSession::intra_phase(const Call& call, const Window& window) {
   const auto n_chunks = static_cast<std::int64_t>(window.chunks.size());
 #pragma omp parallel num_threads(threads_)
   {
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < n_chunks * shape().n_head_kv; ++task) {
+      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / shape().n_head_kv)];
+      widen_window(window, call.layer, task % shape().n_head_kv, chunk);
+    }
     // Late groups of a chunk see more of it; every other head is dealt out in the opposite order, so that the
     // shares of the threads even out.
 #pragma omp for schedule(static, 1)
@@ -93,7 +98,7 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   const std::int64_t dv = kv_.d_value();
   const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
-  const KeyRows rows = consecutive_rows(call.layer, kv_head(head), chunk.begin, end - chunk.begin, scratch);
+  const KeyRows rows = window_rows(window, call.layer, kv_head(head), chunk.begin);
   double* sums =
       intra_partials_.data() + (head * max_groups_ + group) * window_rows_ + (chunk.begin - window.begin);
   std::fill_n(sums, end - chunk.begin, 0.0);
@@ -177,9 +182,17 @@ void CpuSession::inter_phase(const Call& call, const Window& window, const Chunk
     }
 #pragma omp single
     memory_.finish(call.layer, chunk.begin);
+    // Consecutive tasks go to one thread, which gathers the rows of a head once.
+    std::int64_t gathered = -1;
 #pragma omp for schedule(static)
     for (std::int64_t task = 0; task < heads * groups; ++task) {
-      inter_group(call, window, chunk, task / groups, task % groups, thread_scratch());
+      const std::int64_t head = task / groups;
+      if (head != gathered) {
+        gather_rows(call.layer, kv_head(head), memory_.entries(call.layer, head), memory_.count(call.layer),
+                    thread_scratch());
+        gathered = head;
+      }
+      inter_group(call, window, chunk, head, task % groups, thread_scratch());
     }
 #pragma omp for schedule(static)
     for (std::int64_t head = 0; head < heads; ++head) reduce_inter(chunk, call.layer, head);
@@ -194,7 +207,6 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
   const std::int64_t n_memory = memory_.count(call.layer);
   const std::int32_t* positions = memory_.entries(call.layer, head);
-  gather_rows(call.layer, kv_head(head), positions, n_memory, scratch);
   double* sums = inter_partials_.data() + (head * max_groups_ + group) * memory_.width();
   std::fill_n(sums, n_memory, 0.0);
 

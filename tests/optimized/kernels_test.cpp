@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "core/numbers.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/kernels/portable/elementary.hpp"
 #include "cpu/kernels/table.hpp"
@@ -77,6 +78,20 @@ class Kernels : public ::testing::TestWithParam<std::tuple<int, int, int, int>> 
     return block[static_cast<std::size_t>(key * kBlockRows + lane)];
   }
 };
+
+TEST_P(Kernels, NUM_1_WidenAtAnyAlignment) {
+  const std::int64_t count = n_keys * d;
+  const auto values = normals(static_cast<std::size_t>(count), 9);
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    std::vector<unsigned char> bytes(static_cast<std::size_t>(count) * 4 + 1);
+    core::narrow(values.data(), count, type, bytes.data() + 1);
+    std::vector<float> expected(values.size() + 1, kPoison);
+    auto wide = expected;
+    core::widen(bytes.data() + 1, type, count, expected.data());
+    kernels.widen(bytes.data() + 1, type, count, wide.data());
+    EXPECT_EQ(wide, expected);
+  }
+}
 
 TEST_P(Kernels, LOGIT_1_DotProducts) {
   const auto q = normals(static_cast<std::size_t>(lanes * d), 1);

@@ -5,6 +5,7 @@
 /// Declares the kernels of one ISA in the namespace of that ISA, with the signatures of KernelTable.
 #define HEADWATER_DECLARE_KERNELS(isa)                                                                     \
   namespace headwater::cpu::isa {                                                                          \
+  void widen(const void* from, DType type, std::int64_t count, float* to);                                 \
   void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed);                 \
   void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,            \
                     std::int64_t n_keys, float scale, float* block);                                       \

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "headwater/options.hpp"
+
 namespace headwater::cpu {
 
 /// Query rows of a block. Logits and weights of a block are stored key by key, the rows of one key in one line
@@ -40,6 +42,9 @@ struct KernelTable {
   /// Keys between two updates of the running maximum. It shapes the rounding of every result, so all passes of an
   /// engine use it alike.
   std::int64_t segment_keys;
+
+  /// `count` contiguous elements at any alignment to floats, exact.
+  void (*widen)(const void* from, DType type, std::int64_t count, float* to);
 
   /// rows[lanes][d] to the layout that dot_products of the same table reads; packed has room for kBlockRows rows.
   void (*pack_queries)(const float* rows, std::int64_t lanes, std::int64_t d, float* packed);

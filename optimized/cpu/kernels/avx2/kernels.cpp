@@ -33,6 +33,18 @@ struct Avx2 {
   static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
   static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
 
+  static Reg load_f16(const void* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static Reg load_bf16(const void* p) {
+    const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+  }
+  static float one_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
+  static float one_bf16(std::uint16_t bits) {
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+  }
+
   static Reg finite_or_zero(Reg x) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, set(-__builtin_inff()), _CMP_EQ_OQ), x);
   }
@@ -109,6 +121,9 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
 void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
                        std::int64_t dv, const float* rescale, float* out) {
   cpu::accumulate_values<Avx2>(block, lanes, n_keys, values, dv, rescale, out);
+}
+void widen(const void* from, DType type, std::int64_t count, float* to) {
+  cpu::widen<Avx2>(from, type, count, to);
 }
 void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                  double* sums) {

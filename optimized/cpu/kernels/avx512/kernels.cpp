@@ -31,6 +31,18 @@ struct Avx512 {
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
   static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
 
+  static Reg load_f16(const void* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static Reg load_bf16(const void* p) {
+    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  }
+  static float one_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
+  static float one_bf16(std::uint16_t bits) {
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+  }
+
   static Reg finite_or_zero(Reg x) {
     const __mmask16 bottom = _mm512_cmp_ps_mask(x, set(-__builtin_inff()), _CMP_EQ_OQ);
     return _mm512_mask_blend_ps(bottom, x, zero());
@@ -118,6 +130,9 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
 void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
                        std::int64_t dv, const float* rescale, float* out) {
   cpu::accumulate_values<Avx512>(block, lanes, n_keys, values, dv, rescale, out);
+}
+void widen(const void* from, DType type, std::int64_t count, float* to) {
+  cpu::widen<Avx512>(from, type, count, to);
 }
 void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                  double* sums) {

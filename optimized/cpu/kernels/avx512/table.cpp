@@ -8,6 +8,7 @@ const KernelTable& avx512_kernels() {
   static const KernelTable table = [] {
     KernelTable kernels = portable_kernels();
     kernels.isa = "AVX-512";
+    kernels.widen = avx512::widen;
     kernels.pack_queries = avx512::pack_queries;
     kernels.dot_products = avx512::dot_products;
     kernels.cap_and_bias = avx512::cap_and_bias;

@@ -1,3 +1,4 @@
+#include "core/numbers.hpp"
 #include "cpu/kernels/portable/kernels.hpp"
 
 namespace headwater::cpu {
@@ -6,6 +7,7 @@ const KernelTable& portable_kernels() {
   static constexpr KernelTable table = {
       .isa = "x86-64-v2",
       .segment_keys = 1024,
+      .widen = core::widen,
       .pack_queries = portable::pack_queries,
       .dot_products = portable::dot_products,
       .cap_and_bias = portable::cap_and_bias,

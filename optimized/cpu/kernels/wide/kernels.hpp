@@ -6,7 +6,8 @@
 ///
 /// A vector type V has: Reg, kWidth (floats), load, store, load_part, store_part (the first n < kWidth floats), set
 /// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), exp_nonpositive,
-/// hyperbolic_tangent, reduce16 (column sums of 16 lines).
+/// hyperbolic_tangent, add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth widened
+/// elements), one_f16 and one_bf16.
 
 #include "cpu/kernels/table.hpp"
 
@@ -60,9 +61,13 @@ template <class V, int Vectors>
 void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int64_t n_keys, float scale,
                float* block) {
   constexpr int kKeys = V::kAccumulators / Vectors;
+  constexpr int kFew = 4;  // enough chains to hide half of the latency in a short rest
   std::int64_t key = 0;
   for (; key + kKeys <= n_keys; key += kKeys) {
     dot_tile<V, kKeys, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
+  }
+  for (; key + kFew <= n_keys; key += kFew) {
+    dot_tile<V, kFew, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
   }
   for (; key < n_keys; ++key) {
     dot_tile<V, 1, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
@@ -72,8 +77,8 @@ void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int6
 template <class V>
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
                   std::int64_t n_keys, float scale, float* block) {
-  // Keys are walked once per strip of lanes; a run of them stays in the first-level cache meanwhile.
-  constexpr std::int64_t kRun = 32;
+  // Keys are walked once per strip of lanes; a run of them, whole tiles, stays in the first-level cache meanwhile.
+  constexpr std::int64_t kRun = 4 * (V::kAccumulators / 2);
   const std::int64_t vectors = whole_lanes<V>(lanes) / V::kWidth;
   for (std::int64_t first = 0; first < n_keys; first += kRun) {
     const std::int64_t n = least(kRun, n_keys - first);
@@ -214,6 +219,28 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
     } else if (left > 0) {
       value_strip<V, 1, true>(weights, lanes, n, rows + column, dv, left, out + column);
     }
+  }
+}
+
+/// 16-bit elements to floats, exact.
+template <class V, typename V::Reg (*Widen)(const void*), float (*WidenOne)(std::uint16_t)>
+void widen_16(const void* from, std::int64_t count, float* to) {
+  const auto* bytes = static_cast<const unsigned char*>(from);
+  std::int64_t i = 0;
+  for (; i + V::kWidth <= count; i += V::kWidth) V::store(to + i, Widen(bytes + 2 * i));
+  for (; i < count; ++i) {
+    std::uint16_t bits = 0;
+    __builtin_memcpy(&bits, bytes + 2 * i, sizeof(bits));
+    to[i] = WidenOne(bits);
+  }
+}
+
+template <class V>
+void widen(const void* from, DType type, std::int64_t count, float* to) {
+  switch (type) {
+    case DType::f32: __builtin_memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float)); break;
+    case DType::f16: widen_16<V, V::load_f16, V::one_f16>(from, count, to); break;
+    case DType::bf16: widen_16<V, V::load_bf16, V::one_bf16>(from, count, to); break;
   }
 }
 
