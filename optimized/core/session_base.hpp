@@ -34,7 +34,7 @@ class SessionBase : public Session {
   virtual void forget() = 0;
 
   void require_layer(std::int64_t layer) const;
-  /// For read_key and read_value: indices in range and the row as wide as `width`.
+  /// For read_key and read_value: indices in range and the row at least `width` wide.
   void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position, std::int64_t row_size,
                    std::int64_t width) const;
   void observe(const ChunkRecord& record) const {
