@@ -50,7 +50,7 @@ Problem sized(Random& random, std::int64_t heads, std::int64_t heads_kv, std::in
   problem.options.batch = s * 3;
   problem.options.local = s / 4;
   problem.options.heavy = s / 4;
-  problem.options.threads = static_cast<int>(random.integer(1, 3));
+  problem.options.threads = random.chance(0.75) ? 1 : static_cast<int>(random.integer(2, 3));
   problem.options.schedule = random.chance(0.5) ? Schedule::layer_major : Schedule::chunk_major;
   problem.steps = {Step::prefill(n), Step::decode(2)};
   problem.shape.capacity = problem.tokens();

@@ -86,9 +86,11 @@ void odd_batches(Context& context) {
 }
 const Register kOddBatches{{"replay.odd_batches", {"CFG-4", "PLAN-1", "MEM-1"}, "plan", Lane::replay, true, odd_batches}};
 
-// Many short chunks and one key that draws all attention: BF16 scores stop growing at 256 (SCORE-5), in F32 they go
-// on; after 128 chunks everything is finite and below 1e6.
+// One query a chunk and one key that draws all attention: it gains a little less than 1 a chunk, so its BF16 score stops
+// at 256 while an F32 score goes on (SCORE-5). It is never lost, and nothing overflows in 600 chunks.
 void stagnation(Context& context) {
+  constexpr float kBf16Stops = 256.0f;
+  constexpr std::int64_t kChunks = 600;
   Random random(context.seed);
   for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
     Problem problem;
@@ -96,40 +98,34 @@ void stagnation(Context& context) {
     problem.shape.n_head_kv = 1;
     problem.shape.d_head = 4;
     problem.shape.d_value = 2;
-    problem.options.chunk = 8;
+    problem.options.clamp = false;
+    problem.options.chunk = 1;
     problem.options.local = 2;
     problem.options.heavy = 4;
     problem.options.score_type = type;
-    problem.options.threads = context.threads;
-    problem.steps = {Step::prefill(8 * 130), Step::decode(1)};
+    problem.options.threads = 1;
+    problem.steps = {Step::prefill(kChunks), Step::decode(1)};
     problem.shape.capacity = problem.tokens();
     problem.fill_normal(random, 0.5);
     LayerInput& layer = problem.layers[0];
     for (std::int64_t t = 0; t < problem.tokens(); ++t) {
       for (std::int64_t h = 0; h < 2; ++h) layer.q.row(t, h)[0] = 2.0f;
-      layer.k.row(t, 0)[0] = t == 1 ? 6.0f : 0.0f;  // chunk 0 holds the heavy hitter
+      layer.k.row(t, 0)[0] = t == 1 ? 6.0f : 0.0f;
     }
     const Trace trace = replayed(*context.engine, problem);
-    const Snapshot& last = trace.layers[0].snapshots.back();
     float highest = 0.0f;
-    for (const std::uint32_t bits : last.scores) {
-      const float score = score_value(type, bits);
-      if (!std::isfinite(score) || score < 0.0f || score > 1e6f) throw Violation(fmt::format("score {} after 130 chunks", score));
-      highest = std::max(highest, score);
+    for (const std::uint32_t bits : trace.layers[0].snapshots.back().scores) {
+      highest = std::max(highest, score_value(type, bits));
     }
-    // 130 chunks of 8 queries, all looking at token 1.
-    const bool stagnated = highest == 256.0f || highest == 512.0f || highest == 1024.0f;
-    if (type == ScoreType::bf16 && highest > 600.0f && !stagnated) {
-      throw Violation(fmt::format("BF16 score {} of the heaviest token: it should have stagnated", highest));
+    if (type == ScoreType::bf16 ? highest != kBf16Stops : !(highest > 2.0f * kBf16Stops && highest < kChunks)) {
+      throw Violation(fmt::format("the heaviest of {} tokens ends with score {}", kChunks, highest));
     }
-    if (type == ScoreType::f32 && highest < 900.0f) throw Violation(fmt::format("F32 score {} stopped growing", highest));
     for (const ChunkTrace& chunk : trace.layers[0].chunks) {
-      if (chunk.memory_count == 0) continue;
+      if (chunk.memory_count == 0 || chunk.chunk.begin < 2) continue;
       for (std::int64_t h = 0; h < 2; ++h) {
         const auto* set = chunk.memory.data() + h * chunk.memory_count;
         if (!std::binary_search(set, set + chunk.memory_count, 1)) {
-          throw Violation(fmt::format("the heavy hitter of chunk 0 is lost at chunk [{}, {})", chunk.chunk.begin,
-                                      chunk.chunk.end));
+          throw Violation(fmt::format("the heavy hitter is lost at chunk [{}, {})", chunk.chunk.begin, chunk.chunk.end));
         }
       }
     }

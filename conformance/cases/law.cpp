@@ -1,0 +1,366 @@
+// Lane law: SPEC 14 on random inputs. No oracle is asked, but for the union law, which is the Eigen oracle itself.
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "conformance/forced.hpp"
+#include "conformance/formats.hpp"
+#include "conformance/replay.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+[[noreturn]] void broken(const std::string& what, const Problem& problem) {
+  throw Violation(fmt::format("{}; {}", what, problem.describe()));
+}
+
+// Bound of one layer's outputs under its own sets, [N][Hq][dv], output rounding included: what two runs that differ in
+// rounding only may be apart from the exact result.
+std::vector<double> output_bounds(const Context& context, const Problem& problem, const Trace& trace) {
+  const Shape& shape = problem.shape;
+  std::vector<double> bounds(trace.layers[0].out.size());
+  for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+    for (std::int64_t h = 0; h < shape.n_head; ++h) {
+      const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
+      for (std::int64_t i = 0; i < chunk.length(); ++i) {
+        for (std::int64_t x = 0; x < shape.d_value; ++x) {
+          const auto at = static_cast<std::size_t>(((chunk.chunk.begin + i) * shape.n_head + h) * shape.d_value + x);
+          bounds[at] = truth.out_bound(i, x) + unit_roundoff(problem.out_type) * std::fabs(truth.out(i, x)) +
+                       smallest(problem.out_type);
+        }
+      }
+    }
+  }
+  return bounds;
+}
+
+// Changing token j leaves every output before j bit-identical, and the scores, sets and column sums of chunks before.
+void causality(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(60); ++round) {
+    const Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 100, .max_layers = 2, .wide = false});
+    const std::int64_t n = problem.tokens();
+    const std::int64_t j = random.integer(0, n - 1);
+    Problem changed = problem;
+    for (LayerInput& layer : changed.layers) {
+      for (Tensor* tensor : {&layer.q, &layer.k, &layer.v}) {
+        for (std::int64_t h = 0; h < tensor->heads; ++h) {
+          for (std::int64_t x = 0; x < tensor->width; ++x) {
+            tensor->row(j, h)[x] = round_to(tensor->type, static_cast<float>(4.0 * random.normal()));
+          }
+        }
+      }
+    }
+    const Trace a = run(*context.engine, problem);
+    const Trace b = run(*context.engine, changed);
+    const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+    bool differs = false;
+    for (std::size_t l = 0; l < a.layers.size(); ++l) {
+      const LayerTrace& x = a.layers[l];
+      const LayerTrace& y = b.layers[l];
+      for (std::int64_t t = 0; t < n; ++t) {
+        const auto* from = x.out.data() + t * row;
+        const bool same = std::equal(from, from + row, y.out.data() + t * row);
+        if (t < j && !same) broken(fmt::format("changing token {} changed the output of token {}", j, t), problem);
+        differs = differs || (t == j && !same);
+      }
+      for (std::size_t c = 0; c < x.chunks.size() && x.chunks[c].chunk.end <= j; ++c) {
+        if (x.chunks[c].memory != y.chunks[c].memory || x.chunks[c].colsum_intra != y.chunks[c].colsum_intra ||
+            x.chunks[c].colsum_inter != y.chunks[c].colsum_inter || x.chunks[c].lse != y.chunks[c].lse) {
+          broken(fmt::format("changing token {} changed chunk {}, which ends before it", j, c), problem);
+        }
+      }
+    }
+    if (!differs) broken(fmt::format("changing token {} changed nothing at all", j), problem);
+  }
+}
+const Register kCausality{
+    {"law.causality", {"MASK-1", "DEC-1", "FUSE-2"}, "mask", Lane::law, true, causality}};
+
+// Permuting heads permutes results, bit for bit.
+void head_permutation(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 80, .wide = false});
+    const Shape& shape = problem.shape;
+    const std::int64_t group = shape.n_head / shape.n_head_kv;
+    // Key/value heads move as a whole, query heads inside their group as well.
+    std::vector<std::int64_t> kv(static_cast<std::size_t>(shape.n_head_kv));
+    std::iota(kv.begin(), kv.end(), 0);
+    const auto shuffle = [&](std::vector<std::int64_t>& list) {
+      for (std::size_t i = list.size(); i > 1; --i) {
+        std::swap(list[i - 1], list[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+      }
+    };
+    shuffle(kv);
+    std::vector<std::int64_t> from;  // query head h of the permuted run is head from[h] of the first
+    for (const std::int64_t g : kv) {
+      std::vector<std::int64_t> inside(static_cast<std::size_t>(group));
+      std::iota(inside.begin(), inside.end(), g * group);
+      shuffle(inside);
+      from.insert(from.end(), inside.begin(), inside.end());
+    }
+    Problem permuted = problem;
+    const auto permute = [](const Tensor& a, Tensor& b, const std::vector<std::int64_t>& order) {
+      for (std::int64_t t = 0; t < a.n; ++t) {
+        for (std::int64_t h = 0; h < a.heads; ++h) {
+          std::copy_n(a.row(t, order[static_cast<std::size_t>(h)]), a.width, b.row(t, h));
+        }
+      }
+    };
+    permute(problem.layers[0].q, permuted.layers[0].q, from);
+    permute(problem.layers[0].k, permuted.layers[0].k, kv);
+    permute(problem.layers[0].v, permuted.layers[0].v, kv);
+    for (std::size_t h = 0; h < from.size(); ++h) {
+      const auto old = static_cast<std::size_t>(from[h]);
+      if (!problem.options.sinks.empty()) permuted.options.sinks[h] = problem.options.sinks[old];
+      if (!problem.options.alibi.empty()) permuted.options.alibi[h] = problem.options.alibi[old];
+    }
+    const Trace a = run(*context.engine, problem);
+    const Trace b = run(*context.engine, permuted);
+    for (std::int64_t t = 0; t < problem.tokens(); ++t) {
+      for (std::int64_t h = 0; h < shape.n_head; ++h) {
+        const auto* x = a.layers[0].out.data() + (t * shape.n_head + from[static_cast<std::size_t>(h)]) * shape.d_value;
+        const auto* y = b.layers[0].out.data() + (t * shape.n_head + h) * shape.d_value;
+        if (!std::equal(x, x + shape.d_value, y)) broken(fmt::format("output of token {} head {} differs", t, h), problem);
+      }
+    }
+    const auto tokens = static_cast<std::size_t>(problem.tokens());
+    for (std::size_t h = 0; h < from.size(); ++h) {
+      const auto* x = a.layers[0].snapshots.back().scores.data() + static_cast<std::size_t>(from[h]) * tokens;
+      if (!std::equal(x, x + tokens, b.layers[0].snapshots.back().scores.data() + h * tokens)) {
+        broken(fmt::format("scores of head {} differ", h), problem);
+      }
+    }
+  }
+}
+const Register kHeadPermutation{
+    {"law.head_permutation", {"LOGIT-1", "MEM-6"}, "logits", Lane::law, true, head_permutation}};
+
+// o is linear in V with Q and K fixed, and V does not touch scores. Scaling by powers of two is exact: bits.
+void value_linearity(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 80, .dtypes = false, .wide = false});
+    Problem doubled = problem;
+    for (float& x : doubled.layers[0].v.values) x *= -4.0f;
+    const Trace a = run(*context.engine, problem);
+    const Trace b = run(*context.engine, doubled);
+    for (std::size_t i = 0; i < a.layers[0].out.size(); ++i) {
+      if (a.layers[0].out[i] * -4.0f != b.layers[0].out[i]) broken("outputs do not scale with V", problem);
+    }
+    if (a.layers[0].snapshots.back().scores != b.layers[0].snapshots.back().scores) broken("V changes scores", problem);
+
+    // Additivity, within the bounds of the three runs.
+    Problem other = problem;
+    Problem sum = problem;
+    for (std::size_t i = 0; i < sum.layers[0].v.values.size(); ++i) {
+      // On a grid of 2^-10 the sum of two values is exact.
+      float& x = problem.layers[0].v.values[i];
+      x = static_cast<float>(random.integer(-4096, 4096)) * 0x1p-10f;
+      other.layers[0].v.values[i] = static_cast<float>(random.integer(-4096, 4096)) * 0x1p-10f;
+      sum.layers[0].v.values[i] = x + other.layers[0].v.values[i];
+    }
+    const Trace first = run(*context.engine, problem);
+    const Trace second = run(*context.engine, other);
+    const Trace both = run(*context.engine, sum);
+    const std::vector<double> bound_first = output_bounds(context, problem, first);
+    const std::vector<double> bound_second = output_bounds(context, other, second);
+    const std::vector<double> bound_both = output_bounds(context, sum, both);
+    for (std::size_t i = 0; i < bound_first.size(); ++i) {
+      const double error = std::fabs(static_cast<double>(first.layers[0].out[i]) + second.layers[0].out[i] -
+                                     static_cast<double>(both.layers[0].out[i]));
+      if (!(error <= bound_first[i] + bound_second[i] + bound_both[i])) broken("outputs are not additive in V", problem);
+    }
+  }
+}
+const Register kLinearity{{"law.value_linearity", {"INTRA-1", "SCORE-2"}, "values", Lane::law, true, value_linearity}};
+
+// A component that all keys share shifts all logits of a row equally: to rounding, nothing changes.
+void logit_shift(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 80, .dtypes = false, .extras = false, .wide = false});
+    problem.shape.d_head += 1;
+    problem.options.scale = 1.0;
+    problem.fill_normal(random, 1.0);
+    const std::int64_t last = problem.shape.d_head - 1;
+    LayerInput& layer = problem.layers[0];
+    const auto set_last = [&](Tensor& tensor, float value) {
+      for (std::int64_t t = 0; t < tensor.n; ++t) {
+        for (std::int64_t h = 0; h < tensor.heads; ++h) tensor.row(t, h)[last] = value;
+      }
+    };
+    set_last(layer.k, 1.0f);
+    set_last(layer.q, 0.0f);
+    // No memory: selection may turn on the last bit of a column sum.
+    problem.options.dense = true;
+    const Trace plain = run(*context.engine, problem);
+    Problem shifted = problem;
+    for (std::int64_t t = 0; t < layer.q.n; ++t) {
+      for (std::int64_t h = 0; h < layer.q.heads; ++h) {
+        shifted.layers[0].q.row(t, h)[last] = static_cast<float>(random.uniform(-30.0, 30.0));
+      }
+    }
+    const Trace moved = run(*context.engine, shifted);
+    const std::vector<double> a = output_bounds(context, problem, plain);
+    const std::vector<double> b = output_bounds(context, shifted, moved);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double error = std::fabs(static_cast<double>(plain.layers[0].out[i]) - moved.layers[0].out[i]);
+      if (!(error <= a[i] + b[i])) broken("a shift of all logits of a row changes its output", problem);
+    }
+  }
+}
+const Register kShift{{"law.logit_shift", {"INTRA-1", "LOGIT-1"}, "softmax", Lane::law, true, logit_shift}};
+
+// The memory is a set: its keys count the same wherever they stand. Two tokens of chunk 0 swap places; every query of
+// chunk 1 reads both, so its outputs stay within rounding and their inter column sums change places.
+void key_order(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    Problem problem;
+    const std::int64_t s = random.integer(4, 24);
+    problem.shape.n_head = 2;
+    problem.shape.d_head = 6;
+    problem.shape.d_value = 5;
+    problem.options.clamp = false;
+    problem.options.chunk = s;
+    problem.options.local = s;
+    problem.options.heavy = 0;
+    problem.options.threads = 1;
+    problem.steps = {Step::prefill(2 * s)};
+    problem.shape.capacity = 2 * s;
+    problem.fill_normal(random);
+    Problem swapped = problem;
+    const std::int64_t i = random.integer(0, s - 1);
+    const std::int64_t j = (i + random.integer(1, s - 1)) % s;
+    for (Tensor* tensor : {&swapped.layers[0].k, &swapped.layers[0].v}) {
+      std::swap_ranges(tensor->row(i, 0), tensor->row(i, 0) + tensor->width, tensor->row(j, 0));
+    }
+    const Trace a = run(*context.engine, problem);
+    const Trace b = run(*context.engine, swapped);
+    const std::vector<double> bounds = output_bounds(context, problem, a);
+    for (auto at = static_cast<std::size_t>(s * 2 * 5); at < bounds.size(); ++at) {
+      const double error = std::fabs(static_cast<double>(a.layers[0].out[at]) - b.layers[0].out[at]);
+      if (!(error <= 2.0 * bounds[at])) broken("the order of memory keys changes an output", problem);
+    }
+    for (std::int64_t h = 0; h < 2; ++h) {
+      const HeadChunk chunk = head_chunk(problem, 0, a.layers[0].chunks[1], h);
+      const HeadTruth truth = eigen_oracle(chunk, arithmetic_of(*context.engine));
+      const auto at = [&](std::int64_t p) { return static_cast<std::size_t>(h * s + p); };
+      const double error = std::fabs(static_cast<double>(a.layers[0].chunks[1].colsum_inter[at(i)]) -
+                                     b.layers[0].chunks[1].colsum_inter[at(j)]);
+      if (!(error <= 2.0 * truth.inter_bound[i])) broken("inter column sums do not follow their keys", problem);
+    }
+  }
+}
+const Register kKeyOrder{{"law.key_order", {"INTER-1", "INTER-2", "FUSE-1"}, "inter", Lane::law, true, key_order}};
+
+// FUSE-2: chunk and memory together are one dense softmax over the explicit union.
+void union_law(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    const Problem problem = random_problem(random, {.max_chunk = 24, .max_tokens = 120, .wide = false});
+    require_conforming(context, problem, {}, Truth::eigen);
+  }
+}
+const Register kUnion{{"law.union", {"FUSE-2", "FUSE-1"}, "fusion", Lane::law, true, union_law}};
+
+// A memory that holds all history is dense causal attention (clamp off, M >= N): the dense oracle's bound, the sets all.
+void dense_limit(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 16, .max_tokens = 80, .later_turns = false, .wide = false});
+    problem.options.clamp = false;
+    problem.options.dense = false;
+    const std::int64_t n = problem.tokens();
+    problem.options.local = random.integer(0, n);
+    problem.options.heavy = n - problem.options.local + random.integer(0, 5);
+    const Trace sparse = run(*context.engine, problem);
+    Problem whole = problem;
+    whole.options.dense = true;
+    whole.steps = {Step::prefill(n)};
+    const Trace dense = run(*context.engine, whole);
+    const std::vector<double> a = output_bounds(context, problem, sparse);
+    const std::vector<double> b = output_bounds(context, whole, dense);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double error = std::fabs(static_cast<double>(sparse.layers[0].out[i]) - dense.layers[0].out[i]);
+      if (!(error <= a[i] + b[i])) broken("a memory of all history is not dense attention", problem);
+    }
+    for (const ChunkTrace& chunk : sparse.layers[0].chunks) {
+      if (chunk.memory_count != chunk.chunk.begin) broken("the memory does not hold all history", problem);
+    }
+  }
+}
+const Register kDenseLimit{{"law.dense_limit", {"CFG-3", "FUSE-2", "DEC-1"}, "fusion", Lane::law, true, dense_limit}};
+
+// Row sums are 1 (values all 1), column sums add up to the number of queries, both passes.
+void partition_of_unity(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(40); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 40, .max_tokens = 160, .wide = false});
+    problem.options.sinks.clear();
+    problem.out_type = DType::f32;
+    for (float& x : problem.layers[0].v.values) x = 1.0f;
+    const Trace trace = run(*context.engine, problem);
+    const std::vector<double> bounds = output_bounds(context, problem, trace);
+    for (std::size_t i = 0; i < bounds.size(); ++i) {
+      const double error = std::fabs(static_cast<double>(trace.layers[0].out[i]) - 1.0);
+      if (!(error <= bounds[i]) || !(error <= 1e-5)) broken(fmt::format("a row sum is {:.9g}", trace.layers[0].out[i]), problem);
+    }
+    for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+      if (chunk.chunk.mode != ChunkMode::sparse) continue;
+      const auto queries = static_cast<double>(chunk.length());
+      for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
+        const auto* intra = chunk.colsum_intra.data() + h * chunk.length();
+        const auto* inter = chunk.colsum_inter.data() + h * chunk.memory_count;
+        const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
+        const double a = std::accumulate(intra, intra + chunk.length(), 0.0);
+        const double b = std::accumulate(inter, inter + chunk.memory_count, 0.0);
+        if (!(std::fabs(a - queries) <= truth.intra_bound.sum())) broken(fmt::format("intra column sums add up to {}", a), problem);
+        if (chunk.memory_count > 0 && !(std::fabs(b - queries) <= truth.inter_bound.sum())) {
+          broken(fmt::format("inter column sums add up to {}", b), problem);
+        }
+      }
+    }
+  }
+}
+const Register kUnity{
+    {"law.partition_of_unity", {"INTRA-2", "INTER-2", "INTRA-1"}, "softmax", Lane::law, true, partition_of_unity}};
+
+// Scores never fall, are finite and not negative; tokens of dense and decode chunks keep 0.
+void monotone_scores(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(60); ++round) {
+    const Problem problem = random_problem(random, {.max_chunk = 12, .max_tokens = 150, .wide = false});
+    const Trace trace = run(*context.engine, problem);
+    const LayerTrace& layer = trace.layers[0];
+    const auto type = problem.options.score_type;
+    std::int64_t before = 0;
+    for (std::size_t s = 0; s < layer.snapshots.size(); ++s) {
+      const std::int64_t tokens = before + problem.steps[s].n;
+      const bool scored = trace.plans[s].front().mode == ChunkMode::sparse;
+      for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
+        for (std::int64_t p = 0; p < tokens; ++p) {
+          const float now = score_value(type, layer.snapshots[s].scores[static_cast<std::size_t>(h * tokens + p)]);
+          if (!std::isfinite(now) || now < 0.0f || std::signbit(now)) broken(fmt::format("score {}", now), problem);
+          if (p >= before) {
+            if (!scored && now != 0.0f) broken("a token of a dense or decode chunk has a score", problem);
+            continue;
+          }
+          const float then = score_value(type, layer.snapshots[s - 1].scores[static_cast<std::size_t>(h * before + p)]);
+          if (now < then) broken("a score fell", problem);
+          if (!scored && now != then) broken("a dense or decode step changed a score", problem);
+        }
+      }
+      before = tokens;
+    }
+  }
+}
+const Register kMonotone{{"law.monotone_scores", {"SCORE-5", "SCORE-1", "DEC-1"}, "scores", Lane::law, true, monotone_scores}};
+
+}  // namespace
+}  // namespace headwater::conformance
