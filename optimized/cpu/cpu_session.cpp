@@ -79,7 +79,9 @@ CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Opt
   for (int t = 0; t < threads_; ++t) scratch_.emplace_back(scratch);
 #pragma omp parallel num_threads(threads_)
   {
-    // Nothing: the threads exist from now on, so that no call has to make them (NUM-4).
+    // The threads exist from now on, so that no call has to make them (NUM-4). Something must be done here: a
+    // compiler drops an empty region.
+    thread_scratch().states.data()[0] = {};
   }
 }
 
