@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+namespace headwater::conformance {
+
+/// Counts or fails the allocations of this process while it is in scope: malloc and its kin are replaced in the
+/// kit's programs, so C++ new, aligned new and the C library's own all come by. Calls from the OpenMP runtime are left
+/// alone (NUM-4). Where a sanitizer owns malloc, `available` is false and nothing is counted.
+class AllocationWatch {
+ public:
+  /// Counts only.
+  AllocationWatch() : AllocationWatch(-1) {}
+  /// Lets `fail_at` allocations pass, then refuses one, then lets all pass again; -1 refuses none.
+  explicit AllocationWatch(std::int64_t fail_at);
+  ~AllocationWatch();
+  AllocationWatch(const AllocationWatch&) = delete;
+  AllocationWatch& operator=(const AllocationWatch&) = delete;
+
+  /// Allocations since construction, on any thread.
+  [[nodiscard]] std::int64_t count() const;
+  /// Whether one was refused.
+  [[nodiscard]] bool refused() const;
+
+  static bool available();
+};
+
+}  // namespace headwater::conformance

@@ -1,0 +1,171 @@
+// NUM-4 and allocation failure: malloc is watched, and refused at every place in turn.
+
+#include <fmt/format.h>
+
+#include "conformance/allocation_counter.hpp"
+#include "conformance/case.hpp"
+#include "conformance/placed.hpp"
+#include "conformance/run.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+void require_counter() {
+  if (!AllocationWatch::available()) throw Skipped("a sanitizer owns malloc in this build");
+}
+
+// One step on prepared rows; returns the allocations of begin, attend, end and the views.
+std::int64_t step_allocations(Session& session, const Problem& problem, const Step& step, std::int64_t first) {
+  const LayerInput& input = problem.layers[0];
+  const Placed q(Placement::token_major, input.q, first, step.n);
+  const Placed k(Placement::token_major, input.k, first, step.n);
+  const Placed v(Placement::token_major, input.v, first, step.n);
+  Placed out(Placement::token_major, problem.out_type, step.n, problem.shape.n_head, problem.shape.d_value);
+  const Rows q_rows = q.rows();
+  const Rows k_rows = k.rows();
+  const Rows v_rows = v.rows();
+  const MutableRows out_rows = out.mutable_rows();
+  const AllocationWatch watch;
+  session.begin(step);
+  for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
+    session.attend(layer, q_rows, k_rows, v_rows, out_rows);
+    (void)session.scores(layer);
+    (void)session.memory(layer);
+  }
+  session.end();
+  (void)session.plan();
+  return watch.count();
+}
+
+void none_after_open(Context& context) {
+  require_counter();
+  if (!context.engine->claims().no_allocation) throw Skipped("the engine does not claim it (Claims::no_allocation)");
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(60); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 60, .max_tokens = 300, .wide = false});
+    problem.options.threads = static_cast<int>(random.integer(1, 4));
+    const std::unique_ptr<Session> session = context.engine->open(problem.shape, problem.options);
+    std::int64_t records = 0;
+    const bool observed = random.chance(0.5);
+    if (observed) session->set_observer([&records](const ChunkRecord&) { ++records; });
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      std::int64_t first = 0;
+      for (const Step& step : problem.steps) {
+        const std::int64_t taken = step_allocations(*session, problem, step, first);
+        if (taken != 0) {
+          throw Violation(fmt::format("{} allocations in the step at token {}; {}", taken, first, problem.describe()));
+        }
+        first += step.n;
+      }
+      const AllocationWatch watch;
+      session->reset();
+      if (watch.count() != 0) throw Violation(fmt::format("{} allocations in reset(); {}", watch.count(), problem.describe()));
+    }
+    if (observed && records == 0) throw Violation("the observer was never called");
+  }
+}
+const Register kNone{{"allocation.none_after_open", {"NUM-4"}, "session", Lane::state, true, none_after_open}};
+
+// Capacity steps of one token and of everything: the plan and all scratch were taken for the worst.
+void longest_plans(Context& context) {
+  require_counter();
+  if (!context.engine->claims().no_allocation) throw Skipped("the engine does not claim it (Claims::no_allocation)");
+  Random random(context.seed);
+  for (const std::int64_t s : {1, 2, 3, 7}) {
+    for (const std::int64_t batch : {s, s + 1, 2 * s + 1}) {
+      Problem problem;
+      problem.shape.d_head = problem.shape.d_value = 2;
+      problem.options.clamp = false;
+      problem.options.chunk = s;
+      problem.options.batch = batch;
+      problem.options.local = 2;
+      problem.options.heavy = 3;
+      problem.options.threads = 1;
+      problem.steps = {Step::prefill(100)};
+      problem.shape.capacity = 100;
+      problem.fill_normal(random);
+      const std::unique_ptr<Session> session = context.engine->open(problem.shape, problem.options);
+      const std::int64_t taken = step_allocations(*session, problem, problem.steps[0], 0);
+      if (taken != 0) throw Violation(fmt::format("{} allocations; {}", taken, problem.describe()));
+    }
+  }
+}
+const Register kLongest{{"allocation.longest_plans", {"NUM-4", "PLAN-1"}, "plan", Lane::state, true, longest_plans}};
+
+// open() with its n-th allocation refused, n = 0, 1, ...: an Error out_of_memory each time, and a session that works
+// as soon as nothing is refused.
+void open_without_memory(Context& context) {
+  require_counter();
+  Random random(context.seed);
+  Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
+  problem.options.threads = 2;
+  const Trace wanted = run(*context.engine, problem);  // warms whatever is made once
+  constexpr std::int64_t kMost = 100000;
+  std::int64_t refused = 0;
+  for (std::int64_t n = 0; n < kMost; ++n) {
+    std::unique_ptr<Session> session;
+    bool failed_well = false;
+    std::string wrong;
+    bool was_refused = false;
+    {
+      const AllocationWatch watch(n);
+      try {
+        session = context.engine->open(problem.shape, problem.options);
+      } catch (const Error& error) {
+        failed_well = error.code() == ErrorCode::out_of_memory;
+        if (!failed_well) wrong = error.what();
+      } catch (const std::exception& error) {
+        wrong = error.what();
+      }
+      was_refused = watch.refused();
+    }
+    if (!was_refused) {
+      if (session == nullptr) throw Violation("open() failed although nothing was refused: " + wrong);
+      require_same(wanted, run(*session, problem), "after refused allocations");
+      if (refused == 0) throw Violation("open() took no memory at all");
+      return;
+    }
+    ++refused;
+    if (session == nullptr && !failed_well) {
+      throw Violation(fmt::format("allocation {} refused: not an Error out_of_memory but {}", n, wrong));
+    }
+  }
+  throw Violation("open() takes more memory than this case can refuse");
+}
+const Register kOpenWithout{{"allocation.open_without_memory", {"STATE-5", "NUM-4"}, "session", Lane::hostile, true, open_without_memory}};
+
+// The sizes that memory_bytes() reports cover what a session must hold, and grow with it.
+void memory_bytes(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(30); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3});
+    const std::unique_ptr<Session> session = context.engine->open(problem.shape, problem.options);
+    const Shape& s = problem.shape;
+    const MemoryBytes bytes = session->memory_bytes();
+    const std::int64_t kv = s.n_layer * s.n_head_kv * s.capacity * (s.d_head + s.d_value) *
+                            static_cast<std::int64_t>(dtype_size(s.kv_type));
+    const std::int64_t score = problem.options.score_type == ScoreType::bf16 ? 2 : 4;
+    const std::int64_t scores = s.n_layer * s.n_head * s.capacity * score;
+    const std::int64_t sets = s.n_layer * s.n_head * std::min(session->options().memory(), s.capacity) * 4;
+    if (bytes.kv != kv || bytes.scores != scores || bytes.memory_sets < sets || bytes.workspace < 0 ||
+        bytes.total() != bytes.kv + bytes.scores + bytes.memory_sets + bytes.workspace) {
+      throw Violation(fmt::format("memory_bytes: kv {} (wanted {}), scores {} (wanted {}), sets {} (at least {}); {}", bytes.kv,
+                                  kv, bytes.scores, scores, bytes.memory_sets, sets, problem.describe()));
+    }
+  }
+}
+const Register kMemoryBytes{{"state.memory_bytes", {"STATE-6", "SCORE-1"}, "session", Lane::state, true, memory_bytes}};
+
+// Opening and closing many sessions leaves nothing behind (P6.2): allocations and releases balance.
+void many_sessions(Context& context) {
+  Random random(context.seed);
+  const Problem problem = random_problem(random, {.max_chunk = 10, .max_tokens = 40, .wide = false});
+  const Trace first = run(*context.engine, problem);
+  const int sessions = context.quick ? 5 : 100;
+  for (int i = 0; i < sessions; ++i) require_same(first, run(*context.engine, problem), "session after session");
+}
+const Register kMany{{"determinism.many_sessions", {"NUM-3"}, "session", Lane::determinism, true, many_sessions}};
+
+}  // namespace
+}  // namespace headwater::conformance
