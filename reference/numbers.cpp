@@ -132,7 +132,6 @@ float round_to_f32(double value) { return static_cast<float>(value); }
 
 std::vector<float> rounded_once(std::span<const double> values) {
   std::vector<float> rounded;
-  rounded.reserve(values.size());
   for (const double value : values) rounded.push_back(round_to_f32(value));
   return rounded;
 }

@@ -7,12 +7,13 @@
 #include "fusion.hpp"
 #include "inter.hpp"
 #include "intra.hpp"
-#include "oracle_check.hpp"
 
 namespace headwater::reference {
 
-void check_oracle_arguments(const LayerRows& layer, const Chunk& chunk, std::int64_t query_head,
-                            std::span<const std::int32_t> memory) {
+namespace {
+
+void check_arguments(const LayerRows& layer, const Chunk& chunk, std::int64_t query_head,
+                     std::span<const std::int32_t> memory) {
   if (chunk.begin < 0) reject("chunk.begin", std::to_string(chunk.begin), "at least 0");
   if (chunk.end <= chunk.begin) reject("chunk.end", std::to_string(chunk.end), "above chunk.begin");
   if (query_head < 0 || query_head >= layer.n_head)
@@ -23,9 +24,11 @@ void check_oracle_arguments(const LayerRows& layer, const Chunk& chunk, std::int
   }
 }
 
+}  // namespace
+
 OracleHead oracle_head(const LayerRows& layer, const LogitRule& rule, const Chunk& chunk,
                        std::int64_t query_head, std::span<const std::int32_t> memory) {
-  check_oracle_arguments(layer, chunk, query_head, memory);
+  check_arguments(layer, chunk, query_head, memory);
   const bool sparse = chunk.mode == ChunkMode::sparse;
   const std::int64_t g = key_value_head(query_head, layer.n_head, layer.n_head_kv);
   const std::int64_t first_key = sparse ? chunk.begin : 0;

@@ -3,7 +3,6 @@
 #include <cstddef>
 
 #include "oracle.hpp"
-#include "oracle_check.hpp"
 
 /// Bookkeeping beside the oracle (SPEC 13): how large the terms of a result are, and how wrong its logits may
 /// be. No value of the oracle depends on anything here.
@@ -20,11 +19,11 @@ constexpr double kTanhRoundings = 5.0;
 
 /// One visible key of one query.
 struct Term {
-  double logit = 0.0;
-  double error = 0.0;  // ds_j
+  double logit;
+  double error;  // ds_j
   std::span<const double> value;
-  std::size_t key = 0;  // index in its pass
-  bool from_memory = false;
+  std::size_t key;  // index in its pass
+  bool from_memory;
 };
 
 /// The rows of one head and the keys that each query sees, in both passes.
@@ -32,7 +31,7 @@ struct HeadRows {
   const LogitRule& rule;
   const Chunk& chunk;
   std::span<const std::int32_t> memory;
-  std::int64_t first_key = 0;
+  std::int64_t first_key;
   Matrix q, k, v, memory_k, memory_v;
 
   /// Keys that the query of row r sees: its own chunk's (or in a dense chunk all) up to itself, then the
@@ -120,7 +119,6 @@ double logit_error(const LogitRule& rule, std::span<const double> query, std::sp
 
 OracleBounds oracle_bounds(const LayerRows& layer, const LogitRule& rule, const Chunk& chunk,
                            std::int64_t query_head, std::span<const std::int32_t> memory) {
-  check_oracle_arguments(layer, chunk, query_head, memory);
   const OracleHead head = oracle_head(layer, rule, chunk, query_head, memory);
   const bool sparse = chunk.mode == ChunkMode::sparse;
   const std::int64_t g = key_value_head(query_head, layer.n_head, layer.n_head_kv);

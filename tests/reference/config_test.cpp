@@ -220,10 +220,14 @@ TEST(Config, CFG_1_one_sink_and_slope_per_head) {
     options.sinks.assign(6, 0.0F);
     options.sinks[5] = value;
     expect_rejected(options, {"sinks[5] = ", "finite or -inf"});
+    options.sinks[0] = value;
+    expect_rejected(options, {"sinks[0] = ", "finite or -inf"});
   }
   for (const float value : {kInfF, -kInfF, kNaNF}) {
     options = Options{};
     options.alibi.assign(6, 0.0F);
+    options.alibi[5] = value;
+    expect_rejected(options, {"alibi[5] = ", "finite"});
     options.alibi[0] = value;
     expect_rejected(options, {"alibi[0] = ", "finite"});
   }

@@ -80,20 +80,20 @@ TEST(Oracle, DEC_1_dense_chunks_see_everything) {
 
 TEST(Oracle, errors) {
   const Tiny tiny;
-  const ErrorCode code = ErrorCode::invalid_argument;
-  const auto call = [&](Chunk chunk, std::int64_t head, std::vector<std::int32_t> memory) {
-    expect_error(code, {},
+  const auto call = [&](const char* part, Chunk chunk, std::int64_t head, std::vector<std::int32_t> memory) {
+    expect_error(ErrorCode::invalid_argument, {part},
                  [&] { static_cast<void>(oracle_head(tiny.layer(), LogitRule{}, chunk, head, memory)); });
-    expect_error(code, {},
+    expect_error(ErrorCode::invalid_argument, {part},
                  [&] { static_cast<void>(oracle_bounds(tiny.layer(), LogitRule{}, chunk, head, memory)); });
   };
-  call(Chunk{-1, 2, ChunkMode::sparse}, 0, {});
-  call(Chunk{2, 2, ChunkMode::sparse}, 0, {});
-  call(Chunk{0, 2, ChunkMode::sparse}, -1, {});
-  call(Chunk{0, 2, ChunkMode::sparse}, 2, {});
-  call(Chunk{2, 4, ChunkMode::sparse}, 0, {0, 2});
-  call(Chunk{2, 4, ChunkMode::sparse}, 0, {-1});
-  call(Chunk{0, 2, ChunkMode::sparse}, 0, {0});
+  call("chunk.begin = -1", Chunk{-1, 2, ChunkMode::sparse}, 0, {});
+  call("chunk.end = 2", Chunk{2, 2, ChunkMode::sparse}, 0, {});
+  call("chunk.end = 1", Chunk{2, 1, ChunkMode::sparse}, 0, {});
+  call("query_head = -1", Chunk{0, 2, ChunkMode::sparse}, -1, {});
+  call("query_head = 2", Chunk{0, 2, ChunkMode::sparse}, 2, {});
+  call("memory = 2", Chunk{2, 4, ChunkMode::sparse}, 0, {0, 2});
+  call("memory = -1", Chunk{2, 4, ChunkMode::sparse}, 0, {-1});
+  call("memory = 0", Chunk{0, 2, ChunkMode::sparse}, 0, {0});
   EXPECT_NO_THROW(static_cast<void>(oracle_head(tiny.layer(), LogitRule{}, Chunk{2, 4, ChunkMode::sparse}, 1,
                                                 std::vector<std::int32_t>{0, 1})));
 }
@@ -131,6 +131,62 @@ TEST(Oracle, SPEC_13_sizes_beside_the_values) {
   expect_near(bounds.colsum_inter_ds, {4 * w0 / (w0 + w1) * ds[1], 4 * w1 / (w0 + w1) * ds[1]}, 1e-20);
   EXPECT_EQ(bounds.output_size.rows, 2);
   EXPECT_EQ(bounds.output_size.columns, 1);
+}
+
+/// Every size again, summed straight over the keys that a query sees; rows wider than one, grouped heads,
+/// bias.
+TEST(Oracle, SPEC_13_sizes_of_wide_rows) {
+  test::Numbers numbers(21);
+  const std::int64_t n = 9;
+  const std::vector<float> q = numbers.floats(n * 4 * 2);
+  const std::vector<float> k = numbers.floats(n * 2 * 2);
+  const std::vector<float> v = numbers.floats(n * 2 * 3);
+  const LayerRows layer{Rows::token_major(q.data(), DType::f32, 4, 2),
+                        Rows::token_major(k.data(), DType::f32, 2, 2),
+                        Rows::token_major(v.data(), DType::f32, 2, 3),
+                        4,
+                        2,
+                        2,
+                        3};
+  const LogitRule rule{.scale = 2.0, .slope = 0.25, .sink = -1.0};
+  const std::vector<std::int32_t> memory{1, 4};
+  for (const std::int64_t h : {1, 2}) {
+    const std::int64_t g = h / 2;
+    const OracleBounds bounds = oracle_bounds(layer, rule, Chunk{5, 9, ChunkMode::sparse}, h, memory);
+    for (std::int64_t i = 5; i < 9; ++i) {
+      std::vector<std::int64_t> seen{1, 4};
+      for (std::int64_t j = 5; j <= i; ++j) seen.push_back(j);
+      const Matrix query = read_rows(layer.q, i, i + 1, h, 2);
+      double total = std::exp(rule.sink);
+      double mean = 0;
+      std::vector<double> size(3, 0.0);
+      std::vector<double> weighted(3, 0.0);
+      for (const std::int64_t j : seen) {
+        const Matrix key = read_rows(layer.k, j, j + 1, g, 2);
+        const Matrix value = read_rows(layer.v, j, j + 1, g, 3);
+        const double p = std::exp(2 * (query.row(0)[0] * key.row(0)[0] + query.row(0)[1] * key.row(0)[1]) -
+                                  0.25 * static_cast<double>(i - j));
+        const double ds = logit_error(rule, query.row(0), key.row(0), i, j);
+        total += p;
+        mean += p * ds;
+        for (std::size_t c = 0; c < 3; ++c) {
+          size[c] += p * std::fabs(value.row(0)[c]);
+          weighted[c] += p * ds * std::fabs(value.row(0)[c]);
+        }
+      }
+      for (std::size_t c = 0; c < 3; ++c) {
+        size[c] /= total;
+        weighted[c] /= total;
+      }
+      expect_near(bounds.output_size.row(i - 5), size, 1e-14);
+      expect_near(bounds.output_weighted_ds.row(i - 5), weighted, 1e-20);
+      EXPECT_NEAR(bounds.output_mean_ds[static_cast<std::size_t>(i - 5)], mean / total, 1e-20);
+    }
+    EXPECT_EQ(bounds.output_size.columns, 3);
+    EXPECT_EQ(bounds.output_weighted_ds.columns, 3);
+    EXPECT_EQ(bounds.colsum_intra_ds.size(), 4U);
+    EXPECT_EQ(bounds.colsum_inter_ds.size(), 2U);
+  }
 }
 
 TEST(Oracle, SPEC_13_logit_error) {
@@ -195,6 +251,7 @@ TEST(Oracle, SPEC_13_agrees_with_the_engine_under_its_own_sets) {
   options.local = 1;
   options.heavy = 2;
   options.sinks = {0.5F, -1.0F, 0.0F, 1.0F};
+  options.alibi = {0.25F, 0.0F, 0.5F, -0.125F};
   test::Numbers numbers(3);
   const std::vector<float> q = numbers.floats(30 * 16);
   const std::vector<float> k = numbers.floats(30 * 8);
@@ -235,6 +292,7 @@ TEST(Oracle, SPEC_13_agrees_with_the_engine_under_its_own_sets) {
   for (std::size_t i = 0; i < 30; ++i) {
     for (std::size_t h = 0; h < 4; ++h) {
       for (std::size_t c = 0; c < 3; ++c) {
+        EXPECT_EQ(heads[i / 4 * 4 + h].output[i % 4].o.size(), 3U);
         EXPECT_EQ(out[(i * 4 + h) * 3 + c], static_cast<float>(heads[i / 4 * 4 + h].output[i % 4].o[c]));
       }
     }
