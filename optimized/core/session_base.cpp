@@ -68,9 +68,9 @@ void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int
   // Rows of the open step are stored once their layer was attended.
   const bool attended = machine_.open() && machine_.attended(layer);
   require_index("position", position, machine_.tokens() + (attended ? machine_.step_tokens() : 0));
-  if (row_size != width) {
-    throw Error(ErrorCode::invalid_argument,
-                "row has " + std::to_string(row_size) + " elements; allowed: " + std::to_string(width));
+  if (row_size < width) {
+    throw Error(ErrorCode::invalid_argument, "row has " + std::to_string(row_size) +
+                                                 " elements; allowed: at least " + std::to_string(width));
   }
 }
 
