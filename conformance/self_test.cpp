@@ -35,7 +35,7 @@ const std::vector<Trial>& trials() {
       {Fault::drops_newest_key, "exact.powers_of_two"},
       {Fault::shifts_lse, "bound.plain_f32"},
       {Fault::column_sum_off_by_ulps, "exact.powers_of_two"},
-      {Fault::column_sum_missing_query, "bound.plain_f32"},
+      {Fault::column_sum_missing_query, "law.partition_of_unity"},
       {Fault::stale_sets, "replay.random"},
       {Fault::scores_off_by_one, "replay.random"},
       {Fault::leaves_outputs, "hostile.strided"},

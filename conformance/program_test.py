@@ -1,0 +1,295 @@
+"""The conformance program from outside: exit codes, JSON, JUnit, reproduction, and `verify` on sound and spoiled files.
+
+usage: program_test.py HEADWATER_CONFORMANCE HEADWATER
+"""
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+KIT = ""
+PROGRAM = ""
+
+
+def kit(*arguments):
+    return subprocess.run([KIT, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def write_tensors(path, tensors, metadata=None):
+    """tensors: name -> (dtype, shape, bytes)."""
+    header = {} if metadata is None else {"__metadata__": metadata}
+    data = b""
+    for name, (dtype, shape, blob) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(blob)]}
+        data += blob
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_bytes(path, blob):
+    with open(path, "wb") as file:
+        file.write(blob)
+
+
+def read_tensors(path):
+    with open(path, "rb") as file:
+        blob = file.read()
+    size = struct.unpack("<Q", blob[:8])[0]
+    header = json.loads(blob[8 : 8 + size])
+    metadata = header.pop("__metadata__")
+    base = 8 + size
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = (entry["dtype"], entry["shape"], bytearray(blob[base + begin : base + end]))
+    return tensors, metadata
+
+
+class Verify(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.input = self.path("in.safetensors")
+        self.output = self.path("out.safetensors")
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def attend(self, tokens, *flags, heads=4, heads_kv=2, d=8, dv=5, extras=False, bf16=False):
+        draw = random.Random(tokens)
+
+        def rows(width, count):
+            values = [draw.gauss(0.0, 1.0) for _ in range(tokens * count * width)]
+            if not bf16:
+                return ("F32", [tokens, count, width], struct.pack(f"<{len(values)}f", *values))
+            halves = [struct.unpack("<I", struct.pack("<f", x))[0] >> 16 for x in values]
+            return ("BF16", [tokens, count, width], struct.pack(f"<{len(halves)}H", *halves))
+
+        tensors = {"q": rows(d, heads), "k": rows(d, heads_kv), "v": rows(dv, heads_kv)}
+        if extras:
+            tensors["sinks"] = ("F32", [heads], struct.pack(f"<{heads}f", 0.5, float("-inf"), -1.0, 2.0))
+            tensors["alibi"] = ("F32", [heads], struct.pack(f"<{heads}f", 0.5, 0.25, 0.125, 0.0625))
+        write_tensors(self.input, tensors)
+        done = subprocess.run([PROGRAM, "attend", self.input, "-o", self.output, *flags], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def verify(self, *flags):
+        return kit("verify", self.input, self.output, *flags)
+
+    def test_sound_outputs_pass(self):
+        runs = [
+            ("-ub", "16", "-b", "32", "--h2o-local", "4", "--h2o-heavy", "4"),
+            ("-ub", "16", "-b", "40", "--h2o-local", "0", "--h2o-heavy", "7", "--score-type", "f32"),
+            ("-ub", "8", "--h2o-local", "30", "--h2o-heavy", "90", "--h2o-no-clamp", "--softcap", "5"),
+            ("--dense",),
+            ("-ub", "16", "--h2o-local", "3", "--h2o-heavy", "3", "--steps", "p40,d1,d2,p9,d1,p47", "--scale", "0.7"),
+            ("-ub", "16", "--h2o-local", "3", "--h2o-heavy", "3", "--engine", "reference"),
+        ]
+        for index, flags in enumerate(runs):
+            with self.subTest(flags=flags):
+                self.attend(100, *flags, extras=index % 2 == 1, bf16=index % 3 == 1)
+                done = self.verify("--json")
+                self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+                report = json.loads(done.stdout)
+                self.assertEqual(report["status"], "PASS")
+                self.assertTrue(report["replay"]["exact"])
+                self.assertEqual(report["rows_not_judged"], 0)
+                for tensor in ("out", "lse", "colsum_intra", "colsum_inter"):
+                    self.assertLessEqual(report["tensors"][tensor]["max_error_over_bound"], 1.0)
+
+    def spoil(self, name, change):
+        tensors, metadata = read_tensors(self.output)
+        dtype, shape, blob = tensors[name]
+        change(blob)
+        write_tensors(self.output, tensors, metadata)
+
+    def test_every_spoiled_tensor_fails(self):
+        def scale(position, factor):
+            def change(blob):
+                (value,) = struct.unpack_from("<f", blob, 4 * position)
+                struct.pack_into("<f", blob, 4 * position, value * factor + 1e-30)
+
+            return change
+
+        def next_set_entry(blob):
+            # The first entry of the last chunk's set of head 0 becomes the position behind it.
+            at = len(blob) - 4 * 4 * 8
+            (value,) = struct.unpack_from("<i", blob, at)
+            struct.pack_into("<i", blob, at, value + 1)
+
+        spoilers = {
+            "out": scale(77, 1.001),
+            "lse": scale(55, 1.001),
+            "colsum_intra": scale(20, 1.001),
+            "colsum_inter": scale(-1, 1.0),
+            "memory": next_set_entry,
+            "scores": lambda blob: blob.__setitem__(40, blob[40] ^ 1),
+        }
+        for name, change in spoilers.items():
+            with self.subTest(tensor=name):
+                self.attend(90, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
+                if name == "colsum_inter":
+                    change = lambda blob: struct.pack_into("<f", blob, len(blob) - 4, 3.25)
+                self.spoil(name, change)
+                done = self.verify()
+                self.assertEqual(done.returncode, 1, f"{name}: {done.stdout}{done.stderr}")
+                self.assertIn("FAIL", done.stdout)
+
+    def test_against_another_output(self):
+        self.attend(64, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
+        sparse = self.output
+        self.output = self.path("dense.safetensors")
+        self.attend(64, "--dense")
+        dense, self.output = self.output, sparse
+        report = json.loads(self.verify("--against", dense, "--json").stdout)
+        self.assertGreater(report["against"]["max_difference"], 1e-3)
+        self.assertGreater(report["against"]["rms_difference"], 0.0)
+        self.assertLess(report["against"]["rms_difference"], report["against"]["max_difference"])
+        report = json.loads(self.verify("--against", sparse, "--json").stdout)
+        self.assertEqual(report["against"]["max_difference"], 0.0)
+
+    def test_bad_files_are_refused_in_one_line(self):
+        self.attend(40, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
+        with open(self.output, "rb") as file:
+            sound = file.read()
+        tensors, metadata = read_tensors(self.output)
+
+        def changed(name, dtype=None, shape=None, blob=None):
+            spoiled = dict(tensors)
+            old = spoiled[name]
+            spoiled[name] = (dtype or old[0], shape or old[1], old[2] if blob is None else blob)
+            return spoiled
+
+        def without(key):
+            return {name: value for name, value in metadata.items() if name != key}
+
+        path = self.path("bad.safetensors")
+        writers = {
+            "empty": lambda: write_bytes(path, b""),
+            "cut": lambda: write_bytes(path, sound[: len(sound) // 2]),
+            "huge header": lambda: write_bytes(path, struct.pack("<Q", 1 << 60) + sound[8:]),
+            "no JSON": lambda: write_bytes(path, struct.pack("<Q", 4) + b"nope"),
+            "an array": lambda: write_bytes(path, struct.pack("<Q", 2) + b"[]"),
+            "deep": lambda: write_bytes(path, struct.pack("<Q", 200000) + b"[" * 200000),
+            "no metadata": lambda: write_tensors(path, tensors),
+            "no scale": lambda: write_tensors(path, tensors, without("scale")),
+            "words": lambda: write_tensors(path, tensors, dict(metadata, chunk="many")),
+            "negative": lambda: write_tensors(path, tensors, dict(metadata, local="-1")),
+            "no out": lambda: write_tensors(path, {k: v for k, v in tensors.items() if k != "out"}, metadata),
+            "no memory": lambda: write_tensors(path, {k: v for k, v in tensors.items() if k != "memory"}, metadata),
+            "wrong shape": lambda: write_tensors(path, changed("lse", shape=[4, 40]), metadata),
+            "wrong type": lambda: write_tensors(path, changed("lse", dtype="I32"), metadata),
+            "starts": lambda: write_tensors(path, changed("chunk_start", blob=struct.pack("<4i", 0, 30, 20, 40)), metadata),
+            "beyond": lambda: write_tensors(path, changed("memory", blob=struct.pack("<96i", *([39] * 96))), metadata),
+        }
+        for name, write in writers.items():
+            with self.subTest(file=name):
+                write()
+                done = kit("verify", self.input, path)
+                self.assertEqual(done.returncode, 2, f"{name}: {done.stdout}{done.stderr}")
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertIn("bad.safetensors", done.stderr)
+        done = kit("verify", self.path("missing"), self.output)
+        self.assertEqual(done.returncode, 2)
+
+    def test_nan_rows_are_said_not_judged(self):
+        self.attend(40, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
+        tensors = {}
+        with open(self.input, "rb") as file:
+            blob = file.read()
+        size = struct.unpack("<Q", blob[:8])[0]
+        header = json.loads(blob[8 : 8 + size])
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            tensors[name] = (entry["dtype"], entry["shape"], bytearray(blob[8 + size + begin : 8 + size + end]))
+        struct.pack_into("<f", tensors["v"][2], len(tensors["v"][2]) - 4, float("nan"))
+        write_tensors(self.input, tensors)
+        done = subprocess.run([PROGRAM, "attend", self.input, "-o", self.output, "-ub", "16", "--h2o-local", "4",
+                               "--h2o-heavy", "4"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(self.verify("--json").stdout)
+        self.assertEqual(report["status"], "PASS")
+        self.assertEqual(report["rows_not_judged"], 2 * 8)  # the last chunk of the two heads that read it
+
+
+class Program(unittest.TestCase):
+    def test_list_names_clauses(self):
+        done = kit("--list", "--json")
+        self.assertEqual(done.returncode, 0)
+        cases = json.loads(done.stdout)["cases"]
+        self.assertGreater(len(cases), 60)
+        self.assertTrue(all(case["clauses"] and case["lane"] and case["stage"] for case in cases))
+        self.assertEqual(len({case["name"] for case in cases}), len(cases))
+        human = kit("--list")
+        self.assertEqual(len(human.stdout.splitlines()), len(cases))
+
+    def test_filters_and_outputs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            junit = os.path.join(folder, "junit.xml")
+            results = os.path.join(folder, "results.json")
+            done = kit("--engine", "reference", "--lane", "exact", "--quick", "--no-ratchet", "--json", results, "--junit", junit)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            with open(results, encoding="utf-8") as file:
+                report = json.load(file)
+            self.assertTrue(all(r["lane"] == "exact" and r["engine"] == "reference" for r in report["results"]))
+            self.assertEqual(report["totals"]["PASS"], len(report["results"]))
+            suites = xml.etree.ElementTree.parse(junit).getroot()
+            self.assertEqual(sum(int(suite.get("tests")) for suite in suites), len(report["results"]))
+        done = kit("--clause", "SCORE-4", "--engine", "none", "--json", "-")
+        names = [result["case"] for result in json.loads(done.stdout)["results"]]
+        self.assertIn("stage.bf16_rounding", names)
+        self.assertTrue(all("SCORE-4" in result["clauses"] for result in json.loads(done.stdout)["results"]))
+
+    def test_a_failure_prints_how_to_repeat_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            marks = os.path.join(folder, "marks.json")
+            with open(marks, "w", encoding="utf-8") as file:
+                json.dump({}, file)
+            done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("ratchet", done.stdout)
+            self.assertIn("--engine reference --case bound.scale --seed 1", done.stdout)
+
+    def test_ratchet_catches_twice_the_mark(self):
+        with tempfile.TemporaryDirectory() as folder:
+            marks = os.path.join(folder, "marks.json")
+            done = kit("--engine", "reference", "--case", "bound.scale", "--update-ratchet", marks)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks).returncode, 0)
+            with open(marks, encoding="utf-8") as file:
+                table = json.load(file)
+            for cases in table.values():
+                for stage in cases.get("bound.scale", {}):
+                    cases["bound.scale"][stage] /= 3.0
+            with open(marks, "w", encoding="utf-8") as file:
+                json.dump(table, file)
+            done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn("more than 2 times", done.stdout)
+
+    def test_bad_usage(self):
+        for arguments in (["--nope"], ["--lane", "nope"], ["--case", "nope"], ["--seed", "x"], ["--threads", "0"],
+                          ["--list", "--clauses"], ["verify"], ["--ratchet", "/nonexistent"], ["--saboteurs"],
+                          ["--update-ratchet", "x.json", "--seed", "3"], ["--engine", "none", "--case", "bound.scale"]):
+            with self.subTest(arguments=arguments):
+                done = kit(*arguments)
+                self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertEqual(done.stdout, "")
+        done = kit("--engine", "abacus")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("reference", done.stderr)
+        self.assertEqual(kit("--help").returncode, 0)
+
+
+if __name__ == "__main__":
+    KIT, PROGRAM = sys.argv[1:3]
+    unittest.main(argv=sys.argv[:1])
