@@ -105,11 +105,11 @@ std::optional<AttendFlags> parse_attend_flags(const std::vector<std::string>& ar
     using Integer = std::remove_reference_t<decltype(result)>;
     if (option->count() > 0) result = static_cast<Integer>(parse_integer(name, text, low, high));
   };
-  integer(batch, "--batch", texts.batch, 1, kMaxCount, options.batch);
-  integer(chunk, "--chunk", texts.chunk, 1, kMaxCount, options.chunk);
+  integer(batch, "-b (--batch)", texts.batch, 1, kMaxCount, options.batch);
+  integer(chunk, "-ub (--chunk)", texts.chunk, 1, kMaxCount, options.chunk);
   integer(local, "--h2o-local", texts.local, 0, kMaxCount, options.local);
   integer(heavy, "--h2o-heavy", texts.heavy, 0, kMaxCount, options.heavy);
-  integer(threads, "--threads", texts.threads, 0, kMostThreads, options.threads);
+  integer(threads, "-t (--threads)", texts.threads, 0, kMostThreads, options.threads);
   integer(repeat, "--repeat", texts.repeat, 1, kMostRepeats, flags.repeat);
   if (options.local + options.heavy > kMaxCount) {
     throw Failure(fmt::format("--h2o-local {} and --h2o-heavy {} make {} together; allowed are {}",

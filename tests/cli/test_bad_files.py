@@ -157,6 +157,12 @@ class Container(ProgramTest):
         header["v"]["data_offsets"] = [at + 4 for at in header["k"]["data_offsets"]]
         self.refuse(file_of(header, tensors["q"].data + tensors["k"].data + bytes(4)), "overlap", "'v'")
 
+    def test_overlap_of_one_element(self):
+        tensors = problem()
+        header = header_of(tensors)
+        header["v"]["data_offsets"] = [at - 4 for at in header["v"]["data_offsets"]]
+        self.refuse(file_of(header, body(tensors)[:-4]), "overlap", "'v'")
+
     def test_hole(self):
         tensors = problem()
         header = header_of(tensors)

@@ -11,7 +11,9 @@ INTEGERS = {"--batch": (1, 2147483647), "-b": (1, 2147483647), "--batch-size": (
             "--chunk": (1, 2147483647), "-ub": (1, 2147483647), "--ubatch-size": (1, 2147483647),
             "--h2o-local": (0, 2147483647), "--h2o-heavy": (0, 2147483647),
             "-t": (0, 512), "--threads": (0, 512), "--repeat": (1, 1000)}
-SPOKEN = {"-b": "--batch", "--batch-size": "--batch", "-ub": "--chunk", "--ubatch-size": "--chunk", "-t": "--threads"}
+SPOKEN = {flag: spoken for spoken, flags in {
+    "-b (--batch)": ("-b", "--batch", "--batch-size"), "-ub (--chunk)": ("-ub", "--chunk", "--ubatch-size"),
+    "-t (--threads)": ("-t", "--threads")}.items() for flag in flags}
 
 
 class Numbers(ProgramTest):

@@ -193,6 +193,15 @@ class Terminal(ProgramTest):
         self.assertTrue(shown.endswith(b"\r\x1b[K"), shown)
         self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
 
+    def test_the_line_is_cleared_where_the_work_ends_by_itself(self):
+        arguments = ["attend", self.put(slow_problem(n=300)), "-o", self.path("out"), "--engine", "reference"]
+        seconds = json.loads(self.run_program(*arguments, "--json").stdout)["seconds"]["min"]
+        repeat = str(min(1000, 2 + int(3 / seconds)))  # three seconds on this machine
+        shown = self.watch([*arguments, "--repeat", repeat], TIMEOUT)
+        self.assertIn(b"of the pairs", shown)
+        self.assertTrue(shown.endswith(b"\r\x1b[K"), shown)
+        self.assertEqual(sorted(os.listdir(self.directory)), ["in.safetensors", "out"])
+
     def test_short_work_shows_nothing(self):
         self.assertEqual(self.watch(["attend", self.put(problem()), "-o", self.path("out")], 30), b"")
 
