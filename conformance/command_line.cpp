@@ -52,6 +52,7 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   app.add_option("--update-ratchet", request.update_ratchet, "record the marks of this run in FILE")
       ->type_name("FILE");
   app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks");
+  app.add_flag("--fail-fast", request.fail_fast, "stop behind the first case that fails");
   app.add_flag("--self-test", self_test, "prove that the kit can fail: engines with a fault wrapped around them");
 #ifdef HEADWATER_TESTING
   app.add_flag("--saboteurs", saboteurs, "activate every fault of saboteurs.json; each must be killed by its case");

@@ -23,6 +23,7 @@ struct Request {
   std::string ratchet;          ///< a ratchet.json instead of the built-in one
   std::string update_ratchet;   ///< file to record marks in
   bool no_ratchet = false;
+  bool fail_fast = false;
   std::string input;            ///< verify
   std::string output;
   std::string against;

@@ -79,6 +79,8 @@ int run_cases(Request& request) {
     for (const auto& [test, engine] : work) {
       progress.step(test->name);
       results.push_back(run_case(*test, engine, request.settings));
+      const Status status = results.back().status;
+      if (request.fail_fast && (status == Status::fail || status == Status::mistrusted)) break;
     }
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
