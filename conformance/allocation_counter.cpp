@@ -44,7 +44,8 @@ Range openmp_runtime;
 
 int find_openmp(dl_phdr_info* info, std::size_t, void*) {
   if (info->dlpi_name == nullptr) return 0;
-  if (std::strstr(info->dlpi_name, "libgomp") == nullptr && std::strstr(info->dlpi_name, "libomp") == nullptr) return 0;
+  if (std::strstr(info->dlpi_name, "libgomp") == nullptr && std::strstr(info->dlpi_name, "libomp") == nullptr)
+    return 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& segment = info->dlpi_phdr[i];
     if (segment.p_type != PT_LOAD || (segment.p_flags & PF_X) == 0) continue;
@@ -108,13 +109,17 @@ HEADWATER_REPLACEMENT void* realloc(void* memory, std::size_t size) {
   return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_realloc(memory, size);
 }
 HEADWATER_REPLACEMENT void* memalign(std::size_t alignment, std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr
+                                                                     : __libc_memalign(alignment, size);
 }
 HEADWATER_REPLACEMENT void* aligned_alloc(std::size_t alignment, std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr
+                                                                     : __libc_memalign(alignment, size);
 }
 HEADWATER_REPLACEMENT int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
-  void* taken = headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+  void* taken = headwater::conformance::refuse(__builtin_return_address(0))
+                    ? nullptr
+                    : __libc_memalign(alignment, size);
   if (taken == nullptr) return ENOMEM;
   *memory = taken;
   return 0;

@@ -18,7 +18,7 @@ namespace headwater::conformance {
 namespace {
 
 constexpr const char* kRowTypes = "F32,F16,BF16";
-constexpr std::int64_t kMostExtent = 65536;        // of heads and widths, as Shape has it
+constexpr std::int64_t kMostExtent = 65536;  // of heads and widths, as Shape has it
 constexpr std::int64_t kMostTokens = 2147483647;
 
 DType dtype_of(const FileTensor& tensor) {
@@ -50,8 +50,8 @@ Tensor read_rows(const SafetensorsFile& file, const std::string& name) {
   }
   for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
     if (from.shape[i] < 1 || from.shape[i] > kMostExtent) {
-      file.refuse(fmt::format("tensor {} has extent {} in dimension {}; allowed: 1 .. {}", name, from.shape[i], i,
-                              kMostExtent));
+      file.refuse(fmt::format("tensor {} has extent {} in dimension {}; allowed: 1 .. {}", name,
+                              from.shape[i], i, kMostExtent));
     }
   }
   Tensor tensor;
@@ -106,7 +106,8 @@ void read_options(const SafetensorsFile& file, AttendRun& run) {
   }
   options.score_type = type == "bf16" ? ScoreType::bf16 : ScoreType::f32;
   for (const std::int64_t value : {options.batch, options.chunk, options.local + 1, options.heavy + 1}) {
-    if (value < 1 || value > kMostTokens) file.refuse("__metadata__ batch, chunk, local or heavy is out of range");
+    if (value < 1 || value > kMostTokens)
+      file.refuse("__metadata__ batch, chunk, local or heavy is out of range");
   }
   if (!std::isfinite(*options.scale) || !std::isfinite(options.softcap) || options.softcap < 0) {
     file.refuse("__metadata__ scale or softcap is not finite");
@@ -136,12 +137,14 @@ ChunkTrace read_chunk(const SafetensorsFile& file, const AttendRun& run, std::in
   if (!sparse) {
     if (any_sum) file.refuse(fmt::format("chunk at {}: no memory, but column sums other than 0", begin));
     if (std::any_of(inter, inter + heads * width, [](float x) { return x != 0.0f; }) || any_memory) {
-      file.refuse(fmt::format("chunk at {}: a memory or its column sums where a dense chunk has none", begin));
+      file.refuse(
+          fmt::format("chunk at {}: a memory or its column sums where a dense chunk has none", begin));
     }
     return chunk;
   }
   if (end - begin > run.options.chunk) {
-    file.refuse(fmt::format("chunk at {} has {} tokens; allowed: at most {}", begin, end - begin, run.options.chunk));
+    file.refuse(
+        fmt::format("chunk at {} has {} tokens; allowed: at most {}", begin, end - begin, run.options.chunk));
   }
   while (chunk.memory_count < width && memory[chunk.memory_count] != -1) ++chunk.memory_count;
   for (std::int64_t h = 0; h < heads; ++h) {
@@ -150,8 +153,9 @@ ChunkTrace read_chunk(const SafetensorsFile& file, const AttendRun& run, std::in
       const std::int32_t position = memory[h * width + i];
       const bool valid = i < chunk.memory_count;
       if (valid ? (position < 0 || position >= begin) : (position != -1 || inter[h * width + i] != 0.0f)) {
-        file.refuse(fmt::format("chunk at {} head {}: entry {} of memory is {} or has a column sum behind the set", begin,
-                                h, i, position));
+        file.refuse(
+            fmt::format("chunk at {} head {}: entry {} of memory is {} or has a column sum behind the set",
+                        begin, h, i, position));
       }
       if (!valid) continue;
       chunk.memory.push_back(position);
@@ -180,12 +184,14 @@ AttendRun read_attend_run(const std::string& input, const std::string& output) {
   const FileTensor& lse = file.tensor("lse", 2, "F32");
   require_shape(file, "lse", lse, {n, heads});
   run.lse = read_floats(lse);
-  const FileTensor& scores = file.tensor("scores", 2, run.options.score_type == ScoreType::bf16 ? "BF16" : "F32");
+  const FileTensor& scores =
+      file.tensor("scores", 2, run.options.score_type == ScoreType::bf16 ? "BF16" : "F32");
   require_shape(file, "scores", scores, {heads, n});
   for (std::int64_t i = 0; i < scores.elements; ++i) {
     std::uint32_t bits = 0;
     const std::size_t size = run.options.score_type == ScoreType::bf16 ? 2 : 4;
-    std::memcpy(&bits, scores.data + static_cast<std::size_t>(i) * size, size);  // little-endian, as the format is
+    std::memcpy(&bits, scores.data + static_cast<std::size_t>(i) * size,
+                size);  // little-endian, as the format is
     run.scores.push_back(bits);
   }
   const FileTensor& intra_tensor = file.tensor("colsum_intra", 2, "F32");
@@ -207,8 +213,8 @@ AttendRun read_attend_run(const std::string& input, const std::string& output) {
   const std::vector<float> inter = read_floats(inter_tensor);
   for (std::int64_t c = 0; c < chunks; ++c) {
     const auto at = static_cast<std::size_t>(c);
-    run.chunks.push_back(read_chunk(file, run, starts[at], starts[at + 1], intra, memory.data() + c * heads * width,
-                                    inter.data() + c * heads * width));
+    run.chunks.push_back(read_chunk(file, run, starts[at], starts[at + 1], intra,
+                                    memory.data() + c * heads * width, inter.data() + c * heads * width));
   }
   run.problem.steps = {Step::prefill(n)};  // only the number of tokens is used
   return run;
@@ -217,7 +223,8 @@ AttendRun read_attend_run(const std::string& input, const std::string& output) {
 std::vector<float> read_attend_outputs(const std::string& path, const AttendRun& like) {
   const SafetensorsFile file(path);
   const FileTensor& out = file.tensor("out", 3, "F32");
-  require_shape(file, "out", out, {like.problem.shape.capacity, like.problem.shape.n_head, like.problem.shape.d_value});
+  require_shape(file, "out", out,
+                {like.problem.shape.capacity, like.problem.shape.n_head, like.problem.shape.d_value});
   return read_floats(out);
 }
 

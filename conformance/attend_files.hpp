@@ -14,7 +14,7 @@ namespace headwater::conformance {
 struct AttendRun {
   Problem problem;
   EffectiveOptions options;
-  Arithmetic arithmetic;              ///< of the engine that the output names
+  Arithmetic arithmetic;  ///< of the engine that the output names
   std::string engine;
   std::vector<ChunkTrace> chunks;
   std::vector<float> out;             ///< [n][Hq][dv]

@@ -13,8 +13,8 @@ namespace headwater::conformance {
 
 /// How a case judges (docs/verification.md). The name of a lane is what `--lane` takes.
 enum class Lane {
-  exact,        ///< bits: discrete stages on the same inputs, or inputs whose sums have one value in every order
-  bound,        ///< random inputs, error per element against a bound derived from the number formats
+  exact,  ///< bits: discrete stages on the same inputs, or inputs whose sums have one value in every order
+  bound,  ///< random inputs, error per element against a bound derived from the number formats
   adversarial,  ///< the same on inputs that are hard on purpose
   bias,         ///< signed mean error over positive inputs: truncation where rounding is asked for
   replay,       ///< scores and memory sets recomputed bit for bit from the engine's own column sums (SCORE-6)

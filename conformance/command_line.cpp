@@ -29,7 +29,8 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   const auto several = [&](const char* name, std::vector<std::string>& to, const char* help) {
     return app.add_option(name, to, help)->delimiter(',')->allow_extra_args(false);
   };
-  several("--engine", request.engines, "engines to run (default: all, and the stage cases); none: stage cases only");
+  several("--engine", request.engines,
+          "engines to run (default: all, and the stage cases); none: stage cases only");
   several("--case", request.cases, "case names or shell patterns: 'bound.*'");
   several("--clause", request.clauses, "clause ids: MEM-3");
   several("--stage", request.stages, "stages: selection, attention, ...");
@@ -53,21 +54,26 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
       ->type_name("FILE");
   app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks");
   app.add_flag("--fail-fast", request.fail_fast, "stop behind the first case that fails");
-  app.add_flag("--self-test", self_test, "prove that the kit can fail: engines with a fault wrapped around them");
+  app.add_flag("--self-test", self_test,
+               "prove that the kit can fail: engines with a fault wrapped around them");
 #ifdef HEADWATER_TESTING
-  app.add_flag("--saboteurs", saboteurs, "activate every fault of saboteurs.json; each must be killed by its case");
+  app.add_flag("--saboteurs", saboteurs,
+               "activate every fault of saboteurs.json; each must be killed by its case");
 #endif
-  CLI::App* verify = app.add_subcommand(
-      "verify", "Checks an output file of `headwater attend` against the oracle, teacher-forced.\n"
-                "Example: headwater-conformance verify trace.safetensors out.safetensors --json");
+  CLI::App* verify =
+      app.add_subcommand("verify",
+                         "Checks an output file of `headwater attend` against the oracle, teacher-forced.\n"
+                         "Example: headwater-conformance verify trace.safetensors out.safetensors --json");
   verify->add_option("IN", request.input, "input of attend (safetensors)")->required();
   verify->add_option("OUT", request.output, "output of attend (safetensors)")->required();
-  verify->add_option("--against", request.against, "another output: report the difference")->type_name("FILE");
+  verify->add_option("--against", request.against, "another output: report the difference")
+      ->type_name("FILE");
   verify->add_option("--json", request.json, "write the report as JSON to FILE, - is standard output")
       ->type_name("FILE")
       ->expected(0, 1)
       ->default_str("-");
-  verify->add_option("--threads,-t", request.settings.threads, "threads of the oracle")->check(CLI::Range(1, 512));
+  verify->add_option("--threads,-t", request.settings.threads, "threads of the oracle")
+      ->check(CLI::Range(1, 512));
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
@@ -84,7 +90,8 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   if (json_asked && request.json.empty()) request.json = "-";
   const int actions = list + clauses + self_test + saboteurs + verify->parsed();
   if (actions > 1) {
-    std::cerr << kProgram << ": only one of --list, --clauses, --self-test, --saboteurs and verify is allowed\n";
+    std::cerr << kProgram
+              << ": only one of --list, --clauses, --self-test, --saboteurs and verify is allowed\n";
     exit_code = kBadUsage;
     return std::nullopt;
   }

@@ -18,13 +18,13 @@ struct Request {
   std::vector<std::string> stages;
   std::vector<std::string> lanes;
   Settings settings;
-  std::string json;             ///< file, "-" or empty
+  std::string json;  ///< file, "-" or empty
   std::string junit;
-  std::string ratchet;          ///< a ratchet.json instead of the built-in one
-  std::string update_ratchet;   ///< file to record marks in
+  std::string ratchet;         ///< a ratchet.json instead of the built-in one
+  std::string update_ratchet;  ///< file to record marks in
   bool no_ratchet = false;
   bool fail_fast = false;
-  std::string input;            ///< verify
+  std::string input;  ///< verify
   std::string output;
   std::string against;
 };

@@ -23,14 +23,14 @@
 namespace headwater::conformance {
 namespace {
 
-constexpr double kExp = 4.0;        // an exp of 2 ulp
-constexpr double kRescale = 5.0;    // exp and multiply
-constexpr double kDivide = 2.0;     // reciprocal and multiply
-constexpr double kProduct = 1.0;    // weight times value
-constexpr double kTanh = 4.0;       // absolute, of a tanh evaluated by way of exp
+constexpr double kExp = 4.0;          // an exp of 2 ulp
+constexpr double kRescale = 5.0;      // exp and multiply
+constexpr double kDivide = 2.0;       // reciprocal and multiply
+constexpr double kProduct = 1.0;      // weight times value
+constexpr double kTanh = 4.0;         // absolute, of a tanh evaluated by way of exp
 constexpr double kCapArgument = 3.0;  // t rounded, its reciprocal, the product
-constexpr double kCapResult = 2.0;  // t rounded, the product
-constexpr double kBias = 2.0;       // product and difference, each at most twice
+constexpr double kCapResult = 2.0;    // t rounded, the product
+constexpr double kBias = 2.0;         // product and difference, each at most twice
 constexpr double kTanhCurvature = 0.77;
 constexpr double kConfidence = 8.0;
 constexpr double kF32 = 0x1p-24;
@@ -130,11 +130,11 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     const Eigen::Index rows = std::min(kRowBlock, n - first_row);
     // Keys are ascending in each part, so what this block sees is a prefix of the union.
     Eigen::Index seen = memory;
-    while (seen < m && input.positions[static_cast<std::size_t>(seen)] < input.begin + first_row + rows) ++seen;
+    while (seen < m && input.positions[static_cast<std::size_t>(seen)] < input.begin + first_row + rows)
+      ++seen;
     const Eigen::MatrixXd q = input.q.middleRows(first_row, rows);
     const Eigen::MatrixXd raw = input.scale * (q * input.keys.topRows(seen).transpose());
-    const Eigen::MatrixXd size =
-        std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
+    const Eigen::MatrixXd size = std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
 
     Eigen::MatrixXd weights = Eigen::MatrixXd::Zero(rows, seen);
     Eigen::MatrixXd weight_errors = Eigen::MatrixXd::Zero(rows, seen);
@@ -181,8 +181,8 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         const double part_sum = part.mean_error + u * (sum_error(part.count) + kExp) + rescales;
         const double whole_sum = whole.mean_error + u * (sum_error(whole.count) + kExp) + rescales;
         const double w = std::exp(s - whole.m) / whole.l;
-        double relative = row.error[j] + 2.0 * u * (whole.m - s) + u * (kExp + kProduct + sum_error(whole.count)) +
-                          rescales + whole_sum + kDivide * u;
+        double relative = row.error[j] + 2.0 * u * (whole.m - s) +
+                          u * (kExp + kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u;
         if (fused) relative += 2.0 * (part_sum + u * (kDivide + kProduct));
         weights(r, j) = w;
         weight_errors(r, j) = w * std::expm1(relative) + arithmetic.tiny;
@@ -201,8 +201,8 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
       }
       const double log = std::log(whole.l);
       const double lse = whole.m + log;
-      const double log_relative = whole.mean_error + u * (sum_error(whole.count) + 2.0 * kExp + kProduct) +
-                                  2.0 * rescales;
+      const double log_relative =
+          whole.mean_error + u * (sum_error(whole.count) + 2.0 * kExp + kProduct) + 2.0 * rescales;
       truth.lse[first_row + r] = lse;
       truth.lse_bound[first_row + r] = std::expm1(log_relative) + kF32 * std::fabs(lse) +
                                        2.0 * u * (std::fabs(whole.m) + std::fabs(log) + std::fabs(lse) + 1.0);

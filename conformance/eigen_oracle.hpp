@@ -11,8 +11,8 @@ namespace headwater::conformance {
 
 /// The arithmetic of an engine, from which bounds are derived (docs/verification.md).
 struct Arithmetic {
-  double u = 0x1p-24;          ///< unit round-off of its logits, weights and sums
-  double tiny = 0x1p-125;      ///< weights below this may vanish or be clamped (F32 exp near its smallest normal)
+  double u = 0x1p-24;      ///< unit round-off of its logits, weights and sums
+  double tiny = 0x1p-125;  ///< weights below this may vanish or be clamped (F32 exp near its smallest normal)
 };
 
 /// The arithmetic that an engine's claims promise.

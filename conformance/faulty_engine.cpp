@@ -27,7 +27,8 @@ std::vector<float> copy(const Rows& rows, std::int64_t n, std::int64_t heads, st
   std::vector<float> values;
   for (std::int64_t t = 0; t < n; ++t) {
     for (std::int64_t h = 0; h < heads; ++h) {
-      for (std::int64_t x = 0; x < width; ++x) values.push_back(load_element(rows.type, element(rows, t, h, x)));
+      for (std::int64_t x = 0; x < width; ++x)
+        values.push_back(load_element(rows.type, element(rows, t, h, x)));
     }
   }
   return values;
@@ -52,7 +53,8 @@ class FaultySession final : public Session {
     open_ = false;
     was_reset_ = true;
   }
-  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) override;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+              const MutableRows& out) override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
 
   void set_observer(Observer observer) override {
@@ -60,7 +62,8 @@ class FaultySession final : public Session {
       inner_->set_observer({});
       return;
     }
-    inner_->set_observer([this, observer = std::move(observer)](const ChunkRecord& record) { report(record, observer); });
+    inner_->set_observer(
+        [this, observer = std::move(observer)](const ChunkRecord& record) { report(record, observer); });
   }
 
   [[nodiscard]] SessionState state() const override { return inner_->state(); }
@@ -72,10 +75,12 @@ class FaultySession final : public Session {
   [[nodiscard]] MemoryBytes memory_bytes() const override { return inner_->memory_bytes(); }
   [[nodiscard]] std::span<const Chunk> plan() const override { return inner_->plan(); }
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return inner_->memory(layer); }
-  void read_key(std::int64_t layer, std::int64_t head, std::int64_t position, std::span<float> row) const override {
+  void read_key(std::int64_t layer, std::int64_t head, std::int64_t position,
+                std::span<float> row) const override {
     inner_->read_key(layer, head, position, row);
   }
-  void read_value(std::int64_t layer, std::int64_t head, std::int64_t position, std::span<float> row) const override {
+  void read_value(std::int64_t layer, std::int64_t head, std::int64_t position,
+                  std::span<float> row) const override {
     inner_->read_value(layer, head, position, row);
   }
 
@@ -102,7 +107,8 @@ class FaultySession final : public Session {
   std::vector<std::unique_ptr<int>> taken_;
 };
 
-void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) {
+void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                           const MutableRows& out) {
   if (fault_ == Fault::allocates) taken_.push_back(std::make_unique<int>(1));
   const Shape& s = shape();
   if (fault_ == Fault::drops_newest_key) {
@@ -228,7 +234,9 @@ class FaultyEngine final : public Engine {
   FaultyEngine(const Engine& inner, Fault fault) : inner_(inner), fault_(fault) {}
   [[nodiscard]] std::string_view name() const override { return inner_.name(); }
   [[nodiscard]] std::string_view isa() const override { return inner_.isa(); }
-  [[nodiscard]] std::string_view description() const override { return "an engine with a fault, for the self-test"; }
+  [[nodiscard]] std::string_view description() const override {
+    return "an engine with a fault, for the self-test";
+  }
   [[nodiscard]] std::string unavailable_because() const override { return inner_.unavailable_because(); }
   [[nodiscard]] Claims claims() const override { return inner_.claims(); }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {

@@ -56,12 +56,12 @@ std::vector<const Engine*> chosen_engines(const Request& request, std::vector<st
       said.push_back(fmt::format("SKIP       engine {}: {}", candidate->name(), reason));
       continue;
     }
-    const auto twin = std::find_if(chosen.begin(), chosen.end(), [&](const Engine* other) {
-      return other->isa() == candidate->isa();
-    });
+    const auto twin = std::find_if(chosen.begin(), chosen.end(),
+                                   [&](const Engine* other) { return other->isa() == candidate->isa(); });
     if (twin != chosen.end()) {
-      said.push_back(fmt::format("SKIP       engine {}: the same kernels as {} on this machine; run it with --engine {}",
-                                 candidate->name(), (*twin)->name(), candidate->name()));
+      said.push_back(
+          fmt::format("SKIP       engine {}: the same kernels as {} on this machine; run it with --engine {}",
+                      candidate->name(), (*twin)->name(), candidate->name()));
       continue;
     }
     chosen.push_back(candidate);

@@ -12,6 +12,7 @@ namespace headwater::conformance {
 
 /// The engines that a request runs: those named, or all that differ here. `said` gets one line for every engine left
 /// out. Errors: headwater::Error engine_unavailable.
-[[nodiscard]] std::vector<const Engine*> chosen_engines(const Request& request, std::vector<std::string>& said);
+[[nodiscard]] std::vector<const Engine*> chosen_engines(const Request& request,
+                                                        std::vector<std::string>& said);
 
 }  // namespace headwater::conformance

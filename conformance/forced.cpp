@@ -29,8 +29,9 @@ class Judge {
     const double error = std::fabs(got - wanted);
     context_.trust(bound, signal);
     if (!(error <= bound)) {
-      throw Violation(fmt::format("{}: {} [{}, {}] is {:.9g}, oracle {:.9g}, error {:.3g} above the bound {:.3g}; {}",
-                                  where_, stage, row, column, got, wanted, error, bound, problem_.describe()));
+      throw Violation(
+          fmt::format("{}: {} [{}, {}] is {:.9g}, oracle {:.9g}, error {:.3g} above the bound {:.3g}; {}",
+                      where_, stage, row, column, got, wanted, error, bound, problem_.describe()));
     }
     context_.mark(stage, dtype_name(problem_.shape.kv_type), ratio_of(error, bound));
   }
@@ -54,7 +55,8 @@ HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrac
     result.positions.push_back(chunk.memory[static_cast<std::size_t>(head * chunk.memory_count + i)]);
   }
   const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
-  for (std::int64_t p = sparse ? chunk.chunk.begin : 0; p < chunk.chunk.end; ++p) result.positions.push_back(p);
+  for (std::int64_t p = sparse ? chunk.chunk.begin : 0; p < chunk.chunk.end; ++p)
+    result.positions.push_back(p);
 
   result.q.resize(chunk.length(), shape.d_head);
   for (std::int64_t i = 0; i < chunk.length(); ++i) {
@@ -80,7 +82,8 @@ HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrac
 }
 
 StoredLayer::StoredLayer(const Problem& problem, std::int64_t layer)
-    : k(problem.layers[static_cast<std::size_t>(layer)].k), v(problem.layers[static_cast<std::size_t>(layer)].v) {
+    : k(problem.layers[static_cast<std::size_t>(layer)].k),
+      v(problem.layers[static_cast<std::size_t>(layer)].v) {
   const Shape& shape = problem.shape;
   for (float& x : k.values) x = round_to(shape.kv_type, x);
   for (float& x : v.values) x = round_to(shape.kv_type, x);
@@ -131,12 +134,12 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
         const HeadChunk input = head_chunk(problem, layer, chunk, head);
         HeadTruth truth = eigen_oracle(input, arithmetic);
         if (whose == Truth::reference) use_reference_values(problem, stored, chunk, head, truth);
-        Judge judge(context, problem,
-                    fmt::format("layer {} chunk [{}, {}) head {}", layer, chunk.chunk.begin, chunk.chunk.end, head));
+        Judge judge(
+            context, problem,
+            fmt::format("layer {} chunk [{}, {}) head {}", layer, chunk.chunk.begin, chunk.chunk.end, head));
         for (std::int64_t i = 0; i < chunk.length(); ++i) {
           const std::int64_t token = chunk.chunk.begin + i;
-          const float* out =
-              said.out.data() + (token * shape.n_head + head) * shape.d_value;
+          const float* out = said.out.data() + (token * shape.n_head + head) * shape.d_value;
           for (std::int64_t x = 0; x < shape.d_value; ++x) {
             // Before rounding to the output type |o| <= |o*| + bound; then at most half an ulp of that.
             const double bound = truth.out_bound(i, x);
@@ -151,8 +154,8 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
         }
         for (std::int64_t j = 0; j < chunk.memory_count; ++j) {
           const auto at = static_cast<std::size_t>(head * chunk.memory_count + j);
-          judge("colsum_inter", chunk.memory[at], 0, chunk.colsum_inter[at], truth.inter[j], truth.inter_bound[j],
-                truth.inter[j]);
+          judge("colsum_inter", chunk.memory[at], 0, chunk.colsum_inter[at], truth.inter[j],
+                truth.inter_bound[j], truth.inter[j]);
         }
       }
     }

@@ -17,10 +17,10 @@ double round_significand(double magnitude, int p, int least) {
 }
 
 struct Format {
-  int significant;      // bits of the significand, the hidden one included
-  int least;            // log2 of the smallest subnormal
-  int bias;             // of the exponent field
-  double beyond;        // first magnitude that is infinity: 2^(emax + 1)
+  int significant;  // bits of the significand, the hidden one included
+  int least;        // log2 of the smallest subnormal
+  int bias;         // of the exponent field
+  double beyond;    // first magnitude that is infinity: 2^(emax + 1)
   std::uint16_t infinity;
 };
 
@@ -29,8 +29,8 @@ constexpr Format kF16{11, -24, 15, 0x1p16, 0x7c00};
 
 std::uint16_t encode(const Format& format, float value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
-  const double rounded = round_significand(std::fabs(static_cast<double>(value)), format.significant,
-                                           format.least);
+  const double rounded =
+      round_significand(std::fabs(static_cast<double>(value)), format.significant, format.least);
   if (!(rounded < format.beyond)) return static_cast<std::uint16_t>(sign | format.infinity);
   const int fraction_bits = format.significant - 1;
   const double normal = std::ldexp(1.0, format.least + fraction_bits);

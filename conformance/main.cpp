@@ -54,7 +54,8 @@ int run_cases(Request& request) {
   const bool recording = !request.update_ratchet.empty();
   if (!request.no_ratchet && !recording) request.settings.ratchet = &ratchet;
   if (recording && (request.settings.seed != kDefaultSeed || request.settings.quick)) {
-    throw Error(ErrorCode::invalid_argument, "--update-ratchet: marks belong to the default seed without --quick");
+    throw Error(ErrorCode::invalid_argument,
+                "--update-ratchet: marks belong to the default seed without --quick");
   }
 
   std::vector<std::pair<const Case*, const Engine*>> work;
@@ -68,8 +69,9 @@ int run_cases(Request& request) {
     if (!test->per_engine && stages) work.emplace_back(test, nullptr);
   }
   if (work.empty()) {
-    throw Error(ErrorCode::invalid_argument,
-                "nothing to run: stage cases run without --engine or with --engine none, the others with an engine");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "nothing to run: stage cases run without --engine or with --engine none, the others with an engine");
   }
 
   const auto start = std::chrono::steady_clock::now();
@@ -91,11 +93,14 @@ int run_cases(Request& request) {
   if (!request.junit.empty()) write_text(request.junit, results_junit(results));
 
   bool failed = false;
-  for (const Result& result : results) failed = failed || result.status == Status::fail || result.status == Status::mistrusted;
+  for (const Result& result : results)
+    failed = failed || result.status == Status::fail || result.status == Status::mistrusted;
   if (recording) {
-    if (failed) throw Error(ErrorCode::invalid_argument, "--update-ratchet: no marks are recorded from a failed run");
-    Ratchet marks = ::access(request.update_ratchet.c_str(), F_OK) == 0 ? Ratchet::load(request.update_ratchet)
-                                                                       : Ratchet::built_in();
+    if (failed)
+      throw Error(ErrorCode::invalid_argument, "--update-ratchet: no marks are recorded from a failed run");
+    Ratchet marks = ::access(request.update_ratchet.c_str(), F_OK) == 0
+                        ? Ratchet::load(request.update_ratchet)
+                        : Ratchet::built_in();
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (work[i].second != nullptr && !results[i].marks.empty()) {
         marks.record(ratchet_name(*work[i].second), work[i].first->name, results[i].marks);

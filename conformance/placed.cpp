@@ -17,8 +17,8 @@ namespace {
 // Every byte of poison. As F32, F16 or BF16 it is a NaN with a payload that no conversion of SCORE-4 or NUM-1
 // writes, so it is told from a computed NaN.
 constexpr std::byte kPoison{0xff};
-constexpr std::size_t kCanary = 192;   // bytes in front and behind: more than the widest vector
-constexpr std::int64_t kRowGap = 5;    // elements between rows, odd on purpose
+constexpr std::size_t kCanary = 192;  // bytes in front and behind: more than the widest vector
+constexpr std::int64_t kRowGap = 5;   // elements between rows, odd on purpose
 constexpr std::int64_t kHeadGap = 3;
 
 }  // namespace
@@ -42,7 +42,8 @@ Placed::Placed(Placement placement, DType type, std::int64_t n, std::int64_t hea
   writable_.assign(block_size_, 0);
   for (std::int64_t t = 0; t < n; ++t) {
     for (std::int64_t h = 0; h < heads_; ++h) {
-      std::memset(writable_.data() + offset(t, h, 0), 1, static_cast<std::size_t>(width_) * dtype_size(type_));
+      std::memset(writable_.data() + offset(t, h, 0), 1,
+                  static_cast<std::size_t>(width_) * dtype_size(type_));
     }
   }
 }
@@ -101,8 +102,9 @@ void Placed::check(const char* what) const {
   for (std::size_t i = 0; i < block_size_; ++i) {
     if (!writable_.empty() && writable_[i] != 0) continue;
     if (block_[i] != image_[i]) {
-      throw Violation(fmt::format("{}: byte {} of its block was written (rows begin at byte {}, {} bytes in all)",
-                                  what, i, origin_, block_size_));
+      throw Violation(
+          fmt::format("{}: byte {} of its block was written (rows begin at byte {}, {} bytes in all)", what,
+                      i, origin_, block_size_));
     }
   }
 }
@@ -116,7 +118,8 @@ std::vector<float> Placed::take() const {
         const std::byte* from = block_ + offset(t, h, x);
         bool poison = true;
         for (std::size_t b = 0; b < dtype_size(type_); ++b) poison = poison && from[b] == kPoison;
-        if (poison) throw Violation(fmt::format("out: token {} head {} element {} was never written", t, h, x));
+        if (poison)
+          throw Violation(fmt::format("out: token {} head {} element {} was never written", t, h, x));
         values[at++] = load_element(type_, from);
       }
     }

@@ -11,7 +11,11 @@
 namespace headwater::conformance {
 
 Tensor::Tensor(DType type_, std::int64_t n_, std::int64_t heads_, std::int64_t width_)
-    : type(type_), n(n_), heads(heads_), width(width_), values(static_cast<std::size_t>(n_ * heads_ * width_)) {}
+    : type(type_),
+      n(n_),
+      heads(heads_),
+      width(width_),
+      values(static_cast<std::size_t>(n_ * heads_ * width_)) {}
 
 std::int64_t Problem::tokens() const {
   std::int64_t total = 0;
@@ -26,11 +30,11 @@ std::string Problem::dtype() const {
 }
 
 std::string Problem::describe() const {
-  std::string text = fmt::format("layers {} heads {}/{} d {}/{} cap {} q {} k {} v {} kv {} out {} S {} B {} L {} H {}",
-                                 shape.n_layer, shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value,
-                                 shape.capacity, dtype_name(q_type), dtype_name(k_type), dtype_name(v_type),
-                                 dtype_name(shape.kv_type), dtype_name(out_type), options.chunk, options.batch,
-                                 options.local, options.heavy);
+  std::string text =
+      fmt::format("layers {} heads {}/{} d {}/{} cap {} q {} k {} v {} kv {} out {} S {} B {} L {} H {}",
+                  shape.n_layer, shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value, shape.capacity,
+                  dtype_name(q_type), dtype_name(k_type), dtype_name(v_type), dtype_name(shape.kv_type),
+                  dtype_name(out_type), options.chunk, options.batch, options.local, options.heavy);
   if (!options.clamp) text += " no-clamp";
   if (options.dense) text += " dense";
   if (options.scale) text += fmt::format(" scale {}", *options.scale);
@@ -82,8 +86,9 @@ DType random_dtype(Random& random) {
 // Sizes around the edges of chunks: N in {1, S-1, S, S+1, 2S-1, 2S, 2S+1, kS+1} or anything.
 std::int64_t random_tokens(Random& random, std::int64_t s, std::int64_t most) {
   const std::int64_t k = random.integer(1, 6);
-  const std::int64_t n = random.pick(std::vector<std::int64_t>{
-      1, s - 1, s, s + 1, 2 * s - 1, 2 * s, 2 * s + 1, k * s, k * s + 1, k * s + s / 2, random.integer(1, most)});
+  const std::int64_t n =
+      random.pick(std::vector<std::int64_t>{1, s - 1, s, s + 1, 2 * s - 1, 2 * s, 2 * s + 1, k * s, k * s + 1,
+                                            k * s + s / 2, random.integer(1, most)});
   return std::clamp<std::int64_t>(n, 1, most);
 }
 
@@ -135,8 +140,8 @@ Problem random_problem(Random& random, const Variety& variety) {
 
   options.chunk = random.integer(1, variety.max_chunk);
   const std::int64_t s = options.chunk;
-  options.batch = random.pick(std::vector<std::int64_t>{s, 2 * s, 3 * s, 4096, std::max<std::int64_t>(1, s / 2),
-                                                        2 * s + 1, random.integer(1, 4 * s)});
+  options.batch = random.pick(std::vector<std::int64_t>{
+      s, 2 * s, 3 * s, 4096, std::max<std::int64_t>(1, s / 2), 2 * s + 1, random.integer(1, 4 * s)});
   options.clamp = random.chance(0.7);
   const std::int64_t most = options.clamp ? s : 3 * s;
   options.local = random.chance(0.15) ? 0 : random.integer(0, most);

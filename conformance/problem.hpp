@@ -58,13 +58,13 @@ struct Problem {
 
 /// Ranges of random_problem.
 struct Variety {
-  std::int64_t max_chunk = 24;     ///< S in 1 .. max_chunk
+  std::int64_t max_chunk = 24;  ///< S in 1 .. max_chunk
   std::int64_t max_tokens = 120;
   std::int64_t max_layers = 1;
-  bool dtypes = true;              ///< F16, BF16, mixed types; else all F32
-  bool extras = true;              ///< soft cap, ALiBi, sinks, scale
-  bool later_turns = true;         ///< decode steps, dense and sparse later turns; else one prefill turn
-  bool wide = true;                ///< head sizes up to 128; else up to 9
+  bool dtypes = true;       ///< F16, BF16, mixed types; else all F32
+  bool extras = true;       ///< soft cap, ALiBi, sinks, scale
+  bool later_turns = true;  ///< decode steps, dense and sparse later turns; else one prefill turn
+  bool wide = true;         ///< head sizes up to 128; else up to 9
 };
 
 /// A random problem: shape, options, steps and values, all from `random`.

@@ -48,18 +48,20 @@ std::optional<std::string> Ratchet::judge(const std::string& engine, const std::
   for (const Mark& mark : marks) {
     const auto by_engine = marks_.find(engine);
     if (by_engine == marks_.end()) {
-      return fmt::format("ratchet: no marks for {}; record them with --update-ratchet conformance/ratchet.json", engine);
+      return fmt::format(
+          "ratchet: no marks for {}; record them with --update-ratchet conformance/ratchet.json", engine);
     }
     const auto by_case = by_engine->second.find(name);
     if (by_case == by_engine->second.end() || by_case->second.count(key(mark)) == 0) {
-      return fmt::format("ratchet: no mark for {} {}; record it with --update-ratchet conformance/ratchet.json", engine,
-                         key(mark));
+      return fmt::format(
+          "ratchet: no mark for {} {}; record it with --update-ratchet conformance/ratchet.json", engine,
+          key(mark));
     }
     const double recorded = by_case->second.at(key(mark));
     const double allowed = std::max(kSlack * recorded, kLeast);
     if (!(mark.ratio <= allowed)) {
-      return fmt::format("ratchet: worst err/B of {} is {:.3g}, more than {} times the recorded {:.3g}", key(mark),
-                         mark.ratio, kSlack, recorded);
+      return fmt::format("ratchet: worst err/B of {} is {:.3g}, more than {} times the recorded {:.3g}",
+                         key(mark), mark.ratio, kSlack, recorded);
     }
   }
   return std::nullopt;

@@ -16,8 +16,8 @@ namespace {
 std::int64_t local_start(std::int64_t end, std::int64_t local) { return end > local ? end - local : 0; }
 
 // SPEC 14: while scores are finite Heavy is the best H of *all* tokens before Local.
-void require_best_of_all(const std::vector<std::int32_t>& set, const std::vector<float>& scores, std::int64_t end,
-                         const EffectiveOptions& options, const std::string& where) {
+void require_best_of_all(const std::vector<std::int32_t>& set, const std::vector<float>& scores,
+                         std::int64_t end, const EffectiveOptions& options, const std::string& where) {
   if (!std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); })) return;
   const std::vector<std::int32_t> best = expected_set({}, 0, end, options.local, options.heavy, scores);
   if (set != best) throw Violation(where + ": Heavy is not the best of all tokens before Local (SPEC 14)");
@@ -31,7 +31,8 @@ void require_set_laws(const std::vector<std::int32_t>& set, std::int64_t end, co
   }
   for (std::size_t i = 0; i < set.size(); ++i) {
     if (set[i] < 0 || set[i] >= end) throw Violation(fmt::format("{}: entry {} is {}", where, i, set[i]));
-    if (i > 0 && set[i] <= set[i - 1]) throw Violation(fmt::format("{}: not ascending at entry {}", where, i));
+    if (i > 0 && set[i] <= set[i - 1])
+      throw Violation(fmt::format("{}: not ascending at entry {}", where, i));
   }
   const std::int64_t first_local = local_start(end, options.local);
   for (std::int64_t p = first_local; p < end; ++p) {
@@ -121,7 +122,8 @@ std::vector<std::int32_t> expected_set(const std::vector<std::int32_t>& previous
     if (!std::isnan(x) && x != y) return x > y;
     return a < b;
   });
-  if (static_cast<std::int64_t>(candidates.size()) > heavy) candidates.resize(static_cast<std::size_t>(heavy));
+  if (static_cast<std::int64_t>(candidates.size()) > heavy)
+    candidates.resize(static_cast<std::size_t>(heavy));
   for (std::int64_t p = first_local; p < end; ++p) candidates.push_back(static_cast<std::int32_t>(p));
   std::sort(candidates.begin(), candidates.end());
   return candidates;
@@ -141,7 +143,8 @@ void Replay::take(const ChunkTrace& chunk, const std::string& where) {
     Head& head = heads_[h];
     const std::string at = fmt::format("{} head {}", where, h);
     if (reads) {  // MEM-5: built when the chunk starts, from all tokens before it
-      head.set = expected_set(head.set, set_end_, chunk.chunk.begin, options_.local, options_.heavy, head.scores);
+      head.set =
+          expected_set(head.set, set_end_, chunk.chunk.begin, options_.local, options_.heavy, head.scores);
       const auto* first = chunk.memory.data() + h * count;
       const std::vector<std::int32_t> got(first, first + count);
       if (got != head.set) {
@@ -180,8 +183,8 @@ void Replay::require_scores(const std::vector<std::uint32_t>& bits, const std::s
           std::isnan(score_value(type, bits[at]))) {
         continue;
       }
-      throw Violation(fmt::format("{}: score of head {} position {} is {:#x}, replay gives {:#x}", where, h, p,
-                                  at < bits.size() ? bits[at] : 0u, wanted));
+      throw Violation(fmt::format("{}: score of head {} position {} is {:#x}, replay gives {:#x}", where, h,
+                                  p, at < bits.size() ? bits[at] : 0u, wanted));
     }
   }
   if (at != bits.size()) throw Violation(fmt::format("{}: {} scores, replay has {}", where, bits.size(), at));
@@ -222,8 +225,8 @@ void require_replay(const Problem& problem, const Trace& trace) {
         const ChunkTrace& chunk = said.chunks[next++];
         if (chunk.chunk.begin != planned.begin || chunk.chunk.end != planned.end ||
             chunk.chunk.mode != planned.mode) {
-          throw Violation(fmt::format("{}: reported as [{}, {}) mode {}", where, chunk.chunk.begin, chunk.chunk.end,
-                                      static_cast<int>(chunk.chunk.mode)));
+          throw Violation(fmt::format("{}: reported as [{}, {}) mode {}", where, chunk.chunk.begin,
+                                      chunk.chunk.end, static_cast<int>(chunk.chunk.mode)));
         }
         replay.take(chunk, where);
       }
@@ -233,7 +236,8 @@ void require_replay(const Problem& problem, const Trace& trace) {
         throw Violation(where + ": memory() is not the set that was built last");
       }
     }
-    if (next != said.chunks.size()) throw Violation(fmt::format("layer {}: more chunks reported than planned", l));
+    if (next != said.chunks.size())
+      throw Violation(fmt::format("layer {}: more chunks reported than planned", l));
   }
 }
 

@@ -16,7 +16,9 @@
 namespace headwater::conformance {
 namespace {
 
-const char* engine_or_stage(const Result& result) { return result.engine.empty() ? "(stage)" : result.engine.c_str(); }
+const char* engine_or_stage(const Result& result) {
+  return result.engine.empty() ? "(stage)" : result.engine.c_str();
+}
 
 std::string xml(const std::string& text) {
   std::string escaped;
@@ -58,16 +60,19 @@ void write_table(std::ostream& to, const std::vector<Result>& results, double se
   }
   std::map<std::string, std::map<Lane, std::map<Status, int>>> table;
   for (const Result& result : results) ++table[engine_or_stage(result)][result.test->lane][result.status];
-  fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11}\n", "engine", "lane", "PASS", "FAIL", "SKIP", "MISTRUSTED");
+  fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11}\n", "engine", "lane", "PASS", "FAIL", "SKIP",
+             "MISTRUSTED");
   for (auto& [engine, lanes] : table) {
     for (auto& [lane, counts] : lanes) {
-      fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11}\n", engine, lane_name(lane), counts[Status::pass],
-                 counts[Status::fail], counts[Status::skip], counts[Status::mistrusted]);
+      fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11}\n", engine, lane_name(lane),
+                 counts[Status::pass], counts[Status::fail], counts[Status::skip],
+                 counts[Status::mistrusted]);
     }
   }
   auto totals = totals_of(results);
   fmt::print(to, "{} cases: {} PASS, {} FAIL, {} SKIP, {} MISTRUSTED in {:.1f} s\n", results.size(),
-             totals[Status::pass], totals[Status::fail], totals[Status::skip], totals[Status::mistrusted], seconds);
+             totals[Status::pass], totals[Status::fail], totals[Status::skip], totals[Status::mistrusted],
+             seconds);
 }
 
 std::string results_json(const std::vector<Result>& results, const Settings& settings) {
@@ -90,10 +95,8 @@ std::string results_json(const std::vector<Result>& results, const Settings& set
   }
   nlohmann::json totals;
   for (const auto& [status, count] : totals_of(results)) totals[status_name(status)] = count;
-  return nlohmann::json{{"version", kVersion}, {"seed", settings.seed}, {"totals", totals}, {"results", all}}.dump(1,
-                                                                                                                   ' ',
-                                                                                                                   false,
-                                                                                                                   nlohmann::json::error_handler_t::replace) +
+  return nlohmann::json{{"version", kVersion}, {"seed", settings.seed}, {"totals", totals}, {"results", all}}
+             .dump(1, ' ', false, nlohmann::json::error_handler_t::replace) +
          "\n";
 }
 
@@ -151,7 +154,8 @@ void write_text(const std::string& path, const std::string& text) {
   file.close();
   if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
     std::remove(temporary.c_str());
-    throw Error(ErrorCode::invalid_argument, path + ": cannot be written; allowed: a file in a writable folder");
+    throw Error(ErrorCode::invalid_argument,
+                path + ": cannot be written; allowed: a file in a writable folder");
   }
 }
 

@@ -24,10 +24,12 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
   trace.memory_count = record.memory_count;
   const std::int64_t n = record.chunk.end - record.chunk.begin;
   if (n < 1 || record.lse == nullptr || record.row_stride < n) {
-    violated(fmt::format("{}: malformed record: length {}, row_stride {}", where(record), n, record.row_stride));
+    violated(
+        fmt::format("{}: malformed record: length {}, row_stride {}", where(record), n, record.row_stride));
   }
   const bool sparse = record.chunk.mode == ChunkMode::sparse;
-  if (!sparse && (record.memory_count != 0 || record.colsum_intra != nullptr || record.colsum_inter != nullptr)) {
+  if (!sparse &&
+      (record.memory_count != 0 || record.colsum_intra != nullptr || record.colsum_inter != nullptr)) {
     violated(fmt::format("{}: a dense or decode chunk reports memory or column sums", where(record)));
   }
   if (sparse && record.colsum_intra == nullptr) violated(where(record) + ": no column sums reported");
@@ -37,7 +39,8 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
                          record.memory_stride));
   }
   for (std::int64_t h = 0; h < heads; ++h) {
-    trace.lse.insert(trace.lse.end(), record.lse + h * record.row_stride, record.lse + h * record.row_stride + n);
+    trace.lse.insert(trace.lse.end(), record.lse + h * record.row_stride,
+                     record.lse + h * record.row_stride + n);
     if (sparse) {
       const float* intra = record.colsum_intra + h * record.row_stride;
       trace.colsum_intra.insert(trace.colsum_intra.end(), intra, intra + n);
@@ -47,8 +50,8 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
     trace.memory.insert(trace.memory.end(), memory, memory + record.memory_count);
     for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
       if (memory[i] != -1) {
-        violated(fmt::format("{}: MEM-4: entry {} of head {} behind the set is {}, not -1", where(record), i, h,
-                             memory[i]));
+        violated(fmt::format("{}: MEM-4: entry {} of head {} behind the set is {}, not -1", where(record), i,
+                             h, memory[i]));
       }
     }
     if (record.colsum_inter == nullptr) continue;
@@ -109,8 +112,8 @@ Snapshot snapshot(const Session& session, std::int64_t layer) {
     shot.memory.insert(shot.memory.end(), set, set + memory.count);
     for (std::int64_t i = memory.count; i < width; ++i) {
       if (set[i] != -1) {
-        violated(fmt::format("layer {}: MEM-4: entry {} of head {} behind {} valid ones is {}, not -1", layer, i, h,
-                             memory.count, set[i]));
+        violated(fmt::format("layer {}: MEM-4: entry {} of head {} behind {} valid ones is {}, not -1", layer,
+                             i, h, memory.count, set[i]));
       }
     }
   }
@@ -130,7 +133,8 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
     trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(copy_record(record, heads));
   });
   std::vector<std::int64_t> order = style.layer_order;
-  for (std::int64_t layer = 0; order.size() < static_cast<std::size_t>(n_layer); ++layer) order.push_back(layer);
+  for (std::int64_t layer = 0; order.size() < static_cast<std::size_t>(n_layer); ++layer)
+    order.push_back(layer);
 
   std::int64_t first = session.tokens();
   if (first != 0) violated(fmt::format("the session is not empty: {} tokens", first));
@@ -183,7 +187,8 @@ namespace {
 void require_same_floats(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
   if (a.size() != b.size()) violated(fmt::format("{}: {} values against {}", what, a.size(), b.size()));
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!same_bits(a[i], b[i])) violated(fmt::format("{}: value {}: {:.9g} against {:.9g}", what, i, a[i], b[i]));
+    if (!same_bits(a[i], b[i]))
+      violated(fmt::format("{}: value {}: {:.9g} against {:.9g}", what, i, a[i], b[i]));
   }
 }
 
@@ -203,8 +208,8 @@ void require_same(const Trace& a, const Trace& b, const std::string& what, bool 
       const ChunkTrace& t = y.chunks[c];
       const std::string chunk = fmt::format("{} chunk {}", at, c);
       if (s.chunk.begin != t.chunk.begin || s.chunk.end != t.chunk.end || s.chunk.mode != t.chunk.mode) {
-        violated(fmt::format("{}: [{}, {}) against [{}, {})", chunk, s.chunk.begin, s.chunk.end, t.chunk.begin,
-                             t.chunk.end));
+        violated(fmt::format("{}: [{}, {}) against [{}, {})", chunk, s.chunk.begin, s.chunk.end,
+                             t.chunk.begin, t.chunk.end));
       }
       if (s.memory_count != t.memory_count || s.memory != t.memory) violated(chunk + ": memory sets differ");
       require_same_floats(s.colsum_inter, t.colsum_inter, chunk + " colsum_inter");

@@ -68,12 +68,14 @@ std::string judge(const Entry& entry, bool is_mark, const std::map<std::string, 
                                  [&](const Case& candidate) { return candidate.name == entry.test; });
   if (test == all_cases().end()) return fmt::format("names case {}, which does not exist", entry.test);
   const Engine* engine = entry.engine == "none" ? nullptr : &headwater::engine(entry.engine);
-  if (test->per_engine != (engine != nullptr)) return fmt::format("engine {} does not fit {}", entry.engine, entry.test);
+  if (test->per_engine != (engine != nullptr))
+    return fmt::format("engine {} does not fit {}", entry.engine, entry.test);
   const Activation activation(*site->second, !is_mark);
   const Result result = run_case(*test, engine, settings);
   if (site->second->hits() == 0) return fmt::format("was never reached by {}", entry.test);
   if (is_mark) return result.status == Status::pass ? "" : fmt::format("{}: {}", entry.test, result.message);
-  if (result.status != Status::fail) return fmt::format("SURVIVED {}: {}", entry.test, status_name(result.status));
+  if (result.status != Status::fail)
+    return fmt::format("SURVIVED {}: {}", entry.test, status_name(result.status));
   killed_by = result.message;
   return "";
 }
@@ -86,7 +88,8 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
   const std::vector<Entry> marks = entries_of(json.at("marks"));
   const std::map<std::string, testing::Site*> sites = compiled_in();
   const auto wanted = [&](const Entry& entry) {
-    return request.cases.empty() || std::any_of(request.cases.begin(), request.cases.end(), [&](const auto& pattern) {
+    return request.cases.empty() ||
+           std::any_of(request.cases.begin(), request.cases.end(), [&](const auto& pattern) {
              return ::fnmatch(pattern.c_str(), entry.name.c_str(), 0) == 0;
            });
   };
@@ -131,7 +134,8 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
 namespace headwater::conformance {
 
 bool run_saboteurs(std::ostream&, const Request&) {
-  throw Error(ErrorCode::invalid_argument, "--saboteurs: this build has no test hooks; use headwater-conformance-testing");
+  throw Error(ErrorCode::invalid_argument,
+              "--saboteurs: this build has no test hooks; use headwater-conformance-testing");
 }
 
 }  // namespace headwater::conformance

@@ -88,7 +88,8 @@ void SafetensorsFile::parse(std::size_t size) {
     FileTensor tensor;
     tensor.dtype = entry.at("dtype").get<std::string>();
     const auto known = kElementBytes.find(tensor.dtype);
-    if (known == kElementBytes.end()) refuse(fmt::format("tensor {}: dtype {} is not known", name, tensor.dtype));
+    if (known == kElementBytes.end())
+      refuse(fmt::format("tensor {}: dtype {} is not known", name, tensor.dtype));
     std::int64_t elements = 1;
     std::int64_t bytes = 0;
     for (const auto& extent : entry.at("shape")) {
@@ -111,8 +112,8 @@ void SafetensorsFile::parse(std::size_t size) {
     const auto begin = offsets[0].get<std::uint64_t>();
     const auto end = offsets[1].get<std::uint64_t>();
     if (begin > end || end > data_bytes || end - begin != static_cast<std::uint64_t>(bytes)) {
-      refuse(fmt::format("tensor {}: data_offsets [{}, {}] do not hold {} bytes inside the {} of the file", name, begin,
-                         end, bytes, data_bytes));
+      refuse(fmt::format("tensor {}: data_offsets [{}, {}] do not hold {} bytes inside the {} of the file",
+                         name, begin, end, bytes, data_bytes));
     }
     ranges.emplace_back(begin, end);
     tensor.data = bytes_ + kLengthBytes + header + begin;
@@ -131,8 +132,8 @@ const FileTensor& SafetensorsFile::tensor(const std::string& name, std::size_t d
   if (found == tensors_.end()) refuse(fmt::format("has no tensor {}", name));
   const FileTensor& tensor = found->second;
   if (tensor.shape.size() != dimensions) {
-    refuse(fmt::format("tensor {} has shape [{}]; allowed: {} dimensions", name, fmt::join(tensor.shape, ", "),
-                       dimensions));
+    refuse(fmt::format("tensor {} has shape [{}]; allowed: {} dimensions", name,
+                       fmt::join(tensor.shape, ", "), dimensions));
   }
   if (("," + dtypes + ",").find("," + tensor.dtype + ",") == std::string::npos) {
     refuse(fmt::format("tensor {} is {}; allowed: {}", name, tensor.dtype, dtypes));
@@ -149,7 +150,8 @@ const std::string& SafetensorsFile::metadata(const std::string& key) const {
 std::vector<float> read_floats(const FileTensor& tensor) {
   const DType type = dtype_of(tensor.dtype);
   std::vector<float> values(static_cast<std::size_t>(tensor.elements));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = load_element(type, tensor.data + i * dtype_size(type));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = load_element(type, tensor.data + i * dtype_size(type));
   return values;
 }
 

@@ -10,7 +10,7 @@ namespace headwater::conformance {
 
 /// A tensor of a safetensors file; `data` points into the mapped file and may have any alignment.
 struct FileTensor {
-  std::string dtype;                 ///< "F32", "BF16", "I32", ...
+  std::string dtype;  ///< "F32", "BF16", "I32", ...
   std::vector<std::int64_t> shape;
   const std::byte* data = nullptr;
   std::int64_t elements = 0;

@@ -91,8 +91,8 @@ std::vector<Task> tasks_of(const AttendRun& run) {
   return tasks;
 }
 
-void judge_task(const AttendRun& run, const StoredLayer& stored, const Task& task, const Arithmetic& arithmetic,
-                Verdicts& verdicts) {
+void judge_task(const AttendRun& run, const StoredLayer& stored, const Task& task,
+                const Arithmetic& arithmetic, Verdicts& verdicts) {
   const ChunkTrace& whole = run.chunks[task.chunk];
   const Shape& shape = run.problem.shape;
   ChunkTrace rows = whole;
@@ -118,8 +118,8 @@ void judge_task(const AttendRun& run, const StoredLayer& stored, const Task& tas
     }
     verdicts.lse.judge(run.lse[at], truth.lse[i], truth.lse_bound[i], 1.0, where);
     if (rows.chunk.mode != ChunkMode::sparse) continue;
-    verdicts.intra.judge(whole.colsum_intra[static_cast<std::size_t>(task.head * whole.length() + i)], truth.intra[i],
-                         truth.intra_bound[i], truth.intra[i], where);
+    verdicts.intra.judge(whole.colsum_intra[static_cast<std::size_t>(task.head * whole.length() + i)],
+                         truth.intra[i], truth.intra_bound[i], truth.intra[i], where);
   }
   for (std::int64_t j = 0; j < rows.memory_count; ++j) {
     const auto at = static_cast<std::size_t>(task.head * rows.memory_count + j);
@@ -156,7 +156,8 @@ int run_verify(const Request& request) {
   std::string replay_failure;
   try {
     Replay replay(run.options, run.problem.shape.n_head);
-    for (std::size_t c = 0; c < run.chunks.size(); ++c) replay.take(run.chunks[c], fmt::format("chunk {}", c));
+    for (std::size_t c = 0; c < run.chunks.size(); ++c)
+      replay.take(run.chunks[c], fmt::format("chunk {}", c));
     replay.require_scores(run.scores, "final scores");
   } catch (const Violation& violation) {
     replay_failure = violation.what();
@@ -181,38 +182,43 @@ int run_verify(const Request& request) {
   }
   if (failure) std::rethrow_exception(failure);
 
-  const std::vector<std::pair<const char*, const Worst*>> tensors{
-      {"out", &verdicts.out}, {"lse", &verdicts.lse}, {"colsum_intra", &verdicts.intra}, {"colsum_inter", &verdicts.inter}};
+  const std::vector<std::pair<const char*, const Worst*>> tensors{{"out", &verdicts.out},
+                                                                  {"lse", &verdicts.lse},
+                                                                  {"colsum_intra", &verdicts.intra},
+                                                                  {"colsum_inter", &verdicts.inter}};
   std::vector<std::string> problems;
   if (!replay_failure.empty()) problems.push_back("replay: " + replay_failure);
   bool mistrusted = false;
   nlohmann::json json_tensors;
   for (const auto& [name, worst] : tensors) {
     if (worst->beyond > 0) {
-      problems.push_back(fmt::format("{}: {} elements beyond the bound, first {}", name, worst->beyond, worst->first));
+      problems.push_back(
+          fmt::format("{}: {} elements beyond the bound, first {}", name, worst->beyond, worst->first));
     }
     mistrusted = mistrusted || (worst->bounds > 0.0 && worst->bounds >= worst->signals);
     json_tensors[name] = worst_json(*worst);
   }
   const Status status = !problems.empty() ? Status::fail : mistrusted ? Status::mistrusted : Status::pass;
-  const std::int64_t sets = static_cast<std::int64_t>(std::count_if(run.chunks.begin(), run.chunks.end(),
-                                                                    [](const ChunkTrace& c) { return c.memory_count > 0; })) *
-                            run.problem.shape.n_head;
+  const std::int64_t sets =
+      static_cast<std::int64_t>(std::count_if(run.chunks.begin(), run.chunks.end(),
+                                              [](const ChunkTrace& c) { return c.memory_count > 0; })) *
+      run.problem.shape.n_head;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  nlohmann::json report{{"status", status_name(status)},
-                        {"input", request.input},
-                        {"output", request.output},
-                        {"engine", run.engine},
-                        {"tokens", run.problem.tokens()},
-                        {"heads", run.problem.shape.n_head},
-                        {"chunks", run.chunks.size()},
-                        {"replay", {{"exact", replay_failure.empty()}, {"memory_sets", sets}, {"scores", run.scores.size()}}},
-                        {"tensors", json_tensors},
-                        {"max_abs_difference", verdicts.out.error},
-                        {"rows_not_judged", verdicts.not_judged},
-                        {"problems", problems},
-                        {"seconds", seconds}};
+  nlohmann::json report{
+      {"status", status_name(status)},
+      {"input", request.input},
+      {"output", request.output},
+      {"engine", run.engine},
+      {"tokens", run.problem.tokens()},
+      {"heads", run.problem.shape.n_head},
+      {"chunks", run.chunks.size()},
+      {"replay", {{"exact", replay_failure.empty()}, {"memory_sets", sets}, {"scores", run.scores.size()}}},
+      {"tensors", json_tensors},
+      {"max_abs_difference", verdicts.out.error},
+      {"rows_not_judged", verdicts.not_judged},
+      {"problems", problems},
+      {"seconds", seconds}};
   if (!request.against.empty()) {
     nlohmann::json difference = difference_json(run.out, other);
     difference["file"] = request.against;
@@ -221,17 +227,19 @@ int run_verify(const Request& request) {
 
   std::ostream& human = request.json == "-" ? std::cerr : std::cout;
   fmt::print(human, "{} {}: {} tokens, {} heads, {} chunks; replay of {} memory sets and {} scores {}\n",
-             status_name(status), request.output, run.problem.tokens(), run.problem.shape.n_head, run.chunks.size(), sets,
-             run.scores.size(), replay_failure.empty() ? "exact" : "FAILED");
+             status_name(status), request.output, run.problem.tokens(), run.problem.shape.n_head,
+             run.chunks.size(), sets, run.scores.size(), replay_failure.empty() ? "exact" : "FAILED");
   for (const auto& [name, worst] : tensors) {
-    fmt::print(human, "  {:<13} largest error {:.3g}, worst error/bound {:.3g}\n", name, worst->error, worst->ratio);
+    fmt::print(human, "  {:<13} largest error {:.3g}, worst error/bound {:.3g}\n", name, worst->error,
+               worst->ratio);
   }
   if (verdicts.not_judged > 0) {
     fmt::print(human, "  SKIP {} rows whose chunk holds NaN or infinity (NUM-2)\n", verdicts.not_judged);
   }
   if (!request.against.empty()) {
     fmt::print(human, "  against {}: largest output difference {:.3g}, RMS {:.3g}\n", request.against,
-               report["against"]["max_difference"].get<double>(), report["against"]["rms_difference"].get<double>());
+               report["against"]["max_difference"].get<double>(),
+               report["against"]["rms_difference"].get<double>());
   }
   for (const std::string& line : problems) fmt::print(human, "  {}\n", line);
   if (!request.json.empty()) {

@@ -1,8 +1,8 @@
 // The absolute figures at the end of SPEC 13, for F32 inputs of the source plan's sizes. The derived bounds are stricter
 // on most elements; these must hold as well.
 
-#include <cmath>
 #include <fmt/format.h>
+#include <cmath>
 
 #include "conformance/forced.hpp"
 
@@ -20,8 +20,8 @@ void require_absolute(const Context& context, const Problem& problem, bool row_s
       const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
       const auto require = [&](const char* what, double got, double wanted, double most) {
         if (std::fabs(got - wanted) <= most) return;
-        throw Violation(fmt::format("{} is {:.9g}, oracle {:.9g}: more than {} apart; {}", what, got, wanted, most,
-                                    problem.describe()));
+        throw Violation(fmt::format("{} is {:.9g}, oracle {:.9g}: more than {} apart; {}", what, got, wanted,
+                                    most, problem.describe()));
       };
       for (std::int64_t i = 0; i < chunk.length(); ++i) {
         const auto row = ((chunk.chunk.begin + i) * problem.shape.n_head + h) * problem.shape.d_value;
@@ -31,12 +31,12 @@ void require_absolute(const Context& context, const Problem& problem, bool row_s
           if (row_sums) require("row sum", got, 1.0, kRowSum);
         }
         if (chunk.chunk.mode != ChunkMode::sparse) continue;
-        require("colsum_intra", chunk.colsum_intra[static_cast<std::size_t>(h * chunk.length() + i)], truth.intra[i],
-                kColumnSum);
+        require("colsum_intra", chunk.colsum_intra[static_cast<std::size_t>(h * chunk.length() + i)],
+                truth.intra[i], kColumnSum);
       }
       for (std::int64_t j = 0; j < chunk.memory_count; ++j) {
-        require("colsum_inter", chunk.colsum_inter[static_cast<std::size_t>(h * chunk.memory_count + j)], truth.inter[j],
-                kColumnSum);
+        require("colsum_inter", chunk.colsum_inter[static_cast<std::size_t>(h * chunk.memory_count + j)],
+                truth.inter[j], kColumnSum);
       }
     }
   }
@@ -64,7 +64,8 @@ void plan_sizes(Context& context) {
     }
   }
 }
-const Register kPlanSizes{{"bound.absolute_f32", {"INTRA-1", "INTRA-2", "FUSE-2"}, "attention", Lane::bound, true, plan_sizes}};
+const Register kPlanSizes{
+    {"bound.absolute_f32", {"INTRA-1", "INTRA-2", "FUSE-2"}, "attention", Lane::bound, true, plan_sizes}};
 
 // Logits spread over [-100, 100]: outputs stay within the absolute bounds too, as q . k is exact here.
 void hundred(Context& context) {
@@ -83,7 +84,8 @@ void hundred(Context& context) {
     problem.layers[0].q.row(t, 0)[0] = 1.0f;
     problem.layers[0].q.row(t, 0)[1] = 0.0f;
     problem.layers[0].k.row(t, 0)[0] = static_cast<float>(random.integer(-6400, 6400)) / 64.0f;
-    for (std::int64_t x = 0; x < 16; ++x) problem.layers[0].v.row(t, 0)[x] = static_cast<float>(random.uniform(-1.0, 1.0));
+    for (std::int64_t x = 0; x < 16; ++x)
+      problem.layers[0].v.row(t, 0)[x] = static_cast<float>(random.uniform(-1.0, 1.0));
   }
   require_absolute(context, problem, false);
 }

@@ -59,20 +59,25 @@ void huge_logits(Context& context) {
   for (int round = 0; round < context.rounds(20); ++round) {
     const auto any = [&](std::int64_t) { return static_cast<double>(random.integer(-10000, 10000)); };
     require_conforming(context, with_logits(random, 90, 32, 4, 9, any));
-    const auto near_top = [&](std::int64_t) { return 9990.0 + 0.25 * static_cast<double>(random.integer(0, 40)); };
+    const auto near_top = [&](std::int64_t) {
+      return 9990.0 + 0.25 * static_cast<double>(random.integer(0, 40));
+    };
     require_conforming(context, with_logits(random, 90, 32, 4, 9, near_top));
     const auto hundred = [&](std::int64_t) { return random.uniform(-100.0, 100.0); };
     require_conforming(context, with_logits(random, 90, 32, 4, 9, hundred));
   }
 }
-const Register kHuge{{"adversarial.huge_logits", {"NUM-2", "INTRA-1"}, "softmax", Lane::adversarial, true, huge_logits}};
+const Register kHuge{
+    {"adversarial.huge_logits", {"NUM-2", "INTRA-1"}, "softmax", Lane::adversarial, true, huge_logits}};
 
 // Parts of a softmax that differ by everything an exponential can span: chunk far below memory and the reverse.
 void far_apart_parts(Context& context) {
   Random random(context.seed);
   for (const double gap : {1.0, 20.0, 60.0, 88.0, 95.0, 104.0, 150.0, 500.0, 5000.0}) {
     for (const double sign : {1.0, -1.0}) {
-      const auto parts = [&](std::int64_t t) { return sign * gap * static_cast<double>(t / 32 % 2) + random.normal(); };
+      const auto parts = [&](std::int64_t t) {
+        return sign * gap * static_cast<double>(t / 32 % 2) + random.normal();
+      };
       require_conforming(context, with_logits(random, 100, 32, 6, 10, parts));
       // One key far above all others, at every place of a chunk in turn.
       const std::int64_t spike = random.integer(0, 99);
@@ -83,7 +88,10 @@ void far_apart_parts(Context& context) {
 }
 const Register kFarApart{{"adversarial.far_apart_parts",
                           {"FUSE-1", "INTER-2", "INTRA-2"},
-                          "fusion", Lane::adversarial, true, far_apart_parts}};
+                          "fusion",
+                          Lane::adversarial,
+                          true,
+                          far_apart_parts}};
 
 void tiny_logits_and_uniform_rows(Context& context) {
   Random random(context.seed);
@@ -98,20 +106,24 @@ void tiny_logits_and_uniform_rows(Context& context) {
 }
 const Register kTiny{{"adversarial.uniform_rows",
                       {"MEM-3", "INTRA-1", "INTER-1"},
-                      "softmax", Lane::adversarial, true, tiny_logits_and_uniform_rows}};
+                      "softmax",
+                      Lane::adversarial,
+                      true,
+                      tiny_logits_and_uniform_rows}};
 
 void heavy_ties(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(30); ++round) {
     const auto levels = static_cast<double>(random.integer(1, 3));
     const auto few = [&](std::int64_t) { return std::floor(random.uniform(0.0, levels)) * 3.0; };
-    Problem problem = with_logits(random, random.integer(30, 120), random.integer(4, 40), random.integer(0, 9),
-                                  random.integer(1, 12), few, 2);
+    Problem problem = with_logits(random, random.integer(30, 120), random.integer(4, 40),
+                                  random.integer(0, 9), random.integer(1, 12), few, 2);
     problem.options.score_type = round % 2 == 0 ? ScoreType::bf16 : ScoreType::f32;
     require_conforming(context, problem);
   }
 }
-const Register kTies{{"adversarial.heavy_ties", {"MEM-3", "SCORE-6"}, "selection", Lane::adversarial, true, heavy_ties}};
+const Register kTies{
+    {"adversarial.heavy_ties", {"MEM-3", "SCORE-6"}, "selection", Lane::adversarial, true, heavy_ties}};
 
 void dominating_sinks(Context& context) {
   Random random(context.seed);
@@ -125,8 +137,12 @@ void dominating_sinks(Context& context) {
     require_conforming(context, problem);
   }
 }
-const Register kDominating{
-    {"adversarial.dominating_sinks", {"LOGIT-4", "INTER-1"}, "logits", Lane::adversarial, true, dominating_sinks}};
+const Register kDominating{{"adversarial.dominating_sinks",
+                            {"LOGIT-4", "INTER-1"},
+                            "logits",
+                            Lane::adversarial,
+                            true,
+                            dominating_sinks}};
 
 // Values over 60 orders of magnitude, of both signs: a bound relative to sum w|v| column by column.
 void value_magnitudes(Context& context) {
@@ -139,8 +155,12 @@ void value_magnitudes(Context& context) {
     require_conforming(context, problem);
   }
 }
-const Register kMagnitudes{
-    {"adversarial.value_magnitudes", {"INTRA-1", "FUSE-2"}, "attention", Lane::adversarial, true, value_magnitudes}};
+const Register kMagnitudes{{"adversarial.value_magnitudes",
+                            {"INTRA-1", "FUSE-2"},
+                            "attention",
+                            Lane::adversarial,
+                            true,
+                            value_magnitudes}};
 
 // One head of several carries huge rows: it must not show in the others.
 void one_head_spikes(Context& context) {
@@ -156,7 +176,12 @@ void one_head_spikes(Context& context) {
     require_conforming(context, problem);
   }
 }
-const Register kSpikes{{"adversarial.one_head_spikes", {"MEM-6", "NUM-2"}, "attention", Lane::adversarial, true, one_head_spikes}};
+const Register kSpikes{{"adversarial.one_head_spikes",
+                        {"MEM-6", "NUM-2"},
+                        "attention",
+                        Lane::adversarial,
+                        true,
+                        one_head_spikes}};
 
 // Far positions of ALiBi: the bias is large and of both signs while logits are small.
 void steep_alibi(Context& context) {
@@ -170,7 +195,8 @@ void steep_alibi(Context& context) {
     require_conforming(context, problem);
   }
 }
-const Register kSteep{{"adversarial.steep_alibi", {"LOGIT-3", "LOGIT-2"}, "logits", Lane::adversarial, true, steep_alibi}};
+const Register kSteep{
+    {"adversarial.steep_alibi", {"LOGIT-3", "LOGIT-2"}, "logits", Lane::adversarial, true, steep_alibi}};
 
 // Saturated caps: logits far beyond +-t, and close to 0 where tanh is linear.
 void saturated_caps(Context& context) {
@@ -184,7 +210,8 @@ void saturated_caps(Context& context) {
     }
   }
 }
-const Register kSaturated{{"adversarial.saturated_caps", {"LOGIT-2"}, "logits", Lane::adversarial, true, saturated_caps}};
+const Register kSaturated{
+    {"adversarial.saturated_caps", {"LOGIT-2"}, "logits", Lane::adversarial, true, saturated_caps}};
 
 }  // namespace
 }  // namespace headwater::conformance

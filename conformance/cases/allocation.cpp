@@ -16,7 +16,8 @@ void require_counter() {
 }
 
 // One step on prepared rows; returns the allocations of begin, attend, end and the views.
-std::int64_t step_allocations(Session& session, const Problem& problem, const Step& step, std::int64_t first) {
+std::int64_t step_allocations(Session& session, const Problem& problem, const Step& step,
+                              std::int64_t first) {
   const LayerInput& input = problem.layers[0];
   const Placed q(Placement::token_major, input.q, first, step.n);
   const Placed k(Placement::token_major, input.k, first, step.n);
@@ -40,7 +41,8 @@ std::int64_t step_allocations(Session& session, const Problem& problem, const St
 
 void none_after_open(Context& context) {
   require_counter();
-  if (!context.engine->claims().no_allocation) throw Skipped("the engine does not claim it (Claims::no_allocation)");
+  if (!context.engine->claims().no_allocation)
+    throw Skipped("the engine does not claim it (Claims::no_allocation)");
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
     Problem problem = random_problem(random, {.max_chunk = 60, .max_tokens = 300, .wide = false});
@@ -54,23 +56,27 @@ void none_after_open(Context& context) {
       for (const Step& step : problem.steps) {
         const std::int64_t taken = step_allocations(*session, problem, step, first);
         if (taken != 0) {
-          throw Violation(fmt::format("{} allocations in the step at token {}; {}", taken, first, problem.describe()));
+          throw Violation(
+              fmt::format("{} allocations in the step at token {}; {}", taken, first, problem.describe()));
         }
         first += step.n;
       }
       const AllocationWatch watch;
       session->reset();
-      if (watch.count() != 0) throw Violation(fmt::format("{} allocations in reset(); {}", watch.count(), problem.describe()));
+      if (watch.count() != 0)
+        throw Violation(fmt::format("{} allocations in reset(); {}", watch.count(), problem.describe()));
     }
     if (observed && records == 0) throw Violation("the observer was never called");
   }
 }
-const Register kNone{{"allocation.none_after_open", {"NUM-4"}, "session", Lane::state, true, none_after_open}};
+const Register kNone{
+    {"allocation.none_after_open", {"NUM-4"}, "session", Lane::state, true, none_after_open}};
 
 // Capacity steps of one token and of everything: the plan and all scratch were taken for the worst.
 void longest_plans(Context& context) {
   require_counter();
-  if (!context.engine->claims().no_allocation) throw Skipped("the engine does not claim it (Claims::no_allocation)");
+  if (!context.engine->claims().no_allocation)
+    throw Skipped("the engine does not claim it (Claims::no_allocation)");
   Random random(context.seed);
   for (const std::int64_t s : {1, 2, 3, 7}) {
     for (const std::int64_t batch : {s, s + 1, 2 * s + 1}) {
@@ -91,14 +97,16 @@ void longest_plans(Context& context) {
     }
   }
 }
-const Register kLongest{{"allocation.longest_plans", {"NUM-4", "PLAN-1"}, "plan", Lane::state, true, longest_plans}};
+const Register kLongest{
+    {"allocation.longest_plans", {"NUM-4", "PLAN-1"}, "plan", Lane::state, true, longest_plans}};
 
 // open() with its n-th allocation refused, n = 0, 1, ...: an Error out_of_memory each time, and a session that works
 // as soon as nothing is refused.
 void open_without_memory(Context& context) {
   require_counter();
   Random random(context.seed);
-  Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
+  Problem problem =
+      random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
   problem.options.threads = 2;
   const Trace wanted = run(*context.engine, problem);  // warms whatever is made once
   constexpr std::int64_t kMost = 100000;
@@ -133,7 +141,12 @@ void open_without_memory(Context& context) {
   }
   throw Violation("open() takes more memory than this case can refuse");
 }
-const Register kOpenWithout{{"allocation.open_without_memory", {"STATE-5", "NUM-4"}, "session", Lane::hostile, true, open_without_memory}};
+const Register kOpenWithout{{"allocation.open_without_memory",
+                             {"STATE-5", "NUM-4"},
+                             "session",
+                             Lane::hostile,
+                             true,
+                             open_without_memory}};
 
 // The sizes that memory_bytes() reports cover what a session must hold, and grow with it.
 void memory_bytes(Context& context) {
@@ -150,12 +163,14 @@ void memory_bytes(Context& context) {
     const std::int64_t sets = s.n_layer * s.n_head * std::min(session->options().memory(), s.capacity) * 4;
     if (bytes.kv != kv || bytes.scores != scores || bytes.memory_sets < sets || bytes.workspace < 0 ||
         bytes.total() != bytes.kv + bytes.scores + bytes.memory_sets + bytes.workspace) {
-      throw Violation(fmt::format("memory_bytes: kv {} (wanted {}), scores {} (wanted {}), sets {} (at least {}); {}", bytes.kv,
-                                  kv, bytes.scores, scores, bytes.memory_sets, sets, problem.describe()));
+      throw Violation(
+          fmt::format("memory_bytes: kv {} (wanted {}), scores {} (wanted {}), sets {} (at least {}); {}",
+                      bytes.kv, kv, bytes.scores, scores, bytes.memory_sets, sets, problem.describe()));
     }
   }
 }
-const Register kMemoryBytes{{"state.memory_bytes", {"STATE-6", "SCORE-1"}, "session", Lane::state, true, memory_bytes}};
+const Register kMemoryBytes{
+    {"state.memory_bytes", {"STATE-6", "SCORE-1"}, "session", Lane::state, true, memory_bytes}};
 
 // Opening and closing many sessions leaves nothing behind (P6.2): allocations and releases balance.
 void many_sessions(Context& context) {
@@ -163,9 +178,11 @@ void many_sessions(Context& context) {
   const Problem problem = random_problem(random, {.max_chunk = 10, .max_tokens = 40, .wide = false});
   const Trace first = run(*context.engine, problem);
   const int sessions = context.quick ? 5 : 100;
-  for (int i = 0; i < sessions; ++i) require_same(first, run(*context.engine, problem), "session after session");
+  for (int i = 0; i < sessions; ++i)
+    require_same(first, run(*context.engine, problem), "session after session");
 }
-const Register kMany{{"determinism.many_sessions", {"NUM-3"}, "session", Lane::determinism, true, many_sessions}};
+const Register kMany{
+    {"determinism.many_sessions", {"NUM-3"}, "session", Lane::determinism, true, many_sessions}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -1,8 +1,8 @@
 // Lane bias: the signed mean error over positive inputs. Rounding to nearest errs to both sides alike; truncation, in a
 // sum or at its end, pulls every result down. The bound lane alone would let a little of that pass.
 
-#include <cmath>
 #include <fmt/format.h>
+#include <cmath>
 
 #include "conformance/forced.hpp"
 #include "conformance/formats.hpp"
@@ -28,7 +28,8 @@ struct Bias {
 // place, which the quotient of two sums of it cancels to second order, and which column sums keep not at all.
 // Truncation has a mean of u/2 per result and, inside sums of m positive terms, about m u / 4.
 double allowed(double u, double u_inner, double terms, double n) {
-  return 6.0 * u / std::sqrt(3.0 * n) + 6.0 * u_inner * 2.0 * std::sqrt(terms) / std::sqrt(3.0 * std::sqrt(n));
+  return 6.0 * u / std::sqrt(3.0 * n) +
+         6.0 * u_inner * 2.0 * std::sqrt(terms) / std::sqrt(3.0 * std::sqrt(n));
 }
 
 void signed_mean_error(Context& context) {
@@ -50,7 +51,8 @@ void signed_mean_error(Context& context) {
       problem.steps = {Step::prefill(context.quick ? 200 : 480), Step::decode(2)};
       problem.shape.capacity = problem.tokens();
       problem.fill_normal(random, 1.0);
-      for (float& x : problem.layers[0].v.values) x = round_to(problem.v_type, static_cast<float>(random.uniform(0.5, 1.5)));
+      for (float& x : problem.layers[0].v.values)
+        x = round_to(problem.v_type, static_cast<float>(random.uniform(0.5, 1.5)));
       const Trace trace = run(*context.engine, problem);
       Bias outputs;
       Bias sums;
@@ -66,28 +68,34 @@ void signed_mean_error(Context& context) {
             sums.add(chunk.colsum_intra[static_cast<std::size_t>(h * chunk.length() + i)], truth.intra[i]);
           }
           for (std::int64_t j = 0; j < chunk.memory_count; ++j) {
-            sums.add(chunk.colsum_inter[static_cast<std::size_t>(h * chunk.memory_count + j)], truth.inter[j]);
+            sums.add(chunk.colsum_inter[static_cast<std::size_t>(h * chunk.memory_count + j)],
+                     truth.inter[j]);
           }
         }
       }
-      const double terms = static_cast<double>(problem.options.chunk + problem.options.local + problem.options.heavy);
+      const double terms =
+          static_cast<double>(problem.options.chunk + problem.options.local + problem.options.heavy);
       const double limit = allowed(unit_roundoff(out), arithmetic.u, terms, outputs.count);
       if (!(std::fabs(outputs.mean()) <= limit)) {
-        throw Violation(fmt::format("out: mean signed error {:.3g} of {} values, allowed {:.3g}; {}", outputs.mean(),
-                                    outputs.count, limit, problem.describe()));
+        throw Violation(fmt::format("out: mean signed error {:.3g} of {} values, allowed {:.3g}; {}",
+                                    outputs.mean(), outputs.count, limit, problem.describe()));
       }
       const double sum_limit = allowed(unit_roundoff(DType::f32), arithmetic.u, terms, sums.count);
       if (!(std::fabs(sums.mean()) <= sum_limit)) {
-        throw Violation(fmt::format("column sums: mean signed error {:.3g} of {} values, allowed {:.3g}; {}", sums.mean(),
-                                    sums.count, sum_limit, problem.describe()));
+        throw Violation(fmt::format("column sums: mean signed error {:.3g} of {} values, allowed {:.3g}; {}",
+                                    sums.mean(), sums.count, sum_limit, problem.describe()));
       }
-      context.mark(out == DType::f32 ? "bias_out" : fmt::format("bias_out_{}", dtype_name(out)), dtype_name(kv),
-                   std::fabs(outputs.mean()) / limit);
+      context.mark(out == DType::f32 ? "bias_out" : fmt::format("bias_out_{}", dtype_name(out)),
+                   dtype_name(kv), std::fabs(outputs.mean()) / limit);
       context.mark("bias_colsum", dtype_name(kv), std::fabs(sums.mean()) / sum_limit);
     }
   }
 }
-const Register kBias{{"bias.signed_mean_error", {"NUM-1", "INTRA-1", "INTRA-2"}, "attention", Lane::bias, true,
+const Register kBias{{"bias.signed_mean_error",
+                      {"NUM-1", "INTRA-1", "INTRA-2"},
+                      "attention",
+                      Lane::bias,
+                      true,
                       signed_mean_error}};
 
 // K and V of another type are rounded to nearest when stored: the stored rows have no bias either (STATE-6).
@@ -110,13 +118,16 @@ void stored_rows(Context& context) {
     std::vector<float> row(64);
     for (std::int64_t p = 0; p < 200; ++p) {
       session->read_key(0, 0, p, row);
-      for (std::int64_t x = 0; x < 64; ++x) bias.add(row[static_cast<std::size_t>(x)], problem.layers[0].k.row(p, 0)[x]);
+      for (std::int64_t x = 0; x < 64; ++x)
+        bias.add(row[static_cast<std::size_t>(x)], problem.layers[0].k.row(p, 0)[x]);
       session->read_value(0, 0, p, row);
-      for (std::int64_t x = 0; x < 64; ++x) bias.add(row[static_cast<std::size_t>(x)], problem.layers[0].v.row(p, 0)[x]);
+      for (std::int64_t x = 0; x < 64; ++x)
+        bias.add(row[static_cast<std::size_t>(x)], problem.layers[0].v.row(p, 0)[x]);
     }
     const double limit = allowed(unit_roundoff(kv), 0.0, 1.0, bias.count);
     if (!(std::fabs(bias.mean()) <= limit)) {
-      throw Violation(fmt::format("stored {} rows: mean signed error {:.3g}, allowed {:.3g}", dtype_name(kv), bias.mean(), limit));
+      throw Violation(fmt::format("stored {} rows: mean signed error {:.3g}, allowed {:.3g}", dtype_name(kv),
+                                  bias.mean(), limit));
     }
   }
 }

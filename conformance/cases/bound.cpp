@@ -9,8 +9,8 @@
 namespace headwater::conformance {
 namespace {
 
-const std::vector<std::string> kAttention{"LOGIT-1", "INTRA-1", "INTRA-2", "INTER-1", "INTER-2", "INTER-3", "FUSE-1",
-                                          "FUSE-2",  "DEC-1",   "SCORE-6", "MASK-1"};
+const std::vector<std::string> kAttention{"LOGIT-1", "INTRA-1", "INTRA-2", "INTER-1", "INTER-2", "INTER-3",
+                                          "FUSE-1",  "FUSE-2",  "DEC-1",   "SCORE-6", "MASK-1"};
 
 // Either oracle serves; they are held against each other in oracles.*.
 Truth truth_of(int round) { return round % 2 == 0 ? Truth::eigen : Truth::reference; }
@@ -29,18 +29,22 @@ const Register kPlain{{"bound.plain_f32", kAttention, "attention", Lane::bound, 
 
 void everything(Context& context) { random_runs(context, {.max_chunk = 24, .max_tokens = 120}, 250); }
 const Register kEverything{{"bound.everything",
-                            {"LOGIT-1", "LOGIT-2", "LOGIT-3", "LOGIT-4", "INTRA-1", "INTRA-2", "INTER-1", "INTER-2",
-                             "FUSE-1", "FUSE-2", "DEC-1", "NUM-1", "STATE-6", "SCORE-6"},
-                            "attention", Lane::bound, true, everything}};
+                            {"LOGIT-1", "LOGIT-2", "LOGIT-3", "LOGIT-4", "INTRA-1", "INTRA-2", "INTER-1",
+                             "INTER-2", "FUSE-1", "FUSE-2", "DEC-1", "NUM-1", "STATE-6", "SCORE-6"},
+                            "attention",
+                            Lane::bound,
+                            true,
+                            everything}};
 
 void layers(Context& context) {
   random_runs(context, {.max_chunk = 12, .max_tokens = 60, .max_layers = 3, .wide = false}, 40);
 }
-const Register kLayers{{"bound.layers", {"STATE-5", "MEM-6", "SCHED-3"}, "session", Lane::bound, true, layers}};
+const Register kLayers{
+    {"bound.layers", {"STATE-5", "MEM-6", "SCHED-3"}, "session", Lane::bound, true, layers}};
 
 // A problem of one prefill turn and one decode step with given sizes.
-Problem sized(Random& random, std::int64_t heads, std::int64_t heads_kv, std::int64_t d, std::int64_t dv, std::int64_t s,
-              std::int64_t n) {
+Problem sized(Random& random, std::int64_t heads, std::int64_t heads_kv, std::int64_t d, std::int64_t dv,
+              std::int64_t s, std::int64_t n) {
   Problem problem;
   problem.shape.n_head = heads;
   problem.shape.n_head_kv = heads_kv;
@@ -71,19 +75,22 @@ void head_sizes(Context& context) {
     }
   }
 }
-const Register kHeadSizes{{"bound.head_sizes", {"LOGIT-1", "CFG-1"}, "attention", Lane::bound, true, head_sizes}};
+const Register kHeadSizes{
+    {"bound.head_sizes", {"LOGIT-1", "CFG-1"}, "attention", Lane::bound, true, head_sizes}};
 
 void grouped_heads(Context& context) {
   Random random(context.seed);
   int round = 0;
   for (std::int64_t group = 1; group <= 8; ++group) {
     for (const std::int64_t heads_kv : {1, 2, 3, 5}) {
-      require_conforming(context, sized(random, group * heads_kv, heads_kv, 8, 5, 16, 37), {}, truth_of(round++));
+      require_conforming(context, sized(random, group * heads_kv, heads_kv, 8, 5, 16, 37), {},
+                         truth_of(round++));
       if (context.quick && heads_kv == 2) break;
     }
   }
 }
-const Register kGroupedHeads{{"bound.grouped_heads", {"LOGIT-1", "MEM-6"}, "logits", Lane::bound, true, grouped_heads}};
+const Register kGroupedHeads{
+    {"bound.grouped_heads", {"LOGIT-1", "MEM-6"}, "logits", Lane::bound, true, grouped_heads}};
 
 // Every ragged tail: chunk lengths, memory sizes and prompt lengths 1 .. 70 around whatever tiles an engine has.
 void ragged(Context& context) {
@@ -104,7 +111,8 @@ void ragged(Context& context) {
     require_conforming(context, memory, {}, truth_of(n));
   }
 }
-const Register kRagged{{"bound.ragged", {"MASK-1", "INTER-1", "MEM-4"}, "attention", Lane::bound, true, ragged}};
+const Register kRagged{
+    {"bound.ragged", {"MASK-1", "INTER-1", "MEM-4"}, "attention", Lane::bound, true, ragged}};
 
 void prompt_lengths(Context& context) {
   Random random(context.seed);
@@ -149,7 +157,8 @@ void alibi(Context& context) {
       context,
       [](Random& random, Options& options, std::int64_t heads) {
         options.alibi.clear();
-        for (std::int64_t h = 0; h < heads; ++h) options.alibi.push_back(static_cast<float>(random.uniform(-0.3, 1.0)));
+        for (std::int64_t h = 0; h < heads; ++h)
+          options.alibi.push_back(static_cast<float>(random.uniform(-0.3, 1.0)));
         if (random.chance(0.3)) options.alibi[0] = 0.0f;
       },
       40);
@@ -195,11 +204,14 @@ void feature_combinations(Context& context) {
 }
 const Register kCombinations{{"bound.feature_combinations",
                               {"LOGIT-1", "LOGIT-2", "LOGIT-3", "LOGIT-4"},
-                              "logits", Lane::bound, true, feature_combinations}};
+                              "logits",
+                              Lane::bound,
+                              true,
+                              feature_combinations}};
 
 // Sizes beyond every blocking constant: several row groups, key segments, score partials, windows of chunks.
-Problem large(Random& random, std::int64_t s, std::int64_t batch, std::int64_t local, std::int64_t heavy, std::int64_t n,
-              Schedule schedule) {
+Problem large(Random& random, std::int64_t s, std::int64_t batch, std::int64_t local, std::int64_t heavy,
+              std::int64_t n, Schedule schedule) {
   Problem problem = sized(random, 1, 1, 4, 3, s, n);
   problem.options.batch = batch;
   problem.options.local = local;
@@ -216,7 +228,8 @@ void large_chunks(Context& context) {
   Random random(context.seed);
   require_conforming(context, large(random, 300, 900, 70, 90, 1150, Schedule::layer_major));
   require_conforming(context, large(random, 1300, 1300, 200, 300, 2900, Schedule::chunk_major));
-  require_conforming(context, large(random, 2100, 4200, 0, 5, 2300, Schedule::layer_major), {}, Truth::reference);
+  require_conforming(context, large(random, 2100, 4200, 0, 5, 2300, Schedule::layer_major), {},
+                     Truth::reference);
 }
 const Register kLargeChunks{
     {"bound.large_chunks", {"INTRA-1", "INTRA-2", "SCHED-1"}, "attention", Lane::bound, true, large_chunks}};
@@ -225,9 +238,11 @@ void large_memory(Context& context) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
   Random random(context.seed);
   require_conforming(context, large(random, 150, 4096, 600, 900, 2300, Schedule::layer_major));
-  require_conforming(context, large(random, 64, 128, 1, 1090, 1500, Schedule::chunk_major), {}, Truth::reference);
+  require_conforming(context, large(random, 64, 128, 1, 1090, 1500, Schedule::chunk_major), {},
+                     Truth::reference);
 }
-const Register kLargeMemory{{"bound.large_memory", {"CFG-3", "INTER-1", "INTER-2"}, "attention", Lane::bound, true, large_memory}};
+const Register kLargeMemory{
+    {"bound.large_memory", {"CFG-3", "INTER-1", "INTER-2"}, "attention", Lane::bound, true, large_memory}};
 
 void many_windows(Context& context) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
@@ -238,7 +253,8 @@ void many_windows(Context& context) {
   problem.fill_normal(random, 1.5);
   require_conforming(context, problem);
 }
-const Register kManyWindows{{"bound.many_windows", {"SCHED-1", "PLAN-1"}, "schedule", Lane::bound, true, many_windows}};
+const Register kManyWindows{
+    {"bound.many_windows", {"SCHED-1", "PLAN-1"}, "schedule", Lane::bound, true, many_windows}};
 
 void large_dense(Context& context) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
@@ -253,7 +269,8 @@ void large_dense(Context& context) {
   problem.fill_normal(random, 1.5);
   require_conforming(context, problem);
 }
-const Register kLargeDense{{"bound.large_dense", {"DEC-1", "CFG-2"}, "dense", Lane::bound, true, large_dense}};
+const Register kLargeDense{
+    {"bound.large_dense", {"DEC-1", "CFG-2"}, "dense", Lane::bound, true, large_dense}};
 
 }  // namespace
 }  // namespace headwater::conformance

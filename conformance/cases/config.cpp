@@ -18,18 +18,26 @@ constexpr std::int64_t kMostExtent = 65536;
 constexpr std::int64_t kMostPositions = 2147483647;
 
 struct Request {
-  Shape shape{.n_layer = 1, .n_head = 4, .n_head_kv = 2, .d_head = 4, .d_value = 4, .capacity = 16, .kv_type = DType::f32};
+  Shape shape{.n_layer = 1,
+              .n_head = 4,
+              .n_head_kv = 2,
+              .d_head = 4,
+              .d_value = 4,
+              .capacity = 16,
+              .kv_type = DType::f32};
   Options options;
 };
 
 // The request is refused with invalid_argument, in one line that names the field and its value.
-void require_refused(const Engine& engine, const Request& request, const std::string& field, const std::string& value) {
+void require_refused(const Engine& engine, const Request& request, const std::string& field,
+                     const std::string& value) {
   try {
     (void)engine.open(request.shape, request.options);
   } catch (const Error& error) {
     const std::string message = error.what();
     if (error.code() != ErrorCode::invalid_argument) {
-      throw Violation(fmt::format("{} = {}: refused with code {}: {}", field, value, static_cast<int>(error.code()), message));
+      throw Violation(fmt::format("{} = {}: refused with code {}: {}", field, value,
+                                  static_cast<int>(error.code()), message));
     }
     if (message.find(field) == std::string::npos || message.find(value) == std::string::npos) {
       throw Violation(fmt::format("{} = {}: the message names them not: {}", field, value, message));
@@ -49,11 +57,16 @@ struct SizeField {
 };
 
 constexpr SizeField kSizes[] = {
-    {"n_layer", &Shape::n_layer, nullptr, 1, kMostExtent},     {"n_head", &Shape::n_head, nullptr, 1, kMostExtent},
-    {"n_head_kv", &Shape::n_head_kv, nullptr, 1, kMostExtent}, {"d_head", &Shape::d_head, nullptr, 1, kMostExtent},
-    {"d_value", &Shape::d_value, nullptr, 1, kMostExtent},     {"capacity", &Shape::capacity, nullptr, 1, kMostPositions},
-    {"batch", nullptr, &Options::batch, 1, 0},                 {"chunk", nullptr, &Options::chunk, 1, 0},
-    {"local", nullptr, &Options::local, 0, 0},                 {"heavy", nullptr, &Options::heavy, 0, 0},
+    {"n_layer", &Shape::n_layer, nullptr, 1, kMostExtent},
+    {"n_head", &Shape::n_head, nullptr, 1, kMostExtent},
+    {"n_head_kv", &Shape::n_head_kv, nullptr, 1, kMostExtent},
+    {"d_head", &Shape::d_head, nullptr, 1, kMostExtent},
+    {"d_value", &Shape::d_value, nullptr, 1, kMostExtent},
+    {"capacity", &Shape::capacity, nullptr, 1, kMostPositions},
+    {"batch", nullptr, &Options::batch, 1, 0},
+    {"chunk", nullptr, &Options::chunk, 1, 0},
+    {"local", nullptr, &Options::local, 0, 0},
+    {"heavy", nullptr, &Options::heavy, 0, 0},
 };
 
 void refused(Context& context) {
@@ -84,7 +97,8 @@ void refused(Context& context) {
   }
   const double infinity = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const auto& [value, text] : {std::pair{infinity, "inf"}, std::pair{-infinity, "inf"}, std::pair{nan, "nan"}}) {
+  for (const auto& [value, text] :
+       {std::pair{infinity, "inf"}, std::pair{-infinity, "inf"}, std::pair{nan, "nan"}}) {
     Request request;
     request.options.scale = value;
     require_refused(engine, request, "scale", text);
@@ -99,7 +113,8 @@ void refused(Context& context) {
   Request request;
   request.options.softcap = -1.0;
   require_refused(engine, request, "softcap", "-1");
-  for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float value :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     request = {};
     request.options.sinks.assign(4, 0.5f);
     request.options.sinks[3] = value;
@@ -140,7 +155,8 @@ void too_large(Context& context) {
       (void)context.engine->open(request.shape, request.options);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::out_of_memory && error.code() != ErrorCode::invalid_argument) {
-        throw Violation(fmt::format("refused with code {}: {}", static_cast<int>(error.code()), error.what()));
+        throw Violation(
+            fmt::format("refused with code {}: {}", static_cast<int>(error.code()), error.what()));
       }
       continue;
     }
@@ -169,11 +185,13 @@ void huge_budgets(Context& context) {
         throw Violation(fmt::format("L {} H {} became L {} H {}", local, heavy, got.local, got.heavy));
       }
       request.options.dense = true;
-      if (context.engine->open(request.shape, request.options)->options().sparse) throw Violation("dense is sparse");
+      if (context.engine->open(request.shape, request.options)->options().sparse)
+        throw Violation("dense is sparse");
     }
   }
 }
-const Register kHugeBudgets{{"config.huge_budgets", {"CFG-3", "CFG-2"}, "config", Lane::state, true, huge_budgets}};
+const Register kHugeBudgets{
+    {"config.huge_budgets", {"CFG-3", "CFG-2"}, "config", Lane::state, true, huge_budgets}};
 
 void limits(Context& context) {
   // The largest extents, one at a time, are accepted.
@@ -185,11 +203,18 @@ void limits(Context& context) {
     if (std::string(field.name) == "n_head_kv") request.shape.n_head = field.most;
     request.options.threads = 1;
     const std::unique_ptr<Session> session = context.engine->open(request.shape, request.options);
-    if (session->shape().*field.shape != field.most) throw Violation(std::string(field.name) + ": shape() differs");
+    if (session->shape().*field.shape != field.most)
+      throw Violation(std::string(field.name) + ": shape() differs");
   }
   // The least of everything works, too.
   Problem least;
-  least.shape = {.n_layer = 1, .n_head = 1, .n_head_kv = 1, .d_head = 1, .d_value = 1, .capacity = 1, .kv_type = DType::f32};
+  least.shape = {.n_layer = 1,
+                 .n_head = 1,
+                 .n_head_kv = 1,
+                 .d_head = 1,
+                 .d_value = 1,
+                 .capacity = 1,
+                 .kv_type = DType::f32};
   least.options.batch = least.options.chunk = 1;
   least.options.local = least.options.heavy = 0;
   least.options.threads = 1;
@@ -227,22 +252,25 @@ void effective(Context& context) {
     const std::unique_ptr<Session> session = context.engine->open(request.shape, options);
     const EffectiveOptions got = session->options();
     const EffectiveOptions wanted = expected_options(request.shape, options);
-    const std::string asked = fmt::format("S {} B {} L {} H {} clamp {} dense {}", options.chunk, options.batch, options.local,
-                                          options.heavy, options.clamp, options.dense);
-    if (got.batch != wanted.batch || got.chunk != wanted.chunk || got.local != wanted.local || got.heavy != wanted.heavy ||
-        got.sparse != wanted.sparse || got.memory() != wanted.local + wanted.heavy) {
-      throw Violation(fmt::format("{} became S {} B {} L {} H {} sparse {}", asked, got.chunk, got.batch, got.local, got.heavy,
-                                  got.sparse));
+    const std::string asked =
+        fmt::format("S {} B {} L {} H {} clamp {} dense {}", options.chunk, options.batch, options.local,
+                    options.heavy, options.clamp, options.dense);
+    if (got.batch != wanted.batch || got.chunk != wanted.chunk || got.local != wanted.local ||
+        got.heavy != wanted.heavy || got.sparse != wanted.sparse ||
+        got.memory() != wanted.local + wanted.heavy) {
+      throw Violation(fmt::format("{} became S {} B {} L {} H {} sparse {}", asked, got.chunk, got.batch,
+                                  got.local, got.heavy, got.sparse));
     }
     if (got.scale != wanted.scale || got.softcap != wanted.softcap || got.score_type != wanted.score_type ||
         got.schedule != wanted.schedule) {
       throw Violation("scale, softcap, score type or schedule changed: " + asked);
     }
-    if (got.threads != options.threads && got.threads != 1) throw Violation(fmt::format("threads became {}", got.threads));
+    if (got.threads != options.threads && got.threads != 1)
+      throw Violation(fmt::format("threads became {}", got.threads));
     const auto says = [&](std::int64_t a, std::int64_t b) {
       return std::any_of(got.warnings.begin(), got.warnings.end(), [&](const std::string& line) {
-        return line.find(std::to_string(a)) != std::string::npos && line.find(std::to_string(b)) != std::string::npos &&
-               line.find('\n') == std::string::npos;
+        return line.find(std::to_string(a)) != std::string::npos &&
+               line.find(std::to_string(b)) != std::string::npos && line.find('\n') == std::string::npos;
       });
     };
     std::size_t warnings = 0;
@@ -259,7 +287,8 @@ void effective(Context& context) {
     }
   }
 }
-const Register kEffective{{"config.effective", {"CFG-2", "CFG-3", "CFG-4"}, "config", Lane::state, true, effective}};
+const Register kEffective{
+    {"config.effective", {"CFG-2", "CFG-3", "CFG-4"}, "config", Lane::state, true, effective}};
 
 // threads = 0 is what OpenMP would use, and the default scale is 1/sqrt(d) in double.
 void defaults(Context& context) {
@@ -272,12 +301,13 @@ void defaults(Context& context) {
   if (session->state() != SessionState::empty || session->tokens() != 0 || !session->plan().empty()) {
     throw Violation("a new session is not empty");
   }
-  if (session->options().batch != 4096 || session->options().chunk != 1024 || session->options().local != 256 ||
-      session->options().heavy != 256) {
+  if (session->options().batch != 4096 || session->options().chunk != 1024 ||
+      session->options().local != 256 || session->options().heavy != 256) {
     throw Violation("the defaults are not B 4096, S 1024, L 256, H 256");
   }
 }
-const Register kDefaults{{"config.defaults", {"CFG-1", "LOGIT-1", "STATE-1"}, "config", Lane::state, true, defaults}};
+const Register kDefaults{
+    {"config.defaults", {"CFG-1", "LOGIT-1", "STATE-1"}, "config", Lane::state, true, defaults}};
 
 }  // namespace
 }  // namespace headwater::conformance

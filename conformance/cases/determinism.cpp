@@ -13,13 +13,13 @@ namespace {
 Problem problem_for(Random& random, int round, bool quick) {
   // Every third one is large enough to be split over threads in earnest.
   const bool large = round % 3 == 0 && !quick;
-  return random_problem(random, {.max_chunk = large ? 150 : 24,
-                                 .max_tokens = large ? 700 : 100,
-                                 .max_layers = 2,
-                                 .wide = false});
+  return random_problem(
+      random,
+      {.max_chunk = large ? 150 : 24, .max_tokens = large ? 700 : 100, .max_layers = 2, .wide = false});
 }
 
-void same(const Trace& a, const Trace& b, const Problem& problem, const std::string& what, bool outputs = true) {
+void same(const Trace& a, const Trace& b, const Problem& problem, const std::string& what,
+          bool outputs = true) {
   try {
     require_same(a, b, what, outputs);
   } catch (const Violation& violation) {
@@ -28,7 +28,8 @@ void same(const Trace& a, const Trace& b, const Problem& problem, const std::str
 }
 
 void threads(Context& context) {
-  if (!context.engine->claims().bitwise_threads) throw Skipped("the engine does not claim it (Claims::bitwise_threads)");
+  if (!context.engine->claims().bitwise_threads)
+    throw Skipped("the engine does not claim it (Claims::bitwise_threads)");
   Random random(context.seed);
   for (int round = 0; round < context.rounds(24); ++round) {
     Problem problem = problem_for(random, round, context.quick);
@@ -43,7 +44,8 @@ void threads(Context& context) {
 const Register kThreads{{"determinism.threads", {"NUM-3"}, "session", Lane::determinism, true, threads}};
 
 void runs(Context& context) {
-  if (!context.engine->claims().bitwise_runs) throw Skipped("the engine does not claim it (Claims::bitwise_runs)");
+  if (!context.engine->claims().bitwise_runs)
+    throw Skipped("the engine does not claim it (Claims::bitwise_runs)");
   Random random(context.seed);
   for (int round = 0; round < context.rounds(24); ++round) {
     Problem problem = problem_for(random, round, context.quick);
@@ -64,7 +66,8 @@ void after_reset(Context& context) {
     const std::unique_ptr<Session> session = context.engine->open(first.shape, first.options);
     const Trace fresh = run(*session, first);
     session->reset();
-    if (session->tokens() != 0 || session->state() != SessionState::empty) throw Violation("reset() left tokens or a state");
+    if (session->tokens() != 0 || session->state() != SessionState::empty)
+      throw Violation("reset() left tokens or a state");
     for (std::int64_t layer = 0; layer < first.shape.n_layer; ++layer) {
       if (session->memory(layer).count != 0) throw Violation("reset() left a memory set");
     }
@@ -73,8 +76,12 @@ void after_reset(Context& context) {
     same(fresh, run(*session, first), first, "a run after reset");
   }
 }
-const Register kAfterReset{
-    {"determinism.after_reset", {"STATE-1", "SCORE-1", "NUM-3"}, "session", Lane::determinism, true, after_reset}};
+const Register kAfterReset{{"determinism.after_reset",
+                            {"STATE-1", "SCORE-1", "NUM-3"},
+                            "session",
+                            Lane::determinism,
+                            true,
+                            after_reset}};
 
 void schedules(Context& context) {
   const bool outputs = context.engine->claims().bitwise_schedules;
@@ -87,8 +94,12 @@ void schedules(Context& context) {
     same(layer_major, run(*context.engine, problem), problem, "layer-major and chunk-major", outputs);
   }
 }
-const Register kSchedules{
-    {"determinism.schedules", {"SCHED-1", "SCHED-2", "SCHED-3"}, "schedule", Lane::determinism, true, schedules}};
+const Register kSchedules{{"determinism.schedules",
+                           {"SCHED-1", "SCHED-2", "SCHED-3"},
+                           "schedule",
+                           Lane::determinism,
+                           true,
+                           schedules}};
 
 // One call, or any calls that cut it at multiples of S, the first saying the turn's length (PLAN-2).
 void call_cuts(Context& context) {
@@ -118,7 +129,8 @@ void call_cuts(Context& context) {
     same(one_call, run(*context.engine, problem), problem, "one call and several");
   }
 }
-const Register kCallCuts{{"determinism.call_cuts", {"PLAN-2", "STATE-3"}, "plan", Lane::determinism, true, call_cuts}};
+const Register kCallCuts{
+    {"determinism.call_cuts", {"PLAN-2", "STATE-3"}, "plan", Lane::determinism, true, call_cuts}};
 
 // A prompt of at most S tokens is plain causal attention: the same bits with the sparse path on and off.
 void one_chunk_is_dense(Context& context) {
@@ -137,23 +149,32 @@ void one_chunk_is_dense(Context& context) {
     for (std::size_t layer = 0; layer < sparse.layers.size(); ++layer) {
       const LayerTrace& a = sparse.layers[layer];
       const LayerTrace& b = dense.layers[layer];
-      if (a.chunks.size() != 1 || b.chunks.size() != 1) throw Violation("not one chunk; " + problem.describe());
-      if (a.out != b.out) throw Violation("outputs of one sparse chunk and of dense attention differ; " + problem.describe());
-      if (a.chunks[0].lse != b.chunks[0].lse) throw Violation("lse of one sparse chunk and of dense attention differ; " + problem.describe());
+      if (a.chunks.size() != 1 || b.chunks.size() != 1)
+        throw Violation("not one chunk; " + problem.describe());
+      if (a.out != b.out)
+        throw Violation("outputs of one sparse chunk and of dense attention differ; " + problem.describe());
+      if (a.chunks[0].lse != b.chunks[0].lse)
+        throw Violation("lse of one sparse chunk and of dense attention differ; " + problem.describe());
     }
   }
 }
-const Register kOneChunk{
-    {"determinism.one_chunk_is_dense", {"STATE-3", "CFG-2"}, "dense", Lane::determinism, true, one_chunk_is_dense}};
+const Register kOneChunk{{"determinism.one_chunk_is_dense",
+                          {"STATE-3", "CFG-2"},
+                          "dense",
+                          Lane::determinism,
+                          true,
+                          one_chunk_is_dense}};
 
 // Layers attended in any order, rows laid out in any way, an observer or none: the same bits.
 void surroundings(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(30); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 80, .max_layers = 4, .wide = false});
+    Problem problem =
+        random_problem(random, {.max_chunk = 20, .max_tokens = 80, .max_layers = 4, .wide = false});
     const Trace plain = run(*context.engine, problem);
     RunStyle style;
-    style.placement = random.pick(std::vector<Placement>{Placement::head_major, Placement::strided, Placement::unaligned});
+    style.placement =
+        random.pick(std::vector<Placement>{Placement::head_major, Placement::strided, Placement::unaligned});
     style.layer_order.resize(static_cast<std::size_t>(problem.shape.n_layer));
     std::iota(style.layer_order.rbegin(), style.layer_order.rend(), 0);
     same(plain, run(*context.engine, problem, style), problem, "another order of layers and layout of rows");
@@ -173,7 +194,8 @@ void capacity(Context& context) {
     same(tight, run(*context.engine, problem), problem, "tight and roomy capacity");
   }
 }
-const Register kCapacity{{"determinism.capacity", {"NUM-2", "STATE-6"}, "session", Lane::determinism, true, capacity}};
+const Register kCapacity{
+    {"determinism.capacity", {"NUM-2", "STATE-6"}, "session", Lane::determinism, true, capacity}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -32,18 +32,21 @@ class ExactProblem {
  private:
   void build();
   void build_chunk(const Chunk& chunk, std::int64_t head, ChunkTrace& expected);
-  std::int64_t light(std::int64_t row, std::int64_t head, const std::vector<std::int64_t>& among, std::int64_t count,
-                     const std::function<void(std::int64_t)>& each);
+  std::int64_t light(std::int64_t row, std::int64_t head, const std::vector<std::int64_t>& among,
+                     std::int64_t count, const std::function<void(std::int64_t)>& each);
   [[nodiscard]] bool has_sink(std::int64_t head) const {
-    return !problem_.options.sinks.empty() && std::isfinite(problem_.options.sinks[static_cast<std::size_t>(head)]);
+    return !problem_.options.sinks.empty() &&
+           std::isfinite(problem_.options.sinks[static_cast<std::size_t>(head)]);
   }
-  [[nodiscard]] float* q_row(std::int64_t token, std::int64_t head) { return problem_.layers[0].q.row(token, head); }
+  [[nodiscard]] float* q_row(std::int64_t token, std::int64_t head) {
+    return problem_.layers[0].q.row(token, head);
+  }
 
   Random& random_;
   Problem problem_;
   EffectiveOptions options_;
-  std::vector<std::vector<float>> scores_;           // per head
-  std::vector<std::vector<std::int32_t>> sets_;      // per head
+  std::vector<std::vector<float>> scores_;       // per head
+  std::vector<std::vector<std::int32_t>> sets_;  // per head
   std::int64_t set_end_ = 0;
   std::vector<ChunkTrace> chunks_;
   std::vector<float> out_;
@@ -61,7 +64,8 @@ std::int64_t ExactProblem::light(std::int64_t row, std::int64_t head, const std:
   std::vector<std::int64_t> left(among.size());
   for (std::size_t i = 0; i < left.size(); ++i) left[i] = static_cast<std::int64_t>(i);
   for (std::int64_t k = 0; k < count; ++k) {
-    const auto pick = static_cast<std::size_t>(random_.integer(0, static_cast<std::int64_t>(left.size()) - 1));
+    const auto pick =
+        static_cast<std::size_t>(random_.integer(0, static_cast<std::int64_t>(left.size()) - 1));
     q_row(row, head)[among[static_cast<std::size_t>(left[pick])]] = 0.0f;
     each(left[pick]);
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(pick));
@@ -88,9 +92,10 @@ void ExactProblem::build_chunk(const Chunk& chunk, std::int64_t head, ChunkTrace
     for (std::int64_t j = sparse ? chunk.begin : 0; j <= i; ++j) own.push_back(j);
     const auto own_keys = static_cast<std::int64_t>(own.size());
     // The parts must have powers of two of terms each, and so must their union: equal parts, the sink in the own one.
-    std::int64_t part = memory.empty() ? power_of_two_below(random_, own_keys + sink)
-                                       : power_of_two_below(random_, std::min(own_keys + sink,
-                                                                              static_cast<std::int64_t>(memory.size())));
+    std::int64_t part =
+        memory.empty() ? power_of_two_below(random_, own_keys + sink)
+                       : power_of_two_below(
+                             random_, std::min(own_keys + sink, static_cast<std::int64_t>(memory.size())));
     const std::int64_t total = memory.empty() ? part : 2 * part;
     std::vector<double> sum(static_cast<std::size_t>(problem_.shape.d_value), 0.0);
     const auto add_value = [&](std::int64_t position) {
@@ -117,7 +122,8 @@ void ExactProblem::build_chunk(const Chunk& chunk, std::int64_t head, ChunkTrace
     expected.memory.push_back(static_cast<std::int32_t>(memory[i]));
     expected.colsum_inter.push_back(static_cast<float>(inter[i]));
     float& score = scores[static_cast<std::size_t>(memory[i])];
-    score = score_value(options_.score_type, score_bits(options_.score_type, score + expected.colsum_inter.back()));
+    score = score_value(options_.score_type,
+                        score_bits(options_.score_type, score + expected.colsum_inter.back()));
   }
   for (const double x : intra) {
     const float rounded = sparse ? static_cast<float>(x) : 0.0f;
@@ -159,9 +165,11 @@ void ExactProblem::build() {
 }
 
 void require_bits(const std::vector<float>& got, const std::vector<float>& wanted, const std::string& what) {
-  if (got.size() != wanted.size()) throw Violation(fmt::format("{}: {} values, not {}", what, got.size(), wanted.size()));
+  if (got.size() != wanted.size())
+    throw Violation(fmt::format("{}: {} values, not {}", what, got.size(), wanted.size()));
   for (std::size_t i = 0; i < got.size(); ++i) {
-    if (got[i] != wanted[i]) throw Violation(fmt::format("{}: value {} is {:.9g}, not {:.9g}", what, i, got[i], wanted[i]));
+    if (got[i] != wanted[i])
+      throw Violation(fmt::format("{}: value {} is {:.9g}, not {:.9g}", what, i, got[i], wanted[i]));
   }
 }
 
@@ -172,7 +180,8 @@ void ExactProblem::require(const Trace& trace) const {
     const ChunkTrace& got = said.chunks[c];
     const ChunkTrace& wanted = chunks_[c];
     const std::string where = fmt::format("chunk [{}, {})", wanted.chunk.begin, wanted.chunk.end);
-    if (got.chunk.begin != wanted.chunk.begin || got.chunk.end != wanted.chunk.end) throw Violation(where + ": not it");
+    if (got.chunk.begin != wanted.chunk.begin || got.chunk.end != wanted.chunk.end)
+      throw Violation(where + ": not it");
     if (got.memory_count != wanted.memory_count || got.memory != wanted.memory) {
       throw Violation(where + ": memory sets of a free run differ");
     }
@@ -208,7 +217,8 @@ void run_exact(Context& context, Random& random, Problem problem) {
 void powers_of_two(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(120); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 16, .max_tokens = 60, .extras = false, .wide = false});
+    Problem problem =
+        random_problem(random, {.max_chunk = 16, .max_tokens = 60, .extras = false, .wide = false});
     problem.options.score_type = round % 3 == 0 ? ScoreType::f32 : ScoreType::bf16;
     if (random.chance(0.4)) {
       for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
@@ -219,9 +229,12 @@ void powers_of_two(Context& context) {
   }
 }
 const Register kPowers{{"exact.powers_of_two",
-                        {"INTRA-1", "INTRA-2", "INTER-1", "INTER-2", "FUSE-1", "FUSE-2", "LOGIT-1", "LOGIT-4", "MASK-1",
-                         "MEM-6", "SCORE-2", "SCORE-3", "DEC-1"},
-                        "attention", Lane::exact, true, powers_of_two}};
+                        {"INTRA-1", "INTRA-2", "INTER-1", "INTER-2", "FUSE-1", "FUSE-2", "LOGIT-1", "LOGIT-4",
+                         "MASK-1", "MEM-6", "SCORE-2", "SCORE-3", "DEC-1"},
+                        "attention",
+                        Lane::exact,
+                        true,
+                        powers_of_two}};
 
 // More rows and keys than any row group or register tile: blocks of 32 and 128 rows, tails in each.
 void powers_of_two_large(Context& context) {
@@ -241,8 +254,12 @@ void powers_of_two_large(Context& context) {
     run_exact(context, random, std::move(problem));
   }
 }
-const Register kPowersLarge{
-    {"exact.powers_of_two_large", {"INTRA-2", "INTER-2"}, "attention", Lane::exact, true, powers_of_two_large}};
+const Register kPowersLarge{{"exact.powers_of_two_large",
+                             {"INTRA-2", "INTER-2"},
+                             "attention",
+                             Lane::exact,
+                             true,
+                             powers_of_two_large}};
 
 // One visible key has weight 1: the output is the stored value row, rounded once.
 void one_key(Context& context) {
@@ -262,25 +279,28 @@ void one_key(Context& context) {
         problem.options.threads = 1;
         problem.fill_normal(random);
         for (float& x : problem.layers[0].v.values) {
-          const double magnitude = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.integer(-30, 17)));
+          const double magnitude =
+              std::ldexp(1.0 + random.uniform(), static_cast<int>(random.integer(-30, 17)));
           x = round_to(in, static_cast<float>(random.chance(0.5) ? magnitude : -magnitude));
           // Halves and exact ties between neighbours of the 16-bit formats.
-          if (random.chance(0.3)) x = round_to(in, std::ldexp(static_cast<float>(2 * random.integer(128, 4096) + 1), -9));
+          if (random.chance(0.3))
+            x = round_to(in, std::ldexp(static_cast<float>(2 * random.integer(128, 4096) + 1), -9));
         }
         const Trace trace = run(*context.engine, problem);
         for (std::size_t i = 0; i < trace.layers[0].out.size(); ++i) {
           const float v = problem.layers[0].v.values[i];
           const float wanted = round_to(out, round_to(kv, v));
           if (trace.layers[0].out[i] != wanted) {
-            throw Violation(fmt::format("value {:.9g} comes out as {:.9g}, not {:.9g}; {}", v, trace.layers[0].out[i], wanted,
-                                        problem.describe()));
+            throw Violation(fmt::format("value {:.9g} comes out as {:.9g}, not {:.9g}; {}", v,
+                                        trace.layers[0].out[i], wanted, problem.describe()));
           }
         }
       }
     }
   }
 }
-const Register kOneKey{{"exact.one_key", {"NUM-1", "STATE-6", "INTRA-1"}, "formats", Lane::exact, true, one_key}};
+const Register kOneKey{
+    {"exact.one_key", {"NUM-1", "STATE-6", "INTRA-1"}, "formats", Lane::exact, true, one_key}};
 
 // Smallest relative distance between the last kept and the first dropped candidate of any selection in a run.
 double smallest_margin(const Problem& problem, const Trace& trace) {
@@ -301,7 +321,8 @@ double smallest_margin(const Problem& problem, const Trace& trace) {
         margin = std::min(margin, (kept - scores[static_cast<std::size_t>(p)]) / static_cast<double>(kept));
       }
       for (std::size_t i = 0; i < count; ++i) {
-        scores[static_cast<std::size_t>(set[i])] += chunk.colsum_inter[static_cast<std::size_t>(h) * count + i];
+        scores[static_cast<std::size_t>(set[i])] +=
+            chunk.colsum_inter[static_cast<std::size_t>(h) * count + i];
       }
       const auto length = static_cast<std::size_t>(chunk.length());
       const auto* sums = chunk.colsum_intra.data() + static_cast<std::size_t>(h) * length;
@@ -318,7 +339,8 @@ void free_run(Context& context) {
   Random random(context.seed);
   int judged = 0;
   for (int round = 0; round < context.rounds(300); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 12, .max_tokens = 40, .dtypes = false, .later_turns = false});
+    Problem problem =
+        random_problem(random, {.max_chunk = 12, .max_tokens = 40, .dtypes = false, .later_turns = false});
     problem.options.score_type = ScoreType::f32;
     problem.fill_normal(random, 4.0);
     if (!expected_options(problem.shape, problem.options).sparse) continue;
@@ -335,7 +357,8 @@ void free_run(Context& context) {
   }
   if (judged == 0) throw Violation("no selection had a clear margin: the case judged nothing");
 }
-const Register kFreeRun{{"exact.free_run", {"MEM-3", "MEM-5", "SCORE-3"}, "memory_set", Lane::exact, true, free_run}};
+const Register kFreeRun{
+    {"exact.free_run", {"MEM-3", "MEM-5", "SCORE-3"}, "memory_set", Lane::exact, true, free_run}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -31,7 +31,8 @@ void head_major(Context& context) { placed(context, Placement::head_major); }
 const Register kHeadMajor{{"hostile.head_major", {"NUM-1"}, "memory", Lane::hostile, true, head_major}};
 
 void unaligned(Context& context) { placed(context, Placement::unaligned); }
-const Register kUnaligned{{"hostile.unaligned", {"NUM-1", "NUM-2"}, "memory", Lane::hostile, true, unaligned}};
+const Register kUnaligned{
+    {"hostile.unaligned", {"NUM-1", "NUM-2"}, "memory", Lane::hostile, true, unaligned}};
 
 void guarded(Context& context) { placed(context, Placement::guarded); }
 const Register kGuarded{{"hostile.guarded", {"NUM-2"}, "memory", Lane::hostile, true, guarded}};
@@ -66,7 +67,8 @@ void nan_rows(Context& context) {
     const std::int64_t j = random.integer(0, problem.tokens() - 1);
     poison_row(random, problem, j, random.pick(tensors));
     const Trace a = run(*context.engine, clean);
-    const Trace b = run(*context.engine, problem, {.placement = Placement::guarded, .layer_order = {}, .snapshots = true});
+    const Trace b = run(*context.engine, problem,
+                        {.placement = Placement::guarded, .layer_order = {}, .snapshots = true});
     try {
       require_replay(problem, b);
     } catch (const Violation& violation) {
@@ -84,14 +86,16 @@ void nan_rows(Context& context) {
     }
   }
 }
-const Register kNanRows{{"hostile.nan_rows", {"NUM-2", "MEM-3", "MEM-4"}, "memory", Lane::hostile, true, nan_rows}};
+const Register kNanRows{
+    {"hostile.nan_rows", {"NUM-2", "MEM-3", "MEM-4"}, "memory", Lane::hostile, true, nan_rows}};
 
 // A value row of NaN leaves scores alone. Later chunks whose set does not hold the token must not read it.
 void evicted_rows(Context& context) {
   Random random(context.seed);
   int judged = 0;
   for (int round = 0; round < context.rounds(80); ++round) {
-    Problem clean = random_problem(random, {.max_chunk = 10, .max_tokens = 90, .later_turns = false, .wide = false});
+    Problem clean =
+        random_problem(random, {.max_chunk = 10, .max_tokens = 90, .later_turns = false, .wide = false});
     clean.options.dense = false;
     clean.options.heavy = random.integer(0, 3);
     clean.options.local = random.integer(1, 3);
@@ -103,7 +107,8 @@ void evicted_rows(Context& context) {
     }
     const Trace a = run(*context.engine, clean);
     const Trace b = run(*context.engine, problem);
-    if (a.layers[0].snapshots.back().scores != b.layers[0].snapshots.back().scores) broken("NaN in V changes scores", problem);
+    if (a.layers[0].snapshots.back().scores != b.layers[0].snapshots.back().scores)
+      broken("NaN in V changes scores", problem);
     for (const ChunkTrace& chunk : b.layers[0].chunks) {
       if (chunk.chunk.mode != ChunkMode::sparse || chunk.chunk.begin <= j) continue;
       for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
@@ -114,7 +119,8 @@ void evicted_rows(Context& context) {
           const auto at = (t * problem.shape.n_head + h) * problem.shape.d_value;
           const auto* x = a.layers[0].out.data() + at;
           if (!std::equal(x, x + problem.shape.d_value, b.layers[0].out.data() + at)) {
-            broken(fmt::format("token {} is not in the set, yet it reached token {} head {}", j, t, h), problem);
+            broken(fmt::format("token {} is not in the set, yet it reached token {} head {}", j, t, h),
+                   problem);
           }
         }
       }
@@ -122,13 +128,15 @@ void evicted_rows(Context& context) {
   }
   if (judged == 0) throw Violation("no token was ever evicted: the case judged nothing");
 }
-const Register kEvicted{{"hostile.evicted_rows", {"FUSE-2", "INTER-1", "NUM-2"}, "memory", Lane::hostile, true, evicted_rows}};
+const Register kEvicted{
+    {"hostile.evicted_rows", {"FUSE-2", "INTER-1", "NUM-2"}, "memory", Lane::hostile, true, evicted_rows}};
 
 // Storage behind the last row never reaches a result: a long run of NaN, reset, then a shorter clean run.
 void stale_storage(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
-    Problem clean = random_problem(random, {.max_chunk = 16, .max_tokens = 80, .max_layers = 2, .wide = false});
+    Problem clean =
+        random_problem(random, {.max_chunk = 16, .max_tokens = 80, .max_layers = 2, .wide = false});
     clean.shape.capacity += 40;
     Problem bad = clean;
     bad.steps = {Step::prefill(clean.shape.capacity - 3), Step::decode(3)};
@@ -149,7 +157,8 @@ void stale_storage(Context& context) {
     }
   }
 }
-const Register kStale{{"hostile.stale_storage", {"NUM-2", "STATE-1", "SCORE-1"}, "memory", Lane::hostile, true, stale_storage}};
+const Register kStale{
+    {"hostile.stale_storage", {"NUM-2", "STATE-1", "SCORE-1"}, "memory", Lane::hostile, true, stale_storage}};
 
 // Everything NaN, everything infinite, logits that overflow F32: valid sets, exact replay, no crash.
 void all_bad(Context& context) {
@@ -206,7 +215,8 @@ void finite(Context& context) {
     }
   }
 }
-const Register kFinite{{"hostile.finite_logits", {"NUM-2", "SCORE-5"}, "memory", Lane::hostile, true, finite}};
+const Register kFinite{
+    {"hostile.finite_logits", {"NUM-2", "SCORE-5"}, "memory", Lane::hostile, true, finite}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -27,7 +27,8 @@ std::vector<double> output_bounds(const Context& context, const Problem& problem
       const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
       for (std::int64_t i = 0; i < chunk.length(); ++i) {
         for (std::int64_t x = 0; x < shape.d_value; ++x) {
-          const auto at = static_cast<std::size_t>(((chunk.chunk.begin + i) * shape.n_head + h) * shape.d_value + x);
+          const auto at =
+              static_cast<std::size_t>(((chunk.chunk.begin + i) * shape.n_head + h) * shape.d_value + x);
           bounds[at] = truth.out_bound(i, x) + unit_roundoff(problem.out_type) * std::fabs(truth.out(i, x)) +
                        smallest(problem.out_type);
         }
@@ -41,7 +42,8 @@ std::vector<double> output_bounds(const Context& context, const Problem& problem
 void causality(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
-    const Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 100, .max_layers = 2, .wide = false});
+    const Problem problem =
+        random_problem(random, {.max_chunk = 20, .max_tokens = 100, .max_layers = 2, .wide = false});
     const std::int64_t n = problem.tokens();
     const std::int64_t j = random.integer(0, n - 1);
     Problem changed = problem;
@@ -64,11 +66,13 @@ void causality(Context& context) {
       for (std::int64_t t = 0; t < n; ++t) {
         const auto* from = x.out.data() + t * row;
         const bool same = std::equal(from, from + row, y.out.data() + t * row);
-        if (t < j && !same) broken(fmt::format("changing token {} changed the output of token {}", j, t), problem);
+        if (t < j && !same)
+          broken(fmt::format("changing token {} changed the output of token {}", j, t), problem);
         differs = differs || (t == j && !same);
       }
       for (std::size_t c = 0; c < x.chunks.size() && x.chunks[c].chunk.end <= j; ++c) {
-        if (x.chunks[c].memory != y.chunks[c].memory || x.chunks[c].colsum_intra != y.chunks[c].colsum_intra ||
+        if (x.chunks[c].memory != y.chunks[c].memory ||
+            x.chunks[c].colsum_intra != y.chunks[c].colsum_intra ||
             x.chunks[c].colsum_inter != y.chunks[c].colsum_inter || x.chunks[c].lse != y.chunks[c].lse) {
           broken(fmt::format("changing token {} changed chunk {}, which ends before it", j, c), problem);
         }
@@ -92,7 +96,8 @@ void head_permutation(Context& context) {
     std::iota(kv.begin(), kv.end(), 0);
     const auto shuffle = [&](std::vector<std::int64_t>& list) {
       for (std::size_t i = list.size(); i > 1; --i) {
-        std::swap(list[i - 1], list[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+        std::swap(list[i - 1],
+                  list[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
       }
     };
     shuffle(kv);
@@ -123,9 +128,11 @@ void head_permutation(Context& context) {
     const Trace b = run(*context.engine, permuted);
     for (std::int64_t t = 0; t < problem.tokens(); ++t) {
       for (std::int64_t h = 0; h < shape.n_head; ++h) {
-        const auto* x = a.layers[0].out.data() + (t * shape.n_head + from[static_cast<std::size_t>(h)]) * shape.d_value;
+        const auto* x =
+            a.layers[0].out.data() + (t * shape.n_head + from[static_cast<std::size_t>(h)]) * shape.d_value;
         const auto* y = b.layers[0].out.data() + (t * shape.n_head + h) * shape.d_value;
-        if (!std::equal(x, x + shape.d_value, y)) broken(fmt::format("output of token {} head {} differs", t, h), problem);
+        if (!std::equal(x, x + shape.d_value, y))
+          broken(fmt::format("output of token {} head {} differs", t, h), problem);
       }
     }
     const auto tokens = static_cast<std::size_t>(problem.tokens());
@@ -144,7 +151,8 @@ const Register kHeadPermutation{
 void value_linearity(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 80, .dtypes = false, .wide = false});
+    Problem problem =
+        random_problem(random, {.max_chunk = 20, .max_tokens = 80, .dtypes = false, .wide = false});
     Problem doubled = problem;
     for (float& x : doubled.layers[0].v.values) x *= -4.0f;
     const Trace a = run(*context.engine, problem);
@@ -152,7 +160,8 @@ void value_linearity(Context& context) {
     for (std::size_t i = 0; i < a.layers[0].out.size(); ++i) {
       if (a.layers[0].out[i] * -4.0f != b.layers[0].out[i]) broken("outputs do not scale with V", problem);
     }
-    if (a.layers[0].snapshots.back().scores != b.layers[0].snapshots.back().scores) broken("V changes scores", problem);
+    if (a.layers[0].snapshots.back().scores != b.layers[0].snapshots.back().scores)
+      broken("V changes scores", problem);
 
     // Additivity, within the bounds of the three runs.
     Problem other = problem;
@@ -173,17 +182,20 @@ void value_linearity(Context& context) {
     for (std::size_t i = 0; i < bound_first.size(); ++i) {
       const double error = std::fabs(static_cast<double>(first.layers[0].out[i]) + second.layers[0].out[i] -
                                      static_cast<double>(both.layers[0].out[i]));
-      if (!(error <= bound_first[i] + bound_second[i] + bound_both[i])) broken("outputs are not additive in V", problem);
+      if (!(error <= bound_first[i] + bound_second[i] + bound_both[i]))
+        broken("outputs are not additive in V", problem);
     }
   }
 }
-const Register kLinearity{{"law.value_linearity", {"INTRA-1", "SCORE-2"}, "values", Lane::law, true, value_linearity}};
+const Register kLinearity{
+    {"law.value_linearity", {"INTRA-1", "SCORE-2"}, "values", Lane::law, true, value_linearity}};
 
 // A component that all keys share shifts all logits of a row equally: to rounding, nothing changes.
 void logit_shift(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 20, .max_tokens = 80, .dtypes = false, .extras = false, .wide = false});
+    Problem problem = random_problem(
+        random, {.max_chunk = 20, .max_tokens = 80, .dtypes = false, .extras = false, .wide = false});
     problem.shape.d_head += 1;
     problem.options.scale = 1.0;
     problem.fill_normal(random, 1.0);
@@ -253,11 +265,13 @@ void key_order(Context& context) {
       const auto at = [&](std::int64_t p) { return static_cast<std::size_t>(h * s + p); };
       const double error = std::fabs(static_cast<double>(a.layers[0].chunks[1].colsum_inter[at(i)]) -
                                      b.layers[0].chunks[1].colsum_inter[at(j)]);
-      if (!(error <= 2.0 * truth.inter_bound[i])) broken("inter column sums do not follow their keys", problem);
+      if (!(error <= 2.0 * truth.inter_bound[i]))
+        broken("inter column sums do not follow their keys", problem);
     }
   }
 }
-const Register kKeyOrder{{"law.key_order", {"INTER-1", "INTER-2", "FUSE-1"}, "inter", Lane::law, true, key_order}};
+const Register kKeyOrder{
+    {"law.key_order", {"INTER-1", "INTER-2", "FUSE-1"}, "inter", Lane::law, true, key_order}};
 
 // FUSE-2: chunk and memory together are one dense softmax over the explicit union.
 void union_law(Context& context) {
@@ -273,7 +287,8 @@ const Register kUnion{{"law.union", {"FUSE-2", "FUSE-1"}, "fusion", Lane::law, t
 void dense_limit(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 16, .max_tokens = 80, .later_turns = false, .wide = false});
+    Problem problem =
+        random_problem(random, {.max_chunk = 16, .max_tokens = 80, .later_turns = false, .wide = false});
     problem.options.clamp = false;
     problem.options.dense = false;
     const std::int64_t n = problem.tokens();
@@ -295,7 +310,8 @@ void dense_limit(Context& context) {
     }
   }
 }
-const Register kDenseLimit{{"law.dense_limit", {"CFG-3", "FUSE-2", "DEC-1"}, "fusion", Lane::law, true, dense_limit}};
+const Register kDenseLimit{
+    {"law.dense_limit", {"CFG-3", "FUSE-2", "DEC-1"}, "fusion", Lane::law, true, dense_limit}};
 
 // Row sums are 1 (values all 1), column sums add up to the number of queries, both passes.
 void partition_of_unity(Context& context) {
@@ -309,7 +325,8 @@ void partition_of_unity(Context& context) {
     const std::vector<double> bounds = output_bounds(context, problem, trace);
     for (std::size_t i = 0; i < bounds.size(); ++i) {
       const double error = std::fabs(static_cast<double>(trace.layers[0].out[i]) - 1.0);
-      if (!(error <= bounds[i]) || !(error <= 1e-5)) broken(fmt::format("a row sum is {:.9g}", trace.layers[0].out[i]), problem);
+      if (!(error <= bounds[i]) || !(error <= 1e-5))
+        broken(fmt::format("a row sum is {:.9g}", trace.layers[0].out[i]), problem);
     }
     for (const ChunkTrace& chunk : trace.layers[0].chunks) {
       if (chunk.chunk.mode != ChunkMode::sparse) continue;
@@ -317,10 +334,12 @@ void partition_of_unity(Context& context) {
       for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
         const auto* intra = chunk.colsum_intra.data() + h * chunk.length();
         const auto* inter = chunk.colsum_inter.data() + h * chunk.memory_count;
-        const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
+        const HeadTruth truth =
+            eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
         const double a = std::accumulate(intra, intra + chunk.length(), 0.0);
         const double b = std::accumulate(inter, inter + chunk.memory_count, 0.0);
-        if (!(std::fabs(a - queries) <= truth.intra_bound.sum())) broken(fmt::format("intra column sums add up to {}", a), problem);
+        if (!(std::fabs(a - queries) <= truth.intra_bound.sum()))
+          broken(fmt::format("intra column sums add up to {}", a), problem);
         if (chunk.memory_count > 0 && !(std::fabs(b - queries) <= truth.inter_bound.sum())) {
           broken(fmt::format("inter column sums add up to {}", b), problem);
         }
@@ -328,8 +347,12 @@ void partition_of_unity(Context& context) {
     }
   }
 }
-const Register kUnity{
-    {"law.partition_of_unity", {"INTRA-2", "INTER-2", "INTRA-1"}, "softmax", Lane::law, true, partition_of_unity}};
+const Register kUnity{{"law.partition_of_unity",
+                       {"INTRA-2", "INTER-2", "INTRA-1"},
+                       "softmax",
+                       Lane::law,
+                       true,
+                       partition_of_unity}};
 
 // Scores never fall, are finite and not negative; tokens of dense and decode chunks keep 0.
 void monotone_scores(Context& context) {
@@ -345,13 +368,16 @@ void monotone_scores(Context& context) {
       const bool scored = trace.plans[s].front().mode == ChunkMode::sparse;
       for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
         for (std::int64_t p = 0; p < tokens; ++p) {
-          const float now = score_value(type, layer.snapshots[s].scores[static_cast<std::size_t>(h * tokens + p)]);
-          if (!std::isfinite(now) || now < 0.0f || std::signbit(now)) broken(fmt::format("score {}", now), problem);
+          const float now =
+              score_value(type, layer.snapshots[s].scores[static_cast<std::size_t>(h * tokens + p)]);
+          if (!std::isfinite(now) || now < 0.0f || std::signbit(now))
+            broken(fmt::format("score {}", now), problem);
           if (p >= before) {
             if (!scored && now != 0.0f) broken("a token of a dense or decode chunk has a score", problem);
             continue;
           }
-          const float then = score_value(type, layer.snapshots[s - 1].scores[static_cast<std::size_t>(h * before + p)]);
+          const float then =
+              score_value(type, layer.snapshots[s - 1].scores[static_cast<std::size_t>(h * before + p)]);
           if (now < then) broken("a score fell", problem);
           if (!scored && now != then) broken("a dense or decode step changed a score", problem);
         }
@@ -360,7 +386,8 @@ void monotone_scores(Context& context) {
     }
   }
 }
-const Register kMonotone{{"law.monotone_scores", {"SCORE-5", "SCORE-1", "DEC-1"}, "scores", Lane::law, true, monotone_scores}};
+const Register kMonotone{
+    {"law.monotone_scores", {"SCORE-5", "SCORE-1", "DEC-1"}, "scores", Lane::law, true, monotone_scores}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "conformance/replay.hpp"
 #include "conformance/case.hpp"
+#include "conformance/replay.hpp"
 #include "conformance/run.hpp"
 
 namespace headwater::conformance {
@@ -23,7 +23,8 @@ Trace replayed(const Engine& engine, const Problem& problem, const RunStyle& sty
   }
 }
 
-void repeat(Context& context, int full, const Variety& variety, const std::function<void(Random&, Problem&)>& change) {
+void repeat(Context& context, int full, const Variety& variety,
+            const std::function<void(Random&, Problem&)>& change) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(full); ++round) {
     Problem problem = random_problem(random, variety);
@@ -36,12 +37,16 @@ void any(Context& context) {
   repeat(context, 300, {.max_chunk = 30, .max_tokens = 200, .wide = false}, [](Random&, Problem&) {});
 }
 const Register kAny{{"replay.random",
-                     {"SCORE-6", "SCORE-1", "SCORE-2", "SCORE-3", "SCORE-5", "MEM-1", "MEM-2", "MEM-3", "MEM-4", "MEM-5",
-                      "MEM-6", "PLAN-1", "STATE-3", "STATE-4"},
-                     "memory_set", Lane::replay, true, any}};
+                     {"SCORE-6", "SCORE-1", "SCORE-2", "SCORE-3", "SCORE-5", "MEM-1", "MEM-2", "MEM-3",
+                      "MEM-4", "MEM-5", "MEM-6", "PLAN-1", "STATE-3", "STATE-4"},
+                     "memory_set",
+                     Lane::replay,
+                     true,
+                     any}};
 
 void layers(Context& context) {
-  repeat(context, 60, {.max_chunk = 16, .max_tokens = 80, .max_layers = 4, .wide = false}, [](Random&, Problem&) {});
+  repeat(context, 60, {.max_chunk = 16, .max_tokens = 80, .max_layers = 4, .wide = false},
+         [](Random&, Problem&) {});
 }
 const Register kLayers{{"replay.layers", {"MEM-6", "SCORE-1"}, "memory_set", Lane::replay, true, layers}};
 
@@ -59,32 +64,38 @@ void ties(Context& context) {
 const Register kTies{{"replay.ties", {"MEM-3"}, "selection", Lane::replay, true, ties}};
 
 void no_clamp(Context& context) {
-  repeat(context, 80, {.max_chunk = 9, .max_tokens = 120, .wide = false}, [](Random& random, Problem& problem) {
-    problem.options.clamp = false;
-    problem.options.local = random.integer(0, 60);
-    problem.options.heavy = random.integer(0, 150);  // M >= S, often M >= N
-  });
+  repeat(context, 80, {.max_chunk = 9, .max_tokens = 120, .wide = false},
+         [](Random& random, Problem& problem) {
+           problem.options.clamp = false;
+           problem.options.local = random.integer(0, 60);
+           problem.options.heavy = random.integer(0, 150);  // M >= S, often M >= N
+         });
 }
 const Register kNoClamp{{"replay.no_clamp", {"CFG-3", "MEM-4"}, "memory_set", Lane::replay, true, no_clamp}};
 
 void one_budget(Context& context) {
-  repeat(context, 80, {.max_chunk = 16, .max_tokens = 120, .wide = false}, [](Random& random, Problem& problem) {
-    const bool local_only = random.chance(0.5);
-    problem.options.local = local_only ? random.integer(1, 20) : 0;
-    problem.options.heavy = local_only ? 0 : random.integer(1, 20);
-  });
+  repeat(context, 80, {.max_chunk = 16, .max_tokens = 120, .wide = false},
+         [](Random& random, Problem& problem) {
+           const bool local_only = random.chance(0.5);
+           problem.options.local = local_only ? random.integer(1, 20) : 0;
+           problem.options.heavy = local_only ? 0 : random.integer(1, 20);
+         });
 }
-const Register kOneBudget{{"replay.one_budget", {"MEM-1", "MEM-3", "CFG-2"}, "memory_set", Lane::replay, true, one_budget}};
+const Register kOneBudget{
+    {"replay.one_budget", {"MEM-1", "MEM-3", "CFG-2"}, "memory_set", Lane::replay, true, one_budget}};
 
 // Batches that are no multiple of the chunk: short chunks, Local reaching back over them.
 void odd_batches(Context& context) {
-  repeat(context, 80, {.max_chunk = 16, .max_tokens = 150, .wide = false}, [](Random& random, Problem& problem) {
-    const std::int64_t s = problem.options.chunk;
-    problem.options.batch = s * random.integer(1, 3) + random.integer(1, std::max<std::int64_t>(1, s - 1));
-    problem.options.local = random.integer(1, s);
-  });
+  repeat(context, 80, {.max_chunk = 16, .max_tokens = 150, .wide = false},
+         [](Random& random, Problem& problem) {
+           const std::int64_t s = problem.options.chunk;
+           problem.options.batch =
+               s * random.integer(1, 3) + random.integer(1, std::max<std::int64_t>(1, s - 1));
+           problem.options.local = random.integer(1, s);
+         });
 }
-const Register kOddBatches{{"replay.odd_batches", {"CFG-4", "PLAN-1", "MEM-1"}, "plan", Lane::replay, true, odd_batches}};
+const Register kOddBatches{
+    {"replay.odd_batches", {"CFG-4", "PLAN-1", "MEM-1"}, "plan", Lane::replay, true, odd_batches}};
 
 // One query a chunk and one key that draws all attention: it gains a little less than 1 a chunk, so its BF16 score stops
 // at 256 while an F32 score goes on (SCORE-5). It is never lost, and nothing overflows in 600 chunks.
@@ -117,7 +128,8 @@ void stagnation(Context& context) {
     for (const std::uint32_t bits : trace.layers[0].snapshots.back().scores) {
       highest = std::max(highest, score_value(type, bits));
     }
-    if (type == ScoreType::bf16 ? highest != kBf16Stops : !(highest > 2.0f * kBf16Stops && highest < kChunks)) {
+    if (type == ScoreType::bf16 ? highest != kBf16Stops
+                                : !(highest > 2.0f * kBf16Stops && highest < kChunks)) {
       throw Violation(fmt::format("the heaviest of {} tokens ends with score {}", kChunks, highest));
     }
     for (const ChunkTrace& chunk : trace.layers[0].chunks) {
@@ -125,13 +137,15 @@ void stagnation(Context& context) {
       for (std::int64_t h = 0; h < 2; ++h) {
         const auto* set = chunk.memory.data() + h * chunk.memory_count;
         if (!std::binary_search(set, set + chunk.memory_count, 1)) {
-          throw Violation(fmt::format("the heavy hitter is lost at chunk [{}, {})", chunk.chunk.begin, chunk.chunk.end));
+          throw Violation(
+              fmt::format("the heavy hitter is lost at chunk [{}, {})", chunk.chunk.begin, chunk.chunk.end));
         }
       }
     }
   }
 }
-const Register kStagnation{{"replay.stagnation", {"SCORE-5", "SCORE-3", "MEM-5"}, "scores", Lane::replay, true, stagnation}};
+const Register kStagnation{
+    {"replay.stagnation", {"SCORE-5", "SCORE-3", "MEM-5"}, "scores", Lane::replay, true, stagnation}};
 
 // Scores change once per chunk, never per query: a sum of many small terms that BF16 would lose one by one.
 void once_per_chunk(Context& context) {
@@ -143,67 +157,80 @@ void once_per_chunk(Context& context) {
            problem.options.heavy = 3;
          });
 }
-const Register kOncePerChunk{{"replay.once_per_chunk", {"SCORE-3"}, "scores", Lane::replay, true, once_per_chunk}};
+const Register kOncePerChunk{
+    {"replay.once_per_chunk", {"SCORE-3"}, "scores", Lane::replay, true, once_per_chunk}};
 
 // Two sparse turns with decoded tokens in between, which are candidates with score 0.
 void later_turns(Context& context) {
-  repeat(context, 80, {.max_chunk = 10, .max_tokens = 60, .wide = false}, [](Random& random, Problem& problem) {
-    const std::int64_t s = problem.options.chunk;
-    problem.options.local = random.integer(0, s / 2);
-    problem.options.heavy = random.integer(1, s + 3);
-    problem.options.dense = false;
-    problem.steps = {Step::prefill(random.integer(1, 4 * s))};
-    for (int turn = 0; turn < 3; ++turn) {
-      problem.steps.push_back(Step::decode(random.integer(1, 6)));
-      // Around T = S, where a later turn changes from dense to sparse.
-      const std::int64_t length = std::max<std::int64_t>(1, random.pick(std::vector<std::int64_t>{s - 1, s, s + 1, 3 * s}));
-      if (length > 1 && random.chance(0.5)) {
-        const std::int64_t first = random.integer(1, length - 1);
-        problem.steps.push_back(Step::prefill(first, length));
-        problem.steps.push_back(Step::prefill(length - first));
-      } else {
-        problem.steps.push_back(Step::prefill(length));
-      }
-    }
-    problem.shape.capacity = problem.tokens();
-    problem.fill_normal(random);
-  });
+  repeat(context, 80, {.max_chunk = 10, .max_tokens = 60, .wide = false},
+         [](Random& random, Problem& problem) {
+           const std::int64_t s = problem.options.chunk;
+           problem.options.local = random.integer(0, s / 2);
+           problem.options.heavy = random.integer(1, s + 3);
+           problem.options.dense = false;
+           problem.steps = {Step::prefill(random.integer(1, 4 * s))};
+           for (int turn = 0; turn < 3; ++turn) {
+             problem.steps.push_back(Step::decode(random.integer(1, 6)));
+             // Around T = S, where a later turn changes from dense to sparse.
+             const std::int64_t length =
+                 std::max<std::int64_t>(1, random.pick(std::vector<std::int64_t>{s - 1, s, s + 1, 3 * s}));
+             if (length > 1 && random.chance(0.5)) {
+               const std::int64_t first = random.integer(1, length - 1);
+               problem.steps.push_back(Step::prefill(first, length));
+               problem.steps.push_back(Step::prefill(length - first));
+             } else {
+               problem.steps.push_back(Step::prefill(length));
+             }
+           }
+           problem.shape.capacity = problem.tokens();
+           problem.fill_normal(random);
+         });
 }
-const Register kLaterTurns{
-    {"replay.later_turns", {"STATE-3", "STATE-4", "MEM-5", "STATE-2"}, "turns", Lane::replay, true, later_turns}};
+const Register kLaterTurns{{"replay.later_turns",
+                            {"STATE-3", "STATE-4", "MEM-5", "STATE-2"},
+                            "turns",
+                            Lane::replay,
+                            true,
+                            later_turns}};
 
 // Sessions that went through decode steps before any prefill: the first turn of a session that is not empty.
 void decode_first(Context& context) {
-  repeat(context, 30, {.max_chunk = 8, .max_tokens = 60, .wide = false}, [](Random& random, Problem& problem) {
-    const std::int64_t s = problem.options.chunk;
-    problem.steps = {Step::decode(random.integer(1, 5)), Step::prefill(random.pick(std::vector<std::int64_t>{s, s + 1, 4 * s})),
-                     Step::decode(1)};
-    problem.shape.capacity = problem.tokens() + 3;
-    problem.fill_normal(random);
-  });
+  repeat(context, 30, {.max_chunk = 8, .max_tokens = 60, .wide = false},
+         [](Random& random, Problem& problem) {
+           const std::int64_t s = problem.options.chunk;
+           problem.steps = {Step::decode(random.integer(1, 5)),
+                            Step::prefill(random.pick(std::vector<std::int64_t>{s, s + 1, 4 * s})),
+                            Step::decode(1)};
+           problem.shape.capacity = problem.tokens() + 3;
+           problem.fill_normal(random);
+         });
 }
-const Register kDecodeFirst{{"replay.decode_first", {"STATE-1", "STATE-3", "DEC-1"}, "turns", Lane::replay, true, decode_first}};
+const Register kDecodeFirst{
+    {"replay.decode_first", {"STATE-1", "STATE-3", "DEC-1"}, "turns", Lane::replay, true, decode_first}};
 
 void dense(Context& context) {
-  repeat(context, 30, {.max_chunk = 12, .max_tokens = 60, .wide = false}, [](Random& random, Problem& problem) {
-    // Asked for as dense, or no budget at all: scores stay zero, no sets, one chunk per call (CFG-2).
-    if (random.chance(0.5)) {
-      problem.options.dense = true;
-    } else {
-      problem.options.local = problem.options.heavy = 0;
-    }
-  });
+  repeat(context, 30, {.max_chunk = 12, .max_tokens = 60, .wide = false},
+         [](Random& random, Problem& problem) {
+           // Asked for as dense, or no budget at all: scores stay zero, no sets, one chunk per call (CFG-2).
+           if (random.chance(0.5)) {
+             problem.options.dense = true;
+           } else {
+             problem.options.local = problem.options.heavy = 0;
+           }
+         });
 }
 const Register kDense{{"replay.dense", {"CFG-2", "SCORE-1"}, "dense", Lane::replay, true, dense}};
 
 // S = 1: L + H is clamped to 0, so the sparse path is off.
 void chunk_of_one(Context& context) {
-  repeat(context, 20, {.max_chunk = 1, .max_tokens = 30, .wide = false}, [](Random& random, Problem& problem) {
-    problem.options.local = random.integer(0, 4);
-    problem.options.heavy = random.integer(0, 4);
-  });
+  repeat(context, 20, {.max_chunk = 1, .max_tokens = 30, .wide = false},
+         [](Random& random, Problem& problem) {
+           problem.options.local = random.integer(0, 4);
+           problem.options.heavy = random.integer(0, 4);
+         });
 }
-const Register kChunkOfOne{{"replay.chunk_of_one", {"CFG-3", "CFG-2"}, "plan", Lane::replay, true, chunk_of_one}};
+const Register kChunkOfOne{
+    {"replay.chunk_of_one", {"CFG-3", "CFG-2"}, "plan", Lane::replay, true, chunk_of_one}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -55,7 +55,8 @@ void selection(Context& context) {
   for (int round = 0; round < context.rounds(6000); ++round) {
     const bool bf16 = random.chance(0.5);
     const std::int64_t count = round % 50 == 0 ? random.integer(300, 3000) : random.integer(0, 70);
-    const std::int64_t heavy = random.chance(0.1) ? count + random.integer(0, 3) : random.integer(0, std::max<std::int64_t>(count, 1));
+    const std::int64_t heavy = random.chance(0.1) ? count + random.integer(0, 3)
+                                                  : random.integer(0, std::max<std::int64_t>(count, 1));
     const int flavour = static_cast<int>(random.integer(0, 5));
     std::vector<float> scores(static_cast<std::size_t>(count));
     std::vector<reference::Candidate> candidates;
@@ -69,13 +70,16 @@ void selection(Context& context) {
     const std::vector<std::int32_t> wanted = expected_set({}, 0, count, 0, heavy, scores);
     const std::vector<std::int32_t> reference = reference::select_heavy(candidates, heavy);
     std::vector<std::int32_t> optimized(static_cast<std::size_t>(std::min(heavy, count)) + 1, -7);
-    const std::int64_t written = core::select_best(keys.data(), count, heavy, bf16 ? 16 : 32, optimized.data());
+    const std::int64_t written =
+        core::select_best(keys.data(), count, heavy, bf16 ? 16 : 32, optimized.data());
     const bool intact = optimized.back() == -7;
-    optimized.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(written, 0, static_cast<std::int64_t>(optimized.size()))));
+    optimized.resize(static_cast<std::size_t>(
+        std::clamp<std::int64_t>(written, 0, static_cast<std::int64_t>(optimized.size()))));
     if (!intact || reference != wanted || optimized != wanted) {
-      throw Violation(fmt::format("{} of {} ({}), scores [{}]: reference [{}], optimized [{}], wanted [{}]", heavy, count,
-                                  bf16 ? "BF16" : "F32", fmt::join(scores, " "), fmt::join(reference, " "),
-                                  fmt::join(optimized, " "), fmt::join(wanted, " ")));
+      throw Violation(fmt::format("{} of {} ({}), scores [{}]: reference [{}], optimized [{}], wanted [{}]",
+                                  heavy, count, bf16 ? "BF16" : "F32", fmt::join(scores, " "),
+                                  fmt::join(reference, " "), fmt::join(optimized, " "),
+                                  fmt::join(wanted, " ")));
     }
   }
 }
@@ -133,17 +137,22 @@ void memory_sets(Context& context) {
         store.initialise(layer, h, begin, end - begin, own.data());
       }
       for (const float sum : sums) scores.push_back(score_value(type, score_bits(type, sum)));
-      const std::vector<std::int32_t> wanted = expected_set(previous, previous_end, end, local, heavy, scores);
-      const std::vector<std::int32_t> reference = reference::build_memory_set(
-          previous, previous_end, end, local, heavy, [&](std::int64_t p) { return scores[static_cast<std::size_t>(p)]; });
+      const std::vector<std::int32_t> wanted =
+          expected_set(previous, previous_end, end, local, heavy, scores);
+      const std::vector<std::int32_t> reference =
+          reference::build_memory_set(previous, previous_end, end, local, heavy,
+                                      [&](std::int64_t p) { return scores[static_cast<std::size_t>(p)]; });
       const std::int64_t count = sets.next_count(end);
-      for (std::int64_t h = 0; h < heads; ++h) sets.build_head(layer, h, end, store, keys.data(), chosen.data());
+      for (std::int64_t h = 0; h < heads; ++h)
+        sets.build_head(layer, h, end, store, keys.data(), chosen.data());
       sets.finish(layer, end);
       const std::int32_t* entries = sets.entries(layer, head);
-      const std::vector<std::int32_t> optimized(entries, entries + std::clamp<std::int64_t>(count, 0, sets.width()));
+      const std::vector<std::int32_t> optimized(entries,
+                                                entries + std::clamp<std::int64_t>(count, 0, sets.width()));
       if (reference != wanted || optimized != wanted || sets.count(layer) != count) {
-        throw Violation(fmt::format("L {} H {} end {}: reference [{}], optimized [{}], wanted [{}]", local, heavy, end,
-                                    fmt::join(reference, " "), fmt::join(optimized, " "), fmt::join(wanted, " ")));
+        throw Violation(fmt::format("L {} H {} end {}: reference [{}], optimized [{}], wanted [{}]", local,
+                                    heavy, end, fmt::join(reference, " "), fmt::join(optimized, " "),
+                                    fmt::join(wanted, " ")));
       }
       for (std::int64_t i = count; i < sets.width(); ++i) {
         if (entries[i] != -1) throw Violation(fmt::format("entry {} behind the set is {}", i, entries[i]));
@@ -167,13 +176,14 @@ void memory_sets(Context& context) {
         const float sum = score + inter.back();
         const float accumulated = reference::accumulated_score(type, score, inter.back());
         score = score_value(type, score_bits(type, sum));
-        if (!same_bits(accumulated, score)) throw Violation(fmt::format("reference: accumulated score {:.9g}", accumulated));
+        if (!same_bits(accumulated, score))
+          throw Violation(fmt::format("reference: accumulated score {:.9g}", accumulated));
       }
       store.accumulate(layer, head, wanted.data(), static_cast<std::int64_t>(wanted.size()), inter.data());
       for (std::int64_t p = 0; p < end; ++p) {
         if (!same_bits(store.read(layer, head, p), scores[static_cast<std::size_t>(p)])) {
-          throw Violation(fmt::format("optimized: score of {} is {:.9g}, not {:.9g}", p, store.read(layer, head, p),
-                                      scores[static_cast<std::size_t>(p)]));
+          throw Violation(fmt::format("optimized: score of {} is {:.9g}, not {:.9g}", p,
+                                      store.read(layer, head, p), scores[static_cast<std::size_t>(p)]));
         }
       }
       previous = wanted;
@@ -185,7 +195,10 @@ void memory_sets(Context& context) {
 }
 const Register kSets{{"stage.memory_sets",
                       {"MEM-1", "MEM-2", "MEM-3", "MEM-4", "MEM-5", "SCORE-2", "SCORE-3"},
-                      "memory_set", Lane::exact, false, memory_sets}};
+                      "memory_set",
+                      Lane::exact,
+                      false,
+                      memory_sets}};
 
 void initial_scores(Context& context) {
   Random random(context.seed);
@@ -197,7 +210,8 @@ void initial_scores(Context& context) {
     }
   }
 }
-const Register kInitial{{"stage.initial_scores", {"SCORE-2", "SCORE-4"}, "scores", Lane::exact, false, initial_scores}};
+const Register kInitial{
+    {"stage.initial_scores", {"SCORE-2", "SCORE-4"}, "scores", Lane::exact, false, initial_scores}};
 
 void chunk_plans(Context& context) {
   const std::int64_t most = context.quick ? 14 : 30;
@@ -229,7 +243,8 @@ void chunk_plans(Context& context) {
           }
           for (const ChunkMode mode : {ChunkMode::dense, ChunkMode::decode}) {
             const std::vector<Chunk> whole = reference::chunk_plan(base, n, mode, batch, s);
-            if (whole.size() != 1 || whole[0].begin != base || whole[0].end != base + n || whole[0].mode != mode) {
+            if (whole.size() != 1 || whole[0].begin != base || whole[0].end != base + n ||
+                whole[0].mode != mode) {
               throw Violation("a dense call or a decode step is not one chunk");
             }
           }
@@ -259,17 +274,20 @@ void configurations(Context& context) {
     const EffectiveOptions a = reference::resolve(shape, options);
     const EffectiveOptions b = core::resolve(shape, options, 3);
     for (const EffectiveOptions* got : {&a, &b}) {
-      if (got->batch != wanted.batch || got->chunk != wanted.chunk || got->local != wanted.local || got->heavy != wanted.heavy ||
-          got->sparse != wanted.sparse || got->scale != wanted.scale) {
-        throw Violation(fmt::format("S {} B {} L {} H {} clamp {} dense {} is read wrongly", options.chunk, options.batch,
-                                    options.local, options.heavy, options.clamp, options.dense));
+      if (got->batch != wanted.batch || got->chunk != wanted.chunk || got->local != wanted.local ||
+          got->heavy != wanted.heavy || got->sparse != wanted.sparse || got->scale != wanted.scale) {
+        throw Violation(fmt::format("S {} B {} L {} H {} clamp {} dense {} is read wrongly", options.chunk,
+                                    options.batch, options.local, options.heavy, options.clamp,
+                                    options.dense));
       }
     }
-    if (a.threads != 1 || b.threads != (options.threads == 0 ? 3 : options.threads)) throw Violation("threads are read wrongly");
+    if (a.threads != 1 || b.threads != (options.threads == 0 ? 3 : options.threads))
+      throw Violation("threads are read wrongly");
     if (a.warnings.size() != b.warnings.size()) throw Violation("different numbers of warnings");
   }
 }
-const Register kConfigurations{{"stage.configurations", {"CFG-2", "CFG-3", "CFG-4"}, "config", Lane::exact, false, configurations}};
+const Register kConfigurations{
+    {"stage.configurations", {"CFG-2", "CFG-3", "CFG-4"}, "config", Lane::exact, false, configurations}};
 
 }  // namespace
 }  // namespace headwater::conformance

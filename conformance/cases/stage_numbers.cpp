@@ -44,7 +44,8 @@ void require_bf16(std::uint32_t bits) {
   const std::uint16_t reference = reference::bf16(x);
   const std::uint16_t optimized = core::bf16_from_float(x);
   if (reference != optimized || !is_nearest_even_bf16(bits, reference)) {
-    throw Violation(fmt::format("bf16 of {:#010x}: reference {:#06x}, optimized {:#06x}", bits, reference, optimized));
+    throw Violation(
+        fmt::format("bf16 of {:#010x}: reference {:#06x}, optimized {:#06x}", bits, reference, optimized));
   }
 }
 
@@ -65,7 +66,8 @@ void bf16_rounding(Context& context) {
   }
   Random random(context.seed);
   for (std::uint32_t upper = 0; upper < 0x10000u; ++upper) {
-    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) require_bf16(upper << 16 | lower);
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      require_bf16(upper << 16 | lower);
     require_bf16(upper << 16 | static_cast<std::uint32_t>(random.bits() & 0xffffu));
     // The kit's own conversion, by value, agrees.
     const float x = std::bit_cast<float>(upper << 16 | static_cast<std::uint32_t>(random.bits() & 0xffffu));
@@ -79,7 +81,8 @@ void widening(Context&) {
   for (std::uint32_t pattern = 0; pattern < 0x10000u; ++pattern) {
     const auto bits = static_cast<std::uint16_t>(pattern);
     const auto require = [&](const char* what, double got, float wanted) {
-      const bool same = std::isnan(wanted) ? std::isnan(got) : got == wanted && std::signbit(got) == std::signbit(wanted);
+      const bool same =
+          std::isnan(wanted) ? std::isnan(got) : got == wanted && std::signbit(got) == std::signbit(wanted);
       if (!same) throw Violation(fmt::format("{} of {:#06x} is {}, not {}", what, bits, got, wanted));
     };
     require("reference from_f16", reference::from_f16(bits), f16_value(bits));
@@ -90,8 +93,9 @@ void widening(Context&) {
     const float bf16 = bf16_value(bits);
     const std::uint16_t f16_back = std::isnan(f16) ? std::uint16_t{0x7e00} : bits;
     const std::uint16_t bf16_back = std::isnan(bf16) ? std::uint16_t{0x7fc0} : bits;
-    if (core::f16_from_float(f16) != f16_back || reference::round_to_f16(f16) != f16_back || f16_bits(f16) != f16_back ||
-        core::bf16_from_float(bf16) != bf16_back || reference::round_to_bf16(bf16) != bf16_back) {
+    if (core::f16_from_float(f16) != f16_back || reference::round_to_f16(f16) != f16_back ||
+        f16_bits(f16) != f16_back || core::bf16_from_float(bf16) != bf16_back ||
+        reference::round_to_bf16(bf16) != bf16_back) {
       throw Violation(fmt::format("pattern {:#06x} does not come back", bits));
     }
   }
@@ -112,19 +116,22 @@ void sixteen_bit_steps(Context&) {
       const double middle = (value(pattern) + value(pattern + 1)) / 2.0;
       const auto even = static_cast<std::uint16_t>(pattern % 2 == 0 ? pattern : pattern + 1);
       const double inputs[] = {std::nextafter(middle, 0.0), middle, std::nextafter(middle, HUGE_VAL)};
-      const std::uint16_t wanted[] = {static_cast<std::uint16_t>(pattern), even, static_cast<std::uint16_t>(pattern + 1)};
+      const std::uint16_t wanted[] = {static_cast<std::uint16_t>(pattern), even,
+                                      static_cast<std::uint16_t>(pattern + 1)};
       for (int i = 0; i < 3; ++i) {
         for (const bool negative : {false, true}) {
           const double x = negative ? -inputs[i] : inputs[i];
           const auto signed_wanted = static_cast<std::uint16_t>(wanted[i] | (negative ? 0x8000u : 0u));
           const std::uint16_t reference = half ? reference::round_to_f16(x) : reference::round_to_bf16(x);
           if (reference != signed_wanted) {
-            throw Violation(fmt::format("reference rounds {:a} to {:#06x}, not {:#06x}", x, reference, signed_wanted));
+            throw Violation(
+                fmt::format("reference rounds {:a} to {:#06x}, not {:#06x}", x, reference, signed_wanted));
           }
         }
       }
       const auto middle_float = static_cast<float>(middle);  // exact: 24 bits hold any midpoint
-      const float floats[] = {std::nextafter(middle_float, 0.0f), middle_float, std::nextafter(middle_float, HUGE_VALF)};
+      const float floats[] = {std::nextafter(middle_float, 0.0f), middle_float,
+                              std::nextafter(middle_float, HUGE_VALF)};
       for (int i = 0; i < 3; ++i) {
         for (const bool negative : {false, true}) {
           const float x = negative ? -floats[i] : floats[i];
@@ -132,28 +139,34 @@ void sixteen_bit_steps(Context&) {
           const std::uint16_t optimized = half ? core::f16_from_float(x) : core::bf16_from_float(x);
           const std::uint16_t kit = half ? f16_bits(x) : bf16_bits(x);
           if (optimized != signed_wanted || kit != signed_wanted) {
-            throw Violation(fmt::format("{:a} rounds to {:#06x} (optimized) and {:#06x} (kit), not {:#06x}", x, optimized, kit,
-                                        signed_wanted));
+            throw Violation(fmt::format("{:a} rounds to {:#06x} (optimized) and {:#06x} (kit), not {:#06x}",
+                                        x, optimized, kit, signed_wanted));
           }
         }
       }
     }
   }
-  for (const double nan : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double nan :
+       {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::quiet_NaN()}) {
     const auto x = static_cast<float>(nan);
-    if (reference::round_to_f16(nan) != 0x7e00 || core::f16_from_float(x) != 0x7e00) throw Violation("NaN to F16");
-    if (reference::round_to_bf16(nan) != 0x7fc0 || core::bf16_from_float(x) != 0x7fc0) throw Violation("NaN to BF16");
+    if (reference::round_to_f16(nan) != 0x7e00 || core::f16_from_float(x) != 0x7e00)
+      throw Violation("NaN to F16");
+    if (reference::round_to_bf16(nan) != 0x7fc0 || core::bf16_from_float(x) != 0x7fc0)
+      throw Violation("NaN to BF16");
     if (!std::isnan(reference::round_to_f32(nan))) throw Violation("NaN to F32");
   }
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double x : {infinity, 1e300, 65520.0}) {
-    if (reference::round_to_f16(x) != 0x7c00 || reference::round_to_f16(-x) != 0xfc00) throw Violation("overflow to F16");
+    if (reference::round_to_f16(x) != 0x7c00 || reference::round_to_f16(-x) != 0xfc00)
+      throw Violation("overflow to F16");
   }
   for (const double x : {infinity, 1e300, 3.4e38}) {
-    if (reference::round_to_bf16(x) != 0x7f80 || reference::round_to_bf16(-x) != 0xff80) throw Violation("overflow to BF16");
+    if (reference::round_to_bf16(x) != 0x7f80 || reference::round_to_bf16(-x) != 0xff80)
+      throw Violation("overflow to BF16");
   }
 }
-const Register kSteps{{"stage.sixteen_bit_steps", {"NUM-1", "SCORE-4"}, "formats", Lane::exact, false, sixteen_bit_steps}};
+const Register kSteps{
+    {"stage.sixteen_bit_steps", {"NUM-1", "SCORE-4"}, "formats", Lane::exact, false, sixteen_bit_steps}};
 
 // Rows of every length and pair of types, at odd addresses, with canaries on both sides.
 void row_conversion(Context& context) {
@@ -168,14 +181,17 @@ void row_conversion(Context& context) {
         std::vector<std::byte> target(count * dtype_size(to) + 3, kCanary);
         std::vector<float> values(count);
         for (std::size_t i = 0; i < count; ++i) {
-          values[i] = round_to(from, static_cast<float>(random.normal() * std::ldexp(1.0, static_cast<int>(random.integer(-20, 17)))));
+          values[i] =
+              round_to(from, static_cast<float>(random.normal() *
+                                                std::ldexp(1.0, static_cast<int>(random.integer(-20, 17)))));
           store_element(from, values[i], source.data() + 1 + i * dtype_size(from));
         }
         core::convert_row(source.data() + 1, from, n, target.data() + 1, to);
         for (std::size_t i = 0; i < count; ++i) {
           const float got = load_element(to, target.data() + 1 + i * dtype_size(to));
           if (!same_bits(got, round_to(to, values[i]))) {
-            throw Violation(fmt::format("convert_row {} to {}: element {} of {}", dtype_name(from), dtype_name(to), i, n));
+            throw Violation(fmt::format("convert_row {} to {}: element {} of {}", dtype_name(from),
+                                        dtype_name(to), i, n));
           }
         }
         const std::size_t behind = 1 + count * dtype_size(to);
@@ -186,7 +202,8 @@ void row_conversion(Context& context) {
     }
   }
 }
-const Register kRows{{"stage.row_conversion", {"NUM-1", "STATE-6"}, "formats", Lane::exact, false, row_conversion}};
+const Register kRows{
+    {"stage.row_conversion", {"NUM-1", "STATE-6"}, "formats", Lane::exact, false, row_conversion}};
 
 }  // namespace
 }  // namespace headwater::conformance

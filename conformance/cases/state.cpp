@@ -23,7 +23,8 @@ std::optional<ErrorCode> code_of(Call&& call) {
     call();
   } catch (const Error& error) {
     const std::string message = error.what();
-    if (message.empty() || message.find('\n') != std::string::npos) throw Violation("an error message is not one line");
+    if (message.empty() || message.find('\n') != std::string::npos)
+      throw Violation("an error message is not one line");
     return error.code();
   }
   return std::nullopt;
@@ -39,7 +40,8 @@ const char* code_name(const std::optional<ErrorCode>& code) {
   }
 }
 
-void require_code(const std::optional<ErrorCode>& got, const std::optional<ErrorCode>& wanted, const std::string& what) {
+void require_code(const std::optional<ErrorCode>& got, const std::optional<ErrorCode>& wanted,
+                  const std::string& what) {
   if (got != wanted) throw Violation(fmt::format("{}: {}, not {}", what, code_name(got), code_name(wanted)));
 }
 
@@ -95,7 +97,8 @@ class Model {
     const bool opens = prefill && state != SessionState::prefilling;
     if (step.turn_length < 0) return ErrorCode::invalid_argument;
     if (opens && step.turn_length != 0 && step.turn_length < step.n) return ErrorCode::invalid_argument;
-    if (prefill && !opens && step.turn_length != 0 && step.turn_length != turn_) return ErrorCode::invalid_argument;
+    if (prefill && !opens && step.turn_length != 0 && step.turn_length != turn_)
+      return ErrorCode::invalid_argument;
     if (step.n > capacity_ - tokens) return ErrorCode::capacity_exceeded;
     if (opens) turn_ = step.turn_length != 0 ? step.turn_length : step.n;
     state = prefill ? SessionState::prefilling : SessionState::decoding;
@@ -154,16 +157,20 @@ void protocol(Context& context) {
     for (int op = 0; op < 60; ++op) {
       const double dice = random.uniform();
       if (dice < 0.35) {
-        Step step = random.chance(0.7) ? Step::prefill(random.integer(1, 9)) : Step::decode(random.integer(1, 2));
-        if (random.chance(0.1)) step.n = random.pick(std::vector<std::int64_t>{0, -1, 41, 1000000, INT64_MAX, INT64_MIN});
+        Step step =
+            random.chance(0.7) ? Step::prefill(random.integer(1, 9)) : Step::decode(random.integer(1, 2));
+        if (random.chance(0.1))
+          step.n = random.pick(std::vector<std::int64_t>{0, -1, 41, 1000000, INT64_MAX, INT64_MIN});
         if (step.kind == Step::Kind::prefill && random.chance(0.4)) {
           step.turn_length = random.pick(std::vector<std::int64_t>{step.n, 9, 3, 0, -1, INT64_MAX});
         }
-        done += fmt::format(" {}{}:{}", step.kind == Step::Kind::prefill ? "p" : "d", step.n, step.turn_length);
+        done +=
+            fmt::format(" {}{}:{}", step.kind == Step::Kind::prefill ? "p" : "d", step.n, step.turn_length);
         require_code(code_of([&] { bench.session->begin(step); }), model.begin(step), "begin:" + done);
       } else if (dice < 0.75) {
-        const std::int64_t layer = random.chance(0.05) ? random.pick(std::vector<std::int64_t>{-1, layers, INT64_MIN})
-                                                       : random.integer(0, layers - 1);
+        const std::int64_t layer = random.chance(0.05)
+                                       ? random.pick(std::vector<std::int64_t>{-1, layers, INT64_MIN})
+                                       : random.integer(0, layers - 1);
         done += fmt::format(" a{}", layer);
         require_code(code_of([&] { bench.attend(layer); }), model.attend(layer), "attend:" + done);
       } else if (dice < 0.94) {
@@ -175,7 +182,8 @@ void protocol(Context& context) {
         model.reset();
       }
       if (bench.session->tokens() != model.tokens) {
-        throw Violation(fmt::format("tokens() is {}, not {}, after{}", bench.session->tokens(), model.tokens, done));
+        throw Violation(
+            fmt::format("tokens() is {}, not {}, after{}", bench.session->tokens(), model.tokens, done));
       }
       if (model.settled() && bench.session->state() != model.state) {
         throw Violation(fmt::format("state() is {} after{}", static_cast<int>(bench.session->state()), done));
@@ -183,13 +191,15 @@ void protocol(Context& context) {
     }
   }
 }
-const Register kProtocol{{"state.protocol", {"STATE-1", "STATE-2", "STATE-3", "STATE-5"}, "session", Lane::state, true, protocol}};
+const Register kProtocol{
+    {"state.protocol", {"STATE-1", "STATE-2", "STATE-3", "STATE-5"}, "session", Lane::state, true, protocol}};
 
 // A refused call leaves the session as it was: a run with refused calls strewn in has the bits of one without.
 void refused_calls(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 12, .max_tokens = 60, .max_layers = 2, .wide = false});
+    Problem problem =
+        random_problem(random, {.max_chunk = 12, .max_tokens = 60, .max_layers = 2, .wide = false});
     const Trace wanted = run(*context.engine, problem);
     const std::unique_ptr<Session> session = context.engine->open(problem.shape, problem.options);
     const Shape& s = problem.shape;
@@ -200,10 +210,14 @@ void refused_calls(Context& context) {
     LayerTrace got;
     for (const Step& step : problem.steps) {
       const std::int64_t left = s.capacity - first;
-      require_code(code_of([&] { session->begin(Step::prefill(left + 1)); }), ErrorCode::capacity_exceeded, "too many tokens");
-      require_code(code_of([&] { session->begin(Step::decode(INT64_MAX)); }), ErrorCode::capacity_exceeded, "2^63 - 1 tokens");
-      require_code(code_of([&] { session->begin(Step::prefill(0)); }), ErrorCode::invalid_argument, "no tokens");
-      require_code(code_of([&] { session->attend(0, fine, fine, fine, fine_out); }), ErrorCode::wrong_state, "no open step");
+      require_code(code_of([&] { session->begin(Step::prefill(left + 1)); }), ErrorCode::capacity_exceeded,
+                   "too many tokens");
+      require_code(code_of([&] { session->begin(Step::decode(INT64_MAX)); }), ErrorCode::capacity_exceeded,
+                   "2^63 - 1 tokens");
+      require_code(code_of([&] { session->begin(Step::prefill(0)); }), ErrorCode::invalid_argument,
+                   "no tokens");
+      require_code(code_of([&] { session->attend(0, fine, fine, fine, fine_out); }), ErrorCode::wrong_state,
+                   "no open step");
       require_code(code_of([&] { session->end(); }), ErrorCode::wrong_state, "end without a step");
       session->begin(step);
       for (std::int64_t layer = 0; layer < s.n_layer; ++layer) {
@@ -218,8 +232,10 @@ void refused_calls(Context& context) {
         odd.type = static_cast<DType>(7);
         MutableRows odd_out = out.mutable_rows();
         odd_out.type = static_cast<DType>(3);
-        const auto refuse = [&](std::int64_t l, const Rows& a, const Rows& b, const Rows& c, const MutableRows& d) {
-          require_code(code_of([&] { session->attend(l, a, b, c, d); }), ErrorCode::invalid_argument, "attend with bad arguments");
+        const auto refuse = [&](std::int64_t l, const Rows& a, const Rows& b, const Rows& c,
+                                const MutableRows& d) {
+          require_code(code_of([&] { session->attend(l, a, b, c, d); }), ErrorCode::invalid_argument,
+                       "attend with bad arguments");
         };
         refuse(layer, null, k.rows(), v.rows(), out.mutable_rows());
         refuse(layer, q.rows(), null, v.rows(), out.mutable_rows());
@@ -245,30 +261,35 @@ void refused_calls(Context& context) {
       }
     }
     for (std::int64_t layer = 0; layer < s.n_layer; ++layer) {
-      if (snapshot(*session, layer).scores != wanted.layers[static_cast<std::size_t>(layer)].snapshots.back().scores) {
+      if (snapshot(*session, layer).scores !=
+          wanted.layers[static_cast<std::size_t>(layer)].snapshots.back().scores) {
         throw Violation("refused calls changed scores; " + problem.describe());
       }
     }
   }
 }
-const Register kRefusedCalls{{"state.refused_calls", {"STATE-5"}, "session", Lane::state, true, refused_calls}};
+const Register kRefusedCalls{
+    {"state.refused_calls", {"STATE-5"}, "session", Lane::state, true, refused_calls}};
 
 // A step that failed half-way can only be followed by reset, which makes the session as good as new.
 void failed_steps(Context& context) {
   const Engine& engine = *context.engine;
   const auto only_reset = [&](Bench& bench, const std::string& how) {
-    require_code(code_of([&] { bench.session->begin(Step::decode()); }), ErrorCode::wrong_state, how + ", then begin");
+    require_code(code_of([&] { bench.session->begin(Step::decode()); }), ErrorCode::wrong_state,
+                 how + ", then begin");
     require_code(code_of([&] { bench.attend(0); }), ErrorCode::wrong_state, how + ", then attend");
     require_code(code_of([&] { bench.session->end(); }), ErrorCode::wrong_state, how + ", then end");
     bench.session->set_observer({});
     bench.session->reset();
-    if (bench.session->tokens() != 0 || bench.session->state() != SessionState::empty) throw Violation(how + ": reset() left something");
+    if (bench.session->tokens() != 0 || bench.session->state() != SessionState::empty)
+      throw Violation(how + ": reset() left something");
     bench.step(Step::prefill(9));
     const std::vector<float> out = bench.out;
     Bench fresh(engine);
     fresh.step(Step::prefill(9));
     // Rows behind the ninth are what earlier steps of the failed session left in the buffer.
-    if (!std::equal(out.begin(), out.begin() + 9 * 4, fresh.out.begin())) throw Violation(how + ": reset() does not give a new session's outputs");
+    if (!std::equal(out.begin(), out.begin() + 9 * 4, fresh.out.begin()))
+      throw Violation(how + ": reset() does not give a new session's outputs");
   };
   {
     Bench bench(engine);
@@ -288,7 +309,8 @@ void failed_steps(Context& context) {
     Bench bench(engine);
     bench.step(Step::prefill(6));
     bench.session->begin(Step::decode());
-    require_code(code_of([&] { bench.session->begin(Step::decode()); }), ErrorCode::wrong_state, "begin in an open step");
+    require_code(code_of([&] { bench.session->begin(Step::decode()); }), ErrorCode::wrong_state,
+                 "begin in an open step");
     only_reset(bench, "begin in an open step");
   }
   for (const int at : {1, 2, 3}) {  // an observer that throws at the n-th chunk
@@ -321,9 +343,10 @@ void stored_rows(Context& context) {
       for (Tensor* tensor : {&layer.k, &layer.v}) {
         for (float& x : tensor->values) {
           if (!random.chance(0.15)) continue;
-          x = round_to(tensor->type, random.pick(std::vector<float>{
-                                         0.0f, -0.0f, 1e-40f, -1e-7f, 65504.0f, 65520.0f, 1e38f, -3.4e38f, 5.9604645e-08f,
-                                         std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}));
+          x = round_to(tensor->type,
+                       random.pick(std::vector<float>{
+                           0.0f, -0.0f, 1e-40f, -1e-7f, 65504.0f, 65520.0f, 1e38f, -3.4e38f, 5.9604645e-08f,
+                           std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}));
         }
       }
     }
@@ -341,14 +364,15 @@ void stored_rows(Context& context) {
           for (std::size_t x = 0; x < key.size(); ++x) {
             const float wanted = round_to(s.kv_type, input.k.row(p, h)[x]);
             if (!same_bits(key[x], wanted)) {
-              throw Violation(fmt::format("key row {} of head {}: {:.9g}, not {:.9g}; {}", p, h, key[x], wanted, problem.describe()));
+              throw Violation(fmt::format("key row {} of head {}: {:.9g}, not {:.9g}; {}", p, h, key[x],
+                                          wanted, problem.describe()));
             }
           }
           for (std::size_t x = 0; x < value.size(); ++x) {
             const float wanted = round_to(s.kv_type, input.v.row(p, h)[x]);
             if (!same_bits(value[x], wanted)) {
-              throw Violation(fmt::format("value row {} of head {}: {:.9g}, not {:.9g}; {}", p, h, value[x], wanted,
-                                          problem.describe()));
+              throw Violation(fmt::format("value row {} of head {}: {:.9g}, not {:.9g}; {}", p, h, value[x],
+                                          wanted, problem.describe()));
             }
           }
         }
@@ -356,7 +380,8 @@ void stored_rows(Context& context) {
     }
   }
 }
-const Register kStoredRows{{"state.stored_rows", {"STATE-6", "NUM-1"}, "storage", Lane::exact, true, stored_rows}};
+const Register kStoredRows{
+    {"state.stored_rows", {"STATE-6", "NUM-1"}, "storage", Lane::exact, true, stored_rows}};
 
 void inspection(Context& context) {
   Bench bench(*context.engine);
@@ -396,15 +421,18 @@ void inspection(Context& context) {
   }
   bench.attend(1);
   session.read_key(1, 0, 7, key);
-  if (!std::equal(key.begin(), key.end(), bench.problem.layers[0].k.row(1, 0))) throw Violation("a row of the open step");
+  if (!std::equal(key.begin(), key.end(), bench.problem.layers[0].k.row(1, 0)))
+    throw Violation("a row of the open step");
   invalid("read_key behind the open step", [&] { session.read_key(1, 0, 8, key); });
   bench.attend(0);
   session.end();
-  if (session.plan().size() != 1 || session.plan()[0].mode != ChunkMode::decode) throw Violation("plan() after the step");
+  if (session.plan().size() != 1 || session.plan()[0].mode != ChunkMode::decode)
+    throw Violation("plan() after the step");
   session.reset();
   invalid("read_key after reset", [&] { session.read_key(0, 0, 0, key); });
 }
-const Register kInspection{{"state.inspection", {"STATE-5", "STATE-6"}, "session", Lane::state, true, inspection}};
+const Register kInspection{
+    {"state.inspection", {"STATE-5", "STATE-6"}, "session", Lane::state, true, inspection}};
 
 // Layers are apart: with different rows in each they build different sets, each from its own scores (P4.3, P3.4).
 void layers_apart(Context& context) {
@@ -426,7 +454,8 @@ void layers_apart(Context& context) {
   require_replay(problem, trace);
   const auto& sets = trace.layers[0].chunks.back().memory;
   for (const std::size_t layer : {std::size_t{1}, std::size_t{2}}) {
-    if (trace.layers[layer].chunks.back().memory == sets) throw Violation("layers with different rows have the same sets");
+    if (trace.layers[layer].chunks.back().memory == sets)
+      throw Violation("layers with different rows have the same sets");
   }
   const auto width = static_cast<std::ptrdiff_t>(sets.size() / 4);
   bool differ = false;
@@ -440,25 +469,30 @@ void layers_apart(Context& context) {
     alone.shape.n_layer = 1;
     alone.layers = {problem.layers[layer]};
     const Trace single = run(*context.engine, alone);
-    if (single.layers[0].out != trace.layers[layer].out) throw Violation(fmt::format("layer {} differs when alone", layer));
+    if (single.layers[0].out != trace.layers[layer].out)
+      throw Violation(fmt::format("layer {} differs when alone", layer));
   }
 }
-const Register kLayersApart{{"state.layers_apart", {"MEM-6", "SCHED-3", "SCORE-1"}, "session", Lane::state, true, layers_apart}};
+const Register kLayersApart{
+    {"state.layers_apart", {"MEM-6", "SCHED-3", "SCORE-1"}, "session", Lane::state, true, layers_apart}};
 
 // Capacity is exact: the last token fits, one more does not, in every kind of step.
 void full_capacity(Context& context) {
   for (const std::int64_t capacity : {1, 4, 5, 17}) {
     Bench bench(*context.engine, 1, capacity);
     bench.step(Step::prefill(capacity));
-    require_code(code_of([&] { bench.session->begin(Step::decode()); }), ErrorCode::capacity_exceeded, "decode when full");
-    require_code(code_of([&] { bench.session->begin(Step::prefill(1)); }), ErrorCode::capacity_exceeded, "prefill when full");
+    require_code(code_of([&] { bench.session->begin(Step::decode()); }), ErrorCode::capacity_exceeded,
+                 "decode when full");
+    require_code(code_of([&] { bench.session->begin(Step::prefill(1)); }), ErrorCode::capacity_exceeded,
+                 "prefill when full");
     if (bench.session->state() != SessionState::prefilling || bench.session->tokens() != capacity) {
       throw Violation("a refused step changed the state");
     }
     bench.session->reset();
     if (capacity < 2) continue;
     bench.step(Step::prefill(capacity - 1));
-    require_code(code_of([&] { bench.session->begin(Step::decode(2)); }), ErrorCode::capacity_exceeded, "two tokens, room for one");
+    require_code(code_of([&] { bench.session->begin(Step::decode(2)); }), ErrorCode::capacity_exceeded,
+                 "two tokens, room for one");
     bench.step(Step::decode(1));
   }
 }
