@@ -51,7 +51,7 @@ IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
 }
 
 /// MEM-5: the set that a chunk reads is built when it starts, from all tokens before it; MEM-6: each head
-/// alone.
+/// alone. Empty for the first chunk of a session.
 void build_memory_sets(LayerStep& step, const Chunk& chunk) {
   LayerStorage& storage = step.storage;
   std::size_t entries = 0;
@@ -103,7 +103,7 @@ void observe(const LayerStep& step, const Chunk& chunk, std::int64_t memory_coun
 void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) {
   LayerStorage& storage = step.storage;
   const ScoreType type = step.effective.score_type;
-  if (chunk.begin > 0) build_memory_sets(step, chunk);
+  build_memory_sets(step, chunk);
 
   Trace trace;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numbers>
 #include <vector>
 
@@ -24,6 +25,7 @@ TEST(Rope, ROPE_1_frequencies) {
   expect_near(inverse_frequencies(2, 10000.0), {1.0});
   expect_near(inverse_frequencies(4, 10000.0), {1.0, 0.01}, 1e-17);
   expect_near(inverse_frequencies(8, 16.0), {1.0, 0.5, 0.25, 0.125});
+  expect_near(inverse_frequencies(4, 0.25), {1.0, 2.0});
   const std::vector<double> many = inverse_frequencies(65536, 2.0);
   ASSERT_EQ(many.size(), 32768U);
   EXPECT_NEAR(many[16384], 1 / std::sqrt(2.0), 1e-15);
@@ -153,7 +155,11 @@ TEST(Rope, ROPE_4_errors) {
   expect_error(code, {"data = null"}, call(MutableRows{nullptr, DType::f32, 4, 4}, 1, 1, 4, 0, f, 1.0));
   expect_error(code, {"n = -1"}, call(rows, -1, 1, 4, 0, f, 1.0));
   expect_error(code, {"heads = 0"}, call(rows, 1, 0, 4, 0, f, 1.0));
-  expect_error(code, {"width = -1"}, call(rows, 1, 1, -1, 0, f, 1.0));
+  expect_error(code, {"data = null"}, call(MutableRows{}, 0, 1, 4, 0, f, 1.0));
+  expect_error(code, {"width = -1", "at least 0"}, call(rows, 1, 1, -1, 0, {}, 1.0));
+  const std::int64_t far = std::numeric_limits<std::int64_t>::max() / 4 / 3;  // a stride for one row only
+  expect_error(code, {"row_stride"}, call(MutableRows{x.data(), DType::f32, far, 4}, 2, 1, 4, 0, f, 1.0));
+  expect_error(code, {"head_stride"}, call(MutableRows{x.data(), DType::f32, 4, far}, 1, 2, 4, 0, f, 1.0));
   expect_error(code, {"first_position = -1"}, call(rows, 1, 1, 4, -1, f, 1.0));
   const std::int64_t positions = std::int64_t{1} << 31;
   expect_error(code, {"first_position = 2147483648"}, call(rows, 0, 1, 4, positions, f, 1.0));
