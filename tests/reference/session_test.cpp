@@ -298,6 +298,20 @@ TEST(Session, STATE_5_refused_arguments_leave_the_step_open) {
   EXPECT_EQ(f.everything(), other.everything());
 }
 
+TEST(Session, STATE_5_strides_are_limited_by_heads_not_by_widths) {
+  Shape shape = two_layers();
+  shape.d_head = 1;
+  Fixture f(chunks_of_4(), shape);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max() / 4 / 3;
+  f.session->begin(Step::prefill(1));
+  expect_error(ErrorCode::invalid_argument, {"q.head_stride"}, [&] {
+    f.session->attend(0, Rows{f.q.data(), DType::f32, 2, most / 2 + 1},
+                      Rows::token_major(f.k.data(), DType::f32, 1, 1),
+                      Rows::token_major(f.v.data(), DType::f32, 1, 3),
+                      MutableRows::token_major(f.out.data(), DType::f32, 2, 3));
+  });
+}
+
 TEST(Session, STATE_5_what_an_observer_throws_fails_the_step) {
   Fixture f;
   f.session->set_observer([](const ChunkRecord&) { throw std::runtime_error("seen enough"); });
