@@ -71,3 +71,19 @@ function(headwater_part name)
     target_compile_definitions(${name}_testing PRIVATE HEADWATER_TESTING)
   endif()
 endfunction()
+
+# A sanitizer build judges what is shipped. Its testing twins are left out of `all`: faults switched on and marks are
+# the business of the release build.
+function(headwater_leave_out_twins)
+  if(NOT HEADWATER_SANITIZE)
+    return()
+  endif()
+  foreach(name IN ITEMS headwater_reference headwater_core headwater_cpu headwater_bindings headwater
+                        headwater-conformance)
+    foreach(twin IN ITEMS ${name}_testing ${name}-testing)
+      if(TARGET ${twin})
+        set_target_properties(${twin} PROPERTIES EXCLUDE_FROM_ALL ON)
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
