@@ -135,19 +135,20 @@ TEST(Oracle, SPEC_13_sizes_beside_the_values) {
 
 /// Every size again, summed straight over the keys that a query sees; rows wider than one, grouped heads,
 /// bias.
-TEST(Oracle, SPEC_13_sizes_of_wide_rows) {
+void expect_sizes(std::int64_t d_value) {
   test::Numbers numbers(21);
   const std::int64_t n = 9;
+  const auto width = static_cast<std::size_t>(d_value);
   const std::vector<float> q = numbers.floats(n * 4 * 2);
   const std::vector<float> k = numbers.floats(n * 2 * 2);
-  const std::vector<float> v = numbers.floats(n * 2 * 3);
+  const std::vector<float> v = numbers.floats(n * 2 * d_value);
   const LayerRows layer{Rows::token_major(q.data(), DType::f32, 4, 2),
                         Rows::token_major(k.data(), DType::f32, 2, 2),
-                        Rows::token_major(v.data(), DType::f32, 2, 3),
+                        Rows::token_major(v.data(), DType::f32, 2, d_value),
                         4,
                         2,
                         2,
-                        3};
+                        d_value};
   const LogitRule rule{.scale = 2.0, .slope = 0.25, .sink = -1.0};
   const std::vector<std::int32_t> memory{1, 4};
   for (const std::int64_t h : {1, 2}) {
@@ -159,22 +160,22 @@ TEST(Oracle, SPEC_13_sizes_of_wide_rows) {
       const Matrix query = read_rows(layer.q, i, i + 1, h, 2);
       double total = std::exp(rule.sink);
       double mean = 0;
-      std::vector<double> size(3, 0.0);
-      std::vector<double> weighted(3, 0.0);
+      std::vector<double> size(width, 0.0);
+      std::vector<double> weighted(width, 0.0);
       for (const std::int64_t j : seen) {
         const Matrix key = read_rows(layer.k, j, j + 1, g, 2);
-        const Matrix value = read_rows(layer.v, j, j + 1, g, 3);
+        const Matrix value = read_rows(layer.v, j, j + 1, g, d_value);
         const double p = std::exp(2 * (query.row(0)[0] * key.row(0)[0] + query.row(0)[1] * key.row(0)[1]) -
                                   0.25 * static_cast<double>(i - j));
         const double ds = logit_error(rule, query.row(0), key.row(0), i, j);
         total += p;
         mean += p * ds;
-        for (std::size_t c = 0; c < 3; ++c) {
+        for (std::size_t c = 0; c < width; ++c) {
           size[c] += p * std::fabs(value.row(0)[c]);
           weighted[c] += p * ds * std::fabs(value.row(0)[c]);
         }
       }
-      for (std::size_t c = 0; c < 3; ++c) {
+      for (std::size_t c = 0; c < width; ++c) {
         size[c] /= total;
         weighted[c] /= total;
       }
@@ -182,11 +183,16 @@ TEST(Oracle, SPEC_13_sizes_of_wide_rows) {
       expect_near(bounds.output_weighted_ds.row(i - 5), weighted, 1e-20);
       EXPECT_NEAR(bounds.output_mean_ds[static_cast<std::size_t>(i - 5)], mean / total, 1e-20);
     }
-    EXPECT_EQ(bounds.output_size.columns, 3);
-    EXPECT_EQ(bounds.output_weighted_ds.columns, 3);
+    EXPECT_EQ(bounds.output_size.columns, d_value);
+    EXPECT_EQ(bounds.output_weighted_ds.columns, d_value);
     EXPECT_EQ(bounds.colsum_intra_ds.size(), 4U);
     EXPECT_EQ(bounds.colsum_inter_ds.size(), 2U);
   }
+}
+
+TEST(Oracle, SPEC_13_sizes_of_wide_rows) {
+  expect_sizes(1);  // narrower than the keys
+  expect_sizes(3);  // wider
 }
 
 TEST(Oracle, SPEC_13_logit_error) {
@@ -293,6 +299,7 @@ TEST(Oracle, SPEC_13_agrees_with_the_engine_under_its_own_sets) {
     for (std::size_t h = 0; h < 4; ++h) {
       for (std::size_t c = 0; c < 3; ++c) {
         EXPECT_EQ(heads[i / 4 * 4 + h].output[i % 4].o.size(), 3U);
+        EXPECT_EQ(heads[i / 4 * 4 + h].inter[i % 4].o.size(), 3U);
         EXPECT_EQ(out[(i * 4 + h) * 3 + c], static_cast<float>(heads[i / 4 * 4 + h].output[i % 4].o[c]));
       }
     }
