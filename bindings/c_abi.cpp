@@ -134,22 +134,14 @@ const char* headwater_version(void) { return headwater::kVersion; }
 
 const char* headwater_status_name(headwater_status status) {
   switch (status) {
-    case HEADWATER_OK:
-      return "ok";
-    case HEADWATER_INVALID_ARGUMENT:
-      return "invalid_argument";
-    case HEADWATER_WRONG_STATE:
-      return "wrong_state";
-    case HEADWATER_CAPACITY_EXCEEDED:
-      return "capacity_exceeded";
-    case HEADWATER_ENGINE_UNAVAILABLE:
-      return "engine_unavailable";
-    case HEADWATER_OUT_OF_MEMORY:
-      return "out_of_memory";
-    case HEADWATER_INTERNAL:
-      return "internal";
-    default:
-      return "unknown";
+    case HEADWATER_OK: return "ok";
+    case HEADWATER_INVALID_ARGUMENT: return "invalid_argument";
+    case HEADWATER_WRONG_STATE: return "wrong_state";
+    case HEADWATER_CAPACITY_EXCEEDED: return "capacity_exceeded";
+    case HEADWATER_ENGINE_UNAVAILABLE: return "engine_unavailable";
+    case HEADWATER_OUT_OF_MEMORY: return "out_of_memory";
+    case HEADWATER_INTERNAL: return "internal";
+    default: return "unknown";
   }
 }
 

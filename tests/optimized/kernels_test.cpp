@@ -230,8 +230,7 @@ TEST_P(Kernels, INTRA_2_ColumnSums) {
   auto weights = normals(block.size(), 8);
   for (float& weight : weights) weight = std::fabs(weight);
   float factor[kBlockRows] = {};  // 0 in padding lanes
-  for (std::int64_t lane = 0; lane < lanes; ++lane)
-    factor[lane] = 1.0f + 0.01f * static_cast<float>(lane);
+  for (std::int64_t lane = 0; lane < lanes; ++lane) factor[lane] = 1.0f + 0.01f * static_cast<float>(lane);
   std::vector<double> sums(static_cast<std::size_t>(n_keys) + 1, 2.0);
   kernels.column_sums(weights.data(), lanes, n_keys, factor, sums.data());
   for (std::int64_t key = 0; key < n_keys; ++key) {
