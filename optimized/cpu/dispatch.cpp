@@ -1,5 +1,7 @@
 #include "cpu/dispatch.hpp"
 
+#include <cpuid.h>
+
 namespace headwater::cpu {
 
 namespace {
@@ -8,10 +10,19 @@ namespace {
 
 std::string missing_sse() { return __builtin_cpu_supports("sse4.2") ? "" : "the processor lacks SSE4.2"; }
 
+// clang 14's __builtin_cpu_supports does not know the name. The registers are those of AVX2, asked for beside it.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 std::string missing_avx2() {
   if (!__builtin_cpu_supports("avx2")) return "the processor lacks AVX2";
   if (!__builtin_cpu_supports("fma")) return "the processor lacks FMA";
-  return __builtin_cpu_supports("f16c") ? "" : "the processor lacks F16C";
+  return has_f16c() ? "" : "the processor lacks F16C";
 }
 
 std::string missing_avx512() {
