@@ -71,7 +71,8 @@ struct Result {
   /// Bits, so that equal means equal.
   [[nodiscard]] bool same_bits(const Result& other) const {
     const auto same = [](const auto& a, const auto& b) {
-      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+      return a.size() == b.size() &&
+             (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
     };
     return same(out, other.out) && same(scores, other.scores) && same(sets, other.sets) &&
            same(column_sums, other.column_sums);
