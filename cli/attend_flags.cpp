@@ -111,7 +111,7 @@ std::optional<AttendFlags> parse_attend_flags(const std::vector<std::string>& ar
   integer(heavy, "--h2o-heavy", texts.heavy, 0, kMaxCount, options.heavy);
   integer(threads, "-t (--threads)", texts.threads, 0, kMostThreads, options.threads);
   integer(repeat, "--repeat", texts.repeat, 1, kMostRepeats, flags.repeat);
-  if (options.local + options.heavy > kMaxCount) {
+  if (no_clamp && !options.dense && options.local + options.heavy > kMaxCount) {
     throw Failure(fmt::format("--h2o-local {} and --h2o-heavy {} make {} together; allowed are {}",
                               options.local, options.heavy, options.local + options.heavy, kMaxCount));
   }

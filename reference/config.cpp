@@ -67,7 +67,6 @@ void validate(const Shape& shape, const Options& options) {
   require_range("chunk", options.chunk, 1, kMaxPosition);
   require_range("local", options.local, 0, kMaxPosition);
   require_range("heavy", options.heavy, 0, kMaxPosition);
-  require_range("local + heavy", options.local + options.heavy, 0, kMaxPosition);
   if (options.scale && !std::isfinite(*options.scale)) {
     reject("scale", std::to_string(*options.scale), "finite");
   }
@@ -136,6 +135,8 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
                                  " or more: using local = " + std::to_string(effective.local) +
                                  " and heavy = " + std::to_string(effective.heavy));
   }
+  // Only without the clamp can the sum be too large for a set of 32-bit positions.
+  require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;
   return effective;
 }

@@ -39,12 +39,13 @@ enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
 
 /// What is asked for. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
 struct Options {
-  std::int64_t batch = 4096;  ///< B, logical batch, >= 1 (`-b`)
-  std::int64_t chunk = 1024;  ///< S, tokens with full causal attention among themselves, >= 1 (`-ub`)
-  std::int64_t local = 256;   ///< L, newest tokens always in the memory set, >= 0 (`--h2o-local`)
-  std::int64_t heavy = 256;   ///< H, tokens kept because of their score, >= 0 (`--h2o-heavy`)
-  bool clamp = true;          ///< CFG-3; false is `--h2o-no-clamp`
-  bool dense = false;         ///< CFG-2: same as local = heavy = 0
+  std::int64_t batch = 4096;  ///< B, logical batch, 1 .. 2^31 - 1 (`-b`)
+  std::int64_t chunk =
+      1024;                  ///< S, tokens with full causal attention among themselves, 1 .. 2^31 - 1 (`-ub`)
+  std::int64_t local = 256;  ///< L, newest tokens always in the memory set, 0 .. 2^31 - 1 (`--h2o-local`)
+  std::int64_t heavy = 256;  ///< H, tokens kept because of their score, 0 .. 2^31 - 1 (`--h2o-heavy`)
+  bool clamp = true;         ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
+  bool dense = false;        ///< CFG-2: same as local = heavy = 0
 
   std::optional<double> scale;  ///< LOGIT-1; default 1/sqrt(d); finite
   double softcap = 0.0;         ///< LOGIT-2; 0 is none; finite, >= 0

@@ -45,7 +45,6 @@ void validate(const Shape& shape, const Options& options) {
   require_range("chunk", options.chunk, 1, kMaxPosition);
   require_range("local", options.local, 0, kMaxPosition);
   require_range("heavy", options.heavy, 0, kMaxPosition);
-  require_range("local + heavy", options.local + options.heavy, 0, kMaxPosition);
   require_range("threads", options.threads, 0, kMaxThreads);
   require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
   require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
@@ -104,6 +103,8 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
                                    ", heavy " + std::to_string(effective.heavy));
     }
   }
+  // The clamp makes every sum fit; without it the width of a memory set is a 32-bit count like its positions.
+  require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;
   effective.scale = options.scale ? *options.scale : 1.0 / std::sqrt(static_cast<double>(shape.d_head));
   effective.softcap = options.softcap;

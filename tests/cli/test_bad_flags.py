@@ -37,8 +37,9 @@ class Numbers(ProgramTest):
         self.refuse(self.input, "--scale", "''", arguments=["--scale="])
 
     def test_sum_of_local_and_heavy(self):
-        self.refuse(self.input, "--h2o-local", "--h2o-heavy", "2147483648",
-                    arguments=["--h2o-local", "2147483647", "--h2o-heavy", "1"])
+        huge = ["--h2o-local", "2147483647", "--h2o-heavy", "1"]
+        self.refuse(self.input, "--h2o-local", "--h2o-heavy", "2147483648", arguments=["--h2o-no-clamp", *huge])
+        self.attend(self.input, *huge)  # clamped, never rejected (CFG-3)
 
     def test_reals(self):
         for flag in ("--scale", "--softcap"):

@@ -167,9 +167,13 @@ TEST(Config, CFG_1_options_have_limits) {
   Options options;
   options.local = 1;
   options.heavy = kPositions - 1;
-  EXPECT_NO_THROW(validate(small_shape(), options));
+  options.clamp = false;
+  EXPECT_NO_THROW(resolve(small_shape(), options));
   options.local = 2;
-  expect_rejected(options, {"local + heavy = 2147483648", "2147483647"});
+  expect_error(ErrorCode::invalid_argument, {"local + heavy = 2147483648", "2147483647"},
+               [&] { static_cast<void>(resolve(small_shape(), options)); });
+  options.clamp = true;  // CFG-3: clamped, never rejected
+  EXPECT_EQ(resolve(small_shape(), options).memory(), options.chunk - 1);
 }
 
 TEST(Config, CFG_1_threads) {
