@@ -54,6 +54,8 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
       ->type_name("FILE");
   app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks");
   app.add_flag("--fail-fast", request.fail_fast, "stop behind the first case that fails");
+  app.add_flag("--must-pass", request.must_pass,
+               "fail where something of mustpass.txt did not run or was skipped");
   app.add_flag("--self-test", self_test,
                "prove that the kit can fail: engines with a fault wrapped around them");
 #ifdef HEADWATER_TESTING

@@ -24,6 +24,7 @@ struct Request {
   std::string update_ratchet;  ///< file to record marks in
   bool no_ratchet = false;
   bool fail_fast = false;
+  bool must_pass = false;
   std::string input;  ///< verify
   std::string output;
   std::string against;

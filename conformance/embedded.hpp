@@ -5,5 +5,6 @@ namespace headwater::conformance {
 /// Files of this folder as they were when the kit was configured (conformance/CMakeLists.txt).
 extern const char* const kRatchetJson;
 extern const char* const kSaboteursJson;
+extern const char* const kMustPass;
 
 }  // namespace headwater::conformance

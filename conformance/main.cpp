@@ -11,7 +11,9 @@
 #include "conformance/case.hpp"
 #include "conformance/clauses.hpp"
 #include "conformance/command_line.hpp"
+#include "conformance/crash_note.hpp"
 #include "conformance/filter.hpp"
+#include "conformance/must_pass.hpp"
 #include "conformance/program.hpp"
 #include "conformance/report.hpp"
 #include "conformance/saboteurs.hpp"
@@ -93,6 +95,12 @@ int run_cases(Request& request) {
   if (!request.junit.empty()) write_text(request.junit, results_junit(results));
 
   bool failed = false;
+  if (request.must_pass) {
+    for (const std::string& line : missing_passes(results, cases)) {
+      fmt::print(human, "FAIL       must pass: {}\n", line);
+      failed = true;
+    }
+  }
   for (const Result& result : results)
     failed = failed || result.status == Status::fail || result.status == Status::mistrusted;
   if (recording) {
@@ -139,6 +147,9 @@ int run(Request& request) {
 int main(int argc, char** argv) {
   using namespace headwater::conformance;
   int exit_code = kDone;
+#ifndef HEADWATER_SANITIZED  // a sanitizer's own handlers say more
+  install_crash_note();
+#endif
   try {
     std::optional<Request> request = parse_command_line(argc, argv, exit_code);
     return request ? run(*request) : exit_code;

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "conformance/crash_note.hpp"
 #include "conformance/program.hpp"
 #include "conformance/random.hpp"
 #include "headwater/error.hpp"
@@ -38,6 +39,7 @@ Result run_case(const Case& test, const Engine* engine, const Settings& settings
   context.quick = settings.quick;
   context.exhaustive = settings.exhaustive;
   const auto start = std::chrono::steady_clock::now();
+  set_crash_note(result.reproduce);
   try {
     test.body(context);
   } catch (const Skipped& skipped) {
@@ -53,6 +55,7 @@ Result run_case(const Case& test, const Engine* engine, const Settings& settings
     result.status = Status::fail;
     result.message = fmt::format("an exception that is not a headwater::Error: {}", error.what());
   }
+  set_crash_note({});
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.marks = context.marks();
   if (result.status != Status::pass) return result;

@@ -1,0 +1,57 @@
+#include "conformance/must_pass.hpp"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "conformance/embedded.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+// What one line asks for and did not get.
+void judge_line(const std::string& engine, const std::string& pattern, const std::vector<Result>& results,
+                const std::vector<const Case*>& chosen, std::vector<std::string>& missing) {
+  const bool known = std::any_of(all_cases().begin(), all_cases().end(),
+                                 [&](const Case& test) { return matches(pattern, test.name); });
+  if (!known) missing.push_back(fmt::format("no case is called {}", pattern));
+  for (const Case* test : chosen) {
+    if (!matches(pattern, test->name) || test->per_engine == (engine == "none")) continue;
+    const auto result = std::find_if(results.begin(), results.end(), [&](const Result& candidate) {
+      return candidate.test == test && candidate.engine == (engine == "none" ? "" : engine);
+    });
+    if (result == results.end()) {
+      missing.push_back(fmt::format("{} was not run on {}", test->name, engine));
+    } else if (result->status == Status::skip) {
+      missing.push_back(fmt::format("{} was skipped on {}: {}", test->name, engine, result->message));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> missing_passes(const std::vector<Result>& results,
+                                        const std::vector<const Case*>& chosen) {
+  std::vector<std::string> missing;
+  std::istringstream text(kMustPass);
+  for (std::string line; std::getline(text, line);) {
+    if (line.empty() || line.front() == '#') continue;
+    std::istringstream words(line);
+    std::string engine;
+    std::string pattern;
+    if (!(words >> engine >> pattern)) {
+      throw Error(ErrorCode::internal, "mustpass.txt: '" + line + "' is not ENGINE CASES");
+    }
+    judge_line(engine, pattern, results, chosen, missing);
+  }
+  return missing;
+}
+
+}  // namespace headwater::conformance
