@@ -19,6 +19,7 @@ namespace headwater::conformance {
 AllocationWatch::AllocationWatch(std::int64_t) {}
 AllocationWatch::~AllocationWatch() = default;
 std::int64_t AllocationWatch::count() const { return 0; }
+std::int64_t AllocationWatch::bytes() const { return 0; }
 bool AllocationWatch::refused() const { return false; }
 bool AllocationWatch::available() { return false; }
 }  // namespace headwater::conformance
@@ -32,6 +33,7 @@ namespace {
 
 std::atomic<bool> watching{false};
 std::atomic<std::int64_t> seen{0};
+std::atomic<std::int64_t> asked{0};
 std::atomic<std::int64_t> fail_after{-1};
 std::atomic<bool> has_refused{false};
 
@@ -55,12 +57,13 @@ int find_openmp(dl_phdr_info* info, std::size_t, void*) {
   return 0;
 }
 
-// Whether this allocation is to be refused.
-bool refuse(void* caller) {
+// Whether this allocation of `size` bytes is to be refused.
+bool refuse(void* caller, std::size_t size) {
   if (!watching.load(std::memory_order_relaxed)) return false;
   const auto address = reinterpret_cast<std::uintptr_t>(caller);
   if (address >= openmp_runtime.first && address < openmp_runtime.last) return false;
   seen.fetch_add(1, std::memory_order_relaxed);
+  asked.fetch_add(static_cast<std::int64_t>(size), std::memory_order_relaxed);
   if (fail_after.load(std::memory_order_relaxed) < 0) return false;
   if (fail_after.fetch_sub(1, std::memory_order_relaxed) != 0) return false;
   has_refused.store(true, std::memory_order_relaxed);
@@ -74,6 +77,7 @@ AllocationWatch::AllocationWatch(std::int64_t fail_at) {
   static const int searched = dl_iterate_phdr(find_openmp, nullptr);
   (void)searched;
   seen = 0;
+  asked = 0;
   fail_after = fail_at;
   has_refused = false;
   watching = true;
@@ -85,6 +89,7 @@ AllocationWatch::~AllocationWatch() {
 }
 
 std::int64_t AllocationWatch::count() const { return seen.load(); }
+std::int64_t AllocationWatch::bytes() const { return asked.load(); }
 bool AllocationWatch::refused() const { return has_refused.load(); }
 bool AllocationWatch::available() { return true; }
 
@@ -100,24 +105,27 @@ void* __libc_memalign(std::size_t alignment, std::size_t size);
 #define HEADWATER_REPLACEMENT __attribute__((visibility("default"), noinline))
 
 HEADWATER_REPLACEMENT void* malloc(std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_malloc(size);
+  return headwater::conformance::refuse(__builtin_return_address(0), size) ? nullptr : __libc_malloc(size);
 }
 HEADWATER_REPLACEMENT void* calloc(std::size_t count, std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_calloc(count, size);
+  return headwater::conformance::refuse(__builtin_return_address(0), count * size)
+             ? nullptr
+             : __libc_calloc(count, size);
 }
 HEADWATER_REPLACEMENT void* realloc(void* memory, std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr : __libc_realloc(memory, size);
+  return headwater::conformance::refuse(__builtin_return_address(0), size) ? nullptr
+                                                                           : __libc_realloc(memory, size);
 }
 HEADWATER_REPLACEMENT void* memalign(std::size_t alignment, std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr
-                                                                     : __libc_memalign(alignment, size);
+  return headwater::conformance::refuse(__builtin_return_address(0), size) ? nullptr
+                                                                           : __libc_memalign(alignment, size);
 }
 HEADWATER_REPLACEMENT void* aligned_alloc(std::size_t alignment, std::size_t size) {
-  return headwater::conformance::refuse(__builtin_return_address(0)) ? nullptr
-                                                                     : __libc_memalign(alignment, size);
+  return headwater::conformance::refuse(__builtin_return_address(0), size) ? nullptr
+                                                                           : __libc_memalign(alignment, size);
 }
 HEADWATER_REPLACEMENT int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
-  void* taken = headwater::conformance::refuse(__builtin_return_address(0))
+  void* taken = headwater::conformance::refuse(__builtin_return_address(0), size)
                     ? nullptr
                     : __libc_memalign(alignment, size);
   if (taken == nullptr) return ENOMEM;

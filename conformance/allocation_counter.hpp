@@ -19,6 +19,8 @@ class AllocationWatch {
 
   /// Allocations since construction, on any thread.
   [[nodiscard]] std::int64_t count() const;
+  /// Bytes asked for since construction.
+  [[nodiscard]] std::int64_t bytes() const;
   /// Whether one was refused.
   [[nodiscard]] bool refused() const;
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include "conformance/allocation_counter.hpp"
 #include "conformance/case.hpp"
 #include "conformance/placed.hpp"
@@ -169,6 +171,47 @@ void memory_bytes(Context& context) {
     }
   }
 }
+// The total is what open() really takes, but for the small change: the session object, the plan, a warning.
+void bytes_are_taken(Context& context) {
+  require_counter();
+  constexpr std::int64_t kSmallChange = 12 * 1024;
+  Random random(context.seed);
+  for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
+    for (const DType kv : {DType::f32, DType::bf16}) {
+      for (const Schedule schedule : {Schedule::layer_major, Schedule::chunk_major}) {
+        for (const int threads : {1, 3}) {
+          const Shape shape{.n_layer = 2,
+                            .n_head = 16,
+                            .n_head_kv = 8,
+                            .d_head = 40,
+                            .d_value = 24,
+                            .capacity = 3000,
+                            .kv_type = kv};
+          Options options;
+          options.batch = 1024;
+          options.chunk = 512;
+          options.local = 200;
+          options.heavy = 201;
+          options.score_type = type;
+          options.schedule = schedule;
+          options.threads = threads;
+          (void)context.engine->open(shape, options);  // makes threads and whatever is made once
+          const AllocationWatch watch;
+          const std::unique_ptr<Session> session = context.engine->open(shape, options);
+          const std::int64_t taken = watch.bytes();
+          const std::int64_t said = session->memory_bytes().total();
+          if (std::abs(taken - said) > kSmallChange) {
+            throw Violation(fmt::format("memory_bytes() says {}, open() took {} ({} threads, KV {})", said,
+                                        taken, threads, dtype_name(kv)));
+          }
+        }
+      }
+    }
+  }
+}
+const Register kBytesTaken{
+    {"allocation.bytes_are_taken", {"STATE-6", "NUM-4"}, "session", Lane::state, true, bytes_are_taken}};
+
 const Register kMemoryBytes{
     {"state.memory_bytes", {"STATE-6", "SCORE-1"}, "session", Lane::state, true, memory_bytes}};
 
