@@ -260,14 +260,22 @@ void logit_errors(Context& context) {
       throw Violation(fmt::format("a logit in F32 is {:.3g} off, ds says {:.3g} (cap {}, slope {})",
                                   std::fabs(s - exact), error, rule.softcap, rule.slope));
     }
-    // No looser than the plain term, seven roundings of the capped value and three of the bias.
-    const double most =
-        base +
-        7.0 * 0x1p-24 *
-            std::min(std::fabs(rule.scale) * size, rule.softcap > 0.0 ? rule.softcap + base : 1e300) +
-        3.0 * 0x1p-24 * (std::fabs(rule.slope) * static_cast<double>(i - j) + std::fabs(exact));
-    if (!(error <= most))
-      throw Violation(fmt::format("ds is {:.3g}, looser than its roundings allow ({:.3g})", error, most));
+    // Its terms, one by one: the plain term under the steepest slope of the cap within it, a quotient, tanh and a product
+    // of the cap; two roundings of the bias and one of the difference.
+    double wanted = base;
+    if (rule.softcap > 0.0) {
+      const double uncapped = rule.scale * reference::dot(q, k);
+      const double flattest = std::max(0.0, std::fabs(uncapped) - base) / rule.softcap;
+      const double slope = 1.0 - std::tanh(flattest) * std::tanh(flattest);
+      const double capped = rule.softcap * std::tanh(uncapped / rule.softcap);
+      wanted = slope * (base + 0x1p-24 * std::fabs(uncapped)) + 5.0 * 0x1p-24 * std::fabs(capped);
+    }
+    if (rule.slope != 0.0) {
+      wanted += 0x1p-24 * (2.0 * std::fabs(rule.slope) * static_cast<double>(i - j) + std::fabs(exact));
+    }
+    if (!(std::fabs(error - wanted) <= 1e-9 * wanted)) {
+      throw Violation(fmt::format("ds is {:.9g}, its roundings add up to {:.9g}", error, wanted));
+    }
   }
 }
 const Register kLogitErrors{
