@@ -168,7 +168,7 @@ TEST(Config, CFG_1_options_have_limits) {
   options.local = 1;
   options.heavy = kPositions - 1;
   options.clamp = false;
-  EXPECT_NO_THROW(resolve(small_shape(), options));
+  EXPECT_NO_THROW(static_cast<void>(resolve(small_shape(), options)));
   options.local = 2;
   expect_error(ErrorCode::invalid_argument, {"local + heavy = 2147483648", "2147483647"},
                [&] { static_cast<void>(resolve(small_shape(), options)); });
