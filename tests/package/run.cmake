@@ -1,5 +1,7 @@
 # The installed package, as its users meet it. Every step must succeed and every consumer print the right number.
 
+cmake_minimum_required(VERSION 3.25)
+
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT status EQUAL 0)
