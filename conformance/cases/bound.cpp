@@ -27,6 +27,16 @@ void plain_f32(Context& context) {
 }
 const Register kPlain{{"bound.plain_f32", kAttention, "attention", Lane::bound, true, plain_f32}};
 
+// An engine that claims double arithmetic is judged with its unit round-off everywhere; here it has to claim it.
+void double_arithmetic(Context& context) {
+  if (!context.engine->claims().double_arithmetic) {
+    throw Skipped("the engine does not claim it (Claims::double_arithmetic)");
+  }
+  random_runs(context, {.max_chunk = 16, .max_tokens = 60, .dtypes = false}, 20);
+}
+const Register kDouble{
+    {"bound.double_arithmetic", {"NUM-1"}, "attention", Lane::bound, true, double_arithmetic}};
+
 void everything(Context& context) { random_runs(context, {.max_chunk = 24, .max_tokens = 120}, 250); }
 const Register kEverything{{"bound.everything",
                             {"LOGIT-1", "LOGIT-2", "LOGIT-3", "LOGIT-4", "INTRA-1", "INTRA-2", "INTER-1",

@@ -331,6 +331,7 @@ void definitions(Context& context) {
         throw Violation("FUSE-1: (-inf, 0) is not neutral");
       }
     }
+    if (reference::weight(neutral, 1.0) != 0.0) throw Violation("INTER-3: a neutral row gives a key weight");
     const reference::SoftmaxRow none = reference::fuse(neutral, neutral);
     if (none.l != 0.0 || none.o[0] != 0.0 || none.o[1] != 0.0) throw Violation("FUSE-1: two neutrals");
   }
