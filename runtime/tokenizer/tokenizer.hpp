@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/gguf/gguf.hpp"
+
+namespace headwater::runtime {
+
+/// Text to token ids and back, as the model's GGUF file says (`tokenizer.ggml.*`). Immutable: may be shared by threads.
+class Tokenizer {
+ public:
+  /// Byte-level BPE (`gpt2`) with the pre-tokenisers qwen2, llama-bpe, gpt-2 and default; SentencePiece-style BPE
+  /// (`llama`) with byte fallback. Anything else, and a vocabulary that contradicts itself, is an
+  /// Error(invalid_argument) that names the key and what is supported. Copies what it needs of the file.
+  [[nodiscard]] static std::unique_ptr<Tokenizer> from_gguf(const GgufFile& file);
+
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  /// Ids of `text`. add_special: put BOS in front and EOS behind where the file asks for it. parse_special: the texts
+  /// of control tokens ("<|im_end|>") become those tokens; without it they are text like any other (what a user
+  /// typed must not end a turn). Each maximal ill-formed subsequence of UTF-8 is read as U+FFFD; there is no other
+  /// normalisation.
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, bool add_special,
+                                                 bool parse_special) const;
+
+  /// The bytes that a token stands for; not always whole UTF-8 characters. For a control token its text.
+  /// Error(invalid_argument) for an id outside 0 .. size() - 1.
+  [[nodiscard]] std::string piece(std::int32_t id) const;
+
+  /// The inverse of encode(): pieces without control tokens, and without the space that a SentencePiece-style
+  /// vocabulary puts in front of a text.
+  [[nodiscard]] std::string decode(std::span<const std::int32_t> ids) const;
+
+  /// Is it a control token (BOS, EOS, "<|im_start|>"), never part of what a reader should see?
+  [[nodiscard]] bool is_control(std::int32_t id) const;
+  /// Does generation stop at this token: EOS, end of turn, end of message?
+  [[nodiscard]] bool is_end(std::int32_t id) const;
+
+  [[nodiscard]] std::int32_t size() const;
+  /// -1 where the file names none.
+  [[nodiscard]] std::int32_t bos() const;
+  [[nodiscard]] std::int32_t eos() const;
+  /// Does add_special put BOS in front?
+  [[nodiscard]] bool adds_bos() const;
+  /// The control token with exactly this text.
+  [[nodiscard]] std::optional<std::int32_t> find_special(std::string_view text) const;
+
+ private:
+  struct State;
+  explicit Tokenizer(std::unique_ptr<const State> state);
+  std::unique_ptr<const State> state_;
+};
+
+/// Ids to text as they come. What push() and finish() return together is well-formed UTF-8 and never ends inside a
+/// character: an incomplete one is held back; a maximal ill-formed subsequence becomes U+FFFD. Control tokens give
+/// nothing. The tokenizer must outlive it.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  /// The characters that `id` completes; often empty.
+  [[nodiscard]] std::string push(std::int32_t id);
+  /// What was held back: U+FFFD, or nothing. The decoder is as new.
+  [[nodiscard]] std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string held_;  ///< the proper prefix of one character
+};
+
+}  // namespace headwater::runtime
