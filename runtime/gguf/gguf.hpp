@@ -35,7 +35,7 @@ struct Tensor {
 class GgufFile {
  public:
   /// Opens `path`. For the first file of a split model (`name-00001-of-00003.gguf`) opens all of them; metadata is
-  /// the first one's, tensors are everybody's.
+  /// the first one's, tensors are those of all.
   [[nodiscard]] static GgufFile open(const std::string& path);
   /// Reads a whole unsplit file that lies in memory, which must outlive the result. `name` stands for the file in
   /// error messages.

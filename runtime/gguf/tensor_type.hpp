@@ -9,7 +9,7 @@
 namespace headwater::runtime {
 
 /// The storage types of GGUF tensors that are read here. A quantised type stores blocks of consecutive elements of a
-/// row; what a block holds stands in dequantize.cpp.
+/// row; what a block holds stands in kernels/blocks.hpp.
 enum class TensorType : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
 struct TensorTypeInfo {
@@ -34,7 +34,7 @@ struct TensorTypeInfo {
 [[nodiscard]] std::int64_t row_bytes(TensorType type, std::int64_t n);
 
 /// Widens n consecutive elements (whole blocks) to F32: out[i] = the value of element i, exactly for F32, F16 and
-/// BF16; else scale * integer (+ minimum), in F32 and in ggml's order of operations, so that results are ggml's bits.
+/// BF16; else scale * integer (+ minimum), in F32 and in ggml's order of operations, whatever the processor: ggml's bits.
 /// `row` may stand at any address. Precondition: n is a multiple of block_elements; row has row_bytes(type, n) bytes.
 void dequantize_row(TensorType type, const std::byte* row, std::int64_t n, float* out);
 

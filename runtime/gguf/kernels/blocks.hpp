@@ -1,0 +1,158 @@
+#pragma once
+
+/// ggml's quantised blocks (ggml-common.h, ggml-quants.c), unpacked to one form: signed codes, and for each run of
+/// codes a scale and a minimum: value = scale * code - minimum. Included by one file per ISA and built with its
+/// flags; everything sits in an unnamed namespace and nothing of the standard library is called, so that no function
+/// compiled for a newer processor can be linked into code that runs on an older one.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headwater::runtime {
+namespace {
+
+/// Exact.
+inline float float_of_half(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16;
+  const std::uint32_t rest = bits & 0x7FFF;
+  // Subnormal halves are multiples of 2^-24; Infinity and NaN get the largest exponent, the others another bias.
+  const float small = static_cast<float>(rest) * 0x1p-24f;
+  const std::uint32_t bias = rest >= 0x7C00 ? 224u << 23 : 112u << 23;
+  const std::uint32_t wide = rest < 0x400 ? __builtin_bit_cast(std::uint32_t, small) : (rest << 13) + bias;
+  return __builtin_bit_cast(float, wide | sign);
+}
+
+inline float float_of_bf16(std::uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// To nearest even; NaN becomes a quiet one of the same sign.
+inline std::uint16_t bf16_of_float(float value) {
+  const auto bits = __builtin_bit_cast(std::uint32_t, value);
+  const bool nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+  const std::uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  return static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
+}
+
+inline std::uint16_t load_u16(const std::byte* p) {
+  std::uint16_t value;
+  __builtin_memcpy(&value, p, sizeof value);
+  return value;
+}
+
+inline int byte_at(const std::byte* p, int i) { return static_cast<int>(p[i]); }
+
+/// codes[i] = a nibble of packed[i], i < n.
+inline void low_nibbles(const std::byte* packed, int n, std::int8_t* codes) {
+  for (int i = 0; i < n; ++i) codes[i] = static_cast<std::int8_t>(byte_at(packed, i) & 15);
+}
+inline void high_nibbles(const std::byte* packed, int n, std::int8_t* codes) {
+  for (int i = 0; i < n; ++i) codes[i] = static_cast<std::int8_t>(byte_at(packed, i) >> 4);
+}
+
+/// 32 codes, one scale: f16 scale, 32 x i8.
+struct Q8_0 {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 34;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = false;
+  static void unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    scales[0] = float_of_half(load_u16(block));
+    __builtin_memcpy(codes, block + 2, kElements);
+  }
+};
+
+/// 32 codes, one scale: f16 scale, 16 bytes; low nibbles are the first half, and 8 stands for zero.
+struct Q4_0 {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 18;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = false;
+  static void unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    scales[0] = float_of_half(load_u16(block));
+    low_nibbles(block + 2, 16, codes);
+    high_nibbles(block + 2, 16, codes + 16);
+    for (int i = 0; i < kElements; ++i) codes[i] = static_cast<std::int8_t>(codes[i] - 8);
+  }
+};
+
+/// Scales and minima of the 8 runs of a Q4_K or Q5_K block: f16 scale of scales, f16 scale of minima, 12 bytes with
+/// 6 bits for each. The first four of both have a byte each, whose two top bits belong to the last four.
+inline void six_bit_scales(const std::byte* block, float* scales, float* minima) {
+  const float scale = float_of_half(load_u16(block));
+  const float minimum = float_of_half(load_u16(block + 2));
+  const std::byte* const packed = block + 4;
+  for (int i = 0; i < 4; ++i) {
+    scales[i] = scale * static_cast<float>(byte_at(packed, i) & 63);
+    minima[i] = minimum * static_cast<float>(byte_at(packed, i + 4) & 63);
+    const int last = byte_at(packed, i + 8);
+    scales[i + 4] = scale * static_cast<float>((last & 15) | (byte_at(packed, i) >> 6) << 4);
+    minima[i + 4] = minimum * static_cast<float>((last >> 4) | (byte_at(packed, i + 4) >> 6) << 4);
+  }
+}
+
+/// 256 codes of 4 bits in runs of 32: scales, then 4 x 32 bytes, low nibbles a run, high nibbles the next one.
+struct Q4K {
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 144;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = true;
+  static void unpack(const std::byte* block, std::int8_t* codes, float* scales, float* minima) {
+    six_bit_scales(block, scales, minima);
+    for (int pair = 0; pair < 4; ++pair) {
+      low_nibbles(block + 16 + 32 * pair, 32, codes + 64 * pair);
+      high_nibbles(block + 16 + 32 * pair, 32, codes + 64 * pair + 32);
+    }
+  }
+};
+
+/// As Q4_K, with the fifth bit of run r in bit r of 32 bytes in front of the nibbles.
+struct Q5K {
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 176;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = true;
+  static void unpack(const std::byte* block, std::int8_t* codes, float* scales, float* minima) {
+    six_bit_scales(block, scales, minima);
+    const std::byte* const fifth = block + 16;
+    for (int pair = 0; pair < 4; ++pair) {
+      const std::byte* const packed = block + 48 + 32 * pair;
+      std::int8_t* const low = codes + 64 * pair;
+      for (int i = 0; i < 32; ++i) {
+        const int bits = byte_at(fifth, i) >> (2 * pair);
+        low[i] = static_cast<std::int8_t>((byte_at(packed, i) & 15) | (bits & 1) << 4);
+        low[i + 32] = static_cast<std::int8_t>((byte_at(packed, i) >> 4) | (bits & 2) << 3);
+      }
+    }
+  }
+};
+
+/// 256 codes of 6 bits in runs of 16, 32 stands for zero: 128 bytes of low nibbles, 64 bytes of the two high bits,
+/// 16 x i8 scales, f16 scale of scales. A half has 4 x 32 codes: the nibbles of 64 bytes, the bit pairs of 32.
+struct Q6K {
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 210;
+  static constexpr int kRun = 16;
+  static constexpr bool kMinima = false;
+  static void unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    const float scale = float_of_half(load_u16(block + 208));
+    for (int run = 0; run < 16; ++run) {
+      scales[run] = scale * static_cast<float>(static_cast<std::int8_t>(block[192 + run]));
+    }
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* const low = block + 64 * half;
+      const std::byte* const high = block + 128 + 32 * half;
+      std::int8_t* const out = codes + 128 * half;
+      for (int i = 0; i < 32; ++i) {
+        const int top = byte_at(high, i);
+        out[i] = static_cast<std::int8_t>(((byte_at(low, i) & 15) | (top & 3) << 4) - 32);
+        out[i + 32] = static_cast<std::int8_t>(((byte_at(low, i + 32) & 15) | (top & 12) << 2) - 32);
+        out[i + 64] = static_cast<std::int8_t>(((byte_at(low, i) >> 4) | (top & 48)) - 32);
+        out[i + 96] = static_cast<std::int8_t>(((byte_at(low, i + 32) >> 4) | (top & 192) >> 2) - 32);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace headwater::runtime

@@ -1,0 +1,75 @@
+#include "runtime/gguf/row_kernels.hpp"
+
+#include <cpuid.h>
+
+#include <cassert>
+
+namespace headwater::runtime {
+namespace {
+
+// __builtin_cpu_supports also asks whether the operating system saves the registers.
+
+// clang 14's __builtin_cpu_supports does not know the name. The registers are those of AVX2, asked for beside it.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+std::string missing_nothing() { return {}; }
+
+std::string missing_avx2() {
+  if (!__builtin_cpu_supports("avx2")) return "the processor lacks AVX2";
+  if (!__builtin_cpu_supports("fma")) return "the processor lacks FMA";
+  return has_f16c() ? "" : "the processor lacks F16C";
+}
+
+std::string missing_avx512() {
+  if (!__builtin_cpu_supports("avx512f")) return "the processor lacks AVX-512F";
+  return __builtin_cpu_supports("avx512bw") ? "" : "the processor lacks AVX-512BW";
+}
+
+constexpr RowKernelVariant kVariants[] = {
+    {portable_row_kernels, missing_nothing},
+    {avx2_row_kernels, missing_avx2},
+    {avx512_row_kernels, missing_avx512},
+};
+
+const RowKernels& choose() {
+  const RowKernelVariant* best = kVariants;
+  for (const RowKernelVariant& variant : kVariants) {
+    if (variant.missing().empty()) best = &variant;
+  }
+  return best->kernels();
+}
+
+std::size_t index_of(TensorType type, std::int64_t n) {
+  assert(n >= 0 && n % tensor_type_info(type).block_elements == 0);
+  (void)n;
+  return static_cast<std::size_t>(type);
+}
+
+}  // namespace
+
+std::span<const RowKernelVariant> row_kernel_variants() { return kVariants; }
+
+const RowKernels& row_kernels() {
+  static const RowKernels& chosen = choose();
+  return chosen;
+}
+
+void dequantize_row(TensorType type, const std::byte* row, std::int64_t n, float* out) {
+  row_kernels().widen[index_of(type, n)](row, n, out);
+}
+
+void dequantize_row_bf16(TensorType type, const std::byte* row, std::int64_t n, std::uint16_t* out) {
+  row_kernels().widen_bf16[index_of(type, n)](row, n, out);
+}
+
+float dot_row(TensorType type, const std::byte* row, std::int64_t n, const float* x) {
+  return row_kernels().dot[index_of(type, n)](row, n, x);
+}
+
+}  // namespace headwater::runtime

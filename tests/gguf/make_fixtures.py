@@ -1,0 +1,93 @@
+"""Writes tests/gguf/fixtures/ with the PyPI package `gguf`, an implementation that shares nothing with this project.
+
+    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install gguf==0.19.0
+    /tmp/venv/bin/python tests/gguf/make_fixtures.py
+
+types.gguf: for each type T a tensor `T` of stored rows and a tensor `T.values`, what the package makes of them.
+split-0000i-of-00003.gguf: a small model in three files.
+The results are committed; nothing in the build runs this.
+"""
+
+import pathlib
+
+import gguf
+import numpy as np
+
+OUT = pathlib.Path(__file__).parent / "fixtures"
+ROWS, COLUMNS = 3, 512
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"]
+# Where the 16-bit floats of a block stand; everything else of a block may be any byte.
+HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+
+
+def finite_halves(rng, count):
+    """Normal, subnormal, zero, of both signs."""
+    bits = rng.integers(0, 0x7C00, count, dtype=np.uint16)
+    bits[::7] &= 0x03FF
+    return bits | (rng.integers(0, 2, count, dtype=np.uint16) << np.uint16(15))
+
+
+def stored_rows(rng, name):
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    if name == "F32":
+        rows = rng.standard_normal((ROWS, COLUMNS), dtype=np.float32)
+        return rows.view(np.uint8)
+    if name == "F16":
+        return finite_halves(rng, ROWS * COLUMNS).reshape(ROWS, COLUMNS).view(np.uint8)
+    if name == "BF16":
+        rows = rng.standard_normal((ROWS, COLUMNS), dtype=np.float32)
+        return (rows.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    blocks = rng.integers(0, 256, (ROWS * COLUMNS // block, size), dtype=np.uint8)
+    for at in HALVES[name]:
+        blocks[:, at:at + 2] = finite_halves(rng, len(blocks)).view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(ROWS, -1)
+
+
+def add_metadata(writer):
+    writer.add_uint8("t.u8", 200)
+    writer.add_int8("t.i8", -100)
+    writer.add_uint16("t.u16", 60000)
+    writer.add_int16("t.i16", -30000)
+    writer.add_uint32("t.u32", 4000000000)
+    writer.add_int32("t.i32", -2000000000)
+    writer.add_uint64("t.u64", 2**63 - 1)
+    writer.add_int64("t.i64", -2**63)
+    writer.add_float32("t.f32", 0.5)
+    writer.add_float64("t.f64", 1e300)
+    writer.add_bool("t.bool", True)
+    writer.add_string("t.text", "naïve ▁")
+    writer.add_array("t.texts", ["a", "", "déjà"])
+    writer.add_array("t.integers", [1, -2, 3])
+    writer.add_array("t.numbers", [0.25, -4.0])
+
+
+def write(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    rng = np.random.default_rng(20240607)
+    writer = gguf.GGUFWriter(OUT / "types.gguf", "test")
+    add_metadata(writer)
+    for name in TYPES:
+        kind = gguf.GGMLQuantizationType[name]
+        stored = stored_rows(rng, name)
+        values = gguf.quants.dequantize(stored, kind).astype(np.float32)
+        assert values.shape == (ROWS, COLUMNS), (name, values.shape)
+        writer.add_tensor(name, stored, raw_dtype=kind)
+        writer.add_tensor(f"{name}.values", values)
+    write(writer)
+
+    writer = gguf.GGUFWriter(OUT / "split.gguf", "test", split_max_tensors=2)
+    writer.add_uint32("t.u32", 7)
+    for i in range(5):
+        writer.add_tensor(f"tensor.{i}", np.full((2, 4), i, dtype=np.float32))
+    write(writer)
+
+
+main()

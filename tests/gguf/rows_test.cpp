@@ -1,0 +1,197 @@
+// Stored rows to numbers: golden values of an independent implementation, for every ISA that runs here.
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "builder.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+class Rows : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    const RowKernelVariant& variant = row_kernel_variants()[static_cast<std::size_t>(GetParam())];
+    if (!variant.missing().empty()) GTEST_SKIP() << variant.kernels().isa << ": " << variant.missing();
+    kernels_ = &variant.kernels();
+  }
+  const RowKernels* kernels_ = nullptr;
+};
+
+std::vector<float> floats_of(const Tensor& tensor) {
+  std::vector<float> values(tensor.data.size() / sizeof(float));
+  std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+  return values;
+}
+
+std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
+
+/// The definition: to nearest, ties to even.
+std::uint16_t bf16_by_definition(float value) {
+  if (std::isnan(value)) return static_cast<std::uint16_t>((bits_of(value) >> 16) | 0x40);
+  const std::uint32_t bits = bits_of(value);
+  const std::uint32_t down = bits >> 16;
+  const std::uint32_t rest = bits & 0xFFFF;
+  const bool up = rest > 0x8000 || (rest == 0x8000 && (down & 1) != 0);
+  return static_cast<std::uint16_t>(down + (up ? 1 : 0));
+}
+
+// Bit for bit: -0 too.
+TEST_P(Rows, WidenToTheValuesOfTheGgufPackage) {
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  for (const TensorTypeInfo& info : tensor_types()) {
+    const Tensor& stored = file.tensor(info.name);
+    ASSERT_EQ(stored.type, info.type);
+    const std::vector<float> expected = floats_of(file.tensor(std::string(info.name) + ".values"));
+    const std::int64_t n = stored.dims[0];
+    for (std::int64_t r = 0; r < stored.rows(); ++r) {
+      std::vector<float> values(static_cast<std::size_t>(n) + 1, 12345.0f);
+      kernels_->widen[static_cast<int>(info.type)](stored.row(r), n, values.data());
+      for (std::int64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(bits_of(values[static_cast<std::size_t>(i)]),
+                  bits_of(expected[static_cast<std::size_t>(r * n + i)]))
+            << info.name << " row " << r << " element " << i;
+      }
+      EXPECT_EQ(values.back(), 12345.0f) << "written behind the row";
+    }
+  }
+}
+
+TEST_P(Rows, RoundToBf16) {
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  for (const TensorTypeInfo& info : tensor_types()) {
+    const Tensor& stored = file.tensor(info.name);
+    const std::vector<float> expected = floats_of(file.tensor(std::string(info.name) + ".values"));
+    const std::int64_t n = stored.dims[0];
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(n) + 1, 0x1234);
+    kernels_->widen_bf16[static_cast<int>(info.type)](stored.row(1), n, values.data());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+      ASSERT_EQ(values[i], bf16_by_definition(expected[static_cast<std::size_t>(n) + i]))
+          << info.name << " " << i;
+    }
+    EXPECT_EQ(values.back(), 0x1234);
+  }
+}
+
+float half_by_definition(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int fraction = bits & 1023;
+  const float sign = (bits & 0x8000) != 0 ? -1.0f : 1.0f;
+  if (exponent == 31) return fraction != 0 ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
+  return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+}
+
+TEST_P(Rows, EveryHalf) {
+  std::vector<std::uint16_t> halves(65536);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> values(halves.size());
+  std::vector<std::uint16_t> rounded(halves.size());
+  const auto* const row = reinterpret_cast<const std::byte*>(halves.data());
+  kernels_->widen[static_cast<int>(TensorType::f16)](row, 65536, values.data());
+  kernels_->widen_bf16[static_cast<int>(TensorType::f16)](row, 65536, rounded.data());
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const float expected = half_by_definition(halves[i]);
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(values[i])) << i;
+      ASSERT_GT(rounded[i] & 0x7FFF, 0x7F80) << i;
+    } else {
+      ASSERT_EQ(bits_of(values[i]), bits_of(expected)) << i;
+      ASSERT_EQ(rounded[i], bf16_by_definition(expected)) << i;
+    }
+  }
+}
+
+// Lengths around the width of vectors and the number of chains; rows at odd addresses; nothing read behind the end
+// (the sanitizer build watches the exact buffer).
+TEST_P(Rows, EveryLengthAndAddress) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  for (const TensorType type : {TensorType::f32, TensorType::f16, TensorType::bf16}) {
+    const auto size = static_cast<std::size_t>(tensor_type_info(type).block_bytes);
+    for (std::int64_t n = 0; n <= 140; ++n) {
+      const auto count = static_cast<std::size_t>(n);
+      std::vector<std::byte> buffer(count * size + 1);
+      std::vector<float> x(count);
+      std::vector<float> expected(count);
+      double sum = 0;
+      double magnitude = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::uint16_t bits = static_cast<std::uint16_t>(random() & 0xBBFF);  // finite, of moderate size
+        expected[i] = type == TensorType::f32 ? normal(random)
+                      : type == TensorType::f16
+                          ? half_by_definition(bits)
+                          : __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+        const void* const source = type == TensorType::f32 ? static_cast<const void*>(&expected[i]) : &bits;
+        std::memcpy(buffer.data() + 1 + i * size, source, size);
+        x[i] = normal(random);
+        sum += static_cast<double>(expected[i]) * static_cast<double>(x[i]);
+        magnitude += std::abs(static_cast<double>(expected[i]) * static_cast<double>(x[i]));
+      }
+      std::vector<float> values(count);
+      kernels_->widen[static_cast<int>(type)](buffer.data() + 1, n, values.data());
+      EXPECT_EQ(values, expected) << n;
+      const float dot = kernels_->dot[static_cast<int>(type)](buffer.data() + 1, n, x.data());
+      EXPECT_NEAR(static_cast<double>(dot), sum, static_cast<double>(n + 2) * 0x1p-24 * magnitude) << n;
+    }
+  }
+}
+
+// The bound of the header, over numbers that the products really reach.
+TEST_P(Rows, DotProductsAreThoseOfTheWidenedRow) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  for (const TensorTypeInfo& info : tensor_types()) {
+    const Tensor& stored = file.tensor(info.name);
+    for (std::int64_t n = info.block_elements; n <= stored.dims[0]; n += info.block_elements) {
+      std::vector<float> w(static_cast<std::size_t>(n));
+      std::vector<float> x(w.size());
+      kernels_->widen[static_cast<int>(info.type)](stored.row(2), n, w.data());
+      double sum = 0;
+      double magnitude = 0;
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        x[i] = normal(random);
+        sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+        magnitude += std::abs(static_cast<double>(w[i]) * static_cast<double>(x[i]));
+      }
+      const float dot = kernels_->dot[static_cast<int>(info.type)](stored.row(2), n, x.data());
+      ASSERT_NEAR(static_cast<double>(dot), sum, static_cast<double>(n + 2) * 0x1p-24 * magnitude)
+          << info.name << n;
+      EXPECT_EQ(bits_of(dot),
+                bits_of(kernels_->dot[static_cast<int>(info.type)](stored.row(2), n, x.data())));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryIsa, Rows, ::testing::Range(0, 3), [](const auto& param) {
+  return std::string(param.param == 0 ? "portable" : param.param == 1 ? "avx2" : "avx512");
+});
+
+TEST(RowKernels, TheFastestIsChosen) {
+  const auto variants = row_kernel_variants();
+  ASSERT_EQ(variants.size(), 3U);
+  EXPECT_TRUE(variants[0].missing().empty());
+  const RowKernels* best = nullptr;
+  for (const RowKernelVariant& variant : variants) {
+    if (variant.missing().empty()) best = &variant.kernels();
+    std::printf("%s: %s\n", variant.kernels().isa,
+                variant.missing().empty() ? "runs" : variant.missing().c_str());
+  }
+  EXPECT_EQ(&row_kernels(), best);
+  const float row[] = {1.5f, 2.0f};
+  float out[2] = {};
+  dequantize_row(TensorType::f32, reinterpret_cast<const std::byte*>(row), 2, out);
+  EXPECT_EQ(out[1], 2.0f);
+  EXPECT_EQ(dot_row(TensorType::f32, reinterpret_cast<const std::byte*>(row), 2, out), 6.25f);
+  std::uint16_t narrow[2] = {};
+  dequantize_row_bf16(TensorType::f32, reinterpret_cast<const std::byte*>(row), 2, narrow);
+  EXPECT_EQ(narrow[1], 0x4000);
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing
