@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "arguments.hpp"
+#include "bench.hpp"
 #include "conform.hpp"
 #include "cpu_features.hpp"
 #include "headwater/headwater.hpp"
@@ -35,7 +36,10 @@ bool has_engine(std::string_view name) {
 /// What a build may leave out.
 std::vector<Part> parts() {
   const std::string conformance = find_conformance();
+  const std::string bench = find_bench();
   return {
+      {"bench", !bench.empty(),
+       bench.empty() ? "headwater-bench is neither beside this program nor on PATH" : bench},
       {"conformance", !conformance.empty(),
        conformance.empty() ? "headwater-conformance is neither beside this program nor on PATH"
                            : conformance},

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attend.hpp"
+#include "bench.hpp"
 #include "conform.hpp"
 #include "failure.hpp"
 #include "headwater/error.hpp"
@@ -28,6 +29,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"attend", "sparse or dense attention on tensors dumped to a file", attend_command},
+    {"bench", "sparse against dense attention on your shape and machine", bench_command},
     {"conform", "check the engines against the specification", conform_command},
     {"info", "the machine, the engines, and what this build has", info_command},
 };

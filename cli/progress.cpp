@@ -24,7 +24,8 @@ void write_terminal(std::string_view text) {
 
 }  // namespace
 
-Progress::Progress(std::uint64_t total) : total_(std::max<std::uint64_t>(total, 1)) {
+Progress::Progress(std::uint64_t total, std::string_view work)
+    : total_(std::max<std::uint64_t>(total, 1)), work_(work) {
   if (::isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { run(); });
 }
 
@@ -54,7 +55,7 @@ void Progress::show(double seconds) const {
   const double share =
       std::min(1.0, static_cast<double>(done_.load(std::memory_order_relaxed)) / static_cast<double>(total_));
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));
-  write_terminal(fmt::format("{}attend [{}{}] {:3.0f} % of the pairs, {:.0f} s", kClearLine,
+  write_terminal(fmt::format("{}{} [{}{}] {:3.0f} % of the pairs, {:.0f} s", kClearLine, work_,
                              std::string(filled, '='), std::string(kBarWidth - filled, ' '), 100.0 * share,
                              seconds));
 }

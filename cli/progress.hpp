@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -15,8 +16,8 @@ inline constexpr std::string_view kClearLine = "\r\x1b[K";
 /// A progress line on standard error: only on a terminal, only for work of more than a second, gone when it ends.
 class Progress {
  public:
-  /// `total` units of work, >= 1.
-  explicit Progress(std::uint64_t total);
+  /// `total` units of work, >= 1; `work` is the name that the line begins with.
+  explicit Progress(std::uint64_t total, std::string_view work = "attend");
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -28,6 +29,7 @@ class Progress {
   void show(double seconds) const;
 
   std::uint64_t total_;
+  std::string work_;
   std::atomic<std::uint64_t> done_{0};
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -43,7 +43,7 @@ configure_file(cmake/headwater.pc.in "${CMAKE_BINARY_DIR}/headwater.pc" @ONLY)
 install(FILES "${CMAKE_BINARY_DIR}/headwater.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
   COMPONENT headwater)
 
-foreach(program IN ITEMS headwater_cli headwater-conformance)
+foreach(program IN ITEMS headwater_cli headwater-bench headwater-conformance)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT headwater)
   endif()

@@ -1,0 +1,107 @@
+#include "comparison.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "bench/workload.hpp"
+#include "cli/calls.hpp"
+#include "cli/failure.hpp"
+#include "cli/machine.hpp"
+#include "cli/progress.hpp"
+#include "cli/text.hpp"
+
+namespace headwater::bench {
+
+namespace {
+
+/// Asked before anything is taken: a flag must not drive an allocation that the machine cannot hold.
+void require_memory(const Flags& flags) {
+  const double sessions = flags.dense ? 2.0 : 1.0;
+  const double bytes = Workload::bytes(flags.shape) + sessions * session_bytes(flags.shape);
+  const auto limit = cli::memory_limit();
+  if (bytes <= static_cast<double>(limit)) return;
+  throw cli::Failure(
+      fmt::format("-n {} with {} query heads, {} key/value heads and rows of {} and {} needs {:.1f} GiB, but "
+                  "the machine has {}; "
+                  "use fewer tokens or heads, or shorter rows",
+                  flags.shape.capacity, flags.shape.n_head, flags.shape.n_head_kv, flags.shape.d_head,
+                  flags.shape.d_value, bytes * 0x1p-30, cli::bytes_text(limit)));
+}
+
+/// A run and where its times go.
+struct Contender {
+  AttentionRun run;
+  Timed& timed;
+};
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2.0;
+}
+
+double tenth(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<std::size_t>(std::ceil(0.1 * static_cast<double>(values.size())));
+  return values[std::max<std::size_t>(rank, 1) - 1];
+}
+
+Comparison compare(const Flags& flags, const Engine& engine) {
+  require_memory(flags);
+  Comparison result;
+  result.engine = &engine;
+  result.arithmetic = &arithmetic_of(engine.isa(), flags.shape.kv_type);
+  result.arithmetic_missing = result.arithmetic->missing();
+
+  Workload workload(flags.shape, flags.seed);
+  Contender sparse{{engine, workload, flags.options}, result.sparse};
+  result.effective = sparse.run.options();
+  if (!result.effective.sparse) {
+    throw cli::Failure(
+        fmt::format("--h2o-local {} and --h2o-heavy {} with chunks of {} leave no memory set; use a sum "
+                    "of at least 1 and chunks of at least 2",
+                    flags.options.local, flags.options.heavy, flags.options.chunk));
+  }
+  std::optional<Contender> dense;
+  if (flags.dense) {
+    Options options = flags.options;
+    options.dense = true;
+    dense.emplace(Contender{{engine, workload, options}, result.dense});
+  }
+
+  const auto each = [&](bool backwards, const auto& action) {
+    if (backwards && dense) action(*dense);
+    action(sparse);
+    if (!backwards && dense) action(*dense);
+  };
+  double pairs = 0.0;
+  each(false, [&](Contender& contender) {
+    const std::vector<cli::StepItem> all{{Step::prefill(flags.shape.capacity), {}}};
+    contender.timed.pairs = static_cast<double>(cli::measure(all, contender.run.options()).pairs);
+    pairs += contender.timed.pairs;
+  });
+  cli::Progress progress(static_cast<std::uint64_t>(pairs * (flags.rounds + 1)), "bench");
+  each(false, [&](Contender& contender) {
+    contender.timed.checked = contender.run.check(flags.shape.capacity, 0, flags.seed);
+    contender.timed.memory_bytes = contender.run.session().memory_bytes().total();
+    progress.advance(static_cast<std::uint64_t>(contender.timed.pairs));
+  });
+  for (int round = 0; round < flags.rounds; ++round) {
+    if (result.arithmetic_missing.empty()) {
+      result.peak.push_back(peak_rate(*result.arithmetic, result.effective.threads));
+    }
+    each(round % 2 == 1, [&](Contender& contender) {
+      contender.timed.seconds.push_back(contender.run.prefill(flags.shape.capacity));
+      progress.advance(static_cast<std::uint64_t>(contender.timed.pairs));
+    });
+  }
+  return result;
+}
+
+}  // namespace headwater::bench

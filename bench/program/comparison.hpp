@@ -1,0 +1,41 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/checked_run.hpp"
+#include "bench/peak.hpp"
+#include "flags.hpp"
+#include "headwater/engine.hpp"
+
+namespace headwater::bench {
+
+/// One way of attention, timed round by round.
+struct Timed {
+  Checked checked;
+  double pairs = 0.0;           ///< per query head
+  std::vector<double> seconds;  ///< of each round
+  std::int64_t memory_bytes = 0;
+};
+
+/// What `headwater bench` measures.
+struct Comparison {
+  const Engine* engine = nullptr;
+  EffectiveOptions effective;
+  const Arithmetic* arithmetic = nullptr;  ///< of the engine for rows of this type
+  std::string arithmetic_missing;          ///< why its loop does not run here, else empty
+  std::vector<double> peak;  ///< flops a second of each round; empty where the loop does not run
+  Timed sparse;
+  Timed dense;  ///< no seconds where it was not asked for
+};
+
+/// Checks, then times. Errors: headwater::Error of open(), cli::Failure (memory, nothing to compare),
+/// conformance::Violation.
+[[nodiscard]] Comparison compare(const Flags& flags, const Engine& engine);
+
+/// Order statistics of a list that is not empty.
+[[nodiscard]] double median(std::vector<double> values);
+/// The nearest rank at a tenth of the way from the smallest.
+[[nodiscard]] double tenth(std::vector<double> values);
+
+}  // namespace headwater::bench

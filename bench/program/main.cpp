@@ -1,0 +1,66 @@
+// The program `headwater-bench`, which `headwater bench` becomes: it sees the oracle and the instruction sets, which the
+// program of the users must not.
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/failure.hpp"
+#include "cli/interrupt.hpp"
+#include "cli/standard_output.hpp"
+#include "cli/text.hpp"
+#include "comparison.hpp"
+#include "conformance/case.hpp"
+#include "flags.hpp"
+#include "headwater/headwater.hpp"
+#include "report.hpp"
+
+namespace headwater::bench {
+
+namespace {
+
+constexpr const char* kCommand = "headwater bench";
+
+cli::ExitCode run(const std::vector<std::string>& arguments) {
+  const auto flags = parse_flags(arguments);
+  if (!flags) return cli::ExitCode::done;
+  const Engine& chosen = engine(flags->engine);
+  cli::install_signal_handlers(kCommand, {});
+  const Comparison comparison = compare(*flags, chosen);
+  cli::print_out(flags->json ? json_text(*flags, comparison) : summary_text(*flags, comparison));
+  for (const std::string& warning : comparison.effective.warnings)
+    fmt::print(stderr, "warning: {}\n", warning);
+  return cli::ExitCode::done;
+}
+
+int report(const std::string& message, cli::ExitCode code) {
+  fmt::print(stderr, "{}\n", cli::one_line(fmt::format("{}: {}", kCommand, message)));
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+}  // namespace headwater::bench
+
+int main(int argc, char** argv) {
+  using namespace headwater;
+  using cli::ExitCode;
+  try {
+    return static_cast<int>(bench::run({argv + (argc > 0 ? 1 : 0), argv + argc}));
+  } catch (const cli::Failure& failure) {
+    return bench::report(failure.what(), failure.code());
+  } catch (const Error& error) {
+    const bool engine = error.code() == ErrorCode::engine_unavailable;
+    return bench::report(error.what(), engine ? ExitCode::no_engine : ExitCode::bad_input);
+  } catch (const conformance::Violation& violation) {
+    return bench::report(fmt::format("the result is wrong: {}", violation.what()), ExitCode::check_failed);
+  } catch (const std::bad_alloc&) {
+    return bench::report("out of memory; use fewer tokens or heads", ExitCode::bad_input);
+  } catch (const std::exception& error) {
+    return bench::report(error.what(), ExitCode::bad_input);
+  }
+}

@@ -1,0 +1,161 @@
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "bench/workload.hpp"
+#include "cli/cpu_features.hpp"
+#include "cli/json_text.hpp"
+#include "cli/text.hpp"
+#include "headwater/version.hpp"
+
+namespace headwater::bench {
+
+namespace {
+
+constexpr double kGiga = 1e-9;
+
+/// The numbers of one way of attention that both reports show.
+struct Figures {
+  double seconds = 0.0;
+  double seconds_p10 = 0.0;
+  double flops = 0.0;          ///< useful, a second, at the median
+  double share_of_peak = 0.0;  ///< median over the rounds; 0 where no peak was measured
+};
+
+Figures figures(const Flags& flags, const Comparison& comparison, const Timed& timed) {
+  Figures result;
+  const double flops = useful_flops(flags.shape, timed.pairs);
+  result.seconds = median(timed.seconds);
+  result.seconds_p10 = tenth(timed.seconds);
+  result.flops = flops / result.seconds;
+  if (comparison.peak.empty()) return result;
+  std::vector<double> shares;
+  for (std::size_t i = 0; i < timed.seconds.size(); ++i) {
+    shares.push_back(flops / timed.seconds[i] / comparison.peak[i]);
+  }
+  result.share_of_peak = median(shares);
+  return result;
+}
+
+/// Dense over sparse, round by round: what slows a whole round cancels.
+double speed_up(const Comparison& comparison) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < comparison.sparse.seconds.size(); ++i) {
+    ratios.push_back(comparison.dense.seconds[i] / comparison.sparse.seconds[i]);
+  }
+  return median(ratios);
+}
+
+nlohmann::ordered_json timed_json(const Flags& flags, const Comparison& comparison, const Timed& timed) {
+  const Figures shown = figures(flags, comparison, timed);
+  nlohmann::ordered_json json;
+  json["seconds"] = {{"median", shown.seconds}, {"p10", shown.seconds_p10}, {"rounds", timed.seconds}};
+  json["pairs"] = timed.pairs;
+  json["gflops"] = shown.flops * kGiga;
+  json["share_of_peak"] =
+      comparison.peak.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(shown.share_of_peak);
+  json["tokens_per_second"] = static_cast<double>(flags.shape.capacity) / shown.seconds;
+  json["memory_bytes"] = timed.memory_bytes;
+  json["checked"] = {{"rows", timed.checked.rows},
+                     {"worst_row_error_over_bound", timed.checked.worst_row},
+                     {"column_sums", timed.checked.column_sums},
+                     {"worst_column_sum_error_over_bound", timed.checked.worst_column_sum},
+                     {"heads_replayed", timed.checked.heads_replayed}};
+  return json;
+}
+
+std::string checked_text(const char* name, const Checked& checked) {
+  std::string text = fmt::format("{} {} rows", name, checked.rows);
+  if (checked.column_sums > 0) text += fmt::format(" and {} column sums", checked.column_sums);
+  if (checked.heads_replayed > 0) {
+    text += fmt::format(", {} {} replayed bit for bit", checked.heads_replayed,
+                        checked.heads_replayed == 1 ? "head" : "heads");
+    if (checked.column_sums == 0) text += ", no column sum (the chunks are too long)";
+  }
+  return text + fmt::format(" (worst {:.0f} % of the bound)",
+                            100.0 * std::max(checked.worst_row, checked.worst_column_sum));
+}
+
+std::string timed_text(const char* name, const Flags& flags, const Comparison& comparison,
+                       const Timed& timed) {
+  const Figures shown = figures(flags, comparison, timed);
+  const std::string share =
+      comparison.peak.empty() ? std::string("-") : fmt::format("{:.1f} %", 100.0 * shown.share_of_peak);
+  return fmt::format("{:<9}{:>10.5f} s {:>10.5f} s {:>10.1f} {:>10} {:>12.0f}\n", name, shown.seconds,
+                     shown.seconds_p10, shown.flops * kGiga, share,
+                     static_cast<double>(flags.shape.capacity) / shown.seconds);
+}
+
+}  // namespace
+
+std::string json_text(const Flags& flags, const Comparison& comparison) {
+  const EffectiveOptions& effective = comparison.effective;
+  const Shape& shape = flags.shape;
+  const bool dense = !comparison.dense.seconds.empty();
+  nlohmann::ordered_json json;
+  json["version"] = kVersion;
+  json["cpu"] = cli::read_cpu_features().brand;
+  json["engine"] = comparison.engine->name();
+  json["isa"] = comparison.engine->isa();
+  json["threads"] = effective.threads;
+  json["tokens"] = shape.capacity;
+  json["heads"] = shape.n_head;
+  json["heads_kv"] = shape.n_head_kv;
+  json["d_head"] = shape.d_head;
+  json["d_value"] = shape.d_value;
+  json["dtype"] = dtype_name(shape.kv_type);
+  json["effective"] = {{"batch", effective.batch},
+                       {"chunk", effective.chunk},
+                       {"local", effective.local},
+                       {"heavy", effective.heavy},
+                       {"schedule", cli::schedule_name(effective.schedule)}};
+  json["rounds"] = flags.rounds;
+  json["seed"] = flags.seed;
+  json["peak"] = {{"arithmetic", comparison.arithmetic->name}, {"missing", comparison.arithmetic_missing}};
+  json["peak"]["gflops"] = comparison.peak.empty() ? nlohmann::ordered_json(nullptr)
+                                                   : nlohmann::ordered_json(median(comparison.peak) * kGiga);
+  json["sparse"] = timed_json(flags, comparison, comparison.sparse);
+  if (dense) {
+    json["dense"] = timed_json(flags, comparison, comparison.dense);
+    json["speed_up"] = speed_up(comparison);
+    json["pair_ratio"] = comparison.dense.pairs / comparison.sparse.pairs;
+  }
+  json["warnings"] = effective.warnings;
+  return cli::json_line(json);
+}
+
+std::string summary_text(const Flags& flags, const Comparison& comparison) {
+  const EffectiveOptions& effective = comparison.effective;
+  const Shape& shape = flags.shape;
+  std::string text = fmt::format(
+      "engine   {} ({}), {} {}, {}\n", comparison.engine->name(), comparison.engine->isa(), effective.threads,
+      effective.threads == 1 ? "thread" : "threads", cli::schedule_name(effective.schedule));
+  text += fmt::format("input    {} tokens, {} query heads, {} key/value heads, rows of {} and {}, {}\n",
+                      shape.capacity, shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value,
+                      dtype_name(shape.kv_type));
+  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}\n", effective.batch, effective.chunk,
+                      effective.local, effective.heavy);
+  text += fmt::format("checked  {}\n", checked_text("sparse", comparison.sparse.checked));
+  const bool dense = !comparison.dense.seconds.empty();
+  if (dense) text += fmt::format("         {}\n", checked_text("dense", comparison.dense.checked));
+  text += comparison.peak.empty() ? fmt::format("peak     {} does not run here: {}\n",
+                                                comparison.arithmetic->name, comparison.arithmetic_missing)
+                                  : fmt::format("peak     {:.1f} GFLOP/s, {} on registers alone\n",
+                                                median(comparison.peak) * kGiga, comparison.arithmetic->name);
+  text += fmt::format("\n{:<9}{:>12} {:>12} {:>10} {:>10} {:>12}\n",
+                      fmt::format("{} {}", flags.rounds, flags.rounds == 1 ? "round" : "rounds"), "median",
+                      "p10", "GFLOP/s", "of peak", "tokens/s");
+  text += timed_text("sparse", flags, comparison, comparison.sparse);
+  if (!dense) return text;
+  text += timed_text("dense", flags, comparison, comparison.dense);
+  text += fmt::format(
+      "speed-up {:.2f} times (median of the rounds; p10 against p10 {:.2f}), with {:.2f} times fewer pairs\n",
+      speed_up(comparison), tenth(comparison.dense.seconds) / tenth(comparison.sparse.seconds),
+      comparison.dense.pairs / comparison.sparse.pairs);
+  return text;
+}
+
+}  // namespace headwater::bench
