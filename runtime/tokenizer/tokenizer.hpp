@@ -50,7 +50,7 @@ class Tokenizer {
   [[nodiscard]] std::int32_t eos() const;
   /// Does add_special put BOS in front?
   [[nodiscard]] bool adds_bos() const;
-  /// The control token with exactly this text.
+  /// The control or user-defined token with exactly this text.
   [[nodiscard]] std::optional<std::int32_t> find_special(std::string_view text) const;
 
  private:

@@ -1,0 +1,132 @@
+#include "runtime/tokenizer/chat.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "headwater/error.hpp"
+#include "runtime/support/utf8.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+struct Markers {
+  std::string_view name;
+  std::string_view open;        ///< in front of the role
+  std::string_view header_end;  ///< a token between role and text; empty: none
+  std::string_view gap;         ///< text behind the role (and header_end)
+  std::string_view close;       ///< behind the text
+  std::string_view after;       ///< text behind close
+  bool trims;
+  std::string_view bos;  ///< always in front; empty: as the file says
+};
+
+constexpr Markers kMarkers[] = {
+    {"chatml", "<|im_start|>", "", "\n", "<|im_end|>", "\n", false, ""},
+    {"llama3", "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>", "", true,
+     "<|begin_of_text|>"},
+};
+
+const Markers& markers_of(ChatFormat format) { return kMarkers[static_cast<std::size_t>(format)]; }
+
+/// What Python's and Jinja's trim take away, in ASCII.
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\n\v\f\r";
+  const std::size_t begin = text.find_first_not_of(kBlank);
+  return begin == std::string_view::npos ? std::string_view()
+                                         : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+class Writer {
+ public:
+  Writer(const Tokenizer& tokenizer, const Markers& markers) : tokenizer_(tokenizer), markers_(markers) {}
+
+  void text(std::string_view text) {
+    const std::vector<std::int32_t> more = tokenizer_.encode(text, false, false);
+    ids_.insert(ids_.end(), more.begin(), more.end());
+  }
+
+  void marker(std::string_view text) {
+    const std::optional<std::int32_t> id = tokenizer_.find_special(text);
+    if (!id) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("chat format {}: the vocabulary has no token {}", markers_.name, quoted(text)));
+    }
+    ids_.push_back(*id);
+  }
+
+  void begin() {
+    if (!markers_.bos.empty()) {
+      marker(markers_.bos);
+    } else if (tokenizer_.adds_bos()) {
+      ids_.push_back(tokenizer_.bos());
+    }
+  }
+
+  /// Role and text are one piece where no token stands between, so that words form across the gap as in training.
+  void turn(std::string_view role, std::string_view content) {
+    marker(markers_.open);
+    std::string piece(role);
+    if (!markers_.header_end.empty()) {
+      text(piece);
+      marker(markers_.header_end);
+      piece.clear();
+    }
+    piece += markers_.gap;
+    piece += content;
+    text(piece);
+  }
+
+  void end_turn() {
+    marker(markers_.close);
+    text(markers_.after);
+  }
+
+  [[nodiscard]] std::vector<std::int32_t> take() { return std::move(ids_); }
+
+ private:
+  const Tokenizer& tokenizer_;
+  const Markers& markers_;
+  std::vector<std::int32_t> ids_;
+};
+
+}  // namespace
+
+std::optional<ChatFormat> chat_format_named(std::string_view name) {
+  for (const ChatFormat format : {ChatFormat::chatml, ChatFormat::llama3}) {
+    if (markers_of(format).name == name) return format;
+  }
+  return std::nullopt;
+}
+
+std::optional<ChatFormat> chat_format_of(const Tokenizer& tokenizer) {
+  for (const ChatFormat format : {ChatFormat::chatml, ChatFormat::llama3}) {
+    const Markers& markers = markers_of(format);
+    if (tokenizer.find_special(markers.open) && tokenizer.find_special(markers.close)) return format;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat format,
+                                      std::span<const ChatMessage> messages, bool first) {
+  const Markers& markers = markers_of(format);
+  Writer writer(tokenizer, markers);
+  if (first) {
+    writer.begin();
+  } else {
+    writer.text(markers.after);
+  }
+  for (const ChatMessage& message : messages) {
+    if (message.role != "system" && message.role != "user" && message.role != "assistant") {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("role {} is not known; allowed: system, user, assistant", quoted(message.role)));
+    }
+    writer.turn(message.role, markers.trims ? trimmed(message.text) : std::string_view(message.text));
+    writer.end_turn();
+  }
+  writer.turn("assistant", "");
+  return writer.take();
+}
+
+}  // namespace headwater::runtime

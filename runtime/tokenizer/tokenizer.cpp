@@ -1,0 +1,156 @@
+#include "runtime/tokenizer/tokenizer.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <utility>
+
+#include "headwater/error.hpp"
+#include "runtime/support/utf8.hpp"
+#include "runtime/tokenizer/encoder.hpp"
+#include "runtime/tokenizer/special_tokens.hpp"
+#include "runtime/tokenizer/vocabulary.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+// Ends of a turn that files do not always name by a key.
+constexpr std::string_view kEnds[] = {"<|im_end|>",      "<|eot_id|>", "<|eom_id|>",      "<|endoftext|>",
+                                      "<|end_of_text|>", "<|end|>",    "<|end_of_turn|>", "<end_of_turn>"};
+
+bool is_sentence_model(const GgufFile& file) {
+  constexpr std::string_view kKey = "tokenizer.ggml.model";
+  const std::string_view model = file.text(kKey);
+  if (model != "gpt2" && model != "llama") {
+    file.refuse(fmt::format("key '{}' is {}; supported: gpt2, llama", kKey, quoted(model)));
+  }
+  return model == "llama";
+}
+
+std::int32_t special_id(const GgufFile& file, std::string_view key, const Vocabulary& vocabulary) {
+  return static_cast<std::int32_t>(file.integer_or(key, 0, vocabulary.size() - 1, -1));
+}
+
+/// Is BOS or EOS asked for? Then there must be one.
+bool adds(const GgufFile& file, std::string_view key, bool fallback, std::int32_t id,
+          std::string_view id_key) {
+  const bool wanted = file.boolean_or(key, fallback);
+  if (wanted && id < 0) file.refuse(fmt::format("key '{}' is missing, though texts need that token", id_key));
+  return wanted;
+}
+
+}  // namespace
+
+struct Tokenizer::State {
+  Vocabulary vocabulary;
+  SpecialTokens always;        ///< user-defined tokens
+  SpecialTokens with_control;  ///< and control tokens
+  std::unique_ptr<Encoder> encoder;
+  std::int32_t bos = -1;
+  std::int32_t eos = -1;
+  bool adds_bos = false;
+  bool adds_eos = false;
+  std::set<std::int32_t> ends;
+
+  State(const GgufFile& file, bool sentence)
+      : vocabulary(file, sentence),
+        always(vocabulary, false),
+        with_control(vocabulary, true),
+        encoder(sentence ? make_sentence_bpe(file, vocabulary) : make_byte_bpe(file, vocabulary)),
+        bos(special_id(file, "tokenizer.ggml.bos_token_id", vocabulary)),
+        eos(special_id(file, "tokenizer.ggml.eos_token_id", vocabulary)) {
+    adds_bos =
+        adds(file, "tokenizer.ggml.add_bos_token", encoder->adds_bos(), bos, "tokenizer.ggml.bos_token_id");
+    adds_eos = adds(file, "tokenizer.ggml.add_eos_token", false, eos, "tokenizer.ggml.eos_token_id");
+    find_ends(file);
+  }
+
+  void find_ends(const GgufFile& file) {
+    for (const std::string_view key : {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+      const std::int32_t id = special_id(file, key, vocabulary);
+      if (id >= 0) ends.insert(id);
+    }
+    if (eos >= 0) ends.insert(eos);
+    for (const std::string_view text : kEnds) {
+      const std::int32_t id = vocabulary.find(text);
+      if (id >= 0 && vocabulary[id].kind != TokenKind::normal) ends.insert(id);
+    }
+  }
+
+  [[nodiscard]] const Token& token(std::int32_t id) const {
+    if (id < 0 || id >= vocabulary.size()) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("token id {} is not in the vocabulary; allowed: 0 .. {}", id, vocabulary.size() - 1));
+    }
+    return vocabulary[id];
+  }
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<const State> state) : state_(std::move(state)) {}
+Tokenizer::~Tokenizer() = default;
+
+std::unique_ptr<Tokenizer> Tokenizer::from_gguf(const GgufFile& file) {
+  const bool sentence = is_sentence_model(file);
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const State>(file, sentence)));
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special,
+                                            bool parse_special) const {
+  const std::string clean = well_formed_utf8(text);
+  const SpecialTokens& specials = parse_special ? state_->with_control : state_->always;
+  std::vector<std::int32_t> ids;
+  if (add_special && state_->adds_bos) ids.push_back(state_->bos);
+  bool after_special = true;
+  for (std::size_t at = 0; at < clean.size();) {
+    const SpecialTokens::Match match = specials.find(clean, at);
+    if (match.begin > at) {
+      state_->encoder->encode(std::string_view(clean).substr(at, match.begin - at), after_special, ids);
+      after_special = false;
+    }
+    if (match.length > 0) {
+      ids.push_back(match.id);
+      after_special = true;
+    }
+    at = match.begin + match.length;
+  }
+  if (add_special && state_->adds_eos) ids.push_back(state_->eos);
+  return ids;
+}
+
+std::string Tokenizer::piece(std::int32_t id) const {
+  const Token& token = state_->token(id);
+  const bool spelled =
+      token.kind == TokenKind::normal || token.kind == TokenKind::unused || token.kind == TokenKind::byte;
+  return spelled ? state_->encoder->piece(id) : token.text;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
+  std::string text;
+  for (const std::int32_t id : ids) {
+    if (!is_control(id)) text += piece(id);
+  }
+  if (state_->encoder->adds_space() && text.starts_with(' ')) text.erase(0, 1);
+  return text;
+}
+
+bool Tokenizer::is_control(std::int32_t id) const {
+  const TokenKind kind = state_->token(id).kind;
+  return kind == TokenKind::control || kind == TokenKind::unknown;
+}
+
+bool Tokenizer::is_end(std::int32_t id) const { return state_->ends.contains(id); }
+std::int32_t Tokenizer::size() const { return state_->vocabulary.size(); }
+std::int32_t Tokenizer::bos() const { return state_->bos; }
+std::int32_t Tokenizer::eos() const { return state_->eos; }
+bool Tokenizer::adds_bos() const { return state_->adds_bos; }
+
+std::optional<std::int32_t> Tokenizer::find_special(std::string_view text) const {
+  const std::int32_t id = state_->vocabulary.find(text);
+  if (id < 0) return std::nullopt;
+  const TokenKind kind = state_->vocabulary[id].kind;
+  if (kind != TokenKind::control && kind != TokenKind::user_defined) return std::nullopt;
+  return id;
+}
+
+}  // namespace headwater::runtime

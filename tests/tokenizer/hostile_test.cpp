@@ -1,0 +1,119 @@
+// Vocabularies that lie.
+
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "vocabularies.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(HostileVocabulary, KindsOfTokenizer) {
+  VocabularyBuilder b = all_bytes();
+  EXPECT_EQ(b.refusal_of(), "");
+  b.model = "t5";
+  EXPECT_THAT(b.refusal_of(),
+              HasSubstr("'m.gguf': key 'tokenizer.ggml.model' is 't5'; supported: gpt2, llama"));
+  b.model = "gpt2";
+  b.pre = "viking";
+  EXPECT_THAT(b.refusal_of(),
+              HasSubstr("key 'tokenizer.ggml.pre' is 'viking'; supported: qwen2, deepseek-r1-qwen, "
+                        "llama-bpe, llama3, llama-v3, gpt-2, default"));
+  b.pre = "";
+  EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.pre' is missing"));
+}
+
+TEST(HostileVocabulary, MissingKeys) {
+  const std::vector<std::byte> empty = Builder().build();
+  EXPECT_THAT(refusal([&] { (void)Tokenizer::from_gguf(GgufFile::parse(empty, "m.gguf")); }),
+              HasSubstr("key 'tokenizer.ggml.model' is missing"));
+  Builder b;
+  b.add_text("tokenizer.ggml.model", "gpt2").add_text("tokenizer.ggml.pre", "qwen2");
+  EXPECT_THAT(refusal([bytes = b.build()] { (void)Tokenizer::from_gguf(GgufFile::parse(bytes, "m.gguf")); }),
+              HasSubstr("key 'tokenizer.ggml.tokens' is missing"));
+  b.add_texts("tokenizer.ggml.tokens", {"a"});
+  EXPECT_THAT(refusal([bytes = b.build()] { (void)Tokenizer::from_gguf(GgufFile::parse(bytes, "m.gguf")); }),
+              HasSubstr("key 'tokenizer.ggml.token_type' is missing"));
+  b.add_array<std::int32_t>("tokenizer.ggml.token_type", kI32, {1});
+  EXPECT_THAT(refusal([bytes = b.build()] { (void)Tokenizer::from_gguf(GgufFile::parse(bytes, "m.gguf")); }),
+              HasSubstr("key 'tokenizer.ggml.merges' is missing"));
+}
+
+TEST(HostileVocabulary, LengthsAndKinds) {
+  VocabularyBuilder b = all_bytes();
+  b.kinds.pop_back();
+  EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.token_type' has 255 elements for 256 tokens"));
+  b = all_bytes();
+  b.kinds[7] = 0;
+  EXPECT_THAT(b.refusal_of(), HasSubstr("says 0 for token 7; allowed: 1 .. 6"));
+  b = all_bytes();
+  b.tokens[9] = b.tokens[5];
+  EXPECT_THAT(b.refusal_of(), HasSubstr("tokens 5 and 9 are both"));
+  b = VocabularyBuilder();
+  EXPECT_THAT(b.refusal_of(), HasSubstr("has 0 elements; allowed: 1 .."));
+}
+
+TEST(HostileVocabulary, Merges) {
+  for (const char* const merge : {"ab", "", " ", "a", "a ", " a"}) {
+    VocabularyBuilder b = all_bytes();
+    b.merges = {"a b", merge};
+    EXPECT_THAT(b.refusal_of(),
+                HasSubstr("element 1 is '" + std::string(merge) + "'; it must be two symbols"))
+        << merge;
+  }
+  VocabularyBuilder b = all_bytes();
+  b.merges = {"a b", "a b", "nowhere either"};  // twice: the first counts; never reached: no harm
+  EXPECT_EQ(b.refusal_of(), "");
+}
+
+TEST(HostileVocabulary, SpecialIds) {
+  VocabularyBuilder b = all_bytes();
+  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 256);
+  EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.eos_token_id' is 256; allowed: 0 .. 255"));
+  b = all_bytes();
+  b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 1);
+  EXPECT_THAT(b.refusal_of(),
+              HasSubstr("key 'tokenizer.ggml.bos_token_id' is missing, though texts need that token"));
+  b = all_bytes();
+  b.file.add<std::uint32_t>("tokenizer.ggml.add_bos_token", kU32, 1);
+  EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.add_bos_token' is of type UINT32; it must be BOOL"));
+}
+
+TEST(HostileVocabulary, Sentences) {
+  VocabularyBuilder b;
+  b.model = "llama";
+  b.pre = "";
+  b.add("a", kNormal);
+  EXPECT_THAT(b.refusal_of(), HasSubstr("lacks the byte token <0x00>"));
+  b.add("<0xGG>", kByte);
+  EXPECT_THAT(b.refusal_of(), HasSubstr("token 1 is a byte called '<0xGG>'"));
+  b.scores[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.scores' holds nan; it must be finite"));
+  b.scores = {0.0f};
+  EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.scores' has 1 elements for 2 tokens"));
+  b = VocabularyBuilder();
+  b.model = "llama";
+  b.add("a");
+  b.file.add<std::uint8_t>("tokenizer.ggml.remove_extra_whitespaces", kBool, 1);
+  EXPECT_THAT(b.refusal_of(), HasSubstr("remove_extra_whitespaces' is true, which is not supported"));
+}
+
+// Tokens that are not UTF-8, or empty, or very long, harm nobody.
+TEST(HostileVocabulary, OddTexts) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t broken = b.add("\xff\xfe");
+  const std::int32_t empty = b.add("");
+  b.add("", kControl);
+  const std::int32_t longest = b.add(std::string(100000, 'z'), kControl);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_EQ(tokenizer->piece(broken), "\xff\xfe");
+  EXPECT_EQ(tokenizer->piece(empty), "");
+  EXPECT_EQ(tokenizer->encode(std::string(100001, 'z'), false, true),
+            (std::vector<std::int32_t>{longest, 'z'}));
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing

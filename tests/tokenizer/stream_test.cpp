@@ -1,0 +1,93 @@
+// Characters whose bytes come token by token.
+
+#include <gmock/gmock.h>
+
+#include "runtime/support/utf8.hpp"
+#include "vocabularies.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+class Stream : public ::testing::Test {
+ protected:
+  Stream() {
+    VocabularyBuilder b = all_bytes();
+    end_ = b.add("<|im_end|>", kControl);
+    think_ = b.add("<think>", kUserDefined);
+    tokenizer_ = b.build();
+  }
+  /// Ids are bytes.
+  std::vector<std::string> push_all(const std::string& bytes) {
+    StreamDecoder stream(*tokenizer_);
+    std::vector<std::string> texts;
+    for (const char c : bytes) texts.push_back(stream.push(static_cast<unsigned char>(c)));
+    texts.push_back(stream.finish());
+    return texts;
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::int32_t end_ = -1;
+  std::int32_t think_ = -1;
+};
+
+using ::testing::ElementsAre;
+
+TEST_F(Stream, CharactersComeWhole) {
+  EXPECT_THAT(push_all("a\xc3\xa9z"), ElementsAre("a", "", "\xc3\xa9", "z", ""));
+  EXPECT_THAT(push_all("\xf0\x9f\x99\x82"), ElementsAre("", "", "", "\xf0\x9f\x99\x82", ""));
+}
+
+TEST_F(Stream, IllFormedBytesAreReplacedOnce) {
+  const std::string r(kReplacementCharacter);
+  EXPECT_THAT(push_all("\xff"), ElementsAre(r, ""));
+  EXPECT_THAT(push_all("\xc3("), ElementsAre("", r + "(", ""));
+  EXPECT_THAT(push_all("\xe2\x82"), ElementsAre("", "", r));
+  EXPECT_THAT(push_all("\xf0\x9f\xc3\xa9"), ElementsAre("", "", r, "\xc3\xa9", ""));
+  EXPECT_THAT(push_all("\xed\xa0\x80"), ElementsAre("", r + r, r, ""));  // a surrogate
+}
+
+TEST_F(Stream, ControlTokensShowNothingAndSplitNothing) {
+  StreamDecoder stream(*tokenizer_);
+  EXPECT_EQ(stream.push(0xC3), "");
+  EXPECT_EQ(stream.push(end_), "");
+  EXPECT_EQ(stream.push(0xA9), "\xc3\xa9");
+  EXPECT_EQ(stream.push(think_), "<think>");
+}
+
+TEST_F(Stream, FinishForgets) {
+  StreamDecoder stream(*tokenizer_);
+  EXPECT_EQ(stream.push(0xC3), "");
+  EXPECT_EQ(stream.finish(), kReplacementCharacter);
+  EXPECT_EQ(stream.push('x'), "x");
+  EXPECT_EQ(stream.finish(), "");
+}
+
+TEST(Utf8, IllFormedTextIsFound) {
+  EXPECT_EQ(first_ill_formed_utf8(""), std::nullopt);
+  EXPECT_EQ(first_ill_formed_utf8("caf\xc3\xa9 \xf0\x9f\x99\x82 \xef\xbf\xbf"), std::nullopt);
+  EXPECT_EQ(first_ill_formed_utf8("caf\xe9"), 3U);
+  EXPECT_EQ(first_ill_formed_utf8("\xc0\x80"), 0U);
+  EXPECT_EQ(first_ill_formed_utf8("ab\xed\xa0\x80"), 2U);
+  EXPECT_EQ(first_ill_formed_utf8("\xf4\x90\x80\x80"), 0U);
+  EXPECT_EQ(first_ill_formed_utf8("x\xe2\x82"), 1U);
+}
+
+// The definition of UTF-8, for every scalar value and around it.
+TEST(Utf8, EveryScalarValue) {
+  for (char32_t c = 0; c < 0x110000; ++c) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    const std::string text = utf8_of(c);
+    const Utf8Sequence sequence = next_utf8(text);
+    ASSERT_TRUE(sequence.well_formed) << static_cast<unsigned>(c);
+    ASSERT_EQ(sequence.length, text.size());
+    ASSERT_EQ(text.size(), c < 0x80 ? 1U : c < 0x800 ? 2U : c < 0x10000 ? 3U : 4U);
+    if (text.size() > 1) {
+      const Utf8Sequence cut = next_utf8(std::string_view(text).substr(0, text.size() - 1));
+      ASSERT_TRUE(cut.incomplete && !cut.well_formed);
+      ASSERT_EQ(cut.length, text.size() - 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing

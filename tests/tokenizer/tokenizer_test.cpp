@@ -1,0 +1,269 @@
+// Merges, special tokens and ends on vocabularies small enough to do by hand.
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <thread>
+
+#include "vocabularies.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(ByteBpe, TheLowestRankIsMergedFirst) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t bc = b.add("bc");
+  const std::int32_t ab = b.add("ab");
+  b.merges = {"b c", "a b"};
+  EXPECT_THAT(b.build()->encode("abc", false, false), ElementsAre('a', bc));
+  b.merges = {"a b", "b c"};
+  EXPECT_THAT(b.build()->encode("abc", false, false), ElementsAre(ab, 'c'));
+}
+
+TEST(ByteBpe, EqualRanksFromTheLeft) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t aa = b.add("aa");
+  b.merges = {"a a"};
+  EXPECT_THAT(b.build()->encode("aaa", false, false), ElementsAre(aa, 'a'));
+  EXPECT_THAT(b.build()->encode("aaaa", false, false), ElementsAre(aa, aa));
+}
+
+// A rule of a lower rank whose parts come into being late is still applied before worse ones.
+TEST(ByteBpe, MergesOfMerges) {
+  VocabularyBuilder b = all_bytes();
+  b.add("ab");
+  const std::int32_t abab = b.add("abab");
+  const std::int32_t ba = b.add("ba");
+  b.merges = {"a b", "ab ab", "b a"};
+  EXPECT_THAT(b.build()->encode("abab", false, false), ElementsAre(abab));
+  EXPECT_THAT(b.build()->encode("bab", false, false), ElementsAre('b', 256));
+  EXPECT_THAT(b.build()->encode("bba", false, false), ElementsAre('b', ba));
+}
+
+TEST(ByteBpe, AMergeThatIsNoTokenFallsBackToBytes) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t abc = b.add("abc");
+  b.merges = {"a b", "ab c"};
+  EXPECT_THAT(b.build()->encode("abc", false, false), ElementsAre(abc));
+  EXPECT_THAT(b.build()->encode("abx", false, false), ElementsAre('a', 'b', 'x'));
+}
+
+TEST(ByteBpe, WholeWordsFirstOnlyForLlama) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t abc = b.add("abc");
+  const std::int32_t bc = b.add("bc");
+  b.merges = {"b c"};
+  EXPECT_THAT(b.build()->encode("abc", false, false), ElementsAre('a', bc));
+  b.pre = "llama-bpe";
+  b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);
+  EXPECT_THAT(b.build()->encode("abc", false, false), ElementsAre(abc));
+}
+
+TEST(ByteBpe, AByteWithoutTokenIsNamed) {
+  VocabularyBuilder b = all_bytes();
+  b.tokens['q'] = "qq";
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("x", false, false), ElementsAre('x'));
+  EXPECT_THAT(refusal([&] { (void)tokenizer->encode("q", false, false); }),
+              HasSubstr("byte 0x71 of the text has no token"));
+}
+
+TEST(ByteBpe, PiecesAreBytes) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t space = b.add(
+      "\xc4\xa0"
+      "a");                                          // "Ġa"
+  const std::int32_t plain = b.add("\xe6\x9d\xb1");  // an added token, spelled plainly
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  for (int byte = 0; byte < 256; ++byte)
+    EXPECT_EQ(tokenizer->piece(byte), std::string(1, static_cast<char>(byte)));
+  EXPECT_EQ(tokenizer->piece(space), " a");
+  EXPECT_EQ(tokenizer->piece(plain), "\xe6\x9d\xb1");
+}
+
+TEST(Special, ControlTokensOnlyWhereAskedFor) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t end = b.add("<e>", kControl);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("a<e>b", false, true), ElementsAre('a', end, 'b'));
+  EXPECT_THAT(tokenizer->encode("a<e>b", false, false), ElementsAre('a', '<', 'e', '>', 'b'));
+  EXPECT_THAT(tokenizer->encode("<e><e>", false, true), ElementsAre(end, end));
+  EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{'a', end, 'b'}), "ab");
+  EXPECT_EQ(tokenizer->piece(end), "<e>");
+}
+
+TEST(Special, UserDefinedTokensAlways) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t think = b.add("<think>", kUserDefined);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("a<think>", false, false), ElementsAre('a', think));
+  EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{'a', think}), "a<think>");
+  EXPECT_FALSE(tokenizer->is_control(think));
+}
+
+TEST(Special, TheLongestAtTheLeftmostPlace) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t a = b.add("<a>", kControl);
+  const std::int32_t ab = b.add("<a><b>", kControl);
+  const std::int32_t b_token = b.add("><b>", kControl);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("<a><b>", false, true), ElementsAre(ab));
+  EXPECT_THAT(tokenizer->encode("<a><c>", false, true), ElementsAre(a, '<', 'c', '>'));
+  EXPECT_THAT(tokenizer->encode("x><b>", false, true), ElementsAre('x', b_token));
+}
+
+TEST(Special, BeginAndEnd) {
+  VocabularyBuilder b = all_bytes();
+  b.add("<s>", kControl);
+  b.add("</s>", kControl);
+  b.file.add<std::uint32_t>("tokenizer.ggml.bos_token_id", kU32, 256);
+  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 257);
+  VocabularyBuilder both = b;
+  both.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 1);
+  both.file.add<std::uint8_t>("tokenizer.ggml.add_eos_token", kBool, 1);
+  const std::unique_ptr<Tokenizer> tokenizer = both.build();
+  EXPECT_EQ(tokenizer->bos(), 256);
+  EXPECT_EQ(tokenizer->eos(), 257);
+  EXPECT_TRUE(tokenizer->adds_bos());
+  EXPECT_THAT(tokenizer->encode("x", true, false), ElementsAre(256, 'x', 257));
+  EXPECT_THAT(tokenizer->encode("x", false, false), ElementsAre('x'));
+  EXPECT_THAT(tokenizer->encode("", true, false), ElementsAre(256, 257));
+  EXPECT_THAT(b.build()->encode("", true, false), IsEmpty());  // qwen2 adds none by itself
+  b.pre = "llama-bpe";
+  EXPECT_THAT(b.build()->encode("x", true, false), ElementsAre(256, 'x'));  // llama-bpe does
+}
+
+TEST(Special, Ends) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t eos = b.add("</s>", kControl);
+  const std::int32_t turn = b.add("<|eot_id|>", kControl);
+  const std::int32_t im = b.add("<|im_end|>", kControl);
+  const std::int32_t named = b.add("<finis>", kControl);
+  const std::int32_t other = b.add("<|im_start|>", kControl);
+  const std::int32_t text = b.add("<|end|>", kNormal);
+  b.file.add("tokenizer.ggml.eos_token_id", kU32, static_cast<std::uint32_t>(eos));
+  b.file.add("tokenizer.ggml.eot_token_id", kU32, static_cast<std::uint32_t>(named));
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  for (const std::int32_t id : {eos, turn, im, named}) EXPECT_TRUE(tokenizer->is_end(id)) << id;
+  for (const std::int32_t id : {other, text, std::int32_t{'x'}}) EXPECT_FALSE(tokenizer->is_end(id)) << id;
+  EXPECT_EQ(tokenizer->find_special("<|im_start|>"), other);
+  EXPECT_EQ(tokenizer->find_special("<|end|>"), std::nullopt);
+  EXPECT_EQ(tokenizer->find_special("<none>"), std::nullopt);
+}
+
+VocabularyBuilder small_sentence() {
+  VocabularyBuilder b;
+  b.model = "llama";
+  b.pre = "";
+  b.add("<unk>", kUnknown);
+  b.add("<s>", kControl);
+  b.add("</s>", kControl);
+  constexpr char kHex[] = "0123456789ABCDEF";
+  for (int byte = 0; byte < 256; ++byte) b.add({'<', '0', 'x', kHex[byte / 16], kHex[byte % 16], '>'}, kByte);
+  b.file.add<std::uint32_t>("tokenizer.ggml.bos_token_id", kU32, 1);
+  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 2);
+  return b;
+}
+constexpr std::int32_t kFirstByte = 3;
+
+TEST(SentenceBpe, TheHighestScoreFirst) {
+  VocabularyBuilder b = small_sentence();
+  const std::int32_t mark = b.add("\xe2\x96\x81", kNormal, -9);
+  const std::int32_t a = b.add("a", kNormal, -10);
+  const std::int32_t c = b.add("c", kNormal, -11);
+  b.add("b", kNormal, -12);
+  const std::int32_t ab = b.add("ab", kNormal, -2);
+  b.add("bc", kNormal, -3);
+  const std::int32_t mark_a = b.add(
+      "\xe2\x96\x81"
+      "a",
+      kNormal, -1);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("cabc", true, false), ElementsAre(1, mark, c, ab, c));
+  EXPECT_THAT(tokenizer->encode("a a", true, false), ElementsAre(1, mark_a, mark_a));
+  EXPECT_THAT(tokenizer->encode("aa", false, false), ElementsAre(mark_a, a));
+}
+
+TEST(SentenceBpe, BytesOfWhatHasNoToken) {
+  VocabularyBuilder b = small_sentence();
+  const std::int32_t mark = b.add("\xe2\x96\x81");
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("\xc3\xa9\n", false, false),
+              ElementsAre(mark, kFirstByte + 0xC3, kFirstByte + 0xA9, kFirstByte + 0x0A));
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode("\xc3\xa9\n", true, false)), "\xc3\xa9\n");
+}
+
+// "<" and "s>" are pieces; what is typed must not become the control token.
+TEST(SentenceBpe, MergesMakeNoControlTokens) {
+  VocabularyBuilder b = small_sentence();
+  b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+  const std::int32_t less = b.add("<", kNormal, -1);
+  b.add("s", kNormal, -1);
+  b.add(">", kNormal, -1);
+  const std::int32_t tail = b.add("s>", kNormal, -1);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("<s>", false, false), ElementsAre(less, tail));
+  EXPECT_THAT(tokenizer->encode("<s>", false, true), ElementsAre(1));
+}
+
+TEST(SentenceBpe, TheSpaceInFront) {
+  VocabularyBuilder b = small_sentence();
+  const std::int32_t mark = b.add("\xe2\x96\x81");
+  const std::int32_t x = b.add("x");
+  VocabularyBuilder without = b;
+  without.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+  EXPECT_THAT(b.build()->encode("x", false, false), ElementsAre(mark, x));
+  EXPECT_THAT(b.build()->encode("x<s>x", false, true), ElementsAre(mark, x, 1, mark, x));
+  EXPECT_THAT(without.build()->encode("x", false, false), ElementsAre(x));
+  EXPECT_EQ(b.build()->decode(std::vector<std::int32_t>{mark, x}), "x");
+  EXPECT_EQ(without.build()->decode(std::vector<std::int32_t>{mark, x}), " x");
+  EXPECT_THAT(b.build()->encode("", true, false), ElementsAre(1));
+}
+
+TEST(Tokenizer, IdsOutsideAreRefused) {
+  const std::unique_ptr<Tokenizer> tokenizer = all_bytes().build();
+  EXPECT_THAT(refusal([&] { (void)tokenizer->piece(-1); }),
+              HasSubstr("token id -1 is not in the vocabulary; allowed: 0 .. 255"));
+  EXPECT_THAT(refusal([&] { (void)tokenizer->piece(256); }), HasSubstr("allowed: 0 .. 255"));
+  EXPECT_THAT(refusal([&] { (void)tokenizer->is_control(256); }), HasSubstr("allowed"));
+  EXPECT_FALSE(tokenizer->is_end(99999));
+}
+
+// Texts that make backtracking or repeated scanning expensive take time in proportion.
+TEST(Tokenizer, LongRunsAreCheap) {
+  const std::unique_ptr<Tokenizer> byte_level = open_tokenizer(FIXTURES "/tiny.gguf");
+  const std::unique_ptr<Tokenizer> sentence = open_tokenizer(FIXTURES "/sentence.gguf");
+  constexpr std::size_t kLength = 1 << 20;
+  const auto begin = std::chrono::steady_clock::now();
+  for (const char c : {'x', ' ', '\n', '<', '1', '\''}) {
+    const std::string text(kLength, c);
+    EXPECT_EQ(byte_level->decode(byte_level->encode(text, false, true)).size(), kLength);
+    if (c == ' ' || c == 'x') {
+      EXPECT_EQ(sentence->decode(sentence->encode(text, false, true)).size(), kLength);
+    }
+  }
+  // Quadratic would be hours; this is for the busiest of machines, sanitized.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(2));
+}
+
+TEST(Tokenizer, ThreadsShareIt) {
+  const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(FIXTURES "/tiny.gguf");
+  const std::string text = "def f(x):\n    return x ** 2  # caf\xc3\xa9 \xf0\x9f\x99\x82\n";
+  const std::vector<std::int32_t> expected = tokenizer->encode(text, true, true);
+  std::vector<std::thread> threads;
+  std::vector<int> same(4, 0);
+  for (std::size_t t = 0; t < same.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) same[t] += tokenizer->encode(text, true, true) == expected ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(same, ::testing::Each(50));
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing
