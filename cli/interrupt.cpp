@@ -20,9 +20,12 @@ namespace {
 
 // A handler may run on any thread at any time: it sees only what stands in these, and calls only functions that
 // POSIX lists as async-signal-safe.
-std::array<char, PATH_MAX> temporary_path{};
+struct TemporaryFile {
+  std::array<char, PATH_MAX> path{};
+  std::atomic<bool> exists{false};
+};
+std::array<TemporaryFile, kMostTemporaryFiles> temporary_files{};
 std::array<char, kLineLimit + 1> truncated_line{};
-std::atomic<bool> has_temporary{false};
 std::atomic<bool> progress_shown{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
@@ -32,7 +35,9 @@ void write_error(std::string_view text) {
 }
 
 void clean_up() {
-  if (has_temporary.load(std::memory_order_acquire)) ::unlink(temporary_path.data());
+  for (const TemporaryFile& file : temporary_files) {
+    if (file.exists.load(std::memory_order_acquire)) ::unlink(file.path.data());
+  }
   if (progress_shown.load(std::memory_order_relaxed)) write_error(kClearLine);
 }
 
@@ -76,16 +81,25 @@ void install_signal_handlers(const std::string& command, const std::string& inpu
   handle(SIGXFSZ, SIG_IGN);
 }
 
-void set_temporary_file(const std::string& path) {
-  has_temporary.store(false, std::memory_order_release);
-  if (path.empty()) return;
-  if (path.size() >= temporary_path.size()) {
+int add_temporary_file(const std::string& path) {
+  if (path.size() >= PATH_MAX) {
     throw Failure(fmt::format("output path {} is longer than the {} bytes that the system allows",
-                              in_quotes(path), temporary_path.size() - 1));
+                              in_quotes(path), PATH_MAX - 1));
   }
-  std::copy(path.begin(), path.end(), temporary_path.begin());
-  temporary_path[path.size()] = '\0';
-  has_temporary.store(true, std::memory_order_release);
+  for (int place = 0; place < kMostTemporaryFiles; ++place) {
+    TemporaryFile& file = temporary_files[static_cast<std::size_t>(place)];
+    if (file.exists.load(std::memory_order_relaxed)) continue;
+    std::copy(path.begin(), path.end(), file.path.begin());
+    file.path[path.size()] = '\0';
+    file.exists.store(true, std::memory_order_release);
+    return place;
+  }
+  throw Failure(fmt::format("internal error: more than {} temporary files", kMostTemporaryFiles));
+}
+
+void forget_temporary_file(int place) noexcept {
+  if (place >= 0)
+    temporary_files[static_cast<std::size_t>(place)].exists.store(false, std::memory_order_release);
 }
 
 void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }

@@ -7,13 +7,19 @@ namespace headwater::cli {
 /// Exit status of a command that SIGINT ended; SIGTERM and SIGHUP end with their own 128 + number.
 inline constexpr int kInterrupted = 130;
 
-/// From now on SIGINT, SIGTERM, SIGHUP (unless ignored, as under nohup) and SIGBUS remove the temporary file, clear
+/// From now on SIGINT, SIGTERM, SIGHUP (unless ignored, as under nohup) and SIGBUS remove the temporary files, clear
 /// the progress line and end the process; SIGPIPE and SIGXFSZ are ignored, so that writing fails with an error code.
 /// SIGBUS means that the mapped input became shorter while it was read: `input` names it in the error line.
 void install_signal_handlers(const std::string& command, const std::string& input);
 
-/// The file that a signal removes; an empty path means none. The path must be short enough for the system to open.
-void set_temporary_file(const std::string& path);
+/// Most files that a signal removes at once.
+inline constexpr int kMostTemporaryFiles = 4;
+
+/// A file that a signal removes from now on; returns its place, for forget_temporary_file(). Failure where the path is
+/// longer than the system can open, or there are kMostTemporaryFiles already.
+[[nodiscard]] int add_temporary_file(const std::string& path);
+/// The file at this place is no longer a signal's business; a negative place means none.
+void forget_temporary_file(int place) noexcept;
 
 /// Whether a progress line stands on the terminal.
 void set_progress_shown(bool shown);

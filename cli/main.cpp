@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "atlas.hpp"
 #include "attend.hpp"
 #include "bench.hpp"
 #include "conform.hpp"
@@ -28,6 +29,7 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
+    {"atlas", "which tokens each chunk read, as a page and a picture", atlas_command},
     {"attend", "sparse or dense attention on tensors dumped to a file", attend_command},
     {"bench", "sparse against dense attention on your shape and machine", bench_command},
     {"conform", "check the engines against the specification", conform_command},

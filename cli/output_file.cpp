@@ -77,13 +77,16 @@ OutputFile::OutputFile(const std::string& path, const MappedFile& input)
   for (int i = 0; i < kMostAttempts && fd_ < 0; ++i) {
     temporary_ = directory + random_name();
     // Known to the signal handlers before it exists: a signal in between then removes a file that is ours anyway.
-    set_temporary_file(temporary_);
+    place_ = add_temporary_file(temporary_);
     fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno != EEXIST) break;
+    if (fd_ >= 0) break;
+    const int error = errno;
+    forget_temporary_file(place_);
+    errno = error;
+    if (errno != EEXIST) break;
   }
   if (fd_ < 0) {
     const int error = errno;
-    set_temporary_file({});
     fail(fmt::format("cannot create a file in {}", directory.empty() ? "'.'" : in_quotes(directory)), error);
   }
 }
@@ -95,7 +98,7 @@ void OutputFile::discard() noexcept {
   fd_ = -1;
   if (temporary_.empty()) return;
   ::unlink(temporary_.c_str());
-  set_temporary_file({});
+  forget_temporary_file(place_);
   temporary_.clear();
 }
 
@@ -130,7 +133,7 @@ void OutputFile::commit() {
   fd_ = -1;
   if (closed != 0) fail("closing failed", errno);
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot be given its name", errno);
-  set_temporary_file({});
+  forget_temporary_file(place_);
   temporary_.clear();
 }
 

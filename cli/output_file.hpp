@@ -34,6 +34,7 @@ class OutputFile {
   std::string path_;       // as given, for messages
   std::string target_;     // behind all symbolic links
   std::string temporary_;  // empty once renamed or removed
+  int place_ = -1;         // of the temporary file among those that a signal removes
   int fd_ = -1;
 };
 

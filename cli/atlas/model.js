@@ -1,0 +1,161 @@
+// What follows from the trace. Heads count from 0 here; trace.meta.heads has their numbers in the file.
+
+const ROLES = {own: "its own chunk", local: "local window", heavy: "heavy hitter", dense: "dense: reads everything before",
+  none: "not read", later: "a later chunk"};
+
+class Model {
+  constructor(trace) {
+    Object.assign(this, trace);
+    this.heavyReads = this.#countHeavyReads();
+    this.mostReads = this.heavyReads.reduce((most, count) => Math.max(most, count), 1);
+    this.heads_ = new Map();
+  }
+
+  setRange(head, chunk) {
+    const set = chunk * this.heads + head;
+    return [this.start[set], this.start[set + 1]];
+  }
+  localBegin(chunk) { return Math.max(0, this.chunkStart[chunk] - this.local); }
+  isDense(head, chunk) {
+    const [from, to] = this.setRange(head, chunk);
+    return from === to && this.chunkStart[chunk] > 0;
+  }
+  // First place in [from, to) of the sorted positions that is not below `position`.
+  lowerBound(from, to, position) {
+    while (from < to) {
+      const middle = (from + to) >> 1;
+      if (this.positions[middle] < position) from = middle + 1; else to = middle;
+    }
+    return from;
+  }
+  // Where the set of a chunk holds a token, or -1.
+  entryOf(head, chunk, token) {
+    const [from, to] = this.setRange(head, chunk);
+    const at = this.lowerBound(from, to, token);
+    return at < to && this.positions[at] === token ? at : -1;
+  }
+  chunkOf(token) {
+    let low = 0, high = this.chunks - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.chunkStart[middle] <= token) low = middle; else high = middle - 1;
+    }
+    return low;
+  }
+  role(head, chunk, token) {
+    if (token >= this.chunkStart[chunk + 1]) return "later";
+    if (token >= this.chunkStart[chunk]) return "own";
+    if (this.isDense(head, chunk)) return "dense";
+    if (this.entryOf(head, chunk, token) < 0) return "none";
+    return token >= this.localBegin(chunk) ? "local" : "heavy";
+  }
+  // Share of a query's attention to the memory set, on average: steps of an eighth of an octave.
+  share(entry) { return this.weights[entry] === 0 ? 0 : 2 ** ((this.weights[entry] - 255) / 8); }
+  score(head, token) { return this.scores[head * this.n + token]; }
+
+  // Everything about one head, computed once.
+  head(head) {
+    if (!this.heads_.has(head)) this.heads_.set(head, this.#describeHead(head));
+    return this.heads_.get(head);
+  }
+
+  #countHeavyReads() {
+    const reads = new Uint16Array(this.heads * this.n);
+    for (let c = 0; c < this.chunks; ++c) {
+      const border = this.localBegin(c);
+      for (let h = 0; h < this.heads; ++h) {
+        const [from, to] = this.setRange(h, c);
+        for (let e = from; e < to && this.positions[e] < border; ++e) {
+          const at = h * this.n + this.positions[e];
+          if (reads[at] < 65535) ++reads[at];
+        }
+      }
+    }
+    return reads;
+  }
+
+  #describeHead(head) {
+    const localReads = new Uint16Array(this.n);
+    const pairs = {own: 0, local: 0, heavy: 0, dense: 0};
+    for (let c = 0; c < this.chunks; ++c) {
+      const begin = this.chunkStart[c], length = this.chunkStart[c + 1] - begin;
+      const [from, to] = this.setRange(head, c);
+      const border = this.lowerBound(from, to, this.localBegin(c));
+      for (let e = border; e < to; ++e) ++localReads[this.positions[e]];
+      pairs.own += length * (length + 1) / 2;
+      pairs.heavy += length * (border - from);
+      pairs.local += length * (to - border);
+      if (this.isDense(head, c)) pairs.dense += length * begin;
+    }
+    const scores = this.scores.subarray(head * this.n, (head + 1) * this.n);
+    let largest = 0, smallest = Infinity;
+    for (const score of scores) {
+      if (score > largest) largest = score;
+      if (score > 0 && score < smallest) smallest = score;
+    }
+    return {localReads, pairs, scores, largest, smallest, survival: this.#survival(head),
+      heavyReads: this.heavyReads.subarray(head * this.n, (head + 1) * this.n)};
+  }
+
+  // Entry k - 1: share of the tokens with a k-th memory set behind their chunk that this set holds.
+  #survival(head) {
+    const readers = [];
+    for (let c = 0; c < this.chunks; ++c) {
+      const [from, to] = this.setRange(head, c);
+      if (to > from) readers.push(c);
+    }
+    const kept = new Float64Array(readers.length), had = new Float64Array(readers.length);
+    readers.forEach((reader, r) => {
+      let [from, to] = this.setRange(head, reader), behind = 0;
+      for (let c = 0; c < reader; ++c) {
+        while (behind < r && readers[behind] <= c) ++behind;
+        const end = this.lowerBound(from, to, this.chunkStart[c + 1]);
+        kept[r - behind] += end - from;
+        had[r - behind] += this.chunkStart[c + 1] - this.chunkStart[c];
+        from = end;
+      }
+    });
+    return kept.map((count, k) => had[k] > 0 ? count / had[k] : 0);
+  }
+
+  densePairs() { return this.n * (this.n + 1) / 2; }
+  computed(pairs) { return pairs.own + pairs.local + pairs.heavy + pairs.dense; }
+
+  // Tokens that most chunks read, by heavy reads, then score.
+  top(head, count) {
+    const {heavyReads, localReads, scores} = this.head(head);
+    const tokens = [];
+    for (let t = 0; t < this.n; ++t) if (heavyReads[t] > 0) tokens.push(t);
+    tokens.sort((a, b) => heavyReads[b] - heavyReads[a] || scores[b] - scores[a] || a - b);
+    return tokens.slice(0, count).map((t) => ({token: t, score: scores[t], heavy: heavyReads[t],
+      reads: heavyReads[t] + localReads[t]}));
+  }
+
+  // The next token in direction +1 or -1 that the chunk reads as a heavy hitter, or null.
+  neighbour(head, chunk, token, direction) {
+    const [from, to] = this.setRange(head, chunk);
+    const end = this.lowerBound(from, to, this.localBegin(chunk));
+    const at = direction > 0 ? this.lowerBound(from, end, token + 1) : this.lowerBound(from, end, token) - 1;
+    return at >= from && at < end ? this.positions[at] : null;
+  }
+
+  describe(head, chunk, token) {
+    const {localReads, heavyReads, scores} = this.head(head);
+    const own = this.chunkOf(token);
+    let rank = 1;
+    for (const score of scores) if (score > scores[token]) ++rank;
+    const role = this.role(head, chunk, token);
+    const entry = this.entryOf(head, chunk, token);
+    const attention = entry < 0 ? "" :
+      `, with about ${percent(this.share(entry))} of what a query gives to the memory set`;
+    return [`token ${token} of chunk ${own}, score ${number(scores[token])} (rank ${rank} of ${this.n})`,
+      `head ${this.meta.heads[head]}, chunk ${chunk}: ${ROLES[role]}${attention}`,
+      `read by ${heavyReads[token] + localReads[token]} later chunks, by ${heavyReads[token]} as a heavy hitter`];
+  }
+}
+
+function number(value) {
+  if (value === 0) return "0";
+  return value >= 1e5 || value < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}
+function percent(share) { return `${Number((100 * share).toPrecision(share < 0.001 ? 1 : 3))} %`; }

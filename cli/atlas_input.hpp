@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mapped_file.hpp"
+
+namespace headwater::cli {
+
+/// What an `attend` output tells about the chosen query heads. Heads are counted 0 .. H-1 below; head_numbers[h] is the
+/// head's number in the file.
+struct AtlasTrace {
+  std::int64_t n = 0;       ///< tokens
+  std::int64_t memory = 0;  ///< M, places of a memory set
+  std::int64_t local = 0;   ///< L, newest tokens of a memory set (MEM-1)
+  std::int64_t heads_in_file = 0;
+  bool narrow_scores = true;               ///< scores are BF16; the floats hold the exact values
+  std::vector<std::int64_t> chunk_start;   ///< [C + 1], ascending from 0 to n
+  std::vector<std::int64_t> head_numbers;  ///< [H], ascending
+  std::vector<std::int32_t> positions;     ///< set after set [C][H], strictly ascending, without empty places
+  std::vector<float> colsum_inter;         ///< beside `positions` (INTER-2)
+  std::vector<std::int64_t> set_start;     ///< [C * H + 1]
+  std::vector<float> scores;               ///< [H][n], finite and >= 0
+  std::vector<std::pair<std::string, std::string>> facts;  ///< engine, isa, batch, ... as the file says them
+
+  [[nodiscard]] std::int64_t chunks() const { return static_cast<std::int64_t>(chunk_start.size()) - 1; }
+  [[nodiscard]] std::int64_t heads() const { return static_cast<std::int64_t>(head_numbers.size()); }
+  [[nodiscard]] std::int64_t begin(std::int64_t chunk) const {
+    return chunk_start[static_cast<std::size_t>(chunk)];
+  }
+  [[nodiscard]] std::int64_t end(std::int64_t chunk) const { return begin(chunk + 1); }
+  /// The set that the chunk read, ascending. Empty: the first chunk, or dense attention over everything before.
+  [[nodiscard]] std::span<const std::int32_t> set(std::int64_t chunk, std::int64_t head) const {
+    const auto at = static_cast<std::size_t>(chunk * heads() + head);
+    const auto from = static_cast<std::size_t>(set_start[at]);
+    return std::span(positions).subspan(from, static_cast<std::size_t>(set_start[at + 1]) - from);
+  }
+  /// First position of the chunk's local window: what a set holds from here on is local, the rest heavy.
+  [[nodiscard]] std::int64_t local_begin(std::int64_t chunk) const {
+    return begin(chunk) > local ? begin(chunk) - local : 0;
+  }
+  [[nodiscard]] bool dense(std::int64_t chunk, std::int64_t head) const {
+    return begin(chunk) > 0 && set(chunk, head).empty();
+  }
+};
+
+/// Reads and checks the tensors scores, chunk_start, memory and colsum_inter and the metadata of `file`. `heads`: which
+/// query heads, ascending; empty means all. Allocates in proportion to the file. Failure naming the file, the tensor,
+/// the value and what is allowed otherwise.
+[[nodiscard]] AtlasTrace read_atlas_trace(const MappedFile& file, const std::vector<std::int64_t>& heads);
+
+}  // namespace headwater::cli

@@ -1,0 +1,63 @@
+"""What an atlas must show, computed here once more from the file of `attend`, by the definitions and in no hurry."""
+
+import io
+
+import numpy as np
+from matplotlib.image import imread
+
+OWN, LOCAL, HEAVY = (176, 180, 186), (86, 180, 233), (213, 94, 0)
+PANEL = (243, 244, 246)
+
+
+class Trace:
+    def __init__(self, tensors, metadata):
+        self.start = tensors["chunk_start"].values
+        self.chunks, self.heads, width = tensors["memory"].shape
+        entries = np.array(tensors["memory"].values, dtype=int).reshape(self.chunks, self.heads, width)
+        self.sets = [[[int(p) for p in row if p >= 0] for row in chunk] for chunk in entries]
+        self.n, self.local = self.start[-1], int(metadata["local"])
+        self.scores = np.array(tensors["scores"].values).reshape(self.heads, self.n)
+
+    def heavy(self, chunk, head):
+        return [p for p in self.sets[chunk][head] if p < self.start[chunk] - self.local]
+
+    def window(self, chunk, head):
+        return [p for p in self.sets[chunk][head] if p >= self.start[chunk] - self.local]
+
+    def pairs(self, head):
+        """(own, local, heavy, dense)."""
+        sums = [0, 0, 0, 0]
+        for c in range(self.chunks):
+            for _ in range(self.start[c], self.start[c + 1]):
+                sums[1] += len(self.window(c, head))
+                sums[2] += len(self.heavy(c, head))
+                sums[3] += 0 if self.sets[c][head] else self.start[c]
+            n = self.start[c + 1] - self.start[c]
+            sums[0] += n * (n + 1) // 2
+        return tuple(sums)
+
+    def survival(self, head):
+        readers = [c for c in range(self.chunks) if self.sets[c][head]]
+        kept, had = [0] * len(readers), [0] * len(readers)
+        for c in range(self.chunks):
+            later = [r for r in readers if r > c]
+            for k, reader in enumerate(later):
+                had[k] += self.start[c + 1] - self.start[c]
+                kept[k] += len(set(range(self.start[c], self.start[c + 1])) & set(self.sets[reader][head]))
+        return [a / b if b else 0.0 for a, b in zip(kept, had)]
+
+    def heavy_reads(self, head):
+        counts = [0] * self.n
+        for c in range(self.chunks):
+            for p in self.heavy(c, head):
+                counts[p] += 1
+        return counts
+
+
+def pixels(png):
+    """[height, width, 3] of a PNG's bytes, 0 .. 255."""
+    return np.rint(imread(io.BytesIO(png))[..., :3] * 255).astype(int)
+
+
+def count(picture, colour, tolerance=0):
+    return int(np.all(np.abs(picture - np.array(colour)) <= tolerance, axis=-1).sum())
