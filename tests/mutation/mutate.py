@@ -1,26 +1,98 @@
 #!/usr/bin/env python3
-"""Plants random one-line faults in reference/ and optimized/ and lists those that the test suite does not find.
+"""Plants random one-line faults in reference/ and optimized/ and lists those that no test finds.
 
-    mutate.py [--count 20] [--seed 1] [--jobs 2] [--timeout 300] [--only N] [--list] [--path PREFIX]
+    mutate.py [COUNT] [--seed 1] [--path PREFIX]... [--only N]... [--again] [--list]
 
-Works on a copy of the tree below build/mutate, never on the tree itself. Every mutant is built incrementally and
-the suite runs until its first failure. Exit status 0: all found; 1: survivors; 2: the unmutated copy fails.
+Works on a copy of the tree in build/mutate/tree, never on the tree itself. A mutant is judged in stages, cheapest first:
+its own object is compiled, the unit tests of its folder run, then the conformance kit on the engine that it belongs to,
+the laws, the golden vectors, the program's tests; the first failure ends it. Each stage builds only what it runs. A
+stage that takes ten times what the sound tree took (at least 20 s) is stopped, and counts as a failure.
+
+Verdicts: killed (by which stage); SURVIVED; equivalent (the compiler made the same object code); refused (the compiler,
+with -Werror, does not take it). COUNT (default 20) is the number of mutants that were killed or survived.
+build/mutate/results.json keeps every verdict; a mutant whose line has not changed since is not judged again, so a run
+that was stopped goes on where it was. --again judges survivors anew (after a test was added).
+Exit status 0: all found; 1: survivors; 2: the sound copy fails.
 Faults: changed operators, bounds and constants, swapped arguments, dropped statements (standard library only).
 """
 
 import argparse
+import hashlib
+import json
+import os
 import pathlib
 import random
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutate"
-COPIED = ["CMakeLists.txt", "CMakePresets.json", "cmake", "include", "reference", "optimized", "bindings", "cli",
-          "conformance", "fuzz", "tests", "bench", "golden", "models", "docs", "dev", "README.md", "LICENSE"]
+TREE = WORK / "tree"
+OUT = TREE / "build" / "release"  # as deep as a build of the tree itself: the compiler's cache then knows its objects
+RESULTS = WORK / "results.json"
+
+LEAST_LIMIT = 20  # seconds that any stage may take
+# Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+MEMORY = 24 << 30  # address space of a test: a loop without end must not take the machine with it
+
+
+def kit(*arguments):
+    return ["./headwater-conformance", "--no-ratchet", "--fail-fast", *arguments]
+
+
+def ctest(pattern):
+    return ["ctest", "--output-on-failure", "--stop-on-failure", "--no-tests=error", "-R", pattern]
+
+
+# Folder -> stages: (name, targets that it needs, command in the build folder), cheapest and most telling first.
+PROGRAM_STAGES = [
+    ("laws", ["fuzz_laws"], ["fuzz/fuzz_laws", "--gtest_brief=1"]),
+    ("golden", ["headwater_cli"], ctest("^golden[.]replay$")),
+    ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1"]),
+]
+LAST_STAGES = [
+    ("fuzz corpora", ["replay_ops"], ctest("^fuzz[.]replay_ops$")),
+    ("C ABI", ["headwater_c_abi_test"], ["tests/c_abi/headwater_c_abi_test"]),
+    ("program", ["headwater_cli"], ctest("^(cli_output|cli_bad_flags)$")),
+]
+STAGES = {
+    "reference/": [
+        ("unit tests", ["reference_tests"], ["tests/reference/reference_tests", "--gtest_brief=1"]),
+        ("stages", ["headwater-conformance"], kit("--engine", "none")),
+        ("kit, quick", ["headwater-conformance"], kit("--engine", "reference", "--quick")),
+        *PROGRAM_STAGES,
+        ("kit", ["headwater-conformance"], kit("--engine", "reference")),
+        *LAST_STAGES,
+    ],
+    "optimized/": [
+        ("unit tests", ["test_optimized"], ["tests/optimized/test_optimized", "--gtest_brief=1"]),
+        ("stages", ["headwater-conformance"], kit("--engine", "none")),
+        ("kit, quick", ["headwater-conformance"], kit("--engine", "cpu-portable", "--quick")),
+        *PROGRAM_STAGES,
+        ("kit", ["headwater-conformance"], kit("--engine", "cpu-portable")),
+        *LAST_STAGES,
+    ],
+}
+# What only some code runs: the wide kernels by another engine.
+STAGES["optimized/cpu/"] = [
+    *STAGES["optimized/"][:3],
+    ("kit, quick, cpu", ["headwater-conformance"], kit("--engine", "cpu", "--quick")),
+    *PROGRAM_STAGES,
+    ("kit", ["headwater-conformance"], kit("--engine", "cpu-portable,cpu")),
+    *LAST_STAGES,
+]
+
+
+def stages_of(path):
+    return max(((prefix, stages) for prefix, stages in STAGES.items() if str(path).startswith(prefix)),
+               key=lambda entry: len(entry[0]))[1]
+
 
 # (what it is called, pattern, replacement); each match of a line is one candidate.
 REPLACEMENTS = [
@@ -91,95 +163,187 @@ def sources(prefixes):
     return files
 
 
-def run(command, timeout, log):
-    with open(log, "w") as output:
+class Mutant:
+    def __init__(self, number, path, index, name, line):
+        self.number, self.path, self.index, self.name, self.line = number, path, index, name, line
+        self.text = (ROOT / path).read_text()
+        self.before = self.text.split("\n")[index]
+        # The same line of the same file with the same change is the same mutant, wherever the line stands by now.
+        same = self.text.split("\n")[:index].count(self.before)
+        key = f"{path}\0{self.before}\0{line}\0{same}"
+        self.key = hashlib.sha256(key.encode()).hexdigest()[:16]
+
+    def mutated(self):
+        lines = self.text.split("\n")
+        lines[self.index] = self.line
+        return "\n".join(lines)
+
+    def where(self):
+        return f"{self.path}:{self.index + 1}: {self.name}"
+
+
+def limited():
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run(command, seconds, log, limit_memory=False):
+    """Exit status in OUT (or TREE before it exists); 124 after `seconds`. Takes its children along when it is stopped."""
+    with open(WORK / log, "w") as output:
+        process = subprocess.Popen(command, cwd=OUT if OUT.is_dir() else TREE, stdout=output,
+                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, env=ENVIRONMENT,
+                                   preexec_fn=limited if limit_memory else None)
         try:
-            return subprocess.run(command, cwd=WORK / "tree", stdout=output, stderr=subprocess.STDOUT,
-                                  stdin=subprocess.DEVNULL, timeout=timeout).returncode
+            return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return 124
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def build_and_test(jobs, timeout):
-    """None if it does not compile, else True if the suite passes."""
-    if run(["cmake", "--build", "out", "-j", str(jobs)], 1200, WORK / "build.log") != 0:
+def build(targets, jobs):
+    return run(["ninja", "-j", str(jobs), *targets], 1800, "build.log") == 0
+
+
+def objects():
+    """What the compiler made of the mutated folders."""
+    found = {}
+    for part in ("reference", "optimized"):
+        for path in (OUT / part).rglob("*.o"):
+            if "_testing.dir" not in str(path):
+                found[str(path)] = hashlib.sha256(path.read_bytes()).digest()
+    return found
+
+
+def copy_tree():
+    """The tracked files and the new ones that git does not ignore; keeps the time stamps of unchanged ones."""
+    names = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                           check=True, capture_output=True).stdout.decode().split("\0")
+    wanted = {name for name in names if name and (ROOT / name).is_file()}
+    TREE.mkdir(parents=True, exist_ok=True)
+    for path in TREE.rglob("*"):
+        name = str(path.relative_to(TREE))
+        if path.is_file() and not name.startswith("build/") and name not in wanted:
+            path.unlink()
+    for name in sorted(wanted):
+        source, target = ROOT / name, TREE / name
+        if target.exists() and target.read_bytes() == source.read_bytes():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        shutil.copymode(source, target)
+
+
+def judge(mutant, sound, limits, jobs):
+    """(verdict, by what)."""
+    for stage, targets, command in stages_of(mutant.path):
+        if not build(targets, jobs):
+            return "refused", "compiler"
+        # Only the mutant's own part: the other may still hold the object of the mutant before.
+        part = str(OUT / mutant.path.parts[0])
+        if all(sound.get(path) == digest for path, digest in objects().items() if path.startswith(part)):
+            return "equivalent", "same object code"
+        status = run(command, limits[stage, tuple(command)], "test.log", limit_memory=True)
+        if status != 0:
+            return "killed", stage if status != 124 else f"{stage}: time limit"
+    return "SURVIVED", ""
+
+
+def save(results):
+    text = json.dumps(sorted(results.values(), key=lambda r: (r["path"], r["line"], r["after"])), indent=1)
+    temporary = RESULTS.with_suffix(".tmp")
+    temporary.write_text(text + "\n")
+    temporary.replace(RESULTS)
+
+
+def prepare(chosen_paths, jobs):
+    """Builds the sound copy and runs its stages: (object digests, time limits), or None where something fails."""
+    copy_tree()
+    configure = ["cmake", "--preset", "release", "-S", str(TREE), "-DHEADWATER_BENCH=OFF"]
+    if run(configure, 300, "configure.log") != 0:
         return None
-    command = ["ctest", "--test-dir", "out", "-j", str(jobs), "--stop-on-failure", "--timeout", str(timeout),
-               "-LE", "exhaustive|package|lint|demo"]
-    return run(command, 4 * timeout, WORK / "test.log") == 0
+    limits = {}
+    for path in chosen_paths:
+        for stage, targets, command in stages_of(path):
+            if (stage, tuple(command)) in limits:
+                continue
+            start = time.time()
+            if not build(targets, jobs):
+                return None
+            start = time.time()
+            if run(command, 1800, "test.log", limit_memory=True) != 0:
+                print(f"stage '{stage}' fails", file=sys.stderr)
+                return None
+            limits[stage, tuple(command)] = max(LEAST_LIMIT, 10 * (time.time() - start))
+    return objects(), limits
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("count", type=int, nargs="?", default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--timeout", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--only", type=int, action="append", help="only mutant number N of this seed")
     parser.add_argument("--path", action="append", help="only files whose path begins so")
+    parser.add_argument("--again", action="store_true", help="judge those anew that survived before")
     parser.add_argument("--list", action="store_true", help="print the mutants, test nothing")
     arguments = parser.parse_args()
 
     pool = []
     for path in sources(arguments.path):
-        text = path.read_text()
-        pool += [(path.relative_to(ROOT), *mutation) for mutation in candidates(text)]
+        for mutation in candidates(path.read_text()):
+            pool.append((path.relative_to(ROOT), *mutation))
     random.Random(arguments.seed).shuffle(pool)
-    chosen = list(enumerate(pool[: arguments.count]))
+    mutants = [Mutant(number, *mutation) for number, mutation in enumerate(pool)]
     if arguments.only:
-        chosen = [(number, pool[number]) for number in arguments.only]
+        if max(arguments.only) >= len(mutants) or min(arguments.only) < 0:
+            parser.error(f"--only: allowed are 0 .. {len(mutants) - 1}")
+        mutants = [mutants[number] for number in arguments.only]
     if arguments.list:
-        for number, (path, index, name, line) in chosen:
-            print(f"{number:4} {path}:{index + 1}: {name}: {line.strip()}")
+        for mutant in mutants[: arguments.count] if not arguments.only else mutants:
+            print(f"{mutant.number:4} {mutant.where()}: {mutant.line.strip()}")
         print(f"{len(pool)} candidates")
         return 0
 
-    tree = WORK / "tree"
-    tree.mkdir(parents=True, exist_ok=True)
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, dirs_exist_ok=True,
-                            copy_function=copy_if_changed)
-        elif (ROOT / name).exists():
-            copy_if_changed(ROOT / name, tree / name)
-    configure = ["cmake", "-S", ".", "-B", "out", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                 "-DHEADWATER_WERROR=OFF", "-DHEADWATER_BENCH=OFF"]
-    if run(configure, 300, WORK / "configure.log") != 0 or build_and_test(arguments.jobs, arguments.timeout) is not True:
-        print(f"the unmutated copy fails: see {WORK}", file=sys.stderr)
+    # A run that is stopped puts the file back and takes the test along that it had started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    WORK.mkdir(parents=True, exist_ok=True)
+    results = {entry["key"]: entry for entry in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+    prepared = prepare({mutant.path for mutant in mutants}, arguments.jobs)
+    if prepared is None:
+        print(f"the sound copy fails: see the logs in {WORK}", file=sys.stderr)
         return 2
+    sound, limits = prepared
 
-    survivors = killed = broken = 0
-    for number, (path, index, name, line) in chosen:
-        target = tree / path
-        original = target.read_text()
-        lines = original.split("\n")
-        before = lines[index]
-        lines[index] = line
-        begin = time.time()
-        try:
-            target.write_text("\n".join(lines))
-            passed = build_and_test(arguments.jobs, arguments.timeout)
-        finally:
-            target.write_text(original)
-        verdict = "does not compile" if passed is None else "SURVIVED" if passed else "killed"
-        broken += passed is None
-        survivors += passed is True
-        killed += passed is False
-        print(f"{number:4} {verdict:16} {time.time() - begin:5.0f} s  {path}:{index + 1}: {name}", flush=True)
-        if passed:
-            print(f"       - {before.strip()}\n       + {line.strip()}", flush=True)
-    tried = survivors + killed
-    print(f"{tried} mutants, {killed} killed, {survivors} survived, {broken} did not compile")
-    return 1 if survivors else 0
-
-
-def copy_if_changed(source, target):
-    """Keeps time stamps of unchanged files, so that the next build is incremental."""
-    source, target = pathlib.Path(source), pathlib.Path(target)
-    if not target.exists() or target.read_bytes() != source.read_bytes():
-        shutil.copyfile(source, target)
-        shutil.copymode(source, target)
-    return str(target)
+    counts = {"killed": 0, "SURVIVED": 0, "equivalent": 0, "refused": 0}
+    for mutant in mutants:
+        if counts["killed"] + counts["SURVIVED"] >= arguments.count and not arguments.only:
+            break
+        known = results.get(mutant.key)
+        if known is None or (arguments.again and known["verdict"] == "SURVIVED"):
+            begin = time.time()
+            target = TREE / mutant.path
+            try:
+                target.write_text(mutant.mutated())
+                verdict, by = judge(mutant, sound, limits, arguments.jobs)
+            finally:
+                target.write_text(mutant.text)
+            known = {"key": mutant.key, "path": str(mutant.path), "line": mutant.index + 1, "fault": mutant.name,
+                     "before": mutant.before.strip(), "after": mutant.line.strip(), "verdict": verdict, "by": by,
+                     "seconds": round(time.time() - begin, 1)}
+            results[mutant.key] = known
+            save(results)
+        counts[known["verdict"]] += 1
+        print(f"{mutant.number:4} {known['verdict']:10} {known['seconds']:6.1f} s  {mutant.where()}  [{known['by']}]",
+              flush=True)
+        if known["verdict"] == "SURVIVED":
+            print(f"       - {known['before']}\n       + {known['after']}", flush=True)
+    print(f"{counts['killed'] + counts['SURVIVED']} mutants judged: {counts['killed']} killed, "
+          f"{counts['SURVIVED']} survived; beside them {counts['equivalent']} with the same object code, "
+          f"{counts['refused']} refused by the compiler")
+    return 1 if counts["SURVIVED"] else 0
 
 
 if __name__ == "__main__":
