@@ -1,0 +1,156 @@
+#include "fuzz/law_problem.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+namespace headwater::fuzz {
+
+namespace {
+
+template <typename T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+template <typename T>
+bool same(const std::vector<std::vector<T>>& a, const std::vector<std::vector<T>>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return same(x, y); });
+}
+
+std::vector<std::vector<float>> scores_of(const Session& session, std::int64_t heads, std::int64_t tokens) {
+  const ScoreView view = session.scores(0);
+  std::vector<std::vector<float>> scores(static_cast<std::size_t>(heads));
+  for (std::int64_t head = 0; head < heads; ++head) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int64_t at = head * view.head_stride + t;
+      const float score =
+          view.type == ScoreType::f32
+              ? static_cast<const float*>(view.data)[at]
+              : std::bit_cast<float>(
+                    static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(view.data)[at]) << 16);
+      scores[static_cast<std::size_t>(head)].push_back(score);
+    }
+  }
+  return scores;
+}
+
+SeenChunk seen(const ChunkRecord& record, std::int64_t heads) {
+  SeenChunk chunk{record.chunk, record.memory_count, {}, {}, {}};
+  const std::int64_t length = record.chunk.end - record.chunk.begin;
+  for (std::int64_t head = 0; head < heads && record.colsum_intra != nullptr; ++head) {
+    const std::int32_t* set = record.memory + head * record.memory_stride;
+    const float* inter = record.colsum_inter + head * record.memory_stride;
+    const float* intra = record.colsum_intra + head * record.row_stride;
+    for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
+      RC_ASSERT(set[i] == -1);  // MEM-4
+    }
+    chunk.sets.emplace_back(set, set + record.memory_count);
+    chunk.inter.emplace_back(inter, inter + record.memory_count);
+    chunk.intra.emplace_back(intra, intra + length);
+  }
+  return chunk;
+}
+
+}  // namespace
+
+std::vector<float> random_rows(std::int64_t count) {
+  auto state = *rc::gen::arbitrary<std::uint32_t>();
+  std::vector<float> rows(static_cast<std::size_t>(count));
+  for (float& value : rows) {
+    state = state * 1664525u + 1013904223u;
+    value = static_cast<float>(static_cast<int>(state >> 16) - 32768) / 16384.0f;
+  }
+  return rows;
+}
+
+Problem draw() {
+  Problem p;
+  p.shape.n_head_kv = *rc::gen::inRange<std::int64_t>(1, 3);
+  p.shape.n_head = p.shape.n_head_kv * *rc::gen::inRange<std::int64_t>(1, 4);
+  p.shape.d_head = *rc::gen::inRange<std::int64_t>(1, 20);
+  p.shape.d_value = *rc::gen::inRange<std::int64_t>(1, 20);
+  p.n = *rc::gen::inRange<std::int64_t>(1, 90);
+  p.shape.capacity = p.n;
+  p.options.chunk = *rc::gen::inRange<std::int64_t>(1, 40);
+  p.options.batch = p.options.chunk * *rc::gen::inRange<std::int64_t>(1, 4);
+  p.options.local = *rc::gen::inRange<std::int64_t>(0, 12);
+  p.options.heavy = *rc::gen::inRange<std::int64_t>(0, 12);
+  p.options.clamp = *rc::gen::arbitrary<bool>();
+  p.options.threads = *rc::gen::inRange(1, 3);
+  p.options.schedule = *rc::gen::element(Schedule::layer_major, Schedule::chunk_major);
+  p.options.score_type = *rc::gen::element(ScoreType::bf16, ScoreType::f32);
+  if (*rc::gen::arbitrary<bool>()) p.options.softcap = 3.0;
+  if (*rc::gen::arbitrary<bool>()) p.options.sinks.assign(static_cast<std::size_t>(p.shape.n_head), 0.25f);
+  if (*rc::gen::arbitrary<bool>()) p.options.alibi.assign(static_cast<std::size_t>(p.shape.n_head), 0.0625f);
+  draw_rows(p);
+  return p;
+}
+
+void draw_rows(Problem& p) {
+  p.q = random_rows(p.n * p.shape.n_head * p.shape.d_head);
+  p.k = random_rows(p.n * p.shape.n_head_kv * p.shape.d_head);
+  p.v = random_rows(p.n * p.shape.n_head_kv * p.shape.d_value);
+}
+
+bool Result::same_bits(const Result& other) const {
+  const auto same_chunk = [](const SeenChunk& a, const SeenChunk& b) {
+    return a.chunk.begin == b.chunk.begin && a.chunk.end == b.chunk.end && a.chunk.mode == b.chunk.mode &&
+           same(a.sets, b.sets) && same(a.inter, b.inter) && same(a.intra, b.intra);
+  };
+  return same(out, other.out) && same(scores, other.scores) &&
+         std::equal(chunks.begin(), chunks.end(), other.chunks.begin(), other.chunks.end(), same_chunk);
+}
+
+bool Result::same_sets(const Result& other) const {
+  return std::equal(chunks.begin(), chunks.end(), other.chunks.begin(), other.chunks.end(),
+                    [](const SeenChunk& a, const SeenChunk& b) { return a.sets == b.sets; });
+}
+
+Result run(const Engine& engine, const Problem& p, const std::vector<Step>& steps,
+           const AfterStep& after_step) {
+  const auto session = engine.open(p.shape, p.options);
+  const Shape& s = p.shape;
+  Result result;
+  result.out.resize(static_cast<std::size_t>(p.n * s.n_head * s.d_value));
+  session->set_observer([&](const ChunkRecord& record) { result.chunks.push_back(seen(record, s.n_head)); });
+  std::int64_t done = 0;
+  for (const Step& step : steps) {
+    session->begin(step);
+    session->attend(
+        0, Rows::token_major(p.q.data() + done * s.n_head * s.d_head, DType::f32, s.n_head, s.d_head),
+        Rows::token_major(p.k.data() + done * s.n_head_kv * s.d_head, DType::f32, s.n_head_kv, s.d_head),
+        Rows::token_major(p.v.data() + done * s.n_head_kv * s.d_value, DType::f32, s.n_head_kv, s.d_value),
+        MutableRows::token_major(result.out.data() + done * s.n_head * s.d_value, DType::f32, s.n_head,
+                                 s.d_value));
+    session->end();
+    done += step.n;
+    if (after_step) after_step(scores_of(*session, s.n_head, done), done);
+  }
+  result.scores = scores_of(*session, s.n_head, done);
+  return result;
+}
+
+Result run(const Engine& engine, const Problem& p) { return run(engine, p, {Step::prefill(p.n)}); }
+
+std::vector<Step> call_per_chunk(const Problem& p) {
+  std::vector<Step> steps;
+  for (std::int64_t done = 0; done < p.n; done += p.options.chunk) {
+    steps.push_back(Step::prefill(std::min(p.options.chunk, p.n - done), done == 0 ? p.n : 0));
+  }
+  return steps;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  RC_ASSERT(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    worst = std::max(worst, std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  }
+  return worst;
+}
+
+}  // namespace headwater::fuzz

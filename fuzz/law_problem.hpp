@@ -1,0 +1,80 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "headwater/headwater.hpp"
+
+/// What the laws of docs/spec.md 14 have in common: random problems of one layer, and what a run of one leaves behind.
+namespace headwater::fuzz {
+
+/// One layer of random size and its inputs: q [n][Hq][d], k [n][Hkv][d], v [n][Hkv][dv], all in [-2, 2).
+struct Problem {
+  Shape shape;
+  Options options;
+  std::int64_t n = 1;
+  std::vector<float> q, k, v;
+};
+
+/// `count` numbers in [-2, 2) from a drawn seed.
+std::vector<float> random_rows(std::int64_t count);
+
+/// Draws everything; n <= 89, chunks of at most 39 tokens, budgets of at most 11 each.
+Problem draw();
+
+/// Inputs for the sizes of a problem whose shape was changed.
+void draw_rows(Problem& problem);
+
+/// A chunk as the observer saw it; the arrays are those of ChunkRecord, without its strides.
+struct SeenChunk {
+  Chunk chunk;
+  std::int64_t count = 0;                       ///< |M|, of every head
+  std::vector<std::vector<std::int32_t>> sets;  ///< per head
+  std::vector<std::vector<float>> inter;        ///< per head, one per entry of its set
+  std::vector<std::vector<float>> intra;        ///< per head, one per token; empty in dense chunks
+};
+
+/// What a run leaves behind.
+struct Result {
+  std::vector<float> out;                  ///< [n][heads][dv]
+  std::vector<std::vector<float>> scores;  ///< per head, one per token
+  std::vector<SeenChunk> chunks;
+
+  /// Bits, so that equal means equal.
+  [[nodiscard]] bool same_bits(const Result& other) const;
+  /// The same sets in every chunk and head.
+  [[nodiscard]] bool same_sets(const Result& other) const;
+};
+
+/// Called between the steps of a run with the scores at that time and the number of tokens processed.
+using AfterStep = std::function<void(const std::vector<std::vector<float>>& scores, std::int64_t tokens)>;
+
+Result run(const Engine& engine, const Problem& problem, const std::vector<Step>& steps,
+           const AfterStep& after_step = {});
+Result run(const Engine& engine, const Problem& problem);
+
+/// One prefill turn, a call a chunk: the observer and the scores can be looked at between chunks (PLAN-2).
+std::vector<Step> call_per_chunk(const Problem& problem);
+
+/// Of two lists of the same length.
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
+
+/// Inputs are at most 2 in size, rows at most 20 wide and 90 long: float arithmetic errs by less.
+inline constexpr double kRounding = 1e-4;
+
+/// A property for every engine of this machine, under its name.
+template <typename Law>
+void for_every_engine(const char* name, Law&& law) {
+  for (const Engine* engine : engines()) {
+    if (!engine->unavailable_because().empty()) continue;
+    SCOPED_TRACE(std::string(engine->name()));
+    EXPECT_TRUE(rc::check(std::string(name) + " on " + std::string(engine->name()), [&] { law(*engine); }));
+  }
+}
+
+}  // namespace headwater::fuzz

@@ -1,0 +1,454 @@
+// STATE-1..6, PLAN and MEM-5 as a state machine: random sequences of calls (turns, decode steps, reset, calls that must
+// be refused, observers that count or throw, tokens beyond the capacity) against a small model of the spec. Two sessions
+// of an engine live the same life, one layer-major and one chunk-major, and must agree bit for bit in scores and sets
+// (SCHED-2). Sequences shrink; RC_PARAMS="seed=..." repeats one.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/state.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <ostream>
+#include <string_view>
+#include <vector>
+
+#include "fuzz/session_model.hpp"
+#include "headwater/headwater.hpp"
+
+namespace headwater::fuzz {
+namespace {
+
+enum class Watching { nothing, chunks, throws };
+
+/// The model, and what its observer does.
+struct Model : SessionModel {
+  using SessionModel::SessionModel;
+  Watching watching = Watching::nothing;
+};
+
+/// Element x of the row of one token: the same wherever the token is handed over.
+float element(const Model& model, char which, std::int64_t layer, std::int64_t head, std::int64_t token,
+              std::int64_t x) {
+  std::uint32_t hash = 2166136261u;
+  for (const std::int64_t part : {static_cast<std::int64_t>(which), model.epoch, layer, head, token, x}) {
+    hash = (hash ^ static_cast<std::uint32_t>(part)) * 16777619u;
+    hash ^= hash >> 15;
+  }
+  return static_cast<float>(static_cast<int>(hash >> 24) - 128) / 64.0f;  // exact in every type
+}
+
+/// The two sessions, and what their observers saw in the latest call.
+struct Sessions {
+  struct Seen {
+    std::int64_t layer;
+    Chunk chunk;
+    std::int64_t memory_count;
+  };
+  struct One {
+    std::unique_ptr<Session> session;
+    std::vector<Seen> seen;
+    std::vector<float> out;
+  };
+  std::array<One, 2> both;  // layer-major, chunk-major
+  bool same_outputs = false;
+
+  Sessions(const Engine& engine, const Shape& shape, Options options)
+      : same_outputs(engine.claims().bitwise_schedules) {
+    options.schedule = Schedule::layer_major;
+    both[0].session = engine.open(shape, options);
+    options.schedule = Schedule::chunk_major;
+    both[1].session = engine.open(shape, options);
+  }
+
+  /// The same call on both; the code must be the model's, and a refusal one line.
+  template <typename Call>
+  void call(const Code& wanted, Call&& body) {
+    for (One& one : both) {
+      one.seen.clear();
+      Code got;
+      try {
+        body(one);
+      } catch (const Error& error) {
+        got = error.code();
+        RC_ASSERT(std::strlen(error.what()) > 0);
+        RC_ASSERT(std::string_view(error.what()).find('\n') == std::string_view::npos);
+      }
+      const auto number = [](const Code& code) { return code ? static_cast<int>(*code) : 0; };
+      RC_ASSERT(number(got) == number(wanted));
+    }
+  }
+};
+
+float score_at(const ScoreView& view, std::int64_t head, std::int64_t token) {
+  const std::int64_t at = head * view.head_stride + token;
+  if (view.type == ScoreType::f32) return static_cast<const float*>(view.data)[at];
+  return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(view.data)[at])
+                              << 16);
+}
+
+void check_scores_and_sets(const Model& model, const Sessions& sessions) {
+  const Session& a = *sessions.both[0].session;
+  const Session& b = *sessions.both[1].session;
+  const std::int64_t end = model.plan.empty() ? 0 : model.plan.back().begin;
+  for (std::int64_t layer = 0; layer < model.shape.n_layer; ++layer) {
+    const ScoreView scores = a.scores(layer);
+    const MemoryView memory = a.memory(layer);
+    RC_ASSERT(memory.count == model.memory_count[static_cast<std::size_t>(layer)]);
+    RC_ASSERT(memory.width == std::min(model.options.memory(), model.shape.capacity));
+    for (std::int64_t head = 0; head < model.shape.n_head; ++head) {
+      for (std::int64_t token = 0; token < model.tokens; ++token) {
+        const float score = score_at(scores, head, token);
+        const float other = score_at(b.scores(layer), head, token);
+        RC_ASSERT(std::memcmp(&score, &other, sizeof score) == 0);
+        RC_ASSERT((score >= 0.0f && (score == 0.0f || model.may_score[static_cast<std::size_t>(token)])));
+      }
+      const std::int32_t* set = memory.data + head * memory.head_stride;
+      const std::int32_t* twin = b.memory(layer).data + head * b.memory(layer).head_stride;
+      RC_ASSERT(std::equal(set, set + memory.width, twin));
+      for (std::int64_t i = 0; i < memory.width; ++i) {
+        const bool valid = i < memory.count;
+        RC_ASSERT((valid ? set[i] >= 0 && set[i] < std::max(end, model.tokens) : set[i] == -1));
+        RC_ASSERT((!valid || i == 0 || set[i] > set[i - 1]));
+      }
+    }
+  }
+}
+
+void check_rows(const Model& model, const Session& session) {
+  const Shape& shape = model.shape;
+  std::vector<float> row(static_cast<std::size_t>(std::max(shape.d_head, shape.d_value)));
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    // Those of an open step are stored once their layer was attended.
+    const bool attended = model.open && model.attended[static_cast<std::size_t>(layer)];
+    const std::int64_t stored = model.tokens + (attended ? model.step_tokens : 0);
+    for (std::int64_t token = 0; token < stored; ++token) {
+      const std::int64_t head = token % shape.n_head_kv;
+      session.read_key(layer, head, token, row);
+      for (std::int64_t x = 0; x < shape.d_head; ++x) {
+        RC_ASSERT(row[static_cast<std::size_t>(x)] == element(model, 'k', layer, head, token, x));
+      }
+      session.read_value(layer, head, token, row);
+      for (std::int64_t x = 0; x < shape.d_value; ++x) {
+        RC_ASSERT(row[static_cast<std::size_t>(x)] == element(model, 'v', layer, head, token, x));
+      }
+    }
+  }
+}
+
+/// Everything that can be seen from outside, after a call that left the sessions where the model stands now.
+void check(const Model& model, const Sessions& sessions) {
+  for (const Sessions::One& one : sessions.both) {
+    const Session& session = *one.session;
+    RC_ASSERT(static_cast<int>(session.state()) == static_cast<int>(model.state));
+    RC_ASSERT(session.tokens() == model.tokens);
+    const auto plan = session.plan();
+    RC_ASSERT((std::equal(plan.begin(), plan.end(), model.plan.begin(), model.plan.end(),
+                          [](const Chunk& a, const Chunk& b) {
+                            return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
+                          })));
+    if (!model.failed) check_rows(model, session);  // STATE-5: a failed step may have stored anything
+  }
+  if (!model.failed) check_scores_and_sets(model, sessions);
+}
+
+using Command = rc::state::Command<Model, Sessions>;
+
+/// A command that says what the model answers and what is called.
+class Call : public Command {
+ public:
+  void apply(Model& model) const override { (void)answer(model); }
+  void run(const Model& before, Sessions& sessions) const override {
+    Model after = before;
+    const Code wanted = answer(after);
+    sessions.call(wanted, [&](Sessions::One& one) { perform(before, one); });
+    afterwards(before, wanted, sessions);
+    check(after, sessions);
+  }
+
+ protected:
+  virtual Code answer(Model& model) const = 0;
+  virtual void perform(const Model& before, Sessions::One& one) const = 0;
+  virtual void afterwards(const Model&, const Code&, Sessions&) const {}
+};
+
+class Begin : public Call {
+ public:
+  explicit Begin(const Model& model) {
+    const std::int64_t left = model.shape.capacity - model.tokens;
+    const std::int64_t wide = *rc::gen::arbitrary<std::int64_t>();
+    step_.kind = *rc::gen::weightedElement<Step::Kind>({{5, Step::Kind::prefill}, {2, Step::Kind::decode}});
+    step_.n = *rc::gen::weightedOneOf<std::int64_t>(
+        {{12, rc::gen::inRange<std::int64_t>(1, std::max<std::int64_t>(2, left + 1))},
+         {2, rc::gen::element<std::int64_t>(0, -1, left, left + 1, std::numeric_limits<std::int64_t>::max(),
+                                            std::numeric_limits<std::int64_t>::min())},
+         {1, rc::gen::just(wide)}});
+    // Mostly what is legal: nothing, the turn's own length, a longer turn.
+    const std::int64_t longer = step_.n < 1000 ? step_.n + *rc::gen::inRange<std::int64_t>(0, 20) : step_.n;
+    step_.turn_length =
+        *rc::gen::weightedElement<std::int64_t>({{6, 0},
+                                                 {3, step_.kind == Step::Kind::decode ? 0 : longer},
+                                                 {3, model.turn_length},
+                                                 {1, step_.n - 1},
+                                                 {1, wide}});
+    if (*rc::gen::inRange(0, 40) == 0) step_.kind = static_cast<Step::Kind>(2);
+  }
+  void show(std::ostream& to) const override {
+    to << "begin("
+       << (step_.kind == Step::Kind::prefill  ? "p"
+           : step_.kind == Step::Kind::decode ? "d"
+                                              : "?")
+       << step_.n << ':' << step_.turn_length << ')';
+  }
+
+ protected:
+  Code answer(Model& model) const override { return model.begin(step_); }
+  void perform(const Model&, Sessions::One& one) const override { one.session->begin(step_); }
+
+ private:
+  Step step_;
+};
+
+/// What is wrong with the views of an attend().
+enum class Fault { none, no_query, no_output, key_type, output_type };
+
+class Attend : public Call {
+ public:
+  explicit Attend(const Model& model) {
+    // Mostly a layer that is still to be done.
+    const auto& attended = model.attended;
+    const auto next = std::find(attended.begin(), attended.end(), false) - attended.begin();
+    layer_ = *rc::gen::weightedElement<std::int64_t>(
+        {{30, next}, {1, 0}, {1, -1}, {1, model.shape.n_layer}, {1, 1}});
+    fault_ = *rc::gen::weightedElement<Fault>({{30, Fault::none},
+                                               {1, Fault::no_query},
+                                               {1, Fault::no_output},
+                                               {1, Fault::key_type},
+                                               {1, Fault::output_type}});
+  }
+  void show(std::ostream& to) const override {
+    to << "attend(" << layer_ << ", fault " << static_cast<int>(fault_) << ')';
+  }
+
+ protected:
+  Code answer(Model& model) const override { return model.attend(layer_, fault_ == Fault::none); }
+
+  void perform(const Model& before, Sessions::One& one) const override {
+    const Shape& s = before.shape;
+    const std::int64_t n = std::max<std::int64_t>(before.step_tokens, 1);
+    const auto rows = [&](char which, std::int64_t heads, std::int64_t width) {
+      std::vector<float> values;
+      for (std::int64_t t = 0; t < n; ++t) {
+        for (std::int64_t h = 0; h < heads; ++h) {
+          for (std::int64_t x = 0; x < width; ++x) {
+            values.push_back(element(before, which, layer_, h, before.tokens + t, x));
+          }
+        }
+      }
+      return values;
+    };
+    const std::vector<float> q = rows('q', s.n_head, s.d_head);
+    const std::vector<float> k = rows('k', s.n_head_kv, s.d_head);
+    const std::vector<float> v = rows('v', s.n_head_kv, s.d_value);
+    one.out.assign(static_cast<std::size_t>(n * s.n_head * s.d_value), kUntouched);
+    Rows queries = Rows::token_major(q.data(), DType::f32, s.n_head, s.d_head);
+    Rows keys = Rows::token_major(k.data(), DType::f32, s.n_head_kv, s.d_head);
+    MutableRows out = MutableRows::token_major(one.out.data(), DType::f32, s.n_head, s.d_value);
+    if (fault_ == Fault::no_query) queries.data = nullptr;
+    if (fault_ == Fault::no_output) out.data = nullptr;
+    if (fault_ == Fault::key_type) keys.type = static_cast<DType>(3);
+    if (fault_ == Fault::output_type) out.type = static_cast<DType>(200);
+    one.session->attend(layer_, queries, keys,
+                        Rows::token_major(v.data(), DType::f32, s.n_head_kv, s.d_value), out);
+  }
+
+  void afterwards(const Model& before, const Code& wanted, Sessions& sessions) const override {
+    for (const Sessions::One& one : sessions.both) {
+      if (!wanted) {
+        check_seen(before, one);
+        // Values are in [-2, 2), and an output is a weighted mean of them (a sink's value is 0).
+        for (const float value : one.out) RC_ASSERT(std::fabs(value) <= 2.0f + 1e-4f);
+      } else if (*wanted != ErrorCode::internal) {
+        RC_ASSERT(one.seen.empty());
+        for (const float value : one.out) RC_ASSERT(value == kUntouched);
+      }
+    }
+    if (wanted || !sessions.same_outputs) return;
+    const std::vector<float>& a = sessions.both[0].out;
+    const std::vector<float>& b = sessions.both[1].out;
+    RC_ASSERT(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  }
+
+ private:
+  static constexpr float kUntouched = 12345.0f;
+
+  void check_seen(const Model& before, const Sessions::One& one) const {
+    if (before.watching != Watching::chunks) {
+      RC_ASSERT(one.seen.empty());
+      return;
+    }
+    RC_ASSERT(one.seen.size() == before.plan.size());
+    for (std::size_t c = 0; c < one.seen.size(); ++c) {
+      const Sessions::Seen& seen = one.seen[c];
+      const Chunk& chunk = before.plan[c];
+      RC_ASSERT((seen.layer == layer_ && seen.chunk.begin == chunk.begin && seen.chunk.end == chunk.end));
+      const bool sparse = chunk.mode == ChunkMode::sparse;
+      RC_ASSERT((seen.memory_count == (sparse ? std::min(before.options.memory(), chunk.begin) : 0)));
+    }
+  }
+
+  std::int64_t layer_ = 0;
+  Fault fault_ = Fault::none;
+};
+
+class End : public Call {
+ public:
+  void show(std::ostream& to) const override { to << "end()"; }
+
+ protected:
+  Code answer(Model& model) const override { return model.end(); }
+  void perform(const Model&, Sessions::One& one) const override { one.session->end(); }
+};
+
+class Reset : public Call {
+ public:
+  void show(std::ostream& to) const override { to << "reset()"; }
+
+ protected:
+  Code answer(Model& model) const override {
+    model.reset();
+    return std::nullopt;
+  }
+  void perform(const Model&, Sessions::One& one) const override { one.session->reset(); }
+};
+
+class Watch : public Call {
+ public:
+  Watch()
+      : watching_(*rc::gen::weightedElement<Watching>(
+            {{2, Watching::nothing}, {4, Watching::chunks}, {1, Watching::throws}})) {}
+  void show(std::ostream& to) const override { to << "set_observer(" << static_cast<int>(watching_) << ')'; }
+
+ protected:
+  Code answer(Model& model) const override {
+    model.watching = watching_;
+    model.observer_throws = watching_ == Watching::throws;
+    return std::nullopt;
+  }
+  void perform(const Model&, Sessions::One& one) const override {
+    switch (watching_) {
+      case Watching::nothing: one.session->set_observer({}); break;
+      case Watching::chunks:
+        one.session->set_observer([&one](const ChunkRecord& record) {
+          one.seen.push_back({record.layer, record.chunk, record.memory_count});
+        });
+        break;
+      case Watching::throws:
+        one.session->set_observer(
+            [](const ChunkRecord&) { throw Error(ErrorCode::internal, "the observer's own"); });
+        break;
+    }
+  }
+
+ private:
+  Watching watching_;
+};
+
+/// Rows that are not there, whatever state the session is in: refused, and nothing changes.
+class ReadBeyond : public Call {
+ public:
+  explicit ReadBeyond(const Model& model) {
+    const Shape& s = model.shape;
+    const std::int64_t beyond = model.tokens + model.step_tokens;
+    const auto wide = *rc::gen::arbitrary<std::int64_t>();
+    switch (*rc::gen::inRange(0, 5)) {
+      case 0: position_ = beyond; break;
+      case 1: position_ = wide >= 0 && wide < beyond ? -1 : wide; break;
+      case 2: head_ = s.n_head_kv; break;
+      case 3: layer_ = wide >= 0 && wide < s.n_layer ? -1 : wide; break;
+      default: room_ = 0; break;
+    }
+  }
+  void show(std::ostream& to) const override {
+    to << "read_key(" << layer_ << ", " << head_ << ", " << position_ << ", room " << room_ << ')';
+  }
+
+ protected:
+  Code answer(Model&) const override { return ErrorCode::invalid_argument; }
+  void perform(const Model&, Sessions::One& one) const override {
+    std::array<float, 16> row{};
+    one.session->read_key(layer_, head_, position_, std::span(row).first(room_));
+  }
+
+ private:
+  std::int64_t layer_ = 0;
+  std::int64_t head_ = 0;
+  std::int64_t position_ = 0;
+  std::size_t room_ = 16;
+};
+
+/// Commands as a caller would mix them: mostly the next one of a step.
+rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
+  const auto one = [&](auto maker) {
+    return rc::gen::exec([=]() -> std::shared_ptr<const Command> { return maker(); });
+  };
+  const auto begin = one([=] { return std::make_shared<const Begin>(model); });
+  const auto attend = one([=] { return std::make_shared<const Attend>(model); });
+  const auto end = one([] { return std::make_shared<const End>(); });
+  const auto reset = one([] { return std::make_shared<const Reset>(); });
+  const auto watch = one([] { return std::make_shared<const Watch>(); });
+  const auto read = one([=] { return std::make_shared<const ReadBeyond>(model); });
+  if (model.failed) {
+    return rc::gen::weightedOneOf<std::shared_ptr<const Command>>(
+        {{1, begin}, {1, attend}, {1, end}, {6, reset}, {1, watch}, {1, read}});
+  }
+  if (!model.open) {
+    return rc::gen::weightedOneOf<std::shared_ptr<const Command>>(
+        {{16, begin}, {1, attend}, {1, end}, {1, reset}, {2, watch}, {1, read}});
+  }
+  const bool complete =
+      std::find(model.attended.begin(), model.attended.end(), false) == model.attended.end();
+  return rc::gen::weightedOneOf<std::shared_ptr<const Command>>({{1, begin},
+                                                                 {complete ? 1u : 20u, attend},
+                                                                 {complete ? 20u : 1u, end},
+                                                                 {1, reset},
+                                                                 {1, watch},
+                                                                 {1, read}});
+}
+
+TEST(StateMachine, STATE_1_to_6_RandomCallsAgainstAModel) {
+  for (const Engine* engine : engines()) {
+    if (!engine->unavailable_because().empty()) continue;
+    SCOPED_TRACE(std::string(engine->name()));
+    EXPECT_TRUE(rc::check("random calls on " + std::string(engine->name()), [&] {
+      Shape shape;
+      shape.n_layer = *rc::gen::inRange<std::int64_t>(1, 3);
+      shape.n_head_kv = *rc::gen::inRange<std::int64_t>(1, 3);
+      shape.n_head = shape.n_head_kv * *rc::gen::inRange<std::int64_t>(1, 3);
+      shape.d_head = *rc::gen::inRange<std::int64_t>(1, 5);
+      shape.d_value = *rc::gen::inRange<std::int64_t>(1, 5);
+      shape.capacity = *rc::gen::inRange<std::int64_t>(1, 40);
+      shape.kv_type = *rc::gen::element(DType::f32, DType::f16, DType::bf16);
+      Options options;
+      options.batch = *rc::gen::inRange<std::int64_t>(1, 20);
+      options.chunk = *rc::gen::inRange<std::int64_t>(1, 12);
+      options.local = *rc::gen::inRange<std::int64_t>(0, 6);
+      options.heavy = *rc::gen::inRange<std::int64_t>(0, 6);
+      options.clamp = *rc::gen::arbitrary<bool>();
+      options.score_type = *rc::gen::element(ScoreType::bf16, ScoreType::f32);
+      options.threads = 1;
+      if (*rc::gen::arbitrary<bool>()) options.sinks.assign(static_cast<std::size_t>(shape.n_head), 0.5f);
+      Sessions sessions(*engine, shape, options);
+      const Model model(shape, sessions.both[0].session->options());
+      rc::state::check(model, sessions, next_command);
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace headwater::fuzz
