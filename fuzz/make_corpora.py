@@ -1,0 +1,92 @@
+"""Writes the seeds of fuzz/corpora/gguf and fuzz/corpora/tokenizer: python3 fuzz/make_corpora.py
+
+Standard library only. What a fuzzer finds is added beside them by hand.
+"""
+
+import pathlib
+import struct
+
+ROOT = pathlib.Path(__file__).parent / "corpora"
+U32, BOOL, TEXT, ARRAY, I32, F32 = 4, 7, 8, 9, 5, 6
+# name -> (number of the type, elements and bytes of a block)
+TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "bf16": (30, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18),
+         "q4_k": (12, 256, 144), "q5_k": (13, 256, 176), "q6_k": (14, 256, 210)}
+
+
+def text(value):
+    raw = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def entry(key, kind, value):
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def texts(key, values):
+    return entry(key, ARRAY, struct.pack("<IQ", TEXT, len(values)) + b"".join(map(text, values)))
+
+
+def numbers(key, kind, code, values):
+    return entry(key, ARRAY, struct.pack(f"<IQ{len(values)}{code}", kind, len(values), *values))
+
+
+def gguf(entries, tensors=(), version=3):
+    head = struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(entries)) + b"".join(entries)
+    data = b""
+    for name, kind, blocks in tensors:
+        number, elements, size = TYPES[kind]
+        head += text(name) + struct.pack("<IQQIQ", 2, elements * blocks, 2, number, len(data))
+        data += bytes(i * 37 % 256 for i in range(size * blocks * 2))
+        data += bytes(-len(data) % 32)
+    return head + bytes(-len(head) % 32) + data
+
+
+def byte_characters():
+    other = iter(range(0x100, 0x200))
+    return [chr(b) if 0x21 <= b <= 0x7E or (b >= 0xA1 and b != 0xAD) else chr(next(other)) for b in range(256)]
+
+
+def byte_level(pre):
+    tokens = byte_characters() + ["ab", "abc", "\u0120a", "<|im_start|>", "<|im_end|>", "<think>"]
+    kinds = [1] * 259 + [3, 3, 4]
+    return [entry("tokenizer.ggml.model", TEXT, text("gpt2")), entry("tokenizer.ggml.pre", TEXT, text(pre)),
+            texts("tokenizer.ggml.tokens", tokens), numbers("tokenizer.ggml.token_type", I32, "i", kinds),
+            texts("tokenizer.ggml.merges", ["a b", "ab c", "\u0120 a"]),
+            entry("tokenizer.ggml.eos_token_id", U32, struct.pack("<I", 260)),
+            entry("tokenizer.ggml.bos_token_id", U32, struct.pack("<I", 259)),
+            entry("tokenizer.ggml.add_bos_token", BOOL, b"\1")]
+
+
+def sentence():
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581", "a", "b", "ab", "\u2581ab", "abab"]
+    kinds = [2, 3, 3] + [6] * 256 + [1] * 5 + [5]
+    scores = [0.0] * 259 + [-9.0, -8.0, -7.0, -1.0, -2.0, -0.5]
+    return [entry("tokenizer.ggml.model", TEXT, text("llama")), texts("tokenizer.ggml.tokens", tokens),
+            numbers("tokenizer.ggml.token_type", I32, "i", kinds), numbers("tokenizer.ggml.scores", F32, "f", scores),
+            entry("tokenizer.ggml.bos_token_id", U32, struct.pack("<I", 1))]
+
+
+def main():
+    alignment = entry("general.alignment", U32, struct.pack("<I", 32))
+    files = {f"tensor-{kind}": gguf([alignment], [("a", kind, 1), ("b", kind, 1)]) for kind in TYPES}
+    files |= {f"vocabulary-{pre}": gguf(byte_level(pre)) for pre in ("qwen2", "llama-bpe", "gpt-2", "default")}
+    files["sentence"] = gguf(sentence())
+    files["version-2"] = gguf(byte_level("qwen2"), [("a", "q8_0", 2)], version=2)
+    files["values"] = gguf([entry(f"k{kind}", kind, bytes(8 if kind >= 10 else 1 << kind // 2 if kind < 6 else 4))
+                            for kind in (0, 1, 2, 3, 4, 5, 6, 10, 11, 12)] + [texts("empty", [])])
+    files["count-2-40"] = gguf([text("k") + struct.pack("<IIQ", ARRAY, TEXT, 1 << 40)])
+    files["offset-beyond"] = gguf([], [("a", "f32", 8)])[:-32]
+    (ROOT / "gguf").mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (ROOT / "gguf" / name).write_bytes(content)
+
+    samples = {"code": b"def f(x):\n    return x ** 2\r\n", "blanks": b"  \t\n\n x \xc2\xa0\xe3\x80\x80  ",
+               "scripts": "naïve 東京 עברית हिन्दी 🙂👍🏽 e\u0301".encode(), "broken": b"a\xff\xc3(\xf0\x9f\x98 \xed\xa0\x80",
+               "special": b"<|im_start|>user\n<|im_end|><|im_<s></s><0x41>", "long": b"x" * 300 + b" " * 300 + b"1" * 50}
+    (ROOT / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for which in range(5):
+        for name, content in samples.items():
+            (ROOT / "tokenizer" / f"{name}-{which}").write_bytes(bytes([which, which % 2]) + content)
+
+
+main()

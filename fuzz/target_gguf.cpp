@@ -1,0 +1,96 @@
+// libFuzzer target: the reader of GGUF files takes any bytes. What it accepts lies inside them, can be widened, and is
+// refused or made a tokenizer of.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "headwater/error.hpp"
+#include "runtime/gguf/gguf.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+#include "runtime/support/utf8.hpp"
+#include "runtime/tokenizer/chat.hpp"
+
+namespace {
+
+using namespace headwater::runtime;
+
+constexpr std::int64_t kMostElements = 4096;  // of a tensor that are looked at
+
+/// First and last row, as far as kMostElements.
+void read_rows(const Tensor& tensor, std::span<const std::byte> file) {
+  const std::less_equal<const std::byte*> not_behind;
+  if (!not_behind(file.data(), tensor.data.data())) std::abort();
+  if (!not_behind(tensor.data.data() + tensor.data.size(), file.data() + file.size())) std::abort();
+  const std::int64_t block = tensor_type_info(tensor.type).block_elements;
+  const std::int64_t n = std::min(tensor.dims.at(0), kMostElements / block * block);
+  std::vector<float> values(static_cast<std::size_t>(n));
+  std::vector<std::uint16_t> narrow(values.size());
+  for (const std::int64_t row : {std::int64_t{0}, tensor.rows() - 1}) {
+    dequantize_row(tensor.type, tensor.row(row), n, values.data());
+    dequantize_row_bf16(tensor.type, tensor.row(row), n, narrow.data());
+    (void)dot_row(tensor.type, tensor.row(row), n, values.data());
+  }
+}
+
+/// Every getter on every key: a value or a refusal.
+void read_metadata(const GgufFile& file) {
+  for (const std::string_view key : file.keys()) {
+    const std::function<void()> getters[] = {
+        [&] { (void)file.integer(key, INT64_MIN, INT64_MAX); },
+        [&] { (void)file.number(key); },
+        [&] { (void)file.boolean(key); },
+        [&] { (void)file.text(key); },
+        [&] { (void)file.texts(key); },
+        [&] { (void)file.integers(key); },
+        [&] { (void)file.numbers(key); },
+    };
+    int answers = 0;
+    for (const auto& getter : getters) {
+      try {
+        getter();
+        ++answers;
+      } catch (const headwater::Error&) {
+        // Another type, or a value that cannot be used.
+      }
+    }
+    if (answers > 2) std::abort();  // an integer is a number too; nothing else is two things
+  }
+}
+
+void use_tokenizer(const GgufFile& file) {
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::from_gguf(file);
+  for (std::int32_t id = 0; id < std::min(tokenizer->size(), 1000); ++id) {
+    (void)tokenizer->is_end(id);
+    const std::string piece = tokenizer->piece(id);
+    try {
+      for (const std::int32_t part : tokenizer->encode(piece, true, true)) (void)tokenizer->piece(part);
+    } catch (const headwater::Error&) {
+      // A byte without a token.
+    }
+  }
+  if (const auto format = chat_format_of(*tokenizer)) {
+    const std::vector<ChatMessage> messages = {{"user", "x"}};
+    (void)encode_chat(*tokenizer, *format, messages, true);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(data, size));
+  try {
+    const GgufFile file = GgufFile::parse(bytes, "fuzz.gguf");
+    for (const Tensor& tensor : file.tensors()) read_rows(tensor, bytes);
+    read_metadata(file);
+    use_tokenizer(file);
+  } catch (const headwater::Error& error) {
+    // Refused: that is an answer, in one line.
+    if (error.code() == headwater::ErrorCode::internal) std::abort();
+    if (std::string_view(error.what()).find('\n') != std::string_view::npos) std::abort();
+  }
+  return 0;
+}
