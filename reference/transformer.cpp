@@ -1,0 +1,238 @@
+#include "transformer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "rope.hpp"
+
+namespace headwater::reference {
+namespace {
+
+constexpr double kUnit = 0x1p-24;        // round-off of F32
+constexpr double kUnderflow = 0x1p-100;  // far below every number here, far above what F32 loses by underflow
+
+/// Relative error of a sum of n terms in F32, in any order: the worst case, or Higham and Mary (2019), theorem 2.4
+/// with lambda = 8, which fails less than once in 10^13 sums.
+double sum_error(std::size_t n) {
+  const auto terms = static_cast<double>(n);
+  return std::min(terms, 8.0 * std::sqrt(terms)) * kUnit;
+}
+
+double size_of(const Bounded& x) { return std::abs(x.value) + x.error; }
+
+// RMSNorm: y = w x / sqrt(mean(x^2) + epsilon).
+BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, double epsilon) {
+  double squares = 0;
+  double squared_errors = 0;
+  for (const Bounded& element : x) {
+    squares += element.value * element.value;
+    squared_errors += element.error * element.error;
+  }
+  const auto n = static_cast<double>(x.size());
+  const double root = std::sqrt(squares / n + epsilon);
+  // The root moves by at most |error| / sqrt(n) in the Euclidean norm. Its own roundings: those of the sum, halved by
+  // the root, and of a quotient, a sum and the root.
+  const double root_error = std::sqrt(squared_errors / n) + root * (sum_error(x.size()) / 2 + 3 * kUnit);
+  const double smallest = root - root_error;
+  BoundedRow y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    y[i].value = weight[i] * x[i].value / root;
+    const double moved = smallest > 0
+                             ? x[i].error / smallest + std::abs(x[i].value) * root_error / (root * smallest)
+                             : std::numeric_limits<double>::infinity();
+    // A reciprocal and two products.
+    y[i].error = (std::abs(weight[i]) * moved) * (1 + 4 * kUnit) + 4 * kUnit * std::abs(y[i].value);
+  }
+  return y;
+}
+
+// y = W x (+ b).
+BoundedRow product(const Matrix& weights, std::span<const double> bias, std::span<const Bounded> x) {
+  BoundedRow y(static_cast<std::size_t>(weights.rows));
+  for (std::size_t r = 0; r < y.size(); ++r) {
+    const double* const row = weights.values.data() + r * x.size();
+    double carried = 0;
+    double sizes = 0;
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      y[r].value += row[k] * x[k].value;
+      carried += std::abs(row[k]) * x[k].error;
+      sizes += std::abs(row[k]) * size_of(x[k]);
+    }
+    // A product and a sum of as many terms.
+    y[r].error = carried + (sum_error(x.size()) + kUnit) * sizes + kUnderflow;
+    if (bias.empty()) continue;
+    y[r].value += bias[r];
+    y[r].error += kUnit * size_of(y[r]);
+  }
+  return y;
+}
+
+// ROPE-1, with cosine and sine rounded to F32 first.
+void rotate(std::span<Bounded> row, std::int64_t position, const TransformerShape& shape) {
+  const std::size_t pairs = shape.inverse_frequencies.size();
+  const bool adjacent = shape.layout == RopeLayout::adjacent_pairs;
+  for (std::size_t i = 0; i < pairs; ++i) {
+    Bounded& x = row[adjacent ? 2 * i : i];
+    Bounded& y = row[adjacent ? 2 * i + 1 : i + pairs];
+    const double angle = static_cast<double>(position) * shape.inverse_frequencies[i];
+    const double c = std::abs(shape.magnitude * std::cos(angle));
+    const double s = std::abs(shape.magnitude * std::sin(angle));
+    // Rounding of the table, a product, a sum.
+    const double roundings = 3.01 * kUnit;
+    const double x_error =
+        c * x.error + s * y.error + roundings * (c * size_of(x) + s * size_of(y)) + kUnderflow;
+    const double y_error =
+        s * x.error + c * y.error + roundings * (s * size_of(x) + c * size_of(y)) + kUnderflow;
+    std::vector<double> pair = {x.value, y.value};
+    const std::vector<double> frequency = {shape.inverse_frequencies[i]};
+    rotate_row(pair, position, frequency, shape.magnitude, RopeLayout::adjacent_pairs);
+    x = {pair[0], x_error};
+    y = {pair[1], y_error};
+  }
+}
+
+void norm_and_rotate(BoundedRow& rows, std::span<const double> norm, std::int64_t position,
+                     const TransformerShape& shape) {
+  const auto d = static_cast<std::size_t>(shape.d_head);
+  for (std::size_t at = 0; at < rows.size(); at += d) {
+    const std::span<Bounded> row = std::span(rows).subspan(at, d);
+    if (!norm.empty()) {
+      const BoundedRow normed = rms_norm(row, norm, shape.norm_epsilon);
+      std::copy(normed.begin(), normed.end(), row.begin());
+    }
+    rotate(row, position, shape);
+  }
+}
+
+// LOGIT-1
+Bounded logit(std::span<const Bounded> q, std::span<const Bounded> k) {
+  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size()));
+  double sum = 0;
+  double carried = 0;
+  double sizes = 0;
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    sum += q[i].value * k[i].value;
+    carried += q[i].error * size_of(k[i]) + std::abs(q[i].value) * k[i].error;
+    sizes += size_of(q[i]) * size_of(k[i]);
+  }
+  // SPEC 13: d products, their sum, the scale rounded and multiplied.
+  const auto d = static_cast<double>(q.size());
+  return {scale * sum, scale * (carried + (d + 4) * kUnit * sizes)};
+}
+
+// INTRA-1 for one query: softmax of the logits, and the mean of the value rows under it. One weight is off by the
+// logit's error, 2 u |s - m| in the exponent and 4 u of the exponential, 5 u for each time that the maximum rises; the
+// normalisation repeats the worst of that; the two sums and a quotient come on top.
+BoundedRow attention(std::span<const Bounded> logits, std::span<const std::span<const Bounded>> values) {
+  double most = -std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity();
+  double records = 0;
+  double logit_error = 0;
+  for (const Bounded& s : logits) {
+    if (s.value > most) records += 1;
+    most = std::max(most, s.value);
+    least = std::min(least, s.value);
+    logit_error = std::max(logit_error, s.error);
+  }
+  double weights = 0;
+  for (const Bounded& s : logits) weights += std::exp(s.value - most);
+  const double spread = most - least + 2 * logit_error;
+  const double one_weight = logit_error + (2 * spread + 4 + 5 * (records + 1)) * kUnit;
+  const double relative = std::exp(2 * one_weight + 2 * sum_error(logits.size()) + 4 * kUnit) - 1;
+  BoundedRow mean(values.front().size());
+  for (std::size_t j = 0; j < logits.size(); ++j) {
+    const double weight = std::exp(logits[j].value - most) / weights;
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      const Bounded& v = values[j][i];
+      mean[i].value += weight * v.value;
+      mean[i].error += weight * (v.error + relative * size_of(v));
+    }
+  }
+  for (Bounded& element : mean) element.error += kUnit * size_of(element) + kUnderflow;
+  return mean;
+}
+
+BoundedRow attend(const TransformerShape& shape, std::span<const TransformerHeads> tokens) {
+  const std::int64_t group = shape.heads / shape.heads_kv;
+  const auto d = static_cast<std::size_t>(shape.d_head);
+  const auto dv = static_cast<std::size_t>(shape.d_value);
+  BoundedRow out;
+  for (std::int64_t h = 0; h < shape.heads; ++h) {
+    const auto head = static_cast<std::size_t>(h);
+    const auto head_kv = static_cast<std::size_t>(h / group);
+    const auto query = std::span(tokens.back().query).subspan(head * d, d);
+    BoundedRow logits;
+    std::vector<std::span<const Bounded>> values;
+    for (const TransformerHeads& token : tokens) {
+      logits.push_back(logit(query, std::span(token.key).subspan(head_kv * d, d)));
+      values.push_back(std::span(token.value).subspan(head_kv * dv, dv));
+    }
+    const BoundedRow mean = attention(logits, values);
+    out.insert(out.end(), mean.begin(), mean.end());
+  }
+  return out;
+}
+
+// SwiGLU (Shazeer, 2020): y = W_down (silu(W_gate x) * W_up x).
+BoundedRow mlp(const TransformerLayer& layer, std::span<const Bounded> x) {
+  BoundedRow gate = product(layer.gate, {}, x);
+  const BoundedRow up = product(layer.up, {}, x);
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const double silu = gate[i].value / (1 + std::exp(-gate[i].value));
+    constexpr double kSteepest = 1.1;  // |silu'| <= 1.0999
+    // An exponential of 2 ulp whose argument is off by 2 u |x| at most where it matters (|x| < 16: below that silu
+    // vanishes, above it is x), a sum, a quotient, a product.
+    const double silu_error = kSteepest * gate[i].error + (7 + 32) * kUnit * std::abs(silu) + kUnderflow;
+    const double value = silu * up[i].value;
+    gate[i].error = silu_error * size_of(up[i]) + std::abs(silu) * up[i].error + kUnit * std::abs(value);
+    gate[i].value = value;
+  }
+  return product(layer.down, {}, gate);
+}
+
+void add(BoundedRow& residual, std::span<const Bounded> change) {
+  for (std::size_t i = 0; i < residual.size(); ++i) {
+    residual[i].value += change[i].value;
+    residual[i].error += change[i].error;
+    residual[i].error += kUnit * size_of(residual[i]);
+  }
+}
+
+}  // namespace
+
+TransformerHeads transformer_heads(const TransformerShape& shape, const TransformerLayer& layer,
+                                   const BoundedRow& residual, std::int64_t position) {
+  const BoundedRow x = rms_norm(residual, layer.attention_norm, shape.norm_epsilon);
+  TransformerHeads heads = {product(layer.query, layer.query_bias, x), product(layer.key, layer.key_bias, x),
+                            product(layer.value, layer.value_bias, x)};
+  norm_and_rotate(heads.query, layer.query_norm, position, shape);
+  norm_and_rotate(heads.key, layer.key_norm, position, shape);
+  return heads;
+}
+
+BoundedRow transformer_attention(const TransformerShape& shape, const TransformerLayer& layer,
+                                 std::span<const TransformerHeads> tokens, const BoundedRow& residual) {
+  std::vector<TransformerHeads> stored(tokens.begin(), tokens.end());
+  for (TransformerHeads& token : stored) {
+    for (Bounded& x : token.key) x.error += shape.stored_round_off * size_of(x);
+    for (Bounded& x : token.value) x.error += shape.stored_round_off * size_of(x);
+  }
+  BoundedRow result = residual;
+  add(result, product(layer.output, layer.output_bias, attend(shape, stored)));
+  return result;
+}
+
+BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
+                           const BoundedRow& residual) {
+  BoundedRow result = residual;
+  add(result, mlp(layer, rms_norm(residual, layer.mlp_norm, shape.norm_epsilon)));
+  return result;
+}
+
+BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm, const Matrix& head,
+                              double norm_epsilon) {
+  return product(head, {}, rms_norm(row, norm, norm_epsilon));
+}
+
+}  // namespace headwater::reference

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "headwater/rope.hpp"
+
+/// The forward pass around attention, for transformers of the kind of Llama (Touvron et al., 2023) and Qwen: RMSNorm,
+/// QK-norm, rotation, causal attention, SwiGLU, residual stream. Plain scalar double. Every number comes with a bound
+/// of how far a computation of it in F32 may be off, carried from step to step to all orders; what the format of the
+/// stored keys and values adds is a parameter. A layer has three stages, so that a computation can be checked stage by
+/// stage from its own inputs: bounds over a whole network say nothing, worst cases multiply.
+namespace headwater::reference {
+
+/// A value, and by how much an F32 computation may miss it.
+struct Bounded {
+  double value = 0;
+  double error = 0;
+};
+using BoundedRow = std::vector<Bounded>;
+
+/// [rows][columns], row after row.
+struct Matrix {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::vector<double> values;
+};
+
+/// The weights of one layer; empty vectors where the model has none.
+struct TransformerLayer {
+  std::vector<double> attention_norm, query_norm, key_norm, mlp_norm;
+  Matrix query, key, value, output, gate, up, down;
+  std::vector<double> query_bias, key_bias, value_bias, output_bias;
+};
+
+struct TransformerShape {
+  std::int64_t heads = 1;
+  std::int64_t heads_kv = 1;
+  std::int64_t d_head = 1;
+  std::int64_t d_value = 1;
+  double norm_epsilon = 1e-6;
+  std::vector<double> inverse_frequencies;
+  double magnitude = 1.0;
+  RopeLayout layout = RopeLayout::split_halves;
+  double stored_round_off =
+      0;  ///< of the type that keys and values are stored in: 2^-8 BF16, 2^-11 F16, 0 F32
+};
+
+/// What attention is given for one token: rows of all heads, [heads][d].
+struct TransformerHeads {
+  BoundedRow query, key, value;
+};
+
+/// Stage 1: queries, keys and values of the token at `position`, normed and rotated, from its residual row.
+[[nodiscard]] TransformerHeads transformer_heads(const TransformerShape& shape, const TransformerLayer& layer,
+                                                 const BoundedRow& residual, std::int64_t position);
+
+/// Stage 2: the residual row of the last of `tokens` behind attention, dense and causal, and its output projection.
+/// Keys and values are rounded here as they are stored (STATE-6).
+[[nodiscard]] BoundedRow transformer_attention(const TransformerShape& shape, const TransformerLayer& layer,
+                                               std::span<const TransformerHeads> tokens,
+                                               const BoundedRow& residual);
+
+/// Stage 3: the residual row behind the layer.
+[[nodiscard]] BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
+                                         const BoundedRow& residual);
+
+/// Logits of one token: the final norm, then the head.
+[[nodiscard]] BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm,
+                                            const Matrix& head, double norm_epsilon);
+
+}  // namespace headwater::reference

@@ -1,0 +1,106 @@
+#include "runtime/generate/conversation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "headwater/error.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+std::uint64_t triangle(std::int64_t n) {
+  const auto count = static_cast<std::uint64_t>(n);
+  return count * (count + 1) / 2;
+}
+
+std::string step_text(const Step& step) {
+  if (step.kind == Step::Kind::decode) return fmt::format("d{}", step.n);
+  return step.turn_length == 0 ? fmt::format("p{}", step.n) : fmt::format("p{}:{}", step.n, step.turn_length);
+}
+
+}  // namespace
+
+Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail)
+    : transformer_(transformer),
+      dense_tail_(dense_tail),
+      logits_(static_cast<std::size_t>(transformer.model().config().vocabulary)) {}
+
+void Conversation::reset() {
+  transformer_.reset();
+  pairs_ = {};
+  steps_.clear();
+  appended_ = 0;
+}
+
+/// A turn of at most one chunk is dense anyway (STATE-3).
+std::int64_t Conversation::tail_of(std::int64_t n) const {
+  const EffectiveOptions& options = transformer_.session().options();
+  return options.sparse && n > options.chunk ? std::min(dense_tail_, n - 1) : 0;
+}
+
+void Conversation::run(const Step& step, std::span<const std::int32_t> ids) {
+  transformer_.run(step, ids);
+  const Session& session = transformer_.session();
+  for (const Chunk& chunk : session.plan()) {
+    const std::int64_t n = chunk.end - chunk.begin;
+    const std::int64_t before =
+        chunk.mode == ChunkMode::sparse ? std::min(session.options().memory(), chunk.begin) : chunk.begin;
+    pairs_.computed += triangle(n) + static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(before);
+  }
+  pairs_.dense = triangle(session.tokens());
+}
+
+void Conversation::note(const Step& step) {
+  if (!steps_.empty()) steps_ += ',';
+  steps_ += step_text(step);
+}
+
+std::string Conversation::steps() const {
+  std::string text = steps_;
+  for (std::int64_t i = 0; i < appended_; ++i) text += ",d1";
+  return text;
+}
+
+void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progress) {
+  const auto n = static_cast<std::int64_t>(ids.size());
+  const std::int64_t capacity = transformer_.session().shape().capacity;
+  if (n == 0) throw Error(ErrorCode::invalid_argument, "a turn has 0 tokens; allowed: 1 or more");
+  if (n > capacity - tokens()) {
+    throw Error(ErrorCode::capacity_exceeded,
+                fmt::format("a turn of {} tokens behind {} does not fit; allowed: {} tokens in all", n,
+                            tokens(), capacity));
+  }
+  const std::int64_t layers = transformer_.model().config().layers;
+  const std::int64_t most = transformer_.max_step();
+  const std::int64_t prefill = n - tail_of(n);
+  std::int64_t done = 0;
+  transformer_.set_observer([&](const LayerView& view) {
+    if (observer_) observer_(view);
+    if (!progress || view.stage != LayerView::Stage::output) return;
+    const double layers_done = static_cast<double>(view.layer + 1) / static_cast<double>(layers);
+    progress((static_cast<double>(done) + static_cast<double>(view.n) * layers_done) /
+             static_cast<double>(n));
+  });
+  for (; appended_ > 0; --appended_) note(Step::decode());
+  while (done < n) {
+    const bool tail = done >= prefill;
+    const std::int64_t count = std::min(most, (tail ? n : prefill) - done);
+    // A turn that one call makes says its own length.
+    const std::int64_t turn = done == 0 && count < prefill ? prefill : 0;
+    const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);
+    run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)));
+    note(step);
+    done += count;
+    if (done == n) transformer_.logits(count - 1, 1, logits_);
+  }
+  transformer_.set_observer({});
+}
+
+void Conversation::append(std::int32_t id) {
+  run(Step::decode(), {&id, 1});
+  ++appended_;
+  transformer_.logits(0, 1, logits_);
+}
+
+}  // namespace headwater::runtime

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/model/transformer.hpp"
+
+namespace headwater::runtime {
+
+/// Query-key pairs per query head and layer.
+struct Pairs {
+  std::uint64_t computed = 0;
+  std::uint64_t dense = 0;  ///< what dense causal attention over the same tokens takes
+};
+
+/// Turns of prompt and answer around a transformer: prompts go in by the chunk schedule, their last tokens and every
+/// generated token by dense decode steps.
+class Conversation {
+ public:
+  /// `dense_tail`: so many tokens at the end of a sparse turn become one decode step, which sees every token before it:
+  /// the question at the end of a long prompt. 0 is the plain algorithm.
+  Conversation(Transformer& transformer, std::int64_t dense_tail);
+
+  /// Called from inside feed() with the share of the turn that is done, 0 .. 1; an exception from it ends the turn, and
+  /// only reset() helps then.
+  using Progress = std::function<void(double share)>;
+  /// Processes a turn of ids (at least one); logits() are then those behind its last token. Errors: those of
+  /// Transformer::run; nothing is changed where the turn does not fit.
+  void feed(std::span<const std::int32_t> ids, const Progress& progress = {});
+  /// Shown every layer of the turns that follow, besides what feed() itself looks at.
+  void set_layer_observer(LayerObserver observer) { observer_ = std::move(observer); }
+  /// Appends one generated token by a decode step.
+  void append(std::int32_t id);
+  void reset();
+
+  /// Of the token that comes next; empty before the first feed().
+  [[nodiscard]] std::span<const float> logits() const { return logits_; }
+  [[nodiscard]] std::int64_t tokens() const { return transformer_.session().tokens(); }
+  /// Over everything since reset().
+  [[nodiscard]] const Pairs& pairs() const { return pairs_; }
+  /// The steps since reset() as `headwater attend --steps` takes them: "p4096:8128,p4032,d64".
+  [[nodiscard]] std::string steps() const;
+  [[nodiscard]] Transformer& transformer() { return transformer_; }
+
+  /// Tokens of a turn of n that go into its dense tail.
+  [[nodiscard]] std::int64_t tail_of(std::int64_t n) const;
+
+ private:
+  void run(const Step& step, std::span<const std::int32_t> ids);
+  void note(const Step& step);
+
+  Transformer& transformer_;
+  std::int64_t dense_tail_;
+  std::vector<float> logits_;
+  Pairs pairs_;
+  LayerObserver observer_;
+  std::string steps_;          // of turns; append() must not grow a text
+  std::int64_t appended_ = 0;  // tokens since then
+};
+
+}  // namespace headwater::runtime

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+namespace headwater::runtime {
+
+/// How the next token is chosen from its logits. The filters apply in this order, each to what the one before left,
+/// on probabilities at temperature 1; the temperature comes last.
+struct SamplingOptions {
+  double temperature = 0.0;  ///< 0: the best token (greedy), and no filter matters; finite, >= 0
+  std::int64_t top_k = 0;    ///< keep the k best; 0 keeps all
+  double top_p =
+      1.0;  ///< keep the fewest best whose probabilities reach p (nucleus; Holtzman et al., 2019); 0 .. 1
+  double min_p = 0.0;      ///< keep those with at least this share of the best one's probability; 0 .. 1
+  std::uint64_t seed = 0;  ///< equal seeds and logits give equal tokens
+};
+
+/// Draws tokens. Takes its memory when it is made.
+class Sampler {
+ public:
+  /// Errors: invalid_argument naming the option that is out of its range.
+  Sampler(const SamplingOptions& options, std::int64_t vocabulary);
+
+  /// The next token. Equal logits rank by token id. Error(invalid_argument) where a logit is NaN or all are -inf.
+  [[nodiscard]] std::int32_t draw(std::span<const float> logits);
+
+ private:
+  struct Candidate {
+    std::int32_t id;
+    float logit;
+    double weight;  // probability times a constant
+  };
+  void keep_best(std::span<const float> logits);
+  [[nodiscard]] std::size_t filtered() const;
+
+  SamplingOptions options_;
+  std::mt19937_64 random_;
+  std::vector<Candidate> candidates_;
+};
+
+/// The best token, the lowest id among equals. Error(invalid_argument) where a logit is NaN.
+[[nodiscard]] std::int32_t best_token(std::span<const float> logits);
+
+}  // namespace headwater::runtime

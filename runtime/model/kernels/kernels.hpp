@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+namespace headwater::runtime {
+
+/// The loops of a forward pass besides projections and attention, one table per instruction set. Every sum is kept in
+/// the same lanes and no multiply is contracted with an add, so all tables give the same bits.
+struct Kernels {
+  const char* isa;
+
+  /// RMSNorm (Zhang and Sennrich, 2019): out[i] = weight[i] * x[i] / sqrt(mean(x^2) + epsilon). out may be x.
+  void (*rms_norm)(const float* x, const float* weight, std::int64_t n, float epsilon, float* out);
+  /// The same, rounded to BF16.
+  void (*rms_norm_bf16)(const float* x, const float* weight, std::int64_t n, float epsilon,
+                        std::uint16_t* out);
+  /// SwiGLU (Shazeer, 2020): out[i] = gate[i] / (1 + exp(-gate[i])) * up[i].
+  void (*swiglu)(const float* gate, const float* up, std::int64_t n, float* out);
+  /// Rounds to BF16, to nearest even; NaN stays NaN.
+  void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
+  /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine stand in the two arrays.
+  void (*rotate_halves)(float* x, const float* cosine, const float* sine, std::int64_t pairs);
+  /// The same for the pairs (x[2i], x[2i + 1]).
+  void (*rotate_adjacent)(float* x, const float* cosine, const float* sine, std::int64_t pairs);
+  /// sum |x| over n elements is finite: none of them is NaN or infinite.
+  bool (*all_finite)(const float* x, std::int64_t n);
+};
+
+extern const Kernels kKernelsBaseline;  ///< x86-64-v2
+extern const Kernels kKernelsAvx2;      ///< AVX2, FMA, F16C
+extern const Kernels kKernelsAvx512;    ///< AVX-512F and DQ on top
+
+/// The best table that this processor runs.
+[[nodiscard]] const Kernels& kernels();
+
+}  // namespace headwater::runtime

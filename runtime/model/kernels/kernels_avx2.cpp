@@ -1,0 +1,21 @@
+#include "runtime/model/kernels/kernels.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+#include "runtime/model/kernels/loops.inc"
+
+}  // namespace
+
+const Kernels kKernelsAvx2 = {
+    .isa = "AVX2",
+    .rms_norm = rms_norm,
+    .rms_norm_bf16 = rms_norm_bf16,
+    .swiglu = swiglu,
+    .to_bf16 = to_bf16,
+    .rotate_halves = rotate_halves,
+    .rotate_adjacent = rotate_adjacent,
+    .all_finite = all_finite,
+};
+
+}  // namespace headwater::runtime

@@ -1,0 +1,225 @@
+#include "runtime/model/model.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "headwater/error.hpp"
+
+namespace headwater::runtime {
+
+/// Builds a Model from the tensors of a file.
+class ModelReader {
+ public:
+  ModelReader(Model& model, const GgufFile& file) : model_(model), file_(file) {}
+  void read(const ModelOptions& options);
+
+ private:
+  const Tensor& use(const std::string& name, std::span<const std::int64_t> dims);
+  std::vector<float> vector(const std::string& name, std::int64_t n);
+  std::vector<float> vector_or_none(const std::string& name, std::int64_t n);
+  std::unique_ptr<Projection> whole(const std::string& name, std::int64_t depth, std::int64_t rows);
+  void read_layer(std::int64_t index);
+  void read_qkv(const std::string& prefix, LayerWeights& layer);
+  void read_gate_up(const std::string& prefix, LayerWeights& layer);
+  void read_head();
+  void refuse_unknown_tensors() const;
+  [[nodiscard]] std::unique_ptr<Projection> project(std::vector<RowRange> rows);
+  void pack(int threads);
+
+  Model& model_;
+  const GgufFile& file_;
+  std::set<std::string_view> used_;
+};
+
+const Tensor& ModelReader::use(const std::string& name, std::span<const std::int64_t> dims) {
+  const Tensor& tensor = file_.tensor(name, dims);
+  used_.insert(tensor.name);
+  return tensor;
+}
+
+std::vector<float> ModelReader::vector(const std::string& name, std::int64_t n) {
+  const std::array dims = {n};
+  const Tensor& tensor = use(name, dims);
+  std::vector<float> values(static_cast<std::size_t>(n));
+  dequantize_row(tensor.type, tensor.row(0), n, values.data());
+  if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); })) {
+    file_.refuse(fmt::format("tensor '{}': holds NaN or infinity; allowed: finite weights", name));
+  }
+  return values;
+}
+
+std::vector<float> ModelReader::vector_or_none(const std::string& name, std::int64_t n) {
+  return file_.find_tensor(name) == nullptr ? std::vector<float>{} : vector(name, n);
+}
+
+std::unique_ptr<Projection> ModelReader::project(std::vector<RowRange> rows) {
+  return std::make_unique<Projection>(model_.products_, model_.precision_, std::move(rows));
+}
+
+std::unique_ptr<Projection> ModelReader::whole(const std::string& name, std::int64_t depth,
+                                               std::int64_t rows) {
+  const std::array dims = {depth, rows};
+  return project({{&use(name, dims), 0, rows}});
+}
+
+void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  struct Part {
+    const char* name;
+    std::int64_t rows;
+  };
+  const std::array parts = {Part{"attn_q", config.heads * config.d_head},
+                            Part{"attn_k", config.heads_kv * config.d_head},
+                            Part{"attn_v", config.heads_kv * config.d_value}};
+  std::vector<RowRange> rows;
+  bool any_bias = false;
+  std::vector<float> bias;
+  for (const Part& part : parts) {
+    const std::array dims = {config.width, part.rows};
+    rows.push_back({&use(fmt::format("{}{}.weight", prefix, part.name), dims), 0, part.rows});
+    auto values = vector_or_none(fmt::format("{}{}.bias", prefix, part.name), part.rows);
+    any_bias = any_bias || !values.empty();
+    values.resize(static_cast<std::size_t>(part.rows), 0.0F);
+    bias.insert(bias.end(), values.begin(), values.end());
+  }
+  if (any_bias) layer.qkv_bias = std::move(bias);
+  layer.qkv = project(std::move(rows));
+}
+
+void ModelReader::read_gate_up(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const std::array dims = {config.width, config.feed_forward};
+  const Tensor& gate = use(prefix + "ffn_gate.weight", dims);
+  const Tensor& up = use(prefix + "ffn_up.weight", dims);
+  std::vector<RowRange> rows;
+  for (std::int64_t first = 0; first < config.feed_forward; first += kGateRows) {
+    const std::int64_t count = std::min(kGateRows, config.feed_forward - first);
+    rows.push_back({&gate, first, count});
+    rows.push_back({&up, first, count});
+  }
+  layer.gate_up = project(std::move(rows));
+}
+
+void ModelReader::read_layer(std::int64_t index) {
+  const ModelConfig& config = model_.config_;
+  const std::string prefix = fmt::format("blk.{}.", index);
+  LayerWeights layer;
+  layer.attention_norm = vector(prefix + "attn_norm.weight", config.width);
+  layer.mlp_norm = vector(prefix + "ffn_norm.weight", config.width);
+  if (config.architecture == "qwen3") {
+    layer.query_norm = vector(prefix + "attn_q_norm.weight", config.d_head);
+    layer.key_norm = vector(prefix + "attn_k_norm.weight", config.d_head);
+  }
+  read_qkv(prefix, layer);
+  layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
+  layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
+  read_gate_up(prefix, layer);
+  layer.down = whole(prefix + "ffn_down.weight", config.feed_forward, config.width);
+  model_.layers_.push_back(std::move(layer));
+}
+
+void ModelReader::read_head() {
+  const ModelConfig& config = model_.config_;
+  model_.final_norm_ = vector("output_norm.weight", config.width);
+  const std::array dims = {config.width, config.vocabulary};
+  model_.embedding_ = &use("token_embd.weight", dims);
+  const char* const own = "output.weight";
+  model_.head_ =
+      whole(file_.find_tensor(own) != nullptr ? own : "token_embd.weight", config.width, config.vocabulary);
+}
+
+void ModelReader::refuse_unknown_tensors() const {
+  for (const Tensor& tensor : file_.tensors()) {
+    if (used_.contains(tensor.name) || tensor.name == "rope_freqs.weight") continue;
+    file_.refuse(fmt::format("tensor '{}' has no meaning in a {} model of {} layers that is supported here",
+                             tensor.name, model_.config_.architecture, model_.config_.layers));
+  }
+}
+
+void ModelReader::pack(int threads) {
+  std::vector<ProjectionScratch> scratch(static_cast<std::size_t>(threads));
+  for (ProjectionScratch& one : scratch) one.memory = AlignedBuffer(model_.scratch_bytes());
+  const auto pack_one = [&](Projection& projection) {
+    try {
+      projection.pack(threads, scratch);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid_argument) throw;
+      file_.refuse(error.what());
+    }
+  };
+  for (const LayerWeights& layer : model_.layers_) {
+    for (Projection* projection :
+         {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()}) {
+      pack_one(*projection);
+    }
+  }
+  pack_one(*model_.head_);
+}
+
+void ModelReader::read(const ModelOptions& options) {
+  model_.config_ = read_model_config(file_);
+  model_.precision_ = options.precision;
+  read_head();
+  for (std::int64_t i = 0; i < model_.config_.layers; ++i) read_layer(i);
+  refuse_unknown_tensors();
+  pack(options.threads);
+}
+
+std::shared_ptr<const Model> Model::load(std::shared_ptr<const GgufFile> file, const ModelOptions& options) {
+  std::shared_ptr<Model> model(new Model);
+  model->file_ = std::move(file);
+  ModelReader(*model, *model->file_).read(options);
+  return model;
+}
+
+std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision) {
+  std::uint64_t bytes = 0;
+  bool own_head = false;
+  const auto element = static_cast<std::uint64_t>(precision_bytes(precision));
+  const auto packed = [&](const Tensor& tensor) -> std::uint64_t {
+    if (tensor.dims.size() != 2 || tensor_type_info(tensor.type).block_elements != 1) return 0;
+    return static_cast<std::uint64_t>(tensor.dims[0]) * static_cast<std::uint64_t>(tensor.dims[1]) * element;
+  };
+  for (const Tensor& tensor : file.tensors()) {
+    own_head = own_head || tensor.name == "output.weight";
+    if (tensor.name != "token_embd.weight") bytes += packed(tensor);
+  }
+  if (const Tensor* embedding = file.find_tensor("token_embd.weight"); embedding != nullptr && !own_head) {
+    bytes += packed(*embedding);
+  }
+  return bytes;
+}
+
+std::size_t Model::scratch_bytes() const {
+  std::size_t bytes = head_->scratch_bytes();
+  for (const LayerWeights& layer : layers_) {
+    for (const Projection* projection :
+         {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()}) {
+      bytes = std::max(bytes, projection->scratch_bytes());
+    }
+  }
+  return bytes;
+}
+
+std::int64_t Model::bytes_per_token() const {
+  std::int64_t bytes = head_->stored_bytes();
+  for (const LayerWeights& layer : layers_) {
+    for (const Projection* projection :
+         {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()}) {
+      bytes += projection->stored_bytes();
+    }
+  }
+  return bytes;
+}
+
+void Model::embed(std::int32_t id, float* row) const {
+  dequantize_row(embedding_->type, embedding_->row(id), config_.width, row);
+}
+
+}  // namespace headwater::runtime

@@ -1,0 +1,219 @@
+#include "runtime/model/model_config.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "headwater/error.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+constexpr std::int64_t kMaxExtent = 65536;  // of heads, widths and layers, as headwater::Shape has it
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;
+
+/// Keys behind "<architecture>." whose presence with a value other than `neutral` means a computation that is not
+/// done here.
+struct Unsupported {
+  const char* key;
+  double neutral;
+  const char* what;
+};
+constexpr std::array kUnsupported = {
+    Unsupported{"expert_count", 0, "mixture of experts"},
+    Unsupported{"attention.sliding_window_pattern", 0, "sliding-window attention"},
+    Unsupported{"attn_logit_softcapping", 0, "soft caps"},
+    Unsupported{"attention.logit_softcapping", 0, "soft caps"},
+    Unsupported{"final_logit_softcapping", 0, "soft caps"},
+    Unsupported{"logit_scale", 1, "scaled logits"},
+    Unsupported{"residual_scale", 1, "a scaled residual stream"},
+    Unsupported{"embedding_scale", 1, "scaled embeddings"},
+    Unsupported{"attention.scale", 0, "an attention scale of its own"},
+    Unsupported{"attention.clamp_kqv", 0, "clamped queries and keys"},
+    Unsupported{"attention.max_alibi_bias", 0, "ALiBi"},
+    Unsupported{"use_parallel_residual", 0, "a parallel residual stream"},
+    Unsupported{"pooling_type", 0, "embedding models"},
+};
+
+class Reader {
+ public:
+  explicit Reader(const GgufFile& file) : file_(file), prefix_(file.text("general.architecture")) {
+    if (prefix_ != "qwen3" && prefix_ != "qwen2" && prefix_ != "llama") {
+      file.refuse(fmt::format("general.architecture is '{}'; allowed: qwen3, qwen2, llama", prefix_));
+    }
+  }
+
+  ModelConfig read();
+
+ private:
+  [[nodiscard]] std::string key(std::string_view name) const { return fmt::format("{}.{}", prefix_, name); }
+  [[nodiscard]] std::int64_t extent(std::string_view name, std::int64_t most) const {
+    return file_.integer(key(name), 1, most);
+  }
+  void refuse_unsupported() const;
+  void refuse_window() const;
+  void read_sizes(ModelConfig& config) const;
+  void read_rope(ModelConfig& config) const;
+  [[nodiscard]] RopeScaling read_scaling(const ModelConfig& config) const;
+  [[nodiscard]] double positive(std::string_view name, double fallback) const;
+  [[nodiscard]] std::vector<float> rope_divisors(std::int64_t pairs) const;
+
+  const GgufFile& file_;
+  std::string prefix_;
+};
+
+void Reader::refuse_unsupported() const {
+  for (const Unsupported& feature : kUnsupported) {
+    const std::string name = key(feature.key);
+    if (!file_.has(name)) continue;
+    bool neutral = false;
+    try {
+      neutral = file_.number(name) == feature.neutral;
+    } catch (const Error&) {
+      try {
+        neutral = !file_.boolean(name) && feature.neutral == 0;
+      } catch (const Error&) {  // an array, a text: certainly not neutral
+      }
+    }
+    if (!neutral) file_.refuse(fmt::format("{} asks for {}, which is not supported", name, feature.what));
+  }
+  if (!file_.boolean_or(key("attention.causal"), true)) {
+    file_.refuse(fmt::format("{} is false; only causal attention is supported", key("attention.causal")));
+  }
+}
+
+/// A window that is never left changes nothing.
+void Reader::refuse_window() const {
+  const std::string name = key("attention.sliding_window");
+  const std::int64_t window = file_.integer_or(name, 0, kMaxTokens, 0);
+  const std::int64_t context = extent("context_length", kMaxTokens);
+  if (window > 0 && window < context) {
+    file_.refuse(fmt::format("{} is {} of a context of {}; sliding-window attention is not supported", name,
+                             window, context));
+  }
+}
+
+void Reader::read_sizes(ModelConfig& config) const {
+  config.layers = extent("block_count", kMaxExtent);
+  config.width = extent("embedding_length", kMaxWidth);
+  config.feed_forward = extent("feed_forward_length", kMaxWidth);
+  config.heads = extent("attention.head_count", kMaxExtent);
+  config.heads_kv = file_.integer_or(key("attention.head_count_kv"), 1, kMaxExtent, config.heads);
+  config.context = extent("context_length", kMaxTokens);
+  if (config.heads % config.heads_kv != 0) {
+    file_.refuse(fmt::format("{} is {}; allowed: a divisor of the {} query heads",
+                             key("attention.head_count_kv"), config.heads_kv, config.heads));
+  }
+  const std::string key_length = key("attention.key_length");
+  if (!file_.has(key_length) && config.width % config.heads != 0) {
+    file_.refuse(fmt::format("{} is missing, and {} query heads do not divide a width of {}", key_length,
+                             config.heads, config.width));
+  }
+  config.d_head = file_.integer_or(key_length, 1, kMaxExtent, config.width / config.heads);
+  config.d_value = file_.integer_or(key("attention.value_length"), 1, kMaxExtent, config.d_head);
+  if (config.heads * config.d_head > kMaxWidth || config.heads * config.d_value > kMaxWidth) {
+    file_.refuse(fmt::format("{} query heads of {} and values of {} are wider than {}", config.heads,
+                             config.d_head, config.d_value, kMaxWidth));
+  }
+  const double epsilon = positive("attention.layer_norm_rms_epsilon", 0.0);
+  config.norm_epsilon = static_cast<float>(epsilon);
+}
+
+double Reader::positive(std::string_view name, double fallback) const {
+  const std::string full = key(name);
+  if (!file_.has(full) && fallback > 0) return fallback;
+  const double value = file_.number(full);
+  if (!(value > 0) || !(static_cast<float>(value) > 0) || !std::isfinite(static_cast<float>(value))) {
+    file_.refuse(fmt::format("{} is {}; allowed: a number > 0", full, value));
+  }
+  return value;
+}
+
+RopeScaling Reader::read_scaling(const ModelConfig& config) const {
+  RopeScaling scaling;
+  const std::string_view kind = file_.text_or(key("rope.scaling.type"), "none");
+  const std::string legacy = key("rope.scale_linear");
+  if (kind == "linear" || (kind == "none" && file_.has(legacy))) {
+    scaling.kind = RopeScaling::Kind::linear;
+    scaling.factor = positive(kind == "linear" ? "rope.scaling.factor" : "rope.scale_linear", 0.0);
+  } else if (kind == "yarn") {
+    scaling.kind = RopeScaling::Kind::yarn;
+    scaling.factor = positive("rope.scaling.factor", 0.0);
+    scaling.original_context =
+        file_.integer_or(key("rope.scaling.original_context_length"), 1, kMaxTokens, config.context);
+    scaling.beta_fast = positive("rope.scaling.yarn_beta_fast", scaling.beta_fast);
+    scaling.beta_slow = positive("rope.scaling.yarn_beta_slow", scaling.beta_slow);
+    scaling.attention_factor = positive("rope.scaling.attn_factor", scaling.attention_factor);
+    for (const char* other : {"rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor"}) {
+      if (file_.has(key(other))) file_.refuse(fmt::format("{} is not supported", key(other)));
+    }
+  } else if (kind != "none") {
+    file_.refuse(fmt::format("{} is '{}'; allowed: none, linear, yarn", key("rope.scaling.type"), kind));
+  }
+  if (scaling.factor < 1) {
+    file_.refuse(fmt::format("{} is {}; allowed: at least 1", key("rope.scaling.factor"), scaling.factor));
+  }
+  return scaling;
+}
+
+/// Llama 3: by what each pair's frequency is divided.
+std::vector<float> Reader::rope_divisors(std::int64_t pairs) const {
+  constexpr const char* kName = "rope_freqs.weight";
+  if (file_.find_tensor(kName) == nullptr) return {};
+  const std::array dims = {pairs};
+  const Tensor& tensor = file_.tensor(kName, dims);
+  std::vector<float> divisors(static_cast<std::size_t>(pairs));
+  dequantize_row(tensor.type, tensor.row(0), pairs, divisors.data());
+  for (const float divisor : divisors) {
+    if (divisor > 0 && std::isfinite(divisor)) continue;
+    file_.refuse(fmt::format("tensor '{}' holds {}; allowed: numbers > 0", kName, divisor));
+  }
+  return divisors;
+}
+
+void Reader::read_rope(ModelConfig& config) const {
+  // ggml stores llama's query and key rows in the order of adjacent pairs, the Qwens' as they were trained.
+  config.rope_layout = prefix_ == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
+  const std::string rotated_key = key("rope.dimension_count");
+  const std::int64_t rotated = file_.integer_or(rotated_key, 2, config.d_head, config.d_head);
+  if (rotated % 2 != 0) file_.refuse(fmt::format("{} is {}; allowed: an even number", rotated_key, rotated));
+  if (file_.has(key("rope.dimension_sections"))) {
+    file_.refuse(fmt::format("{} is not supported", key("rope.dimension_sections")));
+  }
+  constexpr double kDefaultBase = 10000.0;
+  const double theta = positive("rope.freq_base", kDefaultBase);
+  const RopeScaling scaling = read_scaling(config);
+  if (scaling.kind == RopeScaling::Kind::yarn && theta <= 1) {
+    file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", key("rope.freq_base"), theta));
+  }
+  config.rope = rope_frequencies(rotated, theta, rope_divisors(rotated / 2), scaling);
+}
+
+ModelConfig Reader::read() {
+  ModelConfig config;
+  config.architecture = prefix_;
+  config.name = file_.text_or("general.name", "");
+  refuse_unsupported();
+  refuse_window();
+  read_sizes(config);
+  read_rope(config);
+  const Tensor& embedding = file_.tensor("token_embd.weight");
+  if (embedding.dims.size() != 2 || embedding.dims[0] != config.width || embedding.dims[1] > kMaxTokens) {
+    file_.refuse(
+        fmt::format("tensor 'token_embd.weight' has {} dimensions and rows of {}; allowed: a matrix with "
+                    "rows of {}",
+                    embedding.dims.size(), embedding.dims.empty() ? 0 : embedding.dims[0], config.width));
+  }
+  config.vocabulary = embedding.dims[1];
+  return config;
+}
+
+}  // namespace
+
+ModelConfig read_model_config(const GgufFile& file) { return Reader(file).read(); }
+
+}  // namespace headwater::runtime

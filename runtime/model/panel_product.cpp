@@ -1,0 +1,171 @@
+#include "runtime/model/panel_product.hpp"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <dnnl.hpp>
+#include <utility>
+#include <vector>
+
+#include "headwater/error.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+using Memory = dnnl::memory;
+
+const dnnl::engine& processor() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+Memory::data_type type_of(Precision precision) {
+  return precision == Precision::bf16 ? Memory::data_type::bf16 : Memory::data_type::f32;
+}
+
+dnnl::primitive_attr user_scratchpad() {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
+/// oneDNN reads the number of OpenMP threads when a primitive is made and when it runs; while one of these lives it
+/// reads 1.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
+[[noreturn]] void refuse(const dnnl::error& error, Precision precision, std::int64_t depth,
+                         std::int64_t width) {
+  throw Error(ErrorCode::internal, fmt::format("oneDNN refuses a {} product of depth {} and width {}: {}",
+                                               precision_name(precision), depth, width, error.what()));
+}
+
+}  // namespace
+
+const char* precision_name(Precision precision) { return precision == Precision::bf16 ? "BF16" : "F32"; }
+
+Precision native_precision() {
+  // Each instruction set's number has the bits of all those that it includes.
+  const auto has = [](dnnl::cpu_isa isa) {
+    const auto wanted = static_cast<unsigned>(isa);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+  };
+  return has(dnnl::cpu_isa::avx512_core_bf16) ? Precision::bf16 : Precision::f32;
+}
+
+const char* product_isa() {
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::sse41: return "SSE4.1";
+    case dnnl::cpu_isa::avx: return "AVX";
+    case dnnl::cpu_isa::avx2: return "AVX2";
+    case dnnl::cpu_isa::avx2_vnni: return "AVX2 VNNI";
+    case dnnl::cpu_isa::avx512_core: return "AVX-512";
+    case dnnl::cpu_isa::avx512_core_vnni: return "AVX-512 VNNI";
+    case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512 BF16";
+    case dnnl::cpu_isa::avx512_core_amx: return "AMX";
+    default: return "other";
+  }
+}
+
+struct PanelProduct::State {
+  Precision precision;
+  std::int64_t depth;
+  std::int64_t width;
+  Memory::desc plain;
+  Memory::desc packed;
+  dnnl::reorder reorder;
+  std::vector<dnnl::matmul> products;  // one for each of kBlockHeights
+  std::vector<dnnl::matmul::primitive_desc> descriptions;
+  Memory::desc reorder_scratch;
+  std::size_t scratch = 0;
+
+  State(Precision p, std::int64_t k, std::int64_t n) : precision(p), depth(k), width(n) {
+    const OneThread one_thread;
+    const auto type = type_of(p);
+    // [depth][width] with the depth contiguous: rows of the panel as a file has them.
+    plain = Memory::desc({k, n}, type, Memory::dims{1, k});
+    for (const std::int64_t height : kBlockHeights) {
+      // The first and tallest block chooses the layout of the weights.
+      const auto weights =
+          descriptions.empty() ? Memory::desc({k, n}, type, Memory::format_tag::any) : packed;
+      const dnnl::matmul::desc product({{height, k}, type, Memory::dims{k, 1}}, weights,
+                                       {{height, n}, Memory::data_type::f32, Memory::dims{n, 1}});
+      descriptions.emplace_back(product, user_scratchpad(), processor());
+      if (descriptions.size() == 1) packed = descriptions.front().weights_desc();
+      products.emplace_back(descriptions.back());
+      scratch = std::max(scratch, descriptions.back().scratchpad_desc().get_size());
+    }
+    const dnnl::reorder::primitive_desc description(processor(), plain, processor(), packed,
+                                                    user_scratchpad());
+    reorder = dnnl::reorder(description);
+    reorder_scratch = description.scratchpad_desc();
+    scratch = std::max(scratch, reorder_scratch.get_size());
+  }
+};
+
+PanelProduct::PanelProduct(Precision precision, std::int64_t depth, std::int64_t width) {
+  try {
+    state_ = std::make_unique<State>(precision, depth, width);
+  } catch (const dnnl::error& error) {
+    refuse(error, precision, depth, width);
+  }
+}
+
+PanelProduct::~PanelProduct() = default;
+
+Precision PanelProduct::precision() const { return state_->precision; }
+std::int64_t PanelProduct::depth() const { return state_->depth; }
+std::int64_t PanelProduct::width() const { return state_->width; }
+std::size_t PanelProduct::packed_bytes() const { return state_->packed.get_size(); }
+std::size_t PanelProduct::scratch_bytes() const { return state_->scratch; }
+
+void PanelProduct::pack(const void* plain, void* packed, void* scratch) const {
+  const State& state = *state_;
+  try {
+    const OneThread one_thread;
+    dnnl::stream stream(processor());
+    Memory from(state.plain, processor(), const_cast<void*>(plain));
+    Memory to(state.packed, processor(), packed);
+    state.reorder.execute(stream,
+                          {{DNNL_ARG_FROM, from},
+                           {DNNL_ARG_TO, to},
+                           {DNNL_ARG_SCRATCHPAD, Memory(state.reorder_scratch, processor(), scratch)}});
+    stream.wait();
+  } catch (const dnnl::error& error) {
+    refuse(error, state.precision, state.depth, state.width);
+  }
+}
+
+void PanelProduct::multiply(std::int64_t height, const void* x, const void* packed, float* out,
+                            void* scratch) const {
+  const State& state = *state_;
+  const auto at = static_cast<std::size_t>(std::find(kBlockHeights.begin(), kBlockHeights.end(), height) -
+                                           kBlockHeights.begin());
+  const dnnl::matmul::primitive_desc& description = state.descriptions[at];
+  try {
+    const OneThread one_thread;
+    dnnl::stream stream(processor());
+    const Memory source(description.src_desc(), processor(), const_cast<void*>(x));
+    const Memory weights(state.packed, processor(), const_cast<void*>(packed));
+    const Memory result(description.dst_desc(), processor(), out);
+    const Memory workspace(description.scratchpad_desc(), processor(), scratch);
+    state.products[at].execute(stream, {{DNNL_ARG_SRC, source},
+                                        {DNNL_ARG_WEIGHTS, weights},
+                                        {DNNL_ARG_DST, result},
+                                        {DNNL_ARG_SCRATCHPAD, workspace}});
+    stream.wait();
+  } catch (const dnnl::error& error) {
+    refuse(error, state.precision, state.depth, state.width);
+  }
+}
+
+}  // namespace headwater::runtime

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace headwater::runtime {
+
+/// Type of both operands of a product over many rows; sums are F32 either way.
+enum class Precision : std::uint8_t { f32, bf16 };
+
+/// "F32" or "BF16".
+[[nodiscard]] const char* precision_name(Precision precision);
+[[nodiscard]] constexpr std::int64_t precision_bytes(Precision precision) {
+  return precision == Precision::bf16 ? 2 : 4;
+}
+/// BF16 where the processor multiplies it (AVX512_BF16 or AMX), else F32.
+[[nodiscard]] Precision native_precision();
+/// What oneDNN calls the instruction set that it uses: "AVX-512 BF16".
+[[nodiscard]] const char* product_isa();
+
+/// Row blocks that products are made in. A row's sums must not depend on how a prompt was cut into calls, so a block
+/// has one of these heights, whatever is left of the rows (rows behind the last are multiplied too and not used).
+inline constexpr std::array<std::int64_t, 3> kBlockHeights = {256, 64, 16};
+
+/// Products of a block of rows with a panel of weights, by oneDNN: out[r][c] = sum over k of x[r][k] * w[c][k].
+/// Each call computes on the calling thread alone, so that results do not depend on the number of threads.
+/// Immutable; may be shared by threads.
+class PanelProduct {
+ public:
+  /// `depth`: elements of a row, `width`: rows of the panel (columns of the result).
+  PanelProduct(Precision precision, std::int64_t depth, std::int64_t width);
+  ~PanelProduct();
+  PanelProduct(const PanelProduct&) = delete;
+  PanelProduct& operator=(const PanelProduct&) = delete;
+
+  [[nodiscard]] Precision precision() const;
+  [[nodiscard]] std::int64_t depth() const;
+  [[nodiscard]] std::int64_t width() const;
+  /// Bytes of a packed panel, and of what pack() and multiply() need beside it; both aligned to 64.
+  [[nodiscard]] std::size_t packed_bytes() const;
+  [[nodiscard]] std::size_t scratch_bytes() const;
+
+  /// Brings `plain` [width][depth] (F32, or BF16 bit patterns) into oneDNN's own layout.
+  void pack(const void* plain, void* packed, void* scratch) const;
+  /// x: [height][depth] contiguous, of the precision; out: [height][width] F32. `height` is one of kBlockHeights.
+  void multiply(std::int64_t height, const void* x, const void* packed, float* out, void* scratch) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace headwater::runtime

@@ -1,0 +1,156 @@
+#include "runtime/model/projection.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "headwater/error.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+#include "runtime/model/kernels/kernels.hpp"
+#include "runtime/model/parallel.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+bool is_quantised(TensorType type) {
+  return type != TensorType::f32 && type != TensorType::f16 && type != TensorType::bf16;
+}
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+const PanelProduct& PanelProducts::get(Precision precision, std::int64_t depth, std::int64_t width) {
+  auto& product = products_[precision == Precision::bf16 ? 1 : 0][{depth, width}];
+  if (!product) product = std::make_unique<PanelProduct>(precision, depth, width);
+  return *product;
+}
+
+Projection::Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows)
+    : precision_(precision), depth_(rows.front().tensor->dims[0]) {
+  for (const RowRange& range : rows) {
+    pieces_.push_back({range.tensor, range.first, width_, range.count});
+    width_ += range.count;
+    quantised_ = quantised_ || is_quantised(range.tensor->type);
+  }
+  std::size_t packed = 0;
+  std::size_t product_scratch = 0;
+  std::size_t panel_bytes = 0;
+  for (std::int64_t first = 0; first < width_; first += kPanelWidth) {
+    const PanelProduct& product = products.get(precision, depth_, std::min(kPanelWidth, width_ - first));
+    panels_.push_back({&product, first, packed});
+    const std::size_t bytes = aligned_size(product.packed_bytes());
+    if (!quantised_) packed += bytes;
+    panel_bytes = std::max(panel_bytes, bytes);
+    product_scratch = std::max(product_scratch, aligned_size(product.scratch_bytes()));
+  }
+  const auto depth = static_cast<std::size_t>(depth_);
+  const auto element = static_cast<std::size_t>(precision_bytes(precision));
+  product_at_ = aligned_size(static_cast<std::size_t>(kBlockHeights.front() * kPanelWidth) * sizeof(float));
+  plain_at_ = product_at_ + product_scratch;
+  panel_at_ = plain_at_ + aligned_size(depth * static_cast<std::size_t>(kPanelWidth) * element);
+  row_at_ = panel_at_ + panel_bytes;
+  scratch_bytes_ = row_at_ + aligned_size(depth * sizeof(float));
+  packed_ = AlignedBuffer(packed);
+}
+
+std::size_t Projection::packed_bytes() const { return packed_.size(); }
+
+std::int64_t Projection::stored_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Piece& piece : pieces_) bytes += piece.count * row_bytes(piece.tensor->type, depth_);
+  return bytes;
+}
+
+template <typename Action>
+void Projection::for_rows(std::int64_t first, std::int64_t last, const Action& action) const {
+  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), first,
+                                [](std::int64_t column, const Piece& p) { return column < p.column; }) -
+               1;
+  for (std::int64_t column = first; column < last; ++piece) {
+    const std::int64_t end = std::min(last, piece->column + piece->count);
+    for (; column < end; ++column) {
+      action(*piece->tensor, piece->tensor_row + (column - piece->column), column);
+    }
+  }
+}
+
+void Projection::widen(const Panel& panel, std::byte* plain) const {
+  const auto bytes = static_cast<std::size_t>(depth_ * precision_bytes(precision_));
+  for_rows(panel.first, panel.first + panel.product->width(),
+           [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t) {
+             const std::byte* const row = tensor.row(tensor_row);
+             if (precision_ == Precision::bf16) {
+               dequantize_row_bf16(tensor.type, row, depth_, reinterpret_cast<std::uint16_t*>(plain));
+             } else {
+               dequantize_row(tensor.type, row, depth_, reinterpret_cast<float*>(plain));
+             }
+             plain += bytes;
+           });
+}
+
+void Projection::check_finite(const Panel& panel, float* wide) const {
+  for_rows(panel.first, panel.first + panel.product->width(),
+           [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t) {
+             dequantize_row(tensor.type, tensor.row(tensor_row), depth_, wide);
+             if (kernels().all_finite(wide, depth_)) return;
+             throw Error(ErrorCode::invalid_argument,
+                         fmt::format("tensor '{}': row {} holds NaN or infinity; allowed: finite weights",
+                                     tensor.name, tensor_row));
+           });
+}
+
+void Projection::pack(int threads, std::span<ProjectionScratch> scratch) {
+  parallel_tasks(threads, static_cast<std::int64_t>(panels_.size()), [&](std::int64_t task, int thread) {
+    const Panel& panel = panels_[static_cast<std::size_t>(task)];
+    std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
+    check_finite(panel, reinterpret_cast<float*>(memory + row_at_));
+    if (quantised_) return;
+    widen(panel, memory + plain_at_);
+    panel.product->pack(memory + plain_at_, packed_.data() + panel.packed_at, memory + product_at_);
+  });
+}
+
+void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int threads,
+                          std::span<ProjectionScratch> scratch, const TileSink& sink) const {
+  const auto panels = static_cast<std::int64_t>(panels_.size());
+  const auto all = static_cast<std::int64_t>(blocks.size());
+  // A task takes one panel through a group of blocks. Packed panels cost nothing to come back to; a widened one is
+  // used for as many blocks as leaves every thread something to do.
+  const std::int64_t groups =
+      quantised_ ? std::min(all, std::max<std::int64_t>(1, divide_up(2 * threads, panels))) : all;
+  const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
+  parallel_tasks(threads, panels * groups, [&](std::int64_t task, int thread) {
+    const Panel& panel = panels_[static_cast<std::size_t>(task / groups)];
+    const std::int64_t group = task % groups;
+    std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
+    const std::byte* weights = packed_.data() + panel.packed_at;
+    if (quantised_) {
+      widen(panel, memory + plain_at_);
+      panel.product->pack(memory + plain_at_, memory + panel_at_, memory + product_at_);
+      weights = memory + panel_at_;
+    }
+    auto* const result = reinterpret_cast<float*>(memory);
+    const std::int64_t width = panel.product->width();
+    for (std::int64_t i = group * all / groups; i < (group + 1) * all / groups; ++i) {
+      const RowBlock& block = blocks[static_cast<std::size_t>(i)];
+      const std::byte* const rows = static_cast<const std::byte*>(x) + block.first * row_bytes_x;
+      panel.product->multiply(block.height, rows, weights, result, memory + product_at_);
+      sink.take({block.first, block.valid, panel.first, width, result, width});
+    }
+  });
+}
+
+void Projection::multiply_one(const float* x, int threads, const TileSink& sink) const {
+  parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
+    float result[kSliceWidth];
+    const std::int64_t first = task * kSliceWidth;
+    const std::int64_t last = std::min(width_, first + kSliceWidth);
+    for_rows(first, last, [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t column) {
+      result[column - first] = dot_row(tensor.type, tensor.row(tensor_row), depth_, x);
+    });
+    sink.take({0, 1, first, last - first, result, kSliceWidth});
+  });
+}
+
+}  // namespace headwater::runtime

@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "runtime/gguf/gguf.hpp"
+#include "runtime/model/aligned_buffer.hpp"
+#include "runtime/model/panel_product.hpp"
+
+namespace headwater::runtime {
+
+/// Rows [first, first + count) of a weight matrix.
+struct RowRange {
+  const Tensor* tensor = nullptr;
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+/// A part of a projection's result: values[r * stride + c] belongs to row `row + r`, column `column + c`.
+struct Tile {
+  std::int64_t row = 0;
+  std::int64_t rows = 0;
+  std::int64_t column = 0;
+  std::int64_t columns = 0;
+  const float* values = nullptr;
+  std::int64_t stride = 0;
+};
+
+/// Takes the tiles of a result, from several threads at a time; each element comes once.
+class TileSink {
+ public:
+  TileSink() = default;
+  TileSink(const TileSink&) = delete;
+  TileSink& operator=(const TileSink&) = delete;
+  virtual void take(const Tile& tile) const = 0;
+
+ protected:
+  ~TileSink() = default;
+};
+
+/// A block of rows that is multiplied at once: `height` is one of kBlockHeights and may reach behind the `valid` rows.
+struct RowBlock {
+  std::int64_t first = 0;
+  std::int64_t height = 0;
+  std::int64_t valid = 0;
+};
+
+/// Cuts n rows into blocks that start anew at each multiple of `segment` (the chunk length): calls that cut a prompt
+/// at chunk boundaries multiply the same blocks. Appends to `blocks`.
+void cut_into_blocks(std::int64_t n, std::int64_t segment, std::vector<RowBlock>& blocks);
+/// Most blocks that cut_into_blocks(n', segment) makes for n' <= n.
+[[nodiscard]] std::size_t most_blocks(std::int64_t n, std::int64_t segment);
+/// Rows that a buffer of n rows needs behind its last one, because blocks reach there.
+inline constexpr std::int64_t kRowPadding = kBlockHeights.back() - 1;
+
+/// The panel products of a model, each shape made once.
+class PanelProducts {
+ public:
+  [[nodiscard]] const PanelProduct& get(Precision precision, std::int64_t depth, std::int64_t width);
+
+ private:
+  std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<PanelProduct>> products_[2];
+};
+
+/// Memory of one thread inside a projection.
+struct ProjectionScratch {
+  AlignedBuffer memory;
+};
+
+/// y = x W^T for the rows of one or several weight matrices, side by side. Weights of 16 or 32 bits are packed once,
+/// into `precision`; quantised ones stay as the file has them, and a product over many rows widens them panel by
+/// panel into scratch. multiply_one() reads the file's own values in either case, in F32.
+class Projection {
+ public:
+  /// Columns of a panel: a block of 256 rows, its panel and the result then stay in a second-level cache.
+  static constexpr std::int64_t kPanelWidth = 256;
+  /// Granularity of multiply_one(): tiles of this many columns, aligned to it.
+  static constexpr std::int64_t kSliceWidth = 64;
+
+  /// All rows have the same length. The tensors must outlive the projection. pack() must follow.
+  Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows);
+
+  /// Packs what is to be packed, and looks at every weight. Error(invalid_argument) naming the tensor that holds NaN or
+  /// infinity.
+  void pack(int threads, std::span<ProjectionScratch> scratch);
+
+  [[nodiscard]] std::int64_t depth() const { return depth_; }
+  [[nodiscard]] std::int64_t width() const { return width_; }
+  [[nodiscard]] Precision precision() const { return precision_; }
+  [[nodiscard]] std::size_t packed_bytes() const;
+  [[nodiscard]] std::size_t scratch_bytes() const { return scratch_bytes_; }
+  /// Bytes that multiply_one() reads.
+  [[nodiscard]] std::int64_t stored_bytes() const;
+
+  /// x: rows of depth() elements of the precision, kRowPadding of them readable behind the last. Tiles have at most
+  /// kPanelWidth columns and begin at multiples of it.
+  void multiply(const void* x, std::span<const RowBlock> blocks, int threads,
+                std::span<ProjectionScratch> scratch, const TileSink& sink) const;
+  /// One row x of depth() floats; allocates nothing.
+  void multiply_one(const float* x, int threads, const TileSink& sink) const;
+
+ private:
+  struct Panel {
+    const PanelProduct* product = nullptr;
+    std::int64_t first = 0;     // of the projection's columns
+    std::size_t packed_at = 0;  // in packed_
+  };
+  struct Piece {
+    const Tensor* tensor;
+    std::int64_t tensor_row;
+    std::int64_t column;  // where it begins in the projection
+    std::int64_t count;
+  };
+  /// Calls action(tensor, its row, column of the projection) for columns [first, last).
+  template <typename Action>
+  void for_rows(std::int64_t first, std::int64_t last, const Action& action) const;
+  void widen(const Panel& panel, std::byte* plain) const;
+  void check_finite(const Panel& panel, float* wide) const;
+
+  Precision precision_;
+  std::int64_t depth_ = 0;
+  std::int64_t width_ = 0;
+  bool quantised_ = false;  // of any piece: then nothing is packed
+  std::vector<Piece> pieces_;
+  std::vector<Panel> panels_;
+  AlignedBuffer packed_;
+  // Places in a thread's scratch: result tile, oneDNN's own, widened panel, packed panel, one row.
+  std::size_t scratch_bytes_ = 0;
+  std::size_t product_at_ = 0;
+  std::size_t plain_at_ = 0;
+  std::size_t panel_at_ = 0;
+  std::size_t row_at_ = 0;
+};
+
+}  // namespace headwater::runtime

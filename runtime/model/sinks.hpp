@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "runtime/model/kernels/kernels.hpp"
+#include "runtime/model/model.hpp"
+#include "runtime/model/projection.hpp"
+
+namespace headwater::runtime {
+
+/// out[row][column] = value (+ bias[column]).
+class StoreSink final : public TileSink {
+ public:
+  StoreSink(float* out, std::int64_t width, const std::vector<float>& bias)
+      : out_(out), width_(width), bias_(bias.empty() ? nullptr : bias.data()) {}
+  void take(const Tile& tile) const override {
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      const float* const from = tile.values + r * tile.stride;
+      float* const to = out_ + (tile.row + r) * width_ + tile.column;
+      std::memcpy(to, from, static_cast<std::size_t>(tile.columns) * sizeof(float));
+      if (bias_ == nullptr) continue;
+      for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += bias_[tile.column + c];
+    }
+  }
+
+ private:
+  float* out_;
+  std::int64_t width_;
+  const float* bias_;
+};
+
+/// out[row][column] += value (+ bias[column]): into the residual stream.
+class AddSink final : public TileSink {
+ public:
+  AddSink(float* out, std::int64_t width, const std::vector<float>& bias)
+      : out_(out), width_(width), bias_(bias.empty() ? nullptr : bias.data()) {}
+  void take(const Tile& tile) const override {
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      const float* const from = tile.values + r * tile.stride;
+      float* const to = out_ + (tile.row + r) * width_ + tile.column;
+      if (bias_ == nullptr) {
+        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += from[c];
+      } else {
+        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += from[c] + bias_[tile.column + c];
+      }
+    }
+  }
+
+ private:
+  float* out_;
+  std::int64_t width_;
+  const float* bias_;
+};
+
+/// out[row][i] = swiglu(gate i, up i), of a projection whose rows are kGateRows of gate and as many of up in turn.
+/// `rounded`: out is BF16, else F32. Tiles begin at multiples of 2 * kGateRows; only the last pair may be shorter.
+class SwigluSink final : public TileSink {
+ public:
+  SwigluSink(void* out, std::int64_t width, bool rounded)
+      : out_(static_cast<std::byte*>(out)), width_(width), rounded_(rounded) {}
+  void take(const Tile& tile) const override {
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      const float* const from = tile.values + r * tile.stride;
+      const std::int64_t at = (tile.row + r) * width_ + tile.column / 2;
+      for (std::int64_t c = 0; c < tile.columns; c += 2 * kGateRows) {
+        const std::int64_t remaining = tile.columns - c;
+        const std::int64_t half = remaining < 2 * kGateRows ? remaining / 2 : kGateRows;
+        combine(from + c, half, at + c / 2);
+      }
+    }
+  }
+
+ private:
+  void combine(const float* gate, std::int64_t half, std::int64_t at) const {
+    const Kernels& loops = kernels();
+    if (!rounded_) {
+      loops.swiglu(gate, gate + half, half, reinterpret_cast<float*>(out_) + at);
+      return;
+    }
+    float values[kGateRows];
+    loops.swiglu(gate, gate + half, half, values);
+    loops.to_bf16(values, half, reinterpret_cast<std::uint16_t*>(out_) + at);
+  }
+
+  std::byte* out_;
+  std::int64_t width_;
+  bool rounded_;
+};
+
+}  // namespace headwater::runtime

@@ -1,0 +1,263 @@
+#include "runtime/model/transformer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "headwater/error.hpp"
+#include "headwater/rope.hpp"
+#include "runtime/model/parallel.hpp"
+#include "runtime/model/sinks.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+constexpr std::int64_t kRowsOfTask = 16;  ///< of loops over rows: enough work to be worth handing out
+
+std::size_t bytes(std::int64_t rows, std::int64_t width, std::int64_t element = sizeof(float)) {
+  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width) * static_cast<std::size_t>(element);
+}
+
+Shape session_shape(const ModelConfig& config, const TransformerOptions& options) {
+  Shape shape;
+  shape.n_layer = config.layers;
+  shape.n_head = config.heads;
+  shape.n_head_kv = config.heads_kv;
+  shape.d_head = config.d_head;
+  shape.d_value = config.d_value;
+  shape.capacity = options.capacity;
+  shape.kv_type = options.cache_type;
+  return shape;
+}
+
+/// Runs action(row) for every row, rows shared out among the threads.
+template <typename Action>
+void for_each_row(int threads, std::int64_t n, const Action& action) {
+  parallel_tasks(threads, (n + kRowsOfTask - 1) / kRowsOfTask, [&](std::int64_t task, int) {
+    const std::int64_t last = std::min(n, (task + 1) * kRowsOfTask);
+    for (std::int64_t row = task * kRowsOfTask; row < last; ++row) action(row);
+  });
+}
+
+}  // namespace
+
+/// Adds the time since its last lap to one of the phases.
+class Transformer::Stopwatch {
+ public:
+  Stopwatch() : last_(Clock::now()) {}
+  void lap(double& phase) {
+    const auto now = Clock::now();
+    phase += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point last_;
+};
+
+Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options)
+    : model_(std::move(model)), engine_(headwater::engine(options.engine)) {
+  const ModelConfig& config = model_->config();
+  session_ = engine_.open(session_shape(config, options), options.attention);
+  const EffectiveOptions& effective = session_->options();
+  threads_ = effective.threads;
+  max_step_ = std::min(effective.batch, options.capacity);
+  qkv_width_ = (config.heads + config.heads_kv) * config.d_head + config.heads_kv * config.d_value;
+  // A single row is F32, so the padding of 15 rows also has room for it where rows are BF16.
+  const std::int64_t rows = max_step_ + kRowPadding;
+  const std::int64_t element = precision_bytes(model_->precision());
+  const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
+  residual_ = AlignedBuffer(bytes(max_step_, config.width));
+  normed_ = AlignedBuffer(bytes(rows, config.width, element));
+  qkv_ = AlignedBuffer(bytes(max_step_, qkv_width_));
+  attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
+  hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
+  rotation_ = AlignedBuffer(bytes(max_step_, 2 * pairs));
+  // What blocks read behind the last row is never used, but must not be uninitialised.
+  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_}) {
+    std::fill_n(buffer->data(), buffer->size(), std::byte{0});
+  }
+  blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
+  scratch_.resize(static_cast<std::size_t>(threads_));
+  for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
+}
+
+std::uint64_t Transformer::workspace_bytes() const {
+  std::uint64_t total = 0;
+  for (const AlignedBuffer* buffer : {&residual_, &normed_, &qkv_, &attended_, &hidden_, &rotation_}) {
+    total += buffer->size();
+  }
+  for (const ProjectionScratch& one : scratch_) total += one.memory.size();
+  return total;
+}
+
+void Transformer::reset() {
+  session_->reset();
+  step_rows_ = 0;
+}
+
+void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
+  const ModelConfig& config = model_->config();
+  const auto n = static_cast<std::int64_t>(ids.size());
+  if (n != step.n || n > max_step_) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a step of {} tokens got {} ids; allowed: as many, 1 .. {}", step.n, n, max_step_));
+  }
+  for (const std::int32_t id : ids) {
+    if (id >= 0 && id < config.vocabulary) continue;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("token id is {}; allowed: 0 .. {}", id, config.vocabulary - 1));
+  }
+  const std::int64_t first_position = session_->tokens();
+  session_->begin(step);
+  step_rows_ = n;
+  single_ = step.kind == Step::Kind::decode && n == 1;
+  blocks_.clear();
+  cut_into_blocks(n, session_->options().chunk, blocks_);
+
+  Stopwatch watch;
+  embed(ids);
+  tabulate_rotation(first_position, n);
+  watch.lap(times_.other);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) run_layer(layer, n);
+  session_->end();
+}
+
+void Transformer::embed(std::span<const std::int32_t> ids) {
+  const std::int64_t width = model_->config().width;
+  for_each_row(threads_, static_cast<std::int64_t>(ids.size()), [&](std::int64_t row) {
+    model_->embed(ids[static_cast<std::size_t>(row)], residual_.floats() + row * width);
+  });
+}
+
+/// The library's own rotation, applied to (1, 0), gives cosine and sine times the magnitude: its precision (ROPE-3)
+/// at the price of one row for all layers and heads.
+void Transformer::tabulate_rotation(std::int64_t first_position, std::int64_t n) {
+  const RopeFrequencies& rope = model_->config().rope;
+  const auto pairs = static_cast<std::int64_t>(rope.inverse.size());
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    float* const table = rotation_.floats() + row * 2 * pairs;
+    std::fill_n(table, pairs, 1.0F);
+    std::fill_n(table + pairs, pairs, 0.0F);
+    rotate(MutableRows::token_major(table, DType::f32, 1, 2 * pairs), 1, 1, 2 * pairs, first_position + row,
+           rope.inverse, rope.magnitude, RopeLayout::split_halves);
+  });
+}
+
+void Transformer::norm(const float* from, const std::vector<float>& weight, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const Kernels& loops = kernels();
+  const bool rounded = !single_ && model_->precision() == Precision::bf16;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* const x = from + row * config.width;
+    if (!rounded) {
+      loops.rms_norm(x, weight.data(), config.width, config.norm_epsilon,
+                     normed_.floats() + row * config.width);
+      return;
+    }
+    loops.rms_norm_bf16(x, weight.data(), config.width, config.norm_epsilon,
+                        reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
+  });
+}
+
+void Transformer::project(const Projection& projection, const void* x, const TileSink& sink) {
+  if (single_) {
+    projection.multiply_one(static_cast<const float*>(x), threads_, sink);
+  } else {
+    projection.multiply(x, blocks_, threads_, scratch_, sink);
+  }
+}
+
+/// QK-norm and rotation, in place.
+void Transformer::prepare_heads(const LayerWeights& layer, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const Kernels& loops = kernels();
+  const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
+  const auto turn =
+      config.rope_layout == RopeLayout::adjacent_pairs ? loops.rotate_adjacent : loops.rotate_halves;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* const cosine = rotation_.floats() + row * 2 * pairs;
+    for (std::int64_t h = 0; h < config.heads + config.heads_kv; ++h) {
+      float* const x = qkv_.floats() + row * qkv_width_ + h * config.d_head;
+      const std::vector<float>& weight = h < config.heads ? layer.query_norm : layer.key_norm;
+      if (!weight.empty()) loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
+      turn(x, cosine, cosine + pairs, pairs);
+    }
+  });
+}
+
+Rows Transformer::rows_at(std::int64_t column, std::int64_t width) const {
+  return {qkv_.floats() + column, DType::f32, qkv_width_, width};
+}
+
+void Transformer::show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const {
+  if (!observer_) return;
+  const ModelConfig& config = model_->config();
+  const std::int64_t keys = config.heads * config.d_head;
+  const std::int64_t values = keys + config.heads_kv * config.d_head;
+  observer_({stage, layer, n, residual_.floats(), rows_at(0, config.d_head), rows_at(keys, config.d_head),
+             rows_at(values, config.d_value)});
+}
+
+void Transformer::attend(std::int64_t layer, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const std::int64_t keys = config.heads * config.d_head;
+  const std::int64_t values = keys + config.heads_kv * config.d_head;
+  show(LayerView::Stage::attention, layer, n);
+  const bool rounded = !single_ && model_->precision() == Precision::bf16;
+  session_->attend(layer, rows_at(0, config.d_head), rows_at(keys, config.d_head),
+                   rows_at(values, config.d_value),
+                   MutableRows::token_major(attended_.data(), rounded ? DType::bf16 : DType::f32,
+                                            config.heads, config.d_value));
+}
+
+void Transformer::run_layer(std::int64_t index, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(index)];
+  const bool rounded = !single_ && model_->precision() == Precision::bf16;
+  Stopwatch watch;
+  show(LayerView::Stage::input, index, n);
+  norm(residual_.floats(), layer.attention_norm, n);
+  watch.lap(times_.other);
+  project(*layer.qkv, normed_.data(), StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
+  watch.lap(times_.projections);
+  prepare_heads(layer, n);
+  watch.lap(times_.other);
+  attend(index, n);
+  watch.lap(times_.attention);
+  project(*layer.output, attended_.data(), AddSink(residual_.floats(), config.width, layer.output_bias));
+  watch.lap(times_.projections);
+  show(LayerView::Stage::middle, index, n);
+  norm(residual_.floats(), layer.mlp_norm, n);
+  watch.lap(times_.other);
+  project(*layer.gate_up, normed_.data(), SwigluSink(hidden_.data(), config.feed_forward, rounded));
+  project(*layer.down, hidden_.data(), AddSink(residual_.floats(), config.width, {}));
+  watch.lap(times_.projections);
+  show(LayerView::Stage::output, index, n);
+}
+
+void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float> out) {
+  const ModelConfig& config = model_->config();
+  if (first < 0 || count < 1 || count > step_rows_ - first ||
+      out.size() < static_cast<std::size_t>(count) * static_cast<std::size_t>(config.vocabulary)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("logits of tokens [{}, {}) into {} floats; allowed: tokens of the last step of {}, and a "
+                    "vocabulary of {} for each",
+                    first, first + count, out.size(), step_rows_, config.vocabulary));
+  }
+  Stopwatch watch;
+  single_ = count == 1;
+  norm(residual_.floats() + first * config.width, model_->final_norm(), count);
+  watch.lap(times_.other);
+  blocks_.clear();
+  cut_into_blocks(count, session_->options().chunk, blocks_);
+  project(model_->head(), normed_.data(), StoreSink(out.data(), config.vocabulary, {}));
+  watch.lap(times_.projections);
+}
+
+}  // namespace headwater::runtime

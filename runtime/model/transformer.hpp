@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "headwater/engine.hpp"
+#include "headwater/session.hpp"
+#include "runtime/model/aligned_buffer.hpp"
+#include "runtime/model/model.hpp"
+
+namespace headwater::runtime {
+
+struct TransformerOptions {
+  std::string engine;  ///< empty: HEADWATER_ENGINE, or the library's default
+  Options attention;  ///< batch, chunk, memory set, threads; `scale` and what belongs to the model stay unset
+  DType cache_type = DType::f16;  ///< of the stored keys and values
+  std::int64_t capacity = 0;      ///< most tokens of a conversation
+};
+
+/// Where the seconds of the steps went.
+struct PhaseTimes {
+  double projections = 0;
+  double attention = 0;  ///< Session::attend: selection is a part of it that the API does not show apart
+  double other = 0;      ///< embedding, norms, rotation, residual stream
+  [[nodiscard]] double total() const { return projections + attention + other; }
+};
+
+/// What an observer is shown of one layer of a step. The views are valid during the call only.
+struct LayerView {
+  enum class Stage : std::uint8_t {
+    input,      ///< before the layer: residual
+    attention,  ///< before attend: q, k, v as they go in, normed and rotated
+    middle,     ///< behind attention and its output projection: residual
+    output,     ///< behind the layer: residual
+  };
+  Stage stage = Stage::input;
+  std::int64_t layer = 0;
+  std::int64_t n = 0;
+  const float* residual = nullptr;  ///< [n][width]
+  Rows q, k, v;
+};
+using LayerObserver = std::function<void(const LayerView&)>;
+
+/// A model around a session: tokens in, logits out. The residual stream, norms and rotation are F32; products over
+/// several rows take operands of the model's precision in row blocks aligned to the chunks; products of the single
+/// row of a decode step and of one row's logits are F32 and read the weights as stored. All memory is taken when it is
+/// made. Used by one thread at a time.
+class Transformer {
+ public:
+  /// Errors: those of Engine::open.
+  Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options);
+
+  /// Runs one step: ids.size() = step.n <= max_step(). Errors: those of Session::begin; invalid_argument for an id
+  /// outside the vocabulary, and for more than max_step() tokens. An exception from inside leaves a session that only
+  /// reset() helps (STATE-5).
+  void run(const Step& step, std::span<const std::int32_t> ids);
+  /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32.
+  void logits(std::int64_t first, std::int64_t count, std::span<float> out);
+  void reset();
+
+  /// Most tokens of one step: the effective batch, or the capacity where that is less.
+  [[nodiscard]] std::int64_t max_step() const { return max_step_; }
+  [[nodiscard]] Session& session() { return *session_; }
+  [[nodiscard]] const Session& session() const { return *session_; }
+  [[nodiscard]] const Engine& engine() const { return engine_; }
+  [[nodiscard]] const Model& model() const { return *model_; }
+  [[nodiscard]] const PhaseTimes& times() const { return times_; }
+  void clear_times() { times_ = {}; }
+  [[nodiscard]] std::uint64_t workspace_bytes() const;
+  void set_observer(LayerObserver observer) { observer_ = std::move(observer); }
+
+ private:
+  class Stopwatch;
+  void embed(std::span<const std::int32_t> ids);
+  void tabulate_rotation(std::int64_t first_position, std::int64_t n);
+  void run_layer(std::int64_t layer, std::int64_t n);
+  void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
+  void project(const Projection& projection, const void* x, const TileSink& sink);
+  void prepare_heads(const LayerWeights& layer, std::int64_t n);
+  void attend(std::int64_t layer, std::int64_t n);
+  void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
+  [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width) const;
+
+  std::shared_ptr<const Model> model_;
+  const Engine& engine_;
+  std::unique_ptr<Session> session_;
+  int threads_ = 1;
+  std::int64_t max_step_ = 0;
+  std::int64_t qkv_width_ = 0;
+  std::int64_t step_rows_ = 0;
+  bool single_ = false;  // the one row of a decode step: F32 throughout
+  std::vector<RowBlock> blocks_;
+  std::vector<ProjectionScratch> scratch_;
+  AlignedBuffer residual_;  // [n][width] F32
+  AlignedBuffer normed_;    // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;       // [n][qkv_width] F32
+  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
+  AlignedBuffer rotation_;  // [n][cosines, sines] F32
+  PhaseTimes times_;
+  LayerObserver observer_;
+};
+
+}  // namespace headwater::runtime

@@ -1,0 +1,217 @@
+// What a model's metadata may say, and that everything else is refused by name. Models are made up in memory.
+
+#include "runtime/model/model_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numbers>
+
+#include "runtime/model/model.hpp"
+#include "tests/gguf/builder.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A model of two layers with the smallest sizes that make sense; the parts may be changed before build().
+struct TinyFile {
+  std::string architecture = "llama";
+  std::int64_t head_count_kv = 1;
+  bool qk_norm = false;
+  bool epsilon = true;
+  std::function<void(Builder&)> more_metadata = [](Builder&) {};
+  std::string left_out;           // a tensor
+  std::string added;              // a tensor of 8 elements
+  std::vector<float> rope_freqs;  // rope_freqs.weight
+  float filling = 0.01F;
+
+  [[nodiscard]] std::vector<std::byte> build() const {
+    Builder file;
+    const std::string a = architecture + ".";
+    file.add_text("general.architecture", architecture);
+    file.add<std::uint32_t>(a + "context_length", kU32, 512);
+    file.add<std::uint32_t>(a + "block_count", kU32, 2);
+    file.add<std::uint32_t>(a + "embedding_length", kU32, 16);
+    file.add<std::uint32_t>(a + "feed_forward_length", kU32, 24);
+    file.add<std::uint32_t>(a + "attention.head_count", kU32, 2);
+    file.add(a + "attention.head_count_kv", kU32, static_cast<std::uint32_t>(head_count_kv));
+    if (epsilon) file.add<float>(a + "attention.layer_norm_rms_epsilon", kF32, 1e-5F);
+    more_metadata(file);
+    std::uint64_t offset = 0;
+    const auto tensor = [&](const std::string& name, const std::vector<std::uint64_t>& dims) {
+      if (name == left_out) return;
+      file.add_tensor(name, dims, kF32Tensor, offset);
+      std::uint64_t elements = 1;
+      for (const std::uint64_t size : dims) elements *= size;
+      offset += (elements * 4 + 31) / 32 * 32;
+    };
+    const std::uint64_t kv = 8 * static_cast<std::uint64_t>(head_count_kv);
+    if (!rope_freqs.empty()) tensor("rope_freqs.weight", {rope_freqs.size()});
+    tensor("token_embd.weight", {16, 40});
+    tensor("output_norm.weight", {16});
+    for (const char* layer : {"blk.0.", "blk.1."}) {
+      const std::string at = layer;
+      tensor(at + "attn_norm.weight", {16});
+      tensor(at + "ffn_norm.weight", {16});
+      tensor(at + "attn_q.weight", {16, 16});
+      tensor(at + "attn_k.weight", {16, kv});
+      tensor(at + "attn_v.weight", {16, kv});
+      tensor(at + "attn_output.weight", {16, 16});
+      tensor(at + "ffn_gate.weight", {16, 24});
+      tensor(at + "ffn_up.weight", {16, 24});
+      tensor(at + "ffn_down.weight", {24, 16});
+      if (qk_norm) tensor(at + "attn_q_norm.weight", {8}), tensor(at + "attn_k_norm.weight", {8});
+    }
+    if (!added.empty()) tensor(added, {8});
+    file.data_bytes = offset;
+    std::vector<std::byte> bytes = file.build();
+    const std::size_t data = bytes.size() - offset;
+    for (std::size_t i = 0; i < offset; i += 4) std::memcpy(bytes.data() + data + i, &filling, 4);
+    std::memcpy(bytes.data() + data, rope_freqs.data(), rope_freqs.size() * 4);
+    return bytes;
+  }
+};
+
+std::string load_refusal(const TinyFile& tiny) {
+  const auto bytes = tiny.build();
+  return refusal([&] {
+    (void)Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes, "m.gguf")),
+                      {Precision::f32, 1});
+  });
+}
+
+ModelConfig config_of(const TinyFile& tiny) {
+  const auto bytes = tiny.build();
+  return read_model_config(GgufFile::parse(bytes, "m.gguf"));
+}
+
+TEST(ModelConfig, ReadsTheThreeArchitectures) {
+  for (const char* architecture : {"llama", "qwen2", "qwen3"}) {
+    TinyFile tiny;
+    tiny.architecture = architecture;
+    tiny.qk_norm = tiny.architecture == "qwen3";
+    EXPECT_EQ(load_refusal(tiny), "") << architecture;
+    const ModelConfig config = config_of(tiny);
+    EXPECT_EQ(config.d_head, 8);
+    EXPECT_EQ(config.vocabulary, 40);
+    EXPECT_EQ(config.rope_layout,
+              tiny.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves);
+    EXPECT_EQ(config.rope.inverse.size(), 4U);
+    EXPECT_DOUBLE_EQ(config.rope.inverse[1], std::pow(10000.0, -0.25));
+  }
+}
+
+TEST(ModelConfig, RefusesByName) {
+  struct Case {
+    const char* named;
+    std::function<void(TinyFile&)> change;
+  };
+  const auto metadata = [](auto add) { return [add](TinyFile& tiny) { tiny.more_metadata = add; }; };
+  const std::vector<Case> cases = {
+      {"general.architecture is 'gemma'", [](TinyFile& t) { t.architecture = "gemma"; }},
+      {"llama.attention.head_count_kv", [](TinyFile& t) { t.head_count_kv = 3; }},
+      {"llama.attention.layer_norm_rms_epsilon", [](TinyFile& t) { t.epsilon = false; }},
+      {"llama.attention.sliding_window",
+       metadata([](Builder& b) { b.add<std::uint32_t>("llama.attention.sliding_window", kU32, 128); })},
+      {"mixture of experts",
+       metadata([](Builder& b) { b.add<std::uint32_t>("llama.expert_count", kU32, 8); })},
+      {"soft caps", metadata([](Builder& b) { b.add<float>("llama.final_logit_softcapping", kF32, 30.0F); })},
+      {"llama.logit_scale", metadata([](Builder& b) { b.add<float>("llama.logit_scale", kF32, 0.5F); })},
+      {"llama.rope.scaling.type is 'longrope'",
+       metadata([](Builder& b) { b.add_text("llama.rope.scaling.type", "longrope"); })},
+      {"llama.rope.scaling.factor",
+       metadata([](Builder& b) { b.add_text("llama.rope.scaling.type", "linear"); })},
+      {"llama.rope.dimension_count",
+       metadata([](Builder& b) { b.add<std::uint32_t>("llama.rope.dimension_count", kU32, 5); })},
+      {"llama.rope.freq_base",
+       metadata([](Builder& b) { b.add<float>("llama.rope.freq_base", kF32, -1.0F); })},
+      {"llama.attention.causal",
+       metadata([](Builder& b) { b.add<std::uint8_t>("llama.attention.causal", kBool, 0); })},
+      {"blk.1.ffn_up.weight", [](TinyFile& t) { t.left_out = "blk.1.ffn_up.weight"; }},
+      {"'blk.0.attn_sinks.weight'", [](TinyFile& t) { t.added = "blk.0.attn_sinks.weight"; }},
+      {"'blk.2.attn_norm.weight'", [](TinyFile& t) { t.added = "blk.2.attn_norm.weight"; }},
+      {"attn_q_norm", [](TinyFile& t) { t.architecture = "qwen3"; }},
+      {"rope_freqs.weight",
+       [](TinyFile& t) {
+         t.rope_freqs = {1, 1, 0, 1};
+       }},
+      {"holds NaN", [](TinyFile& t) { t.filling = NAN; }},
+  };
+  for (const Case& one : cases) {
+    TinyFile tiny;
+    one.change(tiny);
+    EXPECT_THAT(load_refusal(tiny), AllOf(HasSubstr("m.gguf"), HasSubstr(one.named)));
+  }
+}
+
+TEST(ModelConfig, AcceptsNeutralValuesOfUnsupportedFeatures) {
+  TinyFile tiny;
+  tiny.more_metadata = [](Builder& b) {
+    b.add<std::uint32_t>("llama.expert_count", kU32, 0);
+    b.add<std::uint32_t>("llama.attention.sliding_window", kU32, 512);  // never left
+    b.add<float>("llama.logit_scale", kF32, 1.0F);
+  };
+  EXPECT_EQ(load_refusal(tiny), "");
+}
+
+TEST(RopeScaling, LinearSlowsEveryPairDown) {
+  RopeScaling scaling;
+  scaling.kind = RopeScaling::Kind::linear;
+  scaling.factor = 4;
+  const auto plain = rope_frequencies(64, 10000.0, {}, {});
+  const auto slow = rope_frequencies(64, 10000.0, {}, scaling);
+  EXPECT_EQ(slow.magnitude, 1.0);
+  for (std::size_t i = 0; i < 32; ++i) EXPECT_DOUBLE_EQ(slow.inverse[i], plain.inverse[i] / 4);
+}
+
+TEST(RopeScaling, DivisorsAreDividedBy) {
+  const std::vector<float> divisors = {1, 2, 4, 8};
+  const auto plain = rope_frequencies(8, 500000.0, {}, {});
+  const auto slow = rope_frequencies(8, 500000.0, divisors, {});
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_DOUBLE_EQ(slow.inverse[i], plain.inverse[i] / static_cast<double>(divisors[i]));
+  }
+}
+
+// Peng et al. (2023), section 3.2, by its definition: with lambda the wavelength of a pair in tokens, a pair that turns
+// more than beta_fast times in the original context stays, one that turns less than beta_slow times is divided by s.
+TEST(RopeScaling, YarnKeepsFastPairsAndInterpolatesSlowOnes) {
+  RopeScaling scaling;
+  scaling.kind = RopeScaling::Kind::yarn;
+  scaling.factor = 4;
+  scaling.original_context = 32768;
+  const std::int64_t r = 128;
+  const double theta = 1e6;
+  const auto plain = rope_frequencies(r, theta, {}, {});
+  const auto yarn = rope_frequencies(r, theta, {}, scaling);
+  EXPECT_DOUBLE_EQ(yarn.magnitude, 0.1 * std::log(4.0) + 1.0);
+  int kept = 0;
+  int divided = 0;
+  double last = 1.0;
+  for (std::size_t i = 0; i < plain.inverse.size(); ++i) {
+    const double ratio = yarn.inverse[i] / plain.inverse[i];
+    const double turns = 32768.0 * plain.inverse[i] / (2 * std::numbers::pi);
+    EXPECT_LE(ratio, last + 1e-12) << "the blend must not rise";
+    last = ratio;
+    // The ends of the ramp are whole pairs: one pair of slack on either side (a factor theta^(2/r) in turns).
+    const double slack = std::pow(theta, 2.0 / static_cast<double>(r));
+    if (turns > 32 * slack) {
+      EXPECT_DOUBLE_EQ(ratio, 1.0) << i;
+      ++kept;
+    } else if (turns < 1 / slack) {
+      EXPECT_DOUBLE_EQ(ratio, 0.25) << i;
+      ++divided;
+    }
+  }
+  EXPECT_GT(kept, 10);
+  EXPECT_GT(divided, 10);
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing

@@ -1,0 +1,112 @@
+// Turns: how a prompt is cut into steps, what is counted, and that memory is taken once.
+
+#include "runtime/generate/conversation.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "headwater/error.hpp"
+#include "tests/model/support.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+TransformerOptions small(std::int64_t capacity) {
+  TransformerOptions chosen = options(capacity);
+  chosen.attention.batch = 64;
+  chosen.attention.chunk = 32;
+  chosen.attention.local = 8;
+  chosen.attention.heavy = 8;
+  return chosen;
+}
+
+TEST(Conversation, CutsATurnIntoBatchesAndATail) {
+  Transformer transformer(bundled(Precision::f32), small(400));
+  Conversation conversation(transformer, 10);
+  conversation.feed(some_ids(150));
+  EXPECT_EQ(conversation.steps(), "p64:140,p64,p12,d10");
+  // Chunks of 32, 32, 32, 32, 12 with 0, 16, 16, 16, 16 remembered tokens; a tail of 10 behind 140.
+  const std::uint64_t chunks = 4 * (32 * 33 / 2) + 12 * 13 / 2 + 16 * (32 * 3 + 12);
+  EXPECT_EQ(conversation.pairs().computed, chunks + 10 * 11 / 2 + 10 * 140);
+  EXPECT_EQ(conversation.pairs().dense, 150 * 151 / 2);
+  conversation.append(5);
+  conversation.append(6);
+  EXPECT_EQ(conversation.steps(), "p64:140,p64,p12,d10,d1,d1");
+  EXPECT_EQ(conversation.tokens(), 152);
+  // A short second turn is dense, a long one sparse (STATE-3); neither loses what was said.
+  conversation.feed(some_ids(20));
+  conversation.feed(some_ids(60));
+  EXPECT_EQ(conversation.steps(), "p64:140,p64,p12,d10,d1,d1,p20,p50,d10");
+  EXPECT_EQ(conversation.tokens(), 232);
+  conversation.reset();
+  EXPECT_EQ(conversation.steps(), "");
+  EXPECT_EQ(conversation.tokens(), 0);
+}
+
+TEST(Conversation, HasNoTailWhereNothingIsSparse) {
+  Transformer transformer(bundled(Precision::f32), small(200));
+  Conversation conversation(transformer, 10);
+  conversation.feed(some_ids(32));
+  EXPECT_EQ(conversation.steps(), "p32");
+  EXPECT_EQ(conversation.pairs().computed, conversation.pairs().dense);
+  auto dense = small(200);
+  dense.attention.dense = true;
+  Transformer dense_transformer(bundled(Precision::f32), dense);
+  Conversation plain(dense_transformer, 10);
+  plain.feed(some_ids(100));
+  EXPECT_EQ(plain.steps(), "p64:100,p36");
+  EXPECT_EQ(plain.pairs().computed, plain.pairs().dense);
+}
+
+TEST(Conversation, ATurnThatDoesNotFitChangesNothing) {
+  Transformer transformer(bundled(Precision::f32), small(50));
+  Conversation conversation(transformer, 0);
+  conversation.feed(some_ids(20));
+  EXPECT_THROW(conversation.feed(some_ids(31)), Error);
+  EXPECT_THROW(conversation.feed({}), Error);
+  EXPECT_EQ(conversation.tokens(), 20);
+  conversation.feed(some_ids(30));
+  EXPECT_THROW(conversation.append(1), Error);
+}
+
+TEST(Conversation, ProgressRisesToOneAndMayStopTheWork) {
+  Transformer transformer(bundled(Precision::f32), small(200));
+  Conversation conversation(transformer, 10);
+  double last = 0;
+  conversation.feed(some_ids(100), [&](double share) {
+    EXPECT_GT(share, last);
+    last = share;
+  });
+  EXPECT_DOUBLE_EQ(last, 1.0);
+  conversation.reset();
+  struct Stop {};
+  EXPECT_THROW(conversation.feed(some_ids(100), [](double) { throw Stop{}; }), Stop);
+  conversation.reset();
+  EXPECT_NO_THROW(conversation.feed(some_ids(100)));
+}
+
+// The last tokens of a prompt see every token when they are a dense tail: then a sparse run is nearer to a dense one.
+TEST(Conversation, TheTailBringsSparseNearerToDense) {
+  const auto ids = some_ids(512);
+  const auto logits_of = [&](bool dense, std::int64_t tail) {
+    auto chosen = small(512);
+    chosen.attention.dense = dense;
+    Transformer transformer(bundled(Precision::f32), chosen);
+    Conversation conversation(transformer, tail);
+    conversation.feed(ids);
+    return std::vector<float>(conversation.logits().begin(), conversation.logits().end());
+  };
+  const auto dense = logits_of(true, 0);
+  const auto distance = [&](const std::vector<float>& other) {
+    double sum = 0;
+    for (std::size_t i = 0; i < dense.size(); ++i) sum += std::abs(dense[i] - other[i]);
+    return sum;
+  };
+  const double plain = distance(logits_of(false, 0));
+  const double tail = distance(logits_of(false, 64));
+  EXPECT_GT(plain, 0.0) << "nothing was sparse";
+  EXPECT_LT(tail, plain);
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing

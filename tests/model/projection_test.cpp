@@ -1,0 +1,248 @@
+// Projections of made-up weights against sums in double, in both precisions and over every stored type.
+
+#include "runtime/model/projection.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <random>
+
+#include "headwater/error.hpp"
+#include "runtime/model/kernels/kernels.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+/// A matrix as a file would hold it, with random blocks.
+struct StoredMatrix {
+  Tensor tensor;
+  std::vector<std::byte> bytes;
+
+  StoredMatrix(TensorType type, std::int64_t columns, std::int64_t rows, unsigned seed) {
+    std::mt19937 random(seed);
+    const std::int64_t row = row_bytes(type, columns);
+    bytes.resize(static_cast<std::size_t>(row * rows));
+    std::normal_distribution<float> normal;
+    for (std::int64_t at = 0; at < static_cast<std::int64_t>(bytes.size());) {
+      std::byte* const to = bytes.data() + at;
+      if (type == TensorType::f32) {
+        const float value = normal(random);
+        std::memcpy(to, &value, 4), at += 4;
+      } else if (type == TensorType::q8_0) {
+        const std::uint16_t scale = 0x1c00 + random() % 1024;  // F16 in [2^-8, 2^-7)
+        std::memcpy(to, &scale, 2);
+        for (int i = 2; i < 34; ++i) to[i] = static_cast<std::byte>(random() & 0xff);
+        at += 34;
+      } else {  // 16-bit numbers of modest size
+        const std::uint16_t value =
+            type == TensorType::bf16 ? 0x3e00 + random() % 512 : 0x3000 + random() % 4096;
+        const std::uint16_t sign = random() % 2 << 15;
+        const std::uint16_t both = value | sign;
+        std::memcpy(to, &both, 2), at += 2;
+      }
+    }
+    tensor = {"w", type, {columns, rows}, bytes};
+  }
+};
+
+class Collect final : public TileSink {
+ public:
+  Collect(std::int64_t rows, std::int64_t columns)
+      : columns_(columns), values_(static_cast<std::size_t>(rows * columns), NAN) {}
+  void take(const Tile& tile) const override {
+    const std::lock_guard lock(mutex_);
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      for (std::int64_t c = 0; c < tile.columns; ++c) {
+        float& value = values_[static_cast<std::size_t>((tile.row + r) * columns_ + tile.column + c)];
+        EXPECT_TRUE(std::isnan(value)) << "an element came twice";
+        value = tile.values[r * tile.stride + c];
+      }
+    }
+  }
+  [[nodiscard]] const std::vector<float>& values() const { return values_; }
+
+ private:
+  std::int64_t columns_;
+  mutable std::mutex mutex_;
+  mutable std::vector<float> values_;
+};
+
+struct Packed {
+  PanelProducts products;
+  std::unique_ptr<Projection> projection;
+  std::vector<ProjectionScratch> scratch;
+
+  Packed(Precision precision, std::vector<RowRange> rows, int threads)
+      : scratch(static_cast<std::size_t>(threads)) {
+    projection = std::make_unique<Projection>(products, precision, std::move(rows));
+    for (auto& one : scratch) one.memory = AlignedBuffer(projection->scratch_bytes());
+    projection->pack(threads, scratch);
+  }
+};
+
+std::vector<float> random_rows(std::int64_t n, std::int64_t depth) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>((n + kRowPadding) * depth), 0.0F);
+  for (std::int64_t i = 0; i < n * depth; ++i) x[static_cast<std::size_t>(i)] = normal(random);
+  return x;
+}
+
+double widen_bf16(std::uint16_t bits) {
+  const std::uint32_t wide = std::uint32_t{bits} << 16;
+  float value = 0;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+/// Each element against a sum in double over the operands as they are multiplied. Bound: a product and a sum of depth
+/// terms in F32, (depth + 1) u sum |x w|, and one rounding of a widened weight to BF16 where that is what is
+/// multiplied.
+void expect_products(const std::vector<float>& got, const std::vector<float>& x, std::int64_t n,
+                     const Tensor& tensor, Precision precision) {
+  const std::int64_t depth = tensor.dims[0];
+  const std::int64_t width = tensor.dims[1];
+  std::vector<float> row(static_cast<std::size_t>(depth));
+  std::vector<std::uint16_t> rounded(row.size());
+  for (std::int64_t c = 0; c < width; ++c) {
+    dequantize_row(tensor.type, tensor.row(c), depth, row.data());
+    if (precision == Precision::bf16) {
+      kernels().to_bf16(row.data(), depth, rounded.data());
+      for (std::size_t k = 0; k < row.size(); ++k) row[k] = static_cast<float>(widen_bf16(rounded[k]));
+    }
+    for (std::int64_t r = 0; r < n; ++r) {
+      double sum = 0;
+      double sizes = 0;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const double term = static_cast<double>(x[static_cast<std::size_t>(r * depth + k)]) *
+                            static_cast<double>(row[static_cast<std::size_t>(k)]);
+        sum += term;
+        sizes += std::fabs(term);
+      }
+      const double bound = (static_cast<double>(depth) + 2) * 0x1p-24 * sizes;
+      ASSERT_NEAR(got[static_cast<std::size_t>(r * width + c)], sum, bound)
+          << "row " << r << ", column " << c;
+    }
+  }
+}
+
+constexpr TensorType kTypes[] = {TensorType::f32, TensorType::f16, TensorType::bf16, TensorType::q8_0};
+
+TEST(Projection, MultipliesManyRows) {
+  // Rows: blocks of every height and a ragged end; columns: a whole panel and a ragged one.
+  constexpr std::int64_t kDepth = 96;
+  constexpr std::int64_t kWidth = 300;
+  constexpr std::int64_t kRows = 256 + 64 + 16 + 5;
+  for (const TensorType type : kTypes) {
+    for (const Precision precision : {Precision::f32, Precision::bf16}) {
+      if (precision == Precision::bf16 && native_precision() != precision) continue;
+      SCOPED_TRACE(std::string(tensor_type_info(type).name) + " " + precision_name(precision));
+      const StoredMatrix matrix(type, kDepth, kWidth, 3);
+      Packed packed(precision, {{&matrix.tensor, 0, kWidth}}, 3);
+      auto x = random_rows(kRows, kDepth);
+      std::vector<std::uint16_t> narrow(x.size());
+      const void* operand = x.data();
+      if (precision == Precision::bf16) {
+        kernels().to_bf16(x.data(), static_cast<std::int64_t>(x.size()), narrow.data());
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(widen_bf16(narrow[i]));
+        operand = narrow.data();
+      }
+      std::vector<RowBlock> blocks;
+      cut_into_blocks(kRows, 1024, blocks);
+      const Collect sink(kRows, kWidth);
+      packed.projection->multiply(operand, blocks, 3, packed.scratch, sink);
+      expect_products(sink.values(), x, kRows, matrix.tensor, precision);
+    }
+  }
+}
+
+TEST(Projection, MultipliesOneRowWithWeightsAsStored) {
+  constexpr std::int64_t kDepth = 256;
+  constexpr std::int64_t kWidth = 130;
+  for (const TensorType type : kTypes) {
+    SCOPED_TRACE(tensor_type_info(type).name);
+    const StoredMatrix matrix(type, kDepth, kWidth, 4);
+    Packed packed(Precision::f32, {{&matrix.tensor, 0, kWidth}}, 2);
+    const auto x = random_rows(1, kDepth);
+    const Collect sink(1, kWidth);
+    packed.projection->multiply_one(x.data(), 2, sink);
+    expect_products(sink.values(), x, 1, matrix.tensor, Precision::f32);
+  }
+}
+
+TEST(Projection, PutsRangesOfSeveralMatricesSideBySide) {
+  constexpr std::int64_t kDepth = 64;
+  const StoredMatrix a(TensorType::f16, kDepth, 70, 5);
+  const StoredMatrix b(TensorType::q8_0, kDepth, 40, 6);
+  const std::vector<RowRange> ranges = {{&a.tensor, 10, 50}, {&b.tensor, 3, 30}, {&a.tensor, 60, 10}};
+  Packed packed(Precision::f32, ranges, 2);
+  ASSERT_EQ(packed.projection->width(), 90);
+  EXPECT_EQ(packed.projection->packed_bytes(), 0U) << "a quantised part keeps the projection as stored";
+  const auto x = random_rows(1, kDepth);
+  const Collect sink(1, 90);
+  packed.projection->multiply_one(x.data(), 1, sink);
+  std::vector<float> row(kDepth);
+  std::size_t column = 0;
+  for (const RowRange& range : ranges) {
+    for (std::int64_t r = range.first; r < range.first + range.count; ++r, ++column) {
+      dequantize_row(range.tensor->type, range.tensor->row(r), kDepth, row.data());
+      double sum = 0;
+      for (std::size_t k = 0; k < row.size(); ++k)
+        sum += static_cast<double>(row[k]) * static_cast<double>(x[k]);
+      ASSERT_NEAR(sink.values()[column], sum, 1e-3) << column;
+    }
+  }
+}
+
+TEST(Projection, NamesTheTensorThatHoldsNaN) {
+  StoredMatrix matrix(TensorType::f16, 64, 20, 8);
+  const std::uint16_t nan = 0x7e00;
+  std::memcpy(matrix.bytes.data() + (7 * 64 + 9) * 2, &nan, 2);
+  try {
+    Packed packed(Precision::f32, {{&matrix.tensor, 0, 20}}, 2);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "tensor 'w': row 7 holds NaN or infinity; allowed: finite weights");
+  }
+}
+
+TEST(RowBlocks, CoverEveryRowOnceAndStartAnewAtEachSegment) {
+  for (const std::int64_t segment : {1, 15, 16, 100, 256, 1000, 1024}) {
+    for (const std::int64_t n : {1, 2, 16, 63, 64, 65, 335, 1000, 2049}) {
+      std::vector<RowBlock> blocks;
+      cut_into_blocks(n, segment, blocks);
+      EXPECT_LE(blocks.size(), most_blocks(n, segment)) << n << " in " << segment;
+      std::int64_t next = 0;
+      for (const RowBlock& block : blocks) {
+        ASSERT_EQ(block.first, next);
+        ASSERT_GE(block.valid, 1);
+        ASSERT_LE(block.valid, block.height);
+        ASSERT_LE(block.height - block.valid, kRowPadding);
+        ASSERT_EQ(block.first / segment, (block.first + block.valid - 1) / segment) << "crosses a segment";
+        next += block.valid;
+      }
+      EXPECT_EQ(next, n);
+    }
+  }
+}
+
+// A prompt cut at a multiple of the segment is multiplied in the same blocks.
+TEST(RowBlocks, DoNotDependOnCutsAtSegments) {
+  std::vector<RowBlock> whole;
+  cut_into_blocks(2500, 1000, whole);
+  std::vector<RowBlock> parts;
+  cut_into_blocks(1000, 1000, parts);
+  const std::size_t first = parts.size();
+  cut_into_blocks(1500, 1000, parts);
+  for (std::size_t i = first; i < parts.size(); ++i) parts[i].first += 1000;
+  ASSERT_EQ(whole.size(), parts.size());
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(whole[i].first, parts[i].first);
+    EXPECT_EQ(whole[i].height, parts[i].height);
+  }
+}
+
+}  // namespace
+}  // namespace headwater::runtime
