@@ -19,12 +19,28 @@ class AllocationWatch {
 
   /// Allocations since construction, on any thread.
   [[nodiscard]] std::int64_t count() const;
+  /// Allocations since construction that were not given back: 0 where nothing leaked, as long as nothing older is given
+  /// back meanwhile.
+  [[nodiscard]] std::int64_t live() const;
   /// Bytes asked for since construction.
   [[nodiscard]] std::int64_t bytes() const;
   /// Whether one was refused.
   [[nodiscard]] bool refused() const;
 
   static bool available();
+};
+
+/// While in scope, the calling thread's allocations are neither counted nor refused (true), or are again (false): what
+/// the kit takes for itself between an engine and its case is not the engine's.
+class AllocationPause {
+ public:
+  explicit AllocationPause(bool paused);
+  ~AllocationPause();
+  AllocationPause(const AllocationPause&) = delete;
+  AllocationPause& operator=(const AllocationPause&) = delete;
+
+ private:
+  bool before_;
 };
 
 }  // namespace headwater::conformance

@@ -34,6 +34,7 @@ const char* status_name(Status status) {
     case Status::fail: return "FAIL";
     case Status::skip: return "SKIP";
     case Status::mistrusted: return "MISTRUSTED";
+    case Status::waived: return "WAIVED";
   }
   return "?";
 }

@@ -31,6 +31,7 @@ enum class Status {
   fail,
   skip,        ///< the hardware is absent or the engine does not claim it; the reason is always printed
   mistrusted,  ///< the bound is as large as the signal: nothing was shown
+  waived,      ///< failed, and a waiver says why that is borne for now (waivers.hpp)
 };
 
 [[nodiscard]] const char* status_name(Status status);

@@ -12,6 +12,7 @@ namespace {
 constexpr const char* kAbout =
     "Proves that engines compute the spec.\n"
     "Example: headwater-conformance --engine cpu-portable --lane bound,replay\n"
+    "         headwater-conformance --engine-plugin ./libmine.so --report report\n"
     "Exit status: 0 all PASS (SKIP is said), 1 a check failed, 2 bad usage or input, 3 engine not available.";
 
 const std::vector<std::string> kLanes{"exact",       "bound", "adversarial", "bias", "replay",
@@ -29,8 +30,18 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   const auto several = [&](const char* name, std::vector<std::string>& to, const char* help) {
     return app.add_option(name, to, help)->delimiter(',')->allow_extra_args(false);
   };
-  several("--engine", request.engines,
-          "engines to run (default: all, and the stage cases); none: stage cases only");
+  CLI::Option* engine = several("--engine", request.engines,
+                                "engines to run (default: all, and the stage cases); none: stage cases only");
+  CLI::Option* plugin =
+      app.add_option(
+             "--engine-plugin", request.settings.plugin,
+             "test the engine of this shared object (headwater/plugin.h), each case in its own process")
+          ->type_name("FILE")
+          ->excludes(engine);
+  app.add_option("--time-limit", request.settings.time_limit, "seconds after which a case of a plug-in hangs")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str()
+      ->needs(plugin);
   several("--case", request.cases, "case names or shell patterns: 'bound.*'");
   several("--clause", request.clauses, "clause ids: MEM-3");
   several("--stage", request.stages, "stages: selection, attention, ...");
@@ -48,6 +59,11 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
       ->expected(0, 1)
       ->default_str("-");
   app.add_option("--junit", request.junit, "write results as JUnit XML to FILE")->type_name("FILE");
+  app.add_option("--html", request.html, "write a readable report as one HTML page to FILE")
+      ->type_name("FILE");
+  app.add_option("--report", request.report, "write report.json and report.html into DIR")->type_name("DIR");
+  app.add_option("--waivers", request.waivers, "failures to bear, instead of the built-in list")
+      ->type_name("FILE");
   app.add_option("--ratchet", request.ratchet, "marks to compare with instead of the built-in ones")
       ->type_name("FILE");
   app.add_option("--update-ratchet", request.update_ratchet, "record the marks of this run in FILE")
@@ -55,12 +71,15 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks");
   app.add_flag("--fail-fast", request.fail_fast, "stop behind the first case that fails");
   app.add_flag("--must-pass", request.must_pass,
-               "fail where something of mustpass.txt did not run or was skipped");
+               "fail where something of mustpass.txt did not run or was skipped")
+      ->excludes(plugin);
   app.add_flag("--self-test", self_test,
-               "prove that the kit can fail: engines with a fault wrapped around them");
+               "prove that the kit can fail: engines with a fault wrapped around them")
+      ->excludes(plugin);
 #ifdef HEADWATER_TESTING
   app.add_flag("--saboteurs", saboteurs,
-               "activate every fault of saboteurs.json; each must be killed by its case");
+               "activate every fault of saboteurs.json; each must be killed by its case")
+      ->excludes(plugin);
 #endif
   CLI::App* verify =
       app.add_subcommand("verify",

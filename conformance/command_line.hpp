@@ -20,6 +20,9 @@ struct Request {
   Settings settings;
   std::string json;  ///< file, "-" or empty
   std::string junit;
+  std::string html;
+  std::string report;          ///< folder for report.json and report.html
+  std::string waivers;         ///< a waivers.json instead of the built-in one
   std::string ratchet;         ///< a ratchet.json instead of the built-in one
   std::string update_ratchet;  ///< file to record marks in
   bool no_ratchet = false;

@@ -6,5 +6,6 @@ namespace headwater::conformance {
 extern const char* const kRatchetJson;
 extern const char* const kSaboteursJson;
 extern const char* const kMustPass;
+extern const char* const kWaiversJson;
 
 }  // namespace headwater::conformance

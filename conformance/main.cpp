@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <iostream>
+#include <memory>
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
@@ -13,12 +14,17 @@
 #include "conformance/command_line.hpp"
 #include "conformance/crash_note.hpp"
 #include "conformance/filter.hpp"
+#include "conformance/html_report.hpp"
 #include "conformance/must_pass.hpp"
+#include "conformance/plugin_engine.hpp"
+#include "conformance/plugin_run.hpp"
 #include "conformance/program.hpp"
 #include "conformance/report.hpp"
 #include "conformance/saboteurs.hpp"
 #include "conformance/self_test.hpp"
+#include "conformance/text_file.hpp"
 #include "conformance/verify.hpp"
+#include "conformance/waivers.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -48,25 +54,62 @@ class Progress {
   bool shown_;
 };
 
-int run_cases(Request& request) {
-  const std::vector<const Case*> cases = chosen_cases(request);
-  std::vector<std::string> said;
-  const std::vector<const Engine*> engines = chosen_engines(request, said);
-  const Ratchet ratchet = request.ratchet.empty() ? Ratchet::built_in() : Ratchet::load(request.ratchet);
-  const bool recording = !request.update_ratchet.empty();
-  if (!request.no_ratchet && !recording) request.settings.ratchet = &ratchet;
-  if (recording && (request.settings.seed != kDefaultSeed || request.settings.quick)) {
-    throw Error(ErrorCode::invalid_argument,
-                "--update-ratchet: marks belong to the default seed without --quick");
+std::vector<std::string> report_files(const Request& request) {
+  std::vector<std::string> files;
+  for (const std::string& file : {request.json, request.junit, request.html}) {
+    if (!file.empty()) files.push_back(file);
   }
+  if (!request.report.empty()) {
+    files.push_back(request.report + "/report.json");
+    files.push_back(request.report + "/report.html");
+  }
+  return files;
+}
 
-  std::vector<std::pair<const Case*, const Engine*>> work;
+// Every file that the run will write, so that a folder that is not there is said before the run and not behind it.
+void require_writable_reports(Request& request) {
+  if (!request.report.empty()) make_folder(request.report);
+  for (const std::string& path : report_files(request)) require_writable(path);
+}
+
+void write_reports(const Request& request, const Run& run) {
+  const std::string json = results_json(run);
+  if (!request.json.empty()) write_text(request.json, json);
+  if (!request.junit.empty()) write_text(request.junit, results_junit(run));
+  if (!request.html.empty()) write_text(request.html, results_html(run));
+  if (request.report.empty()) return;
+  write_text(request.report + "/report.json", json);
+  write_text(request.report + "/report.html", results_html(run));
+}
+
+// The plug-in as an engine that can be named. A plug-in that cannot be loaded leaves a report behind, too.
+std::unique_ptr<Engine> load_plugin(Request& request, Run& run) {
+  try {
+    request.settings.plugin = find_plugin(request.settings.plugin);
+    auto engine = described_engine(inspect_plugin(request.settings.plugin, request.settings.time_limit));
+    const std::string reason = engine->unavailable_because();
+    if (reason.empty()) return engine;
+    throw Error(ErrorCode::engine_unavailable, fmt::format("{}: engine {} is not available here: {}",
+                                                           request.settings.plugin, engine->name(), reason));
+  } catch (const Error& error) {
+    run.settings = request.settings;
+    run.not_loaded = error.what();
+    write_reports(request, run);
+    throw;
+  }
+}
+
+using Work = std::vector<std::pair<const Case*, const Engine*>>;
+
+Work work_of(const Request& request, const std::vector<const Case*>& cases,
+             const std::vector<const Engine*>& engines) {
+  Work work;
   for (const Engine* engine : engines) {
     for (const Case* test : cases) {
       if (test->per_engine) work.emplace_back(test, engine);
     }
   }
-  const bool stages = request.engines.empty() || engines.empty();
+  const bool stages = request.settings.plugin.empty() && (request.engines.empty() || engines.empty());
   for (const Case* test : cases) {
     if (!test->per_engine && stages) work.emplace_back(test, nullptr);
   }
@@ -75,48 +118,71 @@ int run_cases(Request& request) {
         ErrorCode::invalid_argument,
         "nothing to run: stage cases run without --engine or with --engine none, the others with an engine");
   }
+  return work;
+}
 
+void run_all(const Request& request, const Work& work, Run& run) {
   const auto start = std::chrono::steady_clock::now();
-  std::vector<Result> results;
   {
     Progress progress(work.size());
     for (const auto& [test, engine] : work) {
       progress.step(test->name);
-      results.push_back(run_case(*test, engine, request.settings));
-      const Status status = results.back().status;
-      if (request.fail_fast && (status == Status::fail || status == Status::mistrusted)) break;
+      run.results.push_back(run.settings.plugin.empty() ? run_case(*test, engine, run.settings)
+                                                        : run_isolated_case(*test, *engine, run.settings));
+      if (request.fail_fast && is_failure(run.results.back().status)) break;
     }
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::ostream& human = request.json == "-" ? std::cerr : std::cout;
-  for (const std::string& line : said) fmt::print(human, "{}\n", line);
-  write_table(human, results, seconds);
-  if (!request.json.empty()) write_text(request.json, results_json(results, request.settings));
-  if (!request.junit.empty()) write_text(request.junit, results_junit(results));
+  run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
-  bool failed = false;
+void record_marks(const std::string& path, const Work& work, const Run& run) {
+  if (run.failed()) {
+    throw Error(ErrorCode::invalid_argument, "--update-ratchet: no marks are recorded from a failed run");
+  }
+  Ratchet marks = ::access(path.c_str(), F_OK) == 0 ? Ratchet::load(path) : Ratchet::built_in();
+  for (std::size_t i = 0; i < run.results.size(); ++i) {
+    if (work[i].second != nullptr && !run.results[i].marks.empty()) {
+      marks.record(ratchet_name(*work[i].second), work[i].first->name, run.results[i].marks);
+    }
+  }
+  marks.save(path);
+}
+
+int run_cases(Request& request) {
+  const std::vector<const Case*> cases = chosen_cases(request);
+  const Waivers waivers = request.waivers.empty() ? Waivers::built_in() : Waivers::load(request.waivers);
+  const Ratchet ratchet = request.ratchet.empty() ? Ratchet::built_in() : Ratchet::load(request.ratchet);
+  const bool recording = !request.update_ratchet.empty();
+  if (recording && (request.settings.seed != kDefaultSeed || request.settings.quick)) {
+    throw Error(ErrorCode::invalid_argument,
+                "--update-ratchet: marks belong to the default seed without --quick");
+  }
+  require_writable_reports(request);
+
+  Run run;
+  std::unique_ptr<Engine> plugin;
+  if (request.settings.plugin.empty()) {
+    run.engines = chosen_engines(request, run.said);
+  } else {
+    plugin = load_plugin(request, run);
+    run.engines = {plugin.get()};
+  }
+  // The built-in marks are those of the library's own engines.
+  const bool has_marks = plugin == nullptr || !request.ratchet.empty();
+  if (!request.no_ratchet && !recording && has_marks) request.settings.ratchet = &ratchet;
+  run.settings = request.settings;
+  const Work work = work_of(request, cases, run.engines);
+  run_all(request, work, run);
   if (request.must_pass) {
-    for (const std::string& line : missing_passes(results, cases)) {
-      fmt::print(human, "FAIL       must pass: {}\n", line);
-      failed = true;
+    for (const std::string& line : missing_passes(run.results, cases)) {
+      run.problems.push_back("must pass: " + line);
     }
   }
-  for (const Result& result : results)
-    failed = failed || result.status == Status::fail || result.status == Status::mistrusted;
-  if (recording) {
-    if (failed)
-      throw Error(ErrorCode::invalid_argument, "--update-ratchet: no marks are recorded from a failed run");
-    Ratchet marks = ::access(request.update_ratchet.c_str(), F_OK) == 0
-                        ? Ratchet::load(request.update_ratchet)
-                        : Ratchet::built_in();
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      if (work[i].second != nullptr && !results[i].marks.empty()) {
-        marks.record(ratchet_name(*work[i].second), work[i].first->name, results[i].marks);
-      }
-    }
-    marks.save(request.update_ratchet);
-  }
-  return failed ? kCheckFailed : kDone;
+  for (const std::string& line : waivers.apply(run.results, today())) run.problems.push_back(line);
+  write_table(request.json == "-" ? std::cerr : std::cout, run);
+  write_reports(request, run);
+  if (recording) record_marks(request.update_ratchet, work, run);
+  return run.failed() ? kCheckFailed : kDone;
 }
 
 int list_cases(const Request& request) {

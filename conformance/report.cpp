@@ -1,8 +1,6 @@
 #include "conformance/report.hpp"
 
-#include <cstdio>
-#include <fstream>
-#include <iostream>
+#include <algorithm>
 #include <map>
 
 #include <fmt/format.h>
@@ -10,7 +8,6 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "headwater/error.hpp"
 #include "headwater/version.hpp"
 
 namespace headwater::conformance {
@@ -34,11 +31,36 @@ std::string xml(const std::string& text) {
   return escaped;
 }
 
+// Every line of what a plug-in wrote, indented.
+std::string indented(const std::string& output) {
+  std::string text = "           it wrote: ";
+  for (const char c : output) text += c == '\n' ? std::string("\n                     ") : std::string(1, c);
+  return text;
+}
+
 std::map<Status, int> totals_of(const std::vector<Result>& results) {
   std::map<Status, int> totals{
-      {Status::pass, 0}, {Status::fail, 0}, {Status::skip, 0}, {Status::mistrusted, 0}};
+      {Status::pass, 0}, {Status::fail, 0}, {Status::skip, 0}, {Status::mistrusted, 0}, {Status::waived, 0}};
   for (const Result& result : results) ++totals[result.status];
   return totals;
+}
+
+nlohmann::json engine_json(const Run& run, const Engine& engine) {
+  const Claims claims = engine.claims();
+  nlohmann::json worst = nlohmann::json::object();
+  for (const auto& [key, entry] : worst_of(run, engine.name())) {
+    worst[key] = {{"err_over_bound", entry.err_over_bound}, {"case", entry.test}};
+  }
+  return {{"name", engine.name()},
+          {"isa", engine.isa()},
+          {"description", engine.description()},
+          {"claims",
+           {{"bitwise_threads", claims.bitwise_threads},
+            {"bitwise_runs", claims.bitwise_runs},
+            {"bitwise_schedules", claims.bitwise_schedules},
+            {"no_allocation", claims.no_allocation},
+            {"double_arithmetic", claims.double_arithmetic}}},
+          {"worst", worst}};
 }
 
 nlohmann::json case_json(const Case& test) {
@@ -51,33 +73,57 @@ nlohmann::json case_json(const Case& test) {
 
 }  // namespace
 
-void write_table(std::ostream& to, const std::vector<Result>& results, double seconds) {
-  for (const Result& result : results) {
+bool Run::failed() const {
+  return !problems.empty() || !not_loaded.empty() ||
+         std::any_of(results.begin(), results.end(),
+                     [](const Result& result) { return is_failure(result.status); });
+}
+
+std::map<std::string, Worst> worst_of(const Run& run, std::string_view engine) {
+  std::map<std::string, Worst> worst;
+  for (const Result& result : run.results) {
+    if (result.engine != engine) continue;
+    for (const Mark& mark : result.marks) {
+      Worst& entry = worst[mark.stage + " " + mark.dtype];
+      // Not std::max: a NaN must not vanish.
+      if (!entry.test.empty() && mark.ratio <= entry.err_over_bound) continue;
+      entry = {mark.ratio, result.test->name};
+    }
+  }
+  return worst;
+}
+
+void write_table(std::ostream& to, const Run& run) {
+  for (const std::string& line : run.said) fmt::print(to, "{}\n", line);
+  for (const Result& result : run.results) {
     if (result.status == Status::pass) continue;
     fmt::print(to, "{:<10} {:<14} {}\n           {}\n", status_name(result.status), engine_or_stage(result),
                result.test->name, result.message);
+    if (!result.waiver.empty()) fmt::print(to, "           waived: {}\n", result.waiver);
+    if (!result.output.empty()) fmt::print(to, "{}\n", indented(result.output));
     if (result.status != Status::skip) fmt::print(to, "           {}\n", result.reproduce);
   }
   std::map<std::string, std::map<Lane, std::map<Status, int>>> table;
-  for (const Result& result : results) ++table[engine_or_stage(result)][result.test->lane][result.status];
-  fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11}\n", "engine", "lane", "PASS", "FAIL", "SKIP",
-             "MISTRUSTED");
+  for (const Result& result : run.results) ++table[engine_or_stage(result)][result.test->lane][result.status];
+  fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11} {:>6}\n", "engine", "lane", "PASS", "FAIL", "SKIP",
+             "MISTRUSTED", "WAIVED");
   for (auto& [engine, lanes] : table) {
     for (auto& [lane, counts] : lanes) {
-      fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11}\n", engine, lane_name(lane),
-                 counts[Status::pass], counts[Status::fail], counts[Status::skip],
-                 counts[Status::mistrusted]);
+      fmt::print(to, "{:<14} {:<12} {:>5} {:>5} {:>5} {:>11} {:>6}\n", engine, lane_name(lane),
+                 counts[Status::pass], counts[Status::fail], counts[Status::skip], counts[Status::mistrusted],
+                 counts[Status::waived]);
     }
   }
-  auto totals = totals_of(results);
-  fmt::print(to, "{} cases: {} PASS, {} FAIL, {} SKIP, {} MISTRUSTED in {:.1f} s\n", results.size(),
-             totals[Status::pass], totals[Status::fail], totals[Status::skip], totals[Status::mistrusted],
-             seconds);
+  auto totals = totals_of(run.results);
+  fmt::print(to, "{} cases: {} PASS, {} FAIL, {} SKIP, {} MISTRUSTED, {} WAIVED in {:.1f} s\n",
+             run.results.size(), totals[Status::pass], totals[Status::fail], totals[Status::skip],
+             totals[Status::mistrusted], totals[Status::waived], run.seconds);
+  for (const std::string& line : run.problems) fmt::print(to, "FAIL       {}\n", line);
 }
 
-std::string results_json(const std::vector<Result>& results, const Settings& settings) {
+std::string results_json(const Run& run) {
   nlohmann::json all = nlohmann::json::array();
-  for (const Result& result : results) {
+  for (const Result& result : run.results) {
     nlohmann::json marks = nlohmann::json::array();
     for (const Mark& mark : result.marks) {
       marks.push_back({{"stage", mark.stage}, {"dtype", mark.dtype}, {"err_over_bound", mark.ratio}});
@@ -91,33 +137,46 @@ std::string results_json(const std::vector<Result>& results, const Settings& set
     entry["reproduce"] = result.reproduce;
     entry["seconds"] = result.seconds;
     entry["marks"] = marks;
+    if (!result.waiver.empty()) entry["waiver"] = result.waiver;
+    if (!result.output.empty()) entry["output"] = result.output;
     all.push_back(entry);
   }
+  nlohmann::json engines = nlohmann::json::array();
+  for (const Engine* engine : run.engines) engines.push_back(engine_json(run, *engine));
   nlohmann::json totals;
-  for (const auto& [status, count] : totals_of(results)) totals[status_name(status)] = count;
-  return nlohmann::json{{"version", kVersion}, {"seed", settings.seed}, {"totals", totals}, {"results", all}}
-             .dump(1, ' ', false, nlohmann::json::error_handler_t::replace) +
-         "\n";
+  for (const auto& [status, count] : totals_of(run.results)) totals[status_name(status)] = count;
+  nlohmann::json document{{"version", kVersion},
+                          {"seed", run.settings.seed},
+                          {"verdict", run.failed() ? "FAIL" : "PASS"},
+                          {"seconds", run.seconds},
+                          {"engines", engines},
+                          {"problems", run.problems},
+                          {"totals", totals},
+                          {"results", all}};
+  if (!run.settings.plugin.empty()) document["plugin"] = run.settings.plugin;
+  if (!run.not_loaded.empty()) document["not_loaded"] = run.not_loaded;
+  return document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string results_junit(const std::vector<Result>& results) {
+std::string results_junit(const Run& run) {
   std::map<std::string, std::vector<const Result*>> suites;
-  for (const Result& result : results) suites[engine_or_stage(result)].push_back(&result);
+  for (const Result& result : run.results) suites[engine_or_stage(result)].push_back(&result);
   std::string text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n";
   for (const auto& [engine, members] : suites) {
     int failures = 0;
     int skips = 0;
     for (const Result* result : members) {
-      failures += result->status == Status::fail || result->status == Status::mistrusted;
-      skips += result->status == Status::skip;
+      failures += is_failure(result->status);
+      skips += result->status == Status::skip || result->status == Status::waived;
     }
     text += fmt::format("<testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" skipped=\"{}\">\n", xml(engine),
                         members.size(), failures, skips);
     for (const Result* result : members) {
       text += fmt::format("<testcase classname=\"{}\" name=\"{}\" time=\"{:.3f}\">", xml(engine),
                           xml(result->test->name), result->seconds);
-      if (result->status == Status::skip) {
-        text += fmt::format("<skipped message=\"{}\"/>", xml(result->message));
+      if (result->status == Status::skip || result->status == Status::waived) {
+        const std::string& why = result->waiver.empty() ? result->message : result->waiver;
+        text += fmt::format("<skipped message=\"{}\"/>", xml(why));
       } else if (result->status != Status::pass) {
         text += fmt::format("<failure type=\"{}\" message=\"{}\">{}</failure>", status_name(result->status),
                             xml(result->message), xml(result->reproduce));
@@ -139,23 +198,6 @@ void write_list(std::ostream& to, const std::vector<const Case*>& cases) {
   for (const Case* test : cases) {
     fmt::print(to, "{:<40} {:<12} {:<12} {}\n", test->name, lane_name(test->lane), test->stage,
                fmt::join(test->clauses, " "));
-  }
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    std::cout << text << std::flush;
-    if (!std::cout) throw Error(ErrorCode::invalid_argument, "standard output cannot be written");
-    return;
-  }
-  const std::string temporary = path + ".tmp";
-  std::ofstream file(temporary, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    std::remove(temporary.c_str());
-    throw Error(ErrorCode::invalid_argument,
-                path + ": cannot be written; allowed: a file in a writable folder");
   }
 }
 

@@ -12,17 +12,30 @@
 namespace headwater::conformance {
 namespace {
 
+// As a shell takes it back: 'it'\''s'.
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+}  // namespace
+
 std::string reproduction(const Case& test, const Engine* engine, const Settings& settings) {
   std::string command(kProgram);
-  if (engine != nullptr) command += fmt::format(" --engine {}", engine->name());
+  if (!settings.plugin.empty()) {
+    command += " --engine-plugin " + quoted(settings.plugin);
+    if (settings.time_limit != kDefaultTimeLimit)
+      command += fmt::format(" --time-limit {}", settings.time_limit);
+  } else if (engine != nullptr) {
+    command += fmt::format(" --engine {}", engine->name());
+  }
   command += fmt::format(" --case {} --seed {}", test.name, settings.seed);
   if (settings.threads != kDefaultThreads) command += fmt::format(" --threads {}", settings.threads);
   if (settings.quick) command += " --quick";
   if (settings.exhaustive) command += " --exhaustive";
   return command;
 }
-
-}  // namespace
 
 std::string ratchet_name(const Engine& engine) { return fmt::format("{}/{}", engine.name(), engine.isa()); }
 

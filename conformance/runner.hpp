@@ -12,6 +12,7 @@ namespace headwater::conformance {
 
 inline constexpr std::uint64_t kDefaultSeed = 1;
 inline constexpr int kDefaultThreads = 2;
+inline constexpr double kDefaultTimeLimit = 120.0;
 
 /// How cases are run.
 struct Settings {
@@ -20,6 +21,8 @@ struct Settings {
   bool quick = false;
   bool exhaustive = false;
   const Ratchet* ratchet = nullptr;  ///< null: not compared
+  std::string plugin;  ///< absolute path of the plug-in that is tested; empty: engines of the library
+  double time_limit = kDefaultTimeLimit;  ///< seconds for one case of a plug-in
 };
 
 /// What became of one case on one engine.
@@ -31,10 +34,20 @@ struct Result {
   std::string reproduce;  ///< the command that runs exactly this again
   double seconds = 0.0;
   std::vector<Mark> marks;
+  std::string waiver;  ///< the reason of the waiver that bears it
+  std::string output;  ///< what a plug-in wrote to standard output and standard error, its end
 };
+
+/// Whether a result makes the run fail.
+[[nodiscard]] constexpr bool is_failure(Status status) {
+  return status == Status::fail || status == Status::mistrusted;
+}
 
 /// Runs one case; every exception becomes a status.
 [[nodiscard]] Result run_case(const Case& test, const Engine* engine, const Settings& settings);
+
+/// The command that repeats one case.
+[[nodiscard]] std::string reproduction(const Case& test, const Engine* engine, const Settings& settings);
 
 /// "cpu-portable/x86-64-v2": what marks are filed under.
 [[nodiscard]] std::string ratchet_name(const Engine& engine);

@@ -15,7 +15,7 @@
 #include "conformance/formats.hpp"
 #include "conformance/program.hpp"
 #include "conformance/replay.hpp"
-#include "conformance/report.hpp"
+#include "conformance/text_file.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {

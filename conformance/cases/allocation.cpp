@@ -102,15 +102,22 @@ void longest_plans(Context& context) {
 const Register kLongest{
     {"allocation.longest_plans", {"NUM-4", "PLAN-1"}, "plan", Lane::state, true, longest_plans}};
 
-// open() with its n-th allocation refused, n = 0, 1, ...: an Error out_of_memory each time, and a session that works
-// as soon as nothing is refused.
+// open() with its n-th allocation refused, n = 0, 1, ...: an Error out_of_memory each time, all memory given back, and a
+// session that works as soon as nothing is refused.
 void open_without_memory(Context& context) {
   require_counter();
   Random random(context.seed);
   Problem problem =
       random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
   problem.options.threads = 2;
-  const Trace wanted = run(*context.engine, problem);  // warms whatever is made once
+  // Both warm what is made once: threads, and what the first error of a thread takes.
+  const Trace wanted = run(*context.engine, problem);
+  try {
+    Shape none = problem.shape;
+    none.n_layer = 0;
+    (void)context.engine->open(none, problem.options);
+  } catch (const Error&) {
+  }
   constexpr std::int64_t kMost = 100000;
   std::int64_t refused = 0;
   for (std::int64_t n = 0; n < kMost; ++n) {
@@ -118,6 +125,7 @@ void open_without_memory(Context& context) {
     bool failed_well = false;
     std::string wrong;
     bool was_refused = false;
+    std::int64_t leaked = 0;
     {
       const AllocationWatch watch(n);
       try {
@@ -129,6 +137,10 @@ void open_without_memory(Context& context) {
         wrong = error.what();
       }
       was_refused = watch.refused();
+      if (failed_well) leaked = watch.live();
+    }
+    if (leaked != 0) {
+      throw Violation(fmt::format("allocation {} refused: {} allocations were not given back", n, leaked));
     }
     if (!was_refused) {
       if (session == nullptr) throw Violation("open() failed although nothing was refused: " + wrong);

@@ -1,0 +1,462 @@
+#include "conformance/plugin_engine.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "conformance/allocation_counter.hpp"
+#include "conformance/case.hpp"
+#include "conformance/plugin_guard.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+constexpr std::size_t kLongestMessage = 1023;
+constexpr std::int64_t kMostWarnings = 100;
+
+[[noreturn]] void broken(const std::string& what) { throw Violation("plug-in: " + what); }
+
+// Runs one function of the table: allocations inside are the engine's own, exceptions must not come out.
+template <class Call>
+headwater_status invoke(const char* function, const Call& call) {
+  const AllocationPause theirs(false);
+  try {
+    return call();
+  } catch (...) {
+    const AllocationPause ours(true);
+    broken(fmt::format("{}() let a C++ exception out", function));
+  }
+}
+
+// A status that is not OK becomes the Error that it stands for.
+void require_ok(const headwater_engine_table& table, const char* function, headwater_status status) {
+  if (status == HEADWATER_OK) return;
+  if (status < HEADWATER_INVALID_ARGUMENT || status > HEADWATER_INTERNAL) {
+    broken(fmt::format("{}() returned status {}; allowed: 0 .. {}", function, status,
+                       static_cast<int>(HEADWATER_INTERNAL)));
+  }
+  const char* text = table.last_error();
+  if (text == nullptr) broken(fmt::format("last_error() is NULL after a failed {}()", function));
+  const std::size_t length = ::strnlen(text, kLongestMessage + 1);
+  if (length == 0 || length > kLongestMessage) {
+    broken(fmt::format("last_error() after {}() has {} bytes; allowed: 1 .. {}", function,
+                       length == 0 ? "no" : "too many", kLongestMessage));
+  }
+  const std::string message(text, length);
+  if (message.find('\n') != std::string::npos) {
+    broken(fmt::format("last_error() after {}() is more than one line", function));
+  }
+  // The exception is freed by the case, where allocations count: so must be its making.
+  const AllocationPause counted(false);
+  throw Error(static_cast<ErrorCode>(status), message);
+}
+
+template <class Enum>
+Enum enumerator(std::int32_t value, std::int32_t last, const char* what) {
+  if (value < 0 || value > last) broken(fmt::format("{} is {}; allowed: 0 .. {}", what, value, last));
+  return static_cast<Enum>(value);
+}
+
+ChunkMode chunk_mode(std::int32_t value, const char* what) {
+  return enumerator<ChunkMode>(value, HEADWATER_CHUNK_DECODE, what);
+}
+
+Guarded<headwater_rows> guarded_rows(const Rows& rows) {
+  return Guarded<headwater_rows>::input(
+      {rows.data, rows.row_stride, rows.head_stride, static_cast<std::int32_t>(rows.type), 0});
+}
+
+Guarded<headwater_mutable_rows> guarded_rows(const MutableRows& rows) {
+  return Guarded<headwater_mutable_rows>::input(
+      {rows.data, rows.row_stride, rows.head_stride, static_cast<std::int32_t>(rows.type), 0});
+}
+
+// What C's pointers do not carry: the sizes of sinks and slopes, and a scale that was said to be NaN.
+void check_what_c_cannot_say(const Shape& shape, const Options& options) {
+  const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, what); };
+  const auto per_head = [&](const char* field, const std::vector<float>& values) {
+    const bool one_each = shape.n_head > 0 && values.size() == static_cast<std::size_t>(shape.n_head);
+    if (values.empty() || one_each) return;
+    refuse(fmt::format("{} has {} entries; allowed: 0 or n_head = {}", field, values.size(), shape.n_head));
+  };
+  per_head("sinks", options.sinks);
+  per_head("alibi", options.alibi);
+  if (options.scale && std::isnan(*options.scale)) refuse("scale is nan; allowed: a finite number");
+}
+
+class PluginSession final : public Session {
+ public:
+  PluginSession(const headwater_engine_table& table, const Shape& shape, const Options& options)
+      : table_(table), shape_(shape), sinks_(options.sinks), alibi_(options.alibi) {
+    open(options);
+    try {
+      read_options();
+    } catch (...) {
+      table_.close(session_);
+      throw;
+    }
+  }
+  ~PluginSession() override { table_.close(session_); }
+  PluginSession(const PluginSession&) = delete;
+  PluginSession& operator=(const PluginSession&) = delete;
+
+  void begin(const Step& step) override;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+              const MutableRows& out) override;
+  void end() override;
+  void reset() override;
+  [[nodiscard]] SessionState state() const override;
+  [[nodiscard]] std::int64_t tokens() const override;
+  [[nodiscard]] const Shape& shape() const override { return shape_; }
+  [[nodiscard]] const EffectiveOptions& options() const override { return options_; }
+  [[nodiscard]] MemoryBytes memory_bytes() const override;
+  [[nodiscard]] std::span<const Chunk> plan() const override;
+  [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
+  [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
+  void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                std::span<float> row) const override {
+    read_row("read_key", table_.read_key, shape_.d_head, layer, head_kv, position, row);
+  }
+  void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                  std::span<float> row) const override {
+    read_row("read_value", table_.read_value, shape_.d_value, layer, head_kv, position, row);
+  }
+  void set_observer(Observer observer) override;
+
+ private:
+  void open(const Options& options);
+  void read_options();
+  void require_no_failed_observer() const;
+  static void on_record(void* user, const headwater_chunk_record* record) noexcept;
+  void take_record(const headwater_chunk_record* record);
+
+  // Asks for one value: session, then a pointer to it.
+  template <class Value>
+  Value ask(const char* name, headwater_status (*function)(const headwater_session*, Value*)) const {
+    const AllocationPause ours(true);
+    Guarded<Value> value(1, kUnwritten);
+    const headwater_status status = invoke(name, [&] { return function(session_, value.data()); });
+    value.check(name);
+    require_ok(table_, name, status);
+    return value.value();
+  }
+  template <class Value>
+  Value ask_at(const char* name, std::int64_t index,
+               headwater_status (*function)(const headwater_session*, std::int64_t, Value*)) const {
+    const AllocationPause ours(true);
+    Guarded<Value> value(1, kUnwritten);
+    const headwater_status status = invoke(name, [&] { return function(session_, index, value.data()); });
+    value.check(name);
+    require_ok(table_, name, status);
+    return value.value();
+  }
+  template <class Value>
+  Value ask_struct(const char* name,
+                   headwater_status (*function)(const headwater_session*, Value*, std::size_t)) const {
+    const AllocationPause ours(true);
+    Guarded<Value> value(1, kUnwritten);
+    const headwater_status status =
+        invoke(name, [&] { return function(session_, value.data(), sizeof(Value)); });
+    value.check(name);
+    require_ok(table_, name, status);
+    return value.value();
+  }
+  void read_row(const char* name,
+                headwater_status (*function)(const headwater_session*, std::int64_t, std::int64_t,
+                                             std::int64_t, float*, std::int64_t),
+                std::int64_t width, std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                std::span<float> row) const;
+
+  static constexpr unsigned char kUnwritten = 0xcc;  // no value that a plug-in should have meant
+
+  const headwater_engine_table& table_;
+  Shape shape_;
+  // Spoiled after open(), and kept: a plug-in that kept the pointers instead of the values computes with NaN.
+  Guarded<float> sinks_;
+  Guarded<float> alibi_;
+  headwater_session* session_ = nullptr;
+  EffectiveOptions options_;
+  mutable std::vector<Chunk> plan_;
+
+  Observer observer_;
+  std::exception_ptr observer_error_;  // of the attend() that runs
+  bool observer_failed_ = false;       // STATE-5: only reset() is legal
+  std::atomic<std::thread::id> attending_{};
+  std::atomic<bool> called_elsewhere_{false};
+};
+
+void PluginSession::open(const Options& options) {
+  auto shape = Guarded<headwater_shape>::input({shape_.n_layer, shape_.n_head, shape_.n_head_kv,
+                                                shape_.d_head, shape_.d_value, shape_.capacity,
+                                                static_cast<std::int32_t>(shape_.kv_type), 0});
+  auto asked = Guarded<headwater_options>::input(
+      {.struct_size = sizeof(headwater_options),
+       .batch = options.batch,
+       .chunk = options.chunk,
+       .local = options.local,
+       .heavy = options.heavy,
+       .clamp = options.clamp ? 1 : 0,
+       .dense = options.dense ? 1 : 0,
+       .scale = options.scale.value_or(std::numeric_limits<double>::quiet_NaN()),
+       .softcap = options.softcap,
+       .sinks = options.sinks.empty() ? nullptr : sinks_.data(),
+       .alibi = options.alibi.empty() ? nullptr : alibi_.data(),
+       .score_type = static_cast<std::int32_t>(options.score_type),
+       .schedule = static_cast<std::int32_t>(options.schedule),
+       .threads = options.threads,
+       .reserved = 0});
+  Guarded<headwater_session*> handle(1, kUnwritten);
+  const headwater_status status =
+      invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
+  shape.check("open: shape");
+  asked.check("open: options");
+  sinks_.check("open: sinks");
+  alibi_.check("open: alibi");
+  handle.check("open: session");
+  sinks_.spoil();
+  alibi_.spoil();
+  if (status != HEADWATER_OK && handle.value() != nullptr) {
+    broken("a failed open() did not set *session to NULL");
+  }
+  require_ok(table_, "open", status);
+  if (handle.value() == nullptr) broken("open() succeeded with *session NULL");
+  session_ = handle.value();
+}
+
+void PluginSession::read_options() {
+  const auto said = ask_struct<headwater_effective_options>("session_options", table_.session_options);
+  options_.batch = said.batch;
+  options_.chunk = said.chunk;
+  options_.local = said.local;
+  options_.heavy = said.heavy;
+  options_.scale = said.scale;
+  options_.softcap = said.softcap;
+  options_.sparse = enumerator<std::int32_t>(said.sparse, 1, "session_options: sparse") == 1;
+  options_.score_type =
+      enumerator<ScoreType>(said.score_type, HEADWATER_SCORE_F32, "session_options: score_type");
+  options_.schedule = enumerator<Schedule>(said.schedule, HEADWATER_CHUNK_MAJOR, "session_options: schedule");
+  options_.threads = said.threads;
+  const auto warnings = ask<std::int64_t>("warning_count", table_.warning_count);
+  if (warnings < 0 || warnings > kMostWarnings) {
+    broken(fmt::format("warning_count() gives {}; allowed: 0 .. {}", warnings, kMostWarnings));
+  }
+  for (std::int64_t i = 0; i < warnings; ++i) {
+    const char* text = ask_at<const char*>("warning", i, table_.warning);
+    if (text == nullptr || ::strnlen(text, kLongestMessage + 1) > kLongestMessage) {
+      broken(fmt::format("warning {} is no text of at most {} bytes", i, kLongestMessage));
+    }
+    options_.warnings.emplace_back(text);
+  }
+}
+
+void PluginSession::require_no_failed_observer() const {
+  if (observer_failed_) throw Error(ErrorCode::wrong_state, "the observer threw; allowed: reset()");
+}
+
+void PluginSession::begin(const Step& step) {
+  const AllocationPause ours(true);
+  require_no_failed_observer();
+  if (step.kind == Step::Kind::prefill) {
+    require_ok(table_, "begin_prefill", invoke("begin_prefill", [&] {
+                 return table_.begin_prefill(session_, step.n, step.turn_length);
+               }));
+    return;
+  }
+  if (step.kind != Step::Kind::decode || step.turn_length != 0) {
+    throw Error(ErrorCode::invalid_argument, "a step that C has no function for");
+  }
+  require_ok(table_, "begin_decode",
+             invoke("begin_decode", [&] { return table_.begin_decode(session_, step.n); }));
+}
+
+void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                           const MutableRows& out) {
+  const AllocationPause ours(true);
+  require_no_failed_observer();
+  Guarded<headwater_rows> q_rows = guarded_rows(q);
+  Guarded<headwater_rows> k_rows = guarded_rows(k);
+  Guarded<headwater_rows> v_rows = guarded_rows(v);
+  Guarded<headwater_mutable_rows> out_rows = guarded_rows(out);
+  observer_error_ = nullptr;
+  attending_ = std::this_thread::get_id();
+  const headwater_status status = invoke("attend", [&] {
+    return table_.attend(session_, layer, q_rows.data(), k_rows.data(), v_rows.data(), out_rows.data());
+  });
+  attending_ = std::thread::id{};
+  q_rows.check("attend: q");
+  k_rows.check("attend: k");
+  v_rows.check("attend: v");
+  out_rows.check("attend: out");
+  if (called_elsewhere_) broken("the observer was called from another thread than that of attend()");
+  if (observer_error_ != nullptr) {
+    observer_failed_ = true;
+    std::rethrow_exception(std::exchange(observer_error_, nullptr));
+  }
+  require_ok(table_, "attend", status);
+}
+
+void PluginSession::end() {
+  const AllocationPause ours(true);
+  require_no_failed_observer();
+  require_ok(table_, "end", invoke("end", [&] { return table_.end(session_); }));
+}
+
+void PluginSession::reset() {
+  const AllocationPause ours(true);
+  require_ok(table_, "reset", invoke("reset", [&] { return table_.reset(session_); }));
+  observer_failed_ = false;
+}
+
+SessionState PluginSession::state() const {
+  return enumerator<SessionState>(ask<std::int32_t>("session_state", table_.session_state),
+                                  HEADWATER_DECODING, "session_state");
+}
+
+std::int64_t PluginSession::tokens() const {
+  return ask<std::int64_t>("session_tokens", table_.session_tokens);
+}
+
+MemoryBytes PluginSession::memory_bytes() const {
+  const auto said = ask_struct<headwater_memory_bytes>("session_memory_bytes", table_.session_memory_bytes);
+  return {said.kv, said.scores, said.memory_sets, said.workspace};
+}
+
+std::span<const Chunk> PluginSession::plan() const {
+  const AllocationPause ours(true);
+  const auto count = ask<std::int64_t>("plan_count", table_.plan_count);
+  // Every chunk has a token.
+  if (count < 0 || count > shape_.capacity) {
+    broken(fmt::format("plan_count() gives {}; allowed: 0 .. capacity = {}", count, shape_.capacity));
+  }
+  plan_.clear();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto chunk = ask_at<headwater_chunk>("plan_chunk", i, table_.plan_chunk);
+    plan_.push_back({chunk.begin, chunk.end, chunk_mode(chunk.mode, "plan_chunk: mode")});
+  }
+  return plan_;
+}
+
+ScoreView PluginSession::scores(std::int64_t layer) const {
+  const auto view = ask_at<headwater_score_view>("scores", layer, table_.scores);
+  return {enumerator<ScoreType>(view.type, HEADWATER_SCORE_F32, "scores: type"), view.data, view.head_stride};
+}
+
+MemoryView PluginSession::memory(std::int64_t layer) const {
+  const auto view = ask_at<headwater_memory_view>("memory", layer, table_.memory);
+  return {view.data, view.head_stride, view.width, view.count};
+}
+
+void PluginSession::read_row(const char* name,
+                             headwater_status (*function)(const headwater_session*, std::int64_t,
+                                                          std::int64_t, std::int64_t, float*, std::int64_t),
+                             std::int64_t width, std::int64_t layer, std::int64_t head_kv,
+                             std::int64_t position, std::span<float> row) const {
+  const AllocationPause ours(true);
+  const std::size_t room = std::min(row.size(), static_cast<std::size_t>(width));
+  Guarded<float> values(room, kUnwritten);
+  const headwater_status status = invoke(name, [&] {
+    return function(session_, layer, head_kv, position, values.data(), static_cast<std::int64_t>(room));
+  });
+  values.check(name);
+  require_ok(table_, name, status);
+  std::copy_n(values.data(), room, row.data());
+}
+
+void PluginSession::set_observer(Observer observer) {
+  const AllocationPause ours(true);
+  observer_ = std::move(observer);
+  const headwater_observer function = observer_ ? &PluginSession::on_record : nullptr;
+  require_ok(table_, "set_observer", invoke("set_observer", [&] {
+               return table_.set_observer(session_, function, observer_ ? this : nullptr);
+             }));
+}
+
+void PluginSession::on_record(void* user, const headwater_chunk_record* record) noexcept {
+  const AllocationPause ours(true);
+  auto& session = *static_cast<PluginSession*>(user);
+  if (session.attending_.load() != std::this_thread::get_id()) {
+    session.called_elsewhere_ = true;
+    return;
+  }
+  if (session.observer_error_ != nullptr) return;  // the step has failed already
+  try {
+    session.take_record(record);
+  } catch (...) {
+    session.observer_error_ = std::current_exception();
+  }
+}
+
+void PluginSession::take_record(const headwater_chunk_record* record) {
+  if (record == nullptr) broken("the observer was called with a NULL record");
+  if (record->struct_size < sizeof(headwater_chunk_record)) {
+    broken(fmt::format("struct_size of a chunk record is {}; allowed: {} or more", record->struct_size,
+                       sizeof(headwater_chunk_record)));
+  }
+  const ChunkRecord copy{
+      record->layer,
+      {record->chunk.begin, record->chunk.end, chunk_mode(record->chunk.mode, "mode of a chunk record")},
+      record->memory_count,
+      record->memory_stride,
+      record->memory,
+      record->colsum_inter,
+      record->row_stride,
+      record->colsum_intra,
+      record->lse};
+  if (observer_) observer_(copy);
+}
+
+class PluginEngine final : public Engine {
+ public:
+  explicit PluginEngine(const PluginLibrary& library) : library_(library) {}
+  [[nodiscard]] std::string_view name() const override { return library_.identity().name; }
+  [[nodiscard]] std::string_view isa() const override { return library_.identity().isa; }
+  [[nodiscard]] std::string_view description() const override { return library_.identity().description; }
+  [[nodiscard]] std::string unavailable_because() const override {
+    return library_.identity().unavailable_because;
+  }
+  [[nodiscard]] Claims claims() const override { return library_.identity().claims; }
+  [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
+    const AllocationPause ours(true);
+    check_what_c_cannot_say(shape, options);
+    return std::make_unique<PluginSession>(library_.table(), shape, options);
+  }
+
+ private:
+  const PluginLibrary& library_;
+};
+
+class DescribedEngine final : public Engine {
+ public:
+  explicit DescribedEngine(PluginIdentity identity) : identity_(std::move(identity)) {}
+  [[nodiscard]] std::string_view name() const override { return identity_.name; }
+  [[nodiscard]] std::string_view isa() const override { return identity_.isa; }
+  [[nodiscard]] std::string_view description() const override { return identity_.description; }
+  [[nodiscard]] std::string unavailable_because() const override { return identity_.unavailable_because; }
+  [[nodiscard]] Claims claims() const override { return identity_.claims; }
+  [[nodiscard]] std::unique_ptr<Session> open(const Shape&, const Options&) const override {
+    throw Error(ErrorCode::internal, "a plug-in is opened in processes of its own only");
+  }
+
+ private:
+  PluginIdentity identity_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> plugin_engine(const PluginLibrary& library) {
+  return std::make_unique<PluginEngine>(library);
+}
+
+std::unique_ptr<Engine> described_engine(PluginIdentity identity) {
+  return std::make_unique<DescribedEngine>(std::move(identity));
+}
+
+}  // namespace headwater::conformance

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+
+#include "conformance/plugin_library.hpp"
+#include "headwater/engine.hpp"
+
+namespace headwater::conformance {
+
+/// The engine of a loaded plug-in. Every structure that is handed to it lies between canaries, inputs are compared
+/// afterwards, what it returns is checked before it is used; what headwater/plugin.h does not allow is a Violation. What
+/// C cannot say (sizes of vectors, exceptions from an observer) is judged here, so no case has to be left out.
+/// Memory that this adapter takes for itself is not counted as the engine's (AllocationPause). `library` must outlive it.
+[[nodiscard]] std::unique_ptr<Engine> plugin_engine(const PluginLibrary& library);
+
+/// An engine that can be named but not opened: what the parent of the isolated cases knows of a plug-in.
+[[nodiscard]] std::unique_ptr<Engine> described_engine(PluginIdentity identity);
+
+}  // namespace headwater::conformance

@@ -1,0 +1,122 @@
+#include "conformance/plugin_run.hpp"
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "conformance/isolation.hpp"
+#include "conformance/plugin_engine.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+using nlohmann::json;
+
+std::string text_of(const json& document) {
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// Results and identities are handed from process to process as JSON; NaN travels as null.
+std::string encode(const Result& result) {
+  json marks = json::array();
+  for (const Mark& mark : result.marks) marks.push_back({mark.stage, mark.dtype, mark.ratio});
+  return text_of({{"status", static_cast<int>(result.status)},
+                  {"message", result.message},
+                  {"seconds", result.seconds},
+                  {"marks", marks}});
+}
+
+void decode(const std::string& text, Result& result) {
+  const json document = json::parse(text);
+  result.status = static_cast<Status>(document.at("status").get<int>());
+  result.message = document.at("message").get<std::string>();
+  result.seconds = document.at("seconds").get<double>();
+  for (const json& mark : document.at("marks")) {
+    const json& ratio = mark.at(2);
+    result.marks.push_back(
+        {mark.at(0).get<std::string>(), mark.at(1).get<std::string>(),
+         ratio.is_number() ? ratio.get<double>() : std::numeric_limits<double>::quiet_NaN()});
+  }
+}
+
+std::string encode(const PluginIdentity& identity) {
+  const Claims& claims = identity.claims;
+  return text_of({{"name", identity.name},
+                  {"isa", identity.isa},
+                  {"description", identity.description},
+                  {"unavailable_because", identity.unavailable_because},
+                  {"claims",
+                   {claims.bitwise_threads, claims.bitwise_runs, claims.bitwise_schedules,
+                    claims.no_allocation, claims.double_arithmetic}}});
+}
+
+PluginIdentity decode_identity(const json& document) {
+  PluginIdentity identity;
+  identity.name = document.at("name").get<std::string>();
+  identity.isa = document.at("isa").get<std::string>();
+  identity.description = document.at("description").get<std::string>();
+  identity.unavailable_because = document.at("unavailable_because").get<std::string>();
+  const json& claims = document.at("claims");
+  identity.claims.bitwise_threads = claims.at(0).get<bool>();
+  identity.claims.bitwise_runs = claims.at(1).get<bool>();
+  identity.claims.bitwise_schedules = claims.at(2).get<bool>();
+  identity.claims.no_allocation = claims.at(3).get<bool>();
+  identity.claims.double_arithmetic = claims.at(4).get<bool>();
+  return identity;
+}
+
+}  // namespace
+
+PluginIdentity inspect_plugin(const std::string& path, double time_limit) {
+  const ChildEnd end = run_in_child(
+      [&]() -> std::string {
+        try {
+          return encode(PluginLibrary(path).identity());
+        } catch (const Error& error) {
+          return text_of({{"refused", error.what()}});
+        }
+      },
+      time_limit);
+  const std::string trouble = end.trouble(time_limit);
+  if (!trouble.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: while it was loaded it {}; allowed: a headwater_plugin_v1() that returns",
+                            path, trouble));
+  }
+  const json document = json::parse(end.result);
+  if (document.contains("refused")) {
+    throw Error(ErrorCode::invalid_argument, document.at("refused").get<std::string>());
+  }
+  return decode_identity(document);
+}
+
+Result run_isolated_case(const Case& test, const Engine& described, const Settings& settings) {
+  Result result;
+  result.test = &test;
+  result.engine = described.name();
+  result.reproduce = reproduction(test, &described, settings);
+  const auto start = std::chrono::steady_clock::now();
+  const ChildEnd end = run_in_child(
+      [&] {
+        const PluginLibrary library(settings.plugin);
+        const std::unique_ptr<Engine> engine = plugin_engine(library);
+        return encode(run_case(test, engine.get(), settings));
+      },
+      settings.time_limit);
+  result.output = end.output;
+  if (end.how == ChildEnd::How::finished) {
+    decode(end.result, result);
+    return result;
+  }
+  result.status = Status::fail;
+  result.message = "the plug-in " + end.trouble(settings.time_limit);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace headwater::conformance

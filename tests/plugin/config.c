@@ -1,0 +1,129 @@
+/* CFG-1 .. CFG-4: what is allowed, what is used instead, and what is said about it. */
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "tests/plugin/naive.h"
+
+#define MOST_EXTENT 65536
+#define MOST_POSITIONS INT64_C(2147483647)
+#define MOST_THREADS 512
+
+static _Thread_local char error_text[256];
+
+headwater_status fail(headwater_status status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(error_text, sizeof error_text, format, arguments);
+  va_end(arguments);
+  if (FAULT(error_of_two_lines)) snprintf(error_text, sizeof error_text, "something\nis wrong");
+  return FAULT(status_99) ? 99 : status;
+}
+
+const char* last_error(void) { return FAULT(error_without_text) ? NULL : error_text; }
+
+static headwater_status check_range(const char* field, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return HEADWATER_OK;
+  return fail(HEADWATER_INVALID_ARGUMENT, "%s is %lld; allowed: %lld .. %lld", field, (long long)value,
+              (long long)least, (long long)most);
+}
+
+static headwater_status check_shape(const headwater_shape* shape) {
+  const struct {
+    const char* field;
+    int64_t value, least, most;
+  } sizes[] = {{"n_layer", shape->n_layer, 1, MOST_EXTENT},
+               {"n_head", shape->n_head, 1, MOST_EXTENT},
+               {"n_head_kv", shape->n_head_kv, 1, MOST_EXTENT},
+               {"d_head", shape->d_head, 1, MOST_EXTENT},
+               {"d_value", shape->d_value, 1, MOST_EXTENT},
+               {"capacity", shape->capacity, 1, MOST_POSITIONS},
+               {"kv_type", shape->kv_type, 0, 2},
+               {"reserved", shape->reserved, 0, 0}};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+    const headwater_status status =
+        check_range(sizes[i].field, sizes[i].value, sizes[i].least, sizes[i].most);
+    if (status != HEADWATER_OK) return status;
+  }
+  if (shape->n_head % shape->n_head_kv != 0) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "n_head_kv is %lld; allowed: a divisor of n_head = %lld",
+                (long long)shape->n_head_kv, (long long)shape->n_head);
+  }
+  return HEADWATER_OK;
+}
+
+static headwater_status check_per_head(const char* field, const float* values, int64_t heads, bool or_none) {
+  for (int64_t h = 0; values != NULL && h < heads; ++h) {
+    if (isfinite(values[h]) || (or_none && values[h] == -INFINITY)) continue;
+    return fail(HEADWATER_INVALID_ARGUMENT, "%s[%lld] is %g; allowed: finite numbers%s", field, (long long)h,
+                (double)values[h], or_none ? " and -inf" : "");
+  }
+  return HEADWATER_OK;
+}
+
+headwater_status check_config(const headwater_shape* shape, const headwater_options* o) {
+  if (shape == NULL || o == NULL) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "shape or options is NULL; allowed: valid pointers");
+  }
+  headwater_status status = check_shape(shape);
+  if (status != HEADWATER_OK) return status;
+  if (o->struct_size < sizeof *o) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "options.struct_size is %zu; allowed: %zu or more",
+                o->struct_size, sizeof *o);
+  }
+  const struct {
+    const char* field;
+    int64_t value, least, most;
+  } numbers[] = {{"batch", o->batch, 1, MOST_POSITIONS},
+                 {"chunk", o->chunk, 1, MOST_POSITIONS},
+                 {"local", o->local, 0, MOST_POSITIONS},
+                 {"heavy", o->heavy, 0, MOST_POSITIONS},
+                 {"clamp", o->clamp, 0, 1},
+                 {"dense", o->dense, 0, 1},
+                 {"score_type", o->score_type, 0, 1},
+                 {"schedule", o->schedule, 0, 1},
+                 {"threads", o->threads, 0, MOST_THREADS}};
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
+    status = check_range(numbers[i].field, numbers[i].value, numbers[i].least, numbers[i].most);
+    if (status != HEADWATER_OK) return status;
+  }
+  if (isinf(o->scale)) { /* NaN asks for the default */
+    return fail(HEADWATER_INVALID_ARGUMENT, "scale is %g; allowed: a finite number", o->scale);
+  }
+  if (!isfinite(o->softcap) || o->softcap < 0.0) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "softcap is %g; allowed: 0 or a finite number > 0", o->softcap);
+  }
+  status = check_per_head("sinks", o->sinks, shape->n_head, true);
+  return status != HEADWATER_OK ? status : check_per_head("alibi", o->alibi, shape->n_head, false);
+}
+
+static char* next_warning(struct headwater_session* s) { return s->warnings[s->warning_count++]; }
+
+headwater_status resolve_options(struct headwater_session* s, const headwater_options* asked) {
+  headwater_effective_options* o = &s->options;
+  o->chunk = asked->chunk;
+  o->batch = asked->batch < asked->chunk ? asked->chunk : asked->batch; /* CFG-4 */
+  if (o->batch % o->chunk != 0 || o->batch != asked->batch) {
+    snprintf(next_warning(s), sizeof s->warnings[0],
+             "batch %lld is no multiple of chunk %lld: using batch %lld", (long long)asked->batch,
+             (long long)asked->chunk, (long long)o->batch);
+  }
+  o->local = asked->dense ? 0 : asked->local; /* CFG-2 */
+  o->heavy = asked->dense ? 0 : asked->heavy;
+  if (asked->clamp && o->local + o->heavy >= o->chunk) { /* CFG-3 */
+    o->local = o->local < o->chunk - 1 ? o->local : o->chunk - 1;
+    o->heavy = o->heavy < o->chunk - 1 - o->local ? o->heavy : o->chunk - 1 - o->local;
+    snprintf(next_warning(s), sizeof s->warnings[0],
+             "local %lld + heavy %lld do not fit chunk %lld: using local %lld and heavy %lld",
+             (long long)asked->local, (long long)asked->heavy, (long long)o->chunk, (long long)o->local,
+             (long long)o->heavy);
+  }
+  o->scale = isnan(asked->scale) ? 1.0 / sqrt((double)s->shape.d_head) : asked->scale; /* LOGIT-1 */
+  o->softcap = asked->softcap;
+  o->sparse = o->local + o->heavy > 0;
+  o->score_type = asked->score_type;
+  o->schedule = asked->schedule;
+  o->threads = 1;
+  return check_range("local + heavy", o->local + o->heavy, 0, MOST_POSITIONS);
+}

@@ -1,0 +1,100 @@
+/* The broken copy's own file: which fault is on, and those that have nothing to do with the algorithm. */
+
+#define _GNU_SOURCE
+
+#include "tests/plugin/faults.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/plugin/naive.h"
+
+enum naive_fault naive_fault = FAULT_none;
+
+bool choose_fault(void) {
+  static const char* const kNames[] = {
+#define NAIVE_NAME(name) #name,
+      NAIVE_FAULTS(NAIVE_NAME)
+#undef NAIVE_NAME
+  };
+  const char* wanted = getenv("NAIVE_FAULT");
+  if (wanted == NULL) return false; /* a broken copy that is not broken would prove nothing */
+  for (size_t i = 0; i < sizeof kNames / sizeof kNames[0]; ++i) {
+    if (strcmp(wanted, kNames[i]) != 0) continue;
+    naive_fault = (enum naive_fault)i;
+    return true;
+  }
+  return false;
+}
+
+/* The first output moves by one unit in the last place. */
+static void nudge(const headwater_mutable_rows* out) {
+  if (out->type == HEADWATER_F32) {
+    const float value = (float)load_element(out->data, HEADWATER_F32, 0);
+    store_element(out->data, HEADWATER_F32, 0, nextafterf(value, 2.0f * fabsf(value) + 1.0f));
+  } else {
+    store_element(out->data, out->type, 0, load_element(out->data, out->type, 0) * 1.01 + 1e-3);
+  }
+}
+
+static void* observe_from_thread(void* session) {
+  headwater_session* s = session;
+  const headwater_chunk_record record = {.struct_size = sizeof record, .chunk = {0, 1, 0, 0}};
+  if (s->observer != NULL) s->observer(s->user, &record);
+  return NULL;
+}
+
+void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out) {
+  const headwater_shape* shape = &s->shape;
+  /* One case of the kit has this width; the others must be judged as ever. */
+  const bool wide = shape->d_head == 31 && shape->d_value == 31;
+  const int64_t last =
+      (s->n - 1) * out->row_stride + (shape->n_head - 1) * out->head_stride + shape->d_value - 1;
+  switch (naive_fault) {
+    case FAULT_differs_by_threads:
+      if (s->threads_asked > 2) nudge(out);
+      break;
+    case FAULT_differs_by_run:
+      if (s->opened % 2 == 1) nudge(out);
+      break;
+    case FAULT_differs_by_schedule:
+      if (s->options.schedule == HEADWATER_CHUNK_MAJOR) nudge(out);
+      break;
+    case FAULT_allocates: {
+      void* volatile taken = malloc(24); /* volatile: a compiler may leave out a pair that nobody looks at */
+      free(taken);
+      break;
+    }
+    case FAULT_writes_behind_rows: store_element(out->data, out->type, last + 1, 1.0); break;
+    case FAULT_writes_far_behind_rows:
+      memset((char*)out->data + (size_t)(last + 1) * element_size(out->type), 0, 1 << 20);
+      break;
+    case FAULT_writes_input: {
+      void* theirs;
+      memcpy(&theirs, &q->data, sizeof theirs);
+      store_element(theirs, q->type, 0, load_element(theirs, q->type, 0) + 1.0);
+      break;
+    }
+    case FAULT_crashes:
+      if (wide) raise(SIGSEGV);
+      break;
+    case FAULT_hangs:
+      while (wide) pause();
+      break;
+    case FAULT_exits:
+      if (wide) exit(0);
+      break;
+    case FAULT_prints: puts("<b>hello</b> from the plug-in"); break;
+    case FAULT_observer_from_thread: {
+      pthread_t thread;
+      if (pthread_create(&thread, NULL, observe_from_thread, s) == 0) pthread_join(thread, NULL);
+      break;
+    }
+    default: break;
+  }
+}

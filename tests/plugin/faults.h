@@ -1,0 +1,62 @@
+#ifndef FAULTS_H_
+#define FAULTS_H_
+
+/*
+ * Not for copying: the faults that tests/plugin/test_broken.py plants to see the kit find them. In the sample FAULT(x) is 0
+ * and vanishes. In the broken copy (NAIVE_BROKEN) the environment variable NAIVE_FAULT names the one that is on.
+ */
+
+#define NAIVE_FAULTS(X)        \
+  X(none)                      \
+  X(sees_next_key)             \
+  X(ignores_sinks)             \
+  X(column_sum_misses_a_query) \
+  X(float_inside)              \
+  X(truncates)                 \
+  X(ties_by_higher_position)   \
+  X(stale_score)               \
+  X(stale_set)                 \
+  X(batch_ignored)             \
+  X(differs_by_threads)        \
+  X(differs_by_run)            \
+  X(differs_by_schedule)       \
+  X(allocates)                 \
+  X(writes_behind_rows)        \
+  X(writes_far_behind_rows)    \
+  X(writes_input)              \
+  X(writes_sinks)              \
+  X(skips_last_row)            \
+  X(key_row_too_long)          \
+  X(state_too_long)            \
+  X(options_too_long)          \
+  X(keeps_sinks_pointer)       \
+  X(crashes)                   \
+  X(hangs)                     \
+  X(exits)                     \
+  X(prints)                    \
+  X(layer_twice_allowed)       \
+  X(reset_keeps_scores)        \
+  X(malloc_unchecked)          \
+  X(malloc_leaks)              \
+  X(bytes_too_small)           \
+  X(status_99)                 \
+  X(error_without_text)        \
+  X(error_of_two_lines)        \
+  X(record_too_small)          \
+  X(observer_from_thread)      \
+  X(open_without_session)
+
+enum naive_fault {
+#define NAIVE_ENUM(name) FAULT_##name,
+  NAIVE_FAULTS(NAIVE_ENUM)
+#undef NAIVE_ENUM
+};
+
+#ifdef NAIVE_BROKEN
+extern enum naive_fault naive_fault;
+#define FAULT(name) (naive_fault == FAULT_##name)
+#else
+#define FAULT(name) 0
+#endif
+
+#endif

@@ -1,0 +1,105 @@
+#ifndef NAIVE_H_
+#define NAIVE_H_
+
+/*
+ * The engine "naive-c": docs/spec.md in plain C11, one query row after another, double inside, one thread. It is the
+ * sample to copy for an engine of your own, and what the kit's plug-in tests run.
+ *
+ *   numbers.c    F32, F16 and BF16 (NUM-1, SCORE-4)
+ *   config.c     what is allowed, and what is used (CFG-1 .. CFG-4)
+ *   attention.c  plan, memory sets, softmax, scores (PLAN, MEM, INTRA, INTER, FUSE, DEC)
+ *   session.c    the state machine (STATE), inspection, and the table that the kit loads
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "headwater/plugin.h"
+#include "tests/plugin/faults.h"
+
+/* What a session keeps of one layer (STATE-6, SCORE-1, MEM-4). Head-major: row p of head h is row h * capacity + p. */
+struct layer {
+  unsigned char* keys;   /* [Hkv][capacity][d] of the KV type */
+  unsigned char* values; /* [Hkv][capacity][dv] */
+  void* scores;          /* [Hq][capacity] uint16_t or float */
+  int32_t* memory;       /* [Hq][width], -1 behind the count */
+  int64_t memory_count;  /* entries of every head's set */
+  int64_t memory_end;    /* tokens that there were when it was built */
+  bool attended;         /* in the open step */
+};
+
+enum progress { STEP_IDLE, STEP_OPEN, STEP_FAILED };
+
+struct headwater_session {
+  headwater_shape shape;
+  headwater_effective_options options;
+  float* sinks; /* [Hq] or NULL */
+  float* alibi;
+  char warnings[2][160];
+  int64_t warning_count;
+
+  struct layer* layers;
+  int64_t width; /* min(M, capacity): entries of a stored set */
+
+  int32_t state; /* STATE-1 */
+  enum progress progress;
+  int64_t tokens; /* of finished steps */
+  int64_t n;      /* of the open step */
+  int64_t turn_length;
+  int32_t mode; /* HEADWATER_CHUNK_... of the turn or step */
+  int64_t plan_base, plan_n;
+  int32_t plan_mode;
+
+  headwater_observer observer;
+  void* user;
+
+  /* Workspace, taken by open(): nothing is allocated afterwards (NUM-4). */
+  double* logits;      /* [capacity], of one query */
+  double* query;       /* [d] */
+  double* intra_o;     /* [dv] */
+  double* inter_o;     /* [dv] */
+  double* intra_sums;  /* [longest sparse chunk] */
+  double* inter_sums;  /* [width] */
+  int32_t* candidates; /* [capacity] */
+  float* colsum_intra; /* [Hq][capacity] */
+  float* colsum_inter; /* [Hq][width] */
+  float* lse;          /* [Hq][capacity] */
+  headwater_memory_bytes bytes;
+
+  /* Not for copying: asked by faults only. */
+  int opened; /* sessions before this one */
+  int32_t threads_asked;
+};
+
+/* ---- numbers.c ---- */
+
+size_t element_size(int32_t type);
+/* Element `index` of an array, widened exactly; and the same rounded once to nearest even. */
+double load_element(const void* data, int32_t type, int64_t index);
+void store_element(void* data, int32_t type, int64_t index, double value);
+/* SCORE-4 for the type of the scores. */
+float load_score(const struct headwater_session* s, const struct layer* layer, int64_t head,
+                 int64_t position);
+void store_score(const struct headwater_session* s, struct layer* layer, int64_t head, int64_t position,
+                 float value);
+
+/* ---- config.c ---- */
+
+/* Remembers one line for last_error() and returns `status`. */
+headwater_status fail(headwater_status status, const char* format, ...);
+const char* last_error(void);
+/* CFG-1: HEADWATER_OK, or what is wrong. */
+headwater_status check_config(const headwater_shape* shape, const headwater_options* options);
+/* CFG-2 .. CFG-4: fills s->options and the warnings. */
+headwater_status resolve_options(struct headwater_session* s, const headwater_options* asked);
+
+/* ---- attention.c ---- */
+
+/* Chunk `index` of the open or last step (PLAN-1); false where there is none. */
+bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chunk* chunk);
+/* Attention of one layer over the open step. */
+void attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
+                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out);
+
+#endif

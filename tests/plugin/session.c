@@ -1,0 +1,407 @@
+/* STATE-1 .. STATE-6: the protocol, what a session shows, and the table that the kit loads. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/plugin/naive.h"
+
+static int sessions_opened; /* asked by faults only */
+
+/* ---- open and close ---- */
+
+/* count_1 * count_2 * count_3 zeroed elements, or NULL where the product overflows or there is no memory. Counts the
+ * bytes, which headwater_memory_bytes promises to report. */
+static void* take(int64_t* bytes, int64_t count_1, int64_t count_2, int64_t count_3, size_t size) {
+  size_t total = size;
+  const int64_t counts[] = {count_1, count_2, count_3};
+  for (int i = 0; i < 3; ++i) {
+    if (counts[i] != 0 && total > (size_t)PTRDIFF_MAX / (size_t)counts[i]) return NULL;
+    total *= (size_t)counts[i];
+  }
+  if (total == 0) total = 1;
+  *bytes += (int64_t)total;
+  return calloc(total, 1);
+}
+
+static void close_session(headwater_session* s) {
+  if (s == NULL) return;
+  if (s->layers != NULL) { /* layer 0 begins each of the blocks */
+    free(s->layers[0].keys);
+    free(s->layers[0].values);
+    free(s->layers[0].scores);
+    free(s->layers[0].memory);
+  }
+  void* const rest[] = {s->layers,
+                        s->logits,
+                        s->query,
+                        s->intra_o,
+                        s->inter_o,
+                        s->intra_sums,
+                        s->inter_sums,
+                        s->candidates,
+                        s->colsum_intra,
+                        s->colsum_inter,
+                        s->lse,
+                        s->alibi,
+                        FAULT(keeps_sinks_pointer) ? NULL : (void*)s->sinks};
+  for (size_t i = 0; i < sizeof rest / sizeof rest[0]; ++i) free(rest[i]);
+  if (!FAULT(malloc_leaks)) free(s);
+}
+
+static bool take_layers(struct headwater_session* s) {
+  const headwater_shape* shape = &s->shape;
+  s->layers = take(&s->bytes.workspace, shape->n_layer, 1, 1, sizeof *s->layers);
+  if (s->layers == NULL && !FAULT(malloc_unchecked)) return false;
+  const size_t kv = element_size(shape->kv_type);
+  const size_t score = s->options.score_type == HEADWATER_SCORE_BF16 ? sizeof(uint16_t) : sizeof(float);
+  const int64_t kv_rows = shape->n_head_kv * shape->capacity; /* below 2^47 each */
+  const int64_t score_rows = shape->n_head * shape->capacity;
+  struct layer* first = s->layers;
+  first->keys = take(&s->bytes.kv, shape->n_layer, kv_rows, shape->d_head, kv);
+  first->values = take(&s->bytes.kv, shape->n_layer, kv_rows, shape->d_value, kv);
+  first->scores = take(&s->bytes.scores, shape->n_layer, score_rows, 1, score);
+  first->memory = take(&s->bytes.memory_sets, shape->n_layer, shape->n_head, s->width, sizeof *first->memory);
+  if (!first->keys || !first->values || !first->scores || !first->memory) return false;
+  for (int64_t l = 1; l < shape->n_layer; ++l) {
+    struct layer* layer = &s->layers[l];
+    layer->keys = first->keys + (size_t)(l * kv_rows * shape->d_head) * kv;
+    layer->values = first->values + (size_t)(l * kv_rows * shape->d_value) * kv;
+    layer->scores = (unsigned char*)first->scores + (size_t)(l * score_rows) * score;
+    layer->memory = first->memory + l * shape->n_head * s->width;
+  }
+  return true;
+}
+
+static bool take_workspace(struct headwater_session* s) {
+  const headwater_shape* shape = &s->shape;
+  int64_t* bytes = &s->bytes.workspace;
+  const int64_t chunk = s->options.chunk < shape->capacity ? s->options.chunk : shape->capacity;
+  s->logits = take(bytes, shape->capacity, 1, 1, sizeof *s->logits);
+  s->query = take(bytes, shape->d_head, 1, 1, sizeof *s->query);
+  s->intra_o = take(bytes, shape->d_value, 1, 1, sizeof *s->intra_o);
+  s->inter_o = take(bytes, shape->d_value, 1, 1, sizeof *s->inter_o);
+  s->intra_sums = take(bytes, chunk, 1, 1, sizeof *s->intra_sums);
+  s->inter_sums = take(bytes, s->width, 1, 1, sizeof *s->inter_sums);
+  s->candidates = take(bytes, shape->capacity, 1, 1, sizeof *s->candidates);
+  s->colsum_intra = take(bytes, shape->n_head, shape->capacity, 1, sizeof *s->colsum_intra);
+  s->colsum_inter = take(bytes, shape->n_head, s->width, 1, sizeof *s->colsum_inter);
+  s->lse = take(bytes, shape->n_head, shape->capacity, 1, sizeof *s->lse);
+  return s->logits && s->query && s->intra_o && s->inter_o && s->intra_sums && s->inter_sums &&
+         s->candidates && s->colsum_intra && s->colsum_inter && s->lse;
+}
+
+/* Copies n_head numbers; true where there are none to copy. */
+static bool take_copy(struct headwater_session* s, const float* from, float** to) {
+  if (from == NULL) return true;
+  *to = take(&s->bytes.workspace, s->shape.n_head, 1, 1, sizeof **to);
+  if (*to == NULL) return false;
+  memcpy(*to, from, (size_t)s->shape.n_head * sizeof **to);
+  return true;
+}
+
+static headwater_status reset(headwater_session* s);
+
+static headwater_status open_session(const headwater_shape* shape, const headwater_options* options,
+                                     headwater_session** session) {
+  *session = NULL;
+  headwater_status status = check_config(shape, options);
+  if (status != HEADWATER_OK) return status;
+  headwater_session* s = calloc(1, sizeof *s);
+  if (s == NULL) return fail(HEADWATER_OUT_OF_MEMORY, "open: no memory for a session");
+  s->shape = *shape;
+  s->opened = sessions_opened++;
+  s->threads_asked = options->threads;
+  status = resolve_options(s, options);
+  if (status != HEADWATER_OK) {
+    close_session(s);
+    return status;
+  }
+  const int64_t set = s->options.local + s->options.heavy;
+  s->width = set < shape->capacity ? set : shape->capacity;
+  const bool sinks = FAULT(keeps_sinks_pointer) || take_copy(s, options->sinks, &s->sinks);
+  if (FAULT(keeps_sinks_pointer)) memcpy(&s->sinks, &options->sinks, sizeof s->sinks);
+  if (FAULT(writes_sinks) && options->sinks != NULL) {
+    float* theirs;
+    memcpy(&theirs, &options->sinks, sizeof theirs);
+    theirs[shape->n_head] = 1.0f;
+  }
+  if (!sinks || !take_copy(s, options->alibi, &s->alibi) || !take_layers(s) || !take_workspace(s)) {
+    close_session(s);
+    return fail(HEADWATER_OUT_OF_MEMORY, "open: no memory for capacity %lld in %lld layers",
+                (long long)shape->capacity, (long long)shape->n_layer);
+  }
+  if (FAULT(bytes_too_small)) s->bytes.workspace = 0;
+  reset(s);
+  if (!FAULT(open_without_session)) *session = s;
+  return HEADWATER_OK;
+}
+
+/* ---- steps ---- */
+
+static headwater_status require_usable(const headwater_session* s) {
+  if (s->progress != STEP_FAILED) return HEADWATER_OK;
+  return fail(HEADWATER_WRONG_STATE, "the last step failed; allowed: reset (STATE-5)");
+}
+
+static headwater_status fail_step(headwater_session* s, const char* what) {
+  s->progress = STEP_FAILED;
+  return fail(HEADWATER_WRONG_STATE, "%s; the step has failed, allowed: reset", what);
+}
+
+static headwater_status begin(headwater_session* s, bool prefill, int64_t n, int64_t turn_length) {
+  const headwater_status status = require_usable(s);
+  if (status != HEADWATER_OK) return status;
+  if (s->progress == STEP_OPEN) return fail_step(s, "begin in an open step");
+  if (n < 1) return fail(HEADWATER_INVALID_ARGUMENT, "n is %lld; allowed: 1 or more", (long long)n);
+  const bool opens = prefill && s->state != HEADWATER_PREFILLING; /* a turn, STATE-1 */
+  if (prefill && turn_length != 0 && (opens ? turn_length < n : turn_length != s->turn_length)) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "turn_length is %lld; allowed: 0, or %s %lld",
+                (long long)turn_length, opens ? "at least n =" : "that of the turn,",
+                (long long)(opens ? n : s->turn_length));
+  }
+  if (n > s->shape.capacity - s->tokens) {
+    return fail(HEADWATER_CAPACITY_EXCEEDED, "n is %lld with %lld tokens stored; allowed: capacity %lld",
+                (long long)n, (long long)s->tokens, (long long)s->shape.capacity);
+  }
+  if (opens) { /* STATE-3 */
+    s->turn_length = turn_length != 0 ? turn_length : n;
+    const bool sparse = s->options.sparse && (s->tokens == 0 || s->turn_length > s->options.chunk);
+    s->mode = sparse ? HEADWATER_CHUNK_SPARSE : HEADWATER_CHUNK_DENSE;
+  }
+  if (!prefill) s->mode = HEADWATER_CHUNK_DECODE;
+  s->state = prefill ? HEADWATER_PREFILLING : HEADWATER_DECODING;
+  s->n = n;
+  s->plan_base = s->tokens;
+  s->plan_n = n;
+  s->plan_mode = s->mode;
+  for (int64_t l = 0; l < s->shape.n_layer; ++l) s->layers[l].attended = false;
+  s->progress = STEP_OPEN;
+  return HEADWATER_OK;
+}
+
+static headwater_status begin_prefill(headwater_session* s, int64_t n, int64_t turn_length) {
+  return begin(s, true, n, turn_length);
+}
+
+static headwater_status begin_decode(headwater_session* s, int64_t n) { return begin(s, false, n, 0); }
+
+static headwater_status check_layer(const headwater_session* s, int64_t layer) {
+  if (layer >= 0 && layer < s->shape.n_layer) return HEADWATER_OK;
+  return fail(HEADWATER_INVALID_ARGUMENT, "layer is %lld; allowed: 0 .. %lld", (long long)layer,
+              (long long)s->shape.n_layer - 1);
+}
+
+static headwater_status check_rows(const char* name, const void* data, int32_t type) {
+  if (data == NULL) return fail(HEADWATER_INVALID_ARGUMENT, "%s.data is NULL; allowed: rows", name);
+  if (type >= HEADWATER_F32 && type <= HEADWATER_BF16) return HEADWATER_OK;
+  return fail(HEADWATER_INVALID_ARGUMENT, "%s.type is %d; allowed: 0 .. 2", name, (int)type);
+}
+
+#ifdef NAIVE_BROKEN
+void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out);
+#endif
+
+static headwater_status attend(headwater_session* s, int64_t layer, const headwater_rows* q,
+                               const headwater_rows* k, const headwater_rows* v,
+                               const headwater_mutable_rows* out) {
+  headwater_status status = require_usable(s);
+  if (status == HEADWATER_OK && s->progress != STEP_OPEN) {
+    status = fail(HEADWATER_WRONG_STATE, "attend without an open step; allowed: begin first");
+  }
+  if (status == HEADWATER_OK) status = check_layer(s, layer);
+  if (status == HEADWATER_OK) status = check_rows("q", q->data, q->type);
+  if (status == HEADWATER_OK) status = check_rows("k", k->data, k->type);
+  if (status == HEADWATER_OK) status = check_rows("v", v->data, v->type);
+  if (status == HEADWATER_OK) status = check_rows("out", out->data, out->type);
+  if (status != HEADWATER_OK) return status;
+  if (s->layers[layer].attended && !FAULT(layer_twice_allowed)) return fail_step(s, "a layer attended twice");
+  attend_layer(s, layer, q, k, v, out);
+  s->layers[layer].attended = true;
+#ifdef NAIVE_BROKEN
+  commit_attend_fault(s, q, out);
+#endif
+  return HEADWATER_OK;
+}
+
+static headwater_status end(headwater_session* s) {
+  const headwater_status status = require_usable(s);
+  if (status != HEADWATER_OK) return status;
+  if (s->progress != STEP_OPEN) {
+    return fail(HEADWATER_WRONG_STATE, "end without an open step; allowed: begin first");
+  }
+  for (int64_t l = 0; l < s->shape.n_layer; ++l) {
+    if (!s->layers[l].attended) return fail_step(s, "end before all layers were attended");
+  }
+  s->tokens += s->n;
+  s->n = 0;
+  s->progress = STEP_IDLE;
+  return HEADWATER_OK;
+}
+
+static headwater_status reset(headwater_session* s) {
+  const headwater_shape* shape = &s->shape;
+  s->state = HEADWATER_EMPTY;
+  s->progress = STEP_IDLE;
+  s->tokens = s->n = s->plan_n = 0;
+  for (int64_t l = 0; l < shape->n_layer; ++l) {
+    struct layer* layer = &s->layers[l];
+    layer->memory_count = layer->memory_end = 0;
+    for (int64_t i = 0; i < shape->n_head * s->width; ++i) layer->memory[i] = -1;
+  }
+  if (FAULT(reset_keeps_scores)) return HEADWATER_OK;
+  memset(s->layers[0].scores, 0, (size_t)s->bytes.scores); /* SCORE-1, all layers */
+  return HEADWATER_OK;
+}
+
+/* ---- what a session shows ---- */
+
+static headwater_status session_state(const headwater_session* s, int32_t* state) {
+  *state = s->state;
+  if (FAULT(state_too_long)) state[1] = 0;
+  return HEADWATER_OK;
+}
+
+static headwater_status session_tokens(const headwater_session* s, int64_t* tokens) {
+  *tokens = s->tokens;
+  return HEADWATER_OK;
+}
+
+/* A structure that grows with its versions: what the caller does not know is left out, what this file does not know
+ * is 0. */
+static headwater_status copy_struct(void* to, size_t struct_size, const void* from, size_t size) {
+  memset(to, 0, struct_size);
+  memcpy(to, from, struct_size < size ? struct_size : size);
+  return HEADWATER_OK;
+}
+
+static headwater_status session_options(const headwater_session* s, headwater_effective_options* options,
+                                        size_t struct_size) {
+  return copy_struct(options, struct_size + (FAULT(options_too_long) ? 8 : 0), &s->options,
+                     sizeof s->options);
+}
+
+static headwater_status warning_count(const headwater_session* s, int64_t* count) {
+  *count = s->warning_count;
+  return HEADWATER_OK;
+}
+
+static headwater_status warning(const headwater_session* s, int64_t index, const char** text) {
+  if (index < 0 || index >= s->warning_count) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "index is %lld; allowed: below %lld", (long long)index,
+                (long long)s->warning_count);
+  }
+  *text = s->warnings[index];
+  return HEADWATER_OK;
+}
+
+static headwater_status session_memory_bytes(const headwater_session* s, headwater_memory_bytes* bytes,
+                                             size_t struct_size) {
+  return copy_struct(bytes, struct_size, &s->bytes, sizeof s->bytes);
+}
+
+static headwater_status plan_count(const headwater_session* s, int64_t* count) {
+  headwater_chunk chunk;
+  for (*count = 0; plan_chunk(s, *count, &chunk);) ++*count;
+  return HEADWATER_OK;
+}
+
+static headwater_status plan_chunk_of(const headwater_session* s, int64_t index, headwater_chunk* chunk) {
+  if (index >= 0 && plan_chunk(s, index, chunk)) return HEADWATER_OK;
+  return fail(HEADWATER_INVALID_ARGUMENT, "index is %lld; allowed: 0 .. plan_count - 1", (long long)index);
+}
+
+static headwater_status scores(const headwater_session* s, int64_t layer, headwater_score_view* view) {
+  const headwater_status status = check_layer(s, layer);
+  if (status != HEADWATER_OK) return status;
+  *view = (headwater_score_view){s->layers[layer].scores, s->shape.capacity, s->options.score_type, 0};
+  return HEADWATER_OK;
+}
+
+static headwater_status memory(const headwater_session* s, int64_t layer, headwater_memory_view* view) {
+  const headwater_status status = check_layer(s, layer);
+  if (status != HEADWATER_OK) return status;
+  const struct layer* l = &s->layers[layer];
+  *view = (headwater_memory_view){l->memory, s->width, s->width, l->memory_count};
+  return HEADWATER_OK;
+}
+
+static headwater_status read_row(const headwater_session* s, int64_t layer, int64_t head_kv, int64_t position,
+                                 float* row, int64_t width, bool key) {
+  const headwater_status status = check_layer(s, layer);
+  if (status != HEADWATER_OK) return status;
+  const int64_t wanted = key ? s->shape.d_head : s->shape.d_value;
+  if (head_kv < 0 || head_kv >= s->shape.n_head_kv || position < 0 || position >= s->tokens + s->n ||
+      width != wanted || row == NULL) {
+    return fail(HEADWATER_INVALID_ARGUMENT,
+                "head_kv %lld, position %lld, width %lld; allowed: below %lld, below %lld, %lld",
+                (long long)head_kv, (long long)position, (long long)width, (long long)s->shape.n_head_kv,
+                (long long)(s->tokens + s->n), (long long)wanted);
+  }
+  const void* from = key ? s->layers[layer].keys : s->layers[layer].values;
+  const int64_t first = (head_kv * s->shape.capacity + position) * wanted;
+  for (int64_t x = 0; x < wanted; ++x) row[x] = (float)load_element(from, s->shape.kv_type, first + x);
+  if (FAULT(key_row_too_long)) row[wanted] = 0.0f;
+  return HEADWATER_OK;
+}
+
+static headwater_status read_key(const headwater_session* s, int64_t layer, int64_t head_kv, int64_t position,
+                                 float* row, int64_t width) {
+  return read_row(s, layer, head_kv, position, row, width, true);
+}
+
+static headwater_status read_value(const headwater_session* s, int64_t layer, int64_t head_kv,
+                                   int64_t position, float* row, int64_t width) {
+  return read_row(s, layer, head_kv, position, row, width, false);
+}
+
+static headwater_status set_observer(headwater_session* s, headwater_observer observer, void* user) {
+  s->observer = observer;
+  s->user = user;
+  return HEADWATER_OK;
+}
+
+/* ---- the table ---- */
+
+static const headwater_engine_table kTable = {
+    .struct_size = sizeof(headwater_engine_table),
+    .abi_version = HEADWATER_PLUGIN_VERSION,
+    .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
+              HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION |
+              HEADWATER_CLAIM_DOUBLE_ARITHMETIC,
+    .name = "naive-c",
+    .isa = "scalar",
+    .description = "the spec in plain C, row by row, in double arithmetic on one thread",
+    .unavailable_because = "",
+    .last_error = last_error,
+    .open = open_session,
+    .close = close_session,
+    .begin_prefill = begin_prefill,
+    .begin_decode = begin_decode,
+    .attend = attend,
+    .end = end,
+    .reset = reset,
+    .session_state = session_state,
+    .session_tokens = session_tokens,
+    .session_options = session_options,
+    .warning_count = warning_count,
+    .warning = warning,
+    .session_memory_bytes = session_memory_bytes,
+    .plan_count = plan_count,
+    .plan_chunk = plan_chunk_of,
+    .scores = scores,
+    .memory = memory,
+    .read_key = read_key,
+    .read_value = read_value,
+    .set_observer = set_observer,
+};
+
+#ifdef NAIVE_BROKEN
+bool choose_fault(void);
+#endif
+
+const headwater_engine_table* headwater_plugin_v1(void) {
+#ifdef NAIVE_BROKEN
+  if (!choose_fault()) return NULL;
+#endif
+  return &kTable;
+}

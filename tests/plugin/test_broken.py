@@ -1,0 +1,116 @@
+"""Copies of the sample with one fault each: every fault fails in the lane that it belongs to, and only that is asked; the
+kit lives on whatever the plug-in does to its process.
+
+What stands beside a fault: the cases that must find it, with a piece of what they must say."""
+
+import unittest
+
+import kit
+
+# A sanitizer turns a crash into an exit of its own.
+CRASH = "gave no result" if kit.SANITIZED else "killed by signal 11"
+
+FAULTS = {
+    # The algorithm.
+    "sees_next_key": {"law.causality": "changed the output of token"},
+    "ignores_sinks": {"bound.sinks": "above the bound"},
+    "column_sum_misses_a_query": {"exact.powers_of_two": "colsum_intra", "law.partition_of_unity": "add up to"},
+    "truncates": {"bias.signed_mean_error": "mean signed error"},
+    "ties_by_higher_position": {"replay.ties": "memory set"},
+    "stale_score": {"replay.random": "replay gives"},
+    "stale_set": {"replay.random": "memory set"},
+    "batch_ignored": {"replay.random": "PLAN-1"},
+    # Claims that do not hold.
+    "float_inside": {"bound.double_arithmetic": "above the bound"},
+    "differs_by_threads": {"determinism.threads": "threads 1 and 3"},
+    "differs_by_run": {"determinism.runs": "two runs"},
+    "differs_by_schedule": {"determinism.schedule_outputs": "layer-major and chunk-major"},
+    "allocates": {"allocation.none_after_open": "allocations in the step"},
+    # Memory of others.
+    "writes_behind_rows": {"hostile.strided": "out: byte"},
+    "writes_far_behind_rows": {"hostile.guarded": CRASH},
+    "writes_input": {"hostile.strided": "q: byte"},
+    "writes_sinks": {"bound.sinks": "open: sinks: byte"},
+    "skips_last_row": {"hostile.strided": "was never written"},
+    "key_row_too_long": {"state.stored_rows": "read_key: byte"},
+    "state_too_long": {"state.protocol": "session_state: byte 4"},
+    "options_too_long": {"config.effective": "session_options: byte 64"},
+    "keeps_sinks_pointer": {"bound.sinks": "never written"},  # what it computes with is NaN poison
+    # Its own memory.
+    "malloc_unchecked": {"allocation.open_without_memory": CRASH},
+    "malloc_leaks": {"allocation.open_without_memory": "1 allocations were not given back"},
+    "bytes_too_small": {"allocation.bytes_are_taken": "memory_bytes() says"},
+    # The protocol.
+    "layer_twice_allowed": {"state.protocol": "success, not wrong_state"},
+    "reset_keeps_scores": {"determinism.after_reset": "a run after reset"},
+    "status_99": {"state.protocol": "status 99"},
+    "error_without_text": {"state.protocol": "last_error() is NULL"},
+    "error_of_two_lines": {"state.protocol": "more than one line"},
+    "record_too_small": {"replay.random": "struct_size of a chunk record"},
+    "observer_from_thread": {"replay.random": "another thread"},
+    "open_without_session": {"replay.random": "*session NULL"},
+}
+# Where a sanitizer owns malloc, and where it would stop the process before the kit can see what was written.
+NOT_SANITIZED = {"allocates", "malloc_unchecked", "malloc_leaks", "bytes_too_small", "writes_far_behind_rows",
+                 "state_too_long", "options_too_long", "key_row_too_long", "writes_sinks", "writes_behind_rows"}
+
+
+class Broken(kit.Case):
+    def run_fault(self, fault, cases, *arguments, status=1):
+        return self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", ",".join(cases),
+                           *arguments, status=status, fault=fault)
+
+    def test_every_fault_fails_in_its_lane(self):
+        for fault, cases in FAULTS.items():
+            if kit.SANITIZED and fault in NOT_SANITIZED:
+                continue
+            with self.subTest(fault=fault):
+                document, page = self.run_fault(fault, cases)
+                self.assertEqual(document["verdict"], "FAIL")
+                self.assertEqual({r["case"] for r in document["results"]}, set(cases))
+                for result in document["results"]:
+                    self.assertEqual(result["status"], "FAIL", result)
+                    self.assertIn(cases[result["case"]], result["message"])
+                    self.assertIn("--engine-plugin", result["reproduce"])
+                self.assertIn("<h2>Failed</h2>", page)
+
+    def test_the_copy_without_a_fault_passes_them(self):
+        cases = {case for cases in FAULTS.values() for case in cases}
+        document, _ = self.run_fault("none", cases, status=0)
+        for result in document["results"]:
+            wanted = {"PASS", "SKIP"} if kit.SANITIZED else {"PASS"}
+            self.assertIn(result["status"], wanted, result)
+
+    def process_fault(self, fault, *arguments):
+        """A fault of the process in one case of three: that one fails, and the others are judged as ever."""
+        document, _ = self.run_fault(fault, ["bound.head_sizes", "bound.alibi", "bound.scale"], *arguments)
+        statuses = {result["case"]: result["status"] for result in document["results"]}
+        self.assertEqual(statuses, {"bound.alibi": "PASS", "bound.head_sizes": "FAIL", "bound.scale": "PASS"})
+        return next(r for r in document["results"] if r["case"] == "bound.head_sizes")
+
+    def test_crash(self):
+        self.assertIn(CRASH, self.process_fault("crashes")["message"])
+
+    def test_hang(self):
+        # Long enough for an honest case on a busy machine, and for no hang.
+        result = self.process_fault("hangs", "--time-limit", "10")
+        self.assertIn("hangs: no result within 10 s", result["message"])
+        self.assertIn("--time-limit 10", result["reproduce"])
+
+    def test_exit(self):
+        self.assertIn("status 0 and gave no result", self.process_fault("exits")["message"])
+
+    def test_what_it_writes_is_shown_and_escaped(self):
+        done = kit.kit("--engine-plugin", kit.plugin("naive_plugin_broken"), "--case", "config.limits", "--json", "-",
+                       "--html", self.path("page.html"), fault="prints")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith("{"), "its text must not get into the report on standard output")
+        self.assertIn('"output": "<b>hello</b> from the plug-in', done.stdout)
+        with open(self.path("page.html"), encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("&lt;b&gt;hello", page)
+        self.assertNotIn("<b>hello", page)
+
+
+if __name__ == "__main__":
+    unittest.main()

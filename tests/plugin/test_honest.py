@@ -1,0 +1,105 @@
+"""The sample engine in C passes the full kit with everything claimed; the reports say what was tested."""
+
+import html.parser
+import unittest
+
+import kit
+
+
+class Outline(html.parser.HTMLParser):
+    """Headings, and whether every element is closed in order; anything that would load something else is refused."""
+
+    VOID = {"meta", "br"}
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+        self.headings = []
+        self.problems = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag in ("script", "link", "img", "iframe", "object") or any(name in ("src", "href") for name, _ in attrs):
+            self.problems.append(f"<{tag}> loads something")
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "h2":
+            self.headings.append("")
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> closes nothing")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings[-1] += data
+
+
+class Honest(kit.Case):
+    def test_passes_the_full_kit(self):
+        quick = ["--quick"] if kit.SANITIZED else []
+        document, page = self.report("--engine-plugin", kit.plugin("naive_plugin"), *quick, status=0)
+        self.assertEqual(document["verdict"], "PASS")
+        self.assertEqual(document["totals"]["FAIL"] + document["totals"]["MISTRUSTED"], 0)
+        lanes = {result["lane"] for result in document["results"]}
+        self.assertEqual(lanes, {"exact", "bound", "adversarial", "bias", "replay", "determinism", "law", "hostile",
+                                 "state"})
+        self.assertGreater(len(document["results"]), 90)
+        skipped = [r["case"] for r in document["results"] if r["status"] == "SKIP"]
+        if not kit.SANITIZED:
+            self.assertEqual(skipped, [], "the sample claims everything, so nothing is left out")
+        (engine,) = document["engines"]
+        self.assertEqual(engine["name"], "naive-c")
+        self.assertTrue(all(engine["claims"].values()))
+        # Errors were measured, and are errors of double arithmetic.
+        for key in ("out F32", "lse F32", "colsum_intra F32", "colsum_inter F32"):
+            self.assertGreater(engine["worst"][key]["err_over_bound"], 0.0)
+            self.assertLessEqual(engine["worst"][key]["err_over_bound"], 1.0)
+        outline = Outline()
+        outline.feed(page)
+        self.assertEqual(outline.problems + outline.open, [])
+        for heading in ("Tested", "Lanes", "Worst error over bound", "Determinism", "All cases"):
+            self.assertIn(heading, outline.headings)
+        self.assertNotIn("Failed", outline.headings)
+
+    def test_says_what_is_skipped_and_why(self):
+        document, page = self.report("--engine-plugin", kit.plugin("naive_plugin"), "--quick", "--case",
+                                     "bound.large_chunks", status=0)
+        self.assertEqual(document["results"][0]["status"], "SKIP")
+        self.assertIn("thousands of tokens", document["results"][0]["message"])
+        self.assertIn("<h2>Skipped</h2>", page)
+
+    def test_marks_of_its_own(self):
+        """The library's marks are not a plug-in's; it may record its own and is held to them."""
+        arguments = ("--engine-plugin", kit.plugin("naive_plugin"), "--case", "bound.scale")
+        marks = self.path("marks.json")
+        done = kit.kit(*arguments, "--update-ratchet", marks)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(kit.kit(*arguments, "--ratchet", marks).returncode, 0)
+        with open(marks, encoding="utf-8") as file:
+            text = file.read()
+        self.assertIn("naive-c/scalar", text)
+        with open(marks, "w", encoding="utf-8") as file:
+            file.write(text.replace("naive-c/scalar", "someone-else/scalar"))
+        done = kit.kit(*arguments, "--ratchet", marks)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no marks for naive-c/scalar", done.stdout)
+
+    def test_bad_usage(self):
+        sample = kit.plugin("naive_plugin")
+        for arguments in (["--engine", "reference", "--engine-plugin", sample], ["--time-limit", "3"],
+                          ["--engine-plugin", sample, "--time-limit", "0"],
+                          ["--engine-plugin", sample, "--time-limit", "nan"],
+                          ["--engine-plugin", sample, "--must-pass"], ["--engine-plugin", sample, "--self-test"],
+                          ["--engine-plugin", sample, "--case", "stage.bf16_rounding"],
+                          ["--engine-plugin", sample, "--report", "/nonexistent/folder"],
+                          ["--engine-plugin", sample, "--report", "/dev/null"],
+                          ["--engine-plugin", sample, "--html", "/nonexistent/page.html"]):
+            with self.subTest(arguments=arguments):
+                done = kit.kit(*arguments)
+                self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertEqual(done.stdout, "")
+
+
+if __name__ == "__main__":
+    unittest.main()
