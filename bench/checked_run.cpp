@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -30,10 +29,6 @@ constexpr std::int64_t kHeads = 4;  ///< sampled query heads
 constexpr std::int64_t kRows = 24;  ///< sampled rows
 constexpr double kMostColumnPairs =
     2.0e6;  ///< pairs of a chunk whose column sums take the oracle about a second
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::vector<std::int64_t> sample_heads(std::int64_t n_head, Random& random) {
   std::vector<std::int64_t> heads(static_cast<std::size_t>(n_head));
@@ -267,16 +262,16 @@ Checked AttentionRun::check(std::int64_t prefilled, std::int64_t decoded, std::u
   return judge.judge(random);
 }
 
-double AttentionRun::prefill(std::int64_t tokens) {
+Seconds AttentionRun::prefill(std::int64_t tokens) {
   session_->reset();
   return take(Step::prefill(tokens));
 }
 
-double AttentionRun::decode() { return take(Step::decode(1)); }
+Seconds AttentionRun::decode() { return take(Step::decode(1)); }
 
-double AttentionRun::take(const Step& step) {
+Seconds AttentionRun::take(const Step& step) {
   const std::int64_t base = session_->tokens();
-  const double begin = seconds_now();
+  const Seconds begin = seconds_now();
   session_->begin(step);
   session_->attend(0, workload_.q(base), workload_.k(base), workload_.v(base), workload_.out(base));
   session_->end();

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "clock.hpp"
 #include "conformance/run.hpp"
 #include "headwater/engine.hpp"
 #include "workload.hpp"
@@ -32,16 +33,16 @@ class AttentionRun {
   /// sets, all column sums of one chunk and head, and an exact replay of some heads. Throws conformance::Violation.
   Checked check(std::int64_t prefilled, std::int64_t decoded, std::uint64_t seed);
 
-  /// Seconds from begin() to end() of a prefill of the first `tokens` tokens, from an empty session.
-  double prefill(std::int64_t tokens);
-  /// Seconds of a decode step of the next token of the workload.
-  double decode();
+  /// From begin() to end() of a prefill of the first `tokens` tokens, from an empty session.
+  Seconds prefill(std::int64_t tokens);
+  /// The same of a decode step of the next token of the workload.
+  Seconds decode();
 
   [[nodiscard]] const Session& session() const { return *session_; }
   [[nodiscard]] const EffectiveOptions& options() const { return session_->options(); }
 
  private:
-  double take(const Step& step);
+  Seconds take(const Step& step);
 
   const Engine& engine_;
   Workload& workload_;

@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
+
+#include "clock.hpp"
 
 namespace headwater::bench {
 
@@ -61,16 +62,13 @@ constexpr Arithmetic kArithmetics[] = {
     {"AMX tdpbf16ps", missing_amx_bf16, amx_bf16_flops},
 };
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 double timed(const Arithmetic& arithmetic, std::int64_t turns, int threads, double& flops) {
   flops = 0.0;
-  const double begin = seconds_now();
+  const Seconds begin = seconds_now();
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : flops) if (threads > 1)
   for (int thread = 0; thread < threads; ++thread) flops += arithmetic.flops(turns);
-  return seconds_now() - begin;
+  const Seconds elapsed = seconds_now() - begin;
+  return threads == 1 ? elapsed.cpu : elapsed.wall;
 }
 
 /// Turns that take about `seconds` on one thread, found by doubling.

@@ -27,8 +27,8 @@ struct Arithmetic {
 /// for BF16 rows where it names them, else its F32 vectors. F16 rows are widened by every engine.
 [[nodiscard]] const Arithmetic& arithmetic_of(std::string_view isa, DType type);
 
-/// Flops a second of `threads` threads together, over about `seconds` seconds. The first call of a loop finds out how
-/// many turns that takes.
+/// Flops a second of `threads` threads together, over about `seconds` seconds: of processor time on one thread, else by
+/// the wall. The first call of a loop finds out how many turns that takes.
 [[nodiscard]] double peak_rate(const Arithmetic& arithmetic, int threads, double seconds = 0.01);
 
 // The loops, one file for each instruction set, built with its flags.

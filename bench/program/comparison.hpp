@@ -14,7 +14,8 @@ namespace headwater::bench {
 struct Timed {
   Checked checked;
   double pairs = 0.0;           ///< per query head
-  std::vector<double> seconds;  ///< of each round
+  std::vector<double> seconds;  ///< of each round, by the wall
+  std::vector<double> judged;   ///< of each round, by the clock that ratios are taken with
   std::int64_t memory_bytes = 0;
 };
 
@@ -22,6 +23,8 @@ struct Timed {
 struct Comparison {
   const Engine* engine = nullptr;
   EffectiveOptions effective;
+  /// Ratios are taken of processor times: one thread, whose clock other work on the machine does not move.
+  bool by_processor_time = false;
   const Arithmetic* arithmetic = nullptr;  ///< of the engine for rows of this type
   std::string arithmetic_missing;          ///< why its loop does not run here, else empty
   std::vector<double> peak;  ///< flops a second of each round; empty where the loop does not run

@@ -30,7 +30,8 @@ One layer of attention over random rows: sparse prefill and dense attention by t
 multiply-adds on registers alone, take turns in every round. Both runs are checked against the oracle on the same rows
 before they are timed. Useful GFLOP/s count 2 d + 2 dv for each visible pair of query and key, and nothing else; what
 the share of the peak leaves out are exponentials, column sums, selection and gather. Other work on the machine slows
-all of them, though not alike: compare ratios, not times.
+everything: on one thread rates and ratios are taken of processor times, which it does not move; on more compare ratios,
+not times.
 
 Example: a prompt of 16384 tokens in BF16 on two threads
   headwater bench -n 16384 --heads 16 --kv-heads 8 -d 128 --dtype bf16 -t 2

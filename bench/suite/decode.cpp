@@ -33,7 +33,7 @@ void run_decode(benchmark::State& state, const LayerCase& layer, std::int64_t co
   double reading_seconds = 0.0;
   for (auto _ : state) {
     if (ready->run.session().tokens() == layer.shape.capacity) ready->run.prefill(context);
-    const double step = ready->run.decode();
+    const double step = ready->run.decode().wall;
     state.SetIterationTime(step);
     step_seconds += step;
     reading_seconds += read_seconds(rows, layer.options.threads);

@@ -24,7 +24,7 @@ void run_layer(benchmark::State& state, const LayerCase& layer) {
     state.SkipWithError(error.what());
     return;
   }
-  for (auto _ : state) benchmark::DoNotOptimize(ready->run.prefill(tokens));
+  for (auto _ : state) benchmark::DoNotOptimize(ready->run.prefill(tokens).wall);
   const std::vector<cli::StepItem> all{{Step::prefill(tokens), {}}};
   const auto pairs = static_cast<double>(cli::measure(all, ready->run.options()).pairs);
   const auto runs = static_cast<double>(state.iterations());

@@ -86,9 +86,9 @@ TEST(CheckedRun, FindsWrongDecodeAndDenseOutputs) {
 TEST(CheckedRun, DecodeGoesOnWhereThePrefillEnded) {
   Workload workload(small_shape(DType::bf16), 3);
   AttentionRun run(engine("cpu-portable"), workload, small_options(false));
-  EXPECT_GT(run.prefill(90), 0.0);
+  EXPECT_GT(run.prefill(90).wall, 0.0);
   EXPECT_EQ(run.session().tokens(), 90);
-  EXPECT_GT(run.decode(), 0.0);
+  EXPECT_GT(run.decode().wall, 0.0);
   EXPECT_EQ(run.session().tokens(), 91);
   EXPECT_EQ(run.session().state(), SessionState::decoding);
 }

@@ -1,0 +1,83 @@
+"""The comparison with the peers, where none is installed: Headwater's side of it, its own checks, its table."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PEERS = ROOT / "bench" / "peers"
+LIBRARY = os.environ["HEADWATER_LIBRARY"]
+sys.path.insert(0, str(PEERS))
+
+import compare  # noqa: E402
+import headwater  # noqa: E402
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-B", str(PEERS / "compare.py"), "--library", LIBRARY, "--peers", "/nowhere",
+                           *arguments], capture_output=True, text=True, check=False)
+
+
+class Comparison(unittest.TestCase):
+    def test_without_peers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            report = pathlib.Path(folder) / "peers.json"
+            done = run("--tokens", "40,1100", "--widths", "16", "--threads", "1,2", "--rounds", "2", "--json", str(report))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("llama.cpp could not be loaded", done.stdout)
+            cases = json.loads(report.read_text())["cases"]
+            self.assertEqual(sorted(os.listdir(folder)), ["peers.json"])
+        self.assertEqual(len(cases), 8)  # two types, two numbers of threads, two lengths
+        for case in cases:
+            self.assertEqual(sorted(case["seconds"])[:2], ["headwater dense", "headwater sparse"])
+            for pairs in case["seconds"].values():
+                self.assertEqual(len(pairs), 2)
+                self.assertTrue(all(wall > 0 and cpu >= 0 for wall, cpu in pairs))
+
+    def test_refused(self):
+        for arguments, word in ((("--tokens", "x"), "'x'"), (("--tokens", "0"), "from 1"), (("--widths", "16,"), "'16,'"),
+                                (("--dtypes", "f64"), "f32, bf16"), (("--rounds", "1,2"), "one whole number")):
+            done = run(*arguments)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(word, done.stderr.splitlines()[-1])
+        done = run("--engine", "warp")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("'warp'", done.stderr)
+
+    def test_ratios_are_taken_round_by_round(self):
+        seconds = {"headwater sparse": [[9, 1.0], [9, 2.0]], "headwater dense": [[9, 2.0], [9, 4.0]],
+                   "PyTorch": [[9, 3.0], [9, 10.0]]}
+        row = compare.table([{"dtype": "f32", "width": 64, "threads": 1, "tokens": 9, "seconds": seconds}]).splitlines()[2]
+        self.assertEqual([cell.strip() for cell in row.split("|")[1:-1]],
+                         ["F32", "64", "1", "9", "2", "1500.0 ms", "3000.0 ms", "6500.0 ms", "-", "4.00", "2.00", "-", "-"])
+
+
+class Checks(unittest.TestCase):
+    def test_bf16_rounds_to_nearest_even(self):
+        values = np.array([1.0, 1.00390625, 1.01171875, -2.5, 0.0], dtype=np.float32)
+        self.assertEqual(compare.bf16_values(compare.bf16_bits(values)).tolist(), [1.0, 1.0, 1.015625, -2.5, 0.0])
+
+    def test_wrong_outputs_are_found(self):
+        library = headwater.Library(LIBRARY)
+        for dtype in ("f32", "bf16"):
+            problem = compare.Problem(1500, 16, dtype)
+            for dense in (False, True):
+                contender = compare.Headwater(library, "cpu", problem, 1, dense)
+                contender.check()
+                right = contender.out.copy()
+                for spoil in (lambda out: out[:, ::-1], lambda out: np.roll(out, 1, axis=0)):
+                    contender.session.observed_prefill = lambda *_, own=contender, spoil=spoil: (
+                        own.out.__setitem__(slice(None), spoil(right)) or [(0, 1500, True, [])])
+                    with self.assertRaises(RuntimeError):
+                        contender.check()
+                contender.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
