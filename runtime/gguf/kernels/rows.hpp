@@ -18,10 +18,13 @@ constexpr int kChains = 4;  // independent sums of a dot product: they hide the 
 /// One unpacked block.
 template <class Block>
 struct Unpacked {
-  alignas(64) std::int8_t codes[Block::kElements];
+  alignas(64) std::int8_t room[Block::kElements];
   float scales[kMostRuns];
   float minima[kMostRuns];
-  explicit Unpacked(const std::byte* block) { Block::unpack(block, codes, scales, minima); }
+  const std::int8_t* codes;
+  explicit Unpacked(const std::byte* block) : codes(Block::unpack(block, room, scales, minima)) {}
+  Unpacked(const Unpacked&) = delete;
+  Unpacked& operator=(const Unpacked&) = delete;
 
   /// Values i .. i + kWidth - 1, rounded after the product and after the difference, like ggml's.
   template <class V>
