@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -112,6 +113,22 @@ TEST(Golden, IdsDeliveredWithTheModel) {
     EXPECT_EQ(tokenizer->encode(text, true, true), ids) << text;
     EXPECT_EQ(tokenizer->encode(text, false, true), ids) << text;
   }
+}
+
+// The fixture is the vocabulary of the model itself.
+TEST(Golden, TheModelsOwnFile) {
+  std::size_t models = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(MODELS)) {
+    if (entry.path().extension() != ".gguf") continue;
+    ++models;
+    const GgufFile file = GgufFile::open(entry.path());
+    const GgufFile fixture = GgufFile::open(FIXTURES "/tiny.gguf");
+    EXPECT_EQ(file.texts("tokenizer.ggml.tokens"), fixture.texts("tokenizer.ggml.tokens"));
+    EXPECT_EQ(file.texts("tokenizer.ggml.merges"), fixture.texts("tokenizer.ggml.merges"));
+    const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::from_gguf(file);
+    for (const auto& [text, ids] : delivered()) EXPECT_EQ(tokenizer->encode(text, true, true), ids) << text;
+  }
+  EXPECT_GT(models, 0U) << MODELS;
 }
 
 }  // namespace
