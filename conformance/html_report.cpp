@@ -112,11 +112,13 @@ std::string lanes_table(const Run& run) {
     ++counts[{engine_of(result), result.test->lane}][result.status];
   }
   std::string rows;
-  for (auto& [key, of] : counts) {
+  for (const auto& entry : counts) {  // no structured binding: clang 14 lets no lambda capture one
     const auto number = [&](Status status) {
-      return of[status] == 0 ? std::string("<span class=\"dim\">0</span>") : std::to_string(of[status]);
+      const auto found = entry.second.find(status);
+      return found == entry.second.end() ? std::string("<span class=\"dim\">0</span>")
+                                         : std::to_string(found->second);
     };
-    rows += row({key.first, lane_name(key.second), number(Status::pass), number(Status::fail),
+    rows += row({entry.first.first, lane_name(entry.first.second), number(Status::pass), number(Status::fail),
                  number(Status::mistrusted), number(Status::waived), number(Status::skip)},
                 "td", 2);
   }

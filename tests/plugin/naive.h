@@ -87,7 +87,11 @@ void store_score(const struct headwater_session* s, struct layer* layer, int64_t
 /* ---- config.c ---- */
 
 /* Remembers one line for last_error() and returns `status`. */
-headwater_status fail(headwater_status status, const char* format, ...);
+#ifdef __GNUC__
+__attribute__((format(printf, 2, 3))) /* compilers check the arguments */
+#endif
+headwater_status
+fail(headwater_status status, const char* format, ...);
 const char* last_error(void);
 /* CFG-1: HEADWATER_OK, or what is wrong. */
 headwater_status check_config(const headwater_shape* shape, const headwater_options* options);
