@@ -5,6 +5,7 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <new>
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
@@ -222,6 +223,9 @@ int main(int argc, char** argv) {
   } catch (const headwater::Error& error) {
     fmt::print(std::cerr, "{}: {}\n", kProgram, error.what());
     return error.code() == headwater::ErrorCode::engine_unavailable ? kNoEngine : kBadUsage;
+  } catch (const std::bad_alloc&) {
+    fmt::print(std::cerr, "{}: out of memory\n", kProgram);
+    return kBadUsage;
   } catch (const std::exception& error) {
     fmt::print(std::cerr, "{}: {}\n", kProgram, error.what());
     return kBadUsage;

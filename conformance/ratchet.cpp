@@ -3,12 +3,13 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "conformance/embedded.hpp"
+#include "conformance/json_tree.hpp"
+#include "conformance/text_file.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -18,6 +19,7 @@ namespace {
 constexpr double kSlack = 2.0;
 // Marks below are results that were exact or nearly so; twice nothing would be nothing.
 constexpr double kLeast = 1.0 / 64.0;
+constexpr std::size_t kLargestFile = std::size_t{16} << 20;
 
 std::string key(const Mark& mark) { return mark.stage + " " + mark.dtype; }
 
@@ -25,21 +27,29 @@ std::string key(const Mark& mark) { return mark.stage + " " + mark.dtype; }
 
 Ratchet Ratchet::built_in() { return parse(kRatchetJson, "the built-in ratchet.json"); }
 
-Ratchet Ratchet::load(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw Error(ErrorCode::invalid_argument, path + ": cannot be read; allowed: a ratchet.json");
-  return parse(text.str(), path);
-}
+Ratchet Ratchet::load(const std::string& path) { return parse(read_text(path, kLargestFile), path); }
 
 Ratchet Ratchet::parse(const std::string& text, const std::string& from) {
+  const auto refuse = [&](const std::string& where) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: {}: not a table of marks; allowed: {{engine: {{case: {{stage: number}}}}}}",
+                            from, where.empty() ? "the document" : where));
+  };
+  // Calls `each` with every key and item of an object.
+  const auto for_each = [&](const JsonTree& tree, const std::string& where, const auto& each) {
+    if (!tree.is(JsonTree::Kind::object)) refuse(where);
+    for (std::size_t i = 0; i < tree.keys.size(); ++i) each(tree.keys[i], tree.items[i]);
+  };
   Ratchet ratchet;
-  try {
-    nlohmann::json::parse(text).get_to(ratchet.marks_);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::invalid_argument, from + ": not a table of marks: " + error.what());
-  }
+  for_each(parse_json(text, from), "", [&](const std::string& engine, const JsonTree& cases) {
+    for_each(cases, engine, [&](const std::string& name, const JsonTree& marks) {
+      for_each(marks, engine + " " + name, [&](const std::string& stage, const JsonTree& mark) {
+        if (!mark.is(JsonTree::Kind::number) || !(mark.number >= 0.0))
+          refuse(engine + " " + name + " " + stage);
+        ratchet.marks_[engine][name][stage] = mark.number;
+      });
+    });
+  });
   return ratchet;
 }
 

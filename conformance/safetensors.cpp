@@ -11,9 +11,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "conformance/formats.hpp"
+#include "conformance/json_tree.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -51,9 +51,6 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   bytes_ = static_cast<std::byte*>(memory);
   try {
     parse(size_);
-  } catch (const nlohmann::json::exception& error) {
-    ::munmap(bytes_, size_);
-    refuse(fmt::format("header: {}", error.what()));
   } catch (...) {
     ::munmap(bytes_, size_);
     throw;
@@ -76,25 +73,34 @@ void SafetensorsFile::parse(std::size_t size) {
                        std::min<std::uint64_t>(kMostHeader, size - kLengthBytes)));
   }
   const auto* text = reinterpret_cast<const char*>(bytes_ + kLengthBytes);
-  const nlohmann::json json = nlohmann::json::parse(text, text + header);
-  if (!json.is_object()) refuse("header is not an object");
+  const JsonTree json = parse_json({text, header}, path_ + ": header");
+  if (!json.is(JsonTree::Kind::object)) refuse("header is not an object");
   const std::uint64_t data_bytes = size - kLengthBytes - header;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
-  for (const auto& [name, entry] : json.items()) {
+  for (std::size_t i = 0; i < json.keys.size(); ++i) {
+    const std::string& name = json.keys[i];
+    const JsonTree& entry = json.items[i];
     if (name == "__metadata__") {
-      metadata_ = entry.get<std::map<std::string, std::string>>();
+      read_metadata(entry);
       continue;
     }
+    const auto field = [&](const char* key, JsonTree::Kind kind) -> const JsonTree& {
+      const JsonTree* found = entry.find(key);
+      if (found == nullptr || !found->is(kind)) {
+        refuse(fmt::format("tensor {}: {} is missing or of another kind", name, key));
+      }
+      return *found;
+    };
     FileTensor tensor;
-    tensor.dtype = entry.at("dtype").get<std::string>();
+    tensor.dtype = field("dtype", JsonTree::Kind::text).text;
     const auto known = kElementBytes.find(tensor.dtype);
     if (known == kElementBytes.end())
       refuse(fmt::format("tensor {}: dtype {} is not known", name, tensor.dtype));
     std::int64_t elements = 1;
     std::int64_t bytes = 0;
-    for (const auto& extent : entry.at("shape")) {
-      if (!extent.is_number_unsigned()) refuse(fmt::format("tensor {}: shape holds {}", name, extent.dump()));
-      const auto wide = extent.get<std::uint64_t>();
+    for (const JsonTree& extent : field("shape", JsonTree::Kind::list).items) {
+      if (!extent.is_unsigned) refuse(fmt::format("tensor {}: shape holds what is no extent", name));
+      const std::uint64_t wide = extent.integer;
       if (wide > static_cast<std::uint64_t>(INT64_MAX) ||
           __builtin_mul_overflow(elements, static_cast<std::int64_t>(wide), &elements)) {
         refuse(fmt::format("tensor {}: the product of its shape overflows", name));
@@ -104,13 +110,12 @@ void SafetensorsFile::parse(std::size_t size) {
     if (__builtin_mul_overflow(elements, known->second, &bytes)) {
       refuse(fmt::format("tensor {}: its size overflows", name));
     }
-    const auto& offsets = entry.at("data_offsets");
-    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
-        !offsets[1].is_number_unsigned()) {
+    const std::vector<JsonTree>& offsets = field("data_offsets", JsonTree::Kind::list).items;
+    if (offsets.size() != 2 || !offsets[0].is_unsigned || !offsets[1].is_unsigned) {
       refuse(fmt::format("tensor {}: data_offsets is not a pair of numbers", name));
     }
-    const auto begin = offsets[0].get<std::uint64_t>();
-    const auto end = offsets[1].get<std::uint64_t>();
+    const std::uint64_t begin = offsets[0].integer;
+    const std::uint64_t end = offsets[1].integer;
     if (begin > end || end > data_bytes || end - begin != static_cast<std::uint64_t>(bytes)) {
       refuse(fmt::format("tensor {}: data_offsets [{}, {}] do not hold {} bytes inside the {} of the file",
                          name, begin, end, bytes, data_bytes));
@@ -118,11 +123,21 @@ void SafetensorsFile::parse(std::size_t size) {
     ranges.emplace_back(begin, end);
     tensor.data = bytes_ + kLengthBytes + header + begin;
     tensor.elements = elements;
-    tensors_.emplace(name, std::move(tensor));
+    if (!tensors_.emplace(name, std::move(tensor)).second) refuse(fmt::format("tensor {} comes twice", name));
   }
   std::sort(ranges.begin(), ranges.end());
   for (std::size_t i = 1; i < ranges.size(); ++i) {
     if (ranges[i].first < ranges[i - 1].second) refuse("tensors overlap");
+  }
+}
+
+void SafetensorsFile::read_metadata(const JsonTree& entry) {
+  if (!entry.is(JsonTree::Kind::object)) refuse("__metadata__ is not an object");
+  for (std::size_t i = 0; i < entry.keys.size(); ++i) {
+    if (!entry.items[i].is(JsonTree::Kind::text)) {
+      refuse(fmt::format("__metadata__: {} is no text", entry.keys[i]));
+    }
+    metadata_[entry.keys[i]] = entry.items[i].text;
   }
 }
 

@@ -8,6 +8,8 @@
 
 namespace headwater::conformance {
 
+struct JsonTree;
+
 /// A tensor of a safetensors file; `data` points into the mapped file and may have any alignment.
 struct FileTensor {
   std::string dtype;  ///< "F32", "BF16", "I32", ...
@@ -41,6 +43,7 @@ class SafetensorsFile {
 
  private:
   void parse(std::size_t size);
+  void read_metadata(const JsonTree& entry);
 
   std::string path_;
   std::byte* bytes_ = nullptr;

@@ -21,6 +21,21 @@ namespace {
   throw Error(ErrorCode::invalid_argument, fmt::format("{}: {}; allowed: {}", path, what, allowed));
 }
 
+class OpenFile {
+ public:
+  explicit OpenFile(const std::string& path)
+      : number_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+  ~OpenFile() {
+    if (number_ >= 0) ::close(number_);
+  }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  [[nodiscard]] int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
 std::string temporary_of(const std::string& path) { return path + ".tmp"; }
 
 [[noreturn]] void refuse_to_write(const std::string& path) {
@@ -30,18 +45,23 @@ std::string temporary_of(const std::string& path) { return path + ".tmp"; }
 }  // namespace
 
 std::string read_text(const std::string& path, std::size_t most) {
-  // Of a pipe or a device nobody knows whether it ends.
+  // Not by a stream: it takes memory, and calls its lack a file that cannot be read.
+  const OpenFile file(path);
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) refuse(path, std::strerror(errno), "a file that can be read");
+  // Of a pipe or a device nobody knows whether it ends.
+  if (file.number() < 0 || ::fstat(file.number(), &status) != 0) {
+    refuse(path, std::strerror(errno), "a file that can be read");
+  }
   if (!S_ISREG(status.st_mode)) refuse(path, "not a regular file", "a file that can be read");
   if (static_cast<std::size_t>(status.st_size) > most) {
     refuse(path, fmt::format("{} bytes", status.st_size), fmt::format("at most {} bytes", most).c_str());
   }
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file || static_cast<std::size_t>(file.gcount()) != text.size()) {
-    refuse(path, "cannot be read", "a file that can be read");
+  for (std::size_t have = 0; have < text.size();) {
+    const ssize_t got = ::read(file.number(), text.data() + have, text.size() - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) refuse(path, "cannot be read to its end", "a file that nobody changes meanwhile");
+    have += static_cast<std::size_t>(got);
   }
   return text;
 }

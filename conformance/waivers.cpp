@@ -9,9 +9,9 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "conformance/embedded.hpp"
+#include "conformance/json_tree.hpp"
 #include "conformance/text_file.hpp"
 #include "headwater/error.hpp"
 
@@ -51,18 +51,18 @@ class Reader {
     throw Error(ErrorCode::invalid_argument, fmt::format("{}: {}; allowed: {}", from_, what, kAllowed));
   }
 
-  [[nodiscard]] Waiver waiver(const nlohmann::json& entry, std::size_t index) const {
-    if (!entry.is_object()) refuse(fmt::format("waiver {} is no object", index));
+  [[nodiscard]] Waiver waiver(const JsonTree& entry, std::size_t index) const {
+    if (!entry.is(JsonTree::Kind::object)) refuse(fmt::format("waiver {} is no object", index));
     Waiver waiver;
     const std::vector<std::pair<const char*, std::string*>> fields{{"case", &waiver.cases},
                                                                    {"engine", &waiver.engine},
                                                                    {"reason", &waiver.reason},
                                                                    {"expires", &waiver.expires}};
     for (const auto& [key, value] : fields) {
-      const auto found = entry.find(key);
-      if (found == entry.end()) refuse(fmt::format("waiver {} has no '{}'", index, key));
-      if (!found->is_string()) refuse(fmt::format("'{}' of waiver {} is no text", key, index));
-      *value = found->get<std::string>();
+      const JsonTree* found = entry.find(key);
+      if (found == nullptr) refuse(fmt::format("waiver {} has no '{}'", index, key));
+      if (!found->is(JsonTree::Kind::text)) refuse(fmt::format("'{}' of waiver {} is no text", key, index));
+      *value = found->text;
       const bool printable = std::all_of(value->begin(), value->end(), [](char c) {
         const auto byte = static_cast<unsigned char>(c);
         return byte >= 0x20 && byte != 0x7f;
@@ -71,8 +71,8 @@ class Reader {
         refuse(fmt::format("'{}' of waiver {} is empty or more than one line", key, index));
       }
     }
-    if (entry.size() != fields.size()) {
-      refuse(fmt::format("waiver {} has {} keys, not {}", index, entry.size(), fields.size()));
+    if (entry.keys.size() != fields.size()) {
+      refuse(fmt::format("waiver {} has {} keys, not {}", index, entry.keys.size(), fields.size()));
     }
     if (!is_day(waiver.expires)) refuse(fmt::format("'expires' of waiver {} is no day", index));
     return waiver;
@@ -90,15 +90,13 @@ Waivers Waivers::load(const std::string& path) { return parse(read_text(path, kL
 
 Waivers Waivers::parse(const std::string& text, const std::string& from) {
   const Reader reader(from);
-  // Not the throwing form: its message may hold bytes of the file.
-  const nlohmann::json document = nlohmann::json::parse(text, nullptr, false);
-  if (document.is_discarded()) reader.refuse("not JSON");
-  if (!document.is_object() || document.size() != 1 || !document.contains("waivers") ||
-      !document["waivers"].is_array()) {
+  const JsonTree document = parse_json(text, from);
+  const JsonTree* list = document.find("waivers");
+  if (document.keys.size() != 1 || list == nullptr || !list->is(JsonTree::Kind::list)) {
     reader.refuse("not an object with the one list 'waivers'");
   }
   Waivers waivers;
-  for (const nlohmann::json& entry : document["waivers"]) {
+  for (const JsonTree& entry : list->items) {
     waivers.list_.push_back(reader.waiver(entry, waivers.list_.size()));
   }
   return waivers;

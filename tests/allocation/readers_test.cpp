@@ -1,0 +1,176 @@
+// Every reader of a file or a text with its n-th allocation refused, n = 0, 1, ...: std::bad_alloc or an Error
+// out_of_memory, nothing leaked, nothing crashed; and the same result as ever as soon as nothing is refused.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <new>
+#include <string>
+
+#include "cli/mapped_file.hpp"
+#include "cli/safetensors.hpp"
+#include "cli/steps.hpp"
+#include "conformance/allocation_counter.hpp"
+#include "conformance/ratchet.hpp"
+#include "conformance/safetensors.hpp"
+#include "conformance/waivers.hpp"
+#include "headwater/error.hpp"
+#include "tests/cli/parser_fixtures.hpp"
+
+namespace headwater {
+namespace {
+
+using conformance::AllocationWatch;
+
+// Runs `read` with one allocation after another refused, until none is. `read` leaves nothing behind when it returns.
+// Returns how many were refused.
+int refuse_each(const std::function<void()>& read) {
+  read();  // warms what is made once: locales, what the first exception of a thread takes
+  try {
+    throw Error(ErrorCode::internal, "a first exception");
+  } catch (const Error&) {
+  }
+  constexpr int kMost = 20000;
+  for (int n = 0; n < kMost; ++n) {
+    bool failed_well = false;
+    bool finished = false;
+    bool refused = false;
+    std::int64_t live = 0;
+    {
+      const AllocationWatch watch(n);
+      try {
+        read();
+        finished = true;
+      } catch (const std::bad_alloc&) {
+        failed_well = true;
+      } catch (const Error& error) {
+        failed_well = error.code() == ErrorCode::out_of_memory;
+      } catch (...) {
+      }
+      refused = watch.refused();
+      live = watch.live();
+    }
+    EXPECT_EQ(live, 0) << "allocation " << n << " refused: not given back";
+    if (!refused) {
+      EXPECT_TRUE(finished) << "failed although nothing was refused";
+      return n;
+    }
+    // Some allocations only make things faster, like a stream's buffer: then the reader may go on.
+    EXPECT_TRUE(failed_well || finished)
+        << "allocation " << n << " refused: another error than out of memory";
+    if (::testing::Test::HasFailure()) return n;
+  }
+  ADD_FAILURE() << "takes more memory than this test can refuse";
+  return kMost;
+}
+
+class File {
+ public:
+  explicit File(const std::string& bytes)
+      : path_(::testing::TempDir() + "headwater-readers-" + std::to_string(::getpid())) {
+    std::ofstream(path_, std::ios::binary) << bytes;
+  }
+  ~File() { std::remove(path_.c_str()); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+constexpr const char* kHeader =
+    R"({"__metadata__":{"engine":"a name that is long enough for an allocation of its own"},)"
+    R"("a tensor with a name that is long, too":{"dtype":"F16","shape":[2,3],"data_offsets":[4,16]},)"
+    R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})";
+
+std::string tensor_file() {
+  const auto bytes = cli::testing::file_of(kHeader, 16);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+TEST(RefusedAllocation, SafetensorsOfTheProgram) {
+  const auto file = cli::testing::file_of(kHeader, 16);
+  const int refused = refuse_each([&] {
+    if (cli::parse_safetensors(file).tensors.size() != 2) throw Error(ErrorCode::internal, "wrong result");
+  });
+  EXPECT_GT(refused, 5);
+}
+
+TEST(RefusedAllocation, MappedFileOfTheProgram) {
+  const File file(tensor_file());
+  const std::string long_path = file.path();
+  EXPECT_GT(refuse_each([&] { (void)cli::MappedFile(long_path).bytes(); }), 0);
+}
+
+TEST(RefusedAllocation, Steps) {
+  const int refused = refuse_each([] {
+    const auto steps = cli::parse_steps("p4096,d1,d12,p900:1800,p900,d1,d1,d1,d1");
+    if (steps.size() != 9) throw Error(ErrorCode::internal, "wrong result");
+    cli::check_steps_cover(steps, 4096 + 1 + 12 + 900 + 900 + 4);
+  });
+  EXPECT_GT(refused, 2);
+}
+
+TEST(RefusedAllocation, SafetensorsOfTheKit) {
+  const File file(tensor_file());
+  const int refused = refuse_each([&] {
+    const conformance::SafetensorsFile tensors(file.path());
+    if (read_floats(tensors.tensor("a tensor with a name that is long, too", 2, "F16")).size() != 6 ||
+        tensors.metadata("engine").size() < 20) {
+      throw Error(ErrorCode::internal, "wrong result");
+    }
+  });
+  EXPECT_GT(refused, 10);
+}
+
+TEST(RefusedAllocation, Ratchet) {
+  const File file(
+      R"({"an engine with a long name/isa": {"bound.plain_f32": {"out F32": 0.25, "lse F32": 0.5}}})");
+  const int refused = refuse_each([&] {
+    const conformance::Ratchet marks = conformance::Ratchet::load(file.path());
+    if (marks.judge("an engine with a long name/isa", "bound.plain_f32", {{"out", "F32", 0.3}})) {
+      throw Error(ErrorCode::internal, "wrong result");
+    }
+  });
+  EXPECT_GT(refused, 10);
+}
+
+TEST(RefusedAllocation, Waivers) {
+  const File file(
+      R"({"waivers": [{"case": "bound.a_case_with_a_long_name", "engine": "an engine with a long name",)"
+      R"( "reason": "a reason that takes more than one line would", "expires": "2999-12-31"}]})");
+  const int refused = refuse_each([&] {
+    if (conformance::Waivers::load(file.path()).list().size() != 1) {
+      throw Error(ErrorCode::internal, "wrong result");
+    }
+  });
+  EXPECT_GT(refused, 10);
+}
+
+// Hostile sizes: what is asked for is bounded by what is there.
+TEST(RefusedAllocation, NumbersOfAHeaderTakeNoMemory) {
+  const std::string huge = R"({"x":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})";
+  const auto bytes = cli::testing::file_of(huge, 16);
+  const File file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  std::int64_t asked = 0;
+  bool refused = false;
+  {
+    const AllocationWatch watch;
+    try {
+      const conformance::SafetensorsFile tensors(file.path());
+    } catch (const Error&) {
+      refused = true;
+    }
+    asked = watch.bytes();
+  }
+  EXPECT_TRUE(refused);
+  EXPECT_LT(asked, 1 << 20);
+}
+
+}  // namespace
+}  // namespace headwater
