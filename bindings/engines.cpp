@@ -17,6 +17,7 @@
   X(cpu_portable_engine)     \
   X(cpu_avx2_engine)         \
   X(cpu_avx512_engine)       \
+  X(cpu_avx512bf16_engine)   \
   X(cpu_engine)
 
 namespace headwater {

@@ -115,7 +115,8 @@ void read_options(const SafetensorsFile& file, AttendRun& run) {
   run.options = expected_options(run.problem.shape, options);
   run.engine = file.metadata("engine");
   for (const Engine* engine : engines()) {
-    if (engine->name() == run.engine) run.arithmetic = arithmetic_of(*engine);
+    if (engine->name() == run.engine)
+      run.arithmetic = arithmetic_of(*engine, run.problem.q_type, run.problem.shape.kv_type);
   }
 }
 

@@ -11,7 +11,9 @@
 // Logit: d products and their sum, the scaling, the rounding of the scale: (d + 4) u |scale| sum |q||k| (SPEC 13),
 // times the slope of the cap (at most 0.77/t steeper within that error: |tanh''| <= 0.77), plus the roundings of cap
 // and bias themselves.
-// Weight exp(s - m): the subtraction and the change of base cost 2 u |s - m| in the exponent; exp itself kExp u.
+// Weight exp(s - m): the subtraction and the change of base cost 2 u |s - m| in the exponent; exp itself 4 u, or what
+// Claims::bf16_weights grants, and then the rounding of the weight; an output may be divided by the sum of rounded
+// weights, which is that far from l again.
 // Running maxima telescope: the |s - m| of all rescalings of one key add up to the |s - m| of the final maximum; every
 // rescaling costs another kRescale u. A maximum that runs over tiles in either direction rises at most as often as it
 // has strict records.
@@ -23,7 +25,10 @@
 namespace headwater::conformance {
 namespace {
 
-constexpr double kExp = 4.0;          // an exp of 2 ulp
+constexpr double kExp = 4.0;          // an exp of 2 ulp, in u
+constexpr double kBf16Exp = 0x1p-17;  // Claims::bf16_weights
+constexpr double kBf16Unit = 0x1p-8;
+constexpr double kBf16Flushed = 0x1p-126;
 constexpr double kRescale = 5.0;      // exp and multiply
 constexpr double kDivide = 2.0;       // reciprocal and multiply
 constexpr double kProduct = 1.0;      // weight times value
@@ -99,9 +104,16 @@ struct ColumnSums {
 
 }  // namespace
 
-Arithmetic arithmetic_of(const Engine& engine) {
-  if (engine.claims().double_arithmetic) return {0x1p-53, 0x1p-1020};
-  return {};
+Arithmetic arithmetic_of(const Engine& engine, DType query, DType stored) {
+  const Claims claims = engine.claims();
+  if (claims.double_arithmetic) return {0x1p-53, 0x1p-1020, kExp * 0x1p-53};
+  Arithmetic arithmetic;
+  if (claims.bf16_weights && query == DType::bf16 && stored == DType::bf16) {
+    arithmetic.exp = kBf16Exp;
+    arithmetic.weight = kBf16Unit;
+    arithmetic.flushed = kBf16Flushed;
+  }
+  return arithmetic;
 }
 
 HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int threads) {
@@ -178,18 +190,18 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
       for (Eigen::Index j = 0; j < visible; ++j) {
         const double s = row.logit[j];
         const Softmax& part = j < memory ? inter : intra;
-        const double part_sum = part.mean_error + u * (sum_error(part.count) + kExp) + rescales;
-        const double whole_sum = whole.mean_error + u * (sum_error(whole.count) + kExp) + rescales;
+        const double part_sum = part.mean_error + u * sum_error(part.count) + arithmetic.exp + rescales;
+        const double whole_sum = whole.mean_error + u * sum_error(whole.count) + arithmetic.exp + rescales;
         const double w = std::exp(s - whole.m) / whole.l;
-        double relative = row.error[j] + 2.0 * u * (whole.m - s) +
-                          u * (kExp + kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u;
+        double relative = row.error[j] + 2.0 * u * (whole.m - s) + arithmetic.exp + 2.0 * arithmetic.weight +
+                          u * (kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u;
         if (fused) relative += 2.0 * (part_sum + u * (kDivide + kProduct));
         weights(r, j) = w;
         weight_errors(r, j) = w * std::expm1(relative) + arithmetic.tiny;
 
         const double p = std::exp(s - part.m) / part.l;
-        const double column_relative =
-            row.error[j] + 2.0 * u * (part.m - s) + u * kExp + rescales + part_sum + kDivide * u;
+        const double column_relative = row.error[j] + 2.0 * u * (part.m - s) + arithmetic.exp +
+                                       arithmetic.weight + rescales + part_sum + kDivide * u;
         const double column_error = p * std::expm1(column_relative) + arithmetic.tiny;
         if (j < memory) {
           sum.inter[j] += p;
@@ -202,7 +214,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
       const double log = std::log(whole.l);
       const double lse = whole.m + log;
       const double log_relative =
-          whole.mean_error + u * (sum_error(whole.count) + 2.0 * kExp + kProduct) + 2.0 * rescales;
+          whole.mean_error + u * (sum_error(whole.count) + kProduct) + 2.0 * arithmetic.exp + 2.0 * rescales;
       truth.lse[first_row + r] = lse;
       truth.lse_bound[first_row + r] = std::expm1(log_relative) + kF32 * std::fabs(lse) +
                                        2.0 * u * (std::fabs(whole.m) + std::fabs(log) + std::fabs(lse) + 1.0);
@@ -210,6 +222,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     truth.out.middleRows(first_row, rows) = weights * input.values.topRows(seen);
     truth.out_size.middleRows(first_row, rows) = weights * abs_values.topRows(seen);
     truth.out_bound.middleRows(first_row, rows) = weight_errors * abs_values.topRows(seen);
+    truth.out_bound.middleRows(first_row, rows).array() += arithmetic.flushed * static_cast<double>(seen);
   }
 
   const auto finish = [&](Eigen::VectorXd& value, Eigen::VectorXd& bound, Eigen::Index size, bool inter) {

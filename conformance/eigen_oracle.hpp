@@ -13,10 +13,13 @@ namespace headwater::conformance {
 struct Arithmetic {
   double u = 0x1p-24;      ///< unit round-off of its logits, weights and sums
   double tiny = 0x1p-125;  ///< weights below this may vanish or be clamped (F32 exp near its smallest normal)
+  double exp = 4 * 0x1p-24;  ///< relative error of an exponential (4 u: 2 ulp)
+  double weight = 0.0;       ///< rounding of a weight after it joined its row's sum
+  double flushed = 0.0;      ///< products and values below this may count as zero
 };
 
-/// The arithmetic that an engine's claims promise.
-[[nodiscard]] Arithmetic arithmetic_of(const Engine& engine);
+/// The arithmetic that an engine's claims promise for queries and stored rows of these types.
+[[nodiscard]] Arithmetic arithmetic_of(const Engine& engine, DType query, DType stored);
 
 /// One query head of one chunk, as plain matrices of doubles: the union of its keys, row by row.
 struct HeadChunk {

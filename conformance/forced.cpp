@@ -121,7 +121,7 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
 }
 
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth whose) {
-  const Arithmetic arithmetic = arithmetic_of(*context.engine);
+  const Arithmetic arithmetic = arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
   const Shape& shape = problem.shape;
   const double u_out = unit_roundoff(problem.out_type);
   const std::string out_stage = stage_of_output(problem.out_type);

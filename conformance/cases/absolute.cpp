@@ -17,7 +17,9 @@ void require_absolute(const Context& context, const Problem& problem, bool row_s
   const Trace trace = run(*context.engine, problem);
   for (const ChunkTrace& chunk : trace.layers[0].chunks) {
     for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
-      const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
+      const HeadTruth truth =
+          eigen_oracle(head_chunk(problem, 0, chunk, h),
+                       arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type));
       const auto require = [&](const char* what, double got, double wanted, double most) {
         if (std::fabs(got - wanted) <= most) return;
         throw Violation(fmt::format("{} is {:.9g}, oracle {:.9g}: more than {} apart; {}", what, got, wanted,

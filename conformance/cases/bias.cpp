@@ -34,7 +34,6 @@ double allowed(double u, double u_inner, double terms, double n) {
 
 void signed_mean_error(Context& context) {
   Random random(context.seed);
-  const Arithmetic arithmetic = arithmetic_of(*context.engine);
   for (const DType out : {DType::f32, DType::f16, DType::bf16}) {
     for (const DType kv : {DType::f32, DType::bf16}) {
       Problem problem;
@@ -43,6 +42,7 @@ void signed_mean_error(Context& context) {
       problem.shape.d_head = 16;
       problem.shape.d_value = 32;
       problem.shape.kv_type = kv;
+      problem.q_type = problem.k_type = problem.v_type = kv;
       problem.out_type = out;
       problem.options.chunk = 96;
       problem.options.local = 16;
@@ -53,6 +53,8 @@ void signed_mean_error(Context& context) {
       problem.fill_normal(random, 1.0);
       for (float& x : problem.layers[0].v.values)
         x = round_to(problem.v_type, static_cast<float>(random.uniform(0.5, 1.5)));
+      const Arithmetic arithmetic = arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
+      const double u_inner = std::max(arithmetic.u, arithmetic.weight);
       const Trace trace = run(*context.engine, problem);
       Bias outputs;
       Bias sums;
@@ -75,12 +77,12 @@ void signed_mean_error(Context& context) {
       }
       const double terms =
           static_cast<double>(problem.options.chunk + problem.options.local + problem.options.heavy);
-      const double limit = allowed(unit_roundoff(out), arithmetic.u, terms, outputs.count);
+      const double limit = allowed(unit_roundoff(out), u_inner, terms, outputs.count);
       if (!(std::fabs(outputs.mean()) <= limit)) {
         throw Violation(fmt::format("out: mean signed error {:.3g} of {} values, allowed {:.3g}; {}",
                                     outputs.mean(), outputs.count, limit, problem.describe()));
       }
-      const double sum_limit = allowed(unit_roundoff(DType::f32), arithmetic.u, terms, sums.count);
+      const double sum_limit = allowed(unit_roundoff(DType::f32), u_inner, terms, sums.count);
       if (!(std::fabs(sums.mean()) <= sum_limit)) {
         throw Violation(fmt::format("column sums: mean signed error {:.3g} of {} values, allowed {:.3g}; {}",
                                     sums.mean(), sums.count, sum_limit, problem.describe()));

@@ -24,7 +24,9 @@ std::vector<double> output_bounds(const Context& context, const Problem& problem
   std::vector<double> bounds(trace.layers[0].out.size());
   for (const ChunkTrace& chunk : trace.layers[0].chunks) {
     for (std::int64_t h = 0; h < shape.n_head; ++h) {
-      const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
+      const HeadTruth truth =
+          eigen_oracle(head_chunk(problem, 0, chunk, h),
+                       arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type));
       for (std::int64_t i = 0; i < chunk.length(); ++i) {
         for (std::int64_t x = 0; x < shape.d_value; ++x) {
           const auto at =
@@ -261,7 +263,8 @@ void key_order(Context& context) {
     }
     for (std::int64_t h = 0; h < 2; ++h) {
       const HeadChunk chunk = head_chunk(problem, 0, a.layers[0].chunks[1], h);
-      const HeadTruth truth = eigen_oracle(chunk, arithmetic_of(*context.engine));
+      const HeadTruth truth =
+          eigen_oracle(chunk, arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type));
       const auto at = [&](std::int64_t p) { return static_cast<std::size_t>(h * s + p); };
       const double error = std::fabs(static_cast<double>(a.layers[0].chunks[1].colsum_inter[at(i)]) -
                                      b.layers[0].chunks[1].colsum_inter[at(j)]);
@@ -335,7 +338,8 @@ void partition_of_unity(Context& context) {
         const auto* intra = chunk.colsum_intra.data() + h * chunk.length();
         const auto* inter = chunk.colsum_inter.data() + h * chunk.memory_count;
         const HeadTruth truth =
-            eigen_oracle(head_chunk(problem, 0, chunk, h), arithmetic_of(*context.engine));
+            eigen_oracle(head_chunk(problem, 0, chunk, h),
+                         arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type));
         const double a = std::accumulate(intra, intra + chunk.length(), 0.0);
         const double b = std::accumulate(inter, inter + chunk.memory_count, 0.0);
         if (!(std::fabs(a - queries) <= truth.intra_bound.sum()))

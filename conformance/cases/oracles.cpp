@@ -18,7 +18,7 @@
 namespace headwater::conformance {
 namespace {
 
-constexpr Arithmetic kDouble{0x1p-53, 0x1p-1020};
+constexpr Arithmetic kDouble{0x1p-53, 0x1p-1020, 4 * 0x1p-53};
 
 [[noreturn]] void apart(const std::string& what, double a, double b, const Problem& problem) {
   throw Violation(fmt::format("{}: {:.17g} against {:.17g}; {}", what, a, b, problem.describe()));

@@ -18,6 +18,10 @@ struct Claims {
   bool bitwise_schedules = false;  ///< outputs have the same bits in both schedules (SCHED-2)
   bool no_allocation = false;      ///< attend() takes no memory (NUM-4)
   bool double_arithmetic = false;  ///< sums and softmax in double: the oracle itself
+  /// Where Q, K and V are all BF16: softmax weights are rounded to BF16 (unit round-off 2^-8), outputs divided by the
+  /// sum of the rounded ones, exponentials good to 2^-17, and subnormal products and values may count as zero. Sums,
+  /// l and column sums stay in F32.
+  bool bf16_weights = false;
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numbers>
 
 #include "core/numbers.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -21,8 +22,8 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
   return std::max(chunk, std::min({options.batch, shape.capacity, kWindowRows}));
 }
 
-ScratchShape scratch_shape(const KernelTable& kernels, const Shape& shape, const EffectiveOptions& options,
-                           std::int64_t memory_width) {
+ScratchShape scratch_shape(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
+                           const EffectiveOptions& options, std::int64_t memory_width) {
   ScratchShape scratch;
   scratch.d = shape.d_head;
   scratch.dv = shape.d_value;
@@ -34,15 +35,22 @@ ScratchShape scratch_shape(const KernelTable& kernels, const Shape& shape, const
   if (shape.kv_type != DType::f32) scratch.wide_keys = std::max(segment, memory_width);
   scratch.candidates = options.sparse ? shape.capacity : 0;
   scratch.memory = memory_width;
+  scratch.bf16 = bf16 != nullptr;
+  if (bf16) {
+    scratch.block_keys = std::max(scratch.block_keys, std::min(kBf16SegmentKeys, shape.capacity));
+    scratch.d_padded = padded(shape.d_head, bf16->d_multiple);
+    scratch.dv_padded = padded(shape.d_value, bf16->dv_multiple);
+  }
   return scratch;
 }
 
 }  // namespace
 
-CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Options& options,
-                       const EffectiveOptions& effective)
+CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
+                       const Options& options, const EffectiveOptions& effective)
     : SessionBase(shape, effective),
       kernels_(kernels),
+      bf16_(shape.kv_type == DType::bf16 ? bf16 : nullptr),
       sinks_(options.sinks),
       alibi_(options.alibi),
       segment_keys_(kernels.segment_keys),
@@ -72,9 +80,18 @@ CpuSession::CpuSession(const KernelTable& kernels, const Shape& shape, const Opt
     std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
   }
   lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
+  if (bf16_) {
+    packed_rows_ = padded(shape.capacity, kKeyTile);
+    const std::int64_t rows = core::checked_product(shape.n_head_kv, packed_rows_);
+    packed_values_ =
+        core::Buffer<std::uint16_t>(core::checked_product(rows, padded(shape.d_value, bf16_->dv_multiple)));
+    const std::int64_t d_padded = padded(shape.d_head, bf16_->d_multiple);
+    if (d_padded != shape.d_head)
+      packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded));
+  }
 
   const ScratchShape scratch =
-      scratch_shape(kernels, shape, effective, effective.sparse ? memory_.width() : 0);
+      scratch_shape(kernels, bf16_, shape, effective, effective.sparse ? memory_.width() : 0);
   scratch_.reserve(static_cast<std::size_t>(threads_));
   for (int t = 0; t < threads_; ++t) scratch_.emplace_back(scratch);
 #pragma omp parallel num_threads(threads_)
@@ -92,7 +109,7 @@ MemoryBytes CpuSession::memory_bytes() const {
   bytes.memory_sets = memory_.bytes() + colsum_inter_.bytes();
   bytes.workspace = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
                     row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes() +
-                    wide_keys_.bytes() + wide_values_.bytes();
+                    wide_keys_.bytes() + wide_values_.bytes() + packed_keys_.bytes() + packed_values_.bytes();
   for (const Scratch& scratch : scratch_) bytes.workspace += scratch.bytes();
   return bytes;
 }
@@ -130,7 +147,8 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
   const std::span<const Chunk> chunks = plan();
   const std::int64_t base = chunks.front().begin;
   store_rows(layer, k, v, base, chunks.back().end - base);
-  const Call call{layer, q, out, base};
+  const bool bf16 = bf16_ && q.type == DType::bf16;
+  const Call call{layer, q, out, base, bf16, bf16 ? std::numbers::ln2 : 1.0};
   if (chunks.front().mode == ChunkMode::sparse) {
     run_sparse(call);
   } else {

@@ -10,6 +10,7 @@
 #include "core/score_store.hpp"
 #include "core/session_base.hpp"
 #include "cpu/attention_block.hpp"
+#include "cpu/bf16_block.hpp"
 #include "cpu/scratch.hpp"
 
 namespace headwater::cpu {
@@ -22,8 +23,9 @@ namespace headwater::cpu {
 /// (SCHED-2). Work is cut by sizes only, never by the number of threads (NUM-3).
 class CpuSession final : public core::SessionBase {
  public:
-  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and warms the OpenMP threads.
-  CpuSession(const KernelTable& kernels, const Shape& shape, const Options& options,
+  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and warms the OpenMP threads. Calls
+  /// whose Q, K and V are all BF16 use `bf16`, unless it is null, others `kernels`.
+  CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape, const Options& options,
              const EffectiveOptions& effective);
 
   [[nodiscard]] MemoryBytes memory_bytes() const override;
@@ -41,6 +43,8 @@ class CpuSession final : public core::SessionBase {
     const Rows& q;
     const MutableRows& out;
     std::int64_t base;
+    bool bf16;            ///< arithmetic of the call
+    double natural_unit;  ///< of logits and maxima: 1, or ln 2
   };
   /// Chunks [first, last) of the plan that are worked on together, and where their rows begin.
   struct Window {
@@ -50,6 +54,29 @@ class CpuSession final : public core::SessionBase {
   struct KeyRows {
     const float* keys;
     const float* values;
+  };
+  /// The same in BF16: rows `key_stride` elements apart, values packed.
+  struct Bf16Rows {
+    const std::uint16_t* keys;
+    std::int64_t key_stride;
+    const std::uint16_t* values;
+  };
+  /// Query rows of a block of one head, all of whose keys belong to one pass.
+  struct PassBlock {
+    std::int64_t head;
+    std::int64_t row;              ///< position of the first
+    std::int64_t rows;             ///< 1 .. kBlockRows
+    float sink;                    ///< natural units; -inf: none
+    const std::int32_t* gathered;  ///< positions of the keys, or null: they follow each other ...
+    std::int64_t first_key;        ///< ... from here
+    std::int64_t n_keys;
+    double* sums;  ///< [n_keys] column sums are added here
+  };
+  /// Outputs normalised, [rows][d_value]; m and l per row, m in units of Call::natural_unit.
+  struct PassResult {
+    float* out;
+    const float* max;
+    const float* sum;
   };
 
   void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -70,6 +97,8 @@ class CpuSession final : public core::SessionBase {
                    std::int64_t group, Scratch& scratch);
   void reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer, std::int64_t head);
   void write_chunk(const Call& call, const Window& window, const Chunk& chunk);
+  PassResult float_block(const Call& call, const PassBlock& block, const KeyRows& rows, Scratch& scratch);
+  PassResult bf16_block(const Call& call, const PassBlock& block, const Bf16Rows& rows, Scratch& scratch);
   void inter_phase(const Call& call, const Window& window, const Chunk& chunk);
   void inter_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                    std::int64_t group, Scratch& scratch);
@@ -86,6 +115,21 @@ class CpuSession final : public core::SessionBase {
   void gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
                    Scratch& scratch) const;
 
+  // bf16_rows.cpp: keys and values as the BF16 kernels read them.
+  /// Packs the values (and pads the keys) of positions [first, first + n) behind row `at` of the packed store.
+  void pack_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                 std::int64_t at);
+  [[nodiscard]] Bf16Rows packed_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first,
+                                     std::int64_t at) const;
+  void gather_bf16_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
+                        std::int64_t n, Scratch& scratch) const;
+  [[nodiscard]] Bf16Rows gathered_rows(const Scratch& scratch) const;
+  /// Row of the packed store where a chunk of the window begins.
+  [[nodiscard]] std::int64_t packed_row(const Window& window, const Chunk& chunk) const;
+  [[nodiscard]] Bf16Segment bf16_segment(std::int64_t head, const Bf16Rows& rows) const;
+  void dense_bf16_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end,
+                        Scratch& scratch);
+
   [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
   [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
   [[nodiscard]] float sink(std::int64_t head) const;
@@ -98,6 +142,7 @@ class CpuSession final : public core::SessionBase {
   }
 
   const KernelTable& kernels_;
+  const Bf16Table* bf16_;  // null: no call is computed in BF16
   std::vector<float> sinks_;
   std::vector<float> alibi_;
   std::int64_t segment_keys_;
@@ -109,17 +154,20 @@ class CpuSession final : public core::SessionBase {
   core::KvStore kv_;
   core::ScoreStore scores_;
   core::MemorySets memory_;
-  core::Buffer<float> wide_keys_;        // [Hkv][window][d] where the KV type is not F32
-  core::Buffer<float> wide_values_;      // [Hkv][window][dv]
-  core::Buffer<float> colsum_inter_;     // [Hq][memory width]
-  core::Buffer<double> inter_partials_;  // [Hq][groups][memory width]
-  core::Buffer<float> colsum_intra_;     // [Hq][window]
-  core::Buffer<double> intra_partials_;  // [Hq][groups][window]
-  core::Buffer<float> row_max_;          // [Hq][window] m of the intra pass
-  core::Buffer<float> row_sum_;          // [Hq][window] l of the intra pass
-  core::Buffer<float> row_out_;          // [Hq][window][dv] o of the intra pass
-  core::Buffer<float> lse_;              // of the chunk: [Hq][window], or [Hq][capacity] where it is dense
-  std::vector<Scratch> scratch_;         // one per thread
+  core::Buffer<float> wide_keys_;              // [Hkv][window][d] where the KV type is not F32
+  core::Buffer<float> wide_values_;            // [Hkv][window][dv]
+  std::int64_t packed_rows_ = 0;               // rows of the packed store of one head: whole tiles
+  core::Buffer<std::uint16_t> packed_keys_;    // [Hkv][packed_rows][d padded] where rows must be padded
+  core::Buffer<std::uint16_t> packed_values_;  // [Hkv][packed_rows / kKeyTile][dv padded][kKeyTile]
+  core::Buffer<float> colsum_inter_;           // [Hq][memory width]
+  core::Buffer<double> inter_partials_;        // [Hq][groups][memory width]
+  core::Buffer<float> colsum_intra_;           // [Hq][window]
+  core::Buffer<double> intra_partials_;        // [Hq][groups][window]
+  core::Buffer<float> row_max_;                // [Hq][window] m of the intra pass
+  core::Buffer<float> row_sum_;                // [Hq][window] l of the intra pass
+  core::Buffer<float> row_out_;                // [Hq][window][dv] o of the intra pass
+  core::Buffer<float> lse_;       // of the chunk: [Hq][window], or [Hq][capacity] where it is dense
+  std::vector<Scratch> scratch_;  // one per thread
 };
 
 }  // namespace headwater::cpu

@@ -9,16 +9,29 @@
 namespace headwater::cpu {
 
 void CpuSession::run_dense(const Call& call, const Chunk& chunk) {
-  const std::int64_t n = chunk.end - chunk.begin;
-  const std::int64_t groups = (n + kGroupRows - 1) / kGroupRows;
+  // Groups of whole runs of kGroupRows positions, so that their blocks end where tiles of keys do.
+  const std::int64_t first_group = chunk.begin / kGroupRows;
+  const std::int64_t groups = (chunk.end + kGroupRows - 1) / kGroupRows - first_group;
+  if (call.bf16) {
+#pragma omp parallel for schedule(static) num_threads(threads_)
+    for (std::int64_t task = 0; task < shape().n_head_kv * key_tiles(chunk.end); ++task) {
+      const std::int64_t first = task % key_tiles(chunk.end) * kKeyTile;
+      pack_rows(call.layer, task / key_tiles(chunk.end), first, std::min(kKeyTile, chunk.end - first), first);
+    }
+  }
   // Later groups see more keys. Dealt out one by one from the longest, the shares of the threads differ by about
   // one group.
 #pragma omp parallel for schedule(static, 1) num_threads(threads_)
   for (std::int64_t task = 0; task < groups * shape().n_head; ++task) {
-    const std::int64_t group = groups - 1 - task / shape().n_head;
+    const std::int64_t group = first_group + groups - 1 - task / shape().n_head;
     const std::int64_t head = task % shape().n_head;
-    const std::int64_t begin = chunk.begin + group * kGroupRows;
-    dense_group(call, head, begin, std::min(begin + kGroupRows, chunk.end), thread_scratch());
+    const std::int64_t begin = std::max(group * kGroupRows, chunk.begin);
+    const std::int64_t end = std::min((group + 1) * kGroupRows, chunk.end);
+    if (call.bf16) {
+      dense_bf16_group(call, head, begin, end, thread_scratch());
+    } else {
+      dense_group(call, head, begin, end, thread_scratch());
+    }
   }
   ChunkRecord record;
   record.layer = call.layer;

@@ -2,6 +2,8 @@
 
 #include <cpuid.h>
 
+#include <string_view>
+
 namespace headwater::cpu {
 
 namespace {
@@ -30,12 +32,46 @@ std::string missing_avx512() {
   return __builtin_cpu_supports("avx512dq") ? "" : "the processor lacks AVX-512DQ";
 }
 
-// In the order of their speed on every processor that runs more than one of them.
+std::string missing_avx512bf16() {
+  if (std::string missing = missing_avx512(); !missing.empty()) return missing;
+  if (!__builtin_cpu_supports("avx512bw")) return "the processor lacks AVX-512BW";
+  if (!__builtin_cpu_supports("avx512vl")) return "the processor lacks AVX-512VL";
+  return __builtin_cpu_supports("avx512bf16") ? "" : "the processor lacks AVX512_BF16";
+}
+
 constexpr Variant kVariants[] = {
-    {"cpu-portable", "plain C++ for every x86-64-v2 processor", portable_kernels, missing_sse},
-    {"cpu-avx2", "float kernels in AVX2 with FMA", avx2_kernels, missing_avx2},
-    {"cpu-avx512", "float kernels in AVX-512", avx512_kernels, missing_avx512},
+    {"cpu-portable", "plain C++ for every x86-64-v2 processor", portable_kernels, nullptr, missing_sse},
+    {"cpu-avx2", "float kernels in AVX2 with FMA", avx2_kernels, nullptr, missing_avx2},
+    {"cpu-avx512", "float kernels in AVX-512", avx512_kernels, nullptr, missing_avx512},
+    {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", avx512_kernels, avx512bf16_kernels,
+     missing_avx512bf16},
 };
+
+bool any() { return true; }
+bool amd() { return __builtin_cpu_is("amd"); }
+
+/// What the engine `cpu` uses: the last row that applies. F32 and F16 rows are the same in all rows from AVX-512 on; the
+/// dtype of a call decides inside the session (CpuSession::run_layer), the head size does not matter.
+struct Preference {
+  const char* engine;
+  bool (*applies)();
+  const char* reason;
+};
+
+constexpr Preference kPreferences[] = {
+    {"cpu-portable", any, "runs everywhere"},
+    {"cpu-avx2", any, "8 floats per FMA"},
+    {"cpu-avx512", any, "16 floats per FMA; no slower than AVX2 on any processor that has it"},
+    // Zen 4 and Zen 5: vdpbf16ps does twice the multiply-adds of an FMA per cycle. Sapphire Rapids: half of it.
+    {"cpu-avx512bf16", amd, "vdpbf16ps is twice as fast as FMA on AMD, and half as fast on Intel"},
+};
+
+const Variant* variant_named(std::string_view name) {
+  for (const Variant& variant : kVariants) {
+    if (name == variant.engine) return &variant;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -43,8 +79,9 @@ std::span<const Variant> variants() { return kVariants; }
 
 const Variant& preferred_variant() {
   const Variant* best = &kVariants[0];
-  for (const Variant& variant : kVariants) {
-    if (variant.missing().empty()) best = &variant;
+  for (const Preference& preference : kPreferences) {
+    const Variant* variant = variant_named(preference.engine);
+    if (variant && preference.applies() && variant->missing().empty()) best = variant;
   }
   return *best;
 }

@@ -18,10 +18,12 @@ namespace {
 class CpuEngine final : public Engine {
  public:
   CpuEngine(std::string_view name, std::string_view description, const cpu::Variant& variant)
-      : name_(name), description_(description), variant_(variant), kernels_(variant.kernels()) {}
+      : name_(name), description_(description), variant_(variant) {}
 
   [[nodiscard]] std::string_view name() const override { return name_; }
-  [[nodiscard]] std::string_view isa() const override { return kernels_.isa; }
+  [[nodiscard]] std::string_view isa() const override {
+    return variant_.bf16 ? variant_.bf16().isa : variant_.kernels().isa;
+  }
   [[nodiscard]] std::string_view description() const override { return description_; }
   [[nodiscard]] std::string unavailable_because() const override { return variant_.missing(); }
   [[nodiscard]] Claims claims() const override {
@@ -30,6 +32,7 @@ class CpuEngine final : public Engine {
     claims.bitwise_runs = true;
     claims.bitwise_schedules = true;
     claims.no_allocation = true;
+    claims.bf16_weights = variant_.bf16 != nullptr;
     return claims;
   }
 
@@ -38,7 +41,8 @@ class CpuEngine final : public Engine {
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     const EffectiveOptions effective = core::resolve(shape, options, default_threads());
     try {
-      return std::make_unique<cpu::CpuSession>(kernels_, shape, options, effective);
+      return std::make_unique<cpu::CpuSession>(variant_.kernels(), variant_.bf16 ? &variant_.bf16() : nullptr,
+                                               shape, options, effective);
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +
@@ -55,7 +59,6 @@ class CpuEngine final : public Engine {
   std::string_view name_;
   std::string_view description_;
   const cpu::Variant& variant_;
-  const cpu::KernelTable& kernels_;
 };
 
 template <std::size_t Index>
@@ -70,6 +73,7 @@ const Engine& variant_engine() {
 const Engine& cpu_portable_engine() { return variant_engine<0>(); }
 const Engine& cpu_avx2_engine() { return variant_engine<1>(); }
 const Engine& cpu_avx512_engine() { return variant_engine<2>(); }
+const Engine& cpu_avx512bf16_engine() { return variant_engine<3>(); }
 
 const Engine& cpu_engine() {
   static const CpuEngine engine("cpu", "the best of the CPU engines for this processor",

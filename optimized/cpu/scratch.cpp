@@ -4,6 +4,8 @@
 
 namespace headwater::cpu {
 
+static_assert(kKeyTile <= kBlockRows, "rows16 holds a tile of value rows");
+
 std::int64_t group_rows(std::int64_t n) {
   const std::int64_t share = (n + kMaxGroups - 1) / kMaxGroups;
   const std::int64_t blocks = (share + kBlockRows - 1) / kBlockRows;
@@ -20,12 +22,21 @@ Scratch::Scratch(const ScratchShape& shape)
       segment_max(core::checked_product((shape.block_keys + shape.segment_keys - 1) / shape.segment_keys,
                                         kBlockRows)),
       states(kGroupRows / kBlockRows),
+      rows16(shape.bf16 ? core::checked_product(kBlockRows, std::max(shape.d_padded, shape.dv_padded)) : 0),
+      packed16(shape.bf16 ? core::checked_product(kGroupRows, shape.d_padded) : 0),
+      keys16(shape.bf16 ? core::checked_product(key_tiles(shape.memory), kKeyTile, shape.d_padded) : 0),
+      values16(shape.bf16 ? core::checked_product(key_tiles(shape.memory), kKeyTile, shape.dv_padded) : 0),
+      weights16(shape.bf16 ? core::checked_product(key_tiles(shape.block_keys), kTileWeights) : 0),
+      transposed(shape.bf16 ? core::checked_product(kGroupRows, shape.dv_padded) : 0),
+      softmax16(shape.bf16 ? kGroupRows / kBlockRows : 0),
       order_keys(shape.candidates),
       chosen(shape.memory) {}
 
 std::int64_t Scratch::bytes() const {
   return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + block.bytes() + out.bytes() +
-         segment_max.bytes() + states.bytes() + order_keys.bytes() + chosen.bytes();
+         segment_max.bytes() + states.bytes() + rows16.bytes() + packed16.bytes() + keys16.bytes() +
+         values16.bytes() + weights16.bytes() + transposed.bytes() + softmax16.bytes() + order_keys.bytes() +
+         chosen.bytes();
 }
 
 }  // namespace headwater::cpu

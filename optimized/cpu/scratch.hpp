@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/buffer.hpp"
+#include "cpu/kernels/bf16/table.hpp"
 #include "cpu/kernels/table.hpp"
 
 namespace headwater::cpu {
@@ -25,6 +26,9 @@ struct ScratchShape {
   std::int64_t segment_keys = 1;  ///< of the kernel table
   std::int64_t candidates = 0;    ///< of a memory set
   std::int64_t memory = 0;        ///< entries of a memory set
+  bool bf16 = false;              ///< a BF16 table is in use, whose rows are padded:
+  std::int64_t d_padded = 0;
+  std::int64_t dv_padded = 0;
 };
 
 /// Working memory of one thread.
@@ -32,14 +36,24 @@ struct Scratch {
   explicit Scratch(const ScratchShape& shape);
   [[nodiscard]] std::int64_t bytes() const;
 
-  core::Buffer<float> rows;                ///< [kBlockRows][d] widened query rows
-  core::Buffer<float> packed;              ///< [kGroupRows][d] packed query rows
-  core::Buffer<float> keys;                ///< [wide_keys][d]
-  core::Buffer<float> values;              ///< [wide_keys][dv]
-  core::Buffer<float> block;               ///< [block_keys][kBlockRows] logits, then weights
-  core::Buffer<float> out;                 ///< [kGroupRows][dv] unnormalised outputs
-  core::Buffer<float> segment_max;         ///< [segments of block_keys][kBlockRows]
-  core::Buffer<SoftmaxState> states;       ///< [kGroupRows / kBlockRows]
+  core::Buffer<float> rows;           ///< [kBlockRows][d] widened query rows
+  core::Buffer<float> packed;         ///< [kGroupRows][d] packed query rows
+  core::Buffer<float> keys;           ///< [wide_keys][d]
+  core::Buffer<float> values;         ///< [wide_keys][dv]
+  core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
+  core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
+  core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
+  core::Buffer<SoftmaxState> states;  ///< [kGroupRows / kBlockRows]
+
+  // Of the BF16 arithmetic, empty without it.
+  core::Buffer<std::uint16_t> rows16;  ///< [max(kBlockRows, kKeyTile)][max(d, dv) padded] query or value rows
+  core::Buffer<std::uint16_t> packed16;   ///< [kGroupRows][d padded] packed query rows
+  core::Buffer<std::uint16_t> keys16;     ///< [memory, whole tiles][d padded]
+  core::Buffer<std::uint16_t> values16;   ///< [memory tiles][dv padded][kKeyTile]
+  core::Buffer<std::uint16_t> weights16;  ///< [tiles of block_keys][kTileWeights]
+  core::Buffer<float> transposed;         ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
+  core::Buffer<Bf16Softmax> softmax16;    ///< [kGroupRows / kBlockRows]
+
   core::Buffer<std::uint32_t> order_keys;  ///< [candidates]
   core::Buffer<std::int32_t> chosen;       ///< [memory]
 };

@@ -20,21 +20,21 @@ std::int64_t groups_of(const Chunk& chunk) {
 }
 
 /// (m, l, o) of the inter pass joined to the intra pass's, per row (FUSE-1). Weights in double: two exponentials a
-/// row cost nothing beside the row itself.
+/// row cost nothing beside the row itself. `unit` is that of the maxima.
 struct FusedRow {
   float intra_weight;
   float inter_weight;
   double lse;
 };
 
-FusedRow fuse(double intra_max, double intra_sum, double inter_max, double inter_sum) {
+FusedRow fuse(double unit, double intra_max, double intra_sum, double inter_max, double inter_sum) {
   const double m = std::max(intra_max, inter_max);
-  const double a = intra_sum == 0 ? 0 : intra_sum * std::exp(intra_max - m);
-  double b = inter_sum == 0 ? 0 : inter_sum * std::exp(inter_max - m);
+  const double a = intra_sum == 0 ? 0 : intra_sum * std::exp(unit * (intra_max - m));
+  double b = inter_sum == 0 ? 0 : inter_sum * std::exp(unit * (inter_max - m));
   if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter_sum;
   const double l = a + b;
   if (l == 0) return {0.0f, 0.0f, -std::numeric_limits<double>::infinity()};
-  return {static_cast<float>(a / l), static_cast<float>(b / l), m + std::log(l)};
+  return {static_cast<float>(a / l), static_cast<float>(b / l), unit * m + std::log(l)};
 }
 
 }  // namespace
@@ -44,7 +44,10 @@ void CpuSession::run_sparse(const Call& call) {
   for (std::size_t first = 0; first < chunks.size();) {
     std::size_t last = first + 1;
     while (options().schedule == Schedule::layer_major && last < chunks.size() &&
-           chunks[last].end - chunks[first].begin <= window_rows_) {
+           chunks[last].end - chunks[first].begin <= window_rows_ &&
+           (!call.bf16 ||
+            packed_row({chunks.subspan(first), chunks[first].begin}, chunks[last]) + length(chunks[last]) <=
+                packed_rows_)) {
       ++last;
     }
     const Window window{chunks.subspan(first, last - first), chunks[first].begin};
@@ -72,7 +75,12 @@ void CpuSession::intra_phase(const Call& call, const Window& window) {
 #pragma omp for schedule(static)
     for (std::int64_t task = 0; task < n_chunks * shape().n_head_kv; ++task) {
       const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / shape().n_head_kv)];
-      widen_window(window, call.layer, task % shape().n_head_kv, chunk);
+      const std::int64_t head_kv = task % shape().n_head_kv;
+      if (call.bf16) {
+        pack_rows(call.layer, head_kv, chunk.begin, length(chunk), packed_row(window, chunk));
+      } else {
+        widen_window(window, call.layer, head_kv, chunk);
+      }
     }
     // Late groups of a chunk see more of it; every other head is dealt out in the opposite order, so that the
     // shares of the threads even out.
@@ -94,48 +102,67 @@ void CpuSession::intra_phase(const Call& call, const Window& window) {
 
 void CpuSession::intra_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                              std::int64_t group, Scratch& scratch) {
-  const std::int64_t d = kv_.d_head();
   const std::int64_t dv = kv_.d_value();
   const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
-  const KeyRows rows = window_rows(window, call.layer, kv_head(head), chunk.begin);
   double* sums =
       intra_partials_.data() + (head * max_groups_ + group) * window_rows_ + (chunk.begin - window.begin);
   std::fill_n(sums, end - chunk.begin, 0.0);
 
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
+    const std::int64_t n = std::min(kBlockRows, end - row);
+    // MASK-1: what the last row sees.
+    const PassBlock block{head, row, n, sink(head), nullptr, chunk.begin, row + n - chunk.begin, sums};
+    const PassResult result =
+        call.bf16
+            ? bf16_block(call, block,
+                         packed_rows(call.layer, kv_head(head), chunk.begin, packed_row(window, chunk)),
+                         scratch)
+            : float_block(call, block, window_rows(window, call.layer, kv_head(head), chunk.begin), scratch);
     const std::int64_t at = window_index(window, head, row);
-    const AttentionBlock block{kernels_,
-                               scale_,
-                               logit_map(head),
-                               d,
-                               dv,
-                               std::min(kBlockRows, end - row),
-                               row,
-                               scratch.packed.data(),
-                               scratch.states.data()[0],
-                               scratch.out.data()};
-    load_queries(kernels_, call.q, row - call.base, block.rows, head, d, scratch.rows.data(),
-                 scratch.packed.data());
-    block.start(sink(head));
-    const std::int64_t visible = row + block.rows - chunk.begin;  // MASK-1
-    for (std::int64_t first = 0; first < visible; first += segment_keys_) {
-      const std::int64_t n = std::min(segment_keys_, visible - first);
-      block.add_keys(rows.keys + first * d, rows.values + first * dv, chunk.begin + first, n,
-                     scratch.block.data() + first * kBlockRows);
-      std::copy_n(block.state.max, kBlockRows,
-                  scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
-    }
-    block.normalise();
-    for (std::int64_t first = 0; first < visible; first += segment_keys_) {
-      block.add_column_sums(scratch.block.data() + first * kBlockRows,
-                            scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
-                            std::min(segment_keys_, visible - first), sums + first);
-    }
-    std::copy_n(block.out, block.rows * dv, row_out_.data() + at * dv);
-    std::copy_n(block.state.max, block.rows, row_max_.data() + at);
-    std::copy_n(block.state.sum, block.rows, row_sum_.data() + at);
+    std::copy_n(result.out, n * dv, row_out_.data() + at * dv);
+    std::copy_n(result.max, n, row_max_.data() + at);
+    std::copy_n(result.sum, n, row_sum_.data() + at);
   }
+}
+
+CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock& block, const KeyRows& rows,
+                                               Scratch& scratch) {
+  const std::int64_t d = kv_.d_head();
+  const std::int64_t dv = kv_.d_value();
+  const AttentionBlock attention{kernels_,
+                                 scale_,
+                                 logit_map(block.head),
+                                 d,
+                                 dv,
+                                 block.rows,
+                                 block.row,
+                                 scratch.packed.data(),
+                                 scratch.states.data()[0],
+                                 scratch.out.data()};
+  load_queries(kernels_, call.q, block.row - call.base, block.rows, block.head, d, scratch.rows.data(),
+               scratch.packed.data());
+  attention.start(block.sink);
+  for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
+    const std::int64_t n = std::min(segment_keys_, block.n_keys - first);
+    const float* keys = rows.keys + first * d;
+    const float* values = rows.values + first * dv;
+    float* weights = scratch.block.data() + first * kBlockRows;
+    if (block.gathered) {
+      attention.add_gathered(keys, values, block.gathered + first, n, weights);
+    } else {
+      attention.add_keys(keys, values, block.first_key + first, n, weights);
+    }
+    std::copy_n(attention.state.max, kBlockRows,
+                scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
+  }
+  attention.normalise();
+  for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
+    attention.add_column_sums(scratch.block.data() + first * kBlockRows,
+                              scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
+                              std::min(segment_keys_, block.n_keys - first), block.sums + first);
+  }
+  return {attention.out, attention.state.max, attention.state.sum};
 }
 
 void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer,
@@ -160,8 +187,8 @@ void CpuSession::write_chunk(const Call& call, const Window& window, const Chunk
     for (std::int64_t head = 0; head < shape().n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);
       const FusedRow fused =
-          fuse(static_cast<double>(row_max_.data()[at]), static_cast<double>(row_sum_.data()[at]),
-               -std::numeric_limits<double>::infinity(), 0);
+          fuse(call.natural_unit, static_cast<double>(row_max_.data()[at]),
+               static_cast<double>(row_sum_.data()[at]), -std::numeric_limits<double>::infinity(), 0);
       lse_.data()[head * window_rows_ + (row - chunk.begin)] = static_cast<float>(fused.lse);
       core::convert_row(row_out_.data() + at * dv, DType::f32, dv,
                         core::row_address(call.out, row - call.base, head), call.out.type);
@@ -188,8 +215,12 @@ void CpuSession::inter_phase(const Call& call, const Window& window, const Chunk
     for (std::int64_t task = 0; task < heads * groups; ++task) {
       const std::int64_t head = task / groups;
       if (head != gathered) {
-        gather_rows(call.layer, kv_head(head), memory_.entries(call.layer, head), memory_.count(call.layer),
-                    thread_scratch());
+        const std::int32_t* positions = memory_.entries(call.layer, head);
+        if (call.bf16) {
+          gather_bf16_rows(call.layer, kv_head(head), positions, memory_.count(call.layer), thread_scratch());
+        } else {
+          gather_rows(call.layer, kv_head(head), positions, memory_.count(call.layer), thread_scratch());
+        }
         gathered = head;
       }
       inter_group(call, window, chunk, head, task % groups, thread_scratch());
@@ -201,7 +232,6 @@ void CpuSession::inter_phase(const Call& call, const Window& window, const Chunk
 
 void CpuSession::inter_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                              std::int64_t group, Scratch& scratch) {
-  const std::int64_t d = kv_.d_head();
   const std::int64_t dv = kv_.d_value();
   const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
@@ -211,38 +241,19 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
   std::fill_n(sums, n_memory, 0.0);
 
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
-    const AttentionBlock block{kernels_,
-                               scale_,
-                               logit_map(head),
-                               d,
-                               dv,
-                               std::min(kBlockRows, end - row),
-                               row,
-                               scratch.packed.data(),
-                               scratch.states.data()[0],
-                               scratch.out.data()};
-    load_queries(kernels_, call.q, row - call.base, block.rows, head, d, scratch.rows.data(),
-                 scratch.packed.data());
-    block.start(-std::numeric_limits<float>::infinity());  // LOGIT-4: no sink in the inter pass
-    for (std::int64_t first = 0; first < n_memory; first += segment_keys_) {
-      const std::int64_t n = std::min(segment_keys_, n_memory - first);
-      block.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
-                         positions + first, n, scratch.block.data() + first * kBlockRows);
-      std::copy_n(block.state.max, kBlockRows,
-                  scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
-    }
-    block.normalise();
-    for (std::int64_t first = 0; first < n_memory; first += segment_keys_) {
-      block.add_column_sums(scratch.block.data() + first * kBlockRows,
-                            scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
-                            std::min(segment_keys_, n_memory - first), sums + first);
-    }
+    // LOGIT-4: no sink in the inter pass.
+    const PassBlock block{
+        head,     row, std::min(kBlockRows, end - row), -std::numeric_limits<float>::infinity(), positions, 0,
+        n_memory, sums};
+    const PassResult inter =
+        call.bf16 ? bf16_block(call, block, gathered_rows(scratch), scratch)
+                  : float_block(call, block, {scratch.keys.data(), scratch.values.data()}, scratch);
     for (std::int64_t r = 0; r < block.rows; ++r) {
       const std::int64_t at = window_index(window, head, row + r);
-      const FusedRow fused =
-          fuse(static_cast<double>(row_max_.data()[at]), static_cast<double>(row_sum_.data()[at]),
-               static_cast<double>(block.state.max[r]), static_cast<double>(block.state.sum[r]));
-      float* o = block.out + r * dv;
+      const FusedRow fused = fuse(call.natural_unit, static_cast<double>(row_max_.data()[at]),
+                                  static_cast<double>(row_sum_.data()[at]), static_cast<double>(inter.max[r]),
+                                  static_cast<double>(inter.sum[r]));
+      float* o = inter.out + r * dv;
       const float* intra = row_out_.data() + at * dv;
       for (std::int64_t c = 0; c < dv; ++c) o[c] = intra[c] * fused.intra_weight + o[c] * fused.inter_weight;
       lse_.data()[head * window_rows_ + (row + r - chunk.begin)] = static_cast<float>(fused.lse);

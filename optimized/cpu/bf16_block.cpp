@@ -1,0 +1,102 @@
+#include "cpu/bf16_block.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+/// A row keeps its anchor if its sum is at most this: its maximum is then at most 40 ln 2 above the anchor, and the
+/// exponents are wrong by no more than 40 units in the last place of 1.
+constexpr float kLargestSum = 0x1p40f;
+
+}  // namespace
+
+void Bf16Block::start(std::int64_t dv_padded) const {
+  std::fill_n(softmax.offset, kBlockRows, sink);
+  std::fill_n(softmax.sum, kBlockRows, 0.0f);
+  std::fill_n(softmax.rounded, kBlockRows, 0.0f);
+  softmax.anchored = false;
+  std::fill_n(out, dv_padded * kBlockRows, 0.0f);
+}
+
+void Bf16Block::restart(std::uint32_t lanes, const float* highest, std::int64_t dv_padded) const {
+  HEADWATER_MARK("cpu.bf16.exact_offset");
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
+    if ((lanes >> lane & 1u) == 0) continue;
+    const float top = std::max(highest[lane], sink);
+    softmax.offset[lane] = top == kNothing ? 0.0f : top;
+  }
+  std::fill_n(softmax.sum, kBlockRows, 0.0f);
+  std::fill_n(softmax.rounded, kBlockRows, 0.0f);
+  std::fill_n(out, dv_padded * kBlockRows, 0.0f);
+}
+
+std::uint32_t Bf16Block::finish(std::int64_t dv) const {
+  if (sink != kNothing) kernels.add_sink(sink, softmax);
+  std::uint32_t failed = 0;
+  for (std::int64_t lane = 0; lane < rows; ++lane) {
+    const float sum = softmax.sum[lane];
+    const bool fits = sum >= 0.5f && sum <= kLargestSum;
+    if (!fits) failed |= 1u << lane;
+  }
+  if (HEADWATER_SABOTAGE("cpu.bf16.no_guard")) failed = 0;
+  // Large weights times large values may overflow where their quotient does not. x * 0 is NaN for those alone.
+  float probe[kBlockRows] = {};
+  for (std::int64_t column = 0; column < dv; ++column) {
+    for (std::int64_t lane = 0; lane < kBlockRows; ++lane)
+      probe[lane] += out[column * kBlockRows + lane] * 0.0f;
+  }
+  for (std::int64_t lane = 0; lane < rows; ++lane) {
+    if (probe[lane] != 0.0f) failed |= 1u << lane;
+  }
+  return failed;
+}
+
+void Bf16Block::factors(const float* sums, float* factor) const {
+  std::fill_n(factor, kBlockRows, 0.0f);
+  for (std::int64_t lane = 0; lane < rows; ++lane) {
+    if (sums[lane] != 0.0f) factor[lane] = 1.0f / sums[lane];
+  }
+}
+
+void load_queries(const Bf16Table& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
+                  std::int64_t head, std::int64_t d, std::uint16_t* copy, std::uint16_t* packed) {
+  const std::int64_t d_padded = padded(d, kernels.d_multiple);
+  const auto bytes = static_cast<std::size_t>(d) * sizeof(std::uint16_t);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(copy + r * d_padded, core::row_address(q, first + r, head), bytes);
+    std::fill(copy + r * d_padded + d, copy + (r + 1) * d_padded, std::uint16_t{0});
+  }
+  std::fill(copy + rows * d_padded, copy + kBlockRows * d_padded, std::uint16_t{0});
+  kernels.pack_queries(copy, d_padded, packed);
+}
+
+void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t dv,
+                 std::uint16_t* packed) {
+  const std::int64_t dv_padded = padded(dv, kernels.dv_multiple);
+  const auto* from = static_cast<const std::uint16_t*>(rows);
+  for (std::int64_t first = 0; first < n; first += kKeyTile) {
+    kernels.pack_values(from + first * dv, dv, std::min(kKeyTile, n - first), dv, dv_padded,
+                        packed + first * dv_padded);
+  }
+}
+
+void pad_keys(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t d,
+              std::uint16_t* padded_rows) {
+  const std::int64_t d_padded = padded(d, kernels.d_multiple);
+  const auto* from = static_cast<const std::uint16_t*>(rows);
+  for (std::int64_t row = 0; row < n; ++row) {
+    std::copy_n(from + row * d, d, padded_rows + row * d_padded);
+    std::fill(padded_rows + row * d_padded + d, padded_rows + (row + 1) * d_padded, std::uint16_t{0});
+  }
+}
+
+}  // namespace headwater::cpu

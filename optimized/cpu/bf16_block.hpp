@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/kv_store.hpp"
+#include "cpu/kernels/bf16/table.hpp"
+
+namespace headwater::cpu {
+
+/// Keys of a segment of the dense pass: their rows stay in the second-level cache for the blocks of a group.
+inline constexpr std::int64_t kBf16SegmentKeys = 1024;
+
+/// Rounds up to a multiple.
+inline std::int64_t padded(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+/// A block of at most kBlockRows query rows in BF16 arithmetic. All memory belongs to the caller.
+struct Bf16Block {
+  const Bf16Table& kernels;
+  std::int64_t rows;  ///< query rows, 1 .. kBlockRows
+  float sink;         ///< in units of ln 2; -inf: none
+  Bf16Softmax& softmax;
+  float* out;  ///< [dv_padded][kBlockRows], unnormalised
+
+  /// No key yet: offsets and sums before the first attempt.
+  void start(std::int64_t dv_padded) const;
+
+  /// No key yet, but final offsets: those that stand, and the exact ones for lanes that failed() with them.
+  void restart(std::uint32_t lanes, const float* highest, std::int64_t dv_padded) const;
+
+  /// Adds the sink once all keys are in, and returns the lanes whose anchor was too far from their maximum: bit r for
+  /// row r. A row fails by its own weights alone, so that no key behind it has a say (NUM-2).
+  [[nodiscard]] std::uint32_t finish(std::int64_t dv) const;
+
+  /// factor[lane] = 1 / sums[lane] (of softmax), 0 where a row saw nothing and in padding lanes.
+  void factors(const float* sums, float* factor) const;
+};
+
+/// Copies `rows` BF16 query rows of a head, zero rows and zero columns up to [kBlockRows][d_padded], and packs them.
+void load_queries(const Bf16Table& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
+                  std::int64_t head, std::int64_t d, std::uint16_t* copy, std::uint16_t* packed);
+
+/// n value rows to blocks of kKeyTile keys, [tile][dv_padded][kKeyTile].
+void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t dv,
+                 std::uint16_t* packed);
+
+/// Copies n key rows of d elements to rows of d padded, with zeros.
+void pad_keys(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t d,
+              std::uint16_t* padded_rows);
+
+}  // namespace headwater::cpu

@@ -1,0 +1,115 @@
+#pragma once
+
+/// The AVX-512 vector type of the float kernels (F, DQ; every processor that has them has FMA). For files that hold
+/// nothing but kernels: everything sits in an unnamed namespace.
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace headwater::cpu {
+
+namespace {
+
+struct Avx512 {
+  using Reg = __m512;
+  static constexpr int kWidth = 16;
+  static constexpr int kAccumulators = 24;  // of 32 registers: 12 keys x 2 vectors, 2 queries, 1 key
+  static constexpr int kRows = 8;           // 8 rows x 2 vectors hide the latency of FMA on two ports
+
+  static Reg load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm512_storeu_ps(p, x); }
+  static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static Reg load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static void store_part(float* p, Reg x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+  static Reg set(float x) { return _mm512_set1_ps(x); }
+  static Reg zero() { return _mm512_setzero_ps(); }
+  static Reg ramp() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+  static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+
+  static Reg load_f16(const void* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static Reg load_bf16(const void* p) {
+    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  }
+  static float one_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
+  static float one_bf16(std::uint16_t bits) {
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+  }
+
+  static Reg finite_or_zero(Reg x) {
+    const __mmask16 bottom = _mm512_cmp_ps_mask(x, set(-__builtin_inff()), _CMP_EQ_OQ);
+    return _mm512_mask_blend_ps(bottom, x, zero());
+  }
+
+  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, NaN for NaN. Cody and Waite's
+  // reduction, Cephes' polynomial, vscalefps for the power of two.
+  static Reg exp_nonpositive(Reg x) {
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, set(-87.33654f), _CMP_NLT_UQ);
+    const Reg n =
+        _mm512_roundscale_ps(mul(x, set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    Reg r = _mm512_fnmadd_ps(n, set(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), r);
+    Reg p = set(1.9875691500e-4f);
+    p = fma(p, r, set(1.3981999507e-3f));
+    p = fma(p, r, set(8.3334519073e-3f));
+    p = fma(p, r, set(4.1665795894e-2f));
+    p = fma(p, r, set(1.6666665459e-1f));
+    p = fma(p, r, set(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, set(1.0f)));
+    return _mm512_maskz_scalef_ps(normal, p, n);
+  }
+
+  // Cephes' tanhf: an odd polynomial near zero, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
+  static Reg hyperbolic_tangent(Reg x) {
+    const Reg magnitude = _mm512_abs_ps(x);
+    const Reg z = mul(x, x);
+    Reg p = set(-5.70498872745e-3f);
+    p = fma(p, z, set(2.06390887954e-2f));
+    p = fma(p, z, set(-5.37397155531e-2f));
+    p = fma(p, z, set(1.33314422036e-1f));
+    p = fma(p, z, set(-3.33332819422e-1f));
+    const Reg small = fma(mul(p, z), x, x);
+    const Reg e = exp_nonpositive(mul(set(-2.0f), magnitude));
+    const Reg large = div(sub(set(1.0f), e), add(set(1.0f), e));
+    const Reg with_sign = _mm512_or_ps(large, _mm512_and_ps(x, set(-0.0f)));
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(magnitude, set(0.625f), _CMP_LT_OQ), with_sign, small);
+  }
+
+  // sums[i] += total of lines[i]: a transposing tree of adds, then double.
+  static void add_line_totals(const Reg (&lines)[16], double* sums) {
+    Reg pairs[8];
+    for (int i = 0; i < 8; ++i) {
+      const Reg a = lines[2 * i];
+      const Reg b = lines[2 * i + 1];
+      pairs[i] = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // a b a b in every quarter
+    }
+    Reg fours[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512d a = _mm512_castps_pd(pairs[2 * i]);
+      const __m512d b = _mm512_castps_pd(pairs[2 * i + 1]);
+      fours[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    // Every quarter of fours[i] holds partial totals of lines 4i .. 4i + 3; add the quarters up, in line order.
+    const Reg low =
+        add(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88), _mm512_shuffle_f32x4(fours[0], fours[1], 0xDD));
+    const Reg high =
+        add(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88), _mm512_shuffle_f32x4(fours[2], fours[3], 0xDD));
+    const Reg total = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+    const __m512d first = _mm512_cvtps_pd(_mm512_castps512_ps256(total));
+    const __m512d second = _mm512_cvtps_pd(_mm512_extractf32x8_ps(total, 1));
+    _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), first));
+    _mm512_storeu_pd(sums + 8, _mm512_add_pd(_mm512_loadu_pd(sums + 8), second));
+  }
+};
+
+}  // namespace
+
+}  // namespace headwater::cpu

@@ -1,0 +1,102 @@
+// BF16 kernels by vdpbf16ps (AVX-512 F, BW, DQ, VL, BF16). Kernels only: see table.cpp.
+
+#include "cpu/kernels/avx512bf16/kernels.hpp"
+
+#include "cpu/kernels/bf16/kernels.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+inline __m512bh pairs(const std::uint16_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+/// Two neighbouring elements of a row in every lane.
+inline __m512bh pair(const std::uint16_t* p) {
+  std::int32_t bits = 0;
+  __builtin_memcpy(&bits, p, sizeof(bits));
+  return (__m512bh)_mm512_set1_epi32(bits);
+}
+
+struct DotProductUnit {
+  /// Rows keys x kBlockRows lanes in registers: 12 keys take 24 of 32 registers.
+  template <int Keys>
+  static void dot_tile(const std::uint16_t* queries, std::int64_t d, const std::uint16_t* keys,
+                       std::int64_t stride, float* logits) {
+    __m512 sums[Keys][kHalves];
+    for (auto& line : sums) {
+      for (__m512& sum : line) sum = Avx512::zero();
+    }
+    for (std::int64_t e = 0; e < d; e += 2) {
+      const __m512bh q0 = pairs(queries + e * kBlockRows);
+      const __m512bh q1 = pairs(queries + e * kBlockRows + 32);
+      for (int key = 0; key < Keys; ++key) {
+        const __m512bh k = pair(keys + key * stride + e);
+        sums[key][0] = _mm512_dpbf16_ps(sums[key][0], q0, k);
+        sums[key][1] = _mm512_dpbf16_ps(sums[key][1], q1, k);
+      }
+    }
+    for (int key = 0; key < Keys; ++key) {
+      Avx512::store(logits + key * kBlockRows, sums[key][0]);
+      Avx512::store(logits + key * kBlockRows + 16, sums[key][1]);
+    }
+  }
+
+  static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
+    const std::uint16_t* keys = segment.keys + first * segment.key_stride;
+    const auto run = [&](auto tile, std::int64_t from) {
+      tile(segment.queries, segment.d, keys + from * segment.key_stride, segment.key_stride,
+           logits + from * kBlockRows);
+    };
+    std::int64_t key = 0;
+    for (; key + 12 <= n; key += 12) run(dot_tile<12>, key);
+    for (; key + 8 <= n; key += 8) run(dot_tile<8>, key);
+    for (; key + 4 <= n; key += 4) run(dot_tile<4>, key);
+    for (; key < n; ++key) run(dot_tile<1>, key);
+  }
+
+  template <int Columns>
+  static void value_tile(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
+                         std::int64_t dv, float* out) {
+    __m512 sums[Columns][kHalves];
+    for (int c = 0; c < Columns; ++c) {
+      for (int half = 0; half < kHalves; ++half) {
+        sums[c][half] = Avx512::load(out + c * kBlockRows + half * Avx512::kWidth);
+      }
+    }
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      for (std::int64_t key = 0; key < kKeyTile; key += 2) {
+        const __m512bh w0 = pairs(weights + key * kBlockRows);
+        const __m512bh w1 = pairs(weights + key * kBlockRows + 32);
+        for (int c = 0; c < Columns; ++c) {
+          const __m512bh v = pair(values + c * kKeyTile + key);
+          sums[c][0] = _mm512_dpbf16_ps(sums[c][0], w0, v);
+          sums[c][1] = _mm512_dpbf16_ps(sums[c][1], w1, v);
+        }
+      }
+      weights += kTileWeights;
+      values += dv * kKeyTile;
+    }
+    for (int c = 0; c < Columns; ++c) {
+      for (int half = 0; half < kHalves; ++half) {
+        Avx512::store(out + c * kBlockRows + half * Avx512::kWidth, sums[c][half]);
+      }
+    }
+  }
+
+  static void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
+                         std::int64_t dv, float* out) {
+    const auto run = [&](auto tile, std::int64_t column) {
+      tile(weights, tiles, values + column * kKeyTile, dv, out + column * kBlockRows);
+    };
+    std::int64_t column = 0;
+    for (; column + 12 <= dv; column += 12) run(value_tile<12>, column);
+    for (; column + 8 <= dv; column += 8) run(value_tile<8>, column);
+    for (; column + 4 <= dv; column += 4) run(value_tile<4>, column);
+    for (; column < dv; ++column) run(value_tile<1>, column);
+  }
+};
+
+}  // namespace
+}  // namespace headwater::cpu
+
+HEADWATER_DEFINE_BF16_KERNELS(avx512bf16, DotProductUnit)

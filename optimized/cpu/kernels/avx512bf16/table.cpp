@@ -1,0 +1,10 @@
+#include "cpu/kernels/avx512bf16/kernels.hpp"
+
+namespace headwater::cpu {
+
+const Bf16Table& avx512bf16_kernels() {
+  static constexpr Bf16Table table = HEADWATER_BF16_TABLE(avx512bf16, "AVX512_BF16", 2, 1);
+  return table;
+}
+
+}  // namespace headwater::cpu

@@ -1,0 +1,283 @@
+#pragma once
+
+/// The kernels of bf16/table.hpp, but for the two matrix products, which a `Unit` supplies:
+///   Unit::dot(segment, first, n, logits): raw dot products of n <= kKeyTile keys from `first`, one line of kBlockRows
+///     lanes each; lines behind n hold anything.
+///   Unit::accumulate: as in the table.
+/// Included by files that are built for AVX-512 (F, BW, DQ, VL, BF16) and hold nothing but kernels; everything sits in
+/// an unnamed namespace.
+
+#include "cpu/kernels/avx512/vector.hpp"
+#include "cpu/kernels/bf16/table.hpp"
+#include "cpu/kernels/wide/kernels.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+namespace {
+
+constexpr int kHalves = static_cast<int>(kBlockRows / Avx512::kWidth);  // vectors of a line
+
+/// 16 x 16 matrix of 32-bit elements in registers.
+inline void transpose(__m512i (&rows)[16]) {
+  __m512i pairs[16];
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  __m512i fours[16];
+  for (int i = 0; i < 16; i += 4) {
+    fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+  // Quarter q of fours[4 g + c] holds column 4 q + c of rows 4 g .. 4 g + 3.
+  for (int c = 0; c < 4; ++c) {
+    const __m512i a = _mm512_shuffle_i32x4(fours[c], fours[4 + c], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(fours[8 + c], fours[12 + c], 0x88);
+    const __m512i x = _mm512_shuffle_i32x4(fours[c], fours[4 + c], 0xDD);
+    const __m512i y = _mm512_shuffle_i32x4(fours[8 + c], fours[12 + c], 0xDD);
+    rows[c] = _mm512_shuffle_i32x4(a, b, 0x88);
+    rows[8 + c] = _mm512_shuffle_i32x4(a, b, 0xDD);
+    rows[4 + c] = _mm512_shuffle_i32x4(x, y, 0x88);
+    rows[12 + c] = _mm512_shuffle_i32x4(x, y, 0xDD);
+  }
+}
+
+inline __mmask16 first_lanes(std::int64_t n) {
+  return n >= 16 ? __mmask16(0xFFFF) : static_cast<__mmask16>((1u << n) - 1u);
+}
+
+void pack_bf16_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed) {
+  const std::int64_t pairs = d / 2;
+  for (std::int64_t first = 0; first < pairs; first += 16) {
+    const std::int64_t n = least(16, pairs - first);
+    for (int half = 0; half < kHalves; ++half) {
+      __m512i tile[16];
+      for (int i = 0; i < 16; ++i) {
+        tile[i] = _mm512_maskz_loadu_epi32(first_lanes(n), rows + (16 * half + i) * d + 2 * first);
+      }
+      transpose(tile);
+      for (int i = 0; i < 16; ++i) {
+        if (i < n) _mm512_storeu_si512(packed + ((first + i) * kBlockRows + 16 * half) * 2, tile[i]);
+      }
+    }
+  }
+}
+
+void pack_bf16_values(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys, std::int64_t dv,
+                      std::int64_t dv_padded, std::uint16_t* packed) {
+  for (std::int64_t first = 0; first < dv_padded; first += 16) {
+    const __mmask16 columns = first < dv ? first_lanes(dv - first) : __mmask16(0);
+    const auto row = [&](std::int64_t key) {
+      if (key >= n_keys) return _mm512_setzero_si512();
+      return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, rows + key * stride + first));
+    };
+    __m512i tile[16];
+    for (int pair = 0; pair < 16; ++pair) {
+      tile[pair] = _mm512_or_si512(row(2 * pair), _mm512_slli_epi32(row(2 * pair + 1), 16));
+    }
+    transpose(tile);
+    for (int i = 0; i < 16; ++i) {
+      if (first + i < dv_padded) _mm512_storeu_si512(packed + (first + i) * kKeyTile, tile[i]);
+    }
+  }
+}
+
+/// 2^x for any x: exactly 1 for 0 and 0 for -inf, relative error below 3.5e-6 else. The polynomial is minimax on
+/// [0, 1) among those that are 1 at 0; vscalefps multiplies by 2^floor(x).
+inline __m512 exp2_any(__m512 x) {
+  constexpr int kRoundDown = 0x09;  // towards minus infinity, no exception
+  const __m512 f = _mm512_reduce_ps(x, kRoundDown);
+  __m512 p = Avx512::set(1.34266843e-2f);
+  p = Avx512::fma(p, f, Avx512::set(5.22424742e-2f));
+  p = Avx512::fma(p, f, Avx512::set(2.41280205e-1f));
+  p = Avx512::fma(p, f, Avx512::set(6.93044845e-1f));
+  p = Avx512::fma(p, f, Avx512::set(1.0f));
+  return _mm512_scalef_ps(p, x);
+}
+
+/// Raw dot products of a tile to logits in units of ln 2 (LOGIT-1 to 3), -inf where a lane does not see the key
+/// (MASK-1) or where there is none.
+void map_tile(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
+  const __m512 factor = Avx512::set(segment.factor);
+  for (std::int64_t i = 0; i < n * kBlockRows; i += Avx512::kWidth) {
+    Avx512::store(logits + i, Avx512::mul(Avx512::load(logits + i), factor));
+  }
+  BlockPositions positions = segment.positions;
+  if (positions.gathered) {
+    positions.gathered += first;
+  } else {
+    positions.first_key += first;
+  }
+  if (segment.map.softcap > 0 || segment.map.slope != 0) {
+    cap_and_bias<Avx512>(segment.map, positions, kBlockRows, n, logits);
+  }
+  const __m512 nothing = Avx512::set(-__builtin_inff());
+  for (std::int64_t key = n; key < kKeyTile; ++key) {
+    for (int half = 0; half < kHalves; ++half) {
+      Avx512::store(logits + key * kBlockRows + half * Avx512::kWidth, nothing);
+    }
+  }
+  if (positions.gathered) return;
+  const std::int64_t diagonal =
+      positions.first_row - positions.first_key;  // lane r sees keys up to diagonal + r
+  for (std::int64_t key = diagonal < 0 ? 0 : diagonal + 1; key < n; ++key) {
+    const std::int64_t hidden = least(key - diagonal, kBlockRows);
+    const auto lanes = static_cast<std::uint32_t>((std::uint64_t{1} << hidden) - 1);
+    for (int half = 0; half < kHalves; ++half) {
+      float* at = logits + key * kBlockRows + half * Avx512::kWidth;
+      const auto mask = static_cast<__mmask16>(lanes >> (16 * half));
+      Avx512::store(at, _mm512_mask_blend_ps(mask, Avx512::load(at), nothing));
+    }
+  }
+}
+
+inline void raise_lanes(const float* logits, std::int64_t n, float* highest) {
+  for (int half = 0; half < kHalves; ++half) {
+    float* at = highest + half * Avx512::kWidth;
+    __m512 top = Avx512::load(at);
+    for (std::int64_t key = 0; key < n; ++key) {
+      top = Avx512::max(Avx512::load(logits + key * kBlockRows + half * Avx512::kWidth), top);
+    }
+    Avx512::store(at, top);
+  }
+}
+
+/// The offset is the sink, or -inf, until the first tile is known.
+inline void set_anchor(const float* logits, Bf16Softmax& softmax) {
+  raise_lanes(logits, kKeyTile, softmax.offset);
+  for (int half = 0; half < kHalves; ++half) {
+    float* at = softmax.offset + half * Avx512::kWidth;
+    Avx512::store(at, Avx512::finite_or_zero(Avx512::load(at)));
+  }
+  softmax.anchored = true;
+}
+
+/// LOGIT-4: a column whose value row is zero.
+void add_sink(float sink, Bf16Softmax& softmax) {
+  for (int half = 0; half < kHalves; ++half) {
+    const int at = half * Avx512::kWidth;
+    const __m512 weight = exp2_any(Avx512::sub(Avx512::set(sink), Avx512::load(softmax.offset + at)));
+    Avx512::store(softmax.sum + at, Avx512::add(Avx512::load(softmax.sum + at), weight));
+    Avx512::store(softmax.rounded + at, Avx512::add(Avx512::load(softmax.rounded + at), weight));
+  }
+}
+
+/// One tile of logits (times `factor`) to weights.
+inline void weigh_tile(const float* logits, __m512 factor, Bf16Softmax& softmax, std::uint16_t* weights) {
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i ones = _mm512_set1_epi32(0x3F803F80);
+  for (int half = 0; half < kHalves; ++half) {
+    const int at = half * Avx512::kWidth;
+    const __m512 offset = Avx512::load(softmax.offset + at);
+    __m512 even = Avx512::zero();
+    __m512 odd = Avx512::zero();
+    __m512 rounded = Avx512::zero();
+    for (std::int64_t pair = 0; pair < kKeyTile / 2; ++pair) {
+      const float* line = logits + 2 * pair * kBlockRows + at;
+      const __m512 a = exp2_any(_mm512_fmsub_ps(Avx512::load(line), factor, offset));
+      const __m512 b = exp2_any(_mm512_fmsub_ps(Avx512::load(line + kBlockRows), factor, offset));
+      even = Avx512::add(even, a);
+      odd = Avx512::add(odd, b);
+      const auto apart = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+      const __m512i both = _mm512_permutexvar_epi16(interleave, apart);
+      rounded = _mm512_dpbf16_ps(rounded, (__m512bh)both, (__m512bh)ones);
+      _mm512_storeu_si512(weights + (pair * kBlockRows + at) * 2, both);
+    }
+    Avx512::store(softmax.sum + at, Avx512::add(Avx512::load(softmax.sum + at), Avx512::add(even, odd)));
+    Avx512::store(softmax.rounded + at, Avx512::add(Avx512::load(softmax.rounded + at), rounded));
+  }
+}
+
+/// The mapped path (masks, cap, bias, the tile that holds the anchor) and the plain one round differently; which of
+/// them a tile takes follows from positions alone, so that a second pass repeats the bits of the first.
+inline bool is_mapped(const Bf16Segment& segment, std::int64_t first) {
+  if (segment.map.softcap > 0 || segment.map.slope != 0 || first + kKeyTile >= segment.n_keys) return true;
+  const BlockPositions& at = segment.positions;
+  return !at.gathered && at.first_key + first + kKeyTile > at.first_row + 1;
+}
+
+template <class Unit>
+void raise_to_highest(const Bf16Segment& segment, float* highest) {
+  alignas(64) float logits[kKeyTile * kBlockRows];
+  for (std::int64_t first = 0; first < segment.n_keys; first += kKeyTile) {
+    const std::int64_t n = least(kKeyTile, segment.n_keys - first);
+    Unit::dot(segment, first, n, logits);
+    map_tile(segment, first, n, logits);
+    raise_lanes(logits, n, highest);
+  }
+}
+
+template <class Unit>
+void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
+  alignas(64) float logits[kKeyTile * kBlockRows];
+  for (std::int64_t tile = key_tiles(segment.n_keys); tile-- > 0;) {
+    const std::int64_t first = tile * kKeyTile;
+    const std::int64_t n = least(kKeyTile, segment.n_keys - first);
+    Unit::dot(segment, first, n, logits);
+    __m512 factor = Avx512::set(segment.factor);
+    if (is_mapped(segment, first)) {
+      map_tile(segment, first, n, logits);
+      factor = Avx512::set(1.0f);
+    }
+    if (!softmax.anchored) set_anchor(logits, softmax);
+    weigh_tile(logits, factor, softmax, weights + tile * kTileWeights);
+  }
+}
+
+void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+  const __m512 factors[kHalves] = {Avx512::load(factor), Avx512::load(factor + 16)};
+  const auto pair_lines = [&](std::int64_t pair, __m512& even, __m512& odd) {
+    const std::uint16_t* at = weights + pair * kBlockRows * 2;
+    for (int half = 0; half < kHalves; ++half) {
+      const __m512i both = _mm512_loadu_si512(at + half * 32);
+      const __m512 a = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+      const __m512 b = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+      even = half == 0 ? Avx512::mul(a, factors[0]) : Avx512::fma(a, factors[half], even);
+      odd = half == 0 ? Avx512::mul(b, factors[0]) : Avx512::fma(b, factors[half], odd);
+    }
+  };
+  std::int64_t key = 0;
+  for (; key + 16 <= n_keys; key += 16) {
+    __m512 lines[16];
+    for (int i = 0; i < 16; i += 2) pair_lines((key + i) / 2, lines[i], lines[i + 1]);
+    Avx512::add_line_totals(lines, sums + key);
+  }
+  if (key == n_keys) return;
+  __m512 lines[16];
+  for (__m512& line : lines) line = Avx512::zero();
+  for (int i = 0; key + i < n_keys; i += 2) pair_lines((key + i) / 2, lines[i], lines[i + 1]);
+  double tail[16] = {};
+  Avx512::add_line_totals(lines, tail);
+  for (int i = 0; key + i < n_keys; ++i) sums[key + i] += tail[i];
+}
+
+void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
+                 float* rows) {
+  for (int half = 0; half < kHalves; ++half) {
+    const std::int64_t lanes = least(16, n_rows - 16 * half);
+    if (lanes <= 0) return;
+    const __m512 factors = Avx512::load(factor + 16 * half);
+    for (std::int64_t first = 0; first < dv; first += 16) {
+      const std::int64_t n = least(16, dv - first);
+      __m512i tile[16];
+      for (int i = 0; i < 16; ++i) {
+        tile[i] = _mm512_setzero_si512();
+        if (i < n) {
+          tile[i] = _mm512_castps_si512(
+              Avx512::mul(Avx512::load(transposed + (first + i) * kBlockRows + 16 * half), factors));
+        }
+      }
+      transpose(tile);
+      for (int i = 0; i < 16; ++i) {
+        if (i < lanes) _mm512_mask_storeu_epi32(rows + (16 * half + i) * dv + first, first_lanes(n), tile[i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cpu

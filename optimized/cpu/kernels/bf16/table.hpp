@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/table.hpp"
+
+namespace headwater::cpu {
+
+/// Keys whose logits are computed at a time, and keys of a block of packed values.
+inline constexpr std::int64_t kKeyTile = 32;
+
+/// Weights of a tile of keys: [kKeyTile / 2][kBlockRows][2] BF16, the two keys of a pair side by side.
+inline constexpr std::int64_t kTileWeights = kKeyTile * kBlockRows;
+
+inline std::int64_t key_tiles(std::int64_t n_keys) { return (n_keys + kKeyTile - 1) / kKeyTile; }
+
+/// Consecutive or gathered keys and what their logits become. Logits are counted in units of ln 2 from the dot
+/// product on, so that a weight is a power of two.
+struct Bf16Segment {
+  const std::uint16_t* queries = nullptr;  ///< [d / 2][kBlockRows][2], from pack_queries
+  const std::uint16_t* keys =
+      nullptr;  ///< [n_keys][d], rows `key_stride` elements apart, and readable up to a
+                ///< whole tile
+  std::int64_t key_stride = 0;
+  std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
+  std::int64_t n_keys = 0;
+  float factor = 0;          ///< scale * log2(e)
+  LogitMap map;              ///< both in units of ln 2
+  BlockPositions positions;  ///< MASK-1 holds where no keys are gathered
+};
+
+/// Softmax of a block with one offset per row for all its keys.
+///
+/// The offset is the row's largest logit in the first tile that is computed, an anchor: weights may exceed 1, which
+/// neither BF16 nor F32 minds. Whoever calls weigh() has to check the sums (bf16_block.cpp) and to repeat the block
+/// with exact maxima for rows that ran out of range. Lanes know nothing of each other.
+struct Bf16Softmax {
+  alignas(64) float offset[kBlockRows];  ///< m in units of ln 2; before the anchor the sink, or -inf
+  alignas(64) float sum[kBlockRows];     ///< l relative to the offset, of the weights before their rounding
+  /// The same sum of the rounded weights. It divides outputs, so that their weights add up to 1.
+  alignas(64) float rounded[kBlockRows];
+  bool anchored;  ///< the offset is final
+};
+
+/// Kernels that multiply BF16 rows and BF16 weights and add in F32. Logits stand key by key, kBlockRows lanes in a
+/// line, so every row-wise operation is vertical and keys need no packing.
+struct Bf16Table {
+  const char* isa;
+  std::int64_t d_multiple;   ///< key rows are padded to a multiple of this many elements
+  std::int64_t dv_multiple;  ///< packed values likewise
+
+  /// rows[kBlockRows][d] to packed[d / 2][kBlockRows][2].
+  void (*pack_queries)(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed);
+
+  /// At most kKeyTile value rows, `stride` elements apart, to packed[dv_padded][kKeyTile]; zeros where there is none.
+  void (*pack_values)(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys, std::int64_t dv,
+                      std::int64_t dv_padded, std::uint16_t* packed);
+
+  /// Raises highest[lane] to the row's largest logit of the segment.
+  void (*raise_to_highest)(const Bf16Segment& segment, float* highest);
+
+  /// weights[tile][kTileWeights] = bf16(2^(logit - offset)), zero behind the last key; adds to the sums. Tiles are
+  /// computed from the last to the first, so that the anchor is what stands nearest to the row.
+  void (*weigh)(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights);
+
+  /// Adds 2^(sink - offset) to the sums.
+  void (*add_sink)(float sink, Bf16Softmax& softmax);
+
+  /// out[dv_padded][kBlockRows] += sum over keys of packed value * weight.
+  void (*accumulate)(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
+                     std::int64_t dv_padded, float* out);
+
+  /// sums[key] += sum over lanes of weight * factor[lane], the lanes in F32.
+  void (*column_sums)(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums);
+
+  /// rows[lane][dv] = transposed[dv][lane] * factor[lane] for the first `n_rows` lanes.
+  void (*unpack_rows)(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
+                      float* rows);
+};
+
+const Bf16Table& avx512bf16_kernels();
+
+}  // namespace headwater::cpu
