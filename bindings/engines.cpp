@@ -9,6 +9,13 @@
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 
+// Engines of test builds only.
+#ifdef HEADWATER_TESTING
+#define HEADWATER_TEST_ENGINES(X) X(cpu_amx_emulated_engine)
+#else
+#define HEADWATER_TEST_ENGINES(X)
+#endif
+
 // X(factory): a function `const Engine& factory()` in namespace headwater that the engine's folder defines.
 // It returns a function-local static object, so no order of static initialisation matters. Preferred ones
 // last.
@@ -18,6 +25,8 @@
   X(cpu_avx2_engine)         \
   X(cpu_avx512_engine)       \
   X(cpu_avx512bf16_engine)   \
+  X(cpu_amx_engine)          \
+  HEADWATER_TEST_ENGINES(X)  \
   X(cpu_engine)
 
 namespace headwater {

@@ -70,4 +70,7 @@ struct Variety {
 /// A random problem: shape, options, steps and values, all from `random`.
 [[nodiscard]] Problem random_problem(Random& random, const Variety& variety);
 
+/// The same problem with BF16 queries, keys, values and KV store.
+[[nodiscard]] Problem in_bf16(Problem problem);
+
 }  // namespace headwater::conformance

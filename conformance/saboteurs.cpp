@@ -59,6 +59,15 @@ class Activation {
   testing::Site& site_;
 };
 
+// Why this machine cannot run the engine of an entry, or nothing.
+std::string skipped_because(const Entry& entry) {
+  if (entry.engine == "none") return "";
+  for (const Engine* engine : engines()) {
+    if (engine->name() == entry.engine) return engine->unavailable_because();
+  }
+  return "";
+}
+
 // What went wrong with one entry, or nothing.
 std::string judge(const Entry& entry, bool is_mark, const std::map<std::string, testing::Site*>& sites,
                   const Settings& settings, std::string& killed_by) {
@@ -102,6 +111,10 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
       listed.insert(entry.name);
       if (!wanted(entry)) continue;
       ++judged;
+      if (const std::string reason = skipped_because(entry); !reason.empty()) {
+        fmt::print(to, "SKIP       {:<36} {}: {}\n", entry.name, entry.engine, reason);
+        continue;
+      }
       std::string killed_by;
       const std::string wrong = judge(entry, is_mark, sites, request.settings, killed_by);
       if (!wrong.empty()) {

@@ -37,14 +37,20 @@ Problem with_logits(Random& random, std::int64_t n, std::int64_t s, std::int64_t
   return problem;
 }
 
+/// The problem as it is, and with every row rounded to BF16: engines may keep two arithmetics.
+void conform(Context& context, const Problem& problem) {
+  require_conforming(context, problem);
+  require_conforming(context, in_bf16(problem));
+}
+
 void rising_maxima(Context& context) {
   Random random(context.seed);
   for (const double step : {0.1, 1.0, 7.0, 40.0, 90.0}) {
     for (const std::int64_t tile : {1, 3, 8, 16, 64}) {
       const auto rising = [&](std::int64_t t) { return step * static_cast<double>(t / tile); };
       const auto falling = [&](std::int64_t t) { return -step * static_cast<double>(t / tile); };
-      require_conforming(context, with_logits(random, 150, 70, 5, 20, rising));
-      require_conforming(context, with_logits(random, 150, 70, 5, 20, falling));
+      conform(context, with_logits(random, 150, 70, 5, 20, rising));
+      conform(context, with_logits(random, 150, 70, 5, 20, falling));
       if (context.quick) break;
     }
   }
@@ -58,13 +64,13 @@ void huge_logits(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(20); ++round) {
     const auto any = [&](std::int64_t) { return static_cast<double>(random.integer(-10000, 10000)); };
-    require_conforming(context, with_logits(random, 90, 32, 4, 9, any));
+    conform(context, with_logits(random, 90, 32, 4, 9, any));
     const auto near_top = [&](std::int64_t) {
       return 9990.0 + 0.25 * static_cast<double>(random.integer(0, 40));
     };
-    require_conforming(context, with_logits(random, 90, 32, 4, 9, near_top));
+    conform(context, with_logits(random, 90, 32, 4, 9, near_top));
     const auto hundred = [&](std::int64_t) { return random.uniform(-100.0, 100.0); };
-    require_conforming(context, with_logits(random, 90, 32, 4, 9, hundred));
+    conform(context, with_logits(random, 90, 32, 4, 9, hundred));
   }
 }
 const Register kHuge{
@@ -78,11 +84,11 @@ void far_apart_parts(Context& context) {
       const auto parts = [&](std::int64_t t) {
         return sign * gap * static_cast<double>(t / 32 % 2) + random.normal();
       };
-      require_conforming(context, with_logits(random, 100, 32, 6, 10, parts));
+      conform(context, with_logits(random, 100, 32, 6, 10, parts));
       // One key far above all others, at every place of a chunk in turn.
       const std::int64_t spike = random.integer(0, 99);
       const auto spiked = [&](std::int64_t t) { return t == spike ? sign * gap : random.normal(); };
-      require_conforming(context, with_logits(random, 100, 32, 6, 10, spiked));
+      conform(context, with_logits(random, 100, 32, 6, 10, spiked));
     }
   }
 }
@@ -98,9 +104,9 @@ void tiny_logits_and_uniform_rows(Context& context) {
   for (const double size : {0.0, 1e-30, 1e-6, 1e-3}) {
     for (const std::int64_t n : {64, 100, 130}) {
       const auto tiny = [&](std::int64_t) { return size * random.normal(); };
-      require_conforming(context, with_logits(random, n, 33, 8, 8, tiny));
+      conform(context, with_logits(random, n, 33, 8, 8, tiny));
       const auto equal = [&](std::int64_t) { return size; };
-      require_conforming(context, with_logits(random, n, 33, 8, 8, equal));
+      conform(context, with_logits(random, n, 33, 8, 8, equal));
     }
   }
 }
@@ -119,7 +125,7 @@ void heavy_ties(Context& context) {
     Problem problem = with_logits(random, random.integer(30, 120), random.integer(4, 40),
                                   random.integer(0, 9), random.integer(1, 12), few, 2);
     problem.options.score_type = round % 2 == 0 ? ScoreType::bf16 : ScoreType::f32;
-    require_conforming(context, problem);
+    conform(context, problem);
   }
 }
 const Register kTies{
@@ -131,10 +137,10 @@ void dominating_sinks(Context& context) {
     const auto any = [&](std::int64_t) { return 2.0 * random.normal(); };
     Problem problem = with_logits(random, 80, 32, 5, 7, any, 2);
     problem.options.sinks = {sink, -std::numeric_limits<float>::infinity()};
-    require_conforming(context, problem);
+    conform(context, problem);
     // A sink that outweighs the whole chunk leaves its column sums tiny, not wrong; the memory does not see it.
     problem.options.sinks = {-sink, sink};
-    require_conforming(context, problem);
+    conform(context, problem);
   }
 }
 const Register kDominating{{"adversarial.dominating_sinks",
@@ -152,7 +158,7 @@ void value_magnitudes(Context& context) {
     for (float& x : problem.layers[0].v.values) {
       x = static_cast<float>(random.normal() * std::pow(10.0, random.uniform(-30.0, 30.0)));
     }
-    require_conforming(context, problem);
+    conform(context, problem);
   }
 }
 const Register kMagnitudes{{"adversarial.value_magnitudes",
@@ -173,7 +179,7 @@ void one_head_spikes(Context& context) {
       for (std::int64_t x = 0; x < problem.shape.d_head; ++x) layer.k.row(t, head)[x] *= 8.0f;
       for (std::int64_t x = 0; x < problem.shape.d_value; ++x) layer.v.row(t, head)[x] *= 1e6f;
     }
-    require_conforming(context, problem);
+    conform(context, problem);
   }
 }
 const Register kSpikes{{"adversarial.one_head_spikes",
@@ -190,9 +196,9 @@ void steep_alibi(Context& context) {
     const auto any = [&](std::int64_t) { return random.normal(); };
     Problem problem = with_logits(random, 120, 40, 6, 10, any, 2);
     problem.options.alibi = {slope, -slope / 2};
-    require_conforming(context, problem);
+    conform(context, problem);
     problem.options.softcap = 3.0;
-    require_conforming(context, problem);
+    conform(context, problem);
   }
 }
 const Register kSteep{
@@ -206,7 +212,7 @@ void saturated_caps(Context& context) {
       const auto any = [&](std::int64_t) { return cap * size * random.normal(); };
       Problem problem = with_logits(random, 70, 24, 5, 6, any);
       problem.options.softcap = cap;
-      require_conforming(context, problem);
+      conform(context, problem);
     }
   }
 }

@@ -86,6 +86,44 @@ void causality(Context& context) {
 const Register kCausality{
     {"law.causality", {"MASK-1", "DEC-1", "FUSE-2"}, "mask", Lane::law, true, causality}};
 
+// The same where every row weighs its keys against an offset of its own: a later row whose maximum is far from where an
+// engine may look for it first must not change the offset of the rows before it.
+void causality_of_offsets(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(20); ++round) {
+    Problem problem;
+    problem.shape.n_head = 2;
+    problem.shape.n_head_kv = 1;
+    problem.shape.d_head = problem.shape.d_value = 16;
+    problem.options.scale = 1.0;
+    problem.options.chunk = random.integer(40, 90);
+    problem.options.local = 6;
+    problem.options.heavy = 12;
+    problem.options.dense = round % 4 == 3;
+    problem.steps = {Step::prefill(150)};
+    problem.shape.capacity = 150;
+    problem.fill_normal(random);
+    // One early key that only the changed row is drawn to, by far.
+    const std::int64_t j = random.integer(1, 149);
+    const std::int64_t first = problem.options.dense ? 0 : j / problem.options.chunk * problem.options.chunk;
+    for (std::int64_t t = 0; t < 150; ++t) {
+      problem.layers[0].k.row(t, 0)[0] = t == first ? 64.0f : 0.0f;
+      for (std::int64_t h = 0; h < 2; ++h) problem.layers[0].q.row(t, h)[0] = 0.0f;
+    }
+    problem = in_bf16(problem);
+    Problem changed = problem;
+    for (std::int64_t h = 0; h < 2; ++h) changed.layers[0].q.row(j, h)[0] = 64.0f;
+    const Trace a = run(*context.engine, problem);
+    const Trace b = run(*context.engine, changed);
+    const auto before = static_cast<std::ptrdiff_t>(j * problem.shape.n_head * problem.shape.d_value);
+    if (!std::equal(a.layers[0].out.begin(), a.layers[0].out.begin() + before, b.layers[0].out.begin()))
+      broken(fmt::format("the maximum of token {} changed an output before it", j), problem);
+    require_conforming(context, changed);
+  }
+}
+const Register kCausalityOfOffsets{
+    {"law.causality_of_offsets", {"MASK-1", "NUM-3"}, "softmax", Lane::law, true, causality_of_offsets}};
+
 // Permuting heads permutes results, bit for bit.
 void head_permutation(Context& context) {
   Random random(context.seed);

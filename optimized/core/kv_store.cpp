@@ -16,7 +16,8 @@ KvStore::KvStore(const Shape& shape)
       key_bytes_(shape.d_head * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
       value_bytes_(shape.d_value * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
       type_(shape.kv_type),
-      keys_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, key_bytes_)),
+      keys_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, key_bytes_) +
+            kReadableRows * key_bytes_),
       values_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, value_bytes_)) {}
 
 void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k,

@@ -12,6 +12,8 @@ namespace headwater::core {
 /// key[layer][head][position][d], value[layer][head][position][dv].
 class KvStore {
  public:
+  static constexpr std::int64_t kReadableRows = 32;
+
   KvStore() = default;
   explicit KvStore(const Shape& shape);
 
@@ -19,7 +21,8 @@ class KvStore {
   void write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
              std::int64_t row);
 
-  /// First byte of the key row at a position; the rows of one head follow each other without gaps.
+  /// First byte of the key row at a position; the rows of one head follow each other without gaps. kReadableRows rows
+  /// behind the last may be read, too, so that a kernel can load a whole tile; they hold anything.
   [[nodiscard]] const void* key(std::int64_t layer, std::int64_t head, std::int64_t position) const {
     return keys_.data() + ((layer * heads_ + head) * capacity_ + position) * key_bytes_;
   }
@@ -29,7 +32,10 @@ class KvStore {
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] std::int64_t d_head() const { return d_head_; }
   [[nodiscard]] std::int64_t d_value() const { return d_value_; }
-  [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
+  /// Of the rows alone.
+  [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() - spare_bytes() + values_.bytes(); }
+  /// Of the readable rows behind the last.
+  [[nodiscard]] std::int64_t spare_bytes() const { return kReadableRows * key_bytes_; }
 
  private:
   std::int64_t heads_ = 0;

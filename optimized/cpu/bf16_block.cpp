@@ -30,7 +30,8 @@ void Bf16Block::start(std::int64_t dv_padded) const {
 void Bf16Block::restart(std::uint32_t lanes, const float* highest, std::int64_t dv_padded) const {
   HEADWATER_MARK("cpu.bf16.exact_offset");
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
-    if ((lanes >> lane & 1u) == 0) continue;
+    const bool failed = (lanes >> lane & 1u) != 0 || HEADWATER_SABOTAGE("cpu.bf16.offsets_of_all_rows");
+    if (!failed) continue;
     const float top = std::max(highest[lane], sink);
     softmax.offset[lane] = top == kNothing ? 0.0f : top;
   }
@@ -47,7 +48,6 @@ std::uint32_t Bf16Block::finish(std::int64_t dv) const {
     const bool fits = sum >= 0.5f && sum <= kLargestSum;
     if (!fits) failed |= 1u << lane;
   }
-  if (HEADWATER_SABOTAGE("cpu.bf16.no_guard")) failed = 0;
   // Large weights times large values may overflow where their quotient does not. x * 0 is NaN for those alone.
   float probe[kBlockRows] = {};
   for (std::int64_t column = 0; column < dv; ++column) {
@@ -57,7 +57,7 @@ std::uint32_t Bf16Block::finish(std::int64_t dv) const {
   for (std::int64_t lane = 0; lane < rows; ++lane) {
     if (probe[lane] != 0.0f) failed |= 1u << lane;
   }
-  return failed;
+  return HEADWATER_SABOTAGE("cpu.bf16.no_guard") ? 0 : failed;
 }
 
 void Bf16Block::factors(const float* sums, float* factor) const {

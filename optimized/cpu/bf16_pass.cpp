@@ -29,6 +29,7 @@ std::int64_t CpuSession::packed_row(const Window& window, const Chunk& chunk) co
 
 void CpuSession::pack_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
                            std::int64_t at) {
+  if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_packed_rows")) return;
   const std::int64_t row = head_kv * packed_rows_ + at;
   pack_values(*bf16_, kv_.value(layer, head_kv, first), n, kv_.d_value(),
               packed_values_.data() + row * padded(kv_.d_value(), bf16_->dv_multiple));
@@ -53,7 +54,7 @@ void CpuSession::gather_bf16_rows(std::int64_t layer, std::int64_t head_kv, cons
   const std::int64_t dv_padded = padded(dv, bf16_->dv_multiple);
   for (std::int64_t first = 0; first < n; first += kKeyTile) {
     const std::int64_t rows = std::min(kKeyTile, n - first);
-    for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t i = HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0; i < rows; ++i) {
       pad_keys(*bf16_, kv_.key(layer, head_kv, positions[first + i]), 1, kv_.d_head(),
                scratch.keys16.data() + (first + i) * d_padded);
       std::copy_n(elements(kv_.value(layer, head_kv, positions[first + i])), dv,
@@ -87,6 +88,8 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
   segment.queries = scratch.packed16.data();
   segment.n_keys = block.n_keys;
   segment.positions = {block.row, block.first_key, block.gathered};
+  if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++segment.positions.first_row;
+  if (block.n_keys > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --segment.n_keys;
   load_queries(*bf16_, call.q, block.row - call.base, block.rows, block.head, kv_.d_head(),
                scratch.rows16.data(), scratch.packed16.data());
 
@@ -94,8 +97,9 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
                             scratch.transposed.data()};
   const auto attend = [&] {
     bf16_->weigh(segment, attention.softmax, scratch.weights16.data());
-    bf16_->accumulate(scratch.weights16.data(), key_tiles(block.n_keys), rows.values, dv_padded,
-                      attention.out);
+    const bool swapped = block.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
+    bf16_->accumulate(scratch.weights16.data() + (swapped ? kTileWeights : 0),
+                      key_tiles(block.n_keys) - (swapped ? 1 : 0), rows.values, dv_padded, attention.out);
     return attention.finish(dv);
   };
   attention.start(dv_padded);
@@ -159,7 +163,9 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
     block.start(dv_padded);
   }
   // Segments outside, from the last, which holds the anchors; blocks inside, while its rows are in the cache.
-  for (std::int64_t s = segments; s-- > 0;) {
+  const std::int64_t first_segment =
+      HEADWATER_SABOTAGE("cpu.bf16.dense_first_segment") && segments > 1 ? 1 : 0;
+  for (std::int64_t s = segments; s-- > first_segment;) {
     for (std::int64_t row = begin; row < end; row = next(row)) {
       add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));
     }

@@ -109,7 +109,8 @@ MemoryBytes CpuSession::memory_bytes() const {
   bytes.memory_sets = memory_.bytes() + colsum_inter_.bytes();
   bytes.workspace = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
                     row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes() +
-                    wide_keys_.bytes() + wide_values_.bytes() + packed_keys_.bytes() + packed_values_.bytes();
+                    wide_keys_.bytes() + wide_values_.bytes() + packed_keys_.bytes() +
+                    packed_values_.bytes() + kv_.spare_bytes();
   for (const Scratch& scratch : scratch_) bytes.workspace += scratch.bytes();
   return bytes;
 }
@@ -148,7 +149,9 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
   const std::int64_t base = chunks.front().begin;
   store_rows(layer, k, v, base, chunks.back().end - base);
   const bool bf16 = bf16_ && q.type == DType::bf16;
-  const Call call{layer, q, out, base, bf16, bf16 ? std::numbers::ln2 : 1.0};
+  const Call call{
+      layer, q,    out,
+      base,  bf16, bf16 && !HEADWATER_SABOTAGE("cpu.bf16.fuse_in_natural_units") ? std::numbers::ln2 : 1.0};
   if (chunks.front().mode == ChunkMode::sparse) {
     run_sparse(call);
   } else {

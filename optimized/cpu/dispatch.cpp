@@ -1,6 +1,8 @@
 #include "cpu/dispatch.hpp"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <string_view>
 
@@ -39,12 +41,39 @@ std::string missing_avx512bf16() {
   return __builtin_cpu_supports("avx512bf16") ? "" : "the processor lacks AVX512_BF16";
 }
 
+/// Asks the operating system for the tile registers, once for the process and its threads to come.
+bool tiles_granted() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+std::string missing_amx() {
+  if (std::string missing = missing_avx512bf16(); !missing.empty()) return missing;
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  constexpr unsigned kBf16 = 1u << 22;
+  constexpr unsigned kTile = 1u << 24;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTile) == 0)
+    return "the processor lacks AMX-TILE";
+  if ((edx & kBf16) == 0) return "the processor lacks AMX-BF16";
+  return tiles_granted() ? "" : "the operating system grants no AMX tiles";
+}
+
 constexpr Variant kVariants[] = {
     {"cpu-portable", "plain C++ for every x86-64-v2 processor", portable_kernels, nullptr, missing_sse},
     {"cpu-avx2", "float kernels in AVX2 with FMA", avx2_kernels, nullptr, missing_avx2},
     {"cpu-avx512", "float kernels in AVX-512", avx512_kernels, nullptr, missing_avx512},
     {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", avx512_kernels, avx512bf16_kernels,
      missing_avx512bf16},
+    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", avx512_kernels, amx_kernels, missing_amx},
+#ifdef HEADWATER_TESTING
+    {"cpu-amx-emulated", "cpu-amx on a tile unit in software (test builds)", avx512_kernels,
+     amx_emulated_kernels, missing_avx512bf16},
+#endif
 };
 
 bool any() { return true; }
@@ -64,6 +93,7 @@ constexpr Preference kPreferences[] = {
     {"cpu-avx512", any, "16 floats per FMA; no slower than AVX2 on any processor that has it"},
     // Zen 4 and Zen 5: vdpbf16ps does twice the multiply-adds of an FMA per cycle. Sapphire Rapids: half of it.
     {"cpu-avx512bf16", amd, "vdpbf16ps is twice as fast as FMA on AMD, and half as fast on Intel"},
+    {"cpu-amx", any, "1024 BF16 multiply-adds per cycle against 64 floats"},
 };
 
 const Variant* variant_named(std::string_view name) {

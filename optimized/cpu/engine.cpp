@@ -74,6 +74,10 @@ const Engine& cpu_portable_engine() { return variant_engine<0>(); }
 const Engine& cpu_avx2_engine() { return variant_engine<1>(); }
 const Engine& cpu_avx512_engine() { return variant_engine<2>(); }
 const Engine& cpu_avx512bf16_engine() { return variant_engine<3>(); }
+const Engine& cpu_amx_engine() { return variant_engine<4>(); }
+#ifdef HEADWATER_TESTING
+const Engine& cpu_amx_emulated_engine() { return variant_engine<5>(); }
+#endif
 
 const Engine& cpu_engine() {
   static const CpuEngine engine("cpu", "the best of the CPU engines for this processor",

@@ -18,6 +18,11 @@ inline __m512bh pair(const std::uint16_t* p) {
 }
 
 struct DotProductUnit {
+  static constexpr bool kAhead = false;
+  struct Session {
+    Session() {}  // nothing to configure
+  };
+
   /// Rows keys x kBlockRows lanes in registers: 12 keys take 24 of 32 registers.
   template <int Keys>
   static void dot_tile(const std::uint16_t* queries, std::int64_t d, const std::uint16_t* keys,

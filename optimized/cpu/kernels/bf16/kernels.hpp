@@ -4,6 +4,8 @@
 ///   Unit::dot(segment, first, n, logits): raw dot products of n <= kKeyTile keys from `first`, one line of kBlockRows
 ///     lanes each; lines behind n hold anything.
 ///   Unit::accumulate: as in the table.
+///   Unit::Session: exists around calls of dot.
+///   Unit::kAhead: whether the products of a tile are computed before the weights of the tile before it.
 /// Included by files that are built for AVX-512 (F, BW, DQ, VL, BF16) and hold nothing but kernels; everything sits in
 /// an unnamed namespace.
 
@@ -201,6 +203,7 @@ inline bool is_mapped(const Bf16Segment& segment, std::int64_t first) {
 
 template <class Unit>
 void raise_to_highest(const Bf16Segment& segment, float* highest) {
+  const typename Unit::Session session;
   alignas(64) float logits[kKeyTile * kBlockRows];
   for (std::int64_t first = 0; first < segment.n_keys; first += kKeyTile) {
     const std::int64_t n = least(kKeyTile, segment.n_keys - first);
@@ -212,14 +215,22 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
 
 template <class Unit>
 void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
-  alignas(64) float logits[kKeyTile * kBlockRows];
-  for (std::int64_t tile = key_tiles(segment.n_keys); tile-- > 0;) {
+  const typename Unit::Session session;
+  alignas(64) float buffer[2][kKeyTile * kBlockRows];
+  const auto dot = [&](std::int64_t tile) {
     const std::int64_t first = tile * kKeyTile;
-    const std::int64_t n = least(kKeyTile, segment.n_keys - first);
-    Unit::dot(segment, first, n, logits);
+    Unit::dot(segment, first, least(kKeyTile, segment.n_keys - first), buffer[Unit::kAhead ? tile & 1 : 0]);
+  };
+  const std::int64_t tiles = key_tiles(segment.n_keys);
+  if (Unit::kAhead) dot(tiles - 1);
+  for (std::int64_t tile = tiles; tile-- > 0;) {
+    if (!Unit::kAhead) dot(tile);
+    if (Unit::kAhead && tile > 0) dot(tile - 1);
+    float* logits = buffer[Unit::kAhead ? tile & 1 : 0];
+    const std::int64_t first = tile * kKeyTile;
     __m512 factor = Avx512::set(segment.factor);
     if (is_mapped(segment, first)) {
-      map_tile(segment, first, n, logits);
+      map_tile(segment, first, least(kKeyTile, segment.n_keys - first), logits);
       factor = Avx512::set(1.0f);
     }
     if (!softmax.anchored) set_anchor(logits, softmax);

@@ -79,5 +79,9 @@ struct Bf16Table {
 };
 
 const Bf16Table& avx512bf16_kernels();
+const Bf16Table& amx_kernels();
+#ifdef HEADWATER_TESTING
+const Bf16Table& amx_emulated_kernels();
+#endif
 
 }  // namespace headwater::cpu

@@ -1,0 +1,45 @@
+// BF16 kernels on the tiles of AMX (and AVX-512 F, BW, DQ, VL, BF16 for what stands between). Kernels only: see
+// table.cpp. The instructions are written out, because the compilers' intrinsics take tile numbers as literals alone.
+
+#include "cpu/kernels/amx/kernels.hpp"
+
+#include "cpu/kernels/amx/config.hpp"
+#include "cpu/kernels/amx/unit.hpp"
+
+namespace headwater::cpu {
+namespace {
+
+struct HardwareTiles {
+  struct Session {
+    Session() {
+      static constexpr TileConfig config;
+      asm volatile("ldtilecfg %0" : : "m"(config));
+    }
+    // Tiles in their initial state cost a context switch nothing.
+    ~Session() { asm volatile("tilerelease" : : : "memory"); }
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+  };
+
+  template <int Tile>
+  static void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(Tile));
+  }
+  template <int Tile>
+  static void load(const void* from, std::int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
+  }
+  template <int Tile>
+  static void store(void* to, std::int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(Tile) : "memory");
+  }
+  template <int C, int A, int B>
+  static void multiply() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+};
+
+}  // namespace
+}  // namespace headwater::cpu
+
+HEADWATER_DEFINE_BF16_KERNELS(amx, TileUnit<HardwareTiles>)
