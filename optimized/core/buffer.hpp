@@ -10,6 +10,10 @@ namespace headwater::core {
 /// Cache line and widest vector of any engine.
 inline constexpr std::size_t kAlignment = 64;
 
+/// Asks for huge pages under what is large enough for them: rows are gathered from all over a KV store. Advice only:
+/// pages stay untouched, and no failure matters.
+void advise_huge_pages(void* data, std::size_t bytes);
+
 /// Product of two sizes >= 0; std::bad_alloc if it does not fit, so that no wrapped number reaches an allocation.
 inline std::int64_t checked_product(std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
@@ -30,8 +34,9 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(std::int64_t count) : count_(count) {
-    const std::int64_t size = checked_product(count, static_cast<std::int64_t>(sizeof(T)));
-    data_ = static_cast<T*>(::operator new (static_cast<std::size_t>(size), std::align_val_t{kAlignment}));
+    const auto size = static_cast<std::size_t>(checked_product(count, static_cast<std::int64_t>(sizeof(T))));
+    data_ = static_cast<T*>(::operator new (size, std::align_val_t{kAlignment}));
+    advise_huge_pages(data_, size);
   }
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}

@@ -43,7 +43,8 @@ void Bf16Block::restart(std::uint32_t lanes, const float* highest, std::int64_t 
 std::uint32_t Bf16Block::finish(std::int64_t dv) const {
   if (sink != kNothing) kernels.add_sink(sink, softmax);
   std::uint32_t failed = 0;
-  for (std::int64_t lane = 0; lane < rows; ++lane) {
+  // Padding lanes as well: an infinite weight would not vanish from column sums by its factor of 0.
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     const float sum = softmax.sum[lane];
     const bool fits = sum >= 0.5f && sum <= kLargestSum;
     if (!fits) failed |= 1u << lane;

@@ -95,11 +95,26 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
 
   const Bf16Block attention{*bf16_, block.rows, binary(block.sink), scratch.softmax16.data()[0],
                             scratch.transposed.data()};
+  // The same segments in the same order as in the dense pass, for the same bits (STATE-3); all weights stay for the
+  // column sums.
+  const auto segment_from = [&](std::int64_t first) {
+    Bf16Segment part = segment;
+    part.keys += first * part.key_stride;
+    part.n_keys = std::min(kBf16SegmentKeys, segment.n_keys - first);
+    part.positions.first_key += first;
+    if (part.positions.gathered) part.positions.gathered += first;
+    return part;
+  };
+  const std::int64_t last_segment = (segment.n_keys - 1) / kBf16SegmentKeys * kBf16SegmentKeys;
   const auto attend = [&] {
-    bf16_->weigh(segment, attention.softmax, scratch.weights16.data());
-    const bool swapped = block.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
-    bf16_->accumulate(scratch.weights16.data() + (swapped ? kTileWeights : 0),
-                      key_tiles(block.n_keys) - (swapped ? 1 : 0), rows.values, dv_padded, attention.out);
+    for (std::int64_t first = last_segment; first >= 0; first -= kBf16SegmentKeys) {
+      const Bf16Segment part = segment_from(first);
+      std::uint16_t* weights = scratch.weights16.data() + first * kBlockRows;
+      bf16_->weigh(part, attention.softmax, weights);
+      const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
+      bf16_->accumulate(weights + (swapped ? kTileWeights : 0), key_tiles(part.n_keys) - (swapped ? 1 : 0),
+                        rows.values + first * dv_padded, dv_padded, attention.out);
+    }
     return attention.finish(dv);
   };
   attention.start(dv_padded);

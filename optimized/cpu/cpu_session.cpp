@@ -80,6 +80,8 @@ CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const 
     std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
   }
   lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
+  splits_ = core::Buffer<float>(
+      core::checked_product(shape.n_head_kv, kMaxSplits * kDecodeRows, shape.d_value + 2));
   if (bf16_) {
     packed_rows_ = padded(shape.capacity, kKeyTile);
     const std::int64_t rows = core::checked_product(shape.n_head_kv, packed_rows_);
@@ -110,7 +112,7 @@ MemoryBytes CpuSession::memory_bytes() const {
   bytes.workspace = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
                     row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes() +
                     wide_keys_.bytes() + wide_values_.bytes() + packed_keys_.bytes() +
-                    packed_values_.bytes() + kv_.spare_bytes();
+                    packed_values_.bytes() + kv_.spare_bytes() + splits_.bytes();
   for (const Scratch& scratch : scratch_) bytes.workspace += scratch.bytes();
   return bytes;
 }

@@ -87,8 +87,26 @@ class CpuSession final : public core::SessionBase {
 
   // dense_pass.cpp
   void run_dense(const Call& call, const Chunk& chunk);
+  void run_dense_blocks(const Call& call, const Chunk& chunk);
   void dense_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end,
                    Scratch& scratch);
+
+  // decode_pass.cpp
+  /// A query head at a position, one of the rows that share a key/value head.
+  struct DecodeRow {
+    std::int64_t head;
+    std::int64_t position;
+  };
+  [[nodiscard]] bool decodes_by_rows(const Chunk& chunk) const;
+  void run_decode(const Call& call, const Chunk& chunk);
+  [[nodiscard]] DecodeRow decode_row(const Chunk& chunk, std::int64_t head_kv, std::int64_t row) const;
+  void decode_split(const Call& call, const Chunk& chunk, std::int64_t head_kv, std::int64_t split,
+                    std::int64_t begin, std::int64_t end, Scratch& scratch);
+  void map_row(const DecodeRow& row, std::int64_t first, std::int64_t n, float* logits) const;
+  void join_splits(const Call& call, const Chunk& chunk, std::int64_t head_kv, std::int64_t row,
+                   std::int64_t splits, Scratch& scratch);
+  /// m, l and the unnormalised output of a row over one part of the context.
+  [[nodiscard]] float* split_state(std::int64_t head_kv, std::int64_t split, std::int64_t row);
 
   // sparse_pass.cpp
   void run_sparse(const Call& call);
@@ -159,6 +177,7 @@ class CpuSession final : public core::SessionBase {
   std::int64_t packed_rows_ = 0;               // rows of the packed store of one head: whole tiles
   core::Buffer<std::uint16_t> packed_keys_;    // [Hkv][packed_rows][d padded] where rows must be padded
   core::Buffer<std::uint16_t> packed_values_;  // [Hkv][packed_rows / kKeyTile][dv padded][kKeyTile]
+  core::Buffer<float> splits_;                 // [Hkv][kMaxSplits][kDecodeRows][2 + dv]
   core::Buffer<float> colsum_inter_;           // [Hq][memory width]
   core::Buffer<double> inter_partials_;        // [Hq][groups][memory width]
   core::Buffer<float> colsum_intra_;           // [Hq][window]

@@ -9,18 +9,32 @@
 namespace headwater::cpu {
 
 void CpuSession::run_dense(const Call& call, const Chunk& chunk) {
-  // Groups of whole runs of kGroupRows positions, so that their blocks end where tiles of keys do.
-  const std::int64_t first_group = chunk.begin / kGroupRows;
-  const std::int64_t groups = (chunk.end + kGroupRows - 1) / kGroupRows - first_group;
+  if (decodes_by_rows(chunk)) {
+    run_decode(call, chunk);
+  } else {
+    run_dense_blocks(call, chunk);
+  }
+  ChunkRecord record;
+  record.layer = call.layer;
+  record.chunk = chunk;
+  record.row_stride = shape().capacity;
+  record.lse = lse_.data();
+  observe(record);
+}
+
+void CpuSession::run_dense_blocks(const Call& call, const Chunk& chunk) {
   if (call.bf16) {
+    const std::int64_t tiles = key_tiles(chunk.end);
 #pragma omp parallel for schedule(static) num_threads(threads_)
-    for (std::int64_t task = 0; task < shape().n_head_kv * key_tiles(chunk.end); ++task) {
-      const std::int64_t first = task % key_tiles(chunk.end) * kKeyTile;
-      pack_rows(call.layer, task / key_tiles(chunk.end), first, std::min(kKeyTile, chunk.end - first), first);
+    for (std::int64_t task = 0; task < shape().n_head_kv * tiles; ++task) {
+      const std::int64_t first = task % tiles * kKeyTile;
+      pack_rows(call.layer, task / tiles, first, std::min(kKeyTile, chunk.end - first), first);
     }
   }
-  // Later groups see more keys. Dealt out one by one from the longest, the shares of the threads differ by about
-  // one group.
+  // Groups of whole runs of kGroupRows positions, so that their blocks end where tiles of keys do. Later groups see
+  // more keys: dealt out one by one from the longest, the shares of the threads differ by about one group.
+  const std::int64_t first_group = chunk.begin / kGroupRows;
+  const std::int64_t groups = (chunk.end + kGroupRows - 1) / kGroupRows - first_group;
 #pragma omp parallel for schedule(static, 1) num_threads(threads_)
   for (std::int64_t task = 0; task < groups * shape().n_head; ++task) {
     const std::int64_t group = first_group + groups - 1 - task / shape().n_head;
@@ -33,12 +47,6 @@ void CpuSession::run_dense(const Call& call, const Chunk& chunk) {
       dense_group(call, head, begin, end, thread_scratch());
     }
   }
-  ChunkRecord record;
-  record.layer = call.layer;
-  record.chunk = chunk;
-  record.row_stride = shape().capacity;
-  record.lse = lse_.data();
-  observe(record);
 }
 
 void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end,

@@ -4,6 +4,7 @@
 
 namespace headwater::cpu {
 
+static_assert(kDecodeRows <= kBlockRows, "rows and out hold the rows of a decode step");
 static_assert(kKeyTile <= kBlockRows, "rows16 holds a tile of value rows");
 
 std::int64_t group_rows(std::int64_t n) {
@@ -19,6 +20,7 @@ Scratch::Scratch(const ScratchShape& shape)
       values(core::checked_product(shape.wide_keys, shape.dv)),
       block(core::checked_product(shape.block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, shape.dv)),
+      decode(kDecodeRows * kDecodeLogits),
       segment_max(core::checked_product((shape.block_keys + shape.segment_keys - 1) / shape.segment_keys,
                                         kBlockRows)),
       states(kGroupRows / kBlockRows),
@@ -34,9 +36,9 @@ Scratch::Scratch(const ScratchShape& shape)
 
 std::int64_t Scratch::bytes() const {
   return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + block.bytes() + out.bytes() +
-         segment_max.bytes() + states.bytes() + rows16.bytes() + packed16.bytes() + keys16.bytes() +
-         values16.bytes() + weights16.bytes() + transposed.bytes() + softmax16.bytes() + order_keys.bytes() +
-         chosen.bytes();
+         decode.bytes() + segment_max.bytes() + states.bytes() + rows16.bytes() + packed16.bytes() +
+         keys16.bytes() + values16.bytes() + weights16.bytes() + transposed.bytes() + softmax16.bytes() +
+         order_keys.bytes() + chosen.bytes();
 }
 
 }  // namespace headwater::cpu

@@ -14,6 +14,11 @@ inline constexpr std::int64_t kGroupRows = 128;
 /// Most tasks that a chunk of one head is cut into; each keeps partial column sums of its own.
 inline constexpr std::int64_t kMaxGroups = 8;
 
+/// Query rows (tokens x heads of a group) that are decoded together at most, and parts that a context is cut into.
+inline constexpr std::int64_t kDecodeRows = 16;
+inline constexpr std::int64_t kMaxSplits = 32;
+inline constexpr std::int64_t kDecodeLogits = 512;  ///< of a row that are kept at a time
+
 /// Rows per task of a chunk of n rows: a function of n only, so that no result depends on the threads.
 std::int64_t group_rows(std::int64_t n);
 
@@ -42,6 +47,7 @@ struct Scratch {
   core::Buffer<float> values;         ///< [wide_keys][dv]
   core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
   core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
+  core::Buffer<float> decode;         ///< [kDecodeRows][kDecodeLogits] logits, then weights
   core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
   core::Buffer<SoftmaxState> states;  ///< [kGroupRows / kBlockRows]
 

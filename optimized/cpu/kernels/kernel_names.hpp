@@ -16,4 +16,9 @@
                          std::int64_t dv, const float* rescale, float* out);                               \
   void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,       \
                    double* sums);                                                                          \
+  void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,         \
+                  std::int64_t n_keys, float scale, float* logits, std::int64_t stride);                   \
+  float row_weights(float* logits, std::int64_t n, float max);                                             \
+  void row_values(const float* weights, std::int64_t stride, std::int64_t rows, const void* values,        \
+                  DType type, std::int64_t n_keys, std::int64_t dv, float* out);                           \
   }

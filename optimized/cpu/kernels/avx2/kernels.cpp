@@ -130,5 +130,15 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
   cpu::column_sums<Avx2>(block, lanes, n_keys, factor, sums);
 }
 
+void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
+                std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
+  cpu::row_logits<Avx2>(q, rows, d, keys, type, n_keys, scale, logits, stride);
+}
+float row_weights(float* logits, std::int64_t n, float max) { return cpu::row_weights<Avx2>(logits, n, max); }
+void row_values(const float* weights, std::int64_t stride, std::int64_t rows, const void* values, DType type,
+                std::int64_t n_keys, std::int64_t dv, float* out) {
+  cpu::row_values<Avx2>(weights, stride, rows, values, type, n_keys, dv, out);
+}
+
 }  // namespace avx2
 }  // namespace headwater::cpu

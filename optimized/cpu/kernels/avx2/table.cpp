@@ -15,6 +15,9 @@ const KernelTable& avx2_kernels() {
     kernels.softmax = avx2::softmax;
     kernels.accumulate_values = avx2::accumulate_values;
     kernels.column_sums = avx2::column_sums;
+    kernels.row_logits = avx2::row_logits;
+    kernels.row_weights = avx2::row_weights;
+    kernels.row_values = avx2::row_values;
     return kernels;
   }();
   return table;

@@ -15,6 +15,9 @@ const KernelTable& avx512_kernels() {
     kernels.softmax = avx512::softmax;
     kernels.accumulate_values = avx512::accumulate_values;
     kernels.column_sums = avx512::column_sums;
+    kernels.row_logits = avx512::row_logits;
+    kernels.row_weights = avx512::row_weights;
+    kernels.row_values = avx512::row_values;
     return kernels;
   }();
   return table;

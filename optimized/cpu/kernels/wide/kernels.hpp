@@ -272,5 +272,200 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
   }
 }
 
+/// Stored elements, widened on the way.
+template <class V>
+struct StoredF32 {
+  static constexpr std::int64_t kBytes = 4;
+  static typename V::Reg load(const unsigned char* p) { return V::load(reinterpret_cast<const float*>(p)); }
+};
+template <class V>
+struct StoredF16 {
+  static constexpr std::int64_t kBytes = 2;
+  static typename V::Reg load(const unsigned char* p) { return V::load_f16(p); }
+};
+template <class V>
+struct StoredBf16 {
+  static constexpr std::int64_t kBytes = 2;
+  static typename V::Reg load(const unsigned char* p) { return V::load_bf16(p); }
+};
+
+/// The first n < kWidth elements, zeros behind them.
+template <class V, class E>
+inline typename V::Reg load_stored_part(const unsigned char* p, std::int64_t n) {
+  unsigned char whole[V::kWidth * E::kBytes] = {};
+  __builtin_memcpy(whole, p, static_cast<std::size_t>(n * E::kBytes));
+  return E::load(whole);
+}
+
+/// Rows x Keys = kWidth dot products, one register each, totalled by one transposing tree.
+template <class V, class E, int Rows>
+inline void row_logit_tile(const float* q, std::int64_t d, const unsigned char* keys, std::int64_t n_keys,
+                           float scale, float* logits, std::int64_t stride) {
+  constexpr int kKeys = V::kWidth / Rows;
+  typename V::Reg sums[V::kWidth];
+  for (typename V::Reg& sum : sums) sum = V::zero();
+  const auto add = [&](const auto& load_key, const auto& load_query) {
+    typename V::Reg k[kKeys];
+    for (int key = 0; key < kKeys; ++key) k[key] = load_key(least(key, n_keys - 1));
+    for (int row = 0; row < Rows; ++row) {
+      const typename V::Reg query = load_query(row);
+      for (int key = 0; key < kKeys; ++key) {
+        sums[row * kKeys + key] = V::fma(k[key], query, sums[row * kKeys + key]);
+      }
+    }
+  };
+  std::int64_t e = 0;
+  for (; e + V::kWidth <= d; e += V::kWidth) {
+    add([&](std::int64_t key) { return E::load(keys + (key * d + e) * E::kBytes); },
+        [&](int row) { return V::load(q + row * d + e); });
+  }
+  if (e < d) {
+    add([&](std::int64_t key) { return load_stored_part<V, E>(keys + (key * d + e) * E::kBytes, d - e); },
+        [&](int row) { return V::load_part(q + row * d + e, static_cast<int>(d - e)); });
+  }
+  double totals[V::kWidth] = {};
+  V::add_line_totals(sums, totals);
+  for (int row = 0; row < Rows; ++row) {
+    for (int key = 0; key < kKeys && key < n_keys; ++key) {
+      logits[row * stride + key] = static_cast<float>(totals[row * kKeys + key]) * scale;
+    }
+  }
+}
+
+/// Rows of a group that share a key tile, the most first: 4, 2, 1.
+template <class Body4, class Body2, class Body1>
+inline void by_rows(std::int64_t rows, const Body4& four, const Body2& two, const Body1& one) {
+  std::int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) four(row);
+  for (; row + 2 <= rows; row += 2) two(row);
+  if (row < rows) one(row);
+}
+
+template <class V, class E>
+void row_logits_of(const float* q, std::int64_t rows, std::int64_t d, const void* keys, std::int64_t n_keys,
+                   float scale, float* logits, std::int64_t stride) {
+  constexpr std::int64_t kRun = 16;  // a whole number of tiles; stays in the first-level cache for all rows
+  const auto* bytes = static_cast<const unsigned char*>(keys);
+  const auto tiles = [&](auto tile, std::int64_t step, std::int64_t row, std::int64_t first,
+                         std::int64_t last) {
+    for (std::int64_t key = first; key < last; key += step) {
+      tile(q + row * d, d, bytes + key * d * E::kBytes, last - key, scale, logits + row * stride + key,
+           stride);
+    }
+  };
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const std::int64_t last = least(first + kRun, n_keys);
+    by_rows(
+        rows, [&](std::int64_t row) { tiles(row_logit_tile<V, E, 4>, V::kWidth / 4, row, first, last); },
+        [&](std::int64_t row) { tiles(row_logit_tile<V, E, 2>, V::kWidth / 2, row, first, last); },
+        [&](std::int64_t row) { tiles(row_logit_tile<V, E, 1>, V::kWidth, row, first, last); });
+  }
+}
+
+template <class V>
+void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
+                std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
+  switch (type) {
+    case DType::f32: row_logits_of<V, StoredF32<V>>(q, rows, d, keys, n_keys, scale, logits, stride); break;
+    case DType::f16: row_logits_of<V, StoredF16<V>>(q, rows, d, keys, n_keys, scale, logits, stride); break;
+    case DType::bf16: row_logits_of<V, StoredBf16<V>>(q, rows, d, keys, n_keys, scale, logits, stride); break;
+  }
+}
+
+template <class V>
+float row_weights(float* logits, std::int64_t n, float max) {
+  const typename V::Reg offset = V::set(max);
+  typename V::Reg sum = V::zero();
+  std::int64_t i = 0;
+  for (; i + V::kWidth <= n; i += V::kWidth) {
+    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load(logits + i), offset));
+    V::store(logits + i, weight);
+    sum = V::add(sum, weight);
+  }
+  if (i < n) {
+    const auto left = static_cast<int>(n - i);
+    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load_part(logits + i, left), offset));
+    V::store_part(logits + i, weight, left);
+    sum = V::add(sum, V::load_part(logits + i, left));
+  }
+  float lanes[V::kWidth];
+  V::store(lanes, sum);
+  float total = 0;
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+/// Rows x Vectors * kWidth columns over a run of keys.
+template <class V, class E, int Rows, int Vectors>
+inline void row_value_tile(const float* weights, std::int64_t stride, const unsigned char* values,
+                           std::int64_t n_keys, std::int64_t dv, float* out) {
+  typename V::Reg sums[Rows][Vectors];
+  for (int row = 0; row < Rows; ++row) {
+    for (int v = 0; v < Vectors; ++v) sums[row][v] = V::load(out + row * dv + v * V::kWidth);
+  }
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    typename V::Reg value[Vectors];
+    for (int v = 0; v < Vectors; ++v) value[v] = E::load(values + (key * dv + v * V::kWidth) * E::kBytes);
+    for (int row = 0; row < Rows; ++row) {
+      const typename V::Reg weight = V::set(weights[row * stride + key]);
+      for (int v = 0; v < Vectors; ++v) sums[row][v] = V::fma(weight, value[v], sums[row][v]);
+    }
+  }
+  for (int row = 0; row < Rows; ++row) {
+    for (int v = 0; v < Vectors; ++v) V::store(out + row * dv + v * V::kWidth, sums[row][v]);
+  }
+}
+
+template <class V, class E, int Rows>
+void row_value_columns(const float* weights, std::int64_t stride, const unsigned char* values,
+                       std::int64_t n_keys, std::int64_t dv, float* out) {
+  constexpr int kMost = V::kAccumulators / 6;  // 4 rows x this: two thirds of the accumulators
+  std::int64_t column = 0;
+  const auto at = [&](std::int64_t c) { return values + c * E::kBytes; };
+  for (; column + kMost * V::kWidth <= dv; column += kMost * V::kWidth) {
+    row_value_tile<V, E, Rows, kMost>(weights, stride, at(column), n_keys, dv, out + column);
+  }
+  for (; column + V::kWidth <= dv; column += V::kWidth) {
+    row_value_tile<V, E, Rows, 1>(weights, stride, at(column), n_keys, dv, out + column);
+  }
+  if (column == dv) return;
+  const auto part = static_cast<int>(dv - column);
+  for (int row = 0; row < Rows; ++row) {
+    typename V::Reg sum = V::load_part(out + row * dv + column, part);
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      sum = V::fma(V::set(weights[row * stride + key]), load_stored_part<V, E>(at(key * dv + column), part),
+                   sum);
+    }
+    V::store_part(out + row * dv + column, sum, part);
+  }
+}
+
+template <class V, class E>
+void row_values_of(const float* weights, std::int64_t stride, std::int64_t rows, const void* values,
+                   std::int64_t n_keys, std::int64_t dv, float* out) {
+  constexpr std::int64_t kRun = 64;  // its rows stay in the first-level cache for all columns and rows
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const auto* from = static_cast<const unsigned char*>(values) + first * dv * E::kBytes;
+    const std::int64_t n = least(kRun, n_keys - first);
+    const auto run = [&](auto columns, std::int64_t row) {
+      columns(weights + row * stride + first, stride, from, n, dv, out + row * dv);
+    };
+    by_rows(
+        rows, [&](std::int64_t row) { run(row_value_columns<V, E, 4>, row); },
+        [&](std::int64_t row) { run(row_value_columns<V, E, 2>, row); },
+        [&](std::int64_t row) { run(row_value_columns<V, E, 1>, row); });
+  }
+}
+
+template <class V>
+void row_values(const float* weights, std::int64_t stride, std::int64_t rows, const void* values, DType type,
+                std::int64_t n_keys, std::int64_t dv, float* out) {
+  switch (type) {
+    case DType::f32: row_values_of<V, StoredF32<V>>(weights, stride, rows, values, n_keys, dv, out); break;
+    case DType::f16: row_values_of<V, StoredF16<V>>(weights, stride, rows, values, n_keys, dv, out); break;
+    case DType::bf16: row_values_of<V, StoredBf16<V>>(weights, stride, rows, values, n_keys, dv, out); break;
+  }
+}
+
 }  // namespace
 }  // namespace headwater::cpu
