@@ -52,7 +52,7 @@ std::string encode(const PluginIdentity& identity) {
                   {"unavailable_because", identity.unavailable_because},
                   {"claims",
                    {claims.bitwise_threads, claims.bitwise_runs, claims.bitwise_schedules,
-                    claims.no_allocation, claims.double_arithmetic}}});
+                    claims.no_allocation, claims.double_arithmetic, claims.bf16_weights}}});
 }
 
 PluginIdentity decode_identity(const json& document) {
@@ -67,6 +67,7 @@ PluginIdentity decode_identity(const json& document) {
   identity.claims.bitwise_schedules = claims.at(2).get<bool>();
   identity.claims.no_allocation = claims.at(3).get<bool>();
   identity.claims.double_arithmetic = claims.at(4).get<bool>();
+  identity.claims.bf16_weights = claims.at(5).get<bool>();
   return identity;
 }
 

@@ -59,7 +59,8 @@ nlohmann::json engine_json(const Run& run, const Engine& engine) {
             {"bitwise_runs", claims.bitwise_runs},
             {"bitwise_schedules", claims.bitwise_schedules},
             {"no_allocation", claims.no_allocation},
-            {"double_arithmetic", claims.double_arithmetic}}},
+            {"double_arithmetic", claims.double_arithmetic},
+            {"bf16_weights", claims.bf16_weights}}},
           {"worst", worst}};
 }
 
