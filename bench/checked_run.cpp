@@ -169,8 +169,9 @@ class Judge {
     const ChunkTrace& chunk = chunks_[static_cast<std::size_t>(index)];
     const std::int64_t token = chunk.chunk.begin + row;
     const std::int64_t head = heads_[static_cast<std::size_t>(sample)];
-    const HeadTruth bounds = conformance::eigen_oracle(head_chunk(chunk, sample, row, row + 1),
-                                                       conformance::arithmetic_of(engine_));
+    const HeadTruth bounds = conformance::eigen_oracle(
+        head_chunk(chunk, sample, row, row + 1),
+        conformance::arithmetic_of(engine_, workload_.shape().kv_type, workload_.shape().kv_type));
     const reference::OracleHead truth = reference_row(chunk, sample, token);
     const std::string at = fmt::format("{} token {} head {}", where(chunk), token, head);
     const float* out = workload_.out_row(token, head);
@@ -201,9 +202,10 @@ class Judge {
                                                  : *judged[static_cast<std::size_t>(random.integer(
                                                        1, static_cast<std::int64_t>(judged.size()) - 1))];
     const std::int64_t sample = random.integer(0, static_cast<std::int64_t>(heads_.size()) - 1);
-    const HeadTruth truth =
-        conformance::eigen_oracle(head_chunk(chunk, sample, 0, chunk.length()),
-                                  conformance::arithmetic_of(engine_), session_.options().threads);
+    const HeadTruth truth = conformance::eigen_oracle(
+        head_chunk(chunk, sample, 0, chunk.length()),
+        conformance::arithmetic_of(engine_, workload_.shape().kv_type, workload_.shape().kv_type),
+        session_.options().threads);
     const std::string at =
         fmt::format("{} head {} column sum", where(chunk), heads_[static_cast<std::size_t>(sample)]);
     for (std::int64_t j = 0; j < chunk.length(); ++j) {
