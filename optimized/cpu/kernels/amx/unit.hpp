@@ -12,8 +12,9 @@
 namespace headwater::cpu {
 namespace {
 
-constexpr std::int64_t kTileRows = 16;
-constexpr std::int64_t kTileDepth = 32;  // BF16 elements of a row of A: products that one multiply adds up
+inline constexpr std::int64_t kTileRows = 16;
+inline constexpr std::int64_t kTileDepth =
+    32;  // BF16 elements of a row of A: products that one multiply adds up
 
 template <class Tiles>
 struct TileUnit {

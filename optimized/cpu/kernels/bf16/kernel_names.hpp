@@ -51,7 +51,7 @@
 /// The table of a unit: HEADWATER_BF16_TABLE(unit, "isa", d_multiple, dv_multiple).
 #define HEADWATER_BF16_TABLE(unit, name, keys, values)                                                  \
   {                                                                                                     \
-    .isa = name, .d_multiple = keys, .dv_multiple = values, .pack_queries = unit::pack_queries,         \
+    .isa = (name), .d_multiple = (keys), .dv_multiple = (values), .pack_queries = unit::pack_queries,   \
     .pack_values = unit::pack_values, .raise_to_highest = unit::raise_to_highest, .weigh = unit::weigh, \
     .add_sink = unit::add_sink, .accumulate = unit::accumulate, .column_sums = unit::column_sums,       \
     .unpack_rows = unit::unpack_rows,                                                                   \

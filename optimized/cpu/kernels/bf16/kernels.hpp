@@ -17,7 +17,7 @@
 namespace headwater::cpu {
 namespace {
 
-constexpr int kHalves = static_cast<int>(kBlockRows / Avx512::kWidth);  // vectors of a line
+inline constexpr int kHalves = static_cast<int>(kBlockRows / Avx512::kWidth);  // vectors of a line
 
 /// 16 x 16 matrix of 32-bit elements in registers.
 inline void transpose(__m512i (&rows)[16]) {
@@ -50,7 +50,7 @@ inline __mmask16 first_lanes(std::int64_t n) {
   return n >= 16 ? __mmask16(0xFFFF) : static_cast<__mmask16>((1u << n) - 1u);
 }
 
-void pack_bf16_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed) {
+inline void pack_bf16_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed) {
   const std::int64_t pairs = d / 2;
   for (std::int64_t first = 0; first < pairs; first += 16) {
     const std::int64_t n = least(16, pairs - first);
@@ -67,8 +67,8 @@ void pack_bf16_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t*
   }
 }
 
-void pack_bf16_values(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys, std::int64_t dv,
-                      std::int64_t dv_padded, std::uint16_t* packed) {
+inline void pack_bf16_values(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys,
+                             std::int64_t dv, std::int64_t dv_padded, std::uint16_t* packed) {
   for (std::int64_t first = 0; first < dv_padded; first += 16) {
     const __mmask16 columns = first < dv ? first_lanes(dv - first) : __mmask16(0);
     const auto row = [&](std::int64_t key) {
@@ -101,7 +101,7 @@ inline __m512 exp2_any(__m512 x) {
 
 /// Raw dot products of a tile to logits in units of ln 2 (LOGIT-1 to 3), -inf where a lane does not see the key
 /// (MASK-1) or where there is none.
-void map_tile(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
+inline void map_tile(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
   const __m512 factor = Avx512::set(segment.factor);
   for (std::int64_t i = 0; i < n * kBlockRows; i += Avx512::kWidth) {
     Avx512::store(logits + i, Avx512::mul(Avx512::load(logits + i), factor));
@@ -157,7 +157,7 @@ inline void set_anchor(const float* logits, Bf16Softmax& softmax) {
 }
 
 /// LOGIT-4: a column whose value row is zero.
-void add_sink(float sink, Bf16Softmax& softmax) {
+inline void add_sink(float sink, Bf16Softmax& softmax) {
   for (int half = 0; half < kHalves; ++half) {
     const int at = half * Avx512::kWidth;
     const __m512 weight = exp2_any(Avx512::sub(Avx512::set(sink), Avx512::load(softmax.offset + at)));
@@ -238,7 +238,8 @@ void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weig
   }
 }
 
-void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums) {
+inline void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, const float* factor,
+                             double* sums) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
   const __m512 factors[kHalves] = {Avx512::load(factor), Avx512::load(factor + 16)};
   const auto pair_lines = [&](std::int64_t pair, __m512& even, __m512& odd) {
@@ -266,8 +267,8 @@ void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, const f
   for (int i = 0; key + i < n_keys; ++i) sums[key + i] += tail[i];
 }
 
-void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
-                 float* rows) {
+inline void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
+                        float* rows) {
   for (int half = 0; half < kHalves; ++half) {
     const std::int64_t lanes = least(16, n_rows - 16 * half);
     if (lanes <= 0) return;
