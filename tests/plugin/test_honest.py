@@ -61,6 +61,12 @@ class Honest(kit.Case):
             self.assertIn(heading, outline.headings)
         self.assertNotIn("Failed", outline.headings)
 
+    def test_the_c_abi_passes_as_a_third_party(self):
+        document, _ = self.report("--engine-plugin", kit.plugin("wrapped_plugin"), "--quick", status=0)
+        self.assertEqual(document["engines"][0]["name"], "c-abi")
+        self.assertGreater(document["totals"]["PASS"], 80)
+        self.assertEqual(document["totals"]["WAIVED"], 0)
+
     def test_says_what_is_skipped_and_why(self):
         document, page = self.report("--engine-plugin", kit.plugin("naive_plugin"), "--quick", "--case",
                                      "bound.large_chunks", status=0)

@@ -1,0 +1,43 @@
+/* libheadwater's own C ABI as a plug-in: the functions of headwater.h are those of the table, one by one. So the kit judges
+ * the ABI as a third party would see it, and the table stays what plugin.h says it is. */
+
+#include "headwater/plugin.h"
+
+static headwater_status open_engine(const headwater_shape* shape, const headwater_options* options,
+                                    headwater_session** session) {
+  return headwater_open("cpu-portable", shape, options, session);
+}
+
+static const headwater_engine_table kTable = {
+    .struct_size = sizeof(headwater_engine_table),
+    .abi_version = HEADWATER_PLUGIN_VERSION,
+    .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
+              HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION,
+    .name = "c-abi",
+    .isa = "x86-64-v2",
+    .description = "cpu-portable behind libheadwater's C ABI",
+    .unavailable_because = "",
+    .last_error = headwater_last_error,
+    .open = open_engine,
+    .close = headwater_close,
+    .begin_prefill = headwater_begin_prefill,
+    .begin_decode = headwater_begin_decode,
+    .attend = headwater_attend,
+    .end = headwater_end,
+    .reset = headwater_reset,
+    .session_state = headwater_session_state,
+    .session_tokens = headwater_session_tokens,
+    .session_options = headwater_session_options,
+    .warning_count = headwater_warning_count,
+    .warning = headwater_warning,
+    .session_memory_bytes = headwater_session_memory_bytes,
+    .plan_count = headwater_plan_count,
+    .plan_chunk = headwater_plan_chunk,
+    .scores = headwater_scores,
+    .memory = headwater_memory,
+    .read_key = headwater_read_key,
+    .read_value = headwater_read_value,
+    .set_observer = headwater_set_observer,
+};
+
+const headwater_engine_table* headwater_plugin_v1(void) { return &kTable; }
