@@ -107,7 +107,7 @@ def decode(programs, sizes):
 
 
 def stages(programs, sizes):
-    return programs.suite_of("^(kernel|stage|peak)/", sizes)
+    return programs.suite_of("^(kernel|bf16|stage|peak)/", sizes)
 
 
 def sweeps(programs, sizes):

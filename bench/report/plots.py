@@ -112,27 +112,27 @@ def decode(entries, folder):
 
 
 def stages(entries, folder):
-    """What a visible pair costs in each kernel of a table, one on the other."""
-    kernels = {}
-    for entry in entries:
-        parts = entry["name"].split("/")
-        if parts[0] == "kernel" and parts[-1] == "d:128" and "pairs" in entry:
-            kernels.setdefault(parts[2] if len(parts) == 4 else "/".join(parts[2:-1]), {})[parts[1]] = 1e9 / entry["pairs"]
-    # Packing of queries is left out: a block is packed once for all its keys, not once for those of this measurement.
-    stacked = ("dot_products", "softmax", "accumulate_values", "column_sums")
+    """What a visible pair costs in each kernel of a table, one on the other (weigh: dot products and exponentials)."""
+    kernels = {f"{isa} ({arithmetic})": {name: 1e9 / entry["pairs"] for name, entry in costs.items()}
+               for (arithmetic, isa), costs in tables.block_kernels(entries).items()}
+    # Packing is left out: it is done once for all keys of a block, or all heads of a group, not once a measurement.
+    stacked = ("dot_products", "softmax", "weigh", "accumulate_values", "column_sums")
     figure, axis = plt.subplots(figsize=(7, 0.5 * len(kernels) + 1.3))
     for y, costs in enumerate(kernels.values()):
         left, total = 0.0, sum(costs.get(name, 0.0) for name in stacked)
-        for name, colour in zip(stacked, (BLUE, RED, SKY, GREEN)):
+        for name, colour in zip(stacked, (BLUE, RED, ORANGE, SKY, GREEN)):
             share = 100 * costs.get(name, 0.0) / total
-            axis.barh(y, share, 0.6, left=left, color=colour, label=name if y == 0 else None)
+            if share == 0:
+                continue
+            axis.barh(y, share, 0.6, left=left, color=colour, label=name)
             if share >= 4:
                 axis.text(left + share / 2, y, f"{share:.0f}", ha="center", va="center", fontsize=8, color="white")
             left += share
     axis.set_yticks(range(len(kernels)), kernels.keys())
-    axis.set_xlabel("share of the time of a pair, % (F32 arithmetic, d = 128)")
+    axis.set_xlabel("share of the time of a pair, % (d = 128)")
     axis.grid(False)
-    axis.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    once = dict(zip(*reversed(axis.get_legend_handles_labels())))
+    axis.legend(once.values(), once.keys(), ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     save(figure, folder, "stages")
 
 

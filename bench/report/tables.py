@@ -103,25 +103,33 @@ def microseconds(entry):
     return entry["cpu_time"] * {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}[entry["time_unit"]]
 
 
+def block_kernels(entries):
+    """{(arithmetic, instruction set): {kernel: entry}} of the kernels that work on a block of queries."""
+    found = {}
+    for entry in entries:
+        match = re.fullmatch(r"(kernel|bf16)/([^/]+)/([^/]+)/d:128", entry["name"])
+        if match:
+            found.setdefault(("F32" if match[1] == "kernel" else "BF16", match[3]), {})[match[2]] = entry
+    return found
+
+
 def stages(entries):
     peaks = [(entry["name"].removeprefix("peak/"), f"{entry['flops'] * 1e-9:.1f}") for entry in entries
              if entry["name"].startswith("peak/")]
-    kernels = {}
-    for entry in entries:
-        match = re.fullmatch(r"kernel/([^/]+)/([^/]+)/d:128", entry["name"])
-        if match:
-            kernels.setdefault(match[1], {})[match[2]] = entry
-    isas = list(dict.fromkeys(isa for by in kernels.values() for isa in by))
-
+    kernels = block_kernels(entries)
     def cell(entry):
         if entry is None:
             return "-"
         rate = f", {entry['flops'] * 1e-9:.1f} GFLOP/s" if "flops" in entry else ""
         return f"{1e12 / entry['pairs']:.0f} ns{rate}"
 
-    parts = [table(("arithmetic", "peak of one thread, GFLOP/s"), peaks),
-             table(("kernel, d = 128: time of a thousand pairs", *isas),
-                   [(f"`{name}`", *(cell(by.get(isa)) for isa in isas)) for name, by in kernels.items()])]
+    parts = [table(("arithmetic", "peak of one thread, GFLOP/s"), peaks)]
+    for arithmetic in ("F32", "BF16"):
+        by_isa = {isa: costs for (kind, isa), costs in kernels.items() if kind == arithmetic}
+        names = list(dict.fromkeys(name for costs in by_isa.values() for name in costs))
+        if names:
+            parts.append(table((f"{arithmetic} kernel, d = 128: time of a thousand pairs", *by_isa),
+                               [(f"`{name}`", *(cell(costs.get(name)) for costs in by_isa.values())) for name in names]))
     copies = {}
     for entry in entries:
         match = re.fullmatch(r"kernel/(gather|copy)/([^/]+)/rows:512/d:128/type:(\w+)", entry["name"])
