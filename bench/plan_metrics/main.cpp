@@ -1,0 +1,72 @@
+// The rows of the source plan's metrics that are times: headwater-plan-metrics [--engine NAME] [--row ID ...] prints one
+// JSON object. Nothing is asserted; docs/plan-metrics.md shows figures beside their targets. Medians of repeated runs, and
+// what is compared is measured in turn.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/plan_metrics/rows.hpp"
+#include "headwater/headwater.hpp"
+
+namespace {
+
+using headwater::bench::metric_rows;
+using headwater::bench::MetricRow;
+
+void list() {
+  for (const MetricRow& row : metric_rows()) fmt::print("{}\n", row.id);
+}
+
+void require_known(const std::vector<std::string>& wanted) {
+  const auto all = metric_rows();
+  for (const std::string& name : wanted) {
+    if (std::any_of(all.begin(), all.end(), [&](const MetricRow& row) { return name == row.id; })) continue;
+    throw std::invalid_argument(fmt::format("--row '{}' is not measured here; --list has what is", name));
+  }
+}
+
+void measure(const std::string& engine, const std::vector<std::string>& wanted) {
+  nlohmann::ordered_json json;
+  json["engine"] = headwater::engine(engine).name();
+  json["isa"] = headwater::engine(engine).isa();
+  auto& rows = json["rows"] = nlohmann::ordered_json::object();
+  for (const MetricRow& row : metric_rows()) {
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), row.id) == wanted.end()) continue;
+    const headwater::bench::Measured measured = row.measure(engine);
+    rows[row.id] = {{"measured", measured.text}, {"met", measured.met}};
+    fmt::print(stderr, "{}: {}\n", row.id, measured.text);
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures the rows of docs/plan-metrics.md that are times.", "headwater-plan-metrics");
+  bool only_list = false;
+  std::string engine = "cpu";
+  std::vector<std::string> rows;
+  app.add_flag("--list", only_list, "list the rows");
+  app.add_option("--engine", engine, "engine to measure (cpu)");
+  app.add_option("--row", rows, "rows to measure, as P1.2 (all)");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    require_known(rows);
+    if (only_list) {
+      list();
+    } else {
+      measure(engine, rows);
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "headwater-plan-metrics: {}\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,214 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "bench/plan_metrics/rows.hpp"
+#include "bench/read_rate.hpp"
+#include "bench/workload.hpp"
+#include "core/kv_store.hpp"
+#include "core/memory_sets.hpp"
+#include "core/score_store.hpp"
+
+namespace headwater::bench {
+namespace {
+
+constexpr std::int64_t kHeads = 32, kLocal = 256, kHeavy = 256, kChunk = 1024, kTokens = 16384, kWidth = 128;
+constexpr double kMilli = 1e3, kMicro = 1e6, kNano = 1e9, kGiga = 1e-9;
+
+/// The result of a loop that is timed for its memory accesses goes here, so that the loop stays.
+volatile std::uint64_t sink = 0;
+
+std::vector<std::int32_t> random_positions(std::int64_t count, std::int64_t below, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::int32_t> all(static_cast<std::size_t>(below));
+  std::iota(all.begin(), all.end(), 0);
+  std::shuffle(all.begin(), all.end(), random);
+  all.resize(static_cast<std::size_t>(count));
+  return all;
+}
+
+/// Nanoseconds from an entry of a memory set to its key row, each look-up waiting for the one before.
+double lookup_nanoseconds(std::int64_t tokens) {
+  const core::KvStore store(
+      Shape{.d_head = kWidth, .d_value = 1, .capacity = tokens, .kv_type = DType::bf16});
+  const auto set = random_positions(kLocal + kHeavy, tokens, 1);
+  constexpr int kLookups = 100'000;
+  const double seconds = median_seconds(9, [&] {
+    std::size_t entry = 0;
+    for (int i = 0; i < kLookups; ++i) {
+      std::uint16_t first = 0;
+      std::memcpy(&first, store.key(0, 0, set[entry]), sizeof first);
+      entry = (entry * 69069 + 1 + first) % set.size();
+    }
+    sink = entry;
+  });
+  return seconds * kNano / kLookups;
+}
+
+core::ScoreStore random_scores(std::int64_t layers) {
+  core::ScoreStore scores(layers, kHeads, kTokens, ScoreType::bf16);
+  std::mt19937 random(2);
+  std::gamma_distribution<float> sums(1.0F, 1.0F);
+  std::vector<float> row(static_cast<std::size_t>(kTokens));
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    for (std::int64_t head = 0; head < kHeads; ++head) {
+      for (float& sum : row) sum = sums(random);
+      scores.initialise(layer, head, 0, kTokens, row.data());
+    }
+  }
+  return scores;
+}
+
+/// Seconds of one new memory set of every head of `layers` layers, as between two chunks of a prefill.
+double build_seconds(std::int64_t layers) {
+  const core::ScoreStore scores = random_scores(layers);
+  core::MemorySets sets(layers, kHeads, kLocal, kHeavy, kTokens);
+  std::vector<std::uint32_t> keys(static_cast<std::size_t>(kTokens));
+  std::vector<std::int32_t> chosen(static_cast<std::size_t>(sets.width()));
+  std::int64_t end = 0;
+  return median_seconds(15, [&] {
+    end += kChunk;
+    if (end > kTokens) {
+      sets.reset();
+      end = kChunk;
+    }
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      for (std::int64_t head = 0; head < kHeads; ++head) {
+        sets.build_head(layer, head, end, scores, keys.data(), chosen.data());
+      }
+      sets.finish(layer, end);
+    }
+  });
+}
+
+/// K and V rows of 8 heads in BF16, copied to one place: by positions, or rows as they lie. Each run takes another layer, so
+/// that the rows come from memory as in a prefill, where other layers were read in between.
+class Gather {
+ public:
+  Gather() : store_(shape()), to_(kPlaces * kRowBytes) {
+    const std::vector<std::uint16_t> row(kWidth, 0x3F80);
+    const Rows view{row.data(), DType::bf16, 0, 0};  // one row for all heads
+    for (std::int64_t row_at = 0; row_at < kLayers * kKvHeads * kTokens; ++row_at) {
+      store_.write(row_at / (kKvHeads * kTokens), row_at / kTokens % kKvHeads, row_at % kTokens, view, view,
+                   0);
+    }
+  }
+  [[nodiscard]] double seconds(const std::vector<std::vector<std::int32_t>>& sets) {
+    return median_seconds(25, [&] {
+      std::byte* to = to_.data();
+      layer_ = (layer_ + 1) % kLayers;
+      for (std::int64_t h = 0; h < kKvHeads; ++h) {
+        for (const std::int32_t position : sets[static_cast<std::size_t>(h)]) {
+          std::memcpy(to, store_.key(layer_, h, position), kRowBytes);
+          std::memcpy(to + kRowBytes, store_.value(layer_, h, position), kRowBytes);
+          to += 2 * kRowBytes;
+        }
+      }
+      sink = static_cast<std::uint64_t>(to_.data()[0]);
+    });
+  }
+  /// The same bytes from contiguous rows.
+  [[nodiscard]] double copy_seconds() {
+    return median_seconds(25, [&] {
+      std::byte* to = to_.data();
+      layer_ = (layer_ + 1) % kLayers;
+      for (std::int64_t h = 0; h < kKvHeads; ++h) {
+        std::memcpy(to, store_.key(layer_, h, kChunk), kRows * kRowBytes);
+        std::memcpy(to + kRows * kRowBytes, store_.value(layer_, h, kChunk), kRows * kRowBytes);
+        to += 2 * kRows * kRowBytes;
+      }
+      sink = static_cast<std::uint64_t>(to_.data()[0]);
+    });
+  }
+  /// A set for each head; `sorted` as the engine keeps them (MEM-4).
+  [[nodiscard]] static std::vector<std::vector<std::int32_t>> sets(bool sorted) {
+    std::vector<std::vector<std::int32_t>> all;
+    for (unsigned h = 0; h < kKvHeads; ++h) {
+      all.push_back(random_positions(kRows, kTokens, h));
+      if (sorted) std::sort(all.back().begin(), all.back().end());
+    }
+    return all;
+  }
+  [[nodiscard]] static double bytes() { return static_cast<double>(kPlaces * kRowBytes); }
+
+ private:
+  static Shape shape() {
+    return {.n_layer = kLayers,
+            .n_head = kKvHeads,
+            .n_head_kv = kKvHeads,
+            .d_head = kWidth,
+            .d_value = kWidth,
+            .capacity = kTokens,
+            .kv_type = DType::bf16};
+  }
+  static constexpr std::int64_t kLayers = 8, kKvHeads = 8, kRows = kLocal + kHeavy;
+  static constexpr std::size_t kRowBytes = kWidth * sizeof(std::uint16_t), kPlaces = 2 * kKvHeads * kRows;
+  core::KvStore store_;
+  std::vector<std::byte> to_;
+  std::int64_t layer_ = 0;
+};
+
+}  // namespace
+
+double selection_seconds() { return build_seconds(1); }
+
+Measured memory_lookup() {
+  const double small = lookup_nanoseconds(4096);
+  const double large = lookup_nanoseconds(131072);
+  return {fmt::format("{:.1f} ns at 4k tokens, {:.1f} ns at 128k", small, large),
+          std::max(small, large) < 1000};
+}
+
+Measured memory_set_build() {
+  const double one = build_seconds(1) * kMilli;
+  const double all = build_seconds(32) * kMilli;
+  return {fmt::format("{:.3f} ms a layer of 32 heads, {:.1f} ms 32 layers, one thread", one, all),
+          one < 1 && all < 32};
+}
+
+Measured score_update() {
+  core::ScoreStore scores = random_scores(1);
+  auto set = random_positions(kLocal + kHeavy, kTokens, 3);
+  std::sort(set.begin(), set.end());
+  const std::vector<float> sums(set.size(), 0.25F);
+  constexpr int kCalls = 1000;
+  const double seconds = median_seconds(9, [&] {
+    for (int i = 0; i < kCalls; ++i) {
+      scores.accumulate(0, i % kHeads, set.data(), static_cast<std::int64_t>(set.size()), sums.data());
+    }
+  });
+  const double micro = seconds * kMicro / kCalls;
+  return {fmt::format("{:.2f} us", micro), micro < 10};
+}
+
+Measured gather_bandwidth() {
+  Gather gather;
+  const double rate = Gather::bytes() / gather.seconds(Gather::sets(true));
+  constexpr std::size_t kPeakBytes = std::size_t{256} << 20;  // far beyond every cache
+  LineBytes bytes(kPeakBytes);
+  std::memset(bytes.data(), 1, bytes.size());
+  std::vector<double> seconds(5);
+  for (double& one : seconds) one = read_seconds(bytes, 1);
+  std::sort(seconds.begin(), seconds.end());
+  const double peak = static_cast<double>(bytes.size()) / seconds[seconds.size() / 2];
+  return {
+      fmt::format("CPU, one thread: {:.1f} GB/s gathered, {:.0f} % of the {:.1f} GB/s that memory is read at",
+                  rate * kGiga, 100 * rate / peak, peak * kGiga),
+      rate > 0.6 * peak};
+}
+
+Measured gather_against_copy() {
+  Gather gather;
+  const double copy = gather.copy_seconds();
+  const double sorted = gather.seconds(Gather::sets(true));
+  const double unsorted = gather.seconds(Gather::sets(false));
+  return {fmt::format("{:.0f} % of a contiguous copy; unsorted {:.0f} %", 100 * copy / sorted,
+                      100 * copy / unsorted),
+          copy / sorted > 0.5};
+}
+
+}  // namespace headwater::bench
