@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   int count = static_cast<int>(arguments.size());
   arguments.push_back(nullptr);
   bench::register_kernels();
+  bench::register_bf16_kernels();
   bench::register_stages();
   bench::register_layers(wide);
   bench::register_decode(wide);

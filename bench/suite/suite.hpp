@@ -45,5 +45,6 @@ void register_layers(bool full);
 void register_decode(bool full);
 void register_stages();
 void register_kernels();
+void register_bf16_kernels();
 
 }  // namespace headwater::bench
