@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <functional>
-#include <new>
 #include <string>
 
 #include "cli/mapped_file.hpp"
@@ -19,54 +17,14 @@
 #include "conformance/safetensors.hpp"
 #include "conformance/waivers.hpp"
 #include "headwater/error.hpp"
+#include "tests/allocation/refuse_each.hpp"
 #include "tests/cli/parser_fixtures.hpp"
 
 namespace headwater {
 namespace {
 
+using allocation::refuse_each;
 using conformance::AllocationWatch;
-
-// Runs `read` with one allocation after another refused, until none is. `read` leaves nothing behind when it returns.
-// Returns how many were refused.
-int refuse_each(const std::function<void()>& read) {
-  read();  // warms what is made once: locales, what the first exception of a thread takes
-  try {
-    throw Error(ErrorCode::internal, "a first exception");
-  } catch (const Error&) {
-  }
-  constexpr int kMost = 20000;
-  for (int n = 0; n < kMost; ++n) {
-    bool failed_well = false;
-    bool finished = false;
-    bool refused = false;
-    std::int64_t live = 0;
-    {
-      const AllocationWatch watch(n);
-      try {
-        read();
-        finished = true;
-      } catch (const std::bad_alloc&) {
-        failed_well = true;
-      } catch (const Error& error) {
-        failed_well = error.code() == ErrorCode::out_of_memory;
-      } catch (...) {
-      }
-      refused = watch.refused();
-      live = watch.live();
-    }
-    EXPECT_EQ(live, 0) << "allocation " << n << " refused: not given back";
-    if (!refused) {
-      EXPECT_TRUE(finished) << "failed although nothing was refused";
-      return n;
-    }
-    // Some allocations only make things faster, like a stream's buffer: then the reader may go on.
-    EXPECT_TRUE(failed_well || finished)
-        << "allocation " << n << " refused: another error than out of memory";
-    if (::testing::Test::HasFailure()) return n;
-  }
-  ADD_FAILURE() << "takes more memory than this test can refuse";
-  return kMost;
-}
 
 class File {
  public:
