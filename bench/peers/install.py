@@ -5,15 +5,19 @@ ggml with its CPU kernels, built for this processor from the sdist of llama-cpp-
 peer that cannot be had is named with the reason; the comparison then runs without it.
 """
 
+import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
-import tarfile
+import urllib.parse
+import urllib.request
 
 TORCH = "torch==2.15.0"
-LLAMA = "llama-cpp-python==0.3.36"
+LLAMA, LLAMA_VERSION = "llama-cpp-python", "0.3.36"
+SECONDS = 120  # of silence from PyPI
 
 
 def folder(arguments):
@@ -33,34 +37,52 @@ def run(step, log, *command):
         raise RuntimeError(f"{step} failed: {lines[-1][:200] if lines else 'no output'} (see {log})")
 
 
-def imports(python, module):
-    return subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+def has(python, module):
+    """Is it installed? Loading it would take as long as a small measurement."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
+    return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def torch(root):
     python = root / "venv" / "bin" / "python"
     if not python.exists():
         run("virtual environment", root / "venv.log", sys.executable, "-m", "venv", root / "venv")
-    if not imports(python, "numpy"):
+    if not has(python, "numpy"):
         run("numpy", root / "numpy.log", python, "-m", "pip", "install", "numpy")
-    if not imports(python, "torch"):
+    if not has(python, "torch"):
         run(f"{TORCH} (some gigabytes)", root / "torch.log", python, "-m", "pip", "install", TORCH)
+
+
+def fetch_sdist(archive):
+    """The sources as PyPI has them, compared with its digest; pip would prepare a build that nobody wants."""
+    index = f"https://pypi.org/simple/{LLAMA}/"
+    with urllib.request.urlopen(index, timeout=SECONDS) as answer:
+        page = answer.read().decode()
+    name = f"{LLAMA.replace('-', '_')}-{LLAMA_VERSION}.tar.gz"
+    link = re.search(rf'href="([^"#]*/{re.escape(name)})#sha256=([0-9a-f]{{64}})"', page)
+    if link is None:
+        raise RuntimeError(f"{index} lists no {name} with its digest")
+    with urllib.request.urlopen(urllib.parse.urljoin(index, link[1]), timeout=SECONDS) as answer:
+        content = answer.read()
+    if hashlib.sha256(content).hexdigest() != link[2]:
+        raise RuntimeError(f"{name}: the digest is not the one that PyPI tells")
+    archive.write_bytes(content)
 
 
 def ggml(root):
     build = root / "ggml-build"
     if list(build.glob("**/libggml-cpu.so")):
         return
-    sdist = root / "sdist"
-    run(f"sources of {LLAMA}", root / "sdist.log", root / "venv" / "bin" / "python", "-m", "pip", "download", "--no-deps",
-        "--no-binary", ":all:", LLAMA, "-d", sdist)
+    archive = root / "llama.tar.gz"
+    print(f"peers: sources of {LLAMA} {LLAMA_VERSION}", file=sys.stderr, flush=True)
+    fetch_sdist(archive)
     sources = root / "llama"
     shutil.rmtree(sources, ignore_errors=True)
-    with tarfile.open(next(iter(sdist.glob("*.tar.gz")))) as archive:
-        archive.extractall(sources, filter="data")
+    sources.mkdir()
+    run("sources: unpack", root / "unpack.log", "tar", "-xzf", archive, "--no-same-owner", "-C", sources)
     found = next(iter(sources.glob("*/vendor/llama.cpp/ggml")), None)
     if found is None:
-        raise RuntimeError(f"{LLAMA} brings no vendor/llama.cpp/ggml")
+        raise RuntimeError(f"{LLAMA} {LLAMA_VERSION} brings no vendor/llama.cpp/ggml")
     run("ggml: configure", root / "ggml-configure.log", "cmake", "-S", pathlib.Path(__file__).parent, "-B", build, "-G",
         "Ninja", f"-DGGML_SOURCE={found}", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON")
     run("ggml: build", root / "ggml-make.log", "cmake", "--build", build, "--parallel", str(os.cpu_count()), "--target",
@@ -77,7 +99,8 @@ def main():
         except (RuntimeError, OSError) as error:
             print(f"peers: no {peer.__name__}: {error}", file=sys.stderr)
             missing += 1
-    if not imports(root / "venv" / "bin" / "python", "numpy"):
+    python = root / "venv" / "bin" / "python"
+    if not python.exists() or not has(python, "numpy"):
         print("peers: no Python with numpy, so nothing can be compared; is Debian's python3-venv there?", file=sys.stderr)
         return 2
     return 0

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="./dev bench report", description=__doc__,
+    parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer sizes and rounds: under four minutes")
