@@ -138,6 +138,7 @@ void check_place(const Reader& reader, const TensorEntry& entry, std::uint64_t a
 
 void check_overlap(const Reader& reader, const std::vector<TensorEntry>& entries) {
   std::vector<const TensorEntry*> order;
+  order.reserve(entries.size());
   for (const TensorEntry& entry : entries) order.push_back(&entry);
   std::stable_sort(order.begin(), order.end(),
                    [](const auto* a, const auto* b) { return a->offset < b->offset; });

@@ -11,9 +11,9 @@
 namespace headwater::runtime {
 namespace {
 
-constexpr int kLargestBlock = 256;
-constexpr int kMostRuns = 16;
-constexpr int kChains = 4;  // independent sums of a dot product: they hide the latency of an addition
+inline constexpr int kLargestBlock = 256;
+inline constexpr int kMostRuns = 16;
+inline constexpr int kChains = 4;  // independent sums of a dot product: they hide the latency of an addition
 
 /// One unpacked block.
 template <class Block>
@@ -131,9 +131,10 @@ void widen_to_bf16(const std::byte* row, std::int64_t n, std::uint16_t* out) {
 }
 
 template <class V, class Block>
-constexpr auto widen_blocks_bf16 = widen_to_bf16<widen_blocks<V, Block>, Block::kElements, Block::kBytes>;
+inline constexpr auto widen_blocks_bf16 =
+    widen_to_bf16<widen_blocks<V, Block>, Block::kElements, Block::kBytes>;
 template <class V, class Element>
-constexpr auto widen_elements_bf16 = widen_to_bf16<widen_elements<V, Element>, 1, Element::kBytes>;
+inline constexpr auto widen_elements_bf16 = widen_to_bf16<widen_elements<V, Element>, 1, Element::kBytes>;
 
 /// In the order of TensorType.
 template <class V>
