@@ -37,7 +37,7 @@ class Outline(html.parser.HTMLParser):
 class Honest(kit.Case):
     def test_passes_the_full_kit(self):
         quick = ["--quick"] if kit.SANITIZED else []
-        document, page = self.report("--engine-plugin", kit.plugin("naive_plugin"), *quick, status=0)
+        document, page = self.report("--engine-plugin", kit.plugin("naive_plugin"), *quick, "--time-limit", "600", status=0)
         self.assertEqual(document["verdict"], "PASS")
         self.assertEqual(document["totals"]["FAIL"] + document["totals"]["MISTRUSTED"], 0)
         lanes = {result["lane"] for result in document["results"]}
