@@ -58,10 +58,13 @@ static bool take_layers(struct headwater_session* s) {
   const int64_t score_rows = shape->n_head * shape->capacity;
   struct layer* first = s->layers;
   first->keys = take(&s->bytes.kv, shape->n_layer, kv_rows, shape->d_head, kv);
+  if (first->keys == NULL) return false; /* at once: the next one may be small enough to be had */
   first->values = take(&s->bytes.kv, shape->n_layer, kv_rows, shape->d_value, kv);
+  if (first->values == NULL) return false;
   first->scores = take(&s->bytes.scores, shape->n_layer, score_rows, 1, score);
+  if (first->scores == NULL) return false;
   first->memory = take(&s->bytes.memory_sets, shape->n_layer, shape->n_head, s->width, sizeof *first->memory);
-  if (!first->keys || !first->values || !first->scores || !first->memory) return false;
+  if (first->memory == NULL) return false;
   for (int64_t l = 1; l < shape->n_layer; ++l) {
     struct layer* layer = &s->layers[l];
     layer->keys = first->keys + (size_t)(l * kv_rows * shape->d_head) * kv;
