@@ -18,14 +18,16 @@ class Sizes:
     long: tuple = (8192, 16384, 32768, 65536, 131072)
     repetitions: int = 5
     thread_tokens: int = 8192
+    thread_turns: int = 3
     contexts: tuple = (2048, 8192, 32768, 65536)  # decode
     min_time: float = 0.2                         # seconds of a kernel
 
 
 FULL = Sizes()
-QUICK = Sizes(widths=(128,), rounds=3, repetitions=2, contexts=(32768,), min_time=0.05)
+QUICK = Sizes(widths=(128,), rounds=3, long=(8192, 32768, 131072), repetitions=2, thread_turns=1, contexts=(32768,),
+              min_time=0.05)
 TINY = Sizes(widths=(16,), engine_tokens=96, rounds=1, lengths=(64, 128), long=(1024, 2048), repetitions=1,
-             thread_tokens=96, contexts=(2048,), min_time=0.001)
+             thread_tokens=96, thread_turns=1, contexts=(2048,), min_time=0.001)
 
 
 class Programs:
@@ -94,7 +96,7 @@ def threads(programs, sizes):
     runs = []
     for schedule in ("layer-major", "chunk-major"):
         for dtype in ("f32", "bf16"):
-            for _ in range(min(sizes.rounds, 3)):
+            for _ in range(sizes.thread_turns):
                 for count in (1, 2):
                     runs.append(programs.bench(dtype=dtype, tokens=sizes.thread_tokens, heads=4, kv_heads=2, threads=count,
                                                rounds=min(sizes.rounds, 3), schedule=schedule, no_dense=True))
