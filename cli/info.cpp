@@ -18,6 +18,9 @@
 #include "machine.hpp"
 #include "standard_output.hpp"
 #include "text.hpp"
+#ifdef HEADWATER_HAS_RUNTIME
+#include "runtime/model/panel_product.hpp"
+#endif
 
 namespace headwater::cli {
 namespace {
@@ -37,7 +40,17 @@ bool has_engine(std::string_view name) {
 std::vector<Part> parts() {
   const std::string conformance = find_conformance();
   const std::string bench = find_bench();
+#ifdef HEADWATER_HAS_RUNTIME
+  const std::string runtime_note =
+      fmt::format("generate, perplexity; projections in {} by oneDNN ({})",
+                  runtime::precision_name(runtime::native_precision()), runtime::product_isa());
+  constexpr bool kRuntime = true;
+#else
+  const std::string runtime_note = "this build has no model runtime: oneDNN 2 or PCRE2 was not found";
+  constexpr bool kRuntime = false;
+#endif
   return {
+      {"runtime", kRuntime, runtime_note},
       {"bench", !bench.empty(),
        bench.empty() ? "headwater-bench is neither beside this program nor on PATH" : bench},
       {"conformance", !conformance.empty(),

@@ -27,6 +27,7 @@ struct TemporaryFile {
 std::array<TemporaryFile, kMostTemporaryFiles> temporary_files{};
 std::array<char, kLineLimit + 1> truncated_line{};
 std::atomic<bool> progress_shown{false};
+std::atomic<bool> stop{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void write_error(std::string_view text) {
@@ -44,6 +45,10 @@ void clean_up() {
 extern "C" void end_by_signal(int number) {
   clean_up();
   ::_exit(number == SIGINT ? kInterrupted : 128 + number);
+}
+
+extern "C" void ask_to_stop(int number) {
+  if (stop.exchange(true)) end_by_signal(number);
 }
 
 extern "C" void end_by_truncation(int) {
@@ -101,6 +106,10 @@ void forget_temporary_file(int place) noexcept {
   if (place >= 0)
     temporary_files[static_cast<std::size_t>(place)].exists.store(false, std::memory_order_release);
 }
+
+void install_stop_request() { handle(SIGINT, ask_to_stop); }
+
+bool stop_requested() { return stop.load(std::memory_order_relaxed); }
 
 void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }
 

@@ -12,6 +12,10 @@ inline constexpr int kInterrupted = 130;
 /// SIGBUS means that the mapped input became shorter while it was read: `input` names it in the error line.
 void install_signal_handlers(const std::string& command, const std::string& input);
 
+/// From now on the first SIGINT only asks for an end, which stop_requested() then says; the second ends the process.
+void install_stop_request();
+[[nodiscard]] bool stop_requested();
+
 /// Most files that a signal removes at once.
 inline constexpr int kMostTemporaryFiles = 4;
 

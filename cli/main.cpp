@@ -16,6 +16,10 @@
 #include "headwater/error.hpp"
 #include "headwater/version.hpp"
 #include "info.hpp"
+#ifdef HEADWATER_HAS_RUNTIME
+#include "model/generate.hpp"
+#include "model/perplexity.hpp"
+#endif
 #include "standard_output.hpp"
 #include "text.hpp"
 
@@ -33,7 +37,13 @@ constexpr Command kCommands[] = {
     {"attend", "sparse or dense attention on tensors dumped to a file", attend_command},
     {"bench", "sparse against dense attention on your shape and machine", bench_command},
     {"conform", "check the engines against the specification", conform_command},
+#ifdef HEADWATER_HAS_RUNTIME
+    {"generate", "continue a prompt with a model: sparse prefill, dense decode", generate_command},
+#endif
     {"info", "the machine, the engines, and what this build has", info_command},
+#ifdef HEADWATER_HAS_RUNTIME
+    {"perplexity", "what sparse prefill costs in prediction of a text", perplexity_command},
+#endif
 };
 
 std::string usage() {

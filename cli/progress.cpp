@@ -24,8 +24,8 @@ void write_terminal(std::string_view text) {
 
 }  // namespace
 
-Progress::Progress(std::uint64_t total, std::string_view work)
-    : total_(std::max<std::uint64_t>(total, 1)), work_(work) {
+Progress::Progress(std::uint64_t total, std::string_view work, std::uint64_t tokens)
+    : total_(std::max<std::uint64_t>(total, 1)), work_(work), tokens_(tokens) {
   if (::isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { run(); });
 }
 
@@ -55,9 +55,13 @@ void Progress::show(double seconds) const {
   const double share =
       std::min(1.0, static_cast<double>(done_.load(std::memory_order_relaxed)) / static_cast<double>(total_));
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));
-  write_terminal(fmt::format("{}{} [{}{}] {:3.0f} % of the pairs, {:.0f} s", kClearLine, work_,
-                             std::string(filled, '='), std::string(kBarWidth - filled, ' '), 100.0 * share,
-                             seconds));
+  std::string rest = fmt::format("of the pairs, {:.0f} s", seconds);
+  if (tokens_ > 0 && share > 0) {
+    rest = fmt::format("{:.0f} tokens/s, {:.0f} s left", static_cast<double>(tokens_) * share / seconds,
+                       seconds * (1.0 - share) / share);
+  }
+  write_terminal(fmt::format("{}{} [{}{}] {:3.0f} % {}", kClearLine, work_, std::string(filled, '='),
+                             std::string(kBarWidth - filled, ' '), 100.0 * share, rest));
 }
 
 }  // namespace headwater::cli

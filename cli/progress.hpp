@@ -16,8 +16,9 @@ inline constexpr std::string_view kClearLine = "\r\x1b[K";
 /// A progress line on standard error: only on a terminal, only for work of more than a second, gone when it ends.
 class Progress {
  public:
-  /// `total` units of work, >= 1; `work` is the name that the line begins with.
-  explicit Progress(std::uint64_t total, std::string_view work = "attend");
+  /// `total` units of work, >= 1; `work` is the name that the line begins with. With `tokens` the line
+  /// shows their rate and the time left instead of pairs.
+  explicit Progress(std::uint64_t total, std::string_view work = "attend", std::uint64_t tokens = 0);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -30,6 +31,7 @@ class Progress {
 
   std::uint64_t total_;
   std::string work_;
+  std::uint64_t tokens_;
   std::atomic<std::uint64_t> done_{0};
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,0 +1,151 @@
+#include "model/generate_report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "json_text.hpp"
+#include "text.hpp"
+
+namespace headwater::cli {
+namespace {
+
+double rate(std::int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+}
+
+double share(const runtime::Pairs& pairs) {
+  return pairs.dense == 0 ? 0.0 : static_cast<double>(pairs.computed) / static_cast<double>(pairs.dense);
+}
+
+/// ln sum exp(x), in double.
+double log_sum_exp(const std::vector<float>& logits) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+  return most + std::log(sum);
+}
+
+nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
+  nlohmann::ordered_json json;
+  json["text"] = run.text;
+  json["prompt_tokens"] = run.prompt_tokens;
+  json["generated_tokens"] = run.ids.size();
+  json["ids"] = run.ids;
+  json["effective"] = {{"batch", run.effective.batch},
+                       {"chunk", run.effective.chunk},
+                       {"local", run.effective.local},
+                       {"heavy", run.effective.heavy},
+                       {"dense_tail", run.tail_tokens}};
+  json["threads"] = run.effective.threads;
+  json["pairs"] = run.pairs.computed;
+  json["pairs_dense"] = run.pairs.dense;
+  json["steps"] = run.steps;
+  json["seconds"] = {{"load", load},
+                     {"prefill", run.prefill_seconds},
+                     {"first_token", load + run.prefill_seconds},
+                     {"decode", run.decode_seconds},
+                     {"prefill_projections", run.prefill.projections},
+                     {"prefill_attention", run.prefill.attention},
+                     {"prefill_other", run.prefill.other}};
+  json["tokens_per_second"] = {{"prefill", rate(run.prompt_tokens, run.prefill_seconds)},
+                               {"decode", rate(run.decoded, run.decode_seconds)}};
+  json["interrupted"] = run.interrupted;
+  return json;
+}
+
+std::string run_text(const GenerateRun& run, double load) {
+  const EffectiveOptions& effective = run.effective;
+  const double prefill = run.prefill_seconds;
+  std::string text = fmt::format("prompt   {} tokens", run.prompt_tokens);
+  if (effective.sparse) {
+    text += fmt::format(", chunks of {}, memory {} local + {} heavy, the last {} tokens dense",
+                        effective.chunk, effective.local, effective.heavy, run.tail_tokens);
+  } else {
+    text += ", dense";
+  }
+  text += fmt::format("\npairs    {} of {} per head and layer, {:.1f} % of dense attention\n",
+                      run.pairs.computed, run.pairs.dense, 100.0 * share(run.pairs));
+  text += fmt::format(
+      "first    {:.3f} s to the first token: load {:.3f}, projections {:.3f}, attention with selection "
+      "{:.3f}, "
+      "other {:.3f}\n",
+      load + prefill, load, run.prefill.projections, run.prefill.attention,
+      std::max(0.0, prefill - run.prefill.projections - run.prefill.attention));
+  text += fmt::format("rate     prefill {:.1f} tokens/s, decode {:.1f} tokens/s ({} tokens in {:.3f} s)\n",
+                      rate(run.prompt_tokens, prefill), rate(run.decoded, run.decode_seconds), run.decoded,
+                      run.decode_seconds);
+  if (run.interrupted) text += "ended    by an interrupt\n";
+  return text;
+}
+
+}  // namespace
+
+GenerateDifference difference(const GenerateRun& sparse, const GenerateRun& dense) {
+  GenerateDifference result;
+  const std::size_t common = std::min(sparse.ids.size(), dense.ids.size());
+  std::size_t equal = 0;
+  while (equal < common && sparse.ids[equal] == dense.ids[equal]) ++equal;
+  result.equal_tokens = static_cast<std::int64_t>(equal);
+  if (sparse.prefill_seconds > 0) result.times_sooner = dense.prefill_seconds / sparse.prefill_seconds;
+  if (sparse.first_logits.empty() || sparse.first_logits.size() != dense.first_logits.size()) return result;
+  const double sparse_total = log_sum_exp(sparse.first_logits);
+  const double dense_total = log_sum_exp(dense.first_logits);
+  for (std::size_t i = 0; i < dense.first_logits.size(); ++i) {
+    const auto s = static_cast<double>(sparse.first_logits[i]);
+    const auto d = static_cast<double>(dense.first_logits[i]);
+    result.worst_logit = std::max(result.worst_logit, std::fabs(s - d));
+    result.divergence += std::exp(d - dense_total) * ((d - dense_total) - (s - sparse_total));
+  }
+  return result;
+}
+
+std::string json_text(const GenerateReport& report) {
+  nlohmann::ordered_json json = run_json(report.run, report.load_seconds);
+  json["model"] = report.model;
+  json["architecture"] = report.architecture;
+  json["engine"] = report.engine;
+  json["isa"] = report.isa;
+  json["projections"] = report.projections;
+  json["cache_type"] = report.cache_type;
+  json["memory"] = {
+      {"weights", report.weight_bytes},
+      {"kv", report.session_memory.kv},
+      {"scores", report.session_memory.scores},
+      {"memory_sets", report.session_memory.memory_sets},
+      {"workspace", static_cast<std::uint64_t>(report.session_memory.workspace) + report.workspace_bytes}};
+  if (report.dense) {
+    const GenerateDifference differs = difference(report.run, *report.dense);
+    json["dense"] = run_json(*report.dense, report.load_seconds);
+    json["difference"] = {{"equal_tokens", differs.equal_tokens},
+                          {"worst_logit", differs.worst_logit},
+                          {"divergence", differs.divergence},
+                          {"times_sooner", differs.times_sooner}};
+  }
+  json["warnings"] = report.warnings;
+  return json_line(json);
+}
+
+std::string summary_text(const GenerateReport& report) {
+  std::string text =
+      fmt::format("model    {} ({}), weights {}, projections {}, cache {} {}\n", one_line(report.model),
+                  report.architecture, bytes_text(report.weight_bytes), report.projections, report.cache_type,
+                  bytes_text(static_cast<std::uint64_t>(report.session_memory.kv)));
+  text += fmt::format("engine   {} ({}), {} {}\n", report.engine, report.isa, report.run.effective.threads,
+                      report.run.effective.threads == 1 ? "thread" : "threads");
+  text += run_text(report.run, report.load_seconds);
+  if (!report.dense) return text;
+  const GenerateDifference differs = difference(report.run, *report.dense);
+  text += fmt::format("-- dense\n{}", run_text(*report.dense, report.load_seconds));
+  text += fmt::format(
+      "-- sparse against dense\nprefill  {:.2f} times sooner\ntext     {} of {} generated tokens equal "
+      "before the "
+      "first difference\nlogits   behind the prompt: largest difference {:.3g}, divergence {:.3g} nats\n",
+      differs.times_sooner, differs.equal_tokens, report.dense->ids.size(), differs.worst_logit,
+      differs.divergence);
+  return text;
+}
+
+}  // namespace headwater::cli

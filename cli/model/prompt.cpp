@@ -1,0 +1,59 @@
+#include "model/prompt.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "failure.hpp"
+#include "text.hpp"
+
+namespace headwater::cli {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+/// Closes what was opened.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
+  ~Descriptor() {
+    if (owned_ && fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  [[nodiscard]] int get() const { return fd_; }
+
+ private:
+  int fd_;
+  bool owned_;
+};
+
+}  // namespace
+
+std::string read_text(const char* flag, const std::string& path) {
+  const bool standard = path == "-";
+  const auto fail = [&](const std::string& what) {
+    throw Failure(fmt::format("{}: {} {}", flag, standard ? "standard input" : in_quotes(path), what));
+  };
+  const Descriptor file(standard ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC), !standard);
+  if (file.get() < 0) fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) fail("is a directory; allowed: a text file, or - for standard input");
+  std::string text;
+  std::string part(std::size_t{1} << 16, '\0');
+  while (true) {
+    const ssize_t got = ::read(file.get(), part.data(), part.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+    if (got == 0) return text;
+    text.append(part, 0, static_cast<std::size_t>(got));
+    if (text.size() > kMostBytes) fail(fmt::format("is larger than {} bytes", kMostBytes));
+  }
+}
+
+}  // namespace headwater::cli
