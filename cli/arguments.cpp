@@ -69,9 +69,11 @@ bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments) {
     throw Failure(one_line(error.what()) + see);
   }
   for (const CLI::Option* option : app.get_options()) {
-    if (option->count() > 1)
-      throw Failure(
-          fmt::format("{} is given {} times; allowed is once{}", option->get_name(), option->count(), see));
+    const auto values = static_cast<std::size_t>(std::max(1, option->get_items_expected_max()));
+    if (option->count() > values) {
+      throw Failure(fmt::format("{} is given {} times; allowed is once{}", option->get_name(),
+                                option->count() / values, see));
+    }
   }
   return true;
 }

@@ -95,12 +95,31 @@ void QkvDump::write(const std::string& steps) {
              {n, static_cast<std::uint64_t>(config.heads), static_cast<std::uint64_t>(config.d_head)});
   layout.add("k", tensor_type_of(type), {n, heads_kv, static_cast<std::uint64_t>(config.d_head)});
   layout.add("v", tensor_type_of(type), {n, heads_kv, static_cast<std::uint64_t>(config.d_value)});
+  const ScoreView scores = session.scores(layer_);
+  const MemoryView memory = session.memory(layer_);
+  const auto heads = static_cast<std::uint64_t>(config.heads);
+  const bool narrow = scores.type == ScoreType::bf16;
+  if (memory.count > 0) {
+    layout.add("last_memory", TensorType::i32, {heads, static_cast<std::uint64_t>(memory.count)});
+  }
+  layout.add("scores", narrow ? TensorType::bf16 : TensorType::f32, {heads, n});
   layout.close();
   file_.reserve(layout.file_bytes());
   file_.write_at(0, std::as_bytes(std::span(layout.header())));
   file_.write_at(layout.offset("q"), std::as_bytes(std::span<const float>(q_)));
   file_.write_at(layout.offset("k"), keys);
   file_.write_at(layout.offset("v"), values);
+  const std::uint64_t score_row = n * (narrow ? sizeof(std::uint16_t) : sizeof(float));
+  const std::uint64_t set_row = static_cast<std::uint64_t>(memory.count) * sizeof(std::int32_t);
+  for (std::uint64_t h = 0; h < heads; ++h) {
+    const auto* const from = static_cast<const std::byte*>(scores.data) +
+                             h * static_cast<std::uint64_t>(scores.head_stride) * (score_row / n);
+    file_.write_at(layout.offset("scores") + h * score_row, {from, score_row});
+    if (memory.count == 0) continue;
+    const auto* const set =
+        reinterpret_cast<const std::byte*>(memory.data + static_cast<std::int64_t>(h) * memory.head_stride);
+    file_.write_at(layout.offset("last_memory") + h * set_row, {set, set_row});
+  }
   file_.commit();
 }
 

@@ -11,7 +11,8 @@ namespace headwater::cli {
 
 /// Writes what attention got in one layer of a prompt as an input of `headwater attend`: q as it went in (F32), k and v
 /// as they are stored (the cache's type), so that `attend` with the same flags and --steps gives the same scores and
-/// memory sets.
+/// memory sets; beside them the session's own `scores` [Hq,n] and `last_memory` [Hq,count], the set built last, to
+/// compare with.
 class QkvDump {
  public:
   /// Opens the file, and listens to the transformer's layers. Failure for a layer that the model does not have.

@@ -1,0 +1,193 @@
+"""`headwater generate` and `headwater perplexity` as a user runs them, on the bundled model."""
+
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import tempfile
+import unittest
+
+PROGRAM = os.environ["HEADWATER_PROGRAM"]
+MODELS = pathlib.Path(os.environ["HEADWATER_MODELS"])
+MODEL = str(MODELS / "headwater-tiny-f16.gguf")
+TEXT = str(MODELS / "eval-4k.txt")
+TIMEOUT = 240  # seconds; only a hang takes that long
+SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
+
+
+def run(*arguments, **more):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, timeout=TIMEOUT, **more)
+
+
+def generate(*arguments, **more):
+    return run("generate", "-m", MODEL, *arguments, **more)
+
+
+def generate_json(*arguments):
+    result = generate(*arguments, "--json")
+    if result.returncode != 0:
+        raise AssertionError(result.stderr.decode())
+    return json.loads(result.stdout)
+
+
+def tensors(path):
+    data = pathlib.Path(path).read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: (info, data[8 + length + info["data_offsets"][0]:8 + length + info["data_offsets"][1]])
+            for name, info in header.items()}
+
+
+class Generates(unittest.TestCase):
+    def test_same_tokens_for_every_thread_count_and_batch(self):
+        wanted = generate_json("-f", TEXT, "-n", "16", "-t", "2", *SMALL)
+        self.assertEqual(wanted["generated_tokens"], 16)
+        self.assertLess(wanted["pairs"], 0.5 * wanted["pairs_dense"])
+        for flags in (["-t", "1"], ["-t", "3"], ["-b", "512"], ["-b", "1536"]):
+            got = generate_json("-f", TEXT, "-n", "16", *SMALL, *flags)
+            self.assertEqual(got["ids"], wanted["ids"], flags)
+            self.assertEqual(got["text"], wanted["text"], flags)
+
+    def test_keys_and_times(self):
+        got = generate_json("-p", "def main():\n", "-n", "4")
+        for key in ("load", "prefill", "first_token", "decode"):
+            self.assertGreaterEqual(got["seconds"][key], 0.0)
+        self.assertAlmostEqual(got["seconds"]["first_token"], got["seconds"]["load"] + got["seconds"]["prefill"])
+        self.assertEqual(got["generated_tokens"], 4)
+        self.assertEqual(got["pairs"], got["pairs_dense"])
+
+    def test_a_short_prompt_is_the_same_sparse_and_dense(self):
+        got = generate_json("-p", "import os\nimport sys\n\ndef main(", "-n", "8", "--compare")
+        self.assertEqual(got["ids"], got["dense"]["ids"])
+        self.assertEqual(got["difference"]["equal_tokens"], 8)
+        self.assertLess(got["difference"]["worst_logit"], 1e-3)
+
+    def test_text_goes_to_standard_output_and_statistics_to_standard_error(self):
+        got = generate("-f", "-", "-n", "5", input=b"class Reader:\n    def ")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertTrue(got.stdout.endswith(b"\n"))
+        self.assertNotIn(b"tokens/s", got.stdout)
+        self.assertIn(b"tokens/s", got.stderr)
+        self.assertIn(b"of dense attention", got.stderr)
+
+    def test_a_prompt_of_invalid_utf8_is_read(self):
+        got = generate("-f", "-", "-n", "2", "--json", input=b"x = '\xff\xfe\xc3'\n")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        json.loads(got.stdout)
+
+    def test_draws_repeat_with_their_seed(self):
+        flags = ["-p", "def ", "-n", "12", "--temp", "1", "--top-k", "40"]
+        first = generate_json(*flags, "--seed", "3")["ids"]
+        self.assertEqual(generate_json(*flags, "--seed", "3")["ids"], first)
+        others = [generate_json(*flags, "--seed", str(seed))["ids"] for seed in (4, 5, 6)]
+        self.assertTrue(any(ids != first for ids in others))
+
+    def test_interactive_goes_on_with_the_session(self):
+        got = generate("-p", "import os\n", "-n", "3", "--interactive", "-c", "200", input=b"import sys\nimport re\n")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        turns = [line for line in got.stderr.decode().splitlines() if line.startswith("turn ")]
+        self.assertEqual(len(turns), 2)
+
+    def test_interrupt_ends_with_the_statistics(self):
+        process = subprocess.Popen([PROGRAM, "generate", "-m", MODEL, "-p", "x = [", "-n", "30000"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertNotEqual(process.stdout.read(1), b"")  # it has begun to write
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 130)
+        self.assertIn(b"ended    by an interrupt", error)
+
+
+class Replays(unittest.TestCase):
+    def test_dumped_inputs_give_the_same_scores_and_memory_sets(self):
+        with tempfile.TemporaryDirectory() as folder:
+            dump, out = f"{folder}/qkv.safetensors", f"{folder}/out.safetensors"
+            for layer in ("0", "6"):
+                steps = generate_json("-f", TEXT, "-n", "0", *SMALL, "--dump-qkv", layer, dump)["steps"]
+                replay = run("attend", dump, "-o", out, *SMALL, "--steps", steps, "--json")
+                self.assertEqual(replay.returncode, 0, replay.stderr)
+                own, again = tensors(dump), tensors(out)
+                self.assertEqual(own["scores"][1], again["scores"][1])
+                self.assertTrue(any(own["scores"][1]))
+                # The last chunk with a set is the one before the dense tail.
+                chunks, heads, width = again["memory"][0]["shape"]
+                size = heads * width * 4
+                self.assertEqual(own["last_memory"][0]["shape"], [heads, width])
+                self.assertEqual(own["last_memory"][1], again["memory"][1][(chunks - 2) * size:(chunks - 1) * size])
+
+
+class Refuses(unittest.TestCase):
+    def refused(self, *arguments, names, program="generate", code=2, **more):
+        result = run(program, *arguments, **more)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, b"")
+        lines = result.stderr.decode().splitlines()
+        self.assertEqual(len(lines), 1, lines)
+        self.assertIn(names, lines[0])
+
+    def test_bad_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            cut = f"{folder}/cut.gguf"
+            whole = pathlib.Path(MODEL).read_bytes()
+            for length in (0, 3, 100, 50000, len(whole) - 1):
+                pathlib.Path(cut).write_bytes(whole[:length])
+                self.refused("-m", cut, "-p", "x", names="cut.gguf")
+            no_layer = whole.replace(b"blk.3.ffn_up.weight", b"blk.3.ffn_xx.weight", 1)
+            pathlib.Path(cut).write_bytes(no_layer)
+            self.refused("-m", cut, "-p", "x", names="blk.3.ffn_up.weight")
+            nan = bytearray(whole)
+            nan[-4:] = b"\x00\x00\xc0\x7f"  # a NaN in F32 and in F16: the end of the last tensor
+            pathlib.Path(cut).write_bytes(nan)
+            self.refused("-m", cut, "-p", "x", names="NaN")
+            self.refused("-m", folder, "-p", "x", names=folder)
+            self.refused("-m", f"{folder}/none.gguf", "-p", "x", names="none.gguf")
+            self.refused("-m", MODEL, "-f", folder, names="directory")
+            self.refused("-m", MODEL, "-f", f"{folder}/none.txt", names="none.txt")
+            out = f"{folder}/out.safetensors"
+            self.refused("-m", MODEL, "-p", "x", "--dump-qkv", "8", out, names="LAYER")
+            self.assertEqual(os.listdir(folder), ["cut.gguf"])  # nothing half-written
+
+    def test_bad_flags(self):
+        self.refused("-p", "x", names="--model")
+        self.refused("-m", MODEL, names="prompt")
+        self.refused("-m", MODEL, "-p", "", names="empty")
+        self.refused("-m", MODEL, "-f", "-", names="empty", input=b"")
+        self.refused("-m", MODEL, "-p", "x", "-f", "y", names="-p and -f")
+        self.refused("-m", MODEL, "-p", "x", "-n", "-1", names="-n")
+        self.refused("-m", MODEL, "-p", "x", "--temp", "nan", names="--temp")
+        self.refused("-m", MODEL, "-p", "x", "--top-p", "1.5", names="--top-p")
+        self.refused("-m", MODEL, "-p", "x", "--cache-type", "q8", names="--cache-type")
+        self.refused("-m", MODEL, "-p", "x", "--projections", "f64", names="--projections")
+        self.refused("-m", MODEL, "-p", "x", "--compare", "--dense", names="--compare")
+        self.refused("-m", MODEL, "-p", "x", "--dense-tail", "x", names="--dense-tail")
+        self.refused("-m", MODEL, "-f", TEXT, "-c", "1000", names="4278 tokens")
+        self.refused("-m", MODEL, "-p", "x", "-c", "2000000000", "--interactive", names="the machine has")
+        self.refused("-m", MODEL, "-p", "x", "--engine", "nope", names="nope", code=3)
+        self.refused("-m", MODEL, "-f", TEXT, "--window", "1", names="--window", program="perplexity")
+        self.refused("-m", MODEL, "-f", TEXT, "--window", "64", "--decode", "64", names="--decode",
+                     program="perplexity")
+
+
+class Perplexity(unittest.TestCase):
+    # By a PyTorch implementation of the spec in F32 on the F16 weights (models/README.md): eval-4k.txt, one window of
+    # 4096, the last 256 tokens decoded.
+    def test_agrees_with_pytorch_within_half_a_percent(self):
+        cases = [(["-ub", "1024"], (2.4282, 2.2534), (2.4827, 2.2541)),
+                 (["-ub", "256", "--h2o-local", "64", "--h2o-heavy", "64"], (2.4282, 2.2534), (2.5424, 2.2548))]
+        for flags, dense, sparse in cases:
+            result = run("perplexity", "-m", MODEL, "-f", TEXT, "--window", "4096", "--json", *flags)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            got = json.loads(result.stdout)
+            for kind, wanted in (("dense", dense), ("sparse", sparse)):
+                for part, nll in zip(("prefill", "decoded"), wanted):
+                    # perplexity is exp(nll): half a percent is 0.005 nats
+                    self.assertAlmostEqual(got[kind][part]["nll"], nll, delta=0.005, msg=f"{flags} {kind} {part}")
+            self.assertEqual(got["dense"]["prefill"]["tokens"], 4096 - 256 - 1)
+            self.assertEqual(got["sparse"]["decoded"]["tokens"], 256)
+
+
+if __name__ == "__main__":
+    unittest.main()
