@@ -1,4 +1,4 @@
-#include "model/generate.hpp"
+#include "cli/model/generate.hpp"
 
 #include <fmt/format.h>
 
@@ -9,18 +9,18 @@
 #include <memory>
 #include <optional>
 
+#include "cli/interrupt.hpp"
+#include "cli/model/generate_flags.hpp"
+#include "cli/model/generate_report.hpp"
+#include "cli/model/loaded_model.hpp"
+#include "cli/model/prompt.hpp"
+#include "cli/model/qkv_dump.hpp"
+#include "cli/progress.hpp"
+#include "cli/standard_output.hpp"
+#include "cli/text.hpp"
 #include "headwater/headwater.hpp"
-#include "interrupt.hpp"
-#include "model/generate_flags.hpp"
-#include "model/generate_report.hpp"
-#include "model/loaded_model.hpp"
-#include "model/prompt.hpp"
-#include "model/qkv_dump.hpp"
-#include "progress.hpp"
 #include "runtime/generate/conversation.hpp"
 #include "runtime/tokenizer/chat.hpp"
-#include "standard_output.hpp"
-#include "text.hpp"
 
 namespace headwater::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "failure.hpp"
+#include "cli/failure.hpp"
 
 namespace headwater::cli {
 

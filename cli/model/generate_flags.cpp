@@ -1,13 +1,13 @@
-#include "model/generate_flags.hpp"
+#include "cli/model/generate_flags.hpp"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 
-#include "arguments.hpp"
-#include "failure.hpp"
-#include "numbers.hpp"
-#include "text.hpp"
+#include "cli/arguments.hpp"
+#include "cli/failure.hpp"
+#include "cli/numbers.hpp"
+#include "cli/text.hpp"
 
 namespace headwater::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/model_flags.hpp"
+#include "cli/model/model_flags.hpp"
 #include "runtime/generate/sampler.hpp"
 
 namespace headwater::cli {

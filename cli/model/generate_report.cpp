@@ -1,4 +1,4 @@
-#include "model/generate_report.hpp"
+#include "cli/model/generate_report.hpp"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "json_text.hpp"
-#include "text.hpp"
+#include "cli/json_text.hpp"
+#include "cli/text.hpp"
 
 namespace headwater::cli {
 namespace {

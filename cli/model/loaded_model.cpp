@@ -1,13 +1,13 @@
-#include "model/loaded_model.hpp"
+#include "cli/model/loaded_model.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 
-#include "failure.hpp"
-#include "machine.hpp"
-#include "text.hpp"
+#include "cli/failure.hpp"
+#include "cli/machine.hpp"
+#include "cli/text.hpp"
 
 namespace headwater::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/model_flags.hpp"
+#include "cli/model/model_flags.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 

@@ -1,12 +1,12 @@
-#include "model/model_flags.hpp"
+#include "cli/model/model_flags.hpp"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 
-#include "failure.hpp"
-#include "numbers.hpp"
-#include "text.hpp"
+#include "cli/failure.hpp"
+#include "cli/numbers.hpp"
+#include "cli/text.hpp"
 
 namespace headwater::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "model/perplexity.hpp"
+#include "cli/model/perplexity.hpp"
 
 #include <fmt/format.h>
 
@@ -9,16 +9,16 @@
 #include <optional>
 #include <span>
 
-#include "arguments.hpp"
+#include "cli/arguments.hpp"
+#include "cli/interrupt.hpp"
+#include "cli/json_text.hpp"
+#include "cli/model/loaded_model.hpp"
+#include "cli/model/prompt.hpp"
+#include "cli/numbers.hpp"
+#include "cli/progress.hpp"
+#include "cli/standard_output.hpp"
+#include "cli/text.hpp"
 #include "headwater/headwater.hpp"
-#include "interrupt.hpp"
-#include "json_text.hpp"
-#include "model/loaded_model.hpp"
-#include "model/prompt.hpp"
-#include "numbers.hpp"
-#include "progress.hpp"
-#include "standard_output.hpp"
-#include "text.hpp"
 
 namespace headwater::cli {
 namespace {

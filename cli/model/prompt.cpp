@@ -1,4 +1,4 @@
-#include "model/prompt.hpp"
+#include "cli/model/prompt.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "failure.hpp"
-#include "text.hpp"
+#include "cli/failure.hpp"
+#include "cli/text.hpp"
 
 namespace headwater::cli {
 namespace {

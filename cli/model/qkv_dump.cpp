@@ -1,15 +1,15 @@
-#include "model/qkv_dump.hpp"
+#include "cli/model/qkv_dump.hpp"
 
 #include <fmt/format.h>
 
 #include <cstring>
 #include <span>
 
-#include "failure.hpp"
+#include "cli/failure.hpp"
+#include "cli/mapped_file.hpp"
+#include "cli/output_layout.hpp"
+#include "cli/safetensors.hpp"
 #include "headwater/version.hpp"
-#include "mapped_file.hpp"
-#include "output_layout.hpp"
-#include "safetensors.hpp"
 
 namespace headwater::cli {
 namespace {

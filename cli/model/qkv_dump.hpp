@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "output_file.hpp"
+#include "cli/output_file.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace headwater::cli {
