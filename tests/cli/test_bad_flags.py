@@ -89,7 +89,7 @@ class Usage(ProgramTest):
 
     def test_commands(self):
         self.assert_refused(self.run_program(), "attend", "bench", "conform", "info")
-        self.assert_refused(self.run_program("generate"), "'generate'", "attend", "bench", "conform", "info")
+        self.assert_refused(self.run_program("generat"), "'generat'", "attend", "bench", "conform", "info")
         self.assert_refused(self.run_program("at\ntend"), "attend", "bench", "conform", "info")
         self.assert_refused(self.run_program("--version", "x"), "'x'")
         self.assert_refused(self.run_program("info", "x"), "x")
