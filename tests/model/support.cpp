@@ -5,6 +5,7 @@
 
 #include "cli/mapped_file.hpp"
 #include "cli/safetensors.hpp"
+#include "headwater/engine.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
@@ -49,8 +50,19 @@ std::vector<std::int32_t> some_ids(std::int64_t n) {
   return result;
 }
 
+/// The best engine whose arithmetic is F32 throughout: the bounds here are F32's.
+std::string f32_engine() {
+  for (const char* name : {"cpu-avx512", "cpu-avx2"}) {
+    for (const Engine* one : engines()) {
+      if (one->name() == name && one->unavailable_because().empty()) return name;
+    }
+  }
+  return "cpu-portable";
+}
+
 TransformerOptions options(std::int64_t capacity, DType cache) {
   TransformerOptions result;
+  result.engine = f32_engine();
   result.capacity = capacity;
   result.cache_type = cache;
   result.attention.threads = 2;

@@ -25,7 +25,7 @@ const ReferenceLogits& reference_logits();
 /// n token ids of that text, repeated as often as needed.
 std::vector<std::int32_t> some_ids(std::int64_t n);
 
-/// Options for a run over at most `capacity` tokens on two threads.
+/// Options for a run over at most `capacity` tokens on two threads, by an engine whose arithmetic is F32.
 TransformerOptions options(std::int64_t capacity, DType cache = DType::f32);
 
 }  // namespace headwater::runtime::testing
