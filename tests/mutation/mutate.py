@@ -6,7 +6,7 @@
 Works on a copy of the tree in build/mutate/tree, never on the tree itself. A mutant is judged in stages, cheapest first:
 its own object is compiled, the unit tests of its folder run, then the conformance kit on the engine that it belongs to,
 the laws, the golden vectors, the program's tests; the first failure ends it. Each stage builds only what it runs. A
-stage that takes ten times what the sound tree took (at least 20 s) is stopped, and counts as a failure.
+stage that takes ten times the processor time that the sound tree took (at least 20 s) is stopped, and counts as a failure.
 
 Verdicts: killed (by which stage); SURVIVED; equivalent (the compiler made the same object code); refused (the compiler,
 with -Werror, does not take it). COUNT (default 20) is the number of mutants that were killed or survived.
@@ -36,7 +36,8 @@ TREE = WORK / "tree"
 OUT = TREE / "build" / "release"  # as deep as a build of the tree itself: the compiler's cache then knows its objects
 RESULTS = WORK / "results.json"
 
-LEAST_LIMIT = 20  # seconds that any stage may take
+LEAST_LIMIT = 20  # seconds of the processor that any stage may take
+LONGEST_WAIT = 3600  # seconds of the clock: only what waits for ever reaches it
 # Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 MEMORY = 24 << 30  # address space of a test: a loop without end must not take the machine with it
@@ -182,19 +183,25 @@ class Mutant:
         return f"{self.path}:{self.index + 1}: {self.name}"
 
 
-def limited():
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def run(command, log, processor_seconds=None):
+    """Exit status in OUT (or TREE before it exists); 124 where it took too long. With processor_seconds it is a test:
+    limited in memory and in time of the processor, which does not depend on what else runs on this machine. What
+    waits for ever is stopped by the clock. Takes its children along when it is stopped."""
 
+    def limited():
+        if processor_seconds is None:
+            return
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(processor_seconds), int(processor_seconds) + 2))
 
-def run(command, seconds, log, limit_memory=False):
-    """Exit status in OUT (or TREE before it exists); 124 after `seconds`. Takes its children along when it is stopped."""
     with open(WORK / log, "w") as output:
         process = subprocess.Popen(command, cwd=OUT if OUT.is_dir() else TREE, stdout=output,
-                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, env=ENVIRONMENT,
-                                   preexec_fn=limited if limit_memory else None)
+                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                                   env=ENVIRONMENT, preexec_fn=limited)
         try:
-            return process.wait(timeout=seconds)
+            status = process.wait(timeout=LONGEST_WAIT)
+            return 124 if status in (-signal.SIGXCPU, -signal.SIGKILL) else status
         except subprocess.TimeoutExpired:
             return 124
         finally:
@@ -204,7 +211,13 @@ def run(command, seconds, log, limit_memory=False):
 
 
 def build(targets, jobs):
-    return run(["ninja", "-j", str(jobs), *targets], 1800, "build.log") == 0
+    return run(["ninja", "-j", str(jobs), *targets], "build.log") == 0
+
+
+def processor_time():
+    """Seconds of the processor that all finished children took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def objects():
@@ -245,7 +258,7 @@ def judge(mutant, sound, limits, jobs):
         part = str(OUT / mutant.path.parts[0])
         if all(sound.get(path) == digest for path, digest in objects().items() if path.startswith(part)):
             return "equivalent", "same object code"
-        status = run(command, limits[stage, tuple(command)], "test.log", limit_memory=True)
+        status = run(command, "test.log", limits[stage, tuple(command)])
         if status != 0:
             return "killed", stage if status != 124 else f"{stage}: time limit"
     return "SURVIVED", ""
@@ -262,21 +275,20 @@ def prepare(chosen_paths, jobs):
     """Builds the sound copy and runs its stages: (object digests, time limits), or None where something fails."""
     copy_tree()
     configure = ["cmake", "--preset", "release", "-S", str(TREE), "-DHEADWATER_BENCH=OFF"]
-    if run(configure, 300, "configure.log") != 0:
+    if run(configure, "configure.log") != 0:
         return None
     limits = {}
     for path in chosen_paths:
         for stage, targets, command in stages_of(path):
             if (stage, tuple(command)) in limits:
                 continue
-            start = time.time()
             if not build(targets, jobs):
                 return None
-            start = time.time()
-            if run(command, 1800, "test.log", limit_memory=True) != 0:
+            before = processor_time()
+            if run(command, "test.log", 600) != 0:
                 print(f"stage '{stage}' fails", file=sys.stderr)
                 return None
-            limits[stage, tuple(command)] = max(LEAST_LIMIT, 10 * (time.time() - start))
+            limits[stage, tuple(command)] = max(LEAST_LIMIT, 10 * (processor_time() - before))
     return objects(), limits
 
 

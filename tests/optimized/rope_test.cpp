@@ -142,6 +142,8 @@ TEST(Rope, BadArgumentsAreNamed) {
   EXPECT_NE(turn(rows, 1, 1, 4, 0, std::span<const double>(f, 3), 1, 0).find("inverse_frequencies"),
             std::string::npos);
   EXPECT_NE(turn(rows, 1, 1, 4, 0, bad, 1, 0).find("inverse_frequencies[1]"), std::string::npos);
+  const double first_bad[2] = {std::numeric_limits<double>::infinity(), 1.0};
+  EXPECT_NE(turn(rows, 1, 1, 4, 0, first_bad, 1, 0).find("inverse_frequencies[0]"), std::string::npos);
   EXPECT_NE(turn(rows, 1, 1, 4, 0, two, std::numeric_limits<double>::infinity(), 0).find("magnitude"),
             std::string::npos);
   EXPECT_NE(turn(rows, 1, 1, 4, 0, two, 1, 2).find("layout is 2"), std::string::npos);

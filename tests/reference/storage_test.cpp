@@ -44,6 +44,8 @@ TEST(Storage, zeroed_bytes) {
   EXPECT_EQ(moved.data(), before);
   EXPECT_EQ(moved.size(), 100U);
   EXPECT_EQ(moved.data()[99], std::byte{7});
+  EXPECT_EQ(bytes.data(), nullptr);  // NOLINT: what a move leaves behind
+  EXPECT_EQ(bytes.size(), 0U);
 }
 
 TEST(Storage, STATE_6_rows_are_apart_and_rounded_once) {
