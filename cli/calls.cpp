@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "headwater/testing/sabotage.hpp"
+
 namespace headwater::cli {
 namespace {
 
@@ -18,7 +20,8 @@ bool turn_is_sparse(std::int64_t base, std::int64_t turn, const EffectiveOptions
 void for_each_call(std::span<const StepItem> steps, const EffectiveOptions& options,
                    const std::function<void(const Call&)>& action) {
   const std::int64_t batches = (kWorthwhileCall + options.batch - 1) / options.batch;
-  const std::int64_t most = options.batch * batches;
+  std::int64_t most = options.batch * batches;
+  if (HEADWATER_SABOTAGE("cli.calls.cut_inside_a_batch")) most -= 1;
   std::int64_t base = 0;
   bool prefilling = false;
   bool sparse = false;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -23,6 +24,7 @@ void OutputLayout::add(const std::string& name, TensorType type, const std::vect
     throw Failure(fmt::format("output tensor {} of shape {} is too large: the file would pass {}", name,
                               shape_text(shape), bytes_text(kMostBytes)));
   }
+  if (HEADWATER_SABOTAGE("cli.layout.tensors_overlap")) end = data_bytes_;
   entries_.push_back({name, type, shape, data_bytes_, end});
   data_bytes_ = end;
 }
@@ -49,6 +51,7 @@ std::uint64_t OutputLayout::offset(std::string_view name) const {
   const auto it =
       std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; });
   if (it == entries_.end()) throw Failure(fmt::format("internal error: no output tensor {}", name));
+  if (HEADWATER_SABOTAGE("cli.layout.offset_in_data")) return it->begin;
   return header_.size() + it->begin;
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "safetensors_json.hpp"
 #include "text.hpp"
 
@@ -69,7 +70,7 @@ void check_tensor(std::string_view name, const TensorInfo& tensor, std::uint64_t
                     in_quotes(name), tensor.begin, tensor.end, data_bytes));
   }
   const std::uint64_t bytes = byte_size(name, tensor);
-  if (bytes != tensor.end - tensor.begin) {
+  if (bytes != tensor.end - tensor.begin && !HEADWATER_SABOTAGE("cli.safetensors.size_unchecked")) {
     throw Failure(fmt::format("tensor {}: {} {} takes {} bytes, but data_offsets [{}, {}] hold {}",
                               in_quotes(name), tensor_type_info(tensor.type).name, shape_text(tensor.shape),
                               bytes, tensor.begin, tensor.end, tensor.end - tensor.begin));
@@ -87,18 +88,18 @@ void check_coverage(const SafetensorsHeader& header, std::uint64_t data_bytes) {
   std::uint64_t covered = 0;
   for (const auto& it : order) {
     const auto& [name, tensor] = *it;
-    if (tensor.begin < covered) {
+    if (tensor.begin < covered && !HEADWATER_SABOTAGE("cli.safetensors.overlap")) {
       throw Failure(fmt::format("tensor {}: data_offsets [{}, {}] overlap another tensor, which ends at {}",
                                 in_quotes(name), tensor.begin, tensor.end, covered));
     }
-    if (tensor.begin > covered) {
+    if (tensor.begin > covered && !HEADWATER_SABOTAGE("cli.safetensors.hole")) {
       throw Failure(
           fmt::format("tensor {}: data_offsets [{}, {}] leave a hole of {} bytes before it; none is allowed",
                       in_quotes(name), tensor.begin, tensor.end, tensor.begin - covered));
     }
     covered = tensor.end;
   }
-  if (covered != data_bytes) {
+  if (covered != data_bytes && !HEADWATER_SABOTAGE("cli.safetensors.truncated")) {
     throw Failure(fmt::format("has {} bytes of data, but its tensors take {}; they must be equal", data_bytes,
                               covered));
   }

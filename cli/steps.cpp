@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "numbers.hpp"
 #include "text.hpp"
 
@@ -22,7 +23,8 @@ std::optional<std::int64_t> count(std::string_view text) {
   }
   std::int64_t value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || value < 1 || value > kMaxCount) return std::nullopt;
+  const std::int64_t least = HEADWATER_SABOTAGE("cli.steps.zero_tokens") ? 0 : 1;
+  if (error != std::errc{} || value < least || value > kMaxCount) return std::nullopt;
   return value;
 }
 
@@ -40,7 +42,7 @@ std::optional<Step> parse_step(std::string_view item) {
   if (!n) return std::nullopt;
   if (colon == std::string_view::npos) return Step::prefill(*n);
   const auto turn = count(item.substr(colon + 1));
-  if (!turn || *turn < *n) return std::nullopt;
+  if (!turn || (*turn < *n && !HEADWATER_SABOTAGE("cli.steps.turn_below_call"))) return std::nullopt;
   return Step::prefill(*n, *turn);
 }
 
@@ -74,7 +76,7 @@ void check_steps_cover(const std::vector<StepItem>& steps, std::int64_t n) {
           i + 1, in_quotes(steps[i].text), sum, n, n));
     }
   }
-  if (sum < n) {
+  if (sum < n && !HEADWATER_SABOTAGE("cli.steps.rest_left_over")) {
     throw Failure(
         fmt::format("--steps: the {} items add up to {} tokens, but the input has {}; they must add up to "
                     "exactly {}",

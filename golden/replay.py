@@ -1,6 +1,6 @@
 """Replays the golden vectors through `headwater attend`.
 
-    replay.py PROGRAM [--engine NAME ...] [--manifest FILE]
+    replay.py PROGRAM [--engine NAME ...] [--vector NAME ...] [--manifest FILE]
 
 Checks the hash of every vector, runs the program on its inputs and compares: memory sets, scores and chunk starts
 exactly, the rest within the bound stored beside each value. Exit status 1: a value is wrong; 2: a vector or the
@@ -69,6 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--engine", action="append")
+    parser.add_argument("--vector", action="append", help="only the vector of this name")
     parser.add_argument("--manifest", type=pathlib.Path,
                         default=pathlib.Path(__file__).resolve().parent / "manifest.json")
     arguments = parser.parse_args()
@@ -77,6 +78,8 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             source, target = (pathlib.Path(folder) / name for name in ("in.safetensors", "out.safetensors"))
             for entry, values, types in load(arguments.manifest):
+                if arguments.vector and pathlib.Path(entry["file"]).stem not in arguments.vector:
+                    continue
                 tensors.write(source, {name: (types[name], values[name]) for name in INPUTS if name in values})
                 for engine in arguments.engine or ["reference", "cpu-portable"]:
                     run += 1

@@ -18,7 +18,8 @@ std::vector<Chunk> chunk_plan(std::int64_t base, std::int64_t n, ChunkMode mode,
     const std::int64_t batch_end = std::min(batch_begin + batch, base + n);
     std::int64_t begin = batch_begin;  // PLAN-2
     while (begin < batch_end) {
-      const std::int64_t end = std::min(begin + chunk, batch_end);
+      std::int64_t end = std::min(begin + chunk, batch_end);
+      if (HEADWATER_SABOTAGE("ref.chunk_plan.short_rest_joined") && batch_end - end < chunk) end = batch_end;
       chunks.push_back(Chunk{begin, end, mode});
       begin = end;
     }

@@ -18,7 +18,8 @@ std::vector<SoftmaxRow> dense_attention(const LogitRule& rule, std::int64_t begi
     const std::int64_t i = begin + row;
     std::vector<double> logits;
     std::vector<std::span<const double>> values;
-    for (std::int64_t j = first_key; j <= i;
+    const std::int64_t last = i - (HEADWATER_SABOTAGE("ref.dense.misses_own_key") && i > 0 ? 1 : 0);
+    for (std::int64_t j = first_key; j <= last;
          ++j) {  // DEC-1: all stored tokens, the step's earlier ones, itself
       logits.push_back(logit(rule, q.row(row), k.row(j), i, j));
       values.push_back(v.row(j));

@@ -22,6 +22,7 @@ SoftmaxRow fuse(const SoftmaxRow& a, const SoftmaxRow& b) {
     weight_b = b.l;
   }
   fused.l = weight_a + weight_b;
+  if (HEADWATER_SABOTAGE("ref.fusion.sum_of_first_part")) fused.l = weight_a > 0.0 ? weight_a : weight_b;
   for (std::size_t c = 0; c < fused.o.size(); ++c) {
     fused.o[c] = (a.o[c] * weight_a + b.o[c] * weight_b) / fused.l;
   }

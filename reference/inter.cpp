@@ -13,6 +13,7 @@ PassResult inter_pass(const LogitRule& rule, std::int64_t chunk_begin, const Mat
   double sink = -std::numeric_limits<double>::infinity();  // LOGIT-4: no sink in the inter pass
   if (HEADWATER_SABOTAGE("ref.inter.sink_taken_again")) sink = rule.sink;
   const std::int64_t first = HEADWATER_SABOTAGE("ref.inter.bias_by_row_in_chunk") ? 0 : chunk_begin;
+  const bool last_query_only = HEADWATER_SABOTAGE("ref.inter.column_sum_of_last_query");
   const bool round_each = HEADWATER_SABOTAGE("ref.inter.column_sum_rounded_per_query");
   std::size_t entries = memory.size();
   if (HEADWATER_SABOTAGE("ref.inter.drops_last_key") && entries > 0) --entries;
@@ -31,6 +32,7 @@ PassResult inter_pass(const LogitRule& rule, std::int64_t chunk_begin, const Mat
     result.rows.push_back(softmax_row(logits, values, sink, v.columns));  // INTER-1, INTER-3
 
     for (std::size_t entry = 0; entry < entries; ++entry) {  // INTER-2
+      if (last_query_only) result.column_sums[entry] = 0.0;
       result.column_sums[entry] += weight(result.rows.back(), logits[entry]);
       if (round_each) result.column_sums[entry] = from_bf16(round_to_bf16(result.column_sums[entry]));
     }

@@ -24,6 +24,7 @@ std::vector<std::int32_t> candidates(std::span<const std::int32_t> previous, std
     if (position < first_local) positions.push_back(position);
   }
   // Every token that was processed since, whether in a sparse chunk, a dense turn or a decode step (MEM-5).
+  if (HEADWATER_SABOTAGE("ref.memory_set.skips_first_new")) ++previous_end;
   for (std::int64_t position = previous_end; position < first_local; ++position) {
     positions.push_back(static_cast<std::int32_t>(position));
   }
@@ -47,8 +48,9 @@ std::vector<std::int32_t> build_memory_set(std::span<const std::int32_t> previou
 
 // MEM-4
 void store_memory_set(std::span<const std::int32_t> set, std::span<std::int32_t> stored) {
+  const std::int32_t none = HEADWATER_SABOTAGE("ref.memory_set.tail_is_zero") ? 0 : -1;
   for (std::size_t entry = 0; entry < stored.size(); ++entry) {
-    stored[entry] = entry < set.size() ? set[entry] : -1;
+    stored[entry] = entry < set.size() ? set[entry] : none;
   }
 }
 

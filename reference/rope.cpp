@@ -31,7 +31,8 @@ std::vector<double> inverse_frequencies(std::int64_t r, double theta) {
 
 void rotate_row(std::span<double> row, std::int64_t position, std::span<const double> frequencies,
                 double magnitude, RopeLayout layout) {
-  const bool adjacent = layout == RopeLayout::adjacent_pairs;
+  const bool adjacent =
+      layout == RopeLayout::adjacent_pairs || HEADWATER_SABOTAGE("ref.rope.always_adjacent_pairs");
   const std::size_t pairs = frequencies.size();
   for (std::size_t i = 0; i < pairs; ++i) {
     const double angle = static_cast<double>(position) * frequencies[i];  // ROPE-3: double

@@ -1,5 +1,6 @@
 #include "schedule.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "dense.hpp"
@@ -55,16 +56,18 @@ IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
 void build_memory_sets(LayerStep& step, const Chunk& chunk) {
   LayerStorage& storage = step.storage;
   std::size_t entries = 0;
+  std::int64_t end = chunk.begin;
+  if (HEADWATER_SABOTAGE("ref.schedule.set_misses_newest") && end > 0) --end;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     const std::int64_t scored_head = HEADWATER_SABOTAGE("ref.memory_set.scores_of_head_0") ? 0 : h;
     const std::vector<std::int32_t> set = build_memory_set(
-        storage.memory_set(h), storage.memory_end, chunk.begin, step.effective.local, step.effective.heavy,
+        storage.memory_set(h), storage.memory_end, end, step.effective.local, step.effective.heavy,
         [&](std::int64_t position) { return storage.score(scored_head, position); });
     store_memory_set(set, storage.memory(h));
     entries = set.size();  // the same for every head: Local and the number of candidates do not depend on it
   }
   storage.memory_count = static_cast<std::int64_t>(entries);
-  storage.memory_end = chunk.begin;
+  storage.memory_end = end;
 }
 
 /// INTER-1 .. INTER-3 for one head.
@@ -110,7 +113,10 @@ void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) 
     const PassResult& own = intra[static_cast<std::size_t>(h)];
     const std::span<const std::int32_t> memory = storage.memory_set(h);
     const PassResult inter = inter_of_chunk(step, chunk, h, memory);
-    const std::vector<float> colsum_intra = rounded_once(own.column_sums);
+    std::vector<float> colsum_intra = rounded_once(own.column_sums);
+    if (HEADWATER_SABOTAGE("ref.schedule.initial_scores_reversed")) {
+      std::reverse(colsum_intra.begin(), colsum_intra.end());
+    }
     const std::vector<float> colsum_inter = rounded_once(inter.column_sums);
 
     // SCORE-3: once per chunk, never per query.
@@ -127,7 +133,8 @@ void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) 
     // FUSE-2
     for (std::int64_t row = 0; row < chunk_tokens(chunk); ++row) {
       const auto r = static_cast<std::size_t>(row);
-      write_output(step, chunk, h, row, fuse(own.rows[r], inter.rows[r]), trace);
+      const bool forgets = HEADWATER_SABOTAGE("ref.schedule.output_without_memory");
+      write_output(step, chunk, h, row, forgets ? own.rows[r] : fuse(own.rows[r], inter.rows[r]), trace);
     }
 
     const std::span<const std::int32_t> stored = storage.memory(h);

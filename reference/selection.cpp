@@ -26,6 +26,7 @@ std::vector<std::int32_t> select_heavy(std::span<const Candidate> candidates, st
   } else {
     std::sort(ranked.begin(), ranked.end(), ranks_before);
   }
+  if (HEADWATER_SABOTAGE("ref.selection.lowest_scores")) std::reverse(ranked.begin(), ranked.end());
   auto kept = static_cast<std::size_t>(std::min(heavy, static_cast<std::int64_t>(ranked.size())));
   if (HEADWATER_SABOTAGE("ref.selection.one_too_few") && kept > 0) --kept;
   std::vector<std::int32_t> positions;

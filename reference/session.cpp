@@ -79,7 +79,7 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
   check_rows("out", read_only(out), step_tokens_, shape_.n_head, shape_.d_value);
 
   progress_ = Progress::failed;  // until the layer is done (STATE-5)
-  if (attended_[static_cast<std::size_t>(layer)]) {
+  if (attended_[static_cast<std::size_t>(layer)] && !HEADWATER_SABOTAGE("ref.session.layer_twice")) {
     wrong_state("attend() of layer " + std::to_string(layer) +
                 ": already attended in this step; the step has failed");
   }
@@ -105,7 +105,7 @@ void ReferenceSession::end() {
   require_usable();
   if (progress_ != Progress::open) wrong_state("end() without an open step: begin() must come first");
   const auto missing = std::find(attended_.begin(), attended_.end(), false);
-  if (missing != attended_.end()) {
+  if (missing != attended_.end() && !HEADWATER_SABOTAGE("ref.session.end_without_a_layer")) {
     progress_ = Progress::failed;
     wrong_state("end() before layer " + std::to_string(missing - attended_.begin()) +
                 " was attended; the step has failed");
@@ -119,7 +119,7 @@ void ReferenceSession::reset() {
   if (!HEADWATER_SABOTAGE("ref.session.reset_keeps_scores")) {
     for (LayerStorage& storage : layers_) storage.clear(tokens_ + step_tokens_);
   }
-  turn_ = Turn{};
+  if (!HEADWATER_SABOTAGE("ref.session.reset_keeps_turn")) turn_ = Turn{};
   plan_.clear();
   tokens_ = 0;
   step_tokens_ = 0;

@@ -39,6 +39,7 @@ Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& optio
     }
   }
   // STATE-5
+  if (HEADWATER_SABOTAGE("ref.turn.last_token_refused")) --capacity;
   if (step.n > capacity - tokens) {
     throw Error(ErrorCode::capacity_exceeded,
                 "Step::n = " + std::to_string(step.n) + " on " + std::to_string(tokens) +
@@ -46,9 +47,14 @@ Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& optio
   }
 
   // STATE-1, STATE-2
+  if (!prefill && HEADWATER_SABOTAGE("ref.turn.decode_keeps_the_turn")) {
+    return Turn{turn.state == SessionState::empty ? SessionState::decoding : turn.state, ChunkMode::decode,
+                turn.length};
+  }
   if (!prefill) return Turn{SessionState::decoding, ChunkMode::decode, 0};
   if (!opens_turn) return turn;
-  const std::int64_t length = step.turn_length == 0 ? step.n : step.turn_length;
+  std::int64_t length = step.turn_length == 0 ? step.n : step.turn_length;
+  if (HEADWATER_SABOTAGE("ref.turn.length_of_call")) length = step.n;
   return Turn{SessionState::prefilling, turn_mode(options, tokens, length), length};
 }
 

@@ -77,7 +77,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   effective.chunk = options.chunk;
   effective.batch = options.batch;
   if (options.batch < options.chunk) {  // CFG-4
-    effective.batch = options.chunk;
+    if (!HEADWATER_SABOTAGE("core.config.batch_below_chunk")) effective.batch = options.chunk;
     effective.warnings.push_back("batch " + std::to_string(options.batch) + " is below chunk " +
                                  std::to_string(options.chunk) + " and is read as " +
                                  std::to_string(options.chunk));
@@ -87,7 +87,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
                                  ": the last chunk of every batch is shorter");
   }
 
-  if (!options.dense) {  // CFG-2
+  if (!options.dense || HEADWATER_SABOTAGE("core.config.dense_ignored")) {  // CFG-2
     effective.local = options.local;
     effective.heavy = options.heavy;
     const std::int64_t chunk = options.chunk;
@@ -107,6 +107,9 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;
   effective.scale = options.scale ? *options.scale : 1.0 / std::sqrt(static_cast<double>(shape.d_head));
+  if (HEADWATER_SABOTAGE("core.config.scale_of_value_width")) {
+    effective.scale = 1.0 / std::sqrt(static_cast<double>(shape.d_value));
+  }
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;
   effective.schedule = options.schedule;

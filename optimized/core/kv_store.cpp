@@ -22,6 +22,7 @@ KvStore::KvStore(const Shape& shape)
 
 void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k,
                     const Rows& v, std::int64_t row) {
+  if (HEADWATER_SABOTAGE("core.kv.one_layer_for_all")) layer = 0;
   const std::int64_t at = (layer * heads_ + head) * capacity_ + position;
   const std::int64_t value_head = HEADWATER_SABOTAGE("core.kv.value_head_zero") ? 0 : head;
   convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + at * key_bytes_, type_);

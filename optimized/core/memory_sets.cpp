@@ -28,7 +28,11 @@ void MemorySets::build_head(std::int64_t layer, std::int64_t head, std::int64_t 
                             std::uint32_t* keys, std::int32_t* chosen) {
   const Layer& state = layers_[static_cast<std::size_t>(layer)];
   std::int32_t* set = positions_.data() + (layer * heads_ + head) * width_;
-  const std::int64_t local_begin = std::max<std::int64_t>(0, end - local_);  // MEM-1
+  std::int64_t local_begin = std::max<std::int64_t>(0, end - local_);  // MEM-1
+  if (HEADWATER_SABOTAGE("core.memory.local_one_late") && local_begin > 0) {
+    --local_begin;
+    --end;
+  }
 
   // MEM-2, in ascending order: what is left of the previous set (all below built_at), then the tokens since.
   std::int64_t kept = 0;
@@ -61,6 +65,7 @@ void MemorySets::finish(std::int64_t layer, std::int64_t end) {
 }
 
 void MemorySets::reset() {
+  if (HEADWATER_SABOTAGE("core.memory.reset_keeps_sets")) return;
   std::fill(layers_.begin(), layers_.end(), Layer{});
   std::fill_n(positions_.data(), positions_.size(), -1);
 }

@@ -56,7 +56,12 @@ void narrow(const float* from, std::int64_t count, DType type, void* to) {
   auto* bytes = static_cast<unsigned char*>(to);
   switch (type) {
     case DType::f32: std::memcpy(bytes, from, static_cast<std::size_t>(count) * sizeof(float)); break;
-    case DType::f16: narrow_16<f16_from_float>(from, count, bytes); break;
+    case DType::f16:
+      narrow_16<f16_from_float>(from, count, bytes);
+      if (HEADWATER_SABOTAGE("core.numbers.f16_rounds_up")) {
+        for (std::int64_t i = 0; i < count; ++i) bytes[2 * i] |= 1U;
+      }
+      break;
     case DType::bf16:
       if (HEADWATER_SABOTAGE("core.numbers.truncate_bf16_row")) {
         for (std::int64_t i = 0; i < count; ++i) {

@@ -80,13 +80,17 @@ void rotate(const MutableRows& rows, std::int64_t n, std::int64_t heads, std::in
   const auto size = static_cast<std::int64_t>(dtype_size(rows.type));
   const bool adjacent = layout == RopeLayout::adjacent_pairs;
   const std::int64_t pair_step = adjacent ? 2 : 1;
-  const std::int64_t partner = adjacent ? 1 : pairs;
+  const std::int64_t partner = adjacent || HEADWATER_SABOTAGE("core.rope.partner_is_neighbour") ? 1 : pairs;
   for (std::int64_t t = 0; t < n; ++t) {
     const auto position = static_cast<double>(first_position + t);
     for (std::int64_t i = 0; i < pairs; ++i) {
       double angle = position * inverse_frequencies[static_cast<std::size_t>(i)];
       if (HEADWATER_SABOTAGE("core.rope.local_position")) {
         angle = static_cast<double>(t) * inverse_frequencies[static_cast<std::size_t>(i)];
+      }
+      if (HEADWATER_SABOTAGE("core.rope.float_angle")) {
+        angle = static_cast<double>(static_cast<float>(position) *
+                                    static_cast<float>(inverse_frequencies[static_cast<std::size_t>(i)]));
       }
       const double c = std::cos(angle) * magnitude;
       const double s = std::sin(angle) * magnitude;

@@ -17,6 +17,7 @@ ScoreStore::ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t cap
 }
 
 void ScoreStore::clear(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t end) {
+  if (HEADWATER_SABOTAGE("core.scores.clear_skips_last")) --end;
   const std::int64_t first = index(layer, head, begin);
   if (type_ == ScoreType::bf16) {
     std::fill_n(bf16_.data() + first, end - begin, std::uint16_t{0});
@@ -45,11 +46,19 @@ void ScoreStore::accumulate(std::int64_t layer, std::int64_t head, const std::in
                             std::int64_t count, const float* column_sums) {
   const std::int64_t first = index(layer, head, 0);
   if (type_ == ScoreType::f32) {
+    if (HEADWATER_SABOTAGE("core.scores.f32_not_accumulated")) return;
     for (std::int64_t i = 0; i < count; ++i) f32_.data()[first + positions[i]] += column_sums[i];
     return;
   }
   std::uint16_t* scores = bf16_.data() + first;
   if (HEADWATER_SABOTAGE("core.scores.drop_last_entry")) --count;
+  if (HEADWATER_SABOTAGE("core.scores.sum_rounded_first")) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::uint16_t& score = scores[positions[i]];
+      score = bf16_from_float(float_from_bf16(score) + float_from_bf16(bf16_from_float(column_sums[i])));
+    }
+    return;
+  }
   for (std::int64_t i = 0; i < count; ++i) {
     std::uint16_t& score = scores[positions[i]];
     score = bf16_from_float(float_from_bf16(score) + column_sums[i]);

@@ -23,6 +23,7 @@ std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int
     for (std::int64_t i = 0; i < count; ++i) chosen[i] = static_cast<std::int32_t>(i);
     return count;
   }
+  if (HEADWATER_SABOTAGE("core.selection.upper_half_only")) key_bits = 16;
   // Largest threshold that at least `budget` keys reach: the key of the worst chosen one.
   std::uint32_t threshold = 0;
   for (int bit = 31; bit >= 32 - key_bits; --bit) {

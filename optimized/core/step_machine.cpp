@@ -60,6 +60,7 @@ void StepMachine::begin(const Step& step) {
   std::int64_t turn_length = turn_length_;
   if (prefill && opens_turn()) {
     turn_length = step.turn_length == 0 ? step.n : step.turn_length;
+    if (HEADWATER_SABOTAGE("core.state.length_of_call")) turn_length = step.n;
     if (turn_length < step.n) {
       refuse_argument("turn_length is " + std::to_string(step.turn_length) +
                       "; allowed: 0 (n) or at least n = " + std::to_string(step.n));
@@ -69,7 +70,8 @@ void StepMachine::begin(const Step& step) {
                     " in a call that continues a turn; allowed: 0 or the turn's own " +
                     std::to_string(turn_length_));
   }
-  if (step.n > capacity_ - tokens_) {
+  const std::int64_t short_by = HEADWATER_SABOTAGE("core.state.last_token_refused") ? 1 : 0;
+  if (step.n > capacity_ - tokens_ - short_by) {
     throw Error(ErrorCode::capacity_exceeded, "step of n = " + std::to_string(step.n) + " tokens behind " +
                                                   std::to_string(tokens_) + " stored; allowed: at most " +
                                                   std::to_string(capacity_ - tokens_) + " (capacity " +
@@ -91,7 +93,7 @@ void StepMachine::begin(const Step& step) {
     state_ = SessionState::prefilling;
   } else {
     plan_.push_back({tokens_, tokens_ + step.n, ChunkMode::decode});
-    state_ = SessionState::decoding;
+    if (!HEADWATER_SABOTAGE("core.state.decode_keeps_the_turn")) state_ = SessionState::decoding;
   }
   step_tokens_ = step.n;
   layers_left_ = static_cast<std::int64_t>(attended_.size());
@@ -105,7 +107,7 @@ void StepMachine::enter_layer(std::int64_t layer) {
   if (layer < 0 || layer >= layers) {
     refuse_argument("layer is " + std::to_string(layer) + "; allowed: 0 .. " + std::to_string(layers - 1));
   }
-  if (attended_[static_cast<std::size_t>(layer)]) {
+  if (attended_[static_cast<std::size_t>(layer)] && !HEADWATER_SABOTAGE("core.state.layer_twice")) {
     fail();
     refuse_state("layer " + std::to_string(layer) +
                  " attended twice in one step; allowed: once, then reset()");
@@ -116,12 +118,12 @@ void StepMachine::enter_layer(std::int64_t layer) {
 
 void StepMachine::end() {
   require_open("end()");
-  if (layers_left_ != 0) {
+  if (layers_left_ != 0 && !HEADWATER_SABOTAGE("core.state.end_without_a_layer")) {
     fail();
     refuse_state("end() with " + std::to_string(layers_left_) +
                  " layers not attended; allowed: every layer once, now only reset()");
   }
-  tokens_ += step_tokens_;
+  if (!HEADWATER_SABOTAGE("core.state.tokens_not_counted")) tokens_ += step_tokens_;
   step_tokens_ = 0;
   open_ = false;
 }

@@ -35,6 +35,28 @@ TEST(Safetensors, ReadsTypesShapesAndPlaces) {
   EXPECT_EQ(header.metadata.at("a"), "b");
 }
 
+TEST(Safetensors, RefusesWhatDoesNotFit) {
+  struct Unfit {
+    const char* header;
+    std::size_t data_bytes;
+    const char* says;
+  };
+  constexpr Unfit kUnfit[] = {
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+       6, "'b': data_offsets [2, 6] overlap"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
+       5, "leave a hole of 1 bytes"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3, "has 3 bytes of data"},
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,3]}})", 3, "takes 4 bytes"},
+      {R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' appears twice"},
+      {R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4, "'a' has no dtype"},
+  };
+  for (const Unfit& unfit : kUnfit) {
+    EXPECT_THAT(refusal([&] { (void)parse_safetensors(file_of(unfit.header, unfit.data_bytes)); }),
+                HasSubstr(unfit.says));
+  }
+}
+
 TEST(Safetensors, SpacesBehindTheHeaderAreLegal) {
   EXPECT_NO_THROW((void)parse_safetensors(file_of(std::string(kHeader) + "    ", kDataBytes)));
 }

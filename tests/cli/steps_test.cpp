@@ -42,6 +42,8 @@ TEST(ParseSteps, NamesTheItemThatIsWrong) {
   EXPECT_THAT(refusal([] { (void)parse_steps("p1,d2,x3,p0"); }), HasSubstr("item 3 is 'x3'"));
   EXPECT_THAT(refusal([] { (void)parse_steps("p1,"); }), HasSubstr("item 2 is ''"));
   EXPECT_THAT(refusal([] { (void)parse_steps("p5:4"); }), HasSubstr("item 1 is 'p5:4'"));
+  EXPECT_THAT(refusal([] { (void)parse_steps("p0"); }), HasSubstr("item 1 is 'p0'"));
+  EXPECT_THAT(refusal([] { (void)parse_steps("p1,d0"); }), HasSubstr("item 2 is 'd0'"));
 }
 
 TEST(CheckSteps, SumsWithoutOverflow) {

@@ -2,20 +2,26 @@
 
 /// Test hooks, compiled to nothing in what is shipped (HEADWATER_TESTING is set in test builds only).
 ///
-/// HEADWATER_SABOTAGE("stage.fault") is true while the conformance kit has switched that named fault on; it marks
-/// the place as reached. HEADWATER_MARK("stage.path") counts that a path ran, so that a test can assert it did.
-/// Both take a string literal, cost a few instructions, and do not belong into innermost loops.
+/// HEADWATER_SABOTAGE("stage.fault") is true while the conformance kit, or the environment variable
+/// HEADWATER_SABOTAGE of a test program without the kit, has switched that named fault on; it marks the place as
+/// reached. HEADWATER_MARK("stage.path") counts that a path ran, so that a test can assert it did. Both take a string literal, cost a few instructions, and do not belong into innermost loops.
 #ifdef HEADWATER_TESTING
 
 #include <atomic>
 #include <cstddef>
+#include <cstdlib>
+#include <cstring>
 
 namespace headwater::testing {
 
 /// A named place; registers itself before main().
 class Site {
  public:
-  explicit Site(const char* name) noexcept : name_(name), next_(first_) { first_ = this; }
+  explicit Site(const char* name) noexcept : name_(name), next_(first_) {
+    first_ = this;
+    const char* wanted = std::getenv("HEADWATER_SABOTAGE");
+    if (wanted != nullptr && std::strcmp(wanted, name) == 0) activate(true);
+  }
   Site(const Site&) = delete;
   Site& operator=(const Site&) = delete;
 

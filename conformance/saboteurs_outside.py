@@ -1,0 +1,152 @@
+"""Faults that the kit cannot switch on, or is not to judge alone.
+
+    saboteurs_outside.py --cli-parsers PROGRAM --program HEADWATER [--golden FOLDER] [--list FILE] [--only PATTERN]
+                         [--record]
+
+The programs are test builds; the environment variable HEADWATER_SABOTAGE switches one fault on in them.
+- A fault of conformance/saboteurs.json that names a `program` must make that GoogleTest program fail in its `case`.
+- A fault of the reference must be found by something that shares no code with it. `second` says by what: `eigen` (its
+  case holds the reference against the Eigen oracle), `golden NAME` (a vector of golden/, replayed here through the test
+  build of `headwater`), or `definition` (what neither of them looks at: rotation, the protocol, what stands behind a
+  set; its case has the spec's words written out).
+- Every fault planted in the sources is listed, and nothing else is.
+
+Exit status 1: a survivor, or a list that is wrong. --record fills in `second` from what is observed.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PLANTED = re.compile(r'HEADWATER_SABOTAGE\(\s*"([^"]+)"\s*\)')
+FOLDERS = ("reference", "optimized", "bindings", "cli", "conformance", "runtime")
+TIMEOUT = 120  # seconds; only a hang takes that long
+
+
+def planted():
+    names = set()
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".cpp", ".hpp", ".cu", ".cuh"):
+                names |= set(PLANTED.findall(path.read_text()))
+    return names
+
+
+def fails(command, fault):
+    """Exit status 1, or death by a signal, with the fault switched on; a bad call (2 and more) is no kill."""
+    environment = {**os.environ, "HEADWATER_SABOTAGE": fault, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    if done.returncode >= 2:
+        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}: {done.stderr.decode()[-500:]}")
+    return done.returncode != 0
+
+
+class Lanes:
+    def __init__(self, arguments):
+        self.parsers = arguments.cli_parsers
+        self.program = arguments.program
+        self.golden = arguments.golden
+
+    def parser_test(self, case):
+        return [self.parsers, f"--gtest_filter={case}", "--gtest_brief=1"]
+
+    def golden_replay(self, *vectors):
+        command = [sys.executable, "-B", str(self.golden / "replay.py"), self.program, "--engine", "reference"]
+        for vector in vectors:
+            command += ["--vector", vector]
+        return command
+
+    def second_of(self, fault):
+        """What beside the named case finds a fault of the reference."""
+        if fault["case"].startswith("oracles."):
+            return "eigen"
+        if fails(self.golden_replay(), fault["name"]):
+            for vector in sorted(path.stem for path in (self.golden / "vectors").glob("*.safetensors")):
+                if fails(self.golden_replay(vector), fault["name"]):
+                    return f"golden {vector}"
+        return "definition"
+
+
+def judge(fault, lanes):
+    """(whether it was judged here, what is wrong or nothing)."""
+    if "program" in fault:
+        if fault["program"] != "cli_parsers":
+            return True, f"program {fault['program']} is not known; allowed: cli_parsers"
+        return True, "" if fails(lanes.parser_test(fault["case"]), fault["name"]) else "SURVIVED"
+    if not fault["name"].startswith("ref."):
+        return False, ""
+    second = fault.get("second", "")
+    if second == "eigen":
+        fine = fault["case"].startswith("oracles.")
+        return True, "" if fine else f"{fault['case']} does not compare with the Eigen oracle"
+    if second.startswith("golden "):
+        return True, "" if fails(lanes.golden_replay(second[7:]), fault["name"]) else f"SURVIVED {second}"
+    if second == "definition":
+        return False, ""
+    return True, f"second is {second!r}; allowed: eigen, golden NAME, definition"
+
+
+def list_problems(faults):
+    names = [fault["name"] for fault in faults]
+    for name in sorted(planted() - set(names)):
+        yield f"{name} is planted, but not listed"
+    for name in sorted(set(names) - planted()):
+        yield f"{name} is listed, but not planted"
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{name} is listed twice"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cli-parsers", required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--golden", type=pathlib.Path, default=ROOT / "golden")
+    parser.add_argument("--list", type=pathlib.Path, default=ROOT / "conformance" / "saboteurs.json")
+    parser.add_argument("--only", default="*")
+    parser.add_argument("--record", action="store_true")
+    arguments = parser.parse_args()
+    whole = json.loads(arguments.list.read_text())
+    faults = whole["saboteurs"]
+    lanes = Lanes(arguments)
+    wrong = 0
+    for problem in list_problems(faults):
+        print(f"FAIL     {problem}")
+        wrong += 1
+    # Sound programs pass: otherwise everything would be a kill.
+    for command in (lanes.parser_test("*"), lanes.golden_replay()):
+        if fails(command, ""):
+            print(f"FAIL     without any fault: {' '.join(map(str, command))}")
+            return 1
+
+    judged = 0
+    for fault in faults:
+        if not fnmatch.fnmatch(fault["name"], arguments.only):
+            continue
+        if arguments.record and fault["name"].startswith("ref."):
+            fault["second"] = lanes.second_of(fault)
+            print(f"         {fault['name']}: {fault['second']}", flush=True)
+            continue
+        done, message = judge(fault, lanes)
+        judged += done
+        if message:
+            wrong += 1
+            print(f"FAIL     {fault['name']}: {message}")
+        elif done:
+            print(f"KILLED   {fault['name']} by {fault.get('second') or fault['case']}")
+    if arguments.record:
+        arguments.list.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    print(f"{judged} of {len(faults)} faults judged outside the kit: {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
