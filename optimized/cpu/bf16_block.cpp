@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "headwater/testing/sabotage.hpp"
@@ -69,15 +68,9 @@ void Bf16Block::factors(const float* sums, float* factor) const {
 }
 
 void load_queries(const Bf16Table& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
-                  std::int64_t head, std::int64_t d, std::uint16_t* copy, std::uint16_t* packed) {
-  const std::int64_t d_padded = padded(d, kernels.d_multiple);
-  const auto bytes = static_cast<std::size_t>(d) * sizeof(std::uint16_t);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::memcpy(copy + r * d_padded, core::row_address(q, first + r, head), bytes);
-    std::fill(copy + r * d_padded + d, copy + (r + 1) * d_padded, std::uint16_t{0});
-  }
-  std::fill(copy + rows * d_padded, copy + kBlockRows * d_padded, std::uint16_t{0});
-  kernels.pack_queries(copy, d_padded, packed);
+                  std::int64_t head, std::int64_t d, std::uint16_t* packed) {
+  kernels.pack_queries(core::row_address(q, first, head), q.row_stride * std::int64_t{sizeof(std::uint16_t)},
+                       rows, d, padded(d, kernels.d_multiple), packed);
 }
 
 void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t dv,
@@ -85,8 +78,9 @@ void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std
   const std::int64_t dv_padded = padded(dv, kernels.dv_multiple);
   const auto* from = static_cast<const std::uint16_t*>(rows);
   for (std::int64_t first = 0; first < n; first += kKeyTile) {
-    kernels.pack_values(from + first * dv, dv, std::min(kKeyTile, n - first), dv, dv_padded,
-                        packed + first * dv_padded);
+    const std::uint16_t* tile[kKeyTile];
+    for (std::int64_t i = 0; i < kKeyTile; ++i) tile[i] = from + (first + i) * dv;
+    kernels.pack_values(tile, std::min(kKeyTile, n - first), dv, dv_padded, packed + first * dv_padded);
   }
 }
 

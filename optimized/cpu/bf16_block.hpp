@@ -37,11 +37,11 @@ struct Bf16Block {
   void factors(const float* sums, float* factor) const;
 };
 
-/// Copies `rows` BF16 query rows of a head, zero rows and zero columns up to [kBlockRows][d_padded], and packs them.
+/// Packs `rows` BF16 query rows of a head.
 void load_queries(const Bf16Table& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
-                  std::int64_t head, std::int64_t d, std::uint16_t* copy, std::uint16_t* packed);
+                  std::int64_t head, std::int64_t d, std::uint16_t* packed);
 
-/// n value rows to blocks of kKeyTile keys, [tile][dv_padded][kKeyTile].
+/// n value rows that follow each other to blocks of kKeyTile keys, [tile][dv_padded][kKeyTile].
 void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t dv,
                  std::uint16_t* packed);
 

@@ -7,6 +7,7 @@
 
 #include "core/numbers.hpp"
 #include "cpu/cpu_session.hpp"
+#include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -52,16 +53,23 @@ void CpuSession::gather_bf16_rows(std::int64_t layer, std::int64_t head_kv, cons
   const std::int64_t d_padded = padded(kv_.d_head(), bf16_->d_multiple);
   const std::int64_t dv = kv_.d_value();
   const std::int64_t dv_padded = padded(dv, bf16_->dv_multiple);
+  const auto key_bytes = static_cast<std::int64_t>(sizeof(std::uint16_t)) * kv_.d_head();
+  const auto value_bytes = static_cast<std::int64_t>(sizeof(std::uint16_t)) * dv;
   for (std::int64_t first = 0; first < n; first += kKeyTile) {
     const std::int64_t rows = std::min(kKeyTile, n - first);
+    // The rows of the next tile come from anywhere; asked for now, they are here when their turn comes.
+    for (std::int64_t i = first + kKeyTile; i < std::min(first + 2 * kKeyTile, n); ++i) {
+      prefetch(kv_.key(layer, head_kv, positions[i]), key_bytes);
+      prefetch(kv_.value(layer, head_kv, positions[i]), value_bytes);
+    }
+    const std::uint16_t* values[kKeyTile] = {};
     for (std::int64_t i = HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0; i < rows; ++i) {
       pad_keys(*bf16_, kv_.key(layer, head_kv, positions[first + i]), 1, kv_.d_head(),
                scratch.keys16.data() + (first + i) * d_padded);
-      std::copy_n(elements(kv_.value(layer, head_kv, positions[first + i])), dv,
-                  scratch.rows16.data() + i * dv);
     }
-    bf16_->pack_values(scratch.rows16.data(), dv, rows, dv, dv_padded,
-                       scratch.values16.data() + first * dv_padded);
+    for (std::int64_t i = 0; i < rows; ++i)
+      values[i] = elements(kv_.value(layer, head_kv, positions[first + i]));
+    bf16_->pack_values(values, rows, dv, dv_padded, scratch.values16.data() + first * dv_padded);
   }
 }
 
@@ -90,8 +98,10 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
   segment.positions = {block.row, block.first_key, block.gathered};
   if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++segment.positions.first_row;
   if (block.n_keys > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --segment.n_keys;
-  load_queries(*bf16_, call.q, block.row - call.base, block.rows, block.head, kv_.d_head(),
-               scratch.rows16.data(), scratch.packed16.data());
+  if (!block.loaded) {
+    load_queries(*bf16_, call.q, block.row - call.base, block.rows, block.head, kv_.d_head(),
+                 scratch.packed16.data());
+  }
 
   const Bf16Block attention{*bf16_, block.rows, binary(block.sink), scratch.softmax16.data()[0],
                             scratch.transposed.data()};
@@ -128,11 +138,11 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
 
   alignas(64) float factor[kBlockRows];
   attention.factors(attention.softmax.rounded, factor);
-  bf16_->unpack_rows(attention.out, block.rows, dv, factor, scratch.out.data());
+  bf16_->unpack_rows(attention.out, block.rows, dv, factor, block.out);
   attention.factors(attention.softmax.sum, factor);
   if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
   bf16_->column_sums(scratch.weights16.data(), block.n_keys, factor, block.sums);
-  return {scratch.out.data(), attention.softmax.offset, attention.softmax.sum};
+  return {attention.softmax.offset, attention.softmax.sum};
 }
 
 /// Rows [begin, end) within one run of kGroupRows positions.
@@ -173,7 +183,7 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
 
   for (std::int64_t row = begin; row < end; row = next(row)) {
     const Bf16Block block = block_at(row);
-    load_queries(*bf16_, call.q, row - call.base, block.rows, head, kv_.d_head(), scratch.rows16.data(),
+    load_queries(*bf16_, call.q, row - call.base, block.rows, head, kv_.d_head(),
                  scratch.packed16.data() + index_of(row) * kBlockRows * d_padded);
     block.start(dv_padded);
   }
@@ -204,8 +214,7 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
     block.factors(block.softmax.rounded, factor);
     bf16_->unpack_rows(block.out, block.rows, dv, factor, scratch.out.data());
     for (std::int64_t r = 0; r < block.rows; ++r) {
-      core::convert_row(scratch.out.data() + r * dv, DType::f32, dv,
-                        core::row_address(call.out, row + r - call.base, head), call.out.type);
+      store_row(call, row + r, head, scratch.out.data() + r * dv);
       lse_.data()[head * shape().capacity + (row + r - call.base)] =
           static_cast<float>(std::numbers::ln2 * static_cast<double>(block.softmax.offset[r]) +
                              std::log(static_cast<double>(block.softmax.sum[r])));

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "core/numbers.hpp"
+#include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -217,6 +218,27 @@ void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std
     kernels_.widen(kv_.value(layer, head_kv, positions[i]), kv_.type(), kv_.d_value(),
                    scratch.values.data() + i * kv_.d_value());
   }
+}
+
+void CpuSession::prefetch_queries(const Call& call, std::int64_t begin, std::int64_t end,
+                                  std::int64_t head) const {
+  const std::int64_t bytes = kv_.d_head() * static_cast<std::int64_t>(dtype_size(call.q.type));
+  for (std::int64_t row = begin; row < end; ++row)
+    prefetch(core::row_address(call.q, row - call.base, head), bytes);
+}
+
+void CpuSession::prefetch_outputs(const Call& call, std::int64_t begin, std::int64_t end,
+                                  std::int64_t head) const {
+  const std::int64_t bytes = kv_.d_value() * static_cast<std::int64_t>(dtype_size(call.out.type));
+  for (std::int64_t row = begin; row < end; ++row) {
+    prefetch_to_write(core::row_address(call.out, row - call.base, head), bytes);
+  }
+}
+
+void CpuSession::store_row(const Call& call, std::int64_t position, std::int64_t head,
+                           const float* row) const {
+  core::convert_row(row, DType::f32, kv_.d_value(), core::row_address(call.out, position - call.base, head),
+                    call.out.type);
 }
 
 std::int64_t CpuSession::kv_head(std::int64_t head) const {

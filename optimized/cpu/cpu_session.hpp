@@ -71,10 +71,16 @@ class CpuSession final : public core::SessionBase {
     std::int64_t first_key;        ///< ... from here
     std::int64_t n_keys;
     double* sums;  ///< [n_keys] column sums are added here
+    float* out;    ///< [rows][d_value] normalised outputs go here
+    bool loaded;   ///< the scratch holds the packed queries of these rows already
   };
-  /// Outputs normalised, [rows][d_value]; m and l per row, m in units of Call::natural_unit.
+  struct BlockRows {
+    std::int64_t head;
+    std::int64_t row;  ///< position of the first
+    std::int64_t n;    ///< 1 .. kBlockRows
+  };
+  /// m and l per row, m in units of Call::natural_unit.
   struct PassResult {
-    float* out;
     const float* max;
     const float* sum;
   };
@@ -110,6 +116,28 @@ class CpuSession final : public core::SessionBase {
 
   // sparse_pass.cpp
   void run_sparse(const Call& call);
+  /// Whether both passes of a chunk run together; else in the two phases. The bits are the same.
+  [[nodiscard]] bool one_pass() const;
+  [[nodiscard]] std::size_t window_end(const Call& call, std::span<const Chunk> chunks,
+                                       std::size_t first) const;
+  void prepare_rows(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head_kv);
+  void gather(const Call& call, std::int64_t head, Scratch& scratch);
+  void whole_chunk(const Call& call, const Window& window, const Chunk& chunk, bool has_memory);
+  void whole_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
+                   std::int64_t group, bool has_memory, Scratch& scratch);
+  double* clear_intra_sums(const Window& window, const Chunk& chunk, std::int64_t head, std::int64_t group,
+                           std::int64_t end);
+  double* clear_inter_sums(std::int64_t layer, std::int64_t head, std::int64_t group);
+  PassResult intra_block(const Call& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
+                         double* sums, float* out, Scratch& scratch);
+  PassResult inter_block(const Call& call, const BlockRows& rows, bool loaded, double* sums,
+                         Scratch& scratch);
+  /// FUSE-1 of rows whose passes are done; overwrites inter_out.
+  void join(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,
+            const float* intra_out, const PassResult& inter, float* inter_out);
+  /// Rows of a chunk without a memory set.
+  void write_rows(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,
+                  const float* out);
   void intra_phase(const Call& call, const Window& window);
   void intra_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                    std::int64_t group, Scratch& scratch);
@@ -117,6 +145,13 @@ class CpuSession final : public core::SessionBase {
   void write_chunk(const Call& call, const Window& window, const Chunk& chunk);
   PassResult float_block(const Call& call, const PassBlock& block, const KeyRows& rows, Scratch& scratch);
   PassResult bf16_block(const Call& call, const PassBlock& block, const Bf16Rows& rows, Scratch& scratch);
+  /// Asks for rows that a block is going to read or write, while others are computed.
+  void prefetch_queries(const Call& call, std::int64_t begin, std::int64_t end, std::int64_t head) const;
+  void prefetch_outputs(const Call& call, std::int64_t begin, std::int64_t end, std::int64_t head) const;
+  /// The caller's row where it is one of aligned floats, else null.
+  [[nodiscard]] float* float_row(const Call& call, std::int64_t position, std::int64_t head) const;
+  /// A finished row of a head to the caller, in his type.
+  void store_row(const Call& call, std::int64_t position, std::int64_t head, const float* row) const;
   void inter_phase(const Call& call, const Window& window, const Chunk& chunk);
   void inter_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                    std::int64_t group, Scratch& scratch);

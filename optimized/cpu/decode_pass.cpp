@@ -139,8 +139,7 @@ void CpuSession::join_splits(const Call& call, const Chunk& chunk, std::int64_t 
   if (sum != 0) {
     for (std::int64_t c = 0; c < dv; ++c) out[c] /= static_cast<float>(sum);
   }
-  core::convert_row(out, DType::f32, dv, core::row_address(call.out, row.position - call.base, row.head),
-                    call.out.type);
+  store_row(call, row.position, row.head, out);
   lse_.data()[row.head * shape().capacity + (row.position - call.base)] =
       static_cast<float>(static_cast<double>(max) + std::log(sum));
 }

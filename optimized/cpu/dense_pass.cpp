@@ -86,8 +86,7 @@ void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t b
     const AttentionBlock block = block_at(row);
     block.normalise();
     for (std::int64_t r = 0; r < block.rows; ++r) {
-      core::convert_row(block.out + r * dv, DType::f32, dv,
-                        core::row_address(call.out, row + r - call.base, head), call.out.type);
+      store_row(call, row + r, head, block.out + r * dv);
       lse_.data()[head * shape().capacity + (row + r - call.base)] = static_cast<float>(
           static_cast<double>(block.state.max[r]) + std::log(static_cast<double>(block.state.sum[r])));
     }

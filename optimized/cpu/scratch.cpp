@@ -5,7 +5,6 @@
 namespace headwater::cpu {
 
 static_assert(kDecodeRows <= kBlockRows, "rows and out hold the rows of a decode step");
-static_assert(kKeyTile <= kBlockRows, "rows16 holds a tile of value rows");
 
 std::int64_t group_rows(std::int64_t n) {
   const std::int64_t share = (n + kMaxGroups - 1) / kMaxGroups;
@@ -21,10 +20,11 @@ Scratch::Scratch(const ScratchShape& shape)
       block(core::checked_product(shape.block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, shape.dv)),
       decode(kDecodeRows * kDecodeLogits),
+      intra(core::checked_product(kBlockRows, shape.dv)),
+      inter(core::checked_product(kBlockRows, shape.dv)),
       segment_max(core::checked_product((shape.block_keys + shape.segment_keys - 1) / shape.segment_keys,
                                         kBlockRows)),
       states(kGroupRows / kBlockRows),
-      rows16(shape.bf16 ? core::checked_product(kBlockRows, std::max(shape.d_padded, shape.dv_padded)) : 0),
       packed16(shape.bf16 ? core::checked_product(kGroupRows, shape.d_padded) : 0),
       keys16(shape.bf16 ? core::checked_product(key_tiles(shape.memory), kKeyTile, shape.d_padded) : 0),
       values16(shape.bf16 ? core::checked_product(key_tiles(shape.memory), kKeyTile, shape.dv_padded) : 0),
@@ -36,9 +36,9 @@ Scratch::Scratch(const ScratchShape& shape)
 
 std::int64_t Scratch::bytes() const {
   return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + block.bytes() + out.bytes() +
-         decode.bytes() + segment_max.bytes() + states.bytes() + rows16.bytes() + packed16.bytes() +
-         keys16.bytes() + values16.bytes() + weights16.bytes() + transposed.bytes() + softmax16.bytes() +
-         order_keys.bytes() + chosen.bytes();
+         decode.bytes() + intra.bytes() + inter.bytes() + segment_max.bytes() + states.bytes() +
+         packed16.bytes() + keys16.bytes() + values16.bytes() + weights16.bytes() + transposed.bytes() +
+         softmax16.bytes() + order_keys.bytes() + chosen.bytes();
 }
 
 }  // namespace headwater::cpu

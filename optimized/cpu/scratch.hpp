@@ -48,11 +48,12 @@ struct Scratch {
   core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
   core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
   core::Buffer<float> decode;         ///< [kDecodeRows][kDecodeLogits] logits, then weights
+  core::Buffer<float> intra;          ///< [kBlockRows][dv] outputs of the intra pass
+  core::Buffer<float> inter;          ///< [kBlockRows][dv] outputs of the inter pass
   core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
   core::Buffer<SoftmaxState> states;  ///< [kGroupRows / kBlockRows]
 
   // Of the BF16 arithmetic, empty without it.
-  core::Buffer<std::uint16_t> rows16;  ///< [max(kBlockRows, kKeyTile)][max(d, dv) padded] query or value rows
   core::Buffer<std::uint16_t> packed16;   ///< [kGroupRows][d padded] packed query rows
   core::Buffer<std::uint16_t> keys16;     ///< [memory, whole tiles][d padded]
   core::Buffer<std::uint16_t> values16;   ///< [memory tiles][dv padded][kKeyTile]

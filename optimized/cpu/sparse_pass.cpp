@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/cpu_session.hpp"
+#include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -42,28 +43,193 @@ FusedRow fuse(double unit, double intra_max, double intra_sum, double inter_max,
 void CpuSession::run_sparse(const Call& call) {
   const std::span<const Chunk> chunks = plan();
   for (std::size_t first = 0; first < chunks.size();) {
-    std::size_t last = first + 1;
-    while (options().schedule == Schedule::layer_major && last < chunks.size() &&
-           chunks[last].end - chunks[first].begin <= window_rows_ &&
-           (!call.bf16 ||
-            packed_row({chunks.subspan(first), chunks[first].begin}, chunks[last]) + length(chunks[last]) <=
-                packed_rows_)) {
-      ++last;
-    }
+    const std::size_t last = one_pass() ? first + 1 : window_end(call, chunks, first);
     const Window window{chunks.subspan(first, last - first), chunks[first].begin};
-    intra_phase(call, window);
+    if (!one_pass()) intra_phase(call, window);
     for (const Chunk& chunk : window.chunks) {
       const bool has_memory = chunk.begin > 0;  // MEM-5: tokens before it, hence a set
-      if (has_memory) {
+      // What an observer is shown behind memory_count is 0, not the sums of the layer before.
+      if (!has_memory) std::fill_n(colsum_inter_.data(), shape().n_head * memory_.width(), 0.0f);
+      if (one_pass()) {
+        whole_chunk(call, window, chunk, has_memory);
+      } else if (has_memory) {
         inter_phase(call, window, chunk);
       } else {
         write_chunk(call, window, chunk);
-        // What an observer is shown behind memory_count is 0, not the sums of the layer before.
-        std::fill_n(colsum_inter_.data(), shape().n_head * memory_.width(), 0.0f);
       }
       report(window, chunk, call.layer, has_memory);
     }
     first = last;
+  }
+}
+
+bool CpuSession::one_pass() const {
+  // Whole heads are dealt out: enough of them, or equal shares. Else the chunks of a window share the threads, too.
+  return options().schedule == Schedule::chunk_major || shape().n_head % threads_ == 0 ||
+         shape().n_head >= 4 * std::int64_t{threads_};
+}
+
+std::size_t CpuSession::window_end(const Call& call, std::span<const Chunk> chunks, std::size_t first) const {
+  std::size_t last = first + 1;
+  while (last < chunks.size() && chunks[last].end - chunks[first].begin <= window_rows_ &&
+         (!call.bf16 ||
+          packed_row({chunks.subspan(first), chunks[first].begin}, chunks[last]) + length(chunks[last]) <=
+              packed_rows_)) {
+    ++last;
+  }
+  return last;
+}
+
+void CpuSession::prepare_rows(const Call& call, const Window& window, const Chunk& chunk,
+                              std::int64_t head_kv) {
+  if (call.bf16) {
+    pack_rows(call.layer, head_kv, chunk.begin, length(chunk), packed_row(window, chunk));
+  } else {
+    widen_window(window, call.layer, head_kv, chunk);
+  }
+}
+
+void CpuSession::gather(const Call& call, std::int64_t head, Scratch& scratch) {
+  const std::int32_t* positions = memory_.entries(call.layer, head);
+  if (call.bf16) {
+    gather_bf16_rows(call.layer, kv_head(head), positions, memory_.count(call.layer), scratch);
+  } else {
+    gather_rows(call.layer, kv_head(head), positions, memory_.count(call.layer), scratch);
+  }
+}
+
+void CpuSession::whole_chunk(const Call& call, const Window& window, const Chunk& chunk, bool has_memory) {
+  const std::int64_t heads = shape().n_head;
+  const std::int64_t groups = groups_of(chunk);
+#pragma omp parallel num_threads(threads_)
+  {
+#pragma omp for schedule(static) nowait
+    for (std::int64_t head_kv = 0; head_kv < shape().n_head_kv; ++head_kv) {
+      prepare_rows(call, window, chunk, head_kv);
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < (has_memory ? heads : 0); ++head) {
+      Scratch& scratch = thread_scratch();
+      memory_.build_head(call.layer, head, chunk.begin, scores_, scratch.order_keys.data(),
+                         scratch.chosen.data());
+    }
+#pragma omp single
+    if (has_memory) memory_.finish(call.layer, chunk.begin);
+    // Consecutive tasks go to one thread, which gathers the rows of a head once.
+    std::int64_t gathered = -1;
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < heads * groups; ++task) {
+      const std::int64_t head = task / groups;
+      if (has_memory && head != gathered) gather(call, head, thread_scratch());
+      gathered = head;
+      whole_group(call, window, chunk, head, task % groups, has_memory, thread_scratch());
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < heads; ++head) {
+      reduce_intra(window, chunk, call.layer, head);
+      if (has_memory) reduce_inter(chunk, call.layer, head);
+    }
+  }
+}
+
+double* CpuSession::clear_intra_sums(const Window& window, const Chunk& chunk, std::int64_t head,
+                                     std::int64_t group, std::int64_t end) {
+  double* sums =
+      intra_partials_.data() + (head * max_groups_ + group) * window_rows_ + (chunk.begin - window.begin);
+  std::fill_n(sums, end - chunk.begin, 0.0);
+  return sums;
+}
+
+double* CpuSession::clear_inter_sums(std::int64_t layer, std::int64_t head, std::int64_t group) {
+  double* sums = inter_partials_.data() + (head * max_groups_ + group) * memory_.width();
+  std::fill_n(sums, memory_.count(layer), 0.0);
+  return sums;
+}
+
+CpuSession::PassResult CpuSession::intra_block(const Call& call, const Window& window, const Chunk& chunk,
+                                               const BlockRows& rows, double* sums, float* out,
+                                               Scratch& scratch) {
+  // MASK-1: what the last row sees.
+  const PassBlock block{
+      rows.head, rows.row, rows.n, sink(rows.head), nullptr, chunk.begin, rows.row + rows.n - chunk.begin,
+      sums,      out,      false};
+  const std::int64_t head_kv = kv_head(rows.head);
+  if (call.bf16) {
+    return bf16_block(call, block, packed_rows(call.layer, head_kv, chunk.begin, packed_row(window, chunk)),
+                      scratch);
+  }
+  return float_block(call, block, window_rows(window, call.layer, head_kv, chunk.begin), scratch);
+}
+
+CpuSession::PassResult CpuSession::inter_block(const Call& call, const BlockRows& rows, bool loaded,
+                                               double* sums, Scratch& scratch) {
+  // LOGIT-4: no sink in the inter pass.
+  const PassBlock block{rows.head,
+                        rows.row,
+                        rows.n,
+                        -std::numeric_limits<float>::infinity(),
+                        memory_.entries(call.layer, rows.head),
+                        0,
+                        memory_.count(call.layer),
+                        sums,
+                        scratch.inter.data(),
+                        loaded};
+  if (call.bf16) return bf16_block(call, block, gathered_rows(scratch), scratch);
+  return float_block(call, block, {scratch.keys.data(), scratch.values.data()}, scratch);
+}
+
+/// Both passes of the rows of a group, one after the other while their queries and outputs are in the cache. The
+/// arithmetic is that of the two phases, and so are the bits (SCHED-2).
+void CpuSession::whole_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
+                             std::int64_t group, bool has_memory, Scratch& scratch) {
+  const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
+  const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
+  double* intra_sums = clear_intra_sums(window, chunk, head, group, end);
+  double* inter_sums = has_memory ? clear_inter_sums(call.layer, head, group) : nullptr;
+  for (std::int64_t row = begin; row < end; row += kBlockRows) {
+    const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
+    prefetch_queries(call, row + rows.n, std::min(row + rows.n + kBlockRows, end), head);
+    prefetch_outputs(call, row, row + rows.n, head);
+    float max[kBlockRows];
+    float sum[kBlockRows];
+    float* out = scratch.intra.data();
+    const PassResult intra = intra_block(call, window, chunk, rows, intra_sums, out, scratch);
+    std::copy_n(intra.max, kBlockRows, max);
+    std::copy_n(intra.sum, kBlockRows, sum);
+    const PassResult kept{max, sum};
+    if (has_memory) {
+      const PassResult inter = inter_block(call, rows, true, inter_sums, scratch);
+      join(call, chunk, rows, kept, out, inter, scratch.inter.data());
+    } else {
+      write_rows(call, chunk, rows, kept, out);
+    }
+  }
+}
+
+void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,
+                      const float* intra_out, const PassResult& inter, float* inter_out) {
+  const std::int64_t dv = kv_.d_value();
+  for (std::int64_t r = 0; r < rows.n; ++r) {
+    const FusedRow fused =
+        fuse(call.natural_unit, static_cast<double>(intra.max[r]), static_cast<double>(intra.sum[r]),
+             static_cast<double>(inter.max[r]), static_cast<double>(inter.sum[r]));
+    lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
+    // Straight to the caller where his rows are floats.
+    float* o = inter_out + r * dv;
+    float* direct = float_row(call, rows.row + r, rows.head);
+    kernels_.blend(intra_out + r * dv, fused.intra_weight, o, fused.inter_weight, dv, direct ? direct : o);
+    if (!direct) store_row(call, rows.row + r, rows.head, o);
+  }
+}
+
+void CpuSession::write_rows(const Call& call, const Chunk& chunk, const BlockRows& rows,
+                            const PassResult& intra, const float* out) {
+  for (std::int64_t r = 0; r < rows.n; ++r) {
+    const FusedRow fused =
+        fuse(call.natural_unit, static_cast<double>(intra.max[r]), static_cast<double>(intra.sum[r]),
+             -std::numeric_limits<double>::infinity(), 0);
+    lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
+    store_row(call, rows.row + r, rows.head, out + r * kv_.d_value());
   }
 }
 
@@ -75,12 +241,7 @@ void CpuSession::intra_phase(const Call& call, const Window& window) {
 #pragma omp for schedule(static)
     for (std::int64_t task = 0; task < n_chunks * shape().n_head_kv; ++task) {
       const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / shape().n_head_kv)];
-      const std::int64_t head_kv = task % shape().n_head_kv;
-      if (call.bf16) {
-        pack_rows(call.layer, head_kv, chunk.begin, length(chunk), packed_row(window, chunk));
-      } else {
-        widen_window(window, call.layer, head_kv, chunk);
-      }
+      prepare_rows(call, window, chunk, task % shape().n_head_kv);
     }
     // Late groups of a chunk see more of it; every other head is dealt out in the opposite order, so that the
     // shares of the threads even out.
@@ -105,24 +266,16 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   const std::int64_t dv = kv_.d_value();
   const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
-  double* sums =
-      intra_partials_.data() + (head * max_groups_ + group) * window_rows_ + (chunk.begin - window.begin);
-  std::fill_n(sums, end - chunk.begin, 0.0);
-
+  double* sums = clear_intra_sums(window, chunk, head, group, end);
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
-    const std::int64_t n = std::min(kBlockRows, end - row);
-    // MASK-1: what the last row sees.
-    const PassBlock block{head, row, n, sink(head), nullptr, chunk.begin, row + n - chunk.begin, sums};
-    const PassResult result =
-        call.bf16
-            ? bf16_block(call, block,
-                         packed_rows(call.layer, kv_head(head), chunk.begin, packed_row(window, chunk)),
-                         scratch)
-            : float_block(call, block, window_rows(window, call.layer, kv_head(head), chunk.begin), scratch);
+    const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
     const std::int64_t at = window_index(window, head, row);
-    std::copy_n(result.out, n * dv, row_out_.data() + at * dv);
-    std::copy_n(result.max, n, row_max_.data() + at);
-    std::copy_n(result.sum, n, row_sum_.data() + at);
+    prefetch_queries(call, row + rows.n, std::min(row + rows.n + kBlockRows, end), head);
+    float* out = row_out_.data() + at * dv;
+    prefetch_to_write(out, rows.n * dv * static_cast<std::int64_t>(sizeof(float)));
+    const PassResult result = intra_block(call, window, chunk, rows, sums, out, scratch);
+    std::copy_n(result.max, rows.n, row_max_.data() + at);
+    std::copy_n(result.sum, rows.n, row_sum_.data() + at);
   }
 }
 
@@ -140,8 +293,10 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
                                  scratch.packed.data(),
                                  scratch.states.data()[0],
                                  scratch.out.data()};
-  load_queries(kernels_, call.q, block.row - call.base, block.rows, block.head, d, scratch.rows.data(),
-               scratch.packed.data());
+  if (!block.loaded) {
+    load_queries(kernels_, call.q, block.row - call.base, block.rows, block.head, d, scratch.rows.data(),
+                 scratch.packed.data());
+  }
   attention.start(block.sink);
   for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
     const std::int64_t n = std::min(segment_keys_, block.n_keys - first);
@@ -162,7 +317,8 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
                               scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
                               std::min(segment_keys_, block.n_keys - first), block.sums + first);
   }
-  return {attention.out, attention.state.max, attention.state.sum};
+  std::copy_n(attention.out, block.rows * dv, block.out);
+  return {attention.state.max, attention.state.sum};
 }
 
 void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer,
@@ -181,17 +337,12 @@ void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int
 }
 
 void CpuSession::write_chunk(const Call& call, const Window& window, const Chunk& chunk) {
-  const std::int64_t dv = kv_.d_value();
 #pragma omp parallel for schedule(static) num_threads(threads_)
   for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
     for (std::int64_t head = 0; head < shape().n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);
-      const FusedRow fused =
-          fuse(call.natural_unit, static_cast<double>(row_max_.data()[at]),
-               static_cast<double>(row_sum_.data()[at]), -std::numeric_limits<double>::infinity(), 0);
-      lse_.data()[head * window_rows_ + (row - chunk.begin)] = static_cast<float>(fused.lse);
-      core::convert_row(row_out_.data() + at * dv, DType::f32, dv,
-                        core::row_address(call.out, row - call.base, head), call.out.type);
+      write_rows(call, chunk, {head, row, 1}, {row_max_.data() + at, row_sum_.data() + at},
+                 row_out_.data() + at * kv_.d_value());
     }
   }
 }
@@ -214,15 +365,8 @@ void CpuSession::inter_phase(const Call& call, const Window& window, const Chunk
 #pragma omp for schedule(static)
     for (std::int64_t task = 0; task < heads * groups; ++task) {
       const std::int64_t head = task / groups;
-      if (head != gathered) {
-        const std::int32_t* positions = memory_.entries(call.layer, head);
-        if (call.bf16) {
-          gather_bf16_rows(call.layer, kv_head(head), positions, memory_.count(call.layer), thread_scratch());
-        } else {
-          gather_rows(call.layer, kv_head(head), positions, memory_.count(call.layer), thread_scratch());
-        }
-        gathered = head;
-      }
+      if (head != gathered) gather(call, head, thread_scratch());
+      gathered = head;
       inter_group(call, window, chunk, head, task % groups, thread_scratch());
     }
 #pragma omp for schedule(static)
@@ -235,32 +379,24 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
   const std::int64_t dv = kv_.d_value();
   const std::int64_t begin = chunk.begin + group * group_rows(length(chunk));
   const std::int64_t end = std::min(begin + group_rows(length(chunk)), chunk.end);
-  const std::int64_t n_memory = memory_.count(call.layer);
-  const std::int32_t* positions = memory_.entries(call.layer, head);
-  double* sums = inter_partials_.data() + (head * max_groups_ + group) * memory_.width();
-  std::fill_n(sums, n_memory, 0.0);
-
+  double* sums = clear_inter_sums(call.layer, head, group);
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
-    // LOGIT-4: no sink in the inter pass.
-    const PassBlock block{
-        head,     row, std::min(kBlockRows, end - row), -std::numeric_limits<float>::infinity(), positions, 0,
-        n_memory, sums};
-    const PassResult inter =
-        call.bf16 ? bf16_block(call, block, gathered_rows(scratch), scratch)
-                  : float_block(call, block, {scratch.keys.data(), scratch.values.data()}, scratch);
-    for (std::int64_t r = 0; r < block.rows; ++r) {
-      const std::int64_t at = window_index(window, head, row + r);
-      const FusedRow fused = fuse(call.natural_unit, static_cast<double>(row_max_.data()[at]),
-                                  static_cast<double>(row_sum_.data()[at]), static_cast<double>(inter.max[r]),
-                                  static_cast<double>(inter.sum[r]));
-      float* o = inter.out + r * dv;
-      const float* intra = row_out_.data() + at * dv;
-      for (std::int64_t c = 0; c < dv; ++c) o[c] = intra[c] * fused.intra_weight + o[c] * fused.inter_weight;
-      lse_.data()[head * window_rows_ + (row + r - chunk.begin)] = static_cast<float>(fused.lse);
-      core::convert_row(o, DType::f32, dv, core::row_address(call.out, row + r - call.base, head),
-                        call.out.type);
-    }
+    const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
+    const std::int64_t at = window_index(window, head, row);
+    prefetch_queries(call, row + rows.n, std::min(row + rows.n + kBlockRows, end), head);
+    prefetch_outputs(call, row, row + rows.n, head);
+    prefetch(row_out_.data() + at * dv, rows.n * dv * static_cast<std::int64_t>(sizeof(float)));
+    const PassResult inter = inter_block(call, rows, false, sums, scratch);
+    join(call, chunk, rows, {row_max_.data() + at, row_sum_.data() + at}, row_out_.data() + at * dv, inter,
+         scratch.inter.data());
   }
+}
+
+float* CpuSession::float_row(const Call& call, std::int64_t position, std::int64_t head) const {
+  void* row = core::row_address(call.out, position - call.base, head);
+  if (call.out.type != DType::f32 || reinterpret_cast<std::uintptr_t>(row) % alignof(float) != 0)
+    return nullptr;
+  return static_cast<float*>(row);
 }
 
 void CpuSession::reduce_inter(const Chunk& chunk, std::int64_t layer, std::int64_t head) {

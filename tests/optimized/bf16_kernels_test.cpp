@@ -44,8 +44,8 @@ class Bf16Kernels : public ::testing::TestWithParam<std::tuple<int, int, int>> {
     d = padded(std::get<2>(GetParam()), kernels->d_multiple);
     dv = padded(std::get<2>(GetParam()), kernels->dv_multiple);
     queries = rows_of(kBlockRows * d, 1);
-    packed.resize(queries.size());
-    kernels->pack_queries(queries.data(), d, packed.data());
+    packed.assign(queries.size(), 0x7FC0);
+    kernels->pack_queries(queries.data(), 2 * d, kBlockRows, d, d, packed.data());
     keys = rows_of(key_tiles(n_keys) * kKeyTile * d, 2);  // readable up to a whole tile
   }
 

@@ -41,15 +41,16 @@ TEST(Scratch, CountsItsBytes) {
   const std::int64_t floats = scratch.rows.size() + scratch.packed.size() + scratch.keys.size() +
                               scratch.values.size() + scratch.block.size() + scratch.out.size() +
                               scratch.segment_max.size() + scratch.order_keys.size() + scratch.chosen.size() +
-                              scratch.decode.size() + scratch.transposed.size();
-  EXPECT_EQ(scratch.rows16.size(), kBlockRows * 48);
+                              scratch.decode.size() + scratch.intra.size() + scratch.inter.size() +
+                              scratch.transposed.size();
+  EXPECT_EQ(scratch.inter.size(), kBlockRows * 5);
   EXPECT_EQ(scratch.packed16.size(), kGroupRows * 32);
   EXPECT_EQ(scratch.keys16.size(), kKeyTile * 32);  // 17 entries are one tile
   EXPECT_EQ(scratch.values16.size(), kKeyTile * 48);
   EXPECT_EQ(scratch.weights16.size(), kTileWeights);
   EXPECT_EQ(scratch.transposed.size(), kGroupRows * 48);
-  const std::int64_t halves = scratch.rows16.size() + scratch.packed16.size() + scratch.keys16.size() +
-                              scratch.values16.size() + scratch.weights16.size();
+  const std::int64_t halves =
+      scratch.packed16.size() + scratch.keys16.size() + scratch.values16.size() + scratch.weights16.size();
   EXPECT_EQ(scratch.bytes(), 4 * floats + 2 * halves + scratch.states.bytes() + scratch.softmax16.bytes());
 }
 

@@ -72,6 +72,9 @@ struct KernelTable {
   void (*column_sums)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                       double* sums);
 
+  /// FUSE-1: to[i] = a[i] * a_weight + b[i] * b_weight; `to` may be a.
+  void (*blend)(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to);
+
   // Decode: few query rows, their keys and values read once as they are stored, whatever their type.
 
   /// LOGIT-1: logits[row * stride + key] = scale * (q[row] . key) for rows of q[rows][d] and n_keys contiguous keys.

@@ -130,6 +130,9 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
   cpu::column_sums<Avx2>(block, lanes, n_keys, factor, sums);
 }
 
+void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to) {
+  cpu::blend<Avx2>(a, a_weight, b, b_weight, n, to);
+}
 void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
                 std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
   cpu::row_logits<Avx2>(q, rows, d, keys, type, n_keys, scale, logits, stride);

@@ -15,6 +15,7 @@ const KernelTable& avx2_kernels() {
     kernels.softmax = avx2::softmax;
     kernels.accumulate_values = avx2::accumulate_values;
     kernels.column_sums = avx2::column_sums;
+    kernels.blend = avx2::blend;
     kernels.row_logits = avx2::row_logits;
     kernels.row_weights = avx2::row_weights;
     kernels.row_values = avx2::row_values;

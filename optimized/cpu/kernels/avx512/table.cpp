@@ -7,6 +7,7 @@ namespace headwater::cpu {
 const KernelTable& avx512_kernels() {
   static const KernelTable table = [] {
     KernelTable kernels = portable_kernels();
+    kernels.segment_keys = 512;  // keys, values and weights of a segment stay in a second-level cache of 1 MiB
     kernels.isa = "AVX-512";
     kernels.widen = avx512::widen;
     kernels.pack_queries = avx512::pack_queries;
@@ -15,6 +16,7 @@ const KernelTable& avx512_kernels() {
     kernels.softmax = avx512::softmax;
     kernels.accumulate_values = avx512::accumulate_values;
     kernels.column_sums = avx512::column_sums;
+    kernels.blend = avx512::blend;
     kernels.row_logits = avx512::row_logits;
     kernels.row_weights = avx512::row_weights;
     kernels.row_values = avx512::row_values;

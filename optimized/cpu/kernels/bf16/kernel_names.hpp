@@ -5,8 +5,9 @@
 /// Declares the kernels of one BF16 unit in a namespace of its own, with the signatures of Bf16Table.
 #define HEADWATER_DECLARE_BF16_KERNELS(unit)                                                              \
   namespace headwater::cpu::unit {                                                                        \
-  void pack_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed);                    \
-  void pack_values(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys, std::int64_t dv,  \
+  void pack_queries(const void* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,           \
+                    std::int64_t d_padded, std::uint16_t* packed);                                        \
+  void pack_values(const std::uint16_t* const* rows, std::int64_t n_keys, std::int64_t dv,                \
                    std::int64_t dv_padded, std::uint16_t* packed);                                        \
   void raise_to_highest(const Bf16Segment& segment, float* highest);                                      \
   void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights);                   \
@@ -21,12 +22,13 @@
 /// Defines them by the templates of bf16/kernels.hpp and a Unit.
 #define HEADWATER_DEFINE_BF16_KERNELS(unit, Unit)                                                          \
   namespace headwater::cpu::unit {                                                                         \
-  void pack_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed) {                    \
-    pack_bf16_queries(rows, d, packed);                                                                    \
+  void pack_queries(const void* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,            \
+                    std::int64_t d_padded, std::uint16_t* packed) {                                        \
+    pack_bf16_queries(rows, stride, n_rows, d, d_padded, packed);                                          \
   }                                                                                                        \
-  void pack_values(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys, std::int64_t dv,   \
+  void pack_values(const std::uint16_t* const* rows, std::int64_t n_keys, std::int64_t dv,                 \
                    std::int64_t dv_padded, std::uint16_t* packed) {                                        \
-    pack_bf16_values(rows, stride, n_keys, dv, dv_padded, packed);                                         \
+    pack_bf16_values(rows, n_keys, dv, dv_padded, packed);                                                 \
   }                                                                                                        \
   void raise_to_highest(const Bf16Segment& segment, float* highest) {                                      \
     cpu::raise_to_highest<Unit>(segment, highest);                                                         \

@@ -50,30 +50,38 @@ inline __mmask16 first_lanes(std::int64_t n) {
   return n >= 16 ? __mmask16(0xFFFF) : static_cast<__mmask16>((1u << n) - 1u);
 }
 
-inline void pack_bf16_queries(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed) {
-  const std::int64_t pairs = d / 2;
+inline void pack_bf16_queries(const void* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                              std::int64_t d_padded, std::uint16_t* packed) {
+  const auto* bytes = static_cast<const unsigned char*>(rows);
+  const std::int64_t pairs = d_padded / 2;
   for (std::int64_t first = 0; first < pairs; first += 16) {
-    const std::int64_t n = least(16, pairs - first);
+    const std::int64_t left = d - 2 * first;  // elements
+    const __mmask32 some = left >= 32 ? ~__mmask32(0)
+                           : left > 0 ? static_cast<__mmask32>((std::uint32_t{1} << left) - 1)
+                                      : 0;
     for (int half = 0; half < kHalves; ++half) {
       __m512i tile[16];
       for (int i = 0; i < 16; ++i) {
-        tile[i] = _mm512_maskz_loadu_epi32(first_lanes(n), rows + (16 * half + i) * d + 2 * first);
+        const std::int64_t row = 16 * half + i;
+        tile[i] = row < n_rows ? _mm512_maskz_loadu_epi16(some, bytes + row * stride + 4 * first)
+                               : _mm512_setzero_si512();
       }
       transpose(tile);
       for (int i = 0; i < 16; ++i) {
-        if (i < n) _mm512_storeu_si512(packed + ((first + i) * kBlockRows + 16 * half) * 2, tile[i]);
+        if (first + i < pairs)
+          _mm512_storeu_si512(packed + ((first + i) * kBlockRows + 16 * half) * 2, tile[i]);
       }
     }
   }
 }
 
-inline void pack_bf16_values(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys,
-                             std::int64_t dv, std::int64_t dv_padded, std::uint16_t* packed) {
+inline void pack_bf16_values(const std::uint16_t* const* rows, std::int64_t n_keys, std::int64_t dv,
+                             std::int64_t dv_padded, std::uint16_t* packed) {
   for (std::int64_t first = 0; first < dv_padded; first += 16) {
     const __mmask16 columns = first < dv ? first_lanes(dv - first) : __mmask16(0);
     const auto row = [&](std::int64_t key) {
       if (key >= n_keys) return _mm512_setzero_si512();
-      return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, rows + key * stride + first));
+      return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, rows[key] + first));
     };
     __m512i tile[16];
     for (int pair = 0; pair < 16; ++pair) {

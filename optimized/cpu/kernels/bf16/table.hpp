@@ -49,11 +49,13 @@ struct Bf16Table {
   std::int64_t d_multiple;   ///< key rows are padded to a multiple of this many elements
   std::int64_t dv_multiple;  ///< packed values likewise
 
-  /// rows[kBlockRows][d] to packed[d / 2][kBlockRows][2].
-  void (*pack_queries)(const std::uint16_t* rows, std::int64_t d, std::uint16_t* packed);
+  /// n_rows <= kBlockRows rows of d elements, `stride` bytes apart at any alignment, to packed[d_padded / 2][kBlockRows][2];
+  /// zeros where there is none.
+  void (*pack_queries)(const void* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                       std::int64_t d_padded, std::uint16_t* packed);
 
-  /// At most kKeyTile value rows, `stride` elements apart, to packed[dv_padded][kKeyTile]; zeros where there is none.
-  void (*pack_values)(const std::uint16_t* rows, std::int64_t stride, std::int64_t n_keys, std::int64_t dv,
+  /// n_keys <= kKeyTile value rows of dv elements to packed[dv_padded][kKeyTile]; zeros where there is none.
+  void (*pack_values)(const std::uint16_t* const* rows, std::int64_t n_keys, std::int64_t dv,
                       std::int64_t dv_padded, std::uint16_t* packed);
 
   /// Raises highest[lane] to the row's largest logit of the segment.

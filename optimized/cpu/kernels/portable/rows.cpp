@@ -41,6 +41,10 @@ float dot(const float* a, const float* b, std::int64_t n) {
 
 }  // namespace
 
+void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = a[i] * a_weight + b[i] * b_weight;
+}
+
 void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
                 std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
   for (std::int64_t key = 0; key < n_keys; ++key) {

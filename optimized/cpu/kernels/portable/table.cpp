@@ -15,6 +15,7 @@ const KernelTable& portable_kernels() {
       .softmax = portable::softmax,
       .accumulate_values = portable::accumulate_values,
       .column_sums = portable::column_sums,
+      .blend = portable::blend,
       .row_logits = portable::row_logits,
       .row_weights = portable::row_weights,
       .row_values = portable::row_values,

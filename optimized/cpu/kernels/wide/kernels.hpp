@@ -272,6 +272,19 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
   }
 }
 
+template <class V>
+void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to) {
+  const typename V::Reg wa = V::set(a_weight);
+  const typename V::Reg wb = V::set(b_weight);
+  std::int64_t i = 0;
+  for (; i + V::kWidth <= n; i += V::kWidth) {
+    V::store(to + i, V::fma(V::load(a + i), wa, V::mul(V::load(b + i), wb)));
+  }
+  if (i == n) return;
+  const auto part = static_cast<int>(n - i);
+  V::store_part(to + i, V::fma(V::load_part(a + i, part), wa, V::mul(V::load_part(b + i, part), wb)), part);
+}
+
 /// Stored elements, widened on the way.
 template <class V>
 struct StoredF32 {
