@@ -75,11 +75,14 @@ struct Bf16Block {
     accumulate();
   }
 
-  void pack_queries() { kernels.pack_queries(queries.data(), kWidth, words(packed)); }
+  void pack_queries() {
+    kernels.pack_queries(queries.data(), 2 * kWidth, kBlockRows, kWidth, kWidth, words(packed));
+  }
   void pack_values() {
     for (std::int64_t first = 0; first < kKeys; first += kKeyTile) {
-      kernels.pack_values(values.data() + first * kWidth, kWidth, kKeyTile, kWidth, kWidth,
-                          words(packed_values) + first * kWidth);
+      const std::uint16_t* rows[kKeyTile];
+      for (std::int64_t i = 0; i < kKeyTile; ++i) rows[i] = values.data() + (first + i) * kWidth;
+      kernels.pack_values(rows, kKeyTile, kWidth, kWidth, words(packed_values) + first * kWidth);
     }
   }
   void weigh() {

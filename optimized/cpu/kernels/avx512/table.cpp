@@ -7,7 +7,8 @@ namespace headwater::cpu {
 const KernelTable& avx512_kernels() {
   static const KernelTable table = [] {
     KernelTable kernels = portable_kernels();
-    kernels.segment_keys = 512;  // keys, values and weights of a segment stay in a second-level cache of 1 MiB
+    kernels.segment_keys =
+        512;  // keys, values and weights of a segment stay in a second-level cache of 1 MiB
     kernels.isa = "AVX-512";
     kernels.widen = avx512::widen;
     kernels.pack_queries = avx512::pack_queries;
