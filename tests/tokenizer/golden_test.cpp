@@ -45,7 +45,8 @@ TEST_P(GoldenPreTokenizer, IdsOfTokenizers) {
 
 TEST_P(GoldenPreTokenizer, WordsOfTokenizers) {
   const std::unique_ptr<PreTokenizer> words = PreTokenizer::named(GetParam());
-  for (const auto& golden : read_json(FIXTURES "/tiny.json").at(GetParam())) {
+  const nlohmann::json cases = read_json(FIXTURES "/tiny.json").at(GetParam());
+  for (const auto& golden : cases) {
     const std::string text = well_formed_utf8(bytes_of(golden.at("hex").get<std::string>()));
     std::vector<std::size_t> lengths;
     std::string all;

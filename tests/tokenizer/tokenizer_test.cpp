@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include <chrono>
+#include <ctime>
 #include <thread>
 
 #include "vocabularies.hpp"
@@ -237,8 +237,8 @@ TEST(Tokenizer, IdsOutsideAreRefused) {
 TEST(Tokenizer, LongRunsAreCheap) {
   const std::unique_ptr<Tokenizer> byte_level = open_tokenizer(FIXTURES "/tiny.gguf");
   const std::unique_ptr<Tokenizer> sentence = open_tokenizer(FIXTURES "/sentence.gguf");
-  constexpr std::size_t kLength = 1 << 20;
-  const auto begin = std::chrono::steady_clock::now();
+  constexpr std::size_t kLength = 1 << 17;
+  const std::clock_t begin = std::clock();  // of the processor: other jobs do not count
   for (const char c : {'x', ' ', '\n', '<', '1', '\''}) {
     const std::string text(kLength, c);
     EXPECT_EQ(byte_level->decode(byte_level->encode(text, false, true)).size(), kLength);
@@ -246,8 +246,8 @@ TEST(Tokenizer, LongRunsAreCheap) {
       EXPECT_EQ(sentence->decode(sentence->encode(text, false, true)).size(), kLength);
     }
   }
-  // Quadratic would be hours; this is for the busiest of machines, sanitized.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(2));
+  // Quadratic would be many minutes; this leaves room for sanitizers.
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 60.0);
 }
 
 TEST(Tokenizer, ThreadsShareIt) {
