@@ -329,7 +329,12 @@ inline void row_logit_tile(const float* q, std::int64_t d, const unsigned char* 
   };
   std::int64_t e = 0;
   for (; e + V::kWidth <= d; e += V::kWidth) {
-    add([&](std::int64_t key) { return E::load(keys + (key * d + e) * E::kBytes); },
+    add(
+        [&](std::int64_t key) {
+          const unsigned char* at = keys + (key * d + e) * E::kBytes;
+          __builtin_prefetch(at + 2 * kKeys * d * E::kBytes);
+          return E::load(at);
+        },
         [&](int row) { return V::load(q + row * d + e); });
   }
   if (e < d) {
@@ -408,6 +413,9 @@ float row_weights(float* logits, std::int64_t n, float max) {
   return total;
 }
 
+/// Value rows that are asked for ahead of their use.
+inline constexpr std::int64_t kValueAhead = 16;
+
 /// Rows x Vectors * kWidth columns over a run of keys.
 template <class V, class E, int Rows, int Vectors>
 inline void row_value_tile(const float* weights, std::int64_t stride, const unsigned char* values,
@@ -418,7 +426,11 @@ inline void row_value_tile(const float* weights, std::int64_t stride, const unsi
   }
   for (std::int64_t key = 0; key < n_keys; ++key) {
     typename V::Reg value[Vectors];
-    for (int v = 0; v < Vectors; ++v) value[v] = E::load(values + (key * dv + v * V::kWidth) * E::kBytes);
+    for (int v = 0; v < Vectors; ++v) {
+      const unsigned char* at = values + (key * dv + v * V::kWidth) * E::kBytes;
+      __builtin_prefetch(at + kValueAhead * dv * E::kBytes);
+      value[v] = E::load(at);
+    }
     for (int row = 0; row < Rows; ++row) {
       const typename V::Reg weight = V::set(weights[row * stride + key]);
       for (int v = 0; v < Vectors; ++v) sums[row][v] = V::fma(weight, value[v], sums[row][v]);
@@ -432,7 +444,7 @@ inline void row_value_tile(const float* weights, std::int64_t stride, const unsi
 template <class V, class E, int Rows>
 void row_value_columns(const float* weights, std::int64_t stride, const unsigned char* values,
                        std::int64_t n_keys, std::int64_t dv, float* out) {
-  constexpr int kMost = V::kAccumulators / 6;  // 4 rows x this: two thirds of the accumulators
+  constexpr int kMost = V::kAccumulators / 3 / (Rows > 2 ? 2 : 1);  // whole rows of 128 floats for one or two
   std::int64_t column = 0;
   const auto at = [&](std::int64_t c) { return values + c * E::kBytes; };
   for (; column + kMost * V::kWidth <= dv; column += kMost * V::kWidth) {
