@@ -194,7 +194,7 @@ class Begin : public Call {
         *rc::gen::weightedElement<std::int64_t>({{6, 0},
                                                  {3, step_.kind == Step::Kind::decode ? 0 : longer},
                                                  {3, model.turn_length},
-                                                 {1, step_.n - 1},
+                                                 {1, step_.n - (step_.n > 0 ? 1 : 0)},
                                                  {1, wide}});
     if (*rc::gen::inRange(0, 40) == 0) step_.kind = static_cast<Step::Kind>(2);
   }
