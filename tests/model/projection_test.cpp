@@ -38,8 +38,8 @@ struct StoredMatrix {
       } else {  // 16-bit numbers of modest size
         const std::uint16_t value =
             type == TensorType::bf16 ? 0x3e00 + random() % 512 : 0x3000 + random() % 4096;
-        const std::uint16_t sign = random() % 2 << 15;
-        const std::uint16_t both = value | sign;
+        const auto sign = static_cast<std::uint16_t>(random() % 2 << 15);
+        const auto both = static_cast<std::uint16_t>(value | sign);
         std::memcpy(to, &both, 2), at += 2;
       }
     }
