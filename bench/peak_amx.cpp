@@ -32,6 +32,8 @@ double amx_bf16_flops(std::int64_t turns) {
   }
   alignas(64) std::uint16_t tiny[kRows * kRowBytes / 2];
   for (std::uint16_t& value : tiny) value = 0x2f80;  // 2^-32
+  // The intrinsics of g++ 12 say of their operands' memory only a word, or nothing: without this it may never be written.
+  asm volatile("" : : "r"(&config), "r"(tiny) : "memory");
   _tile_loadconfig(&config);
   _tile_zero(0);
   _tile_zero(1);
