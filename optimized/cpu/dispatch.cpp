@@ -93,7 +93,7 @@ constexpr Preference kPreferences[] = {
     {"cpu-avx512", any, "16 floats per FMA; no slower than AVX2 on any processor that has it"},
     // Zen 4 and Zen 5: vdpbf16ps does twice the multiply-adds of an FMA per cycle. Sapphire Rapids: half of it.
     {"cpu-avx512bf16", amd, "vdpbf16ps is twice as fast as FMA on AMD, and half as fast on Intel"},
-    {"cpu-amx", any, "1024 BF16 multiply-adds per cycle against 64 floats"},
+    {"cpu-amx", any, "1024 BF16 flops per cycle against 64 in F32"},
 };
 
 const Variant* variant_named(std::string_view name) {
