@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <numbers>
 
 #include "core/numbers.hpp"
 #include "cpu/cpu_session.hpp"
-#include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -18,6 +17,13 @@ constexpr double kLog2E = std::numbers::log2e;
 
 /// Natural units to units of ln 2.
 float binary(float logit) { return static_cast<float>(static_cast<double>(logit) * kLog2E); }
+
+/// Asks for `bytes` bytes that are going to be read.
+void prefetch(const void* data, std::int64_t bytes) {
+  constexpr std::int64_t kCacheLine = 64;
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (std::int64_t line = 0; line < bytes; line += kCacheLine) __builtin_prefetch(at + line);
+}
 
 const std::uint16_t* elements(const void* rows) { return static_cast<const std::uint16_t*>(rows); }
 

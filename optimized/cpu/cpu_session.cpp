@@ -7,7 +7,6 @@
 #include <numbers>
 
 #include "core/numbers.hpp"
-#include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -17,9 +16,15 @@ namespace {
 /// Rows of a layer-major window: the default batch. More rows need more intra state and win no parallelism.
 constexpr std::int64_t kWindowRows = 4096;
 
+/// Whole heads are dealt out: enough of them, or equal shares. Else the chunks of a window share the threads, too.
+bool heads_fill_threads(const Shape& shape, const EffectiveOptions& options) {
+  return options.schedule == Schedule::chunk_major || shape.n_head % options.threads == 0 ||
+         shape.n_head >= 4 * std::int64_t{options.threads};
+}
+
 std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options) {
   const std::int64_t chunk = std::min(options.chunk, shape.capacity);
-  if (options.schedule == Schedule::chunk_major) return chunk;
+  if (heads_fill_threads(shape, options)) return chunk;
   return std::max(chunk, std::min({options.batch, shape.capacity, kWindowRows}));
 }
 
@@ -57,6 +62,7 @@ CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const 
       segment_keys_(kernels.segment_keys),
       scale_(static_cast<float>(effective.scale)),
       threads_(effective.threads),
+      one_pass_(heads_fill_threads(shape, effective)),
       kv_(shape) {
   const std::int64_t heads = shape.n_head;
   scores_ = core::ScoreStore(shape.n_layer, heads, shape.capacity, effective.score_type);
@@ -70,9 +76,11 @@ CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const 
     inter_partials_ = core::Buffer<double>(core::checked_product(heads, max_groups_, memory_.width()));
     colsum_intra_ = core::Buffer<float>(rows);
     intra_partials_ = core::Buffer<double>(core::checked_product(rows, max_groups_));
-    row_max_ = core::Buffer<float>(rows);
-    row_sum_ = core::Buffer<float>(rows);
-    row_out_ = core::Buffer<float>(core::checked_product(rows, shape.d_value));
+    if (!one_pass_) {
+      row_max_ = core::Buffer<float>(rows);
+      row_sum_ = core::Buffer<float>(rows);
+      row_out_ = core::Buffer<float>(core::checked_product(rows, shape.d_value));
+    }
     if (shape.kv_type != DType::f32) {
       const std::int64_t kv_rows = core::checked_product(shape.n_head_kv, window_rows_);
       wide_keys_ = core::Buffer<float>(core::checked_product(kv_rows, shape.d_head));
@@ -217,21 +225,6 @@ void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std
                    scratch.keys.data() + i * kv_.d_head());
     kernels_.widen(kv_.value(layer, head_kv, positions[i]), kv_.type(), kv_.d_value(),
                    scratch.values.data() + i * kv_.d_value());
-  }
-}
-
-void CpuSession::prefetch_queries(const Call& call, std::int64_t begin, std::int64_t end,
-                                  std::int64_t head) const {
-  const std::int64_t bytes = kv_.d_head() * static_cast<std::int64_t>(dtype_size(call.q.type));
-  for (std::int64_t row = begin; row < end; ++row)
-    prefetch(core::row_address(call.q, row - call.base, head), bytes);
-}
-
-void CpuSession::prefetch_outputs(const Call& call, std::int64_t begin, std::int64_t end,
-                                  std::int64_t head) const {
-  const std::int64_t bytes = kv_.d_value() * static_cast<std::int64_t>(dtype_size(call.out.type));
-  for (std::int64_t row = begin; row < end; ++row) {
-    prefetch_to_write(core::row_address(call.out, row - call.base, head), bytes);
   }
 }
 

@@ -17,10 +17,10 @@ namespace headwater::cpu {
 
 /// A session of the CPU engine: the schedule of the passes around one table of kernels.
 ///
-/// Sparse steps work in windows of chunks: one chunk at a time in the chunk-major schedule, up to a batch in the
-/// layer-major one. Phase 1 computes the intra pass of all chunks of the window in parallel, phase 2 walks them
-/// in order (SCHED-1). Both schedules run the same arithmetic on the same blocks, so they give the same bits
-/// (SCHED-2). Work is cut by sizes only, never by the number of threads (NUM-3).
+/// Where whole heads fill the threads, and in the chunk-major schedule, a sparse step works chunk by chunk, both passes
+/// of a block of rows one after the other. Else it works in windows of chunks, up to a batch: phase 1 computes the intra
+/// pass of all chunks of the window in parallel, phase 2 walks them in order (SCHED-1). Both run the same arithmetic on
+/// the same blocks, so they give the same bits (SCHED-2), and blocks are cut by sizes only (NUM-3).
 class CpuSession final : public core::SessionBase {
  public:
   /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and warms the OpenMP threads. Calls
@@ -116,8 +116,6 @@ class CpuSession final : public core::SessionBase {
 
   // sparse_pass.cpp
   void run_sparse(const Call& call);
-  /// Whether both passes of a chunk run together; else in the two phases. The bits are the same.
-  [[nodiscard]] bool one_pass() const;
   [[nodiscard]] std::size_t window_end(const Call& call, std::span<const Chunk> chunks,
                                        std::size_t first) const;
   void prepare_rows(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head_kv);
@@ -145,9 +143,6 @@ class CpuSession final : public core::SessionBase {
   void write_chunk(const Call& call, const Window& window, const Chunk& chunk);
   PassResult float_block(const Call& call, const PassBlock& block, const KeyRows& rows, Scratch& scratch);
   PassResult bf16_block(const Call& call, const PassBlock& block, const Bf16Rows& rows, Scratch& scratch);
-  /// Asks for rows that a block is going to read or write, while others are computed.
-  void prefetch_queries(const Call& call, std::int64_t begin, std::int64_t end, std::int64_t head) const;
-  void prefetch_outputs(const Call& call, std::int64_t begin, std::int64_t end, std::int64_t head) const;
   /// The caller's row where it is one of aligned floats, else null.
   [[nodiscard]] float* float_row(const Call& call, std::int64_t position, std::int64_t head) const;
   /// A finished row of a head to the caller, in his type.
@@ -201,6 +196,7 @@ class CpuSession final : public core::SessionBase {
   std::int64_t segment_keys_;
   float scale_;
   int threads_;
+  bool one_pass_;                 // both passes of a chunk run together; else in the two phases
   std::int64_t window_rows_ = 0;  // most rows of a window
   std::int64_t max_groups_ = 0;   // most groups that any chunk is cut into
 

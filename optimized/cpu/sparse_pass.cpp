@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "cpu/cpu_session.hpp"
-#include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -43,14 +42,14 @@ FusedRow fuse(double unit, double intra_max, double intra_sum, double inter_max,
 void CpuSession::run_sparse(const Call& call) {
   const std::span<const Chunk> chunks = plan();
   for (std::size_t first = 0; first < chunks.size();) {
-    const std::size_t last = one_pass() ? first + 1 : window_end(call, chunks, first);
+    const std::size_t last = one_pass_ ? first + 1 : window_end(call, chunks, first);
     const Window window{chunks.subspan(first, last - first), chunks[first].begin};
-    if (!one_pass()) intra_phase(call, window);
+    if (!one_pass_) intra_phase(call, window);
     for (const Chunk& chunk : window.chunks) {
       const bool has_memory = chunk.begin > 0;  // MEM-5: tokens before it, hence a set
       // What an observer is shown behind memory_count is 0, not the sums of the layer before.
       if (!has_memory) std::fill_n(colsum_inter_.data(), shape().n_head * memory_.width(), 0.0f);
-      if (one_pass()) {
+      if (one_pass_) {
         whole_chunk(call, window, chunk, has_memory);
       } else if (has_memory) {
         inter_phase(call, window, chunk);
@@ -61,12 +60,6 @@ void CpuSession::run_sparse(const Call& call) {
     }
     first = last;
   }
-}
-
-bool CpuSession::one_pass() const {
-  // Whole heads are dealt out: enough of them, or equal shares. Else the chunks of a window share the threads, too.
-  return options().schedule == Schedule::chunk_major || shape().n_head % threads_ == 0 ||
-         shape().n_head >= 4 * std::int64_t{threads_};
 }
 
 std::size_t CpuSession::window_end(const Call& call, std::span<const Chunk> chunks, std::size_t first) const {
@@ -188,8 +181,6 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
   double* inter_sums = has_memory ? clear_inter_sums(call.layer, head, group) : nullptr;
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
-    prefetch_queries(call, row + rows.n, std::min(row + rows.n + kBlockRows, end), head);
-    prefetch_outputs(call, row, row + rows.n, head);
     float max[kBlockRows];
     float sum[kBlockRows];
     float* out = scratch.intra.data();
@@ -234,6 +225,7 @@ void CpuSession::write_rows(const Call& call, const Chunk& chunk, const BlockRow
 }
 
 void CpuSession::intra_phase(const Call& call, const Window& window) {
+  HEADWATER_MARK("cpu.sparse.two_phases");
   const std::int64_t heads = shape().n_head;
   const auto n_chunks = static_cast<std::int64_t>(window.chunks.size());
 #pragma omp parallel num_threads(threads_)
@@ -270,9 +262,7 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
     const std::int64_t at = window_index(window, head, row);
-    prefetch_queries(call, row + rows.n, std::min(row + rows.n + kBlockRows, end), head);
     float* out = row_out_.data() + at * dv;
-    prefetch_to_write(out, rows.n * dv * static_cast<std::int64_t>(sizeof(float)));
     const PassResult result = intra_block(call, window, chunk, rows, sums, out, scratch);
     std::copy_n(result.max, rows.n, row_max_.data() + at);
     std::copy_n(result.sum, rows.n, row_sum_.data() + at);
@@ -383,9 +373,6 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
     const std::int64_t at = window_index(window, head, row);
-    prefetch_queries(call, row + rows.n, std::min(row + rows.n + kBlockRows, end), head);
-    prefetch_outputs(call, row, row + rows.n, head);
-    prefetch(row_out_.data() + at * dv, rows.n * dv * static_cast<std::int64_t>(sizeof(float)));
     const PassResult inter = inter_block(call, rows, false, sums, scratch);
     join(call, chunk, rows, {row_max_.data() + at, row_sum_.data() + at}, row_out_.data() + at * dv, inter,
          scratch.inter.data());
