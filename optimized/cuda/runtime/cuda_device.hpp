@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "cuda/runtime/device.hpp"
+
+namespace headwater::cuda {
+
+/// Why device `ordinal` cannot be used here (no driver, one that is too old, no device, or one below compute capability
+/// 8.0), as one line; empty if it can. Only where the build has a CUDA toolkit.
+[[nodiscard]] std::string cuda_unavailable_because(int ordinal = 0);
+
+/// Errors: engine_unavailable, with the text of cuda_unavailable_because.
+[[nodiscard]] std::unique_ptr<Device> open_cuda_device(std::span<const Kernel> kernels, int ordinal = 0);
+
+}  // namespace headwater::cuda

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "cuda/emulation/block.hpp"
+#include "cuda/runtime/device.hpp"
+
+namespace headwater::cuda {
+
+/// When the operations of a stream are done. A schedule that waits for all it needs gives the same bits with both.
+enum class Progress {
+  eager,  ///< at once, in the order of the calls
+  late,   ///< when the host or another stream waits for them, and not before
+};
+
+struct EmulationOptions {
+  int compute_capability = 80;
+  int multiprocessors = 4;  ///< few: a grid that fills them stays small
+  std::int64_t memory = std::int64_t{1} << 32;
+  emulation::Order order = emulation::Order::ascending;
+  Progress progress = Progress::late;
+};
+
+/// A device on this processor, which runs kernels on fibers (emulation/block.hpp), blocks on OpenMP's threads. A fault that
+/// it finds in a kernel is the device's sticky error. Device memory is host memory between guards, filled with NaN.
+[[nodiscard]] std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
+                                                           const EmulationOptions& options = {});
+
+}  // namespace headwater::cuda
