@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cpu/cpu_session.hpp"
@@ -80,10 +81,17 @@ void CpuSession::decode_split(const Call& call, const Chunk& chunk, std::int64_t
   const std::int64_t d = kv_.d_head();
   const std::int64_t dv = kv_.d_value();
   const std::int64_t rows = (chunk.end - chunk.begin) * (shape().n_head / shape().n_head_kv);
+  const bool paired = call.bf16 && bf16_->row_logits != nullptr;
   for (std::int64_t r = 0; r < rows; ++r) {
     const DecodeRow row = decode_row(chunk, head_kv, r);
-    kernels_.widen(core::row_address(call.q, row.position - call.base, row.head), call.q.type, d,
-                   scratch.rows.data() + r * d);
+    const void* q = core::row_address(call.q, row.position - call.base, row.head);
+    if (paired) {
+      HEADWATER_MARK("cpu.decode.paired");
+      std::memcpy(scratch.packed16.data() + r * d, q, static_cast<std::size_t>(d) * sizeof(std::uint16_t));
+    } else {
+      kernels_.widen(q, call.q.type, d, scratch.rows.data());
+      kernels_.arrange_row(scratch.rows.data(), kv_.type(), d, scratch.packed.data() + r * d);
+    }
   }
   float* out = scratch.out.data();
   float max[kDecodeRows];
@@ -93,8 +101,13 @@ void CpuSession::decode_split(const Call& call, const Chunk& chunk, std::int64_t
   for (std::int64_t first = begin; first < end; first += kDecodeLogits) {
     const std::int64_t n = std::min(kDecodeLogits, end - first);
     float* logits = scratch.decode.data();
-    kernels_.row_logits(scratch.rows.data(), rows, d, kv_.key(call.layer, head_kv, first), kv_.type(), n,
-                        scale_, logits, kDecodeLogits);
+    const void* keys = kv_.key(call.layer, head_kv, first);
+    if (paired) {
+      bf16_->row_logits(scratch.packed16.data(), rows, d, static_cast<const std::uint16_t*>(keys), n, scale_,
+                        logits, kDecodeLogits);
+    } else {
+      kernels_.row_logits(scratch.packed.data(), rows, d, keys, kv_.type(), n, scale_, logits, kDecodeLogits);
+    }
     for (std::int64_t r = 0; r < rows; ++r) {
       float* line = logits + r * kDecodeLogits;
       map_row(decode_row(chunk, head_kv, r), first, n, line);
@@ -112,7 +125,8 @@ void CpuSession::decode_split(const Call& call, const Chunk& chunk, std::int64_t
     float* state = split_state(head_kv, split, r);
     state[0] = max[r];
     state[1] = sum[r];
-    std::copy_n(out + r * dv, dv, state + 2);
+    const bool unrestored = HEADWATER_SABOTAGE("cpu.decode.unrestored_row");
+    kernels_.restore_row(out + r * dv, unrestored ? DType::f32 : kv_.type(), dv, state + 2);
   }
 }
 

@@ -191,10 +191,39 @@ TEST_P(Bf16Kernels, INTRA_2_ColumnSums) {
   EXPECT_EQ(sums.back(), 2.0);
 }
 
+TEST_P(Bf16Kernels, LOGIT_1_LogitsOfRows) {
+  if (kernels->row_logits == nullptr) GTEST_SKIP() << kernels->isa << " decodes by the float kernels";
+  constexpr std::int64_t kRows = 7;  // tiles of four, two and one
+  const std::int64_t width = std::get<2>(GetParam());
+  const auto q = rows_of(kRows * width, 5);
+  const auto rows = rows_of(n_keys * width, 6);
+  const std::int64_t stride = n_keys + 3;
+  std::vector<float> logits(static_cast<std::size_t>(kRows * stride), -kInf);
+  kernels->row_logits(q.data(), kRows, width, rows.data(), n_keys, 0.25f, logits.data(), stride);
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    for (std::int64_t key = 0; key < stride; ++key) {
+      const float got = logits[static_cast<std::size_t>(row * stride + key)];
+      if (key >= n_keys) {
+        EXPECT_EQ(got, -kInf);
+        continue;
+      }
+      double exact = 0;
+      double size = 0;
+      for (std::int64_t e = 0; e < width; ++e) {
+        const double product = value_of(q[static_cast<std::size_t>(row * width + e)]) *
+                               value_of(rows[static_cast<std::size_t>(key * width + e)]);
+        exact += product;
+        size += std::fabs(product);
+      }
+      EXPECT_NEAR(got, 0.25 * exact, 0.25 * static_cast<double>(width + 2) * kUnit * size);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, Bf16Kernels,
                          ::testing::Combine(::testing::Range(0, static_cast<int>(variants().size())),
                                             ::testing::Values(6, 31, 32, 33, 44, 64, 100),
-                                            ::testing::Values(1, 7, 16, 20, 32, 64, 80)));
+                                            ::testing::Values(1, 7, 16, 20, 32, 64, 80, 129, 192)));
 
 }  // namespace
 }  // namespace headwater::cpu

@@ -44,6 +44,14 @@ class RowKernels : public ::testing::TestWithParam<std::tuple<int, DType, int, i
     if (const std::string missing = variant.missing(); !missing.empty()) GTEST_SKIP() << missing;
     kernels = &variant.kernels();
   }
+  std::vector<float> arranged(const std::vector<float>& natural, std::int64_t width) const {
+    std::vector<float> to(static_cast<std::size_t>(rows * width));
+    for (std::int64_t row = 0; row < rows; ++row) {
+      kernels->arrange_row(natural.data() + row * width, type, width, to.data() + row * width);
+    }
+    return to;
+  }
+
   const KernelTable* kernels = nullptr;
   const DType type = std::get<1>(GetParam());
   const std::int64_t rows = std::get<2>(GetParam());
@@ -56,7 +64,8 @@ TEST_P(RowKernels, LOGIT_1_Logits) {
   const auto q = normals(rows * d, 1);
   const Stored keys(n_keys * d, type, 2);
   std::vector<float> logits(static_cast<std::size_t>(rows * stride), kPoison);
-  kernels->row_logits(q.data(), rows, d, keys.bytes.data(), type, n_keys, 0.25f, logits.data(), stride);
+  kernels->row_logits(arranged(q, d).data(), rows, d, keys.bytes.data(), type, n_keys, 0.25f, logits.data(),
+                      stride);
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t key = 0; key < stride; ++key) {
       const float got = logits[static_cast<std::size_t>(row * stride + key)];
@@ -101,7 +110,13 @@ TEST_P(RowKernels, INTRA_1_Values) {
   auto out = normals(rows * dv + 1, 6);
   out.back() = kPoison;
   const auto before = out;
-  kernels->row_values(weights.data(), stride, rows, values.bytes.data(), type, n_keys, dv, out.data());
+  auto sums = arranged(out, dv);
+  sums.push_back(kPoison);
+  kernels->row_values(weights.data(), stride, rows, values.bytes.data(), type, n_keys, dv, sums.data());
+  EXPECT_EQ(sums.back(), kPoison);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    kernels->restore_row(sums.data() + row * dv, type, dv, out.data() + row * dv);
+  }
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t c = 0; c < dv; ++c) {
       const auto i = static_cast<std::size_t>(row * dv + c);

@@ -17,6 +17,8 @@
   void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,       \
                    double* sums);                                                                          \
   void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to);   \
+  void arrange_row(const float* row, DType type, std::int64_t n, float* arranged);                         \
+  void restore_row(const float* arranged, DType type, std::int64_t n, float* row);                         \
   void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,         \
                   std::int64_t n_keys, float scale, float* logits, std::int64_t stride);                   \
   float row_weights(float* logits, std::int64_t n, float max);                                             \

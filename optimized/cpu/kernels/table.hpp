@@ -77,14 +77,18 @@ struct KernelTable {
 
   // Decode: few query rows, their keys and values read once as they are stored, whatever their type.
 
-  /// LOGIT-1: logits[row * stride + key] = scale * (q[row] . key) for rows of q[rows][d] and n_keys contiguous keys.
+  /// A row of n floats to the order in which row_logits and row_values widen stored rows of that type and width, and back.
+  void (*arrange_row)(const float* row, DType type, std::int64_t n, float* arranged);
+  void (*restore_row)(const float* arranged, DType type, std::int64_t n, float* row);
+
+  /// LOGIT-1: logits[row * stride + key] = scale * (q[row] . key) for arranged rows of q[rows][d] and n_keys contiguous keys.
   void (*row_logits)(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
                      std::int64_t n_keys, float scale, float* logits, std::int64_t stride);
 
   /// logits[n] to exp(s - max) in place, max at least the largest of them; returns their sum.
   float (*row_weights)(float* logits, std::int64_t n, float max);
 
-  /// out[rows][dv] += sum_key weights[row * stride + key] * values[key].
+  /// out[rows][dv], arranged, += sum_key weights[row * stride + key] * values[key].
   void (*row_values)(const float* weights, std::int64_t stride, std::int64_t rows, const void* values,
                      DType type, std::int64_t n_keys, std::int64_t dv, float* out);
 };

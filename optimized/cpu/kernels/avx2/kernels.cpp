@@ -40,6 +40,11 @@ struct Avx2 {
     const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
   }
+  static void load_bf16_pairs(const void* p, Reg& even, Reg& odd) {
+    const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
   static float one_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
   static float one_bf16(std::uint16_t bits) {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
@@ -132,6 +137,12 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
 
 void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to) {
   cpu::blend<Avx2>(a, a_weight, b, b_weight, n, to);
+}
+void arrange_row(const float* row, DType type, std::int64_t n, float* arranged) {
+  cpu::arrange_row<Avx2>(row, type, n, arranged);
+}
+void restore_row(const float* arranged, DType type, std::int64_t n, float* row) {
+  cpu::restore_row<Avx2>(arranged, type, n, row);
 }
 void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
                 std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {

@@ -16,6 +16,8 @@ const KernelTable& avx2_kernels() {
     kernels.accumulate_values = avx2::accumulate_values;
     kernels.column_sums = avx2::column_sums;
     kernels.blend = avx2::blend;
+    kernels.arrange_row = avx2::arrange_row;
+    kernels.restore_row = avx2::restore_row;
     kernels.row_logits = avx2::row_logits;
     kernels.row_weights = avx2::row_weights;
     kernels.row_values = avx2::row_values;

@@ -38,6 +38,12 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
 void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to) {
   cpu::blend<Avx512>(a, a_weight, b, b_weight, n, to);
 }
+void arrange_row(const float* row, DType type, std::int64_t n, float* arranged) {
+  cpu::arrange_row<Avx512>(row, type, n, arranged);
+}
+void restore_row(const float* arranged, DType type, std::int64_t n, float* row) {
+  cpu::restore_row<Avx512>(arranged, type, n, row);
+}
 void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
                 std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
   cpu::row_logits<Avx512>(q, rows, d, keys, type, n_keys, scale, logits, stride);

@@ -18,6 +18,8 @@ const KernelTable& avx512_kernels() {
     kernels.accumulate_values = avx512::accumulate_values;
     kernels.column_sums = avx512::column_sums;
     kernels.blend = avx512::blend;
+    kernels.arrange_row = avx512::arrange_row;
+    kernels.restore_row = avx512::restore_row;
     kernels.row_logits = avx512::row_logits;
     kernels.row_weights = avx512::row_weights;
     kernels.row_values = avx512::row_values;

@@ -39,6 +39,11 @@ struct Avx512 {
     const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
   }
+  static void load_bf16_pairs(const void* p, Reg& even, Reg& odd) {
+    const __m512i bits = _mm512_loadu_si512(p);
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
   static float one_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
   static float one_bf16(std::uint16_t bits) {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);

@@ -78,6 +78,11 @@ struct Bf16Table {
   /// rows[lane][dv] = transposed[dv][lane] * factor[lane] for the first `n_rows` lanes.
   void (*unpack_rows)(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
                       float* rows);
+
+  /// KernelTable::row_logits of rows that are BF16 on both sides, neither arranged nor padded; null where the processor
+  /// has no products of BF16 vectors, or slow ones.
+  void (*row_logits)(const std::uint16_t* q, std::int64_t rows, std::int64_t d, const std::uint16_t* keys,
+                     std::int64_t n_keys, float scale, float* logits, std::int64_t stride) = nullptr;
 };
 
 const Bf16Table& avx512bf16_kernels();

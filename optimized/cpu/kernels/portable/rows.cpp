@@ -45,6 +45,10 @@ void blend(const float* a, float a_weight, const float* b, float b_weight, std::
   for (std::int64_t i = 0; i < n; ++i) to[i] = a[i] * a_weight + b[i] * b_weight;
 }
 
+void arrange_row(const float* row, DType, std::int64_t n, float* arranged) { std::copy_n(row, n, arranged); }
+
+void restore_row(const float* arranged, DType, std::int64_t n, float* row) { std::copy_n(arranged, n, row); }
+
 void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
                 std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
   for (std::int64_t key = 0; key < n_keys; ++key) {

@@ -16,6 +16,8 @@ const KernelTable& portable_kernels() {
       .accumulate_values = portable::accumulate_values,
       .column_sums = portable::column_sums,
       .blend = portable::blend,
+      .arrange_row = portable::arrange_row,
+      .restore_row = portable::restore_row,
       .row_logits = portable::row_logits,
       .row_weights = portable::row_weights,
       .row_values = portable::row_values,

@@ -7,7 +7,7 @@
 /// A vector type V has: Reg, kWidth (floats), load, store, load_part, store_part (the first n < kWidth floats), set
 /// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), exp_nonpositive,
 /// hyperbolic_tangent, add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth widened
-/// elements), one_f16 and one_bf16.
+/// elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16.
 
 #include "cpu/kernels/table.hpp"
 
@@ -285,22 +285,47 @@ void blend(const float* a, float a_weight, const float* b, float b_weight, std::
   V::store_part(to + i, V::fma(V::load_part(a + i, part), wa, V::mul(V::load_part(b + i, part), wb)), part);
 }
 
-/// Stored elements, widened on the way.
+/// Stored elements, widened on the way: kVectors at a time by load_unit, the rest of a row, in its own order, by load.
 template <class V>
 struct StoredF32 {
   static constexpr std::int64_t kBytes = 4;
+  static constexpr int kVectors = 1;
   static typename V::Reg load(const unsigned char* p) { return V::load(reinterpret_cast<const float*>(p)); }
+  static void load_unit(const unsigned char* p, typename V::Reg* to) { *to = load(p); }
 };
 template <class V>
 struct StoredF16 {
   static constexpr std::int64_t kBytes = 2;
+  static constexpr int kVectors = 1;
   static typename V::Reg load(const unsigned char* p) { return V::load_f16(p); }
+  static void load_unit(const unsigned char* p, typename V::Reg* to) { *to = load(p); }
 };
+/// The elements at even places, then those at odd ones: a shift and a mask widen them, without a permutation.
 template <class V>
 struct StoredBf16 {
   static constexpr std::int64_t kBytes = 2;
+  static constexpr int kVectors = 2;
   static typename V::Reg load(const unsigned char* p) { return V::load_bf16(p); }
+  static void load_unit(const unsigned char* p, typename V::Reg* to) { V::load_bf16_pairs(p, to[0], to[1]); }
 };
+
+/// Where element i of a row stands in arranged rows; see KernelTable::arrange_row.
+template <class V>
+std::int64_t arranged_place(DType type, std::int64_t n, std::int64_t i) {
+  constexpr std::int64_t kUnit = 2 * V::kWidth;
+  if (type != DType::bf16 || i >= n / kUnit * kUnit) return i;
+  return i / kUnit * kUnit + i % 2 * V::kWidth + i % kUnit / 2;
+}
+
+template <class V>
+void arrange_row(const float* row, DType type, std::int64_t n, float* arranged) {
+  for (std::int64_t i = 0; i < n; ++i) arranged[arranged_place<V>(type, n, i)] = row[i];
+}
+
+template <class V>
+void restore_row(const float* arranged, DType type, std::int64_t n, float* row) {
+  for (std::int64_t i = 0; i < n; ++i) row[i] = arranged[arranged_place<V>(type, n, i)];
+}
 
 /// The first n < kWidth elements, zeros behind them.
 template <class V, class E>
@@ -310,44 +335,61 @@ inline typename V::Reg load_stored_part(const unsigned char* p, std::int64_t n) 
   return E::load(whole);
 }
 
-/// Rows x Keys = kWidth dot products, one register each, totalled by one transposing tree.
+/// Rows x kWidth / Rows dot products, one register each, totalled by one transposing tree; the first n_keys of a row
+/// are written.
+template <class V, int Rows>
+inline void store_row_logits(const typename V::Reg (&sums)[V::kWidth], std::int64_t n_keys, float scale,
+                             float* logits, std::int64_t stride) {
+  constexpr int kKeys = V::kWidth / Rows;
+  double totals[V::kWidth] = {};
+  V::add_line_totals(sums, totals);
+  float scaled[V::kWidth];
+  for (int i = 0; i < V::kWidth; ++i) scaled[i] = static_cast<float>(totals[i]) * scale;
+  const auto bytes = static_cast<std::size_t>(least(kKeys, n_keys)) * sizeof(float);
+  for (int row = 0; row < Rows; ++row) {
+    __builtin_memcpy(logits + row * stride, scaled + row * kKeys, bytes);
+  }
+}
+
+/// Rows x Keys = kWidth dot products, totalled by one transposing tree. Key by key, so that memory is read in order:
+/// the processor then streams it, which no prefetch by instructions equals (docs/performance.md).
 template <class V, class E, int Rows>
 inline void row_logit_tile(const float* q, std::int64_t d, const unsigned char* keys, std::int64_t n_keys,
                            float scale, float* logits, std::int64_t stride) {
   constexpr int kKeys = V::kWidth / Rows;
   typename V::Reg sums[V::kWidth];
-  for (typename V::Reg& sum : sums) sum = V::zero();
-  const auto add = [&](const auto& load_key, const auto& load_query) {
-    typename V::Reg k[kKeys];
-    for (int key = 0; key < kKeys; ++key) k[key] = load_key(least(key, n_keys - 1));
-    for (int row = 0; row < Rows; ++row) {
-      const typename V::Reg query = load_query(row);
-      for (int key = 0; key < kKeys; ++key) {
-        sums[row * kKeys + key] = V::fma(k[key], query, sums[row * kKeys + key]);
+  for (int key = 0; key < kKeys; ++key) {
+    const unsigned char* at = keys + least(key, n_keys - 1) * d * E::kBytes;
+    typename V::Reg total[Rows];
+    for (typename V::Reg& sum : total) sum = V::zero();
+    constexpr std::int64_t kUnit = E::kVectors * V::kWidth;
+    const auto add = [&](std::int64_t first) {
+      typename V::Reg k[E::kVectors];
+      E::load_unit(at + first * E::kBytes, k);
+      for (int v = 0; v < E::kVectors; ++v) {
+        const float* query = q + first + v * V::kWidth;
+        for (int row = 0; row < Rows; ++row) total[row] = V::fma(k[v], V::load(query + row * d), total[row]);
+      }
+    };
+    constexpr std::int64_t kStep = 8 * V::kWidth;  // a loop of few turns costs as much as its work
+    std::int64_t e = 0;
+    for (; e + kStep <= d; e += kStep) {
+      for (std::int64_t unit = 0; unit < kStep; unit += kUnit) add(e + unit);
+    }
+    for (; e + kUnit <= d; e += kUnit) add(e);
+    for (; e + V::kWidth <= d; e += V::kWidth) {
+      const typename V::Reg k = E::load(at + e * E::kBytes);
+      for (int row = 0; row < Rows; ++row) total[row] = V::fma(k, V::load(q + row * d + e), total[row]);
+    }
+    if (e < d) {
+      const typename V::Reg k = load_stored_part<V, E>(at + e * E::kBytes, d - e);
+      for (int row = 0; row < Rows; ++row) {
+        total[row] = V::fma(k, V::load_part(q + row * d + e, static_cast<int>(d - e)), total[row]);
       }
     }
-  };
-  std::int64_t e = 0;
-  for (; e + V::kWidth <= d; e += V::kWidth) {
-    add(
-        [&](std::int64_t key) {
-          const unsigned char* at = keys + (key * d + e) * E::kBytes;
-          __builtin_prefetch(at + 2 * kKeys * d * E::kBytes);
-          return E::load(at);
-        },
-        [&](int row) { return V::load(q + row * d + e); });
+    for (int row = 0; row < Rows; ++row) sums[row * kKeys + key] = total[row];
   }
-  if (e < d) {
-    add([&](std::int64_t key) { return load_stored_part<V, E>(keys + (key * d + e) * E::kBytes, d - e); },
-        [&](int row) { return V::load_part(q + row * d + e, static_cast<int>(d - e)); });
-  }
-  double totals[V::kWidth] = {};
-  V::add_line_totals(sums, totals);
-  for (int row = 0; row < Rows; ++row) {
-    for (int key = 0; key < kKeys && key < n_keys; ++key) {
-      logits[row * stride + key] = static_cast<float>(totals[row * kKeys + key]) * scale;
-    }
-  }
+  store_row_logits<V, Rows>(sums, n_keys, scale, logits, stride);
 }
 
 /// Rows of a group that share a key tile, the most first: 4, 2, 1.
@@ -359,25 +401,35 @@ inline void by_rows(std::int64_t rows, const Body4& four, const Body2& two, cons
   if (row < rows) one(row);
 }
 
+/// Calls tile(row, key) for the tiles of kWidth / Rows keys of every row, Rows = 4, 2, 1, run by run of keys.
+template <class V, class Tile4, class Tile2, class Tile1>
+inline void for_row_tiles(std::int64_t rows, std::int64_t n_keys, const Tile4& four, const Tile2& two,
+                          const Tile1& one) {
+  constexpr std::int64_t kRun = 16;  // a whole number of tiles; stays in the first-level cache for all rows
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const std::int64_t last = least(first + kRun, n_keys);
+    const auto tiles = [&](const auto& tile, std::int64_t step, std::int64_t row) {
+      for (std::int64_t key = first; key < last; key += step) tile(row, key);
+    };
+    by_rows(
+        rows, [&](std::int64_t row) { tiles(four, V::kWidth / 4, row); },
+        [&](std::int64_t row) { tiles(two, V::kWidth / 2, row); },
+        [&](std::int64_t row) { tiles(one, V::kWidth, row); });
+  }
+}
+
 template <class V, class E>
 void row_logits_of(const float* q, std::int64_t rows, std::int64_t d, const void* keys, std::int64_t n_keys,
                    float scale, float* logits, std::int64_t stride) {
-  constexpr std::int64_t kRun = 16;  // a whole number of tiles; stays in the first-level cache for all rows
   const auto* bytes = static_cast<const unsigned char*>(keys);
-  const auto tiles = [&](auto tile, std::int64_t step, std::int64_t row, std::int64_t first,
-                         std::int64_t last) {
-    for (std::int64_t key = first; key < last; key += step) {
-      tile(q + row * d, d, bytes + key * d * E::kBytes, last - key, scale, logits + row * stride + key,
+  const auto by = [&](auto tile) {
+    return [=](std::int64_t row, std::int64_t key) {
+      tile(q + row * d, d, bytes + key * d * E::kBytes, n_keys - key, scale, logits + row * stride + key,
            stride);
-    }
+    };
   };
-  for (std::int64_t first = 0; first < n_keys; first += kRun) {
-    const std::int64_t last = least(first + kRun, n_keys);
-    by_rows(
-        rows, [&](std::int64_t row) { tiles(row_logit_tile<V, E, 4>, V::kWidth / 4, row, first, last); },
-        [&](std::int64_t row) { tiles(row_logit_tile<V, E, 2>, V::kWidth / 2, row, first, last); },
-        [&](std::int64_t row) { tiles(row_logit_tile<V, E, 1>, V::kWidth, row, first, last); });
-  }
+  for_row_tiles<V>(rows, n_keys, by(row_logit_tile<V, E, 4>), by(row_logit_tile<V, E, 2>),
+                   by(row_logit_tile<V, E, 1>));
 }
 
 template <class V>
@@ -413,9 +465,6 @@ float row_weights(float* logits, std::int64_t n, float max) {
   return total;
 }
 
-/// Value rows that are asked for ahead of their use.
-inline constexpr std::int64_t kValueAhead = 16;
-
 /// Rows x Vectors * kWidth columns over a run of keys.
 template <class V, class E, int Rows, int Vectors>
 inline void row_value_tile(const float* weights, std::int64_t stride, const unsigned char* values,
@@ -426,10 +475,11 @@ inline void row_value_tile(const float* weights, std::int64_t stride, const unsi
   }
   for (std::int64_t key = 0; key < n_keys; ++key) {
     typename V::Reg value[Vectors];
-    for (int v = 0; v < Vectors; ++v) {
-      const unsigned char* at = values + (key * dv + v * V::kWidth) * E::kBytes;
-      __builtin_prefetch(at + kValueAhead * dv * E::kBytes);
-      value[v] = E::load(at);
+    const unsigned char* at = values + key * dv * E::kBytes;
+    if constexpr (Vectors % E::kVectors == 0) {
+      for (int v = 0; v < Vectors; v += E::kVectors) E::load_unit(at + v * V::kWidth * E::kBytes, value + v);
+    } else {
+      for (int v = 0; v < Vectors; ++v) value[v] = E::load(at + v * V::kWidth * E::kBytes);
     }
     for (int row = 0; row < Rows; ++row) {
       const typename V::Reg weight = V::set(weights[row * stride + key]);
@@ -450,8 +500,14 @@ void row_value_columns(const float* weights, std::int64_t stride, const unsigned
   for (; column + kMost * V::kWidth <= dv; column += kMost * V::kWidth) {
     row_value_tile<V, E, Rows, kMost>(weights, stride, at(column), n_keys, dv, out + column);
   }
-  for (; column + V::kWidth <= dv; column += V::kWidth) {
-    row_value_tile<V, E, Rows, 1>(weights, stride, at(column), n_keys, dv, out + column);
+  constexpr int kUnit = E::kVectors * V::kWidth;
+  for (; column + kUnit <= dv; column += kUnit) {
+    row_value_tile<V, E, Rows, E::kVectors>(weights, stride, at(column), n_keys, dv, out + column);
+  }
+  if constexpr (E::kVectors > 1) {
+    for (; column + V::kWidth <= dv; column += V::kWidth) {
+      row_value_tile<V, E, Rows, 1>(weights, stride, at(column), n_keys, dv, out + column);
+    }
   }
   if (column == dv) return;
   const auto part = static_cast<int>(dv - column);
