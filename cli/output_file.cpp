@@ -54,7 +54,7 @@ std::string random_name() {
 
 }  // namespace
 
-OutputFile::OutputFile(const std::string& path, const MappedFile& input)
+OutputFile::OutputFile(const std::string& path, const MappedFile* input)
     : path_(path), target_(follow_links(path)) {
   if (target_.empty() || target_.ends_with('/')) {
     throw Failure(fmt::format("output {}: is no name of a file", in_quotes(path)));
@@ -65,9 +65,9 @@ OutputFile::OutputFile(const std::string& path, const MappedFile& input)
       throw Failure(fmt::format("output {}: exists and is not a regular file; only those are replaced",
                                 in_quotes(path)));
     }
-    if (status.st_dev == input.device() && status.st_ino == input.inode()) {
+    if (input != nullptr && status.st_dev == input->device() && status.st_ino == input->inode()) {
       throw Failure(fmt::format("output {}: is the input file {}; use another name", in_quotes(path),
-                                in_quotes(input.path())));
+                                in_quotes(input->path())));
     }
     if (::faccessat(AT_FDCWD, target_.c_str(), W_OK, AT_EACCESS) != 0) fail("cannot be replaced", errno);
   } else if (errno != ENOENT) {

@@ -33,6 +33,8 @@ the share of the peak leaves out are exponentials, column sums, selection and ga
 everything: on one thread rates and ratios are taken of processor times, which it does not move; on more compare ratios,
 not times.
 
+With -m MODEL or --random SHAPE a whole model is timed instead: headwater bench --random qwen3-0.6b --help.
+
 Example: a prompt of 16384 tokens in BF16 on two threads
   headwater bench -n 16384 --heads 16 --kv-heads 8 -d 128 --dtype bf16 -t 2
 

@@ -18,6 +18,10 @@
 #include "flags.hpp"
 #include "headwater/headwater.hpp"
 #include "report.hpp"
+#ifdef HEADWATER_HAS_RUNTIME
+#include "bench/model/measurement.hpp"
+#include "bench/model/report.hpp"
+#endif
 
 namespace headwater::bench {
 
@@ -25,7 +29,26 @@ namespace {
 
 constexpr const char* kCommand = "headwater bench";
 
+#ifdef HEADWATER_HAS_RUNTIME
+cli::ExitCode run_model(const std::vector<std::string>& arguments) {
+  const auto flags = parse_model_flags(arguments);
+  if (!flags) return cli::ExitCode::done;
+  cli::install_signal_handlers(kCommand, flags->model.model);
+  if (flags->save) {
+    save_random_model(*flags);
+    return cli::ExitCode::done;
+  }
+  const ModelMeasurement measurement = measure_model(*flags);
+  cli::print_out(flags->json ? json_text(*flags, measurement) : summary_text(*flags, measurement));
+  for (const std::string& warning : measurement.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  return cli::ExitCode::done;
+}
+#endif
+
 cli::ExitCode run(const std::vector<std::string>& arguments) {
+#ifdef HEADWATER_HAS_RUNTIME
+  if (is_model_bench(arguments)) return run_model(arguments);
+#endif
   const auto flags = parse_flags(arguments);
   if (!flags) return cli::ExitCode::done;
   const Engine& chosen = engine(flags->engine);

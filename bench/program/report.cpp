@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "bench/statistics.hpp"
 #include "bench/workload.hpp"
 #include "cli/cpu_features.hpp"
 #include "cli/json_text.hpp"

@@ -36,8 +36,6 @@ class LoadedModel {
   [[nodiscard]] std::uint64_t weight_bytes() const { return std::max(packed_bytes_, file_->file_bytes()); }
 
  private:
-  void check_memory(std::int64_t capacity) const;
-
   ModelFlags flags_;
   std::shared_ptr<const runtime::GgufFile> file_;
   runtime::ModelConfig config_;

@@ -43,13 +43,14 @@ CLI::Option* add_text(CLI::App& app, const char* name, std::string& text, const 
 struct ModelFlagReader::State {
   std::string model, batch, chunk, local, heavy, threads, engine, cache_type, projections, context;
   bool no_clamp = false;
-  CLI::Option *batch_option, *chunk_option, *local_option, *heavy_option, *threads_option, *engine_option,
-      *cache_option, *projections_option, *context_option;
+  CLI::Option *model_option, *batch_option, *chunk_option, *local_option, *heavy_option, *threads_option,
+      *engine_option, *cache_option, *projections_option, *context_option;
 };
 
-ModelFlagReader::ModelFlagReader(CLI::App& app) : state_(std::make_unique<State>()) {
+ModelFlagReader::ModelFlagReader(CLI::App& app, bool model_required) : state_(std::make_unique<State>()) {
   State& s = *state_;
-  add_text(app, "-m,--model", s.model, "MODEL", "a GGUF file: qwen3, qwen2 or llama")->required();
+  s.model_option = add_text(app, "-m,--model", s.model, "MODEL", "a GGUF file: qwen3, qwen2 or llama");
+  s.model_option->required(model_required);
   s.batch_option = add_text(app, "-b,--batch,--batch-size", s.batch, "N",
                             "B, logical batch: tokens of one prefill call (4096)");
   s.chunk_option = add_text(app, "--ubatch-size,--chunk", s.chunk, "N",
@@ -76,7 +77,8 @@ ModelFlags ModelFlagReader::read() const {
   const State& s = *state_;
   ModelFlags flags;
   flags.model = s.model;
-  if (flags.model.empty()) throw Failure("-m (--model): '' is no name of a file");
+  if (s.model_option->count() > 0 && flags.model.empty())
+    throw Failure("-m (--model): '' is no name of a file");
   const auto integer = [](const CLI::Option* option, const char* name, const std::string& text,
                           std::int64_t low, std::int64_t high, auto& result) {
     using Integer = std::remove_reference_t<decltype(result)>;

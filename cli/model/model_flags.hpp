@@ -26,7 +26,8 @@ struct ModelFlags {
 /// flag, its value and what is allowed.
 class ModelFlagReader {
  public:
-  explicit ModelFlagReader(CLI::App& app);
+  /// `model_required`: -m must be given; else an absent one leaves ModelFlags::model empty.
+  explicit ModelFlagReader(CLI::App& app, bool model_required = true);
   ~ModelFlagReader();
   ModelFlagReader(const ModelFlagReader&) = delete;
   ModelFlagReader& operator=(const ModelFlagReader&) = delete;

@@ -1,0 +1,104 @@
+// Random models: whole GGUF files that the runtime loads, the same on every run, with logits of a sensible size.
+
+#include "bench/model/random_model.hpp"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "headwater/error.hpp"
+#include "runtime/generate/conversation.hpp"
+
+namespace headwater::bench {
+namespace {
+
+using runtime::TensorType;
+
+ModelShape small(std::string_view architecture, bool tied) {
+  return {"small", architecture, 2, 256, 4, 2, 64, 512, 300, 512, 1e4, tied};
+}
+
+std::vector<std::byte> file_bytes(const RandomModel& model, int threads) {
+  std::vector<std::byte> bytes(model.bytes());
+  model.write(bytes, threads);
+  return bytes;
+}
+
+std::vector<float> logits_behind_a_prompt(const RandomModel& random) {
+  const auto model = runtime::Model::load(in_memory(random, "random", 2), {runtime::native_precision(), 2});
+  runtime::TransformerOptions options;
+  options.attention.threads = 2;
+  options.capacity = 64;
+  runtime::Transformer transformer(model, options);
+  runtime::Conversation conversation(transformer, 0);
+  std::vector<std::int32_t> ids(40);
+  std::iota(ids.begin(), ids.end(), 1);
+  conversation.feed(ids);
+  conversation.append(7);
+  return {conversation.logits().begin(), conversation.logits().end()};
+}
+
+double deviation(const std::vector<float>& values) {
+  double squares = 0;
+  for (const float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+TEST(RandomModel, IsAModelOfEveryTypeWithSensibleLogits) {
+  for (const runtime::TensorTypeInfo& info : runtime::tensor_types()) {
+    SCOPED_TRACE(info.name);
+    const auto logits = logits_behind_a_prompt(RandomModel(small("qwen3", true), info.type, 1));
+    EXPECT_GT(deviation(logits), 0.2);
+    EXPECT_LT(deviation(logits), 5.0);
+  }
+}
+
+TEST(RandomModel, IsAModelOfEveryArchitecture) {
+  for (const char* architecture : {"qwen3", "qwen2", "llama"}) {
+    SCOPED_TRACE(architecture);
+    const auto logits = logits_behind_a_prompt(RandomModel(small(architecture, false), TensorType::q8_0, 2));
+    EXPECT_GT(deviation(logits), 0.2);
+    EXPECT_LT(deviation(logits), 5.0);
+  }
+}
+
+TEST(RandomModel, HasTheSameBytesForEveryNumberOfThreads) {
+  const RandomModel model(small("qwen3", false), TensorType::q4_k, 3);
+  const auto one = file_bytes(model, 1);
+  EXPECT_EQ(file_bytes(model, 3), one);
+  EXPECT_NE(file_bytes(RandomModel(small("qwen3", false), TensorType::q4_k, 4), 1), one);
+}
+
+TEST(RandomModel, RefusesRowsThatAreNoWholeBlocks) {
+  ModelShape shape = small("llama", true);
+  shape.feed_forward = 320;
+  EXPECT_NO_THROW(RandomModel(shape, TensorType::q8_0, 1));
+  try {
+    const RandomModel model(shape, TensorType::q6_k, 1);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "tensor 'blk.0.ffn_down.weight' has rows of 320; of type Q6_K a row must be a multiple of 256");
+  }
+}
+
+TEST(ModelShapes, HaveSizesThatTheirNamesPromise) {
+  for (const ModelShape& shape : model_shapes()) {
+    SCOPED_TRACE(shape.name);
+    EXPECT_EQ(find_shape(shape.name), &shape);
+    EXPECT_EQ(shape.heads % shape.heads_kv, 0);
+    const auto name = std::string(shape.name);
+    const std::size_t dash = name.find_last_of('b');
+    const std::size_t begin = name.rfind('-', dash) + 1;
+    const double billions = std::stod(name.substr(begin, dash - begin));
+    // Q8_0 has 34 bytes for 32 weights; names round, and some leave the embedding out.
+    const auto weights = static_cast<double>(RandomModel(shape, TensorType::q8_0, 1).bytes()) / 34 * 32;
+    EXPECT_NEAR(weights * 1e-9, billions, 0.25 * billions);
+  }
+  EXPECT_EQ(find_shape("qwen3-0.6"), nullptr);
+}
+
+}  // namespace
+}  // namespace headwater::bench
