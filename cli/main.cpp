@@ -19,6 +19,7 @@
 #ifdef HEADWATER_HAS_RUNTIME
 #include "model/generate.hpp"
 #include "model/perplexity.hpp"
+#include "model/retrieval.hpp"
 #endif
 #include "standard_output.hpp"
 #include "text.hpp"
@@ -43,6 +44,7 @@ constexpr Command kCommands[] = {
     {"info", "the machine, the engines, and what this build has", info_command},
 #ifdef HEADWATER_HAS_RUNTIME
     {"perplexity", "what sparse prefill costs in prediction of a text", perplexity_command},
+    {"retrieval", "how often a code planted in a long text is found again", retrieval_command},
 #endif
 };
 

@@ -14,6 +14,7 @@
 #include "cli/json_text.hpp"
 #include "cli/model/loaded_model.hpp"
 #include "cli/model/prompt.hpp"
+#include "cli/model/statistics.hpp"
 #include "cli/numbers.hpp"
 #include "cli/progress.hpp"
 #include "cli/standard_output.hpp"
@@ -50,29 +51,6 @@ struct Losses {
   std::vector<double> prefill;
   std::vector<double> decoded;
 };
-
-struct Summary {
-  double mean = 0;
-  double error = 0;  ///< standard error of the mean
-  std::size_t tokens = 0;
-};
-
-Summary summarise(const std::vector<double>& values) {
-  Summary summary{0, 0, values.size()};
-  if (values.empty()) return summary;
-  const auto n = static_cast<double>(values.size());
-  for (const double value : values) summary.mean += value / n;
-  double squares = 0;
-  for (const double value : values) squares += (value - summary.mean) * (value - summary.mean);
-  if (values.size() > 1) summary.error = std::sqrt(squares / (n - 1) / n);
-  return summary;
-}
-
-std::vector<double> differences(const std::vector<double>& sparse, const std::vector<double>& dense) {
-  std::vector<double> result(sparse.size());
-  for (std::size_t i = 0; i < sparse.size(); ++i) result[i] = sparse[i] - dense[i];
-  return result;
-}
 
 std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) {
   PerplexityFlags flags;
@@ -158,8 +136,8 @@ class Reader {
 };
 
 nlohmann::ordered_json summary_json(const std::vector<double>& values) {
-  const Summary summary = summarise(values);
-  return {{"nll", summary.mean}, {"stderr", summary.error}, {"tokens", summary.tokens}};
+  const Mean mean = mean_of(values);
+  return {{"nll", mean.value}, {"stderr", mean.error}, {"tokens", mean.count}};
 }
 
 nlohmann::ordered_json losses_json(const Losses& losses) {
@@ -167,15 +145,15 @@ nlohmann::ordered_json losses_json(const Losses& losses) {
 }
 
 std::string line(const char* name, const std::vector<double>& dense, const std::vector<double>& sparse) {
-  const Summary d = summarise(dense);
-  const Summary s = summarise(sparse);
-  const Summary change = summarise(differences(sparse, dense));
-  if (d.tokens == 0) return fmt::format("{:<8} no tokens\n", name);
+  const Mean d = mean_of(dense);
+  const Mean s = mean_of(sparse);
+  const Mean change = mean_of(differences(sparse, dense));
+  if (d.count == 0) return fmt::format("{:<8} no tokens\n", name);
   return fmt::format(
       "{:<8} {} tokens: dense {:.4f} (se {:.4f}), sparse {:.4f} (se {:.4f}) nats a token; perplexity {:+.2f} "
       "% "
       "(se {:.2f})\n",
-      name, d.tokens, d.mean, d.error, s.mean, s.error, 100 * std::expm1(change.mean), 100 * change.error);
+      name, d.count, d.value, d.error, s.value, s.error, 100 * std::expm1(change.value), 100 * change.error);
 }
 
 Losses run(LoadedModel& model, const PerplexityFlags& flags, std::span<const std::int32_t> ids,

@@ -4,21 +4,13 @@ import json
 import os
 import pathlib
 import signal
-import struct
 import subprocess
 import tempfile
 import unittest
 
-PROGRAM = os.environ["HEADWATER_PROGRAM"]
-MODELS = pathlib.Path(os.environ["HEADWATER_MODELS"])
-MODEL = str(MODELS / "headwater-tiny-f16.gguf")
-TEXT = str(MODELS / "eval-4k.txt")
-TIMEOUT = 240  # seconds; only a hang takes that long
+from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
+
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
-
-
-def run(*arguments, **more):
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, timeout=TIMEOUT, **more)
 
 
 def generate(*arguments, **more):
@@ -30,15 +22,6 @@ def generate_json(*arguments):
     if result.returncode != 0:
         raise AssertionError(result.stderr.decode())
     return json.loads(result.stdout)
-
-
-def tensors(path):
-    data = pathlib.Path(path).read_bytes()
-    length = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + length])
-    header.pop("__metadata__", None)
-    return {name: (info, data[8 + length + info["data_offsets"][0]:8 + length + info["data_offsets"][1]])
-            for name, info in header.items()}
 
 
 class Generates(unittest.TestCase):
@@ -119,15 +102,7 @@ class Replays(unittest.TestCase):
                 self.assertEqual(own["last_memory"][1], again["memory"][1][(chunks - 2) * size:(chunks - 1) * size])
 
 
-class Refuses(unittest.TestCase):
-    def refused(self, *arguments, names, program="generate", code=2, **more):
-        result = run(program, *arguments, **more)
-        self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(result.stdout, b"")
-        lines = result.stderr.decode().splitlines()
-        self.assertEqual(len(lines), 1, lines)
-        self.assertIn(names, lines[0])
-
+class Refuses(Refusals):
     def test_bad_files(self):
         with tempfile.TemporaryDirectory() as folder:
             cut = f"{folder}/cut.gguf"
