@@ -20,6 +20,10 @@ inline constexpr int kWarp = 32;
 inline constexpr int kSharedLimitSm90 = 232448;
 inline constexpr int kSharedLimitSm80 = 166912;
 
+/// Largest grid.
+inline constexpr unsigned kMostBlocksX = 0x7FFFFFFFu;
+inline constexpr unsigned kMostBlocksYZ = 0xFFFFu;
+
 /// What one load or store moves: 8 or 16 bytes in 32-bit words, the first one at the lowest address.
 struct alignas(8) Words2 {
   std::uint32_t word[2];

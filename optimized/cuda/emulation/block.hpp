@@ -45,7 +45,7 @@ struct Launch {
   Grid grid;
   Order order = Order::ascending;
   /// Operations (barriers, shuffles, ..) of one block after which it counts as endless.
-  std::int64_t most_operations = 2'000'000'000;
+  std::int64_t most_operations = 500'000'000;
   const GlobalMemory* memory = nullptr;  ///< null: accesses to global memory are not held to allocations
 };
 
@@ -126,7 +126,7 @@ class Block {
   void complete(int warp, Meeting& meeting);
   void finish_shuffle(const Meeting& meeting) const;
   void finish_load_matrix(int warp, const Meeting& meeting, int matrices, bool transposed);
-  void fail_if_stuck() const;
+  [[nodiscard]] std::string stuck() const;
   void begin_unwinding(const std::string& what);
   [[nodiscard]] std::string whereabouts(int thread) const;
   [[nodiscard]] std::string place(int thread) const;

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
+#include <deque>
 
 namespace headwater::cuda::emulation {
 
@@ -40,8 +40,8 @@ class Fibers {
   Body body_;
   void* argument_;
   Fiber host_;
-  std::vector<Fiber> fibers_;
-  Fiber* last_ = nullptr;  // the one that was left most recently
+  std::deque<Fiber> fibers_;  // suspended fibers refer to their own, so none may move
+  Fiber* last_ = nullptr;     // the one that was left most recently
   int starting_ = 0;
 };
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "cuda/emulation/fragments.hpp"
+
 namespace headwater::cuda::emulation {
 
 /// One lane's part of a warp operation; lives on the lane's stack while it waits.
@@ -18,10 +20,6 @@ struct MatrixOperand {
   std::uint32_t* registers;
   int row;  ///< byte in shared memory
 };
-struct MmaOperand {
-  float* c;
-  const std::uint32_t* a;
-  const std::uint32_t* b;
-};
+using MmaOperand = MmaRegisters;
 
 }  // namespace headwater::cuda::emulation

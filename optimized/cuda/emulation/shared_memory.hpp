@@ -17,8 +17,6 @@ class SharedMemory {
  public:
   /// For a block of `bytes` and `warps`; clocks are set to the block's first time.
   void start(int bytes, int warps, Clocks& clocks);
-  /// After the block: copies that nobody waited for leave no trace.
-  void finish();
   [[nodiscard]] int bytes() const { return bytes_; }
 
   /// Aligned accesses of `size` bytes (2, 4, 8, 16) by `thread` at byte `at`, which the caller has held to bounds.
@@ -32,7 +30,10 @@ class SharedMemory {
   }
   /// 16 bytes that arrive later: nobody may touch them until land().
   void announce(int thread, int at);
+  /// Arrival; zeros if `from` is null.
   void land(int thread, int at, const void* from);
+  /// The block ended before the arrival.
+  void forget(int at);
 
  private:
   void check_read(int thread, int first, int halves);
@@ -48,7 +49,6 @@ class SharedMemory {
   std::vector<unsigned char> data_;
   std::vector<std::uint32_t> writers_;  // time << 10 | thread
   std::vector<std::uint32_t> readers_;  // [warp][half]: time << 6 | lane, or lane 32 for several
-  std::vector<int> announced_;          // where copies are under way
 };
 
 }  // namespace headwater::cuda::emulation

@@ -139,10 +139,14 @@ class Device {
 
   /// Makes `what` the sticky error and throws it.
   [[noreturn]] void fail(const std::string& what);
+  /// Only the first half of that.
+  void remember(const std::string& what);
 
  private:
   void* allocate_counted(std::int64_t bytes, const char* what, bool pinned);
   void count_allocation(const char* what, std::int64_t bytes);
+  [[noreturn]] void refuse_memory(const char* what, std::int64_t bytes) const;
+  void hold_outside_capture(const char* what) const;
   void launch(Stream stream, int kernel, Grid grid, int shared_bytes, const void* params, int params_bytes);
 
   DeviceInfo info_;
@@ -150,6 +154,7 @@ class Device {
   Counters counters_;
   std::string failure_;
   std::int64_t refused_in_ = 0;
+  bool capturing_ = false;
 };
 
 }  // namespace headwater::cuda

@@ -21,6 +21,7 @@ struct EmulationOptions {
   std::int64_t memory = std::int64_t{1} << 32;
   emulation::Order order = emulation::Order::ascending;
   Progress progress = Progress::late;
+  std::int64_t most_operations = 500'000'000;  ///< of one block, after which it counts as endless
 };
 
 /// A device on this processor, which runs kernels on fibers (emulation/block.hpp), blocks on OpenMP's threads. A fault that

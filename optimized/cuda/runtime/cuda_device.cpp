@@ -1,0 +1,374 @@
+#include "cuda/runtime/cuda_device.hpp"
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/runtime/usable.hpp"
+
+namespace headwater::cuda {
+namespace {
+
+/// Wrong use and refused memory leave the context as it was; everything else is its end.
+bool passes(cudaError_t error) {
+  switch (error) {
+    case cudaErrorInvalidValue:
+    case cudaErrorMemoryAllocation:
+    case cudaErrorInvalidConfiguration:
+    case cudaErrorInvalidPitchValue:
+    case cudaErrorInvalidMemcpyDirection:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidDevice:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorNotReady:
+    case cudaErrorNotPermitted:
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureMerge:
+    case cudaErrorStreamCaptureUnmatched:
+    case cudaErrorStreamCaptureUnjoined:
+    case cudaErrorStreamCaptureIsolation:
+    case cudaErrorStreamCaptureImplicit:
+    case cudaErrorStreamCaptureWrongThread: return true;
+    default: return false;
+  }
+}
+
+std::string text_of(const char* call, cudaError_t error) {
+  return std::string(call) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
+}
+
+Probe probe_of(int ordinal) {
+  Probe probe;
+  probe.ordinal = ordinal;
+  if (cudaDriverGetVersion(&probe.driver_version) != cudaSuccess) probe.driver_version = 0;
+  if (cudaRuntimeGetVersion(&probe.runtime_version) != cudaSuccess) probe.runtime_version = CUDART_VERSION;
+  if (const cudaError_t error = cudaGetDeviceCount(&probe.devices); error != cudaSuccess) {
+    probe.devices = 0;
+    if (error != cudaErrorNoDevice) probe.error = cudaGetErrorString(error);
+  }
+  cudaDeviceProp properties{};
+  if (ordinal >= 0 && ordinal < probe.devices) {
+    if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
+      probe.error = cudaGetErrorString(error);
+    } else {
+      probe.name = properties.name;
+      probe.compute_capability = 10 * properties.major + properties.minor;
+    }
+  }
+  (void)cudaGetLastError();
+  return probe;
+}
+
+DeviceInfo info_of(int ordinal) {
+  if (const std::string reason = cuda_unavailable_because(ordinal); !reason.empty()) {
+    throw Error(ErrorCode::engine_unavailable, reason);
+  }
+  cudaDeviceProp properties{};
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
+    throw Error(ErrorCode::engine_unavailable, "cuda: " + text_of("cudaGetDeviceProperties", error));
+  }
+  DeviceInfo info;
+  info.name = properties.name;
+  info.compute_capability = 10 * properties.major + properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  info.shared_limit = static_cast<int>(properties.sharedMemPerBlockOptin);
+  info.memory = static_cast<std::int64_t>(properties.totalGlobalMem);
+  return info;
+}
+
+cudaMemcpyKind kind_of(Direction direction) {
+  switch (direction) {
+    case Direction::host_to_device: return cudaMemcpyHostToDevice;
+    case Direction::device_to_host: return cudaMemcpyDeviceToHost;
+    case Direction::device_to_device: return cudaMemcpyDeviceToDevice;
+  }
+  return cudaMemcpyDefault;
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(std::span<const Kernel> kernels, int ordinal);
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+  ~CudaDevice() override;
+
+  PointerKind kind(const void* data) override;
+  float milliseconds(Event from, Event to) override;
+
+ protected:
+  void* do_allocate(std::int64_t bytes, bool pinned) override;
+  void do_release(void* data) noexcept override;
+  void do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes, std::int64_t count,
+               Direction direction) override;
+  void do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) override;
+  Stream do_stream(bool urgent) override;
+  Stream do_adopt(void* native) override;
+  Event do_event(bool timed) override;
+  void do_record(Event event, Stream stream) override;
+  void do_wait(Stream stream, Event event) override;
+  void do_synchronize(Stream stream) override;
+  void do_synchronize(Event event) override;
+  void do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
+                 const void* params) override;
+  void do_begin_capture(Stream stream) override;
+  Graph do_end_capture(Stream stream) override;
+  void do_replay(Graph graph, Stream stream) override;
+
+ private:
+  struct Allocation {
+    void* data;
+    bool pinned;
+  };
+  void hold(cudaError_t error, const char* call);
+  /// The device of this host thread, which the caller may have changed.
+  void choose() { hold(cudaSetDevice(ordinal_), "cudaSetDevice"); }
+  [[nodiscard]] cudaStream_t native(Stream stream) const;
+  [[nodiscard]] cudaEvent_t native(Event event) const;
+
+  int ordinal_;
+  std::vector<Allocation> allocations_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<bool> owned_;  // by stream
+  std::vector<cudaEvent_t> events_;
+  std::vector<cudaGraphExec_t> graphs_;
+};
+
+CudaDevice::CudaDevice(std::span<const Kernel> kernels, int ordinal)
+    : Device(info_of(ordinal), kernels), ordinal_(ordinal) {
+  choose();
+  for (const Kernel& kernel : kernels) {
+    if (kernel.device == nullptr) {
+      throw Error(ErrorCode::internal,
+                  std::string("cuda: kernel ") + kernel.name + " has no device function in its row");
+    }
+    cudaFuncAttributes attributes{};
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.device);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+      (void)cudaGetLastError();
+      // Kernels for a newer architecture only are rows of the same table; a launch of them is refused.
+      continue;
+    }
+    hold(error, "cudaFuncGetAttributes");
+    const int dynamic = info().shared_limit - static_cast<int>(attributes.sharedSizeBytes);
+    hold(cudaFuncSetAttribute(kernel.device, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic),
+         "cudaFuncSetAttribute");
+  }
+}
+
+CudaDevice::~CudaDevice() {
+  // Of a context that a kernel has broken every call fails; what it held goes with the process.
+  (void)cudaSetDevice(ordinal_);
+  // An adopted stream may be gone already; freeing memory waits for what still uses it.
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (owned_[i]) (void)cudaStreamSynchronize(streams_[i]);
+  }
+  for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
+  for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (owned_[i]) (void)cudaStreamDestroy(streams_[i]);
+  }
+  for (const Allocation& allocation : allocations_) {
+    (void)(allocation.pinned ? cudaFreeHost(allocation.data) : cudaFree(allocation.data));
+  }
+  (void)cudaGetLastError();
+}
+
+void CudaDevice::hold(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();
+  const std::string text = text_of(call, error);
+  if (!passes(error)) fail(text);
+  throw Error(error == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory : ErrorCode::invalid_argument,
+              "cuda: " + text);
+}
+
+cudaStream_t CudaDevice::native(Stream stream) const {
+  const auto index = static_cast<std::size_t>(stream);
+  if (index >= streams_.size()) {
+    throw Error(ErrorCode::invalid_argument, "cuda: no stream " + std::to_string(static_cast<int>(stream)));
+  }
+  return streams_[index];
+}
+
+cudaEvent_t CudaDevice::native(Event event) const {
+  const auto index = static_cast<std::size_t>(event);
+  if (index >= events_.size()) {
+    throw Error(ErrorCode::invalid_argument, "cuda: no event " + std::to_string(static_cast<int>(event)));
+  }
+  return events_[index];
+}
+
+PointerKind CudaDevice::kind(const void* data) {
+  choose();
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return PointerKind::host;
+  }
+  switch (attributes.type) {
+    case cudaMemoryTypeHost: return PointerKind::pinned;
+    case cudaMemoryTypeManaged: return PointerKind::device;
+    case cudaMemoryTypeDevice:
+      return attributes.device == ordinal_ ? PointerKind::device : PointerKind::elsewhere;
+    default: return PointerKind::host;
+  }
+}
+
+float CudaDevice::milliseconds(Event from, Event to) {
+  check();
+  float elapsed = 0;
+  hold(cudaEventElapsedTime(&elapsed, native(from), native(to)), "cudaEventElapsedTime");
+  return elapsed;
+}
+
+void* CudaDevice::do_allocate(std::int64_t bytes, bool pinned) {
+  choose();
+  void* data = nullptr;
+  const auto size = static_cast<std::size_t>(bytes);
+  allocations_.reserve(allocations_.size() + 1);
+  const cudaError_t error =
+      pinned ? cudaHostAlloc(&data, size, cudaHostAllocDefault) : cudaMalloc(&data, size);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  hold(error, pinned ? "cudaHostAlloc" : "cudaMalloc");
+  allocations_.push_back({data, pinned});
+  return data;
+}
+
+void CudaDevice::do_release(void* data) noexcept {
+  for (Allocation& allocation : allocations_) {
+    if (allocation.data != data) continue;
+    (void)cudaSetDevice(ordinal_);
+    (void)(allocation.pinned ? cudaFreeHost(data) : cudaFree(data));
+    (void)cudaGetLastError();
+    allocation = allocations_.back();
+    allocations_.pop_back();
+    return;
+  }
+}
+
+void CudaDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes,
+                         std::int64_t count, Direction direction) {
+  choose();
+  const auto width = static_cast<std::size_t>(bytes);
+  if (count == 1 || (to.pitch == bytes && from.pitch == bytes)) {
+    hold(cudaMemcpyAsync(to.data, from.data, width * static_cast<std::size_t>(count), kind_of(direction),
+                         native(stream)),
+         "cudaMemcpyAsync");
+    return;
+  }
+  hold(cudaMemcpy2DAsync(to.data, static_cast<std::size_t>(to.pitch), from.data,
+                         static_cast<std::size_t>(from.pitch), width, static_cast<std::size_t>(count),
+                         kind_of(direction), native(stream)),
+       "cudaMemcpy2DAsync");
+}
+
+void CudaDevice::do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
+  choose();
+  hold(cudaMemsetAsync(to, value, static_cast<std::size_t>(bytes), native(stream)), "cudaMemsetAsync");
+}
+
+Stream CudaDevice::do_stream(bool urgent) {
+  choose();
+  int least = 0;
+  int greatest = 0;
+  hold(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  streams_.reserve(streams_.size() + 1);
+  owned_.reserve(owned_.size() + 1);
+  cudaStream_t made = nullptr;
+  hold(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, urgent ? greatest : least),
+       "cudaStreamCreateWithPriority");
+  streams_.push_back(made);
+  owned_.push_back(true);
+  return static_cast<Stream>(streams_.size() - 1);
+}
+
+Stream CudaDevice::do_adopt(void* native_stream) {
+  streams_.push_back(static_cast<cudaStream_t>(native_stream));
+  owned_.push_back(false);
+  return static_cast<Stream>(streams_.size() - 1);
+}
+
+Event CudaDevice::do_event(bool timed) {
+  choose();
+  events_.reserve(events_.size() + 1);
+  cudaEvent_t made = nullptr;
+  hold(cudaEventCreateWithFlags(&made, timed ? cudaEventDefault : cudaEventDisableTiming),
+       "cudaEventCreateWithFlags");
+  events_.push_back(made);
+  return static_cast<Event>(events_.size() - 1);
+}
+
+void CudaDevice::do_record(Event event, Stream stream) {
+  choose();
+  hold(cudaEventRecord(native(event), native(stream)), "cudaEventRecord");
+}
+
+void CudaDevice::do_wait(Stream stream, Event event) {
+  choose();
+  hold(cudaStreamWaitEvent(native(stream), native(event), 0), "cudaStreamWaitEvent");
+}
+
+void CudaDevice::do_synchronize(Stream stream) {
+  choose();
+  hold(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
+}
+
+void CudaDevice::do_synchronize(Event event) {
+  choose();
+  hold(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
+}
+
+void CudaDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
+                           const void* params) {
+  choose();
+  void* arguments[] = {const_cast<void*>(params)};  // NOLINT: read only, as cudaLaunchKernel copies them
+  const dim3 blocks(grid.x, grid.y, grid.z);
+  const dim3 threads(static_cast<unsigned>(kernel.threads));
+  hold(cudaLaunchKernel(kernel.device, blocks, threads, arguments, static_cast<std::size_t>(shared_bytes),
+                        native(stream)),
+       kernel.name);
+}
+
+void CudaDevice::do_begin_capture(Stream stream) {
+  choose();
+  hold(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+}
+
+Graph CudaDevice::do_end_capture(Stream stream) {
+  choose();
+  graphs_.reserve(graphs_.size() + 1);
+  cudaGraph_t graph = nullptr;
+  hold(cudaStreamEndCapture(native(stream), &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t made = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&made, graph, 0);
+  (void)cudaGraphDestroy(graph);
+  hold(error, "cudaGraphInstantiate");
+  graphs_.push_back(made);
+  return static_cast<Graph>(graphs_.size() - 1);
+}
+
+void CudaDevice::do_replay(Graph graph, Stream stream) {
+  choose();
+  const auto index = static_cast<std::size_t>(graph);
+  if (index >= graphs_.size()) {
+    throw Error(ErrorCode::invalid_argument, "cuda: no graph " + std::to_string(static_cast<int>(graph)));
+  }
+  hold(cudaGraphLaunch(graphs_[index], native(stream)), "cudaGraphLaunch");
+}
+
+}  // namespace
+
+std::string cuda_unavailable_because(int ordinal) { return why_unusable(probe_of(ordinal)); }
+
+std::unique_ptr<Device> open_cuda_device(std::span<const Kernel> kernels, int ordinal) {
+  return std::make_unique<CudaDevice>(kernels, ordinal);
+}
+
+}  // namespace headwater::cuda

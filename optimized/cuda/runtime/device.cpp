@@ -1,0 +1,187 @@
+#include "cuda/runtime/device.hpp"
+
+#include <string>
+#include <utility>
+
+namespace headwater::cuda {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, "cuda: " + what);
+}
+
+}  // namespace
+
+Device::Device(DeviceInfo info, std::span<const Kernel> kernels)
+    : info_(std::move(info)), kernels_(kernels) {}
+
+void Device::check() const {
+  if (failed()) throw Error(ErrorCode::internal, failure_);
+}
+
+void Device::remember(const std::string& what) {
+  if (!failed()) failure_ = "cuda: " + what;
+}
+
+void Device::fail(const std::string& what) {
+  remember(what);
+  throw Error(ErrorCode::internal, failure_);
+}
+
+void Device::hold_outside_capture(const char* what) const {
+  check();
+  if (capturing_)
+    throw Error(ErrorCode::wrong_state, std::string("cuda: ") + what + " while a graph is captured");
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+void Device::count_allocation(const char* what, std::int64_t bytes) {
+  hold_outside_capture("an allocation");
+  ++counters_.allocations;
+  if (refused_in_ > 0 && --refused_in_ == 0) refuse_memory(what, bytes);
+}
+
+void Device::refuse_memory(const char* what, std::int64_t bytes) const {
+  throw Error(ErrorCode::out_of_memory,
+              std::string("cuda: no memory for ") + what +
+                  (bytes > 0 ? " (" + std::to_string(bytes) + " bytes)" : std::string()) + " on " +
+                  info_.name);
+}
+
+void* Device::allocate_counted(std::int64_t bytes, const char* what, bool pinned) {
+  if (bytes <= 0) refuse(std::string(what) + ": " + std::to_string(bytes) + " bytes; allowed: at least 1");
+  count_allocation(what, bytes);
+  void* data = do_allocate(bytes, pinned);
+  if (data == nullptr) refuse_memory(what, bytes);
+  return data;
+}
+
+void* Device::allocate(std::int64_t bytes, const char* what) { return allocate_counted(bytes, what, false); }
+
+void* Device::allocate_pinned(std::int64_t bytes, const char* what) {
+  return allocate_counted(bytes, what, true);
+}
+
+void Device::release(void* data) noexcept {
+  if (data != nullptr) do_release(data);
+}
+
+void Device::copy(Stream stream, void* to, const void* from, std::int64_t bytes, Direction direction) {
+  copy_rows(stream, {to, bytes}, {from, bytes}, bytes, 1, direction);
+}
+
+void Device::copy_rows(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes,
+                       std::int64_t count, Direction direction) {
+  check();
+  if (bytes < 0 || count < 0 || (count > 1 && (to.pitch < bytes || from.pitch < bytes))) {
+    refuse("copy of " + std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes, " +
+           std::to_string(from.pitch) + " and " + std::to_string(to.pitch) +
+           " apart; allowed: rows that do not overlap");
+  }
+  if (bytes == 0 || count == 0) return;
+  if (direction != Direction::device_to_device &&
+      kind(direction == Direction::host_to_device ? from.data : to.data) == PointerKind::host) {
+    hold_outside_capture("a copy of pageable memory");
+    ++counters_.host_synchronisations;
+  }
+  do_copy(stream, to, from, bytes, count, direction);
+}
+
+void Device::set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
+  check();
+  if (bytes < 0) refuse("set of " + std::to_string(bytes) + " bytes; allowed: 0 or more");
+  if (bytes > 0) do_set(stream, to, value, bytes);
+}
+
+// ---- order -------------------------------------------------------------------------------------------------------
+
+Stream Device::stream(bool urgent) {
+  count_allocation("a stream", 0);
+  return do_stream(urgent);
+}
+
+Stream Device::adopt(void* native) {
+  check();
+  return do_adopt(native);
+}
+
+Event Device::event(bool timed) {
+  count_allocation("an event", 0);
+  return do_event(timed);
+}
+
+void Device::record(Event event, Stream stream) {
+  check();
+  do_record(event, stream);
+}
+
+void Device::wait(Stream stream, Event event) {
+  check();
+  do_wait(stream, event);
+}
+
+void Device::synchronize(Stream stream) {
+  hold_outside_capture("a wait of the host");
+  ++counters_.host_synchronisations;
+  do_synchronize(stream);
+}
+
+void Device::synchronize(Event event) {
+  hold_outside_capture("a wait of the host");
+  ++counters_.host_synchronisations;
+  do_synchronize(event);
+}
+
+// ---- kernels -----------------------------------------------------------------------------------------------------
+
+const Kernel& Device::kernel(int index) const {
+  if (index < 0 || static_cast<std::size_t>(index) >= kernels_.size()) {
+    refuse("kernel " + std::to_string(index) + "; allowed: 0 .. " + std::to_string(kernels_.size() - 1));
+  }
+  return kernels_[static_cast<std::size_t>(index)];
+}
+
+void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const void* params,
+                    int params_bytes) {
+  check();
+  const Kernel& row = kernel(index);
+  const std::string name = std::string("kernel ") + row.name;
+  if (params_bytes != row.params_bytes) {
+    refuse(name + ": " + std::to_string(params_bytes) +
+           " bytes of parameters; allowed: " + std::to_string(row.params_bytes));
+  }
+  if (shared_bytes < 0 || shared_bytes > info_.shared_limit) {
+    refuse(name + ": " + std::to_string(shared_bytes) + " bytes of shared memory; allowed on " + info_.name +
+           ": 0 .. " + std::to_string(info_.shared_limit));
+  }
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > kMostBlocksX || grid.y > kMostBlocksYZ ||
+      grid.z > kMostBlocksYZ) {
+    refuse(name + ": grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+           std::to_string(grid.z) + " blocks; allowed: 1 .. 2147483647 x 65535 x 65535");
+  }
+  if (!capturing_) ++counters_.launches;
+  do_launch(stream, row, grid, shared_bytes, params);
+}
+
+void Device::begin_capture(Stream stream) {
+  hold_outside_capture("a capture");
+  do_begin_capture(stream);
+  capturing_ = true;
+}
+
+Graph Device::end_capture(Stream stream) {
+  check();
+  if (!capturing_) throw Error(ErrorCode::wrong_state, "cuda: end of a capture that was not begun");
+  capturing_ = false;
+  ++counters_.allocations;
+  return do_end_capture(stream);
+}
+
+void Device::replay(Graph graph, Stream stream) {
+  hold_outside_capture("a replay");
+  ++counters_.replays;
+  do_replay(graph, stream);
+}
+
+}  // namespace headwater::cuda

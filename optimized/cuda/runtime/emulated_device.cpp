@@ -1,0 +1,195 @@
+#include "cuda/runtime/emulated_device.hpp"
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/emulation/grid.hpp"
+#include "cuda/runtime/emulated_memory.hpp"
+#include "cuda/runtime/emulated_streams.hpp"
+
+namespace headwater::cuda {
+namespace {
+
+DeviceInfo info_of(const EmulationOptions& options) {
+  DeviceInfo info;
+  info.name = "emulated device";
+  info.compute_capability = options.compute_capability;
+  info.multiprocessors = options.multiprocessors;
+  info.shared_limit = options.compute_capability >= 90 ? kSharedLimitSm90 : kSharedLimitSm80;
+  info.memory = options.memory;
+  info.emulated = true;
+  return info;
+}
+
+void copy_bytes(Rows<void> to, Rows<const void> from, std::int64_t bytes, std::int64_t count) {
+  for (std::int64_t row = 0; row < count; ++row) {
+    std::memmove(static_cast<std::byte*>(to.data) + row * to.pitch,
+                 static_cast<const std::byte*>(from.data) + row * from.pitch,
+                 static_cast<std::size_t>(bytes));
+  }
+}
+
+class EmulatedDevice final : public Device {
+ public:
+  EmulatedDevice(std::span<const Kernel> kernels, const EmulationOptions& options)
+      : Device(info_of(options), kernels),
+        options_(options),
+        memory_(options.memory),
+        streams_(options.progress) {}
+  EmulatedDevice(const EmulatedDevice&) = delete;
+  EmulatedDevice& operator=(const EmulatedDevice&) = delete;
+  ~EmulatedDevice() override { finish(); }
+
+  PointerKind kind(const void* data) override { return memory_.kind(data); }
+  float milliseconds(Event, Event) override { return 0.0f; }
+
+ protected:
+  void* do_allocate(std::int64_t bytes, bool pinned) override { return memory_.allocate(bytes, pinned); }
+  void do_release(void* data) noexcept override {
+    finish();
+    memory_.release(data);
+  }
+  void do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes, std::int64_t count,
+               Direction direction) override;
+  void do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) override;
+  Stream do_stream(bool) override { return streams_.stream(); }
+  Stream do_adopt(void*) override { return streams_.stream(); }
+  Event do_event(bool) override { return streams_.event(); }
+  void do_record(Event event, Stream stream) override {
+    guarded([&] { streams_.record(event, stream); });
+  }
+  void do_wait(Stream stream, Event event) override {
+    guarded([&] { streams_.wait(stream, event); });
+  }
+  void do_synchronize(Stream stream) override {
+    guarded([&] { streams_.drain(stream); });
+  }
+  void do_synchronize(Event event) override {
+    guarded([&] { streams_.drain(event); });
+  }
+  void do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
+                 const void* params) override;
+  void do_begin_capture(Stream stream) override { streams_.begin_capture(stream); }
+  Graph do_end_capture(Stream stream) override { return streams_.end_capture(stream); }
+  void do_replay(Graph graph, Stream stream) override {
+    guarded([&] { streams_.replay(graph, stream); });
+  }
+
+ private:
+  /// A fault that comes out of an operation is the device's end.
+  template <class Action>
+  void guarded(const Action& action) {
+    try {
+      action();
+    } catch (const emulation::Fault& fault) {
+      streams_.abandon();
+      fail(fault.what());
+    }
+  }
+  /// What is under way, as far as it can be done.
+  void finish() noexcept {
+    try {
+      streams_.drain_all();
+    } catch (const emulation::Fault& fault) {
+      streams_.abandon();
+      remember(fault.what());
+    }
+  }
+  void hold_to_allocation(const void* data, std::int64_t pitch, std::int64_t bytes, std::int64_t count,
+                          bool device, const char* which) const;
+
+  EmulationOptions options_;
+  EmulatedMemory memory_;
+  EmulatedStreams streams_;
+};
+
+void EmulatedDevice::hold_to_allocation(const void* data, std::int64_t pitch, std::int64_t bytes,
+                                        std::int64_t count, bool device, const char* which) const {
+  const auto refuse = [&](const char* what) {
+    throw Error(ErrorCode::invalid_argument, std::string("cuda: copy: the ") + which + " " + what);
+  };
+  const bool on_device = memory_.kind(data) == PointerKind::device;
+  if (on_device != device) refuse(device ? "is no device memory" : "is device memory, not the host's");
+  if (!device) return;
+  const emulation::GlobalMemory::Range range = memory_.find(data);
+  const auto* first = static_cast<const std::byte*>(data);
+  if (range.last - first < (count - 1) * pitch + bytes) refuse("does not lie in one allocation");
+}
+
+void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes,
+                             std::int64_t count, Direction direction) {
+  hold_to_allocation(to.data, to.pitch, bytes, count, direction != Direction::device_to_host, "target");
+  hold_to_allocation(from.data, from.pitch, bytes, count, direction != Direction::host_to_device, "source");
+  if (direction == Direction::host_to_device && memory_.kind(from.data) == PointerKind::host) {
+    // Pageable memory has been read when the call returns.
+    std::vector<std::byte> staged(static_cast<std::size_t>(bytes * count));
+    copy_bytes({staged.data(), bytes}, from, bytes, count);
+    guarded([&] {
+      streams_.enqueue(stream, [to, bytes, count, staged = std::move(staged)] {
+        copy_bytes(to, {staged.data(), bytes}, bytes, count);
+      });
+    });
+    return;
+  }
+  guarded([&] {
+    streams_.enqueue(stream, [=] { copy_bytes(to, from, bytes, count); });
+    // And has been written.
+    if (direction == Direction::device_to_host && memory_.kind(to.data) == PointerKind::host)
+      streams_.drain(stream);
+  });
+}
+
+void EmulatedDevice::do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
+  hold_to_allocation(to, bytes, bytes, 1, true, "target");
+  guarded(
+      [&] { streams_.enqueue(stream, [=] { std::memset(to, value, static_cast<std::size_t>(bytes)); }); });
+}
+
+void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
+                               const void* params) {
+  const auto* bytes = static_cast<const std::byte*>(params);
+  // 16 bytes are what parameters of any type are aligned to on a device.
+  struct alignas(16) Block {
+    std::byte bytes[16];
+  };
+  std::vector<Block> copied((static_cast<std::size_t>(kernel.params_bytes) + sizeof(Block) - 1) /
+                            sizeof(Block));
+  std::memcpy(copied.data(), bytes, static_cast<std::size_t>(kernel.params_bytes));
+  guarded([&] {
+    streams_.enqueue(stream, [this, &kernel, grid, shared_bytes, copied = std::move(copied)] {
+      emulation::Launch launch;
+      launch.name = kernel.name;
+      launch.kernel = kernel.emulated;
+      launch.params = copied.data();
+      launch.threads = kernel.threads;
+      launch.shared_bytes = shared_bytes;
+      launch.grid = grid;
+      launch.order = options_.order;
+      launch.most_operations = options_.most_operations;
+      launch.memory = &memory_;
+      emulation::run_grid(launch);
+      if (const std::int64_t hurt = memory_.overrun(); hurt != 0) {
+        throw emulation::Fault(std::string("kernel ") + kernel.name + ": wrote outside of an allocation of " +
+                               std::to_string(hurt) + " bytes");
+      }
+    });
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
+                                             const EmulationOptions& options) {
+  for (const Kernel& kernel : kernels) {
+    if (kernel.emulated == nullptr) {
+      throw Error(ErrorCode::internal,
+                  std::string("cuda: kernel ") + kernel.name + " has no emulation in its row");
+    }
+  }
+  return std::make_unique<EmulatedDevice>(kernels, options);
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,158 @@
+#include "cuda/runtime/emulated_streams.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace headwater::cuda {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, "cuda: " + what);
+}
+
+}  // namespace
+
+Stream EmulatedStreams::stream() {
+  queues_.emplace_back();
+  taking_part_.push_back(false);
+  return static_cast<Stream>(queues_.size() - 1);
+}
+
+Event EmulatedStreams::event() {
+  events_.emplace_back();
+  done_.push_back(0);
+  return static_cast<Event>(events_.size() - 1);
+}
+
+int EmulatedStreams::index_of(Stream stream) const {
+  const auto index = static_cast<int>(stream);
+  if (index < 0 || static_cast<std::size_t>(index) >= queues_.size())
+    refuse("no stream " + std::to_string(index));
+  return index;
+}
+
+EmulatedStreams::EventState& EmulatedStreams::state_of(Event event) {
+  const auto index = static_cast<int>(event);
+  if (index < 0 || static_cast<std::size_t>(index) >= events_.size())
+    refuse("no event " + std::to_string(index));
+  return events_[static_cast<std::size_t>(index)];
+}
+
+void EmulatedStreams::add(int stream, Operation operation) {
+  if (taking_part_[stream]) {
+    capture_.queues[stream].push_back(std::move(operation));
+    return;
+  }
+  queues_[stream].push_back(std::move(operation));
+  if (progress_ == Progress::eager) run(queues_, stream, done_, true);
+}
+
+void EmulatedStreams::enqueue(Stream stream, std::function<void()> work) {
+  add(index_of(stream), {Kind::work, std::move(work)});
+}
+
+void EmulatedStreams::record(Event event, Stream stream) {
+  EventState& state = state_of(event);
+  const int recorder = index_of(stream);
+  state.recorder = recorder;
+  state.captured = taking_part_[recorder];
+  add(recorder, {Kind::record, {}, static_cast<int>(event), ++state.recorded});
+}
+
+void EmulatedStreams::wait(Stream stream, Event event) {
+  const EventState& state = state_of(event);
+  const int waiter = index_of(stream);
+  if (state.recorded == 0) return;  // as the driver has it: nothing to wait for
+  if (state.captured && !taking_part_[waiter]) {
+    taking_part_[waiter] = true;
+  } else if (!state.captured && taking_part_[waiter]) {
+    refuse("a captured stream waits for an event that was recorded outside of the capture");
+  }
+  add(waiter, {Kind::wait, {}, static_cast<int>(event), state.recorded, state.recorder});
+}
+
+/// Does the first operation of a queue, and before it what it waits for. `working`: else only the order is followed.
+void EmulatedStreams::run_next(Queues& queues, int stream, Done& done, bool working) {
+  const Operation operation = std::move(queues[stream].front());
+  queues[stream].pop_front();
+  switch (operation.kind) {
+    case Kind::work:
+      if (working) operation.work();
+      break;
+    case Kind::record: done[operation.event] = std::max(done[operation.event], operation.version); break;
+    case Kind::wait:
+      while (done[operation.event] < operation.version && !queues[operation.recorder].empty()) {
+        run_next(queues, operation.recorder, done, working);
+      }
+      break;
+  }
+}
+
+void EmulatedStreams::run(Queues& queues, int stream, Done& done, bool working) {
+  while (!queues[stream].empty()) run_next(queues, stream, done, working);
+}
+
+void EmulatedStreams::drain(Stream stream) { run(queues_, index_of(stream), done_, true); }
+
+void EmulatedStreams::drain(Event event) {
+  const EventState& state = state_of(event);
+  if (state.captured) refuse("the host waits for an event of a captured graph");
+  const auto index = static_cast<std::size_t>(event);
+  while (done_[index] < state.recorded) run_next(queues_, state.recorder, done_, true);
+}
+
+void EmulatedStreams::drain_all() {
+  for (std::size_t stream = 0; stream < queues_.size(); ++stream)
+    run(queues_, static_cast<int>(stream), done_, true);
+}
+
+void EmulatedStreams::abandon() noexcept {
+  for (auto& queue : queues_) queue.clear();
+  for (std::size_t event = 0; event < events_.size(); ++event) done_[event] = events_[event].recorded;
+}
+
+// ---- graphs ------------------------------------------------------------------------------------------------------
+
+void EmulatedStreams::begin_capture(Stream stream) {
+  capture_.origin = index_of(stream);
+  capture_.queues.assign(queues_.size(), {});
+  taking_part_[capture_.origin] = true;
+}
+
+Graph EmulatedStreams::end_capture(Stream stream) {
+  if (index_of(stream) != capture_.origin) refuse("a capture ends on the stream that it began on");
+  taking_part_.assign(queues_.size(), false);
+  for (EventState& event : events_) {
+    if (event.captured) event = {event.recorded, event.recorded, event.recorder, false};
+  }
+  Done done(events_.size(), 0);
+  Queues rest = capture_.queues;
+  run(rest, capture_.origin, done, false);
+  for (std::size_t other = 0; other < rest.size(); ++other) {
+    if (!rest[other].empty()) {
+      refuse("stream " + std::to_string(other) +
+             " took part in a capture and was not joined to the stream that it began on");
+    }
+  }
+  for (std::size_t event = 0; event < done.size(); ++event)
+    done_[event] = std::max(done_[event], done[event]);
+  graphs_.push_back(std::move(capture_));
+  return static_cast<Graph>(graphs_.size() - 1);
+}
+
+void EmulatedStreams::replay(Graph graph, Stream stream) {
+  const auto index = static_cast<std::size_t>(graph);
+  if (index >= graphs_.size()) refuse("no graph " + std::to_string(static_cast<int>(graph)));
+  enqueue(stream, [this, index] {
+    Queues queues = graphs_[index].queues;
+    Done done(events_.size(), 0);
+    if (progress_ == Progress::eager) {
+      for (std::size_t other = 0; other < queues.size(); ++other)
+        run(queues, static_cast<int>(other), done, true);
+    }
+    run(queues, graphs_[index].origin, done, true);
+  });
+}
+
+}  // namespace headwater::cuda
