@@ -45,7 +45,7 @@ struct Block {
         weights(logits.size()),
         out(static_cast<std::size_t>(kBlockRows * kWidth)),
         sums(static_cast<std::size_t>(n_keys)) {
-    kernels.pack_queries(queries.data(), kBlockRows, kWidth, packed.data());
+    kernels.pack_queries(queries.data(), kWidth, kBlockRows, kWidth, packed.data());
     dot_products();
     restart();
     softmax();
@@ -182,7 +182,7 @@ double no_flops(const Block& /*block*/) { return 0.0; }
 constexpr Stage kStages[] = {
     {"pack_queries",
      [](Block& block) {
-       block.kernels.pack_queries(block.queries.data(), kBlockRows, kWidth, block.packed.data());
+       block.kernels.pack_queries(block.queries.data(), kWidth, kBlockRows, kWidth, block.packed.data());
      },
      [](Block& block) { return dot_products_right(block); }, no_flops},
     {"dot_products", [](Block& block) { block.dot_products(); },

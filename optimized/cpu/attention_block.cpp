@@ -10,12 +10,15 @@ namespace headwater::cpu {
 
 void load_queries(const KernelTable& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
                   std::int64_t head, std::int64_t d, float* wide, float* packed) {
-  const std::int64_t lanes = (rows + kLaneTile - 1) / kLaneTile * kLaneTile;
+  const void* row = core::row_address(q, first, head);
+  if (q.type == DType::f32 && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0) {
+    kernels.pack_queries(static_cast<const float*>(row), q.row_stride, rows, d, packed);
+    return;
+  }
   for (std::int64_t r = 0; r < rows; ++r) {
     kernels.widen(core::row_address(q, first + r, head), q.type, d, wide + r * d);
   }
-  std::fill(wide + rows * d, wide + lanes * d, 0.0f);
-  kernels.pack_queries(wide, lanes, d, packed);
+  kernels.pack_queries(wide, d, rows, d, packed);
 }
 
 void AttentionBlock::start(float sink) const {
@@ -49,7 +52,8 @@ void AttentionBlock::add_gathered(const float* keys, const float* values, const 
 void AttentionBlock::normalise() const {
   for (std::int64_t r = 0; r < rows; ++r) {
     if (state.sum[r] == 0.0f) continue;
-    for (std::int64_t c = 0; c < dv; ++c) out[r * dv + c] /= state.sum[r];
+    const auto factor = static_cast<float>(1.0 / static_cast<double>(state.sum[r]));
+    for (std::int64_t c = 0; c < dv; ++c) out[r * dv + c] *= factor;
   }
 }
 

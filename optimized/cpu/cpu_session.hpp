@@ -71,7 +71,7 @@ class CpuSession final : public core::SessionBase {
     std::int64_t first_key;        ///< ... from here
     std::int64_t n_keys;
     double* sums;  ///< [n_keys] column sums are added here
-    float* out;    ///< [rows][d_value] normalised outputs go here
+    float* out;    ///< [kBlockRows][d_value] outputs, to be divided by PassResult::divisor, go here
     bool loaded;   ///< the scratch holds the packed queries of these rows already
   };
   struct BlockRows {
@@ -79,10 +79,11 @@ class CpuSession final : public core::SessionBase {
     std::int64_t row;  ///< position of the first
     std::int64_t n;    ///< 1 .. kBlockRows
   };
-  /// m and l per row, m in units of Call::natural_unit.
+  /// m and l per row, m in units of Call::natural_unit, and what the outputs are multiples of; null: 1.
   struct PassResult {
     const float* max;
     const float* sum;
+    const float* divisor;
   };
 
   void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -135,7 +136,7 @@ class CpuSession final : public core::SessionBase {
             const float* intra_out, const PassResult& inter, float* inter_out);
   /// Rows of a chunk without a memory set.
   void write_rows(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,
-                  const float* out);
+                  float* out);
   void intra_phase(const Call& call, const Window& window);
   void intra_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                    std::int64_t group, Scratch& scratch);
@@ -143,6 +144,8 @@ class CpuSession final : public core::SessionBase {
   void write_chunk(const Call& call, const Window& window, const Chunk& chunk);
   PassResult float_block(const Call& call, const PassBlock& block, const KeyRows& rows, Scratch& scratch);
   PassResult bf16_block(const Call& call, const PassBlock& block, const Bf16Rows& rows, Scratch& scratch);
+  /// Of the intra pass, kept since phase 1 at this index of the window.
+  [[nodiscard]] PassResult window_result(const Call& call, std::int64_t at) const;
   /// The caller's row where it is one of aligned floats, else null.
   [[nodiscard]] float* float_row(const Call& call, std::int64_t position, std::int64_t head) const;
   /// A finished row of a head to the caller, in his type.

@@ -19,6 +19,18 @@ std::int64_t groups_of(const Chunk& chunk) {
   return (length(chunk) + rows - 1) / rows;
 }
 
+/// What one pass knows of a row: m in some unit, l, and what its o is a multiple of.
+struct PassRow {
+  double max;
+  double sum;
+  double divisor;
+};
+
+template <class PassResult>
+PassRow pass_row(const PassResult& pass, std::int64_t row) {
+  return {pass.max[row], pass.sum[row], pass.divisor ? pass.divisor[row] : 1.0f};
+}
+
 /// (m, l, o) of the inter pass joined to the intra pass's, per row (FUSE-1). Weights in double: two exponentials a
 /// row cost nothing beside the row itself. `unit` is that of the maxima.
 struct FusedRow {
@@ -27,14 +39,18 @@ struct FusedRow {
   double lse;
 };
 
-FusedRow fuse(double unit, double intra_max, double intra_sum, double inter_max, double inter_sum) {
-  const double m = std::max(intra_max, inter_max);
-  const double a = intra_sum == 0 ? 0 : intra_sum * std::exp(unit * (intra_max - m));
-  double b = inter_sum == 0 ? 0 : inter_sum * std::exp(unit * (inter_max - m));
-  if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter_sum;
+FusedRow fuse(double unit, const PassRow& intra, const PassRow& inter) {
+  const double m = std::max(intra.max, inter.max);
+  const auto relative = [&](double max) { return max == m ? 1.0 : std::exp(unit * (max - m)); };
+  const double a = intra.sum == 0 ? 0 : intra.sum * relative(intra.max);
+  double b = inter.sum == 0 ? 0 : inter.sum * relative(inter.max);
+  if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter.sum;
   const double l = a + b;
   if (l == 0) return {0.0f, 0.0f, -std::numeric_limits<double>::infinity()};
-  return {static_cast<float>(a / l), static_cast<float>(b / l), unit * m + std::log(l)};
+  const auto weight = [&](double share, const PassRow& pass) {
+    return share == 0 ? 0.0f : static_cast<float>(share / (l * pass.divisor));
+  };
+  return {weight(a, intra), weight(b, inter), unit * m + std::log(l)};
 }
 
 }  // namespace
@@ -187,7 +203,7 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
     const PassResult intra = intra_block(call, window, chunk, rows, intra_sums, out, scratch);
     std::copy_n(intra.max, kBlockRows, max);
     std::copy_n(intra.sum, kBlockRows, sum);
-    const PassResult kept{max, sum};
+    const PassResult kept{max, sum, intra.divisor ? sum : nullptr};
     if (has_memory) {
       const PassResult inter = inter_block(call, rows, true, inter_sums, scratch);
       join(call, chunk, rows, kept, out, inter, scratch.inter.data());
@@ -201,9 +217,7 @@ void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& row
                       const float* intra_out, const PassResult& inter, float* inter_out) {
   const std::int64_t dv = kv_.d_value();
   for (std::int64_t r = 0; r < rows.n; ++r) {
-    const FusedRow fused =
-        fuse(call.natural_unit, static_cast<double>(intra.max[r]), static_cast<double>(intra.sum[r]),
-             static_cast<double>(inter.max[r]), static_cast<double>(inter.sum[r]));
+    const FusedRow fused = fuse(call.natural_unit, pass_row(intra, r), pass_row(inter, r));
     lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     // Straight to the caller where his rows are floats.
     float* o = inter_out + r * dv;
@@ -214,13 +228,17 @@ void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& row
 }
 
 void CpuSession::write_rows(const Call& call, const Chunk& chunk, const BlockRows& rows,
-                            const PassResult& intra, const float* out) {
+                            const PassResult& intra, float* out) {
+  const std::int64_t dv = kv_.d_value();
   for (std::int64_t r = 0; r < rows.n; ++r) {
     const FusedRow fused =
-        fuse(call.natural_unit, static_cast<double>(intra.max[r]), static_cast<double>(intra.sum[r]),
-             -std::numeric_limits<double>::infinity(), 0);
+        fuse(call.natural_unit, pass_row(intra, r), {-std::numeric_limits<double>::infinity(), 0, 1});
     lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
-    store_row(call, rows.row + r, rows.head, out + r * kv_.d_value());
+    float* o = out + r * dv;
+    if (intra.divisor) {
+      for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight;
+    }
+    store_row(call, rows.row + r, rows.head, o);
   }
 }
 
@@ -262,10 +280,10 @@ void CpuSession::intra_group(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
     const std::int64_t at = window_index(window, head, row);
-    float* out = row_out_.data() + at * dv;
-    const PassResult result = intra_block(call, window, chunk, rows, sums, out, scratch);
+    const PassResult result = intra_block(call, window, chunk, rows, sums, scratch.intra.data(), scratch);
     std::copy_n(result.max, rows.n, row_max_.data() + at);
     std::copy_n(result.sum, rows.n, row_sum_.data() + at);
+    std::copy_n(scratch.intra.data(), rows.n * dv, row_out_.data() + at * dv);
   }
 }
 
@@ -282,7 +300,7 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
                                  block.row,
                                  scratch.packed.data(),
                                  scratch.states.data()[0],
-                                 scratch.out.data()};
+                                 block.out};
   if (!block.loaded) {
     load_queries(kernels_, call.q, block.row - call.base, block.rows, block.head, d, scratch.rows.data(),
                  scratch.packed.data());
@@ -301,14 +319,12 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
     std::copy_n(attention.state.max, kBlockRows,
                 scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
   }
-  attention.normalise();
   for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
     attention.add_column_sums(scratch.block.data() + first * kBlockRows,
                               scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
                               std::min(segment_keys_, block.n_keys - first), block.sums + first);
   }
-  std::copy_n(attention.out, block.rows * dv, block.out);
-  return {attention.state.max, attention.state.sum};
+  return {attention.state.max, attention.state.sum, attention.state.sum};
 }
 
 void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer,
@@ -331,8 +347,7 @@ void CpuSession::write_chunk(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
     for (std::int64_t head = 0; head < shape().n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);
-      write_rows(call, chunk, {head, row, 1}, {row_max_.data() + at, row_sum_.data() + at},
-                 row_out_.data() + at * kv_.d_value());
+      write_rows(call, chunk, {head, row, 1}, window_result(call, at), row_out_.data() + at * kv_.d_value());
     }
   }
 }
@@ -374,9 +389,13 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
     const std::int64_t at = window_index(window, head, row);
     const PassResult inter = inter_block(call, rows, false, sums, scratch);
-    join(call, chunk, rows, {row_max_.data() + at, row_sum_.data() + at}, row_out_.data() + at * dv, inter,
-         scratch.inter.data());
+    join(call, chunk, rows, window_result(call, at), row_out_.data() + at * dv, inter, scratch.inter.data());
   }
+}
+
+CpuSession::PassResult CpuSession::window_result(const Call& call, std::int64_t at) const {
+  const float* sum = row_sum_.data() + at;
+  return {row_max_.data() + at, sum, call.bf16 ? nullptr : sum};
 }
 
 float* CpuSession::float_row(const Call& call, std::int64_t position, std::int64_t head) const {

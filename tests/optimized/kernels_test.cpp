@@ -97,7 +97,7 @@ TEST_P(Kernels, LOGIT_1_DotProducts) {
   const auto q = normals(static_cast<std::size_t>(lanes * d), 1);
   const auto k = normals(static_cast<std::size_t>(n_keys * d), 2);
   std::vector<float> packed(static_cast<std::size_t>(kBlockRows * d) + 1, kPoison);
-  kernels.pack_queries(q.data(), lanes, d, packed.data());
+  kernels.pack_queries(q.data(), d, lanes, d, packed.data());
   EXPECT_EQ(packed.back(), kPoison);
   kernels.dot_products(packed.data(), lanes, d, k.data(), n_keys, 0.25f, block.data());
   for (std::int64_t key = 0; key < n_keys; ++key) {

@@ -46,8 +46,10 @@ struct KernelTable {
   /// `count` contiguous elements at any alignment to floats, exact.
   void (*widen)(const void* from, DType type, std::int64_t count, float* to);
 
-  /// rows[lanes][d] to the layout that dot_products of the same table reads; packed has room for kBlockRows rows.
-  void (*pack_queries)(const float* rows, std::int64_t lanes, std::int64_t d, float* packed);
+  /// n_rows rows of d floats, `stride` floats apart, to the layout that dot_products of the same table reads; zero rows
+  /// up to a multiple of kLaneTile. packed has room for kBlockRows rows.
+  void (*pack_queries)(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                       float* packed);
 
   /// LOGIT-1: block[key][lane] = scale * (q . k) for n_keys contiguous key rows of d floats. Lanes behind `lanes` may
   /// be written too, as if their queries were zero.

@@ -93,6 +93,24 @@ struct Avx2 {
     return _mm256_blendv_ps(with_sign, small, _mm256_cmp_ps(magnitude, set(0.625f), _CMP_LT_OQ));
   }
 
+  static void transpose(Reg (&rows)[kWidth]) {
+    Reg fours[kWidth];  // fours[4 g + c]: column c of rows 4 g .. 4 g + 3, beside column 4 + c
+    for (int i = 0; i < kWidth; i += 4) {
+      const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i], rows[i + 1]));
+      const __m256d b = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i + 2], rows[i + 3]));
+      const __m256d x = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i], rows[i + 1]));
+      const __m256d y = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i + 2], rows[i + 3]));
+      fours[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+      fours[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+      fours[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
+      fours[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+    }
+    for (int c = 0; c < 4; ++c) {
+      rows[c] = _mm256_permute2f128_ps(fours[c], fours[4 + c], 0x20);
+      rows[4 + c] = _mm256_permute2f128_ps(fours[c], fours[4 + c], 0x31);
+    }
+  }
+
   // sums[i] += total of lines[i]: horizontal adds that transpose, then double.
   static void add_line_totals(const Reg (&lines)[8], double* sums) {
     const Reg low = _mm256_hadd_ps(_mm256_hadd_ps(lines[0], lines[1]), _mm256_hadd_ps(lines[2], lines[3]));
@@ -109,8 +127,9 @@ struct Avx2 {
 
 namespace avx2 {
 
-void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
-  cpu::pack_queries<Avx2>(rows, lanes, d, packed);
+void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                  float* packed) {
+  cpu::pack_queries<Avx2>(rows, stride, n_rows, d, packed);
 }
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
                   std::int64_t n_keys, float scale, float* block) {

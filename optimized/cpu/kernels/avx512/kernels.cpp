@@ -9,8 +9,9 @@ namespace headwater::cpu {
 
 namespace avx512 {
 
-void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
-  cpu::pack_queries<Avx512>(rows, lanes, d, packed);
+void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                  float* packed) {
+  cpu::pack_queries<Avx512>(rows, stride, n_rows, d, packed);
 }
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
                   std::int64_t n_keys, float scale, float* block) {

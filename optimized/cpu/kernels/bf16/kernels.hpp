@@ -19,33 +19,6 @@ namespace {
 
 inline constexpr int kHalves = static_cast<int>(kBlockRows / Avx512::kWidth);  // vectors of a line
 
-/// 16 x 16 matrix of 32-bit elements in registers.
-inline void transpose(__m512i (&rows)[16]) {
-  __m512i pairs[16];
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  __m512i fours[16];
-  for (int i = 0; i < 16; i += 4) {
-    fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-    fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-    fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-    fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-  }
-  // Quarter q of fours[4 g + c] holds column 4 q + c of rows 4 g .. 4 g + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i a = _mm512_shuffle_i32x4(fours[c], fours[4 + c], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(fours[8 + c], fours[12 + c], 0x88);
-    const __m512i x = _mm512_shuffle_i32x4(fours[c], fours[4 + c], 0xDD);
-    const __m512i y = _mm512_shuffle_i32x4(fours[8 + c], fours[12 + c], 0xDD);
-    rows[c] = _mm512_shuffle_i32x4(a, b, 0x88);
-    rows[8 + c] = _mm512_shuffle_i32x4(a, b, 0xDD);
-    rows[4 + c] = _mm512_shuffle_i32x4(x, y, 0x88);
-    rows[12 + c] = _mm512_shuffle_i32x4(x, y, 0xDD);
-  }
-}
-
 inline __mmask16 first_lanes(std::int64_t n) {
   return n >= 16 ? __mmask16(0xFFFF) : static_cast<__mmask16>((1u << n) - 1u);
 }

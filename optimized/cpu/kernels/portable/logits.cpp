@@ -41,11 +41,13 @@ void dot_keys(const float* packed, std::int64_t lanes, std::int64_t d, const flo
 
 }  // namespace
 
-void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
-  for (std::int64_t tile = 0; tile < lanes; tile += kLaneTile) {
+void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                  float* packed) {
+  for (std::int64_t tile = 0; tile < n_rows; tile += kLaneTile) {
     for (std::int64_t e = 0; e < d; ++e) {
       for (std::int64_t lane = 0; lane < kLaneTile; ++lane) {
-        packed[tile * d + e * kLaneTile + lane] = rows[(tile + lane) * d + e];
+        packed[tile * d + e * kLaneTile + lane] =
+            tile + lane < n_rows ? rows[(tile + lane) * stride + e] : 0.0f;
       }
     }
   }

@@ -6,13 +6,15 @@
 ///
 /// A vector type V has: Reg, kWidth (floats), load, store, load_part, store_part (the first n < kWidth floats), set
 /// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), exp_nonpositive,
-/// hyperbolic_tangent, add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth widened
+/// hyperbolic_tangent, transpose (of kWidth vectors), add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth widened
 /// elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16.
 
 #include "cpu/kernels/table.hpp"
 
 namespace headwater::cpu {
 namespace {
+
+constexpr std::int64_t kLineFloats = 16;  // of a cache line
 
 constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
@@ -22,14 +24,20 @@ constexpr std::int64_t whole_lanes(std::int64_t lanes) {
   return (lanes + V::kWidth - 1) / V::kWidth * V::kWidth;
 }
 
-/// rows[lanes][d] to [vector of lanes][d][kWidth], zeros where there is no row.
+/// Rows, `stride` floats apart, to [vector of lanes][d][kWidth], zeros where there is no row.
 template <class V>
-void pack_queries(const float* rows, std::int64_t lanes, std::int64_t d, float* packed) {
-  for (std::int64_t first = 0; first < lanes; first += V::kWidth) {
-    for (std::int64_t e = 0; e < d; ++e) {
-      for (std::int64_t lane = 0; lane < V::kWidth; ++lane) {
-        packed[first * d + e * V::kWidth + lane] = first + lane < lanes ? rows[(first + lane) * d + e] : 0.0f;
+void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
+                  float* packed) {
+  for (std::int64_t first = 0; first < n_rows; first += V::kWidth) {
+    for (std::int64_t e = 0; e < d; e += V::kWidth) {
+      const auto n = static_cast<int>(least(V::kWidth, d - e));
+      typename V::Reg tile[V::kWidth];
+      for (int i = 0; i < V::kWidth; ++i) {
+        const float* row = rows + (first + i) * stride + e;
+        tile[i] = first + i >= n_rows ? V::zero() : n == V::kWidth ? V::load(row) : V::load_part(row, n);
       }
+      V::transpose(tile);
+      for (int i = 0; i < n; ++i) V::store(packed + first * d + (e + i) * V::kWidth, tile[i]);
     }
   }
 }
@@ -42,6 +50,7 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
     for (int v = 0; v < Vectors; ++v) sums[key][v] = V::zero();
   }
   for (std::int64_t e = 0; e < d; ++e) {
+    __builtin_prefetch(keys + Keys * d + kLineFloats * e);  // the next tile, as a stream
     typename V::Reg q[Vectors];
     for (int v = 0; v < Vectors; ++v) q[v] = V::load(packed + (v * d + e) * V::kWidth);
     for (int key = 0; key < Keys; ++key) {
@@ -63,7 +72,8 @@ void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int6
   constexpr int kKeys = V::kAccumulators / Vectors;
   constexpr int kFew = 4;  // enough chains to hide half of the latency in a short rest
   std::int64_t key = 0;
-  for (; key + kKeys <= n_keys; key += kKeys) {
+  // Two short tiles keep the multipliers busier than a full one and a rest of single keys.
+  for (; key + kKeys <= n_keys && n_keys - key != 2 * kFew; key += kKeys) {
     dot_tile<V, kKeys, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
   }
   for (; key + kFew <= n_keys; key += kFew) {
