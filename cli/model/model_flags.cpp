@@ -13,11 +13,12 @@ namespace {
 
 constexpr std::int64_t kMostThreads = 512;
 
-DType parse_cache_type(const std::string& text) {
+DType parse_cache_type(const std::string& text, runtime::Precision precision) {
+  if (text == "auto") return precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
   if (text == "f16") return DType::f16;
   if (text == "bf16") return DType::bf16;
   if (text == "f32") return DType::f32;
-  throw Failure(fmt::format("--cache-type: {} is not allowed; use f16, bf16 or f32", in_quotes(text)));
+  throw Failure(fmt::format("--cache-type: {} is not allowed; use auto, f16, bf16 or f32", in_quotes(text)));
 }
 
 runtime::Precision parse_precision(const std::string& text) {
@@ -64,8 +65,10 @@ ModelFlagReader::ModelFlagReader(CLI::App& app, bool model_required) : state_(st
   s.threads_option = add_text(app, "-t,--threads", s.threads, "N", "0 means all cores (0)");
   s.engine_option =
       add_text(app, "--engine", s.engine, "NAME", "see `headwater info`; overrides HEADWATER_ENGINE");
-  s.cache_option = add_text(app, "--cache-type", s.cache_type, "TYPE",
-                            "of stored keys and values: f16, bf16 or f32 (f16)");
+  s.cache_option =
+      add_text(app, "--cache-type", s.cache_type, "TYPE",
+               "of stored keys and values: f16, bf16, f32, or auto, bf16 beside bf16 projections and "
+               "else f16 (auto)");
   s.projections_option =
       add_text(app, "--projections", s.projections, "TYPE",
                "of products over many tokens: f32, bf16, or auto, what the processor multiplies (auto)");
@@ -102,8 +105,8 @@ ModelFlags ModelFlagReader::read() const {
       throw Failure("--engine: '' is not allowed; use a name that `headwater info` lists");
     flags.engine = s.engine;
   }
-  if (s.cache_option->count() > 0) flags.cache_type = parse_cache_type(s.cache_type);
   flags.precision = parse_precision(s.projections_option->count() > 0 ? s.projections : "auto");
+  flags.cache_type = parse_cache_type(s.cache_option->count() > 0 ? s.cache_type : "auto", flags.precision);
   return flags;
 }
 

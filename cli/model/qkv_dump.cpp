@@ -60,10 +60,12 @@ QkvDump::QkvDump(runtime::Transformer& transformer, std::int64_t layer, const st
 void QkvDump::take(const runtime::LayerView& view) {
   if (view.stage != runtime::LayerView::Stage::attention || view.layer != layer_) return;
   const auto& config = transformer_.model().config();
-  const auto* const rows = static_cast<const float*>(view.q.data);
+  q_type_ = view.q.type;
+  const auto element = static_cast<std::int64_t>(dtype_size(q_type_));
+  const auto* const rows = static_cast<const std::byte*>(view.q.data);
   for (std::int64_t t = 0; t < view.n; ++t) {
-    const float* const row = rows + t * view.q.row_stride;
-    q_.insert(q_.end(), row, row + config.heads * config.d_head);
+    const std::byte* const row = rows + t * view.q.row_stride * element;
+    q_.insert(q_.end(), row, row + config.heads * config.d_head * element);
   }
 }
 
@@ -91,7 +93,7 @@ void QkvDump::write(const std::string& steps) {
   layout.add_metadata("model", config.name);
   layout.add_metadata("layer", std::to_string(layer_));
   layout.add_metadata("steps", steps);
-  layout.add("q", TensorType::f32,
+  layout.add("q", tensor_type_of(q_type_),
              {n, static_cast<std::uint64_t>(config.heads), static_cast<std::uint64_t>(config.d_head)});
   layout.add("k", tensor_type_of(type), {n, heads_kv, static_cast<std::uint64_t>(config.d_head)});
   layout.add("v", tensor_type_of(type), {n, heads_kv, static_cast<std::uint64_t>(config.d_value)});
@@ -106,7 +108,7 @@ void QkvDump::write(const std::string& steps) {
   layout.close();
   file_.reserve(layout.file_bytes());
   file_.write_at(0, std::as_bytes(std::span(layout.header())));
-  file_.write_at(layout.offset("q"), std::as_bytes(std::span<const float>(q_)));
+  file_.write_at(layout.offset("q"), q_);
   file_.write_at(layout.offset("k"), keys);
   file_.write_at(layout.offset("v"), values);
   const std::uint64_t score_row = n * (narrow ? sizeof(std::uint16_t) : sizeof(float));

@@ -28,7 +28,8 @@ class QkvDump {
   runtime::Transformer& transformer_;
   std::int64_t layer_;
   OutputFile file_;
-  std::vector<float> q_;  // [tokens][heads][d_head]
+  DType q_type_ = DType::f32;  // as the engine got them
+  std::vector<std::byte> q_;   // [tokens][heads][d_head]
 };
 
 }  // namespace headwater::cli

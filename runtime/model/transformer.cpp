@@ -73,6 +73,8 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   residual_ = AlignedBuffer(bytes(max_step_, config.width));
   normed_ = AlignedBuffer(bytes(rows, config.width, element));
   qkv_ = AlignedBuffer(bytes(max_step_, qkv_width_));
+  bf16_rows_ = options.cache_type == DType::bf16 && model_->precision() == Precision::bf16;
+  if (bf16_rows_) narrow_ = AlignedBuffer(bytes(max_step_, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
   rotation_ = AlignedBuffer(bytes(max_step_, 2 * pairs));
@@ -87,7 +89,8 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
 
 std::uint64_t Transformer::workspace_bytes() const {
   std::uint64_t total = 0;
-  for (const AlignedBuffer* buffer : {&residual_, &normed_, &qkv_, &attended_, &hidden_, &rotation_}) {
+  for (const AlignedBuffer* buffer :
+       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &rotation_}) {
     total += buffer->size();
   }
   for (const ProjectionScratch& one : scratch_) total += one.memory.size();
@@ -166,13 +169,13 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
 
 void Transformer::project(const Projection& projection, const void* x, const TileSink& sink) {
   if (single_) {
-    projection.multiply_one(static_cast<const float*>(x), threads_, sink);
+    projection.multiply_one(static_cast<const float*>(x), threads_, scratch_, sink);
   } else {
     projection.multiply(x, blocks_, threads_, scratch_, sink);
   }
 }
 
-/// QK-norm and rotation, in place.
+/// QK-norm and rotation, in place, and rounding where the engine gets rounded rows.
 void Transformer::prepare_heads(const LayerWeights& layer, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
@@ -187,10 +190,16 @@ void Transformer::prepare_heads(const LayerWeights& layer, std::int64_t n) {
       if (!weight.empty()) loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
       turn(x, cosine, cosine + pairs, pairs);
     }
+    if (!bf16_rows_) return;
+    loops.to_bf16(qkv_.floats() + row * qkv_width_, qkv_width_,
+                  reinterpret_cast<std::uint16_t*>(narrow_.data()) + row * qkv_width_);
   });
 }
 
 Rows Transformer::rows_at(std::int64_t column, std::int64_t width) const {
+  if (bf16_rows_) {
+    return {reinterpret_cast<const std::uint16_t*>(narrow_.data()) + column, DType::bf16, qkv_width_, width};
+  }
   return {qkv_.floats() + column, DType::f32, qkv_width_, width};
 }
 

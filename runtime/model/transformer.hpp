@@ -17,8 +17,10 @@ namespace headwater::runtime {
 struct TransformerOptions {
   std::string engine;  ///< empty: HEADWATER_ENGINE, or the library's default
   Options attention;  ///< batch, chunk, memory set, threads; `scale` and what belongs to the model stay unset
-  DType cache_type = DType::f16;  ///< of the stored keys and values
-  std::int64_t capacity = 0;      ///< most tokens of a conversation
+  /// Of the stored keys and values. Where it is BF16 and so are the products, queries are rounded to it, too: engines
+  /// multiply three rows of that type faster than any other.
+  DType cache_type = DType::f16;
+  std::int64_t capacity = 0;  ///< most tokens of a conversation
 };
 
 /// Where the seconds of the steps went.
@@ -47,7 +49,8 @@ using LayerObserver = std::function<void(const LayerView&)>;
 
 /// A model around a session: tokens in, logits out. The residual stream, norms and rotation are F32; products over
 /// several rows take operands of the model's precision in row blocks aligned to the chunks; products of the single
-/// row of a decode step and of one row's logits are F32 and read the weights as stored. All memory is taken when it is
+/// row of a decode step and of one row's logits read the weights as stored and are F32, with activations of 16 bits
+/// beside quantised weights. All memory is taken when it is
 /// made. Used by one thread at a time.
 class Transformer {
  public:
@@ -92,12 +95,14 @@ class Transformer {
   std::int64_t max_step_ = 0;
   std::int64_t qkv_width_ = 0;
   std::int64_t step_rows_ = 0;
-  bool single_ = false;  // the one row of a decode step: F32 throughout
+  bool single_ = false;     // the one row of a decode step: F32 throughout
+  bool bf16_rows_ = false;  // queries, keys and values go to the engine as BF16
   std::vector<RowBlock> blocks_;
   std::vector<ProjectionScratch> scratch_;
   AlignedBuffer residual_;  // [n][width] F32
   AlignedBuffer normed_;    // [n + padding][width], precision or F32
   AlignedBuffer qkv_;       // [n][qkv_width] F32
+  AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
   AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
   AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
   AlignedBuffer rotation_;  // [n][cosines, sines] F32

@@ -18,15 +18,22 @@ struct Setting {
 };
 
 /// The logits behind the prompt, and behind one decoded token.
-std::vector<float> run(Precision precision, const Setting& setting) {
-  TransformerOptions chosen = options(kPrompt + 8, DType::f16);
+struct Arithmetic {
+  Precision precision = Precision::f32;
+  DType cache =
+      DType::f16;  ///< BF16 beside BF16 products: rows of that type, and the engine that multiplies them
+};
+
+std::vector<float> run(const Arithmetic& arithmetic, const Setting& setting) {
+  TransformerOptions chosen = options(kPrompt + 8, arithmetic.cache);
+  if (arithmetic.cache == DType::bf16) chosen.engine = "cpu";
   chosen.attention.batch = setting.batch;
   chosen.attention.chunk = 96;
   chosen.attention.local = 24;
   chosen.attention.heavy = 24;
   chosen.attention.threads = setting.threads;
   chosen.attention.dense = setting.dense;
-  Transformer transformer(bundled(precision), chosen);
+  Transformer transformer(bundled(arithmetic.precision), chosen);
   Conversation conversation(transformer, 24);
   conversation.feed(some_ids(kPrompt));
   std::vector<float> result(conversation.logits().begin(), conversation.logits().end());
@@ -35,10 +42,10 @@ std::vector<float> run(Precision precision, const Setting& setting) {
   return result;
 }
 
-class Invariance : public ::testing::TestWithParam<Precision> {
+class Invariance : public ::testing::TestWithParam<Arithmetic> {
  protected:
   void SetUp() override {
-    if (GetParam() == Precision::bf16 && native_precision() != Precision::bf16) {
+    if (GetParam().precision == Precision::bf16 && native_precision() != Precision::bf16) {
       GTEST_SKIP() << "this processor does not multiply BF16";
     }
   }
@@ -59,8 +66,14 @@ TEST_P(Invariance, OfDenseRunsUnderTheNumberOfThreads) {
   EXPECT_EQ(run(GetParam(), {.threads = 3, .dense = true}), run(GetParam(), {.threads = 1, .dense = true}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Precisions, Invariance, ::testing::Values(Precision::f32, Precision::bf16),
-                         [](const auto& one) { return std::string(precision_name(one.param)); });
+INSTANTIATE_TEST_SUITE_P(Precisions, Invariance,
+                         ::testing::Values(Arithmetic{Precision::f32, DType::f16},
+                                           Arithmetic{Precision::bf16, DType::f16},
+                                           Arithmetic{Precision::bf16, DType::bf16}),
+                         [](const auto& one) {
+                           return std::string(precision_name(one.param.precision)) + "Cache" +
+                                  dtype_name(one.param.cache);
+                         });
 
 }  // namespace
 }  // namespace headwater::runtime::testing
