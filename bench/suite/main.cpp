@@ -26,6 +26,10 @@ int main(int argc, char** argv) {
   bench::register_stages();
   bench::register_layers(wide);
   bench::register_decode(wide);
+#ifdef HEADWATER_HAS_RUNTIME
+  bench::register_rows();
+  bench::register_projections();
+#endif
   benchmark::AddCustomContext("headwater", kVersion);
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;

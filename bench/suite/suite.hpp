@@ -46,5 +46,8 @@ void register_decode(bool full);
 void register_stages();
 void register_kernels();
 void register_bf16_kernels();
+/// Where the model runtime is built.
+void register_rows();
+void register_projections();
 
 }  // namespace headwater::bench

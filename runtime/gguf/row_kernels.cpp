@@ -68,6 +68,17 @@ void dequantize_row_bf16(TensorType type, const std::byte* row, std::int64_t n, 
   row_kernels().widen_bf16[index_of(type, n)](row, n, out);
 }
 
+bool is_quantised(TensorType type) { return tensor_type_info(type).block_elements > 1; }
+
+void fix_row(const float* x, std::int64_t n, std::int16_t* codes, float* scales, float* sums) {
+  assert(n % kFixedRun == 0);
+  row_kernels().fix(x, n, codes, scales, sums);
+}
+
+float dot_row_fixed(TensorType type, const std::byte* row, std::int64_t n, const FixedRow& x) {
+  return row_kernels().dot_fixed[index_of(type, n)](row, n, x);
+}
+
 float dot_row(TensorType type, const std::byte* row, std::int64_t n, const float* x) {
   return row_kernels().dot[index_of(type, n)](row, n, x);
 }

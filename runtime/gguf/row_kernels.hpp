@@ -29,4 +29,17 @@ void dequantize_row_bf16(TensorType type, const std::byte* row, std::int64_t n, 
 /// ISA: the same on every call, whatever the number of threads. |error| <= (n + 2) * 2^-24 * sum |w_i x_i|.
 [[nodiscard]] float dot_row(TensorType type, const std::byte* row, std::int64_t n, const float* x);
 
+/// Whether dot_row_fixed() takes rows of this type.
+[[nodiscard]] bool is_quantised(TensorType type);
+
+/// Puts n floats into fixed point; n is a multiple of kFixedRun. codes: n, scales and sums: n / kFixedRun. A run that
+/// holds NaN or infinity gets a scale of NaN.
+void fix_row(const float* x, std::int64_t n, std::int16_t* codes, float* scales, float* sums);
+
+/// sum_i w_i x_i over a stored row of a quantised type, x in fixed point: the inner loop of decoding one token. Integers
+/// are exact inside a run, so that the error is x's own rounding and that of scaling and adding the runs:
+/// |error| <= sum_i (|scale code_i| + |minimum|) * X_i * (2^-16 + (r + 8) * 2^-24), X_i the largest |x| in the run of i, r
+/// the number of runs of 16. The order of the sum is fixed for an ISA.
+[[nodiscard]] float dot_row_fixed(TensorType type, const std::byte* row, std::int64_t n, const FixedRow& x);
+
 }  // namespace headwater::runtime

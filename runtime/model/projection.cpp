@@ -12,10 +12,6 @@
 namespace headwater::runtime {
 namespace {
 
-bool is_quantised(TensorType type) {
-  return type != TensorType::f32 && type != TensorType::f16 && type != TensorType::bf16;
-}
-
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -141,13 +137,27 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
   });
 }
 
-void Projection::multiply_one(const float* x, int threads, const TileSink& sink) const {
+/// Into the place of a widened panel, which has room for many rows.
+FixedRow Projection::fix(const float* x, std::byte* memory) const {
+  auto* const scales = reinterpret_cast<float*>(memory);
+  float* const sums = scales + depth_ / kFixedRun;
+  auto* const codes = reinterpret_cast<std::int16_t*>(sums + depth_ / kFixedRun);
+  fix_row(x, depth_, codes, scales, sums);
+  return {codes, scales, sums};
+}
+
+void Projection::multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
+                              const TileSink& sink) const {
+  FixedRow fixed{};
+  if (quantised_) fixed = fix(x, scratch.front().memory.data() + plain_at_);
   parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
     float result[kSliceWidth];
     const std::int64_t first = task * kSliceWidth;
     const std::int64_t last = std::min(width_, first + kSliceWidth);
     for_rows(first, last, [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t column) {
-      result[column - first] = dot_row(tensor.type, tensor.row(tensor_row), depth_, x);
+      const std::byte* const row = tensor.row(tensor_row);
+      result[column - first] = is_quantised(tensor.type) ? dot_row_fixed(tensor.type, row, depth_, fixed)
+                                                         : dot_row(tensor.type, row, depth_, x);
     });
     sink.take({0, 1, first, last - first, result, kSliceWidth});
   });

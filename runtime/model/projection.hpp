@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/gguf/gguf.hpp"
+#include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
 #include "runtime/model/panel_product.hpp"
 
@@ -74,7 +75,7 @@ struct ProjectionScratch {
 
 /// y = x W^T for the rows of one or several weight matrices, side by side. Weights of 16 or 32 bits are packed once,
 /// into `precision`; quantised ones stay as the file has them, and a product over many rows widens them panel by
-/// panel into scratch. multiply_one() reads the file's own values in either case, in F32.
+/// panel into scratch. multiply_one() reads the file's own values in either case.
 class Projection {
  public:
   /// Columns of a panel: a block of 256 rows, its panel and the result then stay in a second-level cache.
@@ -101,8 +102,10 @@ class Projection {
   /// kPanelWidth columns and begin at multiples of it.
   void multiply(const void* x, std::span<const RowBlock> blocks, int threads,
                 std::span<ProjectionScratch> scratch, const TileSink& sink) const;
-  /// One row x of depth() floats; allocates nothing.
-  void multiply_one(const float* x, int threads, const TileSink& sink) const;
+  /// One row x of depth() floats; allocates nothing. Quantised weights meet x in fixed point of 16 bits
+  /// (dot_row_fixed), the others in F32.
+  void multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
+                    const TileSink& sink) const;
 
  private:
   struct Panel {
@@ -119,6 +122,7 @@ class Projection {
   /// Calls action(tensor, its row, column of the projection) for columns [first, last).
   template <typename Action>
   void for_rows(std::int64_t first, std::int64_t last, const Action& action) const;
+  [[nodiscard]] FixedRow fix(const float* x, std::byte* memory) const;
   void widen(const Panel& panel, std::byte* plain) const;
   void check_finite(const Panel& panel, float* wide) const;
 

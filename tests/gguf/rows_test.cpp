@@ -7,6 +7,7 @@
 #include <random>
 
 #include "builder.hpp"
+#include "runtime/gguf/kernels/blocks.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 
 namespace headwater::runtime::testing {
@@ -164,6 +165,134 @@ TEST_P(Rows, DotProductsAreThoseOfTheWidenedRow) {
           << info.name << n;
       EXPECT_EQ(bits_of(dot),
                 bits_of(kernels_->dot[static_cast<int>(info.type)](stored.row(2), n, x.data())));
+    }
+  }
+}
+
+struct Fixed {
+  std::vector<std::int16_t> codes;
+  std::vector<float> scales, sums;
+
+  Fixed(const RowKernels& kernels, const std::vector<float>& x)
+      : codes(x.size()), scales(x.size() / kFixedRun), sums(scales.size()) {
+    kernels.fix(x.data(), static_cast<std::int64_t>(x.size()), codes.data(), scales.data(), sums.data());
+  }
+  [[nodiscard]] FixedRow row() const { return {codes.data(), scales.data(), sums.data()}; }
+};
+
+std::vector<float> uneven_row(std::int64_t n) {
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>(n));
+  // Runs of very different sizes, as activations have them.
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = std::ldexp(normal(random), static_cast<int>(i / kFixedRun * 7 % 23) - 11);
+  }
+  return x;
+}
+
+float largest_of_run(const std::vector<float>& x, std::size_t i) {
+  float most = 0;
+  for (std::size_t j = i / kFixedRun * kFixedRun; j < (i / kFixedRun + 1) * kFixedRun; ++j)
+    most = std::max(most, std::fabs(x[j]));
+  return most;
+}
+
+TEST_P(Rows, FixedPointIsTheNearest) {
+  std::vector<float> x = uneven_row(8 * kFixedRun);
+  std::fill_n(x.begin() + kFixedRun, kFixedRun, 0.0f);          // nothing
+  std::fill_n(x.begin() + 2 * kFixedRun, kFixedRun, 1e-38f);    // next to nothing
+  std::fill_n(x.begin() + 3 * kFixedRun, kFixedRun, -3.0e36f);  // its sum is nearly infinite
+  const Fixed fixed(*kernels_, x);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const std::size_t run = i / kFixedRun;
+    ASSERT_LE(std::abs(static_cast<int>(fixed.codes[i])), 32767);
+    const double value = static_cast<double>(fixed.codes[i]) * static_cast<double>(fixed.scales[run]);
+    ASSERT_NEAR(value, static_cast<double>(x[i]),
+                static_cast<double>(largest_of_run(x, i)) * (0x1p-16 + 0x1p-22) + 0x1p-99)
+        << i;
+  }
+  for (std::size_t run = 0; run < fixed.sums.size(); ++run) {
+    double sum = 0;
+    for (std::size_t i = 0; i < kFixedRun; ++i) sum += fixed.codes[run * kFixedRun + i];
+    ASSERT_NEAR(static_cast<double>(fixed.sums[run]), sum * static_cast<double>(fixed.scales[run]),
+                std::fabs(sum * static_cast<double>(fixed.scales[run])) * 0x1p-23);
+  }
+}
+
+TEST_P(Rows, FixedPointHidesNoNaN) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    std::vector<float> x(256, 1.0f);
+    x[77] = bad;
+    const Fixed fixed(*kernels_, x);
+    EXPECT_TRUE(std::isnan(fixed.scales[2]));
+    const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+    for (const TensorTypeInfo& info : tensor_types()) {
+      if (!is_quantised(info.type)) continue;
+      const Tensor& stored = file.tensor(info.name);
+      ASSERT_GE(stored.dims[0], 256);
+      const float dot = kernels_->dot_fixed[static_cast<int>(info.type)](stored.row(2), 256, fixed.row());
+      EXPECT_TRUE(std::isnan(dot)) << info.name;
+    }
+  }
+}
+
+/// |scale * code| + |minimum| of every element of a stored row.
+template <class Block>
+std::vector<double> sizes_of(const std::byte* row, std::int64_t n) {
+  std::vector<double> sizes;
+  for (std::int64_t first = 0; first < n; first += Block::kElements, row += Block::kBytes) {
+    std::int8_t room[Block::kElements];
+    float scales[16];
+    float minima[16] = {};
+    const std::int8_t* const codes = Block::unpack(row, room, scales, minima);
+    for (int i = 0; i < Block::kElements; ++i) {
+      const int run = i / Block::kRun;
+      sizes.push_back(std::fabs(static_cast<double>(scales[run]) * codes[i]) +
+                      (Block::kMinima ? std::fabs(static_cast<double>(minima[run])) : 0.0));
+    }
+  }
+  return sizes;
+}
+
+std::vector<double> sizes_of(TensorType type, const std::byte* row, std::int64_t n) {
+  switch (type) {
+    case TensorType::q8_0: return sizes_of<Q8_0>(row, n);
+    case TensorType::q4_0: return sizes_of<Q4_0>(row, n);
+    case TensorType::q4_k: return sizes_of<Q4K>(row, n);
+    case TensorType::q5_k: return sizes_of<Q5K>(row, n);
+    default: return sizes_of<Q6K>(row, n);
+  }
+}
+
+// The bound of the header: x's own rounding, then one rounding for each product and sum of runs.
+TEST_P(Rows, DotProductsInFixedPointAreThoseOfTheWidenedRow) {
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  for (const TensorTypeInfo& info : tensor_types()) {
+    if (!is_quantised(info.type)) continue;
+    const Tensor& stored = file.tensor(info.name);
+    for (std::int64_t r = 0; r < stored.rows(); ++r) {
+      for (std::int64_t n = info.block_elements; n <= stored.dims[0]; n += info.block_elements) {
+        const std::vector<float> x = uneven_row(n);
+        std::vector<float> w(x.size());
+        kernels_->widen[static_cast<int>(info.type)](stored.row(r), n, w.data());
+        const std::vector<double> sizes = sizes_of(info.type, stored.row(r), n);
+        const double runs = static_cast<double>(n) / 16;
+        double sum = 0;
+        double bound = 0;
+        for (std::size_t i = 0; i < w.size(); ++i) {
+          sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+          bound += sizes[i] * static_cast<double>(largest_of_run(x, i)) * (0x1p-16 + (runs + 8) * 0x1p-24);
+        }
+        const Fixed fixed(*kernels_, x);
+        const auto dot = kernels_->dot_fixed[static_cast<int>(info.type)];
+        const float got = dot(stored.row(r), n, fixed.row());
+        ASSERT_NEAR(static_cast<double>(got), sum, bound) << info.name << " row " << r << ", " << n;
+        // A row need not stand on a boundary of any kind.
+        std::vector<std::byte> moved(static_cast<std::size_t>(row_bytes(info.type, n)) + 1);
+        std::memcpy(moved.data() + 1, stored.row(r), moved.size() - 1);
+        EXPECT_EQ(bits_of(dot(moved.data() + 1, n, fixed.row())), bits_of(got));
+      }
     }
   }
 }

@@ -37,7 +37,87 @@ struct Avx2 {
   }
 };
 
-constexpr RowKernels kKernels = make_row_kernels<Avx2>("AVX2");
+struct Avx2Words {
+  struct Words {
+    __m256i first, last;
+  };
+  struct Sums {
+    __m256 first, last;
+  };
+
+  static __m128i load16(const std::byte* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+  static Words from_i8(const std::byte* p) {
+    return {_mm256_cvtepi8_epi16(load16(p)), _mm256_cvtepi8_epi16(load16(p + 16))};
+  }
+  static Words from_u8(const std::byte* p) {
+    return {_mm256_cvtepu8_epi16(load16(p)), _mm256_cvtepu8_epi16(load16(p + 16))};
+  }
+  static Words halves(const std::byte* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi16(load16(p));
+    return {_mm256_and_si256(bytes, _mm256_set1_epi16(15)), _mm256_srli_epi16(bytes, 4)};
+  }
+  static Words both(Words a, Words b) {
+    return {_mm256_or_si256(a.first, b.first), _mm256_or_si256(a.last, b.last)};
+  }
+  static Words mask(Words a, short bits) {
+    const __m256i all = _mm256_set1_epi16(bits);
+    return {_mm256_and_si256(a.first, all), _mm256_and_si256(a.last, all)};
+  }
+  static Words minus(Words a, short b) {
+    const __m256i all = _mm256_set1_epi16(b);
+    return {_mm256_sub_epi16(a.first, all), _mm256_sub_epi16(a.last, all)};
+  }
+  template <int K>
+  static Words right(Words a) {
+    return {_mm256_srli_epi16(a.first, K), _mm256_srli_epi16(a.last, K)};
+  }
+  template <int K>
+  static Words left(Words a) {
+    return {_mm256_slli_epi16(a.first, K), _mm256_slli_epi16(a.last, K)};
+  }
+
+  static Sums zero_sums() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static __m256 products(__m256i a, const std::int16_t* x) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(a, codes));
+  }
+  static Sums add_scaled(Sums sums, Words a, const std::int16_t* x, float first, float last) {
+    return {_mm256_fmadd_ps(products(a.first, x), _mm256_set1_ps(first), sums.first),
+            _mm256_fmadd_ps(products(a.last, x + 16), _mm256_set1_ps(last), sums.last)};
+  }
+  static Sums add_run(Sums sums, Words a, const std::int16_t* x, float scale) {
+    return add_scaled(sums, a, x, scale, scale);
+  }
+  static Sums add_runs(Sums sums, Words a, const std::int16_t* x, const float* scales) {
+    return add_scaled(sums, a, x, scales[0], scales[1]);
+  }
+  static float sum_of(Sums a, Sums b) {
+    return Avx2::sum(_mm256_add_ps(_mm256_add_ps(a.first, a.last), _mm256_add_ps(b.first, b.last)));
+  }
+
+  static __m256 widened(const std::uint8_t* codes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadu_si64(codes)));
+  }
+  static void runs(const std::uint8_t* codes, float scale, const float* factors, float* out) {
+    const __m256 scaled = _mm256_mul_ps(widened(codes), _mm256_set1_ps(scale));
+    _mm256_storeu_ps(out, _mm256_mul_ps(scaled, _mm256_loadu_ps(factors)));
+  }
+  static void signed_runs(const std::byte* codes, float scale, const float* factors, float* out) {
+    const __m256 all = _mm256_loadu_ps(factors);
+    const __m256 first = _mm256_permutevar8x32_ps(all, _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0));
+    const __m256 last = _mm256_permutevar8x32_ps(all, _mm256_set_epi32(7, 7, 6, 6, 5, 5, 4, 4));
+    const __m256 scales = _mm256_set1_ps(scale);
+    for (int half = 0; half < 2; ++half) {
+      const __m256 wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(codes + 8 * half)));
+      _mm256_storeu_ps(out + 8 * half, _mm256_mul_ps(_mm256_mul_ps(wide, scales), half == 0 ? first : last));
+    }
+  }
+  static float dot_runs(const std::uint8_t* codes, const float* x) {
+    return Avx2::sum(_mm256_mul_ps(widened(codes), _mm256_loadu_ps(x)));
+  }
+};
+
+constexpr RowKernels kKernels = make_row_kernels_with_integers<Avx2, Avx2Words>("AVX2");
 
 }  // namespace
 

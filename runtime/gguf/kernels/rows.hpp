@@ -6,6 +6,7 @@
 /// fused where the ISA can), from_codes (kWidth signed bytes), from_f16 and from_bf16 (kWidth widened elements), sum.
 
 #include "runtime/gguf/kernels/blocks.hpp"
+#include "runtime/gguf/kernels/fixed.hpp"
 #include "runtime/gguf/kernels/table.hpp"
 
 namespace headwater::runtime {
@@ -146,7 +147,22 @@ constexpr RowKernels make_row_kernels(const char* isa) {
            widen_blocks_bf16<V, Q8_0>, widen_blocks_bf16<V, Q4_0>, widen_blocks_bf16<V, Q4K>,
            widen_blocks_bf16<V, Q5K>, widen_blocks_bf16<V, Q6K>},
           {dot_elements<V, F32>, dot_elements<V, F16>, dot_elements<V, BF16>, dot_blocks<V, Q8_0>,
-           dot_blocks<V, Q4_0>, dot_blocks<V, Q4K>, dot_blocks<V, Q5K>, dot_blocks<V, Q6K>}};
+           dot_blocks<V, Q4_0>, dot_blocks<V, Q4K>, dot_blocks<V, Q5K>, dot_blocks<V, Q6K>},
+          fix_row,
+          {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4K>,
+           dot_fixed_plain<Q5K>, dot_fixed_plain<Q6K>}};
+}
+
+/// With the integer vectors of W (fixed.hpp).
+template <class V, class W>
+constexpr RowKernels make_row_kernels_with_integers(const char* isa) {
+  RowKernels kernels = make_row_kernels<V>(isa);
+  kernels.dot_fixed[3] = dot_fixed_blocks<W, Q8_0>;
+  kernels.dot_fixed[4] = dot_fixed_blocks<W, Q4_0>;
+  kernels.dot_fixed[5] = dot_fixed_q4_k<W>;
+  kernels.dot_fixed[6] = dot_fixed_q5_k<W>;
+  kernels.dot_fixed[7] = dot_fixed_q6_k<W>;
+  return kernels;
 }
 
 }  // namespace

@@ -7,12 +7,25 @@ namespace headwater::runtime {
 
 inline constexpr int kTensorTypes = 8;  ///< values of TensorType; the tables are indexed by it
 
+inline constexpr int kFixedRun = 32;  ///< elements that share a scale in a FixedRow
+
+/// A row of n activations in fixed point, n a multiple of kFixedRun: x[i] is about codes[i] * scales[i / kFixedRun], to
+/// half a unit of a code; |codes[i]| <= 32767. sums: of a run's values, scale * (its codes added up).
+struct FixedRow {
+  const std::int16_t* codes;
+  const float* scales;
+  const float* sums;
+};
+
 /// What one ISA does with stored rows of n elements. Contracts: row_kernels.hpp.
 struct RowKernels {
   const char* isa;
   void (*widen[kTensorTypes])(const std::byte* row, std::int64_t n, float* out);
   void (*widen_bf16[kTensorTypes])(const std::byte* row, std::int64_t n, std::uint16_t* out);
   float (*dot[kTensorTypes])(const std::byte* row, std::int64_t n, const float* x);
+  void (*fix)(const float* x, std::int64_t n, std::int16_t* codes, float* scales, float* sums);
+  float (*dot_fixed[kTensorTypes])(const std::byte* row, std::int64_t n,
+                                   const FixedRow& x);  ///< quantised types
 };
 
 const RowKernels& portable_row_kernels();

@@ -1,0 +1,108 @@
+// What decoding one token does with the weights: dot products of stored rows with one row of activations, per stored type
+// and instruction set. The rows lie in a cache, so that the kernel alone decides.
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+#include "bench/model/random_model.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+#include "suite.hpp"
+
+namespace headwater::bench {
+
+namespace {
+
+using runtime::kFixedRun;
+using runtime::RowKernels;
+using runtime::TensorType;
+
+constexpr std::int64_t kDepth = 2048;
+constexpr std::int64_t kRows = 64;
+
+/// Rows of random weights of a type, and a row to multiply them with.
+class StoredRows {
+ public:
+  explicit StoredRows(TensorType type)
+      : file_(
+            in_memory(RandomModel({"rows", "llama", 1, kDepth, 4, 1, 64, 256, kRows, 1, 1e4, true}, type, 1),
+                      "rows", 1)),
+        rows_(&file_->tensor("token_embd.weight")) {
+    for (std::int64_t i = 0; i < kDepth; ++i) x_.push_back(std::sin(static_cast<float>(i)));
+  }
+  [[nodiscard]] const std::byte* row(std::int64_t i) const { return rows_->row(i); }
+  [[nodiscard]] const std::vector<float>& x() const { return x_; }
+
+ private:
+  std::shared_ptr<const runtime::GgufFile> file_;
+  const runtime::Tensor* rows_;
+  std::vector<float> x_;
+};
+
+/// A tenth of a percent of the size of the sum: the bounds are those of the tests.
+bool right(const StoredRows& rows, TensorType type, const std::vector<float>& results) {
+  std::vector<float> wide(kDepth);
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    runtime::dequantize_row(type, rows.row(r), kDepth, wide.data());
+    double sum = 0.0;
+    double size = 0.0;
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      const double term = static_cast<double>(wide[i]) * static_cast<double>(rows.x()[i]);
+      sum += term;
+      size += std::fabs(term);
+    }
+    if (std::fabs(static_cast<double>(results[static_cast<std::size_t>(r)]) - sum) > 1e-3 * size)
+      return false;
+  }
+  return true;
+}
+
+void run(benchmark::State& state, const RowKernels& kernels, TensorType type, bool fixed) {
+  const StoredRows rows(type);
+  const auto index = static_cast<std::size_t>(type);
+  std::vector<std::int16_t> codes(kDepth);
+  std::vector<float> scales(kDepth / kFixedRun);
+  std::vector<float> sums(scales.size());
+  kernels.fix(rows.x().data(), kDepth, codes.data(), scales.data(), sums.data());
+  const runtime::FixedRow row{codes.data(), scales.data(), sums.data()};
+  std::vector<float> results(kRows);
+  const auto multiply = [&] {
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      results[static_cast<std::size_t>(r)] = fixed ? kernels.dot_fixed[index](rows.row(r), kDepth, row)
+                                                   : kernels.dot[index](rows.row(r), kDepth, rows.x().data());
+    }
+  };
+  multiply();
+  if (!right(rows, type, results)) {
+    state.SkipWithError("a dot product is wrong");
+    return;
+  }
+  for (auto _ : state) {
+    multiply();
+    benchmark::DoNotOptimize(results.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kRows * runtime::row_bytes(type, kDepth));
+}
+
+}  // namespace
+
+void register_rows() {
+  for (const runtime::RowKernelVariant& variant : runtime::row_kernel_variants()) {
+    if (!variant.missing().empty()) continue;
+    const RowKernels& kernels = variant.kernels();
+    for (const runtime::TensorTypeInfo& info : runtime::tensor_types()) {
+      for (const bool fixed : {false, true}) {
+        if (fixed && !runtime::is_quantised(info.type)) continue;
+        const auto name =
+            fmt::format("row/isa:{}/type:{}/x:{}", kernels.isa, info.name, fixed ? "fixed" : "F32");
+        benchmark::RegisterBenchmark(name.c_str(), [&kernels, type = info.type, fixed](auto& state) {
+          run(state, kernels, type, fixed);
+        });
+      }
+    }
+  }
+}
+
+}  // namespace headwater::bench
