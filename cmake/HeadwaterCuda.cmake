@@ -1,0 +1,100 @@
+# Finds a CUDA toolkit that works and compiles kernels with it. Without one the build says so in one line and goes on.
+#
+# HEADWATER_CUDA_FOUND      kernels and the runtime of the device are built
+# HEADWATER_CUDA_REASON     else: why not, one line
+# headwater_cudart          the CUDA runtime, static, and its headers
+# headwater_cuda_objects(NAME ARCHITECTURES LIST... SOURCES FILES...)
+#                           target that compiles kernels; their object files are in the global property
+#                           HEADWATER_CUDA_OBJECTS, what ptxas said about them in the files of HEADWATER_CUDA_LOGS
+
+option(HEADWATER_CUDA "Compile the CUDA kernels where a toolkit is found" ON)
+
+set(HEADWATER_CUDA_FOUND FALSE)
+# What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
+# that processor only, PTX for 9.0 on all later ones.
+set(HEADWATER_CUDA_ARCHITECTURES sm_80 sm_90a compute_90)
+
+if(NOT HEADWATER_CUDA)
+  set(HEADWATER_CUDA_REASON "HEADWATER_CUDA is off")
+elseif(HEADWATER_SANITIZE OR NOT CMAKE_BUILD_TYPE STREQUAL "Release" OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(HEADWATER_CUDA_REASON "only the release build with g++ compiles them")
+else()
+  find_program(HEADWATER_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(NOT HEADWATER_NVCC)
+    set(HEADWATER_CUDA_REASON "no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda")
+  else()
+    # One kernel, once: a toolkit may be there in part, or refuse this g++.
+    if(NOT "${HEADWATER_CUDA_TRIED}" STREQUAL "${HEADWATER_NVCC}")
+      set(probe "${CMAKE_BINARY_DIR}/cuda/probe")
+      file(MAKE_DIRECTORY "${probe}")
+      file(WRITE "${probe}/probe.cu" "#include <cuda_runtime.h>\n#include <bit>\n__global__ void probe(int* x) { *x = 1; }\n")
+      execute_process(
+        COMMAND "${HEADWATER_NVCC}" -std=c++20 -ccbin "${CMAKE_CXX_COMPILER}" -gencode=arch=compute_90a,code=sm_90a
+                -v -c probe.cu -o probe.o
+        WORKING_DIRECTORY "${probe}" RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
+      string(REGEX MATCH "#\\$ _?TOP=([^\n]+)" top "${said}")
+      set(top "${CMAKE_MATCH_1}")
+      set(HEADWATER_CUDA_TRIED "${HEADWATER_NVCC}" CACHE INTERNAL "")
+      set(HEADWATER_CUDA_PROBE "${failed}" CACHE INTERNAL "")
+      if(top AND NOT IS_ABSOLUTE "${top}")
+        get_filename_component(top "${probe}/${top}" ABSOLUTE)
+      endif()
+      set(HEADWATER_CUDA_TOP "${top}" CACHE INTERNAL "")
+    endif()
+    find_library(HEADWATER_CUDART cudart_static HINTS "${HEADWATER_CUDA_TOP}" PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib)
+    find_path(HEADWATER_CUDA_INCLUDE cuda_runtime.h HINTS "${HEADWATER_CUDA_TOP}" PATH_SUFFIXES include
+              targets/x86_64-linux/include)
+    if(NOT HEADWATER_CUDA_PROBE STREQUAL "0")
+      set(HEADWATER_CUDA_REASON "${HEADWATER_NVCC} cannot compile C++20 for sm_90a with this g++")
+    elseif(NOT HEADWATER_CUDART OR NOT HEADWATER_CUDA_INCLUDE)
+      set(HEADWATER_CUDA_REASON "${HEADWATER_NVCC} has no cuda_runtime.h or libcudart_static.a beside it")
+    else()
+      set(HEADWATER_CUDA_FOUND TRUE)
+    endif()
+  endif()
+endif()
+
+if(NOT HEADWATER_CUDA_FOUND)
+  message(STATUS "CUDA: kernels are not compiled: ${HEADWATER_CUDA_REASON}")
+  return()
+endif()
+message(STATUS "CUDA: kernels are compiled by ${HEADWATER_NVCC}")
+
+add_library(headwater_cudart INTERFACE)
+target_include_directories(headwater_cudart SYSTEM INTERFACE "${HEADWATER_CUDA_INCLUDE}")
+target_link_libraries(headwater_cudart INTERFACE "${HEADWATER_CUDART}" Threads::Threads ${CMAKE_DL_LIBS} rt)
+
+# Warnings are errors, of ptxas too, and a spilled register is a warning. PIC and hidden names as everywhere else.
+set(HEADWATER_NVCC_FLAGS
+  -std=c++20 -O3 -ccbin "${CMAKE_CXX_COMPILER}" -lineinfo --expt-relaxed-constexpr
+  -Xptxas -v,--warn-on-spills -Werror all-warnings
+  -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-march=x86-64-v2
+  "-I${CMAKE_SOURCE_DIR}/optimized" "-I${CMAKE_SOURCE_DIR}/include")
+
+function(headwater_cuda_objects name)
+  cmake_parse_arguments(ARG "" "" "ARCHITECTURES;SOURCES" ${ARGN})
+  set(targets "")
+  foreach(architecture IN LISTS ARG_ARCHITECTURES)
+    string(REPLACE "sm_" "compute_" virtual "${architecture}")
+    list(APPEND targets "-gencode=arch=${virtual},code=${architecture}")
+  endforeach()
+  set(objects "")
+  foreach(source IN LISTS ARG_SOURCES)
+    file(RELATIVE_PATH short "${CMAKE_SOURCE_DIR}" "${source}")
+    string(REPLACE "/" "_" short "${short}")
+    set(object "${CMAKE_BINARY_DIR}/cuda/${short}.o")
+    set(log "${CMAKE_BINARY_DIR}/cuda/${short}.ptxas")
+    add_custom_command(
+      OUTPUT "${object}" "${log}"
+      COMMAND sh "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" "${HEADWATER_NVCC}" ${HEADWATER_NVCC_FLAGS}
+              ${targets} -MD -MF "${object}.d" -c "${source}" -o "${object}"
+      DEPENDS "${source}" "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh"
+      DEPFILE "${object}.d"
+      COMMENT "nvcc ${short}"
+      VERBATIM)
+    list(APPEND objects "${object}")
+    set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_LOGS "${log}")
+  endforeach()
+  add_custom_target(${name} ALL DEPENDS ${objects})
+  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_OBJECTS ${objects})
+endfunction()
