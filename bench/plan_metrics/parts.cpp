@@ -12,6 +12,7 @@
 #include "core/kv_store.hpp"
 #include "core/memory_sets.hpp"
 #include "core/score_store.hpp"
+#include "cpu/gather.hpp"
 
 namespace headwater::bench {
 namespace {
@@ -85,7 +86,7 @@ double build_seconds(std::int64_t layers) {
   });
 }
 
-/// K and V rows of 8 heads in BF16, copied to one place: by positions, or rows as they lie. Each run takes another layer, so
+/// K and V rows of 8 heads in BF16, copied to one place: by positions, as the CPU engine gathers them, or rows as they lie. Each run takes another layer, so
 /// that the rows come from memory as in a prefill, where other layers were read in between.
 class Gather {
  public:
@@ -97,32 +98,30 @@ class Gather {
                    0);
     }
   }
-  [[nodiscard]] double seconds(const std::vector<std::vector<std::int32_t>>& sets) {
-    return median_seconds(25, [&] {
-      std::byte* to = to_.data();
-      layer_ = (layer_ + 1) % kLayers;
-      for (std::int64_t h = 0; h < kKvHeads; ++h) {
-        for (const std::int32_t position : sets[static_cast<std::size_t>(h)]) {
-          std::memcpy(to, store_.key(layer_, h, position), kRowBytes);
-          std::memcpy(to + kRowBytes, store_.value(layer_, h, position), kRowBytes);
-          to += 2 * kRowBytes;
-        }
-      }
-      sink = static_cast<std::uint64_t>(to_.data()[0]);
-    });
+  void gather(const std::vector<std::vector<std::int32_t>>& sets) {
+    std::byte* to = to_.data();
+    layer_ = (layer_ + 1) % kLayers;
+    for (std::int64_t h = 0; h < kKvHeads; ++h) {
+      const std::vector<std::int32_t>& set = sets[static_cast<std::size_t>(h)];
+      cpu::for_gathered(store_, layer_, h, set.data(), static_cast<std::int64_t>(set.size()),
+                        [&](std::int64_t, const void* key, const void* value) {
+                          std::memcpy(to, key, kRowBytes);
+                          std::memcpy(to + kRowBytes, value, kRowBytes);
+                          to += 2 * kRowBytes;
+                        });
+    }
+    sink = static_cast<std::uint64_t>(to_.data()[0]);
   }
   /// The same bytes from contiguous rows.
-  [[nodiscard]] double copy_seconds() {
-    return median_seconds(25, [&] {
-      std::byte* to = to_.data();
-      layer_ = (layer_ + 1) % kLayers;
-      for (std::int64_t h = 0; h < kKvHeads; ++h) {
-        std::memcpy(to, store_.key(layer_, h, kChunk), kRows * kRowBytes);
-        std::memcpy(to + kRows * kRowBytes, store_.value(layer_, h, kChunk), kRows * kRowBytes);
-        to += 2 * kRows * kRowBytes;
-      }
-      sink = static_cast<std::uint64_t>(to_.data()[0]);
-    });
+  void copy() {
+    std::byte* to = to_.data();
+    layer_ = (layer_ + 1) % kLayers;
+    for (std::int64_t h = 0; h < kKvHeads; ++h) {
+      std::memcpy(to, store_.key(layer_, h, kChunk), kRows * kRowBytes);
+      std::memcpy(to + kRows * kRowBytes, store_.value(layer_, h, kChunk), kRows * kRowBytes);
+      to += 2 * kRows * kRowBytes;
+    }
+    sink = static_cast<std::uint64_t>(to_.data()[0]);
   }
   /// A set for each head; `sorted` as the engine keeps them (MEM-4).
   [[nodiscard]] static std::vector<std::vector<std::int32_t>> sets(bool sorted) {
@@ -187,14 +186,14 @@ Measured score_update() {
 
 Measured gather_bandwidth() {
   Gather gather;
-  const double rate = Gather::bytes() / gather.seconds(Gather::sets(true));
+  const auto sorted = Gather::sets(true);
   constexpr std::size_t kPeakBytes = std::size_t{256} << 20;  // far beyond every cache
   LineBytes bytes(kPeakBytes);
   std::memset(bytes.data(), 1, bytes.size());
-  std::vector<double> seconds(5);
-  for (double& one : seconds) one = read_seconds(bytes, 1);
-  std::sort(seconds.begin(), seconds.end());
-  const double peak = static_cast<double>(bytes.size()) / seconds[seconds.size() / 2];
+  const std::vector<double> seconds =
+      medians_in_turn(15, {[&] { gather.gather(sorted); }, [&] { (void)read_seconds(bytes, 1); }});
+  const double rate = Gather::bytes() / seconds[0];
+  const double peak = static_cast<double>(bytes.size()) / seconds[1];
   return {
       fmt::format("CPU, one thread: {:.1f} GB/s gathered, {:.0f} % of the {:.1f} GB/s that memory is read at",
                   rate * kGiga, 100 * rate / peak, peak * kGiga),
@@ -203,12 +202,13 @@ Measured gather_bandwidth() {
 
 Measured gather_against_copy() {
   Gather gather;
-  const double copy = gather.copy_seconds();
-  const double sorted = gather.seconds(Gather::sets(true));
-  const double unsorted = gather.seconds(Gather::sets(false));
-  return {fmt::format("{:.0f} % of a contiguous copy; unsorted {:.0f} %", 100 * copy / sorted,
-                      100 * copy / unsorted),
-          copy / sorted > 0.5};
+  const auto sorted = Gather::sets(true);
+  const auto unsorted = Gather::sets(false);
+  const std::vector<double> seconds = medians_in_turn(
+      25, {[&] { gather.copy(); }, [&] { gather.gather(sorted); }, [&] { gather.gather(unsorted); }});
+  return {fmt::format("{:.0f} % of a contiguous copy; unsorted {:.0f} %", 100 * seconds[0] / seconds[1],
+                      100 * seconds[0] / seconds[2]),
+          seconds[0] / seconds[1] > 0.5};
 }
 
 }  // namespace headwater::bench

@@ -36,6 +36,10 @@ struct MetricRow {
 [[nodiscard]] Measured sparse_against_dense(const std::string& engine);  ///< P8.1
 [[nodiscard]] Measured memory_over_length(const std::string& engine);    ///< P8.2
 
+/// Medians of the seconds that `runs` runs of each action take, the actions in turn, after a round that is not counted.
+[[nodiscard]] std::vector<double> medians_in_turn(int runs,
+                                                  const std::vector<std::function<void()>>& actions);
+
 /// Median of the seconds that `runs` runs of the action take, after one that is not counted.
 [[nodiscard]] double median_seconds(int runs, const std::function<void()>& action);
 

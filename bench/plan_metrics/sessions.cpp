@@ -65,11 +65,19 @@ TwoTimes compare(const std::string& name, Workload& work, int runs) {
 
 }  // namespace
 
+std::vector<double> medians_in_turn(int runs, const std::vector<std::function<void()>>& actions) {
+  for (const auto& action : actions) action();
+  std::vector<std::vector<double>> times(actions.size());
+  for (int i = 0; i < runs; ++i) {
+    for (std::size_t a = 0; a < actions.size(); ++a) times[a].push_back(seconds_of(actions[a]));
+  }
+  std::vector<double> medians;
+  for (const auto& times_of_one : times) medians.push_back(median(times_of_one));
+  return medians;
+}
+
 double median_seconds(int runs, const std::function<void()>& action) {
-  action();
-  std::vector<double> times;
-  for (int i = 0; i < runs; ++i) times.push_back(seconds_of(action));
-  return median(times);
+  return medians_in_turn(runs, {action}).front();
 }
 
 Measured session_open(const std::string& name) {

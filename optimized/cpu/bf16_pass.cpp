@@ -7,6 +7,7 @@
 
 #include "core/numbers.hpp"
 #include "cpu/cpu_session.hpp"
+#include "cpu/gather.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -17,13 +18,6 @@ constexpr double kLog2E = std::numbers::log2e;
 
 /// Natural units to units of ln 2.
 float binary(float logit) { return static_cast<float>(static_cast<double>(logit) * kLog2E); }
-
-/// Asks for `bytes` bytes that are going to be read.
-void prefetch(const void* data, std::int64_t bytes) {
-  constexpr std::int64_t kCacheLine = 64;
-  const auto* at = static_cast<const unsigned char*>(data);
-  for (std::int64_t line = 0; line < bytes; line += kCacheLine) __builtin_prefetch(at + line);
-}
 
 const std::uint16_t* elements(const void* rows) { return static_cast<const std::uint16_t*>(rows); }
 
@@ -59,24 +53,15 @@ void CpuSession::gather_bf16_rows(std::int64_t layer, std::int64_t head_kv, cons
   const std::int64_t d_padded = padded(kv_.d_head(), bf16_->d_multiple);
   const std::int64_t dv = kv_.d_value();
   const std::int64_t dv_padded = padded(dv, bf16_->dv_multiple);
-  const auto key_bytes = static_cast<std::int64_t>(sizeof(std::uint16_t)) * kv_.d_head();
-  const auto value_bytes = static_cast<std::int64_t>(sizeof(std::uint16_t)) * dv;
-  for (std::int64_t first = 0; first < n; first += kKeyTile) {
-    const std::int64_t rows = std::min(kKeyTile, n - first);
-    // The rows of the next tile come from anywhere; asked for now, they are here when their turn comes.
-    for (std::int64_t i = first + kKeyTile; i < std::min(first + 2 * kKeyTile, n); ++i) {
-      prefetch(kv_.key(layer, head_kv, positions[i]), key_bytes);
-      prefetch(kv_.value(layer, head_kv, positions[i]), value_bytes);
-    }
-    const std::uint16_t* values[kKeyTile] = {};
-    for (std::int64_t i = HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0; i < rows; ++i) {
-      pad_keys(*bf16_, kv_.key(layer, head_kv, positions[first + i]), 1, kv_.d_head(),
-               scratch.keys16.data() + (first + i) * d_padded);
-    }
-    for (std::int64_t i = 0; i < rows; ++i)
-      values[i] = elements(kv_.value(layer, head_kv, positions[first + i]));
-    bf16_->pack_values(values, rows, dv, dv_padded, scratch.values16.data() + first * dv_padded);
-  }
+  const std::int64_t stale = HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 0 : -1;
+  const std::uint16_t* values[kKeyTile] = {};
+  for_gathered(kv_, layer, head_kv, positions, n, [&](std::int64_t i, const void* key, const void* value) {
+    if (i != stale) pad_keys(*bf16_, key, 1, kv_.d_head(), scratch.keys16.data() + i * d_padded);
+    const std::int64_t row = i % kKeyTile;
+    values[row] = elements(value);
+    if (row + 1 < kKeyTile && i + 1 < n) return;
+    bf16_->pack_values(values, row + 1, dv, dv_padded, scratch.values16.data() + (i - row) * dv_padded);
+  });
 }
 
 CpuSession::Bf16Rows CpuSession::gathered_rows(const Scratch& scratch) const {

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "core/numbers.hpp"
+#include "cpu/gather.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -220,12 +221,10 @@ void CpuSession::widen_window(const Window& window, std::int64_t layer, std::int
 
 void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
                              std::int64_t n, Scratch& scratch) const {
-  for (std::int64_t i = 0; i < n; ++i) {
-    kernels_.widen(kv_.key(layer, head_kv, positions[i]), kv_.type(), kv_.d_head(),
-                   scratch.keys.data() + i * kv_.d_head());
-    kernels_.widen(kv_.value(layer, head_kv, positions[i]), kv_.type(), kv_.d_value(),
-                   scratch.values.data() + i * kv_.d_value());
-  }
+  for_gathered(kv_, layer, head_kv, positions, n, [&](std::int64_t i, const void* key, const void* value) {
+    kernels_.widen(key, kv_.type(), kv_.d_head(), scratch.keys.data() + i * kv_.d_head());
+    kernels_.widen(value, kv_.type(), kv_.d_value(), scratch.values.data() + i * kv_.d_value());
+  });
 }
 
 void CpuSession::store_row(const Call& call, std::int64_t position, std::int64_t head,

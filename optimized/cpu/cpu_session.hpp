@@ -144,6 +144,9 @@ class CpuSession final : public core::SessionBase {
   void write_chunk(const Call& call, const Window& window, const Chunk& chunk);
   PassResult float_block(const Call& call, const PassBlock& block, const KeyRows& rows, Scratch& scratch);
   PassResult bf16_block(const Call& call, const PassBlock& block, const Bf16Rows& rows, Scratch& scratch);
+  /// Ask for what a block reads next and writes at its end, while it computes.
+  void ask_for_queries(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end) const;
+  void ask_for_outputs(const Call& call, const BlockRows& rows) const;
   /// Of the intra pass, kept since phase 1 at this index of the window.
   [[nodiscard]] PassResult window_result(const Call& call, std::int64_t at) const;
   /// The caller's row where it is one of aligned floats, else null.

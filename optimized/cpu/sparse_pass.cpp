@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/cpu_session.hpp"
+#include "cpu/gather.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -197,6 +198,10 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
   double* inter_sums = has_memory ? clear_inter_sums(call.layer, head, group) : nullptr;
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
+    if (call.bf16) {  // for floats it is a loss: twice the bytes, half the rate
+      ask_for_queries(call, head, row + rows.n, std::min(row + rows.n + kBlockRows, end));
+      ask_for_outputs(call, rows);
+    }
     float max[kBlockRows];
     float sum[kBlockRows];
     float* out = scratch.intra.data();
@@ -210,6 +215,20 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
     } else {
       write_rows(call, chunk, rows, kept, out);
     }
+  }
+}
+
+void CpuSession::ask_for_queries(const Call& call, std::int64_t head, std::int64_t begin,
+                                 std::int64_t end) const {
+  const std::int64_t bytes = kv_.d_head() * static_cast<std::int64_t>(dtype_size(call.q.type));
+  for (std::int64_t row = begin; row < end; ++row)
+    ask_for(core::row_address(call.q, row - call.base, head), bytes);
+}
+
+void CpuSession::ask_for_outputs(const Call& call, const BlockRows& rows) const {
+  const std::int64_t bytes = kv_.d_value() * static_cast<std::int64_t>(dtype_size(call.out.type));
+  for (std::int64_t r = 0; r < rows.n; ++r) {
+    ask_for(core::row_address(call.out, rows.row + r - call.base, rows.head), bytes);
   }
 }
 
