@@ -379,6 +379,31 @@ TEST(EmulatedDevice, CountsWhatItDoes) {
   EXPECT_EQ(device->counters().host_synchronisations, 2);
 }
 
+TEST_P(EveryProgress, ProfilesByKernel) {
+  const auto device = opened(GetParam());
+  const Stream stream = device->stream();
+  float* x = floats(*device, 64);
+  scale_by(*device, stream, x, 64, 1.0f);
+  device->profile(true);
+  scale_by(*device, stream, x, 64, 1.0f);
+  device->launch(stream, kSpin, {1, 1, 1}, 0, SpinParams{1});
+  scale_by(*device, stream, x, 64, 1.0f);
+  device->profile(false);
+  scale_by(*device, stream, x, 64, 1.0f);
+  const auto times = device->take_profile();
+  ASSERT_EQ(times.size(), 2u);
+  EXPECT_EQ(times[0].kernel, "scale_64");
+  EXPECT_EQ(times[0].milliseconds.size(), 2u);
+  EXPECT_EQ(times[1].kernel, "spin_32");
+  EXPECT_EQ(times[1].milliseconds.size(), 1u);
+  EXPECT_TRUE(device->take_profile().empty());
+  // Events are made once.
+  const std::int64_t allocations = device->counters().allocations;
+  device->profile(true);
+  scale_by(*device, stream, x, 64, 1.0f);
+  EXPECT_EQ(device->counters().allocations, allocations);
+}
+
 TEST(EmulatedDevice, LaunchesHoldToTheTable) {
   const auto device = opened();
   const Stream stream = device->stream();

@@ -1,5 +1,6 @@
 #include "cuda/runtime/device.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -161,7 +162,37 @@ void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const
            std::to_string(grid.z) + " blocks; allowed: 1 .. 2147483647 x 65535 x 65535");
   }
   if (!capturing_) ++counters_.launches;
+  if (!profiling_ || capturing_) {
+    do_launch(stream, row, grid, shared_bytes, params);
+    return;
+  }
+  const Timed timed{&row, timed_event(), timed_event()};
+  do_record(timed.begin, stream);
   do_launch(stream, row, grid, shared_bytes, params);
+  do_record(timed.end, stream);
+  timed_.push_back(timed);
+}
+
+Event Device::timed_event() {
+  if (spare_events_.empty()) return event(true);
+  const Event event = spare_events_.back();
+  spare_events_.pop_back();
+  return event;
+}
+
+std::vector<KernelTimes> Device::take_profile() {
+  std::vector<KernelTimes> times;
+  for (const Timed& timed : timed_) {
+    synchronize(timed.end);
+    const auto same = [&](const KernelTimes& row) { return row.kernel == timed.kernel->name; };
+    auto place = std::find_if(times.begin(), times.end(), same);
+    if (place == times.end()) place = times.insert(times.end(), {timed.kernel->name, {}});
+    place->milliseconds.push_back(milliseconds(timed.begin, timed.end));
+    spare_events_.push_back(timed.begin);
+    spare_events_.push_back(timed.end);
+  }
+  timed_.clear();
+  return times;
 }
 
 void Device::begin_capture(Stream stream) {

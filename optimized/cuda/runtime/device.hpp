@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "cuda/device/kernel.hpp"
 #include "headwater/error.hpp"
@@ -41,6 +42,12 @@ struct Counters {
       0;                      ///< waits of the host; a copy from or to pageable memory may wait: counted
   std::int64_t launches = 0;  ///< kernels, those of a replayed graph not counted
   std::int64_t replays = 0;
+};
+
+/// What each launch of a kernel took, in the order of the launches.
+struct KernelTimes {
+  std::string kernel;
+  std::vector<float> milliseconds;
 };
 
 /// Bytes in rows: row i begins at data + i * pitch.
@@ -116,6 +123,11 @@ class Device {
   [[nodiscard]] Graph end_capture(Stream stream);
   void replay(Graph graph, Stream stream);
 
+  /// Benchmarks: from now on each launch stands between two timed events (or no longer). Launches of graphs do not.
+  void profile(bool on) { profiling_ = on; }
+  /// By kernel, of the launches since the last call; the host waits for them.
+  [[nodiscard]] std::vector<KernelTimes> take_profile();
+
  protected:
   Device(DeviceInfo info, std::span<const Kernel> kernels);
 
@@ -147,6 +159,7 @@ class Device {
   void count_allocation(const char* what, std::int64_t bytes);
   [[noreturn]] void refuse_memory(const char* what, std::int64_t bytes) const;
   void hold_outside_capture(const char* what) const;
+  Event timed_event();
   void launch(Stream stream, int kernel, Grid grid, int shared_bytes, const void* params, int params_bytes);
 
   DeviceInfo info_;
@@ -155,6 +168,14 @@ class Device {
   std::string failure_;
   std::int64_t refused_in_ = 0;
   bool capturing_ = false;
+  bool profiling_ = false;
+  struct Timed {
+    const Kernel* kernel;
+    Event begin;
+    Event end;
+  };
+  std::vector<Timed> timed_;
+  std::vector<Event> spare_events_;
 };
 
 }  // namespace headwater::cuda
