@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string_view>
 
 namespace headwater::cpu {
@@ -76,24 +77,19 @@ constexpr Variant kVariants[] = {
 #endif
 };
 
-bool any() { return true; }
-bool amd() { return __builtin_cpu_is("amd"); }
-
-/// What the engine `cpu` uses: the last row that applies. F32 and F16 rows are the same in all rows from AVX-512 on; the
-/// dtype of a call decides inside the session (CpuSession::run_layer), the head size does not matter.
-struct Preference {
-  const char* engine;
-  bool (*applies)();
-  const char* reason;
-};
-
+// Later rows win. Each is about BF16 rows where the engine has BF16 kernels, else about all rows: from AVX-512 on F32 and
+// F16 rows are computed by the same kernels in every engine, and whether a call is one of BF16 rows is decided inside the
+// session (CpuSession::run_layer). Head sizes have no column: rows are padded to 2 or 32 elements, and even a head of 8,
+// three quarters of which AMX wastes, is four times as quick there as in F32.
 constexpr Preference kPreferences[] = {
-    {"cpu-portable", any, "runs everywhere"},
-    {"cpu-avx2", any, "8 floats per FMA"},
-    {"cpu-avx512", any, "16 floats per FMA; no slower than AVX2 on any processor that has it"},
-    // Zen 4 and Zen 5: vdpbf16ps does twice the multiply-adds of an FMA per cycle. Sapphire Rapids: half of it.
-    {"cpu-avx512bf16", amd, "vdpbf16ps is twice as fast as FMA on AMD, and half as fast on Intel"},
-    {"cpu-amx", any, "1024 BF16 flops per cycle against 64 in F32"},
+    {"cpu-portable", Vendor::any, 0, "all", "runs everywhere"},
+    {"cpu-avx2", Vendor::any, 0, "all", "8 floats per FMA"},
+    {"cpu-avx512", Vendor::any, 0, "all",
+     "16 floats per FMA; no slower than AVX2 on any processor that has it"},
+    {"cpu-avx512bf16", Vendor::amd, 25, "BF16",
+     "vdpbf16ps does twice the multiply-adds of an FMA on Zen 4 (family 25) and Zen 5 (family 26); on Intel "
+     "half of them"},
+    {"cpu-amx", Vendor::any, 0, "BF16", "1024 BF16 flops per cycle against 64 in F32"},
 };
 
 const Variant* variant_named(std::string_view name) {
@@ -107,13 +103,40 @@ const Variant* variant_named(std::string_view name) {
 
 std::span<const Variant> variants() { return kVariants; }
 
-const Variant& preferred_variant() {
-  const Variant* best = &kVariants[0];
-  for (const Preference& preference : kPreferences) {
-    const Variant* variant = variant_named(preference.engine);
-    if (variant && preference.applies() && variant->missing().empty()) best = variant;
+Processor this_processor() {
+  Processor processor;
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return processor;
+  if (ebx == signature_AMD_ebx && ecx == signature_AMD_ecx && edx == signature_AMD_edx) {
+    processor.vendor = Vendor::amd;
+  } else if (ebx == signature_INTEL_ebx && ecx == signature_INTEL_ecx && edx == signature_INTEL_edx) {
+    processor.vendor = Vendor::intel;
+  }
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+    constexpr unsigned kExtended = 15;  // then the extended family counts, too
+    const unsigned family = eax >> 8 & 0xfu;
+    processor.family = static_cast<int>(family == kExtended ? family + (eax >> 20 & 0xffu) : family);
+  }
+  for (const Variant& variant : kVariants) {
+    if (variant.missing().empty()) processor.runs.push_back(variant.engine);
+  }
+  return processor;
+}
+
+const Preference& preference_for(const Processor& processor) {
+  const Preference* best = &kPreferences[0];
+  for (const Preference& row : kPreferences) {
+    if (row.vendor != Vendor::any && row.vendor != processor.vendor) continue;
+    if (processor.family < row.first_family) continue;
+    if (std::find(processor.runs.begin(), processor.runs.end(), row.engine) != processor.runs.end())
+      best = &row;
   }
   return *best;
 }
+
+const Variant& preferred_variant() { return *variant_named(preference_for(this_processor()).engine); }
 
 }  // namespace headwater::cpu

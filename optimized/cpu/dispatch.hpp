@@ -2,6 +2,8 @@
 
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cpu/kernels/bf16/table.hpp"
 #include "cpu/kernels/table.hpp"
@@ -22,8 +24,31 @@ struct Variant {
 /// All variants, the plainest first.
 std::span<const Variant> variants();
 
-/// The variant of the engine `cpu`, by the table of preferences in dispatch.cpp: it follows from the processor alone,
-/// never from a timing, so that it is the same in every run.
+enum class Vendor { any, amd, intel };
+
+/// What the choice of a variant follows from.
+struct Processor {
+  Vendor vendor = Vendor::any;         ///< any: neither of the others
+  int family = 0;                      ///< as CPUID counts it, the extended one added
+  std::vector<std::string_view> runs;  ///< engines for which it lacks nothing
+};
+
+/// A row of the table of preferences.
+struct Preference {
+  std::string_view engine;
+  Vendor vendor;          ///< of the processors that it is about
+  int first_family;       ///< and those behind it
+  std::string_view rows;  ///< types of Q, K and V that it is about: all or BF16
+  std::string_view reason;
+};
+
+Processor this_processor();
+
+/// The last row of the table that applies to a processor which runs at least cpu-portable.
+const Preference& preference_for(const Processor& processor);
+
+/// The variant of the engine `cpu`: it follows from the processor alone, never from a timing, so that it is the same in
+/// every run.
 const Variant& preferred_variant();
 
 }  // namespace headwater::cpu

@@ -80,8 +80,10 @@ const Engine& cpu_amx_emulated_engine() { return variant_engine<5>(); }
 #endif
 
 const Engine& cpu_engine() {
-  static const CpuEngine engine("cpu", "the best of the CPU engines for this processor",
-                                cpu::preferred_variant());
+  static const cpu::Preference& preference = cpu::preference_for(cpu::this_processor());
+  static const std::string description =
+      "here " + std::string(preference.engine) + ": " + std::string(preference.reason);
+  static const CpuEngine engine("cpu", description, cpu::preferred_variant());
   return engine;
 }
 

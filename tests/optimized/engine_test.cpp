@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cpu/dispatch.hpp"
 #include "headwater/engine.hpp"
@@ -32,21 +34,37 @@ const char* isa_of(const Variant& variant) {
   return variant.bf16 ? variant.bf16().isa : variant.kernels().isa;
 }
 
-bool runs(std::string_view name) {
-  for (const Variant& variant : variants()) {
-    if (variant.engine == name) return variant.missing().empty();
-  }
-  return false;
+TEST(CpuEngines, CpuFollowsFromTheProcessor) {
+  const std::vector<std::string_view> avx2 = {"cpu-portable", "cpu-avx2"};
+  const std::vector<std::string_view> avx512 = {"cpu-portable", "cpu-avx2", "cpu-avx512"};
+  const std::vector<std::string_view> bf16 = {"cpu-portable", "cpu-avx2", "cpu-avx512", "cpu-avx512bf16",
+                                              "cpu-amx-emulated"};
+  const std::vector<std::string_view> amx = {"cpu-portable",   "cpu-avx2", "cpu-avx512",
+                                             "cpu-avx512bf16", "cpu-amx",  "cpu-amx-emulated"};
+  const auto chosen = [](const Processor& processor) { return preference_for(processor).engine; };
+  EXPECT_EQ(chosen({Vendor::intel, 6, {"cpu-portable"}}), "cpu-portable");  // Nehalem
+  EXPECT_EQ(chosen({Vendor::intel, 6, avx2}), "cpu-avx2");                  // Haswell
+  EXPECT_EQ(chosen({Vendor::intel, 6, avx512}), "cpu-avx512");              // Skylake-X
+  EXPECT_EQ(chosen({Vendor::intel, 6, bf16}), "cpu-avx512");     // Cooper Lake: vdpbf16ps at half rate
+  EXPECT_EQ(chosen({Vendor::intel, 6, amx}), "cpu-amx");         // Sapphire Rapids
+  EXPECT_EQ(chosen({Vendor::amd, 25, avx2}), "cpu-avx2");        // Zen 3
+  EXPECT_EQ(chosen({Vendor::amd, 25, bf16}), "cpu-avx512bf16");  // Zen 4
+  EXPECT_EQ(chosen({Vendor::amd, 26, bf16}), "cpu-avx512bf16");  // Zen 5
+  EXPECT_EQ(chosen({Vendor::any, 25, bf16}), "cpu-avx512");      // an unknown vendor: nothing is known
 }
 
-// The table of preferences, written out once more: AMX before all, vdpbf16ps where it beats FMA, never what is emulated.
 TEST(CpuEngines, CpuIsTheBestVariantForThisProcessor) {
-  std::string_view best = "cpu-portable";
-  if (runs("cpu-avx2")) best = "cpu-avx2";
-  if (runs("cpu-avx512")) best = "cpu-avx512";
-  if (runs("cpu-avx512bf16") && __builtin_cpu_is("amd")) best = "cpu-avx512bf16";
-  if (runs("cpu-amx")) best = "cpu-amx";
-  EXPECT_EQ(preferred_variant().engine, best);
+  const Processor processor = this_processor();
+  EXPECT_EQ(processor.vendor == Vendor::amd, __builtin_cpu_is("amd") != 0);
+  EXPECT_EQ(processor.vendor == Vendor::intel, __builtin_cpu_is("intel") != 0);
+  EXPECT_GE(processor.family, 6);  // no processor older than that has 64 bits
+  for (const Variant& variant : variants()) {
+    const bool listed =
+        std::find(processor.runs.begin(), processor.runs.end(), variant.engine) != processor.runs.end();
+    EXPECT_EQ(listed, variant.missing().empty()) << variant.engine;
+  }
+  EXPECT_EQ(preferred_variant().engine, preference_for(processor).engine);
+  EXPECT_TRUE(preferred_variant().missing().empty());
   EXPECT_EQ(engine("cpu").isa(), isa_of(preferred_variant()));
 }
 
