@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -72,6 +73,7 @@ Code compile(const char* pattern) {
   PCRE2_SIZE offset = 0;
   Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern), PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
                           &error, &offset, nullptr));
+  if (error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
   if (!code) fail("compile", error);
   // Where there is no just-in-time compiler, matching is slower and nothing else.
   (void)pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
@@ -95,6 +97,7 @@ class Matcher {
     int result = run(text, from, PCRE2_NO_UTF_CHECK);
     if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = run(text, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
     if (result == PCRE2_ERROR_NOMATCH) return {text.size(), text.size()};
+    if (result == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
     if (result < 0) fail("run", result);
     const PCRE2_SIZE* const ends = pcre2_get_ovector_pointer(data_.get());
     return {ends[0], ends[1]};

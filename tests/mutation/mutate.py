@@ -36,6 +36,8 @@ TREE = WORK / "tree"
 OUT = TREE / "build" / "release"  # as deep as a build of the tree itself: the compiler's cache then knows its objects
 RESULTS = WORK / "results.json"
 
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+FOLDERS = ("reference", "optimized/core", "optimized/cpu")
 LEAST_LIMIT = 20  # seconds of the processor that any stage may take
 LONGEST_WAIT = 3600  # seconds of the clock: only what waits for ever reaches it
 # Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
@@ -83,11 +85,33 @@ STAGES = {
 # What only some code runs: the wide kernels by another engine.
 STAGES["optimized/cpu/"] = [
     *STAGES["optimized/"][:3],
-    ("kit, quick, cpu", ["headwater-conformance"], kit("--engine", "cpu", "--quick")),
+    ("kit, quick, all", ["headwater-conformance"], kit("--quick")),
     *PROGRAM_STAGES,
-    ("kit", ["headwater-conformance"], kit("--engine", "cpu-portable,cpu")),
+    ("kit, all", ["headwater-conformance"], kit()),
     *LAST_STAGES,
 ]
+# AMX without AMX: the same kernels over tiles in software, which the test build alone has.
+EMULATED = ["./headwater-conformance-testing", "--no-ratchet", "--fail-fast", "--engine", "cpu-amx-emulated"]
+STAGES["optimized/cpu/kernels/amx_emulated/"] = [
+    ("emulated AMX, quick", ["headwater-conformance-testing"], [*EMULATED, "--quick"]),
+    ("emulated AMX", ["headwater-conformance-testing"], EMULATED),
+]
+STAGES["optimized/cpu/kernels/amx/unit."] = STAGES["optimized/cpu/kernels/amx_emulated/"]
+STAGES["optimized/cpu/kernels/bf16/"] = [
+    *STAGES["optimized/cpu/"][: -len(LAST_STAGES)],
+    STAGES["optimized/cpu/kernels/amx_emulated/"][1],
+    *LAST_STAGES,
+]
+# Nothing but the tests of the model runtime uses the reference's transformer.
+STAGES["reference/transformer."] = [
+    ("model tests", ["runtime_model"], ["tests/model/runtime_model", "--gtest_brief=1", "--gtest_filter=*Reference*"]),
+]
+
+
+def runs_here(name):
+    """Whether this machine runs the code at all: real tiles need AMX. The way they are used has a twin in software."""
+    real = name.startswith("optimized/cpu/kernels/amx/") and not name.startswith("optimized/cpu/kernels/amx/unit.")
+    return not real or " amx_tile" in CPU_INFO.read_text()
 
 
 def stages_of(path):
@@ -156,10 +180,11 @@ def candidates(text):
 
 def sources(prefixes):
     files = []
-    for folder in ("reference", "optimized"):
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             name = str(path.relative_to(ROOT))
-            if path.suffix in (".cpp", ".hpp") and (not prefixes or any(name.startswith(p) for p in prefixes)):
+            if path.suffix in (".cpp", ".hpp") and (not prefixes or any(name.startswith(p) for p in prefixes)) \
+                    and runs_here(name):
                 files.append(path)
     return files
 
@@ -220,12 +245,12 @@ def processor_time():
     return used.ru_utime + used.ru_stime
 
 
-def objects():
-    """What the compiler made of the mutated folders."""
+def objects(testing=False):
+    """What the compiler made of the mutated folders for the shipped library, or for the one with test hooks."""
     found = {}
     for part in ("reference", "optimized"):
         for path in (OUT / part).rglob("*.o"):
-            if "_testing.dir" not in str(path):
+            if ("_testing.dir" in str(path)) == testing:
                 found[str(path)] = hashlib.sha256(path.read_bytes()).digest()
     return found
 
@@ -251,12 +276,14 @@ def copy_tree():
 
 def judge(mutant, sound, limits, jobs):
     """(verdict, by what)."""
-    for stage, targets, command in stages_of(mutant.path):
+    stages = stages_of(mutant.path)
+    testing = stages[0][1] == ["headwater-conformance-testing"]
+    for stage, targets, command in stages:
         if not build(targets, jobs):
             return "refused", "compiler"
         # Only the mutant's own part: the other may still hold the object of the mutant before.
         part = str(OUT / mutant.path.parts[0])
-        if all(sound.get(path) == digest for path, digest in objects().items() if path.startswith(part)):
+        if all(sound.get(path) == digest for path, digest in objects(testing).items() if path.startswith(part)):
             return "equivalent", "same object code"
         status = run(command, "test.log", limits[stage, tuple(command)])
         if status != 0:
@@ -289,7 +316,7 @@ def prepare(chosen_paths, jobs):
                 print(f"stage '{stage}' fails", file=sys.stderr)
                 return None
             limits[stage, tuple(command)] = max(LEAST_LIMIT, 10 * (processor_time() - before))
-    return objects(), limits
+    return {**objects(), **objects(testing=True)}, limits
 
 
 def main():
