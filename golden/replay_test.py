@@ -1,5 +1,6 @@
 """The replay can fail: damaged files, manifests and values are told apart. `replay_test.py PROGRAM`."""
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -51,13 +52,27 @@ class Replay(unittest.TestCase):
         self.expect_damage(self.replay(), self.entries[1]["file"])
 
     def test_damaged_manifest(self):
-        for text in ("{", "{}", '[{"file": "x"}]', "[1]"):
-            (self.root / "manifest.json").write_text(text)
+        nothing = '{"file": "x", "sha256": "", "flags": "", "catches": %s}'
+        for text in ("", "{", "{}", "[]", '[{"file": "x"}]', "[1]", "[" * 5000, f"[{nothing % 1}]", "\udcff"):
+            (self.root / "manifest.json").write_text(text, errors="surrogateescape")
             self.expect_damage(self.run_script(), "manifest.json")
+        self.entries[1]["file"] = "vectors/no\0name"
+        self.expect_damage(self.replay(), "vectors/no")
+
+    def test_damaged_vector_with_the_right_hash(self):
+        path = self.root / self.entries[1]["file"]
+        sound = path.read_bytes()
+        values, types, _ = tensors.read(path)
+        for damage in (b"", b"\xff" * 8 + sound[8:], sound[:8] + b"[" + sound[9:], sound[:-4], sound[:9] + sound[10:]):
+            path.write_bytes(damage)
+            self.entries[1]["sha256"] = hashlib.sha256(damage).hexdigest()
+            self.expect_damage(self.replay(), path.name)
+        for gone in ("q", "bound.out"):
+            tensors.write(path, {key: (types[key], values[key]) for key in values if key != gone})
+            self.entries[1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            self.expect_damage(self.replay(), path.name, gone)
 
     def test_wrong_values_fail(self):
-        import hashlib
-
         for name, shift in (("want.out", 1e-4), ("want.lse", 1e-4), ("exact.scores", 0.5), ("want.colsum_intra", 1e-3),
                             ("exact.memory", 1), ("exact.chunk_start", 1), ("want.colsum_inter", 1e-3)):
             path = self.root / self.entries[1]["file"]
