@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Plants random one-line faults in reference/ and optimized/ and lists those that no test finds.
 
-    mutate.py [COUNT] [--seed 1] [--path PREFIX]... [--only N]... [--again] [--list]
+    mutate.py [COUNT] [--seed 1] [--path PREFIX]... [--only N]... [--quick] [--again] [--list]
 
 Works on a copy of the tree in build/mutate/tree, never on the tree itself. A mutant is judged in stages, cheapest first:
 its own object is compiled, the unit tests of its folder run, then the conformance kit on the engine that it belongs to,
 the laws, the golden vectors, the program's tests; the first failure ends it. Each stage builds only what it runs. A
 stage that takes ten times the processor time that the sound tree took (at least 20 s) is stopped, and counts as a failure.
 
-Verdicts: killed (by which stage); SURVIVED; equivalent (the compiler made the same object code); refused (the compiler,
-with -Werror, does not take it). COUNT (default 20) is the number of mutants that were killed or survived.
+Verdicts: killed (by which stage); SURVIVED; open (with --quick, which leaves out the stages that take minutes: a run
+without it judges these to the end); equivalent (the compiler made the same object code); refused (the compiler,
+with -Werror, does not take it). COUNT (default 20) is the number of mutants that were killed, survived or are open.
 build/mutate/results.json keeps every verdict; a mutant whose line has not changed since is not judged again, so a run
 that was stopped goes on where it was. --again judges survivors anew (after a test was added).
 Exit status 0: all found; 1: survivors; 2: the sound copy fails.
@@ -53,23 +54,33 @@ def ctest(pattern):
     return ["ctest", "--output-on-failure", "--stop-on-failure", "--no-tests=error", "-R", pattern]
 
 
+def golden(*engines):
+    """The golden vectors on these engines; on all without."""
+    arguments = [argument for engine in engines for argument in ("--engine", engine)]
+    return ["/usr/bin/python3", "-B", "../../golden/replay.py", "./headwater", *arguments]
+
+
 # Folder -> stages: (name, targets that it needs, command in the build folder), cheapest and most telling first.
-PROGRAM_STAGES = [
-    ("laws", ["fuzz_laws"], ["fuzz/fuzz_laws", "--gtest_brief=1"]),
-    ("golden", ["headwater_cli"], ctest("^golden[.]replay$")),
-    ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1"]),
-]
+def program_stages(*engines):
+    return [
+        ("laws", ["fuzz_laws"], ["fuzz/fuzz_laws", "--gtest_brief=1"]),
+        ("golden", ["headwater_cli"], golden(*engines)),
+        ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1"]),
+    ]
+
+
 LAST_STAGES = [
     ("fuzz corpora", ["replay_ops"], ctest("^fuzz[.]replay_ops$")),
     ("C ABI", ["headwater_c_abi_test"], ["tests/c_abi/headwater_c_abi_test"]),
     ("program", ["headwater_cli"], ctest("^(cli_output|cli_bad_flags)$")),
 ]
+LONG_STAGES = ("kit", "kit, all", "emulated AMX")
 STAGES = {
     "reference/": [
         ("unit tests", ["reference_tests"], ["tests/reference/reference_tests", "--gtest_brief=1"]),
         ("stages", ["headwater-conformance"], kit("--engine", "none")),
         ("kit, quick", ["headwater-conformance"], kit("--engine", "reference", "--quick")),
-        *PROGRAM_STAGES,
+        *program_stages("reference"),
         ("kit", ["headwater-conformance"], kit("--engine", "reference")),
         *LAST_STAGES,
     ],
@@ -77,7 +88,7 @@ STAGES = {
         ("unit tests", ["test_optimized"], ["tests/optimized/test_optimized", "--gtest_brief=1"]),
         ("stages", ["headwater-conformance"], kit("--engine", "none")),
         ("kit, quick", ["headwater-conformance"], kit("--engine", "cpu-portable", "--quick")),
-        *PROGRAM_STAGES,
+        *program_stages("cpu-portable"),
         ("kit", ["headwater-conformance"], kit("--engine", "cpu-portable")),
         *LAST_STAGES,
     ],
@@ -86,7 +97,7 @@ STAGES = {
 STAGES["optimized/cpu/"] = [
     *STAGES["optimized/"][:3],
     ("kit, quick, all", ["headwater-conformance"], kit("--quick")),
-    *PROGRAM_STAGES,
+    *program_stages(),
     ("kit, all", ["headwater-conformance"], kit()),
     *LAST_STAGES,
 ]
@@ -274,11 +285,15 @@ def copy_tree():
         shutil.copymode(source, target)
 
 
-def judge(mutant, sound, limits, jobs):
+def judge(mutant, sound, limits, jobs, quick):
     """(verdict, by what)."""
     stages = stages_of(mutant.path)
+    left_out = False
     testing = stages[0][1] == ["headwater-conformance-testing"]
     for stage, targets, command in stages:
+        if quick and stage in LONG_STAGES:
+            left_out = True
+            continue
         if not build(targets, jobs):
             return "refused", "compiler"
         # Only the mutant's own part: the other may still hold the object of the mutant before.
@@ -288,7 +303,7 @@ def judge(mutant, sound, limits, jobs):
         status = run(command, "test.log", limits[stage, tuple(command)])
         if status != 0:
             return "killed", stage if status != 124 else f"{stage}: time limit"
-    return "SURVIVED", ""
+    return ("open", "the quick stages") if left_out else ("SURVIVED", "")
 
 
 def save(results):
@@ -298,7 +313,7 @@ def save(results):
     temporary.replace(RESULTS)
 
 
-def prepare(chosen_paths, jobs):
+def prepare(chosen_paths, jobs, quick):
     """Builds the sound copy and runs its stages: (object digests, time limits), or None where something fails."""
     copy_tree()
     configure = ["cmake", "--preset", "release", "-S", str(TREE), "-DHEADWATER_BENCH=OFF"]
@@ -307,7 +322,7 @@ def prepare(chosen_paths, jobs):
     limits = {}
     for path in chosen_paths:
         for stage, targets, command in stages_of(path):
-            if (stage, tuple(command)) in limits:
+            if (stage, tuple(command)) in limits or (quick and stage in LONG_STAGES):
                 continue
             if not build(targets, jobs):
                 return None
@@ -326,6 +341,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--only", type=int, action="append", help="only mutant number N of this seed")
     parser.add_argument("--path", action="append", help="only files whose path begins so")
+    parser.add_argument("--quick", action="store_true", help="leave out the stages that take minutes")
     parser.add_argument("--again", action="store_true", help="judge those anew that survived before")
     parser.add_argument("--list", action="store_true", help="print the mutants, test nothing")
     arguments = parser.parse_args()
@@ -350,23 +366,24 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     WORK.mkdir(parents=True, exist_ok=True)
     results = {entry["key"]: entry for entry in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
-    prepared = prepare({mutant.path for mutant in mutants}, arguments.jobs)
+    prepared = prepare({mutant.path for mutant in mutants}, arguments.jobs, arguments.quick)
     if prepared is None:
         print(f"the sound copy fails: see the logs in {WORK}", file=sys.stderr)
         return 2
     sound, limits = prepared
 
-    counts = {"killed": 0, "SURVIVED": 0, "equivalent": 0, "refused": 0}
+    counts = {"killed": 0, "SURVIVED": 0, "open": 0, "equivalent": 0, "refused": 0}
     for mutant in mutants:
-        if counts["killed"] + counts["SURVIVED"] >= arguments.count and not arguments.only:
+        if counts["killed"] + counts["SURVIVED"] + counts["open"] >= arguments.count and not arguments.only:
             break
         known = results.get(mutant.key)
-        if known is None or (arguments.again and known["verdict"] == "SURVIVED"):
+        verdict = known and known["verdict"]
+        if not verdict or (verdict == "SURVIVED" and arguments.again) or (verdict == "open" and not arguments.quick):
             begin = time.time()
             target = TREE / mutant.path
             try:
                 target.write_text(mutant.mutated())
-                verdict, by = judge(mutant, sound, limits, arguments.jobs)
+                verdict, by = judge(mutant, sound, limits, arguments.jobs, arguments.quick)
             finally:
                 target.write_text(mutant.text)
             known = {"key": mutant.key, "path": str(mutant.path), "line": mutant.index + 1, "fault": mutant.name,
@@ -377,12 +394,12 @@ def main():
         counts[known["verdict"]] += 1
         print(f"{mutant.number:4} {known['verdict']:10} {known['seconds']:6.1f} s  {mutant.where()}  [{known['by']}]",
               flush=True)
-        if known["verdict"] == "SURVIVED":
+        if known["verdict"] in ("SURVIVED", "open"):
             print(f"       - {known['before']}\n       + {known['after']}", flush=True)
-    print(f"{counts['killed'] + counts['SURVIVED']} mutants judged: {counts['killed']} killed, "
-          f"{counts['SURVIVED']} survived; beside them {counts['equivalent']} with the same object code, "
-          f"{counts['refused']} refused by the compiler")
-    return 1 if counts["SURVIVED"] else 0
+    judged = counts["killed"] + counts["SURVIVED"] + counts["open"]
+    print(f"{judged} mutants judged: {counts['killed']} killed, {counts['SURVIVED']} survived, {counts['open']} open; "
+          f"beside them {counts['equivalent']} with the same object code, {counts['refused']} refused by the compiler")
+    return 1 if counts["SURVIVED"] + counts["open"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,170 @@
+// What turns a run into a failure although no case said FAIL: something that must pass and did not run, accuracy that was
+// lost, a waiver past its day. The cases here have no body; their results are written out.
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "conformance/case.hpp"
+#include "conformance/must_pass.hpp"
+#include "conformance/ratchet.hpp"
+#include "conformance/waivers.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+// Names that mustpass.txt has patterns for: `none stage.*`, `reference exact.*`, `cpu-portable exact.*`.
+const Register kStage{{"stage.written_out", {}, "plan", Lane::exact, false, {}}};
+const Register kExact{{"exact.written_out", {}, "out", Lane::exact, true, {}}};
+
+const Case* named(const std::string& name) {
+  for (const Case& test : all_cases()) {
+    if (test.name == name) return &test;
+  }
+  return nullptr;
+}
+
+Result result_of(const std::string& name, const std::string& engine, Status status) {
+  Result result;
+  result.test = named(name);
+  result.engine = engine;
+  result.status = status;
+  result.message = "a reason";
+  return result;
+}
+
+std::vector<std::string> missing_of_exact(const std::vector<Result>& results) {
+  std::vector<std::string> mine;
+  for (const std::string& line : missing_passes(results, {named("exact.written_out")})) {
+    if (line.find("written_out") != std::string::npos) mine.push_back(line);
+  }
+  return mine;
+}
+
+TEST(MustPass, NothingIsMissingWhereEverythingRan) {
+  EXPECT_THAT(missing_of_exact({result_of("exact.written_out", "reference", Status::pass),
+                                result_of("exact.written_out", "cpu-portable", Status::pass)}),
+              IsEmpty());
+}
+
+TEST(MustPass, SkippedIsMissing) {
+  const auto missing = missing_of_exact({result_of("exact.written_out", "reference", Status::pass),
+                                         result_of("exact.written_out", "cpu-portable", Status::skip)});
+  ASSERT_THAT(missing, SizeIs(1));
+  EXPECT_EQ(missing.front(), "exact.written_out was skipped on cpu-portable: a reason");
+}
+
+TEST(MustPass, NotRunIsMissing) {
+  const auto missing = missing_of_exact({result_of("exact.written_out", "cpu-portable", Status::pass)});
+  ASSERT_THAT(missing, SizeIs(1));
+  EXPECT_EQ(missing.front(), "exact.written_out was not run on reference");
+}
+
+TEST(MustPass, AFailureIsToldByItsOwnVerdict) {
+  EXPECT_THAT(missing_of_exact({result_of("exact.written_out", "reference", Status::fail),
+                                result_of("exact.written_out", "cpu-portable", Status::mistrusted)}),
+              IsEmpty());
+}
+
+TEST(MustPass, StageCasesRunOnNoEngine) {
+  const std::vector<const Case*> chosen{named("stage.written_out")};
+  EXPECT_THAT(missing_passes({}, chosen), Contains("stage.written_out was not run on none"));
+  EXPECT_THAT(missing_passes({result_of("stage.written_out", "", Status::skip)}, chosen),
+              Contains(HasSubstr("stage.written_out was skipped on none")));
+  EXPECT_THAT(missing_passes({result_of("stage.written_out", "", Status::pass)}, chosen),
+              Not(Contains(HasSubstr("written_out"))));
+}
+
+TEST(MustPass, ACaseThatIsGoneFromTheKitIsMissing) {
+  EXPECT_THAT(missing_passes({}, {}), Contains("no case is called oracles.*"));
+}
+
+class RatchetFile : public ::testing::Test {
+ protected:
+  RatchetFile() { std::ofstream(path_) << R"({"e/isa": {"bound.a": {"out F32": 0.25, "lse F32": 0}}})"; }
+  ~RatchetFile() override { std::remove(path_.c_str()); }
+  [[nodiscard]] std::optional<std::string> judge(const Mark& mark, const std::string& engine = "e/isa",
+                                                 const std::string& name = "bound.a") const {
+    return Ratchet::load(path_).judge(engine, name, {mark});
+  }
+  const std::string path_ = ::testing::TempDir() + "headwater-ratchet-" + std::to_string(::getpid());
+};
+
+TEST_F(RatchetFile, TwiceTheMarkIsTheLimit) {
+  EXPECT_FALSE(judge({"out", "F32", 0.5}));
+  EXPECT_THAT(judge({"out", "F32", 0.50001}),
+              ::testing::Optional(HasSubstr("more than 2 times the recorded 0.25")));
+  EXPECT_TRUE(judge({"out", "F32", std::numeric_limits<double>::quiet_NaN()}));
+}
+
+TEST_F(RatchetFile, ExactResultsMayMoveByASixtyFourthOfTheBound) {
+  EXPECT_FALSE(judge({"lse", "F32", 1.0 / 64}));
+  EXPECT_TRUE(judge({"lse", "F32", 1.01 / 64}));
+}
+
+TEST_F(RatchetFile, WhatHasNoMarkFails) {
+  EXPECT_THAT(judge({"out", "F32", 0.0}, "other/isa"),
+              ::testing::Optional(HasSubstr("no marks for other/isa")));
+  EXPECT_THAT(judge({"out", "F32", 0.0}, "e/isa", "bound.b"), ::testing::Optional(HasSubstr("no mark for")));
+  EXPECT_THAT(judge({"out", "F16", 0.0}), ::testing::Optional(HasSubstr("no mark for e/isa out F16")));
+}
+
+TEST_F(RatchetFile, EveryMarkOfACaseIsJudged) {
+  const Ratchet marks = Ratchet::load(path_);
+  EXPECT_TRUE(marks.judge("e/isa", "bound.a", {{"out", "F32", 0.1}, {"lse", "F32", 0.5}}));
+}
+
+TEST_F(RatchetFile, RecordedMarksReplaceThoseOfTheirCaseAlone) {
+  Ratchet marks = Ratchet::load(path_);
+  marks.record("e/isa", "bound.b", {{"out", "F32", 0.125}});
+  marks.record("e/isa", "bound.a", {{"out", "F32", 0.0625}});
+  marks.save(path_);
+  EXPECT_FALSE(judge({"out", "F32", 0.125}));
+  EXPECT_TRUE(judge({"out", "F32", 0.126}));
+  EXPECT_TRUE(judge({"lse", "F32", 0.0})) << "a stage that the case no longer has kept its mark";
+  EXPECT_FALSE(judge({"out", "F32", 0.25}, "e/isa", "bound.b"));
+}
+
+TEST(WaiverOfAFailure, HoldsOnItsLastDayAndNotAfterIt) {
+  const std::string path = ::testing::TempDir() + "headwater-waivers-" + std::to_string(::getpid());
+  std::ofstream(path) << R"({"waivers": [{"case": "exact.written_out", "engine": "e", "reason": "why",)"
+                      << R"( "expires": "2027-01-31"}]})";
+  const Waivers waivers = Waivers::load(path);
+  std::remove(path.c_str());
+  for (const char* const day : {"2026-12-31", "2027-01-31"}) {
+    std::vector<Result> results{result_of("exact.written_out", "e", Status::fail)};
+    EXPECT_THAT(waivers.apply(results, day), IsEmpty()) << day;
+    EXPECT_EQ(results.front().status, Status::waived) << day;
+    EXPECT_EQ(results.front().waiver, "why (until 2027-01-31)");
+  }
+  std::vector<Result> results{result_of("exact.written_out", "e", Status::fail)};
+  EXPECT_THAT(waivers.apply(results, "2027-02-01"), Contains(HasSubstr("expired on 2027-01-31")));
+  EXPECT_EQ(results.front().status, Status::fail);
+}
+
+TEST(WaiverOfAFailure, BearsWhatIsMistrustedToo) {
+  const std::string path = ::testing::TempDir() + "headwater-waivers-" + std::to_string(::getpid());
+  std::ofstream(path) << R"({"waivers": [{"case": "exact.*", "engine": "*", "reason": "why",)"
+                      << R"( "expires": "2027-01-31"}]})";
+  const Waivers waivers = Waivers::load(path);
+  std::remove(path.c_str());
+  std::vector<Result> results{result_of("exact.written_out", "e", Status::mistrusted),
+                              result_of("stage.written_out", "", Status::fail)};
+  EXPECT_THAT(waivers.apply(results, "2026-01-01"), IsEmpty());
+  EXPECT_EQ(results[0].status, Status::waived);
+  EXPECT_EQ(results[1].status, Status::fail);
+}
+
+}  // namespace
+}  // namespace headwater::conformance
