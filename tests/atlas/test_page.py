@@ -221,9 +221,8 @@ class Page(ProgramTest):
         self.assertIn(name, self.browser.evaluate("document.title"))
         self.assertEqual(self.browser.evaluate("document.images.length"), 0)
 
-    def test_large(self):
-        """32768 tokens, 32 heads, a set of 512 for each of 32 chunks: loads, zooms, and stays small."""
-        n, heads, chunk, local, heavy = 32768, 32, 1024, 256, 256
+    def large(self, n, heads, chunk, local, heavy):
+        """Shows an output of these sizes with random sets and scores, and makes its picture: (memory sets, bytes of the page)."""
         chunks = n // chunk
         source = np.random.default_rng(7)
         memory = np.full((chunks, heads, local + heavy), -1, dtype="<i4")
@@ -240,10 +239,49 @@ class Page(ProgramTest):
         metadata = {"format": "headwater-attend-1", "local": str(local), "heavy": str(heavy)}
         path = self.put(safetensors(tensors, metadata), "large.safetensors")
         self.show_file(path, "--png", self.path("large.png"))
-        # As --help says: 1.4 bytes for each 2 of scores... and 3 for an entry.
-        self.assertLess(os.path.getsize(self.path("page.html")), 1.4 * 2 * heads * n + 3 * memory.size + 200_000)
+        return memory, os.path.getsize(self.path("page.html"))
+
+    def look_around(self, memory, n, chunk, local):
+        """The mouse and the keys find what the file says, at the scale of the whole text."""
+        chunks, heads, _ = memory.shape
+        left, top, width, _ = self.browser.box("map")
+        row, plot = self.browser.evaluate("view.map.row()"), width - LEFT - RIGHT
+        self.assertGreaterEqual(row, 4, "rows of chunks are too thin to point at")
+        for c, token in ((chunks - 2, n // 3), (chunks // 2, 0), (1, chunk + chunk // 2)):
+            self.browser.mouse("mouseMoved", left + LEFT + (token + 0.5) / n * plot, top + (c + 0.5) * row)
+            found_chunk, found = map(int, self.state("chunk", "token"))
+            self.assertEqual(found_chunk, c)
+            self.assertLessEqual(abs(found - token), n / plot + 1)  # a pixel holds several tokens
+            tip = self.browser.evaluate("document.getElementById('tip').textContent")
+            self.assertIn(f"token {found} of chunk {found // chunk},", tip)
+            self.assertIn(f"chunk {c}: ", tip)
+        last = heads - 1
+        for _ in range(heads + 1):
+            self.browser.press("]")
+        self.assertEqual(self.state("head"), (last,))
+        self.browser.press("Home")
+        chunk_now = int(self.state("chunk")[0])
+        kept = [int(p) for p in memory[chunk_now, last] if 0 < p < chunk_now * chunk - local]
+        for token in kept[:5]:
+            self.browser.press("n")
+            self.assertEqual(self.state("token"), (token,))
+
+    def test_4096_tokens_of_16_heads(self):
+        n, heads, chunk, local = 4096, 16, 512, 64
+        memory, _ = self.large(n, heads, chunk, local, 64)
         self.assertGreater(count(self.screenshot("map"), LOCAL, tolerance=6), 500)
+        self.look_around(memory, n, chunk, local)
+
+    def test_32768_tokens_of_32_heads(self):
+        n, heads, chunk, local = 32768, 32, 1024, 256
+        memory, size = self.large(n, heads, chunk, local, 256)
+        # As --help says: 1.4 bytes for each 2 of scores... and 3 for an entry.
+        self.assertLess(size, 1.4 * 2 * heads * n + 3 * memory.size + 200_000)
+        self.assertGreater(count(self.screenshot("map"), LOCAL, tolerance=6), 500)
+        self.look_around(memory, n, chunk, local)
         before = self.screenshot("map")
+        self.browser.press("0")
+        self.browser.press("Home")
         for _ in range(8):
             self.browser.press("+")
         self.assertEqual(self.state("x0", "x1"), (0, 128))
