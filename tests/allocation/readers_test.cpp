@@ -6,9 +6,12 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <string>
 
+#include "cli/atlas_input.hpp"
+#include "cli/attend_input.hpp"
 #include "cli/mapped_file.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/steps.hpp"
@@ -63,6 +66,44 @@ TEST(RefusedAllocation, MappedFileOfTheProgram) {
   const File file(tensor_file());
   const std::string long_path = file.path();
   EXPECT_GT(refuse_each([&] { (void)cli::MappedFile(long_path).bytes(); }), 0);
+}
+
+TEST(RefusedAllocation, InputOfAttend) {
+  const std::string header =
+      R"({"q":{"dtype":"F32","shape":[2,2,1],"data_offsets":[0,16]},)"
+      R"("k":{"dtype":"F16","shape":[2,1,1],"data_offsets":[16,20]},)"
+      R"("v":{"dtype":"F16","shape":[2,1,1],"data_offsets":[20,24]},)"
+      R"("alibi":{"dtype":"F32","shape":[2],"data_offsets":[24,32]},)"
+      R"("a tensor that attention does not use":{"dtype":"F32","shape":[1],"data_offsets":[32,36]}})";
+  const auto bytes = cli::testing::file_of(header, 36);
+  const File file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  const cli::MappedFile mapped(file.path());
+  const int refused = refuse_each([&] {
+    const cli::AttendInput input = cli::read_attend_input(mapped);
+    if (input.q.n != 2 || input.alibi.size() != 2 || input.warnings.size() != 1) {
+      throw Error(ErrorCode::internal, "wrong result");
+    }
+  });
+  EXPECT_GT(refused, 10);
+}
+
+TEST(RefusedAllocation, InputOfAtlas) {
+  const std::string header =
+      R"({"__metadata__":{"format":"headwater-attend-1","local":"1","heavy":"1","engine":"a long name of an engine"},)"
+      R"("chunk_start":{"dtype":"I32","shape":[3],"data_offsets":[0,12]},)"
+      R"("memory":{"dtype":"I32","shape":[2,1,2],"data_offsets":[12,28]},)"
+      R"("colsum_inter":{"dtype":"F32","shape":[2,1,2],"data_offsets":[28,44]},)"
+      R"("scores":{"dtype":"BF16","shape":[1,4],"data_offsets":[44,52]}})";
+  auto bytes = cli::testing::file_of(header, 52);
+  const std::int32_t values[] = {0, 2, 4, -1, -1, 0, 1};  // chunk_start, memory
+  std::memcpy(bytes.data() + bytes.size() - 52, values, sizeof values);
+  const File file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  const cli::MappedFile mapped(file.path());
+  const int refused = refuse_each([&] {
+    const cli::AtlasTrace trace = cli::read_atlas_trace(mapped, {});
+    if (trace.n != 4 || trace.positions.size() != 2) throw Error(ErrorCode::internal, "wrong result");
+  });
+  EXPECT_GT(refused, 10);
 }
 
 TEST(RefusedAllocation, Steps) {
