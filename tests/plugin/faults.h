@@ -27,12 +27,14 @@
   X(writes_sinks)              \
   X(skips_last_row)            \
   X(key_row_too_long)          \
+  X(key_row_too_early)         \
   X(state_too_long)            \
   X(options_too_long)          \
   X(keeps_sinks_pointer)       \
   X(crashes)                   \
   X(hangs)                     \
   X(exits)                     \
+  X(leaves_a_process)          \
   X(prints)                    \
   X(layer_twice_allowed)       \
   X(reset_keeps_scores)        \

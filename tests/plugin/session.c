@@ -333,17 +333,19 @@ static headwater_status read_row(const headwater_session* s, int64_t layer, int6
   const headwater_status status = check_layer(s, layer);
   if (status != HEADWATER_OK) return status;
   const int64_t wanted = key ? s->shape.d_head : s->shape.d_value;
-  if (head_kv < 0 || head_kv >= s->shape.n_head_kv || position < 0 || position >= s->tokens + s->n ||
-      width != wanted || row == NULL) {
+  const int64_t stored = s->tokens + (s->layers[layer].attended ? s->n : 0);
+  if (head_kv < 0 || head_kv >= s->shape.n_head_kv || position < 0 || position >= stored || width != wanted ||
+      row == NULL) {
     return fail(HEADWATER_INVALID_ARGUMENT,
                 "head_kv %lld, position %lld, width %lld; allowed: below %lld, below %lld, %lld",
                 (long long)head_kv, (long long)position, (long long)width, (long long)s->shape.n_head_kv,
-                (long long)(s->tokens + s->n), (long long)wanted);
+                (long long)stored, (long long)wanted);
   }
   const void* from = key ? s->layers[layer].keys : s->layers[layer].values;
   const int64_t first = (head_kv * s->shape.capacity + position) * wanted;
   for (int64_t x = 0; x < wanted; ++x) row[x] = (float)load_element(from, s->shape.kv_type, first + x);
   if (FAULT(key_row_too_long)) row[wanted] = 0.0f;
+  if (FAULT(key_row_too_early)) row[-1] = 0.0f;
   return HEADWATER_OK;
 }
 

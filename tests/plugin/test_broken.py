@@ -3,6 +3,8 @@ kit lives on whatever the plug-in does to its process.
 
 What stands beside a fault: the cases that must find it, with a piece of what they must say."""
 
+import os
+import select
 import unittest
 
 import kit
@@ -32,6 +34,7 @@ FAULTS = {
     "writes_sinks": {"bound.sinks": "open: sinks: byte"},
     "skips_last_row": {"hostile.strided": "was never written"},
     "key_row_too_long": {"state.stored_rows": "read_key: byte"},
+    "key_row_too_early": {"state.stored_rows": "read_key: byte -"},
     "state_too_long": {"state.protocol": "session_state: byte 4"},
     "options_too_long": {"config.effective": "session_options: byte 64"},
     "keeps_sinks_pointer": {"bound.sinks": "never written"},  # what it computes with is NaN poison
@@ -51,7 +54,7 @@ FAULTS = {
 }
 # Where a sanitizer owns malloc, and where it would stop the process before the kit can see what was written.
 NOT_SANITIZED = {"allocates", "malloc_unchecked", "malloc_leaks", "bytes_too_small", "writes_far_behind_rows",
-                 "state_too_long", "options_too_long", "key_row_too_long", "writes_sinks", "writes_behind_rows"}
+                 "state_too_long", "options_too_long", "key_row_too_long", "key_row_too_early", "writes_sinks", "writes_behind_rows"}
 
 
 class Broken(kit.Case):
@@ -98,6 +101,21 @@ class Broken(kit.Case):
 
     def test_exit(self):
         self.assertIn("status 0 and gave no result", self.process_fault("exits")["message"])
+
+    def test_what_it_started_ends_with_its_case(self):
+        note = self.path("left")
+        self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", "bound.head_sizes",
+                    status=0, fault="leaves_a_process", LEFT_BEHIND=note)
+        with open(note, encoding="utf-8") as file:
+            left = int(file.read())
+        try:
+            process = os.pidfd_open(left)
+        except ProcessLookupError:
+            return
+        # It was killed; how long the kernel takes to bury it is nobody's business.
+        ended, _, _ = select.select([process], [], [], 60)
+        os.close(process)
+        self.assertTrue(ended, f"process {left} lives on")
 
     def test_what_it_writes_is_shown_and_escaped(self):
         done = kit.kit("--engine-plugin", kit.plugin("naive_plugin_broken"), "--case", "config.limits", "--json", "-",
