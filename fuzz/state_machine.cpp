@@ -364,7 +364,10 @@ class ReadBeyond : public Call {
  public:
   explicit ReadBeyond(const Model& model) {
     const Shape& s = model.shape;
-    const std::int64_t beyond = model.tokens + model.step_tokens;
+    // Rows of the open step show in the layers that were attended, and in those alone; of a failed one some may.
+    layer_ = *rc::gen::inRange<std::int64_t>(0, s.n_layer);
+    const bool attended = model.open && model.attended[static_cast<std::size_t>(layer_)];
+    const std::int64_t beyond = model.tokens + (attended || model.failed ? model.step_tokens : 0);
     const auto wide = *rc::gen::arbitrary<std::int64_t>();
     switch (*rc::gen::inRange(0, 5)) {
       case 0: position_ = beyond; break;

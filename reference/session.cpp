@@ -86,6 +86,7 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
   try {
     LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
     store_rows(storage, shape_, tokens_, step_tokens_, k, v);
+    attended_[static_cast<std::size_t>(layer)] = true;
     LayerStep step{shape_, options_, effective_, observer_, storage, layer, tokens_, q, out};
     if (turn_.mode != ChunkMode::sparse) {
       attend_dense(step, plan_.front());
@@ -97,7 +98,6 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
   } catch (const std::bad_alloc&) {
     out_of_memory("attend()");
   }
-  attended_[static_cast<std::size_t>(layer)] = true;
   progress_ = Progress::open;
 }
 
@@ -148,11 +148,16 @@ MemoryView ReferenceSession::memory(std::int64_t layer) const {
   return layers_[static_cast<std::size_t>(layer)].memory_view();
 }
 
+std::int64_t ReferenceSession::stored_rows(std::int64_t layer) const {
+  if (HEADWATER_SABOTAGE("ref.session.rows_before_their_layer")) return tokens_ + step_tokens_;
+  return tokens_ + (attended_[static_cast<std::size_t>(layer)] ? step_tokens_ : 0);
+}
+
 void ReferenceSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                                 std::span<float> row) const {
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
-  require_index("position", position, tokens_ + step_tokens_);
+  require_index("position", position, stored_rows(layer));
   copy_stored_row(layers_[static_cast<std::size_t>(layer)].keys(), head_kv, position, shape_.d_head, row);
 }
 
@@ -160,7 +165,7 @@ void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std:
                                   std::span<float> row) const {
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
-  require_index("position", position, tokens_ + step_tokens_);
+  require_index("position", position, stored_rows(layer));
   copy_stored_row(layers_[static_cast<std::size_t>(layer)].values(), head_kv, position, shape_.d_value, row);
 }
 

@@ -43,6 +43,8 @@ class ReferenceSession final : public Session {
 
   /// STATE-5: after a step that failed only reset() is legal.
   void require_usable() const;
+  /// STATE-6: those of the open step once `layer` was attended.
+  [[nodiscard]] std::int64_t stored_rows(std::int64_t layer) const;
 
   Shape shape_;
   Options options_;

@@ -366,10 +366,14 @@ void inspection(Context& context) {
   if (session.plan().size() != 1 || session.plan()[0].begin != 6 || session.plan()[0].end != 8) {
     throw Violation("plan() of an open decode step");
   }
+  invalid("read_key of the open step before its layer", [&] { session.read_key(1, 0, 6, key); });
+  invalid("read_value of the open step before its layer", [&] { session.read_value(1, 0, 6, value); });
   bench.attend(1);
   session.read_key(1, 0, 7, key);
   if (!std::equal(key.begin(), key.end(), bench.problem.layers[0].k.row(1, 0)))
     throw Violation("a row of the open step");
+  invalid("read_key of the open step after another layer", [&] { session.read_key(0, 0, 6, key); });
+  invalid("read_value of the open step after another layer", [&] { session.read_value(0, 0, 7, value); });
   invalid("read_key behind the open step", [&] { session.read_key(1, 0, 8, key); });
   bench.attend(0);
   session.end();

@@ -161,8 +161,8 @@ class HEADWATER_API Session {
   [[nodiscard]] virtual ScoreView scores(std::int64_t layer) const = 0;
   [[nodiscard]] virtual MemoryView memory(std::int64_t layer) const = 0;
   /// Copies a stored key (d floats) or value row (dv floats), widened exactly to F32 (STATE-6).
-  /// Errors: layer, head or position (>= tokens stored, those of the open step included) out of range; row shorter
-  /// than that.
+  /// Errors: layer, head or position (>= tokens stored, those of the open step included once the layer was attended)
+  /// out of range; row shorter than that.
   virtual void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                         std::span<float> row) const = 0;
   virtual void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,

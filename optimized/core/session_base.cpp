@@ -5,6 +5,7 @@
 
 #include "core/config.hpp"
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::core {
 
@@ -66,7 +67,8 @@ void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int
   require_layer(layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   // Rows of the open step are stored once their layer was attended.
-  const bool attended = machine_.open() && machine_.attended(layer);
+  const bool attended = machine_.open() && (machine_.attended(layer) ||
+                                            HEADWATER_SABOTAGE("core.state.rows_before_their_layer"));
   require_index("position", position, machine_.tokens() + (attended ? machine_.step_tokens() : 0));
   if (row_size < width) {
     throw Error(ErrorCode::invalid_argument, "row has " + std::to_string(row_size) +

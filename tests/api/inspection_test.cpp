@@ -152,6 +152,30 @@ TEST_P(InspectionOf, ReadsEveryStoredRow) {
   }
 }
 
+// STATE-6: a layer's rows of the open step are stored when that layer was attended.
+TEST_P(InspectionOf, RowsOfTheOpenStepShowLayerByLayer) {
+  const auto session = open();
+  (void)run_step(*session, Step::prefill(20), input_, 0);
+  std::vector<float> row(static_cast<std::size_t>(shape_.d_head));
+  std::vector<float> out(static_cast<std::size_t>(shape_.n_head * shape_.d_value));
+  const auto refused = [&](std::int64_t layer) {
+    expect_error([&] { session->read_key(layer, 0, 20, row); }, ErrorCode::invalid_argument,
+                 {"position", "20"});
+    expect_error([&] { session->read_value(layer, 0, 20, row); }, ErrorCode::invalid_argument,
+                 {"position", "20"});
+  };
+  session->begin(Step::decode());
+  refused(0);
+  refused(1);
+  session->attend(1, rows_from(input_.q, 20, shape_.n_head, shape_.d_head),
+                  rows_from(input_.k, 20, shape_.n_head_kv, shape_.d_head),
+                  rows_from(input_.v, 20, shape_.n_head_kv, shape_.d_value),
+                  MutableRows::token_major(out.data(), DType::f32, shape_.n_head, shape_.d_value));
+  refused(0);
+  session->read_key(1, 0, 20, row);
+  EXPECT_TRUE(std::equal(row.begin(), row.end(), input_.k.begin() + 20 * shape_.n_head_kv * shape_.d_head));
+}
+
 TEST_P(InspectionOf, RefusesWhatIsOutOfRange) {
   const auto session = open();
   (void)run_step(*session, Step::prefill(20), input_, 0);
