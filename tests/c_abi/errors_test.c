@@ -1,6 +1,7 @@
 /* Every way to be refused: the status, and a line that names what and what is allowed. */
 
 #include <math.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -390,6 +391,30 @@ static void test_rotation(void) {
   CHECK(row[0] == 1 && row[1] == 2 && row[2] == 3 && row[3] == 4);
 }
 
+/* Calls of another thread: only what it saw travels back, the checks count in one thread. */
+static void* other_thread(void* seen) {
+  char* texts = seen;
+  texts[0] = headwater_last_error()[0];
+  headwater_session* session = NULL;
+  headwater_open("another engine", &kShape, NULL, &session);
+  strncpy(texts + 1, headwater_last_error(), 99);
+  return NULL;
+}
+
+/* The last error is of this thread: calls of others neither show nor wipe it. */
+static void test_errors_of_two_threads(void) {
+  char seen[101] = "x";
+  headwater_session* session = NULL;
+  CHECK_FAILS(headwater_open("my engine", &kShape, NULL, &session), HEADWATER_ENGINE_UNAVAILABLE,
+              "my engine");
+  pthread_t thread;
+  CHECK_EQUAL(pthread_create(&thread, NULL, other_thread, seen), 0);
+  CHECK_EQUAL(pthread_join(thread, NULL), 0);
+  CHECK_EQUAL(seen[0], 0);
+  CHECK(strstr(seen + 1, "another engine") != NULL);
+  CHECK(strstr(headwater_last_error(), "my engine") != NULL);
+}
+
 void test_errors(void) {
   test_names();
   test_engine_choice();
@@ -403,4 +428,5 @@ void test_errors(void) {
     test_arguments_of_a_step(headwater_engine_name(i));
   }
   test_rotation();
+  test_errors_of_two_threads();
 }
