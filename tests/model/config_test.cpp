@@ -211,6 +211,12 @@ TEST(RopeScaling, YarnKeepsFastPairsAndInterpolatesSlowOnes) {
   }
   EXPECT_GT(kept, 10);
   EXPECT_GT(divided, 10);
+  // r ln(context / (2 pi rotations)) / (2 ln theta) is 23.596 for 32 rotations and 39.651 for one: the ramp goes from
+  // pair 23 to pair 40, as in the published code.
+  const std::pair<std::size_t, double> ramp[] = {
+      {23, 1.0}, {24, 1 - 0.75 / 17}, {31, 1 - 0.75 * 8 / 17}, {39, 1 - 0.75 * 16 / 17}, {40, 0.25}};
+  for (const auto& [pair, ratio] : ramp)
+    EXPECT_NEAR(yarn.inverse[pair] / plain.inverse[pair], ratio, 1e-12) << pair;
 }
 
 }  // namespace

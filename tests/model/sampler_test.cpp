@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "headwater/error.hpp"
 
@@ -52,6 +53,11 @@ TEST(Sampler, FiltersKeepTheBest) {
   EXPECT_EQ(counts({.temperature = 1.0, .top_p = 0.5, .seed = 1}, 400).size(), 2U);
   EXPECT_EQ(counts({.temperature = 1.0, .min_p = 0.4, .seed = 1}, 400).size(), 2U);
   EXPECT_EQ(counts({.temperature = 1.0, .min_p = 1.0, .seed = 1}, 400).size(), 1U);
+  // Four equal ones: two are exactly one half, and reach it.
+  Sampler half({.temperature = 1.0, .top_p = 0.5, .seed = 1}, 4);
+  std::set<std::int32_t> drawn;
+  for (int i = 0; i < 400; ++i) drawn.insert(half.draw(std::vector<float>{3, 3, 3, 3}));
+  EXPECT_EQ(drawn, (std::set<std::int32_t>{0, 1}));
   // Ties of rank three: the lowest id stays.
   const auto three = counts({.temperature = 1.0, .top_k = 3, .seed = 1}, 900);
   EXPECT_TRUE(three.contains(0));
