@@ -151,6 +151,7 @@ double* CpuSession::clear_intra_sums(const Window& window, const Chunk& chunk, s
 }
 
 double* CpuSession::clear_inter_sums(std::int64_t layer, std::int64_t head, std::int64_t group) {
+  if (HEADWATER_SABOTAGE("cpu.colsum.shared_between_groups")) group /= 2;
   double* sums = inter_partials_.data() + (head * max_groups_ + group) * memory_.width();
   std::fill_n(sums, memory_.count(layer), 0.0);
   return sums;
