@@ -1,0 +1,220 @@
+"""What only a GPU can show, in one command: python3 tools/gpu.py [--build DIR] [--step NAME] [--out DIR] [--seconds N]
+
+    conformance   the whole kit on engine cuda
+    reruns        the same input in several processes, outputs bit by bit
+    memcheck      compute-sanitizer's memcheck over a few cases
+    racecheck     its racecheck over the same
+    benchmark     kernels by CUDA events, in turns with PyTorch's attention where PyTorch is there
+
+Standard library and prebuilt programs only; what is not there or does not work is skipped with the reason. Writes
+report.json and table.md. Exit status 0: nothing failed; 1: a step failed; 77: nothing ran (no GPU), with the reason.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SKIPPED = 77
+ENGINE = "cuda"
+SANITIZED = ("bound.plain_f32", "bound.head_sizes", "replay.random")  # every stage, on small inputs
+RERUNS = 5
+ROUNDS = 5
+
+Result = collections.namedtuple("Result", "status note data")
+
+
+def passed(note, data=None):
+    return Result("PASS", note, data)
+
+
+def failed(note, data=None):
+    return Result("FAIL", note, data)
+
+
+def skipped(note):
+    return Result("SKIP", note, None)
+
+
+class Machine:
+    def __init__(self, build, out, seconds):
+        self.build, self.out, self.end = build, out, time.monotonic() + seconds
+
+    def left(self):
+        return max(self.end - time.monotonic(), 1.0)
+
+    def program(self, name):
+        path = self.build / name
+        return path if path.is_file() and os.access(path, os.X_OK) else None
+
+    def run(self, arguments, **more):
+        """(exit status, standard output, last line of both); a program that outlasts the time left counts as failed."""
+        try:
+            run = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, errors="replace",
+                                 timeout=self.left(), check=False, **more)
+        except subprocess.TimeoutExpired:
+            return -1, "", f"{pathlib.Path(arguments[0]).name} did not end within the time left"
+        lines = (run.stdout + run.stderr).strip().splitlines()
+        return run.returncode, run.stdout, lines[-1] if lines else "no output"
+
+    def why_no_engine(self):
+        """Why engine cuda cannot run here, or None."""
+        program = self.program("headwater")
+        if program is None:
+            return f"{self.build} holds no program headwater; build it first (./dev build)"
+        status, output, last = self.run([program, "info", "--json"])
+        if status != 0:
+            return f"headwater info: {last}"
+        for engine in json.loads(output)["engines"]:
+            if engine["name"] == ENGINE:
+                return None if engine["available"] else engine["reason"]
+        return "this build has no engine cuda; it needs a CUDA toolkit where it is configured"
+
+
+def device_name():
+    if shutil.which("nvidia-smi") is None:
+        return "unknown device"
+    run = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                         capture_output=True, text=True, check=False)
+    return run.stdout.strip().splitlines()[0] if run.returncode == 0 and run.stdout.strip() else "unknown device"
+
+
+def conformance(machine):
+    kit = machine.program("headwater-conformance")
+    if kit is None:
+        return failed(f"{machine.build} holds no headwater-conformance")
+    status, _, last = machine.run([kit, "--engine", ENGINE, "--no-ratchet", "--json", machine.out / "conformance.json"])
+    return passed(last) if status == 0 else failed(f"exit status {status}: {last}")
+
+
+def sanitizer(tool):
+    def step(machine):
+        program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+        if program is None:
+            return skipped("no compute-sanitizer on PATH or in /usr/local/cuda/bin")
+        kit = machine.program("headwater-conformance")
+        if kit is None:
+            return failed(f"{machine.build} holds no headwater-conformance")
+        plain = [kit, "--engine", ENGINE, "--no-ratchet", "--quick", "--case", ",".join(SANITIZED)]
+        status, _, last = machine.run(plain)
+        if status != 0:
+            return failed(f"the cases fail without it: {last}")
+        status, output, last = machine.run([program, "--tool", tool, "--error-exitcode", "99", *plain])
+        (machine.out / f"{tool}.txt").write_text(output, encoding="utf-8")
+        if status == 0:
+            return passed(last)
+        if status == 99 or "ERROR SUMMARY" in output:
+            return failed(f"{tool} found errors: {last}")
+        return skipped(f"compute-sanitizer does not work here: exit status {status}: {last}")
+
+    return step
+
+
+def reruns(machine):
+    program = machine.program("headwater")
+    source = machine.out / "small.safetensors"
+    status, _, last = machine.run([sys.executable, "-B", ROOT / "tools/small_problem.py", source])
+    if status != 0:
+        return failed(f"small_problem.py: {last}")
+    inputs = [(source, ["-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "5"])]
+    trace = ROOT / "models/trace-layer1.safetensors"
+    if trace.is_file():
+        inputs.append((trace, ["-b", "2048", "-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]))
+    for path, flags in inputs:
+        digests = set()
+        for _ in range(RERUNS):
+            out = machine.out / "rerun.safetensors"
+            status, _, last = machine.run([program, "attend", path, "-o", out, "--engine", ENGINE, *flags])
+            if status != 0:
+                return failed(f"attend: exit status {status}: {last}")
+            digests.add(hashlib.sha256(out.read_bytes()).hexdigest())
+        if len(digests) != 1:
+            return failed(f"{path.name}: {len(digests)} different outputs in {RERUNS} runs")
+    return passed(f"{len(inputs)} inputs, {RERUNS} runs each: the same bits")
+
+
+def merged(rounds):
+    """[{case: milliseconds}] -> {case: {median, least, greatest}} over the cases that every round has."""
+    table = {}
+    for case in rounds[0] if rounds else ():
+        times = [one[case] for one in rounds if case in one]
+        table[case] = {"median_ms": statistics.median(times), "least_ms": min(times), "greatest_ms": max(times)}
+    return table
+
+
+def benchmark(machine):
+    own = machine.program("headwater-cuda-bench")
+    if own is None:
+        return skipped(f"{machine.build} holds no headwater-cuda-bench: no CUDA toolkit where it was configured")
+    peer = ROOT / "bench/cuda/torch_attention.py"
+    status, _, why_no_peer = machine.run([sys.executable, "-B", peer, "--probe"])
+    contenders = {"headwater": [own, "--json"]}
+    if status == 0:
+        contenders["pytorch"] = [sys.executable, "-B", peer]
+        why_no_peer = ""
+    rounds = collections.defaultdict(list)
+    for turn in range(ROUNDS):
+        names = list(contenders)
+        for name in names if turn % 2 == 0 else reversed(names):
+            status, output, last = machine.run(contenders[name])
+            if status != 0:
+                return failed(f"{name}: exit status {status}: {last}")
+            rounds[name].append(json.loads(output))
+    data = {"device": device_name(), "rounds": ROUNDS, "no_pytorch_because": why_no_peer,
+            "contenders": {name: merged(times) for name, times in rounds.items()}}
+    note = f"{ROUNDS} rounds of {', '.join(contenders)}"
+    return passed(note + (f"; PyTorch left out: {why_no_peer}" if why_no_peer else ""), data)
+
+
+STEPS = {"conformance": conformance, "reruns": reruns, "memcheck": sanitizer("memcheck"),
+         "racecheck": sanitizer("racecheck"), "benchmark": benchmark}
+
+
+def table(report):
+    lines = [f"Device: {report['device']}. Date: {report['date']}.", "", "| step | result | |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {step['status']} | {step['note']} |" for name, step in report["steps"].items()]
+    data = report["steps"].get("benchmark", {}).get("data")
+    if data:
+        lines += ["", "Milliseconds by CUDA events, medians of rounds in turns.", "", "| contender | case | median | least .. greatest |",
+                  "| --- | --- | --- | --- |"]
+        lines += [f"| {name} | {case} | {times['median_ms']:.4f} | {times['least_ms']:.4f} .. {times['greatest_ms']:.4f} |"
+                  for name, cases in data["contenders"].items() for case, times in cases.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/gpu")
+    parser.add_argument("--step", choices=STEPS, help="only this one")
+    parser.add_argument("--seconds", type=float, default=540, help="for all steps together (%(default)s)")
+    arguments = parser.parse_args()
+    machine = Machine(arguments.build.resolve(), arguments.out.resolve(), arguments.seconds)
+    machine.out.mkdir(parents=True, exist_ok=True)
+    if reason := machine.why_no_engine():
+        print(f"SKIP: nothing ran on a GPU: {reason}")
+        return SKIPPED
+    report = {"device": device_name(), "date": time.strftime("%Y-%m-%d"), "steps": {}}
+    for name, step in STEPS.items():
+        if arguments.step in (None, name):
+            result = step(machine)
+            report["steps"][name] = result._asdict()
+            print(f"{result.status} {name}: {result.note}", flush=True)
+    stem = arguments.step or "report"
+    (machine.out / f"{stem}.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (machine.out / f"{stem}.md").write_text(table(report), encoding="utf-8")
+    print(f"{machine.out / stem}.json and .md")
+    statuses = {step["status"] for step in report["steps"].values()}
+    return 1 if "FAIL" in statuses else 0 if "PASS" in statuses else SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
