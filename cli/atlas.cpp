@@ -19,6 +19,9 @@
 #include "mapped_file.hpp"
 #include "output_file.hpp"
 #include "png_image.hpp"
+#ifdef HEADWATER_HAS_RUNTIME
+#include "model/atlas_model.hpp"
+#endif
 #include "standard_output.hpp"
 #include "text.hpp"
 
@@ -40,18 +43,22 @@ nlohmann::ordered_json heads_json(const AtlasTrace& trace) {
   auto heads = nlohmann::ordered_json::array();
   for (std::int64_t h = 0; h < trace.heads(); ++h) {
     const PairCounts pairs = count_pairs(trace, h);
-    heads.push_back({{"head", trace.head_numbers[static_cast<std::size_t>(h)]},
-                     {"pairs", pairs.computed()},
-                     {"pairs_own", pairs.own},
-                     {"pairs_local", pairs.local},
-                     {"pairs_heavy", pairs.heavy},
-                     {"pairs_before_dense", pairs.dense},
-                     {"survival", survival(trace, h)}});
+    nlohmann::ordered_json head;
+    const std::int64_t number = trace.head_numbers[static_cast<std::size_t>(h)];
+    if (trace.heads_in_layer > 0) head["layer"] = number / trace.heads_in_layer;
+    head["head"] = trace.heads_in_layer > 0 ? number % trace.heads_in_layer : number;
+    head.update({{"pairs", pairs.computed()},
+                 {"pairs_own", pairs.own},
+                 {"pairs_local", pairs.local},
+                 {"pairs_heavy", pairs.heavy},
+                 {"pairs_before_dense", pairs.dense},
+                 {"survival", survival(trace, h)}});
+    heads.push_back(std::move(head));
   }
   return heads;
 }
 
-std::string report_json(const AtlasTrace& trace, const AtlasFlags& flags, std::size_t page,
+std::string report_json(const AtlasTrace& trace, const AtlasOutputs& flags, std::size_t page,
                         std::size_t picture) {
   nlohmann::ordered_json json;
   json["page"] = flags.page;
@@ -66,7 +73,7 @@ std::string report_json(const AtlasTrace& trace, const AtlasFlags& flags, std::s
   return json_line(json);
 }
 
-std::string report_text(const AtlasTrace& trace, const AtlasFlags& flags, std::size_t page,
+std::string report_text(const AtlasTrace& trace, const AtlasOutputs& flags, std::size_t page,
                         std::size_t picture) {
   double pairs = 0;
   for (std::int64_t h = 0; h < trace.heads(); ++h)
@@ -83,29 +90,36 @@ std::string report_text(const AtlasTrace& trace, const AtlasFlags& flags, std::s
 
 }  // namespace
 
-ExitCode atlas_command(const std::vector<std::string>& arguments) {
-  const auto flags = parse_atlas_flags(arguments);
-  if (!flags) return ExitCode::done;
-  install_signal_handlers(kCommand, flags->input);
-  const MappedFile file(flags->input);
-  const AtlasTrace trace = read_atlas_trace(file, flags->heads);
-  const std::string title = std::filesystem::path(flags->input).filename().string();
-
+void write_atlas(const AtlasOutputs& outputs, const MappedFile& input, const std::string& title,
+                 const std::function<AtlasTrace()>& trace) {
   // Everything that can fail comes before the first rename.
-  OutputFile page_file(flags->page, file);
+  OutputFile page_file(outputs.page, input);
   std::optional<OutputFile> picture_file;
-  if (!flags->picture.empty()) picture_file.emplace(flags->picture, file);
-  const std::string page = atlas_page(trace, title);
+  if (!outputs.picture.empty()) picture_file.emplace(outputs.picture, input);
+  const AtlasTrace content = trace();
+  const std::string page = atlas_page(content, title);
   write_whole(page_file, page);
   std::string picture;
   if (picture_file) {
-    picture = encode_png(atlas_picture(trace, title));
+    picture = encode_png(atlas_picture(content, title));
     write_whole(*picture_file, picture);
     picture_file->commit();
   }
   page_file.commit();
-  print_out(flags->json ? report_json(trace, *flags, page.size(), picture.size())
-                        : report_text(trace, *flags, page.size(), picture.size()));
+  print_out(outputs.json ? report_json(content, outputs, page.size(), picture.size())
+                         : report_text(content, outputs, page.size(), picture.size()));
+}
+
+ExitCode atlas_command(const std::vector<std::string>& arguments) {
+#ifdef HEADWATER_HAS_RUNTIME
+  if (asks_for_model(arguments)) return atlas_model_command(arguments);
+#endif
+  const auto flags = parse_atlas_flags(arguments);
+  if (!flags) return ExitCode::done;
+  install_signal_handlers(kCommand, flags->input);
+  const MappedFile file(flags->input);
+  write_atlas(flags->outputs, file, std::filesystem::path(flags->input).filename().string(),
+              [&] { return read_atlas_trace(file, flags->heads); });
   return ExitCode::done;
 }
 

@@ -16,7 +16,6 @@ namespace headwater::cli {
 namespace {
 
 constexpr std::int64_t kMostHeads = 65536;  ///< of a tensor, see Shape
-constexpr const char* kHeadFlag = "--head";
 
 constexpr const char* kFooter = R"(
 OUT is what `headwater attend` wrote, with its trace (not --no-trace). The page needs no network and nothing beside it;
@@ -27,49 +26,48 @@ an entry of a memory set, and is refused beyond 64 MiB: choose heads then.
 Example: the atlas of a real trace, as a page and as a picture
   headwater attend models/trace-layer6.safetensors -o out.safetensors
   headwater atlas out.safetensors -o atlas.html --png atlas.png
+Example: what every layer and head of a model keeps of a text, with the text (headwater atlas -m MODEL --help)
+  headwater atlas -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt -o atlas.html
 
 Exit status: 0 done, 2 bad usage or bad input.)";
 
-/// Whether two names mean one file, existing or not.
+void append_range(const char* flag, std::vector<std::int64_t>& heads, std::string_view item) {
+  const auto dash = item.find('-');
+  const std::int64_t first = parse_integer(flag, item.substr(0, dash), 0, kMostHeads - 1);
+  const std::int64_t last =
+      dash == std::string_view::npos ? first : parse_integer(flag, item.substr(dash + 1), 0, kMostHeads - 1);
+  if (last < first) {
+    throw Failure(fmt::format("{}: {} runs backwards; a range is FIRST-LAST", flag, in_quotes(item)));
+  }
+  for (std::int64_t head = first; head <= last; ++head) heads.push_back(head);
+  if (heads.size() > static_cast<std::size_t>(kMostHeads)) {
+    throw Failure(fmt::format("{}: names more than {} of them", flag, kMostHeads));
+  }
+}
+
+}  // namespace
+
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code error;
   if (std::filesystem::equivalent(a, b, error)) return true;
   return std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error);
 }
 
-void check_names(const AtlasFlags& flags, bool has_picture) {
-  if (flags.input.empty()) throw Failure("OUT: '' is no name of a file");
-  if (flags.page.empty()) throw Failure("--output: '' is no name of a file");
+void check_atlas_outputs(const AtlasOutputs& outputs, bool has_picture) {
+  if (outputs.page.empty()) throw Failure("--output: '' is no name of a file");
   if (!has_picture) return;
-  if (flags.picture.empty()) throw Failure("--png: '' is no name of a file");
-  if (same_file(flags.page, flags.picture)) {
-    throw Failure(fmt::format("--output {} and --png {} are one file; use two", in_quotes(flags.page),
-                              in_quotes(flags.picture)));
+  if (outputs.picture.empty()) throw Failure("--png: '' is no name of a file");
+  if (same_file(outputs.page, outputs.picture)) {
+    throw Failure(fmt::format("--output {} and --png {} are one file; use two", in_quotes(outputs.page),
+                              in_quotes(outputs.picture)));
   }
 }
 
-void append_heads(std::vector<std::int64_t>& heads, std::string_view item) {
-  const auto dash = item.find('-');
-  const std::int64_t first = parse_integer(kHeadFlag, item.substr(0, dash), 0, kMostHeads - 1);
-  const std::int64_t last = dash == std::string_view::npos
-                                ? first
-                                : parse_integer(kHeadFlag, item.substr(dash + 1), 0, kMostHeads - 1);
-  if (last < first) {
-    throw Failure(fmt::format("{}: {} runs backwards; a range is FIRST-LAST", kHeadFlag, in_quotes(item)));
-  }
-  for (std::int64_t head = first; head <= last; ++head) heads.push_back(head);
-  if (heads.size() > static_cast<std::size_t>(kMostHeads)) {
-    throw Failure(fmt::format("{}: names more than {} heads", kHeadFlag, kMostHeads));
-  }
-}
-
-}  // namespace
-
-std::vector<std::int64_t> parse_heads(std::string_view text) {
+std::vector<std::int64_t> parse_numbers(const char* flag, std::string_view text) {
   std::vector<std::int64_t> heads;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
-    append_heads(heads, text.substr(begin, end - begin));
+    append_range(flag, heads, text.substr(begin, end - begin));
     begin = end + 1;
   }
   std::sort(heads.begin(), heads.end());
@@ -86,15 +84,18 @@ std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& argu
   app.add_option("OUT", flags.input, "what `headwater attend` wrote, a safetensors file")
       ->required()
       ->type_name("");
-  app.add_option("-o,--output", flags.page, "where to write the page")->required()->type_name("PAGE.html");
+  app.add_option("-o,--output", flags.outputs.page, "where to write the page")
+      ->required()
+      ->type_name("PAGE.html");
   const auto* picture =
-      app.add_option("--png", flags.picture, "where to write the picture (none)")->type_name("FILE");
+      app.add_option("--png", flags.outputs.picture, "where to write the picture (none)")->type_name("FILE");
   const auto* head =
       app.add_option("--head,--heads", heads, "query heads to show, as 0,3,8-11 (all)")->type_name("LIST");
-  app.add_flag("--json", flags.json, "one JSON object on standard output");
+  app.add_flag("--json", flags.outputs.json, "one JSON object on standard output");
   if (!parse_arguments(app, arguments)) return std::nullopt;
-  check_names(flags, picture->count() > 0);
-  if (head->count() > 0) flags.heads = parse_heads(heads);
+  if (flags.input.empty()) throw Failure("OUT: '' is no name of a file");
+  check_atlas_outputs(flags.outputs, picture->count() > 0);
+  if (head->count() > 0) flags.heads = parse_numbers("--head", heads);
   return flags;
 }
 

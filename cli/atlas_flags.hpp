@@ -8,19 +8,29 @@
 
 namespace headwater::cli {
 
-/// The command line of `atlas`.
-struct AtlasFlags {
-  std::string input;
+/// What `atlas` writes.
+struct AtlasOutputs {
   std::string page;
-  std::string picture;              ///< empty: none
-  std::vector<std::int64_t> heads;  ///< ascending; empty: all of the file
+  std::string picture;  ///< empty: none
   bool json = false;
 };
+
+/// The command line of `atlas` for an `attend` output.
+struct AtlasFlags {
+  std::string input;
+  AtlasOutputs outputs;
+  std::vector<std::int64_t> heads;  ///< ascending; empty: all of the file
+};
+
+/// Failure where a name is empty, or both names mean one file.
+void check_atlas_outputs(const AtlasOutputs& outputs, bool has_picture);
+/// Whether two names mean one file, existing or not.
+[[nodiscard]] bool same_file(const std::string& a, const std::string& b);
 
 /// Nothing where help was asked for; it then stands on standard output. Failure naming flag, value and what is allowed.
 [[nodiscard]] std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& arguments);
 
-/// "0,3,8-11" as ascending numbers without repetition. Failure naming the item and what is allowed.
-[[nodiscard]] std::vector<std::int64_t> parse_heads(std::string_view text);
+/// "0,3,8-11" as ascending numbers without repetition. Failure naming the flag, the item and what is allowed.
+[[nodiscard]] std::vector<std::int64_t> parse_numbers(const char* flag, std::string_view text);
 
 }  // namespace headwater::cli

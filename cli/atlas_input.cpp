@@ -245,6 +245,12 @@ AtlasTrace Reader::read() {
 
 }  // namespace
 
+std::string AtlasTrace::head_name(std::int64_t head) const {
+  const std::int64_t number = head_numbers[static_cast<std::size_t>(head)];
+  return heads_in_layer == 0 ? fmt::format("{}", number)
+                             : fmt::format("{}.{}", number / heads_in_layer, number % heads_in_layer);
+}
+
 AtlasTrace read_atlas_trace(const MappedFile& file, const std::vector<std::int64_t>& heads) {
   try {
     return Reader(file, heads).read();

@@ -10,13 +10,14 @@
 
 namespace headwater::cli {
 
-/// What an `attend` output tells about the chosen query heads. Heads are counted 0 .. H-1 below; head_numbers[h] is the
-/// head's number in the file.
+/// What an `attend` output tells about the chosen query heads, or a run of a model about those of the chosen layers. Heads
+/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head.
 struct AtlasTrace {
   std::int64_t n = 0;       ///< tokens
   std::int64_t memory = 0;  ///< M, places of a memory set
   std::int64_t local = 0;   ///< L, newest tokens of a memory set (MEM-1)
   std::int64_t heads_in_file = 0;
+  std::int64_t heads_in_layer = 0;         ///< of a model; 0: an `attend` output, which knows no layers
   bool narrow_scores = true;               ///< scores are BF16; the floats hold the exact values
   std::vector<std::int64_t> chunk_start;   ///< [C + 1], ascending from 0 to n
   std::vector<std::int64_t> head_numbers;  ///< [H], ascending
@@ -26,6 +27,10 @@ struct AtlasTrace {
   std::vector<float> scores;               ///< [H][n], finite and >= 0
   std::vector<std::pair<std::string, std::string>> facts;  ///< engine, isa, batch, ... as the file says them
 
+  std::vector<std::string> tokens;  ///< [n] the text of each; empty: not known
+
+  /// "3", or "2.3" for head 3 of layer 2.
+  [[nodiscard]] std::string head_name(std::int64_t head) const;
   [[nodiscard]] std::int64_t chunks() const { return static_cast<std::int64_t>(chunk_start.size()) - 1; }
   [[nodiscard]] std::int64_t heads() const { return static_cast<std::int64_t>(head_numbers.size()); }
   [[nodiscard]] std::int64_t begin(std::int64_t chunk) const {

@@ -108,19 +108,8 @@ std::string base64(const Bytes& bytes) {
   return text;
 }
 
-std::string meta_json(const AtlasTrace& trace, const std::string& title) {
-  nlohmann::ordered_json json;
-  json["title"] = title;
-  json["tokens"] = trace.n;
-  json["memory"] = trace.memory;
-  json["local"] = trace.local;
-  json["score_type"] = trace.narrow_scores ? "BF16" : "F32";
-  json["heads_in_file"] = trace.heads_in_file;
-  json["heads"] = trace.head_numbers;
-  json["chunk_start"] = trace.chunk_start;
-  auto& facts = json["facts"] = nlohmann::ordered_json::object();
-  for (const auto& [key, value] : trace.facts) facts[key] = value;
-  // Inside a script element "<" could end it, whatever a file was called.
+/// ASCII without "<", which could end a script element, whatever a file or a token is called.
+std::string script_json(const nlohmann::ordered_json& json) {
   std::string text;
   for (const char c : json.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace)) {
     if (c == '<') {
@@ -130,6 +119,22 @@ std::string meta_json(const AtlasTrace& trace, const std::string& title) {
     }
   }
   return text;
+}
+
+std::string meta_json(const AtlasTrace& trace, const std::string& title) {
+  nlohmann::ordered_json json;
+  json["title"] = title;
+  json["tokens"] = trace.n;
+  json["memory"] = trace.memory;
+  json["local"] = trace.local;
+  json["score_type"] = trace.narrow_scores ? "BF16" : "F32";
+  json["heads_in_file"] = trace.heads_in_file;
+  json["heads_in_layer"] = trace.heads_in_layer;
+  json["heads"] = trace.head_numbers;
+  json["chunk_start"] = trace.chunk_start;
+  auto& facts = json["facts"] = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : trace.facts) facts[key] = value;
+  return script_json(json);
 }
 
 std::string data_element(std::string_view id, const std::string& text) {
@@ -162,11 +167,13 @@ std::string atlas_page(const AtlasTrace& trace, const std::string& title) {
   const std::uint64_t score_size = trace.narrow_scores ? 2 : 4;
   // What base64 makes of the scores, and of two bytes an entry at least: known before anything is encoded.
   require_page_size((trace.scores.size() * score_size + 2 * trace.positions.size()) / 3 * 4, trace);
-  const std::string data = fmt::format("<script type=\"application/json\" id=\"data-meta\">{}</script>\n",
-                                       meta_json(trace, title)) +
-                           data_element("scores", base64(score_bytes(trace))) +
-                           data_element("sets", base64(set_bytes(trace))) +
-                           data_element("weights", base64(weight_bytes(trace)));
+  const auto json_element = [](std::string_view id, const std::string& text) {
+    return fmt::format("<script type=\"application/json\" id=\"data-{}\">{}</script>\n", id, text);
+  };
+  const std::string data =
+      json_element("meta", meta_json(trace, title)) + json_element("tokens", script_json(trace.tokens)) +
+      data_element("scores", base64(score_bytes(trace))) + data_element("sets", base64(set_bytes(trace))) +
+      data_element("weights", base64(weight_bytes(trace)));
   std::string page = filled(assets::page(), {{"<!--STYLE-->", std::string(assets::style())},
                                              {"<!--DATA-->", data},
                                              {"<!--SCRIPT-->", std::string(assets::script())}});

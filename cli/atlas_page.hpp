@@ -11,7 +11,7 @@ namespace headwater::cli {
 inline constexpr std::uint64_t kMostPageBytes = std::uint64_t{64} << 20;
 
 /// The page of a trace: HTML with style, program and data inside, no reference to anything else. `title` names the
-/// file. Scores are exact; column sums of memory sets are kept as a share of one query, to 5 %. Failure where the page
+/// file, or the model. Scores are exact; column sums of memory sets are kept as a share of one query, to 5 %. Failure where the page
 /// would exceed kMostPageBytes.
 [[nodiscard]] std::string atlas_page(const AtlasTrace& trace, const std::string& title);
 

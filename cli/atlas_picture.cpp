@@ -203,8 +203,7 @@ void Picture::overview() {
                      alpha);
     }
     if (h % every == 0) {
-      canvas_.text_right(x - 8, y + at_.overview_row / 2 - 10,
-                         fmt::format("{}", trace_.head_numbers[static_cast<std::size_t>(h)]), small_, kFaint);
+      canvas_.text_right(x - 8, y + at_.overview_row / 2 - 10, trace_.head_name(h), small_, kFaint);
     }
   }
   axis(x, at_.overview_top + at_.overview, width, 16);
@@ -260,10 +259,9 @@ void Picture::scores(std::int64_t head, std::int64_t x, std::int64_t y) {
 }
 
 void Picture::panel(std::int64_t head, std::int64_t x, std::int64_t y) {
-  const auto number = trace_.head_numbers[static_cast<std::size_t>(head)];
   const std::span<const float> all(trace_.scores);
   const auto row = all.subspan(static_cast<std::size_t>(head * trace_.n), static_cast<std::size_t>(trace_.n));
-  canvas_.text(x, y, fmt::format("head {}", number), small_, kInk);
+  canvas_.text(x, y, fmt::format("head {}", trace_.head_name(head)), small_, kInk);
   canvas_.text_right(
       x + kPanelWidth, y,
       fmt::format("{:.1f} % of pairs, highest score {:.4g}", percent(count_pairs(trace_, head)),

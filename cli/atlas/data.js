@@ -49,6 +49,7 @@ function loadTrace() {
   const {start, positions} = unpackSets(bytesOf("sets"), chunks * meta.heads.length, weights.length);
   return {
     meta, chunks, start, positions, weights,
+    tokens: JSON.parse(document.getElementById("data-tokens").textContent),
     n: meta.tokens, heads: meta.heads.length, local: meta.local, chunkStart: meta.chunk_start,
     scores: unpackScores(bytesOf("scores"), meta.score_type === "BF16"),
   };

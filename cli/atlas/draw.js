@@ -100,6 +100,7 @@ class Overview extends Panel {
   headAt(y) { const h = Math.floor(y / this.row()); return h < this.view.model.heads ? h : -1; }
   paint(context, colour) {
     const {model} = this.view, row = this.row(), every = Math.ceil(15 / row);
+    const each = model.meta.heads_in_layer, layer = (h) => Math.floor(model.meta.heads[h] / each);
     context.fillStyle = colour.panel;
     context.fillRect(LEFT, 0, this.plot, row * model.heads);
     for (let h = 0; h < model.heads; ++h) {
@@ -113,11 +114,15 @@ class Overview extends Panel {
         context.fillRect(x, y, wide, Math.max(1, row - 1));
       });
       context.globalAlpha = 1;
+      if (each > 0 && h > 0 && layer(h) !== layer(h - 1)) {
+        context.fillStyle = colour.line;
+        context.fillRect(LEFT, y - 1, this.plot, 1);
+      }
       if (h % every !== 0) continue;
       context.fillStyle = colour.faint;
       context.textAlign = "right";
       context.textBaseline = "middle";
-      context.fillText(String(model.meta.heads[h]), LEFT - 10, y + row / 2);
+      context.fillText(model.headName(h), LEFT - 10, y + row / 2);
     }
     this.axis(context, colour, row * model.heads);
   }

@@ -1,4 +1,7 @@
-// What follows from the trace. Heads count from 0 here; trace.meta.heads has their numbers in the file.
+// What follows from the trace. Heads count from 0 here; trace.meta.heads has their numbers in the file, or, of a model,
+// layer * heads_in_layer + head.
+
+const AROUND = 8;  // tokens of text on either side of one
 
 const ROLES = {own: "its own chunk", local: "local window", heavy: "heavy hitter", dense: "dense: reads everything before",
   none: "not read", later: "a later chunk"};
@@ -9,6 +12,23 @@ class Model {
     this.heavyReads = this.#countHeavyReads();
     this.mostReads = this.heavyReads.reduce((most, count) => Math.max(most, count), 1);
     this.heads_ = new Map();
+  }
+
+  // "3", or "2.3": head 3 of layer 2.
+  headName(head) {
+    const number = this.meta.heads[head], each = this.meta.heads_in_layer;
+    return each > 0 ? `${Math.floor(number / each)}.${number % each}` : String(number);
+  }
+  headTitle(head) {
+    const [first, second] = this.headName(head).split(".");
+    return second === undefined ? `head ${first}` : `layer ${first}, head ${second}`;
+  }
+  // The token in its text, white space made visible; nothing where the text is not known.
+  words(token) {
+    if (this.tokens.length === 0) return [];
+    const shown = (from, to) => this.tokens.slice(Math.max(0, from), to).join("")
+      .replaceAll("\n", "\u23ce").replaceAll("\t", "\u21e5").replaceAll("\r", "\u240d");
+    return [`\u2026${shown(token - AROUND, token)}\u27e6${shown(token, token + 1)}\u27e7${shown(token + 1, token + 1 + AROUND)}\u2026`];
   }
 
   setRange(head, chunk) {
@@ -148,8 +168,8 @@ class Model {
     const entry = this.entryOf(head, chunk, token);
     const attention = entry < 0 ? "" :
       `, with about ${percent(this.share(entry))} of what a query gives to the memory set`;
-    return [`token ${token} of chunk ${own}, score ${number(scores[token])} (rank ${rank} of ${this.n})`,
-      `head ${this.meta.heads[head]}, chunk ${chunk}: ${ROLES[role]}${attention}`,
+    return [...this.words(token), `token ${token} of chunk ${own}, score ${number(scores[token])} (rank ${rank} of ${this.n})`,
+      `${this.headTitle(head)}, chunk ${chunk}: ${ROLES[role]}${attention}`,
       `read by ${heavyReads[token] + localReads[token]} later chunks, by ${heavyReads[token]} as a heavy hitter`];
   }
 }

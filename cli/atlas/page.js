@@ -70,12 +70,13 @@ class View {
     const {model, state} = this;
     this.shown = state.head;
     document.getElementById("head").value = state.head;
-    for (const element of document.querySelectorAll(".head-name")) element.textContent = `head ${model.meta.heads[state.head]}`;
+    for (const element of document.querySelectorAll(".head-name")) element.textContent = model.headTitle(state.head);
     document.querySelectorAll("#pairs .row").forEach((row, h) => row.classList.toggle("now", h === state.head));
     const body = document.querySelector("#top tbody");
     body.replaceChildren(...model.top(state.head, 12).map((entry) => {
       const row = document.createElement("tr");
-      for (const text of [entry.token, number(entry.score), entry.reads, entry.heavy]) row.insertCell().textContent = text;
+      const name = model.tokens.length > 0 ? `${entry.token} ${JSON.stringify(model.tokens[entry.token])}` : entry.token;
+      for (const text of [name, number(entry.score), entry.reads, entry.heavy]) row.insertCell().textContent = text;
       row.addEventListener("click", () => this.change({token: entry.token, pinned: true}));
       return row;
     }));
@@ -158,7 +159,7 @@ class View {
     const sets = this.survival.sets(), k = Math.round((x - LEFT) / this.survival.plot * sets);
     if (k < 1 || k > sets) return this.tip(null);
     const all = Array.from({length: this.model.heads}, (_, h) => this.model.head(h).survival[k - 1] ?? 0);
-    this.tip(`${k} memory sets later\nhead ${this.model.meta.heads[this.state.head]}: ${percent(all[this.state.head])} ` +
+    this.tip(`${k} memory sets later\n${this.model.headTitle(this.state.head)}: ${percent(all[this.state.head])} ` +
       `still held\nall heads: ${percent(Math.min(...all))} to ${percent(Math.max(...all))}`, event);
   }
   tip(text, event) {
@@ -222,12 +223,12 @@ class View {
     document.getElementById("facts").textContent = [meta.title, `${model.n} tokens`, `${model.chunks} chunks`,
       `${model.heads} of ${meta.heads_in_file} query heads`, ...facts, `scores ${meta.score_type}`].join(" \u00b7 ");
     const select = document.getElementById("head");
-    select.replaceChildren(...meta.heads.map((name, h) => new Option(name, h)));
+    select.replaceChildren(...meta.heads.map((_, h) => new Option(model.headName(h), h)));
     select.addEventListener("change", () => this.change({head: Number(select.value)}));
   }
   writePairs() {
     const {model} = this, all = model.densePairs();
-    document.getElementById("pairs").replaceChildren(...model.meta.heads.map((name, h) => {
+    document.getElementById("pairs").replaceChildren(...model.meta.heads.map((_, h) => {
       const {pairs} = model.head(h), row = document.createElement("div"), bar = document.createElement("span");
       row.className = "row";
       bar.className = "bar";
@@ -239,7 +240,7 @@ class View {
         bar.append(part);
       }
       const label = document.createElement("span"), share = document.createElement("span");
-      label.textContent = name;
+      label.textContent = model.headName(h);
       share.textContent = `${(100 * model.computed(pairs) / all).toFixed(1)} %`;
       row.append(label, bar, share);
       row.addEventListener("click", () => this.change({head: h}));
