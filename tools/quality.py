@@ -53,7 +53,7 @@ def name_of(path):
 
 
 def run(program, *arguments):
-    done = subprocess.run([program, *map(str, arguments), "-m", str(MODEL), "-t", "1", "--json"], capture_output=True,
+    done = subprocess.run([program, *map(str, arguments), "-m", str(MODEL), "-t", "1", "--cache-type", "f16", "--json"], capture_output=True,
                           check=False)
     if done.returncode != 0:
         sys.exit(f"quality: {done.stderr.decode().strip()}")
@@ -77,6 +77,8 @@ def measure(arguments):
     results = pathlib.Path(arguments.results)
     done = {tuple(row["run"]) for row in read(results)} if results.exists() else set()
     for kind, window, setting, document in plan():
+        if arguments.window not in (None, window):
+            continue
         path = pathlib.Path(document) if os.path.isabs(document) else ROOT / "models" / document
         run_id = (kind, window, setting, name_of(path))
         if run_id in done:
@@ -222,6 +224,7 @@ def main():
     command = commands.add_parser("measure")
     command.add_argument("program")
     command.add_argument("results")
+    command.add_argument("--window", type=int, help="only this length")
     command.set_defaults(action=measure)
     command = commands.add_parser("report")
     command.add_argument("results")

@@ -114,6 +114,11 @@ void Reader::read_sizes(ModelConfig& config) const {
                              config.heads, config.width));
   }
   config.d_head = file_.integer_or(key_length, 1, kMaxExtent, config.width / config.heads);
+  if (config.d_head > kMaxExtent) {
+    file_.refuse(
+        fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: up to {}",
+                    key_length, config.heads, config.d_head, config.width, kMaxExtent));
+  }
   config.d_value = file_.integer_or(key("attention.value_length"), 1, kMaxExtent, config.d_head);
   if (config.heads * config.d_head > kMaxWidth || config.heads * config.d_value > kMaxWidth) {
     file_.refuse(fmt::format("{} query heads of {} and values of {} are wider than {}", config.heads,

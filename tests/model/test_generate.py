@@ -11,6 +11,7 @@ import unittest
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
 
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
 def generate(*arguments, **more):
@@ -102,6 +103,40 @@ class Replays(unittest.TestCase):
                 size = heads * width * 4
                 self.assertEqual(own["last_memory"][0]["shape"], [heads, width])
                 self.assertEqual(own["last_memory"][1], again["memory"][1][(chunks - 2) * size:(chunks - 1) * size])
+
+
+class Architectures(unittest.TestCase):
+    """The small random models of make_fixtures.py, from text to text; their golden tokens are numpy's."""
+
+    def run_model(self, name, *arguments):
+        result = run("generate", "-m", str(FIXTURES / f"{name}.gguf"), "--json", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_text_gives_the_tokens_of_numpy(self):
+        golden = json.loads((FIXTURES / "golden.json").read_text(encoding="utf-8"))
+        self.assertGreater(len(golden), 5)
+        for name, wanted in golden.items():
+            for threads in ("1", "3"):
+                got = self.run_model(name, "-p", wanted["text"], "-n", str(len(wanted["generated"])), "--projections", "f32",
+                                     "-t", threads)
+                self.assertEqual(got["prompt_tokens"], len(wanted["ids"]), name)
+                self.assertEqual(got["ids"], wanted["generated"], name)
+
+    def test_chat(self):
+        # Tokens around "the quick": BOS, two headers with gaps, an end; ChatML's roles are words of bytes.
+        plain = self.run_model("llama3", "-p", "the quick", "-n", "0")["prompt_tokens"]
+        chat = self.run_model("llama3", "-p", " the quick\n", "--chat", "-n", "2")["prompt_tokens"]
+        self.assertEqual(chat - plain, 2 * (2 + 2) + 1 + len("us") + 1 + len("assistant"))
+        plain = self.run_model("qwen2-yarn", "-p", "the quick", "-n", "0")["prompt_tokens"]
+        chat = self.run_model("qwen2-yarn", "-p", "the quick", "--chat", "-n", "2")["prompt_tokens"]
+        self.assertEqual(chat - plain, 2 * 2 + 2 + len("us") + 1 + len("assistant"))
+
+    def test_a_vocabulary_without_chat_tokens(self):
+        result = run("generate", "-m", str(FIXTURES / "llama-linear.gguf"), "-p", "x", "--chat")
+        self.assertEqual((result.returncode, result.stdout), (2, b""))
+        self.assertIn(b"neither ChatML nor Llama 3", result.stderr)
+        self.assertEqual(result.stderr.count(b"\n"), 1)
 
 
 class Refuses(Refusals):

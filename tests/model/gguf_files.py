@@ -1,0 +1,71 @@
+"""GGUF files written by hand, right and wrong, with the standard library alone."""
+
+import struct
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64 = range(13)
+FORMATS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", I64: "<q",
+           F64: "<d"}
+ALIGNMENT = 32
+
+
+def text(value):
+    data = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def packed(kind, value):
+    if kind == TEXT:
+        return text(value)
+    if kind == ARRAY:
+        element, values = value
+        return struct.pack("<IQ", element, len(values)) + b"".join(packed(element, one) for one in values)
+    return struct.pack(FORMATS[kind], value)
+
+
+class File:
+    """A llama model of one layer and 300 tokens of bytes; change metadata {key: (type, value)} and tensors
+    {name: dims or (dims, type, offset)} before build()."""
+
+    def __init__(self):
+        self.magic, self.version = b"GGUF", 3
+        self.metadata = {"general.architecture": (TEXT, "llama"), "llama.context_length": (U32, 4096),
+                         "llama.block_count": (U32, 1), "llama.embedding_length": (U32, 16),
+                         "llama.feed_forward_length": (U32, 24), "llama.attention.head_count": (U32, 2),
+                         "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
+                         "tokenizer.ggml.model": (TEXT, "llama"),
+                         "tokenizer.ggml.tokens": (ARRAY, (TEXT, self.pieces())),
+                         "tokenizer.ggml.scores": (ARRAY, (F32, [0.0] * 300)),
+                         "tokenizer.ggml.token_type": (ARRAY, (I32, [2, 3, 3] + [6] * 256 + [1] * 41)),
+                         "tokenizer.ggml.bos_token_id": (U32, 1), "tokenizer.ggml.eos_token_id": (U32, 2)}
+        self.tensors = {"token_embd.weight": [16, 300], "output_norm.weight": [16]}
+        for name, dims in {"attn_norm": [16], "ffn_norm": [16], "attn_q": [16, 16], "attn_k": [16, 16],
+                           "attn_v": [16, 16], "attn_output": [16, 16], "ffn_gate": [16, 24], "ffn_up": [16, 24],
+                           "ffn_down": [24, 16]}.items():
+            self.tensors[f"blk.0.{name}.weight"] = dims
+        self.filling = struct.pack("<f", 0.01)
+        self.raw_metadata = b""  # one entry more, as bytes
+
+    @staticmethod
+    def pieces():
+        return ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)] + [f"w{i}" for i in range(41)]
+
+    def header(self):
+        """(bytes up to the data, bytes of data)"""
+        body, at = b"", 0
+        for name, shape in self.tensors.items():
+            dims, kind, offset = shape if isinstance(shape, tuple) else (shape, 0, None)
+            body += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims)
+            body += struct.pack("<IQ", kind, at if offset is None else offset)
+            size = 4
+            for extent in dims:
+                size *= extent
+            at += min(-(-size // ALIGNMENT) * ALIGNMENT, 2**60)  # what is behind an impossible tensor still has a place
+        entries = b"".join(text(key) + struct.pack("<I", kind) + packed(kind, value)
+                           for key, (kind, value) in self.metadata.items()) + self.raw_metadata
+        count = len(self.metadata) + (1 if self.raw_metadata else 0)
+        data = self.magic + struct.pack("<IQQ", self.version, len(self.tensors), count) + entries + body
+        return data + b"\0" * (-len(data) % ALIGNMENT), at
+
+    def build(self):
+        header, size = self.header()
+        return header + self.filling * (size // 4)

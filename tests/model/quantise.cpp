@@ -1,0 +1,175 @@
+#include "tests/model/quantise.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace headwater::runtime::testing {
+namespace {
+
+constexpr std::size_t kSmall =
+    32;  // elements of a block of Q8_0 and Q4_0, and of a sub-block of Q4_K and Q5_K
+constexpr std::size_t kSuper = 256;  // elements of a block of the K types
+
+/// The nearest F16 of a finite number below its range's end.
+std::uint16_t half_bits(double value) {
+  const double size = std::fabs(value);
+  const std::uint16_t sign = std::signbit(value) ? 0x8000U : 0U;
+  if (size == 0) return sign;
+  const int exponent = std::max(std::ilogb(size), -14);
+  const double units = std::nearbyint(std::ldexp(size, 10 - exponent));  // 1024 and more for a normal number
+  // A mantissa that rounds up to 2048 carries into the exponent by itself.
+  return static_cast<std::uint16_t>(sign + static_cast<unsigned>((exponent + 14) << 10) +
+                                    static_cast<unsigned>(units));
+}
+
+double half_value(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const double size =
+      exponent == 0 ? std::ldexp(bits & 1023, -24) : std::ldexp((bits & 1023) + 1024, exponent - 25);
+  return (bits & 0x8000U) != 0 ? -size : size;
+}
+
+class Writer {
+ public:
+  explicit Writer(std::vector<std::byte>& out) : out_(out) {}
+  void byte(int value) { out_.push_back(static_cast<std::byte>(static_cast<unsigned>(value) & 0xFFU)); }
+  void half(std::uint16_t bits) { byte(bits & 0xFF), byte(bits >> 8); }
+
+ private:
+  std::vector<std::byte>& out_;
+};
+
+int code(double value, double scale, int low, int high) {
+  return scale == 0 ? std::clamp(0, low, high)
+                    : static_cast<int>(std::clamp(std::nearbyint(value / scale), static_cast<double>(low),
+                                                  static_cast<double>(high)));
+}
+
+/// The element that is farthest from zero.
+double extreme(std::span<const float> block) {
+  return *std::max_element(block.begin(), block.end(),
+                           [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+}
+
+void q8_0(std::span<const float> block, Writer& out) {
+  const double scale = std::fabs(extreme(block)) / 127;
+  out.half(half_bits(scale));
+  for (const float x : block) out.byte(code(x, scale, -127, 127));
+}
+
+/// x = scale (code - 8); the lower nibbles hold the first half of the block.
+void q4_0(std::span<const float> block, Writer& out) {
+  const std::uint16_t bits = half_bits(extreme(block) / -8);
+  out.half(bits);
+  const double scale = half_value(bits);
+  for (std::size_t i = 0; i < kSmall / 2; ++i) {
+    out.byte((code(block[i], scale, -8, 7) + 8) | (code(block[i + kSmall / 2], scale, -8, 7) + 8) << 4);
+  }
+}
+
+/// Q4_K and Q5_K: x = (d scale) code - (dmin minimum), scale and minimum of six bits for each sub-block.
+void q45_k(std::span<const float> block, int most, Writer& out) {
+  constexpr std::size_t kSubs = kSuper / kSmall;
+  constexpr int kMostSix = 63;
+  std::array<double, kSubs> scale{};
+  std::array<double, kSubs> minimum{};
+  for (std::size_t s = 0; s < kSubs; ++s) {
+    const auto sub = block.subspan(s * kSmall, kSmall);
+    minimum[s] = std::max(0.0, -static_cast<double>(*std::min_element(sub.begin(), sub.end())));
+    scale[s] = std::max(0.0, *std::max_element(sub.begin(), sub.end()) + minimum[s]) / most;
+  }
+  const std::uint16_t d = half_bits(*std::max_element(scale.begin(), scale.end()) / kMostSix);
+  const std::uint16_t dmin = half_bits(*std::max_element(minimum.begin(), minimum.end()) / kMostSix);
+  out.half(d);
+  out.half(dmin);
+  std::array<int, kSubs> six{};
+  std::array<int, kSubs> six_minimum{};
+  for (std::size_t s = 0; s < kSubs; ++s) {
+    six[s] = code(scale[s], half_value(d), 0, kMostSix);
+    six_minimum[s] = code(minimum[s], half_value(dmin), 0, kMostSix);
+  }
+  // Twelve bytes: six bits of the first four scales and minima with the upper two of the last four above them; then the
+  // lower four of those.
+  for (std::size_t s = 0; s < 4; ++s) out.byte(six[s] | six[s + 4] >> 4 << 6);
+  for (std::size_t s = 0; s < 4; ++s) out.byte(six_minimum[s] | six_minimum[s + 4] >> 4 << 6);
+  for (std::size_t s = 4; s < kSubs; ++s) out.byte((six[s] & 15) | (six_minimum[s] & 15) << 4);
+
+  std::array<int, kSuper> codes{};
+  for (std::size_t i = 0; i < kSuper; ++i) {
+    const std::size_t s = i / kSmall;
+    codes[i] = code(block[i] + half_value(dmin) * six_minimum[s], half_value(d) * six[s], 0, most);
+  }
+  if (most == 31) {
+    // The fifth bits: bit s of byte i is that of element i of sub-block s.
+    for (std::size_t i = 0; i < kSmall; ++i) {
+      int bits = 0;
+      for (std::size_t s = 0; s < kSubs; ++s) bits |= (codes[s * kSmall + i] >> 4) << s;
+      out.byte(bits);
+    }
+  }
+  for (std::size_t s = 0; s < kSubs; s += 2) {
+    for (std::size_t i = 0; i < kSmall; ++i) {
+      out.byte((codes[s * kSmall + i] & 15) | (codes[(s + 1) * kSmall + i] & 15) << 4);
+    }
+  }
+}
+
+/// x = d scale (code - 32), scales of eight bits for each sixteen elements.
+void q6_k(std::span<const float> block, Writer& out) {
+  constexpr std::size_t kSub = 16;
+  constexpr std::size_t kHalf = kSuper / 2;
+  std::array<double, kSuper / kSub> scale{};
+  double most = 0;
+  for (std::size_t s = 0; s < scale.size(); ++s) {
+    scale[s] = extreme(block.subspan(s * kSub, kSub)) / -32;
+    most = std::max(most, std::fabs(scale[s]));
+  }
+  const std::uint16_t d = half_bits(most / 127);
+  std::array<int, kSuper / kSub> eight{};
+  for (std::size_t s = 0; s < scale.size(); ++s) eight[s] = code(scale[s], half_value(d), -127, 127);
+  std::array<int, kSuper> codes{};
+  for (std::size_t i = 0; i < kSuper; ++i)
+    codes[i] = code(block[i], half_value(d) * eight[i / kSub], -32, 31) + 32;
+  const auto at = [&](std::size_t half, std::size_t quarter, std::size_t i) {
+    return codes[half * kHalf + quarter * kSmall + i];
+  };
+  for (std::size_t half = 0; half < 2; ++half) {
+    for (std::size_t quarter = 0; quarter < 2; ++quarter) {
+      for (std::size_t i = 0; i < kSmall; ++i) {
+        out.byte((at(half, quarter, i) & 15) | (at(half, quarter + 2, i) & 15) << 4);
+      }
+    }
+  }
+  for (std::size_t half = 0; half < 2; ++half) {
+    for (std::size_t i = 0; i < kSmall; ++i) {
+      int bits = 0;
+      for (std::size_t quarter = 0; quarter < 4; ++quarter)
+        bits |= (at(half, quarter, i) >> 4) << (2 * quarter);
+      out.byte(bits);
+    }
+  }
+  for (const int s : eight) out.byte(s);
+  out.half(d);
+}
+
+}  // namespace
+
+void append_quantised(TensorType type, std::span<const float> row, std::vector<std::byte>& out) {
+  Writer writer(out);
+  const auto block = static_cast<std::size_t>(tensor_type_info(type).block_elements);
+  for (; !row.empty(); row = row.subspan(block)) {
+    const auto values = row.first(block);
+    switch (type) {
+      case TensorType::q8_0: q8_0(values, writer); break;
+      case TensorType::q4_0: q4_0(values, writer); break;
+      case TensorType::q4_k: q45_k(values, 15, writer); break;
+      case TensorType::q5_k: q45_k(values, 31, writer); break;
+      case TensorType::q6_k: q6_k(values, writer); break;
+      default: return;
+    }
+  }
+}
+
+}  // namespace headwater::runtime::testing

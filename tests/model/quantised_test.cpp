@@ -1,0 +1,136 @@
+// The bundled model with its matrices quantised, end to end: as good as the same numbers in F32, and nearly as good as
+// the weights that were quantised.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "runtime/gguf/gguf.hpp"
+#include "tests/gguf/builder.hpp"
+#include "tests/model/quantise.hpp"
+#include "tests/model/support.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+/// The bundled model in other types of matrices, made in memory.
+class Copy {
+ public:
+  /// The matrices in `type`, or, `widened`, in F32 with the values that these blocks stand for.
+  Copy(TensorType type, bool widened) {
+    const GgufFile& file = *bundled_file();
+    const std::string a = "qwen3.";
+    builder_.add_text("general.architecture", "qwen3");
+    for (const char* key :
+         {"context_length", "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+          "attention.head_count_kv", "attention.key_length", "attention.value_length"}) {
+      builder_.add(a + key, kU32, static_cast<std::uint32_t>(file.integer(a + key, 1, 1 << 20)));
+    }
+    for (const char* key : {"attention.layer_norm_rms_epsilon", "rope.freq_base"}) {
+      builder_.add(a + key, kF32, static_cast<float>(file.number(a + key)));
+    }
+    for (const Tensor& tensor : file.tensors())
+      add(tensor, tensor.dims.size() == 2 ? type : TensorType::f32, widened);
+    builder_.data_bytes = data_.size();
+    bytes_ = builder_.build();
+    std::copy(data_.begin(), data_.end(), bytes_.end() - static_cast<std::ptrdiff_t>(data_.size()));
+  }
+  [[nodiscard]] std::shared_ptr<const Model> load() const {
+    return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "copy.gguf")),
+                       {Precision::f32, 2});
+  }
+
+ private:
+  void add(const Tensor& tensor, TensorType type, bool widened) {
+    std::vector<std::uint64_t> dims(tensor.dims.begin(), tensor.dims.end());
+    const std::int64_t columns = tensor.dims[0];
+    std::vector<float> row(static_cast<std::size_t>(columns));
+    std::vector<std::byte> blocks;
+    const auto stored = widened ? TensorType::f32 : type;
+    builder_.add_tensor(tensor.name, dims, tensor_type_info(stored).ggml_id, data_.size());
+    for (std::int64_t r = 0; r < tensor.rows(); ++r) {
+      dequantize_row(tensor.type, tensor.row(r), columns, row.data());
+      blocks.clear();
+      if (type != TensorType::f32) append_quantised(type, row, blocks);
+      if (type != TensorType::f32 && widened) dequantize_row(type, blocks.data(), columns, row.data());
+      if (stored == TensorType::f32) {
+        const auto plain = std::as_bytes(std::span(row));
+        blocks.assign(plain.begin(), plain.end());
+      }
+      data_.insert(data_.end(), blocks.begin(), blocks.end());
+    }
+    data_.resize((data_.size() + 31) / 32 * 32);
+  }
+
+  Builder builder_;
+  std::vector<std::byte> data_;
+  std::vector<std::byte> bytes_;
+};
+
+struct Outcome {
+  std::vector<float> logits;   // of all tokens of a prefill
+  std::vector<float> decoded;  // behind one more token
+  double loss = 0;             // nats a token
+};
+
+Outcome run(const std::shared_ptr<const Model>& model) {
+  const auto& ids = reference_logits().ids;
+  const auto n = static_cast<std::int64_t>(ids.size());
+  const auto vocabulary = static_cast<std::size_t>(model->config().vocabulary);
+  TransformerOptions chosen = options(n, DType::f32);
+  chosen.attention.dense = true;
+  Transformer transformer(model, chosen);
+  transformer.run(Step::prefill(n - 1), std::span(ids).first(ids.size() - 1));
+  Outcome outcome;
+  outcome.logits.resize((ids.size() - 1) * vocabulary);
+  transformer.logits(0, n - 1, outcome.logits);
+  transformer.run(Step::decode(), std::span(ids).last(1));
+  outcome.decoded.resize(vocabulary);
+  transformer.logits(0, 1, outcome.decoded);
+  for (std::size_t t = 0; t + 1 < ids.size(); ++t) {
+    const auto row = std::span(outcome.logits).subspan(t * vocabulary, vocabulary);
+    const double most = *std::max_element(row.begin(), row.end());
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(logit - most);
+    outcome.loss += (most + std::log(sum) - row[static_cast<std::size_t>(ids[t + 1])]) /
+                    static_cast<double>(ids.size() - 1);
+  }
+  return outcome;
+}
+
+double worst(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    most = std::max(most, std::fabs(static_cast<double>(a[i]) - b[i]));
+  return most;
+}
+
+struct Case {
+  TensorType type;
+  double change;  ///< most that the loss may change, in nats a token: about twice what was measured
+};
+
+class Quantised : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Quantised, IsWhatItsBlocksStandFor) {
+  const Outcome stored = run(Copy(GetParam().type, false).load());
+  const Outcome widened = run(Copy(GetParam().type, true).load());
+  EXPECT_EQ(stored.logits, widened.logits) << "panels are widened to the same numbers";
+  // One row is summed in another order.
+  EXPECT_LE(worst(stored.decoded, widened.decoded), 1e-3);
+  static const double plain = run(bundled(Precision::f32)).loss;
+  RecordProperty("change_of_loss", std::to_string(stored.loss - plain));
+  EXPECT_LE(std::fabs(stored.loss - plain), GetParam().change) << stored.loss - plain;
+  EXPECT_NE(stored.loss, plain);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Quantised,
+                         ::testing::Values(Case{TensorType::q8_0, 0.002}, Case{TensorType::q6_k, 0.015},
+                                           Case{TensorType::q5_k, 0.01}, Case{TensorType::q4_k, 0.012},
+                                           Case{TensorType::q4_0, 0.055}),
+                         [](const auto& one) { return std::string(tensor_type_info(one.param.type).name); });
+
+}  // namespace
+}  // namespace headwater::runtime::testing
