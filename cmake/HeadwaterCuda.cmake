@@ -86,8 +86,8 @@ function(headwater_cuda_objects name)
     set(log "${CMAKE_BINARY_DIR}/cuda/${short}.ptxas")
     add_custom_command(
       OUTPUT "${object}" "${log}"
-      COMMAND sh "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" "${HEADWATER_NVCC}" ${HEADWATER_NVCC_FLAGS}
-              ${targets} -MD -MF "${object}.d" -c "${source}" -o "${object}"
+      COMMAND sh "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" ${CMAKE_CXX_COMPILER_LAUNCHER}
+              "${HEADWATER_NVCC}" ${HEADWATER_NVCC_FLAGS} ${targets} -MD -MF "${object}.d" -c "${source}" -o "${object}"
       DEPENDS "${source}" "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh"
       DEPFILE "${object}.d"
       COMMENT "nvcc ${short}"
