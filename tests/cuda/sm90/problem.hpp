@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/sm90/roles.hpp"
+#include "cuda/sm90/schedule.hpp"
+#include "cuda/sm90/tile_map.hpp"
+
+namespace headwater::cuda::sm90 {
+
+/// Random rows of an intra pass, and what the spec says about them, in double precision from its definitions.
+class IntraProblem {
+ public:
+  struct Options {
+    IntraShape shape;
+    bool bf16 = true;
+    bool sinks = false;
+    float spread = 1.0f;  ///< of the rows' elements
+    std::uint32_t seed = 1;
+  };
+  explicit IntraProblem(const Options& options);
+
+  [[nodiscard]] TileMap q_map(int rows) const;
+  [[nodiscard]] TileMap k_map() const { return kv_map(k_); }
+  [[nodiscard]] TileMap v_map() const { return kv_map(v_); }
+  [[nodiscard]] const float* sinks() const { return sinks_.empty() ? nullptr : sinks_.data(); }
+  [[nodiscard]] float scale2() const;
+  [[nodiscard]] int tokens() const { return options_.shape.chunks * options_.shape.tokens; }
+
+  /// Makes row `token` of keys and values NaN in every head.
+  void poison(int token);
+
+  struct Row {
+    std::vector<double> out;
+    std::vector<double> magnitude;  ///< sum of weight times |value|, per column
+    double lse;
+  };
+  /// INTRA-1 of query `token` of `head`.
+  [[nodiscard]] Row row(int head, int token) const;
+  /// INTRA-2 of chunk `chunk`: one sum a key.
+  [[nodiscard]] std::vector<double> column_sums(int head, int chunk) const;
+
+ private:
+  [[nodiscard]] TileMap kv_map(const std::vector<std::uint16_t>& rows) const;
+  [[nodiscard]] double logit(int head, int query, int key) const;
+  [[nodiscard]] double value(std::uint16_t bits) const;
+
+  /// Rows behind the last token hold NaN: nothing may read them.
+  static constexpr int kRowsBehind = 150;
+
+  Options options_;
+  int capacity_;
+  std::vector<std::uint16_t> q_;  ///< [token][head][d]
+  std::vector<std::uint16_t> k_;  ///< [kv head][capacity][d]
+  std::vector<std::uint16_t> v_;
+  std::vector<float> sinks_;
+};
+
+}  // namespace headwater::cuda::sm90
