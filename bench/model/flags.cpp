@@ -23,9 +23,9 @@ constexpr std::int64_t kMostRounds = 1000;
 constexpr std::size_t kMostPrompts = 32;
 
 constexpr const char* kFooter = R"(
-Prompts of random tokens: the time to the first token and where it went, then the rate of tokens generated behind the
-prompt, one at a time and dense over everything stored. Sparse and dense prefill take turns in every round; times are
-medians, the split is that of the median round. Beside them a loop that reads memory and does nothing with it says how
+Prompts of tokens (7919 i + seed) modulo the vocabulary, i = 0, 1, ...: the time to the first token and where it went,
+then the rate of tokens generated behind the prompt, one at a time and dense over everything stored. Sparse and dense prefill take turns in every round; times are
+medians, the split is that of the median round. On one thread they are processor times. Beside them a loop that reads memory and does nothing with it says how
 fast a token could be generated at best: its weights and the stored keys and values are read once.
 
 --random makes the weights in memory, in a shape whose file need not be there, as --type (q8_0, q4_0, q4_k, q5_k, q6_k,

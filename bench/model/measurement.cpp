@@ -8,7 +8,6 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <utility>
 
@@ -23,6 +22,7 @@
 #include "cli/progress.hpp"
 #include "cli/text.hpp"
 #include "headwater/engine.hpp"
+#include "runtime/generate/sampler.hpp"
 
 namespace headwater::bench {
 
@@ -33,6 +33,9 @@ using Ids = std::vector<std::int32_t>;
 
 /// Larger than any cache, so that it is memory that is read.
 constexpr std::size_t kReadBytes = std::size_t{512} << 20;
+
+/// Token i of a prompt is (kTokenStep * i + seed) modulo the vocabulary, which any program can repeat.
+constexpr std::uint64_t kTokenStep = 7919;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -111,10 +114,10 @@ Bench::Bench(const ModelBenchFlags& flags)
   load_seconds_ = since(start);
   sparse_talk_.emplace(*sparse_, flags.dense_tail);
   if (dense_) dense_talk_.emplace(*dense_, 0);
-  std::mt19937_64 random(flags.seed);
+  const auto vocabulary = static_cast<std::uint64_t>(model_->config().vocabulary);
   for (std::int64_t i = 0; i < capacity_; ++i) {
     ids_.push_back(
-        static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(model_->config().vocabulary)));
+        static_cast<std::int32_t>((kTokenStep * static_cast<std::uint64_t>(i) + flags.seed) % vocabulary));
   }
   memory_ = LineBytes(kReadBytes);
 }
@@ -171,6 +174,7 @@ void Bench::describe(ModelMeasurement& measurement) const {
   measurement.isa = sparse_->engine().isa();
   measurement.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
                                         runtime::product_isa());
+  measurement.by_processor_time = threads_ == 1;
   measurement.effective = sparse_->session().options();
   measurement.load_seconds = load_seconds_;
   measurement.weight_bytes =
@@ -202,28 +206,32 @@ PromptTimes Bench::time_prompt(runtime::Conversation& conversation, std::int64_t
   runtime::Transformer& transformer = conversation.transformer();
   conversation.reset();
   transformer.clear_times();
-  auto start = Clock::now();
+  Seconds start = seconds_now();
   conversation.feed({ids_.data(), static_cast<std::size_t>(tokens)});
-  times.first_token = since(start);
+  times.first_token = seconds_now() - start;
   times.phases = transformer.times();
   rounds.pairs = conversation.pairs();
+  rounds.best_token = runtime::best_token(conversation.logits());
+  rounds.best_logit = conversation.logits()[static_cast<std::size_t>(rounds.best_token)];
   transformer.clear_times();
-  start = Clock::now();
+  start = seconds_now();
   for (std::int64_t i = 0; i < flags_.decode; ++i) {
     conversation.append(ids_[static_cast<std::size_t>(tokens + i)]);
   }
-  times.decode = since(start);
-  times.decode_phases = transformer.times();
-  times.reading = read_seconds(memory_, threads_) * static_cast<double>(rounds.bytes_per_token) /
-                  static_cast<double>(memory_.size());
+  times.decode = seconds_now() - start;
+  start = seconds_now();
+  (void)read_seconds(memory_, threads_);
+  const Seconds read = seconds_now() - start;
+  const double share = static_cast<double>(rounds.bytes_per_token) / static_cast<double>(memory_.size());
+  times.reading = {read.wall * share, read.cpu * share};
   return times;
 }
 
 void Bench::measure(std::int64_t tokens, ModelMeasurement& measurement) {
   const std::int64_t mean_depth = tokens + (flags_.decode + 1) / 2;
   const std::int64_t bytes = model_->bytes_per_token() + mean_depth * kv_bytes_per_token();
-  std::vector<PromptRounds> modes = {{tokens, false, {}, bytes, {}}};
-  if (dense_) modes.push_back({tokens, true, {}, bytes, {}});
+  std::vector<PromptRounds> modes = {{tokens, false, {}, bytes, {}, 0, 0.0F}};
+  if (dense_) modes.push_back({tokens, true, {}, bytes, {}, 0, 0.0F});
   for (int round = 0; round < flags_.rounds; ++round) {
     for (std::size_t i = 0; i < modes.size(); ++i) {
       PromptRounds& mode = modes[(i + static_cast<std::size_t>(round)) % modes.size()];
@@ -251,7 +259,7 @@ const PromptTimes& PromptRounds::middle() const {
   std::vector<const PromptTimes*> order;
   for (const PromptTimes& times : rounds) order.push_back(&times);
   std::sort(order.begin(), order.end(),
-            [](const auto* a, const auto* b) { return a->first_token < b->first_token; });
+            [](const auto* a, const auto* b) { return a->first_token.wall < b->first_token.wall; });
   return *order[(order.size() - 1) / 2];
 }
 

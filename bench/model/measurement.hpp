@@ -4,19 +4,20 @@
 #include <string>
 #include <vector>
 
+#include "bench/clock.hpp"
 #include "bench/model/flags.hpp"
 #include "headwater/session.hpp"
 #include "runtime/generate/conversation.hpp"
 
 namespace headwater::bench {
 
-/// One prompt and what was generated behind it.
+/// One prompt and what was generated behind it. Rates and ratios are taken of processor times on one thread, which other
+/// work on the machine does not move, else of times by the wall.
 struct PromptTimes {
-  double first_token = 0;      ///< seconds from the first token in to the logits of the last one
-  runtime::PhaseTimes phases;  ///< where they went
-  double decode = 0;           ///< seconds of all decode steps behind the prompt
-  runtime::PhaseTimes decode_phases;
-  double reading = 0;  ///< seconds that reading the bytes of one decode step alone takes
+  Seconds first_token;         ///< from the first token in to the logits of the last one
+  runtime::PhaseTimes phases;  ///< where they went, by the wall
+  Seconds decode;              ///< of all decode steps behind the prompt
+  Seconds reading;             ///< of reading the bytes of one decode step alone
 };
 
 /// Prompts of one length in one mode, round by round.
@@ -26,8 +27,10 @@ struct PromptRounds {
   runtime::Pairs pairs;
   std::int64_t bytes_per_token = 0;  ///< weights, keys and values that a decode step reads, at the mean depth
   std::vector<PromptTimes> rounds;
+  std::int32_t best_token = 0;  ///< behind the prompt, and its logit: for comparison with other programs
+  float best_logit = 0;
 
-  /// Of the round whose time to the first token is the (lower) median.
+  /// The round whose time to the first token, by the wall, is the (lower) median.
   [[nodiscard]] const PromptTimes& middle() const;
 };
 
@@ -37,6 +40,7 @@ struct ModelMeasurement {
   std::string weights;  ///< "Q8_0", or "F16, F32" of a file's matrices
   std::string engine, isa;
   std::string projections;
+  bool by_processor_time = false;
   EffectiveOptions effective;  ///< of the sparse runs
   double load_seconds = 0;     ///< reading or making the weights, and packing
   std::uint64_t weight_bytes = 0;

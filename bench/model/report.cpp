@@ -25,23 +25,31 @@ double over_rounds(const PromptRounds& prompt, const Value& value) {
   return median(std::move(values));
 }
 
-double first_token(const PromptRounds& prompt) {
-  return over_rounds(prompt, [](const PromptTimes& times) { return times.first_token; });
+/// By the clock that rates and ratios are taken with.
+double judged(const ModelMeasurement& measurement, const Seconds& seconds) {
+  return measurement.by_processor_time ? seconds.cpu : seconds.wall;
 }
 
-double decode(const PromptRounds& prompt) {
-  return over_rounds(prompt, [](const PromptTimes& times) { return times.decode; });
+double first_token(const ModelMeasurement& measurement, const PromptRounds& prompt) {
+  return over_rounds(prompt,
+                     [&](const PromptTimes& times) { return judged(measurement, times.first_token); });
+}
+
+double decode(const ModelMeasurement& measurement, const PromptRounds& prompt) {
+  return over_rounds(prompt, [&](const PromptTimes& times) { return judged(measurement, times.decode); });
 }
 
 /// Seconds of the first token that are neither projections nor attention.
 double rest(const PromptTimes& times) {
-  return std::max(0.0, times.first_token - times.phases.projections - times.phases.attention);
+  return std::max(0.0, times.first_token.wall - times.phases.projections - times.phases.attention);
 }
 
 /// Reading alone over decoding, round by round: what slows a whole round cancels.
-double share_of_reading(const ModelBenchFlags& flags, const PromptRounds& prompt) {
+double share_of_reading(const ModelBenchFlags& flags, const ModelMeasurement& measurement,
+                        const PromptRounds& prompt) {
   return over_rounds(prompt, [&](const PromptTimes& times) {
-    return times.reading * static_cast<double>(flags.decode) / times.decode;
+    return judged(measurement, times.reading) * static_cast<double>(flags.decode) /
+           judged(measurement, times.decode);
   });
 }
 
@@ -50,52 +58,56 @@ double pair_share(const PromptRounds& prompt) {
 }
 
 /// Dense over sparse of one length, round by round.
-double speed_up(const PromptRounds& sparse, const PromptRounds& dense) {
+double speed_up(const ModelMeasurement& measurement, const PromptRounds& sparse, const PromptRounds& dense) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < sparse.rounds.size(); ++i) {
-    ratios.push_back(dense.rounds[i].first_token / sparse.rounds[i].first_token);
+    ratios.push_back(judged(measurement, dense.rounds[i].first_token) /
+                     judged(measurement, sparse.rounds[i].first_token));
   }
   return median(std::move(ratios));
 }
 
-nlohmann::ordered_json prompt_json(const ModelBenchFlags& flags, const PromptRounds& prompt) {
+nlohmann::ordered_json prompt_json(const ModelBenchFlags& flags, const ModelMeasurement& measurement,
+                                   const PromptRounds& prompt) {
   const PromptTimes& middle = prompt.middle();
-  const double seconds = first_token(prompt);
+  const double seconds = first_token(measurement, prompt);
   nlohmann::ordered_json json;
   json["tokens"] = prompt.tokens;
   json["mode"] = prompt.dense ? "dense" : "sparse";
   json["pairs"] = prompt.pairs.computed;
   json["pairs_dense"] = prompt.pairs.dense;
+  json["best"] = {{"token", prompt.best_token}, {"logit", prompt.best_logit}};
   std::vector<double> rounds;
-  for (const PromptTimes& times : prompt.rounds) rounds.push_back(times.first_token);
+  for (const PromptTimes& times : prompt.rounds) rounds.push_back(judged(measurement, times.first_token));
   json["first_token"] = {{"seconds", seconds},
                          {"tokens_per_second", static_cast<double>(prompt.tokens) / seconds},
                          {"split",
-                          {{"seconds", middle.first_token},
+                          {{"seconds", middle.first_token.wall},
                            {"projections", middle.phases.projections},
                            {"attention", middle.phases.attention},
                            {"rest", rest(middle)}}},
                          {"rounds", rounds}};
   if (flags.decode == 0) return json;
-  const double all = decode(prompt);
+  const double all = decode(measurement, prompt);
   std::vector<double> decodes;
-  for (const PromptTimes& times : prompt.rounds) decodes.push_back(times.decode);
+  for (const PromptTimes& times : prompt.rounds) decodes.push_back(judged(measurement, times.decode));
   const double tokens = static_cast<double>(flags.decode);
   json["decode"] = {
       {"tokens", flags.decode},
       {"tokens_per_second", tokens / all},
       {"bytes_per_token", prompt.bytes_per_token},
       {"gigabytes_per_second", static_cast<double>(prompt.bytes_per_token) * tokens / all * kGiga},
-      {"share_of_reading", share_of_reading(flags, prompt)},
+      {"share_of_reading", share_of_reading(flags, measurement, prompt)},
       {"rounds", decodes}};
   return json;
 }
 
-std::string prompt_line(const ModelBenchFlags& flags, const PromptRounds& prompt) {
+std::string prompt_line(const ModelBenchFlags& flags, const ModelMeasurement& measurement,
+                        const PromptRounds& prompt) {
   const PromptTimes& middle = prompt.middle();
-  const double seconds = first_token(prompt);
+  const double seconds = first_token(measurement, prompt);
   const auto percent = [&](double part) {
-    return fmt::format("{:.1f} %", 100.0 * part / middle.first_token);
+    return fmt::format("{:.1f} %", 100.0 * part / middle.first_token.wall);
   };
   std::string line =
       fmt::format("{:>8} {:<6} {:>10.3f} s {:>9.1f} {:>9} {:>9} {:>7} {:>8}", prompt.tokens,
@@ -103,10 +115,10 @@ std::string prompt_line(const ModelBenchFlags& flags, const PromptRounds& prompt
                   percent(middle.phases.projections), percent(middle.phases.attention), percent(rest(middle)),
                   fmt::format("{:.1f} %", 100.0 * pair_share(prompt)));
   if (flags.decode > 0) {
-    const double each = decode(prompt) / static_cast<double>(flags.decode);
+    const double each = decode(measurement, prompt) / static_cast<double>(flags.decode);
     line += fmt::format(" {:>9.1f} {:>7.1f} {:>9}", 1.0 / each,
                         static_cast<double>(prompt.bytes_per_token) / each * kGiga,
-                        fmt::format("{:.1f} %", 100.0 * share_of_reading(flags, prompt)));
+                        fmt::format("{:.1f} %", 100.0 * share_of_reading(flags, measurement, prompt)));
   }
   return line + "\n";
 }
@@ -131,6 +143,7 @@ std::string json_text(const ModelBenchFlags& flags, const ModelMeasurement& meas
                        {"local", effective.local},
                        {"heavy", effective.heavy},
                        {"dense_tail", flags.dense_tail}};
+  json["judged_by"] = measurement.by_processor_time ? "processor time" : "wall time";
   json["rounds"] = flags.rounds;
   json["seed"] = flags.seed;
   json["seconds_load"] = measurement.load_seconds;
@@ -142,11 +155,11 @@ std::string json_text(const ModelBenchFlags& flags, const ModelMeasurement& meas
                                       measurement.workspace_bytes}};
   json["prompts"] = nlohmann::ordered_json::array();
   for (const PromptRounds& prompt : measurement.prompts)
-    json["prompts"].push_back(prompt_json(flags, prompt));
+    json["prompts"].push_back(prompt_json(flags, measurement, prompt));
   if (flags.dense) {
     json["speed_up"] = nlohmann::ordered_json::array();
     for (std::size_t i = 0; i + 1 < measurement.prompts.size(); i += 2) {
-      json["speed_up"].push_back(speed_up(measurement.prompts[i], measurement.prompts[i + 1]));
+      json["speed_up"].push_back(speed_up(measurement, measurement.prompts[i], measurement.prompts[i + 1]));
     }
   }
   json["warnings"] = measurement.warnings;
@@ -164,18 +177,19 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
                       effective.threads == 1 ? "thread" : "threads");
   text += fmt::format("options  batch {}, chunk {}, memory {} local + {} heavy, the last {} tokens dense\n",
                       effective.batch, effective.chunk, effective.local, effective.heavy, flags.dense_tail);
-  text += fmt::format("loaded   in {:.3f} s; {} {}, sparse and dense in turn\n\n", measurement.load_seconds,
-                      flags.rounds, flags.rounds == 1 ? "round" : "rounds");
+  text += fmt::format("loaded   in {:.3f} s; {} {}, sparse and dense in turn; {}\n\n",
+                      measurement.load_seconds, flags.rounds, flags.rounds == 1 ? "round" : "rounds",
+                      measurement.by_processor_time ? "by processor time (one thread)" : "by the wall");
   text += fmt::format("{:>8} {:<6} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}", "tokens", "", "first token",
                       "tokens/s", "projected", "attention", "rest", "pairs");
   if (flags.decode > 0) text += fmt::format(" {:>9} {:>7} {:>9}", "decode/s", "GB/s", "of reads");
   text += "\n";
-  for (const PromptRounds& prompt : measurement.prompts) text += prompt_line(flags, prompt);
+  for (const PromptRounds& prompt : measurement.prompts) text += prompt_line(flags, measurement, prompt);
   if (!flags.dense) return text;
   for (std::size_t i = 0; i + 1 < measurement.prompts.size(); i += 2) {
     text += fmt::format("{}{} tokens: the first token {:.2f} times sooner than with dense prefill\n",
                         i == 0 ? "\n" : "", measurement.prompts[i].tokens,
-                        speed_up(measurement.prompts[i], measurement.prompts[i + 1]));
+                        speed_up(measurement, measurement.prompts[i], measurement.prompts[i + 1]));
   }
   return text;
 }

@@ -1,7 +1,8 @@
-"""The peers, as PyPI has them, outside the tree: python3 install.py [FOLDER]
+"""The peers, as PyPI has them, outside the tree: python3 install.py [--model] [FOLDER]
 
 FOLDER (default: HEADWATER_PEERS, or ~/.cache/headwater-peers) gets a virtual environment with PyTorch, and llama.cpp's
-ggml with its CPU kernels, built for this processor from the sdist of llama-cpp-python. What is there already is kept. A
+ggml with its CPU kernels, built for this processor from the sdist of llama-cpp-python. With --model it is the whole of
+llama-cpp-python instead, built likewise: model.py runs models with it. What is there already is kept. A
 peer that cannot be had is named with the reason; the comparison then runs without it.
 """
 
@@ -89,11 +90,27 @@ def ggml(root):
         "ggml-cpu")
 
 
+def llama(root):
+    """llama-cpp-python, built for this processor; it brings its own ggml."""
+    python = root / "venv" / "bin" / "python"
+    if not python.exists():
+        run("virtual environment", root / "venv.log", sys.executable, "-m", "venv", root / "venv")
+    if not has(python, "numpy"):
+        run("numpy", root / "numpy.log", python, "-m", "pip", "install", "numpy")
+    if has(python, "llama_cpp"):
+        return
+    archive = root / "llama.tar.gz"
+    fetch_sdist(archive)
+    run(f"{LLAMA} {LLAMA_VERSION} (builds llama.cpp, a quarter of an hour on two cores)", root / "llama.log", "env",
+        "CMAKE_ARGS=-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_CURL=OFF", python, "-m", "pip", "install", archive)
+
+
 def main():
-    root = folder(sys.argv[1:])
+    arguments = [argument for argument in sys.argv[1:] if argument != "--model"]
+    root = folder(arguments)
     root.mkdir(parents=True, exist_ok=True)
     missing = 0
-    for peer in (torch, ggml):
+    for peer in (llama,) if "--model" in sys.argv[1:] else (torch, ggml):
         try:
             peer(root)
         except (RuntimeError, OSError) as error:

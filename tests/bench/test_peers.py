@@ -1,5 +1,6 @@
 """The comparison with the peers, where none is installed: Headwater's side of it, its own checks, its table."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ sys.path.insert(0, str(PEERS))
 
 import compare  # noqa: E402
 import headwater  # noqa: E402
+import model  # noqa: E402
 
 
 def run(*arguments):
@@ -77,6 +79,55 @@ class Checks(unittest.TestCase):
                     with self.assertRaises(RuntimeError):
                         contender.check()
                 contender.close()
+
+
+class Turns:
+    def __init__(self, name, log, seconds):
+        self.name, self.log, self.seconds = name, log, seconds
+
+    def run(self, n, generate):
+        self.log.append((self.name, n, generate))
+        return next(self.seconds)
+
+
+class Models(unittest.TestCase):
+    def test_contenders_take_turns_and_ratios_are_of_rounds(self):
+        log = []
+        own = Turns("headwater", log, iter([(1.0, 10.0), (2.0, 20.0), (4.0, 5.0)]))
+        other = Turns("llama.cpp", log, iter([(3.0, 5.0), (4.0, 5.0), (20.0, 5.0)]))
+        times = model.measure([own, other], [7], 3, 2)
+        self.assertEqual([name for name, *_ in log], ["headwater", "llama.cpp", "llama.cpp", "headwater", "headwater",
+                                                      "llama.cpp"])
+        self.assertTrue(all(entry[1:] == (7, 2) for entry in log))
+        row = model.table(times, [7]).splitlines()[2]
+        self.assertEqual([cell.strip() for cell in row.split("|")[1:-1]],
+                         ["7", "4.00 s", "2.00 s", "**3.00**", "5.0 /s", "10.0 /s", "**2.00**"])
+
+    def test_another_result_ends_the_run(self):
+        class Ours:
+            def report(self, n, generate):
+                return {"best": {"token": 3, "logit": 4.0}}
+
+        class Theirs:
+            logits = {3: 4.1}
+
+            def prompt(self, n):
+                self.asked = n
+
+            def logit(self, token):
+                return self.logits[token]
+
+        self.assertEqual(model.check(Ours(), Theirs()), (4.0, 4.1))
+        for wrong in (3.0, float("nan")):
+            Theirs.logits = {3: wrong}
+            with self.assertRaises(RuntimeError):
+                model.check(Ours(), Theirs())
+
+    def test_bad_flags(self):
+        for words in (["-n", "0"], ["-n", "1,,2"], ["-n", ""], ["--rounds", "x"], ["-t", "0"]):
+            with self.assertRaises(SystemExit), open(os.devnull, "w", encoding="utf-8") as null:
+                with contextlib.redirect_stderr(null):
+                    model.parse(["--headwater", "h", *words])
 
 
 if __name__ == "__main__":
