@@ -76,6 +76,14 @@ headwater_status headwater_session_memory_bytes(const headwater_session* session
   });
 }
 
+headwater_status headwater_session_stage_seconds(const headwater_session* session,
+                                                 headwater_stage_seconds* seconds, size_t struct_size) {
+  return guarded([&] {
+    const headwater_stage_seconds filled{session_of(session).stage_seconds().selection};
+    write_struct(seconds, struct_size, kStageSecondsSize1, filled, "seconds");
+  });
+}
+
 headwater_status headwater_plan_count(const headwater_session* session, int64_t* count) {
   return guarded([&] {
     const auto plan = session_of(session).plan();

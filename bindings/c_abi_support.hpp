@@ -98,8 +98,10 @@ void write_struct(Struct* out, std::size_t size, std::size_t smallest, const Str
 inline constexpr std::size_t kOptionsSize1 = 96;
 inline constexpr std::size_t kEffectiveOptionsSize1 = 64;
 inline constexpr std::size_t kMemoryBytesSize1 = 32;
+inline constexpr std::size_t kStageSecondsSize1 = 8;
 static_assert(sizeof(headwater_options) >= kOptionsSize1);
 static_assert(sizeof(headwater_effective_options) >= kEffectiveOptionsSize1);
 static_assert(sizeof(headwater_memory_bytes) >= kMemoryBytesSize1);
+static_assert(sizeof(headwater_stage_seconds) >= kStageSecondsSize1);
 
 }  // namespace headwater::c_abi

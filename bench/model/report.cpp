@@ -39,9 +39,10 @@ double decode(const ModelMeasurement& measurement, const PromptRounds& prompt) {
   return over_rounds(prompt, [&](const PromptTimes& times) { return judged(measurement, times.decode); });
 }
 
-/// Seconds of the first token that are neither projections nor attention.
+/// Seconds of the first token that are neither projections nor attention nor selection.
 double rest(const PromptTimes& times) {
-  return std::max(0.0, times.first_token.wall - times.phases.projections - times.phases.attention);
+  return std::max(0.0, times.first_token.wall - times.phases.projections - times.phases.attention -
+                           times.phases.selection);
 }
 
 /// Reading alone over decoding, round by round: what slows a whole round cancels.
@@ -85,6 +86,7 @@ nlohmann::ordered_json prompt_json(const ModelBenchFlags& flags, const ModelMeas
                           {{"seconds", middle.first_token.wall},
                            {"projections", middle.phases.projections},
                            {"attention", middle.phases.attention},
+                           {"selection", middle.phases.selection},
                            {"rest", rest(middle)}}},
                          {"rounds", rounds}};
   if (flags.decode == 0) return json;
@@ -109,11 +111,11 @@ std::string prompt_line(const ModelBenchFlags& flags, const ModelMeasurement& me
   const auto percent = [&](double part) {
     return fmt::format("{:.1f} %", 100.0 * part / middle.first_token.wall);
   };
-  std::string line =
-      fmt::format("{:>8} {:<6} {:>10.3f} s {:>9.1f} {:>9} {:>9} {:>7} {:>8}", prompt.tokens,
-                  prompt.dense ? "dense" : "sparse", seconds, static_cast<double>(prompt.tokens) / seconds,
-                  percent(middle.phases.projections), percent(middle.phases.attention), percent(rest(middle)),
-                  fmt::format("{:.1f} %", 100.0 * pair_share(prompt)));
+  std::string line = fmt::format(
+      "{:>8} {:<6} {:>10.3f} s {:>9.1f} {:>9} {:>9} {:>9} {:>7} {:>8}", prompt.tokens,
+      prompt.dense ? "dense" : "sparse", seconds, static_cast<double>(prompt.tokens) / seconds,
+      percent(middle.phases.projections), percent(middle.phases.attention), percent(middle.phases.selection),
+      percent(rest(middle)), fmt::format("{:.1f} %", 100.0 * pair_share(prompt)));
   if (flags.decode > 0) {
     const double each = decode(measurement, prompt) / static_cast<double>(flags.decode);
     line += fmt::format(" {:>9.1f} {:>7.1f} {:>9}", 1.0 / each,
@@ -180,8 +182,8 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
   text += fmt::format("loaded   in {:.3f} s; {} {}, sparse and dense in turn; {}\n\n",
                       measurement.load_seconds, flags.rounds, flags.rounds == 1 ? "round" : "rounds",
                       measurement.by_processor_time ? "by processor time (one thread)" : "by the wall");
-  text += fmt::format("{:>8} {:<6} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}", "tokens", "", "first token",
-                      "tokens/s", "projected", "attention", "rest", "pairs");
+  text += fmt::format("{:>8} {:<6} {:>12} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}", "tokens", "", "first token",
+                      "tokens/s", "projected", "attention", "selection", "rest", "pairs");
   if (flags.decode > 0) text += fmt::format(" {:>9} {:>7} {:>9}", "decode/s", "GB/s", "of reads");
   text += "\n";
   for (const PromptRounds& prompt : measurement.prompts) text += prompt_line(flags, measurement, prompt);

@@ -43,13 +43,16 @@ nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
   json["pairs"] = run.pairs.computed;
   json["pairs_dense"] = run.pairs.dense;
   json["steps"] = run.steps;
-  json["seconds"] = {{"load", load},
-                     {"prefill", run.prefill_seconds},
-                     {"first_token", load + run.prefill_seconds},
-                     {"decode", run.decode_seconds},
-                     {"prefill_projections", run.prefill.projections},
-                     {"prefill_attention", run.prefill.attention},
-                     {"prefill_other", run.prefill.other}};
+  json["seconds"] = {
+      {"load", load},
+      {"prefill", run.prefill_seconds},
+      {"first_token", load + run.prefill_seconds},
+      {"decode", run.decode_seconds},
+      {"prefill_projections", run.prefill.projections},
+      {"prefill_attention", run.prefill.attention},
+      {"prefill_selection", run.prefill.selection_apart ? nlohmann::ordered_json(run.prefill.selection)
+                                                        : nlohmann::ordered_json(nullptr)},
+      {"prefill_other", run.prefill.other}};
   json["tokens_per_second"] = {{"prefill", rate(run.prompt_tokens, run.prefill_seconds)},
                                {"decode", rate(run.decoded, run.decode_seconds)}};
   json["interrupted"] = run.interrupted;
@@ -69,11 +72,12 @@ std::string run_text(const GenerateRun& run, double load) {
   text += fmt::format("\npairs    {} of {} per head and layer, {:.1f} % of dense attention\n",
                       run.pairs.computed, run.pairs.dense, 100.0 * share(run.pairs));
   text += fmt::format(
-      "first    {:.3f} s to the first token: load {:.3f}, projections {:.3f}, attention with selection "
-      "{:.3f}, "
-      "other {:.3f}\n",
-      load + prefill, load, run.prefill.projections, run.prefill.attention,
-      std::max(0.0, prefill - run.prefill.projections - run.prefill.attention));
+      "first    {:.3f} s to the first token: load {:.3f}, projections {:.3f}, {}, other {:.3f}\n",
+      load + prefill, load, run.prefill.projections,
+      run.prefill.selection_apart
+          ? fmt::format("attention {:.3f}, selection {:.3f}", run.prefill.attention, run.prefill.selection)
+          : fmt::format("attention with selection {:.3f}", run.prefill.attention),
+      std::max(0.0, prefill - run.prefill.projections - run.prefill.attention - run.prefill.selection));
   text += fmt::format("rate     prefill {:.1f} tokens/s, decode {:.1f} tokens/s ({} tokens in {:.3f} s)\n",
                       rate(run.prompt_tokens, prefill), rate(run.decoded, run.decode_seconds), run.decoded,
                       run.decode_seconds);

@@ -236,6 +236,17 @@ HEADWATER_API headwater_status headwater_session_memory_bytes(const headwater_se
                                                               headwater_memory_bytes* bytes,
                                                               size_t struct_size);
 
+/* Where the time of headwater_attend() went, in seconds by the wall since headwater_open() or the last
+ * headwater_reset(): sums over the threads, divided by their number. -1 where the engine does not measure it. */
+typedef struct headwater_stage_seconds {
+  double selection; /* column sums of chunks added up, scores kept (SCORE), memory sets built (MEM) */
+} headwater_stage_seconds;
+
+/* Writes struct_size bytes, the caller's sizeof(headwater_stage_seconds); see headwater_session_options(). */
+HEADWATER_API headwater_status headwater_session_stage_seconds(const headwater_session* session,
+                                                               headwater_stage_seconds* seconds,
+                                                               size_t struct_size);
+
 /* Global positions [begin, end) that are processed together (PLAN-1). */
 typedef struct headwater_chunk {
   int64_t begin;

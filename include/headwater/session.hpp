@@ -117,6 +117,12 @@ struct MemoryBytes {
   [[nodiscard]] std::int64_t total() const { return kv + scores + memory_sets + workspace; }
 };
 
+/// Where the time of attend() went, in seconds by the wall since open() or the last reset(): sums over the threads,
+/// divided by their number. -1 where the engine does not measure it.
+struct StageSeconds {
+  double selection = -1;  ///< column sums of chunks added up, scores kept (SCORE), memory sets built (MEM)
+};
+
 /// One conversation: the stored K and V rows of all layers, the scores, and the state machine of STATE-1..5.
 ///
 /// A step is begin(), then attend() once for each layer in any order, then end(). A session is used by one
@@ -171,6 +177,8 @@ class HEADWATER_API Session {
   /// Called for every chunk of every layer; empty switches it off. Survives reset(). An observer must not call
   /// the session's mutating functions; an exception from it fails the step (STATE-5).
   virtual void set_observer(Observer observer) = 0;
+
+  [[nodiscard]] virtual StageSeconds stage_seconds() const { return {}; }
 };
 
 }  // namespace headwater

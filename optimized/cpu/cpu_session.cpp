@@ -149,7 +149,14 @@ void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64
   core::widen(kv_.value(layer, head_kv, position), kv_.type(), kv_.d_value(), row.data());
 }
 
+StageSeconds CpuSession::stage_seconds() const {
+  double all = 0;
+  for (const Scratch& scratch : scratch_) all += scratch.selection_seconds;
+  return {all / static_cast<double>(threads_)};
+}
+
 void CpuSession::forget() {
+  for (Scratch& scratch : scratch_) scratch.selection_seconds = 0;
   if (!options().sparse) return;
   memory_.reset();
   std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);

@@ -29,6 +29,7 @@ class CpuSession final : public core::SessionBase {
              const EffectiveOptions& effective);
 
   [[nodiscard]] MemoryBytes memory_bytes() const override;
+  [[nodiscard]] StageSeconds stage_seconds() const override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,

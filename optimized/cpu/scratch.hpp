@@ -61,6 +61,8 @@ struct Scratch {
   core::Buffer<float> transposed;         ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
   core::Buffer<Bf16Softmax> softmax16;    ///< [kGroupRows / kBlockRows]
 
+  double selection_seconds = 0;  ///< StageSeconds, of this thread
+
   core::Buffer<std::uint32_t> order_keys;  ///< [candidates]
   core::Buffer<std::int32_t> chosen;       ///< [memory]
 };

@@ -7,6 +7,7 @@
 
 #include "cpu/cpu_session.hpp"
 #include "cpu/gather.hpp"
+#include "cpu/stage_clock.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -120,6 +121,7 @@ void CpuSession::whole_chunk(const Call& call, const Window& window, const Chunk
 #pragma omp for schedule(static)
     for (std::int64_t head = 0; head < (has_memory ? heads : 0); ++head) {
       Scratch& scratch = thread_scratch();
+      const StageClock clock(scratch.selection_seconds);
       memory_.build_head(call.layer, head, chunk.begin, scores_, scratch.order_keys.data(),
                          scratch.chosen.data());
     }
@@ -349,6 +351,7 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
 
 void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer,
                               std::int64_t head) {
+  const StageClock clock(thread_scratch().selection_seconds);
   const std::int64_t rows = group_rows(length(chunk));
   const double* partials = intra_partials_.data() + head * max_groups_ * window_rows_;
   float* sums = colsum_intra_.data() + window_index(window, head, chunk.begin);
@@ -380,6 +383,7 @@ void CpuSession::inter_phase(const Call& call, const Window& window, const Chunk
 #pragma omp for schedule(static)
     for (std::int64_t head = 0; head < heads; ++head) {
       Scratch& scratch = thread_scratch();
+      const StageClock clock(scratch.selection_seconds);
       memory_.build_head(call.layer, head, chunk.begin, scores_, scratch.order_keys.data(),
                          scratch.chosen.data());
     }
@@ -426,6 +430,7 @@ float* CpuSession::float_row(const Call& call, std::int64_t position, std::int64
 }
 
 void CpuSession::reduce_inter(const Chunk& chunk, std::int64_t layer, std::int64_t head) {
+  const StageClock clock(thread_scratch().selection_seconds);
   const std::int64_t n_memory = memory_.count(layer);
   const double* partials = inter_partials_.data() + head * max_groups_ * memory_.width();
   float* sums = colsum_inter_.data() + head * memory_.width();

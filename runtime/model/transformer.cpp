@@ -224,6 +224,8 @@ void Transformer::attend(std::int64_t layer, std::int64_t n) {
                                             config.heads, config.d_value));
 }
 
+double Transformer::selection_seconds() const { return std::max(0.0, session_->stage_seconds().selection); }
+
 void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(index)];
@@ -236,8 +238,13 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   watch.lap(times_.projections);
   prepare_heads(layer, n);
   watch.lap(times_.other);
+  const double selected = selection_seconds();
   attend(index, n);
   watch.lap(times_.attention);
+  const double spent = selection_seconds() - selected;
+  times_.attention -= spent;
+  times_.selection += spent;
+  times_.selection_apart = session_->stage_seconds().selection >= 0;
   project(*layer.output, attended_.data(), AddSink(residual_.floats(), config.width, layer.output_bias));
   watch.lap(times_.projections);
   show(LayerView::Stage::middle, index, n);

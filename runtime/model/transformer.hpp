@@ -26,9 +26,11 @@ struct TransformerOptions {
 /// Where the seconds of the steps went.
 struct PhaseTimes {
   double projections = 0;
-  double attention = 0;  ///< Session::attend: selection is a part of it that the API does not show apart
-  double other = 0;      ///< embedding, norms, rotation, residual stream
-  [[nodiscard]] double total() const { return projections + attention + other; }
+  double attention = 0;          ///< Session::attend, selection left out where the engine says it
+  double selection = 0;          ///< memory sets and scores (StageSeconds)
+  bool selection_apart = false;  ///< the engine says it; else it is a part of attention
+  double other = 0;              ///< embedding, norms, rotation, residual stream
+  [[nodiscard]] double total() const { return projections + attention + selection + other; }
 };
 
 /// What an observer is shown of one layer of a step. The views are valid during the call only.
@@ -85,6 +87,7 @@ class Transformer {
   void project(const Projection& projection, const void* x, const TileSink& sink);
   void prepare_heads(const LayerWeights& layer, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
+  [[nodiscard]] double selection_seconds() const;
   void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
   [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width) const;
 

@@ -246,6 +246,20 @@ TEST_P(InspectionOf, MemorySetIsAscendingAndHoldsTheNewest) {
   }
 }
 
+// Engines that measure it begin at nothing, spend time on selection only where something is selected, and forget it.
+TEST_P(InspectionOf, SecondsOfSelectionAreThoseOfSparseSteps) {
+  const auto session = engine().open(small_shape(64), small_options());
+  if (session->stage_seconds().selection == -1) GTEST_SKIP() << "this engine does not measure";
+  EXPECT_EQ(session->stage_seconds().selection, 0);
+  (void)run_step(*session, Step::prefill(20), input_, 0);
+  const double spent = session->stage_seconds().selection;
+  EXPECT_GT(spent, 0);
+  (void)run_step(*session, Step::decode(1), input_, 20);
+  EXPECT_EQ(session->stage_seconds().selection, spent);
+  session->reset();
+  EXPECT_EQ(session->stage_seconds().selection, 0);
+}
+
 // NUM-4: the bytes that open() took are told by kind, and what must be there is there.
 TEST_P(InspectionOf, MemoryBytesAreTold) {
   MemoryBytes before;

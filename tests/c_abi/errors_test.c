@@ -204,6 +204,7 @@ static void test_null(void) {
   headwater_session* session = NULL;
   headwater_effective_options effective;
   headwater_memory_bytes bytes;
+  headwater_stage_seconds seconds;
   headwater_score_view scores;
   headwater_memory_view memory;
   headwater_chunk chunk;
@@ -222,6 +223,7 @@ static void test_null(void) {
   CHECK_FAILS(headwater_session_tokens(NULL, &number), bad, "session is NULL");
   CHECK_FAILS(headwater_session_options(NULL, &effective, sizeof effective), bad, "session is NULL");
   CHECK_FAILS(headwater_session_memory_bytes(NULL, &bytes, sizeof bytes), bad, "session is NULL");
+  CHECK_FAILS(headwater_session_stage_seconds(NULL, &seconds, sizeof seconds), bad, "session is NULL");
   CHECK_FAILS(headwater_warning_count(NULL, &number), bad, "session is NULL");
   CHECK_FAILS(headwater_warning(NULL, 0, &text), bad, "session is NULL");
   CHECK_FAILS(headwater_plan_count(NULL, &number), bad, "session is NULL");
@@ -240,6 +242,8 @@ static void test_null(void) {
   CHECK_FAILS(headwater_session_options(session, &effective, 63), bad, "struct_size is 63");
   CHECK_FAILS(headwater_session_memory_bytes(session, NULL, sizeof bytes), bad, "bytes is NULL");
   CHECK_FAILS(headwater_session_memory_bytes(session, &bytes, 0), bad, "struct_size is 0");
+  CHECK_FAILS(headwater_session_stage_seconds(session, NULL, sizeof seconds), bad, "seconds is NULL");
+  CHECK_FAILS(headwater_session_stage_seconds(session, &seconds, 7), bad, "struct_size is 7");
   CHECK_FAILS(headwater_warning_count(session, NULL), bad, "count is NULL");
   CHECK_FAILS(headwater_plan_count(session, NULL), bad, "count is NULL");
   CHECK_FAILS(headwater_plan_chunk(session, 0, NULL), bad, "chunk is NULL");

@@ -57,6 +57,7 @@ AT(headwater_effective_options, sparse, 48);
 AT(headwater_effective_options, threads, 60);
 
 SIZE(headwater_memory_bytes, 32);
+SIZE(headwater_stage_seconds, 8);
 SIZE(headwater_chunk, 24);
 AT(headwater_chunk, mode, 16);
 SIZE(headwater_score_view, 24);

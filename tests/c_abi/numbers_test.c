@@ -161,6 +161,7 @@ static void check_scores(const headwater_session* session, const trace* t, int l
 static void check_contents(const headwater_session* session, const problem* p, const trace* t) {
   headwater_effective_options effective;
   headwater_memory_bytes bytes;
+  headwater_stage_seconds seconds;
   headwater_memory_view memory;
   headwater_chunk chunk;
   int64_t number = -1;
@@ -191,6 +192,8 @@ static void check_contents(const headwater_session* session, const problem* p, c
   CHECK(bytes.scores >= (int64_t)kLayers * kHeads * kTokens * (int64_t)sizeof(uint16_t));
   CHECK(bytes.memory_sets >= (int64_t)kLayers * kHeads * kMemory * (int64_t)sizeof(int32_t));
   CHECK(bytes.workspace >= 0);
+  CHECK_OK(headwater_session_stage_seconds(session, &seconds, sizeof seconds));
+  CHECK(seconds.selection >= 0 || seconds.selection == -1);
   CHECK_OK(headwater_warning_count(session, &number));
   CHECK_EQUAL(number, 0);
   for (int layer = 0; layer < kLayers; ++layer) {
