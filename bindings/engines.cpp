@@ -11,7 +11,7 @@
 
 // Engines of test builds only.
 #ifdef HEADWATER_TESTING
-#define HEADWATER_TEST_ENGINES(X) X(cpu_amx_emulated_engine)
+#define HEADWATER_TEST_ENGINES(X) X(cpu_amx_emulated_engine) X(cuda_emulated_engine)
 #else
 #define HEADWATER_TEST_ENGINES(X)
 #endif

@@ -78,7 +78,7 @@ function(headwater_leave_out_twins)
   if(NOT HEADWATER_SANITIZE)
     return()
   endif()
-  foreach(name IN ITEMS headwater_reference headwater_core headwater_cpu headwater_bindings headwater
+  foreach(name IN ITEMS headwater_reference headwater_core headwater_cpu headwater_cuda headwater_bindings headwater
                         headwater-conformance)
     foreach(twin IN ITEMS ${name}_testing ${name}-testing)
       if(TARGET ${twin})

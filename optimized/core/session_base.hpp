@@ -37,6 +37,8 @@ class SessionBase : public Session {
   /// For read_key and read_value: indices in range and the row at least `width` wide.
   void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position, std::int64_t row_size,
                    std::int64_t width) const;
+  /// Whether observe() reaches anybody: what it is to be shown need not be copied otherwise.
+  [[nodiscard]] bool observed() const { return static_cast<bool>(observer_); }
   void observe(const ChunkRecord& record) const {
     if (observer_) observer_(record);
   }

@@ -65,7 +65,13 @@ void* EmulatedMemory::allocate(std::int64_t bytes, bool pinned) {
   std::byte* data = block + kGuard;
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
   close_guards(block, bytes);
-  allocations_.emplace(data, Allocation{bytes, pinned, block});
+  try {
+    allocations_.emplace(data, Allocation{bytes, pinned, block});
+  } catch (...) {
+    open_guards(block, bytes);
+    ::operator delete(block, kAlign);
+    throw;
+  }
   if (!pinned) left_ -= bytes;
   return data;
 }

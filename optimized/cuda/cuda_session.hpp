@@ -1,0 +1,150 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "core/session_base.hpp"
+#include "cuda/dispatch.hpp"
+#include "cuda/kernels/params.hpp"
+#include "cuda/runtime/device.hpp"
+
+namespace headwater::cuda {
+
+/// A session of the CUDA engine: the schedule of the kernels on one device.
+///
+/// Sparse steps work in windows of whole chunks of a batch: one chunk in the chunk-major schedule, up to a batch in the
+/// layer-major one. Phase 1 computes the intra pass and the column sums of all chunks of a window at once, phase 2 walks
+/// them in order (SCHED-1): select, gather, inter pass, accumulate. Tiles are cut from chunks, so that both schedules give
+/// the same bits (SCHED-2). Rows come from host memory by way of pinned buffers; the host waits once for each window.
+class CudaSession final : public core::SessionBase {
+ public:
+  /// `effective` is resolve(shape, options). Takes all memory. Errors: out_of_memory, std::bad_alloc.
+  CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
+              const Options& options, const EffectiveOptions& effective);
+
+  [[nodiscard]] MemoryBytes memory_bytes() const override { return bytes_; }
+  [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
+  [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
+  void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                std::span<float> row) const override;
+  void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
+                  std::span<float> row) const override;
+  [[nodiscard]] const Device& device() const { return *device_; }
+
+ private:
+  /// A window of a layer's call: rows of positions [begin, end) stand in q and out from row 0 on.
+  struct Window {
+    std::int64_t layer;
+    std::int64_t begin;
+    std::int64_t end;
+    InputRows q;
+    OutputRows out;
+    DType unit;
+    bool observed;
+  };
+  /// Of a layer's memory set, the same for all heads.
+  struct SetState {
+    std::int64_t count = 0;
+    std::int64_t built_at = 0;
+  };
+  /// Rows on their way between the caller's memory and the device, [rows][heads][width] without gaps.
+  struct Staging {
+    unsigned char* pinned = nullptr;
+    unsigned char* device = nullptr;
+    std::int64_t heads = 0;
+    std::int64_t width = 0;
+  };
+  enum class Account : std::uint8_t { kv, scores, memory_sets, workspace };
+
+  void run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
+                 const headwater::Rows& v, const MutableRows& out) override;
+  void forget() override;
+
+  // cuda_session.cpp
+  template <class T>
+  T* take(std::int64_t count, const char* what, Account account = Account::workspace);
+  void take_memory(const Shape& shape, const Options& options);
+  void take_staging(const Shape& shape);
+  void take_states(const Shape& shape);
+  void* score_row(std::int64_t layer) const;
+  void read_row(const void* device_row, std::int64_t width, std::span<float> row) const;
+
+  // staging.cpp
+  InputRows stage_in(const Staging& staging, const headwater::Rows& rows, std::int64_t first, std::int64_t n);
+  [[nodiscard]] static OutputRows staged_out(const Staging& staging, DType type);
+  void stage_out(const Staging& staging, const MutableRows& rows, std::int64_t first, std::int64_t n);
+
+  // passes.cpp
+  void store_rows(const Window& window, const InputRows& k, const InputRows& v);
+  void run_dense(const Window& window);
+  void run_decode(const Window& window);
+  void run_sparse(const Window& window, std::span<const Chunk> chunks);
+  void intra_phase(const Window& window);
+  void inter_phase(const Window& window, const Chunk& chunk);
+  void build_memory(const Window& window, const Chunk& chunk);
+  void launch_forward(const ForwardParams& params, std::int64_t parts, std::int64_t rows, DType unit);
+  void launch_column_sums(const ColumnSumsParams& params, std::int64_t chunks, std::int64_t keys, DType unit);
+  [[nodiscard]] ForwardParams forward_params(const Window& window, std::int64_t begin,
+                                             std::int64_t end) const;
+  [[nodiscard]] ColumnSumsParams column_sums_params(const Window& window, std::int64_t begin,
+                                                    std::int64_t end) const;
+  [[nodiscard]] PassGeometry geometry(const Window& window, std::int64_t begin, std::int64_t end) const;
+  [[nodiscard]] StoredRows stored_keys(std::int64_t layer) const;
+  [[nodiscard]] StoredRows stored_values(std::int64_t layer) const;
+  [[nodiscard]] std::int32_t* sets(std::int64_t layer) const;
+  [[nodiscard]] bool splits_decode(std::int64_t n) const;
+
+  // report.cpp
+  void report_sparse(const Window& window, const Chunk& chunk);
+  void keep_lse(const Window& window, const Chunk& chunk);
+  void report_dense(std::int64_t layer, const Chunk& chunk);
+
+  std::unique_ptr<Device> device_;
+  const Dispatch& dispatch_;
+  Stream stream_{};
+  MemoryBytes bytes_;
+  std::vector<SetState> set_states_;
+  LogitRule rule_{};
+  std::int64_t window_rows_ = 0;
+  std::int64_t group_ = 1;
+  std::int64_t key_width_ = 0;  // elements from one stored row to the next
+  std::int64_t value_width_ = 0;
+  std::int64_t set_width_ = 0;
+  std::int64_t element_bytes_ = 0;  // of the KV type
+  std::int64_t score_bytes_ = 0;
+  std::int64_t decode_tokens_ = 0;  // of a step that is split along its keys
+
+  // Device memory.
+  unsigned char* keys_ = nullptr;             // [layers][Hkv][capacity][key_width]
+  unsigned char* values_ = nullptr;           // [layers][Hkv][capacity][value_width]
+  unsigned char* scores_ = nullptr;           // [layers][Hq][capacity]
+  std::int32_t* sets_ = nullptr;              // [layers][Hq][set_width]
+  std::int32_t* set_scratch_ = nullptr;       // [Hq][set_width]
+  unsigned char* gathered_keys_ = nullptr;    // [Hq][set_width][key_width]
+  unsigned char* gathered_values_ = nullptr;  // [Hq][set_width][value_width]
+  float* colsum_intra_ = nullptr;             // [Hq][window]
+  float* colsum_inter_ = nullptr;             // [Hq][set_width]
+  SoftmaxState intra_{};                      // [Hq][window]
+  SoftmaxState inter_{};                      // [Hq][window], without outputs
+  SoftmaxState parts_{};                      // [splits][Hq][decode tokens]
+  float* lse_ = nullptr;                      // [Hq][window]
+  float* slopes_ = nullptr;
+  float* sinks_ = nullptr;
+  Staging q_staging_;
+  Staging k_staging_;
+  Staging v_staging_;
+  Staging out_staging_;
+
+  // Host memory: what callers and observers look at.
+  core::Buffer<unsigned char> shown_scores_;  // as scores_
+  core::Buffer<std::int32_t> shown_sets_;     // as sets_
+  core::Buffer<float> shown_intra_;           // [Hq][window]
+  core::Buffer<float> shown_inter_;           // [Hq][set_width]
+  core::Buffer<float> shown_lse_;             // [Hq][capacity]
+  mutable core::Buffer<unsigned char> shown_row_;
+};
+
+}  // namespace headwater::cuda

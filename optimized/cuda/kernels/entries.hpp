@@ -1,0 +1,32 @@
+#pragma once
+
+#include <span>
+
+#include "cuda/device/kernel.hpp"
+#include "headwater/options.hpp"
+
+namespace headwater::cuda {
+
+enum class Stage : std::uint8_t { store_rows, forward, column_sums, select, gather, combine };
+
+/// A compiled kernel and what it is made for.
+struct KernelEntry {
+  Kernel kernel;
+  Stage stage;
+  DType unit = DType::f32;  ///< arithmetic: tensor cores for 16-bit types
+  int d = 0;                ///< elements of a row in shared memory; wider rows come in slices
+  int dv = 0;               ///< of a value row, forward only
+  int rows = 0;             ///< query rows (forward) or keys (column sums) of a block
+  int keys = 0;             ///< keys (forward) or queries (column sums) of a tile
+  int shared_bytes = 0;
+  int candidates = 0;  ///< select: most that fit into shared memory
+};
+
+using Entries = std::span<const KernelEntry>;
+
+/// All kernels, compiled for the emulation.
+namespace on_host {
+Entries entries();
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,172 @@
+#pragma once
+
+#include <cstdint>
+
+#include "headwater/options.hpp"
+
+/// Parameters of the kernels. Pointers are the device's; strides are elements; positions are global.
+namespace headwater::cuda {
+
+/// Rows handed in by a caller: row t of head h begins t * row_stride + h * head_stride elements behind data.
+struct InputRows {
+  const void* data;
+  std::int64_t row_stride;
+  std::int64_t head_stride;
+  DType type;
+  bool vectors;  ///< every row begins at a multiple of 16 bytes
+};
+
+struct OutputRows {
+  void* data;
+  std::int64_t row_stride;
+  std::int64_t head_stride;
+  DType type;
+};
+
+/// Stored or gathered rows [heads][rows][width], the width padded with zeros to a multiple of 16 bytes.
+struct StoredRows {
+  const void* data;
+  std::int64_t head_stride;
+  DType type;
+  int width;  ///< elements from one row to the next
+};
+
+/// LOGIT-1..4 in units of ln 2: a weight is exp2 of a difference of logits.
+struct LogitRule {
+  float factor;         ///< scale * log2(e), or scale / cap where there is a cap
+  float cap;            ///< cap * log2(e); 0: none
+  const float* slopes;  ///< [Hq] ALiBi slopes * log2(e), or null
+  const float* sinks;   ///< [Hq] sinks * log2(e), or null
+};
+
+/// m (in units of ln 2), l and the output of query rows before its division: index
+/// (part * heads + head) * stride + position - base.
+struct SoftmaxState {
+  float* max;
+  float* sum;
+  float* rounded;  ///< sum of the weights as the output saw them: it divides the output; or null
+  float* out;      ///< [...][dv], or null
+  std::int64_t stride;
+  std::int64_t base;
+};
+
+/// Which keys a query sees.
+enum class KeyRange : std::uint8_t {
+  chunk = 0,   ///< those of its own chunk up to itself (MASK-1)
+  all = 1,     ///< everything stored up to itself (DEC-1)
+  memory = 2,  ///< every entry of its head's memory set (INTER-1)
+};
+
+/// Query positions [begin, end), cut into chunks of `chunk` from begin; where rows and keys stand.
+struct PassGeometry {
+  std::int64_t base;  ///< position of row 0 of q and out
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t chunk;
+  KeyRange range;
+  int heads;                      ///< Hq
+  int group;                      ///< query heads that share a head of the key rows
+  int memory;                     ///< entries of a memory set
+  const std::int32_t* positions;  ///< [Hq][positions_stride] of the memory entries
+  std::int64_t positions_stride;
+};
+
+struct StoreRowsParams {
+  InputRows k;
+  InputRows v;
+  void* keys;    ///< [Hkv][capacity][key_width] of the layer
+  void* values;  ///< [Hkv][capacity][value_width]
+  void* scores;  ///< [Hq][capacity], score_bytes each: the new tokens' become 0 (SCORE-1)
+  int score_bytes;
+  DType type;
+  int d;
+  int dv;
+  int key_width;
+  int value_width;
+  int heads;
+  int heads_kv;
+  std::int64_t capacity;
+  std::int64_t position;  ///< of row 0
+  int n;
+};
+
+/// Grid: heads (packed: key/value heads) x row tiles x (chunks or splits) * value slices.
+struct ForwardParams {
+  InputRows q;
+  StoredRows keys;
+  StoredRows values;
+  LogitRule rule;
+  PassGeometry at;
+  int d;
+  int dv;
+  int value_slices;         ///< grid z = (chunk or split) * value_slices + slice
+  int rows_per_token;       ///< 1, or `group` where the query heads of a key/value head are rows of one tile
+  std::int64_t split_keys;  ///< keys of a split, a multiple of the key tile; 0: not split
+  OutputRows out;           ///< data null: only the state is written
+  float* lse;               ///< [Hq][lse_stride] of finished rows, natural logarithm; or null
+  std::int64_t lse_stride;
+  SoftmaxState
+      state;  ///< written: by rows whose softmax goes on elsewhere (out not null), of all rows max and sum
+  SoftmaxState fused;  ///< max not null: joined with the own softmax (FUSE-1)
+};
+
+struct CombineParams {
+  SoftmaxState parts;
+  int splits;
+  int heads;
+  int dv;
+  std::int64_t base;  ///< position of row 0 of out
+  std::int64_t begin;
+  std::int64_t end;
+  OutputRows out;
+  float* lse;
+  std::int64_t lse_stride;
+};
+
+/// Grid: heads x key tiles x chunks.
+struct ColumnSumsParams {
+  InputRows q;
+  StoredRows keys;
+  LogitRule rule;
+  PassGeometry at;
+  SoftmaxState state;  ///< m and l of the pass whose columns are summed
+  int d;
+  float* sums;  ///< [Hq][sums_stride]: by position - sums_base in the intra pass, by entry in the inter pass
+  std::int64_t sums_stride;
+  std::int64_t sums_base;
+  void* scores;  ///< [Hq][capacity] of the layer
+  bool scores_bf16;
+  std::int64_t capacity;
+};
+
+/// MEM-1..4 for all heads of a layer; grid x: heads.
+struct SelectParams {
+  std::int32_t* sets;     ///< [Hq][width]: in: the previous set, out: the new one
+  std::int32_t* scratch;  ///< [Hq][width]
+  const void* scores;     ///< [Hq][capacity]
+  bool scores_bf16;
+  std::int64_t capacity;
+  int width;
+  int kept;   ///< entries of the previous set before Local: the first candidates
+  int since;  ///< position of the candidates behind them
+  int candidates;
+  int heavy;        ///< of the new set
+  int local_begin;  ///< Local is [local_begin, end)
+  int end;
+};
+
+/// Rows of the memory sets; grid: heads x entry tiles, which go on in steps of the grid.
+struct GatherParams {
+  StoredRows keys;
+  StoredRows values;
+  void* gathered_keys;            ///< [Hq][entries][key width]
+  void* gathered_values;          ///< [Hq][entries][value width]
+  const std::int32_t* positions;  ///< [Hq][positions_stride]
+  std::int64_t positions_stride;
+  std::int64_t entries;  ///< rows of a head in the gathered arrays
+  int count;             ///< valid entries
+  int group;
+  int element_bytes;
+};
+
+}  // namespace headwater::cuda

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+/// Sizes that trade speed only. What a result's bits depend on follows from the sizes of a problem alone, never from the
+/// device: the same on an emulated one.
+namespace headwater::cuda {
+
+/// Rows (queries of the forward pass, keys of the column sums) up to which one warp a block is enough.
+inline constexpr std::int64_t kFewRows = 32;
+/// Rows wider than every kernel come in slices of this many elements.
+inline constexpr int kSliceWidth = 64;
+
+/// Rows that are staged and whose intra state is kept at a time: the default batch.
+inline constexpr std::int64_t kWindowRows = 4096;
+
+/// Decode: query rows (tokens x query heads of a key/value head) of a step that is split along its keys; least keys of a
+/// split, a multiple of every key tile; most splits.
+inline constexpr std::int64_t kDecodeRows = 64;
+inline constexpr std::int64_t kSplitKeys = 256;
+inline constexpr std::int64_t kMaxSplits = 64;
+
+/// The y and z extents of a grid end here.
+inline constexpr std::int64_t kMaxGrid = 65535;
+
+}  // namespace headwater::cuda
