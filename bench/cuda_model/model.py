@@ -68,7 +68,8 @@ class Machined:
         warm, counted = 8, 32
         loops = [[("mark",), *loop] for loop in self.loops]
         rings = {name: Ring(*size) for name, size in self.kernel.rings.items()}
-        chip = Multiprocessor([loop * (warm + counted) for loop in loops], rings)
+        chip = Multiprocessor([programs.repeated(self.kernel, loop, consumer, warm + counted)
+                               for consumer, loop in enumerate(loops)], rings)
         chip.do_arrive(None, "turn0")
         chip.run()
         marks = chip.agents[0].marks
@@ -124,7 +125,8 @@ def score_cycles(machined):
     blocks = -(-HEADS * (CHUNK // 64) // limits.MULTIPROCESSORS)
     rings = {"keys": Ring(1, MEMORY * HEAD * 2)}
     rings.update({name: Ring(*size) for name, size in machined.kernel.rings.items()})
-    return Multiprocessor([programs.score_run(loop, blocks) for loop in machined.loops], rings).run()
+    runs = [programs.score_run(loop, consumer, blocks) for consumer, loop in enumerate(machined.loops)]
+    return Multiprocessor(runs, rings).run()
 
 
 def inter_cycles(tile_cycles):

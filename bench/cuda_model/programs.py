@@ -147,6 +147,15 @@ def column_items(loop, tiles_of_items):
     return program
 
 
-def score_run(loop, blocks):
+def repeated(kernel, loop, consumer, times):
+    """The loop `times` times. Score: consumer 1 is let in before its first block, and out of its last."""
+    if kernel is not KERNELS["score"]:
+        return loop * times
+    if consumer == 0:
+        return loop * times + [("arrive", "0x2")]
+    return [("await", "0x2")] + loop * times
+
+
+def score_run(loop, consumer, blocks):
     """A run of query blocks; the keys arrive once."""
-    return [("full", "keys")] + loop * blocks
+    return [("full", "keys")] + repeated(KERNELS["score"], loop, consumer, blocks)

@@ -169,17 +169,18 @@ class Score::Consumer {
     for (int part = 0; part < kParts; ++part) {
       machine.wait(smem.keys_full[consumer_of(machine) * kParts + part], 0);
     }
+    if (consumer_of(machine) != 0) await(kFirstIssued);
     const int first_row = run_index * params.shape.run * ScoreShape::kQueries;
     // Two loops: a full memory set, the common case, has no masks in it.
     if (count >= ScoreShape::kMemoryKeys) {
       for (int block = 0; block < blocks; ++block) {
-        add_block<true>(block, params.shape.tokens - first_row - block * ScoreShape::kQueries, count, q,
-                        sums);
+        add_block<true>(block, block + 1 < blocks,
+                        params.shape.tokens - first_row - block * ScoreShape::kQueries, count, q, sums);
       }
     } else {
       for (int block = 0; block < blocks; ++block) {
-        add_block<false>(block, params.shape.tokens - first_row - block * ScoreShape::kQueries, count, q,
-                         sums);
+        add_block<false>(block, block + 1 < blocks,
+                         params.shape.tokens - first_row - block * ScoreShape::kQueries, count, q, sums);
       }
     }
     store(head, run_index, sums);
@@ -209,9 +210,10 @@ class Score::Consumer {
   HEADWATER_CUDA_DEVICE void pass(int id) { machine.arrive(id, kConsumers * kWarpgroup); }
   HEADWATER_CUDA_DEVICE void await(int id) { machine.sync(id, kConsumers * kWarpgroup); }
 
-  /// Adds query block `block` of the run, of which `rows` rows are inside the chunk, to the column sums.
+  /// Adds query block `block` of the run, of which `rows` rows are inside the chunk, to the column sums. Consumer 1 comes
+  /// in, and with `more` goes out, when consumer 0 has issued the first products of the block.
   template <bool Full>
-  HEADWATER_CUDA_DEVICE void add_block(int block, int rows, int count, Ring<kStages>& q,
+  HEADWATER_CUDA_DEVICE void add_block(int block, bool more, int rows, int count, Ring<kStages>& q,
                                        float (&sums)[kParts * kSumsOfPart]) {
     Logits first;
     Logits second;
@@ -219,7 +221,6 @@ class Score::Consumer {
     // Parts in turns: exponentials of the first begin after a quarter of the products, and what is left behind the last
     // product is one part's. The exchange of row states keeps the consumers in step.
     const bool leads = consumer_of(machine) == 0;
-    if (!leads) await(kFirstIssued);
     issue(first, 0, q.stage());
     if (leads) {
       pass(kFirstIssued);
@@ -230,7 +231,7 @@ class Score::Consumer {
     }
     issue(second, 1, q.stage());
     if (leads) pass(kSecondIssued);
-    const Weights weights = soften<Full>(first, second, count, block, q);
+    const Weights weights = soften<Full>(first, second, count, block, more, q);
     // Both parts before the next products: reading one's registers while the other's product is on its way makes the
     // compiler serialise them (C7514).
     weigh(first, weights, 0, rows, sums);
@@ -269,7 +270,7 @@ class Score::Consumer {
 
   /// Both parts to exponentials; the row's log-sum-exp over all keys, the other consumer's among them.
   template <bool Full>
-  HEADWATER_CUDA_DEVICE Weights soften(Logits& first, Logits& second, int count, int block,
+  HEADWATER_CUDA_DEVICE Weights soften(Logits& first, Logits& second, int count, int block, bool more,
                                        Ring<kStages>& q) {
     RowState parts[kParts][kRowsOfThread];
     // A part behind the last valid key has no largest logit; any finite offset gives weights 0.
@@ -298,6 +299,9 @@ class Score::Consumer {
       }
     }
     machine.sync(kExchange, kConsumers * kWarpgroup);
+    // The leader's sums first: its next products then run beside the other's sums. Before the loads, which the compiler
+    // does not move across a barrier.
+    if (consumer_of(machine) != 0 && more) await(kFirstIssued);
     Weights weights;
     HEADWATER_CUDA_UNROLL
     for (int r = 0; r < kRowsOfThread; ++r) {
