@@ -43,14 +43,20 @@ if(HEADWATER_SANITIZE)
   target_link_options(headwater_flags INTERFACE -fsanitize=${HEADWATER_SANITIZE})
 endif()
 
+if(HEADWATER_COVERAGE)
+  add_link_options(--coverage)
+endif()
+
 # The public API: headers only.
 add_library(headwater_api INTERFACE)
 target_include_directories(headwater_api INTERFACE "${CMAKE_SOURCE_DIR}/include")
 
-# headwater_part(NAME SOURCES... [LINK TARGETS...]): object library NAME and, with tests, NAME_testing.
+# headwater_part(NAME SOURCES... [LINK TARGETS...] [COUNTED]): object library NAME and, with tests, NAME_testing.
 # LINK names other parts or outside libraries; a part of the house is replaced by its testing twin in the twin.
+# COUNTED: HEADWATER_COVERAGE counts its lines (as shipped; everything else is compiled as ever, and comes from the
+# compiler's cache).
 function(headwater_part name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;OPTIONS" ${ARGN})
+  cmake_parse_arguments(ARG "COUNTED" "" "SOURCES;LINK;OPTIONS" ${ARGN})
   set(variants ${name})
   if(HEADWATER_TESTS)
     list(APPEND variants ${name}_testing)
@@ -69,6 +75,9 @@ function(headwater_part name)
   endforeach()
   if(HEADWATER_TESTS)
     target_compile_definitions(${name}_testing PRIVATE HEADWATER_TESTING)
+  endif()
+  if(ARG_COUNTED AND HEADWATER_COVERAGE)
+    target_compile_options(${name} PRIVATE -O1 -g1 --coverage -fprofile-update=atomic)
   endif()
 endfunction()
 

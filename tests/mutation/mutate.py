@@ -6,7 +6,7 @@
 Works on a copy of the tree in build/mutate/tree, never on the tree itself. A mutant is judged in stages, cheapest first:
 its own object is compiled, the unit tests of its folder run, then the conformance kit on the engine that it belongs to,
 the laws, the golden vectors, the program's tests; the first failure ends it. Each stage builds only what it runs. A
-stage that takes ten times the processor time that the sound tree took (at least 20 s) is stopped, and counts as a failure.
+stage that takes ten times the processor time that the sound tree took (at least 8 s) is stopped, and counts as a failure.
 
 Verdicts: killed (by which stage); SURVIVED; open (with --quick, which leaves out the stages that take minutes: a run
 without it judges these to the end); equivalent (the compiler made the same object code); refused (the compiler,
@@ -36,10 +36,10 @@ WORK = ROOT / "build" / "mutate"
 TREE = WORK / "tree"
 OUT = TREE / "build" / "release"  # as deep as a build of the tree itself: the compiler's cache then knows its objects
 RESULTS = WORK / "results.json"
+SOUND = WORK / "sound.json"  # what the stages took in the sound tree, as long as it stays the same
 
-CPU_INFO = pathlib.Path("/proc/cpuinfo")
 FOLDERS = ("reference", "optimized/core", "optimized/cpu")
-LEAST_LIMIT = 20  # seconds of the processor that any stage may take
+LEAST_LIMIT = 8  # seconds of the processor that any stage may take
 LONGEST_WAIT = 3600  # seconds of the clock: only what waits for ever reaches it
 # Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
@@ -94,13 +94,33 @@ STAGES = {
     ],
 }
 # What only some code runs: the wide kernels by another engine.
-STAGES["optimized/cpu/"] = [
-    *STAGES["optimized/"][:3],
-    ("kit, quick, all", ["headwater-conformance"], kit("--quick")),
-    *program_stages(),
-    ("kit, all", ["headwater-conformance"], kit()),
-    *LAST_STAGES,
-]
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+# Engine -> the flags of the processor that it needs.
+ENGINES = {"cpu-portable": "", "cpu-avx2": "avx2", "cpu-avx512": "avx512f avx512bw avx512dq avx512vl",
+           "cpu-avx512bf16": "avx512_bf16", "cpu-amx": "amx_bf16"}
+
+
+def engines_here():
+    """The CPU engines that this machine runs, the widest first."""
+    flags = set(re.search(r"^flags\s*:(.*)$", CPU_INFO.read_text(), re.MULTILINE).group(1).split())
+    return [name for name in reversed(ENGINES) if set(ENGINES[name].split()) <= flags]
+
+
+def cpu_stages(*own):
+    """Judges of code of the CPU engines, in particular of `own`."""
+    here = engines_here()
+    first = [name for name in own or here[:1] if name in here]
+    rest = [name for name in here if name not in first]
+    quick = [(f"kit, quick, {'own' if group is first else 'other'} engines", ["headwater-conformance"],
+              kit("--engine", ",".join(group), "--quick")) for group in (first, rest) if group]
+    return [STAGES["optimized/"][0], *quick, *program_stages(*here), ("kit, all", ["headwater-conformance"], kit()),
+            *LAST_STAGES]
+
+
+STAGES["optimized/cpu/"] = cpu_stages()
+for folder in ("portable", "avx2", "avx512", "avx512bf16"):
+    STAGES[f"optimized/cpu/kernels/{folder}/"] = cpu_stages(f"cpu-{folder}")
+STAGES["optimized/cpu/kernels/wide/"] = cpu_stages("cpu-avx2", "cpu-avx512")
 # AMX without AMX: the same kernels over tiles in software, which the test build alone has.
 EMULATED = ["./headwater-conformance-testing", "--no-ratchet", "--fail-fast", "--engine", "cpu-amx-emulated"]
 STAGES["optimized/cpu/kernels/amx_emulated/"] = [
@@ -113,8 +133,9 @@ STAGES["optimized/cpu/kernels/bf16/"] = [
     STAGES["optimized/cpu/kernels/amx_emulated/"][1],
     *LAST_STAGES,
 ]
-# Nothing but the tests of the model runtime uses the reference's transformer.
+# No engine uses the reference's transformer: its unit tests and those of the model runtime do.
 STAGES["reference/transformer."] = [
+    STAGES["reference/"][0],
     ("model tests", ["runtime_model"], ["tests/model/runtime_model", "--gtest_brief=1", "--gtest_filter=*Reference*"]),
 ]
 
@@ -285,6 +306,15 @@ def copy_tree():
         shutil.copymode(source, target)
 
 
+def digest_of_tree():
+    """Of everything that is built or run."""
+    digest = hashlib.sha256()
+    for path in sorted(TREE.rglob("*")):
+        if path.is_file() and path.suffix != ".md" and OUT.parent not in path.parents:
+            digest.update(f"{path.relative_to(TREE)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def judge(mutant, sound, limits, jobs, quick):
     """(verdict, by what)."""
     stages = stages_of(mutant.path)
@@ -319,18 +349,26 @@ def prepare(chosen_paths, jobs, quick):
     configure = ["cmake", "--preset", "release", "-S", str(TREE), "-DHEADWATER_BENCH=OFF"]
     if run(configure, "configure.log") != 0:
         return None
+    before = json.loads(SOUND.read_text()) if SOUND.exists() else {}
+    tree = digest_of_tree()
+    known = before["limits"] if before.get("tree") == tree else {}
     limits = {}
-    for path in chosen_paths:
+    for path in sorted(chosen_paths):
         for stage, targets, command in stages_of(path):
-            if (stage, tuple(command)) in limits or (quick and stage in LONG_STAGES):
+            key = (stage, tuple(command))
+            if key in limits or (quick and stage in LONG_STAGES):
                 continue
             if not build(targets, jobs):
                 return None
-            before = processor_time()
-            if run(command, "test.log", 600) != 0:
-                print(f"stage '{stage}' fails", file=sys.stderr)
-                return None
-            limits[stage, tuple(command)] = max(LEAST_LIMIT, 10 * (processor_time() - before))
+            name = "\0".join([stage, *command])
+            if name not in known:
+                before = processor_time()
+                if run(command, "test.log", 600) != 0:
+                    print(f"stage '{stage}' fails: {' '.join(command)}", file=sys.stderr)
+                    return None
+                known[name] = max(LEAST_LIMIT, 10 * (processor_time() - before))
+                SOUND.write_text(json.dumps({"tree": tree, "limits": known}))
+            limits[key] = known[name]
     return {**objects(), **objects(testing=True)}, limits
 
 
@@ -366,7 +404,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     WORK.mkdir(parents=True, exist_ok=True)
     results = {entry["key"]: entry for entry in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
-    prepared = prepare({mutant.path for mutant in mutants}, arguments.jobs, arguments.quick)
+    prepared = prepare({mutant.path for mutant in mutants[: 2 * arguments.count]}, arguments.jobs, arguments.quick)
     if prepared is None:
         print(f"the sound copy fails: see the logs in {WORK}", file=sys.stderr)
         return 2
