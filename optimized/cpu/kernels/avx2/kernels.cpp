@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "cpu/kernels/wide/kernels.hpp"
+#include "cpu/kernels/wide/row_kernels.hpp"
 
 namespace headwater::cpu {
 

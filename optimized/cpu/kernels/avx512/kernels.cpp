@@ -3,7 +3,7 @@
 #include "cpu/kernels/avx512/kernels.hpp"
 
 #include "cpu/kernels/avx512/vector.hpp"
-#include "cpu/kernels/wide/kernels.hpp"
+#include "cpu/kernels/wide/row_kernels.hpp"
 
 namespace headwater::cpu {
 

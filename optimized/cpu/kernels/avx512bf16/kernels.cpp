@@ -3,7 +3,7 @@
 #include "cpu/kernels/avx512bf16/kernels.hpp"
 
 #include "cpu/kernels/bf16/kernels.hpp"
-#include "cpu/kernels/wide/kernels.hpp"
+#include "cpu/kernels/wide/row_kernels.hpp"
 
 namespace headwater::cpu {
 

@@ -1,0 +1,274 @@
+#pragma once
+
+/// The kernels of decode steps of table.hpp for any vector type of kernels.hpp, whose rules hold here, too.
+
+#include "cpu/kernels/wide/kernels.hpp"
+
+namespace headwater::cpu {
+namespace {
+
+/// Stored elements, widened on the way: kVectors at a time by load_unit, the rest of a row, in its own order, by load.
+template <class V>
+struct StoredF32 {
+  static constexpr std::int64_t kBytes = 4;
+  static constexpr int kVectors = 1;
+  static typename V::Reg load(const unsigned char* p) { return V::load(reinterpret_cast<const float*>(p)); }
+  static void load_unit(const unsigned char* p, typename V::Reg* to) { *to = load(p); }
+};
+template <class V>
+struct StoredF16 {
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr int kVectors = 1;
+  static typename V::Reg load(const unsigned char* p) { return V::load_f16(p); }
+  static void load_unit(const unsigned char* p, typename V::Reg* to) { *to = load(p); }
+};
+/// The elements at even places, then those at odd ones: a shift and a mask widen them, without a permutation.
+template <class V>
+struct StoredBf16 {
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr int kVectors = 2;
+  static typename V::Reg load(const unsigned char* p) { return V::load_bf16(p); }
+  static void load_unit(const unsigned char* p, typename V::Reg* to) { V::load_bf16_pairs(p, to[0], to[1]); }
+};
+
+/// Where element i of a row stands in arranged rows; see KernelTable::arrange_row.
+template <class V>
+std::int64_t arranged_place(DType type, std::int64_t n, std::int64_t i) {
+  constexpr std::int64_t kUnit = 2 * V::kWidth;
+  if (type != DType::bf16 || i >= n / kUnit * kUnit) return i;
+  return i / kUnit * kUnit + i % 2 * V::kWidth + i % kUnit / 2;
+}
+
+template <class V>
+void arrange_row(const float* row, DType type, std::int64_t n, float* arranged) {
+  for (std::int64_t i = 0; i < n; ++i) arranged[arranged_place<V>(type, n, i)] = row[i];
+}
+
+template <class V>
+void restore_row(const float* arranged, DType type, std::int64_t n, float* row) {
+  for (std::int64_t i = 0; i < n; ++i) row[i] = arranged[arranged_place<V>(type, n, i)];
+}
+
+/// The first n < kWidth elements, zeros behind them.
+template <class V, class E>
+inline typename V::Reg load_stored_part(const unsigned char* p, std::int64_t n) {
+  unsigned char whole[V::kWidth * E::kBytes] = {};
+  __builtin_memcpy(whole, p, static_cast<std::size_t>(n * E::kBytes));
+  return E::load(whole);
+}
+
+/// Rows x kWidth / Rows dot products, one register each, totalled by one transposing tree; the first n_keys of a row
+/// are written.
+template <class V, int Rows>
+inline void store_row_logits(const typename V::Reg (&sums)[V::kWidth], std::int64_t n_keys, float scale,
+                             float* logits, std::int64_t stride) {
+  constexpr int kKeys = V::kWidth / Rows;
+  double totals[V::kWidth] = {};
+  V::add_line_totals(sums, totals);
+  float scaled[V::kWidth];
+  for (int i = 0; i < V::kWidth; ++i) scaled[i] = static_cast<float>(totals[i]) * scale;
+  const auto bytes = static_cast<std::size_t>(least(kKeys, n_keys)) * sizeof(float);
+  for (int row = 0; row < Rows; ++row) {
+    __builtin_memcpy(logits + row * stride, scaled + row * kKeys, bytes);
+  }
+}
+
+/// Rows x Keys = kWidth dot products, totalled by one transposing tree. Key by key, so that memory is read in order:
+/// the processor then streams it, which no prefetch by instructions equals (docs/performance.md).
+template <class V, class E, int Rows>
+inline void row_logit_tile(const float* q, std::int64_t d, const unsigned char* keys, std::int64_t n_keys,
+                           float scale, float* logits, std::int64_t stride) {
+  constexpr int kKeys = V::kWidth / Rows;
+  typename V::Reg sums[V::kWidth];
+  for (int key = 0; key < kKeys; ++key) {
+    const unsigned char* at = keys + least(key, n_keys - 1) * d * E::kBytes;
+    typename V::Reg total[Rows];
+    for (typename V::Reg& sum : total) sum = V::zero();
+    constexpr std::int64_t kUnit = E::kVectors * V::kWidth;
+    const auto add = [&](std::int64_t first) {
+      typename V::Reg k[E::kVectors];
+      E::load_unit(at + first * E::kBytes, k);
+      for (int v = 0; v < E::kVectors; ++v) {
+        const float* query = q + first + v * V::kWidth;
+        for (int row = 0; row < Rows; ++row) total[row] = V::fma(k[v], V::load(query + row * d), total[row]);
+      }
+    };
+    constexpr std::int64_t kStep = 8 * V::kWidth;  // a loop of few turns costs as much as its work
+    std::int64_t e = 0;
+    for (; e + kStep <= d; e += kStep) {
+      for (std::int64_t unit = 0; unit < kStep; unit += kUnit) add(e + unit);
+    }
+    for (; e + kUnit <= d; e += kUnit) add(e);
+    for (; e + V::kWidth <= d; e += V::kWidth) {
+      const typename V::Reg k = E::load(at + e * E::kBytes);
+      for (int row = 0; row < Rows; ++row) total[row] = V::fma(k, V::load(q + row * d + e), total[row]);
+    }
+    if (e < d) {
+      const typename V::Reg k = load_stored_part<V, E>(at + e * E::kBytes, d - e);
+      for (int row = 0; row < Rows; ++row) {
+        total[row] = V::fma(k, V::load_part(q + row * d + e, static_cast<int>(d - e)), total[row]);
+      }
+    }
+    for (int row = 0; row < Rows; ++row) sums[row * kKeys + key] = total[row];
+  }
+  store_row_logits<V, Rows>(sums, n_keys, scale, logits, stride);
+}
+
+/// Rows of a group that share a key tile, the most first: 4, 2, 1.
+template <class Body4, class Body2, class Body1>
+inline void by_rows(std::int64_t rows, const Body4& four, const Body2& two, const Body1& one) {
+  std::int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) four(row);
+  for (; row + 2 <= rows; row += 2) two(row);
+  if (row < rows) one(row);
+}
+
+/// Calls tile(row, key) for the tiles of kWidth / Rows keys of every row, Rows = 4, 2, 1, run by run of keys.
+template <class V, class Tile4, class Tile2, class Tile1>
+inline void for_row_tiles(std::int64_t rows, std::int64_t n_keys, const Tile4& four, const Tile2& two,
+                          const Tile1& one) {
+  constexpr std::int64_t kRun = 16;  // a whole number of tiles; stays in the first-level cache for all rows
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const std::int64_t last = least(first + kRun, n_keys);
+    const auto tiles = [&](const auto& tile, std::int64_t step, std::int64_t row) {
+      for (std::int64_t key = first; key < last; key += step) tile(row, key);
+    };
+    by_rows(
+        rows, [&](std::int64_t row) { tiles(four, V::kWidth / 4, row); },
+        [&](std::int64_t row) { tiles(two, V::kWidth / 2, row); },
+        [&](std::int64_t row) { tiles(one, V::kWidth, row); });
+  }
+}
+
+template <class V, class E>
+void row_logits_of(const float* q, std::int64_t rows, std::int64_t d, const void* keys, std::int64_t n_keys,
+                   float scale, float* logits, std::int64_t stride) {
+  const auto* bytes = static_cast<const unsigned char*>(keys);
+  const auto by = [&](auto tile) {
+    return [=](std::int64_t row, std::int64_t key) {
+      tile(q + row * d, d, bytes + key * d * E::kBytes, n_keys - key, scale, logits + row * stride + key,
+           stride);
+    };
+  };
+  for_row_tiles<V>(rows, n_keys, by(row_logit_tile<V, E, 4>), by(row_logit_tile<V, E, 2>),
+                   by(row_logit_tile<V, E, 1>));
+}
+
+template <class V>
+void row_logits(const float* q, std::int64_t rows, std::int64_t d, const void* keys, DType type,
+                std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
+  switch (type) {
+    case DType::f32: row_logits_of<V, StoredF32<V>>(q, rows, d, keys, n_keys, scale, logits, stride); break;
+    case DType::f16: row_logits_of<V, StoredF16<V>>(q, rows, d, keys, n_keys, scale, logits, stride); break;
+    case DType::bf16: row_logits_of<V, StoredBf16<V>>(q, rows, d, keys, n_keys, scale, logits, stride); break;
+  }
+}
+
+template <class V>
+float row_weights(float* logits, std::int64_t n, float max) {
+  const typename V::Reg offset = V::set(max);
+  typename V::Reg sum = V::zero();
+  std::int64_t i = 0;
+  for (; i + V::kWidth <= n; i += V::kWidth) {
+    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load(logits + i), offset));
+    V::store(logits + i, weight);
+    sum = V::add(sum, weight);
+  }
+  if (i < n) {
+    const auto left = static_cast<int>(n - i);
+    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load_part(logits + i, left), offset));
+    V::store_part(logits + i, weight, left);
+    sum = V::add(sum, V::load_part(logits + i, left));
+  }
+  float lanes[V::kWidth];
+  V::store(lanes, sum);
+  float total = 0;
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+/// Rows x Vectors * kWidth columns over a run of keys.
+template <class V, class E, int Rows, int Vectors>
+inline void row_value_tile(const float* weights, std::int64_t stride, const unsigned char* values,
+                           std::int64_t n_keys, std::int64_t dv, float* out) {
+  typename V::Reg sums[Rows][Vectors];
+  for (int row = 0; row < Rows; ++row) {
+    for (int v = 0; v < Vectors; ++v) sums[row][v] = V::load(out + row * dv + v * V::kWidth);
+  }
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    typename V::Reg value[Vectors];
+    const unsigned char* at = values + key * dv * E::kBytes;
+    if constexpr (Vectors % E::kVectors == 0) {
+      for (int v = 0; v < Vectors; v += E::kVectors) E::load_unit(at + v * V::kWidth * E::kBytes, value + v);
+    } else {
+      for (int v = 0; v < Vectors; ++v) value[v] = E::load(at + v * V::kWidth * E::kBytes);
+    }
+    for (int row = 0; row < Rows; ++row) {
+      const typename V::Reg weight = V::set(weights[row * stride + key]);
+      for (int v = 0; v < Vectors; ++v) sums[row][v] = V::fma(weight, value[v], sums[row][v]);
+    }
+  }
+  for (int row = 0; row < Rows; ++row) {
+    for (int v = 0; v < Vectors; ++v) V::store(out + row * dv + v * V::kWidth, sums[row][v]);
+  }
+}
+
+template <class V, class E, int Rows>
+void row_value_columns(const float* weights, std::int64_t stride, const unsigned char* values,
+                       std::int64_t n_keys, std::int64_t dv, float* out) {
+  constexpr int kMost = V::kAccumulators / 3 / (Rows > 2 ? 2 : 1);  // whole rows of 128 floats for one or two
+  std::int64_t column = 0;
+  const auto at = [&](std::int64_t c) { return values + c * E::kBytes; };
+  for (; column + kMost * V::kWidth <= dv; column += kMost * V::kWidth) {
+    row_value_tile<V, E, Rows, kMost>(weights, stride, at(column), n_keys, dv, out + column);
+  }
+  constexpr int kUnit = E::kVectors * V::kWidth;
+  for (; column + kUnit <= dv; column += kUnit) {
+    row_value_tile<V, E, Rows, E::kVectors>(weights, stride, at(column), n_keys, dv, out + column);
+  }
+  if constexpr (E::kVectors > 1) {
+    for (; column + V::kWidth <= dv; column += V::kWidth) {
+      row_value_tile<V, E, Rows, 1>(weights, stride, at(column), n_keys, dv, out + column);
+    }
+  }
+  if (column == dv) return;
+  const auto part = static_cast<int>(dv - column);
+  for (int row = 0; row < Rows; ++row) {
+    typename V::Reg sum = V::load_part(out + row * dv + column, part);
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      sum = V::fma(V::set(weights[row * stride + key]), load_stored_part<V, E>(at(key * dv + column), part),
+                   sum);
+    }
+    V::store_part(out + row * dv + column, sum, part);
+  }
+}
+
+template <class V, class E>
+void row_values_of(const float* weights, std::int64_t stride, std::int64_t rows, const void* values,
+                   std::int64_t n_keys, std::int64_t dv, float* out) {
+  constexpr std::int64_t kRun = 64;  // its rows stay in the first-level cache for all columns and rows
+  for (std::int64_t first = 0; first < n_keys; first += kRun) {
+    const auto* from = static_cast<const unsigned char*>(values) + first * dv * E::kBytes;
+    const std::int64_t n = least(kRun, n_keys - first);
+    const auto run = [&](auto columns, std::int64_t row) {
+      columns(weights + row * stride + first, stride, from, n, dv, out + row * dv);
+    };
+    by_rows(
+        rows, [&](std::int64_t row) { run(row_value_columns<V, E, 4>, row); },
+        [&](std::int64_t row) { run(row_value_columns<V, E, 2>, row); },
+        [&](std::int64_t row) { run(row_value_columns<V, E, 1>, row); });
+  }
+}
+
+template <class V>
+void row_values(const float* weights, std::int64_t stride, std::int64_t rows, const void* values, DType type,
+                std::int64_t n_keys, std::int64_t dv, float* out) {
+  switch (type) {
+    case DType::f32: row_values_of<V, StoredF32<V>>(weights, stride, rows, values, n_keys, dv, out); break;
+    case DType::f16: row_values_of<V, StoredF16<V>>(weights, stride, rows, values, n_keys, dv, out); break;
+    case DType::bf16: row_values_of<V, StoredBf16<V>>(weights, stride, rows, values, n_keys, dv, out); break;
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cpu
