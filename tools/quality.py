@@ -103,12 +103,13 @@ def read(path):
 
 
 def over_documents(rows, window, setting, part):
-    """Change of the mean loss in nats, its standard error over documents, and how many there are."""
-    changes = [row["result"]["difference"][part]["nll"] for row in rows
-               if row["run"][:3] == ["perplexity", window, setting]]
-    if not changes:
+    """Change of the mean loss in nats, its standard error over documents (over the tokens of a single one), and how many
+    there are."""
+    found = [row["result"]["difference"][part] for row in rows if row["run"][:3] == ["perplexity", window, setting]]
+    if not found:
         return None
-    error = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else math.nan
+    changes = [one["nll"] for one in found]
+    error = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else found[0]["stderr"]
     return statistics.fmean(changes), error, len(changes)
 
 
