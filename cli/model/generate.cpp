@@ -1,9 +1,11 @@
 #include "cli/model/generate.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -50,7 +52,8 @@ class Generation {
   GenerateRun turn(const Ids& ids, bool shown);
   void feed(const Ids& ids, GenerateRun& run);
   void generate(GenerateRun& run, bool shown);
-  void talk();
+  void talk(const GenerateRun& opening);
+  void tell_turn(const GenerateRun& run);
   void describe(GenerateReport& report) const;
 
   const GenerateFlags& flags_;
@@ -61,6 +64,7 @@ class Generation {
   std::optional<QkvDump> dump_;
   std::optional<std::int32_t> pending_;  // generated last, not yet in the conversation
   bool ended_ = false;                   // by a token of its own
+  SessionTotals totals_;                 // of an interactive session
   std::vector<std::string> warnings_;
 };
 
@@ -124,9 +128,11 @@ void Generation::feed(const Ids& ids, GenerateRun& run) {
   transformer_->clear_times();
   Progress progress(kProgressUnits, "prefill", static_cast<std::uint64_t>(ids.size()));
   std::uint64_t shown = 0;
+  double done = 0;
   const auto start = Clock::now();
   try {
     conversation_->feed(ids, [&](double share) {
+      done = share;
       if (stop_requested()) throw Interrupted{};
       const auto units = static_cast<std::uint64_t>(share * static_cast<double>(kProgressUnits));
       progress.advance(units - std::min(shown, units));
@@ -137,6 +143,8 @@ void Generation::feed(const Ids& ids, GenerateRun& run) {
     conversation_->reset();
     run.interrupted = true;
   }
+  run.done_tokens =
+      run.interrupted ? std::llround(done * static_cast<double>(ids.size())) : run.prompt_tokens;
   run.prefill_seconds = since(start);
   run.prefill = transformer_->times();
 }
@@ -182,16 +190,37 @@ GenerateRun Generation::turn(const Ids& ids, bool shown) {
   return run;
 }
 
+void Generation::tell_turn(const GenerateRun& run) {
+  totals_.add(run);
+  totals_.stored = conversation_->tokens();
+  totals_.capacity = transformer_->session().shape().capacity;
+  if (!run.interrupted || run.done_tokens == run.prompt_tokens) totals_.pairs = conversation_->pairs();
+  fmt::print(stderr, "turn     {} tokens in {:.3f} s, {} generated in {:.3f} s, {} of {} stored\n",
+             run.done_tokens, run.prefill_seconds, run.ids.size(), run.decode_seconds, totals_.stored,
+             totals_.capacity);
+}
+
 /// A turn for each line of standard input, until it ends.
-void Generation::talk() {
+void Generation::talk(const GenerateRun& opening) {
   bool first = conversation_->tokens() == 0;
-  for (std::string line; !stop_requested() && std::getline(std::cin, line); first = false) {
+  if (!first) tell_turn(opening);
+  totals_.capacity = transformer_->session().shape().capacity;
+  const auto next_line = [](std::string& line) {
+    // Somebody who types sees whose turn it is.
+    const bool typed = ::isatty(STDIN_FILENO) == 1;
+    if (typed) fmt::print(stderr, "> ");
+    const bool got = static_cast<bool>(std::getline(std::cin, line));
+    if (typed && !got) fmt::print(stderr, "\n");
+    return got;
+  };
+  for (std::string line; !stop_requested() && next_line(line);) {
     if (line.empty()) continue;
     Ids ids;
     // The end of an answer is part of a chat, and of nothing else.
     if (pending_ && (flags_.chat || !ended_)) ids.push_back(*pending_);
     pending_.reset();
     const Ids said = encode(line, first);
+    first = false;
     ids.insert(ids.end(), said.begin(), said.end());
     const std::int64_t room = transformer_->session().shape().capacity - conversation_->tokens();
     if (static_cast<std::int64_t>(ids.size()) > room) {
@@ -201,9 +230,7 @@ void Generation::talk() {
     }
     const GenerateRun run = turn(ids, true);
     print_out("\n");
-    fmt::print(stderr, "turn     {} tokens in {:.3f} s, {} generated in {:.3f} s, {} of {} stored\n",
-               run.prompt_tokens, run.prefill_seconds, run.ids.size(), run.decode_seconds,
-               conversation_->tokens(), transformer_->session().shape().capacity);
+    tell_turn(run);
   }
 }
 
@@ -246,7 +273,10 @@ ExitCode Generation::run() {
     report.run.effective = transformer_->session().options();
   }
   describe(report);
-  if (flags_.interactive && !report.run.interrupted) talk();
+  if (flags_.interactive && !report.run.interrupted) {
+    talk(report.run);
+    report.session = totals_;
+  }
   bool interrupted = report.run.interrupted || stop_requested();
   if (flags_.compare && !interrupted) {
     const auto& more = transformer_->session().options().warnings;

@@ -32,6 +32,7 @@ nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
   nlohmann::ordered_json json;
   json["text"] = run.text;
   json["prompt_tokens"] = run.prompt_tokens;
+  json["prompt_tokens_done"] = run.done_tokens;
   json["generated_tokens"] = run.ids.size();
   json["ids"] = run.ids;
   json["effective"] = {{"batch", run.effective.batch},
@@ -53,7 +54,7 @@ nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
       {"prefill_selection", run.prefill.selection_apart ? nlohmann::ordered_json(run.prefill.selection)
                                                         : nlohmann::ordered_json(nullptr)},
       {"prefill_other", run.prefill.other}};
-  json["tokens_per_second"] = {{"prefill", rate(run.prompt_tokens, run.prefill_seconds)},
+  json["tokens_per_second"] = {{"prefill", rate(run.done_tokens, run.prefill_seconds)},
                                {"decode", rate(run.decoded, run.decode_seconds)}};
   json["interrupted"] = run.interrupted;
   return json;
@@ -69,23 +70,52 @@ std::string run_text(const GenerateRun& run, double load) {
   } else {
     text += ", dense";
   }
-  text += fmt::format("\npairs    {} of {} per head and layer, {:.1f} % of dense attention\n",
-                      run.pairs.computed, run.pairs.dense, 100.0 * share(run.pairs));
+  text += '\n';
+  if (run.pairs.dense > 0)
+    text += fmt::format("pairs    {} of {} per head and layer, {:.1f} % of dense attention\n",
+                        run.pairs.computed, run.pairs.dense, 100.0 * share(run.pairs));
   text += fmt::format(
-      "first    {:.3f} s to the first token: load {:.3f}, projections {:.3f}, {}, other {:.3f}\n",
-      load + prefill, load, run.prefill.projections,
+      "first    {:.3f} s {}: load {:.3f}, projections {:.3f}, {}, other {:.3f}\n", load + prefill,
+      run.done_tokens < run.prompt_tokens ? "without a token" : "to the first token", load,
+      run.prefill.projections,
       run.prefill.selection_apart
           ? fmt::format("attention {:.3f}, selection {:.3f}", run.prefill.attention, run.prefill.selection)
           : fmt::format("attention with selection {:.3f}", run.prefill.attention),
       std::max(0.0, prefill - run.prefill.projections - run.prefill.attention - run.prefill.selection));
   text += fmt::format("rate     prefill {:.1f} tokens/s, decode {:.1f} tokens/s ({} tokens in {:.3f} s)\n",
-                      rate(run.prompt_tokens, prefill), rate(run.decoded, run.decode_seconds), run.decoded,
+                      rate(run.done_tokens, prefill), rate(run.decoded, run.decode_seconds), run.decoded,
                       run.decode_seconds);
-  if (run.interrupted) text += "ended    by an interrupt\n";
+  if (run.interrupted) {
+    text += "ended    by an interrupt";
+    if (run.done_tokens < run.prompt_tokens) {
+      text += fmt::format(", behind about {} of {} tokens of the prompt", run.done_tokens, run.prompt_tokens);
+    }
+    text += '\n';
+  }
   return text;
 }
 
+std::string session_text(const SessionTotals& session) {
+  return fmt::format(
+      "turns    {}, of {} tokens in {:.3f} s ({:.1f} tokens/s); {} of {} tokens stored\n"
+      "pairs    {} of {} per head and layer, {:.1f} % of dense attention\n"
+      "answers  {} tokens in {:.3f} s ({:.1f} tokens/s)\n",
+      session.turns, session.prompt_tokens, session.prefill_seconds,
+      rate(session.prompt_tokens, session.prefill_seconds), session.stored, session.capacity,
+      session.pairs.computed, session.pairs.dense, 100.0 * share(session.pairs), session.generated,
+      session.decode_seconds, rate(session.decoded, session.decode_seconds));
+}
+
 }  // namespace
+
+void SessionTotals::add(const GenerateRun& run) {
+  ++turns;
+  prompt_tokens += run.done_tokens;
+  generated += static_cast<std::int64_t>(run.ids.size());
+  decoded += run.decoded;
+  prefill_seconds += run.prefill_seconds;
+  decode_seconds += run.decode_seconds;
+}
 
 GenerateDifference difference(const GenerateRun& sparse, const GenerateRun& dense) {
   GenerateDifference result;
@@ -139,6 +169,7 @@ std::string summary_text(const GenerateReport& report) {
                   bytes_text(static_cast<std::uint64_t>(report.session_memory.kv)));
   text += fmt::format("engine   {} ({}), {} {}\n", report.engine, report.isa, report.run.effective.threads,
                       report.run.effective.threads == 1 ? "thread" : "threads");
+  if (report.session) return text + session_text(*report.session);
   text += run_text(report.run, report.load_seconds);
   if (!report.dense) return text;
   const GenerateDifference differs = difference(report.run, *report.dense);

@@ -18,6 +18,7 @@ struct GenerateRun {
   std::vector<float> first_logits;  ///< behind the prompt
   EffectiveOptions effective;
   std::int64_t prompt_tokens = 0;
+  std::int64_t done_tokens = 0;  ///< of these, all but where an interrupt ended the prefill
   std::int64_t tail_tokens = 0;  ///< of these, in the dense tail
   runtime::Pairs pairs;          ///< of the prompt
   std::string steps;             ///< of the prompt, as `headwater attend --steps` takes them
@@ -26,6 +27,21 @@ struct GenerateRun {
   std::int64_t decoded = 0;     ///< decode steps behind the prompt
   runtime::PhaseTimes prefill;  ///< where the seconds went
   bool interrupted = false;
+};
+
+/// What --interactive did, over all turns.
+struct SessionTotals {
+  std::int64_t turns = 0;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t generated = 0;
+  std::int64_t decoded = 0;
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+  runtime::Pairs pairs;
+  std::int64_t stored = 0;
+  std::int64_t capacity = 0;
+
+  void add(const GenerateRun& run);
 };
 
 /// What a command tells at its end.
@@ -40,7 +56,8 @@ struct GenerateReport {
   MemoryBytes session_memory;
   std::uint64_t workspace_bytes = 0;
   GenerateRun run;
-  std::optional<GenerateRun> dense;  ///< --compare
+  std::optional<GenerateRun> dense;      ///< --compare
+  std::optional<SessionTotals> session;  ///< --interactive: in place of the run
   std::vector<std::string> warnings;
 };
 

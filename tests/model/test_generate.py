@@ -73,7 +73,16 @@ class Generates(unittest.TestCase):
         got = generate("-p", "import os\n", "-n", "3", "--interactive", "-c", "200", input=b"import sys\nimport re\n")
         self.assertEqual(got.returncode, 0, got.stderr)
         turns = [line for line in got.stderr.decode().splitlines() if line.startswith("turn ")]
-        self.assertEqual(len(turns), 2)
+        self.assertEqual(len(turns), 3)
+        self.assertIn("turns    3, of ", got.stderr.decode())
+        self.assertRegex(got.stderr.decode(), r"answers  9 tokens in ")
+
+    def test_interactive_without_a_prompt_begins_with_the_first_line(self):
+        got = generate("-n", "2", "--interactive", "-c", "100", input=b"\nimport os\n")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertIn("turns    1, of ", got.stderr.decode())
+        # The same as a prompt of that line.
+        self.assertEqual(got.stdout, generate("-n", "2", "-p", "import os").stdout)
 
     def test_interrupt_ends_with_the_statistics(self):
         process = subprocess.Popen([PROGRAM, "generate", "-m", MODEL, "-p", "x = [", "-n", "30000"],
