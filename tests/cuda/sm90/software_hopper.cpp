@@ -108,7 +108,7 @@ void SoftwareBlock::schedule() {
 
 void SoftwareBlock::yield(int thread) { fibers_.leave(thread); }
 
-void SoftwareBlock::fail(int thread, const std::string& text) {
+void SoftwareBlock::fail(int thread, const char* text) {
   fault_ = "thread " + std::to_string(thread) + ": " + text;
   for (;;) fibers_.leave(thread);
 }
@@ -167,7 +167,7 @@ bool SoftwareBlock::deliver_one() {
 
 void SoftwareHopper::load_box(void* to, const Map& map, Barrier& full, int column, int token, int chunk,
                               int head) {
-  if (const char* reason = refusal(map)) block_.fail(thread_, std::string("tensor map: ") + reason);
+  if (const char* reason = refusal(map)) block_.fail(thread_, reason);
   const std::uint32_t address = shared_address(to);
   const std::uint32_t bytes = box_bytes(map);
   if (address % 1024 != 0 || !block_.inside(address, bytes)) block_.fail(thread_, "box outside or unaligned");

@@ -111,8 +111,8 @@ class SoftwareBlock {
   static void start_thread(void* argument, int thread);
   void schedule();
   void yield(int thread);
-  /// Never returns: the block is over.
-  [[noreturn]] void fail(int thread, const std::string& text);
+  /// Never returns: the block is over. Nothing that owns memory may be alive in the caller.
+  [[noreturn]] void fail(int thread, const char* text);
   template <class Condition>
   void until(int thread, const char* what, const Condition& condition);
 
