@@ -14,7 +14,7 @@
 namespace headwater::cpu {
 namespace {
 
-constexpr std::int64_t kLineFloats = 16;  // of a cache line
+inline constexpr std::int64_t kLineFloats = 16;  // of a cache line
 
 constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
