@@ -24,7 +24,10 @@ struct KernelEntry {
 
 using Entries = std::span<const KernelEntry>;
 
-/// All kernels, compiled for the emulation.
+/// All kernels, compiled for the GPU (kernels/gpu/) and for the emulation (kernels/host/).
+namespace on_gpu {
+Entries entries();
+}
 namespace on_host {
 Entries entries();
 }
