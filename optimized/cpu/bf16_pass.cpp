@@ -133,7 +133,7 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
   attention.factors(attention.softmax.sum, factor);
   if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
   bf16_->column_sums(scratch.weights16.data(), block.n_keys, factor, block.sums);
-  return {attention.softmax.offset, attention.softmax.sum, nullptr};
+  return {attention.softmax.offset, attention.softmax.sum};
 }
 
 /// Rows [begin, end) within one run of kGroupRows positions.

@@ -72,19 +72,19 @@ class CpuSession final : public core::SessionBase {
     std::int64_t first_key;        ///< ... from here
     std::int64_t n_keys;
     double* sums;  ///< [n_keys] column sums are added here
-    float* out;    ///< [kBlockRows][d_value] outputs, to be divided by PassResult::divisor, go here
-    bool loaded;   ///< the scratch holds the packed queries of these rows already
+    float*
+        out;  ///< [kBlockRows][d_value] outputs, go here: of floats, to be divided by PassResult::sum; of BF16, finished
+    bool loaded;  ///< the scratch holds the packed queries of these rows already
   };
   struct BlockRows {
     std::int64_t head;
     std::int64_t row;  ///< position of the first
     std::int64_t n;    ///< 1 .. kBlockRows
   };
-  /// m and l per row, m in units of Call::natural_unit, and what the outputs are multiples of; null: 1.
+  /// m and l per row, m in units of Call::natural_unit.
   struct PassResult {
     const float* max;
     const float* sum;
-    const float* divisor;
   };
 
   void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -149,7 +149,7 @@ class CpuSession final : public core::SessionBase {
   void ask_for_queries(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end) const;
   void ask_for_outputs(const Call& call, const BlockRows& rows) const;
   /// Of the intra pass, kept since phase 1 at this index of the window.
-  [[nodiscard]] PassResult window_result(const Call& call, std::int64_t at) const;
+  [[nodiscard]] PassResult window_result(std::int64_t at) const;
   /// The caller's row where it is one of aligned floats, else null.
   [[nodiscard]] float* float_row(const Call& call, std::int64_t position, std::int64_t head) const;
   /// A finished row of a head to the caller, in his type.

@@ -137,6 +137,11 @@ const Preference& preference_for(const Processor& processor) {
   return *best;
 }
 
-const Variant& preferred_variant() { return *variant_named(preference_for(this_processor()).engine); }
+const Preference& preference() {
+  static const Preference& row = preference_for(this_processor());
+  return row;
+}
+
+const Variant& preferred_variant() { return *variant_named(preference().engine); }
 
 }  // namespace headwater::cpu

@@ -47,6 +47,9 @@ Processor this_processor();
 /// The last row of the table that applies to a processor which runs at least cpu-portable.
 const Preference& preference_for(const Processor& processor);
 
+/// That of this processor.
+const Preference& preference();
+
 /// The variant of the engine `cpu`: it follows from the processor alone, never from a timing, so that it is the same in
 /// every run.
 const Variant& preferred_variant();

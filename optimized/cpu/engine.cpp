@@ -80,9 +80,10 @@ const Engine& cpu_amx_emulated_engine() { return variant_engine<5>(); }
 #endif
 
 const Engine& cpu_engine() {
-  static const cpu::Preference& preference = cpu::preference_for(cpu::this_processor());
-  static const std::string description =
-      "here " + std::string(preference.engine) + ": " + std::string(preference.reason);
+  const cpu::Preference& preference = cpu::preference();
+  static const std::string description = "here " + std::string(preference.engine) + " for " +
+                                         std::string(preference.rows) +
+                                         " rows: " + std::string(preference.reason);
   static const CpuEngine engine("cpu", description, cpu::preferred_variant());
   return engine;
 }

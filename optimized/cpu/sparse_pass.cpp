@@ -29,8 +29,8 @@ struct PassRow {
 };
 
 template <class PassResult>
-PassRow pass_row(const PassResult& pass, std::int64_t row) {
-  return {pass.max[row], pass.sum[row], pass.divisor ? pass.divisor[row] : 1.0f};
+PassRow pass_row(const PassResult& pass, std::int64_t row, bool bf16) {
+  return {pass.max[row], pass.sum[row], bf16 ? 1.0f : pass.sum[row]};
 }
 
 /// (m, l, o) of the inter pass joined to the intra pass's, per row (FUSE-1). Weights in double: two exponentials a
@@ -211,7 +211,7 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
     const PassResult intra = intra_block(call, window, chunk, rows, intra_sums, out, scratch);
     std::copy_n(intra.max, kBlockRows, max);
     std::copy_n(intra.sum, kBlockRows, sum);
-    const PassResult kept{max, sum, intra.divisor ? sum : nullptr};
+    const PassResult kept{max, sum};
     if (has_memory) {
       const PassResult inter = inter_block(call, rows, true, inter_sums, scratch);
       join(call, chunk, rows, kept, out, inter, scratch.inter.data());
@@ -239,7 +239,8 @@ void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& row
                       const float* intra_out, const PassResult& inter, float* inter_out) {
   const std::int64_t dv = kv_.d_value();
   for (std::int64_t r = 0; r < rows.n; ++r) {
-    const FusedRow fused = fuse(call.natural_unit, pass_row(intra, r), pass_row(inter, r));
+    const FusedRow fused =
+        fuse(call.natural_unit, pass_row(intra, r, call.bf16), pass_row(inter, r, call.bf16));
     lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     // Straight to the caller where his rows are floats.
     float* o = inter_out + r * dv;
@@ -253,11 +254,11 @@ void CpuSession::write_rows(const Call& call, const Chunk& chunk, const BlockRow
                             const PassResult& intra, float* out) {
   const std::int64_t dv = kv_.d_value();
   for (std::int64_t r = 0; r < rows.n; ++r) {
-    const FusedRow fused =
-        fuse(call.natural_unit, pass_row(intra, r), {-std::numeric_limits<double>::infinity(), 0, 1});
+    const FusedRow fused = fuse(call.natural_unit, pass_row(intra, r, call.bf16),
+                                {-std::numeric_limits<double>::infinity(), 0, 1});
     lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     float* o = out + r * dv;
-    if (intra.divisor) {
+    if (!call.bf16) {
       for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight;
     }
     store_row(call, rows.row + r, rows.head, o);
@@ -346,7 +347,7 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
                               scratch.segment_max.data() + first / segment_keys_ * kBlockRows,
                               std::min(segment_keys_, block.n_keys - first), block.sums + first);
   }
-  return {attention.state.max, attention.state.sum, attention.state.sum};
+  return {attention.state.max, attention.state.sum};
 }
 
 void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int64_t layer,
@@ -370,7 +371,7 @@ void CpuSession::write_chunk(const Call& call, const Window& window, const Chunk
   for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
     for (std::int64_t head = 0; head < shape().n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);
-      write_rows(call, chunk, {head, row, 1}, window_result(call, at), row_out_.data() + at * kv_.d_value());
+      write_rows(call, chunk, {head, row, 1}, window_result(at), row_out_.data() + at * kv_.d_value());
     }
   }
 }
@@ -413,13 +414,12 @@ void CpuSession::inter_group(const Call& call, const Window& window, const Chunk
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
     const std::int64_t at = window_index(window, head, row);
     const PassResult inter = inter_block(call, rows, false, sums, scratch);
-    join(call, chunk, rows, window_result(call, at), row_out_.data() + at * dv, inter, scratch.inter.data());
+    join(call, chunk, rows, window_result(at), row_out_.data() + at * dv, inter, scratch.inter.data());
   }
 }
 
-CpuSession::PassResult CpuSession::window_result(const Call& call, std::int64_t at) const {
-  const float* sum = row_sum_.data() + at;
-  return {row_max_.data() + at, sum, call.bf16 ? nullptr : sum};
+CpuSession::PassResult CpuSession::window_result(std::int64_t at) const {
+  return {row_max_.data() + at, row_sum_.data() + at};
 }
 
 float* CpuSession::float_row(const Call& call, std::int64_t position, std::int64_t head) const {

@@ -1,18 +1,6 @@
 #ifdef HEADWATER_TESTING
 
 #define HEADWATER_CUDA_SIDE on_host
-#include "cuda/kernels/tables.hpp"
-
-namespace headwater::cuda::on_host {
-
-HEADWATER_CUDA_FLOAT_SIZES(HEADWATER_CUDA_FORWARD, HEADWATER_CUDA_COLUMN_SUMS)
-
-Entries f32_entries() {
-  static const KernelEntry entries[] = {
-      HEADWATER_CUDA_FLOAT_SIZES(HEADWATER_CUDA_FORWARD_ENTRY, HEADWATER_CUDA_COLUMN_SUMS_ENTRY)};
-  return entries;
-}
-
-}  // namespace headwater::cuda::on_host
+#include "cuda/kernels/lists/f32.hpp"
 
 #endif

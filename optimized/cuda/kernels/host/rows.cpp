@@ -1,53 +1,6 @@
 #ifdef HEADWATER_TESTING
 
 #define HEADWATER_CUDA_SIDE on_host
-#include "cuda/kernels/tables.hpp"
-
-#include <algorithm>
-#include <vector>
-
-namespace headwater::cuda::on_host {
-
-namespace {
-
-/// One warp for a few hundred candidates, eight for what a memory set and a chunk usually make.
-using FewCandidates = SelectShape<1, 512>;
-using ManyCandidates = SelectShape<8, 8192>;
-
-}  // namespace
-
-HEADWATER_CUDA_KERNEL(store_rows_128, StoreRowsParams, kStoreThreads, 8, ::headwater::cuda::store_rows)
-HEADWATER_CUDA_KERNEL(gather_128, GatherParams, kGatherThreads, 8, ::headwater::cuda::gather)
-HEADWATER_CUDA_KERNEL(combine_128, CombineParams, kCombineThreads, 4, ::headwater::cuda::combine)
-HEADWATER_CUDA_KERNEL(select_32, SelectParams, FewCandidates::kThreads, 16,
-                      ::headwater::cuda::select_memory<FewCandidates>)
-HEADWATER_CUDA_KERNEL(select_256, SelectParams, ManyCandidates::kThreads, 2,
-                      ::headwater::cuda::select_memory<ManyCandidates>)
-
-Entries row_entries() {
-  static const KernelEntry entries[] = {
-      {HEADWATER_CUDA_ROW(store_rows_128), Stage::store_rows},
-      {HEADWATER_CUDA_ROW(gather_128), Stage::gather},
-      {HEADWATER_CUDA_ROW(combine_128), Stage::combine},
-      {HEADWATER_CUDA_ROW(select_32), Stage::select, DType::f32, 0, 0, 0, 0, FewCandidates::kShared,
-       FewCandidates::kCached},
-      {HEADWATER_CUDA_ROW(select_256), Stage::select, DType::f32, 0, 0, 0, 0, ManyCandidates::kShared,
-       ManyCandidates::kCached},
-  };
-  return entries;
-}
-
-Entries entries() {
-  static const std::vector<KernelEntry> all = [] {
-    std::vector<KernelEntry> joined;
-    for (const Entries part : {row_entries(), f32_entries(), bf16_entries()}) {
-      joined.insert(joined.end(), part.begin(), part.end());
-    }
-    return joined;
-  }();
-  return all;
-}
-
-}  // namespace headwater::cuda::on_host
+#include "cuda/kernels/lists/rows.hpp"
 
 #endif
