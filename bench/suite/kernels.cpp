@@ -65,8 +65,8 @@ struct Block {
     kernels.softmax(kBlockRows, n_keys, weights.data(), state);
   }
   void accumulate() {
-    kernels.accumulate_values(weights.data(), kBlockRows, n_keys, values.data(), kWidth, state.rescale,
-                              out.data());
+    kernels.accumulate_values(weights.data(), kBlockRows, n_keys, n_keys, values.data(), kWidth,
+                              state.rescale, out.data());
   }
   void column_sums() { kernels.column_sums(weights.data(), kBlockRows, n_keys, state.sum, sums.data()); }
 

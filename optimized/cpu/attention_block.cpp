@@ -36,7 +36,9 @@ void AttentionBlock::add(const float* keys, const float* values, const BlockPosi
     kernels.mask_future(positions, lanes(), n_keys, weights);
   }
   kernels.softmax(lanes(), n_keys, weights, state);
-  kernels.accumulate_values(weights, lanes(), n_keys, values, dv, state.rescale, out);
+  std::int64_t visible = positions.gathered ? n_keys : first_row + 1 - positions.first_key;
+  if (HEADWATER_SABOTAGE("cpu.values.last_keys_unseen")) visible -= kLaneTile;
+  kernels.accumulate_values(weights, lanes(), n_keys, visible, values, dv, state.rescale, out);
 }
 
 void AttentionBlock::add_keys(const float* keys, const float* values, std::int64_t first_key,
@@ -62,7 +64,10 @@ void AttentionBlock::add_column_sums(const float* weights, const float* segment_
   float factor[kBlockRows] = {};  // padding lanes count nothing
   for (std::int64_t r = 0; r < rows; ++r) {
     if (state.sum[r] == 0.0f) continue;
-    const double offset = std::exp(static_cast<double>(segment_max[r]) - static_cast<double>(state.max[r]));
+    const double offset =
+        segment_max[r] == state.max[r]
+            ? 1.0
+            : std::exp(static_cast<double>(segment_max[r]) - static_cast<double>(state.max[r]));
     factor[r] = static_cast<float>(offset / static_cast<double>(state.sum[r]));
   }
   if (HEADWATER_SABOTAGE("cpu.colsum.skip_last_row")) factor[rows - 1] = 0.0f;

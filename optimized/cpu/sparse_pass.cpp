@@ -201,10 +201,11 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
   double* inter_sums = has_memory ? clear_inter_sums(call.layer, head, group) : nullptr;
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
-    if (call.bf16) {  // for floats it is a loss: twice the bytes, half the rate
+    const auto ask = [&] {
       ask_for_queries(call, head, row + rows.n, std::min(row + rows.n + kBlockRows, end));
       ask_for_outputs(call, rows);
-    }
+    };
+    if (call.bf16) ask();
     float max[kBlockRows];
     float sum[kBlockRows];
     float* out = scratch.intra.data();
@@ -212,6 +213,8 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
     std::copy_n(intra.max, kBlockRows, max);
     std::copy_n(intra.sum, kBlockRows, sum);
     const PassResult kept{max, sum};
+    if (!call.bf16)
+      ask();  // twice the bytes, half the rate: behind the intra pass, or its keys push them out
     if (has_memory) {
       const PassResult inter = inter_block(call, rows, true, inter_sums, scratch);
       join(call, chunk, rows, kept, out, inter, scratch.inter.data());

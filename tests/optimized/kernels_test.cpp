@@ -79,6 +79,32 @@ class Kernels : public ::testing::TestWithParam<std::tuple<int, int, int, int>> 
   }
 };
 
+TEST(Elementary, WeightsOfEveryTableWithinTwoUlp) {
+  constexpr std::int64_t kKeys = 7400;
+  for (const Variant& variant : variants()) {
+    if (!variant.missing().empty()) continue;
+    std::vector<float> weights(static_cast<std::size_t>(kKeys * kBlockRows),
+                               0.0f);  // the first key: the maximum
+    for (std::size_t i = kBlockRows; i < weights.size(); ++i) weights[i] = -3.7e-4f * static_cast<float>(i);
+    const std::vector<float> logits = weights;
+    SoftmaxState state;
+    std::fill_n(state.max, kBlockRows, -kInf);
+    std::fill_n(state.sum, kBlockRows, 0.0f);
+    variant.kernels().softmax(kBlockRows, kKeys, weights.data(), state);
+    double worst = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const double exact = std::exp(static_cast<double>(logits[i]));
+      if (exact > 0x1.01p-126) {
+        worst = std::max(worst, std::fabs(static_cast<double>(weights[i]) - exact) / exact);
+      } else if (exact < 0x1.fep-127) {
+        EXPECT_EQ(weights[i], 0.0f) << variant.engine << " " << logits[i];
+      }
+    }
+    EXPECT_LT(worst, 4 * 0x1p-24) << variant.engine;
+    EXPECT_EQ(weights[0], 1.0f) << variant.engine;
+  }
+}
+
 TEST_P(Kernels, NUM_1_WidenAtAnyAlignment) {
   const std::int64_t count = n_keys * d;
   const auto values = normals(static_cast<std::size_t>(count), 9);
@@ -207,7 +233,7 @@ TEST_P(Kernels, INTRA_1_ValuesAndRescale) {
   out.push_back(kPoison);
   float rescale[kBlockRows];
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) rescale[lane] = 0.1f * static_cast<float>(lane + 1);
-  kernels.accumulate_values(weights.data(), lanes, n_keys, v.data(), dv, rescale, out.data());
+  kernels.accumulate_values(weights.data(), lanes, n_keys, n_keys, v.data(), dv, rescale, out.data());
   for (std::int64_t lane = 0; lane < lanes; ++lane) {
     for (std::int64_t c = 0; c < dv; ++c) {
       const auto i = static_cast<std::size_t>(lane * dv + c);
@@ -224,6 +250,25 @@ TEST_P(Kernels, INTRA_1_ValuesAndRescale) {
     }
   }
   EXPECT_EQ(out.back(), kPoison);
+}
+
+TEST_P(Kernels, MASK_1_ValuesOfUnseenKeys) {
+  const std::int64_t dv = d;
+  const std::int64_t visible = n_keys / 2;
+  auto weights = normals(block.size(), 5);
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
+      if (key >= visible + lane) weights[static_cast<std::size_t>(key * kBlockRows + lane)] = 0;
+    }
+  }
+  const auto v = normals(static_cast<std::size_t>(n_keys * dv), 6);
+  float rescale[kBlockRows];
+  std::fill_n(rescale, kBlockRows, 0.5f);
+  auto told = normals(static_cast<std::size_t>(lanes * dv), 7);
+  auto untold = told;
+  kernels.accumulate_values(weights.data(), lanes, n_keys, visible, v.data(), dv, rescale, told.data());
+  kernels.accumulate_values(weights.data(), lanes, n_keys, n_keys, v.data(), dv, rescale, untold.data());
+  EXPECT_EQ(told, untold);
 }
 
 TEST_P(Kernels, INTRA_2_ColumnSums) {

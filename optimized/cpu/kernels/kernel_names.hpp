@@ -13,8 +13,9 @@
   void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,              \
                     std::int64_t n_keys, float* block);                                                    \
   void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state);                \
-  void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values, \
-                         std::int64_t dv, const float* rescale, float* out);                               \
+  void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys,                      \
+                         std::int64_t visible, const float* values, std::int64_t dv, const float* rescale, \
+                         float* out);                                                                      \
   void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,       \
                    double* sums);                                                                          \
   void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to);   \

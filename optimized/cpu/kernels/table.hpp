@@ -66,9 +66,10 @@ struct KernelTable {
   /// Logits to weights exp(s - m) in place; updates the running maximum and sum.
   void (*softmax)(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state);
 
-  /// out[lane][dv] = out * rescale[lane] + sum_key block[key][lane] * values[key][dv].
-  void (*accumulate_values)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
-                            std::int64_t dv, const float* rescale, float* out);
+  /// out[lane][dv] = out * rescale[lane] + sum_key block[key][lane] * values[key][dv], over n_keys > 0 keys. Lane r sees
+  /// the first visible + r of them; the weights of the others are zero and need not be read.
+  void (*accumulate_values)(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
+                            const float* values, std::int64_t dv, const float* rescale, float* out);
 
   /// sums[key] += sum_lane block[key][lane] * factor[lane]; factor is 0 in padding lanes.
   void (*column_sums)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,

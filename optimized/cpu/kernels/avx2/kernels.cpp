@@ -54,25 +54,24 @@ struct Avx2 {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, set(-__builtin_inff()), _CMP_EQ_OQ), x);
   }
 
-  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, NaN for NaN. Cody and Waite's
-  // reduction, Cephes' polynomial; the power of two is put together from the integer part.
+  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, 1 at 0, NaN for NaN. Few operations of
+  // the ports that multiply: adding 1.5 * 2^23 + 127 rounds x log2(e) and leaves the biased exponent in the low bits;
+  // Cody and Waite's reduction; a minimax polynomial of relative error 2e-9.
   static Reg exp_nonpositive(Reg x) {
-    constexpr float kSmallest = -87.33654f;  // ln of the smallest normal float
-    const Reg normal = _mm256_cmp_ps(x, set(kSmallest), _CMP_NLT_UQ);
-    const Reg clamped = max(set(kSmallest), x);  // NaN stays: max returns its second argument
-    const Reg n =
-        _mm256_round_ps(mul(clamped, set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    Reg r = _mm256_fnmadd_ps(n, set(0.693359375f), clamped);
+    const Reg normal = _mm256_cmp_ps(x, set(-87.33654f), _CMP_NLT_UQ);
+    const Reg shift = set(12582912.0f + 127.0f);
+    const Reg shifted = fma(x, set(1.44269504f), shift);
+    const Reg n = sub(shifted, shift);
+    Reg r = _mm256_fnmadd_ps(n, set(0.693359375f), x);
     r = _mm256_fnmadd_ps(n, set(-2.12194440e-4f), r);
-    Reg p = set(1.9875691500e-4f);
-    p = fma(p, r, set(1.3981999507e-3f));
-    p = fma(p, r, set(8.3334519073e-3f));
-    p = fma(p, r, set(4.1665795894e-2f));
-    p = fma(p, r, set(1.6666665459e-1f));
-    p = fma(p, r, set(5.0000001201e-1f));
-    p = fma(p, mul(r, r), add(r, set(1.0f)));
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    const Reg power = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    Reg p = set(0x1.6ae6e0p-10f);
+    p = fma(p, r, set(0x1.1267d8p-7f));
+    p = fma(p, r, set(0x1.555824p-5f));
+    p = fma(p, r, set(0x1.555418p-3f));
+    p = fma(p, r, set(0x1.fffffcp-2f));
+    p = fma(p, r, set(1.0f));
+    p = fma(p, r, set(1.0f));
+    const Reg power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23));
     return _mm256_and_ps(mul(p, power), normal);
   }
 
@@ -142,9 +141,9 @@ void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int
 void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state) {
   cpu::softmax<Avx2>(lanes, n_keys, block, state);
 }
-void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
-                       std::int64_t dv, const float* rescale, float* out) {
-  cpu::accumulate_values<Avx2>(block, lanes, n_keys, values, dv, rescale, out);
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
+                       const float* values, std::int64_t dv, const float* rescale, float* out) {
+  cpu::accumulate_values<Avx2>(block, lanes, n_keys, visible, values, dv, rescale, out);
 }
 void widen(const void* from, DType type, std::int64_t count, float* to) {
   cpu::widen<Avx2>(from, type, count, to);

@@ -24,9 +24,9 @@ void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int
 void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state) {
   cpu::softmax<Avx512>(lanes, n_keys, block, state);
 }
-void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
-                       std::int64_t dv, const float* rescale, float* out) {
-  cpu::accumulate_values<Avx512>(block, lanes, n_keys, values, dv, rescale, out);
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
+                       const float* values, std::int64_t dv, const float* rescale, float* out) {
+  cpu::accumulate_values<Avx512>(block, lanes, n_keys, visible, values, dv, rescale, out);
 }
 void widen(const void* from, DType type, std::int64_t count, float* to) {
   cpu::widen<Avx512>(from, type, count, to);

@@ -81,22 +81,25 @@ struct Avx512 {
     return _mm512_mask_blend_ps(bottom, x, zero());
   }
 
-  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, NaN for NaN. Cody and Waite's
-  // reduction, Cephes' polynomial, vscalefps for the power of two.
+  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, 1 at 0, NaN for NaN. Few operations of
+  // the ports that multiply: adding 1.5 * 2^23 + 127 rounds x log2(e) and leaves the biased exponent in the low bits;
+  // Cody and Waite's reduction; a minimax polynomial of relative error 2e-9.
   static Reg exp_nonpositive(Reg x) {
     const __mmask16 normal = _mm512_cmp_ps_mask(x, set(-87.33654f), _CMP_NLT_UQ);
-    const Reg n =
-        _mm512_roundscale_ps(mul(x, set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Reg shift = set(12582912.0f + 127.0f);
+    const Reg shifted = fma(x, set(1.44269504f), shift);
+    const Reg n = sub(shifted, shift);
     Reg r = _mm512_fnmadd_ps(n, set(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), r);
-    Reg p = set(1.9875691500e-4f);
-    p = fma(p, r, set(1.3981999507e-3f));
-    p = fma(p, r, set(8.3334519073e-3f));
-    p = fma(p, r, set(4.1665795894e-2f));
-    p = fma(p, r, set(1.6666665459e-1f));
-    p = fma(p, r, set(5.0000001201e-1f));
-    p = fma(p, mul(r, r), add(r, set(1.0f)));
-    return _mm512_maskz_scalef_ps(normal, p, n);
+    Reg p = set(0x1.6ae6e0p-10f);
+    p = fma(p, r, set(0x1.1267d8p-7f));
+    p = fma(p, r, set(0x1.555824p-5f));
+    p = fma(p, r, set(0x1.555418p-3f));
+    p = fma(p, r, set(0x1.fffffcp-2f));
+    p = fma(p, r, set(1.0f));
+    p = fma(p, r, set(1.0f));
+    const Reg power = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23));
+    return _mm512_maskz_mul_ps(normal, p, power);
   }
 
   // Cephes' tanhf: an odd polynomial near zero, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.

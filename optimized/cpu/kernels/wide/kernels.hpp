@@ -164,15 +164,19 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
   }
 }
 
-/// kRows rows x Vectors * kWidth columns of one run of keys, added to out. Part: the last vector has `part` columns.
+/// kRows rows x Vectors * kWidth columns of one run of keys, added to out * rescale. Part: the last vector has `part`
+/// columns.
 template <class V, int Vectors, bool Part>
 inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
-                       int part, float* out) {
+                       int part, const float* rescale, float* out) {
   typename V::Reg sums[V::kRows][Vectors];
   for (int row = 0; row < V::kRows; ++row) {
     for (int v = 0; v < Vectors; ++v) sums[row][v] = V::zero();
   }
   for (std::int64_t key = 0; key < n_keys; ++key) {
+    for (int ahead = Vectors; ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {  // the next strip
+      __builtin_prefetch(values + key * dv + ahead * V::kWidth, 0, 2);
+    }
     typename V::Reg value[Vectors];
     for (int v = 0; v < Vectors; ++v) {
       const float* from = values + key * dv + v * V::kWidth;
@@ -184,50 +188,57 @@ inline void value_tile(const float* block, std::int64_t n_keys, const float* val
     }
   }
   for (int row = 0; row < V::kRows; ++row) {
+    const typename V::Reg factor = V::set(rescale ? rescale[row] : 1.0f);
     for (int v = 0; v < Vectors; ++v) {
       float* to = out + row * dv + v * V::kWidth;
       if (Part && v == Vectors - 1) {
-        V::store_part(to, V::add(V::load_part(to, part), sums[row][v]), part);
+        V::store_part(to, V::fma(V::load_part(to, part), factor, sums[row][v]), part);
       } else {
-        V::store(to, V::add(V::load(to), sums[row][v]));
+        V::store(to, V::fma(V::load(to), factor, sums[row][v]));
       }
     }
   }
 }
 
+/// A run of keys of which lane r sees the first visible + r.
+struct ValueRun {
+  const float* weights;
+  const float* values;
+  const float* rescale;  ///< none: 1
+  std::int64_t n_keys;
+  std::int64_t visible;
+};
+
 template <class V, int Vectors, bool Part>
-void value_strip(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
-                 std::int64_t dv, int part, float* out) {
+void value_strip(const ValueRun& run, std::int64_t lanes, std::int64_t column, std::int64_t dv, int part,
+                 float* out) {
   for (std::int64_t row = 0; row < lanes; row += V::kRows) {
-    value_tile<V, Vectors, Part>(block + row, n_keys, values, dv, part, out + row * dv);
+    const std::int64_t n_keys = least(run.n_keys, run.visible + row + V::kRows - 1);
+    value_tile<V, Vectors, Part>(run.weights + row, n_keys, run.values + column, dv, part,
+                                 run.rescale ? run.rescale + row : nullptr, out + row * dv + column);
   }
 }
 
 template <class V>
-void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* values,
-                       std::int64_t dv, const float* rescale, float* out) {
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
+                       const float* values, std::int64_t dv, const float* rescale, float* out) {
   static_assert(kLaneTile % V::kRows == 0);
-  for (std::int64_t row = 0; row < lanes; ++row) {
-    if (rescale[row] == 1.0f) continue;
-    for (std::int64_t column = 0; column < dv; ++column) out[row * dv + column] *= rescale[row];
-  }
   // Bounds the length of a float sum; a strip of the run's value rows stays in the first-level cache.
   constexpr std::int64_t kRun = 128;
   for (std::int64_t first = 0; first < n_keys; first += kRun) {
-    const std::int64_t n = least(kRun, n_keys - first);
-    const float* weights = block + first * kBlockRows;
-    const float* rows = values + first * dv;
+    const ValueRun run{block + first * kBlockRows, values + first * dv, first == 0 ? rescale : nullptr,
+                       least(kRun, n_keys - first), visible - first};
     std::int64_t column = 0;
     for (; column + 2 * V::kWidth <= dv; column += 2 * V::kWidth) {
-      value_strip<V, 2, false>(weights, lanes, n, rows + column, dv, 0, out + column);
+      value_strip<V, 2, false>(run, lanes, column, dv, 0, out);
     }
     const auto left = static_cast<int>(dv - column);
     if (left > V::kWidth) {
-      value_strip<V, 2, true>(weights, lanes, n, rows + column, dv, left - V::kWidth, out + column);
+      value_strip<V, 2, true>(run, lanes, column, dv, left - V::kWidth, out);
     } else if (left == V::kWidth) {
-      value_strip<V, 1, false>(weights, lanes, n, rows + column, dv, 0, out + column);
+      value_strip<V, 1, false>(run, lanes, column, dv, 0, out);
     } else if (left > 0) {
-      value_strip<V, 1, true>(weights, lanes, n, rows + column, dv, left, out + column);
+      value_strip<V, 1, true>(run, lanes, column, dv, left, out);
     }
   }
 }
