@@ -128,6 +128,44 @@ TEST(Race, NeighbouringHalfWordsAreNoRace) {
   EXPECT_EQ(fault_of(64, 128, [](Context& ctx) { ctx.shared<std::uint16_t>(0, 64)[ctx.thread()] = 1; }), "");
 }
 
+TEST(Race, AccessesOfDifferentWidths) {
+  // A vector of one thread and a half-word of another within it.
+  expect_fault(64, 256, "race at byte 6 ", [](Context& ctx, bool planted) {
+    const auto s = written_floats(ctx, 64);
+    const auto halves = ctx.shared<std::uint16_t>(0, 128);
+    if (ctx.thread() == 0) ctx.store16(s, Words4{});
+    if (!planted) ctx.barrier();
+    if (ctx.thread() == 40) halves[3] = 1;
+  });
+  expect_fault(64, 256, "race at byte", [](Context& ctx, bool planted) {
+    (void)written_floats(ctx, 64);
+    const auto halves = ctx.shared<std::uint16_t>(0, 128);
+    if (ctx.thread() == 40) halves[3] = 1;
+    if (!planted) ctx.barrier();
+    if (ctx.thread() == 0) (void)ctx.load8(halves);
+  });
+  expect_fault(64, 256, "race at byte", [](Context& ctx, bool planted) {
+    const auto s = written_floats(ctx, 64);
+    const auto halves = ctx.shared<std::uint16_t>(0, 128);
+    if (ctx.lane() < 2) (void)ctx.load16(s);  // several lanes of both warps
+    if (!planted) ctx.barrier();
+    if (ctx.thread() == 40) halves[3] = 1;
+  });
+}
+
+TEST(Race, PartsOfOneLineBelongToDifferentThreads) {
+  EXPECT_EQ(fault_of(64, 256,
+                     [](Context& ctx) {
+                       const auto halves = ctx.shared<std::uint16_t>(0, 128);
+                       halves[ctx.thread()] = 1;
+                       std::uint16_t x = halves[ctx.thread()];
+                       halves[ctx.thread()] = ++x;
+                       ctx.barrier();
+                       (void)ctx.load16(halves + ctx.thread() / 8 * 8);
+                     }),
+            "");
+}
+
 TEST(Race, LoadMatrixReads) {
   expect_fault(32, 512, "race at byte", [](Context& ctx, bool planted) {
     (void)written_floats(ctx, 128);
@@ -164,6 +202,19 @@ TEST(Memory, TheBlockBeforeInitialisesNothing) {
                          (void)x;
                        }),
               HasSubstr("block (63, 0, 0)"));
+}
+
+TEST(Memory, AnEarlierBlockWithMoreWarpsLeavesNothingBehind) {
+  const auto in_pieces = [](Context& ctx) {
+    ctx.shared<std::uint16_t>(0, 128)[ctx.thread()] = 1;
+    ctx.barrier();
+    const std::uint16_t x = ctx.shared<std::uint16_t>(0, 128)[ctx.thread() ^ 127];
+    (void)x;
+  };
+  EXPECT_EQ(fault_of(128, 256, in_pieces), "");
+  EXPECT_EQ(fault_of(32, 256, [](Context& ctx) { ctx.shared<std::uint16_t>(0, 128)[ctx.thread()] = 1; }), "");
+  EXPECT_THAT(fault_of(32, 256, [](Context& ctx) { (void)ctx.load8(ctx.shared<std::uint16_t>(0, 128)); }),
+              HasSubstr("uninitialised read at byte 0"));
 }
 
 TEST(Memory, OffByOneTail) {

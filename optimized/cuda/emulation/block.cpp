@@ -353,6 +353,15 @@ void Block::check_global(const void* at, int bytes, const char* what) {
 
 void Block::fail(const std::string& what) const { throw Fault(what); }
 
+void Block::fail_bounds(std::int64_t at, int bytes, int first, int last) const {
+  fail("shared memory out of bounds: " + std::to_string(bytes) + " bytes at " + std::to_string(at) +
+       " of an array from " + std::to_string(first) + " to " + std::to_string(last));
+}
+
+void Block::fail_alignment(std::int64_t at, int bytes) const {
+  fail("shared memory access not aligned: " + std::to_string(bytes) + " bytes at " + std::to_string(at));
+}
+
 /// Called where no thread is ready: who waits where.
 std::string Block::stuck() const {
   const std::string here = whereabouts(thread_);

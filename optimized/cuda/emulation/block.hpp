@@ -90,6 +90,8 @@ class Block {
   /// Fault unless `bytes` at `at` are aligned to their number and lie in one allocation.
   void check_global(const void* at, int bytes, const char* what);
   [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void fail_bounds(std::int64_t at, int bytes, int first, int last) const;
+  [[noreturn]] void fail_alignment(std::int64_t at, int bytes) const;
 
  private:
   struct NamedBarrier {

@@ -65,15 +65,8 @@ class Shared {
   /// Byte of element i in the block's shared memory; Fault unless `bytes` from there are in bounds and aligned.
   [[nodiscard]] int checked(std::int64_t i, int bytes) const {
     const std::int64_t at = at_ + i * static_cast<std::int64_t>(sizeof(T));
-    if (at < first_ || at + bytes > last_) {
-      block_->fail("shared memory out of bounds: " + std::to_string(bytes) + " bytes at " +
-                   std::to_string(at) + " of an array from " + std::to_string(first_) + " to " +
-                   std::to_string(last_));
-    }
-    if (at % bytes != 0) {
-      block_->fail("shared memory access not aligned: " + std::to_string(bytes) + " bytes at " +
-                   std::to_string(at));
-    }
+    if (at < first_ || at + bytes > last_) block_->fail_bounds(at, bytes, first_, last_);
+    if ((at & (bytes - 1)) != 0) block_->fail_alignment(at, bytes);
     return static_cast<int>(at);
   }
 
@@ -238,7 +231,7 @@ class Context {
     return y < std::numeric_limits<float>::min() ? 0.0f : y;
   }
   [[nodiscard]] float log2(float x) const { return std::log2(x); }
-  [[nodiscard]] float fma(float a, float b, float c) const { return std::fma(a, b, c); }
+  [[nodiscard]] float fma(float a, float b, float c) const { return __builtin_fmaf(a, b, c); }
 
  private:
   static constexpr std::uint32_t kAll = 0xFFFFFFFFu;

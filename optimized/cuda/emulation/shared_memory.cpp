@@ -1,39 +1,33 @@
 #include "cuda/emulation/shared_memory.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
-#include "cuda/device/platform.hpp"
 #include "cuda/emulation/fault.hpp"
 
 namespace headwater::cuda::emulation {
 namespace {
 
-constexpr int kThreadBits = 10;
-constexpr int kLaneBits = 6;
-constexpr std::uint32_t kThreads = (1u << kThreadBits) - 1;
-constexpr std::uint32_t kLanes = (1u << kLaneBits) - 1;
-constexpr std::uint32_t kSeveralLanes = kWarp;
-/// Time of a write that an asynchronous copy still owes.
-constexpr std::uint32_t kOwed = (1u << (32 - kThreadBits)) - 1;
-/// Half of the times are left for the block that starts.
-constexpr std::uint32_t kRenewAt = kOwed / 2;
+constexpr int kCopyBytes = 16;
 
 std::string byte_text(int half) { return " at byte " + std::to_string(2 * half) + " of shared memory"; }
 
 }  // namespace
 
 void SharedMemory::start(int bytes, int warps, Clocks& clocks) {
-  const int halves = (bytes + 1) / 2;
-  const auto readers =
-      static_cast<std::size_t>(halves_ > halves ? halves_ : halves) * static_cast<std::size_t>(warps);
+  const int lines = std::max((bytes + kCopyBytes - 1) / kCopyBytes * (kCopyBytes / kLineBytes), lines_);
+  const auto readers = static_cast<std::size_t>(lines) * static_cast<std::size_t>(warps);
   if (clocks_ != nullptr) first_time_ = static_cast<std::uint32_t>(clocks_->latest()) + 1;
-  if (first_time_ > kRenewAt || halves > halves_ || readers > readers_.size()) {
-    halves_ = std::max(halves_, halves);
-    data_.assign(static_cast<std::size_t>(halves_) * 2, 0xFF);
-    writers_.assign(static_cast<std::size_t>(halves_), 0);
-    readers_.assign(std::max(readers, readers_.size()), 0);
+  // Half of the times are left for the block that starts.
+  if (first_time_ > kOwed / 2 || lines > lines_ || readers > line_readers_.size()) {
+    const auto count = static_cast<std::size_t>(lines);
+    lines_ = lines;
+    data_.assign(count * kLineBytes, 0xFF);
+    line_writers_.assign(count, 0);
+    half_writers_.assign(count * kLineHalves, 0);
+    last_read_.assign(count, 0);
+    line_readers_.assign(std::max(readers, line_readers_.size()), 0);
+    half_readers_.assign(line_readers_.size() * kLineHalves, 0);
     first_time_ = 1;
   }
   bytes_ = bytes;
@@ -47,24 +41,21 @@ std::uint32_t SharedMemory::stamp(int thread) const {
   return now << kThreadBits | static_cast<std::uint32_t>(thread);
 }
 
-void SharedMemory::check_read(int thread, int first, int halves) {
-  const int warp = thread / kWarp;
-  const std::uint32_t lowest = first_time_ << kThreadBits;
-  const std::uint32_t ordered = (static_cast<std::uint32_t>(clocks_->oldest(warp)) << kThreadBits) - lowest;
+std::uint32_t SharedMemory::writer_of(int half) const {
+  const std::uint32_t line = line_writers_[static_cast<std::size_t>(half / kLineHalves)];
+  return line != kMixed ? line : half_writers_[static_cast<std::size_t>(half)];
+}
+
+// ---- reads -------------------------------------------------------------------------------------------------------
+
+void SharedMemory::judge_reads(int thread, int first, int halves) const {
   for (int half = first; half < first + halves; ++half) {
-    if (writers_[half] - lowest >= ordered) judge_read(thread, half, writers_[half]);
-  }
-  const auto now = static_cast<std::uint32_t>(clocks_->now(warp));
-  const std::uint32_t mine = now << kLaneBits | static_cast<std::uint32_t>(thread % kWarp);
-  const std::uint32_t several = now << kLaneBits | kSeveralLanes;
-  std::uint32_t* readers =
-      readers_.data() + static_cast<std::size_t>(warp) * static_cast<std::size_t>(halves_) + first;
-  for (int i = 0; i < halves; ++i) {
-    readers[i] = readers[i] >> kLaneBits == now && readers[i] != mine ? several : mine;
+    if (unordered(thread / kWarp, writer_of(half))) judge_read(thread, half);
   }
 }
 
-void SharedMemory::judge_read(int thread, int half, std::uint32_t writer) const {
+void SharedMemory::judge_read(int thread, int half) const {
+  const std::uint32_t writer = writer_of(half);
   if (writer < first_time_ << kThreadBits) throw Fault("uninitialised read" + byte_text(half));
   const auto by = static_cast<int>(writer & kThreads);
   const auto time = writer >> kThreadBits;
@@ -77,28 +68,39 @@ void SharedMemory::judge_read(int thread, int half, std::uint32_t writer) const 
               " wrote, with no barrier between");
 }
 
+// ---- writes ------------------------------------------------------------------------------------------------------
+
 void SharedMemory::check_write(int thread, int first, int halves) {
   const int warp = thread / kWarp;
-  const std::uint32_t ordered = static_cast<std::uint32_t>(clocks_->oldest(warp)) << kThreadBits;
+  const auto line = static_cast<std::size_t>(first / kLineHalves);
+  const auto oldest = static_cast<std::uint32_t>(clocks_->oldest(warp));
   const std::uint32_t mine = stamp(thread);
-  for (int half = first; half < first + halves; ++half) {
-    if (writers_[half] >= ordered) judge_write(thread, half, writers_[half]);
-    writers_[half] = mine;
+  if (line_writers_[line] >= oldest << kThreadBits) judge_writes(thread, first, halves);
+  set_writer(first, halves, mine);
+  if (last_read_[line] >= oldest) judge_readers(thread, first, halves);
+}
+
+void SharedMemory::set_writer(int first, int halves, std::uint32_t writer) {
+  std::uint32_t& line = line_writers_[static_cast<std::size_t>(first / kLineHalves)];
+  if (halves == kLineHalves || line == writer) {
+    line = writer;
+    return;
   }
-  for (int other = 0; other < clocks_->warps(); ++other) {
-    const std::uint32_t* readers =
-        readers_.data() + static_cast<std::size_t>(other) * static_cast<std::size_t>(halves_) + first;
-    const std::uint32_t known = static_cast<std::uint32_t>(clocks_->known(warp, other)) << kLaneBits;
-    for (int i = 0; i < halves; ++i) {
-      if (readers[i] < known) continue;
-      if (other == warp && (readers[i] & kLanes) == static_cast<std::uint32_t>(thread % kWarp)) continue;
-      throw Fault("race" + byte_text(first + i) + ": write of what warp " + std::to_string(other) +
-                  " reads, with no barrier between");
-    }
+  if (line != kMixed)
+    std::fill_n(half_writers_.begin() + first / kLineHalves * kLineHalves, kLineHalves, line);
+  line = kMixed;
+  std::fill_n(half_writers_.begin() + first, halves, writer);
+}
+
+void SharedMemory::judge_writes(int thread, int first, int halves) const {
+  const std::uint32_t ordered = static_cast<std::uint32_t>(clocks_->oldest(thread / kWarp)) << kThreadBits;
+  for (int half = first; half < first + halves; ++half) {
+    if (writer_of(half) >= ordered) judge_write(thread, half);
   }
 }
 
-void SharedMemory::judge_write(int thread, int half, std::uint32_t writer) const {
+void SharedMemory::judge_write(int thread, int half) const {
+  const std::uint32_t writer = writer_of(half);
   const auto by = static_cast<int>(writer & kThreads);
   const auto time = writer >> kThreadBits;
   if (time == kOwed) {
@@ -110,20 +112,46 @@ void SharedMemory::judge_write(int thread, int half, std::uint32_t writer) const
               std::to_string(thread) + " both write, with no barrier between");
 }
 
-void SharedMemory::announce(int thread, int at) {
-  check_write(thread, at / 2, 8);
-  std::fill_n(writers_.begin() + at / 2, 8, kOwed << kThreadBits | static_cast<std::uint32_t>(thread));
-}
-
-void SharedMemory::land(int thread, int at, const void* from) {
-  std::fill_n(writers_.begin() + at / 2, 8, stamp(thread));
-  if (from != nullptr) {
-    std::memcpy(data_.data() + at, from, 16);
-  } else {
-    std::memset(data_.data() + at, 0, 16);
+/// Some warp has read of this line what may not be ordered before the write: which, and what exactly?
+void SharedMemory::judge_readers(int thread, int first, int halves) const {
+  const int warp = thread / kWarp;
+  for (int other = 0; other < clocks_->warps(); ++other) {
+    const std::uint32_t known = static_cast<std::uint32_t>(clocks_->known(warp, other)) << kLaneBits;
+    const auto races = [&](std::uint32_t reader) {
+      if (reader < known) return false;
+      return other != warp || reader % (1u << kLaneBits) != static_cast<std::uint32_t>(thread % kWarp);
+    };
+    const auto line = static_cast<std::size_t>(other * lines_ + first / kLineHalves);
+    const std::uint32_t* readers = half_readers_.data() + static_cast<std::size_t>(other) *
+                                                              static_cast<std::size_t>(lines_ * kLineHalves);
+    for (int half = first; half < first + halves; ++half) {
+      if (!races(readers[half]) && !races(line_readers_[line])) continue;
+      throw Fault("race" + byte_text(half) + ": write of what warp " + std::to_string(other) +
+                  " reads, with no barrier between");
+    }
   }
 }
 
-void SharedMemory::forget(int at) { std::fill_n(writers_.begin() + at / 2, 8, 0u); }
+// ---- asynchronous copies -----------------------------------------------------------------------------------------
+
+void SharedMemory::announce(int thread, int at) {
+  // Both before either is owed: what a failed block still owes would never be forgotten.
+  for (int byte = at; byte < at + kCopyBytes; byte += kLineBytes) check_write(thread, byte / 2, kLineHalves);
+  std::fill_n(line_writers_.begin() + at / kLineBytes, kCopyBytes / kLineBytes,
+              kOwed << kThreadBits | static_cast<std::uint32_t>(thread));
+}
+
+void SharedMemory::land(int thread, int at, const void* from) {
+  std::fill_n(line_writers_.begin() + at / kLineBytes, kCopyBytes / kLineBytes, stamp(thread));
+  if (from != nullptr) {
+    std::memcpy(data_.data() + at, from, kCopyBytes);
+  } else {
+    std::memset(data_.data() + at, 0, kCopyBytes);
+  }
+}
+
+void SharedMemory::forget(int at) {
+  std::fill_n(line_writers_.begin() + at / kLineBytes, kCopyBytes / kLineBytes, 0u);
+}
 
 }  // namespace headwater::cuda::emulation
