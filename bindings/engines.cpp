@@ -16,6 +16,13 @@
 #define HEADWATER_TEST_ENGINES(X)
 #endif
 
+// Where the build has a CUDA toolkit.
+#ifdef HEADWATER_CUDA_ENGINE
+#define HEADWATER_CUDA_ENGINES(X) X(cuda_engine)
+#else
+#define HEADWATER_CUDA_ENGINES(X)
+#endif
+
 // X(factory): a function `const Engine& factory()` in namespace headwater that the engine's folder defines.
 // It returns a function-local static object, so no order of static initialisation matters. Preferred ones
 // last.
@@ -27,6 +34,7 @@
   X(cpu_avx512bf16_engine)   \
   X(cpu_amx_engine)          \
   HEADWATER_TEST_ENGINES(X)  \
+  HEADWATER_CUDA_ENGINES(X)  \
   X(cpu_engine)
 
 namespace headwater {

@@ -1,13 +1,15 @@
 # Finds a CUDA toolkit that works and compiles kernels with it. Without one the build says so in one line and goes on.
 #
-# HEADWATER_CUDA_FOUND      kernels and the runtime of the device are built
+# HEADWATER_CUDA_FOUND      engine `cuda`, its kernels and the runtime of the device are built
 # HEADWATER_CUDA_REASON     else: why not, one line
 # headwater_cudart          the CUDA runtime, static, and its headers
 # headwater_cuda_objects(NAME ARCHITECTURES LIST... SOURCES FILES...)
-#                           target that compiles kernels; their object files are in the global property
-#                           HEADWATER_CUDA_OBJECTS, what ptxas said about them in the files of HEADWATER_CUDA_LOGS
+#                           target that compiles kernels; what ptxas said about them is in the files of the global
+#                           property HEADWATER_CUDA_LOGS
+# headwater_link_cuda(TARGET)
+#                           gives a library the kernels and the runtime of the device
 
-option(HEADWATER_CUDA "Compile the CUDA kernels where a toolkit is found" ON)
+option(HEADWATER_CUDA "Build engine cuda where a toolkit is found" ON)
 
 set(HEADWATER_CUDA_FOUND FALSE)
 # What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
@@ -55,18 +57,30 @@ else()
 endif()
 
 if(NOT HEADWATER_CUDA_FOUND)
-  message(STATUS "CUDA: kernels are not compiled: ${HEADWATER_CUDA_REASON}")
+  message(STATUS "CUDA: no engine cuda in this build: ${HEADWATER_CUDA_REASON}")
   return()
 endif()
-message(STATUS "CUDA: kernels are compiled by ${HEADWATER_NVCC}")
+message(STATUS "CUDA: engine cuda, its kernels compiled by ${HEADWATER_NVCC}")
 
+# What the runtime needs besides itself. It opens the driver when it is first asked for a device, and lives without one.
+set(HEADWATER_CUDART_NEEDS rt ${CMAKE_DL_LIBS})
 add_library(headwater_cudart INTERFACE)
 target_include_directories(headwater_cudart SYSTEM INTERFACE "${HEADWATER_CUDA_INCLUDE}")
-target_link_libraries(headwater_cudart INTERFACE "${HEADWATER_CUDART}" Threads::Threads ${CMAKE_DL_LIBS} rt)
+target_link_libraries(headwater_cudart INTERFACE "${HEADWATER_CUDART}" Threads::Threads ${HEADWATER_CUDART_NEEDS})
 
-# Warnings are errors, of ptxas too, and a spilled register is a warning. PIC and hidden names as everywhere else.
+# headwater_link_cuda(TARGET): everything of engine `cuda` that is no part of the house's own (headwater_part).
+function(headwater_link_cuda target)
+  get_property(objects GLOBAL PROPERTY HEADWATER_CUDA_OBJECTS)
+  set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:headwater_cuda_device> ${objects})
+  get_property(kernels GLOBAL PROPERTY HEADWATER_CUDA_KERNELS)
+  add_dependencies(${target} ${kernels})
+endfunction()
+
+# Warnings are errors, of ptxas too, and a spilled register is a warning. PIC and hidden names as everywhere else. Machine
+# code is compressed, to an eighth: every program that links the library carries it.
 set(HEADWATER_NVCC_FLAGS
-  -std=c++20 -O3 -ccbin "${CMAKE_CXX_COMPILER}" -lineinfo --expt-relaxed-constexpr
+  -std=c++20 -O3 -ccbin "${CMAKE_CXX_COMPILER}" -lineinfo --expt-relaxed-constexpr -Xfatbin=-compress-all
   -Xptxas -v,--warn-on-spills -Werror all-warnings
   -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-march=x86-64-v2
   "-I${CMAKE_SOURCE_DIR}/optimized" "-I${CMAKE_SOURCE_DIR}/include")
@@ -97,4 +111,5 @@ function(headwater_cuda_objects name)
   endforeach()
   add_custom_target(${name} ALL DEPENDS ${objects})
   set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_OBJECTS ${objects})
+  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_KERNELS ${name})
 endfunction()

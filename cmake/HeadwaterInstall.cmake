@@ -14,6 +14,12 @@ target_include_directories(headwater_shared PUBLIC
   $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(headwater_shared PRIVATE
   $<BUILD_INTERFACE:OpenMP::OpenMP_CXX> $<BUILD_INTERFACE:Threads::Threads> $<BUILD_INTERFACE:headwater_flags>)
+if(HEADWATER_CUDA_FOUND)
+  headwater_link_cuda(headwater_shared)
+  target_link_libraries(headwater_shared PRIVATE $<BUILD_INTERFACE:headwater_cudart>)
+  # The runtime inside is nobody else's business: a program may have another one.
+  target_link_options(headwater_shared PRIVATE "LINKER:--exclude-libs,libcudart_static.a")
+endif()
 target_compile_features(headwater INTERFACE cxx_std_20)
 target_compile_features(headwater_shared INTERFACE cxx_std_20)
 
@@ -25,6 +31,11 @@ install(DIRECTORY include/headwater DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" CO
   FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h" PATTERN testing EXCLUDE)
 install(EXPORT headwater NAMESPACE headwater:: FILE headwaterTargets.cmake DESTINATION "${package_dir}"
   COMPONENT headwater)
+if(HEADWATER_CUDA_FOUND)
+  # The runtime of the device is taken along, so that a static link needs no toolkit.
+  set(HEADWATER_CUDART_INSTALLED "${CMAKE_INSTALL_LIBDIR}/headwater/libcudart_static.a")
+  install(FILES "${HEADWATER_CUDART}" DESTINATION "${CMAKE_INSTALL_LIBDIR}/headwater" COMPONENT headwater)
+endif()
 configure_package_config_file(cmake/headwaterConfig.cmake.in "${CMAKE_BINARY_DIR}/headwaterConfig.cmake"
   INSTALL_DESTINATION "${package_dir}")
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/headwaterConfigVersion.cmake"
@@ -39,6 +50,12 @@ set(HEADWATER_PC_PRIVATE "-lstdc++ -lm")
 foreach(library IN LISTS OpenMP_CXX_LIB_NAMES)
   string(APPEND HEADWATER_PC_PRIVATE " -l${library}")
 endforeach()
+if(HEADWATER_CUDA_FOUND)
+  set(needs ${HEADWATER_CUDART_NEEDS} pthread)
+  list(TRANSFORM needs PREPEND " -l")
+  list(JOIN needs "" needs)
+  string(APPEND HEADWATER_PC_PRIVATE " \${libdir}/headwater/libcudart_static.a${needs}")
+endif()
 configure_file(cmake/headwater.pc.in "${CMAKE_BINARY_DIR}/headwater.pc" @ONLY)
 install(FILES "${CMAKE_BINARY_DIR}/headwater.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
   COMPONENT headwater)

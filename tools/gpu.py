@@ -6,13 +6,13 @@
     racecheck     its racecheck over the same
     benchmark     kernels by CUDA events, in turns with PyTorch's attention where PyTorch is there
 
-Standard library and prebuilt programs only; what is not there or does not work is skipped with the reason. Writes
-report.json and table.md. Exit status 0: nothing failed; 1: a step failed; 77: nothing ran (no GPU), with the reason.
+Standard library and prebuilt programs only: headwater-conformance, headwater-cuda-bench and the libraries in
+gpu-libraries, as the target headwater_gpu leaves them in a build folder; the machine itself needs a driver. What is not
+there or does not work is skipped with the reason. Writes report.json and table.md. Exit status 0: nothing failed; 1: a step failed; 77: nothing ran (no GPU), with the reason.
 """
 
 import argparse
 import collections
-import hashlib
 import json
 import os
 import pathlib
@@ -25,6 +25,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = 77
 ENGINE = "cuda"
+BENCH = "headwater-cuda-bench"
 SANITIZED = ("bound.plain_f32", "bound.head_sizes", "replay.random")  # every stage, on small inputs
 RERUNS = 5
 ROUNDS = 5
@@ -55,11 +56,11 @@ class Machine:
         path = self.build / name
         return path if path.is_file() and os.access(path, os.X_OK) else None
 
-    def run(self, arguments, **more):
+    def run(self, arguments):
         """(exit status, standard output, last line of both); a program that outlasts the time left counts as failed."""
         try:
             run = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, errors="replace",
-                                 timeout=self.left(), check=False, **more)
+                                 timeout=self.left(), check=False)
         except subprocess.TimeoutExpired:
             return -1, "", f"{pathlib.Path(arguments[0]).name} did not end within the time left"
         lines = (run.stdout + run.stderr).strip().splitlines()
@@ -67,16 +68,12 @@ class Machine:
 
     def why_no_engine(self):
         """Why engine cuda cannot run here, or None."""
-        program = self.program("headwater")
+        program = self.program(BENCH)
         if program is None:
-            return f"{self.build} holds no program headwater; build it first (./dev build)"
-        status, output, last = self.run([program, "info", "--json"])
-        if status != 0:
-            return f"headwater info: {last}"
-        for engine in json.loads(output)["engines"]:
-            if engine["name"] == ENGINE:
-                return None if engine["available"] else engine["reason"]
-        return "this build has no engine cuda"
+            return (f"{self.build} holds no {BENCH}: the build had no CUDA toolkit, or was not made (./dev build; where is "
+                    "none, copy one: build/release/{headwater-conformance,headwater-cuda-bench,gpu-libraries})")
+        status, _, last = self.run([program, "--device"])
+        return None if status == 0 else last.removeprefix(f"{BENCH}: ")
 
 
 def device_name():
@@ -119,26 +116,15 @@ def sanitizer(tool):
 
 
 def reruns(machine):
-    program = machine.program("headwater")
-    source = machine.out / "small.safetensors"
-    status, _, last = machine.run([sys.executable, "-B", ROOT / "tools/small_problem.py", source])
-    if status != 0:
-        return failed(f"small_problem.py: {last}")
-    inputs = [(source, ["-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "5"])]
-    trace = ROOT / "models/trace-layer1.safetensors"
-    if trace.is_file():
-        inputs.append((trace, ["-b", "2048", "-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]))
-    for path, flags in inputs:
-        digests = set()
-        for _ in range(RERUNS):
-            out = machine.out / "rerun.safetensors"
-            status, _, last = machine.run([program, "attend", path, "-o", out, "--engine", ENGINE, *flags])
-            if status != 0:
-                return failed(f"attend: exit status {status}: {last}")
-            digests.add(hashlib.sha256(out.read_bytes()).hexdigest())
-        if len(digests) != 1:
-            return failed(f"{path.name}: {len(digests)} different outputs in {RERUNS} runs")
-    return passed(f"{len(inputs)} inputs, {RERUNS} runs each: the same bits")
+    digests = set()
+    for _ in range(RERUNS):
+        status, output, last = machine.run([machine.program(BENCH), "--digest"])
+        if status != 0:
+            return failed(f"{BENCH} --digest: exit status {status}: {last}")
+        digests.add(output)
+    if len(digests) != 1:
+        return failed(f"{len(digests)} different results in {RERUNS} runs")
+    return passed(f"{RERUNS} processes: the same bits in outputs, scores and memory sets")
 
 
 def merged(rounds):
@@ -151,12 +137,9 @@ def merged(rounds):
 
 
 def benchmark(machine):
-    own = machine.program("headwater-cuda-bench")
-    if own is None:
-        return skipped(f"{machine.build} holds no headwater-cuda-bench; it is built with the kernels of engine cuda")
     peer = ROOT / "bench/cuda/torch_attention.py"
     status, _, why_no_peer = machine.run([sys.executable, "-B", peer, "--probe"])
-    contenders = {"headwater": [own, "--json"]}
+    contenders = {"headwater": [machine.program(BENCH), "--json"]}
     if status == 0:
         contenders["pytorch"] = [sys.executable, "-B", peer]
         why_no_peer = ""

@@ -23,3 +23,15 @@ assert set(kernels) == {"sparse 192", "dense 96", "decode 96"}, set(kernels)
 expect("sparse 192", "store_rows", "forward", "column_sums", "select", "gather")
 expect("dense 96", "store_rows", "forward")
 expect("decode 96", "store_rows", "forward")
+
+
+def output(*arguments):
+    return subprocess.run([sys.argv[1], *arguments], capture_output=True, text=True, check=True).stdout
+
+
+digests = json.loads(output("--digest"))
+assert set(digests) == {"F32", "BF16"} and len(set(digests.values())) == 2, digests
+assert json.loads(output("--digest")) == digests
+assert output("--device") == "emulated device\n"
+refused = subprocess.run([sys.argv[1], "--fast"], capture_output=True, text=True, check=False)
+assert refused.returncode == 2 and "--fast is not known" in refused.stderr, refused

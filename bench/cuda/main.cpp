@@ -1,5 +1,7 @@
 // headwater-cuda-bench: kernels of the CUDA engine by CUDA events, one JSON object {case: milliseconds} on standard output.
-// 32 heads, 8 key-value heads, 128 elements, BF16; bench/cuda/torch_attention.py times the same shapes. Built with
+// 32 heads, 8 key-value heads, 128 elements, BF16; bench/cuda/torch_attention.py times the same shapes. With --device it
+// prints the device's name instead, with --digest {case: digest of outputs, scores and memory sets}, for who runs it again
+// and looks for other bits. Exit status 3 with one line: no device. It needs no library of the model runtime. Built with
 // HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases: that the
 // benchmark itself works is tested without a GPU.
 #include <fmt/format.h>
@@ -14,6 +16,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/config.hpp"
@@ -24,6 +27,7 @@
 #else
 #include "cuda/runtime/cuda_device.hpp"
 #endif
+#include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::cuda {
@@ -45,6 +49,7 @@ struct Case {
 constexpr Case kCases[] = {
     {"sparse 192", 192, false, 0}, {"dense 96", 96, true, 0}, {"decode 96", 96, true, 2}};
 constexpr std::int64_t kChunk = 64;
+constexpr const char* kEngine = "cuda-emulated";
 Entries entries() { return on_host::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) { return open_emulated_device(kernels); }
 std::string unavailable_because() { return {}; }
@@ -54,6 +59,7 @@ constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},
                            {"dense 16384", 16384, true, 0},
                            {"decode 16384", 16384, true, 16}};
 constexpr std::int64_t kChunk = 1024;
+constexpr const char* kEngine = "cuda";
 Entries entries() { return on_gpu::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) { return open_cuda_device(kernels); }
 std::string unavailable_because() { return cuda_unavailable_because(); }
@@ -136,12 +142,73 @@ std::map<std::string, double> measure(const Case& what) {
   return medians;
 }
 
-int main_guarded() {
+/// FNV-1a.
+void digest(std::uint64_t& hash, const void* data, std::size_t bytes) {
+  const auto* byte = static_cast<const unsigned char*>(data);
+  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ byte[i]) * 0x100000001b3u;
+}
+
+/// Of everything that a few chunks, memory sets and a decoded token leave behind, through the public API.
+std::string digest_of(DType type) {
+  constexpr std::int64_t kTokens = 1000;
+  constexpr std::int64_t kQueryHeads = 4;
+  constexpr std::int64_t kStoredHeads = 2;
+  Shape shape;
+  shape.n_head = kQueryHeads;
+  shape.n_head_kv = kStoredHeads;
+  shape.d_head = shape.d_value = 64;
+  shape.capacity = kTokens + 1;
+  shape.kv_type = type;
+  Options options;
+  options.batch = 512;
+  options.chunk = 128;
+  options.local = options.heavy = 32;
+  const std::int64_t columns = kQueryHeads * shape.d_head;
+  const std::vector<std::uint16_t> source = random_rows((kTokens + 1) * columns, 4);
+  std::vector<float> wide(source.size());
+  core::widen(source.data(), DType::bf16, static_cast<std::int64_t>(source.size()), wide.data());
+  const void* rows = type == DType::bf16 ? static_cast<const void*>(source.data()) : wide.data();
+  std::vector<float> out(static_cast<std::size_t>(kTokens * columns));
+
+  const auto session = engine(kEngine).open(shape, options);
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const Step& step : {Step::prefill(kTokens), Step::decode(1)}) {
+    session->begin(step);
+    session->attend(0, headwater::Rows::token_major(rows, type, kQueryHeads, shape.d_head),
+                    headwater::Rows::token_major(rows, type, kStoredHeads, shape.d_head),
+                    headwater::Rows::token_major(rows, type, kStoredHeads, shape.d_head),
+                    MutableRows::token_major(out.data(), DType::f32, kQueryHeads, shape.d_head));
+    session->end();
+    digest(hash, out.data(), static_cast<std::size_t>(step.n * columns) * sizeof(float));
+  }
+  const ScoreView scores = session->scores(0);
+  digest(hash, scores.data,
+         static_cast<std::size_t>(kQueryHeads * scores.head_stride) * sizeof(std::uint16_t));
+  const MemoryView memory = session->memory(0);
+  digest(hash, memory.data,
+         static_cast<std::size_t>(kQueryHeads * memory.head_stride) * sizeof(std::int32_t));
+  return fmt::format("{:016x}", hash);
+}
+
+int main_guarded(std::string_view mode) {
   if (const std::string reason = unavailable_because(); !reason.empty()) {
     fmt::print(stderr, "headwater-cuda-bench: {}\n", reason);
     return 3;
   }
   nlohmann::ordered_json json;
+  if (mode == "--device") {
+    fmt::print("{}\n", open_device(Dispatch(entries()).kernels())->info().name);
+    return 0;
+  }
+  if (mode == "--digest") {
+    for (const DType type : {DType::f32, DType::bf16}) json[dtype_name(type)] = digest_of(type);
+    fmt::print("{}\n", json.dump());
+    return 0;
+  }
+  if (!mode.empty() && mode != "--json") {
+    fmt::print(stderr, "headwater-cuda-bench: {} is not known; allowed: --json, --device, --digest\n", mode);
+    return 2;
+  }
   for (const Case& what : kCases) {
     for (const auto& [name, milliseconds] : measure(what)) json[name] = milliseconds;
   }
@@ -152,9 +219,9 @@ int main_guarded() {
 }  // namespace
 }  // namespace headwater::cuda
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return headwater::cuda::main_guarded();
+    return headwater::cuda::main_guarded(argc > 1 ? argv[1] : "");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "headwater-cuda-bench: %s\n", error.what());
     return 1;

@@ -4,6 +4,7 @@
 
 #include "core/config.hpp"
 #include "cuda/cuda_session.hpp"
+#include "cuda/runtime/cuda_device.hpp"
 #include "cuda/runtime/emulated_device.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
@@ -15,20 +16,19 @@ namespace {
 /// A kind of device and the kernels that were compiled for it.
 struct CudaVariant {
   const char* name;
+  const char* isa;  ///< the least that the kernels are compiled for
   const char* description;
   cuda::Entries (*entries)();
   std::unique_ptr<cuda::Device> (*open)(std::span<const cuda::Kernel> kernels);
   std::string (*missing)();
-  std::string (*isa)();
 };
 
 class CudaEngine final : public Engine {
  public:
-  explicit CudaEngine(const CudaVariant& variant)
-      : variant_(variant), isa_(variant.isa()), dispatch_(variant.entries()) {}
+  explicit CudaEngine(const CudaVariant& variant) : variant_(variant), dispatch_(variant.entries()) {}
 
   [[nodiscard]] std::string_view name() const override { return variant_.name; }
-  [[nodiscard]] std::string_view isa() const override { return isa_; }
+  [[nodiscard]] std::string_view isa() const override { return variant_.isa; }
   [[nodiscard]] std::string_view description() const override { return variant_.description; }
   [[nodiscard]] std::string unavailable_because() const override { return variant_.missing(); }
   [[nodiscard]] Claims claims() const override {
@@ -56,7 +56,6 @@ class CudaEngine final : public Engine {
 
  private:
   const CudaVariant& variant_;
-  std::string isa_;
   cuda::Dispatch dispatch_;
 };
 
@@ -65,17 +64,36 @@ std::unique_ptr<cuda::Device> open_emulated(std::span<const cuda::Kernel> kernel
   return cuda::open_emulated_device(kernels);
 }
 std::string never_missing() { return ""; }
-std::string emulated_isa() { return "sm_80 emulated"; }
+#endif
+
+#ifdef HEADWATER_CUDA_ENGINE
+std::unique_ptr<cuda::Device> open_gpu(std::span<const cuda::Kernel> kernels) {
+  return cuda::open_cuda_device(kernels);
+}
+/// Asked once: a driver that comes later is for the next process.
+std::string missing_gpu() {
+  static const std::string reason = cuda::cuda_unavailable_because();
+  return reason;
+}
 #endif
 
 }  // namespace
 
+#ifdef HEADWATER_CUDA_ENGINE
+const Engine& cuda_engine() {
+  static const CudaVariant variant{
+      "cuda",   "sm_80",    "NVIDIA GPUs from compute capability 8.0 on", cuda::on_gpu::entries,
+      open_gpu, missing_gpu};
+  static const CudaEngine engine(variant);
+  return engine;
+}
+#endif
+
 #ifdef HEADWATER_TESTING
 const Engine& cuda_emulated_engine() {
   static const CudaVariant variant{
-      "cuda-emulated",        "the CUDA engine on fibers of this processor (test builds)",
-      cuda::on_host::entries, open_emulated,
-      never_missing,          emulated_isa};
+      "cuda-emulated",        "sm_80 emulated", "the CUDA engine on fibers of this processor (test builds)",
+      cuda::on_host::entries, open_emulated,    never_missing};
   static const CudaEngine engine(variant);
   return engine;
 }

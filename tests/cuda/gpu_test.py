@@ -10,24 +10,25 @@ import unittest
 
 TOOL = pathlib.Path(sys.argv.pop())
 
-INFO = """#!/bin/sh
-if [ "$1" = info ]; then echo '%s'; exit 0; fi
-shift; input=$1; while [ "$1" != -o ]; do shift; done
-%s
+BENCH = """#!/bin/sh
+case $1 in
+  --device) %s ;;
+  --digest) %s ;;
+  --json) %s ;;
+  *) exit 2 ;;
+esac
 """
-SAME_BITS = 'echo same > "$2"'
-OTHER_BITS = 'date +%N > "$2"; echo "$$" >> "$2"'
-
-
-def engines(*rows):
-    return json.dumps({"engines": [{"name": name, "available": not reason, "reason": reason} for name, reason in rows]})
+DEVICE = "echo 'NVIDIA H200'"
+SAME_BITS = "echo same"
+OTHER_BITS = 'date +%N; echo "$$"'
+TIMES = "echo '{\"forward\": 1.5}'"
 
 
 class Gpu(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.build = pathlib.Path(self.folder.name)
-        self.write("headwater", INFO % (engines(("cpu", ""), ("cuda", "")), SAME_BITS))
+        self.write_bench()
         self.write("headwater-conformance", "#!/bin/sh\necho 'conformance: 3 PASS'\n")
 
     def tearDown(self):
@@ -37,6 +38,9 @@ class Gpu(unittest.TestCase):
         path = (folder or self.build) / name
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
+
+    def write_bench(self, device=DEVICE, bits=SAME_BITS, times=TIMES):
+        self.write("headwater-cuda-bench", BENCH % (device, bits, times))
 
     def run_tool(self, *arguments, path=None):
         environment = dict(os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {}))
@@ -56,16 +60,12 @@ class Gpu(unittest.TestCase):
         return folder
 
     def test_no_device_is_a_skip_with_the_reason(self):
-        self.write("headwater", INFO % (engines(("cuda", "no NVIDIA driver is installed")), SAME_BITS))
+        self.write_bench("echo 'headwater-cuda-bench: no NVIDIA driver is installed' >&2; exit 3")
         self.expect(77, "SKIP: nothing ran on a GPU: no NVIDIA driver is installed")
 
-    def test_no_engine_is_a_skip(self):
-        self.write("headwater", INFO % (engines(("cpu", "")), SAME_BITS))
-        self.expect(77, "this build has no engine cuda")
-
     def test_no_program_is_a_skip(self):
-        (self.build / "headwater").unlink()
-        self.expect(77, "holds no program headwater")
+        (self.build / "headwater-cuda-bench").unlink()
+        self.expect(77, "holds no headwater-cuda-bench: the build had no CUDA toolkit")
 
     def test_conformance(self):
         self.expect(0, "PASS conformance: conformance: 3 PASS", "--step", "conformance")
@@ -80,9 +80,9 @@ class Gpu(unittest.TestCase):
 
     def test_reruns(self):
         self.expect(0, "PASS reruns", "--step", "reruns")
-        self.write("headwater", INFO % (engines(("cuda", "")), OTHER_BITS))
-        self.expect(1, "different outputs in 5 runs", "--step", "reruns")
-        self.write("headwater", INFO % (engines(("cuda", "")), "echo broken >&2; exit 2"))
+        self.write_bench(bits=OTHER_BITS)
+        self.expect(1, "different results in 5 runs", "--step", "reruns")
+        self.write_bench(bits="echo broken >&2; exit 2")
         self.expect(1, "exit status 2: broken", "--step", "reruns")
 
     def test_sanitizers(self):
@@ -99,13 +99,11 @@ class Gpu(unittest.TestCase):
         self.expect(1, "fail without it", "--step", "memcheck", path=self.sanitizer("exit 0\n"))
 
     def test_benchmark(self):
-        self.expect(77, "SKIP benchmark", "--step", "benchmark")
-        self.write("headwater-cuda-bench", "#!/bin/sh\necho '{\"forward\": 1.5}'\n")
         self.expect(0, "PASS benchmark: 5 rounds of headwater", "--step", "benchmark")
         report = json.loads((self.build / "out/benchmark.json").read_text(encoding="utf-8"))
         self.assertEqual(report["steps"]["benchmark"]["data"]["contenders"]["headwater"]["forward"]["median_ms"], 1.5)
         self.assertIn("| headwater | forward | 1.5000 |", (self.build / "out/benchmark.md").read_text(encoding="utf-8"))
-        self.write("headwater-cuda-bench", "#!/bin/sh\necho no device >&2\nexit 3\n")
+        self.write_bench(times="echo no device >&2; exit 3")
         self.expect(1, "FAIL benchmark: headwater: exit status 3: no device", "--step", "benchmark")
 
     def test_one_failure_fails_the_whole(self):

@@ -65,7 +65,7 @@ Probe probe_of(int ordinal) {
 
 DeviceInfo info_of(int ordinal) {
   if (const std::string reason = cuda_unavailable_because(ordinal); !reason.empty()) {
-    throw Error(ErrorCode::engine_unavailable, reason);
+    throw Error(ErrorCode::engine_unavailable, "cuda: " + reason);
   }
   cudaDeviceProp properties{};
   if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
