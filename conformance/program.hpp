@@ -1,5 +1,9 @@
 #pragma once
 
+#ifdef HEADWATER_COMPILED_ONCE
+#error "a file that asks which program it is belongs to own_sources in conformance/CMakeLists.txt"
+#endif
+
 namespace headwater::conformance {
 
 /// Name of this binary: the shipped library, or the one with test hooks.
