@@ -1,7 +1,8 @@
 #include "conformance/case.hpp"
 
 #include <algorithm>
-#include <cmath>
+
+#include "conformance/worse.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -42,8 +43,7 @@ const char* status_name(Status status) {
 void Context::mark(std::string_view stage, std::string_view dtype, double ratio) {
   for (Mark& known : marks_) {
     if (known.stage == stage && known.dtype == dtype) {
-      // Not std::max: a NaN ratio must not vanish.
-      if (!(ratio <= known.ratio)) known.ratio = ratio;
+      known.ratio = worse_of(known.ratio, ratio);
       return;
     }
   }

@@ -1,12 +1,12 @@
 #include "conformance/html_report.hpp"
 
-#include <algorithm>
 #include <functional>
 #include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "conformance/worse.hpp"
 #include "headwater/version.hpp"
 
 namespace headwater::conformance {
@@ -141,7 +141,7 @@ std::string all_cases_table(const Run& run) {
   std::string rows;
   for (const Result& result : run.results) {
     double worst = 0.0;
-    for (const Mark& mark : result.marks) worst = std::max(worst, mark.ratio);
+    for (const Mark& mark : result.marks) worst = worse_of(worst, mark.ratio);
     rows +=
         row({badge(status_name(result.status)), engine_of(result), escaped(result.test->name),
              lane_name(result.test->lane), escaped(result.test->stage),

@@ -143,6 +143,21 @@ class Verify(unittest.TestCase):
                 self.assertEqual(done.returncode, 1, f"{name}: {done.stdout}{done.stderr}")
                 self.assertIn("FAIL", done.stdout)
 
+    def test_a_nan_is_the_largest_error(self):
+        self.attend(64, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
+        sound = self.path("sound.safetensors")
+        with open(self.output, "rb") as source, open(sound, "wb") as copy:
+            copy.write(source.read())
+        self.spoil("out", lambda blob: struct.pack_into("<f", blob, 40, float("nan")))
+        done = self.verify("--against", sound, "--json")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertIn("out", report["problems"][0] if "problems" in report else done.stdout)
+        self.assertIsNone(report["tensors"]["out"]["max_error"])
+        self.assertIsNone(report["tensors"]["out"]["max_error_over_bound"])
+        self.assertEqual(report["tensors"]["out"]["beyond_bound"], 1)
+        self.assertIsNone(report["against"]["max_difference"])
+
     def test_against_another_output(self):
         self.attend(64, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
         sparse = self.output

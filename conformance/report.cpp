@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "conformance/worse.hpp"
 #include "headwater/version.hpp"
 
 namespace headwater::conformance {
@@ -86,9 +87,8 @@ std::map<std::string, Worst> worst_of(const Run& run, std::string_view engine) {
     if (result.engine != engine) continue;
     for (const Mark& mark : result.marks) {
       Worst& entry = worst[mark.stage + " " + mark.dtype];
-      // Not std::max: a NaN must not vanish.
-      if (!entry.test.empty() && mark.ratio <= entry.err_over_bound) continue;
-      entry = {mark.ratio, result.test->name};
+      if (entry.test.empty() || worse(mark.ratio, entry.err_over_bound))
+        entry = {mark.ratio, result.test->name};
     }
   }
   return worst;
@@ -183,6 +183,19 @@ std::string results_junit(const Run& run) {
                             xml(result->message), xml(result->reproduce));
       }
       text += "</testcase>\n";
+    }
+    text += "</testsuite>\n";
+  }
+  std::vector<std::string> problems = run.problems;
+  if (!run.not_loaded.empty()) problems.push_back(run.not_loaded);
+  if (!problems.empty()) {
+    text += fmt::format("<testsuite name=\"(run)\" tests=\"{0}\" failures=\"{0}\" skipped=\"0\">\n",
+                        problems.size());
+    for (const std::string& problem : problems) {
+      text += fmt::format(
+          "<testcase classname=\"(run)\" name=\"besides the cases\"><failure type=\"FAIL\" "
+          "message=\"{}\"/></testcase>\n",
+          xml(problem));
     }
     text += "</testsuite>\n";
   }

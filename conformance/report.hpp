@@ -40,7 +40,7 @@ void write_table(std::ostream& to, const Run& run);
 /// "results": [{"case", "engine", "status", ...}]}, and "plugin" and "not_loaded" where there is such a thing.
 [[nodiscard]] std::string results_json(const Run& run);
 
-/// JUnit XML: one test suite per engine.
+/// JUnit XML: one test suite per engine, and a suite "(run)" with a failure for each problem besides the cases.
 [[nodiscard]] std::string results_junit(const Run& run);
 
 /// Cases with clauses, stage, lane: for `--list` and the traceability lint.

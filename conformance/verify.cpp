@@ -16,6 +16,7 @@
 #include "conformance/program.hpp"
 #include "conformance/replay.hpp"
 #include "conformance/text_file.hpp"
+#include "conformance/worse.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -41,17 +42,17 @@ struct Worst {
         first = fmt::format("{}: {:.9g}, oracle {:.9g}, bound {:.3g}", where, got, wanted, bound);
       }
     }
-    if (!(difference <= error)) error = difference;
+    error = worse_of(error, difference);
     const double over = difference == 0.0 ? 0.0 : difference / bound;
-    if (!(over <= ratio)) ratio = over;
+    ratio = worse_of(ratio, over);
   }
   void join(const Worst& other) {
     if (beyond == 0) first = other.first;
     beyond += other.beyond;
     bounds += other.bounds;
     signals += other.signals;
-    if (!(other.error <= error)) error = other.error;
-    if (!(other.ratio <= ratio)) ratio = other.ratio;
+    error = worse_of(error, other.error);
+    ratio = worse_of(ratio, other.ratio);
   }
 };
 
@@ -138,7 +139,7 @@ nlohmann::json difference_json(const std::vector<float>& a, const std::vector<fl
   double squares = 0.0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double difference = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    if (!(difference <= largest)) largest = difference;
+    largest = worse_of(largest, difference);
     squares += difference * difference;
   }
   return {{"max_difference", largest},
