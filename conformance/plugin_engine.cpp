@@ -346,6 +346,7 @@ std::span<const Chunk> PluginSession::plan() const {
 
 ScoreView PluginSession::scores(std::int64_t layer) const {
   const auto view = ask_at<headwater_score_view>("scores", layer, table_.scores);
+  if (view.data == nullptr) broken("scores: data is NULL");
   return {enumerator<ScoreType>(view.type, HEADWATER_SCORE_F32, "scores: type"), view.data, view.head_stride};
 }
 
@@ -399,6 +400,14 @@ void PluginSession::take_record(const headwater_chunk_record* record) {
   if (record->struct_size < sizeof(headwater_chunk_record)) {
     broken(fmt::format("struct_size of a chunk record is {}; allowed: {} or more", record->struct_size,
                        sizeof(headwater_chunk_record)));
+  }
+  if (record->layer < 0 || record->layer >= shape_.n_layer || record->chunk.begin < 0 ||
+      record->chunk.end > shape_.capacity || record->memory_count > shape_.capacity) {
+    broken(
+        fmt::format("a chunk record of layer {}, chunk [{}, {}), memory_count {}; allowed: {} layers, "
+                    "capacity {}",
+                    record->layer, record->chunk.begin, record->chunk.end, record->memory_count,
+                    shape_.n_layer, shape_.capacity));
   }
   const ChunkRecord copy{
       record->layer,

@@ -55,6 +55,20 @@ std::string encode(const PluginIdentity& identity) {
                     claims.no_allocation, claims.double_arithmetic, claims.bf16_weights}}});
 }
 
+PluginIdentity identity_of(const Engine& engine) {
+  return {std::string(engine.name()), std::string(engine.isa()), std::string(engine.description()),
+          engine.unavailable_because(), engine.claims()};
+}
+
+// The verdict on every case of a plug-in that says another thing than it said when the run began: a report would show
+// claims that no case was held to.
+Result changed_identity() {
+  Result result;
+  result.status = Status::fail;
+  result.message = "plug-in: its table says another thing than when it was first loaded; allowed: one table";
+  return result;
+}
+
 PluginIdentity decode_identity(const json& document) {
   PluginIdentity identity;
   identity.name = document.at("name").get<std::string>();
@@ -106,6 +120,9 @@ Result run_isolated_case(const Case& test, const Engine& described, const Settin
       [&] {
         const PluginLibrary library(settings.plugin);
         const std::unique_ptr<Engine> engine = plugin_engine(library);
+        if (encode(identity_of(*engine)) != encode(identity_of(described))) {
+          return encode(changed_identity());
+        }
         return encode(run_case(test, engine.get(), settings));
       },
       settings.time_limit);

@@ -237,6 +237,8 @@ static void observe(const struct headwater_session* s, const struct layer* layer
                                    .colsum_intra = sparse ? s->colsum_intra : NULL,
                                    .lse = s->lse};
   if (FAULT(record_too_small)) record.struct_size = sizeof record - sizeof record.lse;
+  if (FAULT(record_of_no_layer)) record.layer = -1;
+  if (FAULT(record_of_no_chunk)) record.chunk.end = record.row_stride = INT64_C(1) << 62;
   s->observer(s->user, &record);
 }
 

@@ -63,6 +63,26 @@ static void leave_a_process(void) {
   fclose(file);
 }
 
+/* Every case loads the plug-in in a process of its own; a file that LEFT_BEHIND names remembers the first time. */
+static bool loaded_before(void) {
+  const char* name = getenv("LEFT_BEHIND");
+  if (name == NULL) return false;
+  if (access(name, F_OK) == 0) return true;
+  FILE* file = fopen(name, "w");
+  if (file != NULL) fclose(file);
+  return false;
+}
+
+/* The table, or one with the claims that NAIVE_CLAIMS says. */
+const headwater_engine_table* with_other_claims(const headwater_engine_table* table) {
+  static headwater_engine_table changed;
+  changed = *table;
+  const char* claims = getenv("NAIVE_CLAIMS");
+  if (claims != NULL) changed.claims = strtoull(claims, NULL, 10);
+  if (FAULT(claims_change) && loaded_before()) changed.claims = 0;
+  return &changed;
+}
+
 void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out) {
   const headwater_shape* shape = &s->shape;
   /* One case of the kit has this width; the others must be judged as ever. */

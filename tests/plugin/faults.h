@@ -30,6 +30,11 @@
   X(key_row_too_early)         \
   X(state_too_long)            \
   X(options_too_long)          \
+  X(scores_nowhere)            \
+  X(set_beyond_its_width)      \
+  X(record_of_no_chunk)        \
+  X(record_of_no_layer)        \
+  X(claims_change)             \
   X(keeps_sinks_pointer)       \
   X(crashes)                   \
   X(hangs)                     \

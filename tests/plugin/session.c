@@ -316,7 +316,8 @@ static headwater_status plan_chunk_of(const headwater_session* s, int64_t index,
 static headwater_status scores(const headwater_session* s, int64_t layer, headwater_score_view* view) {
   const headwater_status status = check_layer(s, layer);
   if (status != HEADWATER_OK) return status;
-  *view = (headwater_score_view){s->layers[layer].scores, s->shape.capacity, s->options.score_type, 0};
+  *view = (headwater_score_view){FAULT(scores_nowhere) ? NULL : s->layers[layer].scores, s->shape.capacity,
+                                 s->options.score_type, 0};
   return HEADWATER_OK;
 }
 
@@ -325,6 +326,7 @@ static headwater_status memory(const headwater_session* s, int64_t layer, headwa
   if (status != HEADWATER_OK) return status;
   const struct layer* l = &s->layers[layer];
   *view = (headwater_memory_view){l->memory, s->width, s->width, l->memory_count};
+  if (FAULT(set_beyond_its_width)) view->count = INT64_C(1) << 40;
   return HEADWATER_OK;
 }
 
@@ -402,11 +404,14 @@ static const headwater_engine_table kTable = {
 
 #ifdef NAIVE_BROKEN
 bool choose_fault(void);
+const headwater_engine_table* with_other_claims(const headwater_engine_table* table);
 #endif
 
 const headwater_engine_table* headwater_plugin_v1(void) {
 #ifdef NAIVE_BROKEN
   if (!choose_fault()) return NULL;
-#endif
+  return with_other_claims(&kTable);
+#else
   return &kTable;
+#endif
 }

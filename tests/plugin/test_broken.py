@@ -38,6 +38,11 @@ FAULTS = {
     "state_too_long": {"state.protocol": "session_state: byte 4"},
     "options_too_long": {"config.effective": "session_options: byte 64"},
     "keeps_sinks_pointer": {"bound.sinks": "never written"},  # what it computes with is NaN poison
+    # What it shows is no place in its memory.
+    "scores_nowhere": {"replay.random": "scores: data is NULL"},
+    "set_beyond_its_width": {"replay.random": "count 1099511627776"},
+    "record_of_no_chunk": {"replay.random": "a chunk record of layer 0, chunk [0, 4611686018427387904)"},
+    "record_of_no_layer": {"replay.random": "a chunk record of layer -1"},
     # Its own memory.
     "malloc_unchecked": {"allocation.open_without_memory": CRASH},
     "malloc_leaks": {"allocation.open_without_memory": "1 allocations were not given back"},
@@ -58,9 +63,9 @@ NOT_SANITIZED = {"allocates", "malloc_unchecked", "malloc_leaks", "bytes_too_sma
 
 
 class Broken(kit.Case):
-    def run_fault(self, fault, cases, *arguments, status=1):
+    def run_fault(self, fault, cases, *arguments, status=1, **variables):
         return self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", ",".join(cases),
-                           *arguments, status=status, fault=fault)
+                           *arguments, status=status, fault=fault, **variables)
 
     def test_every_fault_fails_in_its_lane(self):
         for fault, cases in FAULTS.items():
@@ -98,6 +103,25 @@ class Broken(kit.Case):
         result = self.process_fault("hangs", "--time-limit", "10")
         self.assertIn("hangs: no result within 10 s", result["message"])
         self.assertIn("--time-limit 10", result["reproduce"])
+
+    def test_claims_that_change_from_load_to_load(self):
+        document, _ = self.run_fault("claims_change", ["bound.alibi", "determinism.threads"], LEFT_BEHIND=self.path("loaded"))
+        for result in document["results"]:
+            self.assertEqual(result["status"], "FAIL", result)
+            self.assertIn("another thing than when it was first loaded", result["message"])
+
+    def test_each_claim_is_held_and_shown_by_its_own_name(self):
+        cases = {"bitwise_threads": "determinism.threads", "bitwise_runs": "determinism.runs",
+                 "bitwise_schedules": "determinism.schedule_outputs", "no_allocation": "allocation.none_after_open",
+                 "double_arithmetic": "bound.double_arithmetic"}
+        names = [*cases, "bf16_weights"]  # in the order of their bits, plugin.h
+        for bit, name in enumerate(names):
+            document, _ = self.run_fault("none", cases.values(), status=0, NAIVE_CLAIMS=str(1 << bit))
+            self.assertEqual([claim for claim, made in document["engines"][0]["claims"].items() if made], [name])
+            judged = {result["case"] for result in document["results"] if result["status"] == "PASS"}
+            wanted = {cases[name]} if name in cases else set()
+            self.assertEqual(judged - {"allocation.none_after_open"} if kit.SANITIZED else judged,
+                             wanted - {"allocation.none_after_open"} if kit.SANITIZED else wanted)
 
     def test_exit(self):
         self.assertIn("status 0 and gave no result", self.process_fault("exits")["message"])
