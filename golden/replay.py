@@ -40,6 +40,12 @@ def entries_of(path):
     sound = isinstance(entries, list) and entries and all(isinstance(e, dict) and set(e) == FIELDS for e in entries)
     if not sound or any(not isinstance(value, str) for entry in entries for value in entry.values()):
         raise Damaged(f"{path}: allowed: a list of objects with {', '.join(sorted(FIELDS))}, all texts")
+    listed = [entry["file"] for entry in entries]
+    there = {file.relative_to(path.parent).as_posix() for file in (path.parent / "vectors").glob("*")}
+    unlisted = sorted(there - set(listed))
+    if unlisted or len(set(listed)) < len(listed):
+        what = f"lacks {unlisted[0]}" if unlisted else "names a vector twice"
+        raise Damaged(f"{path}: {what}; allowed: every file in vectors/ once")
     return entries
 
 

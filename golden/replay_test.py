@@ -20,8 +20,10 @@ class Replay(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
         self.root = pathlib.Path(self.folder.name)
-        shutil.copytree(HERE / "vectors", self.root / "vectors")
         self.entries = json.loads((HERE / "manifest.json").read_text())[:2]
+        (self.root / "vectors").mkdir()
+        for entry in self.entries:
+            shutil.copy(HERE / entry["file"], self.root / entry["file"])
 
     def replay(self):
         (self.root / "manifest.json").write_text(json.dumps(self.entries))
@@ -51,11 +53,18 @@ class Replay(unittest.TestCase):
         (self.root / self.entries[1]["file"]).unlink()
         self.expect_damage(self.replay(), self.entries[1]["file"])
 
+    def test_manifest_that_lost_or_repeats_a_vector(self):
+        lost = self.entries.pop()
+        self.expect_damage(self.replay(), "manifest.json", f"lacks {lost['file']}")
+        self.entries += [lost, lost]
+        self.expect_damage(self.replay(), "manifest.json", "twice")
+
     def test_damaged_manifest(self):
         nothing = '{"file": "x", "sha256": "", "flags": "", "catches": %s}'
         for text in ("", "{", "{}", "[]", '[{"file": "x"}]', "[1]", "[" * 5000, f"[{nothing % 1}]", "\udcff"):
             (self.root / "manifest.json").write_text(text, errors="surrogateescape")
             self.expect_damage(self.run_script(), "manifest.json")
+        (self.root / self.entries[1]["file"]).unlink()
         self.entries[1]["file"] = "vectors/no\0name"
         self.expect_damage(self.replay(), "vectors/no")
 
