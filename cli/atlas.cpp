@@ -16,9 +16,9 @@
 #include "calls.hpp"
 #include "interrupt.hpp"
 #include "json_text.hpp"
-#include "mapped_file.hpp"
 #include "output_file.hpp"
 #include "png_image.hpp"
+#include "runtime/support/mapped_file.hpp"
 #ifdef HEADWATER_HAS_RUNTIME
 #include "model/atlas_model.hpp"
 #endif
@@ -90,7 +90,7 @@ std::string report_text(const AtlasTrace& trace, const AtlasOutputs& flags, std:
 
 }  // namespace
 
-void write_atlas(const AtlasOutputs& outputs, const MappedFile& input, const std::string& title,
+void write_atlas(const AtlasOutputs& outputs, const runtime::MappedFile& input, const std::string& title,
                  const std::function<AtlasTrace()>& trace) {
   // Everything that can fail comes before the first rename.
   OutputFile page_file(outputs.page, input);
@@ -117,7 +117,7 @@ ExitCode atlas_command(const std::vector<std::string>& arguments) {
   const auto flags = parse_atlas_flags(arguments);
   if (!flags) return ExitCode::done;
   install_signal_handlers(kCommand, flags->input);
-  const MappedFile file(flags->input);
+  const runtime::MappedFile file(flags->input);
   write_atlas(flags->outputs, file, std::filesystem::path(flags->input).filename().string(),
               [&] { return read_atlas_trace(file, flags->heads); });
   return ExitCode::done;

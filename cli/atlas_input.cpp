@@ -26,7 +26,7 @@ std::size_t index(std::int64_t value) { return static_cast<std::size_t>(value); 
 /// One tensor of the file; elements may stand at any address.
 class Elements {
  public:
-  Elements(const MappedFile& file, const TensorInfo& tensor)
+  Elements(const runtime::MappedFile& file, const TensorInfo& tensor)
       : data_(file.bytes().data() + tensor.begin), type_(tensor.type) {}
   [[nodiscard]] std::int32_t integer(std::uint64_t i) const { return load<std::int32_t>(i); }
   [[nodiscard]] float real(std::uint64_t i) const {
@@ -48,7 +48,7 @@ class Elements {
 
 class Reader {
  public:
-  Reader(const MappedFile& file, const std::vector<std::int64_t>& heads)
+  Reader(const runtime::MappedFile& file, const std::vector<std::int64_t>& heads)
       : file_(file), header_(parse_safetensors(file.bytes())), wanted_(heads) {}
   AtlasTrace read();
 
@@ -63,7 +63,7 @@ class Reader {
   void read_sets();
   void read_set(std::int64_t chunk, std::int64_t head, const Elements& memory, const Elements& sums);
 
-  const MappedFile& file_;
+  const runtime::MappedFile& file_;
   SafetensorsHeader header_;
   const std::vector<std::int64_t>& wanted_;
   AtlasTrace trace_;
@@ -251,7 +251,7 @@ std::string AtlasTrace::head_name(std::int64_t head) const {
                              : fmt::format("{}.{}", number / heads_in_layer, number % heads_in_layer);
 }
 
-AtlasTrace read_atlas_trace(const MappedFile& file, const std::vector<std::int64_t>& heads) {
+AtlasTrace read_atlas_trace(const runtime::MappedFile& file, const std::vector<std::int64_t>& heads) {
   try {
     return Reader(file, heads).read();
   } catch (const Failure& failure) {

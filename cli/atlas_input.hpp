@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "mapped_file.hpp"
+#include "runtime/support/mapped_file.hpp"
 
 namespace headwater::cli {
 
@@ -55,6 +55,7 @@ struct AtlasTrace {
 /// Reads and checks the tensors scores, chunk_start, memory and colsum_inter and the metadata of `file`. `heads`: which
 /// query heads, ascending; empty means all. Allocates in proportion to the file. Failure naming the file, the tensor,
 /// the value and what is allowed otherwise.
-[[nodiscard]] AtlasTrace read_atlas_trace(const MappedFile& file, const std::vector<std::int64_t>& heads);
+[[nodiscard]] AtlasTrace read_atlas_trace(const runtime::MappedFile& file,
+                                          const std::vector<std::int64_t>& heads);
 
 }  // namespace headwater::cli

@@ -19,11 +19,11 @@
 #include "interrupt.hpp"
 #include "json_text.hpp"
 #include "machine.hpp"
-#include "mapped_file.hpp"
 #include "output_file.hpp"
 #include "output_layout.hpp"
 #include "progress.hpp"
 #include "recorder.hpp"
+#include "runtime/support/mapped_file.hpp"
 #include "standard_output.hpp"
 #include "steps.hpp"
 #include "text.hpp"
@@ -37,7 +37,7 @@ constexpr const char* kFormat = "headwater-attend-1";
 /// One `attend` from checked flags and input to the finished file.
 class AttendRun {
  public:
-  AttendRun(const AttendFlags& flags, const Engine& engine, const MappedFile& file);
+  AttendRun(const AttendFlags& flags, const Engine& engine, const runtime::MappedFile& file);
   AttendReport run();
 
  private:
@@ -56,7 +56,7 @@ class AttendRun {
 
   const AttendFlags& flags_;
   const Engine& engine_;
-  const MappedFile& file_;
+  const runtime::MappedFile& file_;
   AttendInput input_;
   std::vector<StepItem> steps_;
   OutputFile output_;
@@ -69,7 +69,7 @@ class AttendRun {
   std::vector<double> seconds_;
 };
 
-AttendRun::AttendRun(const AttendFlags& flags, const Engine& engine, const MappedFile& file)
+AttendRun::AttendRun(const AttendFlags& flags, const Engine& engine, const runtime::MappedFile& file)
     : flags_(flags),
       engine_(engine),
       file_(file),
@@ -270,8 +270,10 @@ void AttendRun::perform(const Call& call, bool first) {
   }
   if (flags_.repeat > 1) return;  // later runs read the rows again
   for (const InputTensor* tensor : {&input_.q, &input_.k, &input_.v}) {
-    file_.release(tensor->file_offset + static_cast<std::uint64_t>(call.base) * tensor->row_bytes(),
-                  tensor->file_offset + static_cast<std::uint64_t>(end) * tensor->row_bytes());
+    const std::uint64_t begin =
+        tensor->file_offset + static_cast<std::uint64_t>(call.base) * tensor->row_bytes();
+    runtime::release_pages(
+        file_.bytes().subspan(begin, static_cast<std::uint64_t>(call.step.n) * tensor->row_bytes()));
   }
 }
 
@@ -296,7 +298,7 @@ ExitCode attend_command(const std::vector<std::string>& arguments) {
   if (!flags) return ExitCode::done;
   const Engine& chosen = engine(flags->engine);
   install_signal_handlers(kCommand, flags->input);
-  const MappedFile file(flags->input);
+  const runtime::MappedFile file(flags->input);
   AttendReport report;
   {
     AttendRun run(*flags, chosen, file);

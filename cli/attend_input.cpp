@@ -45,7 +45,7 @@ std::int64_t extent(std::string_view name, std::string_view what, const TensorIn
 }
 
 /// The names of the dimensions are those of the tensor's own shape: "n", "Hkv", "dv".
-InputTensor read_rows(const MappedFile& file, const SafetensorsHeader& header, std::string_view name,
+InputTensor read_rows(const runtime::MappedFile& file, const SafetensorsHeader& header, std::string_view name,
                       std::string_view heads, std::string_view width) {
   const TensorInfo& tensor = find(header, name);
   if (tensor.shape.size() != kDimensions) {
@@ -92,7 +92,7 @@ void check_agreement(const AttendInput& input) {
 }
 
 /// An optional tensor of one float per query head.
-std::vector<float> read_per_head(const MappedFile& file, const SafetensorsHeader& header,
+std::vector<float> read_per_head(const runtime::MappedFile& file, const SafetensorsHeader& header,
                                  std::string_view name, std::int64_t heads, bool minus_infinity) {
   const auto it = header.tensors.find(name);
   if (it == header.tensors.end()) return {};
@@ -130,7 +130,7 @@ std::vector<std::string> unused_warning(const SafetensorsHeader& header) {
                       count > kShown ? ", ..." : "")};
 }
 
-AttendInput read_checked(const MappedFile& file) {
+AttendInput read_checked(const runtime::MappedFile& file) {
   const SafetensorsHeader header = parse_safetensors(file.bytes());
   AttendInput input;
   input.q = read_rows(file, header, "q", "Hq", "d");
@@ -161,7 +161,7 @@ std::uint64_t count_non_finite(const std::byte* data, std::uint64_t n, Bits expo
 
 }  // namespace
 
-AttendInput read_attend_input(const MappedFile& file) {
+AttendInput read_attend_input(const runtime::MappedFile& file) {
   try {
     return read_checked(file);
   } catch (const Failure& failure) {

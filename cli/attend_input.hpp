@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "headwater/session.hpp"
-#include "mapped_file.hpp"
+#include "runtime/support/mapped_file.hpp"
 #include "safetensors.hpp"
 
 namespace headwater::cli {
@@ -38,7 +38,7 @@ struct AttendInput {
 
 /// Finds and checks the tensors of `file` (types, dimensions, CFG-1, the limits of Shape). Failure naming file and
 /// tensor, value and what is allowed otherwise. The views are valid as long as the file.
-[[nodiscard]] AttendInput read_attend_input(const MappedFile& file);
+[[nodiscard]] AttendInput read_attend_input(const runtime::MappedFile& file);
 
 /// Counts the NaN and infinities of a tensor, slice after slice.
 class NonFinite {

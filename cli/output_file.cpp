@@ -54,7 +54,7 @@ std::string random_name() {
 
 }  // namespace
 
-OutputFile::OutputFile(const std::string& path, const MappedFile* input)
+OutputFile::OutputFile(const std::string& path, const runtime::MappedFile* input)
     : path_(path), target_(follow_links(path)) {
   if (target_.empty() || target_.ends_with('/')) {
     throw Failure(fmt::format("output {}: is no name of a file", in_quotes(path)));

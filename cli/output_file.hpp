@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "mapped_file.hpp"
+#include "runtime/support/mapped_file.hpp"
 
 namespace headwater::cli {
 
@@ -16,9 +16,9 @@ class OutputFile {
  public:
   /// Creates the temporary file. A symbolic link at `path` is followed: its target is replaced. Refused: a target
   /// that exists and is no regular file, may not be written, or is `input` itself under whatever name.
-  OutputFile(const std::string& path, const MappedFile& input) : OutputFile(path, &input) {}
+  OutputFile(const std::string& path, const runtime::MappedFile& input) : OutputFile(path, &input) {}
   /// nullptr: nothing is read from a file.
-  OutputFile(const std::string& path, const MappedFile* input);
+  OutputFile(const std::string& path, const runtime::MappedFile* input);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

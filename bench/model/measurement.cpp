@@ -15,7 +15,6 @@
 #include "bench/read_rate.hpp"
 #include "cli/failure.hpp"
 #include "cli/machine.hpp"
-#include "cli/mapped_file.hpp"
 #include "cli/model/model_memory.hpp"
 #include "cli/numbers.hpp"
 #include "cli/output_file.hpp"
@@ -23,6 +22,7 @@
 #include "cli/text.hpp"
 #include "headwater/engine.hpp"
 #include "runtime/generate/sampler.hpp"
+#include "runtime/support/mapped_file.hpp"
 
 namespace headwater::bench {
 

@@ -174,7 +174,7 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
   const std::string name = model.config().name.empty()
                                ? std::filesystem::path(flags->model.model).filename().string()
                                : model.config().name;
-  write_atlas(flags->outputs, MappedFile(flags->model.model), name,
+  write_atlas(flags->outputs, runtime::MappedFile(flags->model.model), name,
               [&] { return run(model, *flags, ids, layers, warnings); });
   for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", one_line(warning));
   return ExitCode::done;

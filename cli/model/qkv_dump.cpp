@@ -6,10 +6,10 @@
 #include <span>
 
 #include "cli/failure.hpp"
-#include "cli/mapped_file.hpp"
 #include "cli/output_layout.hpp"
 #include "cli/safetensors.hpp"
 #include "headwater/version.hpp"
+#include "runtime/support/mapped_file.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -49,7 +49,7 @@ void append_exact(std::vector<std::byte>& out, DType type, std::span<const float
 
 QkvDump::QkvDump(runtime::Transformer& transformer, std::int64_t layer, const std::string& path,
                  const std::string& model_path)
-    : transformer_(transformer), layer_(layer), file_(path, MappedFile(model_path)) {
+    : transformer_(transformer), layer_(layer), file_(path, runtime::MappedFile(model_path)) {
   const std::int64_t layers = transformer.model().config().layers;
   if (layer >= layers) {
     throw Failure(

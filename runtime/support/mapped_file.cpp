@@ -30,23 +30,30 @@ struct Descriptor {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) {
-  if (path.find('\0') != std::string::npos) fail(path, "is no file name: it contains a zero byte");
+MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
+  if (path_.find('\0') != std::string::npos) fail(path_, "is no file name: it contains a zero byte");
   // O_NONBLOCK: opening a FIFO that nobody writes must not hang; it means nothing for a regular file.
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.fd < 0) fail(path, fmt::format("cannot be read: {}", std::strerror(errno)));
+  const Descriptor file{::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  if (file.fd < 0) fail(path_, fmt::format("cannot be read: {}", std::strerror(errno)));
   struct stat status {};
-  if (::fstat(file.fd, &status) != 0) fail(path, fmt::format("cannot be examined: {}", std::strerror(errno)));
-  if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file; only those can be mapped");
-  if (status.st_size == 0) fail(path, "is empty");
+  if (::fstat(file.fd, &status) != 0)
+    fail(path_, fmt::format("cannot be examined: {}", std::strerror(errno)));
+  if (!S_ISREG(status.st_mode)) fail(path_, "is not a regular file; only those can be mapped");
+  if (status.st_size == 0) fail(path_, "is empty");
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
   const auto size = static_cast<std::size_t>(status.st_size);
   void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
   if (data == MAP_FAILED)
-    fail(path, fmt::format("cannot be mapped ({} bytes): {}", size, std::strerror(errno)));
+    fail(path_, fmt::format("cannot be mapped ({} bytes): {}", size, std::strerror(errno)));
   bytes_ = {static_cast<const std::byte*>(data), size};
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      bytes_(std::exchange(other.bytes_, {})),
+      device_(other.device_),
+      inode_(other.inode_) {}
 
 MappedFile::~MappedFile() {
   if (bytes_.empty()) return;

@@ -12,7 +12,6 @@
 
 #include "cli/atlas_input.hpp"
 #include "cli/attend_input.hpp"
-#include "cli/mapped_file.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/steps.hpp"
 #include "conformance/allocation_counter.hpp"
@@ -20,6 +19,7 @@
 #include "conformance/safetensors.hpp"
 #include "conformance/waivers.hpp"
 #include "headwater/error.hpp"
+#include "runtime/support/mapped_file.hpp"
 #include "tests/allocation/refuse_each.hpp"
 #include "tests/cli/parser_fixtures.hpp"
 
@@ -62,10 +62,10 @@ TEST(RefusedAllocation, SafetensorsOfTheProgram) {
   EXPECT_GT(refused, 5);
 }
 
-TEST(RefusedAllocation, MappedFileOfTheProgram) {
+TEST(RefusedAllocation, MappedFile) {
   const File file(tensor_file());
   const std::string long_path = file.path();
-  EXPECT_GT(refuse_each([&] { (void)cli::MappedFile(long_path).bytes(); }), 0);
+  EXPECT_GT(refuse_each([&] { (void)runtime::MappedFile(long_path).bytes(); }), 0);
 }
 
 TEST(RefusedAllocation, InputOfAttend) {
@@ -77,7 +77,7 @@ TEST(RefusedAllocation, InputOfAttend) {
       R"("a tensor that attention does not use":{"dtype":"F32","shape":[1],"data_offsets":[32,36]}})";
   const auto bytes = cli::testing::file_of(header, 36);
   const File file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  const cli::MappedFile mapped(file.path());
+  const runtime::MappedFile mapped(file.path());
   const int refused = refuse_each([&] {
     const cli::AttendInput input = cli::read_attend_input(mapped);
     if (input.q.n != 2 || input.alibi.size() != 2 || input.warnings.size() != 1) {
@@ -98,7 +98,7 @@ TEST(RefusedAllocation, InputOfAtlas) {
   const std::int32_t values[] = {0, 2, 4, -1, -1, 0, 1};  // chunk_start, memory
   std::memcpy(bytes.data() + bytes.size() - 52, values, sizeof values);
   const File file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  const cli::MappedFile mapped(file.path());
+  const runtime::MappedFile mapped(file.path());
   const int refused = refuse_each([&] {
     const cli::AtlasTrace trace = cli::read_atlas_trace(mapped, {});
     if (trace.n != 4 || trace.positions.size() != 2) throw Error(ErrorCode::internal, "wrong result");

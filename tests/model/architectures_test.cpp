@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cli/mapped_file.hpp"
 #include "cli/safetensors.hpp"
 #include "runtime/generate/conversation.hpp"
 #include "runtime/generate/sampler.hpp"
+#include "runtime/support/mapped_file.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 #include "tests/model/support.hpp"
 
@@ -39,7 +39,7 @@ Golden golden(const std::string& name) {
   const auto json = nlohmann::json::parse(file).at(name);
   Golden result{json.at("text"),     json.at("ids"),      json.at("generated"),
                 json.at("rounding"), json.at("unscaled"), {}};
-  const cli::MappedFile tensors(FIXTURES "/golden.safetensors");
+  const runtime::MappedFile tensors(FIXTURES "/golden.safetensors");
   const cli::SafetensorsHeader header = cli::parse_safetensors(tensors.bytes());
   const cli::TensorInfo& info = header.tensors.at(name + ".logits");
   result.logits.resize((info.end - info.begin) / sizeof(float));

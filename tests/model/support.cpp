@@ -3,15 +3,15 @@
 #include <cstring>
 #include <map>
 
-#include "cli/mapped_file.hpp"
 #include "cli/safetensors.hpp"
 #include "headwater/engine.hpp"
+#include "runtime/support/mapped_file.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
 
 template <typename T>
-std::vector<T> read(const cli::MappedFile& file, const cli::SafetensorsHeader& header, const char* name) {
+std::vector<T> read(const runtime::MappedFile& file, const cli::SafetensorsHeader& header, const char* name) {
   const cli::TensorInfo& info = header.tensors.at(name);
   std::vector<T> values((info.end - info.begin) / sizeof(T));
   std::memcpy(values.data(), file.bytes().data() + info.begin, info.end - info.begin);
@@ -35,7 +35,7 @@ std::shared_ptr<const Model> bundled(Precision precision) {
 
 const ReferenceLogits& reference_logits() {
   static const ReferenceLogits reference = [] {
-    const cli::MappedFile file(MODELS "/reference-logits.safetensors");
+    const runtime::MappedFile file(MODELS "/reference-logits.safetensors");
     const cli::SafetensorsHeader header = cli::parse_safetensors(file.bytes());
     return ReferenceLogits{read<std::int32_t>(file, header, "ids"), read<std::int32_t>(file, header, "top1"),
                            read<float>(file, header, "logits")};

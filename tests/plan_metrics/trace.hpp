@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cli/attend_input.hpp"
-#include "cli/mapped_file.hpp"
 #include "headwater/headwater.hpp"
+#include "runtime/support/mapped_file.hpp"
 
 namespace headwater::tests {
 
@@ -45,7 +45,7 @@ class RealTrace {
   [[nodiscard]] Views views_with_unit_values();
 
  private:
-  cli::MappedFile file_;
+  runtime::MappedFile file_;
   cli::AttendInput input_;
   std::vector<float> ones_;
 };
