@@ -2,25 +2,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "core/buffer.hpp"
 #include "headwater/session.hpp"
 
 namespace headwater::bench {
 
-/// Bytes at a cache line's boundary.
+/// Zeroed bytes, whole cache lines of them; on huge pages where there are enough, as an engine's KV store and a model's
+/// weights are: a loop that reads them is as fast as reading is.
 class LineBytes {
  public:
-  explicit LineBytes(std::size_t bytes) : lines_((bytes + sizeof(Line) - 1) / sizeof(Line)) {}
-  [[nodiscard]] std::byte* data() { return reinterpret_cast<std::byte*>(lines_.data()); }
-  [[nodiscard]] const std::byte* data() const { return reinterpret_cast<const std::byte*>(lines_.data()); }
-  [[nodiscard]] std::size_t size() const { return lines_.size() * sizeof(Line); }
+  explicit LineBytes(std::size_t bytes);
+  [[nodiscard]] std::byte* data() { return lines_.data(); }
+  [[nodiscard]] const std::byte* data() const { return lines_.data(); }
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(lines_.size()); }
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-  std::vector<Line> lines_;
+  core::Buffer<std::byte> lines_;
 };
 
 /// Q, K and V of one layer for `shape.capacity` tokens, contiguous [tokens, heads, width] in shape.kv_type, and room for

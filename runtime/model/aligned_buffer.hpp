@@ -4,16 +4,21 @@
 #include <memory>
 #include <new>
 
+#include "runtime/support/huge_pages.hpp"
+
 namespace headwater::runtime {
 
-/// Uninitialised memory on a 64-byte boundary, the size of a cache line and of the widest registers.
+/// Uninitialised memory on a 64-byte boundary, the size of a cache line and of the widest registers; on huge pages where
+/// it is large enough.
 class AlignedBuffer {
  public:
   static constexpr std::size_t kAlignment = 64;
 
   AlignedBuffer() = default;
   explicit AlignedBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes > 0) data_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment})));
+    if (bytes == 0) return;
+    data_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment})));
+    advise_huge_pages(data_.get(), bytes);
   }
 
   [[nodiscard]] std::size_t size() const { return bytes_; }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "runtime/support/huge_pages.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::runtime {
@@ -47,6 +48,7 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   if (data == MAP_FAILED)
     fail(path_, fmt::format("cannot be mapped ({} bytes): {}", size, std::strerror(errno)));
   bytes_ = {static_cast<const std::byte*>(data), size};
+  advise_huge_pages(data, size);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
