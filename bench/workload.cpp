@@ -41,7 +41,8 @@ Rows view(const LineBytes& tensor, DType type, std::int64_t heads, std::int64_t 
 }  // namespace
 
 LineBytes::LineBytes(std::size_t bytes)
-    : lines_(static_cast<std::int64_t>((bytes + core::kAlignment - 1) / core::kAlignment * core::kAlignment)) {
+    : lines_(
+          static_cast<std::int64_t>((bytes + core::kAlignment - 1) / core::kAlignment * core::kAlignment)) {
   std::fill_n(lines_.data(), lines_.size(), std::byte{0});
 }
 

@@ -29,10 +29,17 @@ void read_rows(const Tensor& tensor, std::span<const std::byte> file) {
   const std::int64_t n = std::min(tensor.dims.at(0), kMostElements / block * block);
   std::vector<float> values(static_cast<std::size_t>(n));
   std::vector<std::uint16_t> narrow(values.size());
+  std::vector<std::byte> fixed_memory(fixed_row_bytes(n));
+  std::vector<std::byte> arranged(arranged_row_bytes(n));
   for (const std::int64_t row : {std::int64_t{0}, tensor.rows() - 1}) {
     dequantize_row(tensor.type, tensor.row(row), n, values.data());
     dequantize_row_bf16(tensor.type, tensor.row(row), n, narrow.data());
-    (void)dot_row(tensor.type, tensor.row(row), n, values.data());
+    float sum = 0.0F;
+    dot_rows(tensor.type, tensor.row(row), 1, n, values.data(), &sum);
+    if (!is_quantised(tensor.type)) continue;
+    const FixedRow fixed = fix_row(values.data(), n, fixed_memory.data());
+    dot_rows_fixed(tensor.type, tensor.row(row), 1, n, arrange_row(tensor.type, fixed, n, arranged.data()),
+                   &sum);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "bench/model/random_model.hpp"
 #include "runtime/gguf/row_kernels.hpp"
+#include "runtime/model/aligned_buffer.hpp"
 #include "suite.hpp"
 
 namespace headwater::bench {
@@ -66,7 +67,12 @@ void run(benchmark::State& state, const RowKernels& kernels, TensorType type, bo
   std::vector<float> scales(kDepth / kFixedRun);
   std::vector<float> sums(scales.size());
   kernels.fix(rows.x().data(), kDepth, codes.data(), scales.data(), sums.data());
-  const runtime::FixedRow row{codes.data(), scales.data(), sums.data()};
+  runtime::FixedRow row{codes.data(), scales.data(), sums.data(), nullptr};
+  const runtime::AlignedBuffer arranged(runtime::arranged_row_bytes(kDepth));
+  if (kernels.arrange[index] != nullptr) {
+    kernels.arrange[index](row, kDepth, arranged.data());
+    row.arranged = arranged.data();
+  }
   std::vector<float> results(kRows);
   const auto multiply = [&] {
     for (std::int64_t r = 0; r < kRows; ++r) {

@@ -24,22 +24,31 @@ struct RowKernelVariant {
 /// dequantize_row(), rounded to BF16 (nearest even; NaN stays NaN): a panel of weights for a BF16 product.
 void dequantize_row_bf16(TensorType type, const std::byte* row, std::int64_t n, std::uint16_t* out);
 
-/// sum_i w_i x_i over a stored row of n elements, w as dequantize_row() gives them, summed in F32. The row is read
-/// once, as stored: the inner loop of decoding one token with quantised weights. The order of the sum is fixed for an
-/// ISA: the same on every call, whatever the number of threads. |error| <= (n + 2) * 2^-24 * sum |w_i x_i|.
-[[nodiscard]] float dot_row(TensorType type, const std::byte* row, std::int64_t n, const float* x);
+/// For each of `count` stored rows of n elements, one behind the other: sum_i w_i x_i, w as dequantize_row() gives them,
+/// summed in F32. The rows are read once, as stored: the inner loop of decoding one token. The order of the sum is fixed
+/// for an ISA: the same on every call, whatever the number of threads. |error| <= (n + 2) * 2^-24 * sum |w_i x_i|.
+void dot_rows(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n, const float* x,
+              float* out);
 
-/// Whether dot_row_fixed() takes rows of this type.
+/// Whether dot_rows_fixed() takes rows of this type.
 [[nodiscard]] bool is_quantised(TensorType type);
 
-/// Puts n floats into fixed point; n is a multiple of kFixedRun. codes: n, scales and sums: n / kFixedRun. A run that
-/// holds NaN or infinity gets a scale of NaN.
-void fix_row(const float* x, std::int64_t n, std::int16_t* codes, float* scales, float* sums);
+/// Bytes of memory that fix_row() and arrange_row() write, whole cache lines.
+[[nodiscard]] std::size_t fixed_row_bytes(std::int64_t n);
+[[nodiscard]] std::size_t arranged_row_bytes(std::int64_t n);
 
-/// sum_i w_i x_i over a stored row of a quantised type, x in fixed point: the inner loop of decoding one token. Integers
+/// Puts n floats into fixed point, in `memory` (aligned to 64); n is a multiple of kFixedRun. A run that holds NaN or
+/// infinity gets a scale of NaN.
+[[nodiscard]] FixedRow fix_row(const float* x, std::int64_t n, std::byte* memory);
+
+/// The row as dot_rows_fixed() wants it for rows of `type`: as it is, or once more in `memory`.
+[[nodiscard]] FixedRow arrange_row(TensorType type, const FixedRow& x, std::int64_t n, std::byte* memory);
+
+/// dot_rows() for a quantised type, x in fixed point and arranged for that type. Integers
 /// are exact inside a run, so that the error is x's own rounding and that of scaling and adding the runs:
 /// |error| <= sum_i (|scale code_i| + |minimum|) * X_i * (2^-16 + (r + 8) * 2^-24), X_i the largest |x| in the run of i, r
 /// the number of runs of 16. The order of the sum is fixed for an ISA.
-[[nodiscard]] float dot_row_fixed(TensorType type, const std::byte* row, std::int64_t n, const FixedRow& x);
+void dot_rows_fixed(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n,
+                    const FixedRow& x, float* out);
 
 }  // namespace headwater::runtime

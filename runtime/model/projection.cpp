@@ -27,7 +27,12 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   for (const RowRange& range : rows) {
     pieces_.push_back({range.tensor, range.first, width_, range.count});
     width_ += range.count;
-    quantised_ = quantised_ || is_quantised(range.tensor->type);
+    const TensorType type = range.tensor->type;
+    if (!is_quantised(type)) continue;
+    quantised_ = true;
+    if (std::find(quantised_types_.begin(), quantised_types_.end(), type) == quantised_types_.end()) {
+      quantised_types_.push_back(type);
+    }
   }
   std::size_t packed = 0;
   std::size_t product_scratch = 0;
@@ -65,34 +70,36 @@ void Projection::for_rows(std::int64_t first, std::int64_t last, const Action& a
                1;
   for (std::int64_t column = first; column < last; ++piece) {
     const std::int64_t end = std::min(last, piece->column + piece->count);
-    for (; column < end; ++column) {
-      action(*piece->tensor, piece->tensor_row + (column - piece->column), column);
-    }
+    action(*piece->tensor, piece->tensor_row + (column - piece->column), column, end - column);
+    column = end;
   }
 }
 
 void Projection::widen(const Panel& panel, std::byte* plain) const {
   const auto bytes = static_cast<std::size_t>(depth_ * precision_bytes(precision_));
   for_rows(panel.first, panel.first + panel.product->width(),
-           [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t) {
-             const std::byte* const row = tensor.row(tensor_row);
-             if (precision_ == Precision::bf16) {
-               dequantize_row_bf16(tensor.type, row, depth_, reinterpret_cast<std::uint16_t*>(plain));
-             } else {
-               dequantize_row(tensor.type, row, depth_, reinterpret_cast<float*>(plain));
+           [&](const Tensor& tensor, std::int64_t first, std::int64_t, std::int64_t count) {
+             for (std::int64_t r = first; r < first + count; ++r, plain += bytes) {
+               if (precision_ == Precision::bf16) {
+                 dequantize_row_bf16(tensor.type, tensor.row(r), depth_,
+                                     reinterpret_cast<std::uint16_t*>(plain));
+               } else {
+                 dequantize_row(tensor.type, tensor.row(r), depth_, reinterpret_cast<float*>(plain));
+               }
              }
-             plain += bytes;
            });
 }
 
 void Projection::check_finite(const Panel& panel, float* wide) const {
   for_rows(panel.first, panel.first + panel.product->width(),
-           [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t) {
-             dequantize_row(tensor.type, tensor.row(tensor_row), depth_, wide);
-             if (kernels().all_finite(wide, depth_)) return;
-             throw Error(ErrorCode::invalid_argument,
-                         fmt::format("tensor '{}': row {} holds NaN or infinity; allowed: finite weights",
-                                     tensor.name, tensor_row));
+           [&](const Tensor& tensor, std::int64_t first, std::int64_t, std::int64_t count) {
+             for (std::int64_t r = first; r < first + count; ++r) {
+               dequantize_row(tensor.type, tensor.row(r), depth_, wide);
+               if (kernels().all_finite(wide, depth_)) continue;
+               throw Error(ErrorCode::invalid_argument,
+                           fmt::format("tensor '{}': row {} holds NaN or infinity; allowed: finite weights",
+                                       tensor.name, r));
+             }
            });
 }
 
@@ -138,27 +145,35 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
 }
 
 /// Into the place of a widened panel, which has room for many rows.
-FixedRow Projection::fix(const float* x, std::byte* memory) const {
-  auto* const scales = reinterpret_cast<float*>(memory);
-  float* const sums = scales + depth_ / kFixedRun;
-  auto* const codes = reinterpret_cast<std::int16_t*>(sums + depth_ / kFixedRun);
-  fix_row(x, depth_, codes, scales, sums);
-  return {codes, scales, sums};
+Projection::FixedRows Projection::fix(const float* x, std::byte* memory) const {
+  FixedRows rows{};
+  const FixedRow plain = fix_row(x, depth_, memory);
+  memory += fixed_row_bytes(depth_);
+  for (const TensorType type : quantised_types_) {
+    rows[static_cast<std::size_t>(type)] = arrange_row(type, plain, depth_, memory);
+    memory += arranged_row_bytes(depth_);
+  }
+  return rows;
 }
 
 void Projection::multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
                               const TileSink& sink) const {
-  FixedRow fixed{};
+  FixedRows fixed{};
   if (quantised_) fixed = fix(x, scratch.front().memory.data() + plain_at_);
   parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
     float result[kSliceWidth];
     const std::int64_t first = task * kSliceWidth;
     const std::int64_t last = std::min(width_, first + kSliceWidth);
-    for_rows(first, last, [&](const Tensor& tensor, std::int64_t tensor_row, std::int64_t column) {
-      const std::byte* const row = tensor.row(tensor_row);
-      result[column - first] = is_quantised(tensor.type) ? dot_row_fixed(tensor.type, row, depth_, fixed)
-                                                         : dot_row(tensor.type, row, depth_, x);
-    });
+    for_rows(first, last,
+             [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
+               float* const out = result + (column - first);
+               if (is_quantised(tensor.type)) {
+                 const FixedRow& fixed_row = fixed[static_cast<std::size_t>(tensor.type)];
+                 dot_rows_fixed(tensor.type, tensor.row(row), count, depth_, fixed_row, out);
+               } else {
+                 dot_rows(tensor.type, tensor.row(row), count, depth_, x, out);
+               }
+             });
     sink.take({0, 1, first, last - first, result, kSliceWidth});
   });
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -103,7 +104,7 @@ class Projection {
   void multiply(const void* x, std::span<const RowBlock> blocks, int threads,
                 std::span<ProjectionScratch> scratch, const TileSink& sink) const;
   /// One row x of depth() floats; allocates nothing. Quantised weights meet x in fixed point of 16 bits
-  /// (dot_row_fixed), the others in F32.
+  /// (dot_rows_fixed), the others in F32.
   void multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
                     const TileSink& sink) const;
 
@@ -119,17 +120,20 @@ class Projection {
     std::int64_t column;  // where it begins in the projection
     std::int64_t count;
   };
-  /// Calls action(tensor, its row, column of the projection) for columns [first, last).
+  /// Calls action(tensor, its row, column of the projection, how many follow) for columns [first, last).
   template <typename Action>
   void for_rows(std::int64_t first, std::int64_t last, const Action& action) const;
-  [[nodiscard]] FixedRow fix(const float* x, std::byte* memory) const;
+  /// x as the rows of each quantised type want it.
+  using FixedRows = std::array<FixedRow, kTensorTypes>;
+  [[nodiscard]] FixedRows fix(const float* x, std::byte* memory) const;
   void widen(const Panel& panel, std::byte* plain) const;
   void check_finite(const Panel& panel, float* wide) const;
 
   Precision precision_;
   std::int64_t depth_ = 0;
   std::int64_t width_ = 0;
-  bool quantised_ = false;  // of any piece: then nothing is packed
+  bool quantised_ = false;                   // of any piece: then nothing is packed
+  std::vector<TensorType> quantised_types_;  // each once
   std::vector<Piece> pieces_;
   std::vector<Panel> panels_;
   AlignedBuffer packed_;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -177,7 +178,19 @@ struct Fixed {
       : codes(x.size()), scales(x.size() / kFixedRun), sums(scales.size()) {
     kernels.fix(x.data(), static_cast<std::int64_t>(x.size()), codes.data(), scales.data(), sums.data());
   }
-  [[nodiscard]] FixedRow row() const { return {codes.data(), scales.data(), sums.data()}; }
+  /// As the kernel for rows of a type reads it. Whatever stood in the memory before must not matter.
+  [[nodiscard]] FixedRow row(const RowKernels& kernels, TensorType type) {
+    const auto n = static_cast<std::int64_t>(codes.size());
+    FixedRow row{codes.data(), scales.data(), sums.data(), nullptr};
+    const auto arrange = kernels.arrange[static_cast<int>(type)];
+    if (arrange == nullptr) return row;
+    arranged.assign(arranged_row_bytes(n) + 1, std::byte{0x7F});
+    arrange(row, n, arranged.data());
+    EXPECT_EQ(arranged.back(), std::byte{0x7F}) << "written behind the memory";
+    row.arranged = arranged.data();
+    return row;
+  }
+  std::vector<std::byte> arranged;
 };
 
 std::vector<float> uneven_row(std::int64_t n) {
@@ -224,14 +237,15 @@ TEST_P(Rows, FixedPointHidesNoNaN) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> x(256, 1.0f);
     x[77] = bad;
-    const Fixed fixed(*kernels_, x);
+    Fixed fixed(*kernels_, x);
     EXPECT_TRUE(std::isnan(fixed.scales[2]));
     const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
     for (const TensorTypeInfo& info : tensor_types()) {
       if (!is_quantised(info.type)) continue;
       const Tensor& stored = file.tensor(info.name);
       ASSERT_GE(stored.dims[0], 256);
-      const float dot = kernels_->dot_fixed[static_cast<int>(info.type)](stored.row(2), 256, fixed.row());
+      const FixedRow row = fixed.row(*kernels_, info.type);
+      const float dot = kernels_->dot_fixed[static_cast<int>(info.type)](stored.row(2), 256, row);
       EXPECT_TRUE(std::isnan(dot)) << info.name;
     }
   }
@@ -284,26 +298,29 @@ TEST_P(Rows, DotProductsInFixedPointAreThoseOfTheWidenedRow) {
           sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
           bound += sizes[i] * static_cast<double>(largest_of_run(x, i)) * (0x1p-16 + (runs + 8) * 0x1p-24);
         }
-        const Fixed fixed(*kernels_, x);
+        Fixed fixed(*kernels_, x);
+        const FixedRow row = fixed.row(*kernels_, info.type);
         const auto dot = kernels_->dot_fixed[static_cast<int>(info.type)];
-        const float got = dot(stored.row(r), n, fixed.row());
+        const float got = dot(stored.row(r), n, row);
         ASSERT_NEAR(static_cast<double>(got), sum, bound) << info.name << " row " << r << ", " << n;
         // A row need not stand on a boundary of any kind.
         std::vector<std::byte> moved(static_cast<std::size_t>(row_bytes(info.type, n)) + 1);
         std::memcpy(moved.data() + 1, stored.row(r), moved.size() - 1);
-        EXPECT_EQ(bits_of(dot(moved.data() + 1, n, fixed.row())), bits_of(got));
+        EXPECT_EQ(bits_of(dot(moved.data() + 1, n, row)), bits_of(got));
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryIsa, Rows, ::testing::Range(0, 3), [](const auto& param) {
-  return std::string(param.param == 0 ? "portable" : param.param == 1 ? "avx2" : "avx512");
-});
+std::string short_name(const ::testing::TestParamInfo<int>& param) {
+  static constexpr std::array<const char*, 4> names = {"portable", "avx2", "avx512", "avx512vnni"};
+  return names[param.index];
+}
+INSTANTIATE_TEST_SUITE_P(EveryIsa, Rows, ::testing::Range(0, 4), short_name);
 
 TEST(RowKernels, TheFastestIsChosen) {
   const auto variants = row_kernel_variants();
-  ASSERT_EQ(variants.size(), 3U);
+  ASSERT_EQ(variants.size(), 4U);
   EXPECT_TRUE(variants[0].missing().empty());
   const RowKernels* best = nullptr;
   for (const RowKernelVariant& variant : variants) {
@@ -316,7 +333,11 @@ TEST(RowKernels, TheFastestIsChosen) {
   float out[2] = {};
   dequantize_row(TensorType::f32, reinterpret_cast<const std::byte*>(row), 2, out);
   EXPECT_EQ(out[1], 2.0f);
-  EXPECT_EQ(dot_row(TensorType::f32, reinterpret_cast<const std::byte*>(row), 2, out), 6.25f);
+  const float more[] = {1.5f, 2.0f, -1.0f, 0.5f};
+  float dots[2] = {};
+  dot_rows(TensorType::f32, reinterpret_cast<const std::byte*>(more), 2, 2, out, dots);
+  EXPECT_EQ(dots[0], 6.25f);
+  EXPECT_EQ(dots[1], -0.5f);
   std::uint16_t narrow[2] = {};
   dequantize_row_bf16(TensorType::f32, reinterpret_cast<const std::byte*>(row), 2, narrow);
   EXPECT_EQ(narrow[1], 0x4000);

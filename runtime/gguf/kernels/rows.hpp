@@ -149,6 +149,7 @@ constexpr RowKernels make_row_kernels(const char* isa) {
           {dot_elements<V, F32>, dot_elements<V, F16>, dot_elements<V, BF16>, dot_blocks<V, Q8_0>,
            dot_blocks<V, Q4_0>, dot_blocks<V, Q4K>, dot_blocks<V, Q5K>, dot_blocks<V, Q6K>},
           fix_row,
+          {},
           {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4K>,
            dot_fixed_plain<Q5K>, dot_fixed_plain<Q6K>}};
 }

@@ -10,12 +10,17 @@ inline constexpr int kTensorTypes = 8;  ///< values of TensorType; the tables ar
 inline constexpr int kFixedRun = 32;  ///< elements that share a scale in a FixedRow
 
 /// A row of n activations in fixed point, n a multiple of kFixedRun: x[i] is about codes[i] * scales[i / kFixedRun], to
-/// half a unit of a code; |codes[i]| <= 32767. sums: of a run's values, scale * (its codes added up).
+/// half a unit of a code; |codes[i]| <= 32767. sums: of a run's values, scale * (its codes added up). arranged: the same
+/// once more in the order in which the kernel of one type reads it, where that kernel wants it (arrange).
 struct FixedRow {
-  const std::int16_t* codes;
-  const float* scales;
-  const float* sums;
+  const std::int16_t* codes = nullptr;
+  const float* scales = nullptr;
+  const float* sums = nullptr;
+  const std::byte* arranged = nullptr;
 };
+
+/// Most bytes of FixedRow::arranged, for each 256 elements or fewer.
+inline constexpr int kArrangedBytes = 832;
 
 /// What one ISA does with stored rows of n elements. Contracts: row_kernels.hpp.
 struct RowKernels {
@@ -24,6 +29,7 @@ struct RowKernels {
   void (*widen_bf16[kTensorTypes])(const std::byte* row, std::int64_t n, std::uint16_t* out);
   float (*dot[kTensorTypes])(const std::byte* row, std::int64_t n, const float* x);
   void (*fix)(const float* x, std::int64_t n, std::int16_t* codes, float* scales, float* sums);
+  void (*arrange[kTensorTypes])(const FixedRow& x, std::int64_t n, std::byte* out);  ///< null: not wanted
   float (*dot_fixed[kTensorTypes])(const std::byte* row, std::int64_t n,
                                    const FixedRow& x);  ///< quantised types
 };
@@ -31,5 +37,6 @@ struct RowKernels {
 const RowKernels& portable_row_kernels();
 const RowKernels& avx2_row_kernels();
 const RowKernels& avx512_row_kernels();
+const RowKernels& avx512vnni_row_kernels();
 
 }  // namespace headwater::runtime
