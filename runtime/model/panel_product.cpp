@@ -4,11 +4,13 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cassert>
 #include <dnnl.hpp>
 #include <utility>
 #include <vector>
 
 #include "headwater/error.hpp"
+#include "runtime/model/kernels/interleave.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -42,6 +44,27 @@ class OneThread {
  private:
   int before_;
 };
+
+/// A layout of weights [depth][width] in blocks of columns, each [depth / group][columns][group], a group of 4 bytes:
+/// what oneDNN calls BA16a64b2a for BF16 and BA16a64b for F32.
+struct ColumnBlocks {
+  std::int64_t columns = 0;  ///< of a block; 0: the layout is another
+};
+
+ColumnBlocks column_blocks(const Memory::desc& packed, std::int64_t depth, std::int64_t element) {
+  const dnnl_memory_desc_t& data = packed.data;
+  if (data.format_kind != dnnl_blocked || data.extra.flags != 0 || data.offset0 != 0) return {};
+  const dnnl_blocking_desc_t& blocks = data.format_desc.blocking;
+  const std::int64_t group = 4 / element;
+  const int wanted_blocks = group == 1 ? 2 : 3;
+  if (blocks.inner_nblks != wanted_blocks || blocks.inner_idxs[0] != 0 || blocks.inner_idxs[1] != 1)
+    return {};
+  if (group > 1 && (blocks.inner_idxs[2] != 0 || blocks.inner_blks[2] != group)) return {};
+  const std::int64_t columns = blocks.inner_blks[1];
+  const bool dense = data.padded_dims[0] == depth && blocks.strides[1] == depth * columns &&
+                     blocks.strides[0] == blocks.inner_blks[0] * columns * group;
+  return {dense ? columns : 0};
+}
 
 [[noreturn]] void refuse(const dnnl::error& error, Precision precision, std::int64_t depth,
                          std::int64_t width) {
@@ -82,6 +105,7 @@ struct PanelProduct::State {
   std::int64_t width;
   Memory::desc plain;
   Memory::desc packed;
+  ColumnBlocks blocks;
   dnnl::reorder reorder;
   std::vector<dnnl::matmul> products;  // one for each of kBlockHeights
   std::vector<dnnl::matmul::primitive_desc> descriptions;
@@ -104,6 +128,7 @@ struct PanelProduct::State {
       products.emplace_back(descriptions.back());
       scratch = std::max(scratch, descriptions.back().scratchpad_desc().get_size());
     }
+    blocks = column_blocks(packed, k, precision_bytes(p));
     const dnnl::reorder::primitive_desc description(processor(), plain, processor(), packed,
                                                     user_scratchpad());
     reorder = dnnl::reorder(description);
@@ -142,6 +167,30 @@ void PanelProduct::pack(const void* plain, void* packed, void* scratch) const {
     stream.wait();
   } catch (const dnnl::error& error) {
     refuse(error, state.precision, state.depth, state.width);
+  }
+}
+
+bool PanelProduct::packs_rows() const { return state_->blocks.columns > 0; }
+
+void PanelProduct::pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const {
+  assert(packs_rows() && first >= 0 && first + count <= state_->width);
+  const std::int64_t columns = state_->blocks.columns;
+  const std::int64_t words = state_->depth * precision_bytes(state_->precision) / 4;
+  const auto* from = static_cast<const std::uint32_t*>(plain);
+  auto* const blocks = static_cast<std::uint32_t*>(packed);
+  // oneDNN wants zeros in the columns behind the last.
+  if (first + count == state_->width && state_->width % columns != 0) {
+    std::uint32_t* const last = blocks + state_->width / columns * words * columns;
+    const std::int64_t used = state_->width % columns;
+    for (std::int64_t k = 0; k < words; ++k) std::fill_n(last + k * columns + used, columns - used, 0U);
+  }
+  while (count > 0) {
+    const std::int64_t rows = std::min(count, columns - first % columns);
+    std::uint32_t* const to = blocks + first / columns * words * columns + first % columns;
+    interleave_rows(from, words, rows, words, to, columns);
+    from += rows * words;
+    first += rows;
+    count -= rows;
   }
 }
 

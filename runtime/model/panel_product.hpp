@@ -45,6 +45,10 @@ class PanelProduct {
 
   /// Brings `plain` [width][depth] (F32, or BF16 bit patterns) into oneDNN's own layout.
   void pack(const void* plain, void* packed, void* scratch) const;
+  /// Whether oneDNN's layout is one that pack_rows() writes: it then saves a pass over the panel.
+  [[nodiscard]] bool packs_rows() const;
+  /// pack() for rows [first, first + count) of the panel alone, `plain` [count][depth]; a whole panel's rows make it whole.
+  void pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const;
   /// x: [height][depth] contiguous, of the precision; out: [height][width] F32. `height` is one of kBlockHeights.
   void multiply(std::int64_t height, const void* x, const void* packed, float* out, void* scratch) const;
 

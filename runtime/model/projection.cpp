@@ -12,6 +12,9 @@
 namespace headwater::runtime {
 namespace {
 
+/// Rows that are widened before they are packed: they stay in a second-level cache, and fill whole lines of a panel.
+constexpr std::int64_t kStripRows = 16;
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -75,19 +78,35 @@ void Projection::for_rows(std::int64_t first, std::int64_t last, const Action& a
   }
 }
 
-void Projection::widen(const Panel& panel, std::byte* plain) const {
+void Projection::widen(const Tensor& tensor, std::int64_t first, std::int64_t count, std::byte* plain) const {
   const auto bytes = static_cast<std::size_t>(depth_ * precision_bytes(precision_));
-  for_rows(panel.first, panel.first + panel.product->width(),
-           [&](const Tensor& tensor, std::int64_t first, std::int64_t, std::int64_t count) {
-             for (std::int64_t r = first; r < first + count; ++r, plain += bytes) {
-               if (precision_ == Precision::bf16) {
-                 dequantize_row_bf16(tensor.type, tensor.row(r), depth_,
-                                     reinterpret_cast<std::uint16_t*>(plain));
+  for (std::int64_t r = first; r < first + count; ++r, plain += bytes) {
+    if (precision_ == Precision::bf16) {
+      dequantize_row_bf16(tensor.type, tensor.row(r), depth_, reinterpret_cast<std::uint16_t*>(plain));
+    } else {
+      dequantize_row(tensor.type, tensor.row(r), depth_, reinterpret_cast<float*>(plain));
+    }
+  }
+}
+
+void Projection::widen_panel(const Panel& panel, std::byte* packed, std::byte* memory) const {
+  const PanelProduct& product = *panel.product;
+  const bool by_strips = product.packs_rows();
+  const auto row_bytes = static_cast<std::size_t>(depth_ * precision_bytes(precision_));
+  std::byte* plain = memory + plain_at_;
+  for_rows(panel.first, panel.first + product.width(),
+           [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
+             for (std::int64_t done = 0; done < count; done += kStripRows) {
+               const std::int64_t rows = std::min(kStripRows, count - done);
+               widen(tensor, row + done, rows, plain);
+               if (by_strips) {
+                 product.pack_rows(plain, column + done - panel.first, rows, packed);
                } else {
-                 dequantize_row(tensor.type, tensor.row(r), depth_, reinterpret_cast<float*>(plain));
+                 plain += static_cast<std::size_t>(rows) * row_bytes;
                }
              }
            });
+  if (!by_strips) product.pack(memory + plain_at_, packed, memory + product_at_);
 }
 
 void Projection::check_finite(const Panel& panel, float* wide) const {
@@ -109,8 +128,7 @@ void Projection::pack(int threads, std::span<ProjectionScratch> scratch) {
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     check_finite(panel, reinterpret_cast<float*>(memory + row_at_));
     if (quantised_) return;
-    widen(panel, memory + plain_at_);
-    panel.product->pack(memory + plain_at_, packed_.data() + panel.packed_at, memory + product_at_);
+    widen_panel(panel, packed_.data() + panel.packed_at, memory);
   });
 }
 
@@ -129,8 +147,7 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     const std::byte* weights = packed_.data() + panel.packed_at;
     if (quantised_) {
-      widen(panel, memory + plain_at_);
-      panel.product->pack(memory + plain_at_, memory + panel_at_, memory + product_at_);
+      widen_panel(panel, memory + panel_at_, memory);
       weights = memory + panel_at_;
     }
     auto* const result = reinterpret_cast<float*>(memory);

@@ -126,7 +126,9 @@ class Projection {
   /// x as the rows of each quantised type want it.
   using FixedRows = std::array<FixedRow, kTensorTypes>;
   [[nodiscard]] FixedRows fix(const float* x, std::byte* memory) const;
-  void widen(const Panel& panel, std::byte* plain) const;
+  void widen(const Tensor& tensor, std::int64_t first, std::int64_t count, std::byte* plain) const;
+  /// Widens and packs a panel, with the places of a thread's scratch.
+  void widen_panel(const Panel& panel, std::byte* packed, std::byte* memory) const;
   void check_finite(const Panel& panel, float* wide) const;
 
   Precision precision_;

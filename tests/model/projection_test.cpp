@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <random>
@@ -250,6 +251,43 @@ TEST(RowBlocks, DoNotDependOnCutsAtSegments) {
     EXPECT_EQ(whole[i].first, parts[i].first);
     EXPECT_EQ(whole[i].height, parts[i].height);
   }
+}
+
+// What is packed a few rows at a time is what oneDNN's own reorder makes of the whole panel, in every byte.
+TEST(PanelProduct, RowsPackedOneStripAfterTheOtherAreThePanel) {
+  std::mt19937 random(11);
+  int packed_by_rows = 0;
+  for (const Precision precision : {Precision::f32, Precision::bf16}) {
+    if (precision == Precision::bf16 && native_precision() != precision) continue;
+    const auto element = static_cast<std::size_t>(precision_bytes(precision));
+    for (const auto& [depth, width] : {std::pair<std::int64_t, std::int64_t>{64, 256},
+                                       {1024, 256},
+                                       {896, 32},
+                                       {256, 100},
+                                       {96, 1},
+                                       {33, 64},
+                                       {1000, 70}}) {
+      const PanelProduct product(precision, depth, width);
+      if (!product.packs_rows()) continue;
+      ++packed_by_rows;
+      std::vector<std::byte> plain(static_cast<std::size_t>(depth * width) * element);
+      for (std::byte& byte : plain) byte = static_cast<std::byte>(random() & 0x3f);  // small normal numbers
+      const AlignedBuffer whole(product.packed_bytes()), strips(product.packed_bytes());
+      const AlignedBuffer scratch(product.scratch_bytes());
+      std::fill_n(whole.data(), whole.size(), std::byte{0x11});
+      std::fill_n(strips.data(), strips.size(), std::byte{0x22});
+      product.pack(plain.data(), whole.data(), scratch.data());
+      for (std::int64_t first = 0; first < width;) {
+        const std::int64_t count = std::min<std::int64_t>(width - first, 1 + random() % 90);
+        product.pack_rows(plain.data() + static_cast<std::size_t>(first * depth) * element, first, count,
+                          strips.data());
+        first += count;
+      }
+      EXPECT_EQ(std::memcmp(whole.data(), strips.data(), whole.size()), 0)
+          << precision_name(precision) << ", depth " << depth << ", width " << width;
+    }
+  }
+  std::printf("%d shapes are packed by rows\n", packed_by_rows);
 }
 
 }  // namespace
