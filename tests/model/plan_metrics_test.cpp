@@ -3,12 +3,18 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "cli/model/model_trace.hpp"
 #include "cli/model/statistics.hpp"
@@ -63,6 +69,65 @@ TEST(ModelPlanMetrics, P6_1_TwoRunsAreBitIdentical) {
   const auto two = transformer_of(710, kSmall);
   Conversation second(*two, 16);
   EXPECT_EQ(logits_behind(second, ids), wanted) << "another session";
+}
+
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t size = 0, resident = 0;
+  file >> size >> resident;
+  return resident * 4096;
+}
+
+constexpr const char* kNoThreadCache = "glibc.malloc.tcache_count=0";
+
+/// A hundred conversations of different lengths, each with a transformer of its own: bytes in use and resident bytes that
+/// the last ninety added.
+std::pair<std::int64_t, std::int64_t> growth_over_sessions() {
+  constexpr int kWarm = 10, kAll = 100;
+  const auto ids = text_ids(160);
+  std::int64_t used = 0, resident = 0, grown = 0;
+  for (int i = 0; i < kAll; ++i) {
+    {
+      const auto transformer = transformer_of(170 + i % 7, kSmall);
+      Conversation conversation(*transformer, 16);
+      conversation.feed(std::span(ids).first(static_cast<std::size_t>(140 + i % 17)));
+      conversation.append(ids[0]);
+      conversation.append(ids[1]);
+    }
+    const struct mallinfo2 info = mallinfo2();
+    const auto now = static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+    if (i == kWarm) used = now, resident = resident_bytes();
+    if (i > kWarm) grown = std::max(grown, now - used);
+  }
+  return {grown, resident_bytes() - resident};
+}
+
+// mallinfo2 counts as used what glibc's cache of each thread keeps (at most seven chunks of each of 64 sizes), and that
+// cache fills for dozens of sessions. So the sessions run in a process without that cache; there not a byte may be added.
+TEST(ModelPlanMetrics, P6_2_MemoryIsConstantOverSessions) {
+  const char* const tunables = std::getenv("GLIBC_TUNABLES");
+  if (tunables != nullptr && std::string_view(tunables) == kNoThreadCache) {
+    const auto [heap, resident] = growth_over_sessions();
+    std::printf("measured %lld %lld\n", static_cast<long long>(heap), static_cast<long long>(resident));
+    return;
+  }
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string command =
+      fmt::format("GLIBC_TUNABLES={} '{}' --gtest_filter=ModelPlanMetrics.P6_2_*", kNoThreadCache, program);
+  FILE* const child = ::popen(command.c_str(), "r");
+  ASSERT_NE(child, nullptr);
+  char line[256];
+  long long heap = -1, resident = -1;
+  while (std::fgets(line, sizeof line, child) != nullptr) {
+    (void)std::sscanf(line, "measured %lld %lld", &heap, &resident);
+  }
+  ASSERT_EQ(::pclose(child), 0);
+  EXPECT_EQ(heap, 0);
+#ifndef __SANITIZE_ADDRESS__  // it keeps freed memory for a while
+  EXPECT_LT(resident, 1 << 20);
+#endif
+  RecordProperty("measured", fmt::format("model, 100 conversations: heap {:+} bytes, resident {:+} KiB", heap,
+                                         resident / 1024));
 }
 
 /// Two turns with a decoded token between them against one call of dense attention: the same to rounding.
