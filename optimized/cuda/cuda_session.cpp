@@ -93,7 +93,11 @@ void CudaSession::take_staging(const Shape& shape) {
   auto* device = take<unsigned char>(begins[4], "staged rows");
   auto* pinned = static_cast<unsigned char*>(device_->allocate_pinned(begins[4], "staged rows"));
   bytes_.workspace += begins[4];
-  for (std::size_t i = 0; i < 4; ++i) *all[i] = {pinned + begins[i], device + begins[i], heads[i], widths[i]};
+  const char* const names[] = {"staged queries", "staged keys", "staged values", "staged outputs"};
+  for (std::size_t i = 0; i < 4; ++i) {
+    *all[i] = {pinned + begins[i], device + begins[i], heads[i], widths[i]};
+    device_->name_part(device + begins[i], begins[i + 1] - begins[i], names[i]);
+  }
 }
 
 void CudaSession::take_states(const Shape& shape) {
@@ -105,15 +109,31 @@ void CudaSession::take_states(const Shape& shape) {
   // m, l and divisors of the intra pass and of splits; m and l of the inter pass; column sums and lse of a window.
   auto* next = take<float>(core::checked_product(sparse, 6) + core::checked_product(parts, 3) + window,
                            "softmax state");
-  const auto array = [&next](std::int64_t count) { return std::exchange(next, next + count); };
-  intra_ = {array(sparse), array(sparse), array(sparse), nullptr, window_rows_, 0};
-  inter_ = {array(sparse), array(sparse), nullptr, nullptr, window_rows_, 0};
-  parts_ = {array(parts), array(parts), array(parts), nullptr, decode_tokens_, 0};
-  colsum_intra_ = array(sparse);
-  lse_ = array(window);
+  const auto array = [&](std::int64_t count, const char* what) {
+    device_->name_part(next, count * static_cast<std::int64_t>(sizeof(float)), what);
+    return std::exchange(next, next + count);
+  };
+  intra_ = {array(sparse, "intra maxima"),
+            array(sparse, "intra sums"),
+            array(sparse, "intra divisors"),
+            nullptr,
+            window_rows_,
+            0};
+  inter_ = {array(sparse, "inter maxima"), array(sparse, "inter sums"), nullptr, nullptr, window_rows_, 0};
+  parts_ = {array(parts, "maxima of splits"),
+            array(parts, "sums of splits"),
+            array(parts, "divisors of splits"),
+            nullptr,
+            decode_tokens_,
+            0};
+  colsum_intra_ = array(sparse, "intra column sums");
+  lse_ = array(window, "log-sum-exps");
   auto* outputs = take<float>(core::checked_product(sparse + parts, shape.d_value), "unfinished outputs");
   intra_.out = outputs;
   parts_.out = outputs + sparse * shape.d_value;
+  const std::int64_t row_bytes = shape.d_value * static_cast<std::int64_t>(sizeof(float));
+  device_->name_part(outputs, sparse * row_bytes, "intra outputs");
+  device_->name_part(parts_.out.raw(), parts * row_bytes, "outputs of splits");
 }
 
 void CudaSession::take_memory(const Shape& shape, const Options& options) {
@@ -140,7 +160,10 @@ void CudaSession::take_memory(const Shape& shape, const Options& options) {
     set_scratch_ = take<std::int32_t>(entries, "selection");
     gathered_keys_ = take<unsigned char>(
         core::checked_product(entries, key_width_ + value_width_, element_bytes_), "gathered rows");
-    gathered_values_ = gathered_keys_ + entries * key_width_ * element_bytes_;
+    const std::int64_t gathered_key_bytes = entries * key_width_ * element_bytes_;
+    gathered_values_ = gathered_keys_ + gathered_key_bytes;
+    device_->name_part(gathered_keys_, gathered_key_bytes, "gathered keys");
+    device_->name_part(gathered_values_, entries * value_width_ * element_bytes_, "gathered values");
     shown_sets_ = core::Buffer<std::int32_t>(core::checked_product(shape.n_layer, entries));
     shown_intra_ = core::Buffer<float>(window);
     shown_inter_ = core::Buffer<float>(entries);

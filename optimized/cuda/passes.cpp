@@ -38,8 +38,8 @@ void CudaSession::store_rows(const Window& window, const InputRows& k, const Inp
   StoreRowsParams params{};
   params.k = k;
   params.v = v;
-  params.keys = const_cast<void*>(stored_keys(window.layer).data);
-  params.values = const_cast<void*>(stored_values(window.layer).data);
+  params.keys = const_cast<void*>(stored_keys(window.layer).data.raw());
+  params.values = const_cast<void*>(stored_values(window.layer).data.raw());
   params.scores = score_row(window.layer);
   params.score_bytes = static_cast<int>(score_bytes_);
   params.type = shape().kv_type;

@@ -268,10 +268,10 @@ TEST(EmulatedDevice, MemoryIsNaNAlignedAndLimited) {
   EmulationOptions options;
   options.memory = 1000;
   const auto device = opened(Progress::late, options);
-  const Stream stream = device->stream();
   float* x = floats(*device, 100);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(x) % 256, 0u);
-  for (const float value : read(*device, stream, x, 100)) EXPECT_TRUE(std::isnan(value));
+  // The emulation has host memory; a copy of what nothing has written would be a fault.
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(std::isnan(x[i]));
   expect_error(ErrorCode::out_of_memory, "no memory for rows (601 bytes)",
                [&] { (void)device->allocate(601, "rows"); });
   device->release(x);

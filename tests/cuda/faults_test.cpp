@@ -250,9 +250,9 @@ TEST(Memory, GlobalVectorsMustBeAligned) {
 TEST(Memory, GlobalVectorsMustLieInAnAllocation) {
   alignas(16) static std::array<std::uint32_t, 8> words{};
   struct First : GlobalMemory {
-    [[nodiscard]] Range find(const void*) const override {
+    [[nodiscard]] Buffer find(const void* at) const override {
       const auto* first = reinterpret_cast<const std::byte*>(words.data());
-      return {first, first + 16};
+      return {at < first + 16 ? first : nullptr, at < first + 16 ? 16 : 0, "words", nullptr};
     }
   } memory;
   Launch launch;

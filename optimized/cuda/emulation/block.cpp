@@ -39,6 +39,8 @@ Block::~Block() = default;
 void Block::run(const Launch& launch, Grid index) {
   launch_ = &launch;
   index_ = index;
+  recent_ = {};
+  current_ = this;
   prepare();
   thread_ = next_ready();
   fibers_.enter(thread_);
@@ -309,11 +311,12 @@ void Block::finish_load_matrix(int warp, const Meeting& meeting, int matrices, b
 
 // ---- asynchronous copies -----------------------------------------------------------------------------------------
 
-void Block::announce_copy(int at, const void* from, bool valid) {
-  if (valid) check_global(from, 16, "asynchronous copy");
+void Block::announce_copy(int at, const void* base, std::int64_t offset, bool valid) {
+  if (valid) check_read_global(base, offset, 16, "asynchronous copy");
   shared_.announce(thread_, at);
   Copies& copies = copies_[thread_];
-  copies.under_way.push_back({at, valid ? from : nullptr, copies.groups});
+  const void* from = valid ? static_cast<const std::byte*>(base) + offset : nullptr;
+  copies.under_way.push_back({at, from, copies.groups});
 }
 
 void Block::commit_copies() { ++copies_[thread_].groups; }
@@ -332,21 +335,49 @@ void Block::wait_for_copies(int groups_left) {
   copies.under_way.resize(kept);
 }
 
-void Block::check_global(const void* at, int bytes, const char* what) {
-  const auto* first = static_cast<const std::byte*>(at);
-  if (reinterpret_cast<std::uintptr_t>(at) % static_cast<std::uintptr_t>(bytes) != 0) {
-    fail(std::string(what) + " of global memory not aligned to its " + std::to_string(bytes) + " bytes");
+// ---- global memory -----------------------------------------------------------------------------------------------
+
+const GlobalMemory::Buffer& Block::buffer_of(const void* base, int bytes, const char* what) {
+  const auto* at = static_cast<const std::byte*>(base);
+  for (const GlobalMemory::Buffer& buffer : recent_) {
+    if (at >= buffer.first && at < buffer.first + buffer.bytes) return buffer;
   }
-  if (launch_->memory == nullptr) return;
-  const auto holds = [&](const GlobalMemory::Range& range) {
-    return range.first != nullptr && first >= range.first && first + bytes <= range.last;
-  };
-  if (holds(last_range_)) return;
-  last_range_ = launch_->memory->find(at);
-  if (!holds(last_range_)) {
+  GlobalMemory::Buffer& buffer = recent_[next_recent_];
+  buffer = launch_->memory->find(base);
+  if (buffer.bytes == 0) {
     fail(std::string(what) + " of " + std::to_string(bytes) +
          " bytes of global memory outside of every allocation");
   }
+  next_recent_ = (next_recent_ + 1) % recent_.size();
+  return buffer;
+}
+
+unsigned char* Block::hold_global(const void* base, std::int64_t offset, int bytes, const char* what) {
+  const auto address = reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(offset);
+  if ((address & static_cast<std::uintptr_t>(bytes - 1)) != 0) {
+    fail(std::string(what) + " of global memory not aligned to its " + std::to_string(bytes) + " bytes");
+  }
+  if (launch_->memory == nullptr) return nullptr;
+  const GlobalMemory::Buffer& buffer = buffer_of(base, bytes, what);
+  const std::int64_t at = static_cast<const std::byte*>(base) - buffer.first + offset;
+  if (at < 0 || at + bytes > buffer.bytes) {
+    fail(std::string(what) + " of " + std::to_string(bytes) + " bytes at byte " + std::to_string(at) +
+         " of buffer '" + buffer.name + "', which has " + std::to_string(buffer.bytes));
+  }
+  return buffer.written == nullptr ? nullptr : buffer.written + at / 2;
+}
+
+void Block::check_read_global(const void* base, std::int64_t offset, int bytes, const char* what) {
+  const unsigned char* written = hold_global(base, offset, bytes, what);
+  if (written == nullptr) return;
+  constexpr std::uint64_t kAll = 0x0101010101010101u;
+  std::uint64_t marks = kAll;
+  std::memcpy(&marks, written, static_cast<std::size_t>(bytes) / 2);
+  if (marks == kAll) return;
+  const GlobalMemory::Buffer& buffer = buffer_of(base, bytes, what);
+  fail(std::string(what) + " of " + std::to_string(bytes) + " bytes at byte " +
+       std::to_string(static_cast<const std::byte*>(base) - buffer.first + offset) + " of buffer '" +
+       buffer.name + "', which nothing has written");
 }
 
 // ---- faults ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,12 +25,16 @@ class GlobalMemory {
   GlobalMemory(const GlobalMemory&) = delete;
   GlobalMemory& operator=(const GlobalMemory&) = delete;
   virtual ~GlobalMemory() = default;
-  /// The allocation that holds `at`: its first byte and the one after its last; {null, null} if there is none.
-  struct Range {
+  /// What a pointer may be used for.
+  struct Buffer {
     const std::byte* first = nullptr;
-    const std::byte* last = nullptr;
+    std::int64_t bytes = 0;
+    const char* name = "";
+    /// One entry for each 2 bytes: 1 where something has been written; null: not kept.
+    unsigned char* written = nullptr;
   };
-  [[nodiscard]] virtual Range find(const void* at) const = 0;
+  /// The buffer that holds `at`; one of 0 bytes if there is none.
+  [[nodiscard]] virtual Buffer find(const void* at) const = 0;
 };
 
 /// The order in which ready threads and blocks are taken. Results must not depend on it.
@@ -84,11 +89,23 @@ class Block {
   void barrier(int id, int threads);
   /// Returns when all lanes of `mask` have called it with their operands; results are in the operands then.
   void together(WarpOperation operation, std::uint32_t mask, void* operand);
-  void announce_copy(int at, const void* from, bool valid);
+  void announce_copy(int at, const void* base, std::int64_t offset, bool valid);
   void commit_copies();
   void wait_for_copies(int groups_left);
-  /// Fault unless `bytes` at `at` are aligned to their number and lie in one allocation.
-  void check_global(const void* at, int bytes, const char* what);
+  /// The block whose kernel runs on this host thread.
+  [[nodiscard]] static Block* current() { return current_; }
+  /// `bytes` (a power of two) that stand `offset` bytes behind `base`: Fault unless they are aligned to their number, lie in
+  /// the buffer that `base` points into, and, for reads, have been written.
+  void read_global(const void* base, std::int64_t offset, int bytes, void* to) {
+    check_read_global(base, offset, bytes, "read");
+    std::memcpy(to, static_cast<const std::byte*>(base) + offset, static_cast<std::size_t>(bytes));
+  }
+  void write_global(void* base, std::int64_t offset, int bytes, const void* from) {
+    unsigned char* written = hold_global(base, offset, bytes, "write");
+    if (written != nullptr) std::memset(written, 1, static_cast<std::size_t>(bytes) / 2);
+    std::memcpy(static_cast<std::byte*>(base) + offset, from, static_cast<std::size_t>(bytes));
+  }
+  void check_read_global(const void* base, std::int64_t offset, int bytes, const char* what);
   [[noreturn]] void fail(const std::string& what) const;
   [[noreturn]] void fail_bounds(std::int64_t at, int bytes, int first, int last) const;
   [[noreturn]] void fail_alignment(std::int64_t at, int bytes) const;
@@ -114,6 +131,10 @@ class Block {
     std::vector<Copy> under_way;
     std::int64_t groups = 0;
   };
+
+  /// Bounds; the first of the marks of what has been written, or null.
+  unsigned char* hold_global(const void* base, std::int64_t offset, int bytes, const char* what);
+  const GlobalMemory::Buffer& buffer_of(const void* base, int bytes, const char* what);
 
   static void enter(void* block, int fiber);
   void live(int thread);
@@ -150,7 +171,9 @@ class Block {
   std::array<NamedBarrier, 16> barriers_{};
   std::vector<int> waits_at_;  // barrier id of each thread, -1 elsewhere
   std::vector<Copies> copies_;
-  GlobalMemory::Range last_range_;
+  std::array<GlobalMemory::Buffer, 4> recent_;  // found last, in turns
+  std::size_t next_recent_ = 0;
+  static inline thread_local Block* current_ = nullptr;
 };
 
 }  // namespace headwater::cuda::emulation

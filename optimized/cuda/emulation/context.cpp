@@ -12,9 +12,11 @@ std::atomic<unsigned> fences{
 
 void Context::fence() const { fences.fetch_add(1, std::memory_order_acq_rel); }
 
-std::uint32_t Context::atomic_add(std::uint32_t* global, std::uint32_t value) const {
-  block_->check_global(global, sizeof(*global), "atomic");
-  return std::atomic_ref<std::uint32_t>(*global).fetch_add(value, std::memory_order_relaxed);
+std::uint32_t Context::atomic_add(const GlobalPlace<std::uint32_t>& global, std::uint32_t value) const {
+  block_->check_read_global(global.base(), global.offset(), sizeof(value), "atomic");
+  auto* at = reinterpret_cast<std::byte*>(global.base()) + global.offset();
+  return std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(at))
+      .fetch_add(value, std::memory_order_relaxed);
 }
 
 }  // namespace headwater::cuda::emulation

@@ -10,6 +10,7 @@
 
 #include "cuda/device/platform.hpp"
 #include "cuda/emulation/block.hpp"
+#include "cuda/emulation/global.hpp"
 #include "cuda/emulation/operands.hpp"
 
 namespace headwater::cuda::emulation {
@@ -112,7 +113,7 @@ class Context {
   }
   void warp_sync() const { block_->together(WarpOperation::warp_sync, kAll, nullptr); }
   void fence() const;
-  std::uint32_t atomic_add(std::uint32_t* global, std::uint32_t value) const;
+  std::uint32_t atomic_add(const GlobalPlace<std::uint32_t>& global, std::uint32_t value) const;
 
   template <class T>
   T shuffle(T value, int lane) const {
@@ -145,29 +146,30 @@ class Context {
     return operand.result;
   }
 
-  template <class T>
-  std::uint32_t load4(const T* from) const {
-    return load_global<std::uint32_t>(from);
+  /// Of global memory: a T*, Global<T> or GlobalPlace<T>.
+  template <class From>
+  std::uint32_t load4(const From& from) const {
+    return load_global<std::uint32_t>(GlobalPlace(from));
   }
-  template <class T>
-  Words2 load8(const T* from) const {
-    return load_global<Words2>(from);
+  template <class From>
+  Words2 load8(const From& from) const {
+    return load_global<Words2>(GlobalPlace(from));
   }
-  template <class T>
-  Words4 load16(const T* from) const {
-    return load_global<Words4>(from);
+  template <class From>
+  Words4 load16(const From& from) const {
+    return load_global<Words4>(GlobalPlace(from));
   }
-  template <class T>
-  void store4(T* to, std::uint32_t value) const {
-    store_global(to, value);
+  template <class To>
+  void store4(const To& to, std::uint32_t value) const {
+    store_global(GlobalPlace(to), value);
   }
-  template <class T>
-  void store8(T* to, const Words2& value) const {
-    store_global(to, value);
+  template <class To>
+  void store8(const To& to, const Words2& value) const {
+    store_global(GlobalPlace(to), value);
   }
-  template <class T>
-  void store16(T* to, const Words4& value) const {
-    store_global(to, value);
+  template <class To>
+  void store16(const To& to, const Words4& value) const {
+    store_global(GlobalPlace(to), value);
   }
   template <class T>
   std::uint32_t load4(const Shared<T>& from) const {
@@ -194,9 +196,10 @@ class Context {
     store_shared(to, value);
   }
 
-  template <class T>
-  void copy_async16(const Shared<T>& to, const T* from, bool valid) const {
-    block_->announce_copy(to.checked(0, 16), from, valid);
+  template <class T, class From>
+  void copy_async16(const Shared<T>& to, const From& from, bool valid) const {
+    const GlobalPlace place(from);
+    block_->announce_copy(to.checked(0, 16), place.base(), place.offset(), valid);
   }
   void copy_commit() const { block_->commit_copies(); }
   template <int N>
@@ -249,16 +252,14 @@ class Context {
     block_->together(operation, kAll, &operand);
   }
   template <class Words, class T>
-  Words load_global(const T* from) const {
-    block_->check_global(from, sizeof(Words), "read");
+  Words load_global(const GlobalPlace<T>& from) const {
     Words words;
-    std::memcpy(&words, from, sizeof(Words));
+    block_->read_global(from.base(), from.offset(), sizeof(Words), &words);
     return words;
   }
   template <class Words, class T>
-  void store_global(T* to, const Words& words) const {
-    block_->check_global(to, sizeof(Words), "write");
-    std::memcpy(to, &words, sizeof(Words));
+  void store_global(const GlobalPlace<T>& to, const Words& words) const {
+    block_->write_global(to.base(), to.offset(), sizeof(Words), &words);
   }
   template <class Words, class T>
   Words load_shared(const Shared<T>& from) const {

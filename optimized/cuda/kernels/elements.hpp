@@ -16,17 +16,17 @@ inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 inline constexpr float kLn2 = 0.693147180559945309f;
 inline constexpr int kVectorBytes = 16;
 
-HEADWATER_CUDA_DEVICE float load_element(const void* data, DType type, std::int64_t index) {
-  if (type == DType::f32) return static_cast<const float*>(data)[index];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[index];
+HEADWATER_CUDA_DEVICE float load_element(Global<const void> data, DType type, std::int64_t index) {
+  if (type == DType::f32) return elements_of<const float>(data)[index];
+  const std::uint16_t bits = elements_of<const std::uint16_t>(data)[index];
   return type == DType::bf16 ? float_from_bf16(bits) : float_from_f16(bits);
 }
 
-HEADWATER_CUDA_DEVICE void store_element(void* data, DType type, std::int64_t index, float value) {
+HEADWATER_CUDA_DEVICE void store_element(Global<void> data, DType type, std::int64_t index, float value) {
   if (type == DType::f32) {
-    static_cast<float*>(data)[index] = value;
+    elements_of<float>(data)[index] = value;
   } else {
-    static_cast<std::uint16_t*>(data)[index] =
+    elements_of<std::uint16_t>(data)[index] =
         type == DType::bf16 ? bf16_from_float(value) : f16_from_float(value);
   }
 }
@@ -69,20 +69,20 @@ HEADWATER_CUDA_DEVICE std::uint32_t order_key(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-HEADWATER_CUDA_DEVICE float read_score(const void* scores, bool bf16, std::int64_t index) {
-  return bf16 ? float_from_bf16(static_cast<const std::uint16_t*>(scores)[index])
-              : static_cast<const float*>(scores)[index];
+HEADWATER_CUDA_DEVICE float read_score(Global<const void> scores, bool bf16, std::int64_t index) {
+  return bf16 ? float_from_bf16(elements_of<const std::uint16_t>(scores)[index])
+              : elements_of<const float>(scores)[index];
 }
 
 /// SCORE-4 for BF16 scores: one rounding to nearest even by integers, NaN to 0x7FC0.
-HEADWATER_CUDA_DEVICE void write_score(void* scores, bool bf16, std::int64_t index, float score) {
+HEADWATER_CUDA_DEVICE void write_score(Global<void> scores, bool bf16, std::int64_t index, float score) {
   if (bf16) {
     std::uint16_t rounded = bf16_from_float(score);
     if (HEADWATER_SABOTAGE("cuda.scores.truncated"))
       rounded = static_cast<std::uint16_t>(bits_of(score) >> 16);
-    static_cast<std::uint16_t*>(scores)[index] = rounded;
+    elements_of<std::uint16_t>(scores)[index] = rounded;
   } else {
-    static_cast<float*>(scores)[index] = score;
+    elements_of<float>(scores)[index] = score;
   }
 }
 

@@ -8,7 +8,7 @@ inline constexpr int kGatherThreads = 128;
 inline constexpr int kGatherEntries = 16;  ///< entries of one head that a block copies
 
 template <class Context>
-HEADWATER_CUDA_DEVICE void gather_vectors(Context& ctx, const StoredRows& from, void* to,
+HEADWATER_CUDA_DEVICE void gather_vectors(Context& ctx, const StoredRows& from, Global<void> to,
                                           const GatherParams& p, int first, int last) {
   const int vectors = from.width * p.element_bytes / kVectorBytes;
   const int head = ctx.block_x();
@@ -19,8 +19,9 @@ HEADWATER_CUDA_DEVICE void gather_vectors(Context& ctx, const StoredRows& from, 
     const std::int64_t row = head / p.group * (from.head_stride / from.width) + position;
     const std::int64_t target = head * p.entries + entry;
     // In units of 16 bytes: rows are whole vectors.
-    const auto* source = static_cast<const Words4*>(from.data) + row * vectors + i % vectors;
-    ctx.store16(static_cast<Words4*>(to) + target * vectors + i % vectors, ctx.load16(source));
+    const GlobalPlace<const Words4> source =
+        elements_of<const Words4>(from.data) + row * vectors + i % vectors;
+    ctx.store16(elements_of<Words4>(to) + target * vectors + i % vectors, ctx.load16(source));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/global.hpp"
 #include "headwater/options.hpp"
 
 /// Parameters of the kernels. Pointers are the device's; strides are elements; positions are global.
@@ -9,7 +10,7 @@ namespace headwater::cuda {
 
 /// Rows handed in by a caller: row t of head h begins t * row_stride + h * head_stride elements behind data.
 struct InputRows {
-  const void* data;
+  Global<const void> data;
   std::int64_t row_stride;
   std::int64_t head_stride;
   DType type;
@@ -17,7 +18,7 @@ struct InputRows {
 };
 
 struct OutputRows {
-  void* data;
+  Global<void> data;
   std::int64_t row_stride;
   std::int64_t head_stride;
   DType type;
@@ -25,7 +26,7 @@ struct OutputRows {
 
 /// Stored or gathered rows [heads][rows][width], the width padded with zeros to a multiple of 16 bytes.
 struct StoredRows {
-  const void* data;
+  Global<const void> data;
   std::int64_t head_stride;
   DType type;
   int width;  ///< elements from one row to the next
@@ -33,19 +34,19 @@ struct StoredRows {
 
 /// LOGIT-1..4 in units of ln 2: a weight is exp2 of a difference of logits.
 struct LogitRule {
-  float factor;         ///< scale * log2(e), or scale / cap where there is a cap
-  float cap;            ///< cap * log2(e); 0: none
-  const float* slopes;  ///< [Hq] ALiBi slopes * log2(e), or null
-  const float* sinks;   ///< [Hq] sinks * log2(e), or null
+  float factor;                ///< scale * log2(e), or scale / cap where there is a cap
+  float cap;                   ///< cap * log2(e); 0: none
+  Global<const float> slopes;  ///< [Hq] ALiBi slopes * log2(e), or null
+  Global<const float> sinks;   ///< [Hq] sinks * log2(e), or null
 };
 
 /// m (in units of ln 2), l and the output of query rows before its division: index
 /// (part * heads + head) * stride + position - base.
 struct SoftmaxState {
-  float* max;
-  float* sum;
-  float* rounded;  ///< sum of the weights as the output saw them: it divides the output; or null
-  float* out;      ///< [...][dv], or null
+  Global<float> max;
+  Global<float> sum;
+  Global<float> rounded;  ///< sum of the weights as the output saw them: it divides the output; or null
+  Global<float> out;      ///< [...][dv], or null
   std::int64_t stride;
   std::int64_t base;
 };
@@ -64,19 +65,19 @@ struct PassGeometry {
   std::int64_t end;
   std::int64_t chunk;
   KeyRange range;
-  int heads;                      ///< Hq
-  int group;                      ///< query heads that share a head of the key rows
-  int memory;                     ///< entries of a memory set
-  const std::int32_t* positions;  ///< [Hq][positions_stride] of the memory entries
+  int heads;                             ///< Hq
+  int group;                             ///< query heads that share a head of the key rows
+  int memory;                            ///< entries of a memory set
+  Global<const std::int32_t> positions;  ///< [Hq][positions_stride] of the memory entries
   std::int64_t positions_stride;
 };
 
 struct StoreRowsParams {
   InputRows k;
   InputRows v;
-  void* keys;    ///< [Hkv][capacity][key_width] of the layer
-  void* values;  ///< [Hkv][capacity][value_width]
-  void* scores;  ///< [Hq][capacity], score_bytes each: the new tokens' become 0 (SCORE-1)
+  Global<void> keys;    ///< [Hkv][capacity][key_width] of the layer
+  Global<void> values;  ///< [Hkv][capacity][value_width]
+  Global<void> scores;  ///< [Hq][capacity], score_bytes each: the new tokens' become 0 (SCORE-1)
   int score_bytes;
   DType type;
   int d;
@@ -103,7 +104,7 @@ struct ForwardParams {
   int rows_per_token;       ///< 1, or `group` where the query heads of a key/value head are rows of one tile
   std::int64_t split_keys;  ///< keys of a split, a multiple of the key tile; 0: not split
   OutputRows out;           ///< data null: only the state is written
-  float* lse;               ///< [Hq][lse_stride] of finished rows, natural logarithm; or null
+  Global<float> lse;        ///< [Hq][lse_stride] of finished rows, natural logarithm; or null
   std::int64_t lse_stride;
   SoftmaxState
       state;  ///< written: by rows whose softmax goes on elsewhere (out not null), of all rows max and sum
@@ -119,7 +120,7 @@ struct CombineParams {
   std::int64_t begin;
   std::int64_t end;
   OutputRows out;
-  float* lse;
+  Global<float> lse;
   std::int64_t lse_stride;
 };
 
@@ -131,19 +132,20 @@ struct ColumnSumsParams {
   PassGeometry at;
   SoftmaxState state;  ///< m and l of the pass whose columns are summed
   int d;
-  float* sums;  ///< [Hq][sums_stride]: by position - sums_base in the intra pass, by entry in the inter pass
+  Global<float>
+      sums;  ///< [Hq][sums_stride]: by position - sums_base in the intra pass, by entry in the inter pass
   std::int64_t sums_stride;
   std::int64_t sums_base;
-  void* scores;  ///< [Hq][capacity] of the layer
+  Global<void> scores;  ///< [Hq][capacity] of the layer
   bool scores_bf16;
   std::int64_t capacity;
 };
 
 /// MEM-1..4 for all heads of a layer; grid x: heads.
 struct SelectParams {
-  std::int32_t* sets;     ///< [Hq][width]: in: the previous set, out: the new one
-  std::int32_t* scratch;  ///< [Hq][width]
-  const void* scores;     ///< [Hq][capacity]
+  Global<std::int32_t> sets;     ///< [Hq][width]: in: the previous set, out: the new one
+  Global<std::int32_t> scratch;  ///< [Hq][width]
+  Global<const void> scores;     ///< [Hq][capacity]
   bool scores_bf16;
   std::int64_t capacity;
   int width;
@@ -159,9 +161,9 @@ struct SelectParams {
 struct GatherParams {
   StoredRows keys;
   StoredRows values;
-  void* gathered_keys;            ///< [Hq][entries][key width]
-  void* gathered_values;          ///< [Hq][entries][value width]
-  const std::int32_t* positions;  ///< [Hq][positions_stride]
+  Global<void> gathered_keys;            ///< [Hq][entries][key width]
+  Global<void> gathered_values;          ///< [Hq][entries][value width]
+  Global<const std::int32_t> positions;  ///< [Hq][positions_stride]
   std::int64_t positions_stride;
   std::int64_t entries;  ///< rows of a head in the gathered arrays
   int count;             ///< valid entries

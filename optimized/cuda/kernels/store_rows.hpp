@@ -10,7 +10,7 @@ inline constexpr int kStoreTokens = 32;  ///< rows of one head, or scores, that 
 /// One row to the stored type, each element rounded at most once (STATE-6); the padding becomes zero. By one warp.
 template <class Context>
 HEADWATER_CUDA_DEVICE void store_row(Context& ctx, const InputRows& from, std::int64_t begin, int count,
-                                     void* to, DType type, std::int64_t at, int width) {
+                                     Global<void> to, DType type, std::int64_t at, int width) {
   const int vector =
       kVectorBytes / static_cast<int>(type == DType::f32 ? sizeof(float) : sizeof(std::uint16_t));
   int done = 0;
@@ -18,19 +18,19 @@ HEADWATER_CUDA_DEVICE void store_row(Context& ctx, const InputRows& from, std::i
     const int whole = count / vector * vector;
     for (int x = ctx.lane() * vector; x < whole; x += kWarp * vector) {
       if (type == DType::f32) {
-        ctx.store16(static_cast<float*>(to) + at + x,
-                    ctx.load16(static_cast<const float*>(from.data) + begin + x));
+        ctx.store16(elements_of<float>(to) + at + x,
+                    ctx.load16(elements_of<const float>(from.data) + begin + x));
       } else {
-        ctx.store16(static_cast<std::uint16_t*>(to) + at + x,
-                    ctx.load16(static_cast<const std::uint16_t*>(from.data) + begin + x));
+        ctx.store16(elements_of<std::uint16_t>(to) + at + x,
+                    ctx.load16(elements_of<const std::uint16_t>(from.data) + begin + x));
       }
     }
     done = whole;
   }
   for (int x = done + ctx.lane(); x < width; x += kWarp) {
     if (from.type == type && type != DType::f32) {
-      static_cast<std::uint16_t*>(to)[at + x] =
-          x < count ? static_cast<const std::uint16_t*>(from.data)[begin + x] : std::uint16_t{0};
+      elements_of<std::uint16_t>(to)[at + x] =
+          x < count ? elements_of<const std::uint16_t>(from.data)[begin + x] : std::uint16_t{0};
     } else {
       store_element(to, type, at + x, x < count ? load_element(from.data, from.type, begin + x) : 0.0f);
     }
@@ -47,9 +47,9 @@ HEADWATER_CUDA_DEVICE void store_rows(Context& ctx, const StoreRowsParams& p) {
     const std::int64_t row = (job - 2 * p.heads_kv) * p.capacity + p.position;
     for (int t = first + ctx.thread(); t < last; t += ctx.threads()) {
       if (p.score_bytes == 2) {
-        static_cast<std::uint16_t*>(p.scores)[row + t] = 0;
+        elements_of<std::uint16_t>(p.scores)[row + t] = 0;
       } else {
-        static_cast<float*>(p.scores)[row + t] = 0.0f;
+        elements_of<float>(p.scores)[row + t] = 0.0f;
       }
     }
     return;

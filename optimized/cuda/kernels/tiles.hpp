@@ -7,18 +7,18 @@ namespace headwater::cuda {
 
 /// Elements [column, column + kVectorBytes / sizeof(Element)) of a row, widened to the unit's type where it differs.
 template <class Unit, class Context>
-HEADWATER_CUDA_DEVICE void load_vector(Context& ctx, Shared<typename Unit::Element> to, const void* from,
-                                       DType type, std::int64_t index, bool valid) {
+HEADWATER_CUDA_DEVICE void load_vector(Context& ctx, Shared<typename Unit::Element> to,
+                                       Global<const void> from, DType type, std::int64_t index, bool valid) {
   using Element = typename Unit::Element;
   if constexpr (Unit::kAsync) {
-    ctx.copy_async16(to, static_cast<const Element*>(from) + index, valid);
+    ctx.copy_async16(to, elements_of<const Element>(from) + index, valid);
   } else {
     Words4 words{};
     if (valid) {
       if (type == DType::f32) {
-        words = ctx.load16(static_cast<const float*>(from) + index);
+        words = ctx.load16(elements_of<const float>(from) + index);
       } else {
-        const Words2 pairs = ctx.load8(static_cast<const std::uint16_t*>(from) + index);
+        const Words2 pairs = ctx.load8(elements_of<const std::uint16_t>(from) + index);
         HEADWATER_CUDA_UNROLL
         for (int i = 0; i < 2; ++i) {
           const std::uint32_t pair = pairs.word[i];
@@ -77,7 +77,7 @@ HEADWATER_CUDA_DEVICE void load_input_rows(Context& ctx, Shared<typename Unit::E
     const bool valid = begin >= 0 && at < width;
     Element element{};
     if constexpr (Unit::kAsync) {
-      if (valid) element = static_cast<const Element*>(rows.data)[begin + at];
+      if (valid) element = elements_of<const Element>(rows.data)[begin + at];
     } else {
       if (valid) element = load_element(rows.data, rows.type, begin + at);
     }

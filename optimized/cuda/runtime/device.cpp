@@ -55,6 +55,7 @@ void* Device::allocate_counted(std::int64_t bytes, const char* what, bool pinned
   count_allocation(what, bytes);
   void* data = do_allocate(bytes, pinned);
   if (data == nullptr) refuse_memory(what, bytes);
+  do_name(data, bytes, what);
   return data;
 }
 

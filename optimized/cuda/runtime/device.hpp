@@ -84,6 +84,9 @@ class Device {
   [[nodiscard]] void* allocate_pinned(std::int64_t bytes, const char* what);
   /// Memory of either kind; waits until no operation uses it. Null is allowed.
   void release(void* data) noexcept;
+  /// `bytes` at `data` are a buffer of their own within an allocation, all of whose buffers are to be named: the emulation
+  /// then holds accesses to it. Nothing else happens.
+  void name_part(const void* data, std::int64_t bytes, const char* what) { do_name(data, bytes, what); }
   [[nodiscard]] virtual PointerKind kind(const void* data) = 0;
 
   void copy(Stream stream, void* to, const void* from, std::int64_t bytes, Direction direction);
@@ -132,6 +135,8 @@ class Device {
   Device(DeviceInfo info, std::span<const Kernel> kernels);
 
   virtual void* do_allocate(std::int64_t bytes, bool pinned) = 0;  // null: none left
+  /// A whole allocation, or a part of one.
+  virtual void do_name(const void* /*data*/, std::int64_t /*bytes*/, const char* /*what*/) {}
   virtual void do_release(void* data) noexcept = 0;
   virtual void do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes,
                        std::int64_t count, Direction direction) = 0;

@@ -48,6 +48,9 @@ class EmulatedDevice final : public Device {
 
  protected:
   void* do_allocate(std::int64_t bytes, bool pinned) override { return memory_.allocate(bytes, pinned); }
+  void do_name(const void* data, std::int64_t bytes, const char* what) override {
+    memory_.name(data, bytes, what);
+  }
   void do_release(void* data) noexcept override {
     finish();
     memory_.release(data);
@@ -98,6 +101,10 @@ class EmulatedDevice final : public Device {
       remember(fault.what());
     }
   }
+  void note_written(Rows<void> to, std::int64_t bytes, std::int64_t count) {
+    const auto* first = static_cast<const std::byte*>(to.data);
+    for (std::int64_t row = 0; row < count; ++row) memory_.note_written(first + row * to.pitch, bytes);
+  }
   void hold_to_allocation(const void* data, std::int64_t pitch, std::int64_t bytes, std::int64_t count,
                           bool device, const char* which) const;
 
@@ -114,9 +121,9 @@ void EmulatedDevice::hold_to_allocation(const void* data, std::int64_t pitch, st
   const bool on_device = memory_.kind(data) == PointerKind::device;
   if (on_device != device) refuse(device ? "is no device memory" : "is device memory, not the host's");
   if (!device) return;
-  const emulation::GlobalMemory::Range range = memory_.find(data);
   const auto* first = static_cast<const std::byte*>(data);
-  if (range.last - first < (count - 1) * pitch + bytes) refuse("does not lie in one allocation");
+  if (memory_.end_of_allocation(data) - first < (count - 1) * pitch + bytes)
+    refuse("does not lie in one allocation");
 }
 
 void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes,
@@ -128,14 +135,21 @@ void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from
     std::vector<std::byte> staged(static_cast<std::size_t>(bytes * count));
     copy_bytes({staged.data(), bytes}, from, bytes, count);
     guarded([&] {
-      streams_.enqueue(stream, [to, bytes, count, staged = std::move(staged)] {
+      streams_.enqueue(stream, [this, to, bytes, count, staged = std::move(staged)] {
         copy_bytes(to, {staged.data(), bytes}, bytes, count);
+        note_written(to, bytes, count);
       });
     });
     return;
   }
   guarded([&] {
-    streams_.enqueue(stream, [=] { copy_bytes(to, from, bytes, count); });
+    streams_.enqueue(stream, [=, this] {
+      const auto* first = static_cast<const std::byte*>(from.data);
+      for (std::int64_t row = 0; row < count; ++row)
+        memory_.require_written(first + row * from.pitch, bytes, "copy");
+      copy_bytes(to, from, bytes, count);
+      note_written(to, bytes, count);
+    });
     // And has been written.
     if (direction == Direction::device_to_host && memory_.kind(to.data) == PointerKind::host)
       streams_.drain(stream);
@@ -144,8 +158,12 @@ void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from
 
 void EmulatedDevice::do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
   hold_to_allocation(to, bytes, bytes, 1, true, "target");
-  guarded(
-      [&] { streams_.enqueue(stream, [=] { std::memset(to, value, static_cast<std::size_t>(bytes)); }); });
+  guarded([&] {
+    streams_.enqueue(stream, [=, this] {
+      std::memset(to, value, static_cast<std::size_t>(bytes));
+      memory_.note_written(to, bytes);
+    });
+  });
 }
 
 void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,

@@ -1,9 +1,14 @@
 #include "cuda/runtime/emulated_memory.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
 #include <new>
+#include <utility>
+
+#include "cuda/emulation/fault.hpp"
 
 #ifdef __has_feature
 #if __has_feature(address_sanitizer)
@@ -42,6 +47,19 @@ void open_guards([[maybe_unused]] std::byte* block, [[maybe_unused]] std::int64_
 #endif
 }
 
+std::size_t marks_of(std::int64_t bytes) { return static_cast<std::size_t>(bytes + 1) / 2; }
+
+/// Zeros that take no memory until something is written; not from the heap, whose use is a session's own. Null: none left.
+unsigned char* take_marks(std::int64_t bytes) {
+  void* marks = mmap(nullptr, marks_of(bytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return marks == MAP_FAILED ? nullptr : static_cast<unsigned char*>(marks);
+}
+
+void give_marks_back(unsigned char* marks, std::int64_t bytes) {
+  if (marks != nullptr) munmap(marks, marks_of(bytes));
+}
+
 bool intact([[maybe_unused]] const std::byte* guard) {
 #ifdef HEADWATER_ASAN
   return true;
@@ -63,12 +81,18 @@ void* EmulatedMemory::allocate(std::int64_t bytes, bool pinned) {
       ::operator new(static_cast<std::size_t>(bytes + 2 * kGuard), kAlign, std::nothrow));
   if (block == nullptr) return nullptr;
   std::byte* data = block + kGuard;
+  unsigned char* written = pinned ? nullptr : take_marks(bytes);
+  if (!pinned && written == nullptr) {
+    ::operator delete(block, kAlign);
+    return nullptr;
+  }
   std::memset(data, 0xFF, static_cast<std::size_t>(bytes));
   close_guards(block, bytes);
   try {
-    allocations_.emplace(data, Allocation{bytes, pinned, block});
+    allocations_.emplace(data, Allocation{bytes, pinned, block, written, {}, {}});
   } catch (...) {
     open_guards(block, bytes);
+    give_marks_back(written, bytes);
     ::operator delete(block, kAlign);
     throw;
   }
@@ -76,11 +100,24 @@ void* EmulatedMemory::allocate(std::int64_t bytes, bool pinned) {
   return data;
 }
 
+void EmulatedMemory::name(const void* data, std::int64_t bytes, const char* what) {
+  const auto* first = static_cast<const std::byte*>(data);
+  const auto place = allocations_.upper_bound(first);
+  if (place == allocations_.begin() || bytes <= 0) return;
+  const auto holder = std::prev(place);
+  if (first == holder->first && bytes == holder->second.bytes) {
+    holder->second.name = what;
+  } else {
+    holder->second.parts[first] = {bytes, what};
+  }
+}
+
 void EmulatedMemory::release(void* data) noexcept {
   const auto place = allocations_.find(static_cast<const std::byte*>(data));
   if (place == allocations_.end()) return;
-  const Allocation allocation = place->second;
+  const Allocation& allocation = place->second;
   open_guards(allocation.block, allocation.bytes);
+  give_marks_back(allocation.written, allocation.bytes);
   ::operator delete(allocation.block, kAlign);
   if (!allocation.pinned) left_ += allocation.bytes;
   allocations_.erase(place);
@@ -100,10 +137,51 @@ PointerKind EmulatedMemory::kind(const void* data) const {
   return place->second.pinned ? PointerKind::pinned : PointerKind::device;
 }
 
-emulation::GlobalMemory::Range EmulatedMemory::find(const void* at) const {
+const std::byte* EmulatedMemory::end_of_allocation(const void* data) const {
+  const auto place = holder(data);
+  return place == allocations_.end() ? nullptr : place->first + place->second.bytes;
+}
+
+emulation::GlobalMemory::Buffer EmulatedMemory::find(const void* at) const {
   const auto place = holder(at);
   if (place == allocations_.end()) return {};
-  return {place->first, place->first + place->second.bytes};
+  const auto& [data, allocation] = *place;
+  if (allocation.parts.empty()) return {data, allocation.bytes, allocation.name.c_str(), allocation.written};
+  const auto* byte = static_cast<const std::byte*>(at);
+  auto part = allocation.parts.upper_bound(byte);
+  if (part == allocation.parts.begin()) return {};
+  --part;
+  const auto& [first, shape] = *part;
+  if (!std::less<>{}(byte, first + shape.bytes)) return {};
+  unsigned char* written = allocation.written == nullptr ? nullptr : allocation.written + (first - data) / 2;
+  return {first, shape.bytes, shape.name.c_str(), written};
+}
+
+void EmulatedMemory::note_written(const void* at, std::int64_t bytes) {
+  const auto place = holder(at);
+  if (place == allocations_.end() || place->second.written == nullptr || bytes <= 0) return;
+  const std::int64_t first = static_cast<const std::byte*>(at) - place->first;
+  std::memset(place->second.written + first / 2, 1,
+              static_cast<std::size_t>((first + bytes + 1) / 2 - first / 2));
+}
+
+void EmulatedMemory::require_written(const void* at, std::int64_t bytes, const char* what) const {
+  const auto place = holder(at);
+  if (place == allocations_.end() || place->second.written == nullptr || bytes <= 0) return;
+  const std::int64_t first = static_cast<const std::byte*>(at) - place->first;
+  const unsigned char* marks = place->second.written;
+  const unsigned char* end = marks + (first + bytes + 1) / 2;
+  const unsigned char* hole = std::find(marks + first / 2, end, 0);
+  if (hole == end) return;
+  const std::int64_t byte = 2 * (hole - marks);
+  const Buffer buffer = find(place->first + byte);
+  throw emulation::Fault(std::string(what) + " of byte " +
+                         std::to_string(place->first + byte - buffer.first) + " of buffer '" + buffer.name +
+                         "', which nothing has written");
+}
+
+void EmulatedMemory::assume_all_written() {
+  for (const auto& [data, allocation] : allocations_) note_written(data, allocation.bytes);
 }
 
 std::int64_t EmulatedMemory::overrun() const {

@@ -1,0 +1,118 @@
+// Which kernels a session of each head size launches: 16-bit rows on tensor cores, by kernels of that very size.
+#include <gmock/gmock.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/numbers.hpp"
+#include "cuda/cuda_session.hpp"
+#include "cuda/runtime/emulated_device.hpp"
+
+namespace headwater::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct HeadSize {
+  std::int64_t d;
+  std::int64_t dv;
+};
+constexpr HeadSize kSizes[] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+constexpr DType kTensorTypes[] = {DType::bf16};
+
+const char* text(DType type) { return type == DType::bf16 ? "bf16" : type == DType::f16 ? "f16" : "f32"; }
+
+const Dispatch& dispatch() {
+  static const Dispatch dispatch(on_host::entries());
+  return dispatch;
+}
+
+/// Names of the kernels that a prefill of three chunks and a decode step launch, but for those that only move rows.
+std::vector<std::string> kernels_of(HeadSize size, DType type) {
+  Shape shape;
+  shape.kv_type = type;
+  shape.n_head = 2;
+  shape.n_head_kv = 1;
+  shape.d_head = size.d;
+  shape.d_value = size.dv;
+  shape.capacity = 40;
+  Options options;
+  options.batch = 32;
+  options.chunk = 16;
+  options.local = 4;
+  options.heavy = 4;
+  auto owned = open_emulated_device(dispatch().kernels());
+  Device& device = *owned;
+  CudaSession session(std::move(owned), dispatch(), shape, options, core::resolve(shape, options, 1));
+  device.profile(true);
+  for (const Step& step : {Step::prefill(35), Step::decode(1)}) {
+    const auto rows = [&](std::int64_t heads, std::int64_t width) {
+      const std::int64_t count = step.n * heads * width;
+      std::vector<float> values(static_cast<std::size_t>(count));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7) * 0.25f - 0.5f;
+      std::vector<std::uint32_t> narrowed(values.size());
+      core::narrow(values.data(), count, type, narrowed.data());
+      return narrowed;
+    };
+    const auto q = rows(2, size.d);
+    const auto k = rows(1, size.d);
+    const auto v = rows(1, size.dv);
+    std::vector<float> out(static_cast<std::size_t>(step.n * 2 * size.dv));
+    session.begin(step);
+    session.attend(0, headwater::Rows::token_major(q.data(), type, 2, size.d),
+                   headwater::Rows::token_major(k.data(), type, 1, size.d),
+                   headwater::Rows::token_major(v.data(), type, 1, size.dv),
+                   MutableRows::token_major(out.data(), DType::f32, 2, size.dv));
+    session.end();
+  }
+  std::vector<std::string> names;
+  for (const KernelTimes& kernel : device.take_profile()) {
+    const std::string name = kernel.kernel;
+    if (name.starts_with("forward") || name.starts_with("column_sums")) names.push_back(name);
+  }
+  return names;
+}
+
+TEST(HeadSizes, SixteenBitRowsRunOnTensorCoresInKernelsOfTheirSize) {
+  for (const DType type : kTensorTypes) {
+    for (const HeadSize size : kSizes) {
+      const std::string part = std::string("_") + text(type) + "_" + std::to_string(size.d) + "_";
+      const auto names = kernels_of(size, type);
+      EXPECT_THAT(names, AllOf(Each(HasSubstr(part)), Contains(StartsWith("forward")),
+                               Contains(StartsWith("column_sums"))))
+          << size.d << "/" << size.dv;
+    }
+  }
+}
+
+TEST(HeadSizes, OtherRowsAreComputedInF32) {
+  for (const HeadSize size : kSizes) EXPECT_THAT(kernels_of(size, DType::f32), Each(HasSubstr("_f32_")));
+}
+
+TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
+  for (const DType type : kTensorTypes) {
+    for (const HeadSize size : kSizes) {
+      for (const std::int64_t rows : {1, 32, 33, 1000}) {
+        const KernelEntry& forward = *dispatch().forward(type, size.d, size.dv, rows).entry;
+        EXPECT_EQ(forward.unit, type);
+        EXPECT_EQ(forward.d, size.d);
+        EXPECT_EQ(forward.dv, size.dv);
+        EXPECT_EQ(forward.rows, rows <= 32 ? 16 : 64);
+        const KernelEntry& sums = *dispatch().column_sums(type, size.d, rows).entry;
+        EXPECT_EQ(sums.unit, type);
+        EXPECT_EQ(sums.d, size.d);
+        EXPECT_EQ(sums.rows, rows <= 32 ? 16 : 64);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cuda
