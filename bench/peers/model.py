@@ -196,7 +196,7 @@ def main(arguments):
             subprocess.run([options.headwater, "bench", "--random", options.random, "--type", options.type, "--save", path],
                            check=True)
         headwater = Headwater(options.headwater, path, options.threads, [])
-        llama = Llama(llama_cpp, path, options.threads, max(options.n) + options.decode)
+        llama = Llama(llama_cpp, path, options.threads, max(CHECKED_TOKENS, max(options.n) + options.decode))
         ours, theirs = check(headwater, llama)
         print(f"checked: behind {CHECKED_TOKENS} tokens the best logit is {ours:.3f}, llama.cpp's {theirs:.3f}",
               file=sys.stderr)
