@@ -121,11 +121,11 @@ void SharedMemory::judge_readers(int thread, int first, int halves) const {
       if (reader < known) return false;
       return other != warp || reader % (1u << kLaneBits) != static_cast<std::uint32_t>(thread % kWarp);
     };
-    const auto line = static_cast<std::size_t>(other * lines_ + first / kLineHalves);
+    const std::int64_t line = std::int64_t{other} * lines_ + first / kLineHalves;
     const std::uint32_t* readers = half_readers_.data() + static_cast<std::size_t>(other) *
                                                               static_cast<std::size_t>(lines_ * kLineHalves);
     for (int half = first; half < first + halves; ++half) {
-      if (!races(readers[half]) && !races(line_readers_[line])) continue;
+      if (!races(readers[half]) && !races(line_readers_[static_cast<std::size_t>(line)])) continue;
       throw Fault("race" + byte_text(half) + ": write of what warp " + std::to_string(other) +
                   " reads, with no barrier between");
     }
