@@ -126,12 +126,13 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
   Trace trace;
   trace.layers.resize(static_cast<std::size_t>(n_layer));
   std::int64_t attending = -1;
-  session.set_observer([&](const ChunkRecord& record) {
+  const Observer observer = [&](const ChunkRecord& record) {
     if (record.layer != attending) {
       violated(fmt::format("{}: observed while layer {} is attended", where(record), attending));
     }
     trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(copy_record(record, heads));
-  });
+  };
+  if (style.observed) session.set_observer(observer);
   std::vector<std::int64_t> order = style.layer_order;
   for (std::int64_t layer = 0; order.size() < static_cast<std::size_t>(n_layer); ++layer)
     order.push_back(layer);

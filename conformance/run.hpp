@@ -15,6 +15,7 @@ struct RunStyle {
   Placement placement = Placement::token_major;
   std::vector<std::int64_t> layer_order;  ///< order of attend() inside a step; empty: ascending
   bool snapshots = true;                  ///< copy scores and memory sets after every step
+  bool observed = true;                   ///< else the trace has no chunks
 };
 
 /// Copy of a ChunkRecord (headwater/session.hpp), packed: head h of `memory` begins at h * memory_count.

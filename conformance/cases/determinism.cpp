@@ -195,13 +195,17 @@ void surroundings(Context& context) {
   for (int round = 0; round < context.rounds(30); ++round) {
     Problem problem =
         random_problem(random, {.max_chunk = 20, .max_tokens = 80, .max_layers = 4, .wide = false});
-    const Trace plain = run(*context.engine, problem);
+    Trace plain = run(*context.engine, problem);
     RunStyle style;
     style.placement =
         random.pick(std::vector<Placement>{Placement::head_major, Placement::strided, Placement::unaligned});
     style.layer_order.resize(static_cast<std::size_t>(problem.shape.n_layer));
     std::iota(style.layer_order.rbegin(), style.layer_order.rend(), 0);
     same(plain, run(*context.engine, problem, style), problem, "another order of layers and layout of rows");
+    // Nobody looks: nothing has to be shown, and an engine may go another way.
+    style.observed = false;
+    for (LayerTrace& layer : plain.layers) layer.chunks.clear();
+    same(plain, run(*context.engine, problem, style), problem, "no observer");
   }
 }
 const Register kSurroundings{

@@ -29,15 +29,19 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
   if (options.schedule == Schedule::chunk_major) return chunk;
   // A launch has one grid layer for each chunk and value slice.
   const std::int64_t most_chunks = std::max<std::int64_t>(1, kMaxGrid / slices(shape.d_value));
-  const std::int64_t rows = std::min({options.batch, shape.capacity, kWindowRows});
+  const std::int64_t rows = std::min({options.batch, shape.capacity, kWindowRows, kWindowChunks * chunk});
   return std::max(chunk, std::min(rows, core::checked_product(chunk, most_chunks)));
 }
 
 }  // namespace
 
 CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
-                         const Options& options, const EffectiveOptions& effective)
-    : SessionBase(shape, effective), device_(std::move(device)), dispatch_(dispatch) {
+                         const Options& options, const EffectiveOptions& effective, Launching launching,
+                         const RowPlace& rows)
+    : SessionBase(shape, effective),
+      device_(std::move(device)),
+      dispatch_(dispatch),
+      device_rows_(rows.on_device) {
   set_states_.resize(static_cast<std::size_t>(shape.n_layer));
   group_ = shape.n_head / shape.n_head_kv;
   key_width_ = padded_width(shape.d_head, shape.kv_type);
@@ -48,7 +52,12 @@ CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatc
   window_rows_ = most_window_rows(shape, effective);
   decode_tokens_ = std::clamp<std::int64_t>(kDecodeRows / group_, 1, shape.capacity);
   take_memory(shape, options);
-  stream_ = device_->stream();
+  stream_ = device_rows_ ? device_->adopt(rows.stream) : device_->stream(true);
+  const std::int64_t chunk = std::min(effective.chunk, window_rows_);
+  launches_ = std::make_unique<WindowLaunches>(*device_, dispatch, launching, stream_,
+                                               effective.sparse ? (window_rows_ + chunk - 1) / chunk : 1,
+                                               std::max<std::int64_t>(1, kGroupRows / chunk));
+  bytes_.workspace += launches_->bytes();
 
   const double log2e = std::numbers::log2e;
   const bool capped = effective.softcap > 0.0;
@@ -82,6 +91,8 @@ void CudaSession::take_staging(const Shape& shape) {
   Staging* const all[] = {&q_staging_, &k_staging_, &v_staging_, &out_staging_};
   const std::int64_t heads[] = {shape.n_head, shape.n_head_kv, shape.n_head_kv, shape.n_head};
   const std::int64_t widths[] = {shape.d_head, shape.d_head, shape.d_value, shape.d_value};
+  for (std::size_t i = 0; i < 4; ++i) *all[i] = {nullptr, nullptr, heads[i], widths[i]};
+  if (device_rows_) return;
   // Each begins on a boundary that a vector can be loaded from.
   constexpr std::int64_t kAlign = 256;
   std::int64_t begins[5] = {};
@@ -240,6 +251,10 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
 void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
                             const headwater::Rows& v, const MutableRows& out) {
   device_->check();
+  require_memory("q", q.data, q.type);
+  require_memory("k", k.data, k.type);
+  require_memory("v", v.data, v.type);
+  require_memory("out", out.data, out.type);
   const std::span<const Chunk> chunks = plan();
   const std::int64_t base = chunks.front().begin;
   const std::int64_t end = chunks.back().end;
@@ -260,11 +275,16 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     }
     Window window{layer, begin, window_end, {}, {}, tensor ? q.type : DType::f32, observed()};
     const std::int64_t n = window_end - begin;
-    const InputRows staged_k = stage_in(k_staging_, k, begin - base, n);
-    const InputRows staged_v = stage_in(v_staging_, v, begin - base, n);
-    window.q = stage_in(q_staging_, q, begin - base, n);
-    window.out = staged_out(out_staging_, out.type);
-    store_rows(window, staged_k, staged_v);
+    const auto input = [&](const Staging& staging, const headwater::Rows& rows) {
+      return device_rows_ ? in_place(staging, rows, begin - base) : stage_in(staging, rows, begin - base, n);
+    };
+    const InputRows new_keys = input(k_staging_, k);
+    const InputRows new_values = input(v_staging_, v);
+    window.q = input(q_staging_, q);
+    window.out = device_rows_ ? out_in_place(out, begin - base) : staged_out(out_staging_, out.type);
+    launches_->begin(mode == ChunkMode::sparse ? WindowLaunches::Order::sparse : WindowLaunches::Order::dense,
+                     window.observed);
+    store_rows(window, new_keys, new_values);
     if (mode == ChunkMode::sparse) {
       run_sparse(window, chunks.subspan(first, last - first));
     } else if (mode == ChunkMode::decode && splits_decode(end - base)) {
@@ -272,8 +292,9 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     } else {
       run_dense(window);
     }
+    launches_->end();
     if (mode != ChunkMode::sparse && window.observed) keep_lse(window, chunks.front());
-    stage_out(out_staging_, out, begin - base, n);
+    if (!device_rows_) stage_out(out_staging_, out, begin - base, n);
     begin = window_end;
     first = last;
   }

@@ -10,20 +10,32 @@
 #include "cuda/dispatch.hpp"
 #include "cuda/kernels/params.hpp"
 #include "cuda/runtime/device.hpp"
+#include "cuda/window_launches.hpp"
 
 namespace headwater::cuda {
+
+/// Whose memory the rows of a session are. Of the device: on the caller's stream (a cudaStream_t; null: the default one).
+struct RowPlace {
+  bool on_device = false;
+  void* stream = nullptr;
+};
 
 /// A session of the CUDA engine: the schedule of the kernels on one device.
 ///
 /// Sparse steps work in windows of whole chunks of a batch: one chunk in the chunk-major schedule, up to a batch in the
 /// layer-major one. Phase 1 computes the intra pass and the column sums of all chunks of a window at once, phase 2 walks
 /// them in order (SCHED-1): select, gather, inter pass, accumulate. Tiles are cut from chunks, so that both schedules give
-/// the same bits (SCHED-2). Rows come from host memory by way of pinned buffers; the host waits once for each window.
+/// the same bits (SCHED-2).
+///
+/// Rows in device memory are read and written where they are, on the caller's stream: an attend() takes no memory and the
+/// host waits for nothing. Rows in host memory go through pinned buffers; the host waits once for each window, whose outputs
+/// it hands back. An observer is shown copies, for which the host waits, too.
 class CudaSession final : public core::SessionBase {
  public:
   /// `effective` is resolve(shape, options). Takes all memory. Errors: out_of_memory, std::bad_alloc.
   CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
-              const Options& options, const EffectiveOptions& effective);
+              const Options& options, const EffectiveOptions& effective,
+              Launching launching = Launching::replayed, const RowPlace& rows = {});
 
   [[nodiscard]] MemoryBytes memory_bytes() const override { return bytes_; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
@@ -73,6 +85,10 @@ class CudaSession final : public core::SessionBase {
   void read_row(const void* device_row, std::int64_t width, std::span<float> row) const;
 
   // staging.cpp
+  void require_memory(const char* name, const void* data, DType type) const;
+  [[nodiscard]] static InputRows in_place(const Staging& staging, const headwater::Rows& rows,
+                                          std::int64_t first);
+  [[nodiscard]] static OutputRows out_in_place(const MutableRows& rows, std::int64_t first);
   InputRows stage_in(const Staging& staging, const headwater::Rows& rows, std::int64_t first, std::int64_t n);
   [[nodiscard]] static OutputRows staged_out(const Staging& staging, DType type);
   void stage_out(const Staging& staging, const MutableRows& rows, std::int64_t first, std::int64_t n);
@@ -82,11 +98,13 @@ class CudaSession final : public core::SessionBase {
   void run_dense(const Window& window);
   void run_decode(const Window& window);
   void run_sparse(const Window& window, std::span<const Chunk> chunks);
-  void intra_phase(const Window& window);
-  void inter_phase(const Window& window, const Chunk& chunk);
-  void build_memory(const Window& window, const Chunk& chunk);
-  void launch_forward(const ForwardParams& params, std::int64_t parts, std::int64_t rows, DType unit);
-  void launch_column_sums(const ColumnSumsParams& params, std::int64_t chunks, std::int64_t keys, DType unit);
+  void intra_phase(const Window& window, std::int64_t group);
+  void inter_phase(const Window& window, const Chunk& chunk, std::int64_t index);
+  void build_memory(const Window& window, const Chunk& chunk, std::int64_t index);
+  void launch_forward(WindowLaunches::Place place, const ForwardParams& params, std::int64_t parts,
+                      std::int64_t rows, DType unit);
+  void launch_column_sums(WindowLaunches::Place place, const ColumnSumsParams& params, std::int64_t chunks,
+                          std::int64_t keys, DType unit);
   [[nodiscard]] ForwardParams forward_params(const Window& window, std::int64_t begin,
                                              std::int64_t end) const;
   [[nodiscard]] ColumnSumsParams column_sums_params(const Window& window, std::int64_t begin,
@@ -105,6 +123,8 @@ class CudaSession final : public core::SessionBase {
   std::unique_ptr<Device> device_;
   const Dispatch& dispatch_;
   Stream stream_{};
+  std::unique_ptr<WindowLaunches> launches_;
+  bool device_rows_ = false;
   MemoryBytes bytes_;
   std::vector<SetState> set_states_;
   LogitRule rule_{};

@@ -1,6 +1,8 @@
+#include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "core/config.hpp"
 #include "cuda/cuda_session.hpp"
@@ -12,6 +14,13 @@
 namespace headwater {
 
 namespace {
+
+/// HEADWATER_CUDA_GRAPHS=off: for whoever looks for a fault in what is replayed.
+cuda::Launching launching() {
+  const char* graphs = std::getenv("HEADWATER_CUDA_GRAPHS");
+  return graphs != nullptr && std::string_view(graphs) == "off" ? cuda::Launching::one_by_one
+                                                                : cuda::Launching::replayed;
+}
 
 /// A kind of device and the kernels that were compiled for it.
 struct CudaVariant {
@@ -46,7 +55,7 @@ class CudaEngine final : public Engine {
     const EffectiveOptions effective = core::resolve(shape, options, 1);
     try {
       return std::make_unique<cuda::CudaSession>(variant_.open(dispatch_.kernels()), dispatch_, shape,
-                                                 options, effective);
+                                                 options, effective, launching());
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +

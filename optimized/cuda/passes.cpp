@@ -53,9 +53,8 @@ void CudaSession::store_rows(const Window& window, const InputRows& k, const Inp
   params.position = window.begin;
   params.n = static_cast<int>(n);
   const Choice kernel = dispatch_.only(Stage::store_rows);
-  device_->launch(stream_, kernel.index,
-                  grid(2 * shape().n_head_kv + shape().n_head, pieces(n, kStoreTokens), 1),
-                  kernel.entry->shared_bytes, params);
+  launches_->launch(WindowLaunches::store(), kernel,
+                    grid(2 * shape().n_head_kv + shape().n_head, pieces(n, kStoreTokens), 1), params);
 }
 
 PassGeometry CudaSession::geometry(const Window& window, std::int64_t begin, std::int64_t end) const {
@@ -99,29 +98,28 @@ ColumnSumsParams CudaSession::column_sums_params(const Window& window, std::int6
   return params;
 }
 
-void CudaSession::launch_forward(const ForwardParams& params, std::int64_t parts, std::int64_t rows,
-                                 DType unit) {
+void CudaSession::launch_forward(WindowLaunches::Place place, const ForwardParams& params, std::int64_t parts,
+                                 std::int64_t rows, DType unit) {
   const Choice kernel = dispatch_.forward(unit, shape().d_head, shape().d_value, rows);
   ForwardParams sliced = params;
   sliced.value_slices = static_cast<int>(pieces(shape().d_value, kernel.entry->dv));
-  device_->launch(stream_, kernel.index,
-                  grid(shape().n_head / params.rows_per_token, pieces(rows, kernel.entry->rows),
-                       parts * sliced.value_slices),
-                  kernel.entry->shared_bytes, sliced);
+  launches_->launch(place, kernel,
+                    grid(shape().n_head / params.rows_per_token, pieces(rows, kernel.entry->rows),
+                         parts * sliced.value_slices),
+                    sliced);
 }
 
-void CudaSession::launch_column_sums(const ColumnSumsParams& params, std::int64_t chunks, std::int64_t keys,
-                                     DType unit) {
+void CudaSession::launch_column_sums(WindowLaunches::Place place, const ColumnSumsParams& params,
+                                     std::int64_t chunks, std::int64_t keys, DType unit) {
   const Choice kernel = dispatch_.column_sums(unit, shape().d_head, keys);
-  device_->launch(stream_, kernel.index, grid(shape().n_head, pieces(keys, kernel.entry->rows), chunks),
-                  kernel.entry->shared_bytes, params);
+  launches_->launch(place, kernel, grid(shape().n_head, pieces(keys, kernel.entry->rows), chunks), params);
 }
 
 void CudaSession::run_dense(const Window& window) {
   HEADWATER_MARK("cuda.dense");
   ForwardParams params = forward_params(window, window.begin, window.end);
   params.at.range = KeyRange::all;
-  launch_forward(params, 1, window.end - window.begin, window.unit);
+  launch_forward(WindowLaunches::dense_forward(), params, 1, window.end - window.begin, window.unit);
 }
 
 bool CudaSession::splits_decode(std::int64_t n) const { return n <= decode_tokens_; }
@@ -136,7 +134,7 @@ void CudaSession::run_decode(const Window& window) {
       pieces(std::max(pieces(window.end, kMaxSplits), kSplitKeys), kSliceWidth) * kSliceWidth;
   const std::int64_t splits = pieces(window.end, split_keys);
   if (splits == 1) {
-    launch_forward(params, 1, n * group_, window.unit);
+    launch_forward(WindowLaunches::dense_forward(), params, 1, n * group_, window.unit);
     return;
   }
   HEADWATER_MARK("cuda.decode.split");
@@ -144,7 +142,7 @@ void CudaSession::run_decode(const Window& window) {
   params.state = parts_;
   params.state.base = window.begin;
   params.lse = nullptr;
-  launch_forward(params, splits, n * group_, window.unit);
+  launch_forward(WindowLaunches::dense_forward(), params, splits, n * group_, window.unit);
 
   CombineParams combine{};
   combine.parts = params.state;
@@ -158,38 +156,50 @@ void CudaSession::run_decode(const Window& window) {
   combine.lse = window.observed ? lse_ : nullptr;
   combine.lse_stride = window_rows_;
   const Choice kernel = dispatch_.only(Stage::combine);
-  device_->launch(stream_, kernel.index, grid(shape().n_head, n, 1), kernel.entry->shared_bytes, combine);
+  launches_->launch(WindowLaunches::combine(), kernel, grid(shape().n_head, n, 1), combine);
 }
 
 void CudaSession::run_sparse(const Window& window, std::span<const Chunk> chunks) {
-  intra_phase(window);
-  for (const Chunk& chunk : chunks) {
-    if (chunk.begin > 0) inter_phase(window, chunk);
+  launches_->after_store();
+  const auto count = static_cast<std::int64_t>(chunks.size());
+  for (std::int64_t group = 0; group < launches_->groups(count); ++group) {
+    intra_phase(window, group);
+    launches_->after_group(group);
+  }
+  for (std::int64_t index = 0; index < count; ++index) {
+    const Chunk& chunk = chunks[static_cast<std::size_t>(index)];
+    launches_->before_select(index);
+    if (chunk.begin > 0) build_memory(window, chunk, index);
+    launches_->before_inter(index);
+    if (chunk.begin > 0) inter_phase(window, chunk, index);
     if (window.observed) report_sparse(window, chunk);
   }
 }
 
-void CudaSession::intra_phase(const Window& window) {
+void CudaSession::intra_phase(const Window& window, std::int64_t group) {
   const std::int64_t chunk = options().chunk;
-  const std::int64_t chunks = pieces(window.end - window.begin, chunk);
-  const std::int64_t rows = std::min(chunk, window.end - window.begin);
-  ForwardParams forward = forward_params(window, window.begin, window.end);
+  const std::int64_t group_rows = launches_->together() * chunk;
+  const std::int64_t begin = window.begin + group * group_rows;
+  const std::int64_t end = std::min(window.end, begin + group_rows);
+  const std::int64_t chunks = pieces(end - begin, chunk);
+  const std::int64_t rows = std::min(chunk, end - begin);
+  ForwardParams forward = forward_params(window, begin, end);
   forward.at.range = KeyRange::chunk;
   forward.at.chunk = chunk;
   forward.state = intra_;
   forward.state.base = window.begin;
-  launch_forward(forward, chunks, rows, window.unit);
+  launch_forward(WindowLaunches::intra_forward(group), forward, chunks, rows, window.unit);
 
-  ColumnSumsParams columns = column_sums_params(window, window.begin, window.end);
+  ColumnSumsParams columns = column_sums_params(window, begin, end);
   columns.at = forward.at;
   columns.state = forward.state;
   columns.sums = colsum_intra_;
   columns.sums_stride = window_rows_;
   columns.sums_base = window.begin;
-  launch_column_sums(columns, chunks, rows, window.unit);
+  launch_column_sums(WindowLaunches::intra_column_sums(group), columns, chunks, rows, window.unit);
 }
 
-void CudaSession::build_memory(const Window& window, const Chunk& chunk) {
+void CudaSession::build_memory(const Window& window, const Chunk& chunk, std::int64_t index) {
   SetState& state = set_states_[static_cast<std::size_t>(window.layer)];
   const std::int64_t end = chunk.begin;
   const std::int64_t local_begin = std::max<std::int64_t>(0, end - options().local);  // MEM-1
@@ -217,8 +227,7 @@ void CudaSession::build_memory(const Window& window, const Chunk& chunk) {
     --select.end;
   }
   const Choice selection = dispatch_.select(candidates);
-  device_->launch(stream_, selection.index, grid(shape().n_head, 1, 1), selection.entry->shared_bytes,
-                  select);
+  launches_->launch(launches_->select(index), selection, grid(shape().n_head, 1, 1), select);
   state = {heavy + end - local_begin, end};
 
   if (HEADWATER_SABOTAGE("cuda.gather.stale") && chunk.begin > options().chunk) return;
@@ -234,13 +243,11 @@ void CudaSession::build_memory(const Window& window, const Chunk& chunk) {
   gather.group = static_cast<int>(group_);
   gather.element_bytes = static_cast<int>(element_bytes_);
   const Choice copying = dispatch_.only(Stage::gather);
-  device_->launch(stream_, copying.index,
-                  grid(shape().n_head, std::min(pieces(state.count, kGatherEntries), kMaxGrid), 1),
-                  copying.entry->shared_bytes, gather);
+  launches_->launch(launches_->gather(index), copying,
+                    grid(shape().n_head, std::min(pieces(state.count, kGatherEntries), kMaxGrid), 1), gather);
 }
 
-void CudaSession::inter_phase(const Window& window, const Chunk& chunk) {
-  build_memory(window, chunk);
+void CudaSession::inter_phase(const Window& window, const Chunk& chunk, std::int64_t index) {
   const std::int64_t count = set_states_[static_cast<std::size_t>(window.layer)].count;
   ForwardParams forward = forward_params(window, chunk.begin, chunk.end);
   forward.at.range = KeyRange::memory;
@@ -255,7 +262,7 @@ void CudaSession::inter_phase(const Window& window, const Chunk& chunk) {
   forward.state.base = window.begin;
   forward.fused = intra_;
   forward.fused.base = window.begin;
-  launch_forward(forward, 1, chunk.end - chunk.begin, window.unit);
+  launch_forward(launches_->inter_forward(index), forward, 1, chunk.end - chunk.begin, window.unit);
 
   ColumnSumsParams columns = column_sums_params(window, chunk.begin, chunk.end);
   columns.at = forward.at;
@@ -263,7 +270,7 @@ void CudaSession::inter_phase(const Window& window, const Chunk& chunk) {
   columns.state = forward.state;
   columns.sums = colsum_inter_;
   columns.sums_stride = set_width_;
-  launch_column_sums(columns, 1, count, window.unit);
+  launch_column_sums(launches_->inter_column_sums(index), columns, 1, count, window.unit);
 }
 
 }  // namespace headwater::cuda

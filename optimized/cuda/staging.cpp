@@ -1,11 +1,68 @@
+#include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "core/kv_store.hpp"
 #include "cuda/cuda_session.hpp"
+#include "headwater/error.hpp"
 
-/// Rows between the caller's host memory and the device. Callers' rows have any stride and alignment; staged ones have no
-/// gaps.
+/// Rows in the caller's host memory on their way to the device and back, and rows that are on the device already. Callers'
+/// rows have any stride, those of the host any alignment; staged ones have no gaps.
 namespace headwater::cuda {
+
+namespace {
+
+constexpr std::int64_t kVectorBytes = 16;
+
+const char* name_of(PointerKind kind) {
+  switch (kind) {
+    case PointerKind::host: return "host memory";
+    case PointerKind::pinned: return "pinned host memory";
+    case PointerKind::managed: return "managed memory";
+    case PointerKind::device: return "device memory";
+    case PointerKind::elsewhere: return "memory of another device";
+  }
+  return "unknown memory";
+}
+
+/// Row `first` of all heads; rows of the device are addressed like the host's.
+unsigned char* first_row(const void* data, std::int64_t row_stride, DType type, std::int64_t first) {
+  return static_cast<unsigned char*>(const_cast<void*>(data)) +
+         first * row_stride * static_cast<std::int64_t>(dtype_size(type));
+}
+
+}  // namespace
+
+void CudaSession::require_memory(const char* name, const void* data, DType type) const {
+  const PointerKind kind = device_->kind(data);
+  const bool on_device = kind == PointerKind::device || kind == PointerKind::managed;
+  const bool on_host = kind != PointerKind::device && kind != PointerKind::elsewhere;
+  if (!(device_rows_ ? on_device : on_host)) {
+    throw Error(ErrorCode::invalid_argument, std::string(name) + ".data is " + name_of(kind) + "; allowed: " +
+                                                 (device_rows_ ? "device memory" : "host memory"));
+  }
+  const std::size_t size = dtype_size(type);
+  if (device_rows_ && reinterpret_cast<std::uintptr_t>(data) % size != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + ".data is no multiple of " + std::to_string(size) +
+                    "; allowed: elements of device rows where their size divides the address");
+  }
+}
+
+InputRows CudaSession::in_place(const Staging& staging, const headwater::Rows& rows, std::int64_t first) {
+  const auto size = static_cast<std::int64_t>(dtype_size(rows.type));
+  const unsigned char* data = first_row(rows.data, rows.row_stride, rows.type, first);
+  const bool vectors = reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0 &&
+                       rows.row_stride * size % kVectorBytes == 0 &&
+                       rows.head_stride * size % kVectorBytes == 0 &&
+                       staging.width * size % kVectorBytes == 0;
+  return {data, rows.row_stride, rows.head_stride, rows.type, vectors};
+}
+
+OutputRows CudaSession::out_in_place(const MutableRows& rows, std::int64_t first) {
+  return {first_row(rows.data, rows.row_stride, rows.type, first), rows.row_stride, rows.head_stride,
+          rows.type};
+}
 
 InputRows CudaSession::stage_in(const Staging& staging, const headwater::Rows& rows, std::int64_t first,
                                 std::int64_t n) {
@@ -18,7 +75,6 @@ InputRows CudaSession::stage_in(const Staging& staging, const headwater::Rows& r
   }
   device_->copy(stream_, staging.device, staging.pinned, n * staging.heads * row_bytes,
                 Direction::host_to_device);
-  constexpr std::int64_t kVectorBytes = 16;
   return {staging.device, staging.heads * staging.width, staging.width, rows.type,
           row_bytes % kVectorBytes == 0};
 }

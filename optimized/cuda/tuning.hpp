@@ -14,6 +14,11 @@ inline constexpr int kSliceWidth = 64;
 /// Rows that are staged and whose intra state is kept at a time: the default batch.
 inline constexpr std::int64_t kWindowRows = 4096;
 
+/// Most chunks of a window, each with its places in the captured graph; least rows of chunks whose intra passes are launched
+/// together, beside the passes over memory sets of the chunks before them.
+inline constexpr std::int64_t kWindowChunks = 64;
+inline constexpr std::int64_t kGroupRows = 1024;
+
 /// Decode: query rows (tokens x query heads of a key/value head) of a step that is split along its keys; least keys of a
 /// split, a multiple of every key tile; most splits.
 inline constexpr std::int64_t kDecodeRows = 64;

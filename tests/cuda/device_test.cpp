@@ -163,6 +163,51 @@ TEST_P(EveryProgress, GraphsForkJoinAndReplay) {
   EXPECT_THAT(read(*device, side, y, 64), Each(24.0f));
 }
 
+TEST_P(EveryProgress, LaunchesOfAGraphAreSetAnew) {
+  const auto device = opened(GetParam());
+  const Stream stream = device->stream();
+  float* x = floats(*device, 64);
+  fill(*device, stream, x, std::vector<float>(64, 1.0f));
+  device->begin_capture(stream);
+  scale_by(*device, stream, x, 64, 2.0f);
+  scale_by(*device, stream, x, 64, 3.0f);
+  const Graph graph = device->end_capture(stream);
+  const Counters before = device->counters();
+  const auto set = [&](int index, int count, float factor) {
+    device->set_launch(graph, index, kScale, {1, 1, 1}, 0, ScaleParams{x, count, factor});
+  };
+  device->replay(graph, stream);  // 6
+  set(1, 64, 5.0f);               // for later replays, though this one may not have begun
+  device->replay(graph, stream);  // 60
+  device->leave_out(graph, 0);
+  device->replay(graph, stream);  // 300
+  set(0, 32, 10.0f);              // takes part again
+  device->leave_out(graph, 1);
+  device->replay(graph, stream);
+  EXPECT_EQ(device->counters().allocations, before.allocations);
+  EXPECT_EQ(device->counters().host_synchronisations, before.host_synchronisations);
+  const auto got = read(*device, stream, x, 64);
+  EXPECT_EQ(got[0], 3000.0f);
+  EXPECT_EQ(got[63], 300.0f);
+  for (const int index : {-1, 2}) {
+    expect_error(ErrorCode::invalid_argument, "in a graph of 2", [&] { set(index, 64, 1.0f); });
+    expect_error(ErrorCode::invalid_argument, "in a graph of 2", [&] { device->leave_out(graph, index); });
+  }
+  expect_error(ErrorCode::invalid_argument, "no graph 7",
+               [&] { device->leave_out(static_cast<Graph>(7), 0); });
+  device->begin_capture(stream);
+  expect_error(ErrorCode::wrong_state, "while a graph is captured", [&] { set(0, 64, 1.0f); });
+  (void)device->end_capture(stream);
+}
+
+TEST(EmulatedDevice, AdoptsItsOwnStreamsAndTheDefaultOne) {
+  const auto device = opened();
+  const Stream stream = device->stream();
+  EXPECT_EQ(device->adopt(device->native_handle(stream)), stream);
+  EXPECT_EQ(device->adopt(nullptr), device->adopt(nullptr));
+  EXPECT_NE(device->adopt(nullptr), stream);
+}
+
 TEST(EmulatedDevice, ACaptureMustBeJoined) {
   const auto device = opened();
   const Stream main = device->stream();

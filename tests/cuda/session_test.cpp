@@ -49,14 +49,16 @@ Options options() {
   return options;
 }
 
-std::unique_ptr<CudaSession> session_on(std::unique_ptr<Device> device, DType kv_type = DType::f32) {
-  return std::make_unique<CudaSession>(std::move(device), dispatch(), shape(kv_type), options(),
-                                       core::resolve(shape(kv_type), options(), 1));
+std::unique_ptr<CudaSession> session_on(std::unique_ptr<Device> device, DType kv_type = DType::f32,
+                                        Launching launching = Launching::replayed,
+                                        const Options& asked = options()) {
+  return std::make_unique<CudaSession>(std::move(device), dispatch(), shape(kv_type), asked,
+                                       core::resolve(shape(kv_type), asked, 1), launching);
 }
 
-std::unique_ptr<CudaSession> session_with(const EmulationOptions& emulation = {},
-                                          DType kv_type = DType::f32) {
-  return session_on(open_emulated_device(dispatch().kernels(), emulation), kv_type);
+std::unique_ptr<CudaSession> session_with(const EmulationOptions& emulation = {}, DType kv_type = DType::f32,
+                                          Launching launching = Launching::replayed) {
+  return session_on(open_emulated_device(dispatch().kernels(), emulation), kv_type, launching);
 }
 
 /// Numbers between -1 and 1 that depend on their place only.
@@ -123,11 +125,12 @@ TEST(HotPath, TheHostWaitsOnceForEachWindowOfRows) {
 
 template <class T>
 void expect_one_result(DType type) {
-  const auto outputs = [&](emulation::Order order, Progress progress) {
+  const auto outputs = [&](emulation::Order order, Progress progress,
+                           Launching launching = Launching::replayed) {
     EmulationOptions emulation;
     emulation.order = order;
     emulation.progress = progress;
-    const auto session = session_with(emulation, type);
+    const auto session = session_with(emulation, type, launching);
     std::vector<T> all = run_on<T>(*session, Step::prefill(150), type);
     const std::vector<T> decoded = run_on<T>(*session, Step::decode(1), type);
     all.insert(all.end(), decoded.begin(), decoded.end());
@@ -137,6 +140,9 @@ void expect_one_result(DType type) {
   EXPECT_EQ(outputs(emulation::Order::descending, Progress::late), expected);
   EXPECT_EQ(outputs(emulation::Order::ascending, Progress::eager), expected);
   EXPECT_EQ(outputs(emulation::Order::descending, Progress::eager), expected);
+  for (const Progress progress : {Progress::eager, Progress::late}) {
+    EXPECT_EQ(outputs(emulation::Order::ascending, progress, Launching::one_by_one), expected);
+  }
 }
 
 TEST(Order, OfThreadsBlocksAndStreamsChangesNoBit) {
@@ -145,6 +151,7 @@ TEST(Order, OfThreadsBlocksAndStreamsChangesNoBit) {
   expect_one_result<std::uint16_t>(DType::f16);
 }
 
+/// Whatever open() takes of the device is refused in turn: memory of both kinds, streams, events, graphs.
 TEST(Faults, EachRefusedAllocationIsAnErrorOfOpen) {
   const std::int64_t count = session_with()->device().counters().allocations;
   for (std::int64_t n = 1; n <= count; ++n) {

@@ -98,6 +98,7 @@ class CudaDevice final : public Device {
 
   PointerKind kind(const void* data) override;
   float milliseconds(Event from, Event to) override;
+  void* native_handle(Stream stream) override { return native(stream); }
 
  protected:
   void* do_allocate(std::int64_t bytes, bool pinned) override;
@@ -117,8 +118,21 @@ class CudaDevice final : public Device {
   void do_begin_capture(Stream stream) override;
   Graph do_end_capture(Stream stream) override;
   void do_replay(Graph graph, Stream stream) override;
+  void do_set_launch(Graph graph, int index, const Kernel& kernel, Grid grid, int shared_bytes,
+                     const void* params) override;
+  void do_leave_out(Graph graph, int index) override;
 
  private:
+  /// What is replayed, what it was made from (whose nodes name its launches), and its launches in their order.
+  struct Captured {
+    cudaGraphExec_t made = nullptr;
+    cudaGraph_t source = nullptr;
+    std::vector<cudaGraphNode_t> launches;
+    std::vector<bool> left_out;  // by launch
+  };
+  [[nodiscard]] Captured& captured(Graph graph);
+  [[nodiscard]] static std::size_t launch_of(const Captured& graph, int index);
+  void note_captured_launch(cudaStream_t stream);
   struct Allocation {
     void* data;
     bool pinned;
@@ -134,7 +148,8 @@ class CudaDevice final : public Device {
   std::vector<cudaStream_t> streams_;
   std::vector<bool> owned_;  // by stream
   std::vector<cudaEvent_t> events_;
-  std::vector<cudaGraphExec_t> graphs_;
+  std::vector<Captured> graphs_;
+  Captured capture_;  // the open one's launches
 };
 
 CudaDevice::CudaDevice(std::span<const Kernel> kernels, int ordinal)
@@ -166,7 +181,10 @@ CudaDevice::~CudaDevice() {
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if (owned_[i]) (void)cudaStreamSynchronize(streams_[i]);
   }
-  for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
+  for (const Captured& graph : graphs_) {
+    (void)cudaGraphExecDestroy(graph.made);
+    (void)cudaGraphDestroy(graph.source);
+  }
   for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if (owned_[i]) (void)cudaStreamDestroy(streams_[i]);
@@ -211,7 +229,7 @@ PointerKind CudaDevice::kind(const void* data) {
   }
   switch (attributes.type) {
     case cudaMemoryTypeHost: return PointerKind::pinned;
-    case cudaMemoryTypeManaged: return PointerKind::device;
+    case cudaMemoryTypeManaged: return PointerKind::managed;
     case cudaMemoryTypeDevice:
       return attributes.device == ordinal_ ? PointerKind::device : PointerKind::elsewhere;
     default: return PointerKind::host;
@@ -334,33 +352,92 @@ void CudaDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int s
   hold(cudaLaunchKernel(kernel.device, blocks, threads, arguments, static_cast<std::size_t>(shared_bytes),
                         native(stream)),
        kernel.name);
+  if (capturing()) note_captured_launch(native(stream));
+}
+
+// The node that the capture has just made is what the stream's next one will wait for.
+void CudaDevice::note_captured_launch(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  const cudaGraphNode_t* waits = nullptr;
+  std::size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const cudaError_t error =
+      cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &waits, nullptr, &count);
+#else
+  const cudaError_t error = cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &waits, &count);
+#endif
+  hold(error, "cudaStreamGetCaptureInfo");
+  if (status != cudaStreamCaptureStatusActive || count != 1) {
+    throw Error(ErrorCode::internal, "cuda: a captured launch left " + std::to_string(count) +
+                                         " nodes to wait for; expected: its own");
+  }
+  capture_.launches.push_back(waits[0]);
 }
 
 void CudaDevice::do_begin_capture(Stream stream) {
   choose();
+  capture_ = {};
   hold(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
 }
 
 Graph CudaDevice::do_end_capture(Stream stream) {
   choose();
   graphs_.reserve(graphs_.size() + 1);
-  cudaGraph_t graph = nullptr;
-  hold(cudaStreamEndCapture(native(stream), &graph), "cudaStreamEndCapture");
-  cudaGraphExec_t made = nullptr;
-  const cudaError_t error = cudaGraphInstantiate(&made, graph, 0);
-  (void)cudaGraphDestroy(graph);
+  capture_.left_out.assign(capture_.launches.size(), false);
+  hold(cudaStreamEndCapture(native(stream), &capture_.source), "cudaStreamEndCapture");
+  const cudaError_t error = cudaGraphInstantiate(&capture_.made, capture_.source, 0);
+  if (error != cudaSuccess) (void)cudaGraphDestroy(capture_.source);
   hold(error, "cudaGraphInstantiate");
-  graphs_.push_back(made);
+  graphs_.push_back(std::move(capture_));
   return static_cast<Graph>(graphs_.size() - 1);
 }
 
-void CudaDevice::do_replay(Graph graph, Stream stream) {
-  choose();
+CudaDevice::Captured& CudaDevice::captured(Graph graph) {
   const auto index = static_cast<std::size_t>(graph);
   if (index >= graphs_.size()) {
     throw Error(ErrorCode::invalid_argument, "cuda: no graph " + std::to_string(static_cast<int>(graph)));
   }
-  hold(cudaGraphLaunch(graphs_[index], native(stream)), "cudaGraphLaunch");
+  return graphs_[index];
+}
+
+std::size_t CudaDevice::launch_of(const Captured& graph, int index) {
+  if (index < 0 || static_cast<std::size_t>(index) >= graph.launches.size()) {
+    throw Error(ErrorCode::invalid_argument, "cuda: no launch " + std::to_string(index) + " in a graph of " +
+                                                 std::to_string(graph.launches.size()));
+  }
+  return static_cast<std::size_t>(index);
+}
+
+void CudaDevice::do_replay(Graph graph, Stream stream) {
+  choose();
+  hold(cudaGraphLaunch(captured(graph).made, native(stream)), "cudaGraphLaunch");
+}
+
+void CudaDevice::do_set_launch(Graph graph, int index, const Kernel& kernel, Grid grid, int shared_bytes,
+                               const void* params) {
+  choose();
+  Captured& place = captured(graph);
+  const std::size_t launch = launch_of(place, index);
+  void* arguments[] = {const_cast<void*>(params)};  // NOLINT: read only, as they are copied
+  cudaKernelNodeParams node{};
+  node.func = const_cast<void*>(kernel.device);  // NOLINT: a function's name
+  node.gridDim = dim3(grid.x, grid.y, grid.z);
+  node.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  node.sharedMemBytes = static_cast<unsigned>(shared_bytes);
+  node.kernelParams = arguments;
+  hold(cudaGraphExecKernelNodeSetParams(place.made, place.launches[launch], &node), kernel.name);
+  if (!place.left_out[launch]) return;
+  hold(cudaGraphNodeSetEnabled(place.made, place.launches[launch], 1), "cudaGraphNodeSetEnabled");
+  place.left_out[launch] = false;
+}
+
+void CudaDevice::do_leave_out(Graph graph, int index) {
+  choose();
+  Captured& place = captured(graph);
+  const std::size_t launch = launch_of(place, index);
+  if (place.left_out[launch]) return;
+  hold(cudaGraphNodeSetEnabled(place.made, place.launches[launch], 0), "cudaGraphNodeSetEnabled");
+  place.left_out[launch] = true;
 }
 
 }  // namespace

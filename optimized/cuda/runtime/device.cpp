@@ -144,24 +144,30 @@ const Kernel& Device::kernel(int index) const {
   return kernels_[static_cast<std::size_t>(index)];
 }
 
-void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const void* params,
-                    int params_bytes) {
-  check();
+const Kernel& Device::checked_launch(int index, Grid grid, int shared_bytes, int params_bytes) const {
   const Kernel& row = kernel(index);
-  const std::string name = std::string("kernel ") + row.name;
+  // Text is for refusals only: this is the hot path.
+  const auto name = [&] { return std::string("kernel ") + row.name; };
   if (params_bytes != row.params_bytes) {
-    refuse(name + ": " + std::to_string(params_bytes) +
+    refuse(name() + ": " + std::to_string(params_bytes) +
            " bytes of parameters; allowed: " + std::to_string(row.params_bytes));
   }
   if (shared_bytes < 0 || shared_bytes > info_.shared_limit) {
-    refuse(name + ": " + std::to_string(shared_bytes) + " bytes of shared memory; allowed on " + info_.name +
-           ": 0 .. " + std::to_string(info_.shared_limit));
+    refuse(name() + ": " + std::to_string(shared_bytes) + " bytes of shared memory; allowed on " +
+           info_.name + ": 0 .. " + std::to_string(info_.shared_limit));
   }
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > kMostBlocksX || grid.y > kMostBlocksYZ ||
       grid.z > kMostBlocksYZ) {
-    refuse(name + ": grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+    refuse(name() + ": grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
            std::to_string(grid.z) + " blocks; allowed: 1 .. 2147483647 x 65535 x 65535");
   }
+  return row;
+}
+
+void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const void* params,
+                    int params_bytes) {
+  check();
+  const Kernel& row = checked_launch(index, grid, shared_bytes, params_bytes);
   if (!capturing_) ++counters_.launches;
   if (!profiling_ || capturing_) {
     do_launch(stream, row, grid, shared_bytes, params);
@@ -206,8 +212,21 @@ Graph Device::end_capture(Stream stream) {
   check();
   if (!capturing_) throw Error(ErrorCode::wrong_state, "cuda: end of a capture that was not begun");
   capturing_ = false;
-  ++counters_.allocations;
-  return do_end_capture(stream);
+  const Graph graph = do_end_capture(stream);
+  count_allocation("a graph", 0);
+  return graph;
+}
+
+void Device::set_launch(Graph graph, int index, int kernel, Grid grid, int shared_bytes, const void* params,
+                        int params_bytes) {
+  hold_outside_capture("a change of a graph");
+  do_set_launch(graph, index, checked_launch(kernel, grid, shared_bytes, params_bytes), grid, shared_bytes,
+                params);
+}
+
+void Device::leave_out(Graph graph, int index) {
+  hold_outside_capture("a change of a graph");
+  do_leave_out(graph, index);
 }
 
 void Device::replay(Graph graph, Stream stream) {

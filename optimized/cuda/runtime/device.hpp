@@ -22,6 +22,7 @@ enum class Direction { host_to_device, device_to_host, device_to_device };
 enum class PointerKind {
   host,       ///< pageable, or unknown to the driver
   pinned,     ///< page-locked host memory
+  managed,    ///< migrates between host and device
   device,     ///< of this device
   elsewhere,  ///< of another device
 };
@@ -100,6 +101,8 @@ class Device {
   [[nodiscard]] Stream stream(bool urgent = false);
   /// The caller's own cudaStream_t, which stays the caller's; null: the default stream.
   [[nodiscard]] Stream adopt(void* native);
+  /// A stream of this device as adopt() takes it.
+  [[nodiscard]] virtual void* native_handle(Stream stream) = 0;
   [[nodiscard]] Event event(bool timed = false);
   void record(Event event, Stream stream);
   /// What is enqueued on `stream` from now on begins after what `event` recorded last.
@@ -125,6 +128,15 @@ class Device {
   void begin_capture(Stream stream);
   [[nodiscard]] Graph end_capture(Stream stream);
   void replay(Graph graph, Stream stream);
+  /// Launch `index` of a graph, counted in the order of the calls that were captured, from the next replay on: another
+  /// kernel, grid and parameters in the same place of the order. It takes part again if it was left out.
+  template <class Params>
+  void set_launch(Graph graph, int index, int kernel, Grid grid, int shared_bytes, const Params& params) {
+    static_assert(std::is_trivially_copyable_v<Params>);
+    set_launch(graph, index, kernel, grid, shared_bytes, &params, static_cast<int>(sizeof(Params)));
+  }
+  /// Launch `index` is left out of the replays from now on.
+  void leave_out(Graph graph, int index);
 
   /// Benchmarks: from now on each launch stands between two timed events (or no longer). Launches of graphs do not.
   void profile(bool on) { profiling_ = on; }
@@ -153,6 +165,10 @@ class Device {
   virtual void do_begin_capture(Stream stream) = 0;
   virtual Graph do_end_capture(Stream stream) = 0;
   virtual void do_replay(Graph graph, Stream stream) = 0;
+  virtual void do_set_launch(Graph graph, int index, const Kernel& kernel, Grid grid, int shared_bytes,
+                             const void* params) = 0;
+  virtual void do_leave_out(Graph graph, int index) = 0;
+  [[nodiscard]] bool capturing() const { return capturing_; }
 
   /// Makes `what` the sticky error and throws it.
   [[noreturn]] void fail(const std::string& what);
@@ -166,6 +182,10 @@ class Device {
   void hold_outside_capture(const char* what) const;
   Event timed_event();
   void launch(Stream stream, int kernel, Grid grid, int shared_bytes, const void* params, int params_bytes);
+  void set_launch(Graph graph, int index, int kernel, Grid grid, int shared_bytes, const void* params,
+                  int params_bytes);
+  /// The row, if the rest is allowed.
+  [[nodiscard]] const Kernel& checked_launch(int kernel, Grid grid, int shared_bytes, int params_bytes) const;
 
   DeviceInfo info_;
   std::span<const Kernel> kernels_;

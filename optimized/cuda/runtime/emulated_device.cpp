@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,7 +60,8 @@ class EmulatedDevice final : public Device {
                Direction direction) override;
   void do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) override;
   Stream do_stream(bool) override { return streams_.stream(); }
-  Stream do_adopt(void*) override { return streams_.stream(); }
+  void* native_handle(Stream stream) override;
+  Stream do_adopt(void* native) override;
   Event do_event(bool) override { return streams_.event(); }
   void do_record(Event event, Stream stream) override {
     guarded([&] { streams_.record(event, stream); });
@@ -80,8 +82,14 @@ class EmulatedDevice final : public Device {
   void do_replay(Graph graph, Stream stream) override {
     guarded([&] { streams_.replay(graph, stream); });
   }
+  void do_set_launch(Graph graph, int index, const Kernel& kernel, Grid grid, int shared_bytes,
+                     const void* params) override {
+    streams_.set_launch(graph, index, launch_of(kernel, grid, shared_bytes, params));
+  }
+  void do_leave_out(Graph graph, int index) override { streams_.set_launch(graph, index, {}); }
 
  private:
+  std::function<void()> launch_of(const Kernel& kernel, Grid grid, int shared_bytes, const void* params);
   /// A fault that comes out of an operation is the device's end.
   template <class Action>
   void guarded(const Action& action) {
@@ -111,6 +119,7 @@ class EmulatedDevice final : public Device {
   EmulationOptions options_;
   EmulatedMemory memory_;
   EmulatedStreams streams_;
+  std::optional<Stream> default_stream_;
 };
 
 void EmulatedDevice::hold_to_allocation(const void* data, std::int64_t pitch, std::int64_t bytes,
@@ -166,8 +175,8 @@ void EmulatedDevice::do_set(Stream stream, void* to, unsigned char value, std::i
   });
 }
 
-void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
-                               const void* params) {
+std::function<void()> EmulatedDevice::launch_of(const Kernel& kernel, Grid grid, int shared_bytes,
+                                                const void* params) {
   const auto* bytes = static_cast<const std::byte*>(params);
   // 16 bytes are what parameters of any type are aligned to on a device.
   struct alignas(16) Block {
@@ -176,25 +185,40 @@ void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, i
   std::vector<Block> copied((static_cast<std::size_t>(kernel.params_bytes) + sizeof(Block) - 1) /
                             sizeof(Block));
   std::memcpy(copied.data(), bytes, static_cast<std::size_t>(kernel.params_bytes));
-  guarded([&] {
-    streams_.enqueue(stream, [this, &kernel, grid, shared_bytes, copied = std::move(copied)] {
-      emulation::Launch launch;
-      launch.name = kernel.name;
-      launch.kernel = kernel.emulated;
-      launch.params = copied.data();
-      launch.threads = kernel.threads;
-      launch.shared_bytes = shared_bytes;
-      launch.grid = grid;
-      launch.order = options_.order;
-      launch.most_operations = options_.most_operations;
-      launch.memory = &memory_;
-      emulation::run_grid(launch);
-      if (const std::int64_t hurt = memory_.overrun(); hurt != 0) {
-        throw emulation::Fault(std::string("kernel ") + kernel.name + ": wrote outside of an allocation of " +
-                               std::to_string(hurt) + " bytes");
-      }
-    });
-  });
+  return [this, &kernel, grid, shared_bytes, copied = std::move(copied)] {
+    emulation::Launch launch;
+    launch.name = kernel.name;
+    launch.kernel = kernel.emulated;
+    launch.params = copied.data();
+    launch.threads = kernel.threads;
+    launch.shared_bytes = shared_bytes;
+    launch.grid = grid;
+    launch.order = options_.order;
+    launch.most_operations = options_.most_operations;
+    launch.memory = &memory_;
+    emulation::run_grid(launch);
+    if (const std::int64_t hurt = memory_.overrun(); hurt != 0) {
+      throw emulation::Fault(std::string("kernel ") + kernel.name + ": wrote outside of an allocation of " +
+                             std::to_string(hurt) + " bytes");
+    }
+  };
+}
+
+void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
+                               const void* params) {
+  guarded([&] { streams_.enqueue_launch(stream, launch_of(kernel, grid, shared_bytes, params)); });
+}
+
+// A handle is one more than the stream's number; null, as with CUDA, the one default stream.
+void* EmulatedDevice::native_handle(Stream stream) {
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(stream) +
+                                 1);  // NOLINT(performance-no-int-to-ptr)
+}
+
+Stream EmulatedDevice::do_adopt(void* native) {
+  if (native != nullptr) return static_cast<Stream>(reinterpret_cast<std::uintptr_t>(native) - 1);
+  if (!default_stream_) default_stream_ = streams_.stream();
+  return *default_stream_;
 }
 
 }  // namespace

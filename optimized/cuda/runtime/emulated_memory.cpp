@@ -25,7 +25,8 @@
 namespace headwater::cuda {
 namespace {
 
-constexpr std::int64_t kGuard = 256;  // keeps the alignment that a device's allocations have
+constexpr std::int64_t kGuard = 256;  // in front: keeps the alignment that a device's allocations have
+constexpr std::int64_t kGuardBehind = 64;
 constexpr std::align_val_t kAlign{256};
 constexpr int kGuardByte = 0xA5;
 
@@ -34,16 +35,16 @@ constexpr int kGuardByte = 0xA5;
 void close_guards(std::byte* block, std::int64_t bytes) {
 #ifdef HEADWATER_ASAN
   __asan_poison_memory_region(block, kGuard);
-  __asan_poison_memory_region(block + kGuard + bytes, kGuard);
+  __asan_poison_memory_region(block + kGuard + bytes, kGuardBehind);
 #else
   std::memset(block, kGuardByte, kGuard);
-  std::memset(block + kGuard + bytes, kGuardByte, kGuard);
+  std::memset(block + kGuard + bytes, kGuardByte, kGuardBehind);
 #endif
 }
 
 void open_guards([[maybe_unused]] std::byte* block, [[maybe_unused]] std::int64_t bytes) {
 #ifdef HEADWATER_ASAN
-  __asan_unpoison_memory_region(block, static_cast<std::size_t>(bytes + 2 * kGuard));
+  __asan_unpoison_memory_region(block, static_cast<std::size_t>(kGuard + bytes + kGuardBehind));
 #endif
 }
 
@@ -60,11 +61,11 @@ void give_marks_back(unsigned char* marks, std::int64_t bytes) {
   if (marks != nullptr) munmap(marks, marks_of(bytes));
 }
 
-bool intact([[maybe_unused]] const std::byte* guard) {
+bool intact([[maybe_unused]] const std::byte* guard, [[maybe_unused]] std::int64_t bytes) {
 #ifdef HEADWATER_ASAN
   return true;
 #else
-  return std::all_of(guard, guard + kGuard,
+  return std::all_of(guard, guard + bytes,
                      [](std::byte b) { return b == static_cast<std::byte>(kGuardByte); });
 #endif
 }
@@ -78,7 +79,7 @@ EmulatedMemory::~EmulatedMemory() {
 void* EmulatedMemory::allocate(std::int64_t bytes, bool pinned) {
   if (!pinned && bytes > left_) return nullptr;
   auto* block = static_cast<std::byte*>(
-      ::operator new(static_cast<std::size_t>(bytes + 2 * kGuard), kAlign, std::nothrow));
+      ::operator new(static_cast<std::size_t>(kGuard + bytes + kGuardBehind), kAlign, std::nothrow));
   if (block == nullptr) return nullptr;
   std::byte* data = block + kGuard;
   unsigned char* written = pinned ? nullptr : take_marks(bytes);
@@ -186,7 +187,8 @@ void EmulatedMemory::assume_all_written() {
 
 std::int64_t EmulatedMemory::overrun() const {
   for (const auto& [data, allocation] : allocations_) {
-    if (!intact(allocation.block) || !intact(data + allocation.bytes)) return allocation.bytes;
+    if (!intact(allocation.block, kGuard) || !intact(data + allocation.bytes, kGuardBehind))
+      return allocation.bytes;
   }
   return 0;
 }

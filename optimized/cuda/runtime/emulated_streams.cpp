@@ -45,11 +45,18 @@ void EmulatedStreams::add(int stream, Operation operation) {
     return;
   }
   queues_[stream].push_back(std::move(operation));
-  if (progress_ == Progress::eager) run(queues_, stream, done_, true);
+  if (progress_ == Progress::eager) run(queues_, stream, done_);
 }
 
 void EmulatedStreams::enqueue(Stream stream, std::function<void()> work) {
   add(index_of(stream), {Kind::work, std::move(work)});
+}
+
+void EmulatedStreams::enqueue_launch(Stream stream, std::function<void()> work) {
+  const int index = index_of(stream);
+  Operation operation{Kind::work, std::move(work)};
+  if (taking_part_[index]) operation.launch = capture_.launches++;
+  add(index, std::move(operation));
 }
 
 void EmulatedStreams::record(Event event, Stream stream) {
@@ -72,39 +79,42 @@ void EmulatedStreams::wait(Stream stream, Event event) {
   add(waiter, {Kind::wait, {}, static_cast<int>(event), state.recorded, state.recorder});
 }
 
-/// Does the first operation of a queue, and before it what it waits for. `working`: else only the order is followed.
-void EmulatedStreams::run_next(Queues& queues, int stream, Done& done, bool working) {
-  const Operation operation = std::move(queues[stream].front());
-  queues[stream].pop_front();
+/// Does the first operation of a queue, and before it what it waits for. With `kept` only the order is followed, and the
+/// operations move there.
+void EmulatedStreams::run_next(Queues& queues, int stream, Done& done, Queues* kept) {
+  Queue taken;
+  taken.splice(taken.begin(), queues[stream], queues[stream].begin());
+  const Operation& operation = taken.front();
   switch (operation.kind) {
     case Kind::work:
-      if (working) operation.work();
+      if (kept == nullptr && operation.work) operation.work();
       break;
     case Kind::record: done[operation.event] = std::max(done[operation.event], operation.version); break;
     case Kind::wait:
       while (done[operation.event] < operation.version && !queues[operation.recorder].empty()) {
-        run_next(queues, operation.recorder, done, working);
+        run_next(queues, operation.recorder, done, kept);
       }
       break;
   }
+  if (kept != nullptr) (*kept)[stream].splice((*kept)[stream].end(), taken);
 }
 
-void EmulatedStreams::run(Queues& queues, int stream, Done& done, bool working) {
-  while (!queues[stream].empty()) run_next(queues, stream, done, working);
+void EmulatedStreams::run(Queues& queues, int stream, Done& done, Queues* kept) {
+  while (!queues[stream].empty()) run_next(queues, stream, done, kept);
 }
 
-void EmulatedStreams::drain(Stream stream) { run(queues_, index_of(stream), done_, true); }
+void EmulatedStreams::drain(Stream stream) { run(queues_, index_of(stream), done_); }
 
 void EmulatedStreams::drain(Event event) {
   const EventState& state = state_of(event);
   if (state.captured) refuse("the host waits for an event of a captured graph");
   const auto index = static_cast<std::size_t>(event);
-  while (done_[index] < state.recorded) run_next(queues_, state.recorder, done_, true);
+  while (done_[index] < state.recorded) run_next(queues_, state.recorder, done_);
 }
 
 void EmulatedStreams::drain_all() {
   for (std::size_t stream = 0; stream < queues_.size(); ++stream)
-    run(queues_, static_cast<int>(stream), done_, true);
+    run(queues_, static_cast<int>(stream), done_);
 }
 
 void EmulatedStreams::abandon() noexcept {
@@ -116,6 +126,7 @@ void EmulatedStreams::abandon() noexcept {
 
 void EmulatedStreams::begin_capture(Stream stream) {
   capture_.origin = index_of(stream);
+  capture_.launches = 0;
   capture_.queues.assign(queues_.size(), {});
   taking_part_[capture_.origin] = true;
 }
@@ -127,31 +138,46 @@ Graph EmulatedStreams::end_capture(Stream stream) {
     if (event.captured) event = {event.recorded, event.recorded, event.recorder, false};
   }
   Done done(events_.size(), 0);
-  Queues rest = capture_.queues;
-  run(rest, capture_.origin, done, false);
-  for (std::size_t other = 0; other < rest.size(); ++other) {
-    if (!rest[other].empty()) {
+  Queues joined(capture_.queues.size());
+  run(capture_.queues, capture_.origin, done, &joined);
+  for (std::size_t other = 0; other < joined.size(); ++other) {
+    if (!capture_.queues[other].empty()) {
       refuse("stream " + std::to_string(other) +
              " took part in a capture and was not joined to the stream that it began on");
     }
   }
+  capture_.queues = std::move(joined);
   for (std::size_t event = 0; event < done.size(); ++event)
     done_[event] = std::max(done_[event], done[event]);
   graphs_.push_back(std::move(capture_));
   return static_cast<Graph>(graphs_.size() - 1);
 }
 
-void EmulatedStreams::replay(Graph graph, Stream stream) {
+EmulatedStreams::Captured& EmulatedStreams::captured(Graph graph) {
   const auto index = static_cast<std::size_t>(graph);
   if (index >= graphs_.size()) refuse("no graph " + std::to_string(static_cast<int>(graph)));
-  enqueue(stream, [this, index] {
-    Queues queues = graphs_[index].queues;
+  return graphs_[index];
+}
+
+void EmulatedStreams::set_launch(Graph graph, int index, std::function<void()> work) {
+  for (auto& queue : captured(graph).queues) {
+    for (Operation& operation : queue) {
+      if (index < 0 || operation.launch != index) continue;
+      operation.work = std::move(work);
+      return;
+    }
+  }
+  refuse("no launch " + std::to_string(index) + " in a graph of " + std::to_string(captured(graph).launches));
+}
+
+void EmulatedStreams::replay(Graph graph, Stream stream) {
+  // As it is now: later changes are for later replays.
+  enqueue(stream, [this, queues = captured(graph).queues, origin = captured(graph).origin]() mutable {
     Done done(events_.size(), 0);
     if (progress_ == Progress::eager) {
-      for (std::size_t other = 0; other < queues.size(); ++other)
-        run(queues, static_cast<int>(other), done, true);
+      for (std::size_t other = 0; other < queues.size(); ++other) run(queues, static_cast<int>(other), done);
     }
-    run(queues, graphs_[index].origin, done, true);
+    run(queues, origin, done);
   });
 }
 

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <vector>
 
 #include "cuda/runtime/device.hpp"
@@ -20,6 +20,8 @@ class EmulatedStreams {
   Stream stream();
   Event event();
   void enqueue(Stream stream, std::function<void()> work);
+  /// The same; in a capture it is the graph's next launch.
+  void enqueue_launch(Stream stream, std::function<void()> work);
   void record(Event event, Stream stream);
   void wait(Stream stream, Event event);
   /// Does what the stream has, and what that waits for. Errors of operations come out of here.
@@ -33,6 +35,8 @@ class EmulatedStreams {
   /// Throws Error(invalid_argument) if a stream that took part has not been joined.
   Graph end_capture(Stream stream);
   void replay(Graph graph, Stream stream);
+  /// Work of a launch in the replays from now on; empty: none.
+  void set_launch(Graph graph, int index, std::function<void()> work);
 
  private:
   enum class Kind : std::uint8_t { work, record, wait };
@@ -42,8 +46,10 @@ class EmulatedStreams {
     int event = 0;
     std::int64_t version = 0;
     int recorder = -1;  // of a wait: the stream that records
+    int launch = -1;    // index among the launches of a graph
   };
-  using Queues = std::vector<std::deque<Operation>>;
+  using Queue = std::list<Operation>;
+  using Queues = std::vector<Queue>;
   struct EventState {
     std::int64_t recorded = 0;  // versions enqueued
     std::int64_t done = 0;
@@ -54,14 +60,16 @@ class EmulatedStreams {
   struct Captured {
     Queues queues;
     int origin = 0;
+    int launches = 0;
   };
   /// Versions of events done, for one pass over queues.
   using Done = std::vector<std::int64_t>;
 
   void add(int stream, Operation operation);
-  void run_next(Queues& queues, int stream, Done& done, bool working);
-  void run(Queues& queues, int stream, Done& done, bool working);
+  void run_next(Queues& queues, int stream, Done& done, Queues* kept = nullptr);
+  void run(Queues& queues, int stream, Done& done, Queues* kept = nullptr);
   [[nodiscard]] int index_of(Stream stream) const;
+  [[nodiscard]] Captured& captured(Graph graph);
   [[nodiscard]] EventState& state_of(Event event);
 
   Progress progress_;

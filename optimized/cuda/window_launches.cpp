@@ -1,0 +1,114 @@
+#include "cuda/window_launches.hpp"
+
+#include <utility>
+
+#include "cuda/kernels/params.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cuda {
+
+WindowLaunches::WindowLaunches(Device& device, const Dispatch& dispatch, Launching launching, Stream in_line,
+                               std::int64_t most_chunks, std::int64_t together)
+    : device_(device),
+      in_line_(in_line),
+      beside_(device.stream()),
+      most_chunks_(most_chunks),
+      together_(together),
+      stored_(device.event()) {
+  for (std::int64_t group = 0; group < groups(most_chunks); ++group) group_done_.push_back(device.event());
+  if (launching == Launching::one_by_one) return;
+  // A stream of the session's own: a caller's may be the default one, which cannot be captured.
+  in_line_ = device.stream(true);
+  for (const Order order : {Order::dense, Order::sparse}) graphs_.push_back(capture(dispatch, order));
+  in_line_ = in_line;
+}
+
+std::int64_t WindowLaunches::bytes() const {
+  constexpr std::int64_t kLaunchBytes = 256;
+  std::int64_t places = 0;
+  for (const Captured& graph : graphs_) places += static_cast<std::int64_t>(graph.set.size());
+  return places * kLaunchBytes;
+}
+
+void WindowLaunches::put(Place place, const Choice& any) { launch(place, any, {1, 1, 1}, CombineParams{}); }
+
+void WindowLaunches::capture_sparse(const Choice& any) {
+  after_store();
+  for (std::int64_t group = 0; group < groups(most_chunks_); ++group) {
+    put(intra_forward(group), any);
+    put(intra_column_sums(group), any);
+    after_group(group);
+  }
+  for (std::int64_t chunk = 0; chunk < most_chunks_; ++chunk) {
+    before_select(chunk);
+    put(select(chunk), any);
+    put(gather(chunk), any);
+    before_inter(chunk);
+    put(inter_forward(chunk), any);
+    put(inter_column_sums(chunk), any);
+  }
+}
+
+/// Any kernel stands in for those that a window sets.
+WindowLaunches::Captured WindowLaunches::capture(const Dispatch& dispatch, Order order) {
+  const Choice any = dispatch.only(Stage::combine);
+  device_.begin_capture(in_line_);
+  put(store(), any);
+  int places = 0;
+  if (order == Order::dense) {
+    put(dense_forward(), any);
+    put(combine(), any);
+    places = combine().index + 1;
+  } else {
+    capture_sparse(any);
+    places = inter_column_sums(most_chunks_ - 1).index + 1;
+  }
+  Captured captured;
+  captured.graph = device_.end_capture(in_line_);
+  captured.set.assign(static_cast<std::size_t>(places), false);
+  captured.takes_part.assign(static_cast<std::size_t>(places), true);
+  return captured;
+}
+
+void WindowLaunches::begin(Order order, bool watched) {
+  order_ = order;
+  replays_ = !graphs_.empty() && !watched;
+  if (!replays_) return;
+  auto& set = graphs_[static_cast<std::size_t>(order)].set;
+  set.assign(set.size(), false);
+}
+
+void WindowLaunches::end() {
+  if (!replays_) return;
+  Captured& graph = graphs_[static_cast<std::size_t>(order_)];
+  for (std::size_t place = 0; place < graph.set.size(); ++place) {
+    if (!graph.set[place] && graph.takes_part[place] && !HEADWATER_SABOTAGE("cuda.graph.stale_launch")) {
+      device_.leave_out(graph.graph, static_cast<int>(place));
+    }
+    graph.takes_part[place] = graph.set[place];
+  }
+  device_.replay(graph.graph, in_line_);
+}
+
+// The captured graph has these waits already.
+
+void WindowLaunches::after_store() {
+  if (replays_) return;
+  device_.record(stored_, in_line_);
+  device_.wait(beside_, stored_);
+}
+
+void WindowLaunches::after_group(std::int64_t group) {
+  if (!replays_) device_.record(group_done_[static_cast<std::size_t>(group)], beside_);
+}
+
+void WindowLaunches::before_select(std::int64_t chunk) {
+  if (!replays_ && chunk > 0)
+    device_.wait(in_line_, group_done_[static_cast<std::size_t>((chunk - 1) / together_)]);
+}
+
+void WindowLaunches::before_inter(std::int64_t chunk) {
+  if (!replays_) device_.wait(in_line_, group_done_[static_cast<std::size_t>(chunk / together_)]);
+}
+
+}  // namespace headwater::cuda

@@ -1,0 +1,330 @@
+// Rows that are the device's: nothing is taken, nothing is waited for, the bits are those of host rows, and memory of the other
+// kind is refused. On the emulation, whose caller has a stream and memory of the session's device.
+#include <gmock/gmock.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/numbers.hpp"
+#include "cuda/cuda_session.hpp"
+#include "cuda/runtime/emulated_device.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+enum class RowMemory : std::uint8_t { host, device };
+
+constexpr std::int64_t kHeads = 4;
+constexpr std::int64_t kHeadsKv = 2;
+constexpr std::int64_t kWidth = 16;
+constexpr std::int64_t kLayers = 2;
+constexpr std::int64_t kMostTokens = 150;
+constexpr std::int64_t kBatch = 64;
+
+const Dispatch& dispatch() {
+  static const Dispatch dispatch(on_host::entries());
+  return dispatch;
+}
+
+Shape shape(DType kv_type) {
+  Shape shape;
+  shape.kv_type = kv_type;
+  shape.n_layer = kLayers;
+  shape.n_head = kHeads;
+  shape.n_head_kv = kHeadsKv;
+  shape.d_head = kWidth;
+  shape.d_value = kWidth;
+  shape.capacity = 200;
+  return shape;
+}
+
+Options options() {
+  Options options;
+  options.batch = kBatch;
+  options.chunk = 32;
+  options.local = 4;
+  options.heavy = 5;
+  return options;
+}
+
+/// A session, and what its caller holds: rows of q, of k and v, of out, `offset` elements behind an aligned address.
+struct Caller {
+  Caller(RowMemory memory, DType row_type, const EmulationOptions& emulation = {},
+         Launching launching = Launching::replayed, std::int64_t offset_elements = 0)
+      : type(row_type), offset(offset_elements) {
+    auto opened = open_emulated_device(dispatch().kernels(), emulation);
+    device = opened.get();
+    stream = device->stream();
+    const Options asked = options();
+    RowPlace place;
+    if (memory == RowMemory::device) place = {true, device->native_handle(stream)};
+    session = std::make_unique<CudaSession>(std::move(opened), dispatch(), shape(type), asked,
+                                            core::resolve(shape(type), asked, 1), launching, place);
+    const std::int64_t bytes = (kMostTokens * kHeads * kWidth + offset) * size();
+    for (auto* rows : {&q, &kv, &out}) {
+      on_host.emplace_back(static_cast<std::size_t>(bytes), 0xFF);
+      *rows = memory == RowMemory::device ? device->allocate(bytes, "rows") : on_host.back().data();
+      *rows = static_cast<unsigned char*>(*rows) + offset * size();
+    }
+    fill(q, kHeads, 1);
+    fill(kv, kHeadsKv, 2);
+    device->synchronize(stream);
+  }
+
+  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(dtype_size(type)); }
+
+  void fill(void* rows, std::int64_t heads, std::uint32_t state) {
+    std::vector<float> values(static_cast<std::size_t>(kMostTokens * heads * kWidth));
+    for (float& value : values) {
+      state = state * 1664525u + 1013904223u;
+      value = static_cast<float>(state >> 8) * 0x1p-23f - 1.0f;
+    }
+    std::vector<unsigned char> narrowed(values.size() * dtype_size(type));
+    core::narrow(values.data(), static_cast<std::int64_t>(values.size()), type, narrowed.data());
+    copy(rows, narrowed.data(), static_cast<std::int64_t>(narrowed.size()), Direction::host_to_device);
+  }
+
+  void copy(void* to, const void* from, std::int64_t bytes, Direction direction) {
+    const void* rows = direction == Direction::host_to_device ? to : from;
+    if (device->kind(rows) == PointerKind::device) {
+      device->copy(stream, to, from, bytes, direction);
+    } else {
+      std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    }
+  }
+
+  void attend(std::int64_t layer) {
+    session->attend(layer, headwater::Rows::token_major(q, type, kHeads, kWidth),
+                    headwater::Rows::token_major(kv, type, kHeadsKv, kWidth),
+                    headwater::Rows::token_major(kv, type, kHeadsKv, kWidth),
+                    MutableRows::token_major(out, type, kHeads, kWidth));
+  }
+
+  void run(const Step& step) {
+    session->begin(step);
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) attend(layer);
+    session->end();
+  }
+
+  /// The last layer's outputs and all scores, bit by bit.
+  std::vector<unsigned char> result(const Step& step) {
+    run(step);
+    std::vector<unsigned char> bits(static_cast<std::size_t>(step.n * kHeads * kWidth * size()));
+    copy(bits.data(), out, static_cast<std::int64_t>(bits.size()), Direction::device_to_host);
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      const ScoreView scores = session->scores(layer);
+      for (std::int64_t head = 0; head < kHeads; ++head) {
+        const auto* first = static_cast<const unsigned char*>(scores.data) + head * scores.head_stride * 2;
+        bits.insert(bits.end(), first, first + session->tokens() * 2);
+      }
+    }
+    return bits;
+  }
+
+  DType type;
+  std::int64_t offset;
+  Device* device = nullptr;
+  Stream stream{};
+  std::unique_ptr<CudaSession> session;
+  std::vector<std::vector<unsigned char>> on_host;
+  void* q = nullptr;
+  void* kv = nullptr;
+  void* out = nullptr;
+};
+
+const std::vector<Step>& steps() {
+  static const std::vector<Step> steps{Step::prefill(kMostTokens), Step::prefill(20), Step::decode(1),
+                                       Step::decode(3)};
+  return steps;
+}
+
+std::int64_t windows(const Step& step) { return (step.n + kBatch - 1) / kBatch; }
+
+TEST(DeviceRows, NothingIsTakenAndTheHostDoesNotWait) {
+  Caller caller(RowMemory::device, DType::f32);
+  for (int round = 0; round < 2; ++round) {
+    for (const Step& step : steps()) {
+      const Counters before = caller.device->counters();
+      caller.run(step);
+      const Counters& after = caller.device->counters();
+      EXPECT_EQ(after.allocations, before.allocations);
+      EXPECT_EQ(after.host_synchronisations, before.host_synchronisations);
+      EXPECT_EQ(after.launches, before.launches) << "a window is one graph";
+      EXPECT_EQ(after.replays - before.replays, kLayers * windows(step));
+    }
+    const Counters before = caller.device->counters();
+    caller.session->reset();
+    EXPECT_EQ(caller.device->counters().allocations, before.allocations);
+    EXPECT_EQ(caller.device->counters().host_synchronisations, before.host_synchronisations);
+  }
+}
+
+TEST(DeviceRows, OneByOneTheHostDoesNotWaitEither) {
+  Caller caller(RowMemory::device, DType::f32, {}, Launching::one_by_one);
+  for (const Step& step : steps()) {
+    const Counters before = caller.device->counters();
+    caller.run(step);
+    const Counters& after = caller.device->counters();
+    EXPECT_EQ(after.allocations, before.allocations);
+    EXPECT_EQ(after.host_synchronisations, before.host_synchronisations);
+    EXPECT_EQ(after.replays, before.replays);
+    EXPECT_GT(after.launches, before.launches);
+  }
+}
+
+TEST(HostRows, TheHostWaitsForTheOutputsOfEachWindowOnly) {
+  Caller caller(RowMemory::host, DType::f32);
+  for (const Step& step : steps()) {
+    const Counters before = caller.device->counters();
+    caller.run(step);
+    const Counters& after = caller.device->counters();
+    EXPECT_EQ(after.allocations, before.allocations);
+    EXPECT_EQ(after.host_synchronisations - before.host_synchronisations, kLayers * windows(step));
+  }
+}
+
+TEST(DeviceRows, TakeNoStaging) {
+  const Caller on_device(RowMemory::device, DType::f32);
+  const Caller on_host(RowMemory::host, DType::f32);
+  EXPECT_LT(on_device.session->memory_bytes().workspace, on_host.session->memory_bytes().workspace);
+  EXPECT_EQ(on_device.session->memory_bytes().kv, on_host.session->memory_bytes().kv);
+}
+
+TEST(DeviceRows, GiveTheBitsOfHostRows) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    const auto results = [&](RowMemory memory, Progress progress, Launching launching, std::int64_t offset) {
+      EmulationOptions emulation;
+      emulation.progress = progress;
+      Caller caller(memory, type, emulation, launching, offset);
+      std::vector<std::vector<unsigned char>> all;
+      for (const Step& step : steps()) all.push_back(caller.result(step));
+      return all;
+    };
+    const auto expected = results(RowMemory::host, Progress::late, Launching::replayed, 0);
+    for (const Progress progress : {Progress::late, Progress::eager}) {
+      EXPECT_EQ(results(RowMemory::device, progress, Launching::replayed, 0), expected);
+      EXPECT_EQ(results(RowMemory::device, progress, Launching::one_by_one, 0), expected);
+    }
+    // No vector can be loaded from there.
+    EXPECT_EQ(results(RowMemory::device, Progress::late, Launching::replayed, 1), expected);
+  }
+}
+
+TEST(DeviceRows, AnObserverIsShownChunksAndChangesNoBit) {
+  Caller watched(RowMemory::device, DType::f32);
+  Caller alone(RowMemory::device, DType::f32);
+  std::int64_t records = 0;
+  watched.session->set_observer([&](const ChunkRecord&) { ++records; });
+  for (const Step& step : steps()) EXPECT_EQ(watched.result(step), alone.result(step));
+  EXPECT_GT(records, 0);
+}
+
+void expect_refused(Caller& caller, const std::function<void()>& attend, const char* part) {
+  caller.session->begin(Step::prefill(1));
+  try {
+    attend();
+    ADD_FAILURE() << "no error: " << part;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_THAT(error.what(), HasSubstr(part));
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+  }
+  // The step has failed; reset() is what is left, and the session is as good as new then.
+  EXPECT_THROW(caller.session->end(), Error);
+  caller.session->reset();
+  EXPECT_EQ(caller.session->tokens(), 0);
+}
+
+TEST(WrongMemory, IsRefusedByNameInBothDirections) {
+  for (const RowMemory memory : {RowMemory::host, RowMemory::device}) {
+    Caller caller(memory, DType::f32);
+    std::vector<float> on_host(kHeads * kWidth);
+    void* on_device = caller.device->allocate(kHeads * kWidth * 4, "rows");
+    void* wrong = memory == RowMemory::host ? on_device : on_host.data();
+    const std::string text = memory == RowMemory::host ? ".data is device memory; allowed: host memory"
+                                                       : ".data is host memory; allowed: device memory";
+    const std::pair<const char*, void**> places[] = {
+        {"q", &caller.q}, {"k", &caller.kv}, {"out", &caller.out}};
+    for (const auto& [name, place] : places) {
+      void* const right = std::exchange(*place, wrong);
+      expect_refused(
+          caller, [&] { caller.attend(0); }, (name + text).c_str());
+      *place = right;
+    }
+    caller.run(Step::prefill(40));
+    EXPECT_EQ(caller.session->tokens(), 40);
+  }
+}
+
+TEST(WrongMemory, PinnedRowsAreHostRows) {
+  Caller on_device(RowMemory::device, DType::f32);
+  on_device.q = on_device.device->allocate_pinned(kHeads * kWidth * 4, "rows");
+  expect_refused(
+      on_device, [&] { on_device.attend(0); }, "q.data is pinned host memory; allowed: device memory");
+  Caller on_host(RowMemory::host, DType::f32);
+  on_host.out = on_host.device->allocate_pinned(kMostTokens * kHeads * kWidth * 4, "rows");
+  on_host.run(Step::prefill(kMostTokens));
+}
+
+TEST(WrongMemory, ElementsOfDeviceRowsAreAligned) {
+  Caller caller(RowMemory::device, DType::f32);
+  caller.q = static_cast<unsigned char*>(caller.q) + 2;
+  expect_refused(
+      caller, [&] { caller.attend(0); }, "q.data is no multiple of 4");
+}
+
+TEST(Faults, AreReportedByALaterCallAndStay) {
+  EmulationOptions emulation;
+  emulation.most_operations = 10;  // no kernel ends within them
+  Caller caller(RowMemory::device, DType::f32);
+  Caller failing(RowMemory::device, DType::f32, emulation);
+  failing.run(Step::prefill(kMostTokens));  // only enqueued
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      (void)failing.session->scores(0);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::internal);
+      EXPECT_THAT(error.what(), HasSubstr("does not end"));
+    }
+  }
+  failing.session->begin(Step::decode(1));
+  EXPECT_THROW(failing.attend(0), Error);
+  EXPECT_THROW(failing.session->reset(), Error);
+  caller.run(Step::prefill(kMostTokens));  // another device is none the worse
+}
+
+TEST(Faults, EachRefusedAllocationIsAnErrorOfOpen) {
+  const Options asked = options();
+  const auto open = [&](std::unique_ptr<Device> device) {
+    return CudaSession(std::move(device), dispatch(), shape(DType::f32), asked,
+                       core::resolve(shape(DType::f32), asked, 1), Launching::replayed,
+                       RowPlace{true, nullptr})
+        .device()
+        .counters()
+        .allocations;
+  };
+  const std::int64_t count = open(open_emulated_device(dispatch().kernels()));
+  for (std::int64_t n = 1; n <= count; ++n) {
+    auto device = open_emulated_device(dispatch().kernels());
+    device->refuse_allocation(n);
+    try {
+      (void)open(std::move(device));
+      ADD_FAILURE() << "allocation " << n << " of " << count << " was refused and open() did not say so";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cuda
