@@ -30,6 +30,8 @@ static_assert(same(HEADWATER_SCORE_BF16, headwater::ScoreType::bf16) &&
               same(HEADWATER_SCORE_F32, headwater::ScoreType::f32));
 static_assert(same(HEADWATER_LAYER_MAJOR, headwater::Schedule::layer_major) &&
               same(HEADWATER_CHUNK_MAJOR, headwater::Schedule::chunk_major));
+static_assert(same(HEADWATER_HOST_MEMORY, headwater::RowMemory::host) &&
+              same(HEADWATER_DEVICE_MEMORY, headwater::RowMemory::device));
 static_assert(same(HEADWATER_EMPTY, headwater::SessionState::empty) &&
               same(HEADWATER_PREFILLING, headwater::SessionState::prefilling) &&
               same(HEADWATER_DECODING, headwater::SessionState::decoding));
@@ -87,6 +89,9 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
   options.score_type = enumerator<headwater::ScoreType>(from.score_type, kTwo, "options.score_type");
   options.schedule = enumerator<headwater::Schedule>(from.schedule, kTwo, "options.schedule");
   options.threads = from.threads;
+  options.row_memory = enumerator<headwater::RowMemory>(from.row_memory, kTwo, "options.row_memory");
+  check_reserved(from.reserved2, "options.reserved2");
+  options.stream = from.stream;
   return options;
 }
 

@@ -212,7 +212,10 @@ void PluginSession::open(const Options& options) {
        .score_type = static_cast<std::int32_t>(options.score_type),
        .schedule = static_cast<std::int32_t>(options.schedule),
        .threads = options.threads,
-       .reserved = 0});
+       .reserved = 0,
+       .row_memory = static_cast<std::int32_t>(options.row_memory),
+       .reserved2 = 0,
+       .stream = options.stream});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });

@@ -46,13 +46,14 @@ void decode(const std::string& text, Result& result) {
 
 std::string encode(const PluginIdentity& identity) {
   const Claims& claims = identity.claims;
-  return text_of({{"name", identity.name},
-                  {"isa", identity.isa},
-                  {"description", identity.description},
-                  {"unavailable_because", identity.unavailable_because},
-                  {"claims",
-                   {claims.bitwise_threads, claims.bitwise_runs, claims.bitwise_schedules,
-                    claims.no_allocation, claims.double_arithmetic, claims.bf16_weights}}});
+  return text_of(
+      {{"name", identity.name},
+       {"isa", identity.isa},
+       {"description", identity.description},
+       {"unavailable_because", identity.unavailable_because},
+       {"claims",
+        {claims.bitwise_threads, claims.bitwise_runs, claims.bitwise_schedules, claims.no_allocation,
+         claims.double_arithmetic, claims.bf16_weights, claims.device_memory}}});
 }
 
 PluginIdentity identity_of(const Engine& engine) {
@@ -82,6 +83,7 @@ PluginIdentity decode_identity(const json& document) {
   identity.claims.no_allocation = claims.at(3).get<bool>();
   identity.claims.double_arithmetic = claims.at(4).get<bool>();
   identity.claims.bf16_weights = claims.at(5).get<bool>();
+  identity.claims.device_memory = claims.at(6).get<bool>();
   return identity;
 }
 

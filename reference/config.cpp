@@ -96,6 +96,11 @@ void validate(const Shape& shape, const Options& options) {
            "0 (layer-major) or 1 (chunk-major)");
   }
   require_range("threads", options.threads, 0, kMaxThreads);
+  if (options.row_memory != RowMemory::host) {
+    reject("row_memory", std::to_string(static_cast<int>(options.row_memory)),
+           "0 (host): engine reference has no device");
+  }
+  if (options.stream != nullptr) reject("stream", "a pointer", "null, as row_memory is 0 (host)");
 }
 
 EffectiveOptions resolve(const Shape& shape, const Options& options) {

@@ -17,6 +17,14 @@ void require_counter() {
   if (!AllocationWatch::available()) throw Skipped("a sanitizer owns malloc in this build");
 }
 
+void require_host_memory(const Context& context) {
+  if (!context.engine->claims().device_memory) return;
+  throw Skipped(
+      "what open() takes is a device's memory, which malloc does not see (Claims::device_memory); tests of "
+      "the engine "
+      "refuse and count it there");
+}
+
 // One step on prepared rows; returns the allocations of begin, attend, end and the views.
 std::int64_t step_allocations(Session& session, const Problem& problem, const Step& step,
                               std::int64_t first) {
@@ -106,6 +114,7 @@ const Register kLongest{
 // session that works as soon as nothing is refused.
 void open_without_memory(Context& context) {
   require_counter();
+  require_host_memory(context);
   Random random(context.seed);
   Problem problem =
       random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
@@ -186,6 +195,7 @@ void memory_bytes(Context& context) {
 // The total is what open() really takes, but for the small change: the session object, the plan, a warning.
 void bytes_are_taken(Context& context) {
   require_counter();
+  require_host_memory(context);
   constexpr std::int64_t kSmallChange = 12 * 1024;
   Random random(context.seed);
   for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {

@@ -22,6 +22,8 @@ struct Claims {
   /// sum of the rounded ones, exponentials good to 2^-17, and subnormal products and values may count as zero. Sums,
   /// l and column sums stay in F32.
   bool bf16_weights = false;
+  /// What open() takes is not the host's: malloc does not see it, and refusing malloc says nothing about it.
+  bool device_memory = false;
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

@@ -89,6 +89,9 @@ enum { HEADWATER_SCORE_BF16 = 0, HEADWATER_SCORE_F32 = 1 };
 /* SCHED-1 and SCHED-2. */
 enum { HEADWATER_LAYER_MAJOR = 0, HEADWATER_CHUNK_MAJOR = 1 };
 
+/* Whose memory the rows are that headwater_attend() is handed: the host's, or that of the engine's device. */
+enum { HEADWATER_HOST_MEMORY = 0, HEADWATER_DEVICE_MEMORY = 1 };
+
 /* Sizes of a session (CFG-1). This structure does not grow. */
 typedef struct headwater_shape {
   int64_t n_layer;   /* layers, 1 .. 65536 */
@@ -118,6 +121,11 @@ typedef struct headwater_options {
   int32_t schedule;   /* HEADWATER_LAYER_MAJOR (default) or HEADWATER_CHUNK_MAJOR */
   int32_t threads;    /* 0 (default): what OpenMP would use; else 1 .. 512 */
   int32_t reserved;   /* 0 */
+  int32_t row_memory; /* HEADWATER_HOST_MEMORY (default) or HEADWATER_DEVICE_MEMORY: of q, k, v and out */
+  int32_t reserved2;  /* 0 */
+  void*
+      stream; /* device rows: the caller's cudaStream_t, NULL (default) for the default stream; it must outlive
+                         the session. Host rows: NULL */
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte behind it
@@ -170,8 +178,11 @@ HEADWATER_API headwater_status headwater_begin_decode(headwater_session* session
 
 /* Attention of one layer (0 .. n_layer - 1, each once a step, in any order) over the n tokens of the open
  * step. q: n x Hq rows of d elements; k: n x Hkv rows of d; v: n x Hkv rows of dv; all rotated already
- * (ROPE-4). out: n x Hq rows of dv, rounded once to its type; must not overlap the inputs. Errors:
- * invalid_argument; wrong_state (no open step, layer twice: only headwater_reset() is legal then). */
+ * (ROPE-4). out: n x Hq rows of dv, rounded once to its type; must not overlap the inputs. Rows in device memory
+ * (options.row_memory) begin on multiples of their element's size; the call then returns when its work is enqueued on
+ * options.stream: the inputs must stay as they are, and out is there, when the stream has got so far, and a fault of the
+ * device may be reported by a later call. Errors: invalid_argument (memory of the other kind among them: only
+ * headwater_reset() is legal then); wrong_state (no open step, layer twice: only headwater_reset() is legal then). */
 HEADWATER_API headwater_status headwater_attend(headwater_session* session, int64_t layer,
                                                 const headwater_rows* q, const headwater_rows* k,
                                                 const headwater_rows* v, const headwater_mutable_rows* out);

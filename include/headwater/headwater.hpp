@@ -1,6 +1,7 @@
 #pragma once
 
 /// Everything of the C++ API. The C ABI is headwater.h.
+#include "headwater/dtype.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 #include "headwater/options.hpp"

@@ -1,23 +1,13 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "headwater/dtype.hpp"
+
 namespace headwater {
-
-/// Element type of a tensor (NUM-1). F16 is IEEE binary16, BF16 the upper half of an IEEE binary32.
-enum class DType : std::uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
-
-/// Bytes of one element.
-constexpr std::size_t dtype_size(DType type) { return type == DType::f32 ? 4 : 2; }
-
-/// "F32", "F16" or "BF16", as safetensors spells them.
-constexpr const char* dtype_name(DType type) {
-  return type == DType::f32 ? "F32" : type == DType::f16 ? "F16" : "BF16";
-}
 
 /// What a session is made for. All sizes are checked by Engine::open (CFG-1); the upper limits are those of
 /// the 32-bit positions of a memory set and of sane allocations, and every error names them.
@@ -37,6 +27,12 @@ enum class Schedule : std::uint8_t { layer_major = 0, chunk_major = 1 };
 /// Storage of the heavy-hitter scores (SCORE-1, SCORE-5).
 enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
 
+/// Whose memory the rows are that attend() is handed.
+enum class RowMemory : std::uint8_t {
+  host = 0,
+  device = 1,  ///< the engine's device's; an engine that has none refuses it
+};
+
 /// What is asked for. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
 struct Options {
   std::int64_t batch = 4096;  ///< B, logical batch, 1 .. 2^31 - 1 (`-b`)
@@ -55,6 +51,11 @@ struct Options {
   ScoreType score_type = ScoreType::bf16;
   Schedule schedule = Schedule::layer_major;
   int threads = 0;  ///< 0: what OpenMP would use (all cores, or OMP_NUM_THREADS); else 1 .. 512
+
+  RowMemory row_memory = RowMemory::host;  ///< of q, k, v and out in every attend() of the session
+  /// Device rows: the caller's stream (a cudaStream_t; null: the default one), where the session enqueues its work. It
+  /// must outlive the session. Host rows: null.
+  void* stream = nullptr;
 };
 
 /// The options after CFG-2 (sparse path off), CFG-3 (clamp) and CFG-4 (B >= S). batch, chunk, local and heavy

@@ -145,6 +145,11 @@ class HEADWATER_API Session {
   /// Attention of one layer over the n tokens of the open step.
   /// q: n x Hq rows of d elements; k: n x Hkv rows of d; v: n x Hkv rows of dv, all already rotated (ROPE-4).
   /// out: n x Hq rows of dv, F32, F16 or BF16 (rounded once to nearest even); must not overlap the inputs.
+  ///
+  /// Device rows (Options::row_memory): every row begins on a multiple of its element's size. The call returns when its
+  /// work is enqueued on Options::stream; the inputs must stay as they are, and out is there, when the stream has got so
+  /// far. A fault of the device may be thrown by a later call. With an observer every chunk is waited for.
+  /// Memory of the other kind is invalid_argument, and the step has failed.
   virtual void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                       const MutableRows& out) = 0;
 

@@ -48,6 +48,10 @@ void validate(const Shape& shape, const Options& options) {
   require_range("threads", options.threads, 0, kMaxThreads);
   require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
   require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
+  require_range("row_memory", static_cast<std::int64_t>(options.row_memory), 0, 1);
+  if (options.row_memory == RowMemory::host && options.stream != nullptr) {
+    refuse("stream", options.stream, "null, as row_memory is 0 (host)");
+  }
   if (options.scale && !std::isfinite(*options.scale)) refuse("scale", *options.scale, "a finite number");
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     refuse("softcap", options.softcap, "0 (none) or a finite number > 0");
@@ -68,6 +72,11 @@ void validate(const Shape& shape, const Options& options) {
 }
 
 }  // namespace
+
+void require_host_rows(const Options& options, std::string_view engine) {
+  if (options.row_memory != RowMemory::device) return;
+  refuse("row_memory", "1 (device)", "0 (host): engine " + std::string(engine) + " has no device");
+}
 
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads) {
   validate(shape);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "headwater/options.hpp"
 
 namespace headwater::core {
@@ -12,5 +14,8 @@ inline constexpr std::int64_t kMaxThreads = 512;
 /// CFG-1..4. Throws Error invalid_argument naming field, value and what is allowed.
 /// `default_threads` is what threads = 0 stands for.
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads);
+
+/// Throws Error invalid_argument where device rows are asked for, of an engine that has no device.
+void require_host_rows(const Options& options, std::string_view engine);
 
 }  // namespace headwater::core

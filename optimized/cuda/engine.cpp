@@ -30,6 +30,7 @@ struct CudaVariant {
   cuda::Entries (*entries)();
   std::unique_ptr<cuda::Device> (*open)(std::span<const cuda::Kernel> kernels);
   std::string (*missing)();
+  bool device_memory;
 };
 
 class CudaEngine final : public Engine {
@@ -46,6 +47,7 @@ class CudaEngine final : public Engine {
     claims.bitwise_runs = true;
     claims.bitwise_schedules = true;
     claims.bf16_weights = true;
+    claims.device_memory = variant_.device_memory;
     return claims;
   }
 
@@ -54,8 +56,9 @@ class CudaEngine final : public Engine {
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name()) + ": " + reason);
     const EffectiveOptions effective = core::resolve(shape, options, 1);
     try {
-      return std::make_unique<cuda::CudaSession>(variant_.open(dispatch_.kernels()), dispatch_, shape,
-                                                 options, effective, launching());
+      return std::make_unique<cuda::CudaSession>(
+          variant_.open(dispatch_.kernels()), dispatch_, shape, options, effective, launching(),
+          cuda::RowPlace{options.row_memory == RowMemory::device, options.stream});
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +
@@ -91,8 +94,8 @@ std::string missing_gpu() {
 #ifdef HEADWATER_CUDA_ENGINE
 const Engine& cuda_engine() {
   static const CudaVariant variant{
-      "cuda",   "sm_80",    "NVIDIA GPUs from compute capability 8.0 on", cuda::on_gpu::entries,
-      open_gpu, missing_gpu};
+      "cuda",      "sm_80", "NVIDIA GPUs from compute capability 8.0 on", cuda::on_gpu::entries, open_gpu,
+      missing_gpu, true};
   static const CudaEngine engine(variant);
   return engine;
 }
@@ -100,9 +103,13 @@ const Engine& cuda_engine() {
 
 #ifdef HEADWATER_TESTING
 const Engine& cuda_emulated_engine() {
-  static const CudaVariant variant{
-      "cuda-emulated",        "sm_80 emulated", "the CUDA engine on fibers of this processor (test builds)",
-      cuda::on_host::entries, open_emulated,    never_missing};
+  static const CudaVariant variant{"cuda-emulated",
+                                   "sm_80 emulated",
+                                   "the CUDA engine on fibers of this processor (test builds)",
+                                   cuda::on_host::entries,
+                                   open_emulated,
+                                   never_missing,
+                                   false};
   static const CudaEngine engine(variant);
   return engine;
 }

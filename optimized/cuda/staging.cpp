@@ -38,8 +38,9 @@ void CudaSession::require_memory(const char* name, const void* data, DType type)
   const bool on_device = kind == PointerKind::device || kind == PointerKind::managed;
   const bool on_host = kind != PointerKind::device && kind != PointerKind::elsewhere;
   if (!(device_rows_ ? on_device : on_host)) {
-    throw Error(ErrorCode::invalid_argument, std::string(name) + ".data is " + name_of(kind) + "; allowed: " +
-                                                 (device_rows_ ? "device memory" : "host memory"));
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + ".data is " + name_of(kind) + "; allowed: " +
+                    (device_rows_ ? "device memory, as row_memory is 1" : "host memory, as row_memory is 0"));
   }
   const std::size_t size = dtype_size(type);
   if (device_rows_ && reinterpret_cast<std::uintptr_t>(data) % size != 0) {

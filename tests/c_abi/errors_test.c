@@ -3,12 +3,14 @@
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
 
 enum { kHeads = 4, kHeadsKv = 2, kWidth = 8, kValueWidth = 6, kCapacity = 10, kMostTokens = 16 };
+enum { kFirstOptions = 96 }; /* size of headwater_options in the first header */
 
 static const headwater_shape kShape = {2, kHeads, kHeadsKv, kWidth, kValueWidth, kCapacity, HEADWATER_F32, 0};
 
@@ -73,6 +75,31 @@ static void test_engine_choice(void) {
   headwater_close(NULL);
 }
 
+/* Whoever has no device names itself. */
+static void test_row_memory(void) {
+  static const char* const kWithoutDevice[] = {"reference", "cpu", "cpu-portable"};
+  for (size_t i = 0; i < sizeof kWithoutDevice / sizeof *kWithoutDevice; ++i) {
+    headwater_session* session = NULL;
+    char own_name[64];
+    snprintf(own_name, sizeof own_name, "engine %s has no device", kWithoutDevice[i]);
+    headwater_options options = defaults();
+    options.row_memory = HEADWATER_DEVICE_MEMORY;
+    CHECK_FAILS(headwater_open(kWithoutDevice[i], &kShape, &options, &session), HEADWATER_INVALID_ARGUMENT,
+                own_name);
+    CHECK(session == NULL);
+    options = defaults();
+    options.stream = &options;
+    CHECK_FAILS(headwater_open(kWithoutDevice[i], &kShape, &options, &session), HEADWATER_INVALID_ARGUMENT,
+                "row_memory is 0 (host)");
+  }
+  headwater_options options = defaults();
+  options.row_memory = 2;
+  check_open_fails(&kShape, &options, HEADWATER_INVALID_ARGUMENT, "options.row_memory is 2");
+  options = defaults();
+  options.reserved2 = 1;
+  check_open_fails(&kShape, &options, HEADWATER_INVALID_ARGUMENT, "options.reserved2 is 1");
+}
+
 static void test_options_struct(void) {
   headwater_options options = defaults();
   CHECK_EQUAL(options.struct_size, sizeof options);
@@ -85,7 +112,8 @@ static void test_options_struct(void) {
   CHECK(isnan(options.scale));
   CHECK(options.softcap == 0.0 && options.sinks == NULL && options.alibi == NULL);
   CHECK_FAILS(headwater_options_init(NULL, sizeof options), HEADWATER_INVALID_ARGUMENT, "options is NULL");
-  CHECK_FAILS(headwater_options_init(&options, sizeof options - 1), HEADWATER_INVALID_ARGUMENT,
+  CHECK(options.row_memory == HEADWATER_HOST_MEMORY && options.stream == NULL);
+  CHECK_FAILS(headwater_options_init(&options, kFirstOptions - 1), HEADWATER_INVALID_ARGUMENT,
               "struct_size is 95");
   CHECK_FAILS(headwater_options_init(&options, SIZE_MAX), HEADWATER_INVALID_ARGUMENT, "struct_size is");
 
@@ -102,7 +130,14 @@ static void test_options_struct(void) {
   CHECK_OK(headwater_open("reference", &kShape, &longer.known, &session));
   headwater_close(session);
   longer.later = 1;
-  check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 96 is set");
+  check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 112 is set");
+
+  /* A program of the first header: what lies behind its structure is nobody's business. */
+  memset(&options, 0xAB, sizeof options);
+  CHECK_OK(headwater_options_init(&options, kFirstOptions));
+  CHECK(options.stream != NULL);
+  CHECK_OK(headwater_open("reference", &kShape, &options, &session));
+  headwater_close(session);
 
   options = defaults();
   options.struct_size = 0;
@@ -423,6 +458,7 @@ void test_errors(void) {
   test_names();
   test_engine_choice();
   test_options_struct();
+  test_row_memory();
   test_open();
   test_warnings();
   test_null();

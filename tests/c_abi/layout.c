@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 96);
+SIZE(headwater_options, 112);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -38,6 +38,9 @@ AT(headwater_options, score_type, 80);
 AT(headwater_options, schedule, 84);
 AT(headwater_options, threads, 88);
 AT(headwater_options, reserved, 92);
+AT(headwater_options, row_memory, 96);
+AT(headwater_options, reserved2, 100);
+AT(headwater_options, stream, 104);
 
 SIZE(headwater_rows, 32);
 SIZE(headwater_mutable_rows, 32);

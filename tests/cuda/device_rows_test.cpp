@@ -21,8 +21,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-enum class RowMemory : std::uint8_t { host, device };
-
 constexpr std::int64_t kHeads = 4;
 constexpr std::int64_t kHeadsKv = 2;
 constexpr std::int64_t kWidth = 16;
@@ -250,8 +248,9 @@ TEST(WrongMemory, IsRefusedByNameInBothDirections) {
     std::vector<float> on_host(kHeads * kWidth);
     void* on_device = caller.device->allocate(kHeads * kWidth * 4, "rows");
     void* wrong = memory == RowMemory::host ? on_device : on_host.data();
-    const std::string text = memory == RowMemory::host ? ".data is device memory; allowed: host memory"
-                                                       : ".data is host memory; allowed: device memory";
+    const std::string text = memory == RowMemory::host
+                                 ? ".data is device memory; allowed: host memory, as row_memory is 0"
+                                 : ".data is host memory; allowed: device memory";
     const std::pair<const char*, void**> places[] = {
         {"q", &caller.q}, {"k", &caller.kv}, {"out", &caller.out}};
     for (const auto& [name, place] : places) {

@@ -3,7 +3,7 @@
 #include <span>
 
 #include "cuda/device/kernel.hpp"
-#include "headwater/options.hpp"
+#include "headwater/dtype.hpp"
 
 namespace headwater::cuda {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cuda/device/global.hpp"
-#include "headwater/options.hpp"
+#include "headwater/dtype.hpp"
 
 /// Parameters of the kernels. Pointers are the device's; strides are elements; positions are global.
 namespace headwater::cuda {
