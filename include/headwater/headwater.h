@@ -123,9 +123,9 @@ typedef struct headwater_options {
   int32_t reserved;   /* 0 */
   int32_t row_memory; /* HEADWATER_HOST_MEMORY (default) or HEADWATER_DEVICE_MEMORY: of q, k, v and out */
   int32_t reserved2;  /* 0 */
-  void*
-      stream; /* device rows: the caller's cudaStream_t, NULL (default) for the default stream; it must outlive
-                         the session. Host rows: NULL */
+  /* Device rows: the caller's cudaStream_t, NULL (default) for the default stream; it must outlive the session.
+   * Host rows: NULL. */
+  void* stream;
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte behind it
