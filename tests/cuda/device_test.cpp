@@ -464,7 +464,13 @@ TEST(EmulatedDevice, LaunchesHoldToTheTable) {
                launch(kScale, {1, 1, 1}, 166'913));
   expect_error(ErrorCode::invalid_argument, "grid of 1 x 0 x 1", launch(kScale, {1, 0, 1}, 0));
   expect_error(ErrorCode::invalid_argument, "grid of 1 x 1 x 65536", launch(kScale, {1, 1, 65536}, 0));
+  expect_error(ErrorCode::invalid_argument, "grid of 1 x 65536 x 1", launch(kScale, {1, 65536, 1}, 0));
+  expect_error(ErrorCode::invalid_argument, "grid of 2147483648 x 1 x 1",
+               launch(kScale, {1u << 31, 1, 1}, 0));
   launch(kScale, {1, 1, 1}, 166'912)();
+  device->begin_capture(stream);  // the largest grid, which nobody wants to run
+  launch(kScale, {0x7FFFFFFFu, 0xFFFFu, 0xFFFFu}, 0)();
+  (void)device->end_capture(stream);
   expect_error(ErrorCode::invalid_argument, "no stream 7",
                [&] { device->synchronize(static_cast<Stream>(7)); });
   expect_error(ErrorCode::invalid_argument, "no event 7",
