@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,6 +35,7 @@ using headwater::fuzz::wrong;
 
 constexpr std::int64_t kMostTokens = 12;
 constexpr unsigned char kCanary = 0xA5;
+constexpr std::size_t kFirstOptions = offsetof(headwater_options, row_memory);  // all of ABI version 1
 
 headwater_status status_of(const Code& code) {
   return code ? static_cast<headwater_status>(*code) : HEADWATER_OK;
@@ -207,6 +209,19 @@ class Caller {
         if (set) wanted = HEADWATER_INVALID_ARGUMENT;
         break;
       }
+      case 15:
+        options.row_memory = HEADWATER_DEVICE_MEMORY;  // of engines that have no device
+        wanted = HEADWATER_INVALID_ARGUMENT;
+        break;
+      case 16:
+        options.stream = &options;  // with rows of the host
+        wanted = HEADWATER_INVALID_ARGUMENT;
+        break;
+      case 17:  // the structure of ABI version 1: what it did not have is not read
+        options.struct_size = kFirstOptions;
+        options.row_memory = 77;
+        options.stream = &options;
+        break;
       default: break;
     }
     headwater_session* opened =
@@ -431,7 +446,7 @@ class Caller {
         if (bytes[i] != kCanary) wrong(name, "byte " + std::to_string(i) + " was written");
       }
     };
-    call("options_init", sizeof(headwater_options), false, [&](std::size_t size) {
+    call("options_init", kFirstOptions, false, [&](std::size_t size) {
       return headwater_options_init(reinterpret_cast<headwater_options*>(bytes.data()), size);
     });
     call("session_options", sizeof(headwater_effective_options), true, [&](std::size_t size) {
