@@ -72,8 +72,8 @@ class CpuSession final : public core::SessionBase {
     std::int64_t first_key;        ///< ... from here
     std::int64_t n_keys;
     double* sums;  ///< [n_keys] column sums are added here
-    float*
-        out;  ///< [kBlockRows][d_value] outputs, go here: of floats, to be divided by PassResult::sum; of BF16, finished
+    /// [kBlockRows][d_value] outputs go here: of floats, to be divided by PassResult::sum; of BF16, finished.
+    float* out;
     bool loaded;  ///< the scratch holds the packed queries of these rows already
   };
   struct BlockRows {
