@@ -13,7 +13,8 @@
 // and bias themselves.
 // Weight exp(s - m): the subtraction and the change of base cost 2 u |s - m| in the exponent; exp itself 4 u, or what
 // Claims::bf16_weights grants, and then the rounding of the weight; an output may be divided by the sum of rounded
-// weights, which is that far from l again.
+// weights, which is that far from l again. F16 rounds weights below 2^-14 to its subnormals, an absolute error relative
+// to a maximum that the row has seen, 2^-25 at most; rescaling makes it smaller, and l is at least 1.
 // Running maxima telescope: the |s - m| of all rescalings of one key add up to the |s - m| of the final maximum; every
 // rescaling costs another kRescale u. A maximum that runs over tiles in either direction rises at most as often as it
 // has strict records.
@@ -29,6 +30,8 @@ constexpr double kExp = 4.0;          // an exp of 2 ulp, in u
 constexpr double kBf16Exp = 0x1p-17;  // Claims::bf16_weights
 constexpr double kBf16Unit = 0x1p-8;
 constexpr double kBf16Flushed = 0x1p-126;
+constexpr double kF16Unit = 0x1p-11;  // Claims::f16_weights
+constexpr double kF16HalfSubnormal = 0x1p-25;
 constexpr double kRescale = 5.0;      // exp and multiply
 constexpr double kDivide = 2.0;       // reciprocal and multiply
 constexpr double kProduct = 1.0;      // weight times value
@@ -111,7 +114,12 @@ Arithmetic arithmetic_of(const Engine& engine, DType query, DType stored) {
   if (claims.bf16_weights && query == DType::bf16 && stored == DType::bf16) {
     arithmetic.exp = kBf16Exp;
     arithmetic.weight = kBf16Unit;
+    arithmetic.column_weight = kBf16Unit;
     arithmetic.flushed = kBf16Flushed;
+  }
+  if (claims.f16_weights && query == DType::f16 && stored == DType::f16) {
+    arithmetic.weight = kF16Unit;
+    arithmetic.least_weight = kF16HalfSubnormal;
   }
   return arithmetic;
 }
@@ -196,12 +204,15 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         double relative = row.error[j] + 2.0 * u * (whole.m - s) + arithmetic.exp + 2.0 * arithmetic.weight +
                           u * (kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u;
         if (fused) relative += 2.0 * (part_sum + u * (kDivide + kProduct));
+        // The divisor is a sum of rounded weights, each that far off.
+        const double least = arithmetic.least_weight / whole.l;
+        relative += whole.count * least;
         weights(r, j) = w;
-        weight_errors(r, j) = w * std::expm1(relative) + arithmetic.tiny;
+        weight_errors(r, j) = w * std::expm1(relative) + least * std::exp(relative) + arithmetic.tiny;
 
         const double p = std::exp(s - part.m) / part.l;
         const double column_relative = row.error[j] + 2.0 * u * (part.m - s) + arithmetic.exp +
-                                       arithmetic.weight + rescales + part_sum + kDivide * u;
+                                       arithmetic.column_weight + rescales + part_sum + kDivide * u;
         const double column_error = p * std::expm1(column_relative) + arithmetic.tiny;
         if (j < memory) {
           sum.inter[j] += p;

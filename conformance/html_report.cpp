@@ -78,7 +78,8 @@ std::string engines_table(const Run& run) {
                  claim(c.bitwise_schedules, "same outputs in both schedules") +
                  claim(c.no_allocation, "no allocation after open") +
                  claim(c.double_arithmetic, "double arithmetic (judged by 2<sup>-53</sup>)") +
-                 claim(c.bf16_weights, "weights in BF16 where all rows are")});
+                 claim(c.bf16_weights, "weights in BF16 where all rows are") +
+                 claim(c.f16_weights, "weights in F16 where all rows are")});
   }
   return table({"engine", "ISA or device", "description", "claims"}, rows);
 }

@@ -24,7 +24,7 @@ constexpr std::size_t kLongestText = 200;
 constexpr std::uint64_t kKnownClaims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
                                        HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION |
                                        HEADWATER_CLAIM_DOUBLE_ARITHMETIC | HEADWATER_CLAIM_BF16_WEIGHTS |
-                                       HEADWATER_CLAIM_DEVICE_MEMORY;
+                                       HEADWATER_CLAIM_DEVICE_MEMORY | HEADWATER_CLAIM_F16_WEIGHTS;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw Error(ErrorCode::invalid_argument, path + ": " + what);
@@ -58,6 +58,7 @@ Claims claims_of(std::uint64_t bits) {
   claims.double_arithmetic = (bits & HEADWATER_CLAIM_DOUBLE_ARITHMETIC) != 0;
   claims.bf16_weights = (bits & HEADWATER_CLAIM_BF16_WEIGHTS) != 0;
   claims.device_memory = (bits & HEADWATER_CLAIM_DEVICE_MEMORY) != 0;
+  claims.f16_weights = (bits & HEADWATER_CLAIM_F16_WEIGHTS) != 0;
   return claims;
 }
 

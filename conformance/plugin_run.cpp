@@ -53,7 +53,7 @@ std::string encode(const PluginIdentity& identity) {
        {"unavailable_because", identity.unavailable_because},
        {"claims",
         {claims.bitwise_threads, claims.bitwise_runs, claims.bitwise_schedules, claims.no_allocation,
-         claims.double_arithmetic, claims.bf16_weights, claims.device_memory}}});
+         claims.double_arithmetic, claims.bf16_weights, claims.device_memory, claims.f16_weights}}});
 }
 
 PluginIdentity identity_of(const Engine& engine) {
@@ -84,6 +84,7 @@ PluginIdentity decode_identity(const json& document) {
   identity.claims.double_arithmetic = claims.at(4).get<bool>();
   identity.claims.bf16_weights = claims.at(5).get<bool>();
   identity.claims.device_memory = claims.at(6).get<bool>();
+  identity.claims.f16_weights = claims.at(7).get<bool>();
   return identity;
 }
 

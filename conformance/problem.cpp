@@ -181,12 +181,12 @@ Problem random_problem(Random& random, const Variety& variety) {
   return problem;
 }
 
-Problem in_bf16(Problem problem) {
-  problem.q_type = problem.k_type = problem.v_type = problem.shape.kv_type = DType::bf16;
+Problem in_type(Problem problem, DType type) {
+  problem.q_type = problem.k_type = problem.v_type = problem.shape.kv_type = type;
   for (LayerInput& layer : problem.layers) {
     for (Tensor* tensor : {&layer.q, &layer.k, &layer.v}) {
-      tensor->type = DType::bf16;
-      for (float& x : tensor->values) x = round_to(DType::bf16, x);
+      tensor->type = type;
+      for (float& x : tensor->values) x = round_to(type, x);
     }
   }
   return problem;

@@ -70,7 +70,7 @@ struct Variety {
 /// A random problem: shape, options, steps and values, all from `random`.
 [[nodiscard]] Problem random_problem(Random& random, const Variety& variety);
 
-/// The same problem with BF16 queries, keys, values and KV store.
-[[nodiscard]] Problem in_bf16(Problem problem);
+/// The same problem with queries, keys, values and KV store of that type.
+[[nodiscard]] Problem in_type(Problem problem, DType type);
 
 }  // namespace headwater::conformance

@@ -61,7 +61,8 @@ nlohmann::json engine_json(const Run& run, const Engine& engine) {
             {"bitwise_schedules", claims.bitwise_schedules},
             {"no_allocation", claims.no_allocation},
             {"double_arithmetic", claims.double_arithmetic},
-            {"bf16_weights", claims.bf16_weights}}},
+            {"bf16_weights", claims.bf16_weights},
+            {"f16_weights", claims.f16_weights}}},
           {"worst", worst}};
 }
 

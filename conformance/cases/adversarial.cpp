@@ -40,7 +40,7 @@ Problem with_logits(Random& random, std::int64_t n, std::int64_t s, std::int64_t
 /// The problem as it is, and with every row rounded to BF16: engines may keep two arithmetics.
 void conform(Context& context, const Problem& problem) {
   require_conforming(context, problem);
-  require_conforming(context, in_bf16(problem));
+  require_conforming(context, in_type(problem, DType::bf16));
 }
 
 void rising_maxima(Context& context) {
@@ -75,6 +75,25 @@ void huge_logits(Context& context) {
 }
 const Register kHuge{
     {"adversarial.huge_logits", {"NUM-2", "INTRA-1"}, "softmax", Lane::adversarial, true, huge_logits}};
+
+// Keys with nearly all of the weight have values of zero: what is left are weights down to 2^-30, which F16 has as
+// subnormals or not at all.
+void small_weights(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(20); ++round) {
+    const auto heavy = [](std::int64_t t) { return t % 16 == 5; };
+    Problem problem = with_logits(
+        random, 90, 32, 4, 9, [&](std::int64_t t) { return heavy(t) ? 0.0 : -random.uniform(4.0, 21.0); });
+    for (std::int64_t t = 0; t < problem.tokens(); ++t) {
+      float* v = problem.layers[0].v.row(t, 0);
+      if (heavy(t)) std::fill_n(v, problem.shape.d_value, 0.0f);
+    }
+    require_conforming(context, problem);
+    require_conforming(context, in_type(problem, DType::f16));
+  }
+}
+const Register kSmall{
+    {"adversarial.small_weights", {"INTRA-1", "NUM-1"}, "softmax", Lane::adversarial, true, small_weights}};
 
 // Parts of a softmax that differ by everything an exponential can span: chunk far below memory and the reverse.
 void far_apart_parts(Context& context) {

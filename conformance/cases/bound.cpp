@@ -240,7 +240,8 @@ void large_chunks(Context& context) {
   require_conforming(context, large(random, 1300, 1300, 200, 300, 2900, Schedule::chunk_major));
   require_conforming(context, large(random, 2100, 4200, 0, 5, 2300, Schedule::layer_major), {},
                      Truth::reference);
-  require_conforming(context, in_bf16(large(random, 1300, 2600, 200, 300, 2900, Schedule::layer_major)));
+  require_conforming(context,
+                     in_type(large(random, 1300, 2600, 200, 300, 2900, Schedule::layer_major), DType::bf16));
 }
 const Register kLargeChunks{
     {"bound.large_chunks", {"INTRA-1", "INTRA-2", "SCHED-1"}, "attention", Lane::bound, true, large_chunks}};
@@ -251,7 +252,8 @@ void large_memory(Context& context) {
   require_conforming(context, large(random, 150, 4096, 600, 900, 2300, Schedule::layer_major));
   require_conforming(context, large(random, 64, 128, 1, 1090, 1500, Schedule::chunk_major), {},
                      Truth::reference);
-  require_conforming(context, in_bf16(large(random, 150, 4096, 600, 900, 2300, Schedule::layer_major)));
+  require_conforming(context,
+                     in_type(large(random, 150, 4096, 600, 900, 2300, Schedule::layer_major), DType::bf16));
 }
 const Register kLargeMemory{
     {"bound.large_memory", {"CFG-3", "INTER-1", "INTER-2"}, "attention", Lane::bound, true, large_memory}};
@@ -280,7 +282,7 @@ void large_dense(Context& context) {
   problem.shape.capacity = problem.tokens();
   problem.fill_normal(random, 1.5);
   require_conforming(context, problem);
-  require_conforming(context, in_bf16(problem));
+  require_conforming(context, in_type(problem, DType::bf16));
 }
 const Register kLargeDense{
     {"bound.large_dense", {"DEC-1", "CFG-2"}, "dense", Lane::bound, true, large_dense}};

@@ -179,7 +179,7 @@ void one_chunk_is_dense(Context& context) {
     problem.shape.capacity = 2300;
     problem.fill_normal(random);
     require_dense_bits(context, problem);
-    require_dense_bits(context, in_bf16(problem));
+    require_dense_bits(context, in_type(problem, DType::bf16));
   }
 }
 const Register kOneChunk{{"determinism.one_chunk_is_dense",

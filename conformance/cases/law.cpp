@@ -110,7 +110,7 @@ void causality_of_offsets(Context& context) {
       problem.layers[0].k.row(t, 0)[0] = t == first ? 64.0f : 0.0f;
       for (std::int64_t h = 0; h < 2; ++h) problem.layers[0].q.row(t, h)[0] = 0.0f;
     }
-    problem = in_bf16(problem);
+    problem = in_type(problem, DType::bf16);
     Problem changed = problem;
     for (std::int64_t h = 0; h < 2; ++h) changed.layers[0].q.row(j, h)[0] = 64.0f;
     const Trace a = run(*context.engine, problem);

@@ -24,6 +24,10 @@ struct Claims {
   bool bf16_weights = false;
   /// What open() takes is not the host's: malloc does not see it, and refusing malloc says nothing about it.
   bool device_memory = false;
+  /// Where Q, K and V are all F16: softmax weights, relative to a maximum that their row has seen, are rounded to F16 (unit
+  /// round-off 2^-11, below 2^-14 half a subnormal, 2^-25) before they meet the values, and outputs divided by the sum of
+  /// the rounded ones. Exponentials, sums, l and column sums stay in F32.
+  bool f16_weights = false;
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

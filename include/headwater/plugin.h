@@ -30,6 +30,7 @@ extern "C" {
 #define HEADWATER_CLAIM_DOUBLE_ARITHMETIC UINT64_C(16) /* sums and softmax in double: judged by 2^-53 */
 #define HEADWATER_CLAIM_BF16_WEIGHTS UINT64_C(32) /* all-BF16 calls: weights in BF16, exp to 2^-17, flushed */
 #define HEADWATER_CLAIM_DEVICE_MEMORY UINT64_C(64) /* open() takes no malloc's memory: not counted there */
+#define HEADWATER_CLAIM_F16_WEIGHTS UINT64_C(128)  /* all-F16 calls: weights of outputs in F16 */
 
 /* The table. It and the texts live as long as the shared object is loaded. No function may be NULL; no C++ exception may
  * leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */

@@ -260,7 +260,7 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
   const std::int64_t end = chunks.back().end;
   const ChunkMode mode = chunks.front().mode;
   // Tensor cores where both rows of a product have the same 16-bit type.
-  const bool tensor = q.type == shape().kv_type && q.type == DType::bf16;
+  const bool tensor = q.type == shape().kv_type && q.type != DType::f32;
   std::size_t first = 0;  // chunk of the next window
   for (std::int64_t begin = base; begin < end;) {
     std::size_t last = first + 1;

@@ -48,6 +48,7 @@ class CudaEngine final : public Engine {
     claims.bitwise_schedules = true;
     claims.bf16_weights = true;
     claims.device_memory = variant_.device_memory;
+    claims.f16_weights = true;
     return claims;
   }
 

@@ -66,7 +66,8 @@ constexpr std::array kClaims{
     Claim{"bitwise_schedules", &Claims::bitwise_schedules, "same outputs in both schedules"},
     Claim{"no_allocation", &Claims::no_allocation, "no allocation after open"},
     Claim{"double_arithmetic", &Claims::double_arithmetic, "double arithmetic"},
-    Claim{"bf16_weights", &Claims::bf16_weights, "weights in BF16"}};
+    Claim{"bf16_weights", &Claims::bf16_weights, "weights in BF16"},
+    Claim{"f16_weights", &Claims::f16_weights, "weights in F16"}};
 
 TEST(Report, EachClaimIsShownUnderItsOwnName) {
   for (const Claim& made : kClaims) {

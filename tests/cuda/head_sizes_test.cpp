@@ -25,7 +25,7 @@ struct HeadSize {
   std::int64_t dv;
 };
 constexpr HeadSize kSizes[] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
-constexpr DType kTensorTypes[] = {DType::bf16};
+constexpr DType kTensorTypes[] = {DType::bf16, DType::f16};
 
 const char* text(DType type) { return type == DType::bf16 ? "bf16" : type == DType::f16 ? "f16" : "f32"; }
 

@@ -114,9 +114,9 @@ class Broken(kit.Case):
         cases = {"bitwise_threads": "determinism.threads", "bitwise_runs": "determinism.runs",
                  "bitwise_schedules": "determinism.schedule_outputs", "no_allocation": "allocation.none_after_open",
                  "double_arithmetic": "bound.double_arithmetic"}
-        names = [*cases, "bf16_weights"]  # in the order of their bits, plugin.h
-        for bit, name in enumerate(names):
-            document, _ = self.run_fault("none", cases.values(), status=0, NAIVE_CLAIMS=str(1 << bit))
+        bits = {**{name: 1 << bit for bit, name in enumerate(cases)}, "bf16_weights": 32, "f16_weights": 128}  # plugin.h
+        for name, bit in bits.items():
+            document, _ = self.run_fault("none", cases.values(), status=0, NAIVE_CLAIMS=str(bit))
             self.assertEqual([claim for claim, made in document["engines"][0]["claims"].items() if made], [name])
             judged = {result["case"] for result in document["results"] if result["status"] == "PASS"}
             wanted = {cases[name]} if name in cases else set()

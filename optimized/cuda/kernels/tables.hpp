@@ -13,6 +13,7 @@ namespace headwater::cuda::HEADWATER_CUDA_SIDE {
 
 Entries f32_entries();
 Entries bf16_entries();
+Entries f16_entries();
 Entries row_entries();
 
 }  // namespace headwater::cuda::HEADWATER_CUDA_SIDE

@@ -10,6 +10,9 @@
 /// eight quads of lanes, read at once fall into different banks.
 namespace headwater::cuda {
 
+/// Weights below it are subnormals of F16, which tensor cores keep.
+inline constexpr float kLeastNormalF16 = 6.103515625e-05f;
+
 /// mma.sync m16n8k16 with F32 sums.
 template <bool kBf16>
 struct TensorUnit {
@@ -55,6 +58,10 @@ struct TensorUnit {
     if constexpr (kBf16) {
       return pack_bf16(low, high);
     } else {
+      if (HEADWATER_SABOTAGE("cuda.f16.small_weights_lost")) {
+        low = low < kLeastNormalF16 ? 0.0f : low;
+        high = high < kLeastNormalF16 ? 0.0f : high;
+      }
       return pack_f16(low, high);
     }
   }

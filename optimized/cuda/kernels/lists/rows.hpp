@@ -39,7 +39,7 @@ Entries row_entries() {
 Entries entries() {
   static const std::vector<KernelEntry> all = [] {
     std::vector<KernelEntry> joined;
-    for (const Entries part : {row_entries(), f32_entries(), bf16_entries()}) {
+    for (const Entries part : {row_entries(), f32_entries(), bf16_entries(), f16_entries()}) {
       joined.insert(joined.end(), part.begin(), part.end());
     }
     return joined;
