@@ -13,6 +13,7 @@
 
 #include "conformance/allocation_counter.hpp"
 #include "conformance/case.hpp"
+#include "conformance/float_controls.hpp"
 #include "conformance/plugin_guard.hpp"
 #include "headwater/error.hpp"
 
@@ -24,16 +25,27 @@ constexpr std::int64_t kMostWarnings = 100;
 
 [[noreturn]] void broken(const std::string& what) { throw Violation("plug-in: " + what); }
 
-// Runs one function of the table: allocations inside are the engine's own, exceptions must not come out.
+// Runs one function of the table: allocations inside are the engine's own, exceptions must not come out, and the oracles
+// must not compute otherwise from then on.
 template <class Call>
 headwater_status invoke(const char* function, const Call& call) {
   const AllocationPause theirs(false);
+  const FloatControls before;
+  headwater_status status = HEADWATER_INTERNAL;
   try {
-    return call();
+    status = call();
   } catch (...) {
     const AllocationPause ours(true);
     broken(fmt::format("{}() let a C++ exception out", function));
   }
+  if (before.changed()) {
+    const AllocationPause ours(true);
+    const std::string difference = before.difference();
+    before.restore();
+    broken(fmt::format("{}() left other floating-point controls ({}); allowed: those it was called with",
+                       function, difference));
+  }
+  return status;
 }
 
 // A status that is not OK becomes the Error that it stands for.
@@ -104,7 +116,11 @@ class PluginSession final : public Session {
       throw;
     }
   }
-  ~PluginSession() override { table_.close(session_); }
+  ~PluginSession() override {
+    const FloatControls before;
+    table_.close(session_);
+    before.restore();  // no place to complain
+  }
   PluginSession(const PluginSession&) = delete;
   PluginSession& operator=(const PluginSession&) = delete;
 

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "conformance/float_controls.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -117,6 +118,7 @@ std::string find_plugin(const std::string& path) {
 }
 
 PluginLibrary::PluginLibrary(const std::string& path) {
+  const FloatControls before;
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     refuse(path, "cannot be loaded: " + dynamic_loader_says() +
@@ -128,6 +130,13 @@ PluginLibrary::PluginLibrary(const std::string& path) {
            fmt::format("exports no {}; allowed: a shared object made with headwater/plugin.h", kSymbol));
   }
   table_ = reinterpret_cast<decltype(&headwater_plugin_v1)>(symbol)();
+  if (before.changed()) {
+    const std::string difference = before.difference();
+    before.restore();
+    refuse(path, fmt::format("loading it changes how its caller computes ({}; linked with -ffast-math?); "
+                             "allowed: floating-point controls as they were",
+                             difference));
+  }
   if (table_ == nullptr) refuse(path, fmt::format("{}() returned NULL; allowed: a table", kSymbol));
   check_table(path);
   check_texts(path);

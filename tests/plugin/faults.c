@@ -4,6 +4,7 @@
 
 #include "tests/plugin/faults.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,6 +14,10 @@
 #include <unistd.h>
 
 #include "tests/plugin/naive.h"
+
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 enum naive_fault naive_fault = FAULT_none;
 
@@ -47,6 +52,15 @@ static void* observe_from_thread(void* session) {
   const headwater_chunk_record record = {.struct_size = sizeof record, .chunk = {0, 1, 0, 0}};
   if (s->observer != NULL) s->observer(s->user, &record);
   return NULL;
+}
+
+/* What a kernel may do to be fast, and must undo. */
+static void flush_subnormals(void) {
+#ifdef __SSE__
+  _mm_setcsr(_mm_getcsr() | 0x8040);
+#else
+  fesetround(FE_TOWARDZERO); /* no portable name; the kit must see this one, too */
+#endif
 }
 
 /* A process that outlives the call, and would outlive the case. Its number goes where LEFT_BEHIND says. */
@@ -126,6 +140,8 @@ void commit_attend_fault(headwater_session* s, const headwater_rows* q, const he
     case FAULT_leaves_a_process:
       if (wide) leave_a_process();
       break;
+    case FAULT_flushes_subnormals: flush_subnormals(); break;
+    case FAULT_rounds_upwards: fesetround(FE_UPWARD); break;
     case FAULT_prints: puts("<b>hello</b> from the plug-in"); break;
     case FAULT_observer_from_thread: {
       pthread_t thread;

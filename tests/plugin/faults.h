@@ -51,7 +51,9 @@
   X(error_of_two_lines)        \
   X(record_too_small)          \
   X(observer_from_thread)      \
-  X(open_without_session)
+  X(open_without_session)      \
+  X(flushes_subnormals)        \
+  X(rounds_upwards)
 
 enum naive_fault {
 #define NAIVE_ENUM(name) FAULT_##name,

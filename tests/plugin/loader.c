@@ -3,6 +3,7 @@
 
 #define _GNU_SOURCE
 
+#include <fenv.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +63,7 @@ const headwater_engine_table* headwater_plugin_v1(void) {
   if (strcmp(fault, "null_open") == 0) table.open = NULL;
   if (strcmp(fault, "null_last_error") == 0) memset((char*)&table + functions, 0, sizeof(void*));
   if (strcmp(fault, "null_set_observer") == 0) table.set_observer = NULL;
+  if (strcmp(fault, "rounding") == 0) fesetround(FE_TOWARDZERO);
   if (strcmp(fault, "crash") == 0) raise(SIGSEGV);
   if (strcmp(fault, "exit") == 0) exit(0);
   if (strcmp(fault, "hang") == 0) {
