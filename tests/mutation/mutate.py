@@ -49,7 +49,7 @@ LEAST_LIMIT = 8  # seconds of the processor that any stage may take
 LONGEST_WAIT = 3600  # seconds of the clock: only what waits for ever reaches it
 # Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-MEMORY = 24 << 30  # address space of a test: a loop without end must not take the machine with it
+MEMORY = 24 << 30  # data of a test (a browser reserves far more addresses): a loop without end must not take the machine
 
 
 def sources(prefixes):
@@ -110,7 +110,7 @@ def run(command, log, processor_seconds=None):
     def limited():
         if processor_seconds is None:
             return
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (int(processor_seconds), int(processor_seconds) + 2))
 
