@@ -282,13 +282,14 @@ class NonFinite(ProgramTest):
             values[(17 * 2 + 1) * 8 + 5] = math.inf
             values[(23 * 2 + 0) * 8 + 1] = -math.inf
             tensors["k"] = Tensor(dtype, [40, 2, 8], values)
-            out, _, error = self.attend(tensors)
-            lines = error.splitlines()
-            self.assertEqual(len(lines), 1, error)
-            self.assertTrue(lines[0].startswith("warning: k: "), error)
-            for word in ("2 values", "token 17", "head 1", "element 5"):
-                self.assertIn(word, lines[0])
-            self.assertEqual(len(out["out"].values), 40 * 4 * 6)
+            for flags in ((), ("--steps", "p10,d5,p25")):  # rows are looked at call by call
+                out, _, error = self.attend(tensors, *flags)
+                lines = error.splitlines()
+                self.assertEqual(len(lines), 1, error)
+                self.assertTrue(lines[0].startswith("warning: k: "), error)
+                for word in ("2 values", "token 17", "head 1", "element 5"):
+                    self.assertIn(word, lines[0])
+                self.assertEqual(len(out["out"].values), 40 * 4 * 6)
 
     def test_later_chunks_only(self):
         tensors = problem(n=64)
