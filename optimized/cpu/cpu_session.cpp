@@ -236,8 +236,7 @@ void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std
 
 void CpuSession::store_row(const Call& call, std::int64_t position, std::int64_t head,
                            const float* row) const {
-  core::convert_row(row, DType::f32, kv_.d_value(), core::row_address(call.out, position - call.base, head),
-                    call.out.type);
+  kernels_.narrow(row, kv_.d_value(), call.out.type, core::row_address(call.out, position - call.base, head));
 }
 
 std::int64_t CpuSession::kv_head(std::int64_t head) const {

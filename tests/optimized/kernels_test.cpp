@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -102,6 +103,28 @@ TEST(Elementary, WeightsOfEveryTableWithinTwoUlp) {
     }
     EXPECT_LT(worst, 4 * 0x1p-24) << variant.engine;
     EXPECT_EQ(weights[0], 1.0f) << variant.engine;
+  }
+}
+
+/// Every sign, exponent and upper part of a fraction, with lower parts at and around the middle of both 16-bit types.
+TEST(Rounding, NUM_1_RowsOfEveryTableAsCoreRoundsThem) {
+  constexpr std::uint32_t kLower[] = {0x0000, 0x0001, 0x0FFF, 0x1000, 0x1001, 0x2FFF,
+                                      0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+  std::vector<float> values;
+  for (std::uint32_t upper = 0; upper <= 0xFFFF; ++upper) {
+    for (const std::uint32_t lower : kLower) values.push_back(std::bit_cast<float>(upper << 16 | lower));
+  }
+  const auto count = static_cast<std::int64_t>(values.size());
+  ASSERT_NE((count - 5) % 8, 0);  // a tail in every table
+  for (const Variant& variant : variants()) {
+    if (!variant.missing().empty()) continue;
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+      std::vector<unsigned char> expected(values.size() * 4 + 2, 0xA5);
+      auto narrowed = expected;
+      core::narrow(values.data() + 5, count - 5, type, expected.data() + 1);
+      variant.kernels().narrow(values.data() + 5, count - 5, type, narrowed.data() + 1);
+      EXPECT_EQ(narrowed, expected) << variant.engine;
+    }
   }
 }
 

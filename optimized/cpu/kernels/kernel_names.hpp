@@ -6,6 +6,7 @@
 #define HEADWATER_DECLARE_KERNELS(isa)                                                                      \
   namespace headwater::cpu::isa {                                                                           \
   void widen(const void* from, DType type, std::int64_t count, float* to);                                  \
+  void narrow(const float* from, std::int64_t count, DType type, void* to);                                 \
   void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,            \
                     float* packed);                                                                         \
   void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,             \

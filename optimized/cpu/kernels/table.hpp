@@ -46,6 +46,9 @@ struct KernelTable {
   /// `count` contiguous elements at any alignment to floats, exact.
   void (*widen)(const void* from, DType type, std::int64_t count, float* to);
 
+  /// `count` floats to contiguous elements at any alignment, with the bits of core::narrow.
+  void (*narrow)(const float* from, std::int64_t count, DType type, void* to);
+
   /// n_rows rows of d floats, `stride` floats apart, to the layout that dot_products of the same table reads; zero rows
   /// up to a multiple of kLaneTile. packed has room for kBlockRows rows.
   void (*pack_queries)(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,

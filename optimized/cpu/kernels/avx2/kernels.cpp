@@ -12,6 +12,7 @@ namespace {
 
 struct Avx2 {
   using Reg = __m256;
+  using Mask = __m256;
   static constexpr int kWidth = 8;
   static constexpr int kAccumulators = 12;  // of 16 registers: 6 keys x 2 vectors, 2 queries, 1 key
   static constexpr int kRows = 4;           // 4 rows x 2 vectors hide the latency of FMA on two ports
@@ -31,7 +32,17 @@ struct Avx2 {
   static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
   static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg fnma(Reg a, Reg b, Reg c) { return _mm256_fnmadd_ps(a, b, c); }
   static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
+  static Reg abs(Reg x) { return _mm256_andnot_ps(set(-0.0f), x); }
+  static Reg with_sign_of(Reg x, Reg sign) { return _mm256_or_ps(x, _mm256_and_ps(sign, set(-0.0f))); }
+  static Reg power_of_two(Reg x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
+  }
+  static Mask not_less(Reg a, Reg b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
+  static Mask less(Reg a, Reg b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static Reg mul_where(Mask mask, Reg a, Reg b) { return _mm256_and_ps(mul(a, b), mask); }
+  static Reg select(Mask mask, Reg a, Reg b) { return _mm256_blendv_ps(b, a, mask); }
 
   static Reg load_f16(const void* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
@@ -50,46 +61,23 @@ struct Avx2 {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 
+  static void store_f16(void* p, Reg x) {
+    const Reg quiet = _mm256_blendv_ps(x, set(__builtin_nanf("")), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(quiet, _MM_FROUND_TO_NEAREST_INT));
+  }
+  // SCORE-4 in integers, as the processor's own conversion flushes subnormals.
+  static void store_bf16(void* p, Reg x) {
+    const Reg quiet = _mm256_blendv_ps(x, set(__builtin_nanf("")), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i bits = _mm256_castps_si256(quiet);
+    const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7FFF));
+    const __m256i upper = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(upper),
+                                                                _mm256_extracti128_si256(upper, 1)));
+  }
+
   static Reg finite_or_zero(Reg x) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, set(-__builtin_inff()), _CMP_EQ_OQ), x);
-  }
-
-  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, 1 at 0, NaN for NaN. Few operations of
-  // the ports that multiply: adding 1.5 * 2^23 + 127 rounds x log2(e) and leaves the biased exponent in the low bits;
-  // Cody and Waite's reduction; a minimax polynomial of relative error 2e-9.
-  static Reg exp_nonpositive(Reg x) {
-    const Reg normal = _mm256_cmp_ps(x, set(-87.33654f), _CMP_NLT_UQ);
-    const Reg shift = set(12582912.0f + 127.0f);
-    const Reg shifted = fma(x, set(1.44269504f), shift);
-    const Reg n = sub(shifted, shift);
-    Reg r = _mm256_fnmadd_ps(n, set(0.693359375f), x);
-    r = _mm256_fnmadd_ps(n, set(-2.12194440e-4f), r);
-    Reg p = set(0x1.6ae6e0p-10f);
-    p = fma(p, r, set(0x1.1267d8p-7f));
-    p = fma(p, r, set(0x1.555824p-5f));
-    p = fma(p, r, set(0x1.555418p-3f));
-    p = fma(p, r, set(0x1.fffffcp-2f));
-    p = fma(p, r, set(1.0f));
-    p = fma(p, r, set(1.0f));
-    const Reg power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23));
-    return _mm256_and_ps(mul(p, power), normal);
-  }
-
-  // Cephes' tanhf: an odd polynomial near zero, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
-  static Reg hyperbolic_tangent(Reg x) {
-    const Reg sign = set(-0.0f);
-    const Reg magnitude = _mm256_andnot_ps(sign, x);
-    const Reg z = mul(x, x);
-    Reg p = set(-5.70498872745e-3f);
-    p = fma(p, z, set(2.06390887954e-2f));
-    p = fma(p, z, set(-5.37397155531e-2f));
-    p = fma(p, z, set(1.33314422036e-1f));
-    p = fma(p, z, set(-3.33332819422e-1f));
-    const Reg small = fma(mul(p, z), x, x);
-    const Reg e = exp_nonpositive(mul(set(-2.0f), magnitude));
-    const Reg large = div(sub(set(1.0f), e), add(set(1.0f), e));
-    const Reg with_sign = _mm256_or_ps(large, _mm256_and_ps(x, sign));
-    return _mm256_blendv_ps(with_sign, small, _mm256_cmp_ps(magnitude, set(0.625f), _CMP_LT_OQ));
   }
 
   static void transpose(Reg (&rows)[kWidth]) {
@@ -147,6 +135,9 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
 }
 void widen(const void* from, DType type, std::int64_t count, float* to) {
   cpu::widen<Avx2>(from, type, count, to);
+}
+void narrow(const float* from, std::int64_t count, DType type, void* to) {
+  cpu::narrow<Avx2>(from, count, type, to);
 }
 void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                  double* sums) {

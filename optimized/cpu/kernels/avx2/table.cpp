@@ -9,6 +9,7 @@ const KernelTable& avx2_kernels() {
     KernelTable kernels = portable_kernels();
     kernels.isa = "AVX2+FMA";
     kernels.widen = avx2::widen;
+    kernels.narrow = avx2::narrow;
     kernels.pack_queries = avx2::pack_queries;
     kernels.dot_products = avx2::dot_products;
     kernels.cap_and_bias = avx2::cap_and_bias;

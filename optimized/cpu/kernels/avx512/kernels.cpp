@@ -31,6 +31,9 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
 void widen(const void* from, DType type, std::int64_t count, float* to) {
   cpu::widen<Avx512>(from, type, count, to);
 }
+void narrow(const float* from, std::int64_t count, DType type, void* to) {
+  cpu::narrow<Avx512>(from, count, type, to);
+}
 void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                  double* sums) {
   cpu::column_sums<Avx512>(block, lanes, n_keys, factor, sums);

@@ -11,6 +11,7 @@ const KernelTable& avx512_kernels() {
         256;  // 32 KiB of weights; a quarter of a second-level cache of 1 MiB with keys and values
     kernels.isa = "AVX-512";
     kernels.widen = avx512::widen;
+    kernels.narrow = avx512::narrow;
     kernels.pack_queries = avx512::pack_queries;
     kernels.dot_products = avx512::dot_products;
     kernels.cap_and_bias = avx512::cap_and_bias;

@@ -40,6 +40,7 @@ inline void transpose(__m512i (&rows)[16]) {
 
 struct Avx512 {
   using Reg = __m512;
+  using Mask = __mmask16;
   static constexpr int kWidth = 16;
   static constexpr int kAccumulators = 24;  // of 32 registers: 12 keys x 2 vectors, 2 queries, 1 key
   static constexpr int kRows = 8;           // 8 rows x 2 vectors hide the latency of FMA on two ports
@@ -57,7 +58,17 @@ struct Avx512 {
   static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
   static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg fnma(Reg a, Reg b, Reg c) { return _mm512_fnmadd_ps(a, b, c); }
   static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+  static Reg abs(Reg x) { return _mm512_abs_ps(x); }
+  static Reg with_sign_of(Reg x, Reg sign) { return _mm512_or_ps(x, _mm512_and_ps(sign, set(-0.0f))); }
+  static Reg power_of_two(Reg x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
+  }
+  static Mask not_less(Reg a, Reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
+  static Mask less(Reg a, Reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Reg mul_where(Mask mask, Reg a, Reg b) { return _mm512_maskz_mul_ps(mask, a, b); }
+  static Reg select(Mask mask, Reg a, Reg b) { return _mm512_mask_blend_ps(mask, b, a); }
 
   static Reg load_f16(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
@@ -76,46 +87,24 @@ struct Avx512 {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 
+  static Reg quiet(Reg x) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x, set(__builtin_nanf("")));
+  }
+  static void store_f16(void* p, Reg x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(quiet(x), _MM_FROUND_TO_NEAREST_INT));
+  }
+  // SCORE-4 in integers, as the processor's own conversion flushes subnormals.
+  static void store_bf16(void* p, Reg x) {
+    const __m512i bits = _mm512_castps_si512(quiet(x));
+    const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7FFF));
+    const __m512i upper = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(upper));
+  }
+
   static Reg finite_or_zero(Reg x) {
     const __mmask16 bottom = _mm512_cmp_ps_mask(x, set(-__builtin_inff()), _CMP_EQ_OQ);
     return _mm512_mask_blend_ps(bottom, x, zero());
-  }
-
-  // exp(x), x <= 0, about 1 ulp; exactly 0 below the smallest normal result, 1 at 0, NaN for NaN. Few operations of
-  // the ports that multiply: adding 1.5 * 2^23 + 127 rounds x log2(e) and leaves the biased exponent in the low bits;
-  // Cody and Waite's reduction; a minimax polynomial of relative error 2e-9.
-  static Reg exp_nonpositive(Reg x) {
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, set(-87.33654f), _CMP_NLT_UQ);
-    const Reg shift = set(12582912.0f + 127.0f);
-    const Reg shifted = fma(x, set(1.44269504f), shift);
-    const Reg n = sub(shifted, shift);
-    Reg r = _mm512_fnmadd_ps(n, set(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), r);
-    Reg p = set(0x1.6ae6e0p-10f);
-    p = fma(p, r, set(0x1.1267d8p-7f));
-    p = fma(p, r, set(0x1.555824p-5f));
-    p = fma(p, r, set(0x1.555418p-3f));
-    p = fma(p, r, set(0x1.fffffcp-2f));
-    p = fma(p, r, set(1.0f));
-    p = fma(p, r, set(1.0f));
-    const Reg power = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23));
-    return _mm512_maskz_mul_ps(normal, p, power);
-  }
-
-  // Cephes' tanhf: an odd polynomial near zero, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
-  static Reg hyperbolic_tangent(Reg x) {
-    const Reg magnitude = _mm512_abs_ps(x);
-    const Reg z = mul(x, x);
-    Reg p = set(-5.70498872745e-3f);
-    p = fma(p, z, set(2.06390887954e-2f));
-    p = fma(p, z, set(-5.37397155531e-2f));
-    p = fma(p, z, set(1.33314422036e-1f));
-    p = fma(p, z, set(-3.33332819422e-1f));
-    const Reg small = fma(mul(p, z), x, x);
-    const Reg e = exp_nonpositive(mul(set(-2.0f), magnitude));
-    const Reg large = div(sub(set(1.0f), e), add(set(1.0f), e));
-    const Reg with_sign = _mm512_or_ps(large, _mm512_and_ps(x, set(-0.0f)));
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(magnitude, set(0.625f), _CMP_LT_OQ), with_sign, small);
   }
 
   static void transpose(Reg (&rows)[kWidth]) {

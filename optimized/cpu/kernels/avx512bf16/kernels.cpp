@@ -29,22 +29,27 @@ struct DotProductUnit {
   static void dot_tile(const std::uint16_t* queries, std::int64_t d, const std::uint16_t* keys,
                        std::int64_t stride, float* logits) {
     __m512 sums[Keys][kHalves];
-    for (auto& line : sums) {
-      for (__m512& sum : line) sum = Avx512::zero();
-    }
+    repeat<Keys>([&](auto key) { repeat<kHalves>([&](auto half) { sums[key][half] = Avx512::zero(); }); });
+    // Three keys share a base; see dot_tile of wide/kernels.hpp.
+    constexpr int kBases = (Keys + 2) / 3;
+    const std::uint16_t* at[kBases];
+    repeat<kBases>([&](auto base) {
+      at[base] = keys + 3 * base * stride;
+      asm("" : "+r"(at[base]));
+    });
     for (std::int64_t e = 0; e < d; e += 2) {
       const __m512bh q0 = pairs(queries + e * kBlockRows);
       const __m512bh q1 = pairs(queries + e * kBlockRows + 32);
-      for (int key = 0; key < Keys; ++key) {
-        const __m512bh k = pair(keys + key * stride + e);
+      repeat<Keys>([&](auto key) {
+        const __m512bh k = pair(at[key / 3] + e + key % 3 * stride);
         sums[key][0] = _mm512_dpbf16_ps(sums[key][0], q0, k);
         sums[key][1] = _mm512_dpbf16_ps(sums[key][1], q1, k);
-      }
+      });
     }
-    for (int key = 0; key < Keys; ++key) {
+    repeat<Keys>([&](auto key) {
       Avx512::store(logits + key * kBlockRows, sums[key][0]);
       Avx512::store(logits + key * kBlockRows + 16, sums[key][1]);
-    }
+    });
   }
 
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
@@ -64,29 +69,26 @@ struct DotProductUnit {
   static void value_tile(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
                          std::int64_t dv, float* out) {
     __m512 sums[Columns][kHalves];
-    for (int c = 0; c < Columns; ++c) {
-      for (int half = 0; half < kHalves; ++half) {
-        sums[c][half] = Avx512::load(out + c * kBlockRows + half * Avx512::kWidth);
-      }
-    }
+    const auto at = [&](int column, int half) { return out + column * kBlockRows + half * Avx512::kWidth; };
+    repeat<Columns>([&](auto c) {
+      repeat<kHalves>([&](auto half) { sums[c][half] = Avx512::load(at(c, half)); });
+    });
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       for (std::int64_t key = 0; key < kKeyTile; key += 2) {
         const __m512bh w0 = pairs(weights + key * kBlockRows);
         const __m512bh w1 = pairs(weights + key * kBlockRows + 32);
-        for (int c = 0; c < Columns; ++c) {
+        repeat<Columns>([&](auto c) {
           const __m512bh v = pair(values + c * kKeyTile + key);
           sums[c][0] = _mm512_dpbf16_ps(sums[c][0], w0, v);
           sums[c][1] = _mm512_dpbf16_ps(sums[c][1], w1, v);
-        }
+        });
       }
       weights += kTileWeights;
       values += dv * kKeyTile;
     }
-    for (int c = 0; c < Columns; ++c) {
-      for (int half = 0; half < kHalves; ++half) {
-        Avx512::store(out + c * kBlockRows + half * Avx512::kWidth, sums[c][half]);
-      }
-    }
+    repeat<Columns>([&](auto c) {
+      repeat<kHalves>([&](auto half) { Avx512::store(at(c, half), sums[c][half]); });
+    });
   }
 
   static void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,

@@ -8,6 +8,7 @@ const KernelTable& portable_kernels() {
       .isa = "x86-64-v2",
       .segment_keys = 1024,
       .widen = core::widen,
+      .narrow = core::narrow,
       .pack_queries = portable::pack_queries,
       .dot_products = portable::dot_products,
       .cap_and_bias = portable::cap_and_bias,

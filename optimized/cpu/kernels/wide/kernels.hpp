@@ -5,11 +5,14 @@
 /// used, so that no function compiled for a newer processor can be linked into code that runs on an older one.
 ///
 /// A vector type V has: Reg, kWidth (floats), load, store, load_part, store_part (the first n < kWidth floats), set
-/// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), exp_nonpositive,
-/// hyperbolic_tangent, transpose (of kWidth vectors), add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth widened
-/// elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16.
+/// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), what elementary.hpp
+/// asks for, transpose (of kWidth vectors), add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth
+/// widened elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16,
+/// store_f16 and store_bf16 (kWidth elements, rounded as core/numbers.hpp says).
 
 #include "cpu/kernels/table.hpp"
+#include "cpu/kernels/wide/elementary.hpp"
+#include "cpu/kernels/wide/repeat.hpp"
 
 namespace headwater::cpu {
 namespace {
@@ -46,24 +49,29 @@ void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, s
 template <class V, int Keys, int Vectors>
 inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float scale, float* block) {
   typename V::Reg sums[Keys][Vectors];
-  for (int key = 0; key < Keys; ++key) {
-    for (int v = 0; v < Vectors; ++v) sums[key][v] = V::zero();
-  }
+  repeat<Keys>([&](auto key) { repeat<Vectors>([&](auto v) { sums[key][v] = V::zero(); }); });
+  // x86 addresses a base and one or two strides: three keys share a base, or twelve bases would not fit its registers.
+  constexpr int kBases = (Keys + 2) / 3;
+  const float* at[kBases];
+  repeat<kBases>([&](auto base) {
+    at[base] = keys + 3 * base * d;
+    asm("" : "+r"(at[base]));
+  });
   for (std::int64_t e = 0; e < d; ++e) {
     __builtin_prefetch(keys + Keys * d + kLineFloats * e);  // the next tile, as a stream
     typename V::Reg q[Vectors];
-    for (int v = 0; v < Vectors; ++v) q[v] = V::load(packed + (v * d + e) * V::kWidth);
-    for (int key = 0; key < Keys; ++key) {
-      const typename V::Reg k = V::set(keys[key * d + e]);
-      for (int v = 0; v < Vectors; ++v) sums[key][v] = V::fma(k, q[v], sums[key][v]);
-    }
+    repeat<Vectors>([&](auto v) { q[v] = V::load(packed + (v * d + e) * V::kWidth); });
+    repeat<Keys>([&](auto key) {
+      const typename V::Reg k = V::set(at[key / 3][e + key % 3 * d]);
+      repeat<Vectors>([&](auto v) { sums[key][v] = V::fma(k, q[v], sums[key][v]); });
+    });
   }
   const typename V::Reg factor = V::set(scale);
-  for (int key = 0; key < Keys; ++key) {
-    for (int v = 0; v < Vectors; ++v) {
+  repeat<Keys>([&](auto key) {
+    repeat<Vectors>([&](auto v) {
       V::store(block + key * kBlockRows + v * V::kWidth, V::mul(sums[key][v], factor));
-    }
-  }
+    });
+  });
 }
 
 template <class V, int Vectors>
@@ -113,7 +121,7 @@ void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int
     for (std::int64_t lane = 0; lane < lanes; lane += V::kWidth) {
       float* at = block + key * kBlockRows + lane;
       typename V::Reg s = V::load(at);
-      if (map.softcap > 0) s = V::mul(cap, V::hyperbolic_tangent(V::div(s, cap)));
+      if (map.softcap > 0) s = V::mul(cap, hyperbolic_tangent<V>(V::div(s, cap)));
       if (map.slope != 0) {
         const auto distance = static_cast<float>(positions.first_row + lane - position);
         s = V::fma(slope, V::add(V::set(distance), ramp), s);
@@ -138,14 +146,14 @@ void softmax_lanes(std::int64_t n_keys, float* block, float* max, float* sum, fl
   const typename V::Reg top = V::max(V::max(highest[0], highest[1]), V::max(highest[2], highest[3]));
   // A lane that saw no key yet has m = -inf; any finite offset keeps its weights at zero instead of NaN.
   const typename V::Reg offset = V::finite_or_zero(top);
-  const typename V::Reg factor = V::exp_nonpositive(V::sub(V::load(max), offset));
+  const typename V::Reg factor = exp_nonpositive<V>(V::sub(V::load(max), offset));
   V::store(rescale, factor);
   V::store(max, top);
 
   typename V::Reg partial[kChains];
   for (int c = 0; c < kChains; ++c) partial[c] = V::zero();
   const auto weigh = [&](std::int64_t at, typename V::Reg& into) {
-    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load(block + at * kBlockRows), offset));
+    const typename V::Reg weight = exp_nonpositive<V>(V::sub(V::load(block + at * kBlockRows), offset));
     V::store(block + at * kBlockRows, weight);
     into = V::add(into, weight);
   };
@@ -170,34 +178,32 @@ template <class V, int Vectors, bool Part>
 inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
                        int part, const float* rescale, float* out) {
   typename V::Reg sums[V::kRows][Vectors];
-  for (int row = 0; row < V::kRows; ++row) {
-    for (int v = 0; v < Vectors; ++v) sums[row][v] = V::zero();
-  }
+  repeat<V::kRows>([&](auto row) { repeat<Vectors>([&](auto v) { sums[row][v] = V::zero(); }); });
   for (std::int64_t key = 0; key < n_keys; ++key) {
     for (int ahead = Vectors; ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {  // the next strip
       __builtin_prefetch(values + key * dv + ahead * V::kWidth, 0, 2);
     }
     typename V::Reg value[Vectors];
-    for (int v = 0; v < Vectors; ++v) {
+    repeat<Vectors>([&](auto v) {
       const float* from = values + key * dv + v * V::kWidth;
       value[v] = Part && v == Vectors - 1 ? V::load_part(from, part) : V::load(from);
-    }
-    for (int row = 0; row < V::kRows; ++row) {
+    });
+    repeat<V::kRows>([&](auto row) {
       const typename V::Reg weight = V::set(block[key * kBlockRows + row]);
-      for (int v = 0; v < Vectors; ++v) sums[row][v] = V::fma(weight, value[v], sums[row][v]);
-    }
+      repeat<Vectors>([&](auto v) { sums[row][v] = V::fma(weight, value[v], sums[row][v]); });
+    });
   }
-  for (int row = 0; row < V::kRows; ++row) {
+  repeat<V::kRows>([&](auto row) {
     const typename V::Reg factor = V::set(rescale ? rescale[row] : 1.0f);
-    for (int v = 0; v < Vectors; ++v) {
+    repeat<Vectors>([&](auto v) {
       float* to = out + row * dv + v * V::kWidth;
       if (Part && v == Vectors - 1) {
         V::store_part(to, V::fma(V::load_part(to, part), factor, sums[row][v]), part);
       } else {
         V::store(to, V::fma(V::load(to), factor, sums[row][v]));
       }
-    }
-  }
+    });
+  });
 }
 
 /// A run of keys of which lane r sees the first visible + r.
@@ -265,6 +271,27 @@ void widen(const void* from, DType type, std::int64_t count, float* to) {
   }
 }
 
+/// Floats to 16-bit elements, each rounded once.
+template <class V, void (*Narrow)(void*, typename V::Reg)>
+void narrow_16(const float* from, std::int64_t count, void* to) {
+  auto* bytes = static_cast<unsigned char*>(to);
+  std::int64_t i = 0;
+  for (; i + V::kWidth <= count; i += V::kWidth) Narrow(bytes + 2 * i, V::load(from + i));
+  if (i == count) return;
+  unsigned char whole[2 * V::kWidth];
+  Narrow(whole, V::load_part(from + i, static_cast<int>(count - i)));
+  __builtin_memcpy(bytes + 2 * i, whole, static_cast<std::size_t>(2 * (count - i)));
+}
+
+template <class V>
+void narrow(const float* from, std::int64_t count, DType type, void* to) {
+  switch (type) {
+    case DType::f32: __builtin_memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float)); break;
+    case DType::f16: narrow_16<V, V::store_f16>(from, count, to); break;
+    case DType::bf16: narrow_16<V, V::store_bf16>(from, count, to); break;
+  }
+}
+
 template <class V>
 void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                  double* sums) {
@@ -281,7 +308,7 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
   std::int64_t key = 0;
   for (; key + kLines <= n_keys; key += kLines) {
     typename V::Reg lines[kLines];
-    for (int i = 0; i < kLines; ++i) lines[i] = line_sum(key + i);
+    repeat<kLines>([&](auto i) { lines[i] = line_sum(key + i); });
     V::add_line_totals(lines, sums + key);
   }
   if (key < n_keys) {

@@ -170,13 +170,13 @@ float row_weights(float* logits, std::int64_t n, float max) {
   typename V::Reg sum = V::zero();
   std::int64_t i = 0;
   for (; i + V::kWidth <= n; i += V::kWidth) {
-    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load(logits + i), offset));
+    const typename V::Reg weight = exp_nonpositive<V>(V::sub(V::load(logits + i), offset));
     V::store(logits + i, weight);
     sum = V::add(sum, weight);
   }
   if (i < n) {
     const auto left = static_cast<int>(n - i);
-    const typename V::Reg weight = V::exp_nonpositive(V::sub(V::load_part(logits + i, left), offset));
+    const typename V::Reg weight = exp_nonpositive<V>(V::sub(V::load_part(logits + i, left), offset));
     V::store_part(logits + i, weight, left);
     sum = V::add(sum, V::load_part(logits + i, left));
   }
