@@ -25,7 +25,11 @@ void AttentionBlock::start(float sink) const {
   const bool none = std::isinf(sink);
   std::fill_n(state.max, kBlockRows, none ? -std::numeric_limits<float>::infinity() : sink);
   std::fill_n(state.sum, kBlockRows, none ? 0.0f : 1.0f);
-  std::fill_n(out, lanes() * dv, 0.0f);
+  state.has_output = false;
+}
+
+void AttentionBlock::finish() const {
+  if (!state.has_output) std::fill_n(out, lanes() * dv, 0.0f);
 }
 
 void AttentionBlock::add(const float* keys, const float* values, const BlockPositions& positions,
@@ -38,7 +42,9 @@ void AttentionBlock::add(const float* keys, const float* values, const BlockPosi
   kernels.softmax(lanes(), n_keys, weights, state);
   std::int64_t visible = positions.gathered ? n_keys : first_row + 1 - positions.first_key;
   if (HEADWATER_SABOTAGE("cpu.values.last_keys_unseen")) visible -= kLaneTile;
-  kernels.accumulate_values(weights, lanes(), n_keys, visible, values, dv, state.rescale, out);
+  kernels.accumulate_values(weights, lanes(), n_keys, visible, values, dv,
+                            state.has_output ? state.rescale : nullptr, out);
+  state.has_output = true;
 }
 
 void AttentionBlock::add_keys(const float* keys, const float* values, std::int64_t first_key,

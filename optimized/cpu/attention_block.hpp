@@ -23,8 +23,12 @@ struct AttentionBlock {
 
   [[nodiscard]] std::int64_t lanes() const { return (rows + kLaneTile - 1) / kLaneTile * kLaneTile; }
 
-  /// Empty key set, or the sink alone (LOGIT-4: a column whose value row is zero).
+  /// Empty key set, or the sink alone (LOGIT-4: a column whose value row is zero). Leaves out as it is: the first keys
+  /// overwrite it.
   void start(float sink) const;
+
+  /// Behind the last keys: a block that was given none has zero outputs.
+  void finish() const;
 
   /// Adds keys at the consecutive positions first_key, first_key + 1, ..., masked by MASK-1. `weights`:
   /// [n_keys][kBlockRows], afterwards exp(s - state.max).

@@ -48,15 +48,9 @@ std::uint32_t Bf16Block::finish(std::int64_t dv) const {
     const bool fits = sum >= 0.5f && sum <= kLargestSum;
     if (!fits) failed |= 1u << lane;
   }
-  // Large weights times large values may overflow where their quotient does not. x * 0 is NaN for those alone.
-  float probe[kBlockRows] = {};
-  for (std::int64_t column = 0; column < dv; ++column) {
-    for (std::int64_t lane = 0; lane < kBlockRows; ++lane)
-      probe[lane] += out[column * kBlockRows + lane] * 0.0f;
-  }
-  for (std::int64_t lane = 0; lane < rows; ++lane) {
-    if (probe[lane] != 0.0f) failed |= 1u << lane;
-  }
+  // Large weights times large values may overflow where their quotient does not.
+  const auto of_rows = static_cast<std::uint32_t>((std::uint64_t{1} << rows) - 1);
+  failed |= kernels.not_finite(out, dv) & of_rows;
   return HEADWATER_SABOTAGE("cpu.bf16.no_guard") ? 0 : failed;
 }
 

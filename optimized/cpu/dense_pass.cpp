@@ -84,6 +84,7 @@ void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t b
   }
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
     const AttentionBlock block = block_at(row);
+    block.finish();
     block.normalise();
     for (std::int64_t r = 0; r < block.rows; ++r) {
       store_row(call, row + r, head, block.out + r * dv);

@@ -41,7 +41,8 @@ struct FusedRow {
   double lse;
 };
 
-FusedRow fuse(double unit, const PassRow& intra, const PassRow& inter) {
+/// The logarithm of lse costs as much as the rest and is for observers alone.
+FusedRow fuse(double unit, const PassRow& intra, const PassRow& inter, bool with_lse) {
   const double m = std::max(intra.max, inter.max);
   const auto relative = [&](double max) { return max == m ? 1.0 : std::exp(unit * (max - m)); };
   const double a = intra.sum == 0 ? 0 : intra.sum * relative(intra.max);
@@ -52,7 +53,7 @@ FusedRow fuse(double unit, const PassRow& intra, const PassRow& inter) {
   const auto weight = [&](double share, const PassRow& pass) {
     return share == 0 ? 0.0f : static_cast<float>(share / (l * pass.divisor));
   };
-  return {weight(a, intra), weight(b, inter), unit * m + std::log(l)};
+  return {weight(a, intra), weight(b, inter), with_lse ? unit * m + std::log(l) : 0.0};
 }
 
 }  // namespace
@@ -243,7 +244,7 @@ void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& row
   const std::int64_t dv = kv_.d_value();
   for (std::int64_t r = 0; r < rows.n; ++r) {
     const FusedRow fused =
-        fuse(call.natural_unit, pass_row(intra, r, call.bf16), pass_row(inter, r, call.bf16));
+        fuse(call.natural_unit, pass_row(intra, r, call.bf16), pass_row(inter, r, call.bf16), observed());
     lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     // Straight to the caller where his rows are floats.
     float* o = inter_out + r * dv;
@@ -258,7 +259,7 @@ void CpuSession::write_rows(const Call& call, const Chunk& chunk, const BlockRow
   const std::int64_t dv = kv_.d_value();
   for (std::int64_t r = 0; r < rows.n; ++r) {
     const FusedRow fused = fuse(call.natural_unit, pass_row(intra, r, call.bf16),
-                                {-std::numeric_limits<double>::infinity(), 0, 1});
+                                {-std::numeric_limits<double>::infinity(), 0, 1}, observed());
     lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     float* o = out + r * dv;
     if (!call.bf16) {
@@ -345,6 +346,7 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
     std::copy_n(attention.state.max, kBlockRows,
                 scratch.segment_max.data() + first / segment_keys_ * kBlockRows);
   }
+  attention.finish();
   for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
     attention.add_column_sums(scratch.block.data() + first * kBlockRows,
                               scratch.segment_max.data() + first / segment_keys_ * kBlockRows,

@@ -173,6 +173,20 @@ TEST_P(Bf16Kernels, INTRA_1_ValuesAndRows) {
   }
 }
 
+TEST_P(Bf16Kernels, NUM_2_LanesWithoutAFiniteOutput) {
+  const std::int64_t width = std::get<2>(GetParam());
+  std::vector<float> out(static_cast<std::size_t>(width * kBlockRows), 3e38f);
+  EXPECT_EQ(kernels->not_finite(out.data(), width), 0u);
+  const auto spoil = [&](std::int64_t column, std::int64_t lane, float value) {
+    out[static_cast<std::size_t>(column * kBlockRows + lane)] = value;
+  };
+  spoil(width - 1, 0, kInf);
+  spoil(0, 15, -kInf);
+  spoil(width / 2, 16, std::numeric_limits<float>::quiet_NaN());
+  spoil(width / 3, 31, kInf);
+  EXPECT_EQ(kernels->not_finite(out.data(), width), 1u | 1u << 15 | 1u << 16 | 1u << 31);
+}
+
 TEST_P(Bf16Kernels, INTRA_2_ColumnSums) {
   auto weights = rows_of(key_tiles(n_keys) * kTileWeights, 5);
   for (std::uint16_t& bits : weights) bits = static_cast<std::uint16_t>(bits & 0x7FFF);

@@ -275,6 +275,19 @@ TEST_P(Kernels, INTRA_1_ValuesAndRescale) {
   EXPECT_EQ(out.back(), kPoison);
 }
 
+TEST_P(Kernels, INTRA_1_FirstValuesOverwriteTheOutput) {
+  const auto weights = normals(block.size(), 5);
+  const auto v = normals(static_cast<std::size_t>(n_keys * d), 6);
+  const auto size = static_cast<std::size_t>(lanes * d);
+  std::vector<float> nothing(size, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> zeros(size, 0.0f);
+  float rescale[kBlockRows];
+  std::fill_n(rescale, kBlockRows, 0.5f);
+  kernels.accumulate_values(weights.data(), lanes, n_keys, n_keys, v.data(), d, nullptr, nothing.data());
+  kernels.accumulate_values(weights.data(), lanes, n_keys, n_keys, v.data(), d, rescale, zeros.data());
+  EXPECT_EQ(nothing, zeros);
+}
+
 TEST_P(Kernels, MASK_1_ValuesOfUnseenKeys) {
   const std::int64_t dv = d;
   const std::int64_t visible = n_keys / 2;

@@ -32,6 +32,7 @@ struct SoftmaxState {
   float max[kBlockRows];      ///< m, -inf before the first key
   float sum[kBlockRows];      ///< l relative to max
   float rescale[kBlockRows];  ///< exp(m before - m after) of the last update
+  bool has_output;            ///< whether any keys have been accumulated; kernels leave it alone
 };
 
 /// The kernels of one ISA. A new table starts as a copy of the portable one and overrides what it does better.
@@ -69,8 +70,9 @@ struct KernelTable {
   /// Logits to weights exp(s - m) in place; updates the running maximum and sum.
   void (*softmax)(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state);
 
-  /// out[lane][dv] = out * rescale[lane] + sum_key block[key][lane] * values[key][dv], over n_keys > 0 keys. Lane r sees
-  /// the first visible + r of them; the weights of the others are zero and need not be read.
+  /// out[lane][dv] = out * rescale[lane] + sum_key block[key][lane] * values[key][dv], over n_keys > 0 keys; without
+  /// rescale, out holds nothing yet and is not read. Lane r sees the first visible + r keys; the weights of the others
+  /// are zero and need not be read.
   void (*accumulate_values)(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
                             const float* values, std::int64_t dv, const float* rescale, float* out);
 

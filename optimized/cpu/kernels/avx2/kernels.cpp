@@ -72,8 +72,8 @@ struct Avx2 {
     const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7FFF));
     const __m256i upper = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(upper),
-                                                                _mm256_extracti128_si256(upper, 1)));
+    _mm_storeu_si128(static_cast<__m128i*>(p),
+                     _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1)));
   }
 
   static Reg finite_or_zero(Reg x) {

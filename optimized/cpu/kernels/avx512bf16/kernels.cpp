@@ -70,9 +70,8 @@ struct DotProductUnit {
                          std::int64_t dv, float* out) {
     __m512 sums[Columns][kHalves];
     const auto at = [&](int column, int half) { return out + column * kBlockRows + half * Avx512::kWidth; };
-    repeat<Columns>([&](auto c) {
-      repeat<kHalves>([&](auto half) { sums[c][half] = Avx512::load(at(c, half)); });
-    });
+    repeat<Columns>(
+        [&](auto c) { repeat<kHalves>([&](auto half) { sums[c][half] = Avx512::load(at(c, half)); }); });
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       for (std::int64_t key = 0; key < kKeyTile; key += 2) {
         const __m512bh w0 = pairs(weights + key * kBlockRows);
@@ -86,9 +85,8 @@ struct DotProductUnit {
       weights += kTileWeights;
       values += dv * kKeyTile;
     }
-    repeat<Columns>([&](auto c) {
-      repeat<kHalves>([&](auto half) { Avx512::store(at(c, half), sums[c][half]); });
-    });
+    repeat<Columns>(
+        [&](auto c) { repeat<kHalves>([&](auto half) { Avx512::store(at(c, half), sums[c][half]); }); });
   }
 
   static void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,

@@ -14,6 +14,7 @@
   void add_sink(float sink, Bf16Softmax& softmax);                                                        \
   void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,          \
                   std::int64_t dv_padded, float* out);                                                    \
+  std::uint32_t not_finite(const float* transposed, std::int64_t dv);                                     \
   void column_sums(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums); \
   void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,    \
                    float* rows);                                                                          \
@@ -41,6 +42,9 @@
                   std::int64_t dv_padded, float* out) {                                                    \
     Unit::accumulate(weights, tiles, values, dv_padded, out);                                              \
   }                                                                                                        \
+  std::uint32_t not_finite(const float* transposed, std::int64_t dv) {                                     \
+    return cpu::not_finite(transposed, dv);                                                                \
+  }                                                                                                        \
   void column_sums(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums) { \
     column_sums_bf16(weights, n_keys, factor, sums);                                                       \
   }                                                                                                        \
@@ -55,6 +59,6 @@
   {                                                                                                     \
     .isa = (name), .d_multiple = (keys), .dv_multiple = (values), .pack_queries = unit::pack_queries,   \
     .pack_values = unit::pack_values, .raise_to_highest = unit::raise_to_highest, .weigh = unit::weigh, \
-    .add_sink = unit::add_sink, .accumulate = unit::accumulate, .column_sums = unit::column_sums,       \
-    .unpack_rows = unit::unpack_rows,                                                                   \
+    .add_sink = unit::add_sink, .accumulate = unit::accumulate, .not_finite = unit::not_finite,         \
+    .column_sums = unit::column_sums, .unpack_rows = unit::unpack_rows,                                 \
   }

@@ -219,6 +219,29 @@ void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weig
   }
 }
 
+/// x * 0 is 0 for finite x and NaN for the others.
+inline std::uint32_t not_finite(const float* transposed, std::int64_t dv) {
+  std::uint32_t lanes = 0;
+  for (int half = 0; half < kHalves; ++half) {
+    constexpr int kChains = 4;
+    __m512 probe[kChains];
+    repeat<kChains>([&](auto chain) { probe[chain] = Avx512::zero(); });
+    const auto column = [&](std::int64_t c) {
+      return Avx512::load(transposed + c * kBlockRows + half * Avx512::kWidth);
+    };
+    std::int64_t c = 0;
+    for (; c + kChains <= dv; c += kChains) {
+      repeat<kChains>(
+          [&](auto chain) { probe[chain] = Avx512::fma(column(c + chain), Avx512::zero(), probe[chain]); });
+    }
+    for (; c < dv; ++c) probe[0] = Avx512::fma(column(c), Avx512::zero(), probe[0]);
+    const __m512 all = Avx512::add(Avx512::add(probe[0], probe[1]), Avx512::add(probe[2], probe[3]));
+    lanes |= static_cast<std::uint32_t>(_mm512_cmp_ps_mask(all, all, _CMP_UNORD_Q))
+             << (half * Avx512::kWidth);
+  }
+  return lanes;
+}
+
 inline void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, const float* factor,
                              double* sums) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));

@@ -72,6 +72,9 @@ struct Bf16Table {
   void (*accumulate)(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
                      std::int64_t dv_padded, float* out);
 
+  /// Bit r: whether lane r of transposed[dv][kBlockRows] holds a NaN or an infinity.
+  std::uint32_t (*not_finite)(const float* transposed, std::int64_t dv);
+
   /// sums[key] += sum over lanes of weight * factor[lane], the lanes in F32.
   void (*column_sums)(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums);
 

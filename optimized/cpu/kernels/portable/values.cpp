@@ -50,7 +50,8 @@ inline void value_column(const float* block, std::int64_t n_keys, const float* v
 
 void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t /*visible*/,
                        const float* values, std::int64_t dv, const float* rescale, float* out) {
-  for (std::int64_t row = 0; row < lanes; ++row) {
+  if (!rescale) std::fill_n(out, lanes * dv, 0.0f);
+  for (std::int64_t row = 0; rescale && row < lanes; ++row) {
     for (std::int64_t column = 0; column < dv; ++column) out[row * dv + column] *= rescale[row];
   }
   if (HEADWATER_SABOTAGE("cpu.values.drop_last_key")) --n_keys;

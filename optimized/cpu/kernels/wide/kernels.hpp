@@ -68,9 +68,8 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
   }
   const typename V::Reg factor = V::set(scale);
   repeat<Keys>([&](auto key) {
-    repeat<Vectors>([&](auto v) {
-      V::store(block + key * kBlockRows + v * V::kWidth, V::mul(sums[key][v], factor));
-    });
+    repeat<Vectors>(
+        [&](auto v) { V::store(block + key * kBlockRows + v * V::kWidth, V::mul(sums[key][v], factor)); });
   });
 }
 
@@ -172,8 +171,8 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
   }
 }
 
-/// kRows rows x Vectors * kWidth columns of one run of keys, added to out * rescale. Part: the last vector has `part`
-/// columns.
+/// kRows rows x Vectors * kWidth columns of one run of keys, added to out * rescale, or to nothing where rescale is none.
+/// Part: the last vector has `part` columns.
 template <class V, int Vectors, bool Part>
 inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
                        int part, const float* rescale, float* out) {
@@ -194,13 +193,16 @@ inline void value_tile(const float* block, std::int64_t n_keys, const float* val
     });
   }
   repeat<V::kRows>([&](auto row) {
-    const typename V::Reg factor = V::set(rescale ? rescale[row] : 1.0f);
+    const typename V::Reg factor = V::set(rescale ? rescale[row] : 0.0f);
     repeat<Vectors>([&](auto v) {
+      constexpr bool kPart = Part && v == Vectors - 1;
       float* to = out + row * dv + v * V::kWidth;
-      if (Part && v == Vectors - 1) {
-        V::store_part(to, V::fma(V::load_part(to, part), factor, sums[row][v]), part);
+      typename V::Reg total = sums[row][v];
+      if (rescale) total = V::fma(kPart ? V::load_part(to, part) : V::load(to), factor, total);
+      if (kPart) {
+        V::store_part(to, total, part);
       } else {
-        V::store(to, V::fma(V::load(to), factor, sums[row][v]));
+        V::store(to, total);
       }
     });
   });
@@ -210,7 +212,7 @@ inline void value_tile(const float* block, std::int64_t n_keys, const float* val
 struct ValueRun {
   const float* weights;
   const float* values;
-  const float* rescale;  ///< none: 1
+  const float* rescale;  ///< of what is in out; none: nothing is
   std::int64_t n_keys;
   std::int64_t visible;
 };
@@ -231,8 +233,10 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
   static_assert(kLaneTile % V::kRows == 0);
   // Bounds the length of a float sum; a strip of the run's value rows stays in the first-level cache.
   constexpr std::int64_t kRun = 128;
+  float as_it_is[kBlockRows];
+  for (float& factor : as_it_is) factor = 1.0f;
   for (std::int64_t first = 0; first < n_keys; first += kRun) {
-    const ValueRun run{block + first * kBlockRows, values + first * dv, first == 0 ? rescale : nullptr,
+    const ValueRun run{block + first * kBlockRows, values + first * dv, first == 0 ? rescale : as_it_is,
                        least(kRun, n_keys - first), visible - first};
     std::int64_t column = 0;
     for (; column + 2 * V::kWidth <= dv; column += 2 * V::kWidth) {
