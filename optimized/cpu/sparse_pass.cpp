@@ -21,6 +21,25 @@ std::int64_t groups_of(const Chunk& chunk) {
   return (length(chunk) + rows - 1) / rows;
 }
 
+/// totals[i] = the sum of partials[group * stride + i] over groups first, ..., last - 1, added in this order.
+void add_up(const double* partials, std::int64_t stride, std::int64_t first, std::int64_t last,
+            std::int64_t n, float* totals) {
+  constexpr std::int64_t kAtOnce = 8;
+  for (std::int64_t i = 0; i < n; i += kAtOnce) {
+    const std::int64_t some = std::min(kAtOnce, n - i);
+    double sums[kAtOnce] = {};
+    for (std::int64_t group = first; group < last; ++group) {
+      const double* line = partials + group * stride + i;
+      if (some == kAtOnce) {
+        for (std::int64_t k = 0; k < kAtOnce; ++k) sums[k] += line[k];
+      } else {
+        for (std::int64_t k = 0; k < some; ++k) sums[k] += line[k];
+      }
+    }
+    for (std::int64_t k = 0; k < some; ++k) totals[i + k] = static_cast<float>(sums[k]);
+  }
+}
+
 /// What one pass knows of a row: m in some unit, l, and what its o is a multiple of.
 struct PassRow {
   double max;
@@ -361,12 +380,10 @@ void CpuSession::reduce_intra(const Window& window, const Chunk& chunk, std::int
   const std::int64_t rows = group_rows(length(chunk));
   const double* partials = intra_partials_.data() + head * max_groups_ * window_rows_;
   float* sums = colsum_intra_.data() + window_index(window, head, chunk.begin);
-  for (std::int64_t j = 0; j < length(chunk); ++j) {
-    double total = 0;
-    for (std::int64_t group = j / rows; group < groups_of(chunk); ++group) {
-      total += partials[group * window_rows_ + (chunk.begin - window.begin) + j];
-    }
-    sums[j] = static_cast<float>(total);
+  const std::int64_t groups = groups_of(chunk);
+  for (std::int64_t first = 0; first < length(chunk); first += rows) {  // keys that the same groups saw
+    add_up(partials + (chunk.begin - window.begin) + first, window_rows_, first / rows, groups,
+           std::min(rows, length(chunk) - first), sums + first);
   }
   scores_.initialise(layer, head, chunk.begin, length(chunk), sums);
 }
@@ -439,13 +456,7 @@ void CpuSession::reduce_inter(const Chunk& chunk, std::int64_t layer, std::int64
   const std::int64_t n_memory = memory_.count(layer);
   const double* partials = inter_partials_.data() + head * max_groups_ * memory_.width();
   float* sums = colsum_inter_.data() + head * memory_.width();
-  for (std::int64_t i = 0; i < n_memory; ++i) {
-    double total = 0;
-    for (std::int64_t group = 0; group < groups_of(chunk); ++group) {
-      total += partials[group * memory_.width() + i];
-    }
-    sums[i] = static_cast<float>(total);
-  }
+  add_up(partials, memory_.width(), 0, groups_of(chunk), n_memory, sums);
   std::fill(sums + n_memory, sums + memory_.width(), 0.0f);
   scores_.accumulate(layer, head, memory_.entries(layer, head), n_memory, sums);
 }

@@ -192,25 +192,25 @@ template <class V, class E, int Rows, int Vectors>
 inline void row_value_tile(const float* weights, std::int64_t stride, const unsigned char* values,
                            std::int64_t n_keys, std::int64_t dv, float* out) {
   typename V::Reg sums[Rows][Vectors];
-  for (int row = 0; row < Rows; ++row) {
-    for (int v = 0; v < Vectors; ++v) sums[row][v] = V::load(out + row * dv + v * V::kWidth);
-  }
+  const auto at_out = [&](int row, int v) { return out + row * dv + v * V::kWidth; };
+  repeat<Rows>([&](auto row) { repeat<Vectors>([&](auto v) { sums[row][v] = V::load(at_out(row, v)); }); });
   for (std::int64_t key = 0; key < n_keys; ++key) {
     typename V::Reg value[Vectors];
     const unsigned char* at = values + key * dv * E::kBytes;
     if constexpr (Vectors % E::kVectors == 0) {
-      for (int v = 0; v < Vectors; v += E::kVectors) E::load_unit(at + v * V::kWidth * E::kBytes, value + v);
+      repeat<Vectors / E::kVectors>([&](auto unit) {
+        constexpr int kFirst = unit * E::kVectors;
+        E::load_unit(at + kFirst * V::kWidth * E::kBytes, value + kFirst);
+      });
     } else {
-      for (int v = 0; v < Vectors; ++v) value[v] = E::load(at + v * V::kWidth * E::kBytes);
+      repeat<Vectors>([&](auto v) { value[v] = E::load(at + v * V::kWidth * E::kBytes); });
     }
-    for (int row = 0; row < Rows; ++row) {
+    repeat<Rows>([&](auto row) {
       const typename V::Reg weight = V::set(weights[row * stride + key]);
-      for (int v = 0; v < Vectors; ++v) sums[row][v] = V::fma(weight, value[v], sums[row][v]);
-    }
+      repeat<Vectors>([&](auto v) { sums[row][v] = V::fma(weight, value[v], sums[row][v]); });
+    });
   }
-  for (int row = 0; row < Rows; ++row) {
-    for (int v = 0; v < Vectors; ++v) V::store(out + row * dv + v * V::kWidth, sums[row][v]);
-  }
+  repeat<Rows>([&](auto row) { repeat<Vectors>([&](auto v) { V::store(at_out(row, v), sums[row][v]); }); });
 }
 
 template <class V, class E, int Rows>
