@@ -194,6 +194,23 @@ class Format(OutputTest):
         for name, tensor in out.items():
             self.assertEqual(tensor.data, full[name].data, name)
 
+    def test_trace_that_is_written_in_pieces(self):
+        """More than 2^18 entries, which the program gathers before it writes them."""
+        local, heavy, n = 40, 24, 2200
+        out, _, _ = self.attend(problem(n=n), "-ub", "2", "--h2o-no-clamp", "--h2o-local", str(local), "--h2o-heavy", str(heavy))
+        chunks, heads, m = out["memory"].shape
+        self.assertGreater(chunks * heads * m, 1 << 18)
+        memory, sums = out["memory"].values, out["colsum_inter"].values
+        for c, begin in enumerate(out["chunk_start"].values[:-1]):
+            count = min(begin, m)
+            newest = list(range(max(0, begin - local), begin))
+            for at in range(c * heads * m, (c + 1) * heads * m, m):
+                entries = memory[at:at + m]
+                self.assertEqual(entries[:count], sorted(set(entries[:count])), c)
+                self.assertEqual(entries[count - len(newest):count], newest, c)
+                self.assertEqual(entries[count:], [-1] * (m - count))
+                self.assertAlmostEqual(sum(sums[at:at + m]), 2 if count else 0, delta=2 * F32_COLSUM_BOUND)  # 2 queries
+
     def test_size_of_elements(self):
         out, _, _ = self.attend(problem(n=37), *SPARSE)
         for tensor in out.values():
