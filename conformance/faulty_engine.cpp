@@ -161,6 +161,10 @@ void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
         }
       }
       break;
+    case Fault::nan_output:
+      change(out, n_ - 1, s.n_head - 1, s.d_value - 1, std::numeric_limits<double>::quiet_NaN());
+      break;
+    case Fault::writes_before_rows: store_element(out.type, 1.0f, element(out, 0, 0, -1)); break;
     case Fault::writes_between_rows:
       store_element(out.type, 1.0f, element(out, n_ - 1, s.n_head - 1, s.d_value));
       break;
@@ -198,6 +202,10 @@ void FaultySession::report(const ChunkRecord& record, const Observer& observer) 
   if (fault_ == Fault::shifts_lse) {
     changed.lse = copy_rows(record.lse);
     for (float& x : sums_) x += 1e-4f;
+  }
+  if (fault_ == Fault::nan_lse) {
+    changed.lse = copy_rows(record.lse);
+    sums_.front() = std::numeric_limits<float>::quiet_NaN();
   }
   if (fault_ == Fault::column_sum_missing_query && record.colsum_intra != nullptr) {
     changed.colsum_intra = copy_rows(record.colsum_intra);
@@ -264,6 +272,9 @@ const char* fault_name(Fault fault) {
     case Fault::stale_sets: return "stale_sets";
     case Fault::scores_off_by_one: return "scores_off_by_one";
     case Fault::leaves_outputs: return "leaves_outputs";
+    case Fault::nan_output: return "nan_output";
+    case Fault::nan_lse: return "nan_lse";
+    case Fault::writes_before_rows: return "writes_before_rows";
     case Fault::writes_between_rows: return "writes_between_rows";
     case Fault::reads_behind_rows: return "reads_behind_rows";
     case Fault::differs_by_thread: return "differs_by_thread";

@@ -19,6 +19,9 @@ enum class Fault {
   stale_sets,                ///< reports the sets of the chunk before
   scores_off_by_one,         ///< the score of the last token shows one unit more
   leaves_outputs,            ///< the last row is not written
+  nan_output,                ///< the last output is NaN
+  nan_lse,                   ///< and so is the first log-sum-exp that is reported
+  writes_before_rows,        ///< one element in front of the first row
   writes_between_rows,       ///< one element behind every row
   reads_behind_rows,         ///< a value taken from behind the last input row reaches the output
   differs_by_thread,         ///< the last bit of an output depends on Options::threads

@@ -13,6 +13,7 @@
 #include "conformance/case.hpp"
 #include "conformance/must_pass.hpp"
 #include "conformance/ratchet.hpp"
+#include "conformance/runner.hpp"
 #include "conformance/waivers.hpp"
 
 namespace headwater::conformance {
@@ -148,6 +149,9 @@ TEST(WaiverOfAFailure, HoldsOnItsLastDayAndNotAfterIt) {
     EXPECT_EQ(results.front().status, Status::waived) << day;
     EXPECT_EQ(results.front().waiver, "why (until 2027-01-31)");
   }
+  std::vector<Result> others{result_of("exact.written_out", "another", Status::fail)};
+  EXPECT_THAT(waivers.apply(others, "2027-01-31"), IsEmpty());
+  EXPECT_EQ(others.front().status, Status::fail);
   std::vector<Result> results{result_of("exact.written_out", "e", Status::fail)};
   EXPECT_THAT(waivers.apply(results, "2027-02-01"), Contains(HasSubstr("expired on 2027-01-31")));
   EXPECT_EQ(results.front().status, Status::fail);
@@ -164,6 +168,24 @@ TEST(WaiverOfAFailure, BearsWhatIsMistrustedToo) {
   EXPECT_THAT(waivers.apply(results, "2026-01-01"), IsEmpty());
   EXPECT_EQ(results[0].status, Status::waived);
   EXPECT_EQ(results[1].status, Status::fail);
+}
+
+// A bound as large as what it bounds shows nothing, and must not pass for a check that was held.
+TEST(Mistrusted, WhereTheBoundsAddUpToTheSignals) {
+  const auto status_of = [](double bound, double signal, bool fails) {
+    const Case test{"bound.written_out", {}, "out", Lane::bound, false, [=](Context& context) {
+                      context.trust(0.5 * bound, 0.25 * signal);
+                      context.trust(0.5 * bound, 0.75 * signal);
+                      if (fails) throw Violation("wrong");
+                    }};
+    return run_case(test, nullptr, Settings{}).status;
+  };
+  EXPECT_EQ(status_of(0.0, 0.0, false), Status::pass) << "exact";
+  EXPECT_EQ(status_of(0.99, 1.0, false), Status::pass);
+  EXPECT_EQ(status_of(1.0, 1.0, false), Status::mistrusted);
+  EXPECT_EQ(status_of(2.0, 1.0, false), Status::mistrusted);
+  EXPECT_EQ(status_of(2.0, 1.0, true), Status::fail) << "wrong is worse than not shown";
+  EXPECT_TRUE(is_failure(Status::mistrusted));
 }
 
 }  // namespace
