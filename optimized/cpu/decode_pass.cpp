@@ -18,10 +18,14 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 /// Fewer keys are not worth a task.
 constexpr std::int64_t kSplitKeys = 1024;
 
+/// Parts of a head that feed enough threads; beyond, longer parts stream better than more of them.
+constexpr std::int64_t kFewSplits = 8;
+
 /// Keys per task: a function of the context alone, so that no result depends on the threads.
 std::int64_t split_keys(std::int64_t n) {
-  const std::int64_t share = (n + kMaxSplits - 1) / kMaxSplits;
-  return std::max(kSplitKeys, (share + kDecodeLogits - 1) / kDecodeLogits * kDecodeLogits);
+  const auto share = [&](std::int64_t splits) { return (n + splits - 1) / splits; };
+  const std::int64_t keys = std::max(std::min(share(kFewSplits), kDecodeLogits), share(kMaxSplits));
+  return (keys + kSplitKeys - 1) / kSplitKeys * kSplitKeys;
 }
 
 /// The largest of n logits and `top`; NaN is passed over. Many chains, so that the loop vectorises.

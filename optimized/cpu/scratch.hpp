@@ -17,7 +17,9 @@ inline constexpr std::int64_t kMaxGroups = 8;
 /// Query rows (tokens x heads of a group) that are decoded together at most, and parts that a context is cut into.
 inline constexpr std::int64_t kDecodeRows = 16;
 inline constexpr std::int64_t kMaxSplits = 32;
-inline constexpr std::int64_t kDecodeLogits = 512;  ///< of a row that are kept at a time
+/// Logits of a row that are kept at a time, for whole parts of a long context: memory streams while all keys of a part
+/// are read, then all its values, and each change from one to the other costs a start.
+inline constexpr std::int64_t kDecodeLogits = 4096;
 
 /// Rows per task of a chunk of n rows: a function of n only, so that no result depends on the threads.
 std::int64_t group_rows(std::int64_t n);

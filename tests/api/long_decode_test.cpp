@@ -1,4 +1,4 @@
-// Decode steps over a context of as many parts as an engine may cut it into (32 of 1024 keys on a CPU), with as many rows
+// Decode steps over a context of as many parts as an engine may cut it into (32 of 4096 keys on a CPU), with as many rows
 // as one pass takes, and over one key more. Queries are 0, so every weight is 1 and a row is the mean of the values that it
 // sees: a part that is lost, taken twice or kept where another head's stands, shows.
 
@@ -10,7 +10,7 @@
 namespace headwater::api_test {
 namespace {
 
-constexpr std::int64_t kFullContext = 32 * 1024;
+constexpr std::int64_t kFullContext = 32 * 4096;
 constexpr std::int64_t kRowsAtOnce = 4;  // of 4 query heads on each key/value head: 16 rows
 constexpr Shape kShape{.n_layer = 1,
                        .n_head = 8,
