@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <random>
 
 #include <fmt/format.h>
 
@@ -27,9 +28,6 @@ constexpr std::size_t kMostOutput = 4096;
 // Milliseconds between two looks at the child: while it may still write, and when both pipes have ended.
 constexpr int kTick = 20;
 constexpr int kShortTick = 1;
-// In front of and behind a result, so that half of one is told from all of it.
-constexpr std::string_view kBegin = "result{";
-constexpr std::string_view kEnd = "}result";
 constexpr int kNoResult = 113;  // exit status of a child whose work threw
 
 class Pipe {
@@ -77,6 +75,24 @@ class Pipe {
   std::array<int, 2> ends_{-1, -1};
 };
 
+// What stands in front of and behind a result: half of one is told from all of it, and what a plug-in writes to files that
+// it did not open from either.
+struct Frame {
+  std::string begin, end;
+
+  static Frame drawn() {
+    std::random_device device;
+    const std::string key = fmt::format("{:08x}{:08x}{:08x}", device(), device(), device());
+    return {"result " + key + "{", "}" + key};
+  }
+  [[nodiscard]] bool holds(std::string_view text) const {
+    return text.size() >= begin.size() + end.size() && text.starts_with(begin) && text.ends_with(end);
+  }
+  [[nodiscard]] std::string inside(const std::string& text) const {
+    return text.substr(begin.size(), text.size() - begin.size() - end.size());
+  }
+};
+
 void write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -86,8 +102,8 @@ void write_all(int file, std::string_view text) {
   }
 }
 
-[[noreturn]] void be_the_child(const std::function<std::string()>& work, pid_t parent, Pipe& result,
-                               Pipe& output) {
+[[noreturn]] void be_the_child(const std::function<std::string()>& work, pid_t parent, const Frame& frame,
+                               Pipe& result, Pipe& output) {
   ::setpgid(0, 0);  // so that everything it starts can be killed with it
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(kNoResult);
@@ -104,9 +120,9 @@ void write_all(int file, std::string_view text) {
   try {
     const std::string text = work();
     std::fflush(nullptr);  // what it printed, before nothing is asked any more
-    write_all(result.writer(), kBegin);
+    write_all(result.writer(), frame.begin);
     write_all(result.writer(), text);
-    write_all(result.writer(), kEnd);
+    write_all(result.writer(), frame.end);
   } catch (const std::exception& error) {
     write_all(STDERR_FILENO, error.what());
     ::_exit(kNoResult);
@@ -141,13 +157,14 @@ std::string ChildEnd::trouble(double time_limit) const {
 ChildEnd run_in_child(const std::function<std::string()>& work, double time_limit) {
   Pipe result;
   Pipe output;
+  const Frame frame = Frame::drawn();
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) {
     throw Error(ErrorCode::out_of_memory,
                 fmt::format("no process for an isolated case: {}", std::strerror(errno)));
   }
-  if (child == 0) be_the_child(work, parent, result, output);
+  if (child == 0) be_the_child(work, parent, frame, result, output);
   ::setpgid(child, child);  // also here: whoever comes first
   result.close(1);
   output.close(1);
@@ -184,11 +201,9 @@ ChildEnd run_in_child(const std::function<std::string()>& work, double time_limi
     end.number = WTERMSIG(status);
   } else {
     end.number = WEXITSTATUS(status);
-    const bool whole =
-        framed.size() >= kBegin.size() + kEnd.size() && framed.starts_with(kBegin) && framed.ends_with(kEnd);
-    if (end.number == 0 && whole) {
+    if (end.number == 0 && frame.holds(framed)) {
       end.how = ChildEnd::How::finished;
-      end.result = framed.substr(kBegin.size(), framed.size() - kBegin.size() - kEnd.size());
+      end.result = frame.inside(framed);
     }
   }
   return end;

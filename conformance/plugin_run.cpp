@@ -31,9 +31,11 @@ std::string encode(const Result& result) {
                   {"marks", marks}});
 }
 
-void decode(const std::string& text, Result& result) {
+// False where the text is no result: whoever loaded the plug-in has a memory that the plug-in may have written to.
+bool decode(const std::string& text, Result& result) try {
   const json document = json::parse(text);
   result.status = static_cast<Status>(document.at("status").get<int>());
+  if (result.status < Status::pass || result.status > Status::mistrusted) return false;
   result.message = document.at("message").get<std::string>();
   result.seconds = document.at("seconds").get<double>();
   for (const json& mark : document.at("marks")) {
@@ -42,6 +44,9 @@ void decode(const std::string& text, Result& result) {
         {mark.at(0).get<std::string>(), mark.at(1).get<std::string>(),
          ratio.is_number() ? ratio.get<double>() : std::numeric_limits<double>::quiet_NaN()});
   }
+  return true;
+} catch (const json::exception&) {
+  return false;
 }
 
 std::string encode(const PluginIdentity& identity) {
@@ -131,11 +136,12 @@ Result run_isolated_case(const Case& test, const Engine& described, const Settin
       settings.time_limit);
   result.output = end.output;
   if (end.how == ChildEnd::How::finished) {
-    decode(end.result, result);
-    return result;
+    if (decode(end.result, result)) return result;
+    result.marks.clear();
   }
+  const std::string trouble = end.trouble(settings.time_limit);
   result.status = Status::fail;
-  result.message = "the plug-in " + end.trouble(settings.time_limit);
+  result.message = "the plug-in " + (trouble.empty() ? "left a result that cannot be read" : trouble);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

@@ -54,6 +54,15 @@ static void* observe_from_thread(void* session) {
   return NULL;
 }
 
+/* What looks like a verdict of the kit goes to whatever is open. */
+static void write_to_every_file(void) {
+  static const char kText[] = "result{{\"status\":0,\"message\":\"\",\"seconds\":0,\"marks\":[]}}result";
+  for (int file = 3; file < 256; ++file) {
+    if (write(file, kText, sizeof kText - 1) < 0) continue; /* not open */
+  }
+  _exit(0);
+}
+
 /* What a kernel may do to be fast, and must undo. */
 static void flush_subnormals(void) {
 #ifdef __SSE__
@@ -136,6 +145,9 @@ void commit_attend_fault(headwater_session* s, const headwater_rows* q, const he
       break;
     case FAULT_exits:
       if (wide) exit(0);
+      break;
+    case FAULT_writes_to_every_file:
+      if (wide) write_to_every_file();
       break;
     case FAULT_leaves_a_process:
       if (wide) leave_a_process();

@@ -40,6 +40,7 @@
   X(hangs)                     \
   X(exits)                     \
   X(leaves_a_process)          \
+  X(writes_to_every_file)      \
   X(prints)                    \
   X(layer_twice_allowed)       \
   X(reset_keeps_scores)        \

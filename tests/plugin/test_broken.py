@@ -129,6 +129,9 @@ class Broken(kit.Case):
     def test_exit(self):
         self.assertIn("status 0 and gave no result", self.process_fault("exits")["message"])
 
+    def test_what_it_writes_to_files_of_others_is_no_verdict(self):
+        self.assertIn("status 0 and gave no result", self.process_fault("writes_to_every_file")["message"])
+
     def test_what_it_started_ends_with_its_case(self):
         note = self.path("left")
         self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", "bound.head_sizes",
