@@ -128,7 +128,7 @@ STAGES["bindings/"] = [
     ("C ABI", ["headwater_c_abi_test"], ["tests/c_abi/headwater_c_abi_test"]),
     ("calls in any order", ["replay_c_abi"], ctest("^fuzz[.]replay_c_abi$")),
     ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1", "--gtest_fail_fast"]),
-    ("as a plug-in", ["headwater-conformance", "wrapped_plugin"], ctest("^plugin_honest$")),
+    ("as a plug-in", ["headwater-conformance", "wrapped_plugin", "naive_plugin"], ctest("^plugin_honest$")),
 ]
 for folder in ("gguf", "tokenizer"):
     STAGES[f"runtime/{folder}/"] = [
