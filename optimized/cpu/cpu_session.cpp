@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <numbers>
 
@@ -236,7 +237,13 @@ void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std
 
 void CpuSession::store_row(const Call& call, std::int64_t position, std::int64_t head,
                            const float* row) const {
-  kernels_.narrow(row, kv_.d_value(), call.out.type, core::row_address(call.out, position - call.base, head));
+  void* to = core::row_address(call.out, position - call.base, head);
+  kernels_.narrow(row, kv_.d_value(), call.out.type, to);
+  if (call.out.type == DType::bf16 && HEADWATER_SABOTAGE("cpu.rows.truncated")) {
+    const auto* upper = reinterpret_cast<const unsigned char*>(row) + 2;
+    auto* bytes = static_cast<unsigned char*>(to);
+    for (std::int64_t c = 0; c < kv_.d_value(); ++c) std::memcpy(bytes + 2 * c, upper + 4 * c, 2);
+  }
 }
 
 std::int64_t CpuSession::kv_head(std::int64_t head) const {
