@@ -115,5 +115,30 @@ TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
   }
 }
 
+TEST(HeadSizes, StoredRowsArePaddedToVectorsOf16BytesAndNoMore) {
+  constexpr std::int64_t kLess = std::int64_t{1} << 15;
+  constexpr std::int64_t kShown = 2 + 4;  // bytes of a token's score and log-sum-exp that the host is shown
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    const std::int64_t element = type == DType::f32 ? 4 : 2;
+    for (const std::int64_t missing : {0, 1}) {
+      const auto workspace = [&](std::int64_t capacity) {
+        Shape shape;
+        shape.kv_type = type;
+        shape.d_head = 3 * 16 / element;
+        shape.d_value = 16 / element - missing;
+        shape.capacity = capacity;
+        Options options;
+        options.dense = true;
+        const CudaSession session(open_emulated_device(dispatch().kernels()), dispatch(), shape, options,
+                                  core::resolve(shape, options, 1), Launching::one_by_one);
+        EXPECT_EQ(session.memory_bytes().kv, capacity * (shape.d_head + shape.d_value) * element);
+        return session.memory_bytes().workspace;
+      };
+      // Both hold more than a window: what is left depends on the capacity alone.
+      EXPECT_EQ(workspace(2 * kLess) - workspace(kLess), kLess * (kShown + missing * element)) << text(type);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace headwater::cuda
