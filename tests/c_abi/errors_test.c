@@ -398,6 +398,7 @@ static void test_arguments_of_a_step(const char* engine) {
   CHECK_FAILS(headwater_copy_scores(session, 0, kHeads, 0, 1, row), bad, "head is 4; allowed: 0 .. 3");
   CHECK_FAILS(headwater_copy_scores(session, 0, 0, 3, 0, row), bad, "first is 3; allowed: 0 .. 2");
   CHECK_FAILS(headwater_copy_scores(session, 0, 0, 1, INT64_MAX, row), bad, "count is 9223372036854775807");
+  CHECK_FAILS(headwater_copy_scores(session, 0, 0, 1, 2, row), bad, "count is 2; allowed: 0 .. 1");
   CHECK_FAILS(headwater_copy_scores(session, 0, 0, 0, -1, row), bad, "count is -1");
   CHECK_FAILS(headwater_copy_scores(session, 0, 0, 0, 1, NULL), bad, "scores is NULL");
   CHECK_FAILS(headwater_copy_scores(session, 2, 0, 0, 1, row), bad, "layer");
