@@ -22,6 +22,7 @@
 #include "cli/text.hpp"
 #include "headwater/engine.hpp"
 #include "runtime/generate/sampler.hpp"
+#include "runtime/gguf/row_kernels.hpp"
 #include "runtime/support/mapped_file.hpp"
 
 namespace headwater::bench {
@@ -144,12 +145,12 @@ void Bench::open_file() {
   }
   const RandomModel random(*flags_.shape, flags_.type, flags_.seed);
   const auto stored = static_cast<double>(random.bytes());
-  // Elements of 16 or 32 bits are packed, and what was packed stays in memory beside it.
+  // Weights are packed, and what was packed stays in memory beside them.
   const std::int64_t element = runtime::tensor_type_info(flags_.type).block_bytes;
-  const bool packs = runtime::tensor_type_info(flags_.type).block_elements == 1;
-  const double packed = packs ? stored / static_cast<double>(element) *
-                                    static_cast<double>(runtime::precision_bytes(flags_.model.precision))
-                              : 0.0;
+  const bool quantised = runtime::is_quantised(flags_.type);
+  const double packed = quantised ? stored
+                                  : stored / static_cast<double>(element) *
+                                        static_cast<double>(runtime::precision_bytes(flags_.model.precision));
   check_memory(stored + packed, config_of(*flags_.shape));
   file_ = in_memory(random, name(), threads_);
 }

@@ -38,7 +38,7 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
 }
 
 std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense) {
-  // Packed weights need the file's only while they are packed; quantised ones are read from it for every token.
+  // Packed weights need the file's only while they are packed; what is not packed is read from it for every token.
   check_model_memory(flags_.model, flags_, config_,
                      std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file_bytes())),
                      capacity);

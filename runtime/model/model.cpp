@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "runtime/gguf/row_groups.hpp"
 
 namespace headwater::runtime {
 
@@ -148,6 +149,9 @@ void ModelReader::pack(int threads) {
   const auto pack_one = [&](Projection& projection) {
     try {
       projection.pack(threads, scratch);
+      if (!projection.reads_file()) {
+        projection.for_tensors([this](const Tensor& tensor) { file_.release(tensor); });
+      }
     } catch (const Error& error) {
       if (error.code() != ErrorCode::invalid_argument) throw;
       file_.refuse(error.what());
@@ -183,7 +187,12 @@ std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision) {
   bool own_head = false;
   const auto element = static_cast<std::uint64_t>(precision_bytes(precision));
   const auto packed = [&](const Tensor& tensor) -> std::uint64_t {
-    if (tensor.dims.size() != 2 || tensor_type_info(tensor.type).block_elements != 1) return 0;
+    if (tensor.dims.size() != 2) return 0;
+    if (is_quantised(tensor.type)) {
+      if (!packs_in_groups(tensor.type, tensor.dims[0])) return 0;
+      const auto groups = static_cast<std::uint64_t>((tensor.dims[1] + kRowsOfGroup - 1) / kRowsOfGroup);
+      return groups * group_bytes(tensor.type, tensor.dims[0]);
+    }
     return static_cast<std::uint64_t>(tensor.dims[0]) * static_cast<std::uint64_t>(tensor.dims[1]) * element;
   };
   for (const Tensor& tensor : file.tensors()) {

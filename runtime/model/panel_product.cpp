@@ -172,22 +172,33 @@ void PanelProduct::pack(const void* plain, void* packed, void* scratch) const {
 
 bool PanelProduct::packs_rows() const { return state_->blocks.columns > 0; }
 
+std::int64_t PanelProduct::columns_together() const { return state_->blocks.columns; }
+
+std::uint32_t* PanelProduct::columns_at(std::int64_t column, void* packed) const {
+  assert(packs_rows() && column >= 0 && column < state_->width);
+  const std::int64_t columns = state_->blocks.columns;
+  const std::int64_t words = state_->depth * precision_bytes(state_->precision) / 4;
+  return static_cast<std::uint32_t*>(packed) + column / columns * words * columns + column % columns;
+}
+
+void PanelProduct::clear_padding(void* packed) const {
+  const std::int64_t columns = state_->blocks.columns;
+  const std::int64_t used = state_->width % columns;
+  if (used == 0) return;
+  const std::int64_t words = state_->depth * precision_bytes(state_->precision) / 4;
+  std::uint32_t* const last = columns_at(state_->width - used, packed);
+  for (std::int64_t k = 0; k < words; ++k) std::fill_n(last + k * columns + used, columns - used, 0U);
+}
+
 void PanelProduct::pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const {
   assert(packs_rows() && first >= 0 && first + count <= state_->width);
   const std::int64_t columns = state_->blocks.columns;
   const std::int64_t words = state_->depth * precision_bytes(state_->precision) / 4;
   const auto* from = static_cast<const std::uint32_t*>(plain);
-  auto* const blocks = static_cast<std::uint32_t*>(packed);
-  // oneDNN wants zeros in the columns behind the last.
-  if (first + count == state_->width && state_->width % columns != 0) {
-    std::uint32_t* const last = blocks + state_->width / columns * words * columns;
-    const std::int64_t used = state_->width % columns;
-    for (std::int64_t k = 0; k < words; ++k) std::fill_n(last + k * columns + used, columns - used, 0U);
-  }
+  if (first + count == state_->width) clear_padding(packed);
   while (count > 0) {
     const std::int64_t rows = std::min(count, columns - first % columns);
-    std::uint32_t* const to = blocks + first / columns * words * columns + first % columns;
-    interleave_rows(from, words, rows, words, to, columns);
+    interleave_rows(from, words, rows, words, columns_at(first, packed), columns);
     from += rows * words;
     first += rows;
     count -= rows;

@@ -49,6 +49,14 @@ class PanelProduct {
   [[nodiscard]] bool packs_rows() const;
   /// pack() for rows [first, first + count) of the panel alone, `plain` [count][depth]; a whole panel's rows make it whole.
   void pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const;
+  /// Columns of the panel that lie beside each other in oneDNN's layout, as pack_rows() knows it: word k of them (one F32,
+  /// two BF16) stands behind word k - 1 by as many words. 0: the layout is another.
+  [[nodiscard]] std::int64_t columns_together() const;
+  /// The first word of `column` in a packed panel; those of the next columns_together() - column % columns_together()
+  /// follow. Precondition: packs_rows().
+  [[nodiscard]] std::uint32_t* columns_at(std::int64_t column, void* packed) const;
+  /// Makes zeros of the columns behind the last, as oneDNN wants them. Precondition: packs_rows().
+  void clear_padding(void* packed) const;
   /// x: [height][depth] contiguous, of the precision; out: [height][width] F32. `height` is one of kBlockHeights.
   void multiply(std::int64_t height, const void* x, const void* packed, float* out, void* scratch) const;
 

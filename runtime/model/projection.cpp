@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "headwater/error.hpp"
+#include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
 #include "runtime/model/parallel.hpp"
@@ -12,10 +13,18 @@
 namespace headwater::runtime {
 namespace {
 
+static_assert(Projection::kSliceWidth % kRowsOfGroup == 0 && Projection::kPanelWidth % kRowsOfGroup == 0);
+
 /// Rows that are widened before they are packed: they stay in a second-level cache, and fill whole lines of a panel.
 constexpr std::int64_t kStripRows = 16;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+[[noreturn]] void refuse_row(const Tensor& tensor, std::int64_t row) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("tensor '{}': row {} holds NaN or infinity; allowed: finite weights", tensor.name, row));
+}
 
 }  // namespace
 
@@ -28,7 +37,7 @@ const PanelProduct& PanelProducts::get(Precision precision, std::int64_t depth, 
 Projection::Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows)
     : precision_(precision), depth_(rows.front().tensor->dims[0]) {
   for (const RowRange& range : rows) {
-    pieces_.push_back({range.tensor, range.first, width_, range.count});
+    pieces_.push_back({range.tensor, range.first, width_, range.count, 0});
     width_ += range.count;
     const TensorType type = range.tensor->type;
     if (!is_quantised(type)) continue;
@@ -37,7 +46,8 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
       quantised_types_.push_back(type);
     }
   }
-  std::size_t packed = 0;
+  std::size_t packed = place_groups();
+  widens_groups_ = grouped_;
   std::size_t product_scratch = 0;
   std::size_t panel_bytes = 0;
   for (std::int64_t first = 0; first < width_; first += kPanelWidth) {
@@ -45,6 +55,7 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
     panels_.push_back({&product, first, packed});
     const std::size_t bytes = aligned_size(product.packed_bytes());
     if (!quantised_) packed += bytes;
+    widens_groups_ = widens_groups_ && product.columns_together() % kRowsOfGroup == 0;
     panel_bytes = std::max(panel_bytes, bytes);
     product_scratch = std::max(product_scratch, aligned_size(product.scratch_bytes()));
   }
@@ -58,6 +69,20 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   packed_ = AlignedBuffer(packed);
 }
 
+std::size_t Projection::place_groups() {
+  grouped_ = std::all_of(pieces_.begin(), pieces_.end(), [this](const Piece& piece) {
+    return piece.column % kRowsOfGroup == 0 && packs_in_groups(piece.tensor->type, depth_);
+  });
+  std::size_t bytes = 0;
+  for (Piece& piece : pieces_) {
+    piece.packed_at = bytes;
+    if (!grouped_) continue;
+    const auto groups = static_cast<std::size_t>(divide_up(piece.count, kRowsOfGroup));
+    bytes += groups * group_bytes(piece.tensor->type, depth_);
+  }
+  return bytes;
+}
+
 std::size_t Projection::packed_bytes() const { return packed_.size(); }
 
 std::int64_t Projection::stored_bytes() const {
@@ -66,15 +91,31 @@ std::int64_t Projection::stored_bytes() const {
   return bytes;
 }
 
+const Projection::Piece* Projection::piece_of(std::int64_t column) const {
+  return &*(std::upper_bound(pieces_.begin(), pieces_.end(), column,
+                             [](std::int64_t wanted, const Piece& piece) { return wanted < piece.column; }) -
+            1);
+}
+
 template <typename Action>
 void Projection::for_rows(std::int64_t first, std::int64_t last, const Action& action) const {
-  auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), first,
-                                [](std::int64_t column, const Piece& p) { return column < p.column; }) -
-               1;
+  const Piece* piece = piece_of(first);
   for (std::int64_t column = first; column < last; ++piece) {
     const std::int64_t end = std::min(last, piece->column + piece->count);
     action(*piece->tensor, piece->tensor_row + (column - piece->column), column, end - column);
     column = end;
+  }
+}
+
+template <typename Action>
+void Projection::for_groups(std::int64_t first, std::int64_t last, const Action& action) const {
+  const Piece* piece = piece_of(first);
+  for (std::int64_t column = first; column < last; column += kRowsOfGroup) {
+    if (column == piece->column + piece->count) ++piece;
+    const std::int64_t row = column - piece->column;
+    const auto at = static_cast<std::size_t>(row / kRowsOfGroup) * group_bytes(piece->tensor->type, depth_);
+    action(*piece->tensor, piece->tensor_row + row, column, std::min(kRowsOfGroup, piece->count - row),
+           piece->packed_at + at);
   }
 }
 
@@ -109,15 +150,33 @@ void Projection::widen_panel(const Panel& panel, std::byte* packed, std::byte* m
   if (!by_strips) product.pack(memory + plain_at_, packed, memory + product_at_);
 }
 
+void Projection::widen_groups(const Panel& panel, std::byte* packed) const {
+  const PanelProduct& product = *panel.product;
+  product.clear_padding(packed);
+  for_groups(panel.first, panel.first + product.width(),
+             [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
+               std::uint32_t* const to = product.columns_at(column - panel.first, packed);
+               const auto widen = precision_ == Precision::bf16 ? widen_group_bf16 : widen_group;
+               widen(tensor.type, packed_.data() + at, depth_, to, product.columns_together());
+             });
+}
+
+void Projection::pack_groups(const Panel& panel) {
+  for_groups(panel.first, panel.first + panel.product->width(),
+             [&](const Tensor& tensor, std::int64_t row, std::int64_t, std::int64_t count, std::size_t at) {
+               for (std::int64_t r = row; r < row + count; ++r) {
+                 if (!quantised_row_is_finite(tensor.type, tensor.row(r), depth_)) refuse_row(tensor, r);
+               }
+               pack_group(tensor.type, tensor.row(row), count, depth_, packed_.data() + at);
+             });
+}
+
 void Projection::check_finite(const Panel& panel, float* wide) const {
   for_rows(panel.first, panel.first + panel.product->width(),
            [&](const Tensor& tensor, std::int64_t first, std::int64_t, std::int64_t count) {
              for (std::int64_t r = first; r < first + count; ++r) {
                dequantize_row(tensor.type, tensor.row(r), depth_, wide);
-               if (kernels().all_finite(wide, depth_)) continue;
-               throw Error(ErrorCode::invalid_argument,
-                           fmt::format("tensor '{}': row {} holds NaN or infinity; allowed: finite weights",
-                                       tensor.name, r));
+               if (!kernels().all_finite(wide, depth_)) refuse_row(tensor, r);
              }
            });
 }
@@ -125,6 +184,7 @@ void Projection::check_finite(const Panel& panel, float* wide) const {
 void Projection::pack(int threads, std::span<ProjectionScratch> scratch) {
   parallel_tasks(threads, static_cast<std::int64_t>(panels_.size()), [&](std::int64_t task, int thread) {
     const Panel& panel = panels_[static_cast<std::size_t>(task)];
+    if (grouped_) return pack_groups(panel);
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     check_finite(panel, reinterpret_cast<float*>(memory + row_at_));
     if (quantised_) return;
@@ -147,7 +207,11 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     const std::byte* weights = packed_.data() + panel.packed_at;
     if (quantised_) {
-      widen_panel(panel, memory + panel_at_, memory);
+      if (widens_groups_) {
+        widen_groups(panel, memory + panel_at_);
+      } else {
+        widen_panel(panel, memory + panel_at_, memory);
+      }
       weights = memory + panel_at_;
     }
     auto* const result = reinterpret_cast<float*>(memory);
@@ -173,24 +237,59 @@ Projection::FixedRows Projection::fix(const float* x, std::byte* memory) const {
   return rows;
 }
 
+Projection::GroupedRows Projection::fix_for_groups(const float* x, std::byte* memory) const {
+  GroupedRows rows{};
+  const FixedRow plain = fix_row(x, depth_, memory);
+  memory += fixed_row_bytes(depth_);
+  for (const TensorType type : quantised_types_) {
+    arrange_for_groups(type, plain, depth_, memory);
+    rows[static_cast<std::size_t>(type)] = memory;
+    memory += arranged_for_groups_bytes(depth_);
+  }
+  return rows;
+}
+
+void Projection::multiply_slice(std::int64_t first, std::int64_t last, const FixedRows& fixed, const float* x,
+                                float* result) const {
+  for_rows(first, last, [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
+    float* const out = result + (column - first);
+    if (is_quantised(tensor.type)) {
+      const FixedRow& fixed_row = fixed[static_cast<std::size_t>(tensor.type)];
+      dot_rows_fixed(tensor.type, tensor.row(row), count, depth_, fixed_row, out);
+    } else {
+      dot_rows(tensor.type, tensor.row(row), count, depth_, x, out);
+    }
+  });
+}
+
+void Projection::multiply_groups(std::int64_t first, std::int64_t last, const GroupedRows& rows,
+                                 float* result) const {
+  for_groups(first, last,
+             [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
+               dot_group(tensor.type, packed_.data() + at, depth_,
+                         rows[static_cast<std::size_t>(tensor.type)], result + (column - first));
+             });
+}
+
 void Projection::multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
                               const TileSink& sink) const {
   FixedRows fixed{};
-  if (quantised_) fixed = fix(x, scratch.front().memory.data() + plain_at_);
+  GroupedRows rows{};
+  std::byte* const memory = scratch.front().memory.data() + plain_at_;
+  if (grouped_) {
+    rows = fix_for_groups(x, memory);
+  } else if (quantised_) {
+    fixed = fix(x, memory);
+  }
   parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
-    float result[kSliceWidth];
+    float result[kSliceWidth];  // whole groups, too: the last one may reach behind the width
     const std::int64_t first = task * kSliceWidth;
     const std::int64_t last = std::min(width_, first + kSliceWidth);
-    for_rows(first, last,
-             [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
-               float* const out = result + (column - first);
-               if (is_quantised(tensor.type)) {
-                 const FixedRow& fixed_row = fixed[static_cast<std::size_t>(tensor.type)];
-                 dot_rows_fixed(tensor.type, tensor.row(row), count, depth_, fixed_row, out);
-               } else {
-                 dot_rows(tensor.type, tensor.row(row), count, depth_, x, out);
-               }
-             });
+    if (grouped_) {
+      multiply_groups(first, last, rows, result);
+    } else {
+      multiply_slice(first, last, fixed, x, result);
+    }
     sink.take({0, 1, first, last - first, result, kSliceWidth});
   });
 }

@@ -75,8 +75,9 @@ struct ProjectionScratch {
 };
 
 /// y = x W^T for the rows of one or several weight matrices, side by side. Weights of 16 or 32 bits are packed once,
-/// into `precision`; quantised ones stay as the file has them, and a product over many rows widens them panel by
-/// panel into scratch. multiply_one() reads the file's own values in either case.
+/// into `precision`, and multiply_one() reads the file's own. Quantised ones stay quantised: packed once in groups of
+/// rows (row_groups.hpp) where there are kernels for that and all matrices are quantised and begin at multiples of
+/// sixteen columns, else as the file has them. A product over many rows widens them panel by panel into scratch.
 class Projection {
  public:
   /// Columns of a panel: a block of 256 rows, its panel and the result then stay in a second-level cache.
@@ -88,13 +89,19 @@ class Projection {
   Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows);
 
   /// Packs what is to be packed, and looks at every weight. Error(invalid_argument) naming the tensor that holds NaN or
-  /// infinity.
+  /// infinity. Behind it the file's rows are not read again where reads_file() is false.
   void pack(int threads, std::span<ProjectionScratch> scratch);
 
   [[nodiscard]] std::int64_t depth() const { return depth_; }
   [[nodiscard]] std::int64_t width() const { return width_; }
   [[nodiscard]] Precision precision() const { return precision_; }
   [[nodiscard]] std::size_t packed_bytes() const;
+  [[nodiscard]] bool reads_file() const { return !grouped_ || !widens_groups_; }
+  /// Calls action(tensor) for each matrix.
+  template <typename Action>
+  void for_tensors(const Action& action) const {
+    for (const Piece& piece : pieces_) action(*piece.tensor);
+  }
   [[nodiscard]] std::size_t scratch_bytes() const { return scratch_bytes_; }
   /// Bytes that multiply_one() reads.
   [[nodiscard]] std::int64_t stored_bytes() const;
@@ -119,22 +126,39 @@ class Projection {
     std::int64_t tensor_row;
     std::int64_t column;  // where it begins in the projection
     std::int64_t count;
+    std::size_t packed_at;  // its groups in packed_
   };
+  [[nodiscard]] const Piece* piece_of(std::int64_t column) const;
   /// Calls action(tensor, its row, column of the projection, how many follow) for columns [first, last).
   template <typename Action>
   void for_rows(std::int64_t first, std::int64_t last, const Action& action) const;
+  /// Calls action(tensor, its row, column of the projection, rows that are there, place in packed_) for the groups of
+  /// columns [first, last).
+  template <typename Action>
+  void for_groups(std::int64_t first, std::int64_t last, const Action& action) const;
+  /// Places of the pieces' groups, or nothing where they stay as the file has them. Returns their bytes.
+  std::size_t place_groups();
   /// x as the rows of each quantised type want it.
   using FixedRows = std::array<FixedRow, kTensorTypes>;
+  using GroupedRows = std::array<const std::byte*, kTensorTypes>;
   [[nodiscard]] FixedRows fix(const float* x, std::byte* memory) const;
+  [[nodiscard]] GroupedRows fix_for_groups(const float* x, std::byte* memory) const;
+  void multiply_slice(std::int64_t first, std::int64_t last, const FixedRows& fixed, const float* x,
+                      float* result) const;
+  void multiply_groups(std::int64_t first, std::int64_t last, const GroupedRows& rows, float* result) const;
   void widen(const Tensor& tensor, std::int64_t first, std::int64_t count, std::byte* plain) const;
   /// Widens and packs a panel, with the places of a thread's scratch.
   void widen_panel(const Panel& panel, std::byte* packed, std::byte* memory) const;
+  void widen_groups(const Panel& panel, std::byte* packed) const;
+  void pack_groups(const Panel& panel);
   void check_finite(const Panel& panel, float* wide) const;
 
   Precision precision_;
   std::int64_t depth_ = 0;
   std::int64_t width_ = 0;
-  bool quantised_ = false;                   // of any piece: then nothing is packed
+  bool quantised_ = false;                   // of any piece: then nothing is packed into `precision_`
+  bool grouped_ = false;                     // of all pieces, and in packed_
+  bool widens_groups_ = false;               // straight into oneDNN's layout
   std::vector<TensorType> quantised_types_;  // each once
   std::vector<Piece> pieces_;
   std::vector<Panel> panels_;

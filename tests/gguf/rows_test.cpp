@@ -219,7 +219,7 @@ TEST_P(Rows, FixedPointIsTheNearest) {
   const Fixed fixed(*kernels_, x);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const std::size_t run = i / kFixedRun;
-    ASSERT_LE(std::abs(static_cast<int>(fixed.codes[i])), 32767);
+    ASSERT_LE(std::abs(static_cast<int>(fixed.codes[i])), 32639);
     const double value = static_cast<double>(fixed.codes[i]) * static_cast<double>(fixed.scales[run]);
     ASSERT_NEAR(value, static_cast<double>(x[i]),
                 static_cast<double>(largest_of_run(x, i)) * (0x1p-16 + 0x1p-22) + 0x1p-99)

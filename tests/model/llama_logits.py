@@ -1,7 +1,7 @@
 """llama.cpp's logits on the same GGUF files: llama_logits.py [--headwater PROGRAM]
 
-The fixtures' golden logits (a forward pass in double, which the unit tests hold the runtime to) against llama.cpp in
-F32, F32 cache and no flash attention; the bundled model, and copies that llama.cpp's own quantiser makes of it, against
+The fixtures' golden logits (a forward pass in double, which the unit tests hold the runtime to) against llama.cpp with
+an F32 cache and no flash attention, with the files' F16 weights and with the same in F32; the bundled model, and copies that llama.cpp's own quantiser makes of it, against
 the program's best logit behind 256 tokens (`headwater bench -m`). Needs llama-cpp-python, which `./dev bench model`
 builds in ~/.cache/headwater-peers (or HEADWATER_PEERS); where it is not: SKIP and exit status 77.
 """
@@ -20,9 +20,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PEERS = pathlib.Path(os.environ.get("HEADWATER_PEERS", pathlib.Path.home() / ".cache/headwater-peers"))
 SKIPPED = 77
-# Largest difference of a logit over the largest logit: beside 16-bit weights llama.cpp rounds activations to F16, 2^-11
-# of them, in every product. A rotation, norm or bias that is read wrongly moves logits by as much as they are.
-FIXTURE_TOLERANCE = 4e-3
+# Largest difference of a logit over the largest logit. Beside F32 weights llama.cpp rounds to F32 alone: 2^-24 a step,
+# and not 256 of them in one direction. Beside F16 weights it rounds activations to F16 in every product, 2^-11 of them:
+# some products in a row, and 8 of them at most.
+F32_TOLERANCE = 2**-24 * 256
+F16_TOLERANCE = 2**-11 * 8
 # llama.cpp's qwen2 has heads of width / heads alone, whatever the file says.
 NOT_LOADED_THERE = {"qwen2-yarn", "qwen2-linear"}
 # llama.cpp rounds activations to 8 bits beside quantised weights, and to F16 beside F16.
@@ -88,20 +90,38 @@ def golden_logits():
     return rows
 
 
+def rewrite(module, source, target, kind, **settings):
+    """A copy by llama.cpp's own quantiser."""
+    options = module.llama_model_quantize_default_params()
+    options.ftype, options.nthread = getattr(module, f"LLAMA_FTYPE_{kind}"), 1
+    for name, value in settings.items():
+        setattr(options, name, value)
+    if module.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(options)) != 0:
+        raise RuntimeError(f"llama.cpp does not write {source.name} as {kind}")
+
+
+def differs(module, path, label, golden, wanted, tolerance):
+    llama = Llama(module, path, len(golden["ids"]))
+    found = llama.logits(golden["ids"], len(wanted))
+    worst = max(abs(a - b) for row, theirs in zip(wanted, found, strict=True)
+                for a, b in zip(row, theirs, strict=True))
+    largest = max(abs(value) for row in wanted for value in row)
+    print(f"{label}: largest difference {worst:.1e} of logits up to {largest:.2f}, {worst / largest:.1e} of that")
+    return not worst <= tolerance * largest
+
+
 def check_fixtures(module):
     failed = False
     golden = json.loads((HERE / "fixtures/golden.json").read_text(encoding="utf-8"))
-    for name, wanted in golden_logits().items():
-        if name in NOT_LOADED_THERE:
-            print(f"{name}: SKIP: llama.cpp has no qwen2 with heads of another size than width / heads")
-            continue
-        llama = Llama(module, HERE / f"fixtures/{name}.gguf", len(golden[name]["ids"]))
-        found = llama.logits(golden[name]["ids"], len(wanted))
-        worst = max(abs(a - b) for row, theirs in zip(wanted, found, strict=True)
-                    for a, b in zip(row, theirs, strict=True))
-        largest = max(abs(value) for row in wanted for value in row)
-        print(f"{name}: largest difference {worst:.2e} of logits up to {largest:.2f}, {worst / largest:.1e} of that")
-        failed = failed or not worst <= FIXTURE_TOLERANCE * largest
+    with tempfile.TemporaryDirectory() as folder:
+        for name, wanted in golden_logits().items():
+            if name in NOT_LOADED_THERE:
+                print(f"{name}: SKIP: llama.cpp has no qwen2 with heads of another size than width / heads")
+                continue
+            stored, wide = HERE / f"fixtures/{name}.gguf", pathlib.Path(folder) / f"{name}.gguf"
+            rewrite(module, stored, wide, "ALL_F32")
+            failed = differs(module, stored, f"{name}, F16", golden[name], wanted, F16_TOLERANCE) or failed
+            failed = differs(module, wide, f"{name}, F32", golden[name], wanted, F32_TOLERANCE) or failed
     return failed
 
 
@@ -112,12 +132,7 @@ def check_bundled(module, program):
         copies = {"F16": original}
         for name, kind in ROUNDED.items():
             copies[name] = pathlib.Path(folder) / f"{name}.gguf"
-            options = module.llama_model_quantize_default_params()
-            options.ftype = getattr(module, f"LLAMA_FTYPE_{kind}")
-            options.pure, options.nthread = True, 1
-            if module.llama_model_quantize(str(original).encode(), str(copies[name]).encode(),
-                                           ctypes.byref(options)) != 0:
-                raise RuntimeError(f"llama.cpp does not quantise to {name}")
+            rewrite(module, original, copies[name], kind, pure=True)
         for name, path in copies.items():
             done = subprocess.run([program, "bench", "-m", str(path), "-n", str(TOKENS), "--decode", "0", "--rounds", "1",
                                    "-t", "1", "--no-dense", "--json"], capture_output=True, text=True, check=False)

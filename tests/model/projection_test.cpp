@@ -12,6 +12,7 @@
 #include <random>
 
 #include "headwater/error.hpp"
+#include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
 
@@ -141,16 +142,21 @@ constexpr TensorType kTypes[] = {TensorType::f32, TensorType::f16, TensorType::b
 
 TEST(Projection, MultipliesManyRows) {
   // Rows: blocks of every height and a ragged end; columns: a whole panel and a ragged one.
-  constexpr std::int64_t kDepth = 96;
   constexpr std::int64_t kWidth = 300;
   constexpr std::int64_t kRows = 256 + 64 + 16 + 5;
-  for (const TensorType type : kTypes) {
+  struct Case {
+    TensorType type;
+    std::int64_t depth;
+  };
+  std::vector<Case> cases = {{TensorType::q8_0, 128}};  // in groups of rows, where a depth of 96 is not
+  for (const TensorType type : kTypes) cases.push_back({type, 96});
+  for (const auto& [type, depth] : cases) {
     for (const Precision precision : {Precision::f32, Precision::bf16}) {
       if (precision == Precision::bf16 && native_precision() != precision) continue;
       SCOPED_TRACE(std::string(tensor_type_info(type).name) + " " + precision_name(precision));
-      const StoredMatrix matrix(type, kDepth, kWidth, 3);
+      const StoredMatrix matrix(type, depth, kWidth, 3);
       Packed packed(precision, {{&matrix.tensor, 0, kWidth}}, 3);
-      auto x = random_rows(kRows, kDepth);
+      auto x = random_rows(kRows, depth);
       std::vector<std::uint16_t> narrow(x.size());
       const void* operand = x.data();
       if (precision == Precision::bf16) {
@@ -214,6 +220,55 @@ TEST(Projection, NamesTheTensorThatHoldsNaN) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "tensor 'w': row 7 holds NaN or infinity; allowed: finite weights");
+  }
+}
+
+TEST(Projection, NamesTheQuantisedTensorThatHoldsNaN) {
+  for (const std::int64_t depth : {96, 128}) {
+    StoredMatrix matrix(TensorType::q8_0, depth, 20, 8);
+    const std::uint16_t infinity = 0xfc00;
+    std::memcpy(matrix.bytes.data() + 17 * row_bytes(TensorType::q8_0, depth) + 34, &infinity, 2);
+    try {
+      Packed packed(Precision::f32, {{&matrix.tensor, 0, 20}}, 2);
+      FAIL() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "tensor 'w': row 17 holds NaN or infinity; allowed: finite weights");
+    }
+  }
+}
+
+// Ranges of rows begin anywhere in their matrices; in the projection they begin at multiples of sixteen, or stay as stored.
+TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
+  constexpr std::int64_t kDepth = 192;
+  const StoredMatrix a(TensorType::q8_0, kDepth, 70, 5);
+  const StoredMatrix b(TensorType::q8_0, kDepth, 40, 6);
+  const auto x = random_rows(1, kDepth);
+  for (const std::int64_t first_count : {48, 50}) {
+    const std::vector<RowRange> ranges = {
+        {&a.tensor, 10, first_count}, {&b.tensor, 3, 32}, {&a.tensor, 2, 7}};
+    const std::int64_t width = first_count + 39;
+    Packed packed(Precision::f32, ranges, 2);
+    const bool grouped = first_count % 16 == 0 && packs_in_groups(TensorType::q8_0, kDepth);
+    EXPECT_EQ(packed.projection->packed_bytes(), grouped ? 6 * group_bytes(TensorType::q8_0, kDepth) : 0);
+    const Collect one(1, width);
+    packed.projection->multiply_one(x.data(), 2, packed.scratch, one);
+    std::vector<float> padded(static_cast<std::size_t>((1 + kRowPadding) * kDepth));
+    std::copy(x.begin(), x.begin() + kDepth, padded.begin());
+    const std::vector<RowBlock> block = {{0, kBlockHeights.back(), 1}};
+    const Collect many(1, width);
+    packed.projection->multiply(padded.data(), block, 2, packed.scratch, many);
+    std::vector<float> row(kDepth);
+    std::size_t column = 0;
+    for (const RowRange& range : ranges) {
+      for (std::int64_t r = range.first; r < range.first + range.count; ++r, ++column) {
+        dequantize_row(range.tensor->type, range.tensor->row(r), kDepth, row.data());
+        double sum = 0;
+        for (std::size_t k = 0; k < row.size(); ++k)
+          sum += static_cast<double>(row[k]) * static_cast<double>(x[k]);
+        ASSERT_NEAR(one.values()[column], sum, 1e-3) << column;
+        ASSERT_NEAR(many.values()[column], sum, 1e-4) << column;
+      }
+    }
   }
 }
 

@@ -332,6 +332,7 @@ RowKernels make_kernels() {
   kernels.arrange[5] = arrange_minima;
   kernels.arrange[6] = arrange_minima;
   kernels.arrange[7] = arrange_six;
+  kernels.groups = &avx512vnni_group_kernels();
   static_assert(kSixStep == kArrangedBytes && kMinimaStep <= kArrangedBytes &&
                 2 * kFourStep <= kArrangedBytes);
   return kernels;

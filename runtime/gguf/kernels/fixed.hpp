@@ -24,7 +24,7 @@ inline float rounded(float value) {
 /// One run of kFixedRun elements. The largest decides the scale; NaN and infinity become a scale of NaN, which no sum
 /// hides. What is smaller than any sensible activation becomes zero.
 inline void fix_run(const float* x, std::int16_t* codes, float* scale, float* sum) {
-  constexpr float kLargest = 32767.0F;
+  constexpr float kLargest = 32639.0F;  // 127 * 256 + 127
   constexpr float kNothing = 0x1p-100F;
   std::uint32_t most = 0;
   for (int i = 0; i < kFixedRun; ++i) {

@@ -10,7 +10,7 @@ inline constexpr int kTensorTypes = 8;  ///< values of TensorType; the tables ar
 inline constexpr int kFixedRun = 32;  ///< elements that share a scale in a FixedRow
 
 /// A row of n activations in fixed point, n a multiple of kFixedRun: x[i] is about codes[i] * scales[i / kFixedRun], to
-/// half a unit of a code; |codes[i]| <= 32767. sums: of a run's values, scale * (its codes added up). arranged: the same
+/// half a unit of a code; |codes[i]| <= 32639, so that 256 times a signed byte and another signed byte make it. sums: of a run's values, scale * (its codes added up). arranged: the same
 /// once more in the order in which the kernel of one type reads it, where that kernel wants it (arrange).
 struct FixedRow {
   const std::int16_t* codes = nullptr;
@@ -22,6 +22,15 @@ struct FixedRow {
 /// Most bytes of FixedRow::arranged, for each 256 elements or fewer.
 inline constexpr int kArrangedBytes = 832;
 
+/// What one ISA does with rows that lie side by side in groups of sixteen. Contracts: row_groups.hpp.
+struct GroupKernels {
+  void (*arrange[kTensorTypes])(const FixedRow& x, std::int64_t n, std::byte* out);
+  void (*dot[kTensorTypes])(const std::byte* group, std::int64_t n, const std::byte* x, float* out);
+  void (*widen[kTensorTypes])(const std::byte* group, std::int64_t n, std::uint32_t* to, std::int64_t stride);
+  void (*widen_bf16[kTensorTypes])(const std::byte* group, std::int64_t n, std::uint32_t* to,
+                                   std::int64_t stride);
+};
+
 /// What one ISA does with stored rows of n elements. Contracts: row_kernels.hpp.
 struct RowKernels {
   const char* isa;
@@ -32,11 +41,13 @@ struct RowKernels {
   void (*arrange[kTensorTypes])(const FixedRow& x, std::int64_t n, std::byte* out);  ///< null: not wanted
   float (*dot_fixed[kTensorTypes])(const std::byte* row, std::int64_t n,
                                    const FixedRow& x);  ///< quantised types
+  const GroupKernels* groups = nullptr;                 ///< null: none
 };
 
 const RowKernels& portable_row_kernels();
 const RowKernels& avx2_row_kernels();
 const RowKernels& avx512_row_kernels();
 const RowKernels& avx512vnni_row_kernels();
+const GroupKernels& avx512vnni_group_kernels();
 
 }  // namespace headwater::runtime

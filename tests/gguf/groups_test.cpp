@@ -1,0 +1,286 @@
+// Rows side by side in groups of sixteen: the same numbers as row by row, for every type and every bit of a code.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/gguf/kernels/blocks.hpp"
+#include "runtime/gguf/row_groups.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+constexpr TensorType kQuantised[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_k, TensorType::q5_k,
+                                     TensorType::q6_k};
+
+/// Where a block has its halves.
+std::vector<std::size_t> halves_of(TensorType type) {
+  if (type == TensorType::q6_k) return {208};
+  if (type == TensorType::q4_k || type == TensorType::q5_k) return {0, 2};
+  return {0};
+}
+
+void put_half(std::byte* p, std::uint16_t half) { std::memcpy(p, &half, sizeof half); }
+
+/// Rows of random bits: every code and every scale code comes; the halves are finite and of either sign.
+struct RandomRows {
+  TensorType type;
+  std::int64_t n;
+  std::int64_t count;
+  std::vector<std::byte> bytes;
+
+  RandomRows(TensorType t, std::int64_t elements, std::int64_t rows) : type(t), n(elements), count(rows) {
+    std::mt19937 random(static_cast<unsigned>(17 + n + count));
+    bytes.resize(static_cast<std::size_t>(count * row_bytes(type, n)));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    const auto block = static_cast<std::size_t>(tensor_type_info(type).block_bytes);
+    for (std::size_t at = 0; at < bytes.size(); at += block) {
+      for (const std::size_t half : halves_of(type)) {
+        put_half(bytes.data() + at + half, static_cast<std::uint16_t>(random() & 0xBBFF));
+      }
+    }
+  }
+  [[nodiscard]] const std::byte* row(std::int64_t r) const { return bytes.data() + r * row_bytes(type, n); }
+};
+
+/// Memory on a boundary of a line, with a mark behind it.
+class Lines {
+ public:
+  explicit Lines(std::size_t bytes) : memory_(bytes + 64 + 1, std::byte{0x5A}), bytes_(bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+    at_ = memory_.data() + (64 - address % 64) % 64;
+  }
+  [[nodiscard]] std::byte* data() { return at_; }
+  [[nodiscard]] bool intact() const { return at_[bytes_] == std::byte{0x5A}; }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::byte* at_ = nullptr;
+  std::size_t bytes_;
+};
+
+struct Group {
+  Lines memory;
+  explicit Group(const RandomRows& rows) : memory(group_bytes(rows.type, rows.n)) {
+    pack_group(rows.type, rows.bytes.data(), rows.count, rows.n, memory.data());
+    EXPECT_TRUE(memory.intact()) << "written behind the group";
+  }
+};
+
+class Groups : public ::testing::TestWithParam<TensorType> {
+ protected:
+  void SetUp() override {
+    if (row_kernels().groups == nullptr) GTEST_SKIP() << "no kernels for groups: " << row_kernels().isa;
+  }
+  [[nodiscard]] static std::vector<std::int64_t> lengths() {
+    const std::int64_t unit = tensor_type_info(GetParam()).block_elements == 256 ? 256 : 64;
+    return {unit, 2 * unit, 3 * unit, 1024};
+  }
+};
+
+TEST_P(Groups, TakeNoMoreThanTheRows) {
+  for (const std::int64_t n : lengths()) {
+    ASSERT_TRUE(packs_in_groups(GetParam(), n));
+    const auto stored = static_cast<std::size_t>(kRowsOfGroup * row_bytes(GetParam(), n));
+    EXPECT_GE(group_bytes(GetParam(), n), stored);
+    EXPECT_LE(group_bytes(GetParam(), n), stored + 32);
+    EXPECT_EQ(group_bytes(GetParam(), n) % 64, 0U);
+  }
+  EXPECT_FALSE(packs_in_groups(GetParam(), 96));
+  EXPECT_FALSE(packs_in_groups(TensorType::f16, 256));
+}
+
+// Bit for bit, -0 too; a group with fewer rows has zeros for the others.
+TEST_P(Groups, WidenToTheValuesOfTheirRows) {
+  constexpr std::int64_t kStride = 32;
+  for (const std::int64_t n : lengths()) {
+    for (const std::int64_t count : {16, 7}) {
+      const RandomRows rows(GetParam(), n, count);
+      Group group(rows);
+      Lines wide(static_cast<std::size_t>(n * kStride) * 4);
+      Lines narrow(static_cast<std::size_t>(n / 2 * kStride) * 4);
+      auto* const wide_words = reinterpret_cast<std::uint32_t*>(wide.data());
+      auto* const narrow_words = reinterpret_cast<std::uint32_t*>(narrow.data());
+      widen_group(GetParam(), group.memory.data(), n, wide_words, kStride);
+      widen_group_bf16(GetParam(), group.memory.data(), n, narrow_words, kStride);
+      std::vector<float> values(static_cast<std::size_t>(n));
+      std::vector<std::uint16_t> rounded(values.size());
+      for (std::int64_t r = 0; r < kRowsOfGroup; ++r) {
+        if (r < count) {
+          dequantize_row(GetParam(), rows.row(r), n, values.data());
+          dequantize_row_bf16(GetParam(), rows.row(r), n, rounded.data());
+        }
+        for (std::int64_t k = 0; k < n; ++k) {
+          const auto i = static_cast<std::size_t>(k);
+          const std::uint32_t word = wide_words[k * kStride + r];
+          const auto half = static_cast<std::uint16_t>(narrow_words[k / 2 * kStride + r] >> 16 * (k % 2));
+          if (r < count) {
+            ASSERT_EQ(word, __builtin_bit_cast(std::uint32_t, values[i])) << "row " << r << ", element " << k;
+            ASSERT_EQ(half, rounded[i]) << "row " << r << ", element " << k;
+          } else {
+            ASSERT_EQ(word & 0x7FFFFFFF, 0U);
+            ASSERT_EQ(half & 0x7FFF, 0U);
+          }
+        }
+      }
+      EXPECT_EQ(wide_words[kRowsOfGroup], 0x5A5A5A5AU) << "written beside the group's columns";
+      EXPECT_TRUE(wide.intact() && narrow.intact());
+    }
+  }
+}
+
+/// |scale * code| + |minimum| of every element of a stored row.
+template <class Block>
+std::vector<double> sizes_of(const std::byte* row, std::int64_t n) {
+  std::vector<double> sizes;
+  for (std::int64_t first = 0; first < n; first += Block::kElements, row += Block::kBytes) {
+    std::int8_t room[Block::kElements];
+    float scales[16];
+    float minima[16] = {};
+    const std::int8_t* const codes = Block::unpack(row, room, scales, minima);
+    for (int i = 0; i < Block::kElements; ++i) {
+      const int run = i / Block::kRun;
+      sizes.push_back(std::fabs(static_cast<double>(scales[run]) * codes[i]) +
+                      (Block::kMinima ? std::fabs(static_cast<double>(minima[run])) : 0.0));
+    }
+  }
+  return sizes;
+}
+
+std::vector<double> sizes_of(TensorType type, const std::byte* row, std::int64_t n) {
+  switch (type) {
+    case TensorType::q8_0: return sizes_of<Q8_0>(row, n);
+    case TensorType::q4_0: return sizes_of<Q4_0>(row, n);
+    case TensorType::q4_k: return sizes_of<Q4K>(row, n);
+    case TensorType::q5_k: return sizes_of<Q5K>(row, n);
+    default: return sizes_of<Q6K>(row, n);
+  }
+}
+
+struct Activations {
+  std::vector<float> values;
+  std::vector<std::byte> fixed;
+  Lines arranged;
+
+  Activations(TensorType type, std::vector<float> x)
+      : values(std::move(x)),
+        fixed(fixed_row_bytes(static_cast<std::int64_t>(values.size())) + 64),
+        arranged(arranged_for_groups_bytes(static_cast<std::int64_t>(values.size()))) {
+    const auto n = static_cast<std::int64_t>(values.size());
+    const auto address = reinterpret_cast<std::uintptr_t>(fixed.data());
+    std::byte* const memory = fixed.data() + (64 - address % 64) % 64;
+    arrange_for_groups(type, fix_row(values.data(), n, memory), n, arranged.data());
+    EXPECT_TRUE(arranged.intact()) << "written behind the memory";
+  }
+};
+
+float largest_of_run(const std::vector<float>& x, std::size_t i) {
+  const auto run = x.begin() + static_cast<std::ptrdiff_t>(i / kFixedRun * kFixedRun);
+  float most = 0;
+  std::for_each(run, run + kFixedRun, [&](float value) { most = std::max(most, std::fabs(value)); });
+  return most;
+}
+
+/// The bound of dot_rows_fixed().
+void expect_dot_products(const RandomRows& rows, const Activations& x, const float* got) {
+  const double runs = static_cast<double>(rows.n) / 16;
+  std::vector<float> w(x.values.size());
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    dequantize_row(rows.type, rows.row(r), rows.n, w.data());
+    const std::vector<double> sizes = sizes_of(rows.type, rows.row(r), rows.n);
+    double sum = 0;
+    double bound = 0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      sum += static_cast<double>(w[i]) * static_cast<double>(x.values[i]);
+      bound += sizes[i] * static_cast<double>(largest_of_run(x.values, i)) * (0x1p-16 + (runs + 8) * 0x1p-24);
+    }
+    ASSERT_NEAR(static_cast<double>(got[r]), sum, bound) << "row " << r << " of " << rows.n;
+  }
+}
+
+TEST_P(Groups, DotProductsAreThoseOfTheirRows) {
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  for (const std::int64_t n : lengths()) {
+    for (const std::int64_t count : {16, 7}) {
+      const RandomRows rows(GetParam(), n, count);
+      Group group(rows);
+      std::vector<float> x(static_cast<std::size_t>(n));
+      // Runs of very different sizes, as activations have them.
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        x[i] = std::ldexp(normal(random), static_cast<int>(i / kFixedRun * 7 % 23) - 11);
+      }
+      Activations activations(GetParam(), x);
+      float got[kRowsOfGroup + 1];
+      got[kRowsOfGroup] = 12345.0F;
+      dot_group(GetParam(), group.memory.data(), n, activations.arranged.data(), got);
+      expect_dot_products(rows, activations, got);
+      EXPECT_EQ(got[kRowsOfGroup], 12345.0F);
+    }
+  }
+}
+
+// The largest products: all activations at an end of their range, of either sign, so that no sum of integers overflows.
+TEST_P(Groups, SumsOfTheLargestProductsAreExact) {
+  for (const float sign : {1.0F, -1.0F}) {
+    for (const int bits : {0x00, 0xFF, 0x7F, 0x80}) {
+      RandomRows rows(GetParam(), 256, 16);
+      const auto block = static_cast<std::size_t>(tensor_type_info(GetParam()).block_bytes);
+      std::fill(rows.bytes.begin(), rows.bytes.end(), static_cast<std::byte>(bits));
+      for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
+        for (const std::size_t half : halves_of(GetParam())) put_half(rows.bytes.data() + at + half, 0x3C00);
+      }
+      Group group(rows);
+      Activations x(GetParam(), std::vector<float>(256, sign));
+      float got[kRowsOfGroup];
+      dot_group(GetParam(), group.memory.data(), 256, x.arranged.data(), got);
+      expect_dot_products(rows, x, got);
+    }
+  }
+}
+
+TEST_P(Groups, HideNoNaN) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    const RandomRows rows(GetParam(), 256, 16);
+    Group group(rows);
+    std::vector<float> x(256, 1.0F);
+    x[77] = bad;
+    Activations activations(GetParam(), x);
+    float got[kRowsOfGroup];
+    dot_group(GetParam(), group.memory.data(), 256, activations.arranged.data(), got);
+    for (const float value : got) EXPECT_TRUE(std::isnan(value));
+  }
+}
+
+TEST_P(Groups, ARowIsFiniteWhereItsScalesAre) {
+  RandomRows rows(GetParam(), 512, 1);
+  EXPECT_TRUE(quantised_row_is_finite(GetParam(), rows.row(0), 512));
+  const auto block = static_cast<std::size_t>(tensor_type_info(GetParam()).block_bytes);
+  std::vector<float> values(512);
+  for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
+    for (const std::size_t half : halves_of(GetParam())) {
+      for (const unsigned bad : {0x7C00U, 0xFC00U, 0x7E00U, 0x7BFFU}) {
+        std::uint16_t before;
+        std::memcpy(&before, rows.bytes.data() + at + half, sizeof before);
+        put_half(rows.bytes.data() + at + half, static_cast<std::uint16_t>(bad));
+        dequantize_row(GetParam(), rows.row(0), 512, values.data());
+        const bool finite =
+            std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+        EXPECT_EQ(quantised_row_is_finite(GetParam(), rows.row(0), 512), finite) << at << ", " << bad;
+        put_half(rows.bytes.data() + at + half, before);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Groups, ::testing::ValuesIn(kQuantised),
+                         [](const auto& one) { return std::string(tensor_type_info(one.param).name); });
+
+}  // namespace
+}  // namespace headwater::runtime::testing
