@@ -1,5 +1,5 @@
-// What decoding one token does with the weights: dot products of stored rows with one row of activations, per stored type
-// and instruction set. The rows lie in a cache, so that the kernel alone decides.
+// What decoding one token does with the weights: dot products of rows with one row of activations, per stored type and
+// instruction set, as a file has them and in groups. The rows lie in a cache, so that the kernel alone decides.
 
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/model/random_model.hpp"
+#include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
 #include "suite.hpp"
@@ -92,6 +93,39 @@ void run(benchmark::State& state, const RowKernels& kernels, TensorType type, bo
   state.SetBytesProcessed(state.iterations() * kRows * runtime::row_bytes(type, kDepth));
 }
 
+void run_groups(benchmark::State& state, const RowKernels& kernels, TensorType type) {
+  const StoredRows rows(type);
+  const auto index = static_cast<std::size_t>(type);
+  const std::size_t bytes = runtime::group_bytes(type, kDepth);
+  const runtime::AlignedBuffer fixed(runtime::fixed_row_bytes(kDepth));
+  const runtime::AlignedBuffer arranged(runtime::arranged_for_groups_bytes(kDepth));
+  kernels.groups->arrange[index](runtime::fix_row(rows.x().data(), kDepth, fixed.data()), kDepth,
+                                 arranged.data());
+  constexpr std::int64_t kGroups = kRows / runtime::kRowsOfGroup;
+  const runtime::AlignedBuffer groups(bytes * static_cast<std::size_t>(kGroups));
+  for (std::int64_t g = 0; g < kGroups; ++g) {
+    runtime::pack_group(type, rows.row(g * runtime::kRowsOfGroup), runtime::kRowsOfGroup, kDepth,
+                        groups.data() + static_cast<std::size_t>(g) * bytes);
+  }
+  std::vector<float> results(kRows);
+  const auto multiply = [&] {
+    for (std::int64_t g = 0; g < kGroups; ++g) {
+      kernels.groups->dot[index](groups.data() + static_cast<std::size_t>(g) * bytes, kDepth, arranged.data(),
+                                 results.data() + g * runtime::kRowsOfGroup);
+    }
+  };
+  multiply();
+  if (!right(rows, type, results)) {
+    state.SkipWithError("a dot product is wrong");
+    return;
+  }
+  for (auto _ : state) {
+    multiply();
+    benchmark::DoNotOptimize(results.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kRows * runtime::row_bytes(type, kDepth));
+}
+
 }  // namespace
 
 void register_rows() {
@@ -107,6 +141,10 @@ void register_rows() {
           run(state, kernels, type, fixed);
         });
       }
+      if (kernels.groups == nullptr || !runtime::is_quantised(info.type)) continue;
+      const auto name = fmt::format("row/isa:{}/type:{}/x:groups", kernels.isa, info.name);
+      benchmark::RegisterBenchmark(
+          name.c_str(), [&kernels, type = info.type](auto& state) { run_groups(state, kernels, type); });
     }
   }
 }
