@@ -31,6 +31,8 @@ class ModelReader {
   void read_head();
   void refuse_unknown_tensors() const;
   [[nodiscard]] std::unique_ptr<Projection> project(std::vector<RowRange> rows);
+  [[nodiscard]] std::vector<Projection*> projections() const;
+  void pack_one(Projection& projection, int threads, std::span<ProjectionScratch> scratch) const;
   void pack(int threads);
 
   Model& model_;
@@ -143,27 +145,38 @@ void ModelReader::refuse_unknown_tensors() const {
   }
 }
 
+std::vector<Projection*> ModelReader::projections() const {
+  std::vector<Projection*> all;
+  for (const LayerWeights& layer : model_.layers_) {
+    all.insert(all.end(), {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()});
+  }
+  all.push_back(model_.head_.get());
+  return all;
+}
+
+void ModelReader::pack_one(Projection& projection, int threads, std::span<ProjectionScratch> scratch) const {
+  try {
+    projection.pack(threads, scratch);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    file_.refuse(error.what());
+  }
+  if (projection.reads_file()) return;
+  projection.for_tensors([this](const Tensor& tensor) { file_.release(tensor); });
+}
+
 void ModelReader::pack(int threads) {
   std::vector<ProjectionScratch> scratch(static_cast<std::size_t>(threads));
   for (ProjectionScratch& one : scratch) one.memory = AlignedBuffer(model_.scratch_bytes());
-  const auto pack_one = [&](Projection& projection) {
-    try {
-      projection.pack(threads, scratch);
-      if (!projection.reads_file()) {
-        projection.for_tensors([this](const Tensor& tensor) { file_.release(tensor); });
-      }
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::invalid_argument) throw;
-      file_.refuse(error.what());
-    }
-  };
-  for (const LayerWeights& layer : model_.layers_) {
-    for (Projection* projection :
-         {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()}) {
-      pack_one(*projection);
-    }
+  std::size_t bytes = 0;
+  for (const Projection* projection : projections()) bytes += aligned_size(projection->packed_bytes());
+  model_.packed_ = AlignedBuffer(bytes);
+  std::byte* memory = model_.packed_.data();
+  for (Projection* projection : projections()) {
+    projection->place(memory);
+    pack_one(*projection, threads, scratch);
+    memory += aligned_size(projection->packed_bytes());
   }
-  pack_one(*model_.head_);
 }
 
 void ModelReader::read(const ModelOptions& options) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/gguf/gguf.hpp"
+#include "runtime/model/aligned_buffer.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/projection.hpp"
 
@@ -69,6 +70,7 @@ class Model {
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
   std::unique_ptr<Projection> head_;
+  AlignedBuffer packed_;  // of all projections
 };
 
 }  // namespace headwater::runtime

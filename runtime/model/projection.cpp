@@ -66,7 +66,7 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   panel_at_ = plain_at_ + aligned_size(depth * static_cast<std::size_t>(kPanelWidth) * element);
   row_at_ = panel_at_ + panel_bytes;
   scratch_bytes_ = row_at_ + aligned_size(depth * sizeof(float));
-  packed_ = AlignedBuffer(packed);
+  packed_bytes_ = packed;
 }
 
 std::size_t Projection::place_groups() {
@@ -82,8 +82,6 @@ std::size_t Projection::place_groups() {
   }
   return bytes;
 }
-
-std::size_t Projection::packed_bytes() const { return packed_.size(); }
 
 std::int64_t Projection::stored_bytes() const {
   std::int64_t bytes = 0;
@@ -157,7 +155,7 @@ void Projection::widen_groups(const Panel& panel, std::byte* packed) const {
              [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
                std::uint32_t* const to = product.columns_at(column - panel.first, packed);
                const auto widen = precision_ == Precision::bf16 ? widen_group_bf16 : widen_group;
-               widen(tensor.type, packed_.data() + at, depth_, to, product.columns_together());
+               widen(tensor.type, packed_ + at, depth_, to, product.columns_together());
              });
 }
 
@@ -167,7 +165,7 @@ void Projection::pack_groups(const Panel& panel) {
                for (std::int64_t r = row; r < row + count; ++r) {
                  if (!quantised_row_is_finite(tensor.type, tensor.row(r), depth_)) refuse_row(tensor, r);
                }
-               pack_group(tensor.type, tensor.row(row), count, depth_, packed_.data() + at);
+               pack_group(tensor.type, tensor.row(row), count, depth_, packed_ + at);
              });
 }
 
@@ -182,13 +180,17 @@ void Projection::check_finite(const Panel& panel, float* wide) const {
 }
 
 void Projection::pack(int threads, std::span<ProjectionScratch> scratch) {
+  if (packed_ == nullptr) {
+    own_ = AlignedBuffer(packed_bytes_);
+    packed_ = own_.data();
+  }
   parallel_tasks(threads, static_cast<std::int64_t>(panels_.size()), [&](std::int64_t task, int thread) {
     const Panel& panel = panels_[static_cast<std::size_t>(task)];
     if (grouped_) return pack_groups(panel);
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     check_finite(panel, reinterpret_cast<float*>(memory + row_at_));
     if (quantised_) return;
-    widen_panel(panel, packed_.data() + panel.packed_at, memory);
+    widen_panel(panel, packed_ + panel.packed_at, memory);
   });
 }
 
@@ -205,7 +207,7 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
     const Panel& panel = panels_[static_cast<std::size_t>(task / groups)];
     const std::int64_t group = task % groups;
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
-    const std::byte* weights = packed_.data() + panel.packed_at;
+    const std::byte* weights = packed_ + panel.packed_at;
     if (quantised_) {
       if (widens_groups_) {
         widen_groups(panel, memory + panel_at_);
@@ -266,8 +268,8 @@ void Projection::multiply_groups(std::int64_t first, std::int64_t last, const Gr
                                  float* result) const {
   for_groups(first, last,
              [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
-               dot_group(tensor.type, packed_.data() + at, depth_,
-                         rows[static_cast<std::size_t>(tensor.type)], result + (column - first));
+               dot_group(tensor.type, packed_ + at, depth_, rows[static_cast<std::size_t>(tensor.type)],
+                         result + (column - first));
              });
 }
 

@@ -88,6 +88,9 @@ class Projection {
   /// All rows have the same length. The tensors must outlive the projection. pack() must follow.
   Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows);
 
+  /// Has pack() write to `memory`, packed_bytes() of it on a boundary of 64, instead of memory of its own: all matrices of
+  /// a model in one piece lie on huge pages, which single ones do not fill.
+  void place(std::byte* memory) { packed_ = memory; }
   /// Packs what is to be packed, and looks at every weight. Error(invalid_argument) naming the tensor that holds NaN or
   /// infinity. Behind it the file's rows are not read again where reads_file() is false.
   void pack(int threads, std::span<ProjectionScratch> scratch);
@@ -95,7 +98,7 @@ class Projection {
   [[nodiscard]] std::int64_t depth() const { return depth_; }
   [[nodiscard]] std::int64_t width() const { return width_; }
   [[nodiscard]] Precision precision() const { return precision_; }
-  [[nodiscard]] std::size_t packed_bytes() const;
+  [[nodiscard]] std::size_t packed_bytes() const { return packed_bytes_; }
   [[nodiscard]] bool reads_file() const { return !grouped_ || !widens_groups_; }
   /// Calls action(tensor) for each matrix.
   template <typename Action>
@@ -162,7 +165,9 @@ class Projection {
   std::vector<TensorType> quantised_types_;  // each once
   std::vector<Piece> pieces_;
   std::vector<Panel> panels_;
-  AlignedBuffer packed_;
+  std::size_t packed_bytes_ = 0;
+  std::byte* packed_ = nullptr;
+  AlignedBuffer own_;  // packed_, where no other memory was given
   // Places in a thread's scratch: result tile, oneDNN's own, widened panel, packed panel, one row.
   std::size_t scratch_bytes_ = 0;
   std::size_t product_at_ = 0;
