@@ -73,7 +73,13 @@ class FaultySession final : public Session {
   [[nodiscard]] const Shape& shape() const override { return inner_->shape(); }
   [[nodiscard]] const EffectiveOptions& options() const override { return inner_->options(); }
   [[nodiscard]] MemoryBytes memory_bytes() const override { return inner_->memory_bytes(); }
-  [[nodiscard]] std::span<const Chunk> plan() const override { return inner_->plan(); }
+  [[nodiscard]] std::span<const Chunk> plan() const override {
+    const std::span<const Chunk> plan = inner_->plan();
+    if (fault_ != Fault::plans_one_more || plan.empty()) return plan;
+    plan_.assign(plan.begin(), plan.end());
+    plan_.push_back(plan.back());
+    return plan_;
+  }
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return inner_->memory(layer); }
   void read_key(std::int64_t layer, std::int64_t head, std::int64_t position,
                 std::span<float> row) const override {
@@ -103,6 +109,7 @@ class FaultySession final : public Session {
   bool was_reset_ = false;
   std::vector<std::int32_t> last_sets_;
   std::vector<float> sums_;
+  mutable std::vector<Chunk> plan_;
   mutable std::vector<std::uint16_t> scores_;
   std::vector<std::unique_ptr<int>> taken_;
 };
@@ -282,6 +289,7 @@ const char* fault_name(Fault fault) {
     case Fault::sees_next_token: return "sees_next_token";
     case Fault::allocates: return "allocates";
     case Fault::forgets_to_reset: return "forgets_to_reset";
+    case Fault::plans_one_more: return "plans_one_more";
     case Fault::counts_open_step: return "counts_open_step";
   }
   return "?";

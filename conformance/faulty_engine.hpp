@@ -29,6 +29,7 @@ enum class Fault {
   sees_next_token,           ///< the first output of a step depends on the last value row
   allocates,                 ///< attend() takes memory
   forgets_to_reset,          ///< reset() leaves a trace in the next run's outputs
+  plans_one_more,            ///< the last chunk of every plan stands there twice
   counts_open_step,          ///< tokens() counts the open step
 };
 

@@ -143,6 +143,31 @@ class Verify(unittest.TestCase):
                 self.assertEqual(done.returncode, 1, f"{name}: {done.stdout}{done.stderr}")
                 self.assertIn("FAIL", done.stdout)
 
+    def test_every_row_of_dense_and_decode_chunks_is_judged(self):
+        # Rows of a dense chunk are judged in runs of 256.
+        for flags, rows in ((("--dense",), (0, 255, 256, 299)),
+                            (("-ub", "16", "--h2o-local", "3", "--h2o-heavy", "3", "--steps", "p40,d1,d2,p257"), (40, 42, 43, 299))):
+            self.attend(300, *flags)
+            sound = read_tensors(self.output)
+            for row in rows:
+                for name, width in (("out", 4 * 5), ("lse", 4)):
+                    with self.subTest(flags=flags, row=row, tensor=name):
+                        tensors = {key: (dtype, shape, bytearray(blob)) for key, (dtype, shape, blob) in sound[0].items()}
+                        at = 4 * ((row + 1) * width - 1)  # the last element of the row
+                        (value,) = struct.unpack_from("<f", tensors[name][2], at)
+                        struct.pack_into("<f", tensors[name][2], at, value * 1.01 + 0.01)
+                        write_tensors(self.output, tensors, sound[1])
+                        done = self.verify()
+                        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                        self.assertIn(f"{name}: 1 elements beyond the bound, first token {row} head 3", done.stdout)
+
+    def test_scores_of_a_single_chunk_are_replayed(self):
+        self.attend(30, "-ub", "32", "--h2o-local", "4", "--h2o-heavy", "4")
+        self.spoil("scores", lambda blob: blob.__setitem__(40, blob[40] ^ 1))
+        done = self.verify()
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("replay: final scores", done.stdout)
+
     def test_a_nan_is_the_largest_error(self):
         self.attend(64, "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4")
         sound = self.path("sound.safetensors")

@@ -127,6 +127,11 @@ void commit_attend_fault(headwater_session* s, const headwater_rows* q, const he
       free(taken);
       break;
     }
+    case FAULT_allocates_aligned: {
+      void* taken = NULL;
+      if (posix_memalign(&taken, 64, 24) == 0) free(taken);
+      break;
+    }
     case FAULT_writes_behind_rows: store_element(out->data, out->type, last + 1, 1.0); break;
     case FAULT_writes_far_behind_rows:
       memset((char*)out->data + (size_t)(last + 1) * element_size(out->type), 0, 1 << 20);

@@ -21,6 +21,7 @@
   X(differs_by_run)            \
   X(differs_by_schedule)       \
   X(allocates)                 \
+  X(allocates_aligned)         \
   X(writes_behind_rows)        \
   X(writes_far_behind_rows)    \
   X(writes_input)              \

@@ -27,6 +27,7 @@ FAULTS = {
     "differs_by_run": {"determinism.runs": "two runs"},
     "differs_by_schedule": {"determinism.schedule_outputs": "layer-major and chunk-major"},
     "allocates": {"allocation.none_after_open": "allocations in the step"},
+    "allocates_aligned": {"allocation.none_after_open": "allocations in the step"},
     # Memory of others.
     "writes_behind_rows": {"hostile.strided": "out: byte"},
     "writes_far_behind_rows": {"hostile.guarded": CRASH},
@@ -61,7 +62,7 @@ FAULTS = {
     "open_without_session": {"replay.random": "*session NULL"},
 }
 # Where a sanitizer owns malloc, and where it would stop the process before the kit can see what was written.
-NOT_SANITIZED = {"allocates", "malloc_unchecked", "malloc_leaks", "bytes_too_small", "writes_far_behind_rows",
+NOT_SANITIZED = {"allocates", "allocates_aligned", "malloc_unchecked", "malloc_leaks", "bytes_too_small", "writes_far_behind_rows",
                  "state_too_long", "options_too_long", "key_row_too_long", "key_row_too_early", "writes_sinks", "writes_behind_rows"}
 
 
