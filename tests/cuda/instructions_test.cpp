@@ -140,14 +140,11 @@ void expect_matrices(bool transposed, Load load) {
 TEST(LoadMatrix, GivesEachLaneItsElements) {
   expect_matrices<4>(false, [](Context& ctx, auto& r, auto row) { ctx.load_matrix_x4(r, row); });
   expect_matrices<4>(true, [](Context& ctx, auto& r, auto row) { ctx.load_matrix_x4_transposed(r, row); });
-  expect_matrices<2>(false, [](Context& ctx, auto& r, auto row) {
-    if (ctx.lane() < 16) {
-      ctx.load_matrix_x2(r, row);
-    } else {
-      ctx.load_matrix_x2(r, row + 100'000);  // addresses of the upper lanes are not used
-    }
-  });
-  expect_matrices<2>(true, [](Context& ctx, auto& r, auto row) { ctx.load_matrix_x2_transposed(r, row); });
+  // Addresses of the upper lanes are not used by the smaller ones.
+  const auto used = [](Context& ctx, auto row) { return ctx.lane() < 16 ? row : row + 100'000; };
+  expect_matrices<2>(false, [&](Context& ctx, auto& r, auto row) { ctx.load_matrix_x2(r, used(ctx, row)); });
+  expect_matrices<2>(
+      true, [&](Context& ctx, auto& r, auto row) { ctx.load_matrix_x2_transposed(r, used(ctx, row)); });
 }
 
 /// What each lane of one warp got.
