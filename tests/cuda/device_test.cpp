@@ -414,6 +414,9 @@ TEST(EmulatedDevice, PinnedMemoryIsReadWhenTheStreamGetsThere) {
   EXPECT_EQ(device->counters().host_synchronisations, before.host_synchronisations);
   EXPECT_THAT(read(*device, stream, x, 1), Each(2.0f));
   EXPECT_EQ(device->counters().host_synchronisations, before.host_synchronisations + 1);
+  *staging = 3.0f;
+  device->copy(stream, staging, x, 4, Direction::device_to_host);
+  EXPECT_EQ(*staging, 3.0f) << "nobody has waited for the copy";
 }
 
 TEST(EmulatedDevice, CountsWhatItDoes) {

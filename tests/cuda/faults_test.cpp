@@ -90,6 +90,23 @@ TEST(Race, LanesOfOneWarpNeedWarpSync) {
   });
 }
 
+// Thread 0 reads; another lane of its warp writes, or the same lane of another warp.
+TEST(Race, AReaderAndOneWriterBesideIt) {
+  for (const int writer : {1, 32}) {
+    expect_fault(64, 128, "race at byte", [writer](Context& ctx, bool planted) {
+      const auto s = ctx.shared<float>(0, 32);
+      if (ctx.thread() == 0) s[0] = 1.0f;
+      ctx.barrier();
+      if (ctx.thread() == 0) {
+        const float x = s[0];
+        (void)x;
+      }
+      if (!planted) ctx.barrier();
+      if (ctx.thread() == writer) s[0] = 2.0f;
+    });
+  }
+}
+
 TEST(Race, ManyReadersThenAWriterOfAnotherGroup) {
   // Warps 0 .. 2 read; the writer meets warps 0 and 1 only.
   expect_fault(128, 64, "race at byte", [](Context& ctx, bool planted) {
