@@ -10,49 +10,15 @@
 #include <utility>
 #include <vector>
 
-#include "core/config.hpp"
-#include "core/numbers.hpp"
-#include "cuda/cuda_session.hpp"
-#include "cuda/runtime/emulated_device.hpp"
 #include "headwater/error.hpp"
+#include "session_support.hpp"
 
 namespace headwater::cuda {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::int64_t kHeads = 4;
-constexpr std::int64_t kHeadsKv = 2;
-constexpr std::int64_t kWidth = 16;
-constexpr std::int64_t kLayers = 2;
 constexpr std::int64_t kMostTokens = 150;
-constexpr std::int64_t kBatch = 64;
-
-const Dispatch& dispatch() {
-  static const Dispatch dispatch(on_host::entries());
-  return dispatch;
-}
-
-Shape shape(DType kv_type) {
-  Shape shape;
-  shape.kv_type = kv_type;
-  shape.n_layer = kLayers;
-  shape.n_head = kHeads;
-  shape.n_head_kv = kHeadsKv;
-  shape.d_head = kWidth;
-  shape.d_value = kWidth;
-  shape.capacity = 200;
-  return shape;
-}
-
-Options options() {
-  Options options;
-  options.batch = kBatch;
-  options.chunk = 32;
-  options.local = 4;
-  options.heavy = 5;
-  return options;
-}
 
 /// A session, and what its caller holds: rows of q, of k and v, of out, `offset` elements behind an aligned address.
 struct Caller {
@@ -62,11 +28,9 @@ struct Caller {
     auto opened = open_emulated_device(dispatch().kernels(), emulation);
     device = opened.get();
     stream = device->stream();
-    const Options asked = options();
     RowPlace place;
     if (memory == RowMemory::device) place = {true, device->native_handle(stream)};
-    session = std::make_unique<CudaSession>(std::move(opened), dispatch(), shape(type), asked,
-                                            core::resolve(shape(type), asked, 1), launching, place);
+    session = session_on(std::move(opened), type, launching, place);
     const std::int64_t bytes = (kMostTokens * kHeads * kWidth + offset) * size();
     for (auto* rows : {&q, &kv, &out}) {
       on_host.emplace_back(static_cast<std::size_t>(bytes), 0xFF);
@@ -80,15 +44,9 @@ struct Caller {
 
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(dtype_size(type)); }
 
-  void fill(void* rows, std::int64_t heads, std::uint32_t state) {
-    std::vector<float> values(static_cast<std::size_t>(kMostTokens * heads * kWidth));
-    for (float& value : values) {
-      state = state * 1664525u + 1013904223u;
-      value = static_cast<float>(state >> 8) * 0x1p-23f - 1.0f;
-    }
-    std::vector<unsigned char> narrowed(values.size() * dtype_size(type));
-    core::narrow(values.data(), static_cast<std::int64_t>(values.size()), type, narrowed.data());
-    copy(rows, narrowed.data(), static_cast<std::int64_t>(narrowed.size()), Direction::host_to_device);
+  void fill(void* rows, std::int64_t heads, std::uint32_t seed) {
+    const std::vector<unsigned char> source = elements(kMostTokens * heads * kWidth, type, seed);
+    copy(rows, source.data(), static_cast<std::int64_t>(source.size()), Direction::host_to_device);
   }
 
   void copy(void* to, const void* from, std::int64_t bytes, Direction direction) {
@@ -303,12 +261,9 @@ TEST(Faults, AreReportedByALaterCallAndStay) {
 }
 
 TEST(Faults, EachRefusedAllocationIsAnErrorOfOpen) {
-  const Options asked = options();
-  const auto open = [&](std::unique_ptr<Device> device) {
-    return CudaSession(std::move(device), dispatch(), shape(DType::f32), asked,
-                       core::resolve(shape(DType::f32), asked, 1), Launching::replayed,
-                       RowPlace{true, nullptr})
-        .device()
+  const auto open = [](std::unique_ptr<Device> device) {
+    return session_on(std::move(device), DType::f32, Launching::replayed, RowPlace{true, nullptr})
+        ->device()
         .counters()
         .allocations;
   };

@@ -6,10 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/config.hpp"
-#include "core/numbers.hpp"
-#include "cuda/cuda_session.hpp"
-#include "cuda/runtime/emulated_device.hpp"
+#include "session_support.hpp"
 
 namespace headwater::cuda {
 namespace {
@@ -28,11 +25,6 @@ constexpr HeadSize kSizes[] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 1
 constexpr DType kTensorTypes[] = {DType::bf16, DType::f16};
 
 const char* text(DType type) { return type == DType::bf16 ? "bf16" : type == DType::f16 ? "f16" : "f32"; }
-
-const Dispatch& dispatch() {
-  static const Dispatch dispatch(on_host::entries());
-  return dispatch;
-}
 
 /// Names of the kernels that a prefill of three chunks and a decode step launch, but for those that only move rows.
 std::vector<std::string> kernels_of(HeadSize size, DType type) {
