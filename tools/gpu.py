@@ -4,11 +4,12 @@
     reruns        the same input in several processes, outputs bit by bit
     memcheck      compute-sanitizer's memcheck over a few cases
     racecheck     its racecheck over the same
-    benchmark     kernels by CUDA events, in turns with PyTorch's attention where PyTorch is there
+    benchmark     a layer, replayed and stage by stage, by CUDA events, in turns with PyTorch's attention where PyTorch is
+                  there; against the targets
 
 Standard library and prebuilt programs only: headwater-conformance, headwater-cuda-bench and the libraries in
 gpu-libraries, as the target headwater_gpu leaves them in a build folder; the machine itself needs a driver. What is not
-there or does not work is skipped with the reason. Writes report.json and table.md. Exit status 0: nothing failed; 1: a step failed; 77: nothing ran (no GPU), with the reason.
+there or does not work is skipped with the reason. Writes report.json and report.md. Exit status 0: nothing failed; 1: a step failed; 77: nothing ran (no GPU), with the reason.
 """
 
 import argparse
@@ -22,13 +23,18 @@ import subprocess
 import sys
 import time
 
+import gpu_targets
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = 77
+NO_END = -1000  # no exit status
 ENGINE = "cuda"
 BENCH = "headwater-cuda-bench"
 SANITIZED = ("bound.plain_f32", "bound.head_sizes", "replay.random")  # every stage, on small inputs
 RERUNS = 5
-ROUNDS = 5
+ROUNDS = 5  # of the benchmark; fewer where the time ends before
+CONFORMANCE_SECONDS = 300
+SANITIZER_SECONDS = 90
 
 Result = collections.namedtuple("Result", "status note data")
 
@@ -56,13 +62,16 @@ class Machine:
         path = self.build / name
         return path if path.is_file() and os.access(path, os.X_OK) else None
 
-    def run(self, arguments):
-        """(exit status, standard output, last line of both); a program that outlasts the time left counts as failed."""
+    def run(self, arguments, most=None):
+        """(exit status, standard output, last line of both); NO_END for a program that outlasts the time left, or `most`
+        seconds."""
+        seconds = min(self.left(), most or self.left())
         try:
             run = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, errors="replace",
-                                 timeout=self.left(), check=False)
+                                 timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
-            return -1, "", f"{pathlib.Path(arguments[0]).name} did not end within the time left"
+            within = f"{most} s" if seconds == most else "the time left"
+            return NO_END, "", f"{pathlib.Path(arguments[0]).name} did not end within {within}"
         lines = (run.stdout + run.stderr).strip().splitlines()
         return run.returncode, run.stdout, lines[-1] if lines else "no output"
 
@@ -88,7 +97,10 @@ def conformance(machine):
     kit = machine.program("headwater-conformance")
     if kit is None:
         return failed(f"{machine.build} holds no headwater-conformance")
-    status, _, last = machine.run([kit, "--engine", ENGINE, "--no-ratchet", "--json", machine.out / "conformance.json"])
+    status, _, last = machine.run([kit, "--engine", ENGINE, "--no-ratchet", "--json", machine.out / "conformance.json"],
+                                  CONFORMANCE_SECONDS)
+    if status == NO_END:
+        return failed(last)
     return passed(last) if status == 0 else failed(f"exit status {status}: {last}")
 
 
@@ -104,7 +116,9 @@ def sanitizer(tool):
         status, _, last = machine.run(plain)
         if status != 0:
             return failed(f"the cases fail without it: {last}")
-        status, output, last = machine.run([program, "--tool", tool, "--error-exitcode", "99", *plain])
+        status, output, last = machine.run([program, "--tool", tool, "--error-exitcode", "99", *plain], SANITIZER_SECONDS)
+        if status == NO_END:
+            return skipped(last)
         (machine.out / f"{tool}.txt").write_text(output, encoding="utf-8")
         if status == 0:
             return passed(last)
@@ -128,9 +142,9 @@ def reruns(machine):
 
 
 def merged(rounds):
-    """[{case: milliseconds}] -> {case: {median, least, greatest}} over the cases that every round has."""
+    """[{case: milliseconds}] -> {case: {median, least, greatest}} over the rounds that have it."""
     table = {}
-    for case in rounds[0] if rounds else ():
+    for case in {case: None for one in rounds for case in one}:
         times = [one[case] for one in rounds if case in one]
         table[case] = {"median_ms": statistics.median(times), "least_ms": min(times), "greatest_ms": max(times)}
     return table
@@ -144,16 +158,31 @@ def benchmark(machine):
         contenders["pytorch"] = [sys.executable, "-B", peer]
         why_no_peer = ""
     rounds = collections.defaultdict(list)
-    for turn in range(ROUNDS):
+    kernels, left_out = {}, {}
+    done, longest = 0, 0.0
+    # In turns, as often as the time allows.
+    while done < ROUNDS and (done == 0 or machine.left() > 1.5 * longest):
+        begun = time.monotonic()
         names = list(contenders)
-        for name in names if turn % 2 == 0 else reversed(names):
+        for name in names if done % 2 == 0 else reversed(names):
             status, output, last = machine.run(contenders[name])
             if status != 0:
-                return failed(f"{name}: exit status {status}: {last}")
-            rounds[name].append(json.loads(output))
-    data = {"device": device_name(), "rounds": ROUNDS, "no_pytorch_because": why_no_peer,
-            "contenders": {name: merged(times) for name, times in rounds.items()}}
-    note = f"{ROUNDS} rounds of {', '.join(contenders)}"
+                return failed(f"{name}: {last}" if status == NO_END else f"{name}: exit status {status}: {last}")
+            report = json.loads(output)
+            rounds[name].append(report["milliseconds"])
+            kernels.update(report.get("kernels", {}))
+            left_out.update({f"{name}, {case}": reason for case, reason in report["left_out"].items()})
+        done += 1
+        longest = max(longest, time.monotonic() - begun)
+    times = {name: merged(of) for name, of in rounds.items()}
+    data = {"device": device_name(), "rounds": done, "no_pytorch_because": why_no_peer, "kernels": kernels,
+            "left_out": left_out, "contenders": times,
+            "targets": {target.name: {"measured": target.measured, "bound": target.bound,
+                                      "verdict": gpu_targets.verdict(target)}
+                        for target in gpu_targets.against_targets(times)}}
+    note = f"{done} of {ROUNDS} rounds of {', '.join(contenders)}"
+    for case, reason in left_out.items():
+        note += f"; left out: {case}: {reason}"
     return passed(note + (f"; PyTorch left out: {why_no_peer}" if why_no_peer else ""), data)
 
 
@@ -166,6 +195,7 @@ def table(report):
     lines += [f"| {name} | {step['status']} | {step['note']} |" for name, step in report["steps"].items()]
     data = report["steps"].get("benchmark", {}).get("data")
     if data:
+        lines += ["", *gpu_targets.table(data["contenders"])]
         lines += ["", "Milliseconds by CUDA events, medians of rounds in turns.", "", "| contender | case | median | least .. greatest |",
                   "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {case} | {times['median_ms']:.4f} | {times['least_ms']:.4f} .. {times['greatest_ms']:.4f} |"

@@ -1,28 +1,32 @@
-"""The CUDA benchmark on the emulation: bench_test.py PROGRAM. Every stage is timed under its kernel's name."""
+"""The CUDA benchmark on the emulation: bench_test.py PROGRAM. Every stage is timed under its name, and the pipeline."""
 
 import json
 import subprocess
 import sys
 
 run = subprocess.run([sys.argv[1]], capture_output=True, text=True, check=True)
-times = json.loads(run.stdout)
-kernels = {}
-for name, milliseconds in times.items():
-    case, _, kernel = name.partition(": ")
+report = json.loads(run.stdout)
+assert set(report) == {"milliseconds", "kernels", "left_out"} and not report["left_out"], report
+stages = {}
+for name, milliseconds in report["milliseconds"].items():
+    case, _, stage = name.partition(": ")
     assert isinstance(milliseconds, float) and milliseconds >= 0, name
-    kernels.setdefault(case, []).append(kernel)
+    stages.setdefault(case, set()).add(stage)
 
 
-def expect(case, *stages):
-    assert "all kernels" in kernels[case], kernels[case]
-    for stage in stages:
-        assert any(kernel.startswith(stage) for kernel in kernels[case]), f"{case}: no {stage} in {kernels[case]}"
+def expect(case, **kernels):
+    wanted = {stage.replace("_", " "): kernel for stage, kernel in kernels.items()}
+    assert stages[case] == {"pipeline", "all stages", *wanted}, stages[case]
+    for stage, kernel in wanted.items():
+        made_of = report["kernels"][f"{case}: {stage}"]
+        assert made_of.startswith(kernel), f"{case}: {stage} is {made_of}"
 
 
-assert set(kernels) == {"sparse 192", "dense 96", "decode 96"}, set(kernels)
-expect("sparse 192", "store_rows", "forward", "column_sums", "select", "gather")
-expect("dense 96", "store_rows", "forward")
-expect("decode 96", "store_rows", "forward")
+assert set(stages) == {"sparse 192", "dense 96", "decode 96"}, set(stages)
+expect("sparse 192", kv_write="store_rows", intra_forward="forward", intra_column_sums="column_sums", selection="select",
+       gather="gather", inter_forward="forward", inter_column_sums="column_sums")
+expect("dense 96", kv_write="store_rows", dense_forward="forward")
+expect("decode 96", kv_write="store_rows", dense_forward="forward")
 
 
 def output(*arguments):
@@ -30,7 +34,7 @@ def output(*arguments):
 
 
 digests = json.loads(output("--digest"))
-assert set(digests) == {"F32", "BF16"} and len(set(digests.values())) == 2, digests
+assert set(digests) == {"F32", "F16", "BF16"} and len(set(digests.values())) == 3, digests
 assert json.loads(output("--digest")) == digests
 assert output("--device") == "emulated device\n"
 refused = subprocess.run([sys.argv[1], "--fast"], capture_output=True, text=True, check=False)

@@ -1,9 +1,12 @@
-// headwater-cuda-bench: kernels of the CUDA engine by CUDA events, one JSON object {case: milliseconds} on standard output.
-// 32 heads, 8 key-value heads, 128 elements, BF16; bench/cuda/torch_attention.py times the same shapes. With --device it
-// prints the device's name instead, with --digest {case: digest of outputs, scores and memory sets}, for who runs it again
-// and looks for other bits. Exit status 3 with one line: no device. It needs no library of the model runtime. Built with
-// HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases: that the
-// benchmark itself works is tested without a GPU.
+// headwater-cuda-bench: one layer of the CUDA engine by CUDA events, on standard output as JSON: "milliseconds" {case: median}, "kernels"
+// {case: kernel that it is}, "left_out" {case: reason}. 32 heads, 8 key-value heads, 128 elements, BF16, rows of the device;
+// bench/cuda/torch_attention.py times the same shapes. "N: pipeline" is the layer as a caller has it, replayed graphs from the
+// first to the last event; the stages are the same launches one by one, each between two events of its own.
+//
+// With --device it prints the device's name instead, with --digest {case: digest of outputs, scores and memory sets}, for who
+// runs it again and looks for other bits. Exit status 3 with one line: no device. It needs no library of the model runtime.
+// Built with HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases:
+// that the benchmark itself works is tested without a GPU.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,8 +39,8 @@ namespace {
 constexpr std::int64_t kHeads = 32;
 constexpr std::int64_t kHeadsKv = 8;
 constexpr std::int64_t kWidth = 128;
-constexpr int kWarm = 1;
-constexpr int kTimed = 5;
+constexpr int kWarm = 2;
+constexpr int kTimed = 7;
 
 struct Case {
   const char* name;
@@ -55,6 +58,7 @@ std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) { return op
 std::string unavailable_because() { return {}; }
 #else
 constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},
+                           {"sparse 131072", 131072, false, 0},
                            {"dense 4096", 4096, true, 0},
                            {"dense 16384", 16384, true, 0},
                            {"decode 16384", 16384, true, 16}};
@@ -73,26 +77,110 @@ std::vector<std::uint16_t> random_rows(std::int64_t count, unsigned seed) {
   return rows;
 }
 
-struct Tensors {
-  explicit Tensors(std::int64_t tokens)
-      : q(random_rows(tokens * kHeads * kWidth, 1)),
-        k(random_rows(tokens * kHeadsKv * kWidth, 2)),
-        v(random_rows(tokens * kHeadsKv * kWidth, 3)),
-        out(q.size()) {}
-  std::vector<std::uint16_t> q;
-  std::vector<std::uint16_t> k;
-  std::vector<std::uint16_t> v;
-  std::vector<std::uint16_t> out;
-};
-
-void attend(Session& session, Tensors& tensors, const Step& step) {
-  session.begin(step);
-  session.attend(0, headwater::Rows::token_major(tensors.q.data(), DType::bf16, kHeads, kWidth),
-                 headwater::Rows::token_major(tensors.k.data(), DType::bf16, kHeadsKv, kWidth),
-                 headwater::Rows::token_major(tensors.v.data(), DType::bf16, kHeadsKv, kWidth),
-                 MutableRows::token_major(tensors.out.data(), DType::bf16, kHeads, kWidth));
-  session.end();
+/// Rows that begin at random places of one pool: a gigabyte of normal deviates would take longer than what is measured.
+std::vector<std::uint16_t> pooled_rows(std::int64_t rows, unsigned seed) {
+  constexpr std::int64_t kPool = std::int64_t{1} << 20;
+  const std::vector<std::uint16_t> pool = random_rows(kPool + kWidth, seed);
+  std::mt19937 random(seed);
+  std::vector<std::uint16_t> drawn(static_cast<std::size_t>(rows * kWidth));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto begin = static_cast<std::ptrdiff_t>(random() % static_cast<unsigned>(kPool));
+    std::copy_n(pool.begin() + begin, kWidth, drawn.begin() + row * kWidth);
+  }
+  return drawn;
 }
+
+/// A session of one layer whose rows are the device's, and those rows.
+class Layer {
+ public:
+  Layer(const Case& what, Launching launching) : dispatch_(entries()), tokens_(what.tokens) {
+    Shape shape;
+    shape.n_head = kHeads;
+    shape.n_head_kv = kHeadsKv;
+    shape.d_head = kWidth;
+    shape.d_value = kWidth;
+    shape.capacity = what.tokens + what.decoded;
+    shape.kv_type = DType::bf16;
+    Options options;
+    options.batch = what.tokens;
+    options.chunk = kChunk;
+    options.local = kChunk / 4;
+    options.heavy = kChunk / 4;
+    options.dense = what.dense;
+    auto opened = open_device(dispatch_.kernels());
+    device_ = opened.get();
+    stream_ = device_->stream();
+    session_ = std::make_unique<CudaSession>(std::move(opened), dispatch_, shape, options,
+                                             core::resolve(shape, options, 1), launching,
+                                             RowPlace{true, device_->native_handle(stream_)});
+    q_ = upload(tokens_ * kHeads, 1);
+    k_ = upload(tokens_ * kHeadsKv, 2);
+    v_ = upload(tokens_ * kHeadsKv, 3);
+    out_ = device_->allocate(tokens_ * kHeads * kWidth * kElement, "outputs");
+    begun_ = device_->event(true);
+    ended_ = device_->event(true);
+  }
+
+  void attend(const Step& step) {
+    session_->begin(step);
+    session_->attend(0, headwater::Rows::token_major(q_, DType::bf16, kHeads, kWidth),
+                     headwater::Rows::token_major(k_, DType::bf16, kHeadsKv, kWidth),
+                     headwater::Rows::token_major(v_, DType::bf16, kHeadsKv, kWidth),
+                     MutableRows::token_major(out_, DType::bf16, kHeads, kWidth));
+    session_->end();
+  }
+  /// What is not timed of a case, from the beginning.
+  void prepare(const Case& what) {
+    session_->reset();
+    if (what.decoded > 0) attend(Step::prefill(what.tokens));
+  }
+  /// What is.
+  void run(const Case& what) {
+    if (what.decoded == 0) attend(Step::prefill(what.tokens));
+    for (std::int64_t step = 0; step < what.decoded; ++step) attend(Step::decode(1));
+  }
+  double milliseconds(const Case& what) {
+    prepare(what);
+    device_->synchronize(stream_);
+    device_->record(begun_, stream_);
+    run(what);
+    device_->record(ended_, stream_);
+    device_->synchronize(ended_);
+    return device_->milliseconds(begun_, ended_);
+  }
+  std::vector<KernelTimes> stages(const Case& what) {
+    device_->profile(false);
+    prepare(what);
+    device_->synchronize(stream_);
+    device_->profile(true);
+    run(what);
+    return device_->take_profile();
+  }
+
+ private:
+  static constexpr std::int64_t kElement = sizeof(std::uint16_t);
+
+  void* upload(std::int64_t rows, unsigned seed) {
+    const std::vector<std::uint16_t> source = pooled_rows(rows, seed);
+    const std::int64_t bytes = rows * kWidth * kElement;
+    void* to = device_->allocate(bytes, "rows");
+    device_->copy(stream_, to, source.data(), bytes, Direction::host_to_device);
+    device_->synchronize(stream_);
+    return to;
+  }
+
+  Dispatch dispatch_;
+  std::int64_t tokens_;
+  Device* device_ = nullptr;
+  Stream stream_{};
+  std::unique_ptr<CudaSession> session_;
+  void* q_ = nullptr;
+  void* k_ = nullptr;
+  void* v_ = nullptr;
+  void* out_ = nullptr;
+  Event begun_{};
+  Event ended_{};
+};
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -100,48 +188,23 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Milliseconds of each kernel and of all of them, in one run of the case; medians of the timed runs. Launched one by one:
-/// launches of a graph are not timed singly.
-std::map<std::string, double> measure(const Case& what) {
-  const Dispatch dispatch(entries());
-  Shape shape;
-  shape.n_head = kHeads;
-  shape.n_head_kv = kHeadsKv;
-  shape.d_head = kWidth;
-  shape.d_value = kWidth;
-  shape.capacity = what.tokens + what.decoded;
-  shape.kv_type = DType::bf16;
-  Options options;
-  options.batch = what.tokens;
-  options.chunk = kChunk;
-  options.local = kChunk / 4;
-  options.heavy = kChunk / 4;
-  options.dense = what.dense;
-  auto opened = open_device(dispatch.kernels());
-  Device& device = *opened;
-  CudaSession session(std::move(opened), dispatch, shape, options, core::resolve(shape, options, 1),
-                      Launching::one_by_one);
-  Tensors tensors(what.tokens);
-
+/// Medians of the timed runs of the replayed layer and of its stages, run in turns.
+void measure(const Case& what, nlohmann::ordered_json& json) {
+  Layer replayed(what, Launching::replayed);
+  Layer single(what, Launching::one_by_one);
   std::map<std::string, std::vector<double>> runs;
   for (int run = 0; run < kWarm + kTimed; ++run) {
-    session.reset();
-    device.profile(what.decoded == 0);
-    attend(session, tensors, Step::prefill(what.tokens));
-    device.profile(true);
-    for (std::int64_t step = 0; step < what.decoded; ++step) attend(session, tensors, Step::decode(1));
-    double all = 0;
-    for (const KernelTimes& times : device.take_profile()) {
-      double sum = 0;
-      for (const float one : times.milliseconds) sum += one;
-      all += sum;
-      if (run >= kWarm) runs[fmt::format("{}: {}", what.name, times.kernel)].push_back(sum);
+    std::map<std::string, double> times{{"pipeline", replayed.milliseconds(what)}};
+    double& all = times["all stages"];
+    for (const KernelTimes& stage : single.stages(what)) {
+      for (const float one : stage.milliseconds) times[stage.stage] += one, all += one;
+      json["kernels"][fmt::format("{}: {}", what.name, stage.stage)] = stage.kernel;
     }
-    if (run >= kWarm) runs[fmt::format("{}: all kernels", what.name)].push_back(all);
+    for (const auto& [name, time] : times) {
+      if (run >= kWarm) runs[fmt::format("{}: {}", what.name, name)].push_back(time);
+    }
   }
-  std::map<std::string, double> medians;
-  for (auto& [name, values] : runs) medians[name] = median(std::move(values));
-  return medians;
+  for (auto& [name, values] : runs) json["milliseconds"][name] = median(std::move(values));
 }
 
 /// FNV-1a.
@@ -169,7 +232,9 @@ std::string digest_of(DType type) {
   const std::vector<std::uint16_t> source = random_rows((kTokens + 1) * columns, 4);
   std::vector<float> wide(source.size());
   core::widen(source.data(), DType::bf16, static_cast<std::int64_t>(source.size()), wide.data());
-  const void* rows = type == DType::bf16 ? static_cast<const void*>(source.data()) : wide.data();
+  std::vector<unsigned char> narrowed(source.size() * dtype_size(type));
+  core::narrow(wide.data(), static_cast<std::int64_t>(wide.size()), type, narrowed.data());
+  const void* rows = narrowed.data();
   std::vector<float> out(static_cast<std::size_t>(kTokens * columns));
 
   const auto session = engine(kEngine).open(shape, options);
@@ -203,7 +268,7 @@ int main_guarded(std::string_view mode) {
     return 0;
   }
   if (mode == "--digest") {
-    for (const DType type : {DType::f32, DType::bf16}) json[dtype_name(type)] = digest_of(type);
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) json[dtype_name(type)] = digest_of(type);
     fmt::print("{}\n", json.dump());
     return 0;
   }
@@ -211,8 +276,15 @@ int main_guarded(std::string_view mode) {
     fmt::print(stderr, "headwater-cuda-bench: {} is not known; allowed: --json, --device, --digest\n", mode);
     return 2;
   }
+  for (const char* part : {"milliseconds", "kernels", "left_out"})
+    json[part] = nlohmann::ordered_json::object();
   for (const Case& what : kCases) {
-    for (const auto& [name, milliseconds] : measure(what)) json[name] = milliseconds;
+    try {
+      measure(what, json);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::out_of_memory) throw;
+      json["left_out"][what.name] = error.what();
+    }
   }
   fmt::print("{}\n", json.dump());
   return 0;

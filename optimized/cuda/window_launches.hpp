@@ -28,6 +28,7 @@ class WindowLaunches {
   struct Place {
     int index;
     bool beside;
+    const char* stage;  ///< as benchmarks report it
   };
 
   /// `in_line`: the session's stream. Sparse windows have at most `most_chunks` chunks; `together` of them are a group. Takes
@@ -39,6 +40,7 @@ class WindowLaunches {
   template <class Params>
   void launch(Place place, const Choice& kernel, Grid grid, const Params& params) {
     if (!replays_) {
+      device_.profile_stage(place.stage);
       device_.launch(place.beside ? beside_ : in_line_, kernel.index, grid, kernel.entry->shared_bytes,
                      params);
       return;
@@ -58,19 +60,19 @@ class WindowLaunches {
   [[nodiscard]] std::int64_t together() const { return together_; }
 
   // Places, in the order of their capture.
-  [[nodiscard]] static Place store() { return {0, false}; }
-  [[nodiscard]] static Place dense_forward() { return {1, false}; }
-  [[nodiscard]] static Place combine() { return {2, false}; }
+  [[nodiscard]] static Place store() { return {0, false, "kv write"}; }
+  [[nodiscard]] static Place dense_forward() { return {1, false, "dense forward"}; }
+  [[nodiscard]] static Place combine() { return {2, false, "combine"}; }
   [[nodiscard]] static Place intra_forward(std::int64_t group) {
-    return {static_cast<int>(1 + 2 * group), true};
+    return {static_cast<int>(1 + 2 * group), true, "intra forward"};
   }
   [[nodiscard]] static Place intra_column_sums(std::int64_t group) {
-    return {static_cast<int>(2 + 2 * group), true};
+    return {static_cast<int>(2 + 2 * group), true, "intra column sums"};
   }
-  [[nodiscard]] Place select(std::int64_t chunk) const { return in_chunk(chunk, 0); }
-  [[nodiscard]] Place gather(std::int64_t chunk) const { return in_chunk(chunk, 1); }
-  [[nodiscard]] Place inter_forward(std::int64_t chunk) const { return in_chunk(chunk, 2); }
-  [[nodiscard]] Place inter_column_sums(std::int64_t chunk) const { return in_chunk(chunk, 3); }
+  [[nodiscard]] Place select(std::int64_t chunk) const { return in_chunk(chunk, 0, "selection"); }
+  [[nodiscard]] Place gather(std::int64_t chunk) const { return in_chunk(chunk, 1, "gather"); }
+  [[nodiscard]] Place inter_forward(std::int64_t chunk) const { return in_chunk(chunk, 2, "inter forward"); }
+  [[nodiscard]] Place inter_column_sums(std::int64_t chunk) const { return in_chunk(chunk, 3, "inter column sums"); }
 
   // Waits of a sparse window; chunks are counted from its first.
   void after_store();
@@ -84,9 +86,9 @@ class WindowLaunches {
     std::vector<bool> set;         // in this window, by place
     std::vector<bool> takes_part;  // in replays
   };
-  [[nodiscard]] Place in_chunk(std::int64_t chunk, std::int64_t step) const {
+  [[nodiscard]] Place in_chunk(std::int64_t chunk, std::int64_t step, const char* stage) const {
     constexpr std::int64_t kSteps = 4;
-    return {static_cast<int>(1 + 2 * groups(most_chunks_) + kSteps * chunk + step), false};
+    return {static_cast<int>(1 + 2 * groups(most_chunks_) + kSteps * chunk + step), false, stage};
   }
   [[nodiscard]] Captured capture(const Dispatch& dispatch, Order order);
   void capture_sparse(const Choice& any);

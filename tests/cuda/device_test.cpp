@@ -435,7 +435,7 @@ TEST(EmulatedDevice, CountsWhatItDoes) {
   EXPECT_EQ(device->counters().host_synchronisations, 2);
 }
 
-TEST_P(EveryProgress, ProfilesByKernel) {
+TEST_P(EveryProgress, ProfilesByStageAndKernel) {
   const auto device = opened(GetParam());
   const Stream stream = device->stream();
   float* x = floats(*device, 64);
@@ -444,14 +444,17 @@ TEST_P(EveryProgress, ProfilesByKernel) {
   scale_by(*device, stream, x, 64, 1.0f);
   device->launch(stream, kSpin, {1, 1, 1}, 0, SpinParams{1});
   scale_by(*device, stream, x, 64, 1.0f);
+  device->profile_stage("scaled once more");
+  scale_by(*device, stream, x, 64, 1.0f);
   device->profile(false);
   scale_by(*device, stream, x, 64, 1.0f);
   const auto times = device->take_profile();
-  ASSERT_EQ(times.size(), 2u);
+  ASSERT_EQ(times.size(), 3u);
   EXPECT_EQ(times[0].kernel, "scale_64");
   EXPECT_EQ(times[0].milliseconds.size(), 2u);
   EXPECT_EQ(times[1].kernel, "spin_32");
   EXPECT_EQ(times[1].milliseconds.size(), 1u);
+  EXPECT_EQ(times[2].stage, "scaled once more");
   EXPECT_TRUE(device->take_profile().empty());
   // Events are made once.
   const std::int64_t allocations = device->counters().allocations;

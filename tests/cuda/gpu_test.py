@@ -9,6 +9,8 @@ import tempfile
 import unittest
 
 TOOL = pathlib.Path(sys.argv.pop())
+sys.path.insert(0, str(TOOL.parent))
+import gpu  # noqa: E402
 
 BENCH = """#!/bin/sh
 case $1 in
@@ -21,7 +23,7 @@ esac
 DEVICE = "echo 'NVIDIA H200'"
 SAME_BITS = "echo same"
 OTHER_BITS = 'date +%N; echo "$$"'
-TIMES = "echo '{\"forward\": 1.5}'"
+TIMES = "echo '%s'" % json.dumps({"milliseconds": {"forward": 1.5}, "kernels": {"forward": "forward_128"}, "left_out": {}})
 
 
 class Gpu(unittest.TestCase):
@@ -98,13 +100,64 @@ class Gpu(unittest.TestCase):
         self.write("headwater-conformance", "#!/bin/sh\nexit 1\n")
         self.expect(1, "fail without it", "--step", "memcheck", path=self.sanitizer("exit 0\n"))
 
+    def benchmark(self, report, *arguments):
+        """Data of the step whose program prints this report, and the table."""
+        self.write_bench(times=f"echo '{json.dumps(report)}'")
+        self.expect(0, "PASS benchmark", "--step", "benchmark", *arguments)
+        steps = json.loads((self.build / "out/benchmark.json").read_text(encoding="utf-8"))["steps"]
+        return steps["benchmark"]["data"], (self.build / "out/benchmark.md").read_text(encoding="utf-8")
+
     def test_benchmark(self):
-        self.expect(0, "PASS benchmark: 5 rounds of headwater", "--step", "benchmark")
-        report = json.loads((self.build / "out/benchmark.json").read_text(encoding="utf-8"))
-        self.assertEqual(report["steps"]["benchmark"]["data"]["contenders"]["headwater"]["forward"]["median_ms"], 1.5)
-        self.assertIn("| headwater | forward | 1.5000 |", (self.build / "out/benchmark.md").read_text(encoding="utf-8"))
+        self.expect(0, "PASS benchmark: 5 of 5 rounds of headwater", "--step", "benchmark")
         self.write_bench(times="echo no device >&2; exit 3")
         self.expect(1, "FAIL benchmark: headwater: exit status 3: no device", "--step", "benchmark")
+
+    def test_benchmark_reports_times_and_what_it_left_out(self):
+        data, table = self.benchmark({"milliseconds": {"forward": 1.5}, "kernels": {"forward": "forward_128"},
+                                      "left_out": {"sparse 131072": "no memory for rows"}})
+        self.assertEqual(data["contenders"]["headwater"]["forward"]["median_ms"], 1.5)
+        self.assertEqual(data["kernels"], {"forward": "forward_128"})
+        self.assertEqual(data["left_out"], {"headwater, sparse 131072": "no memory for rows"})
+        self.assertIn("| headwater | forward | 1.5000 |", table)
+        self.assertIn("left out: headwater, sparse 131072: no memory for rows", table)
+
+    def rounds_within(self, left):
+        """The note of a benchmark that sees these seconds left after its rounds."""
+        times = json.dumps({"milliseconds": {"forward": 1.5}, "left_out": {}})
+
+        class Clocked(gpu.Machine):
+            def left(self):
+                return left.pop(0)
+
+            def run(self, arguments, most=None):
+                return (1, "", "no PyTorch") if "--probe" in arguments else (0, times, times)
+
+        return gpu.benchmark(Clocked(self.build, self.build, 1.0)).note
+
+    def test_benchmark_ends_with_the_time(self):
+        self.assertIn("5 of 5 rounds", self.rounds_within([100.0] * 4))
+        self.assertIn("3 of 5 rounds", self.rounds_within([100.0, 100.0, 0.0]))
+        self.assertIn("1 of 5 rounds", self.rounds_within([0.0]))
+
+    def test_benchmark_is_held_against_the_targets(self):
+        data, table = self.benchmark({"milliseconds": {
+            "sparse 16384: pipeline": 1.0, "sparse 131072: pipeline": 8.4, "sparse 131072: all stages": 9.4,
+            "sparse 131072: selection": 0.5, "sparse 131072: gather": 0.5, "sparse 16384: intra forward": 0.4,
+            "sparse 16384: intra column sums": 0.2}, "left_out": {}})
+        verdicts = {name: row["verdict"] for name, row in data["targets"].items()}
+        self.assertEqual(verdicts["throughput at 131072 / at 16384"], "met")
+        self.assertEqual(verdicts["column sums / intra forward"], "NOT MET")
+        self.assertEqual(verdicts["time of all stages that the pipeline hides / selection and gather"], "met")
+        self.assertEqual(verdicts["intra forward against cuDNN at the same chunk length"],
+                         "not measured: no time of cudnn 16 x 1024")
+        # 127 chunks x 32 heads x 512 entries x 512 bytes, read and written, in half a millisecond.
+        self.assertAlmostEqual(data["targets"]["bandwidth of gather / 4.3 TB/s"]["measured"],
+                               127 * 32 * 512 * 512 * 2 / 0.5e-3 / 4.3e12, places=6)
+        self.assertIn("| column sums / intra forward | <= 0.3 | 0.5 | NOT MET |", table)
+
+    def test_a_sanitizer_that_does_not_end_is_a_skip(self):
+        self.expect(77, "SKIP memcheck: compute-sanitizer did not end within", "--step", "memcheck", "--seconds", "2",
+                    path=self.sanitizer("exec sleep 100\n"))
 
     def test_one_failure_fails_the_whole(self):
         self.expect(0, "PASS reruns", path=self.sanitizer("exit 0\n"))

@@ -173,7 +173,7 @@ void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const
     do_launch(stream, row, grid, shared_bytes, params);
     return;
   }
-  const Timed timed{&row, timed_event(), timed_event()};
+  const Timed timed{stage_, &row, timed_event(), timed_event()};
   do_record(timed.begin, stream);
   do_launch(stream, row, grid, shared_bytes, params);
   do_record(timed.end, stream);
@@ -191,9 +191,11 @@ std::vector<KernelTimes> Device::take_profile() {
   std::vector<KernelTimes> times;
   for (const Timed& timed : timed_) {
     synchronize(timed.end);
-    const auto same = [&](const KernelTimes& row) { return row.kernel == timed.kernel->name; };
+    const auto same = [&](const KernelTimes& row) {
+      return row.stage == timed.stage && row.kernel == timed.kernel->name;
+    };
     auto place = std::find_if(times.begin(), times.end(), same);
-    if (place == times.end()) place = times.insert(times.end(), {timed.kernel->name, {}});
+    if (place == times.end()) place = times.insert(times.end(), {timed.stage, timed.kernel->name, {}});
     place->milliseconds.push_back(milliseconds(timed.begin, timed.end));
     spare_events_.push_back(timed.begin);
     spare_events_.push_back(timed.end);

@@ -45,8 +45,9 @@ struct Counters {
   std::int64_t replays = 0;
 };
 
-/// What each launch of a kernel took, in the order of the launches.
+/// What each launch of a kernel took in a stage, in the order of the launches.
 struct KernelTimes {
+  std::string stage;
   std::string kernel;
   std::vector<float> milliseconds;
 };
@@ -140,7 +141,9 @@ class Device {
 
   /// Benchmarks: from now on each launch stands between two timed events (or no longer). Launches of graphs do not.
   void profile(bool on) { profiling_ = on; }
-  /// By kernel, of the launches since the last call; the host waits for them.
+  /// The next launches are part of this stage, a text that stays.
+  void profile_stage(const char* stage) { stage_ = stage; }
+  /// By stage and kernel, of the launches since the last call; the host waits for them.
   [[nodiscard]] std::vector<KernelTimes> take_profile();
 
  protected:
@@ -194,7 +197,9 @@ class Device {
   std::int64_t refused_in_ = 0;
   bool capturing_ = false;
   bool profiling_ = false;
+  const char* stage_ = "";
   struct Timed {
+    const char* stage;
     const Kernel* kernel;
     Event begin;
     Event end;

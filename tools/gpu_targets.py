@@ -1,0 +1,66 @@
+"""The targets of the CUDA engine (one layer, 32 heads, 8 key-value heads, d = 128, chunks of 1024, memory of 512, BF16) against what
+a run of tools/gpu.py measured."""
+
+import collections
+
+Target = collections.namedtuple("Target", "name bound measured why_not")
+
+LONG, SHORT, CHUNK = 131072, 16384, 1024
+HEADS, WIDTH, MEMORY, ELEMENT = 32, 128, 512, 2
+BANDWIDTH = 4.3e12  # bytes/s of an H200's memory, as measured by others
+
+
+def gathered_bytes(tokens):
+    """Keys and values read and written: every chunk but the first has a full memory set."""
+    return (tokens // CHUNK - 1) * HEADS * MEMORY * 2 * WIDTH * ELEMENT * 2
+
+
+# Name, bound, ratio made of the milliseconds of both contenders.
+TARGETS = (
+    ("intra forward against cuDNN at the same chunk length", (">=", 0.90),
+     lambda own, peer: peer[f"cudnn {SHORT // CHUNK} x {CHUNK}"] / own[f"sparse {SHORT}: intra forward"]),
+    ("column sums / intra forward", ("<=", 0.30),
+     lambda own, _: own[f"sparse {SHORT}: intra column sums"] / own[f"sparse {SHORT}: intra forward"]),
+    (f"sparse layer against cuDNN's dense causal, N = {LONG}", (">=", 12.0),
+     lambda own, peer: peer[f"cudnn 1 x {LONG}"] / own[f"sparse {LONG}: pipeline"]),
+    (f"throughput at {LONG} / at {SHORT}", (">=", 0.95),
+     lambda own, _: own[f"sparse {SHORT}: pipeline"] / SHORT * LONG / own[f"sparse {LONG}: pipeline"]),
+    ("time of all stages that the pipeline hides / selection and gather", (">=", 1.0),
+     lambda own, _: (own[f"sparse {LONG}: all stages"] - own[f"sparse {LONG}: pipeline"]) /
+     (own[f"sparse {LONG}: selection"] + own[f"sparse {LONG}: gather"])),
+    ("bandwidth of gather / 4.3 TB/s", (">=", 0.60),
+     lambda own, _: gathered_bytes(LONG) / (own[f"sparse {LONG}: gather"] * 1e-3) / BANDWIDTH),
+)
+
+
+def medians(contenders, name):
+    return {case: times["median_ms"] for case, times in contenders.get(name, {}).items()}
+
+
+def against_targets(contenders):
+    """[Target] for {contender: {case: {"median_ms": ..}}}; what was not measured says what is missing."""
+    own, peer = medians(contenders, "headwater"), medians(contenders, "pytorch")
+    rows = []
+    for name, bound, measure in TARGETS:
+        try:
+            rows.append(Target(name, bound, measure(own, peer), None))
+        except KeyError as missing:
+            rows.append(Target(name, bound, None, f"no time of {missing.args[0]}"))
+        except ZeroDivisionError:
+            rows.append(Target(name, bound, None, "a time of 0"))
+    return rows
+
+
+def verdict(target):
+    if target.measured is None:
+        return "not measured: " + target.why_not
+    sense, bound = target.bound
+    return "met" if (target.measured >= bound if sense == ">=" else target.measured <= bound) else "NOT MET"
+
+
+def table(contenders):
+    lines = ["| target | bound | measured | |", "| --- | --- | --- | --- |"]
+    for target in against_targets(contenders):
+        measured = "" if target.measured is None else f"{target.measured:.3g}"
+        lines.append(f"| {target.name} | {target.bound[0]} {target.bound[1]:g} | {measured} | {verdict(target)} |")
+    return lines
