@@ -24,7 +24,7 @@ def expect(case, **kernels):
 
 assert set(stages) == {"sparse 192", "dense 96", "decode 96"}, set(stages)
 expect("sparse 192", kv_write="store_rows", intra_forward="forward", intra_column_sums="column_sums", selection="select",
-       gather="gather", inter_forward="forward", inter_column_sums="column_sums")
+       gather="gather", inter_softmax="softmax", inter_column_sums="column_sums", inter_output="forward")
 expect("dense 96", kv_write="store_rows", dense_forward="forward")
 expect("decode 96", kv_write="store_rows", dense_forward="forward")
 

@@ -163,7 +163,7 @@ def memory_needed(tokens):
         "queries": rows_bytes(tokens, HEADS, 2),
         "outputs, F32": rows_bytes(tokens, HEADS, 4),
         "log-sum-exps and column sums": 3 * tokens * HEADS * 4,
-        "gathered K and V, two steps": 2 * 2 * rows_bytes(MEMORY, HEADS, 2),
+        "gathered K and V of four chunks": 4 * 2 * rows_bytes(MEMORY, HEADS, 2),
     }
 
 

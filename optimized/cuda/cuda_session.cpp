@@ -53,10 +53,7 @@ CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatc
   decode_tokens_ = std::clamp<std::int64_t>(kDecodeRows / group_, 1, shape.capacity);
   take_memory(shape, options);
   stream_ = device_rows_ ? device_->adopt(rows.stream) : device_->stream(true);
-  const std::int64_t chunk = std::min(effective.chunk, window_rows_);
-  launches_ = std::make_unique<WindowLaunches>(*device_, dispatch, launching, stream_,
-                                               effective.sparse ? (window_rows_ + chunk - 1) / chunk : 1,
-                                               std::max<std::int64_t>(1, kGroupRows / chunk));
+  launches_ = std::make_unique<WindowLaunches>(*device_, dispatch, launching, stream_, window_extent());
   bytes_.workspace += launches_->bytes();
 
   const double log2e = std::numbers::log2e;
@@ -87,12 +84,21 @@ T* CudaSession::take(std::int64_t count, const char* what, Account account) {
   return static_cast<T*>(device_->allocate(bytes, what));
 }
 
+WindowExtent CudaSession::window_extent() const {
+  if (!options().sparse) return {};
+  const std::int64_t chunk = std::min(options().chunk, window_rows_);
+  const std::int64_t chunks = (window_rows_ + chunk - 1) / chunk;
+  return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets)};
+}
+
 void CudaSession::take_staging(const Shape& shape) {
   Staging* const all[] = {&q_staging_, &k_staging_, &v_staging_, &out_staging_};
   const std::int64_t heads[] = {shape.n_head, shape.n_head_kv, shape.n_head_kv, shape.n_head};
   const std::int64_t widths[] = {shape.d_head, shape.d_head, shape.d_value, shape.d_value};
-  for (std::size_t i = 0; i < 4; ++i) *all[i] = {nullptr, nullptr, heads[i], widths[i]};
+  for (std::size_t i = 0; i < 4; ++i) *all[i] = {{}, {}, heads[i], widths[i]};
   if (device_rows_) return;
+  // No call of a session that holds one window has a second.
+  sides_ = shape.capacity > window_rows_ ? 2 : 1;
   // Each begins on a boundary that a vector can be loaded from.
   constexpr std::int64_t kAlign = 256;
   std::int64_t begins[5] = {};
@@ -101,14 +107,23 @@ void CudaSession::take_staging(const Shape& shape) {
         core::checked_product(window_rows_, heads[i], widths[i], std::int64_t{sizeof(float)});
     begins[i + 1] = begins[i] + (bytes + kAlign - 1) / kAlign * kAlign;
   }
-  auto* device = take<unsigned char>(begins[4], "staged rows");
-  auto* pinned = static_cast<unsigned char*>(device_->allocate_pinned(begins[4], "staged rows"));
-  bytes_.workspace += begins[4];
   const char* const names[] = {"staged queries", "staged keys", "staged values", "staged outputs"};
-  for (std::size_t i = 0; i < 4; ++i) {
-    *all[i] = {pinned + begins[i], device + begins[i], heads[i], widths[i]};
-    device_->name_part(device + begins[i], begins[i + 1] - begins[i], names[i]);
+  const std::int64_t bytes = core::checked_product(sides_, begins[4]);
+  auto* device = take<unsigned char>(bytes, "staged rows");
+  auto* pinned = static_cast<unsigned char*>(device_->allocate_pinned(bytes, "staged rows"));
+  bytes_.workspace += bytes;
+  for (int side = 0; side < sides_; ++side, device += begins[4], pinned += begins[4]) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      all[i]->pinned[side] = pinned + begins[i];
+      all[i]->device[side] = device + begins[i];
+      device_->name_part(device + begins[i], begins[i + 1] - begins[i], names[i]);
+    }
+    staged_[side] = device_->event();
+    computed_[side] = device_->event();
+    returned_[side] = device_->event();
   }
+  inward_ = device_->stream();
+  outward_ = device_->stream();
 }
 
 void CudaSession::take_states(const Shape& shape) {
@@ -169,12 +184,19 @@ void CudaSession::take_memory(const Shape& shape, const Options& options) {
                                Account::memory_sets);
     colsum_inter_ = take<float>(entries, "column sums", Account::memory_sets);
     set_scratch_ = take<std::int32_t>(entries, "selection");
-    gathered_keys_ = take<unsigned char>(
-        core::checked_product(entries, key_width_ + value_width_, element_bytes_), "gathered rows");
-    const std::int64_t gathered_key_bytes = entries * key_width_ * element_bytes_;
+    const std::int64_t gathered = core::checked_product(window_extent().gathered, entries);
+    const std::int64_t gathered_row_bytes = core::checked_product(key_width_ + value_width_, element_bytes_) +
+                                            static_cast<std::int64_t>(sizeof(std::int32_t));
+    gathered_keys_ =
+        take<unsigned char>(core::checked_product(gathered, gathered_row_bytes), "gathered rows");
+    const std::int64_t gathered_key_bytes = gathered * key_width_ * element_bytes_;
     gathered_values_ = gathered_keys_ + gathered_key_bytes;
     device_->name_part(gathered_keys_, gathered_key_bytes, "gathered keys");
-    device_->name_part(gathered_values_, entries * value_width_ * element_bytes_, "gathered values");
+    const std::int64_t gathered_value_bytes = gathered * value_width_ * element_bytes_;
+    gathered_positions_ = reinterpret_cast<std::int32_t*>(gathered_values_ + gathered_value_bytes);
+    device_->name_part(gathered_values_, gathered_value_bytes, "gathered values");
+    device_->name_part(gathered_positions_, gathered * static_cast<std::int64_t>(sizeof(std::int32_t)),
+                       "positions of gathered rows");
     shown_sets_ = core::Buffer<std::int32_t>(core::checked_product(shape.n_layer, entries));
     shown_intra_ = core::Buffer<float>(window);
     shown_inter_ = core::Buffer<float>(entries);
@@ -262,6 +284,8 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
   // Tensor cores where both rows of a product have the same 16-bit type.
   const bool tensor = q.type == shape().kv_type && q.type != DType::f32;
   std::size_t first = 0;  // chunk of the next window
+  Returning returning[2] = {};
+  int side = 0;
   for (std::int64_t begin = base; begin < end;) {
     std::size_t last = first + 1;
     std::int64_t window_end = std::min(end, begin + window_rows_);
@@ -275,13 +299,17 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     }
     Window window{layer, begin, window_end, {}, {}, tensor ? q.type : DType::f32, observed()};
     const std::int64_t n = window_end - begin;
+    // The window before is computed meanwhile.
+    hand_back(std::exchange(returning[side], {}), out);
     const auto input = [&](const Staging& staging, const headwater::Rows& rows) {
-      return device_rows_ ? in_place(staging, rows, begin - base) : stage_in(staging, rows, begin - base, n);
+      return device_rows_ ? in_place(staging, rows, begin - base)
+                          : stage_in(staging, side, rows, begin - base, n);
     };
     const InputRows new_keys = input(k_staging_, k);
     const InputRows new_values = input(v_staging_, v);
     window.q = input(q_staging_, q);
-    window.out = device_rows_ ? out_in_place(out, begin - base) : staged_out(out_staging_, out.type);
+    window.out = device_rows_ ? out_in_place(out, begin - base) : staged_out(out_staging_, side, out.type);
+    if (!device_rows_) await_staged(side);
     launches_->begin(mode == ChunkMode::sparse ? WindowLaunches::Order::sparse : WindowLaunches::Order::dense,
                      window.observed);
     store_rows(window, new_keys, new_values);
@@ -294,10 +322,15 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     }
     launches_->end();
     if (mode != ChunkMode::sparse && window.observed) keep_lse(window, chunks.front());
-    if (!device_rows_) stage_out(out_staging_, out, begin - base, n);
+    if (!device_rows_) {
+      returning[side] = {side, begin - base, n};
+      stage_out(returning[side], out.type);
+      side = (side + 1) % sides_;
+    }
     begin = window_end;
     first = last;
   }
+  for (int i = 0; i < sides_; ++i) hand_back(returning[(side + i) % sides_], out);
   if (mode != ChunkMode::sparse && observed()) report_dense(layer, chunks.front());
 }
 

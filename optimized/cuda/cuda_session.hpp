@@ -24,12 +24,12 @@ struct RowPlace {
 ///
 /// Sparse steps work in windows of whole chunks of a batch: one chunk in the chunk-major schedule, up to a batch in the
 /// layer-major one. Phase 1 computes the intra pass and the column sums of all chunks of a window at once, phase 2 walks
-/// them in order (SCHED-1): select, gather, inter pass, accumulate. Tiles are cut from chunks, so that both schedules give
+/// them in order (SCHED-1): select, gather, column sums; outputs of the inter pass follow. Tiles are cut from chunks, so that both schedules give
 /// the same bits (SCHED-2).
 ///
 /// Rows in device memory are read and written where they are, on the caller's stream: an attend() takes no memory and the
-/// host waits for nothing. Rows in host memory go through pinned buffers; the host waits once for each window, whose outputs
-/// it hands back. An observer is shown copies, for which the host waits, too.
+/// host waits for nothing. Rows in host memory go through pinned buffers, those of two windows at a time: while one is computed the
+/// next is copied in. The host waits once for each window, whose outputs it hands back. An observer is shown copies, for which the host waits, too.
 class CudaSession final : public core::SessionBase {
  public:
   /// `effective` is resolve(shape, options). Takes all memory. Errors: out_of_memory, std::bad_alloc.
@@ -64,10 +64,22 @@ class CudaSession final : public core::SessionBase {
   };
   /// Rows on their way between the caller's memory and the device, [rows][heads][width] without gaps.
   struct Staging {
-    unsigned char* pinned = nullptr;
-    unsigned char* device = nullptr;
+    unsigned char* pinned[2] = {};  // by side
+    unsigned char* device[2] = {};
     std::int64_t heads = 0;
     std::int64_t width = 0;
+  };
+  /// Outputs on their way back: rows [first, first + n) of the call.
+  struct Returning {
+    int side = 0;
+    std::int64_t first = 0;
+    std::int64_t n = 0;
+  };
+  /// Rows of a memory set side by side, and the positions that they came from.
+  struct GatheredRows {
+    unsigned char* keys;
+    unsigned char* values;
+    std::int32_t* positions;
   };
   enum class Account : std::uint8_t { kv, scores, memory_sets, workspace };
 
@@ -80,6 +92,7 @@ class CudaSession final : public core::SessionBase {
   T* take(std::int64_t count, const char* what, Account account = Account::workspace);
   void take_memory(const Shape& shape, const Options& options);
   void take_staging(const Shape& shape);
+  [[nodiscard]] WindowExtent window_extent() const;
   void take_states(const Shape& shape);
   void* score_row(std::int64_t layer) const;
   void read_row(const void* device_row, std::int64_t width, std::span<float> row) const;
@@ -89,9 +102,12 @@ class CudaSession final : public core::SessionBase {
   [[nodiscard]] static InputRows in_place(const Staging& staging, const headwater::Rows& rows,
                                           std::int64_t first);
   [[nodiscard]] static OutputRows out_in_place(const MutableRows& rows, std::int64_t first);
-  InputRows stage_in(const Staging& staging, const headwater::Rows& rows, std::int64_t first, std::int64_t n);
-  [[nodiscard]] static OutputRows staged_out(const Staging& staging, DType type);
-  void stage_out(const Staging& staging, const MutableRows& rows, std::int64_t first, std::int64_t n);
+  InputRows stage_in(const Staging& staging, int side, const headwater::Rows& rows, std::int64_t first,
+                     std::int64_t n);
+  void await_staged(int side);
+  [[nodiscard]] static OutputRows staged_out(const Staging& staging, int side, DType type);
+  void stage_out(const Returning& outputs, DType type);
+  void hand_back(const Returning& outputs, const MutableRows& rows);
 
   // passes.cpp
   void store_rows(const Window& window, const InputRows& k, const InputRows& v);
@@ -99,7 +115,11 @@ class CudaSession final : public core::SessionBase {
   void run_decode(const Window& window);
   void run_sparse(const Window& window, std::span<const Chunk> chunks);
   void intra_phase(const Window& window, std::int64_t group);
-  void inter_phase(const Window& window, const Chunk& chunk, std::int64_t index);
+  void inter_scores(const Window& window, const Chunk& chunk, std::int64_t index);
+  void inter_output(const Window& window, const Chunk& chunk, std::int64_t index);
+  [[nodiscard]] GatheredRows gathered_rows(std::int64_t index) const;
+  [[nodiscard]] ForwardParams inter_params(const Window& window, const Chunk& chunk,
+                                           std::int64_t index) const;
   void build_memory(const Window& window, const Chunk& chunk, std::int64_t index);
   void launch_forward(WindowLaunches::Place place, const ForwardParams& params, std::int64_t parts,
                       std::int64_t rows, DType unit);
@@ -138,21 +158,28 @@ class CudaSession final : public core::SessionBase {
   std::int64_t decode_tokens_ = 0;  // of a step that is split along its keys
 
   // Device memory.
-  unsigned char* keys_ = nullptr;             // [layers][Hkv][capacity][key_width]
-  unsigned char* values_ = nullptr;           // [layers][Hkv][capacity][value_width]
-  unsigned char* scores_ = nullptr;           // [layers][Hq][capacity]
-  std::int32_t* sets_ = nullptr;              // [layers][Hq][set_width]
-  std::int32_t* set_scratch_ = nullptr;       // [Hq][set_width]
-  unsigned char* gathered_keys_ = nullptr;    // [Hq][set_width][key_width]
-  unsigned char* gathered_values_ = nullptr;  // [Hq][set_width][value_width]
-  float* colsum_intra_ = nullptr;             // [Hq][window]
-  float* colsum_inter_ = nullptr;             // [Hq][set_width]
-  SoftmaxState intra_{};                      // [Hq][window]
-  SoftmaxState inter_{};                      // [Hq][window], without outputs
-  SoftmaxState parts_{};                      // [splits][Hq][decode tokens]
-  float* lse_ = nullptr;                      // [Hq][window]
+  unsigned char* keys_ = nullptr;               // [layers][Hkv][capacity][key_width]
+  unsigned char* values_ = nullptr;             // [layers][Hkv][capacity][value_width]
+  unsigned char* scores_ = nullptr;             // [layers][Hq][capacity]
+  std::int32_t* sets_ = nullptr;                // [layers][Hq][set_width]
+  std::int32_t* set_scratch_ = nullptr;         // [Hq][set_width]
+  unsigned char* gathered_keys_ = nullptr;      // [slots][Hq][set_width][key_width]
+  unsigned char* gathered_values_ = nullptr;    // [slots][Hq][set_width][value_width]
+  std::int32_t* gathered_positions_ = nullptr;  // [slots][Hq][set_width]
+  float* colsum_intra_ = nullptr;               // [Hq][window]
+  float* colsum_inter_ = nullptr;               // [Hq][set_width]
+  SoftmaxState intra_{};                        // [Hq][window]
+  SoftmaxState inter_{};                        // [Hq][window], without outputs
+  SoftmaxState parts_{};                        // [splits][Hq][decode tokens]
+  float* lse_ = nullptr;                        // [Hq][window]
   float* slopes_ = nullptr;
   float* sinks_ = nullptr;
+  int sides_ = 0;  // windows whose rows are staged at a time; 0: none are
+  Stream inward_{};
+  Stream outward_{};
+  Event staged_[2] = {};  // by side
+  Event computed_[2] = {};
+  Event returned_[2] = {};
   Staging q_staging_;
   Staging k_staging_;
   Staging v_staging_;

@@ -50,6 +50,10 @@ Choice Dispatch::forward(DType unit, std::int64_t d, std::int64_t dv, std::int64
   return sized(Stage::forward, unit, d, dv, rows);
 }
 
+Choice Dispatch::softmax(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const {
+  return sized(Stage::softmax, unit, d, dv, rows);
+}
+
 Choice Dispatch::column_sums(DType unit, std::int64_t d, std::int64_t keys) const {
   return sized(Stage::column_sums, unit, d, 0, keys);
 }

@@ -24,6 +24,8 @@ class Dispatch {
   [[nodiscard]] Choice only(Stage stage) const;
   /// The smallest kernel for rows of d (and values of dv) elements, or the one that takes wider rows in slices.
   [[nodiscard]] Choice forward(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const;
+  /// Of the same tiles as forward(): the same m and l.
+  [[nodiscard]] Choice softmax(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const;
   [[nodiscard]] Choice column_sums(DType unit, std::int64_t d, std::int64_t keys) const;
   [[nodiscard]] Choice select(std::int64_t candidates) const;
 

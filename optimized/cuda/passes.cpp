@@ -170,10 +170,16 @@ void CudaSession::run_sparse(const Window& window, std::span<const Chunk> chunks
     const Chunk& chunk = chunks[static_cast<std::size_t>(index)];
     launches_->before_select(index);
     if (chunk.begin > 0) build_memory(window, chunk, index);
-    launches_->before_inter(index);
-    if (chunk.begin > 0) inter_phase(window, chunk, index);
-    if (window.observed) report_sparse(window, chunk);
+    launches_->after_gather();
+    if (chunk.begin > 0) inter_scores(window, chunk, index);
+    launches_->before_output(index);
+    if (chunk.begin > 0) inter_output(window, chunk, index);
+    launches_->after_output(index);
+    if (!window.observed) continue;
+    launches_->join(index);
+    report_sparse(window, chunk);
   }
+  launches_->join(count - 1);
 }
 
 void CudaSession::intra_phase(const Window& window, std::int64_t group) {
@@ -230,12 +236,15 @@ void CudaSession::build_memory(const Window& window, const Chunk& chunk, std::in
   launches_->launch(launches_->select(index), selection, grid(shape().n_head, 1, 1), select);
   state = {heavy + end - local_begin, end};
 
+  launches_->before_gather(index);
   if (HEADWATER_SABOTAGE("cuda.gather.stale") && chunk.begin > options().chunk) return;
   GatherParams gather{};
   gather.keys = stored_keys(window.layer);
   gather.values = stored_values(window.layer);
-  gather.gathered_keys = gathered_keys_;
-  gather.gathered_values = gathered_values_;
+  const GatheredRows to = gathered_rows(index);
+  gather.gathered_keys = to.keys;
+  gather.gathered_values = to.values;
+  gather.gathered_positions = to.positions;
   gather.positions = sets(window.layer);
   gather.positions_stride = set_width_;
   gather.entries = set_width_;
@@ -247,30 +256,52 @@ void CudaSession::build_memory(const Window& window, const Chunk& chunk, std::in
                     grid(shape().n_head, std::min(pieces(state.count, kGatherEntries), kMaxGrid), 1), gather);
 }
 
-void CudaSession::inter_phase(const Window& window, const Chunk& chunk, std::int64_t index) {
-  const std::int64_t count = set_states_[static_cast<std::size_t>(window.layer)].count;
-  ForwardParams forward = forward_params(window, chunk.begin, chunk.end);
-  forward.at.range = KeyRange::memory;
-  forward.at.group = 1;  // gathered rows stand by query head
-  forward.at.memory = static_cast<int>(count);
-  forward.at.positions = sets(window.layer);
-  forward.at.positions_stride = set_width_;
-  forward.keys = {gathered_keys_, set_width_ * key_width_, shape().kv_type, static_cast<int>(key_width_)};
-  forward.values = {gathered_values_, set_width_ * value_width_, shape().kv_type,
-                    static_cast<int>(value_width_)};
-  forward.state = inter_;
-  forward.state.base = window.begin;
-  forward.fused = intra_;
-  forward.fused.base = window.begin;
-  launch_forward(launches_->inter_forward(index), forward, 1, chunk.end - chunk.begin, window.unit);
+CudaSession::GatheredRows CudaSession::gathered_rows(std::int64_t index) const {
+  const std::int64_t entries = launches_->slot(index) * shape().n_head * set_width_;
+  return {gathered_keys_ + entries * key_width_ * element_bytes_,
+          gathered_values_ + entries * value_width_ * element_bytes_, gathered_positions_ + entries};
+}
+
+/// A chunk's rows over its memory set, by query head.
+ForwardParams CudaSession::inter_params(const Window& window, const Chunk& chunk, std::int64_t index) const {
+  const GatheredRows gathered = gathered_rows(index);
+  ForwardParams params = forward_params(window, chunk.begin, chunk.end);
+  params.at.range = KeyRange::memory;
+  params.at.group = 1;
+  params.at.memory = static_cast<int>(set_states_[static_cast<std::size_t>(window.layer)].count);
+  params.at.positions = gathered.positions;
+  params.at.positions_stride = set_width_;
+  params.keys = {gathered.keys, set_width_ * key_width_, shape().kv_type, static_cast<int>(key_width_)};
+  params.values = {gathered.values, set_width_ * value_width_, shape().kv_type,
+                   static_cast<int>(value_width_)};
+  return params;
+}
+
+void CudaSession::inter_scores(const Window& window, const Chunk& chunk, std::int64_t index) {
+  ForwardParams softmax = inter_params(window, chunk, index);
+  softmax.state = inter_;
+  softmax.state.base = window.begin;
+  softmax.value_slices = 1;
+  softmax.lse = nullptr;
+  const std::int64_t rows = chunk.end - chunk.begin;
+  const Choice kernel = dispatch_.softmax(window.unit, shape().d_head, shape().d_value, rows);
+  launches_->launch(launches_->inter_softmax(index), kernel,
+                    grid(shape().n_head, pieces(rows, kernel.entry->rows), 1), softmax);
 
   ColumnSumsParams columns = column_sums_params(window, chunk.begin, chunk.end);
-  columns.at = forward.at;
-  columns.keys = forward.keys;
-  columns.state = forward.state;
+  columns.at = softmax.at;
+  columns.keys = softmax.keys;
+  columns.state = softmax.state;
   columns.sums = colsum_inter_;
   columns.sums_stride = set_width_;
-  launch_column_sums(launches_->inter_column_sums(index), columns, 1, count, window.unit);
+  launch_column_sums(launches_->inter_column_sums(index), columns, 1, softmax.at.memory, window.unit);
+}
+
+void CudaSession::inter_output(const Window& window, const Chunk& chunk, std::int64_t index) {
+  ForwardParams forward = inter_params(window, chunk, index);
+  forward.fused = intra_;
+  forward.fused.base = window.begin;
+  launch_forward(launches_->inter_output(index), forward, 1, chunk.end - chunk.begin, window.unit);
 }
 
 }  // namespace headwater::cuda

@@ -5,6 +5,7 @@
 #include "core/kv_store.hpp"
 #include "cuda/cuda_session.hpp"
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 /// Rows in the caller's host memory on their way to the device and back, and rows that are on the device already. Callers'
 /// rows have any stride, those of the host any alignment; staged ones have no gaps.
@@ -65,33 +66,51 @@ OutputRows CudaSession::out_in_place(const MutableRows& rows, std::int64_t first
           rows.type};
 }
 
-InputRows CudaSession::stage_in(const Staging& staging, const headwater::Rows& rows, std::int64_t first,
-                                std::int64_t n) {
+InputRows CudaSession::stage_in(const Staging& staging, int side, const headwater::Rows& rows,
+                                std::int64_t first, std::int64_t n) {
   const std::int64_t row_bytes = staging.width * static_cast<std::int64_t>(dtype_size(rows.type));
-  unsigned char* to = staging.pinned;
+  unsigned char* to = staging.pinned[side];
   for (std::int64_t row = first; row < first + n; ++row) {
     for (std::int64_t head = 0; head < staging.heads; ++head, to += row_bytes) {
       std::memcpy(to, core::row_address(rows, row, head), static_cast<std::size_t>(row_bytes));
     }
   }
-  device_->copy(stream_, staging.device, staging.pinned, n * staging.heads * row_bytes,
+  device_->copy(inward_, staging.device[side], staging.pinned[side], n * staging.heads * row_bytes,
                 Direction::host_to_device);
-  return {staging.device, staging.heads * staging.width, staging.width, rows.type,
+  return {staging.device[side], staging.heads * staging.width, staging.width, rows.type,
           row_bytes % kVectorBytes == 0};
 }
 
-OutputRows CudaSession::staged_out(const Staging& staging, DType type) {
-  return {staging.device, staging.heads * staging.width, staging.width, type};
+/// What follows on the session's stream has the rows.
+void CudaSession::await_staged(int side) {
+  if (HEADWATER_SABOTAGE("cuda.staging.rows_not_awaited")) return;
+  device_->record(staged_[side], inward_);
+  device_->wait(stream_, staged_[side]);
 }
 
-void CudaSession::stage_out(const Staging& staging, const MutableRows& rows, std::int64_t first,
-                            std::int64_t n) {
-  const std::int64_t row_bytes = staging.width * static_cast<std::int64_t>(dtype_size(rows.type));
-  device_->copy(stream_, staging.pinned, staging.device, n * staging.heads * row_bytes,
+OutputRows CudaSession::staged_out(const Staging& staging, int side, DType type) {
+  return {staging.device[side], staging.heads * staging.width, staging.width, type};
+}
+
+void CudaSession::stage_out(const Returning& outputs, DType type) {
+  const Staging& staging = out_staging_;
+  const int side = outputs.side;
+  device_->record(computed_[side], stream_);
+  device_->wait(outward_, computed_[side]);
+  device_->copy(outward_, staging.pinned[side], staging.device[side],
+                outputs.n * staging.heads * staging.width * static_cast<std::int64_t>(dtype_size(type)),
                 Direction::device_to_host);
-  device_->synchronize(stream_);
-  const unsigned char* from = staging.pinned;
-  for (std::int64_t row = first; row < first + n; ++row) {
+  device_->record(returned_[side], outward_);
+}
+
+/// Waits for them. The side is free then: a window's outputs come last.
+void CudaSession::hand_back(const Returning& outputs, const MutableRows& rows) {
+  if (outputs.n == 0) return;
+  device_->synchronize(returned_[outputs.side]);
+  const Staging& staging = out_staging_;
+  const std::int64_t row_bytes = staging.width * static_cast<std::int64_t>(dtype_size(rows.type));
+  const unsigned char* from = staging.pinned[outputs.side];
+  for (std::int64_t row = outputs.first; row < outputs.first + outputs.n; ++row) {
     for (std::int64_t head = 0; head < staging.heads; ++head, from += row_bytes) {
       std::memcpy(core::row_address(rows, row, head), from, static_cast<std::size_t>(row_bytes));
     }

@@ -18,6 +18,8 @@ inline constexpr std::int64_t kWindowRows = 4096;
 /// together, beside the passes over memory sets of the chunks before them.
 inline constexpr std::int64_t kWindowChunks = 64;
 inline constexpr std::int64_t kGroupRows = 1024;
+/// Memory sets whose rows are kept gathered: scores run so many chunks ahead of the outputs of the inter pass.
+inline constexpr std::int64_t kGatheredSets = 4;
 
 /// Decode: query rows (tokens x query heads of a key/value head) of a step that is split along its keys; least keys of a
 /// split, a multiple of every key tile; most splits.

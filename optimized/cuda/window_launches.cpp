@@ -8,14 +8,16 @@
 namespace headwater::cuda {
 
 WindowLaunches::WindowLaunches(Device& device, const Dispatch& dispatch, Launching launching, Stream in_line,
-                               std::int64_t most_chunks, std::int64_t together)
+                               const WindowExtent& most)
     : device_(device),
       in_line_(in_line),
       beside_(device.stream()),
-      most_chunks_(most_chunks),
-      together_(together),
-      stored_(device.event()) {
-  for (std::int64_t group = 0; group < groups(most_chunks); ++group) group_done_.push_back(device.event());
+      behind_(device.stream()),
+      most_(most),
+      stored_(device.event()),
+      gathered_(device.event()) {
+  for (std::int64_t group = 0; group < groups(most.chunks); ++group) group_done_.push_back(device.event());
+  for (std::int64_t chunk = 0; chunk < most.gathered; ++chunk) output_done_.push_back(device.event());
   if (launching == Launching::one_by_one) return;
   // A stream of the session's own: a caller's may be the default one, which cannot be captured.
   in_line_ = device.stream(true);
@@ -24,7 +26,7 @@ WindowLaunches::WindowLaunches(Device& device, const Dispatch& dispatch, Launchi
 }
 
 std::int64_t WindowLaunches::bytes() const {
-  constexpr std::int64_t kLaunchBytes = 256;
+  constexpr std::int64_t kLaunchBytes = 512;
   std::int64_t places = 0;
   for (const Captured& graph : graphs_) places += static_cast<std::int64_t>(graph.set.size());
   return places * kLaunchBytes;
@@ -34,19 +36,24 @@ void WindowLaunches::put(Place place, const Choice& any) { launch(place, any, {1
 
 void WindowLaunches::capture_sparse(const Choice& any) {
   after_store();
-  for (std::int64_t group = 0; group < groups(most_chunks_); ++group) {
+  for (std::int64_t group = 0; group < groups(most_.chunks); ++group) {
     put(intra_forward(group), any);
     put(intra_column_sums(group), any);
     after_group(group);
   }
-  for (std::int64_t chunk = 0; chunk < most_chunks_; ++chunk) {
+  for (std::int64_t chunk = 0; chunk < most_.chunks; ++chunk) {
     before_select(chunk);
     put(select(chunk), any);
+    before_gather(chunk);
     put(gather(chunk), any);
-    before_inter(chunk);
-    put(inter_forward(chunk), any);
+    after_gather();
+    put(inter_softmax(chunk), any);
     put(inter_column_sums(chunk), any);
+    before_output(chunk);
+    put(inter_output(chunk), any);
+    after_output(chunk);
   }
+  join(most_.chunks - 1);
 }
 
 /// Any kernel stands in for those that a window sets.
@@ -61,7 +68,7 @@ WindowLaunches::Captured WindowLaunches::capture(const Dispatch& dispatch, Order
     places = combine().index + 1;
   } else {
     capture_sparse(any);
-    places = inter_column_sums(most_chunks_ - 1).index + 1;
+    places = inter_output(most_.chunks - 1).index + 1;
   }
   Captured captured;
   captured.graph = device_.end_capture(in_line_);
@@ -103,12 +110,32 @@ void WindowLaunches::after_group(std::int64_t group) {
 }
 
 void WindowLaunches::before_select(std::int64_t chunk) {
-  if (!replays_ && chunk > 0)
-    device_.wait(in_line_, group_done_[static_cast<std::size_t>((chunk - 1) / together_)]);
+  if (!replays_ && chunk > 0) device_.wait(in_line_, group_done(chunk - 1));
 }
 
-void WindowLaunches::before_inter(std::int64_t chunk) {
-  if (!replays_) device_.wait(in_line_, group_done_[static_cast<std::size_t>(chunk / together_)]);
+void WindowLaunches::before_gather(std::int64_t chunk) {
+  if (replays_ || chunk < most_.gathered) return;
+  device_.wait(in_line_, output_done_[static_cast<std::size_t>(slot(chunk))]);
+}
+
+void WindowLaunches::after_gather() {
+  if (replays_) return;
+  device_.record(gathered_, in_line_);
+  device_.wait(behind_, gathered_);
+}
+
+void WindowLaunches::before_output(std::int64_t chunk) {
+  if (!replays_) device_.wait(behind_, group_done(chunk));
+}
+
+void WindowLaunches::after_output(std::int64_t chunk) {
+  if (!replays_) device_.record(output_done_[static_cast<std::size_t>(slot(chunk))], behind_);
+}
+
+void WindowLaunches::join(std::int64_t chunk) {
+  if (replays_) return;
+  device_.wait(in_line_, group_done(chunk));
+  device_.wait(in_line_, output_done_[static_cast<std::size_t>(slot(chunk))]);
 }
 
 }  // namespace headwater::cuda

@@ -13,36 +13,44 @@ enum class Launching : std::uint8_t {
   one_by_one,  ///< its launches are enqueued in the same order; benchmarks time them so
 };
 
+/// The most that a sparse window has.
+struct WindowExtent {
+  std::int64_t chunks = 1;
+  std::int64_t together = 1;  ///< chunks of a group
+  std::int64_t gathered = 1;  ///< chunks whose gathered rows are kept at a time
+};
+
 /// The launches of a window of rows, and which of them waits for which:
 ///
-///     store -> intra pass, group after group of chunks                             (beside)
-///          \-> select, gather, inter forward, inter column sums, chunk after chunk (in line)
+///     store -> intra pass, group after group of chunks                                    (beside)
+///          \-> select, gather, softmax and column sums of memory sets, chunk after chunk  (in line)
+///                         \-> output of the inter pass, chunk after chunk                 (behind)
 ///
-/// A chunk's selection waits for the column sums of the chunks before it, its inter pass for its own intra pass; the rest
-/// runs side by side. Each launch has a place. Both orders, the dense and the sparse, are captured once, when the session
+/// A chunk's selection waits for the column sums of the chunks before it, and for no output; its output waits for its gathered
+/// rows and its own intra pass; gathering waits for the output that last needed the rows it overwrites. The rest runs side by
+/// side. Each launch has a place. Both orders, the dense and the sparse, are captured once, when the session
 /// opens; a window gives its launches their kernels, grids and parameters, leaves out places that it has no use for, and
 /// replays: no memory is taken and the host does not wait. While an observer looks, launches are enqueued one by one.
 class WindowLaunches {
  public:
   enum class Order : std::uint8_t { dense, sparse };
+  enum class Branch : std::uint8_t { in_line, beside, behind };
   struct Place {
     int index;
-    bool beside;
+    Branch branch;
     const char* stage;  ///< as benchmarks report it
   };
 
-  /// `in_line`: the session's stream. Sparse windows have at most `most_chunks` chunks; `together` of them are a group. Takes
-  /// streams, events and graphs of the device. Errors: out_of_memory.
+  /// `in_line`: the session's stream. Takes streams, events and graphs of the device. Errors: out_of_memory.
   WindowLaunches(Device& device, const Dispatch& dispatch, Launching launching, Stream in_line,
-                 std::int64_t most_chunks, std::int64_t together);
+                 const WindowExtent& most);
 
   void begin(Order order, bool watched);
   template <class Params>
   void launch(Place place, const Choice& kernel, Grid grid, const Params& params) {
     if (!replays_) {
       device_.profile_stage(place.stage);
-      device_.launch(place.beside ? beside_ : in_line_, kernel.index, grid, kernel.entry->shared_bytes,
-                     params);
+      device_.launch(stream_of(place.branch), kernel.index, grid, kernel.entry->shared_bytes, params);
       return;
     }
     Captured& graph = graphs_[static_cast<std::size_t>(order_)];
@@ -51,34 +59,47 @@ class WindowLaunches {
   }
   void end();
 
-  /// Host memory that the graphs hold, about: a device does not say. A launch keeps its parameters.
+  /// Host memory that the graphs hold, about: a device does not say. A launch keeps its parameters
+  /// and what it waits for.
   [[nodiscard]] std::int64_t bytes() const;
   /// Groups of the first `chunks` chunks of a window.
   [[nodiscard]] std::int64_t groups(std::int64_t chunks) const {
-    return (chunks + together_ - 1) / together_;
+    return (chunks + most_.together - 1) / most_.together;
   }
-  [[nodiscard]] std::int64_t together() const { return together_; }
+  [[nodiscard]] std::int64_t together() const { return most_.together; }
+  /// Of the places for gathered rows, a chunk's.
+  [[nodiscard]] std::int64_t slot(std::int64_t chunk) const { return chunk % most_.gathered; }
 
   // Places, in the order of their capture.
-  [[nodiscard]] static Place store() { return {0, false, "kv write"}; }
-  [[nodiscard]] static Place dense_forward() { return {1, false, "dense forward"}; }
-  [[nodiscard]] static Place combine() { return {2, false, "combine"}; }
+  [[nodiscard]] static Place store() { return {0, Branch::in_line, "kv write"}; }
+  [[nodiscard]] static Place dense_forward() { return {1, Branch::in_line, "dense forward"}; }
+  [[nodiscard]] static Place combine() { return {2, Branch::in_line, "combine"}; }
   [[nodiscard]] static Place intra_forward(std::int64_t group) {
-    return {static_cast<int>(1 + 2 * group), true, "intra forward"};
+    return {static_cast<int>(1 + 2 * group), Branch::beside, "intra forward"};
   }
   [[nodiscard]] static Place intra_column_sums(std::int64_t group) {
-    return {static_cast<int>(2 + 2 * group), true, "intra column sums"};
+    return {static_cast<int>(2 + 2 * group), Branch::beside, "intra column sums"};
   }
   [[nodiscard]] Place select(std::int64_t chunk) const { return in_chunk(chunk, 0, "selection"); }
   [[nodiscard]] Place gather(std::int64_t chunk) const { return in_chunk(chunk, 1, "gather"); }
-  [[nodiscard]] Place inter_forward(std::int64_t chunk) const { return in_chunk(chunk, 2, "inter forward"); }
-  [[nodiscard]] Place inter_column_sums(std::int64_t chunk) const { return in_chunk(chunk, 3, "inter column sums"); }
+  [[nodiscard]] Place inter_softmax(std::int64_t chunk) const { return in_chunk(chunk, 2, "inter softmax"); }
+  [[nodiscard]] Place inter_column_sums(std::int64_t chunk) const {
+    return in_chunk(chunk, 3, "inter column sums");
+  }
+  [[nodiscard]] Place inter_output(std::int64_t chunk) const {
+    return {in_chunk(chunk, 4, "").index, Branch::behind, "inter output"};
+  }
 
   // Waits of a sparse window; chunks are counted from its first.
   void after_store();
   void after_group(std::int64_t group);
   void before_select(std::int64_t chunk);
-  void before_inter(std::int64_t chunk);
+  void before_gather(std::int64_t chunk);
+  void after_gather();
+  void before_output(std::int64_t chunk);
+  void after_output(std::int64_t chunk);
+  /// What follows in line waits for all of the chunk.
+  void join(std::int64_t chunk);
 
  private:
   struct Captured {
@@ -87,21 +108,29 @@ class WindowLaunches {
     std::vector<bool> takes_part;  // in replays
   };
   [[nodiscard]] Place in_chunk(std::int64_t chunk, std::int64_t step, const char* stage) const {
-    constexpr std::int64_t kSteps = 4;
-    return {static_cast<int>(1 + 2 * groups(most_chunks_) + kSteps * chunk + step), false, stage};
+    constexpr std::int64_t kSteps = 5;
+    return {static_cast<int>(1 + 2 * groups(most_.chunks) + kSteps * chunk + step), Branch::in_line, stage};
   }
   [[nodiscard]] Captured capture(const Dispatch& dispatch, Order order);
   void capture_sparse(const Choice& any);
   void put(Place place, const Choice& any);
+  [[nodiscard]] Stream stream_of(Branch branch) const {
+    return branch == Branch::beside ? beside_ : branch == Branch::behind ? behind_ : in_line_;
+  }
+  [[nodiscard]] Event group_done(std::int64_t chunk) const {
+    return group_done_[static_cast<std::size_t>(chunk / most_.together)];
+  }
 
   Device& device_;
   Stream in_line_;
   Stream beside_;
-  std::int64_t most_chunks_;
-  std::int64_t together_;
+  Stream behind_;
+  WindowExtent most_;
   Event stored_;
   std::vector<Event> group_done_;
-  std::vector<Captured> graphs_;  // by Order; empty: one by one
+  Event gathered_;
+  std::vector<Event> output_done_;  // by slot
+  std::vector<Captured> graphs_;    // by Order; empty: one by one
   Order order_ = Order::dense;
   bool replays_ = false;
 };

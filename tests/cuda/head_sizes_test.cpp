@@ -68,7 +68,9 @@ std::vector<std::string> kernels_of(HeadSize size, DType type) {
   std::vector<std::string> names;
   for (const KernelTimes& kernel : device.take_profile()) {
     const std::string name = kernel.kernel;
-    if (name.starts_with("forward") || name.starts_with("column_sums")) names.push_back(name);
+    for (const char* stage : {"forward", "softmax", "column_sums"}) {
+      if (name.starts_with(stage)) names.push_back(name);
+    }
   }
   return names;
 }
@@ -79,7 +81,7 @@ TEST(HeadSizes, SixteenBitRowsRunOnTensorCoresInKernelsOfTheirSize) {
       const std::string part = std::string("_") + text(type) + "_" + std::to_string(size.d) + "_";
       const auto names = kernels_of(size, type);
       EXPECT_THAT(names, AllOf(Each(HasSubstr(part)), Contains(StartsWith("forward")),
-                               Contains(StartsWith("column_sums"))))
+                               Contains(StartsWith("softmax")), Contains(StartsWith("column_sums"))))
           << size.d << "/" << size.dv;
     }
   }
@@ -98,6 +100,11 @@ TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
         EXPECT_EQ(forward.d, size.d);
         EXPECT_EQ(forward.dv, size.dv);
         EXPECT_EQ(forward.rows, rows <= 32 ? 16 : 64);
+        const KernelEntry& softmax = *dispatch().softmax(type, size.d, size.dv, rows).entry;
+        EXPECT_EQ(softmax.unit, type);
+        EXPECT_EQ(softmax.rows, forward.rows);
+        EXPECT_EQ(softmax.keys, forward.keys) << "the same m and l";
+        EXPECT_LT(softmax.shared_bytes, forward.shared_bytes);
         const KernelEntry& sums = *dispatch().column_sums(type, size.d, rows).entry;
         EXPECT_EQ(sums.unit, type);
         EXPECT_EQ(sums.d, size.d);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/tuning.hpp"
 #include "headwater/error.hpp"
 #include "session_support.hpp"
 
@@ -61,6 +62,14 @@ TEST(HotPath, TheHostWaitsOnceForEachWindowOfRows) {
   EXPECT_EQ(waits(Step::decode(1)), 2);
 }
 
+TEST(HotPath, TheNextWindowIsEnqueuedBeforeTheHostWaitsForThisOne) {
+  EmulationOptions emulation;
+  emulation.most_operations = 10;  // no kernel ends within them: the first wait throws
+  const auto session = session_with(emulation);
+  EXPECT_THROW((void)run(*session, Step::prefill(150)), Error);
+  EXPECT_EQ(session->device().counters().replays, 2);
+}
+
 void expect_one_result(DType type) {
   const auto outputs = [&](emulation::Order order, Progress progress,
                            Launching launching = Launching::replayed) {
@@ -86,6 +95,20 @@ TEST(Order, OfThreadsBlocksAndStreamsChangesNoBit) {
   expect_one_result(DType::f32);
   expect_one_result(DType::bf16);
   expect_one_result(DType::f16);
+}
+
+TEST(Order, OfMoreChunksToAWindowThanAreKeptGatheredChangesNoBit) {
+  Options asked = options();
+  asked.chunk = 8;
+  static_assert(kBatch / 8 > kGatheredSets);
+  const auto outputs = [&](Progress progress, Launching launching) {
+    EmulationOptions emulation;
+    emulation.progress = progress;
+    const auto session =
+        session_on(open_emulated_device(dispatch().kernels(), emulation), DType::bf16, launching, {}, asked);
+    return run(*session, Step::prefill(kBatch), DType::bf16);
+  };
+  EXPECT_EQ(outputs(Progress::late, Launching::replayed), outputs(Progress::eager, Launching::one_by_one));
 }
 
 /// Whatever open() takes of the device is refused in turn: memory of both kinds, streams, events, graphs.

@@ -7,7 +7,7 @@
 
 namespace headwater::cuda {
 
-enum class Stage : std::uint8_t { store_rows, forward, column_sums, select, gather, combine };
+enum class Stage : std::uint8_t { store_rows, forward, softmax, column_sums, select, gather, combine };
 
 /// A compiled kernel and what it is made for.
 struct KernelEntry {
@@ -15,9 +15,9 @@ struct KernelEntry {
   Stage stage;
   DType unit = DType::f32;  ///< arithmetic: tensor cores for 16-bit types
   int d = 0;                ///< elements of a row in shared memory; wider rows come in slices
-  int dv = 0;               ///< of a value row, forward only
-  int rows = 0;             ///< query rows (forward) or keys (column sums) of a block
-  int keys = 0;             ///< keys (forward) or queries (column sums) of a tile
+  int dv = 0;               ///< of a value row, forward and softmax only
+  int rows = 0;             ///< query rows (forward, softmax) or keys (column sums) of a block
+  int keys = 0;             ///< keys (forward, softmax) or queries (column sums) of a tile
   int shared_bytes = 0;
   int candidates = 0;  ///< select: most that fit into shared memory
 };

@@ -11,9 +11,11 @@
 namespace headwater::cuda {
 
 /// kD: a query row in shared memory; rows of more elements are contracted in slices of kD, loaded anew for each key tile.
-/// kDv: width of a slice of the values; kKeys: keys of a tile; 16 query rows for each of kWarps warps.
-template <class UnitType, int kDType, int kDvType, int kKeysType, int kWarpsType>
+/// kDv: width of a slice of the values; kKeys: keys of a tile; 16 query rows for each of kWarps warps. Where values are not
+/// seen only m and l come out, with the bits that they have beside an output.
+template <class UnitType, int kDType, int kDvType, int kKeysType, int kWarpsType, bool kValues = true>
 struct ForwardShape {
+  static constexpr bool kSeesValues = kValues;
   using Unit = UnitType;
   static constexpr int kD = kDType;
   static constexpr int kDv = kDvType;
@@ -22,19 +24,22 @@ struct ForwardShape {
   static constexpr int kRows = kFragmentRows * kWarps;
   static constexpr int kStages = Unit::kAsync ? 2 : 1;
   static constexpr int kKeyTiles = kKeys / kFragmentColumns;
-  static constexpr int kValueTiles = kDv / kFragmentColumns;
+  static constexpr int kValueTiles = kValues ? kDv / kFragmentColumns : 0;
   static constexpr int kKeyStride = kD + Unit::kPad;
   static constexpr int kValueStride = kDv + Unit::kPad;
   // Shared memory: queries, keys, values; in F32 the weights, which lanes exchange.
   static constexpr int kQueryElements = kRows * kKeyStride;
   static constexpr int kKeyElements = kKeys * kKeyStride;
-  static constexpr int kValueElements = kKeys * kValueStride;
+  static constexpr int kValueElements = kValues ? kKeys * kValueStride : 0;
   static constexpr int kWeightStride = kKeys + 4;
-  static constexpr int kWeightElements = Unit::kAsync ? 0 : kRows * kWeightStride;
+  static constexpr int kWeightElements = Unit::kAsync || !kValues ? 0 : kRows * kWeightStride;
   static constexpr int kShared =
       static_cast<int>(sizeof(typename Unit::Element)) *
       (kQueryElements + kStages * (kKeyElements + kValueElements) + kWeightElements);
 };
+
+template <class Unit, int kD, int kDv, int kKeys, int kWarps>
+using SoftmaxShape = ForwardShape<Unit, kD, kDv, kKeys, kWarps, false>;
 
 /// A block's place in the problem.
 struct ForwardPlace {
@@ -103,7 +108,7 @@ struct ForwardRows {
   float max[2];
   float sum[2];
   float rounded[4];
-  float out[Shape::kValueTiles][4];
+  float out[Shape::kSeesValues ? Shape::kValueTiles : 1][4];
 };
 
 template <class Shape, class Context>
@@ -371,8 +376,10 @@ HEADWATER_CUDA_DEVICE void forward(Context& ctx, const ForwardParams& p) {
                                                     slice * Shape::kD);
   };
   const auto load_values = [&](std::int64_t first_key, int stage) {
-    load_stored_rows<Unit, Shape::kKeys, Shape::kDv>(ctx, values + stage * Shape::kValueElements, p.values,
-                                                     place.key_head, first_key, place.key_end, dv_begin);
+    if constexpr (Shape::kSeesValues) {
+      load_stored_rows<Unit, Shape::kKeys, Shape::kDv>(ctx, values + stage * Shape::kValueElements, p.values,
+                                                       place.key_head, first_key, place.key_end, dv_begin);
+    }
   };
 
   // Whole rows in shared memory on tensor units: the next tile is copied while this one is computed.
@@ -417,7 +424,9 @@ HEADWATER_CUDA_DEVICE void forward(Context& ctx, const ForwardParams& p) {
     }
     map_logits<Shape>(ctx, p, place, query, first_key, logits);
     weigh<Shape>(ctx, logits, rows);
-    if constexpr (Unit::kAsync) {
+    if constexpr (!Shape::kSeesValues) {
+      // m and l alone.
+    } else if constexpr (Unit::kAsync) {
       add_values<Shape>(ctx, logits, values + stage * Shape::kValueElements, rows);
     } else {
       const Shared<float> exchange = ctx.template shared<float>(

@@ -25,13 +25,18 @@ HEADWATER_CUDA_DEVICE void gather_vectors(Context& ctx, const StoredRows& from, 
   }
 }
 
-/// Key and value rows of every head's memory set side by side: neighbouring threads copy neighbouring vectors.
+/// Key and value rows of every head's memory set side by side, and their positions, since the set itself is the next chunk's
+/// before all has been read: neighbouring threads copy neighbouring vectors.
 template <class Context>
 HEADWATER_CUDA_DEVICE void gather(Context& ctx, const GatherParams& p) {
   for (int first = ctx.block_y() * kGatherEntries; first < p.count; first += ctx.grid_y() * kGatherEntries) {
     const int last = first + kGatherEntries < p.count ? first + kGatherEntries : p.count;
     gather_vectors(ctx, p.keys, p.gathered_keys, p, first, last);
     gather_vectors(ctx, p.values, p.gathered_values, p, first, last);
+    const std::int64_t head = ctx.block_x();
+    for (int entry = first + ctx.thread(); entry < last; entry += ctx.threads()) {
+      p.gathered_positions[head * p.entries + entry] = p.positions[head * p.positions_stride + entry];
+    }
   }
 }
 

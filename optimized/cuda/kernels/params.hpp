@@ -161,9 +161,10 @@ struct SelectParams {
 struct GatherParams {
   StoredRows keys;
   StoredRows values;
-  Global<void> gathered_keys;            ///< [Hq][entries][key width]
-  Global<void> gathered_values;          ///< [Hq][entries][value width]
-  Global<const std::int32_t> positions;  ///< [Hq][positions_stride]
+  Global<void> gathered_keys;               ///< [Hq][entries][key width]
+  Global<void> gathered_values;             ///< [Hq][entries][value width]
+  Global<std::int32_t> gathered_positions;  ///< [Hq][entries]
+  Global<const std::int32_t> positions;     ///< [Hq][positions_stride]
   std::int64_t positions_stride;
   std::int64_t entries;  ///< rows of a head in the gathered arrays
   int count;             ///< valid entries

@@ -46,6 +46,7 @@ class EmulatedDevice final : public Device {
 
   PointerKind kind(const void* data) override { return memory_.kind(data); }
   float milliseconds(Event, Event) override { return 0.0f; }
+  [[nodiscard]] std::vector<std::vector<bool>> waits(Graph graph) { return streams_.waits(graph); }
 
  protected:
   void* do_allocate(std::int64_t bytes, bool pinned) override { return memory_.allocate(bytes, pinned); }
@@ -232,6 +233,10 @@ std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
     }
   }
   return std::make_unique<EmulatedDevice>(kernels, options);
+}
+
+std::vector<std::vector<bool>> waits_in(Device& emulated, Graph graph) {
+  return dynamic_cast<EmulatedDevice&>(emulated).waits(graph);
 }
 
 }  // namespace headwater::cuda

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "cuda/emulation/block.hpp"
 #include "cuda/runtime/device.hpp"
@@ -28,5 +29,8 @@ struct EmulationOptions {
 /// it finds in a kernel is the device's sticky error. Device memory is host memory between guards, filled with NaN.
 [[nodiscard]] std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
                                                            const EmulationOptions& options = {});
+
+/// Of a graph that such a device captured, by launch: which launches it waits for, directly or by others.
+[[nodiscard]] std::vector<std::vector<bool>> waits_in(Device& emulated, Graph graph);
 
 }  // namespace headwater::cuda

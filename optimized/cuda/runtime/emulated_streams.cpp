@@ -1,6 +1,7 @@
 #include "cuda/runtime/emulated_streams.hpp"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -64,6 +65,7 @@ void EmulatedStreams::record(Event event, Stream stream) {
   const int recorder = index_of(stream);
   state.recorder = recorder;
   state.captured = taking_part_[recorder];
+  state.of_graph = false;
   add(recorder, {Kind::record, {}, static_cast<int>(event), ++state.recorded});
 }
 
@@ -71,6 +73,7 @@ void EmulatedStreams::wait(Stream stream, Event event) {
   const EventState& state = state_of(event);
   const int waiter = index_of(stream);
   if (state.recorded == 0) return;  // as the driver has it: nothing to wait for
+  if (state.of_graph) refuse("a stream waits for an event that was last recorded in a capture");
   if (state.captured && !taking_part_[waiter]) {
     taking_part_[waiter] = true;
   } else if (!state.captured && taking_part_[waiter]) {
@@ -107,7 +110,7 @@ void EmulatedStreams::drain(Stream stream) { run(queues_, index_of(stream), done
 
 void EmulatedStreams::drain(Event event) {
   const EventState& state = state_of(event);
-  if (state.captured) refuse("the host waits for an event of a captured graph");
+  if (state.captured || state.of_graph) refuse("the host waits for an event of a captured graph");
   const auto index = static_cast<std::size_t>(event);
   while (done_[index] < state.recorded) run_next(queues_, state.recorder, done_);
 }
@@ -135,7 +138,7 @@ Graph EmulatedStreams::end_capture(Stream stream) {
   if (index_of(stream) != capture_.origin) refuse("a capture ends on the stream that it began on");
   taking_part_.assign(queues_.size(), false);
   for (EventState& event : events_) {
-    if (event.captured) event = {event.recorded, event.recorded, event.recorder, false};
+    if (event.captured) event = {event.recorded, event.recorded, event.recorder, false, true};
   }
   Done done(events_.size(), 0);
   Queues joined(capture_.queues.size());
@@ -157,6 +160,38 @@ EmulatedStreams::Captured& EmulatedStreams::captured(Graph graph) {
   const auto index = static_cast<std::size_t>(graph);
   if (index >= graphs_.size()) refuse("no graph " + std::to_string(static_cast<int>(graph)));
   return graphs_[index];
+}
+
+std::vector<std::vector<bool>> EmulatedStreams::waits(Graph graph) {
+  Captured copy = captured(graph);
+  const auto launches = static_cast<std::size_t>(copy.launches);
+  using Launches = std::vector<bool>;
+  std::vector<Launches> waits(launches, Launches(launches));
+  std::vector<Launches> before(copy.queues.size(), Launches(launches));  // the next operation of a stream
+  std::map<std::pair<int, std::int64_t>, Launches> recorded;             // by event and version
+  const auto join = [](Launches& to, const Launches& more) {
+    for (std::size_t launch = 0; launch < to.size(); ++launch) to[launch] = to[launch] || more[launch];
+  };
+  // Streams take turns until each has got as far as what it waits for.
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t stream = 0; stream < copy.queues.size(); ++stream) {
+      for (Queue& queue = copy.queues[stream]; !queue.empty(); queue.pop_front(), moved = true) {
+        const Operation& operation = queue.front();
+        if (operation.kind == Kind::wait) {
+          const auto found = recorded.find({operation.event, operation.version});
+          if (found == recorded.end()) break;
+          join(before[stream], found->second);
+        } else if (operation.kind == Kind::record) {
+          recorded[{operation.event, operation.version}] = before[stream];
+        } else if (operation.launch >= 0) {
+          waits[static_cast<std::size_t>(operation.launch)] = before[stream];
+          before[stream][static_cast<std::size_t>(operation.launch)] = true;
+        }
+      }
+    }
+  }
+  return waits;
 }
 
 void EmulatedStreams::set_launch(Graph graph, int index, std::function<void()> work) {

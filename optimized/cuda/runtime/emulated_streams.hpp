@@ -35,6 +35,8 @@ class EmulatedStreams {
   /// Throws Error(invalid_argument) if a stream that took part has not been joined.
   Graph end_capture(Stream stream);
   void replay(Graph graph, Stream stream);
+  /// As waits_in() of emulated_device.hpp.
+  [[nodiscard]] std::vector<std::vector<bool>> waits(Graph graph);
   /// Work of a launch in the replays from now on; empty: none.
   void set_launch(Graph graph, int index, std::function<void()> work);
 
@@ -55,6 +57,7 @@ class EmulatedStreams {
     std::int64_t done = 0;
     int recorder = -1;
     bool captured = false;  // the last version is part of the open capture
+    bool of_graph = false;  // or of one that has ended
   };
   /// Operations by stream, and the stream that all others are joined to.
   struct Captured {
