@@ -10,7 +10,9 @@
 
 #include "headwater/error.hpp"
 #include "runtime/gguf/gguf.hpp"
+#include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
+#include "runtime/model/aligned_buffer.hpp"
 #include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/chat.hpp"
 
@@ -19,6 +21,22 @@ namespace {
 using namespace headwater::runtime;
 
 constexpr std::int64_t kMostElements = 4096;  // of a tensor that are looked at
+
+/// The row in a group of its own, of at least one unit.
+void read_group(const Tensor& tensor, std::int64_t row, std::int64_t n, const FixedRow& fixed) {
+  if (n == 0) return;
+  AlignedBuffer group(group_bytes(tensor.type, n));
+  AlignedBuffer arranged(arranged_for_groups_bytes(n));
+  AlignedBuffer words(static_cast<std::size_t>(n * kRowsOfGroup) * sizeof(float));
+  (void)quantised_row_is_finite(tensor.type, tensor.row(row), n);
+  pack_group(tensor.type, tensor.row(row), 1, n, group.data());
+  arrange_for_groups(tensor.type, fixed, n, arranged.data());
+  float sums[kRowsOfGroup];
+  dot_group(tensor.type, group.data(), n, arranged.data(), sums);
+  auto* const to = reinterpret_cast<std::uint32_t*>(words.data());
+  widen_group(tensor.type, group.data(), n, to, kRowsOfGroup);
+  widen_group_bf16(tensor.type, group.data(), n, to, kRowsOfGroup);
+}
 
 /// First and last row, as far as kMostElements.
 void read_rows(const Tensor& tensor, std::span<const std::byte> file) {
@@ -40,6 +58,7 @@ void read_rows(const Tensor& tensor, std::span<const std::byte> file) {
     const FixedRow fixed = fix_row(values.data(), n, fixed_memory.data());
     dot_rows_fixed(tensor.type, tensor.row(row), 1, n, arrange_row(tensor.type, fixed, n, arranged.data()),
                    &sum);
+    if (packs_in_groups(tensor.type, n)) read_group(tensor, row, n, fixed);
   }
 }
 
