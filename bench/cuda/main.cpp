@@ -39,9 +39,6 @@ namespace {
 constexpr std::int64_t kHeads = 32;
 constexpr std::int64_t kHeadsKv = 8;
 constexpr std::int64_t kWidth = 128;
-constexpr int kWarm = 2;
-constexpr int kTimed = 7;
-
 struct Case {
   const char* name;
   std::int64_t tokens;
@@ -49,6 +46,8 @@ struct Case {
   std::int64_t decoded;  ///< steps of one token behind the prompt; those are timed then
 };
 #ifdef HEADWATER_CUDA_BENCH_EMULATED
+constexpr int kWarm = 1;
+constexpr int kTimed = 1;
 constexpr Case kCases[] = {
     {"sparse 192", 192, false, 0}, {"dense 96", 96, true, 0}, {"decode 96", 96, true, 2}};
 constexpr std::int64_t kChunk = 64;
@@ -57,6 +56,8 @@ Entries entries() { return on_host::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) { return open_emulated_device(kernels); }
 std::string unavailable_because() { return {}; }
 #else
+constexpr int kWarm = 2;
+constexpr int kTimed = 7;
 constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},
                            {"sparse 131072", 131072, false, 0},
                            {"dense 4096", 4096, true, 0},
