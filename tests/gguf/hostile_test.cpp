@@ -147,6 +147,21 @@ TEST(HostileGguf, Alignment) {
   EXPECT_EQ(refusal_of(b.add<std::uint32_t>("general.alignment", kU32, 64).build()), "");
 }
 
+TEST(HostileGguf, DataBeginWhereTheAlignmentSays) {
+  for (const std::uint32_t alignment : {8U, 32U, 128U, 4096U}) {
+    Builder b;
+    b.alignment = alignment;
+    b.data_bytes = 4;
+    b.add<std::uint32_t>("general.alignment", kU32, alignment).add_tensor("only", {1}, kF32Tensor, 0);
+    std::vector<std::byte> bytes = b.build();
+    bytes.back() = std::byte{0x40};  // 2.0F
+    const GgufFile file = GgufFile::parse(bytes, "m.gguf");
+    float value = 0.0F;
+    std::memcpy(&value, file.tensor("only").data.data(), sizeof value);
+    EXPECT_EQ(value, 2.0F) << alignment;
+  }
+}
+
 std::string tensor_refusal(const std::vector<std::uint64_t>& dims, std::uint32_t type, std::uint64_t offset) {
   Builder b = good();
   return refusal_of(b.add_tensor("third", dims, type, offset).build());
