@@ -176,6 +176,7 @@ TEST(Mistrusted, WhereTheBoundsAddUpToTheSignals) {
     const Case test{"bound.written_out", {}, "out", Lane::bound, false, [=](Context& context) {
                       context.trust(0.5 * bound, 0.25 * signal);
                       context.trust(0.5 * bound, 0.75 * signal);
+                      context.mark("out", "F32", 0.5);
                       if (fails) throw Violation("wrong");
                     }};
     return run_case(test, nullptr, Settings{}).status;
