@@ -309,14 +309,6 @@ TEST(EmulatedDevice, AnEndlessKernelIsAFault) {
   expect_error(ErrorCode::internal, "does not end", [&] { device->synchronize(stream); });
 }
 
-TEST(EmulatedDevice, SaysWhichDeviceItPlays) {
-  for (const int capability : {80, 90}) {
-    const auto device = opened(Progress::late, {.compute_capability = capability});
-    EXPECT_EQ(device->info().compute_capability, capability);
-    EXPECT_EQ(device->info().shared_limit, capability == 90 ? kSharedLimitSm90 : kSharedLimitSm80);
-  }
-}
-
 TEST(EmulatedDevice, MemoryIsNaNAlignedAndLimited) {
   EmulationOptions options;
   options.memory = 1000;

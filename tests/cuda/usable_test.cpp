@@ -1,4 +1,5 @@
 #include "cuda/runtime/usable.hpp"
+#include "cuda/runtime/emulated_device.hpp"
 
 #include <gmock/gmock.h>
 
@@ -39,6 +40,16 @@ TEST(Usable, SaysWhatIsMissing) {
   EXPECT_THAT(reason([](Probe& p) { p.ordinal = -1; }), HasSubstr("no device -1"));
   EXPECT_THAT(reason([](Probe& p) { p.compute_capability = 75; }),
               HasSubstr("NVIDIA H200 has compute capability 7.5; needed: 8.0"));
+}
+
+TEST(Usable, AnEmulatedDeviceSaysWhichItPlays) {
+  for (const int capability : {80, 90}) {
+    EmulationOptions options;
+    options.compute_capability = capability;
+    const DeviceInfo info = open_emulated_device({}, options)->info();
+    EXPECT_EQ(info.compute_capability, capability);
+    EXPECT_EQ(info.shared_limit, capability == 90 ? kSharedLimitSm90 : kSharedLimitSm80);
+  }
 }
 
 }  // namespace
