@@ -1,7 +1,8 @@
 #include "cuda/runtime/usable.hpp"
-#include "cuda/runtime/emulated_device.hpp"
 
 #include <gmock/gmock.h>
+
+#include "cuda/runtime/emulated_device.hpp"
 
 namespace headwater::cuda {
 namespace {
