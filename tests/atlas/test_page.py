@@ -135,6 +135,8 @@ class Page(ProgramTest):
         for token in [p for p in heavy if p > 0]:
             press("n")
             self.assertEqual(self.state("token"), (token,))
+        press("n")
+        self.assertEqual(self.state("token"), (heavy[-1],))  # what follows is local
         press("p")
         self.assertEqual(self.state("token"), (heavy[-2],))
         press("+")
@@ -192,6 +194,16 @@ class Page(ProgramTest):
         self.browser.press("Escape")
         self.browser.mouse("mouseMoved", *at(7, 3))
         self.assertEqual(self.state("chunk", "token"), (7, 3))
+        # The overview tells of the head under the mouse, and keeps the one that is shown.
+        x, y, _, _ = self.browser.box("overview")
+        self.browser.mouse("mouseMoved", x + 200, y + 3.5 * self.browser.evaluate("view.overview.row()"))
+        self.assertIn("head 3, chunk", self.browser.evaluate("document.getElementById('tip').textContent"))
+        self.assertEqual(self.state("head"), (0,))
+        # Zooming keeps the token under the cursor where it is.
+        self.browser.evaluate("view.change({token: 30})")
+        self.browser.press("+")
+        self.assertEqual(self.state("x0", "x1"), (15, 90))
+        self.browser.press("0")
         # A click on the overview chooses a head; dragging pans; leaving hides the text.
         x, y, _, _ = self.browser.box("overview")
         self.browser.click(x + 200, y + 2.5 * self.browser.evaluate("view.overview.row()"))
