@@ -224,8 +224,12 @@ class Page(ProgramTest):
         self.show(problem(n=9, heads=20), "--dense")
         self.show(problem(n=1))
         self.show(problem(n=90), *SPARSE, "--score-type", "f32")
-        self.show(problem(n=150, heads=6), *SPARSE, atlas=("--head", "1,4-5"))
+        trace = self.show(problem(n=150, heads=6), *SPARSE, atlas=("--head", "1,4-5"))
         self.assertEqual(self.browser.evaluate("view.model.meta.heads"), [1, 4, 5])
+        for c in range(trace.chunks):
+            for shown, h in enumerate((1, 4, 5)):
+                script = f"Array.from(view.model.positions.subarray(...view.model.setRange({shown}, {c})))"
+                self.assertEqual(self.browser.evaluate(script), trace.sets[c][h])
 
     def test_names_are_no_markup(self):
         name = "<img src=x onerror=alert(1)><!--SCRIPT--><script>"
