@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.image import imread
 
 OWN, LOCAL, HEAVY = (176, 180, 186), (86, 180, 233), (213, 94, 0)
-PANEL = (243, 244, 246)
+PANEL, DENSE = (243, 244, 246), (214, 217, 222)
 
 
 class Trace:

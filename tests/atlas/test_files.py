@@ -9,11 +9,24 @@ import subprocess
 import time
 import unittest
 
-from model import HEAVY, LOCAL, OWN, Trace, count, pixels
+from model import DENSE, HEAVY, LOCAL, OWN, PANEL, Trace, count, pixels
 from support import PROGRAM, ProgramTest, Tensor, file_of, problem, safetensors
 
 SPARSE = ("-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "5")
 MARGIN, WIDTH, BAR = 40, 1800, 106  # of cli/atlas_picture.cpp: pixels, and a row of the bar of pairs
+GAP, SCORES, PANEL_WIDTH = 36, 44, 403  # of its panels, four in a row
+
+
+def panel_rows(trace):
+    """Pixels from one chunk of a panel to the next."""
+    return min(16, max(1, 150 // trace.chunks))
+
+
+def panel_corner(trace, head):
+    """(x, y) of a head's panel, where its first chunk is drawn."""
+    overview = trace.heads * min(14, max(3, 420 // trace.heads))
+    row = 24 + panel_rows(trace) * trace.chunks + 4 + SCORES + 34
+    return MARGIN + head % 4 * (PANEL_WIDTH + GAP), 168 + 64 + overview + 24 + 64 + head // 4 * row + 24
 
 
 class Atlas(ProgramTest):
@@ -48,6 +61,37 @@ class Results(Atlas):
         for colour, part in zip((OWN, LOCAL, HEAVY), pairs):
             wanted = part / (150 * 151 / 2) * (WIDTH - 2 * MARGIN)
             self.assertAlmostEqual(count(bar, colour), wanted, delta=1.01)
+
+    def test_panels(self):
+        """Every token of every chunk of every head in its colour, and every score at its height."""
+        tensors = problem(n=150, heads=6, heads_kv=2)
+        for flags in (SPARSE, (*SPARSE, "--steps", "p70,d1,p79")):
+            trace = Trace(*self.written(tensors, *flags))
+            self.assertEqual(self.atlas("--png", self.path("page.png")).returncode, 0)
+            with open(self.path("page.png"), "rb") as file:
+                picture = pixels(file.read())
+            for head in range(trace.heads):
+                with self.subTest(flags=flags, head=head):
+                    self.assert_panel(trace, head, picture)
+
+    def assert_panel(self, trace, head, picture):
+        x, y = panel_corner(trace, head)
+        columns = [x + t * PANEL_WIDTH // trace.n for t in range(trace.n)]
+        for chunk in range(trace.chunks):
+            begin, end = trace.start[chunk], trace.start[chunk + 1]
+            wanted = [PANEL if trace.sets[chunk][head] else DENSE] * begin + [OWN] * (end - begin) + [PANEL] * (trace.n - end)
+            for position in trace.window(chunk, head):
+                wanted[position] = LOCAL
+            for position in trace.heavy(chunk, head):
+                wanted[position] = HEAVY
+            line = picture[y + chunk * panel_rows(trace)]
+            self.assertEqual([tuple(line[column]) for column in columns], wanted, f"chunk {chunk}")
+        bottom = y + panel_rows(trace) * trace.chunks + 4
+        largest = trace.scores[head].max()
+        for column, score in zip(columns, trace.scores[head]):
+            bar = picture[bottom:bottom + SCORES, column:column + 1]
+            height = SCORES * min(1, max(0, 1 + math.log10(score / largest) / 5)) if score > 0 else 0
+            self.assertAlmostEqual(SCORES - count(bar, PANEL), height, delta=0.51)
 
     def test_picture_depends_on_the_file_alone(self):
         self.written()
