@@ -11,7 +11,8 @@
 
 // Engines of test builds only.
 #ifdef HEADWATER_TESTING
-#define HEADWATER_TEST_ENGINES(X) X(cpu_amx_emulated_engine) X(cuda_emulated_engine)
+#define HEADWATER_TEST_ENGINES(X) \
+  X(cpu_amx_emulated_engine) X(cuda_emulated_engine) X(cuda_emulated_sm90_engine)
 #else
 #define HEADWATER_TEST_ENGINES(X)
 #endif

@@ -22,10 +22,10 @@ class Kernel:
 
 
 KERNELS = {
-    "intra_forward": Kernel("sm90_intra_forward_bf16", ["k", "v"], ["k", "v"], 1,
+    "intra_forward": Kernel("sm90_intra_forward_bf16_128", ["k", "v"], ["k", "v"], 1,
                             {"k": (2, TILE_BYTES), "v": (2, TILE_BYTES)}),
-    "column_sums": Kernel("sm90_column_sums_bf16", ["q", "q"], ["q", "q"], 2, {"q": (3, TILE_BYTES + 512)}),
-    "score": Kernel("sm90_score_bf16", ["q"], ["q"], 1, {"q": (2, TILE_BYTES // 2)}),
+    "column_sums": Kernel("sm90_column_sums_bf16_128", ["q", "q"], ["q", "q"], 2, {"q": (3, TILE_BYTES + 512)}),
+    "score": Kernel("sm90_score_bf16_128", ["q"], ["q"], 1, {"q": (2, TILE_BYTES // 2)}),
 }
 
 

@@ -37,7 +37,7 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
 
 CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
                          const Options& options, const EffectiveOptions& effective, Launching launching,
-                         const RowPlace& rows)
+                         const RowPlace& rows, const HopperSwitch& hopper)
     : SessionBase(shape, effective),
       device_(std::move(device)),
       dispatch_(dispatch),
@@ -51,6 +51,7 @@ CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatc
   score_bytes_ = effective.score_type == ScoreType::bf16 ? 2 : 4;
   window_rows_ = most_window_rows(shape, effective);
   decode_tokens_ = std::clamp<std::int64_t>(kDecodeRows / group_, 1, shape.capacity);
+  choose_paths(hopper, !options.alibi.empty());
   take_memory(shape, options);
   stream_ = device_rows_ ? device_->adopt(rows.stream) : device_->stream(true);
   launches_ = std::make_unique<WindowLaunches>(*device_, dispatch, launching, stream_, window_extent());
@@ -88,7 +89,8 @@ WindowExtent CudaSession::window_extent() const {
   if (!options().sparse) return {};
   const std::int64_t chunk = std::min(options().chunk, window_rows_);
   const std::int64_t chunks = (window_rows_ + chunk - 1) / chunk;
-  return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets)};
+  return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets),
+          hopper_.intra.sm90 ? kHopperIntraParts : 1};
 }
 
 void CudaSession::take_staging(const Shape& shape) {
@@ -103,8 +105,8 @@ void CudaSession::take_staging(const Shape& shape) {
   constexpr std::int64_t kAlign = 256;
   std::int64_t begins[5] = {};
   for (std::size_t i = 0; i < 4; ++i) {
-    const std::int64_t bytes =
-        core::checked_product(window_rows_, heads[i], widths[i], std::int64_t{sizeof(float)});
+    const std::int64_t bytes = core::checked_product(
+        window_rows_, heads[i], padded_width(widths[i], DType::f32), std::int64_t{sizeof(float)});
     begins[i + 1] = begins[i] + (bytes + kAlign - 1) / kAlign * kAlign;
   }
   const char* const names[] = {"staged queries", "staged keys", "staged values", "staged outputs"};
@@ -205,6 +207,9 @@ void CudaSession::take_memory(const Shape& shape, const Options& options) {
   slopes_ = take<float>(options.alibi.empty() ? 0 : heads, "slopes");
   sinks_ = take<float>(options.sinks.empty() ? 0 : heads, "sinks");
   take_staging(shape);
+  const HopperScratch scratch = hopper_scratch();
+  hopper_.lse2 = take<float>(scratch.lse2, "log-sum-exps");
+  hopper_.partial_sums = take<float>(scratch.partial_sums, "partial column sums");
 
   shown_scores_ = core::Buffer<unsigned char>(all_scores);
   shown_lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));

@@ -3,13 +3,16 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/buffer.hpp"
 #include "core/session_base.hpp"
 #include "cuda/dispatch.hpp"
 #include "cuda/kernels/params.hpp"
+#include "cuda/paths.hpp"
 #include "cuda/runtime/device.hpp"
+#include "cuda/tuning.hpp"
 #include "cuda/window_launches.hpp"
 
 namespace headwater::cuda {
@@ -18,6 +21,12 @@ namespace headwater::cuda {
 struct RowPlace {
   bool on_device = false;
   void* stream = nullptr;
+};
+
+/// How kernels of sm_90a are chosen.
+struct HopperSwitch {
+  bool unproven = false;
+  std::int64_t least_chunk = kHopperLeastChunk;
 };
 
 /// A session of the CUDA engine: the schedule of the kernels on one device.
@@ -35,7 +44,8 @@ class CudaSession final : public core::SessionBase {
   /// `effective` is resolve(shape, options). Takes all memory. Errors: out_of_memory, std::bad_alloc.
   CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
               const Options& options, const EffectiveOptions& effective,
-              Launching launching = Launching::replayed, const RowPlace& rows = {});
+              Launching launching = Launching::replayed, const RowPlace& rows = {},
+              const HopperSwitch& hopper = {});
 
   [[nodiscard]] MemoryBytes memory_bytes() const override { return bytes_; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
@@ -45,6 +55,10 @@ class CudaSession final : public core::SessionBase {
   void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                   std::span<float> row) const override;
   [[nodiscard]] const Device& device() const { return *device_; }
+  /// Which kernels run in this session, and why.
+  [[nodiscard]] std::string paths() const {
+    return text_of(hopper_.intra, hopper_.score, hopper_.refused_queries);
+  }
 
  private:
   /// A window of a layer's call: rows of positions [begin, end) stand in q and out from row 0 on.
@@ -87,6 +101,12 @@ class CudaSession final : public core::SessionBase {
                  const headwater::Rows& v, const MutableRows& out) override;
   void forget() override;
 
+  /// Floats of device memory.
+  struct HopperScratch {
+    std::int64_t lse2 = 0;
+    std::int64_t partial_sums = 0;
+  };
+
   // cuda_session.cpp
   template <class T>
   T* take(std::int64_t count, const char* what, Account account = Account::workspace);
@@ -115,6 +135,8 @@ class CudaSession final : public core::SessionBase {
   void run_decode(const Window& window);
   void run_sparse(const Window& window, std::span<const Chunk> chunks);
   void intra_phase(const Window& window, std::int64_t group);
+  void portable_intra(const WindowLaunches::IntraPlaces& places, const Window& window, std::int64_t begin,
+                      std::int64_t end);
   void inter_scores(const Window& window, const Chunk& chunk, std::int64_t index);
   void inter_output(const Window& window, const Chunk& chunk, std::int64_t index);
   [[nodiscard]] GatheredRows gathered_rows(std::int64_t index) const;
@@ -135,13 +157,38 @@ class CudaSession final : public core::SessionBase {
   [[nodiscard]] std::int32_t* sets(std::int64_t layer) const;
   [[nodiscard]] bool splits_decode(std::int64_t n) const;
 
+  // hopper_passes.cpp
+  /// A session's first chunk, chunks of full length, and a shorter one.
+  static constexpr std::int64_t kHopperIntraParts = 3;
+  void choose_paths(const HopperSwitch& hopper, bool slopes);
+  [[nodiscard]] HopperScratch hopper_scratch() const;
+  /// False where the device has no tensor map for these rows: nothing was launched. Chunks of `chunk` tokens fill [begin, end).
+  bool hopper_intra(const WindowLaunches::IntraPlaces& places, const Window& window, std::int64_t begin,
+                    std::int64_t end, std::int64_t chunk);
+  bool hopper_score(const Window& window, const Chunk& chunk, std::int64_t index);
+  bool encode(const sm90::TileMap& map, sm90::TensorMap& to, Path& path);
+  bool encode_queries(const sm90::TileMap& map, sm90::TensorMap& to, Path& path);
+
   // report.cpp
   void report_sparse(const Window& window, const Chunk& chunk);
   void keep_lse(const Window& window, const Chunk& chunk);
   void report_dense(std::int64_t layer, const Chunk& chunk);
 
+  /// Kernels of sm_90a, where they are taken.
+  struct Hopper {
+    Path intra;
+    Path score;
+    Choice forward;
+    Choice column_sums;
+    Choice scores;
+    const char* refused_queries = nullptr;  // why those of the last window had no tensor map
+    float* lse2 = nullptr;                  // [Hq][chunks of a launch][whole tiles of a chunk]
+    float* partial_sums = nullptr;          // [Hq][runs of queries of a chunk][memory keys]
+  };
+
   std::unique_ptr<Device> device_;
   const Dispatch& dispatch_;
+  Hopper hopper_;
   Stream stream_{};
   std::unique_ptr<WindowLaunches> launches_;
   bool device_rows_ = false;

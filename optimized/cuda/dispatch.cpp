@@ -58,6 +58,18 @@ Choice Dispatch::column_sums(DType unit, std::int64_t d, std::int64_t keys) cons
   return sized(Stage::column_sums, unit, d, 0, keys);
 }
 
+Choice Dispatch::hopper(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const {
+  Choice best;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const KernelEntry& entry = entries_[i];
+    if (entry.stage != stage || entry.unit != unit || entry.mapped != mapped) continue;
+    if (entry.d < d || (entry.dv != 0 && entry.dv < dv)) continue;
+    if (best.entry && entry.d + entry.dv >= best.entry->d + best.entry->dv) continue;
+    best = {static_cast<int>(i), &entry};
+  }
+  return best;
+}
+
 Choice Dispatch::select(std::int64_t candidates) const {
   Choice best;
   for (std::size_t i = 0; i < entries_.size(); ++i) {

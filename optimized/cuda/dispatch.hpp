@@ -28,6 +28,8 @@ class Dispatch {
   [[nodiscard]] Choice softmax(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const;
   [[nodiscard]] Choice column_sums(DType unit, std::int64_t d, std::int64_t keys) const;
   [[nodiscard]] Choice select(std::int64_t candidates) const;
+  /// The smallest kernel of sm_90a of a stage for rows of d (and values of dv) elements; entry null: there is none.
+  [[nodiscard]] Choice hopper(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const;
 
  private:
   [[nodiscard]] Choice sized(Stage stage, DType unit, std::int64_t d, std::int64_t dv,

@@ -26,11 +26,12 @@ cuda::Launching launching() {
 struct CudaVariant {
   const char* name;
   const char* isa;  ///< the least that the kernels are compiled for
-  const char* description;
+  const std::string& (*description)();
   cuda::Entries (*entries)();
   std::unique_ptr<cuda::Device> (*open)(std::span<const cuda::Kernel> kernels);
   std::string (*missing)();
   bool device_memory;
+  cuda::HopperSwitch (*hopper)();  ///< asked at every open()
 };
 
 class CudaEngine final : public Engine {
@@ -39,7 +40,7 @@ class CudaEngine final : public Engine {
 
   [[nodiscard]] std::string_view name() const override { return variant_.name; }
   [[nodiscard]] std::string_view isa() const override { return variant_.isa; }
-  [[nodiscard]] std::string_view description() const override { return variant_.description; }
+  [[nodiscard]] std::string_view description() const override { return variant_.description(); }
   [[nodiscard]] std::string unavailable_because() const override { return variant_.missing(); }
   [[nodiscard]] Claims claims() const override {
     Claims claims;
@@ -59,7 +60,7 @@ class CudaEngine final : public Engine {
     try {
       return std::make_unique<cuda::CudaSession>(
           variant_.open(dispatch_.kernels()), dispatch_, shape, options, effective, launching(),
-          cuda::RowPlace{options.row_memory == RowMemory::device, options.stream});
+          cuda::RowPlace{options.row_memory == RowMemory::device, options.stream}, variant_.hopper());
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +
@@ -77,6 +78,23 @@ std::unique_ptr<cuda::Device> open_emulated(std::span<const cuda::Kernel> kernel
   return cuda::open_emulated_device(kernels);
 }
 std::string never_missing() { return ""; }
+const std::string& emulated_description() {
+  static const std::string text = "the CUDA engine on fibers of this processor (test builds)";
+  return text;
+}
+cuda::HopperSwitch no_hopper() { return {}; }
+
+/// A device of compute capability 9.0 with the switch on, its kernels for chunks of every length.
+std::unique_ptr<cuda::Device> open_emulated_hopper(std::span<const cuda::Kernel> kernels) {
+  cuda::EmulationOptions options;
+  options.compute_capability = 90;
+  return cuda::open_emulated_device(kernels, options);
+}
+const std::string& emulated_hopper_description() {
+  static const std::string text = "cuda-emulated with the kernels of sm_90a (test builds)";
+  return text;
+}
+cuda::HopperSwitch always_hopper() { return {true, 1}; }
 #endif
 
 #ifdef HEADWATER_CUDA_ENGINE
@@ -88,6 +106,18 @@ std::string missing_gpu() {
   static const std::string reason = cuda::cuda_unavailable_because();
   return reason;
 }
+cuda::HopperSwitch hopper_by_environment() {
+  return {cuda::unproven_kernels_allowed(), cuda::kHopperLeastChunk};
+}
+/// Says which kernels rows that all of them take would get here.
+const std::string& gpu_description() {
+  static const std::string text = [] {
+    const std::string kernels =
+        missing_gpu().empty() ? cuda::hopper_text(cuda::cuda_compute_capability()) : "";
+    return "NVIDIA GPUs from compute capability 8.0 on" + kernels;
+  }();
+  return text;
+}
 #endif
 
 }  // namespace
@@ -95,8 +125,8 @@ std::string missing_gpu() {
 #ifdef HEADWATER_CUDA_ENGINE
 const Engine& cuda_engine() {
   static const CudaVariant variant{
-      "cuda",      "sm_80", "NVIDIA GPUs from compute capability 8.0 on", cuda::on_gpu::entries, open_gpu,
-      missing_gpu, true};
+      "cuda",      "sm_80", gpu_description,      cuda::on_gpu::entries, open_gpu,
+      missing_gpu, true,    hopper_by_environment};
   static const CudaEngine engine(variant);
   return engine;
 }
@@ -106,11 +136,25 @@ const Engine& cuda_engine() {
 const Engine& cuda_emulated_engine() {
   static const CudaVariant variant{"cuda-emulated",
                                    "sm_80 emulated",
-                                   "the CUDA engine on fibers of this processor (test builds)",
+                                   emulated_description,
                                    cuda::on_host::entries,
                                    open_emulated,
                                    never_missing,
-                                   false};
+                                   false,
+                                   no_hopper};
+  static const CudaEngine engine(variant);
+  return engine;
+}
+
+const Engine& cuda_emulated_sm90_engine() {
+  static const CudaVariant variant{"cuda-emulated-sm90",
+                                   "sm_90a emulated",
+                                   emulated_hopper_description,
+                                   cuda::on_host::entries,
+                                   open_emulated_hopper,
+                                   never_missing,
+                                   false,
+                                   always_hopper};
   static const CudaEngine engine(variant);
   return engine;
 }

@@ -185,8 +185,30 @@ void CudaSession::run_sparse(const Window& window, std::span<const Chunk> chunks
 void CudaSession::intra_phase(const Window& window, std::int64_t group) {
   const std::int64_t chunk = options().chunk;
   const std::int64_t group_rows = launches_->together() * chunk;
-  const std::int64_t begin = window.begin + group * group_rows;
+  std::int64_t begin = window.begin + group * group_rows;
   const std::int64_t end = std::min(window.end, begin + group_rows);
+  std::int64_t part = 0;
+  const auto places = [&] { return launches_->intra(group, part); };
+  if (hopper_.intra.sm90 && window.unit == shape().kv_type) {
+    // A prompt of one chunk has the bits of dense attention, which has kernels of mma.sync only.
+    if (begin == 0) {
+      portable_intra(places(), window, 0, std::min(chunk, end));
+      begin = std::min(chunk, end);
+      ++part;
+    }
+    const std::int64_t full = begin + (end - begin) / chunk * chunk;
+    if (begin < full && hopper_intra(places(), window, begin, full, chunk)) {
+      begin = full;
+      ++part;
+    }
+    if (begin == full && full < end && hopper_intra(places(), window, full, end, end - full)) begin = end;
+  }
+  if (begin < end) portable_intra(places(), window, begin, end);
+}
+
+void CudaSession::portable_intra(const WindowLaunches::IntraPlaces& places, const Window& window,
+                                 std::int64_t begin, std::int64_t end) {
+  const std::int64_t chunk = options().chunk;
   const std::int64_t chunks = pieces(end - begin, chunk);
   const std::int64_t rows = std::min(chunk, end - begin);
   ForwardParams forward = forward_params(window, begin, end);
@@ -194,7 +216,7 @@ void CudaSession::intra_phase(const Window& window, std::int64_t group) {
   forward.at.chunk = chunk;
   forward.state = intra_;
   forward.state.base = window.begin;
-  launch_forward(WindowLaunches::intra_forward(group), forward, chunks, rows, window.unit);
+  launch_forward(places.forward, forward, chunks, rows, window.unit);
 
   ColumnSumsParams columns = column_sums_params(window, begin, end);
   columns.at = forward.at;
@@ -202,7 +224,7 @@ void CudaSession::intra_phase(const Window& window, std::int64_t group) {
   columns.sums = colsum_intra_;
   columns.sums_stride = window_rows_;
   columns.sums_base = window.begin;
-  launch_column_sums(WindowLaunches::intra_column_sums(group), columns, chunks, rows, window.unit);
+  launch_column_sums(places.column_sums, columns, chunks, rows, window.unit);
 }
 
 void CudaSession::build_memory(const Window& window, const Chunk& chunk, std::int64_t index) {
@@ -278,6 +300,7 @@ ForwardParams CudaSession::inter_params(const Window& window, const Chunk& chunk
 }
 
 void CudaSession::inter_scores(const Window& window, const Chunk& chunk, std::int64_t index) {
+  if (hopper_.score.sm90 && window.unit == shape().kv_type && hopper_score(window, chunk, index)) return;
   ForwardParams softmax = inter_params(window, chunk, index);
   softmax.state = inter_;
   softmax.state.base = window.begin;

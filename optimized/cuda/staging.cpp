@@ -8,7 +8,8 @@
 #include "headwater/testing/sabotage.hpp"
 
 /// Rows in the caller's host memory on their way to the device and back, and rows that are on the device already. Callers'
-/// rows have any stride, those of the host any alignment; staged ones have no gaps.
+/// rows have any stride, those of the host any alignment; staged ones begin at multiples of 16 bytes, as tensor maps want them;
+/// staged outputs have no gaps.
 namespace headwater::cuda {
 
 namespace {
@@ -69,16 +70,18 @@ OutputRows CudaSession::out_in_place(const MutableRows& rows, std::int64_t first
 InputRows CudaSession::stage_in(const Staging& staging, int side, const headwater::Rows& rows,
                                 std::int64_t first, std::int64_t n) {
   const std::int64_t row_bytes = staging.width * static_cast<std::int64_t>(dtype_size(rows.type));
+  const std::int64_t pitch = (row_bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
   unsigned char* to = staging.pinned[side];
   for (std::int64_t row = first; row < first + n; ++row) {
-    for (std::int64_t head = 0; head < staging.heads; ++head, to += row_bytes) {
+    for (std::int64_t head = 0; head < staging.heads; ++head, to += pitch) {
       std::memcpy(to, core::row_address(rows, row, head), static_cast<std::size_t>(row_bytes));
+      std::memset(to + row_bytes, 0, static_cast<std::size_t>(pitch - row_bytes));
     }
   }
-  device_->copy(inward_, staging.device[side], staging.pinned[side], n * staging.heads * row_bytes,
+  device_->copy(inward_, staging.device[side], staging.pinned[side], n * staging.heads * pitch,
                 Direction::host_to_device);
-  return {staging.device[side], staging.heads * staging.width, staging.width, rows.type,
-          row_bytes % kVectorBytes == 0};
+  const std::int64_t stride = pitch / static_cast<std::int64_t>(dtype_size(rows.type));
+  return {staging.device[side], staging.heads * stride, stride, rows.type, row_bytes == pitch};
 }
 
 /// What follows on the session's stream has the rows.

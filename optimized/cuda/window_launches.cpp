@@ -37,8 +37,10 @@ void WindowLaunches::put(Place place, const Choice& any) { launch(place, any, {1
 void WindowLaunches::capture_sparse(const Choice& any) {
   after_store();
   for (std::int64_t group = 0; group < groups(most_.chunks); ++group) {
-    put(intra_forward(group), any);
-    put(intra_column_sums(group), any);
+    for (std::int64_t part = 0; part < most_.intra_parts; ++part) {
+      put(intra(group, part).forward, any);
+      put(intra(group, part).column_sums, any);
+    }
     after_group(group);
   }
   for (std::int64_t chunk = 0; chunk < most_.chunks; ++chunk) {

@@ -16,8 +16,9 @@ enum class Launching : std::uint8_t {
 /// The most that a sparse window has.
 struct WindowExtent {
   std::int64_t chunks = 1;
-  std::int64_t together = 1;  ///< chunks of a group
-  std::int64_t gathered = 1;  ///< chunks whose gathered rows are kept at a time
+  std::int64_t together = 1;     ///< chunks of a group
+  std::int64_t gathered = 1;     ///< chunks whose gathered rows are kept at a time
+  std::int64_t intra_parts = 1;  ///< launches of a group's forward pass, and as many of its column sums
 };
 
 /// The launches of a window of rows, and which of them waits for which:
@@ -39,6 +40,10 @@ class WindowLaunches {
     int index;
     Branch branch;
     const char* stage;  ///< as benchmarks report it
+  };
+  struct IntraPlaces {
+    Place forward;
+    Place column_sums;
   };
 
   /// `in_line`: the session's stream. Takes streams, events and graphs of the device. Errors: out_of_memory.
@@ -74,11 +79,9 @@ class WindowLaunches {
   [[nodiscard]] static Place store() { return {0, Branch::in_line, "kv write"}; }
   [[nodiscard]] static Place dense_forward() { return {1, Branch::in_line, "dense forward"}; }
   [[nodiscard]] static Place combine() { return {2, Branch::in_line, "combine"}; }
-  [[nodiscard]] static Place intra_forward(std::int64_t group) {
-    return {static_cast<int>(1 + 2 * group), Branch::beside, "intra forward"};
-  }
-  [[nodiscard]] static Place intra_column_sums(std::int64_t group) {
-    return {static_cast<int>(2 + 2 * group), Branch::beside, "intra column sums"};
+  [[nodiscard]] IntraPlaces intra(std::int64_t group, std::int64_t part) const {
+    const auto first = static_cast<int>(1 + 2 * (most_.intra_parts * group + part));
+    return {{first, Branch::beside, "intra forward"}, {first + 1, Branch::beside, "intra column sums"}};
   }
   [[nodiscard]] Place select(std::int64_t chunk) const { return in_chunk(chunk, 0, "selection"); }
   [[nodiscard]] Place gather(std::int64_t chunk) const { return in_chunk(chunk, 1, "gather"); }
@@ -109,7 +112,8 @@ class WindowLaunches {
   };
   [[nodiscard]] Place in_chunk(std::int64_t chunk, std::int64_t step, const char* stage) const {
     constexpr std::int64_t kSteps = 5;
-    return {static_cast<int>(1 + 2 * groups(most_.chunks) + kSteps * chunk + step), Branch::in_line, stage};
+    const std::int64_t first = 1 + 2 * most_.intra_parts * groups(most_.chunks);
+    return {static_cast<int>(first + kSteps * chunk + step), Branch::in_line, stage};
   }
   [[nodiscard]] Captured capture(const Dispatch& dispatch, Order order);
   void capture_sparse(const Choice& any);

@@ -47,7 +47,7 @@ TEST(SparseWindow, AMemorySetWaitsForScoresAndForNoOutputOfTheChunkBefore) {
   for (std::int64_t chunk = 1; chunk < kMost.chunks; ++chunk) {
     const Place select = at.select(chunk);
     EXPECT_TRUE(window.wait(select, at.inter_column_sums(chunk - 1)));
-    EXPECT_TRUE(window.wait(select, WindowLaunches::intra_column_sums(window.group(chunk - 1))));
+    EXPECT_TRUE(window.wait(select, at.intra(window.group(chunk - 1), 0).column_sums));
     for (std::int64_t before = 0; before < chunk; ++before) {
       // An output is waited for by the gather that takes its rows' place, and by what follows that.
       EXPECT_EQ(window.wait(select, at.inter_output(before)), before < chunk - kMost.gathered)
@@ -62,7 +62,7 @@ TEST(SparseWindow, ScoresWaitForNoIntraPassOfLaterGroups) {
   for (std::int64_t chunk = 0; chunk < kMost.chunks; ++chunk) {
     for (std::int64_t group = 0; group < at.groups(kMost.chunks); ++group) {
       const bool before = chunk > 0 && group <= window.group(chunk - 1);
-      EXPECT_EQ(window.wait(at.inter_column_sums(chunk), WindowLaunches::intra_forward(group)), before)
+      EXPECT_EQ(window.wait(at.inter_column_sums(chunk), at.intra(group, 0).forward), before)
           << chunk << ", " << group;
     }
   }
@@ -74,7 +74,7 @@ TEST(SparseWindow, AnOutputWaitsForItsRowsAndItsIntraPassAndForNoScoresOfItsOwn)
   for (std::int64_t chunk = 0; chunk < kMost.chunks; ++chunk) {
     const Place output = at.inter_output(chunk);
     EXPECT_TRUE(window.wait(output, at.gather(chunk)));
-    EXPECT_TRUE(window.wait(output, WindowLaunches::intra_forward(window.group(chunk))));
+    EXPECT_TRUE(window.wait(output, at.intra(window.group(chunk), 0).forward));
     EXPECT_FALSE(window.wait(output, at.inter_softmax(chunk)));
     EXPECT_FALSE(window.wait(output, at.inter_column_sums(chunk)));
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <type_traits>
 
 #include "cuda/device/context.hpp"
@@ -33,7 +34,10 @@ struct Kernel {
   /// GPU: the address of the __global__ function. Emulation: null.
   const void* device;
   /// Emulation: one thread of it. GPU: null.
-  void (*emulated)(emulation::Context& context, const void* params);
+  void (*emulated)(emulation::Context& context, const void* params) = nullptr;
+  /// Emulation of kernels for the multiprocessor of sm_90a (sm90/): a block of a grid of one axis, its threads in one of two
+  /// orders; returns the fault that ended it, or an empty text. Other kernels and GPU: null.
+  std::string (*emulated_block)(int block, int blocks, bool ascending, const void* params) = nullptr;
 };
 
 #ifdef __CUDACC__

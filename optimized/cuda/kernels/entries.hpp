@@ -7,7 +7,19 @@
 
 namespace headwater::cuda {
 
-enum class Stage : std::uint8_t { store_rows, forward, softmax, column_sums, select, gather, combine };
+enum class Stage : std::uint8_t {
+  store_rows,
+  forward,
+  softmax,
+  column_sums,
+  select,
+  gather,
+  combine,
+  hopper_forward,      ///< sm90/: the intra pass of equal chunks
+  hopper_column_sums,  ///< its column sums
+  hopper_score,        ///< column sums of the inter pass, by runs of queries
+  score_sums,          ///< adds those up
+};
 
 /// A compiled kernel and what it is made for.
 struct KernelEntry {
@@ -19,7 +31,8 @@ struct KernelEntry {
   int rows = 0;             ///< query rows (forward, softmax) or keys (column sums) of a block
   int keys = 0;             ///< keys (forward, softmax) or queries (column sums) of a tile
   int shared_bytes = 0;
-  int candidates = 0;  ///< select: most that fit into shared memory
+  int candidates = 0;   ///< select: most that fit into shared memory
+  bool mapped = false;  ///< sm90/: made for the whole rule of logits (cap, slopes, factor of any sign)
 };
 
 using Entries = std::span<const KernelEntry>;

@@ -141,6 +141,20 @@ struct ColumnSumsParams {
   std::int64_t capacity;
 };
 
+struct ScoreSumsParams {
+  Global<const float> partial_sums;  ///< [Hq][runs][partial_stride]
+  std::int64_t partial_stride;
+  int runs;
+  int count;                             ///< memory keys
+  Global<const std::int32_t> positions;  ///< [Hq][positions_stride]
+  std::int64_t positions_stride;
+  Global<float> sums;  ///< [Hq][sums_stride]
+  std::int64_t sums_stride;
+  Global<void> scores;  ///< [Hq][capacity] of the layer
+  bool scores_bf16;
+  std::int64_t capacity;
+};
+
 /// MEM-1..4 for all heads of a layer; grid x: heads.
 struct SelectParams {
   Global<std::int32_t> sets;     ///< [Hq][width]: in: the previous set, out: the new one

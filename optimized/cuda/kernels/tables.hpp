@@ -6,6 +6,7 @@
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/forward_rows.hpp"
 #include "cuda/kernels/gather.hpp"
+#include "cuda/kernels/score_sums.hpp"
 #include "cuda/kernels/select.hpp"
 #include "cuda/kernels/store_rows.hpp"
 
@@ -15,6 +16,11 @@ Entries f32_entries();
 Entries bf16_entries();
 Entries f16_entries();
 Entries row_entries();
+/// sm90/: by type and rule.
+Entries sm90_bf16_entries();
+Entries sm90_mapped_bf16_entries();
+Entries sm90_f16_entries();
+Entries sm90_mapped_f16_entries();
 
 }  // namespace headwater::cuda::HEADWATER_CUDA_SIDE
 

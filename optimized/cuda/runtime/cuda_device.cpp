@@ -1,5 +1,6 @@
 #include "cuda/runtime/cuda_device.hpp"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <string>
@@ -89,6 +90,24 @@ cudaMemcpyKind kind_of(Direction direction) {
   return cudaMemcpyDefault;
 }
 
+/// A function of the driver by the runtime's table: the library is not linked to libcuda. Null where the driver has none.
+decltype(&cuTensorMapEncodeTiled) encode_function() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  constexpr unsigned kIntroduced = 12000;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kIntroduced,
+                                                             cudaEnableDefault, &found);
+#else
+  static_assert(CUDART_VERSION >= kIntroduced, "tensor maps came with CUDA 12.0");
+  const cudaError_t error =
+      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+  (void)cudaGetLastError();
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(std::span<const Kernel> kernels, int ordinal);
@@ -115,6 +134,7 @@ class CudaDevice final : public Device {
   void do_synchronize(Event event) override;
   void do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
                  const void* params) override;
+  const char* do_encode(const sm90::TileMap& map, sm90::TensorMap& to) override;
   void do_begin_capture(Stream stream) override;
   Graph do_end_capture(Stream stream) override;
   void do_replay(Graph graph, Stream stream) override;
@@ -144,6 +164,7 @@ class CudaDevice final : public Device {
   [[nodiscard]] cudaEvent_t native(Event event) const;
 
   int ordinal_;
+  decltype(&cuTensorMapEncodeTiled) encode_ = nullptr;
   std::vector<Allocation> allocations_;
   std::vector<cudaStream_t> streams_;
   std::vector<bool> owned_;  // by stream
@@ -155,6 +176,7 @@ class CudaDevice final : public Device {
 CudaDevice::CudaDevice(std::span<const Kernel> kernels, int ordinal)
     : Device(info_of(ordinal), kernels), ordinal_(ordinal) {
   choose();
+  encode_ = encode_function();
   for (const Kernel& kernel : kernels) {
     if (kernel.device == nullptr) {
       throw Error(ErrorCode::internal,
@@ -374,6 +396,19 @@ void CudaDevice::note_captured_launch(cudaStream_t stream) {
   capture_.launches.push_back(waits[0]);
 }
 
+const char* CudaDevice::do_encode(const sm90::TileMap& map, sm90::TensorMap& to) {
+  static_assert(sizeof(CUtensorMap) == sizeof(sm90::TensorMap) &&
+                alignof(CUtensorMap) <= alignof(sm90::TensorMap));
+  if (encode_ == nullptr) return "the driver has no cuTensorMapEncodeTiled";
+  const sm90::EncodeArguments arguments = sm90::encode_arguments(map);
+  const CUresult result =
+      encode_(reinterpret_cast<CUtensorMap*>(to.bytes), CU_TENSOR_MAP_DATA_TYPE_UINT16, arguments.kRank,
+              const_cast<void*>(arguments.address), arguments.sizes, arguments.strides, arguments.box,
+              arguments.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? nullptr : "the driver refused the tensor map";
+}
+
 void CudaDevice::do_begin_capture(Stream stream) {
   choose();
   capture_ = {};
@@ -443,6 +478,8 @@ void CudaDevice::do_leave_out(Graph graph, int index) {
 }  // namespace
 
 std::string cuda_unavailable_because(int ordinal) { return why_unusable(probe_of(ordinal)); }
+
+int cuda_compute_capability(int ordinal) { return probe_of(ordinal).compute_capability; }
 
 std::unique_ptr<Device> open_cuda_device(std::span<const Kernel> kernels, int ordinal) {
   return std::make_unique<CudaDevice>(kernels, ordinal);

@@ -12,6 +12,9 @@ namespace headwater::cuda {
 /// 8.0), as one line; empty if it can. Only where the build has a CUDA toolkit.
 [[nodiscard]] std::string cuda_unavailable_because(int ordinal = 0);
 
+/// Of device `ordinal`: 80, 90, ..; 0 where it cannot be asked.
+[[nodiscard]] int cuda_compute_capability(int ordinal = 0);
+
 /// Errors: engine_unavailable, "cuda: " and the text of cuda_unavailable_because.
 [[nodiscard]] std::unique_ptr<Device> open_cuda_device(std::span<const Kernel> kernels, int ordinal = 0);
 

@@ -180,6 +180,15 @@ void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const
   timed_.push_back(timed);
 }
 
+const char* Device::encode(const sm90::TileMap& map, sm90::TensorMap& to) {
+  check();
+  constexpr int kFirstWithTensorMaps = 90;
+  if (info_.compute_capability < kFirstWithTensorMaps)
+    return "the device has no tensor maps (compute capability 9.0)";
+  if (const char* reason = sm90::refusal(map)) return reason;
+  return do_encode(map, to);
+}
+
 Event Device::timed_event() {
   if (spare_events_.empty()) return event(true);
   const Event event = spare_events_.back();

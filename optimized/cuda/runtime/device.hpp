@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/device/kernel.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::cuda {
@@ -122,6 +123,9 @@ class Device {
     launch(stream, kernel, grid, shared_bytes, &params, static_cast<int>(sizeof(Params)));
   }
   [[nodiscard]] const Kernel& kernel(int index) const;
+  /// The map as kernels of sm_90a take it in their parameters; nothing is enqueued, so also while a graph is captured.
+  /// Returns null, or why there is no such map (static text): other kernels are to be taken.
+  [[nodiscard]] const char* encode(const sm90::TileMap& map, sm90::TensorMap& to);
 
   /// What is enqueued on `stream`, and on streams that wait for events recorded there, is kept instead of done, until
   /// end_capture on the same stream. All of it must have been joined to that stream by events. No host waits, no
@@ -165,6 +169,7 @@ class Device {
   virtual void do_synchronize(Event event) = 0;
   virtual void do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
                          const void* params) = 0;
+  virtual const char* do_encode(const sm90::TileMap& map, sm90::TensorMap& to) = 0;
   virtual void do_begin_capture(Stream stream) = 0;
   virtual Graph do_end_capture(Stream stream) = 0;
   virtual void do_replay(Graph graph, Stream stream) = 0;

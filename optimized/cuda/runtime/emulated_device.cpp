@@ -1,6 +1,7 @@
 #include "cuda/runtime/emulated_device.hpp"
 
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -30,6 +31,35 @@ void copy_bytes(Rows<void> to, Rows<const void> from, std::int64_t bytes, std::i
     std::memmove(static_cast<std::byte*>(to.data) + row * to.pitch,
                  static_cast<const std::byte*>(from.data) + row * from.pitch,
                  static_cast<std::size_t>(bytes));
+  }
+}
+
+/// Blocks of a kernel that has a multiprocessor of its own, on OpenMP's threads. Throws Fault with that of the first block.
+void run_blocks(const Kernel& kernel, Grid grid, bool ascending, const void* params) {
+  const auto blocks = static_cast<int>(grid.x);
+  int first_failed = blocks;
+  std::string failure;
+  if (grid.y != 1 || grid.z != 1) {
+    throw emulation::Fault(std::string("kernel ") + kernel.name + ": its grid has one axis");
+  }
+#pragma omp parallel for schedule(dynamic, 1) if (blocks > 1)
+  for (int block = 0; block < blocks; ++block) {
+    std::string fault;
+    try {
+      fault = kernel.emulated_block(block, blocks, ascending, params);
+    } catch (const std::exception& error) {
+      fault = error.what();
+    }
+    if (fault.empty()) continue;
+#pragma omp critical(headwater_cuda_blocks)
+    if (block < first_failed) {
+      first_failed = block;
+      failure = fault;
+    }
+  }
+  if (first_failed < blocks) {
+    throw emulation::Fault(std::string("kernel ") + kernel.name + ", block " + std::to_string(first_failed) +
+                           ": " + failure);
   }
 }
 
@@ -78,6 +108,7 @@ class EmulatedDevice final : public Device {
   }
   void do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
                  const void* params) override;
+  const char* do_encode(const sm90::TileMap& map, sm90::TensorMap& to) override;
   void do_begin_capture(Stream stream) override { streams_.begin_capture(stream); }
   Graph do_end_capture(Stream stream) override { return streams_.end_capture(stream); }
   void do_replay(Graph graph, Stream stream) override {
@@ -116,6 +147,8 @@ class EmulatedDevice final : public Device {
   }
   void hold_to_allocation(const void* data, std::int64_t pitch, std::int64_t bytes, std::int64_t count,
                           bool device, const char* which) const;
+
+  void hold_to_guards(const Kernel& kernel) const;
 
   EmulationOptions options_;
   EmulatedMemory memory_;
@@ -179,7 +212,7 @@ void EmulatedDevice::do_set(Stream stream, void* to, unsigned char value, std::i
 std::function<void()> EmulatedDevice::launch_of(const Kernel& kernel, Grid grid, int shared_bytes,
                                                 const void* params) {
   const auto* bytes = static_cast<const std::byte*>(params);
-  // 16 bytes are what parameters of any type are aligned to on a device.
+  // 16 bytes are what parameters without tensor maps are aligned to.
   struct alignas(16) Block {
     std::byte bytes[16];
   };
@@ -187,6 +220,15 @@ std::function<void()> EmulatedDevice::launch_of(const Kernel& kernel, Grid grid,
                             sizeof(Block));
   std::memcpy(copied.data(), bytes, static_cast<std::size_t>(kernel.params_bytes));
   return [this, &kernel, grid, shared_bytes, copied = std::move(copied)] {
+    if (kernel.emulated_block != nullptr) {
+      const auto params_bytes = static_cast<std::size_t>(kernel.params_bytes);
+      std::vector<sm90::TensorMap> aligned(params_bytes / sizeof(sm90::TensorMap) + 1);
+      std::memcpy(aligned.data(), copied.data(), params_bytes);
+      run_blocks(kernel, grid, options_.order == emulation::Order::ascending, aligned.data());
+      memory_.assume_all_written();
+      hold_to_guards(kernel);
+      return;
+    }
     emulation::Launch launch;
     launch.name = kernel.name;
     launch.kernel = kernel.emulated;
@@ -198,11 +240,29 @@ std::function<void()> EmulatedDevice::launch_of(const Kernel& kernel, Grid grid,
     launch.most_operations = options_.most_operations;
     launch.memory = &memory_;
     emulation::run_grid(launch);
-    if (const std::int64_t hurt = memory_.overrun(); hurt != 0) {
-      throw emulation::Fault(std::string("kernel ") + kernel.name + ": wrote outside of an allocation of " +
-                             std::to_string(hurt) + " bytes");
-    }
+    hold_to_guards(kernel);
   };
+}
+
+void EmulatedDevice::hold_to_guards(const Kernel& kernel) const {
+  if (const std::int64_t hurt = memory_.overrun(); hurt != 0) {
+    throw emulation::Fault(std::string("kernel ") + kernel.name + ": wrote outside of an allocation of " +
+                           std::to_string(hurt) + " bytes");
+  }
+}
+
+const char* EmulatedDevice::do_encode(const sm90::TileMap& map, sm90::TensorMap& to) {
+  if (!options_.tensor_maps) return "the driver has no cuTensorMapEncodeTiled";
+  const std::byte* end = memory_.end_of_allocation(map.base);
+  std::int64_t bytes = 2 * map.sizes[0];
+  for (int axis = 1; axis < sm90::TileMap::kAxes; ++axis) {
+    bytes += (map.sizes[axis] - 1) * map.strides[axis - 1];
+  }
+  if (end == nullptr || end - static_cast<const std::byte*>(map.base) < bytes) {
+    fail("a tensor map does not lie in one allocation");
+  }
+  std::memcpy(to.bytes, &map, sizeof(map));
+  return nullptr;
 }
 
 void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
@@ -227,7 +287,7 @@ Stream EmulatedDevice::do_adopt(void* native) {
 std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
                                              const EmulationOptions& options) {
   for (const Kernel& kernel : kernels) {
-    if (kernel.emulated == nullptr) {
+    if (kernel.emulated == nullptr && kernel.emulated_block == nullptr) {
       throw Error(ErrorCode::internal,
                   std::string("cuda: kernel ") + kernel.name + " has no emulation in its row");
     }

@@ -22,6 +22,8 @@ struct EmulationOptions {
   std::int64_t memory = std::int64_t{1} << 32;
   emulation::Order order = emulation::Order::ascending;
   Progress progress = Progress::late;
+  bool tensor_maps =
+      true;  ///< of a device of compute capability 9.0; false: a driver that cannot encode them
   std::int64_t most_operations = 500'000'000;  ///< of one block, after which it counts as endless
 };
 

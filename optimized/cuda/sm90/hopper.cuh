@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,15 +8,15 @@
 #include "cuda/sm90/elements.hpp"
 #include "cuda/sm90/fragments.hpp"
 #include "cuda/sm90/matrix_descriptor.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
-/// The multiprocessor as the kernels see it: PTX of sm_90a, an instruction a function. tests/cuda/sm90/software_hopper.hpp is
-/// the same in software. Never run on a device.
+/// The multiprocessor as the kernels see it: PTX of sm_90a, an instruction a function. cuda/emulation/hopper.hpp is the
+/// same in software. Never run on a device.
 namespace headwater::cuda::sm90 {
 
 class Hopper {
  public:
   using Barrier = std::uint64_t;  ///< mbarrier object
-  using Map = CUtensorMap;
 
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
   /// The same in all lanes of a warp, and known to be: branches on it are uniform.
@@ -92,8 +91,8 @@ class Hopper {
 
   // ---- copies ----
 
-  __device__ __forceinline__ void load_box(void* to, const Map& map, Barrier& full, int column, int token,
-                                           int chunk, int head) {
+  __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& full, int column,
+                                           int token, int chunk, int head) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
@@ -131,6 +130,9 @@ class Hopper {
     return y;
   }
 
+  /// Of numbers whose quotient is one: two units in the last place.
+  __device__ __forceinline__ float quotient(float a, float b) const { return __fdividef(a, b); }
+
   /// A sum of weights, and so every weight in it, is computed before what follows. The compiler would move exponentials
   /// behind the next wait for products, beside which they should run; it keeps the order of that wait and of a store, so
   /// here is one that infinite sums would do, to a word that nobody reads.
@@ -145,7 +147,7 @@ class Hopper {
         : "memory");
   }
 
-  // ---- products, m64n128k16 ----
+  // ---- products, m64n128k16 and, of values of 64 columns, m64n64k16 ----
 
   /// Registers of products that follow have been written or read by other instructions before.
   template <int Count>
@@ -316,6 +318,44 @@ class Hopper {
             "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
             "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),
             "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(accumulate)));
+    }
+  }
+  template <class Element>
+  __device__ __forceinline__ void multiply_transposed(float (&c)[kAccumulators / 2], const std::uint32_t* a,
+                                                      MatrixDescriptor b) {
+    const bool accumulate = true;
+    if constexpr (Element::kBf16) {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "setp.ne.b32 p, %37, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+          "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+          "}"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+            "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
+            "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+            "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
+            "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(accumulate)));
+    } else {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "setp.ne.b32 p, %37, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+          "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+          "}"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+            "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]),
+            "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+            "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]),
+            "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(accumulate)));
     }
   }

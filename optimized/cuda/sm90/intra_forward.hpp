@@ -3,36 +3,42 @@
 #include <cstdint>
 
 #include "cuda/sm90/fragments.hpp"
+#include "cuda/sm90/kernel_shape.hpp"
+#include "cuda/sm90/logits.hpp"
 #include "cuda/sm90/matrix_descriptor.hpp"
 #include "cuda/sm90/pipeline.hpp"
+#include "cuda/sm90/raw_params.hpp"
 #include "cuda/sm90/roles.hpp"
 #include "cuda/sm90/schedule.hpp"
 #include "cuda/sm90/softmax_rows.hpp"
+#include "cuda/sm90/tensor_map.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 /// Intra forward (INTRA-1) as FlashAttention-3 does it (Shah et al. 2024): one warpgroup copies, two compute 64 query rows
 /// each; while one exponentiates, the other's products run.
 namespace headwater::cuda::sm90 {
 
-template <class Map>
 struct IntraForwardParams {
-  Map q;  ///< boxes of kTile rows
-  Map k;
-  Map v;
+  TensorMap q;  ///< boxes of kTile rows
+  TensorMap k;
+  TensorMap v;
   IntraShape shape;
-  float scale;                ///< of a product q . k, to units of ln 2; positive
-  const float* sinks;         ///< one a query head, natural units; or null
-  float* out;                 ///< normalised output rows, F32, 8-byte aligned
-  std::int64_t token_stride;  ///< of out, elements, even
-  std::int64_t head_stride;
-  float* lse2;  ///< [head][chunk][padded_tokens], units of ln 2, +inf behind a chunk's end
-  float* lse;   ///< [head][chunk * tokens], natural, sink included; or null
+  LogitRule rule;
+  SoftmaxState state;      ///< written: m, l, divisor and output of every row
+  std::int64_t first_row;  ///< of the first chunk, in the rows of a head of the state
+  int dv;                  ///< columns of an output row
+  float* lse2;             ///< [head][chunk][padded_tokens], units of ln 2, +inf behind a chunk's end
 };
 
+template <class Shape>
 struct IntraForward {
   static constexpr int kStages = 2;
-  static constexpr int kSteps = kHead / kStepK;  ///< k steps of Q K^T
+  static constexpr int kSteps = Shape::kD / kStepK;  ///< k steps of Q K^T
   static constexpr int kKeySteps = kTile / kStepK;
-  using Tile = SharedTile<kTile, kHead>;
+  static constexpr int kOutputs = Shape::kDv / 2;  ///< registers of a thread for an output row's piece
+  using Element = typename Shape::Element;
+  using Tile = SharedTile<kTile, Shape::kD>;
+  using ValueTile = SharedTile<kTile, Shape::kDv>;
 
   /// Named barriers; 0 is the whole block's.
   static constexpr int kTurn = 1;  ///< kTurn + w: consumer w may issue
@@ -41,7 +47,7 @@ struct IntraForward {
   struct Smem {
     Tile q;
     Tile k[kStages];
-    Tile v[kStages];
+    ValueTile v[kStages];
     Barrier q_full;
     Barrier q_empty;
     Barrier k_full[kStages];
@@ -52,15 +58,14 @@ struct IntraForward {
   };
   static_assert(sizeof(Smem<std::uint64_t>) + kSwizzleBytes <= kSharedLimitSm90);
 
-  template <class Element, class Machine>
+  template <class Machine>
   class Producer;
-  template <class Element, class Machine>
+  template <class Machine>
   class Consumer;
 
   /// The whole kernel: kThreads threads, any number of blocks up to shape.items().
-  template <class Element, class Machine>
-  static HEADWATER_CUDA_DEVICE void run(Machine& machine,
-                                        const IntraForwardParams<typename Machine::Map>& params) {
+  template <class Machine>
+  static HEADWATER_CUDA_DEVICE void run(Machine& machine, const IntraForwardParams& params) {
     auto& smem = machine.template shared<Smem<typename Machine::Barrier>>();
     if (machine.thread() == 0) {
       machine.start(smem.q_full, 1);
@@ -75,20 +80,21 @@ struct IntraForward {
     machine.publish_barriers();
     if (machine.warpgroup() == 0) {
       machine.template give_registers<kProducerRegisters>();
-      if (machine.thread() == 0) Producer<Element, Machine>{machine, params, smem}.run();
+      if (machine.thread() == 0) Producer<Machine>{machine, params, smem}.run();
     } else {
       machine.template take_registers<kConsumerRegisters>();
-      Consumer<Element, Machine>{machine, params, smem}.run();
+      Consumer<Machine>{machine, params, smem}.run();
     }
   }
 };
 
-template <class Element, class Machine>
-class IntraForward::Producer {
+template <class Shape>
+template <class Machine>
+class IntraForward<Shape>::Producer {
  public:
   using Barrier = typename Machine::Barrier;
   Machine& machine;
-  const IntraForwardParams<typename Machine::Map>& params;
+  const IntraForwardParams& params;
   Smem<Barrier>& smem;
 
   HEADWATER_CUDA_DEVICE void run() {
@@ -123,20 +129,22 @@ class IntraForward::Producer {
          chunk, kv_head);
   }
 
-  HEADWATER_CUDA_DEVICE void fill(Tile& to, const typename Machine::Map& map, Barrier& full, Barrier& empty,
+  template <class FilledTile>
+  HEADWATER_CUDA_DEVICE void fill(FilledTile& to, const TensorMap& map, Barrier& full, Barrier& empty,
                                   std::uint32_t parity, int tile, int chunk, int head) {
     machine.wait(empty, parity ^ 1u);
-    machine.arrive_expecting(full, Tile::kBytes);
+    machine.arrive_expecting(full, FilledTile::kBytes);
     load_tile(machine, to, map, full, tile * kTile, chunk, head);
   }
 };
 
-template <class Element, class Machine>
-class IntraForward::Consumer {
+template <class Shape>
+template <class Machine>
+class IntraForward<Shape>::Consumer {
  public:
   using Barrier = typename Machine::Barrier;
   Machine& machine;
-  const IntraForwardParams<typename Machine::Map>& params;
+  const IntraForwardParams& params;
   Smem<Barrier>& smem;
 
   HEADWATER_CUDA_DEVICE void run() {
@@ -170,13 +178,13 @@ class IntraForward::Consumer {
     machine.commit();
   }
 
-  HEADWATER_CUDA_DEVICE void issue_output(float (&out)[kAccumulators],
+  HEADWATER_CUDA_DEVICE void issue_output(float (&out)[kOutputs],
                                           const std::uint32_t (&weights)[kAccumulators / 2], int stage) {
     const std::uint32_t values = machine.shared_address(&smem.v[stage]);
     HEADWATER_CUDA_UNROLL
     for (int step = 0; step < kKeySteps; ++step) {
       machine.template multiply_transposed<Element>(out, weights + 4 * step,
-                                                    column_major<Tile>(values, step));
+                                                    column_major<ValueTile>(values, step));
     }
     machine.commit();
   }
@@ -190,16 +198,28 @@ class IntraForward::Consumer {
     }
   }
 
+  /// The whole rule, where the kernel is made for it.
+  HEADWATER_CUDA_DEVICE void map(float (&logits)[kAccumulators], const WorkItem& item, int tile) {
+    if constexpr (Shape::kMapped) {
+      const int first = (item.tile - tile) * kTile + consumer() * kFragmentRows;
+      map_logits(machine, params.rule, item.head, logits, [&](int i) {
+        const FragmentPlace place = accumulator_place(lane_of_warpgroup(machine), i);
+        return static_cast<float>(first + place.row - place.column);
+      });
+    }
+  }
+
   HEADWATER_CUDA_DEVICE void attend(const WorkItem& item, Ring<1>& q, Ring<kStages>& k, Ring<kStages>& v) {
     float logits[kAccumulators];
-    float out[kAccumulators];
+    float out[kOutputs];
     std::uint32_t weights[kAccumulators / 2];
     SoftmaxRows rows;
     float factor[kRowsOfThread];
+    const float scale = scale_of<Shape>(params.rule);
 
     // The diagonal tile first: it alone is masked, and every row sees a key in it.
     machine.wait(smem.q_full, q.parity());
-    machine.wait(smem.k_full[k.stage()], k.parity());
+    if (!HEADWATER_SABOTAGE("cuda.sm90.keys_not_awaited")) machine.wait(smem.k_full[k.stage()], k.parity());
     await_turn();
     machine.fence_operands(logits);
     issue_logits(logits, k.stage());
@@ -207,8 +227,9 @@ class IntraForward::Consumer {
     machine.template wait_products<0>(logits);
     release(machine, smem.k_empty[k.stage()]);
     k.advance();
+    map(logits, item, item.tile);
     mask_diagonal(logits);
-    rows.template add_tile<true>(machine, logits, params.scale, factor);
+    rows.template add_tile<true>(machine, logits, scale, factor);
     rows.template pack<Element>(logits, weights);
     HEADWATER_CUDA_UNROLL
     for (float& x : out) x = 0.0f;
@@ -225,13 +246,14 @@ class IntraForward::Consumer {
       machine.template wait_products<1>(logits);
       release(machine, smem.k_empty[k.stage()]);
       k.advance();
-      rows.template add_tile<false>(machine, logits, params.scale, factor);
+      map(logits, item, tile);
+      rows.template add_tile<false>(machine, logits, scale, factor);
       machine.pin(rows.sum[0] + rows.sum[1], smem.unread);  // beside the products of the values
       machine.template wait_products<0>(out);
       release(machine, smem.v_empty[v.stage()]);
       v.advance();
       HEADWATER_CUDA_UNROLL
-      for (int i = 0; i < kAccumulators; ++i) out[i] *= factor[row_of(i)];
+      for (int i = 0; i < kOutputs; ++i) out[i] *= factor[row_of(i)];
       rows.template pack<Element>(logits, weights);
     }
     release(machine, smem.q_empty);
@@ -246,27 +268,46 @@ class IntraForward::Consumer {
     store(item, rows, out);
   }
 
+  /// Rows behind the chunk's end leave a log-sum-exp of +inf, so that they weigh nothing in the column sums.
   HEADWATER_CUDA_DEVICE void store(const WorkItem& item, const SoftmaxRows& rows,
-                                   const float (&out)[kAccumulators]) {
-    const float sink2 = params.sinks == nullptr ? kMinusInfinity : params.sinks[item.head] / kLn2;
+                                   const float (&out)[kOutputs]) {
+    const float sink = params.rule.sinks == nullptr ? kMinusInfinity : params.rule.sinks[item.head];
     const std::int64_t pair = static_cast<std::int64_t>(item.head) * params.shape.chunks + item.chunk;
     HEADWATER_CUDA_UNROLL
     for (int r = 0; r < kRowsOfThread; ++r) {
       const FragmentPlace place = accumulator_place(lane_of_warpgroup(machine), 2 * r);
       const int token = item.tile * kTile + consumer() * kFragmentRows + place.row;
       const bool inside = token < params.shape.tokens;
-      const RowEnd end = end_of_row(machine, rows.highest[r], params.scale, quad_sum(machine, rows.sum[r]),
-                                    quad_sum(machine, rows.rounded[r]), sink2);
+      const RowEnd end = end_of_row(machine, rows.highest[r] * scale_of<Shape>(params.rule),
+                                    quad_sum(machine, rows.sum[r]), quad_sum(machine, rows.rounded[r]), sink);
+      const std::int64_t row = item.head * params.state.stride + params.first_row +
+                               static_cast<std::int64_t>(item.chunk) * params.shape.tokens + token;
       if (machine.thread() % 4 == 0) {
-        params.lse2[pair * params.shape.padded_tokens() + token] = inside ? end.lse2 : -kMinusInfinity;
-        if (inside && params.lse != nullptr) params.lse[pair * params.shape.tokens + token] = end.lse2 * kLn2;
+        params.lse2[pair * params.shape.padded_tokens() + token] =
+            inside ? end.max + machine.log2(end.sum) : -kMinusInfinity;
+        if (inside) {
+          params.state.max[row] = end.max;
+          params.state.sum[row] = end.sum;
+          params.state.rounded[row] = end.rounded;
+        }
       }
       if (!inside) continue;
-      const std::int64_t row = static_cast<std::int64_t>(item.chunk) * params.shape.tokens + token;
-      float* to = params.out + row * params.token_stride + item.head * params.head_stride + place.column;
-      HEADWATER_CUDA_UNROLL
-      for (int i = 2 * r; i < kAccumulators; i += 4) {
-        machine.store_pair(to + 2 * (i - 2 * r), out[i] * end.output_factor, out[i + 1] * end.output_factor);
+      store_row(params.state.out + row * params.dv, r, end.keys, out);
+    }
+  }
+
+  /// Columns of row r that this thread has, each pair with one store where all rows begin at pairs.
+  HEADWATER_CUDA_DEVICE void store_row(float* to, int r, float factor, const float (&out)[kOutputs]) {
+    const bool pairs = params.dv % 2 == 0;
+    HEADWATER_CUDA_UNROLL
+    for (int i = 2 * r; i < kOutputs; i += 4) {
+      const int column = accumulator_place(lane_of_warpgroup(machine), i).column;
+      if (column >= params.dv) continue;
+      if (pairs) {
+        machine.store_pair(to + column, out[i] * factor, out[i + 1] * factor);
+      } else {
+        to[column] = out[i] * factor;
+        if (column + 1 < params.dv) to[column + 1] = out[i + 1] * factor;
       }
     }
   }

@@ -2,11 +2,11 @@
 
 #include "cuda/sm90/fragments.hpp"
 #include "cuda/sm90/shared_tile.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
 /// What the warp-specialised kernels share: one warpgroup of which one thread copies, two that compute.
 namespace headwater::cuda::sm90 {
 
-inline constexpr int kHead = 128;  ///< width of query, key and value rows
 inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 inline constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
@@ -17,7 +17,7 @@ static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgrou
 
 /// Copies a tile: one box for each line of its columns. (chunk, head) of the map's view.
 template <class Tile, class Machine>
-HEADWATER_CUDA_DEVICE void load_tile(Machine& machine, Tile& tile, const typename Machine::Map& map,
+HEADWATER_CUDA_DEVICE void load_tile(Machine& machine, Tile& tile, const TensorMap& map,
                                      typename Machine::Barrier& full, int token, int chunk, int head) {
   HEADWATER_CUDA_UNROLL
   for (int box = 0; box < Tile::kBoxes; ++box) {

@@ -3,10 +3,14 @@
 #include <cstdint>
 
 #include "cuda/sm90/fragments.hpp"
+#include "cuda/sm90/kernel_shape.hpp"
+#include "cuda/sm90/logits.hpp"
 #include "cuda/sm90/matrix_descriptor.hpp"
 #include "cuda/sm90/pipeline.hpp"
+#include "cuda/sm90/raw_params.hpp"
 #include "cuda/sm90/roles.hpp"
 #include "cuda/sm90/softmax_rows.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
 /// Column sums of the inter pass (INTER-2) without its output: 64 queries against 512 gathered keys, all logits in the
 /// registers of two warpgroups, an exact softmax over them. A block takes a run of query blocks of one head and keeps its
@@ -41,25 +45,25 @@ constexpr int score_run(int heads, int tokens, int processors) {
   return even < single.query_blocks() ? even : single.query_blocks();
 }
 
-template <class Map>
 struct ScoreParams {
-  Map q;     ///< boxes of kQueries rows
-  Map keys;  ///< gathered rows of each query head, boxes of 128 rows
+  TensorMap q;     ///< boxes of kQueries rows, one chunk
+  TensorMap keys;  ///< gathered rows of each query head, boxes of 128 rows
   ScoreShape shape;
-  int chunk;            ///< of the query map
-  float scale;          ///< of a product q . k, to units of ln 2; positive
-  const int* counts;    ///< one a head: memory keys that hold a token, 0 .. kMemoryKeys
+  LogitRule rule;       ///< without slopes: positions of 512 keys find no registers beside their logits
+  int count;            ///< memory keys that hold a token, 0 .. kMemoryKeys
   float* partial_sums;  ///< [head][run][kMemoryKeys], to be added up in the order of the runs
 };
 
+template <class Shape>
 struct Score {
   static constexpr int kStages = 2;
-  static constexpr int kSteps = kHead / kStepK;
+  static constexpr int kSteps = Shape::kD / kStepK;
+  using Element = typename Shape::Element;
   static constexpr int kParts = 2;  ///< of kFragmentColumns keys, for each consumer
   static constexpr int kKeyTiles = kConsumers * kParts;
   static_assert(kKeyTiles * kFragmentColumns == ScoreShape::kMemoryKeys);
-  using QueryTile = SharedTile<ScoreShape::kQueries, kHead>;
-  using KeyTile = SharedTile<kFragmentColumns, kHead>;
+  using QueryTile = SharedTile<ScoreShape::kQueries, Shape::kD>;
+  using KeyTile = SharedTile<kFragmentColumns, Shape::kD>;
   /// Named barriers; 0 is the whole block's.
   static constexpr int kExchange = 1;
   static constexpr int kFirstIssued = 2;   ///< of consumer 0
@@ -86,12 +90,12 @@ struct Score {
 
   template <class Machine>
   class Producer;
-  template <class Element, class Machine>
+  template <class Machine>
   class Consumer;
 
   /// shape.blocks() blocks of kThreads threads.
-  template <class Element, class Machine>
-  static HEADWATER_CUDA_DEVICE void run(Machine& machine, const ScoreParams<typename Machine::Map>& params) {
+  template <class Machine>
+  static HEADWATER_CUDA_DEVICE void run(Machine& machine, const ScoreParams& params) {
     auto& smem = machine.template shared<Smem<typename Machine::Barrier>>();
     if (machine.thread() == 0) {
       for (int tile = 0; tile < kKeyTiles; ++tile) machine.start(smem.keys_full[tile], 1);
@@ -106,17 +110,18 @@ struct Score {
       if (machine.thread() == 0) Producer<Machine>{machine, params, smem}.run();
     } else {
       machine.template take_registers<kConsumerRegisters>();
-      Consumer<Element, Machine>{machine, params, smem}.run();
+      Consumer<Machine>{machine, params, smem}.run();
     }
   }
 };
 
+template <class Shape>
 template <class Machine>
-class Score::Producer {
+class Score<Shape>::Producer {
  public:
   using Barrier = typename Machine::Barrier;
   Machine& machine;
-  const ScoreParams<typename Machine::Map>& params;
+  const ScoreParams& params;
   Smem<Barrier>& smem;
 
   HEADWATER_CUDA_DEVICE void run() {
@@ -146,23 +151,24 @@ class Score::Producer {
     Barrier& full = smem.q_full[q.stage()];
     machine.wait(smem.q_empty[q.stage()], q.parity() ^ 1u);
     machine.arrive_expecting(full, QueryTile::kBytes);
-    load_tile(machine, smem.q[q.stage()], params.q, full, block * ScoreShape::kQueries, params.chunk, head);
+    load_tile(machine, smem.q[q.stage()], params.q, full, block * ScoreShape::kQueries, 0, head);
   }
 };
 
-template <class Element, class Machine>
-class Score::Consumer {
+template <class Shape>
+template <class Machine>
+class Score<Shape>::Consumer {
  public:
   using Barrier = typename Machine::Barrier;
   Machine& machine;
-  const ScoreParams<typename Machine::Map>& params;
+  const ScoreParams& params;
   Smem<Barrier>& smem;
 
   HEADWATER_CUDA_DEVICE void run() {
     const int head = machine.block() / params.shape.runs();
     const int run_index = machine.block() % params.shape.runs();
     const int blocks = params.shape.blocks_of_run(run_index);
-    const int count = params.counts[head];
+    const int count = params.count;
     Ring<kStages> q;
     float sums[kParts * kSumsOfPart] = {};
 
@@ -174,13 +180,11 @@ class Score::Consumer {
     // Two loops: a full memory set, the common case, has no masks in it.
     if (count >= ScoreShape::kMemoryKeys) {
       for (int block = 0; block < blocks; ++block) {
-        add_block<true>(block, block + 1 < blocks,
-                        params.shape.tokens - first_row - block * ScoreShape::kQueries, count, q, sums);
+        add_block<true>(block, block + 1 < blocks, first_row + block * ScoreShape::kQueries, q, sums);
       }
     } else {
       for (int block = 0; block < blocks; ++block) {
-        add_block<false>(block, block + 1 < blocks,
-                         params.shape.tokens - first_row - block * ScoreShape::kQueries, count, q, sums);
+        add_block<false>(block, block + 1 < blocks, first_row + block * ScoreShape::kQueries, q, sums);
       }
     }
     store(head, run_index, sums);
@@ -210,10 +214,10 @@ class Score::Consumer {
   HEADWATER_CUDA_DEVICE void pass(int id) { machine.arrive(id, kConsumers * kWarpgroup); }
   HEADWATER_CUDA_DEVICE void await(int id) { machine.sync(id, kConsumers * kWarpgroup); }
 
-  /// Adds query block `block` of the run, of which `rows` rows are inside the chunk, to the column sums. Consumer 1 comes
-  /// in, and with `more` goes out, when consumer 0 has issued the first products of the block.
+  /// Adds query block `block` of the run, whose first query is `first_query` of the chunk, to the column sums. Consumer 1
+  /// comes in, and with `more` goes out, when consumer 0 has issued the first products of the block.
   template <bool Full>
-  HEADWATER_CUDA_DEVICE void add_block(int block, bool more, int rows, int count, Ring<kStages>& q,
+  HEADWATER_CUDA_DEVICE void add_block(int block, bool more, int first_query, Ring<kStages>& q,
                                        float (&sums)[kParts * kSumsOfPart]) {
     Logits first;
     Logits second;
@@ -231,15 +235,20 @@ class Score::Consumer {
     }
     issue(second, 1, q.stage());
     if (leads) pass(kSecondIssued);
-    const Weights weights = soften<Full>(first, second, count, block, more, q);
+    const Weights weights = soften<Full>(first, second, block, more, q);
     // Both parts before the next products: reading one's registers while the other's product is on its way makes the
     // compiler serialise them (C7514).
+    const int rows = params.shape.tokens - first_query;
     weigh(first, weights, 0, rows, sums);
     weigh(second, weights, 1, rows, sums);
   }
 
-  HEADWATER_CUDA_DEVICE void mask(Logits& logits, int part, int count) {
-    const int keys = count - (consumer_of(machine) * kParts + part) * kFragmentColumns;
+  HEADWATER_CUDA_DEVICE void map(Logits& logits) {
+    if constexpr (Shape::kMapped) scale_and_cap(machine, params.rule, logits);
+  }
+
+  HEADWATER_CUDA_DEVICE void mask(Logits& logits, int part) {
+    const int keys = params.count - (consumer_of(machine) * kParts + part) * kFragmentColumns;
     if (keys >= kFragmentColumns) return;
     HEADWATER_CUDA_UNROLL
     for (int i = 0; i < kAccumulators; ++i) {
@@ -255,14 +264,15 @@ class Score::Consumer {
   HEADWATER_CUDA_DEVICE void exponentiate(Logits& logits, RowState (&rows)[kRowsOfThread],
                                           const float (&floor)[kRowsOfThread],
                                           float (&highest)[kRowsOfThread]) {
+    const float scale = scale_of<Shape>(params.rule);
     HEADWATER_CUDA_UNROLL
     for (int r = 0; r < kRowsOfThread; ++r) {
       highest[r] = row_maximum(machine, logits, r, floor[r]);
-      rows[r] = {highest[r] * params.scale, 0.0f};
+      rows[r] = {highest[r] * scale, 0.0f};
     }
     HEADWATER_CUDA_UNROLL
     for (int i = 0; i < kAccumulators; ++i) {
-      const float logit = machine.multiply_add(logits[i], params.scale, -rows[row_of(i)].offset);
+      const float logit = machine.multiply_add(logits[i], scale, -rows[row_of(i)].offset);
       logits[i] = i % kPolynomialPeriod == 0 ? exp2_by_polynomial(machine, logit) : machine.exp2(logit);
       rows[row_of(i)].sum += logits[i];
     }
@@ -270,20 +280,22 @@ class Score::Consumer {
 
   /// Both parts to exponentials; the row's log-sum-exp over all keys, the other consumer's among them.
   template <bool Full>
-  HEADWATER_CUDA_DEVICE Weights soften(Logits& first, Logits& second, int count, int block, bool more,
+  HEADWATER_CUDA_DEVICE Weights soften(Logits& first, Logits& second, int block, bool more,
                                        Ring<kStages>& q) {
     RowState parts[kParts][kRowsOfThread];
     // A part behind the last valid key has no largest logit; any finite offset gives weights 0.
     const float lowest[kRowsOfThread] = {kLowestOffset, kLowestOffset};
     float highest[kRowsOfThread];
     machine.template wait_products<1>(first);
-    if constexpr (!Full) mask(first, 0, count);
+    map(first);
+    if constexpr (!Full) mask(first, 0);
     exponentiate(first, parts[0], lowest, highest);
     machine.pin(parts[0][0].sum + parts[0][1].sum, smem.unread);  // beside the second part's products
     machine.template wait_products<0>(second);
     release(machine, smem.q_empty[q.stage()]);
     q.advance();
-    if constexpr (!Full) mask(second, 1, count);
+    map(second);
+    if constexpr (!Full) mask(second, 1);
     exponentiate(second, parts[1], highest, highest);
 
     auto& exchange = smem.rows[block % 2];

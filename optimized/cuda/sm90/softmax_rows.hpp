@@ -99,23 +99,24 @@ struct SoftmaxRows {
   }
 };
 
-/// The end of a row, all keys and the sink in (LOGIT-4): what its output is multiplied with, and its log-sum-exp in units
-/// of ln 2.
+/// The end of a row, all keys and the sink in (LOGIT-4). `keys` takes the output so far to the maximum; the output is
+/// divided by `rounded` where it is finished, l and the log-sum-exp are those of the weights before rounding.
 struct RowEnd {
-  float output_factor;
-  float lse2;
+  float max;  ///< units of ln 2
+  float sum;
+  float rounded;
+  float keys;
 };
 
-/// `highest` is a product q . k; `sum` and `rounded` are those of the whole row; `sink2` the sink in units of ln 2, -inf
-/// for none. Weights of the output add up to 1 as the second product saw them; the log-sum-exp has those before rounding.
+/// `highest` is the row's largest logit in units of ln 2; `sum` and `rounded` are those of the whole row; `sink` is in units
+/// of ln 2, -inf for none.
 template <class Machine>
-HEADWATER_CUDA_DEVICE RowEnd end_of_row(Machine& machine, float highest, float scale, float sum,
-                                        float rounded, float sink2) {
-  const float offset = highest * scale;
-  const float top = machine.maximum(offset, sink2);
-  const float keys = machine.exp2(offset - top);
-  const float sink = machine.exp2(sink2 - top);
-  return {keys / (rounded * keys + sink), top + machine.log2(sum * keys + sink)};
+HEADWATER_CUDA_DEVICE RowEnd end_of_row(Machine& machine, float highest, float sum, float rounded,
+                                        float sink) {
+  const float max = machine.maximum(highest, sink);
+  const float keys = machine.exp2(highest - max);
+  const float own = machine.exp2(sink - max);
+  return {max, sum * keys + own, rounded * keys + own, keys};
 }
 
 }  // namespace headwater::cuda::sm90

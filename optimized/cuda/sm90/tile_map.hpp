@@ -30,29 +30,10 @@ constexpr std::uint32_t box_offset(int column, int row) {
   return swizzled(static_cast<std::uint32_t>(row) * kLineBytes + 2u * static_cast<std::uint32_t>(column));
 }
 
-/// Why cuTensorMapEncodeTiled would refuse the map (CUDA driver API), or nullptr.
-inline const char* refusal(const TileMap& map) {
-  constexpr std::int64_t kLargestSize = std::int64_t{1} << 32;
-  constexpr std::int64_t kLargestStride = std::int64_t{1} << 40;
-  constexpr int kLargestBox = 256;
-  if (reinterpret_cast<std::uintptr_t>(map.base) % 16 != 0) return "address: a multiple of 16";
-  for (int axis = 0; axis < TileMap::kAxes; ++axis) {
-    if (map.sizes[axis] < 1 || map.sizes[axis] > kLargestSize) return "size of an axis: 1 .. 2^32";
-    if (map.box[axis] < 1 || map.box[axis] > kLargestBox) return "extent of a box: 1 .. 256";
-  }
-  for (const std::int64_t stride : map.strides) {
-    if (stride <= 0 || stride >= kLargestStride || stride % 16 != 0) {
-      return "stride in bytes: a multiple of 16 below 2^40";
-    }
-  }
-  if (2 * map.box[0] != static_cast<int>(kLineBytes)) return "a box is one line of 128 bytes wide";
-  return nullptr;
-}
-
 /// Chunks of equal length in a strided array of rows: what the kernels read Q, K and V through. Strides in elements.
 struct RowsOfChunks {
   const void* base;
-  int columns;  ///< of a row, a multiple of kLineElements
+  int columns;  ///< of a row; those of a box behind them are zeros
   int tokens;   ///< of each chunk
   int chunks;
   int heads;

@@ -3,11 +3,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/sm90/raw_params.hpp"
 #include "cuda/sm90/roles.hpp"
 #include "cuda/sm90/schedule.hpp"
-#include "cuda/sm90/tile_map.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
 namespace headwater::cuda::sm90 {
+
+/// The map as the emulation encodes it.
+[[nodiscard]] TensorMap encoded(const TileMap& map);
 
 /// Random rows of an intra pass, and what the spec says about them, in double precision from its definitions.
 class IntraProblem {
@@ -18,14 +22,20 @@ class IntraProblem {
     bool sinks = false;
     float spread = 1.0f;  ///< of the rows' elements
     std::uint32_t seed = 1;
+    int d = 128;
+    int dv = 128;
+    float cap = 0.0f;    ///< LOGIT-2, natural units; 0: none
+    float slope = 0.0f;  ///< LOGIT-3, of head 0; head h has slope / (h + 1)
+    float scale = 0.0f;  ///< 0: 1 / sqrt(d)
   };
   explicit IntraProblem(const Options& options);
 
   [[nodiscard]] TileMap q_map(int rows) const;
-  [[nodiscard]] TileMap k_map() const { return kv_map(k_); }
-  [[nodiscard]] TileMap v_map() const { return kv_map(v_); }
-  [[nodiscard]] const float* sinks() const { return sinks_.empty() ? nullptr : sinks_.data(); }
-  [[nodiscard]] float scale2() const;
+  [[nodiscard]] TileMap k_map() const { return kv_map(k_, options_.d); }
+  [[nodiscard]] TileMap v_map() const { return kv_map(v_, options_.dv); }
+  /// In units of ln 2, as a session makes it.
+  [[nodiscard]] LogitRule rule() const;
+  [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] int tokens() const { return options_.shape.chunks * options_.shape.tokens; }
 
   /// Makes row `token` of keys and values NaN in every head.
@@ -42,9 +52,11 @@ class IntraProblem {
   [[nodiscard]] std::vector<double> column_sums(int head, int chunk) const;
 
  private:
-  [[nodiscard]] TileMap kv_map(const std::vector<std::uint16_t>& rows) const;
+  [[nodiscard]] TileMap kv_map(const std::vector<std::uint16_t>& rows, int width) const;
   [[nodiscard]] double logit(int head, int query, int key) const;
   [[nodiscard]] double value(std::uint16_t bits) const;
+  [[nodiscard]] double scale() const;
+  [[nodiscard]] double sink_weight(int head) const;
 
   /// Rows behind the last token hold NaN: nothing may read them.
   static constexpr int kRowsBehind = 150;
@@ -54,7 +66,8 @@ class IntraProblem {
   std::vector<std::uint16_t> q_;  ///< [token][head][d]
   std::vector<std::uint16_t> k_;  ///< [kv head][capacity][d]
   std::vector<std::uint16_t> v_;
-  std::vector<float> sinks_;
+  std::vector<float> sinks_;  ///< units of ln 2, as the slopes
+  std::vector<float> slopes_;
 };
 
 }  // namespace headwater::cuda::sm90

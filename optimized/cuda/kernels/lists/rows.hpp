@@ -18,6 +18,7 @@ using ManyCandidates = SelectShape<8, 8192>;
 HEADWATER_CUDA_KERNEL(store_rows_128, StoreRowsParams, kStoreThreads, 8, ::headwater::cuda::store_rows)
 HEADWATER_CUDA_KERNEL(gather_128, GatherParams, kGatherThreads, 8, ::headwater::cuda::gather)
 HEADWATER_CUDA_KERNEL(combine_128, CombineParams, kCombineThreads, 4, ::headwater::cuda::combine)
+HEADWATER_CUDA_KERNEL(score_sums_128, ScoreSumsParams, kScoreSumsThreads, 8, ::headwater::cuda::score_sums)
 HEADWATER_CUDA_KERNEL(select_32, SelectParams, FewCandidates::kThreads, 16,
                       ::headwater::cuda::select_memory<FewCandidates>)
 HEADWATER_CUDA_KERNEL(select_256, SelectParams, ManyCandidates::kThreads, 2,
@@ -28,6 +29,7 @@ Entries row_entries() {
       {HEADWATER_CUDA_ROW(store_rows_128), Stage::store_rows},
       {HEADWATER_CUDA_ROW(gather_128), Stage::gather},
       {HEADWATER_CUDA_ROW(combine_128), Stage::combine},
+      {HEADWATER_CUDA_ROW(score_sums_128), Stage::score_sums},
       {HEADWATER_CUDA_ROW(select_32), Stage::select, DType::f32, 0, 0, 0, 0, FewCandidates::kShared,
        FewCandidates::kCached},
       {HEADWATER_CUDA_ROW(select_256), Stage::select, DType::f32, 0, 0, 0, 0, ManyCandidates::kShared,
@@ -39,7 +41,9 @@ Entries row_entries() {
 Entries entries() {
   static const std::vector<KernelEntry> all = [] {
     std::vector<KernelEntry> joined;
-    for (const Entries part : {row_entries(), f32_entries(), bf16_entries(), f16_entries()}) {
+    for (const Entries part :
+         {row_entries(), f32_entries(), bf16_entries(), f16_entries(), sm90_bf16_entries(),
+          sm90_mapped_bf16_entries(), sm90_f16_entries(), sm90_mapped_f16_entries()}) {
       joined.insert(joined.end(), part.begin(), part.end());
     }
     return joined;

@@ -1,4 +1,4 @@
-#include "software_hopper.hpp"
+#include "cuda/emulation/hopper.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -56,23 +56,44 @@ SoftwareBlock::SoftwareBlock(int block, int blocks, Timing timing, std::uint32_t
   std::memset(storage_.get(), 0xFF, kSharedBytes + kSwizzleBytes);
   const auto start = reinterpret_cast<std::uintptr_t>(storage_.get());
   memory_ = storage_.get() + (kSwizzleBytes - start % kSwizzleBytes) % kSwizzleBytes;
+  stacks_ = std::move(spare_threads());
+  if (!stacks_) stacks_ = std::make_unique<Threads>();
+  stacks_->block = this;
+  stacks_->fibers.reserve(kThreads);
 }
 
-void SoftwareBlock::start_thread(void* argument, int thread) {
-  auto& block = *static_cast<SoftwareBlock*>(argument);
-  block.body_(block, thread, block.body_argument_);
-  const Thread& state = block.threads_[thread];
-  if (state.uncommitted != 0) block.fail(thread, "ended with products that no group holds");
-  for (const InFlight& registers : state.in_flight) {
-    if (registers.registers != nullptr) block.fail(thread, "ended with products on their way");
+SoftwareBlock::~SoftwareBlock() {
+  // Where threads did not come to their ends, their stacks cannot be used again.
+  const bool ended =
+      std::all_of(threads_.begin(), threads_.end(), [](const Thread& t) { return t.finished; });
+  if (ended) spare_threads() = std::move(stacks_);
+}
+
+std::unique_ptr<SoftwareBlock::Threads>& SoftwareBlock::spare_threads() {
+  thread_local std::unique_ptr<Threads> spare;
+  return spare;
+}
+
+void SoftwareBlock::run_threads(void* argument, int thread) {
+  auto& stacks = *static_cast<Threads*>(argument);
+  for (;;) {
+    stacks.block->run_thread(thread);
+    stacks.fibers.leave(thread);
   }
-  block.threads_[thread].finished = true;
-  block.moved_ = true;
-  block.fibers_.leave(thread);
+}
+
+void SoftwareBlock::run_thread(int thread) {
+  body_(*this, thread, body_argument_);
+  const Thread& state = threads_[thread];
+  if (state.uncommitted != 0) fail(thread, "ended with products that no group holds");
+  for (const InFlight& registers : state.in_flight) {
+    if (registers.registers != nullptr) fail(thread, "ended with products on their way");
+  }
+  threads_[thread].finished = true;
+  moved_ = true;
 }
 
 void SoftwareBlock::schedule() {
-  fibers_.reserve(kThreads);
   std::vector<int> order(kThreads);
   std::iota(order.begin(), order.end(), 0);
   for (;;) {
@@ -83,7 +104,7 @@ void SoftwareBlock::schedule() {
     for (const int thread : order) {
       if (threads_[thread].finished) continue;
       alive = true;
-      fibers_.enter(thread);
+      stacks_->fibers.enter(thread);
       if (!fault_.empty()) return;
     }
     if (!alive) break;
@@ -106,11 +127,11 @@ void SoftwareBlock::schedule() {
   }
 }
 
-void SoftwareBlock::yield(int thread) { fibers_.leave(thread); }
+void SoftwareBlock::yield(int thread) { stacks_->fibers.leave(thread); }
 
 void SoftwareBlock::fail(int thread, const char* text) {
   fault_ = "thread " + std::to_string(thread) + ": " + text;
-  for (;;) fibers_.leave(thread);
+  for (;;) stacks_->fibers.leave(thread);
 }
 
 template <class Condition>
@@ -124,10 +145,10 @@ void SoftwareBlock::until(int thread, const char* what, const Condition& conditi
 // ---- copies ------------------------------------------------------------------------------------------------
 
 void SoftwareBlock::deliver(const Copy& copy) {
-  if (copy.map == nullptr) {
+  if (copy.from != nullptr) {
     std::memcpy(at(copy.to), copy.from, copy.bytes);
   } else {
-    const TileMap& map = *copy.map;
+    const TileMap& map = copy.map;
     const auto* base = static_cast<const unsigned char*>(map.base);
     // Elements of the box in their order, the first axis fastest; each axis checked against the tensor's end.
     std::uint32_t linear = 0;
@@ -165,13 +186,15 @@ bool SoftwareBlock::deliver_one() {
   return true;
 }
 
-void SoftwareHopper::load_box(void* to, const Map& map, Barrier& full, int column, int token, int chunk,
-                              int head) {
+void SoftwareHopper::load_box(void* to, const TensorMap& encoded, Barrier& full, int column, int token,
+                              int chunk, int head) {
+  TileMap map;
+  std::memcpy(&map, encoded.bytes, sizeof(map));
   if (const char* reason = refusal(map)) block_.fail(thread_, reason);
   const std::uint32_t address = shared_address(to);
   const std::uint32_t bytes = box_bytes(map);
   if (address % 1024 != 0 || !block_.inside(address, bytes)) block_.fail(thread_, "box outside or unaligned");
-  const SoftwareBlock::Copy copy{address, bytes, &map, nullptr, {column, token, chunk, head}, &full};
+  const SoftwareBlock::Copy copy{address, bytes, map, nullptr, {column, token, chunk, head}, &full};
   std::memset(block_.at(address), 0xFF, bytes);
   block_.copies_.push_back(copy);
   if (block_.timing_ == Timing::kEarly) block_.deliver_one();
@@ -184,7 +207,7 @@ void SoftwareHopper::load_bytes(void* to, const void* from, std::uint32_t bytes,
   }
   if (!block_.inside(address, bytes)) block_.fail(thread_, "bulk copy outside");
   std::memset(block_.at(address), 0xFF, bytes);
-  block_.copies_.push_back({address, bytes, nullptr, from, {}, &full});
+  block_.copies_.push_back({address, bytes, {}, from, {}, &full});
   if (block_.timing_ == Timing::kEarly) block_.deliver_one();
 }
 
@@ -284,8 +307,9 @@ void SoftwareHopper::issue(float* c, SoftwareBlock::Product product, const std::
     if (slot != nullptr || candidate.registers != nullptr) continue;
     slot = &candidate;
     slot->registers = c;
-    std::copy_n(c, kAccumulators, slot->values);
-    std::fill_n(c, kAccumulators, kNaN);
+    slot->count = product.columns / 2;
+    std::copy_n(c, slot->count, slot->values);
+    std::fill_n(c, slot->count, kNaN);
   }
   if (slot == nullptr) block_.fail(thread_, "more results on their way than the emulation holds");
   const int index = thread.issued++;
@@ -295,7 +319,7 @@ void SoftwareHopper::issue(float* c, SoftwareBlock::Product product, const std::
   SoftwareBlock::Product& shared = group.products[index];
   if (shared.a.bits != product.a.bits || shared.b.bits != product.b.bits ||
       shared.a_in_registers != product.a_in_registers || shared.transposed != product.transposed ||
-      shared.accumulate != product.accumulate) {
+      shared.accumulate != product.accumulate || shared.columns != product.columns) {
     block_.fail(thread_, "a product differs inside its warpgroup");
   }
   const int lane = thread_ % kWarpgroup;
@@ -322,7 +346,7 @@ void SoftwareHopper::wait_groups(int pending) {
   }
   for (SoftwareBlock::InFlight& registers : thread.in_flight) {
     if (registers.registers == nullptr || registers.last_product >= due) continue;
-    std::copy_n(registers.values, kAccumulators, registers.registers);
+    std::copy_n(registers.values, registers.count, registers.registers);
     registers = {};
   }
   thread.fenced = false;
@@ -360,7 +384,7 @@ void SoftwareBlock::execute(Warpgroup& group, Product& product) {
     fault_ = "descriptor without the 128-byte swizzle";
   }
   for (std::uint32_t k = 0; k < kStepK; ++k) {
-    for (std::uint32_t column = 0; column < kFragmentColumns; ++column) {
+    for (std::uint32_t column = 0; column < static_cast<std::uint32_t>(product.columns); ++column) {
       b[k][column] = read_element(address_of(b_fields, product.transposed, column, k), product.bf16);
     }
     for (std::uint32_t row = 0; row < kFragmentRows && !product.a_in_registers; ++row) {
@@ -387,15 +411,15 @@ void SoftwareBlock::execute(Warpgroup& group, Product& product) {
       a[row][column] = product.bf16 ? core::float_from_bf16(bits) : core::float_from_f16(bits);
     });
   }
-  each_register(kAccumulators, [&](int thread, int i, int row, int column) {
+  each_register(product.columns / 2, [&](int thread, int i, int row, int column) {
     c[row][column] = product.accumulate ? product.accumulators[thread]->values[i] : 0.0f;
   });
   for (int row = 0; row < kFragmentRows; ++row) {
     for (int k = 0; k < kStepK; ++k) {
-      for (int column = 0; column < kFragmentColumns; ++column) c[row][column] += a[row][k] * b[k][column];
+      for (int column = 0; column < product.columns; ++column) c[row][column] += a[row][k] * b[k][column];
     }
   }
-  each_register(kAccumulators, [&](int thread, int i, int row, int column) {
+  each_register(product.columns / 2, [&](int thread, int i, int row, int column) {
     product.accumulators[thread]->values[i] = c[row][column];
   });
   product.done = true;

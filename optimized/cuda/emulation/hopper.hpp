@@ -13,7 +13,7 @@
 #include "cuda/sm90/elements.hpp"
 #include "cuda/sm90/fragments.hpp"
 #include "cuda/sm90/matrix_descriptor.hpp"
-#include "cuda/sm90/tile_map.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
 namespace headwater::cuda::sm90 {
 
@@ -45,6 +45,9 @@ class SoftwareBlock {
   static constexpr std::uint32_t kSharedBytes = 232448;
 
   SoftwareBlock(int block, int blocks, Timing timing, std::uint32_t seed);
+  SoftwareBlock(const SoftwareBlock&) = delete;
+  SoftwareBlock& operator=(const SoftwareBlock&) = delete;
+  ~SoftwareBlock();
 
   /// Runs `body(machine)` on every thread to its end; false with fault() when that is impossible.
   template <class Machine, class Body>
@@ -60,14 +63,15 @@ class SoftwareBlock {
   struct Copy {
     std::uint32_t to;
     std::uint32_t bytes;
-    const TileMap* map;  ///< null: plain bytes
-    const void* from;
+    TileMap map;
+    const void* from;  ///< of plain bytes; null: a box of the map
     int at[TileMap::kAxes];
     SoftwareBarrier* full;
   };
   /// Accumulators of a thread while products on them are on their way; the registers themselves hold NaN.
   struct InFlight {
     float* registers = nullptr;
+    int count = 0;
     int last_product = -1;
     float values[kAccumulators];
   };
@@ -85,6 +89,7 @@ class SoftwareBlock {
     bool a_in_registers;
     bool transposed;
     bool accumulate;
+    int columns;
     MatrixDescriptor a;
     MatrixDescriptor b;
     int threads = 0;
@@ -108,7 +113,14 @@ class SoftwareBlock {
     int generation = 0;
   };
 
-  static void start_thread(void* argument, int thread);
+  /// Stacks stay with the host thread for its next block.
+  struct Threads {
+    SoftwareBlock* block = nullptr;
+    emulation::Fibers fibers{run_threads, this};
+  };
+  static std::unique_ptr<Threads>& spare_threads();
+  [[noreturn]] static void run_threads(void* argument, int thread);
+  void run_thread(int thread);
   void schedule();
   void yield(int thread);
   /// Never returns: the block is over. Nothing that owns memory may be alive in the caller.
@@ -148,14 +160,13 @@ class SoftwareBlock {
   std::string fault_;
   void (*body_)(SoftwareBlock&, int, const void*) = nullptr;
   const void* body_argument_ = nullptr;
-  emulation::Fibers fibers_{start_thread, this};
+  std::unique_ptr<Threads> stacks_;
 };
 
 /// What one thread of the kernels calls; hopper.cuh in software.
 class SoftwareHopper {
  public:
   using Barrier = SoftwareBarrier;
-  using Map = TileMap;
 
   SoftwareHopper(SoftwareBlock& block, int thread) : block_(block), thread_(thread) {}
 
@@ -189,7 +200,7 @@ class SoftwareHopper {
   template <int Count>
   void take_registers() {}
 
-  void load_box(void* to, const Map& map, Barrier& full, int column, int token, int chunk, int head);
+  void load_box(void* to, const TensorMap& map, Barrier& full, int column, int token, int chunk, int head);
   void load_bytes(void* to, const void* from, std::uint32_t bytes, Barrier& full);
   void store_pair(float* to, float first, float second) {
     to[0] = first;
@@ -203,6 +214,7 @@ class SoftwareHopper {
   /// Subnormal results are flushed, as the device's.
   [[nodiscard]] float exp2(float x) const;
   [[nodiscard]] float log2(float x) const { return std::log2(x); }
+  [[nodiscard]] float quotient(float a, float b) const { return a / b; }
 
   void pin(float sum, float&) {
     if (sum < 0.0f) block_.fail(thread_, "a negative sum of weights");
@@ -218,15 +230,16 @@ class SoftwareHopper {
   }
   template <class Element>
   void multiply(float (&c)[kAccumulators], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-    issue(c, {Element::kBf16, false, false, accumulate, a, b}, nullptr);
+    issue(c, {Element::kBf16, false, false, accumulate, kFragmentColumns, a, b}, nullptr);
   }
   template <class Element>
   void multiply(float (&c)[kAccumulators], const std::uint32_t* a, MatrixDescriptor b, bool accumulate) {
-    issue(c, {Element::kBf16, true, false, accumulate, {0}, b}, a);
+    issue(c, {Element::kBf16, true, false, accumulate, kFragmentColumns, {0}, b}, a);
   }
-  template <class Element>
-  void multiply_transposed(float (&c)[kAccumulators], const std::uint32_t* a, MatrixDescriptor b) {
-    issue(c, {Element::kBf16, true, true, true, {0}, b}, a);
+  template <class Element, int Count>
+  void multiply_transposed(float (&c)[Count], const std::uint32_t* a, MatrixDescriptor b) {
+    static_assert(Count == kAccumulators || Count == kAccumulators / 2);
+    issue(c, {Element::kBf16, true, true, true, 2 * Count, {0}, b}, a);
   }
   void commit();
   template <int Pending, int Count>
@@ -254,6 +267,14 @@ bool SoftwareBlock::run(const Body& body) {
   };
   schedule();
   return fault_.empty();
+}
+
+/// Runs block `block` of `blocks`; the fault, or an empty text. `ascending` picks one of two orders and timings.
+template <class Body>
+std::string run_block(int block, int blocks, bool ascending, const Body& body) {
+  SoftwareBlock processor(block, blocks, ascending ? Timing::kLate : Timing::kEarly,
+                          static_cast<std::uint32_t>(block) + (ascending ? 1u : 2u));
+  return processor.run<SoftwareHopper>(body) ? std::string() : processor.fault();
 }
 
 }  // namespace headwater::cuda::sm90
