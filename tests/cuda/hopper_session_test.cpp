@@ -204,6 +204,59 @@ TEST(HopperSession, ReplayedGraphsHoldTheirKernelsAndGiveTheSameBits) {
   }
 }
 
+/// Outputs and scores of one head over one key/value head, of sets of newest tokens alone: no selection that a rounding
+/// could turn.
+struct Results {
+  std::vector<float> out, scores;
+  std::string paths;
+};
+
+Results run_width(const HopperSwitch& wanted, DType type, std::int64_t d, std::int64_t dv) {
+  Shape shape = shape_of(type);
+  shape.n_head = 1;
+  shape.d_head = d;
+  shape.d_value = dv;
+  Options wished = options();
+  wished.heavy = 0;
+  CudaSession session(open_emulated_device(dispatch().kernels(), hopper()), dispatch(), shape, wished,
+                      core::resolve(shape, wished, 1), Launching::replayed, RowPlace{}, wanted);
+  const auto q = rows(kTokens * d, 1, type);
+  const auto k = rows(kTokens * d, 2, type);
+  const auto v = rows(kTokens * dv, 3, type);
+  std::vector<std::uint16_t> narrow(static_cast<std::size_t>(kTokens * dv));
+  session.begin(Step::prefill(kTokens));
+  session.attend(0, headwater::Rows::token_major(q.data(), type, 1, d),
+                 headwater::Rows::token_major(k.data(), type, 1, d),
+                 headwater::Rows::token_major(v.data(), type, 1, dv),
+                 MutableRows::token_major(narrow.data(), type, 1, dv));
+  session.end();
+  Results results{std::vector<float>(narrow.size()), std::vector<float>(kTokens), session.paths()};
+  core::widen(narrow.data(), type, kTokens * dv, results.out.data());
+  core::widen(session.scores(0).data, DType::bf16, kTokens, results.scores.data());
+  return results;
+}
+
+TEST(HopperSession, EveryWidthAgreesWithTheOtherKernels) {
+  constexpr std::pair<std::int64_t, std::int64_t> kWidths[] = {{80, 80}, {96, 96}, {128, 128}, {192, 128}};
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const auto& [d, dv] : kWidths) {
+      const Results taken = run_width(kAlways, type, d, dv);
+      const Results other = run_width({}, type, d, dv);
+      ASSERT_EQ(taken.paths, d > 128 ? "intra: sm_90a; score: sm_80 (keys are wider than 128)"
+                                     : "intra: sm_90a; score: sm_90a");
+      // Both round each weight and the output once; values are below 2.
+      const float unit = type == DType::bf16 ? 0x1p-8f : 0x1p-11f;
+      for (std::size_t i = 0; i < taken.out.size(); ++i) {
+        ASSERT_NEAR(taken.out[i], other.out[i], 4 * unit) << d << ", element " << i;
+      }
+      // Column sums of F32, then scores of BF16.
+      for (std::size_t i = 0; i < taken.scores.size(); ++i) {
+        ASSERT_NEAR(taken.scores[i], other.scores[i], 0x1p-6f * other.scores[i]) << d << ", token " << i;
+      }
+    }
+  }
+}
+
 TEST(HopperSession, TensorMapsFollowTheCallersRowsFromReplayToReplay) {
   const auto expected = run(*session(hopper(), kAlways));
   DeviceCaller caller;
