@@ -11,6 +11,7 @@ were computed. Exit status: 0 done, 2 bad usage or a file that is no such output
 
 import argparse
 import json
+import logging
 import math
 import os
 import pathlib
@@ -19,6 +20,7 @@ import sys
 
 import matplotlib
 
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # a machine's first font cache is no error
 matplotlib.use("Agg")  # a file, not a window
 import matplotlib.pyplot as plt  # noqa: E402: the backend comes first
 import numpy as np  # noqa: E402
