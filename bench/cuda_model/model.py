@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 import limits
+import overlap
 import programs
 import sass
 from multiprocessor import Multiprocessor, Ring
@@ -22,8 +23,8 @@ from multiprocessor import Multiprocessor, Ring
 SKIPPED = 77
 # ../shared/KERNELS-CUDA.md.
 BUDGETS = {"column_sums": 1450, "score": 3000}
-UNITS = {"intra_forward": "tile of 128 queries x 128 keys", "column_sums": "tile of 128 keys x 128 queries",
-         "score": "block of 64 queries x 512 memory keys"}
+UNITS = {"causal_forward": "tile of 128 queries x 128 keys", "memory_forward": "tile of 128 queries x 128 keys",
+         "column_sums": "tile of 128 keys x 128 queries", "score": "block of 64 queries x 512 memory keys"}
 
 HEADS, KV_HEADS, HEAD, CHUNK, MEMORY = 32, 8, 128, 1024, 512
 TILES = CHUNK // 128
@@ -33,6 +34,9 @@ CUDNN_CAUSAL = {2048: 484, 4096: 591, 16384: 673}
 # Assumed where nothing is written out yet: the sequential selection of a step, microseconds (KERNELS-CUDA.md: ~1 us a
 # head, heads side by side), and the latency of a step's launches inside a graph.
 SELECTION_US, LAUNCH_US = 1.0, 2.0
+# optimized/cuda/tuning.hpp: chunks of a window (kWindowRows), of an intra launch (kGroupRows), memory sets kept gathered; launches of a step that the
+# next one waits for: selection, gather, score and its sums.
+WINDOW_CHUNKS, GROUP_CHUNKS, GATHERED_SETS, CHAIN_LAUNCHES = 4, 1, 4, 4
 
 
 def microseconds(cycles):
@@ -82,17 +86,19 @@ def where(product):
 
 # ---- stages of a layer -----------------------------------------------------------------------------------------
 
-def items_of_block(chunks, block=0):
-    """Tiles of the items of persistent block `block`, as item_of_round() deals them out."""
-    count = HEADS * chunks * TILES
-    pairs = HEADS * chunks
-    sizes = []
-    for turn in range(count // limits.MULTIPROCESSORS + 1):
+def dealt(sizes, block):
+    """Of items in the order of a schedule, those of persistent block `block`, as item_of_round() deals them out."""
+    own = []
+    for turn in range(len(sizes) // limits.MULTIPROCESSORS + 1):
         place = block if turn % 2 == 0 else limits.MULTIPROCESSORS - 1 - block
-        index = turn * limits.MULTIPROCESSORS + place
-        if index < count:
-            sizes.append(TILES - index // pairs)
-    return sizes
+        own += sizes[turn * limits.MULTIPROCESSORS + place:][:1]
+    return own
+
+
+def items_of_block(chunks, block=0):
+    """Tiles of the items of persistent block `block` of an intra pass: those with the most tiles first."""
+    pairs = HEADS * chunks
+    return dealt([TILES - index // pairs for index in range(pairs * TILES)], block)
 
 
 def most_tiles(chunks):
@@ -105,14 +111,19 @@ def persistent_cycles(machined, chunks):
     return followed_cycles(machined, followed) / sum(items_of_block(followed)) * most_tiles(chunks)
 
 
-@functools.lru_cache(maxsize=None)
 def followed_cycles(machined, chunks):
     """Cycles of block 0 over all its items."""
-    sizes = items_of_block(chunks)
-    if machined.key == "intra_forward":
-        runs = [programs.forward_items(machined.loops[c], c, sizes) for c in range(programs.CONSUMERS)]
+    return items_cycles(machined, tuple(items_of_block(chunks)))
+
+
+@functools.lru_cache(maxsize=None)
+def items_cycles(machined, sizes):
+    """Cycles of a persistent block over items of so many tiles."""
+    if machined.key == "column_sums":
+        runs = [programs.column_items(loop, sizes) for loop in machined.loops]
     else:
-        runs = [programs.column_items(machined.loops[c], sizes) for c in range(programs.CONSUMERS)]
+        joined = machined.key == "memory_forward"
+        runs = [programs.forward_items(loop, consumer, sizes, joined) for consumer, loop in enumerate(machined.loops)]
     rings = {"item": Ring(1, programs.TILE_BYTES)}
     rings.update({name: Ring(*size) for name, size in machined.kernel.rings.items()})
     chip = Multiprocessor(runs, rings)
@@ -129,10 +140,15 @@ def score_cycles(machined):
     return Multiprocessor(runs, rings).run()
 
 
-def inter_cycles(tile_cycles):
-    """Inter output of a chunk at the forward kernel's tile rate, no mask: the kernel itself is the mma.sync one."""
-    tiles = HEADS * TILES * (MEMORY // 128)
-    return tiles / limits.MULTIPROCESSORS * tile_cycles
+def inter_sizes(block=0):
+    """Tiles of the items of a block of inter output: all alike."""
+    items = HEADS * TILES
+    return (-(-MEMORY // 128),) * (items // limits.MULTIPROCESSORS + (block < items % limits.MULTIPROCESSORS))
+
+
+def inter_cycles(machined):
+    """Outputs of one chunk over its memory sets, by the block with the most items."""
+    return items_cycles(machined, inter_sizes())
 
 
 def rows_bytes(tokens, heads, width):
@@ -176,7 +192,7 @@ def layer(machined, tokens):
     def at_least_memory(stage, us):
         return max(us, moved[stage] / limits.MEMORY_BYTES_PER_SECOND * 1e6)
 
-    forward = microseconds(persistent_cycles(machined["intra_forward"], chunks))
+    forward = microseconds(persistent_cycles(machined["causal_forward"], chunks))
     sums = microseconds(persistent_cycles(machined["column_sums"], chunks))
     stages = {
         "intra forward": at_least_memory("intra forward", forward),
@@ -185,9 +201,49 @@ def layer(machined, tokens):
         "selection": steps * (SELECTION_US + LAUNCH_US),
         "gather": at_least_memory("gather", 0.0),
         "inter output": at_least_memory(
-            "inter output", steps * microseconds(inter_cycles(machined["intra_forward"].tile_cycles()))),
+            "inter output", steps * microseconds(inter_cycles(machined["memory_forward"]))),
     }
     return stages
+
+
+def overlapped_us(machined, stages, tokens, together=GROUP_CHUNKS):
+    """A layer window after window, each in the order that its graph allows."""
+    chunks = tokens // CHUNK
+    steps = chunks - 1
+
+    def persistent(key, sizes_of):
+        return [microseconds(items_cycles(machined[key], tuple(sizes_of(block))))
+                for block in range(limits.MULTIPROCESSORS)]
+
+    score_blocks = HEADS * (CHUNK // 64)
+    run = -(-score_blocks // limits.MULTIPROCESSORS)
+    score = microseconds(score_cycles(machined["score"]))
+    blocks = {
+        "intra forward": persistent("causal_forward", lambda block: items_of_block(together, block)),
+        "column sums": persistent("column_sums", lambda block: items_of_block(together, block)),
+        "score": [score] * (score_blocks // run),
+        "selection": [SELECTION_US] * HEADS,
+        "gather": [stages["gather"] / steps] * limits.MULTIPROCESSORS,
+        "inter output": persistent("memory_forward", inter_sizes),
+    }
+    # Where memory is slower than the kernel, so is every block.
+    for stage, times in blocks.items():
+        slowest = stages[stage] / (chunks / together if stage in ("intra forward", "column sums") else steps)
+        factor = slowest / max(times) if stage != "selection" and slowest > max(times) else 1.0
+        blocks[stage] = [factor * us for us in times]
+    of_window = [overlap.finish(overlap.window(WINDOW_CHUNKS, together, first, blocks, GATHERED_SETS), limits.MULTIPROCESSORS,
+                                LAUNCH_US / CHAIN_LAUNCHES) for first in (True, False)]
+    return of_window[0] + (chunks // WINDOW_CHUNKS - 1) * of_window[1]
+
+
+def own_dense_us(machined, tokens):
+    """Dense prefill by this forward: window after window, the block with the most tiles of each, at the rate of the loop."""
+    rows = WINDOW_CHUNKS * TILES
+    most = 0
+    for last in range(rows, tokens // 128 + 1, rows):
+        sizes = [last - index // HEADS for index in range(HEADS * rows)]
+        most += max(sum(dealt(sizes, block)) for block in range(limits.MULTIPROCESSORS))
+    return microseconds(most * machined.tile_cycles())
 
 
 def dense_us(tokens):
@@ -206,6 +262,8 @@ def layers(machined):
         hidden = all_us - stages["selection"] - stages["gather"]
         found[tokens] = {
             "stages_us": stages, "sum_us": all_us, "sum_hidden_us": hidden, "dense_us": dense_us(tokens),
+            "overlapped_us": overlapped_us(machined, stages, tokens),
+            "own_dense_us": own_dense_us(machined["causal_forward"], tokens),
             "speedup": dense_us(tokens) / all_us, "speedup_hidden": dense_us(tokens) / hidden,
             "traffic_bytes": traffic(tokens), "memory_bytes": memory_needed(tokens),
             "tokens_per_second": tokens / all_us * 1e6,
@@ -216,7 +274,7 @@ def layers(machined):
 def rates(machined):
     """TFLOP/s of the intra forward, counted as causal attention is (half of all pairs)."""
     chunks = 16
-    us = microseconds(persistent_cycles(machined["intra_forward"], chunks))
+    us = microseconds(persistent_cycles(machined["causal_forward"], chunks))
     operations = 4 * HEADS * HEAD * chunks * CHUNK * CHUNK / 2
     return {"intra_forward_tflops": operations / us / 1e6,
             "column_sums_share": microseconds(persistent_cycles(machined["column_sums"], chunks)) / us}
@@ -225,7 +283,7 @@ def rates(machined):
 # ---- report ----------------------------------------------------------------------------------------------------
 
 # sizeof of each kernel's Smem and 1024 bytes to align it; tests/cuda/sm90/maps_test.cpp holds the same figures.
-SHARED = {"intra_forward": 164864 + 1024, "column_sums": 133120 + 1024, "score": 175104 + 1024}
+SHARED = {"causal_forward": 164864 + 1024, "memory_forward": 164864 + 1024, "column_sums": 133120 + 1024, "score": 175104 + 1024}
 
 
 def predict(text, whole):
@@ -271,6 +329,8 @@ def print_report(found):
         for stage, us in one["stages_us"].items():
             print(f"  {stage:16} {us:9.1f} us {100 * us / one['sum_us']:5.1f} %  "
                   f"{one['traffic_bytes'][stage] / 2**20:9.1f} MiB moved")
+        print(f"  as the session's graph runs it, window after window: {one['overlapped_us'] / 1e3:.2f} ms, "
+              f"{one['dense_us'] / one['overlapped_us']:.1f}x; dense by this forward {one['own_dense_us'] / 1e3:.1f} ms")
         held = sum(one["memory_bytes"].values())
         print(f"  device memory a layer {held / 2**20:.0f} MiB")
 

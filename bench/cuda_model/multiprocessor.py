@@ -8,6 +8,7 @@ A program is a list of steps:
     ("products", n)                       waits until at most n groups are on their way
     ("commit",)                           closes a group of products
     ("full", ring), ("free", ring)        waits for the next stage of a ring; gives the oldest one back
+    ("ask", bytes), ("asked",)            loads on their way together, by the path of copies; waits for the last
     ("arrive", name), ("await", name)     one token to name; takes one from it
     ("meet", name)                        waits for all warpgroups
 """
@@ -36,6 +37,7 @@ class Agent:
         self.open = []       # products of the open group
         self.taken = {}      # ring -> stages waited for
         self.marks = []      # time of each pass of ("mark",)
+        self.asked_until = 0.0
 
 
 class Multiprocessor:
@@ -109,6 +111,14 @@ class Multiprocessor:
             return False
         agent.taken[name] = wanted + 1
         return True
+
+    def do_ask(self, agent, count):
+        self.copy_free = max(self.time, self.copy_free) + count / limits.L2_BYTES_PER_CYCLE
+        agent.asked_until = self.copy_free + limits.COPY_LATENCY
+        return True
+
+    def do_asked(self, agent):
+        return agent.asked_until <= self.time
 
     def do_free(self, agent, name):
         self.rings[name].freed[agent.index] += 1

@@ -21,9 +21,13 @@ class Kernel:
         self.name, self.full, self.free, self.tiles_a_loop, self.rings = name, full, free, tiles_a_loop, rings
 
 
+def forward_kernel(name):
+    return Kernel(name, ["k", "v"], ["k", "v"], 1, {"k": (2, TILE_BYTES), "v": (2, TILE_BYTES)})
+
+
 KERNELS = {
-    "intra_forward": Kernel("sm90_intra_forward_bf16_128", ["k", "v"], ["k", "v"], 1,
-                            {"k": (2, TILE_BYTES), "v": (2, TILE_BYTES)}),
+    "causal_forward": forward_kernel("sm90_causal_forward_bf16_128"),
+    "memory_forward": forward_kernel("sm90_memory_forward_bf16_128"),
     "column_sums": Kernel("sm90_column_sums_bf16_128", ["q", "q"], ["q", "q"], 2, {"q": (3, TILE_BYTES + 512)}),
     "score": Kernel("sm90_score_bf16_128", ["q"], ["q"], 1, {"q": (2, TILE_BYTES // 2)}),
 }
@@ -60,7 +64,7 @@ def total(program):
 def turn_steps(kernel, consumer, instruction):
     """Named barriers. Forward: BAR.SYNC takes a turn, BAR.ARV passes it. Score: SCORE_TURNS."""
     arrival = instruction.opcode.startswith("BAR.ARV")
-    if kernel is KERNELS["intra_forward"]:
+    if kernel in (KERNELS["causal_forward"], KERNELS["memory_forward"]):
         return [("arrive", f"turn{1 - consumer}")] if arrival else [("await", f"turn{consumer}")]
     number = instruction.operands.split(",")[0].strip()
     if number in SCORE_TURNS:
@@ -122,15 +126,23 @@ STORE_WORK = {"issue": 200, "fma": 64, "memory": 32 * limits.PIPE_CYCLES["memory
 LOAD_KEYS_WORK = {"issue": 120, "memory": 32 * limits.PIPE_CYCLES["memory"]}
 
 
-def forward_items(loop, consumer, tiles_of_items):
-    """Items of a persistent block: the diagonal tile, the loop, the last values, the output."""
+# The same of rows that are joined with the intra pass: as many loads, asked for beside the last product, and two more
+# multiplications.
+JOIN_WORK = {"issue": 300, "fma": 192, "memory": 64 * limits.PIPE_CYCLES["memory"], "mufu": 64}
+JOIN_BYTES = 64 * 128 * 4    # of each consumer
+
+
+def forward_items(loop, consumer, tiles_of_items, joined=False):
+    """Items of a persistent block: the masked tile, the loop, the last values, the output."""
     tile = work_of_tile(loop, 1)
+    asked = [("ask", JOIN_BYTES)] if joined else []
+    end = [("asked",), ("work", JOIN_WORK)] if joined else [("work", STORE_WORK)]
     program = []
     for tiles in tiles_of_items:
         program += [("full", "item"), ("full", "k"), ("await", f"turn{consumer}"), *products(),
                     ("arrive", f"turn{1 - consumer}"), ("products", 0), ("free", "k"), ("work", tile)]
         program += loop * (tiles - 1)
-        program += [("free", "item"), ("full", "v"), *products(), ("products", 0), ("free", "v"), ("work", STORE_WORK)]
+        program += [("free", "item"), ("full", "v"), *products(), *asked, ("products", 0), ("free", "v"), *end]
     return program
 
 

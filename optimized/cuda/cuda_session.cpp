@@ -90,7 +90,7 @@ WindowExtent CudaSession::window_extent() const {
   const std::int64_t chunk = std::min(options().chunk, window_rows_);
   const std::int64_t chunks = (window_rows_ + chunk - 1) / chunk;
   return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets),
-          hopper_.intra.sm90 ? kHopperIntraParts : 1};
+          on_hopper(PathStage::intra) || on_hopper(PathStage::dense) ? kHopperIntraParts : 1};
 }
 
 void CudaSession::take_staging(const Shape& shape) {
@@ -322,7 +322,7 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
       run_sparse(window, chunks.subspan(first, last - first));
     } else if (mode == ChunkMode::decode && splits_decode(end - base)) {
       run_decode(window);
-    } else {
+    } else if (mode == ChunkMode::decode || !on_hopper(PathStage::dense, window) || !hopper_dense(window)) {
       run_dense(window);
     }
     launches_->end();

@@ -12,6 +12,7 @@
 #include "cuda/kernels/params.hpp"
 #include "cuda/paths.hpp"
 #include "cuda/runtime/device.hpp"
+#include "cuda/sm90/raw_params.hpp"
 #include "cuda/tuning.hpp"
 #include "cuda/window_launches.hpp"
 
@@ -56,9 +57,7 @@ class CudaSession final : public core::SessionBase {
                   std::span<float> row) const override;
   [[nodiscard]] const Device& device() const { return *device_; }
   /// Which kernels run in this session, and why.
-  [[nodiscard]] std::string paths() const {
-    return text_of(hopper_.intra, hopper_.score, hopper_.refused_queries);
-  }
+  [[nodiscard]] std::string paths() const { return text_of(hopper_.paths, hopper_.refused_queries); }
 
  private:
   /// A window of a layer's call: rows of positions [begin, end) stand in q and out from row 0 on.
@@ -140,6 +139,8 @@ class CudaSession final : public core::SessionBase {
   void inter_scores(const Window& window, const Chunk& chunk, std::int64_t index);
   void inter_output(const Window& window, const Chunk& chunk, std::int64_t index);
   [[nodiscard]] GatheredRows gathered_rows(std::int64_t index) const;
+  [[nodiscard]] StoredRows gathered_keys(std::int64_t index) const;
+  [[nodiscard]] StoredRows gathered_values(std::int64_t index) const;
   [[nodiscard]] ForwardParams inter_params(const Window& window, const Chunk& chunk,
                                            std::int64_t index) const;
   void build_memory(const Window& window, const Chunk& chunk, std::int64_t index);
@@ -162,10 +163,25 @@ class CudaSession final : public core::SessionBase {
   static constexpr std::int64_t kHopperIntraParts = 3;
   void choose_paths(const HopperSwitch& hopper, bool slopes);
   [[nodiscard]] HopperScratch hopper_scratch() const;
-  /// False where the device has no tensor map for these rows: nothing was launched. Chunks of `chunk` tokens fill [begin, end).
-  bool hopper_intra(const WindowLaunches::IntraPlaces& places, const Window& window, std::int64_t begin,
-                    std::int64_t end, std::int64_t chunk);
+  [[nodiscard]] Path& path(PathStage stage) { return hopper_.paths[static_cast<std::size_t>(stage)]; }
+  [[nodiscard]] bool on_hopper(PathStage stage) const {
+    return hopper_.paths[static_cast<std::size_t>(stage)].sm90;
+  }
+  [[nodiscard]] bool on_hopper(PathStage stage, const Window& window) const {
+    return on_hopper(stage) && window.unit == shape().kv_type;
+  }
+  [[nodiscard]] sm90::RowOutputs hopper_outputs(const Window& window) const;
+  [[nodiscard]] sm90::TileMap query_map(const Window& window, std::int64_t begin, std::int64_t tokens,
+                                        std::int64_t chunks, int rows) const;
+  /// As many blocks as run at a time, no more than they have work.
+  [[nodiscard]] Grid persistent(int items) const;
+  // These are false where the device has no tensor map for the rows: nothing was launched.
+  /// Chunks of `chunk` tokens fill [begin, end); `stage`: whose path it is.
+  bool hopper_intra(PathStage stage, const WindowLaunches::IntraPlaces& places, const Window& window,
+                    std::int64_t begin, std::int64_t end, std::int64_t chunk);
   bool hopper_score(const Window& window, const Chunk& chunk, std::int64_t index);
+  bool hopper_output(const Window& window, const Chunk& chunk, std::int64_t index);
+  bool hopper_dense(const Window& window);
   bool encode(const sm90::TileMap& map, sm90::TensorMap& to, Path& path);
   bool encode_queries(const sm90::TileMap& map, sm90::TensorMap& to, Path& path);
 
@@ -176,11 +192,11 @@ class CudaSession final : public core::SessionBase {
 
   /// Kernels of sm_90a, where they are taken.
   struct Hopper {
-    Path intra;
-    Path score;
-    Choice forward;
+    Paths paths;
+    Choice causal;
     Choice column_sums;
     Choice scores;
+    Choice memory;
     const char* refused_queries = nullptr;  // why those of the last window had no tensor map
     float* lse2 = nullptr;                  // [Hq][chunks of a launch][whole tiles of a chunk]
     float* partial_sums = nullptr;          // [Hq][runs of queries of a chunk][memory keys]

@@ -3,7 +3,7 @@
 #include "cuda/cuda_session.hpp"
 #include "cuda/kernels/score_sums.hpp"
 #include "cuda/sm90/column_sums.hpp"
-#include "cuda/sm90/intra_forward.hpp"
+#include "cuda/sm90/forward.hpp"
 #include "cuda/sm90/score.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -20,6 +20,19 @@ const void* row_address(const void* rows, std::int64_t row, std::int64_t stride)
 
 sm90::LogitRule raw(const LogitRule& rule) {
   return {rule.factor, rule.cap, rule.slopes.raw(), rule.sinks.raw()};
+}
+
+/// Rows [first, first + chunks * tokens) of stored or gathered rows of `heads` heads.
+sm90::TileMap map_of(const StoredRows& rows, std::int64_t columns, std::int64_t first, std::int64_t tokens,
+                     std::int64_t chunks, std::int64_t heads) {
+  return sm90::tile_map(
+      {row_address(rows.data.raw(), first, rows.width), static_cast<int>(columns), static_cast<int>(tokens),
+       static_cast<int>(chunks), static_cast<int>(heads), rows.width, rows.head_stride},
+      sm90::kTile);
+}
+
+sm90::SoftmaxState raw(const SoftmaxState& state) {
+  return {state.max.raw(), state.sum.raw(), state.rounded.raw(), state.out.raw(), state.stride};
 }
 
 sm90::ScoreShape score_shape(std::int64_t heads, std::int64_t tokens) {
@@ -42,16 +55,20 @@ void CudaSession::choose_paths(const HopperSwitch& hopper, bool slopes) {
   inputs.chunk = std::min(options().chunk, shape().capacity);
   inputs.least_chunk = hopper.least_chunk;
   inputs.set_width = set_width_;
-  hopper_.intra = path_of(PathStage::intra, inputs);
-  hopper_.score = path_of(PathStage::score, inputs);
-  const auto choose = [&](Path& path, Stage stage, bool whole_rule, Choice& to) {
-    if (!path.sm90) return;
-    to = dispatch_.hopper(stage, inputs.type, inputs.d, inputs.dv, whole_rule);
-    if (!to.entry) path = {false, "this build has none for these rows"};
+  const auto choose = [&](PathStage of, Stage stage, Choice& to) {
+    if (!on_hopper(of)) return;
+    to = dispatch_.hopper(stage, inputs.type, inputs.d, inputs.dv, mapped);
+    if (!to.entry) path(of) = {false, "this build has none for these rows"};
   };
-  choose(hopper_.intra, Stage::hopper_forward, mapped, hopper_.forward);
-  choose(hopper_.intra, Stage::hopper_column_sums, mapped, hopper_.column_sums);
-  choose(hopper_.score, Stage::hopper_score, mapped, hopper_.scores);
+  for (const PathStage of : {PathStage::intra, PathStage::score, PathStage::output, PathStage::dense}) {
+    path(of) = path_of(of, inputs);
+  }
+  for (const PathStage of : {PathStage::intra, PathStage::dense}) {
+    choose(of, Stage::hopper_causal, hopper_.causal);
+    choose(of, Stage::hopper_column_sums, hopper_.column_sums);
+  }
+  choose(PathStage::score, Stage::hopper_score, hopper_.scores);
+  choose(PathStage::output, Stage::hopper_memory, hopper_.memory);
 }
 
 CudaSession::HopperScratch CudaSession::hopper_scratch() const {
@@ -61,8 +78,10 @@ CudaSession::HopperScratch CudaSession::hopper_scratch() const {
   const std::int64_t padded = (chunk + sm90::kTile - 1) / sm90::kTile * sm90::kTile;
   // The launches of groups follow each other on one stream.
   const std::int64_t chunks = std::min((window_rows_ + chunk - 1) / chunk, window_extent().together);
-  if (hopper_.intra.sm90) scratch.lse2 = core::checked_product(shape().n_head, chunks, padded);
-  if (hopper_.score.sm90) {
+  if (on_hopper(PathStage::intra) || on_hopper(PathStage::dense)) {
+    scratch.lse2 = core::checked_product(shape().n_head, chunks, padded);
+  }
+  if (on_hopper(PathStage::score)) {
     // No length has more runs than its query blocks, nor more than the longest chunk's and one.
     const std::int64_t blocks = (chunk + sm90::ScoreShape::kQueries - 1) / sm90::ScoreShape::kQueries;
     std::int64_t runs = 0;
@@ -87,45 +106,55 @@ bool CudaSession::encode_queries(const sm90::TileMap& map, sm90::TensorMap& to, 
   return hopper_.refused_queries == nullptr && encode(map, to, path);
 }
 
-bool CudaSession::hopper_intra(const WindowLaunches::IntraPlaces& places, const Window& window,
-                               std::int64_t begin, std::int64_t end, std::int64_t chunk) {
-  const auto tokens = static_cast<int>(chunk);
-  const auto chunks = static_cast<int>((end - begin) / chunk);
-  const auto heads = static_cast<int>(shape().n_head);
-  const auto heads_kv = static_cast<int>(shape().n_head_kv);
-  const auto d = static_cast<int>(shape().d_head);
-  const auto dv = static_cast<int>(shape().d_value);
-  const StoredRows keys = stored_keys(HEADWATER_SABOTAGE("cuda.sm90.map_of_first_layer") ? 0 : window.layer);
-  const StoredRows values = stored_values(window.layer);
-  sm90::TileMap k = sm90::tile_map({row_address(keys.data.raw(), begin, keys.width), d, tokens, chunks,
-                                    heads_kv, keys.width, keys.head_stride},
-                                   sm90::kTile);
-  if (HEADWATER_SABOTAGE("cuda.sm90.chunk_stride_of_a_tile")) {
-    k.strides[1] = k.strides[0] * sm90::kTile;
-  }
-  sm90::IntraForwardParams forward{};
-  if (!encode_queries(
-          sm90::tile_map({row_address(window.q.data.raw(), begin - window.begin, window.q.row_stride), d,
-                          tokens, chunks, heads, window.q.row_stride, window.q.head_stride},
-                         sm90::kTile),
-          forward.q, hopper_.intra) ||
-      !encode(k, forward.k, hopper_.intra) ||
-      !encode(sm90::tile_map({row_address(values.data.raw(), begin, values.width), dv, tokens, chunks,
-                              heads_kv, values.width, values.head_stride},
-                             sm90::kTile),
-              forward.v, hopper_.intra)) {
+sm90::RowOutputs CudaSession::hopper_outputs(const Window& window) const {
+  const OutputRows& out = window.out;
+  const auto pair = 2 * static_cast<std::uintptr_t>(dtype_size(out.type));
+  const bool pairs = shape().d_value % 2 == 0 && out.row_stride % 2 == 0 && out.head_stride % 2 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(out.data.raw()) % pair == 0;
+  return {out.data.raw(), out.row_stride, out.head_stride, out.type, pairs, window.observed ? lse_ : nullptr,
+          window_rows_};
+}
+
+/// Queries from position `begin` on, in boxes of `rows`.
+sm90::TileMap CudaSession::query_map(const Window& window, std::int64_t begin, std::int64_t tokens,
+                                     std::int64_t chunks, int rows) const {
+  const InputRows& q = window.q;
+  return sm90::tile_map({row_address(q.data.raw(), begin - window.begin, q.row_stride),
+                         static_cast<int>(shape().d_head), static_cast<int>(tokens), static_cast<int>(chunks),
+                         static_cast<int>(shape().n_head), q.row_stride, q.head_stride},
+                        rows);
+}
+
+Grid CudaSession::persistent(int items) const {
+  return {static_cast<unsigned>(std::min(items, device_->info().multiprocessors)), 1, 1};
+}
+
+bool CudaSession::hopper_intra(PathStage stage, const WindowLaunches::IntraPlaces& places,
+                               const Window& window, std::int64_t begin, std::int64_t end,
+                               std::int64_t chunk) {
+  const std::int64_t chunks = (end - begin) / chunk;
+  const std::int64_t layer = HEADWATER_SABOTAGE("cuda.sm90.map_of_first_layer") ? 0 : window.layer;
+  sm90::TileMap k = map_of(stored_keys(layer), shape().d_head, begin, chunk, chunks, shape().n_head_kv);
+  if (HEADWATER_SABOTAGE("cuda.sm90.chunk_stride_of_a_tile")) k.strides[1] = k.strides[0] * sm90::kTile;
+  sm90::CausalForwardParams forward{};
+  if (!encode_queries(query_map(window, begin, chunk, chunks, sm90::kTile), forward.q, path(stage)) ||
+      !encode(k, forward.k, path(stage)) ||
+      !encode(map_of(stored_values(window.layer), shape().d_value, begin, chunk, chunks, shape().n_head_kv),
+              forward.v, path(stage))) {
     return false;
   }
   HEADWATER_MARK("cuda.sm90.intra");
-  forward.shape = {heads, heads_kv, chunks, tokens};
+  forward.shape = {static_cast<int>(shape().n_head), static_cast<int>(shape().n_head_kv),
+                   static_cast<int>(chunks), static_cast<int>(chunk)};
   forward.rule = raw(rule_);
-  forward.state = {intra_.max.raw(), intra_.sum.raw(), intra_.rounded.raw(), intra_.out.raw(), intra_.stride};
+  forward.state = raw(intra_);
   forward.first_row = begin - window.begin;
-  forward.dv = dv;
+  forward.position = begin;
+  forward.out = hopper_outputs(window);
+  forward.dv = static_cast<int>(shape().d_value);
   forward.lse2 = hopper_.lse2;
-  const Grid blocks{static_cast<unsigned>(std::min(forward.shape.items(), device_->info().multiprocessors)),
-                    1, 1};
-  launches_->launch(places.forward, hopper_.forward, blocks, forward);
+  const Grid blocks = persistent(forward.shape.items());
+  launches_->launch(places.forward, hopper_.causal, blocks, forward);
 
   sm90::ColumnSumParams columns{};
   columns.q = forward.q;
@@ -145,20 +174,14 @@ bool CudaSession::hopper_intra(const WindowLaunches::IntraPlaces& places, const 
 }
 
 bool CudaSession::hopper_score(const Window& window, const Chunk& chunk, std::int64_t index) {
-  const auto d = static_cast<int>(shape().d_head);
   const auto heads = static_cast<int>(shape().n_head);
   const auto count = static_cast<int>(set_states_[static_cast<std::size_t>(window.layer)].count);
-  const GatheredRows gathered = gathered_rows(index);
   sm90::ScoreParams score{};
   score.shape = score_shape(heads, chunk.end - chunk.begin);
-  if (!encode_queries(
-          sm90::tile_map({row_address(window.q.data.raw(), chunk.begin - window.begin, window.q.row_stride),
-                          d, score.shape.tokens, 1, heads, window.q.row_stride, window.q.head_stride},
-                         sm90::ScoreShape::kQueries),
-          score.q, hopper_.score) ||
-      !encode(sm90::tile_map({gathered.keys, d, count, 1, heads, key_width_, set_width_ * key_width_},
-                             sm90::kFragmentColumns),
-              score.keys, hopper_.score)) {
+  Path& own = path(PathStage::score);
+  if (!encode_queries(query_map(window, chunk.begin, score.shape.tokens, 1, sm90::ScoreShape::kQueries),
+                      score.q, own) ||
+      !encode(map_of(gathered_keys(index), shape().d_head, 0, count, 1, heads), score.keys, own)) {
     return false;
   }
   HEADWATER_MARK("cuda.sm90.score");
@@ -173,7 +196,7 @@ bool CudaSession::hopper_score(const Window& window, const Chunk& chunk, std::in
   sums.partial_stride = sm90::ScoreShape::kMemoryKeys;
   sums.runs = score.shape.runs();
   sums.count = count;
-  sums.positions = gathered.positions;
+  sums.positions = gathered_rows(index).positions;
   sums.positions_stride = set_width_;
   sums.sums = colsum_inter_;
   sums.sums_stride = set_width_;
@@ -184,6 +207,54 @@ bool CudaSession::hopper_score(const Window& window, const Chunk& chunk, std::in
                     {static_cast<unsigned>(heads),
                      static_cast<unsigned>((count + kScoreSumsThreads - 1) / kScoreSumsThreads), 1},
                     sums);
+  return true;
+}
+
+bool CudaSession::hopper_output(const Window& window, const Chunk& chunk, std::int64_t index) {
+  const std::int64_t tokens = chunk.end - chunk.begin;
+  const std::int64_t count = set_states_[static_cast<std::size_t>(window.layer)].count;
+  const std::int64_t slot = HEADWATER_SABOTAGE("cuda.sm90.values_of_first_slot") ? 0 : index;
+  sm90::MemoryForwardParams memory{};
+  Path& own = path(PathStage::output);
+  if (!encode_queries(query_map(window, chunk.begin, tokens, 1, sm90::kTile), memory.q, own) ||
+      !encode(map_of(gathered_keys(index), shape().d_head, 0, count, 1, shape().n_head), memory.k, own) ||
+      !encode(map_of(gathered_values(slot), shape().d_value, 0, count, 1, shape().n_head), memory.v, own)) {
+    return false;
+  }
+  HEADWATER_MARK("cuda.sm90.output");
+  memory.rule = raw(rule_);
+  memory.heads = static_cast<int>(shape().n_head);
+  memory.tokens = static_cast<int>(tokens);
+  memory.count = static_cast<int>(count);
+  memory.intra = raw(intra_);
+  memory.first_row = chunk.begin - window.begin;
+  memory.out = hopper_outputs(window);
+  memory.dv = static_cast<int>(shape().d_value);
+  launches_->launch(launches_->inter_output(index), hopper_.memory,
+                    persistent(sm90::MemoryPass::items(memory)), memory);
+  return true;
+}
+
+bool CudaSession::hopper_dense(const Window& window) {
+  sm90::CausalForwardParams forward{};
+  Path& own = path(PathStage::dense);
+  if (!encode_queries(query_map(window, window.begin, window.end - window.begin, 1, sm90::kTile), forward.q,
+                      own) ||
+      !encode(map_of(stored_keys(window.layer), shape().d_head, 0, window.end, 1, shape().n_head_kv),
+              forward.k, own) ||
+      !encode(map_of(stored_values(window.layer), shape().d_value, 0, window.end, 1, shape().n_head_kv),
+              forward.v, own)) {
+    return false;
+  }
+  HEADWATER_MARK("cuda.sm90.dense");
+  const std::int64_t first = HEADWATER_SABOTAGE("cuda.sm90.window_at_zero") ? 0 : window.begin;
+  forward.shape = {static_cast<int>(shape().n_head), static_cast<int>(shape().n_head_kv), 1,
+                   static_cast<int>(window.end - window.begin + first), static_cast<int>(first)};
+  forward.rule = raw(rule_);
+  forward.out = hopper_outputs(window);
+  forward.dv = static_cast<int>(shape().d_value);
+  launches_->launch(WindowLaunches::dense_forward(), hopper_.causal, persistent(forward.shape.items()),
+                    forward);
   return true;
 }
 

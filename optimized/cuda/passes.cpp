@@ -189,19 +189,25 @@ void CudaSession::intra_phase(const Window& window, std::int64_t group) {
   const std::int64_t end = std::min(window.end, begin + group_rows);
   std::int64_t part = 0;
   const auto places = [&] { return launches_->intra(group, part); };
-  if (hopper_.intra.sm90 && window.unit == shape().kv_type) {
-    // A prompt of one chunk has the bits of dense attention, which has kernels of mma.sync only.
-    if (begin == 0) {
-      portable_intra(places(), window, 0, std::min(chunk, end));
-      begin = std::min(chunk, end);
-      ++part;
+  if (begin == 0 && (on_hopper(PathStage::dense, window) || on_hopper(PathStage::intra, window))) {
+    // A prompt of one chunk has the bits of dense attention: both go the same way.
+    const std::int64_t first = std::min(chunk, end);
+    if (!on_hopper(PathStage::dense) || !hopper_intra(PathStage::dense, places(), window, 0, first, first)) {
+      portable_intra(places(), window, 0, first);
     }
+    begin = first;
+    ++part;
+  }
+  if (on_hopper(PathStage::intra, window)) {
     const std::int64_t full = begin + (end - begin) / chunk * chunk;
-    if (begin < full && hopper_intra(places(), window, begin, full, chunk)) {
+    if (begin < full && hopper_intra(PathStage::intra, places(), window, begin, full, chunk)) {
       begin = full;
       ++part;
     }
-    if (begin == full && full < end && hopper_intra(places(), window, full, end, end - full)) begin = end;
+    if (begin == full && full < end &&
+        hopper_intra(PathStage::intra, places(), window, full, end, end - full)) {
+      begin = end;
+    }
   }
   if (begin < end) portable_intra(places(), window, begin, end);
 }
@@ -284,23 +290,30 @@ CudaSession::GatheredRows CudaSession::gathered_rows(std::int64_t index) const {
           gathered_values_ + entries * value_width_ * element_bytes_, gathered_positions_ + entries};
 }
 
+StoredRows CudaSession::gathered_keys(std::int64_t index) const {
+  return {gathered_rows(index).keys, set_width_ * key_width_, shape().kv_type, static_cast<int>(key_width_)};
+}
+
+StoredRows CudaSession::gathered_values(std::int64_t index) const {
+  return {gathered_rows(index).values, set_width_ * value_width_, shape().kv_type,
+          static_cast<int>(value_width_)};
+}
+
 /// A chunk's rows over its memory set, by query head.
 ForwardParams CudaSession::inter_params(const Window& window, const Chunk& chunk, std::int64_t index) const {
-  const GatheredRows gathered = gathered_rows(index);
   ForwardParams params = forward_params(window, chunk.begin, chunk.end);
   params.at.range = KeyRange::memory;
   params.at.group = 1;
   params.at.memory = static_cast<int>(set_states_[static_cast<std::size_t>(window.layer)].count);
-  params.at.positions = gathered.positions;
+  params.at.positions = gathered_rows(index).positions;
   params.at.positions_stride = set_width_;
-  params.keys = {gathered.keys, set_width_ * key_width_, shape().kv_type, static_cast<int>(key_width_)};
-  params.values = {gathered.values, set_width_ * value_width_, shape().kv_type,
-                   static_cast<int>(value_width_)};
+  params.keys = gathered_keys(index);
+  params.values = gathered_values(index);
   return params;
 }
 
 void CudaSession::inter_scores(const Window& window, const Chunk& chunk, std::int64_t index) {
-  if (hopper_.score.sm90 && window.unit == shape().kv_type && hopper_score(window, chunk, index)) return;
+  if (on_hopper(PathStage::score, window) && hopper_score(window, chunk, index)) return;
   ForwardParams softmax = inter_params(window, chunk, index);
   softmax.state = inter_;
   softmax.state.base = window.begin;
@@ -321,6 +334,7 @@ void CudaSession::inter_scores(const Window& window, const Chunk& chunk, std::in
 }
 
 void CudaSession::inter_output(const Window& window, const Chunk& chunk, std::int64_t index) {
+  if (on_hopper(PathStage::output, window) && hopper_output(window, chunk, index)) return;
   ForwardParams forward = inter_params(window, chunk, index);
   forward.fused = intra_;
   forward.fused.base = window.begin;

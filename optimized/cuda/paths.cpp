@@ -16,47 +16,57 @@ constexpr std::int64_t kWidestScoreKey = 128;
 constexpr std::int64_t kWidestValue = 128;
 constexpr std::int64_t kMemoryKeys = 512;
 
-/// What keeps a stage off the kernels of sm_90a; the first that holds is the reason.
+constexpr unsigned only(PathStage stage) { return 1u << static_cast<unsigned>(stage); }
+constexpr unsigned kIntra = only(PathStage::intra);
+constexpr unsigned kScore = only(PathStage::score);
+constexpr unsigned kOutput = only(PathStage::output);
+constexpr unsigned kDense = only(PathStage::dense);
+constexpr unsigned kForwards = kIntra | kOutput | kDense;
+constexpr unsigned kAll = kForwards | kScore;
+
+/// What keeps stages off the kernels of sm_90a; the first that holds is the reason.
 struct Obstacle {
-  bool intra;
-  bool score;
+  unsigned stages;
   bool (*holds)(const PathInputs&);
   const char* reason;
 };
 
+/// None that depends on the chunk keeps dense prefill off: a session without chunks has the bits of a first chunk.
 constexpr Obstacle kObstacles[] = {
-    {true, true, [](const PathInputs& in) { return in.compute_capability != kHopper; },
+    {kAll, [](const PathInputs& in) { return in.compute_capability != kHopper; },
      "they run on compute capability 9.0 only"},
-    {true, true, [](const PathInputs& in) { return !in.unproven; },
+    {kAll, [](const PathInputs& in) { return !in.unproven; },
      "no device has proven them; HEADWATER_CUDA_SM90=unproven switches them on"},
-    {true, true, [](const PathInputs& in) { return in.type == DType::f32; },
-     "rows are not of one 16-bit type"},
-    {true, false, [](const PathInputs& in) { return in.d > kWidestKey; }, "keys are wider than 192"},
-    {true, false, [](const PathInputs& in) { return in.mapped && in.d > kWidestMappedKey; },
+    {kAll, [](const PathInputs& in) { return in.type == DType::f32; }, "rows are not of one 16-bit type"},
+    {kForwards, [](const PathInputs& in) { return in.d > kWidestKey; }, "keys are wider than 192"},
+    {kForwards, [](const PathInputs& in) { return in.mapped && in.d > kWidestMappedKey; },
      "keys are wider than 128 and logits have a cap, slopes or a factor that is not positive"},
-    {true, false, [](const PathInputs& in) { return in.dv > kWidestValue; }, "values are wider than 128"},
-    {false, true, [](const PathInputs& in) { return in.d > kWidestScoreKey; }, "keys are wider than 128"},
-    {false, true, [](const PathInputs& in) { return in.slopes; }, "logits have ALiBi slopes"},
-    {false, true, [](const PathInputs& in) { return in.set_width > kMemoryKeys; },
+    {kForwards, [](const PathInputs& in) { return in.dv > kWidestValue; }, "values are wider than 128"},
+    {kScore, [](const PathInputs& in) { return in.d > kWidestScoreKey; }, "keys are wider than 128"},
+    {kScore | kOutput, [](const PathInputs& in) { return in.slopes; }, "logits have ALiBi slopes"},
+    {kScore, [](const PathInputs& in) { return in.set_width > kMemoryKeys; },
      "memory sets have more than 512 entries"},
-    {true, true, [](const PathInputs& in) { return in.chunk < in.least_chunk; }, "chunks are short"},
+    {kIntra | kScore | kOutput, [](const PathInputs& in) { return in.chunk < in.least_chunk; },
+     "chunks are short"},
 };
 
 }  // namespace
 
 Path path_of(PathStage stage, const PathInputs& inputs) {
   for (const Obstacle& obstacle : kObstacles) {
-    if (!(stage == PathStage::intra ? obstacle.intra : obstacle.score)) continue;
-    if (obstacle.holds(inputs)) return {false, obstacle.reason};
+    if ((obstacle.stages & only(stage)) != 0 && obstacle.holds(inputs)) return {false, obstacle.reason};
   }
-  return {true, {}};
+  return {true};
 }
 
-std::string text_of(const Path& intra, const Path& score, const char* refused_queries) {
-  const auto one = [](const Path& path) {
-    return path.sm90 ? std::string("sm_90a") : "sm_80 (" + path.reason + ")";
-  };
-  std::string text = "intra: " + one(intra) + "; score: " + one(score);
+std::string text_of(const Paths& paths, const char* refused_queries) {
+  constexpr const char* kNames[kPathStages] = {"intra", "; score", "; output", "; dense"};
+  std::string text;
+  for (std::size_t stage = 0; stage < paths.size(); ++stage) {
+    const Path& path = paths[stage];
+    text += kNames[stage];
+    text += path.sm90 ? ": sm_90a" : std::string(": sm_80 (") + path.reason + ")";
+  }
   if (refused_queries != nullptr) text += std::string("; the last queries: sm_80 (") + refused_queries + ")";
   return text;
 }
@@ -71,7 +81,7 @@ std::string hopper_text(int compute_capability) {
     return std::string("; kernels of sm_90a: off: ") + error.what();
   }
   const Path path = path_of(PathStage::intra, inputs);
-  return path.sm90 ? "; kernels of sm_90a: on" : "; kernels of sm_90a: off: " + path.reason;
+  return path.sm90 ? "; kernels of sm_90a: on" : std::string("; kernels of sm_90a: off: ") + path.reason;
 }
 
 bool unproven_kernels_allowed() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -8,8 +9,14 @@
 /// Which of two sets of kernels a session takes: those of mma.sync, for every device, or those of sm_90a (adr/0015).
 namespace headwater::cuda {
 
-/// Stages of a sparse layer that have kernels of sm_90a. The intra pass is the forward and its column sums.
-enum class PathStage : std::uint8_t { intra, score };
+/// Stages that have kernels of sm_90a.
+enum class PathStage : std::uint8_t {
+  intra,   ///< forward and column sums of the chunks behind a session's first one
+  score,   ///< column sums of the inter pass
+  output,  ///< outputs of the inter pass
+  dense,   ///< dense prefill, and with it the intra pass of a session's first chunk, which has its bits
+};
+inline constexpr int kPathStages = 4;
 
 /// What decides.
 struct PathInputs {
@@ -27,15 +34,17 @@ struct PathInputs {
 
 struct Path {
   bool sm90 = false;
-  std::string reason;  ///< why not; empty where sm90
+  const char* reason = "";  ///< why not; empty where sm90; lives as long as the program
 };
 
 [[nodiscard]] Path path_of(PathStage stage, const PathInputs& inputs);
 
-/// "intra: sm_90a; score: sm_80 (memory sets have more than 512 entries)". `refused_queries`, or nullptr: why the last rows of
-/// a caller went to the kernels of mma.sync all the same.
-[[nodiscard]] std::string text_of(const Path& intra, const Path& score,
-                                  const char* refused_queries = nullptr);
+/// By PathStage.
+using Paths = std::array<Path, kPathStages>;
+
+/// "intra: sm_90a; score: sm_80 (memory sets have more than 512 entries); output: sm_90a; dense: sm_90a".
+/// `refused_queries`, or nullptr: why the last rows of a caller went to the kernels of mma.sync all the same.
+[[nodiscard]] std::string text_of(const Paths& paths, const char* refused_queries = nullptr);
 
 /// "; kernels of sm_90a: on", or ".. off: why", for rows that have such kernels, with the switch as it stands; never throws.
 [[nodiscard]] std::string hopper_text(int compute_capability);

@@ -9,7 +9,7 @@
 #include "cuda/dispatch.hpp"
 #include "cuda/runtime/emulated_device.hpp"
 #include "cuda/sm90/column_sums.hpp"
-#include "cuda/sm90/intra_forward.hpp"
+#include "cuda/sm90/forward.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::cuda {
@@ -54,6 +54,7 @@ class Launch {
     params_.rule.factor = 0.18f;
     auto* state = static_cast<float*>(device_->allocate((3 * kTokens + kElements) * 4, "state"));
     params_.state = {state, state + kTokens, state + 2 * kTokens, state + 3 * kTokens, kTokens};
+    params_.position = kTokens;  // rows stay unfinished
     params_.dv = kWidth;
     params_.lse2 = static_cast<float*>(device_->allocate(256 * 4, "lse"));
   }
@@ -61,7 +62,7 @@ class Launch {
   Device& device_of() { return *device_; }
   Stream stream() const { return stream_; }
   void forward() {
-    const Choice kernel = dispatch().hopper(Stage::hopper_forward, DType::bf16, kWidth, kWidth, false);
+    const Choice kernel = dispatch().hopper(Stage::hopper_causal, DType::bf16, kWidth, kWidth, false);
     device_->launch(stream_, kernel.index, {2, 1, 1}, kernel.entry->shared_bytes, params_);
   }
   std::vector<float> take() {
@@ -76,7 +77,7 @@ class Launch {
  private:
   std::unique_ptr<Device> device_;
   Stream stream_;
-  sm90::IntraForwardParams params_{};
+  sm90::CausalForwardParams params_{};
 };
 
 TEST(HopperLaunch, ACapturedLaunchHoldsItsTensorMaps) {
@@ -128,7 +129,7 @@ TEST(HopperLaunch, ALaunchOfTheWrongSizeIsRefused) {
   Launch launch;
   const Choice sums = dispatch().hopper(Stage::hopper_column_sums, DType::bf16, kWidth, 0, false);
   EXPECT_THROW(launch.device_of().launch(launch.stream(), sums.index, {1, 1, 1}, sums.entry->shared_bytes,
-                                         sm90::IntraForwardParams{}),
+                                         sm90::CausalForwardParams{}),
                Error);
 }
 

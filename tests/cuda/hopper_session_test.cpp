@@ -22,6 +22,7 @@ constexpr std::int64_t kHeads = 2;
 constexpr std::int64_t kHeadsKv = 1;
 constexpr std::int64_t kWidth = 64;
 constexpr HopperSwitch kAlways{true, 1};
+constexpr const char* kAllTaken = "intra: sm_90a; score: sm_90a; output: sm_90a; dense: sm_90a";
 
 const Dispatch& dispatch() {
   static const Dispatch dispatch(on_host::entries());
@@ -167,11 +168,14 @@ std::vector<std::string> kernels_of(const EmulationOptions& emulation, const Hop
 TEST(HopperSession, TakesKernelsOfSm90aWhereDeviceAndSwitchAllowThem) {
   using ::testing::Contains;
   using ::testing::Not;
-  EXPECT_EQ(session(hopper(), kAlways)->paths(), "intra: sm_90a; score: sm_90a");
+  EXPECT_EQ(session(hopper(), kAlways)->paths(), kAllTaken);
   const std::vector<std::string> taken = kernels_of(hopper(), kAlways);
-  for (const char* name :
-       {"sm90_intra_forward_bf16_64", "sm90_column_sums_bf16_64", "sm90_score_bf16_64", "score_sums_128"}) {
+  for (const char* name : {"sm90_causal_forward_bf16_64", "sm90_column_sums_bf16_64", "sm90_score_bf16_64",
+                           "score_sums_128", "sm90_memory_forward_bf16_64"}) {
     EXPECT_THAT(taken, Contains(std::string(name)));
+  }
+  for (const std::string& name : taken) {
+    EXPECT_THAT(name, Not(::testing::MatchesRegex("(forward|softmax|column_sums)_.*"))) << "of mma.sync";
   }
   for (const std::string& name : kernels_of(hopper(), {}))
     EXPECT_THAT(name, Not(HasSubstr("sm90"))) << "switch off";
@@ -242,8 +246,10 @@ TEST(HopperSession, EveryWidthAgreesWithTheOtherKernels) {
     for (const auto& [d, dv] : kWidths) {
       const Results taken = run_width(kAlways, type, d, dv);
       const Results other = run_width({}, type, d, dv);
-      ASSERT_EQ(taken.paths, d > 128 ? "intra: sm_90a; score: sm_80 (keys are wider than 128)"
-                                     : "intra: sm_90a; score: sm_90a");
+      ASSERT_EQ(taken.paths, d > 128
+                                 ? "intra: sm_90a; score: sm_80 (keys are wider than 128); output: sm_90a; "
+                                   "dense: sm_90a"
+                                 : kAllTaken);
       // Both round each weight and the output once; values are below 2.
       const float unit = type == DType::bf16 ? 0x1p-8f : 0x1p-11f;
       for (std::size_t i = 0; i < taken.out.size(); ++i) {
@@ -274,7 +280,7 @@ TEST(HopperSession, RowsThatNoTensorMapTakesGoToTheOtherKernelsWhileTheyLast) {
   EXPECT_EQ(caller.run(1), run(*session(hopper(), {})));
   EXPECT_THAT(caller.session().paths(), HasSubstr("the last queries: sm_80 (rows do not begin"));
   EXPECT_EQ(caller.run(0), run(*session(hopper(), kAlways)));
-  EXPECT_EQ(caller.session().paths(), "intra: sm_90a; score: sm_90a");
+  EXPECT_EQ(caller.session().paths(), kAllTaken);
 }
 
 TEST(HopperSession, TakesNothingFromTheDeviceAfterOpen) {
@@ -292,8 +298,11 @@ TEST(HopperSession, WithoutTensorMapsTheOtherKernelsRun) {
   options.tensor_maps = false;
   const auto made = session(options, kAlways);
   EXPECT_EQ(run(*made), run(*session(hopper(), {})));
-  EXPECT_THAT(made->paths(),
-              HasSubstr("intra: sm_80 (the driver has no cuTensorMapEncodeTiled); score: sm_80 (the driver"));
+  EXPECT_THAT(
+      made->paths(),
+      HasSubstr("intra: sm_80 (the driver has no cuTensorMapEncodeTiled); score: sm_80 (the driver has no "
+                "cuTensorMapEncodeTiled); output: sm_80 (the driver has no cuTensorMapEncodeTiled); dense: "
+                "sm_80 (the driver"));
 }
 
 }  // namespace

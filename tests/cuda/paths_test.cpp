@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// What both stages have kernels of sm_90a for.
+/// What all stages have kernels of sm_90a for.
 PathInputs target() {
   PathInputs inputs;
   inputs.compute_capability = 90;
@@ -26,51 +26,47 @@ PathInputs target() {
   return inputs;
 }
 
+constexpr PathStage kStages[kPathStages] = {PathStage::intra, PathStage::score, PathStage::output,
+                                            PathStage::dense};
+
 struct Row {
   const char* reason;  ///< part of it
-  bool intra;          ///< whether the stage is kept off
-  bool score;
+  bool kept_off[kPathStages];
   void (*change)(PathInputs&);
 };
 
 constexpr Row kRows[] = {
-    {"9.0 only", true, true, [](PathInputs& in) { in.compute_capability = 80; }},
-    {"9.0 only", true, true, [](PathInputs& in) { in.compute_capability = 100; }},
-    {"HEADWATER_CUDA_SM90", true, true, [](PathInputs& in) { in.unproven = false; }},
-    {"16-bit", true, true, [](PathInputs& in) { in.type = DType::f32; }},
-    {"wider than 192", true, false, [](PathInputs& in) { in.d = 200; }},
-    {"wider than 128", false, true, [](PathInputs& in) { in.d = 136; }},
-    {"wider than 128 and logits", true, false,
+    {"9.0 only", {true, true, true, true}, [](PathInputs& in) { in.compute_capability = 80; }},
+    {"9.0 only", {true, true, true, true}, [](PathInputs& in) { in.compute_capability = 100; }},
+    {"HEADWATER_CUDA_SM90", {true, true, true, true}, [](PathInputs& in) { in.unproven = false; }},
+    {"16-bit", {true, true, true, true}, [](PathInputs& in) { in.type = DType::f32; }},
+    {"wider than 192", {true, false, true, true}, [](PathInputs& in) { in.d = 200; }},
+    {"wider than 128", {false, true, false, false}, [](PathInputs& in) { in.d = 136; }},
+    {"wider than 128 and logits",
+     {true, false, true, true},
      [](PathInputs& in) {
        in.d = 192;
        in.mapped = true;
      }},
-    {"values are wider", true, false, [](PathInputs& in) { in.dv = 130; }},
-    {"slopes", false, true, [](PathInputs& in) { in.mapped = in.slopes = true; }},
-    {"512 entries", false, true, [](PathInputs& in) { in.set_width = 513; }},
-    {"short", true, true, [](PathInputs& in) { in.chunk = 127; }},
+    {"values are wider", {true, false, true, true}, [](PathInputs& in) { in.dv = 130; }},
+    {"slopes", {false, true, true, false}, [](PathInputs& in) { in.mapped = in.slopes = true; }},
+    {"512 entries", {false, true, false, false}, [](PathInputs& in) { in.set_width = 513; }},
+    {"short", {true, true, true, false}, [](PathInputs& in) { in.chunk = 127; }},
 };
 
 TEST(Paths, EveryObstacleKeepsItsStagesOffAndSaysWhy) {
   for (const Row& row : kRows) {
     PathInputs inputs = target();
     row.change(inputs);
-    const Path intra = path_of(PathStage::intra, inputs);
-    const Path score = path_of(PathStage::score, inputs);
-    if (row.intra) {
-      EXPECT_FALSE(intra.sm90) << row.reason;
-      EXPECT_THAT(intra.reason, HasSubstr(row.reason));
-    }
-    if (row.score) {
-      EXPECT_FALSE(score.sm90) << row.reason;
-      EXPECT_THAT(score.reason, HasSubstr(row.reason));
-    }
-    // A row names all stages it keeps off; wide keys keep the score off by a row of their own.
-    if (!row.intra) {
-      EXPECT_TRUE(intra.sm90) << row.reason << ": " << intra.reason;
-    }
-    if (!row.score && inputs.d <= 128) {
-      EXPECT_TRUE(score.sm90) << row.reason << ": " << score.reason;
+    for (int i = 0; i < kPathStages; ++i) {
+      const Path path = path_of(kStages[i], inputs);
+      if (row.kept_off[i]) {
+        EXPECT_FALSE(path.sm90) << row.reason << ", stage " << i;
+        EXPECT_THAT(path.reason, HasSubstr(row.reason));
+      } else if (kStages[i] != PathStage::score || inputs.d <= 128) {
+        // Wide keys keep the score off by a row of their own.
+        EXPECT_TRUE(path.sm90) << row.reason << ", stage " << i << ": " << path.reason;
+      }
     }
   }
 }
@@ -81,10 +77,20 @@ TEST(Paths, WhatTheKernelsCoverTakesThem) {
       PathInputs inputs = target();
       inputs.d = d;
       inputs.mapped = mapped;
-      EXPECT_EQ(path_of(PathStage::intra, inputs).sm90, d <= 128 || !mapped) << d;
+      for (const PathStage stage : {PathStage::intra, PathStage::output, PathStage::dense}) {
+        EXPECT_EQ(path_of(stage, inputs).sm90, d <= 128 || !mapped) << d;
+      }
       EXPECT_EQ(path_of(PathStage::score, inputs).sm90, d <= 128) << d;
     }
   }
+}
+
+/// A first chunk has the bits of dense attention in a session whose chunks are longer, and in one that has none.
+TEST(Paths, DenseDoesNotDependOnChunksAndSets) {
+  PathInputs inputs = target();
+  inputs.chunk = 1;
+  inputs.set_width = 4096;
+  EXPECT_TRUE(path_of(PathStage::dense, inputs).sm90);
 }
 
 TEST(Paths, TheDeviceComesBeforeTheSwitchAndTheSwitchBeforeTheRows) {
@@ -96,9 +102,14 @@ TEST(Paths, TheDeviceComesBeforeTheSwitchAndTheSwitchBeforeTheRows) {
   EXPECT_THAT(path_of(PathStage::intra, inputs).reason, HasSubstr("9.0 only"));
 }
 
-TEST(Paths, TextNamesBothStages) {
-  EXPECT_EQ(text_of({true, ""}, {false, "logits have ALiBi slopes"}),
-            "intra: sm_90a; score: sm_80 (logits have ALiBi slopes)");
+TEST(Paths, TextNamesAllStages) {
+  const Paths paths{Path{true, ""}, Path{false, "logits have ALiBi slopes"},
+                    Path{false, "values are wider than 128"}, Path{true, ""}};
+  EXPECT_EQ(
+      text_of(paths),
+      "intra: sm_90a; score: sm_80 (logits have ALiBi slopes); output: sm_80 (values are wider than 128); "
+      "dense: sm_90a");
+  EXPECT_THAT(text_of(paths, "why"), HasSubstr("dense: sm_90a; the last queries: sm_80 (why)"));
 }
 
 TEST(Paths, TheSwitchKnowsOneWord) {

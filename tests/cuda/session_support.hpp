@@ -49,9 +49,10 @@ inline Options options() {
 
 inline std::unique_ptr<CudaSession> session_on(std::unique_ptr<Device> device, DType kv_type = DType::f32,
                                                Launching launching = Launching::replayed,
-                                               const RowPlace& rows = {}, const Options& asked = options()) {
+                                               const RowPlace& rows = {}, const Options& asked = options(),
+                                               const HopperSwitch& hopper = {}) {
   return std::make_unique<CudaSession>(std::move(device), dispatch(), shape(kv_type), asked,
-                                       core::resolve(shape(kv_type), asked, 1), launching, rows);
+                                       core::resolve(shape(kv_type), asked, 1), launching, rows, hopper);
 }
 
 /// Numbers between -1 and 1 that depend on their place and the seed only.

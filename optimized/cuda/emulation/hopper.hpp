@@ -206,6 +206,14 @@ class SoftwareHopper {
     to[0] = first;
     to[1] = second;
   }
+  void load_pair(const float* from, float& first, float& second) {
+    first = from[0];
+    second = from[1];
+  }
+  void store_word(std::uint16_t* to, std::uint32_t pair) {
+    to[0] = static_cast<std::uint16_t>(pair & 0xFFFFu);
+    to[1] = static_cast<std::uint16_t>(pair >> 16);
+  }
 
   float shuffle_xor(float x, int mask);
   /// Of two numbers, and of one where the other is NaN, as the device's.

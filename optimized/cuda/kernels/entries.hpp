@@ -15,7 +15,8 @@ enum class Stage : std::uint8_t {
   select,
   gather,
   combine,
-  hopper_forward,      ///< sm90/: the intra pass of equal chunks
+  hopper_causal,       ///< sm90/: the intra pass of equal chunks, windows of dense prefill
+  hopper_memory,       ///< the inter pass, joined with the intra pass
   hopper_column_sums,  ///< its column sums
   hopper_score,        ///< column sums of the inter pass, by runs of queries
   score_sums,          ///< adds those up

@@ -147,6 +147,15 @@ class Hopper {
   __device__ __forceinline__ void store_pair(float* to, float first, float second) {
     *reinterpret_cast<float2*>(to) = make_float2(first, second);
   }
+  __device__ __forceinline__ void load_pair(const float* from, float& first, float& second) {
+    const float2 pair = *reinterpret_cast<const float2*>(from);
+    first = pair.x;
+    second = pair.y;
+  }
+  /// Two 16-bit elements, the first in the low half.
+  __device__ __forceinline__ void store_word(std::uint16_t* to, std::uint32_t pair) {
+    *reinterpret_cast<std::uint32_t*>(to) = pair;
+  }
 
   // ---- arithmetic ----
 

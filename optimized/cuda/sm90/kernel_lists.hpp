@@ -3,7 +3,7 @@
 #include "cuda/kernels/entries.hpp"
 #include "cuda/sm90/column_sums.hpp"
 #include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/intra_forward.hpp"
+#include "cuda/sm90/forward.hpp"
 #include "cuda/sm90/score.hpp"
 #ifdef __CUDACC__
 #include "cuda/sm90/hopper.cuh"
@@ -66,7 +66,7 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
 
 }  // namespace headwater::cuda::sm90
 
-/// X(name, Element, mapped, d, dv) of the forward, Y(name, Element, mapped, d) of the column sums, Z(the same) of the score
+/// X(name, Element, mapped, d, dv) of the forwards, Y(name, Element, mapped, d) of the column sums, Z(the same) of the score
 /// kernel. Memory keys of 192 columns do not fit into shared memory.
 #define HEADWATER_SM90_SIZES(X, Y, Z, name, Element, mapped) \
   X(name##_64, Element, mapped, 64, 64)                      \
@@ -84,9 +84,13 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
 #define HEADWATER_SM90_SHAPE(Element, mapped, d, dv) \
   ::headwater::cuda::sm90::KernelShape<::headwater::cuda::sm90::Element, d, dv, mapped>
 
-#define HEADWATER_SM90_FORWARD(name, Element, mapped, d, dv)           \
-  HEADWATER_SM90_KERNEL(sm90_intra_forward_##name, IntraForwardParams, \
-                        ::headwater::cuda::sm90::IntraForward<HEADWATER_SM90_SHAPE(Element, mapped, d, dv)>)
+#define HEADWATER_SM90_FORWARD(name, Element, mapped, d, dv)                                \
+  HEADWATER_SM90_KERNEL(                                                                    \
+      sm90_causal_forward_##name, CausalForwardParams,                                      \
+      ::headwater::cuda::sm90::CausalForward<HEADWATER_SM90_SHAPE(Element, mapped, d, dv)>) \
+  HEADWATER_SM90_KERNEL(                                                                    \
+      sm90_memory_forward_##name, MemoryForwardParams,                                      \
+      ::headwater::cuda::sm90::MemoryForward<HEADWATER_SM90_SHAPE(Element, mapped, d, dv)>)
 #define HEADWATER_SM90_COLUMN_SUMS(name, Element, mapped, d)      \
   HEADWATER_SM90_KERNEL(sm90_column_sums_##name, ColumnSumParams, \
                         ::headwater::cuda::sm90::ColumnSums<HEADWATER_SM90_SHAPE(Element, mapped, d, 64)>)
@@ -106,8 +110,10 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
        ::headwater::cuda::sm90::Kernels<HEADWATER_SM90_SHAPE(Element, mapped, d, (dv) == 0 ? 64 : (dv))>>, \
    0,                                                                                                      \
    mapped},
-#define HEADWATER_SM90_FORWARD_ENTRY(name, Element, mapped, d, dv)                                      \
-  HEADWATER_SM90_ENTRY(sm90_intra_forward_##name, IntraForward, hopper_forward, Element, mapped, d, dv, \
+#define HEADWATER_SM90_FORWARD_ENTRY(name, Element, mapped, d, dv)                                       \
+  HEADWATER_SM90_ENTRY(sm90_causal_forward_##name, CausalForward, hopper_causal, Element, mapped, d, dv, \
+                       ::headwater::cuda::sm90::kTile, ::headwater::cuda::sm90::kTile)                   \
+  HEADWATER_SM90_ENTRY(sm90_memory_forward_##name, MemoryForward, hopper_memory, Element, mapped, d, dv, \
                        ::headwater::cuda::sm90::kTile, ::headwater::cuda::sm90::kTile)
 #define HEADWATER_SM90_COLUMN_SUMS_ENTRY(name, Element, mapped, d)                                     \
   HEADWATER_SM90_ENTRY(sm90_column_sums_##name, ColumnSums, hopper_column_sums, Element, mapped, d, 0, \

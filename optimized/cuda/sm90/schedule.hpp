@@ -14,12 +14,15 @@ struct IntraShape {
   int heads;
   int kv_heads;
   int chunks;
-  int tokens;  ///< of each chunk
+  int tokens;           ///< of each chunk
+  int first_query = 0;  ///< token of the first query: a dense window is the end of its only chunk
 
   [[nodiscard]] HEADWATER_CUDA_BOTH constexpr int tiles() const { return tiles_of(tokens); }
   /// Tokens of a chunk in scratch memory: whole tiles.
   [[nodiscard]] HEADWATER_CUDA_BOTH constexpr int padded_tokens() const { return tiles() * kTile; }
-  [[nodiscard]] HEADWATER_CUDA_BOTH constexpr int items() const { return heads * chunks * tiles(); }
+  [[nodiscard]] HEADWATER_CUDA_BOTH constexpr int items() const {
+    return heads * chunks * (tiles() - first_query / kTile);
+  }
   /// LOGIT-1.
   [[nodiscard]] HEADWATER_CUDA_BOTH constexpr int kv_head(int head) const {
     return head / (heads / kv_heads);

@@ -12,7 +12,7 @@
 #include "cuda/emulation/hopper.hpp"
 #include "cuda/sm90/column_sums.hpp"
 #include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/intra_forward.hpp"
+#include "cuda/sm90/forward.hpp"
 #include "problem.hpp"
 
 /// The kernels' own source, thread by thread, on the software multiprocessor: every tile, stage and barrier in their order.
@@ -61,15 +61,17 @@ IntraResult run_intra(const IntraProblem& problem, const Launch& run) {
   const std::size_t skipped = (16 - reinterpret_cast<std::uintptr_t>(result.lse2.data()) % 16) % 16 / 4;
   float* lse2 = result.lse2.data() + skipped;
   const SoftmaxState state{max.data(), sum.data(), rounded.data(), result.out.data(), problem.tokens()};
-  const IntraForwardParams forward{encoded(problem.q_map(kTile)),
-                                   encoded(problem.k_map()),
-                                   encoded(problem.v_map()),
-                                   shape,
-                                   problem.rule(),
-                                   state,
-                                   0,
-                                   dv,
-                                   lse2};
+  const CausalForwardParams forward{encoded(problem.q_map(kTile)),
+                                    encoded(problem.k_map()),
+                                    encoded(problem.v_map()),
+                                    shape,
+                                    problem.rule(),
+                                    state,
+                                    0,
+                                    problem.tokens(),  // behind other chunks: rows stay unfinished
+                                    {},
+                                    dv,
+                                    lse2};
   const ColumnSumParams sums{encoded(problem.q_map(kTile)),
                              encoded(problem.k_map()),
                              shape,
@@ -90,7 +92,7 @@ IntraResult run_intra(const IntraProblem& problem, const Launch& run) {
       result.products += multiprocessor.products();
     }
   };
-  launch([&](Machine& machine) { IntraForward<Shape>::run(machine, forward); });
+  launch([&](Machine& machine) { CausalForward<Shape>::run(machine, forward); });
   launch([&](Machine& machine) { ColumnSums<Shape>::run(machine, sums); });
   // What becomes of a row that nothing else joins.
   for (std::size_t row = 0; row < rows; ++row) {

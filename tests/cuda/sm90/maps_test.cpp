@@ -13,7 +13,7 @@
 #include "cuda/emulation/hopper.hpp"
 #include "cuda/sm90/column_sums.hpp"
 #include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/intra_forward.hpp"
+#include "cuda/sm90/forward.hpp"
 #include "cuda/sm90/pipeline.hpp"
 #include "cuda/sm90/schedule.hpp"
 #include "cuda/sm90/score.hpp"
@@ -326,6 +326,20 @@ TEST(Sm90Schedule, EveryItemOnceAndTheLargestFirst) {
   }
 }
 
+/// A dense window: the tiles from that of its first query on, and no others.
+TEST(Sm90Schedule, AWindowHasTheTilesOfItsQueries) {
+  for (const int first : {0, 127, 128, 299}) {
+    const IntraShape shape{3, 1, 1, 300, first};
+    std::set<std::array<int, 2>> seen;
+    for (int index = 0; index < shape.items(); ++index) {
+      const WorkItem item = query_block(shape, index);
+      EXPECT_GE(item.tile, first / kTile);
+      EXPECT_TRUE(seen.insert({item.head, item.tile}).second);
+    }
+    EXPECT_EQ(seen.size(), static_cast<std::size_t>(3 * (3 - first / kTile))) << first;
+  }
+}
+
 /// The target shape: no multiprocessor does more than 4 % above the mean.
 TEST(Sm90Schedule, IsBalancedAtTheTargetShape) {
   const IntraShape shape{32, 8, 16, 1024};
@@ -356,7 +370,7 @@ TEST(Sm90Schedule, RunsOfQueryBlocksFillTheProcessorOnce) {
 
 /// What bench/cuda_model and docs/cuda.md say a block asks for.
 TEST(Sm90Memory, BlocksHoldWhatTheModelSays) {
-  EXPECT_EQ(sizeof(IntraForward<Plain>::Smem<std::uint64_t>), 164864u);
+  EXPECT_EQ(sizeof(CausalForward<Plain>::Smem<std::uint64_t>), 164864u);
   EXPECT_EQ(sizeof(ColumnSums<Plain>::Smem<std::uint64_t>), 133120u);
   EXPECT_EQ(sizeof(Score<Plain>::Smem<std::uint64_t>), 175104u);
 }

@@ -8,6 +8,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "bench/cuda
 
 import limits  # noqa: E402
 import model  # noqa: E402
+import overlap  # noqa: E402
 import programs  # noqa: E402
 import sass  # noqa: E402
 from multiprocessor import Multiprocessor, Ring  # noqa: E402
@@ -88,9 +89,56 @@ class Time(unittest.TestCase):
         cycles = run(rounds, rings={"q": Ring(50, size)})
         self.near(cycles, 50 * 100 + limits.COPY_LATENCY)
 
+    def test_loads_run_beside_products(self):
+        loads = 100 * limits.L2_BYTES_PER_CYCLE
+        self.near(run([("product", 512), ("commit",), ("ask", loads), ("products", 0), ("asked",)]),
+                  100 + limits.COPY_LATENCY)
+
     def test_a_deadlock_is_an_error(self):
         with self.assertRaises(RuntimeError):
             Multiprocessor([[("await", "nobody")]], {}).run(limit=1000)
+
+
+class Overlap(unittest.TestCase):
+    def test_launches_share_what_is_free(self):
+        def both():
+            return [overlap.Launch("a", [10, 10]), overlap.Launch("b", [10, 10])]
+        self.assertEqual(overlap.finish(both(), 2, 1), 20)
+        self.assertEqual(overlap.finish(both(), 4, 1), 10)
+
+    def test_a_launch_waits_for_the_last_block_and_its_latency(self):
+        first = overlap.Launch("a", [10, 4])
+        self.assertEqual(overlap.finish([first, overlap.Launch("b", [3], [first])], 2, 2), 15)
+
+    def test_the_urgent_come_first_and_take_nothing_away(self):
+        start = overlap.Launch("start", [1])
+        urgent = overlap.Launch("urgent", [5], [start], urgent=True)
+        last = overlap.Launch("last", [2], [urgent])
+        launches = [overlap.Launch("long", [9]), start, overlap.Launch("other", [4, 4, 4]), urgent, last]
+        # Two others begin at 0; the third and the urgent one share what comes free at 1: the urgent one has it.
+        self.assertEqual(overlap.finish(launches, 4, 0), 9)
+        urgent.urgent = False
+        self.assertEqual(overlap.finish(launches, 4, 0), 11)
+
+    def test_a_window_waits_as_the_graph_does(self):
+        blocks = {stage: [1] for stage in ("intra forward", "column sums", "selection", "gather", "score", "inter output")}
+        launches = overlap.window(6, 1, True, blocks, 4)
+        by_stage = {}
+        for launch in launches:
+            by_stage.setdefault(launch.stage, []).append(launch)
+        self.assertEqual({stage: len(ones) for stage, ones in by_stage.items()},
+                         {"intra forward": 6, "column sums": 6, "selection": 5, "gather": 5, "score": 5, "inter output": 5})
+        # Of the second chunk: the sums of the first, and no score before it. Of the sixth: the output whose rows it takes.
+        self.assertEqual(by_stage["selection"][0].waits_for, [by_stage["column sums"][0]])
+        self.assertEqual(by_stage["gather"][4].waits_for, [by_stage["selection"][4], by_stage["inter output"][0]])
+        self.assertEqual(by_stage["inter output"][1].waits_for,
+                         [by_stage["inter output"][0], by_stage["gather"][1], by_stage["column sums"][2]])
+
+    def test_a_circle_is_an_error(self):
+        one = overlap.Launch("a", [1])
+        one.waits_for = [one]
+        with self.assertRaises(RuntimeError):
+            overlap.finish([one], 1, 0)
 
 
 class Layer(unittest.TestCase):
