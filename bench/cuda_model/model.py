@@ -36,7 +36,7 @@ CUDNN_CAUSAL = {2048: 484, 4096: 591, 16384: 673}
 SELECTION_US, LAUNCH_US = 1.0, 2.0
 # optimized/cuda/tuning.hpp: chunks of a window (kWindowRows), of an intra launch (kGroupRows), memory sets kept gathered; launches of a step that the
 # next one waits for: selection, gather, score and its sums.
-WINDOW_CHUNKS, GROUP_CHUNKS, GATHERED_SETS, CHAIN_LAUNCHES = 4, 1, 4, 4
+WINDOW_CHUNKS, GROUP_CHUNKS, GATHERED_SETS, CHAIN_LAUNCHES = 4, 2, 4, 4
 
 
 def microseconds(cycles):

@@ -15,9 +15,10 @@ inline constexpr int kSliceWidth = 64;
 inline constexpr std::int64_t kWindowRows = 4096;
 
 /// Most chunks of a window, each with its places in the captured graph; least rows of chunks whose intra passes are launched
-/// together, beside the passes over memory sets of the chunks before them.
+/// together, beside the passes over memory sets of the chunks before them. Predicted for chunks of 1024 on sm_90a: a layer
+/// takes 5.5 % less than with one chunk to a launch, 0.8 % more than with four, which let the first memory sets wait.
 inline constexpr std::int64_t kWindowChunks = 64;
-inline constexpr std::int64_t kGroupRows = 1024;
+inline constexpr std::int64_t kGroupRows = 2048;
 /// Memory sets whose rows are kept gathered: scores run so many chunks ahead of the outputs of the inter pass.
 inline constexpr std::int64_t kGatheredSets = 4;
 
