@@ -22,13 +22,13 @@ sm90::LogitRule raw(const LogitRule& rule) {
   return {rule.factor, rule.cap, rule.slopes.raw(), rule.sinks.raw()};
 }
 
-/// Rows [first, first + chunks * tokens) of stored or gathered rows of `heads` heads.
+/// Rows [first, first + chunks * tokens) of stored or gathered rows of `heads` heads, in boxes of `box`.
 sm90::TileMap map_of(const StoredRows& rows, std::int64_t columns, std::int64_t first, std::int64_t tokens,
-                     std::int64_t chunks, std::int64_t heads) {
+                     std::int64_t chunks, std::int64_t heads, int box) {
   return sm90::tile_map(
       {row_address(rows.data.raw(), first, rows.width), static_cast<int>(columns), static_cast<int>(tokens),
        static_cast<int>(chunks), static_cast<int>(heads), rows.width, rows.head_stride},
-      sm90::kTile);
+      box);
 }
 
 sm90::SoftmaxState raw(const SoftmaxState& state) {
@@ -134,15 +134,21 @@ bool CudaSession::hopper_intra(PathStage stage, const WindowLaunches::IntraPlace
                                std::int64_t chunk) {
   const std::int64_t chunks = (end - begin) / chunk;
   const std::int64_t layer = HEADWATER_SABOTAGE("cuda.sm90.map_of_first_layer") ? 0 : window.layer;
-  sm90::TileMap k = map_of(stored_keys(layer), shape().d_head, begin, chunk, chunks, shape().n_head_kv);
+  const int box = hopper_.causal.entry->keys;
+  sm90::TileMap k = map_of(stored_keys(layer), shape().d_head, begin, chunk, chunks, shape().n_head_kv, box);
   if (HEADWATER_SABOTAGE("cuda.sm90.chunk_stride_of_a_tile")) k.strides[1] = k.strides[0] * sm90::kTile;
   sm90::CausalForwardParams forward{};
+  sm90::ColumnSumParams columns{};
   if (!encode_queries(query_map(window, begin, chunk, chunks, sm90::kTile), forward.q, path(stage)) ||
       !encode(k, forward.k, path(stage)) ||
-      !encode(map_of(stored_values(window.layer), shape().d_value, begin, chunk, chunks, shape().n_head_kv),
-              forward.v, path(stage))) {
+      !encode(
+          map_of(stored_values(window.layer), shape().d_value, begin, chunk, chunks, shape().n_head_kv, box),
+          forward.v, path(stage))) {
     return false;
   }
+  // Its tiles of keys are 128, whatever the forward's.
+  k.box[1] = sm90::kTile;
+  if (!encode(k, columns.k, path(stage))) return false;
   HEADWATER_MARK("cuda.sm90.intra");
   forward.shape = {static_cast<int>(shape().n_head), static_cast<int>(shape().n_head_kv),
                    static_cast<int>(chunks), static_cast<int>(chunk)};
@@ -156,9 +162,7 @@ bool CudaSession::hopper_intra(PathStage stage, const WindowLaunches::IntraPlace
   const Grid blocks = persistent(forward.shape.items());
   launches_->launch(places.forward, hopper_.causal, blocks, forward);
 
-  sm90::ColumnSumParams columns{};
   columns.q = forward.q;
-  columns.k = forward.k;
   columns.shape = forward.shape;
   columns.rule = forward.rule;
   columns.lse2 = hopper_.lse2;
@@ -181,7 +185,8 @@ bool CudaSession::hopper_score(const Window& window, const Chunk& chunk, std::in
   Path& own = path(PathStage::score);
   if (!encode_queries(query_map(window, chunk.begin, score.shape.tokens, 1, sm90::ScoreShape::kQueries),
                       score.q, own) ||
-      !encode(map_of(gathered_keys(index), shape().d_head, 0, count, 1, heads), score.keys, own)) {
+      !encode(map_of(gathered_keys(index), shape().d_head, 0, count, 1, heads, sm90::kFragmentColumns),
+              score.keys, own)) {
     return false;
   }
   HEADWATER_MARK("cuda.sm90.score");
@@ -214,11 +219,14 @@ bool CudaSession::hopper_output(const Window& window, const Chunk& chunk, std::i
   const std::int64_t tokens = chunk.end - chunk.begin;
   const std::int64_t count = set_states_[static_cast<std::size_t>(window.layer)].count;
   const std::int64_t slot = HEADWATER_SABOTAGE("cuda.sm90.values_of_first_slot") ? 0 : index;
+  const int box = hopper_.memory.entry->keys;
   sm90::MemoryForwardParams memory{};
   Path& own = path(PathStage::output);
   if (!encode_queries(query_map(window, chunk.begin, tokens, 1, sm90::kTile), memory.q, own) ||
-      !encode(map_of(gathered_keys(index), shape().d_head, 0, count, 1, shape().n_head), memory.k, own) ||
-      !encode(map_of(gathered_values(slot), shape().d_value, 0, count, 1, shape().n_head), memory.v, own)) {
+      !encode(map_of(gathered_keys(index), shape().d_head, 0, count, 1, shape().n_head, box), memory.k,
+              own) ||
+      !encode(map_of(gathered_values(slot), shape().d_value, 0, count, 1, shape().n_head, box), memory.v,
+              own)) {
     return false;
   }
   HEADWATER_MARK("cuda.sm90.output");
@@ -236,13 +244,14 @@ bool CudaSession::hopper_output(const Window& window, const Chunk& chunk, std::i
 }
 
 bool CudaSession::hopper_dense(const Window& window) {
+  const int box = hopper_.causal.entry->keys;
   sm90::CausalForwardParams forward{};
   Path& own = path(PathStage::dense);
   if (!encode_queries(query_map(window, window.begin, window.end - window.begin, 1, sm90::kTile), forward.q,
                       own) ||
-      !encode(map_of(stored_keys(window.layer), shape().d_head, 0, window.end, 1, shape().n_head_kv),
+      !encode(map_of(stored_keys(window.layer), shape().d_head, 0, window.end, 1, shape().n_head_kv, box),
               forward.k, own) ||
-      !encode(map_of(stored_values(window.layer), shape().d_value, 0, window.end, 1, shape().n_head_kv),
+      !encode(map_of(stored_values(window.layer), shape().d_value, 0, window.end, 1, shape().n_head_kv, box),
               forward.v, own)) {
     return false;
   }

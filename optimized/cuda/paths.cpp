@@ -10,10 +10,11 @@ namespace headwater::cuda {
 namespace {
 
 constexpr int kHopper = 90;
-constexpr std::int64_t kWidestKey = 192;
+constexpr std::int64_t kWidestKey = 256;
 constexpr std::int64_t kWidestMappedKey = 128;
 constexpr std::int64_t kWidestScoreKey = 128;
-constexpr std::int64_t kWidestValue = 128;
+constexpr std::int64_t kWidestValue = 256;
+constexpr std::int64_t kWidestMappedValue = 128;
 constexpr std::int64_t kMemoryKeys = 512;
 
 constexpr unsigned only(PathStage stage) { return 1u << static_cast<unsigned>(stage); }
@@ -38,10 +39,13 @@ constexpr Obstacle kObstacles[] = {
     {kAll, [](const PathInputs& in) { return !in.unproven; },
      "no device has proven them; HEADWATER_CUDA_SM90=unproven switches them on"},
     {kAll, [](const PathInputs& in) { return in.type == DType::f32; }, "rows are not of one 16-bit type"},
-    {kForwards, [](const PathInputs& in) { return in.d > kWidestKey; }, "keys are wider than 192"},
-    {kForwards, [](const PathInputs& in) { return in.mapped && in.d > kWidestMappedKey; },
-     "keys are wider than 128 and logits have a cap, slopes or a factor that is not positive"},
-    {kForwards, [](const PathInputs& in) { return in.dv > kWidestValue; }, "values are wider than 128"},
+    {kForwards, [](const PathInputs& in) { return in.d > kWidestKey; }, "keys are wider than 256"},
+    {kForwards,
+     [](const PathInputs& in) {
+       return in.mapped && (in.d > kWidestMappedKey || in.dv > kWidestMappedValue);
+     },
+     "rows are wider than 128 and logits have a cap, slopes or a factor that is not positive"},
+    {kForwards, [](const PathInputs& in) { return in.dv > kWidestValue; }, "values are wider than 256"},
     {kScore, [](const PathInputs& in) { return in.d > kWidestScoreKey; }, "keys are wider than 128"},
     {kScore | kOutput, [](const PathInputs& in) { return in.slopes; }, "logits have ALiBi slopes"},
     {kScore, [](const PathInputs& in) { return in.set_width > kMemoryKeys; },

@@ -241,7 +241,8 @@ Results run_width(const HopperSwitch& wanted, DType type, std::int64_t d, std::i
 }
 
 TEST(HopperSession, EveryWidthAgreesWithTheOtherKernels) {
-  constexpr std::pair<std::int64_t, std::int64_t> kWidths[] = {{80, 80}, {96, 96}, {128, 128}, {192, 128}};
+  constexpr std::pair<std::int64_t, std::int64_t> kWidths[] = {
+      {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
   for (const DType type : {DType::bf16, DType::f16}) {
     for (const auto& [d, dv] : kWidths) {
       const Results taken = run_width(kAlways, type, d, dv);

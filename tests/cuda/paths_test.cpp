@@ -40,7 +40,7 @@ constexpr Row kRows[] = {
     {"9.0 only", {true, true, true, true}, [](PathInputs& in) { in.compute_capability = 100; }},
     {"HEADWATER_CUDA_SM90", {true, true, true, true}, [](PathInputs& in) { in.unproven = false; }},
     {"16-bit", {true, true, true, true}, [](PathInputs& in) { in.type = DType::f32; }},
-    {"wider than 192", {true, false, true, true}, [](PathInputs& in) { in.d = 200; }},
+    {"wider than 256", {true, false, true, true}, [](PathInputs& in) { in.d = 264; }},
     {"wider than 128", {false, true, false, false}, [](PathInputs& in) { in.d = 136; }},
     {"wider than 128 and logits",
      {true, false, true, true},
@@ -48,7 +48,13 @@ constexpr Row kRows[] = {
        in.d = 192;
        in.mapped = true;
      }},
-    {"values are wider", {true, false, true, true}, [](PathInputs& in) { in.dv = 130; }},
+    {"wider than 128 and logits",
+     {true, false, true, true},
+     [](PathInputs& in) {
+       in.dv = 130;
+       in.mapped = true;
+     }},
+    {"values are wider", {true, false, true, true}, [](PathInputs& in) { in.dv = 257; }},
     {"slopes", {false, true, true, false}, [](PathInputs& in) { in.mapped = in.slopes = true; }},
     {"512 entries", {false, true, false, false}, [](PathInputs& in) { in.set_width = 513; }},
     {"short", {true, true, true, false}, [](PathInputs& in) { in.chunk = 127; }},
@@ -72,7 +78,7 @@ TEST(Paths, EveryObstacleKeepsItsStagesOffAndSaysWhy) {
 }
 
 TEST(Paths, WhatTheKernelsCoverTakesThem) {
-  for (const int d : {1, 8, 64, 80, 96, 128, 192}) {
+  for (const int d : {1, 8, 64, 80, 96, 128, 192, 256}) {
     for (const bool mapped : {false, true}) {
       PathInputs inputs = target();
       inputs.d = d;

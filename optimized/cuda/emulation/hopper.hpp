@@ -229,16 +229,17 @@ class SoftwareHopper {
   }
   template <int Count>
   void fence_operands(float (&accumulators)[Count]) {
-    check_settled(accumulators);
+    check_settled(accumulators, Count);
     block_.threads_[thread_].fenced = true;
   }
   template <int Count, int Words>
   void fence_operands(float (&accumulators)[Count], std::uint32_t (&)[Words]) {
     fence_operands(accumulators);
   }
-  template <class Element>
-  void multiply(float (&c)[kAccumulators], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-    issue(c, {Element::kBf16, false, false, accumulate, kFragmentColumns, a, b}, nullptr);
+  template <class Element, int Count>
+  void multiply(float (&c)[Count], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
+    static_assert(Count == kAccumulators || Count == kAccumulators / 2);
+    issue(c, {Element::kBf16, false, false, accumulate, 2 * Count, a, b}, nullptr);
   }
   template <class Element>
   void multiply(float (&c)[kAccumulators], const std::uint32_t* a, MatrixDescriptor b, bool accumulate) {
@@ -253,14 +254,14 @@ class SoftwareHopper {
   template <int Pending, int Count>
   void wait_products(float (&accumulators)[Count]) {
     wait_groups(Pending);
-    check_settled(accumulators);
+    check_settled(accumulators, Count);
   }
 
  private:
   void meet(int kind, float value);
   void issue(float* c, SoftwareBlock::Product product, const std::uint32_t* a);
   void wait_groups(int pending);
-  void check_settled(const float* accumulators);
+  void check_settled(const float* accumulators, int count);
 
   SoftwareBlock& block_;
   int thread_;

@@ -41,7 +41,13 @@ struct CausalPass {
   static HEADWATER_CUDA_DEVICE WorkItem item(const Params& params, int index) {
     return query_block(params.shape, index);
   }
-  static HEADWATER_CUDA_DEVICE int last_tile(const Params&, const WorkItem& item) { return item.tile; }
+  /// The last tiles, so many of them, are those of the queries' own tokens.
+  template <int kKeys>
+  static constexpr int kMaskedTiles = kTile / kKeys;
+  template <int kKeys>
+  static HEADWATER_CUDA_DEVICE int last_tile(const Params&, const WorkItem& item) {
+    return (item.tile + 1) * (kTile / kKeys) - 1;
+  }
   static HEADWATER_CUDA_DEVICE int kv_head(const Params& params, const WorkItem& item) {
     return params.shape.kv_head(item.head);
   }
@@ -49,17 +55,20 @@ struct CausalPass {
   static HEADWATER_CUDA_DEVICE int query_row(const Params& params, const WorkItem& item) {
     return item.tile * kTile - params.shape.first_query;
   }
-  static HEADWATER_CUDA_DEVICE float distance(const WorkItem& item, int tile, int row, int column) {
-    return static_cast<float>((item.tile - tile) * kTile + row - column);
+  static HEADWATER_CUDA_DEVICE float distance(const WorkItem& item, int first_key, int row, int column) {
+    return static_cast<float>(item.tile * kTile - first_key + row - column);
   }
 
-  template <class Machine>
-  static HEADWATER_CUDA_DEVICE void mask(Machine& machine, const Params&, const WorkItem&,
-                                         float (&logits)[kAccumulators]) {
+  template <int kKeys, class Machine>
+  static HEADWATER_CUDA_DEVICE void mask(Machine& machine, const Params&, const WorkItem& item, int tile,
+                                         float (&logits)[kKeys / 2]) {
+    // The first row's column in this tile; the loop knows it where a tile of keys is one of queries.
+    const int own =
+        (kKeys == kTile ? 0 : item.tile * kTile - tile * kKeys) + consumer_of(machine) * kFragmentRows;
     HEADWATER_CUDA_UNROLL
-    for (int i = 0; i < kAccumulators; ++i) {
+    for (int i = 0; i < kKeys / 2; ++i) {
       const FragmentPlace place = accumulator_place(lane_of_warpgroup(machine), i);
-      if (place.column > consumer_of(machine) * kFragmentRows + place.row) logits[i] = kMinusInfinity;
+      if (place.column > own + place.row) logits[i] = kMinusInfinity;
     }
   }
 

@@ -36,7 +36,7 @@ struct ColumnSumParams {
 
 template <class Shape>
 struct ColumnSums {
-  static constexpr int kStages = 3;
+  static constexpr int kStages = Shape::kD <= 192 ? 3 : 2;
   static constexpr int kSteps = Shape::kD / kStepK;
   /// Keys as register operands spare shared memory a third of its reads; wide rows and mapped logits leave no registers
   /// for them.

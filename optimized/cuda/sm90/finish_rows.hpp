@@ -11,14 +11,20 @@
 /// What becomes of the outputs of a row: kept unfinished in F32, or written where a caller has them.
 namespace headwater::cuda::sm90 {
 
-/// Calls column(c, i) for each pair of neighbouring columns c and c + 1 below `dv` of row r that this thread has, in its
-/// accumulators i and i + 1.
-template <int kOutputs, class Machine, class Column>
-HEADWATER_CUDA_DEVICE void for_column_pairs(const Machine& machine, int r, int dv, const Column& column) {
+/// The first column that a thread has of a row, in accumulator 0.
+template <class Machine>
+HEADWATER_CUDA_DEVICE int first_column(const Machine& machine) {
+  return accumulator_place(lane_of_warpgroup(machine), 0).column;
+}
+
+/// Calls pair(c, i) for each pair of neighbouring columns below `columns` of row r that this thread has, in its accumulators
+/// i and i + 1. Columns are counted from its first one: so counted they are constants, which take no registers.
+template <int kOutputs, class Pair>
+HEADWATER_CUDA_DEVICE void for_column_pairs(int r, int columns, const Pair& pair) {
   HEADWATER_CUDA_UNROLL
   for (int i = 2 * r; i < kOutputs; i += 4) {
-    const int c = accumulator_place(lane_of_warpgroup(machine), i).column;
-    if (c < dv) column(c, i);
+    const int c = accumulator_place(0, i).column;
+    if (c < columns) pair(c, i);
   }
 }
 
@@ -27,28 +33,66 @@ template <class Machine, int kOutputs>
 HEADWATER_CUDA_DEVICE void keep_row(Machine& machine, float* to, int dv, int r, float factor,
                                     const float (&out)[kOutputs]) {
   const bool pairs = dv % 2 == 0;
-  for_column_pairs<kOutputs>(machine, r, dv, [&](int column, int i) {
-    if (pairs) {
+  to += first_column(machine);
+  dv -= first_column(machine);
+  if (pairs) {
+    for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
       machine.store_pair(to + column, out[i] * factor, out[i + 1] * factor);
-    } else {
+    });
+  } else {
+    for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
       to[column] = out[i] * factor;
       if (column + 1 < dv) to[column + 1] = out[i + 1] * factor;
-    }
-  });
+    });
+  }
 }
 
-/// What keep_row left of row r.
+/// What keep_row left of row r. All of it is on its way together.
 template <class Machine, int kOutputs>
 HEADWATER_CUDA_DEVICE void read_row(Machine& machine, const float* row, int dv, int r,
                                     float (&out)[kOutputs]) {
   const bool pairs = dv % 2 == 0;
-  for_column_pairs<kOutputs>(machine, r, dv, [&](int column, int i) {
-    if (pairs) {
-      machine.load_pair(row + column, out[i], out[i + 1]);
-    } else {
+  row += first_column(machine);
+  dv -= first_column(machine);
+  if (pairs) {
+    for_column_pairs<kOutputs>(
+        r, dv, [&](int column, int i) { machine.load_pair(row + column, out[i], out[i + 1]); });
+  } else {
+    for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
       out[i] = row[column];
       if (column + 1 < dv) out[i + 1] = row[column + 1];
+    });
+  }
+}
+
+/// Row r of two passes, each times its own factor.
+template <int kOutputs>
+HEADWATER_CUDA_DEVICE void join_row(int r, float own, float other, const float (&row)[kOutputs],
+                                    float (&out)[kOutputs]) {
+  HEADWATER_CUDA_UNROLL
+  for (int i = 0; i < kOutputs; ++i) {
+    if (row_of(i) == r) out[i] = out[i] * own + row[i] * other;
+  }
+}
+
+/// read_row and join_row at once, where registers for a second row are short.
+template <class Machine, int kOutputs>
+HEADWATER_CUDA_DEVICE void join_kept_row(Machine& machine, const float* row, int dv, int r, float own,
+                                         float other, float (&out)[kOutputs]) {
+  const bool pairs = dv % 2 == 0;
+  row += first_column(machine);
+  dv -= first_column(machine);
+  for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
+    float first = 0.0f;
+    float second = 0.0f;
+    if (pairs) {
+      machine.load_pair(row + column, first, second);
+    } else {
+      first = row[column];
+      if (column + 1 < dv) second = row[column + 1];
     }
+    out[i] = out[i] * own + first * other;
+    out[i + 1] = out[i + 1] * own + second * other;
   });
 }
 
@@ -56,34 +100,37 @@ HEADWATER_CUDA_DEVICE std::uint32_t narrow(DType type, float x) {
   return type == DType::bf16 ? bf16_from_float(x) : f16_from_float(x);
 }
 
+HEADWATER_CUDA_DEVICE void write_one(const RowOutputs& to, std::int64_t at, float x) {
+  if (to.type == DType::f32) {
+    static_cast<float*>(to.data)[at] = x;
+  } else {
+    static_cast<std::uint16_t*>(to.data)[at] = static_cast<std::uint16_t>(narrow(to.type, x));
+  }
+}
+
 /// Row r of `head` times `factor`, finished: row `row` of `to`.
 template <class Machine, int kOutputs>
 HEADWATER_CUDA_DEVICE void write_row(Machine& machine, const RowOutputs& to, int head, std::int64_t row,
                                      int dv, int r, float factor, const float (&out)[kOutputs]) {
-  const std::int64_t begin = row * to.row_stride + head * to.head_stride;
-  if (to.type == DType::f32) {
-    float* at = static_cast<float*>(to.data) + begin;
-    for_column_pairs<kOutputs>(machine, r, dv, [&](int column, int i) {
-      if (to.pairs) {
-        machine.store_pair(at + column, out[i] * factor, out[i + 1] * factor);
-      } else {
-        at[column] = out[i] * factor;
-        if (column + 1 < dv) at[column + 1] = out[i + 1] * factor;
-      }
+  const std::int64_t begin = row * to.row_stride + head * to.head_stride + first_column(machine);
+  dv -= first_column(machine);
+  if (!to.pairs) {
+    for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
+      write_one(to, begin + column, out[i] * factor);
+      if (column + 1 < dv) write_one(to, begin + column + 1, out[i + 1] * factor);
     });
-    return;
+  } else if (to.type == DType::f32) {
+    float* at = static_cast<float*>(to.data) + begin;
+    for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
+      machine.store_pair(at + column, out[i] * factor, out[i + 1] * factor);
+    });
+  } else {
+    auto* at = static_cast<std::uint16_t*>(to.data) + begin;
+    for_column_pairs<kOutputs>(r, dv, [&](int column, int i) {
+      machine.store_word(at + column, narrow(to.type, out[i] * factor) | narrow(to.type, out[i + 1] * factor)
+                                                                             << 16);
+    });
   }
-  auto* at = static_cast<std::uint16_t*>(to.data) + begin;
-  for_column_pairs<kOutputs>(machine, r, dv, [&](int column, int i) {
-    const std::uint32_t low = narrow(to.type, out[i] * factor);
-    const std::uint32_t high = narrow(to.type, out[i + 1] * factor);
-    if (to.pairs) {
-      machine.store_word(at + column, low | high << 16);
-    } else {
-      at[column] = static_cast<std::uint16_t>(low);
-      if (column + 1 < dv) at[column + 1] = static_cast<std::uint16_t>(high);
-    }
-  });
 }
 
 /// FUSE-1: the log-sum-exp of a finished row, by one lane of the four that share it.

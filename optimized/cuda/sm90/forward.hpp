@@ -28,18 +28,27 @@ struct Forward {
   using Params = typename Pass::Params;
   static constexpr int kStages = 2;
   static constexpr int kSteps = Shape::kD / kStepK;  ///< k steps of Q K^T
-  static constexpr int kKeySteps = kTile / kStepK;
+  static constexpr int kKeys = Shape::kKeys;
+  static constexpr int kKeySteps = kKeys / kStepK;
+  static constexpr int kLogits = kKeys / 2;        ///< registers of a thread
   static constexpr int kOutputs = Shape::kDv / 2;  ///< registers of a thread for an output row's piece
   using Element = typename Shape::Element;
-  using Tile = SharedTile<kTile, Shape::kD>;
-  using ValueTile = SharedTile<kTile, Shape::kDv>;
+  /// Products of values have up to 128 columns.
+  static constexpr int kPieceColumns = Shape::kDv < kFragmentColumns ? Shape::kDv : kFragmentColumns;
+  static constexpr int kPieces = Shape::kDv / kPieceColumns;
+  static constexpr int kMaskedTiles = Pass::template kMaskedTiles<kKeys>;
+  /// Of more masked tiles than one the last ones are behind the rows of the first consumer.
+  static constexpr bool kMayBeEmpty = kMaskedTiles > 1;
+  using QueryTile = SharedTile<kTile, Shape::kD>;
+  using Tile = SharedTile<kKeys, Shape::kD>;
+  using ValueTile = SharedTile<kKeys, Shape::kDv>;
 
   /// Named barriers; 0 is the whole block's.
   static constexpr int kTurn = 1;  ///< kTurn + w: consumer w may issue
 
   template <class Barrier>
   struct Smem {
-    Tile q;
+    QueryTile q;
     Tile k[kStages];
     ValueTile v[kStages];
     Barrier q_full;
@@ -99,7 +108,7 @@ class Forward<Shape, Pass>::Producer {
       const int index = item_of_round(machine.block(), machine.blocks(), round);
       if (index >= Pass::items(params)) return;
       const WorkItem item = Pass::item(params, index);
-      const int last = Pass::last_tile(params, item);
+      const int last = Pass::template last_tile<kKeys>(params, item);
       const int kv_head = Pass::kv_head(params, item);
       fill(smem.q, params.q, smem.q_full, smem.q_empty, q.parity(), Pass::query_row(params, item), item.chunk,
            item.head);
@@ -107,7 +116,7 @@ class Forward<Shape, Pass>::Producer {
       // In the order of use: the keys of a tile, then the values of the tile before.
       for (int tile = last; tile >= 0; --tile) {
         fill(smem.k[k.stage()], params.k, smem.k_full[k.stage()], smem.k_empty[k.stage()], k.parity(),
-             tile * kTile, item.chunk, kv_head);
+             tile * kKeys, item.chunk, kv_head);
         k.advance();
         if (tile != last) {
           fill_values(v, tile + 1, item.chunk, kv_head);
@@ -122,7 +131,7 @@ class Forward<Shape, Pass>::Producer {
  private:
   HEADWATER_CUDA_DEVICE void fill_values(const Ring<kStages>& v, int tile, int chunk, int kv_head) {
     fill(smem.v[v.stage()], params.v, smem.v_full[v.stage()], smem.v_empty[v.stage()], v.parity(),
-         tile * kTile, chunk, kv_head);
+         tile * kKeys, chunk, kv_head);
   }
 
   template <class FilledTile>
@@ -163,34 +172,40 @@ class Forward<Shape, Pass>::Consumer {
   HEADWATER_CUDA_DEVICE void await_turn() { machine.sync(kTurn + consumer(), kConsumers * kWarpgroup); }
   HEADWATER_CUDA_DEVICE void pass_turn() { machine.arrive(kTurn + 1 - consumer(), kConsumers * kWarpgroup); }
 
-  HEADWATER_CUDA_DEVICE void issue_logits(float (&logits)[kAccumulators], int stage) {
+  HEADWATER_CUDA_DEVICE void issue_logits(float (&logits)[kLogits], int stage) {
     const std::uint32_t queries = machine.shared_address(&smem.q) + consumer() * kFragmentRows * kLineBytes;
     const std::uint32_t keys = machine.shared_address(&smem.k[stage]);
     HEADWATER_CUDA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      machine.template multiply<Element>(logits, k_major<Tile>(queries, step), k_major<Tile>(keys, step),
+      machine.template multiply<Element>(logits, k_major<QueryTile>(queries, step), k_major<Tile>(keys, step),
                                          step != 0);
     }
     machine.commit();
   }
 
-  HEADWATER_CUDA_DEVICE void issue_output(float (&out)[kOutputs],
-                                          const std::uint32_t (&weights)[kAccumulators / 2], int stage) {
+  HEADWATER_CUDA_DEVICE void issue_output(float (&out)[kOutputs], const std::uint32_t (&weights)[kLogits / 2],
+                                          int stage) {
     const std::uint32_t values = machine.shared_address(&smem.v[stage]);
     HEADWATER_CUDA_UNROLL
     for (int step = 0; step < kKeySteps; ++step) {
-      machine.template multiply_transposed<Element>(out, weights + 4 * step,
-                                                    column_major<ValueTile>(values, step));
+      HEADWATER_CUDA_UNROLL
+      for (int piece = 0; piece < kPieces; ++piece) {
+        constexpr std::uint32_t kPieceBytes = kPieceColumns / kLineElements * ValueTile::kBoxBytes;
+        // Accumulators of a piece stand together.
+        auto& sums = *reinterpret_cast<float(*)[kPieceColumns / 2]>(out + piece * (kPieceColumns / 2));
+        machine.template multiply_transposed<Element>(
+            sums, weights + 4 * step, column_major<ValueTile>(values, step).advanced(piece * kPieceBytes));
+      }
     }
     machine.commit();
   }
 
   /// The whole rule, where the kernel is made for it.
-  HEADWATER_CUDA_DEVICE void map(float (&logits)[kAccumulators], const WorkItem& item, int tile) {
+  HEADWATER_CUDA_DEVICE void map(float (&logits)[kLogits], const WorkItem& item, int tile) {
     if constexpr (Shape::kMapped && Pass::kSlopes) {
       map_logits(machine, params.rule, item.head, logits, [&](int i) {
         const FragmentPlace place = accumulator_place(lane_of_warpgroup(machine), i);
-        return Pass::distance(item, tile, consumer() * kFragmentRows + place.row, place.column);
+        return Pass::distance(item, tile * kKeys, consumer() * kFragmentRows + place.row, place.column);
       });
     } else if constexpr (Shape::kMapped) {
       scale_and_cap(machine, params.rule, logits);
@@ -198,14 +213,14 @@ class Forward<Shape, Pass>::Consumer {
   }
 
   HEADWATER_CUDA_DEVICE void attend(const WorkItem& item, Ring<1>& q, Ring<kStages>& k, Ring<kStages>& v) {
-    float logits[kAccumulators];
+    float logits[kLogits];
     float out[kOutputs];
-    std::uint32_t weights[kAccumulators / 2];
+    std::uint32_t weights[kLogits / 2];
     SoftmaxRows rows;
     float factor[kRowsOfThread];
     const float scale = scale_of<Shape>(params.rule);
 
-    const int last = Pass::last_tile(params, item);
+    const int last = Pass::template last_tile<kKeys>(params, item);
     machine.wait(smem.q_full, q.parity());
     if (!HEADWATER_SABOTAGE("cuda.sm90.keys_not_awaited")) machine.wait(smem.k_full[k.stage()], k.parity());
     await_turn();
@@ -216,8 +231,8 @@ class Forward<Shape, Pass>::Consumer {
     release(machine, smem.k_empty[k.stage()]);
     k.advance();
     map(logits, item, last);
-    Pass::mask(machine, params, item, logits);
-    rows.template add_tile<true>(machine, logits, scale, factor);
+    Pass::template mask<kKeys>(machine, params, item, last, logits);
+    rows.template add_tile<true, kMayBeEmpty>(machine, logits, scale, factor);
     rows.template pack<Element>(logits, weights);
     HEADWATER_CUDA_UNROLL
     for (float& x : out) x = 0.0f;
@@ -235,7 +250,10 @@ class Forward<Shape, Pass>::Consumer {
       release(machine, smem.k_empty[k.stage()]);
       k.advance();
       map(logits, item, tile);
-      rows.template add_tile<false>(machine, logits, scale, factor);
+      if (kMaskedTiles > 1 && tile > last - kMaskedTiles) {
+        Pass::template mask<kKeys>(machine, params, item, tile, logits);
+      }
+      rows.template add_tile<false, kMayBeEmpty>(machine, logits, scale, factor);
       machine.pin(rows.sum[0] + rows.sum[1], smem.unread);  // beside the products of the values
       machine.template wait_products<0>(out);
       release(machine, smem.v_empty[v.stage()]);

@@ -192,7 +192,7 @@ class Hopper {
         : "memory");
   }
 
-  // ---- products, m64n128k16 and, of values of 64 columns, m64n64k16 ----
+  // ---- products, m64n128k16 and, of 64 keys or columns of values, m64n64k16 ----
 
   /// Registers of products that follow have been written or read by other instructions before.
   template <int Count>
@@ -220,6 +220,12 @@ class Hopper {
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], MatrixDescriptor a, MatrixDescriptor b,
                                            bool accumulate) {
     HEADWATER_PRODUCT(n128, "%64, %65, p, 1, 1, 0, 0", "%66", "l"(a.bits), "l"(b.bits),
+                      "r"(static_cast<int>(accumulate)));
+  }
+  template <class Element>
+  __device__ __forceinline__ void multiply(float (&c)[kAccumulators / 2], MatrixDescriptor a, MatrixDescriptor b,
+                                           bool accumulate) {
+    HEADWATER_PRODUCT(n64, "%32, %33, p, 1, 1, 0, 0", "%34", "l"(a.bits), "l"(b.bits),
                       "r"(static_cast<int>(accumulate)));
   }
   /// The same with a in registers (operand_place).

@@ -79,7 +79,9 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
 #define HEADWATER_SM90_PLAIN_SIZES(X, Y, Z, name, Element, mapped) \
   HEADWATER_SM90_SIZES(X, Y, Z, name, Element, mapped)             \
   X(name##_192, Element, mapped, 192, 128)                         \
-  Y(name##_192, Element, mapped, 192)
+  Y(name##_192, Element, mapped, 192)                              \
+  X(name##_256, Element, mapped, 256, 256)                         \
+  Y(name##_256, Element, mapped, 256)
 
 #define HEADWATER_SM90_SHAPE(Element, mapped, d, dv) \
   ::headwater::cuda::sm90::KernelShape<::headwater::cuda::sm90::Element, d, dv, mapped>
@@ -112,9 +114,11 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
    mapped},
 #define HEADWATER_SM90_FORWARD_ENTRY(name, Element, mapped, d, dv)                                       \
   HEADWATER_SM90_ENTRY(sm90_causal_forward_##name, CausalForward, hopper_causal, Element, mapped, d, dv, \
-                       ::headwater::cuda::sm90::kTile, ::headwater::cuda::sm90::kTile)                   \
+                       ::headwater::cuda::sm90::kTile,                                                   \
+                       (HEADWATER_SM90_SHAPE(Element, mapped, d, dv)::kKeys))                            \
   HEADWATER_SM90_ENTRY(sm90_memory_forward_##name, MemoryForward, hopper_memory, Element, mapped, d, dv, \
-                       ::headwater::cuda::sm90::kTile, ::headwater::cuda::sm90::kTile)
+                       ::headwater::cuda::sm90::kTile,                                                   \
+                       (HEADWATER_SM90_SHAPE(Element, mapped, d, dv)::kKeys))
 #define HEADWATER_SM90_COLUMN_SUMS_ENTRY(name, Element, mapped, d)                                     \
   HEADWATER_SM90_ENTRY(sm90_column_sums_##name, ColumnSums, hopper_column_sums, Element, mapped, d, 0, \
                        ::headwater::cuda::sm90::kTile, ::headwater::cuda::sm90::kTile)

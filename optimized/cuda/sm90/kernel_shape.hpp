@@ -13,7 +13,9 @@ struct KernelShape {
   static constexpr int kD = kDType;
   static constexpr int kDv = kDvType;
   static constexpr bool kMapped = kMappedType;
-  static_assert(kD % kLineElements == 0 && (kDv == 64 || kDv == 128));
+  /// Keys of a tile of the forward: two stages of keys and of values must fit beside the queries.
+  static constexpr int kKeys = kD + kDv <= 320 ? 128 : 64;
+  static_assert(kD % kLineElements == 0 && (kDv == 64 || kDv == 128 || kDv == 256));
 };
 
 }  // namespace headwater::cuda::sm90

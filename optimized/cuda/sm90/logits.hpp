@@ -19,26 +19,25 @@ HEADWATER_CUDA_DEVICE float tanh_of(Machine& machine, float x) {
 }
 
 /// Products q . k to logits in units of ln 2 (LOGIT-1, LOGIT-2), in place.
-template <class Machine>
-HEADWATER_CUDA_DEVICE void scale_and_cap(Machine& machine, const LogitRule& rule,
-                                         float (&logits)[kAccumulators]) {
+template <class Machine, int Count>
+HEADWATER_CUDA_DEVICE void scale_and_cap(Machine& machine, const LogitRule& rule, float (&logits)[Count]) {
   HEADWATER_CUDA_UNROLL
-  for (int i = 0; i < kAccumulators; ++i) logits[i] *= rule.factor;
+  for (int i = 0; i < Count; ++i) logits[i] *= rule.factor;
   if (rule.cap > 0.0f) {
     HEADWATER_CUDA_UNROLL
-    for (int i = 0; i < kAccumulators; ++i) logits[i] = rule.cap * tanh_of(machine, logits[i]);
+    for (int i = 0; i < Count; ++i) logits[i] = rule.cap * tanh_of(machine, logits[i]);
   }
 }
 
 /// The whole rule (LOGIT-1..3). `distance(i)` is query position - key position of accumulator i.
-template <class Machine, class Distance>
+template <class Machine, int Count, class Distance>
 HEADWATER_CUDA_DEVICE void map_logits(Machine& machine, const LogitRule& rule, int head,
-                                      float (&logits)[kAccumulators], const Distance& distance) {
+                                      float (&logits)[Count], const Distance& distance) {
   scale_and_cap(machine, rule, logits);
   if (rule.slopes == nullptr) return;
   const float slope = rule.slopes[head];
   HEADWATER_CUDA_UNROLL
-  for (int i = 0; i < kAccumulators; ++i) {
+  for (int i = 0; i < Count; ++i) {
     logits[i] = machine.multiply_add(-slope, distance(i), logits[i]);
   }
 }

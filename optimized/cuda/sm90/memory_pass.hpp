@@ -39,22 +39,25 @@ struct MemoryPass {
   static HEADWATER_CUDA_DEVICE WorkItem item(const Params& params, int index) {
     return {index % params.heads, 0, index / params.heads};
   }
+  template <int kKeys>
+  static constexpr int kMaskedTiles = 1;
+  template <int kKeys>
   static HEADWATER_CUDA_DEVICE int last_tile(const Params& params, const WorkItem&) {
-    return tiles_of(params.count) - 1;
+    return (params.count - 1) / kKeys;
   }
   static HEADWATER_CUDA_DEVICE int kv_head(const Params&, const WorkItem& item) { return item.head; }
   static HEADWATER_CUDA_DEVICE int query_row(const Params&, const WorkItem& item) {
     return item.tile * kTile;
   }
 
-  template <class Machine>
-  static HEADWATER_CUDA_DEVICE void mask(Machine& machine, const Params& params, const WorkItem&,
-                                         float (&logits)[kAccumulators]) {
-    int entries = params.count - (tiles_of(params.count) - 1) * kTile;
+  template <int kKeys, class Machine>
+  static HEADWATER_CUDA_DEVICE void mask(Machine& machine, const Params& params, const WorkItem&, int tile,
+                                         float (&logits)[kKeys / 2]) {
+    int entries = params.count - tile * kKeys;
     if (HEADWATER_SABOTAGE("cuda.sm90.memory_tail_visible")) entries = (entries + 7) / 8 * 8;
-    if (entries == kTile) return;
+    if (entries >= kKeys) return;
     HEADWATER_CUDA_UNROLL
-    for (int i = 0; i < kAccumulators; ++i) {
+    for (int i = 0; i < kKeys / 2; ++i) {
       if (accumulator_place(lane_of_warpgroup(machine), i).column >= entries) logits[i] = kMinusInfinity;
     }
   }
@@ -62,15 +65,21 @@ struct MemoryPass {
   /// What the intra pass left of a thread's rows.
   template <int kOutputs>
   struct IntraRows {
+    /// Outputs of 256 columns leave no registers for as many more.
+    static constexpr bool kAhead = kOutputs <= kAccumulators;
     float max[kRowsOfThread] = {};
     float sum[kRowsOfThread] = {};
     float rounded[kRowsOfThread] = {};
-    float out[kOutputs] = {};
+    float out[kAhead ? kOutputs : 1] = {};
   };
   template <class Machine>
   static HEADWATER_CUDA_DEVICE int token_of(const Machine& machine, const WorkItem& item, int r) {
     const FragmentPlace place = accumulator_place(lane_of_warpgroup(machine), 2 * r);
     return item.tile * kTile + consumer_of(machine) * kFragmentRows + place.row;
+  }
+
+  static HEADWATER_CUDA_DEVICE const float* intra_row(const Params& params, const WorkItem& item, int token) {
+    return params.intra.out + (item.head * params.intra.stride + params.first_row + token) * params.dv;
   }
 
   template <int kOutputs, class Machine>
@@ -85,7 +94,9 @@ struct MemoryPass {
       intra.max[r] = params.intra.max[row];
       intra.sum[r] = params.intra.sum[row];
       intra.rounded[r] = params.intra.rounded[row];
-      read_row(machine, params.intra.out + row * params.dv, params.dv, r, intra.out);
+      if constexpr (IntraRows<kOutputs>::kAhead) {
+        read_row(machine, intra_row(params, item, token), params.dv, r, intra.out);
+      }
     }
     return intra;
   }
@@ -105,9 +116,10 @@ struct MemoryPass {
       const float own = machine.exp2(own_max - max);
       float other = machine.exp2(intra.max[r] - max);
       if (HEADWATER_SABOTAGE("cuda.sm90.intra_not_joined")) other = 0.0f;
-      HEADWATER_CUDA_UNROLL
-      for (int i = 0; i < kOutputs; ++i) {
-        if (row_of(i) == r) out[i] = out[i] * own + intra.out[i] * other;
+      if constexpr (IntraRows<kOutputs>::kAhead) {
+        join_row(r, own, other, intra.out, out);
+      } else {
+        join_kept_row(machine, intra_row(params, item, token), params.dv, r, own, other, out);
       }
       const float inverse = machine.quotient(1.0f, own_rounded * own + intra.rounded[r] * other);
       write_row(machine, params.out, item.head, params.first_row + token, params.dv, r, inverse, out);

@@ -46,12 +46,11 @@ HEADWATER_CUDA_DEVICE float exp2_by_polynomial(Machine& machine, float x) {
 }
 
 /// The largest of `before` and row r's logits in this tile, over the four lanes of the row.
-template <class Machine>
-HEADWATER_CUDA_DEVICE float row_maximum(Machine& machine, const float (&logits)[kAccumulators], int r,
-                                        float before) {
+template <class Machine, int Count>
+HEADWATER_CUDA_DEVICE float row_maximum(Machine& machine, const float (&logits)[Count], int r, float before) {
   float highest = before;
   HEADWATER_CUDA_UNROLL
-  for (int i = 0; i < kAccumulators; ++i) {
+  for (int i = 0; i < Count; ++i) {
     if (row_of(i) == r) highest = machine.maximum(highest, logits[i]);
   }
   return quad_maximum(machine, highest);
@@ -66,32 +65,32 @@ struct SoftmaxRows {
 
   /// Turns a tile of logits into weights, in place, and adds them up; returns by row what sums and outputs so far are to
   /// be multiplied with. With `first` there is nothing so far.
-  template <bool First, class Machine>
-  HEADWATER_CUDA_DEVICE void add_tile(Machine& machine, float (&logits)[kAccumulators], float scale,
+  /// With `MayBeEmpty` a row may have seen nothing yet, and see nothing in this tile.
+  template <bool First, bool MayBeEmpty, class Machine, int Count>
+  HEADWATER_CUDA_DEVICE void add_tile(Machine& machine, float (&logits)[Count], float scale,
                                       float (&factor)[kRowsOfThread]) {
     float offset[kRowsOfThread];
     HEADWATER_CUDA_UNROLL
     for (int r = 0; r < kRowsOfThread; ++r) {
       const float before = highest[r];
       highest[r] = row_maximum(machine, logits, r, before);
-      offset[r] = highest[r] * scale;
+      offset[r] = MayBeEmpty && highest[r] == kMinusInfinity ? 0.0f : highest[r] * scale;
       factor[r] = First ? 0.0f : machine.exp2(before * scale - offset[r]);
       sum[r] *= factor[r];
       rounded[r] *= factor[r];
     }
     HEADWATER_CUDA_UNROLL
-    for (int i = 0; i < kAccumulators; ++i) {
+    for (int i = 0; i < Count; ++i) {
       logits[i] = machine.exp2(machine.multiply_add(logits[i], scale, -offset[row_of(i)]));
       sum[row_of(i)] += logits[i];
     }
   }
 
   /// Rounds the weights into the A operand of the second product and adds up what it will see.
-  template <class Element>
-  HEADWATER_CUDA_DEVICE void pack(const float (&weights)[kAccumulators],
-                                  std::uint32_t (&operand)[kAccumulators / 2]) {
+  template <class Element, int Count>
+  HEADWATER_CUDA_DEVICE void pack(const float (&weights)[Count], std::uint32_t (&operand)[Count / 2]) {
     HEADWATER_CUDA_UNROLL
-    for (int i = 0; i < kAccumulators; i += 2) {
+    for (int i = 0; i < Count; i += 2) {
       const std::uint32_t pair = Element::pack(weights[i], weights[i + 1]);
       operand[i / 2] = pair;
       rounded[row_of(i)] += Element::low(pair) + Element::high(pair);

@@ -210,7 +210,7 @@ class MemoryProblem {
   [[nodiscard]] TileMap gathered(const std::vector<std::uint16_t>& rows, int columns) const {
     return tile_map({rows.data(), columns, o_.count, 1, o_.heads, pitch(columns),
                      static_cast<std::int64_t>(width_) * pitch(columns)},
-                    kTile);
+                    Shape::kKeys);
   }
   [[nodiscard]] double logit(int head, int token, int entry) const {
     double sum = 0.0;
@@ -256,6 +256,11 @@ TEST(Sm90MemoryForward, IsTheReferenceForEveryTailOfEntriesAndQueries) {
 TEST(Sm90MemoryForward, IsTheReferenceForEveryWidthAndRule) {
   expect_memory<KernelShape<Bf16, 192, 128, false>>({.tokens = 70, .count = 260, .d = 192});
   expect_memory<PlainBf16>({.tokens = 40, .count = 150, .d = 80, .dv = 96});
+  for (const int count : {1, 63, 64, 65, 128, 300}) {
+    expect_memory<KernelShape<Bf16, 256, 256, false>>({.tokens = 130, .count = count, .d = 256, .dv = 256});
+  }
+  expect_memory<KernelShape<F16, 256, 256, false>>(
+      {.tokens = 70, .count = 150, .d = 200, .dv = 133, .pairs = false});
   expect_memory<KernelShape<Bf16, 128, 128, true>>({.tokens = 70, .count = 150, .cap = 3.0f});
   expect_memory<KernelShape<F16, 64, 64, true>>(
       {.tokens = 70, .count = 150, .d = 40, .dv = 24, .factor = -0.2f});
@@ -297,8 +302,8 @@ std::string run_window(const IntraProblem& problem, int begin, int end, Outputs&
   TileMap q = problem.q_map(kTile);
   q.base = static_cast<const unsigned char*>(q.base) + begin * q.strides[0];
   q.sizes[1] = end - begin;
-  TileMap k = problem.k_map();
-  TileMap v = problem.v_map();
+  TileMap k = problem.k_map(Shape::kKeys);
+  TileMap v = problem.v_map(Shape::kKeys);
   k.sizes[1] = v.sizes[1] = end;
   params.q = encoded(q);
   params.k = encoded(k);
@@ -317,8 +322,8 @@ Outputs first_chunk(const IntraProblem& problem, std::string& fault) {
   std::vector<float> lse2(static_cast<std::size_t>(shape.heads) * shape.padded_tokens());
   std::vector<float> state(static_cast<std::size_t>(shape.heads) * shape.tokens * (3 + problem.options().dv));
   CausalForwardParams params{encoded(problem.q_map(kTile)),
-                             encoded(problem.k_map()),
-                             encoded(problem.v_map()),
+                             encoded(problem.k_map(Shape::kKeys)),
+                             encoded(problem.v_map(Shape::kKeys)),
                              shape,
                              problem.rule(),
                              {},
@@ -369,6 +374,8 @@ TEST(Sm90DenseForward, WindowsAndAFirstChunkHaveTheBitsOfTheWhole) {
                        {0, 128, 129, 255, 300, 400});
   expect_dense<Narrow>({.shape = {1, 1, 1, 300}, .d = 40, .dv = 30}, {0, 1, 60, 130, 300});
   expect_dense<PlainF16>({.shape = {2, 2, 1, 260}, .bf16 = false, .spread = 2.0f}, {0, 200, 260});
+  expect_dense<KernelShape<Bf16, 256, 256, false>>(
+      {.shape = {2, 1, 1, 330}, .sinks = true, .d = 256, .dv = 256}, {0, 64, 129, 200, 330});
   expect_dense<KernelShape<Bf16, 64, 64, true>>(
       {.shape = {2, 1, 1, 300}, .d = 64, .dv = 64, .cap = 5.0f, .slope = 0.1f}, {0, 131, 300});
 }

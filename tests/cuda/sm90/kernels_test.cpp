@@ -62,8 +62,8 @@ IntraResult run_intra(const IntraProblem& problem, const Launch& run) {
   float* lse2 = result.lse2.data() + skipped;
   const SoftmaxState state{max.data(), sum.data(), rounded.data(), result.out.data(), problem.tokens()};
   const CausalForwardParams forward{encoded(problem.q_map(kTile)),
-                                    encoded(problem.k_map()),
-                                    encoded(problem.v_map()),
+                                    encoded(problem.k_map(Shape::kKeys)),
+                                    encoded(problem.v_map(Shape::kKeys)),
                                     shape,
                                     problem.rule(),
                                     state,
@@ -169,6 +169,12 @@ TEST(Sm90Intra, IsTheReferenceForEveryWidth) {
   expect_reference_with<PlainBf16>({.shape = {1, 1, 1, 130}, .d = 5, .dv = 3});
   expect_reference_with<Wide>({.shape = {2, 1, 1, 400}, .sinks = true, .d = 192});
   expect_reference_with<Wide>({.shape = {1, 1, 1, 129}, .d = 136, .dv = 64});
+  for (const int tokens : {1, 64, 65, 128, 129, 330}) {
+    expect_reference_with<KernelShape<Bf16, 256, 256, false>>(
+        {.shape = {2, 1, 2, tokens}, .sinks = true, .d = 256, .dv = 256});
+  }
+  expect_reference_with<KernelShape<F16, 256, 256, false>>(
+      {.shape = {1, 1, 1, 200}, .spread = 2.0f, .d = 200, .dv = 136});
 }
 
 TEST(Sm90Intra, IsTheReferenceWithTheWholeRuleOfLogits) {

@@ -65,11 +65,11 @@ TileMap IntraProblem::q_map(int rows) const {
                   rows);
 }
 
-TileMap IntraProblem::kv_map(const std::vector<std::uint16_t>& rows, int width) const {
+TileMap IntraProblem::kv_map(const std::vector<std::uint16_t>& rows, int width, int box) const {
   const IntraShape& shape = options_.shape;
   return tile_map({rows.data(), width, shape.tokens, shape.chunks, shape.kv_heads, pitch(width),
                    static_cast<std::int64_t>(capacity_) * pitch(width)},
-                  kTile);
+                  box);
 }
 
 double IntraProblem::scale() const {

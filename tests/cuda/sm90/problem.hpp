@@ -31,8 +31,8 @@ class IntraProblem {
   explicit IntraProblem(const Options& options);
 
   [[nodiscard]] TileMap q_map(int rows) const;
-  [[nodiscard]] TileMap k_map() const { return kv_map(k_, options_.d); }
-  [[nodiscard]] TileMap v_map() const { return kv_map(v_, options_.dv); }
+  [[nodiscard]] TileMap k_map(int rows = kTile) const { return kv_map(k_, options_.d, rows); }
+  [[nodiscard]] TileMap v_map(int rows = kTile) const { return kv_map(v_, options_.dv, rows); }
   /// In units of ln 2, as a session makes it.
   [[nodiscard]] LogitRule rule() const;
   [[nodiscard]] const Options& options() const { return options_; }
@@ -52,7 +52,7 @@ class IntraProblem {
   [[nodiscard]] std::vector<double> column_sums(int head, int chunk) const;
 
  private:
-  [[nodiscard]] TileMap kv_map(const std::vector<std::uint16_t>& rows, int width) const;
+  [[nodiscard]] TileMap kv_map(const std::vector<std::uint16_t>& rows, int width, int box) const;
   [[nodiscard]] double logit(int head, int query, int key) const;
   [[nodiscard]] double value(std::uint16_t bits) const;
   [[nodiscard]] double scale() const;
