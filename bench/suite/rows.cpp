@@ -61,6 +61,22 @@ bool right(const StoredRows& rows, TensorType type, const std::vector<float>& re
   return true;
 }
 
+/// multiply() fills results.
+template <class Multiply>
+void check_and_time(benchmark::State& state, const StoredRows& rows, TensorType type,
+                    const std::vector<float>& results, const Multiply& multiply) {
+  multiply();
+  if (!right(rows, type, results)) {
+    state.SkipWithError("a dot product is wrong");
+    return;
+  }
+  for (auto _ : state) {
+    multiply();
+    benchmark::DoNotOptimize(results.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kRows * runtime::row_bytes(type, kDepth));
+}
+
 void run(benchmark::State& state, const RowKernels& kernels, TensorType type, bool fixed) {
   const StoredRows rows(type);
   const auto index = static_cast<std::size_t>(type);
@@ -81,16 +97,7 @@ void run(benchmark::State& state, const RowKernels& kernels, TensorType type, bo
                                                    : kernels.dot[index](rows.row(r), kDepth, rows.x().data());
     }
   };
-  multiply();
-  if (!right(rows, type, results)) {
-    state.SkipWithError("a dot product is wrong");
-    return;
-  }
-  for (auto _ : state) {
-    multiply();
-    benchmark::DoNotOptimize(results.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kRows * runtime::row_bytes(type, kDepth));
+  check_and_time(state, rows, type, results, multiply);
 }
 
 void run_groups(benchmark::State& state, const RowKernels& kernels, TensorType type) {
@@ -114,16 +121,7 @@ void run_groups(benchmark::State& state, const RowKernels& kernels, TensorType t
                                  results.data() + g * runtime::kRowsOfGroup);
     }
   };
-  multiply();
-  if (!right(rows, type, results)) {
-    state.SkipWithError("a dot product is wrong");
-    return;
-  }
-  for (auto _ : state) {
-    multiply();
-    benchmark::DoNotOptimize(results.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kRows * runtime::row_bytes(type, kDepth));
+  check_and_time(state, rows, type, results, multiply);
 }
 
 }  // namespace

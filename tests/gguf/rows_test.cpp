@@ -8,7 +8,7 @@
 #include <random>
 
 #include "builder.hpp"
-#include "runtime/gguf/kernels/blocks.hpp"
+#include "element_sizes.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 
 namespace headwater::runtime::testing {
@@ -248,34 +248,6 @@ TEST_P(Rows, FixedPointHidesNoNaN) {
       const float dot = kernels_->dot_fixed[static_cast<int>(info.type)](stored.row(2), 256, row);
       EXPECT_TRUE(std::isnan(dot)) << info.name;
     }
-  }
-}
-
-/// |scale * code| + |minimum| of every element of a stored row.
-template <class Block>
-std::vector<double> sizes_of(const std::byte* row, std::int64_t n) {
-  std::vector<double> sizes;
-  for (std::int64_t first = 0; first < n; first += Block::kElements, row += Block::kBytes) {
-    std::int8_t room[Block::kElements];
-    float scales[16];
-    float minima[16] = {};
-    const std::int8_t* const codes = Block::unpack(row, room, scales, minima);
-    for (int i = 0; i < Block::kElements; ++i) {
-      const int run = i / Block::kRun;
-      sizes.push_back(std::fabs(static_cast<double>(scales[run]) * codes[i]) +
-                      (Block::kMinima ? std::fabs(static_cast<double>(minima[run])) : 0.0));
-    }
-  }
-  return sizes;
-}
-
-std::vector<double> sizes_of(TensorType type, const std::byte* row, std::int64_t n) {
-  switch (type) {
-    case TensorType::q8_0: return sizes_of<Q8_0>(row, n);
-    case TensorType::q4_0: return sizes_of<Q4_0>(row, n);
-    case TensorType::q4_k: return sizes_of<Q4K>(row, n);
-    case TensorType::q5_k: return sizes_of<Q5K>(row, n);
-    default: return sizes_of<Q6K>(row, n);
   }
 }
 

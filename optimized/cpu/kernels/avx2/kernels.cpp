@@ -61,14 +61,15 @@ struct Avx2 {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 
+  static Reg quiet(Reg x) {
+    return _mm256_blendv_ps(x, set(__builtin_nanf("")), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
   static void store_f16(void* p, Reg x) {
-    const Reg quiet = _mm256_blendv_ps(x, set(__builtin_nanf("")), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(quiet, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(quiet(x), _MM_FROUND_TO_NEAREST_INT));
   }
   // SCORE-4 in integers, as the processor's own conversion flushes subnormals.
   static void store_bf16(void* p, Reg x) {
-    const Reg quiet = _mm256_blendv_ps(x, set(__builtin_nanf("")), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const __m256i bits = _mm256_castps_si256(quiet);
+    const __m256i bits = _mm256_castps_si256(quiet(x));
     const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7FFF));
     const __m256i upper = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
