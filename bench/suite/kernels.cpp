@@ -53,7 +53,8 @@ struct Block {
   }
 
   void dot_products() {
-    kernels.dot_products(packed.data(), kBlockRows, kWidth, keys.data(), n_keys, scale, logits.data());
+    kernels.dot_products(packed.data(), kBlockRows, kWidth, keys.data(), n_keys, scale, logits.data(),
+                         values.data());
   }
   void restart() {
     std::fill_n(state.max, kBlockRows, -INFINITY);

@@ -34,7 +34,7 @@ void AttentionBlock::finish() const {
 
 void AttentionBlock::add(const float* keys, const float* values, const BlockPositions& positions,
                          std::int64_t n_keys, float* weights) const {
-  kernels.dot_products(packed, lanes(), d, keys, n_keys, scale, weights);
+  kernels.dot_products(packed, lanes(), d, keys, n_keys, scale, weights, values);
   if (map.softcap > 0 || map.slope != 0) kernels.cap_and_bias(map, positions, lanes(), n_keys, weights);
   if (!positions.gathered && positions.first_key + n_keys > positions.first_row + 1) {
     kernels.mask_future(positions, lanes(), n_keys, weights);
@@ -69,13 +69,10 @@ void AttentionBlock::add_column_sums(const float* weights, const float* segment_
                                      double* sums) const {
   float factor[kBlockRows] = {};  // padding lanes count nothing
   for (std::int64_t r = 0; r < rows; ++r) {
-    if (state.sum[r] == 0.0f) continue;
-    const double offset =
-        segment_max[r] == state.max[r]
-            ? 1.0
-            : std::exp(static_cast<double>(segment_max[r]) - static_cast<double>(state.max[r]));
-    factor[r] = static_cast<float>(offset / static_cast<double>(state.sum[r]));
+    factor[r] = state.sum[r] == 0.0f ? 0.0f : segment_max[r] - state.max[r];
   }
+  (void)kernels.row_weights(factor, rows, 0.0f);
+  for (std::int64_t r = 0; r < rows; ++r) factor[r] = state.sum[r] == 0.0f ? 0.0f : factor[r] / state.sum[r];
   if (HEADWATER_SABOTAGE("cpu.colsum.skip_last_row")) factor[rows - 1] = 0.0f;
   kernels.column_sums(weights, lanes(), n_keys, factor, sums);
 }

@@ -148,7 +148,7 @@ TEST_P(Kernels, LOGIT_1_DotProducts) {
   std::vector<float> packed(static_cast<std::size_t>(kBlockRows * d) + 1, kPoison);
   kernels.pack_queries(q.data(), d, lanes, d, packed.data());
   EXPECT_EQ(packed.back(), kPoison);
-  kernels.dot_products(packed.data(), lanes, d, k.data(), n_keys, 0.25f, block.data());
+  kernels.dot_products(packed.data(), lanes, d, k.data(), n_keys, 0.25f, block.data(), k.data());
   for (std::int64_t key = 0; key < n_keys; ++key) {
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
       double exact = 0;

@@ -10,7 +10,7 @@
   void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,            \
                     float* packed);                                                                         \
   void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,             \
-                    std::int64_t n_keys, float scale, float* block);                                        \
+                    std::int64_t n_keys, float scale, float* block, const float* next);                     \
   void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,               \
                     std::int64_t n_keys, float* block);                                                     \
   void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state);                 \

@@ -56,9 +56,10 @@ struct KernelTable {
                        float* packed);
 
   /// LOGIT-1: block[key][lane] = scale * (q . k) for n_keys contiguous key rows of d floats. Lanes behind `lanes` may
-  /// be written too, as if their queries were zero.
+  /// be written too, as if their queries were zero. `next`: what is read behind the keys and about as large; it may be
+  /// asked for on the way and is never read.
   void (*dot_products)(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
-                       std::int64_t n_keys, float scale, float* block);
+                       std::int64_t n_keys, float scale, float* block, const float* next);
 
   /// LOGIT-2, LOGIT-3 in place: cap, then bias.
   void (*cap_and_bias)(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,

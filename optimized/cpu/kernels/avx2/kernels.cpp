@@ -120,8 +120,8 @@ void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, s
   cpu::pack_queries<Avx2>(rows, stride, n_rows, d, packed);
 }
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
-                  std::int64_t n_keys, float scale, float* block) {
-  cpu::dot_products<Avx2>(packed, lanes, d, keys, n_keys, scale, block);
+                  std::int64_t n_keys, float scale, float* block, const float* next) {
+  cpu::dot_products<Avx2>(packed, lanes, d, keys, n_keys, scale, block, next);
 }
 void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
                   std::int64_t n_keys, float* block) {

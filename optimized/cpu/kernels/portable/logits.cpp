@@ -54,7 +54,7 @@ void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, s
 }
 
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
-                  std::int64_t n_keys, float scale, float* block) {
+                  std::int64_t n_keys, float scale, float* block, const float* /*next*/) {
   std::int64_t key = 0;
   for (; key + kKeyTile <= n_keys; key += kKeyTile) {
     dot_keys<kKeyTile>(packed, lanes, d, keys + key * d, scale, block + key * kBlockRows);

@@ -47,7 +47,8 @@ void pack_queries(const float* rows, std::int64_t stride, std::int64_t n_rows, s
 
 /// Keys x (Vectors * kWidth) dot products in registers, each accumulated in the order of the row elements.
 template <class V, int Keys, int Vectors>
-inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float scale, float* block) {
+inline void dot_tile(const float* packed, std::int64_t d, const float* keys, float scale, float* block,
+                     const float* next) {
   typename V::Reg sums[Keys][Vectors];
   repeat<Keys>([&](auto key) { repeat<Vectors>([&](auto v) { sums[key][v] = V::zero(); }); });
   // x86 addresses a base and one or two strides: three keys share a base, or twelve bases would not fit its registers.
@@ -59,6 +60,7 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
   });
   for (std::int64_t e = 0; e < d; ++e) {
     __builtin_prefetch(keys + Keys * d + kLineFloats * e);  // the next tile, as a stream
+    if constexpr (Keys >= kLineFloats * 3 / 4) __builtin_prefetch(next + kLineFloats * e, 0, 2);
     typename V::Reg q[Vectors];
     repeat<Vectors>([&](auto v) { q[v] = V::load(packed + (v * d + e) * V::kWidth); });
     repeat<Keys>([&](auto key) {
@@ -75,25 +77,25 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
 
 template <class V, int Vectors>
 void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int64_t n_keys, float scale,
-               float* block) {
+               float* block, const float* next) {
   constexpr int kKeys = V::kAccumulators / Vectors;
   constexpr int kFew = 4;  // enough chains to hide half of the latency in a short rest
   std::int64_t key = 0;
   // Two short tiles keep the multipliers busier than a full one and a rest of single keys.
   for (; key + kKeys <= n_keys && n_keys - key != 2 * kFew; key += kKeys) {
-    dot_tile<V, kKeys, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
+    dot_tile<V, kKeys, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows, next + key * d);
   }
   for (; key + kFew <= n_keys; key += kFew) {
-    dot_tile<V, kFew, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
+    dot_tile<V, kFew, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows, next + key * d);
   }
   for (; key < n_keys; ++key) {
-    dot_tile<V, 1, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows);
+    dot_tile<V, 1, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows, next + key * d);
   }
 }
 
 template <class V>
 void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
-                  std::int64_t n_keys, float scale, float* block) {
+                  std::int64_t n_keys, float scale, float* block, const float* next) {
   // Keys are walked once per strip of lanes; a run of them, whole tiles, stays in the first-level cache meanwhile.
   constexpr std::int64_t kRun = 4 * (V::kAccumulators / 2);
   const std::int64_t vectors = whole_lanes<V>(lanes) / V::kWidth;
@@ -103,9 +105,10 @@ void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const
     float* lines = block + first * kBlockRows;
     std::int64_t v = 0;
     for (; v + 2 <= vectors; v += 2) {
-      dot_lanes<V, 2>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth);
+      dot_lanes<V, 2>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth, next + first * d);
     }
-    if (v < vectors) dot_lanes<V, 1>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth);
+    if (v < vectors)
+      dot_lanes<V, 1>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth, next + first * d);
   }
 }
 
@@ -130,56 +133,74 @@ void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int
   }
 }
 
-/// One vector of lanes over all keys of the segment.
-template <class V>
-void softmax_lanes(std::int64_t n_keys, float* block, float* max, float* sum, float* rescale) {
-  constexpr int kChains = 4;  // hides the latency of max and add
-  typename V::Reg highest[kChains];
-  for (int c = 0; c < kChains; ++c) highest[c] = V::load(max);
+/// Vectors of lanes side by side over all keys of the segment, every lane's sum in kChains parts by the keys' order.
+template <class V, int Vectors>
+inline void softmax_lanes(std::int64_t n_keys, float* block, float* max, float* sum, float* rescale) {
+  constexpr int kChains = 2;  // with two vectors they hide the latency of max and add
+  using Parts = typename V::Reg[kChains][Vectors];
+  Parts highest;
+  const auto at = [&](std::int64_t key, int v) { return block + key * kBlockRows + v * V::kWidth; };
+  const auto each = [](const auto& body) {
+    repeat<kChains>([&](auto c) { repeat<Vectors>([&](auto v) { body(c, v); }); });
+  };
+  const auto raise = [&](std::int64_t key, auto c, auto v) {
+    highest[c][v] = V::max(V::load(at(key + c, v)), highest[c][v]);
+  };
+  each([&](auto c, auto v) { highest[c][v] = V::load(max + v * V::kWidth); });
   std::int64_t key = 0;
   for (; key + kChains <= n_keys; key += kChains) {
-    for (int c = 0; c < kChains; ++c)
-      highest[c] = V::max(V::load(block + (key + c) * kBlockRows), highest[c]);
+    each([&](auto c, auto v) { raise(key, c, v); });
   }
-  for (; key < n_keys; ++key) highest[0] = V::max(V::load(block + key * kBlockRows), highest[0]);
-  const typename V::Reg top = V::max(V::max(highest[0], highest[1]), V::max(highest[2], highest[3]));
-  // A lane that saw no key yet has m = -inf; any finite offset keeps its weights at zero instead of NaN.
-  const typename V::Reg offset = V::finite_or_zero(top);
-  const typename V::Reg factor = exp_nonpositive<V>(V::sub(V::load(max), offset));
-  V::store(rescale, factor);
-  V::store(max, top);
+  if (key < n_keys) repeat<Vectors>([&](auto v) { raise(key, Place<0>{}, v); });
 
-  typename V::Reg partial[kChains];
-  for (int c = 0; c < kChains; ++c) partial[c] = V::zero();
-  const auto weigh = [&](std::int64_t at, typename V::Reg& into) {
-    const typename V::Reg weight = exp_nonpositive<V>(V::sub(V::load(block + at * kBlockRows), offset));
-    V::store(block + at * kBlockRows, weight);
-    into = V::add(into, weight);
+  typename V::Reg offset[Vectors];
+  typename V::Reg factor[Vectors];
+  repeat<Vectors>([&](auto v) {
+    const typename V::Reg top = V::max(highest[0][v], highest[1][v]);
+    // A lane that saw no key yet has m = -inf; any finite offset keeps its weights at zero instead of NaN.
+    offset[v] = V::finite_or_zero(top);
+    factor[v] = exp_nonpositive<V>(V::sub(V::load(max + v * V::kWidth), offset[v]));
+    V::store(rescale + v * V::kWidth, factor[v]);
+    V::store(max + v * V::kWidth, top);
+  });
+
+  Parts partial;
+  each([&](auto c, auto v) { partial[c][v] = V::zero(); });
+  const auto weigh = [&](std::int64_t first, auto c, auto v) {
+    float* logits = at(first + c, v);
+    const typename V::Reg weight = exp_nonpositive<V>(V::sub(V::load(logits), offset[v]));
+    V::store(logits, weight);
+    partial[c][v] = V::add(partial[c][v], weight);
   };
   for (key = 0; key + kChains <= n_keys; key += kChains) {
-    for (int c = 0; c < kChains; ++c) weigh(key + c, partial[c]);
+    each([&](auto c, auto v) { weigh(key, c, v); });
   }
-  for (; key < n_keys; ++key) weigh(key, partial[0]);
-  const typename V::Reg total = V::add(V::add(partial[0], partial[1]), V::add(partial[2], partial[3]));
-  V::store(sum, V::fma(V::load(sum), factor, total));
+  if (key < n_keys) repeat<Vectors>([&](auto v) { weigh(key, Place<0>{}, v); });
+  repeat<Vectors>([&](auto v) {
+    float* total = sum + v * V::kWidth;
+    V::store(total, V::fma(V::load(total), factor[v], V::add(partial[0][v], partial[1][v])));
+  });
 }
 
 template <class V>
 void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState& state) {
-  for (std::int64_t lane = 0; lane < lanes; lane += V::kWidth) {
-    softmax_lanes<V>(n_keys, block + lane, state.max + lane, state.sum + lane, state.rescale + lane);
-  }
+  const auto run = [&](auto vectors, std::int64_t lane) {
+    softmax_lanes<V, vectors>(n_keys, block + lane, state.max + lane, state.sum + lane, state.rescale + lane);
+  };
+  std::int64_t lane = 0;
+  for (; lane + 2 * V::kWidth <= lanes; lane += 2 * V::kWidth) run(Place<2>{}, lane);
+  for (; lane < lanes; lane += V::kWidth) run(Place<1>{}, lane);
 }
 
 /// kRows rows x Vectors * kWidth columns of one run of keys, added to out * rescale, or to nothing where rescale is none.
-/// Part: the last vector has `part` columns.
-template <class V, int Vectors, bool Part>
+/// Part: the last vector has `part` columns. Ask: for the columns behind them, into the second-level cache.
+template <class V, int Vectors, bool Part, bool Ask>
 inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
                        int part, const float* rescale, float* out) {
   typename V::Reg sums[V::kRows][Vectors];
   repeat<V::kRows>([&](auto row) { repeat<Vectors>([&](auto v) { sums[row][v] = V::zero(); }); });
   for (std::int64_t key = 0; key < n_keys; ++key) {
-    for (int ahead = Vectors; ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {  // the next strip
+    for (int ahead = Vectors; Ask && ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {
       __builtin_prefetch(values + key * dv + ahead * V::kWidth, 0, 2);
     }
     typename V::Reg value[Vectors];
@@ -220,11 +241,14 @@ struct ValueRun {
 template <class V, int Vectors, bool Part>
 void value_strip(const ValueRun& run, std::int64_t lanes, std::int64_t column, std::int64_t dv, int part,
                  float* out) {
-  for (std::int64_t row = 0; row < lanes; row += V::kRows) {
+  const auto tile = [&](auto ask, std::int64_t row) {
     const std::int64_t n_keys = least(run.n_keys, run.visible + row + V::kRows - 1);
-    value_tile<V, Vectors, Part>(run.weights + row, n_keys, run.values + column, dv, part,
-                                 run.rescale ? run.rescale + row : nullptr, out + row * dv + column);
-  }
+    value_tile<V, Vectors, Part, ask != 0>(run.weights + row, n_keys, run.values + column, dv, part,
+                                           run.rescale ? run.rescale + row : nullptr,
+                                           out + row * dv + column);
+  };
+  tile(Place<1>{}, 0);
+  for (std::int64_t row = V::kRows; row < lanes; row += V::kRows) tile(Place<0>{}, row);
 }
 
 template <class V>
@@ -233,14 +257,23 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
   static_assert(kLaneTile % V::kRows == 0);
   // Bounds the length of a float sum; a strip of the run's value rows stays in the first-level cache.
   constexpr std::int64_t kRun = 128;
+  constexpr std::int64_t kMost = 3 * V::kWidth;
   float as_it_is[kBlockRows];
   for (float& factor : as_it_is) factor = 1.0f;
   for (std::int64_t first = 0; first < n_keys; first += kRun) {
     const ValueRun run{block + first * kBlockRows, values + first * dv, first == 0 ? rescale : as_it_is,
                        least(kRun, n_keys - first), visible - first};
     std::int64_t column = 0;
-    for (; column + 2 * V::kWidth <= dv; column += 2 * V::kWidth) {
-      value_strip<V, 2, false>(run, lanes, column, dv, 0, out);
+    while (dv - column >= 2 * V::kWidth) {
+      const std::int64_t left = dv - column;
+      // Two strips of two vectors rather than one of three and one of one.
+      if (left >= kMost && left != 4 * V::kWidth) {
+        value_strip<V, 3, false>(run, lanes, column, dv, 0, out);
+        column += kMost;
+      } else {
+        value_strip<V, 2, false>(run, lanes, column, dv, 0, out);
+        column += 2 * V::kWidth;
+      }
     }
     const auto left = static_cast<int>(dv - column);
     if (left > V::kWidth) {
