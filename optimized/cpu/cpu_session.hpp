@@ -138,6 +138,7 @@ class CpuSession final : public core::SessionBase {
   /// Rows of a chunk without a memory set.
   void write_rows(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,
                   float* out);
+  void keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse);
   void intra_phase(const Call& call, const Window& window);
   void intra_group(const Call& call, const Window& window, const Chunk& chunk, std::int64_t head,
                    std::int64_t group, Scratch& scratch);

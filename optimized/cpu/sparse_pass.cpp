@@ -40,39 +40,45 @@ void add_up(const double* partials, std::int64_t stride, std::int64_t first, std
   }
 }
 
-/// What one pass knows of a row: m in some unit, l, and what its o is a multiple of.
-struct PassRow {
-  double max;
-  double sum;
-  double divisor;
+/// What the outputs of the passes are multiplied with, per row (FUSE-1).
+struct FusedRows {
+  float intra_weight[kBlockRows];
+  float inter_weight[kBlockRows];
+  float lse[kBlockRows];
 };
 
+/// Joins (m, l, o) of the inter pass to the intra pass's in double, but for the exponentials. `unit` is that of the
+/// maxima; `divided`: o has been divided by l. The logarithm of lse costs as much as the rest and is for observers alone.
 template <class PassResult>
-PassRow pass_row(const PassResult& pass, std::int64_t row, bool bf16) {
-  return {pass.max[row], pass.sum[row], bf16 ? 1.0f : pass.sum[row]};
-}
-
-/// (m, l, o) of the inter pass joined to the intra pass's, per row (FUSE-1). Weights in double: two exponentials a
-/// row cost nothing beside the row itself. `unit` is that of the maxima.
-struct FusedRow {
-  float intra_weight;
-  float inter_weight;
-  double lse;
-};
-
-/// The logarithm of lse costs as much as the rest and is for observers alone.
-FusedRow fuse(double unit, const PassRow& intra, const PassRow& inter, bool with_lse) {
-  const double m = std::max(intra.max, inter.max);
-  const auto relative = [&](double max) { return max == m ? 1.0 : std::exp(unit * (max - m)); };
-  const double a = intra.sum == 0 ? 0 : intra.sum * relative(intra.max);
-  double b = inter.sum == 0 ? 0 : inter.sum * relative(inter.max);
-  if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter.sum;
-  const double l = a + b;
-  if (l == 0) return {0.0f, 0.0f, -std::numeric_limits<double>::infinity()};
-  const auto weight = [&](double share, const PassRow& pass) {
-    return share == 0 ? 0.0f : static_cast<float>(share / (l * pass.divisor));
-  };
-  return {weight(a, intra), weight(b, inter), with_lse ? unit * m + std::log(l) : 0.0};
+void fuse(const KernelTable& kernels, double unit, const PassResult& intra, const PassResult& inter,
+          std::int64_t n, bool divided, bool with_lse, FusedRows& fused) {
+  for (std::int64_t r = 0; r < n; ++r) {
+    const double m = std::max(intra.max[r], inter.max[r]);
+    const auto relative = [&](float max) {
+      return max == m ? 0.0f : static_cast<float>(unit * (static_cast<double>(max) - m));
+    };
+    fused.intra_weight[r] = relative(intra.max[r]);
+    fused.inter_weight[r] = relative(inter.max[r]);
+  }
+  (void)kernels.row_weights(fused.intra_weight, n, 0.0f);
+  (void)kernels.row_weights(fused.inter_weight, n, 0.0f);
+  for (std::int64_t r = 0; r < n; ++r) {
+    const double intra_sum = intra.sum[r];
+    const double inter_sum = inter.sum[r];
+    const double a = intra_sum == 0 ? 0 : intra_sum * static_cast<double>(fused.intra_weight[r]);
+    double b = inter_sum == 0 ? 0 : inter_sum * static_cast<double>(fused.inter_weight[r]);
+    if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter_sum;
+    const double l = a + b;
+    const auto weight = [&](double share, double sum) {
+      return share == 0 ? 0.0f : static_cast<float>(share / (divided ? l : l * sum));
+    };
+    fused.intra_weight[r] = weight(a, intra_sum);
+    fused.inter_weight[r] = weight(b, inter_sum);
+    const double m = std::max(intra.max[r], inter.max[r]);
+    fused.lse[r] = l == 0     ? -std::numeric_limits<float>::infinity()
+                   : with_lse ? static_cast<float>(unit * m + std::log(l))
+                              : 0.0f;
+  }
 }
 
 }  // namespace
@@ -261,14 +267,15 @@ void CpuSession::ask_for_outputs(const Call& call, const BlockRows& rows) const 
 void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,
                       const float* intra_out, const PassResult& inter, float* inter_out) {
   const std::int64_t dv = kv_.d_value();
+  FusedRows fused;
+  fuse(kernels_, call.natural_unit, intra, inter, rows.n, call.bf16, observed(), fused);
+  keep_lse(chunk, rows, fused.lse);
   for (std::int64_t r = 0; r < rows.n; ++r) {
-    const FusedRow fused =
-        fuse(call.natural_unit, pass_row(intra, r, call.bf16), pass_row(inter, r, call.bf16), observed());
-    lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     // Straight to the caller where his rows are floats.
     float* o = inter_out + r * dv;
     float* direct = float_row(call, rows.row + r, rows.head);
-    kernels_.blend(intra_out + r * dv, fused.intra_weight, o, fused.inter_weight, dv, direct ? direct : o);
+    kernels_.blend(intra_out + r * dv, fused.intra_weight[r], o, fused.inter_weight[r], dv,
+                   direct ? direct : o);
     if (!direct) store_row(call, rows.row + r, rows.head, o);
   }
 }
@@ -276,16 +283,23 @@ void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& row
 void CpuSession::write_rows(const Call& call, const Chunk& chunk, const BlockRows& rows,
                             const PassResult& intra, float* out) {
   const std::int64_t dv = kv_.d_value();
+  float nothing[kBlockRows];
+  std::fill_n(nothing, kBlockRows, -std::numeric_limits<float>::infinity());
+  const float no_sum[kBlockRows] = {};
+  FusedRows fused;
+  fuse(kernels_, call.natural_unit, intra, {nothing, no_sum}, rows.n, call.bf16, observed(), fused);
+  keep_lse(chunk, rows, fused.lse);
   for (std::int64_t r = 0; r < rows.n; ++r) {
-    const FusedRow fused = fuse(call.natural_unit, pass_row(intra, r, call.bf16),
-                                {-std::numeric_limits<double>::infinity(), 0, 1}, observed());
-    lse_.data()[rows.head * window_rows_ + (rows.row + r - chunk.begin)] = static_cast<float>(fused.lse);
     float* o = out + r * dv;
     if (!call.bf16) {
-      for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight;
+      for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight[r];
     }
     store_row(call, rows.row + r, rows.head, o);
   }
+}
+
+void CpuSession::keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse) {
+  std::copy_n(lse, rows.n, lse_.data() + rows.head * window_rows_ + (rows.row - chunk.begin));
 }
 
 void CpuSession::intra_phase(const Call& call, const Window& window) {
