@@ -38,6 +38,7 @@ struct DotProductUnit {
       asm("" : "+r"(at[base]));
     });
     for (std::int64_t e = 0; e < d; e += 2) {
+      __builtin_prefetch(keys - kKeyTile * stride + 16 * e);  // tiles are computed from the last
       const __m512bh q0 = pairs(queries + e * kBlockRows);
       const __m512bh q1 = pairs(queries + e * kBlockRows + 32);
       repeat<Keys>([&](auto key) {
