@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   arguments.push_back(nullptr);
   bench::register_kernels();
   bench::register_bf16_kernels();
+  bench::register_chunks();
   bench::register_stages();
   bench::register_layers(wide);
   bench::register_decode(wide);

@@ -46,6 +46,7 @@ void register_decode(bool full);
 void register_stages();
 void register_kernels();
 void register_bf16_kernels();
+void register_chunks();
 /// Where the model runtime is built.
 void register_rows();
 void register_projections();
