@@ -76,6 +76,11 @@ def engines(programs, sizes):
     return runs
 
 
+def chunks(programs, sizes):
+    """One head and chunk behind a memory set: the kernels of a session without storing, packing, gathering and fusion."""
+    return programs.suite_of("^chunk/", sizes)
+
+
 def lengths(programs, sizes):
     """Sparse against dense over the length of the prompt."""
     return [programs.bench(dtype=dtype, tokens=tokens, heads=2, kv_heads=1, threads=1, rounds=min(sizes.rounds, 5))
@@ -118,7 +123,7 @@ def sweeps(programs, sizes):
     return programs.suite_of(f"^layer/(sparse|dense)/engine:cpu/type:(F32|BF16)/n:{tokens}/.*/threads:1/", sizes)
 
 
-SUBJECTS = {subject.__name__: subject for subject in (engines, lengths, growth, threads, decode, stages, sweeps)}
+SUBJECTS = {subject.__name__: subject for subject in (engines, chunks, lengths, growth, threads, decode, stages, sweeps)}
 
 
 def measure(build, folder, sizes, chosen):

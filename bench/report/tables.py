@@ -35,6 +35,15 @@ def fields(name):
     return dict(part.split(":", 1) for part in name.split("/") if ":" in part)
 
 
+def chunks(entries):
+    rows = []
+    for entry in entries:
+        _, isa, *_ = entry["name"].split("/")
+        name = fields(entry["name"])
+        rows.append((isa, name["type"], name["d"], f"{entry['flops'] * 1e-9:.1f}", f"**{percent(entry['of_peak'])}**"))
+    return table(("kernels", "rows", "d", "GFLOP/s", "of the peak in turn"), rows)
+
+
 def growth_series(entries):
     """{type: {tokens: median tokens a second}}"""
     found = {}
@@ -144,5 +153,5 @@ def stages(entries):
     return "\n\n".join(parts)
 
 
-TABLES = {"engines": engines, "lengths": lengths, "growth": growth, "threads": threads, "decode": decode, "stages": stages,
-          "sweeps": sweeps}
+TABLES = {"engines": engines, "chunks": chunks, "lengths": lengths, "growth": growth, "threads": threads,
+          "decode": decode, "stages": stages, "sweeps": sweeps}

@@ -9,7 +9,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = os.environ["HEADWATER_BUILD"]
-SUBJECTS = ("engines", "lengths", "threads", "stages")
+SUBJECTS = ("engines", "chunks", "lengths", "threads", "stages")
 PAGE = "# Figures\n\nBefore.\n\n" + "\n".join(
     f"## {name}\n\n<!-- measured {name} -->\nold {name}\n<!-- end -->\n"
     for name in ("machine", *SUBJECTS, "growth")) + "\nBehind.\n"
