@@ -93,7 +93,8 @@ struct Bf16Block {
     kernels.weigh(segment, softmax, words(weights));
   }
   void accumulate() {
-    kernels.accumulate(words(weights), cpu::key_tiles(kKeys), words(packed_values), kWidth, floats(out));
+    kernels.accumulate(words(weights), cpu::key_tiles(kKeys), words(packed_values), kWidth, false,
+                       floats(out));
   }
   void column_sums() { kernels.column_sums(words(weights), kKeys, factor, sums.data()); }
 

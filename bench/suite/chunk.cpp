@@ -217,8 +217,8 @@ class Bf16Chunk {
   }
 
   void pass(std::int64_t row, bool inter) {
-    float* out = out_.data();
-    const cpu::Bf16Block block{kernels_, kBlockRows, -std::numeric_limits<float>::infinity(), softmax_, out};
+    const cpu::Bf16Block block{kernels_, kBlockRows, -std::numeric_limits<float>::infinity(), softmax_,
+                               out_.data()};
     const std::int64_t begin = inter ? kChunk : 0;
     cpu::Bf16Segment segment;
     segment.queries = words(packed_);
@@ -227,14 +227,12 @@ class Bf16Chunk {
     segment.n_keys = inter ? kMemory : row + kBlockRows;
     segment.factor = static_cast<float>(head.scale() / std::log(2.0));
     segment.positions = {row, 0, inter ? head.positions.data() : nullptr};
-    block.start(head.d);
+    block.start();
     kernels_.weigh(segment, softmax_, words(weights_));
-    kernels_.accumulate(words(weights_), cpu::key_tiles(segment.n_keys),
-                        words(packed_values_) + begin * head.d, head.d, out);
-    if (block.finish(head.d) != 0) std::abort();  // such rows have no logits that far apart
+    block.accumulate(words(weights_), cpu::key_tiles(segment.n_keys), words(packed_values_) + begin * head.d,
+                     head.d);
+    if (block.finish(head.d, head.out_of(inter, row)) != 0) std::abort();  // no logits are that far apart
     alignas(64) float factor[kBlockRows];
-    block.factors(softmax_.rounded, factor);
-    kernels_.unpack_rows(out, kBlockRows, head.d, factor, head.out_of(inter, row));
     block.factors(softmax_.sum, factor);
     kernels_.column_sums(words(weights_), segment.n_keys, factor, head.sums.data() + begin);
   }

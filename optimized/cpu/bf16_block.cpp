@@ -18,15 +18,15 @@ constexpr float kLargestSum = 0x1p40f;
 
 }  // namespace
 
-void Bf16Block::start(std::int64_t dv_padded) const {
+void Bf16Block::start() const {
   std::fill_n(softmax.offset, kBlockRows, sink);
   std::fill_n(softmax.sum, kBlockRows, 0.0f);
   std::fill_n(softmax.rounded, kBlockRows, 0.0f);
   softmax.anchored = false;
-  std::fill_n(out, dv_padded * kBlockRows, 0.0f);
+  softmax.has_output = false;
 }
 
-void Bf16Block::restart(std::uint32_t lanes, const float* highest, std::int64_t dv_padded) const {
+void Bf16Block::restart(std::uint32_t lanes, const float* highest) const {
   HEADWATER_MARK("cpu.bf16.exact_offset");
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     const bool failed = (lanes >> lane & 1u) != 0 || HEADWATER_SABOTAGE("cpu.bf16.offsets_of_all_rows");
@@ -36,21 +36,28 @@ void Bf16Block::restart(std::uint32_t lanes, const float* highest, std::int64_t 
   }
   std::fill_n(softmax.sum, kBlockRows, 0.0f);
   std::fill_n(softmax.rounded, kBlockRows, 0.0f);
-  std::fill_n(out, dv_padded * kBlockRows, 0.0f);
+  softmax.has_output = false;
 }
 
-std::uint32_t Bf16Block::finish(std::int64_t dv) const {
+void Bf16Block::accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
+                           std::int64_t dv_padded) const {
+  kernels.accumulate(weights, tiles, values, dv_padded, !softmax.has_output, out);
+  softmax.has_output = true;
+}
+
+std::uint32_t Bf16Block::finish(std::int64_t dv, float* to) const {
+  if (!softmax.has_output) std::fill_n(out, dv * kBlockRows, 0.0f);
   if (sink != kNothing) kernels.add_sink(sink, softmax);
-  std::uint32_t failed = 0;
+  alignas(64) float factor[kBlockRows];
+  factors(softmax.rounded, factor);
+  // Large weights times large values may overflow where their quotient does not.
+  std::uint32_t failed = kernels.unpack_rows(out, rows, dv, factor, to);
   // Padding lanes as well: an infinite weight would not vanish from column sums by its factor of 0.
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     const float sum = softmax.sum[lane];
     const bool fits = sum >= 0.5f && sum <= kLargestSum;
     if (!fits) failed |= 1u << lane;
   }
-  // Large weights times large values may overflow where their quotient does not.
-  const auto of_rows = static_cast<std::uint32_t>((std::uint64_t{1} << rows) - 1);
-  failed |= kernels.not_finite(out, dv) & of_rows;
   return HEADWATER_SABOTAGE("cpu.bf16.no_guard") ? 0 : failed;
 }
 

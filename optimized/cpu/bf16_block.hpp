@@ -24,14 +24,18 @@ struct Bf16Block {
   float* out;  ///< [dv_padded][kBlockRows], unnormalised
 
   /// No key yet: offsets and sums before the first attempt.
-  void start(std::int64_t dv_padded) const;
+  void start() const;
 
   /// No key yet, but final offsets: those that stand, and the exact ones for lanes that failed() with them.
-  void restart(std::uint32_t lanes, const float* highest, std::int64_t dv_padded) const;
+  void restart(std::uint32_t lanes, const float* highest) const;
 
-  /// Adds the sink once all keys are in, and returns the lanes whose anchor was too far from their maximum: bit r for
-  /// row r. A row fails by its own weights alone, so that no key behind it has a say (NUM-2).
-  [[nodiscard]] std::uint32_t finish(std::int64_t dv) const;
+  /// Adds keys, `tiles` of weights and packed values.
+  void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
+                  std::int64_t dv_padded) const;
+
+  /// Adds the sink once all keys are in, writes o to to[rows][dv], and returns the lanes whose anchor was too far from
+  /// their maximum: bit r for row r. A row fails by its own weights alone, so that no key behind it has a say (NUM-2).
+  [[nodiscard]] std::uint32_t finish(std::int64_t dv, float* to) const;
 
   /// factor[lane] = 1 / sums[lane] (of softmax), 0 where a row saw nothing and in padding lanes.
   void factors(const float* sums, float* factor) const;

@@ -113,23 +113,21 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
       std::uint16_t* weights = scratch.weights16.data() + first * kBlockRows;
       bf16_->weigh(part, attention.softmax, weights);
       const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
-      bf16_->accumulate(weights + (swapped ? kTileWeights : 0), key_tiles(part.n_keys) - (swapped ? 1 : 0),
-                        rows.values + first * dv_padded, dv_padded, attention.out);
+      attention.accumulate(weights + (swapped ? kTileWeights : 0), key_tiles(part.n_keys) - (swapped ? 1 : 0),
+                           rows.values + first * dv_padded, dv_padded);
     }
-    return attention.finish(dv);
+    return attention.finish(dv, block.out);
   };
-  attention.start(dv_padded);
+  attention.start();
   if (const std::uint32_t failed = attend(); failed != 0) {
     alignas(64) float highest[kBlockRows];
     std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
     bf16_->raise_to_highest(segment, highest);
-    attention.restart(failed, highest, dv_padded);
+    attention.restart(failed, highest);
     (void)attend();
   }
 
   alignas(64) float factor[kBlockRows];
-  attention.factors(attention.softmax.rounded, factor);
-  bf16_->unpack_rows(attention.out, block.rows, dv, factor, block.out);
   attention.factors(attention.softmax.sum, factor);
   if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
   bf16_->column_sums(scratch.weights16.data(), block.n_keys, factor, block.sums);
@@ -167,8 +165,8 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
     if (segment.n_keys <= 0) return;
     const Bf16Block block = block_at(row);
     bf16_->weigh(segment, block.softmax, scratch.weights16.data());
-    bf16_->accumulate(scratch.weights16.data(), key_tiles(segment.n_keys),
-                      packed_rows(call.layer, kv_head(head), first, first).values, dv_padded, block.out);
+    block.accumulate(scratch.weights16.data(), key_tiles(segment.n_keys),
+                     packed_rows(call.layer, kv_head(head), first, first).values, dv_padded);
   };
   const std::int64_t segments = (end + kBf16SegmentKeys - 1) / kBf16SegmentKeys;
 
@@ -176,7 +174,7 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
     const Bf16Block block = block_at(row);
     load_queries(*bf16_, call.q, row - call.base, block.rows, head, kv_.d_head(),
                  scratch.packed16.data() + index_of(row) * kBlockRows * d_padded);
-    block.start(dv_padded);
+    block.start();
   }
   // Segments outside, from the last, which holds the anchors; blocks inside, while its rows are in the cache.
   const std::int64_t first_segment =
@@ -188,22 +186,19 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
   }
   for (std::int64_t row = begin; row < end; row = next(row)) {
     const Bf16Block block = block_at(row);
-    if (const std::uint32_t failed = block.finish(dv); failed != 0) {
+    if (const std::uint32_t failed = block.finish(dv, scratch.out.data()); failed != 0) {
       alignas(64) float highest[kBlockRows];
       std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
       for (std::int64_t first = 0; first < end; first += kBf16SegmentKeys) {
         const Bf16Segment segment = segment_at(row, first, std::min(first + kBf16SegmentKeys, end));
         if (segment.n_keys > 0) bf16_->raise_to_highest(segment, highest);
       }
-      block.restart(failed, highest, dv_padded);
+      block.restart(failed, highest);
       for (std::int64_t s = segments; s-- > 0;) {
         add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));
       }
-      (void)block.finish(dv);
+      (void)block.finish(dv, scratch.out.data());
     }
-    alignas(64) float factor[kBlockRows];
-    block.factors(block.softmax.rounded, factor);
-    bf16_->unpack_rows(block.out, block.rows, dv, factor, scratch.out.data());
     for (std::int64_t r = 0; r < block.rows; ++r) {
       store_row(call, row + r, head, scratch.out.data() + r * dv);
       lse_.data()[head * shape().capacity + (row + r - call.base)] =

@@ -144,13 +144,18 @@ TEST_P(Bf16Kernels, INTRA_1_ValuesAndRows) {
   const auto weights = rows_of(tiles * kTileWeights, 4);
   std::vector<std::uint16_t> packed_values(static_cast<std::size_t>(tiles * kKeyTile * dv), 0x7FC0);
   pack_values(*kernels, values.data(), n_keys, width, packed_values.data());
-  std::vector<float> out(static_cast<std::size_t>(dv * kBlockRows), 0.5f);
-  kernels->accumulate(weights.data(), tiles, packed_values.data(), dv, out.data());
+  std::vector<float> fresh(static_cast<std::size_t>(dv * kBlockRows), kInf);  // not read
+  kernels->accumulate(weights.data(), tiles, packed_values.data(), dv, true, fresh.data());
+  std::vector<float> zeros(fresh.size(), 0.0f);
+  kernels->accumulate(weights.data(), tiles, packed_values.data(), dv, false, zeros.data());
+  EXPECT_EQ(fresh, zeros);
+  std::vector<float> out(fresh.size(), 0.5f);
+  kernels->accumulate(weights.data(), tiles, packed_values.data(), dv, false, out.data());
   float factor[kBlockRows];
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) factor[lane] = 1.0f + static_cast<float>(lane);
   const std::int64_t n_rows = kBlockRows - 3;
   std::vector<float> rows(static_cast<std::size_t>(kBlockRows * width), -7.0f);
-  kernels->unpack_rows(out.data(), n_rows, width, factor, rows.data());
+  EXPECT_EQ(kernels->unpack_rows(out.data(), n_rows, width, factor, rows.data()), 0u);
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     for (std::int64_t c = 0; c < width; ++c) {
       const float got = rows[static_cast<std::size_t>(lane * width + c)];
@@ -176,7 +181,12 @@ TEST_P(Bf16Kernels, INTRA_1_ValuesAndRows) {
 TEST_P(Bf16Kernels, NUM_2_LanesWithoutAFiniteOutput) {
   const std::int64_t width = std::get<2>(GetParam());
   std::vector<float> out(static_cast<std::size_t>(width * kBlockRows), 3e38f);
-  EXPECT_EQ(kernels->not_finite(out.data(), width), 0u);
+  std::vector<float> rows(out.size());
+  float factor[kBlockRows] = {};
+  const auto not_finite = [&](std::int64_t n_rows) {
+    return kernels->unpack_rows(out.data(), n_rows, width, factor, rows.data());
+  };
+  EXPECT_EQ(not_finite(kBlockRows), 0u);
   const auto spoil = [&](std::int64_t column, std::int64_t lane, float value) {
     out[static_cast<std::size_t>(column * kBlockRows + lane)] = value;
   };
@@ -184,7 +194,9 @@ TEST_P(Bf16Kernels, NUM_2_LanesWithoutAFiniteOutput) {
   spoil(0, 15, -kInf);
   spoil(width / 2, 16, std::numeric_limits<float>::quiet_NaN());
   spoil(width / 3, 31, kInf);
-  EXPECT_EQ(kernels->not_finite(out.data(), width), 1u | 1u << 15 | 1u << 16 | 1u << 31);
+  EXPECT_EQ(not_finite(kBlockRows), 1u | 1u << 15 | 1u << 16 | 1u << 31);
+  EXPECT_EQ(not_finite(17), 1u | 1u << 15 | 1u << 16);
+  EXPECT_EQ(not_finite(15), 1u);
 }
 
 TEST_P(Bf16Kernels, INTRA_2_ColumnSums) {

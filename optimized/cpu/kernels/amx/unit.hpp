@@ -55,13 +55,20 @@ struct TileUnit {
   /// 32 columns of the output (16 where `Wide` is false) over all keys.
   template <bool Wide>
   static void value_tile(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
-                         std::int64_t dv, float* out) {
+                         std::int64_t dv, bool fresh, float* out) {
     float* below = out + kTileRows * kBlockRows;
-    Tiles::template load<0>(out, kLine);
-    Tiles::template load<1>(out + kTileRows, kLine);
-    if constexpr (Wide) {
-      Tiles::template load<2>(below, kLine);
-      Tiles::template load<3>(below + kTileRows, kLine);
+    if (fresh) {
+      Tiles::template zero<0>();
+      Tiles::template zero<1>();
+      Tiles::template zero<2>();
+      Tiles::template zero<3>();
+    } else {
+      Tiles::template load<0>(out, kLine);
+      Tiles::template load<1>(out + kTileRows, kLine);
+      if constexpr (Wide) {
+        Tiles::template load<2>(below, kLine);
+        Tiles::template load<3>(below + kTileRows, kLine);
+      }
     }
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       Tiles::template load<4>(values, kValueLine);
@@ -86,14 +93,14 @@ struct TileUnit {
   }
 
   static void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
-                         std::int64_t dv, float* out) {
+                         std::int64_t dv, bool fresh, float* out) {
     const Session session;
     std::int64_t column = 0;
     for (; column + 2 * kTileRows <= dv; column += 2 * kTileRows) {
-      value_tile<true>(weights, tiles, values + column * kKeyTile, dv, out + column * kBlockRows);
+      value_tile<true>(weights, tiles, values + column * kKeyTile, dv, fresh, out + column * kBlockRows);
     }
     if (column < dv)
-      value_tile<false>(weights, tiles, values + column * kKeyTile, dv, out + column * kBlockRows);
+      value_tile<false>(weights, tiles, values + column * kKeyTile, dv, fresh, out + column * kBlockRows);
   }
 };
 

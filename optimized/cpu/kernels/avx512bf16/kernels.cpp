@@ -68,11 +68,17 @@ struct DotProductUnit {
 
   template <int Columns>
   static void value_tile(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
-                         std::int64_t dv, float* out) {
+                         std::int64_t dv, bool fresh, float* out) {
     __m512 sums[Columns][kHalves];
     const auto at = [&](int column, int half) { return out + column * kBlockRows + half * Avx512::kWidth; };
-    repeat<Columns>(
-        [&](auto c) { repeat<kHalves>([&](auto half) { sums[c][half] = Avx512::load(at(c, half)); }); });
+    const auto each = [](const auto& body) {
+      repeat<Columns>([&](auto c) { repeat<kHalves>([&](auto half) { body(c, half); }); });
+    };
+    if (fresh) {
+      each([&](auto c, auto half) { sums[c][half] = Avx512::zero(); });
+    } else {
+      each([&](auto c, auto half) { sums[c][half] = Avx512::load(at(c, half)); });
+    }
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       for (std::int64_t key = 0; key < kKeyTile; key += 2) {
         const __m512bh w0 = pairs(weights + key * kBlockRows);
@@ -86,14 +92,13 @@ struct DotProductUnit {
       weights += kTileWeights;
       values += dv * kKeyTile;
     }
-    repeat<Columns>(
-        [&](auto c) { repeat<kHalves>([&](auto half) { Avx512::store(at(c, half), sums[c][half]); }); });
+    each([&](auto c, auto half) { Avx512::store(at(c, half), sums[c][half]); });
   }
 
   static void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
-                         std::int64_t dv, float* out) {
+                         std::int64_t dv, bool fresh, float* out) {
     const auto run = [&](auto tile, std::int64_t column) {
-      tile(weights, tiles, values + column * kKeyTile, dv, out + column * kBlockRows);
+      tile(weights, tiles, values + column * kKeyTile, dv, fresh, out + column * kBlockRows);
     };
     std::int64_t column = 0;
     for (; column + 12 <= dv; column += 12) run(value_tile<12>, column);

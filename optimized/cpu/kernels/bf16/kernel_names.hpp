@@ -13,11 +13,10 @@
   void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights);                   \
   void add_sink(float sink, Bf16Softmax& softmax);                                                        \
   void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,          \
-                  std::int64_t dv_padded, float* out);                                                    \
-  std::uint32_t not_finite(const float* transposed, std::int64_t dv);                                     \
+                  std::int64_t dv_padded, bool fresh, float* out);                                        \
   void column_sums(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums); \
-  void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,    \
-                   float* rows);                                                                          \
+  std::uint32_t unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv,                \
+                            const float* factor, float* rows);                                            \
   }
 
 /// Defines them by the templates of bf16/kernels.hpp and a Unit.
@@ -39,18 +38,15 @@
   }                                                                                                        \
   void add_sink(float sink, Bf16Softmax& softmax) { cpu::add_sink(sink, softmax); }                        \
   void accumulate(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,           \
-                  std::int64_t dv_padded, float* out) {                                                    \
-    Unit::accumulate(weights, tiles, values, dv_padded, out);                                              \
-  }                                                                                                        \
-  std::uint32_t not_finite(const float* transposed, std::int64_t dv) {                                     \
-    return cpu::not_finite(transposed, dv);                                                                \
+                  std::int64_t dv_padded, bool fresh, float* out) {                                        \
+    Unit::accumulate(weights, tiles, values, dv_padded, fresh, out);                                       \
   }                                                                                                        \
   void column_sums(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums) { \
     column_sums_bf16(weights, n_keys, factor, sums);                                                       \
   }                                                                                                        \
-  void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,     \
-                   float* rows) {                                                                          \
-    cpu::unpack_rows(transposed, n_rows, dv, factor, rows);                                                \
+  std::uint32_t unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv,                 \
+                            const float* factor, float* rows) {                                            \
+    return cpu::unpack_rows(transposed, n_rows, dv, factor, rows);                                         \
   }                                                                                                        \
   }
 
@@ -59,6 +55,6 @@
   {                                                                                                     \
     .isa = (name), .d_multiple = (keys), .dv_multiple = (values), .pack_queries = unit::pack_queries,   \
     .pack_values = unit::pack_values, .raise_to_highest = unit::raise_to_highest, .weigh = unit::weigh, \
-    .add_sink = unit::add_sink, .accumulate = unit::accumulate, .not_finite = unit::not_finite,         \
-    .column_sums = unit::column_sums, .unpack_rows = unit::unpack_rows,                                 \
+    .add_sink = unit::add_sink, .accumulate = unit::accumulate, .column_sums = unit::column_sums,       \
+    .unpack_rows = unit::unpack_rows,                                                                   \
   }

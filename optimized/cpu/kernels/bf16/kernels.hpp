@@ -219,29 +219,6 @@ void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weig
   }
 }
 
-/// x * 0 is 0 for finite x and NaN for the others.
-inline std::uint32_t not_finite(const float* transposed, std::int64_t dv) {
-  std::uint32_t lanes = 0;
-  for (int half = 0; half < kHalves; ++half) {
-    constexpr int kChains = 4;
-    __m512 probe[kChains];
-    repeat<kChains>([&](auto chain) { probe[chain] = Avx512::zero(); });
-    const auto column = [&](std::int64_t c) {
-      return Avx512::load(transposed + c * kBlockRows + half * Avx512::kWidth);
-    };
-    std::int64_t c = 0;
-    for (; c + kChains <= dv; c += kChains) {
-      repeat<kChains>(
-          [&](auto chain) { probe[chain] = Avx512::fma(column(c + chain), Avx512::zero(), probe[chain]); });
-    }
-    for (; c < dv; ++c) probe[0] = Avx512::fma(column(c), Avx512::zero(), probe[0]);
-    const __m512 all = Avx512::add(Avx512::add(probe[0], probe[1]), Avx512::add(probe[2], probe[3]));
-    lanes |= static_cast<std::uint32_t>(_mm512_cmp_ps_mask(all, all, _CMP_UNORD_Q))
-             << (half * Avx512::kWidth);
-  }
-  return lanes;
-}
-
 inline void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, const float* factor,
                              double* sums) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
@@ -271,28 +248,38 @@ inline void column_sums_bf16(const std::uint16_t* weights, std::int64_t n_keys, 
   for (int i = 0; key + i < n_keys; ++i) sums[key + i] += tail[i];
 }
 
-inline void unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
-                        float* rows) {
+inline std::uint32_t unpack_rows(const float* transposed, std::int64_t n_rows, std::int64_t dv,
+                                 const float* factor, float* rows) {
+  constexpr int kChains = 4;
+  std::uint32_t not_finite = 0;
   for (int half = 0; half < kHalves; ++half) {
     const std::int64_t lanes = least(16, n_rows - 16 * half);
-    if (lanes <= 0) return;
+    if (lanes <= 0) break;
     const __m512 factors = Avx512::load(factor + 16 * half);
+    __m512 probe[kChains];  // x * 0 is 0 for finite x and NaN for the others
+    repeat<kChains>([&](auto chain) { probe[chain] = Avx512::zero(); });
     for (std::int64_t first = 0; first < dv; first += 16) {
       const std::int64_t n = least(16, dv - first);
       __m512i tile[16];
-      for (int i = 0; i < 16; ++i) {
+      repeat<16>([&](auto i) {
         tile[i] = _mm512_setzero_si512();
         if (i < n) {
-          tile[i] = _mm512_castps_si512(
-              Avx512::mul(Avx512::load(transposed + (first + i) * kBlockRows + 16 * half), factors));
+          const __m512 x = Avx512::load(transposed + (first + i) * kBlockRows + 16 * half);
+          probe[i % kChains] = Avx512::fma(x, Avx512::zero(), probe[i % kChains]);
+          tile[i] = _mm512_castps_si512(Avx512::mul(x, factors));
         }
-      }
+      });
       transpose(tile);
       for (int i = 0; i < 16; ++i) {
         if (i < lanes) _mm512_mask_storeu_epi32(rows + (16 * half + i) * dv + first, first_lanes(n), tile[i]);
       }
     }
+    const __m512 all = Avx512::add(Avx512::add(probe[0], probe[1]), Avx512::add(probe[2], probe[3]));
+    const auto failed =
+        static_cast<std::uint32_t>(_mm512_cmp_ps_mask(all, all, _CMP_UNORD_Q) & first_lanes(lanes));
+    not_finite |= failed << (half * Avx512::kWidth);
   }
+  return not_finite;
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ struct Bf16Softmax {
   alignas(64) float sum[kBlockRows];     ///< l relative to the offset, of the weights before their rounding
   /// The same sum of the rounded weights. It divides outputs, so that their weights add up to 1.
   alignas(64) float rounded[kBlockRows];
-  bool anchored;  ///< the offset is final
+  bool anchored;    ///< the offset is final
+  bool has_output;  ///< whether any keys have been accumulated; kernels leave it alone
 };
 
 /// Kernels that multiply BF16 rows and BF16 weights and add in F32. Logits stand key by key, kBlockRows lanes in a
@@ -68,19 +69,17 @@ struct Bf16Table {
   /// Adds 2^(sink - offset) to the sums.
   void (*add_sink)(float sink, Bf16Softmax& softmax);
 
-  /// out[dv_padded][kBlockRows] += sum over keys of packed value * weight.
+  /// out[dv_padded][kBlockRows] += sum over keys of packed value * weight; `fresh`: out holds nothing yet and is not read.
   void (*accumulate)(const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
-                     std::int64_t dv_padded, float* out);
-
-  /// Bit r: whether lane r of transposed[dv][kBlockRows] holds a NaN or an infinity.
-  std::uint32_t (*not_finite)(const float* transposed, std::int64_t dv);
+                     std::int64_t dv_padded, bool fresh, float* out);
 
   /// sums[key] += sum over lanes of weight * factor[lane], the lanes in F32.
   void (*column_sums)(const std::uint16_t* weights, std::int64_t n_keys, const float* factor, double* sums);
 
-  /// rows[lane][dv] = transposed[dv][lane] * factor[lane] for the first `n_rows` lanes.
-  void (*unpack_rows)(const float* transposed, std::int64_t n_rows, std::int64_t dv, const float* factor,
-                      float* rows);
+  /// rows[lane][dv] = transposed[dv][lane] * factor[lane] for the first `n_rows` lanes. Returns bit r where lane r of
+  /// transposed, one of these, holds a NaN or an infinity.
+  std::uint32_t (*unpack_rows)(const float* transposed, std::int64_t n_rows, std::int64_t dv,
+                               const float* factor, float* rows);
 
   /// KernelTable::row_logits of rows that are BF16 on both sides, neither arranged nor padded; null where the processor
   /// has no products of BF16 vectors, or slow ones.
