@@ -181,11 +181,24 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
 
 void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base,
                             std::int64_t n) {
+  const auto bytes = [](std::int64_t count, DType type) {
+    return count * static_cast<std::int64_t>(dtype_size(type));
+  };
+  const std::int64_t key_bytes = bytes(kv_.d_head(), k.type);
+  const std::int64_t value_bytes = bytes(kv_.d_value(), v.type);
+  const std::int64_t stored_key_bytes = bytes(kv_.d_head(), kv_.type());
+  const std::int64_t stored_value_bytes = bytes(kv_.d_value(), kv_.type());
 #pragma omp parallel num_threads(threads_)
   {
 #pragma omp for schedule(static) nowait
     for (std::int64_t row = 0; row < n; ++row) {
       for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
+        if (row + kGatherAhead < n) {
+          ask_for(core::row_address(k, row + kGatherAhead, head), key_bytes);
+          ask_for(core::row_address(v, row + kGatherAhead, head), value_bytes);
+          ask_for(kv_.key(layer, head, base + row + kGatherAhead), stored_key_bytes);
+          ask_for(kv_.value(layer, head, base + row + kGatherAhead), stored_value_bytes);
+        }
         kv_.write(layer, head, base + row, k, v, row);
       }
     }
