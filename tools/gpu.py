@@ -1,11 +1,14 @@
 """What only a GPU can show, in one command: python3 tools/gpu.py [--build DIR] [--step NAME] [--out DIR] [--seconds N]
 
-    conformance   the whole kit on engine cuda
-    reruns        the same input in several processes, outputs bit by bit
-    memcheck      compute-sanitizer's memcheck over a few cases
-    racecheck     its racecheck over the same
-    benchmark     a layer, replayed and stage by stage, by CUDA events, in turns with PyTorch's attention where PyTorch is
-                  there; against the targets
+    conformance       the whole kit on engine cuda
+    reruns            the same input in several processes, outputs bit by bit
+    sm90-conformance  both again with the kernels of sm_90a (HEADWATER_CUDA_SM90=unproven), on compute capability 9.0: what
+    sm90-reruns       they have to pass before they are the default there
+    memcheck          compute-sanitizer's memcheck over a few cases
+    sm90-memcheck     the same with the kernels of sm_90a
+    racecheck         its racecheck over the same
+    benchmark         a layer, replayed and stage by stage, by CUDA events, in turns with the kernels of sm_90a where they run
+                      and with PyTorch's attention where PyTorch is there; against the targets
 
 Standard library and prebuilt programs only: headwater-conformance, headwater-cuda-bench and the libraries in
 gpu-libraries, as the target headwater_gpu leaves them in a build folder; the machine itself needs a driver. What is not
@@ -30,10 +33,13 @@ SKIPPED = 77
 NO_END = -1000  # no exit status
 ENGINE = "cuda"
 BENCH = "headwater-cuda-bench"
+OWN, OWN_SM90 = "headwater", "headwater, sm_90a"
 SANITIZED = ("bound.plain_f32", "bound.head_sizes", "replay.random")  # every stage, on small inputs
 RERUNS = 5
 ROUNDS = 5  # of the benchmark; fewer where the time ends before
-CONFORMANCE_SECONDS = 300
+CONFORMANCE_SECONDS = 200
+HOPPER = "compute capability 9.0"
+UNPROVEN = {"HEADWATER_CUDA_SM90": "unproven"}
 SANITIZER_SECONDS = 90
 
 Result = collections.namedtuple("Result", "status note data")
@@ -62,13 +68,13 @@ class Machine:
         path = self.build / name
         return path if path.is_file() and os.access(path, os.X_OK) else None
 
-    def run(self, arguments, most=None):
+    def run(self, arguments, most=None, more=None):
         """(exit status, standard output, last line of both); NO_END for a program that outlasts the time left, or `most`
-        seconds."""
+        seconds. `more`: environment variables beside those of this process."""
         seconds = min(self.left(), most or self.left())
         try:
             run = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, errors="replace",
-                                 timeout=seconds, check=False)
+                                 timeout=seconds, check=False, env=os.environ | (more or {}))
         except subprocess.TimeoutExpired:
             within = f"{most} s" if seconds == most else "the time left"
             return NO_END, "", f"{pathlib.Path(arguments[0]).name} did not end within {within}"
@@ -85,6 +91,21 @@ class Machine:
         return None if status == 0 else last.removeprefix(f"{BENCH}: ")
 
 
+    def why_no_sm90(self):
+        """Why the kernels of sm_90a cannot run here, or None."""
+        _, _, device = self.run([self.program(BENCH), "--device"])
+        return None if device.endswith(HOPPER) else f"they need {HOPPER}, here is {device}"
+
+
+def with_sm90(step):
+    """A step with the kernels of sm_90a switched on."""
+    def switched(machine):
+        reason = machine.why_no_sm90()
+        return skipped(f"kernels of sm_90a: {reason}") if reason else step(machine, UNPROVEN, "sm90-")
+
+    return switched
+
+
 def device_name():
     if shutil.which("nvidia-smi") is None:
         return "unknown device"
@@ -93,19 +114,19 @@ def device_name():
     return run.stdout.strip().splitlines()[0] if run.returncode == 0 and run.stdout.strip() else "unknown device"
 
 
-def conformance(machine):
+def conformance(machine, more=None, prefix=""):
     kit = machine.program("headwater-conformance")
     if kit is None:
         return failed(f"{machine.build} holds no headwater-conformance")
-    status, _, last = machine.run([kit, "--engine", ENGINE, "--no-ratchet", "--json", machine.out / "conformance.json"],
-                                  CONFORMANCE_SECONDS)
+    status, _, last = machine.run([kit, "--engine", ENGINE, "--no-ratchet", "--json", machine.out / f"{prefix}conformance.json"],
+                                  CONFORMANCE_SECONDS, more)
     if status == NO_END:
         return failed(last)
     return passed(last) if status == 0 else failed(f"exit status {status}: {last}")
 
 
 def sanitizer(tool):
-    def step(machine):
+    def step(machine, more=None, prefix=""):
         program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
         if program is None:
             return skipped("no compute-sanitizer on PATH or in /usr/local/cuda/bin")
@@ -113,13 +134,14 @@ def sanitizer(tool):
         if kit is None:
             return failed(f"{machine.build} holds no headwater-conformance")
         plain = [kit, "--engine", ENGINE, "--no-ratchet", "--quick", "--case", ",".join(SANITIZED)]
-        status, _, last = machine.run(plain)
+        status, _, last = machine.run(plain, None, more)
         if status != 0:
             return failed(f"the cases fail without it: {last}")
-        status, output, last = machine.run([program, "--tool", tool, "--error-exitcode", "99", *plain], SANITIZER_SECONDS)
+        status, output, last = machine.run([program, "--tool", tool, "--error-exitcode", "99", *plain],
+                                           SANITIZER_SECONDS, more)
         if status == NO_END:
             return skipped(last)
-        (machine.out / f"{tool}.txt").write_text(output, encoding="utf-8")
+        (machine.out / f"{prefix}{tool}.txt").write_text(output, encoding="utf-8")
         if status == 0:
             return passed(last)
         if status == 99 or "ERROR SUMMARY" in output:
@@ -129,10 +151,10 @@ def sanitizer(tool):
     return step
 
 
-def reruns(machine):
+def reruns(machine, more=None, _=""):
     digests = set()
     for _ in range(RERUNS):
-        status, output, last = machine.run([machine.program(BENCH), "--digest"])
+        status, output, last = machine.run([machine.program(BENCH), "--digest"], None, more)
         if status != 0:
             return failed(f"{BENCH} --digest: exit status {status}: {last}")
         digests.add(output)
@@ -153,9 +175,11 @@ def merged(rounds):
 def benchmark(machine):
     peer = ROOT / "bench/cuda/torch_attention.py"
     status, _, why_no_peer = machine.run([sys.executable, "-B", peer, "--probe"])
-    contenders = {"headwater": [machine.program(BENCH), "--json"]}
+    contenders = {OWN: ([machine.program(BENCH), "--json"], None)}
+    if machine.why_no_sm90() is None:
+        contenders[OWN_SM90] = ([machine.program(BENCH), "--json"], UNPROVEN)
     if status == 0:
-        contenders["pytorch"] = [sys.executable, "-B", peer]
+        contenders["pytorch"] = ([sys.executable, "-B", peer], None)
         why_no_peer = ""
     rounds = collections.defaultdict(list)
     kernels, left_out = {}, {}
@@ -165,28 +189,31 @@ def benchmark(machine):
         begun = time.monotonic()
         names = list(contenders)
         for name in names if done % 2 == 0 else reversed(names):
-            status, output, last = machine.run(contenders[name])
+            arguments, more = contenders[name]
+            status, output, last = machine.run(arguments, None, more)
             if status != 0:
                 return failed(f"{name}: {last}" if status == NO_END else f"{name}: exit status {status}: {last}")
             report = json.loads(output)
             rounds[name].append(report["milliseconds"])
-            kernels.update(report.get("kernels", {}))
+            kernels.setdefault(name, {}).update(report.get("kernels", {}))
             left_out.update({f"{name}, {case}": reason for case, reason in report["left_out"].items()})
         done += 1
         longest = max(longest, time.monotonic() - begun)
     times = {name: merged(of) for name, of in rounds.items()}
     data = {"device": device_name(), "rounds": done, "no_pytorch_because": why_no_peer, "kernels": kernels,
             "left_out": left_out, "contenders": times,
-            "targets": {target.name: {"measured": target.measured, "bound": target.bound,
-                                      "verdict": gpu_targets.verdict(target)}
-                        for target in gpu_targets.against_targets(times)}}
+            "targets": {own: {target.name: {"measured": target.measured, "bound": target.bound,
+                                            "verdict": gpu_targets.verdict(target)}
+                              for target in gpu_targets.against_targets(times, own)}
+                        for own in (OWN, OWN_SM90) if own in contenders}}
     note = f"{done} of {ROUNDS} rounds of {', '.join(contenders)}"
     for case, reason in left_out.items():
         note += f"; left out: {case}: {reason}"
     return passed(note + (f"; PyTorch left out: {why_no_peer}" if why_no_peer else ""), data)
 
 
-STEPS = {"conformance": conformance, "reruns": reruns, "memcheck": sanitizer("memcheck"),
+STEPS = {"conformance": conformance, "reruns": reruns, "sm90-conformance": with_sm90(conformance),
+         "sm90-reruns": with_sm90(reruns), "memcheck": sanitizer("memcheck"), "sm90-memcheck": with_sm90(sanitizer("memcheck")),
          "racecheck": sanitizer("racecheck"), "benchmark": benchmark}
 
 
@@ -195,7 +222,8 @@ def table(report):
     lines += [f"| {name} | {step['status']} | {step['note']} |" for name, step in report["steps"].items()]
     data = report["steps"].get("benchmark", {}).get("data")
     if data:
-        lines += ["", *gpu_targets.table(data["contenders"])]
+        for own in data["targets"]:
+            lines += ["", f"Targets, {own}:", "", *gpu_targets.table(data["contenders"], own)]
         lines += ["", "Milliseconds by CUDA events, medians of rounds in turns.", "", "| contender | case | median | least .. greatest |",
                   "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {case} | {times['median_ms']:.4f} | {times['least_ms']:.4f} .. {times['greatest_ms']:.4f} |"

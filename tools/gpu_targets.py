@@ -37,9 +37,9 @@ def medians(contenders, name):
     return {case: times["median_ms"] for case, times in contenders.get(name, {}).items()}
 
 
-def against_targets(contenders):
+def against_targets(contenders, own_name):
     """[Target] for {contender: {case: {"median_ms": ..}}}; what was not measured says what is missing."""
-    own, peer = medians(contenders, "headwater"), medians(contenders, "pytorch")
+    own, peer = medians(contenders, own_name), medians(contenders, "pytorch")
     rows = []
     for name, bound, measure in TARGETS:
         try:
@@ -58,9 +58,9 @@ def verdict(target):
     return "met" if (target.measured >= bound if sense == ">=" else target.measured <= bound) else "NOT MET"
 
 
-def table(contenders):
+def table(contenders, own_name):
     lines = ["| target | bound | measured | |", "| --- | --- | --- | --- |"]
-    for target in against_targets(contenders):
+    for target in against_targets(contenders, own_name):
         measured = "" if target.measured is None else f"{target.measured:.3g}"
         lines.append(f"| {target.name} | {target.bound[0]} {target.bound[1]:g} | {measured} | {verdict(target)} |")
     return lines

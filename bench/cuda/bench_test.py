@@ -36,6 +36,6 @@ def output(*arguments):
 digests = json.loads(output("--digest"))
 assert set(digests) == {"F32", "F16", "BF16"} and len(set(digests.values())) == 3, digests
 assert json.loads(output("--digest")) == digests
-assert output("--device") == "emulated device\n"
+assert output("--device") == "emulated device, compute capability 8.0\n"
 refused = subprocess.run([sys.argv[1], "--fast"], capture_output=True, text=True, check=False)
 assert refused.returncode == 2 and "--fast is not known" in refused.stderr, refused

@@ -3,8 +3,8 @@
 // bench/cuda/torch_attention.py times the same shapes. "N: pipeline" is the layer as a caller has it, replayed graphs from the
 // first to the last event; the stages are the same launches one by one, each between two events of its own.
 //
-// With --device it prints the device's name instead, with --digest {case: digest of outputs, scores and memory sets}, for who
-// runs it again and looks for other bits. Exit status 3 with one line: no device. It needs no library of the model runtime.
+// With --device it prints the device's name and compute capability instead, with --digest {case: digest of outputs, scores
+// and memory sets}, for who runs it again and looks for other bits. Exit status 3 with one line: no device. It needs no library of the model runtime.
 // Built with HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases:
 // that the benchmark itself works is tested without a GPU.
 #include <fmt/format.h>
@@ -265,7 +265,9 @@ int main_guarded(std::string_view mode) {
   }
   nlohmann::ordered_json json;
   if (mode == "--device") {
-    fmt::print("{}\n", open_device(Dispatch(entries()).kernels())->info().name);
+    const auto device = open_device(Dispatch(entries()).kernels());
+    const int capability = device->info().compute_capability;
+    fmt::print("{}, compute capability {}.{}\n", device->info().name, capability / 10, capability % 10);
     return 0;
   }
   if (mode == "--digest") {

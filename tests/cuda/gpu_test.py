@@ -20,7 +20,8 @@ case $1 in
   *) exit 2 ;;
 esac
 """
-DEVICE = "echo 'NVIDIA H200'"
+DEVICE = "echo 'NVIDIA A100, compute capability 8.0'"
+HOPPER = "echo 'NVIDIA H200, compute capability 9.0'"
 SAME_BITS = "echo same"
 OTHER_BITS = 'date +%N; echo "$$"'
 TIMES = "echo '%s'" % json.dumps({"milliseconds": {"forward": 1.5}, "kernels": {"forward": "forward_128"}, "left_out": {}})
@@ -116,7 +117,7 @@ class Gpu(unittest.TestCase):
         data, table = self.benchmark({"milliseconds": {"forward": 1.5}, "kernels": {"forward": "forward_128"},
                                       "left_out": {"sparse 131072": "no memory for rows"}})
         self.assertEqual(data["contenders"]["headwater"]["forward"]["median_ms"], 1.5)
-        self.assertEqual(data["kernels"], {"forward": "forward_128"})
+        self.assertEqual(data["kernels"], {"headwater": {"forward": "forward_128"}})
         self.assertEqual(data["left_out"], {"headwater, sparse 131072": "no memory for rows"})
         self.assertIn("| headwater | forward | 1.5000 |", table)
         self.assertIn("left out: headwater, sparse 131072: no memory for rows", table)
@@ -129,7 +130,7 @@ class Gpu(unittest.TestCase):
             def left(self):
                 return left.pop(0)
 
-            def run(self, arguments, most=None):
+            def run(self, arguments, most=None, more=None):
                 return (1, "", "no PyTorch") if "--probe" in arguments else (0, times, times)
 
         return gpu.benchmark(Clocked(self.build, self.build, 1.0)).note
@@ -144,16 +145,36 @@ class Gpu(unittest.TestCase):
             "sparse 16384: pipeline": 1.0, "sparse 131072: pipeline": 8.4, "sparse 131072: all stages": 9.4,
             "sparse 131072: selection": 0.5, "sparse 131072: gather": 0.5, "sparse 16384: intra forward": 0.4,
             "sparse 16384: intra column sums": 0.2}, "left_out": {}})
-        verdicts = {name: row["verdict"] for name, row in data["targets"].items()}
+        verdicts = {name: row["verdict"] for name, row in data["targets"]["headwater"].items()}
         self.assertEqual(verdicts["throughput at 131072 / at 16384"], "met")
         self.assertEqual(verdicts["column sums / intra forward"], "NOT MET")
         self.assertEqual(verdicts["time of all stages that the pipeline hides / selection and gather"], "met")
         self.assertEqual(verdicts["intra forward against cuDNN at the same chunk length"],
                          "not measured: no time of cudnn 16 x 1024")
         # 127 chunks x 32 heads x 512 entries x 512 bytes, read and written, in half a millisecond.
-        self.assertAlmostEqual(data["targets"]["bandwidth of gather / 4.3 TB/s"]["measured"],
+        self.assertAlmostEqual(data["targets"]["headwater"]["bandwidth of gather / 4.3 TB/s"]["measured"],
                                127 * 32 * 512 * 512 * 2 / 0.5e-3 / 4.3e12, places=6)
         self.assertIn("| column sums / intra forward | <= 0.3 | 0.5 | NOT MET |", table)
+
+    def test_kernels_of_sm_90a_are_switched_on_where_they_run(self):
+        tools = self.sanitizer("shift 4; exec \"$@\"\n")
+        steps = ("sm90-conformance", "sm90-reruns", "sm90-memcheck")
+        for step in steps:
+            self.expect(77, f"SKIP {step}: kernels of sm_90a: they need compute capability 9.0, here is NVIDIA A100",
+                        "--step", step, path=tools)
+        says = 'echo "{\\"milliseconds\\": {\\"$HEADWATER_CUDA_SM90\\": 1.5}, \\"left_out\\": {}}"'
+        self.write_bench(HOPPER, 'test "$HEADWATER_CUDA_SM90" = unproven && echo same', says)
+        self.write("headwater-conformance", "#!/bin/sh\necho \"switch: $HEADWATER_CUDA_SM90\"\n")
+        self.expect(0, "PASS sm90-conformance: switch: unproven", "--step", "sm90-conformance")
+        self.expect(0, "PASS conformance: switch:\n", "--step", "conformance")
+        self.expect(0, "PASS sm90-reruns", "--step", "sm90-reruns")
+        self.expect(1, "FAIL reruns", "--step", "reruns")
+        self.expect(0, "PASS sm90-memcheck: switch: unproven", "--step", "sm90-memcheck", path=tools)
+        self.expect(0, "rounds of headwater, headwater, sm_90a", "--step", "benchmark")
+        table = (self.build / "out/benchmark.md").read_text(encoding="utf-8")
+        self.assertIn("| headwater |  | 1.5000 |", table)
+        self.assertIn("| headwater, sm_90a | unproven | 1.5000 |", table)
+        self.assertIn("Targets, headwater, sm_90a:", table)
 
     def test_a_sanitizer_that_does_not_end_is_a_skip(self):
         self.expect(77, "SKIP memcheck: compute-sanitizer did not end within", "--step", "memcheck", "--seconds", "2",
