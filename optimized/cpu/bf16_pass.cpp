@@ -87,6 +87,8 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
   segment.queries = scratch.packed16.data();
   segment.n_keys = block.n_keys;
   segment.positions = {block.row, block.first_key, block.gathered};
+  segment.ahead = block.ahead.data();
+  segment.n_ahead = std::ssize(block.ahead);
   if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++segment.positions.first_row;
   if (block.n_keys > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --segment.n_keys;
   if (!block.loaded) {

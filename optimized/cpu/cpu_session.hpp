@@ -74,12 +74,14 @@ class CpuSession final : public core::SessionBase {
     double* sums;  ///< [n_keys] column sums are added here
     /// [kBlockRows][d_value] outputs go here: of floats, to be divided by PassResult::sum; of BF16, finished.
     float* out;
-    bool loaded;  ///< the scratch holds the packed queries of these rows already
+    bool loaded;                      ///< the scratch holds the packed queries of these rows already
+    std::span<RowsAhead> ahead = {};  ///< asked for on the way, of BF16
   };
   struct BlockRows {
     std::int64_t head;
     std::int64_t row;  ///< position of the first
     std::int64_t n;    ///< 1 .. kBlockRows
+    std::span<RowsAhead> ahead = {};
   };
   /// m and l per row, m in units of Call::natural_unit.
   struct PassResult {
@@ -147,8 +149,9 @@ class CpuSession final : public core::SessionBase {
   PassResult float_block(const Call& call, const PassBlock& block, const KeyRows& rows, Scratch& scratch);
   PassResult bf16_block(const Call& call, const PassBlock& block, const Bf16Rows& rows, Scratch& scratch);
   /// Ask for what a block reads next and writes at its end, while it computes.
-  void ask_for_queries(const Call& call, std::int64_t head, std::int64_t begin, std::int64_t end) const;
-  void ask_for_outputs(const Call& call, const BlockRows& rows) const;
+  [[nodiscard]] RowsAhead queries_ahead(const Call& call, std::int64_t head, std::int64_t begin,
+                                        std::int64_t end) const;
+  [[nodiscard]] RowsAhead outputs_ahead(const Call& call, const BlockRows& rows) const;
   /// Of the intra pass, kept since phase 1 at this index of the window.
   [[nodiscard]] PassResult window_result(std::int64_t at) const;
   /// The caller's row where it is one of aligned floats, else null.

@@ -81,6 +81,10 @@ void fuse(const KernelTable& kernels, double unit, const PassResult& intra, cons
   }
 }
 
+void ask_for_all(const RowsAhead& rows) {
+  for (std::int64_t row = 0; row < rows.left; ++row) ask_for(rows.next + row * rows.stride, rows.bytes);
+}
+
 }  // namespace
 
 void CpuSession::run_sparse(const Call& call) {
@@ -191,7 +195,7 @@ CpuSession::PassResult CpuSession::intra_block(const Call& call, const Window& w
   // MASK-1: what the last row sees.
   const PassBlock block{
       rows.head, rows.row, rows.n, sink(rows.head), nullptr, chunk.begin, rows.row + rows.n - chunk.begin,
-      sums,      out,      false};
+      sums,      out,      false,  rows.ahead};
   const std::int64_t head_kv = kv_head(rows.head);
   if (call.bf16) {
     return bf16_block(call, block, packed_rows(call.layer, head_kv, chunk.begin, packed_row(window, chunk)),
@@ -212,7 +216,8 @@ CpuSession::PassResult CpuSession::inter_block(const Call& call, const BlockRows
                         memory_.count(call.layer),
                         sums,
                         scratch.inter.data(),
-                        loaded};
+                        loaded,
+                        rows.ahead};
   if (call.bf16) return bf16_block(call, block, gathered_rows(scratch), scratch);
   return float_block(call, block, {scratch.keys.data(), scratch.values.data()}, scratch);
 }
@@ -226,12 +231,10 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
   double* intra_sums = clear_intra_sums(window, chunk, head, group, end);
   double* inter_sums = has_memory ? clear_inter_sums(call.layer, head, group) : nullptr;
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
-    const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
-    const auto ask = [&] {
-      ask_for_queries(call, head, row + rows.n, std::min(row + rows.n + kBlockRows, end));
-      ask_for_outputs(call, rows);
-    };
-    if (call.bf16) ask();
+    BlockRows rows{head, row, std::min(kBlockRows, end - row)};
+    RowsAhead ahead[] = {outputs_ahead(call, rows),
+                         queries_ahead(call, head, row + rows.n, std::min(row + rows.n + kBlockRows, end))};
+    if (call.bf16) rows.ahead = ahead;
     float max[kBlockRows];
     float sum[kBlockRows];
     float* out = scratch.intra.data();
@@ -239,8 +242,10 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
     std::copy_n(intra.max, kBlockRows, max);
     std::copy_n(intra.sum, kBlockRows, sum);
     const PassResult kept{max, sum};
-    if (!call.bf16)
-      ask();  // twice the bytes, half the rate: behind the intra pass, or its keys push them out
+    // Floats, twice the bytes at half the rate, at once and behind the intra pass, or its keys push them out.
+    if (!call.bf16) {
+      for (const RowsAhead& all : ahead) ask_for_all(all);
+    }
     if (has_memory) {
       const PassResult inter = inter_block(call, rows, true, inter_sums, scratch);
       join(call, chunk, rows, kept, out, inter, scratch.inter.data());
@@ -250,18 +255,18 @@ void CpuSession::whole_group(const Call& call, const Window& window, const Chunk
   }
 }
 
-void CpuSession::ask_for_queries(const Call& call, std::int64_t head, std::int64_t begin,
-                                 std::int64_t end) const {
-  const std::int64_t bytes = kv_.d_head() * static_cast<std::int64_t>(dtype_size(call.q.type));
-  for (std::int64_t row = begin; row < end; ++row)
-    ask_for(core::row_address(call.q, row - call.base, head), bytes);
+RowsAhead CpuSession::queries_ahead(const Call& call, std::int64_t head, std::int64_t begin,
+                                    std::int64_t end) const {
+  const auto element = static_cast<std::int64_t>(dtype_size(call.q.type));
+  if (begin >= end) return {};
+  return {static_cast<const unsigned char*>(core::row_address(call.q, begin - call.base, head)),
+          call.q.row_stride * element, kv_.d_head() * element, end - begin};
 }
 
-void CpuSession::ask_for_outputs(const Call& call, const BlockRows& rows) const {
-  const std::int64_t bytes = kv_.d_value() * static_cast<std::int64_t>(dtype_size(call.out.type));
-  for (std::int64_t r = 0; r < rows.n; ++r) {
-    ask_for(core::row_address(call.out, rows.row + r - call.base, rows.head), bytes);
-  }
+RowsAhead CpuSession::outputs_ahead(const Call& call, const BlockRows& rows) const {
+  const auto element = static_cast<std::int64_t>(dtype_size(call.out.type));
+  return {static_cast<const unsigned char*>(core::row_address(call.out, rows.row - call.base, rows.head)),
+          call.out.row_stride * element, kv_.d_value() * element, rows.n};
 }
 
 void CpuSession::join(const Call& call, const Chunk& chunk, const BlockRows& rows, const PassResult& intra,

@@ -194,6 +194,16 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
   }
 }
 
+/// Into the second-level cache.
+inline void ask_for_next(RowsAhead& rows) {
+  if (rows.left == 0) return;
+  constexpr std::int64_t kCacheLine = 64;
+  for (std::int64_t line = 0; line < rows.bytes; line += kCacheLine)
+    __builtin_prefetch(rows.next + line, 0, 2);
+  rows.next += rows.stride;
+  --rows.left;
+}
+
 template <class Unit>
 void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
   const typename Unit::Session session;
@@ -205,6 +215,7 @@ void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weig
   const std::int64_t tiles = key_tiles(segment.n_keys);
   if (Unit::kAhead) dot(tiles - 1);
   for (std::int64_t tile = tiles; tile-- > 0;) {
+    for (std::int64_t i = 0; i < segment.n_ahead; ++i) ask_for_next(segment.ahead[i]);
     if (!Unit::kAhead) dot(tile);
     if (Unit::kAhead && tile > 0) dot(tile - 1);
     float* logits = buffer[Unit::kAhead ? tile & 1 : 0];

@@ -14,6 +14,15 @@ inline constexpr std::int64_t kTileWeights = kKeyTile * kBlockRows;
 
 inline std::int64_t key_tiles(std::int64_t n_keys) { return (n_keys + kKeyTile - 1) / kKeyTile; }
 
+/// Rows of the caller's memory that are soon read or written. They are asked for one by one while tiles of keys are
+/// computed: a processor keeps track of a few dozen misses, and more at a time find no room or hold up the rest.
+struct RowsAhead {
+  const unsigned char* next = nullptr;
+  std::int64_t stride = 0;  ///< bytes from row to row
+  std::int64_t bytes = 0;   ///< of a row
+  std::int64_t left = 0;    ///< rows
+};
+
 /// Consecutive or gathered keys and what their logits become. Logits are counted in units of ln 2 from the dot
 /// product on, so that a weight is a power of two.
 struct Bf16Segment {
@@ -24,9 +33,11 @@ struct Bf16Segment {
   std::int64_t key_stride = 0;
   std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
   std::int64_t n_keys = 0;
-  float factor = 0;          ///< scale * log2(e)
-  LogitMap map;              ///< both in units of ln 2
-  BlockPositions positions;  ///< MASK-1 holds where no keys are gathered
+  float factor = 0;            ///< scale * log2(e)
+  LogitMap map;                ///< both in units of ln 2
+  BlockPositions positions;    ///< MASK-1 holds where no keys are gathered
+  RowsAhead* ahead = nullptr;  ///< a row of each of n_ahead is asked for with every tile
+  std::int64_t n_ahead = 0;
 };
 
 /// Softmax of a block with one offset per row for all its keys.
