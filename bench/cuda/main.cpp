@@ -4,7 +4,8 @@
 // first to the last event; the stages are the same launches one by one, each between two events of its own.
 //
 // With --device it prints the device's name and compute capability instead, with --digest {case: digest of outputs, scores
-// and memory sets}, for who runs it again and looks for other bits. Exit status 3 with one line: no device. It needs no library of the model runtime.
+// and memory sets}, for who runs it again and looks for other bits. Exit status 3 with one line: no device. It needs no
+// library of the model runtime.
 // Built with HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases:
 // that the benchmark itself works is tested without a GPU.
 #include <fmt/format.h>

@@ -72,7 +72,8 @@ struct Head {
   std::vector<double> sums = std::vector<double>(kChunk + kMemory);
 };
 
-/// `unit` is the relative error of a weight and of a sum of them.
+/// Whether rows and column sums are those of attention in double to `unit` of their terms' sizes: more than rounding comes
+/// to, which the conformance kit bounds, and less than a wrong key, mask or factor.
 bool right(Head& head, double unit) {
   const auto dot = [&](const float* a, const float* b) {
     return std::inner_product(a, a + head.d, b, 0.0, std::plus<>(), [](float x, float y) {
