@@ -25,6 +25,13 @@ headwater_status headwater_session_state(const headwater_session* session, int32
   });
 }
 
+headwater_status headwater_session_failed(const headwater_session* session, int32_t* failed) {
+  return guarded([&] {
+    const headwater::Session& open = session_of(session);
+    *needed(failed, "failed") = open.failed() ? 1 : 0;
+  });
+}
+
 headwater_status headwater_session_tokens(const headwater_session* session, int64_t* tokens) {
   return guarded([&] {
     const headwater::Session& open = session_of(session);

@@ -4,10 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "failure.hpp"
-#include "standard_output.hpp"
+#include "flag_table.hpp"
+#include "streams.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -49,31 +51,76 @@ std::vector<std::string> rewritten(const std::vector<std::string>& arguments) {
   return result;
 }
 
-}  // namespace
+/// Flags that take several values: each time they stand there, as many follow, and none of them looks like a flag. CLI11 by
+/// itself takes what there is, and counts the values of all times together.
+void check_value_counts(const CLI::App& app, const std::vector<std::string>& arguments,
+                        const std::string& see) {
+  for (std::size_t i = 0; i < arguments.size() && arguments[i] != "--"; ++i) {
+    if (!arguments[i].starts_with('-')) continue;
+    const auto equals = arguments[i].find('=');
+    const CLI::Option* const option = app.get_option_no_throw(arguments[i].substr(0, equals));
+    if (option == nullptr) continue;
+    const int wanted = option->get_items_expected_min();
+    int given = equals == std::string::npos ? 0 : 1;
+    for (; given < wanted && i + 1 < arguments.size(); ++given, ++i) {
+      if (wanted > 1 && arguments[i + 1].starts_with('-') && arguments[i + 1] != "-") break;
+    }
+    if (wanted > 1 && given < wanted) {
+      throw Failure(fmt::format("{} takes {} values, {}; given: {}{}", option->get_name(), wanted,
+                                option->get_type_name(), given, see));
+    }
+  }
+}
 
-bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments) {
+std::string unexpected_text(const CLI::App& app) {
+  const auto arguments = app.remaining(true);
+  std::string list;
+  for (const std::string& argument : arguments) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(argument));
+  }
+  return fmt::format("unexpected {}: {}", arguments.size() == 1 ? "argument" : "arguments", list);
+}
+
+void set_rules(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
-    // Taking the last is never seen: what was given twice is refused below, in words that name it.
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    option->allow_extra_args(false);
     if (option->get_items_expected_max() == 0) option->disable_flag_override();
   }
-  auto reversed = rewritten(arguments);
-  std::reverse(reversed.begin(), reversed.end());  // as CLI11 wants them
+  for (CLI::App* command : app.get_subcommands({})) set_rules(*command);
+}
+
+}  // namespace
+
+void add_quiet(CLI::App& app, bool& quiet) {
+  app.add_flag("--quiet", quiet, "no progress and no summary; warnings and errors stay");
+}
+
+void check_output_beside_json(const std::string& output, bool json) {
+  if (json && output == kStandardOutput) {
+    throw Failure("--json and an output of - both want standard output; name a file");
+  }
+}
+
+bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments) {
+  set_rules(app);
+  if (!arguments.empty() && arguments.back() == kFlagTable) {
+    print_out(flag_table(app).dump());
+    return false;
+  }
   const std::string see = fmt::format("; see {} --help", app.get_name());
+  auto written = rewritten(arguments);
+  check_value_counts(app, written, see);
+  std::reverse(written.begin(), written.end());  // as CLI11 wants them
   try {
-    app.parse(reversed);
+    app.parse(written);
   } catch (const CLI::CallForHelp&) {
     print_out(app.help());
     return false;
+  } catch (const CLI::ExtrasError&) {
+    throw Failure(unexpected_text(app) + see);
   } catch (const CLI::ParseError& error) {
     throw Failure(one_line(error.what()) + see);
-  }
-  for (const CLI::Option* option : app.get_options()) {
-    const auto values = static_cast<std::size_t>(std::max(1, option->get_items_expected_max()));
-    if (option->count() > values) {
-      throw Failure(fmt::format("{} is given {} times; allowed is once{}", option->get_name(),
-                                option->count() / values, see));
-    }
   }
   return true;
 }

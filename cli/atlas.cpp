@@ -18,11 +18,12 @@
 #include "json_text.hpp"
 #include "output_file.hpp"
 #include "png_image.hpp"
+#include "progress.hpp"
 #include "runtime/support/mapped_file.hpp"
 #ifdef HEADWATER_HAS_RUNTIME
 #include "model/atlas_model.hpp"
 #endif
-#include "standard_output.hpp"
+#include "streams.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -43,6 +44,7 @@ nlohmann::ordered_json heads_json(const AtlasTrace& trace) {
   auto heads = nlohmann::ordered_json::array();
   for (std::int64_t h = 0; h < trace.heads(); ++h) {
     const PairCounts pairs = count_pairs(trace, h);
+    const Survival lives = survival(trace, h);
     nlohmann::ordered_json head;
     const std::int64_t number = trace.head_numbers[static_cast<std::size_t>(h)];
     if (trace.heads_in_layer > 0) head["layer"] = number / trace.heads_in_layer;
@@ -52,7 +54,8 @@ nlohmann::ordered_json heads_json(const AtlasTrace& trace) {
                  {"pairs_local", pairs.local},
                  {"pairs_heavy", pairs.heavy},
                  {"pairs_before_dense", pairs.dense},
-                 {"survival", survival(trace, h)}});
+                 {"survival", lives.share},
+                 {"survival_at_risk", lives.at_risk}});
     heads.push_back(std::move(head));
   }
   return heads;
@@ -79,8 +82,10 @@ std::string report_text(const AtlasTrace& trace, const AtlasOutputs& flags, std:
   for (std::int64_t h = 0; h < trace.heads(); ++h)
     pairs += static_cast<double>(count_pairs(trace, h).computed());
   const double all = static_cast<double>(pairs_of(trace.n, 0)) * static_cast<double>(trace.heads());
-  std::string text = fmt::format("input    {} tokens, {} chunks, {} of {} query heads\n", trace.n,
-                                 trace.chunks(), trace.heads(), trace.heads_in_file);
+  const std::string tokens = count_text(trace.n, "token");
+  const std::string chunks = count_text(trace.chunks(), "chunk");
+  const std::string heads = count_text(trace.heads_in_file, "query head");
+  std::string text = fmt::format("input    {}, {}, {} of {}\n", tokens, chunks, trace.heads(), heads);
   text += fmt::format("pairs    {:.1f} % of dense attention\n", 100.0 * pairs / all);
   text += fmt::format("page     {} ({})\n", one_line(flags.page), bytes_text(page));
   if (!flags.picture.empty())
@@ -92,6 +97,7 @@ std::string report_text(const AtlasTrace& trace, const AtlasOutputs& flags, std:
 
 void write_atlas(const AtlasOutputs& outputs, const runtime::MappedFile& input, const std::string& title,
                  const std::function<AtlasTrace()>& trace) {
+  if (outputs.quiet) Progress::hide();
   // Everything that can fail comes before the first rename.
   OutputFile page_file(outputs.page, input);
   std::optional<OutputFile> picture_file;
@@ -106,8 +112,11 @@ void write_atlas(const AtlasOutputs& outputs, const runtime::MappedFile& input, 
     picture_file->commit();
   }
   page_file.commit();
-  print_out(outputs.json ? report_json(content, outputs, page.size(), picture.size())
-                         : report_text(content, outputs, page.size(), picture.size()));
+  if (outputs.json) {
+    print_out(report_json(content, outputs, page.size(), picture.size()));
+  } else if (!outputs.quiet) {
+    print_summary(report_text(content, outputs, page.size(), picture.size()), outputs.take_standard_output());
+  }
 }
 
 ExitCode atlas_command(const std::vector<std::string>& arguments) {

@@ -10,6 +10,7 @@
 #include "arguments.hpp"
 #include "failure.hpp"
 #include "numbers.hpp"
+#include "streams.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -22,6 +23,10 @@ OUT is what `headwater attend` wrote, with its trace (not --no-trace). The page 
 it shows for each head which tokens each chunk read (local window, heavy hitters), the score of every token, how long
 tokens survive, and the share of query-key pairs that was computed. It takes about 1.4 bytes a BF16 score and 3 bytes
 an entry of a memory set, and is refused beyond 64 MiB: choose heads then.
+
+Survival is Kaplan and Meier's estimate. The age of a token is the number of memory sets since its own chunk; at risk are
+the tokens that every earlier set held and for which a set of this age exists, and the share falls by the part of them that
+this set dropped. --json has both for every head, from age 1 on, as "survival" and "survival_at_risk".
 
 Example: the atlas of a real trace, as a page and as a picture
   headwater attend models/trace-layer6.safetensors -o out.safetensors
@@ -53,8 +58,14 @@ bool same_file(const std::string& a, const std::string& b) {
   return std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error);
 }
 
+bool AtlasOutputs::take_standard_output() const {
+  return page == kStandardOutput || picture == kStandardOutput;
+}
+
 void check_atlas_outputs(const AtlasOutputs& outputs, bool has_picture) {
   if (outputs.page.empty()) throw Failure("--output: '' is no name of a file");
+  check_output_beside_json(outputs.page, outputs.json);
+  check_output_beside_json(outputs.picture, outputs.json);
   if (!has_picture) return;
   if (outputs.picture.empty()) throw Failure("--png: '' is no name of a file");
   if (same_file(outputs.page, outputs.picture)) {
@@ -84,13 +95,14 @@ std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& argu
   app.add_option("OUT", flags.input, "what `headwater attend` wrote, a safetensors file")
       ->required()
       ->type_name("");
-  app.add_option("-o,--output", flags.outputs.page, "where to write the page")
+  app.add_option("-o,--output", flags.outputs.page, "where to write the page; - is standard output")
       ->required()
       ->type_name("PAGE.html");
   const auto* picture =
       app.add_option("--png", flags.outputs.picture, "where to write the picture (none)")->type_name("FILE");
   const auto* head =
       app.add_option("--head,--heads", heads, "query heads to show, as 0,3,8-11 (all)")->type_name("LIST");
+  add_quiet(app, flags.outputs.quiet);
   app.add_flag("--json", flags.outputs.json, "one JSON object on standard output");
   if (!parse_arguments(app, arguments)) return std::nullopt;
   if (flags.input.empty()) throw Failure("OUT: '' is no name of a file");

@@ -12,7 +12,10 @@ namespace headwater::cli {
 struct AtlasOutputs {
   std::string page;
   std::string picture;  ///< empty: none
+  bool quiet = false;
   bool json = false;
+
+  [[nodiscard]] bool take_standard_output() const;
 };
 
 /// The command line of `atlas` for an `attend` output.

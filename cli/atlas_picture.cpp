@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "atlas_assets.hpp"
+#include "atlas_curves.hpp"
+#include "atlas_style.hpp"
 #include "atlas_summary.hpp"
 #include "calls.hpp"
 #include "canvas.hpp"
@@ -16,21 +18,15 @@
 namespace headwater::cli {
 namespace {
 
-// Local and heavy: Okabe and Ito, "Color Universal Design", 2008. They also differ in lightness.
-constexpr Colour kPaper{255, 255, 255}, kInk{32, 33, 36}, kFaint{110, 114, 120}, kPanel{243, 244, 246};
-constexpr Colour kOwn{176, 180, 186}, kLocal{86, 180, 233}, kHeavy{213, 94, 0}, kDense{214, 217, 222};
-
 constexpr std::int64_t kWidth = 1800;
 constexpr std::int64_t kMargin = 40;
-constexpr std::int64_t kLabels = 62;  ///< to the left of the overview and of the curves
 constexpr std::int64_t kInner = kWidth - 2 * kMargin;
 constexpr std::int64_t kColumns = 4;
-constexpr std::int64_t kGap = 36;  ///< between panels
-constexpr std::int64_t kPanelWidth = (kInner - (kColumns - 1) * kGap) / kColumns;
-constexpr std::int64_t kScores = 44;  ///< height of the scores below a panel
-constexpr std::int64_t kCurves = 220;
-constexpr int kCurveDecades = 3;    ///< from 100 % down: what survives for long is a per cent or less
-constexpr double kFaintest = 0.55;  ///< a single token in a pixel of many must still be seen
+constexpr std::int64_t kGap = 24;          ///< between panels
+constexpr std::int64_t kPanelLabels = 56;  ///< to the left of a panel
+constexpr std::int64_t kPanelWidth = (kInner - (kColumns - 1) * kGap) / kColumns - kPanelLabels;
+constexpr std::int64_t kScores = 60;  ///< height of the scores below a panel
+constexpr double kFaintest = 0.55;    ///< a single token in a pixel of many must still be seen
 
 struct Layout {
   std::int64_t overview_row, overview, panel_row, panel, panels, height;
@@ -39,10 +35,12 @@ struct Layout {
 
 constexpr std::int64_t kPanelTitle = 24;
 constexpr std::int64_t kPanelFoot = 34;
+constexpr std::int64_t kAxisTitle = 24;
+constexpr const char* kPosition = "position of the token";
 
 Layout lay_out(const AtlasTrace& trace) {
   Layout at{};
-  constexpr std::int64_t kHead = 168, kSection = 64, kFoot = 78, kOverview = 420, kPanelMaps = 150;
+  constexpr std::int64_t kHead = 168, kSection = 64, kFoot = 24, kOverview = 420, kPanelMaps = 150;
   at.overview_row = std::clamp<std::int64_t>(kOverview / trace.heads(), 3, 14);
   at.overview = std::min(at.overview_row * trace.heads(), std::int64_t{4096});
   at.panel_row = std::clamp<std::int64_t>(kPanelMaps / trace.chunks(), 1, 16);
@@ -50,49 +48,16 @@ Layout lay_out(const AtlasTrace& trace) {
   at.panels = std::min(trace.heads(), kMostPanels);
   const std::int64_t rows = (at.panels + kColumns - 1) / kColumns;
   at.overview_top = kHead + kSection;
-  at.panels_top = at.overview_top + at.overview + 24 + kSection;
-  at.curves_top = at.panels_top + rows * (kPanelTitle + at.panel + 4 + kScores + kPanelFoot) + kSection;
-  at.height = at.curves_top + kCurves + kFoot;
+  at.panels_top = at.overview_top + at.overview + 24 + kAxisTitle + kSection;
+  at.curves_top =
+      at.panels_top + rows * (kPanelTitle + at.panel + 4 + kScores + kPanelFoot) + kAxisTitle + kSection;
+  at.height = at.curves_top + kSurvivalHeight + kFoot;
   return at;
 }
 
-class Picture {
- public:
-  Picture(const AtlasTrace& trace, const std::string& title)
-      : trace_(trace),
-        title_(title),
-        small_(assets::small_glyphs()),
-        large_(assets::large_glyphs()),
-        at_(lay_out(trace)),
-        canvas_(kWidth, at_.height, kPaper) {}
-  PixelImage draw();
-
- private:
-  void head();
-  void legend(std::int64_t y);
-  void pair_bar(const PairCounts& pairs, double all, std::int64_t y);
-  void section(std::int64_t y, const std::string& title, const std::string& note);
-  void axis(std::int64_t x, std::int64_t y, std::int64_t width, std::int64_t ticks);
-  void overview();
-  void panel(std::int64_t head, std::int64_t x, std::int64_t y);
-  void chunk_row(std::int64_t head, std::int64_t chunk, std::int64_t x, std::int64_t y);
-  void marks(std::span<const std::int32_t> positions, std::int64_t x, std::int64_t y, Colour colour);
-  void scores(std::int64_t head, std::int64_t x, std::int64_t y);
-  void curves();
-  [[nodiscard]] double percent(const PairCounts& pairs) const {
-    return 100.0 * static_cast<double>(pairs.computed()) / static_cast<double>(pairs_of(trace_.n, 0));
-  }
-  /// Column of `width` in which a position lies.
-  [[nodiscard]] std::int64_t column(std::int64_t position, std::int64_t width) const {
-    return position * width / trace_.n;
-  }
-
-  const AtlasTrace& trace_;
-  const std::string& title_;
-  GlyphSheet small_, large_;
-  Layout at_;
-  Canvas canvas_;
-};
+std::string score_text(double score) {
+  return score >= 1000.0 && score < 1e5 ? fmt::format("{:.0f}", score) : fmt::format("{:.3g}", score);
+}
 
 PairCounts sum_over_heads(const AtlasTrace& trace) {
   PairCounts sum;
@@ -103,55 +68,90 @@ PairCounts sum_over_heads(const AtlasTrace& trace) {
   return sum;
 }
 
-void Picture::legend(std::int64_t y) {
-  struct Entry {
+class Picture {
+ public:
+  Picture(const AtlasTrace& trace, const std::string& title)
+      : trace_(trace),
+        title_(title),
+        small_(assets::small_glyphs()),
+        large_(assets::large_glyphs()),
+        at_(lay_out(trace)),
+        pairs_(sum_over_heads(trace)),
+        canvas_(kWidth, at_.height, kPaper) {}
+  PixelImage draw();
+
+ private:
+  void head();
+  void pair_bar(double all, std::int64_t y);
+  void section(std::int64_t y, const std::string& title, const std::string& note);
+  void axis(std::int64_t x, std::int64_t y, std::int64_t width, std::int64_t ticks);
+  void overview();
+  void panel(std::int64_t head, std::int64_t x, std::int64_t y);
+  void chunk_labels(std::int64_t x, std::int64_t y);
+  void chunk_row(std::int64_t head, std::int64_t chunk, std::int64_t x, std::int64_t y);
+  void marks(std::span<const std::int32_t> positions, std::int64_t x, std::int64_t y, Colour colour);
+  [[nodiscard]] std::int64_t chunk_line(std::int64_t chunk) const {
+    return chunk * at_.panel / trace_.chunks();
+  }
+  void scores(std::int64_t head, std::int64_t x, std::int64_t y);
+  /// Column of `width` in which a position lies.
+  [[nodiscard]] std::int64_t column(std::int64_t position, std::int64_t width) const {
+    return position * width / trace_.n;
+  }
+
+  const AtlasTrace& trace_;
+  const std::string& title_;
+  GlyphSheet small_, large_;
+  Layout at_;
+  PairCounts pairs_;  // of all heads
+  Canvas canvas_;
+};
+
+/// The pairs of dense attention to scale, and below them what each colour means, if it is there.
+void Picture::pair_bar(double all, std::int64_t y) {
+  struct Part {
+    double count;
     Colour colour;
     std::string text;
   };
-  const std::array entries = {Entry{kOwn, "its own chunk"},
-                              Entry{kLocal, fmt::format("local window (newest {})", trace_.local)},
-                              Entry{kHeavy, "heavy hitters"}, Entry{kDense, "dense: everything before"},
-                              Entry{kPanel, "not computed"}};
+  const std::array parts = {
+      Part{static_cast<double>(pairs_.own), kOwn, "its own chunk"},
+      Part{static_cast<double>(pairs_.local), kLocal, fmt::format("local window (newest {})", trace_.local)},
+      Part{static_cast<double>(pairs_.heavy), kHeavy, "heavy hitters"},
+      Part{static_cast<double>(pairs_.dense), kDense, "everything before (dense)"},
+      Part{all - static_cast<double>(pairs_.computed()), kPanel, "not computed"}};
+  double before = 0;
   std::int64_t x = kMargin;
-  for (const Entry& entry : entries) {
-    canvas_.fill(x, y + 2, 16, 16, entry.colour);
-    canvas_.text(x + 24, y, entry.text, small_, kInk);
-    x += 24 + small_.width(entry.text) + 32;
+  for (const Part& part : parts) {
+    if (part.count <= 0) continue;
+    const auto from = std::llround(before / all * kInner);
+    before += part.count;
+    canvas_.fill(kMargin + from, y, std::llround(before / all * kInner) - from, 20, part.colour);
+    const std::string text = fmt::format("{}: {:.1f} %", part.text, 100.0 * part.count / all);
+    canvas_.fill(x, y + 32, 16, 16, part.colour);
+    canvas_.text(x + 24, y + 30, text, small_, kInk);
+    x += 24 + small_.width(text) + 32;
   }
 }
 
-void Picture::pair_bar(const PairCounts& pairs, double all, std::int64_t y) {
-  canvas_.fill(kMargin, y, kInner, 20, kPanel);
-  double before = 0;
-  const auto part = [&](std::uint64_t count, Colour colour) {
-    const auto from = std::llround(before / all * kInner);
-    before += static_cast<double>(count);
-    canvas_.fill(kMargin + from, y, std::llround(before / all * kInner) - from, 20, colour);
-  };
-  part(pairs.own, kOwn);
-  part(pairs.local, kLocal);
-  part(pairs.heavy, kHeavy);
-  part(pairs.dense, kDense);
-}
-
 void Picture::head() {
-  const PairCounts pairs = sum_over_heads(trace_);
   const double all = static_cast<double>(pairs_of(trace_.n, 0)) * static_cast<double>(trace_.heads());
-  const double share = 100.0 * static_cast<double>(pairs.computed()) / all;
+  const double share = 100.0 * static_cast<double>(pairs_.computed()) / all;
   canvas_.text(
       kMargin, 28,
       fmt::format("Which tokens each chunk reads: {:.1f} % of the query-key pairs of dense attention", share),
       large_, kInk);
-  std::string facts = fmt::format("{}: {} tokens, {} chunks, {} of {} query heads", one_line(title_, 60),
-                                  trace_.n, trace_.chunks(), trace_.heads(), trace_.heads_in_file);
+  const std::string of = trace_.heads() == trace_.heads_in_file ? "" : fmt::format("{} of ", trace_.heads());
+  std::string facts =
+      fmt::format("{}: {}, {}, {}{}", one_line(title_, 60), count_text(trace_.n, "token"),
+                  count_text(trace_.chunks(), "chunk"), of, count_text(trace_.heads_in_file, "query head"));
   for (const auto& [key, value] : trace_.facts) {
     if (key == "engine" || key == "chunk" || key == "local" || key == "heavy") {
       facts += fmt::format(", {} {}", key, value);
     }
   }
   canvas_.text(kMargin, 62, facts, small_, kFaint);
-  pair_bar(pairs, all, 96);
-  legend(126);
+  pair_bar(all, 96);
 }
 
 void Picture::section(std::int64_t y, const std::string& title, const std::string& note) {
@@ -159,31 +159,24 @@ void Picture::section(std::int64_t y, const std::string& title, const std::strin
   canvas_.text(kMargin + large_.width(title) + 16, y + 5, note, small_, kFaint);
 }
 
-/// Tokens between ticks: a power of two, as chunks are.
-std::int64_t tick_step(std::int64_t n, std::int64_t ticks) {
-  std::int64_t step = 1;
-  while (n / step > ticks) step *= 2;
-  return step;
-}
-
 void Picture::axis(std::int64_t x, std::int64_t y, std::int64_t width, std::int64_t ticks) {
   const std::int64_t step = tick_step(trace_.n, ticks);
   for (std::int64_t t = 0; t <= trace_.n; t += step) {
-    const std::int64_t at = x + std::min(t * width / trace_.n, width - 1);
-    canvas_.fill(at, y, 1, 4, kFaint);
-    const std::string label = fmt::format("{}", t);
-    const std::int64_t half = small_.width(label) / 2;
-    canvas_.text(std::clamp(at - half, x, x + width - 2 * half), y + 4, label, small_, kFaint);
+    draw_tick(canvas_, small_, x + std::min(t * width / trace_.n, width - 1), y, fmt::format("{}", t), x,
+              x + width);
   }
 }
 
 void Picture::overview() {
-  section(at_.overview_top - 44, "Tokens that every head keeps",
-          "a row is a query head; the darker, the more chunks read the token as a heavy hitter");
+  section(at_.overview_top - 44, "Tokens that each head keeps",
+          pairs_.heavy > 0
+              ? "a row is a query head; the darker, the more chunks read the token as a heavy hitter"
+              : "no chunk read a heavy hitter");
   const std::int64_t x = kMargin + kLabels;
   const std::int64_t width = kInner - kLabels;
   canvas_.fill(x, at_.overview_top, width, at_.overview, kPanel);
-  const std::int64_t every = (20 + at_.overview_row - 1) / at_.overview_row;  // rows between labels that fit
+  const std::int64_t every =
+      (kLine + at_.overview_row - 1) / at_.overview_row;  // rows between labels that fit
   std::vector<std::int32_t> most(static_cast<std::size_t>(width));
   for (std::int64_t h = 0; h < trace_.heads(); ++h) {
     const std::int64_t y = at_.overview_top + h * at_.overview_row;
@@ -198,15 +191,18 @@ void Picture::overview() {
       const std::int32_t count = most[static_cast<std::size_t>(c)];
       const double alpha = 0.15 + 0.85 * std::sqrt(count / scale);
       // Few tokens are wider than a pixel: each fills the columns up to the next.
-      if (count > 0)
-        canvas_.fill(x + c, y, std::max<std::int64_t>(1, width / trace_.n), at_.overview_row - 1, kHeavy,
-                     alpha);
+      if (count == 0) continue;
+      canvas_.fill(x + c, y, std::max<std::int64_t>(1, width / trace_.n), at_.overview_row - 1, kHeavy,
+                   alpha);
     }
     if (h % every == 0) {
       canvas_.text_right(x - 8, y + at_.overview_row / 2 - 10, trace_.head_name(h), small_, kFaint);
     }
   }
-  axis(x, at_.overview_top + at_.overview, width, 16);
+  const std::int64_t bottom = at_.overview_top + at_.overview;
+  axis(x, bottom, width, 16);
+  canvas_.text_right(x - 8, bottom + kTick, "head", small_, kInk);
+  draw_centred(canvas_, small_, x, bottom + 24, width, kPosition);
 }
 
 void Picture::marks(std::span<const std::int32_t> positions, std::int64_t x, std::int64_t y, Colour colour) {
@@ -235,108 +231,88 @@ void Picture::chunk_row(std::int64_t head, std::int64_t chunk, std::int64_t x, s
   marks(set.first(static_cast<std::size_t>(heavy)), x, y, kHeavy);
 }
 
-/// The highest score of each column, logarithmic between the smallest and the largest score above zero.
+/// The highest score of each column, logarithmic from the 5th percentile of them, where a line of one pixel stands, to the
+/// highest; orange where a chunk read that token as a heavy hitter.
 void Picture::scores(std::int64_t head, std::int64_t x, std::int64_t y) {
   const std::span<const float> all(trace_.scores);
   const auto row = all.subspan(static_cast<std::size_t>(head * trace_.n), static_cast<std::size_t>(trace_.n));
-  std::vector<float> most(kPanelWidth);
+  const auto reads = heavy_reads(trace_, head);
+  std::vector<std::int64_t> highest(kPanelWidth, -1);  // token of the column
   for (std::int64_t t = 0; t < trace_.n; ++t) {
-    auto& bin = most[static_cast<std::size_t>(column(t, kPanelWidth))];
-    bin = std::max(bin, row[static_cast<std::size_t>(t)]);
+    auto& token = highest[static_cast<std::size_t>(column(t, kPanelWidth))];
+    if (token < 0 || row[static_cast<std::size_t>(t)] > row[static_cast<std::size_t>(token)]) token = t;
   }
-  const float largest = *std::max_element(row.begin(), row.end());
+  std::vector<double> drawn;
+  for (const std::int64_t token : highest) {
+    if (token >= 0 && row[static_cast<std::size_t>(token)] > 0)
+      drawn.push_back(static_cast<double>(row[static_cast<std::size_t>(token)]));
+  }
   canvas_.fill(x, y, kPanelWidth, kScores, kPanel);
-  if (largest <= 0) return;
-  constexpr double kDecades = 5.0;
-  const std::int64_t step = std::max<std::int64_t>(1, kPanelWidth / trace_.n);
+  canvas_.text_right(x - 8, y + kLine, "score", small_, kInk);
+  if (drawn.empty()) return;
+  std::sort(drawn.begin(), drawn.end());
+  const double low = drawn[drawn.size() / 20];
+  const double high = drawn.back();
+  canvas_.text_right(x - 8, y, score_text(high), small_, kFaint);
+  if (high > low) canvas_.text_right(x - 8, y + kScores - kLine, score_text(low), small_, kFaint);
+  const std::int64_t wide = std::max<std::int64_t>(1, kPanelWidth / trace_.n);
   for (std::int64_t c = 0; c < kPanelWidth; ++c) {
-    const float score = most[static_cast<std::size_t>(c)];
-    if (score <= 0) continue;
-    const double up = 1.0 + std::log10(static_cast<double>(score / largest)) / kDecades;
-    const auto height = std::llround(std::clamp(up, 0.0, 1.0) * kScores);
-    canvas_.fill(x + c, y + kScores - height, step, height, kFaint, 0.75);
+    const std::int64_t token = highest[static_cast<std::size_t>(c)];
+    if (token < 0 || row[static_cast<std::size_t>(token)] <= 0) continue;
+    const double score = static_cast<double>(row[static_cast<std::size_t>(token)]);
+    const double up = high > low ? std::max(0.0, std::log(score / low) / std::log(high / low)) : 1.0;
+    const auto height = 1 + std::llround(up * (kScores - 1));
+    const bool heavy = reads[static_cast<std::size_t>(token)] > 0;
+    canvas_.fill(x + c, y + kScores - height, wide, height, heavy ? kHeavy : kOwn);
+  }
+}
+
+void Picture::chunk_labels(std::int64_t x, std::int64_t y) {
+  const std::int64_t step = tick_step(trace_.chunks(), std::max<std::int64_t>(1, at_.panel / kLine));
+  for (std::int64_t c = 0; c < trace_.chunks(); c += step) {
+    canvas_.text_right(x - 8, y + chunk_line(c) + at_.panel_row / 2 - kLine / 2, fmt::format("{}", c), small_,
+                       kFaint);
   }
 }
 
 void Picture::panel(std::int64_t head, std::int64_t x, std::int64_t y) {
-  const std::span<const float> all(trace_.scores);
-  const auto row = all.subspan(static_cast<std::size_t>(head * trace_.n), static_cast<std::size_t>(trace_.n));
-  canvas_.text(x, y, fmt::format("head {}", trace_.head_name(head)), small_, kInk);
-  canvas_.text_right(
-      x + kPanelWidth, y,
-      fmt::format("{:.1f} % of pairs, highest score {:.4g}", percent(count_pairs(trace_, head)),
-                  *std::max_element(row.begin(), row.end())),
-      small_, kFaint);
+  draw_centred(canvas_, small_, x, y, kPanelWidth, fmt::format("head {}", trace_.head_name(head)));
+  canvas_.text_right(x - 8, y, "chunk", small_, kInk);
   y += kPanelTitle;
   canvas_.fill(x, y, kPanelWidth, at_.panel, kPanel);
   std::int64_t before = -1;
   for (std::int64_t c = 0; c < trace_.chunks(); ++c) {
-    const std::int64_t at = c * at_.panel / trace_.chunks();
-    if (at != before) chunk_row(head, c, x, y + at);  // of many chunks one a line of pixels
-    before = at;
+    if (chunk_line(c) != before)
+      chunk_row(head, c, x, y + chunk_line(c));  // of many chunks one a line of pixels
+    before = chunk_line(c);
   }
+  chunk_labels(x, y);
   scores(head, x, y + at_.panel + 4);
   axis(x, y + at_.panel + 4 + kScores, kPanelWidth, 4);
-}
-
-void Picture::curves() {
-  section(
-      at_.curves_top - 40, "How long tokens survive",
-      "share of the tokens that the k-th memory set behind their chunk still holds; a line is a query head");
-  const std::int64_t x = kMargin + kLabels;
-  const std::int64_t width = kInner - kLabels;
-  canvas_.fill(x, at_.curves_top, width, kCurves, kPanel);
-  for (int decade = 0; decade <= kCurveDecades; ++decade) {
-    const std::int64_t y = at_.curves_top + decade * (kCurves - 1) / kCurveDecades;
-    canvas_.fill(x, y, width, 1, kDense);
-    canvas_.text_right(x - 8, y - 10, fmt::format("{:.4g} %", std::pow(10.0, 2 - decade)), small_, kFaint);
-  }
-  std::size_t longest = 0;
-  std::vector<double> heights;
-  for (std::int64_t h = 0; h < trace_.heads(); ++h) {
-    const auto shares = survival(trace_, h);
-    longest = std::max(longest, shares.size());
-    if (shares.empty()) continue;
-    heights.clear();
-    for (std::int64_t c = 0; c < width; ++c) {
-      const double k =
-          static_cast<double>(c) / static_cast<double>(width - 1) * static_cast<double>(shares.size());
-      // From k = 0, the chunk itself, where everything is read.
-      const auto below = std::min(static_cast<std::size_t>(k), shares.size() - 1);
-      const double left = below == 0 ? 1.0 : shares[below - 1];
-      const double share = left + (shares[below] - left) * (k - static_cast<double>(below));
-      const double down = share > 0.0 ? std::min(1.0, -std::log10(share) / kCurveDecades) : 1.0;
-      heights.push_back(static_cast<double>(at_.curves_top) + down * (kCurves - 1));
-    }
-    canvas_.curve(x, heights, kHeavy, 0.75);
-  }
-  const auto sets = static_cast<std::int64_t>(longest);
-  if (sets == 0) {
-    canvas_.text(x + 12, at_.curves_top + 12, "no chunk read a memory set", small_, kFaint);
-    return;
-  }
-  const std::int64_t step = tick_step(sets, 16);
-  for (std::int64_t k = 0; k <= sets; k += step) {
-    const std::string label = fmt::format("{}", k);
-    const std::int64_t at = x + k * (width - 1) / sets;
-    canvas_.fill(at, at_.curves_top + kCurves, 1, 4, kFaint);
-    canvas_.text(std::min(at - small_.width(label) / 2, x + width - small_.width(label)),
-                 at_.curves_top + kCurves + 4, label, small_, kFaint);
-  }
 }
 
 PixelImage Picture::draw() {
   head();
   overview();
-  section(
-      at_.panels_top - 44, "What each chunk reads",
-      fmt::format("{}a row is a chunk, downwards; below, the score of each token (logarithmic, 5 decades)",
-                  at_.panels < trace_.heads() ? fmt::format("first {} heads; ", at_.panels) : ""));
+  section(at_.panels_top - 44, "What each chunk reads",
+          fmt::format(
+              "{}below, the highest score of each column of pixels, logarithmic from their 5th percentile{}",
+              at_.panels < trace_.heads() ? fmt::format("first {} heads; ", at_.panels) : "",
+              pairs_.heavy > 0 ? "; orange: read as a heavy hitter" : ""));
   const std::int64_t row_height = kPanelTitle + at_.panel + 4 + kScores + kPanelFoot;
+  constexpr std::int64_t kStep = kPanelLabels + kPanelWidth + kGap;
   for (std::int64_t p = 0; p < at_.panels; ++p) {
-    panel(p, kMargin + p % kColumns * (kPanelWidth + kGap), at_.panels_top + p / kColumns * row_height);
+    panel(p, kMargin + kPanelLabels + p % kColumns * kStep, at_.panels_top + p / kColumns * row_height);
   }
-  curves();
+  const std::int64_t rows = (at_.panels + kColumns - 1) / kColumns;
+  draw_centred(canvas_, small_, kMargin + kPanelLabels, at_.panels_top + rows * row_height - 8,
+               std::min(at_.panels, kColumns) * kStep - kGap - kPanelLabels, kPosition);
+  section(at_.curves_top - 44, "How long tokens survive",
+          trace_.positions.empty()
+              ? "no chunk read a memory set"
+              : "share of tokens that every memory set up to an age held (Kaplan-Meier); "
+                "at risk: tokens seen at that age, median of the heads");
+  draw_survival(canvas_, small_, trace_, kMargin, at_.curves_top, kInner);
   return canvas_.image();
 }
 

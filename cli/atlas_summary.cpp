@@ -46,26 +46,38 @@ std::vector<std::int32_t> heavy_reads(const AtlasTrace& trace, std::int64_t head
   return reads;
 }
 
-std::vector<double> survival(const AtlasTrace& trace, std::int64_t head) {
+Survival survival(const AtlasTrace& trace, std::int64_t head) {
+  struct Survivor {
+    std::int64_t position;
+    std::size_t first_set;  // behind its chunk
+  };
   const auto sets = readers(trace, head);
-  std::vector<double> kept(sets.size());
-  std::vector<double> had(sets.size());
+  std::vector<std::int64_t> at_risk(sets.size()), kept(sets.size());
+  std::vector<Survivor> survivors;  // ascending
+  std::int64_t next = 0;            // token that is not among them yet
   for (std::size_t r = 0; r < sets.size(); ++r) {
+    for (; next < trace.begin(sets[r]); ++next) survivors.push_back({next, r});
     const auto set = trace.set(sets[r], head);
-    auto from = set.begin();
-    // The reader whose set is the k-th after chunk c: k is how many readers lie behind c, up to and with this one.
-    std::size_t first_reader_behind = 0;
-    for (std::int64_t c = 0; c < sets[r]; ++c) {
-      while (first_reader_behind < r && sets[first_reader_behind] <= c) ++first_reader_behind;
-      const std::size_t k = r - first_reader_behind;  // counted from 0
-      const auto to = std::lower_bound(from, set.end(), trace.end(c));
-      kept[k] += static_cast<double>(to - from);
-      had[k] += static_cast<double>(trace.end(c) - trace.begin(c));
-      from = to;
+    auto entry = set.begin();
+    std::size_t left = 0;
+    for (const Survivor token : survivors) {
+      const std::size_t age = r - token.first_set;  // counted from 0
+      ++at_risk[age];
+      while (entry != set.end() && *entry < token.position) ++entry;
+      if (entry == set.end() || *entry != token.position) continue;
+      ++kept[age];
+      survivors[left++] = token;
     }
+    survivors.resize(left);
   }
-  for (std::size_t k = 0; k < kept.size(); ++k) kept[k] = had[k] > 0.0 ? kept[k] / had[k] : 0.0;
-  return kept;
+  Survival result;
+  double share = 1.0;
+  for (std::size_t k = 0; k < sets.size() && at_risk[k] > 0; ++k) {
+    share *= static_cast<double>(kept[k]) / static_cast<double>(at_risk[k]);
+    result.share.push_back(share);
+    result.at_risk.push_back(at_risk[k]);
+  }
+  return result;
 }
 
 }  // namespace headwater::cli

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "attend_input.hpp"
 #include "attend_report.hpp"
 #include "calls.hpp"
+#include "chosen_engine.hpp"
 #include "headwater/headwater.hpp"
 #include "interrupt.hpp"
 #include "json_text.hpp"
@@ -24,8 +24,8 @@
 #include "progress.hpp"
 #include "recorder.hpp"
 #include "runtime/support/mapped_file.hpp"
-#include "standard_output.hpp"
 #include "steps.hpp"
+#include "streams.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -83,7 +83,7 @@ AttendRun::AttendRun(const AttendFlags& flags, const Engine& engine, const runti
 std::vector<StepItem> AttendRun::read_steps() const {
   if (!flags_.steps) return {{Step::prefill(input_.q.n), {}}};
   auto steps = parse_steps(*flags_.steps);
-  check_steps_cover(steps, input_.q.n);
+  check_steps(steps, input_.q.n);
   return steps;
 }
 
@@ -125,8 +125,8 @@ void AttendRun::check_memory_before_open() const {
   overflow |= __builtin_add_overflow(bytes, out, &bytes);
   if (overflow) bytes = std::numeric_limits<std::uint64_t>::max();
   require_memory(bytes,
-                 fmt::format("attention over {} tokens of {} query heads with value rows of {}", n,
-                             input_.q.heads, input_.v.width),
+                 fmt::format("attention over {} of {} with value rows of {}", count_text(input_.q.n, "token"),
+                             count_text(input_.q.heads, "query head"), input_.v.width),
                  "use fewer tokens, or a smaller --batch and --chunk");
 }
 
@@ -139,16 +139,17 @@ void AttendRun::check_memory() const {
                                            kEntryBytes * static_cast<std::uint64_t>(input_.q.heads), &trace);
     overflow |= __builtin_mul_overflow(trace, static_cast<std::uint64_t>(effective.memory()), &trace);
     if (overflow) trace = std::numeric_limits<std::uint64_t>::max();
-    require_memory(trace,
-                   fmt::format("the trace of {} chunks, {} query heads and local + heavy = {}", work_.chunks,
-                               input_.q.heads, effective.memory()),
-                   "leave it out with --no-trace, or use a larger --chunk or a smaller memory");
+    require_memory(
+        trace,
+        fmt::format("the trace of {}, {} and local + heavy = {}", count_text(work_.chunks, "chunk"),
+                    count_text(input_.q.heads, "query head"), effective.memory()),
+        "leave it out with --no-trace, or use a larger --chunk or a smaller memory");
   }
   std::uint64_t out = 0;
   if (__builtin_mul_overflow(static_cast<std::uint64_t>(work_.longest_call), output_row_bytes(), &out)) {
     out = std::numeric_limits<std::uint64_t>::max();
   }
-  require_memory(out, fmt::format("the output of a call of {} tokens", work_.longest_call),
+  require_memory(out, fmt::format("the output of a call of {}", count_text(work_.longest_call, "token")),
                  "cut the input with --steps");
 }
 
@@ -194,6 +195,9 @@ AttendReport AttendRun::run() {
   out_.resize(static_cast<std::size_t>(work_.longest_call * input_.q.heads * input_.v.width));
   recorder_.emplace(input_.q.n, input_.q.heads, session_->options().memory(), work_, flags_.trace);
 
+  std::vector<std::string> warnings = session_->options().warnings;
+  warnings.insert(warnings.end(), input_.warnings.begin(), input_.warnings.end());
+  warn(warnings);
   {
     Progress progress(work_.pairs * static_cast<std::uint64_t>(flags_.repeat));
     for (int i = 0; i < flags_.repeat; ++i) run_once(i == 0, progress);
@@ -218,11 +222,13 @@ AttendReport AttendRun::run() {
   report.seconds = seconds_;
   report.output = flags_.output;
   report.output_bytes = layout_.file_bytes();
-  report.warnings = report.effective.warnings;
-  report.warnings.insert(report.warnings.end(), input_.warnings.begin(), input_.warnings.end());
   for (const NonFinite* check : {&q_check_, &k_check_, &v_check_}) {
-    if (auto warning = check->warning(); !warning.empty()) report.warnings.push_back(std::move(warning));
+    const std::string warning = check->warning();
+    if (warning.empty()) continue;
+    warn(warning);
+    warnings.push_back(warning);
   }
+  report.warnings = std::move(warnings);
   return report;
 }
 
@@ -237,15 +243,7 @@ void AttendRun::run_once(bool first, Progress& progress) {
                                                                          : record.chunk.begin));
   });
   seconds_.push_back(0.0);
-  for_each_call(steps_, session_->options(), [&](const Call& call) {
-    try {
-      perform(call, first);
-    } catch (const Error& error) {
-      if (!flags_.steps) throw;
-      throw Failure(fmt::format("--steps: item {} ({}): {}", call.item + 1, in_quotes(steps_[call.item].text),
-                                error.what()));
-    }
-  });
+  for_each_call(steps_, session_->options(), [&](const Call& call) { perform(call, first); });
   session_->set_observer({});
   if (first) write_results();
 }
@@ -296,16 +294,20 @@ void AttendRun::write_results() {
 ExitCode attend_command(const std::vector<std::string>& arguments) {
   const auto flags = parse_attend_flags(arguments);
   if (!flags) return ExitCode::done;
-  const Engine& chosen = engine(flags->engine);
+  const Engine& chosen = chosen_engine(flags->engine);
   install_signal_handlers(kCommand, flags->input);
   const runtime::MappedFile file(flags->input);
+  if (flags->quiet) Progress::hide();
   AttendReport report;
   {
     AttendRun run(*flags, chosen, file);
     report = run.run();
   }
-  print_out(flags->json ? json_text(report) : summary_text(report));
-  for (const std::string& warning : report.warnings) fmt::print(stderr, "warning: {}\n", one_line(warning));
+  if (flags->json) {
+    print_out(json_text(report));
+  } else if (!flags->quiet) {
+    print_summary(summary_text(report), flags->output == kStandardOutput);
+  }
   return ExitCode::done;
 }
 

@@ -9,7 +9,6 @@
 #include "arguments.hpp"
 #include "failure.hpp"
 #include "numbers.hpp"
-#include "standard_output.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -52,6 +51,7 @@ struct Texts {
 void check_names(const AttendFlags& flags) {
   if (flags.input.empty()) throw Failure("IN: '' is no name of a file");
   if (flags.output.empty()) throw Failure("--output: '' is no name of a file");
+  check_output_beside_json(flags.output, flags.json);
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ std::optional<AttendFlags> parse_attend_flags(const std::vector<std::string>& ar
                "headwater attend");
   app.footer(kFooter);
   app.add_option("IN", flags.input, "input tensors, a safetensors file")->required()->type_name("");
-  app.add_option("-o,--output", flags.output, "where to write, a safetensors file")
+  app.add_option("-o,--output", flags.output, "where to write, a safetensors file; - is standard output")
       ->required()
       ->type_name("OUT");
   const auto value = [&](const char* name, std::string& text, const char* type, const char* help) {
@@ -91,9 +91,10 @@ std::optional<AttendFlags> parse_attend_flags(const std::vector<std::string>& ar
       value("--schedule", texts.schedule, "NAME", "layer-major or chunk-major (layer-major)");
   const auto* engine =
       value("--engine", texts.engine, "NAME", "see `headwater info`; overrides HEADWATER_ENGINE");
-  const auto* threads = value("-t,--threads", texts.threads, "N", "0 means all cores (0)");
+  const auto* threads = value("-t,--threads", texts.threads, "N", "0 means all usable cores (0)");
   const auto* repeat = value("--repeat", texts.repeat, "N", "timed runs from an empty session (1)");
   app.add_flag("--no-trace", no_trace, "leave memory and colsum_inter out of OUT");
+  add_quiet(app, flags.quiet);
   app.add_flag("--json", flags.json, "one JSON object on standard output");
 
   if (!parse_arguments(app, arguments)) return std::nullopt;

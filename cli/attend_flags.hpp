@@ -17,6 +17,7 @@ struct AttendFlags {
   std::optional<std::string> steps;  ///< --steps; without it the whole input is one prefill call
   int repeat = 1;
   bool trace = true;  ///< memory and colsum_inter in the output
+  bool quiet = false;
   bool json = false;
 };
 

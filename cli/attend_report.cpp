@@ -61,16 +61,16 @@ std::string json_text(const AttendReport& report) {
 std::string summary_text(const AttendReport& report) {
   const EffectiveOptions& effective = report.effective;
   const double share = 100.0 * static_cast<double>(report.pairs) / static_cast<double>(report.pairs_dense);
-  std::string text = fmt::format(
-      "input    {} tokens, {} query heads, {} key/value heads, rows of {} and {} (q {}, k and v {})\n",
-      report.tokens, report.heads, report.heads_kv, report.d_head, report.d_value, dtype_name(report.q_type),
-      dtype_name(report.kv_type));
-  text += fmt::format("engine   {} ({}), {} {}, {}\n", report.engine, report.isa, effective.threads,
-                      effective.threads == 1 ? "thread" : "threads", schedule_name(effective.schedule));
+  std::string text = fmt::format("input    {}, {}, {}, rows of {} and {} (q {}, k and v {})\n",
+                                 count_text(report.tokens, "token"), count_text(report.heads, "query head"),
+                                 count_text(report.heads_kv, "key/value head"), report.d_head, report.d_value,
+                                 dtype_name(report.q_type), dtype_name(report.kv_type));
+  text += fmt::format("engine   {} ({}), {}, {}\n", report.engine, report.isa,
+                      count_text(effective.threads, "thread"), schedule_name(effective.schedule));
   text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}\n", effective.batch, effective.chunk,
                       effective.local, effective.heavy);
-  text += fmt::format("pairs    {} of {} per head, {:.1f} % of dense attention, in {} {}\n", report.pairs,
-                      report.pairs_dense, share, report.chunks, report.chunks == 1 ? "chunk" : "chunks");
+  text += fmt::format("pairs    {} of {} per head, {:.1f} % of dense attention, in {}\n", report.pairs,
+                      report.pairs_dense, share, count_text(report.chunks, "chunk"));
   text += fmt::format("time     {:.4g} s", minimum(report.seconds));
   if (report.seconds.size() > 1) {
     text += fmt::format(" (best of {} runs, median {:.4g} s)", report.seconds.size(), median(report.seconds));

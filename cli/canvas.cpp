@@ -62,17 +62,20 @@ void Canvas::fill(std::int64_t x, std::int64_t y, std::int64_t width, std::int64
   }
 }
 
-void Canvas::curve(std::int64_t x, std::span<const double> y, Colour colour, double alpha) {
+void Canvas::curve(std::int64_t x, std::span<const double> y, const LineStyle& style) {
+  double length = 0;
   for (std::size_t i = 0; i < y.size(); ++i) {
-    // From half-way to the neighbour on the left to half-way to the one on the right, at least one pixel high.
+    // From half-way to the neighbour on the left to half-way to the one on the right.
     const double left = i == 0 ? y[i] : (y[i - 1] + y[i]) / 2;
     const double right = i + 1 == y.size() ? y[i] : (y[i] + y[i + 1]) / 2;
-    const double middle = (std::min({left, y[i], right}) + std::max({left, y[i], right})) / 2;
-    const double half = std::max(0.5, (std::max({left, y[i], right}) - std::min({left, y[i], right})) / 2);
-    for (auto row = std::llround(std::floor(middle - half)); row <= std::llround(middle + half); ++row) {
-      const double covered = std::min(middle + half, static_cast<double>(row + 1)) -
-                             std::max(middle - half, static_cast<double>(row));
-      if (covered > 0) blend(x + static_cast<std::int64_t>(i), row, colour, alpha * std::min(1.0, covered));
+    const auto [low, high] = std::minmax({left, y[i], right});
+    length += std::hypot(1.0, high - low);
+    if (style.gap > 0 && std::fmod(length, style.dash + style.gap) >= style.dash) continue;
+    const double top = low - style.width / 2, bottom = high + style.width / 2;
+    for (auto row = std::llround(std::floor(top)); row <= std::llround(bottom); ++row) {
+      const double covered =
+          std::min(bottom, static_cast<double>(row + 1)) - std::max(top, static_cast<double>(row));
+      if (covered > 0) blend(x + static_cast<std::int64_t>(i), row, style.colour, std::min(1.0, covered));
     }
   }
 }

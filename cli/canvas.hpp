@@ -13,6 +13,12 @@ struct Colour {
   std::uint8_t red = 0, green = 0, blue = 0;
 };
 
+struct LineStyle {
+  Colour colour;
+  double width = 1.0;        ///< pixels
+  double dash = 0, gap = 0;  ///< pixels along the line; gap 0: without gaps
+};
+
 /// A font as a grey picture: a cell for each character from space to tilde, side by side. The topmost, leftmost pixel of
 /// a cell is the character's advance; the ink stands below (cli/atlas/make_glyphs.py draws the sheets).
 class GlyphSheet {
@@ -41,8 +47,8 @@ class Canvas {
   /// A rectangle from the left upper corner; alpha 0 leaves everything, 1 covers it.
   void fill(std::int64_t x, std::int64_t y, std::int64_t width, std::int64_t height, Colour colour,
             double alpha = 1.0);
-  /// A polyline of one pixel over columns x, x + 1, ..., at the heights y[0], y[1], ...
-  void curve(std::int64_t x, std::span<const double> y, Colour colour, double alpha = 1.0);
+  /// A polyline over columns x, x + 1, ..., at the heights y[0], y[1], ...
+  void curve(std::int64_t x, std::span<const double> y, const LineStyle& style);
   /// One line of text, its left upper corner at (x, y); characters that are not ASCII become '?'.
   void text(std::int64_t x, std::int64_t y, std::string_view text, const GlyphSheet& glyphs, Colour colour);
   /// The same, ending at x.

@@ -16,7 +16,7 @@
 #include "headwater/headwater.hpp"
 #include "json_text.hpp"
 #include "machine.hpp"
-#include "standard_output.hpp"
+#include "streams.hpp"
 #include "text.hpp"
 #ifdef HEADWATER_HAS_RUNTIME
 #include "runtime/model/panel_product.hpp"
@@ -94,8 +94,8 @@ nlohmann::ordered_json info_json(const CpuFeatures& cpu) {
 
 std::string info_text(const CpuFeatures& cpu) {
   std::string text = fmt::format("headwater {}\n", kVersion);
-  text += fmt::format("cpu      {} ({}, family {}, model {}), {} cores\n", cpu.brand, cpu.vendor, cpu.family,
-                      cpu.model, usable_cores());
+  text += fmt::format("cpu      {} ({}, family {}, model {}), {}\n", cpu.brand, cpu.vendor, cpu.family,
+                      cpu.model, count_text(usable_cores(), "core"));
   text += fmt::format("         {}\n", fmt::join(cpu.features, " "));
   text += fmt::format("memory   {}\n", bytes_text(memory_limit()));
   const std::string chosen = default_engine();

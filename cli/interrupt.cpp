@@ -1,11 +1,14 @@
 #include "interrupt.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <csignal>
 #include <cstring>
@@ -28,6 +31,7 @@ std::array<TemporaryFile, kMostTemporaryFiles> temporary_files{};
 std::array<char, kLineLimit + 1> truncated_line{};
 std::atomic<bool> progress_shown{false};
 std::atomic<bool> stop{false};
+int stop_pipe[2] = {-1, -1};  // holds a byte while an end is asked for
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void write_error(std::string_view text) {
@@ -49,6 +53,9 @@ extern "C" void end_by_signal(int number) {
 
 extern "C" void ask_to_stop(int number) {
   if (stop.exchange(true)) end_by_signal(number);
+  // Whoever waits for input wakes up, also where the request comes just before the wait.
+  const int error = errno;
+  if (::write(stop_pipe[1], "", 1) < 0) errno = error;
 }
 
 extern "C" void end_by_truncation(int) {
@@ -82,8 +89,6 @@ void install_signal_handlers(const std::string& command, const std::string& inpu
   if (::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
     handle(SIGHUP, end_by_signal);
   handle(SIGBUS, end_by_truncation);
-  handle(SIGPIPE, SIG_IGN);
-  handle(SIGXFSZ, SIG_IGN);
 }
 
 int add_temporary_file(const std::string& path) {
@@ -107,9 +112,31 @@ void forget_temporary_file(int place) noexcept {
     temporary_files[static_cast<std::size_t>(place)].exists.store(false, std::memory_order_release);
 }
 
-void install_stop_request() { handle(SIGINT, ask_to_stop); }
+void install_stop_request() {
+  if (stop_pipe[0] < 0 && ::pipe2(stop_pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
+    throw Failure(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
+  }
+  handle(SIGINT, ask_to_stop);
+}
 
 bool stop_requested() { return stop.load(std::memory_order_relaxed); }
+
+void clear_stop_request() {
+  char byte = 0;
+  while (::read(stop_pipe[0], &byte, 1) > 0) {
+  }
+  stop.store(false, std::memory_order_relaxed);
+}
+
+bool wait_for_input(int descriptor) {
+  std::array<pollfd, 2> ready = {pollfd{descriptor, POLLIN, 0}, pollfd{stop_pipe[0], POLLIN, 0}};
+  while (!stop_requested()) {
+    const int count = ::poll(ready.data(), ready.size(), -1);
+    if (count < 0 && errno != EINTR && errno != EAGAIN) return true;  // reading says what is wrong
+    if (count > 0 && ready[1].revents == 0) return true;
+  }
+  return false;
+}
 
 void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }
 

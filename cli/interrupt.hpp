@@ -8,13 +8,17 @@ namespace headwater::cli {
 inline constexpr int kInterrupted = 130;
 
 /// From now on SIGINT, SIGTERM, SIGHUP (unless ignored, as under nohup) and SIGBUS remove the temporary files, clear
-/// the progress line and end the process; SIGPIPE and SIGXFSZ are ignored, so that writing fails with an error code.
+/// the progress line and end the process.
 /// SIGBUS means that the mapped input became shorter while it was read: `input` names it in the error line.
 void install_signal_handlers(const std::string& command, const std::string& input);
 
 /// From now on the first SIGINT only asks for an end, which stop_requested() then says; the second ends the process.
 void install_stop_request();
 [[nodiscard]] bool stop_requested();
+/// What was asked is done; the next SIGINT is a first one again.
+void clear_stop_request();
+/// Waits until the descriptor has input or its end; false once an end is asked for. install_stop_request() came before.
+[[nodiscard]] bool wait_for_input(int descriptor);
 
 /// Most files that a signal removes at once.
 inline constexpr int kMostTemporaryFiles = 4;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
@@ -11,17 +10,21 @@
 #include "atlas.hpp"
 #include "attend.hpp"
 #include "bench.hpp"
+#include "completion.hpp"
 #include "conform.hpp"
 #include "failure.hpp"
 #include "headwater/error.hpp"
 #include "headwater/version.hpp"
 #include "info.hpp"
+#include "machine.hpp"
+#include "manual.hpp"
 #ifdef HEADWATER_HAS_RUNTIME
 #include "model/generate.hpp"
 #include "model/perplexity.hpp"
 #include "model/retrieval.hpp"
+#include "model/tokenize.hpp"
 #endif
-#include "standard_output.hpp"
+#include "streams.hpp"
 #include "text.hpp"
 
 namespace headwater::cli {
@@ -33,18 +36,26 @@ struct Command {
   ExitCode (*run)(const std::vector<std::string>& arguments);
 };
 
+ExitCode help(const std::vector<std::string>& arguments);
+ExitCode completion(const std::vector<std::string>& arguments);
+ExitCode manual(const std::vector<std::string>& arguments);
+
 constexpr Command kCommands[] = {
     {"atlas", "which tokens each chunk read, as a page and a picture", atlas_command},
     {"attend", "sparse or dense attention on tensors dumped to a file", attend_command},
     {"bench", "sparse against dense attention on your shape and machine", bench_command},
+    {"completion", "completion of commands and flags for bash and zsh", completion},
     {"conform", "check the engines against the specification", conform_command},
 #ifdef HEADWATER_HAS_RUNTIME
     {"generate", "continue a prompt with a model: sparse prefill, dense decode", generate_command},
 #endif
+    {"help", "what a command does, and its flags", help},
     {"info", "the machine, the engines, and what this build has", info_command},
+    {"man", "the manual page of a command", manual},
 #ifdef HEADWATER_HAS_RUNTIME
     {"perplexity", "what sparse prefill costs in prediction of a text", perplexity_command},
     {"retrieval", "how often a code planted in a long text is found again", retrieval_command},
+    {"tokenize", "the tokens of a text: ids and pieces", tokenize_command},
 #endif
 };
 
@@ -54,7 +65,7 @@ std::string usage() {
       "Usage: headwater COMMAND [ARGUMENT...]\n       headwater --version | --help\n\nCommands:\n";
   for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.help);
   text +=
-      "\nEach has its own help: headwater COMMAND --help\n\n"
+      "\nEach has its own help: headwater COMMAND --help, or headwater help COMMAND\n\n"
       "Example:\n  headwater attend models/trace-layer6.safetensors -o out.safetensors\n\n"
       "Exit status: 0 done, 1 a check failed, 2 bad usage or bad input, 3 engine not available.\n";
   return text;
@@ -65,6 +76,35 @@ std::string command_names() {
   for (const Command& command : kCommands)
     names += fmt::format("{}{}", names.empty() ? "" : ", ", command.name);
   return names;
+}
+
+std::vector<CommandLine> command_lines() {
+  std::vector<CommandLine> lines;
+  for (const Command& command : kCommands) lines.push_back({command.name, command.help});
+  return lines;
+}
+
+ExitCode completion(const std::vector<std::string>& arguments) {
+  return completion_command(arguments, command_lines());
+}
+
+ExitCode manual(const std::vector<std::string>& arguments) {
+  return manual_command(arguments, command_lines());
+}
+
+ExitCode help(const std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h") {
+    print_out(usage());
+    return ExitCode::done;
+  }
+  if (arguments.size() > 1) {
+    throw Failure(fmt::format("help takes one command, but {} follows", in_quotes(arguments[1])));
+  }
+  for (const Command& command : kCommands) {
+    if (arguments.front() == command.name && command.run != help) return command.run({"--help"});
+  }
+  throw Failure(
+      fmt::format("command {} is not known; use one of: {}", in_quotes(arguments.front()), command_names()));
 }
 
 ExitCode run(const std::vector<std::string>& arguments, std::string& who) {
@@ -90,7 +130,7 @@ ExitCode run(const std::vector<std::string>& arguments, std::string& who) {
 }
 
 int report(const std::string& who, const std::string& message, ExitCode code) {
-  fmt::print(stderr, "{}\n", one_line(fmt::format("{}: {}", who, message)));
+  print_error(one_line(fmt::format("{}: {}", who, message)) + "\n");
   return static_cast<int>(code);
 }
 
@@ -99,9 +139,13 @@ int report(const std::string& who, const std::string& message, ExitCode code) {
 
 int main(int argc, char** argv) {
   using namespace headwater::cli;
+  prepare_streams();
   std::string who = "headwater";
   try {
+    settle_threads(argv);
     return static_cast<int>(run({argv + (argc > 0 ? 1 : 0), argv + argc}, who));
+  } catch (const ReaderGone&) {
+    return kReaderGone;
   } catch (const Failure& failure) {
     return report(who, failure.what(), failure.code());
   } catch (const headwater::Error& error) {

@@ -13,7 +13,8 @@ namespace headwater::cli {
 /// Back to the start of the line, and erase it.
 inline constexpr std::string_view kClearLine = "\r\x1b[K";
 
-/// A progress line on standard error: only on a terminal, only for work of more than a second, gone when it ends.
+/// A progress line on standard error: only on a terminal, only for work of more than a second, gone when it ends. It never
+/// takes more than one line of the terminal, however narrow that is or becomes.
 class Progress {
  public:
   /// `total` units of work, >= 1; `work` is the name that the line begins with. With `tokens` the line
@@ -23,12 +24,16 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// From now on no line is shown.
+  static void hide() { hidden_ = true; }
+
   void advance(std::uint64_t units) { done_.fetch_add(units, std::memory_order_relaxed); }
 
  private:
   void run();
   void show(double seconds) const;
 
+  inline static bool hidden_ = false;
   std::uint64_t total_;
   std::string work_;
   std::uint64_t tokens_;

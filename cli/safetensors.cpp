@@ -65,15 +65,15 @@ std::uint64_t byte_size(std::string_view name, const TensorInfo& tensor) {
 
 void check_tensor(std::string_view name, const TensorInfo& tensor, std::uint64_t data_bytes) {
   if (tensor.begin > tensor.end || tensor.end > data_bytes) {
-    throw Failure(
-        fmt::format("tensor {}: data_offsets [{}, {}] do not lie in order within the {} bytes of data",
-                    in_quotes(name), tensor.begin, tensor.end, data_bytes));
+    throw Failure(fmt::format("tensor {}: data_offsets [{}, {}] do not lie in order within the {} of data",
+                              in_quotes(name), tensor.begin, tensor.end, count_text(data_bytes, "byte")));
   }
   const std::uint64_t bytes = byte_size(name, tensor);
   if (bytes != tensor.end - tensor.begin && !HEADWATER_SABOTAGE("cli.safetensors.size_unchecked")) {
-    throw Failure(fmt::format("tensor {}: {} {} takes {} bytes, but data_offsets [{}, {}] hold {}",
-                              in_quotes(name), tensor_type_info(tensor.type).name, shape_text(tensor.shape),
-                              bytes, tensor.begin, tensor.end, tensor.end - tensor.begin));
+    throw Failure(fmt::format("tensor {}: {} {} takes {}, but data_offsets [{}, {}] hold {}", in_quotes(name),
+                              tensor_type_info(tensor.type).name, shape_text(tensor.shape),
+                              count_text(bytes, "byte"), tensor.begin, tensor.end,
+                              tensor.end - tensor.begin));
   }
 }
 
@@ -94,14 +94,14 @@ void check_coverage(const SafetensorsHeader& header, std::uint64_t data_bytes) {
     }
     if (tensor.begin > covered && !HEADWATER_SABOTAGE("cli.safetensors.hole")) {
       throw Failure(
-          fmt::format("tensor {}: data_offsets [{}, {}] leave a hole of {} bytes before it; none is allowed",
-                      in_quotes(name), tensor.begin, tensor.end, tensor.begin - covered));
+          fmt::format("tensor {}: data_offsets [{}, {}] leave a hole of {} before it; none is allowed",
+                      in_quotes(name), tensor.begin, tensor.end, count_text(tensor.begin - covered, "byte")));
     }
     covered = tensor.end;
   }
   if (covered != data_bytes && !HEADWATER_SABOTAGE("cli.safetensors.truncated")) {
-    throw Failure(fmt::format("has {} bytes of data, but its tensors take {}; they must be equal", data_bytes,
-                              covered));
+    throw Failure(fmt::format("has {} of data, but its tensors take {}; they must be equal",
+                              count_text(data_bytes, "byte"), covered));
   }
 }
 

@@ -64,23 +64,34 @@ std::vector<StepItem> parse_steps(std::string_view text) {
   }
 }
 
-void check_steps_cover(const std::vector<StepItem>& steps, std::int64_t n) {
+void check_steps(const std::vector<StepItem>& steps, std::int64_t n) {
   std::int64_t sum = 0;
+  std::int64_t turn = 0;  // length of the turn that item i continues, 0 where it opens one
   for (std::size_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i].step;
+    if (step.kind == Step::Kind::decode) {
+      turn = 0;
+    } else if (turn == 0) {
+      turn = step.turn_length == 0 ? step.n : step.turn_length;
+    } else if (step.turn_length != 0 && step.turn_length != turn) {
+      throw Failure(
+          fmt::format("--steps: item {} ({}) continues a turn of {}; its T must be {} too, or left out",
+                      i + 1, in_quotes(steps[i].text), count_text(turn, "token"), turn));
+    }
     // n < 2^31 and every item < 2^31, so the sum stays far from overflow.
     sum += steps[i].step.n;
     if (sum > n) {
-      throw Failure(fmt::format(
-          "--steps: item {} ({}) brings the sum to {} tokens, but the input has {}; the steps must add "
-          "up to exactly {}",
-          i + 1, in_quotes(steps[i].text), sum, n, n));
+      throw Failure(
+          fmt::format("--steps: item {} ({}) brings the sum to {}, but the input has {}; the steps must add "
+                      "up to exactly {}",
+                      i + 1, in_quotes(steps[i].text), count_text(sum, "token"), n, n));
     }
   }
   if (sum < n && !HEADWATER_SABOTAGE("cli.steps.rest_left_over")) {
     throw Failure(
-        fmt::format("--steps: the {} items add up to {} tokens, but the input has {}; they must add up to "
+        fmt::format("--steps: the sum is {}, but the input has {}; the steps must add up to "
                     "exactly {}",
-                    steps.size(), sum, n, n));
+                    count_text(sum, "token"), n, n));
   }
 }
 

@@ -20,7 +20,8 @@ struct StepItem {
 /// Failure naming the item and its place otherwise.
 [[nodiscard]] std::vector<StepItem> parse_steps(std::string_view text);
 
-/// Failure unless the steps add up to the n tokens of the input.
-void check_steps_cover(const std::vector<StepItem>& steps, std::int64_t n);
+/// Failure unless the steps add up to the n tokens of the input, and calls that continue a turn name its own length or none
+/// (STATE-3): what is left cannot be refused in the middle of the work.
+void check_steps(const std::vector<StepItem>& steps, std::int64_t n);
 
 }  // namespace headwater::cli

@@ -29,11 +29,15 @@ std::size_t utf8_length(std::string_view text) {
   return 0;
 }
 
-/// Would a terminal or a line-based reader take this character for more than a glyph?
 bool is_control(std::string_view character) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
   if (character.size() == 1) return byte(0) < 0x20 || byte(0) == 0x7F;
-  if (character.size() == 2) return byte(0) == 0xC2 && byte(1) < 0xA0;  // C1 controls, U+0085 among them
+  return character.size() == 2 && byte(0) == 0xC2 && byte(1) < 0xA0;  // C1 controls, U+0085 among them
+}
+
+/// Would a line-based reader take this character for more than a glyph, or a reader be shown another order?
+bool breaks_a_line(std::string_view character) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
   if (character.size() == 3 && byte(0) == 0xE2) {
     // U+2028 and U+2029 break lines; U+200E, U+200F, U+202A..U+202E and U+2066..U+2069 reorder text.
     if (byte(1) == 0x80) return byte(2) == 0x8E || byte(2) == 0x8F || (byte(2) >= 0xA8 && byte(2) <= 0xAE);
@@ -42,25 +46,45 @@ bool is_control(std::string_view character) {
   return false;
 }
 
+std::string escaped(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return text;
+}
+
+/// Takes the first character of `text`, or a byte that begins none: then the answer is false.
+bool take_character(std::string_view& text, std::string_view& character) {
+  const std::size_t length = utf8_length(text);
+  character = text.substr(0, length == 0 ? 1 : length);
+  text.remove_prefix(character.size());
+  return length > 0;
+}
+
 }  // namespace
 
 std::string one_line(std::string_view text, std::size_t limit) {
   constexpr std::string_view kEllipsis = "...";
   std::string line;
   while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    const std::string_view character = text.substr(0, length == 0 ? 1 : length);
-    std::string shown;
-    if (length == 0 || is_control(character)) {
-      for (const char c : character) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    } else {
-      shown = character;
-    }
+    std::string_view character;
+    const bool whole = take_character(text, character);
+    const bool hidden = !whole || is_control(character) || breaks_a_line(character);
+    const std::string shown = hidden ? escaped(character) : std::string(character);
     if (line.size() + shown.size() > limit) return line + std::string(kEllipsis);
     line += shown;
-    text.remove_prefix(character.size());
   }
   return line;
+}
+
+std::string for_terminal(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    std::string_view character;
+    const bool whole = take_character(text, character);
+    const bool stays = character == "\n" || character == "\t" || (whole && !is_control(character));
+    result += stays ? std::string(character) : escaped(character);
+  }
+  return result;
 }
 
 std::string in_quotes(std::string_view text) { return fmt::format("'{}'", one_line(text, kQuotedLimit)); }
@@ -68,7 +92,7 @@ std::string in_quotes(std::string_view text) { return fmt::format("'{}'", one_li
 std::string bytes_text(std::uint64_t bytes) {
   constexpr std::array<const char*, 7> kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   constexpr double kStep = 1024.0;
-  if (bytes < 1024) return fmt::format("{} bytes", bytes);
+  if (bytes < 1024) return count_text(bytes, "byte");
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
   while (value >= kStep && unit + 1 < kUnits.size()) {

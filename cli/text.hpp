@@ -1,5 +1,8 @@
 #pragma once
 
+#include <fmt/format.h>
+
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,6 +21,16 @@ inline constexpr std::size_t kLineLimit = 2000;
 
 /// The same between single quotes, bounded by kQuotedLimit.
 [[nodiscard]] std::string in_quotes(std::string_view text);
+
+/// Text for a terminal: line feeds and tabs stay, other control characters (C0, DEL, C1) and bytes that are not UTF-8
+/// become \xNN, so that a text can neither move the cursor nor give the terminal commands.
+[[nodiscard]] std::string for_terminal(std::string_view text);
+
+/// "1 token", "2 tokens": a number of things whose plural ends in s.
+template <std::integral Number>
+[[nodiscard]] std::string count_text(Number number, std::string_view noun) {
+  return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
+}
 
 /// "7.1 MiB".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);

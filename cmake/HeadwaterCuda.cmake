@@ -9,7 +9,8 @@
 # headwater_link_cuda(TARGET)
 #                           gives a library the kernels and the runtime of the device
 
-option(HEADWATER_CUDA "Build engine cuda where a toolkit is found" ON)
+set(HEADWATER_CUDA AUTO CACHE STRING "Engine cuda: AUTO where a toolkit and a GPU are found, ON where a toolkit is, OFF")
+set_property(CACHE HEADWATER_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(HEADWATER_CUDA_FOUND FALSE)
 # What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
@@ -18,6 +19,9 @@ set(HEADWATER_CUDA_ARCHITECTURES sm_80 sm_90a compute_90)
 
 if(NOT HEADWATER_CUDA)
   set(HEADWATER_CUDA_REASON "HEADWATER_CUDA is off")
+elseif(HEADWATER_CUDA STREQUAL "AUTO" AND NOT EXISTS /dev/nvidiactl)
+  # A driver makes that file. Whoever has no GPU does not wait for nvcc.
+  set(HEADWATER_CUDA_REASON "this machine has no NVIDIA GPU; HEADWATER_CUDA=ON builds it all the same")
 elseif(HEADWATER_SANITIZE OR NOT CMAKE_BUILD_TYPE STREQUAL "Release" OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set(HEADWATER_CUDA_REASON "only the release build with g++ compiles them")
 else()

@@ -1,9 +1,9 @@
 #include "conformance/command_line.hpp"
 
-#include <iostream>
-
 #include <CLI/CLI.hpp>
 
+#include "cli/arguments.hpp"
+#include "cli/failure.hpp"
 #include "conformance/program.hpp"
 
 namespace headwater::conformance {
@@ -20,7 +20,7 @@ const std::vector<std::string> kLanes{"exact",       "bound", "adversarial", "bi
 
 }  // namespace
 
-std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code) {
+std::optional<Request> parse_command_line(const std::vector<std::string>& arguments) {
   Request request;
   CLI::App app{kAbout, kProgram};
   bool list = false;
@@ -64,11 +64,15 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   app.add_option("--report", request.report, "write report.json and report.html into DIR")->type_name("DIR");
   app.add_option("--waivers", request.waivers, "failures to bear, instead of the built-in list")
       ->type_name("FILE");
-  app.add_option("--ratchet", request.ratchet, "marks to compare with instead of the built-in ones")
-      ->type_name("FILE");
+  std::string marks;
+  CLI::Option* ratchet = app.add_option("--ratchet", marks,
+                                        "every engine must have marks, those of FILE or the built-in ones; "
+                                        "without it one that has none is not compared")
+                             ->type_name("FILE")
+                             ->expected(0, 1);
   app.add_option("--update-ratchet", request.update_ratchet, "record the marks of this run in FILE")
       ->type_name("FILE");
-  app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks");
+  app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks")->excludes(ratchet);
   app.add_flag("--fail-fast", request.fail_fast, "stop behind the first case that fails");
   app.add_flag("--must-pass", request.must_pass,
                "fail where something of mustpass.txt did not run or was skipped")
@@ -96,25 +100,14 @@ std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code)
   verify->add_option("--threads,-t", request.settings.threads, "threads of the oracle")
       ->check(CLI::Range(1, 512));
   app.require_subcommand(0, 1);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& help) {
-    exit_code = app.exit(help);
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    std::cerr << kProgram << ": " << error.what() << "; --help lists what is allowed\n";
-    exit_code = kBadUsage;
-    return std::nullopt;
-  }
+  if (!cli::parse_arguments(app, arguments)) return std::nullopt;
+  if (ratchet->count() > 0) request.settings.marks_asked = marks;
   // CLI11 leaves an option with an optional value empty when the value is left out.
   const bool json_asked = app.count("--json") > 0 || verify->count("--json") > 0;
   if (json_asked && request.json.empty()) request.json = "-";
   const int actions = list + clauses + self_test + saboteurs + verify->parsed();
   if (actions > 1) {
-    std::cerr << kProgram
-              << ": only one of --list, --clauses, --self-test, --saboteurs and verify is allowed\n";
-    exit_code = kBadUsage;
-    return std::nullopt;
+    throw cli::Failure("only one of --list, --clauses, --self-test, --saboteurs and verify is allowed");
   }
   if (list) request.action = Request::Action::list;
   if (clauses) request.action = Request::Action::clauses;

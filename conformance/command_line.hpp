@@ -23,7 +23,6 @@ struct Request {
   std::string html;
   std::string report;          ///< folder for report.json and report.html
   std::string waivers;         ///< a waivers.json instead of the built-in one
-  std::string ratchet;         ///< a ratchet.json instead of the built-in one
   std::string update_ratchet;  ///< file to record marks in
   bool no_ratchet = false;
   bool fail_fast = false;
@@ -33,7 +32,7 @@ struct Request {
   std::string against;
 };
 
-/// Parses argv. Returns a request, or the exit code when there is nothing to run (--help, bad usage: one line).
-[[nodiscard]] std::optional<Request> parse_command_line(int argc, char** argv, int& exit_code);
+/// What the arguments ask for; nothing where help was asked for, which then was printed. cli::Failure on bad usage.
+[[nodiscard]] std::optional<Request> parse_command_line(const std::vector<std::string>& arguments);
 
 }  // namespace headwater::conformance

@@ -67,6 +67,7 @@ class FaultySession final : public Session {
   }
 
   [[nodiscard]] SessionState state() const override { return inner_->state(); }
+  [[nodiscard]] bool failed() const override { return inner_->failed(); }
   [[nodiscard]] std::int64_t tokens() const override {
     return inner_->tokens() + (fault_ == Fault::counts_open_step && open_ ? n_ : 0);
   }

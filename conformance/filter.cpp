@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/chosen_engine.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -47,7 +48,7 @@ std::vector<const Engine*> chosen_engines(const Request& request, std::vector<st
   std::vector<const Engine*> chosen;
   if (contains(request.engines, "none")) return chosen;
   if (!request.engines.empty()) {
-    for (const std::string& name : request.engines) chosen.push_back(&engine(name));
+    for (const std::string& name : request.engines) chosen.push_back(&cli::chosen_engine(name));
     return chosen;
   }
   for (const Engine* candidate : engines()) {

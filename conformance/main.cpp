@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "cli/failure.hpp"
+#include "cli/streams.hpp"
 #include "conformance/case.hpp"
 #include "conformance/clauses.hpp"
 #include "conformance/command_line.hpp"
@@ -17,7 +19,6 @@
 #include "conformance/filter.hpp"
 #include "conformance/html_report.hpp"
 #include "conformance/must_pass.hpp"
-#include "conformance/plugin_engine.hpp"
 #include "conformance/plugin_run.hpp"
 #include "conformance/program.hpp"
 #include "conformance/report.hpp"
@@ -44,7 +45,9 @@ class Progress {
     constexpr std::size_t kWidth = 24;
     if (!shown_) return;
     const std::size_t bar = total_ == 0 ? kWidth : done_ * kWidth / total_;
-    fmt::print(std::cerr, "\r\033[K[{:<{}}] {}/{} {}", std::string(bar, '#'), kWidth, done_, total_, name);
+    const std::string line =
+        fmt::format("[{:<{}}] {}/{} {}", std::string(bar, '#'), kWidth, done_, total_, name);
+    fmt::print(std::cerr, "\r\033[K{}", line.substr(0, cli::terminal_columns() - 1));
     std::cerr.flush();
     ++done_;
   }
@@ -152,7 +155,8 @@ void record_marks(const std::string& path, const Work& work, const Run& run) {
 int run_cases(Request& request) {
   const std::vector<const Case*> cases = chosen_cases(request);
   const Waivers waivers = request.waivers.empty() ? Waivers::built_in() : Waivers::load(request.waivers);
-  const Ratchet ratchet = request.ratchet.empty() ? Ratchet::built_in() : Ratchet::load(request.ratchet);
+  const std::string marks = request.settings.marks_asked.value_or("");
+  const Ratchet ratchet = marks.empty() ? Ratchet::built_in() : Ratchet::load(marks);
   const bool recording = !request.update_ratchet.empty();
   if (recording && (request.settings.seed != kDefaultSeed || request.settings.quick)) {
     throw Error(ErrorCode::invalid_argument,
@@ -169,9 +173,10 @@ int run_cases(Request& request) {
     run.engines = {plugin.get()};
   }
   // The built-in marks are those of the library's own engines.
-  const bool has_marks = plugin == nullptr || !request.ratchet.empty();
+  const bool has_marks = plugin == nullptr || request.settings.marks_asked;
   if (!request.no_ratchet && !recording && has_marks) request.settings.ratchet = &ratchet;
   run.settings = request.settings;
+  for (const std::string& line : not_compared(run.engines, run.settings)) run.said.push_back(line);
   const Work work = work_of(request, cases, run.engines);
   run_all(request, work, run);
   if (request.must_pass) {
@@ -208,18 +213,31 @@ int run(Request& request) {
   return kBadUsage;
 }
 
+// The exit status of a run: success is one only where standard output could be written.
+int finish(int exit_code) {
+  if (std::cout.flush() || exit_code != kDone) return exit_code;
+  if (cli::reader_gone()) return cli::kReaderGone;
+  fmt::print(std::cerr, "{}: standard output cannot be written\n", kProgram);
+  return kBadUsage;
+}
+
 }  // namespace
 }  // namespace headwater::conformance
 
 int main(int argc, char** argv) {
   using namespace headwater::conformance;
-  int exit_code = kDone;
+  headwater::cli::prepare_streams();
 #ifndef HEADWATER_SANITIZED  // a sanitizer's own handlers say more
   install_crash_note();
 #endif
   try {
-    std::optional<Request> request = parse_command_line(argc, argv, exit_code);
-    return request ? run(*request) : exit_code;
+    std::optional<Request> request = parse_command_line({argv + (argc > 0 ? 1 : 0), argv + argc});
+    return request ? finish(run(*request)) : kDone;
+  } catch (const headwater::cli::ReaderGone&) {
+    return headwater::cli::kReaderGone;
+  } catch (const headwater::cli::Failure& failure) {
+    fmt::print(std::cerr, "{}: {}\n", kProgram, failure.what());
+    return static_cast<int>(failure.code());
   } catch (const headwater::Error& error) {
     fmt::print(std::cerr, "{}: {}\n", kProgram, error.what());
     return error.code() == headwater::ErrorCode::engine_unavailable ? kNoEngine : kBadUsage;

@@ -130,6 +130,7 @@ class PluginSession final : public Session {
   void end() override;
   void reset() override;
   [[nodiscard]] SessionState state() const override;
+  [[nodiscard]] bool failed() const override;
   [[nodiscard]] std::int64_t tokens() const override;
   [[nodiscard]] const Shape& shape() const override { return shape_; }
   [[nodiscard]] const EffectiveOptions& options() const override { return options_; }
@@ -151,6 +152,7 @@ class PluginSession final : public Session {
   void open(const Options& options);
   void read_options();
   void require_no_failed_observer() const;
+  void require_step(const char* function, headwater_status status);
   static void on_record(void* user, const headwater_chunk_record* record) noexcept;
   void take_record(const headwater_chunk_record* record);
 
@@ -205,6 +207,8 @@ class PluginSession final : public Session {
   Observer observer_;
   std::exception_ptr observer_error_;  // of the attend() that runs
   bool observer_failed_ = false;       // STATE-5: only reset() is legal
+  bool open_ = false;                  // a step
+  bool failed_ = false;                // of a table that cannot say so, by its statuses
   std::atomic<std::thread::id> attending_{};
   std::atomic<bool> called_elsewhere_{false};
 };
@@ -280,20 +284,27 @@ void PluginSession::require_no_failed_observer() const {
   if (observer_failed_) throw Error(ErrorCode::wrong_state, "the observer threw; allowed: reset()");
 }
 
+// What begin_prefill, begin_decode, attend and end return.
+void PluginSession::require_step(const char* function, headwater_status status) {
+  const bool refused = status == HEADWATER_INVALID_ARGUMENT || status == HEADWATER_CAPACITY_EXCEEDED;
+  if (open_ && status != HEADWATER_OK && !refused) failed_ = true;
+  require_ok(table_, function, status);
+}
+
 void PluginSession::begin(const Step& step) {
   const AllocationPause ours(true);
   require_no_failed_observer();
   if (step.kind == Step::Kind::prefill) {
-    require_ok(table_, "begin_prefill", invoke("begin_prefill", [&] {
-                 return table_.begin_prefill(session_, step.n, step.turn_length);
-               }));
-    return;
-  }
-  if (step.kind != Step::Kind::decode || step.turn_length != 0) {
+    require_step("begin_prefill", invoke("begin_prefill", [&] {
+                   return table_.begin_prefill(session_, step.n, step.turn_length);
+                 }));
+  } else if (step.kind != Step::Kind::decode || step.turn_length != 0) {
     throw Error(ErrorCode::invalid_argument, "a step that C has no function for");
+  } else {
+    require_step("begin_decode",
+                 invoke("begin_decode", [&] { return table_.begin_decode(session_, step.n); }));
   }
-  require_ok(table_, "begin_decode",
-             invoke("begin_decode", [&] { return table_.begin_decode(session_, step.n); }));
+  open_ = true;
 }
 
 void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -319,24 +330,32 @@ void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, con
     observer_failed_ = true;
     std::rethrow_exception(std::exchange(observer_error_, nullptr));
   }
-  require_ok(table_, "attend", status);
+  require_step("attend", status);
 }
 
 void PluginSession::end() {
   const AllocationPause ours(true);
   require_no_failed_observer();
-  require_ok(table_, "end", invoke("end", [&] { return table_.end(session_); }));
+  require_step("end", invoke("end", [&] { return table_.end(session_); }));
+  open_ = false;
 }
 
 void PluginSession::reset() {
   const AllocationPause ours(true);
   require_ok(table_, "reset", invoke("reset", [&] { return table_.reset(session_); }));
-  observer_failed_ = false;
+  observer_failed_ = open_ = failed_ = false;
 }
 
 SessionState PluginSession::state() const {
   return enumerator<SessionState>(ask<std::int32_t>("session_state", table_.session_state),
                                   HEADWATER_DECODING, "session_state");
+}
+
+bool PluginSession::failed() const {
+  if (!tells_failure(table_)) return observer_failed_ || failed_;
+  const auto said = enumerator<std::int32_t>(ask<std::int32_t>("session_failed", table_.session_failed), 1,
+                                             "session_failed");
+  return observer_failed_ || said == 1;  // C cannot throw: of its observer the plug-in knows nothing
 }
 
 std::int64_t PluginSession::tokens() const {
@@ -461,30 +480,10 @@ class PluginEngine final : public Engine {
   const PluginLibrary& library_;
 };
 
-class DescribedEngine final : public Engine {
- public:
-  explicit DescribedEngine(PluginIdentity identity) : identity_(std::move(identity)) {}
-  [[nodiscard]] std::string_view name() const override { return identity_.name; }
-  [[nodiscard]] std::string_view isa() const override { return identity_.isa; }
-  [[nodiscard]] std::string_view description() const override { return identity_.description; }
-  [[nodiscard]] std::string unavailable_because() const override { return identity_.unavailable_because; }
-  [[nodiscard]] Claims claims() const override { return identity_.claims; }
-  [[nodiscard]] std::unique_ptr<Session> open(const Shape&, const Options&) const override {
-    throw Error(ErrorCode::internal, "a plug-in is opened in processes of its own only");
-  }
-
- private:
-  PluginIdentity identity_;
-};
-
 }  // namespace
 
 std::unique_ptr<Engine> plugin_engine(const PluginLibrary& library) {
   return std::make_unique<PluginEngine>(library);
-}
-
-std::unique_ptr<Engine> described_engine(PluginIdentity identity) {
-  return std::make_unique<DescribedEngine>(std::move(identity));
 }
 
 }  // namespace headwater::conformance

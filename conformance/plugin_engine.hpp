@@ -13,7 +13,4 @@ namespace headwater::conformance {
 /// Memory that this adapter takes for itself is not counted as the engine's (AllocationPause). `library` must outlive it.
 [[nodiscard]] std::unique_ptr<Engine> plugin_engine(const PluginLibrary& library);
 
-/// An engine that can be named but not opened: what the parent of the isolated cases knows of a plug-in.
-[[nodiscard]] std::unique_ptr<Engine> described_engine(PluginIdentity identity);
-
 }  // namespace headwater::conformance

@@ -88,6 +88,7 @@ const char* missing_function(const headwater_engine_table& table) {
   HEADWATER_NEEDED(read_key)
   HEADWATER_NEEDED(read_value)
   HEADWATER_NEEDED(set_observer)
+  if (tells_failure(table)) HEADWATER_NEEDED(session_failed)
 #undef HEADWATER_NEEDED
   return nullptr;
 }
@@ -143,9 +144,10 @@ PluginLibrary::PluginLibrary(const std::string& path) {
 }
 
 void PluginLibrary::check_table(const std::string& path) {
-  if (table_->struct_size < sizeof(headwater_engine_table)) {
+  constexpr std::size_t kFirstTable = offsetof(headwater_engine_table, session_failed);
+  if (table_->struct_size < kFirstTable) {
     refuse(path, fmt::format("struct_size of its table is {}; allowed: {} or more", table_->struct_size,
-                             sizeof(headwater_engine_table)));
+                             kFirstTable));
   }
   if (table_->abi_version != HEADWATER_PLUGIN_VERSION) {
     refuse(path, fmt::format("abi_version of its table is {}; allowed: {}", table_->abi_version,

@@ -17,6 +17,11 @@ struct PluginIdentity {
   Claims claims;
 };
 
+/// Whether the table has session_failed; the first ones ended before it.
+[[nodiscard]] inline bool tells_failure(const headwater_engine_table& table) {
+  return table.struct_size >= sizeof(headwater_engine_table);
+}
+
 /// A shared object with an engine, loaded into this process for good: nothing of it is trusted, and unloading would run
 /// more of its code. Only a process that may be lost does this (isolation.hpp).
 class PluginLibrary {

@@ -93,6 +93,22 @@ PluginIdentity decode_identity(const json& document) {
   return identity;
 }
 
+class DescribedEngine final : public Engine {
+ public:
+  explicit DescribedEngine(PluginIdentity identity) : identity_(std::move(identity)) {}
+  [[nodiscard]] std::string_view name() const override { return identity_.name; }
+  [[nodiscard]] std::string_view isa() const override { return identity_.isa; }
+  [[nodiscard]] std::string_view description() const override { return identity_.description; }
+  [[nodiscard]] std::string unavailable_because() const override { return identity_.unavailable_because; }
+  [[nodiscard]] Claims claims() const override { return identity_.claims; }
+  [[nodiscard]] std::unique_ptr<Session> open(const Shape&, const Options&) const override {
+    throw Error(ErrorCode::internal, "a plug-in is opened in processes of its own only");
+  }
+
+ private:
+  PluginIdentity identity_;
+};
+
 }  // namespace
 
 PluginIdentity inspect_plugin(const std::string& path, double time_limit) {
@@ -144,6 +160,10 @@ Result run_isolated_case(const Case& test, const Engine& described, const Settin
   result.message = "the plug-in " + (trouble.empty() ? "left a result that cannot be read" : trouble);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
+}
+
+std::unique_ptr<Engine> described_engine(PluginIdentity identity) {
+  return std::make_unique<DescribedEngine>(std::move(identity));
 }
 
 }  // namespace headwater::conformance

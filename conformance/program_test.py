@@ -295,8 +295,20 @@ class Program(unittest.TestCase):
                 json.dump({}, file)
             done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("ratchet", done.stdout)
-            self.assertIn("--engine reference --case bound.scale --seed 1", done.stdout)
+            self.assertIn("ratchet: no marks for reference/scalar", done.stdout)
+            self.assertIn(f"--engine reference --case bound.scale --seed 1 --ratchet '{marks}'", done.stdout)
+
+    def test_cpu_has_the_marks_of_the_engine_that_it_stands_for(self):
+        for strictly in ([], ["--ratchet"]):
+            done = kit("--engine", "cpu", "--case", "bound.plain_f32,bound.scale", *strictly)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertNotIn("no marks", done.stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            marks = os.path.join(folder, "marks.json")
+            done = kit("--engine", "cpu", "--case", "bound.scale", "--update-ratchet", marks)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            with open(marks, encoding="utf-8") as file:
+                self.assertNotIn("cpu", {name.partition("/")[0] for name in json.load(file)})
 
     def test_ratchet_catches_twice_the_mark(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -325,7 +337,7 @@ class Program(unittest.TestCase):
                 self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
                 self.assertEqual(done.stdout, "")
         done = kit("--engine", "abacus")
-        self.assertEqual(done.returncode, 3)
+        self.assertEqual(done.returncode, 2)
         self.assertIn("reference", done.stderr)
         self.assertEqual(kit("--help").returncode, 0)
 

@@ -17,6 +17,8 @@ class Ratchet {
   /// Errors: headwater::Error with the file's name when it cannot be read or is not a table of marks.
   static Ratchet load(const std::string& path);
 
+  /// Whether anything was ever recorded for an engine, named as for judge().
+  [[nodiscard]] bool knows(const std::string& engine) const { return marks_.count(engine) > 0; }
   /// What is wrong with these marks, or nothing. `engine` is Engine::name() + "/" + Engine::isa().
   [[nodiscard]] std::optional<std::string> judge(const std::string& engine, const std::string& name,
                                                  const std::vector<Mark>& marks) const;

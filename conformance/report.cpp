@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/text.hpp"
 #include "conformance/worse.hpp"
 #include "headwater/version.hpp"
 
@@ -117,9 +118,9 @@ void write_table(std::ostream& to, const Run& run) {
     }
   }
   auto totals = totals_of(run.results);
-  fmt::print(to, "{} cases: {} PASS, {} FAIL, {} SKIP, {} MISTRUSTED, {} WAIVED in {:.1f} s\n",
-             run.results.size(), totals[Status::pass], totals[Status::fail], totals[Status::skip],
-             totals[Status::mistrusted], totals[Status::waived], run.seconds);
+  fmt::print(to, "{}: {} PASS, {} FAIL, {} SKIP, {} MISTRUSTED, {} WAIVED in {:.1f} s\n",
+             cli::count_text(run.results.size(), "case"), totals[Status::pass], totals[Status::fail],
+             totals[Status::skip], totals[Status::mistrusted], totals[Status::waived], run.seconds);
   for (const std::string& line : run.problems) fmt::print(to, "FAIL       {}\n", line);
 }
 

@@ -1,5 +1,6 @@
 #include "conformance/runner.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 #include <fmt/format.h>
@@ -34,10 +35,36 @@ std::string reproduction(const Case& test, const Engine* engine, const Settings&
   if (settings.threads != kDefaultThreads) command += fmt::format(" --threads {}", settings.threads);
   if (settings.quick) command += " --quick";
   if (settings.exhaustive) command += " --exhaustive";
+  if (settings.marks_asked) {
+    command += " --ratchet";
+    if (!settings.marks_asked->empty()) command += fmt::format(" {}", quoted(*settings.marks_asked));
+  }
   return command;
 }
 
-std::string ratchet_name(const Engine& engine) { return fmt::format("{}/{}", engine.name(), engine.isa()); }
+std::string ratchet_name(const Engine& engine) {
+  std::string_view name = engine.name();
+  if (name == "cpu") {
+    const auto all = engines();
+    const auto twin = std::find_if(all.begin(), all.end(), [&](const Engine* other) {
+      return other->name() != name && other->isa() == engine.isa();
+    });
+    if (twin != all.end()) name = (*twin)->name();
+  }
+  return fmt::format("{}/{}", name, engine.isa());
+}
+
+std::vector<std::string> not_compared(const std::vector<const Engine*>& engines, const Settings& settings) {
+  std::vector<std::string> lines;
+  if (settings.ratchet == nullptr || settings.marks_asked || settings.seed != kDefaultSeed) return lines;
+  for (const Engine* engine : engines) {
+    const std::string name = ratchet_name(*engine);
+    if (settings.ratchet->knows(name)) continue;
+    lines.push_back(fmt::format(
+        "SKIP       ratchet: no marks are recorded for {}; --ratchet makes that a failure", name));
+  }
+  return lines;
+}
 
 Result run_case(const Case& test, const Engine* engine, const Settings& settings) {
   Result result;
@@ -77,9 +104,10 @@ Result run_case(const Case& test, const Engine* engine, const Settings& settings
     result.message = "the bounds are as large as the signals: nothing was shown";
   } else if (settings.ratchet != nullptr && engine != nullptr) {
     // Other seeds draw other inputs: the marks belong to the default one.
-    const auto worse = settings.seed == kDefaultSeed
-                           ? settings.ratchet->judge(ratchet_name(*engine), test.name, result.marks)
-                           : std::nullopt;
+    const std::string name = ratchet_name(*engine);
+    const bool compared =
+        settings.seed == kDefaultSeed && (settings.marks_asked || settings.ratchet->knows(name));
+    const auto worse = compared ? settings.ratchet->judge(name, test.name, result.marks) : std::nullopt;
     if (worse) {
       result.status = Status::fail;
       result.message = *worse;

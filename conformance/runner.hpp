@@ -21,6 +21,8 @@ struct Settings {
   bool quick = false;
   bool exhaustive = false;
   const Ratchet* ratchet = nullptr;  ///< null: not compared
+  /// --ratchet: an engine that the marks do not know fails; else it is not compared. Their file, "" the built-in ones.
+  std::optional<std::string> marks_asked;
   std::string plugin;  ///< absolute path of the plug-in that is tested; empty: engines of the library
   double time_limit = kDefaultTimeLimit;  ///< seconds for one case of a plug-in
 };
@@ -49,7 +51,11 @@ struct Result {
 /// The command that repeats one case.
 [[nodiscard]] std::string reproduction(const Case& test, const Engine* engine, const Settings& settings);
 
-/// "cpu-portable/x86-64-v2": what marks are filed under.
+/// "cpu-portable/x86-64-v2": what marks are filed under; those of `cpu` under the engine that it stands for here.
 [[nodiscard]] std::string ratchet_name(const Engine& engine);
+
+/// A line for each engine whose accuracy is not compared, because no marks are recorded for it.
+[[nodiscard]] std::vector<std::string> not_compared(const std::vector<const Engine*>& engines,
+                                                    const Settings& settings);
 
 }  // namespace headwater::conformance

@@ -10,6 +10,7 @@
 #include <fmt/ostream.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/text.hpp"
 #include "conformance/attend_files.hpp"
 #include "conformance/forced.hpp"
 #include "conformance/formats.hpp"
@@ -227,9 +228,11 @@ int run_verify(const Request& request) {
   }
 
   std::ostream& human = request.json == "-" ? std::cerr : std::cout;
-  fmt::print(human, "{} {}: {} tokens, {} heads, {} chunks; replay of {} memory sets and {} scores {}\n",
-             status_name(status), request.output, run.problem.tokens(), run.problem.shape.n_head,
-             run.chunks.size(), sets, run.scores.size(), replay_failure.empty() ? "exact" : "FAILED");
+  fmt::print(human, "{} {}: {}, {}, {}; replay of {} and {} {}\n", status_name(status), request.output,
+             cli::count_text(run.problem.tokens(), "token"),
+             cli::count_text(run.problem.shape.n_head, "head"), cli::count_text(run.chunks.size(), "chunk"),
+             cli::count_text(sets, "memory set"), cli::count_text(run.scores.size(), "score"),
+             replay_failure.empty() ? "exact" : "FAILED");
   for (const auto& [name, worst] : tensors) {
     fmt::print(human, "  {:<13} largest error {:.3g}, worst error/bound {:.3g}\n", name, worst->error,
                worst->ratio);

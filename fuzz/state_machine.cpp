@@ -147,6 +147,7 @@ void check(const Model& model, const Sessions& sessions) {
     const Session& session = *one.session;
     RC_ASSERT(static_cast<int>(session.state()) == static_cast<int>(model.state));
     RC_ASSERT(session.tokens() == model.tokens);
+    RC_ASSERT(session.failed() == model.failed);
     const auto plan = session.plan();
     RC_ASSERT((std::equal(plan.begin(), plan.end(), model.plan.begin(), model.plan.end(),
                           [](const Chunk& a, const Chunk& b) {

@@ -471,12 +471,13 @@ class Caller {
 
   void check_model() {
     if (session_ == nullptr) return;
-    std::int32_t state = -1;
+    std::int32_t state = -1, failed = -1;
     std::int64_t tokens = -1;
     must("session_state", headwater_session_state(session_, &state), HEADWATER_OK);
     must("session_tokens", headwater_session_tokens(session_, &tokens), HEADWATER_OK);
-    const auto wanted = static_cast<std::int32_t>(model_.state);
-    if (state != wanted) wrong("session_state", std::to_string(state) + ", not " + std::to_string(wanted));
+    must("session_failed", headwater_session_failed(session_, &failed), HEADWATER_OK);
+    if (failed != (model_.failed ? 1 : 0)) wrong("session_failed", std::to_string(failed));
+    if (state != static_cast<std::int32_t>(model_.state)) wrong("session_state", std::to_string(state));
     if (tokens != model_.tokens)
       wrong("session_tokens", std::to_string(tokens) + ", not " + std::to_string(model_.tokens));
     must("session_tokens", headwater_session_tokens(session_, nullptr), HEADWATER_INVALID_ARGUMENT);

@@ -176,8 +176,11 @@ def draw(chunk_start, memory, local, name):
     figure.text(0.075, 1 - 0.42 / height,
                 f"{plain}: {n} tokens, {len(sets)} chunks, {heads} query heads{limit}; {pairs}",
                 ha="left", va="top", fontsize=9.5)
-    handles = [Patch(color=OWN, label="its own chunk"), Patch(color=LOCAL, label=f"local window (newest {local})"),
-               Patch(color=HEAVY, label=f"heavy hitters (best {memory.shape[2] - local})")]
+    handles = [Patch(color=OWN, label="its own chunk")]
+    if any(len(near) for chunk in sets for near, _ in chunk):
+        handles.append(Patch(color=LOCAL, label=f"local window (newest {local})"))
+    if any(len(heavy) for chunk in sets for _, heavy in chunk):
+        handles.append(Patch(color=HEAVY, label=f"heavy hitters (best {memory.shape[2] - local})"))
     figure.legend(handles=handles, loc="upper right", ncol=3, frameon=False, fontsize=9,
                   bbox_to_anchor=(0.985, 1 - 0.6 / height))
     figure.subplots_adjust(left=0.075, right=0.985, top=top - 0.45 / height, bottom=0.5 / height)

@@ -49,6 +49,10 @@ void ReferenceSession::require_usable() const {
   if (progress_ == Progress::failed) wrong_state("the last step failed: only reset() is allowed (STATE-5)");
 }
 
+bool ReferenceSession::failed() const {
+  return progress_ == Progress::failed && !HEADWATER_SABOTAGE("ref.session.failure_hidden");
+}
+
 void ReferenceSession::begin(const Step& step) {
   require_usable();
   if (progress_ == Progress::open) {

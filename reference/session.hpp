@@ -25,6 +25,7 @@ class ReferenceSession final : public Session {
   void reset() override;
 
   [[nodiscard]] SessionState state() const override { return turn_.state; }
+  [[nodiscard]] bool failed() const override;
   [[nodiscard]] std::int64_t tokens() const override { return tokens_; }
   [[nodiscard]] const Shape& shape() const override { return shape_; }
   [[nodiscard]] const EffectiveOptions& options() const override { return effective_; }

@@ -41,9 +41,9 @@ def commands(database, everything):
         for word in words:
             if skip or word in ("-c", str(source)):
                 skip = False
-            elif word in ("-o", "-MF", "-MT"):
+            elif word in ("-o", "-MF", "-MT", "-include"):  # the last is g++'s precompiled header
                 skip = True
-            elif word not in ("-MD", "-Werror") and not UNKNOWN_TO_CLANG.match(word):
+            elif word not in ("-MD", "-Werror", "-Winvalid-pch") and not UNKNOWN_TO_CLANG.match(word):
                 kept.append(word)
         first = next(i for i, word in enumerate(kept) if word.startswith("-"))  # behind ccache and compiler
         arguments = kept[first:]

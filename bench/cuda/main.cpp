@@ -261,7 +261,7 @@ std::string digest_of(DType type) {
 
 int main_guarded(std::string_view mode) {
   if (const std::string reason = unavailable_because(); !reason.empty()) {
-    fmt::print(stderr, "headwater-cuda-bench: {}\n", reason);
+    std::fprintf(stderr, "headwater-cuda-bench: %s\n", reason.c_str());
     return 3;
   }
   nlohmann::ordered_json json;
@@ -277,7 +277,8 @@ int main_guarded(std::string_view mode) {
     return 0;
   }
   if (!mode.empty() && mode != "--json") {
-    fmt::print(stderr, "headwater-cuda-bench: {} is not known; allowed: --json, --device, --digest\n", mode);
+    std::fprintf(stderr, "headwater-cuda-bench: %s is not known; allowed: --json, --device, --digest\n",
+                 std::string(mode).c_str());
     return 2;
   }
   for (const char* part : {"milliseconds", "kernels", "left_out"})

@@ -13,12 +13,14 @@
 
 #include "bench/model/random_model.hpp"
 #include "bench/read_rate.hpp"
+#include "cli/chosen_engine.hpp"
 #include "cli/failure.hpp"
 #include "cli/machine.hpp"
 #include "cli/model/model_memory.hpp"
 #include "cli/numbers.hpp"
 #include "cli/output_file.hpp"
 #include "cli/progress.hpp"
+#include "cli/streams.hpp"
 #include "cli/text.hpp"
 #include "headwater/engine.hpp"
 #include "runtime/generate/sampler.hpp"
@@ -93,7 +95,6 @@ class Bench {
   Ids ids_;
   LineBytes memory_;
   double load_seconds_ = 0;
-  std::vector<std::string> warnings_;
 };
 
 Bench::Bench(const ModelBenchFlags& flags)
@@ -102,10 +103,10 @@ Bench::Bench(const ModelBenchFlags& flags)
       longest_(*std::max_element(flags.tokens.begin(), flags.tokens.end())),
       capacity_(longest_ + flags.decode),
       memory_(0) {
-  (void)engine(flags.model.engine);  // an engine that is not here is said before anything is made
+  (void)cli::chosen_engine(flags.model.engine);  // an engine that is not here is said before anything is made
   if (capacity_ > cli::kMaxCount) {
-    throw cli::Failure(fmt::format("-n {} and --decode {} make {} tokens; allowed are {}", longest_,
-                                   flags.decode, capacity_, cli::kMaxCount));
+    throw cli::Failure(fmt::format("-n {} and --decode {} make {}; allowed are {}", longest_, flags.decode,
+                                   cli::count_text(capacity_, "token"), cli::kMaxCount));
   }
   const auto start = Clock::now();
   open_file();
@@ -127,9 +128,9 @@ void Bench::check_memory(double weights, const runtime::ModelConfig& config) con
   const std::int64_t context = flags_.model.context.value_or(config.context);
   if (capacity_ > context) {
     throw cli::Failure(fmt::format(
-        "-n {} and --decode {} make {} tokens, but the context has {}; use fewer, or -c {} at the price of "
+        "-n {} and --decode {} make {}, but the context has {}; use fewer, or -c {} at the price of "
         "meaning",
-        longest_, flags_.decode, capacity_, context, capacity_));
+        longest_, flags_.decode, cli::count_text(capacity_, "token"), context, capacity_));
   }
   cli::check_model_memory(name(), flags_.model, config, weights + static_cast<double>(kReadBytes), capacity_,
                           flags_.dense ? 2 : 1);
@@ -245,6 +246,7 @@ void Bench::measure(std::int64_t tokens, ModelMeasurement& measurement) {
 ModelMeasurement Bench::run() {
   ModelMeasurement measurement;
   describe(measurement);
+  cli::warn(measurement.warnings);
   warm_up();
   cli::Progress progress(flags_.tokens.size(), "bench");
   for (const std::int64_t tokens : flags_.tokens) {

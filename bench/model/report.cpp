@@ -175,12 +175,13 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
                   measurement.architecture, measurement.weights, cli::bytes_text(measurement.weight_bytes),
                   measurement.projections, dtype_name(flags.model.cache_type),
                   cli::bytes_text(static_cast<std::uint64_t>(measurement.session_memory.kv)));
-  text += fmt::format("engine   {} ({}), {} {}\n", measurement.engine, measurement.isa, effective.threads,
-                      effective.threads == 1 ? "thread" : "threads");
-  text += fmt::format("options  batch {}, chunk {}, memory {} local + {} heavy, the last {} tokens dense\n",
-                      effective.batch, effective.chunk, effective.local, effective.heavy, flags.dense_tail);
-  text += fmt::format("loaded   in {:.3f} s; {} {}, sparse and dense in turn; {}\n\n",
-                      measurement.load_seconds, flags.rounds, flags.rounds == 1 ? "round" : "rounds",
+  text += fmt::format("engine   {} ({}), {}\n", measurement.engine, measurement.isa,
+                      cli::count_text(effective.threads, "thread"));
+  text += fmt::format("options  batch {}, chunk {}, memory {} local + {} heavy, the last {} dense\n",
+                      effective.batch, effective.chunk, effective.local, effective.heavy,
+                      cli::count_text(flags.dense_tail, "token"));
+  text += fmt::format("loaded   in {:.3f} s; {}, sparse and dense in turn; {}\n\n", measurement.load_seconds,
+                      cli::count_text(flags.rounds, "round"),
                       measurement.by_processor_time ? "by processor time (one thread)" : "by the wall");
   text += fmt::format("{:>8} {:<6} {:>12} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}", "tokens", "", "first token",
                       "tokens/s", "projected", "attention", "selection", "rest", "pairs");
@@ -189,8 +190,8 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
   for (const PromptRounds& prompt : measurement.prompts) text += prompt_line(flags, measurement, prompt);
   if (!flags.dense) return text;
   for (std::size_t i = 0; i + 1 < measurement.prompts.size(); i += 2) {
-    text += fmt::format("{}{} tokens: the first token {:.2f} times sooner than with dense prefill\n",
-                        i == 0 ? "\n" : "", measurement.prompts[i].tokens,
+    text += fmt::format("{}{}: the first token {:.2f} times sooner than with dense prefill\n",
+                        i == 0 ? "\n" : "", cli::count_text(measurement.prompts[i].tokens, "token"),
                         speed_up(measurement, measurement.prompts[i], measurement.prompts[i + 1]));
   }
   return text;

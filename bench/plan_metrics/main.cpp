@@ -6,22 +6,23 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "bench/plan_metrics/rows.hpp"
+#include "cli/streams.hpp"
 #include "headwater/headwater.hpp"
 
 namespace {
 
+namespace cli = headwater::cli;
 using headwater::bench::metric_rows;
 using headwater::bench::MetricRow;
 
 void list() {
-  for (const MetricRow& row : metric_rows()) fmt::print("{}\n", row.id);
+  for (const MetricRow& row : metric_rows()) cli::print_out(fmt::format("{}\n", row.id));
 }
 
 void require_known(const std::vector<std::string>& wanted) {
@@ -41,14 +42,15 @@ void measure(const std::string& engine, const std::vector<std::string>& wanted) 
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), row.id) == wanted.end()) continue;
     const headwater::bench::Measured measured = row.measure(engine);
     rows[row.id] = {{"measured", measured.text}, {"met", measured.met}};
-    fmt::print(stderr, "{}: {}\n", row.id, measured.text);
+    cli::print_error(fmt::format("{}: {}\n", row.id, measured.text));
   }
-  fmt::print("{}\n", json.dump(2));
+  cli::print_out(json.dump(2) + "\n");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  cli::prepare_streams();
   CLI::App app("Measures the rows of docs/plan-metrics.md that are times.", "headwater-plan-metrics");
   bool only_list = false;
   std::string engine = "cpu";
@@ -65,8 +67,10 @@ int main(int argc, char** argv) {
       measure(engine, rows);
     }
     return 0;
+  } catch (const cli::ReaderGone&) {
+    return cli::kReaderGone;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "headwater-plan-metrics: {}\n", error.what());
+    cli::print_error(fmt::format("headwater-plan-metrics: {}\n", error.what()));
     return 2;
   }
 }

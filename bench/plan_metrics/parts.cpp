@@ -93,6 +93,7 @@ class Gather {
   Gather() : store_(shape()), to_(2 * kRows * kRowBytes) {
     const std::vector<std::uint16_t> row(kWidth, 0x3F80);
     const Rows view{row.data(), DType::bf16, 0, 0};  // one row for all heads
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) store_.make_room(layer, 0, kTokens);
     for (std::int64_t row_at = 0; row_at < kLayers * kKvHeads * kTokens; ++row_at) {
       store_.write(row_at / (kKvHeads * kTokens), row_at / kTokens % kKvHeads, row_at % kTokens, view, view,
                    0);

@@ -11,6 +11,7 @@
 #include "cli/failure.hpp"
 #include "cli/machine.hpp"
 #include "cli/progress.hpp"
+#include "cli/streams.hpp"
 #include "cli/text.hpp"
 
 namespace headwater::bench {
@@ -24,10 +25,11 @@ void require_memory(const Flags& flags) {
   const auto limit = cli::memory_limit();
   if (bytes <= static_cast<double>(limit)) return;
   throw cli::Failure(
-      fmt::format("-n {} with {} query heads, {} key/value heads and rows of {} and {} needs {:.1f} GiB, but "
+      fmt::format("-n {} with {}, {} and rows of {} and {} needs {:.1f} GiB, but "
                   "the machine has {}; "
                   "use fewer tokens or heads, or shorter rows",
-                  flags.shape.capacity, flags.shape.n_head, flags.shape.n_head_kv, flags.shape.d_head,
+                  flags.shape.capacity, cli::count_text(flags.shape.n_head, "query head"),
+                  cli::count_text(flags.shape.n_head_kv, "key/value head"), flags.shape.d_head,
                   flags.shape.d_value, bytes * 0x1p-30, cli::bytes_text(limit)));
 }
 
@@ -79,6 +81,7 @@ Comparison compare(const Flags& flags, const Engine& engine) {
     contender.timed.pairs = static_cast<double>(cli::measure(all, contender.run.options()).pairs);
     pairs += contender.timed.pairs;
   });
+  cli::warn(result.effective.warnings);
   cli::Progress progress(static_cast<std::uint64_t>(pairs * (flags.rounds + 1)), "bench");
   each(false, [&](Contender& contender) {
     contender.timed.checked = contender.run.check(flags.shape.capacity, 0, flags.seed);

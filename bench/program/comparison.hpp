@@ -32,7 +32,7 @@ struct Comparison {
   Timed dense;  ///< no seconds where it was not asked for
 };
 
-/// Checks, then times. Errors: headwater::Error of open(), cli::Failure (memory, nothing to compare),
+/// Warns, checks, then times. Errors: headwater::Error of open(), cli::Failure (memory, nothing to compare),
 /// conformance::Violation.
 [[nodiscard]] Comparison compare(const Flags& flags, const Engine& engine);
 

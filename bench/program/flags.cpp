@@ -140,7 +140,7 @@ std::optional<Flags> parse_flags(const std::vector<std::string>& arguments) {
                   throw Failure("--engine: '' is not allowed; use a name that `headwater info` lists");
                 flags.engine = text;
               });
-  values.integer("-t,--threads", "-t (--threads)", 0, kMostThreads, "0 means all cores (0)",
+  values.integer("-t,--threads", "-t (--threads)", 0, kMostThreads, "0 means all usable cores (0)",
                  [&](std::int64_t n) { options.threads = static_cast<int>(n); });
   values.integer("--rounds", "--rounds", 1, kMostRounds, "timed rounds (7)",
                  [&](std::int64_t n) { flags.rounds = static_cast<int>(n); });

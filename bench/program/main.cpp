@@ -3,15 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "cli/chosen_engine.hpp"
 #include "cli/failure.hpp"
 #include "cli/interrupt.hpp"
-#include "cli/standard_output.hpp"
+#include "cli/streams.hpp"
 #include "cli/text.hpp"
 #include "comparison.hpp"
 #include "conformance/case.hpp"
@@ -40,7 +40,6 @@ cli::ExitCode run_model(const std::vector<std::string>& arguments) {
   }
   const ModelMeasurement measurement = measure_model(*flags);
   cli::print_out(flags->json ? json_text(*flags, measurement) : summary_text(*flags, measurement));
-  for (const std::string& warning : measurement.warnings) fmt::print(stderr, "warning: {}\n", warning);
   return cli::ExitCode::done;
 }
 #endif
@@ -51,17 +50,15 @@ cli::ExitCode run(const std::vector<std::string>& arguments) {
 #endif
   const auto flags = parse_flags(arguments);
   if (!flags) return cli::ExitCode::done;
-  const Engine& chosen = engine(flags->engine);
+  const Engine& chosen = cli::chosen_engine(flags->engine);
   cli::install_signal_handlers(kCommand, {});
   const Comparison comparison = compare(*flags, chosen);
   cli::print_out(flags->json ? json_text(*flags, comparison) : summary_text(*flags, comparison));
-  for (const std::string& warning : comparison.effective.warnings)
-    fmt::print(stderr, "warning: {}\n", warning);
   return cli::ExitCode::done;
 }
 
 int report(const std::string& message, cli::ExitCode code) {
-  fmt::print(stderr, "{}\n", cli::one_line(fmt::format("{}: {}", kCommand, message)));
+  cli::print_error(cli::one_line(fmt::format("{}: {}", kCommand, message)) + "\n");
   return static_cast<int>(code);
 }
 
@@ -72,8 +69,11 @@ int report(const std::string& message, cli::ExitCode code) {
 int main(int argc, char** argv) {
   using namespace headwater;
   using cli::ExitCode;
+  cli::prepare_streams();
   try {
     return static_cast<int>(bench::run({argv + (argc > 0 ? 1 : 0), argv + argc}));
+  } catch (const cli::ReaderGone&) {
+    return cli::kReaderGone;
   } catch (const cli::Failure& failure) {
     return bench::report(failure.what(), failure.code());
   } catch (const Error& error) {

@@ -70,11 +70,10 @@ nlohmann::ordered_json timed_json(const Flags& flags, const Comparison& comparis
 }
 
 std::string checked_text(const char* name, const Checked& checked) {
-  std::string text = fmt::format("{} {} rows", name, checked.rows);
-  if (checked.column_sums > 0) text += fmt::format(" and {} column sums", checked.column_sums);
+  std::string text = fmt::format("{} {}", name, cli::count_text(checked.rows, "row"));
+  if (checked.column_sums > 0) text += " and " + cli::count_text(checked.column_sums, "column sum");
   if (checked.heads_replayed > 0) {
-    text += fmt::format(", {} {} replayed bit for bit", checked.heads_replayed,
-                        checked.heads_replayed == 1 ? "head" : "heads");
+    text += fmt::format(", {} replayed bit for bit", cli::count_text(checked.heads_replayed, "head"));
     if (checked.column_sums == 0) text += ", no column sum (the chunks are too long)";
   }
   return text + fmt::format(" (worst {:.0f} % of the bound)",
@@ -133,11 +132,12 @@ std::string json_text(const Flags& flags, const Comparison& comparison) {
 std::string summary_text(const Flags& flags, const Comparison& comparison) {
   const EffectiveOptions& effective = comparison.effective;
   const Shape& shape = flags.shape;
-  std::string text = fmt::format(
-      "engine   {} ({}), {} {}, {}\n", comparison.engine->name(), comparison.engine->isa(), effective.threads,
-      effective.threads == 1 ? "thread" : "threads", cli::schedule_name(effective.schedule));
-  text += fmt::format("input    {} tokens, {} query heads, {} key/value heads, rows of {} and {}, {}\n",
-                      shape.capacity, shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value,
+  std::string text =
+      fmt::format("engine   {} ({}), {}, {}\n", comparison.engine->name(), comparison.engine->isa(),
+                  cli::count_text(effective.threads, "thread"), cli::schedule_name(effective.schedule));
+  text += fmt::format("input    {}, {}, {}, rows of {} and {}, {}\n",
+                      cli::count_text(shape.capacity, "token"), cli::count_text(shape.n_head, "query head"),
+                      cli::count_text(shape.n_head_kv, "key/value head"), shape.d_head, shape.d_value,
                       dtype_name(shape.kv_type));
   text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}\n", effective.batch, effective.chunk,
                       effective.local, effective.heavy);

@@ -2,13 +2,12 @@
 // Benchmark's own (--benchmark_filter=REGEX, --benchmark_format=json, --benchmark_list_tests).
 
 #include <benchmark/benchmark.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <vector>
 
+#include "cli/streams.hpp"
 #include "headwater/version.hpp"
 #include "suite.hpp"
 
@@ -35,8 +34,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
   if (benchmark::RunSpecifiedBenchmarks() == 0) {
-    fmt::print(stderr,
-               "headwater-benchmarks: the filter matches no benchmark; --benchmark_list_tests lists them\n");
+    cli::print_error(
+        "headwater-benchmarks: the filter matches no benchmark; --benchmark_list_tests lists them\n");
     return 2;
   }
   benchmark::Shutdown();

@@ -1,12 +1,14 @@
 // The canvases. Each paints its content once for a view and keeps it; the cursor is drawn over it.
 
-const LEFT = 66, RIGHT = 14, AXIS = 20;  // pixels: labels of the rows, margin, labels of the positions
+const LEFT = 66, RIGHT = 14, AXIS = 38;  // pixels: labels of the rows, margin, labels and title of the axis below
 const FAINTEST = 0.55;                   // a single token among many of a pixel must still be seen
-const DECADES = 3;                       // of the survival curves, from 100 % down
+const MOST_DECADES = 4;                  // of the survival curves, from 100 % down; what is less stands on the lower edge
+const DASHES = [[], [12, 6], [5, 8], [2, 6]];  // each leaves gaps in which the curves before it are seen
 
 function colours() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["paper", "ink", "faint", "line", "panel", "own", "local", "heavy", "dense", "cursor"];
+  const names = ["paper", "ink", "faint", "line", "panel", "own", "local", "heavy", "dense", "cursor",
+    "line0", "line1", "line2", "line3"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
@@ -39,7 +41,16 @@ class Panel {
       if (to > from) use(LEFT + c, 1, from, to);
     }
   }
-  axis(context, colour, y) {
+  // The titles of both axes stand below the plot: of the rows to the left, of the columns in the middle.
+  titles(context, colour, y, rows, columns, plot = this.plot) {
+    context.fillStyle = colour.ink;
+    context.textBaseline = "top";
+    context.textAlign = "right";
+    context.fillText(rows, LEFT - 8, y + 6);
+    context.textAlign = "center";
+    context.fillText(columns, LEFT + plot / 2, y + 22);
+  }
+  axis(context, colour, y, rows) {
     const {x0, x1} = this.view.state;
     let step = 1;
     while ((x1 - x0) / step > this.plot / 90) step *= 2;
@@ -50,6 +61,7 @@ class Panel {
       context.fillRect(this.x(t), y, 1, 4);
       context.fillText(String(t), Math.min(this.x(t), this.width - 22), y + 6);
     }
+    this.titles(context, colour, y, rows, "position of the token");
   }
   draw() {
     const ratio = window.devicePixelRatio || 1, height = this.height(), width = this.width;
@@ -124,7 +136,7 @@ class Overview extends Panel {
       context.textBaseline = "middle";
       context.fillText(model.headName(h), LEFT - 10, y + row / 2);
     }
-    this.axis(context, colour, row * model.heads);
+    this.axis(context, colour, row * model.heads, "head");
   }
   overlay(context, colour) {
     const row = this.row(), y = this.view.state.head * row;
@@ -154,7 +166,7 @@ class ReadMap extends Panel {
     context.textBaseline = "middle";
     context.fillStyle = colour.faint;
     for (let c = state.row0; c < end; c += every) context.fillText(`chunk ${c}`, LEFT - 8, (c - state.row0 + 0.5) * row);
-    this.axis(context, colour, this.rows() * row);
+    this.axis(context, colour, this.rows() * row, "chunk");
   }
   #paintChunk(context, colour, c, y, height) {
     const {model, state} = this.view;
@@ -212,15 +224,13 @@ class ReadMap extends Panel {
 class Scores extends Panel {
   height() { return 96 + AXIS; }
   key() { const {head, chunk} = this.view.state; return `${this.viewKey()},${head},${chunk}`; }
+  // Logarithmic from the 5th percentile of what the columns show, where a line of one pixel stands, to the highest.
   paint(context, colour) {
-    const {model, state} = this.view, {scores, largest, smallest} = model.head(state.head), height = 96;
+    const {model, state} = this.view, {scores} = model.head(state.head), height = 96;
     context.fillStyle = colour.panel;
     context.fillRect(LEFT, 0, this.plot, height);
-    this.axis(context, colour, height);
-    if (largest <= 0) return;
-    const low = Math.floor(Math.log10(Math.max(smallest, largest / 1e8)) - 1e-9);
-    const high = Math.max(low + 1, Math.ceil(Math.log10(largest) + 1e-9));
-    const up = (score) => Math.max(1, (Math.log10(score) - low) / (high - low) * height);
+    this.axis(context, colour, height, "score");
+    const bars = [];
     const [from, to] = model.setRange(state.head, state.chunk), border = model.localBegin(state.chunk);
     let e = from;
     this.columns((x, wide, first, last) => {
@@ -228,21 +238,26 @@ class Scores extends Panel {
       for (let t = first; t < last; ++t) if (scores[t] > most) most = scores[t];
       while (e < to && model.positions[e] < first) ++e;
       if (e < to && model.positions[e] < last) role = model.positions[e] >= border ? colour.local : colour.heavy;
-      if (most <= 0) return;
+      if (most > 0) bars.push({x, wide, most, role});
+    });
+    if (bars.length === 0) return;
+    const shown = bars.map((bar) => bar.most).sort((a, b) => a - b);
+    const low = shown[Math.floor(shown.length / 20)], high = shown.at(-1);
+    const up = (score) => high > low ? Math.max(0, Math.log(score / low) / Math.log(high / low)) : 1;
+    for (const {x, wide, most, role} of bars) {
+      const top = 1 + up(most) * (height - 1);
       context.globalAlpha = role === colour.faint ? 0.55 : 1;
       context.fillStyle = role;
-      context.fillRect(x, height - up(most), wide, up(most));
-    });
+      context.fillRect(x, height - top, wide, top);
+    }
     context.globalAlpha = 1;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const step = Math.ceil((high - low) / 4);
-    for (let power = low; power <= high; power += step) {
-      const y = height - (power - low) / (high - low) * height;
-      context.fillStyle = colour.line;
-      context.fillRect(LEFT, y, this.plot, 1);
-      context.fillStyle = colour.faint;
-      context.fillText(number(10 ** power), LEFT - 8, Math.max(7, Math.min(height - 5, y)));
+    context.fillStyle = colour.faint;
+    const levels = high > low ? [0, 1 / 3, 2 / 3, 1] : [1];
+    for (const level of levels) {
+      const y = height - 1 - level * (height - 1);
+      context.fillText(number(low * (high / low) ** level, 3), LEFT - 8, Math.max(7, Math.min(height - 5, y)));
     }
   }
   overlay(context, colour) { this.cursorLine(context, colour, 96); }
@@ -274,53 +289,105 @@ class Reads extends Panel {
     context.textBaseline = "middle";
     context.fillText(String(most), LEFT - 8, 7);
     context.fillText("0", LEFT - 8, height - 5);
-    this.axis(context, colour, height);
+    this.axis(context, colour, height, "chunks");
   }
   overlay(context, colour) { this.cursorLine(context, colour, 64); }
 }
 
 class Survival extends Panel {
-  height() { return 240 + AXIS; }
+  // To the right the names of the curves.
+  get plot() { return this.width - LEFT - Math.min(250, this.width / 2); }
+  height() { return 240 + AXIS + 18; }
   key() { return `${this.view.state.head}`; }
-  sets() { return this.view.model.head(this.view.state.head).survival.length; }
   paint(context, colour) {
-    const {model, state} = this.view, height = 240, sets = this.sets();
+    const {model, state} = this.view, height = 240, {sets} = model;
     context.fillStyle = colour.panel;
     context.fillRect(LEFT, 0, this.plot, height);
-    context.textAlign = "right";
     context.textBaseline = "middle";
-    // Logarithmic: what survives for long is a per cent or less.
-    const level = (share) => Math.min(1, Math.max(0, -Math.log10(share) / DECADES)) * (height - 1);
-    for (let decade = 0; decade <= DECADES; ++decade) {
-      const y = decade / DECADES * (height - 1);
-      context.fillStyle = colour.line;
-      context.fillRect(LEFT, y, this.plot, 1);
-      context.fillStyle = colour.faint;
-      context.fillText(percent(10 ** -decade), LEFT - 8, Math.max(7, Math.min(height - 5, y)));
-    }
     if (sets === 0) {
       context.textAlign = "left";
+      context.fillStyle = colour.faint;
       context.fillText("no chunk read a memory set", LEFT + 12, 20);
       return;
     }
-    const line = (head, stroke, width) => {
+    let least = 1;
+    for (let h = 0; h < model.heads; ++h) for (const share of model.head(h).survival.share) if (share > 0 && share < least) least = share;
+    const decades = Math.min(MOST_DECADES, Math.max(1, Math.ceil(-Math.log10(least))));
+    const level = (share) => Math.min(1, Math.max(0, -Math.log10(share) / decades)) * (height - 1);
+    context.textAlign = "right";
+    for (let decade = 0; decade <= decades; ++decade) {
+      for (const part of [1, 0.5, 0.2]) {
+        if (part < 1 && (decade === decades || decades === MOST_DECADES)) continue;  // no room for more
+        const share = part * 10 ** -decade, y = level(share);
+        context.fillStyle = colour.line;
+        context.fillRect(LEFT, y, this.plot, 1);
+        context.fillStyle = colour.faint;
+        context.fillText(percent(share), LEFT - 8, Math.max(7, Math.min(height - 5, y)));
+      }
+    }
+    const x = (age) => LEFT + age / sets * this.plot;
+    const line = (head, stroke, width, dash) => {
       context.beginPath();
       context.moveTo(LEFT, 0);
-      model.head(head).survival.forEach((share, k) =>
-        context.lineTo(LEFT + (k + 1) / sets * this.plot, level(share)));
+      model.head(head).survival.share.forEach((share, k) => context.lineTo(x(k + 1), level(share)));
       context.strokeStyle = stroke;
       context.lineWidth = width;
+      context.setLineDash(dash);
       context.stroke();
+      context.setLineDash([]);
     };
-    for (let h = 0; h < model.heads; ++h) if (h !== state.head) line(h, colour.own, 1);
-    line(state.head, colour.heavy, 2.5);
+    // Named curves, and over them the head that is shown, whose name comes first.
+    const named = model.namedHeads().map((curve, i) => ({...curve, stroke: colour[`line${i}`], dash: DASHES[i]}));
+    for (let h = 0; h < model.heads; ++h) line(h, colour.own, 1, []);
+    for (const {head, stroke, dash} of named) line(head, stroke, 2, dash);
+    if (model.head(state.head).survival.share.length > 0) {
+      line(state.head, colour.heavy, 2.5, []);
+      if (!named.some(({head}) => head === state.head)) named.unshift({head: state.head, name: model.curveName(state.head)});
+    }
+    this.#names(context, colour, named.map((curve) => {
+      const {share} = model.head(curve.head).survival;
+      return {...curve, x: x(share.length), y: level(share.at(-1)),
+        stroke: curve.head === state.head ? colour.heavy : curve.stroke};
+    }));
+    this.#ages(context, colour, height, x);
+  }
+  // At the ends of the curves, apart from each other.
+  #names(context, colour, labels) {
+    labels.sort((a, b) => a.y - b.y);
+    let above = 0, below = 240 + 8;
+    for (const label of labels) {
+      label.at = Math.max(label.y, above + 8);
+      above = label.at + 8;
+    }
+    for (const label of [...labels].reverse()) {
+      label.at = Math.min(label.at, below - 8);
+      below = label.at - 8;
+    }
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.lineWidth = 1;
+    for (const {x, y, at, name, stroke} of labels) {
+      context.strokeStyle = stroke;
+      context.beginPath();
+      context.moveTo(x, y);
+      context.lineTo(LEFT + this.plot + 18, at);
+      context.stroke();
+      context.fillStyle = colour.ink;
+      context.fillText(name, LEFT + this.plot + 22, at);
+    }
+  }
+  #ages(context, colour, height, x) {
+    const {model, state} = this.view, {atRisk} = model.head(state.head).survival;
+    const step = Math.ceil(model.sets / Math.floor(this.plot / 60));
+    context.fillStyle = colour.faint;
     context.textAlign = "center";
     context.textBaseline = "top";
-    const step = Math.ceil(sets / Math.floor(this.plot / 60));
-    for (let k = 0; k <= sets; k += step) {
-      context.fillStyle = colour.faint;
-      context.fillText(String(k), Math.min(LEFT + k / sets * this.plot, this.width - 14), height + 6);
+    for (let k = 0; k <= model.sets; k += step) {
+      context.fillText(String(k), x(k), height + 6);
+      if (k > 0 && k <= atRisk.length) context.fillText(String(atRisk[k - 1]), x(k), height + 22);
     }
+    this.titles(context, colour, height, "age", "");
+    this.titles(context, colour, height + 16, "at risk", "age of a token: memory sets since its own chunk");
   }
   overlay() {}
 }

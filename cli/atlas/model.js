@@ -5,6 +5,8 @@ const AROUND = 8;  // tokens of text on either side of one
 
 const ROLES = {own: "its own chunk", local: "local window", heavy: "heavy hitter", dense: "dense: reads everything before",
   none: "not read", later: "a later chunk"};
+const PARTS = {own: "its own chunk", local: "local window", heavy: "heavy hitters", dense: "everything before (dense)",
+  none: "not computed"};
 
 class Model {
   constructor(trace) {
@@ -12,6 +14,13 @@ class Model {
     this.heavyReads = this.#countHeavyReads();
     this.mostReads = this.heavyReads.reduce((most, count) => Math.max(most, count), 1);
     this.heads_ = new Map();
+    this.pairs = {own: 0, local: 0, heavy: 0, dense: 0};
+    this.sets = 0;  // of the longest survival curve
+    for (let h = 0; h < this.heads; ++h) {
+      const {pairs, survival} = this.head(h);
+      for (const kind of Object.keys(this.pairs)) this.pairs[kind] += pairs[kind];
+      this.sets = Math.max(this.sets, survival.share.length);
+    }
   }
 
   // "3", or "2.3": head 3 of layer 2.
@@ -108,35 +117,49 @@ class Model {
       if (this.isDense(head, c)) pairs.dense += length * begin;
     }
     const scores = this.scores.subarray(head * this.n, (head + 1) * this.n);
-    let largest = 0, smallest = Infinity;
-    for (const score of scores) {
-      if (score > largest) largest = score;
-      if (score > 0 && score < smallest) smallest = score;
-    }
-    return {localReads, pairs, scores, largest, smallest, survival: this.#survival(head),
+    return {localReads, pairs, scores, survival: this.#survival(head),
       heavyReads: this.heavyReads.subarray(head * this.n, (head + 1) * this.n)};
   }
 
-  // Entry k - 1: share of the tokens with a k-th memory set behind their chunk that this set holds.
+  // Kaplan and Meier's estimate (1958). A token's age is the number of memory sets since its own chunk; it survives while
+  // each of them holds it. atRisk[k - 1]: tokens that survived k - 1 sets and have a k-th; share[k - 1]: the product, up to
+  // k, of the shares of them that the set holds. Both end with the last age at which a token was at risk.
   #survival(head) {
-    const readers = [];
+    const atRisk = [], kept = [];
+    let survivors = [], next = 0, sets = 0;  // survivors: [token, first set behind its chunk], ascending
     for (let c = 0; c < this.chunks; ++c) {
-      const [from, to] = this.setRange(head, c);
-      if (to > from) readers.push(c);
+      let [entry, to] = this.setRange(head, c);
+      if (entry === to) continue;
+      for (; next < this.chunkStart[c]; ++next) survivors.push([next, sets]);
+      atRisk.push(0);
+      kept.push(0);
+      survivors = survivors.filter(([token, first]) => {
+        const age = sets - first;
+        ++atRisk[age];
+        while (entry < to && this.positions[entry] < token) ++entry;
+        const held = entry < to && this.positions[entry] === token;
+        if (held) ++kept[age];
+        return held;
+      });
+      ++sets;
     }
-    const kept = new Float64Array(readers.length), had = new Float64Array(readers.length);
-    readers.forEach((reader, r) => {
-      let [from, to] = this.setRange(head, reader), behind = 0;
-      for (let c = 0; c < reader; ++c) {
-        while (behind < r && readers[behind] <= c) ++behind;
-        const end = this.lowerBound(from, to, this.chunkStart[c + 1]);
-        kept[r - behind] += end - from;
-        had[r - behind] += this.chunkStart[c + 1] - this.chunkStart[c];
-        from = end;
-      }
-    });
-    return kept.map((count, k) => had[k] > 0 ? count / had[k] : 0);
+    let product = 1;
+    const end = atRisk.indexOf(0) < 0 ? atRisk.length : atRisk.indexOf(0);
+    const share = atRisk.slice(0, end).map((count, k) => product *= kept[k] / count);
+    return {share, atRisk: atRisk.slice(0, end)};
   }
+
+  // Heads whose curves have a name: all of a few; else those whose tokens live longest, shortest and in the middle, by the
+  // mean age that they reach: the sum of the shares. The median comes first.
+  namedHeads() {
+    const order = this.meta.heads.map((_, h) => h).filter((h) => this.head(h).survival.share.length > 0);
+    const named = (h, role = "") => ({head: h, name: this.curveName(h, role)});
+    if (order.length <= 4) return order.map((h) => named(h));
+    order.sort((a, b) => this.meanAge(a) - this.meanAge(b));
+    return [named(order[order.length >> 1], "median "), named(order.at(-1), "longest "), named(order[0], "shortest ")];
+  }
+  meanAge(head) { return this.head(head).survival.share.reduce((a, b) => a + b, 0); }
+  curveName(head, role = "") { return `head ${this.headName(head)}, ${role}mean age ${number(this.meanAge(head), 3)}`; }
 
   densePairs() { return this.n * (this.n + 1) / 2; }
   computed(pairs) { return pairs.own + pairs.local + pairs.heavy + pairs.dense; }
@@ -174,8 +197,9 @@ class Model {
   }
 }
 
-function number(value) {
+function number(value, digits = 4) {
   if (value === 0) return "0";
-  return value >= 1e5 || value < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+  return value >= 1e5 || value < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
+function counted(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
 function percent(share) { return `${Number((100 * share).toPrecision(share < 0.001 ? 1 : 3))} %`; }

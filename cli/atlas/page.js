@@ -71,7 +71,6 @@ class View {
     this.shown = state.head;
     document.getElementById("head").value = state.head;
     for (const element of document.querySelectorAll(".head-name")) element.textContent = model.headTitle(state.head);
-    document.querySelectorAll("#pairs .row").forEach((row, h) => row.classList.toggle("now", h === state.head));
     const body = document.querySelector("#top tbody");
     body.replaceChildren(...model.top(state.head, 12).map((entry) => {
       const row = document.createElement("tr");
@@ -156,11 +155,13 @@ class View {
     this.tip(this.model.describe(head, chunk, token).join("\n"), event);
   }
   lookAtCurve(x, event) {
-    const sets = this.survival.sets(), k = Math.round((x - LEFT) / this.survival.plot * sets);
-    if (k < 1 || k > sets) return this.tip(null);
-    const all = Array.from({length: this.model.heads}, (_, h) => this.model.head(h).survival[k - 1] ?? 0);
-    this.tip(`${k} memory sets later\n${this.model.headTitle(this.state.head)}: ${percent(all[this.state.head])} ` +
-      `still held\nall heads: ${percent(Math.min(...all))} to ${percent(Math.max(...all))}`, event);
+    const {model, state} = this, k = Math.round((x - LEFT) / this.survival.plot * model.sets);
+    if (k < 1 || k > model.sets) return this.tip(null);
+    const {share, atRisk} = model.head(state.head).survival;
+    const own = k > share.length ? "no token seen at this age" : `${percent(share[k - 1])} held so long (${atRisk[k - 1]} tokens at risk)`;
+    const all = model.meta.heads.map((_, h) => model.head(h).survival.share[k - 1]).filter((value) => value !== undefined);
+    const [low, high] = [Math.min, Math.max].map((pick) => percent(all.reduce((a, b) => pick(a, b))));
+    this.tip(`age ${k} memory sets\n${model.headTitle(state.head)}: ${own}\nall heads: ${low} to ${high}`, event);
   }
   tip(text, event) {
     const tip = document.getElementById("tip");
@@ -213,38 +214,39 @@ class View {
 
   writeHead() {
     const {model} = this, {meta} = model;
-    const sum = meta.heads.map((_, h) => model.computed(model.head(h).pairs)).reduce((a, b) => a + b, 0);
-    const share = sum / model.heads / model.densePairs();
+    const share = model.computed(model.pairs) / model.heads / model.densePairs();
     document.title = `${meta.title}: headwater atlas`;
     document.getElementById("headline").textContent =
       `Which tokens each chunk reads: ${(100 * share).toFixed(1)} % of the query-key pairs of dense attention`;
     const facts = ["engine", "isa", "chunk", "local", "heavy"].filter((key) => key in meta.facts)
       .map((key) => `${key} ${meta.facts[key]}`);
-    document.getElementById("facts").textContent = [meta.title, `${model.n} tokens`, `${model.chunks} chunks`,
-      `${model.heads} of ${meta.heads_in_file} query heads`, ...facts, `scores ${meta.score_type}`].join(" \u00b7 ");
+    const of = model.heads === meta.heads_in_file ? "" : `${model.heads} of `;
+    document.getElementById("facts").textContent = [meta.title, counted(model.n, "token"), counted(model.chunks, "chunk"),
+      of + counted(meta.heads_in_file, "query head"), ...facts, `scores ${meta.score_type}`].join(" \u00b7 ");
     const select = document.getElementById("head");
     select.replaceChildren(...meta.heads.map((_, h) => new Option(model.headName(h), h)));
     select.addEventListener("change", () => this.change({head: Number(select.value)}));
   }
+  // The pairs of dense attention to scale, and what each colour means, if it is there.
   writePairs() {
-    const {model} = this, all = model.densePairs();
-    document.getElementById("pairs").replaceChildren(...model.meta.heads.map((_, h) => {
-      const {pairs} = model.head(h), row = document.createElement("div"), bar = document.createElement("span");
-      row.className = "row";
-      bar.className = "bar";
-      for (const kind of ["own", "local", "heavy", "dense"]) {
-        const part = document.createElement("i");
-        part.className = kind;
-        part.style.width = `${100 * pairs[kind] / all}%`;
-        part.title = `${ROLES[kind]}: ${percent(pairs[kind] / all)}`;
-        bar.append(part);
-      }
-      const label = document.createElement("span"), share = document.createElement("span");
-      label.textContent = model.headName(h);
-      share.textContent = `${(100 * model.computed(pairs) / all).toFixed(1)} %`;
-      row.append(label, bar, share);
-      row.addEventListener("click", () => this.change({head: h}));
-      return row;
+    const {model} = this, all = model.densePairs() * model.heads;
+    const counts = {...model.pairs, none: all - model.computed(model.pairs)};
+    const parts = Object.keys(PARTS).filter((kind) => counts[kind] > 0);
+    const made = (name, kind, text) => {
+      const element = document.createElement(name);
+      element.className = kind;
+      element.textContent = text;
+      return element;
+    };
+    document.getElementById("pairs").replaceChildren(...parts.map((kind) => {
+      const part = made("i", kind, "");
+      part.style.width = `${100 * counts[kind] / all}%`;
+      return part;
+    }));
+    document.getElementById("legend").replaceChildren(...parts.map((kind) => {
+      const entry = document.createElement("span"), newest = kind === "local" ? ` (newest ${model.local})` : "";
+      entry.append(made("i", kind, ""), `${PARTS[kind]}${newest}: ${(100 * counts[kind] / all).toFixed(1)} %`);
+      return entry;
     }));
   }
   start() {

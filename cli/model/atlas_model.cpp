@@ -16,6 +16,7 @@
 #include "cli/model/prompt.hpp"
 #include "cli/numbers.hpp"
 #include "cli/progress.hpp"
+#include "cli/streams.hpp"
 #include "cli/text.hpp"
 #include "headwater/headwater.hpp"
 #include "runtime/generate/conversation.hpp"
@@ -80,11 +81,12 @@ std::optional<AtlasModelFlags> parse(const std::vector<std::string>& arguments) 
                                      "last tokens that see every token; 0 is the plain algorithm (64)");
   const auto* layers_option =
       add_text(app, "--layer,--layers", layers, "LIST", "layers to show, as 0,3,8-11 (all)");
-  app.add_option("-o,--output", flags.outputs.page, "where to write the page")
+  app.add_option("-o,--output", flags.outputs.page, "where to write the page; - is standard output")
       ->required()
       ->type_name("PAGE.html");
   const auto* picture =
       app.add_option("--png", flags.outputs.picture, "where to write the picture (none)")->type_name("FILE");
+  add_quiet(app, flags.outputs.quiet);
   app.add_flag("--json", flags.outputs.json, "one JSON object on standard output");
   if (!parse_arguments(app, arguments)) return std::nullopt;
   flags.model = model.read();
@@ -121,8 +123,11 @@ void add_facts(const AtlasModelFlags& flags, const runtime::Transformer& transfo
 }
 
 AtlasTrace run(LoadedModel& model, const AtlasModelFlags& flags, const std::vector<std::int32_t>& ids,
-               const std::vector<std::int64_t>& layers, std::vector<std::string>& warnings) {
+               const std::vector<std::int64_t>& layers, std::vector<std::string> warnings) {
   const auto transformer = model.open(static_cast<std::int64_t>(ids.size()), false);
+  const auto& more = transformer->session().options().warnings;
+  warnings.insert(warnings.end(), more.begin(), more.end());
+  warn(warnings);
   const ModelTrace recorded(transformer->session(), layers);
   runtime::Conversation conversation(*transformer, flags.dense_tail);
   {
@@ -137,8 +142,6 @@ AtlasTrace run(LoadedModel& model, const AtlasModelFlags& flags, const std::vect
   AtlasTrace trace = recorded.take();
   for (const std::int32_t id : ids) trace.tokens.push_back(model.tokenizer().piece(id));
   add_facts(flags, *transformer, trace);
-  const auto& more = transformer->session().options().warnings;
-  warnings.insert(warnings.end(), more.begin(), more.end());
   return trace;
 }
 
@@ -166,6 +169,7 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
         fmt::format("--window: {} is not allowed; the context has {} tokens", most, model.context()));
   }
   std::vector<std::string> warnings = model.warnings();
+  check_utf8(flags->file.empty() ? "-p (--prompt)" : "-f (--file)", text, warnings);
   const auto n = static_cast<std::int64_t>(ids.size());
   if (n > most && !flags->window) {
     warnings.push_back(fmt::format("only the first {} of {} tokens fit into the context", most, n));
@@ -176,7 +180,6 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
                                : model.config().name;
   write_atlas(flags->outputs, runtime::MappedFile(flags->model.model), name,
               [&] { return run(model, *flags, ids, layers, warnings); });
-  for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", one_line(warning));
   return ExitCode::done;
 }
 

@@ -63,7 +63,7 @@ nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
 std::string run_text(const GenerateRun& run, double load) {
   const EffectiveOptions& effective = run.effective;
   const double prefill = run.prefill_seconds;
-  std::string text = fmt::format("prompt   {} tokens", run.prompt_tokens);
+  std::string text = "prompt   " + count_text(run.prompt_tokens, "token");
   if (effective.sparse) {
     text += fmt::format(", chunks of {}, memory {} local + {} heavy, the last {} tokens dense",
                         effective.chunk, effective.local, effective.heavy, run.tail_tokens);
@@ -82,13 +82,14 @@ std::string run_text(const GenerateRun& run, double load) {
           ? fmt::format("attention {:.3f}, selection {:.3f}", run.prefill.attention, run.prefill.selection)
           : fmt::format("attention with selection {:.3f}", run.prefill.attention),
       std::max(0.0, prefill - run.prefill.projections - run.prefill.attention - run.prefill.selection));
-  text += fmt::format("rate     prefill {:.1f} tokens/s, decode {:.1f} tokens/s ({} tokens in {:.3f} s)\n",
-                      rate(run.done_tokens, prefill), rate(run.decoded, run.decode_seconds), run.decoded,
-                      run.decode_seconds);
+  text += fmt::format("rate     prefill {:.1f} tokens/s, decode {:.1f} tokens/s ({} in {:.3f} s)\n",
+                      rate(run.done_tokens, prefill), rate(run.decoded, run.decode_seconds),
+                      count_text(run.decoded, "token"), run.decode_seconds);
   if (run.interrupted) {
     text += "ended    by an interrupt";
     if (run.done_tokens < run.prompt_tokens) {
-      text += fmt::format(", behind about {} of {} tokens of the prompt", run.done_tokens, run.prompt_tokens);
+      text += fmt::format(", behind about {} of {} of the prompt", run.done_tokens,
+                          count_text(run.prompt_tokens, "token"));
     }
     text += '\n';
   }
@@ -97,13 +98,14 @@ std::string run_text(const GenerateRun& run, double load) {
 
 std::string session_text(const SessionTotals& session) {
   return fmt::format(
-      "turns    {}, of {} tokens in {:.3f} s ({:.1f} tokens/s); {} of {} tokens stored\n"
+      "turns    {}, of {} in {:.3f} s ({:.1f} tokens/s); {} of {} stored\n"
       "pairs    {} of {} per head and layer, {:.1f} % of dense attention\n"
-      "answers  {} tokens in {:.3f} s ({:.1f} tokens/s)\n",
-      session.turns, session.prompt_tokens, session.prefill_seconds,
-      rate(session.prompt_tokens, session.prefill_seconds), session.stored, session.capacity,
-      session.pairs.computed, session.pairs.dense, 100.0 * share(session.pairs), session.generated,
-      session.decode_seconds, rate(session.decoded, session.decode_seconds));
+      "answers  {} in {:.3f} s ({:.1f} tokens/s)\n",
+      session.turns, count_text(session.prompt_tokens, "token"), session.prefill_seconds,
+      rate(session.prompt_tokens, session.prefill_seconds), session.stored,
+      count_text(session.capacity, "token"), session.pairs.computed, session.pairs.dense,
+      100.0 * share(session.pairs), count_text(session.generated, "token"), session.decode_seconds,
+      rate(session.decoded, session.decode_seconds));
 }
 
 }  // namespace
@@ -138,6 +140,7 @@ GenerateDifference difference(const GenerateRun& sparse, const GenerateRun& dens
 
 std::string json_text(const GenerateReport& report) {
   nlohmann::ordered_json json = run_json(report.run, report.load_seconds);
+  json["prompt_ids"] = report.run.prompt_ids;
   json["model"] = report.model;
   json["architecture"] = report.architecture;
   json["engine"] = report.engine;

@@ -14,6 +14,7 @@ namespace headwater::cli {
 /// One run of a prompt and what it generated.
 struct GenerateRun {
   std::string text;
+  std::vector<std::int32_t> prompt_ids;
   std::vector<std::int32_t> ids;    ///< generated
   std::vector<float> first_logits;  ///< behind the prompt
   EffectiveOptions effective;

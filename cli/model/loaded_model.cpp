@@ -1,12 +1,13 @@
 #include "cli/model/loaded_model.hpp"
 
 #include <fmt/format.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "cli/chosen_engine.hpp"
 #include "cli/failure.hpp"
-#include "cli/machine.hpp"
 #include "cli/model/model_memory.hpp"
 #include "cli/text.hpp"
 
@@ -20,14 +21,16 @@ double since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
-  (void)engine(flags.engine);  // an engine that is not here is said before a large file is read
+  (void)chosen_engine(flags.engine);  // an engine that is not here is said before a large file is read
   const auto start = std::chrono::steady_clock::now();
   file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags.model));
   config_ = runtime::read_model_config(*file_);
   tokenizer_ = runtime::Tokenizer::from_gguf(*file_);
   if (tokenizer_->size() > config_.vocabulary) {
-    throw Failure(fmt::format("{}: the tokenizer has {} tokens, but the embedding has rows for {}",
-                              in_quotes(flags.model), tokenizer_->size(), config_.vocabulary));
+    throw Failure(
+        fmt::format("{}: tensor 'token_embd.weight' has rows for {} tokens, but key "
+                    "'tokenizer.ggml.tokens' has {}; there must be a row for each",
+                    in_quotes(flags.model), config_.vocabulary, tokenizer_->size()));
   }
   packed_bytes_ = runtime::Model::packed_bytes(*file_, flags.precision);
   if (context() > config_.context) {
@@ -43,7 +46,7 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
                      std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file_bytes())),
                      capacity);
   const auto start = std::chrono::steady_clock::now();
-  const int threads = flags_.options.threads > 0 ? flags_.options.threads : usable_cores();
+  const int threads = flags_.options.threads > 0 ? flags_.options.threads : omp_get_max_threads();
   if (!model_) model_ = runtime::Model::load(file_, {flags_.precision, threads});
   runtime::TransformerOptions options;
   options.engine = flags_.engine;

@@ -61,8 +61,8 @@ ModelFlagReader::ModelFlagReader(CLI::App& app, bool model_required) : state_(st
   s.heavy_option = add_text(app, "--h2o-heavy", s.heavy, "N", "H, tokens kept because of their score (256)");
   app.add_flag("--h2o-no-clamp", s.no_clamp, "let L + H be S or more");
   s.context_option =
-      add_text(app, "-c,--ctx-size", s.context, "N", "most tokens of the conversation (the file's)");
-  s.threads_option = add_text(app, "-t,--threads", s.threads, "N", "0 means all cores (0)");
+      add_text(app, "-c,--ctx-size", s.context, "N", "most tokens of the conversation; 0: the file's (0)");
+  s.threads_option = add_text(app, "-t,--threads", s.threads, "N", "0 means all usable cores (0)");
   s.engine_option =
       add_text(app, "--engine", s.engine, "NAME", "see `headwater info`; overrides HEADWATER_ENGINE");
   s.cache_option =
@@ -99,7 +99,8 @@ ModelFlags ModelFlagReader::read() const {
                               flags.options.local + flags.options.heavy, kMaxCount));
   }
   if (s.context_option->count() > 0)
-    flags.context = parse_integer("-c (--ctx-size)", s.context, 1, kMaxCount);
+    flags.context = parse_integer("-c (--ctx-size)", s.context, 0, kMaxCount);
+  if (flags.context == 0) flags.context.reset();
   if (s.engine_option->count() > 0) {
     if (s.engine.empty())
       throw Failure("--engine: '' is not allowed; use a name that `headwater info` lists");

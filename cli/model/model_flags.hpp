@@ -19,7 +19,7 @@ struct ModelFlags {
   DType cache_type = DType::f16;  ///< of the stored keys and values
   runtime::Precision precision =
       runtime::Precision::f32;          ///< of projections; --projections auto is the processor's
-  std::optional<std::int64_t> context;  ///< -c; else the file's
+  std::optional<std::int64_t> context;  ///< -c unless it is 0; else the file's
 };
 
 /// Adds these flags to a command and reads them: add() before parse_arguments(), read() behind it. Failure naming the

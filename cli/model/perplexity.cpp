@@ -17,7 +17,7 @@
 #include "cli/model/statistics.hpp"
 #include "cli/numbers.hpp"
 #include "cli/progress.hpp"
-#include "cli/standard_output.hpp"
+#include "cli/streams.hpp"
 #include "cli/text.hpp"
 #include "headwater/headwater.hpp"
 
@@ -29,9 +29,10 @@ constexpr std::int64_t kLogitRows = 256;  ///< rows whose logits are in memory a
 
 constexpr const char* kFooter = R"(
 The tokens of the text are cut into windows; each is a fresh session: a prefill turn, then one decode step of --decode
-tokens. `prefill` is the mean negative log-likelihood in nats of the tokens inside the turn, `decoded` that of the
-decode step's (the first of them is predicted by the last prefill position). Standard errors take tokens for
-independent, which they are not quite.
+tokens. Where the model begins texts with BOS, every window begins with it, in place of the text's token there (as
+llama.cpp's perplexity tool has it). The first token of a window is not judged; every other one is: `prefill` is the mean
+negative log-likelihood in nats of the tokens inside the turn, `decoded` that of the decode step's (the first of them is
+predicted by the last prefill position). Standard errors take tokens for independent, which they are not quite.
 
 Example: what sparse prefill costs on a held-out text
   headwater perplexity -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt --window 8192
@@ -150,17 +151,16 @@ std::string line(const char* name, const std::vector<double>& dense, const std::
   const Mean change = mean_of(differences(sparse, dense));
   if (d.count == 0) return fmt::format("{:<8} no tokens\n", name);
   return fmt::format(
-      "{:<8} {} tokens: dense {:.4f} (se {:.4f}), sparse {:.4f} (se {:.4f}) nats a token; perplexity {:+.2f} "
+      "{:<8} {}: dense {:.4f} (se {:.4f}), sparse {:.4f} (se {:.4f}) nats a token; perplexity {:+.2f} "
       "% "
       "(se {:.2f})\n",
-      name, d.count, d.value, d.error, s.value, s.error, 100 * std::expm1(change.value), 100 * change.error);
+      name, count_text(d.count, "token"), d.value, d.error, s.value, s.error, 100 * std::expm1(change.value),
+      100 * change.error);
 }
 
-Losses run(LoadedModel& model, const PerplexityFlags& flags, std::span<const std::int32_t> ids,
-           std::int64_t window, bool dense, EffectiveOptions& effective, Progress& progress) {
-  const auto transformer = model.open(window, dense);
-  effective = transformer->session().options();
-  Reader reader(*transformer, flags.decode, progress);
+Losses run(runtime::Transformer& transformer, std::int64_t decode, std::span<const std::int32_t> ids,
+           std::int64_t window, Progress& progress) {
+  Reader reader(transformer, decode, progress);
   const auto n = static_cast<std::int64_t>(ids.size());
   // A last shorter window is dropped; the window is never longer than the text.
   for (std::int64_t at = 0; at + window <= n; at += window) {
@@ -177,7 +177,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   install_signal_handlers(kCommand, flags->model.model);
   const std::string text = read_text("-f (--file)", flags->file);
   LoadedModel model(flags->model);
-  const auto ids = model.tokenizer().encode(text, true, false);
+  auto ids = model.tokenizer().encode(text, true, false);
   const auto n = static_cast<std::int64_t>(ids.size());
   const std::int64_t asked = flags->window.value_or(model.context());
   if (asked > model.context()) {
@@ -186,35 +186,43 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   }
   const std::int64_t window = std::min(asked, n);
   if (window < 2 || flags->decode > window - 1) {
-    throw Failure(
-        fmt::format("{} has {} tokens; a window of {} needs at least 2, and {} more than --decode {}",
-                    in_quotes(flags->file), n, window, 1, flags->decode));
+    throw Failure(fmt::format("{} has {}; a window of {} needs at least 2, and {} more than --decode {}",
+                              in_quotes(flags->file), count_text(n, "token"), window, 1, flags->decode));
   }
   const std::int64_t windows = n / window;
-  EffectiveOptions sparse_options;
-  EffectiveOptions dense_options;
+  if (model.tokenizer().adds_bos()) {
+    for (std::int64_t w = 0; w < windows; ++w)
+      ids[static_cast<std::size_t>(w * window)] = model.tokenizer().bos();
+  }
+  auto transformer = model.open(window, false);
+  const EffectiveOptions effective = transformer->session().options();
+  std::vector<std::string> warnings = model.warnings();
+  check_utf8("-f (--file)", text, warnings);
+  warnings.insert(warnings.end(), effective.warnings.begin(), effective.warnings.end());
+  if (n % window != 0) {
+    warnings.push_back(
+        fmt::format("the last {} of {} fill no window of {}", n % window, count_text(n, "token"), window));
+  }
+  warn(warnings);
   Losses dense;
   Losses sparse;
   {
     Progress progress(static_cast<std::uint64_t>(2 * windows * window), "perplexity",
                       static_cast<std::uint64_t>(2 * windows * window));
-    dense = run(model, *flags, ids, window, true, dense_options, progress);
-    sparse = run(model, *flags, ids, window, false, sparse_options, progress);
-  }
-  std::vector<std::string> warnings = model.warnings();
-  warnings.insert(warnings.end(), sparse_options.warnings.begin(), sparse_options.warnings.end());
-  if (n % window != 0) {
-    warnings.push_back(fmt::format("the last {} of {} tokens fill no window of {}", n % window, n, window));
+    sparse = run(*transformer, flags->decode, ids, window, progress);
+    transformer.reset();  // one cache at a time
+    transformer = model.open(window, true);
+    dense = run(*transformer, flags->decode, ids, window, progress);
   }
   if (flags->json) {
     nlohmann::ordered_json json;
     json["window"] = window;
     json["windows"] = windows;
     json["decode"] = flags->decode;
-    json["effective"] = {{"batch", sparse_options.batch},
-                         {"chunk", sparse_options.chunk},
-                         {"local", sparse_options.local},
-                         {"heavy", sparse_options.heavy}};
+    json["effective"] = {{"batch", effective.batch},
+                         {"chunk", effective.chunk},
+                         {"local", effective.local},
+                         {"heavy", effective.heavy}};
     json["dense"] = losses_json(dense);
     json["sparse"] = losses_json(sparse);
     json["difference"] = {{"prefill", summary_json(differences(sparse.prefill, dense.prefill))},
@@ -225,10 +233,9 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
     print_out(fmt::format(
         "windows  {} of {} tokens, the last {} of each decoded; chunks of {}, memory {} local + {} "
         "heavy\n{}{}",
-        windows, window, flags->decode, sparse_options.chunk, sparse_options.local, sparse_options.heavy,
+        windows, window, flags->decode, effective.chunk, effective.local, effective.heavy,
         line("prefill", dense.prefill, sparse.prefill), line("decoded", dense.decoded, sparse.decoded)));
   }
-  for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", one_line(warning));
   return ExitCode::done;
 }
 

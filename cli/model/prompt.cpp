@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "cli/failure.hpp"
 #include "cli/text.hpp"
+#include "runtime/support/utf8.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -54,6 +56,38 @@ std::string read_text(const char* flag, const std::string& path) {
     text.append(part, 0, static_cast<std::size_t>(got));
     if (text.size() > kMostBytes) fail(fmt::format("is larger than {} bytes", kMostBytes));
   }
+}
+
+std::string unescaped(std::string_view text) {
+  constexpr std::string_view kLetters = "nrt'\"\\";
+  constexpr std::string_view kMeanings = "\n\r\t'\"\\";
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = text.substr(i + 1);
+    if (text[i] != '\\' || rest.empty()) {
+      result += text[i];
+      continue;
+    }
+    unsigned byte = 0;
+    if (const auto letter = kLetters.find(rest[0]); letter != std::string_view::npos) {
+      result += kMeanings[letter];
+      i += 1;
+    } else if (rest.size() >= 3 && rest[0] == 'x' &&
+               std::from_chars(&rest[1], &rest[1] + 2, byte, 16).ptr == &rest[1] + 2) {
+      result += static_cast<char>(byte);
+      i += 3;
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
+void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings) {
+  const auto at = runtime::first_ill_formed_utf8(text);
+  if (!at) return;
+  warnings.push_back(
+      fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
 }
 
 }  // namespace headwater::cli

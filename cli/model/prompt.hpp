@@ -1,11 +1,24 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace headwater::cli {
 
 /// The bytes of a text file, or of standard input where `path` is "-"; `flag` names it in errors. Failure where it
 /// cannot be read, is a directory, or is larger than 1 GiB (no model reads that many tokens).
 [[nodiscard]] std::string read_text(const char* flag, const std::string& path);
+
+/// `text` with \n, \r, \t, \', \", \\ and \xNN as what they stand for, as llama.cpp's -e reads them: any other backslash
+/// is one.
+[[nodiscard]] std::string unescaped(std::string_view text);
+
+/// Of the flag that asks for it.
+inline constexpr const char* kEscapeHelp =
+    R"(read \n \r \t \' \" \\ and \xNN of typed texts as what they stand for)";
+
+/// Adds a warning that names `flag`, and where the first byte stands, if `text` is not well-formed UTF-8.
+void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings);
 
 }  // namespace headwater::cli

@@ -16,7 +16,7 @@
 #include "cli/model/retrieval_flags.hpp"
 #include "cli/model/statistics.hpp"
 #include "cli/progress.hpp"
-#include "cli/standard_output.hpp"
+#include "cli/streams.hpp"
 #include "cli/text.hpp"
 #include "headwater/headwater.hpp"
 #include "runtime/generate/sampler.hpp"
@@ -32,6 +32,7 @@ struct Mode {
   bool dense;
   bool tail;
 };
+// The dense mode stands first, and is run last: the sparse ones share a transformer.
 constexpr std::array kModes = {Mode{"dense", "dense", true, false}, Mode{"sparse", "sparse", false, false},
                                Mode{"sparse_dense_tail", "sparse, dense tail", false, true}};
 
@@ -69,6 +70,7 @@ class Experiment {
  public:
   explicit Experiment(const RetrievalFlags& flags)
       : flags_(flags), text_(read_text("-f (--file)", flags.file)), model_(flags.model) {
+    check_utf8("-f (--file)", text_, warnings_);
     const HaystackTexts& texts = flags.texts;
     haystack_.emplace(model_.tokenizer(), text_, texts);
     const std::int64_t asked = flags.window.value_or(std::min(haystack_->tokens(), model_.context()));
@@ -91,14 +93,19 @@ class Experiment {
   }
 
   void run() {
+    // Sparse prefill comes first, because what its options say comes before the work.
+    transformer_ = model_.open(window_, false);
+    effective_ = transformer_->session().options();
+    warn(warnings());
     const auto prompts = static_cast<std::uint64_t>(flags_.trials) * prompt_tokens_.size() * kModes.size();
     Progress progress(prompts, "retrieval", prompts * static_cast<std::uint64_t>(window_));
-    for (std::size_t m = 0; m < kModes.size(); ++m) {
-      // Both sparse modes share a transformer.
-      if (m == 0 || kModes[m].dense != kModes[m - 1].dense) transformer_ = reopened(kModes[m].dense);
+    for (std::size_t m = kModes.size(); m-- > 0;) {
+      if (kModes[m].dense) {
+        transformer_.reset();  // one cache at a time
+        transformer_ = model_.open(window_, true);
+      }
       answers_[m] = ask_all(kModes[m], progress);
     }
-    effective_ = transformer_->session().options();
   }
 
   [[nodiscard]] std::string json() const;
@@ -111,11 +118,6 @@ class Experiment {
   }
 
  private:
-  std::unique_ptr<runtime::Transformer> reopened(bool dense) {
-    transformer_.reset();  // one cache at a time
-    return model_.open(window_, dense);
-  }
-
   Answers ask_all(const Mode& mode, Progress& progress) {
     Answers answers;
     for (std::int64_t t = 0; t < flags_.trials; ++t) {
@@ -278,8 +280,6 @@ ExitCode retrieval_command(const std::vector<std::string>& arguments) {
   Experiment experiment(*flags);
   experiment.run();
   print_out(flags->json ? experiment.json() : experiment.table());
-  for (const std::string& warning : experiment.warnings())
-    fmt::print(stderr, "warning: {}\n", one_line(warning));
   return ExitCode::done;
 }
 

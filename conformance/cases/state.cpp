@@ -130,6 +130,7 @@ class Model {
     open_ = failed_ = false;
   }
   [[nodiscard]] bool settled() const { return !open_ && !failed_; }
+  [[nodiscard]] bool failed() const { return failed_; }
 
   SessionState state = SessionState::empty;
   std::int64_t tokens = 0;
@@ -181,6 +182,9 @@ void protocol(Context& context) {
       if (bench.session->tokens() != model.tokens) {
         throw Violation(
             fmt::format("tokens() is {}, not {}, after{}", bench.session->tokens(), model.tokens, done));
+      }
+      if (bench.session->failed() != model.failed()) {
+        throw Violation(fmt::format("failed() is {} after{}", bench.session->failed(), done));
       }
       if (model.settled() && bench.session->state() != model.state) {
         throw Violation(fmt::format("state() is {} after{}", static_cast<int>(bench.session->state()), done));
@@ -244,6 +248,7 @@ void refused_calls(Context& context) {
         refuse(layer, q.rows(), k.rows(), v.rows(), odd_out);
         refuse(s.n_layer, q.rows(), k.rows(), v.rows(), out.mutable_rows());
         refuse(-1, q.rows(), k.rows(), v.rows(), out.mutable_rows());
+        if (session->failed()) throw Violation("failed() after refused arguments; " + problem.describe());
         session->attend(layer, q.rows(), k.rows(), v.rows(), out.mutable_rows());
         if (layer != 0) continue;
         const std::vector<float> values = out.take();
@@ -276,8 +281,10 @@ void failed_steps(Context& context) {
                  how + ", then begin");
     require_code(code_of([&] { bench.attend(0); }), ErrorCode::wrong_state, how + ", then attend");
     require_code(code_of([&] { bench.session->end(); }), ErrorCode::wrong_state, how + ", then end");
+    if (!bench.session->failed()) throw Violation(how + ": failed() is false");
     bench.session->set_observer({});
     bench.session->reset();
+    if (bench.session->failed()) throw Violation(how + ": failed() after reset()");
     if (bench.session->tokens() != 0 || bench.session->state() != SessionState::empty)
       throw Violation(how + ": reset() left something");
     bench.step(Step::prefill(9));

@@ -9,10 +9,13 @@
  * headwater_begin_decode(), then headwater_attend() once for each layer, then headwater_end().
  *
  * Errors. A function that returns headwater_status returns HEADWATER_OK (0) or one of the codes below;
- * headwater_last_error() then holds one line that says what, where, and what is allowed. A call that is
- * refused because of its arguments leaves the session as it was and writes no result. A NULL where a pointer
- * is needed is HEADWATER_INVALID_ARGUMENT. No C++ exception leaves the library; it never prints and never
- * aborts.
+ * headwater_last_error() then holds one line that says what, where, and what is allowed. A NULL where a pointer is
+ * needed is HEADWATER_INVALID_ARGUMENT. No C++ exception leaves the library; it never prints and never aborts.
+ *
+ * A call that returns another code than HEADWATER_OK leaves the session as it was, unless headwater_session_failed()
+ * says otherwise: then the open step has failed and only headwater_reset() is legal (STATE-5). Two things fail a
+ * step, and nothing else does: breaking its protocol (HEADWATER_WRONG_STATE while it is open), and a headwater_attend()
+ * that cannot finish (HEADWATER_OUT_OF_MEMORY, HEADWATER_INTERNAL). A refused argument never does.
  *
  * Threads. A session is used by one thread at a time; different sessions are independent. All other functions
  * may be called by any thread at any time.
@@ -29,6 +32,7 @@
 #include <stdint.h>
 
 #include "headwater/export.h"
+#include "headwater/version.h" /* HEADWATER_VERSION, HEADWATER_VERSION_MAJOR, _MINOR and _PATCH */
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,7 +45,7 @@ extern "C" {
 /* The HEADWATER_ABI_VERSION that the library was built with; compare it with the header's. */
 HEADWATER_API int32_t headwater_abi_version(void);
 
-/* Version of the library, "major.minor.patch". Lives as long as the program. */
+/* HEADWATER_VERSION of the library that runs, "major.minor.patch". Lives as long as the program. */
 HEADWATER_API const char* headwater_version(void);
 
 /* ---- Errors ---- */
@@ -50,7 +54,7 @@ typedef int32_t headwater_status;
 enum {
   HEADWATER_OK = 0,
   HEADWATER_INVALID_ARGUMENT = 1,   /* a value or pointer is not allowed; nothing was changed */
-  HEADWATER_WRONG_STATE = 2,        /* the call is not legal now (STATE-1..5) */
+  HEADWATER_WRONG_STATE = 2,        /* the call is not legal now (STATE-1..5); fails the step that is open */
   HEADWATER_CAPACITY_EXCEEDED = 3,  /* more tokens than the shape's capacity; nothing was written (STATE-5) */
   HEADWATER_ENGINE_UNAVAILABLE = 4, /* no such engine, or this machine lacks what it needs */
   HEADWATER_OUT_OF_MEMORY = 5,      /* the memory could not be had */
@@ -181,13 +185,13 @@ HEADWATER_API headwater_status headwater_begin_decode(headwater_session* session
  * (ROPE-4). out: n x Hq rows of dv, rounded once to its type; must not overlap the inputs. Rows in device memory
  * (options.row_memory) begin on multiples of their element's size; the call then returns when its work is enqueued on
  * options.stream: the inputs must stay as they are, and out is there, when the stream has got so far, and a fault of the
- * device may be reported by a later call. Errors: invalid_argument (memory of the other kind among them: only
- * headwater_reset() is legal then); wrong_state (no open step, layer twice: only headwater_reset() is legal then). */
+ * device may be reported by a later call. Errors: invalid_argument (memory of the other kind among them); wrong_state
+ * (no open step; layer twice, which fails the step); out_of_memory and internal, which fail it, too. */
 HEADWATER_API headwater_status headwater_attend(headwater_session* session, int64_t layer,
                                                 const headwater_rows* q, const headwater_rows* k,
                                                 const headwater_rows* v, const headwater_mutable_rows* out);
 
-/* Closes the step. Errors: wrong_state (a layer is missing: only headwater_reset() is legal then). */
+/* Closes the step. Errors: wrong_state (no open step; a layer is missing, which fails the step). */
 HEADWATER_API headwater_status headwater_end(headwater_session* session);
 
 /* Back to an empty session. Legal in every state. */
@@ -203,6 +207,9 @@ enum { HEADWATER_CHUNK_SPARSE = 0, HEADWATER_CHUNK_DENSE = 1, HEADWATER_CHUNK_DE
 
 /* HEADWATER_EMPTY, HEADWATER_PREFILLING or HEADWATER_DECODING. */
 HEADWATER_API headwater_status headwater_session_state(const headwater_session* session, int32_t* state);
+
+/* 1 where the open step has failed, so that only headwater_reset() is legal (STATE-5), else 0. */
+HEADWATER_API headwater_status headwater_session_failed(const headwater_session* session, int32_t* failed);
 
 /* Tokens stored, the open step not counted. */
 HEADWATER_API headwater_status headwater_session_tokens(const headwater_session* session, int64_t* tokens);

@@ -84,6 +84,9 @@ typedef struct headwater_engine_table {
   /* The observer sees every chunk of every layer that is attended, on the thread that called attend(). It is how the
    * kit learns memory sets, column sums and log-sum-exps: without it nothing can be replayed. */
   headwater_status (*set_observer)(headwater_session* session, headwater_observer observer, void* user);
+
+  /* Not in the first tables, which end above: of theirs the kit concludes it from the statuses of the steps' functions. */
+  headwater_status (*session_failed)(const headwater_session* session, int32_t* failed);
 } headwater_engine_table;
 
 /* The one symbol of a plug-in. Called once, before anything else; may return NULL for "no engine here". */

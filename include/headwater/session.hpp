@@ -128,9 +128,10 @@ struct StageSeconds {
 /// A step is begin(), then attend() once for each layer in any order, then end(). A session is used by one
 /// thread at a time; different sessions are independent. Every call throws headwater::Error only.
 ///
-/// Errors. A call that is refused because of its arguments (null pointer, layer out of range, capacity) leaves
-/// the session as it was. Breaking the protocol inside a step (a layer twice, end() before all layers, begin()
-/// in an open step) throws wrong_state; the step has then failed and only reset() is legal (STATE-5).
+/// Errors. A call that throws leaves the session as it was, unless failed() says otherwise: then the open step has failed
+/// and only reset() is legal (STATE-5). Two things fail a step, and nothing else does: breaking its protocol (a layer twice,
+/// end() before all layers, begin() in an open step: wrong_state), and an attend() that cannot finish (out_of_memory,
+/// internal, an observer that throws). A refused argument (invalid_argument, capacity_exceeded) never does.
 class HEADWATER_API Session {
  public:
   Session() = default;
@@ -149,7 +150,7 @@ class HEADWATER_API Session {
   /// Device rows (Options::row_memory): every row begins on a multiple of its element's size. The call returns when its
   /// work is enqueued on Options::stream; the inputs must stay as they are, and out is there, when the stream has got so
   /// far. A fault of the device may be thrown by a later call. With an observer every chunk is waited for.
-  /// Memory of the other kind is invalid_argument, and the step has failed.
+  /// Memory of the other kind is invalid_argument.
   virtual void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                       const MutableRows& out) = 0;
 
@@ -184,6 +185,9 @@ class HEADWATER_API Session {
   virtual void set_observer(Observer observer) = 0;
 
   [[nodiscard]] virtual StageSeconds stage_seconds() const { return {}; }
+
+  /// Whether the open step has failed, so that only reset() is legal (STATE-5).
+  [[nodiscard]] virtual bool failed() const = 0;
 };
 
 }  // namespace headwater

@@ -10,8 +10,7 @@ namespace headwater::core {
 /// Cache line and widest vector of any engine.
 inline constexpr std::size_t kAlignment = 64;
 
-/// Asks for huge pages under what is large enough for them: rows are gathered from all over a KV store. Advice only:
-/// pages stay untouched, and no failure matters.
+/// Asks for huge pages under what is large enough for them. Advice only: pages stay untouched, and no failure matters.
 void advise_huge_pages(void* data, std::size_t bytes);
 
 /// Product of two sizes >= 0; std::bad_alloc if it does not fit, so that no wrapped number reaches an allocation.

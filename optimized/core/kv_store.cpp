@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/buffer.hpp"
 #include "core/numbers.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -16,9 +17,15 @@ KvStore::KvStore(const Shape& shape)
       key_bytes_(shape.d_head * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
       value_bytes_(shape.d_value * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
       type_(shape.kv_type),
-      keys_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, key_bytes_) +
+      keys_(checked_product(shape.n_layer, shape.n_head_kv), checked_product(shape.capacity, key_bytes_),
             kReadableRows * key_bytes_),
-      values_(checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, value_bytes_)) {}
+      values_(checked_product(shape.n_layer, shape.n_head_kv), checked_product(shape.capacity, value_bytes_),
+              0) {}
+
+void KvStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
+  keys_.make_room(layer * heads_, (layer + 1) * heads_, begin * key_bytes_, end * key_bytes_);
+  values_.make_room(layer * heads_, (layer + 1) * heads_, begin * value_bytes_, end * value_bytes_);
+}
 
 void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k,
                     const Rows& v, std::int64_t row) {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/buffer.hpp"
+#include "core/run_buffer.hpp"
 #include "headwater/session.hpp"
 
 namespace headwater::core {
@@ -16,6 +16,9 @@ class KvStore {
 
   KvStore() = default;
   explicit KvStore(const Shape& shape);
+
+  /// Rows [begin, end) of all heads of a layer are about to be stored. Not from several threads.
+  void make_room(std::int64_t layer, std::int64_t begin, std::int64_t end);
 
   /// Stores row `row` of the views (row 0 = first token of the step) at `position`, for one head.
   void write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
@@ -33,7 +36,7 @@ class KvStore {
   [[nodiscard]] std::int64_t d_head() const { return d_head_; }
   [[nodiscard]] std::int64_t d_value() const { return d_value_; }
   /// Of the rows alone.
-  [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() - spare_bytes() + values_.bytes(); }
+  [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
   /// Of the readable rows behind the last.
   [[nodiscard]] std::int64_t spare_bytes() const { return kReadableRows * key_bytes_; }
 
@@ -45,8 +48,8 @@ class KvStore {
   std::int64_t key_bytes_ = 0;
   std::int64_t value_bytes_ = 0;
   DType type_ = DType::f32;
-  Buffer<unsigned char> keys_;
-  Buffer<unsigned char> values_;
+  RunBuffer keys_;
+  RunBuffer values_;
 };
 
 /// First byte of row `row` of head `head` of a view.

@@ -2,27 +2,28 @@
 
 #include <algorithm>
 
+#include "core/buffer.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::core {
 
 ScoreStore::ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t capacity, ScoreType type)
-    : heads_(heads), capacity_(capacity), type_(type) {
-  const std::int64_t count = checked_product(layers, heads, capacity);
-  if (type == ScoreType::bf16) {
-    bf16_ = Buffer<std::uint16_t>(count);
-  } else {
-    f32_ = Buffer<float>(count);
-  }
+    : heads_(heads),
+      capacity_(capacity),
+      type_(type),
+      scores_(checked_product(layers, heads), checked_product(capacity, element_bytes()), 0) {}
+
+void ScoreStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
+  scores_.make_room(layer * heads_, (layer + 1) * heads_, begin * element_bytes(), end * element_bytes());
 }
 
 void ScoreStore::clear(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t end) {
   if (HEADWATER_SABOTAGE("core.scores.clear_skips_last")) --end;
   const std::int64_t first = index(layer, head, begin);
   if (type_ == ScoreType::bf16) {
-    std::fill_n(bf16_.data() + first, end - begin, std::uint16_t{0});
+    std::fill_n(bf16() + first, end - begin, std::uint16_t{0});
   } else {
-    std::fill_n(f32_.data() + first, end - begin, 0.0f);
+    std::fill_n(f32() + first, end - begin, 0.0f);
   }
 }
 
@@ -30,10 +31,10 @@ void ScoreStore::initialise(std::int64_t layer, std::int64_t head, std::int64_t 
                             const float* column_sums) {
   const std::int64_t first = index(layer, head, begin);
   if (type_ == ScoreType::f32) {
-    std::copy_n(column_sums, count, f32_.data() + first);
+    std::copy_n(column_sums, count, f32() + first);
     return;
   }
-  std::uint16_t* scores = bf16_.data() + first;
+  std::uint16_t* scores = bf16() + first;
   for (std::int64_t i = 0; i < count; ++i) scores[i] = bf16_from_float(column_sums[i]);
   if (HEADWATER_SABOTAGE("core.scores.init_truncates")) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -47,10 +48,10 @@ void ScoreStore::accumulate(std::int64_t layer, std::int64_t head, const std::in
   const std::int64_t first = index(layer, head, 0);
   if (type_ == ScoreType::f32) {
     if (HEADWATER_SABOTAGE("core.scores.f32_not_accumulated")) return;
-    for (std::int64_t i = 0; i < count; ++i) f32_.data()[first + positions[i]] += column_sums[i];
+    for (std::int64_t i = 0; i < count; ++i) f32()[first + positions[i]] += column_sums[i];
     return;
   }
-  std::uint16_t* scores = bf16_.data() + first;
+  std::uint16_t* scores = bf16() + first;
   if (HEADWATER_SABOTAGE("core.scores.drop_last_entry")) --count;
   if (HEADWATER_SABOTAGE("core.scores.sum_rounded_first")) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -67,14 +68,12 @@ void ScoreStore::accumulate(std::int64_t layer, std::int64_t head, const std::in
 
 float ScoreStore::read(std::int64_t layer, std::int64_t head, std::int64_t position) const {
   const std::int64_t at = index(layer, head, position);
-  return type_ == ScoreType::bf16 ? float_from_bf16(bf16_.data()[at]) : f32_.data()[at];
+  return type_ == ScoreType::bf16 ? float_from_bf16(bf16()[at]) : f32()[at];
 }
 
 ScoreView ScoreStore::view(std::int64_t layer) const {
   const std::int64_t first = index(layer, 0, 0);
-  const void* data = type_ == ScoreType::bf16 ? static_cast<const void*>(bf16_.data() + first)
-                                              : static_cast<const void*>(f32_.data() + first);
-  return {type_, data, capacity_};
+  return {type_, scores_.data() + first * element_bytes(), capacity_};
 }
 
 }  // namespace headwater::core

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "core/buffer.hpp"
 #include "core/numbers.hpp"
+#include "core/run_buffer.hpp"
 #include "headwater/session.hpp"
 
 namespace headwater::core {
@@ -14,6 +14,9 @@ class ScoreStore {
  public:
   ScoreStore() = default;
   ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t capacity, ScoreType type);
+
+  /// Scores of positions [begin, end) of all heads of a layer are about to be cleared. Not from several threads.
+  void make_room(std::int64_t layer, std::int64_t begin, std::int64_t end);
 
   /// Scores of positions [begin, end) of one head become zero (SCORE-1).
   void clear(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t end);
@@ -29,18 +32,25 @@ class ScoreStore {
   [[nodiscard]] float read(std::int64_t layer, std::int64_t head, std::int64_t position) const;
   [[nodiscard]] ScoreView view(std::int64_t layer) const;
   [[nodiscard]] int key_bits() const { return type_ == ScoreType::bf16 ? 16 : 32; }
-  [[nodiscard]] std::int64_t bytes() const { return bf16_.bytes() + f32_.bytes(); }
+  [[nodiscard]] std::int64_t bytes() const { return scores_.bytes(); }
 
  private:
   [[nodiscard]] std::int64_t index(std::int64_t layer, std::int64_t head, std::int64_t position) const {
     return (layer * heads_ + head) * capacity_ + position;
   }
+  [[nodiscard]] std::int64_t element_bytes() const { return key_bits() / 8; }
+  /// Of the type that is stored.
+  [[nodiscard]] std::uint16_t* bf16() { return reinterpret_cast<std::uint16_t*>(scores_.data()); }
+  [[nodiscard]] float* f32() { return reinterpret_cast<float*>(scores_.data()); }
+  [[nodiscard]] const std::uint16_t* bf16() const {
+    return reinterpret_cast<const std::uint16_t*>(scores_.data());
+  }
+  [[nodiscard]] const float* f32() const { return reinterpret_cast<const float*>(scores_.data()); }
 
   std::int64_t heads_ = 0;
   std::int64_t capacity_ = 0;
   ScoreType type_ = ScoreType::bf16;
-  Buffer<std::uint16_t> bf16_;
-  Buffer<float> f32_;
+  RunBuffer scores_;
 };
 
 }  // namespace headwater::core

@@ -44,6 +44,12 @@ void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const
   require_view("k", k.data, k.type);
   require_view("v", v.data, v.type);
   require_view("out", out.data, out.type);
+  try {
+    check_rows(q, k, v, out);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) machine_.fail();  // a device that is sick
+    throw;
+  }
   machine_.enter_layer(layer);
   try {
     run_layer(layer, q, k, v, out);

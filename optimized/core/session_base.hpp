@@ -20,6 +20,7 @@ class SessionBase : public Session {
   void reset() final;
 
   [[nodiscard]] SessionState state() const final { return machine_.state(); }
+  [[nodiscard]] bool failed() const final { return machine_.failed(); }
   [[nodiscard]] std::int64_t tokens() const final { return machine_.tokens(); }
   [[nodiscard]] const Shape& shape() const final { return shape_; }
   [[nodiscard]] const EffectiveOptions& options() const final { return options_; }
@@ -27,6 +28,9 @@ class SessionBase : public Session {
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
 
  protected:
+  /// What an engine asks of rows beyond pointers and types. Throws invalid_argument, which leaves the step as it was.
+  virtual void check_rows(const Rows& /*q*/, const Rows& /*k*/, const Rows& /*v*/,
+                          const MutableRows& /*out*/) const {}
   /// Stores K and V of the step's tokens and computes all chunks of the plan for one layer. Arguments are valid.
   virtual void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                          const MutableRows& out) = 0;

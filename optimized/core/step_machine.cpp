@@ -35,6 +35,8 @@ void StepMachine::require_open(const char* call) const {
   if (!open_) refuse_state(std::string(call) + " without an open step; allowed: begin() first");
 }
 
+bool StepMachine::failed() const { return failed_ && !HEADWATER_SABOTAGE("core.state.failure_hidden"); }
+
 bool StepMachine::turn_is_sparse(std::int64_t turn_length) const {
   if (!sparse_) return false;
   if (tokens_ == 0) return true;  // STATE-3: first turn of an empty session
@@ -105,6 +107,7 @@ void StepMachine::enter_layer(std::int64_t layer) {
   require_open("attend()");
   const auto layers = static_cast<std::int64_t>(attended_.size());
   if (layer < 0 || layer >= layers) {
+    if (HEADWATER_SABOTAGE("core.state.refusal_fails_the_step")) fail();
     refuse_argument("layer is " + std::to_string(layer) + "; allowed: 0 .. " + std::to_string(layers - 1));
   }
   if (attended_[static_cast<std::size_t>(layer)] && !HEADWATER_SABOTAGE("core.state.layer_twice")) {

@@ -29,6 +29,7 @@ class StepMachine {
   /// The open step went wrong in the middle: only reset() is legal from now on.
   void fail() { failed_ = true; }
 
+  [[nodiscard]] bool failed() const;
   [[nodiscard]] SessionState state() const { return state_; }
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
   [[nodiscard]] const std::vector<Chunk>& plan() const { return plan_; }

@@ -188,6 +188,8 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
   const std::int64_t value_bytes = bytes(kv_.d_value(), v.type);
   const std::int64_t stored_key_bytes = bytes(kv_.d_head(), kv_.type());
   const std::int64_t stored_value_bytes = bytes(kv_.d_value(), kv_.type());
+  kv_.make_room(layer, base, base + n);
+  scores_.make_room(layer, base, base + n);
 #pragma omp parallel num_threads(threads_)
   {
 #pragma omp for schedule(static) nowait

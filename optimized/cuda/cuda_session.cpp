@@ -275,13 +275,17 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
   read_row(values_ + index * value_width_ * element_bytes_, shape().d_value, row);
 }
 
-void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
-                            const headwater::Rows& v, const MutableRows& out) {
+void CudaSession::check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
+                             const MutableRows& out) const {
   device_->check();
   require_memory("q", q.data, q.type);
   require_memory("k", k.data, k.type);
   require_memory("v", v.data, v.type);
   require_memory("out", out.data, out.type);
+}
+
+void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
+                            const headwater::Rows& v, const MutableRows& out) {
   const std::span<const Chunk> chunks = plan();
   const std::int64_t base = chunks.front().begin;
   const std::int64_t end = chunks.back().end;

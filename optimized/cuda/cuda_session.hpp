@@ -96,6 +96,8 @@ class CudaSession final : public core::SessionBase {
   };
   enum class Account : std::uint8_t { kv, scores, memory_sets, workspace };
 
+  void check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
+                  const MutableRows& out) const override;
   void run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
                  const headwater::Rows& v, const MutableRows& out) override;
   void forget() override;

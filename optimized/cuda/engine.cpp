@@ -77,7 +77,6 @@ class CudaEngine final : public Engine {
 std::unique_ptr<cuda::Device> open_emulated(std::span<const cuda::Kernel> kernels) {
   return cuda::open_emulated_device(kernels);
 }
-std::string never_missing() { return ""; }
 const std::string& emulated_description() {
   static const std::string text = "the CUDA engine on fibers of this processor (test builds)";
   return text;
@@ -139,7 +138,7 @@ const Engine& cuda_emulated_engine() {
                                    emulated_description,
                                    cuda::on_host::entries,
                                    open_emulated,
-                                   never_missing,
+                                   cuda::emulation_unavailable_because,
                                    false,
                                    no_hopper};
   static const CudaEngine engine(variant);
@@ -152,7 +151,7 @@ const Engine& cuda_emulated_sm90_engine() {
                                    emulated_hopper_description,
                                    cuda::on_host::entries,
                                    open_emulated_hopper,
-                                   never_missing,
+                                   cuda::emulation_unavailable_because,
                                    false,
                                    always_hopper};
   static const CudaEngine engine(variant);

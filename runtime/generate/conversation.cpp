@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "headwater/error.hpp"
 
@@ -18,6 +19,20 @@ std::string step_text(const Step& step) {
   if (step.kind == Step::Kind::decode) return fmt::format("d{}", step.n);
   return step.turn_length == 0 ? fmt::format("p{}", step.n) : fmt::format("p{}:{}", step.n, step.turn_length);
 }
+
+/// Shows a transformer's layers to an observer of this scope: a step that throws must not leave it behind.
+class Observation {
+ public:
+  Observation(Transformer& transformer, LayerObserver observer) : transformer_(transformer) {
+    transformer_.set_observer(std::move(observer));
+  }
+  ~Observation() { transformer_.set_observer({}); }
+  Observation(const Observation&) = delete;
+  Observation& operator=(const Observation&) = delete;
+
+ private:
+  Transformer& transformer_;
+};
 
 }  // namespace
 
@@ -75,7 +90,7 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
   const std::int64_t most = transformer_.max_step();
   const std::int64_t prefill = n - tail_of(n);
   std::int64_t done = 0;
-  transformer_.set_observer([&](const LayerView& view) {
+  const Observation observation(transformer_, [&](const LayerView& view) {
     if (observer_) observer_(view);
     if (!progress || view.stage != LayerView::Stage::output) return;
     const double layers_done = static_cast<double>(view.layer + 1) / static_cast<double>(layers);
@@ -94,7 +109,6 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     done += count;
     if (done == n) transformer_.logits(count - 1, 1, logits_);
   }
-  transformer_.set_observer({});
 }
 
 void Conversation::append(std::int32_t id) {

@@ -20,6 +20,10 @@ void require(bool allowed, const char* field, double value, const char* range) {
               "the model's logits hold NaN or no finite number; its weights are unusable");
 }
 
+constexpr auto better = [](const auto& a, const auto& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+};
+
 }  // namespace
 
 std::int32_t best_token(std::span<const float> logits) {
@@ -41,59 +45,81 @@ Sampler::Sampler(const SamplingOptions& options, std::int64_t vocabulary)
   if (options.temperature > 0) candidates_.reserve(static_cast<std::size_t>(vocabulary));
 }
 
-/// Candidates in falling order, with their weights at temperature 1 relative to the best one.
+/// In proportion to the probability at this temperature; 1 for the best one.
+double Sampler::weight(const Candidate& candidate, double temperature) const {
+  return std::exp((static_cast<double>(candidate.logit) - best_) / temperature);
+}
+
+/// What top_k leaves, in falling order; without top_k everything, by id.
 void Sampler::keep_best(std::span<const float> logits) {
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) refuse_logits();
-    candidates_.push_back({static_cast<std::int32_t>(i), logits[i], 0.0});
+    candidates_.push_back({static_cast<std::int32_t>(i), logits[i]});
   }
-  const auto better = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
-  const auto all = static_cast<std::int64_t>(candidates_.size());
-  const std::int64_t kept = options_.top_k == 0 ? all : std::min(options_.top_k, all);
-  std::partial_sort(candidates_.begin(), candidates_.begin() + kept, candidates_.end(), better);
-  candidates_.resize(static_cast<std::size_t>(kept));
-  if (!std::isfinite(candidates_.front().logit)) refuse_logits();
-  const auto best = static_cast<double>(candidates_.front().logit);
-  for (Candidate& candidate : candidates_) {
-    candidate.weight = std::exp(static_cast<double>(candidate.logit) - best);
-  }
+  ordered_ = 0;
+  if (options_.top_k == 0 || options_.top_k >= static_cast<std::int64_t>(candidates_.size())) return;
+  std::partial_sort(candidates_.begin(), candidates_.begin() + options_.top_k, candidates_.end(), better);
+  ordered_ = static_cast<std::size_t>(options_.top_k);
+  candidates_.resize(ordered_);
 }
 
-/// How many candidates top_p and min_p leave: at least the best one.
-std::size_t Sampler::filtered() const {
-  double total = 0;
-  for (const Candidate& candidate : candidates_) total += candidate.weight;
+/// The candidate of this rank. The first few are asked for nearly always, many hardly ever.
+const Sampler::Candidate& Sampler::ranked(std::size_t rank) {
+  constexpr std::size_t kFirst = 64;
+  constexpr std::size_t kGrowth = 8;
+  while (ordered_ <= rank) {
+    const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(ordered_);
+    const std::size_t wanted = ordered_ == 0 ? kFirst : ordered_ * kGrowth;
+    const std::size_t count = std::min(wanted, candidates_.size() - ordered_);
+    const auto end = begin + static_cast<std::ptrdiff_t>(count);
+    if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), better);
+    std::sort(begin, end, better);
+    ordered_ += count;
+  }
+  return candidates_[rank];
+}
+
+/// Leaves what top_p and min_p allow: at least the best one.
+void Sampler::keep_likely() {
+  double total = 0;  // before min_p
+  if (options_.top_p < 1) {
+    for (const Candidate& candidate : candidates_) total += weight(candidate, 1.0);
+  }
+  if (options_.min_p > 0) {
+    const auto unlikely = [&](const Candidate& candidate) { return weight(candidate, 1.0) < options_.min_p; };
+    std::erase_if(candidates_, unlikely);
+  }
+  if (options_.top_p == 1) return;
   double reached = 0;
   std::size_t kept = 0;
-  while (kept < candidates_.size()) {
-    const double weight = candidates_[kept].weight;
-    if (kept > 0 && (reached >= options_.top_p * total || weight < options_.min_p)) break;
-    reached += weight;
+  do {
+    reached += weight(ranked(kept), 1.0);
     ++kept;
-  }
-  return kept;
+  } while (kept < candidates_.size() && reached < options_.top_p * total);
+  candidates_.resize(kept);
 }
 
 std::int32_t Sampler::draw(std::span<const float> logits) {
-  if (options_.temperature == 0) return best_token(logits);
+  const std::int32_t best = best_token(logits);
+  if (options_.temperature == 0) return best;
+  best_ = static_cast<double>(logits[static_cast<std::size_t>(best)]);
+  if (!std::isfinite(best_)) refuse_logits();
   keep_best(logits);
-  candidates_.resize(filtered());
-  const auto best = static_cast<double>(candidates_.front().logit);
+  keep_likely();
   double total = 0;
-  for (Candidate& candidate : candidates_) {
-    candidate.weight = std::exp((static_cast<double>(candidate.logit) - best) / options_.temperature);
-    total += candidate.weight;
-  }
+  for (const Candidate& candidate : candidates_) total += weight(candidate, options_.temperature);
   // 53 bits of a uniform number in [0, 1): written out, because the standard's distributions differ by library.
   double at = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
-  for (const Candidate& candidate : candidates_) {
-    at -= candidate.weight;
-    if (at < 0) return candidate.id;
+  std::int32_t drawn = best;
+  for (std::size_t rank = 0; rank < candidates_.size(); ++rank) {
+    const Candidate& candidate = ranked(rank);
+    const double share = weight(candidate, options_.temperature);
+    if (share == 0) break;  // rounding may carry the walk this far, but never to what cannot be drawn
+    drawn = candidate.id;
+    at -= share;
+    if (at < 0) break;
   }
-  return candidates_.back().id;
+  return drawn;
 }
 
 }  // namespace headwater::runtime

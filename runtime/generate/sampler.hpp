@@ -25,20 +25,25 @@ class Sampler {
   Sampler(const SamplingOptions& options, std::int64_t vocabulary);
 
   /// The next token. Equal logits rank by token id. Error(invalid_argument) where a logit is NaN or all are -inf.
+  /// Without top_k it takes a few passes over the logits: sums go by id, and only as many candidates as the draw reaches
+  /// are put in order.
   [[nodiscard]] std::int32_t draw(std::span<const float> logits);
 
  private:
   struct Candidate {
     std::int32_t id;
     float logit;
-    double weight;  // probability times a constant
   };
   void keep_best(std::span<const float> logits);
-  [[nodiscard]] std::size_t filtered() const;
+  void keep_likely();
+  const Candidate& ranked(std::size_t rank);
+  [[nodiscard]] double weight(const Candidate& candidate, double temperature) const;
 
   SamplingOptions options_;
   std::mt19937_64 random_;
-  std::vector<Candidate> candidates_;
+  double best_ = 0;                    // the best one's logit
+  std::vector<Candidate> candidates_;  // worse ones behind the first ordered_, in order of id or in none
+  std::size_t ordered_ = 0;  // so many are in falling order; more than there are, where filters took some
 };
 
 /// The best token, the lowest id among equals. Error(invalid_argument) where a logit is NaN.

@@ -136,24 +136,42 @@ void check_place(const Reader& reader, const TensorEntry& entry, std::uint64_t a
   }
 }
 
-void check_overlap(const Reader& reader, const std::vector<TensorEntry>& entries) {
+std::uint64_t padded(std::uint64_t bytes, std::uint64_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/// Refuses overlaps. Returns the first gap in words, if there is one.
+std::string check_order(const Reader& reader, const std::vector<TensorEntry>& entries,
+                        std::uint64_t alignment) {
   std::vector<const TensorEntry*> order;
   order.reserve(entries.size());
   for (const TensorEntry& entry : entries) order.push_back(&entry);
   std::stable_sort(order.begin(), order.end(),
                    [](const auto* a, const auto* b) { return a->offset < b->offset; });
+  std::string gap;
+  if (!order.empty() && order[0]->offset != 0) {
+    gap = fmt::format("{} lies at offset {} and is the first one; it must lie at 0", named(order[0]->tensor),
+                      order[0]->offset);
+  }
   for (std::size_t i = 1; i < order.size(); ++i) {
     // No overflow: both lie inside the data.
-    if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset) {
+    const std::uint64_t end = order[i - 1]->offset + order[i - 1]->bytes;
+    if (end > order[i]->offset) {
       reader.refuse(fmt::format("{} and {} overlap", named(order[i - 1]->tensor), named(order[i]->tensor)));
     }
+    if (gap.empty() && padded(end, alignment) != order[i]->offset) {
+      gap = fmt::format("{} ends at byte {}, but {} lies at offset {}; it must lie at {}",
+                        named(order[i - 1]->tensor), end, named(order[i]->tensor), order[i]->offset,
+                        padded(end, alignment));
+    }
   }
+  return gap;
 }
 
 /// The bytes behind the header, from the next multiple of the alignment on; empty where the file ends before that.
 std::span<const std::byte> data_part(std::span<const std::byte> bytes, std::uint64_t header,
                                      std::uint64_t alignment) {
-  const std::uint64_t begin = (header + alignment - 1) / alignment * alignment;
+  const std::uint64_t begin = padded(header, alignment);
   return begin < bytes.size() ? bytes.subspan(begin) : std::span<const std::byte>();
 }
 
@@ -173,7 +191,7 @@ FilePart read_file_part(std::span<const std::byte> bytes, std::string_view file)
   const std::uint64_t alignment = read_alignment(reader, part.metadata);
   const std::span<const std::byte> data = data_part(bytes, reader.offset(), alignment);
   for (const TensorEntry& entry : entries) check_place(reader, entry, alignment, data.size());
-  check_overlap(reader, entries);
+  part.gap = check_order(reader, entries, alignment);
   for (TensorEntry& entry : entries) {
     entry.tensor.data = data.subspan(entry.offset, entry.bytes);
     part.tensors.push_back(std::move(entry.tensor));

@@ -69,11 +69,12 @@ GgufFile GgufFile::open(const std::string& path) {
     state->files.emplace_back(name);
     FilePart next = read_file_part(state->files.back().bytes(), name);
     check_split_part(next.metadata, i, count);
+    if (state->part.gap.empty()) state->part.gap = std::move(next.gap);
     std::move(next.tensors.begin(), next.tensors.end(), std::back_inserter(state->part.tensors));
   }
   for (const MappedFile& file : state->files) state->file_bytes += file.bytes().size();
   state->index_tensors();
-  if (count > 1) state->check_tensor_count();
+  state->check_tensor_count();
   return GgufFile(std::move(state));
 }
 
@@ -84,6 +85,7 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& na
   state->part = read_file_part(bytes, name);
   if (split_files(name, state->part.metadata).size() > 1) refuse_file(name, "is one file of several");
   state->index_tensors();
+  state->check_tensor_count();
   return GgufFile(std::move(state));
 }
 
@@ -156,6 +158,10 @@ const Tensor& GgufFile::tensor(std::string_view name, std::span<const std::int64
                        fmt::join(dims, " x ")));
   }
   return found;
+}
+
+void GgufFile::refuse_gaps() const {
+  if (!state_->part.gap.empty()) refuse(state_->part.gap);
 }
 
 void GgufFile::release(const Tensor& tensor) const {

@@ -88,6 +88,10 @@ class GgufFile {
   /// The tensor, if it has exactly these dimensions (ggml's order); the error shows both.
   [[nodiscard]] const Tensor& tensor(std::string_view name, std::span<const std::int64_t> dims) const;
 
+  /// Refuses tensors that do not lie side by side, as ggml writes and reads them: their sizes or types are wrong. Apart from
+  /// open(), so that a caller may name first what is missing or has the wrong shape.
+  void refuse_gaps() const;
+
   /// Says that a tensor will not be read soon (its values were packed elsewhere): its pages leave the resident set.
   void release(const Tensor& tensor) const;
 

@@ -19,9 +19,11 @@ std::string suffix(std::int64_t index, std::int64_t count) {
 }  // namespace
 
 std::vector<std::string> split_files(const std::string& path, const Metadata& metadata) {
-  if (metadata.find(kCount) == nullptr) return {path};
-  const std::int64_t count = metadata.integer(kCount, 0, kMostFiles);
-  if (count <= 1) return {path};
+  const std::int64_t count = metadata.find(kCount) == nullptr ? 0 : metadata.integer(kCount, 0, kMostFiles);
+  if (count <= 1) {
+    if (metadata.find(kNumber) != nullptr) (void)metadata.integer(kNumber, 0, 0);
+    return {path};
+  }
   const std::int64_t index = metadata.integer(kNumber, 0, count - 1);
   const std::string ending = suffix(index, count);
   if (!path.ends_with(ending)) {

@@ -11,8 +11,15 @@
 
 #include "headwater/error.hpp"
 #include "runtime/gguf/row_groups.hpp"
+#include "runtime/model/parallel.hpp"
 
 namespace headwater::runtime {
+
+namespace {
+
+constexpr const char* kOwnHead = "output.weight";  // missing where the embedding is the head
+
+}  // namespace
 
 /// Builds a Model from the tensors of a file.
 class ModelReader {
@@ -29,6 +36,7 @@ class ModelReader {
   void read_qkv(const std::string& prefix, LayerWeights& layer);
   void read_gate_up(const std::string& prefix, LayerWeights& layer);
   void read_head();
+  void check_embedding(int threads) const;
   void refuse_unknown_tensors() const;
   [[nodiscard]] std::unique_ptr<Projection> project(std::vector<RowRange> rows);
   [[nodiscard]] std::vector<Projection*> projections() const;
@@ -132,9 +140,26 @@ void ModelReader::read_head() {
   model_.final_norm_ = vector("output_norm.weight", config.width);
   const std::array dims = {config.width, config.vocabulary};
   model_.embedding_ = &use("token_embd.weight", dims);
-  const char* const own = "output.weight";
-  model_.head_ =
-      whole(file_.find_tensor(own) != nullptr ? own : "token_embd.weight", config.width, config.vocabulary);
+  model_.head_ = whole(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : "token_embd.weight", config.width,
+                       config.vocabulary);
+}
+
+/// An embedding that is the head, too, is checked where that is packed.
+void ModelReader::check_embedding(int threads) const {
+  const Tensor& tensor = *model_.embedding_;
+  if (file_.find_tensor(kOwnHead) == nullptr) return;
+  constexpr std::int64_t kRows = 256;  // of a task
+  const std::int64_t width = model_.config_.width;
+  parallel_tasks(threads, (tensor.rows() + kRows - 1) / kRows, [&](std::int64_t task, int) {
+    std::vector<float> row(static_cast<std::size_t>(width));
+    for (std::int64_t r = task * kRows; r < std::min((task + 1) * kRows, tensor.rows()); ++r) {
+      dequantize_row(tensor.type, tensor.row(r), width, row.data());
+      if (std::all_of(row.begin(), row.end(), [](float value) { return std::isfinite(value); })) continue;
+      file_.refuse(
+          fmt::format("tensor '{}': row {} holds NaN or infinity; allowed: finite weights", tensor.name, r));
+    }
+  });
+  file_.release(tensor);
 }
 
 void ModelReader::refuse_unknown_tensors() const {
@@ -185,6 +210,8 @@ void ModelReader::read(const ModelOptions& options) {
   read_head();
   for (std::int64_t i = 0; i < model_.config_.layers; ++i) read_layer(i);
   refuse_unknown_tensors();
+  file_.refuse_gaps();
+  check_embedding(options.threads);
   pack(options.threads);
 }
 
@@ -209,7 +236,7 @@ std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision) {
     return static_cast<std::uint64_t>(tensor.dims[0]) * static_cast<std::uint64_t>(tensor.dims[1]) * element;
   };
   for (const Tensor& tensor : file.tensors()) {
-    own_head = own_head || tensor.name == "output.weight";
+    own_head = own_head || tensor.name == kOwnHead;
     if (tensor.name != "token_embd.weight") bytes += packed(tensor);
   }
   if (const Tensor* embedding = file.find_tensor("token_embd.weight"); embedding != nullptr && !own_head) {

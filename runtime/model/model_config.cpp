@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
 #include <vector>
 
 #include "headwater/error.hpp"
+#include "runtime/support/utf8.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -39,11 +41,16 @@ constexpr std::array kUnsupported = {
     Unsupported{"pooling_type", 0, "embedding models"},
 };
 
+/// Keys behind "<architecture>.rope.scaling." that are read, or that say nothing about the computation.
+constexpr std::array<std::string_view, 7> kScalingKeys = {
+    "type",           "factor",   "original_context_length", "attn_factor", "yarn_beta_fast",
+    "yarn_beta_slow", "finetuned"};
+
 class Reader {
  public:
   explicit Reader(const GgufFile& file) : file_(file), prefix_(file.text("general.architecture")) {
     if (prefix_ != "qwen3" && prefix_ != "qwen2" && prefix_ != "llama") {
-      file.refuse(fmt::format("general.architecture is '{}'; allowed: qwen3, qwen2, llama", prefix_));
+      file.refuse(fmt::format("general.architecture is {}; allowed: qwen3, qwen2, llama", quoted(prefix_)));
     }
   }
 
@@ -58,6 +65,8 @@ class Reader {
   void refuse_window() const;
   void read_sizes(ModelConfig& config) const;
   void read_rope(ModelConfig& config) const;
+  [[nodiscard]] std::int64_t read_rotated(const ModelConfig& config) const;
+  void refuse_unknown_scaling() const;
   [[nodiscard]] RopeScaling read_scaling(const ModelConfig& config) const;
   [[nodiscard]] double positive(std::string_view name, double fallback) const;
   [[nodiscard]] std::vector<float> rope_divisors(std::int64_t pairs) const;
@@ -121,10 +130,14 @@ void Reader::read_sizes(ModelConfig& config) const {
   }
   config.d_value = file_.integer_or(key("attention.value_length"), 1, kMaxExtent, config.d_head);
   if (config.heads * config.d_head > kMaxWidth || config.heads * config.d_value > kMaxWidth) {
-    file_.refuse(fmt::format("{} query heads of {} and values of {} are wider than {}", config.heads,
-                             config.d_head, config.d_value, kMaxWidth));
+    file_.refuse(fmt::format("{} is {}, with keys of {} and values of {}; allowed: up to {} numbers a token",
+                             key("attention.head_count"), config.heads, config.d_head, config.d_value,
+                             kMaxWidth));
   }
-  const double epsilon = positive("attention.layer_norm_rms_epsilon", 0.0);
+  // More than the mean square of the rows that it is added to would silence the model.
+  constexpr const char* kEpsilon = "attention.layer_norm_rms_epsilon";
+  const double epsilon = positive(kEpsilon, 0.0);
+  if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(kEpsilon), epsilon));
   config.norm_epsilon = static_cast<float>(epsilon);
 }
 
@@ -138,29 +151,44 @@ double Reader::positive(std::string_view name, double fallback) const {
   return value;
 }
 
+/// A key of the scaling that is not read may mean another rotation.
+void Reader::refuse_unknown_scaling() const {
+  const std::string prefix = key("rope.scaling.");
+  for (const std::string_view name : file_.keys()) {
+    if (!name.starts_with(prefix)) continue;
+    if (std::ranges::find(kScalingKeys, name.substr(prefix.size())) != kScalingKeys.end()) continue;
+    file_.refuse(fmt::format("{} is not supported", quoted(name)));
+  }
+}
+
+/// As llama.cpp reads these architectures: a factor without a type is linear; type `none` is none, whatever else is
+/// there; rope.scale_linear is the factor where the new key is missing; attn_factor multiplies the magnitude of every
+/// type. (It reads neither YaRN's betas nor its other factors for them; the betas are honoured here.)
 RopeScaling Reader::read_scaling(const ModelConfig& config) const {
+  refuse_unknown_scaling();
   RopeScaling scaling;
-  const std::string_view kind = file_.text_or(key("rope.scaling.type"), "none");
-  const std::string legacy = key("rope.scale_linear");
-  if (kind == "linear" || (kind == "none" && file_.has(legacy))) {
+  const char* const factor = !file_.has(key("rope.scaling.factor")) && file_.has(key("rope.scale_linear"))
+                                 ? "rope.scale_linear"
+                                 : "rope.scaling.factor";
+  const std::string_view kind =
+      file_.text_or(key("rope.scaling.type"), file_.has(key(factor)) ? "linear" : "none");
+  scaling.attention_factor = positive("rope.scaling.attn_factor", scaling.attention_factor);
+  if (kind == "none") return scaling;
+  if (kind == "linear") {
     scaling.kind = RopeScaling::Kind::linear;
-    scaling.factor = positive(kind == "linear" ? "rope.scaling.factor" : "rope.scale_linear", 0.0);
   } else if (kind == "yarn") {
     scaling.kind = RopeScaling::Kind::yarn;
-    scaling.factor = positive("rope.scaling.factor", 0.0);
     scaling.original_context =
         file_.integer_or(key("rope.scaling.original_context_length"), 1, kMaxTokens, config.context);
     scaling.beta_fast = positive("rope.scaling.yarn_beta_fast", scaling.beta_fast);
     scaling.beta_slow = positive("rope.scaling.yarn_beta_slow", scaling.beta_slow);
-    scaling.attention_factor = positive("rope.scaling.attn_factor", scaling.attention_factor);
-    for (const char* other : {"rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor"}) {
-      if (file_.has(key(other))) file_.refuse(fmt::format("{} is not supported", key(other)));
-    }
-  } else if (kind != "none") {
-    file_.refuse(fmt::format("{} is '{}'; allowed: none, linear, yarn", key("rope.scaling.type"), kind));
+  } else {
+    file_.refuse(
+        fmt::format("{} is {}; allowed: none, linear, yarn", key("rope.scaling.type"), quoted(kind)));
   }
+  scaling.factor = positive(factor, 0.0);
   if (scaling.factor < 1) {
-    file_.refuse(fmt::format("{} is {}; allowed: at least 1", key("rope.scaling.factor"), scaling.factor));
+    file_.refuse(fmt::format("{} is {}; allowed: at least 1", key(factor), scaling.factor));
   }
   return scaling;
 }
@@ -180,17 +208,37 @@ std::vector<float> Reader::rope_divisors(std::int64_t pairs) const {
   return divisors;
 }
 
+/// Rotated dimensions: all of a head where the file does not say how many.
+std::int64_t Reader::read_rotated(const ModelConfig& config) const {
+  const std::string rotated_key = key("rope.dimension_count");
+  const std::string length_key = key("attention.key_length");
+  const bool said = file_.has(rotated_key);
+  if (said && config.d_head > 1) {
+    const std::int64_t rotated = file_.integer(rotated_key, 2, config.d_head);
+    if (rotated % 2 != 0) {
+      file_.refuse(fmt::format("{} is {}; allowed: an even number", rotated_key, rotated));
+    }
+    return rotated;
+  }
+  if (config.d_head % 2 == 0) return config.d_head;
+  const char* const allowed = said ? "at least 2" : "an even number, as all of a row is rotated";
+  if (file_.has(length_key)) {
+    file_.refuse(fmt::format("{} is {}; allowed: {}", length_key, config.d_head, allowed));
+  }
+  file_.refuse(fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: {}",
+                           length_key, config.heads, config.d_head, config.width, allowed));
+}
+
 void Reader::read_rope(ModelConfig& config) const {
   // ggml stores llama's query and key rows in the order of adjacent pairs, the Qwens' as they were trained.
   config.rope_layout = prefix_ == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
-  const std::string rotated_key = key("rope.dimension_count");
-  const std::int64_t rotated = file_.integer_or(rotated_key, 2, config.d_head, config.d_head);
-  if (rotated % 2 != 0) file_.refuse(fmt::format("{} is {}; allowed: an even number", rotated_key, rotated));
+  const std::int64_t rotated = read_rotated(config);
   if (file_.has(key("rope.dimension_sections"))) {
     file_.refuse(fmt::format("{} is not supported", key("rope.dimension_sections")));
   }
   constexpr double kDefaultBase = 10000.0;
   const double theta = positive("rope.freq_base", kDefaultBase);
+  if (theta < 1) file_.refuse(fmt::format("{} is {}; allowed: 1 or more", key("rope.freq_base"), theta));
   const RopeScaling scaling = read_scaling(config);
   if (scaling.kind == RopeScaling::Kind::yarn && theta <= 1) {
     file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", key("rope.freq_base"), theta));

@@ -28,14 +28,14 @@ void blend(RopeFrequencies& frequencies, std::int64_t r, double theta, const Rop
     const double slow = frequencies.inverse[i] / scaling.factor;
     frequencies.inverse[i] = slow * interpolated + frequencies.inverse[i] * (1.0 - interpolated);
   }
-  frequencies.magnitude = scaling.attention_factor * (1.0 + 0.1 * std::log(scaling.factor));
+  frequencies.magnitude *= 1.0 + 0.1 * std::log(scaling.factor);
 }
 
 }  // namespace
 
 RopeFrequencies rope_frequencies(std::int64_t r, double theta, std::span<const float> divisors,
                                  const RopeScaling& scaling) {
-  RopeFrequencies frequencies{rope_inverse_frequencies(r, theta), 1.0};
+  RopeFrequencies frequencies{rope_inverse_frequencies(r, theta), scaling.attention_factor};
   for (std::size_t i = 0; i < divisors.size(); ++i) {
     frequencies.inverse[i] /= static_cast<double>(divisors[i]);
   }

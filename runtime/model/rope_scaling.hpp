@@ -14,7 +14,7 @@ struct RopeScaling {
   std::int64_t original_context = 0;  ///< YaRN: tokens that the model was trained on, >= 1
   double beta_fast = 32.0;        ///< YaRN: pairs that turn more often than this in the original context stay
   double beta_slow = 1.0;         ///< YaRN: pairs that turn less often are interpolated
-  double attention_factor = 1.0;  ///< YaRN: multiplies the magnitude
+  double attention_factor = 1.0;  ///< multiplies the magnitude
 };
 
 /// What headwater::rotate takes (ROPE-4).
@@ -26,7 +26,8 @@ struct RopeFrequencies {
 /// The inverse frequencies of r rotated dimensions at base theta after `divisors` (empty, or r/2 values of the tensor
 /// rope_freqs.weight, by which Llama 3 slows its slow pairs down) and `scaling`:
 /// linear, w / s (Chen et al., 2023, "Extending context window by positional interpolation");
-/// YaRN, a blend of w / s and w by how often a pair turns, magnitude 1 + 0.1 ln s (Peng et al., 2023, section 3.2-3.4).
+/// YaRN, a blend of w / s and w by how often a pair turns, magnitude 1 + 0.1 ln s (Peng et al., 2023, section 3.2-3.4);
+/// every magnitude, 1 without YaRN, times the attention factor.
 [[nodiscard]] RopeFrequencies rope_frequencies(std::int64_t r, double theta, std::span<const float> divisors,
                                                const RopeScaling& scaling);
 

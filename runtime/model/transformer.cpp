@@ -78,10 +78,6 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
   rotation_ = AlignedBuffer(bytes(max_step_, 2 * pairs));
-  // What blocks read behind the last row is never used, but must not be uninitialised.
-  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_}) {
-    std::fill_n(buffer->data(), buffer->size(), std::byte{0});
-  }
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
   for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
@@ -121,6 +117,7 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
   single_ = step.kind == Step::Kind::decode && n == 1;
   blocks_.clear();
   cut_into_blocks(n, session_->options().chunk, blocks_);
+  initialise_rows(n + kRowPadding);
 
   Stopwatch watch;
   embed(ids);
@@ -128,6 +125,17 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
   watch.lap(times_.other);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) run_layer(layer, n);
   session_->end();
+}
+
+void Transformer::initialise_rows(std::int64_t rows) {
+  if (rows <= initialised_rows_) return;
+  const std::int64_t longest = max_step_ + kRowPadding;
+  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_}) {
+    const std::size_t row = buffer->size() / static_cast<std::size_t>(longest);
+    std::fill_n(buffer->data() + static_cast<std::size_t>(initialised_rows_) * row,
+                static_cast<std::size_t>(rows - initialised_rows_) * row, std::byte{0});
+  }
+  initialised_rows_ = rows;
 }
 
 void Transformer::embed(std::span<const std::int32_t> ids) {

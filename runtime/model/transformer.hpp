@@ -63,7 +63,8 @@ class Transformer {
   /// outside the vocabulary, and for more than max_step() tokens. An exception from inside leaves a session that only
   /// reset() helps (STATE-5).
   void run(const Step& step, std::span<const std::int32_t> ids);
-  /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32.
+  /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32. Errors:
+  /// invalid_argument for other tokens, and where `out` is shorter.
   void logits(std::int64_t first, std::int64_t count, std::span<float> out);
   void reset();
 
@@ -80,6 +81,8 @@ class Transformer {
 
  private:
   class Stopwatch;
+  /// What blocks read behind a step's last row is never used, but must not be uninitialised.
+  void initialise_rows(std::int64_t rows);
   void embed(std::span<const std::int32_t> ids);
   void tabulate_rotation(std::int64_t first_position, std::int64_t n);
   void run_layer(std::int64_t layer, std::int64_t n);
@@ -98,8 +101,9 @@ class Transformer {
   std::int64_t max_step_ = 0;
   std::int64_t qkv_width_ = 0;
   std::int64_t step_rows_ = 0;
-  bool single_ = false;     // the one row of a decode step: F32 throughout
-  bool bf16_rows_ = false;  // queries, keys and values go to the engine as BF16
+  std::int64_t initialised_rows_ = 0;  // of the workspaces with padding
+  bool single_ = false;                // the one row of a decode step: F32 throughout
+  bool bf16_rows_ = false;             // queries, keys and values go to the engine as BF16
   std::vector<RowBlock> blocks_;
   std::vector<ProjectionScratch> scratch_;
   AlignedBuffer residual_;  // [n][width] F32

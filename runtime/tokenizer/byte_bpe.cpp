@@ -83,9 +83,10 @@ class ByteBpe final : public Encoder {
     const std::vector<std::string_view> merges = file.texts(kKey);
     merges_.reserve(merges.size());
     for (std::size_t i = 0; i < merges.size(); ++i) {
-      const std::size_t space = merges[i].find(' ', 1);
-      if (space == std::string_view::npos || space + 1 == merges[i].size()) {
-        file.refuse(fmt::format("key '{}': element {} is {}; it must be two symbols and a space between",
+      const std::size_t space = merges[i].find(' ');
+      if (space == std::string_view::npos || space == 0 || space + 1 == merges[i].size() ||
+          merges[i].find(' ', space + 1) != std::string_view::npos) {
+        file.refuse(fmt::format("key '{}': element {} is {}; it must be two symbols and one space between",
                                 kKey, i, quoted(merges[i])));
       }
       const std::string left(merges[i].substr(0, space));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "headwater/error.hpp"
@@ -29,12 +30,15 @@ constexpr Markers kMarkers[] = {
 
 const Markers& markers_of(ChatFormat format) { return kMarkers[static_cast<std::size_t>(format)]; }
 
-/// What Python's and Jinja's trim take away, in ASCII.
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kBlank = " \t\n\v\f\r";
-  const std::size_t begin = text.find_first_not_of(kBlank);
-  return begin == std::string_view::npos ? std::string_view()
-                                         : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+// What Python's and Jinja's trim take away, in ASCII.
+constexpr std::string_view kBlank = " \t\n\v\f\r";
+
+std::string_view without_leading_blanks(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(kBlank), text.size()));
+}
+
+std::string_view without_trailing_blanks(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(kBlank) + 1);
 }
 
 class Writer {
@@ -64,7 +68,7 @@ class Writer {
   }
 
   /// Role and text are one piece where no token stands between, so that words form across the gap as in training.
-  void turn(std::string_view role, std::string_view content) {
+  void turn(std::string_view role, std::string_view content, std::string_view question = {}) {
     marker(markers_.open);
     std::string piece(role);
     if (!markers_.header_end.empty()) {
@@ -75,6 +79,10 @@ class Writer {
     piece += markers_.gap;
     piece += content;
     text(piece);
+    if (question.empty()) return;
+    question_ = ids_.size();
+    const std::vector<std::int32_t> more = tokenizer_.encode_more(question, false);
+    ids_.insert(ids_.end(), more.begin(), more.end());
   }
 
   void end_turn() {
@@ -82,12 +90,14 @@ class Writer {
     text(markers_.after);
   }
 
+  [[nodiscard]] std::size_t question() const { return question_; }
   [[nodiscard]] std::vector<std::int32_t> take() { return std::move(ids_); }
 
  private:
   const Tokenizer& tokenizer_;
   const Markers& markers_;
   std::vector<std::int32_t> ids_;
+  std::size_t question_ = 0;
 };
 
 }  // namespace
@@ -108,7 +118,8 @@ std::optional<ChatFormat> chat_format_of(const Tokenizer& tokenizer) {
 }
 
 std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat format,
-                                      std::span<const ChatMessage> messages, bool first) {
+                                      std::span<const ChatMessage> messages, bool first,
+                                      std::size_t* question) {
   const Markers& markers = markers_of(format);
   Writer writer(tokenizer, markers);
   if (first) {
@@ -122,10 +133,17 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat for
           ErrorCode::invalid_argument,
           fmt::format("role {} is not known; allowed: system, user, assistant", quoted(message.role)));
     }
-    writer.turn(message.role, markers.trims ? trimmed(message.text) : std::string_view(message.text));
+    std::string_view text = message.text;
+    std::string_view behind = message.question;
+    if (markers.trims) {
+      text = without_leading_blanks(text);
+      (behind.empty() ? text : behind) = without_trailing_blanks(behind.empty() ? text : behind);
+    }
+    writer.turn(message.role, text, behind);
     writer.end_turn();
   }
   writer.turn("assistant", "");
+  if (question != nullptr) *question = writer.question();
   return writer.take();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -21,6 +22,7 @@ enum class ChatFormat : std::uint8_t {
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"
   std::string text;
+  std::string question = {};  ///< goes on behind the text, in tokens of its own; empty: nothing does
 };
 
 /// "chatml" or "llama3"; none for another name.
@@ -31,8 +33,9 @@ struct ChatMessage {
 /// Ids of a conversation up to where the assistant begins to write. first: it opens the session, so BOS comes in front
 /// (always for llama3, for chatml where the file asks for it); else it goes on behind an answer that ended with its end
 /// token. Markers in texts are text: what a user typed never ends a turn. Error(invalid_argument) where the vocabulary
-/// lacks a marker, or for another role.
+/// lacks a marker, or for another role. `question`, where it is not null, gets the place of the last question's first id.
 [[nodiscard]] std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat format,
-                                                    std::span<const ChatMessage> messages, bool first);
+                                                    std::span<const ChatMessage> messages, bool first,
+                                                    std::size_t* question = nullptr);
 
 }  // namespace headwater::runtime

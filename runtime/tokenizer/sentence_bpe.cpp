@@ -14,6 +14,7 @@
 namespace headwater::runtime {
 namespace {
 
+constexpr std::string_view kTokensKey = "tokenizer.ggml.tokens";
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 
 /// `text` with every `from` replaced by `to`.
@@ -84,13 +85,15 @@ class SentenceBpe final : public Encoder {
       if (vocabulary_[id].kind != TokenKind::byte) continue;
       const int byte = byte_of(vocabulary_[id].text);
       if (byte < 0) {
-        file.refuse(fmt::format("token {} is a byte called {}; it must be <0x00> .. <0xFF>", id,
-                                quoted(vocabulary_[id].text)));
+        file.refuse(fmt::format("key '{}': token {} is a byte called {}; it must be <0x00> .. <0xFF>",
+                                kTokensKey, id, quoted(vocabulary_[id].text)));
       }
       bytes_[static_cast<std::size_t>(byte)] = id;
     }
     for (std::size_t byte = 0; byte < bytes_.size(); ++byte) {
-      if (bytes_[byte] < 0) file.refuse(fmt::format("the vocabulary lacks the byte token <0x{:02X}>", byte));
+      if (bytes_[byte] >= 0) continue;
+      file.refuse(fmt::format("key '{}' lacks the byte token <0x{:02X}>; there must be one for each byte",
+                              kTokensKey, byte));
     }
   }
 

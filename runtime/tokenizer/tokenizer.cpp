@@ -63,6 +63,9 @@ struct Tokenizer::State {
         adds(file, "tokenizer.ggml.add_bos_token", encoder->adds_bos(), bos, "tokenizer.ggml.bos_token_id");
     adds_eos = adds(file, "tokenizer.ggml.add_eos_token", false, eos, "tokenizer.ggml.eos_token_id");
     find_ends(file);
+    // Nothing uses these, but a file in which they are wrong is not to be trusted.
+    for (const char* key : {"tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"})
+      (void)special_id(file, key, vocabulary);
   }
 
   void find_ends(const GgufFile& file) {
@@ -97,11 +100,23 @@ std::unique_ptr<Tokenizer> Tokenizer::from_gguf(const GgufFile& file) {
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special,
                                             bool parse_special) const {
-  const std::string clean = well_formed_utf8(text);
-  const SpecialTokens& specials = parse_special ? state_->with_control : state_->always;
   std::vector<std::int32_t> ids;
   if (add_special && state_->adds_bos) ids.push_back(state_->bos);
-  bool after_special = true;
+  append(text, parse_special, true, ids);
+  if (add_special && state_->adds_eos) ids.push_back(state_->eos);
+  return ids;
+}
+
+std::vector<std::int32_t> Tokenizer::encode_more(std::string_view text, bool parse_special) const {
+  std::vector<std::int32_t> ids;
+  append(text, parse_special, false, ids);
+  return ids;
+}
+
+void Tokenizer::append(std::string_view text, bool parse_special, bool after_special,
+                       std::vector<std::int32_t>& ids) const {
+  const std::string clean = well_formed_utf8(text);
+  const SpecialTokens& specials = parse_special ? state_->with_control : state_->always;
   for (std::size_t at = 0; at < clean.size();) {
     const SpecialTokens::Match match = specials.find(clean, at);
     if (match.begin > at) {
@@ -114,8 +129,6 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
     }
     at = match.begin + match.length;
   }
-  if (add_special && state_->adds_eos) ids.push_back(state_->eos);
-  return ids;
 }
 
 std::string Tokenizer::piece(std::int32_t id) const {

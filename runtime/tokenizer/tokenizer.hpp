@@ -30,6 +30,9 @@ class Tokenizer {
   /// normalisation.
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, bool add_special,
                                                  bool parse_special) const;
+  /// Ids of a text that goes on behind another one, its first token where it begins: without the tokens and the space
+  /// that encode() may put in front of a text.
+  [[nodiscard]] std::vector<std::int32_t> encode_more(std::string_view text, bool parse_special) const;
 
   /// The bytes that a token stands for; not always whole UTF-8 characters. For a control token its text.
   /// Error(invalid_argument) for an id outside 0 .. size() - 1.
@@ -56,6 +59,8 @@ class Tokenizer {
  private:
   struct State;
   explicit Tokenizer(std::unique_ptr<const State> state);
+  void append(std::string_view text, bool parse_special, bool after_special,
+              std::vector<std::int32_t>& ids) const;
   std::unique_ptr<const State> state_;
 };
 

@@ -49,7 +49,8 @@ Vocabulary::Vocabulary(const GgufFile& file, bool with_scores) {
     const auto [other, fresh] = by_text_.emplace((*this)[id].text, id);
     // Nothing finds an empty text; files use it for ids that mean nothing.
     if (!fresh && !(*this)[id].text.empty()) {
-      file.refuse(fmt::format("tokens {} and {} are both {}", other->second, id, quoted(other->first)));
+      file.refuse(fmt::format("key '{}': tokens {} and {} are both {}; they must differ", kTokens,
+                              other->second, id, quoted(other->first)));
     }
   }
 }

@@ -41,10 +41,12 @@ class StateOf : public EachEngine {
   }
   /// Only reset() is legal, and it is enough.
   void expect_failed(Session& session) {
+    EXPECT_TRUE(session.failed());
     expect_error([&] { session.begin(Step::decode()); }, ErrorCode::wrong_state, {"reset"});
     expect_error([&] { session.end(); }, ErrorCode::wrong_state, {"reset"});
     expect_error([&] { attend(session, 0, 1); }, ErrorCode::wrong_state, {"reset"});
     session.reset();
+    EXPECT_FALSE(session.failed());
     EXPECT_EQ(session.state(), SessionState::empty);
     EXPECT_EQ(session.tokens(), 0);
     step(session, Step::prefill(3));

@@ -7,6 +7,7 @@ from matplotlib.image import imread
 
 OWN, LOCAL, HEAVY = (176, 180, 186), (86, 180, 233), (213, 94, 0)
 PANEL, DENSE = (243, 244, 246), (214, 217, 222)
+NAMED = (32, 33, 36), (0, 114, 178), (0, 158, 115), (204, 121, 167)  # curves
 
 
 class Trace:
@@ -37,14 +38,21 @@ class Trace:
         return tuple(sums)
 
     def survival(self, head):
-        readers = [c for c in range(self.chunks) if self.sets[c][head]]
-        kept, had = [0] * len(readers), [0] * len(readers)
+        """(share, tokens at risk) at ages 1, 2, ...: Kaplan and Meier's estimate, from how long each token lived and was seen."""
+        lives = []  # (sets that held the token until the first that did not, sets since its chunk)
         for c in range(self.chunks):
-            later = [r for r in readers if r > c]
-            for k, reader in enumerate(later):
-                had[k] += self.start[c + 1] - self.start[c]
-                kept[k] += len(set(range(self.start[c], self.start[c + 1])) & set(self.sets[reader][head]))
-        return [a / b if b else 0.0 for a, b in zip(kept, had)]
+            later = [set(self.sets[r][head]) for r in range(c + 1, self.chunks) if self.sets[r][head]]
+            for token in range(self.start[c], self.start[c + 1]):
+                lives.append((next((k for k, kept in enumerate(later) if token not in kept), len(later)), len(later)))
+        share, shares, risks = 1.0, [], []
+        for age in range(1, max(seen for _, seen in lives) + 1):
+            risk = [life for life, seen in lives if life >= age - 1 and seen >= age]
+            if not risk:
+                break
+            share *= 1 - sum(life == age - 1 for life in risk) / len(risk)
+            shares.append(share)
+            risks.append(len(risk))
+        return shares, risks
 
     def heavy_reads(self, head):
         counts = [0] * self.n

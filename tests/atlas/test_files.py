@@ -9,12 +9,15 @@ import subprocess
 import time
 import unittest
 
-from model import DENSE, HEAVY, LOCAL, OWN, PANEL, Trace, count, pixels
+import numpy as np
+from model import DENSE, HEAVY, LOCAL, NAMED, OWN, PANEL, Trace, count, pixels
 from support import PROGRAM, ProgramTest, Tensor, file_of, problem, safetensors
 
 SPARSE = ("-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "5")
 MARGIN, WIDTH, BAR = 40, 1800, 106  # of cli/atlas_picture.cpp: pixels, and a row of the bar of pairs
-GAP, SCORES, PANEL_WIDTH = 36, 44, 403  # of its panels, four in a row
+GAP, LABELS, SCORES, PANEL_WIDTH = 24, 56, 60, 356  # of its panels, four in a row
+LEGEND, TITLE = 136, 24  # a row of the legend; pixels of the title of an axis
+CURVES_LEFT, CURVES_RIGHT, CURVES_HEIGHT, CURVES_FOOT = 62, 290, 240, 330 - 240 + 24  # of the survival curves
 
 
 def panel_rows(trace):
@@ -26,7 +29,15 @@ def panel_corner(trace, head):
     """(x, y) of a head's panel, where its first chunk is drawn."""
     overview = trace.heads * min(14, max(3, 420 // trace.heads))
     row = 24 + panel_rows(trace) * trace.chunks + 4 + SCORES + 34
-    return MARGIN + head % 4 * (PANEL_WIDTH + GAP), 168 + 64 + overview + 24 + 64 + head // 4 * row + 24
+    left = MARGIN + LABELS + head % 4 * (LABELS + PANEL_WIDTH + GAP)
+    return left, 168 + 64 + overview + 24 + TITLE + 64 + head // 4 * row + 24
+
+
+def legend(picture):
+    """Colours of the legend, from left to right: squares of 16 pixels on white."""
+    row = [tuple(pixel) for pixel in picture[LEGEND]]
+    return [row[x] for x in range(MARGIN, WIDTH - MARGIN - 16)
+            if len(set(row[x:x + 16])) == 1 and row[x - 1] == row[x + 16] == (255, 255, 255) != row[x]]
 
 
 class Atlas(ProgramTest):
@@ -62,14 +73,58 @@ class Results(Atlas):
             wanted = part / (150 * 151 / 2) * (WIDTH - 2 * MARGIN)
             self.assertAlmostEqual(count(bar, colour), wanted, delta=1.01)
 
+    def picture(self, tensors, *flags):
+        trace = Trace(*self.written(tensors, *flags))
+        done = self.atlas("--png", self.path("page.png"))
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        with open(self.path("page.png"), "rb") as file:
+            return trace, pixels(file.read())
+
+    def test_legend_has_what_is_there(self):
+        for flags, colours in ((SPARSE, [OWN, LOCAL, HEAVY, PANEL]), (("--dense",), [OWN]),
+                               ((*SPARSE, "--steps", "p70,d1,p79"), [OWN, LOCAL, HEAVY, DENSE, PANEL]),
+                               (("--steps", "p140,d10"), [OWN, DENSE]),
+                               (("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "0"), [OWN, LOCAL, PANEL]),
+                               (("-ub", "16", "--h2o-local", "0", "--h2o-heavy", "4"), [OWN, HEAVY, PANEL])):
+            with self.subTest(flags=flags):
+                _, picture = self.picture(problem(n=150), *flags)
+                self.assertEqual(legend(picture), colours)
+
+    def test_curves(self):
+        """Each age of a head's curve at its height, and nothing rises."""
+        trace, _ = self.picture(problem(n=150), *SPARSE)
+        self.assertEqual(self.atlas("--png", self.path("page.png"), "--head", "0").returncode, 0)
+        with open(self.path("page.png"), "rb") as file:
+            picture = pixels(file.read())
+        lives, _ = trace.survival(0)
+        least = min(share for share in lives if share > 0)
+        decades = min(4, max(1, math.ceil(-math.log10(least))))
+        left, right = MARGIN + CURVES_LEFT, WIDTH - MARGIN - CURVES_RIGHT
+        plot = picture[-CURVES_FOOT - CURVES_HEIGHT:-CURVES_FOOT, left:right]
+        for age, share in enumerate([1.0, *lives]):
+            down = min(1, -math.log10(share) / decades) if share > 0 else 1
+            column = plot[:, age * (plot.shape[1] - 1) // len(lives)]
+            rows = np.flatnonzero(np.all(column == NAMED[0], axis=-1))
+            self.assertTrue(len(rows), f"age {age}")
+            # As steep as the curve may be there, its pixels stand around the age's height.
+            self.assertLessEqual(rows[0] - 2, down * (CURVES_HEIGHT - 1), f"age {age}")
+            self.assertGreaterEqual(rows[-1] + 2, down * (CURVES_HEIGHT - 1), f"age {age}")
+        heights = [np.mean(np.flatnonzero(np.all(column == NAMED[0], axis=-1))) for column in plot.swapaxes(0, 1)]
+        self.assertTrue(all(b >= a - 1 for a, b in zip(heights, heights[1:])))
+
+    def test_curves_of_many_heads(self):
+        """Few heads have a colour each, of many the median, the longest and the shortest; a dense run has no curve at all."""
+        for heads, flags, named in ((4, SPARSE, NAMED), (6, SPARSE, NAMED[:3]), (6, ("--dense",), ())):
+            _, picture = self.picture(problem(n=150, heads=heads, heads_kv=2), *flags)
+            plot = picture[-CURVES_FOOT - CURVES_HEIGHT:-CURVES_FOOT, MARGIN + CURVES_LEFT:WIDTH - MARGIN - CURVES_RIGHT]
+            for colour in NAMED:
+                self.assertEqual(count(plot, colour) > 50, colour in named, colour)
+
     def test_panels(self):
         """Every token of every chunk of every head in its colour, and every score at its height."""
         tensors = problem(n=150, heads=6, heads_kv=2)
         for flags in (SPARSE, (*SPARSE, "--steps", "p70,d1,p79")):
-            trace = Trace(*self.written(tensors, *flags))
-            self.assertEqual(self.atlas("--png", self.path("page.png")).returncode, 0)
-            with open(self.path("page.png"), "rb") as file:
-                picture = pixels(file.read())
+            trace, picture = self.picture(tensors, *flags)
             for head in range(trace.heads):
                 with self.subTest(flags=flags, head=head):
                     self.assert_panel(trace, head, picture)
@@ -86,12 +141,29 @@ class Results(Atlas):
                 wanted[position] = HEAVY
             line = picture[y + chunk * panel_rows(trace)]
             self.assertEqual([tuple(line[column]) for column in columns], wanted, f"chunk {chunk}")
+        self.assert_scores(trace, head, picture)
+
+    def assert_scores(self, trace, head, picture):
+        """Every column's highest score, logarithmic from their 5th percentile, in the colour of what was read."""
+        x, y = panel_corner(trace, head)
         bottom = y + panel_rows(trace) * trace.chunks + 4
-        largest = trace.scores[head].max()
-        for column, score in zip(columns, trace.scores[head]):
-            bar = picture[bottom:bottom + SCORES, column:column + 1]
-            height = SCORES * min(1, max(0, 1 + math.log10(score / largest) / 5)) if score > 0 else 0
-            self.assertAlmostEqual(SCORES - count(bar, PANEL), height, delta=0.51)
+        columns = {}
+        for token, score in enumerate(trace.scores[head]):
+            columns.setdefault(token * PANEL_WIDTH // trace.n, []).append((-score, token))
+        highest = {column: min(tokens) for column, tokens in columns.items()}
+        heights = sorted(-score for score, _ in highest.values() if score < 0)
+        low, high = heights[len(heights) // 20], heights[-1]
+        reads = trace.heavy_reads(head)
+        for column, (score, token) in highest.items():
+            bar = picture[bottom:bottom + SCORES, x + column:x + column + 1]
+            height = 1 + max(0, math.log(-score / low) / math.log(high / low)) * (SCORES - 1) if score < 0 else 0
+            self.assertAlmostEqual(count(bar, HEAVY if reads[token] else OWN), height, delta=0.51)
+            self.assertAlmostEqual(count(bar, PANEL), SCORES - height, delta=0.51)
+
+    def test_scores_of_columns_with_several_tokens(self):
+        trace, picture = self.picture(problem(n=900), "-ub", "100", "--h2o-local", "4", "--h2o-heavy", "5")
+        for head in range(trace.heads):
+            self.assert_scores(trace, head, picture)
 
     def test_picture_depends_on_the_file_alone(self):
         self.written()
@@ -125,9 +197,12 @@ class Results(Atlas):
             parts = (head["pairs_own"], head["pairs_local"], head["pairs_heavy"], head["pairs_before_dense"])
             self.assertEqual(parts, trace.pairs(h))
             self.assertEqual(head["pairs"], sum(parts))
-            self.assertEqual(len(head["survival"]), len(trace.survival(h)))
-            for got, wanted in zip(head["survival"], trace.survival(h)):
+            shares, at_risk = trace.survival(h)
+            self.assertEqual(head["survival_at_risk"], at_risk)
+            self.assertEqual(len(head["survival"]), len(shares))
+            for got, wanted in zip(head["survival"], shares):
                 self.assertAlmostEqual(got, wanted, delta=1e-12)
+            self.assertEqual(head["survival"], sorted(head["survival"], reverse=True))
 
     def test_page_needs_nothing(self):
         self.written()

@@ -97,7 +97,7 @@ class Page(ModelAtlas):
         refuse("-m", MODEL, "-p", "x", *out, "--layers", "3-1", words=["backwards"])
         refuse("-m", MODEL, "-p", "x", *out, "--window", "99999", words=["--window", "32768"])
         refuse("-m", MODEL, "-p", "x", "-o", MODEL, words=["is the input"])
-        refuse("-m", MODEL, "-p", "x", *out, "--engine", "nope", words=["nope"], code=3)
+        refuse("-m", MODEL, "-p", "x", *out, "--engine", "nope", words=["nope"])
         refuse("-m", self.directory, "-p", "x", *out, words=["regular file"])
         refuse("-m", f"{self.directory}/none.gguf", "-p", "x", *out, words=["none.gguf"])
         self.assertEqual(self.listing(), before)

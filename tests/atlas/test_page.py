@@ -63,7 +63,9 @@ class Page(ProgramTest):
         for h in range(trace.heads):
             pairs = value(f"view.model.head({h}).pairs")
             self.assertEqual(tuple(pairs[k] for k in ("own", "local", "heavy", "dense")), trace.pairs(h))
-            np.testing.assert_allclose(value(f"Array.from(view.model.head({h}).survival)"), trace.survival(h), rtol=1e-12)
+            shares, at_risk = trace.survival(h)
+            np.testing.assert_allclose(value(f"view.model.head({h}).survival.share"), shares, rtol=1e-12)
+            self.assertEqual(value(f"view.model.head({h}).survival.atRisk"), at_risk)
             self.assertEqual(value(f"Array.from(view.model.head({h}).heavyReads)"), trace.heavy_reads(h))
 
     def test_attention_of_entries(self):
@@ -88,9 +90,40 @@ class Page(ProgramTest):
             self.assertGreater(count(picture, PANEL), 1000, name)
             for colour in colours:
                 self.assertGreater(count(picture, colour, tolerance=6), 20, f"{name} has no {colour}")
-        self.assertIn("%", self.browser.evaluate("document.getElementById('headline').textContent"))
-        self.assertEqual(self.browser.evaluate("document.querySelectorAll('#pairs .row').length"), 4)
         self.assertGreater(self.browser.evaluate("document.querySelectorAll('#top tbody tr').length"), 3)
+
+    def test_pairs_are_said_once(self):
+        """The headline has the share, the bar its parts to scale, the legend what is there and no more."""
+        words = {"own": "its own chunk", "local": "local window (newest 4)", "heavy": "heavy hitters",
+                 "dense": "everything before (dense)", "none": "not computed"}
+        for flags in (SPARSE, ("--dense",), (*SPARSE, "--steps", "p70,d1,p79")):
+            trace = self.show(problem(n=150), *flags)
+            all_pairs = 150 * 151 / 2 * trace.heads
+            parts = dict(zip(words, np.sum([trace.pairs(h) for h in range(trace.heads)], axis=0) / all_pairs))
+            share = sum(parts.values())
+            parts["none"] = 1 - share
+            parts = {kind: part for kind, part in parts.items() if part > 1e-9}
+            self.assertIn(f"{100 * share:.1f} % of the query-key pairs", self.browser.evaluate("document.body.innerText"))
+            legend = self.browser.evaluate("[...document.querySelectorAll('#legend span')].map((e) => e.textContent)")
+            self.assertEqual(legend, [f"{words[kind]}: {100 * part:.1f} %" for kind, part in parts.items()])
+            widths = self.browser.evaluate("[...document.querySelectorAll('#pairs i')].map((e) => [e.className, parseFloat(e.style.width)])")
+            self.assertEqual([kind for kind, _ in widths], list(parts))
+            np.testing.assert_allclose([width for _, width in widths], [100 * part for part in parts.values()], atol=1e-3)
+            text = self.browser.evaluate("document.querySelector('header').innerText + document.querySelector('main').innerText")
+            self.assertEqual(text.count(f"{100 * share:.1f} %"), 1, text)
+
+    def test_curves_have_names(self):
+        """The names at the ends: all of a few heads; else the median, the longest and the shortest."""
+        trace = self.show(problem(n=150, heads=6, heads_kv=2), *SPARSE)
+        ages = [sum(trace.survival(h)[0]) for h in range(trace.heads)]
+        order = sorted(range(trace.heads), key=lambda h: ages[h])
+        named = self.browser.evaluate("view.model.namedHeads()")
+        self.assertEqual([one["head"] for one in named], [order[3], order[-1], order[0]])
+        for one, role in zip(named, ("median", "longest", "shortest")):
+            age = float(f"{ages[one['head']]:.3g}")
+            self.assertEqual(one["name"], f"head {one['head']}, {role} mean age {age:g}")
+        self.show(problem(n=150), *SPARSE)
+        self.assertEqual([one["head"] for one in self.browser.evaluate("view.model.namedHeads()")], [0, 1, 2, 3])
 
     def test_pixels_of_the_map_are_the_sets(self):
         trace = self.show(problem(n=150, heads=2, heads_kv=1), *SPARSE)

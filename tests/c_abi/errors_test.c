@@ -38,7 +38,6 @@ static void test_names(void) {
   CHECK(strcmp(headwater_status_name(HEADWATER_INTERNAL), "internal") == 0);
   CHECK(strcmp(headwater_status_name(7), "unknown") == 0);
   CHECK(strcmp(headwater_status_name(-1), "unknown") == 0);
-  CHECK(strcmp(headwater_version(), "0.1.0") == 0);
   CHECK(headwater_engine_name(-1) == NULL);
   CHECK(strstr(headwater_last_error(), "engine index is -1; allowed: 0 .. ") != NULL);
   CHECK(headwater_engine_isa(headwater_engine_count()) == NULL);
@@ -255,6 +254,7 @@ static void test_null(void) {
   CHECK_FAILS(headwater_end(NULL), bad, "session is NULL");
   CHECK_FAILS(headwater_reset(NULL), bad, "session is NULL");
   CHECK_FAILS(headwater_session_state(NULL, &state), bad, "session is NULL");
+  CHECK_FAILS(headwater_session_failed(NULL, &state), bad, "session is NULL");
   CHECK_FAILS(headwater_session_tokens(NULL, &number), bad, "session is NULL");
   CHECK_FAILS(headwater_session_options(NULL, &effective, sizeof effective), bad, "session is NULL");
   CHECK_FAILS(headwater_session_memory_bytes(NULL, &bytes, sizeof bytes), bad, "session is NULL");
@@ -272,6 +272,7 @@ static void test_null(void) {
 
   CHECK_OK(headwater_open("reference", &kShape, NULL, &session));
   CHECK_FAILS(headwater_session_state(session, NULL), bad, "state is NULL");
+  CHECK_FAILS(headwater_session_failed(session, NULL), bad, "failed is NULL");
   CHECK_FAILS(headwater_session_tokens(session, NULL), bad, "tokens is NULL");
   CHECK_FAILS(headwater_session_options(session, NULL, sizeof effective), bad, "options is NULL");
   CHECK_FAILS(headwater_session_options(session, &effective, 63), bad, "struct_size is 63");
@@ -309,6 +310,12 @@ static void check_tokens(const headwater_session* session, int64_t expected, int
   CHECK_EQUAL(state, expected_state);
 }
 
+static int32_t has_failed(const headwater_session* session) {
+  int32_t failed = -1;
+  CHECK_OK(headwater_session_failed(session, &failed));
+  return failed;
+}
+
 /* STATE-1, STATE-5. */
 static void test_protocol(const char* engine) {
   headwater_session* session = NULL;
@@ -323,12 +330,14 @@ static void test_protocol(const char* engine) {
   CHECK_FAILS(headwater_begin_prefill(session, kCapacity + 1, 0), HEADWATER_CAPACITY_EXCEEDED, "capacity");
   CHECK_FAILS(headwater_begin_decode(session, INT64_MAX), HEADWATER_CAPACITY_EXCEEDED, "capacity");
   check_tokens(session, 0, HEADWATER_EMPTY); /* all refused: as it was */
+  CHECK_EQUAL(has_failed(session), 0);
 
   CHECK_OK(headwater_begin_prefill(session, 4, 8));
   CHECK_OK(attend(session, 1));
   CHECK_FAILS(attend(session, 2), HEADWATER_INVALID_ARGUMENT, "layer");
   CHECK_FAILS(attend(session, -1), HEADWATER_INVALID_ARGUMENT, "layer");
-  CHECK_OK(attend(session, 0)); /* a refused argument did not fail the step */
+  CHECK_EQUAL(has_failed(session), 0); /* a refused argument did not fail the step */
+  CHECK_OK(attend(session, 0));
   CHECK_OK(headwater_end(session));
   CHECK_FAILS(headwater_begin_prefill(session, 4, 9), HEADWATER_INVALID_ARGUMENT, "turn_length");
   CHECK_FAILS(headwater_begin_prefill(session, 7, 0), HEADWATER_CAPACITY_EXCEEDED, "capacity");
@@ -336,20 +345,25 @@ static void test_protocol(const char* engine) {
 
   CHECK_OK(headwater_begin_decode(session, 1));
   CHECK_OK(attend(session, 0));
+  CHECK_EQUAL(has_failed(session), 0);
   CHECK_FAILS(attend(session, 0), HEADWATER_WRONG_STATE, "layer");
+  CHECK_EQUAL(has_failed(session), 1);
   CHECK_FAILS(attend(session, 1), HEADWATER_WRONG_STATE, "reset");
   CHECK_FAILS(headwater_end(session), HEADWATER_WRONG_STATE, "reset");
   CHECK_FAILS(headwater_begin_decode(session, 1), HEADWATER_WRONG_STATE, "reset");
   CHECK_OK(headwater_reset(session));
+  CHECK_EQUAL(has_failed(session), 0);
   check_tokens(session, 0, HEADWATER_EMPTY);
 
   CHECK_OK(headwater_begin_decode(session, 1)); /* from empty, too (STATE-1) */
   CHECK_OK(attend(session, 0));
   CHECK_FAILS(headwater_end(session), HEADWATER_WRONG_STATE, "layer");
+  CHECK_EQUAL(has_failed(session), 1);
   CHECK_FAILS(headwater_begin_prefill(session, 1, 0), HEADWATER_WRONG_STATE, "reset");
   CHECK_OK(headwater_reset(session));
   CHECK_OK(headwater_begin_decode(session, 1));
   CHECK_FAILS(headwater_begin_decode(session, 1), HEADWATER_WRONG_STATE, "end");
+  CHECK_EQUAL(has_failed(session), 1);
   CHECK_OK(headwater_reset(session));
   headwater_close(session);
 }

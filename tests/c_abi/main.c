@@ -1,12 +1,24 @@
 /* Every engine of the library through the C ABI. */
 
 #include <stdio.h>
+#include <string.h>
 
 #include "check.h"
 
+/* The header, the library and CMake's project() say one version. */
+static void test_version(void) {
+  char numbers[40];
+  snprintf(numbers, sizeof numbers, "%d.%d.%d", HEADWATER_VERSION_MAJOR, HEADWATER_VERSION_MINOR,
+           HEADWATER_VERSION_PATCH);
+  CHECK(strcmp(numbers, HEADWATER_PROJECT_VERSION) == 0);
+  CHECK(strcmp(HEADWATER_VERSION, HEADWATER_PROJECT_VERSION) == 0);
+  CHECK(strcmp(headwater_version(), HEADWATER_PROJECT_VERSION) == 0);
+  CHECK_EQUAL(headwater_abi_version(), HEADWATER_ABI_VERSION);
+}
+
 int main(void) {
   int engines_run = 0;
-  CHECK_EQUAL(headwater_abi_version(), HEADWATER_ABI_VERSION);
+  test_version();
   CHECK(headwater_engine_count() >= 2); /* the reference and one more */
   for (int32_t i = 0; i < headwater_engine_count(); ++i) {
     CHECK(headwater_engine_name(i) != NULL && headwater_engine_name(i)[0] != '\0');

@@ -45,7 +45,7 @@ TEST(Safetensors, RefusesWhatDoesNotFit) {
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
        6, "'b': data_offsets [2, 6] overlap"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
-       5, "leave a hole of 1 bytes"},
+       5, "leave a hole of 1 byte"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3, "has 3 bytes of data"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,3]}})", 3, "takes 4 bytes"},
       {R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' appears twice"},

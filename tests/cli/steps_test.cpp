@@ -48,9 +48,17 @@ TEST(ParseSteps, NamesTheItemThatIsWrong) {
 
 TEST(CheckSteps, SumsWithoutOverflow) {
   const auto steps = parse_steps("p2147483647,p2147483647,d2147483647");
-  EXPECT_THAT(refusal([&] { check_steps_cover(steps, kMaxCount); }), HasSubstr("4294967294"));
-  EXPECT_EQ(refusal([] { check_steps_cover(parse_steps("p3,d4"), 7); }), "");
-  EXPECT_THAT(refusal([] { check_steps_cover(parse_steps("p3,d3"), 7); }), HasSubstr("6 tokens"));
+  EXPECT_THAT(refusal([&] { check_steps(steps, kMaxCount); }), HasSubstr("4294967294"));
+  EXPECT_EQ(refusal([] { check_steps(parse_steps("p3,d4"), 7); }), "");
+  EXPECT_THAT(refusal([] { check_steps(parse_steps("p3,d3"), 7); }), HasSubstr("6 tokens"));
+}
+
+TEST(CheckSteps, ATurnHasOneLength) {
+  EXPECT_THAT(refusal([] { check_steps(parse_steps("p3:7,p4:8"), 7); }), HasSubstr("item 2 ('p4:8')"));
+  EXPECT_THAT(refusal([] { check_steps(parse_steps("p3,p4:4"), 7); }), HasSubstr("a turn of 3 tokens"));
+  for (const char* allowed : {"p3:7,p4:7", "p3:7,p4", "p3,p3:3,p1", "p3:7,d1,p3:4", "d1,p3:9,p3:9"}) {
+    EXPECT_EQ(refusal([&] { check_steps(parse_steps(allowed), 7); }), "") << allowed;
+  }
 }
 
 TEST(Calls, SparseStepsAreHandedOverInWholeBatches) {

@@ -1,5 +1,6 @@
 """Bad usage: each is one line on standard error that names the flag, its value and what is allowed."""
 
+import json
 import math
 import os
 import stat
@@ -68,10 +69,46 @@ class Usage(ProgramTest):
         super().setUp()
         self.input = self.put(problem(n=4))
 
-    def test_twice(self):
-        for arguments in (["-b", "4", "-b", "4"], ["-b", "4", "--batch", "5"], ["-ub", "2", "--chunk", "2"],
-                          ["--json", "--json"], ["--dense", "--dense"], ["-o", "x"], ["--steps", "p4", "--steps", "p4"]):
-            self.refuse(self.input, "2 times", arguments=arguments)
+    def test_the_last_of_a_repeated_flag_counts(self):
+        for arguments, key, value in ((["-ub", "2", "-b", "4", "-b", "8"], "batch", "8"),
+                                      (["-ub", "2", "-b", "4", "--batch=8"], "batch", "8"),
+                                      (["-ub4", "--chunk", "2"], "chunk", "2"), (["--chunk", "2", "-ub", "4"], "chunk", "4"),
+                                      (["--dense", "--dense"], "local", "0"), (["--steps", "x", "--steps", "p4"], "scale", None)):
+            _, metadata, _ = self.attend(self.input, *arguments)
+            self.assertEqual(metadata[key], metadata[key] if value is None else value, arguments)
+        done = self.run_program("attend", self.input, "-o", self.path("first"), "--output", self.path("last"), "--json",
+                                "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(set(os.listdir(self.directory)) & {"first", "last"}), ["last"])
+        # Behind a wrong value that counts no more stands a right one, and the other way round.
+        self.refuse(self.input, "--batch", "'x'", arguments=["-b", "4", "-b", "x"])
+        self.attend(self.input, "-b", "x", "-b", "4")
+
+    def test_flags_of_several_values(self):
+        if self.run_program("generate", "--help").returncode != 0:
+            self.skipTest("this build has no model runtime")
+        model = ("-m", "nowhere", "-p", "x")
+        for arguments, given in ((["--dump-qkv"], 0), (["--dump-qkv", "3"], 1), (["--dump-qkv=3"], 1),
+                                 (["--dump-qkv", "3", "--json"], 1), (["--dump-qkv", "--json", "3"], 0),
+                                 (["--dump-qkv", "3", "-x"], 1), (["--dump-qkv", "3", "--"], 1),
+                                 (["--dump-qkv", "3", "--dump-qkv", "4", "y"], 1),
+                                 (["--dump-qkv", "3", "y", "--dump-qkv", "4"], 1), (["--dump-qkv", "3", "-n", "4"], 1)):
+            for command in (["generate", *model, *arguments], ["generate", *arguments, *model]):
+                if command[-1] == "x" and arguments[-1] == "--":
+                    continue  # what stands behind -- is no flag
+                done = self.run_program(*command)
+                self.assert_refused(done, f"--dump-qkv takes 2 values, LAYER OUT; given: {given}; see headwater generate --help")
+        self.assert_refused(self.run_program("generate", *model, "--dump-qkv", "3", "a", "b"), "unexpected argument: 'b'")
+        self.assert_refused(self.run_program("generate", *model, "--dump-qkv", "x", "a"), "--dump-qkv LAYER", "'x'")
+        # The right number, also twice and as values of other flags: only the model is missing.
+        for arguments in (["--dump-qkv", "3", "a"], ["--dump-qkv=3", "a"], ["--dump-qkv", "x", "a", "--dump-qkv", "3", "b"],
+                          ["-p", "--dump-qkv"]):
+            self.assert_refused(self.run_program("generate", *model, *arguments), "nowhere")
+
+    def test_unexpected_arguments_are_listed_in_their_order(self):
+        done = self.run_program("attend", self.input, "one", "-o", "x", "--two", "three", "--four=5")
+        self.assert_refused(done, "unexpected arguments: 'one', '--two', 'three', '--four=5'; see headwater attend --help")
+        self.assert_refused(self.run_program("info", "one"), "unexpected argument: 'one'; see headwater info --help")
 
     def test_unknown(self):
         for argument in ("--foo", "-x", "--h2o", "--no-clamp", "extra.safetensors", "--json=1", "--batch-sizes=4"):
@@ -102,9 +139,20 @@ class Usage(ProgramTest):
         self.assertEqual(self.run_program("attend", "-o", "y", "--", "-x").returncode, 0)
 
     def test_engine(self):
-        self.refuse(self.input, "'warp'", "reference", "cpu-portable", arguments=["--engine", "warp"], code=3)
-        self.refuse(self.input, "'warp'", "HEADWATER_ENGINE", "reference", code=3, env={"HEADWATER_ENGINE": "warp"})
+        self.refuse(self.input, "'warp'", "reference", "cpu-portable", arguments=["--engine", "warp"])
+        self.refuse(self.input, "'warp'", "HEADWATER_ENGINE", "reference", env={"HEADWATER_ENGINE": "warp"})
         self.refuse(self.input, "--engine", arguments=["--engine", ""])
+
+    def test_an_engine_that_this_build_or_machine_lacks(self):
+        report = json.loads(self.run_program("info", "--json").stdout)
+        lacking = [engine["name"] for engine in report["engines"] if not engine["available"]]
+        if "cuda" not in [engine["name"] for engine in report["engines"]]:
+            lacking.append("cuda")
+        if not lacking:
+            self.skipTest("every engine of the project runs here")
+        for name in lacking:
+            self.refuse(self.input, f"'{name}'", arguments=["--engine", name], code=3)
+            self.refuse(self.input, f"'{name}'", env={"HEADWATER_ENGINE": name}, code=3)
 
     def test_engine_flag_wins_over_the_environment(self):
         _, metadata, _ = self.attend(self.input, "--engine", "reference", env={"HEADWATER_ENGINE": "warp"})
@@ -162,9 +210,7 @@ class Files(ProgramTest):
     def test_output_that_is_no_regular_file(self):
         os.mkdir(self.path("folder"))
         self.refuse(self.input, "folder", "regular file", out="folder")
-        self.refuse(self.input, "/dev/full", "regular file", out="/dev/full")
-        os.mkfifo(self.path("fifo"))
-        self.refuse(self.input, "fifo", "regular file", out="fifo")
+        self.refuse(self.input, "/dev/full", "No space left", out="/dev/full")
         os.symlink("folder", self.path("link"))
         self.refuse(self.input, "link", "regular file", out="link")
         os.symlink("circle", self.path("circle"))

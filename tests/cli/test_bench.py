@@ -118,7 +118,7 @@ class Refused(BenchTest):
         self.refuse("--dtype", "f64", words=("--dtype", "'f64'", "f32, f16 or bf16"))
         self.refuse("--schedule", "", words=("--schedule", "''", "chunk-major"))
         self.refuse("--engine", "", words=("--engine",))
-        self.refuse("--engine", "warp", words=("'warp'", "cpu-portable"), code=3)
+        self.refuse("--engine", "warp", words=("'warp'", "cpu-portable"))
 
     def test_shapes(self):
         self.refuse("--heads", "5", "--kv-heads", "2", words=("n_head", "5"))
@@ -133,7 +133,7 @@ class Refused(BenchTest):
     def test_usage(self):
         self.refuse("--foo", words=("--foo", "see headwater bench --help"))
         self.refuse("extra", words=("extra",))
-        self.refuse("-n", "5", "-n", "6", words=("2 times",))
+        self.refuse("-n", "5", "-n", "x", words=("-n", "'x'"))
         self.refuse("-n", words=("--tokens",))
 
 

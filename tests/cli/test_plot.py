@@ -7,6 +7,8 @@ import subprocess
 import sys
 import unittest
 
+import numpy as np
+from matplotlib.image import imread
 from support import TIMEOUT, ProgramTest, Tensor, file_of, problem, safetensors
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "models" / "plot_memory.py"
@@ -36,6 +38,15 @@ class Plot(ProgramTest):
         self.draw(problem(n=100), *flags, "--steps", "p50,d1,d2,p5,p42")
         self.draw(problem(n=9, heads=20), "--dense", name="a$b^{$,c.safetensors")
         self.draw(problem(n=1))
+
+    def test_legend_has_what_is_there(self):
+        """The colours of local windows and heavy hitters stand in the picture where a chunk read such tokens, and only there."""
+        for flags, local, heavy in ((("-ub", "8", "--h2o-local", "3", "--h2o-heavy", "2"), True, True),
+                                    (("-ub", "8", "--h2o-local", "3", "--h2o-heavy", "0"), True, False), (("--dense",), False, False)):
+            self.draw(problem(n=100), *flags)
+            picture = np.rint(imread(self.path("memory.png"))[..., :3] * 255).astype(int)
+            for colour, there in (((86, 180, 233), local), ((213, 94, 0), heavy)):
+                self.assertEqual(bool(np.all(picture == colour, axis=-1).any()), there, f"{flags}, {colour}")
 
     def refused(self, data, word):
         path = data if isinstance(data, str) else self.put(data, "bad")

@@ -1,5 +1,6 @@
 """The program as a process: JSON, full disks, signals, terminals, and the other commands."""
 
+import fcntl
 import json
 import os
 import pty
@@ -7,7 +8,9 @@ import resource
 import select
 import shutil
 import signal
+import struct
 import subprocess
+import termios
 import time
 import unittest
 
@@ -68,13 +71,6 @@ class Json(ProgramTest):
     def test_without_json_a_summary(self):
         done = self.run_program("attend", self.put(problem()), "-o", self.path("out"))
         self.assertIn(b"of dense attention", done.stdout)
-
-    def test_standard_output_that_is_full(self):
-        with open("/dev/full", "wb") as full:
-            done = subprocess.run([PROGRAM, "attend", self.put(problem()), "-o", self.path("out"), "--json"],
-                                  stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn(b"standard output", done.stderr)
 
 
 class Resources(ProgramTest):
@@ -152,23 +148,16 @@ class Signals(ProgramTest):
         self.assertIn(b"truncated", error)
         self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
 
-    def test_closed_pipe(self):
-        process = subprocess.Popen([PROGRAM, "attend", self.put(problem()), "-o", self.path("out"), "--json"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        process.stdout.close()
-        error = process.stderr.read()
-        process.stderr.close()
-        self.assertEqual(process.wait(TIMEOUT), 2)
-        self.assertIn(b"Broken pipe", error)
-
 
 class Terminal(ProgramTest):
-    def watch(self, arguments, seconds):
+    def watch(self, arguments, seconds, columns=None):
         """What appears on a terminal that is standard error, until `seconds` after the start or the end."""
         try:
             leader, follower = pty.openpty()
         except OSError as error:  # a sandbox without /dev/pts
             self.skipTest(f"no pseudo-terminal here: {error}")
+        if columns is not None:
+            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen([PROGRAM, *arguments], stdout=subprocess.DEVNULL, stderr=follower)
         os.close(follower)
         shown, end = b"", time.monotonic() + seconds
@@ -195,6 +184,24 @@ class Terminal(ProgramTest):
         self.assertIn(b"of the pairs", shown)
         self.assertTrue(shown.endswith(b"\r\x1b[K"), shown)
         self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
+
+    def test_the_line_fits_into_the_terminal(self):
+        arguments = ["attend", self.put(slow_problem()), "-o", self.path("out"), *SLOW]
+        for columns, words in ((200, b"of the pairs"), (40, b"of the pairs"), (30, b"attend"), (20, b"attend"), (8, b"%"),
+                               (2, b"")):
+            with self.subTest(columns=columns):
+                lines = self.watch(arguments, 1.6, columns).split(b"\r\x1b[K")
+                self.assertGreater(len(lines), 2)
+                self.assertLess(max(len(line) for line in lines), columns)
+                self.assertIn(words, lines[1])
+
+    def test_quiet(self):
+        arguments = ["attend", self.put(slow_problem()), "-o", self.path("out"), *SLOW]
+        self.assertEqual(self.watch([*arguments, "--quiet"], 2.5), b"")
+        done = self.run_program("attend", self.put({**problem(), "more": Tensor("F32", [1], [0.0])}), "-o", self.path("out"),
+                                "--quiet")
+        self.assertEqual((done.returncode, done.stdout), (0, b""))
+        self.assertTrue(done.stderr.startswith(b"warning: "), done.stderr)
 
     def test_the_line_is_cleared_where_the_work_ends_by_itself(self):
         arguments = ["attend", self.put(slow_problem(n=300)), "-o", self.path("out"), "--engine", "reference"]

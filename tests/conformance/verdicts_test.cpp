@@ -137,6 +137,79 @@ TEST_F(RatchetFile, RecordedMarksReplaceThoseOfTheirCaseAlone) {
   EXPECT_FALSE(judge({"out", "F32", 0.25}, "e/isa", "bound.b"));
 }
 
+/// An engine that no ratchet knows; what it computes is not looked at.
+class NewProcessor : public Engine {
+ public:
+  explicit NewProcessor(std::string_view isa) : isa_(isa) {}
+  [[nodiscard]] std::string_view name() const override { return "e"; }
+  [[nodiscard]] std::string_view isa() const override { return isa_; }
+  [[nodiscard]] std::string_view description() const override { return "nothing"; }
+  [[nodiscard]] std::string unavailable_because() const override { return ""; }
+  [[nodiscard]] Claims claims() const override { return {}; }
+  [[nodiscard]] std::unique_ptr<Session> open(const Shape&, const Options&) const override { return nullptr; }
+
+ private:
+  std::string_view isa_;
+};
+
+// One stage that RatchetFile has a mark for in bound.a, and one that it has none for.
+const Register kMarked{
+    {"bound.a", {}, "out", Lane::bound, true, [](Context& context) { context.mark("out", "F32", 0.1); }}};
+const Register kUnmarked{
+    {"bound.b", {}, "out", Lane::bound, true, [](Context& context) { context.mark("out", "F32", 0.1); }}};
+
+class ProcessorWithoutMarks : public RatchetFile {
+ protected:
+  [[nodiscard]] Result run(const Engine& engine, const std::string& name, bool marks_asked,
+                           std::uint64_t seed = kDefaultSeed) const {
+    Settings settings;
+    settings.seed = seed;
+    settings.ratchet = &marks_;
+    if (marks_asked) settings.marks_asked = "";
+    return run_case(*named(name), &engine, settings);
+  }
+  [[nodiscard]] std::vector<std::string> said(bool marks_asked, std::uint64_t seed = kDefaultSeed) const {
+    Settings settings;
+    settings.seed = seed;
+    settings.ratchet = &marks_;
+    if (marks_asked) settings.marks_asked = "";
+    return not_compared({&known_, &unknown_}, settings);
+  }
+  const Ratchet marks_ = Ratchet::load(path_);
+  const NewProcessor known_{"isa"};
+  const NewProcessor unknown_{"another isa"};
+};
+
+TEST_F(ProcessorWithoutMarks, IsSaidOnceAndNotAFailure) {
+  EXPECT_EQ(run(unknown_, "bound.a", false).status, Status::pass);
+  EXPECT_EQ(run(unknown_, "bound.b", false).status, Status::pass);
+  EXPECT_THAT(said(false), ::testing::ElementsAre(HasSubstr("no marks are recorded for e/another isa")));
+}
+
+TEST_F(ProcessorWithoutMarks, FailsWhereMarksAreAskedFor) {
+  const Result result = run(unknown_, "bound.a", true);
+  EXPECT_EQ(result.status, Status::fail);
+  EXPECT_THAT(result.message, HasSubstr("no marks for e/another isa"));
+  EXPECT_THAT(said(true), IsEmpty());
+}
+
+TEST_F(ProcessorWithoutMarks, AnEngineThatHasMarksFailsWhereOneIsMissing) {
+  EXPECT_EQ(run(known_, "bound.a", false).status, Status::pass);
+  EXPECT_EQ(run(known_, "bound.b", false).status, Status::fail);
+}
+
+TEST_F(ProcessorWithoutMarks, OtherSeedsHaveNoMarks) {
+  EXPECT_EQ(run(unknown_, "bound.a", true, 7).status, Status::pass);
+  EXPECT_THAT(said(false, 7), IsEmpty());
+}
+
+TEST(RatchetName, IsThatOfTheEngineBehindCpu) {
+  const std::string name = ratchet_name(engine("cpu"));
+  EXPECT_THAT(name, ::testing::StartsWith("cpu-"));
+  EXPECT_TRUE(Ratchet::built_in().knows(name));
+  EXPECT_EQ(ratchet_name(engine("cpu-portable")), "cpu-portable/x86-64-v2");
+}
+
 TEST(WaiverOfAFailure, HoldsOnItsLastDayAndNotAfterIt) {
   const std::string path = ::testing::TempDir() + "headwater-waivers-" + std::to_string(::getpid());
   std::ofstream(path) << R"({"waivers": [{"case": "exact.written_out", "engine": "e", "reason": "why",)"

@@ -1,6 +1,7 @@
-// Which kernels a session of each head size launches: 16-bit rows on tensor cores, by kernels of that very size.
+// Which kernels a session of each head size launches: 16-bit rows on tensor cores, by the smallest kernel that holds them.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@ namespace headwater::cuda {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -20,8 +22,14 @@ using ::testing::StartsWith;
 struct HeadSize {
   std::int64_t d;
   std::int64_t dv;
+  int forward;  ///< columns of keys, and of values, that its forward kernel has
+  int sums;     ///< columns of keys that its kernel of column sums has
 };
-constexpr HeadSize kSizes[] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+constexpr HeadSize kSizes[] = {{1, 1, 64, 64},       {16, 16, 64, 64},     {63, 64, 64, 64},
+                               {64, 64, 64, 64},     {64, 65, 128, 64},    {65, 64, 128, 128},
+                               {80, 80, 128, 128},   {96, 96, 128, 128},   {128, 128, 128, 128},
+                               {128, 129, 256, 128}, {129, 128, 256, 256}, {192, 128, 256, 256},
+                               {255, 256, 256, 256}, {256, 256, 256, 256}};
 constexpr DType kTensorTypes[] = {DType::bf16, DType::f16};
 
 const char* text(DType type) { return type == DType::bf16 ? "bf16" : type == DType::f16 ? "f16" : "f32"; }
@@ -75,20 +83,30 @@ std::vector<std::string> kernels_of(HeadSize size, DType type) {
   return names;
 }
 
-TEST(HeadSizes, SixteenBitRowsRunOnTensorCoresInKernelsOfTheirSize) {
+TEST(HeadSizes, SixteenBitRowsRunOnTensorCoresInTheSmallestKernelThatHoldsThem) {
   for (const DType type : kTensorTypes) {
     for (const HeadSize size : kSizes) {
-      const std::string part = std::string("_") + text(type) + "_" + std::to_string(size.d) + "_";
-      const auto names = kernels_of(size, type);
-      EXPECT_THAT(names, AllOf(Each(HasSubstr(part)), Contains(StartsWith("forward")),
-                               Contains(StartsWith("softmax")), Contains(StartsWith("column_sums"))))
+      const auto part = [&](int width) {
+        return std::string("_") + text(type) + "_" + std::to_string(width) + "_";
+      };
+      const auto forward = HasSubstr(part(size.forward));
+      const auto sums = AllOf(StartsWith("column_sums"), HasSubstr(part(size.sums)));
+      EXPECT_THAT(
+          kernels_of(size, type),
+          AllOf(Each(AnyOf(sums, AllOf(AnyOf(StartsWith("forward"), StartsWith("softmax")), forward))),
+                Contains(StartsWith("forward")), Contains(StartsWith("softmax")), Contains(sums)))
           << size.d << "/" << size.dv;
     }
   }
 }
 
-TEST(HeadSizes, OtherRowsAreComputedInF32) {
-  for (const HeadSize size : kSizes) EXPECT_THAT(kernels_of(size, DType::f32), Each(HasSubstr("_f32_")));
+TEST(HeadSizes, OtherRowsAreComputedInF32InSlicesWhereTheyAreWider) {
+  for (const HeadSize size : kSizes) {
+    const std::string width = std::max(size.d, size.dv) <= 16 ? "_f32_16_" : "_f32_64_";
+    EXPECT_THAT(kernels_of(size, DType::f32), Each(AnyOf(HasSubstr(width), StartsWith("column_sums_f32_"))))
+        << size.d << "/" << size.dv;
+    EXPECT_EQ(dispatch().column_sums(DType::f32, size.d, 1000).entry->d, size.d <= 16 ? 16 : 64);
+  }
 }
 
 TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
@@ -97,8 +115,8 @@ TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
       for (const std::int64_t rows : {1, 32, 33, 1000}) {
         const KernelEntry& forward = *dispatch().forward(type, size.d, size.dv, rows).entry;
         EXPECT_EQ(forward.unit, type);
-        EXPECT_EQ(forward.d, size.d);
-        EXPECT_EQ(forward.dv, size.dv);
+        EXPECT_EQ(forward.d, size.forward);
+        EXPECT_EQ(forward.dv, size.forward);
         EXPECT_EQ(forward.rows, rows <= 32 ? 16 : 64);
         const KernelEntry& softmax = *dispatch().softmax(type, size.d, size.dv, rows).entry;
         EXPECT_EQ(softmax.unit, type);
@@ -107,7 +125,7 @@ TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
         EXPECT_LT(softmax.shared_bytes, forward.shared_bytes);
         const KernelEntry& sums = *dispatch().column_sums(type, size.d, rows).entry;
         EXPECT_EQ(sums.unit, type);
-        EXPECT_EQ(sums.d, size.d);
+        EXPECT_EQ(sums.d, size.sums);
         EXPECT_EQ(sums.rows, rows <= 32 ? 16 : 64);
       }
     }

@@ -147,6 +147,50 @@ TEST(HostileGguf, Alignment) {
   EXPECT_EQ(refusal_of(b.add<std::uint32_t>("general.alignment", kU32, 64).build()), "");
 }
 
+std::string gap_of(const Builder& builder) {
+  const std::vector<std::byte> bytes = builder.build();
+  return refusal([&] { GgufFile::parse(bytes, "m.gguf").refuse_gaps(); });
+}
+
+// A type or a size that is wrong but fits: what it would leave over or share says so.
+TEST(HostileGguf, TensorsLieSideBySide) {
+  constexpr std::uint32_t kF16Tensor = 1;
+  Builder b;
+  b.data_bytes = 160;
+  b.add_tensor("first", {8, 2}, kF16Tensor, 0).add_tensor("second", {8}, kF32Tensor, 64);
+  EXPECT_THAT(
+      gap_of(b),
+      HasSubstr("tensor 'first' ends at byte 32, but tensor 'second' lies at offset 64; it must lie at 32"));
+  b = Builder();
+  b.data_bytes = 160;
+  b.add_tensor("second", {8}, kF32Tensor, 96).add_tensor("first", {8, 2}, kF32Tensor, 32);
+  EXPECT_THAT(gap_of(b),
+              HasSubstr("tensor 'first' lies at offset 32 and is the first one; it must lie at 0"));
+  b = Builder();
+  b.data_bytes = 160;  // not in order, and padding behind each: right
+  b.add_tensor("second", {9}, kF32Tensor, 32).add_tensor("first", {1}, kF32Tensor, 0);
+  b.add_tensor("third", {1}, kF32Tensor, 96);
+  EXPECT_EQ(gap_of(b), "");
+}
+
+TEST(HostileGguf, SplitKeysOfAWholeFile) {
+  Builder b = good();
+  EXPECT_EQ(refusal_of(b.add<std::uint16_t>("split.count", kU16, 0)
+                           .add<std::uint16_t>("split.no", kU16, 0)
+                           .add<std::int32_t>("split.tensors.count", kI32, 2)
+                           .build()),
+            "");
+  b = good();
+  EXPECT_THAT(refusal_of(b.add<std::uint16_t>("split.no", kU16, 1).build()),
+              HasSubstr("key 'split.no' is 1; allowed: 0 .. 0"));
+  b = good();
+  EXPECT_THAT(refusal_of(b.add<std::int32_t>("split.tensors.count", kI32, 3).build()),
+              HasSubstr("key 'split.tensors.count' is 3; allowed: 2 .. 2"));
+  b = good();
+  EXPECT_THAT(refusal_of(b.add_text("split.tensors.count", "2").build()),
+              HasSubstr("'split.tensors.count' is of type STRING; it must be an integer"));
+}
+
 TEST(HostileGguf, DataBeginWhereTheAlignmentSays) {
   for (const std::uint32_t alignment : {8U, 32U, 128U, 4096U}) {
     Builder b;

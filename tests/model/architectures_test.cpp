@@ -20,8 +20,9 @@
 namespace headwater::runtime::testing {
 namespace {
 
-constexpr const char* kNames[] = {"llama-linear", "llama3",       "mistral-yarn",
-                                  "qwen2-yarn",   "qwen2-linear", "qwen3-plain"};
+constexpr const char* kNames[] = {"llama-linear",   "llama3",           "mistral-yarn",   "qwen2-yarn",
+                                  "qwen2-linear",   "qwen3-plain",      "untyped-factor", "old-factor",
+                                  "yarn-magnitude", "none-with-factors"};
 
 /// Another order of sums than numpy's, and other roundings: so many times what numpy in float32 is off.
 constexpr double kSlack = 8;

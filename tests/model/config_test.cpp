@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numbers>
+#include <optional>
 
 #include "runtime/model/model.hpp"
 #include "tests/gguf/builder.hpp"
@@ -22,6 +24,7 @@ using ::testing::HasSubstr;
 /// A model of two layers with the smallest sizes that make sense; the parts may be changed before build().
 struct TinyFile {
   std::string architecture = "llama";
+  std::int64_t head_count = 2;
   std::int64_t head_count_kv = 1;
   bool qk_norm = false;
   bool epsilon = true;
@@ -30,6 +33,8 @@ struct TinyFile {
   std::string added;              // a tensor of 8 elements
   std::vector<float> rope_freqs;  // rope_freqs.weight
   float filling = 0.01F;
+  bool own_head = false;              // output.weight
+  std::optional<std::size_t> spoilt;  // element of the embedding that is NaN
 
   [[nodiscard]] std::vector<std::byte> build() const {
     Builder file;
@@ -39,7 +44,7 @@ struct TinyFile {
     file.add<std::uint32_t>(a + "block_count", kU32, 2);
     file.add<std::uint32_t>(a + "embedding_length", kU32, 16);
     file.add<std::uint32_t>(a + "feed_forward_length", kU32, 24);
-    file.add<std::uint32_t>(a + "attention.head_count", kU32, 2);
+    file.add(a + "attention.head_count", kU32, static_cast<std::uint32_t>(head_count));
     file.add(a + "attention.head_count_kv", kU32, static_cast<std::uint32_t>(head_count_kv));
     if (epsilon) file.add<float>(a + "attention.layer_norm_rms_epsilon", kF32, 1e-5F);
     more_metadata(file);
@@ -53,7 +58,9 @@ struct TinyFile {
     };
     const std::uint64_t kv = 8 * static_cast<std::uint64_t>(head_count_kv);
     if (!rope_freqs.empty()) tensor("rope_freqs.weight", {rope_freqs.size()});
+    const std::uint64_t embedding = offset;
     tensor("token_embd.weight", {16, 40});
+    if (own_head) tensor("output.weight", {16, 40});
     tensor("output_norm.weight", {16});
     for (const char* layer : {"blk.0.", "blk.1."}) {
       const std::string at = layer;
@@ -74,6 +81,8 @@ struct TinyFile {
     const std::size_t data = bytes.size() - offset;
     for (std::size_t i = 0; i < offset; i += 4) std::memcpy(bytes.data() + data + i, &filling, 4);
     std::memcpy(bytes.data() + data, rope_freqs.data(), rope_freqs.size() * 4);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    if (spoilt) std::memcpy(bytes.data() + data + embedding + *spoilt * 4, &nan, 4);
     return bytes;
   }
 };
@@ -127,10 +136,39 @@ TEST(ModelConfig, RefusesByName) {
        metadata([](Builder& b) { b.add_text("llama.rope.scaling.type", "longrope"); })},
       {"llama.rope.scaling.factor",
        metadata([](Builder& b) { b.add_text("llama.rope.scaling.type", "linear"); })},
+      {"llama.rope.scaling.factor is 0.5",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scaling.factor", kF32, 0.5F); })},
+      {"llama.rope.scale_linear is 0.5",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scale_linear", kF32, 0.5F); })},
+      {"llama.rope.scaling.attn_factor",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scaling.attn_factor", kF32, -1.0F); })},
+      {"'llama.rope.scaling.yarn_attn_factor' is not supported",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scaling.yarn_attn_factor", kF32, 1.5F); })},
+      {"'llama.rope.scaling.yarn_log_multiplier' is not supported",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scaling.yarn_log_multiplier", kF32, 0.1F); })},
+      {"'llama.rope.scaling.yarn_ext_factor' is not supported",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scaling.yarn_ext_factor", kF32, 0.5F); })},
+      {"'llama.rope.scaling.alpha' is not supported",
+       metadata([](Builder& b) { b.add<float>("llama.rope.scaling.alpha", kF32, 2.0F); })},
+      {"llama.attention.key_length is 63; allowed: an even number",
+       metadata([](Builder& b) { b.add<std::uint32_t>("llama.attention.key_length", kU32, 63); })},
+      {"llama.attention.key_length is 1; allowed: at least 2", metadata([](Builder& b) {
+         b.add<std::uint32_t>("llama.attention.key_length", kU32, 1);
+         b.add<std::uint32_t>("llama.rope.dimension_count", kU32, 2);
+       })},
       {"llama.rope.dimension_count",
        metadata([](Builder& b) { b.add<std::uint32_t>("llama.rope.dimension_count", kU32, 5); })},
       {"llama.rope.freq_base",
        metadata([](Builder& b) { b.add<float>("llama.rope.freq_base", kF32, -1.0F); })},
+      {"llama.rope.freq_base is 0.5; allowed: 1 or more",
+       metadata([](Builder& b) { b.add<float>("llama.rope.freq_base", kF32, 0.5F); })},
+      {"llama.attention.layer_norm_rms_epsilon is 2; allowed: above 0, up to 1",
+       [](TinyFile& t) {
+         t.epsilon = false;
+         t.more_metadata = [](Builder& b) {
+           b.add<float>("llama.attention.layer_norm_rms_epsilon", kF32, 2.0F);
+         };
+       }},
       {"llama.attention.causal",
        metadata([](Builder& b) { b.add<std::uint8_t>("llama.attention.causal", kBool, 0); })},
       {"blk.1.ffn_up.weight", [](TinyFile& t) { t.left_out = "blk.1.ffn_up.weight"; }},
@@ -150,6 +188,19 @@ TEST(ModelConfig, RefusesByName) {
   }
 }
 
+// An embedding that is not the head is read row by row when a token asks for it: its weights are checked nevertheless.
+TEST(ModelConfig, RefusesAnEmbeddingThatHoldsNaN) {
+  TinyFile tiny;
+  tiny.own_head = true;
+  EXPECT_EQ(load_refusal(tiny), "");
+  for (const std::size_t element : {0, 16 * 39 + 15}) {
+    tiny.spoilt = element;
+    EXPECT_THAT(load_refusal(tiny),
+                HasSubstr("tensor 'token_embd.weight': row " + std::to_string(element / 16) +
+                          " holds NaN or infinity; allowed: finite weights"));
+  }
+}
+
 TEST(ModelConfig, AcceptsNeutralValuesOfUnsupportedFeatures) {
   TinyFile tiny;
   tiny.more_metadata = [](Builder& b) {
@@ -158,6 +209,41 @@ TEST(ModelConfig, AcceptsNeutralValuesOfUnsupportedFeatures) {
     b.add<float>("llama.logit_scale", kF32, 1.0F);
   };
   EXPECT_EQ(load_refusal(tiny), "");
+}
+
+// Without a key length and a count of rotated dimensions both come from the width and the heads.
+TEST(ModelConfig, BlamesTheKeyThatIsWrong) {
+  TinyFile tiny;
+  tiny.head_count = 16;
+  tiny.head_count_kv = 16;
+  EXPECT_THAT(load_refusal(tiny),
+              HasSubstr("llama.attention.key_length is missing, and 16 query heads make rows of 1 of a "
+                        "width of 16; allowed: an even number"));
+}
+
+TEST(ModelConfig, IgnoresFactorsBesideTypeNone) {
+  TinyFile tiny;
+  tiny.more_metadata = [](Builder& b) {
+    b.add_text("llama.rope.scaling.type", "none");
+    b.add<float>("llama.rope.scaling.factor", kF32, 4.0F);
+    b.add<float>("llama.rope.scale_linear", kF32, 8.0F);
+    b.add<std::uint32_t>("llama.rope.scaling.original_context_length", kU32, 64);
+    b.add<std::uint8_t>("llama.rope.scaling.finetuned", kBool, 1);
+  };
+  EXPECT_EQ(config_of(tiny).rope.inverse, config_of(TinyFile{}).rope.inverse);
+}
+
+// The new key is the one that counts where both are there, as with llama.cpp.
+TEST(ModelConfig, ReadsTheOldFactorOnlyWithoutTheNew) {
+  const double plain = config_of(TinyFile{}).rope.inverse[1];
+  TinyFile tiny;
+  tiny.more_metadata = [](Builder& b) {
+    b.add<float>("llama.rope.scaling.factor", kF32, 4.0F);
+    b.add<float>("llama.rope.scale_linear", kF32, 8.0F);
+  };
+  EXPECT_DOUBLE_EQ(config_of(tiny).rope.inverse[1], plain / 4);
+  tiny.more_metadata = [](Builder& b) { b.add<float>("llama.rope.scale_linear", kF32, 8.0F); };
+  EXPECT_DOUBLE_EQ(config_of(tiny).rope.inverse[1], plain / 8);
 }
 
 TEST(RopeScaling, LinearSlowsEveryPairDown) {

@@ -85,6 +85,24 @@ TEST(Conversation, ProgressRisesToOneAndMayStopTheWork) {
   EXPECT_NO_THROW(conversation.feed(some_ids(100)));
 }
 
+TEST(Conversation, AStepThatThrowsLeavesNoObserver) {
+  Transformer transformer(bundled(Precision::f32), small(200));
+  Conversation conversation(transformer, 10);
+  struct Stop {};
+  int calls = 0;
+  const Conversation::Progress stop = [&](double) {
+    ++calls;
+    throw Stop{};
+  };
+  EXPECT_THROW(conversation.feed(some_ids(100), stop), Stop);
+  EXPECT_EQ(calls, 1);
+  conversation.reset();
+  EXPECT_NO_THROW(transformer.run(Step::prefill(60), some_ids(60)));
+  EXPECT_NO_THROW(conversation.append(5));
+  EXPECT_EQ(calls, 1) << "progress of a turn that ended was called";
+  EXPECT_EQ(conversation.tokens(), 61);
+}
+
 // The last tokens of a prompt see every token when they are a dense tail: then a sparse run is nearer to a dense one.
 TEST(Conversation, TheTailBringsSparseNearerToDense) {
   const auto ids = some_ids(512);

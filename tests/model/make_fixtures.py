@@ -8,7 +8,8 @@ keys rotated by split halves, weights as published); the files hold the same wei
 them (the rows of llama's query and key matrices in the order of adjacent pairs; Llama 3's scaling as a tensor of divisors).
 So a mistake in the reading of either convention shows. golden.json: for each model the ids of a text, what greedy
 generation adds behind them, and how far the same forward pass in float32 is from the one in float64; NAME.logits in
-golden.safetensors: logits of the last positions. The results are committed; nothing in the build runs this.
+golden.safetensors: logits of the last positions. perplexity.json: what `headwater perplexity` must say of the same text, cut
+into windows. The results are committed; nothing in the build runs this.
 """
 
 import json
@@ -23,6 +24,7 @@ OUT = pathlib.Path(__file__).parent / "fixtures"
 WIDTH, HEADS, HEADS_KV, D, HIDDEN, LAYERS = 48, 4, 2, 16, 80, 2
 TOKENS, LOGIT_ROWS, GENERATED = 96, 16, 8
 CONTEXT = 256
+WINDOW, DECODE = 20, 6
 TEXT = "The quick brown fox jumps over the lazy dog; 12 wizards boxed 345 jugs.\n\tReturn to the river, \u00e9t\u00e9 \u2713"
 
 # name: architecture, and what is special about it
@@ -37,6 +39,17 @@ MODELS = {
     "qwen2-linear": {"arch": "qwen2", "theta": 10000.0, "linear": 2.0, "own_head": True, "biases": True,
                      "tokenizer": "qwen2"},
     "qwen3-plain": {"arch": "qwen3", "theta": 100000.0, "own_head": True, "norms": True, "tokenizer": "qwen2"},
+    # What llama.cpp's loader makes of these keys: a factor without a type is linear; the old key is read where the new
+    # one is missing; a magnitude of its own is multiplied with YaRN's, and stands alone without YaRN.
+    "untyped-factor": {"arch": "llama", "theta": 10000.0, "linear": 4.0, "untyped": True, "own_head": False,
+                       "tokenizer": "llama"},
+    "old-factor": {"arch": "llama", "theta": 10000.0, "linear": 4.0, "old_key": True, "magnitude": 1.5, "own_head": False,
+                   "tokenizer": "llama"},
+    "yarn-magnitude": {"arch": "llama", "theta": 10000.0, "yarn": (4.0, 64), "magnitude": 0.75, "own_head": False,
+                       "tokenizer": "llama"},
+    # Type none: whatever factor stands beside it. The magnitude is multiplied all the same.
+    "none-with-factors": {"arch": "llama", "theta": 10000.0, "none_beside": 4.0, "magnitude": 1.25, "own_head": False,
+                          "tokenizer": "llama"},
 }
 
 
@@ -109,6 +122,11 @@ def llama3_divisors(model):
 
 def frequencies(model):
     """(angles for one position, magnitude of the rotated rows)"""
+    angles, magnitude = scaled_frequencies(model)
+    return angles, magnitude * model.get("magnitude", 1.0)
+
+
+def scaled_frequencies(model):
     theta = model["theta"]
     plain = theta ** (-np.arange(0, D, 2) / D)
     if "linear" in model:
@@ -198,8 +216,18 @@ def write_gguf(name, model, all_weights, words):
     writer.add_rope_freq_base(model["theta"])
     writer.add_rope_dimension_count(D)
     if "linear" in model:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(model["linear"])
+        if not model.get("untyped"):
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        if model.get("old_key"):
+            writer.add_float32(f"{arch}.rope.scale_linear", model["linear"])
+        else:
+            writer.add_rope_scaling_factor(model["linear"])
+    if "none_beside" in model:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(model["none_beside"])
+        writer.add_float32(f"{arch}.rope.scale_linear", model["none_beside"])
+    if "magnitude" in model:
+        writer.add_rope_scaling_attn_factors(model["magnitude"])
     if "yarn" in model:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(model["yarn"][0])
@@ -275,6 +303,22 @@ def encode(model, words, text):
     return [pieces.index(word) for word in bos] + ids
 
 
+def losses(model, all_weights, ids, begin):
+    """Nats a token inside the prefill and decoded behind it, over windows of the text. begin: the token that each window
+    begins with, in place of its own; None leaves it."""
+    prefill, decoded = [], []
+    for at in range(0, len(ids) - WINDOW + 1, WINDOW):
+        window = list(ids[at:at + WINDOW])
+        if begin is not None:
+            window[0] = begin
+        rows = forward(model, all_weights, window)
+        for i, row in enumerate(rows[:-1]):
+            most = row.max()
+            loss = most + math.log(np.exp(row - most).sum()) - row[window[i + 1]]
+            (prefill if i + 1 < WINDOW - DECODE else decoded).append(loss)
+    return {"prefill": float(np.mean(prefill)), "decoded": float(np.mean(decoded))}
+
+
 def safetensors(tensors):
     header, data = {}, b""
     for name, values in tensors.items():
@@ -287,7 +331,7 @@ def safetensors(tensors):
 
 def main():
     OUT.mkdir(exist_ok=True)
-    golden, logits = {}, {}
+    golden, logits, perplexity = {}, {}, {}
     for number, (name, model) in enumerate(MODELS.items()):
         for attempt in range(100):
             rng = np.random.default_rng([20241, number, attempt])
@@ -311,9 +355,13 @@ def main():
         write_gguf(name, model, all_weights, words)
         golden[name] = {"text": TEXT, "ids": ids, "generated": more[len(ids):], "rounding": float(rounding),
                         "unscaled": float(unscaled)}
+        bos = None if model["tokenizer"] == "qwen2" else ids[0]
+        perplexity[name] = losses(model, all_weights, ids, bos)
         logits[f"{name}.logits"] = exact[-LOGIT_ROWS:].astype(np.float32)
         print(name, len(ids), f"rounding {rounding:.2g}, without scaling {unscaled:.2g}, margin {margin:.3f}")
     (OUT / "golden.json").write_text(json.dumps(golden) + "\n", encoding="utf-8")
+    (OUT / "perplexity.json").write_text(json.dumps({"window": WINDOW, "decode": DECODE, "models": perplexity}) + "\n",
+                                         encoding="utf-8")
     (OUT / "golden.safetensors").write_bytes(safetensors(logits))
 
 

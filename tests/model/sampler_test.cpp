@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -77,6 +78,113 @@ TEST(Sampler, RepeatsItselfWithTheSameSeed) {
   EXPECT_GT(differ, 50);
 }
 
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+/// The definition: everything is sorted, and all sums go from the best one down.
+class PlainSampler {
+ public:
+  explicit PlainSampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
+
+  /// (-logit, id): best first, the lowest id first among equals.
+  static std::vector<std::pair<double, std::int32_t>> sorted(const std::vector<float>& logits) {
+    std::vector<std::pair<double, std::int32_t>> ranks;
+    for (const float logit : logits) ranks.emplace_back(-logit, static_cast<std::int32_t>(ranks.size()));
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  }
+  static std::vector<double> weights(const std::vector<std::pair<double, std::int32_t>>& ranks, double t) {
+    std::vector<double> values;
+    for (const auto& [falling, id] : ranks) values.push_back(std::exp((ranks[0].first - falling) / t));
+    return values;
+  }
+
+  std::int32_t draw(const std::vector<float>& logits) {
+    auto ranks = sorted(logits);
+    if (options_.top_k > 0 && ranks.size() > static_cast<std::size_t>(options_.top_k)) {
+      ranks.resize(static_cast<std::size_t>(options_.top_k));
+    }
+    const auto plain = weights(ranks, 1.0);
+    double total = 0;
+    for (const double weight : plain) total += weight;
+    double reached = 0;
+    std::size_t kept = 0;
+    for (; kept < ranks.size(); reached += plain[kept++]) {
+      if (kept > 0 && options_.top_p < 1 && reached >= options_.top_p * total) break;
+      if (plain[kept] < options_.min_p) break;
+    }
+    ranks.resize(kept);
+    const auto tempered = weights(ranks, options_.temperature);
+    total = 0;
+    for (const double weight : tempered) total += weight;
+    double at = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
+    std::size_t rank = 0;
+    while (rank + 1 < kept && tempered[rank + 1] > 0 && (at -= tempered[rank]) >= 0) ++rank;
+    return ranks[rank].second;
+  }
+
+ private:
+  SamplingOptions options_;
+  std::mt19937_64 random_;
+};
+
+void expect_same(const SamplingOptions& options, const std::vector<float>& logits, int draws) {
+  Sampler sampler(options, static_cast<std::int64_t>(logits.size()));
+  PlainSampler plain(options);
+  for (int i = 0; i < draws; ++i) {
+    ASSERT_EQ(sampler.draw(logits), plain.draw(logits))
+        << logits.size() << " logits, temperature " << options.temperature << ", top_k " << options.top_k
+        << ", top_p " << options.top_p << ", min_p " << options.min_p << ", draw " << i;
+  }
+}
+
+/// Logits with ties, and where there is room with some that are never drawn.
+std::vector<float> tied_logits(std::size_t n, float spread, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> logits(n);
+  for (float& logit : logits) logit = spread * static_cast<float>(random() % 1000) / 1000.0F;
+  for (std::size_t i = 5; i < n; i += 7) logits[i] = logits[i - 5];
+  for (std::size_t i = 3; i < n; i += 11) logits[i] = kNever;
+  return logits;
+}
+
+// High temperatures make every kept token as likely as another: then one too many or too few shifts most draws.
+TEST(Sampler, DrawsWhatASortOfEverythingDraws) {
+  constexpr std::size_t kLarge = 151936;  // Qwen's vocabulary
+  for (const std::size_t n : {std::size_t{1}, std::size_t{2}, std::size_t{7}, std::size_t{1000}, kLarge}) {
+    const int draws = n == kLarge ? 2 : 40;
+    const auto size = static_cast<std::int64_t>(n);
+    for (const float spread : {0.0F, 2.0F, 20.0F}) {
+      if (n == kLarge && spread == 0) continue;  // sorts take long enough
+      const auto logits = tied_logits(n, spread, static_cast<unsigned>(n));
+      const auto ranks = PlainSampler::sorted(logits);
+      const auto weights = PlainSampler::weights(ranks, 1.0);
+      expect_same({.temperature = 0.7, .seed = 1}, logits, draws);
+      expect_same({.temperature = 1e3, .seed = 2}, logits, draws);
+      for (const std::int64_t top_k : {std::int64_t{1}, size / 2, size - 1, size, size + 1}) {
+        expect_same({.temperature = 1e3, .top_k = top_k, .seed = 3}, logits, draws);
+      }
+      expect_same({.temperature = 1.5, .top_k = 5, .top_p = 0.6, .min_p = 0.01, .seed = 4}, logits, draws);
+      double total = 0;
+      for (const double weight : weights) total += weight;
+      for (const std::size_t rank : {n / 3, n - 1}) {
+        if (weights[rank] == 0) continue;
+        double share = 0;
+        for (std::size_t i = 0; i <= rank; ++i) share += weights[i] / total;
+        // At the limit itself the order of a sum's terms decides.
+        constexpr double kNear = 1e-9;
+        for (const double top_p : {std::max(0.0, share - kNear), std::min(1.0, share + kNear)}) {
+          expect_same({.temperature = 1e3, .top_p = top_p, .seed = 5}, logits, draws);
+        }
+        const double next = std::min(1.0, std::nextafter(weights[rank], 2.0));
+        for (const double min_p : {weights[rank], next}) {
+          expect_same({.temperature = 1e3, .min_p = min_p, .seed = 6}, logits, draws);
+          expect_same({.temperature = 1e3, .top_p = 0.9, .min_p = min_p, .seed = 7}, logits, draws);
+        }
+      }
+    }
+  }
+}
+
 TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Sampler({.temperature = -1.0}, 5), Error);
   EXPECT_THROW(Sampler({.temperature = NAN}, 5), Error);
@@ -85,8 +193,7 @@ TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Sampler({.min_p = NAN}, 5), Error);
   Sampler sampler({.temperature = 1.0}, 2);
   EXPECT_THROW((void)sampler.draw(std::vector<float>{0.0F, NAN}), Error);
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  EXPECT_THROW((void)sampler.draw(std::vector<float>{kNone, kNone}), Error);
+  EXPECT_THROW((void)sampler.draw(std::vector<float>{kNever, kNever}), Error);
   EXPECT_THROW((void)best_token(std::vector<float>{0.0F, NAN}), Error);
 }
 

@@ -1,12 +1,13 @@
 """Models that no command may run: one line that names what is wrong, exit status 2, nothing written."""
 
 import json
+import math
 import os
 import pathlib
 import struct
 import tempfile
 
-from gguf_files import ARRAY, BOOL, F32, I32, TEXT, U32, U64, File, text
+from gguf_files import ALIGNMENT, ARRAY, BOOL, F32, I32, TEXT, U32, U64, File, text
 from running import MODEL, TEXT as PROMPT, Refusals, run
 
 HUGE = 2**40
@@ -84,6 +85,16 @@ class BadModels(Refusals):
             file.metadata[key] = value
             self.refuse(file, names)
 
+    def test_heads_that_are_wider_than_a_row_may_be(self):
+        file = File()
+        file.metadata |= {"llama.attention.head_count": (U32, 65536), "llama.attention.key_length": (U32, 32)}
+        self.refuse(file, ["llama.attention.head_count is 65536", "allowed"])
+
+    def test_embedding_of_too_few_rows(self):
+        file = File()
+        file.tensors["token_embd.weight"] = [16, 299]
+        self.refuse(file, ["'token_embd.weight' has rows for 299 tokens", "'tokenizer.ggml.tokens' has 300"])
+
     def test_missing(self):
         for key in ("general.architecture", "llama.context_length", "llama.block_count", "llama.embedding_length",
                     "llama.feed_forward_length", "llama.attention.head_count", "tokenizer.ggml.model", "tokenizer.ggml.tokens"):
@@ -94,6 +105,26 @@ class BadModels(Refusals):
             file = File()
             del file.tensors[tensor]
             self.refuse(file, tensor)
+
+    def test_tensor_that_is_left_out_of_the_table_alone(self):
+        """Its name comes before the gap that it leaves."""
+        whole = File()
+        for name in ("blk.0.attn_q.weight", "blk.0.ffn_norm.weight"):
+            file, at = File(), 0
+            for tensor, dims in file.tensors.items():
+                file.tensors[tensor] = (dims, 0, at)
+                at += 4 * math.prod(dims)
+                at += -at % ALIGNMENT
+            del file.tensors[name]
+            self.refuse(file.header()[0] + file.filling * (whole.header()[1] // 4), f"tensor '{name}' is missing")
+
+    def test_type_that_is_wrong_but_fits(self):
+        file, at = File(), 0
+        for tensor, dims in file.tensors.items():
+            file.tensors[tensor] = (dims, 30 if tensor == "blk.0.attn_q.weight" else 0, at)
+            at += 4 * math.prod(dims)
+            at += -at % ALIGNMENT
+        self.refuse(file.header()[0] + file.filling * (at // 4), ["tensor 'blk.0.attn_q.weight' ends at byte", "it must lie at"])
 
     def test_a_vocabulary_of_2_to_40(self):
         file = File()

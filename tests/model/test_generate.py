@@ -169,6 +169,7 @@ class Refuses(Refusals):
             self.refused("-m", MODEL, "-f", f"{folder}/none.txt", names="none.txt")
             out = f"{folder}/out.safetensors"
             self.refused("-m", MODEL, "-p", "x", "--dump-qkv", "8", out, names="LAYER")
+            self.refused("-m", MODEL, "-p", "x", "--dump-qkv", "0", "-", names="standard output")
             self.assertEqual(os.listdir(folder), ["cut.gguf"])  # nothing half-written
 
     def test_bad_flags(self):
@@ -176,8 +177,7 @@ class Refuses(Refusals):
         self.refused("-m", MODEL, names="prompt")
         self.refused("-m", MODEL, "-p", "", names="empty")
         self.refused("-m", MODEL, "-f", "-", names="empty", input=b"")
-        self.refused("-m", MODEL, "-p", "x", "-f", "y", names="-p and -f")
-        self.refused("-m", MODEL, "-p", "x", "-n", "-1", names="-n")
+        self.refused("-m", MODEL, "-p", "x", "-n", "-2", names="-n")
         self.refused("-m", MODEL, "-p", "x", "--temp", "nan", names="--temp")
         self.refused("-m", MODEL, "-p", "x", "--top-p", "1.5", names="--top-p")
         self.refused("-m", MODEL, "-p", "x", "--cache-type", "q8", names="--cache-type")
@@ -186,7 +186,7 @@ class Refuses(Refusals):
         self.refused("-m", MODEL, "-p", "x", "--dense-tail", "x", names="--dense-tail")
         self.refused("-m", MODEL, "-f", TEXT, "-c", "1000", names="4278 tokens")
         self.refused("-m", MODEL, "-p", "x", "-c", "2000000000", "--interactive", names="the machine has")
-        self.refused("-m", MODEL, "-p", "x", "--engine", "nope", names="nope", code=3)
+        self.refused("-m", MODEL, "-p", "x", "--engine", "nope", names="nope")
         self.refused("-m", MODEL, "-f", TEXT, "--window", "1", names="--window", program="perplexity")
         self.refused("-m", MODEL, "-f", TEXT, "--window", "64", "--decode", "64", names="--decode",
                      program="perplexity")
@@ -208,6 +208,23 @@ class Perplexity(unittest.TestCase):
                     self.assertAlmostEqual(got[kind][part]["nll"], nll, delta=0.005, msg=f"{flags} {kind} {part}")
             self.assertEqual(got["dense"]["prefill"]["tokens"], 4096 - 256 - 1)
             self.assertEqual(got["sparse"]["decoded"]["tokens"], 256)
+
+    def test_every_window_begins_as_the_model_wants_it(self):
+        golden = json.loads((FIXTURES / "golden.json").read_text(encoding="utf-8"))
+        wanted = json.loads((FIXTURES / "perplexity.json").read_text(encoding="utf-8"))
+        window, decode = wanted["window"], wanted["decode"]
+        for name, losses in wanted["models"].items():
+            result = run("perplexity", "-m", str(FIXTURES / f"{name}.gguf"), "-f", "-", "--window", str(window), "--decode",
+                         str(decode), "--projections", "f32", "--cache-type", "f32", "--json",
+                         input=golden[name]["text"].encode())
+            self.assertEqual(result.returncode, 0, result.stderr)
+            got = json.loads(result.stdout)
+            self.assertEqual(got["windows"], len(golden[name]["ids"]) // window)
+            for part, tokens in (("prefill", window - decode - 1), ("decoded", decode)):
+                self.assertEqual(got["dense"][part]["tokens"], tokens * got["windows"])
+                # A loss moves at most twice as far as the logits, and those as far as architectures_test.cpp allows.
+                self.assertAlmostEqual(got["dense"][part]["nll"], losses[part], msg=f"{name} {part}",
+                                       delta=2 * 8 * golden[name]["rounding"])
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Refuses(Refusals):
         self.refuse("-f", "/", names="directory")
         self.refuse("-f", f"{TEXT}.none", names=".none")
         self.refuse(names="--file")
-        self.refuse("-f", TEXT, "--engine", "nope", names="nope", code=3)
+        self.refuse("-f", TEXT, "--engine", "nope", names="nope")
         self.refused("-m", os.path.dirname(MODEL), "-f", TEXT, names="regular file", program="retrieval")
 
 

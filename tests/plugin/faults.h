@@ -44,6 +44,7 @@
   X(writes_to_every_file)      \
   X(prints)                    \
   X(layer_twice_allowed)       \
+  X(failure_hidden)            \
   X(reset_keeps_scores)        \
   X(malloc_unchecked)          \
   X(malloc_leaks)              \

@@ -5,6 +5,7 @@
 
 #include <fenv.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ const headwater_engine_table* headwater_plugin_v1(void) {
 #endif
   if (strcmp(fault, "null_table") == 0) return NULL;
   if (strcmp(fault, "version") == 0) table.abi_version = 7;
-  if (strcmp(fault, "size") == 0) table.struct_size = sizeof table - 1;
+  if (strcmp(fault, "size") == 0) table.struct_size = offsetof(headwater_engine_table, session_failed) - 1;
   if (strcmp(fault, "size_0") == 0) table.struct_size = 0;
   if (strcmp(fault, "reserved") == 0) table.reserved = 1;
   if (strcmp(fault, "claims") == 0) table.claims = UINT64_C(1) << 40;
@@ -63,6 +64,7 @@ const headwater_engine_table* headwater_plugin_v1(void) {
   if (strcmp(fault, "null_open") == 0) table.open = NULL;
   if (strcmp(fault, "null_last_error") == 0) memset((char*)&table + functions, 0, sizeof(void*));
   if (strcmp(fault, "null_set_observer") == 0) table.set_observer = NULL;
+  if (strcmp(fault, "null_session_failed") == 0) table.session_failed = NULL;
   if (strcmp(fault, "rounding") == 0) fesetround(FE_TOWARDZERO);
   if (strcmp(fault, "crash") == 0) raise(SIGSEGV);
   if (strcmp(fault, "exit") == 0) exit(0);

@@ -264,6 +264,11 @@ static headwater_status session_state(const headwater_session* s, int32_t* state
   return HEADWATER_OK;
 }
 
+static headwater_status session_failed(const headwater_session* s, int32_t* failed) {
+  *failed = s->progress == STEP_FAILED && !FAULT(failure_hidden);
+  return HEADWATER_OK;
+}
+
 static headwater_status session_tokens(const headwater_session* s, int64_t* tokens) {
   *tokens = s->tokens;
   return HEADWATER_OK;
@@ -400,6 +405,7 @@ static const headwater_engine_table kTable = {
     .read_key = read_key,
     .read_value = read_value,
     .set_observer = set_observer,
+    .session_failed = session_failed,
 };
 
 #ifdef NAIVE_BROKEN

@@ -53,6 +53,7 @@ FAULTS = {
     "rounds_upwards": {"bound.alibi": "attend() left other floating-point controls"},
     # The protocol.
     "layer_twice_allowed": {"state.protocol": "success, not wrong_state"},
+    "failure_hidden": {"state.failed_steps": "failed() is false"},
     "reset_keeps_scores": {"determinism.after_reset": "a run after reset"},
     "status_99": {"state.protocol": "status 99"},
     "error_without_text": {"state.protocol": "last_error() is NULL"},
@@ -91,6 +92,11 @@ class Broken(kit.Case):
         for result in document["results"]:
             wanted = {"PASS", "SKIP"} if kit.SANITIZED else {"PASS"}
             self.assertIn(result["status"], wanted, result)
+
+    def test_a_table_of_the_first_header_is_judged_by_its_statuses(self):
+        cases = ["state.protocol", "state.refused_calls", "state.failed_steps"]
+        document, _ = self.run_fault("none", cases, status=0, NAIVE_FIRST_TABLE="1")
+        self.assertEqual([result["status"] for result in document["results"]], ["PASS"] * len(cases))
 
     def process_fault(self, fault, *arguments):
         """A fault of the process in one case of three: that one fails, and the others are judged as ever."""

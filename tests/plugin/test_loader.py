@@ -22,6 +22,7 @@ REFUSED = {
     "null_open": "function open of its table is NULL",
     "null_last_error": "function last_error of its table is NULL",
     "null_set_observer": "function set_observer of its table is NULL",
+    "null_session_failed": "function session_failed of its table is NULL",
     "rounding": "loading it changes how its caller computes",
     "exit": "ended its process with status 0",
 }

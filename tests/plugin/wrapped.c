@@ -38,6 +38,7 @@ static const headwater_engine_table kTable = {
     .read_key = headwater_read_key,
     .read_value = headwater_read_value,
     .set_observer = headwater_set_observer,
+    .session_failed = headwater_session_failed,
 };
 
 const headwater_engine_table* headwater_plugin_v1(void) { return &kTable; }

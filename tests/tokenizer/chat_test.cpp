@@ -70,6 +70,27 @@ TEST(Chat, TextsCannotEndATurn) {
   EXPECT_THAT(tokenizer->decode(ids), HasSubstr(attack[0].text));
 }
 
+// A document and a question are one message, but the question's tokens begin where it begins.
+TEST(Chat, AQuestionBehindADocumentHasTokensOfItsOwn) {
+  const std::unique_ptr<Tokenizer> tiny = open_tokenizer(FIXTURES "/tiny.gguf");
+  const std::vector<ChatMessage> one = {{"system", "Be terse."}, {"user", "import", "ant?"}};
+  std::size_t begin = 0;
+  const auto ids = encode_chat(*tiny, ChatFormat::chatml, one, true, &begin);
+  auto wanted = tiny->encode("<|im_start|>system\nBe terse.<|im_end|>\n<|im_start|>user\nimport", true, true);
+  EXPECT_EQ(begin, wanted.size());
+  const auto behind = tiny->encode("ant?<|im_end|>\n<|im_start|>assistant\n", false, true);
+  wanted.insert(wanted.end(), behind.begin(), behind.end());
+  EXPECT_EQ(ids, wanted);
+  // A format that trims does so at the ends of the message, not between its parts.
+  const std::unique_ptr<Tokenizer> llama = llama3_tokenizer();
+  const std::vector<ChatMessage> blanks = {{"user", " document \n", "\nwhy? "}};
+  EXPECT_EQ(llama->decode(encode_chat(*llama, ChatFormat::llama3, blanks, true, &begin)),
+            "user\n\ndocument \n\nwhy?assistant\n\n");
+  const auto plain =
+      llama->encode("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\ndocument \n", false, true);
+  EXPECT_EQ(begin, plain.size());
+}
+
 TEST(Chat, FormatsAreFound) {
   EXPECT_EQ(chat_format_named("chatml"), ChatFormat::chatml);
   EXPECT_EQ(chat_format_named("llama3"), ChatFormat::llama3);

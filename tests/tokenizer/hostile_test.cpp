@@ -51,13 +51,13 @@ TEST(HostileVocabulary, LengthsAndKinds) {
   EXPECT_THAT(b.refusal_of(), HasSubstr("says 0 for token 7; allowed: 1 .. 6"));
   b = all_bytes();
   b.tokens[9] = b.tokens[5];
-  EXPECT_THAT(b.refusal_of(), HasSubstr("tokens 5 and 9 are both"));
+  EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': tokens 5 and 9 are both"));
   b = VocabularyBuilder();
   EXPECT_THAT(b.refusal_of(), HasSubstr("has 0 elements; allowed: 1 .."));
 }
 
 TEST(HostileVocabulary, Merges) {
-  for (const char* const merge : {"ab", "", " ", "a", "a ", " a"}) {
+  for (const char* const merge : {"ab", "", " ", "a", "a ", " a", "a b c", "a  b", "a b ", "  b"}) {
     VocabularyBuilder b = all_bytes();
     b.merges = {"a b", merge};
     EXPECT_THAT(b.refusal_of(),
@@ -73,6 +73,15 @@ TEST(HostileVocabulary, SpecialIds) {
   VocabularyBuilder b = all_bytes();
   b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 256);
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.eos_token_id' is 256; allowed: 0 .. 255"));
+  for (const std::string name : {"bos", "eot", "eom", "unknown", "padding"}) {
+    const std::string key = "tokenizer.ggml." + name + "_token_id";
+    b = all_bytes();
+    b.file.add<std::int32_t>(key, kI32, -1);
+    EXPECT_THAT(b.refusal_of(), HasSubstr("key '" + key + "' is -1; allowed: 0 .. 255"));
+    b = all_bytes();
+    b.file.add_text(key, "1");
+    EXPECT_THAT(b.refusal_of(), HasSubstr("key '" + key + "' is of type STRING; it must be an integer"));
+  }
   b = all_bytes();
   b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 1);
   EXPECT_THAT(b.refusal_of(),
@@ -87,9 +96,9 @@ TEST(HostileVocabulary, Sentences) {
   b.model = "llama";
   b.pre = "";
   b.add("a", kNormal);
-  EXPECT_THAT(b.refusal_of(), HasSubstr("lacks the byte token <0x00>"));
+  EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens' lacks the byte token <0x00>"));
   b.add("<0xGG>", kByte);
-  EXPECT_THAT(b.refusal_of(), HasSubstr("token 1 is a byte called '<0xGG>'"));
+  EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': token 1 is a byte called '<0xGG>'"));
   b.scores[0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.scores' holds nan; it must be finite"));
   b.scores = {0.0f};

@@ -76,6 +76,20 @@ RC_GTEST_PROP(TokenizerLaws, DecodingGivesTheTextBack, ()) {
   RC_ASSERT(tokenizer.decode(tokenizer.encode(text, false, false)) == expected);
 }
 
+// Where one text goes on behind another, nothing comes between them.
+RC_GTEST_PROP(TokenizerLaws, MoreTextIsTextAndNothingElse, ()) {
+  const Tokenizer& tokenizer = any_tokenizer();
+  std::string text = *texts(false);
+  text += 'x';  // what goes on must have something in front of it
+  const std::string behind = *texts(true);
+  std::vector<std::int32_t> ids = tokenizer.encode(text, false, false);
+  const std::vector<std::int32_t> more = tokenizer.encode_more(behind, false);
+  ids.insert(ids.end(), more.begin(), more.end());
+  std::string expected = well_formed_utf8(text + behind);
+  if (&tokenizer == &sentences()) expected = spaces_for_marks(expected);
+  RC_ASSERT(tokenizer.decode(ids) == expected);
+}
+
 RC_GTEST_PROP(TokenizerLaws, TypedTextHasNoControlTokens, ()) {
   const Tokenizer& tokenizer = any_tokenizer();
   for (const std::int32_t id : tokenizer.encode(*texts(true), false, false))

@@ -219,6 +219,7 @@ TEST(SentenceBpe, TheSpaceInFront) {
   EXPECT_THAT(b.build()->encode("x", false, false), ElementsAre(mark, x));
   EXPECT_THAT(b.build()->encode("x<s>x", false, true), ElementsAre(mark, x, 1, mark, x));
   EXPECT_THAT(without.build()->encode("x", false, false), ElementsAre(x));
+  EXPECT_THAT(b.build()->encode_more("x<s>x", true), ElementsAre(x, 1, mark, x));
   EXPECT_EQ(b.build()->decode(std::vector<std::int32_t>{mark, x}), "x");
   EXPECT_EQ(without.build()->decode(std::vector<std::int32_t>{mark, x}), " x");
   EXPECT_THAT(b.build()->encode("", true, false), ElementsAre(1));

@@ -52,28 +52,24 @@ struct Kernel {
     return {#kernel, threads, sizeof(Params), reinterpret_cast<const void*>(&kernel), nullptr}; \
   }
 #else
-/// The emulation spends its time in fused products, which are calls of the library where the processor of the build is any
-/// x86-64: optimised builds have each kernel a second time, whole, for processors that have the instruction. Same bits.
+/// The emulation spends its time in fused products, which are calls of the C library for a processor without the
+/// instruction: optimised builds compile each kernel whole for processors that have it, and the emulated device is open on
+/// those alone. Same bits.
 #if defined(__OPTIMIZE__) && defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define HEADWATER_CUDA_FUSED [[gnu::flatten, gnu::target("arch=x86-64-v3")]]
-#define HEADWATER_CUDA_HAS_FUSED (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))
+#define HEADWATER_CUDA_RUNS_HERE (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))
 #else
 #define HEADWATER_CUDA_FUSED
-#define HEADWATER_CUDA_HAS_FUSED false
+#define HEADWATER_CUDA_RUNS_HERE true
 #endif
-#define HEADWATER_CUDA_KERNEL(kernel, Params, threads, blocks_per_sm, ...)                           \
-  inline void kernel(::headwater::cuda::emulation::Context& ctx, const void* params) {               \
-    static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096);                   \
-    __VA_ARGS__(ctx, *static_cast<const Params*>(params));                                           \
-  }                                                                                                  \
-  HEADWATER_CUDA_FUSED inline void fused_##kernel(::headwater::cuda::emulation::Context& ctx,        \
-                                                  const void* params) {                              \
-    __VA_ARGS__(ctx, *static_cast<const Params*>(params));                                           \
-  }                                                                                                  \
-  inline ::headwater::cuda::Kernel row_of_##kernel() {                                               \
-    static_assert((threads) > 0 && (threads) % 32 == 0 && (threads) <= 1024 && (blocks_per_sm) > 0); \
-    return {#kernel, threads, sizeof(Params), nullptr,                                               \
-            HEADWATER_CUDA_HAS_FUSED ? &fused_##kernel : &kernel};                                   \
+#define HEADWATER_CUDA_KERNEL(kernel, Params, threads, blocks_per_sm, ...)                                  \
+  HEADWATER_CUDA_FUSED inline void kernel(::headwater::cuda::emulation::Context& ctx, const void* params) { \
+    static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096);                          \
+    __VA_ARGS__(ctx, *static_cast<const Params*>(params));                                                  \
+  }                                                                                                         \
+  inline ::headwater::cuda::Kernel row_of_##kernel() {                                                      \
+    static_assert((threads) > 0 && (threads) % 32 == 0 && (threads) <= 1024 && (blocks_per_sm) > 0);        \
+    return {#kernel, threads, sizeof(Params), nullptr, &kernel};                                            \
   }
 #endif
 #define HEADWATER_CUDA_ROW(kernel) row_of_##kernel()

@@ -284,8 +284,16 @@ Stream EmulatedDevice::do_adopt(void* native) {
 
 }  // namespace
 
+std::string emulation_unavailable_because() {
+  return HEADWATER_CUDA_RUNS_HERE ? ""
+                                  : "its kernels are compiled for AVX2 and FMA, which this processor lacks";
+}
+
 std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
                                              const EmulationOptions& options) {
+  if (const std::string reason = emulation_unavailable_because(); !reason.empty()) {
+    throw Error(ErrorCode::engine_unavailable, "the emulated device: " + reason);
+  }
   for (const Kernel& kernel : kernels) {
     if (kernel.emulated == nullptr && kernel.emulated_block == nullptr) {
       throw Error(ErrorCode::internal,

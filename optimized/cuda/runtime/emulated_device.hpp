@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cuda/emulation/block.hpp"
@@ -27,8 +28,12 @@ struct EmulationOptions {
   std::int64_t most_operations = 500'000'000;  ///< of one block, after which it counts as endless
 };
 
+/// Why kernels cannot run here, one line; empty where they can.
+[[nodiscard]] std::string emulation_unavailable_because();
+
 /// A device on this processor, which runs kernels on fibers (emulation/block.hpp), blocks on OpenMP's threads. A fault that
 /// it finds in a kernel is the device's sticky error. Device memory is host memory between guards, filled with NaN.
+/// Error(engine_unavailable) where kernels cannot run here.
 [[nodiscard]] std::unique_ptr<Device> open_emulated_device(std::span<const Kernel> kernels,
                                                            const EmulationOptions& options = {});
 

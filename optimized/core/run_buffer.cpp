@@ -1,0 +1,90 @@
+#include "core/run_buffer.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "core/buffer.hpp"
+
+namespace headwater::core {
+
+namespace {
+
+constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
+/// Stored bytes that are worth a huge page: at most as much again lies idle.
+constexpr std::int64_t kWorthwhile = kHugePage / 2;
+/// MADV_COLLAPSE of Linux 6.1: the range moves to huge pages now. glibc names it since 2.37.
+constexpr int kCollapse = 25;
+
+/// A collapse does not ask for the machine's setting, so it is asked for here.
+bool machine_uses_huge_pages() {
+  const int file = ::open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return true;
+  char text[64] = {};
+  const ssize_t length = ::read(file, text, sizeof text - 1);
+  ::close(file);
+  return length <= 0 || std::strstr(text, "[never]") == nullptr;
+}
+
+}  // namespace
+
+void RunBuffer::Release::operator()(unsigned char* data) const { ::operator delete(data, alignment); }
+
+RunBuffer::RunBuffer(std::int64_t runs, std::int64_t run_bytes, std::int64_t spare)
+    : runs_(runs), run_bytes_(run_bytes) {
+  std::int64_t size = 0;
+  if (__builtin_add_overflow(checked_product(runs, run_bytes), spare, &size)) throw std::bad_alloc();
+  const std::align_val_t alignment{size < kHugePage ? kAlignment : static_cast<std::size_t>(kHugePage)};
+  auto* const data = static_cast<unsigned char*>(::operator new(static_cast<std::size_t>(size), alignment));
+  data_ = {data, Release{alignment}};
+  if (size < kHugePage || !machine_uses_huge_pages()) return;
+  pages_.resize(static_cast<std::size_t>(size / kHugePage), Page::untouched);
+  // Where the machine's setting is "always", the first byte would take a huge page.
+  (void)::madvise(data_.get(), pages_.size() * kHugePage, MADV_NOHUGEPAGE);
+}
+
+std::int64_t RunBuffer::stored(std::int64_t bytes, std::int64_t length) const {
+  const std::int64_t whole = std::min(bytes / run_bytes_, runs_);
+  return whole * length + std::min(bytes - whole * run_bytes_, whole < runs_ ? length : 0);
+}
+
+void RunBuffer::make_room(std::int64_t first, std::int64_t last, std::int64_t begin, std::int64_t end) {
+  if (end <= begin) return;
+  const auto pages = static_cast<std::int64_t>(pages_.size());
+  // Neighbouring pages share a call.
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  bool touched = false;
+  const auto advise = [&] {
+    if (to == from) return;
+    unsigned char* range = data_.get() + from * kHugePage;
+    const auto bytes = static_cast<std::size_t>((to - from) * kHugePage);
+    (void)::madvise(range, bytes, MADV_HUGEPAGE);
+    if (touched) (void)::madvise(range, bytes, kCollapse);
+  };
+  for (std::int64_t run = first; run < last; ++run) {
+    const std::int64_t stop = std::min((run * run_bytes_ + end - 1) / kHugePage + 1, pages);
+    for (std::int64_t page = (run * run_bytes_ + begin) / kHugePage; page < stop; ++page) {
+      Page& state = pages_[static_cast<std::size_t>(page)];
+      if (state == Page::huge) continue;
+      if (stored((page + 1) * kHugePage, end) - stored(page * kHugePage, end) < kWorthwhile) {
+        state = Page::small;
+        continue;
+      }
+      if (page != to || touched != (state == Page::small)) {
+        advise();
+        from = page;
+        touched = state == Page::small;
+      }
+      to = page + 1;
+      state = Page::huge;
+    }
+  }
+  advise();
+}
+
+}  // namespace headwater::core
