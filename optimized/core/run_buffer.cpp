@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -32,15 +33,17 @@ bool machine_uses_huge_pages() {
 
 }  // namespace
 
-void RunBuffer::Release::operator()(unsigned char* data) const { ::operator delete(data, alignment); }
+void RunBuffer::Release::operator()(unsigned char* data) const { std::free(data); }
 
 RunBuffer::RunBuffer(std::int64_t runs, std::int64_t run_bytes, std::int64_t spare)
     : runs_(runs), run_bytes_(run_bytes) {
   std::int64_t size = 0;
   if (__builtin_add_overflow(checked_product(runs, run_bytes), spare, &size)) throw std::bad_alloc();
-  const std::align_val_t alignment{size < kHugePage ? kAlignment : static_cast<std::size_t>(kHugePage)};
-  auto* const data = static_cast<unsigned char*>(::operator new(static_cast<std::size_t>(size), alignment));
-  data_ = {data, Release{alignment}};
+  // operator new would take a multiple of the alignment: up to a huge page more than memory_bytes() says.
+  void* memory = nullptr;
+  const std::size_t alignment = size < kHugePage ? kAlignment : static_cast<std::size_t>(kHugePage);
+  if (::posix_memalign(&memory, alignment, static_cast<std::size_t>(size)) != 0) throw std::bad_alloc();
+  data_.reset(static_cast<unsigned char*>(memory));
   if (size < kHugePage || !machine_uses_huge_pages()) return;
   pages_.resize(static_cast<std::size_t>(size / kHugePage), Page::untouched);
   // Where the machine's setting is "always", the first byte would take a huge page.

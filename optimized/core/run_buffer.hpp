@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <vector>
 
 namespace headwater::core {
@@ -30,7 +29,6 @@ class RunBuffer {
  private:
   enum class Page : std::uint8_t { untouched, small, huge };
   struct Release {
-    std::align_val_t alignment;
     void operator()(unsigned char* data) const;
   };
 
