@@ -123,16 +123,14 @@ class Judge {
     const std::int64_t head = heads_[static_cast<std::size_t>(sample)];
     const std::int64_t head_kv = reference::key_value_head(head, shape.n_head, shape.n_head_kv);
     HeadChunk input;
-    input.begin = chunk.chunk.begin + first;
+    for (std::int64_t r = first; r < last; ++r) input.queries.push_back(chunk.chunk.begin + r);
     input.memory = chunk.memory_count;
     input.scale = session_.options().scale;
     const std::int32_t* set = chunk.memory.data() + sample * chunk.memory_count;
     input.positions.assign(set, set + chunk.memory_count);
     const std::int64_t first_key = chunk.chunk.mode == ChunkMode::sparse ? chunk.chunk.begin : 0;
     for (std::int64_t p = first_key; p < chunk.chunk.begin + last; ++p) input.positions.push_back(p);
-    std::vector<std::int64_t> queries;
-    for (std::int64_t r = first; r < last; ++r) queries.push_back(chunk.chunk.begin + r);
-    input.q = matrix(workload_.q(), queries, head, shape.d_head);
+    input.q = matrix(workload_.q(), input.queries, head, shape.d_head);
     input.keys = matrix(workload_.k(), input.positions, head_kv, shape.d_head);
     input.values = matrix(workload_.v(), input.positions, head_kv, shape.d_value);
     return input;

@@ -25,6 +25,7 @@ const char* lane_name(Lane lane) {
     case Lane::law: return "law";
     case Lane::hostile: return "hostile";
     case Lane::state: return "state";
+    case Lane::shape: return "shape";
   }
   return "?";
 }
@@ -40,14 +41,23 @@ const char* status_name(Status status) {
   return "?";
 }
 
-void Context::mark(std::string_view stage, std::string_view dtype, double ratio) {
-  for (Mark& known : marks_) {
-    if (known.stage == stage && known.dtype == dtype) {
-      known.ratio = worse_of(known.ratio, ratio);
-      return;
-    }
+void Context::mark(std::string_view stage, std::string_view dtype, double ratio, double bound,
+                   double signal) {
+  auto known = std::find_if(marks_.begin(), marks_.end(),
+                            [&](const Mark& mark) { return mark.stage == stage && mark.dtype == dtype; });
+  if (known == marks_.end()) {
+    known = marks_.insert(known, {std::string(stage), std::string(dtype), ratio, 0.0, 0.0});
   }
-  marks_.push_back({std::string(stage), std::string(dtype), ratio});
+  known->ratio = worse_of(known->ratio, ratio);
+  known->bounds += bound;
+  known->signals += signal;
+}
+
+std::string Context::mistrusted() const {
+  const auto found = std::find_if(marks_.begin(), marks_.end(), [](const Mark& mark) {
+    return mark.bounds > 0.0 && mark.bounds >= mark.signals;
+  });
+  return found == marks_.end() ? "" : found->stage + " " + found->dtype;
 }
 
 Register::Register(Case entry) { registry().push_back(std::move(entry)); }

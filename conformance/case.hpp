@@ -22,6 +22,7 @@ enum class Lane {
   law,          ///< SPEC 14: properties that need no oracle, and the independent one
   hostile,      ///< canaries, poison, guard pages, odd strides
   state,        ///< the session's state machine, validation and inspection
+  shape,        ///< replay and bound at the sizes people run
 };
 
 [[nodiscard]] const char* lane_name(Lane lane);
@@ -48,11 +49,13 @@ class Skipped : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The worst err/B that one case saw in one stage and number format; what the ratchet compares.
+/// What one case saw in one stage and number format.
 struct Mark {
-  std::string stage;  ///< "out", "lse", "colsum_intra", "colsum_inter"
-  std::string dtype;  ///< of Q, K, V as "F32" or "F32/BF16"
-  double ratio = 0.0;
+  std::string stage;     ///< "out", "lse", "colsum_intra", "colsum_inter"
+  std::string dtype;     ///< of the stored rows, "F32"
+  double ratio = 0.0;    ///< the worst err/B: what the ratchet compares
+  double bounds = 0.0;   ///< sum of all B ...
+  double signals = 0.0;  ///< ... and of the magnitudes that they bound
 };
 
 /// What a case body gets, and where it leaves its measurements.
@@ -67,19 +70,16 @@ class Context {
   /// `full` iterations, or a tenth of them (at least two) with --quick.
   [[nodiscard]] int rounds(int full) const { return !quick ? full : full / 10 < 2 ? 2 : full / 10; }
 
-  void mark(std::string_view stage, std::string_view dtype, double ratio);
-  /// Adds one judged element of magnitude `signal` under a bound: MISTRUSTED when bounds rival signals.
-  void trust(double bound, double signal) {
-    bounds_ += bound;
-    signals_ += signal;
-  }
-  [[nodiscard]] bool mistrusted() const { return bounds_ > 0.0 && bounds_ >= signals_; }
+  /// One judged element: its err/B, and a bound with the magnitude of what it bounds (both 0: not compared).
+  void mark(std::string_view stage, std::string_view dtype, double ratio, double bound = 0.0,
+            double signal = 0.0);
+  /// The first stage and type whose bounds add up to as much as their signals, "out BF16", or nothing: nothing was shown
+  /// there, whatever the other stages say.
+  [[nodiscard]] std::string mistrusted() const;
   [[nodiscard]] const std::vector<Mark>& marks() const { return marks_; }
 
  private:
   std::vector<Mark> marks_;
-  double bounds_ = 0.0;
-  double signals_ = 0.0;
 };
 
 /// One conformance case: name, the clauses it is named for, the stage it looks at, how it judges.

@@ -15,8 +15,8 @@ constexpr const char* kAbout =
     "         headwater-conformance --engine-plugin ./libmine.so --report report\n"
     "Exit status: 0 all PASS (SKIP is said), 1 a check failed, 2 bad usage or input, 3 engine not available.";
 
-const std::vector<std::string> kLanes{"exact",       "bound", "adversarial", "bias", "replay",
-                                      "determinism", "law",   "hostile",     "state"};
+const std::vector<std::string> kLanes{"exact",       "bound", "adversarial", "bias",  "replay",
+                                      "determinism", "law",   "hostile",     "state", "shape"};
 
 }  // namespace
 

@@ -150,8 +150,8 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     const Eigen::Index rows = std::min(kRowBlock, n - first_row);
     // Keys are ascending in each part, so what this block sees is a prefix of the union.
     Eigen::Index seen = memory;
-    while (seen < m && input.positions[static_cast<std::size_t>(seen)] < input.begin + first_row + rows)
-      ++seen;
+    const std::int64_t last_query = input.queries[static_cast<std::size_t>(first_row + rows - 1)];
+    while (seen < m && input.positions[static_cast<std::size_t>(seen)] <= last_query) ++seen;
     const Eigen::MatrixXd q = input.q.middleRows(first_row, rows);
     const Eigen::MatrixXd raw = input.scale * (q * input.keys.topRows(seen).transpose());
     const Eigen::MatrixXd size = std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
@@ -166,7 +166,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     RowTerms row{Eigen::ArrayXd(seen), Eigen::ArrayXd(seen)};
 
     for (Eigen::Index r = 0; r < rows; ++r) {
-      const std::int64_t i = input.begin + first_row + r;
+      const std::int64_t i = input.queries[static_cast<std::size_t>(first_row + r)];
       Eigen::Index visible = memory;
       while (visible < seen && input.positions[static_cast<std::size_t>(visible)] <= i) ++visible;
       for (Eigen::Index j = 0; j < visible; ++j) {

@@ -24,13 +24,13 @@ struct Arithmetic {
 /// The arithmetic that an engine's claims promise for queries and stored rows of these types.
 [[nodiscard]] Arithmetic arithmetic_of(const Engine& engine, DType query, DType stored);
 
-/// One query head of one chunk, as plain matrices of doubles: the union of its keys, row by row.
+/// One query head of one chunk, or some of its rows, as plain matrices of doubles: the union of its keys, row by row.
 struct HeadChunk {
   Eigen::MatrixXd q;                    ///< [n][d]
+  std::vector<std::int64_t> queries;    ///< n global positions of the queries, ascending
   Eigen::MatrixXd keys;                 ///< [m][d]: the memory set first, then the chunk's (or all) tokens
   Eigen::MatrixXd values;               ///< [m][dv]
   std::vector<std::int64_t> positions;  ///< m global positions of the keys
-  std::int64_t begin = 0;               ///< global position of query 0
   std::int64_t memory = 0;              ///< the first `memory` keys are the set that every query sees
   double scale = 1.0;
   double softcap = 0.0;
@@ -43,7 +43,7 @@ struct HeadChunk {
 struct HeadTruth {
   Eigen::MatrixXd out, out_bound, out_size;  ///< [n][dv]; out_size = sum_j w_j |v_j|
   Eigen::VectorXd lse, lse_bound;            ///< n
-  Eigen::VectorXd intra, intra_bound;        ///< column sums of the keys behind the set, n in a sparse chunk
+  Eigen::VectorXd intra, intra_bound;        ///< column sums over the n queries: keys behind the set
   Eigen::VectorXd inter, inter_bound;        ///< column sums of the set
 };
 

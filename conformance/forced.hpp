@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "conformance/case.hpp"
 #include "conformance/eigen_oracle.hpp"
 #include "conformance/problem.hpp"
@@ -15,6 +17,11 @@ enum class Truth { eigen, reference };
 /// K and V are rounded once to the KV type (STATE-6).
 [[nodiscard]] HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
                                    std::int64_t head);
+/// The same for some of its queries, given by ascending positions; without value rows where only weights matter.
+[[nodiscard]] HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
+                                   std::int64_t head, const std::vector<std::int64_t>& rows, bool values);
+/// Positions of all queries of a chunk.
+[[nodiscard]] std::vector<std::int64_t> all_rows(const ChunkTrace& chunk);
 
 /// One layer as the reference oracle reads it: K and V rounded as they are stored.
 struct StoredLayer {
@@ -31,8 +38,23 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
 /// under the engine's own memory sets. Throws Violation; records marks and trust in the context.
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth truth = Truth::eigen);
 
+/// What is held against the oracle where all of a run would take too long. Column sums and log-sum-exps of a sparse chunk are
+/// judged whole; of outputs all rows of some heads, and of the other heads (and of dense and decode chunks) the rows on both
+/// sides of every multiple of `border` in the chunk.
+struct Part {
+  std::function<bool(const Chunk&)> chunk = {};  ///< none: every chunk
+  std::int64_t whole_head_of = 4;                ///< one head of so many, another one in every layer
+  std::int64_t border = 32;
+};
+
+/// require_forced for a part of a run, by the Eigen oracle on Context::threads threads.
+void require_forced_in_part(Context& context, const Problem& problem, const Trace& trace, const Part& part);
+
 /// run + require_replay + require_forced.
 void require_conforming(Context& context, const Problem& problem, const RunStyle& style = {},
                         Truth truth = Truth::eigen);
+
+/// run + require_replay (of the whole run) + require_forced_in_part.
+void require_conforming_in_part(Context& context, const Problem& problem, const Part& part = {});
 
 }  // namespace headwater::conformance

@@ -3,17 +3,29 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 namespace headwater::conformance {
 namespace {
 
+// 2^exponent for the exponents of floats and of what scales them; std::ldexp takes ten times as long.
+constexpr int kMostExponent = 300;
+const std::vector<double> kPowers = [] {
+  std::vector<double> all;
+  for (int e = -kMostExponent; e <= kMostExponent; ++e) all.push_back(std::ldexp(1.0, e));
+  return all;
+}();
+double power_of_two(int exponent) { return kPowers[static_cast<std::size_t>(exponent + kMostExponent)]; }
+
 // Rounds |value| to p significant bits with smallest exponent `least` (of the unit in the last place of
-// subnormals) in the ambient rounding mode, nearest even. Exact: scaling by powers of two and nearbyint on a
-// double lose nothing.
+// subnormals) in the ambient rounding mode, nearest even. A double has 53 bits: the sum with 1.5 * 2^52 units of the last
+// place keeps whole units, and nothing else is lost.
 double round_significand(double magnitude, int p, int least) {
+  if (!(magnitude < 0x1p200)) return magnitude;
   const int exponent = magnitude == 0.0 ? least : std::ilogb(magnitude) - (p - 1);
   const int ulp = exponent < least ? least : exponent;
-  return std::ldexp(std::nearbyint(std::ldexp(magnitude, -ulp)), ulp);
+  const double whole_units = 1.5 * power_of_two(52 + ulp);
+  return (magnitude + whole_units) - whole_units;
 }
 
 struct Format {
@@ -33,12 +45,13 @@ std::uint16_t encode(const Format& format, float value) {
       round_significand(std::fabs(static_cast<double>(value)), format.significant, format.least);
   if (!(rounded < format.beyond)) return static_cast<std::uint16_t>(sign | format.infinity);
   const int fraction_bits = format.significant - 1;
-  const double normal = std::ldexp(1.0, format.least + fraction_bits);
+  const double normal = power_of_two(format.least + fraction_bits);
   if (rounded < normal) {  // subnormal or zero: the field counts units of the smallest number
-    return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(std::ldexp(rounded, -format.least)));
+    return static_cast<std::uint16_t>(sign |
+                                      static_cast<std::uint16_t>(rounded * power_of_two(-format.least)));
   }
   const int exponent = std::ilogb(rounded);
-  const double fraction = std::ldexp(rounded, fraction_bits - exponent) - std::ldexp(1.0, fraction_bits);
+  const double fraction = rounded * power_of_two(fraction_bits - exponent) - power_of_two(fraction_bits);
   const auto field = static_cast<unsigned>(exponent + format.bias) << fraction_bits;
   return static_cast<std::uint16_t>(sign | field | static_cast<unsigned>(fraction));
 }
@@ -53,7 +66,7 @@ float decode(const Format& format, std::uint16_t bits) {
   }
   const double units = exponent == 0 ? fraction : fraction + (1u << fraction_bits);
   const int shift = exponent == 0 ? format.least : format.least + static_cast<int>(exponent) - 1;
-  return sign * static_cast<float>(std::ldexp(units, shift));
+  return sign * static_cast<float>(units * power_of_two(shift));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace headwater::conformance {
 
-/// The kit's own number formats, written from IEEE 754 by value (std::nearbyint on a scaled double), where the
+/// The kit's own number formats, written from IEEE 754 by value (a sum in double that keeps whole units), where the
 /// engines work on bits: the two can hardly share a mistake.
 
 /// Nearest even; overflow to infinity, subnormals kept, NaN is 0x7FC0 (SCORE-4).

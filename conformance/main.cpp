@@ -180,7 +180,7 @@ int run_cases(Request& request) {
   const Work work = work_of(request, cases, run.engines);
   run_all(request, work, run);
   if (request.must_pass) {
-    for (const std::string& line : missing_passes(run.results, cases)) {
+    for (const std::string& line : missing_passes(run.results, cases, request.engines)) {
       run.problems.push_back("must pass: " + line);
     }
   }

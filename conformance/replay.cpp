@@ -115,15 +115,16 @@ std::vector<std::int32_t> expected_set(const std::vector<std::int32_t>& previous
   for (std::int64_t p = previous_end; p < end; ++p) candidates.push_back(static_cast<std::int32_t>(p));
   const std::int64_t first_local = local_start(end, local);
   std::erase_if(candidates, [&](std::int32_t p) { return p >= first_local; });
-  std::sort(candidates.begin(), candidates.end(), [&](std::int32_t a, std::int32_t b) {
+  const auto kept = std::min<std::int64_t>(heavy, static_cast<std::int64_t>(candidates.size()));
+  const auto last = candidates.begin() + kept;
+  std::partial_sort(candidates.begin(), last, candidates.end(), [&](std::int32_t a, std::int32_t b) {
     const float x = scores[static_cast<std::size_t>(a)];
     const float y = scores[static_cast<std::size_t>(b)];
     if (std::isnan(x) != std::isnan(y)) return std::isnan(y);  // NaN ranks below every number
     if (!std::isnan(x) && x != y) return x > y;
     return a < b;
   });
-  if (static_cast<std::int64_t>(candidates.size()) > heavy)
-    candidates.resize(static_cast<std::size_t>(heavy));
+  candidates.erase(last, candidates.end());
   for (std::int64_t p = first_local; p < end; ++p) candidates.push_back(static_cast<std::int32_t>(p));
   std::sort(candidates.begin(), candidates.end());
   return candidates;

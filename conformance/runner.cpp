@@ -99,9 +99,9 @@ Result run_case(const Case& test, const Engine* engine, const Settings& settings
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.marks = context.marks();
   if (result.status != Status::pass) return result;
-  if (context.mistrusted()) {
+  if (const std::string stage = context.mistrusted(); !stage.empty()) {
     result.status = Status::mistrusted;
-    result.message = "the bounds are as large as the signals: nothing was shown";
+    result.message = stage + ": the bounds are as large as the signals: nothing was shown";
   } else if (settings.ratchet != nullptr && engine != nullptr) {
     // Other seeds draw other inputs: the marks belong to the default one.
     const std::string name = ratchet_name(*engine);

@@ -109,16 +109,18 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
 
   std::set<std::string> listed;
   std::size_t judged = 0;
+  std::size_t skipped = 0;
   bool fine = true;
   for (const bool is_mark : {false, true}) {
     for (const Entry& entry : is_mark ? marks : faults) {
       listed.insert(entry.name);
       if (entry.outside || !wanted(entry)) continue;
-      ++judged;
       if (const std::string reason = skipped_because(entry); !reason.empty()) {
         fmt::print(to, "SKIP       {:<36} {}: {}\n", entry.name, entry.engine, reason);
+        ++skipped;
         continue;
       }
+      ++judged;
       std::string killed_by;
       const std::string wrong = judge(entry, is_mark, sites, request.settings, killed_by);
       if (!wrong.empty()) {
@@ -137,8 +139,8 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
     fmt::print(to, "FAIL       {} is compiled in, but not listed in conformance/saboteurs.json\n", name);
     fine = false;
   }
-  fmt::print(to, "{} of {} faults and marks judged: {}\n", judged, faults.size() + marks.size(),
-             fine ? "all killed or reached" : "FAILED");
+  fmt::print(to, "{} of {} faults and marks judged: {}; {} skipped\n", judged, faults.size() + marks.size(),
+             fine ? "all killed or reached" : "FAILED", skipped);
   return fine && judged > 0;
 }
 

@@ -22,7 +22,7 @@ double sum_of(double n) { return std::min(n, 8.0 * std::sqrt(n)); }
 // One query behind `keys` keys of which the first `memory` are its set; every logit is `q` d, every value is 1.
 HeadChunk alike(std::int64_t keys, std::int64_t memory, std::int64_t d, double q) {
   HeadChunk chunk;
-  chunk.begin = keys - 1;
+  chunk.queries = {keys - 1};
   chunk.memory = memory;
   for (std::int64_t j = 0; j < keys; ++j) chunk.positions.push_back(j);
   chunk.q = Eigen::MatrixXd::Constant(1, d, q);

@@ -72,6 +72,23 @@ TEST(MustPass, NotRunIsMissing) {
   EXPECT_EQ(missing.front(), "exact.written_out was not run on reference");
 }
 
+TEST(MustPass, APatternStandsForTheEnginesThatRan) {
+  const auto missing = missing_of_exact({result_of("exact.written_out", "reference", Status::pass),
+                                         result_of("exact.written_out", "cpu-portable", Status::pass),
+                                         result_of("exact.written_out", "of-this-machine", Status::skip)});
+  ASSERT_THAT(missing, SizeIs(1));
+  EXPECT_EQ(missing.front(), "exact.written_out was skipped on of-this-machine: a reason");
+}
+
+TEST(MustPass, EnginesAskedForByNameAreHeldToTheirLines) {
+  const std::vector<const Case*> chosen{named("exact.written_out"), named("stage.written_out")};
+  EXPECT_THAT(missing_passes({}, chosen, {"of-this-machine"}),
+              Contains("exact.written_out was not run on of-this-machine"));
+  EXPECT_THAT(missing_passes({result_of("exact.written_out", "of-this-machine", Status::pass)}, chosen,
+                             {"of-this-machine"}),
+              Not(Contains(HasSubstr("written_out"))));
+}
+
 TEST(MustPass, AFailureIsToldByItsOwnVerdict) {
   EXPECT_THAT(missing_of_exact({result_of("exact.written_out", "reference", Status::fail),
                                 result_of("exact.written_out", "cpu-portable", Status::mistrusted)}),
@@ -243,13 +260,15 @@ TEST(WaiverOfAFailure, BearsWhatIsMistrustedToo) {
   EXPECT_EQ(results[1].status, Status::fail);
 }
 
-// A bound as large as what it bounds shows nothing, and must not pass for a check that was held.
+// A bound as large as what it bounds shows nothing, and must not pass for a check that was held: not in one stage and type
+// beside others that were.
 TEST(Mistrusted, WhereTheBoundsAddUpToTheSignals) {
   const auto status_of = [](double bound, double signal, bool fails) {
     const Case test{"bound.written_out", {}, "out", Lane::bound, false, [=](Context& context) {
-                      context.trust(0.5 * bound, 0.25 * signal);
-                      context.trust(0.5 * bound, 0.75 * signal);
-                      context.mark("out", "F32", 0.5);
+                      context.mark("lse", "F32", 0.5, 0.5, 100.0);
+                      context.mark("out", "F32", 0.5, 0.5 * bound, 0.25 * signal);
+                      context.mark("out", "F32", 0.5, 0.5 * bound, 0.75 * signal);
+                      context.mark("out", "BF16", 0.5, 0.5, 100.0);
                       if (fails) throw Violation("wrong");
                     }};
     return run_case(test, nullptr, Settings{}).status;
