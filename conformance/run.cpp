@@ -17,7 +17,15 @@ std::string where(const ChunkRecord& record) {
   return fmt::format("layer {} chunk [{}, {})", record.layer, record.chunk.begin, record.chunk.end);
 }
 
-// Copies a record and checks what its documentation promises.
+void check_inputs(const Placed& q, const Placed& k, const Placed& v, const Placed& out) {
+  q.check("q");
+  k.check("k");
+  v.check("v");
+  out.check("out");
+}
+
+}  // namespace
+
 ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
   ChunkTrace trace;
   trace.chunk = record.chunk;
@@ -66,15 +74,6 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
   }
   return trace;
 }
-
-void check_inputs(const Placed& q, const Placed& k, const Placed& v, const Placed& out) {
-  q.check("q");
-  k.check("k");
-  v.check("v");
-  out.check("out");
-}
-
-}  // namespace
 
 Snapshot snapshot(const Session& session, std::int64_t layer) {
   Snapshot shot;

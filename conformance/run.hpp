@@ -56,6 +56,9 @@ struct Trace {
 /// Opens a session for it.
 [[nodiscard]] Trace run(const Engine& engine, const Problem& problem, const RunStyle& style = {});
 
+/// A packed copy of what an observer is handed, `heads` query heads; checks what the record's documentation promises.
+[[nodiscard]] ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads);
+
 /// Scores and set of one layer as the session shows them now; checks the views.
 [[nodiscard]] Snapshot snapshot(const Session& session, std::int64_t layer);
 

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <memory>
 
+#include "conformance/forced.hpp"
+#include "conformance/formats.hpp"
+
 namespace headwater::fuzz {
 
 namespace {
@@ -55,14 +58,27 @@ SeenChunk seen(const ChunkRecord& record, std::int64_t heads) {
   return chunk;
 }
 
+std::vector<std::byte> stored_as(DType type, const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * dtype_size(type));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    conformance::store_element(type, values[i], bytes.data() + i * dtype_size(type));
+  return bytes;
+}
+
 }  // namespace
 
-std::vector<float> random_rows(std::int64_t count) {
+std::vector<float> coarse_rows(std::int64_t count) {
+  std::vector<float> rows = random_rows(count);
+  for (float& value : rows) value = std::round(value * 16.0f) / 16.0f;
+  return rows;
+}
+
+std::vector<float> random_rows(std::int64_t count, DType type) {
   auto state = *rc::gen::arbitrary<std::uint32_t>();
   std::vector<float> rows(static_cast<std::size_t>(count));
   for (float& value : rows) {
     state = state * 1664525u + 1013904223u;
-    value = static_cast<float>(static_cast<int>(state >> 16) - 32768) / 16384.0f;
+    value = conformance::round_to(type, static_cast<float>(static_cast<int>(state >> 16) - 32768) / 16384.0f);
   }
   return rows;
 }
@@ -73,6 +89,7 @@ Problem draw() {
   p.shape.n_head = p.shape.n_head_kv * *rc::gen::inRange<std::int64_t>(1, 4);
   p.shape.d_head = *rc::gen::inRange<std::int64_t>(1, 20);
   p.shape.d_value = *rc::gen::inRange<std::int64_t>(1, 20);
+  p.shape.kv_type = *rc::gen::element(DType::f32, DType::f16, DType::bf16);
   p.n = *rc::gen::inRange<std::int64_t>(1, 90);
   p.shape.capacity = p.n;
   p.options.chunk = *rc::gen::inRange<std::int64_t>(1, 40);
@@ -91,9 +108,10 @@ Problem draw() {
 }
 
 void draw_rows(Problem& p) {
-  p.q = random_rows(p.n * p.shape.n_head * p.shape.d_head);
-  p.k = random_rows(p.n * p.shape.n_head_kv * p.shape.d_head);
-  p.v = random_rows(p.n * p.shape.n_head_kv * p.shape.d_value);
+  const DType type = p.shape.kv_type;
+  p.q = random_rows(p.n * p.shape.n_head * p.shape.d_head, type);
+  p.k = random_rows(p.n * p.shape.n_head_kv * p.shape.d_head, type);
+  p.v = random_rows(p.n * p.shape.n_head_kv * p.shape.d_value, type);
 }
 
 bool Result::same_bits(const Result& other) const {
@@ -118,14 +136,19 @@ Result run(const Engine& engine, const Problem& p, const std::vector<Step>& step
   result.out.resize(static_cast<std::size_t>(p.n * s.n_head * s.d_value));
   session->set_observer([&](const ChunkRecord& record) { result.chunks.push_back(seen(record, s.n_head)); });
   std::int64_t done = 0;
+  const std::vector<std::byte> q = stored_as(s.kv_type, p.q);
+  const std::vector<std::byte> k = stored_as(s.kv_type, p.k);
+  const std::vector<std::byte> v = stored_as(s.kv_type, p.v);
+  const auto rows = [&](const std::vector<std::byte>& from, std::int64_t heads, std::int64_t width) {
+    const auto offset = static_cast<std::size_t>(done * heads * width) * dtype_size(s.kv_type);
+    return Rows::token_major(from.data() + offset, s.kv_type, heads, width);
+  };
   for (const Step& step : steps) {
     session->begin(step);
-    session->attend(
-        0, Rows::token_major(p.q.data() + done * s.n_head * s.d_head, DType::f32, s.n_head, s.d_head),
-        Rows::token_major(p.k.data() + done * s.n_head_kv * s.d_head, DType::f32, s.n_head_kv, s.d_head),
-        Rows::token_major(p.v.data() + done * s.n_head_kv * s.d_value, DType::f32, s.n_head_kv, s.d_value),
-        MutableRows::token_major(result.out.data() + done * s.n_head * s.d_value, DType::f32, s.n_head,
-                                 s.d_value));
+    session->attend(0, rows(q, s.n_head, s.d_head), rows(k, s.n_head_kv, s.d_head),
+                    rows(v, s.n_head_kv, s.d_value),
+                    MutableRows::token_major(result.out.data() + done * s.n_head * s.d_value, DType::f32,
+                                             s.n_head, s.d_value));
     session->end();
     done += step.n;
     if (after_step) after_step(scores_of(*session, s.n_head, done), done);
@@ -144,13 +167,53 @@ std::vector<Step> call_per_chunk(const Problem& p) {
   return steps;
 }
 
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  RC_ASSERT(a.size() == b.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    worst = std::max(worst, std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+Bounds bounds_of(const Engine& engine, const Problem& p, const Result& result) {
+  const Shape& s = p.shape;
+  conformance::Problem problem;
+  problem.shape = s;
+  problem.options = p.options;
+  problem.q_type = problem.k_type = problem.v_type = s.kv_type;
+  problem.steps = {Step::prefill(p.n)};
+  problem.make_tensors();
+  problem.layers[0].q.values = p.q;
+  problem.layers[0].k.values = p.k;
+  problem.layers[0].v.values = p.v;
+  const conformance::Arithmetic arithmetic = conformance::arithmetic_of(engine, s.kv_type, s.kv_type);
+  Bounds bounds;
+  bounds.out.resize(result.out.size());
+  for (const SeenChunk& seen : result.chunks) {
+    conformance::ChunkTrace chunk;
+    chunk.chunk = seen.chunk;
+    chunk.memory_count = seen.count;
+    for (const auto& set : seen.sets) chunk.memory.insert(chunk.memory.end(), set.begin(), set.end());
+    Bounds::Chunk& sums = bounds.chunks.emplace_back();
+    for (std::int64_t head = 0; head < s.n_head; ++head) {
+      const conformance::HeadTruth truth =
+          conformance::eigen_oracle(conformance::head_chunk(problem, 0, chunk, head), arithmetic);
+      for (std::int64_t i = 0; i < chunk.length(); ++i) {
+        const std::int64_t row = ((seen.chunk.begin + i) * s.n_head + head) * s.d_value;
+        for (std::int64_t x = 0; x < s.d_value; ++x) {
+          bounds.out[static_cast<std::size_t>(row + x)] =
+              truth.out_bound(i, x) + 0x1p-24 * (std::fabs(truth.out(i, x)) + truth.out_bound(i, x)) +
+              0x1p-150;
+        }
+      }
+      if (seen.intra.empty()) continue;
+      sums.intra.emplace_back(truth.intra_bound.begin(), truth.intra_bound.end());
+      sums.inter.emplace_back(truth.inter_bound.begin(), truth.inter_bound.end());
+    }
   }
-  return worst;
+  return bounds;
+}
+
+bool close(const std::vector<float>& a, const std::vector<double>& bound_a, const std::vector<float>& b,
+           const std::vector<double>& bound_b) {
+  RC_ASSERT(a.size() == b.size() && a.size() == bound_a.size() && a.size() == bound_b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    if (!(difference <= bound_a[i] + bound_b[i])) return false;
+  }
+  return true;
 }
 
 }  // namespace headwater::fuzz

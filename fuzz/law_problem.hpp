@@ -13,7 +13,8 @@
 /// What the laws of docs/spec.md 14 have in common: random problems of one layer, and what a run of one leaves behind.
 namespace headwater::fuzz {
 
-/// One layer of random size and its inputs: q [n][Hq][d], k [n][Hkv][d], v [n][Hkv][dv], all in [-2, 2).
+/// One layer of random size and its inputs: q [n][Hq][d], k [n][Hkv][d], v [n][Hkv][dv], all in [-2, 2] and representable
+/// in the KV type of the shape, which is the type that they are handed over in. Outputs are F32.
 struct Problem {
   Shape shape;
   Options options;
@@ -21,8 +22,10 @@ struct Problem {
   std::vector<float> q, k, v;
 };
 
-/// `count` numbers in [-2, 2) from a drawn seed.
-std::vector<float> random_rows(std::int64_t count);
+/// `count` numbers in [-2, 2] of that type from a drawn seed.
+std::vector<float> random_rows(std::int64_t count, DType type = DType::f32);
+/// The same in steps of 1/16: sums of a few are exact in every type.
+std::vector<float> coarse_rows(std::int64_t count);
 
 /// Draws everything; n <= 89, chunks of at most 39 tokens, budgets of at most 11 each.
 Problem draw();
@@ -37,6 +40,16 @@ struct SeenChunk {
   std::vector<std::vector<std::int32_t>> sets;  ///< per head
   std::vector<std::vector<float>> inter;        ///< per head, one per entry of its set
   std::vector<std::vector<float>> intra;        ///< per head, one per token; empty in dense chunks
+};
+
+/// How far each number of a run may be from the exact one under the run's own sets, derived as in the kit's bound lane
+/// (docs/verification.md), the rounding to F32 included.
+struct Bounds {
+  std::vector<double> out;  ///< [n][heads][dv]
+  struct Chunk {
+    std::vector<std::vector<double>> inter, intra;  ///< as in SeenChunk
+  };
+  std::vector<Chunk> chunks;
 };
 
 /// What a run leaves behind.
@@ -61,11 +74,12 @@ Result run(const Engine& engine, const Problem& problem);
 /// One prefill turn, a call a chunk: the observer and the scores can be looked at between chunks (PLAN-2).
 std::vector<Step> call_per_chunk(const Problem& problem);
 
-/// Of two lists of the same length.
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
+/// Of a run of that problem on that engine.
+Bounds bounds_of(const Engine& engine, const Problem& problem, const Result& result);
 
-/// Inputs are at most 2 in size, rows at most 20 wide and 90 long: float arithmetic errs by less.
-inline constexpr double kRounding = 1e-4;
+/// Whether two runs differ by no more than both may be off; lists of the same length.
+bool close(const std::vector<float>& a, const std::vector<double>& bound_a, const std::vector<float>& b,
+           const std::vector<double>& bound_b);
 
 /// A property for every engine of this machine, under its name.
 template <typename Law>

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "conformance/formats.hpp"
 #include "fuzz/law_problem.hpp"
 #include "fuzz/ops.hpp"
 
@@ -24,7 +25,8 @@ TEST(Laws, CausalityIsByteExact) {
                                       {&p.k, s.n_head_kv, s.d_head},
                                       {&p.v, s.n_head_kv, s.d_value}}) {
       for (std::int64_t i = 0; i < heads * width; ++i) {
-        (*rows)[static_cast<std::size_t>(j * heads * width + i)] += 1.5f;
+        float& x = (*rows)[static_cast<std::size_t>(j * heads * width + i)];
+        x = conformance::round_to(s.kv_type, x + 1.5f);
       }
     }
     const Result after = run(engine, p);
@@ -49,7 +51,7 @@ TEST(Laws, PLAN_2_CallsMayBeCutAtMultiplesOfTheChunk) {
     if (sparse) {
       RC_ASSERT(whole.same_bits(cut));
     } else {
-      RC_ASSERT(largest_difference(whole.out, cut.out) <= kRounding);
+      RC_ASSERT(close(whole.out, bounds_of(engine, p, whole).out, cut.out, bounds_of(engine, p, cut).out));
     }
   });
 }
@@ -71,8 +73,10 @@ TEST(Laws, DenseLimit) {
     p.options.clamp = false;
     p.options.local = p.n;
     const Result sparse = run(engine, p);
+    const std::vector<double> sparse_bounds = bounds_of(engine, p, sparse).out;
     p.options.dense = true;
-    RC_ASSERT(largest_difference(sparse.out, run(engine, p).out) <= kRounding);
+    const Result dense = run(engine, p);
+    RC_ASSERT(close(sparse.out, sparse_bounds, dense.out, bounds_of(engine, p, dense).out));
   });
 }
 
@@ -81,13 +85,18 @@ TEST(Laws, INTRA_2_and_INTER_2_ColumnSumsAddUpToTheQueries) {
     Problem p = draw();
     p.options.sinks.clear();
     const Result result = run(engine, p);
-    for (const SeenChunk& chunk : result.chunks) {
+    const Bounds bounds = bounds_of(engine, p, result);
+    for (std::size_t c = 0; c < result.chunks.size(); ++c) {
+      const SeenChunk& chunk = result.chunks[c];
       const auto length = static_cast<double>(chunk.chunk.end - chunk.chunk.begin);
-      const auto adds_up = [&](const std::vector<float>& sums) {
-        return std::fabs(std::accumulate(sums.begin(), sums.end(), 0.0) - length) <= kRounding * length;
+      const auto adds_up = [&](const std::vector<float>& sums, const std::vector<double>& bound) {
+        return std::fabs(std::accumulate(sums.begin(), sums.end(), 0.0) - length) <=
+               std::accumulate(bound.begin(), bound.end(), 0.0);
       };
-      for (const auto& sums : chunk.intra) RC_ASSERT(adds_up(sums));
-      for (const auto& sums : chunk.inter) RC_ASSERT((sums.empty() || adds_up(sums)));  // INTER-2
+      for (std::size_t h = 0; h < chunk.intra.size(); ++h) {
+        RC_ASSERT(adds_up(chunk.intra[h], bounds.chunks[c].intra[h]));
+        RC_ASSERT((chunk.inter[h].empty() || adds_up(chunk.inter[h], bounds.chunks[c].inter[h])));  // INTER-2
+      }
     }
   });
 }
@@ -95,15 +104,21 @@ TEST(Laws, INTRA_2_and_INTER_2_ColumnSumsAddUpToTheQueries) {
 TEST(Laws, ValueLinearity) {
   for_every_engine("outputs are linear in V, scores and sets do not change", [](const Engine& engine) {
     Problem p = draw();
+    p.v = coarse_rows(static_cast<std::int64_t>(p.v.size()));
     const Result one = run(engine, p);
-    const std::vector<float> more = random_rows(static_cast<std::int64_t>(p.v.size()));
+    const std::vector<double> bound_one = bounds_of(engine, p, one).out;
+    const std::vector<float> more = coarse_rows(static_cast<std::int64_t>(p.v.size()));
     Problem other = p;
     other.v = more;
     const Result two = run(engine, other);
+    const std::vector<double> bound_two = bounds_of(engine, other, two).out;
     for (std::size_t i = 0; i < p.v.size(); ++i) other.v[i] = 2.0f * p.v[i] + more[i];
     const Result sum = run(engine, other);
+    const std::vector<double> bound_sum = bounds_of(engine, other, sum).out;
     for (std::size_t i = 0; i < one.out.size(); ++i) {
-      RC_ASSERT(std::fabs(sum.out[i] - (2.0f * one.out[i] + two.out[i])) <= 4 * kRounding);
+      const double wanted = 2.0 * static_cast<double>(one.out[i]) + static_cast<double>(two.out[i]);
+      RC_ASSERT(std::fabs(static_cast<double>(sum.out[i]) - wanted) <=
+                2.0 * bound_one[i] + bound_two[i] + bound_sum[i]);
     }
     for (float& value : p.v) value *= 2.0f;  // exact
     const Result twice = run(engine, p);
@@ -182,18 +197,20 @@ TEST(Laws, LogitShift) {
     for (std::size_t i = d - 1; i < p.k.size(); i += d) p.k[i] = 1.0f;
     for (std::size_t i = d - 1; i < p.q.size(); i += d) p.q[i] = 0.0f;
     const Result plain = run(engine, p);
+    const Bounds a = bounds_of(engine, p, plain);
     const std::vector<float> shifts = random_rows(static_cast<std::int64_t>(p.q.size() / d));
-    for (std::size_t row = 0; row < shifts.size(); ++row) p.q[row * d + d - 1] = 20.0f * shifts[row];
+    for (std::size_t row = 0; row < shifts.size(); ++row)
+      p.q[row * d + d - 1] = conformance::round_to(p.shape.kv_type, 20.0f * shifts[row]);
     const Result shifted = run(engine, p);
-    RC_ASSERT(largest_difference(plain.out, shifted.out) <= kRounding);
+    const Bounds b = bounds_of(engine, p, shifted);
+    RC_ASSERT(close(plain.out, a.out, shifted.out, b.out));
     RC_ASSERT(plain.same_sets(shifted));
     for (std::size_t c = 0; c < plain.chunks.size(); ++c) {
       for (std::size_t h = 0; h < plain.chunks[c].sets.size(); ++h) {
-        const double queries = 40.0;  // terms of a column sum, each off by rounding
-        RC_ASSERT(largest_difference(plain.chunks[c].intra[h], shifted.chunks[c].intra[h]) <=
-                  queries * kRounding);
-        RC_ASSERT(largest_difference(plain.chunks[c].inter[h], shifted.chunks[c].inter[h]) <=
-                  queries * kRounding);
+        RC_ASSERT(close(plain.chunks[c].intra[h], a.chunks[c].intra[h], shifted.chunks[c].intra[h],
+                        b.chunks[c].intra[h]));
+        RC_ASSERT(close(plain.chunks[c].inter[h], a.chunks[c].inter[h], shifted.chunks[c].inter[h],
+                        b.chunks[c].inter[h]));
       }
     }
   });
@@ -211,6 +228,7 @@ TEST(Laws, INTER_1_KeyOrder) {
     p.options.alibi.clear();  // looks at positions
     std::vector<Step> steps{Step::prefill(first, p.n), Step::prefill(p.n - first)};
     const Result before = run(engine, p, steps);
+    const Bounds bounds_before = bounds_of(engine, p, before);
     const auto a = *rc::gen::inRange<std::int64_t>(0, first);
     const auto b = *rc::gen::inRange<std::int64_t>(0, first);
     for (auto [rows, width] : {std::tuple{&p.k, p.shape.n_head_kv * p.shape.d_head},
@@ -220,14 +238,20 @@ TEST(Laws, INTER_1_KeyOrder) {
                          rows->begin() + b * width);
     }
     const Result after = run(engine, p, steps);
-    const auto begin = first * p.shape.n_head * p.shape.d_value;
-    RC_ASSERT(largest_difference({before.out.begin() + begin, before.out.end()},
-                                 {after.out.begin() + begin, after.out.end()}) <= kRounding);
+    const Bounds bounds_after = bounds_of(engine, p, after);
+    const auto second = [&](const auto& rows) {
+      const auto begin = rows.begin() + first * p.shape.n_head * p.shape.d_value;
+      return std::vector(begin, rows.end());
+    };
+    RC_ASSERT(
+        close(second(before.out), second(bounds_before.out), second(after.out), second(bounds_after.out)));
     RC_ASSERT(after.chunks[1].count == first);
     for (std::size_t h = 0; h < after.chunks[1].inter.size(); ++h) {
       std::vector<float> sums = before.chunks[1].inter[h];
+      std::vector<double> bounds = bounds_before.chunks[1].inter[h];
       std::swap(sums[static_cast<std::size_t>(a)], sums[static_cast<std::size_t>(b)]);
-      RC_ASSERT(largest_difference(sums, after.chunks[1].inter[h]) <= 90.0 * kRounding);
+      std::swap(bounds[static_cast<std::size_t>(a)], bounds[static_cast<std::size_t>(b)]);
+      RC_ASSERT(close(sums, bounds, after.chunks[1].inter[h], bounds_after.chunks[1].inter[h]));
     }
   });
 }

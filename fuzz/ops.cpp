@@ -1,11 +1,13 @@
 #include "fuzz/ops.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <sstream>
 #include <vector>
 
+#include "conformance/forced.hpp"
+#include "conformance/placed.hpp"
+#include "conformance/replay.hpp"
 #include "fuzz/byte_source.hpp"
 #include "headwater/headwater.hpp"
 
@@ -13,13 +15,8 @@ namespace headwater::fuzz {
 
 namespace {
 
-struct Problem {
-  Shape shape;
-  Options options;
-};
-
-Problem draw_problem(ByteSource& source) {
-  Problem problem;
+conformance::Problem draw_problem(ByteSource& source) {
+  conformance::Problem problem;
   Shape& shape = problem.shape;
   shape.n_layer = source.range(1, 2);
   shape.n_head_kv = source.range(1, 2);
@@ -41,66 +38,91 @@ Problem draw_problem(ByteSource& source) {
   if (source.flag()) options.softcap = 2.0;
   if (source.flag()) options.sinks.assign(static_cast<std::size_t>(shape.n_head), 0.5f);
   if (source.flag()) options.alibi.assign(static_cast<std::size_t>(shape.n_head), 0.125f);
+  // Mostly one type for all, for which engines have kernels of their own.
+  const auto type = [&] { return source.flag() ? shape.kv_type : static_cast<DType>(source.range(0, 2)); };
+  problem.q_type = type();
+  problem.k_type = type();
+  problem.v_type = type();
+  problem.out_type = type();
+  problem.steps = {Step::prefill(shape.capacity)};  // room for the rows of every step
+  problem.make_tensors();
   return problem;
 }
 
 /// Pseudo-random numbers of a sixteenth's grain: exact in every element type.
-std::vector<float> draw_rows(ByteSource& source, std::int64_t count) {
+conformance::Tensor draw_rows(ByteSource& source, DType type, std::int64_t n, std::int64_t heads,
+                              std::int64_t width) {
   std::uint32_t state = 0x9E3779B9u + source.byte();
-  std::vector<float> rows(static_cast<std::size_t>(count));
-  for (float& value : rows) {
+  conformance::Tensor rows(type, n, heads, width);
+  for (float& value : rows.values) {
     state = state * 1664525u + 1013904223u;
     value = static_cast<float>(static_cast<int>(state >> 24) - 128) / 64.0f;
   }
   return rows;
 }
 
-/// What one engine did.
+/// What one engine did since its session was empty.
 struct Run {
   const Engine* engine = nullptr;
   std::unique_ptr<Session> session;
-  std::vector<std::int32_t> sets;  // every set that was read, in order
-  std::vector<float> out;
-  int code = 0;  // of the last call: 0 or an ErrorCode
+  conformance::Trace trace;                  ///< outputs so far; chunks of the latest attend() alone
+  std::vector<conformance::Replay> replays;  ///< one per layer
+  int code = 0;                              ///< of the last call: 0 or an ErrorCode
 
   template <typename Call>
   void call(Call&& body) {
     code = 0;
     try {
-      body(*session);
+      body(*this);
     } catch (const Error& error) {
       code = static_cast<int>(error.code());
     }
   }
 };
 
+/// All engines live the same life: the same codes, states and plans. What each computes is held against the spec by itself, so
+/// that a set which falls the other way in another arithmetic excuses nothing: its sets and scores are replayed bit for bit
+/// from its own column sums, and those and its outputs are within the derived bounds under its own sets.
 class Differential {
  public:
-  explicit Differential(ByteSource source) : source_(source) {}
+  explicit Differential(ByteSource source) : source_(source), problem_(draw_problem(source_)) {}
 
   std::string run() {
-    const Problem problem = draw_problem(source_);
-    shape_ = problem.shape;
     for (const Engine* engine : engines()) {
       if (!engine->unavailable_because().empty()) continue;
-      runs_.emplace_back();
-      runs_.back().engine = engine;
-      runs_.back().session = engine->open(problem.shape, problem.options);
+      Run& run = runs_.emplace_back();
+      run.engine = engine;
+      run.session = engine->open(problem_.shape, problem_.options);
     }
+    forget();
     for (Run& run : runs_) {
       run.session->set_observer([&run, this](const ChunkRecord& record) {
-        for (std::int64_t head = 0; head < shape_.n_head; ++head) {
-          const std::int32_t* set = record.memory + head * record.memory_stride;
-          run.sets.insert(run.sets.end(), set, set + record.memory_count);
-        }
+        run.trace.layers[static_cast<std::size_t>(record.layer)].chunks.push_back(
+            conformance::copy_record(record, problem_.shape.n_head));
       });
     }
     constexpr int kMostCalls = 24;
-    for (int call = 0; call < kMostCalls && !source_.empty() && problem_.empty(); ++call) one_call();
-    return problem_;
+    try {
+      for (int call = 0; call < kMostCalls && !source_.empty() && wrong_.empty(); ++call) one_call();
+    } catch (const conformance::Violation& violation) {
+      wrong_ = violation.what();
+    }
+    return wrong_;
   }
 
  private:
+  /// What an empty session has seen.
+  void forget() {
+    const Shape& shape = problem_.shape;
+    const EffectiveOptions options = conformance::expected_options(shape, problem_.options);
+    for (Run& run : runs_) {
+      run.replays.assign(static_cast<std::size_t>(shape.n_layer), {options, shape.n_head});
+      run.trace.layers.assign(static_cast<std::size_t>(shape.n_layer), {});
+      for (conformance::LayerTrace& layer : run.trace.layers)
+        layer.out.resize(static_cast<std::size_t>(shape.capacity * shape.n_head * shape.d_value));
+    }
+  }
+
   template <typename Body>
   int all(const char* what, Body&& body) {
     for (Run& run : runs_) run.call(body);
@@ -118,14 +140,17 @@ class Differential {
            << " chunks; " << run.engine->name() << " code " << run.code << ", state "
            << static_cast<int>(b.state()) << ", tokens " << b.tokens() << ", " << b.plan().size()
            << " chunks";
-      problem_ = text.str();
+      wrong_ = text.str();
     }
     return runs_[0].code;
   }
 
   void one_call() {
     switch (source_.range(0, 9)) {
-      case 0: all("reset", [](Session& session) { session.reset(); }); break;
+      case 0:
+        all("reset", [](Run& run) { run.session->reset(); });
+        forget();
+        break;
       case 1: bad_call(); break;
       case 2:
       case 3: step(Step::decode(source_.range(1, 3))); break;
@@ -138,70 +163,85 @@ class Differential {
 
   void bad_call() {
     switch (source_.range(0, 4)) {
-      case 0: all("end", [](Session& session) { session.end(); }); break;
+      case 0: all("end", [](Run& run) { run.session->end(); }); break;
       case 1: {
         const Step step = Step::prefill(source_.wide());
-        if (step.n >= 1 && step.n <= shape_.capacity) break;  // might be legal
-        all("huge prefill", [&](Session& session) { session.begin(step); });
+        if (step.n >= 1 && step.n <= problem_.shape.capacity) break;  // might be legal
+        all("huge prefill", [&](Run& run) { run.session->begin(step); });
         break;
       }
-      case 2: all("empty decode", [](Session& session) { session.begin(Step::decode(0)); }); break;
+      case 2: all("empty decode", [](Run& run) { run.session->begin(Step::decode(0)); }); break;
       case 3: attend(source_.range(-1, 3)); break;
-      default: all("null rows", [](Session& session) { session.attend(0, {}, {}, {}, {}); }); break;
+      default: all("null rows", [](Run& run) { run.session->attend(0, {}, {}, {}, {}); }); break;
     }
   }
 
   void step(const Step& step) {
-    if (all("begin", [&](Session& session) { session.begin(step); }) != 0) return;
+    if (all("begin", [&](Run& run) { run.session->begin(step); }) != 0) return;
     n_ = step.n;
     const bool skip_layer = source_.range(0, 15) == 0;
-    for (std::int64_t layer = shape_.n_layer - 1; layer >= (skip_layer ? 1 : 0); --layer) attend(layer);
-    all("end", [](Session& session) { session.end(); });
-  }
-
-  void attend(std::int64_t layer) {
-    const std::int64_t n = std::max<std::int64_t>(n_, 1);
-    const auto q = draw_rows(source_, n * shape_.n_head * shape_.d_head);
-    const auto k = draw_rows(source_, n * shape_.n_head_kv * shape_.d_head);
-    const auto v = draw_rows(source_, n * shape_.n_head_kv * shape_.d_value);
-    for (Run& run : runs_) run.out.assign(static_cast<std::size_t>(n * shape_.n_head * shape_.d_value), NAN);
-    std::size_t turn = 0;
-    const int code = all("attend", [&](Session& session) {
-      session.attend(
-          layer, Rows::token_major(q.data(), DType::f32, shape_.n_head, shape_.d_head),
-          Rows::token_major(k.data(), DType::f32, shape_.n_head_kv, shape_.d_head),
-          Rows::token_major(v.data(), DType::f32, shape_.n_head_kv, shape_.d_value),
-          MutableRows::token_major(runs_[turn++].out.data(), DType::f32, shape_.n_head, shape_.d_value));
-    });
-    if (code == 0) compare_outputs();
-  }
-
-  void compare_outputs() {
+    for (std::int64_t layer = problem_.shape.n_layer - 1; layer >= (skip_layer ? 1 : 0) && wrong_.empty();
+         --layer)
+      attend(layer);
+    if (all("end", [](Run& run) { run.session->end(); }) != 0) return;
     for (const Run& run : runs_) {
-      if (run.sets != runs_[0].sets) {
-        // A tie in rounded scores may fall the other way in another arithmetic; from then on the runs differ by
-        // right. Equal sizes are still demanded (MEM-3).
-        if (run.sets.size() != runs_[0].sets.size()) problem_ = "memory sets of different sizes";
-        continue;
-      }
-      for (std::size_t i = 0; i < run.out.size(); ++i) {
-        // Inputs are at most 2 in size and rows at most 9 wide: float arithmetic errs by far less.
-        constexpr float kFar = 1e-3f;
-        if (std::fabs(run.out[i] - runs_[0].out[i]) <= kFar) continue;
-        std::ostringstream text;
-        text << "output " << i << ": " << runs_[0].engine->name() << ' ' << runs_[0].out[i] << ", "
-             << run.engine->name() << ' ' << run.out[i];
-        problem_ = text.str();
-        return;
+      for (std::int64_t layer = 0; layer < problem_.shape.n_layer; ++layer) {
+        run.replays[static_cast<std::size_t>(layer)].require_scores(
+            conformance::snapshot(*run.session, layer).scores, where(run, layer));
       }
     }
   }
 
+  static std::string where(const Run& run, std::int64_t layer) {
+    return std::string(run.engine->name()) + " layer " + std::to_string(layer);
+  }
+
+  void attend(std::int64_t layer) {
+    using conformance::Placed;
+    using conformance::Placement;
+    const Shape& shape = problem_.shape;
+    const std::int64_t n = std::max<std::int64_t>(n_, 1);
+    const conformance::LayerInput rows{
+        draw_rows(source_, problem_.q_type, n, shape.n_head, shape.d_head),
+        draw_rows(source_, problem_.k_type, n, shape.n_head_kv, shape.d_head),
+        draw_rows(source_, problem_.v_type, n, shape.n_head_kv, shape.d_value)};
+    const Placed q(Placement::token_major, rows.q, 0, n);
+    const Placed k(Placement::token_major, rows.k, 0, n);
+    const Placed v(Placement::token_major, rows.v, 0, n);
+    const std::int64_t first = runs_[0].session->tokens();
+    const int code = all("attend", [&](Run& run) {
+      Placed out(Placement::token_major, problem_.out_type, n, shape.n_head, shape.d_value);
+      for (conformance::LayerTrace& seen : run.trace.layers) seen.chunks.clear();
+      run.session->attend(layer, q.rows(), k.rows(), v.rows(), out.mutable_rows());
+      const std::vector<float> values = out.take();
+      auto& all_rows = run.trace.layers[static_cast<std::size_t>(layer)].out;
+      std::copy(values.begin(), values.end(), all_rows.begin() + first * shape.n_head * shape.d_value);
+    });
+    if (code != 0 || !wrong_.empty()) return;
+    conformance::LayerInput& input = problem_.layers[static_cast<std::size_t>(layer)];
+    const auto keep = [&](const conformance::Tensor& from, conformance::Tensor& to) {
+      std::copy(from.values.begin(), from.values.end(), to.row(first, 0));
+    };
+    keep(rows.q, input.q);
+    keep(rows.k, input.k);
+    keep(rows.v, input.v);
+    for (Run& run : runs_) judge(run, layer);
+  }
+
+  /// What one engine said of one layer of the open step.
+  void judge(Run& run, std::int64_t layer) const {
+    for (const conformance::ChunkTrace& chunk : run.trace.layers[static_cast<std::size_t>(layer)].chunks)
+      run.replays[static_cast<std::size_t>(layer)].take(chunk, where(run, layer));
+    conformance::Context context;
+    context.engine = run.engine;
+    conformance::require_forced(context, problem_, run.trace);
+  }
+
   ByteSource source_;
-  Shape shape_;
+  conformance::Problem problem_;  ///< all rows so far, at their positions
   std::vector<Run> runs_;
   std::int64_t n_ = 0;
-  std::string problem_;
+  std::string wrong_;
 };
 
 }  // namespace
