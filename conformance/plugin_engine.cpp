@@ -411,11 +411,11 @@ void PluginSession::read_row(const char* name,
 
 void PluginSession::set_observer(Observer observer) {
   const AllocationPause ours(true);
-  observer_ = std::move(observer);
-  const headwater_observer function = observer_ ? &PluginSession::on_record : nullptr;
+  const headwater_observer function = observer ? &PluginSession::on_record : nullptr;
   require_ok(table_, "set_observer", invoke("set_observer", [&] {
-               return table_.set_observer(session_, function, observer_ ? this : nullptr);
+               return table_.set_observer(session_, function, observer ? this : nullptr);
              }));
+  observer_ = std::move(observer);  // a refused call leaves the one before
 }
 
 void PluginSession::on_record(void* user, const headwater_chunk_record* record) noexcept {

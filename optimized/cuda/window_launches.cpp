@@ -91,10 +91,10 @@ void WindowLaunches::end() {
   if (!replays_) return;
   Captured& graph = graphs_[static_cast<std::size_t>(order_)];
   for (std::size_t place = 0; place < graph.set.size(); ++place) {
-    if (!graph.set[place] && graph.takes_part[place] && !HEADWATER_SABOTAGE("cuda.graph.stale_launch")) {
+    if (graph.set[place] || !graph.takes_part[place]) continue;
+    if (!HEADWATER_SABOTAGE("cuda.graph.stale_launch"))
       device_.leave_out(graph.graph, static_cast<int>(place));
-    }
-    graph.takes_part[place] = graph.set[place];
+    graph.takes_part[place] = false;
   }
   device_.replay(graph.graph, in_line_);
 }

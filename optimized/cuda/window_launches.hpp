@@ -61,6 +61,7 @@ class WindowLaunches {
     Captured& graph = graphs_[static_cast<std::size_t>(order_)];
     device_.set_launch(graph.graph, place.index, kernel.index, grid, kernel.entry->shared_bytes, params);
     graph.set[static_cast<std::size_t>(place.index)] = true;
+    graph.takes_part[static_cast<std::size_t>(place.index)] = true;
   }
   void end();
 
@@ -108,7 +109,7 @@ class WindowLaunches {
   struct Captured {
     Graph graph{};
     std::vector<bool> set;         // in this window, by place
-    std::vector<bool> takes_part;  // in replays
+    std::vector<bool> takes_part;  // in replays, as the device has it
   };
   [[nodiscard]] Place in_chunk(std::int64_t chunk, std::int64_t step, const char* stage) const {
     constexpr std::int64_t kSteps = 5;

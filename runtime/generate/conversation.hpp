@@ -38,8 +38,10 @@ class Conversation {
   void append(std::int32_t id);
   void reset();
 
-  /// Of the token that comes next; empty before the first feed().
-  [[nodiscard]] std::span<const float> logits() const { return logits_; }
+  /// Of the token that comes next; empty where there are no tokens.
+  [[nodiscard]] std::span<const float> logits() const {
+    return tokens() > 0 ? std::span<const float>(logits_) : std::span<const float>();
+  }
   [[nodiscard]] std::int64_t tokens() const { return transformer_.session().tokens(); }
   /// Over everything since reset().
   [[nodiscard]] const Pairs& pairs() const { return pairs_; }

@@ -113,7 +113,7 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
   }
   const std::int64_t first_position = session_->tokens();
   session_->begin(step);
-  step_rows_ = n;
+  step_rows_ = 0;  // until the step is done
   single_ = step.kind == Step::Kind::decode && n == 1;
   blocks_.clear();
   cut_into_blocks(n, session_->options().chunk, blocks_);
@@ -125,6 +125,7 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
   watch.lap(times_.other);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) run_layer(layer, n);
   session_->end();
+  step_rows_ = n;
 }
 
 void Transformer::initialise_rows(std::int64_t rows) {

@@ -64,7 +64,7 @@ class Transformer {
   /// reset() helps (STATE-5).
   void run(const Step& step, std::span<const std::int32_t> ids);
   /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32. Errors:
-  /// invalid_argument for other tokens, and where `out` is shorter.
+  /// invalid_argument for other tokens, where the step did not finish, and where `out` is shorter.
   void logits(std::int64_t first, std::int64_t count, std::span<float> out);
   void reset();
 
@@ -100,7 +100,7 @@ class Transformer {
   int threads_ = 1;
   std::int64_t max_step_ = 0;
   std::int64_t qkv_width_ = 0;
-  std::int64_t step_rows_ = 0;
+  std::int64_t step_rows_ = 0;         // of the last step; 0 where it did not finish
   std::int64_t initialised_rows_ = 0;  // of the workspaces with padding
   bool single_ = false;                // the one row of a decode step: F32 throughout
   bool bf16_rows_ = false;             // queries, keys and values go to the engine as BF16

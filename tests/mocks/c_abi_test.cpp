@@ -1,0 +1,498 @@
+// The C ABI where engine and session are mocks. headwater.h: its functions are those of Session and Engine; what they throw
+// is a status and one line; a refused argument does not reach the session.
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/c_abi_support.hpp"
+#include "tests/mocks/mock_session.hpp"
+
+namespace headwater::mocks {
+namespace {
+
+using ::testing::_;
+using ::testing::ByMove;
+using ::testing::HasSubstr;
+using ::testing::InSequence;
+using ::testing::MockFunction;
+using ::testing::NiceMock;
+using ::testing::Return;
+using ::testing::ReturnRef;
+using ::testing::SaveArg;
+using ::testing::StrictMock;
+using ::testing::Throw;
+
+struct Close {
+  void operator()(headwater_session* handle) const { headwater_close(handle); }
+};
+using Handle = std::unique_ptr<headwater_session, Close>;
+
+/// The handle as headwater_open() makes it, and its session.
+template <template <class> class Mood>
+struct Opened {
+  Opened() {
+    auto owned = std::make_unique<Mood<MockSession>>();
+    session = owned.get();
+    handle.reset(new headwater_session{std::move(owned)});
+  }
+  headwater_session* get() const { return handle.get(); }
+  MockSession* session = nullptr;
+  Handle handle;
+};
+
+std::array<float, 8> memory_of_rows{};
+constexpr headwater_rows kQ{memory_of_rows.data(), 11, 12, HEADWATER_F32, 0};
+constexpr headwater_rows kK{memory_of_rows.data() + 1, 21, 22, HEADWATER_F16, 0};
+constexpr headwater_rows kV{memory_of_rows.data() + 2, 31, 32, HEADWATER_BF16, 0};
+constexpr headwater_mutable_rows kOut{memory_of_rows.data() + 3, 41, 42, HEADWATER_F16, 0};
+
+TEST(CAbiSteps, AreOneCallEachWithTheCallersArguments) {
+  Opened<StrictMock> opened;
+  MockFunction<void()> destroyed;
+  opened.session->on_destruction = destroyed.AsStdFunction();
+  {
+    const InSequence order;
+    EXPECT_CALL(*opened.session, begin(prefill(7, 9)));
+    EXPECT_CALL(*opened.session, attend(5, is_view<Rows>(kQ.data, DType::f32, 11, 12),
+                                        is_view<Rows>(kK.data, DType::f16, 21, 22),
+                                        is_view<Rows>(kV.data, DType::bf16, 31, 32),
+                                        is_view<MutableRows>(kOut.data, DType::f16, 41, 42)));
+    EXPECT_CALL(*opened.session, end());
+    EXPECT_CALL(*opened.session, begin(decode(3)));
+    EXPECT_CALL(*opened.session, reset());
+    // Closing gives back the memory and nothing else: it ends no step.
+    EXPECT_CALL(destroyed, Call());
+  }
+  EXPECT_EQ(headwater_begin_prefill(opened.get(), 7, 9), HEADWATER_OK);
+  EXPECT_EQ(headwater_attend(opened.get(), 5, &kQ, &kK, &kV, &kOut), HEADWATER_OK);
+  EXPECT_EQ(headwater_end(opened.get()), HEADWATER_OK);
+  EXPECT_EQ(headwater_begin_decode(opened.get(), 3), HEADWATER_OK);
+  EXPECT_EQ(headwater_reset(opened.get()), HEADWATER_OK);
+  headwater_close(opened.handle.release());
+}
+
+TEST(CAbiSteps, ARefusedArgumentDoesNotReachTheSession) {
+  const Opened<StrictMock> opened;
+  headwater_rows other = kK;
+  const auto refused = [&](const headwater_rows* k, const char* why) {
+    EXPECT_EQ(headwater_attend(opened.get(), 0, &kQ, k, &kV, &kOut), HEADWATER_INVALID_ARGUMENT);
+    EXPECT_THAT(headwater_last_error(), HasSubstr(why));
+  };
+  refused(nullptr, "k is NULL");
+  other.reserved = 1;
+  refused(&other, "k.reserved is 1");
+  other = kK;
+  other.type = 3;
+  refused(&other, "k.type is 3");
+  EXPECT_EQ(headwater_scores(opened.get(), 0, nullptr), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_EQ(headwater_memory(opened.get(), 0, nullptr), HEADWATER_INVALID_ARGUMENT);
+}
+
+// Only the session knows whether a step has failed (STATE-5): the ABI keeps no state of its own.
+TEST(CAbiSteps, AfterAFailureTheSessionIsAskedAgain) {
+  Opened<StrictMock> opened;
+  {
+    const InSequence order;
+    EXPECT_CALL(*opened.session, begin(prefill(9)))
+        .WillOnce(Throw(Error(ErrorCode::capacity_exceeded, "full")));
+    EXPECT_CALL(*opened.session, failed()).WillOnce(Return(false));
+    EXPECT_CALL(*opened.session, begin(prefill(4)));
+    EXPECT_CALL(*opened.session, attend(0, _, _, _, _)).WillOnce(Throw(std::bad_alloc()));
+    EXPECT_CALL(*opened.session, failed()).WillOnce(Return(true));
+    EXPECT_CALL(*opened.session, end()).WillOnce(Throw(Error(ErrorCode::wrong_state, "reset() first")));
+    EXPECT_CALL(*opened.session, reset());
+  }
+  std::int32_t failed = -1;
+  EXPECT_EQ(headwater_begin_prefill(opened.get(), 9, 0), HEADWATER_CAPACITY_EXCEEDED);
+  EXPECT_EQ(headwater_session_failed(opened.get(), &failed), HEADWATER_OK);
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(headwater_begin_prefill(opened.get(), 4, 0), HEADWATER_OK);
+  EXPECT_EQ(headwater_attend(opened.get(), 0, &kQ, &kK, &kV, &kOut), HEADWATER_OUT_OF_MEMORY);
+  EXPECT_EQ(headwater_session_failed(opened.get(), &failed), HEADWATER_OK);
+  EXPECT_EQ(failed, 1);
+  EXPECT_EQ(headwater_end(opened.get()), HEADWATER_WRONG_STATE);
+  EXPECT_STREQ(headwater_last_error(), "reset() first");
+  EXPECT_EQ(headwater_reset(opened.get()), HEADWATER_OK);
+  EXPECT_STREQ(headwater_last_error(), "");
+}
+
+// ---- errors --------------------------------------------------------------------------------------------------------
+
+/// A function of the ABI, and the method behind it, which throws.
+struct FailingCall {
+  const char* name;
+  std::function<void(MockSession&)> expect;
+  std::function<headwater_status(headwater_session*)> call;
+};
+
+template <class Exception>
+std::vector<FailingCall> calls_that_throw(const Exception& exception) {
+  static float row[4];
+  const auto thrown = Throw(exception);
+#define HEADWATER_FAILING(method, c_call)                                                                   \
+  {                                                                                                         \
+#c_call, [=](MockSession &                                                                              \
+                 session) { EXPECT_CALL(session, method).WillOnce(thrown); }, [](headwater_session *        \
+                                                                                 handle) { return c_call; } \
+  }
+  static std::int32_t number;
+  static std::int64_t count;
+  static headwater_effective_options effective;
+  static headwater_memory_bytes bytes;
+  static headwater_stage_seconds seconds;
+  static headwater_chunk chunk;
+  static headwater_score_view scores;
+  static headwater_memory_view memory;
+  static const char* text;
+  return {
+      HEADWATER_FAILING(begin(_), headwater_begin_prefill(handle, 1, 0)),
+      HEADWATER_FAILING(begin(_), headwater_begin_decode(handle, 1)),
+      HEADWATER_FAILING(attend, headwater_attend(handle, 0, &kQ, &kK, &kV, &kOut)),
+      HEADWATER_FAILING(end(), headwater_end(handle)),
+      HEADWATER_FAILING(reset(), headwater_reset(handle)),
+      HEADWATER_FAILING(state(), headwater_session_state(handle, &number)),
+      HEADWATER_FAILING(failed(), headwater_session_failed(handle, &number)),
+      HEADWATER_FAILING(tokens(), headwater_session_tokens(handle, &count)),
+      HEADWATER_FAILING(options(), headwater_session_options(handle, &effective, sizeof effective)),
+      HEADWATER_FAILING(options(), headwater_warning_count(handle, &count)),
+      HEADWATER_FAILING(options(), headwater_warning(handle, 0, &text)),
+      HEADWATER_FAILING(memory_bytes(), headwater_session_memory_bytes(handle, &bytes, sizeof bytes)),
+      HEADWATER_FAILING(stage_seconds(), headwater_session_stage_seconds(handle, &seconds, sizeof seconds)),
+      HEADWATER_FAILING(plan(), headwater_plan_count(handle, &count)),
+      HEADWATER_FAILING(plan(), headwater_plan_chunk(handle, 0, &chunk)),
+      HEADWATER_FAILING(scores(_), headwater_scores(handle, 0, &scores)),
+      HEADWATER_FAILING(scores(_), headwater_copy_scores(handle, 0, 0, 0, 1, row)),
+      HEADWATER_FAILING(memory(_), headwater_memory(handle, 0, &memory)),
+      HEADWATER_FAILING(read_key, headwater_read_key(handle, 0, 0, 0, row, 4)),
+      HEADWATER_FAILING(read_value, headwater_read_value(handle, 0, 0, 0, row, 4)),
+      HEADWATER_FAILING(set_observer(_), headwater_set_observer(handle, nullptr, nullptr)),
+  };
+#undef HEADWATER_FAILING
+}
+
+template <class Exception>
+void expect_status(const Exception& exception, headwater_status status, const char* text) {
+  Shape shape;
+  shape.d_head = shape.d_value = 4;
+  for (const FailingCall& failing : calls_that_throw(exception)) {
+    SCOPED_TRACE(failing.name);
+    Opened<NiceMock> opened;
+    ON_CALL(*opened.session, shape()).WillByDefault(ReturnRef(shape));
+    failing.expect(*opened.session);
+    EXPECT_EQ(failing.call(opened.get()), status);
+    EXPECT_STREQ(headwater_last_error(), text);
+    ::testing::Mock::VerifyAndClearExpectations(opened.session);
+    EXPECT_EQ(headwater_end(opened.get()), HEADWATER_OK);
+    EXPECT_STREQ(headwater_last_error(), "") << "behind a success";
+  }
+}
+
+TEST(CAbiErrors, EveryCodeOfAnErrorIsItsStatusAndKeepsItsText) {
+  for (const auto& [code, status] : {std::pair{ErrorCode::invalid_argument, HEADWATER_INVALID_ARGUMENT},
+                                     std::pair{ErrorCode::wrong_state, HEADWATER_WRONG_STATE},
+                                     std::pair{ErrorCode::capacity_exceeded, HEADWATER_CAPACITY_EXCEEDED},
+                                     std::pair{ErrorCode::engine_unavailable, HEADWATER_ENGINE_UNAVAILABLE},
+                                     std::pair{ErrorCode::out_of_memory, HEADWATER_OUT_OF_MEMORY},
+                                     std::pair{ErrorCode::internal, HEADWATER_INTERNAL}}) {
+    expect_status(Error(code, "x is 3; allowed: 4"), status, "x is 3; allowed: 4");
+  }
+}
+
+// An engine of somebody else may throw what Session does not allow; none of it may leave the library (headwater.h).
+TEST(CAbiErrors, WhatIsNoErrorBecomesAStatus) {
+  expect_status(std::bad_alloc(), HEADWATER_OUT_OF_MEMORY, "out of memory");
+  expect_status(std::runtime_error("a vector of none"), HEADWATER_INTERNAL, "a vector of none");
+  expect_status(7, HEADWATER_INTERNAL, "an exception of unknown type (from the observer?)");
+}
+
+// ---- what a session holds ------------------------------------------------------------------------------------------
+
+TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
+  const Opened<NiceMock> opened;
+  const MockSession& session = *opened.session;
+  EffectiveOptions effective;
+  effective.batch = 1, effective.chunk = 2, effective.local = 3, effective.heavy = 4, effective.sparse = true;
+  effective.scale = 0.5, effective.softcap = 1.5, effective.score_type = ScoreType::f32;
+  effective.schedule = Schedule::chunk_major, effective.threads = 6;
+  effective.warnings = {"first", "second"};
+  const std::vector<Chunk> plan{{0, 5, ChunkMode::sparse}, {5, 8, ChunkMode::decode}};
+  const std::int32_t set = 0;
+  EXPECT_CALL(session, state()).WillOnce(Return(SessionState::decoding));
+  EXPECT_CALL(session, failed()).WillOnce(Return(true));
+  EXPECT_CALL(session, tokens()).WillOnce(Return(std::int64_t{1} << 40));
+  EXPECT_CALL(session, options()).WillRepeatedly(ReturnRef(effective));
+  EXPECT_CALL(session, memory_bytes()).WillOnce(Return(MemoryBytes{1, 2, 3, 4}));
+  EXPECT_CALL(session, stage_seconds()).WillOnce(Return(StageSeconds{0.25}));
+  EXPECT_CALL(session, plan()).WillRepeatedly(Return(std::span<const Chunk>(plan)));
+  EXPECT_CALL(session, scores(7)).WillOnce(Return(ScoreView{ScoreType::f32, &set, 9}));
+  EXPECT_CALL(session, memory(8)).WillOnce(Return(MemoryView{&set, 10, 11, 12}));
+
+  headwater_session* const handle = opened.get();
+  std::int32_t number = -1;
+  std::int64_t count = -1;
+  EXPECT_EQ(headwater_session_state(handle, &number), HEADWATER_OK);
+  EXPECT_EQ(number, HEADWATER_DECODING);
+  EXPECT_EQ(headwater_session_failed(handle, &number), HEADWATER_OK);
+  EXPECT_EQ(number, 1);
+  EXPECT_EQ(headwater_session_tokens(handle, &count), HEADWATER_OK);
+  EXPECT_EQ(count, std::int64_t{1} << 40);
+
+  headwater_effective_options said{};
+  EXPECT_EQ(headwater_session_options(handle, &said, sizeof said), HEADWATER_OK);
+  EXPECT_EQ(said.batch, 1);
+  EXPECT_EQ(said.chunk, 2);
+  EXPECT_EQ(said.local, 3);
+  EXPECT_EQ(said.heavy, 4);
+  EXPECT_EQ(said.scale, 0.5);
+  EXPECT_EQ(said.softcap, 1.5);
+  EXPECT_EQ(said.sparse, 1);
+  EXPECT_EQ(said.score_type, HEADWATER_SCORE_F32);
+  EXPECT_EQ(said.schedule, HEADWATER_CHUNK_MAJOR);
+  EXPECT_EQ(said.threads, 6);
+  const char* text = nullptr;
+  EXPECT_EQ(headwater_warning_count(handle, &count), HEADWATER_OK);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(headwater_warning(handle, 1, &text), HEADWATER_OK);
+  EXPECT_STREQ(text, "second");
+
+  headwater_memory_bytes bytes{};
+  EXPECT_EQ(headwater_session_memory_bytes(handle, &bytes, sizeof bytes), HEADWATER_OK);
+  EXPECT_EQ(std::vector({bytes.kv, bytes.scores, bytes.memory_sets, bytes.workspace}),
+            (std::vector<std::int64_t>{1, 2, 3, 4}));
+  headwater_stage_seconds seconds{};
+  EXPECT_EQ(headwater_session_stage_seconds(handle, &seconds, sizeof seconds), HEADWATER_OK);
+  EXPECT_EQ(seconds.selection, 0.25);
+
+  headwater_chunk chunk{};
+  EXPECT_EQ(headwater_plan_count(handle, &count), HEADWATER_OK);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(headwater_plan_chunk(handle, 1, &chunk), HEADWATER_OK);
+  EXPECT_EQ(std::tuple(chunk.begin, chunk.end, chunk.mode), std::tuple(5, 8, HEADWATER_CHUNK_DECODE));
+
+  headwater_score_view scores{};
+  EXPECT_EQ(headwater_scores(handle, 7, &scores), HEADWATER_OK);
+  EXPECT_EQ(scores.data, &set);
+  EXPECT_EQ(scores.head_stride, 9);
+  EXPECT_EQ(scores.type, HEADWATER_SCORE_F32);
+  headwater_memory_view memory{};
+  EXPECT_EQ(headwater_memory(handle, 8, &memory), HEADWATER_OK);
+  EXPECT_EQ(memory.data, &set);
+  EXPECT_EQ(std::tuple(memory.head_stride, memory.width, memory.count), std::tuple(10, 11, 12));
+}
+
+TEST(CAbiInspection, RowsAreReadIntoTheCallersMemoryAtTheWidthOfTheirKind) {
+  const Opened<NiceMock> opened;
+  Shape shape;
+  shape.d_head = 3, shape.d_value = 2;
+  ON_CALL(*opened.session, shape()).WillByDefault(ReturnRef(shape));
+  float row[3] = {};
+  const auto is_row = [&](std::size_t width) {
+    return ::testing::Truly(
+        [&row, width](std::span<float> to) { return to.data() == row && to.size() == width; });
+  };
+  EXPECT_CALL(*opened.session, read_key(1, 2, 3, is_row(3)));
+  EXPECT_CALL(*opened.session, read_value(4, 5, 6, is_row(2)));
+  EXPECT_EQ(headwater_read_key(opened.get(), 1, 2, 3, row, 3), HEADWATER_OK);
+  EXPECT_EQ(headwater_read_value(opened.get(), 4, 5, 6, row, 2), HEADWATER_OK);
+  // A row of the other kind's width is refused before the session is asked.
+  EXPECT_EQ(headwater_read_key(opened.get(), 1, 2, 3, row, 2), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_EQ(headwater_read_value(opened.get(), 4, 5, 6, row, 3), HEADWATER_INVALID_ARGUMENT);
+}
+
+// ---- observer ------------------------------------------------------------------------------------------------------
+
+TEST(CAbiObserver, IsShownTheRecordAndItsOwnPointerAndIsTakenAway) {
+  Opened<StrictMock> opened;
+  Observer set;
+  Observer unset = [](const ChunkRecord&) {};
+  {
+    const InSequence order;
+    EXPECT_CALL(*opened.session, set_observer(_)).WillOnce(SaveArg<0>(&set));
+    EXPECT_CALL(*opened.session, set_observer(_)).WillOnce(SaveArg<0>(&unset));
+  }
+  struct Seen {
+    int calls = 0;
+    headwater_chunk_record record{};
+  } seen;
+  const headwater_observer note = [](void* user, const headwater_chunk_record* record) {
+    auto* to = static_cast<Seen*>(user);
+    ++to->calls;
+    to->record = *record;
+  };
+  ASSERT_EQ(headwater_set_observer(opened.get(), note, &seen), HEADWATER_OK);
+  EXPECT_EQ(seen.calls, 0);
+
+  const std::int32_t memory = 0;
+  const std::array<float, 3> sums{};
+  ASSERT_TRUE(set);
+  set({1, {2, 3, ChunkMode::dense}, 4, 5, &memory, &sums[0], 6, &sums[1], &sums[2]});
+  EXPECT_EQ(seen.calls, 1);
+  const headwater_chunk_record& record = seen.record;
+  EXPECT_EQ(record.struct_size, sizeof record);
+  EXPECT_EQ(record.layer, 1);
+  EXPECT_EQ(record.chunk.begin, 2);
+  EXPECT_EQ(record.chunk.end, 3);
+  EXPECT_EQ(record.chunk.mode, HEADWATER_CHUNK_DENSE);
+  EXPECT_EQ(record.memory_count, 4);
+  EXPECT_EQ(record.memory_stride, 5);
+  EXPECT_EQ(record.memory, &memory);
+  EXPECT_EQ(record.colsum_inter, &sums[0]);
+  EXPECT_EQ(record.row_stride, 6);
+  EXPECT_EQ(record.colsum_intra, &sums[1]);
+  EXPECT_EQ(record.lse, &sums[2]);
+
+  // NULL switches it off: what is said as `user` then changes nothing.
+  ASSERT_EQ(headwater_set_observer(opened.get(), nullptr, &seen), HEADWATER_OK);
+  EXPECT_FALSE(unset) << "an observer was left";
+}
+
+// ---- opening -------------------------------------------------------------------------------------------------------
+
+headwater_shape some_shape() { return {2, 6, 3, 40, 50, 700, HEADWATER_BF16, 0}; }
+
+TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
+  StrictMock<EngineList> list;
+  StrictMock<MockEngine> engine;
+  MockFunction<void()> destroyed;
+  Shape shape;
+  Options options;
+  {
+    const InSequence order;
+    EXPECT_CALL(list, engine(std::string_view("mine"))).WillOnce(ReturnRef(engine));
+    EXPECT_CALL(engine, open(_, _)).WillOnce([&](const Shape& for_shape, const Options& asked) {
+      shape = for_shape;
+      options = asked;
+      auto session = std::make_unique<StrictMock<MockSession>>();
+      session->on_destruction = destroyed.AsStdFunction();
+      return session;
+    });
+    EXPECT_CALL(destroyed, Call());
+  }
+  headwater_options asked;
+  ASSERT_EQ(headwater_options_init(&asked, sizeof asked), HEADWATER_OK);
+  std::vector<float> sinks{1, 2, 3, 4, 5, 6};
+  std::vector<float> slopes{6, 5, 4, 3, 2, 1};
+  int stream = 0;
+  asked.batch = 11, asked.chunk = 12, asked.local = 13, asked.heavy = 14, asked.clamp = 0, asked.dense = 1;
+  asked.scale = 0.5, asked.softcap = 1.5, asked.sinks = sinks.data(), asked.alibi = slopes.data();
+  asked.score_type = HEADWATER_SCORE_F32, asked.schedule = HEADWATER_CHUNK_MAJOR, asked.threads = 15;
+  asked.row_memory = HEADWATER_DEVICE_MEMORY, asked.stream = &stream;
+  const headwater_shape wanted = some_shape();
+  headwater_session* handle = nullptr;
+  ASSERT_EQ(headwater_open("mine", &wanted, &asked, &handle), HEADWATER_OK);
+  ASSERT_NE(handle, nullptr);
+
+  EXPECT_EQ(shape.n_layer, 2);
+  EXPECT_EQ(shape.n_head, 6);
+  EXPECT_EQ(shape.n_head_kv, 3);
+  EXPECT_EQ(shape.d_head, 40);
+  EXPECT_EQ(shape.d_value, 50);
+  EXPECT_EQ(shape.capacity, 700);
+  EXPECT_EQ(shape.kv_type, DType::bf16);
+  EXPECT_EQ(options.batch, 11);
+  EXPECT_EQ(options.chunk, 12);
+  EXPECT_EQ(options.local, 13);
+  EXPECT_EQ(options.heavy, 14);
+  EXPECT_FALSE(options.clamp);
+  EXPECT_TRUE(options.dense);
+  EXPECT_EQ(options.scale, 0.5);
+  EXPECT_EQ(options.softcap, 1.5);
+  EXPECT_EQ(options.sinks, sinks);
+  EXPECT_EQ(options.alibi, slopes);
+  EXPECT_EQ(options.score_type, ScoreType::f32);
+  EXPECT_EQ(options.schedule, Schedule::chunk_major);
+  EXPECT_EQ(options.threads, 15);
+  EXPECT_EQ(options.row_memory, RowMemory::device);
+  EXPECT_EQ(options.stream, &stream);
+  headwater_close(handle);
+}
+
+TEST(CAbiOpen, WithoutOptionsTheEngineGetsTheDefaults) {
+  NiceMock<EngineList> list;
+  StrictMock<MockEngine> engine;
+  Options options;
+  options.batch = 1;
+  // A NULL name is the empty one, which stands for the environment's engine.
+  EXPECT_CALL(list, engine(std::string_view())).WillOnce(ReturnRef(engine));
+  EXPECT_CALL(engine, open(_, _))
+      .WillOnce(::testing::DoAll(SaveArg<1>(&options), Return(ByMove(std::make_unique<MockSession>()))));
+  const headwater_shape wanted = some_shape();
+  headwater_session* handle = nullptr;
+  ASSERT_EQ(headwater_open(nullptr, &wanted, nullptr, &handle), HEADWATER_OK);
+  const Handle owner(handle);
+  EXPECT_EQ(options.batch, Options{}.batch);
+  EXPECT_EQ(options.scale, std::nullopt);
+  EXPECT_TRUE(options.sinks.empty());
+}
+
+TEST(CAbiOpen, WhatFailsLeavesNoHandle) {
+  NiceMock<EngineList> list;
+  StrictMock<MockEngine> engine;
+  const headwater_shape wanted = some_shape();
+  const auto fails = [&](headwater_status status, const char* text) {
+    headwater_session other{nullptr};
+    headwater_session* handle = &other;
+    EXPECT_EQ(headwater_open("mine", &wanted, nullptr, &handle), status);
+    EXPECT_EQ(handle, nullptr);
+    EXPECT_STREQ(headwater_last_error(), text);
+  };
+  EXPECT_CALL(list, engine(_))
+      .WillOnce(Throw(Error(ErrorCode::engine_unavailable, "no such")))
+      .WillRepeatedly(ReturnRef(engine));
+  fails(HEADWATER_ENGINE_UNAVAILABLE, "no such");
+  EXPECT_CALL(engine, open(_, _))
+      .WillOnce(Throw(Error(ErrorCode::invalid_argument, "shape.d_head is 40; allowed: 64")))
+      .WillOnce(Throw(std::bad_alloc()));
+  fails(HEADWATER_INVALID_ARGUMENT, "shape.d_head is 40; allowed: 64");
+  fails(HEADWATER_OUT_OF_MEMORY, "out of memory");
+}
+
+TEST(CAbiOpen, AnUnknownFieldIsRefusedBeforeTheEngineTakesMemory) {
+  NiceMock<EngineList> list;
+  StrictMock<MockEngine> engine;
+  ON_CALL(list, engine(_)).WillByDefault(ReturnRef(engine));
+  struct {
+    headwater_options known;
+    std::int64_t later;
+  } asked{};
+  ASSERT_EQ(headwater_options_init(&asked.known, sizeof asked), HEADWATER_OK);
+  asked.later = 1;
+  const headwater_shape wanted = some_shape();
+  headwater_session* handle = nullptr;
+  EXPECT_EQ(headwater_open("mine", &wanted, &asked.known, &handle), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_EQ(handle, nullptr);
+}
+
+// Texts are copied once for the whole program: no other test may ask for them.
+TEST(CAbiEngines, EachTextIsTheEnginesOwn) {
+  NiceMock<EngineList> list;
+  NiceMock<MockEngine> first;
+  NiceMock<MockEngine> second;
+  const std::array<const Engine*, 2> all{&first, &second};
+  ON_CALL(list, engines()).WillByDefault(Return(std::span<const Engine* const>(all)));
+  ON_CALL(second, name()).WillByDefault(Return("mine"));
+  ON_CALL(second, isa()).WillByDefault(Return("scalar"));
+  ON_CALL(second, description()).WillByDefault(Return("one line"));
+  ON_CALL(second, unavailable_because()).WillByDefault(Return("needs a device"));
+  EXPECT_EQ(headwater_engine_count(), 2);
+  EXPECT_STREQ(headwater_engine_name(1), "mine");
+  EXPECT_STREQ(headwater_engine_isa(1), "scalar");
+  EXPECT_STREQ(headwater_engine_description(1), "one line");
+  EXPECT_STREQ(headwater_engine_unavailable_because(1), "needs a device");
+  EXPECT_EQ(headwater_engine_name(2), nullptr);
+  EXPECT_THAT(headwater_last_error(), HasSubstr("engine index is 2"));
+}
+
+}  // namespace
+}  // namespace headwater::mocks

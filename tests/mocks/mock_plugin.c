@@ -1,0 +1,10 @@
+/* A plug-in whose table is the test's own: whoever loads it says first which. */
+
+#include "headwater/plugin.h"
+
+static const headwater_engine_table* chosen;
+
+HEADWATER_API void mock_plugin_use(const headwater_engine_table* table);
+void mock_plugin_use(const headwater_engine_table* table) { chosen = table; }
+
+const headwater_engine_table* headwater_plugin_v1(void) { return chosen; }
