@@ -173,21 +173,24 @@ const Register k2To15{{"shape.positions_beyond_32768",
                        true,
                        positions_beyond_2_15}};
 
-void positions_beyond_2_16(Context& context) {
+// Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once.
+void positions_beyond_2_17(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
                                        {.chunk = 512, .local = 32, .heavy = 96},
-                                       {Step::prefill(65000), Step::prefill(2000), Step::decode(3)});
-    const auto late = [](const Chunk& chunk) { return chunk.end > 65536; };
+                                       {Step::prefill(65000), Step::prefill(67500), Step::decode(3)});
+    const auto late = [](const Chunk& chunk) {
+      return (chunk.end > 65536 && chunk.begin < 67000) || chunk.end > 132000;
+    };
     require_conforming_in_part(context, problem, {.chunk = late});
   }
 }
-const Register k2To16{{"shape.positions_beyond_65536",
+const Register k2To17{{"shape.positions_beyond_131072",
                        {"MEM-2", "SCORE-6", "DEC-1"},
                        "session",
                        Lane::shape,
                        true,
-                       positions_beyond_2_16}};
+                       positions_beyond_2_17}};
 
 void decode_after_20000(Context& context) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
@@ -237,6 +240,21 @@ void offsets_beyond_2_32(Context& context) {
 }
 const Register kOffsets{
     {"shape.offsets_beyond_2_32", {"STATE-6", "MEM-6"}, "session", Lane::shape, true, offsets_beyond_2_32}};
+
+// Rows wider than what is converted at a time, handed over in another type than they are stored in.
+void wide_rows(Context& context) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    Problem problem =
+        production(context, type, {.query = 2, .kv = 1, .d = 513, .dv = 257},
+                   {.chunk = 64, .local = 16, .heavy = 16}, {Step::prefill(150), Step::decode(1)});
+    problem.k_type = problem.v_type = type == DType::f32 ? DType::bf16 : DType::f32;
+    Random random(context.seed);
+    problem.fill_normal(random);
+    require_conforming(context, problem);
+  }
+}
+const Register kWideRows{
+    {"shape.wide_rows", {"STATE-6", "LOGIT-1"}, "session", Lane::shape, true, wide_rows}};
 
 // The same bits with 1, 2, 3 and 7 threads and in both schedules, as far as the engine claims it.
 void same_bits(Context& context) {

@@ -30,10 +30,15 @@ void KvStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end
 void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k,
                     const Rows& v, std::int64_t row) {
   if (HEADWATER_SABOTAGE("core.kv.one_layer_for_all")) layer = 0;
+  if (HEADWATER_SABOTAGE("core.kv.position_in_16_bits")) position &= 0xFFFF;
   const std::int64_t at = (layer * heads_ + head) * capacity_ + position;
   const std::int64_t value_head = HEADWATER_SABOTAGE("core.kv.value_head_zero") ? 0 : head;
-  convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + at * key_bytes_, type_);
-  convert_row(row_address(v, row, value_head), v.type, d_value_, values_.data() + at * value_bytes_, type_);
+  std::int64_t key_at = at * key_bytes_;
+  if (HEADWATER_SABOTAGE("core.kv.key_offset_in_32_bits")) key_at &= 0xFFFFFFFF;
+  std::int64_t value_at = at * value_bytes_;
+  if (HEADWATER_SABOTAGE("core.kv.value_offset_in_32_bits")) value_at &= 0xFFFFFFFF;
+  convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + key_at, type_);
+  convert_row(row_address(v, row, value_head), v.type, d_value_, values_.data() + value_at, type_);
 }
 
 const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head) {
@@ -57,6 +62,7 @@ void convert_row(const void* from, DType from_type, std::int64_t count, void* to
   float piece[kPiece];
   const auto* source = static_cast<const unsigned char*>(from);
   auto* target = static_cast<unsigned char*>(to);
+  if (HEADWATER_SABOTAGE("core.kv.second_piece_of_a_row")) count = std::min(count, kPiece);
   for (std::int64_t done = 0; done < count; done += kPiece) {
     const std::int64_t n = std::min(kPiece, count - done);
     widen(source + done * static_cast<std::int64_t>(dtype_size(from_type)), from_type, n, piece);

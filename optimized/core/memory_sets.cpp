@@ -55,6 +55,7 @@ void MemorySets::build_head(std::int64_t layer, std::int64_t head, std::int64_t 
   for (; count < heavy; ++count) {
     const std::int32_t c = chosen[count];
     set[count] = c < kept ? set[c] : static_cast<std::int32_t>(since + (c - kept));
+    if (HEADWATER_SABOTAGE("core.memory.heavy_in_16_bits")) set[count] &= 0xFFFF;
   }
   for (std::int64_t p = local_begin; p < end; ++p) set[count++] = static_cast<std::int32_t>(p);
   std::fill(set + count, set + width_, -1);

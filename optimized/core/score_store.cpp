@@ -29,6 +29,7 @@ void ScoreStore::clear(std::int64_t layer, std::int64_t head, std::int64_t begin
 
 void ScoreStore::initialise(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t count,
                             const float* column_sums) {
+  if (HEADWATER_SABOTAGE("core.scores.begin_in_16_bits")) begin &= 0xFFFF;
   const std::int64_t first = index(layer, head, begin);
   if (type_ == ScoreType::f32) {
     std::copy_n(column_sums, count, f32() + first);
@@ -53,6 +54,7 @@ void ScoreStore::accumulate(std::int64_t layer, std::int64_t head, const std::in
   }
   std::uint16_t* scores = bf16() + first;
   if (HEADWATER_SABOTAGE("core.scores.drop_last_entry")) --count;
+  if (HEADWATER_SABOTAGE("core.scores.entries_beyond_256")) count = std::min<std::int64_t>(count, 256);
   if (HEADWATER_SABOTAGE("core.scores.sum_rounded_first")) {
     for (std::int64_t i = 0; i < count; ++i) {
       std::uint16_t& score = scores[positions[i]];

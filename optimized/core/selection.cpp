@@ -1,5 +1,7 @@
 #include "core/selection.hpp"
 
+#include <algorithm>
+
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::core {
@@ -24,6 +26,8 @@ std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int
     return count;
   }
   if (HEADWATER_SABOTAGE("core.selection.upper_half_only")) key_bits = 16;
+  if (HEADWATER_SABOTAGE("core.selection.candidates_beyond_1024"))
+    count = std::min<std::int64_t>(count, 1024);
   // Largest threshold that at least `budget` keys reach: the key of the worst chosen one.
   std::uint32_t threshold = 0;
   for (int bit = 31; bit >= 32 - key_bits; --bit) {

@@ -127,6 +127,7 @@ void StepMachine::end() {
                  " layers not attended; allowed: every layer once, now only reset()");
   }
   if (!HEADWATER_SABOTAGE("core.state.tokens_not_counted")) tokens_ += step_tokens_;
+  if (HEADWATER_SABOTAGE("core.state.tokens_in_16_bits")) tokens_ &= 0xFFFF;
   step_tokens_ = 0;
   open_ = false;
 }

@@ -59,7 +59,9 @@ void CpuSession::gather_bf16_rows(std::int64_t layer, std::int64_t head_kv, cons
     if (i != stale) pad_keys(*bf16_, key, 1, kv_.d_head(), scratch.keys16.data() + i * d_padded);
     const std::int64_t row = i % kKeyTile;
     values[row] = elements(value);
-    if (row + 1 < kKeyTile && i + 1 < n) return;
+    if (row + 1 < kKeyTile &&
+        (i + 1 < n || (n > 256 && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256"))))
+      return;
     bf16_->pack_values(values, row + 1, dv, dv_padded, scratch.values16.data() + (i - row) * dv_padded);
   });
 }
@@ -102,7 +104,9 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
   // column sums.
   const auto segment_from = [&](std::int64_t first) {
     Bf16Segment part = segment;
-    part.keys += first * part.key_stride;
+    std::int64_t key_at = first * part.key_stride;
+    if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) key_at &= 0xFFFF;
+    part.keys += key_at;
     part.n_keys = std::min(kBf16SegmentKeys, segment.n_keys - first);
     part.positions.first_key += first;
     if (part.positions.gathered) part.positions.gathered += first;
@@ -115,7 +119,10 @@ CpuSession::PassResult CpuSession::bf16_block(const Call& call, const PassBlock&
       std::uint16_t* weights = scratch.weights16.data() + first * kBlockRows;
       bf16_->weigh(part, attention.softmax, weights);
       const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
-      attention.accumulate(weights + (swapped ? kTileWeights : 0), key_tiles(part.n_keys) - (swapped ? 1 : 0),
+      const bool lost = segment.n_keys >= 768 && first == last_segment && part.n_keys > kKeyTile &&
+                        HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
+      attention.accumulate(weights + (swapped ? kTileWeights : 0),
+                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0),
                            rows.values + first * dv_padded, dv_padded);
     }
     return attention.finish(dv, block.out);
@@ -179,8 +186,9 @@ void CpuSession::dense_bf16_group(const Call& call, std::int64_t head, std::int6
     block.start();
   }
   // Segments outside, from the last, which holds the anchors; blocks inside, while its rows are in the cache.
-  const std::int64_t first_segment =
-      HEADWATER_SABOTAGE("cpu.bf16.dense_first_segment") && segments > 1 ? 1 : 0;
+  const bool lost = HEADWATER_SABOTAGE("cpu.bf16.dense_first_segment") ||
+                    (end > 4096 && HEADWATER_SABOTAGE("cpu.bf16.dense_oldest_segment_beyond_4096"));
+  const std::int64_t first_segment = lost && segments > 1 ? 1 : 0;
   for (std::int64_t s = segments; s-- > first_segment;) {
     for (std::int64_t row = begin; row < end; row = next(row)) {
       add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));

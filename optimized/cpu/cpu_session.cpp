@@ -188,6 +188,7 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
   const std::int64_t value_bytes = bytes(kv_.d_value(), v.type);
   const std::int64_t stored_key_bytes = bytes(kv_.d_head(), kv_.type());
   const std::int64_t stored_value_bytes = bytes(kv_.d_value(), kv_.type());
+  if (HEADWATER_SABOTAGE("cpu.store.rows_beyond_4096")) n = std::min<std::int64_t>(n, 4096);
   kv_.make_room(layer, base, base + n);
   scores_.make_room(layer, base, base + n);
 #pragma omp parallel num_threads(threads_)
@@ -244,6 +245,7 @@ void CpuSession::widen_window(const Window& window, std::int64_t layer, std::int
 
 void CpuSession::gather_rows(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
                              std::int64_t n, Scratch& scratch) const {
+  if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
   for_gathered(kv_, layer, head_kv, positions, n, [&](std::int64_t i, const void* key, const void* value) {
     kernels_.widen(key, kv_.type(), kv_.d_head(), scratch.keys.data() + i * kv_.d_head());
     kernels_.widen(value, kv_.type(), kv_.d_value(), scratch.values.data() + i * kv_.d_value());
@@ -262,7 +264,10 @@ void CpuSession::store_row(const Call& call, std::int64_t position, std::int64_t
 }
 
 std::int64_t CpuSession::kv_head(std::int64_t head) const {
-  return head / (shape().n_head / shape().n_head_kv);  // LOGIT-1: floor(h * Hkv / Hq)
+  const std::int64_t group = shape().n_head / shape().n_head_kv;
+  if (group > 8 && HEADWATER_SABOTAGE("cpu.heads.groups_beyond_8"))
+    return std::min(head / 8, shape().n_head_kv - 1);
+  return head / group;  // LOGIT-1: floor(h * Hkv / Hq)
 }
 
 LogitMap CpuSession::logit_map(std::int64_t head) const {

@@ -103,6 +103,7 @@ void CpuSession::decode_split(const Call& call, const Chunk& chunk, std::int64_t
   std::fill_n(max, kDecodeRows, kMinusInfinity);
   std::fill_n(out, rows * dv, 0.0f);
   for (std::int64_t first = begin; first < end; first += kDecodeLogits) {
+    if (first > begin && HEADWATER_SABOTAGE("cpu.decode.first_logits_of_a_split_only")) break;
     const std::int64_t n = std::min(kDecodeLogits, end - first);
     float* logits = scratch.decode.data();
     const void* keys = kv_.key(call.layer, head_kv, first);
@@ -150,6 +151,7 @@ void CpuSession::map_row(const DecodeRow& row, std::int64_t first, std::int64_t 
 void CpuSession::join_splits(const Call& call, const Chunk& chunk, std::int64_t head_kv, std::int64_t r,
                              std::int64_t splits, Scratch& scratch) {
   const std::int64_t dv = kv_.d_value();
+  if (HEADWATER_SABOTAGE("cpu.decode.splits_beyond_8")) splits = std::min<std::int64_t>(splits, 8);
   const DecodeRow row = decode_row(chunk, head_kv, r);
   float max = sink(row.head);
   for (std::int64_t split = 0; split < splits; ++split) {

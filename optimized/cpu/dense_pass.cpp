@@ -73,7 +73,8 @@ void CpuSession::dense_group(const Call& call, std::int64_t head, std::int64_t b
     block.start(sink(head));
   }
   // Segments outside, blocks inside: keys are widened once for all rows of the group.
-  for (std::int64_t first = 0; first < end; first += segment_keys_) {
+  const bool oldest_lost = end > 4096 && HEADWATER_SABOTAGE("cpu.dense.oldest_segment_beyond_4096");
+  for (std::int64_t first = oldest_lost ? segment_keys_ : 0; first < end; first += segment_keys_) {
     const std::int64_t last = std::min(first + segment_keys_, end);
     const KeyRows rows = consecutive_rows(call.layer, kv_head(head), first, last - first, scratch);
     for (std::int64_t row = begin; row < end; row += kBlockRows) {
