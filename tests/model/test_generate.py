@@ -4,10 +4,12 @@ import json
 import os
 import pathlib
 import signal
+import struct
 import subprocess
 import tempfile
 import unittest
 
+from gguf_files import ARRAY, F32, I32, TEXT as STRING, File
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
 
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
@@ -92,6 +94,31 @@ class Generates(unittest.TestCase):
         _, error = process.communicate(timeout=TIMEOUT)
         self.assertEqual(process.returncode, 130)
         self.assertIn(b"ended    by an interrupt", error)
+
+
+class LargeVocabulary(unittest.TestCase):
+    def test_ids_beyond_65536(self):
+        """A head whose best row is one behind 2^15, 2^16 or at the end of 70000; greedy and drawn, in ids and in text."""
+        tokens = 70_000
+        file = File()
+        pieces = File.pieces() + [f"w{i}" for i in range(41, tokens - 259)]
+        file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, pieces))
+        file.metadata["tokenizer.ggml.scores"] = (ARRAY, (F32, [0.0] * tokens))
+        file.metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, [2, 3, 3] + [6] * 256 + [1] * (tokens - 259)))
+        file.tensors["token_embd.weight"] = [16, tokens]
+        file.tensors["output.weight"] = [16, tokens]  # the last of the file
+        plain = file.build()
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/large.gguf"
+            for best in (32_768, 65_536, tokens - 1):
+                at = len(plain) - 64 * (tokens - best)
+                pathlib.Path(path).write_bytes(plain[:at] + struct.pack("<16f", *[9000.0] * 16) + plain[at + 64:])
+                for flags in ([], ["--temp", "0.5", "--top-p", "0.9"]):
+                    done = run("generate", "-m", path, "-p", "hello", "-n", "3", "-c", "100", "--json", *flags)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    got = json.loads(done.stdout)
+                    self.assertEqual(got["ids"], [best] * 3, flags)
+                    self.assertEqual(got["text"], pieces[best] * 3)
 
 
 class Replays(unittest.TestCase):
