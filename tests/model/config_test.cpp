@@ -256,12 +256,20 @@ TEST(RopeScaling, LinearSlowsEveryPairDown) {
   for (std::size_t i = 0; i < 32; ++i) EXPECT_DOUBLE_EQ(slow.inverse[i], plain.inverse[i] / 4);
 }
 
+// By the formula, for the pairs of a small row and of Llama 3's, which slows the slow half of 64 pairs down.
 TEST(RopeScaling, DivisorsAreDividedBy) {
-  const std::vector<float> divisors = {1, 2, 4, 8};
-  const auto plain = rope_frequencies(8, 500000.0, {}, {});
-  const auto slow = rope_frequencies(8, 500000.0, divisors, {});
-  for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_DOUBLE_EQ(slow.inverse[i], plain.inverse[i] / static_cast<double>(divisors[i]));
+  for (const std::int64_t r : {8, 128}) {
+    std::vector<float> divisors;
+    for (std::int64_t i = 0; i < r / 2; ++i) {
+      divisors.push_back(i < r / 4 ? 1.0F : 1.0F + static_cast<float>(i) / 8.0F);
+    }
+    const auto slow = rope_frequencies(r, 500000.0, divisors, {});
+    ASSERT_EQ(slow.inverse.size(), divisors.size());
+    EXPECT_EQ(slow.magnitude, 1.0);
+    for (std::size_t i = 0; i < divisors.size(); ++i) {
+      const double plain = std::pow(500000.0, -2.0 * static_cast<double>(i) / static_cast<double>(r));
+      EXPECT_DOUBLE_EQ(slow.inverse[i], plain / static_cast<double>(divisors[i])) << i << " of " << r;
+    }
   }
 }
 
