@@ -280,7 +280,8 @@ TEST(Projection, OfTheSizesOfModels) {
                         {TensorType::q8_0, 64, 151931, 21},    {TensorType::q4_k, 2048, 11008, 21},
                         {TensorType::q6_k, 14336, 1030, 21},   {TensorType::q4_0, 896, 4867, 21},
                         {TensorType::q5_k, 4096, 1024, 21},    {TensorType::q8_0, 64, 300, 4096 + 335},
-                        {TensorType::f16, 64, 70, 4096 + 335}, {TensorType::q4_0, 4896, 96, 21}};
+                        {TensorType::f16, 64, 70, 4096 + 335}, {TensorType::q4_0, 4896, 96, 21},
+                        {TensorType::f16, 14336, 260, 21}};
   for (const auto& [type, depth, width, rows] : cases) {
     const LargeMatrix matrix(type, depth, width);
     const auto x = random_rows(rows, depth);
