@@ -89,7 +89,7 @@ std::vector<std::uint8_t> data_of(const std::string& page, const std::string& na
 
 // 300000 tokens: gaps of one, two and three bytes in a set, as the page's script unpacks them.
 TEST(AtlasSizes, ThePageHoldsEveryPositionAndScore) {
-  const AtlasTrace trace = made_trace(300000, 10000, 3, 24, 4);
+  const AtlasTrace trace = made_trace(300000, 500, 3, 48, 4);
   const std::string page = atlas_page(trace, "title");
   const auto packed = data_of(page, "sets");
   std::size_t at = 0;
@@ -116,6 +116,22 @@ TEST(AtlasSizes, ThePageHoldsEveryPositionAndScore) {
   }
   EXPECT_EQ(at, packed.size());
   EXPECT_GT(longest, 70000);
+  // An eighth of an octave each: 255 is all of a query's attention.
+  const auto weights = data_of(page, "weights");
+  ASSERT_EQ(weights.size(), trace.colsum_inter.size());
+  for (std::int64_t c = 0; c < trace.chunks(); ++c) {
+    const auto queries = static_cast<double>(trace.end(c) - trace.begin(c));
+    const auto set = [&](std::int64_t i) { return trace.set_start[static_cast<std::size_t>(i)]; };
+    for (auto e = static_cast<std::size_t>(set(c * trace.heads()));
+         e < static_cast<std::size_t>(set((c + 1) * trace.heads())); ++e) {
+      const double share = static_cast<double>(trace.colsum_inter[e]) / queries;
+      if (share == 0) {
+        ASSERT_EQ(weights[e], 0) << e;
+      } else {
+        ASSERT_NEAR(weights[e], std::max(1.0, 255 + 8 * std::log2(share)), 0.5 + 1e-9) << e;
+      }
+    }
+  }
   const auto scores = data_of(page, "scores");
   ASSERT_EQ(scores.size(), 2 * trace.scores.size());
   for (std::size_t i = 0; i < trace.scores.size(); ++i) {

@@ -78,6 +78,12 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
       layer.query_norm = norm(at + "attn_q_norm.weight", sizes.d_head);
       layer.key_norm = norm(at + "attn_k_norm.weight", sizes.d_head);
     }
+    if (sizes.architecture == "qwen2") {
+      layer.query_bias = add(at + "attn_q.bias", sizes.heads * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.key_bias = add(at + "attn_k.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.value_bias = add(at + "attn_v.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.output_bias = add(at + "attn_output.bias", sizes.width, 0, 0.0F, 0.5F);
+    }
     layer.query = matrix(at + "attn_q.weight", sizes.width, sizes.heads * sizes.d_head);
     layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
     layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_head);

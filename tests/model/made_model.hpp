@@ -15,7 +15,8 @@ namespace headwater::runtime::testing {
 
 /// What a model of random weights is made of.
 struct MadeSizes {
-  std::string architecture = "qwen2";  ///< "qwen3" has norms of queries and keys, "llama" rotates neighbours
+  /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours.
+  std::string architecture = "qwen2";
   std::int64_t layers = 1;
   std::int64_t width = 32;
   std::int64_t heads = 2;

@@ -55,6 +55,11 @@ TEST(TransformerSizes, AHundredAndTwentyEightHeads) {
   expect_small_run({.width = 64, .heads = 32, .heads_kv = 8, .d_head = 128}, 20, {0, 17, 19});
 }
 
+TEST(TransformerSizes, AFeedForwardOf14336AndBiasesOf5120Columns) {
+  expect_small_run({.width = 64, .heads = 64, .heads_kv = 8, .d_head = 64, .feed_forward = 14336}, 20,
+                   {0, 17, 19});
+}
+
 TEST(TransformerSizes, EightyLayers) {
   expect_small_run({.layers = 80, .width = 16, .d_head = 8, .feed_forward = 32}, 10, all_of(10));
 }

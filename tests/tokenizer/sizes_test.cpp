@@ -69,8 +69,20 @@ TEST(TokenizerSizes, RanksAndIdsBeyond65536) {
     b.merges.push_back(text.substr(0, text.size() - 1) + " " + text.back());
     ranks.emplace(b.merges.back(), static_cast<double>(ranks.size()));
   }
-  ASSERT_GT(b.tokens.size(), 150000U);
+  const std::int32_t end = b.add("<|im_end|>", kControl);
+  const std::int32_t start = b.add("<|start|>", kControl);
+  ASSERT_GT(end, 150000);
+  b.file.add("tokenizer.ggml.bos_token_id", kU32, static_cast<std::uint32_t>(start));
+  b.file.add("tokenizer.ggml.eos_token_id", kU32, static_cast<std::uint32_t>(end));
   const auto tokenizer = b.build();
+  EXPECT_EQ(tokenizer->bos(), start);
+  EXPECT_EQ(tokenizer->eos(), end);
+  EXPECT_EQ(tokenizer->find_special("<|im_end|>"), end);
+  EXPECT_TRUE(tokenizer->is_end(end));
+  EXPECT_FALSE(tokenizer->is_end(end & 0xFFFF));
+  EXPECT_TRUE(tokenizer->is_control(end));
+  EXPECT_FALSE(tokenizer->is_control(end & 0xFFFF));
+  EXPECT_EQ(tokenizer->piece(end), "<|im_end|>");
   const auto rank = [&](const std::string& left, const std::string& right) {
     const auto found = ranks.find(left + " " + right);
     return found == ranks.end() ? std::numeric_limits<double>::infinity() : found->second;
@@ -84,8 +96,19 @@ TEST(TokenizerSizes, RanksAndIdsBeyond65536) {
     for (const std::int32_t id : wanted) beyond += id > 65535 ? 1 : 0;
     ASSERT_EQ(tokenizer->encode(word, false, false), wanted) << word;
     ASSERT_EQ(tokenizer->decode(wanted), word);
+    StreamDecoder stream(*tokenizer);
+    std::string streamed;
+    for (const std::int32_t id : wanted) streamed += stream.push(id);
+    ASSERT_EQ(streamed + stream.finish(), word);
   }
   EXPECT_GT(beyond, 500);
+  // Llama 3 looks a whole word up first.
+  b.pre = "llama-bpe";
+  const auto by_words = b.build();
+  for (std::size_t t = 256; t < 256 + 150000; t += 777) {
+    const std::string& word = b.tokens[t];
+    EXPECT_EQ(by_words->encode(word, false, false), Ids{ids.at(word)}) << word;
+  }
 }
 
 TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
