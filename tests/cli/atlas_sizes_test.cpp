@@ -209,6 +209,33 @@ class Folder {
   std::filesystem::path path_;
 };
 
+// Nearly all of the file is a hole, which takes no disk.
+TEST(OutputSizes, ATensorBehindFourGiBComesBack) {
+  const Folder folder;
+  const std::vector<float> first = {1, 2, 3};
+  const std::vector<float> last = {4, 5, 6};
+  OutputLayout layout;
+  layout.add("q", TensorType::f32, {131072, 64, 128});
+  layout.add("k", TensorType::f32, {3});
+  layout.close();
+  OutputFile file(folder.path("large"), nullptr);
+  file.write_at(0, std::as_bytes(std::span(layout.header())));
+  file.write_at(layout.offset("q"), std::as_bytes(std::span(first)));
+  file.write_at(layout.offset("k"), std::as_bytes(std::span(last)));
+  file.commit();
+  const runtime::MappedFile mapped(folder.path("large"));
+  ASSERT_EQ(mapped.bytes().size(), layout.file_bytes());
+  const SafetensorsHeader header = parse_safetensors(mapped.bytes());
+  const auto values = [&](const char* name) {
+    std::vector<float> read(3);
+    std::memcpy(read.data(), mapped.bytes().data() + header.tensors.at(name).begin, 12);
+    return read;
+  };
+  EXPECT_EQ(values("q"), first);
+  EXPECT_EQ(values("k"), last);
+  EXPECT_GT(header.tensors.at("k").begin, std::uint64_t{1} << 32);
+}
+
 /// What `attend` writes of this trace, through its own recorder.
 void write_trace(const AtlasTrace& trace, const std::string& path) {
   Work work;

@@ -130,7 +130,7 @@ TEST(TransformerSizes, PositionsBeyond131072) {
   }
   tokens.push_back(kTokens);  // one decoded token
   TransformerOptions chosen = sparse(kTokens + 1);
-  chosen.attention.batch = 16384;
+  chosen.attention.batch = 65536;
   Transformer transformer(model.load(Precision::f32), chosen);
   Conversation conversation(transformer, 0);
   StageCheck check(model, transformer, tokens);
@@ -147,7 +147,7 @@ TEST(TransformerSizes, PositionsBeyond131072) {
                                                64 * (static_cast<std::uint64_t>(kTokens) - 256) + kTokens +
                                                1);
   EXPECT_EQ(conversation.pairs().dense, triangle(kTokens + 1));
-  EXPECT_EQ(conversation.steps(), "p16384:135000,p16384,p16384,p16384,p16384,p16384,p16384,p16384,p3928,d1");
+  EXPECT_EQ(conversation.steps(), "p65536:135000,p65536,p3928,d1");
 }
 
 // A second turn behind 5000 tokens: sparse with a dense tail, then a dense one, each token at its own position, over keys
