@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "c_abi_support.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace {
 
@@ -59,7 +60,11 @@ std::vector<float> per_head(const float* values, std::int64_t n_head) {
   constexpr std::int64_t kMostHeads = 65536;  // Shape::n_head
   if (values == nullptr) return {};
   check_range(n_head, 1, kMostHeads, "shape.n_head");
-  return {values, values + n_head};
+  std::vector<float> copied(values, values + n_head);
+  if (HEADWATER_SABOTAGE("bindings.options.slopes_of_32_heads")) {
+    for (std::size_t h = 32; h < copied.size(); ++h) copied[h] = copied[h % 32];
+  }
+  return copied;
 }
 
 headwater::Options options_of(const headwater_options& caller, std::int64_t n_head) {
@@ -77,6 +82,7 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
   constexpr std::int32_t kTwo = 2;
   headwater::Options options;
   options.batch = from.batch;
+  if (HEADWATER_SABOTAGE("bindings.options.batch_in_16_bits")) options.batch &= 0xFFFF;
   options.chunk = from.chunk;
   options.local = from.local;
   options.heavy = from.heavy;
@@ -98,7 +104,9 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
 headwater::Rows rows_of(const headwater_rows* from, const std::string& name) {
   needed(from, name);
   check_reserved(from->reserved, name + ".reserved");
-  return {from->data, dtype(from->type, name + ".type"), from->row_stride, from->head_stride};
+  std::int64_t head_stride = from->head_stride;
+  if (HEADWATER_SABOTAGE("bindings.rows.head_stride_in_16_bits")) head_stride &= 0xFFFF;
+  return {from->data, dtype(from->type, name + ".type"), from->row_stride, head_stride};
 }
 
 // NUL-terminated copies of what the engines say about themselves, made once.
@@ -271,6 +279,7 @@ headwater_status headwater_rotate(const headwater_mutable_rows* rows, int64_t n,
     const auto pairs = enumerator<headwater::RopeLayout>(layout, kLayouts, "layout");
     check_range(count, 0, std::max<std::int64_t>(width, 0) / 2, "count");
     if (count > 0) needed(frequencies, "frequencies");
+    if (HEADWATER_SABOTAGE("bindings.rotate.position_in_16_bits")) first_position &= 0xFFFF;
     headwater::rotate(view, n, heads, width, first_position,
                       std::span<const double>(frequencies, static_cast<std::size_t>(count)), magnitude,
                       pairs);

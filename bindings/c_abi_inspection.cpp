@@ -5,6 +5,7 @@
 #include <span>
 
 #include "c_abi_support.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace {
 
@@ -104,6 +105,7 @@ headwater_status headwater_plan_chunk(const headwater_session* session, int64_t 
     const auto plan = session_of(session).plan();
     needed(chunk, "chunk");
     check_range(index, 0, static_cast<std::int64_t>(plan.size()) - 1, "chunk index");
+    if (HEADWATER_SABOTAGE("bindings.plan.index_in_8_bits")) index &= 0xFF;
     *chunk = chunk_of(plan[static_cast<std::size_t>(index)]);
   });
 }
@@ -128,7 +130,8 @@ headwater_status headwater_copy_scores(const headwater_session* session, int64_t
     check_range(count, 0, open.tokens() - first, "count");
     if (count == 0) return;
     needed(scores, "scores");
-    const std::int64_t begin = head * view.head_stride + first;
+    std::int64_t begin = head * view.head_stride + first;
+    if (HEADWATER_SABOTAGE("bindings.scores.offset_in_16_bits")) begin &= 0xFFFF;
     if (view.type == headwater::ScoreType::f32) {
       std::copy_n(static_cast<const float*>(view.data) + begin, count, scores);
       return;
@@ -154,6 +157,7 @@ headwater_status headwater_read_key(const headwater_session* session, int64_t la
                                     int64_t position, float* row, int64_t width) {
   return guarded([&] {
     const headwater::Session& open = session_of(session);
+    if (HEADWATER_SABOTAGE("bindings.key.position_in_16_bits")) position &= 0xFFFF;
     open.read_key(layer, head_kv, position, row_of(row, width, open.shape().d_head));
   });
 }

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "numbers.hpp"
 #include "safetensors.hpp"
 #include "text.hpp"
@@ -153,7 +154,9 @@ void Reader::read_scores() {
   trace_.scores.reserve(index(trace_.heads() * trace_.n));
   for (const std::int64_t head : trace_.head_numbers) {
     for (std::int64_t t = 0; t < trace_.n; ++t) {
-      const float score = elements.real(static_cast<std::uint64_t>(head * trace_.n + t));
+      std::int64_t at = head * trace_.n + t;
+      if (HEADWATER_SABOTAGE("atlas.input.score_in_16_bits")) at &= 0xFFFF;
+      const float score = elements.real(static_cast<std::uint64_t>(at));
       if (!std::isfinite(score) || score < 0.0F) {
         throw Failure(
             fmt::format("tensor 'scores': the score of head {}, token {} is {}; allowed are finite "
@@ -185,7 +188,8 @@ void Reader::read_chunks() {
 }
 
 void Reader::read_set(std::int64_t chunk, std::int64_t head, const Elements& memory, const Elements& sums) {
-  const auto row = static_cast<std::uint64_t>((chunk * trace_.heads_in_file + head) * trace_.memory);
+  auto row = static_cast<std::uint64_t>((chunk * trace_.heads_in_file + head) * trace_.memory);
+  if (HEADWATER_SABOTAGE("atlas.input.sets_of_32_heads")) row -= head / 32 * 32 * trace_.memory;
   std::int32_t before = -1;
   bool ended = false;
   for (std::int64_t e = 0; e < trace_.memory; ++e) {

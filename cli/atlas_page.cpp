@@ -12,6 +12,7 @@
 #include "atlas_assets.hpp"
 #include "atlas_summary.hpp"
 #include "failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "json_text.hpp"
 #include "text.hpp"
 
@@ -33,6 +34,7 @@ void append_little_endian(Bytes& bytes, std::uint32_t value, int count) {
 void append_variable(Bytes& bytes, std::uint32_t value) {
   constexpr std::uint32_t kMore = 0x80;
   constexpr unsigned kBits = 7;
+  if (HEADWATER_SABOTAGE("atlas.page.gap_in_two_bytes")) value &= 0x3FFF;
   while (value >= kMore) {
     bytes.push_back(static_cast<std::uint8_t>(value | kMore));
     value >>= kBits;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "calls.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -29,6 +30,7 @@ PairCounts count_pairs(const AtlasTrace& trace, std::int64_t head) {
     const auto first_local = std::lower_bound(set.begin(), set.end(), trace.local_begin(c));
     pairs.own += pairs_of(length, 0);
     pairs.heavy += queries * static_cast<std::uint64_t>(first_local - set.begin());
+    if (HEADWATER_SABOTAGE("atlas.pairs.in_32_bits")) pairs.heavy = static_cast<std::uint32_t>(pairs.heavy);
     pairs.local += queries * static_cast<std::uint64_t>(set.end() - first_local);
     if (trace.dense(c, head)) pairs.dense += queries * static_cast<std::uint64_t>(trace.begin(c));
   }
@@ -40,7 +42,7 @@ std::vector<std::int32_t> heavy_reads(const AtlasTrace& trace, std::int64_t head
   for (std::int64_t c = 0; c < trace.chunks(); ++c) {
     for (const std::int32_t position : trace.set(c, head)) {
       if (position >= trace.local_begin(c)) break;
-      ++reads[index(position)];
+      ++reads[index(HEADWATER_SABOTAGE("atlas.reads.position_in_16_bits") ? position & 0xFFFF : position)];
     }
   }
   return reads;
@@ -61,7 +63,8 @@ Survival survival(const AtlasTrace& trace, std::int64_t head) {
     auto entry = set.begin();
     std::size_t left = 0;
     for (const Survivor token : survivors) {
-      const std::size_t age = r - token.first_set;  // counted from 0
+      std::size_t age = r - token.first_set;  // counted from 0
+      if (HEADWATER_SABOTAGE("atlas.survival.age_in_8_bits")) age &= 0xFF;
       ++at_risk[age];
       while (entry != set.end() && *entry < token.position) ++entry;
       if (entry == set.end() || *entry != token.position) continue;

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -40,7 +41,9 @@ class TensorStream {
   }
   void flush() {
     file_.write_at(offset_, std::as_bytes(std::span<const Element>(buffer_)));
-    offset_ += buffer_.size() * sizeof(Element);
+    if (!HEADWATER_SABOTAGE("cli.recorder.second_buffer_over_the_first")) {
+      offset_ += buffer_.size() * sizeof(Element);
+    }
     buffer_.clear();
   }
 

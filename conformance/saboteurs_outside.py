@@ -1,10 +1,12 @@
 """Faults that the kit cannot switch on, or is not to judge alone.
 
-    saboteurs_outside.py --cli-parsers PROGRAM --program HEADWATER [--golden FOLDER] [--list FILE] [--only PATTERN]
+    saboteurs_outside.py --program HEADWATER --tests NAME=PROGRAM ... [--golden FOLDER] [--list FILE] [--only PATTERN]
                          [--record]
 
 The programs are test builds; the environment variable HEADWATER_SABOTAGE switches one fault on in them.
-- A fault of conformance/saboteurs.json that names a `program` must make that GoogleTest program fail in its `case`.
+- A fault of conformance/saboteurs.json that names a `program` must make that GoogleTest program fail in its `case`. Where
+  the build has no such program (the runtime needs packages) or all tests of the case are skipped (kernels need a
+  processor), the fault is skipped, which is said and is no kill.
 - A fault of the reference must be found by something that shares no code with it. `second` says by what: `eigen` (its
   case holds the reference against the Eigen oracle), `golden NAME` (a vector of golden/, replayed here through the test
   build of `headwater`), or `definition` (what neither of them looks at: rotation, the protocol, what stands behind a
@@ -26,6 +28,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLANTED = re.compile(r'HEADWATER_SABOTAGE\(\s*"([^"]+)"\s*\)')
 FOLDERS = ("reference", "optimized", "bindings", "cli", "conformance", "runtime")
+PROGRAMS = ("cli_parsers", "api", "runtime")  # test builds of the GoogleTest programs
 TIMEOUT = 120  # seconds; only a hang takes that long
 
 
@@ -38,11 +41,22 @@ def planted():
     return names
 
 
+def run(command, fault):
+    environment = {**os.environ, "HEADWATER_SABOTAGE": fault, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    return subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT, check=False)
+
+
+def skips(command):
+    """Whether this GoogleTest program skips all that it is to run."""
+    out = run(command, "").stdout.decode()
+    counts = [re.search(pattern, out) for pattern in (r"\] (\d+) tests? from .* ran", r"\[  SKIPPED \] (\d+) tests?, listed")]
+    return all(counts) and counts[0][1] == counts[1][1] != "0"
+
+
 def fails(command, fault):
     """Exit status 1, or death by a signal, with the fault switched on; a bad call (2 and more) is no kill."""
-    environment = {**os.environ, "HEADWATER_SABOTAGE": fault, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT, check=False)
+        done = run(command, fault)
     except subprocess.TimeoutExpired:
         return True
     if done.returncode >= 2:
@@ -52,12 +66,12 @@ def fails(command, fault):
 
 class Lanes:
     def __init__(self, arguments):
-        self.parsers = arguments.cli_parsers
+        self.programs = dict(entry.split("=", 1) for entry in arguments.tests)
         self.program = arguments.program
         self.golden = arguments.golden
 
-    def parser_test(self, case):
-        return [self.parsers, f"--gtest_filter={case}", "--gtest_brief=1"]
+    def test(self, program, case):
+        return [self.programs[program], f"--gtest_filter={case}", "--gtest_brief=1"]
 
     def golden_replay(self, *vectors):
         command = [sys.executable, "-B", str(self.golden / "replay.py"), self.program, "--engine", "reference"]
@@ -79,9 +93,15 @@ class Lanes:
 def judge(fault, lanes):
     """(whether it was judged here, what is wrong or nothing)."""
     if "program" in fault:
-        if fault["program"] != "cli_parsers":
-            return True, f"program {fault['program']} is not known; allowed: cli_parsers"
-        return True, "" if fails(lanes.parser_test(fault["case"]), fault["name"]) else "SURVIVED"
+        if fault["program"] not in PROGRAMS:
+            return True, f"program {fault['program']} is not known; allowed: {', '.join(PROGRAMS)}"
+        if fault["program"] not in lanes.programs:
+            return False, ""
+        command = lanes.test(fault["program"], fault["case"])
+        killed = fails(command, fault["name"])
+        if not killed and skips(command):
+            return False, ""
+        return True, "" if killed else "SURVIVED"
     if not fault["name"].startswith("ref."):
         return False, ""
     second = fault.get("second", "")
@@ -107,8 +127,8 @@ def list_problems(faults):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cli-parsers", required=True)
     parser.add_argument("--program", required=True)
+    parser.add_argument("--tests", action="append", default=[], metavar="NAME=PROGRAM", help=", ".join(PROGRAMS))
     parser.add_argument("--golden", type=pathlib.Path, default=ROOT / "golden")
     parser.add_argument("--list", type=pathlib.Path, default=ROOT / "conformance" / "saboteurs.json")
     parser.add_argument("--only", default="*")
@@ -122,15 +142,19 @@ def main():
         print(f"FAIL     {problem}")
         wrong += 1
     # Sound programs pass: otherwise everything would be a kill.
-    for command in (lanes.parser_test("*"), lanes.golden_replay()):
+    chosen = [fault for fault in faults if fnmatch.fnmatch(fault["name"], arguments.only)]
+    sound = [lanes.golden_replay()]
+    for program in lanes.programs:
+        cases = {fault["case"] for fault in chosen if fault.get("program") == program}
+        if cases:
+            sound.append(lanes.test(program, ":".join(sorted(cases))))
+    for command in sound:
         if fails(command, ""):
             print(f"FAIL     without any fault: {' '.join(map(str, command))}")
             return 1
 
     judged = 0
-    for fault in faults:
-        if not fnmatch.fnmatch(fault["name"], arguments.only):
-            continue
+    for fault in chosen:
         if arguments.record and fault["name"].startswith("ref."):
             fault["second"] = lanes.second_of(fault)
             print(f"         {fault['name']}: {fault['second']}", flush=True)
@@ -140,6 +164,8 @@ def main():
         if message:
             wrong += 1
             print(f"FAIL     {fault['name']}: {message}")
+        elif "program" in fault and not done:
+            print(f"SKIPPED  {fault['name']}: {fault['program']} is not built, or skips {fault['case']}")
         elif done:
             print(f"KILLED   {fault['name']} by {fault.get('second') or fault['case']}")
     if arguments.record:

@@ -56,7 +56,7 @@ class Haystack {
 
   /// Lines from `first_line` on (from the beginning again behind the last), with the needles at their depths, and behind
   /// them the questions for `asked` with their answers, one behind the other: at most `window` tokens, and as many whole
-  /// lines as fit. Failure where not even needles and questions fit.
+  /// lines as fit, by the tokens that each has alone. Failure where not even needles and questions fit.
   [[nodiscard]] Prompt prompt(std::int64_t window, std::int64_t first_line,
                               const std::vector<Needle>& needles,
                               const std::vector<std::size_t>& asked) const;

@@ -6,12 +6,17 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::runtime {
 namespace {
 
 std::uint64_t triangle(std::int64_t n) {
   const auto count = static_cast<std::uint64_t>(n);
+  if (HEADWATER_SABOTAGE("runtime.pairs.in_32_bits")) {
+    const auto narrow = static_cast<std::uint32_t>(n);
+    return static_cast<std::uint32_t>(narrow * (narrow + 1)) / 2;
+  }
   return count * (count + 1) / 2;
 }
 
@@ -99,7 +104,9 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
   });
   for (; appended_ > 0; --appended_) note(Step::decode());
   while (done < n) {
-    const bool tail = done >= prefill;
+    bool tail = done >= prefill;
+    // The part of a tail that does not fit into its first step.
+    if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
     const std::int64_t count = std::min(most, (tail ? n : prefill) - done);
     // A turn that one call makes says its own length.
     const std::int64_t turn = done == 0 && count < prefill ? prefill : 0;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -32,6 +33,7 @@ std::int32_t best_token(std::span<const float> logits) {
     if (std::isnan(logits[i])) refuse_logits();
     if (logits[i] > logits[best]) best = i;
   }
+  if (HEADWATER_SABOTAGE("runtime.sampler.best_id_in_16_bits")) return static_cast<std::int16_t>(best);
   return static_cast<std::int32_t>(best);
 }
 
@@ -53,6 +55,9 @@ double Sampler::weight(const Candidate& candidate, double temperature) const {
 /// What top_k leaves, in falling order; without top_k everything, by id.
 void Sampler::keep_best(std::span<const float> logits) {
   candidates_.clear();
+  if (HEADWATER_SABOTAGE("runtime.sampler.candidates_below_65536") && logits.size() > 65536) {
+    logits = logits.first(65536);
+  }
   for (std::size_t i = 0; i < logits.size(); ++i) {
     candidates_.push_back({static_cast<std::int32_t>(i), logits[i]});
   }
@@ -71,6 +76,7 @@ const Sampler::Candidate& Sampler::ranked(std::size_t rank) {
     const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(ordered_);
     const std::size_t wanted = ordered_ == 0 ? kFirst : ordered_ * kGrowth;
     const std::size_t count = std::min(wanted, candidates_.size() - ordered_);
+    if (ordered_ >= 4096 && HEADWATER_SABOTAGE("runtime.sampler.tail_unordered")) break;
     const auto end = begin + static_cast<std::ptrdiff_t>(count);
     if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), better);
     std::sort(begin, end, better);
@@ -116,6 +122,7 @@ std::int32_t Sampler::draw(std::span<const float> logits) {
     const double share = weight(candidate, options_.temperature);
     if (share == 0) break;  // rounding may carry the walk this far, but never to what cannot be drawn
     drawn = candidate.id;
+    if (HEADWATER_SABOTAGE("runtime.sampler.drawn_id_in_16_bits")) drawn = static_cast<std::uint16_t>(drawn);
     at -= share;
     if (at < 0) break;
   }

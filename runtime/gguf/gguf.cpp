@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/file_part.hpp"
 #include "runtime/gguf/split.hpp"
 #include "runtime/support/mapped_file.hpp"
@@ -24,7 +25,9 @@ std::int64_t Tensor::rows() const {
 
 const std::byte* Tensor::row(std::int64_t i) const {
   assert(i >= 0 && i < rows());
-  return data.data() + i * row_bytes(type, dims[0]);
+  std::int64_t offset = i * row_bytes(type, dims[0]);
+  if (HEADWATER_SABOTAGE("runtime.gguf.row_offset_in_32_bits")) offset = static_cast<std::uint32_t>(offset);
+  return data.data() + offset;
 }
 
 struct GgufFile::State {
@@ -69,6 +72,13 @@ GgufFile GgufFile::open(const std::string& path) {
     state->files.emplace_back(name);
     FilePart next = read_file_part(state->files.back().bytes(), name);
     check_split_part(next.metadata, i, count);
+    if (i > 2 && HEADWATER_SABOTAGE("runtime.gguf.fourth_part_is_the_third")) {
+      const std::span<const std::byte> third = state->files[2].bytes();
+      for (Tensor& tensor : next.tensors) {
+        const auto at = tensor.data.data() - state->files.back().bytes().data();
+        tensor.data = third.subspan(static_cast<std::size_t>(at), tensor.data.size());
+      }
+    }
     if (state->part.gap.empty()) state->part.gap = std::move(next.gap);
     std::move(next.tensors.begin(), next.tensors.end(), std::back_inserter(state->part.tensors));
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::runtime {
@@ -196,7 +197,8 @@ std::vector<std::int64_t> Metadata::integers(std::string_view key) const {
   const MetadataEntry& entry = need(key, true);
   if (!is_integer(entry.type)) refuse_type(entry, "an array of integers");
   std::vector<std::int64_t> values(entry.count);
-  for (std::uint64_t i = 0; i < entry.count; ++i) values[i] = integer_at(entry, i);
+  const bool narrow = HEADWATER_SABOTAGE("runtime.gguf.element_in_16_bits");
+  for (std::uint64_t i = 0; i < entry.count; ++i) values[i] = integer_at(entry, narrow ? i & 0xFFFF : i);
   return values;
 }
 

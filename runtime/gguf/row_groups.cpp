@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/kernels/fixed.hpp"
 #include "runtime/gguf/kernels/groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
@@ -137,9 +138,12 @@ void pack(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* 
   std::byte* front = group;
   std::byte* unit = group + front_bytes<Group>(n);
   const std::int64_t row_bytes = n / Block::kElements * Block::kBytes;
+  if (HEADWATER_SABOTAGE("runtime.groups.last_row_dropped") && count < kRowsOfGroup) --count;
+  const bool narrow = HEADWATER_SABOTAGE("runtime.groups.row_offset_in_16_bits");
   for (std::int64_t i = 0; i < n / Group::kElements; ++i) {
     for (std::int64_t row = 0; row < count; ++row) {
-      const std::byte* const blocks = rows + row * row_bytes + i * kStored;
+      const std::int64_t at = row * row_bytes + i * kStored;
+      const std::byte* const blocks = rows + (narrow ? at & 0xFFFF : at);
       place_scales(Group(), blocks, unit, front, static_cast<int>(row));
       place_codes<Group>(blocks, unit, static_cast<int>(row));
     }

@@ -4,6 +4,8 @@
 
 #include <cassert>
 
+#include "headwater/testing/sabotage.hpp"
+
 namespace headwater::runtime {
 namespace {
 
@@ -116,7 +118,11 @@ void dot_rows(TensorType type, const std::byte* rows, std::int64_t count, std::i
               float* out) {
   const auto dot = row_kernels().dot[index_of(type, n)];
   const std::int64_t bytes = row_bytes(type, n);
-  for (std::int64_t r = 0; r < count; ++r) out[r] = dot(rows + r * bytes, n, x);
+  const bool narrow = HEADWATER_SABOTAGE("runtime.rows.offset_in_16_bits");
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t offset = r * bytes;
+    out[r] = dot(rows + (narrow ? offset & 0xFFFF : offset), n, x);
+  }
 }
 
 }  // namespace headwater::runtime

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/model/parallel.hpp"
 
@@ -268,6 +269,7 @@ std::int64_t Model::bytes_per_token() const {
 }
 
 void Model::embed(std::int32_t id, float* row) const {
+  if (HEADWATER_SABOTAGE("runtime.embed.id_in_16_bits")) id &= 0xFFFF;
   dequantize_row(embedding_->type, embedding_->row(id), config_.width, row);
 }
 

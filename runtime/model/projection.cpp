@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
@@ -135,6 +136,7 @@ void Projection::widen_panel(const Panel& panel, std::byte* packed, std::byte* m
   std::byte* plain = memory + plain_at_;
   for_rows(panel.first, panel.first + product.width(),
            [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
+             if (row >= 4096 && HEADWATER_SABOTAGE("runtime.projection.strip_of_earlier_rows")) row -= 4096;
              for (std::int64_t done = 0; done < count; done += kStripRows) {
                const std::int64_t rows = std::min(kStripRows, count - done);
                widen(tensor, row + done, rows, plain);
@@ -204,7 +206,9 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
       quantised_ ? std::min(all, std::max<std::int64_t>(1, divide_up(2 * threads, panels))) : all;
   const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
   parallel_tasks(threads, panels * groups, [&](std::int64_t task, int thread) {
-    const Panel& panel = panels_[static_cast<std::size_t>(task / groups)];
+    std::int64_t at = task / groups;
+    if (HEADWATER_SABOTAGE("runtime.projection.panel_in_8_bits")) at &= 0xFF;
+    const Panel& panel = panels_[static_cast<std::size_t>(at)];
     const std::int64_t group = task % groups;
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     const std::byte* weights = packed_ + panel.packed_at;
@@ -220,7 +224,9 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
     const std::int64_t width = panel.product->width();
     for (std::int64_t i = group * all / groups; i < (group + 1) * all / groups; ++i) {
       const RowBlock& block = blocks[static_cast<std::size_t>(i)];
-      const std::byte* const rows = static_cast<const std::byte*>(x) + block.first * row_bytes_x;
+      std::int64_t first = block.first;
+      if (HEADWATER_SABOTAGE("runtime.projection.rows_wrap_at_2048")) first %= 2048;
+      const std::byte* const rows = static_cast<const std::byte*>(x) + first * row_bytes_x;
       panel.product->multiply(block.height, rows, weights, result, memory + product_at_);
       sink.take({block.first, block.valid, panel.first, width, result, width});
     }
@@ -285,7 +291,8 @@ void Projection::multiply_one(const float* x, int threads, std::span<ProjectionS
   }
   parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
     float result[kSliceWidth];  // whole groups, too: the last one may reach behind the width
-    const std::int64_t first = task * kSliceWidth;
+    std::int64_t first = task * kSliceWidth;
+    if (HEADWATER_SABOTAGE("runtime.projection.slice_in_16_bits")) first = static_cast<std::uint16_t>(first);
     const std::int64_t last = std::min(width_, first + kSliceWidth);
     if (grouped_) {
       multiply_groups(first, last, rows, result);

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "headwater/rope.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -28,6 +29,7 @@ void blend(RopeFrequencies& frequencies, std::int64_t r, double theta, const Rop
     const double slow = frequencies.inverse[i] / scaling.factor;
     frequencies.inverse[i] = slow * interpolated + frequencies.inverse[i] * (1.0 - interpolated);
   }
+  if (HEADWATER_SABOTAGE("runtime.rope.yarn_magnitude_missing")) return;
   frequencies.magnitude *= 1.0 + 0.1 * std::log(scaling.factor);
 }
 
@@ -36,7 +38,9 @@ void blend(RopeFrequencies& frequencies, std::int64_t r, double theta, const Rop
 RopeFrequencies rope_frequencies(std::int64_t r, double theta, std::span<const float> divisors,
                                  const RopeScaling& scaling) {
   RopeFrequencies frequencies{rope_inverse_frequencies(r, theta), scaling.attention_factor};
-  for (std::size_t i = 0; i < divisors.size(); ++i) {
+  std::size_t slowed = divisors.size();
+  if (HEADWATER_SABOTAGE("runtime.rope.divisors_of_32_pairs")) slowed = std::min<std::size_t>(slowed, 32);
+  for (std::size_t i = 0; i < slowed; ++i) {
     frequencies.inverse[i] /= static_cast<double>(divisors[i]);
   }
   if (scaling.kind == RopeScaling::Kind::linear) {

@@ -8,6 +8,7 @@
 
 #include "headwater/error.hpp"
 #include "headwater/rope.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/model/parallel.hpp"
 #include "runtime/model/sinks.hpp"
 
@@ -111,7 +112,10 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("token id is {}; allowed: 0 .. {}", id, config.vocabulary - 1));
   }
-  const std::int64_t first_position = session_->tokens();
+  std::int64_t first_position = session_->tokens();
+  if (HEADWATER_SABOTAGE("runtime.turn.positions_from_0") && step.kind == Step::Kind::prefill) {
+    first_position -= first_position > 4096 ? first_position : 0;
+  }
   session_->begin(step);
   step_rows_ = 0;  // until the step is done
   single_ = step.kind == Step::Kind::decode && n == 1;
@@ -155,8 +159,12 @@ void Transformer::tabulate_rotation(std::int64_t first_position, std::int64_t n)
     float* const table = rotation_.floats() + row * 2 * pairs;
     std::fill_n(table, pairs, 1.0F);
     std::fill_n(table + pairs, pairs, 0.0F);
-    rotate(MutableRows::token_major(table, DType::f32, 1, 2 * pairs), 1, 1, 2 * pairs, first_position + row,
-           rope.inverse, rope.magnitude, RopeLayout::split_halves);
+    std::int64_t position = first_position + row;
+    if (HEADWATER_SABOTAGE("runtime.rope.table_wraps_at_8192")) position %= 8192;
+    if (HEADWATER_SABOTAGE("runtime.rope.position_in_16_bits"))
+      position = static_cast<std::uint16_t>(position);
+    rotate(MutableRows::token_major(table, DType::f32, 1, 2 * pairs), 1, 1, 2 * pairs, position, rope.inverse,
+           rope.magnitude, RopeLayout::split_halves);
   });
 }
 
@@ -164,14 +172,15 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
   const bool rounded = !single_ && model_->precision() == Precision::bf16;
+  std::int64_t width = config.width;
+  if (HEADWATER_SABOTAGE("runtime.norm.first_1024_elements")) width = std::min<std::int64_t>(width, 1024);
   for_each_row(threads_, n, [&](std::int64_t row) {
     const float* const x = from + row * config.width;
     if (!rounded) {
-      loops.rms_norm(x, weight.data(), config.width, config.norm_epsilon,
-                     normed_.floats() + row * config.width);
+      loops.rms_norm(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
       return;
     }
-    loops.rms_norm_bf16(x, weight.data(), config.width, config.norm_epsilon,
+    loops.rms_norm_bf16(x, weight.data(), width, config.norm_epsilon,
                         reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
   });
 }
@@ -193,7 +202,9 @@ void Transformer::prepare_heads(const LayerWeights& layer, std::int64_t n) {
       config.rope_layout == RopeLayout::adjacent_pairs ? loops.rotate_adjacent : loops.rotate_halves;
   for_each_row(threads_, n, [&](std::int64_t row) {
     const float* const cosine = rotation_.floats() + row * 2 * pairs;
-    for (std::int64_t h = 0; h < config.heads + config.heads_kv; ++h) {
+    std::int64_t heads = config.heads + config.heads_kv;
+    if (HEADWATER_SABOTAGE("runtime.heads.first_128_rotated")) heads = std::min<std::int64_t>(heads, 128);
+    for (std::int64_t h = 0; h < heads; ++h) {
       float* const x = qkv_.floats() + row * qkv_width_ + h * config.d_head;
       const std::vector<float>& weight = h < config.heads ? layer.query_norm : layer.key_norm;
       if (!weight.empty()) loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
@@ -237,7 +248,9 @@ double Transformer::selection_seconds() const { return std::max(0.0, session_->s
 
 void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const ModelConfig& config = model_->config();
-  const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(index)];
+  std::int64_t read = index;
+  if (HEADWATER_SABOTAGE("runtime.layers.wrap_at_32")) read %= 32;
+  const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(read)];
   const bool rounded = !single_ && model_->precision() == Precision::bf16;
   Stopwatch watch;
   show(LayerView::Stage::input, index, n);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "headwater/error.hpp"
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/byte_alphabet.hpp"
 #include "runtime/tokenizer/encoder.hpp"
@@ -59,6 +60,7 @@ class ByteBpe final : public Encoder {
   };
 
   static std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
+    if (HEADWATER_SABOTAGE("runtime.bpe.symbols_in_16_bits")) left &= 0xFFFF, right &= 0xFFFF;
     return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
   }
 
@@ -111,7 +113,9 @@ class ByteBpe final : public Encoder {
         [this](const MergeQueue::Node& left, const MergeQueue::Node& right) -> MergeQueue::Merged {
           const auto found = merges_.find(pair_key(left.symbol, right.symbol));
           if (found == merges_.end()) return {};
-          return {true, static_cast<double>(found->second.rank), found->second.symbol};
+          std::int32_t rank = found->second.rank;
+          if (HEADWATER_SABOTAGE("runtime.bpe.rank_in_16_bits")) rank &= 0xFFFF;
+          return {true, static_cast<double>(rank), found->second.symbol};
         });
     queue.for_each([&](const MergeQueue::Node& node) { append(node, word, ids); });
   }

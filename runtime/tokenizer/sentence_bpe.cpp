@@ -7,6 +7,7 @@
 #include <charconv>
 #include <unordered_map>
 
+#include "headwater/testing/sabotage.hpp"
 #include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/encoder.hpp"
 #include "runtime/tokenizer/merge_queue.hpp"
@@ -110,6 +111,8 @@ class SentenceBpe final : public Encoder {
     const std::int32_t id = mergeable(text);
     if (id < 0) return {};
     if (vocabulary_[id].kind == TokenKind::unused) splits[id] = left;
+    if (HEADWATER_SABOTAGE("runtime.bpe.scores_below_65536"))
+      return {true, -vocabulary_[id & 0xFFFF].score, id};
     return {true, -vocabulary_[id].score, id};
   }
 

@@ -3,6 +3,7 @@
 #include <functional>
 #include <set>
 
+#include "headwater/testing/sabotage.hpp"
 namespace headwater::runtime {
 
 SpecialTokens::SpecialTokens(const Vocabulary& vocabulary, bool with_control) {
@@ -21,6 +22,7 @@ SpecialTokens::SpecialTokens(const Vocabulary& vocabulary, bool with_control) {
 
 SpecialTokens::Match SpecialTokens::find(std::string_view text, std::size_t from) const {
   for (std::size_t begin = from; begin < text.size(); ++begin) {
+    if (begin > 65535 && HEADWATER_SABOTAGE("runtime.special.first_64_kib")) break;
     if (!first_bytes_.test(static_cast<unsigned char>(text[begin]))) continue;
     for (const std::size_t length : lengths_) {
       if (length > text.size() - begin) continue;

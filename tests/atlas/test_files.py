@@ -25,10 +25,15 @@ def panel_rows(trace):
     return min(16, max(1, 150 // trace.chunks))
 
 
+def panel_height(trace):
+    """Of many chunks only some are drawn, one a row of pixels."""
+    return min(150, panel_rows(trace) * trace.chunks)
+
+
 def panel_corner(trace, head):
     """(x, y) of a head's panel, where its first chunk is drawn."""
     overview = trace.heads * min(14, max(3, 420 // trace.heads))
-    row = 24 + panel_rows(trace) * trace.chunks + 4 + SCORES + 34
+    row = 24 + panel_height(trace) + 4 + SCORES + 34
     left = MARGIN + LABELS + head % 4 * (LABELS + PANEL_WIDTH + GAP)
     return left, 168 + 64 + overview + 24 + TITLE + 64 + head // 4 * row + 24
 
@@ -146,7 +151,7 @@ class Results(Atlas):
     def assert_scores(self, trace, head, picture):
         """Every column's highest score, logarithmic from their 5th percentile, in the colour of what was read."""
         x, y = panel_corner(trace, head)
-        bottom = y + panel_rows(trace) * trace.chunks + 4
+        bottom = y + panel_height(trace) + 4
         columns = {}
         for token, score in enumerate(trace.scores[head]):
             columns.setdefault(token * PANEL_WIDTH // trace.n, []).append((-score, token))
@@ -161,9 +166,12 @@ class Results(Atlas):
             self.assertAlmostEqual(count(bar, PANEL), SCORES - height, delta=0.51)
 
     def test_scores_of_columns_with_several_tokens(self):
-        trace, picture = self.picture(problem(n=900), "-ub", "100", "--h2o-local", "4", "--h2o-heavy", "5")
-        for head in range(trace.heads):
-            self.assert_scores(trace, head, picture)
+        for n, chunk, heads in ((900, 100, 4), (70_000, 500, 2)):
+            with self.subTest(n=n):
+                trace, picture = self.picture(problem(n=n, heads=heads, d=2, dv=2), "-ub", str(chunk), "--h2o-local", "4",
+                                              "--h2o-heavy", "5")
+                for head in range(trace.heads):
+                    self.assert_scores(trace, head, picture)
 
     def test_picture_depends_on_the_file_alone(self):
         self.written()

@@ -128,6 +128,23 @@ TEST(OutputLayout, IsReadBackAsItWasAdded) {
   EXPECT_EQ(header.tensors.at("scores").end, file.size());
 }
 
+// Outputs of 64 heads of 256 over 131072 tokens, and their trace.
+TEST(OutputLayout, TensorsBeyondFourGiB) {
+  constexpr std::uint64_t kTokens = 131072, kOut = kTokens * 64 * 256 * 4, kMemory = 256 * 64 * 65536ULL * 4;
+  OutputLayout layout;
+  layout.add("out", TensorType::f32, {kTokens, 64, 256});
+  layout.add("memory", TensorType::i32, {256, 64, 65536});
+  layout.add("scores", TensorType::bf16, {64, kTokens});
+  layout.close();
+  const std::uint64_t begin = layout.header().size();
+  EXPECT_EQ(layout.offset("out"), begin);
+  EXPECT_EQ(layout.offset("memory"), begin + kOut);
+  EXPECT_EQ(layout.offset("scores"), begin + kOut + kMemory);
+  EXPECT_EQ(layout.file_bytes(), begin + kOut + kMemory + 64 * kTokens * 2);
+  EXPECT_THAT(layout.header(),
+              HasSubstr("[" + std::to_string(kOut) + "," + std::to_string(kOut + kMemory) + "]"));
+}
+
 TEST(OutputLayout, RefusesSizesThatOverflow) {
   OutputLayout layout;
   const auto add = [&](const std::vector<std::uint64_t>& shape) {

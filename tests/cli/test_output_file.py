@@ -206,6 +206,13 @@ class Streams(OutputFileTest):
         for outputs in (("-o", "-"), ("-o", self.path("page"), "--png", "-")):
             self.assert_refused(self.run_program("atlas", self.path("trace"), *outputs, "--json"), "standard output")
 
+    def test_more_than_is_copied_at_once(self):
+        path = self.put(problem(n=30_000, heads=4, d=2, dv=4), "long.safetensors")
+        flags = ("-ub", "200", "--h2o-local", "4", "--h2o-heavy", "4", "--quiet")
+        wanted = self.output_bytes(path, *flags)
+        self.assertGreater(len(wanted), 2**21)
+        self.assertEqual(self.run_program("attend", path, "-o", "-", *flags).stdout, wanted)
+
     def test_standard_output_that_fails(self):
         for output, words in (("/dev/full", b"standard output cannot be written"), (None, b"")):
             reader, writer = (None, os.open(output, os.O_WRONLY)) if output else os.pipe()

@@ -284,6 +284,51 @@ TEST_P(Rows, DotProductsInFixedPointAreThoseOfTheWidenedRow) {
   }
 }
 
+// A row as long as those of models, of golden blocks over and over.
+TEST_P(Rows, AsLongAsThoseOfModels) {
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  for (const TensorTypeInfo& info : tensor_types()) {
+    const Tensor& stored = file.tensor(info.name);
+    const std::vector<float> values = floats_of(file.tensor(std::string(info.name) + ".values"));
+    const auto period = static_cast<std::size_t>(stored.dims[0]);
+    const auto stored_bytes = static_cast<std::size_t>(row_bytes(info.type, stored.dims[0]));
+    for (const std::int64_t n : {4864, 14336, 28672}) {
+      SCOPED_TRACE(std::string(info.name) + " " + std::to_string(n));
+      std::vector<std::byte> row(static_cast<std::size_t>(row_bytes(info.type, n)));
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] = stored.row(2)[i % stored_bytes];
+      const auto count = static_cast<std::size_t>(n);
+      std::vector<float> w(count + 1, 12345.0f);
+      std::vector<std::uint16_t> narrow(count + 1, 0x1234);
+      kernels_->widen[static_cast<int>(info.type)](row.data(), n, w.data());
+      kernels_->widen_bf16[static_cast<int>(info.type)](row.data(), n, narrow.data());
+      const std::vector<float> x = uneven_row(n);
+      const std::vector<double> sizes =
+          is_quantised(info.type) ? sizes_of(info.type, row.data(), n) : std::vector<double>(count);
+      double sum = 0;
+      double magnitude = 0;
+      double fixed_bound = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const float wanted = values[2 * period + i % period];
+        ASSERT_EQ(bits_of(w[i]), bits_of(wanted)) << i;
+        ASSERT_EQ(narrow[i], bf16_by_definition(wanted)) << i;
+        sum += static_cast<double>(wanted) * static_cast<double>(x[i]);
+        magnitude += std::abs(static_cast<double>(wanted) * static_cast<double>(x[i]));
+        fixed_bound += sizes[i] * static_cast<double>(largest_of_run(x, i)) *
+                       (0x1p-16 + (static_cast<double>(n) / 16 + 8) * 0x1p-24);
+      }
+      EXPECT_EQ(w.back(), 12345.0f);
+      EXPECT_EQ(narrow.back(), 0x1234);
+      const float dot = kernels_->dot[static_cast<int>(info.type)](row.data(), n, x.data());
+      EXPECT_NEAR(static_cast<double>(dot), sum, static_cast<double>(n + 2) * 0x1p-24 * magnitude);
+      if (!is_quantised(info.type)) continue;
+      Fixed fixed(*kernels_, x);
+      const FixedRow arranged = fixed.row(*kernels_, info.type);
+      const float got = kernels_->dot_fixed[static_cast<int>(info.type)](row.data(), n, arranged);
+      EXPECT_NEAR(static_cast<double>(got), sum, fixed_bound);
+    }
+  }
+}
+
 std::string short_name(const ::testing::TestParamInfo<int>& param) {
   static constexpr std::array<const char*, 4> names = {"portable", "avx2", "avx512", "avx512vnni"};
   return names[param.index];

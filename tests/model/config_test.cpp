@@ -256,37 +256,33 @@ TEST(RopeScaling, LinearSlowsEveryPairDown) {
   for (std::size_t i = 0; i < 32; ++i) EXPECT_DOUBLE_EQ(slow.inverse[i], plain.inverse[i] / 4);
 }
 
+// By the formula, for the pairs of a small row and of Llama 3's, which slows the slow half of 64 pairs down.
 TEST(RopeScaling, DivisorsAreDividedBy) {
-  const std::vector<float> divisors = {1, 2, 4, 8};
-  const auto plain = rope_frequencies(8, 500000.0, {}, {});
-  const auto slow = rope_frequencies(8, 500000.0, divisors, {});
-  for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_DOUBLE_EQ(slow.inverse[i], plain.inverse[i] / static_cast<double>(divisors[i]));
+  for (const std::int64_t r : {8, 128}) {
+    std::vector<float> divisors;
+    for (std::int64_t i = 0; i < r / 2; ++i) {
+      divisors.push_back(i < r / 4 ? 1.0F : 1.0F + static_cast<float>(i) / 8.0F);
+    }
+    const auto slow = rope_frequencies(r, 500000.0, divisors, {});
+    ASSERT_EQ(slow.inverse.size(), divisors.size());
+    EXPECT_EQ(slow.magnitude, 1.0);
+    for (std::size_t i = 0; i < divisors.size(); ++i) {
+      const double plain = std::pow(500000.0, -2.0 * static_cast<double>(i) / static_cast<double>(r));
+      EXPECT_DOUBLE_EQ(slow.inverse[i], plain / static_cast<double>(divisors[i])) << i << " of " << r;
+    }
   }
 }
 
-// Peng et al. (2023), section 3.2, by its definition: with lambda the wavelength of a pair in tokens, a pair that turns
-// more than beta_fast times in the original context stays, one that turns less than beta_slow times is divided by s.
-TEST(RopeScaling, YarnKeepsFastPairsAndInterpolatesSlowOnes) {
-  RopeScaling scaling;
-  scaling.kind = RopeScaling::Kind::yarn;
-  scaling.factor = 4;
-  scaling.original_context = 32768;
-  const std::int64_t r = 128;
-  const double theta = 1e6;
-  const auto plain = rope_frequencies(r, theta, {}, {});
-  const auto yarn = rope_frequencies(r, theta, {}, scaling);
-  EXPECT_DOUBLE_EQ(yarn.magnitude, 0.1 * std::log(4.0) + 1.0);
+/// The ends of the ramp are whole pairs: one pair of `slack` on either side (a factor theta^(2/r) in turns).
+void expect_yarn(const RopeFrequencies& plain, const RopeFrequencies& yarn, double context, double slack) {
   int kept = 0;
   int divided = 0;
   double last = 1.0;
   for (std::size_t i = 0; i < plain.inverse.size(); ++i) {
     const double ratio = yarn.inverse[i] / plain.inverse[i];
-    const double turns = 32768.0 * plain.inverse[i] / (2 * std::numbers::pi);
+    const double turns = context * plain.inverse[i] / (2 * std::numbers::pi);
     EXPECT_LE(ratio, last + 1e-12) << "the blend must not rise";
     last = ratio;
-    // The ends of the ramp are whole pairs: one pair of slack on either side (a factor theta^(2/r) in turns).
-    const double slack = std::pow(theta, 2.0 / static_cast<double>(r));
     if (turns > 32 * slack) {
       EXPECT_DOUBLE_EQ(ratio, 1.0) << i;
       ++kept;
@@ -297,6 +293,25 @@ TEST(RopeScaling, YarnKeepsFastPairsAndInterpolatesSlowOnes) {
   }
   EXPECT_GT(kept, 10);
   EXPECT_GT(divided, 10);
+}
+
+// Peng et al. (2023), section 3.2, by its definition: with lambda the wavelength of a pair in tokens, a pair that turns
+// more than beta_fast times in the original context stays, one that turns less than beta_slow times is divided by s.
+TEST(RopeScaling, YarnKeepsFastPairsAndInterpolatesSlowOnes) {
+  RopeScaling scaling;
+  scaling.kind = RopeScaling::Kind::yarn;
+  scaling.factor = 4;
+  const std::int64_t r = 128;
+  const double theta = 1e6;
+  const auto plain = rope_frequencies(r, theta, {}, {});
+  for (const std::int64_t context : {32768, 131072}) {
+    scaling.original_context = context;
+    const auto yarn = rope_frequencies(r, theta, {}, scaling);
+    EXPECT_DOUBLE_EQ(yarn.magnitude, 0.1 * std::log(4.0) + 1.0);
+    expect_yarn(plain, yarn, static_cast<double>(context), std::pow(theta, 2.0 / static_cast<double>(r)));
+  }
+  scaling.original_context = 32768;
+  const auto yarn = rope_frequencies(r, theta, {}, scaling);
   // r ln(context / (2 pi rotations)) / (2 ln theta) is 23.596 for 32 rotations and 39.651 for one: the ramp goes from
   // pair 23 to pair 40, as in the published code.
   const std::pair<std::size_t, double> ramp[] = {

@@ -43,6 +43,22 @@ TEST(Conversation, CutsATurnIntoBatchesAndATail) {
   EXPECT_EQ(conversation.tokens(), 0);
 }
 
+TEST(Conversation, HundredsOfAnswersAreSteps) {
+  constexpr int kAnswers = 300;
+  Transformer transformer(bundled(Precision::f32), small(400));
+  Conversation conversation(transformer, 0);
+  conversation.feed(some_ids(5));
+  std::string steps = "p5";
+  for (int i = 0; i < kAnswers; ++i) {
+    conversation.append(i);
+    steps += ",d1";
+  }
+  EXPECT_EQ(conversation.steps(), steps);
+  EXPECT_EQ(conversation.tokens(), 5 + kAnswers);
+  conversation.feed(some_ids(7));
+  EXPECT_EQ(conversation.steps(), steps + ",p7");
+}
+
 TEST(Conversation, HasNoTailWhereNothingIsSparse) {
   Transformer transformer(bundled(Precision::f32), small(200));
   Conversation conversation(transformer, 10);

@@ -30,7 +30,7 @@ std::vector<float> normal(std::size_t n, unsigned seed, float scale = 1.0F) {
 }
 
 TEST(Kernels, RmsNormIsItsFormula) {
-  for (const std::size_t n : {1U, 31U, 32U, 64U, 333U, 1024U}) {
+  for (const std::size_t n : {1U, 31U, 32U, 64U, 333U, 1024U, 5120U, 16384U, 70000U}) {
     const auto x = normal(n, 1, 3.0F);
     const auto weight = normal(n, 2);
     double squares = 0;
@@ -105,7 +105,7 @@ TEST(Kernels, Bf16RoundsToNearestEven) {
 
 TEST(Kernels, AllFiniteSeesEveryPlace) {
   for (const Kernels* table : tables()) {
-    for (const std::size_t n : {1U, 40U, 100U}) {
+    for (const std::size_t n : {1U, 40U, 100U, 5000U}) {
       auto x = normal(n, 5);
       EXPECT_TRUE(table->all_finite(x.data(), static_cast<std::int64_t>(n)));
       for (std::size_t at = 0; at < n; ++at) {

@@ -9,12 +9,15 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <random>
 
 #include "headwater/error.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
+#include "tests/gguf/element_sizes.hpp"
+#include "tests/model/quantise.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -101,25 +104,28 @@ double widen_bf16(std::uint16_t bits) {
   return value;
 }
 
-/// Each element against a sum in double over the operands as they are multiplied. Bound: a product and a sum of depth
-/// terms in F32, (depth + 1) u sum |x w|, and one rounding of a widened weight to BF16 where that is what is
-/// multiplied. `fixed`: x is rounded to 16 bits first, each run of 32 beside its largest.
-void expect_products(const std::vector<float>& got, const std::vector<float>& x, std::int64_t n,
-                     const Tensor& tensor, Precision precision, bool fixed = false) {
+/// Elements of these rows and columns against a sum in double over the operands as they are multiplied. Bound: a product and
+/// a sum of depth terms in F32, (depth + 1) u sum |x w|, and one rounding of a widened weight to BF16 where that is what is
+/// multiplied. `fixed`: the bound of dot_rows_fixed().
+void expect_elements(const std::vector<float>& got, const std::vector<float>& x,
+                     const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& columns,
+                     const Tensor& tensor, Precision precision, bool fixed) {
   const std::int64_t depth = tensor.dims[0];
   const std::int64_t width = tensor.dims[1];
   std::vector<float> row(static_cast<std::size_t>(depth));
   std::vector<std::uint16_t> rounded(row.size());
-  for (std::int64_t c = 0; c < width; ++c) {
+  for (const std::int64_t c : columns) {
     dequantize_row(tensor.type, tensor.row(c), depth, row.data());
+    const auto elements =
+        fixed ? testing::sizes_of(tensor.type, tensor.row(c), depth) : std::vector<double>();
     if (precision == Precision::bf16) {
       kernels().to_bf16(row.data(), depth, rounded.data());
       for (std::size_t k = 0; k < row.size(); ++k) row[k] = static_cast<float>(widen_bf16(rounded[k]));
     }
-    for (std::int64_t r = 0; r < n; ++r) {
+    for (const std::int64_t r : rows) {
       double sum = 0;
       double sizes = 0;
-      double rounding = 0;
+      double fixed_bound = 0;
       for (std::int64_t k = 0; k < depth; ++k) {
         const double term = static_cast<double>(x[static_cast<std::size_t>(r * depth + k)]) *
                             static_cast<double>(row[static_cast<std::size_t>(k)]);
@@ -129,13 +135,25 @@ void expect_products(const std::vector<float>& got, const std::vector<float>& x,
         const auto run = x.begin() + (r * depth + k) / kFixedRun * kFixedRun;
         const float most = std::fabs(*std::max_element(
             run, run + kFixedRun, [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
-        rounding += 0x1p-16 * static_cast<double>(most * std::fabs(row[static_cast<std::size_t>(k)]));
+        fixed_bound += elements[static_cast<std::size_t>(k)] * static_cast<double>(most) *
+                       (0x1p-16 + (static_cast<double>(depth) / 16 + 8) * 0x1p-24);
       }
-      const double bound = (static_cast<double>(depth) + 2) * 0x1p-24 * sizes + rounding;
+      const double bound = fixed ? fixed_bound : (static_cast<double>(depth) + 2) * 0x1p-24 * sizes;
       ASSERT_NEAR(got[static_cast<std::size_t>(r * width + c)], sum, bound)
           << "row " << r << ", column " << c;
     }
   }
+}
+
+std::vector<std::int64_t> up_to(std::int64_t n) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(n));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+void expect_products(const std::vector<float>& got, const std::vector<float>& x, std::int64_t n,
+                     const Tensor& tensor, Precision precision, bool fixed = false) {
+  expect_elements(got, x, up_to(n), up_to(tensor.dims[1]), tensor, precision, fixed);
 }
 
 constexpr TensorType kTypes[] = {TensorType::f32, TensorType::f16, TensorType::bf16, TensorType::q8_0};
@@ -207,6 +225,93 @@ TEST(Projection, PutsRangesOfSeveralMatricesSideBySide) {
       for (std::size_t k = 0; k < row.size(); ++k)
         sum += static_cast<double>(row[k]) * static_cast<double>(x[k]);
       ASSERT_NEAR(sink.values()[column], sum, 1e-3) << column;
+    }
+  }
+}
+
+/// A matrix of the size of a model's. Its rows are pieces of one run of random blocks, which makes them for the price of a
+/// copy; rows that are a power of two apart differ.
+struct LargeMatrix {
+  Tensor tensor;
+  std::vector<std::byte> bytes;
+
+  LargeMatrix(TensorType type, std::int64_t columns, std::int64_t rows) {
+    constexpr std::int64_t kPlaces = 997;
+    const std::int64_t block = std::max<std::int64_t>(tensor_type_info(type).block_elements, 8);
+    const std::int64_t pool_columns = columns + (kPlaces - 1) * block;
+    std::vector<std::byte> pool;
+    if (is_quantised(type)) {
+      std::mt19937 random(9);
+      std::normal_distribution<float> normal;
+      std::vector<float> values(static_cast<std::size_t>(pool_columns));
+      for (float& value : values) value = normal(random);
+      testing::append_quantised(type, values, pool);
+    } else {
+      pool = StoredMatrix(type, pool_columns, 1, 9).bytes;
+    }
+    const std::int64_t row = row_bytes(type, columns);
+    bytes.resize(static_cast<std::size_t>(row * rows));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(bytes.data() + r * row, pool.data() + row_bytes(type, r * 613 % kPlaces * block),
+                  static_cast<std::size_t>(row));
+    }
+    tensor = {"w", type, {columns, rows}, bytes};
+  }
+};
+
+/// The first and the last of every 64, and some between.
+std::vector<std::int64_t> borders(std::int64_t n) {
+  std::vector<std::int64_t> some;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (i % 64 == 0 || i % 64 == 63 || i % 97 == 5 || i == n - 1) some.push_back(i);
+  }
+  return some;
+}
+
+// Matrices of Qwen and Llama models: more panels and groups than a small case has, offsets beyond 2^16 bytes, and a head
+// of more than 2^16 columns. One row, and blocks of many.
+TEST(Projection, OfTheSizesOfModels) {
+  struct Case {
+    TensorType type;
+    std::int64_t depth, width, rows;
+  };
+  const Case cases[] = {{TensorType::f16, 896, 4864, 85},      {TensorType::q8_0, 4864, 896, 85},
+                        {TensorType::f32, 2048, 1024, 21},     {TensorType::bf16, 64, 151936, 21},
+                        {TensorType::q8_0, 64, 151931, 21},    {TensorType::q4_k, 2048, 11008, 21},
+                        {TensorType::q6_k, 14336, 1030, 21},   {TensorType::q4_0, 896, 4867, 21},
+                        {TensorType::q5_k, 4096, 1024, 21},    {TensorType::q8_0, 64, 300, 4096 + 335},
+                        {TensorType::f16, 64, 70, 4096 + 335}, {TensorType::q4_0, 4896, 96, 21},
+                        {TensorType::f16, 14336, 260, 21}};
+  for (const auto& [type, depth, width, rows] : cases) {
+    const LargeMatrix matrix(type, depth, width);
+    const auto x = random_rows(rows, depth);
+    const auto columns = borders(width);
+    const std::vector<std::int64_t> some_rows =
+        rows < 100 ? std::vector<std::int64_t>{0, 15, rows - 1} : borders(rows);
+    for (const Precision precision : {Precision::f32, Precision::bf16}) {
+      if (precision == Precision::bf16 && native_precision() != precision) continue;
+      SCOPED_TRACE(std::string(tensor_type_info(type).name) + " " + std::to_string(depth) + " to " +
+                   std::to_string(width) + " " + precision_name(precision));
+      Packed packed(precision, {{&matrix.tensor, 0, width}}, 2);
+      if (precision == Precision::f32) {
+        const Collect one(1, width);
+        packed.projection->multiply_one(x.data(), 2, packed.scratch, one);
+        expect_elements(one.values(), x, {0}, columns, matrix.tensor, precision, is_quantised(type));
+      }
+      auto operand = x;
+      std::vector<std::uint16_t> narrow(x.size());
+      if (precision == Precision::bf16) {
+        kernels().to_bf16(x.data(), static_cast<std::int64_t>(x.size()), narrow.data());
+        for (std::size_t i = 0; i < x.size(); ++i) operand[i] = static_cast<float>(widen_bf16(narrow[i]));
+      }
+      std::vector<RowBlock> blocks;
+      cut_into_blocks(rows, 1024, blocks);
+      const Collect many(rows, width);
+      const void* const in =
+          precision == Precision::bf16 ? static_cast<const void*>(narrow.data()) : operand.data();
+      packed.projection->multiply(in, blocks, 2, packed.scratch, many);
+      expect_elements(many.values(), operand, some_rows, columns, matrix.tensor, precision, false);
+      if (::testing::Test::HasFailure()) return;
     }
   }
 }

@@ -185,6 +185,32 @@ TEST(Sampler, DrawsWhatASortOfEverythingDraws) {
   }
 }
 
+// Ids on each side of what 15 and 16 bits hold.
+TEST(Sampler, EveryIdOfALargeVocabularyCanBeDrawn) {
+  constexpr std::int32_t kVocabulary = 151936;
+  for (const std::int32_t id : {0, 32767, 32768, 40000, 65535, 65536, 70001, 131071, 131072, 151935}) {
+    std::vector<float> logits(kVocabulary, -20.0F);
+    logits[static_cast<std::size_t>(id)] = 20.0F;
+    EXPECT_EQ(best_token(logits), id);
+    for (const SamplingOptions& options :
+         {SamplingOptions{}, SamplingOptions{.temperature = 1.0},
+          SamplingOptions{.temperature = 0.8, .top_k = 40, .top_p = 0.95, .min_p = 0.05}}) {
+      Sampler sampler(options, kVocabulary);
+      EXPECT_EQ(sampler.draw(logits), id);
+    }
+  }
+}
+
+// A nucleus of so many tokens that each comes once in a hundred thousand draws: all of them in the order of their rank.
+TEST(Sampler, ANucleusOfAHundredThousand) {
+  std::mt19937 random(4);
+  std::vector<float> logits(151936);
+  for (float& logit : logits) logit = static_cast<float>(random() % 100000) * 1e-5F;
+  for (const double top_p : {0.05, 0.4, 0.95}) {
+    expect_same({.temperature = 1.0, .top_p = top_p, .seed = 8}, logits, 3);
+  }
+}
+
 TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Sampler({.temperature = -1.0}, 5), Error);
   EXPECT_THROW(Sampler({.temperature = NAN}, 5), Error);

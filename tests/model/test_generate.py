@@ -3,11 +3,14 @@
 import json
 import os
 import pathlib
+import random
 import signal
+import struct
 import subprocess
 import tempfile
 import unittest
 
+from gguf_files import ARRAY, F32, I32, TEXT as STRING, U32, File
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
 
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
@@ -94,6 +97,31 @@ class Generates(unittest.TestCase):
         self.assertIn(b"ended    by an interrupt", error)
 
 
+class LargeVocabulary(unittest.TestCase):
+    def test_ids_beyond_65536(self):
+        """A head whose best row is one behind 2^15, 2^16 or at the end of 70000; greedy and drawn, in ids and in text."""
+        tokens = 70_000
+        file = File()
+        pieces = File.pieces() + [f"w{i}" for i in range(41, tokens - 259)]
+        file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, pieces))
+        file.metadata["tokenizer.ggml.scores"] = (ARRAY, (F32, [0.0] * tokens))
+        file.metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, [2, 3, 3] + [6] * 256 + [1] * (tokens - 259)))
+        file.tensors["token_embd.weight"] = [16, tokens]
+        file.tensors["output.weight"] = [16, tokens]  # the last of the file
+        plain = file.build()
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/large.gguf"
+            for best in (32_768, 65_536, tokens - 1):
+                at = len(plain) - 64 * (tokens - best)
+                pathlib.Path(path).write_bytes(plain[:at] + struct.pack("<16f", *[9000.0] * 16) + plain[at + 64:])
+                for flags in ([], ["--temp", "0.5", "--top-p", "0.9"]):
+                    done = run("generate", "-m", path, "-p", "hello", "-n", "3", "-c", "100", "--json", *flags)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    got = json.loads(done.stdout)
+                    self.assertEqual(got["ids"], [best] * 3, flags)
+                    self.assertEqual(got["text"], pieces[best] * 3)
+
+
 class Replays(unittest.TestCase):
     def test_dumped_inputs_give_the_same_scores_and_memory_sets(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +140,31 @@ class Replays(unittest.TestCase):
                 size = heads * width * 4
                 self.assertEqual(own["last_memory"][0]["shape"], [heads, width])
                 self.assertEqual(own["last_memory"][1], again["memory"][1][(chunks - 2) * size:(chunks - 1) * size])
+
+    def test_dumps_of_40000_tokens(self):
+        """A tiny model and a long text: more than 2^16 scores, and rows of keys beyond 2^18 elements."""
+        tokens = 40_000
+        file = File()
+        file.metadata["llama.context_length"] = (U32, tokens + 10)
+        flags = ["-ub", "256", "--h2o-local", "16", "--h2o-heavy", "16"]
+        with tempfile.TemporaryDirectory() as folder:
+            model, text, dump, out = (f"{folder}/{name}" for name in ("m.gguf", "t.txt", "qkv", "out"))
+            header, size = file.header()
+            numbers = random.Random(1)
+            values = [numbers.uniform(-0.3, 0.3) for _ in range(size // 4)]
+            pathlib.Path(model).write_bytes(header + struct.pack(f"<{len(values)}f", *values))
+            pathlib.Path(text).write_bytes(bytes(numbers.randrange(33, 127) for _ in range(tokens - 2)))
+            done = run("generate", "-m", model, "-f", text, "-n", "0", *flags, "--json", "--dump-qkv", "0", dump)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            steps = json.loads(done.stdout)["steps"]
+            replay = run("attend", dump, "-o", out, *flags, "--steps", steps, "--json")
+            self.assertEqual(replay.returncode, 0, replay.stderr)
+            own, again = tensors(dump), tensors(out)
+            heads, n = own["scores"][0]["shape"]
+            self.assertGreater(heads * n, 2**16)
+            self.assertEqual(own["scores"][1], again["scores"][1])
+            rows = [own["k"][1][i * 16:(i + 1) * 16] for i in range(0, 2 * n, 997)]
+            self.assertGreater(len(set(rows)), len(rows) // 2)
 
 
 class Architectures(unittest.TestCase):

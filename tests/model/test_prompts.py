@@ -201,6 +201,16 @@ class Tokenize(unittest.TestCase):
         self.assertEqual(json.loads(read.stdout), got)
         self.assertEqual(run("tokenize", "-m", MODEL, "-p", "").stdout, b"")
 
+    def test_texts_on_each_side_of_what_one_read_takes(self):
+        lines = "".join(f"value_{i} = {i * i}\n" for i in range(12_000)).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            for size in (65_535, 65_536, 65_537, 200_001):
+                path = pathlib.Path(folder) / "long.txt"
+                path.write_bytes(lines[:size])
+                for source, more in ((str(path), {}), ("-", {"input": lines[:size]})):
+                    got = said(MODEL, "-f", source, program="tokenize", **more)
+                    self.assertEqual("".join(got["pieces"]).encode(), lines[:size], (source, size))
+
     def test_what_the_model_adds_and_control_tokens(self):
         golden = json.loads((FIXTURES / "golden.json").read_text(encoding="utf-8"))
         for name, wanted in golden.items():

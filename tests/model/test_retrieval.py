@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import tempfile
 import unittest
 
@@ -10,6 +11,7 @@ from running import MODEL, TEXT, Refusals, run
 
 # The question is in another chunk than most codes, and the memory set is too small to hold them.
 SMALL = ["--window", "700", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16"]
+SOURCE = pathlib.Path(__file__).parents[2] / "cli" / "model" / "haystack.cpp"  # the names that codes get
 MODES = ("dense", "sparse", "sparse_dense_tail")
 
 
@@ -17,6 +19,87 @@ def retrieval(*arguments):
     result = run("retrieval", "-m", MODEL, "-f", TEXT, "--json", *arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
+
+
+def count_tokens(text):
+    result = run("tokenize", "-m", MODEL, "-f", "-", "--no-parse-special", "--json", input=text.encode())
+    assert result.returncode == 0, result.stderr
+    return len(json.loads(result.stdout)["ids"])
+
+
+class Words:
+    """C++'s std::mt19937_64 behind a std::seed_seq of 32-bit words, by their definitions in the standard."""
+
+    def __init__(self, words):
+        state = self.spread([word & 0xFFFFFFFF for word in words], 624)
+        self.state = [state[2 * i] | state[2 * i + 1] << 32 for i in range(312)]
+        self.at = 312
+
+    @staticmethod
+    def spread(words, n):
+        mask, s = 0xFFFFFFFF, len(words)
+        t = 11 if n >= 623 else 7
+        p = (n - t) // 2
+        q, m = p + t, max(s + 1, n)
+        out = [0x8B8B8B8B] * n
+
+        def mixed(x):
+            return x ^ x >> 27
+
+        for k in range(m):
+            r = 1664525 * mixed(out[k % n] ^ out[(k + p) % n] ^ out[(k - 1) % n]) & mask
+            add = s if k == 0 else k % n + (words[k - 1] if k <= s else 0)
+            out[(k + p) % n] = out[(k + p) % n] + r & mask
+            out[(k + q) % n] = out[(k + q) % n] + r + add & mask
+            out[k % n] = r + add & mask
+        for k in range(m, m + n):
+            r = 1566083941 * mixed(out[k % n] + out[(k + p) % n] + out[(k - 1) % n] & mask) & mask
+            out[(k + p) % n] ^= r
+            out[(k + q) % n] ^= r - k % n & mask
+            out[k % n] = r - k % n & mask
+        return out
+
+    def word(self):
+        if self.at == 312:
+            for i in range(312):
+                y = self.state[i] & 0xFFFFFFFF80000000 | self.state[(i + 1) % 312] & 0x7FFFFFFF
+                self.state[i] = self.state[(i + 156) % 312] ^ y >> 1 ^ (0xB5026F5AA96619E9 if y & 1 else 0)
+            self.at = 0
+        y = self.state[self.at]
+        self.at += 1
+        y ^= y >> 29 & 0x5555555555555555
+        y ^= y << 17 & 0x71D67FFFEDA60000
+        y ^= y << 37 & 0xFFF7EEE000000000
+        return y ^ y >> 43
+
+    def below(self, n):
+        most = 2**64 - 1 - (2**64 - 1) % n
+        while (value := self.word()) >= most:
+            pass
+        return value % n
+
+    def shuffled(self, n):
+        order = list(range(n))
+        for i in range(n - 1):
+            j = i + self.below(n - i)
+            order[i], order[j] = order[j], order[i]
+        return order
+
+
+def prompt_text(lines, seed, depths, count):
+    """The first trial's prompt with `count` lines; its codes stand in front of them or behind."""
+    names = re.search(r"kNames = \{([^}]*)\}", SOURCE.read_text(encoding="utf-8")).group(1)
+    names = re.findall(r'"(\w+)"', names)
+    words = Words([seed, seed >> 32, 0])
+    order = words.shuffled(len(names))
+    needles = [(names[order[i]], str(10_000 + words.below(90_000))) for i in range(len(depths))]
+    asked = words.shuffled(len(needles))
+    first = words.word() % len(lines)
+    codes = [f"# REGISTRY: the code of {name} is {code}\n" for name, code in needles]
+    text = "".join(code for code, depth in zip(codes, depths) if depth == "0")
+    text += "".join(lines[(first + i) % len(lines)] for i in range(count))
+    text += "".join(code for code, depth in zip(codes, depths) if depth == "100")
+    return text + "".join(f"# QUERY: the code of {needles[i][0]} is {needles[i][1]}\n" for i in asked)
 
 
 class Retrieval(unittest.TestCase):
@@ -51,7 +134,30 @@ class Retrieval(unittest.TestCase):
         flags = [*SMALL, "--depths", "0,90", "--trials", "2"]
         first = retrieval(*flags, "-t", "1")
         self.assertEqual(retrieval(*flags, "-t", "3"), first)
-        self.assertNotEqual(retrieval(*flags, "--seed", "9")["prompt_tokens"], None)
+        # Other codes between other lines.
+        self.assertNotEqual(retrieval(*flags, "--seed", "9"), first)
+
+    def test_prompt_tokens_are_those_of_the_prompt(self):
+        """The prompt put together here, and its tokens counted by `tokenize`. Lines are chosen by the tokens of each alone,
+        which are more than those of all together: up to two lines less than would fit."""
+        with open(TEXT, encoding="utf-8", newline="") as file:
+            lines = [line + "\n" for line in file.read().removesuffix("\n").split("\n")]
+        for seed, window, depths in ((0, 700, "0,100"), (9, 600, "100"), (2**40 + 5, 640, "0")):
+            with self.subTest(seed=seed, window=window):
+                got = retrieval("--window", str(window), "--depths", depths, "--trials", "1", "--seed", str(seed))
+                counts = {}
+
+                def tokens(count):
+                    if count not in counts:
+                        counts[count] = count_tokens(prompt_text(lines, seed, depths.split(","), count))
+                    return counts[count]
+
+                low, high = 0, window
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    low, high = (middle, high) if tokens(middle) <= window else (low, middle)
+                self.assertIn(got["prompt_tokens"], [tokens(low - less) for less in range(3)])
+                self.assertLessEqual(got["prompt_tokens"], window)
 
     def test_text_and_help(self):
         result = run("retrieval", "-m", MODEL, "-f", TEXT, *SMALL, "--depths", "12.5,100", "--trials", "2",

@@ -1,0 +1,224 @@
+#include "tests/model/made_model.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace headwater::runtime::testing {
+namespace {
+
+reference::BoundedRow exact(const std::vector<float>& values) {
+  reference::BoundedRow row;
+  for (const float value : values) row.push_back({value, 0.0});
+  return row;
+}
+
+void expect_within(const reference::BoundedRow& wanted, const std::vector<float>& got,
+                   const std::string& what) {
+  ASSERT_EQ(wanted.size(), got.size()) << what;
+  double bounds = 0;
+  double signals = 0;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    ASSERT_NEAR(static_cast<double>(got[i]), wanted[i].value, wanted[i].error) << what << ", element " << i;
+    bounds += wanted[i].error;
+    signals += std::fabs(wanted[i].value);
+  }
+  // Sums of 4096 terms: a worst case is a few per cent of what they add up to.
+  EXPECT_LT(bounds, 5e-2 * signals) << what << ": the bound says nothing";
+}
+
+std::vector<float> row_of(const Rows& rows, std::int64_t row, std::int64_t heads, std::int64_t width) {
+  std::vector<float> values;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const float* const from =
+        static_cast<const float*>(rows.data) + row * rows.row_stride + h * rows.head_stride;
+    values.insert(values.end(), from, from + width);
+  }
+  return values;
+}
+
+}  // namespace
+
+MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
+  const std::string a = sizes.architecture + ".";
+  builder_.add_text("general.architecture", sizes.architecture);
+  const auto number = [&](const char* key, std::int64_t value) {
+    builder_.add(a + key, kU32, static_cast<std::uint32_t>(value));
+  };
+  number("context_length", 1 << 20);
+  number("block_count", sizes.layers);
+  number("embedding_length", sizes.width);
+  number("feed_forward_length", sizes.feed_forward);
+  number("attention.head_count", sizes.heads);
+  number("attention.head_count_kv", sizes.heads_kv);
+  number("attention.key_length", sizes.d_head);
+  number("attention.value_length", sizes.d_head);
+  builder_.add(a + "attention.layer_norm_rms_epsilon", kF32, 1e-6F);
+  builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
+  shape_.heads = sizes.heads;
+  shape_.heads_kv = sizes.heads_kv;
+  shape_.d_head = shape_.d_value = sizes.d_head;
+  shape_.norm_epsilon = static_cast<double>(1e-6F);
+  shape_.layout = sizes.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
+  for (std::int64_t i = 0; i < sizes.d_head / 2; ++i) {
+    shape_.inverse_frequencies.push_back(
+        std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.d_head)));
+  }
+  embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
+  final_norm_ = norm("output_norm.weight", sizes.width);
+  head_ = matrix("output.weight", sizes.width, sizes.vocabulary);
+  for (std::int64_t l = 0; l < sizes.layers; ++l) {
+    const std::string at = "blk." + std::to_string(l) + ".";
+    reference::TransformerLayer layer;
+    layer.attention_norm = norm(at + "attn_norm.weight", sizes.width);
+    layer.mlp_norm = norm(at + "ffn_norm.weight", sizes.width);
+    if (sizes.architecture == "qwen3") {
+      layer.query_norm = norm(at + "attn_q_norm.weight", sizes.d_head);
+      layer.key_norm = norm(at + "attn_k_norm.weight", sizes.d_head);
+    }
+    if (sizes.architecture == "qwen2") {
+      layer.query_bias = add(at + "attn_q.bias", sizes.heads * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.key_bias = add(at + "attn_k.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.value_bias = add(at + "attn_v.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.output_bias = add(at + "attn_output.bias", sizes.width, 0, 0.0F, 0.5F);
+    }
+    layer.query = matrix(at + "attn_q.weight", sizes.width, sizes.heads * sizes.d_head);
+    layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
+    layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_head);
+    layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_head, sizes.width);
+    layer.gate = matrix(at + "ffn_gate.weight", sizes.width, sizes.feed_forward);
+    layer.up = matrix(at + "ffn_up.weight", sizes.width, sizes.feed_forward);
+    layer.down = matrix(at + "ffn_down.weight", sizes.feed_forward, sizes.width);
+    layers_.push_back(std::move(layer));
+  }
+  builder_.data_bytes = data_.size();
+  bytes_ = builder_.build();
+  std::copy(data_.begin(), data_.end(), bytes_.end() - static_cast<std::ptrdiff_t>(data_.size()));
+  data_ = {};
+}
+
+/// Uniform in middle +- spread; 0 rows: a vector.
+std::vector<double> MadeModel::add(const std::string& name, std::int64_t columns, std::int64_t rows,
+                                   float middle, float spread) {
+  std::vector<std::uint64_t> dims = {static_cast<std::uint64_t>(columns)};
+  if (rows > 0) dims.push_back(static_cast<std::uint64_t>(rows));
+  builder_.add_tensor(name, dims, kF32Tensor, data_.size());
+  std::vector<double> values(static_cast<std::size_t>(columns * std::max<std::int64_t>(rows, 1)));
+  const std::size_t begin = data_.size();
+  data_.resize((begin + values.size() * sizeof(float) + 31) / 32 * 32);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float unit = static_cast<float>(random_() >> 8) * 0x1p-23F - 1.0F;
+    const float value = middle + spread * unit;
+    std::memcpy(data_.data() + begin + i * sizeof value, &value, sizeof value);
+    values[i] = static_cast<double>(value);
+  }
+  return values;
+}
+
+/// Of a size that keeps the rows of a product as large as those of its operand.
+reference::Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int64_t rows) {
+  return {rows, columns, add(name, columns, rows, 0.0F, std::sqrt(3.0F / static_cast<float>(columns)))};
+}
+
+std::shared_ptr<const Model> MadeModel::load(Precision precision) const {
+  return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "made.gguf")), {precision, 2});
+}
+
+StageCheck::StageCheck(const MadeModel& model, Transformer& transformer, std::vector<std::int64_t> tokens)
+    : model_(model),
+      transformer_(transformer),
+      tokens_(std::move(tokens)),
+      layers_(static_cast<std::size_t>(model.sizes().layers)) {
+  transformer_.set_observer(observer());
+}
+
+void StageCheck::take(const LayerView& view) {
+  const MadeSizes& sizes = model_.sizes();
+  const std::int64_t begin = transformer_.session().tokens();
+  if (view.layer == 0 && view.stage == LayerView::Stage::attention) {
+    for (std::int64_t r = 0; r < view.n; ++r) {
+      const auto key = row_of(view.k, r, sizes.heads_kv, sizes.d_head);
+      const auto value = row_of(view.v, r, sizes.heads_kv, sizes.d_head);
+      keys_.insert(keys_.end(), key.begin(), key.end());
+      values_.insert(values_.end(), value.begin(), value.end());
+    }
+  }
+  auto& seen = layers_[static_cast<std::size_t>(view.layer)];
+  const auto first = std::lower_bound(tokens_.begin(), tokens_.end(), begin);
+  for (auto token = first; token != tokens_.end() && *token < begin + view.n; ++token) {
+    const std::int64_t row = *token - begin;
+    const float* const from = view.residual + row * sizes.width;
+    const std::vector<float> residual(from, from + sizes.width);
+    if (view.stage == LayerView::Stage::input) seen.push_back({*token, residual, {}, {}, {}, {}, {}});
+    Seen& one = *std::find_if(seen.begin(), seen.end(), [&](const Seen& s) { return s.token == *token; });
+    if (view.stage == LayerView::Stage::attention) {
+      one.q = row_of(view.q, row, sizes.heads, sizes.d_head);
+      one.k = row_of(view.k, row, sizes.heads_kv, sizes.d_head);
+      one.v = row_of(view.v, row, sizes.heads_kv, sizes.d_head);
+    } else if (view.stage == LayerView::Stage::middle) {
+      one.middle = residual;
+    } else if (view.stage == LayerView::Stage::output) {
+      one.output = residual;
+    }
+  }
+}
+
+void StageCheck::expect_stages() const {
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    const reference::TransformerLayer& layer = model_.layer(static_cast<std::int64_t>(l));
+    ASSERT_EQ(layers_[l].size(), tokens_.size());
+    for (std::size_t i = 0; i < layers_[l].size(); ++i) {
+      const Seen& one = layers_[l][i];
+      const std::string at = "layer " + std::to_string(l) + ", token " + std::to_string(one.token);
+      const auto heads = reference::transformer_heads(model_.shape(), layer, exact(one.input), one.token);
+      expect_within(heads.query, one.q, at + ", queries");
+      expect_within(heads.key, one.k, at + ", keys");
+      expect_within(heads.value, one.v, at + ", values");
+      expect_within(reference::transformer_mlp(model_.shape(), layer, exact(one.middle)), one.output,
+                    at + ", feed-forward");
+      if (l > 0) {
+        EXPECT_EQ(one.input, layers_[l - 1][i].output) << at;
+      }
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+void StageCheck::expect_stored() const {
+  const Session& session = transformer_.session();
+  const MadeSizes& sizes = model_.sizes();
+  const auto width = static_cast<std::size_t>(sizes.d_head);
+  ASSERT_EQ(keys_.size(), static_cast<std::size_t>(session.tokens() * sizes.heads_kv) * width);
+  std::vector<float> row(width);
+  std::size_t at = 0;
+  for (std::int64_t t = 0; t < session.tokens(); ++t) {
+    for (std::int64_t h = 0; h < sizes.heads_kv; ++h, at += width) {
+      session.read_key(0, h, t, row);
+      ASSERT_TRUE(std::equal(row.begin(), row.end(), keys_.begin() + static_cast<std::ptrdiff_t>(at))) << t;
+      session.read_value(0, h, t, row);
+      ASSERT_TRUE(std::equal(row.begin(), row.end(), values_.begin() + static_cast<std::ptrdiff_t>(at))) << t;
+    }
+  }
+}
+
+void StageCheck::expect_dense(const std::vector<std::int64_t>& tokens) const {
+  const MadeSizes& sizes = model_.sizes();
+  const auto width = sizes.heads_kv * sizes.d_head;
+  const auto stored = [&](const std::vector<float>& all, std::int64_t t) {
+    return exact({all.begin() + t * width, all.begin() + (t + 1) * width});
+  };
+  for (const std::int64_t token : tokens) {
+    const auto one =
+        std::find_if(layers_[0].begin(), layers_[0].end(), [&](const Seen& s) { return s.token == token; });
+    ASSERT_NE(one, layers_[0].end()) << token;
+    std::vector<reference::TransformerHeads> all;
+    for (std::int64_t t = 0; t <= token; ++t) all.push_back({{}, stored(keys_, t), stored(values_, t)});
+    all.back().query = exact(one->q);
+    expect_within(reference::transformer_attention(model_.shape(), model_.layer(0), all, exact(one->input)),
+                  one->middle, "attention of token " + std::to_string(token));
+  }
+}
+
+}  // namespace headwater::runtime::testing

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "reference/transformer.hpp"
+#include "runtime/model/transformer.hpp"
+#include "tests/gguf/builder.hpp"
+
+namespace headwater::runtime::testing {
+
+/// What a model of random weights is made of.
+struct MadeSizes {
+  /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours.
+  std::string architecture = "qwen2";
+  std::int64_t layers = 1;
+  std::int64_t width = 32;
+  std::int64_t heads = 2;
+  std::int64_t heads_kv = 1;
+  std::int64_t d_head = 16;
+  std::int64_t feed_forward = 64;
+  std::int64_t vocabulary = 300;
+  double theta = 1e6;
+};
+
+/// A model of F32 weights, made in memory, and the same numbers for the forward pass of reference/.
+class MadeModel {
+ public:
+  explicit MadeModel(const MadeSizes& sizes);
+  [[nodiscard]] const MadeSizes& sizes() const { return sizes_; }
+  [[nodiscard]] std::shared_ptr<const Model> load(Precision precision) const;
+  [[nodiscard]] const reference::TransformerShape& shape() const { return shape_; }
+  [[nodiscard]] const reference::TransformerLayer& layer(std::int64_t index) const {
+    return layers_[static_cast<std::size_t>(index)];
+  }
+  [[nodiscard]] const std::vector<double>& embedding() const { return embedding_; }  ///< [vocabulary][width]
+  [[nodiscard]] const reference::Matrix& head() const { return head_; }
+  [[nodiscard]] const std::vector<double>& final_norm() const { return final_norm_; }
+
+ private:
+  std::vector<double> add(const std::string& name, std::int64_t columns, std::int64_t rows, float middle,
+                          float spread);
+  std::vector<double> norm(const std::string& name, std::int64_t n) { return add(name, n, 0, 1.0F, 0.1F); }
+  reference::Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
+
+  MadeSizes sizes_;
+  std::mt19937 random_{1};
+  Builder builder_;
+  std::vector<std::byte> data_;
+  std::vector<std::byte> bytes_;
+  reference::TransformerShape shape_;
+  std::vector<reference::TransformerLayer> layers_;
+  std::vector<double> embedding_;
+  std::vector<double> final_norm_;
+  reference::Matrix head_;
+};
+
+/// What a transformer had between the stages of its layers, of chosen tokens, against the forward pass of reference/: each
+/// stage from the transformer's own inputs to it.
+class StageCheck {
+ public:
+  /// Watches `transformer` until it is destroyed. `tokens`: positions, ascending.
+  StageCheck(const MadeModel& model, Transformer& transformer, std::vector<std::int64_t> tokens);
+  ~StageCheck() { transformer_.set_observer({}); }
+  StageCheck(const StageCheck&) = delete;
+  StageCheck& operator=(const StageCheck&) = delete;
+
+  [[nodiscard]] LayerObserver observer() {
+    return [this](const LayerView& view) { take(view); };
+  }
+  /// Rows of q, k, v and the stages of every chosen token of every layer: heads and feed-forward stay within their
+  /// bounds, and a layer begins with what the one before left.
+  void expect_stages() const;
+  /// The stored keys and values of layer 0 are what it was given, at every position.
+  void expect_stored() const;
+  /// Attention of these chosen tokens, dense over everything stored up to them, and its output projection (layer 0).
+  void expect_dense(const std::vector<std::int64_t>& tokens) const;
+
+ private:
+  struct Seen {
+    std::int64_t token = 0;
+    std::vector<float> input, q, k, v, middle, output;
+  };
+  void take(const LayerView& view);
+
+  const MadeModel& model_;
+  Transformer& transformer_;
+  std::vector<std::int64_t> tokens_;
+  std::vector<std::vector<Seen>> layers_;
+  std::vector<float> keys_, values_;  // of layer 0, all tokens
+};
+
+}  // namespace headwater::runtime::testing

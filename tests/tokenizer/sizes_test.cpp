@@ -1,0 +1,190 @@
+// Vocabularies and texts of the sizes that models and prompts have: ids, ranks and places beyond 2^16. The merges are
+// done once more by the definition, over strings.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <unordered_map>
+
+#include "vocabularies.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+const std::string kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+/// All pairs of letters, then triples up to a vocabulary of Qwen's size, in an order that leaves none to the first 65536.
+std::vector<std::string> letter_tokens() {
+  constexpr std::size_t kTokens = 151936 - 300;
+  std::vector<std::string> texts;
+  for (const char a : kLetters)
+    for (const char b : kLetters) texts.push_back({a, b});
+  for (const char c : kLetters)
+    for (const char a : kLetters)
+      for (const char b : kLetters) texts.push_back({a, b, c});
+  std::vector<std::string> longer;
+  for (std::size_t i = 0; texts.size() + longer.size() < kTokens; ++i)
+    longer.push_back(texts[3000 + i] + "z");
+  texts.insert(texts.end(), longer.begin(), longer.end());
+  std::mt19937 random(3);
+  for (std::size_t i = texts.size(); i > 1; --i) std::swap(texts[i - 1], texts[random() % i]);
+  return texts;
+}
+
+std::string random_word(std::mt19937& random, std::size_t length) {
+  std::string word;
+  while (word.size() < length) word += kLetters[random() % kLetters.size()];
+  return word;
+}
+
+/// Neighbours with the lowest order are merged, the leftmost of equal ones, until there are none.
+template <typename Order>
+std::vector<std::string> merged(const std::string& word, const Order& order) {
+  std::vector<std::string> parts;
+  for (const char c : word) parts.emplace_back(1, c);
+  while (true) {
+    std::size_t best = parts.size();
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+      const double here = order(parts[i], parts[i + 1]);
+      if (here < least) least = here, best = i;
+    }
+    if (best == parts.size()) return parts;
+    parts[best] += parts[best + 1];
+    parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+  }
+}
+
+TEST(TokenizerSizes, RanksAndIdsBeyond65536) {
+  VocabularyBuilder b = all_bytes();
+  std::unordered_map<std::string, double> ranks;  // of "left right"
+  std::unordered_map<std::string, std::int32_t> ids;
+  for (const char c : kLetters) ids[std::string(1, c)] = static_cast<unsigned char>(c);
+  for (const std::string& text : letter_tokens()) {
+    ids[text] = b.add(text);
+    b.merges.push_back(text.substr(0, text.size() - 1) + " " + text.back());
+    ranks.emplace(b.merges.back(), static_cast<double>(ranks.size()));
+  }
+  const std::int32_t end = b.add("<|im_end|>", kControl);
+  const std::int32_t start = b.add("<|start|>", kControl);
+  ASSERT_GT(end, 150000);
+  b.file.add("tokenizer.ggml.bos_token_id", kU32, static_cast<std::uint32_t>(start));
+  b.file.add("tokenizer.ggml.eos_token_id", kU32, static_cast<std::uint32_t>(end));
+  const auto tokenizer = b.build();
+  EXPECT_EQ(tokenizer->bos(), start);
+  EXPECT_EQ(tokenizer->eos(), end);
+  EXPECT_EQ(tokenizer->find_special("<|im_end|>"), end);
+  EXPECT_TRUE(tokenizer->is_end(end));
+  EXPECT_FALSE(tokenizer->is_end(end & 0xFFFF));
+  EXPECT_TRUE(tokenizer->is_control(end));
+  EXPECT_FALSE(tokenizer->is_control(end & 0xFFFF));
+  EXPECT_EQ(tokenizer->piece(end), "<|im_end|>");
+  const auto rank = [&](const std::string& left, const std::string& right) {
+    const auto found = ranks.find(left + " " + right);
+    return found == ranks.end() ? std::numeric_limits<double>::infinity() : found->second;
+  };
+  std::mt19937 random(5);
+  int beyond = 0;
+  for (int i = 0; i < 200; ++i) {
+    const std::string word = random_word(random, 1 + random() % 40);
+    Ids wanted;
+    for (const std::string& part : merged(word, rank)) wanted.push_back(ids.at(part));
+    for (const std::int32_t id : wanted) beyond += id > 65535 ? 1 : 0;
+    ASSERT_EQ(tokenizer->encode(word, false, false), wanted) << word;
+    ASSERT_EQ(tokenizer->decode(wanted), word);
+    StreamDecoder stream(*tokenizer);
+    std::string streamed;
+    for (const std::int32_t id : wanted) streamed += stream.push(id);
+    ASSERT_EQ(streamed + stream.finish(), word);
+  }
+  EXPECT_GT(beyond, 500);
+  // Llama 3 looks a whole word up first.
+  b.pre = "llama-bpe";
+  const auto by_words = b.build();
+  for (std::size_t t = 256; t < 256 + 150000; t += 777) {
+    const std::string& word = b.tokens[t];
+    EXPECT_EQ(by_words->encode(word, false, false), Ids{ids.at(word)}) << word;
+  }
+}
+
+TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
+  VocabularyBuilder b;
+  b.model = "llama";
+  b.pre = "";
+  b.add("<unk>", kUnknown);
+  b.add("<s>", kControl);
+  b.add("</s>", kControl);
+  constexpr char kHex[] = "0123456789ABCDEF";
+  for (int byte = 0; byte < 256; ++byte) b.add({'<', '0', 'x', kHex[byte / 16], kHex[byte % 16], '>'}, kByte);
+  b.file.add<std::uint32_t>("tokenizer.ggml.bos_token_id", kU32, 1);
+  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 2);
+  b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+  std::unordered_map<std::string, std::int32_t> ids;
+  for (const char c : kLetters) ids[std::string(1, c)] = b.add(std::string(1, c));
+  // Scores fall with the id, as in files; they are exact in F32.
+  for (const std::string& text : letter_tokens()) {
+    ids[text] = b.add(text, kNormal, -static_cast<float>(b.tokens.size()));
+  }
+  const auto tokenizer = b.build();
+  const auto order = [&](const std::string& left, const std::string& right) {
+    const auto found = ids.find(left + right);
+    return found == ids.end() ? std::numeric_limits<double>::infinity() : static_cast<double>(found->second);
+  };
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    const std::string word = random_word(random, 1 + random() % 40);
+    Ids wanted;
+    for (const std::string& part : merged(word, order)) wanted.push_back(ids.at(part));
+    ASSERT_EQ(tokenizer->encode(word, false, false), wanted) << word;
+  }
+}
+
+/// By the rule a b alone the definition is a walk from the left.
+Ids walked(const std::string& text, std::int32_t ab) {
+  Ids wanted;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool both = text.compare(i, 2, "ab") == 0;
+    wanted.push_back(both ? ab : text[i]);
+    i += both ? 1 : 0;
+  }
+  return wanted;
+}
+
+// Words of 300000 letters, with a pair across each place, and text in words of 999.
+TEST(TokenizerSizes, OneWordBeyond65536Letters) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t ab = b.add("ab");
+  b.merges = {"a b"};
+  const auto tokenizer = b.build();
+  std::mt19937 random(9);
+  std::string mixed;
+  std::string pairs;
+  while (mixed.size() < 300000) mixed += static_cast<char>('a' + random() % 3);
+  while (pairs.size() < 300000) pairs += "ab";
+  std::string words = mixed;
+  for (std::size_t i = 999; i < words.size(); i += 1000) words[i] = ' ';
+  for (const std::string& text : {mixed, pairs, "b" + pairs, words}) {
+    ASSERT_EQ(tokenizer->encode(text, false, false), walked(text, ab));
+    EXPECT_EQ(tokenizer->decode(walked(text, ab)), text);
+  }
+}
+
+TEST(TokenizerSizes, SpecialTokensBehind65536Bytes) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t end = b.add("<|im_end|>", kControl);
+  const std::int32_t long_one = b.add("<" + std::string(300, 'l') + ">", kControl);
+  const auto tokenizer = b.build();
+  for (const std::size_t before : {std::size_t{65535}, std::size_t{65536}, std::size_t{200000}}) {
+    const std::string text(before, 'x');
+    Ids wanted(before, 'x');
+    wanted.insert(wanted.end(), {end, long_one, 'y'});
+    ASSERT_EQ(tokenizer->encode(text + "<|im_end|><" + std::string(300, 'l') + ">y", false, true), wanted);
+  }
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing
