@@ -105,9 +105,6 @@ std::string missing_gpu() {
   static const std::string reason = cuda::cuda_unavailable_because();
   return reason;
 }
-cuda::HopperSwitch hopper_by_environment() {
-  return {cuda::unproven_kernels_allowed(), cuda::kHopperLeastChunk};
-}
 /// Says which kernels rows that all of them take would get here.
 const std::string& gpu_description() {
   static const std::string text = [] {
@@ -123,9 +120,14 @@ const std::string& gpu_description() {
 
 #ifdef HEADWATER_CUDA_ENGINE
 const Engine& cuda_engine() {
-  static const CudaVariant variant{
-      "cuda",      "sm_80", gpu_description,      cuda::on_gpu::entries, open_gpu,
-      missing_gpu, true,    hopper_by_environment};
+  static const CudaVariant variant{"cuda",
+                                   "sm_80",
+                                   gpu_description,
+                                   cuda::on_gpu::entries,
+                                   open_gpu,
+                                   missing_gpu,
+                                   true,
+                                   cuda::hopper_by_environment};
   static const CudaEngine engine(variant);
   return engine;
 }
