@@ -221,6 +221,12 @@ class Caller {
         options.struct_size = kFirstOptions;
         options.row_memory = 77;
         options.stream = &options;
+        options.device_plus_1 = 77;
+        break;
+      case 18:
+        options.device_plus_1 =
+            static_cast<std::int32_t>(1 + source_.range(0, 3));  // of engines that have no device
+        wanted = HEADWATER_INVALID_ARGUMENT;
         break;
       default: break;
     }
