@@ -52,6 +52,14 @@ TEST(DeviceRows, OneByOneTheHostDoesNotWaitEither) {
   }
 }
 
+TEST(DeviceRows, InTurnAllLaunchesLieOnTheCallersStream) {
+  Caller beside(RowMemory::device, DType::f32, {}, Launching::one_by_one);
+  Caller in_turn(RowMemory::device, DType::f32, {}, Launching::in_turn);
+  EXPECT_EQ(beside.device->counters().allocations - in_turn.device->counters().allocations, 2)
+      << "no streams of its own";
+  for (const Step& step : steps()) EXPECT_EQ(in_turn.result(step), beside.result(step));
+}
+
 TEST(HostRows, TheHostWaitsForTheOutputsOfEachWindowOnly) {
   Caller caller(RowMemory::host, DType::f32);
   for (const Step& step : steps()) {
