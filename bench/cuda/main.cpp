@@ -7,8 +7,8 @@
 // engine `cuda`.
 //
 // With --device it prints the device's name and compute capability instead, with --digest {case: digest of outputs, scores
-// and memory sets}, for who runs it again and looks for other bits. Exit status 3 with one line:
-// no device. It needs no library of the model runtime.
+// and memory sets}, for who runs it again and looks for other bits, with --check [CASE] what check.hpp says. Exit status 1: a check
+// failed; 3 with one line: no device. It needs no library of the model runtime.
 // Built with HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases:
 // that the benchmark itself works is tested without a GPU.
 #include <fmt/format.h>
@@ -26,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "check.hpp"
 #include "core/config.hpp"
 #include "core/numbers.hpp"
 #include "cuda/cuda_session.hpp"
@@ -57,6 +58,7 @@ constexpr Case kCases[] = {
 constexpr std::int64_t kChunk = 64;
 constexpr const char* kEngine = "cuda-emulated";
 constexpr std::int64_t kCopied = 1 << 16;
+constexpr CheckSetting kCheck{nullptr, nullptr, nullptr, 4, 2, 400, 150, 24, 40, 1};
 Entries entries() { return on_host::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
   EmulationOptions options;
@@ -75,6 +77,8 @@ constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},
 constexpr std::int64_t kChunk = 1024;
 constexpr const char* kEngine = "cuda";
 constexpr std::int64_t kCopied = std::int64_t{1} << 30;
+constexpr CheckSetting kCheck{nullptr, nullptr, nullptr,    kHeads,     kHeadsKv,
+                              4096,    kChunk,  kChunk / 4, kChunk / 4, kHopperLeastChunk};
 Entries entries() { return on_gpu::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
   return open_cuda_device(kernels, cuda_current_device());
@@ -310,9 +314,19 @@ int main_guarded(std::span<char* const> arguments) {
     fmt::print("{}\n", json.dump());
     return 0;
   }
+  if (mode == "--check") {
+    const Dispatch dispatch(entries());
+    CheckSetting setting = kCheck;
+    setting.open = open_device;
+    setting.dispatch = &dispatch;
+    setting.engine = &engine(kEngine);
+    return check(setting, arguments.size() > 1 ? arguments[1] : "") ? 0 : 1;
+  }
   if (!mode.empty() && mode != "--json") {
-    std::fprintf(stderr, "headwater-cuda-bench: %s is not known; allowed: --json, --device, --digest\n",
-                 std::string(mode).c_str());
+    std::fprintf(
+        stderr,
+        "headwater-cuda-bench: %s is not known; allowed: --json, --device, --digest, --check [CASE]\n",
+        std::string(mode).c_str());
     return 2;
   }
   for (const char* part : {"milliseconds", "kernels", "left_out"})
