@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -189,6 +190,14 @@ Trace run_on_device(const CheckSetting& setting, const Row& row, const Problem& 
   return observed;
 }
 
+/// Test builds: HEADWATER_CHECK_SPOILED names the run whose last output of the last head is made wrong.
+void spoil([[maybe_unused]] const char* name, [[maybe_unused]] Trace& trace) {
+#ifdef HEADWATER_TESTING
+  const char* spoiled = std::getenv("HEADWATER_CHECK_SPOILED");
+  if (spoiled != nullptr && std::strcmp(spoiled, name) == 0) trace.layers[0].out.back() += 1.0f;
+#endif
+}
+
 /// One query head of a problem and of its run, as a problem of one head.
 Problem one_head(const Problem& problem, std::int64_t head) {
   const std::int64_t group = problem.shape.n_head / problem.shape.n_head_kv;
@@ -309,6 +318,7 @@ std::string verdict(const CheckSetting& setting, const Row& row, bool has_hopper
   const auto add = [&](const char* name, const Engine& claims, const auto& run) {
     try {
       traces.emplace_back(name, run());
+      spoil(name, traces.back().second);
       text += fmt::format("{}{}", text.empty() ? "" : "; ", name);
       for (const auto& [stage, ratio] : judge(claims, problem, traces.back().second)) {
         text += fmt::format(" {} {:.2g}", stage, ratio);

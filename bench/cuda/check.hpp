@@ -23,7 +23,8 @@ struct CheckSetting {
 /// `headwater-cuda-bench --check`: one prefill of random rows in BF16 and F16, widths of keys and values 128, 64, 192/128 and 256,
 /// rows of the device, graphs on. By the kernels of sm_90a where the device has them, by those of mma.sync, and by engine `cpu`.
 /// Of each run every memory set and score is replayed exactly, and every output, log-sum-exp and column sum of every head held
-/// against the oracle in double under the run's own sets, within the bounds of the conformance kit (docs/verification.md).
+/// against the oracle in double under the run's own sets, within the bounds of the conformance kit (docs/verification.md); so two
+/// runs that read the same set are within the sum of both bounds of each other, and the line says how far they are apart.
 /// Prints one line for each type and width that begins with PASS or FAIL; `only`, where not empty, is the one that is run, as
 /// the line names it. True: all passed.
 bool check(const CheckSetting& setting, const std::string& only);

@@ -11,8 +11,8 @@ sys.path.insert(0, sys.argv[2])
 import gpu  # noqa: E402
 
 
-def check(case, fault=None):
-    environment = dict(os.environ, **({"HEADWATER_SABOTAGE": fault} if fault else {}))
+def check(case, **switches):
+    environment = dict(os.environ, **switches)
     run = subprocess.run([PROGRAM, "--check", case], capture_output=True, text=True, check=False, env=environment)
     lines = run.stdout.splitlines()
     return run.returncode, lines[0] if lines else "", lines[1:], run.stderr
@@ -41,8 +41,13 @@ for case, fault, where in (
         ("BF16 192/128", "cuda.fusion.not_scaled", "mma.sync: head"),
         ("BF16 64/64", "cpu.fuse.no_rescale", "cpu: head"),
         ("F16 64/64", "cuda.gather.entry_zero", "sm_90a: head")):
-    status, _, lines, errors = check(case, fault)
+    status, _, lines, errors = check(case, HEADWATER_SABOTAGE=fault)
     assert status == 1 and len(lines) == 1 and lines[0].startswith(f"FAIL {case}: {where}"), (fault, status, lines, errors)
+
+# Every head is judged, to its last row.
+for run in ("sm_90a", "mma.sync", "cpu"):
+    status, _, lines, errors = check("BF16 64/64", HEADWATER_CHECK_SPOILED=run)
+    assert status == 1 and lines[0].startswith(f"FAIL BF16 64/64: {run}: head 3: ") and "[399, 63]" in lines[0], (lines, errors)
 
 status, _, lines, errors = check("BF16 1/1")
 assert status == 2 and "--check BF16 1/1 is not known" in errors, (status, lines, errors)
