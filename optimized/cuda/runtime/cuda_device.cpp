@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/runtime/usable.hpp"
-
 namespace headwater::cuda {
 namespace {
 
@@ -40,28 +38,6 @@ bool passes(cudaError_t error) {
 
 std::string text_of(const char* call, cudaError_t error) {
   return std::string(call) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
-}
-
-Probe probe_of(int ordinal) {
-  Probe probe;
-  probe.ordinal = ordinal;
-  if (cudaDriverGetVersion(&probe.driver_version) != cudaSuccess) probe.driver_version = 0;
-  if (cudaRuntimeGetVersion(&probe.runtime_version) != cudaSuccess) probe.runtime_version = CUDART_VERSION;
-  if (const cudaError_t error = cudaGetDeviceCount(&probe.devices); error != cudaSuccess) {
-    probe.devices = 0;
-    if (error != cudaErrorNoDevice) probe.error = cudaGetErrorString(error);
-  }
-  cudaDeviceProp properties{};
-  if (ordinal >= 0 && ordinal < probe.devices) {
-    if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
-      probe.error = cudaGetErrorString(error);
-    } else {
-      probe.name = properties.name;
-      probe.compute_capability = 10 * properties.major + properties.minor;
-    }
-  }
-  (void)cudaGetLastError();
-  return probe;
 }
 
 DeviceInfo info_of(int ordinal) {
@@ -498,19 +474,6 @@ void CudaDevice::do_leave_out(Graph graph, int index) {
 }
 
 }  // namespace
-
-int cuda_devices() { return probe_of(0).devices; }
-
-int cuda_current_device() {
-  int ordinal = 0;
-  if (cudaGetDevice(&ordinal) == cudaSuccess) return ordinal;
-  (void)cudaGetLastError();
-  return 0;
-}
-
-std::string cuda_unavailable_because(int ordinal) { return why_unusable(probe_of(ordinal)); }
-
-int cuda_compute_capability(int ordinal) { return probe_of(ordinal).compute_capability; }
 
 std::unique_ptr<Device> open_cuda_device(std::span<const Kernel> kernels, int ordinal) {
   return std::make_unique<CudaDevice>(kernels, ordinal);
