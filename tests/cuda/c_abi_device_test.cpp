@@ -70,7 +70,8 @@ TEST(CAbiDevice, AStreamOfAnotherDeviceIsRefused) {
   options.row_memory = HEADWATER_DEVICE_MEMORY;
   options.stream = elsewhere->native_handle(elsewhere->stream());
   EXPECT_EQ(opened_on(options), -1);
-  EXPECT_THAT(headwater_last_error(), HasSubstr("stream is one of another device; allowed: a stream of device 0"));
+  EXPECT_THAT(headwater_last_error(),
+              HasSubstr("stream is one of another device; allowed: a stream of device 0"));
 }
 
 }  // namespace

@@ -116,7 +116,8 @@ TEST_P(CurrentDeviceTest, StaysWhatItWasWhenACallThrows) {
   const auto open = [&](std::int64_t refused) {
     auto device = open_emulated_device(dispatch().kernels(), on_device(other));
     device->refuse_allocation(refused);
-    const auto session = session_on(std::move(device), DType::f32, Launching::replayed, RowPlace{true, nullptr});
+    const auto session =
+        session_on(std::move(device), DType::f32, Launching::replayed, RowPlace{true, nullptr});
     return session->device().counters().allocations;
   };
   const std::int64_t allocations = open(0);
@@ -248,9 +249,8 @@ TEST_P(CapturedStream, OpensNoSession) {
   const Stream stream = device->stream();
   device->begin_capture(stream);
   const RowPlace place{true, device->native_handle(stream)};
-  expect_refused("stream is being captured", [&] {
-    (void)session_on(std::move(device), DType::f32, GetParam(), place);
-  });
+  expect_refused("stream is being captured",
+                 [&] { (void)session_on(std::move(device), DType::f32, GetParam(), place); });
 }
 
 TEST(CapturedElsewhere, DoesNotConcernASession) {

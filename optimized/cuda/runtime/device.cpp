@@ -139,7 +139,9 @@ void Device::require_uncaptured(Stream stream) {
   check();
   const MadeCurrent made(*this);
   if (do_captured(stream)) {
-    refuse("stream is being captured; allowed: one that is not, as a graph would repeat work at the same positions");
+    refuse(
+        "stream is being captured; allowed: one that is not, as a graph would repeat work at the same "
+        "positions");
   }
 }
 

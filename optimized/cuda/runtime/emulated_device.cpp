@@ -144,7 +144,8 @@ class EmulatedDevice final : public Device {
   void hold_to_current() const {
     if (current_device != info().ordinal) {
       throw Error(ErrorCode::internal, "cuda: an operation of device " + std::to_string(info().ordinal) +
-                                           " while " + std::to_string(current_device) + " is the current one");
+                                           " while " + std::to_string(current_device) +
+                                           " is the current one");
     }
   }
   EmulatedStreams& streams() {
