@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -98,6 +99,9 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
   options.row_memory = enumerator<headwater::RowMemory>(from.row_memory, kTwo, "options.row_memory");
   check_reserved(from.reserved2, "options.reserved2");
   options.stream = from.stream;
+  check_reserved(from.reserved3, "options.reserved3");
+  check_range(from.device_plus_1, 0, std::numeric_limits<std::int32_t>::max(), "options.device_plus_1");
+  if (from.device_plus_1 > 0) options.device = from.device_plus_1 - 1;
   return options;
 }
 

@@ -235,7 +235,9 @@ void PluginSession::open(const Options& options) {
        .reserved = 0,
        .row_memory = static_cast<std::int32_t>(options.row_memory),
        .reserved2 = 0,
-       .stream = options.stream});
+       .stream = options.stream,
+       .device_plus_1 = options.device ? *options.device + 1 : 0,
+       .reserved3 = 0});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });

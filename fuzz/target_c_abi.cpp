@@ -209,8 +209,8 @@ class Caller {
         if (set) wanted = HEADWATER_INVALID_ARGUMENT;
         break;
       }
-      case 15:
-        options.row_memory = HEADWATER_DEVICE_MEMORY;  // of engines that have no device
+      case 15:  // of engines that have none
+        (source_.flag() ? options.row_memory : options.device_plus_1) = HEADWATER_DEVICE_MEMORY;
         wanted = HEADWATER_INVALID_ARGUMENT;
         break;
       case 16:
@@ -219,7 +219,7 @@ class Caller {
         break;
       case 17:  // the structure of ABI version 1: what it did not have is not read
         options.struct_size = kFirstOptions;
-        options.row_memory = 77;
+        options.row_memory = options.device_plus_1 = 77;
         options.stream = &options;
         break;
       default: break;

@@ -100,6 +100,9 @@ void validate(const Shape& shape, const Options& options) {
     reject("row_memory", std::to_string(static_cast<int>(options.row_memory)),
            "0 (host): engine reference has no device");
   }
+  if (options.device) {
+    reject("device", std::to_string(*options.device), "none: engine reference has no device");
+  }
   if (options.stream != nullptr) reject("stream", "a pointer", "null, as row_memory is 0 (host)");
 }
 

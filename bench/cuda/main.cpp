@@ -1,11 +1,14 @@
 // headwater-cuda-bench: one layer of the CUDA engine by CUDA events, on standard output as JSON: "milliseconds" {case: median}, "kernels"
 // {case: kernel that it is}, "left_out" {case: reason}. 32 heads, 8 key-value heads, 128 elements, BF16, rows of the device;
 // bench/cuda/torch_attention.py times the same shapes. "N: pipeline" is the layer as a caller has it, replayed graphs from the
-// first to the last event; the stages are the same launches one by one, each between two events of its own.
+// first to the last event; the stages are the same launches one by one on one stream, each between two events of its own: beside
+// others, a launch would be charged for waiting until blocks of theirs have ended. "copy_rate" is what a copy from device memory
+// to device memory reads and writes, bytes a second: what bandwidths are held against. HEADWATER_CUDA_SM90 chooses kernels as in
+// engine `cuda`.
 //
 // With --device it prints the device's name and compute capability instead, with --digest {case: digest of outputs, scores
-// and memory sets}, for who runs it again and looks for other bits. Exit status 3 with one line: no device. It needs no
-// library of the model runtime.
+// and memory sets}, for who runs it again and looks for other bits, with --check [CASE] what check.hpp says. Exit status 1: a check
+// failed; 3 with one line: no device. It needs no library of the model runtime.
 // Built with HEADWATER_CUDA_BENCH_EMULATED it does the same on the emulation, whose times are 0, with few and short cases:
 // that the benchmark itself works is tested without a GPU.
 #include <fmt/format.h>
@@ -23,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "check.hpp"
 #include "core/config.hpp"
 #include "core/numbers.hpp"
 #include "cuda/cuda_session.hpp"
@@ -53,8 +57,14 @@ constexpr Case kCases[] = {
     {"sparse 192", 192, false, 0}, {"dense 96", 96, true, 0}, {"decode 96", 96, true, 2}};
 constexpr std::int64_t kChunk = 64;
 constexpr const char* kEngine = "cuda-emulated";
+constexpr std::int64_t kCopied = 1 << 16;
+constexpr CheckSetting kCheck{nullptr, nullptr, nullptr, 4, 2, 400, 150, 24, 40, 1};
 Entries entries() { return on_host::entries(); }
-std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) { return open_emulated_device(kernels); }
+std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
+  EmulationOptions options;
+  options.compute_capability = 90;
+  return open_emulated_device(kernels, options);
+}
 std::string unavailable_because() { return {}; }
 #else
 constexpr int kWarm = 2;
@@ -66,9 +76,14 @@ constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},
                            {"decode 16384", 16384, true, 16}};
 constexpr std::int64_t kChunk = 1024;
 constexpr const char* kEngine = "cuda";
+constexpr std::int64_t kCopied = std::int64_t{1} << 30;
+constexpr CheckSetting kCheck{nullptr, nullptr, nullptr,    kHeads,     kHeadsKv,
+                              4096,    kChunk,  kChunk / 4, kChunk / 4, kHopperLeastChunk};
 Entries entries() { return on_gpu::entries(); }
-std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) { return open_cuda_device(kernels); }
-std::string unavailable_because() { return cuda_unavailable_because(); }
+std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
+  return open_cuda_device(kernels, cuda_current_device());
+}
+std::string unavailable_because() { return cuda_unavailable_because(cuda_current_device()); }
 #endif
 
 std::vector<std::uint16_t> random_rows(std::int64_t count, unsigned seed) {
@@ -112,9 +127,9 @@ class Layer {
     auto opened = open_device(dispatch_.kernels());
     device_ = opened.get();
     stream_ = device_->stream();
-    session_ = std::make_unique<CudaSession>(std::move(opened), dispatch_, shape, options,
-                                             core::resolve(shape, options, 1), launching,
-                                             RowPlace{true, device_->native_handle(stream_)});
+    session_ = std::make_unique<CudaSession>(
+        std::move(opened), dispatch_, shape, options, core::resolve(shape, options, 1), launching,
+        RowPlace{true, device_->native_handle(stream_)}, hopper_by_environment());
     q_ = upload(tokens_ * kHeads, 1);
     k_ = upload(tokens_ * kHeadsKv, 2);
     v_ = upload(tokens_ * kHeadsKv, 3);
@@ -193,7 +208,7 @@ double median(std::vector<double> values) {
 /// Medians of the timed runs of the replayed layer and of its stages, run in turns.
 void measure(const Case& what, nlohmann::ordered_json& json) {
   Layer replayed(what, Launching::replayed);
-  Layer single(what, Launching::one_by_one);
+  Layer single(what, Launching::in_turn);
   std::map<std::string, std::vector<double>> runs;
   for (int run = 0; run < kWarm + kTimed; ++run) {
     std::map<std::string, double> times{{"pipeline", replayed.milliseconds(what)}};
@@ -207,6 +222,28 @@ void measure(const Case& what, nlohmann::ordered_json& json) {
     }
   }
   for (auto& [name, values] : runs) json["milliseconds"][name] = median(std::move(values));
+}
+
+/// Bytes a second that a copy inside the device's memory reads and writes; 0 on the emulation, which has no time.
+double copy_rate() {
+  const auto device = open_device({});
+  const Stream stream = device->stream();
+  void* const from = device->allocate(kCopied, "source");
+  void* const to = device->allocate(kCopied, "target");
+  const Event begun = device->event(true);
+  const Event ended = device->event(true);
+  device->set(stream, from, 1, kCopied);
+  std::vector<double> times;
+  for (int run = 0; run < kWarm + kTimed; ++run) {
+    device->record(begun, stream);
+    device->copy(stream, to, from, kCopied, Direction::device_to_device);
+    device->record(ended, stream);
+    device->synchronize(ended);
+    if (run >= kWarm) times.push_back(device->milliseconds(begun, ended));
+  }
+  const double milliseconds = median(std::move(times));
+  constexpr double kMilli = 1e-3;
+  return milliseconds > 0.0 ? 2.0 * static_cast<double>(kCopied) / (milliseconds * kMilli) : 0.0;
 }
 
 /// FNV-1a.
@@ -259,7 +296,8 @@ std::string digest_of(DType type) {
   return fmt::format("{:016x}", hash);
 }
 
-int main_guarded(std::string_view mode) {
+int main_guarded(std::span<char* const> arguments) {
+  const std::string_view mode = arguments.empty() ? "" : arguments[0];
   if (const std::string reason = unavailable_because(); !reason.empty()) {
     std::fprintf(stderr, "headwater-cuda-bench: %s\n", reason.c_str());
     return 3;
@@ -276,13 +314,24 @@ int main_guarded(std::string_view mode) {
     fmt::print("{}\n", json.dump());
     return 0;
   }
+  if (mode == "--check") {
+    const Dispatch dispatch(entries());
+    CheckSetting setting = kCheck;
+    setting.open = open_device;
+    setting.dispatch = &dispatch;
+    setting.engine = &engine(kEngine);
+    return check(setting, arguments.size() > 1 ? arguments[1] : "") ? 0 : 1;
+  }
   if (!mode.empty() && mode != "--json") {
-    std::fprintf(stderr, "headwater-cuda-bench: %s is not known; allowed: --json, --device, --digest\n",
-                 std::string(mode).c_str());
+    std::fprintf(
+        stderr,
+        "headwater-cuda-bench: %s is not known; allowed: --json, --device, --digest, --check [CASE]\n",
+        std::string(mode).c_str());
     return 2;
   }
   for (const char* part : {"milliseconds", "kernels", "left_out"})
     json[part] = nlohmann::ordered_json::object();
+  json["copy_rate"] = copy_rate();
   for (const Case& what : kCases) {
     try {
       measure(what, json);
@@ -300,7 +349,11 @@ int main_guarded(std::string_view mode) {
 
 int main(int argc, char** argv) {
   try {
-    return headwater::cuda::main_guarded(argc > 1 ? argv[1] : "");
+    return headwater::cuda::main_guarded(
+        std::span<char* const>(argv, static_cast<std::size_t>(argc)).subspan(1));
+  } catch (const headwater::Error& error) {
+    std::fprintf(stderr, "headwater-cuda-bench: %s\n", error.what());
+    return error.code() == headwater::ErrorCode::invalid_argument ? 2 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "headwater-cuda-bench: %s\n", error.what());
     return 1;

@@ -127,9 +127,15 @@ typedef struct headwater_options {
   int32_t reserved;   /* 0 */
   int32_t row_memory; /* HEADWATER_HOST_MEMORY (default) or HEADWATER_DEVICE_MEMORY: of q, k, v and out */
   int32_t reserved2;  /* 0 */
-  /* Device rows: the caller's cudaStream_t, NULL (default) for the default stream; it must outlive the session.
-   * Host rows: NULL. */
+  /* Device rows: the caller's cudaStream_t, one of the session's device, NULL (default) for its default stream; it must
+   * outlive the session. Host rows: NULL. While it is being captured (cudaStreamBeginCapture), headwater_open(),
+   * headwater_attend(), headwater_reset() and what reads scores, memory sets and rows are invalid_argument, enqueue nothing
+   * and leave session and capture as they were; the session must not be closed then. */
   void* stream;
+  /* 1 + the ordinal of the device, 1 .. devices of the machine; 0 (default): the calling thread's current one when the
+   * session is opened. No call changes the current device. Engines without devices: 0. */
+  int32_t device_plus_1;
+  int32_t reserved3; /* 0 */
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte behind it
@@ -194,7 +200,7 @@ HEADWATER_API headwater_status headwater_attend(headwater_session* session, int6
 /* Closes the step. Errors: wrong_state (no open step; a layer is missing, which fails the step). */
 HEADWATER_API headwater_status headwater_end(headwater_session* session);
 
-/* Back to an empty session. Legal in every state. */
+/* Back to an empty session. Legal in every state. Errors: invalid_argument (options.stream is being captured), internal. */
 HEADWATER_API headwater_status headwater_reset(headwater_session* session);
 
 /* ---- What a session holds ---- */

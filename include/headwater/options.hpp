@@ -53,9 +53,14 @@ struct Options {
   int threads = 0;  ///< 0: what OpenMP would use (all cores, or OMP_NUM_THREADS); else 1 .. 512
 
   RowMemory row_memory = RowMemory::host;  ///< of q, k, v and out in every attend() of the session
-  /// Device rows: the caller's stream (a cudaStream_t; null: the default one), where the session enqueues its work. It
-  /// must outlive the session. Host rows: null.
+  /// Device rows: the caller's stream (a cudaStream_t of the session's device; null: its default one), where the session
+  /// enqueues its work. It must outlive the session. Host rows: null. While it is being captured (cudaStreamBeginCapture),
+  /// open(), attend(), reset() and the inspection functions are invalid_argument, enqueue nothing and leave session and
+  /// capture as they were; the session must not be destroyed then.
   void* stream = nullptr;
+  /// Which device, by its ordinal, 0 .. devices of the machine - 1; none: the calling thread's current one when the session
+  /// is opened. No call of a session changes the current device. Engines without devices: none.
+  std::optional<int> device;
 };
 
 /// The options after CFG-2 (sparse path off), CFG-3 (clamp) and CFG-4 (B >= S). batch, chunk, local and heavy

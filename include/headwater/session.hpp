@@ -157,7 +157,7 @@ class HEADWATER_API Session {
   /// Closes the step; every layer must have been attended.
   virtual void end() = 0;
 
-  /// Back to an empty session. Legal in every state.
+  /// Back to an empty session. Legal in every state; refused while the session's stream is captured (Options::stream).
   virtual void reset() = 0;
 
   [[nodiscard]] virtual SessionState state() const = 0;

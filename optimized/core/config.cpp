@@ -73,9 +73,10 @@ void validate(const Shape& shape, const Options& options) {
 
 }  // namespace
 
-void require_host_rows(const Options& options, std::string_view engine) {
-  if (options.row_memory != RowMemory::device) return;
-  refuse("row_memory", "1 (device)", "0 (host): engine " + std::string(engine) + " has no device");
+void require_no_device(const Options& options, std::string_view engine) {
+  const std::string reason = ": engine " + std::string(engine) + " has no device";
+  if (options.row_memory == RowMemory::device) refuse("row_memory", "1 (device)", "0 (host)" + reason);
+  if (options.device) refuse("device", *options.device, "none" + reason);
 }
 
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads) {

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kMaxThreads = 512;
 /// `default_threads` is what threads = 0 stands for.
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads);
 
-/// Throws Error invalid_argument where device rows are asked for, of an engine that has no device.
-void require_host_rows(const Options& options, std::string_view engine);
+/// Throws Error invalid_argument where device rows or a device are asked for, of an engine that has none.
+void require_no_device(const Options& options, std::string_view engine);
 
 }  // namespace headwater::core

@@ -62,8 +62,8 @@ void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const
 void SessionBase::end() { machine_.end(); }
 
 void SessionBase::reset() {
-  machine_.reset();
   forget();
+  machine_.reset();
 }
 
 void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }

@@ -34,7 +34,7 @@ class SessionBase : public Session {
   /// Stores K and V of the step's tokens and computes all chunks of the plan for one layer. Arguments are valid.
   virtual void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                          const MutableRows& out) = 0;
-  /// Forgets all tokens (the state machine is reset by the base).
+  /// Forgets all tokens; what it throws leaves the session as it was. (The state machine is reset by the base.)
   virtual void forget() = 0;
 
   void require_layer(std::int64_t layer) const;

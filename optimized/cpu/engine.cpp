@@ -40,7 +40,7 @@ class CpuEngine final : public Engine {
     const std::string reason = unavailable_because();
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     const EffectiveOptions effective = core::resolve(shape, options, default_threads());
-    core::require_host_rows(options, name_);
+    core::require_no_device(options, name_);
     try {
       return std::make_unique<cpu::CpuSession>(variant_.kernels(), variant_.bf16 ? &variant_.bf16() : nullptr,
                                                shape, options, effective);

@@ -51,9 +51,9 @@ CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatc
   score_bytes_ = effective.score_type == ScoreType::bf16 ? 2 : 4;
   window_rows_ = most_window_rows(shape, effective);
   decode_tokens_ = std::clamp<std::int64_t>(kDecodeRows / group_, 1, shape.capacity);
+  stream_ = device_rows_ ? device_->adopt(rows.stream) : device_->stream(true);
   choose_paths(hopper, !options.alibi.empty());
   take_memory(shape, options);
-  stream_ = device_rows_ ? device_->adopt(rows.stream) : device_->stream(true);
   launches_ = std::make_unique<WindowLaunches>(*device_, dispatch, launching, stream_, window_extent());
   bytes_.workspace += launches_->bytes();
 
@@ -219,6 +219,7 @@ void CudaSession::take_memory(const Shape& shape, const Options& options) {
 }
 
 void CudaSession::forget() {
+  device_->require_uncaptured(stream_);
   if (set_width_ == 0) return;
   const std::int64_t entries = shape().n_layer * shape().n_head * set_width_;
   std::fill(set_states_.begin(), set_states_.end(), SetState{});
@@ -233,6 +234,7 @@ void* CudaSession::score_row(std::int64_t layer) const {
 
 ScoreView CudaSession::scores(std::int64_t layer) const {
   require_layer(layer);
+  device_->require_uncaptured(stream_);
   const std::int64_t stored = plan().empty() ? 0 : plan().back().end;
   const std::int64_t pitch = shape().capacity * score_bytes_;
   auto* shown = const_cast<unsigned char*>(shown_scores_.data()) + layer * shape().n_head * pitch;
@@ -246,6 +248,7 @@ ScoreView CudaSession::scores(std::int64_t layer) const {
 
 MemoryView CudaSession::memory(std::int64_t layer) const {
   require_layer(layer);
+  device_->require_uncaptured(stream_);
   if (set_width_ == 0) return {};
   const std::int64_t entries = shape().n_head * set_width_;
   auto* shown = const_cast<std::int32_t*>(shown_sets_.data()) + layer * entries;
@@ -256,6 +259,7 @@ MemoryView CudaSession::memory(std::int64_t layer) const {
 }
 
 void CudaSession::read_row(const void* device_row, std::int64_t width, std::span<float> row) const {
+  device_->require_uncaptured(stream_);
   device_->copy(stream_, shown_row_.data(), device_row, width * element_bytes_, Direction::device_to_host);
   device_->synchronize(stream_);
   core::widen(shown_row_.data(), shape().kv_type, width, row.data());
@@ -277,7 +281,7 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
 
 void CudaSession::check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
                              const MutableRows& out) const {
-  device_->check();
+  device_->require_uncaptured(stream_);
   require_memory("q", q.data, q.type);
   require_memory("k", k.data, k.type);
   require_memory("v", v.data, v.type);

@@ -24,12 +24,6 @@ struct RowPlace {
   void* stream = nullptr;
 };
 
-/// How kernels of sm_90a are chosen.
-struct HopperSwitch {
-  bool unproven = false;
-  std::int64_t least_chunk = kHopperLeastChunk;
-};
-
 /// A session of the CUDA engine: the schedule of the kernels on one device.
 ///
 /// Sparse steps work in windows of whole chunks of a batch: one chunk in the chunk-major schedule, up to a batch in the

@@ -28,7 +28,9 @@ struct CudaVariant {
   const char* isa;  ///< the least that the kernels are compiled for
   const std::string& (*description)();
   cuda::Entries (*entries)();
-  std::unique_ptr<cuda::Device> (*open)(std::span<const cuda::Kernel> kernels);
+  std::unique_ptr<cuda::Device> (*open)(std::span<const cuda::Kernel> kernels, int ordinal);
+  int (*devices)();
+  int (*current)();
   std::string (*missing)();
   bool device_memory;
   cuda::HopperSwitch (*hopper)();  ///< asked at every open()
@@ -54,12 +56,16 @@ class CudaEngine final : public Engine {
   }
 
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
-    const std::string reason = unavailable_because();
-    if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name()) + ": " + reason);
     const EffectiveOptions effective = core::resolve(shape, options, 1);
+    const int devices = variant_.devices();
+    const int ordinal = options.device.value_or(variant_.current());
+    if (devices > 0 && (ordinal < 0 || ordinal >= devices)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "device is " + std::to_string(ordinal) + "; allowed: 0 .. " + std::to_string(devices - 1));
+    }
     try {
       return std::make_unique<cuda::CudaSession>(
-          variant_.open(dispatch_.kernels()), dispatch_, shape, options, effective, launching(),
+          variant_.open(dispatch_.kernels(), ordinal), dispatch_, shape, options, effective, launching(),
           cuda::RowPlace{options.row_memory == RowMemory::device, options.stream}, variant_.hopper());
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
@@ -74,9 +80,12 @@ class CudaEngine final : public Engine {
 };
 
 #ifdef HEADWATER_TESTING
-std::unique_ptr<cuda::Device> open_emulated(std::span<const cuda::Kernel> kernels) {
-  return cuda::open_emulated_device(kernels);
+std::unique_ptr<cuda::Device> open_emulated(std::span<const cuda::Kernel> kernels, int ordinal) {
+  cuda::EmulationOptions options;
+  options.ordinal = ordinal;
+  return cuda::open_emulated_device(kernels, options);
 }
+int emulated_devices() { return cuda::kEmulatedDevices; }
 const std::string& emulated_description() {
   static const std::string text = "the CUDA engine on fibers of this processor (test builds)";
   return text;
@@ -84,8 +93,9 @@ const std::string& emulated_description() {
 cuda::HopperSwitch no_hopper() { return {}; }
 
 /// A device of compute capability 9.0 with the switch on, its kernels for chunks of every length.
-std::unique_ptr<cuda::Device> open_emulated_hopper(std::span<const cuda::Kernel> kernels) {
+std::unique_ptr<cuda::Device> open_emulated_hopper(std::span<const cuda::Kernel> kernels, int ordinal) {
   cuda::EmulationOptions options;
+  options.ordinal = ordinal;
   options.compute_capability = 90;
   return cuda::open_emulated_device(kernels, options);
 }
@@ -97,22 +107,18 @@ cuda::HopperSwitch always_hopper() { return {true, 1}; }
 #endif
 
 #ifdef HEADWATER_CUDA_ENGINE
-std::unique_ptr<cuda::Device> open_gpu(std::span<const cuda::Kernel> kernels) {
-  return cuda::open_cuda_device(kernels);
-}
-/// Asked once: a driver that comes later is for the next process.
+/// Asked once, of the device that is current then: a driver that comes later is for the next process. open() asks again, of
+/// the device that it is to open.
 std::string missing_gpu() {
-  static const std::string reason = cuda::cuda_unavailable_because();
+  static const std::string reason = cuda::cuda_unavailable_because(cuda::cuda_current_device());
   return reason;
-}
-cuda::HopperSwitch hopper_by_environment() {
-  return {cuda::unproven_kernels_allowed(), cuda::kHopperLeastChunk};
 }
 /// Says which kernels rows that all of them take would get here.
 const std::string& gpu_description() {
   static const std::string text = [] {
     const std::string kernels =
-        missing_gpu().empty() ? cuda::hopper_text(cuda::cuda_compute_capability()) : "";
+        missing_gpu().empty() ? cuda::hopper_text(cuda::cuda_compute_capability(cuda::cuda_current_device()))
+                              : "";
     return "NVIDIA GPUs from compute capability 8.0 on" + kernels;
   }();
   return text;
@@ -123,9 +129,16 @@ const std::string& gpu_description() {
 
 #ifdef HEADWATER_CUDA_ENGINE
 const Engine& cuda_engine() {
-  static const CudaVariant variant{
-      "cuda",      "sm_80", gpu_description,      cuda::on_gpu::entries, open_gpu,
-      missing_gpu, true,    hopper_by_environment};
+  static const CudaVariant variant{"cuda",
+                                   "sm_80",
+                                   gpu_description,
+                                   cuda::on_gpu::entries,
+                                   cuda::open_cuda_device,
+                                   cuda::cuda_devices,
+                                   cuda::cuda_current_device,
+                                   missing_gpu,
+                                   true,
+                                   cuda::hopper_by_environment};
   static const CudaEngine engine(variant);
   return engine;
 }
@@ -133,14 +146,10 @@ const Engine& cuda_engine() {
 
 #ifdef HEADWATER_TESTING
 const Engine& cuda_emulated_engine() {
-  static const CudaVariant variant{"cuda-emulated",
-                                   "sm_80 emulated",
-                                   emulated_description,
-                                   cuda::on_host::entries,
-                                   open_emulated,
-                                   cuda::emulation_unavailable_because,
-                                   false,
-                                   no_hopper};
+  static const CudaVariant variant{
+      "cuda-emulated", "sm_80 emulated", emulated_description,          cuda::on_host::entries,
+      open_emulated,   emulated_devices, cuda::emulated_current_device, cuda::emulation_unavailable_because,
+      false,           no_hopper};
   static const CudaEngine engine(variant);
   return engine;
 }
@@ -151,6 +160,8 @@ const Engine& cuda_emulated_sm90_engine() {
                                    emulated_hopper_description,
                                    cuda::on_host::entries,
                                    open_emulated_hopper,
+                                   emulated_devices,
+                                   cuda::emulated_current_device,
                                    cuda::emulation_unavailable_because,
                                    false,
                                    always_hopper};

@@ -1,5 +1,7 @@
 #include "cuda/paths.hpp"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
@@ -80,7 +82,7 @@ std::string hopper_text(int compute_capability) {
   inputs.compute_capability = compute_capability;
   inputs.type = DType::bf16;
   try {
-    inputs.unproven = unproven_kernels_allowed();
+    inputs.unproven = hopper_by_environment().unproven;
   } catch (const Error& error) {
     return std::string("; kernels of sm_90a: off: ") + error.what();
   }
@@ -88,13 +90,26 @@ std::string hopper_text(int compute_capability) {
   return path.sm90 ? "; kernels of sm_90a: on" : std::string("; kernels of sm_90a: off: ") + path.reason;
 }
 
-bool unproven_kernels_allowed() {
-  const char* value = std::getenv("HEADWATER_CUDA_SM90");
-  if (value == nullptr || *value == '\0') return false;
-  if (std::string_view(value) == "unproven") return true;
+HopperSwitch hopper_by_environment() {
+  constexpr std::string_view kOn = "unproven";
+  constexpr std::int64_t kMostTokens = 1 << 20;
+  const char* variable = std::getenv("HEADWATER_CUDA_SM90");
+  const std::string_view value = variable == nullptr ? "" : variable;
+  HopperSwitch chosen;
+  if (value.empty()) return chosen;
+  chosen.unproven = value.substr(0, kOn.size()) == kOn;
+  std::string_view rest = value.substr(std::min(value.size(), kOn.size()));
+  if (chosen.unproven && rest.empty()) return chosen;
+  if (chosen.unproven && rest.front() == ':') {
+    rest.remove_prefix(1);
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), chosen.least_chunk);
+    const bool whole = error == std::errc() && end == rest.data() + rest.size();
+    if (whole && chosen.least_chunk >= 1 && chosen.least_chunk <= kMostTokens) return chosen;
+  }
   throw Error(ErrorCode::invalid_argument,
-              "the environment variable HEADWATER_CUDA_SM90 has a value that is not "
-              "allowed; allowed: unproven, or nothing");
+              "the environment variable HEADWATER_CUDA_SM90 has a value that is not allowed; allowed: "
+              "unproven, unproven:N "
+              "for chunks of N = 1 .. 1048576 tokens and more, or nothing");
 }
 
 }  // namespace headwater::cuda

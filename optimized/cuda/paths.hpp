@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/tuning.hpp"
 #include "headwater/options.hpp"
 
 /// Which of two sets of kernels a session takes: those of mma.sync, for every device, or those of sm_90a (adr/0015).
@@ -17,6 +18,12 @@ enum class PathStage : std::uint8_t {
   dense,   ///< dense prefill, and with it the intra pass of a session's first chunk, which has its bits
 };
 inline constexpr int kPathStages = 4;
+
+/// How kernels of sm_90a are switched on.
+struct HopperSwitch {
+  bool unproven = false;
+  std::int64_t least_chunk = kHopperLeastChunk;  ///< shorter chunks go to the kernels of mma.sync
+};
 
 /// What decides.
 struct PathInputs {
@@ -49,8 +56,9 @@ using Paths = std::array<Path, kPathStages>;
 /// "; kernels of sm_90a: on", or ".. off: why", for rows that have such kernels, with the switch as it stands; never throws.
 [[nodiscard]] std::string hopper_text(int compute_capability);
 
-/// Whether the environment's HEADWATER_CUDA_SM90 switches kernels of sm_90a on, which no device has proven yet. Errors:
-/// invalid_argument for values other than "unproven" and the empty one.
-[[nodiscard]] bool unproven_kernels_allowed();
+/// As the environment's HEADWATER_CUDA_SM90 says: "unproven" switches kernels of sm_90a on, which no device has proven yet,
+/// "unproven:N" also for chunks of N tokens and more, so that small cases reach them. Errors: invalid_argument for other
+/// values than these and the empty one.
+[[nodiscard]] HopperSwitch hopper_by_environment();
 
 }  // namespace headwater::cuda

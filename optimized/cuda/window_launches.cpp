@@ -11,14 +11,14 @@ WindowLaunches::WindowLaunches(Device& device, const Dispatch& dispatch, Launchi
                                const WindowExtent& most)
     : device_(device),
       in_line_(in_line),
-      beside_(device.stream()),
-      behind_(device.stream()),
+      beside_(launching == Launching::in_turn ? in_line : device.stream()),
+      behind_(launching == Launching::in_turn ? in_line : device.stream()),
       most_(most),
       stored_(device.event()),
       gathered_(device.event()) {
   for (std::int64_t group = 0; group < groups(most.chunks); ++group) group_done_.push_back(device.event());
   for (std::int64_t chunk = 0; chunk < most.gathered; ++chunk) output_done_.push_back(device.event());
-  if (launching == Launching::one_by_one) return;
+  if (launching != Launching::replayed) return;
   // A stream of the session's own: a caller's may be the default one, which cannot be captured.
   in_line_ = device.stream(true);
   for (const Order order : {Order::dense, Order::sparse}) graphs_.push_back(capture(dispatch, order));

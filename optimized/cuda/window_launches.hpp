@@ -10,7 +10,8 @@ namespace headwater::cuda {
 
 enum class Launching : std::uint8_t {
   replayed,    ///< a window is one captured graph, replayed with new parameters
-  one_by_one,  ///< its launches are enqueued in the same order; benchmarks time them so
+  one_by_one,  ///< its launches are enqueued in the same order
+  in_turn,  ///< and on one stream: benchmarks time them so, as no launch then waits for room that another one has
 };
 
 /// The most that a sparse window has.

@@ -87,6 +87,10 @@ static void test_row_memory(void) {
                 own_name);
     CHECK(session == NULL);
     options = defaults();
+    options.device_plus_1 = 1;
+    CHECK_FAILS(headwater_open(kWithoutDevice[i], &kShape, &options, &session), HEADWATER_INVALID_ARGUMENT,
+                own_name);
+    options = defaults();
     options.stream = &options;
     CHECK_FAILS(headwater_open(kWithoutDevice[i], &kShape, &options, &session), HEADWATER_INVALID_ARGUMENT,
                 "row_memory is 0 (host)");
@@ -97,6 +101,12 @@ static void test_row_memory(void) {
   options = defaults();
   options.reserved2 = 1;
   check_open_fails(&kShape, &options, HEADWATER_INVALID_ARGUMENT, "options.reserved2 is 1");
+  options = defaults();
+  options.reserved3 = 1;
+  check_open_fails(&kShape, &options, HEADWATER_INVALID_ARGUMENT, "options.reserved3 is 1");
+  options = defaults();
+  options.device_plus_1 = -1;
+  check_open_fails(&kShape, &options, HEADWATER_INVALID_ARGUMENT, "options.device_plus_1 is -1");
 }
 
 static void test_options_struct(void) {
@@ -111,7 +121,7 @@ static void test_options_struct(void) {
   CHECK(isnan(options.scale));
   CHECK(options.softcap == 0.0 && options.sinks == NULL && options.alibi == NULL);
   CHECK_FAILS(headwater_options_init(NULL, sizeof options), HEADWATER_INVALID_ARGUMENT, "options is NULL");
-  CHECK(options.row_memory == HEADWATER_HOST_MEMORY && options.stream == NULL);
+  CHECK(options.row_memory == HEADWATER_HOST_MEMORY && options.stream == NULL && options.device_plus_1 == 0);
   CHECK_FAILS(headwater_options_init(&options, kFirstOptions - 1), HEADWATER_INVALID_ARGUMENT,
               "struct_size is 95");
   CHECK_FAILS(headwater_options_init(&options, SIZE_MAX), HEADWATER_INVALID_ARGUMENT, "struct_size is");
@@ -129,7 +139,7 @@ static void test_options_struct(void) {
   CHECK_OK(headwater_open("reference", &kShape, &longer.known, &session));
   headwater_close(session);
   longer.later = 1;
-  check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 112 is set");
+  check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 120 is set");
 
   /* A program of the first header: what lies behind its structure is nobody's business. */
   memset(&options, 0xAB, sizeof options);

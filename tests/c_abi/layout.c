@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 112);
+SIZE(headwater_options, 120);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -41,6 +41,8 @@ AT(headwater_options, reserved, 92);
 AT(headwater_options, row_memory, 96);
 AT(headwater_options, reserved2, 100);
 AT(headwater_options, stream, 104);
+AT(headwater_options, device_plus_1, 112);
+AT(headwater_options, reserved3, 116);
 
 SIZE(headwater_rows, 32);
 SIZE(headwater_mutable_rows, 32);

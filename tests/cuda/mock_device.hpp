@@ -41,6 +41,7 @@ class MockDevice : public Device {
   MOCK_METHOD(void, do_set, (Stream stream, void* to, unsigned char value, std::int64_t bytes), (override));
   MOCK_METHOD(Stream, do_stream, (bool urgent), (override));
   MOCK_METHOD(Stream, do_adopt, (void* native), (override));
+  MOCK_METHOD(bool, do_captured, (Stream stream), (override));
   MOCK_METHOD(Event, do_event, (bool timed), (override));
   MOCK_METHOD(void, do_record, (Event event, Stream stream), (override));
   MOCK_METHOD(void, do_wait, (Stream stream, Event event), (override));

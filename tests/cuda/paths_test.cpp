@@ -118,23 +118,32 @@ TEST(Paths, TextNamesAllStages) {
   EXPECT_THAT(text_of(paths, "why"), HasSubstr("dense: sm_90a; the last queries: sm_80 (why)"));
 }
 
-TEST(Paths, TheSwitchKnowsOneWord) {
+TEST(Paths, TheSwitchKnowsOneWordAndALength) {
+  const auto with = [](const char* value) {
+    ::setenv("HEADWATER_CUDA_SM90", value, 1);
+    return hopper_by_environment();
+  };
   ::unsetenv("HEADWATER_CUDA_SM90");
-  EXPECT_FALSE(unproven_kernels_allowed());
-  ::setenv("HEADWATER_CUDA_SM90", "", 1);
-  EXPECT_FALSE(unproven_kernels_allowed());
-  ::setenv("HEADWATER_CUDA_SM90", "unproven", 1);
-  EXPECT_TRUE(unproven_kernels_allowed());
+  EXPECT_FALSE(hopper_by_environment().unproven);
+  EXPECT_FALSE(with("").unproven);
+  EXPECT_TRUE(with("unproven").unproven);
+  EXPECT_EQ(with("unproven").least_chunk, kHopperLeastChunk);
   EXPECT_EQ(hopper_text(90), "; kernels of sm_90a: on");
   EXPECT_THAT(hopper_text(80), HasSubstr("off: they run on compute capability 9.0 only"));
-  ::setenv("HEADWATER_CUDA_SM90", "1", 1);
-  EXPECT_THAT(hopper_text(90), HasSubstr("allowed: unproven"));
-  try {
-    (void)unproven_kernels_allowed();
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_THAT(error.what(), HasSubstr("allowed: unproven"));
+  EXPECT_TRUE(with("unproven:1").unproven);
+  EXPECT_EQ(with("unproven:1").least_chunk, 1);
+  EXPECT_EQ(with("unproven:1048576").least_chunk, 1048576);
+  for (const char* value :
+       {"1", "unprove", "unprovenx", "unproven:", "unproven:0", "unproven:-1", "unproven:1x", "unproven: 1",
+        "unproven:1048577", "unproven:99999999999999999999", ":1"}) {
+    try {
+      (void)with(value);
+      ADD_FAILURE() << "no error for " << value;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), HasSubstr("allowed: unproven, unproven:N"));
+    }
+    EXPECT_THAT(hopper_text(90), HasSubstr("off: the environment variable HEADWATER_CUDA_SM90"));
   }
   ::unsetenv("HEADWATER_CUDA_SM90");
   EXPECT_THAT(hopper_text(90), HasSubstr("off: no device has proven them"));

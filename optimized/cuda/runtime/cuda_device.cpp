@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/runtime/usable.hpp"
-
 namespace headwater::cuda {
 namespace {
 
@@ -42,28 +40,6 @@ std::string text_of(const char* call, cudaError_t error) {
   return std::string(call) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
 }
 
-Probe probe_of(int ordinal) {
-  Probe probe;
-  probe.ordinal = ordinal;
-  if (cudaDriverGetVersion(&probe.driver_version) != cudaSuccess) probe.driver_version = 0;
-  if (cudaRuntimeGetVersion(&probe.runtime_version) != cudaSuccess) probe.runtime_version = CUDART_VERSION;
-  if (const cudaError_t error = cudaGetDeviceCount(&probe.devices); error != cudaSuccess) {
-    probe.devices = 0;
-    if (error != cudaErrorNoDevice) probe.error = cudaGetErrorString(error);
-  }
-  cudaDeviceProp properties{};
-  if (ordinal >= 0 && ordinal < probe.devices) {
-    if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
-      probe.error = cudaGetErrorString(error);
-    } else {
-      probe.name = properties.name;
-      probe.compute_capability = 10 * properties.major + properties.minor;
-    }
-  }
-  (void)cudaGetLastError();
-  return probe;
-}
-
 DeviceInfo info_of(int ordinal) {
   if (const std::string reason = cuda_unavailable_because(ordinal); !reason.empty()) {
     throw Error(ErrorCode::engine_unavailable, "cuda: " + reason);
@@ -74,12 +50,16 @@ DeviceInfo info_of(int ordinal) {
   }
   DeviceInfo info;
   info.name = properties.name;
+  info.ordinal = ordinal;
   info.compute_capability = 10 * properties.major + properties.minor;
   info.multiprocessors = properties.multiProcessorCount;
   info.shared_limit = static_cast<int>(properties.sharedMemPerBlockOptin);
   info.memory = static_cast<std::int64_t>(properties.totalGlobalMem);
   return info;
 }
+
+constexpr CurrentDevice kCurrent{cuda_current_device,
+                                 [](int ordinal) { return cudaSetDevice(ordinal) == cudaSuccess; }};
 
 cudaMemcpyKind kind_of(Direction direction) {
   switch (direction) {
@@ -127,6 +107,7 @@ class CudaDevice final : public Device {
   void do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) override;
   Stream do_stream(bool urgent) override;
   Stream do_adopt(void* native) override;
+  bool do_captured(Stream stream) override;
   Event do_event(bool timed) override;
   void do_record(Event event, Stream stream) override;
   void do_wait(Stream stream, Event event) override;
@@ -158,12 +139,12 @@ class CudaDevice final : public Device {
     bool pinned;
   };
   void hold(cudaError_t error, const char* call);
-  /// The device of this host thread, which the caller may have changed.
-  void choose() { hold(cudaSetDevice(ordinal_), "cudaSetDevice"); }
+  [[nodiscard]] bool captures(cudaStream_t stream);
   [[nodiscard]] cudaStream_t native(Stream stream) const;
   [[nodiscard]] cudaEvent_t native(Event event) const;
 
-  int ordinal_;
+  void release_all() noexcept;
+
   decltype(&cuTensorMapEncodeTiled) encode_ = nullptr;
   std::vector<Allocation> allocations_;
   std::vector<cudaStream_t> streams_;
@@ -174,8 +155,8 @@ class CudaDevice final : public Device {
 };
 
 CudaDevice::CudaDevice(std::span<const Kernel> kernels, int ordinal)
-    : Device(info_of(ordinal), kernels), ordinal_(ordinal) {
-  choose();
+    : Device(info_of(ordinal), kernels, kCurrent) {
+  const MadeCurrent made(*this);
   encode_ = encode_function();
   for (const Kernel& kernel : kernels) {
     if (kernel.device == nullptr) {
@@ -198,7 +179,14 @@ CudaDevice::CudaDevice(std::span<const Kernel> kernels, int ordinal)
 
 CudaDevice::~CudaDevice() {
   // Of a context that a kernel has broken every call fails; what it held goes with the process.
-  (void)cudaSetDevice(ordinal_);
+  try {
+    const MadeCurrent made(*this);
+    release_all();
+  } catch (const Error&) {
+  }
+}
+
+void CudaDevice::release_all() noexcept {
   // An adopted stream may be gone already; freeing memory waits for what still uses it.
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if (owned_[i]) (void)cudaStreamSynchronize(streams_[i]);
@@ -243,7 +231,6 @@ cudaEvent_t CudaDevice::native(Event event) const {
 }
 
 PointerKind CudaDevice::kind(const void* data) {
-  choose();
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
     (void)cudaGetLastError();
@@ -253,7 +240,7 @@ PointerKind CudaDevice::kind(const void* data) {
     case cudaMemoryTypeHost: return PointerKind::pinned;
     case cudaMemoryTypeManaged: return PointerKind::managed;
     case cudaMemoryTypeDevice:
-      return attributes.device == ordinal_ ? PointerKind::device : PointerKind::elsewhere;
+      return attributes.device == info().ordinal ? PointerKind::device : PointerKind::elsewhere;
     default: return PointerKind::host;
   }
 }
@@ -266,7 +253,6 @@ float CudaDevice::milliseconds(Event from, Event to) {
 }
 
 void* CudaDevice::do_allocate(std::int64_t bytes, bool pinned) {
-  choose();
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(bytes);
   allocations_.reserve(allocations_.size() + 1);
@@ -284,7 +270,6 @@ void* CudaDevice::do_allocate(std::int64_t bytes, bool pinned) {
 void CudaDevice::do_release(void* data) noexcept {
   for (Allocation& allocation : allocations_) {
     if (allocation.data != data) continue;
-    (void)cudaSetDevice(ordinal_);
     (void)(allocation.pinned ? cudaFreeHost(data) : cudaFree(data));
     (void)cudaGetLastError();
     allocation = allocations_.back();
@@ -295,7 +280,6 @@ void CudaDevice::do_release(void* data) noexcept {
 
 void CudaDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes,
                          std::int64_t count, Direction direction) {
-  choose();
   const auto width = static_cast<std::size_t>(bytes);
   if (count == 1 || (to.pitch == bytes && from.pitch == bytes)) {
     hold(cudaMemcpyAsync(to.data, from.data, width * static_cast<std::size_t>(count), kind_of(direction),
@@ -310,12 +294,10 @@ void CudaDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from, st
 }
 
 void CudaDevice::do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
-  choose();
   hold(cudaMemsetAsync(to, value, static_cast<std::size_t>(bytes), native(stream)), "cudaMemsetAsync");
 }
 
 Stream CudaDevice::do_stream(bool urgent) {
-  choose();
   int least = 0;
   int greatest = 0;
   hold(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -330,13 +312,39 @@ Stream CudaDevice::do_stream(bool urgent) {
 }
 
 Stream CudaDevice::do_adopt(void* native_stream) {
-  streams_.push_back(static_cast<cudaStream_t>(native_stream));
+  auto* const stream = static_cast<cudaStream_t>(native_stream);
+  if (stream != nullptr && !captures(stream)) {
+    // An event is recorded on streams of its own device only (CUDA C++ Programming Guide, multi-device system).
+    cudaEvent_t probe = nullptr;
+    hold(cudaEventCreateWithFlags(&probe, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    const cudaError_t error = cudaEventRecord(probe, stream);
+    (void)cudaEventDestroy(probe);
+    if (error == cudaErrorInvalidResourceHandle) {
+      (void)cudaGetLastError();
+      refuse_stream();
+    }
+    hold(error, "cudaEventRecord");
+  }
+  streams_.push_back(stream);
   owned_.push_back(false);
   return static_cast<Stream>(streams_.size() - 1);
 }
 
+bool CudaDevice::captures(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
+  if (error == cudaErrorStreamCaptureImplicit) {
+    // The default stream, while another one is captured.
+    (void)cudaGetLastError();
+    return true;
+  }
+  hold(error, "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+bool CudaDevice::do_captured(Stream stream) { return captures(native(stream)); }
+
 Event CudaDevice::do_event(bool timed) {
-  choose();
   events_.reserve(events_.size() + 1);
   cudaEvent_t made = nullptr;
   hold(cudaEventCreateWithFlags(&made, timed ? cudaEventDefault : cudaEventDisableTiming),
@@ -346,28 +354,23 @@ Event CudaDevice::do_event(bool timed) {
 }
 
 void CudaDevice::do_record(Event event, Stream stream) {
-  choose();
   hold(cudaEventRecord(native(event), native(stream)), "cudaEventRecord");
 }
 
 void CudaDevice::do_wait(Stream stream, Event event) {
-  choose();
   hold(cudaStreamWaitEvent(native(stream), native(event), 0), "cudaStreamWaitEvent");
 }
 
 void CudaDevice::do_synchronize(Stream stream) {
-  choose();
   hold(cudaStreamSynchronize(native(stream)), "cudaStreamSynchronize");
 }
 
 void CudaDevice::do_synchronize(Event event) {
-  choose();
   hold(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
 }
 
 void CudaDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
                            const void* params) {
-  choose();
   void* arguments[] = {const_cast<void*>(params)};  // NOLINT: read only, as cudaLaunchKernel copies them
   const dim3 blocks(grid.x, grid.y, grid.z);
   const dim3 threads(static_cast<unsigned>(kernel.threads));
@@ -410,13 +413,11 @@ const char* CudaDevice::do_encode(const sm90::TileMap& map, sm90::TensorMap& to)
 }
 
 void CudaDevice::do_begin_capture(Stream stream) {
-  choose();
   capture_ = {};
   hold(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
 }
 
 Graph CudaDevice::do_end_capture(Stream stream) {
-  choose();
   graphs_.reserve(graphs_.size() + 1);
   capture_.left_out.assign(capture_.launches.size(), false);
   hold(cudaStreamEndCapture(native(stream), &capture_.source), "cudaStreamEndCapture");
@@ -444,13 +445,11 @@ std::size_t CudaDevice::launch_of(const Captured& graph, int index) {
 }
 
 void CudaDevice::do_replay(Graph graph, Stream stream) {
-  choose();
   hold(cudaGraphLaunch(captured(graph).made, native(stream)), "cudaGraphLaunch");
 }
 
 void CudaDevice::do_set_launch(Graph graph, int index, const Kernel& kernel, Grid grid, int shared_bytes,
                                const void* params) {
-  choose();
   Captured& place = captured(graph);
   const std::size_t launch = launch_of(place, index);
   void* arguments[] = {const_cast<void*>(params)};  // NOLINT: read only, as they are copied
@@ -467,7 +466,6 @@ void CudaDevice::do_set_launch(Graph graph, int index, const Kernel& kernel, Gri
 }
 
 void CudaDevice::do_leave_out(Graph graph, int index) {
-  choose();
   Captured& place = captured(graph);
   const std::size_t launch = launch_of(place, index);
   if (place.left_out[launch]) return;
@@ -476,10 +474,6 @@ void CudaDevice::do_leave_out(Graph graph, int index) {
 }
 
 }  // namespace
-
-std::string cuda_unavailable_because(int ordinal) { return why_unusable(probe_of(ordinal)); }
-
-int cuda_compute_capability(int ordinal) { return probe_of(ordinal).compute_capability; }
 
 std::unique_ptr<Device> open_cuda_device(std::span<const Kernel> kernels, int ordinal) {
   return std::make_unique<CudaDevice>(kernels, ordinal);

@@ -13,8 +13,22 @@ namespace {
 
 }  // namespace
 
-Device::Device(DeviceInfo info, std::span<const Kernel> kernels)
-    : info_(std::move(info)), kernels_(kernels) {}
+constexpr CurrentDevice Device::kOnlyOne{[] { return 0; }, [](int) { return true; }};
+
+Device::Device(DeviceInfo info, std::span<const Kernel> kernels, const CurrentDevice& current)
+    : info_(std::move(info)), kernels_(kernels), current_(current) {}
+
+Device::MadeCurrent::MadeCurrent(const Device& device)
+    : current_(device.current_), before_(current_.get()), changed_(before_ != device.info_.ordinal) {
+  if (changed_ && !current_.set(device.info_.ordinal)) {
+    throw Error(ErrorCode::internal,
+                "cuda: device " + std::to_string(device.info_.ordinal) + " cannot be made the current one");
+  }
+}
+
+Device::MadeCurrent::~MadeCurrent() {
+  if (changed_) (void)current_.set(before_);
+}
 
 void Device::check() const {
   if (failed()) throw Error(ErrorCode::internal, failure_);
@@ -53,6 +67,7 @@ void Device::refuse_memory(const char* what, std::int64_t bytes) const {
 void* Device::allocate_counted(std::int64_t bytes, const char* what, bool pinned) {
   if (bytes <= 0) refuse(std::string(what) + ": " + std::to_string(bytes) + " bytes; allowed: at least 1");
   count_allocation(what, bytes);
+  const MadeCurrent made(*this);
   void* data = do_allocate(bytes, pinned);
   if (data == nullptr) refuse_memory(what, bytes);
   do_name(data, bytes, what);
@@ -87,51 +102,78 @@ void Device::copy_rows(Stream stream, Rows<void> to, Rows<const void> from, std:
     hold_outside_capture("a copy of pageable memory");
     ++counters_.host_synchronisations;
   }
+  const MadeCurrent made(*this);
   do_copy(stream, to, from, bytes, count, direction);
 }
 
 void Device::set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
   check();
   if (bytes < 0) refuse("set of " + std::to_string(bytes) + " bytes; allowed: 0 or more");
-  if (bytes > 0) do_set(stream, to, value, bytes);
+  if (bytes == 0) return;
+  const MadeCurrent made(*this);
+  do_set(stream, to, value, bytes);
 }
 
 // ---- order -------------------------------------------------------------------------------------------------------
 
 Stream Device::stream(bool urgent) {
   count_allocation("a stream", 0);
+  const MadeCurrent made(*this);
   return do_stream(urgent);
+}
+
+void Device::refuse_stream() const {
+  refuse("stream is one of another device; allowed: a stream of device " + std::to_string(info_.ordinal) +
+         ", where the session is, or null");
 }
 
 Stream Device::adopt(void* native) {
   check();
-  return do_adopt(native);
+  const MadeCurrent made(*this);
+  const Stream stream = do_adopt(native);
+  require_uncaptured(stream);
+  return stream;
+}
+
+void Device::require_uncaptured(Stream stream) {
+  check();
+  const MadeCurrent made(*this);
+  if (do_captured(stream)) {
+    refuse(
+        "stream is being captured; allowed: one that is not, as a graph would repeat work at the same "
+        "positions");
+  }
 }
 
 Event Device::event(bool timed) {
   count_allocation("an event", 0);
+  const MadeCurrent made(*this);
   return do_event(timed);
 }
 
 void Device::record(Event event, Stream stream) {
   check();
+  const MadeCurrent made(*this);
   do_record(event, stream);
 }
 
 void Device::wait(Stream stream, Event event) {
   check();
+  const MadeCurrent made(*this);
   do_wait(stream, event);
 }
 
 void Device::synchronize(Stream stream) {
   hold_outside_capture("a wait of the host");
   ++counters_.host_synchronisations;
+  const MadeCurrent made(*this);
   do_synchronize(stream);
 }
 
 void Device::synchronize(Event event) {
   hold_outside_capture("a wait of the host");
   ++counters_.host_synchronisations;
+  const MadeCurrent made(*this);
   do_synchronize(event);
 }
 
@@ -169,6 +211,7 @@ void Device::launch(Stream stream, int index, Grid grid, int shared_bytes, const
   check();
   const Kernel& row = checked_launch(index, grid, shared_bytes, params_bytes);
   if (!capturing_) ++counters_.launches;
+  const MadeCurrent made(*this);
   if (!profiling_ || capturing_) {
     do_launch(stream, row, grid, shared_bytes, params);
     return;
@@ -186,6 +229,7 @@ const char* Device::encode(const sm90::TileMap& map, sm90::TensorMap& to) {
   if (info_.compute_capability < kFirstWithTensorMaps)
     return "the device has no tensor maps (compute capability 9.0)";
   if (const char* reason = sm90::refusal(map)) return reason;
+  const MadeCurrent made(*this);
   return do_encode(map, to);
 }
 
@@ -215,6 +259,7 @@ std::vector<KernelTimes> Device::take_profile() {
 
 void Device::begin_capture(Stream stream) {
   hold_outside_capture("a capture");
+  const MadeCurrent made(*this);
   do_begin_capture(stream);
   capturing_ = true;
 }
@@ -223,6 +268,7 @@ Graph Device::end_capture(Stream stream) {
   check();
   if (!capturing_) throw Error(ErrorCode::wrong_state, "cuda: end of a capture that was not begun");
   capturing_ = false;
+  const MadeCurrent made(*this);
   const Graph graph = do_end_capture(stream);
   count_allocation("a graph", 0);
   return graph;
@@ -231,18 +277,21 @@ Graph Device::end_capture(Stream stream) {
 void Device::set_launch(Graph graph, int index, int kernel, Grid grid, int shared_bytes, const void* params,
                         int params_bytes) {
   hold_outside_capture("a change of a graph");
+  const MadeCurrent made(*this);
   do_set_launch(graph, index, checked_launch(kernel, grid, shared_bytes, params_bytes), grid, shared_bytes,
                 params);
 }
 
 void Device::leave_out(Graph graph, int index) {
   hold_outside_capture("a change of a graph");
+  const MadeCurrent made(*this);
   do_leave_out(graph, index);
 }
 
 void Device::replay(Graph graph, Stream stream) {
   hold_outside_capture("a replay");
   ++counters_.replays;
+  const MadeCurrent made(*this);
   do_replay(graph, stream);
 }
 

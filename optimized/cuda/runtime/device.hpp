@@ -30,6 +30,7 @@ enum class PointerKind {
 
 struct DeviceInfo {
   std::string name;
+  int ordinal = 0;
   int compute_capability = 0;  ///< 80, 90, ..
   int multiprocessors = 0;
   int shared_limit = 0;     ///< most dynamic shared memory of one block, bytes
@@ -53,6 +54,12 @@ struct KernelTimes {
   std::vector<float> milliseconds;
 };
 
+/// Of the calling host thread, as cudaGetDevice() and cudaSetDevice() have it.
+struct CurrentDevice {
+  int (*get)();
+  bool (*set)(int ordinal);  ///< false: it cannot be used
+};
+
 /// Bytes in rows: row i begins at data + i * pitch.
 template <class Byte>
 struct Rows {
@@ -67,6 +74,9 @@ struct Rows {
 /// is thrown by whatever call notices it and by every later one (internal, with the first text). Refused memory
 /// (out_of_memory) and wrong arguments (invalid_argument) leave the device as it was. The destructor waits for what is
 /// under way, releases all that was not released, and never throws. One host thread at a time.
+///
+/// The calling thread's current device is the same before and after every member, constructor and destructor, also when they
+/// throw: an operation makes its device the current one for as long as it takes.
 class Device {
  public:
   Device(const Device&) = delete;
@@ -101,8 +111,11 @@ class Device {
   // -- order ---------------------------------------------------------------------------------------------------
   /// A new stream that does not wait for the default one; urgent: its blocks are taken first.
   [[nodiscard]] Stream stream(bool urgent = false);
-  /// The caller's own cudaStream_t, which stays the caller's; null: the default stream.
+  /// The caller's own cudaStream_t, which stays the caller's; null: the default stream of this device. A stream of another
+  /// device, or one that is being captured, is invalid_argument.
   [[nodiscard]] Stream adopt(void* native);
+  /// Throws Error(invalid_argument) while what is enqueued on `stream` is kept for a graph, by whomever.
+  void require_uncaptured(Stream stream);
   /// A stream of this device as adopt() takes it.
   [[nodiscard]] virtual void* native_handle(Stream stream) = 0;
   [[nodiscard]] Event event(bool timed = false);
@@ -151,7 +164,22 @@ class Device {
   [[nodiscard]] std::vector<KernelTimes> take_profile();
 
  protected:
-  Device(DeviceInfo info, std::span<const Kernel> kernels);
+  /// `current`: of a kind of device of which there is one, nothing.
+  Device(DeviceInfo info, std::span<const Kernel> kernels, const CurrentDevice& current = kOnlyOne);
+
+  /// While it lives the device is the current one; then that which was.
+  class MadeCurrent {
+   public:
+    explicit MadeCurrent(const Device& device);
+    MadeCurrent(const MadeCurrent&) = delete;
+    MadeCurrent& operator=(const MadeCurrent&) = delete;
+    ~MadeCurrent();
+
+   private:
+    const CurrentDevice& current_;
+    int before_;
+    bool changed_;
+  };
 
   virtual void* do_allocate(std::int64_t bytes, bool pinned) = 0;  // null: none left
   /// A whole allocation, or a part of one.
@@ -162,6 +190,7 @@ class Device {
   virtual void do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) = 0;
   virtual Stream do_stream(bool urgent) = 0;
   virtual Stream do_adopt(void* native) = 0;
+  virtual bool do_captured(Stream stream) = 0;
   virtual Event do_event(bool timed) = 0;
   virtual void do_record(Event event, Stream stream) = 0;
   virtual void do_wait(Stream stream, Event event) = 0;
@@ -177,6 +206,7 @@ class Device {
                              const void* params) = 0;
   virtual void do_leave_out(Graph graph, int index) = 0;
   [[nodiscard]] bool capturing() const { return capturing_; }
+  [[noreturn]] void refuse_stream() const;
 
   /// Makes `what` the sticky error and throws it.
   [[noreturn]] void fail(const std::string& what);
@@ -184,6 +214,8 @@ class Device {
   void remember(const std::string& what);
 
  private:
+  static const CurrentDevice kOnlyOne;
+
   void* allocate_counted(std::int64_t bytes, const char* what, bool pinned);
   void count_allocation(const char* what, std::int64_t bytes);
   [[noreturn]] void refuse_memory(const char* what, std::int64_t bytes) const;
@@ -197,6 +229,7 @@ class Device {
 
   DeviceInfo info_;
   std::span<const Kernel> kernels_;
+  const CurrentDevice& current_;
   Counters counters_;
   std::string failure_;
   std::int64_t refused_in_ = 0;

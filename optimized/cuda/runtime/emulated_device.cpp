@@ -15,9 +15,13 @@
 namespace headwater::cuda {
 namespace {
 
+thread_local int current_device = 0;
+constexpr CurrentDevice kCurrent{emulated_current_device, set_emulated_current_device};
+
 DeviceInfo info_of(const EmulationOptions& options) {
   DeviceInfo info;
   info.name = "emulated device";
+  info.ordinal = options.ordinal;
   info.compute_capability = options.compute_capability;
   info.multiprocessors = options.multiprocessors;
   info.shared_limit = options.compute_capability >= 90 ? kSharedLimitSm90 : kSharedLimitSm80;
@@ -66,20 +70,23 @@ void run_blocks(const Kernel& kernel, Grid grid, bool ascending, const void* par
 class EmulatedDevice final : public Device {
  public:
   EmulatedDevice(std::span<const Kernel> kernels, const EmulationOptions& options)
-      : Device(info_of(options), kernels),
+      : Device(info_of(options), kernels, kCurrent),
         options_(options),
         memory_(options.memory),
-        streams_(options.progress) {}
+        all_streams_(options.progress) {}
   EmulatedDevice(const EmulatedDevice&) = delete;
   EmulatedDevice& operator=(const EmulatedDevice&) = delete;
   ~EmulatedDevice() override { finish(); }
 
   PointerKind kind(const void* data) override { return memory_.kind(data); }
   float milliseconds(Event, Event) override { return 0.0f; }
-  [[nodiscard]] std::vector<std::vector<bool>> waits(Graph graph) { return streams_.waits(graph); }
+  [[nodiscard]] std::vector<std::vector<bool>> waits(Graph graph) { return streams().waits(graph); }
 
  protected:
-  void* do_allocate(std::int64_t bytes, bool pinned) override { return memory_.allocate(bytes, pinned); }
+  void* do_allocate(std::int64_t bytes, bool pinned) override {
+    hold_to_current();
+    return memory_.allocate(bytes, pinned);
+  }
   void do_name(const void* data, std::int64_t bytes, const char* what) override {
     memory_.name(data, bytes, what);
   }
@@ -90,35 +97,36 @@ class EmulatedDevice final : public Device {
   void do_copy(Stream stream, Rows<void> to, Rows<const void> from, std::int64_t bytes, std::int64_t count,
                Direction direction) override;
   void do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) override;
-  Stream do_stream(bool) override { return streams_.stream(); }
+  Stream do_stream(bool) override { return streams().stream(); }
   void* native_handle(Stream stream) override;
   Stream do_adopt(void* native) override;
-  Event do_event(bool) override { return streams_.event(); }
+  bool do_captured(Stream stream) override { return streams().captured(stream); }
+  Event do_event(bool) override { return streams().event(); }
   void do_record(Event event, Stream stream) override {
-    guarded([&] { streams_.record(event, stream); });
+    guarded([&] { streams().record(event, stream); });
   }
   void do_wait(Stream stream, Event event) override {
-    guarded([&] { streams_.wait(stream, event); });
+    guarded([&] { streams().wait(stream, event); });
   }
   void do_synchronize(Stream stream) override {
-    guarded([&] { streams_.drain(stream); });
+    guarded([&] { streams().drain(stream); });
   }
   void do_synchronize(Event event) override {
-    guarded([&] { streams_.drain(event); });
+    guarded([&] { streams().drain(event); });
   }
   void do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
                  const void* params) override;
   const char* do_encode(const sm90::TileMap& map, sm90::TensorMap& to) override;
-  void do_begin_capture(Stream stream) override { streams_.begin_capture(stream); }
-  Graph do_end_capture(Stream stream) override { return streams_.end_capture(stream); }
+  void do_begin_capture(Stream stream) override { streams().begin_capture(stream); }
+  Graph do_end_capture(Stream stream) override { return streams().end_capture(stream); }
   void do_replay(Graph graph, Stream stream) override {
-    guarded([&] { streams_.replay(graph, stream); });
+    guarded([&] { streams().replay(graph, stream); });
   }
   void do_set_launch(Graph graph, int index, const Kernel& kernel, Grid grid, int shared_bytes,
                      const void* params) override {
-    streams_.set_launch(graph, index, launch_of(kernel, grid, shared_bytes, params));
+    streams().set_launch(graph, index, launch_of(kernel, grid, shared_bytes, params));
   }
-  void do_leave_out(Graph graph, int index) override { streams_.set_launch(graph, index, {}); }
+  void do_leave_out(Graph graph, int index) override { streams().set_launch(graph, index, {}); }
 
  private:
   std::function<void()> launch_of(const Kernel& kernel, Grid grid, int shared_bytes, const void* params);
@@ -128,16 +136,28 @@ class EmulatedDevice final : public Device {
     try {
       action();
     } catch (const emulation::Fault& fault) {
-      streams_.abandon();
+      all_streams_.abandon();
       fail(fault.what());
     }
+  }
+  /// CUDA would do some of these elsewhere and refuse others.
+  void hold_to_current() const {
+    if (current_device != info().ordinal) {
+      throw Error(ErrorCode::internal, "cuda: an operation of device " + std::to_string(info().ordinal) +
+                                           " while " + std::to_string(current_device) +
+                                           " is the current one");
+    }
+  }
+  EmulatedStreams& streams() {
+    hold_to_current();
+    return all_streams_;
   }
   /// What is under way, as far as it can be done.
   void finish() noexcept {
     try {
-      streams_.drain_all();
+      all_streams_.drain_all();
     } catch (const emulation::Fault& fault) {
-      streams_.abandon();
+      all_streams_.abandon();
       remember(fault.what());
     }
   }
@@ -152,7 +172,7 @@ class EmulatedDevice final : public Device {
 
   EmulationOptions options_;
   EmulatedMemory memory_;
-  EmulatedStreams streams_;
+  EmulatedStreams all_streams_;
   std::optional<Stream> default_stream_;
 };
 
@@ -178,7 +198,7 @@ void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from
     std::vector<std::byte> staged(static_cast<std::size_t>(bytes * count));
     copy_bytes({staged.data(), bytes}, from, bytes, count);
     guarded([&] {
-      streams_.enqueue(stream, [this, to, bytes, count, staged = std::move(staged)] {
+      streams().enqueue(stream, [this, to, bytes, count, staged = std::move(staged)] {
         copy_bytes(to, {staged.data(), bytes}, bytes, count);
         note_written(to, bytes, count);
       });
@@ -186,7 +206,7 @@ void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from
     return;
   }
   guarded([&] {
-    streams_.enqueue(stream, [=, this] {
+    streams().enqueue(stream, [=, this] {
       const auto* first = static_cast<const std::byte*>(from.data);
       for (std::int64_t row = 0; row < count; ++row)
         memory_.require_written(first + row * from.pitch, bytes, "copy");
@@ -195,14 +215,14 @@ void EmulatedDevice::do_copy(Stream stream, Rows<void> to, Rows<const void> from
     });
     // And has been written.
     if (direction == Direction::device_to_host && memory_.kind(to.data) == PointerKind::host)
-      streams_.drain(stream);
+      streams().drain(stream);
   });
 }
 
 void EmulatedDevice::do_set(Stream stream, void* to, unsigned char value, std::int64_t bytes) {
   hold_to_allocation(to, bytes, bytes, 1, true, "target");
   guarded([&] {
-    streams_.enqueue(stream, [=, this] {
+    streams().enqueue(stream, [=, this] {
       std::memset(to, value, static_cast<std::size_t>(bytes));
       memory_.note_written(to, bytes);
     });
@@ -267,22 +287,35 @@ const char* EmulatedDevice::do_encode(const sm90::TileMap& map, sm90::TensorMap&
 
 void EmulatedDevice::do_launch(Stream stream, const Kernel& kernel, Grid grid, int shared_bytes,
                                const void* params) {
-  guarded([&] { streams_.enqueue_launch(stream, launch_of(kernel, grid, shared_bytes, params)); });
+  guarded([&] { streams().enqueue_launch(stream, launch_of(kernel, grid, shared_bytes, params)); });
 }
 
-// A handle is one more than the stream's number; null, as with CUDA, the one default stream.
+// A handle counts the streams of all devices in turns from 1 on; null, as with CUDA, is the device's one default stream.
 void* EmulatedDevice::native_handle(Stream stream) {
-  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(stream) +
+  const std::uintptr_t place = static_cast<std::uintptr_t>(stream) * kEmulatedDevices;
+  return reinterpret_cast<void*>(place + static_cast<std::uintptr_t>(info().ordinal) +
                                  1);  // NOLINT(performance-no-int-to-ptr)
 }
 
 Stream EmulatedDevice::do_adopt(void* native) {
-  if (native != nullptr) return static_cast<Stream>(reinterpret_cast<std::uintptr_t>(native) - 1);
-  if (!default_stream_) default_stream_ = streams_.stream();
+  if (native != nullptr) {
+    const std::uintptr_t place = reinterpret_cast<std::uintptr_t>(native) - 1;
+    if (place % kEmulatedDevices != static_cast<std::uintptr_t>(info().ordinal)) refuse_stream();
+    return static_cast<Stream>(place / kEmulatedDevices);
+  }
+  if (!default_stream_) default_stream_ = streams().stream();
   return *default_stream_;
 }
 
 }  // namespace
+
+int emulated_current_device() { return current_device; }
+
+bool set_emulated_current_device(int ordinal) {
+  if (ordinal < 0 || ordinal >= kEmulatedDevices) return false;
+  current_device = ordinal;
+  return true;
+}
 
 std::string emulation_unavailable_because() {
   return HEADWATER_CUDA_RUNS_HERE ? ""

@@ -17,7 +17,16 @@ enum class Progress {
   late,   ///< when the host or another stream waits for them, and not before
 };
 
+/// What a machine has of them. Streams of one are refused by the other.
+inline constexpr int kEmulatedDevices = 2;
+
+/// The calling thread's current one, 0 at first, as cudaGetDevice() and cudaSetDevice() have it. An operation of a device that
+/// is not the current one is refused; set: false for an ordinal that there is not.
+[[nodiscard]] int emulated_current_device();
+bool set_emulated_current_device(int ordinal);
+
 struct EmulationOptions {
+  int ordinal = 0;
   int compute_capability = 80;
   int multiprocessors = 4;  ///< few: a grid that fills them stays small
   std::int64_t memory = std::int64_t{1} << 32;

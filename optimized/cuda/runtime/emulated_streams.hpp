@@ -32,6 +32,7 @@ class EmulatedStreams {
   void abandon() noexcept;
 
   void begin_capture(Stream stream);
+  [[nodiscard]] bool captured(Stream stream) const { return taking_part_[index_of(stream)]; }
   /// Throws Error(invalid_argument) if a stream that took part has not been joined.
   Graph end_capture(Stream stream);
   void replay(Graph graph, Stream stream);
