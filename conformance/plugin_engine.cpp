@@ -136,6 +136,7 @@ class PluginSession final : public Session {
   [[nodiscard]] const EffectiveOptions& options() const override { return options_; }
   [[nodiscard]] MemoryBytes memory_bytes() const override;
   [[nodiscard]] std::span<const Chunk> plan() const override;
+  [[nodiscard]] std::span<const Chunk> chunks() const override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -203,6 +204,8 @@ class PluginSession final : public Session {
   headwater_session* session_ = nullptr;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
+  std::vector<Chunk> closed_;  // of the steps that ended: no table has a question for all
+  mutable std::vector<Chunk> chunks_;
 
   Observer observer_;
   std::exception_ptr observer_error_;  // of the attend() that runs
@@ -338,12 +341,15 @@ void PluginSession::end() {
   require_no_failed_observer();
   require_step("end", invoke("end", [&] { return table_.end(session_); }));
   open_ = false;
+  const std::span<const Chunk> ended = plan();
+  closed_.insert(closed_.end(), ended.begin(), ended.end());
 }
 
 void PluginSession::reset() {
   const AllocationPause ours(true);
   require_ok(table_, "reset", invoke("reset", [&] { return table_.reset(session_); }));
   observer_failed_ = open_ = failed_ = false;
+  closed_.clear();
 }
 
 SessionState PluginSession::state() const {
@@ -380,6 +386,16 @@ std::span<const Chunk> PluginSession::plan() const {
     plan_.push_back({chunk.begin, chunk.end, chunk_mode(chunk.mode, "plan_chunk: mode")});
   }
   return plan_;
+}
+
+std::span<const Chunk> PluginSession::chunks() const {
+  const AllocationPause ours(true);
+  chunks_ = closed_;
+  if (open_) {
+    const std::span<const Chunk> open = plan();
+    chunks_.insert(chunks_.end(), open.begin(), open.end());
+  }
+  return chunks_;
 }
 
 ScoreView PluginSession::scores(std::int64_t layer) const {
