@@ -192,7 +192,7 @@ std::string memory_over_length(const std::string& name) {
     return static_cast<double>(kibibytes) / 1024;
   };
   std::string text;
-  for (const std::int64_t tokens : {1024, 2048, 4096, 8192, 16384, 32768, 65536}) {
+  for (const std::int64_t tokens : {1024, 2048, 4096, 8192, 16384, 32768}) {
     text += fmt::format("{}{}: {:.1f} and {:.1f}",
                         text.empty() ? "peak MiB, sparse and dense, a process each: " : ", ", tokens,
                         peak(tokens, ""), peak(tokens, "--dense"));
