@@ -136,7 +136,7 @@ class PluginSession final : public Session {
   [[nodiscard]] const EffectiveOptions& options() const override { return options_; }
   [[nodiscard]] MemoryBytes memory_bytes() const override;
   [[nodiscard]] std::span<const Chunk> plan() const override;
-  [[nodiscard]] std::span<const Chunk> chunks() const override;
+  [[nodiscard]] std::span<const Chunk> chunks() const override { return chunks_; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -204,8 +204,7 @@ class PluginSession final : public Session {
   headwater_session* session_ = nullptr;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
-  std::vector<Chunk> closed_;  // of the steps that ended: no table has a question for all
-  mutable std::vector<Chunk> chunks_;
+  std::vector<Chunk> chunks_;  // kept here: no table has a question for those of all steps
 
   Observer observer_;
   std::exception_ptr observer_error_;  // of the attend() that runs
@@ -308,6 +307,8 @@ void PluginSession::begin(const Step& step) {
                  invoke("begin_decode", [&] { return table_.begin_decode(session_, step.n); }));
   }
   open_ = true;
+  const std::span<const Chunk> opened = plan();
+  chunks_.insert(chunks_.end(), opened.begin(), opened.end());
 }
 
 void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -341,15 +342,13 @@ void PluginSession::end() {
   require_no_failed_observer();
   require_step("end", invoke("end", [&] { return table_.end(session_); }));
   open_ = false;
-  const std::span<const Chunk> ended = plan();
-  closed_.insert(closed_.end(), ended.begin(), ended.end());
 }
 
 void PluginSession::reset() {
   const AllocationPause ours(true);
   require_ok(table_, "reset", invoke("reset", [&] { return table_.reset(session_); }));
   observer_failed_ = open_ = failed_ = false;
-  closed_.clear();
+  chunks_.clear();
 }
 
 SessionState PluginSession::state() const {
@@ -386,16 +385,6 @@ std::span<const Chunk> PluginSession::plan() const {
     plan_.push_back({chunk.begin, chunk.end, chunk_mode(chunk.mode, "plan_chunk: mode")});
   }
   return plan_;
-}
-
-std::span<const Chunk> PluginSession::chunks() const {
-  const AllocationPause ours(true);
-  chunks_ = closed_;
-  if (open_) {
-    const std::span<const Chunk> open = plan();
-    chunks_.insert(chunks_.end(), open.begin(), open.end());
-  }
-  return chunks_;
 }
 
 ScoreView PluginSession::scores(std::int64_t layer) const {
