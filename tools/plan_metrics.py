@@ -356,13 +356,17 @@ class Runner:
         return line_of(row, measured, failed=not all(passed for passed, _ in results))
 
 
-def facts_of(runner, load):
-    text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    name = re.search(r"model name\s*:\s*(.*)", text)
+def commit_of_tree():
     git = ["git", "-c", "safe.directory=*", "-C", tree.ROOT]
     commit = output_of([*git, "rev-parse", "--short=10", "HEAD"], check=False).strip() or "unknown"
     changed = output_of([*git, "status", "--porcelain", "--", ".", ":!docs"], check=False).strip()
-    return (f"Measured {datetime.date.today().isoformat()} at commit `{commit}`{' with changes on top' if changed else ''}: engine "
+    return f"`{commit}`{' with changes on top' if changed else ''}"
+
+
+def facts_of(runner, commit, load):
+    text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = re.search(r"model name\s*:\s*(.*)", text)
+    return (f"Measured {datetime.date.today().isoformat()} at commit {commit}: engine "
             f"`{runner.engine}` ({runner.isa}), {name[1].strip() if name else 'unknown processor'}, {os.cpu_count()} cores, other work beside "
             f"(load {load:.1f} before it began).")
 
@@ -385,14 +389,14 @@ def main():
     wanted = arguments.row or wanted_ids()
     if not set(wanted) <= set(wanted_ids()):
         parser.error(f"--row: allowed are {wanted_ids()[0]} to {wanted_ids()[-1]}, not {' '.join(wanted)}")
-    load = os.getloadavg()[0]
+    load, commit = os.getloadavg()[0], commit_of_tree()
     chosen = [row for row in rows if row["id"] in wanted]
     runner.run(chosen)
     lines = [runner.line_of(row) for row in chosen]
     if arguments.row:
         print("\n".join(lines))
     else:
-        TABLE.write_text(page(rows, lines, facts_of(runner, load)), encoding="utf-8")
+        TABLE.write_text(page(rows, lines, facts_of(runner, commit, load)), encoding="utf-8")
         draw(peaks(stored_page()[1]["P8.2"]))
     for row in chosen:
         for test in row["tests"]:
