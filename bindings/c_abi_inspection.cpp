@@ -110,6 +110,26 @@ headwater_status headwater_plan_chunk(const headwater_session* session, int64_t 
   });
 }
 
+headwater_status headwater_session_chunk_count(const headwater_session* session, int64_t* count) {
+  return guarded([&] {
+    const auto chunks = session_of(session).chunks();
+    *needed(count, "count") = static_cast<std::int64_t>(chunks.size());
+  });
+}
+
+headwater_status headwater_session_chunk(const headwater_session* session, int64_t index,
+                                         headwater_chunk* chunk, int64_t* memory_count) {
+  return guarded([&] {
+    const headwater::Session& open = session_of(session);
+    const auto chunks = open.chunks();
+    needed(chunk, "chunk");
+    needed(memory_count, "memory_count");
+    check_range(index, 0, static_cast<std::int64_t>(chunks.size()) - 1, "chunk index");
+    *chunk = chunk_of(chunks[static_cast<std::size_t>(index)]);
+    *memory_count = open.memory_count(chunks[static_cast<std::size_t>(index)]);
+  });
+}
+
 headwater_status headwater_scores(const headwater_session* session, int64_t layer,
                                   headwater_score_view* view) {
   return guarded([&] {

@@ -81,6 +81,10 @@ class FaultySession final : public Session {
     plan_.push_back(plan.back());
     return plan_;
   }
+  [[nodiscard]] std::span<const Chunk> chunks() const override {
+    const std::span<const Chunk> chunks = inner_->chunks();
+    return fault_ == Fault::forgets_chunks ? chunks.last(inner_->plan().size()) : chunks;
+  }
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return inner_->memory(layer); }
   void read_key(std::int64_t layer, std::int64_t head, std::int64_t position,
                 std::span<float> row) const override {
@@ -291,6 +295,7 @@ const char* fault_name(Fault fault) {
     case Fault::allocates: return "allocates";
     case Fault::forgets_to_reset: return "forgets_to_reset";
     case Fault::plans_one_more: return "plans_one_more";
+    case Fault::forgets_chunks: return "forgets_chunks";
     case Fault::counts_open_step: return "counts_open_step";
   }
   return "?";

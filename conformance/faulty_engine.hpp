@@ -30,6 +30,7 @@ enum class Fault {
   allocates,                 ///< attend() takes memory
   forgets_to_reset,          ///< reset() leaves a trace in the next run's outputs
   plans_one_more,            ///< the last chunk of every plan stands there twice
+  forgets_chunks,            ///< chunks() are those of the last step alone
   counts_open_step,          ///< tokens() counts the open step
 };
 

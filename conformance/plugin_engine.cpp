@@ -136,6 +136,7 @@ class PluginSession final : public Session {
   [[nodiscard]] const EffectiveOptions& options() const override { return options_; }
   [[nodiscard]] MemoryBytes memory_bytes() const override;
   [[nodiscard]] std::span<const Chunk> plan() const override;
+  [[nodiscard]] std::span<const Chunk> chunks() const override { return chunks_; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -203,6 +204,7 @@ class PluginSession final : public Session {
   headwater_session* session_ = nullptr;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
+  std::vector<Chunk> chunks_;  // kept here: no table has a question for those of all steps
 
   Observer observer_;
   std::exception_ptr observer_error_;  // of the attend() that runs
@@ -307,6 +309,8 @@ void PluginSession::begin(const Step& step) {
                  invoke("begin_decode", [&] { return table_.begin_decode(session_, step.n); }));
   }
   open_ = true;
+  const std::span<const Chunk> opened = plan();
+  chunks_.insert(chunks_.end(), opened.begin(), opened.end());
 }
 
 void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -346,6 +350,7 @@ void PluginSession::reset() {
   const AllocationPause ours(true);
   require_ok(table_, "reset", invoke("reset", [&] { return table_.reset(session_); }));
   observer_failed_ = open_ = failed_ = false;
+  chunks_.clear();
 }
 
 SessionState PluginSession::state() const {

@@ -24,6 +24,17 @@ void check_inputs(const Placed& q, const Placed& k, const Placed& v, const Place
   out.check("out");
 }
 
+/// chunks() is the plans of all steps, one behind the other.
+void require_chunks(const Session& session, const std::vector<Chunk>& planned) {
+  const std::span<const Chunk> chunks = session.chunks();
+  const auto same = [](const Chunk& a, const Chunk& b) {
+    return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
+  };
+  if (!std::equal(chunks.begin(), chunks.end(), planned.begin(), planned.end(), same)) {
+    violated(fmt::format("chunks() are {}, not the {} of all steps so far", chunks.size(), planned.size()));
+  }
+}
+
 }  // namespace
 
 ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
@@ -129,6 +140,10 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
     if (record.layer != attending) {
       violated(fmt::format("{}: observed while layer {} is attended", where(record), attending));
     }
+    if (record.memory_count != session.memory_count(record.chunk)) {
+      violated(fmt::format("{}: memory_count() of the chunk is {}, that of its record {}", where(record),
+                           session.memory_count(record.chunk), record.memory_count));
+    }
     trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(copy_record(record, heads));
   };
   if (style.observed) session.set_observer(observer);
@@ -136,12 +151,15 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
   for (std::int64_t layer = 0; order.size() < static_cast<std::size_t>(n_layer); ++layer)
     order.push_back(layer);
 
+  std::vector<Chunk> planned;
   std::int64_t first = session.tokens();
   if (first != 0) violated(fmt::format("the session is not empty: {} tokens", first));
   for (const Step& step : problem.steps) {
     session.begin(step);
     const std::span<const Chunk> plan = session.plan();
     trace.plans.emplace_back(plan.begin(), plan.end());
+    planned.insert(planned.end(), plan.begin(), plan.end());
+    require_chunks(session, planned);
     for (const std::int64_t layer : order) {
       const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
       const Placed q(style.placement, input.q, first, step.n);
@@ -162,6 +180,7 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
     if (session.tokens() != first) {
       violated(fmt::format("tokens() is {} after {} tokens", session.tokens(), first));
     }
+    require_chunks(session, planned);
     const SessionState wanted =
         step.kind == Step::Kind::decode ? SessionState::decoding : SessionState::prefilling;
     if (session.state() != wanted) {

@@ -50,6 +50,7 @@ const std::vector<Trial>& trials() {
       {Fault::allocates, "allocation.none_after_open"},
       {Fault::forgets_to_reset, "determinism.after_reset"},
       {Fault::plans_one_more, "replay.random"},
+      {Fault::forgets_chunks, "replay.random"},
       {Fault::counts_open_step, "state.protocol"},
   };
   return all;

@@ -149,11 +149,20 @@ void check(const Model& model, const Sessions& sessions) {
     RC_ASSERT(static_cast<int>(session.state()) == static_cast<int>(model.state));
     RC_ASSERT(session.tokens() == model.tokens);
     RC_ASSERT(session.failed() == model.failed);
+    const auto same = [](const Chunk& a, const Chunk& b) {
+      return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
+    };
     const auto plan = session.plan();
-    RC_ASSERT((std::equal(plan.begin(), plan.end(), model.plan.begin(), model.plan.end(),
-                          [](const Chunk& a, const Chunk& b) {
-                            return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
-                          })));
+    RC_ASSERT((std::equal(plan.begin(), plan.end(), model.plan.begin(), model.plan.end(), same)));
+    const auto chunks = session.chunks();
+    RC_ASSERT(chunks.size() >= plan.size());
+    RC_ASSERT((std::equal(plan.begin(), plan.end(), chunks.end() - std::ssize(plan), chunks.end(), same)));
+    std::int64_t covered = 0;
+    for (const Chunk& chunk : chunks) {
+      RC_ASSERT(chunk.begin == covered);
+      covered = chunk.end;
+    }
+    RC_ASSERT(covered == (plan.empty() ? 0 : plan.back().end));
     if (!model.failed) check_rows(model, session);  // STATE-5: a failed step may have stored anything
   }
   if (!model.failed) check_scores_and_sets(model, sessions);

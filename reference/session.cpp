@@ -61,9 +61,11 @@ void ReferenceSession::begin(const Step& step) {
   }
   try {
     const Turn turn = next_turn(turn_, step, effective_, tokens_, shape_.capacity);
-    std::vector<Chunk> plan = chunk_plan(tokens_, step.n, turn.mode, effective_.batch, effective_.chunk);
+    const std::vector<Chunk> plan =
+        chunk_plan(tokens_, step.n, turn.mode, effective_.batch, effective_.chunk);
+    chunks_.insert(chunks_.end(), plan.begin(), plan.end());
+    step_chunks_ = plan.size();
     turn_ = turn;
-    plan_ = std::move(plan);
   } catch (const std::bad_alloc&) {
     out_of_memory("begin()");
   }
@@ -93,11 +95,11 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
     attended_[static_cast<std::size_t>(layer)] = true;
     LayerStep step{shape_, options_, effective_, observer_, storage, layer, tokens_, q, out};
     if (turn_.mode != ChunkMode::sparse) {
-      attend_dense(step, plan_.front());
+      attend_dense(step, plan().front());
     } else if (effective_.schedule == Schedule::layer_major) {
-      attend_layer_major(step, plan_);
+      attend_layer_major(step, plan());
     } else {
-      attend_chunk_major(step, plan_);
+      attend_chunk_major(step, plan());
     }
   } catch (const std::bad_alloc&) {
     out_of_memory("attend()");
@@ -124,7 +126,8 @@ void ReferenceSession::reset() {
     for (LayerStorage& storage : layers_) storage.clear(tokens_ + step_tokens_);
   }
   if (!HEADWATER_SABOTAGE("ref.session.reset_keeps_turn")) turn_ = Turn{};
-  plan_.clear();
+  chunks_.clear();
+  step_chunks_ = 0;
   tokens_ = 0;
   step_tokens_ = 0;
   progress_ = Progress::idle;

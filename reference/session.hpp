@@ -30,7 +30,8 @@ class ReferenceSession final : public Session {
   [[nodiscard]] const Shape& shape() const override { return shape_; }
   [[nodiscard]] const EffectiveOptions& options() const override { return effective_; }
   [[nodiscard]] MemoryBytes memory_bytes() const override;
-  [[nodiscard]] std::span<const Chunk> plan() const override { return plan_; }
+  [[nodiscard]] std::span<const Chunk> plan() const override { return chunks().last(step_chunks_); }
+  [[nodiscard]] std::span<const Chunk> chunks() const override { return chunks_; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -52,9 +53,10 @@ class ReferenceSession final : public Session {
   EffectiveOptions effective_;
   std::vector<LayerStorage> layers_;
   Turn turn_;
-  std::vector<Chunk> plan_;
-  std::vector<bool> attended_;  ///< one per layer, of the open step
-  std::int64_t tokens_ = 0;     ///< finished steps only
+  std::vector<Chunk> chunks_;    ///< of all steps since the session was empty
+  std::size_t step_chunks_ = 0;  ///< of the open step, or of the last one: the last of them
+  std::vector<bool> attended_;   ///< one per layer, of the open step
+  std::int64_t tokens_ = 0;      ///< finished steps only
   std::int64_t step_tokens_ = 0;
   Progress progress_ = Progress::idle;
   Observer observer_;

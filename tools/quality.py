@@ -29,11 +29,12 @@ SETTINGS = {
     "1024, 256, 256": ["-ub", "1024", "--h2o-local", "256", "--h2o-heavy", "256"],
     "512, 128, 128": ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"],
     "256, 64, 64": ["-ub", "256", "--h2o-local", "64", "--h2o-heavy", "64"],
+    "1024, 767, 256": ["-ub", "1024", "--h2o-local", "767", "--h2o-heavy", "256"],
     "1024, 512, 0 (local only)": ["-ub", "1024", "--h2o-local", "512", "--h2o-heavy", "0"],
     "1024, 0, 512 (heavy only)": ["-ub", "1024", "--h2o-local", "0", "--h2o-heavy", "512"],
 }
 # Local and heavy as in the atlas; Okabe and Ito, "Color Universal Design", 2008.
-COLOURS = dict(zip(SETTINGS, ("#000000", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")))
+COLOURS = dict(zip(SETTINGS, ("#000000", "#009E73", "#CC79A7", "#0072B2", "#56B4E9", "#D55E00")))
 
 
 def documents(window):

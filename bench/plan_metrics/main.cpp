@@ -1,5 +1,5 @@
 // The rows of the source plan's metrics that are times: headwater-plan-metrics [--engine NAME] [--row ID ...] prints one
-// JSON object. Nothing is asserted; docs/plan-metrics.md shows figures beside their targets. Medians of repeated runs, and
+// JSON object. Nothing is asserted here; docs/plan-metrics.md shows figures beside their targets. Medians of repeated runs, and
 // what is compared is measured in turn.
 
 #include <fmt/format.h>
@@ -40,9 +40,9 @@ void measure(const std::string& engine, const std::vector<std::string>& wanted) 
   auto& rows = json["rows"] = nlohmann::ordered_json::object();
   for (const MetricRow& row : metric_rows()) {
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), row.id) == wanted.end()) continue;
-    const headwater::bench::Measured measured = row.measure(engine);
-    rows[row.id] = {{"measured", measured.text}, {"met", measured.met}};
-    cli::print_error(fmt::format("{}: {}\n", row.id, measured.text));
+    const std::string measured = row.measure(engine);
+    rows[row.id] = measured;
+    cli::print_error(fmt::format("{}: {}\n", row.id, measured));
   }
   cli::print_out(json.dump(2) + "\n");
 }
@@ -58,11 +58,19 @@ int main(int argc, char** argv) {
   app.add_flag("--list", only_list, "list the rows");
   app.add_option("--engine", engine, "engine to measure (cpu)");
   app.add_option("--row", rows, "rows to measure, as P1.2 (all)");
+  std::int64_t peak = 0;
+  bool dense = false;
+  app.add_option("--peak", peak,
+                 "print KiB that a prefill of this many tokens adds at its peak, nothing else")
+      ->check(CLI::Range(1024, 1 << 20));
+  app.add_flag("--dense", dense, "with --peak: of a dense session");
   CLI11_PARSE(app, argc, argv);
   try {
     require_known(rows);
     if (only_list) {
       list();
+    } else if (peak > 0) {
+      cli::print_out(fmt::format("{}\n", headwater::bench::peak_kibibytes(engine, peak, dense)));
     } else {
       measure(engine, rows);
     }

@@ -284,6 +284,13 @@ HEADWATER_API headwater_status headwater_plan_count(const headwater_session* ses
 HEADWATER_API headwater_status headwater_plan_chunk(const headwater_session* session, int64_t index,
                                                     headwater_chunk* chunk);
 
+/* Chunks of all steps since the session was empty, those of the open step included: their number, and chunk `index` with
+ * the entries of the memory set that it reads, the same for every layer and head (MEM-4). */
+HEADWATER_API headwater_status headwater_session_chunk_count(const headwater_session* session,
+                                                             int64_t* count);
+HEADWATER_API headwater_status headwater_session_chunk(const headwater_session* session, int64_t index,
+                                                       headwater_chunk* chunk, int64_t* memory_count);
+
 /* Scores of a layer, head-major: the score of position p and query head h is entry h * head_stride + p, a
  * BF16 bit pattern (uint16_t) or a float by `type`. Valid, and changing with the session, until
  * headwater_close(). */

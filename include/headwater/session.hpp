@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -169,6 +170,13 @@ class HEADWATER_API Session {
 
   /// Chunks of the open step, or of the last one when none is open (PLAN-1).
   [[nodiscard]] virtual std::span<const Chunk> plan() const = 0;
+  /// Chunks of all steps since the session was empty, those of the open step included, in ascending order; plan() is its
+  /// end. Valid until a call that changes the session. Empty where an engine does not keep them.
+  [[nodiscard]] virtual std::span<const Chunk> chunks() const { return {}; }
+  /// Entries of the memory set that a chunk of this session reads, the same for every layer and head (MEM-4).
+  [[nodiscard]] std::int64_t memory_count(const Chunk& chunk) const {
+    return chunk.mode == ChunkMode::sparse ? std::min(options().memory(), chunk.begin) : 0;
+  }
   /// Scores of all positions < tokens(); zero for tokens never scored. Errors: layer out of range.
   [[nodiscard]] virtual ScoreView scores(std::int64_t layer) const = 0;
   [[nodiscard]] virtual MemoryView memory(std::int64_t layer) const = 0;

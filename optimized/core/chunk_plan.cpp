@@ -23,10 +23,4 @@ void append_sparse_chunks(std::int64_t base, std::int64_t n, std::int64_t batch,
   }
 }
 
-std::int64_t max_chunks(std::int64_t n, std::int64_t batch, std::int64_t chunk) {
-  // Whole batches and the remainder; B >= S after CFG-4. 64-bit: all arguments are below 2^31.
-  const auto pieces = [](std::int64_t total, std::int64_t size) { return (total + size - 1) / size; };
-  return n / batch * pieces(batch, chunk) + pieces(n % batch, chunk);
-}
-
 }  // namespace headwater::core

@@ -25,6 +25,7 @@ class SessionBase : public Session {
   [[nodiscard]] const Shape& shape() const final { return shape_; }
   [[nodiscard]] const EffectiveOptions& options() const final { return options_; }
   [[nodiscard]] std::span<const Chunk> plan() const final { return machine_.plan(); }
+  [[nodiscard]] std::span<const Chunk> chunks() const final { return machine_.chunks(); }
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
 
  protected:
@@ -41,6 +42,8 @@ class SessionBase : public Session {
   /// For read_key and read_value: indices in range and the row at least `width` wide.
   void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position, std::int64_t row_size,
                    std::int64_t width) const;
+  /// Of the list of chunks, which belongs to the workspace.
+  [[nodiscard]] std::int64_t chunk_bytes() const { return machine_.chunk_bytes(); }
   /// Whether observe() reaches anybody: what it is to be shown need not be copied otherwise.
   [[nodiscard]] bool observed() const { return static_cast<bool>(observer_); }
   void observe(const ChunkRecord& record) const {

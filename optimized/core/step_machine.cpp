@@ -22,8 +22,7 @@ namespace {
 StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options)
     : capacity_(shape.capacity), batch_(options.batch), chunk_(options.chunk), sparse_(options.sparse) {
   attended_.assign(static_cast<std::size_t>(shape.n_layer), 0);
-  const std::int64_t most = sparse_ ? max_chunks(capacity_, batch_, chunk_) : 1;
-  plan_.reserve(static_cast<std::size_t>(most));
+  chunks_.reserve(static_cast<std::size_t>(capacity_));  // a chunk has a token at least
 }
 
 void StepMachine::require_not_failed() const {
@@ -81,20 +80,20 @@ void StepMachine::begin(const Step& step) {
   }
 
   // Nothing below can fail: the plan has its memory since construction.
-  plan_.clear();
+  plan_begin_ = chunks_.size();
   if (prefill) {
     if (opens_turn()) {
       turn_length_ = turn_length;
       turn_sparse_ = turn_is_sparse(turn_length);
     }
     if (turn_sparse_) {
-      append_sparse_chunks(tokens_, step.n, batch_, chunk_, plan_);
+      append_sparse_chunks(tokens_, step.n, batch_, chunk_, chunks_);
     } else {
-      plan_.push_back({tokens_, tokens_ + step.n, ChunkMode::dense});
+      chunks_.push_back({tokens_, tokens_ + step.n, ChunkMode::dense});
     }
     state_ = SessionState::prefilling;
   } else {
-    plan_.push_back({tokens_, tokens_ + step.n, ChunkMode::decode});
+    chunks_.push_back({tokens_, tokens_ + step.n, ChunkMode::decode});
     if (!HEADWATER_SABOTAGE("core.state.decode_keeps_the_turn")) state_ = SessionState::decoding;
   }
   step_tokens_ = step.n;
@@ -142,7 +141,8 @@ void StepMachine::reset() {
   step_tokens_ = 0;
   layers_left_ = 0;
   std::fill(attended_.begin(), attended_.end(), static_cast<char>(0));
-  plan_.clear();
+  chunks_.clear();
+  plan_begin_ = 0;
 }
 
 }  // namespace headwater::core

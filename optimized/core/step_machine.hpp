@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "headwater/session.hpp"
@@ -32,7 +33,12 @@ class StepMachine {
   [[nodiscard]] bool failed() const;
   [[nodiscard]] SessionState state() const { return state_; }
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
-  [[nodiscard]] const std::vector<Chunk>& plan() const { return plan_; }
+  [[nodiscard]] std::span<const Chunk> plan() const { return chunks().subspan(plan_begin_); }
+  [[nodiscard]] std::span<const Chunk> chunks() const { return chunks_; }
+  /// Of the memory that was taken for them.
+  [[nodiscard]] std::int64_t chunk_bytes() const {
+    return static_cast<std::int64_t>(chunks_.capacity() * sizeof(Chunk));
+  }
   [[nodiscard]] bool open() const { return open_; }
   [[nodiscard]] std::int64_t step_tokens() const { return step_tokens_; }
   [[nodiscard]] bool attended(std::int64_t layer) const { return attended_[static_cast<std::size_t>(layer)]; }
@@ -56,7 +62,8 @@ class StepMachine {
   std::int64_t step_tokens_ = 0;
   std::int64_t layers_left_ = 0;
   std::vector<char> attended_;  // per layer, of the open step
-  std::vector<Chunk> plan_;
+  std::vector<Chunk> chunks_;   // of all steps since the session was empty
+  std::size_t plan_begin_ = 0;  // those of the open step, or of the last one, begin here
 };
 
 }  // namespace headwater::core

@@ -123,7 +123,7 @@ MemoryBytes CpuSession::memory_bytes() const {
   bytes.workspace = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
                     row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes() +
                     wide_keys_.bytes() + wide_values_.bytes() + packed_keys_.bytes() +
-                    packed_values_.bytes() + kv_.spare_bytes() + splits_.bytes();
+                    packed_values_.bytes() + kv_.spare_bytes() + splits_.bytes() + chunk_bytes();
   for (const Scratch& scratch : scratch_) bytes.workspace += scratch.bytes();
   return bytes;
 }

@@ -215,7 +215,7 @@ void CudaSession::take_memory(const Shape& shape, const Options& options) {
   shown_lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
   shown_row_ = core::Buffer<unsigned char>(std::max(shape.d_head, shape.d_value) * element_bytes_);
   bytes_.workspace += shown_scores_.bytes() + shown_sets_.bytes() + shown_intra_.bytes() +
-                      shown_inter_.bytes() + shown_lse_.bytes() + shown_row_.bytes();
+                      shown_inter_.bytes() + shown_lse_.bytes() + shown_row_.bytes() + chunk_bytes();
 }
 
 void CudaSession::forget() {

@@ -273,6 +273,8 @@ static void test_null(void) {
   CHECK_FAILS(headwater_warning(NULL, 0, &text), bad, "session is NULL");
   CHECK_FAILS(headwater_plan_count(NULL, &number), bad, "session is NULL");
   CHECK_FAILS(headwater_plan_chunk(NULL, 0, &chunk), bad, "session is NULL");
+  CHECK_FAILS(headwater_session_chunk_count(NULL, &number), bad, "session is NULL");
+  CHECK_FAILS(headwater_session_chunk(NULL, 0, &chunk, &number), bad, "session is NULL");
   CHECK_FAILS(headwater_scores(NULL, 0, &scores), bad, "session is NULL");
   CHECK_FAILS(headwater_copy_scores(NULL, 0, 0, 0, 0, row), bad, "session is NULL");
   CHECK_FAILS(headwater_memory(NULL, 0, &memory), bad, "session is NULL");
@@ -294,6 +296,10 @@ static void test_null(void) {
   CHECK_FAILS(headwater_plan_count(session, NULL), bad, "count is NULL");
   CHECK_FAILS(headwater_plan_chunk(session, 0, NULL), bad, "chunk is NULL");
   CHECK_FAILS(headwater_plan_chunk(session, 0, &chunk), bad, "chunk index is 0; allowed: none");
+  CHECK_FAILS(headwater_session_chunk_count(session, NULL), bad, "count is NULL");
+  CHECK_FAILS(headwater_session_chunk(session, 0, NULL, &number), bad, "chunk is NULL");
+  CHECK_FAILS(headwater_session_chunk(session, 0, &chunk, NULL), bad, "memory_count is NULL");
+  CHECK_FAILS(headwater_session_chunk(session, 0, &chunk, &number), bad, "chunk index is 0; allowed: none");
   CHECK_FAILS(headwater_scores(session, 0, NULL), bad, "view is NULL");
   CHECK_FAILS(headwater_memory(session, 0, NULL), bad, "view is NULL");
   CHECK_FAILS(headwater_scores(session, 2, &scores), bad, "layer");

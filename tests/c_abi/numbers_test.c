@@ -176,6 +176,17 @@ static void check_contents(const headwater_session* session, const problem* p, c
   CHECK_EQUAL(chunk.begin, kTokens - 1);
   CHECK_EQUAL(chunk.end, kTokens);
   CHECK_EQUAL(chunk.mode, HEADWATER_CHUNK_DECODE);
+  CHECK_OK(headwater_session_chunk_count(session, &number));
+  CHECK_EQUAL(number, 3 + kDecodeSteps);
+  for (int64_t c = 0; c < number; ++c) {
+    int64_t count = -1;
+    const int64_t begin = c < 3 ? c * kChunk : kPrefill + c - 3;
+    CHECK_OK(headwater_session_chunk(session, c, &chunk, &count));
+    CHECK_EQUAL(chunk.begin, begin);
+    CHECK_EQUAL(chunk.end, c < 2 ? begin + kChunk : c == 2 ? kPrefill : begin + 1);
+    CHECK_EQUAL(chunk.mode, c < 3 ? HEADWATER_CHUNK_SPARSE : HEADWATER_CHUNK_DECODE);
+    CHECK_EQUAL(count, c == 1 || c == 2 ? kMemory : 0);
+  }
   CHECK_OK(headwater_session_options(session, &effective, sizeof effective));
   CHECK_EQUAL(effective.batch, kBatch);
   CHECK_EQUAL(effective.chunk, kChunk);

@@ -53,18 +53,22 @@ Views RealTrace::views_with_unit_values() {
   return result;
 }
 
-PrefillRun prefill(const std::string& name, const Views& views, const Options& options) {
+PrefillRun prefill(const std::string& name, const Views& views, const Options& options, std::int64_t calls) {
   PrefillRun run;
-  run.session = engine(name).open(views.shape, options);
+  Shape shape = views.shape;
+  shape.capacity += (calls - 1) * views.n;
+  run.session = engine(name).open(shape, options);
   run.session->set_observer([&](const ChunkRecord& record) {
     if (record.chunk.mode == ChunkMode::sparse) run.chunks.push_back(copy_of(record, views.shape.n_head));
   });
   run.out.resize(index(views.n * views.shape.n_head * views.shape.d_value));
-  run.session->begin(Step::prefill(views.n));
-  run.session->attend(
-      0, views.q, views.k, views.v,
-      MutableRows::token_major(run.out.data(), DType::f32, views.shape.n_head, views.shape.d_value));
-  run.session->end();
+  for (std::int64_t call = 0; call < calls; ++call) {
+    run.session->begin(Step::prefill(views.n, calls * views.n));
+    run.session->attend(
+        0, views.q, views.k, views.v,
+        MutableRows::token_major(run.out.data(), DType::f32, views.shape.n_head, views.shape.d_value));
+    run.session->end();
+  }
   run.session->set_observer({});
   return run;
 }

@@ -50,6 +50,8 @@ class RealTrace {
   std::vector<float> ones_;
 };
 
-[[nodiscard]] PrefillRun prefill(const std::string& engine, const Views& views, const Options& options);
+/// One turn of `calls` calls, all of the same rows; `out` is the last one's.
+[[nodiscard]] PrefillRun prefill(const std::string& engine, const Views& views, const Options& options,
+                                 std::int64_t calls = 1);
 
 }  // namespace headwater::tests
