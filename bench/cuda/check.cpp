@@ -256,7 +256,7 @@ Worst judge(const Engine& engine, const Problem& problem, const Trace& trace) {
     std::string what;
     try {
       conformance::require_forced(context, one_head(problem, head), one_head(trace, problem.shape, head));
-      if (context.mistrusted()) what = "the bounds are as large as the signals";
+      if (!context.mistrusted().empty()) what = "the bounds are as large as the signals";
     } catch (const std::exception& error) {
       what = error.what();
     }

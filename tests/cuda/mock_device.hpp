@@ -21,7 +21,7 @@ namespace headwater::cuda {
 class MockDevice : public Device {
  public:
   explicit MockDevice(std::span<const Kernel> kernels)
-      : Device({"a mock", 80, 4, 1 << 17, std::int64_t{1} << 32, false}, kernels) {}
+      : Device({"a mock", 0, 80, 4, 1 << 17, std::int64_t{1} << 32, false}, kernels) {}
   ~MockDevice() override {
     if (on_destruction) on_destruction();
   }
