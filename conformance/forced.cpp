@@ -213,6 +213,27 @@ class HeadJudge {
 
 }  // namespace
 
+std::vector<double> output_bounds(const Context& context, const Problem& problem, const Trace& trace) {
+  const Shape& shape = problem.shape;
+  std::vector<double> bounds(trace.layers[0].out.size());
+  for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+    for (std::int64_t h = 0; h < shape.n_head; ++h) {
+      const HeadTruth truth =
+          eigen_oracle(head_chunk(problem, 0, chunk, h),
+                       arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type));
+      for (std::int64_t i = 0; i < chunk.length(); ++i) {
+        for (std::int64_t x = 0; x < shape.d_value; ++x) {
+          const auto at =
+              static_cast<std::size_t>(((chunk.chunk.begin + i) * shape.n_head + h) * shape.d_value + x);
+          bounds[at] = truth.out_bound(i, x) + unit_roundoff(problem.out_type) * std::fabs(truth.out(i, x)) +
+                       smallest(problem.out_type);
+        }
+      }
+    }
+  }
+  return bounds;
+}
+
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth whose) {
   const Arithmetic arithmetic = arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
   for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {

@@ -38,6 +38,11 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
 /// under the engine's own memory sets. Throws Violation; records marks and trust in the context.
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth truth = Truth::eigen);
 
+/// Bound of the first layer's outputs under the run's own sets, [N][Hq][dv], output rounding included: what two runs that
+/// differ in rounding only may be apart from the exact result.
+[[nodiscard]] std::vector<double> output_bounds(const Context& context, const Problem& problem,
+                                                const Trace& trace);
+
 /// What is held against the oracle where all of a run would take too long. Column sums and log-sum-exps of a sparse chunk are
 /// judged whole; of outputs all rows of some heads, and of the other heads (and of dense and decode chunks) the rows on both
 /// sides of every multiple of `border` in the chunk.

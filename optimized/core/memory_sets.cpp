@@ -26,6 +26,7 @@ std::int64_t MemorySets::next_count(std::int64_t end) const {
 
 void MemorySets::build_head(std::int64_t layer, std::int64_t head, std::int64_t end, const ScoreStore& scores,
                             std::uint32_t* keys, std::int32_t* chosen) {
+  if (head >= 64 && HEADWATER_SABOTAGE("core.memory.heads_beyond_64")) return;
   const Layer& state = layers_[static_cast<std::size_t>(layer)];
   std::int32_t* set = positions_.data() + (layer * heads_ + head) * width_;
   std::int64_t local_begin = std::max<std::int64_t>(0, end - local_);  // MEM-1

@@ -39,9 +39,9 @@ class CpuEngine final : public Engine {
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
     const std::string reason = unavailable_because();
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
-    const EffectiveOptions effective = core::resolve(shape, options, default_threads());
-    core::require_no_device(options, name_);
     try {
+      core::require_no_device(options, name_);
+      const EffectiveOptions effective = core::resolve(shape, options, default_threads());
       return std::make_unique<cpu::CpuSession>(variant_.kernels(), variant_.bf16 ? &variant_.bf16() : nullptr,
                                                shape, options, effective);
     } catch (const std::bad_alloc&) {

@@ -142,8 +142,6 @@ void CpuSession::gather(const Call& call, std::int64_t head, Scratch& scratch) {
 void CpuSession::whole_chunk(const Call& call, const Window& window, const Chunk& chunk, bool has_memory) {
   const std::int64_t heads = shape().n_head;
   const std::int64_t groups = groups_of(chunk);
-  const std::int64_t selected =
-      HEADWATER_SABOTAGE("cpu.selection.heads_beyond_64") && heads > 64 ? 64 : heads;
 #pragma omp parallel num_threads(threads_)
   {
 #pragma omp for schedule(static) nowait
@@ -151,7 +149,7 @@ void CpuSession::whole_chunk(const Call& call, const Window& window, const Chunk
       prepare_rows(call, window, chunk, head_kv);
     }
 #pragma omp for schedule(static)
-    for (std::int64_t head = 0; head < (has_memory ? selected : 0); ++head) {
+    for (std::int64_t head = 0; head < (has_memory ? heads : 0); ++head) {
       Scratch& scratch = thread_scratch();
       const StageClock clock(scratch.selection_seconds);
       memory_.build_head(call.layer, head, chunk.begin, scores_, scratch.order_keys.data(),
@@ -375,12 +373,9 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
   attention.start(block.sink);
   for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
     const std::int64_t n = std::min(segment_keys_, block.n_keys - first);
-    std::int64_t key_at = first * d;
-    if (HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits")) key_at &= 0xFFFF;
-    std::int64_t value_at = first * dv;
-    if (HEADWATER_SABOTAGE("cpu.values.offset_in_16_bits")) value_at &= 0xFFFF;
-    const float* keys = rows.keys + key_at;
-    const float* values = rows.values + value_at;
+    const std::int64_t narrow = HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits") ? 0xFFFF : -1;
+    const float* keys = rows.keys + (first * d & narrow);
+    const float* values = rows.values + first * dv;
     float* weights = scratch.block.data() + first * kBlockRows;
     if (block.gathered) {
       attention.add_gathered(keys, values, block.gathered + first, n, weights);
@@ -392,10 +387,9 @@ CpuSession::PassResult CpuSession::float_block(const Call& call, const PassBlock
   }
   attention.finish();
   for (std::int64_t first = 0; first < block.n_keys; first += segment_keys_) {
-    std::int64_t segment = first / segment_keys_;
-    if (HEADWATER_SABOTAGE("cpu.colsum.maximum_of_four_segments")) segment %= 4;
+    const std::int64_t kept = HEADWATER_SABOTAGE("cpu.colsum.maximum_of_four_segments") ? 3 : -1;
     attention.add_column_sums(scratch.block.data() + first * kBlockRows,
-                              scratch.segment_max.data() + segment * kBlockRows,
+                              scratch.segment_max.data() + (first / segment_keys_ & kept) * kBlockRows,
                               std::min(segment_keys_, block.n_keys - first), block.sums + first);
   }
   return {attention.state.max, attention.state.sum};

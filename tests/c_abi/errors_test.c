@@ -281,7 +281,6 @@ static void test_null(void) {
   CHECK_FAILS(headwater_read_key(NULL, 0, 0, 0, row, kWidth), bad, "session is NULL");
   CHECK_FAILS(headwater_read_value(NULL, 0, 0, 0, row, kValueWidth), bad, "session is NULL");
   CHECK_FAILS(headwater_set_observer(NULL, NULL, NULL), bad, "session is NULL");
-
   CHECK_OK(headwater_open("reference", &kShape, NULL, &session));
   CHECK_FAILS(headwater_session_state(session, NULL), bad, "state is NULL");
   CHECK_FAILS(headwater_session_failed(session, NULL), bad, "failed is NULL");
@@ -347,7 +346,6 @@ static void test_protocol(const char* engine) {
   CHECK_FAILS(headwater_begin_decode(session, INT64_MAX), HEADWATER_CAPACITY_EXCEEDED, "capacity");
   check_tokens(session, 0, HEADWATER_EMPTY); /* all refused: as it was */
   CHECK_EQUAL(has_failed(session), 0);
-
   CHECK_OK(headwater_begin_prefill(session, 4, 8));
   CHECK_OK(attend(session, 1));
   CHECK_FAILS(attend(session, 2), HEADWATER_INVALID_ARGUMENT, "layer");
@@ -416,7 +414,6 @@ static void test_arguments_of_a_step(const char* engine) {
   CHECK_OK(headwater_attend(session, 0, &in, &in, &in, &out)); /* all refused: the step is still good */
   CHECK_OK(headwater_attend(session, 1, &in, &in, &in, &out));
   CHECK_OK(headwater_end(session));
-
   CHECK_OK(headwater_read_key(session, 0, 0, 1, row, kWidth));
   CHECK_FAILS(headwater_read_key(session, 0, 0, 1, NULL, kWidth), bad, "row is NULL");
   CHECK_FAILS(headwater_read_key(session, 0, 0, 1, row, kWidth - 1), bad, "width is 7; allowed: 8");
