@@ -40,8 +40,8 @@ class CpuEngine final : public Engine {
     const std::string reason = unavailable_because();
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     try {
-      core::require_no_device(options, name_);
       const EffectiveOptions effective = core::resolve(shape, options, default_threads());
+      core::require_no_device(options, name_);
       return std::make_unique<cpu::CpuSession>(variant_.kernels(), variant_.bf16 ? &variant_.bf16() : nullptr,
                                                shape, options, effective);
     } catch (const std::bad_alloc&) {
