@@ -3,6 +3,7 @@
 // beyond 2^16, rows beyond 2^32 bytes. Scores and sets are replayed whole, column sums judged whole, outputs in part.
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "conformance/forced.hpp"
@@ -50,9 +51,22 @@ Problem production(Context& context, DType type, const Heads& heads, const Rule&
   return problem;
 }
 
+// One key in `period` tokens, `first` of each, draws all queries: heavy hitters from every part of a long prompt, where
+// old tokens would else win by their age.
+void draw_to(Problem& problem, std::int64_t first, std::int64_t period) {
+  LayerInput& layer = problem.layers[0];
+  for (std::int64_t t = 0; t < problem.tokens(); ++t) {
+    for (std::int64_t h = 0; h < layer.q.heads; ++h) layer.q.row(t, h)[0] = 4.0f;
+    const float drawn = 1.5f * std::sqrt(static_cast<float>(problem.shape.d_head));
+    for (std::int64_t h = 0; h < layer.k.heads; ++h)
+      layer.k.row(t, h)[0] = t % period == first ? round_to(layer.k.type, drawn) : 0.0f;
+  }
+}
+
 void heads_of_128(Context& context) {
   const Heads heads{.query = 2, .kv = 1, .d = 128, .dv = 128};
   Problem problem = production(context, DType::f32, heads, {}, {Step::prefill(4 * 1024 + 1000)});
+  draw_to(problem, 700, 1024);
   require_conforming_in_part(context, problem);
   problem = production(context, DType::bf16, heads, {.local = 200, .heavy = 300},
                        {Step::prefill(4 * 1024 + 1), Step::decode(1)});
@@ -64,6 +78,16 @@ void heads_of_128(Context& context) {
   require_conforming_in_part(context, problem);
 }
 const Register kOf128{{"shape.heads_of_128", kAttention, "attention", Lane::shape, true, heads_of_128}};
+
+// More keys in a chunk than a segment of BF16 keys, and more segments of floats than in a chunk of 1024.
+void chunks_of_2048(Context& context) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 64, .dv = 64}, {.chunk = 2048},
+                                 {Step::prefill(2 * 2048 + 33)});
+    require_conforming_in_part(context, problem, {.whole_head_of = 1});
+  }
+}
+const Register kOf2048{{"shape.chunks_of_2048", kAttention, "attention", Lane::shape, true, chunks_of_2048}};
 
 void heads_of_64(Context& context) {
   const Rule rule{.chunk = 512, .clamp = false};
@@ -176,9 +200,10 @@ const Register k2To15{{"shape.positions_beyond_32768",
 // Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once.
 void positions_beyond_2_17(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
-    const Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
-                                       {.chunk = 512, .local = 32, .heavy = 96},
-                                       {Step::prefill(65000), Step::prefill(67500), Step::decode(3)});
+    Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
+                                 {.chunk = 512, .local = 32, .heavy = 96},
+                                 {Step::prefill(65000), Step::prefill(67500), Step::decode(3)});
+    draw_to(problem, 100, 4096);
     const auto late = [](const Chunk& chunk) {
       return (chunk.end > 65536 && chunk.begin < 67000) || chunk.end > 132000;
     };
