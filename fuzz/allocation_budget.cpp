@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -13,11 +14,16 @@ struct Budget {
   bool active = false;
   std::size_t limit = 0;
   std::size_t taken = 0;
+  std::size_t large = 0;  // by posix_memalign
 };
 thread_local Budget budget;
 
+// What the error about a refused buffer takes, behind large ones that were given back unseen.
+constexpr std::size_t kText = 4096;
+
 void* take(std::size_t size, std::size_t alignment) {
-  if (budget.active && (size > budget.limit || budget.taken > budget.limit - size)) return nullptr;
+  const std::size_t taken = budget.taken + (size > kText ? budget.large : 0);
+  if (budget.active && (size > budget.limit || taken > budget.limit - size)) return nullptr;
   const bool aligned = alignment > alignof(std::max_align_t);
   const std::size_t whole = aligned ? (size + alignment - 1) / alignment * alignment : size;
   void* memory = aligned ? std::aligned_alloc(alignment, whole == 0 ? alignment : whole)
@@ -42,10 +48,20 @@ void* take_or_throw(std::size_t size, std::size_t alignment) {
 
 namespace headwater::fuzz {
 
-AllocationBudget::AllocationBudget(std::size_t bytes) { budget = {true, bytes, 0}; }
+AllocationBudget::AllocationBudget(std::size_t bytes) { budget = {true, bytes, 0, 0}; }
 AllocationBudget::~AllocationBudget() { budget.active = false; }
 
 }  // namespace headwater::fuzz
+
+// Large buffers of a session. free() is not seen, so what they took stays counted, but only against each other.
+extern "C" int posix_memalign(void** memory, std::size_t alignment, std::size_t size) noexcept {
+  const std::size_t taken = budget.taken + budget.large;
+  if (budget.active && (size > budget.limit || taken > budget.limit - size)) return ENOMEM;
+  *memory = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (*memory == nullptr) return ENOMEM;
+  if (budget.active) budget.large += size;
+  return 0;
+}
 
 void* operator new(std::size_t size) { return take_or_throw(size, 1); }
 void* operator new[](std::size_t size) { return take_or_throw(size, 1); }

@@ -45,7 +45,7 @@ OWN, OWN_SM90 = "headwater", "headwater, sm_90a"
 SANITIZED = ("bound.plain_f32", "bound.head_sizes", "replay.random")  # every stage, on small inputs
 # As --check names what it runs, and the kit its lanes.
 CHECKS = ("BF16 128/128", "BF16 64/64", "BF16 192/128", "BF16 256/256", "F16 128/128", "F16 64/64", "F16 192/128", "F16 256/256")
-LANES = ("exact", "bound", "replay", "law", "adversarial", "bias", "state", "hostile", "determinism")
+LANES = ("exact", "bound", "replay", "law", "adversarial", "bias", "state", "hostile", "determinism", "shape")
 RERUNS = 5
 ROUNDS = 5  # of the benchmark; fewer where the time ends before
 LANE_SECONDS = 120

@@ -108,6 +108,7 @@ class DeviceRows final : public Session {
   [[nodiscard]] const EffectiveOptions& options() const override { return session_->options(); }
   [[nodiscard]] MemoryBytes memory_bytes() const override { return session_->memory_bytes(); }
   [[nodiscard]] std::span<const Chunk> plan() const override { return session_->plan(); }
+  [[nodiscard]] std::span<const Chunk> chunks() const override { return session_->chunks(); }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override { return session_->scores(layer); }
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return session_->memory(layer); }
   void read_key(std::int64_t layer, std::int64_t head, std::int64_t position,

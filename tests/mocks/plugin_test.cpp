@@ -57,6 +57,9 @@ class Plugin : public ::testing::Test {
     EXPECT_CALL(calls_, session_options(session(), _, sizeof(headwater_effective_options)))
         .Times(AnyNumber())
         .WillRepeatedly(DoAll(SetArgPointee<1>(headwater_effective_options{}), Return(HEADWATER_OK)));
+    EXPECT_CALL(calls_, plan_count(session(), _))
+        .Times(AnyNumber())
+        .WillRepeatedly(DoAll(SetArgPointee<1>(0), Return(HEADWATER_OK)));
     EXPECT_CALL(calls_, warning_count(session(), _))
         .Times(AnyNumber())
         .WillRepeatedly(DoAll(SetArgPointee<1>(0), Return(HEADWATER_OK)));
