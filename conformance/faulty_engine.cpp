@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "conformance/formats.hpp"
-#include "headwater/session.hpp"
+#include "conformance/forwarded_session.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -34,10 +34,10 @@ std::vector<float> copy(const Rows& rows, std::int64_t n, std::int64_t heads, st
   return values;
 }
 
-class FaultySession final : public Session {
+class FaultySession final : public ForwardedSession {
  public:
   FaultySession(std::unique_ptr<Session> inner, Fault fault, int opened, int threads)
-      : inner_(std::move(inner)), fault_(fault), opened_(opened), threads_(threads) {}
+      : ForwardedSession(std::move(inner)), fault_(fault), opened_(opened), threads_(threads) {}
 
   void begin(const Step& step) override {
     inner_->begin(step);
@@ -66,14 +66,9 @@ class FaultySession final : public Session {
         [this, observer = std::move(observer)](const ChunkRecord& record) { report(record, observer); });
   }
 
-  [[nodiscard]] SessionState state() const override { return inner_->state(); }
-  [[nodiscard]] bool failed() const override { return inner_->failed(); }
   [[nodiscard]] std::int64_t tokens() const override {
     return inner_->tokens() + (fault_ == Fault::counts_open_step && open_ ? n_ : 0);
   }
-  [[nodiscard]] const Shape& shape() const override { return inner_->shape(); }
-  [[nodiscard]] const EffectiveOptions& options() const override { return inner_->options(); }
-  [[nodiscard]] MemoryBytes memory_bytes() const override { return inner_->memory_bytes(); }
   [[nodiscard]] std::span<const Chunk> plan() const override {
     const std::span<const Chunk> plan = inner_->plan();
     if (fault_ != Fault::plans_one_more || plan.empty()) return plan;
@@ -84,15 +79,6 @@ class FaultySession final : public Session {
   [[nodiscard]] std::span<const Chunk> chunks() const override {
     const std::span<const Chunk> chunks = inner_->chunks();
     return fault_ == Fault::forgets_chunks ? chunks.last(inner_->plan().size()) : chunks;
-  }
-  [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return inner_->memory(layer); }
-  void read_key(std::int64_t layer, std::int64_t head, std::int64_t position,
-                std::span<float> row) const override {
-    inner_->read_key(layer, head, position, row);
-  }
-  void read_value(std::int64_t layer, std::int64_t head, std::int64_t position,
-                  std::span<float> row) const override {
-    inner_->read_value(layer, head, position, row);
   }
 
  private:
@@ -105,7 +91,6 @@ class FaultySession final : public Session {
     return load_element(out.type, element(out, t, h, x));
   }
 
-  std::unique_ptr<Session> inner_;
   Fault fault_;
   int opened_;
   int threads_;

@@ -14,6 +14,7 @@
 
 #include "conformance/case.hpp"
 #include "conformance/forced.hpp"
+#include "conformance/forwarded_session.hpp"
 #include "conformance/replay.hpp"
 #include "conformance/run.hpp"
 #include "core/config.hpp"
@@ -47,16 +48,19 @@ constexpr Row kRows[] = {{DType::bf16, 128, 128, true},  {DType::bf16, 64, 64, t
                          {DType::f16, 192, 128, false},  {DType::f16, 256, 256, false}};
 
 /// A session whose rows are the device's, behind the interface of one whose rows are the host's: what the kit runs.
-class DeviceRows final : public Session {
+class DeviceRows final : public conformance::ForwardedSession {
  public:
-  DeviceRows(const CheckSetting& setting, const Problem& problem, bool on_hopper) : problem_(problem) {
+  DeviceRows(const CheckSetting& setting, const Problem& problem, bool on_hopper)
+      : ForwardedSession(nullptr), problem_(problem) {
     auto opened = setting.open(setting.dispatch->kernels());
     device_ = opened.get();
     stream_ = device_->stream();
-    session_ = std::make_unique<CudaSession>(
+    auto session = std::make_unique<CudaSession>(
         std::move(opened), *setting.dispatch, problem.shape, problem.options,
         core::resolve(problem.shape, problem.options, 1), Launching::replayed,
         RowPlace{true, device_->native_handle(stream_)}, HopperSwitch{on_hopper, setting.least_chunk});
+    session_ = session.get();
+    inner_ = std::move(session);
   }
 
   [[nodiscard]] std::string paths() const { return session_->paths(); }
@@ -100,27 +104,6 @@ class DeviceRows final : public Session {
                std::memcpy(core::row_address(out, t, h), packed.data() + at, bytes);
              });
   }
-  void end() override { session_->end(); }
-  void reset() override { session_->reset(); }
-  [[nodiscard]] SessionState state() const override { return session_->state(); }
-  [[nodiscard]] std::int64_t tokens() const override { return session_->tokens(); }
-  [[nodiscard]] const Shape& shape() const override { return session_->shape(); }
-  [[nodiscard]] const EffectiveOptions& options() const override { return session_->options(); }
-  [[nodiscard]] MemoryBytes memory_bytes() const override { return session_->memory_bytes(); }
-  [[nodiscard]] std::span<const Chunk> plan() const override { return session_->plan(); }
-  [[nodiscard]] std::span<const Chunk> chunks() const override { return session_->chunks(); }
-  [[nodiscard]] ScoreView scores(std::int64_t layer) const override { return session_->scores(layer); }
-  [[nodiscard]] MemoryView memory(std::int64_t layer) const override { return session_->memory(layer); }
-  void read_key(std::int64_t layer, std::int64_t head, std::int64_t position,
-                std::span<float> row) const override {
-    session_->read_key(layer, head, position, row);
-  }
-  void read_value(std::int64_t layer, std::int64_t head, std::int64_t position,
-                  std::span<float> row) const override {
-    session_->read_value(layer, head, position, row);
-  }
-  void set_observer(Observer observer) override { session_->set_observer(std::move(observer)); }
-  [[nodiscard]] bool failed() const override { return session_->failed(); }
 
  private:
   template <class Action>
@@ -135,7 +118,7 @@ class DeviceRows final : public Session {
   const Problem& problem_;
   Device* device_ = nullptr;
   Stream stream_{};
-  std::unique_ptr<CudaSession> session_;
+  CudaSession* session_ = nullptr;  // inner_ itself
   std::int64_t tokens_of_step_ = 0;
 };
 

@@ -112,16 +112,7 @@ TEST(TokenizerSizes, RanksAndIdsBeyond65536) {
 }
 
 TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
-  VocabularyBuilder b;
-  b.model = "llama";
-  b.pre = "";
-  b.add("<unk>", kUnknown);
-  b.add("<s>", kControl);
-  b.add("</s>", kControl);
-  constexpr char kHex[] = "0123456789ABCDEF";
-  for (int byte = 0; byte < 256; ++byte) b.add({'<', '0', 'x', kHex[byte / 16], kHex[byte % 16], '>'}, kByte);
-  b.file.add<std::uint32_t>("tokenizer.ggml.bos_token_id", kU32, 1);
-  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 2);
+  VocabularyBuilder b = small_sentence();
   b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
   std::unordered_map<std::string, std::int32_t> ids;
   for (const char c : kLetters) ids[std::string(1, c)] = b.add(std::string(1, c));

@@ -155,19 +155,6 @@ TEST(Special, Ends) {
   EXPECT_EQ(tokenizer->find_special("<none>"), std::nullopt);
 }
 
-VocabularyBuilder small_sentence() {
-  VocabularyBuilder b;
-  b.model = "llama";
-  b.pre = "";
-  b.add("<unk>", kUnknown);
-  b.add("<s>", kControl);
-  b.add("</s>", kControl);
-  constexpr char kHex[] = "0123456789ABCDEF";
-  for (int byte = 0; byte < 256; ++byte) b.add({'<', '0', 'x', kHex[byte / 16], kHex[byte % 16], '>'}, kByte);
-  b.file.add<std::uint32_t>("tokenizer.ggml.bos_token_id", kU32, 1);
-  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 2);
-  return b;
-}
 constexpr std::int32_t kFirstByte = 3;
 
 TEST(SentenceBpe, TheHighestScoreFirst) {

@@ -81,4 +81,19 @@ inline VocabularyBuilder all_bytes() {
   return b;
 }
 
+/// A sentence vocabulary of three special tokens and the 256 byte tokens behind them.
+inline VocabularyBuilder small_sentence() {
+  VocabularyBuilder b;
+  b.model = "llama";
+  b.pre = "";
+  b.add("<unk>", kUnknown);
+  b.add("<s>", kControl);
+  b.add("</s>", kControl);
+  constexpr char kHex[] = "0123456789ABCDEF";
+  for (int byte = 0; byte < 256; ++byte) b.add({'<', '0', 'x', kHex[byte / 16], kHex[byte % 16], '>'}, kByte);
+  b.file.add<std::uint32_t>("tokenizer.ggml.bos_token_id", kU32, 1);
+  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 2);
+  return b;
+}
+
 }  // namespace headwater::runtime::testing
