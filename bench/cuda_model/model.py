@@ -21,7 +21,7 @@ import sass
 from multiprocessor import Multiprocessor, Ring
 
 SKIPPED = 77
-# Targets, in cycles: docs/cuda.md.
+# Targets, in cycles: docs/notes/cuda-model.md.
 BUDGETS = {"column_sums": 1450, "score": 3000}
 UNITS = {"causal_forward": "tile of 128 queries x 128 keys", "memory_forward": "tile of 128 queries x 128 keys",
          "column_sums": "tile of 128 keys x 128 queries", "score": "block of 64 queries x 512 memory keys"}
