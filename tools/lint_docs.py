@@ -1,10 +1,11 @@
 """Documents and comments against the tree: python3 tools/lint_docs.py
 
 - Lines of Markdown have at most 120 columns. Tables and lines that are one word or link are excepted.
-- Links in Markdown files resolve. README shows the consumers that tests/package builds.
+- Links in Markdown files resolve, and each picture below docs/ is shown by one. README shows the consumers that
+  tests/package builds.
 - Files and folders that documents and comments name exist. A name is right where a path of the tree ends with it:
-  while there is an `optimized/cpu/dispatch.cpp`, so are `cpu/dispatch.cpp` and `dispatch.cpp`. `*`, `?` and `{a,b}` mean
-  what they mean in a shell. Not looked up: placeholders (`<isa>/kernels.cpp`, `DIR/report.md`), what a build or an
+  while there is an `optimized/cpu/dispatch.cpp`, so are `cpu/dispatch.cpp` and `dispatch.cpp`. `*`, `?` and `{a,b}`
+  mean what they mean in a shell. Not looked up: placeholders (`<isa>/kernels.cpp`, `DIR/report.md`), what a build or an
   installation writes (OUTSIDE), and the dated records of docs/notes/, which name files as they were called then.
 - The map of docs/architecture.md and the folders of the tree are the same.
 
@@ -24,7 +25,8 @@ MAP = "docs/architecture.md"
 RECORDS = "docs/notes"
 
 # Folders of the machine, what builds and installations write, and another project whose name looks like a file's.
-OUTSIDE = re.compile(r"(build|usr|opt|dev|proc|sys|etc|tmp|vendor|include/headwater-runtime)/|headwaterConfig\.cmake$|llama\.cpp$")
+OUTSIDE = re.compile(r"(build|usr|opt|dev|proc|sys|etc|tmp|vendor|include/headwater-runtime)/|"
+                     r"headwaterConfig\.cmake$|llama\.cpp$")
 WORDS = r"[\w.*?<>{},-]"
 SOURCE = r"(?:cpp|hpp|cuh|cu|py|md|cmake)"
 START = r"(?<![\w/.:*?<>{}$~-])(?<!\]\()"
@@ -34,8 +36,8 @@ FOLDER = re.compile(rf"({WORDS}+/)+")
 
 SLASHES = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 HASHES = re.compile(r"#[^\n]*|^\s*\"\"\".*?\"\"\"", re.DOTALL | re.MULTILINE)
-COMMENTS = {".cpp": SLASHES, ".hpp": SLASHES, ".c": SLASHES, ".h": SLASHES, ".cu": SLASHES, ".cuh": SLASHES, ".js": SLASHES,
-            ".py": HASHES, ".cmake": HASHES, ".sh": HASHES}
+COMMENTS = {suffix: SLASHES for suffix in (".cpp", ".hpp", ".c", ".h", ".cu", ".cuh", ".js")}
+COMMENTS |= {suffix: HASHES for suffix in (".py", ".cmake", ".sh")}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|<img[^>]+src=\"([^\"]+)\"")
 
@@ -77,6 +79,13 @@ def links(root, path):
             yield f"{path}: link to {target}: no such heading"
 
 
+def unseen_pictures(root, paths):
+    shown = {(root / path).parent.joinpath(match[1] or match[2]).resolve() for path in paths if path.suffix == ".md"
+             for match in LINK.finditer(text_of(root, path))}
+    yield from (f"{path}: no Markdown file shows it" for path in paths
+                if path.parts[0] == "docs" and path.suffix in (".png", ".svg") and (root / path).resolve() not in shown)
+
+
 def readme_snippets(root):
     """Every example in README that names a file of the tests is that file, without its leading comment."""
     shown = re.findall(r"<!-- same as (\S+) -->\n```\w*\n(.*?)```", text_of(root, "README.md"), flags=re.DOTALL)
@@ -108,41 +117,42 @@ def spelled_out(name):
     brace = re.search(r"\{([^{}]*)\}", name)
     if not brace:
         return [name]
-    return [end for word in brace[1].split(",") for end in spelled_out(name[:brace.start()] + word + name[brace.end():])]
+    return [end for word in brace[1].split(",")
+            for end in spelled_out(name[:brace.start()] + word + name[brace.end():])]
 
 
 def is_there(name, known):
     name = re.sub(r"^(\.\.?/)+", "", name)
-    if OUTSIDE.match(name) or "<" in name or any(re.fullmatch(r"[A-Z][A-Z0-9_]*(\.\w+)?", part) and not part.endswith(".md")
-                                                 for part in name.rstrip("/").split("/")):
+    placeholder = any(re.fullmatch(r"[A-Z][A-Z0-9_]*(\.\w+)?", part) and not part.endswith(".md")
+                      for part in name.rstrip("/").split("/"))
+    if OUTSIDE.match(name) or "<" in name or placeholder:
         return True
-    return all(bool(fnmatch.filter(known, end)) if re.search(r"[*?]", end) else end in known for end in spelled_out(name))
+    return all(fnmatch.filter(known, end) if re.search(r"[*?]", end) else end in known for end in spelled_out(name))
 
 
-def names(path, text):
+def names(root, path):
     """(line, name) of what a document or the comments of a source name."""
-    pieces = []
+    comments = HASHES if path.name in ("dev", "CMakeLists.txt") else COMMENTS.get(path.suffix)
+    if path.suffix != ".md" and comments is None:
+        return
+    text = text_of(root, path)
     if path.suffix == ".md":
-        pieces.append((0, text, [PATH]))
-        for span in re.finditer(r"`([^`\n]+)`", text):
-            if FOLDER.fullmatch(span[1]):
-                yield text.count("\n", 0, span.start()) + 1, span[1]
-            pieces.append((span.start(1), span[1], [BARE]))
+        spans = list(re.finditer(r"`([^`\n]+)`", text))
+        pieces = [(0, text, PATH), *((span.start(1), span[1], BARE) for span in spans)]
+        yield from ((text.count("\n", 0, span.start()) + 1, span[1]) for span in spans if FOLDER.fullmatch(span[1]))
     else:
-        rule = HASHES if path.name in ("dev", "CMakeLists.txt") else COMMENTS.get(path.suffix)
-        pieces += [(comment.start(), comment[0], [PATH, BARE]) for comment in rule.finditer(text)] if rule else []
-    for start, piece, patterns in pieces:
-        for pattern in patterns:
-            for match in pattern.finditer(piece):
-                yield text.count("\n", 0, start + match.start()) + 1, match[1]
+        pieces = [(part.start(), part[0], rule) for part in comments.finditer(text) for rule in (PATH, BARE)]
+    for start, piece, rule in pieces:
+        for match in rule.finditer(piece):
+            yield text.count("\n", 0, start + match.start()) + 1, match[1]
 
 
 def missing_names(root, paths):
     known = endings(paths)
     for path in paths:
         planted = path.name.startswith("lint_")  # faults that the lint scripts plant
-        if not planted and not path.is_relative_to(RECORDS) and (path.suffix in COMMENTS or path.suffix == ".md" or path.name in ("dev", "CMakeLists.txt")):
-            for line, name in sorted(set(names(path, text_of(root, path)))):
+        if not planted and not path.is_relative_to(RECORDS):
+            for line, name in sorted(set(names(root, path))):
                 if not is_there(name, known):
                     yield f"{path}:{line}: names {name}: no file or folder of the tree ends so"
 
@@ -150,7 +160,7 @@ def missing_names(root, paths):
 # ---- the map -----------------------------------------------------------------------------------------------
 
 def map_problems(root, paths):
-    """Rows of the table "The parts": each folder there is in the tree; each folder of the tree is there, or all below it."""
+    """The map: its folders are in the tree; each folder of the tree is in it, or all that are below it."""
     table = re.search(r"^## The parts\n+((?:\|.*\n)+)", text_of(root, MAP), re.MULTILINE)
     if not table:
         yield f"{MAP}: has no table under the heading 'The parts'"
@@ -173,7 +183,8 @@ def map_problems(root, paths):
         files = any(path.parent.as_posix() + "/" == folder and path.name != "CMakeLists.txt" for path in paths)
         return folder in rows or (bool(below) and not files and all(mapped(f) for f in below))
 
-    yield from (f"{MAP}: the map lacks {folder}" for folder in sorted(folders) if folder.count("/") == 1 and not mapped(folder))
+    yield from (f"{MAP}: the map lacks {folder}" for folder in sorted(folders)
+                if folder.count("/") == 1 and not mapped(folder))
 
 
 def problems_of(root):
@@ -183,6 +194,7 @@ def problems_of(root):
         if path.suffix == ".md":
             problems += lines(root, path)
             problems += links(root, path)
+    problems += unseen_pictures(root, paths)
     problems += readme_snippets(root)
     problems += missing_names(root, paths)
     problems += map_problems(root, paths)
@@ -196,17 +208,18 @@ SOUND = {
     "tests/a.c": "int a;\n",
     "src/core/plan.cpp": "// see plan.hpp and core/plan.hpp\n",
     "src/core/plan.hpp": "/* core/plan.{cpp,hpp}, c*/plan.* and the README.md */\n",
-    "docs/architecture.md": "# A\n\n## The parts\n\n| folder | what |\n| --- | --- |\n| `src/core/` | |\n| `tests/` | |\n"
-                            "| `docs/` | |\n",
-    "docs/page.md": "[to A](architecture.md#a), `src/core/`, `core/plan.cpp`, `build/x/y.cpp`, `<isa>/z.cpp`, `DIR/z.md`\n",
+    "docs/architecture.md": "# A\n\n## The parts\n\n| folder | what |\n| --- | --- |\n"
+                            "| `src/core/` | |\n| `tests/` | |\n| `docs/` | |\n",
+    "docs/page.md": "[to A](architecture.md#a), `src/core/`, `core/plan.cpp`, `build/y.cpp`, `<isa>/z.cpp`, `X/z.c`\n",
 }
 # (file, what is added to it, words of each problem that the lint must name)
 PLANTED = [
     ("docs/page.md", "word " * 25, ("125 columns",)),
     ("docs/page.md", "| " + "word " * 25 + "|", ()),
     ("docs/page.md", "```\n" + "word " * 25 + "\n```", ("125 columns",)),
-    ("docs/page.md", "[gone](gone.md)", ("link to gone.md: no such file",)),
+    ("docs/page.md", "[gone](src/gone.md)", ("link to src/gone.md: no such file",)),
     ("docs/page.md", "[gone](architecture.md#gone)", ("no such heading",)),
+    ("docs/unseen.svg", "", ("docs/unseen.svg: no Markdown file shows it",)),
     ("docs/page.md", "`gone.cpp`", ("names gone.cpp",)),
     ("docs/page.md", "see src/gone.py", ("names src/gone.py",)),
     ("docs/page.md", "`src/gone/`", ("names src/gone/",)),
