@@ -8,7 +8,7 @@
 
 namespace headwater::conformance {
 
-/// Every clause id of docs/spec.md, in its order. A unit of HOUSE's lint compares this list with the document.
+/// Every clause id of docs/spec.md, in its order. tools/lint_clauses.py holds what tests name against the document.
 [[nodiscard]] const std::vector<std::string>& spec_clauses();
 
 /// The table clause -> cases. Returns false, and says so, if a clause has no case or a case names an unknown clause.

@@ -13,7 +13,7 @@ inline constexpr const char* kProgram = "headwater-conformance-testing";
 inline constexpr const char* kProgram = "headwater-conformance";
 #endif
 
-/// Exit codes of DESIGN.md.
+/// Exit status; README.md has what each means.
 inline constexpr int kDone = 0;
 inline constexpr int kCheckFailed = 1;
 inline constexpr int kBadUsage = 2;

@@ -16,8 +16,8 @@
 in this order; --call 1, 2 or 3 takes the part of them that ends in one sitting (docs/cuda.md). Standard library and prebuilt programs
 only: headwater-conformance, headwater-cuda-bench and the libraries in gpu-libraries, as the target headwater_gpu leaves them in a
 build folder; the machine itself needs a driver. Nothing is fetched or installed: what is not there or does not work is skipped
-with the reason. report.json and report.md in the folder --out are written again behind every step, and name the step that is
-under way; what a program of a step says is there as it says it. Exit status 0: nothing failed; 1: a step failed; 77: nothing
+with the reason. Two reports in the folder --out (.json and .md, called for the step or the call) are written again after every step,
+and name the step that is under way; what a program of a step says is there as it says it. Exit status 0: nothing failed; 1: a step failed; 77: nothing
 ran (no GPU), with the reason.
 """
 

@@ -36,7 +36,7 @@ PLOT = tree.ROOT / "docs/plots/plan-memory.svg"
 # Rows of each part of the source plan.
 COUNTS = {"P1": 14, "P2": 7, "P3": 5, "P4": 4, "P5": 4, "P6": 3, "P7": 5, "P8": 5}
 TIMEOUT = 1800  # seconds
-FACTS = re.compile(r"^Measured \d{4}-\d\d-\d\d at commit `[0-9a-f]{7,}`( with changes on top)?: engine `\S+` \(\S+\), .+, \d+ cores, .+$",
+FACTS = re.compile(r"^Measured \d{4}-\d\d-\d\d at commit `[0-9a-f]{7,}`( with changes on top)?: engine `\S+` \(\S+\),\n.+, \d+ cores, .+$",
                    re.MULTILINE)
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 
@@ -144,17 +144,18 @@ def line_of(row, measured, failed=False):
 
 
 def page(rows, lines, facts):
-    """The whole text. `facts`: the line that says where and when it was measured."""
+    """The whole text. `facts`: the lines that say where and when it was measured."""
     counts = {"met": 0, "missed": 0, "open": 0, "FAILED": 0}
     for line in lines:
         counts[re.match(r"\w+", line.split(" | ")[-1])[0]] += 1
     text = ["# The source plan's metrics", "",
-            "The algorithm comes from a plan with metrics of its own. Written by `python3 tools/plan_metrics.py`, which runs the tests that",
-            "[rows.json](../tests/plan_metrics/rows.json) names: cases of the conformance kit (on one engine, and stage cases), GoogleTest",
-            "cases, and the benchmark `headwater-plan-metrics` (`bench` below). `./dev test` runs all tests, holds sizes, shares and perplexities",
-            "that they print against this page, and holds every word and verdict of it against rows.json (`tools/plan_metrics.py --check`). Times",
-            "are those of the processor on one thread, of what is compared in turn; they are shown, not asserted, and ratios are worth more than rates:",
-            "`headwater bench` and [performance.md](performance.md) have the rates.", "", facts, "",
+            "The algorithm comes from a plan with metrics of its own ([spec.md](spec.md) says what holds of it). Written by",
+            "`python3 tools/plan_metrics.py`, which runs the tests that [rows.json](../tests/plan_metrics/rows.json) names: cases of",
+            "the conformance kit (on one engine, and stage cases), GoogleTest cases, and the benchmark `headwater-plan-metrics`",
+            "(`bench` below). `./dev test` runs all tests, holds sizes, shares and perplexities that they print against this page,",
+            "and holds every word and verdict of it against rows.json (`tools/plan_metrics.py --check`). Times are those of the",
+            "processor on one thread, of what is compared in turn. They are shown, not asserted, and ratios are worth more than",
+            "rates: `headwater bench` and [performance.md](performance.md) have the rates.", "", facts, "",
             "| row | metric | target | tests | measured | verdict |", "| --- | --- | --- | --- | --- | --- |", *lines, "",
             ", ".join(f"{count} {word}" for word, count in counts.items() if count) + f" of {len(rows)} rows. A row of which one target is "
             "missed counts as missed.", "",
@@ -163,11 +164,11 @@ def page(rows, lines, facts):
 
 
 def stored_page():
-    """(text, row -> what was measured, the line of facts)."""
+    """(text, row -> what was measured, the lines of facts)."""
     text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
     cells = {m[1]: m[2] for m in re.finditer(r"^\| (P\d+\.\d+) (?:\| [^|]* ){3}\| ([^|]*) \| [^|]* \|$", text, re.MULTILINE)}
     facts = FACTS.search(text)
-    return text, cells, facts[0] if facts else "Measured DATE at commit `COMMIT`: engine `NAME` (ISA), PROCESSOR, N cores, LOAD"
+    return text, cells, facts[0] if facts else "Measured DATE at commit `COMMIT`: engine `NAME` (ISA),\nPROCESSOR, N cores, LOAD"
 
 
 def peaks(measured):
@@ -352,7 +353,7 @@ class Runner:
 
     def line_of(self, row):
         results = [self.results[test] for test in row["tests"]]
-        measured = "; ".join(dict.fromkeys(text for _, text in results if text)) or ("as asked" if results else "")
+        measured = "; ".join(dict.fromkeys(text for _, text in results if text)) or ("as required" if results else "")
         return line_of(row, measured, failed=not all(passed for passed, _ in results))
 
 
@@ -367,7 +368,7 @@ def facts_of(runner, commit, load):
     text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
     name = re.search(r"model name\s*:\s*(.*)", text)
     return (f"Measured {datetime.date.today().isoformat()} at commit {commit}: engine "
-            f"`{runner.engine}` ({runner.isa}), {name[1].strip() if name else 'unknown processor'}, {os.cpu_count()} cores, other work beside "
+            f"`{runner.engine}` ({runner.isa}),\n{name[1].strip() if name else 'unknown processor'}, {os.cpu_count()} cores, other work beside "
             f"(load {load:.1f} before it began).")
 
 

@@ -119,7 +119,7 @@ def percent(change):
 
 
 def perplexity_tables(rows):
-    print("| N | documents | S, L, H | inside the sparse prefill % (se) | decoded dense behind it % (se) |")
+    print("| N | documents | S, L, H | inside the sparse prefill % (se) | decoded dense after it % (se) |")
     print("| --- | --- | --- | --- | --- |")
     for window in TEXTS:
         for setting in SETTINGS:
@@ -179,7 +179,7 @@ def plots(rows):
                                 "axes.spines.right": False})
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True)
     for panel, part, title in zip(panels, ("prefill", "decoded"),
-                                  ("inside the sparse prefill", "decoded dense behind it")):
+                                  ("inside the sparse prefill", "decoded dense after it")):
         for setting, colour in COLOURS.items():
             found = {window: over_documents(rows, window, setting, part) for window in TEXTS}
             found = {window: change for window, change in found.items() if change}

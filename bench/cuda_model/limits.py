@@ -10,7 +10,7 @@ REGISTERS = 65536      # 32-bit, of a multiprocessor
 SHARED_BYTES = 232448  # of a block
 WARPS = 64             # resident, of a multiprocessor
 
-# ../shared/KERNELS-CUDA.md: about 790 TFLOP/s BF16 and 4.3 TB/s. Dense BF16 is 4096 operations a cycle and multiprocessor
+# Published for the H200: about 790 TFLOP/s BF16 and 4.3 TB/s. Dense BF16 is 4096 operations a cycle and multiprocessor
 # (a 128x128x128 product 1024 cycles), so 790 TFLOP/s is a clock of 1.46 GHz. Times below are cycles at that clock: it
 # holds for what the matrix units limit, and is on the safe side for the rest.
 MATMUL_PER_CYCLE = 4096

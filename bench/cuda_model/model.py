@@ -21,7 +21,7 @@ import sass
 from multiprocessor import Multiprocessor, Ring
 
 SKIPPED = 77
-# ../shared/KERNELS-CUDA.md.
+# Targets, in cycles: docs/notes/cuda-model.md.
 BUDGETS = {"column_sums": 1450, "score": 3000}
 UNITS = {"causal_forward": "tile of 128 queries x 128 keys", "memory_forward": "tile of 128 queries x 128 keys",
          "column_sums": "tile of 128 keys x 128 queries", "score": "block of 64 queries x 512 memory keys"}
@@ -29,9 +29,9 @@ UNITS = {"causal_forward": "tile of 128 queries x 128 keys", "memory_forward": "
 HEADS, KV_HEADS, HEAD, CHUNK, MEMORY = 32, 8, 128, 1024, 512
 TILES = CHUNK // 128
 TILES_OF_CHUNK = TILES * (TILES + 1) // 2
-# Published forward rates of cuDNN 9.19 on an H200, BF16 causal, 64 heads, 8 KV heads, TFLOP/s (KERNELS-CUDA.md).
+# Published forward rates of cuDNN 9.19 on an H200, BF16 causal, 64 heads, 8 KV heads, TFLOP/s.
 CUDNN_CAUSAL = {2048: 484, 4096: 591, 16384: 673}
-# Assumed where nothing is written out yet: the sequential selection of a step, microseconds (KERNELS-CUDA.md: ~1 us a
+# Assumed where nothing is written out yet: the sequential selection of a step, microseconds (about 1 us a
 # head, heads side by side), and the latency of a step's launches inside a graph.
 SELECTION_US, LAUNCH_US = 1.0, 2.0
 # optimized/cuda/tuning.hpp: chunks of a window (kWindowRows), of an intra launch (kGroupRows), memory sets kept gathered; launches of a step that the

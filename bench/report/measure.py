@@ -131,12 +131,20 @@ def measure(build, folder, sizes, chosen):
     programs = Programs(build)
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "machine.json", {"info": programs.info(), "date": time.strftime("%Y-%m-%d"),
+                                    "build": build_of(),
                                     "load": pathlib.Path("/proc/loadavg").read_text(encoding="ascii").split()[0]})
     for name in chosen:
         begin = time.monotonic()
         print(f"report: measuring {name} ...", file=sys.stderr, end="", flush=True)
         write(folder / f"{name}.json", SUBJECTS[name](programs, sizes))
         print(f" {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+
+def build_of():
+    """The commit of the tree; `+` after it where files differ from it."""
+    said = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(pathlib.Path(__file__).parent), "describe", "--always",
+                           "--dirty=+", "--abbrev=10"], capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "unknown"
 
 
 def write(path, content):

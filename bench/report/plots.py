@@ -1,4 +1,4 @@
-"""Plots of what was measured, each as PNG and SVG; the same input gives the same bytes."""
+"""Plots of what was measured, as SVG; the same input gives the same bytes."""
 
 import statistics
 
@@ -17,11 +17,10 @@ plt.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.t
 
 
 def save(figure, folder, name):
-    """Temporary files first: a plot is replaced whole."""
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-        temporary = folder / f".{name}.{kind}.tmp"
-        figure.savefig(temporary, format=kind, dpi=120, metadata=metadata)
-        temporary.replace(folder / f"{name}.{kind}")
+    """A temporary file first: a plot is replaced whole."""
+    temporary = folder / f".{name}.svg.tmp"
+    figure.savefig(temporary, format="svg", metadata={"Date": None})
+    temporary.replace(folder / f"{name}.svg")
     plt.close(figure)
 
 

@@ -1,8 +1,8 @@
-"""The figures of docs/performance.md: measures, prints the tables, writes the plots, and fills the page.
+"""The figures of docs/performance.md and docs/notes/measured.md: measures, prints the tables, writes plots, fills the pages.
 
-Between `<!-- measured NAME -->` and `<!-- end -->` the page belongs to this script: nothing there is written by hand.
-What was measured stays in build/bench as JSON; --no-measure makes page and plots again from there. Figures of a busy
-machine are worth little; the load at the start is printed with them.
+Between `<!-- measured NAME -->` and `<!-- end -->` a page belongs to this script: nothing there is written by hand. What
+was measured stays in build/bench as JSON; --no-measure makes pages and plots again from there. Figures of a busy machine
+are worth little; the load at the start is printed with them.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import sys
+import textwrap
 
 import measure
 import plots
@@ -17,6 +18,7 @@ import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
+PAGES = [ROOT / "docs" / "performance.md", ROOT / "docs" / "notes" / "measured.md"]
 
 
 def arguments():
@@ -31,11 +33,12 @@ def arguments():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release", help=argparse.SUPPRESS)
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "build" / "bench", metavar="FOLDER",
                         help="what was measured, as JSON (build/bench)")
-    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "performance.md", metavar="FILE",
-                        help="the page to fill (docs/performance.md)")
+    parser.add_argument("--page", type=pathlib.Path, action="append", dest="pages", metavar="FILE",
+                        help="a page to fill, may be given several times (docs/performance.md, docs/notes/measured.md)")
     parser.add_argument("--plots", type=pathlib.Path, default=ROOT / "docs" / "plots", metavar="FOLDER",
                         help="where plots go (docs/plots)")
     chosen = parser.parse_args()
+    chosen.pages = chosen.pages or PAGES
     if chosen.only is None:
         chosen.only = ",".join(name for name in measure.SUBJECTS if name != "sweeps" or not chosen.quick)
     chosen.only = chosen.only.split(",")
@@ -46,11 +49,11 @@ def arguments():
 
 
 def caption(found):
-    """Machine, day and load."""
+    """Machine, day, build and load."""
     machine = found["machine"]
     cpu = machine["info"]["cpu"]
     return (f"{cpu['brand']} (family {cpu['family']}, model {cpu['model']}), {cpu['cores']} cores; {machine['date']}; "
-            f"load before: {machine['load']}.")
+            f"build {machine['build']}; load before: {machine['load']}.")
 
 
 # Subject -> (plot, what a reader sees in it)
@@ -63,14 +66,14 @@ PICTURES = {"engines": ("share-of-peak", "Share of the peak that each engine rea
             "peers": ("peers", "Times of PyTorch and llama.cpp over ours")}
 
 
-def with_pictures(contents, chosen):
-    """Each section with its plot behind it, where it was drawn."""
+def with_pictures(contents, plot_folder, page):
+    """Each section with its plot after it, where it was drawn."""
     result = {}
     for name, text in contents.items():
         picture, meaning = PICTURES.get(name, (None, None))
-        path = chosen.plots / f"{picture}.svg"
+        path = plot_folder / f"{picture}.svg"
         shown = picture and path.exists()
-        result[name] = f"{text}\n\n![{meaning}]({os.path.relpath(path, chosen.page.parent)})" if shown else text
+        result[name] = f"{text}\n\n![{meaning}]({os.path.relpath(path, page.parent)})" if shown else text
     return result
 
 
@@ -85,8 +88,9 @@ def texts(found):
     if "peers" in found:
         import compare  # pylint: disable=import-outside-toplevel
         peers = found["peers"]
-        result["peers"] = (f"{peers['processor']}; engine `{peers['engine']}` ({peers['isa']}); {peers['torch']}; "
-                           f"{peers['ggml']}; load before: {peers['load'][0]:.1f}.\n\n{compare.table(peers['cases'])}")
+        said = (f"{peers['processor']}; engine `{peers['engine']}` ({peers['isa']}); {peers['torch']}; "
+                f"{peers['ggml']}; load before: {peers['load'][0]:.1f}.")
+        result["peers"] = f"{textwrap.fill(said, 118)}\n\n{compare.table(peers['cases'])}"
     return result
 
 
@@ -96,10 +100,6 @@ def filled(page, contents):
         name = match[1]
         return f"<!-- measured {name} -->\n{contents[name]}\n<!-- end -->" if name in contents else match[0]
 
-    known = re.findall(r"<!-- measured (\w+) -->", page)
-    missing = [name for name in contents if name not in known]
-    if missing:
-        raise RuntimeError(f"the page has no section for: {', '.join(missing)}")
     return re.sub(r"<!-- measured (\w+) -->\n.*?<!-- end -->", section, page, flags=re.DOTALL)
 
 
@@ -118,10 +118,15 @@ def main():
             draw(found[name], chosen.plots)
     for name, text in contents.items():
         print(f"\n{name}\n\n{text}")
-    page = filled(chosen.page.read_text(encoding="utf-8"), with_pictures(contents, chosen))
-    temporary = chosen.page.with_name(chosen.page.name + ".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(chosen.page)
+    before = {page: page.read_text(encoding="utf-8") for page in chosen.pages}
+    known = [name for text in before.values() for name in re.findall(r"<!-- measured (\w+) -->", text)]
+    missing = [name for name in contents if name not in known]
+    if missing:
+        raise RuntimeError(f"no page has a section for: {', '.join(missing)}")
+    for page, text in before.items():
+        temporary = page.with_name(page.name + ".tmp")
+        temporary.write_text(filled(text, with_pictures(contents, chosen.plots, page)), encoding="utf-8")
+        temporary.replace(page)
     return 0
 
 

@@ -8,7 +8,7 @@
 
 namespace headwater::runtime {
 
-/// GPT-2's way to spell bytes as printable characters in a vocabulary (Radford et al. 2019, encoder.py): printable
+/// GPT-2's way to spell bytes as printable characters in a vocabulary (Radford et al. 2019): printable
 /// Latin-1 is itself, the other 68 bytes are U+0100 and on, in order. "Ġ" is a space.
 class ByteAlphabet {
  public:

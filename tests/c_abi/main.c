@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-/* The header, the library and CMake's project() say one version. */
+/* The header, the library and CMake's project(), which reads the header, say one version. */
 static void test_version(void) {
   char numbers[40];
   snprintf(numbers, sizeof numbers, "%d.%d.%d", HEADWATER_VERSION_MAJOR, HEADWATER_VERSION_MINOR,

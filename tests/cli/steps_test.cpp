@@ -100,7 +100,7 @@ TEST(Calls, TurnsHaveTheModeOfState3) {
 }
 
 TEST(Calls, WorkIsWhatTheSpecificationCounts) {
-  // N(S/2 + M) of DESIGN.md's figures: 4096 tokens, S = 1024, M = 512.
+  // README's N(S/2 + M): 4096 tokens, S = 1024, M = 512.
   const Work work = measure(parse_steps("p4096"), options(4096, 1024, 512));
   EXPECT_EQ(work.chunks, 4);
   EXPECT_EQ(work.memory_entries, 3 * 512);

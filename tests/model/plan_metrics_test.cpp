@@ -297,7 +297,7 @@ TEST(ModelPlanMetrics, P8_3_PerplexityAndItsAblation) {
   const auto change = [](const std::vector<double>& sparse, const std::vector<double>& base) {
     return 100 * std::expm1(cli::mean_of(cli::differences(sparse, base)).value);
   };
-  std::string figure = "4096 tokens, S = 1024, inside the sparse prefill / decoded behind it:";
+  std::string figure = "4096 tokens, S = 1024, inside the sparse prefill / decoded after it:";
   struct Ablation {
     const char* name;
     Setting setting;

@@ -12,7 +12,7 @@ class Context;
 }
 
 /// One row of a table of kernels; the runtime launches by its index. Each row is written once, in a header that both
-/// table.cu (for the GPU) and table.cpp (for the emulation) include:
+/// the table for the GPU and the one for the emulation include:
 ///
 ///     struct ScaleParams { float* x; int count; float factor; };   // trivially copyable, at most 4 KB
 ///

@@ -368,7 +368,7 @@ TEST(Sm90Schedule, RunsOfQueryBlocksFillTheProcessorOnce) {
   EXPECT_EQ(ragged.blocks_of_run(0) + ragged.blocks_of_run(1) + ragged.blocks_of_run(2), 5);
 }
 
-/// What bench/cuda_model and docs/cuda.md say a block asks for.
+/// What bench/cuda_model and docs/notes/cuda-model.md say a block asks for.
 TEST(Sm90Memory, BlocksHoldWhatTheModelSays) {
   EXPECT_EQ(sizeof(CausalForward<Plain>::Smem<std::uint64_t>), 164864u);
   EXPECT_EQ(sizeof(ColumnSums<Plain>::Smem<std::uint64_t>), 133120u);
