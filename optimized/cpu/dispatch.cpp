@@ -65,15 +65,15 @@ std::string missing_amx() {
 }
 
 constexpr Variant kVariants[] = {
-    {"cpu-portable", "plain C++ for every x86-64-v2 processor", portable_kernels, nullptr, missing_sse},
-    {"cpu-avx2", "float kernels in AVX2 with FMA", avx2_kernels, nullptr, missing_avx2},
-    {"cpu-avx512", "float kernels in AVX-512", avx512_kernels, nullptr, missing_avx512},
-    {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", avx512_kernels, avx512bf16_kernels,
+    {"cpu-portable", "plain C++ for every x86-64-v2 processor", &portable_kernels, nullptr, missing_sse},
+    {"cpu-avx2", "float kernels in AVX2 with FMA", &avx2_kernels, nullptr, missing_avx2},
+    {"cpu-avx512", "float kernels in AVX-512", &avx512_kernels, nullptr, missing_avx512},
+    {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", &avx512_kernels, &avx512bf16_kernels,
      missing_avx512bf16},
-    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", avx512_kernels, amx_kernels, missing_amx},
+    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", &avx512_kernels, &amx_kernels, missing_amx},
 #ifdef HEADWATER_TESTING
-    {"cpu-amx-emulated", "cpu-amx on a tile unit in software (test builds)", avx512_kernels,
-     amx_emulated_kernels, missing_avx512bf16},
+    {"cpu-amx-emulated", "cpu-amx on a tile unit in software (test builds)", &avx512_kernels,
+     &amx_emulated_kernels, missing_avx512bf16},
 #endif
 };
 
