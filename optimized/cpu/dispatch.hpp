@@ -7,6 +7,7 @@
 
 #include "cpu/kernels/bf16/table.hpp"
 #include "cpu/kernels/table.hpp"
+#include "headwater/detail/processor.hpp"
 
 namespace headwater::cpu {
 
@@ -16,8 +17,9 @@ struct Variant {
   const char* description;  ///< one line
   const KernelTable* kernels;
   const Bf16Table* bf16;  ///< for calls whose Q, K and V are all BF16; null: `kernels` computes them, too
+  std::span<const detail::Feature> needs;
   /// What this processor (or its operating system) lacks, empty if nothing.
-  std::string (*missing)();
+  [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
 };
 
 /// All variants, the plainest first.
