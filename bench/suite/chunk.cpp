@@ -19,8 +19,8 @@
 #include "bench/workload.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
-#include "cpu/arithmetic/float_block.hpp"
 #include "cpu/arithmetic/bf16_block.hpp"
+#include "cpu/arithmetic/float_block.hpp"
 #include "cpu/dispatch.hpp"
 #include "suite.hpp"
 

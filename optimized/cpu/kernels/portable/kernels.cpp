@@ -27,7 +27,7 @@ void mask_future(const BlockPositions& positions, std::int64_t lanes, std::int64
 
 namespace {
 
-constexpr int kKeyTile = 4;              // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
+constexpr int kKeyTile = 4;                  // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
 constexpr int kLaneVectors = kLaneTile / 4;  // of a line of lanes
 
 /// Keys x kLaneTile dot products, each accumulated in the order of the row elements.
