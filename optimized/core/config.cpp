@@ -5,7 +5,6 @@
 #include <sstream>
 #include <string>
 
-#include "core/buffer.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -83,9 +82,6 @@ void require_no_device(const Options& options, std::string_view engine) {
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads) {
   validate(shape);
   validate(shape, options);
-  // Before any memory is taken: no part of a session is worth taking when the whole cannot be counted.
-  (void)checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, shape.d_head + shape.d_value,
-                        static_cast<std::int64_t>(dtype_size(shape.kv_type)));
 
   EffectiveOptions effective;
   effective.chunk = options.chunk;

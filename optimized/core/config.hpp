@@ -11,8 +11,7 @@ inline constexpr std::int64_t kMaxPosition = 2147483647;  // positions are 32-bi
 inline constexpr std::int64_t kMaxExtent = 65536;         // layers, heads, row widths
 inline constexpr std::int64_t kMaxThreads = 512;
 
-/// CFG-1..4. Throws Error invalid_argument naming field, value and what is allowed; std::bad_alloc where 64 bits do
-/// not count the bytes of all keys and values.
+/// CFG-1..4. Throws Error invalid_argument naming field, value and what is allowed.
 /// `default_threads` is what threads = 0 stands for.
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads);
 

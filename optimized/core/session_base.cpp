@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/buffer.hpp"
 #include "core/config.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -30,10 +31,17 @@ void require_view(const char* field, const void* data, DType type) {
   }
 }
 
+/// The shape, where 64 bits count the bytes of all its keys and values. Else std::bad_alloc, before any memory is taken.
+const Shape& countable(const Shape& shape) {
+  (void)checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, shape.d_head + shape.d_value,
+                        static_cast<std::int64_t>(dtype_size(shape.kv_type)));
+  return shape;
+}
+
 }  // namespace
 
 SessionBase::SessionBase(const Shape& shape, EffectiveOptions options)
-    : shape_(shape), options_(std::move(options)), machine_(shape_, options_) {}
+    : shape_(countable(shape)), options_(std::move(options)), machine_(shape_, options_) {}
 
 void SessionBase::begin(const Step& step) { machine_.begin(step); }
 

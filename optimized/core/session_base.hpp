@@ -12,6 +12,7 @@ namespace headwater::core {
 /// around run_layer(), which does the work of one layer.
 class SessionBase : public Session {
  public:
+  /// Takes the memory of the list of chunks (std::bad_alloc).
   SessionBase(const Shape& shape, EffectiveOptions options);
 
   void begin(const Step& step) final;
