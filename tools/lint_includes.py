@@ -13,16 +13,18 @@ import tempfile
 import tree
 
 PUBLIC = "include/headwater"
+DETAIL = "include/headwater/detail"  # the query of the processor, for what chooses kernels
 
 # Area of the tree -> areas that it may include besides itself. What is not listed here may include everything
 # (conformance, fuzz, tests, bench); it is never shipped.
 MAY_INCLUDE = {
     PUBLIC: set(),
+    DETAIL: set(),
     "reference": {PUBLIC},
     "optimized/core": {PUBLIC},
-    "optimized/cpu": {PUBLIC, "optimized/core"},
+    "optimized/cpu": {PUBLIC, DETAIL, "optimized/core"},
     "optimized/cuda": {PUBLIC, "optimized/core"},
-    "runtime": {PUBLIC},
+    "runtime": {PUBLIC, DETAIL},
     "bindings": {PUBLIC},
     "cli": {PUBLIC, "runtime"},
 }
@@ -46,7 +48,7 @@ SYSTEM_RULES = {
 
 def area_of(path):
     parts = pathlib.PurePosixPath(path).parts
-    for depth in (2, 1):
+    for depth in (3, 2, 1):
         name = "/".join(parts[:depth])
         if len(parts) > depth and (name in MAY_INCLUDE or name in NOT_SHIPPED):
             return name
@@ -93,6 +95,10 @@ def violations(root, sources):
 PLANTED = [
     ("include/headwater/a.hpp", "#include <vector>", False),
     ("include/headwater/a.hpp", '#include "headwater/b.hpp"', False),
+    ("include/headwater/a.hpp", '#include "headwater/detail/b.hpp"', True),
+    ("include/headwater/detail/a.hpp", "#include <cpuid.h>", False),
+    ("optimized/core/a.cpp", '#include "headwater/detail/b.hpp"', True),
+    ("optimized/cpu/a.cpp", '#include "headwater/detail/b.hpp"', False),
     ("include/headwater/a.hpp", "#include <immintrin.h>", True),
     ("include/headwater/a.hpp", "#include <nlohmann/json.hpp>", True),
     ("include/headwater/a.hpp", "#include <cuda_runtime.h>", True),

@@ -11,9 +11,9 @@ sys.path.insert(0, sys.argv[2])
 import gpu  # noqa: E402
 
 
-def check(case, **switches):
+def check(case, *size, **switches):
     environment = dict(os.environ, **switches)
-    run = subprocess.run([PROGRAM, "--check", case], capture_output=True, text=True, check=False, env=environment)
+    run = subprocess.run([PROGRAM, "--check", case, *size], capture_output=True, text=True, check=False, env=environment)
     lines = run.stdout.splitlines()
     return run.returncode, lines[0] if lines else "", lines[1:], run.stderr
 
@@ -48,6 +48,11 @@ for case, fault, where in (
 for run in ("sm_90a", "mma.sync", "cpu"):
     status, _, lines, errors = check("BF16 64/64", HEADWATER_CHECK_SPOILED=run)
     assert status == 1 and lines[0].startswith(f"FAIL BF16 64/64: {run}: head 3: ") and "[399, 63]" in lines[0], (lines, errors)
+
+# At the chunk and the memory set that people run: rows of the device, windows as graphs, a last chunk of 31 rows.
+status, head, lines, errors = check("BF16 128/128", "large")
+assert status == 0 and lines[0].startswith("PASS BF16 128/128: sm_90a "), (status, lines, errors)
+assert "emulated device: 2 over 1 heads, S 1024, M 512, N 2079" in head, head
 
 status, _, lines, errors = check("BF16 1/1")
 assert status == 2 and "--check BF16 1/1 is not known" in errors, (status, lines, errors)

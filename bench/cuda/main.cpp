@@ -59,6 +59,8 @@ constexpr std::int64_t kChunk = 64;
 constexpr const char* kEngine = "cuda-emulated";
 constexpr std::int64_t kCopied = 1 << 16;
 constexpr CheckSetting kCheck{nullptr, nullptr, nullptr, 4, 2, 400, 150, 24, 40, 1};
+/// The chunk and the memory set that people run, and a last chunk of 31 rows: --check CASE large.
+constexpr CheckSetting kCheckLarge{nullptr, nullptr, nullptr, 2, 1, 2079, 1024, 200, 312, kHopperLeastChunk};
 Entries entries() { return on_host::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
   EmulationOptions options;
@@ -317,6 +319,9 @@ int main_guarded(std::span<char* const> arguments) {
   if (mode == "--check") {
     const Dispatch dispatch(entries());
     CheckSetting setting = kCheck;
+#ifdef HEADWATER_CUDA_BENCH_EMULATED
+    if (arguments.size() > 2 && arguments[2] == std::string_view("large")) setting = kCheckLarge;
+#endif
     setting.open = open_device;
     setting.dispatch = &dispatch;
     setting.engine = &engine(kEngine);

@@ -13,7 +13,7 @@
 #include "core/kv_store.hpp"
 #include "core/memory_sets.hpp"
 #include "core/score_store.hpp"
-#include "cpu/gather.hpp"
+#include "cpu/prefetch.hpp"
 
 namespace headwater::bench {
 namespace {

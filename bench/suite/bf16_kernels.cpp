@@ -90,7 +90,7 @@ struct Bf16Block {
     std::fill_n(softmax.sum, kBlockRows, 0.0f);
     std::fill_n(softmax.rounded, kBlockRows, 0.0f);
     softmax.anchored = false;
-    kernels.weigh(segment, softmax, words(weights));
+    kernels.softmax_weights(segment, softmax, words(weights));
   }
   void accumulate() {
     kernels.accumulate(words(weights), cpu::key_tiles(kKeys), words(packed_values), kWidth, false,
@@ -212,7 +212,7 @@ void run_stage(benchmark::State& state, const Bf16Table& kernels, const Stage& s
 void register_bf16_kernels() {
   for (const cpu::Variant& variant : cpu::variants()) {
     if (variant.bf16 == nullptr || !variant.missing().empty()) continue;
-    const Bf16Table* kernels = &variant.bf16();
+    const Bf16Table* kernels = variant.bf16;
     if (std::string(kernels->isa).find("emulated") != std::string::npos) continue;  // of test builds
     for (const Stage& stage : kStages) {
       benchmark::RegisterBenchmark(fmt::format("bf16/{}/{}/d:128", stage.name, kernels->isa).c_str(),

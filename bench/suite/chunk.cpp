@@ -19,8 +19,8 @@
 #include "bench/workload.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
-#include "cpu/attention_block.hpp"
-#include "cpu/bf16_block.hpp"
+#include "cpu/arithmetic/bf16_block.hpp"
+#include "cpu/arithmetic/float_block.hpp"
 #include "cpu/dispatch.hpp"
 #include "suite.hpp"
 
@@ -117,7 +117,7 @@ bool right(Head& head, double unit) {
   return true;
 }
 
-/// As CpuSession::float_block.
+/// As FloatArithmetic::attend.
 class FloatChunk {
  public:
   static constexpr double kUnit = 2e-5;
@@ -143,7 +143,7 @@ class FloatChunk {
 
  private:
   void pass(std::int64_t row, bool inter) {
-    const cpu::AttentionBlock block{
+    const cpu::FloatBlock block{
         kernels_, static_cast<float>(head.scale()), {}, head.d, head.d, kBlockRows, row, packed_.data(),
         state_,   head.out_of(inter, row)};
     const std::int64_t begin = inter ? kChunk : 0;
@@ -177,7 +177,7 @@ class FloatChunk {
   cpu::SoftmaxState state_{};
 };
 
-/// As CpuSession::bf16_block.
+/// As Bf16Arithmetic::attend.
 class Bf16Chunk {
  public:
   static constexpr double kUnit = 0x1p-7;
@@ -229,7 +229,7 @@ class Bf16Chunk {
     segment.factor = static_cast<float>(head.scale() / std::log(2.0));
     segment.positions = {row, 0, inter ? head.positions.data() : nullptr};
     block.start();
-    kernels_.weigh(segment, softmax_, words(weights_));
+    kernels_.softmax_weights(segment, softmax_, words(weights_));
     block.accumulate(words(weights_), cpu::key_tiles(segment.n_keys), words(packed_values_) + begin * head.d,
                      head.d);
     if (block.finish(head.d, head.out_of(inter, row)) != 0) std::abort();  // no logits are that far apart
@@ -287,13 +287,13 @@ void register_chunks() {
   std::vector<const cpu::KernelTable*> tables;
   for (const cpu::Variant& variant : cpu::variants()) {
     if (!variant.missing().empty()) continue;
-    const cpu::KernelTable* kernels = &variant.kernels();
+    const cpu::KernelTable* kernels = variant.kernels;
     if (std::find(tables.begin(), tables.end(), kernels) == tables.end()) {
       tables.push_back(kernels);  // engines of 16-bit arithmetic share the table of their F32 rows
       add(*kernels, DType::f32, run_chunk<FloatChunk, cpu::KernelTable>);
     }
     if (variant.bf16 == nullptr) continue;
-    const cpu::Bf16Table& bf16 = variant.bf16();
+    const cpu::Bf16Table& bf16 = *variant.bf16;
     if (std::string(bf16.isa).find("emulated") != std::string::npos) continue;  // of test builds
     add(bf16, DType::bf16, run_chunk<Bf16Chunk, cpu::Bf16Table>);
   }

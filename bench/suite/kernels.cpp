@@ -274,7 +274,7 @@ void register_kernels() {
   }
   std::vector<const KernelTable*> tables;
   for (const cpu::Variant& variant : cpu::variants()) {
-    const KernelTable* kernels = &variant.kernels();
+    const KernelTable* kernels = variant.kernels;
     if (!variant.missing().empty() || std::find(tables.begin(), tables.end(), kernels) != tables.end())
       continue;
     tables.push_back(kernels);  // engines of 16-bit arithmetic share the table of their F32 rows

@@ -129,7 +129,7 @@ void run_groups(benchmark::State& state, const RowKernels& kernels, TensorType t
 void register_rows() {
   for (const runtime::RowKernelVariant& variant : runtime::row_kernel_variants()) {
     if (!variant.missing().empty()) continue;
-    const RowKernels& kernels = variant.kernels();
+    const RowKernels& kernels = *variant.kernels;
     for (const runtime::TensorTypeInfo& info : runtime::tensor_types()) {
       for (const bool fixed : {false, true}) {
         if (fixed && !runtime::is_quantised(info.type)) continue;

@@ -45,11 +45,8 @@ class SessionBase : public Session {
                    std::int64_t width) const;
   /// Of the list of chunks, which belongs to the workspace.
   [[nodiscard]] std::int64_t chunk_bytes() const { return machine_.chunk_bytes(); }
-  /// Whether observe() reaches anybody: what it is to be shown need not be copied otherwise.
-  [[nodiscard]] bool observed() const { return static_cast<bool>(observer_); }
-  void observe(const ChunkRecord& record) const {
-    if (observer_) observer_(record);
-  }
+  /// Empty where there is none: what it would be shown need not be copied then.
+  [[nodiscard]] const Observer& observer() const { return observer_; }
 
  private:
   Shape shape_;

@@ -1,79 +1,33 @@
 #include "cpu/dispatch.hpp"
 
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 namespace headwater::cpu {
 
 namespace {
 
-// __builtin_cpu_supports also asks whether the operating system saves the registers.
+using detail::Feature;
 
-std::string missing_sse() { return __builtin_cpu_supports("sse4.2") ? "" : "the processor lacks SSE4.2"; }
-
-// clang 14's __builtin_cpu_supports does not know the name. The registers are those of AVX2, asked for beside it.
-bool has_f16c() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-
-std::string missing_avx2() {
-  if (!__builtin_cpu_supports("avx2")) return "the processor lacks AVX2";
-  if (!__builtin_cpu_supports("fma")) return "the processor lacks FMA";
-  return has_f16c() ? "" : "the processor lacks F16C";
-}
-
-std::string missing_avx512() {
-  if (!__builtin_cpu_supports("avx512f")) return "the processor lacks AVX-512F";
-  return __builtin_cpu_supports("avx512dq") ? "" : "the processor lacks AVX-512DQ";
-}
-
-std::string missing_avx512bf16() {
-  if (std::string missing = missing_avx512(); !missing.empty()) return missing;
-  if (!__builtin_cpu_supports("avx512bw")) return "the processor lacks AVX-512BW";
-  if (!__builtin_cpu_supports("avx512vl")) return "the processor lacks AVX-512VL";
-  return __builtin_cpu_supports("avx512bf16") ? "" : "the processor lacks AVX512_BF16";
-}
-
-/// Asks the operating system for the tile registers, once for the process and its threads to come.
-bool tiles_granted() {
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
-  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-
-std::string missing_amx() {
-  if (std::string missing = missing_avx512bf16(); !missing.empty()) return missing;
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  constexpr unsigned kBf16 = 1u << 22;
-  constexpr unsigned kTile = 1u << 24;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTile) == 0)
-    return "the processor lacks AMX-TILE";
-  if ((edx & kBf16) == 0) return "the processor lacks AMX-BF16";
-  return tiles_granted() ? "" : "the operating system grants no AMX tiles";
-}
+// What the files of the kernels are built for. Every processor with AVX-512F and DQ has FMA and F16C.
+constexpr std::array kAvx512 = {Feature::avx512f, Feature::avx512dq};
+constexpr std::array kAvx512Bf16 = {Feature::avx512f, Feature::avx512dq, Feature::avx512bw, Feature::avx512vl,
+                                    Feature::avx512bf16};
+constexpr std::array kAmx = {Feature::avx512f,    Feature::avx512dq, Feature::avx512bw, Feature::avx512vl,
+                             Feature::avx512bf16, Feature::amx_tile, Feature::amx_bf16};
 
 constexpr Variant kVariants[] = {
-    {"cpu-portable", "plain C++ for every x86-64-v2 processor", portable_kernels, nullptr, missing_sse},
-    {"cpu-avx2", "float kernels in AVX2 with FMA", avx2_kernels, nullptr, missing_avx2},
-    {"cpu-avx512", "float kernels in AVX-512", avx512_kernels, nullptr, missing_avx512},
-    {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", avx512_kernels, avx512bf16_kernels,
-     missing_avx512bf16},
-    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", avx512_kernels, amx_kernels, missing_amx},
+    {"cpu-portable", "plain C++ for every x86-64-v2 processor", &portable_kernels, nullptr,
+     detail::kBaseline},
+    {"cpu-avx2", "float kernels in AVX2 with FMA", &avx2_kernels, nullptr, detail::kAvx2},
+    {"cpu-avx512", "float kernels in AVX-512", &avx512_kernels, nullptr, kAvx512},
+    {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", &avx512_kernels, &avx512bf16_kernels,
+     kAvx512Bf16},
+    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", &avx512_kernels, &amx_kernels, kAmx},
 #ifdef HEADWATER_TESTING
-    {"cpu-amx-emulated", "cpu-amx on a tile unit in software (test builds)", avx512_kernels,
-     amx_emulated_kernels, missing_avx512bf16},
+    {"cpu-amx-emulated", "cpu-amx on a tile unit in software (test builds)", &avx512_kernels,
+     &amx_emulated_kernels, kAvx512Bf16},
 #endif
 };
 
@@ -105,21 +59,17 @@ std::span<const Variant> variants() { return kVariants; }
 
 Processor this_processor() {
   Processor processor;
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return processor;
-  if (ebx == signature_AMD_ebx && ecx == signature_AMD_ecx && edx == signature_AMD_edx) {
+  const detail::CpuId id(0);
+  if (id.ebx == signature_AMD_ebx && id.ecx == signature_AMD_ecx && id.edx == signature_AMD_edx) {
     processor.vendor = Vendor::amd;
-  } else if (ebx == signature_INTEL_ebx && ecx == signature_INTEL_ecx && edx == signature_INTEL_edx) {
+  } else if (id.ebx == signature_INTEL_ebx && id.ecx == signature_INTEL_ecx &&
+             id.edx == signature_INTEL_edx) {
     processor.vendor = Vendor::intel;
   }
-  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
-    constexpr unsigned kExtended = 15;  // then the extended family counts, too
-    const unsigned family = eax >> 8 & 0xfu;
-    processor.family = static_cast<int>(family == kExtended ? family + (eax >> 20 & 0xffu) : family);
-  }
+  constexpr unsigned kExtended = 15;  // then the extended family counts, too
+  const unsigned model = detail::CpuId(1).eax;
+  const unsigned family = model >> 8 & 0xfu;
+  processor.family = static_cast<int>(family == kExtended ? family + (model >> 20 & 0xffu) : family);
   for (const Variant& variant : kVariants) {
     if (variant.missing().empty()) processor.runs.push_back(variant.engine);
   }

@@ -7,6 +7,7 @@
 
 #include "cpu/kernels/bf16/table.hpp"
 #include "cpu/kernels/table.hpp"
+#include "headwater/detail/processor.hpp"
 
 namespace headwater::cpu {
 
@@ -14,11 +15,11 @@ namespace headwater::cpu {
 struct Variant {
   const char* engine;       ///< name of the engine that uses it on every call
   const char* description;  ///< one line
-  const KernelTable& (*kernels)();
-  const Bf16Table& (
-      *bf16)();  ///< for calls whose Q, K and V are all BF16; null: `kernels` computes them, too
+  const KernelTable* kernels;
+  const Bf16Table* bf16;  ///< for calls whose Q, K and V are all BF16; null: `kernels` computes them, too
+  std::span<const detail::Feature> needs;
   /// What this processor (or its operating system) lacks, empty if nothing.
-  std::string (*missing)();
+  [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
 };
 
 /// All variants, the plainest first.
@@ -37,7 +38,7 @@ struct Processor {
 struct Preference {
   std::string_view engine;
   Vendor vendor;          ///< of the processors that it is about
-  int first_family;       ///< and those behind it
+  int first_family;       ///< and later ones
   std::string_view rows;  ///< types of Q, K and V that it is about: all or BF16
   std::string_view reason;
 };

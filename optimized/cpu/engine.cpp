@@ -22,7 +22,7 @@ class CpuEngine final : public Engine {
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] std::string_view isa() const override {
-    return variant_.bf16 ? variant_.bf16().isa : variant_.kernels().isa;
+    return variant_.bf16 ? variant_.bf16->isa : variant_.kernels->isa;
   }
   [[nodiscard]] std::string_view description() const override { return description_; }
   [[nodiscard]] std::string unavailable_because() const override { return variant_.missing(); }
@@ -42,8 +42,7 @@ class CpuEngine final : public Engine {
     try {
       const EffectiveOptions effective = core::resolve(shape, options, default_threads());
       core::require_no_device(options, name_);
-      return std::make_unique<cpu::CpuSession>(variant_.kernels(), variant_.bf16 ? &variant_.bf16() : nullptr,
-                                               shape, options, effective);
+      return std::make_unique<cpu::CpuSession>(*variant_.kernels, variant_.bf16, shape, options, effective);
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +

@@ -310,7 +310,8 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
         window_end = chunks[last++].end;
       }
     }
-    Window window{layer, begin, window_end, {}, {}, tensor ? q.type : DType::f32, observed()};
+    Window window{
+        layer, begin, window_end, {}, {}, tensor ? q.type : DType::f32, static_cast<bool>(observer())};
     const std::int64_t n = window_end - begin;
     // The window before is computed meanwhile.
     hand_back(std::exchange(returning[side], {}), out);
@@ -344,7 +345,7 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     first = last;
   }
   for (int i = 0; i < sides_; ++i) hand_back(returning[(side + i) % sides_], out);
-  if (mode != ChunkMode::sparse && observed()) report_dense(layer, chunks.front());
+  if (mode != ChunkMode::sparse && observer()) report_dense(layer, chunks.front());
 }
 
 }  // namespace headwater::cuda

@@ -38,7 +38,7 @@ void CudaSession::report_sparse(const Window& window, const Chunk& chunk) {
   record.row_stride = window_rows_;
   record.colsum_intra = shown_intra_.data();
   record.lse = shown_lse_.data();
-  observe(record);
+  observer()(record);
 }
 
 void CudaSession::keep_lse(const Window& window, const Chunk& chunk) {
@@ -54,7 +54,7 @@ void CudaSession::report_dense(std::int64_t layer, const Chunk& chunk) {
   record.memory_stride = set_width_;
   record.row_stride = shape().capacity;
   record.lse = shown_lse_.data();
-  observe(record);
+  observer()(record);
 }
 
 }  // namespace headwater::cuda

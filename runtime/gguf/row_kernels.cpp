@@ -1,7 +1,6 @@
 #include "runtime/gguf/row_kernels.hpp"
 
-#include <cpuid.h>
-
+#include <array>
 #include <cassert>
 
 #include "headwater/testing/sabotage.hpp"
@@ -9,42 +8,18 @@
 namespace headwater::runtime {
 namespace {
 
-// __builtin_cpu_supports also asks whether the operating system saves the registers.
+using detail::Feature;
 
-// clang 14's __builtin_cpu_supports does not know the name. The registers are those of AVX2, asked for beside it.
-bool has_f16c() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-
-std::string missing_nothing() { return {}; }
-
-std::string missing_avx2() {
-  if (!__builtin_cpu_supports("avx2")) return "the processor lacks AVX2";
-  if (!__builtin_cpu_supports("fma")) return "the processor lacks FMA";
-  return has_f16c() ? "" : "the processor lacks F16C";
-}
-
-std::string missing_avx512() {
-  if (!__builtin_cpu_supports("avx512f")) return "the processor lacks AVX-512F";
-  return __builtin_cpu_supports("avx512bw") ? "" : "the processor lacks AVX-512BW";
-}
-
-std::string missing_avx512vnni() {
-  std::string missing = missing_avx512();
-  if (!missing.empty()) return missing;
-  if (!__builtin_cpu_supports("avx512vl")) return "the processor lacks AVX-512VL";
-  return __builtin_cpu_supports("avx512vnni") ? "" : "the processor lacks AVX-512 VNNI";
-}
+// Every processor with AVX-512BW has FMA and F16C.
+constexpr std::array kAvx512 = {Feature::avx512f, Feature::avx512bw};
+constexpr std::array kAvx512Vnni = {Feature::avx512f, Feature::avx512bw, Feature::avx512vl,
+                                    Feature::avx512vnni};
 
 constexpr RowKernelVariant kVariants[] = {
-    {portable_row_kernels, missing_nothing},
-    {avx2_row_kernels, missing_avx2},
-    {avx512_row_kernels, missing_avx512},
-    {avx512vnni_row_kernels, missing_avx512vnni},
+    {&portable_row_kernels, detail::kBaseline},
+    {&avx2_row_kernels, detail::kAvx2},
+    {&avx512_row_kernels, kAvx512},
+    {&avx512vnni_row_kernels, kAvx512Vnni},
 };
 
 const RowKernels& choose() {
@@ -52,7 +27,7 @@ const RowKernels& choose() {
   for (const RowKernelVariant& variant : kVariants) {
     if (variant.missing().empty()) best = &variant;
   }
-  return best->kernels();
+  return *best->kernels;
 }
 
 std::size_t aligned_to_line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }

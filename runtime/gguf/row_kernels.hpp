@@ -5,15 +5,18 @@
 #include <span>
 #include <string>
 
+#include "headwater/detail/processor.hpp"
 #include "runtime/gguf/kernels/table.hpp"
 #include "runtime/gguf/tensor_type.hpp"
 
 namespace headwater::runtime {
 
-/// The kernels of one ISA and what a processor lacks for them: empty where they run here.
+/// The kernels of one ISA and what a processor needs for them.
 struct RowKernelVariant {
-  const RowKernels& (*kernels)();
-  std::string (*missing)();
+  const RowKernels* kernels;
+  std::span<const detail::Feature> needs;
+  /// Empty where they run here.
+  [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
 };
 
 /// All of them, slowest first.

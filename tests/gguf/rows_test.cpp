@@ -18,8 +18,8 @@ class Rows : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     const RowKernelVariant& variant = row_kernel_variants()[static_cast<std::size_t>(GetParam())];
-    if (!variant.missing().empty()) GTEST_SKIP() << variant.kernels().isa << ": " << variant.missing();
-    kernels_ = &variant.kernels();
+    if (!variant.missing().empty()) GTEST_SKIP() << variant.kernels->isa << ": " << variant.missing();
+    kernels_ = variant.kernels;
   }
   const RowKernels* kernels_ = nullptr;
 };
@@ -341,8 +341,8 @@ TEST(RowKernels, TheFastestIsChosen) {
   EXPECT_TRUE(variants[0].missing().empty());
   const RowKernels* best = nullptr;
   for (const RowKernelVariant& variant : variants) {
-    if (variant.missing().empty()) best = &variant.kernels();
-    std::printf("%s: %s\n", variant.kernels().isa,
+    if (variant.missing().empty()) best = variant.kernels;
+    std::printf("%s: %s\n", variant.kernels->isa,
                 variant.missing().empty() ? "runs" : variant.missing().c_str());
   }
   EXPECT_EQ(&row_kernels(), best);

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/bf16_block.hpp"
+#include "cpu/arithmetic/bf16_block.hpp"
 #include "cpu/dispatch.hpp"
 
 namespace headwater::cpu {
@@ -40,7 +40,7 @@ class Bf16Kernels : public ::testing::TestWithParam<std::tuple<int, int, int>> {
     const Variant& variant = variants()[static_cast<std::size_t>(std::get<0>(GetParam()))];
     if (!variant.bf16) GTEST_SKIP() << variant.engine << " has no BF16 kernels";
     if (const std::string missing = variant.missing(); !missing.empty()) GTEST_SKIP() << missing;
-    kernels = &variant.bf16();
+    kernels = variant.bf16;
     d = padded(std::get<2>(GetParam()), kernels->d_multiple);
     dv = padded(std::get<2>(GetParam()), kernels->dv_multiple);
     queries = rows_of(kBlockRows * d, 1);
@@ -92,7 +92,7 @@ TEST_P(Bf16Kernels, INTRA_1_WeightsAndSums) {
   std::vector<std::uint16_t> weights(static_cast<std::size_t>(key_tiles(n_keys) * kTileWeights), 0x7FC0);
   Bf16Softmax softmax{};
   std::fill_n(softmax.offset, kBlockRows, -kInf);
-  kernels->weigh(segment(), softmax, weights.data());
+  kernels->softmax_weights(segment(), softmax, weights.data());
   EXPECT_TRUE(softmax.anchored);
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     double sum = 0;

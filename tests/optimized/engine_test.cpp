@@ -30,9 +30,7 @@ TEST(CpuEngines, MakeEveryClaimOfTheSpec) {
   EXPECT_EQ(seen, static_cast<int>(variants().size()) + 1);  // every variant, and `cpu`
 }
 
-const char* isa_of(const Variant& variant) {
-  return variant.bf16 ? variant.bf16().isa : variant.kernels().isa;
-}
+const char* isa_of(const Variant& variant) { return variant.bf16 ? variant.bf16->isa : variant.kernels->isa; }
 
 TEST(CpuEngines, CpuFollowsFromTheProcessor) {
   const std::vector<std::string_view> avx2 = {"cpu-portable", "cpu-avx2"};

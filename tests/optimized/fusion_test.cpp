@@ -34,7 +34,7 @@ void note(Call call, const void* weights = nullptr, std::int64_t keys = 0) {
 }
 
 KernelTable logging_kernels() {
-  static const KernelTable& own = portable_kernels();
+  static const KernelTable& own = portable_kernels;
   KernelTable table = own;
   table.pack_queries = [](auto... arguments) {
     note(Call::queries);
@@ -67,9 +67,9 @@ Bf16Table logging_bf16_kernels() {
     note(Call::queries);
     bf16_of_variant->pack_queries(arguments...);
   };
-  table.weigh = [](const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
+  table.softmax_weights = [](const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
     note(Call::logits, weights, key_tiles(segment.n_keys));
-    bf16_of_variant->weigh(segment, softmax, weights);
+    bf16_of_variant->softmax_weights(segment, softmax, weights);
   };
   table.accumulate = [](const std::uint16_t* weights, std::int64_t tiles, const std::uint16_t* values,
                         std::int64_t dv_padded, bool fresh, float* out) {
@@ -157,7 +157,7 @@ TEST(Fusion, P7_5_ColumnSumsAreOfTheWeightsThatMakeTheOutputs) {
 TEST(Fusion, P7_5_TheSameInBf16) {
   for (const Variant& variant : variants()) {
     if (!variant.bf16 || !variant.missing().empty()) continue;
-    bf16_of_variant = &variant.bf16();
+    bf16_of_variant = variant.bf16;
     const KernelTable kernels = logging_kernels();
     const Bf16Table bf16 = logging_bf16_kernels();
     for (const int threads : {1, kThreads}) expect_fused(kernels, &bf16, threads);

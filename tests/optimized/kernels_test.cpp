@@ -69,7 +69,7 @@ class Kernels : public ::testing::TestWithParam<std::tuple<int, int, int, int>> 
   }
 
   const Variant& variant = variants()[static_cast<std::size_t>(std::get<0>(GetParam()))];
-  const KernelTable& kernels = variant.kernels();
+  const KernelTable& kernels = *variant.kernels;
   const std::int64_t lanes = std::get<1>(GetParam());
   const std::int64_t n_keys = std::get<2>(GetParam());
   const std::int64_t d = std::get<3>(GetParam());
@@ -91,7 +91,7 @@ TEST(Elementary, WeightsOfEveryTableWithinTwoUlp) {
     SoftmaxState state;
     std::fill_n(state.max, kBlockRows, -kInf);
     std::fill_n(state.sum, kBlockRows, 0.0f);
-    variant.kernels().softmax(kBlockRows, kKeys, weights.data(), state);
+    variant.kernels->softmax(kBlockRows, kKeys, weights.data(), state);
     double worst = 0;
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const double exact = std::exp(static_cast<double>(logits[i]));
@@ -122,7 +122,7 @@ TEST(Rounding, NUM_1_RowsOfEveryTableAsCoreRoundsThem) {
       std::vector<unsigned char> expected(values.size() * 4 + 2, 0xA5);
       auto narrowed = expected;
       core::narrow(values.data() + 5, count - 5, type, expected.data() + 1);
-      variant.kernels().narrow(values.data() + 5, count - 5, type, narrowed.data() + 1);
+      variant.kernels->narrow(values.data() + 5, count - 5, type, narrowed.data() + 1);
       EXPECT_EQ(narrowed, expected) << variant.engine;
     }
   }

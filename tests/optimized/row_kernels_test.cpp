@@ -42,7 +42,7 @@ class RowKernels : public ::testing::TestWithParam<std::tuple<int, DType, int, i
   void SetUp() override {
     const Variant& variant = variants()[static_cast<std::size_t>(std::get<0>(GetParam()))];
     if (const std::string missing = variant.missing(); !missing.empty()) GTEST_SKIP() << missing;
-    kernels = &variant.kernels();
+    kernels = variant.kernels;
   }
   std::vector<float> arranged(const std::vector<float>& natural, std::int64_t width) const {
     std::vector<float> to(static_cast<std::size_t>(rows * width));

@@ -35,7 +35,7 @@ struct SoftmaxState {
   bool has_output;            ///< whether any keys have been accumulated; kernels leave it alone
 };
 
-/// The kernels of one ISA. A new table starts as a copy of the portable one and overrides what it does better.
+/// The kernels of one ISA.
 /// `lanes` is a multiple of kLaneTile, at most kBlockRows.
 struct KernelTable {
   const char* isa;
@@ -55,9 +55,9 @@ struct KernelTable {
   void (*pack_queries)(const float* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
                        float* packed);
 
-  /// LOGIT-1: block[key][lane] = scale * (q . k) for n_keys contiguous key rows of d floats. Lanes behind `lanes` may
-  /// be written too, as if their queries were zero. `next`: what is read behind the keys and about as large; it may be
-  /// asked for on the way and is never read.
+  /// LOGIT-1: block[key][lane] = scale * (q . k) for n_keys contiguous key rows of d floats. Lanes from `lanes` on
+  /// may be written too, as if their queries were zero. `next`: what is read after the keys and about as large; it may
+  /// be prefetched on the way and is never read.
   void (*dot_products)(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
                        std::int64_t n_keys, float scale, float* block, const float* next);
 
@@ -65,7 +65,7 @@ struct KernelTable {
   void (*cap_and_bias)(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
                        std::int64_t n_keys, float* block);
 
-  /// MASK-1 in place: -inf where the key stands behind the lane's row. Keys follow each other.
+  /// MASK-1 in place: -inf where the key stands after the lane's row. Keys follow each other.
   void (*mask_future)(const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys, float* block);
 
   /// Logits to weights exp(s - m) in place; updates the running maximum and sum.
@@ -102,8 +102,14 @@ struct KernelTable {
                      DType type, std::int64_t n_keys, std::int64_t dv, float* out);
 };
 
-const KernelTable& portable_kernels();
-const KernelTable& avx2_kernels();
-const KernelTable& avx512_kernels();
+/// A table is data: its file is built for its ISA, and reading it needs no processor but the baseline.
+extern const KernelTable portable_kernels;
+extern const KernelTable avx2_kernels;
+extern const KernelTable avx512_kernels;
+
+namespace portable {
+/// KernelTable::mask_future of every table.
+void mask_future(const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys, float* block);
+}  // namespace portable
 
 }  // namespace headwater::cpu

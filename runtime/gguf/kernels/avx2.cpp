@@ -117,10 +117,8 @@ struct Avx2Words {
   }
 };
 
-constexpr RowKernels kKernels = make_row_kernels_with_integers<Avx2, Avx2Words>("AVX2");
-
 }  // namespace
 
-const RowKernels& avx2_row_kernels() { return kKernels; }
+constinit const RowKernels avx2_row_kernels = make_row_kernels_with_integers<Avx2, Avx2Words>("AVX2");
 
 }  // namespace headwater::runtime

@@ -4,10 +4,7 @@
 // bytes with signed ones: codes with h, then l with codes. Four neighbours add up in each lane of 32 bits, exactly; a
 // zero point comes off in integers as well. Runs meet their scales lane by lane, so that a register takes several.
 
-#include <immintrin.h>
-
-#include "runtime/gguf/kernels/blocks.hpp"
-#include "runtime/gguf/kernels/table.hpp"
+#include "runtime/gguf/kernels/avx512.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -21,7 +18,7 @@ inline __m512i load_twice(const std::byte* p) {
   return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-/// Bits turn left inside each eight bytes, by First in the lower half and by Last in the upper one. Masks behind it take
+/// Bits turn left inside each eight bytes, by First in the lower half and by Last in the upper one. Masks after it take
 /// what came from a neighbouring byte.
 template <int First, int Last>
 inline __m512i turn_halves(__m512i x) {
@@ -320,9 +317,8 @@ float dot_q6_k(const std::byte* row, std::int64_t n, const FixedRow& x) {
   return _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
 }
 
-RowKernels make_kernels() {
-  RowKernels kernels = avx512_row_kernels();
-  kernels.isa = "AVX-512 VNNI";
+constexpr RowKernels make_kernels() {
+  RowKernels kernels = make_row_kernels_with_integers<Avx512, Avx512Words>("AVX-512 VNNI");
   kernels.dot_fixed[3] = dot_q8_0;
   kernels.dot_fixed[4] = dot_q4_0;
   kernels.dot_fixed[5] = dot_minima<Four>;
@@ -332,7 +328,7 @@ RowKernels make_kernels() {
   kernels.arrange[5] = arrange_minima;
   kernels.arrange[6] = arrange_minima;
   kernels.arrange[7] = arrange_six;
-  kernels.groups = &avx512vnni_group_kernels();
+  kernels.groups = &avx512vnni_group_kernels;
   static_assert(kSixStep == kArrangedBytes && kMinimaStep <= kArrangedBytes &&
                 2 * kFourStep <= kArrangedBytes);
   return kernels;
@@ -340,9 +336,6 @@ RowKernels make_kernels() {
 
 }  // namespace
 
-const RowKernels& avx512vnni_row_kernels() {
-  static const RowKernels kernels = make_kernels();
-  return kernels;
-}
+constinit const RowKernels avx512vnni_row_kernels = make_kernels();
 
 }  // namespace headwater::runtime

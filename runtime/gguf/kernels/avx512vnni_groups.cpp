@@ -318,16 +318,13 @@ void widen(const std::byte* group, std::int64_t n, std::uint32_t* to, std::int64
 
 }  // namespace
 
-const GroupKernels& avx512vnni_group_kernels() {
-  static constexpr GroupKernels kernels = {
-      {nullptr, nullptr, nullptr, arrange<Q8_0Unit>, arrange<Q4_0Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>,
-       arrange<Q6KUnit>},
-      {nullptr, nullptr, nullptr, dot<Q8_0Unit>, dot<Q4_0Unit>, dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>},
-      {nullptr, nullptr, nullptr, widen<Q8_0Unit, Wide>, widen<Q4_0Unit, Wide>, widen<Q4KUnit, Wide>,
-       widen<Q5KUnit, Wide>, widen<Q6KUnit, Wide>},
-      {nullptr, nullptr, nullptr, widen<Q8_0Unit, Narrow>, widen<Q4_0Unit, Narrow>, widen<Q4KUnit, Narrow>,
-       widen<Q5KUnit, Narrow>, widen<Q6KUnit, Narrow>}};
-  return kernels;
-}
+constinit const GroupKernels avx512vnni_group_kernels = {
+    {nullptr, nullptr, nullptr, arrange<Q8_0Unit>, arrange<Q4_0Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>,
+     arrange<Q6KUnit>},
+    {nullptr, nullptr, nullptr, dot<Q8_0Unit>, dot<Q4_0Unit>, dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>},
+    {nullptr, nullptr, nullptr, widen<Q8_0Unit, Wide>, widen<Q4_0Unit, Wide>, widen<Q4KUnit, Wide>,
+     widen<Q5KUnit, Wide>, widen<Q6KUnit, Wide>},
+    {nullptr, nullptr, nullptr, widen<Q8_0Unit, Narrow>, widen<Q4_0Unit, Narrow>, widen<Q4KUnit, Narrow>,
+     widen<Q5KUnit, Narrow>, widen<Q6KUnit, Narrow>}};
 
 }  // namespace headwater::runtime

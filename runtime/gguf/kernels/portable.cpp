@@ -39,10 +39,8 @@ struct Portable {
   }
 };
 
-constexpr RowKernels kKernels = make_row_kernels<Portable>("x86-64-v2");
-
 }  // namespace
 
-const RowKernels& portable_row_kernels() { return kKernels; }
+constinit const RowKernels portable_row_kernels = make_row_kernels<Portable>("x86-64-v2");
 
 }  // namespace headwater::runtime

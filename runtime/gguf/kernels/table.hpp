@@ -44,10 +44,10 @@ struct RowKernels {
   const GroupKernels* groups = nullptr;                 ///< null: none
 };
 
-const RowKernels& portable_row_kernels();
-const RowKernels& avx2_row_kernels();
-const RowKernels& avx512_row_kernels();
-const RowKernels& avx512vnni_row_kernels();
-const GroupKernels& avx512vnni_group_kernels();
+extern const RowKernels portable_row_kernels;
+extern const RowKernels avx2_row_kernels;
+extern const RowKernels avx512_row_kernels;
+extern const RowKernels avx512vnni_row_kernels;
+extern const GroupKernels avx512vnni_group_kernels;
 
 }  // namespace headwater::runtime

@@ -1,7 +1,6 @@
-// BF16 kernels on the tiles of AMX (and AVX-512 F, BW, DQ, VL, BF16 for what stands between). Kernels only: see
-// table.cpp. The instructions are written out, because the compilers' intrinsics take tile numbers as literals alone.
-
-#include "cpu/kernels/amx/kernels.hpp"
+// BF16 kernels on the tiles of AMX (and AVX-512 F, BW, DQ, VL, BF16 for what stands between). Kernels and their
+// table only: all code here is built for such a processor. The instructions are written out, because the compilers'
+// intrinsics take tile numbers as literals alone.
 
 #include "cpu/kernels/amx/config.hpp"
 #include "cpu/kernels/amx/unit.hpp"
@@ -40,6 +39,7 @@ struct HardwareTiles {
 };
 
 }  // namespace
-}  // namespace headwater::cpu
 
-HEADWATER_DEFINE_BF16_KERNELS(amx, TileUnit<HardwareTiles>)
+constinit const Bf16Table amx_kernels = bf16_kernels<TileUnit<HardwareTiles>>("AMX-BF16", 32, 16);
+
+}  // namespace headwater::cpu

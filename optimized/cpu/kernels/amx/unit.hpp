@@ -19,7 +19,8 @@ inline constexpr std::int64_t kTileDepth =
 template <class Tiles>
 struct TileUnit {
   /// The next tile of keys is multiplied before the weights of this one are computed: the two units overlap.
-  static constexpr bool kAhead = true;
+  static constexpr bool kPipelined = true;
+  static constexpr decltype(Bf16Table::row_logits) kRowLogits = nullptr;
   using Session = typename Tiles::Session;
 
   static constexpr std::int64_t kLine = kBlockRows * 4;     // bytes of a line of logits or of packed pairs
@@ -27,7 +28,7 @@ struct TileUnit {
   static constexpr std::int64_t kHalfElements = kTileRows * 2;  // elements of 16 pairs
   static constexpr std::int64_t kValueLine = kKeyTile * 2;      // bytes of a line of packed values
 
-  /// Rows of logits that stand behind the last key come from rows behind it, which are readable (Bf16Segment::keys).
+  /// Rows of logits after the last key come from rows after it, which are readable (Bf16Segment::keys).
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t, float* logits) {
     const std::uint16_t* keys = segment.keys + first * segment.key_stride;
     const std::int64_t stride = segment.key_stride * 2;

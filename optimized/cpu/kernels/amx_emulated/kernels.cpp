@@ -1,12 +1,15 @@
 // The kernels of AMX on a tile unit in software, for conformance on machines without one (test builds only). Built for
-// AVX-512 F, BW, DQ, VL, BF16. Kernels only: see table.cpp.
+// AVX-512 F, BW, DQ, VL, BF16. Kernels and their table only.
 #ifdef HEADWATER_TESTING
-
-#include "cpu/kernels/amx_emulated/kernels.hpp"
 
 #include "cpu/kernels/amx/unit.hpp"
 #include "cpu/kernels/amx_emulated/software_tiles.hpp"
 
-HEADWATER_DEFINE_BF16_KERNELS(amx_emulated, TileUnit<SoftwareTiles>)
+namespace headwater::cpu {
+
+constinit const Bf16Table amx_emulated_kernels =
+    bf16_kernels<TileUnit<SoftwareTiles>>("AMX-BF16 emulated", 32, 16);
+
+}  // namespace headwater::cpu
 
 #endif

@@ -1,6 +1,5 @@
-// BF16 kernels by vdpbf16ps (AVX-512 F, BW, DQ, VL, BF16). Kernels only: see table.cpp.
-
-#include "cpu/kernels/avx512bf16/kernels.hpp"
+// BF16 kernels by vdpbf16ps (AVX-512 F, BW, DQ, VL, BF16). Kernels and their table only: all code here
+// is built for such a processor.
 
 #include "cpu/kernels/bf16/kernels.hpp"
 #include "cpu/kernels/wide/row_kernels.hpp"
@@ -18,8 +17,57 @@ inline __m512bh pair(const std::uint16_t* p) {
   return (__m512bh)_mm512_set1_epi32(bits);
 }
 
+/// The first n < 32 elements, zeros after them.
+inline __m512bh pairs_part(const std::uint16_t* p, std::int64_t n) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1u), p);
+}
+
+/// row_logit_tile of wide/kernels.hpp in products of pairs.
+template <int Rows>
+void paired_logit_tile(const std::uint16_t* q, std::int64_t d, const std::uint16_t* keys, std::int64_t n_keys,
+                       float scale, float* logits, std::int64_t stride) {
+  constexpr int kKeys = Avx512::kWidth / Rows;
+  constexpr std::int64_t kElements = 2 * Avx512::kWidth;
+  __m512 sums[Avx512::kWidth];
+  for (int key = 0; key < kKeys; ++key) {
+    const std::uint16_t* at = keys + least(key, n_keys - 1) * d;
+    __m512 total[Rows];
+    for (__m512& sum : total) sum = Avx512::zero();
+    const auto add = [&](std::int64_t e) {
+      const __m512bh k = pairs(at + e);
+      for (int row = 0; row < Rows; ++row)
+        total[row] = _mm512_dpbf16_ps(total[row], pairs(q + row * d + e), k);
+    };
+    std::int64_t e = 0;
+    for (; e + 4 * kElements <= d; e += 4 * kElements) {
+      for (std::int64_t i = 0; i < 4; ++i) add(e + i * kElements);
+    }
+    for (; e + kElements <= d; e += kElements) add(e);
+    if (e < d) {
+      const __m512bh k = pairs_part(at + e, d - e);
+      for (int row = 0; row < Rows; ++row) {
+        total[row] = _mm512_dpbf16_ps(total[row], pairs_part(q + row * d + e, d - e), k);
+      }
+    }
+    for (int row = 0; row < Rows; ++row) sums[row * kKeys + key] = total[row];
+  }
+  store_row_logits<Avx512, Rows>(sums, n_keys, scale, logits, stride);
+}
+
+void paired_row_logits(const std::uint16_t* q, std::int64_t rows, std::int64_t d, const std::uint16_t* keys,
+                       std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
+  const auto by = [&](auto tile) {
+    return [=](std::int64_t row, std::int64_t key) {
+      tile(q + row * d, d, keys + key * d, n_keys - key, scale, logits + row * stride + key, stride);
+    };
+  };
+  for_row_tiles<Avx512>(rows, n_keys, by(paired_logit_tile<4>), by(paired_logit_tile<2>),
+                        by(paired_logit_tile<1>));
+}
+
 struct DotProductUnit {
-  static constexpr bool kAhead = false;
+  static constexpr bool kPipelined = false;
+  static constexpr decltype(Bf16Table::row_logits) kRowLogits = paired_row_logits;
   struct Session {
     Session() {}  // nothing to configure
   };
@@ -108,59 +156,8 @@ struct DotProductUnit {
   }
 };
 
-/// The first n < 32 elements, zeros behind them.
-inline __m512bh pairs_part(const std::uint16_t* p, std::int64_t n) {
-  return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1u), p);
-}
-
-/// row_logit_tile of wide/kernels.hpp in products of pairs.
-template <int Rows>
-void paired_logit_tile(const std::uint16_t* q, std::int64_t d, const std::uint16_t* keys, std::int64_t n_keys,
-                       float scale, float* logits, std::int64_t stride) {
-  constexpr int kKeys = Avx512::kWidth / Rows;
-  constexpr std::int64_t kElements = 2 * Avx512::kWidth;
-  __m512 sums[Avx512::kWidth];
-  for (int key = 0; key < kKeys; ++key) {
-    const std::uint16_t* at = keys + least(key, n_keys - 1) * d;
-    __m512 total[Rows];
-    for (__m512& sum : total) sum = Avx512::zero();
-    const auto add = [&](std::int64_t e) {
-      const __m512bh k = pairs(at + e);
-      for (int row = 0; row < Rows; ++row)
-        total[row] = _mm512_dpbf16_ps(total[row], pairs(q + row * d + e), k);
-    };
-    std::int64_t e = 0;
-    for (; e + 4 * kElements <= d; e += 4 * kElements) {
-      for (std::int64_t i = 0; i < 4; ++i) add(e + i * kElements);
-    }
-    for (; e + kElements <= d; e += kElements) add(e);
-    if (e < d) {
-      const __m512bh k = pairs_part(at + e, d - e);
-      for (int row = 0; row < Rows; ++row) {
-        total[row] = _mm512_dpbf16_ps(total[row], pairs_part(q + row * d + e, d - e), k);
-      }
-    }
-    for (int row = 0; row < Rows; ++row) sums[row * kKeys + key] = total[row];
-  }
-  store_row_logits<Avx512, Rows>(sums, n_keys, scale, logits, stride);
-}
-
 }  // namespace
 
-namespace avx512bf16 {
+constinit const Bf16Table avx512bf16_kernels = bf16_kernels<DotProductUnit>("AVX512_BF16", 2, 1);
 
-void row_logits(const std::uint16_t* q, std::int64_t rows, std::int64_t d, const std::uint16_t* keys,
-                std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
-  const auto by = [&](auto tile) {
-    return [=](std::int64_t row, std::int64_t key) {
-      tile(q + row * d, d, keys + key * d, n_keys - key, scale, logits + row * stride + key, stride);
-    };
-  };
-  for_row_tiles<Avx512>(rows, n_keys, by(paired_logit_tile<4>), by(paired_logit_tile<2>),
-                        by(paired_logit_tile<1>));
-}
-
-}  // namespace avx512bf16
 }  // namespace headwater::cpu
-
-HEADWATER_DEFINE_BF16_KERNELS(avx512bf16, DotProductUnit)

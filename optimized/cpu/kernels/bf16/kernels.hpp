@@ -2,10 +2,11 @@
 
 /// The kernels of bf16/table.hpp, but for the two matrix products, which a `Unit` supplies:
 ///   Unit::dot(segment, first, n, logits): raw dot products of n <= kKeyTile keys from `first`, one line of kBlockRows
-///     lanes each; lines behind n hold anything.
+///     lanes each; lines from n on hold anything.
 ///   Unit::accumulate: as in the table.
 ///   Unit::Session: exists around calls of dot.
-///   Unit::kAhead: whether the products of a tile are computed before the weights of the tile before it.
+///   Unit::kRowLogits: Bf16Table::row_logits, or null.
+///   Unit::kPipelined: whether the products of a tile are computed before the weights of the tile before it.
 /// Included by files that are built for AVX-512 (F, BW, DQ, VL, BF16) and hold nothing but kernels; everything sits in
 /// an unnamed namespace.
 
@@ -148,7 +149,7 @@ inline void add_sink(float sink, Bf16Softmax& softmax) {
 }
 
 /// One tile of logits (times `factor`) to weights.
-inline void weigh_tile(const float* logits, __m512 factor, Bf16Softmax& softmax, std::uint16_t* weights) {
+inline void tile_weights(const float* logits, __m512 factor, Bf16Softmax& softmax, std::uint16_t* weights) {
   const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
                                               23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const __m512i ones = _mm512_set1_epi32(0x3F803F80);
@@ -195,7 +196,7 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
 }
 
 /// Into the second-level cache.
-inline void ask_for_next(RowsAhead& rows) {
+inline void prefetch_next(PrefetchRows& rows) {
   if (rows.left == 0) return;
   constexpr std::int64_t kCacheLine = 64;
   for (std::int64_t line = 0; line < rows.bytes; line += kCacheLine)
@@ -205,20 +206,21 @@ inline void ask_for_next(RowsAhead& rows) {
 }
 
 template <class Unit>
-void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
+void softmax_weights(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
   const typename Unit::Session session;
   alignas(64) float buffer[2][kKeyTile * kBlockRows];
   const auto dot = [&](std::int64_t tile) {
     const std::int64_t first = tile * kKeyTile;
-    Unit::dot(segment, first, least(kKeyTile, segment.n_keys - first), buffer[Unit::kAhead ? tile & 1 : 0]);
+    Unit::dot(segment, first, least(kKeyTile, segment.n_keys - first),
+              buffer[Unit::kPipelined ? tile & 1 : 0]);
   };
   const std::int64_t tiles = key_tiles(segment.n_keys);
-  if (Unit::kAhead) dot(tiles - 1);
+  if (Unit::kPipelined) dot(tiles - 1);
   for (std::int64_t tile = tiles; tile-- > 0;) {
-    for (std::int64_t i = 0; i < segment.n_ahead; ++i) ask_for_next(segment.ahead[i]);
-    if (!Unit::kAhead) dot(tile);
-    if (Unit::kAhead && tile > 0) dot(tile - 1);
-    float* logits = buffer[Unit::kAhead ? tile & 1 : 0];
+    for (std::int64_t i = 0; i < segment.n_prefetch; ++i) prefetch_next(segment.prefetch[i]);
+    if (!Unit::kPipelined) dot(tile);
+    if (Unit::kPipelined && tile > 0) dot(tile - 1);
+    float* logits = buffer[Unit::kPipelined ? tile & 1 : 0];
     const std::int64_t first = tile * kKeyTile;
     __m512 factor = Avx512::set(segment.factor);
     if (is_mapped(segment, first)) {
@@ -226,7 +228,7 @@ void weigh(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weig
       factor = Avx512::set(1.0f);
     }
     if (!softmax.anchored) set_anchor(logits, softmax);
-    weigh_tile(logits, factor, softmax, weights + tile * kTileWeights);
+    tile_weights(logits, factor, softmax, weights + tile * kTileWeights);
   }
 }
 
@@ -291,6 +293,25 @@ inline std::uint32_t unpack_rows(const float* transposed, std::int64_t n_rows, s
     not_finite |= failed << (half * Avx512::kWidth);
   }
   return not_finite;
+}
+
+/// The table of a unit.
+template <class Unit>
+constexpr Bf16Table bf16_kernels(const char* isa, std::int64_t d_multiple, std::int64_t dv_multiple) {
+  return {
+      .isa = isa,
+      .d_multiple = d_multiple,
+      .dv_multiple = dv_multiple,
+      .pack_queries = pack_bf16_queries,
+      .pack_values = pack_bf16_values,
+      .raise_to_highest = raise_to_highest<Unit>,
+      .softmax_weights = softmax_weights<Unit>,
+      .add_sink = add_sink,
+      .accumulate = Unit::accumulate,
+      .column_sums = column_sums_bf16,
+      .unpack_rows = unpack_rows,
+      .row_logits = Unit::kRowLogits,
+  };
 }
 
 }  // namespace

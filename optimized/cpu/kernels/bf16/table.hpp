@@ -14,9 +14,9 @@ inline constexpr std::int64_t kTileWeights = kKeyTile * kBlockRows;
 
 inline std::int64_t key_tiles(std::int64_t n_keys) { return (n_keys + kKeyTile - 1) / kKeyTile; }
 
-/// Rows of the caller's memory that are soon read or written. They are asked for one by one while tiles of keys are
-/// computed: a processor keeps track of a few dozen misses, and more at a time find no room or hold up the rest.
-struct RowsAhead {
+/// Rows of the caller's memory to prefetch, which are soon read or written. It is done row by row while tiles of keys
+/// are computed: a processor keeps track of a few dozen misses, and more at a time find no room or hold up the rest.
+struct PrefetchRows {
   const unsigned char* next = nullptr;
   std::int64_t stride = 0;  ///< bytes from row to row
   std::int64_t bytes = 0;   ///< of a row
@@ -33,17 +33,17 @@ struct Bf16Segment {
   std::int64_t key_stride = 0;
   std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
   std::int64_t n_keys = 0;
-  float factor = 0;            ///< scale * log2(e)
-  LogitMap map;                ///< both in units of ln 2
-  BlockPositions positions;    ///< MASK-1 holds where no keys are gathered
-  RowsAhead* ahead = nullptr;  ///< a row of each of n_ahead is asked for with every tile
-  std::int64_t n_ahead = 0;
+  float factor = 0;                  ///< scale * log2(e)
+  LogitMap map;                      ///< both in units of ln 2
+  BlockPositions positions;          ///< MASK-1 holds where no keys are gathered
+  PrefetchRows* prefetch = nullptr;  ///< a row of each of n_prefetch is prefetched with every tile
+  std::int64_t n_prefetch = 0;
 };
 
 /// Softmax of a block with one offset per row for all its keys.
 ///
 /// The offset is the row's largest logit in the first tile that is computed, an anchor: weights may exceed 1, which
-/// neither BF16 nor F32 minds. Whoever calls weigh() has to check the sums (bf16_block.cpp) and to repeat the block
+/// neither BF16 nor F32 minds. Whoever calls softmax_weights() has to check the sums (bf16_block.cpp) and to repeat the block
 /// with exact maxima for rows that ran out of range. Lanes know nothing of each other.
 struct Bf16Softmax {
   alignas(64) float offset[kBlockRows];  ///< m in units of ln 2; before the anchor the sink, or -inf
@@ -73,9 +73,9 @@ struct Bf16Table {
   /// Raises highest[lane] to the row's largest logit of the segment.
   void (*raise_to_highest)(const Bf16Segment& segment, float* highest);
 
-  /// weights[tile][kTileWeights] = bf16(2^(logit - offset)), zero behind the last key; adds to the sums. Tiles are
+  /// weights[tile][kTileWeights] = bf16(2^(logit - offset)), zero after the last key; adds to the sums. Tiles are
   /// computed from the last to the first, so that the anchor is what stands nearest to the row.
-  void (*weigh)(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights);
+  void (*softmax_weights)(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights);
 
   /// Adds 2^(sink - offset) to the sums.
   void (*add_sink)(float sink, Bf16Softmax& softmax);
@@ -98,10 +98,10 @@ struct Bf16Table {
                      std::int64_t n_keys, float scale, float* logits, std::int64_t stride) = nullptr;
 };
 
-const Bf16Table& avx512bf16_kernels();
-const Bf16Table& amx_kernels();
+extern const Bf16Table avx512bf16_kernels;
+extern const Bf16Table amx_kernels;
 #ifdef HEADWATER_TESTING
-const Bf16Table& amx_emulated_kernels();
+extern const Bf16Table amx_emulated_kernels;
 #endif
 
 }  // namespace headwater::cpu

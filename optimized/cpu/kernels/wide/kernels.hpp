@@ -6,7 +6,7 @@
 ///
 /// A vector type V has: Reg, kWidth (floats), load, store, load_part, store_part (the first n < kWidth floats), set
 /// (broadcast), zero, add, mul, fma (a * b + c), max (the second argument where the first is NaN), what elementary.hpp
-/// asks for, transpose (of kWidth vectors), add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth
+/// needs, transpose (of kWidth vectors), add_line_totals (column sums of kWidth lines), load_f16 and load_bf16 (kWidth
 /// widened elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16,
 /// store_f16 and store_bf16 (kWidth elements, rounded as core/numbers.hpp says).
 
@@ -166,16 +166,16 @@ inline void softmax_lanes(std::int64_t n_keys, float* block, float* max, float* 
 
   Parts partial;
   each([&](auto c, auto v) { partial[c][v] = V::zero(); });
-  const auto weigh = [&](std::int64_t first, auto c, auto v) {
+  const auto to_weight = [&](std::int64_t first, auto c, auto v) {
     float* logits = at(first + c, v);
     const typename V::Reg weight = exp_nonpositive<V>(V::sub(V::load(logits), offset[v]));
     V::store(logits, weight);
     partial[c][v] = V::add(partial[c][v], weight);
   };
   for (key = 0; key + kChains <= n_keys; key += kChains) {
-    each([&](auto c, auto v) { weigh(key, c, v); });
+    each([&](auto c, auto v) { to_weight(key, c, v); });
   }
-  if (key < n_keys) repeat<Vectors>([&](auto v) { weigh(key, Place<0>{}, v); });
+  if (key < n_keys) repeat<Vectors>([&](auto v) { to_weight(key, Place<0>{}, v); });
   repeat<Vectors>([&](auto v) {
     float* total = sum + v * V::kWidth;
     V::store(total, V::fma(V::load(total), factor[v], V::add(partial[0][v], partial[1][v])));
@@ -193,14 +193,14 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
 }
 
 /// kRows rows x Vectors * kWidth columns of one run of keys, added to out * rescale, or to nothing where rescale is none.
-/// Part: the last vector has `part` columns. Ask: for the columns behind them, into the second-level cache.
-template <class V, int Vectors, bool Part, bool Ask>
+/// Part: the last vector has `part` columns. Prefetch: the columns after them, into the second-level cache.
+template <class V, int Vectors, bool Part, bool Prefetch>
 inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
                        int part, const float* rescale, float* out) {
   typename V::Reg sums[V::kRows][Vectors];
   repeat<V::kRows>([&](auto row) { repeat<Vectors>([&](auto v) { sums[row][v] = V::zero(); }); });
   for (std::int64_t key = 0; key < n_keys; ++key) {
-    for (int ahead = Vectors; Ask && ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {
+    for (int ahead = Vectors; Prefetch && ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {
       __builtin_prefetch(values + key * dv + ahead * V::kWidth, 0, 2);
     }
     typename V::Reg value[Vectors];
@@ -241,11 +241,11 @@ struct ValueRun {
 template <class V, int Vectors, bool Part>
 void value_strip(const ValueRun& run, std::int64_t lanes, std::int64_t column, std::int64_t dv, int part,
                  float* out) {
-  const auto tile = [&](auto ask, std::int64_t row) {
+  const auto tile = [&](auto prefetch, std::int64_t row) {
     const std::int64_t n_keys = least(run.n_keys, run.visible + row + V::kRows - 1);
-    value_tile<V, Vectors, Part, ask != 0>(run.weights + row, n_keys, run.values + column, dv, part,
-                                           run.rescale ? run.rescale + row : nullptr,
-                                           out + row * dv + column);
+    value_tile<V, Vectors, Part, prefetch != 0>(run.weights + row, n_keys, run.values + column, dv, part,
+                                                run.rescale ? run.rescale + row : nullptr,
+                                                out + row * dv + column);
   };
   tile(Place<1>{}, 0);
   for (std::int64_t row = V::kRows; row < lanes; row += V::kRows) tile(Place<0>{}, row);

@@ -49,7 +49,7 @@ void restore_row(const float* arranged, DType type, std::int64_t n, float* row) 
   for (std::int64_t i = 0; i < n; ++i) row[i] = arranged[arranged_place<V>(type, n, i)];
 }
 
-/// The first n < kWidth elements, zeros behind them.
+/// The first n < kWidth elements, zeros after them.
 template <class V, class E>
 inline typename V::Reg load_stored_part(const unsigned char* p, std::int64_t n) {
   unsigned char whole[V::kWidth * E::kBytes] = {};
@@ -268,6 +268,30 @@ void row_values(const float* weights, std::int64_t stride, std::int64_t rows, co
     case DType::f16: row_values_of<V, StoredF16<V>>(weights, stride, rows, values, n_keys, dv, out); break;
     case DType::bf16: row_values_of<V, StoredBf16<V>>(weights, stride, rows, values, n_keys, dv, out); break;
   }
+}
+
+/// The table of a vector type.
+template <class V>
+constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys) {
+  return {
+      .isa = isa,
+      .segment_keys = segment_keys,
+      .widen = widen<V>,
+      .narrow = narrow<V>,
+      .pack_queries = pack_queries<V>,
+      .dot_products = dot_products<V>,
+      .cap_and_bias = cap_and_bias<V>,
+      .mask_future = portable::mask_future,
+      .softmax = softmax<V>,
+      .accumulate_values = accumulate_values<V>,
+      .column_sums = column_sums<V>,
+      .blend = blend<V>,
+      .arrange_row = arrange_row<V>,
+      .restore_row = restore_row<V>,
+      .row_logits = row_logits<V>,
+      .row_weights = row_weights<V>,
+      .row_values = row_values<V>,
+  };
 }
 
 }  // namespace

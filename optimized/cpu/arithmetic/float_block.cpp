@@ -1,4 +1,4 @@
-#include "cpu/attention_block.hpp"
+#include "cpu/arithmetic/float_block.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -21,19 +21,19 @@ void load_queries(const KernelTable& kernels, const Rows& q, std::int64_t first,
   kernels.pack_queries(wide, d, rows, d, packed);
 }
 
-void AttentionBlock::start(float sink) const {
+void FloatBlock::start(float sink) const {
   const bool none = std::isinf(sink);
   std::fill_n(state.max, kBlockRows, none ? -std::numeric_limits<float>::infinity() : sink);
   std::fill_n(state.sum, kBlockRows, none ? 0.0f : 1.0f);
   state.has_output = false;
 }
 
-void AttentionBlock::finish() const {
+void FloatBlock::finish() const {
   if (!state.has_output) std::fill_n(out, lanes() * dv, 0.0f);
 }
 
-void AttentionBlock::add(const float* keys, const float* values, const BlockPositions& positions,
-                         std::int64_t n_keys, float* weights) const {
+void FloatBlock::add(const float* keys, const float* values, const BlockPositions& positions,
+                     std::int64_t n_keys, float* weights) const {
   kernels.dot_products(packed, lanes(), d, keys, n_keys, scale, weights, values);
   if (map.softcap > 0 || map.slope != 0) kernels.cap_and_bias(map, positions, lanes(), n_keys, weights);
   if (!positions.gathered && positions.first_key + n_keys > positions.first_row + 1) {
@@ -47,17 +47,17 @@ void AttentionBlock::add(const float* keys, const float* values, const BlockPosi
   state.has_output = true;
 }
 
-void AttentionBlock::add_keys(const float* keys, const float* values, std::int64_t first_key,
-                              std::int64_t n_keys, float* weights) const {
+void FloatBlock::add_keys(const float* keys, const float* values, std::int64_t first_key, std::int64_t n_keys,
+                          float* weights) const {
   add(keys, values, {first_row, first_key, nullptr}, n_keys, weights);
 }
 
-void AttentionBlock::add_gathered(const float* keys, const float* values, const std::int32_t* positions,
-                                  std::int64_t n_keys, float* weights) const {
+void FloatBlock::add_gathered(const float* keys, const float* values, const std::int32_t* positions,
+                              std::int64_t n_keys, float* weights) const {
   add(keys, values, {first_row, 0, positions}, n_keys, weights);
 }
 
-void AttentionBlock::normalise() const {
+void FloatBlock::normalise() const {
   for (std::int64_t r = 0; r < rows; ++r) {
     if (state.sum[r] == 0.0f) continue;
     const auto factor = static_cast<float>(1.0 / static_cast<double>(state.sum[r]));
@@ -65,8 +65,8 @@ void AttentionBlock::normalise() const {
   }
 }
 
-void AttentionBlock::add_column_sums(const float* weights, const float* segment_max, std::int64_t n_keys,
-                                     double* sums) const {
+void FloatBlock::add_column_sums(const float* weights, const float* segment_max, std::int64_t n_keys,
+                                 double* sums) const {
   float factor[kBlockRows] = {};  // padding lanes count nothing
   for (std::int64_t r = 0; r < rows; ++r) {
     factor[r] = state.sum[r] == 0.0f ? 0.0f : segment_max[r] - state.max[r];

@@ -4,16 +4,12 @@
 
 #include "core/kv_store.hpp"
 #include "cpu/kernels/bf16/table.hpp"
+#include "cpu/layer.hpp"
 
 namespace headwater::cpu {
 
 /// Keys of a segment of the dense pass: their rows stay in the second-level cache for the blocks of a group.
 inline constexpr std::int64_t kBf16SegmentKeys = 1024;
-
-/// Rounds up to a multiple.
-inline std::int64_t padded(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 /// A block of at most kBlockRows query rows in BF16 arithmetic. All memory belongs to the caller.
 struct Bf16Block {
@@ -34,7 +30,7 @@ struct Bf16Block {
                   std::int64_t dv_padded) const;
 
   /// Adds the sink once all keys are in, writes o to to[rows][dv], and returns the lanes whose anchor was too far from
-  /// their maximum: bit r for row r. A row fails by its own weights alone, so that no key behind it has a say (NUM-2).
+  /// their maximum: bit r for row r. A row fails by its own weights alone, so that no later key has a say (NUM-2).
   [[nodiscard]] std::uint32_t finish(std::int64_t dv, float* to) const;
 
   /// factor[lane] = 1 / sums[lane] (of softmax), 0 where a row saw nothing and in padding lanes.

@@ -1,4 +1,4 @@
-#include "cpu/bf16_block.hpp"
+#include "cpu/arithmetic/bf16_block.hpp"
 
 #include <algorithm>
 #include <cmath>

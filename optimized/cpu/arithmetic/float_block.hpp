@@ -9,7 +9,7 @@ namespace headwater::cpu {
 
 /// A block of at most kBlockRows query rows and its running softmax over any number of key segments.
 /// All memory belongs to the caller.
-struct AttentionBlock {
+struct FloatBlock {
   const KernelTable& kernels;
   float scale;
   LogitMap map;
@@ -27,7 +27,7 @@ struct AttentionBlock {
   /// overwrite it.
   void start(float sink) const;
 
-  /// Behind the last keys: a block that was given none has zero outputs.
+  /// After the last keys: a block that was given none has zero outputs.
   void finish() const;
 
   /// Adds keys at the consecutive positions first_key, first_key + 1, ..., masked by MASK-1. `weights`:

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "cpu/kernels/bf16/table.hpp"
+#include "cpu/layer.hpp"
+
+namespace headwater::cpu {
+
+/// Query rows of a block of one head, all of whose keys belong to one pass.
+struct PassBlock {
+  std::int64_t head;
+  std::int64_t row;   ///< position of the first
+  std::int64_t rows;  ///< 1 .. kBlockRows
+  float sink;         ///< natural units; -inf: none
+  /// Keys are those that gather() took, at these positions, or, where it is null, the chunk's own rows from its first.
+  const std::int32_t* gathered;
+  std::int64_t n_keys;
+  double* sums;  ///< [n_keys] column sums are added here
+  /// [kBlockRows][d_value] outputs, divided by BlockResult::sum where Arithmetic::divides().
+  float* out;
+  bool loaded;                            ///< the queries of the block before were the same
+  std::span<PrefetchRows> prefetch = {};  ///< of the caller's memory, on the way
+};
+
+/// Arithmetic of the passes: the type in which rows are multiplied, and how they lie for it. The session chooses one for
+/// each call of a layer. It owns the working memory of `threads` threads; methods with the number of a thread may run on
+/// all of them at once, for different tasks.
+class Arithmetic {
+ public:
+  Arithmetic() = default;
+  virtual ~Arithmetic() = default;
+  Arithmetic(const Arithmetic&) = delete;
+  Arithmetic& operator=(const Arithmetic&) = delete;
+
+  /// Of working memory.
+  [[nodiscard]] virtual std::int64_t bytes() const = 0;
+  /// Of logits and maxima, in natural units.
+  [[nodiscard]] virtual double unit() const = 0;
+  /// Whether outputs of a block are divided by the row sums.
+  [[nodiscard]] virtual bool divides() const = 0;
+
+  // The sparse pass.
+
+  /// Whether the prepared rows of all chunks of the window fit at once.
+  [[nodiscard]] virtual bool fits(const Window& window) const = 0;
+  /// Keys and values of a chunk of the window, as attend() reads them.
+  virtual void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
+                             std::int64_t head_kv) = 0;
+  /// Keys and values of a memory set, for the blocks of this thread until its next gather().
+  virtual void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
+                      int thread) = 0;
+  /// Attention of a block to its keys, and their column sums (INTRA-1, INTRA-2, INTER-1, INTER-2). The result is valid
+  /// until the next block of this thread.
+  virtual BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk,
+                             const PassBlock& block, int thread) = 0;
+
+  // The dense pass.
+
+  /// Keys and values of positions [0, end), as attend_context() reads them. Not from several threads.
+  virtual void prepare_context(std::int64_t layer, std::int64_t end) = 0;
+  /// Causal attention of the rows [begin, end), within one run of kGroupRows positions, to all keys: stores outputs with
+  /// call.store_row and log-sum-exps in `lse`.
+  virtual void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
+                              const LseRows& lse, int thread) = 0;
+
+  // Decode, whose keys are read as they are stored.
+
+  /// A query row becomes row `slot` of the rows that row_logits() of this thread multiplies.
+  virtual void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
+                        int thread) = 0;
+  /// KernelTable::row_logits of the loaded rows 0 .. rows - 1 and n stored keys from `first`.
+  virtual void row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                          std::int64_t rows, float* logits, std::int64_t stride, int thread) = 0;
+};
+
+}  // namespace headwater::cpu

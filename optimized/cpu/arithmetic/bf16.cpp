@@ -1,0 +1,302 @@
+#include "cpu/arithmetic/bf16.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numbers>
+
+#include "cpu/arithmetic/bf16_block.hpp"
+#include "cpu/prefetch.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+constexpr double kLog2E = std::numbers::log2e;
+
+/// Natural units to units of ln 2.
+float binary(float logit) { return static_cast<float>(static_cast<double>(logit) * kLog2E); }
+
+const std::uint16_t* elements(const void* rows) { return static_cast<const std::uint16_t*>(rows); }
+
+/// Keys whose weights are kept at a time.
+std::int64_t most_block_keys(const SessionData& data) {
+  const std::int64_t chunk = data.options.sparse ? std::min(data.options.chunk, data.shape.capacity) : 0;
+  return std::max({std::min(kBf16SegmentKeys, data.shape.capacity), chunk, data.memory.width()});
+}
+
+}  // namespace
+
+Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded)
+    : packed(core::checked_product(kGroupRows, d_padded)),
+      keys(core::checked_product(key_tiles(data.memory.width()), kKeyTile, d_padded)),
+      values(core::checked_product(key_tiles(data.memory.width()), kKeyTile, dv_padded)),
+      weights(core::checked_product(key_tiles(most_block_keys(data)), kTileWeights)),
+      transposed(core::checked_product(kGroupRows, dv_padded)),
+      out(core::checked_product(kBlockRows, data.shape.d_value)),
+      softmax(kGroupRows / kBlockRows) {}
+
+std::int64_t Bf16Arithmetic::Scratch::bytes() const {
+  return packed.bytes() + keys.bytes() + values.bytes() + weights.bytes() + transposed.bytes() + out.bytes() +
+         softmax.bytes();
+}
+
+Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, int threads,
+                               Arithmetic& floats)
+    : data_(data),
+      kernels_(kernels),
+      floats_(floats),
+      threads_(threads),
+      d_padded_(padded(data.shape.d_head, kernels.d_multiple)),
+      dv_padded_(padded(data.shape.d_value, kernels.dv_multiple)),
+      packed_rows_(padded(data.shape.capacity, kKeyTile)) {
+  const std::int64_t rows = core::checked_product(data.shape.n_head_kv, packed_rows_);
+  packed_values_ = core::Buffer<std::uint16_t>(core::checked_product(rows, dv_padded_));
+  if (d_padded_ != data.shape.d_head)
+    packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
+  scratch_.reserve(static_cast<std::size_t>(threads));
+  for (int t = 0; t < threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_);
+}
+
+std::int64_t Bf16Arithmetic::bytes() const {
+  std::int64_t bytes = packed_values_.bytes() + packed_keys_.bytes();
+  for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
+  return bytes;
+}
+
+double Bf16Arithmetic::unit() const {
+  return HEADWATER_SABOTAGE("cpu.bf16.fuse_in_natural_units") ? 1.0 : std::numbers::ln2;
+}
+
+bool Bf16Arithmetic::fits(const Window& window) const {
+  const Chunk& last = window.chunks.back();
+  return packed_row(window, last) + length(last) <= packed_rows_;
+}
+
+std::int64_t Bf16Arithmetic::packed_row(const Window& window, const Chunk& chunk) const {
+  const std::int64_t index = &chunk - window.chunks.data();
+  return index * padded(std::min(data_.options.chunk, data_.shape.capacity), kKeyTile);
+}
+
+void Bf16Arithmetic::prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
+                                   std::int64_t head_kv) {
+  pack_rows(layer, head_kv, chunk.begin, length(chunk), packed_row(window, chunk));
+}
+
+void Bf16Arithmetic::pack_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                               std::int64_t at) {
+  if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_packed_rows")) return;
+  const std::int64_t row = head_kv * packed_rows_ + at;
+  pack_values(kernels_, data_.kv.value(layer, head_kv, first), n, data_.shape.d_value,
+              packed_values_.data() + row * dv_padded_);
+  if (packed_keys_.size() == 0) return;
+  pad_keys(kernels_, data_.kv.key(layer, head_kv, first), n, data_.shape.d_head,
+           packed_keys_.data() + row * d_padded_);
+}
+
+Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int64_t head_kv,
+                                                    std::int64_t first, std::int64_t at) const {
+  const std::int64_t row = head_kv * packed_rows_ + at;
+  return {packed_keys_.size() == 0 ? elements(data_.kv.key(layer, head_kv, first))
+                                   : packed_keys_.data() + row * d_padded_,
+          d_padded_, packed_values_.data() + row * dv_padded_};
+}
+
+void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
+                            std::int64_t n, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t stale = HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 0 : -1;
+  const std::uint16_t* values[kKeyTile] = {};
+  for_gathered(data_.kv, layer, head_kv, positions, n,
+               [&](std::int64_t i, const void* key, const void* value) {
+                 if (i != stale)
+                   pad_keys(kernels_, key, 1, data_.shape.d_head, scratch.keys.data() + i * d_padded_);
+                 const std::int64_t row = i % kKeyTile;
+                 values[row] = elements(value);
+                 if (row + 1 < kKeyTile &&
+                     (i + 1 < n || (n > 256 && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256"))))
+                   return;
+                 kernels_.pack_values(values, row + 1, data_.shape.d_value, dv_padded_,
+                                      scratch.values.data() + (i - row) * dv_padded_);
+               });
+}
+
+Bf16Segment Bf16Arithmetic::segment(std::int64_t head, const KeyRows& rows) const {
+  Bf16Segment segment;
+  segment.keys = rows.keys;
+  segment.key_stride = rows.key_stride;
+  segment.d = d_padded_;
+  segment.factor = static_cast<float>(data_.options.scale * kLog2E);
+  const LogitMap map = data_.logit_map(head);
+  segment.map = {binary(map.softcap), binary(map.slope)};
+  return segment;
+}
+
+BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, const Chunk& chunk,
+                                   const PassBlock& block, int thread) {
+  Scratch& scratch = of(thread);
+  const KeyRows rows = block.gathered ? KeyRows{scratch.keys.data(), d_padded_, scratch.values.data()}
+                                      : packed_rows(call.layer, data_.kv_head(block.head), chunk.begin,
+                                                    packed_row(window, chunk));
+  Bf16Segment whole = segment(block.head, rows);
+  whole.queries = scratch.packed.data();
+  whole.n_keys = block.n_keys;
+  whole.positions = {block.row, block.gathered ? 0 : chunk.begin, block.gathered};
+  whole.prefetch = block.prefetch.data();
+  whole.n_prefetch = std::ssize(block.prefetch);
+  if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++whole.positions.first_row;
+  if (block.n_keys > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --whole.n_keys;
+  if (!block.loaded) {
+    load_queries(kernels_, call.q, block.row - call.base(), block.rows, block.head, data_.shape.d_head,
+                 scratch.packed.data());
+  }
+
+  const Bf16Block attention{kernels_, block.rows, binary(block.sink), scratch.softmax.data()[0],
+                            scratch.transposed.data()};
+  // The same segments in the same order as in the dense pass, for the same bits (STATE-3); all weights stay for the
+  // column sums.
+  const auto segment_from = [&](std::int64_t first) {
+    Bf16Segment part = whole;
+    std::int64_t key_at = first * part.key_stride;
+    if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) key_at &= 0xFFFF;
+    part.keys += key_at;
+    part.n_keys = std::min(kBf16SegmentKeys, whole.n_keys - first);
+    part.positions.first_key += first;
+    if (part.positions.gathered) part.positions.gathered += first;
+    return part;
+  };
+  const std::int64_t last_segment = (whole.n_keys - 1) / kBf16SegmentKeys * kBf16SegmentKeys;
+  const auto attend = [&] {
+    for (std::int64_t first = last_segment; first >= 0; first -= kBf16SegmentKeys) {
+      const Bf16Segment part = segment_from(first);
+      std::uint16_t* weights = scratch.weights.data() + first * kBlockRows;
+      kernels_.softmax_weights(part, attention.softmax, weights);
+      const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
+      const bool lost = whole.n_keys >= 768 && first == last_segment && part.n_keys > kKeyTile &&
+                        HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
+      attention.accumulate(weights + (swapped ? kTileWeights : 0),
+                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0),
+                           rows.values + first * dv_padded_, dv_padded_);
+    }
+    return attention.finish(data_.shape.d_value, block.out);
+  };
+  attention.start();
+  if (const std::uint32_t failed = attend(); failed != 0) {
+    alignas(64) float highest[kBlockRows];
+    std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
+    kernels_.raise_to_highest(whole, highest);
+    attention.restart(failed, highest);
+    (void)attend();
+  }
+
+  alignas(64) float factor[kBlockRows];
+  attention.factors(attention.softmax.sum, factor);
+  if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
+  kernels_.column_sums(scratch.weights.data(), block.n_keys, factor, block.sums);
+  return {attention.softmax.offset, attention.softmax.sum};
+}
+
+void Bf16Arithmetic::prepare_context(std::int64_t layer, std::int64_t end) {
+  const std::int64_t tiles = key_tiles(end);
+#pragma omp parallel for schedule(static) num_threads(threads_)
+  for (std::int64_t task = 0; task < data_.shape.n_head_kv * tiles; ++task) {
+    const std::int64_t first = task % tiles * kKeyTile;
+    pack_rows(layer, task / tiles, first, std::min(kKeyTile, end - first), first);
+  }
+}
+
+void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin,
+                                    std::int64_t end, const LseRows& lse, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t dv = data_.shape.d_value;
+  // Blocks end at multiples of kBlockRows, and so at ends of tiles: every row finds its own key, and thus an anchor, in
+  // the first tile that its block computes.
+  const auto index_of = [&](std::int64_t row) { return row / kBlockRows - begin / kBlockRows; };
+  const auto next = [&](std::int64_t row) {
+    return std::min(row / kBlockRows * kBlockRows + kBlockRows, end);
+  };
+  const auto block_at = [&](std::int64_t row) {
+    const std::int64_t index = index_of(row);
+    return Bf16Block{kernels_, next(row) - row, binary(data_.sink(head)), scratch.softmax.data()[index],
+                     scratch.transposed.data() + index * kBlockRows * dv_padded_};
+  };
+  // Keys [first, last) as the block at `row` sees them.
+  const auto segment_at = [&](std::int64_t row, std::int64_t first, std::int64_t last) {
+    Bf16Segment part = segment(head, packed_rows(call.layer, data_.kv_head(head), first, first));
+    part.queries = scratch.packed.data() + index_of(row) * kBlockRows * d_padded_;
+    part.n_keys = std::min(last, row + block_at(row).rows) - first;
+    part.positions = {row, first, nullptr};
+    return part;
+  };
+  const auto add_segment = [&](std::int64_t row, std::int64_t first, std::int64_t last) {
+    const Bf16Segment part = segment_at(row, first, last);
+    if (part.n_keys <= 0) return;
+    const Bf16Block block = block_at(row);
+    kernels_.softmax_weights(part, block.softmax, scratch.weights.data());
+    block.accumulate(scratch.weights.data(), key_tiles(part.n_keys),
+                     packed_rows(call.layer, data_.kv_head(head), first, first).values, dv_padded_);
+  };
+  const std::int64_t segments = (end + kBf16SegmentKeys - 1) / kBf16SegmentKeys;
+
+  for (std::int64_t row = begin; row < end; row = next(row)) {
+    const Bf16Block block = block_at(row);
+    load_queries(kernels_, call.q, row - call.base(), block.rows, head, data_.shape.d_head,
+                 scratch.packed.data() + index_of(row) * kBlockRows * d_padded_);
+    block.start();
+  }
+  // Segments outside, from the last, which holds the anchors; blocks inside, while its rows are in the cache.
+  const bool lost = HEADWATER_SABOTAGE("cpu.bf16.dense_first_segment") ||
+                    (end > 4096 && HEADWATER_SABOTAGE("cpu.bf16.dense_oldest_segment_beyond_4096"));
+  const std::int64_t first_segment = lost && segments > 1 ? 1 : 0;
+  for (std::int64_t s = segments; s-- > first_segment;) {
+    for (std::int64_t row = begin; row < end; row = next(row)) {
+      add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));
+    }
+  }
+  for (std::int64_t row = begin; row < end; row = next(row)) {
+    const Bf16Block block = block_at(row);
+    if (const std::uint32_t failed = block.finish(dv, scratch.out.data()); failed != 0) {
+      alignas(64) float highest[kBlockRows];
+      std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
+      for (std::int64_t first = 0; first < end; first += kBf16SegmentKeys) {
+        const Bf16Segment part = segment_at(row, first, std::min(first + kBf16SegmentKeys, end));
+        if (part.n_keys > 0) kernels_.raise_to_highest(part, highest);
+      }
+      block.restart(failed, highest);
+      for (std::int64_t s = segments; s-- > 0;) {
+        add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));
+      }
+      (void)block.finish(dv, scratch.out.data());
+    }
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      call.store_row(row + r, head, scratch.out.data() + r * dv);
+      lse.at(head, row + r) =
+          static_cast<float>(std::numbers::ln2 * static_cast<double>(block.softmax.offset[r]) +
+                             std::log(static_cast<double>(block.softmax.sum[r])));
+    }
+  }
+}
+
+void Bf16Arithmetic::load_row(const LayerCall& call, std::int64_t head, std::int64_t position,
+                              std::int64_t slot, int thread) {
+  if (!kernels_.row_logits) return floats_.load_row(call, head, position, slot, thread);
+  HEADWATER_MARK("cpu.decode.paired");
+  const std::int64_t d = data_.shape.d_head;
+  std::memcpy(of(thread).packed.data() + slot * d, core::row_address(call.q, position - call.base(), head),
+              static_cast<std::size_t>(d) * sizeof(std::uint16_t));
+}
+
+void Bf16Arithmetic::row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first,
+                                std::int64_t n, std::int64_t rows, float* logits, std::int64_t stride,
+                                int thread) {
+  if (!kernels_.row_logits) return floats_.row_logits(call, head_kv, first, n, rows, logits, stride, thread);
+  kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head,
+                      elements(data_.kv.key(call.layer, head_kv, first)), n,
+                      static_cast<float>(data_.options.scale), logits, stride);
+}
+
+}  // namespace headwater::cpu

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "cpu/arithmetic/arithmetic.hpp"
+
+namespace headwater::cpu {
+
+/// Products of BF16 by a Bf16Table: calls whose Q, K and V are all BF16. Maxima count in units of ln 2.
+class Bf16Arithmetic final : public Arithmetic {
+ public:
+  /// `floats` decodes where the table has no row_logits, and outlives this.
+  Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, int threads, Arithmetic& floats);
+
+  [[nodiscard]] std::int64_t bytes() const override;
+  [[nodiscard]] double unit() const override;
+  [[nodiscard]] bool divides() const override { return true; }
+
+  [[nodiscard]] bool fits(const Window& window) const override;
+  void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
+                     std::int64_t head_kv) override;
+  void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
+              int thread) override;
+  BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
+                     int thread) override;
+
+  void prepare_context(std::int64_t layer, std::int64_t end) override;
+  void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
+                      const LseRows& lse, int thread) override;
+
+  void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
+                int thread) override;
+  void row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                  std::int64_t rows, float* logits, std::int64_t stride, int thread) override;
+
+ private:
+  /// Keys, rows `key_stride` elements apart, and packed values.
+  struct KeyRows {
+    const std::uint16_t* keys;
+    std::int64_t key_stride;
+    const std::uint16_t* values;
+  };
+  /// Working memory of one thread.
+  struct Scratch {
+    Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded);
+    [[nodiscard]] std::int64_t bytes() const;
+
+    core::Buffer<std::uint16_t> packed;   ///< [kGroupRows][d padded] packed query rows
+    core::Buffer<std::uint16_t> keys;     ///< [memory, whole tiles][d padded]
+    core::Buffer<std::uint16_t> values;   ///< [memory tiles][dv padded][kKeyTile]
+    core::Buffer<std::uint16_t> weights;  ///< [tiles of keys][kTileWeights]
+    core::Buffer<float> transposed;       ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
+    core::Buffer<float> out;              ///< [kBlockRows][dv] finished outputs
+    core::Buffer<Bf16Softmax> softmax;    ///< [kGroupRows / kBlockRows]
+  };
+
+  [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
+  /// Row of the packed store where a chunk of the window begins.
+  [[nodiscard]] std::int64_t packed_row(const Window& window, const Chunk& chunk) const;
+  /// Packs the values (and pads the keys) of positions [first, first + n) from row `at` of the packed store on.
+  void pack_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                 std::int64_t at);
+  [[nodiscard]] KeyRows packed_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first,
+                                    std::int64_t at) const;
+  [[nodiscard]] Bf16Segment segment(std::int64_t head, const KeyRows& rows) const;
+
+  const SessionData& data_;
+  const Bf16Table& kernels_;
+  Arithmetic& floats_;
+  int threads_;
+  std::int64_t d_padded_;
+  std::int64_t dv_padded_;
+  std::int64_t packed_rows_;                   // of the packed store of one head: whole tiles
+  core::Buffer<std::uint16_t> packed_values_;  // [Hkv][packed_rows / kKeyTile][dv padded][kKeyTile]
+  core::Buffer<std::uint16_t> packed_keys_;    // [Hkv][packed_rows][d padded] where rows must be padded
+  std::vector<Scratch> scratch_;               // one per thread
+};
+
+}  // namespace headwater::cpu

@@ -1,0 +1,239 @@
+#include "cpu/arithmetic/float.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/arithmetic/float_block.hpp"
+#include "cpu/prefetch.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+std::int64_t most_segment_keys(const SessionData& data) {
+  return std::min(data.kernels.segment_keys, data.shape.capacity);
+}
+
+/// Key and value rows that are widened or gathered at a time.
+std::int64_t most_wide_keys(const SessionData& data) {
+  const std::int64_t widened = data.kv.type() == DType::f32 ? 0 : most_segment_keys(data);
+  return std::max(widened, data.memory.width());
+}
+
+/// Keys whose weights are kept at a time.
+std::int64_t most_block_keys(const SessionData& data) {
+  const std::int64_t chunk = data.options.sparse ? std::min(data.options.chunk, data.shape.capacity) : 0;
+  return std::max({most_segment_keys(data), chunk, data.memory.width()});
+}
+
+}  // namespace
+
+FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t block_keys)
+    : rows(core::checked_product(kBlockRows, data.shape.d_head)),
+      packed(core::checked_product(kGroupRows, data.shape.d_head)),
+      keys(core::checked_product(wide_keys, data.shape.d_head)),
+      values(core::checked_product(wide_keys, data.shape.d_value)),
+      block(core::checked_product(block_keys, kBlockRows)),
+      out(core::checked_product(kGroupRows, data.shape.d_value)),
+      segment_max(core::checked_product(
+          (block_keys + data.kernels.segment_keys - 1) / data.kernels.segment_keys, kBlockRows)),
+      states(kGroupRows / kBlockRows) {}
+
+std::int64_t FloatArithmetic::Scratch::bytes() const {
+  return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + block.bytes() + out.bytes() +
+         segment_max.bytes() + states.bytes();
+}
+
+FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows, int threads)
+    : data_(data),
+      kernels_(data.kernels),
+      window_rows_(window_rows),
+      scale_(static_cast<float>(data.options.scale)) {
+  if (data.kv.type() != DType::f32) {
+    const std::int64_t rows = core::checked_product(data.shape.n_head_kv, window_rows);
+    wide_keys_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_head));
+    wide_values_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
+  }
+  scratch_.reserve(static_cast<std::size_t>(threads));
+  for (int t = 0; t < threads; ++t) {
+    scratch_.emplace_back(data, most_wide_keys(data), most_block_keys(data));
+  }
+}
+
+std::int64_t FloatArithmetic::bytes() const {
+  std::int64_t bytes = wide_keys_.bytes() + wide_values_.bytes();
+  for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
+  return bytes;
+}
+
+bool FloatArithmetic::fits(const Window& window) const {
+  return window.chunks.back().end - window.begin <= window_rows_;
+}
+
+void FloatArithmetic::prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
+                                    std::int64_t head_kv) {
+  const core::KvStore& kv = data_.kv;
+  if (kv.type() == DType::f32) return;
+  HEADWATER_MARK("cpu.rows.widened");
+  const std::int64_t n = length(chunk);
+  const std::int64_t row = wide_row(window, chunk, head_kv);
+  kernels_.widen(kv.key(layer, head_kv, chunk.begin), kv.type(), n * kv.d_head(),
+                 wide_keys_.data() + row * kv.d_head());
+  kernels_.widen(kv.value(layer, head_kv, chunk.begin), kv.type(), n * kv.d_value(),
+                 wide_values_.data() + row * kv.d_value());
+}
+
+void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
+                             std::int64_t n, int thread) {
+  const core::KvStore& kv = data_.kv;
+  Scratch& scratch = of(thread);
+  if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
+  for_gathered(kv, layer, head_kv, positions, n, [&](std::int64_t i, const void* key, const void* value) {
+    kernels_.widen(key, kv.type(), kv.d_head(), scratch.keys.data() + i * kv.d_head());
+    kernels_.widen(value, kv.type(), kv.d_value(), scratch.values.data() + i * kv.d_value());
+  });
+}
+
+FloatArithmetic::KeyRows FloatArithmetic::chunk_rows(std::int64_t layer, const Window& window,
+                                                     const Chunk& chunk, std::int64_t head_kv) const {
+  const core::KvStore& kv = data_.kv;
+  if (kv.type() == DType::f32) {
+    return {static_cast<const float*>(kv.key(layer, head_kv, chunk.begin)),
+            static_cast<const float*>(kv.value(layer, head_kv, chunk.begin))};
+  }
+  const std::int64_t row = wide_row(window, chunk, head_kv);
+  return {wide_keys_.data() + row * kv.d_head(), wide_values_.data() + row * kv.d_value()};
+}
+
+FloatArithmetic::KeyRows FloatArithmetic::consecutive_rows(std::int64_t layer, std::int64_t head_kv,
+                                                           std::int64_t first, std::int64_t n,
+                                                           Scratch& scratch) const {
+  const core::KvStore& kv = data_.kv;
+  const void* keys = kv.key(layer, head_kv, first);
+  const void* values = kv.value(layer, head_kv, first);
+  if (kv.type() == DType::f32) return {static_cast<const float*>(keys), static_cast<const float*>(values)};
+  HEADWATER_MARK("cpu.rows.widened");
+  kernels_.widen(keys, kv.type(), n * kv.d_head(), scratch.keys.data());
+  kernels_.widen(values, kv.type(), n * kv.d_value(), scratch.values.data());
+  return {scratch.keys.data(), scratch.values.data()};
+}
+
+BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window, const Chunk& chunk,
+                                    const PassBlock& block, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t d = data_.shape.d_head;
+  const std::int64_t dv = data_.shape.d_value;
+  const std::int64_t segment_keys = kernels_.segment_keys;
+  const KeyRows rows = block.gathered ? KeyRows{scratch.keys.data(), scratch.values.data()}
+                                      : chunk_rows(call.layer, window, chunk, data_.kv_head(block.head));
+  const FloatBlock attention{kernels_,
+                             scale_,
+                             data_.logit_map(block.head),
+                             d,
+                             dv,
+                             block.rows,
+                             block.row,
+                             scratch.packed.data(),
+                             scratch.states.data()[0],
+                             block.out};
+  if (!block.loaded) {
+    load_queries(kernels_, call.q, block.row - call.base(), block.rows, block.head, d, scratch.rows.data(),
+                 scratch.packed.data());
+  }
+  attention.start(block.sink);
+  for (std::int64_t first = 0; first < block.n_keys; first += segment_keys) {
+    const std::int64_t n = std::min(segment_keys, block.n_keys - first);
+    const std::int64_t narrow = HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits") ? 0xFFFF : -1;
+    const float* keys = rows.keys + (first * d & narrow);
+    const float* values = rows.values + first * dv;
+    float* weights = scratch.block.data() + first * kBlockRows;
+    if (block.gathered) {
+      attention.add_gathered(keys, values, block.gathered + first, n, weights);
+    } else {
+      attention.add_keys(keys, values, chunk.begin + first, n, weights);
+    }
+    std::copy_n(attention.state.max, kBlockRows,
+                scratch.segment_max.data() + first / segment_keys * kBlockRows);
+  }
+  attention.finish();
+  for (std::int64_t first = 0; first < block.n_keys; first += segment_keys) {
+    const std::int64_t kept = HEADWATER_SABOTAGE("cpu.colsum.maximum_of_four_segments") ? 3 : -1;
+    attention.add_column_sums(scratch.block.data() + first * kBlockRows,
+                              scratch.segment_max.data() + (first / segment_keys & kept) * kBlockRows,
+                              std::min(segment_keys, block.n_keys - first), block.sums + first);
+  }
+  // All at once and after the block, whose keys would evict them: floats are twice the bytes at half the rate.
+  for (PrefetchRows& ahead : block.prefetch) {
+    for (; ahead.left > 0; --ahead.left, ahead.next += ahead.stride) prefetch(ahead.next, ahead.bytes);
+  }
+  return {attention.state.max, attention.state.sum};
+}
+
+void FloatArithmetic::prepare_context(std::int64_t /*layer*/, std::int64_t /*end*/) {}
+
+void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin,
+                                     std::int64_t end, const LseRows& lse, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t d = data_.shape.d_head;
+  const std::int64_t dv = data_.shape.d_value;
+  const std::int64_t segment_keys = kernels_.segment_keys;
+  const auto block_at = [&](std::int64_t row) {
+    const std::int64_t index = (row - begin) / kBlockRows;
+    return FloatBlock{kernels_,
+                      scale_,
+                      data_.logit_map(head),
+                      d,
+                      dv,
+                      std::min(kBlockRows, end - row),
+                      row,
+                      scratch.packed.data() + index * kBlockRows * d,
+                      scratch.states.data()[index],
+                      scratch.out.data() + index * kBlockRows * dv};
+  };
+  for (std::int64_t row = begin; row < end; row += kBlockRows) {
+    const FloatBlock block = block_at(row);
+    load_queries(kernels_, call.q, row - call.base(), block.rows, head, d, scratch.rows.data(),
+                 scratch.packed.data() + (row - begin) * d);
+    block.start(data_.sink(head));
+  }
+  // Segments outside, blocks inside: keys are widened once for all rows of the group.
+  const bool oldest_lost = end > 4096 && HEADWATER_SABOTAGE("cpu.dense.oldest_segment_beyond_4096");
+  for (std::int64_t first = oldest_lost ? segment_keys : 0; first < end; first += segment_keys) {
+    const std::int64_t last = std::min(first + segment_keys, end);
+    const KeyRows rows = consecutive_rows(call.layer, data_.kv_head(head), first, last - first, scratch);
+    for (std::int64_t row = begin; row < end; row += kBlockRows) {
+      const FloatBlock block = block_at(row);
+      const std::int64_t visible = std::min(last, row + block.rows) - first;
+      if (visible > 0) block.add_keys(rows.keys, rows.values, first, visible, scratch.block.data());
+    }
+  }
+  for (std::int64_t row = begin; row < end; row += kBlockRows) {
+    const FloatBlock block = block_at(row);
+    block.finish();
+    block.normalise();
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      call.store_row(row + r, head, block.out + r * dv);
+      lse.at(head, row + r) = static_cast<float>(static_cast<double>(block.state.max[r]) +
+                                                 std::log(static_cast<double>(block.state.sum[r])));
+    }
+  }
+}
+
+void FloatArithmetic::load_row(const LayerCall& call, std::int64_t head, std::int64_t position,
+                               std::int64_t slot, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t d = data_.shape.d_head;
+  kernels_.widen(core::row_address(call.q, position - call.base(), head), call.q.type, d,
+                 scratch.rows.data());
+  kernels_.arrange_row(scratch.rows.data(), data_.kv.type(), d, scratch.packed.data() + slot * d);
+}
+
+void FloatArithmetic::row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first,
+                                 std::int64_t n, std::int64_t rows, float* logits, std::int64_t stride,
+                                 int thread) {
+  kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head,
+                      data_.kv.key(call.layer, head_kv, first), data_.kv.type(), n, scale_, logits, stride);
+}
+
+}  // namespace headwater::cpu

@@ -1,5 +1,0 @@
-#pragma once
-
-#include "cpu/kernels/kernel_names.hpp"
-
-HEADWATER_DECLARE_KERNELS(avx2)

@@ -1,0 +1,58 @@
+#include "cpu/layer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_shape, const Options& wished,
+                         const EffectiveOptions& effective)
+    : kernels(kernel_table),
+      shape(session_shape),
+      options(effective),
+      sinks(wished.sinks),
+      alibi(wished.alibi),
+      kv(shape),
+      scores(shape.n_layer, shape.n_head, shape.capacity, effective.score_type) {
+  if (!effective.sparse) return;
+  memory = core::MemorySets(shape.n_layer, shape.n_head, effective.local, effective.heavy, shape.capacity);
+}
+
+std::int64_t SessionData::kv_head(std::int64_t head) const {
+  const std::int64_t group = shape.n_head / shape.n_head_kv;
+  if (group > 8 && HEADWATER_SABOTAGE("cpu.heads.groups_beyond_8"))
+    return std::min(head / 8, shape.n_head_kv - 1);
+  return head / group;  // LOGIT-1: floor(h * Hkv / Hq)
+}
+
+LogitMap SessionData::logit_map(std::int64_t head) const {
+  LogitMap map;
+  map.softcap = static_cast<float>(options.softcap);
+  if (!alibi.empty()) map.slope = alibi[static_cast<std::size_t>(head)];
+  return map;
+}
+
+float SessionData::sink(std::int64_t head) const {
+  return sinks.empty() ? -std::numeric_limits<float>::infinity() : sinks[static_cast<std::size_t>(head)];
+}
+
+float* LayerCall::float_row(std::int64_t position, std::int64_t head) const {
+  void* row = core::row_address(out, position - base(), head);
+  if (out.type != DType::f32 || reinterpret_cast<std::uintptr_t>(row) % alignof(float) != 0) return nullptr;
+  return static_cast<float*>(row);
+}
+
+void LayerCall::store_row(std::int64_t position, std::int64_t head, const float* row) const {
+  void* to = core::row_address(out, position - base(), head);
+  data.kernels.narrow(row, data.shape.d_value, out.type, to);
+  if (out.type == DType::bf16 && HEADWATER_SABOTAGE("cpu.rows.truncated")) {
+    const auto* upper = reinterpret_cast<const unsigned char*>(row) + 2;
+    auto* bytes = static_cast<unsigned char*>(to);
+    for (std::int64_t c = 0; c < data.shape.d_value; ++c) std::memcpy(bytes + 2 * c, upper + 4 * c, 2);
+  }
+}
+
+}  // namespace headwater::cpu

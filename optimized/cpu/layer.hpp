@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "core/kv_store.hpp"
+#include "core/memory_sets.hpp"
+#include "core/score_store.hpp"
+#include "cpu/kernels/table.hpp"
+#include "headwater/session.hpp"
+
+namespace headwater::cpu {
+
+/// Query rows that one task works through: many enough to pay for widening or gathering their keys.
+inline constexpr std::int64_t kGroupRows = 128;
+
+/// Rounds up to a multiple.
+inline std::int64_t padded(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+inline std::int64_t length(const Chunk& chunk) { return chunk.end - chunk.begin; }
+
+/// What a session stores and what its options say: all that its passes and arithmetics share.
+struct SessionData {
+  /// `effective` is resolve(shape, options) and outlives this. Takes the memory of all stores (std::bad_alloc).
+  SessionData(const KernelTable& kernels, const Shape& shape, const Options& options,
+              const EffectiveOptions& effective);
+
+  [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
+  [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
+  [[nodiscard]] float sink(std::int64_t head) const;  ///< natural units; -inf: none
+
+  const KernelTable& kernels;
+  const Shape shape;
+  const EffectiveOptions& options;
+  std::vector<float> sinks;
+  std::vector<float> alibi;
+  core::KvStore kv;
+  core::ScoreStore scores;
+  core::MemorySets memory;  ///< empty in a dense session
+};
+
+class Arithmetic;
+
+/// One attend() call: a layer of the open step.
+struct LayerCall {
+  SessionData& data;
+  Arithmetic& arithmetic;
+  std::int64_t layer;
+  const Rows& q;
+  const MutableRows& out;
+  std::span<const Chunk> chunks;
+  const Observer& observer;  ///< may be empty
+
+  /// Position of row 0 of q and out.
+  [[nodiscard]] std::int64_t base() const { return chunks.front().begin; }
+
+  /// The caller's output row where it is one of aligned floats, else null.
+  [[nodiscard]] float* float_row(std::int64_t position, std::int64_t head) const;
+  /// A finished row of a head to the caller, in his type.
+  void store_row(std::int64_t position, std::int64_t head, const float* row) const;
+};
+
+/// Chunks of the plan that are worked on together, and the position where their rows begin.
+struct Window {
+  std::span<const Chunk> chunks;
+  std::int64_t begin;
+};
+
+/// m and l per row of a block, m in units of Arithmetic::unit().
+struct BlockResult {
+  const float* max;
+  const float* sum;
+};
+
+/// log-sum-exp of dense rows: row `position` of a head is entry head * stride + position - base.
+struct LseRows {
+  float* data;
+  std::int64_t stride;
+  std::int64_t base;
+
+  [[nodiscard]] float& at(std::int64_t head, std::int64_t position) const {
+    return data[head * stride + position - base];
+  }
+};
+
+}  // namespace headwater::cpu

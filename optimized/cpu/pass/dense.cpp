@@ -1,0 +1,49 @@
+#include "cpu/pass/dense.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+
+namespace headwater::cpu {
+
+DensePass::DensePass(SessionData& data, int threads)
+    : data_(data),
+      threads_(threads),
+      decode_(data, threads),
+      lse_(core::checked_product(data.shape.n_head, data.shape.capacity)) {}
+
+void DensePass::run(const LayerCall& call) {
+  const Chunk& chunk = call.chunks.front();
+  const LseRows lse{lse_.data(), data_.shape.capacity, chunk.begin};
+  if (decode_.takes(chunk)) {
+    decode_.run(call, lse);
+  } else {
+    run_blocks(call, lse);
+  }
+  if (!call.observer) return;
+  ChunkRecord record;
+  record.layer = call.layer;
+  record.chunk = chunk;
+  record.row_stride = lse.stride;
+  record.lse = lse.data;
+  call.observer(record);
+}
+
+void DensePass::run_blocks(const LayerCall& call, const LseRows& lse) {
+  const Chunk& chunk = call.chunks.front();
+  const std::int64_t heads = data_.shape.n_head;
+  call.arithmetic.prepare_context(call.layer, chunk.end);
+  // Groups of whole runs of kGroupRows positions, so that their blocks end where tiles of keys do. Later groups see
+  // more keys: dealt out one by one from the longest, the shares of the threads differ by about one group.
+  const std::int64_t first_group = chunk.begin / kGroupRows;
+  const std::int64_t groups = (chunk.end + kGroupRows - 1) / kGroupRows - first_group;
+#pragma omp parallel for schedule(static, 1) num_threads(threads_)
+  for (std::int64_t task = 0; task < groups * heads; ++task) {
+    const std::int64_t group = first_group + groups - 1 - task / heads;
+    const std::int64_t begin = std::max(group * kGroupRows, chunk.begin);
+    const std::int64_t end = std::min((group + 1) * kGroupRows, chunk.end);
+    call.arithmetic.attend_context(call, task % heads, begin, end, lse, omp_get_thread_num());
+  }
+}
+
+}  // namespace headwater::cpu

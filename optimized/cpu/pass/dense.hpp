@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/buffer.hpp"
+#include "cpu/arithmetic/arithmetic.hpp"
+#include "cpu/layer.hpp"
+#include "cpu/pass/decode.hpp"
+
+namespace headwater::cpu {
+
+/// Dense causal attention over everything stored: dense prefill calls (CFG-2, STATE-3) and decode steps (DEC-1).
+class DensePass {
+ public:
+  DensePass(SessionData& data, int threads);
+
+  [[nodiscard]] std::int64_t bytes() const { return lse_.bytes() + decode_.bytes(); }
+  /// The call's only chunk.
+  void run(const LayerCall& call);
+
+ private:
+  void run_blocks(const LayerCall& call, const LseRows& lse);
+
+  SessionData& data_;
+  int threads_;
+  DecodePass decode_;
+  core::Buffer<float> lse_;  // [Hq][capacity]
+};
+
+}  // namespace headwater::cpu

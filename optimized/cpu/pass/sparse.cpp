@@ -1,0 +1,506 @@
+#include "cpu/pass/sparse.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/pass/stage_clock.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+/// Rows of a layer-major window: the default batch. More rows need more intra state and win no parallelism.
+constexpr std::int64_t kWindowRows = 4096;
+
+/// Whole heads are dealt out: enough of them, or equal shares. Else the chunks of a window share the threads, too.
+bool heads_fill_threads(const Shape& shape, const EffectiveOptions& options) {
+  return options.schedule == Schedule::chunk_major || shape.n_head % options.threads == 0 ||
+         shape.n_head >= 4 * std::int64_t{options.threads};
+}
+
+std::int64_t groups_of(const Chunk& chunk) {
+  const std::int64_t rows = group_rows(length(chunk));
+  return (length(chunk) + rows - 1) / rows;
+}
+
+/// totals[i] = the sum of partials[group * stride + i] over groups first, ..., last - 1, added in this order.
+void add_up(const double* partials, std::int64_t stride, std::int64_t first, std::int64_t last,
+            std::int64_t n, float* totals) {
+  constexpr std::int64_t kAtOnce = 8;
+  for (std::int64_t i = 0; i < n; i += kAtOnce) {
+    const std::int64_t some = std::min(kAtOnce, n - i);
+    double sums[kAtOnce] = {};
+    for (std::int64_t group = first; group < last; ++group) {
+      const double* line = partials + group * stride + i;
+      if (some == kAtOnce) {
+        for (std::int64_t k = 0; k < kAtOnce; ++k) sums[k] += line[k];
+      } else {
+        for (std::int64_t k = 0; k < some; ++k) sums[k] += line[k];
+      }
+    }
+    for (std::int64_t k = 0; k < some; ++k) totals[i + k] = static_cast<float>(sums[k]);
+  }
+}
+
+/// What the outputs of the passes are multiplied with, per row (FUSE-1).
+struct FusedRows {
+  float intra_weight[kBlockRows];
+  float inter_weight[kBlockRows];
+  float lse[kBlockRows];
+};
+
+/// Joins (m, l, o) of the inter pass to the intra pass's in double, but for the exponentials. The logarithm of lse costs
+/// as much as the rest and is for observers alone.
+void fuse(const LayerCall& call, const BlockResult& intra, const BlockResult& inter, std::int64_t n,
+          FusedRows& fused) {
+  const KernelTable& kernels = call.data.kernels;
+  const double unit = call.arithmetic.unit();
+  const bool divided = call.arithmetic.divides();
+  const bool with_lse = static_cast<bool>(call.observer);
+  for (std::int64_t r = 0; r < n; ++r) {
+    const double m = std::max(intra.max[r], inter.max[r]);
+    const auto relative = [&](float max) {
+      return max == m ? 0.0f : static_cast<float>(unit * (static_cast<double>(max) - m));
+    };
+    fused.intra_weight[r] = relative(intra.max[r]);
+    fused.inter_weight[r] = relative(inter.max[r]);
+  }
+  (void)kernels.row_weights(fused.intra_weight, n, 0.0f);
+  (void)kernels.row_weights(fused.inter_weight, n, 0.0f);
+  for (std::int64_t r = 0; r < n; ++r) {
+    const double intra_sum = intra.sum[r];
+    const double inter_sum = inter.sum[r];
+    const double a = intra_sum == 0 ? 0 : intra_sum * static_cast<double>(fused.intra_weight[r]);
+    double b = inter_sum == 0 ? 0 : inter_sum * static_cast<double>(fused.inter_weight[r]);
+    if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter_sum;
+    const double l = a + b;
+    const auto weight = [&](double share, double sum) {
+      return share == 0 ? 0.0f : static_cast<float>(share / (divided ? l : l * sum));
+    };
+    fused.intra_weight[r] = weight(a, intra_sum);
+    fused.inter_weight[r] = weight(b, inter_sum);
+    const double m = std::max(intra.max[r], inter.max[r]);
+    fused.lse[r] = l == 0     ? -std::numeric_limits<float>::infinity()
+                   : with_lse ? static_cast<float>(unit * m + std::log(l))
+                              : 0.0f;
+  }
+}
+
+/// Query rows [begin, end) of a head in the caller's memory.
+PrefetchRows queries_of(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end) {
+  const auto element = static_cast<std::int64_t>(dtype_size(call.q.type));
+  if (begin >= end) return {};
+  return {static_cast<const unsigned char*>(core::row_address(call.q, begin - call.base(), head)),
+          call.q.row_stride * element, call.data.shape.d_head * element, end - begin};
+}
+
+/// Output rows [begin, end) of a head.
+PrefetchRows outputs_of(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end) {
+  const auto element = static_cast<std::int64_t>(dtype_size(call.out.type));
+  return {static_cast<const unsigned char*>(core::row_address(call.out, begin - call.base(), head)),
+          call.out.row_stride * element, call.data.shape.d_value * element, end - begin};
+}
+
+}  // namespace
+
+std::int64_t group_rows(std::int64_t n) {
+  const std::int64_t share = (n + kMaxGroups - 1) / kMaxGroups;
+  const std::int64_t blocks = (share + kBlockRows - 1) / kBlockRows;
+  return std::max(kGroupRows, blocks * kBlockRows);
+}
+
+std::int64_t SparsePass::most_window_rows(const Shape& shape, const EffectiveOptions& options) {
+  const std::int64_t chunk = std::min(options.chunk, shape.capacity);
+  if (heads_fill_threads(shape, options)) return chunk;
+  return std::max(chunk, std::min({options.batch, shape.capacity, kWindowRows}));
+}
+
+SparsePass::Scratch::Scratch(const SessionData& data)
+    : intra(core::checked_product(kBlockRows, data.shape.d_value)),
+      inter(core::checked_product(kBlockRows, data.shape.d_value)),
+      order_keys(data.shape.capacity),
+      chosen(data.memory.width()) {}
+
+std::int64_t SparsePass::Scratch::bytes() const {
+  return intra.bytes() + inter.bytes() + order_keys.bytes() + chosen.bytes();
+}
+
+SparsePass::SparsePass(SessionData& data, int threads)
+    : data_(data),
+      threads_(threads),
+      one_pass_(heads_fill_threads(data.shape, data.options)),
+      window_rows_(most_window_rows(data.shape, data.options)),
+      max_groups_(std::min(
+          kMaxGroups, (std::min(data.options.chunk, data.shape.capacity) + kGroupRows - 1) / kGroupRows)) {
+  const std::int64_t heads = data.shape.n_head;
+  const std::int64_t width = data.memory.width();
+  const std::int64_t rows = core::checked_product(heads, window_rows_);
+  colsum_inter_ = core::Buffer<float>(core::checked_product(heads, width));
+  inter_partials_ = core::Buffer<double>(core::checked_product(heads, max_groups_, width));
+  colsum_intra_ = core::Buffer<float>(rows);
+  intra_partials_ = core::Buffer<double>(core::checked_product(rows, max_groups_));
+  if (!one_pass_) {
+    row_max_ = core::Buffer<float>(rows);
+    row_sum_ = core::Buffer<float>(rows);
+    row_out_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
+  }
+  lse_ = core::Buffer<float>(rows);
+  std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+  scratch_.reserve(static_cast<std::size_t>(threads));
+  for (int t = 0; t < threads; ++t) scratch_.emplace_back(data);
+}
+
+std::int64_t SparsePass::bytes() const {
+  std::int64_t bytes = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
+                       row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes();
+  for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
+  return bytes;
+}
+
+double SparsePass::selection_seconds() const {
+  double all = 0;
+  for (const Scratch& scratch : scratch_) all += scratch.selection_seconds;
+  return all / static_cast<double>(threads_);
+}
+
+void SparsePass::forget() {
+  for (Scratch& scratch : scratch_) scratch.selection_seconds = 0;
+  std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+}
+
+void SparsePass::run(const LayerCall& call) {
+  for (std::size_t first = 0; first < call.chunks.size();) {
+    const std::size_t last = one_pass_ ? first + 1 : window_end(call, first);
+    const Window window{call.chunks.subspan(first, last - first), call.chunks[first].begin};
+    if (!one_pass_) intra_phase(call, window);
+    for (const Chunk& chunk : window.chunks) {
+      const bool has_memory = chunk.begin > 0;  // MEM-5: tokens before it, hence a set
+      // What an observer is shown after memory_count is 0, not the sums of the layer before.
+      if (!has_memory) std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+      if (one_pass_) {
+        whole_chunk(call, window, chunk, has_memory);
+      } else if (has_memory) {
+        inter_phase(call, window, chunk);
+      } else {
+        write_chunk(call, window, chunk);
+      }
+      report(call, window, chunk, has_memory);
+    }
+    first = last;
+  }
+}
+
+std::size_t SparsePass::window_end(const LayerCall& call, std::size_t first) const {
+  const std::int64_t begin = call.chunks[first].begin;
+  std::size_t last = first + 1;
+  while (last < call.chunks.size() && call.chunks[last].end - begin <= window_rows_ &&
+         call.arithmetic.fits({call.chunks.subspan(first, last + 1 - first), begin})) {
+    ++last;
+  }
+  return last;
+}
+
+SparsePass::Group SparsePass::group_of(const Chunk& chunk, std::int64_t head, std::int64_t index) const {
+  const std::int64_t rows = group_rows(length(chunk));
+  const std::int64_t begin = chunk.begin + index * rows;
+  return {head, index, begin, std::min(begin + rows, chunk.end)};
+}
+
+void SparsePass::whole_chunk(const LayerCall& call, const Window& window, const Chunk& chunk,
+                             bool has_memory) {
+  const std::int64_t heads = data_.shape.n_head;
+  const std::int64_t groups = groups_of(chunk);
+#pragma omp parallel num_threads(threads_)
+  {
+    const int thread = omp_get_thread_num();
+#pragma omp for schedule(static) nowait
+    for (std::int64_t head_kv = 0; head_kv < data_.shape.n_head_kv; ++head_kv) {
+      call.arithmetic.prepare_chunk(call.layer, window, chunk, head_kv);
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < (has_memory ? heads : 0); ++head) build_set(call, chunk, head, thread);
+#pragma omp single
+    if (has_memory) data_.memory.finish(call.layer, chunk.begin);
+    // Consecutive tasks go to one thread, which gathers the rows of a head once.
+    std::int64_t gathered = -1;
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < heads * groups; ++task) {
+      const std::int64_t head = task / groups;
+      if (has_memory && head != gathered) gather(call, head, thread);
+      gathered = head;
+      whole_group(call, window, chunk, group_of(chunk, head, task % groups), has_memory, thread);
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < heads; ++head) {
+      reduce_intra(call, window, chunk, head, thread);
+      if (has_memory) reduce_inter(call, chunk, head, thread);
+    }
+  }
+}
+
+/// Both passes of the rows of a group, one after the other while their queries and outputs are in the cache. The
+/// arithmetic is that of the two phases, and so are the bits (SCHED-2).
+void SparsePass::whole_group(const LayerCall& call, const Window& window, const Chunk& chunk,
+                             const Group& group, bool has_memory, int thread) {
+  const std::int64_t head = group.head;
+  double* intra_sums = clear_intra_sums(window, chunk, group);
+  double* inter_sums = has_memory ? clear_inter_sums(call.layer, group) : nullptr;
+  float* out = of(thread).intra.data();
+  for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
+    const std::int64_t end = std::min(row + kBlockRows, group.end);
+    PrefetchRows prefetch[] = {outputs_of(call, head, row, end),
+                               queries_of(call, head, end, std::min(end + kBlockRows, group.end))};
+    const BlockRows rows{head, row, end - row, prefetch};
+    float max[kBlockRows];
+    float sum[kBlockRows];
+    const BlockResult intra = intra_block(call, window, chunk, rows, intra_sums, thread);
+    std::copy_n(intra.max, kBlockRows, max);
+    std::copy_n(intra.sum, kBlockRows, sum);
+    const BlockResult kept{max, sum};
+    if (has_memory) {
+      const BlockResult inter = inter_block(call, window, chunk, rows, true, inter_sums, thread);
+      join(call, chunk, rows, kept, out, inter, of(thread).inter.data());
+    } else {
+      write_rows(call, chunk, rows, kept, out);
+    }
+  }
+}
+
+void SparsePass::intra_phase(const LayerCall& call, const Window& window) {
+  HEADWATER_MARK("cpu.sparse.two_phases");
+  const std::int64_t heads = data_.shape.n_head;
+  const std::int64_t heads_kv = data_.shape.n_head_kv;
+  const auto n_chunks = static_cast<std::int64_t>(window.chunks.size());
+#pragma omp parallel num_threads(threads_)
+  {
+    const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < n_chunks * heads_kv; ++task) {
+      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / heads_kv)];
+      call.arithmetic.prepare_chunk(call.layer, window, chunk, task % heads_kv);
+    }
+    // Late groups of a chunk see more of it; every other head is dealt out in the opposite order, so that the
+    // shares of the threads even out.
+#pragma omp for schedule(static, 1)
+    for (std::int64_t task = 0; task < n_chunks * heads * kMaxGroups; ++task) {
+      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / (heads * kMaxGroups))];
+      const std::int64_t head = task / kMaxGroups % heads;
+      const std::int64_t slot = task % kMaxGroups;
+      const std::int64_t index = head % 2 == 0 ? slot : kMaxGroups - 1 - slot;
+      if (index < groups_of(chunk)) intra_group(call, window, chunk, group_of(chunk, head, index), thread);
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < n_chunks * heads; ++task) {
+      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / heads)];
+      reduce_intra(call, window, chunk, task % heads, thread);
+    }
+  }
+}
+
+void SparsePass::intra_group(const LayerCall& call, const Window& window, const Chunk& chunk,
+                             const Group& group, int thread) {
+  const std::int64_t dv = data_.shape.d_value;
+  double* sums = clear_intra_sums(window, chunk, group);
+  for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
+    const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
+    const std::int64_t at = window_index(window, group.head, row);
+    const BlockResult result = intra_block(call, window, chunk, rows, sums, thread);
+    std::copy_n(result.max, rows.n, row_max_.data() + at);
+    std::copy_n(result.sum, rows.n, row_sum_.data() + at);
+    std::copy_n(of(thread).intra.data(), rows.n * dv, row_out_.data() + at * dv);
+  }
+}
+
+void SparsePass::inter_phase(const LayerCall& call, const Window& window, const Chunk& chunk) {
+  const std::int64_t heads = data_.shape.n_head;
+  const std::int64_t groups = groups_of(chunk);
+#pragma omp parallel num_threads(threads_)
+  {
+    const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < heads; ++head) build_set(call, chunk, head, thread);
+#pragma omp single
+    data_.memory.finish(call.layer, chunk.begin);
+    // Consecutive tasks go to one thread, which gathers the rows of a head once.
+    std::int64_t gathered = -1;
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < heads * groups; ++task) {
+      const std::int64_t head = task / groups;
+      if (head != gathered) gather(call, head, thread);
+      gathered = head;
+      inter_group(call, window, chunk, group_of(chunk, head, task % groups), thread);
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t head = 0; head < heads; ++head) reduce_inter(call, chunk, head, thread);
+  }
+}
+
+void SparsePass::inter_group(const LayerCall& call, const Window& window, const Chunk& chunk,
+                             const Group& group, int thread) {
+  const std::int64_t dv = data_.shape.d_value;
+  double* sums = clear_inter_sums(call.layer, group);
+  for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
+    const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
+    const std::int64_t at = window_index(window, group.head, row);
+    const BlockResult inter = inter_block(call, window, chunk, rows, false, sums, thread);
+    join(call, chunk, rows, window_result(at), row_out_.data() + at * dv, inter, of(thread).inter.data());
+  }
+}
+
+void SparsePass::write_chunk(const LayerCall& call, const Window& window, const Chunk& chunk) {
+#pragma omp parallel for schedule(static) num_threads(threads_)
+  for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
+    for (std::int64_t head = 0; head < data_.shape.n_head; ++head) {
+      const std::int64_t at = window_index(window, head, row);
+      write_rows(call, chunk, {head, row, 1}, window_result(at), row_out_.data() + at * data_.shape.d_value);
+    }
+  }
+}
+
+void SparsePass::build_set(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread) {
+  Scratch& scratch = of(thread);
+  const StageClock clock(scratch.selection_seconds);
+  data_.memory.build_head(call.layer, head, chunk.begin, data_.scores, scratch.order_keys.data(),
+                          scratch.chosen.data());
+}
+
+void SparsePass::gather(const LayerCall& call, std::int64_t head, int thread) {
+  call.arithmetic.gather(call.layer, data_.kv_head(head), data_.memory.entries(call.layer, head),
+                         data_.memory.count(call.layer), thread);
+}
+
+double* SparsePass::clear_intra_sums(const Window& window, const Chunk& chunk, const Group& group) {
+  double* sums = intra_partials_.data() + (group.head * max_groups_ + group.index) * window_rows_ +
+                 (chunk.begin - window.begin);
+  std::fill_n(sums, group.end - chunk.begin, 0.0);
+  return sums;
+}
+
+double* SparsePass::clear_inter_sums(std::int64_t layer, const Group& group) {
+  const std::int64_t index =
+      HEADWATER_SABOTAGE("cpu.colsum.shared_between_groups") ? group.index / 2 : group.index;
+  double* sums = inter_partials_.data() + (group.head * max_groups_ + index) * data_.memory.width();
+  std::fill_n(sums, data_.memory.count(layer), 0.0);
+  return sums;
+}
+
+BlockResult SparsePass::intra_block(const LayerCall& call, const Window& window, const Chunk& chunk,
+                                    const BlockRows& rows, double* sums, int thread) {
+  const PassBlock block{
+      .head = rows.head,
+      .row = rows.row,
+      .rows = rows.n,
+      .sink = data_.sink(rows.head),
+      .gathered = nullptr,
+      .n_keys = rows.row + rows.n - chunk.begin,  // MASK-1: what the last row sees
+      .sums = sums,
+      .out = of(thread).intra.data(),
+      .loaded = false,
+      .prefetch = rows.prefetch,
+  };
+  return call.arithmetic.attend(call, window, chunk, block, thread);
+}
+
+BlockResult SparsePass::inter_block(const LayerCall& call, const Window& window, const Chunk& chunk,
+                                    const BlockRows& rows, bool loaded, double* sums, int thread) {
+  const PassBlock block{
+      .head = rows.head,
+      .row = rows.row,
+      .rows = rows.n,
+      .sink = -std::numeric_limits<float>::infinity(),  // LOGIT-4: no sink in the inter pass
+      .gathered = data_.memory.entries(call.layer, rows.head),
+      .n_keys = data_.memory.count(call.layer),
+      .sums = sums,
+      .out = of(thread).inter.data(),
+      .loaded = loaded,
+      .prefetch = rows.prefetch,
+  };
+  return call.arithmetic.attend(call, window, chunk, block, thread);
+}
+
+void SparsePass::join(const LayerCall& call, const Chunk& chunk, const BlockRows& rows,
+                      const BlockResult& intra, const float* intra_out, const BlockResult& inter,
+                      float* inter_out) {
+  const std::int64_t dv = data_.shape.d_value;
+  FusedRows fused;
+  fuse(call, intra, inter, rows.n, fused);
+  keep_lse(chunk, rows, fused.lse);
+  for (std::int64_t r = 0; r < rows.n; ++r) {
+    // Straight to the caller where his rows are floats.
+    float* o = inter_out + r * dv;
+    float* direct = call.float_row(rows.row + r, rows.head);
+    data_.kernels.blend(intra_out + r * dv, fused.intra_weight[r], o, fused.inter_weight[r], dv,
+                        direct ? direct : o);
+    if (!direct) call.store_row(rows.row + r, rows.head, o);
+  }
+}
+
+void SparsePass::write_rows(const LayerCall& call, const Chunk& chunk, const BlockRows& rows,
+                            const BlockResult& intra, float* out) {
+  const std::int64_t dv = data_.shape.d_value;
+  float nothing[kBlockRows];
+  std::fill_n(nothing, kBlockRows, -std::numeric_limits<float>::infinity());
+  const float no_sum[kBlockRows] = {};
+  FusedRows fused;
+  fuse(call, intra, {nothing, no_sum}, rows.n, fused);
+  keep_lse(chunk, rows, fused.lse);
+  for (std::int64_t r = 0; r < rows.n; ++r) {
+    float* o = out + r * dv;
+    if (!call.arithmetic.divides()) {
+      for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight[r];
+    }
+    call.store_row(rows.row + r, rows.head, o);
+  }
+}
+
+void SparsePass::keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse) {
+  std::copy_n(lse, rows.n, lse_.data() + rows.head * window_rows_ + (rows.row - chunk.begin));
+}
+
+void SparsePass::reduce_intra(const LayerCall& call, const Window& window, const Chunk& chunk,
+                              std::int64_t head, int thread) {
+  const StageClock clock(of(thread).selection_seconds);
+  const std::int64_t rows = group_rows(length(chunk));
+  const double* partials = intra_partials_.data() + head * max_groups_ * window_rows_;
+  float* sums = colsum_intra_.data() + window_index(window, head, chunk.begin);
+  std::int64_t groups = groups_of(chunk);
+  if (HEADWATER_SABOTAGE("cpu.colsum.groups_beyond_6")) groups = std::min<std::int64_t>(groups, 6);
+  for (std::int64_t first = 0; first < length(chunk); first += rows) {  // keys that the same groups saw
+    add_up(partials + (chunk.begin - window.begin) + first, window_rows_, first / rows, groups,
+           std::min(rows, length(chunk) - first), sums + first);
+  }
+  data_.scores.initialise(call.layer, head, chunk.begin, length(chunk), sums);
+}
+
+void SparsePass::reduce_inter(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread) {
+  const StageClock clock(of(thread).selection_seconds);
+  const core::MemorySets& memory = data_.memory;
+  const std::int64_t n_memory = memory.count(call.layer);
+  const double* partials = inter_partials_.data() + head * max_groups_ * memory.width();
+  float* sums = colsum_inter_.data() + head * memory.width();
+  add_up(partials, memory.width(), 0, groups_of(chunk), n_memory, sums);
+  std::fill(sums + n_memory, sums + memory.width(), 0.0f);
+  data_.scores.accumulate(call.layer, head, memory.entries(call.layer, head), n_memory, sums);
+}
+
+void SparsePass::report(const LayerCall& call, const Window& window, const Chunk& chunk,
+                        bool has_memory) const {
+  if (!call.observer) return;
+  ChunkRecord record;
+  record.layer = call.layer;
+  record.chunk = chunk;
+  record.memory_count = has_memory ? data_.memory.count(call.layer) : 0;
+  record.memory_stride = data_.memory.width();
+  record.memory = data_.memory.entries(call.layer, 0);
+  record.colsum_inter = colsum_inter_.data();
+  record.row_stride = window_rows_;
+  record.colsum_intra = colsum_intra_.data() + (chunk.begin - window.begin);
+  record.lse = lse_.data();
+  call.observer(record);
+}
+
+}  // namespace headwater::cpu
