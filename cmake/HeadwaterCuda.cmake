@@ -9,9 +9,6 @@
 # headwater_link_cuda(TARGET)
 #                           gives a library the kernels and the runtime of the device
 
-set(HEADWATER_CUDA AUTO CACHE STRING "Engine cuda: AUTO where a toolkit and a GPU are found, ON where a toolkit is, OFF")
-set_property(CACHE HEADWATER_CUDA PROPERTY STRINGS AUTO ON OFF)
-
 set(HEADWATER_CUDA_FOUND FALSE)
 # What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
 # that processor only, PTX for 9.0 on all later ones.
@@ -31,7 +28,7 @@ else()
   else()
     # One kernel, once: a toolkit may be there in part, or refuse this g++.
     if(NOT "${HEADWATER_CUDA_TRIED}" STREQUAL "${HEADWATER_NVCC}")
-      set(probe "${CMAKE_BINARY_DIR}/cuda/probe")
+      set(probe "${PROJECT_BINARY_DIR}/cuda/probe")
       file(MAKE_DIRECTORY "${probe}")
       file(WRITE "${probe}/probe.cu" "#include <cuda_runtime.h>\n#include <bit>\n__global__ void probe(int* x) { *x = 1; }\n")
       execute_process(
@@ -87,7 +84,7 @@ set(HEADWATER_NVCC_FLAGS
   -std=c++20 -O3 -ccbin "${CMAKE_CXX_COMPILER}" -lineinfo --expt-relaxed-constexpr -Xfatbin=-compress-all
   -Xptxas -v,--warn-on-spills -Werror all-warnings
   -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-march=x86-64-v2
-  "-I${CMAKE_SOURCE_DIR}/optimized" "-I${CMAKE_SOURCE_DIR}/include")
+  "-I${PROJECT_SOURCE_DIR}/optimized" "-I${PROJECT_SOURCE_DIR}/include")
 
 function(headwater_cuda_objects name)
   cmake_parse_arguments(ARG "" "" "ARCHITECTURES;SOURCES" ${ARGN})
@@ -97,16 +94,17 @@ function(headwater_cuda_objects name)
     list(APPEND targets "-gencode=arch=${virtual},code=${architecture}")
   endforeach()
   set(objects "")
+  list(TRANSFORM ARG_SOURCES PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
   foreach(source IN LISTS ARG_SOURCES)
-    file(RELATIVE_PATH short "${CMAKE_SOURCE_DIR}" "${source}")
+    file(RELATIVE_PATH short "${PROJECT_SOURCE_DIR}" "${source}")
     string(REPLACE "/" "_" short "${short}")
-    set(object "${CMAKE_BINARY_DIR}/cuda/${short}.o")
-    set(log "${CMAKE_BINARY_DIR}/cuda/${short}.ptxas")
+    set(object "${PROJECT_BINARY_DIR}/cuda/${short}.o")
+    set(log "${PROJECT_BINARY_DIR}/cuda/${short}.ptxas")
     add_custom_command(
       OUTPUT "${object}" "${log}"
-      COMMAND sh "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" ${CMAKE_CXX_COMPILER_LAUNCHER}
+      COMMAND sh "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" ${CMAKE_CXX_COMPILER_LAUNCHER}
               "${HEADWATER_NVCC}" ${HEADWATER_NVCC_FLAGS} ${targets} -MD -MF "${object}.d" -c "${source}" -o "${object}"
-      DEPENDS "${source}" "${CMAKE_SOURCE_DIR}/cmake/nvcc_log.sh"
+      DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh"
       DEPFILE "${object}.d"
       COMMENT "nvcc ${short}"
       VERBATIM)

@@ -4,30 +4,9 @@
 
 include(CMakePackageConfigHelpers)
 
-# libheadwater.so: the same objects; exports what HEADWATER_API marks.
-add_library(headwater_shared SHARED)
-foreach(part IN LISTS HEADWATER_PARTS)
-  target_sources(headwater_shared PRIVATE $<TARGET_OBJECTS:${part}>)
-endforeach()
-# The C++ classes may change with every minor version, so its number is in the SONAME, as SameMinorVersion says below.
-set_target_properties(headwater_shared PROPERTIES OUTPUT_NAME headwater LINKER_LANGUAGE CXX
-  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-target_include_directories(headwater_shared PUBLIC
-  $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-target_link_libraries(headwater_shared PRIVATE
-  $<BUILD_INTERFACE:OpenMP::OpenMP_CXX> $<BUILD_INTERFACE:Threads::Threads> $<BUILD_INTERFACE:headwater_flags>)
-if(HEADWATER_CUDA_FOUND)
-  headwater_link_cuda(headwater_shared)
-  target_link_libraries(headwater_shared PRIVATE $<BUILD_INTERFACE:headwater_cudart>)
-  # The runtime inside is nobody else's business: a program may have another one.
-  target_link_options(headwater_shared PRIVATE "LINKER:--exclude-libs,libcudart_static.a")
-endif()
-target_compile_features(headwater INTERFACE cxx_std_20)
-target_compile_features(headwater_shared INTERFACE cxx_std_20)
-
 # headwater_product builds all that is installed. Where a part of it is lacking, the first rule installs nothing.
-set(programs headwater_cli)
-foreach(program IN ITEMS headwater-bench headwater-conformance)
+set(programs "")
+foreach(program IN ITEMS headwater_cli headwater-bench headwater-conformance)
   if(TARGET ${program})
     list(APPEND programs ${program})
   endif()
@@ -52,6 +31,7 @@ install(CODE "
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/headwater")
 install(TARGETS headwater headwater_shared EXPORT headwater
+  INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater)
 install(DIRECTORY include/headwater DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT headwater
@@ -63,11 +43,11 @@ if(HEADWATER_CUDA_FOUND)
   set(HEADWATER_CUDART_INSTALLED "${CMAKE_INSTALL_LIBDIR}/headwater/libcudart_static.a")
   install(FILES "${HEADWATER_CUDART}" DESTINATION "${CMAKE_INSTALL_LIBDIR}/headwater" COMPONENT headwater)
 endif()
-configure_package_config_file(cmake/headwaterConfig.cmake.in "${CMAKE_BINARY_DIR}/headwaterConfig.cmake"
+configure_package_config_file(cmake/headwaterConfig.cmake.in "${PROJECT_BINARY_DIR}/headwaterConfig.cmake"
   INSTALL_DESTINATION "${package_dir}")
-write_basic_package_version_file("${CMAKE_BINARY_DIR}/headwaterConfigVersion.cmake"
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/headwaterConfigVersion.cmake"
   COMPATIBILITY SameMinorVersion)
-install(FILES "${CMAKE_BINARY_DIR}/headwaterConfig.cmake" "${CMAKE_BINARY_DIR}/headwaterConfigVersion.cmake"
+install(FILES "${PROJECT_BINARY_DIR}/headwaterConfig.cmake" "${PROJECT_BINARY_DIR}/headwaterConfigVersion.cmake"
   DESTINATION "${package_dir}" COMPONENT headwater)
 
 # headwater.pc: the way from its own folder back to the prefix, and what a static link needs besides.
@@ -84,8 +64,8 @@ if(HEADWATER_CUDA_FOUND)
   list(JOIN needs "" needs)
   string(APPEND HEADWATER_PC_PRIVATE " \${libdir}/headwater/libcudart_static.a${needs}")
 endif()
-configure_file(cmake/headwater.pc.in "${CMAKE_BINARY_DIR}/headwater.pc" @ONLY)
-install(FILES "${CMAKE_BINARY_DIR}/headwater.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
+configure_file(cmake/headwater.pc.in "${PROJECT_BINARY_DIR}/headwater.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/headwater.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
   COMPONENT headwater)
 
 # The model runtime: a target of the package, found where its component is asked for.
@@ -95,14 +75,16 @@ if(HEADWATER_HAS_RUNTIME)
     FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/headwater-runtime" COMPONENT headwater)
   install(EXPORT headwaterRuntime NAMESPACE headwater:: FILE headwaterRuntimeTargets.cmake
     DESTINATION "${package_dir}" COMPONENT headwater)
-  configure_file(cmake/headwater-runtime.pc.in "${CMAKE_BINARY_DIR}/headwater-runtime.pc" @ONLY)
-  install(FILES "${CMAKE_BINARY_DIR}/headwater-runtime.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
+  configure_file(cmake/headwater-runtime.pc.in "${PROJECT_BINARY_DIR}/headwater-runtime.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/headwater-runtime.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
     COMPONENT headwater)
 endif()
 
-install(TARGETS ${programs} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT headwater)
-# Completion and manual come out of the programs themselves, asked when they are installed: whatever was built.
-file(GENERATE OUTPUT "${CMAKE_BINARY_DIR}/install_shell.cmake" INPUT cmake/HeadwaterShell.cmake.in)
-install(CODE "set(headwater_shell \"${CMAKE_BINARY_DIR}/shell\")" COMPONENT headwater)
-install(SCRIPT "${CMAKE_BINARY_DIR}/install_shell.cmake" COMPONENT headwater)
+if(HEADWATER_PROGRAM)
+  install(TARGETS ${programs} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT headwater)
+  # Completion and manual come out of the programs themselves, asked when they are installed: whatever was built.
+  file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/install_shell.cmake" INPUT cmake/HeadwaterShell.cmake.in)
+  install(CODE "set(headwater_shell \"${PROJECT_BINARY_DIR}/shell\")" COMPONENT headwater)
+  install(SCRIPT "${PROJECT_BINARY_DIR}/install_shell.cmake" COMPONENT headwater)
+endif()
 install(FILES LICENSE README.md DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT headwater)

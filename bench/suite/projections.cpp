@@ -51,7 +51,11 @@ class OneProduct {
     const Memory::desc source({kTokens, depth}, type, Memory::format_tag::ab);
     const Memory::desc weights({depth, width}, type, Memory::format_tag::any);
     const Memory::desc result({kTokens, width}, Memory::data_type::f32, Memory::format_tag::ab);
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl::matmul::primitive_desc description(engine_, source, weights, result);
+#else
     const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(source, weights, result), engine_);
+#endif
     product_ = dnnl::matmul(description);
     source_ = Memory(description.src_desc(), engine_);
     result_ = Memory(description.dst_desc(), engine_);

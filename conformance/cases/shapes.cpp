@@ -177,12 +177,14 @@ void batches(Context& context) {
 const Register kBatches{
     {"shape.batches", {"PLAN-1", "SCHED-1", "STATE-2"}, "schedule", Lane::shape, true, batches}};
 
-// Beyond 8192, 16384 and 32768 positions; then decode steps of one and more rows over all of them.
+// Beyond 8192, 16384 and 32768 positions; then a dense turn of several groups of rows and decode steps of one and more
+// rows over all of them.
 void positions_beyond_2_15(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
-    const Problem problem = production(
-        context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64}, {.chunk = 512, .local = 64, .heavy = 64},
-        {Step::prefill(33000), Step::decode(1), Step::decode(2), Step::decode(5), Step::decode(64)});
+    const Problem problem = production(context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64},
+                                       {.chunk = 512, .local = 64, .heavy = 64},
+                                       {Step::prefill(33000), Step::prefill(300), Step::decode(1),
+                                        Step::decode(2), Step::decode(5), Step::decode(64)});
     const auto near_a_power_of_two = [](const Chunk& chunk) {
       return chunk.mode != ChunkMode::sparse || chunk.begin == 8192 || chunk.begin == 16384 ||
              chunk.end >= 32768;
@@ -200,9 +202,9 @@ const Register k2To15{{"shape.positions_beyond_32768",
 // Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once.
 void positions_beyond_2_17(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
-    Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
-                                 {.chunk = 512, .local = 32, .heavy = 96},
-                                 {Step::prefill(65000), Step::prefill(67500), Step::decode(3)});
+    Problem problem = production(
+        context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16}, {.chunk = 512, .local = 32, .heavy = 96},
+        {Step::prefill(65000), Step::prefill(67500), Step::prefill(300), Step::decode(3)});
     draw_to(problem, 100, 4096);
     const auto late = [](const Chunk& chunk) {
       return (chunk.end > 65536 && chunk.begin < 67000) || chunk.end > 132000;

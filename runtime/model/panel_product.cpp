@@ -45,6 +45,45 @@ class OneThread {
   int before_;
 };
 
+// The two majors of oneDNN that this is written for differ in how a product is described and how a layout is asked.
+
+/// A product of row-major F32 results; `source` and `weights` have one type.
+dnnl::matmul::primitive_desc matmul_of(const Memory::desc& source, const Memory::desc& weights,
+                                       const Memory::desc& result) {
+#if DNNL_VERSION_MAJOR >= 3
+  return {processor(), source, weights, result, user_scratchpad()};
+#else
+  return {dnnl::matmul::desc(source, weights, result), user_scratchpad(), processor()};
+#endif
+}
+
+/// Strides in blocks and blocks in dimensions, as oneDNN has them; `simple`: that, from offset 0, is all of the layout.
+struct Blocking {
+  bool simple;
+  Memory::dims padded, strides, inner_blocks, inner_dimensions;
+};
+
+Blocking blocking_of(const Memory::desc& layout) {
+#if DNNL_VERSION_MAJOR >= 3
+  if (layout.get_format_kind() != Memory::format_kind::blocked) return {};
+  Blocking found{layout.get_submemory_offset() == 0, layout.get_padded_dims(), layout.get_strides(),
+                 layout.get_inner_blks(), layout.get_inner_idxs()};
+  // Nothing behind the elements: sums that correct for zero points lie there, for example.
+  std::size_t bytes = Memory::data_type_size(layout.get_data_type());
+  for (const Memory::dim size : found.padded) bytes *= static_cast<std::size_t>(size);
+  found.simple = found.simple && layout.get_size() == bytes;
+  return found;
+#else
+  const dnnl_memory_desc_t& data = layout.data;
+  if (data.format_kind != dnnl_blocked) return {};
+  const dnnl_blocking_desc_t& blocks = data.format_desc.blocking;
+  const auto dims = [](const dnnl_dim_t* from, int count) { return Memory::dims(from, from + count); };
+  return {data.extra.flags == 0 && data.offset0 == 0, dims(data.padded_dims, data.ndims),
+          dims(blocks.strides, data.ndims), dims(blocks.inner_blks, blocks.inner_nblks),
+          dims(blocks.inner_idxs, blocks.inner_nblks)};
+#endif
+}
+
 /// A layout of weights [depth][width] in blocks of columns, each [depth / group][columns][group], a group of 4 bytes:
 /// what oneDNN calls BA16a64b2a for BF16 and BA16a64b for F32.
 struct ColumnBlocks {
@@ -52,17 +91,14 @@ struct ColumnBlocks {
 };
 
 ColumnBlocks column_blocks(const Memory::desc& packed, std::int64_t depth, std::int64_t element) {
-  const dnnl_memory_desc_t& data = packed.data;
-  if (data.format_kind != dnnl_blocked || data.extra.flags != 0 || data.offset0 != 0) return {};
-  const dnnl_blocking_desc_t& blocks = data.format_desc.blocking;
+  const Blocking layout = blocking_of(packed);
   const std::int64_t group = 4 / element;
-  const int wanted_blocks = group == 1 ? 2 : 3;
-  if (blocks.inner_nblks != wanted_blocks || blocks.inner_idxs[0] != 0 || blocks.inner_idxs[1] != 1)
-    return {};
-  if (group > 1 && (blocks.inner_idxs[2] != 0 || blocks.inner_blks[2] != group)) return {};
-  const std::int64_t columns = blocks.inner_blks[1];
-  const bool dense = data.padded_dims[0] == depth && blocks.strides[1] == depth * columns &&
-                     blocks.strides[0] == blocks.inner_blks[0] * columns * group;
+  const Memory::dims wanted = group == 1 ? Memory::dims{0, 1} : Memory::dims{0, 1, 0};
+  if (!layout.simple || layout.inner_dimensions != wanted) return {};
+  if (group > 1 && layout.inner_blocks[2] != group) return {};
+  const std::int64_t columns = layout.inner_blocks[1];
+  const bool dense = layout.padded[0] == depth && layout.strides[1] == depth * columns &&
+                     layout.strides[0] == layout.inner_blocks[0] * columns * group;
   return {dense ? columns : 0};
 }
 
@@ -72,31 +108,36 @@ ColumnBlocks column_blocks(const Memory::desc& packed, std::int64_t depth, std::
                                                precision_name(precision), depth, width, error.what()));
 }
 
+/// Whether oneDNN uses this instruction set: each one's number has the bits of all those that it includes.
+bool includes(dnnl::cpu_isa isa) {
+  const auto wanted = static_cast<unsigned>(isa);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+}
+
 }  // namespace
 
 const char* precision_name(Precision precision) { return precision == Precision::bf16 ? "BF16" : "F32"; }
 
 Precision native_precision() {
-  // Each instruction set's number has the bits of all those that it includes.
-  const auto has = [](dnnl::cpu_isa isa) {
-    const auto wanted = static_cast<unsigned>(isa);
-    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
-  };
-  return has(dnnl::cpu_isa::avx512_core_bf16) ? Precision::bf16 : Precision::f32;
+  return includes(dnnl::cpu_isa::avx512_core_bf16) ? Precision::bf16 : Precision::f32;
 }
 
 const char* product_isa() {
-  switch (dnnl::get_effective_cpu_isa()) {
-    case dnnl::cpu_isa::sse41: return "SSE4.1";
-    case dnnl::cpu_isa::avx: return "AVX";
-    case dnnl::cpu_isa::avx2: return "AVX2";
-    case dnnl::cpu_isa::avx2_vnni: return "AVX2 VNNI";
-    case dnnl::cpu_isa::avx512_core: return "AVX-512";
-    case dnnl::cpu_isa::avx512_core_vnni: return "AVX-512 VNNI";
-    case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512 BF16";
-    case dnnl::cpu_isa::avx512_core_amx: return "AMX";
-    default: return "other";
+  using dnnl::cpu_isa;
+  static constexpr std::pair<cpu_isa, const char*> kNames[] = {
+      {cpu_isa::avx512_core_amx, "AMX"},
+      {cpu_isa::avx512_core_bf16, "AVX-512 BF16"},
+      {cpu_isa::avx512_core_vnni, "AVX-512 VNNI"},
+      {cpu_isa::avx512_core, "AVX-512"},
+      {cpu_isa::avx2_vnni, "AVX2 VNNI"},
+      {cpu_isa::avx2, "AVX2"},
+      {cpu_isa::avx, "AVX"},
+      {cpu_isa::sse41, "SSE4.1"},
+  };
+  for (const auto& [isa, name] : kNames) {
+    if (includes(isa)) return name;
   }
+  return "other";
 }
 
 struct PanelProduct::State {
@@ -121,9 +162,8 @@ struct PanelProduct::State {
       // The first and tallest block chooses the layout of the weights.
       const auto weights =
           descriptions.empty() ? Memory::desc({k, n}, type, Memory::format_tag::any) : packed;
-      const dnnl::matmul::desc product({{height, k}, type, Memory::dims{k, 1}}, weights,
-                                       {{height, n}, Memory::data_type::f32, Memory::dims{n, 1}});
-      descriptions.emplace_back(product, user_scratchpad(), processor());
+      descriptions.push_back(matmul_of({{height, k}, type, Memory::dims{k, 1}}, weights,
+                                       {{height, n}, Memory::data_type::f32, Memory::dims{n, 1}}));
       if (descriptions.size() == 1) packed = descriptions.front().weights_desc();
       products.emplace_back(descriptions.back());
       scratch = std::max(scratch, descriptions.back().scratchpad_desc().get_size());

@@ -2,22 +2,7 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
-  if(NOT status EQUAL 0)
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\nfailed (${status}):\n${output}${errors}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
-
-# A consumer averages values that are all one half.
-function(run_consumer)
-  run(${ARGN})
-  if(NOT output MATCHES "last output 0\\.5000\n")
-    message(FATAL_ERROR "${ARGN} printed: ${output}")
-  endif()
-endfunction()
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 find_program(PKG_CONFIG pkg-config)
 if(NOT PKG_CONFIG)
