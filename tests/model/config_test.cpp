@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <numbers>
@@ -209,6 +211,56 @@ TEST(ModelConfig, AcceptsNeutralValuesOfUnsupportedFeatures) {
     b.add<float>("llama.logit_scale", kF32, 1.0F);
   };
   EXPECT_EQ(load_refusal(tiny), "");
+}
+
+TEST(ModelConfig, AcceptsLimitsThemselves) {
+  TinyFile tiny;
+  tiny.epsilon = false;
+  tiny.more_metadata = [](Builder& b) {
+    b.add<float>("llama.attention.layer_norm_rms_epsilon", kF32, 1.0F);
+    b.add<float>("llama.rope.freq_base", kF32, 1.0F);
+    b.add<float>("llama.rope.scaling.factor", kF32, 1.0F);
+    b.add<std::uint32_t>("llama.rope.dimension_count", kU32, 8);
+  };
+  EXPECT_EQ(load_refusal(tiny), "");
+  tiny = TinyFile();
+  tiny.more_metadata = [](Builder& b) {
+    b.add_text("llama.rope.scaling.type", "yarn");
+    b.add<float>("llama.rope.scaling.factor", kF32, 2.0F);
+    b.add<float>("llama.rope.freq_base", kF32, 1.0F);
+  };
+  EXPECT_THAT(load_refusal(tiny), HasSubstr("llama.rope.freq_base is 1; allowed: above 1 with YaRN"));
+}
+
+// A vocabulary beyond 2^31 - 1, whose ids are 32 bits. Its file is a hole, which takes no disk.
+TEST(ModelConfig, RefusesAVocabularyBeyond32Bits) {
+  constexpr std::uint64_t kRows = std::uint64_t{1} << 31;
+  constexpr std::uint64_t kRowBytes = 18;  // of Q4_0, 32 elements
+  for (const std::uint64_t rows : {kRows - 1, kRows}) {
+    Builder b;
+    b.add_text("general.architecture", "llama");
+    for (const auto& [key, value] : {std::pair<const char*, std::uint32_t>{"context_length", 512},
+                                     {"block_count", 2},
+                                     {"embedding_length", 32},
+                                     {"feed_forward_length", 24},
+                                     {"attention.head_count", 2}}) {
+      b.add<std::uint32_t>(std::string("llama.") + key, kU32, value);
+    }
+    b.add<float>("llama.attention.layer_norm_rms_epsilon", kF32, 1e-5F);
+    b.add_tensor("token_embd.weight", {32, rows}, 2, 0);
+    const std::vector<std::byte> header = b.build();
+    const std::string name = ::testing::TempDir() + "/headwater-vocabulary.gguf";
+    std::ofstream(name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(header.data()), static_cast<std::streamsize>(header.size()));
+    std::filesystem::resize_file(name, (header.size() + 31) / 32 * 32 + rows * kRowBytes);
+    const auto read = [&] { return read_model_config(GgufFile::open(name)).vocabulary; };
+    if (rows < kRows) {
+      EXPECT_EQ(read(), static_cast<std::int64_t>(rows));
+    } else {
+      EXPECT_THAT(refusal([&] { (void)read(); }), HasSubstr("token_embd.weight"));
+    }
+    std::filesystem::remove(name);
+  }
 }
 
 // Without a key length and a count of rotated dimensions both come from the width and the heads.

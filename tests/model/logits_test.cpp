@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "headwater/error.hpp"
@@ -94,6 +95,41 @@ TEST(Logits, OfDecodeStepsAreThoseOfAPrefill) {
   for (const std::int32_t id : ids) second.run(Step::decode(), {&id, 1});
   second.logits(0, 1, decoded);
   for (std::size_t i = 0; i < vocabulary; ++i) ASSERT_NEAR(decoded[i], prefilled[i], 5e-4) << i;
+}
+
+// What a decode step reads: every matrix once, and of the embedding one row where the head is another matrix.
+TEST(Model, ATokenReadsEveryMatrixOnce) {
+  const auto file = bundled_file();
+  std::int64_t bytes = 0;
+  for (const Tensor& tensor : file->tensors()) {
+    const bool looked_up =
+        tensor.name == "token_embd.weight" && file->find_tensor("output.weight") != nullptr;
+    if (tensor.dims.size() == 2 && !looked_up) bytes += static_cast<std::int64_t>(tensor.data.size());
+  }
+  EXPECT_EQ(bundled(Precision::f32)->bytes_per_token(), bytes);
+}
+
+// Phases begin at nothing and are parts of what passed; none is charged to another that was not at work.
+TEST(Transformer, PhasesArePartsOfTheTime) {
+  TransformerOptions chosen = options(300);
+  chosen.attention.chunk = 64;
+  chosen.attention.local = chosen.attention.heavy = 16;
+  Transformer transformer(bundled(Precision::f32), chosen);
+  EXPECT_EQ(transformer.times().total(), 0.0);
+  const auto begin = std::chrono::steady_clock::now();
+  transformer.run(Step::prefill(256), some_ids(256));
+  std::vector<float> logits(4096);
+  transformer.logits(255, 1, logits);
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  const PhaseTimes& times = transformer.times();
+  EXPECT_GT(times.projections, 0.0);
+  EXPECT_GT(times.attention, 0.0);
+  EXPECT_GT(times.other, 0.0);
+  EXPECT_TRUE(times.selection_apart);
+  EXPECT_GT(times.selection, 0.0);
+  EXPECT_LE(times.total(), passed.count());
+  transformer.clear_times();
+  EXPECT_EQ(transformer.times().total(), 0.0);
 }
 
 TEST(Logits, RefusalsNameWhatIsAllowed) {

@@ -197,6 +197,24 @@ TEST(SentenceBpe, MergesMakeNoControlTokens) {
   EXPECT_THAT(tokenizer->encode("<s>", false, true), ElementsAre(1));
 }
 
+// A token like any other, as a character and as what two become.
+TEST(SentenceBpe, TokenNumber0) {
+  for (const std::string first : {"a", "ab"}) {
+    VocabularyBuilder b;
+    b.model = "llama";
+    b.pre = "";
+    b.add(first, kNormal, -1);
+    VocabularyBuilder rest = small_sentence();
+    for (std::size_t i = 3; i < rest.tokens.size(); ++i) b.add(rest.tokens[i], kByte);
+    b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+    b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);
+    if (first == "ab") b.add("a", kNormal, -2), b.add("b", kNormal, -3);
+    const std::unique_ptr<Tokenizer> tokenizer = b.build();
+    EXPECT_THAT(tokenizer->encode(first, true, false), ElementsAre(0)) << first;
+    EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{0, 0}), first + first);
+  }
+}
+
 TEST(SentenceBpe, TheSpaceInFront) {
   VocabularyBuilder b = small_sentence();
   const std::int32_t mark = b.add("\xe2\x96\x81");
