@@ -189,6 +189,11 @@ TEST(HostileGguf, SplitKeysOfAWholeFile) {
   b = good();
   EXPECT_THAT(refusal_of(b.add_text("split.tensors.count", "2").build()),
               HasSubstr("'split.tensors.count' is of type STRING; it must be an integer"));
+  b = good();
+  EXPECT_THAT(
+      refusal_of(
+          b.add<std::uint16_t>("split.count", kU16, 2).add<std::uint16_t>("split.no", kU16, 2).build()),
+      HasSubstr("key 'split.no' is 2; allowed: 0 .. 1"));
 }
 
 TEST(HostileGguf, DataBeginWhereTheAlignmentSays) {

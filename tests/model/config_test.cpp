@@ -230,6 +230,27 @@ TEST(ModelConfig, AcceptsLimitsThemselves) {
     b.add<float>("llama.rope.freq_base", kF32, 1.0F);
   };
   EXPECT_THAT(load_refusal(tiny), HasSubstr("llama.rope.freq_base is 1; allowed: above 1 with YaRN"));
+  tiny.more_metadata = [](Builder& b) {
+    b.add_text("llama.rope.scaling.type", "yarn");
+    b.add<float>("llama.rope.scaling.factor", kF32, 2.0F);
+    b.add<float>("llama.rope.freq_base", kF32, 1.5F);
+    b.add<std::uint32_t>("llama.attention.sliding_window", kU32, 0);
+  };
+  EXPECT_EQ(load_refusal(tiny), "");
+  // 2^20 numbers a token.
+  tiny = TinyFile();
+  tiny.head_count = 16;
+  for (const std::uint32_t length : {65536U, 32768U}) {
+    tiny.more_metadata = [&](Builder& b) {
+      b.add<std::uint32_t>("llama.attention.key_length", kU32, length);
+      b.add<std::uint32_t>("llama.attention.value_length", kU32, 65536);
+    };
+    EXPECT_EQ(config_of(tiny).d_value, 65536);
+  }
+  tiny.head_count = 32;
+  const auto bytes = tiny.build();
+  EXPECT_THAT(refusal([&] { (void)read_model_config(GgufFile::parse(bytes, "m.gguf")); }),
+              HasSubstr("allowed: up to 1048576 numbers a token"));
 }
 
 // A vocabulary beyond 2^31 - 1, whose ids are 32 bits. Its file is a hole, which takes no disk.

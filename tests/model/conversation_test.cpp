@@ -40,6 +40,8 @@ TEST(Conversation, CutsATurnIntoBatchesAndATail) {
   EXPECT_EQ(conversation.tokens(), 232);
   conversation.reset();
   EXPECT_EQ(conversation.steps(), "");
+  EXPECT_EQ(conversation.pairs().computed, 0U);
+  EXPECT_EQ(conversation.pairs().dense, 0U);
   EXPECT_EQ(conversation.tokens(), 0);
 }
 

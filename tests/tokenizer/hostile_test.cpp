@@ -99,6 +99,10 @@ TEST(HostileVocabulary, Sentences) {
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens' lacks the byte token <0x00>"));
   b.add("<0xGG>", kByte);
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': token 1 is a byte called '<0xGG>'"));
+  for (const char* name : {"<0x1G>", "<0xG1>", "<0x1>", "<0x001>", "<0y01>", "<0x01)", "<0x+1>", "<0x 1>"}) {
+    b.tokens[1] = name;
+    EXPECT_THAT(b.refusal_of(), HasSubstr(std::string("token 1 is a byte called '") + name + "'"));
+  }
   b.scores[0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.scores' holds nan; it must be finite"));
   b.scores = {0.0f};
