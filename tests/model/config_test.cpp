@@ -35,6 +35,7 @@ struct TinyFile {
   std::string added;              // a tensor of 8 elements
   std::vector<float> rope_freqs;  // rope_freqs.weight
   float filling = 0.01F;
+  std::uint64_t vocabulary = 40;
   bool own_head = false;              // output.weight
   std::optional<std::size_t> spoilt;  // element of the embedding that is NaN
 
@@ -61,8 +62,8 @@ struct TinyFile {
     const std::uint64_t kv = 8 * static_cast<std::uint64_t>(head_count_kv);
     if (!rope_freqs.empty()) tensor("rope_freqs.weight", {rope_freqs.size()});
     const std::uint64_t embedding = offset;
-    tensor("token_embd.weight", {16, 40});
-    if (own_head) tensor("output.weight", {16, 40});
+    tensor("token_embd.weight", {16, vocabulary});
+    if (own_head) tensor("output.weight", {16, vocabulary});
     tensor("output_norm.weight", {16});
     for (const char* layer : {"blk.0.", "blk.1."}) {
       const std::string at = layer;
@@ -195,7 +196,10 @@ TEST(ModelConfig, RefusesAnEmbeddingThatHoldsNaN) {
   TinyFile tiny;
   tiny.own_head = true;
   EXPECT_EQ(load_refusal(tiny), "");
-  for (const std::size_t element : {0, 16 * 39 + 15}) {
+  tiny.vocabulary = 600;  // more than one task
+  EXPECT_EQ(load_refusal(tiny), "");
+  for (const std::size_t element :
+       {0, 16 * 39 + 15, 16 * 255 + 1, 16 * 256, 16 * 511, 16 * 512 + 8, 16 * 599 + 15}) {
     tiny.spoilt = element;
     EXPECT_THAT(load_refusal(tiny),
                 HasSubstr("tensor 'token_embd.weight': row " + std::to_string(element / 16) +

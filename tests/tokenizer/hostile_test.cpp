@@ -49,6 +49,8 @@ TEST(HostileVocabulary, LengthsAndKinds) {
   b = all_bytes();
   b.kinds[7] = 0;
   EXPECT_THAT(b.refusal_of(), HasSubstr("says 0 for token 7; allowed: 1 .. 6"));
+  b.kinds[7] = 7;
+  EXPECT_THAT(b.refusal_of(), HasSubstr("says 7 for token 7; allowed: 1 .. 6"));
   b = all_bytes();
   b.tokens[9] = b.tokens[5];
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': tokens 5 and 9 are both"));
