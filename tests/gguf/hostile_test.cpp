@@ -189,6 +189,11 @@ TEST(HostileGguf, SplitKeysOfAWholeFile) {
   b = good();
   EXPECT_THAT(refusal_of(b.add_text("split.tensors.count", "2").build()),
               HasSubstr("'split.tensors.count' is of type STRING; it must be an integer"));
+  b = good();
+  EXPECT_THAT(
+      refusal_of(
+          b.add<std::uint16_t>("split.count", kU16, 2).add<std::uint16_t>("split.no", kU16, 2).build()),
+      HasSubstr("key 'split.no' is 2; allowed: 0 .. 1"));
 }
 
 TEST(HostileGguf, DataBeginWhereTheAlignmentSays) {
@@ -255,6 +260,30 @@ TEST(HostileGguf, Names) {
   b = good();
   EXPECT_THAT(refusal_of(b.add_tensor(std::string(65, 'n'), {8}, kF32Tensor, 96).build()),
               HasSubstr("a name of 65 bytes"));
+}
+
+// The largest of what is allowed, and a file that ends with its last value.
+TEST(HostileGguf, LimitsThemselvesAreAllowed) {
+  Builder b = good();
+  b.data_bytes += 32;
+  EXPECT_EQ(refusal_of(b.add_tensor(std::string(64, 'n'), {2, 2, 2, 1}, kF32Tensor, 96).build()), "");
+  b = good();
+  EXPECT_EQ(refusal_of(b.add<std::uint32_t>(std::string(65535, 'k'), kU32, 8).build()), "");
+  b = Builder();
+  EXPECT_EQ(refusal_of(b.add<std::uint8_t>("a", kBool, 1).add<std::uint8_t>("b", kU8, 255).build()), "");
+  EXPECT_EQ(refusal_of(b.add_array<std::uint8_t>("c", kU8, {1, 2, 3, 4, 5}).build()), "");
+  EXPECT_EQ(refusal_of(b.add_array<double>("d", kF64, {1.0, 2.0}).build()), "");
+  EXPECT_EQ(refusal_of(b.add_texts("e", {"", ""}).build()), "");
+  b = Builder();
+  b.alignment = 1 << 20;
+  b.data_bytes = 4;
+  b.add_tensor("only", {1}, kF32Tensor, 0);
+  EXPECT_EQ(refusal_of(b.add<std::uint32_t>("general.alignment", kU32, 1U << 20).build()), "");
+  b = good();
+  EXPECT_THAT(refusal_of(b.add<std::uint32_t>("general.alignment", kU32, 1U << 21).build()),
+              HasSubstr("'general.alignment' is 2097152; allowed: 1 .. 1048576"));
+  // 2^63 - 1 is a size like any other, but no file holds it.
+  EXPECT_THAT(tensor_refusal({(std::uint64_t{1} << 63) - 1}, kF32Tensor, 96), HasSubstr("overflow 63 bits"));
 }
 
 // The random fuzzer of everyday: several bytes at once, and 64-bit fields with huge values.

@@ -2,10 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <random>
+#include <set>
+#include <sstream>
 
 #include "builder.hpp"
 #include "element_sizes.hpp"
@@ -334,6 +338,29 @@ std::string short_name(const ::testing::TestParamInfo<int>& param) {
   return names[param.index];
 }
 INSTANTIATE_TEST_SUITE_P(EveryIsa, Rows, ::testing::Range(0, 4), short_name);
+
+// Of each variant: what the kernel says that the processor has, flag by flag, decides whether it runs.
+TEST(RowKernels, RunWhereTheProcessorHasTheirInstructions) {
+  std::ifstream file("/proc/cpuinfo");
+  std::set<std::string> flags;
+  for (std::string line; flags.empty() && std::getline(file, line);) {
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    for (std::string word; words >> word;) flags.insert(word);
+  }
+  ASSERT_FALSE(flags.empty());
+  const std::vector<std::vector<std::string>> needed = {{},
+                                                        {"avx2", "fma", "f16c"},
+                                                        {"avx512f", "avx512bw"},
+                                                        {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}};
+  const auto variants = row_kernel_variants();
+  ASSERT_EQ(variants.size(), needed.size());
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    const bool has = std::all_of(needed[i].begin(), needed[i].end(),
+                                 [&](const std::string& flag) { return flags.contains(flag); });
+    EXPECT_EQ(variants[i].missing().empty(), has) << variants[i].kernels().isa << variants[i].missing();
+  }
+}
 
 TEST(RowKernels, TheFastestIsChosen) {
   const auto variants = row_kernel_variants();

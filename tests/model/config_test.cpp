@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <numbers>
@@ -33,6 +35,7 @@ struct TinyFile {
   std::string added;              // a tensor of 8 elements
   std::vector<float> rope_freqs;  // rope_freqs.weight
   float filling = 0.01F;
+  std::uint64_t vocabulary = 40;
   bool own_head = false;              // output.weight
   std::optional<std::size_t> spoilt;  // element of the embedding that is NaN
 
@@ -59,8 +62,8 @@ struct TinyFile {
     const std::uint64_t kv = 8 * static_cast<std::uint64_t>(head_count_kv);
     if (!rope_freqs.empty()) tensor("rope_freqs.weight", {rope_freqs.size()});
     const std::uint64_t embedding = offset;
-    tensor("token_embd.weight", {16, 40});
-    if (own_head) tensor("output.weight", {16, 40});
+    tensor("token_embd.weight", {16, vocabulary});
+    if (own_head) tensor("output.weight", {16, vocabulary});
     tensor("output_norm.weight", {16});
     for (const char* layer : {"blk.0.", "blk.1."}) {
       const std::string at = layer;
@@ -193,7 +196,10 @@ TEST(ModelConfig, RefusesAnEmbeddingThatHoldsNaN) {
   TinyFile tiny;
   tiny.own_head = true;
   EXPECT_EQ(load_refusal(tiny), "");
-  for (const std::size_t element : {0, 16 * 39 + 15}) {
+  tiny.vocabulary = 600;  // more than one task
+  EXPECT_EQ(load_refusal(tiny), "");
+  for (const std::size_t element :
+       {0, 16 * 39 + 15, 16 * 255 + 1, 16 * 256, 16 * 511, 16 * 512 + 8, 16 * 599 + 15}) {
     tiny.spoilt = element;
     EXPECT_THAT(load_refusal(tiny),
                 HasSubstr("tensor 'token_embd.weight': row " + std::to_string(element / 16) +
@@ -209,6 +215,77 @@ TEST(ModelConfig, AcceptsNeutralValuesOfUnsupportedFeatures) {
     b.add<float>("llama.logit_scale", kF32, 1.0F);
   };
   EXPECT_EQ(load_refusal(tiny), "");
+}
+
+TEST(ModelConfig, AcceptsLimitsThemselves) {
+  TinyFile tiny;
+  tiny.epsilon = false;
+  tiny.more_metadata = [](Builder& b) {
+    b.add<float>("llama.attention.layer_norm_rms_epsilon", kF32, 1.0F);
+    b.add<float>("llama.rope.freq_base", kF32, 1.0F);
+    b.add<float>("llama.rope.scaling.factor", kF32, 1.0F);
+    b.add<std::uint32_t>("llama.rope.dimension_count", kU32, 8);
+  };
+  EXPECT_EQ(load_refusal(tiny), "");
+  tiny = TinyFile();
+  tiny.more_metadata = [](Builder& b) {
+    b.add_text("llama.rope.scaling.type", "yarn");
+    b.add<float>("llama.rope.scaling.factor", kF32, 2.0F);
+    b.add<float>("llama.rope.freq_base", kF32, 1.0F);
+  };
+  EXPECT_THAT(load_refusal(tiny), HasSubstr("llama.rope.freq_base is 1; allowed: above 1 with YaRN"));
+  tiny.more_metadata = [](Builder& b) {
+    b.add_text("llama.rope.scaling.type", "yarn");
+    b.add<float>("llama.rope.scaling.factor", kF32, 2.0F);
+    b.add<float>("llama.rope.freq_base", kF32, 1.5F);
+    b.add<std::uint32_t>("llama.attention.sliding_window", kU32, 0);
+  };
+  EXPECT_EQ(load_refusal(tiny), "");
+  // 2^20 numbers a token.
+  tiny = TinyFile();
+  tiny.head_count = 16;
+  for (const std::uint32_t length : {65536U, 32768U}) {
+    tiny.more_metadata = [&](Builder& b) {
+      b.add<std::uint32_t>("llama.attention.key_length", kU32, length);
+      b.add<std::uint32_t>("llama.attention.value_length", kU32, 65536);
+    };
+    EXPECT_EQ(config_of(tiny).d_value, 65536);
+  }
+  tiny.head_count = 32;
+  const auto bytes = tiny.build();
+  EXPECT_THAT(refusal([&] { (void)read_model_config(GgufFile::parse(bytes, "m.gguf")); }),
+              HasSubstr("allowed: up to 1048576 numbers a token"));
+}
+
+// A vocabulary beyond 2^31 - 1, whose ids are 32 bits. Its file is a hole, which takes no disk.
+TEST(ModelConfig, RefusesAVocabularyBeyond32Bits) {
+  constexpr std::uint64_t kRows = std::uint64_t{1} << 31;
+  constexpr std::uint64_t kRowBytes = 18;  // of Q4_0, 32 elements
+  for (const std::uint64_t rows : {kRows - 1, kRows}) {
+    Builder b;
+    b.add_text("general.architecture", "llama");
+    for (const auto& [key, value] : {std::pair<const char*, std::uint32_t>{"context_length", 512},
+                                     {"block_count", 2},
+                                     {"embedding_length", 32},
+                                     {"feed_forward_length", 24},
+                                     {"attention.head_count", 2}}) {
+      b.add<std::uint32_t>(std::string("llama.") + key, kU32, value);
+    }
+    b.add<float>("llama.attention.layer_norm_rms_epsilon", kF32, 1e-5F);
+    b.add_tensor("token_embd.weight", {32, rows}, 2, 0);
+    const std::vector<std::byte> header = b.build();
+    const std::string name = ::testing::TempDir() + "/headwater-vocabulary.gguf";
+    std::ofstream(name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(header.data()), static_cast<std::streamsize>(header.size()));
+    std::filesystem::resize_file(name, (header.size() + 31) / 32 * 32 + rows * kRowBytes);
+    const auto read = [&] { return read_model_config(GgufFile::open(name)).vocabulary; };
+    if (rows < kRows) {
+      EXPECT_EQ(read(), static_cast<std::int64_t>(rows));
+    } else {
+      EXPECT_THAT(refusal([&] { (void)read(); }), HasSubstr("token_embd.weight"));
+    }
+    std::filesystem::remove(name);
+  }
 }
 
 // Without a key length and a count of rotated dimensions both come from the width and the heads.

@@ -40,6 +40,8 @@ TEST(Conversation, CutsATurnIntoBatchesAndATail) {
   EXPECT_EQ(conversation.tokens(), 232);
   conversation.reset();
   EXPECT_EQ(conversation.steps(), "");
+  EXPECT_EQ(conversation.pairs().computed, 0U);
+  EXPECT_EQ(conversation.pairs().dense, 0U);
   EXPECT_EQ(conversation.tokens(), 0);
 }
 
@@ -72,6 +74,17 @@ TEST(Conversation, HasNoTailWhereNothingIsSparse) {
   plain.feed(some_ids(100));
   EXPECT_EQ(plain.steps(), "p64:100,p36");
   EXPECT_EQ(plain.pairs().computed, plain.pairs().dense);
+}
+
+// The first token of a turn is always prefilled.
+TEST(Conversation, ATailAsLongAsTheTurnOrLonger) {
+  for (const std::int64_t tail : {39, 40, 1000}) {
+    Transformer transformer(bundled(Precision::f32), small(200));
+    Conversation conversation(transformer, tail);
+    conversation.feed(some_ids(40));
+    EXPECT_EQ(conversation.steps(), "p1,d39");
+    EXPECT_EQ(conversation.pairs().computed, conversation.pairs().dense);
+  }
 }
 
 TEST(Conversation, ATurnThatDoesNotFitChangesNothing) {

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "headwater/error.hpp"
 #include "runtime/generate/sampler.hpp"
+#include "runtime/gguf/row_groups.hpp"
+#include "tests/gguf/builder.hpp"
 #include "tests/model/support.hpp"
 
 namespace headwater::runtime::testing {
@@ -94,6 +97,90 @@ TEST(Logits, OfDecodeStepsAreThoseOfAPrefill) {
   for (const std::int32_t id : ids) second.run(Step::decode(), {&id, 1});
   second.logits(0, 1, decoded);
   for (std::size_t i = 0; i < vocabulary; ++i) ASSERT_NEAR(decoded[i], prefilled[i], 5e-4) << i;
+}
+
+// What a decode step reads: every matrix once, and of the embedding one row where the head is another matrix.
+TEST(Model, ATokenReadsEveryMatrixOnce) {
+  const auto file = bundled_file();
+  std::int64_t bytes = 0;
+  for (const Tensor& tensor : file->tensors()) {
+    const bool looked_up =
+        tensor.name == "token_embd.weight" && file->find_tensor("output.weight") != nullptr;
+    if (tensor.dims.size() == 2 && !looked_up) bytes += static_cast<std::int64_t>(tensor.data.size());
+  }
+  EXPECT_EQ(bundled(Precision::f32)->bytes_per_token(), bytes);
+}
+
+// Matrices in the precision or in groups of 16 rows; what stays as the file has it takes nothing, and the embedding only
+// where it is the head.
+TEST(Model, PackedBytesAreThoseOfItsMatrices) {
+  const auto kept = static_cast<std::uint64_t>(
+      packs_in_groups(TensorType::q4_k, 256) ? 3 * group_bytes(TensorType::q4_k, 256) : 0);
+  for (const bool own_head : {false, true}) {
+    Builder b;
+    std::uint64_t offset = 0;
+    const auto add = [&](const char* name, TensorType type, const std::vector<std::uint64_t>& dims) {
+      b.add_tensor(name, dims, tensor_type_info(type).ggml_id, offset);
+      const auto rows = static_cast<std::int64_t>(dims.size() > 1 ? dims[1] : 1);
+      offset += static_cast<std::uint64_t>((row_bytes(type, static_cast<std::int64_t>(dims[0])) * rows + 31) /
+                                           32 * 32);
+    };
+    add("token_embd.weight", TensorType::f16, {96, 50});
+    if (own_head) add("output.weight", TensorType::f32, {96, 70});
+    add("output_norm.weight", TensorType::f32, {96});
+    add("blk.0.attn_q.weight", TensorType::q4_k, {256, 33});  // three groups, one of them of one row
+    add("blk.0.attn_k.weight", TensorType::q8_0, {96, 5});    // no whole units
+    add("blk.0.attn_v.weight", TensorType::bf16, {40, 30});
+    b.data_bytes = offset;
+    const std::vector<std::byte> bytes = b.build();
+    const GgufFile file = GgufFile::parse(bytes, "m.gguf");
+    const std::uint64_t elements = 96 * (own_head ? 70 : 50) + 40 * 30;
+    EXPECT_EQ(Model::packed_bytes(file, Precision::f32), 4 * elements + kept);
+    EXPECT_EQ(Model::packed_bytes(file, Precision::bf16), 2 * elements + kept);
+  }
+}
+
+// Rows of a step and their padding, and a scratch for each thread; a boundary of 64 for each.
+TEST(Transformer, WorkspaceIsThatOfItsRows) {
+  const auto model = bundled(Precision::f32);
+  const ModelConfig& config = model->config();
+  for (const std::int64_t capacity : {64, 300}) {
+    const Transformer transformer(model, options(capacity));
+    const std::int64_t most = transformer.max_step();
+    EXPECT_EQ(most, capacity);
+    const std::int64_t qkv =
+        (config.heads + config.heads_kv) * config.d_head + config.heads_kv * config.d_value;
+    const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
+    const std::int64_t row = config.width + qkv + 2 * pairs;
+    const std::int64_t padded = config.width + config.heads * config.d_value + config.feed_forward;
+    const auto wanted = static_cast<std::uint64_t>(4 * (most * row + (most + kRowPadding) * padded)) +
+                        2 * model->scratch_bytes();
+    EXPECT_GE(transformer.workspace_bytes(), wanted);
+    EXPECT_LE(transformer.workspace_bytes(), wanted + 8 * 64);
+  }
+}
+
+// Phases begin at nothing and are parts of what passed; none is charged to another that was not at work.
+TEST(Transformer, PhasesArePartsOfTheTime) {
+  TransformerOptions chosen = options(300);
+  chosen.attention.chunk = 64;
+  chosen.attention.local = chosen.attention.heavy = 16;
+  Transformer transformer(bundled(Precision::f32), chosen);
+  EXPECT_EQ(transformer.times().total(), 0.0);
+  const auto begin = std::chrono::steady_clock::now();
+  transformer.run(Step::prefill(256), some_ids(256));
+  std::vector<float> logits(4096);
+  transformer.logits(255, 1, logits);
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  const PhaseTimes& times = transformer.times();
+  EXPECT_GT(times.projections, 0.0);
+  EXPECT_GT(times.attention, 0.0);
+  EXPECT_GT(times.other, 0.0);
+  EXPECT_TRUE(times.selection_apart);
+  EXPECT_GT(times.selection, 0.0);
+  EXPECT_LE(times.total(), passed.count());
+  transformer.clear_times();
+  EXPECT_EQ(transformer.times().total(), 0.0);
 }
 
 TEST(Logits, RefusalsNameWhatIsAllowed) {

@@ -412,6 +412,17 @@ TEST(RowBlocks, DoNotDependOnCutsAtSegments) {
   }
 }
 
+TEST(PanelProduct, WhatOneDnnRefusesIsAnErrorWithItsSizes) {
+  try {
+    const PanelProduct product(Precision::f32, -3, 4);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::internal);
+    EXPECT_EQ(std::string(error.what()).find("oneDNN refuses a F32 product of depth -3 and width 4: "), 0U)
+        << error.what();
+  }
+}
+
 // What is packed a few rows at a time is what oneDNN's own reorder makes of the whole panel, in every byte.
 TEST(PanelProduct, RowsPackedOneStripAfterTheOtherAreThePanel) {
   std::mt19937 random(11);

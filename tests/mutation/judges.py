@@ -130,17 +130,24 @@ STAGES["bindings/"] = [
     ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1", "--gtest_fail_fast"]),
     ("as a plug-in", ["headwater-conformance", "wrapped_plugin", "naive_plugin"], ctest("^plugin_honest$")),
 ]
-for folder in ("gguf", "tokenizer"):
-    STAGES[f"runtime/{folder}/"] = [
-        ("unit tests", [f"runtime_{folder}", "headwater_model", "headwater_generate"],
-         [f"tests/{folder}/runtime_{folder}", "--gtest_brief=1", "--gtest_fail_fast"]),
-        ("corpora", [f"replay_{folder}"], ctest(f"^fuzz[.]replay_{folder}$")),
-        ("program", ["headwater_cli"], ctest("^runtime_program_")),
-    ]
-STAGES["runtime/"] = [
-    ("unit tests", ["runtime_model"], ["tests/model/runtime_model", "--gtest_brief=1", "--gtest_fail_fast"]),
-    ("program", ["headwater_cli"], ctest("^runtime_program_")),
-]
+# The model runtime. Each folder's own tests, then those of what is built on it.
+def runtime_stages(*subjects, corpora=None):
+    def tests(subject):
+        folder = "model" if subject == "generate" else subject
+        return (f"{subject} tests", [f"runtime_{subject}", "headwater_model", "headwater_generate"],
+                [f"tests/{folder}/runtime_{subject}", "--gtest_brief=1", "--gtest_fail_fast"])
+
+    first, *others = subjects
+    return [tests(first),
+            *([("corpora", [f"replay_{corpora}"], ctest(f"^fuzz[.]replay_{corpora}$"))] if corpora else []),
+            *map(tests, others), ("program", ["headwater_cli"], ctest("^runtime_program_"))]
+
+
+STAGES["runtime/gguf/"] = runtime_stages("gguf", "model", corpora="gguf")
+STAGES["runtime/tokenizer/"] = runtime_stages("tokenizer", "generate", corpora="tokenizer")
+STAGES["runtime/model/"] = runtime_stages("model", "generate")
+STAGES["runtime/generate/"] = runtime_stages("generate")
+STAGES["runtime/support/"] = runtime_stages("gguf", "tokenizer", "model", corpora="gguf")
 STAGES["conformance/"] = [
     ("verdicts", ["kit_verdicts", "headwater-conformance"], ["tests/conformance/kit_verdicts", "--gtest_brief=1"]),
     ("self-test", ["headwater-conformance"], ["./headwater-conformance", "--self-test"]),

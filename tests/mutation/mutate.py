@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants random one-line faults in reference/ and optimized/ and lists those that no test finds.
 
-    mutate.py [COUNT] [--seed 1] [--path PREFIX]... [--only N]... [--quick] [--again] [--list]
+    mutate.py [COUNT] [--seed 1] [--path PREFIX]... [--only N]... [--quick] [--again] [--list] [--record] [--moved]
 
 Works on a copy of the tree in build/mutate/tree, never on the tree itself. A mutant's place in the order is a hash of the
 seed, its file, its line and its change: a sample stays the same where the tree changes elsewhere. A mutant is judged in
@@ -15,7 +15,10 @@ Verdicts: killed (by which stage); SURVIVED; open (with --quick, which leaves ou
 without it judges these to the end); equivalent (the compiler made the same object code); refused (the compiler,
 with -Werror, does not take it). COUNT (default 20) is the number of mutants that were killed, survived or are open.
 build/mutate/results.json keeps every verdict; a mutant whose line has not changed since is not judged again, so a run
-that was stopped goes on where it was. --again judges survivors anew (after a test was added).
+that was stopped goes on where it was. --again judges survivors and open ones anew (after a test was added).
+--record writes what is known of the sample (COUNT, --seed, --path) to judged.json beside this file, which git keeps:
+the commit, the numbers, and each mutant that survived, with its explanation, which is written there by hand. --moved
+says for each sample how many of its source lines have changed since, and warns above a tenth.
 Exit status 0: all found; 1: survivors; 2: the sound copy fails.
 Faults (faults.py): changed operators, bounds and constants, swapped arguments, dropped statements.
 """
@@ -35,6 +38,7 @@ import time
 
 from faults import candidates
 from judges import LONG_STAGES, runs_here, stages_of
+import record
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutate"
@@ -264,7 +268,12 @@ def main():
     parser.add_argument("--quick", action="store_true", help="leave out the stages that take minutes")
     parser.add_argument("--again", action="store_true", help="judge those anew that survived before")
     parser.add_argument("--list", action="store_true", help="print the mutants, test nothing")
+    parser.add_argument("--record", action="store_true", help="write the sample's entry in judged.json, test nothing")
+    parser.add_argument("--moved", action="store_true", help="print what changed since judged.json, test nothing")
     arguments = parser.parse_args()
+    if arguments.moved:
+        record.print_moved()
+        return 0
 
     mutants = draw(arguments.path, arguments.seed)
     candidate_count = len(mutants)
@@ -278,10 +287,15 @@ def main():
         print(f"{candidate_count} candidates")
         return 0
 
+    results = {entry["key"]: entry for entry in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+    if arguments.record:
+        record.write(arguments.path or [f"{folder}/" for folder in FOLDERS], arguments.seed, arguments.count, mutants,
+                     results)
+        return 0
+
     # A run that is stopped puts the file back and takes the test along that it had started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     WORK.mkdir(parents=True, exist_ok=True)
-    results = {entry["key"]: entry for entry in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
     try:
         sound = Sound({mutant.path for mutant in mutants}, arguments.jobs)
         return judge_all(mutants, sound, results, arguments)
@@ -298,7 +312,8 @@ def judge_all(mutants, sound, results, arguments):
             break
         known = results.get(mutant.key)
         verdict = known and known["verdict"]
-        if not verdict or (verdict == "SURVIVED" and arguments.again) or (verdict == "open" and not arguments.quick):
+        if not verdict or (verdict in ("SURVIVED", "open") and arguments.again) \
+                or (verdict == "open" and not arguments.quick):
             begin = time.time()
             target = TREE / mutant.path
             try:

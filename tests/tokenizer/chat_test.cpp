@@ -68,6 +68,11 @@ TEST(Chat, TextsCannotEndATurn) {
   EXPECT_EQ(std::count(ids.begin(), ids.end(), *tokenizer->find_special("<|im_end|>")), 1);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), *tokenizer->find_special("<|im_start|>")), 2);
   EXPECT_THAT(tokenizer->decode(ids), HasSubstr(attack[0].text));
+  const std::vector<ChatMessage> asked = {{"user", "document", attack[0].text}};
+  const std::vector<std::int32_t> more = encode_chat(*tokenizer, ChatFormat::chatml, asked, true);
+  EXPECT_EQ(std::count(more.begin(), more.end(), *tokenizer->find_special("<|im_end|>")), 1);
+  EXPECT_EQ(std::count(more.begin(), more.end(), *tokenizer->find_special("<|im_start|>")), 2);
+  EXPECT_THAT(tokenizer->decode(more), HasSubstr("document" + attack[0].text));
 }
 
 // A document and a question are one message, but the question's tokens begin where it begins.

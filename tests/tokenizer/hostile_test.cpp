@@ -49,6 +49,8 @@ TEST(HostileVocabulary, LengthsAndKinds) {
   b = all_bytes();
   b.kinds[7] = 0;
   EXPECT_THAT(b.refusal_of(), HasSubstr("says 0 for token 7; allowed: 1 .. 6"));
+  b.kinds[7] = 7;
+  EXPECT_THAT(b.refusal_of(), HasSubstr("says 7 for token 7; allowed: 1 .. 6"));
   b = all_bytes();
   b.tokens[9] = b.tokens[5];
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': tokens 5 and 9 are both"));
@@ -99,6 +101,10 @@ TEST(HostileVocabulary, Sentences) {
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens' lacks the byte token <0x00>"));
   b.add("<0xGG>", kByte);
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': token 1 is a byte called '<0xGG>'"));
+  for (const char* name : {"<0x1G>", "<0xG1>", "<0x1>", "<0x001>", "<0y01>", "<0x01)", "<0x+1>", "<0x 1>"}) {
+    b.tokens[1] = name;
+    EXPECT_THAT(b.refusal_of(), HasSubstr(std::string("token 1 is a byte called '") + name + "'"));
+  }
   b.scores[0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.scores' holds nan; it must be finite"));
   b.scores = {0.0f};

@@ -1,5 +1,6 @@
 // Characters whose bytes come token by token.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "runtime/support/utf8.hpp"
@@ -87,6 +88,24 @@ TEST(Utf8, EveryScalarValue) {
       ASSERT_EQ(cut.length, text.size() - 1);
     }
   }
+}
+
+// Control characters are C0, DEL and C1; everything else is shown as it is.
+TEST(Utf8, QuotedShowsNoControlCharacter) {
+  for (char32_t c = 0; c < 0x900; ++c) {
+    const std::string text = utf8_of(c);
+    std::string shown = text;
+    if (c < 0x20 || (c >= 0x7F && c < 0xA0)) {
+      shown.clear();
+      for (const char byte : text) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    }
+    ASSERT_EQ(runtime::quoted("a" + text + "b"), "'a" + shown + "b'") << static_cast<unsigned>(c);
+  }
+  EXPECT_EQ(runtime::quoted(""), "''");
+  EXPECT_EQ(runtime::quoted(std::string(120, 'x')), "'" + std::string(120, 'x') + "'");
+  EXPECT_EQ(runtime::quoted(std::string(121, 'x')), "'" + std::string(120, 'x') + "...'");
+  EXPECT_EQ(runtime::quoted(std::string(119, 'x') + "\xc3\xa9"), "'" + std::string(119, 'x') + "...'");
+  EXPECT_EQ(runtime::quoted("\xe2\x82x\xff"), R"('\xe2\x82x\xff')");
 }
 
 }  // namespace

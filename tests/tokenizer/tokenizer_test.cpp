@@ -5,6 +5,7 @@
 #include <ctime>
 #include <thread>
 
+#include "runtime/tokenizer/pre_tokenizer.hpp"
 #include "vocabularies.hpp"
 
 namespace headwater::runtime::testing {
@@ -61,6 +62,24 @@ TEST(ByteBpe, WholeWordsFirstOnlyForLlama) {
   b.pre = "llama-bpe";
   b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);
   EXPECT_THAT(b.build()->encode("abc", false, false), ElementsAre(abc));
+}
+
+// Names of one kind mean the same in everything.
+TEST(ByteBpe, PreTokenizersByAllTheirNames) {
+  const std::vector<std::vector<std::string>> kinds = {
+      {"qwen2", "deepseek-r1-qwen"}, {"llama-bpe", "llama3", "llama-v3"}, {"gpt-2"}, {"default"}};
+  for (const auto& names : kinds) {
+    const bool llama = names[0] == "llama-bpe";
+    const std::string text = "I'LL add 12345 words\n\n  at once!?";
+    const auto words = PreTokenizer::named(names[0])->split(text);
+    for (const std::string& name : names) {
+      const auto kind = PreTokenizer::named(name);
+      EXPECT_EQ(kind->split(text), words) << name;
+      EXPECT_EQ(kind->whole_words_first(), llama) << name;
+      EXPECT_EQ(kind->adds_bos(), llama) << name;
+    }
+  }
+  EXPECT_EQ(PreTokenizer::named("qwen"), nullptr);
 }
 
 TEST(ByteBpe, AByteWithoutTokenIsNamed) {
@@ -195,6 +214,24 @@ TEST(SentenceBpe, MergesMakeNoControlTokens) {
   const std::unique_ptr<Tokenizer> tokenizer = b.build();
   EXPECT_THAT(tokenizer->encode("<s>", false, false), ElementsAre(less, tail));
   EXPECT_THAT(tokenizer->encode("<s>", false, true), ElementsAre(1));
+}
+
+// A token like any other, as a character and as what two become.
+TEST(SentenceBpe, TokenNumber0) {
+  for (const std::string first : {"a", "ab"}) {
+    VocabularyBuilder b;
+    b.model = "llama";
+    b.pre = "";
+    b.add(first, kNormal, -1);
+    VocabularyBuilder rest = small_sentence();
+    for (std::size_t i = 3; i < rest.tokens.size(); ++i) b.add(rest.tokens[i], kByte);
+    b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+    b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);
+    if (first == "ab") b.add("a", kNormal, -2), b.add("b", kNormal, -3);
+    const std::unique_ptr<Tokenizer> tokenizer = b.build();
+    EXPECT_THAT(tokenizer->encode(first, true, false), ElementsAre(0)) << first;
+    EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{0, 0}), first + first);
+  }
 }
 
 TEST(SentenceBpe, TheSpaceInFront) {

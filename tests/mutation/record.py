@@ -1,0 +1,80 @@
+"""What samples of mutants came to (judged.json, committed), and how far the sources have moved since (mutate.py)."""
+
+import collections
+import datetime
+import json
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECORD = pathlib.Path(__file__).with_name("judged.json")
+MOST_MOVED = 0.1  # of the source lines; a sample of an older tree says little about this one
+
+
+def git(*arguments):
+    """Output, or None where git fails (an archive without a repository)."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def patterns(paths):
+    """Of the files that mutate.py draws from."""
+    return [f":(glob){path}**/*{suffix}" if path.endswith("/") else f"{path}*{suffix}"
+            for path in paths for suffix in (".cpp", ".hpp")]
+
+
+def samples():
+    return json.loads(RECORD.read_text()) if RECORD.exists() else []
+
+
+def write(paths, seed, asked, mutants, results):
+    """Sets the sample's entry to the verdicts that are there, up to the first mutant without one; explanations stay."""
+    if git("status", "--porcelain", "--", *patterns(paths)) != "":
+        raise SystemExit("--record: commit the sources first; the record names the commit that was judged")
+    others = [entry for entry in samples() if (entry["paths"], entry["seed"]) != (paths, seed)]
+    before = next((entry for entry in samples() if entry not in others), {"looked_at": []})
+    explained = {entry["key"]: entry["explanation"] for entry in before["looked_at"]}
+    counts, killed, looked_at = collections.Counter(), collections.Counter(), []
+    for mutant in mutants:
+        known = results.get(mutant.key)
+        if not known or counts["killed"] + counts["SURVIVED"] + counts["open"] == asked:
+            break
+        verdict = known["verdict"]
+        counts[verdict] += 1
+        if verdict == "killed":
+            killed[known["by"]] += 1
+        if verdict in ("SURVIVED", "open") or mutant.key in explained:
+            looked_at.append({"key": mutant.key, "path": known["path"], "fault": known["fault"],
+                              "before": known["before"], "after": known["after"], "verdict": verdict,
+                              "explanation": explained.get(mutant.key, "")})
+    entry = {"paths": paths, "seed": seed, "asked": asked,
+             "commit": git("log", "-1", "--format=%H", "--", *patterns(paths)),
+             "date": datetime.date.today().isoformat(),
+             "drawn": counts.total(), "judged": counts["killed"] + counts["SURVIVED"] + counts["open"],
+             "killed": dict(killed.most_common()), "survived": counts["SURVIVED"], "open": counts["open"],
+             "same_object_code": counts["equivalent"], "refused_by_the_compiler": counts["refused"],
+             "looked_at": sorted(looked_at, key=lambda one: (one["path"], one["before"], one["after"]))}
+    others.append(entry)
+    RECORD.write_text(json.dumps(others, indent=1) + "\n")
+    unexplained = sum(not one["explanation"] for one in looked_at)
+    print(f"{RECORD.relative_to(ROOT)}: {entry['judged']} of {asked} judged, {unexplained} to be looked at")
+
+
+def lines_of(paths):
+    listed = git("ls-files", "-z", "--", *patterns(paths))
+    return sum((ROOT / name).read_text().count("\n") for name in listed.split("\0") if name and (ROOT / name).is_file())
+
+
+def print_moved():
+    """One line for each sample: its commit, and the share of its source lines that changed since."""
+    for entry in samples():
+        name, commit = " ".join(entry["paths"]), entry["commit"]
+        sample = f"mutants of {name}, seed {entry['seed']}: {entry['judged']} judged at {commit[:9]} ({entry['date']})"
+        if git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+            print(f"{sample}; that commit is not in this clone, so nothing can be said of what changed since")
+            continue
+        numbers = git("diff", "--numstat", "--no-renames", commit, "--", *patterns(entry["paths"])).splitlines()
+        changed = sum(max(map(int, line.split("\t")[:2])) for line in numbers)
+        share = changed / max(1, lines_of(entry["paths"]))
+        print(f"{'warning: ' if share > MOST_MOVED else ''}{sample}; {changed} source lines changed since "
+              f"({100 * share:.1f} %)" + (f", more than {MOST_MOVED:.0%}: judge anew" if share > MOST_MOVED else ""))
