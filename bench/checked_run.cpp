@@ -13,8 +13,8 @@
 #include "conformance/eigen_oracle.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
+#include "conformance/reference_oracle.hpp"
 #include "conformance/replay.hpp"
-#include "reference/oracle.hpp"
 
 namespace headwater::bench {
 
@@ -150,17 +150,17 @@ class Judge {
   }
 
   /// One row of the reference oracle: what it sees besides itself is handed over as its memory set, which FUSE-2 allows.
-  [[nodiscard]] reference::OracleHead reference_row(const ChunkTrace& chunk, std::int64_t sample,
-                                                    std::int64_t token) const {
+  [[nodiscard]] conformance::OracleHead reference_row(const ChunkTrace& chunk, std::int64_t sample,
+                                                      std::int64_t token) const {
     const std::int64_t head = heads_[static_cast<std::size_t>(sample)];
     const reference::LogitRule rule = reference::logit_rule(options_, session_.options(), head);
     if (chunk.chunk.mode != ChunkMode::sparse) {
-      return reference::oracle_head(layer_, rule, {token, token + 1, ChunkMode::dense}, head, {});
+      return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::dense}, head, {});
     }
     const std::int32_t* set = chunk.memory.data() + sample * chunk.memory_count;
     std::vector<std::int32_t> seen(set, set + chunk.memory_count);
     for (std::int64_t p = chunk.chunk.begin; p < token; ++p) seen.push_back(static_cast<std::int32_t>(p));
-    return reference::oracle_head(layer_, rule, {token, token + 1, ChunkMode::sparse}, head, seen);
+    return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::sparse}, head, seen);
   }
 
   void judge_row(std::int64_t index, std::int64_t row, std::int64_t sample) {
@@ -170,7 +170,7 @@ class Judge {
     const HeadTruth bounds = conformance::eigen_oracle(
         head_chunk(chunk, sample, row, row + 1),
         conformance::arithmetic_of(engine_, workload_.shape().kv_type, workload_.shape().kv_type));
-    const reference::OracleHead truth = reference_row(chunk, sample, token);
+    const conformance::OracleHead truth = reference_row(chunk, sample, token);
     const std::string at = fmt::format("{} token {} head {}", where(chunk), token, head);
     const float* out = workload_.out_row(token, head);
     for (std::int64_t x = 0; x < workload_.shape().d_value; ++x) {
@@ -235,7 +235,7 @@ class Judge {
   const Options& options_;
   const Session& session_;
   std::vector<std::int64_t> heads_;
-  reference::LayerRows layer_;
+  conformance::LayerRows layer_;
   std::vector<ChunkTrace> chunks_;
   Checked checked_;
 };

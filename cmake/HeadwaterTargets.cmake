@@ -66,18 +66,19 @@ function(headwater_precompile target)
   endif()
 endfunction()
 
-# headwater_part(NAME SOURCES... [LINK TARGETS...] [COUNTED]): object library NAME and, with tests, NAME_testing.
+# headwater_part(NAME SOURCES... [LINK TARGETS...] [COUNTED] [PLANTED]): object library NAME and, with tests, NAME_testing.
 # LINK names other parts or outside libraries; a part of the house is replaced by its testing twin in the twin.
 # COUNTED: HEADWATER_COVERAGE counts its lines (as shipped; everything else is compiled as ever, and comes from the
 # compiler's cache).
+# PLANTED: NAME_testing is compiled from copies of the sources that have the faults of conformance/saboteurs.json in them.
 function(headwater_part name)
-  cmake_parse_arguments(ARG "COUNTED" "" "SOURCES;LINK;OPTIONS" ${ARGN})
+  cmake_parse_arguments(ARG "COUNTED;PLANTED" "" "SOURCES;LINK;OPTIONS" ${ARGN})
   set(variants ${name})
   if(HEADWATER_TESTS)
     list(APPEND variants ${name}_testing)
   endif()
   foreach(variant IN LISTS variants)
-    add_library(${variant} OBJECT ${ARG_SOURCES})
+    add_library(${variant} OBJECT)
     target_link_libraries(${variant} PUBLIC headwater_api PRIVATE headwater_flags)
     target_compile_options(${variant} PRIVATE ${ARG_OPTIONS})
     foreach(dependency IN LISTS ARG_LINK)
@@ -88,7 +89,25 @@ function(headwater_part name)
       endif()
     endforeach()
   endforeach()
+  target_sources(${name} PRIVATE ${ARG_SOURCES})
   if(HEADWATER_TESTS)
+    set(testing_sources ${ARG_SOURCES})
+    if(ARG_PLANTED)
+      set(folder "${CMAKE_CURRENT_BINARY_DIR}/planted")
+      file(MAKE_DIRECTORY "${folder}")
+      set(originals ${ARG_SOURCES})
+      list(TRANSFORM originals PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
+      list(TRANSFORM testing_sources PREPEND "${folder}/")
+      set(script "${PROJECT_SOURCE_DIR}/conformance/plant_faults.py")
+      set(table "${PROJECT_SOURCE_DIR}/conformance/saboteurs.json")
+      find_program(HEADWATER_PYTHON NAMES python3 HINTS /usr/bin REQUIRED NO_CMAKE_ENVIRONMENT_PATH)
+      add_custom_command(OUTPUT ${testing_sources}
+        COMMAND "${HEADWATER_PYTHON}" -B "${script}" --table "${table}" --out "${folder}" ${originals}
+        DEPENDS "${script}" "${table}" ${originals}
+        COMMENT "Planting the faults of ${name}_testing" VERBATIM)
+      target_include_directories(${name}_testing PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+    endif()
+    target_sources(${name}_testing PRIVATE ${testing_sources})
     target_compile_definitions(${name}_testing PRIVATE HEADWATER_TESTING)
   endif()
   if(ARG_COUNTED AND HEADWATER_COVERAGE)

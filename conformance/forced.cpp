@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "conformance/formats.hpp"
+#include "conformance/reference_oracle.hpp"
 #include "conformance/replay.hpp"
-#include "reference/oracle.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -139,8 +139,8 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
   const reference::LogitRule rule =
       reference::logit_rule(problem.options, expected_options(shape, problem.options), head);
   const auto* memory = chunk.memory.data() + head * chunk.memory_count;
-  const reference::OracleHead oracle = reference::oracle_head(
-      layer.rows, rule, chunk.chunk, head, {memory, static_cast<std::size_t>(chunk.memory_count)});
+  const OracleHead oracle = oracle_head(layer.rows, rule, chunk.chunk, head,
+                                        {memory, static_cast<std::size_t>(chunk.memory_count)});
   for (std::int64_t i = 0; i < chunk.length(); ++i) {
     truth.lse[i] = oracle.lse[static_cast<std::size_t>(i)];
     for (std::int64_t x = 0; x < shape.d_value; ++x) {

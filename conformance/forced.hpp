@@ -5,8 +5,8 @@
 #include "conformance/case.hpp"
 #include "conformance/eigen_oracle.hpp"
 #include "conformance/problem.hpp"
+#include "conformance/reference_oracle.hpp"
 #include "conformance/run.hpp"
-#include "reference/oracle.hpp"
 
 namespace headwater::conformance {
 
@@ -27,7 +27,7 @@ enum class Truth { eigen, reference };
 struct StoredLayer {
   StoredLayer(const Problem& problem, std::int64_t layer);
   Tensor k, v;
-  reference::LayerRows rows;  ///< of q in the problem, and of k and v
+  LayerRows rows;  ///< of q in the problem, and of k and v
 };
 
 /// Values of the reference oracle for the same chunk, in the shape of the Eigen oracle's (bounds left as they are).

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "headwater/testing/sabotage.hpp"
-
 namespace headwater::reference {
 
 std::vector<Chunk> chunk_plan(std::int64_t base, std::int64_t n, ChunkMode mode, std::int64_t batch,
@@ -11,15 +9,13 @@ std::vector<Chunk> chunk_plan(std::int64_t base, std::int64_t n, ChunkMode mode,
   // PLAN-1: dense prefill calls and decode steps are one chunk.
   if (mode != ChunkMode::sparse) return {Chunk{base, base + n, mode}};
 
-  if (HEADWATER_SABOTAGE("ref.chunk_plan.no_restart_at_batch")) batch = n;
   std::vector<Chunk> chunks;
   std::int64_t batch_begin = base;
   while (batch_begin < base + n) {
     const std::int64_t batch_end = std::min(batch_begin + batch, base + n);
     std::int64_t begin = batch_begin;  // PLAN-2
     while (begin < batch_end) {
-      std::int64_t end = std::min(begin + chunk, batch_end);
-      if (HEADWATER_SABOTAGE("ref.chunk_plan.short_rest_joined") && batch_end - end < chunk) end = batch_end;
+      const std::int64_t end = std::min(begin + chunk, batch_end);
       chunks.push_back(Chunk{begin, end, mode});
       begin = end;
     }

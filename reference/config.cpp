@@ -7,7 +7,6 @@
 #include <string>
 
 #include "arguments.hpp"
-#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::reference {
 namespace {
@@ -119,7 +118,6 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   // CFG-4
   effective.chunk = options.chunk;
   effective.batch = std::max(options.batch, options.chunk);
-  if (HEADWATER_SABOTAGE("ref.config.batch_is_chunk")) effective.batch = options.chunk;
   if (effective.batch != options.batch) {
     effective.warnings.push_back("batch = " + std::to_string(options.batch) + " is below chunk = " +
                                  std::to_string(options.chunk) + ": using batch = chunk");
@@ -137,9 +135,6 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   // CFG-3
   if (options.clamp && effective.memory() >= effective.chunk) {
     const std::int64_t most = effective.chunk - 1;
-    if (HEADWATER_SABOTAGE("ref.config.heavy_before_local")) {
-      effective.local = std::min(effective.local, most - std::min(effective.heavy, most));
-    }
     effective.local = std::min(effective.local, most);
     effective.heavy = std::min(effective.heavy, most - effective.local);
     effective.warnings.push_back("local = " + std::to_string(options.local) +

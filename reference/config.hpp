@@ -10,7 +10,7 @@ namespace headwater::reference {
 /// invalid_argument; the message names the field, its value and what is allowed.
 void validate(const Shape& shape);
 
-/// What is asked for, checked by itself and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and
+/// CFG-1: the options by themselves and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and
 /// their sum 0 .. 2^31 - 1; scale finite; softcap finite and >= 0; sinks empty or n_head values, finite or
 /// -inf; alibi empty or n_head finite values; threads 0 .. 512. Errors: invalid_argument.
 void validate(const Shape& shape, const Options& options);

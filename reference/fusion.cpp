@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <limits>
 
-#include "headwater/testing/sabotage.hpp"
-
 namespace headwater::reference {
 
 // FUSE-1
@@ -15,14 +13,9 @@ SoftmaxRow fuse(const SoftmaxRow& a, const SoftmaxRow& b) {
   fused.m = (b.m > a.m || std::isnan(b.m)) ? b.m : a.m;
   if (fused.m == -std::numeric_limits<double>::infinity()) return fused;  // two neutrals give o = 0
 
-  double weight_a = a.l * std::exp(a.m - fused.m);
-  double weight_b = b.l * std::exp(b.m - fused.m);
-  if (HEADWATER_SABOTAGE("ref.fusion.no_rescale")) {
-    weight_a = a.l;
-    weight_b = b.l;
-  }
+  const double weight_a = a.l * std::exp(a.m - fused.m);
+  const double weight_b = b.l * std::exp(b.m - fused.m);
   fused.l = weight_a + weight_b;
-  if (HEADWATER_SABOTAGE("ref.fusion.sum_of_first_part")) fused.l = weight_a > 0.0 ? weight_a : weight_b;
   for (std::size_t c = 0; c < fused.o.size(); ++c) {
     fused.o[c] = (a.o[c] * weight_a + b.o[c] * weight_b) / fused.l;
   }

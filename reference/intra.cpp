@@ -1,23 +1,16 @@
 #include "intra.hpp"
 
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <vector>
 
-#include "headwater/testing/sabotage.hpp"
 #include "mask.hpp"
 
 namespace headwater::reference {
 
+// INTRA-1, INTRA-2
 PassResult intra_pass(const LogitRule& rule, std::int64_t chunk_begin, const Matrix& q, const Matrix& k,
                       const Matrix& v) {
-  double sink = rule.sink;
-  if (HEADWATER_SABOTAGE("ref.intra.sink_missing")) sink = -std::numeric_limits<double>::infinity();
-  std::int64_t mask_shift = 0;
-  if (HEADWATER_SABOTAGE("ref.mask.sees_next_key")) mask_shift = 1;
-  if (HEADWATER_SABOTAGE("ref.mask.misses_own_key")) mask_shift = -1;
-
   PassResult result;
   result.column_sums.assign(static_cast<std::size_t>(k.rows), 0.0);
   for (std::int64_t row = 0; row < q.rows; ++row) {
@@ -27,15 +20,14 @@ PassResult intra_pass(const LogitRule& rule, std::int64_t chunk_begin, const Mat
     std::vector<std::size_t> keys;
     for (std::int64_t column = 0; column < k.rows; ++column) {
       const std::int64_t j = chunk_begin + column;
-      if (!visible(chunk_begin, i + mask_shift, j)) continue;  // MASK-1: a masked key is not even read
+      if (!visible(chunk_begin, i, j)) continue;  // MASK-1: a masked key is not even read
       logits.push_back(logit(rule, q.row(row), k.row(column), i, j));
       values.push_back(v.row(column));
       keys.push_back(static_cast<std::size_t>(column));
     }
-    result.rows.push_back(softmax_row(logits, values, sink, v.columns));  // INTRA-1
+    result.rows.push_back(softmax_row(logits, values, rule.sink, v.columns));  // INTRA-1
 
     // INTRA-2: the l of the weights has the sink in it (LOGIT-4).
-    if (HEADWATER_SABOTAGE("ref.intra.column_sum_drops_last_query") && row + 1 == q.rows) continue;
     for (std::size_t seen = 0; seen < keys.size(); ++seen) {
       result.column_sums[keys[seen]] += weight(result.rows.back(), logits[seen]);
     }

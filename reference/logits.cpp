@@ -3,8 +3,6 @@
 #include <cmath>
 #include <cstddef>
 
-#include "headwater/testing/sabotage.hpp"
-
 namespace headwater::reference {
 
 LogitRule logit_rule(const Options& options, const EffectiveOptions& effective, std::int64_t query_head) {
@@ -14,15 +12,11 @@ LogitRule logit_rule(const Options& options, const EffectiveOptions& effective, 
   rule.softcap = effective.softcap;
   if (!options.alibi.empty()) rule.slope = options.alibi[h];
   if (!options.sinks.empty()) rule.sink = options.sinks[h];
-  if (HEADWATER_SABOTAGE("ref.logits.cap_before_scale")) rule.softcap *= std::fabs(rule.scale);
-  if (HEADWATER_SABOTAGE("ref.logits.slope_sign")) rule.slope = -rule.slope;
-  if (HEADWATER_SABOTAGE("ref.logits.sink_scaled")) rule.sink *= rule.scale;
   return rule;
 }
 
 // LOGIT-1
 std::int64_t key_value_head(std::int64_t query_head, std::int64_t n_head, std::int64_t n_head_kv) {
-  if (HEADWATER_SABOTAGE("ref.logits.kv_head_modulo")) return query_head % n_head_kv;
   return query_head * n_head_kv / n_head;
 }
 

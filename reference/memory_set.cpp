@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "headwater/testing/sabotage.hpp"
 #include "selection.hpp"
 
 namespace headwater::reference {
 
 // MEM-1
 std::int64_t local_begin(std::int64_t end, std::int64_t local) {
-  if (HEADWATER_SABOTAGE("ref.memory_set.local_one_short") && local > 0) --local;
   return std::max<std::int64_t>(0, end - local);
 }
 
@@ -18,19 +16,18 @@ std::int64_t local_begin(std::int64_t end, std::int64_t local) {
 std::vector<std::int32_t> candidates(std::span<const std::int32_t> previous, std::int64_t previous_end,
                                      std::int64_t end, std::int64_t local) {
   const std::int64_t first_local = local_begin(end, local);
-  if (HEADWATER_SABOTAGE("ref.memory_set.forgets_previous")) previous = {};
   std::vector<std::int32_t> positions;
   for (const std::int32_t position : previous) {
     if (position < first_local) positions.push_back(position);
   }
   // Every token that was processed since, whether in a sparse chunk, a dense turn or a decode step (MEM-5).
-  if (HEADWATER_SABOTAGE("ref.memory_set.skips_first_new")) ++previous_end;
   for (std::int64_t position = previous_end; position < first_local; ++position) {
     positions.push_back(static_cast<std::int32_t>(position));
   }
   return positions;
 }
 
+// MEM-1 .. MEM-4
 std::vector<std::int32_t> build_memory_set(std::span<const std::int32_t> previous, std::int64_t previous_end,
                                            std::int64_t end, std::int64_t local, std::int64_t heavy,
                                            const ScoreOf& score_of) {
@@ -48,9 +45,8 @@ std::vector<std::int32_t> build_memory_set(std::span<const std::int32_t> previou
 
 // MEM-4
 void store_memory_set(std::span<const std::int32_t> set, std::span<std::int32_t> stored) {
-  const std::int32_t none = HEADWATER_SABOTAGE("ref.memory_set.tail_is_zero") ? 0 : -1;
   for (std::size_t entry = 0; entry < stored.size(); ++entry) {
-    stored[entry] = entry < set.size() ? set[entry] : none;
+    stored[entry] = entry < set.size() ? set[entry] : -1;
   }
 }
 

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "arguments.hpp"
-#include "headwater/testing/sabotage.hpp"
 #include "numbers.hpp"
 
 namespace headwater::reference {
@@ -31,8 +30,7 @@ std::vector<double> inverse_frequencies(std::int64_t r, double theta) {
 
 void rotate_row(std::span<double> row, std::int64_t position, std::span<const double> frequencies,
                 double magnitude, RopeLayout layout) {
-  const bool adjacent =
-      layout == RopeLayout::adjacent_pairs || HEADWATER_SABOTAGE("ref.rope.always_adjacent_pairs");
+  const bool adjacent = layout == RopeLayout::adjacent_pairs;
   const std::size_t pairs = frequencies.size();
   for (std::size_t i = 0; i < pairs; ++i) {
     const double angle = static_cast<double>(position) * frequencies[i];  // ROPE-3: double
@@ -76,13 +74,12 @@ void rotate_rows(const MutableRows& rows, std::int64_t n, std::int64_t heads, st
   if (n == 0) return;
   check_rows("rows", read_only(rows), n, heads, width);
 
-  const std::int64_t base = HEADWATER_SABOTAGE("ref.rope.position_in_call") ? 0 : first_position;
   std::vector<double> row(static_cast<std::size_t>(rotated));
   for (std::int64_t t = 0; t < n; ++t) {
     for (std::int64_t h = 0; h < heads; ++h) {
       // Only the rotated elements are read and written: the others keep every bit, NaN payloads included.
       read_row(read_only(rows), t, h, row);
-      rotate_row(row, base + t, frequencies, magnitude, layout);
+      rotate_row(row, first_position + t, frequencies, magnitude, layout);
       write_row(rows, t, h, row);
     }
   }

@@ -14,7 +14,7 @@ namespace headwater::reference {
 [[nodiscard]] std::vector<double> inverse_frequencies(std::int64_t r, double theta);
 
 /// ROPE-1 on one row that stands at `position`: pair i turns by position * frequencies[i] and is multiplied
-/// by `magnitude`. Elements behind 2 * frequencies.size() stay as they are.
+/// by `magnitude`. Elements after the first 2 * frequencies.size() stay as they are.
 void rotate_row(std::span<double> row, std::int64_t position, std::span<const double> frequencies,
                 double magnitude, RopeLayout layout);
 

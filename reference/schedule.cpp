@@ -1,11 +1,9 @@
 #include "schedule.hpp"
 
-#include <algorithm>
 #include <cstddef>
 
 #include "dense.hpp"
 #include "fusion.hpp"
-#include "headwater/testing/sabotage.hpp"
 #include "inter.hpp"
 #include "intra.hpp"
 #include "logits.hpp"
@@ -51,18 +49,15 @@ IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
   return heads;
 }
 
-/// MEM-5: the set that a chunk reads is built when it starts, from all tokens before it; MEM-6: each head
+/// MEM-5: the set that a chunk reads is built when it starts, from all `end` tokens before it; MEM-6: each head
 /// alone. Empty for the first chunk of a session.
-void build_memory_sets(LayerStep& step, const Chunk& chunk) {
+void build_memory_sets(LayerStep& step, std::int64_t end) {
   LayerStorage& storage = step.storage;
   std::size_t entries = 0;
-  std::int64_t end = chunk.begin;
-  if (HEADWATER_SABOTAGE("ref.schedule.set_misses_newest") && end > 0) --end;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
-    const std::int64_t scored_head = HEADWATER_SABOTAGE("ref.memory_set.scores_of_head_0") ? 0 : h;
     const std::vector<std::int32_t> set = build_memory_set(
         storage.memory_set(h), storage.memory_end, end, step.effective.local, step.effective.heavy,
-        [&](std::int64_t position) { return storage.score(scored_head, position); });
+        [&](std::int64_t position) { return storage.score(h, position); });
     store_memory_set(set, storage.memory(h));
     entries = set.size();  // the same for every head: Local and the number of candidates do not depend on it
   }
@@ -106,25 +101,20 @@ void observe(const LayerStep& step, const Chunk& chunk, std::int64_t memory_coun
 void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) {
   LayerStorage& storage = step.storage;
   const ScoreType type = step.effective.score_type;
-  build_memory_sets(step, chunk);
+  build_memory_sets(step, chunk.begin);
 
   Trace trace;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     const PassResult& own = intra[static_cast<std::size_t>(h)];
     const std::span<const std::int32_t> memory = storage.memory_set(h);
     const PassResult inter = inter_of_chunk(step, chunk, h, memory);
-    std::vector<float> colsum_intra = rounded_once(own.column_sums);
-    if (HEADWATER_SABOTAGE("ref.schedule.initial_scores_reversed")) {
-      std::reverse(colsum_intra.begin(), colsum_intra.end());
-    }
+    const std::vector<float> colsum_intra = rounded_once(own.column_sums);
     const std::vector<float> colsum_inter = rounded_once(inter.column_sums);
 
     // SCORE-3: once per chunk, never per query.
-    if (!HEADWATER_SABOTAGE("ref.schedule.no_accumulation")) {
-      for (std::size_t entry = 0; entry < memory.size(); ++entry) {
-        const float score = storage.score(h, memory[entry]);
-        storage.set_score(h, memory[entry], accumulated_score(type, score, colsum_inter[entry]));
-      }
+    for (std::size_t entry = 0; entry < memory.size(); ++entry) {
+      const float score = storage.score(h, memory[entry]);
+      storage.set_score(h, memory[entry], accumulated_score(type, score, colsum_inter[entry]));
     }
     // SCORE-2
     for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
@@ -133,14 +123,13 @@ void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) 
     // FUSE-2
     for (std::int64_t row = 0; row < chunk_tokens(chunk); ++row) {
       const auto r = static_cast<std::size_t>(row);
-      const bool forgets = HEADWATER_SABOTAGE("ref.schedule.output_without_memory");
-      write_output(step, chunk, h, row, forgets ? own.rows[r] : fuse(own.rows[r], inter.rows[r]), trace);
+      write_output(step, chunk, h, row, fuse(own.rows[r], inter.rows[r]), trace);
     }
 
     const std::span<const std::int32_t> stored = storage.memory(h);
     trace.memory.insert(trace.memory.end(), stored.begin(), stored.end());
     trace.colsum_inter.insert(trace.colsum_inter.end(), colsum_inter.begin(), colsum_inter.end());
-    trace.colsum_inter.resize(trace.memory.size(), 0.0F);  // 0 behind the last valid entry
+    trace.colsum_inter.resize(trace.memory.size(), 0.0F);  // 0 after the last valid entry
     trace.colsum_intra.insert(trace.colsum_intra.end(), colsum_intra.begin(), colsum_intra.end());
   }
   observe(step, chunk, storage.memory_count, trace);

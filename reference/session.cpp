@@ -9,7 +9,6 @@
 #include "chunk_plan.hpp"
 #include "config.hpp"
 #include "headwater/error.hpp"
-#include "headwater/testing/sabotage.hpp"
 #include "numbers.hpp"
 #include "schedule.hpp"
 
@@ -49,9 +48,7 @@ void ReferenceSession::require_usable() const {
   if (progress_ == Progress::failed) wrong_state("the last step failed: only reset() is allowed (STATE-5)");
 }
 
-bool ReferenceSession::failed() const {
-  return progress_ == Progress::failed && !HEADWATER_SABOTAGE("ref.session.failure_hidden");
-}
+bool ReferenceSession::failed() const { return progress_ == Progress::failed; }
 
 void ReferenceSession::begin(const Step& step) {
   require_usable();
@@ -85,7 +82,7 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
   check_rows("out", read_only(out), step_tokens_, shape_.n_head, shape_.d_value);
 
   progress_ = Progress::failed;  // until the layer is done (STATE-5)
-  if (attended_[static_cast<std::size_t>(layer)] && !HEADWATER_SABOTAGE("ref.session.layer_twice")) {
+  if (attended_[static_cast<std::size_t>(layer)]) {
     wrong_state("attend() of layer " + std::to_string(layer) +
                 ": already attended in this step; the step has failed");
   }
@@ -111,7 +108,7 @@ void ReferenceSession::end() {
   require_usable();
   if (progress_ != Progress::open) wrong_state("end() without an open step: begin() must come first");
   const auto missing = std::find(attended_.begin(), attended_.end(), false);
-  if (missing != attended_.end() && !HEADWATER_SABOTAGE("ref.session.end_without_a_layer")) {
+  if (missing != attended_.end()) {
     progress_ = Progress::failed;
     wrong_state("end() before layer " + std::to_string(missing - attended_.begin()) +
                 " was attended; the step has failed");
@@ -122,10 +119,8 @@ void ReferenceSession::end() {
 }
 
 void ReferenceSession::reset() {
-  if (!HEADWATER_SABOTAGE("ref.session.reset_keeps_scores")) {
-    for (LayerStorage& storage : layers_) storage.clear(tokens_ + step_tokens_);
-  }
-  if (!HEADWATER_SABOTAGE("ref.session.reset_keeps_turn")) turn_ = Turn{};
+  for (LayerStorage& storage : layers_) storage.clear(tokens_ + step_tokens_);
+  turn_ = Turn{};
   chunks_.clear();
   step_chunks_ = 0;
   tokens_ = 0;
@@ -156,7 +151,6 @@ MemoryView ReferenceSession::memory(std::int64_t layer) const {
 }
 
 std::int64_t ReferenceSession::stored_rows(std::int64_t layer) const {
-  if (HEADWATER_SABOTAGE("ref.session.rows_before_their_layer")) return tokens_ + step_tokens_;
   return tokens_ + (attended_[static_cast<std::size_t>(layer)] ? step_tokens_ : 0);
 }
 

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <cstddef>
 
-#include "headwater/testing/sabotage.hpp"
-
 namespace headwater::reference {
 
 SoftmaxRow neutral_row(std::int64_t d_value) {
@@ -24,7 +22,6 @@ SoftmaxRow softmax_row(std::span<const double> logits, std::span<const std::span
   if (row.m == -std::numeric_limits<double>::infinity()) return row;
 
   row.l = std::exp(sink - row.m);  // LOGIT-4: the value row of the sink is zero; none is exp(-inf) = 0
-  if (HEADWATER_SABOTAGE("ref.softmax.sink_not_in_sum")) row.l = 0.0;
   for (std::size_t j = 0; j < logits.size(); ++j) {
     const double p = std::exp(logits[j] - row.m);
     row.l += p;

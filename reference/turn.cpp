@@ -4,7 +4,6 @@
 
 #include "arguments.hpp"
 #include "headwater/error.hpp"
-#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::reference {
 
@@ -13,7 +12,6 @@ ChunkMode turn_mode(const EffectiveOptions& options, std::int64_t tokens, std::i
   if (!options.sparse) return ChunkMode::dense;  // CFG-2
   const bool first_turn = tokens == 0;
   if (first_turn) return ChunkMode::sparse;
-  if (HEADWATER_SABOTAGE("ref.turn.sparse_at_one_chunk")) ++length;
   return length > options.chunk ? ChunkMode::sparse : ChunkMode::dense;
 }
 
@@ -39,7 +37,6 @@ Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& optio
     }
   }
   // STATE-5
-  if (HEADWATER_SABOTAGE("ref.turn.last_token_refused")) --capacity;
   if (step.n > capacity - tokens) {
     throw Error(ErrorCode::capacity_exceeded,
                 "Step::n = " + std::to_string(step.n) + " on " + std::to_string(tokens) +
@@ -47,14 +44,9 @@ Turn next_turn(const Turn& turn, const Step& step, const EffectiveOptions& optio
   }
 
   // STATE-1, STATE-2
-  if (!prefill && HEADWATER_SABOTAGE("ref.turn.decode_keeps_the_turn")) {
-    return Turn{turn.state == SessionState::empty ? SessionState::decoding : turn.state, ChunkMode::decode,
-                turn.length};
-  }
   if (!prefill) return Turn{SessionState::decoding, ChunkMode::decode, 0};
   if (!opens_turn) return turn;
-  std::int64_t length = step.turn_length == 0 ? step.n : step.turn_length;
-  if (HEADWATER_SABOTAGE("ref.turn.length_of_call")) length = step.n;
+  const std::int64_t length = step.turn_length == 0 ? step.n : step.turn_length;
   return Turn{SessionState::prefilling, turn_mode(options, tokens, length), length};
 }
 

@@ -10,6 +10,9 @@ import sys
 
 import tree
 
+sys.path.insert(0, str(tree.ROOT / "conformance"))
+import plant_faults
+
 LARGEST_REPOSITORY = 40 * 2**20  # bytes, models and traces included
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
@@ -35,6 +38,15 @@ def saboteurs(paths):
     document = json.loads(listing.read_text(encoding="utf-8"))
     entries = document["saboteurs"] if isinstance(document, dict) else document
     listed = {entry["name"] for entry in entries}
+    for path in planted.values():
+        if path.parts[0] == "reference":
+            yield f"{path}: has a fault in it; those of the reference are planted by conformance/saboteurs.json alone"
+    for file, faults in plant_faults.faults_by_file(listing).items():
+        planted.update(dict.fromkeys((fault["name"] for fault in faults), file))
+        try:
+            plant_faults.planted(text_of(file), faults)
+        except (plant_faults.Misfit, OSError) as error:
+            yield f"conformance/saboteurs.json: {error}"
     for name in sorted(planted.keys() - listed):
         yield f"{planted[name]}: saboteur {name} is not in conformance/saboteurs.json"
     for name in sorted(listed - planted.keys()):

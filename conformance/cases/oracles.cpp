@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 
 #include "conformance/forced.hpp"
+#include "conformance/reference_oracle.hpp"
 #include "conformance/replay.hpp"
 #include "reference/fusion.hpp"
 #include "reference/logits.hpp"
 #include "reference/mask.hpp"
-#include "reference/oracle.hpp"
 #include "reference/softmax.hpp"
 
 namespace headwater::conformance {
@@ -87,9 +87,8 @@ void passes(Context& context) {
       context, 60, {.max_chunk = 20, .max_tokens = 80, .wide = false},
       [](const Problem& problem, const StoredLayer& stored, const ChunkTrace& chunk, std::int64_t head) {
         const auto* memory = chunk.memory.data() + head * chunk.memory_count;
-        const reference::OracleHead oracle =
-            reference::oracle_head(stored.rows, rule_of(problem, head), chunk.chunk, head,
-                                   {memory, static_cast<std::size_t>(chunk.memory_count)});
+        const OracleHead oracle = oracle_head(stored.rows, rule_of(problem, head), chunk.chunk, head,
+                                              {memory, static_cast<std::size_t>(chunk.memory_count)});
         const HeadChunk whole = head_chunk(problem, 0, chunk, head);
         const auto part = [&](bool inter) {
           HeadChunk result = whole;
@@ -143,8 +142,7 @@ void bounds(Context& context) {
         const reference::LogitRule rule = rule_of(problem, head);
         const auto* memory = chunk.memory.data() + head * chunk.memory_count;
         const std::span<const std::int32_t> set(memory, static_cast<std::size_t>(chunk.memory_count));
-        const reference::OracleBounds got =
-            reference::oracle_bounds(stored.rows, rule, chunk.chunk, head, set);
+        const OracleBounds got = oracle_bounds(stored.rows, rule, chunk.chunk, head, set);
         const HeadChunk input = head_chunk(problem, 0, chunk, head);
         const HeadTruth truth = eigen_oracle(input, kDouble);
         const auto close = [&](const char* what, double a, double b) {
@@ -169,7 +167,7 @@ void bounds(Context& context) {
                (static_cast<std::int64_t>(j) < input.memory || input.positions[j] <= position);
                ++j) {
             const std::vector<double> k = row_of(input.keys, static_cast<Eigen::Index>(j));
-            errors.push_back(reference::logit_error(rule, q, k, position, input.positions[j]));
+            errors.push_back(logit_error(rule, q, k, position, input.positions[j]));
             logits.push_back(reference::logit(rule, q, k, position, input.positions[j]));
             highest = std::max(highest, logits.back());
           }
@@ -245,7 +243,7 @@ void logit_errors(Context& context) {
     const std::int64_t i = random.integer(0, 100000);
     const std::int64_t j = random.integer(0, i);
     const double base = (static_cast<double>(d) + 4.0) * 0x1p-24 * std::fabs(rule.scale) * size;
-    const double plain = reference::logit_error(rule, q, k, i, j);
+    const double plain = logit_error(rule, q, k, i, j);
     if (!(std::fabs(plain - base) <= 1e-12 * base))
       throw Violation(fmt::format("ds of {} terms is {}, not {}", d, plain, base));
     if (random.chance(0.5)) rule.softcap = random.pick(std::vector<double>{0.5, 3.0, 30.0});
@@ -255,7 +253,7 @@ void logit_errors(Context& context) {
       s = static_cast<float>(rule.softcap) * std::tanh(s / static_cast<float>(rule.softcap));
     s -= static_cast<float>(rule.slope) * static_cast<float>(i - j);
     const double exact = reference::logit(rule, q, k, i, j);
-    const double error = reference::logit_error(rule, q, k, i, j);
+    const double error = logit_error(rule, q, k, i, j);
     if (!(std::fabs(s - exact) <= error)) {
       throw Violation(fmt::format("a logit in F32 is {:.3g} off, ds says {:.3g} (cap {}, slope {})",
                                   std::fabs(s - exact), error, rule.softcap, rule.slope));

@@ -9,14 +9,13 @@
 namespace headwater::runtime::testing {
 namespace {
 
-reference::BoundedRow exact(const std::vector<float>& values) {
-  reference::BoundedRow row;
+BoundedRow exact(const std::vector<float>& values) {
+  BoundedRow row;
   for (const float value : values) row.push_back({value, 0.0});
   return row;
 }
 
-void expect_within(const reference::BoundedRow& wanted, const std::vector<float>& got,
-                   const std::string& what) {
+void expect_within(const BoundedRow& wanted, const std::vector<float>& got, const std::string& what) {
   ASSERT_EQ(wanted.size(), got.size()) << what;
   double bounds = 0;
   double signals = 0;
@@ -71,7 +70,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   head_ = matrix("output.weight", sizes.width, sizes.vocabulary);
   for (std::int64_t l = 0; l < sizes.layers; ++l) {
     const std::string at = "blk." + std::to_string(l) + ".";
-    reference::TransformerLayer layer;
+    TransformerLayer layer;
     layer.attention_norm = norm(at + "attn_norm.weight", sizes.width);
     layer.mlp_norm = norm(at + "ffn_norm.weight", sizes.width);
     if (sizes.architecture == "qwen3") {
@@ -118,7 +117,7 @@ std::vector<double> MadeModel::add(const std::string& name, std::int64_t columns
 }
 
 /// Of a size that keeps the rows of a product as large as those of its operand.
-reference::Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int64_t rows) {
+Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int64_t rows) {
   return {rows, columns, add(name, columns, rows, 0.0F, std::sqrt(3.0F / static_cast<float>(columns)))};
 }
 
@@ -167,16 +166,16 @@ void StageCheck::take(const LayerView& view) {
 
 void StageCheck::expect_stages() const {
   for (std::size_t l = 0; l < layers_.size(); ++l) {
-    const reference::TransformerLayer& layer = model_.layer(static_cast<std::int64_t>(l));
+    const TransformerLayer& layer = model_.layer(static_cast<std::int64_t>(l));
     ASSERT_EQ(layers_[l].size(), tokens_.size());
     for (std::size_t i = 0; i < layers_[l].size(); ++i) {
       const Seen& one = layers_[l][i];
       const std::string at = "layer " + std::to_string(l) + ", token " + std::to_string(one.token);
-      const auto heads = reference::transformer_heads(model_.shape(), layer, exact(one.input), one.token);
+      const auto heads = transformer_heads(model_.shape(), layer, exact(one.input), one.token);
       expect_within(heads.query, one.q, at + ", queries");
       expect_within(heads.key, one.k, at + ", keys");
       expect_within(heads.value, one.v, at + ", values");
-      expect_within(reference::transformer_mlp(model_.shape(), layer, exact(one.middle)), one.output,
+      expect_within(transformer_mlp(model_.shape(), layer, exact(one.middle)), one.output,
                     at + ", feed-forward");
       if (l > 0) {
         EXPECT_EQ(one.input, layers_[l - 1][i].output) << at;
@@ -213,11 +212,11 @@ void StageCheck::expect_dense(const std::vector<std::int64_t>& tokens) const {
     const auto one =
         std::find_if(layers_[0].begin(), layers_[0].end(), [&](const Seen& s) { return s.token == token; });
     ASSERT_NE(one, layers_[0].end()) << token;
-    std::vector<reference::TransformerHeads> all;
+    std::vector<TransformerHeads> all;
     for (std::int64_t t = 0; t <= token; ++t) all.push_back({{}, stored(keys_, t), stored(values_, t)});
     all.back().query = exact(one->q);
-    expect_within(reference::transformer_attention(model_.shape(), model_.layer(0), all, exact(one->input)),
-                  one->middle, "attention of token " + std::to_string(token));
+    expect_within(transformer_attention(model_.shape(), model_.layer(0), all, exact(one->input)), one->middle,
+                  "attention of token " + std::to_string(token));
   }
 }
 

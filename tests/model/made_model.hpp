@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "reference/transformer.hpp"
 #include "runtime/model/transformer.hpp"
 #include "tests/gguf/builder.hpp"
+#include "tests/model/transformer_oracle.hpp"
 
 namespace headwater::runtime::testing {
 
@@ -27,36 +27,36 @@ struct MadeSizes {
   double theta = 1e6;
 };
 
-/// A model of F32 weights, made in memory, and the same numbers for the forward pass of reference/.
+/// A model of F32 weights, made in memory, and the same numbers for the forward pass in double.
 class MadeModel {
  public:
   explicit MadeModel(const MadeSizes& sizes);
   [[nodiscard]] const MadeSizes& sizes() const { return sizes_; }
   [[nodiscard]] std::shared_ptr<const Model> load(Precision precision) const;
-  [[nodiscard]] const reference::TransformerShape& shape() const { return shape_; }
-  [[nodiscard]] const reference::TransformerLayer& layer(std::int64_t index) const {
+  [[nodiscard]] const TransformerShape& shape() const { return shape_; }
+  [[nodiscard]] const TransformerLayer& layer(std::int64_t index) const {
     return layers_[static_cast<std::size_t>(index)];
   }
   [[nodiscard]] const std::vector<double>& embedding() const { return embedding_; }  ///< [vocabulary][width]
-  [[nodiscard]] const reference::Matrix& head() const { return head_; }
+  [[nodiscard]] const Matrix& head() const { return head_; }
   [[nodiscard]] const std::vector<double>& final_norm() const { return final_norm_; }
 
  private:
   std::vector<double> add(const std::string& name, std::int64_t columns, std::int64_t rows, float middle,
                           float spread);
   std::vector<double> norm(const std::string& name, std::int64_t n) { return add(name, n, 0, 1.0F, 0.1F); }
-  reference::Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
+  Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
 
   MadeSizes sizes_;
   std::mt19937 random_{1};
   Builder builder_;
   std::vector<std::byte> data_;
   std::vector<std::byte> bytes_;
-  reference::TransformerShape shape_;
-  std::vector<reference::TransformerLayer> layers_;
+  TransformerShape shape_;
+  std::vector<TransformerLayer> layers_;
   std::vector<double> embedding_;
   std::vector<double> final_norm_;
-  reference::Matrix head_;
+  Matrix head_;
 };
 
 /// What a transformer had between the stages of its layers, of chosen tokens, against the forward pass of reference/: each

@@ -1,8 +1,8 @@
-// Each layer of the transformer against the forward pass of reference/ in double, teacher-forced: the reference gets
+// Each layer of the transformer against the forward pass in double (transformer_oracle.hpp), teacher-forced: the reference gets
 // the residual stream that the transformer had before the layer, so that its bound covers one layer and nothing
 // is excused by what came before.
 
-#include "reference/transformer.hpp"
+#include "tests/model/transformer_oracle.hpp"
 
 #include <gtest/gtest.h>
 
@@ -28,14 +28,14 @@ std::vector<double> values_of(const std::string& name) {
   return {wide.begin(), wide.end()};
 }
 
-reference::Matrix matrix(const std::string& name) {
+Matrix matrix(const std::string& name) {
   const Tensor& tensor = bundled_file()->tensor(name);
   return {tensor.rows(), tensor.dims[0], values_of(name)};
 }
 
-reference::TransformerLayer layer_of(std::int64_t index) {
+TransformerLayer layer_of(std::int64_t index) {
   const std::string at = "blk." + std::to_string(index) + ".";
-  reference::TransformerLayer layer;
+  TransformerLayer layer;
   layer.attention_norm = values_of(at + "attn_norm.weight");
   layer.query_norm = values_of(at + "attn_q_norm.weight");
   layer.key_norm = values_of(at + "attn_k_norm.weight");
@@ -51,9 +51,9 @@ reference::TransformerLayer layer_of(std::int64_t index) {
 }
 
 /// From the file's metadata and the definition of ROPE-1, not from what the runtime made of them.
-reference::TransformerShape shape() {
+TransformerShape shape() {
   const GgufFile& file = *bundled_file();
-  reference::TransformerShape shape;
+  TransformerShape shape;
   shape.heads = file.integer("qwen3.attention.head_count", 1, 1000);
   shape.heads_kv = file.integer("qwen3.attention.head_count_kv", 1, 1000);
   shape.d_head = shape.d_value = file.integer("qwen3.attention.key_length", 1, 1000);
@@ -120,8 +120,8 @@ std::span<const float> row_of(const Values& values, std::size_t token) {
 }
 
 /// Inputs of a stage are what the transformer had: without error.
-reference::BoundedRow exact(std::span<const float> values) {
-  reference::BoundedRow row;
+BoundedRow exact(std::span<const float> values) {
+  BoundedRow row;
   for (const float value : values) row.push_back({value, 0.0});
   return row;
 }
@@ -132,7 +132,7 @@ struct Judgement {
   double bounds = 0;
   double signals = 0;
 
-  void take(const reference::BoundedRow& wanted, std::span<const float> got) {
+  void take(const BoundedRow& wanted, std::span<const float> got) {
     ASSERT_EQ(wanted.size(), got.size());
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       const double difference = std::fabs(static_cast<double>(got[i]) - wanted[i].value);
@@ -152,21 +152,20 @@ struct LayerJudgement {
   Judgement heads, attention, mlp;
 };
 
-LayerJudgement judge_layer(const reference::TransformerShape& shape, const reference::TransformerLayer& layer,
-                           std::size_t at) {
+LayerJudgement judge_layer(const TransformerShape& shape, const TransformerLayer& layer, std::size_t at) {
   const Recording& run = recording();
   LayerJudgement judgement;
-  std::vector<reference::TransformerHeads> tokens;
+  std::vector<TransformerHeads> tokens;
   for (std::size_t t = 0; t < static_cast<std::size_t>(kTokens); ++t) {
     const auto residual = exact(row_of(run.input[at], t));
-    const auto heads = reference::transformer_heads(shape, layer, residual, static_cast<std::int64_t>(t));
+    const auto heads = transformer_heads(shape, layer, residual, static_cast<std::int64_t>(t));
     judgement.heads.take(heads.query, row_of(run.q[at], t));
     judgement.heads.take(heads.key, row_of(run.k[at], t));
     judgement.heads.take(heads.value, row_of(run.v[at], t));
     tokens.push_back({exact(row_of(run.q[at], t)), exact(row_of(run.k[at], t)), exact(row_of(run.v[at], t))});
-    judgement.attention.take(reference::transformer_attention(shape, layer, tokens, residual),
+    judgement.attention.take(transformer_attention(shape, layer, tokens, residual),
                              row_of(run.middle[at], t));
-    judgement.mlp.take(reference::transformer_mlp(shape, layer, exact(row_of(run.middle[at], t))),
+    judgement.mlp.take(transformer_mlp(shape, layer, exact(row_of(run.middle[at], t))),
                        row_of(run.output[at], t));
   }
   return judgement;
@@ -202,12 +201,11 @@ TEST(AgainstReference, EmbeddingsAreTheFilesRows) {
 TEST(AgainstReference, LogitsStayWithinTheirBound) {
   const Recording& run = recording();
   const auto norm = values_of("output_norm.weight");
-  const reference::Matrix head = matrix("token_embd.weight");  // tied
+  const Matrix head = matrix("token_embd.weight");  // tied
   Judgement judgement;
   for (std::size_t t = 0; t < static_cast<std::size_t>(kTokens); t += 13) {
     const auto row = exact(row_of(run.output.back(), t));
-    judgement.take(reference::transformer_logits(row, norm, head, shape().norm_epsilon),
-                   row_of(run.logits, t));
+    judgement.take(transformer_logits(row, norm, head, shape().norm_epsilon), row_of(run.logits, t));
   }
   judgement.expect_good("logits");
 }

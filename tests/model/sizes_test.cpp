@@ -1,4 +1,4 @@
-// The transformer at the sizes of models and prompts that people run, against the forward pass of reference/ in double:
+// The transformer at the sizes of models and prompts that people run, against the forward pass in double (transformer_oracle.hpp):
 // widths, heads, layers and vocabularies, positions beyond 131072, turns behind thousands of tokens.
 
 #include <gtest/gtest.h>
@@ -93,12 +93,12 @@ TEST(TransformerSizes, AVocabularyOf151936) {
     std::fill(logits.begin(), logits.end(), NAN);
     transformer.logits(n - rows, rows, logits);
     for (std::int64_t r = 0; r < rows; ++r) {
-      reference::BoundedRow residual;
+      BoundedRow residual;
       for (std::size_t i = 0; i < width; ++i) {
         residual.push_back({last[static_cast<std::size_t>(n - rows + r) * width + i], 0.0});
       }
-      const auto wanted = reference::transformer_logits(residual, model.final_norm(), model.head(),
-                                                        model.shape().norm_epsilon);
+      const auto wanted =
+          transformer_logits(residual, model.final_norm(), model.head(), model.shape().norm_epsilon);
       for (std::size_t id = 0; id < vocabulary; ++id) {
         ASSERT_NEAR(static_cast<double>(logits[static_cast<std::size_t>(r) * vocabulary + id]),
                     wanted[id].value, wanted[id].error)

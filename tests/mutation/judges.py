@@ -111,9 +111,8 @@ STAGES["optimized/cuda/"] = cuda_stages("session")
 STAGES["optimized/cuda/sm90/"] = cuda_stages("sm_90a kernels")
 for folder in ("device", "emulation", "runtime"):
     STAGES[f"optimized/cuda/{folder}/"] = cuda_stages("emulation", "session")
-# No engine uses the reference's transformer: its unit tests and those of the model runtime do.
-STAGES["reference/transformer."] = [
-    STAGES["reference/"][0],
+# Oracles: their unit tests, and the tests that judge by them.
+STAGES["tests/model/transformer_oracle."] = [
     ("model tests", ["runtime_model"], ["tests/model/runtime_model", "--gtest_brief=1", "--gtest_filter=*Reference*"]),
 ]
 
@@ -156,6 +155,7 @@ STAGES["conformance/"] = [
      ctest("^plugin_(broken|loader|waivers)$")),
     ("saboteurs", ["headwater-conformance-testing"], ["./headwater-conformance-testing", "--saboteurs"]),
 ]
+STAGES["conformance/reference_oracle"] = [STAGES["conformance/"][0], *STAGES["reference/"][1:3], *STAGES["conformance/"][1:]]
 
 
 def runs_here(name):

@@ -9,7 +9,7 @@ stages, cheapest first (judges.py): its own object is compiled, the unit tests o
 on the engine that it belongs to, the laws, the golden vectors, the program's tests; the first failure ends it. Each stage
 builds only what it runs. A stage that takes ten times the processor time that the sound tree took (at least 8 s) is
 stopped, and counts as a failure. --path draws from those files only, which may also lie in bindings/, cli/, conformance/
-or runtime/.
+or runtime/, or be tests/model/transformer_oracle.
 
 Verdicts: killed (by which stage); SURVIVED; open (with --quick, which leaves out the stages that take minutes: a run
 without it judges these to the end); equivalent (the compiler made the same object code); refused (the compiler,
@@ -48,7 +48,7 @@ RESULTS = WORK / "results.json"
 SOUND = WORK / "sound.json"  # what the stages took in the sound tree, as long as it stays the same
 
 FOLDERS = ("reference", "optimized/core", "optimized/cpu", "optimized/cuda")
-OTHERS = ("bindings", "cli", "conformance", "runtime")  # only where --path asks for them
+OTHERS = ("bindings", "cli", "conformance", "runtime", "tests/model")  # only where --path asks for them
 LEAST_LIMIT = 8  # seconds of the processor that any stage may take
 LONGEST_WAIT = 3600  # seconds of the clock: only what waits for ever reaches it
 # Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
@@ -147,7 +147,7 @@ def kind_of(path, stages):
     """Which objects show what the compiler made of a mutant: (folder, CUDA's, the twin with test hooks)."""
     if str(path).startswith("optimized/cuda/"):
         return ("optimized", True, True)
-    return (path.parts[0], False, stages[0][1] == ["headwater-conformance-testing"])
+    return (path.parent if path.parts[0] == "tests" else path.parts[0], False, stages[0][1] == ["headwater-conformance-testing"])
 
 
 def objects(part, cuda, testing):
@@ -157,7 +157,7 @@ def objects(part, cuda, testing):
     found = {}
     for path in (path for folder in folders for path in folder.rglob("*.o")):
         target = next(name for name in path.parts if name.endswith(".dir"))
-        emulation = target in ("headwater_cuda_emulation.dir", "headwater_cuda_runtime.dir") or "tests" in path.parts
+        emulation = target in ("headwater_cuda_emulation.dir", "headwater_cuda_runtime.dir") or (cuda and "tests" in path.parts)
         if (cuda and emulation) or (not emulation and target.endswith("_testing.dir") == testing):
             found[str(path)] = hashlib.sha256(path.read_bytes()).digest()
     return found

@@ -254,7 +254,7 @@ TEST(Config, defaults_are_those_of_the_spec) {
   EXPECT_TRUE(effective.warnings.empty());
 }
 
-TEST(Config, what_is_asked_for_is_kept) {
+TEST(Config, options_in_range_are_kept) {
   Options options;
   options.scale = 0.5;
   options.softcap = 30.0;

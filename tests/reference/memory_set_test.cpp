@@ -101,11 +101,11 @@ TEST(MemorySet, MEM_2_what_was_dropped_is_no_candidate) {
 
 TEST(MemorySet, MEM_5_all_tokens_since_the_last_set_are_candidates) {
   // A dense turn and decoded tokens lie between: scores 0.
-  const auto zero_behind_4 = [](std::int64_t position) {
+  const auto zero_after_4 = [](std::int64_t position) {
     return position < 4 ? static_cast<float>(4 - position) : 0.0F;
   };
   const Set previous{0, 3};
-  EXPECT_EQ(build_memory_set(previous, 4, 10, 2, 4, zero_behind_4), (Set{0, 3, 4, 5, 8, 9}));
+  EXPECT_EQ(build_memory_set(previous, 4, 10, 2, 4, zero_after_4), (Set{0, 3, 4, 5, 8, 9}));
 }
 
 TEST(MemorySet, MEM_4_padding) {

@@ -49,7 +49,7 @@ std::vector<double> rotated(std::vector<double> row, std::int64_t position,
   return row;
 }
 
-TEST(Rope, ROPE_1_both_layouts_and_elements_behind) {
+TEST(Rope, ROPE_1_both_layouts_and_elements_not_rotated) {
   // Pair 0 makes a quarter turn per position, (x, y) -> (-y, x); pair 1 a half turn, (x, y) -> (-x, -y).
   const std::vector<double> frequencies{kQuarterTurn, 2 * kQuarterTurn};
   expect_near(rotated({1, 2, 3, 4, 9}, 1, frequencies, RopeLayout::adjacent_pairs), {-2, 1, -3, -4, 9});

@@ -339,7 +339,7 @@ TEST(Session, observers_survive_reset_and_can_be_taken_away) {
 
 /// Both schedules give the same bits, so which one ran shows only where the caller breaks the rules: here the
 /// observer of the first chunk changes the queries of the second, which layer-major has used by then.
-TEST(Session, SCHED_1_SCHED_2_the_schedule_asked_for_is_the_one_that_runs) {
+TEST(Session, SCHED_1_SCHED_2_the_schedule_of_the_options_runs) {
   for (const Schedule schedule : {Schedule::layer_major, Schedule::chunk_major}) {
     Options options = chunks_of_4();
     options.schedule = schedule;
@@ -413,7 +413,7 @@ TEST(Session, memory_bytes_add_up_over_the_layers) {
   EXPECT_EQ(bytes.total(), bytes.kv + bytes.scores + bytes.memory_sets + bytes.workspace);
 }
 
-TEST(Session, NUM_2_nan_stays_behind_its_position) {
+TEST(Session, NUM_2_nan_reaches_no_position_before_it) {
   Fixture clean;
   clean.run(Step::prefill(16));
   for (const bool in_key : {true, false}) {

@@ -3,8 +3,9 @@
 /// Test hooks, compiled to nothing in what is shipped (HEADWATER_TESTING is set in test builds only).
 ///
 /// HEADWATER_SABOTAGE("stage.fault") is true while the conformance kit, or the environment variable
-/// HEADWATER_SABOTAGE of a test program without the kit, has switched that named fault on; it marks the place as
-/// reached. HEADWATER_MARK("stage.path") counts that a path ran, so that a test can assert it did. Both take a string literal, cost a few instructions, and do not belong into innermost loops.
+/// HEADWATER_SABOTAGE of a test program without the kit, has switched that named fault on; only then it counts that the
+/// place was reached. HEADWATER_MARK("stage.path") counts that a path ran, so that a test can assert it did. Both take a
+/// string literal. A fault that is off costs a load and a branch; a mark does not belong into an innermost loop.
 #ifdef HEADWATER_TESTING
 
 #include <atomic>
@@ -25,9 +26,12 @@ class Site {
   Site(const Site&) = delete;
   Site& operator=(const Site&) = delete;
 
-  bool reach() noexcept {
-    hits_.fetch_add(1, std::memory_order_relaxed);
-    return active_.load(std::memory_order_relaxed);
+  void reach() noexcept { hits_.fetch_add(1, std::memory_order_relaxed); }
+  /// Whether the fault is switched on; if so, it was reached.
+  bool fault() noexcept {
+    const bool on = active_.load(std::memory_order_relaxed);
+    if (on) reach();
+    return on;
   }
   [[nodiscard]] const char* name() const noexcept { return name_; }
   [[nodiscard]] long hits() const noexcept { return hits_.load(std::memory_order_relaxed); }
@@ -64,8 +68,8 @@ struct Named {
 
 }  // namespace headwater::testing
 
-#define HEADWATER_SABOTAGE(name) (::headwater::testing::Named<name>::get().reach())
-#define HEADWATER_MARK(name) ((void)::headwater::testing::Named<name>::get().reach())
+#define HEADWATER_SABOTAGE(name) (::headwater::testing::Named<name>::get().fault())
+#define HEADWATER_MARK(name) (::headwater::testing::Named<name>::get().reach())
 
 #else
 

@@ -11,7 +11,7 @@
 /// of how far a computation of it in F32 may be off, carried from step to step to all orders; what the format of the
 /// stored keys and values adds is a parameter. A layer has three stages, so that a computation can be checked stage by
 /// stage from its own inputs: bounds over a whole network say nothing, worst cases multiply.
-namespace headwater::reference {
+namespace headwater::runtime::testing {
 
 /// A value, and by how much an F32 computation may miss it.
 struct Bounded {
@@ -56,13 +56,13 @@ struct TransformerHeads {
 [[nodiscard]] TransformerHeads transformer_heads(const TransformerShape& shape, const TransformerLayer& layer,
                                                  const BoundedRow& residual, std::int64_t position);
 
-/// Stage 2: the residual row of the last of `tokens` behind attention, dense and causal, and its output projection.
+/// Stage 2: the residual row of the last of `tokens` after attention, dense and causal, and its output projection.
 /// Keys and values are rounded here as they are stored (STATE-6).
 [[nodiscard]] BoundedRow transformer_attention(const TransformerShape& shape, const TransformerLayer& layer,
                                                std::span<const TransformerHeads> tokens,
                                                const BoundedRow& residual);
 
-/// Stage 3: the residual row behind the layer.
+/// Stage 3: the residual row after the layer.
 [[nodiscard]] BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
                                          const BoundedRow& residual);
 
@@ -70,4 +70,4 @@ struct TransformerHeads {
 [[nodiscard]] BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm,
                                             const Matrix& head, double norm_epsilon);
 
-}  // namespace headwater::reference
+}  // namespace headwater::runtime::testing

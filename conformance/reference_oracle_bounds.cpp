@@ -2,18 +2,22 @@
 #include <cmath>
 #include <cstddef>
 
-#include "oracle.hpp"
+#include "conformance/reference_oracle.hpp"
 
-/// Bookkeeping beside the oracle (SPEC 13): how large the terms of a result are, and how wrong its logits may
+/// Bookkeeping beside the oracle of reference/ (SPEC 13): how large the terms of a result are, and how wrong its logits may
 /// be. No value of the oracle depends on anything here.
-namespace headwater::reference {
+namespace headwater::conformance {
 namespace {
+
+using reference::LogitRule;
+using reference::Matrix;
+using reference::SoftmaxRow;
 
 constexpr double kUnitF32 = 0x1p-24;  // unit round-off of F32
 /// Roundings of a scaled dot product of d terms beyond d (SPEC 13): the scale to F32, the product with it,
 /// two to spare.
 constexpr double kExtraRoundings = 4.0;
-/// Roundings behind the argument of tanh: its result, wrong by 2 units in the last place (4 unit round-offs;
+/// Roundings after the argument of tanh: its result, wrong by 2 units in the last place (4 unit round-offs;
 /// glibc's manual on known maximum errors), and the product with t.
 constexpr double kTanhRoundings = 5.0;
 
@@ -53,8 +57,8 @@ struct HeadRows {
  private:
   [[nodiscard]] Term term(std::int64_t r, std::int64_t i, std::int64_t j, std::span<const double> key_row,
                           std::span<const double> value_row, std::size_t key, bool from_memory) const {
-    return {logit(rule, q.row(r), key_row, i, j), logit_error(rule, q.row(r), key_row, i, j), value_row, key,
-            from_memory};
+    return {reference::logit(rule, q.row(r), key_row, i, j), logit_error(rule, q.row(r), key_row, i, j),
+            value_row, key, from_memory};
   }
 };
 
@@ -71,7 +75,7 @@ void add_output_sizes(const SoftmaxRow& output, const std::vector<Term>& terms, 
                       OracleBounds& bounds) {
   double mean_error = 0.0;
   for (const Term& term : terms) {
-    const double w = weight(output, term.logit);
+    const double w = reference::weight(output, term.logit);
     mean_error += w * term.error;
     for (std::size_t c = 0; c < term.value.size(); ++c) {
       bounds.output_size.row(r)[c] += w * std::fabs(term.value[c]);
@@ -85,7 +89,8 @@ void add_output_sizes(const SoftmaxRow& output, const std::vector<Term>& terms, 
 void add_column_errors(const SoftmaxRow& pass, const std::vector<Term>& terms, bool from_memory, double error,
                        std::vector<double>& columns) {
   for (const Term& term : terms) {
-    if (term.from_memory == from_memory) columns[term.key] += weight(pass, term.logit) * 2.0 * error;
+    if (term.from_memory == from_memory)
+      columns[term.key] += reference::weight(pass, term.logit) * 2.0 * error;
   }
 }
 
@@ -96,7 +101,7 @@ double logit_error(const LogitRule& rule, std::span<const double> query, std::sp
   double size = 0.0;
   for (std::size_t k = 0; k < query.size(); ++k) size += std::fabs(query[k]) * std::fabs(key[k]);
   const double d = static_cast<double>(query.size());
-  double s = rule.scale * dot(query, key);
+  double s = rule.scale * reference::dot(query, key);
   double error = (d + kExtraRoundings) * kUnitF32 * std::fabs(rule.scale) * size;
 
   if (rule.softcap > 0.0) {
@@ -121,18 +126,18 @@ OracleBounds oracle_bounds(const LayerRows& layer, const LogitRule& rule, const 
                            std::int64_t query_head, std::span<const std::int32_t> memory) {
   const OracleHead head = oracle_head(layer, rule, chunk, query_head, memory);
   const bool sparse = chunk.mode == ChunkMode::sparse;
-  const std::int64_t g = key_value_head(query_head, layer.n_head, layer.n_head_kv);
+  const std::int64_t g = reference::key_value_head(query_head, layer.n_head, layer.n_head_kv);
   const std::int64_t n = chunk.end - chunk.begin;
   const std::int64_t first_key = sparse ? chunk.begin : 0;
   const HeadRows rows{rule,
                       chunk,
                       memory,
                       first_key,
-                      read_rows(layer.q, chunk.begin, chunk.end, query_head, layer.d_head),
-                      read_rows(layer.k, first_key, chunk.end, g, layer.d_head),
-                      read_rows(layer.v, first_key, chunk.end, g, layer.d_value),
-                      gather_rows(layer.k, memory, g, layer.d_head),
-                      gather_rows(layer.v, memory, g, layer.d_value)};
+                      reference::read_rows(layer.q, chunk.begin, chunk.end, query_head, layer.d_head),
+                      reference::read_rows(layer.k, first_key, chunk.end, g, layer.d_head),
+                      reference::read_rows(layer.v, first_key, chunk.end, g, layer.d_value),
+                      reference::gather_rows(layer.k, memory, g, layer.d_head),
+                      reference::gather_rows(layer.v, memory, g, layer.d_value)};
 
   OracleBounds bounds;
   bounds.output_size = Matrix(n, layer.d_value);
@@ -153,4 +158,4 @@ OracleBounds oracle_bounds(const LayerRows& layer, const LogitRule& rule, const 
   return bounds;
 }
 
-}  // namespace headwater::reference
+}  // namespace headwater::conformance

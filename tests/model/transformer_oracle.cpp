@@ -1,12 +1,12 @@
-#include "transformer.hpp"
+#include "tests/model/transformer_oracle.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "rope.hpp"
+#include "reference/rope.hpp"
 
-namespace headwater::reference {
+namespace headwater::runtime::testing {
 namespace {
 
 constexpr double kUnit = 0x1p-24;        // round-off of F32
@@ -86,7 +86,7 @@ void rotate(std::span<Bounded> row, std::int64_t position, const TransformerShap
         s * x.error + c * y.error + roundings * (s * size_of(x) + c * size_of(y)) + kUnderflow;
     std::vector<double> pair = {x.value, y.value};
     const std::vector<double> frequency = {shape.inverse_frequencies[i]};
-    rotate_row(pair, position, frequency, shape.magnitude, RopeLayout::adjacent_pairs);
+    reference::rotate_row(pair, position, frequency, shape.magnitude, RopeLayout::adjacent_pairs);
     x = {pair[0], x_error};
     y = {pair[1], y_error};
   }
@@ -235,4 +235,4 @@ BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> nor
   return product(head, {}, rms_norm(row, norm, norm_epsilon));
 }
 
-}  // namespace headwater::reference
+}  // namespace headwater::runtime::testing

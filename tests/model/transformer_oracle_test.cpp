@@ -1,7 +1,7 @@
 // The forward pass around attention and its bounds against both written out a second time, row by row, on shapes that
 // the bundled model does not have: biases, no norms, heads of unequal widths, both layouts of the rotation.
 
-#include "reference/transformer.hpp"
+#include "tests/model/transformer_oracle.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <limits>
 #include <random>
 
-namespace headwater::reference {
+namespace headwater::runtime::testing {
 namespace {
 
 constexpr double u = 0x1p-24;
@@ -285,4 +285,4 @@ INSTANTIATE_TEST_SUITE_P(Layouts, TransformerReference,
                          ::testing::Values(RopeLayout::split_halves, RopeLayout::adjacent_pairs));
 
 }  // namespace
-}  // namespace headwater::reference
+}  // namespace headwater::runtime::testing

@@ -1,4 +1,4 @@
-#include "reference/oracle.hpp"
+#include "conformance/reference_oracle.hpp"
 
 #include <cmath>
 #include <cstdint>
@@ -9,9 +9,12 @@
 #include "tests/reference/support.hpp"
 
 /// Clauses: FUSE-2, DEC-1 and SPEC 13.
-namespace headwater::reference {
+namespace headwater::conformance {
 namespace {
 
+namespace test = reference::test;
+using reference::LogitRule;
+using reference::Matrix;
 using test::expect_error;
 using test::expect_near;
 
@@ -157,14 +160,14 @@ void expect_sizes(std::int64_t d_value) {
     for (std::int64_t i = 5; i < 9; ++i) {
       std::vector<std::int64_t> seen{1, 4};
       for (std::int64_t j = 5; j <= i; ++j) seen.push_back(j);
-      const Matrix query = read_rows(layer.q, i, i + 1, h, 2);
+      const Matrix query = reference::read_rows(layer.q, i, i + 1, h, 2);
       double total = std::exp(rule.sink);
       double mean = 0;
       std::vector<double> size(width, 0.0);
       std::vector<double> weighted(width, 0.0);
       for (const std::int64_t j : seen) {
-        const Matrix key = read_rows(layer.k, j, j + 1, g, 2);
-        const Matrix value = read_rows(layer.v, j, j + 1, g, d_value);
+        const Matrix key = reference::read_rows(layer.k, j, j + 1, g, 2);
+        const Matrix value = reference::read_rows(layer.v, j, j + 1, g, d_value);
         const double p = std::exp(2 * (query.row(0)[0] * key.row(0)[0] + query.row(0)[1] * key.row(0)[1]) -
                                   0.25 * static_cast<double>(i - j));
         const double ds = logit_error(rule, query.row(0), key.row(0), i, j);
@@ -236,7 +239,7 @@ TEST(Oracle, SPEC_13_float_logits_stay_inside) {
     s -= static_cast<float>(rule.slope) * 77.0F;
     const std::vector<double> wide_q(q.begin(), q.end());
     const std::vector<double> wide_k(k.begin(), k.end());
-    const double error = std::fabs(s - logit(rule, wide_q, wide_k, 100, 23));
+    const double error = std::fabs(s - reference::logit(rule, wide_q, wide_k, 100, 23));
     const double bound = logit_error(rule, wide_q, wide_k, 100, 23);
     EXPECT_LE(error, bound);
     worst = std::max(worst, error / bound);
@@ -277,7 +280,7 @@ TEST(Oracle, SPEC_13_agrees_with_the_engine_under_its_own_sets) {
       const std::span<const std::int32_t> memory(record.memory + h * record.memory_stride,
                                                  static_cast<std::size_t>(record.memory_count));
       const OracleHead head =
-          oracle_head(layer, logit_rule(options, session->options(), h), record.chunk, h, memory);
+          oracle_head(layer, reference::logit_rule(options, session->options(), h), record.chunk, h, memory);
       for (std::int64_t t = 0; t < record.row_stride; ++t) {
         EXPECT_EQ(record.lse[h * record.row_stride + t],
                   static_cast<float>(head.lse[static_cast<std::size_t>(t)]));
@@ -307,4 +310,4 @@ TEST(Oracle, SPEC_13_agrees_with_the_engine_under_its_own_sets) {
 }
 
 }  // namespace
-}  // namespace headwater::reference
+}  // namespace headwater::conformance
