@@ -1,11 +1,10 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string_view>
 
 #include "cli/commands/commands.hpp"
-#include "cli/support/arguments.hpp"
+#include "cli/support/flag_set.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 
@@ -117,15 +116,12 @@ std::string zsh_text(const std::vector<CommandLine>& commands) {
 
 ExitCode completion_command(const std::vector<std::string>& arguments,
                             const std::vector<CommandLine>& commands) {
-  std::string shell;
-  CLI::App app("Completion of commands and flags, for a shell to read.", "headwater completion");
-  app.footer("\nExample: in this shell\n  source <(headwater completion bash)");
-  app.add_option("SHELL", shell, "bash or zsh")->required()->type_name("");
-  if (!parse_arguments(app, arguments)) return ExitCode::done;
-  if (shell != "bash" && shell != "zsh") {
-    throw Failure(fmt::format("SHELL: {} is not allowed; use bash or zsh", in_quotes(shell)));
-  }
-  print_out(shell == "bash" ? bash_text(commands) : zsh_text(commands));
+  bool bash = false;
+  FlagSet set("Completion of commands and flags, for a shell to read.", "headwater completion",
+              "\nExample: in this shell\n  source <(headwater completion bash)");
+  set.choice("SHELL", "", "bash or zsh", "bash or zsh", {{"bash", true}, {"zsh", false}}, bash)->required();
+  if (!set.parse(arguments)) return ExitCode::done;
+  print_out(bash ? bash_text(commands) : zsh_text(commands));
   return ExitCode::done;
 }
 

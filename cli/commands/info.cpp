@@ -1,15 +1,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/App.hpp>
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "cli/commands/commands.hpp"
-#include "cli/support/arguments.hpp"
 #include "cli/support/cpu_features.hpp"
+#include "cli/support/flag_set.hpp"
 #include "cli/support/json_text.hpp"
 #include "cli/support/machine.hpp"
 #include "cli/support/streams.hpp"
@@ -120,12 +119,11 @@ std::string info_text(const CpuFeatures& cpu) {
 
 ExitCode info_command(const std::vector<std::string>& arguments) {
   bool json = false;
-  CLI::App app("The machine, the engines, and what this build has.", "headwater info");
-  app.footer(
-      "\nExample: names of the engines that run here\n"
-      "  headwater info --json | jq -r '.engines[] | select(.available) | .name'");
-  app.add_flag("--json", json, "one JSON object on standard output");
-  if (!parse_arguments(app, arguments)) return ExitCode::done;
+  FlagSet set("The machine, the engines, and what this build has.", "headwater info",
+              "\nExample: names of the engines that run here\n"
+              "  headwater info --json | jq -r '.engines[] | select(.available) | .name'");
+  set.json(json);
+  if (!set.parse(arguments)) return ExitCode::done;
   const CpuFeatures cpu = read_cpu_features();
   print_out(json ? json_line(info_json(cpu)) : info_text(cpu));
   return ExitCode::done;

@@ -1,12 +1,11 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <span>
 #include <string_view>
 
 #include "cli/commands/commands.hpp"
-#include "cli/support/arguments.hpp"
+#include "cli/support/flag_set.hpp"
 #include "cli/support/output_file.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
@@ -103,12 +102,11 @@ void write_page(const std::string& folder, const std::string& command, const std
 ExitCode manual_command(const std::vector<std::string>& arguments, const std::vector<CommandLine>& commands) {
   std::string name;
   std::string folder;
-  CLI::App app("The manual, for man to show.", "headwater man");
-  app.footer("\nExample: the page of generate\n  headwater man generate | man -l -");
-  app.add_option("COMMAND", name, "the command (the program itself)")->type_name("");
-  const auto* write =
-      app.add_option("--write", folder, "write all pages as files into this directory")->type_name("DIR");
-  if (!parse_arguments(app, arguments)) return ExitCode::done;
+  FlagSet set("The manual, for man to show.", "headwater man",
+              "\nExample: the page of generate\n  headwater man generate | man -l -");
+  set.text("COMMAND", "", "the command (the program itself)", name);
+  const auto* write = set.text("--write", "DIR", "write all pages as files into this directory", folder);
+  if (!set.parse(arguments)) return ExitCode::done;
   if (write->count() > 0) {
     write_page(folder, "", program_page(commands));
     for (const CommandLine& command : commands) write_page(folder, command.name, page(command));

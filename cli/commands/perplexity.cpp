@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -8,11 +7,9 @@
 #include <span>
 
 #include "cli/commands/commands.hpp"
-#include "cli/support/arguments.hpp"
 #include "cli/support/interrupt.hpp"
 #include "cli/support/json_text.hpp"
 #include "cli/support/loaded_model.hpp"
-#include "cli/support/numbers.hpp"
 #include "cli/support/progress.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/statistics.hpp"
@@ -54,22 +51,15 @@ struct Losses {
 
 std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) {
   PerplexityFlags flags;
-  std::string window;
-  std::string decode;
-  CLI::App app("How well a model predicts a text behind dense and behind sparse prefill.", kCommand);
-  app.footer(kFooter);
-  const ModelFlagReader model(app);
-  add_text(app, "-f,--file", flags.file, "TEXT", "a text; - is standard input")->required();
-  const auto* window_option =
-      add_text(app, "--window", window, "N", "tokens of a window (the whole text, up to the context)");
-  const auto* decode_option =
-      add_text(app, "--decode", decode, "N", "tokens of a window that are decoded densely (256)");
-  app.add_flag("--json", flags.json, "one JSON object on standard output");
-  if (!parse_arguments(app, arguments)) return std::nullopt;
-  flags.model = model.read();
-  if (flags.file.empty()) throw Failure("-f (--file): '' is no name of a file");
-  if (decode_option->count() > 0) flags.decode = parse_integer("--decode", decode, 0, kMaxCount);
-  if (window_option->count() > 0) flags.window = parse_integer("--window", window, 2, kMaxCount);
+  FlagSet set("How well a model predicts a text behind dense and behind sparse prefill.", kCommand, kFooter);
+  flags.model.declare(set);
+  set.file("-f,--file", "-f (--file)", "TEXT", "a text; - is standard input", flags.file)->required();
+  set.integer("--window", "--window", 2, kMaxCount, "tokens of a window (the whole text, up to the context)",
+              flags.window);
+  set.integer("--decode", "--decode", 0, kMaxCount, "tokens of a window that are decoded densely (256)",
+              flags.decode);
+  set.json(flags.json);
+  if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
 
@@ -111,7 +101,7 @@ class Reader {
   [[nodiscard]] const Losses& losses() const { return losses_; }
 
  private:
-  /// The logits behind token i of the window judge token i + 1.
+  /// The logits after token i of the window judge token i + 1.
   void judge(std::span<const std::int32_t> ids, std::int64_t at, std::int64_t count, std::int64_t prefill) {
     const auto n = static_cast<std::int64_t>(ids.size());
     for (std::int64_t first = 0; first < count; first += kLogitRows) {

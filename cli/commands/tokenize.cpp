@@ -1,13 +1,11 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands/commands.hpp"
-#include "cli/support/arguments.hpp"
+#include "cli/support/flag_set.hpp"
 #include "cli/support/interrupt.hpp"
 #include "cli/support/json_text.hpp"
-#include "cli/support/model_flags.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
@@ -44,19 +42,16 @@ std::optional<TokenizeFlags> parse(const std::vector<std::string>& arguments) {
   std::string prompt;
   std::string file;
   bool escape = false;
-  bool no_bos = false;
-  bool no_parse_special = false;
-  CLI::App app("The tokens of a text: ids and pieces.", kCommand);
-  app.footer(kFooter);
-  add_text(app, "-m,--model", flags.model, "MODEL", "a GGUF file with a tokenizer")->required();
-  const auto* prompt_option = add_text(app, "-p,--prompt", prompt, "TEXT", "the text");
+  FlagSet set("The tokens of a text: ids and pieces.", kCommand, kFooter);
+  set.file("-m,--model", "-m (--model)", "MODEL", "a GGUF file with a tokenizer", flags.model)->required();
+  const auto* prompt_option = set.text("-p,--prompt", "TEXT", "the text", prompt);
   const auto* file_option =
-      add_text(app, "-f,--file", file, "FILE", "a file with the text; - is standard input");
-  app.add_flag("-e,--escape", escape, kEscapeHelp);
-  app.add_flag("--no-bos", no_bos, "without the tokens that the model puts around a text");
-  app.add_flag("--no-parse-special", no_parse_special, "texts of control tokens are text");
-  app.add_flag("--json", flags.json, "one JSON object on standard output");
-  if (!parse_arguments(app, arguments)) return std::nullopt;
+      set.file("-f,--file", "-f (--file)", "FILE", "a file with the text; - is standard input", file);
+  set.flag("-e,--escape", escape, kEscapeHelp);
+  set.flag("--no-bos", flags.add_special, "without the tokens that the model puts around a text", false);
+  set.flag("--no-parse-special", flags.parse_special, "texts of control tokens are text", false);
+  set.json(flags.json);
+  if (!set.parse(arguments)) return std::nullopt;
   const auto refuse = [](const char* what) {
     throw Failure(fmt::format("{}; see {} --help", what, kCommand));
   };
@@ -64,12 +59,8 @@ std::optional<TokenizeFlags> parse(const std::vector<std::string>& arguments) {
   const bool has_file = file_option->count() > 0;
   if (has_prompt && has_file) refuse("-p and -f are both given; allowed is one of them");
   if (!has_prompt && !has_file) refuse("the text is missing; use -p TEXT or -f FILE");
-  if (flags.model.empty()) throw Failure("-m (--model): '' is no name of a file");
-  if (has_file && file.empty()) throw Failure("-f (--file): '' is no name of a file");
   flags.flag = has_file ? "-f (--file)" : "-p (--prompt)";
   flags.text = has_file ? read_text("-f (--file)", file) : escape ? unescaped(prompt) : prompt;
-  flags.add_special = !no_bos;
-  flags.parse_special = !no_parse_special;
   return flags;
 }
 

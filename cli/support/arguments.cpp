@@ -92,10 +92,6 @@ void set_rules(CLI::App& app) {
 
 }  // namespace
 
-void add_quiet(CLI::App& app, bool& quiet) {
-  app.add_flag("--quiet", quiet, "no progress and no summary; warnings and errors stay");
-}
-
 void check_output_beside_json(const std::string& output, bool json) {
   if (json && output == kStandardOutput) {
     throw Failure("--json and an output of - both want standard output; name a file");

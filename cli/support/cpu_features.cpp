@@ -68,7 +68,7 @@ CpuFeatures parse_cpu_info(std::string_view text) {
   while (!text.empty()) {
     const auto feed = text.find('\n');
     const std::string_view line = text.substr(0, feed);
-    if (trimmed(line).empty()) break;  // behind the first processor
+    if (trimmed(line).empty()) break;  // after the first processor
     const auto colon = line.find(':');
     if (colon != std::string_view::npos) {
       const std::string_view key = trimmed(line.substr(0, colon));

@@ -7,7 +7,7 @@
 
 namespace headwater::cli {
 
-/// The object on indented lines with a line feed behind it; bytes that are not UTF-8 become U+FFFD.
+/// The object on indented lines with a line feed after it; bytes that are not UTF-8 become U+FFFD.
 [[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
 
 /// "bf16" or "f32", as --score-type takes it.

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
@@ -62,16 +61,23 @@ bool AtlasOutputs::take_standard_output() const {
   return page == kStandardOutput || picture == kStandardOutput;
 }
 
-void check_atlas_outputs(const AtlasOutputs& outputs, bool has_picture) {
-  if (outputs.page.empty()) throw Failure("--output: '' is no name of a file");
-  check_output_beside_json(outputs.page, outputs.json);
-  check_output_beside_json(outputs.picture, outputs.json);
-  if (!has_picture) return;
-  if (outputs.picture.empty()) throw Failure("--png: '' is no name of a file");
-  if (same_file(outputs.page, outputs.picture)) {
+void declare_atlas_outputs(FlagSet& set, AtlasOutputs& outputs) {
+  set.file("-o,--output", "--output", "PAGE.html", "where to write the page; - is standard output",
+           outputs.page)
+      ->required();
+  set.file("--png", "--png", "FILE", "where to write the picture (none)", outputs.picture);
+}
+
+void declare_atlas_reports(FlagSet& set, AtlasOutputs& outputs) {
+  set.quiet(outputs.quiet);
+  set.json(outputs.json);
+  set.check([&outputs] {
+    check_output_beside_json(outputs.page, outputs.json);
+    check_output_beside_json(outputs.picture, outputs.json);
+    if (outputs.picture.empty() || !same_file(outputs.page, outputs.picture)) return;
     throw Failure(fmt::format("--output {} and --png {} are one file; use two", in_quotes(outputs.page),
                               in_quotes(outputs.picture)));
-  }
+  });
 }
 
 std::vector<std::int64_t> parse_numbers(const char* flag, std::string_view text) {
@@ -88,26 +94,14 @@ std::vector<std::int64_t> parse_numbers(const char* flag, std::string_view text)
 
 std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& arguments) {
   AtlasFlags flags;
-  std::string heads;
-  CLI::App app("Which tokens each chunk of an attention run read, as one HTML page and a picture.",
-               "headwater atlas");
-  app.footer(kFooter);
-  app.add_option("OUT", flags.input, "what `headwater attend` wrote, a safetensors file")
-      ->required()
-      ->type_name("");
-  app.add_option("-o,--output", flags.outputs.page, "where to write the page; - is standard output")
-      ->required()
-      ->type_name("PAGE.html");
-  const auto* picture =
-      app.add_option("--png", flags.outputs.picture, "where to write the picture (none)")->type_name("FILE");
-  const auto* head =
-      app.add_option("--head,--heads", heads, "query heads to show, as 0,3,8-11 (all)")->type_name("LIST");
-  add_quiet(app, flags.outputs.quiet);
-  app.add_flag("--json", flags.outputs.json, "one JSON object on standard output");
-  if (!parse_arguments(app, arguments)) return std::nullopt;
-  if (flags.input.empty()) throw Failure("OUT: '' is no name of a file");
-  check_atlas_outputs(flags.outputs, picture->count() > 0);
-  if (head->count() > 0) flags.heads = parse_numbers("--head", heads);
+  FlagSet set("Which tokens each chunk of an attention run read, as one HTML page and a picture.",
+              "headwater atlas", kFooter);
+  set.file("OUT", "OUT", "", "what `headwater attend` wrote, a safetensors file", flags.input)->required();
+  declare_atlas_outputs(set, flags.outputs);
+  set.value("--head,--heads", "LIST", "query heads to show, as 0,3,8-11 (all)",
+            [&](const std::string& text) { flags.heads = parse_numbers("--head", text); });
+  declare_atlas_reports(set, flags.outputs);
+  if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
 

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/support/flag_set.hpp"
+
 namespace headwater::cli {
 
 /// What `atlas` writes.
@@ -25,8 +27,10 @@ struct AtlasFlags {
   std::vector<std::int64_t> heads;  ///< ascending; empty: all of the file
 };
 
-/// Failure where a name is empty, or both names mean one file.
-void check_atlas_outputs(const AtlasOutputs& outputs, bool has_picture);
+/// -o and --png.
+void declare_atlas_outputs(FlagSet& set, AtlasOutputs& outputs);
+/// --quiet and --json, and that no two outputs are one.
+void declare_atlas_reports(FlagSet& set, AtlasOutputs& outputs);
 /// Whether two names mean one file, existing or not.
 [[nodiscard]] bool same_file(const std::string& a, const std::string& b);
 

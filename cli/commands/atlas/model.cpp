@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
@@ -8,10 +7,8 @@
 
 #include "cli/commands/atlas/atlas.hpp"
 #include "cli/commands/atlas/model_trace.hpp"
-#include "cli/support/arguments.hpp"
 #include "cli/support/interrupt.hpp"
 #include "cli/support/loaded_model.hpp"
-#include "cli/support/numbers.hpp"
 #include "cli/support/progress.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
@@ -46,13 +43,11 @@ struct AtlasModelFlags {
   std::vector<std::int64_t> layers;  ///< empty: all
 };
 
-void check_names(const AtlasModelFlags& flags, bool has_prompt, bool has_file, bool has_picture) {
+void check_text(const AtlasModelFlags& flags, bool has_prompt, bool has_file) {
   if (has_prompt == has_file) {
     throw Failure(has_prompt ? "-p and -f are both given; allowed is one of them"
                              : "the text is missing; use -p TEXT or -f FILE");
   }
-  if (has_file && flags.file.empty()) throw Failure("-f (--file): '' is no name of a file");
-  check_atlas_outputs(flags.outputs, has_picture);
   if (!has_file || flags.file == "-") return;
   for (const std::string& output : {flags.outputs.page, flags.outputs.picture}) {
     if (output.empty() || !same_file(output, flags.file)) continue;
@@ -62,36 +57,23 @@ void check_names(const AtlasModelFlags& flags, bool has_prompt, bool has_file, b
 
 std::optional<AtlasModelFlags> parse(const std::vector<std::string>& arguments) {
   AtlasModelFlags flags;
-  std::string window;
-  std::string tail;
-  std::string layers;
-  CLI::App app(
+  FlagSet set(
       "Which tokens of a text survive in every layer and head of a model, as one HTML page and a picture.",
-      kCommand);
-  app.footer(kFooter);
-  const ModelFlagReader model(app);
-  const auto* prompt = add_text(app, "-p,--prompt", flags.prompt, "TEXT", "the text");
+      kCommand, kFooter);
+  flags.model.declare(set);
+  const auto* prompt = set.text("-p,--prompt", "TEXT", "the text", flags.prompt);
   const auto* file =
-      add_text(app, "-f,--file", flags.file, "FILE", "a file with the text; - is standard input");
-  const auto* window_option =
-      add_text(app, "--window", window, "N", "its first N tokens (all that fit into the context)");
-  const auto* tail_option = add_text(app, "--dense-tail", tail, "N",
-                                     "last tokens that see every token; 0 is the plain algorithm (64)");
-  const auto* layers_option =
-      add_text(app, "--layer,--layers", layers, "LIST", "layers to show, as 0,3,8-11 (all)");
-  app.add_option("-o,--output", flags.outputs.page, "where to write the page; - is standard output")
-      ->required()
-      ->type_name("PAGE.html");
-  const auto* picture =
-      app.add_option("--png", flags.outputs.picture, "where to write the picture (none)")->type_name("FILE");
-  add_quiet(app, flags.outputs.quiet);
-  app.add_flag("--json", flags.outputs.json, "one JSON object on standard output");
-  if (!parse_arguments(app, arguments)) return std::nullopt;
-  flags.model = model.read();
-  if (window_option->count() > 0) flags.window = parse_integer("--window", window, 1, kMaxCount);
-  if (tail_option->count() > 0) flags.dense_tail = parse_integer("--dense-tail", tail, 0, kMaxCount);
-  if (layers_option->count() > 0) flags.layers = parse_numbers("--layer", layers);
-  check_names(flags, prompt->count() > 0, file->count() > 0, picture->count() > 0);
+      set.file("-f,--file", "-f (--file)", "FILE", "a file with the text; - is standard input", flags.file);
+  set.integer("--window", "--window", 1, kMaxCount, "its first N tokens (all that fit into the context)",
+              flags.window);
+  set.integer("--dense-tail", "--dense-tail", 0, kMaxCount,
+              "last tokens that see every token; 0 is the plain algorithm (64)", flags.dense_tail);
+  set.value("--layer,--layers", "LIST", "layers to show, as 0,3,8-11 (all)",
+            [&](const std::string& text) { flags.layers = parse_numbers("--layer", text); });
+  declare_atlas_outputs(set, flags.outputs);
+  declare_atlas_reports(set, flags.outputs);
+  set.check([&] { check_text(flags, prompt->count() > 0, file->count() > 0); });
+  if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
 

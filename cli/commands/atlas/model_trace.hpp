@@ -21,7 +21,7 @@ class ModelTrace {
   [[nodiscard]] AtlasTrace take() const;
 
  private:
-  /// The sets of all heads for one chunk of one layer, one behind the other.
+  /// The sets of all heads for one chunk of one layer, one after the other.
   struct Sets {
     std::int64_t count = 0;
     std::vector<std::int32_t> positions;

@@ -51,7 +51,7 @@ std::vector<std::int32_t> heavy_reads(const AtlasTrace& trace, std::int64_t head
 Survival survival(const AtlasTrace& trace, std::int64_t head) {
   struct Survivor {
     std::int64_t position;
-    std::size_t first_set;  // behind its chunk
+    std::size_t first_set;  // after its chunk
   };
   const auto sets = readers(trace, head);
   std::vector<std::int64_t> at_risk(sets.size()), kept(sets.size());

@@ -21,7 +21,7 @@ struct AttendFlags {
   bool json = false;
 };
 
-/// Parses the arguments behind `attend`. Nothing if help was asked for; it then stands on standard output.
+/// Parses the arguments after `attend`. Nothing if help was asked for; it then stands on standard output.
 /// Failure naming the flag, its value and what is allowed otherwise.
 [[nodiscard]] std::optional<AttendFlags> parse_attend_flags(const std::vector<std::string>& arguments);
 

@@ -20,7 +20,7 @@ struct Flags {
   bool json = false;
 };
 
-/// Parses the arguments behind `bench`. Nothing if help was asked for; it then stands on standard output.
+/// Parses the arguments after `bench`. Nothing if help was asked for; it then stands on standard output.
 /// cli::Failure naming the flag, its value and what is allowed otherwise.
 [[nodiscard]] std::optional<Flags> parse_flags(const std::vector<std::string>& arguments);
 

@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <string_view>
 
-#include "cli/support/arguments.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/numbers.hpp"
 #include "cli/support/text.hpp"
@@ -86,54 +84,32 @@ bool is_model_bench(const std::vector<std::string>& arguments) {
 
 std::optional<ModelBenchFlags> parse_model_flags(const std::vector<std::string>& arguments) {
   ModelBenchFlags flags;
-  std::string random, type, tokens, decode, tail, rounds, seed, save;
-  bool no_dense = false;
-  CLI::App app("Time to the first token and tokens a second of a model, sparse against dense prefill.",
-               "headwater bench");
-  app.footer(kFooter);
-  const cli::ModelFlagReader model(app, false);
-  const auto* random_option =
-      cli::add_text(app, "--random", random, "SHAPE", "random weights in the shape of a known model");
-  const auto* type_option =
-      cli::add_text(app, "--type", type, "TYPE", "of the random weights, as stored (q8_0)");
-  const auto* tokens_option =
-      cli::add_text(app, "-n,--tokens", tokens, "N[,N...]", "tokens of the prompts (512,2048,4096)");
-  const auto* decode_option =
-      cli::add_text(app, "--decode", decode, "N", "tokens to generate behind each prompt (16)");
-  const auto* tail_option = cli::add_text(app, "--dense-tail", tail, "N",
-                                          "last tokens of a sparse prompt that see every token (64)");
-  const auto* rounds_option = cli::add_text(app, "--rounds", rounds, "N", "timed rounds (3)");
-  const auto* seed_option = cli::add_text(app, "--seed", seed, "N", "of weights and tokens (1)");
-  const auto* save_option =
-      cli::add_text(app, "--save", save, "FILE", "write the random model to a GGUF file and do nothing else");
-  app.add_flag("--no-dense", no_dense, "time sparse prefill alone");
-  app.add_flag("--json", flags.json, "one JSON object on standard output");
-
-  if (!cli::parse_arguments(app, arguments)) return std::nullopt;
-  flags.model = model.read();
-  if (random_option->count() > 0) {
-    flags.shape = find_shape(random);
-    if (flags.shape == nullptr) {
-      throw Failure(
-          fmt::format("--random: {} is not known; use one of: {}", cli::in_quotes(random), shape_names()));
-    }
-  }
-  if (type_option->count() > 0) flags.type = parse_type(type);
-  if (tokens_option->count() > 0) flags.tokens = parse_tokens(tokens);
-  if (decode_option->count() > 0) flags.decode = cli::parse_integer("--decode", decode, 0, kMaxCount);
-  if (tail_option->count() > 0) flags.dense_tail = cli::parse_integer("--dense-tail", tail, 0, kMaxCount);
-  if (rounds_option->count() > 0) {
-    flags.rounds = static_cast<int>(cli::parse_integer("--rounds", rounds, 1, kMostRounds));
-  }
-  if (seed_option->count() > 0) {
-    flags.seed = static_cast<std::uint64_t>(cli::parse_integer("--seed", seed, 0, kMaxCount));
-  }
-  if (save_option->count() > 0) {
-    if (save.empty()) throw Failure("--save: '' is no name of a file");
-    flags.save = save;
-  }
-  flags.dense = !no_dense;
-  check_together(flags, !flags.model.model.empty(), type_option->count() > 0);
+  cli::FlagSet set("Time to the first token and tokens a second of a model, sparse against dense prefill.",
+                   "headwater bench", kFooter);
+  flags.model.declare(set, false);
+  set.value(
+      "--random", "SHAPE", "random weights in the shape of a known model", [&](const std::string& text) {
+        flags.shape = find_shape(text);
+        if (flags.shape != nullptr) return;
+        throw Failure(
+            fmt::format("--random: {} is not known; use one of: {}", cli::in_quotes(text), shape_names()));
+      });
+  const auto* type = set.value("--type", "TYPE", "of the random weights, as stored (q8_0)",
+                               [&](const std::string& text) { flags.type = parse_type(text); });
+  set.value("-n,--tokens", "N[,N...]", "tokens of the prompts (512,2048,4096)",
+            [&](const std::string& text) { flags.tokens = parse_tokens(text); });
+  set.integer("--decode", "--decode", 0, kMaxCount, "tokens to generate behind each prompt (16)",
+              flags.decode);
+  set.integer("--dense-tail", "--dense-tail", 0, kMaxCount,
+              "last tokens of a sparse prompt that see every token (64)", flags.dense_tail);
+  set.integer("--rounds", "--rounds", 1, kMostRounds, "timed rounds (3)", flags.rounds);
+  set.integer("--seed", "--seed", 0, kMaxCount, "of weights and tokens (1)", flags.seed);
+  set.file("--save", "--save", "FILE", "write the random model to a GGUF file and do nothing else",
+           flags.save);
+  set.flag("--no-dense", flags.dense, "time sparse prefill alone", false);
+  set.json(flags.json);
+  set.check([&] { check_together(flags, !flags.model.model.empty(), type->count() > 0); });
+  if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
 

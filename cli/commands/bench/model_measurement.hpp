@@ -11,12 +11,12 @@
 
 namespace headwater::bench {
 
-/// One prompt and what was generated behind it. Rates and ratios are taken of processor times on one thread, which other
+/// One prompt and what was generated after it. Rates and ratios are taken of processor times on one thread, which other
 /// work on the machine does not move, else of times by the wall.
 struct PromptTimes {
   Seconds first_token;         ///< from the first token in to the logits of the last one
   runtime::PhaseTimes phases;  ///< where they went, by the wall
-  Seconds decode;              ///< of all decode steps behind the prompt
+  Seconds decode;              ///< of all decode steps after the prompt
   Seconds reading;             ///< of reading the bytes of one decode step alone
 };
 
@@ -27,7 +27,7 @@ struct PromptRounds {
   runtime::Pairs pairs;
   std::int64_t bytes_per_token = 0;  ///< weights, keys and values that a decode step reads, at the mean depth
   std::vector<PromptTimes> rounds;
-  std::int32_t best_token = 0;  ///< behind the prompt, and its logit: for comparison with other programs
+  std::int32_t best_token = 0;  ///< after the prompt, and its logit: for comparison with other programs
   float best_logit = 0;
 
   /// The round whose time to the first token, by the wall, is the (lower) median.

@@ -2,14 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <limits>
 
-#include "cli/support/arguments.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/numbers.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
-#include "cli/support/text.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -37,18 +37,6 @@ Example: a question to a chat model
   headwater generate -m MODEL.gguf --chat -p 'Why is the sky blue?' --temp 0.7 --top-p 0.95 --seed 1
 
 Exit status: 0 done, 2 bad usage or bad input, 3 engine not available, 130 interrupted.)";
-
-struct Texts {
-  std::string prompt, file, system, tokens, tail, temperature, top_k, top_p, min_p, seed;
-  std::vector<std::string> dump;
-};
-
-double parse_share(const char* flag, const std::string& text) {
-  const double value = parse_real(flag, text, 0.0);
-  if (value > 1)
-    throw Failure(fmt::format("{}: {} is not allowed; use a number from 0 to 1", flag, in_quotes(text)));
-  return value;
-}
 
 /// -1 stands for no limit.
 std::int64_t parse_tokens(const std::string& text) {
@@ -80,70 +68,61 @@ void check_together(const GenerateFlags& flags) {
 
 std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>& arguments) {
   GenerateFlags flags;
-  Texts texts;
+  constexpr double kMost = std::numeric_limits<double>::max();
   bool escape = false;
-  CLI::App app("Continues a prompt with a model: chunked sparse prefill, dense decode.",
-               "headwater generate");
-  app.footer(kFooter);
-  const ModelFlagReader model(app);
-  const auto* prompt = add_text(app, "-p,--prompt", texts.prompt, "TEXT", "the prompt; behind -f a question");
-  const auto* file =
-      add_text(app, "-f,--file", texts.file, "FILE", "a file with the prompt; - is standard input");
-  const auto* tokens =
-      add_text(app, "-n,--predict", texts.tokens, "N",
-               "most tokens to generate; -1: until the text ends or the context is full (64)");
-  const auto* tail = add_text(
-      app, "--dense-tail", texts.tail, "N",
-      "last tokens of a sparse prompt that see every token; 0 is the plain algorithm (64, or the question)");
-  const auto* temperature = add_text(app, "--temp", texts.temperature, "X",
-                                     "temperature; 0 takes the best token (0, or 1: see below)");
-  const auto* top_k = add_text(app, "--top-k", texts.top_k, "N", "draw from the N best; 0 from all (0)");
-  const auto* top_p =
-      add_text(app, "--top-p", texts.top_p, "X", "draw from the best that make up this share (1)");
-  const auto* min_p = add_text(app, "--min-p", texts.min_p, "X",
-                               "draw from those with at least this share of the best one's probability (0)");
-  const auto* seed = add_text(app, "--seed", texts.seed, "N", "of the draws (0)");
-  app.add_flag("-e,--escape", escape, kEscapeHelp);
-  const auto* system =
-      add_text(app, "--system", texts.system, "TEXT", "with --chat: what the model is told first");
-  app.add_flag("--chat", flags.chat, "the prompt is a user's turn in the model's format: ChatML or Llama 3");
-  app.add_flag("--interactive", flags.interactive, "go on with a turn for each line of standard input");
-  app.add_flag("--dense", flags.dense, "dense prefill, the baseline");
-  app.add_flag("--compare", flags.compare, "run sparse and dense, and say what differs");
-  auto* dump =
-      app.add_option("--dump-qkv", texts.dump, "write what attention got in a layer, for `headwater attend`");
-  dump->expected(2)->type_name("LAYER OUT");
-  app.add_flag("--json", flags.json, "one JSON object on standard output");
-  app.add_flag("--quiet", flags.quiet,
-               "the text alone: no progress, no statistics; warnings and errors stay");
+  std::vector<std::string> dump;
+  FlagSet set("Continues a prompt with a model: chunked sparse prefill, dense decode.", "headwater generate",
+              kFooter);
+  flags.model.declare(set);
+  set.value("-p,--prompt", "TEXT", "the prompt; behind -f a question",
+            [&](const std::string& text) { flags.prompt = text; });
+  set.file("-f,--file", "-f (--file)", "FILE", "a file with the prompt; - is standard input", flags.file);
+  set.value("-n,--predict", "N",
+            "most tokens to generate; -1: until the text ends or the context is full (64)",
+            [&](const std::string& text) { flags.tokens = parse_tokens(text); });
+  set.integer(
+      "--dense-tail", "--dense-tail", 0, kMaxCount,
+      "last tokens of a sparse prompt that see every token; 0 is the plain algorithm (64, or the question)",
+      flags.dense_tail);
+  runtime::SamplingOptions& sampling = flags.sampling;
+  const auto* temperature = set.real(
+      "--temp", 0, kMost, "temperature; 0 takes the best token (0, or 1: see below)", sampling.temperature);
+  const std::array draws = {
+      set.integer("--top-k", "--top-k", 0, kMaxCount, "draw from the N best; 0 from all (0)", sampling.top_k),
+      set.real("--top-p", 0, 1, "draw from the best that make up this share (1)", sampling.top_p),
+      set.real("--min-p", 0, 1, "draw from those with at least this share of the best one's probability (0)",
+               sampling.min_p),
+      set.integer("--seed", "--seed", 0, kMostSeed, "of the draws (0)", sampling.seed)};
+  set.flag("-e,--escape", escape, kEscapeHelp);
+  set.value("--system", "TEXT", "with --chat: what the model is told first",
+            [&](const std::string& text) { flags.system = text; });
+  set.flag("--chat", flags.chat, "the prompt is a user's turn in the model's format: ChatML or Llama 3");
+  set.flag("--interactive", flags.interactive, "go on with a turn for each line of standard input");
+  set.flag("--dense", flags.dense, "dense prefill, the baseline");
+  set.flag("--compare", flags.compare, "run sparse and dense, and say what differs");
+  set.app()
+      .add_option("--dump-qkv", dump, "write what attention got in a layer, for `headwater attend`")
+      ->expected(2)
+      ->type_name("LAYER OUT");
+  set.json(flags.json);
+  set.flag("--quiet", flags.quiet, "the text alone: no progress, no statistics; warnings and errors stay");
 
-  if (!parse_arguments(app, arguments)) return std::nullopt;
-  flags.model = model.read();
-  const auto typed = [&](const std::string& text) { return escape ? unescaped(text) : text; };
-  if (prompt->count() > 0) flags.prompt = typed(texts.prompt);
-  if (system->count() > 0) flags.system = typed(texts.system);
+  if (!set.parse(arguments)) return std::nullopt;
+  for (std::optional<std::string>* const text : {&flags.prompt, &flags.system}) {
+    if (*text && escape) *text = unescaped(**text);
+  }
   if (flags.system && flags.system->empty())
     throw Failure("--system: '' is not allowed; use one byte or more");
-  if (file->count() > 0) flags.file = texts.file;
-  if (flags.file && flags.file->empty()) throw Failure("-f (--file): '' is no name of a file");
-  if (tokens->count() > 0) flags.tokens = parse_tokens(texts.tokens);
-  if (tail->count() > 0) flags.dense_tail = parse_integer("--dense-tail", texts.tail, 0, kMaxCount);
-  const bool draws = top_k->count() + top_p->count() + min_p->count() + seed->count() > 0;
-  if (draws) flags.sampling.temperature = 1;
-  if (temperature->count() > 0) flags.sampling.temperature = parse_real("--temp", texts.temperature, 0.0);
-  if (draws && flags.sampling.temperature == 0) {
+  const bool drawn =
+      std::any_of(draws.begin(), draws.end(), [](const auto* draw) { return draw->count() > 0; });
+  if (drawn && temperature->count() == 0) sampling.temperature = 1;
+  if (drawn && sampling.temperature == 0) {
     flags.warnings.emplace_back(
         "--temp 0 takes the best token; --top-k, --top-p, --min-p and --seed have no effect");
   }
-  if (top_k->count() > 0) flags.sampling.top_k = parse_integer("--top-k", texts.top_k, 0, kMaxCount);
-  if (top_p->count() > 0) flags.sampling.top_p = parse_share("--top-p", texts.top_p);
-  if (min_p->count() > 0) flags.sampling.min_p = parse_share("--min-p", texts.min_p);
-  if (seed->count() > 0) {
-    flags.sampling.seed = static_cast<std::uint64_t>(parse_integer("--seed", texts.seed, 0, kMostSeed));
-  }
-  if (dump->count() > 0) {
-    flags.dump_layer = parse_integer("--dump-qkv LAYER", texts.dump[0], 0, kMaxCount);
-    flags.dump_path = texts.dump[1];
+  if (!dump.empty()) {
+    flags.dump_layer = parse_integer("--dump-qkv LAYER", dump[0], 0, kMaxCount);
+    flags.dump_path = dump[1];
     if (flags.dump_path.empty()) throw Failure("--dump-qkv OUT: '' is no name of a file");
     if (flags.dump_path == kStandardOutput) {
       throw Failure("--dump-qkv OUT: standard output is the generated text's; name a file");

@@ -13,7 +13,7 @@ namespace headwater::cli {
 /// What `headwater generate` was asked for.
 struct GenerateFlags {
   ModelFlags model;
-  std::optional<std::string> prompt;       ///< -p; behind a file it is the question
+  std::optional<std::string> prompt;       ///< -p; after a file it is the question
   std::optional<std::string> file;         ///< -f; "-" is standard input
   std::optional<std::string> system;       ///< of a chat
   std::int64_t tokens = 64;                ///< most tokens to generate; -1: as many as fit
@@ -33,7 +33,7 @@ struct GenerateFlags {
 /// Last tokens of a prompt that see every token, where nothing else is said.
 inline constexpr std::int64_t kDenseTail = 64;
 
-/// Parses the arguments behind `generate`. Nothing if help was asked for. Failure naming the flag, its value and what
+/// Parses the arguments after `generate`. Nothing if help was asked for. Failure naming the flag, its value and what
 /// is allowed otherwise.
 [[nodiscard]] std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>& arguments);
 

@@ -69,7 +69,7 @@ class InputLines {
 /// What was typed for a turn.
 struct Words {
   std::string text;
-  std::string question;  ///< behind a document
+  std::string question;  ///< after a document
 };
 
 /// The tokens of a turn.

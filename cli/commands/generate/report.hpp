@@ -16,7 +16,7 @@ struct GenerateRun {
   std::string text;
   std::vector<std::int32_t> prompt_ids;
   std::vector<std::int32_t> ids;    ///< generated
-  std::vector<float> first_logits;  ///< behind the prompt
+  std::vector<float> first_logits;  ///< after the prompt
   EffectiveOptions effective;
   std::int64_t prompt_tokens = 0;
   std::int64_t done_tokens = 0;  ///< of these, all but where an interrupt ended the prefill
@@ -25,7 +25,7 @@ struct GenerateRun {
   std::string steps;             ///< of the prompt, as `headwater attend --steps` takes them
   double prefill_seconds = 0;    ///< from the first token in to the logits of the last one
   double decode_seconds = 0;
-  std::int64_t decoded = 0;     ///< decode steps behind the prompt
+  std::int64_t decoded = 0;     ///< decode steps after the prompt
   runtime::PhaseTimes prefill;  ///< where the seconds went
   bool interrupted = false;
 };
@@ -65,7 +65,7 @@ struct GenerateReport {
 /// How two runs differ.
 struct GenerateDifference {
   std::int64_t equal_tokens = 0;  ///< generated tokens before the first difference
-  double worst_logit = 0;         ///< largest difference of the logits behind the prompt
+  double worst_logit = 0;         ///< largest difference of the logits after the prompt
   double divergence = 0;    ///< Kullback-Leibler, dense || sparse, of the next token's distribution, in nats
   double times_sooner = 0;  ///< dense prefill seconds / sparse ones
 };

@@ -2,14 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string_view>
 
-#include "cli/support/arguments.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/numbers.hpp"
-#include "cli/support/text.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -57,44 +54,30 @@ std::vector<double> parse_depths(std::string_view text) {
 
 std::optional<RetrievalFlags> parse_retrieval_flags(const std::vector<std::string>& arguments) {
   RetrievalFlags flags;
-  std::string window;
-  std::string depths;
-  std::string trials;
-  std::string tail;
-  std::string seed;
-  CLI::App app(
+  flags.depths = parse_depths(kDefaultDepths);
+  FlagSet set(
       "How often a model finds a planted code again: dense prefill, sparse prefill, sparse with a dense "
       "tail.",
-      "headwater retrieval");
-  app.footer(kFooter);
-  const ModelFlagReader model(app);
-  add_text(app, "-f,--file", flags.file, "TEXT", "what stands around the codes; - is standard input")
+      "headwater retrieval", kFooter);
+  flags.model.declare(set);
+  set.file("-f,--file", "-f (--file)", "TEXT", "what stands around the codes; - is standard input",
+           flags.file)
       ->required();
-  const auto* window_option = add_text(app, "--window", window, "N",
-                                       "most tokens of a prompt (those of the text, up to the context)");
-  const auto* depths_option =
-      add_text(app, "--depths", depths, "LIST",
-               "where codes are planted, per cent of the text (0,10,25,50,75,90,100)");
-  const auto* trials_option =
-      add_text(app, "--trials", trials, "N", "prompts, or with --single prompts for each depth (8)");
-  const auto* tail_option = add_text(app, "--dense-tail", tail, "N",
-                                     "last tokens that see every token, in the third run (the questions)");
-  const auto* seed_option = add_text(app, "--seed", seed, "N", "of codes, names and beginnings (0)");
-  add_text(app, "--needle", flags.texts.needle, "LINE", "what is planted, with {name} and {code}");
-  add_text(app, "--question", flags.texts.question, "LINE", "what is asked, with {name}");
-  app.add_flag("--single", flags.single, "one question a prompt, and as many prompts as depths");
-  app.add_flag("--json", flags.json, "one JSON object on standard output");
-  if (!parse_arguments(app, arguments)) return std::nullopt;
-  flags.model = model.read();
-  if (flags.file.empty()) throw Failure("-f (--file): '' is no name of a file");
-  if (window_option->count() > 0) flags.window = parse_integer("--window", window, 2, kMaxCount);
-  flags.depths = parse_depths(depths_option->count() > 0 ? depths : kDefaultDepths);
-  if (trials_option->count() > 0) flags.trials = parse_integer("--trials", trials, 1, kMostTrials);
-  if (tail_option->count() > 0) flags.dense_tail = parse_integer("--dense-tail", tail, 1, kMaxCount);
-  if (seed_option->count() > 0) {
-    flags.seed = static_cast<std::uint64_t>(parse_integer("--seed", seed, 0, kMostSeed));
-  }
-  check_templates(flags.texts);
+  set.integer("--window", "--window", 2, kMaxCount,
+              "most tokens of a prompt (those of the text, up to the context)", flags.window);
+  set.value("--depths", "LIST", "where codes are planted, per cent of the text (0,10,25,50,75,90,100)",
+            [&](const std::string& text) { flags.depths = parse_depths(text); });
+  set.integer("--trials", "--trials", 1, kMostTrials, "prompts, or with --single prompts for each depth (8)",
+              flags.trials);
+  set.integer("--dense-tail", "--dense-tail", 1, kMaxCount,
+              "last tokens that see every token, in the third run (the questions)", flags.dense_tail);
+  set.integer("--seed", "--seed", 0, kMostSeed, "of codes, names and beginnings (0)", flags.seed);
+  set.text("--needle", "LINE", "what is planted, with {name} and {code}", flags.texts.needle);
+  set.text("--question", "LINE", "what is asked, with {name}", flags.texts.question);
+  set.flag("--single", flags.single, "one question a prompt, and as many prompts as depths");
+  set.json(flags.json);
+  set.check([&] { check_templates(flags.texts); });
+  if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
 

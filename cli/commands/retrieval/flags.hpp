@@ -24,7 +24,7 @@ struct RetrievalFlags {
   bool json = false;
 };
 
-/// Parses the arguments behind `retrieval`. Nothing if help was asked for. Failure naming the flag, its value and what
+/// Parses the arguments after `retrieval`. Nothing if help was asked for. Failure naming the flag, its value and what
 /// is allowed otherwise.
 [[nodiscard]] std::optional<RetrievalFlags> parse_retrieval_flags(const std::vector<std::string>& arguments);
 

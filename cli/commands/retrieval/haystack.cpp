@@ -135,7 +135,7 @@ std::string Haystack::planted(std::int64_t first_line, std::int64_t count,
 Prompt Haystack::prompt(std::int64_t window, std::int64_t first_line, const std::vector<Needle>& needles,
                         const std::vector<std::size_t>& asked) const {
   const auto encode = [&](const std::string& text) { return tokenizer_.encode(text, true, false); };
-  // Where each answer stands in the text behind the haystack.
+  // Where each answer stands in the text after the haystack.
   std::string questions;
   std::vector<std::pair<std::size_t, std::size_t>> answers;
   for (const std::size_t which : asked) {

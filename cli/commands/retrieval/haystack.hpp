@@ -23,7 +23,7 @@ void check_templates(const HaystackTexts& texts);
 struct Needle {
   std::string name;
   std::string code;
-  double depth = 0;  ///< 0: in front of the text, 100: behind it
+  double depth = 0;  ///< 0: in front of the text, 100: after it
 };
 
 /// Codes of five digits with names of their own, one for each depth in per cent.
@@ -54,8 +54,8 @@ class Haystack {
   [[nodiscard]] std::int64_t tokens() const { return before_.back(); }
   [[nodiscard]] std::int64_t lines() const { return static_cast<std::int64_t>(lines_.size()); }
 
-  /// Lines from `first_line` on (from the beginning again behind the last), with the needles at their depths, and behind
-  /// them the questions for `asked` with their answers, one behind the other: at most `window` tokens, and as many whole
+  /// Lines from `first_line` on (from the beginning again after the last), with the needles at their depths, and after
+  /// them the questions for `asked` with their answers, one after the other: at most `window` tokens, and as many whole
   /// lines as fit, by the tokens that each has alone. Failure where not even needles and questions fit.
   [[nodiscard]] Prompt prompt(std::int64_t window, std::int64_t first_line,
                               const std::vector<Needle>& needles,
