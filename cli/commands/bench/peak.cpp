@@ -41,7 +41,7 @@ std::string missing_avx2() {
 std::string missing_avx512() { return __builtin_cpu_supports("avx512f") ? "" : "no AVX-512F"; }
 
 std::string missing_avx512_bf16() {
-  if (const std::string reason = missing_avx512(); !reason.empty()) return reason;
+  if (std::string reason = missing_avx512(); !reason.empty()) return reason;
   return (leaf7(1).eax & kAvx512Bf16) != 0 ? "" : "no AVX512_BF16";
 }
 
