@@ -7,38 +7,35 @@
 #include <string>
 #include <vector>
 
-#include "atlas.hpp"
-#include "attend.hpp"
-#include "bench.hpp"
-#include "completion.hpp"
-#include "conform.hpp"
-#include "failure.hpp"
+#include "cli/commands/commands.hpp"
+#include "cli/support/machine.hpp"
+#include "cli/support/streams.hpp"
+#include "cli/support/text.hpp"
 #include "headwater/error.hpp"
 #include "headwater/version.hpp"
-#include "info.hpp"
-#include "machine.hpp"
-#include "manual.hpp"
-#ifdef HEADWATER_HAS_RUNTIME
-#include "model/generate.hpp"
-#include "model/perplexity.hpp"
-#include "model/retrieval.hpp"
-#include "model/tokenize.hpp"
-#endif
-#include "streams.hpp"
-#include "text.hpp"
 
 namespace headwater::cli {
+
+#ifndef HEADWATER_HAS_BENCH
+// In the place of commands/bench/.
+ExitCode bench_command(const Arguments& /*arguments*/) {
+  throw Failure(
+      ExitCode::no_engine,
+      "this build has no benchmarks; they are built where HEADWATER_BENCH is on and Eigen is found");
+}
+#endif
+
 namespace {
 
 struct Command {
   const char* name;
   const char* help;
-  ExitCode (*run)(const std::vector<std::string>& arguments);
+  ExitCode (*run)(const Arguments& arguments);
 };
 
-ExitCode help(const std::vector<std::string>& arguments);
-ExitCode completion(const std::vector<std::string>& arguments);
-ExitCode manual(const std::vector<std::string>& arguments);
+ExitCode help(const Arguments& arguments);
+ExitCode completion(const Arguments& arguments);
+ExitCode manual(const Arguments& arguments);
 
 constexpr Command kCommands[] = {
     {"atlas", "which tokens each chunk read, as a page and a picture", atlas_command},
@@ -84,15 +81,11 @@ std::vector<CommandLine> command_lines() {
   return lines;
 }
 
-ExitCode completion(const std::vector<std::string>& arguments) {
-  return completion_command(arguments, command_lines());
-}
+ExitCode completion(const Arguments& arguments) { return completion_command(arguments, command_lines()); }
 
-ExitCode manual(const std::vector<std::string>& arguments) {
-  return manual_command(arguments, command_lines());
-}
+ExitCode manual(const Arguments& arguments) { return manual_command(arguments, command_lines()); }
 
-ExitCode help(const std::vector<std::string>& arguments) {
+ExitCode help(const Arguments& arguments) {
   if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h") {
     print_out(usage());
     return ExitCode::done;
@@ -107,7 +100,7 @@ ExitCode help(const std::vector<std::string>& arguments) {
       fmt::format("command {} is not known; use one of: {}", in_quotes(arguments.front()), command_names()));
 }
 
-ExitCode run(const std::vector<std::string>& arguments, std::string& who) {
+ExitCode run(const Arguments& arguments, std::string& who) {
   if (arguments.empty()) {
     throw Failure(fmt::format("a command is missing; use one of: {}; see headwater --help", command_names()));
   }

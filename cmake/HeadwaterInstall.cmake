@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 
 # headwater_product builds all that is installed. Where a part of it is lacking, the first rule installs nothing.
 set(programs "")
-foreach(program IN ITEMS headwater_cli headwater-bench headwater-conformance)
+foreach(program IN ITEMS headwater_cli headwater-conformance)
   if(TARGET ${program})
     list(APPEND programs ${program})
   endif()

@@ -115,6 +115,18 @@ function(headwater_part name)
   endif()
 endfunction()
 
+# headwater_kit_objects(NAME FILE...): compiled files of the conformance kit for a target that needs a part of it. Without
+# tests there is no kit, and the target compiles them itself.
+function(headwater_kit_objects name)
+  if(HEADWATER_TESTS)
+    list(JOIN ARGN "|" files)
+    target_sources(${name} PRIVATE "$<FILTER:$<TARGET_OBJECTS:headwater_kit>,INCLUDE,/(${files})[.]o(bj)?$>")
+  else()
+    list(TRANSFORM ARGN PREPEND "${PROJECT_SOURCE_DIR}/conformance/" OUTPUT_VARIABLE files)
+    target_sources(${name} PRIVATE ${files})
+  endif()
+endfunction()
+
 # A sanitizer build judges what is shipped. Its testing twins are left out of `all`: faults switched on and marks are
 # the business of the release build.
 function(headwater_leave_out_twins)

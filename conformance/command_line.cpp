@@ -2,8 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/arguments.hpp"
-#include "cli/failure.hpp"
+#include "cli/support/arguments.hpp"
+#include "cli/support/failure.hpp"
 #include "conformance/program.hpp"
 
 namespace headwater::conformance {

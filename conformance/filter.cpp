@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "cli/chosen_engine.hpp"
+#include "cli/support/chosen_engine.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {

@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include "cli/failure.hpp"
-#include "cli/streams.hpp"
+#include "cli/support/failure.hpp"
+#include "cli/support/streams.hpp"
 #include "conformance/case.hpp"
 #include "conformance/clauses.hpp"
 #include "conformance/command_line.hpp"

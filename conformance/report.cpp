@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/text.hpp"
+#include "cli/support/text.hpp"
 #include "conformance/worse.hpp"
 #include "headwater/version.hpp"
 

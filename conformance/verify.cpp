@@ -10,7 +10,7 @@
 #include <fmt/ostream.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/text.hpp"
+#include "cli/support/text.hpp"
 #include "conformance/attend_files.hpp"
 #include "conformance/forced.hpp"
 #include "conformance/formats.hpp"

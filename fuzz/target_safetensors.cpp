@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <span>
 
-#include "cli/failure.hpp"
-#include "cli/safetensors.hpp"
+#include "cli/support/failure.hpp"
+#include "cli/support/safetensors.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace headwater::cli;

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "cli/failure.hpp"
-#include "cli/steps.hpp"
+#include "cli/support/failure.hpp"
+#include "cli/support/steps.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace headwater::cli;

@@ -1,6 +1,7 @@
-"""Who may include whom: python3 tools/lint_includes.py
+"""Who may include whom, and how: python3 tools/lint_includes.py
 
-The rules are those of docs/architecture.md. CMake targets enforce most of them already, by include paths; this lint
+The rules are those of docs/architecture.md. A quoted include begins at the root of the repository, at include/ or at
+optimized/, never at the including file's own folder. CMake targets enforce most of them already, by include paths; this lint
 also sees what a path that happens to be there would let through. It proves itself first: it plants one violation
 of each rule into a scratch tree and expects to see exactly that one.
 """
@@ -26,14 +27,21 @@ MAY_INCLUDE = {
     "optimized/cuda": {PUBLIC, "optimized/core"},
     "runtime": {PUBLIC, DETAIL},
     "bindings": {PUBLIC},
-    "cli": {PUBLIC, "runtime"},
+    "cli": {PUBLIC, "runtime", "cli/support", "cli/commands"},
+    "cli/support": {PUBLIC, "runtime"},
+    "cli/commands": {PUBLIC, "runtime", "cli/support"},
+    # What it times is checked by the kit first.
+    "cli/commands/bench": {PUBLIC, "runtime", "cli/support", "cli/commands", "reference", "optimized/core", "conformance"},
 }
 NOT_SHIPPED = {"conformance", "fuzz", "tests", "bench"}
+# Where files of the same folder are still included by their bare names.
+BY_BARE_NAME = ("reference", "bindings", "tests")
 
 ISA = re.compile(r"(^|/)(\w*intrin|arm_neon|arm_sve|cpuid)\.h$")
 CUDA = re.compile(r"(^|/)(cu[a-z]*|cublas|nv)[\w/]*\.(h|hpp|cuh)$|^cu(da|b)/")
 STANDARD = re.compile(r"^[a-z_]+$|^(stddef|stdint)\.h$")
 
+ROOTS = ("include", ".", "optimized")
 INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 # An area whose system headers are restricted -> (what is refused, why).
 SYSTEM_RULES = {
@@ -41,7 +49,8 @@ SYSTEM_RULES = {
     "reference": (lambda name: ISA.search(name) or CUDA.search(name), "the reference is plain scalar C++"),
     "optimized/core": (lambda name: ISA.search(name) or CUDA.search(name), "core knows no ISA and no CUDA"),
     "optimized/cpu": (lambda name: CUDA.search(name), "the cpu engine knows no CUDA"),
-    "cli": (lambda name: ISA.search(name) or CUDA.search(name), "the program knows the public API only"),
+    **{area: (lambda name: ISA.search(name) or CUDA.search(name), "the program knows the public API only")
+       for area in ("cli", "cli/support", "cli/commands")},
     "bindings": (lambda name: ISA.search(name) or CUDA.search(name), "bindings know the public API only"),
 }
 
@@ -56,14 +65,12 @@ def area_of(path):
 
 
 def resolve(root, source, name):
-    """The repository's file that `#include "name"` in source means, or None."""
-    bases = [source.parent, pathlib.PurePosixPath("include"), pathlib.PurePosixPath("."),
-             pathlib.PurePosixPath("optimized")]
-    for base in bases:
+    """The repository's file that `#include "name"` in source means, or None; and whether its name begins at a root."""
+    for base in (*ROOTS, source.parent):
         candidate = (root / base / name).resolve()
         if candidate.is_file() and candidate.is_relative_to(root.resolve()):
-            return candidate.relative_to(root.resolve()).as_posix()
-    return None
+            return candidate.relative_to(root.resolve()).as_posix(), base in ROOTS and ".." not in name.split("/")
+    return None, False
 
 
 def violations(root, sources):
@@ -74,13 +81,16 @@ def violations(root, sources):
         for match in INCLUDE.finditer(text):
             quote, name = match.groups()
             line = text.count("\n", 0, match.start(2)) + 1
-            target = resolve(root, source, name)
+            target, rooted = resolve(root, source, name)
             where = f"{source}:{line}: #include {name}: "
             if target is None:
                 if quote == '"':
                     found.append(where + "no such file in the repository; outside headers take <>")
                 elif area in SYSTEM_RULES and SYSTEM_RULES[area][0](name):
                     found.append(where + SYSTEM_RULES[area][1])
+                continue
+            if not rooted and source.parts[0] not in BY_BARE_NAME:
+                found.append(where + f"begins in the file's own folder; write {target}")
                 continue
             target_area = area_of(target)
             if area not in MAY_INCLUDE or target_area == area:
@@ -122,6 +132,22 @@ PLANTED = [
     ("optimized/cuda/a.cpp", '#include "cpu/b.hpp"', True),
     ("runtime/a.cpp", '#include "optimized/core/b.hpp"', True),
     ("cli/a.cpp", '#include "runtime/b.hpp"', False),
+    ("cli/a.cpp", '#include "cli/commands/b.hpp"', False),
+    ("cli/commands/a.cpp", '#include "cli/support/b.hpp"', False),
+    ("cli/commands/a.cpp", '#include "b.hpp"', True),
+    ("cli/commands/a.cpp", '#include "../support/b.hpp"', True),
+    ("cli/commands/a.cpp", '#include "cli/../cli/support/b.hpp"', True),
+    ("cli/commands/a.cpp", '#include "conformance/b.hpp"', True),
+    ("cli/commands/attend/a.cpp", "#include <immintrin.h>", True),
+    ("cli/commands/bench/a.cpp", '#include "conformance/b.hpp"', False),
+    ("cli/commands/bench/a.cpp", "#include <immintrin.h>", False),
+    ("cli/commands/bench/a.cpp", '#include "cpu/b.hpp"', True),
+    ("cli/support/a.cpp", '#include "cli/commands/b.hpp"', True),
+    ("bench/a.cpp", '#include "cli/commands/bench/b.hpp"', False),
+    ("bench/suite/a.cpp", '#include "bench/b.hpp"', False),
+    ("bench/suite/a.cpp", '#include "../b.hpp"', True),
+    ("bench/a.cpp", '#include "b.hpp"', True),
+    ("runtime/a.cpp", '#include "b.hpp"', True),
     ("cli/a.cpp", "#include <nlohmann/json.hpp>", False),
     ("cli/a.cpp", '#include "conformance/b.hpp"', True),
     ("cli/a.cpp", '#include "core/b.hpp"', True),

@@ -60,7 +60,7 @@ def closure(source, seen):
     seen.add(path)
     text = source.read_text(encoding="utf-8", errors="replace")
     for _, name in lint_includes.INCLUDE.findall(text):
-        target = lint_includes.resolve(tree.ROOT, path, name)
+        target, _ = lint_includes.resolve(tree.ROOT, path, name)
         if target is not None:
             closure(tree.ROOT / target, seen)
 

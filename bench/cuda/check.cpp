@@ -1,4 +1,4 @@
-#include "check.hpp"
+#include "bench/cuda/check.hpp"
 
 #include <fmt/format.h>
 
@@ -293,7 +293,7 @@ Difference between(const Problem& problem, const Trace& a, const Trace& b) {
   return difference;
 }
 
-/// The line behind PASS. Throws Violation, or Error of a device.
+/// The line after PASS. Throws Violation, or Error of a device.
 std::string verdict(const CheckSetting& setting, const Row& row, bool has_hopper) {
   const Problem problem = problem_of(setting, row);
   const Engine& cpu = engine(kCpu);

@@ -26,7 +26,7 @@
 #include <string_view>
 #include <vector>
 
-#include "check.hpp"
+#include "bench/cuda/check.hpp"
 #include "core/config.hpp"
 #include "core/numbers.hpp"
 #include "cuda/cuda_session.hpp"
@@ -48,7 +48,7 @@ struct Case {
   const char* name;
   std::int64_t tokens;
   bool dense;
-  std::int64_t decoded;  ///< steps of one token behind the prompt; those are timed then
+  std::int64_t decoded;  ///< steps of one token after the prompt; those are timed then
 };
 #ifdef HEADWATER_CUDA_BENCH_EMULATED
 constexpr int kWarm = 1;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "bench/plan_metrics/rows.hpp"
-#include "cli/streams.hpp"
+#include "cli/support/streams.hpp"
 #include "headwater/headwater.hpp"
 
 namespace {

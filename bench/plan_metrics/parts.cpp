@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "bench/plan_metrics/rows.hpp"
-#include "bench/read_rate.hpp"
-#include "bench/workload.hpp"
+#include "cli/commands/bench/read_rate.hpp"
+#include "cli/commands/bench/workload.hpp"
 #include "core/kv_store.hpp"
 #include "core/memory_sets.hpp"
 #include "core/score_store.hpp"
@@ -128,7 +128,7 @@ class Gather {
     }
     sink = static_cast<std::uint64_t>(to_.data()[0]);
   }
-  /// Reads the same rows, asked for ahead alike, and keeps none of them: what copying them adds shows beside it.
+  /// Reads the same rows, prefetched alike, and keeps none of them: what copying them adds shows beside it.
   void touch(const std::vector<std::vector<std::int32_t>>& sets) {
     std::uint64_t sum = 0;
     layer_ = (layer_ + 1) % kLayers;

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/clock.hpp"
 #include "bench/plan_metrics/rows.hpp"
-#include "bench/workload.hpp"
+#include "cli/commands/bench/clock.hpp"
+#include "cli/commands/bench/workload.hpp"
 #include "headwater/headwater.hpp"
 
 namespace headwater::bench {

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "bench/suite/suite.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/kernels/bf16/table.hpp"
-#include "suite.hpp"
 
 namespace headwater::bench {
 

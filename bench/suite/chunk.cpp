@@ -1,4 +1,4 @@
-// Attention of one head and chunk behind a memory set, as the passes of the session have it, without what happens once a
+// Attention of one head and chunk after a memory set, as the passes of the session have it, without what happens once a
 // row of keys (storing, packing, gathering) or of outputs (fusion, the caller's memory): both passes of every block,
 // queries packed, column sums in. Rows and column sums are compared with attention in double first.
 
@@ -13,16 +13,16 @@
 #include <string>
 #include <vector>
 
-#include "bench/clock.hpp"
-#include "bench/peak.hpp"
-#include "bench/statistics.hpp"
-#include "bench/workload.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/commands/bench/clock.hpp"
+#include "cli/commands/bench/peak.hpp"
+#include "cli/commands/bench/workload.hpp"
+#include "cli/support/statistics.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
 #include "cpu/arithmetic/bf16_block.hpp"
 #include "cpu/arithmetic/float_block.hpp"
 #include "cpu/dispatch.hpp"
-#include "suite.hpp"
 
 namespace headwater::bench {
 
@@ -270,7 +270,7 @@ void run_chunk(benchmark::State& state, const Table& kernels, std::int64_t d, DT
   }
   const auto calls = static_cast<double>(state.iterations());
   state.counters["flops"] = benchmark::Counter(calls * flops, benchmark::Counter::kIsRate);
-  state.counters["of_peak"] = median(shares);
+  state.counters["of_peak"] = cli::median(shares);
 }
 
 }  // namespace

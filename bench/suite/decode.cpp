@@ -4,14 +4,14 @@
 
 #include <exception>
 
-#include "bench/read_rate.hpp"
-#include "suite.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/commands/bench/read_rate.hpp"
 
 namespace headwater::bench {
 
 namespace {
 
-constexpr std::int64_t kSteps = 256;  ///< tokens behind the context; then the session is filled again
+constexpr std::int64_t kSteps = 256;  ///< tokens after the context; then the session is filled again
 constexpr std::int64_t kChecked = 2;  ///< decode steps under the oracle's eyes
 
 double kv_bytes(const Shape& shape, std::int64_t tokens) {

@@ -8,11 +8,11 @@
 #include <cmath>
 #include <vector>
 
-#include "bench/peak.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/commands/bench/peak.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
 #include "cpu/dispatch.hpp"
-#include "suite.hpp"
 
 namespace headwater::bench {
 

@@ -4,8 +4,8 @@
 
 #include <exception>
 
-#include "cli/calls.hpp"
-#include "suite.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/support/calls.hpp"
 
 namespace headwater::bench {
 

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
-#include "cli/streams.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/support/streams.hpp"
 #include "headwater/version.hpp"
-#include "suite.hpp"
 
 int main(int argc, char** argv) {
   using namespace headwater;

@@ -11,11 +11,11 @@
 #include <dnnl.hpp>
 #include <vector>
 
-#include "bench/clock.hpp"
-#include "bench/model/random_model.hpp"
-#include "bench/statistics.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/commands/bench/clock.hpp"
+#include "cli/commands/bench/random_model.hpp"
+#include "cli/support/statistics.hpp"
 #include "runtime/model/projection.hpp"
-#include "suite.hpp"
 
 namespace headwater::bench {
 
@@ -150,10 +150,10 @@ void run(benchmark::State& state, const Shape2& shape, TensorType type, Precisio
     shares.push_back(other / own);
     rates.push_back(flops / other);
   }
-  state.counters["onednn_GFLOPs"] = median(rates) * 1e-9;
+  state.counters["onednn_GFLOPs"] = cli::median(rates) * 1e-9;
   state.counters["GFLOPs"] = flops * static_cast<double>(state.iterations()) * 1e-9;
   state.counters["GFLOPs"].flags = benchmark::Counter::kIsRate;
-  state.counters["share"] = median(shares);
+  state.counters["share"] = cli::median(shares);
 }
 
 }  // namespace

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <vector>
 
-#include "bench/model/random_model.hpp"
+#include "bench/suite/suite.hpp"
+#include "cli/commands/bench/random_model.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
-#include "suite.hpp"
 
 namespace headwater::bench {
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "bench/suite/suite.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/random.hpp"
 #include "core/memory_sets.hpp"
@@ -16,7 +17,6 @@
 #include "reference/numbers.hpp"
 #include "reference/rope.hpp"
 #include "reference/scores.hpp"
-#include "suite.hpp"
 
 namespace headwater::bench {
 

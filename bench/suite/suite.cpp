@@ -1,4 +1,4 @@
-#include "suite.hpp"
+#include "bench/suite/suite.hpp"
 
 #include <fmt/format.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/checked_run.hpp"
+#include "cli/commands/bench/checked_run.hpp"
 #include "headwater/engine.hpp"
 
 /// The suite of Google Benchmark: whole layers, decode steps, and the stages below them.

@@ -10,10 +10,10 @@
 #include <fstream>
 #include <string>
 
-#include "cli/atlas_input.hpp"
-#include "cli/attend_input.hpp"
-#include "cli/safetensors.hpp"
-#include "cli/steps.hpp"
+#include "cli/commands/atlas/input.hpp"
+#include "cli/commands/attend/input.hpp"
+#include "cli/support/safetensors.hpp"
+#include "cli/support/steps.hpp"
 #include "conformance/allocation_counter.hpp"
 #include "conformance/ratchet.hpp"
 #include "conformance/safetensors.hpp"

@@ -14,7 +14,7 @@ from model import DENSE, HEAVY, LOCAL, NAMED, OWN, PANEL, Trace, count, pixels
 from support import PROGRAM, ProgramTest, Tensor, file_of, problem, safetensors
 
 SPARSE = ("-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "5")
-MARGIN, WIDTH, BAR = 40, 1800, 106  # of cli/atlas_picture.cpp: pixels, and a row of the bar of pairs
+MARGIN, WIDTH, BAR = 40, 1800, 106  # of cli/commands/atlas/picture.cpp: pixels, and a row of the bar of pairs
 GAP, LABELS, SCORES, PANEL_WIDTH = 24, 56, 60, 356  # of its panels, four in a row
 LEGEND, TITLE = 136, 24  # a row of the legend; pixels of the title of an axis
 CURVES_LEFT, CURVES_RIGHT, CURVES_HEIGHT, CURVES_FOOT = 62, 290, 240, 330 - 240 + 24  # of the survival curves

@@ -15,7 +15,7 @@ from support import ProgramTest
 MODELS = pathlib.Path(os.environ["HEADWATER_MODELS"])
 MODEL, TEXT = str(MODELS / "headwater-tiny-f16.gguf"), str(MODELS / "eval-4k.txt")
 SMALL = ("-ub", "128", "--h2o-local", "32", "--h2o-heavy", "32")
-LEFT, RIGHT = 66, 14  # of cli/atlas/draw.js
+LEFT, RIGHT = 66, 14  # of cli/commands/atlas/page/draw.js
 TOKENS, HEADS, LAYERS = 900, 4, 8
 
 

@@ -12,7 +12,7 @@ from model import HEAVY, LOCAL, OWN, PANEL, Trace, count, pixels
 from support import ProgramTest, Tensor, problem, safetensors
 
 SPARSE = ("-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "5")
-LEFT, RIGHT = 66, 14  # of cli/atlas/draw.js
+LEFT, RIGHT = 66, 14  # of cli/commands/atlas/page/draw.js
 NO_BROWSER = 77       # SKIP_RETURN_CODE of the ctest entry
 
 

@@ -1,6 +1,6 @@
 // The check that stands before every clock finds an engine that is wrong, and passes every engine that is right.
 
-#include "bench/checked_run.hpp"
+#include "cli/commands/bench/checked_run.hpp"
 
 #include <gtest/gtest.h>
 

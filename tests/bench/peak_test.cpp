@@ -1,4 +1,4 @@
-#include "bench/peak.hpp"
+#include "cli/commands/bench/peak.hpp"
 
 #include <gtest/gtest.h>
 

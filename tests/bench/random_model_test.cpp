@@ -1,6 +1,6 @@
 // Random models: whole GGUF files that the runtime loads, the same on every run, with logits of a sensible size.
 
-#include "bench/model/random_model.hpp"
+#include "cli/commands/bench/random_model.hpp"
 
 #include <gmock/gmock.h>
 

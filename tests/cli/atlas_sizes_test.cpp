@@ -13,11 +13,11 @@
 #include <random>
 #include <set>
 
-#include "cli/atlas_page.hpp"
-#include "cli/atlas_summary.hpp"
-#include "cli/output_layout.hpp"
-#include "cli/recorder.hpp"
-#include "cli/safetensors.hpp"
+#include "cli/commands/atlas/page.hpp"
+#include "cli/commands/atlas/summary.hpp"
+#include "cli/commands/attend/recorder.hpp"
+#include "cli/support/output_layout.hpp"
+#include "cli/support/safetensors.hpp"
 
 namespace headwater::cli::testing {
 namespace {

@@ -1,6 +1,6 @@
 // The quota of processor time that a control group has, from files as the kernel and container runtimes lay them out.
 
-#include "cli/machine.hpp"
+#include "cli/support/machine.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/failure.hpp"
+#include "cli/support/failure.hpp"
 
 namespace headwater::cli::testing {
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/attend_report.hpp"
+#include "cli/commands/attend/report.hpp"
 
 namespace headwater::cli {
 namespace {

@@ -1,14 +1,14 @@
 // The safetensors reader and the layout of what is written. The cases of whole files are in test_bad_files.py; here
 // stand those that need the parser alone: every truncation, every flipped bit, and the way back.
 
-#include "cli/safetensors.hpp"
+#include "cli/support/safetensors.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "cli/output_layout.hpp"
+#include "cli/support/output_layout.hpp"
 #include "tests/cli/parser_fixtures.hpp"
 
 namespace headwater::cli::testing {

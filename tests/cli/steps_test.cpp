@@ -1,14 +1,14 @@
 // --steps, and the session calls that carry them out (PLAN-1, PLAN-2, STATE-3).
 
-#include "cli/steps.hpp"
+#include "cli/support/steps.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "cli/calls.hpp"
-#include "cli/numbers.hpp"
+#include "cli/support/calls.hpp"
+#include "cli/support/numbers.hpp"
 #include "tests/cli/parser_fixtures.hpp"
 
 namespace headwater::cli::testing {

@@ -132,6 +132,17 @@ class Usage(ProgramTest):
         self.assert_refused(self.run_program("info", "x"), "x")
         self.assert_refused(self.run_program("info", "--jsn"), "--jsn")
 
+    def test_bench_may_be_left_out_of_a_build(self):
+        parts = json.loads(self.run_program("info", "--json").stdout)["parts"]
+        built = {part["name"]: part["available"] for part in parts}["bench"]
+        done = self.run_program("bench", "--help")
+        if built:
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(b"headwater bench", done.stdout)
+        else:
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count(b"\n")), (3, b"", 1), done.stderr)
+            self.assertIn(b"HEADWATER_BENCH", done.stderr)
+
     def test_a_file_may_be_named_like_a_command(self):
         self.attend(self.put(problem(), "info"))
         self.assertEqual(self.run_program("attend", "info", "-o", "conform").returncode, 0)

@@ -58,15 +58,15 @@ class Start(ProgramTest):
         self.assertEqual(self.attend(OMP_NUM_THREADS="3", GOMP_SPINCOUNT="10"), 3)
 
     def companion(self, **settings):
-        """The variables that reach the program that `headwater bench` becomes."""
+        """The variables that reach the program that `headwater conform` becomes."""
         program = pathlib.Path(self.path("bin")) / "headwater"
         if not program.exists():
             program.parent.mkdir()
             shutil.copy2(PROGRAM, program)
-            script = program.with_name("headwater-bench")
+            script = program.with_name("headwater-conformance")
             script.write_text("#!/bin/sh\nexec cat /proc/self/environ\n", encoding="utf-8")
             script.chmod(0o755)
-        done = subprocess.run([program, "bench"], env=environment(**settings), capture_output=True, timeout=TIMEOUT,
+        done = subprocess.run([program, "conform"], env=environment(**settings), capture_output=True, timeout=TIMEOUT,
                               check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         return variables(done.stdout.decode(errors="replace"))

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/cpu_features.hpp"
-#include "cli/numbers.hpp"
-#include "cli/text.hpp"
+#include "cli/support/cpu_features.hpp"
+#include "cli/support/numbers.hpp"
+#include "cli/support/text.hpp"
 #include "tests/cli/parser_fixtures.hpp"
 
 namespace headwater::cli::testing {

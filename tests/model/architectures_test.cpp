@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cli/safetensors.hpp"
+#include "cli/support/safetensors.hpp"
 #include "runtime/generate/conversation.hpp"
 #include "runtime/generate/sampler.hpp"
 #include "runtime/support/mapped_file.hpp"

@@ -1,6 +1,6 @@
 // Prompts of `headwater retrieval`, and the statistics of its answers.
 
-#include "cli/model/haystack.hpp"
+#include "cli/commands/retrieval/haystack.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
-#include "cli/failure.hpp"
-#include "cli/model/statistics.hpp"
+#include "cli/support/failure.hpp"
+#include "cli/support/statistics.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 #include "tests/model/support.hpp"
 

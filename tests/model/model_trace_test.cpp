@@ -1,6 +1,6 @@
 // What the atlas of a model keeps of a long prompt is what the engine said and the session holds.
 
-#include "cli/model/model_trace.hpp"
+#include "cli/commands/atlas/model_trace.hpp"
 
 #include <gtest/gtest.h>
 

@@ -17,8 +17,8 @@
 #include <string_view>
 #include <utility>
 
-#include "cli/model/model_trace.hpp"
-#include "cli/model/statistics.hpp"
+#include "cli/commands/atlas/model_trace.hpp"
+#include "cli/support/statistics.hpp"
 #include "runtime/generate/conversation.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 #include "tests/model/support.hpp"

@@ -1,6 +1,6 @@
 // What `headwater generate` tells at its end.
 
-#include "cli/model/generate_report.hpp"
+#include "cli/commands/generate/report.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "cli/safetensors.hpp"
+#include "cli/support/safetensors.hpp"
 #include "headwater/engine.hpp"
 #include "runtime/support/mapped_file.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/text.hpp"
+#include "cli/support/text.hpp"
 #include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 

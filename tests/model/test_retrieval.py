@@ -11,7 +11,7 @@ from running import MODEL, TEXT, Refusals, run
 
 # The question is in another chunk than most codes, and the memory set is too small to hold them.
 SMALL = ["--window", "700", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16"]
-SOURCE = pathlib.Path(__file__).parents[2] / "cli" / "model" / "haystack.cpp"  # the names that codes get
+SOURCE = pathlib.Path(__file__).parents[2] / "cli" / "commands" / "retrieval" / "haystack.cpp"  # the names that codes get
 MODES = ("dense", "sparse", "sparse_dense_tail")
 
 

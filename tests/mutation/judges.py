@@ -160,8 +160,9 @@ STAGES["conformance/reference_oracle"] = [STAGES["conformance/"][0], *STAGES["re
 
 def runs_here(name):
     """Whether this machine runs the code at all: real tiles need AMX, the device's runtime a GPU (what nvcc alone compiles,
-    *.cu and *.cuh, is not drawn from either). The way they are used has a twin in software."""
-    if name.startswith("optimized/cuda/runtime/cuda_device."):
+    *.cu and *.cuh, is not drawn from either). The way they are used has a twin in software. The mutants' build has no
+    benchmarks."""
+    if name.startswith(("optimized/cuda/runtime/cuda_device.", "cli/commands/bench/")):
         return False
     real = name.startswith("optimized/cpu/kernels/amx/") and not name.startswith("optimized/cpu/kernels/amx/unit.")
     return not real or " amx_tile" in CPU_INFO.read_text()

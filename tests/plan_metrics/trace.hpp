@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/attend_input.hpp"
+#include "cli/commands/attend/input.hpp"
 #include "headwater/headwater.hpp"
 #include "runtime/support/mapped_file.hpp"
 

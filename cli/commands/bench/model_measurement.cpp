@@ -1,0 +1,288 @@
+#include "cli/commands/bench/model_measurement.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "cli/commands/bench/random_model.hpp"
+#include "cli/commands/bench/read_rate.hpp"
+#include "cli/support/chosen_engine.hpp"
+#include "cli/support/failure.hpp"
+#include "cli/support/machine.hpp"
+#include "cli/support/model_memory.hpp"
+#include "cli/support/numbers.hpp"
+#include "cli/support/output_file.hpp"
+#include "cli/support/progress.hpp"
+#include "cli/support/streams.hpp"
+#include "cli/support/text.hpp"
+#include "headwater/engine.hpp"
+#include "runtime/generate/sampler.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+#include "runtime/support/mapped_file.hpp"
+
+namespace headwater::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Ids = std::vector<std::int32_t>;
+
+/// Larger than any cache, so that it is memory that is read.
+constexpr std::size_t kReadBytes = std::size_t{512} << 20;
+
+/// Token i of a prompt is (kTokenStep * i + seed) modulo the vocabulary, which any program can repeat.
+constexpr std::uint64_t kTokenStep = 7919;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+runtime::ModelConfig config_of(const ModelShape& shape) {
+  runtime::ModelConfig config;
+  config.layers = shape.layers;
+  config.width = shape.width;
+  config.heads = shape.heads;
+  config.heads_kv = shape.heads_kv;
+  config.d_head = shape.d_head;
+  config.d_value = shape.d_head;
+  config.feed_forward = shape.feed_forward;
+  config.vocabulary = shape.vocabulary;
+  config.context = shape.context;
+  return config;
+}
+
+/// The types of a file's matrices: "Q4_K, Q6_K".
+std::string matrix_types(const runtime::GgufFile& file) {
+  std::set<std::string_view> names;
+  for (const runtime::Tensor& tensor : file.tensors()) {
+    if (tensor.dims.size() == 2) names.insert(runtime::tensor_type_info(tensor.type).name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// A model with a transformer for sparse prefill, and one for dense.
+class Bench {
+ public:
+  explicit Bench(const ModelBenchFlags& flags);
+  ModelMeasurement run();
+
+ private:
+  void open_file();
+  void check_memory(double weights, const runtime::ModelConfig& config) const;
+  [[nodiscard]] std::unique_ptr<runtime::Transformer> open(bool dense) const;
+  void describe(ModelMeasurement& measurement) const;
+  void warm_up();
+  void measure(std::int64_t tokens, ModelMeasurement& measurement);
+  PromptTimes time_prompt(runtime::Conversation& conversation, std::int64_t tokens, PromptRounds& rounds);
+  [[nodiscard]] std::int64_t kv_bytes_per_token() const;
+  [[nodiscard]] std::string name() const {
+    return flags_.shape != nullptr ? fmt::format("--random {}", flags_.shape->name) : flags_.model.model;
+  }
+
+  const ModelBenchFlags& flags_;
+  int threads_;
+  std::int64_t longest_;
+  std::int64_t capacity_;
+  std::shared_ptr<const runtime::GgufFile> file_;
+  std::shared_ptr<const runtime::Model> model_;
+  std::unique_ptr<runtime::Transformer> sparse_, dense_;
+  std::optional<runtime::Conversation> sparse_talk_, dense_talk_;
+  Ids ids_;
+  LineBytes memory_;
+  double load_seconds_ = 0;
+};
+
+Bench::Bench(const ModelBenchFlags& flags)
+    : flags_(flags),
+      threads_(flags.model.options.threads > 0 ? flags.model.options.threads : cli::usable_cores()),
+      longest_(*std::max_element(flags.tokens.begin(), flags.tokens.end())),
+      capacity_(longest_ + flags.decode),
+      memory_(0) {
+  (void)cli::chosen_engine(flags.model.engine);  // an engine that is not here is said before anything is made
+  if (capacity_ > cli::kMaxCount) {
+    throw cli::Failure(fmt::format("-n {} and --decode {} make {}; allowed are {}", longest_, flags.decode,
+                                   cli::count_text(capacity_, "token"), cli::kMaxCount));
+  }
+  const auto start = Clock::now();
+  open_file();
+  model_ = runtime::Model::load(file_, {flags.model.precision, threads_});
+  sparse_ = open(false);
+  if (flags.dense) dense_ = open(true);
+  load_seconds_ = since(start);
+  sparse_talk_.emplace(*sparse_, flags.dense_tail);
+  if (dense_) dense_talk_.emplace(*dense_, 0);
+  const auto vocabulary = static_cast<std::uint64_t>(model_->config().vocabulary);
+  for (std::int64_t i = 0; i < capacity_; ++i) {
+    ids_.push_back(
+        static_cast<std::int32_t>((kTokenStep * static_cast<std::uint64_t>(i) + flags.seed) % vocabulary));
+  }
+  memory_ = LineBytes(kReadBytes);
+}
+
+void Bench::check_memory(double weights, const runtime::ModelConfig& config) const {
+  const std::int64_t context = flags_.model.context.value_or(config.context);
+  if (capacity_ > context) {
+    throw cli::Failure(fmt::format(
+        "-n {} and --decode {} make {}, but the context has {}; use fewer, or -c {} at the price of "
+        "meaning",
+        longest_, flags_.decode, cli::count_text(capacity_, "token"), context, capacity_));
+  }
+  cli::check_model_memory(name(), flags_.model, config, weights + static_cast<double>(kReadBytes), capacity_,
+                          flags_.dense ? 2 : 1);
+}
+
+void Bench::open_file() {
+  if (flags_.shape == nullptr) {
+    file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags_.model.model));
+    const auto packed = static_cast<double>(runtime::Model::packed_bytes(*file_, flags_.model.precision));
+    check_memory(std::max(packed, static_cast<double>(file_->file_bytes())),
+                 runtime::read_model_config(*file_));
+    return;
+  }
+  const RandomModel random(*flags_.shape, flags_.type, flags_.seed);
+  const auto stored = static_cast<double>(random.bytes());
+  // Weights are packed, and what was packed stays in memory beside them.
+  const std::int64_t element = runtime::tensor_type_info(flags_.type).block_bytes;
+  const bool quantised = runtime::is_quantised(flags_.type);
+  const double packed = quantised ? stored
+                                  : stored / static_cast<double>(element) *
+                                        static_cast<double>(runtime::precision_bytes(flags_.model.precision));
+  check_memory(stored + packed, config_of(*flags_.shape));
+  file_ = in_memory(random, name(), threads_);
+}
+
+std::unique_ptr<runtime::Transformer> Bench::open(bool dense) const {
+  runtime::TransformerOptions options;
+  options.engine = flags_.model.engine;
+  options.attention = flags_.model.options;
+  options.attention.dense = dense;
+  options.attention.threads = threads_;
+  options.cache_type = flags_.model.cache_type;
+  options.capacity = capacity_;
+  return std::make_unique<runtime::Transformer>(model_, options);
+}
+
+void Bench::describe(ModelMeasurement& measurement) const {
+  const runtime::ModelConfig& config = model_->config();
+  measurement.model = config.name.empty() ? flags_.model.model : config.name;
+  measurement.architecture = config.architecture;
+  measurement.weights = matrix_types(*file_);
+  measurement.engine = sparse_->engine().name();
+  measurement.isa = sparse_->engine().isa();
+  measurement.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
+                                        runtime::product_isa());
+  measurement.by_processor_time = threads_ == 1;
+  measurement.effective = sparse_->session().options();
+  measurement.load_seconds = load_seconds_;
+  measurement.weight_bytes =
+      std::max(runtime::Model::packed_bytes(*file_, flags_.model.precision), file_->file_bytes());
+  measurement.session_memory = sparse_->session().memory_bytes();
+  measurement.workspace_bytes = sparse_->workspace_bytes();
+  measurement.warnings = measurement.effective.warnings;
+}
+
+/// Pages, caches and threads.
+void Bench::warm_up() {
+  for (auto* conversation : {&sparse_talk_, &dense_talk_}) {
+    if (!*conversation) continue;
+    const std::int64_t some = std::min<std::int64_t>(longest_, 64);
+    (*conversation)->feed({ids_.data(), static_cast<std::size_t>(some)});
+    if (flags_.decode > 0) (*conversation)->append(ids_.front());
+  }
+}
+
+std::int64_t Bench::kv_bytes_per_token() const {
+  const runtime::ModelConfig& config = model_->config();
+  return config.layers * config.heads_kv * (config.d_head + config.d_value) *
+         static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
+}
+
+PromptTimes Bench::time_prompt(runtime::Conversation& conversation, std::int64_t tokens,
+                               PromptRounds& rounds) {
+  PromptTimes times;
+  runtime::Transformer& transformer = conversation.transformer();
+  conversation.reset();
+  transformer.clear_times();
+  Seconds start = seconds_now();
+  conversation.feed({ids_.data(), static_cast<std::size_t>(tokens)});
+  times.first_token = seconds_now() - start;
+  times.phases = transformer.times();
+  rounds.pairs = conversation.pairs();
+  rounds.best_token = runtime::best_token(conversation.logits());
+  rounds.best_logit = conversation.logits()[static_cast<std::size_t>(rounds.best_token)];
+  transformer.clear_times();
+  start = seconds_now();
+  for (std::int64_t i = 0; i < flags_.decode; ++i) {
+    conversation.append(ids_[static_cast<std::size_t>(tokens + i)]);
+  }
+  times.decode = seconds_now() - start;
+  start = seconds_now();
+  (void)read_seconds(memory_, threads_);
+  const Seconds read = seconds_now() - start;
+  const double share = static_cast<double>(rounds.bytes_per_token) / static_cast<double>(memory_.size());
+  times.reading = {read.wall * share, read.cpu * share};
+  return times;
+}
+
+void Bench::measure(std::int64_t tokens, ModelMeasurement& measurement) {
+  const std::int64_t mean_depth = tokens + (flags_.decode + 1) / 2;
+  const std::int64_t bytes = model_->bytes_per_token() + mean_depth * kv_bytes_per_token();
+  std::vector<PromptRounds> modes = {{tokens, false, {}, bytes, {}, 0, 0.0F}};
+  if (dense_) modes.push_back({tokens, true, {}, bytes, {}, 0, 0.0F});
+  for (int round = 0; round < flags_.rounds; ++round) {
+    for (std::size_t i = 0; i < modes.size(); ++i) {
+      PromptRounds& mode = modes[(i + static_cast<std::size_t>(round)) % modes.size()];
+      mode.rounds.push_back(time_prompt(mode.dense ? *dense_talk_ : *sparse_talk_, tokens, mode));
+    }
+  }
+  std::move(modes.begin(), modes.end(), std::back_inserter(measurement.prompts));
+}
+
+ModelMeasurement Bench::run() {
+  ModelMeasurement measurement;
+  describe(measurement);
+  cli::warn(measurement.warnings);
+  warm_up();
+  cli::Progress progress(flags_.tokens.size(), "bench");
+  for (const std::int64_t tokens : flags_.tokens) {
+    measure(tokens, measurement);
+    progress.advance(1);
+  }
+  return measurement;
+}
+
+}  // namespace
+
+const PromptTimes& PromptRounds::middle() const {
+  std::vector<const PromptTimes*> order;
+  for (const PromptTimes& times : rounds) order.push_back(&times);
+  std::sort(order.begin(), order.end(),
+            [](const auto* a, const auto* b) { return a->first_token.wall < b->first_token.wall; });
+  return *order[(order.size() - 1) / 2];
+}
+
+ModelMeasurement measure_model(const ModelBenchFlags& flags) { return Bench(flags).run(); }
+
+void save_random_model(const ModelBenchFlags& flags) {
+  const RandomModel random(*flags.shape, flags.type, flags.seed);
+  const std::uint64_t limit = cli::memory_limit();
+  if (random.bytes() > limit) {
+    throw cli::Failure(fmt::format("--random {}: the file has {}, but the machine has {} of memory",
+                                   flags.shape->name, cli::bytes_text(random.bytes()),
+                                   cli::bytes_text(limit)));
+  }
+  cli::OutputFile file(*flags.save, nullptr);
+  file.reserve(random.bytes());
+  const runtime::AlignedBuffer buffer(random.bytes());
+  const std::span<std::byte> bytes(buffer.data(), buffer.size());
+  random.write(bytes, cli::usable_cores());
+  file.write_at(0, bytes);
+  file.commit();
+}
+
+}  // namespace headwater::bench

@@ -1,0 +1,392 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cli/commands/commands.hpp"
+#include "cli/commands/generate/flags.hpp"
+#include "cli/commands/generate/qkv_dump.hpp"
+#include "cli/commands/generate/report.hpp"
+#include "cli/support/interrupt.hpp"
+#include "cli/support/loaded_model.hpp"
+#include "cli/support/progress.hpp"
+#include "cli/support/prompt.hpp"
+#include "cli/support/streams.hpp"
+#include "cli/support/text.hpp"
+#include "headwater/headwater.hpp"
+#include "runtime/generate/conversation.hpp"
+#include "runtime/tokenizer/chat.hpp"
+
+namespace headwater::cli {
+namespace {
+
+constexpr const char* kCommand = "headwater generate";
+constexpr std::uint64_t kProgressUnits = 1'000'000;
+
+using Ids = std::vector<std::int32_t>;
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Leaves a prefill that Ctrl-C ended.
+struct Interrupted {};
+
+/// Lines of standard input, none lost or read twice where an interrupt comes between them.
+class InputLines {
+ public:
+  /// False at the end of the input, or once an end is asked for; a last line needs no line feed.
+  [[nodiscard]] bool next(std::string& line) {
+    std::size_t end = 0;
+    for (std::size_t looked = 0; (end = read_.find('\n', looked)) == std::string::npos;) {
+      looked = read_.size();
+      std::array<char, 4096> part{};
+      if (!wait_for_input(STDIN_FILENO)) return false;
+      const ssize_t got = ::read(STDIN_FILENO, part.data(), part.size());
+      if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (got <= 0) {
+        line = std::exchange(read_, {});
+        return !line.empty();
+      }
+      read_.append(part.data(), static_cast<std::size_t>(got));
+    }
+    line = read_.substr(0, end);
+    read_.erase(0, end + 1);
+    return true;
+  }
+
+ private:
+  std::string read_;
+};
+
+/// What was typed for a turn.
+struct Words {
+  std::string text;
+  std::string question;  ///< after a document
+};
+
+/// The tokens of a turn.
+struct Turn {
+  Ids ids;
+  std::int64_t question = 0;  ///< of these, from the question on
+};
+
+class Generation {
+ public:
+  explicit Generation(const GenerateFlags& flags) : flags_(flags), model_(flags.model) {}
+  ExitCode run();
+
+ private:
+  [[nodiscard]] Words prompt_words();
+  [[nodiscard]] Turn encode(const Words& words, bool first) const;
+  [[nodiscard]] Turn encode_chat(const Words& words, bool first) const;
+  void check_prompt(std::int64_t tokens) const;
+  [[nodiscard]] std::int64_t capacity_for(std::int64_t prompt);
+  void open(std::int64_t capacity, bool dense);
+  GenerateRun run_turn(const Turn& turn, bool shown);
+  void feed(const Ids& ids, GenerateRun& run);
+  void generate(GenerateRun& run, bool shown);
+  void talk(const GenerateRun& opening);
+  void answer(const std::string& line);
+  void tell_turn(const GenerateRun& run);
+  void describe(GenerateReport& report) const;
+
+  const GenerateFlags& flags_;
+  LoadedModel model_;
+  std::unique_ptr<runtime::Transformer> transformer_;
+  std::optional<runtime::Conversation> conversation_;
+  std::optional<runtime::Sampler> sampler_;
+  std::optional<QkvDump> dump_;
+  bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  Ids history_;  // all that was said, also where an interrupt has emptied the conversation
+  std::optional<std::int32_t> pending_;  // generated last, not yet in the conversation
+  bool ended_ = false;                   // by a token of its own
+  SessionTotals totals_;                 // of an interactive session
+  std::vector<std::string> warnings_;
+};
+
+Words Generation::prompt_words() {
+  const auto checked = [&](const char* flag, std::string text) {
+    if (text.empty()) throw Failure(fmt::format("{}: the prompt is empty; allowed: one byte or more", flag));
+    check_utf8(flag, text, warnings_);
+    return text;
+  };
+  Words words;
+  if (flags_.system) check_utf8("--system", *flags_.system, warnings_);
+  if (flags_.file) words.text = checked("-f (--file)", read_text("-f (--file)", *flags_.file));
+  if (flags_.prompt) (flags_.file ? words.question : words.text) = checked("-p (--prompt)", *flags_.prompt);
+  return words;
+}
+
+Turn Generation::encode(const Words& words, bool first) const {
+  if (flags_.chat) return encode_chat(words, first);
+  const runtime::Tokenizer& tokenizer = model_.tokenizer();
+  if (words.question.empty()) return {tokenizer.encode(words.text, first, first), 0};
+  Ids ids;
+  if (tokenizer.adds_bos()) ids.push_back(tokenizer.bos());
+  const Ids document = tokenizer.encode(words.text, false, true);
+  const Ids question = tokenizer.encode_more(words.question, true);
+  ids.insert(ids.end(), document.begin(), document.end());
+  ids.insert(ids.end(), question.begin(), question.end());
+  return {std::move(ids), static_cast<std::int64_t>(question.size())};
+}
+
+Turn Generation::encode_chat(const Words& words, bool first) const {
+  const runtime::Tokenizer& tokenizer = model_.tokenizer();
+  const auto format = runtime::chat_format_of(tokenizer);
+  if (!format) {
+    throw Failure(fmt::format("--chat: {} has the control tokens of neither ChatML nor Llama 3",
+                              in_quotes(flags_.model.model)));
+  }
+  std::vector<runtime::ChatMessage> messages;
+  if (first && flags_.system) messages.push_back({"system", *flags_.system});
+  messages.push_back({"user", words.text, words.question});
+  std::size_t begin = 0;
+  Ids ids = runtime::encode_chat(tokenizer, *format, messages, first, &begin);
+  const std::size_t question = words.question.empty() ? 0 : ids.size() - begin;
+  // An answer that the number of tokens cut off is closed first.
+  if (!first && !ended_) {
+    const auto end =
+        tokenizer.find_special(*format == runtime::ChatFormat::chatml ? "<|im_end|>" : "<|eot_id|>");
+    if (end) ids.insert(ids.begin(), *end);
+  }
+  return {std::move(ids), static_cast<std::int64_t>(question)};
+}
+
+void Generation::check_prompt(std::int64_t tokens) const {
+  if (tokens <= model_.context()) return;
+  throw Failure(fmt::format("the prompt has {}, but the context {} ({}); use a shorter prompt{}",
+                            count_text(tokens, "token"), model_.context(),
+                            flags_.model.context ? "-c" : "of the model",
+                            flags_.model.context ? " or a larger -c" : ", or -c at the price of quality"));
+}
+
+/// The last generated token need not be stored.
+std::int64_t Generation::capacity_for(std::int64_t prompt) {
+  if (flags_.interactive || flags_.tokens < 0) return model_.context();
+  const std::int64_t wanted = prompt + std::max<std::int64_t>(flags_.tokens - 1, 0);
+  if (wanted > model_.context()) {
+    warnings_.push_back(fmt::format("only {} of {} tokens fit behind a prompt of {} in a context of {}",
+                                    model_.context() - prompt + 1, flags_.tokens, prompt, model_.context()));
+  }
+  return std::min(wanted, model_.context());
+}
+
+void Generation::open(std::int64_t capacity, bool dense) {
+  conversation_.reset();
+  transformer_.reset();
+  transformer_ = model_.open(capacity, dense);
+  conversation_.emplace(*transformer_, kDenseTail);
+  sampler_.emplace(flags_.sampling, model_.config().vocabulary);
+  pending_.reset();
+  history_.clear();
+}
+
+void Generation::feed(const Ids& ids, GenerateRun& run) {
+  transformer_->clear_times();
+  std::optional<Progress> progress;
+  if (!flags_.quiet) progress.emplace(kProgressUnits, "prefill", static_cast<std::uint64_t>(ids.size()));
+  std::uint64_t shown = 0;
+  double done = 0;
+  const bool empty = conversation_->tokens() == 0;
+  const auto start = Clock::now();
+  try {
+    conversation_->feed(ids, [&](double share) {
+      done = share;
+      if (stop_requested()) throw Interrupted{};
+      const auto units = static_cast<std::uint64_t>(share * static_cast<double>(kProgressUnits));
+      if (progress) progress->advance(units - std::min(shown, units));
+      shown = units;
+    });
+    run.first_logits.assign(conversation_->logits().begin(), conversation_->logits().end());
+    if (empty) history_.clear();
+    history_.insert(history_.end(), ids.begin(), ids.end());
+    pending_.reset();
+  } catch (const Interrupted&) {
+    conversation_->reset();
+    run.interrupted = true;
+  }
+  run.done_tokens =
+      run.interrupted ? std::llround(done * static_cast<double>(ids.size())) : run.prompt_tokens;
+  run.prefill_seconds = since(start);
+  run.prefill = transformer_->times();
+}
+
+void Generation::generate(GenerateRun& run, bool shown) {
+  runtime::StreamDecoder decoder(model_.tokenizer());
+  const auto emit = [&](const std::string& piece) {
+    run.text += piece;
+    if (shown) print_out(terminal_ ? for_terminal(piece) : piece);
+  };
+  const std::int64_t capacity = transformer_->session().shape().capacity;
+  const auto start = Clock::now();
+  for (std::int64_t i = 0; i != flags_.tokens; ++i) {
+    const std::int32_t id = sampler_->draw(conversation_->logits());
+    ended_ = model_.tokenizer().is_end(id);
+    if (ended_) {
+      pending_ = id;
+      break;
+    }
+    run.ids.push_back(id);
+    pending_ = id;
+    emit(decoder.push(id));
+    run.interrupted = stop_requested();
+    if (run.interrupted || i + 1 == flags_.tokens || conversation_->tokens() == capacity) break;
+    conversation_->append(id);
+    history_.push_back(id);
+    pending_.reset();
+    ++run.decoded;
+  }
+  run.decode_seconds = since(start);
+  emit(decoder.finish());
+}
+
+GenerateRun Generation::run_turn(const Turn& turn, bool shown) {
+  GenerateRun run;
+  run.prompt_ids = turn.ids;
+  run.prompt_tokens = static_cast<std::int64_t>(turn.ids.size());
+  conversation_->set_dense_tail(flags_.dense_tail.value_or(turn.question > 0 ? turn.question : kDenseTail));
+  run.tail_tokens = conversation_->tail_of(run.prompt_tokens);
+  run.effective = transformer_->session().options();
+  feed(turn.ids, run);
+  run.pairs = conversation_->pairs();
+  run.steps = conversation_->steps();
+  if (dump_ && !run.interrupted) dump_->write(run.steps);
+  if (!run.interrupted) generate(run, shown);
+  return run;
+}
+
+void Generation::tell_turn(const GenerateRun& run) {
+  totals_.add(run);
+  totals_.stored = conversation_->tokens();
+  totals_.capacity = transformer_->session().shape().capacity;
+  // An interrupt ended the turn, not the session.
+  clear_stop_request();
+  if (conversation_->tokens() == 0) {
+    print_error(fmt::format(
+        "undone   by an interrupt; {}\n",
+        history_.empty() ? "nothing is stored" : "what was said before is read again with the next line"));
+    return;
+  }
+  totals_.pairs = conversation_->pairs();
+  if (flags_.quiet) return;
+  print_error(fmt::format("turn     {} in {:.3f} s, {} generated in {:.3f} s, {} of {} stored\n",
+                          count_text(run.done_tokens, "token"), run.prefill_seconds, run.ids.size(),
+                          run.decode_seconds, totals_.stored, totals_.capacity));
+}
+
+/// A turn for each line of standard input, until it ends.
+void Generation::talk(const GenerateRun& opening) {
+  totals_.capacity = transformer_->session().shape().capacity;
+  if (opening.prompt_tokens > 0) tell_turn(opening);
+  InputLines lines;
+  const auto next_line = [&](std::string& line) {
+    // Somebody who types sees whose turn it is.
+    const bool typed = ::isatty(STDIN_FILENO) == 1;
+    if (typed) print_error("> ");
+    const bool got = lines.next(line);
+    if (typed && !got) print_error("\n");
+    return got;
+  };
+  for (std::string line; !stop_requested() && next_line(line);) {
+    if (!line.empty()) answer(line);
+  }
+}
+
+void Generation::answer(const std::string& line) {
+  std::vector<std::string> warnings;
+  check_utf8("this line", line, warnings);
+  // What an interrupt has emptied is read again.
+  Turn turn{conversation_->tokens() == 0 ? history_ : Ids{}, 0};
+  // The end of an answer is part of a chat, and of nothing else.
+  if (pending_ && (flags_.chat || !ended_)) turn.ids.push_back(*pending_);
+  const Turn said = encode({line, ""}, history_.empty());
+  turn.ids.insert(turn.ids.end(), said.ids.begin(), said.ids.end());
+  const std::int64_t capacity = transformer_->session().shape().capacity;
+  const std::int64_t wanted = conversation_->tokens() + static_cast<std::int64_t>(turn.ids.size());
+  if (wanted > capacity) {
+    print_error(fmt::format("{}: this line is left out: with it {} tokens would be stored; allowed: {}\n",
+                            kCommand, wanted, capacity));
+    return;
+  }
+  warn(warnings);
+  const GenerateRun run = run_turn(turn, true);
+  if (conversation_->tokens() > 0) print_out("\n");
+  tell_turn(run);
+}
+
+void Generation::describe(GenerateReport& report) const {
+  const runtime::ModelConfig& config = model_.config();
+  report.model = config.name.empty() ? flags_.model.model : config.name;
+  report.architecture = config.architecture;
+  report.engine = transformer_->engine().name();
+  report.isa = transformer_->engine().isa();
+  report.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
+                                   runtime::product_isa());
+  report.cache_type = dtype_name(flags_.model.cache_type);
+  report.load_seconds = model_.load_seconds();
+  report.weight_bytes = model_.weight_bytes();
+  report.session_memory = transformer_->session().memory_bytes();
+  report.workspace_bytes = transformer_->workspace_bytes();
+  for (const auto* more :
+       {&flags_.warnings, &model_.warnings(), &warnings_, &transformer_->session().options().warnings}) {
+    report.warnings.insert(report.warnings.end(), more->begin(), more->end());
+  }
+}
+
+ExitCode Generation::run() {
+  const Words words = prompt_words();
+  const Turn prompt = words.text.empty() ? Turn{} : encode(words, true);
+  const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
+  check_prompt(tokens);
+  const std::int64_t capacity = capacity_for(tokens);
+  open(capacity, flags_.dense);
+  if (flags_.dump_layer)
+    dump_.emplace(*transformer_, *flags_.dump_layer, flags_.dump_path, flags_.model.model);
+  if (dump_) conversation_->set_layer_observer([&](const runtime::LayerView& view) { dump_->take(view); });
+  GenerateReport report;
+  describe(report);
+  warn(report.warnings);
+  install_stop_request();
+
+  if (tokens > 0) {
+    report.run = run_turn(prompt, !flags_.json);
+    if (!flags_.json) print_out("\n");
+  } else {
+    report.run.effective = transformer_->session().options();
+  }
+  if (flags_.interactive) {
+    talk(report.run);
+    report.session = totals_;
+  }
+  bool interrupted = (report.run.interrupted && !flags_.interactive) || stop_requested();
+  if (flags_.compare && !interrupted) {
+    open(capacity, true);
+    report.dense = run_turn(prompt, false);
+    interrupted = report.dense->interrupted;
+  }
+  if (flags_.json) {
+    print_out(json_text(report));
+  } else if (!flags_.quiet) {
+    print_error(summary_text(report));
+  }
+  return interrupted ? static_cast<ExitCode>(kInterrupted) : ExitCode::done;
+}
+
+}  // namespace
+
+ExitCode generate_command(const std::vector<std::string>& arguments) {
+  const auto flags = parse_generate_flags(arguments);
+  if (!flags) return ExitCode::done;
+  install_signal_handlers(kCommand, flags->model.model);
+  return Generation(*flags).run();
+}
+
+}  // namespace headwater::cli

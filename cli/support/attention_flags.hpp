@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "cli/support/flag_set.hpp"
+#include "headwater/options.hpp"
+
+// The flags of attention, the same in every command that takes them.
+
+namespace headwater::cli {
+
+/// -b, -ub, --h2o-local, --h2o-heavy, --h2o-no-clamp: the chunks of a prompt and the memory set of each.
+void declare_memory_sets(FlagSet& set, Options& options);
+/// --schedule.
+void declare_schedule(FlagSet& set, Options& options);
+/// --engine; empty stays HEADWATER_ENGINE, or the library's default.
+void declare_engine(FlagSet& set, std::string& engine);
+/// -t; 0 means all usable cores.
+void declare_threads(FlagSet& set, Options& options);
+
+}  // namespace headwater::cli

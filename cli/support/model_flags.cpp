@@ -1,0 +1,60 @@
+#include "cli/support/model_flags.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/support/attention_flags.hpp"
+#include "cli/support/failure.hpp"
+#include "cli/support/text.hpp"
+
+namespace headwater::cli {
+namespace {
+
+runtime::Precision parse_precision(const std::string& text) {
+  using runtime::Precision;
+  if (text == "auto") return runtime::native_precision();
+  if (text == "f32") return Precision::f32;
+  if (text == "bf16") {
+    if (runtime::native_precision() == Precision::bf16) return Precision::bf16;
+    throw Failure(fmt::format(
+        "--projections: bf16 needs a processor with AVX512_BF16 or AMX, this one has {}; use f32 or auto",
+        runtime::product_isa()));
+  }
+  throw Failure(fmt::format("--projections: {} is not allowed; use auto, f32 or bf16", in_quotes(text)));
+}
+
+}  // namespace
+
+bool asks_for_model(const std::vector<std::string>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
+    return argument.starts_with("-m") || argument == "--model" || argument.starts_with("--model=");
+  });
+}
+
+void ModelFlags::declare(FlagSet& set, bool model_required) {
+  set.file("-m,--model", "-m (--model)", "MODEL", "a GGUF file: qwen3, qwen2 or llama", model)
+      ->required(model_required);
+  declare_memory_sets(set, options);
+  set.integer("-c,--ctx-size", "-c (--ctx-size)", 0, kMaxCount,
+              "most tokens of the conversation; 0: the file's (0)", context);
+  declare_threads(set, options);
+  declare_engine(set, engine);
+  using Cache = std::optional<DType>;
+  set.choice(
+      "--cache-type", "TYPE",
+      "of stored keys and values: f16, bf16, f32, or auto, bf16 beside bf16 projections and else f16 (auto)",
+      "auto, f16, bf16 or f32",
+      {{"auto", Cache()}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}},
+      named_cache_type_);
+  precision = runtime::native_precision();
+  set.value("--projections", "TYPE",
+            "of products over many tokens: f32, bf16, or auto, what the processor multiplies (auto)",
+            [this](const std::string& text) { precision = parse_precision(text); });
+  set.check([this] {
+    if (context == 0) context.reset();
+    cache_type = named_cache_type_.value_or(precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
+  });
+}
+
+}  // namespace headwater::cli

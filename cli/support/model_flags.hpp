@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/support/flag_set.hpp"
+#include "headwater/options.hpp"
+#include "runtime/model/panel_product.hpp"
+
+namespace headwater::cli {
+
+/// What every command that runs a model asks for.
+struct ModelFlags {
+  std::string model;              ///< a GGUF file
+  std::string engine;             ///< empty: HEADWATER_ENGINE, or the library's default
+  Options options;                ///< batch, chunk, memory set, threads
+  DType cache_type = DType::f16;  ///< of the stored keys and values
+  runtime::Precision precision =
+      runtime::Precision::f32;          ///< of projections; --projections auto is the processor's
+  std::optional<std::int64_t> context;  ///< -c unless it is 0; else the file's
+
+  /// Declares them all. Without `model_required` an absent -m leaves `model` empty. The object must stay where it is until
+  /// the set has parsed.
+  void declare(FlagSet& set, bool model_required = true);
+
+ private:
+  std::optional<DType> named_cache_type_;  ///< --cache-type; auto is none
+};
+
+/// Whether the arguments after a command's name name a model (-m).
+[[nodiscard]] bool asks_for_model(const std::vector<std::string>& arguments);
+
+}  // namespace headwater::cli

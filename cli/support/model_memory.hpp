@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cli/support/model_flags.hpp"
+#include "runtime/model/model_config.hpp"
+
+namespace headwater::cli {
+
+/// Failure, with the numbers, where `weights` bytes and `sessions` sessions of `capacity` tokens need more memory than
+/// the machine has: asked before anything is taken. What is counted is the least that a run takes.
+void check_model_memory(const std::string& name, const ModelFlags& flags, const runtime::ModelConfig& config,
+                        double weights, std::int64_t capacity, int sessions = 1);
+
+}  // namespace headwater::cli

@@ -1,0 +1,93 @@
+#include "cli/support/prompt.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "cli/support/failure.hpp"
+#include "cli/support/text.hpp"
+#include "runtime/support/utf8.hpp"
+
+namespace headwater::cli {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+/// Closes what was opened.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
+  ~Descriptor() {
+    if (owned_ && fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  [[nodiscard]] int get() const { return fd_; }
+
+ private:
+  int fd_;
+  bool owned_;
+};
+
+}  // namespace
+
+std::string read_text(const char* flag, const std::string& path) {
+  const bool standard = path == "-";
+  const auto fail = [&](const std::string& what) {
+    throw Failure(fmt::format("{}: {} {}", flag, standard ? "standard input" : in_quotes(path), what));
+  };
+  const Descriptor file(standard ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC), !standard);
+  if (file.get() < 0) fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) fail("is a directory; allowed: a text file, or - for standard input");
+  std::string text;
+  std::string part(std::size_t{1} << 16, '\0');
+  while (true) {
+    const ssize_t got = ::read(file.get(), part.data(), part.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
+    if (got == 0) return text;
+    text.append(part, 0, static_cast<std::size_t>(got));
+    if (text.size() > kMostBytes) fail(fmt::format("is larger than {} bytes", kMostBytes));
+  }
+}
+
+std::string unescaped(std::string_view text) {
+  constexpr std::string_view kLetters = "nrt'\"\\";
+  constexpr std::string_view kMeanings = "\n\r\t'\"\\";
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = text.substr(i + 1);
+    if (text[i] != '\\' || rest.empty()) {
+      result += text[i];
+      continue;
+    }
+    unsigned byte = 0;
+    if (const auto letter = kLetters.find(rest[0]); letter != std::string_view::npos) {
+      result += kMeanings[letter];
+      i += 1;
+    } else if (rest.size() >= 3 && rest[0] == 'x' &&
+               std::from_chars(&rest[1], &rest[1] + 2, byte, 16).ptr == &rest[1] + 2) {
+      result += static_cast<char>(byte);
+      i += 3;
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
+void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings) {
+  const auto at = runtime::first_ill_formed_utf8(text);
+  if (!at) return;
+  warnings.push_back(
+      fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
+}
+
+}  // namespace headwater::cli
