@@ -358,7 +358,7 @@ TEST(RowKernels, RunWhereTheProcessorHasTheirInstructions) {
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const bool has = std::all_of(needed[i].begin(), needed[i].end(),
                                  [&](const std::string& flag) { return flags.contains(flag); });
-    EXPECT_EQ(variants[i].missing().empty(), has) << variants[i].kernels().isa << variants[i].missing();
+    EXPECT_EQ(variants[i].missing().empty(), has) << variants[i].kernels->isa << variants[i].missing();
   }
 }
 
