@@ -1,13 +1,13 @@
 # Finds a CUDA toolkit that works and compiles kernels with it. Without one the build says so in one line and goes on.
 #
-# HEADWATER_CUDA_FOUND      engine `cuda`, its kernels and the runtime of the device are built
+# HEADWATER_CUDA_FOUND      engine `cuda`, its kernels and the Device of GPUs are built
 # HEADWATER_CUDA_REASON     else: why not, one line
 # headwater_cudart          the CUDA runtime, static, and its headers
 # headwater_cuda_objects(NAME ARCHITECTURES LIST... SOURCES FILES...)
 #                           target that compiles kernels; what ptxas said about them is in the files of the global
 #                           property HEADWATER_CUDA_LOGS
 # headwater_link_cuda(TARGET)
-#                           gives a library the kernels and the runtime of the device
+#                           gives a library the kernels and the Device of GPUs
 
 set(HEADWATER_CUDA_FOUND FALSE)
 # What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
@@ -73,7 +73,7 @@ target_link_libraries(headwater_cudart INTERFACE "${HEADWATER_CUDART}" Threads::
 function(headwater_link_cuda target)
   get_property(objects GLOBAL PROPERTY HEADWATER_CUDA_OBJECTS)
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
-  target_sources(${target} PRIVATE $<TARGET_OBJECTS:headwater_cuda_device> ${objects})
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:headwater_cuda_gpu> ${objects})
   get_property(kernels GLOBAL PROPERTY HEADWATER_CUDA_KERNELS)
   add_dependencies(${target} ${kernels})
 endfunction()

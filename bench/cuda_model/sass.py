@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KERNELS = "optimized/cuda/sm90/gpu/bf16.cu"
+KERNELS = "optimized/cuda/kernels/sm90/gpu/bf16.cu"
 FLAGS = ("-std=c++20", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Ioptimized", "-Iinclude",
          "-Xptxas=-v,--warn-on-spills", "-Werror=all-warnings", "-cubin")
 

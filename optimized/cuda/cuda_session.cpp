@@ -37,7 +37,7 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
 
 CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
                          const Options& options, const EffectiveOptions& effective, Launching launching,
-                         const RowPlace& rows, const HopperSwitch& hopper)
+                         const RowPlace& rows, const Sm90Switch& sm90_switch)
     : SessionBase(shape, effective),
       device_(std::move(device)),
       dispatch_(dispatch),
@@ -52,7 +52,7 @@ CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatc
   window_rows_ = most_window_rows(shape, effective);
   decode_tokens_ = std::clamp<std::int64_t>(kDecodeRows / group_, 1, shape.capacity);
   stream_ = device_rows_ ? device_->adopt(rows.stream) : device_->stream(true);
-  choose_paths(hopper, !options.alibi.empty());
+  choose_paths(sm90_switch, !options.alibi.empty());
   take_memory(shape, options);
   launches_ = std::make_unique<WindowLaunches>(*device_, dispatch, launching, stream_, window_extent());
   bytes_.workspace += launches_->bytes();
@@ -90,7 +90,7 @@ WindowExtent CudaSession::window_extent() const {
   const std::int64_t chunk = std::min(options().chunk, window_rows_);
   const std::int64_t chunks = (window_rows_ + chunk - 1) / chunk;
   return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets),
-          on_hopper(PathStage::intra) || on_hopper(PathStage::dense) ? kHopperIntraParts : 1};
+          on_sm90(PathStage::intra) || on_sm90(PathStage::dense) ? kSm90IntraParts : 1};
 }
 
 void CudaSession::take_staging(const Shape& shape) {
@@ -207,9 +207,9 @@ void CudaSession::take_memory(const Shape& shape, const Options& options) {
   slopes_ = take<float>(options.alibi.empty() ? 0 : heads, "slopes");
   sinks_ = take<float>(options.sinks.empty() ? 0 : heads, "sinks");
   take_staging(shape);
-  const HopperScratch scratch = hopper_scratch();
-  hopper_.lse2 = take<float>(scratch.lse2, "log-sum-exps");
-  hopper_.partial_sums = take<float>(scratch.partial_sums, "partial column sums");
+  const Sm90Scratch scratch = sm90_scratch();
+  sm90_.lse2 = take<float>(scratch.lse2, "log-sum-exps");
+  sm90_.partial_sums = take<float>(scratch.partial_sums, "partial column sums");
 
   shown_scores_ = core::Buffer<unsigned char>(all_scores);
   shown_lse_ = core::Buffer<float>(core::checked_product(heads, shape.capacity));
@@ -331,7 +331,7 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
       run_sparse(window, chunks.subspan(first, last - first));
     } else if (mode == ChunkMode::decode && splits_decode(end - base)) {
       run_decode(window);
-    } else if (mode == ChunkMode::decode || !on_hopper(PathStage::dense, window) || !hopper_dense(window)) {
+    } else if (mode == ChunkMode::decode || !on_sm90(PathStage::dense, window) || !sm90_dense(window)) {
       run_dense(window);
     }
     launches_->end();

@@ -8,11 +8,11 @@
 
 #include "core/buffer.hpp"
 #include "core/session_base.hpp"
+#include "cuda/device/device.hpp"
 #include "cuda/dispatch.hpp"
 #include "cuda/kernels/params.hpp"
+#include "cuda/kernels/sm90/raw_params.hpp"
 #include "cuda/paths.hpp"
-#include "cuda/runtime/device.hpp"
-#include "cuda/sm90/raw_params.hpp"
 #include "cuda/tuning.hpp"
 #include "cuda/window_launches.hpp"
 
@@ -40,7 +40,7 @@ class CudaSession final : public core::SessionBase {
   CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatch, const Shape& shape,
               const Options& options, const EffectiveOptions& effective,
               Launching launching = Launching::replayed, const RowPlace& rows = {},
-              const HopperSwitch& hopper = {});
+              const Sm90Switch& sm90_switch = {});
 
   [[nodiscard]] MemoryBytes memory_bytes() const override { return bytes_; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
@@ -51,7 +51,7 @@ class CudaSession final : public core::SessionBase {
                   std::span<float> row) const override;
   [[nodiscard]] const Device& device() const { return *device_; }
   /// Which kernels run in this session, and why.
-  [[nodiscard]] std::string paths() const { return text_of(hopper_.paths, hopper_.refused_queries); }
+  [[nodiscard]] std::string paths() const { return text_of(sm90_.paths, sm90_.refused_queries); }
 
  private:
   /// A window of a layer's call: rows of positions [begin, end) stand in q and out from row 0 on.
@@ -97,7 +97,7 @@ class CudaSession final : public core::SessionBase {
   void forget() override;
 
   /// Floats of device memory.
-  struct HopperScratch {
+  struct Sm90Scratch {
     std::int64_t lse2 = 0;
     std::int64_t partial_sums = 0;
   };
@@ -154,30 +154,30 @@ class CudaSession final : public core::SessionBase {
   [[nodiscard]] std::int32_t* sets(std::int64_t layer) const;
   [[nodiscard]] bool splits_decode(std::int64_t n) const;
 
-  // hopper_passes.cpp
+  // sm90_passes.cpp
   /// A session's first chunk, chunks of full length, and a shorter one.
-  static constexpr std::int64_t kHopperIntraParts = 3;
-  void choose_paths(const HopperSwitch& hopper, bool slopes);
-  [[nodiscard]] HopperScratch hopper_scratch() const;
-  [[nodiscard]] Path& path(PathStage stage) { return hopper_.paths[static_cast<std::size_t>(stage)]; }
-  [[nodiscard]] bool on_hopper(PathStage stage) const {
-    return hopper_.paths[static_cast<std::size_t>(stage)].sm90;
+  static constexpr std::int64_t kSm90IntraParts = 3;
+  void choose_paths(const Sm90Switch& sm90_switch, bool slopes);
+  [[nodiscard]] Sm90Scratch sm90_scratch() const;
+  [[nodiscard]] Path& path(PathStage stage) { return sm90_.paths[static_cast<std::size_t>(stage)]; }
+  [[nodiscard]] bool on_sm90(PathStage stage) const {
+    return sm90_.paths[static_cast<std::size_t>(stage)].sm90;
   }
-  [[nodiscard]] bool on_hopper(PathStage stage, const Window& window) const {
-    return on_hopper(stage) && window.unit == shape().kv_type;
+  [[nodiscard]] bool on_sm90(PathStage stage, const Window& window) const {
+    return on_sm90(stage) && window.unit == shape().kv_type;
   }
-  [[nodiscard]] sm90::RowOutputs hopper_outputs(const Window& window) const;
+  [[nodiscard]] sm90::RowOutputs sm90_outputs(const Window& window) const;
   [[nodiscard]] sm90::TileMap query_map(const Window& window, std::int64_t begin, std::int64_t tokens,
                                         std::int64_t chunks, int rows) const;
   /// As many blocks as run at a time, no more than they have work.
   [[nodiscard]] Grid persistent(int items) const;
   // These are false where the device has no tensor map for the rows: nothing was launched.
   /// Chunks of `chunk` tokens fill [begin, end); `stage`: whose path it is.
-  bool hopper_intra(PathStage stage, const WindowLaunches::IntraPlaces& places, const Window& window,
-                    std::int64_t begin, std::int64_t end, std::int64_t chunk);
-  bool hopper_score(const Window& window, const Chunk& chunk, std::int64_t index);
-  bool hopper_output(const Window& window, const Chunk& chunk, std::int64_t index);
-  bool hopper_dense(const Window& window);
+  bool sm90_intra(PathStage stage, const WindowLaunches::IntraPlaces& places, const Window& window,
+                  std::int64_t begin, std::int64_t end, std::int64_t chunk);
+  bool sm90_score(const Window& window, const Chunk& chunk, std::int64_t index);
+  bool sm90_output(const Window& window, const Chunk& chunk, std::int64_t index);
+  bool sm90_dense(const Window& window);
   bool encode(const sm90::TileMap& map, sm90::TensorMap& to, Path& path);
   bool encode_queries(const sm90::TileMap& map, sm90::TensorMap& to, Path& path);
 
@@ -187,7 +187,7 @@ class CudaSession final : public core::SessionBase {
   void report_dense(std::int64_t layer, const Chunk& chunk);
 
   /// Kernels of sm_90a, where they are taken.
-  struct Hopper {
+  struct Sm90 {
     Paths paths;
     Choice causal;
     Choice column_sums;
@@ -200,7 +200,7 @@ class CudaSession final : public core::SessionBase {
 
   std::unique_ptr<Device> device_;
   const Dispatch& dispatch_;
-  Hopper hopper_;
+  Sm90 sm90_;
   Stream stream_{};
   std::unique_ptr<WindowLaunches> launches_;
   bool device_rows_ = false;

@@ -189,23 +189,23 @@ void CudaSession::intra_phase(const Window& window, std::int64_t group) {
   const std::int64_t end = std::min(window.end, begin + group_rows);
   std::int64_t part = 0;
   const auto places = [&] { return launches_->intra(group, part); };
-  if (begin == 0 && (on_hopper(PathStage::dense, window) || on_hopper(PathStage::intra, window))) {
+  if (begin == 0 && (on_sm90(PathStage::dense, window) || on_sm90(PathStage::intra, window))) {
     // A prompt of one chunk has the bits of dense attention: both go the same way.
     const std::int64_t first = std::min(chunk, end);
-    if (!on_hopper(PathStage::dense) || !hopper_intra(PathStage::dense, places(), window, 0, first, first)) {
+    if (!on_sm90(PathStage::dense) || !sm90_intra(PathStage::dense, places(), window, 0, first, first)) {
       portable_intra(places(), window, 0, first);
     }
     begin = first;
     ++part;
   }
-  if (on_hopper(PathStage::intra, window)) {
+  if (on_sm90(PathStage::intra, window)) {
     const std::int64_t full = begin + (end - begin) / chunk * chunk;
-    if (begin < full && hopper_intra(PathStage::intra, places(), window, begin, full, chunk)) {
+    if (begin < full && sm90_intra(PathStage::intra, places(), window, begin, full, chunk)) {
       begin = full;
       ++part;
     }
     if (begin == full && full < end &&
-        hopper_intra(PathStage::intra, places(), window, full, end, end - full)) {
+        sm90_intra(PathStage::intra, places(), window, full, end, end - full)) {
       begin = end;
     }
   }
@@ -313,7 +313,7 @@ ForwardParams CudaSession::inter_params(const Window& window, const Chunk& chunk
 }
 
 void CudaSession::inter_scores(const Window& window, const Chunk& chunk, std::int64_t index) {
-  if (on_hopper(PathStage::score, window) && hopper_score(window, chunk, index)) return;
+  if (on_sm90(PathStage::score, window) && sm90_score(window, chunk, index)) return;
   ForwardParams softmax = inter_params(window, chunk, index);
   softmax.state = inter_;
   softmax.state.base = window.begin;
@@ -334,7 +334,7 @@ void CudaSession::inter_scores(const Window& window, const Chunk& chunk, std::in
 }
 
 void CudaSession::inter_output(const Window& window, const Chunk& chunk, std::int64_t index) {
-  if (on_hopper(PathStage::output, window) && hopper_output(window, chunk, index)) return;
+  if (on_sm90(PathStage::output, window) && sm90_output(window, chunk, index)) return;
   ForwardParams forward = inter_params(window, chunk, index);
   forward.fused = intra_;
   forward.fused.base = window.begin;

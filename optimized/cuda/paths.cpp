@@ -11,7 +11,7 @@ namespace headwater::cuda {
 
 namespace {
 
-constexpr int kHopper = 90;
+constexpr int kSm90 = 90;
 constexpr std::int64_t kWidestKey = 256;
 constexpr std::int64_t kWidestMappedKey = 128;
 constexpr std::int64_t kWidestScoreKey = 128;
@@ -36,7 +36,7 @@ struct Obstacle {
 
 /// None that depends on the chunk keeps dense prefill off: a session without chunks has the bits of a first chunk.
 constexpr Obstacle kObstacles[] = {
-    {kAll, [](const PathInputs& in) { return in.compute_capability != kHopper; },
+    {kAll, [](const PathInputs& in) { return in.compute_capability != kSm90; },
      "they run on compute capability 9.0 only"},
     {kAll, [](const PathInputs& in) { return !in.unproven; },
      "no device has proven them; HEADWATER_CUDA_SM90=unproven switches them on"},
@@ -77,12 +77,12 @@ std::string text_of(const Paths& paths, const char* refused_queries) {
   return text;
 }
 
-std::string hopper_text(int compute_capability) {
+std::string sm90_text(int compute_capability) {
   PathInputs inputs;
   inputs.compute_capability = compute_capability;
   inputs.type = DType::bf16;
   try {
-    inputs.unproven = hopper_by_environment().unproven;
+    inputs.unproven = sm90_by_environment().unproven;
   } catch (const Error& error) {
     return std::string("; kernels of sm_90a: off: ") + error.what();
   }
@@ -90,12 +90,12 @@ std::string hopper_text(int compute_capability) {
   return path.sm90 ? "; kernels of sm_90a: on" : std::string("; kernels of sm_90a: off: ") + path.reason;
 }
 
-HopperSwitch hopper_by_environment() {
+Sm90Switch sm90_by_environment() {
   constexpr std::string_view kOn = "unproven";
   constexpr std::int64_t kMostTokens = 1 << 20;
   const char* variable = std::getenv("HEADWATER_CUDA_SM90");
   const std::string_view value = variable == nullptr ? "" : variable;
-  HopperSwitch chosen;
+  Sm90Switch chosen;
   if (value.empty()) return chosen;
   chosen.unproven = value.substr(0, kOn.size()) == kOn;
   std::string_view rest = value.substr(std::min(value.size(), kOn.size()));

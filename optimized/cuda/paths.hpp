@@ -20,9 +20,9 @@ enum class PathStage : std::uint8_t {
 inline constexpr int kPathStages = 4;
 
 /// How kernels of sm_90a are switched on.
-struct HopperSwitch {
+struct Sm90Switch {
   bool unproven = false;
-  std::int64_t least_chunk = kHopperLeastChunk;  ///< shorter chunks go to the kernels of mma.sync
+  std::int64_t least_chunk = kSm90LeastChunk;  ///< shorter chunks go to the kernels of mma.sync
 };
 
 /// What decides.
@@ -54,11 +54,11 @@ using Paths = std::array<Path, kPathStages>;
 [[nodiscard]] std::string text_of(const Paths& paths, const char* refused_queries = nullptr);
 
 /// "; kernels of sm_90a: on", or ".. off: why", for rows that have such kernels, with the switch as it stands; never throws.
-[[nodiscard]] std::string hopper_text(int compute_capability);
+[[nodiscard]] std::string sm90_text(int compute_capability);
 
 /// As the environment's HEADWATER_CUDA_SM90 says: "unproven" switches kernels of sm_90a on, which no device has proven yet,
 /// "unproven:N" also for chunks of N tokens and more, so that small cases reach them. Errors: invalid_argument for other
 /// values than these and the empty one.
-[[nodiscard]] HopperSwitch hopper_by_environment();
+[[nodiscard]] Sm90Switch sm90_by_environment();
 
 }  // namespace headwater::cuda

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cuda/device/numbers.hpp"
+#include "cuda/kernels/platform/numbers.hpp"
 #include "kernel_run.hpp"
 
 namespace headwater::cuda::emulation {

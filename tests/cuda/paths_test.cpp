@@ -121,15 +121,15 @@ TEST(Paths, TextNamesAllStages) {
 TEST(Paths, TheSwitchKnowsOneWordAndALength) {
   const auto with = [](const char* value) {
     ::setenv("HEADWATER_CUDA_SM90", value, 1);
-    return hopper_by_environment();
+    return sm90_by_environment();
   };
   ::unsetenv("HEADWATER_CUDA_SM90");
-  EXPECT_FALSE(hopper_by_environment().unproven);
+  EXPECT_FALSE(sm90_by_environment().unproven);
   EXPECT_FALSE(with("").unproven);
   EXPECT_TRUE(with("unproven").unproven);
-  EXPECT_EQ(with("unproven").least_chunk, kHopperLeastChunk);
-  EXPECT_EQ(hopper_text(90), "; kernels of sm_90a: on");
-  EXPECT_THAT(hopper_text(80), HasSubstr("off: they run on compute capability 9.0 only"));
+  EXPECT_EQ(with("unproven").least_chunk, kSm90LeastChunk);
+  EXPECT_EQ(sm90_text(90), "; kernels of sm_90a: on");
+  EXPECT_THAT(sm90_text(80), HasSubstr("off: they run on compute capability 9.0 only"));
   EXPECT_TRUE(with("unproven:1").unproven);
   EXPECT_EQ(with("unproven:1").least_chunk, 1);
   EXPECT_EQ(with("unproven:1048576").least_chunk, 1048576);
@@ -143,10 +143,10 @@ TEST(Paths, TheSwitchKnowsOneWordAndALength) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
       EXPECT_THAT(error.what(), HasSubstr("allowed: unproven, unproven:N"));
     }
-    EXPECT_THAT(hopper_text(90), HasSubstr("off: the environment variable HEADWATER_CUDA_SM90"));
+    EXPECT_THAT(sm90_text(90), HasSubstr("off: the environment variable HEADWATER_CUDA_SM90"));
   }
   ::unsetenv("HEADWATER_CUDA_SM90");
-  EXPECT_THAT(hopper_text(90), HasSubstr("off: no device has proven them"));
+  EXPECT_THAT(sm90_text(90), HasSubstr("off: no device has proven them"));
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 
 /// The list of kernels, one table for each type of arithmetic. Included with HEADWATER_CUDA_SIDE set to the namespace of
 /// the compiler at work (on_host; on_gpu for nvcc): what nvcc and g++ make of one source are different programs.
-#include "cuda/kernels/column_sums_rows.hpp"
 #include "cuda/kernels/combine.hpp"
-#include "cuda/kernels/forward_rows.hpp"
 #include "cuda/kernels/gather.hpp"
 #include "cuda/kernels/score_sums.hpp"
 #include "cuda/kernels/select.hpp"
+#include "cuda/kernels/sm80/column_sums_rows.hpp"
+#include "cuda/kernels/sm80/forward_rows.hpp"
 #include "cuda/kernels/store_rows.hpp"
 
 namespace headwater::cuda::HEADWATER_CUDA_SIDE {
