@@ -160,7 +160,7 @@ STAGES["conformance/reference_oracle"] = [STAGES["conformance/"][0], *STAGES["re
 
 def runs_here(name):
     """Whether this machine runs the code at all: real tiles need AMX, the Device of GPUs one (what nvcc alone compiles,
-    *.cu and *.cuh, is not drawn from either). The way they are used has a twin in software. The mutants' build has no
+    *.cuh, is not drawn from either). The way they are used has a twin in software. The mutants' build has no
     benchmarks."""
     if name.startswith(("optimized/cuda/device/cuda_device.", "cli/commands/bench/")):
         return False

@@ -38,7 +38,7 @@ struct KernelEntry {
 
 using Entries = std::span<const KernelEntry>;
 
-/// All kernels, compiled for the GPU (kernels/gpu/) and for the emulation (kernels/host/).
+/// All kernels, compiled for the GPU and for the emulation.
 namespace on_gpu {
 Entries entries();
 }

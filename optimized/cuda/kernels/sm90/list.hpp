@@ -11,15 +11,7 @@
 #include "cuda/emulation/sm90.hpp"
 #endif
 
-/// The kernels of sm_90a for both compilers. Included with HEADWATER_CUDA_SIDE set, as kernels/tables.hpp.
-namespace headwater::cuda::HEADWATER_CUDA_SIDE {
-
-Entries sm90_bf16_entries();
-Entries sm90_mapped_bf16_entries();
-Entries sm90_f16_entries();
-Entries sm90_mapped_f16_entries();
-
-}  // namespace headwater::cuda::HEADWATER_CUDA_SIDE
+/// The kernels of sm_90a for both compilers. Included by a unit of kernels/list.in with HEADWATER_CUDA_SIDE set.
 
 #ifdef __CUDACC__
 // In a pass for another processor the bodies are empty: setmaxnreg and wgmma are sm_90a's alone.
@@ -68,16 +60,16 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
 
 /// X(name, Element, mapped, d, dv) of the forwards, Y(name, Element, mapped, d) of the column sums, Z(the same) of the score
 /// kernel. Memory keys of 192 columns do not fit into shared memory.
-#define HEADWATER_SM90_SIZES(X, Y, Z, name, Element, mapped) \
-  X(name##_64, Element, mapped, 64, 64)                      \
-  X(name##_128, Element, mapped, 128, 128)                   \
-  Y(name##_64, Element, mapped, 64)                          \
-  Y(name##_128, Element, mapped, 128)                        \
-  Z(name##_64, Element, mapped, 64)                          \
+#define HEADWATER_SM90_MAPPED_SIZES(X, Y, Z, name, Element, mapped) \
+  X(name##_64, Element, mapped, 64, 64)                             \
+  X(name##_128, Element, mapped, 128, 128)                          \
+  Y(name##_64, Element, mapped, 64)                                 \
+  Y(name##_128, Element, mapped, 128)                               \
+  Z(name##_64, Element, mapped, 64)                                 \
   Z(name##_128, Element, mapped, 128)
 /// Wide keys, for which the whole rule finds no registers.
 #define HEADWATER_SM90_PLAIN_SIZES(X, Y, Z, name, Element, mapped) \
-  HEADWATER_SM90_SIZES(X, Y, Z, name, Element, mapped)             \
+  HEADWATER_SM90_MAPPED_SIZES(X, Y, Z, name, Element, mapped)      \
   X(name##_192, Element, mapped, 192, 128)                         \
   Y(name##_192, Element, mapped, 192)                              \
   X(name##_256, Element, mapped, 256, 256)                         \
@@ -127,12 +119,12 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(typename Kernel::tem
                        ::headwater::cuda::sm90::ScoreShape::kQueries,               \
                        ::headwater::cuda::sm90::ScoreShape::kMemoryKeys)
 
-/// Kernels and table of one type and rule.
-#define HEADWATER_SM90_LIST(function, SIZES, name, Element, mapped)                                      \
-  SIZES(HEADWATER_SM90_FORWARD, HEADWATER_SM90_COLUMN_SUMS, HEADWATER_SM90_SCORE, name, Element, mapped) \
-  Entries function() {                                                                                   \
-    static const KernelEntry entries[] = {SIZES(HEADWATER_SM90_FORWARD_ENTRY,                            \
-                                                HEADWATER_SM90_COLUMN_SUMS_ENTRY,                        \
-                                                HEADWATER_SM90_SCORE_ENTRY, name, Element, mapped)};     \
-    return entries;                                                                                      \
+/// Kernels and entries of one type and rule; SIZES: PLAIN or MAPPED.
+#define HEADWATER_SM90_LIST(name, SIZES, Element, mapped)                                                  \
+  HEADWATER_SM90_##SIZES##_SIZES(HEADWATER_SM90_FORWARD, HEADWATER_SM90_COLUMN_SUMS, HEADWATER_SM90_SCORE, \
+                                 name, Element, mapped) Entries sm90_##name##_entries() {                  \
+    static const KernelEntry entries[] = {                                                                 \
+        HEADWATER_SM90_##SIZES##_SIZES(HEADWATER_SM90_FORWARD_ENTRY, HEADWATER_SM90_COLUMN_SUMS_ENTRY,     \
+                                       HEADWATER_SM90_SCORE_ENTRY, name, Element, mapped)};                \
+    return entries;                                                                                        \
   }

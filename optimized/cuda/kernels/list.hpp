@@ -1,10 +1,16 @@
 #pragma once
 
-#include "cuda/kernels/tables.hpp"
-
-#include <algorithm>
 #include <vector>
 
+#include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/entries.hpp"
+#include "cuda/kernels/gather.hpp"
+#include "cuda/kernels/score_sums.hpp"
+#include "cuda/kernels/select.hpp"
+#include "cuda/kernels/store_rows.hpp"
+
+/// Kernels that work on rows, and the table of all lists. Included by a unit of kernels/list.in with HEADWATER_CUDA_SIDE set
+/// and HEADWATER_CUDA_LISTS(X), which is X(name) for every list.
 namespace headwater::cuda::HEADWATER_CUDA_SIDE {
 
 namespace {
@@ -24,7 +30,7 @@ HEADWATER_CUDA_KERNEL(select_32, SelectParams, FewCandidates::kThreads, 16,
 HEADWATER_CUDA_KERNEL(select_256, SelectParams, ManyCandidates::kThreads, 2,
                       ::headwater::cuda::select_memory<ManyCandidates>)
 
-Entries row_entries() {
+Entries rows_entries() {
   static const KernelEntry entries[] = {
       {HEADWATER_CUDA_ROW(store_rows_128), Stage::store_rows},
       {HEADWATER_CUDA_ROW(gather_128), Stage::gather},
@@ -38,12 +44,14 @@ Entries row_entries() {
   return entries;
 }
 
+#define HEADWATER_CUDA_DECLARE(name) Entries name##_entries();
+#define HEADWATER_CUDA_CALL(name) name##_entries(),
+HEADWATER_CUDA_LISTS(HEADWATER_CUDA_DECLARE)
+
 Entries entries() {
   static const std::vector<KernelEntry> all = [] {
     std::vector<KernelEntry> joined;
-    for (const Entries part :
-         {row_entries(), f32_entries(), bf16_entries(), f16_entries(), sm90_bf16_entries(),
-          sm90_mapped_bf16_entries(), sm90_f16_entries(), sm90_mapped_f16_entries()}) {
+    for (const Entries part : {HEADWATER_CUDA_LISTS(HEADWATER_CUDA_CALL)}) {
       joined.insert(joined.end(), part.begin(), part.end());
     }
     return joined;
