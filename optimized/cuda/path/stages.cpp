@@ -1,4 +1,4 @@
-#include "cuda/paths.hpp"
+#include "cuda/path/stages.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -58,20 +58,20 @@ constexpr Obstacle kObstacles[] = {
 
 }  // namespace
 
-Path path_of(PathStage stage, const PathInputs& inputs) {
+StageChoice choice_of(PathStage stage, const PathInputs& inputs) {
   for (const Obstacle& obstacle : kObstacles) {
     if ((obstacle.stages & only(stage)) != 0 && obstacle.holds(inputs)) return {false, obstacle.reason};
   }
   return {true};
 }
 
-std::string text_of(const Paths& paths, const char* refused_queries) {
+std::string text_of(const StageChoices& choices, const char* refused_queries) {
   constexpr const char* kNames[kPathStages] = {"intra", "; score", "; output", "; dense"};
   std::string text;
-  for (std::size_t stage = 0; stage < paths.size(); ++stage) {
-    const Path& path = paths[stage];
+  for (std::size_t stage = 0; stage < choices.size(); ++stage) {
+    const StageChoice& choice = choices[stage];
     text += kNames[stage];
-    text += path.sm90 ? ": sm_90a" : std::string(": sm_80 (") + path.reason + ")";
+    text += choice.sm90 ? ": sm_90a" : std::string(": sm_80 (") + choice.reason + ")";
   }
   if (refused_queries != nullptr) text += std::string("; the last queries: sm_80 (") + refused_queries + ")";
   return text;
@@ -86,8 +86,8 @@ std::string sm90_text(int compute_capability) {
   } catch (const Error& error) {
     return std::string("; kernels of sm_90a: off: ") + error.what();
   }
-  const Path path = path_of(PathStage::intra, inputs);
-  return path.sm90 ? "; kernels of sm_90a: on" : std::string("; kernels of sm_90a: off: ") + path.reason;
+  const StageChoice choice = choice_of(PathStage::intra, inputs);
+  return choice.sm90 ? "; kernels of sm_90a: on" : std::string("; kernels of sm_90a: off: ") + choice.reason;
 }
 
 Sm90Switch sm90_by_environment() {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "cuda/paths.hpp"
+#include "cuda/path/stages.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::cuda {
@@ -60,57 +60,57 @@ constexpr Row kRows[] = {
     {"short", {true, true, true, false}, [](PathInputs& in) { in.chunk = 127; }},
 };
 
-TEST(Paths, EveryObstacleKeepsItsStagesOffAndSaysWhy) {
+TEST(StageChoices, EveryObstacleKeepsItsStagesOffAndSaysWhy) {
   for (const Row& row : kRows) {
     PathInputs inputs = target();
     row.change(inputs);
     for (int i = 0; i < kPathStages; ++i) {
-      const Path path = path_of(kStages[i], inputs);
+      const StageChoice choice = choice_of(kStages[i], inputs);
       if (row.kept_off[i]) {
-        EXPECT_FALSE(path.sm90) << row.reason << ", stage " << i;
-        EXPECT_THAT(path.reason, HasSubstr(row.reason));
+        EXPECT_FALSE(choice.sm90) << row.reason << ", stage " << i;
+        EXPECT_THAT(choice.reason, HasSubstr(row.reason));
       } else if (kStages[i] != PathStage::score || inputs.d <= 128) {
         // Wide keys keep the score off by a row of their own.
-        EXPECT_TRUE(path.sm90) << row.reason << ", stage " << i << ": " << path.reason;
+        EXPECT_TRUE(choice.sm90) << row.reason << ", stage " << i << ": " << choice.reason;
       }
     }
   }
 }
 
-TEST(Paths, WhatTheKernelsCoverTakesThem) {
+TEST(StageChoices, WhatTheKernelsCoverTakesThem) {
   for (const int d : {1, 8, 64, 80, 96, 128, 192, 256}) {
     for (const bool mapped : {false, true}) {
       PathInputs inputs = target();
       inputs.d = d;
       inputs.mapped = mapped;
       for (const PathStage stage : {PathStage::intra, PathStage::output, PathStage::dense}) {
-        EXPECT_EQ(path_of(stage, inputs).sm90, d <= 128 || !mapped) << d;
+        EXPECT_EQ(choice_of(stage, inputs).sm90, d <= 128 || !mapped) << d;
       }
-      EXPECT_EQ(path_of(PathStage::score, inputs).sm90, d <= 128) << d;
+      EXPECT_EQ(choice_of(PathStage::score, inputs).sm90, d <= 128) << d;
     }
   }
 }
 
 /// A first chunk has the bits of dense attention in a session whose chunks are longer, and in one that has none.
-TEST(Paths, DenseDoesNotDependOnChunksAndSets) {
+TEST(StageChoices, DenseDoesNotDependOnChunksAndSets) {
   PathInputs inputs = target();
   inputs.chunk = 1;
   inputs.set_width = 4096;
-  EXPECT_TRUE(path_of(PathStage::dense, inputs).sm90);
+  EXPECT_TRUE(choice_of(PathStage::dense, inputs).sm90);
 }
 
-TEST(Paths, TheDeviceComesBeforeTheSwitchAndTheSwitchBeforeTheRows) {
+TEST(StageChoices, TheDeviceComesBeforeTheSwitchAndTheSwitchBeforeTheRows) {
   PathInputs inputs = target();
   inputs.type = DType::f32;
   inputs.unproven = false;
-  EXPECT_THAT(path_of(PathStage::intra, inputs).reason, HasSubstr("HEADWATER_CUDA_SM90"));
+  EXPECT_THAT(choice_of(PathStage::intra, inputs).reason, HasSubstr("HEADWATER_CUDA_SM90"));
   inputs.compute_capability = 89;
-  EXPECT_THAT(path_of(PathStage::intra, inputs).reason, HasSubstr("9.0 only"));
+  EXPECT_THAT(choice_of(PathStage::intra, inputs).reason, HasSubstr("9.0 only"));
 }
 
-TEST(Paths, TextNamesAllStages) {
-  const Paths paths{Path{true, ""}, Path{false, "logits have ALiBi slopes"},
-                    Path{false, "values are wider than 128"}, Path{true, ""}};
+TEST(StageChoices, TextNamesAllStages) {
+  const StageChoices paths{StageChoice{true, ""}, StageChoice{false, "logits have ALiBi slopes"},
+                           StageChoice{false, "values are wider than 128"}, StageChoice{true, ""}};
   EXPECT_EQ(
       text_of(paths),
       "intra: sm_90a; score: sm_80 (logits have ALiBi slopes); output: sm_80 (values are wider than 128); "
@@ -118,7 +118,7 @@ TEST(Paths, TextNamesAllStages) {
   EXPECT_THAT(text_of(paths, "why"), HasSubstr("dense: sm_90a; the last queries: sm_80 (why)"));
 }
 
-TEST(Paths, TheSwitchKnowsOneWordAndALength) {
+TEST(StageChoices, TheSwitchKnowsOneWordAndALength) {
   const auto with = [](const char* value) {
     ::setenv("HEADWATER_CUDA_SM90", value, 1);
     return sm90_by_environment();

@@ -39,19 +39,19 @@ struct PathInputs {
   std::int64_t set_width = 0;  ///< most entries of a memory set
 };
 
-struct Path {
+struct StageChoice {
   bool sm90 = false;
   const char* reason = "";  ///< why not; empty where sm90; lives as long as the program
 };
 
-[[nodiscard]] Path path_of(PathStage stage, const PathInputs& inputs);
+[[nodiscard]] StageChoice choice_of(PathStage stage, const PathInputs& inputs);
 
 /// By PathStage.
-using Paths = std::array<Path, kPathStages>;
+using StageChoices = std::array<StageChoice, kPathStages>;
 
 /// "intra: sm_90a; score: sm_80 (memory sets have more than 512 entries); output: sm_90a; dense: sm_90a".
 /// `refused_queries`, or nullptr: why the last rows of a caller went to the kernels of mma.sync all the same.
-[[nodiscard]] std::string text_of(const Paths& paths, const char* refused_queries = nullptr);
+[[nodiscard]] std::string text_of(const StageChoices& choices, const char* refused_queries = nullptr);
 
 /// "; kernels of sm_90a: on", or ".. off: why", for rows that have such kernels, with the switch as it stands; never throws.
 [[nodiscard]] std::string sm90_text(int compute_capability);
