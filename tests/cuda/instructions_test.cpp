@@ -11,7 +11,7 @@
 
 #include "core/numbers.hpp"
 #include "cuda/kernels/platform/numbers.hpp"
-#include "kernel_run.hpp"
+#include "tests/cuda/kernel_run.hpp"
 
 namespace headwater::cuda::emulation {
 namespace {

@@ -15,7 +15,7 @@
 #include "cuda/emulation/sm90.hpp"
 #include "cuda/kernels/sm90/elements.hpp"
 #include "cuda/kernels/sm90/forward.hpp"
-#include "problem.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 namespace headwater::cuda::sm90 {
 namespace {

@@ -13,7 +13,7 @@
 #include "cuda/kernels/sm90/column_sums.hpp"
 #include "cuda/kernels/sm90/elements.hpp"
 #include "cuda/kernels/sm90/forward.hpp"
-#include "problem.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 /// The kernels' own source, thread by thread, on the software multiprocessor: every tile, stage and barrier in their order.
 namespace headwater::cuda::sm90 {

@@ -17,7 +17,7 @@
 #include "cuda/kernels/sm90/pipeline.hpp"
 #include "cuda/kernels/sm90/schedule.hpp"
 #include "cuda/kernels/sm90/score.hpp"
-#include "problem.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 /// Index maps of wgmma and TMA against the PTX ISA's rules, written out as tables and definitions.
 namespace headwater::cuda::sm90 {

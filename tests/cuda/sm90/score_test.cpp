@@ -11,7 +11,7 @@
 #include "cuda/emulation/sm90.hpp"
 #include "cuda/kernels/sm90/elements.hpp"
 #include "cuda/kernels/sm90/score.hpp"
-#include "problem.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 /// The score kernel's own source on the software multiprocessor, as kernels_test.cpp.
 namespace headwater::cuda::sm90 {
