@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "c_abi_support.hpp"
+#include "bindings/c_abi_support.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace {

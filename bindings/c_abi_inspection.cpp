@@ -4,7 +4,7 @@
 #include <bit>
 #include <span>
 
-#include "c_abi_support.hpp"
+#include "bindings/c_abi_support.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace {

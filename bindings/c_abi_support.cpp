@@ -1,4 +1,4 @@
-#include "c_abi_support.hpp"
+#include "bindings/c_abi_support.hpp"
 
 #include <exception>
 #include <new>

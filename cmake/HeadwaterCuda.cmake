@@ -69,7 +69,7 @@ add_library(headwater_cudart INTERFACE)
 target_include_directories(headwater_cudart SYSTEM INTERFACE "${HEADWATER_CUDA_INCLUDE}")
 target_link_libraries(headwater_cudart INTERFACE "${HEADWATER_CUDART}" Threads::Threads ${HEADWATER_CUDART_NEEDS})
 
-# headwater_link_cuda(TARGET): everything of engine `cuda` that is no part of the house's own (headwater_part).
+# headwater_link_cuda(TARGET): everything of engine `cuda` that is no part of the project's own (headwater_part).
 function(headwater_link_cuda target)
   get_property(objects GLOBAL PROPERTY HEADWATER_CUDA_OBJECTS)
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)

@@ -1,4 +1,4 @@
-# The targets of the house and what every one of them is compiled with.
+# The targets of the project and what every one of them is compiled with.
 #
 # Each part is an object library built twice where tests are built: as shipped, and as `<part>_testing` with the
 # test hooks of include/headwater/testing (HEADWATER_TESTING). A part sees include/ and what it is linked to.
@@ -67,7 +67,7 @@ function(headwater_precompile target)
 endfunction()
 
 # headwater_part(NAME SOURCES... [LINK TARGETS...] [COUNTED] [PLANTED]): object library NAME and, with tests, NAME_testing.
-# LINK names other parts or outside libraries; a part of the house is replaced by its testing twin in the twin.
+# LINK names other parts or outside libraries; a part of the project is replaced by its testing twin in the twin.
 # COUNTED: HEADWATER_COVERAGE counts its lines (as shipped; everything else is compiled as ever, and comes from the
 # compiler's cache).
 # PLANTED: NAME_testing is compiled from copies of the sources that have the faults of conformance/saboteurs.json in them.
@@ -79,6 +79,7 @@ function(headwater_part name)
   endif()
   foreach(variant IN LISTS variants)
     add_library(${variant} OBJECT)
+    target_include_directories(${variant} PRIVATE "${PROJECT_SOURCE_DIR}")
     target_link_libraries(${variant} PUBLIC headwater_api PRIVATE headwater_flags)
     target_compile_options(${variant} PRIVATE ${ARG_OPTIONS})
     foreach(dependency IN LISTS ARG_LINK)
@@ -105,7 +106,6 @@ function(headwater_part name)
         COMMAND "${HEADWATER_PYTHON}" -B "${script}" --table "${table}" --out "${folder}" ${originals}
         DEPENDS "${script}" "${table}" ${originals}
         COMMENT "Planting the faults of ${name}_testing" VERBATIM)
-      target_include_directories(${name}_testing PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
     endif()
     target_sources(${name}_testing PRIVATE ${testing_sources})
     target_compile_definitions(${name}_testing PRIVATE HEADWATER_TESTING)

@@ -1,4 +1,4 @@
-#include "arguments.hpp"
+#include "reference/arguments.hpp"
 
 #include <limits>
 

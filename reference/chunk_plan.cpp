@@ -1,4 +1,4 @@
-#include "chunk_plan.hpp"
+#include "reference/chunk_plan.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "config.hpp"
+#include "reference/config.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "arguments.hpp"
+#include "reference/arguments.hpp"
 
 namespace headwater::reference {
 namespace {

@@ -1,4 +1,4 @@
-#include "dense.hpp"
+#include "reference/dense.hpp"
 
 #include <span>
 

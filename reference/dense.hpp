@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "logits.hpp"
-#include "numbers.hpp"
-#include "softmax.hpp"
+#include "reference/logits.hpp"
+#include "reference/numbers.hpp"
+#include "reference/softmax.hpp"
 
 /// Chapter 11 of the spec: dense causal attention, for decode steps (DEC-1) and dense prefill calls
 /// (STATE-3).

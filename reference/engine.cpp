@@ -1,4 +1,4 @@
-#include "engine.hpp"
+#include "reference/engine.hpp"
 
 #include <memory>
 #include <new>
@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "headwater/error.hpp"
-#include "session.hpp"
+#include "reference/session.hpp"
 
 namespace headwater {
 namespace {

@@ -1,4 +1,4 @@
-#include "fusion.hpp"
+#include "reference/fusion.hpp"
 
 #include <cmath>
 #include <cstddef>

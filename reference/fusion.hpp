@@ -1,6 +1,6 @@
 #pragma once
 
-#include "softmax.hpp"
+#include "reference/softmax.hpp"
 
 /// Chapter 9 of the spec: fusion (FUSE-1, FUSE-2).
 namespace headwater::reference {

@@ -1,4 +1,4 @@
-#include "inter.hpp"
+#include "reference/inter.hpp"
 
 #include <cstddef>
 #include <limits>

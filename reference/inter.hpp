@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <span>
 
-#include "logits.hpp"
-#include "numbers.hpp"
-#include "softmax.hpp"
+#include "reference/logits.hpp"
+#include "reference/numbers.hpp"
+#include "reference/softmax.hpp"
 
 /// Chapter 8 of the spec: the inter pass, chunk to memory (INTER-1 .. INTER-3).
 namespace headwater::reference {

@@ -1,10 +1,10 @@
-#include "intra.hpp"
+#include "reference/intra.hpp"
 
 #include <cstddef>
 #include <span>
 #include <vector>
 
-#include "mask.hpp"
+#include "reference/mask.hpp"
 
 namespace headwater::reference {
 

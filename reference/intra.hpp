@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-#include "logits.hpp"
-#include "numbers.hpp"
-#include "softmax.hpp"
+#include "reference/logits.hpp"
+#include "reference/numbers.hpp"
+#include "reference/softmax.hpp"
 
 /// Chapter 5 of the spec: the intra pass (MASK-1, INTRA-1, INTRA-2).
 namespace headwater::reference {

@@ -1,4 +1,4 @@
-#include "logits.hpp"
+#include "reference/logits.hpp"
 
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "mask.hpp"
+#include "reference/mask.hpp"
 
 namespace headwater::reference {
 

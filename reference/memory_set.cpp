@@ -1,9 +1,9 @@
-#include "memory_set.hpp"
+#include "reference/memory_set.hpp"
 
 #include <algorithm>
 #include <cstddef>
 
-#include "selection.hpp"
+#include "reference/selection.hpp"
 
 namespace headwater::reference {
 

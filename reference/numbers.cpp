@@ -1,4 +1,4 @@
-#include "numbers.hpp"
+#include "reference/numbers.hpp"
 
 #include <algorithm>
 #include <bit>

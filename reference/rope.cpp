@@ -1,11 +1,11 @@
-#include "rope.hpp"
+#include "reference/rope.hpp"
 
 #include <cmath>
 #include <cstddef>
 #include <string>
 
-#include "arguments.hpp"
-#include "numbers.hpp"
+#include "reference/arguments.hpp"
+#include "reference/numbers.hpp"
 
 namespace headwater::reference {
 namespace {

@@ -1,15 +1,15 @@
-#include "schedule.hpp"
+#include "reference/schedule.hpp"
 
 #include <cstddef>
 
-#include "dense.hpp"
-#include "fusion.hpp"
-#include "inter.hpp"
-#include "intra.hpp"
-#include "logits.hpp"
-#include "memory_set.hpp"
-#include "numbers.hpp"
-#include "scores.hpp"
+#include "reference/dense.hpp"
+#include "reference/fusion.hpp"
+#include "reference/inter.hpp"
+#include "reference/intra.hpp"
+#include "reference/logits.hpp"
+#include "reference/memory_set.hpp"
+#include "reference/numbers.hpp"
+#include "reference/scores.hpp"
 
 namespace headwater::reference {
 namespace {

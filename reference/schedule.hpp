@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "headwater/session.hpp"
-#include "storage.hpp"
+#include "reference/storage.hpp"
 
 /// Chapter 10 of the spec: what one attend() call does with the chunks of a layer (SCHED-1, SCHED-2).
 namespace headwater::reference {

@@ -1,6 +1,6 @@
-#include "scores.hpp"
+#include "reference/scores.hpp"
 
-#include "numbers.hpp"
+#include "reference/numbers.hpp"
 
 namespace headwater::reference {
 namespace {

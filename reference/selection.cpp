@@ -1,4 +1,4 @@
-#include "selection.hpp"
+#include "reference/selection.hpp"
 
 #include <algorithm>
 #include <cmath>

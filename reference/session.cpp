@@ -1,16 +1,16 @@
-#include "session.hpp"
+#include "reference/session.hpp"
 
 #include <algorithm>
 #include <new>
 #include <string>
 #include <utility>
 
-#include "arguments.hpp"
-#include "chunk_plan.hpp"
-#include "config.hpp"
 #include "headwater/error.hpp"
-#include "numbers.hpp"
-#include "schedule.hpp"
+#include "reference/arguments.hpp"
+#include "reference/chunk_plan.hpp"
+#include "reference/config.hpp"
+#include "reference/numbers.hpp"
+#include "reference/schedule.hpp"
 
 namespace headwater::reference {
 namespace {

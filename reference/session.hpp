@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "headwater/session.hpp"
-#include "storage.hpp"
-#include "turn.hpp"
+#include "reference/storage.hpp"
+#include "reference/turn.hpp"
 
 /// Chapters 2, 10 and 11 of the spec: a session (STATE-1 .. STATE-6) and the two schedules (SCHED-1,
 /// SCHED-2).

@@ -1,4 +1,4 @@
-#include "softmax.hpp"
+#include "reference/softmax.hpp"
 
 #include <cmath>
 #include <cstddef>

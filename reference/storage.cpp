@@ -1,4 +1,4 @@
-#include "storage.hpp"
+#include "reference/storage.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "numbers.hpp"
+#include "reference/numbers.hpp"
 
 namespace headwater::reference {
 namespace {

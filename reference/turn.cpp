@@ -1,9 +1,9 @@
-#include "turn.hpp"
+#include "reference/turn.hpp"
 
 #include <string>
 
-#include "arguments.hpp"
 #include "headwater/error.hpp"
+#include "reference/arguments.hpp"
 
 namespace headwater::reference {
 

@@ -56,3 +56,7 @@ assert "emulated device: 2 over 1 heads, S 1024, M 512, N 2079" in head, head
 
 status, _, lines, errors = check("BF16 1/1")
 assert status == 2 and "--check BF16 1/1 is not known" in errors, (status, lines, errors)
+
+for words, what in ((("small",), "small"), (("large", "more"), "more")):
+    status, _, lines, errors = check("BF16 128/128", *words)
+    assert status == 2 and not lines and f"--check: {what} is not known; allowed: [CASE [large]]" in errors, (status, errors)

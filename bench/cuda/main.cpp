@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -60,7 +61,8 @@ constexpr const char* kEngine = "cuda-emulated";
 constexpr std::int64_t kCopied = 1 << 16;
 constexpr CheckSetting kCheck{nullptr, nullptr, nullptr, 4, 2, 400, 150, 24, 40, 1};
 /// The chunk and the memory set that people run, and a last chunk of 31 rows: --check CASE large.
-constexpr CheckSetting kCheckLarge{nullptr, nullptr, nullptr, 2, 1, 2079, 1024, 200, 312, kHopperLeastChunk};
+constexpr std::optional<CheckSetting> kLarge =
+    CheckSetting{nullptr, nullptr, nullptr, 2, 1, 2079, 1024, 200, 312, kHopperLeastChunk};
 Entries entries() { return on_host::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
   EmulationOptions options;
@@ -81,6 +83,7 @@ constexpr const char* kEngine = "cuda";
 constexpr std::int64_t kCopied = std::int64_t{1} << 30;
 constexpr CheckSetting kCheck{nullptr, nullptr, nullptr,    kHeads,     kHeadsKv,
                               4096,    kChunk,  kChunk / 4, kChunk / 4, kHopperLeastChunk};
+constexpr std::optional<CheckSetting> kLarge;
 Entries entries() { return on_gpu::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
   return open_cuda_device(kernels, cuda_current_device());
@@ -319,9 +322,15 @@ int main_guarded(std::span<char* const> arguments) {
   if (mode == "--check") {
     const Dispatch dispatch(entries());
     CheckSetting setting = kCheck;
-#ifdef HEADWATER_CUDA_BENCH_EMULATED
-    if (arguments.size() > 2 && arguments[2] == std::string_view("large")) setting = kCheckLarge;
-#endif
+    if (arguments.size() > 2) {
+      const char* const what = arguments[arguments.size() > 3 ? 3 : 2];
+      if (!kLarge || arguments.size() > 3 || arguments[2] != std::string_view("large")) {
+        std::fprintf(stderr, "headwater-cuda-bench: --check: %s is not known; allowed: %s\n", what,
+                     kLarge ? "[CASE [large]]" : "[CASE]");
+        return 2;
+      }
+      setting = *kLarge;
+    }
     setting.open = open_device;
     setting.dispatch = &dispatch;
     setting.engine = &engine(kEngine);

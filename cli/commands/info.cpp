@@ -47,7 +47,7 @@ std::vector<Part> parts() {
                   runtime::precision_name(runtime::native_precision()), runtime::product_isa());
   constexpr bool kRuntime = true;
 #else
-  const std::string runtime_note = "this build has no model runtime: oneDNN 2 or PCRE2 was not found";
+  const std::string runtime_note = "this build has no model runtime: oneDNN or PCRE2 was not found";
   constexpr bool kRuntime = false;
 #endif
   return {

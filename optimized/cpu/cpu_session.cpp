@@ -23,13 +23,12 @@ void warm_threads(int threads) {
 CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
                        const Options& wished, const EffectiveOptions& effective)
     : SessionBase(shape, effective),
-      threads_(effective.threads),
       data_(kernels, shape, wished, options()),
-      floats_(data_, effective.sparse ? SparsePass::most_window_rows(shape, effective) : 0, threads_),
-      dense_(data_, threads_) {
-  if (bf16 && shape.kv_type == DType::bf16) bf16_.emplace(data_, *bf16, threads_, floats_);
-  if (effective.sparse) sparse_.emplace(data_, threads_);
-  warm_threads(threads_);  // no call has to make them (NUM-4)
+      floats_(data_, effective.sparse ? SparsePass::most_window_rows(shape, effective) : 0),
+      dense_(data_) {
+  if (bf16 && shape.kv_type == DType::bf16) bf16_.emplace(data_, *bf16, floats_);
+  if (effective.sparse) sparse_.emplace(data_);
+  warm_threads(effective.threads);  // no call has to make them (NUM-4)
 }
 
 MemoryBytes CpuSession::memory_bytes() const {
@@ -101,7 +100,7 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
   if (HEADWATER_SABOTAGE("cpu.store.rows_beyond_4096")) n = std::min<std::int64_t>(n, 4096);
   kv.make_room(layer, base, base + n);
   data_.scores.make_room(layer, base, base + n);
-#pragma omp parallel num_threads(threads_)
+#pragma omp parallel num_threads(options().threads)
   {
 #pragma omp for schedule(static) nowait
     for (std::int64_t row = 0; row < n; ++row) {

@@ -37,7 +37,6 @@ class CpuSession final : public core::SessionBase {
 
   void store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base, std::int64_t n);
 
-  int threads_;
   SessionData data_;
   FloatArithmetic floats_;
   std::optional<Bf16Arithmetic> bf16_;  // none: no call is computed in BF16

@@ -39,6 +39,10 @@ float SessionData::sink(std::int64_t head) const {
   return sinks.empty() ? -std::numeric_limits<float>::infinity() : sinks[static_cast<std::size_t>(head)];
 }
 
+std::int64_t SessionData::most_chunk_rows() const {
+  return options.sparse ? std::min(options.chunk, shape.capacity) : 0;
+}
+
 float* LayerCall::float_row(std::int64_t position, std::int64_t head) const {
   void* row = core::row_address(out, position - base(), head);
   if (out.type != DType::f32 || reinterpret_cast<std::uintptr_t>(row) % alignof(float) != 0) return nullptr;

@@ -31,7 +31,8 @@ struct SessionData {
 
   [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
   [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
-  [[nodiscard]] float sink(std::int64_t head) const;  ///< natural units; -inf: none
+  [[nodiscard]] float sink(std::int64_t head) const;   ///< natural units; -inf: none
+  [[nodiscard]] std::int64_t most_chunk_rows() const;  ///< 0 in a dense session
 
   const KernelTable& kernels;
   const Shape shape;

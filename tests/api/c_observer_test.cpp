@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "headwater/headwater.h"
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

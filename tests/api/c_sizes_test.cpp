@@ -10,7 +10,7 @@
 
 #include "headwater/headwater.h"
 #include "headwater/rope.hpp"
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

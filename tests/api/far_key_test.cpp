@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

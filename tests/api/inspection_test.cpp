@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

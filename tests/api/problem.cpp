@@ -1,4 +1,4 @@
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 #include <algorithm>
 #include <cstring>

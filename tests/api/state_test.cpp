@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

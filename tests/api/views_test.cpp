@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "problem.hpp"
+#include "tests/api/problem.hpp"
 
 namespace headwater::api_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "check.h"
+#include "tests/c_abi/check.h"
 
 #include <math.h>
 #include <stdio.h>

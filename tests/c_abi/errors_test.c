@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check.h"
+#include "tests/c_abi/check.h"
 
 enum { kHeads = 4, kHeadsKv = 2, kWidth = 8, kValueWidth = 6, kCapacity = 10, kMostTokens = 16 };
 enum { kFirstOptions = 96 }; /* size of headwater_options in the first header */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "check.h"
+#include "tests/c_abi/check.h"
 
 /* The header, the library and CMake's project(), which reads the header, say one version. */
 static void test_version(void) {

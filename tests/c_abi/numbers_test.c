@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check.h"
-#include "plain_attention.h"
+#include "tests/c_abi/check.h"
+#include "tests/c_abi/plain_attention.h"
 
 enum { kPrefill = 20, kDecodeSteps = 4, kChunk = 8, kBatch = 16, kLocal = 3, kHeavy = 2 };
 enum { kMemory = kLocal + kHeavy, kMostChunks = 4 };

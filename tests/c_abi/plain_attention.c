@@ -1,4 +1,4 @@
-#include "plain_attention.h"
+#include "tests/c_abi/plain_attention.h"
 
 #include <math.h>
 

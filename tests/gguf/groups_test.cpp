@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "element_sizes.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
+#include "tests/gguf/element_sizes.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

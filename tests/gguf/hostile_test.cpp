@@ -6,7 +6,7 @@
 #include <fstream>
 #include <random>
 
-#include "builder.hpp"
+#include "tests/gguf/builder.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "builder.hpp"
+#include "tests/gguf/builder.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

@@ -11,9 +11,9 @@
 #include <set>
 #include <sstream>
 
-#include "builder.hpp"
-#include "element_sizes.hpp"
 #include "runtime/gguf/row_kernels.hpp"
+#include "tests/gguf/builder.hpp"
+#include "tests/gguf/element_sizes.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

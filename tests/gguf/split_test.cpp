@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "builder.hpp"
+#include "tests/gguf/builder.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

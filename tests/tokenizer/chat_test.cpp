@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "runtime/tokenizer/chat.hpp"
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
@@ -94,6 +94,14 @@ TEST(Chat, AQuestionBehindADocumentHasTokensOfItsOwn) {
   const auto plain =
       llama->encode("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\ndocument \n", false, true);
   EXPECT_EQ(begin, plain.size());
+}
+
+TEST(Chat, NoQuestionBeginsAtZero) {
+  const std::unique_ptr<Tokenizer> tiny = open_tokenizer(FIXTURES "/tiny.gguf");
+  const std::vector<ChatMessage> one = {{"user", "import", ""}};
+  std::size_t begin = 7;
+  (void)encode_chat(*tiny, ChatFormat::chatml, one, true, &begin);
+  EXPECT_EQ(begin, 0);
 }
 
 TEST(Chat, FormatsAreFound) {

@@ -8,7 +8,7 @@
 
 #include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/pre_tokenizer.hpp"
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

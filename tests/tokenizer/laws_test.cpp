@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "runtime/support/utf8.hpp"
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 #include <unordered_map>
 
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

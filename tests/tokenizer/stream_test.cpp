@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "runtime/support/utf8.hpp"
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

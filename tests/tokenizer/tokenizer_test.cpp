@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "runtime/tokenizer/pre_tokenizer.hpp"
-#include "vocabularies.hpp"
+#include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
 namespace {

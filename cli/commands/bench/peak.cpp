@@ -1,10 +1,7 @@
 #include "cli/commands/bench/peak.hpp"
 
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "cli/commands/bench/clock.hpp"
@@ -13,53 +10,21 @@ namespace headwater::bench {
 
 namespace {
 
-constexpr unsigned kAvx512Bf16 = 1u << 5;  // CPUID 7.1 EAX
-constexpr unsigned kAmxBf16 = 1u << 22;    // CPUID 7.0 EDX
-constexpr unsigned kAmxTile = 1u << 24;
-constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of arch_prctl(2), Linux 5.16
-constexpr long kTileData = 18;               // the state component of the tiles
+using detail::Feature;
 
-struct Leaf {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-};
+constexpr std::array kAvx2Fma = {Feature::avx2, Feature::fma};
+constexpr std::array kAvx512Fma = {Feature::avx512f};
+constexpr std::array kAvx512Products = {Feature::avx512f, Feature::avx512bf16};
+constexpr std::array kTileProducts = {Feature::amx_bf16, Feature::amx_tile};
 
-Leaf leaf7(unsigned subleaf) {
-  Leaf leaf;
-  __get_cpuid_count(7, subleaf, &leaf.eax, &leaf.ebx, &leaf.ecx, &leaf.edx);
-  return leaf;
-}
-
-std::string missing_sse() { return {}; }
-
-std::string missing_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? "" : "no AVX2 with FMA";
-}
-
-std::string missing_avx512() { return __builtin_cpu_supports("avx512f") ? "" : "no AVX-512F"; }
-
-std::string missing_avx512_bf16() {
-  if (std::string reason = missing_avx512(); !reason.empty()) return reason;
-  return (leaf7(1).eax & kAvx512Bf16) != 0 ? "" : "no AVX512_BF16";
-}
-
-std::string missing_amx_bf16() {
-  const unsigned both = kAmxBf16 | kAmxTile;
-  if ((leaf7(0).edx & both) != both) return "no AMX-BF16";
-  // Once for the process and all threads that it starts from now on.
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? "" : "the system does not grant AMX";
-}
-
-enum Index : std::uint8_t { kSse, kAvx2, kAvx512, kAvx512Bf16Index, kAmxBf16Index };
+enum Index : std::uint8_t { kSse, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
 
 constexpr Arithmetic kArithmetics[] = {
-    {"SSE multiply and add", missing_sse, sse_flops},
-    {"AVX2 FMA", missing_avx2, avx2_flops},
-    {"AVX-512 FMA", missing_avx512, avx512_flops},
-    {"AVX512_BF16 vdpbf16ps", missing_avx512_bf16, avx512_bf16_flops},
-    {"AMX tdpbf16ps", missing_amx_bf16, amx_bf16_flops},
+    {"SSE multiply and add", detail::kBaseline, sse_flops},
+    {"AVX2 FMA", kAvx2Fma, avx2_flops},
+    {"AVX-512 FMA", kAvx512Fma, avx512_flops},
+    {"AVX512_BF16 vdpbf16ps", kAvx512Products, avx512_bf16_flops},
+    {"AMX tdpbf16ps", kTileProducts, amx_bf16_flops},
 };
 
 double timed(const Arithmetic& arithmetic, std::int64_t turns, int threads, double& flops) {
@@ -88,8 +53,8 @@ std::span<const Arithmetic> arithmetics() { return kArithmetics; }
 
 const Arithmetic& arithmetic_of(std::string_view isa, DType type) {
   const bool amx = names(isa, "AMX");
-  if (type == DType::bf16 && amx) return kArithmetics[kAmxBf16Index];
-  if (type == DType::bf16 && names(isa, "BF16")) return kArithmetics[kAvx512Bf16Index];
+  if (type == DType::bf16 && amx) return kArithmetics[kAmxBf16];
+  if (type == DType::bf16 && names(isa, "BF16")) return kArithmetics[kAvx512Bf16];
   if (amx || names(isa, "AVX-512") || names(isa, "AVX512")) return kArithmetics[kAvx512];
   return kArithmetics[names(isa, "AVX2") ? kAvx2 : kSse];
 }

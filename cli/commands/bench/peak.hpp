@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "headwater/detail/processor.hpp"
 #include "headwater/options.hpp"
 
 /// The arithmetic of this machine at its limit: multiply-adds on registers alone, in enough independent chains to
@@ -15,7 +16,8 @@ namespace headwater::bench {
 struct Arithmetic {
   const char* name;  ///< "AVX-512 FMA"
   /// Empty where this processor and its operating system have it, else the reason why not.
-  std::string (*missing)();
+  [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
+  std::span<const detail::Feature> needs;
   /// Runs `turns` turns of the loop on the calling thread; returns the flops done. Needs missing() empty.
   double (*flops)(std::int64_t turns);
 };

@@ -25,8 +25,8 @@ const std::uint16_t* elements(const void* rows) { return static_cast<const std::
 
 /// Keys whose weights are kept at a time.
 std::int64_t most_block_keys(const SessionData& data) {
-  const std::int64_t chunk = data.options.sparse ? std::min(data.options.chunk, data.shape.capacity) : 0;
-  return std::max({std::min(kBf16SegmentKeys, data.shape.capacity), chunk, data.memory.width()});
+  return std::max(
+      {std::min(kBf16SegmentKeys, data.shape.capacity), data.most_chunk_rows(), data.memory.width()});
 }
 
 }  // namespace
@@ -45,12 +45,10 @@ std::int64_t Bf16Arithmetic::Scratch::bytes() const {
          softmax.bytes();
 }
 
-Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, int threads,
-                               Arithmetic& floats)
+Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, Arithmetic& floats)
     : data_(data),
       kernels_(kernels),
       floats_(floats),
-      threads_(threads),
       d_padded_(padded(data.shape.d_head, kernels.d_multiple)),
       dv_padded_(padded(data.shape.d_value, kernels.dv_multiple)),
       packed_rows_(padded(data.shape.capacity, kKeyTile)) {
@@ -58,8 +56,8 @@ Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels
   packed_values_ = core::Buffer<std::uint16_t>(core::checked_product(rows, dv_padded_));
   if (d_padded_ != data.shape.d_head)
     packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
-  scratch_.reserve(static_cast<std::size_t>(threads));
-  for (int t = 0; t < threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_);
+  scratch_.reserve(static_cast<std::size_t>(data.options.threads));
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_);
 }
 
 std::int64_t Bf16Arithmetic::bytes() const {
@@ -79,7 +77,7 @@ bool Bf16Arithmetic::fits(const Window& window) const {
 
 std::int64_t Bf16Arithmetic::packed_row(const Window& window, const Chunk& chunk) const {
   const std::int64_t index = &chunk - window.chunks.data();
-  return index * padded(std::min(data_.options.chunk, data_.shape.capacity), kKeyTile);
+  return index * padded(data_.most_chunk_rows(), kKeyTile);
 }
 
 void Bf16Arithmetic::prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
@@ -202,7 +200,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
 
 void Bf16Arithmetic::prepare_context(std::int64_t layer, std::int64_t end) {
   const std::int64_t tiles = key_tiles(end);
-#pragma omp parallel for schedule(static) num_threads(threads_)
+#pragma omp parallel for schedule(static) num_threads(data_.options.threads)
   for (std::int64_t task = 0; task < data_.shape.n_head_kv * tiles; ++task) {
     const std::int64_t first = task % tiles * kKeyTile;
     pack_rows(layer, task / tiles, first, std::min(kKeyTile, end - first), first);

@@ -11,7 +11,7 @@ namespace headwater::cpu {
 class Bf16Arithmetic final : public Arithmetic {
  public:
   /// `floats` decodes where the table has no row_logits, and outlives this.
-  Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, int threads, Arithmetic& floats);
+  Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, Arithmetic& floats);
 
   [[nodiscard]] std::int64_t bytes() const override;
   [[nodiscard]] double unit() const override;
@@ -68,7 +68,6 @@ class Bf16Arithmetic final : public Arithmetic {
   const SessionData& data_;
   const Bf16Table& kernels_;
   Arithmetic& floats_;
-  int threads_;
   std::int64_t d_padded_;
   std::int64_t dv_padded_;
   std::int64_t packed_rows_;                   // of the packed store of one head: whole tiles

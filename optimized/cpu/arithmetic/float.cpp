@@ -23,8 +23,7 @@ std::int64_t most_wide_keys(const SessionData& data) {
 
 /// Keys whose weights are kept at a time.
 std::int64_t most_block_keys(const SessionData& data) {
-  const std::int64_t chunk = data.options.sparse ? std::min(data.options.chunk, data.shape.capacity) : 0;
-  return std::max({most_segment_keys(data), chunk, data.memory.width()});
+  return std::max({most_segment_keys(data), data.most_chunk_rows(), data.memory.width()});
 }
 
 }  // namespace
@@ -45,7 +44,7 @@ std::int64_t FloatArithmetic::Scratch::bytes() const {
          segment_max.bytes() + states.bytes();
 }
 
-FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows, int threads)
+FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows)
     : data_(data),
       kernels_(data.kernels),
       window_rows_(window_rows),
@@ -55,8 +54,8 @@ FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_ro
     wide_keys_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_head));
     wide_values_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
   }
-  scratch_.reserve(static_cast<std::size_t>(threads));
-  for (int t = 0; t < threads; ++t) {
+  scratch_.reserve(static_cast<std::size_t>(data.options.threads));
+  for (int t = 0; t < data.options.threads; ++t) {
     scratch_.emplace_back(data, most_wide_keys(data), most_block_keys(data));
   }
 }

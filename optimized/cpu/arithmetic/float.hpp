@@ -11,7 +11,7 @@ namespace headwater::cpu {
 class FloatArithmetic final : public Arithmetic {
  public:
   /// `window_rows`: most rows of a window of the sparse pass.
-  FloatArithmetic(const SessionData& data, std::int64_t window_rows, int threads);
+  FloatArithmetic(const SessionData& data, std::int64_t window_rows);
 
   [[nodiscard]] std::int64_t bytes() const override;
   [[nodiscard]] double unit() const override { return 1; }

@@ -48,12 +48,11 @@ static_assert(kDecodeRows <= kGroupRows, "an arithmetic has room for the rows of
 DecodePass::Scratch::Scratch(std::int64_t dv)
     : logits(kDecodeRows * kDecodeLogits), out(core::checked_product(kDecodeRows, dv)) {}
 
-DecodePass::DecodePass(SessionData& data, int threads)
+DecodePass::DecodePass(SessionData& data)
     : data_(data),
-      threads_(threads),
       splits_(core::checked_product(data.shape.n_head_kv, kMaxSplits * kDecodeRows, data.shape.d_value + 2)) {
-  scratch_.reserve(static_cast<std::size_t>(threads));
-  for (int t = 0; t < threads; ++t) scratch_.emplace_back(data.shape.d_value);
+  scratch_.reserve(static_cast<std::size_t>(data.options.threads));
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data.shape.d_value);
 }
 
 std::int64_t DecodePass::bytes() const {
@@ -73,7 +72,7 @@ void DecodePass::run(const LayerCall& call, const LseRows& lse) {
   const std::int64_t rows = length(chunk) * group();
   const std::int64_t keys = split_keys(chunk.end);
   const std::int64_t splits = (chunk.end + keys - 1) / keys;
-#pragma omp parallel num_threads(threads_)
+#pragma omp parallel num_threads(data_.options.threads)
   {
     const int thread = omp_get_thread_num();
 #pragma omp for schedule(static)

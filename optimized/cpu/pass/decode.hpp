@@ -20,7 +20,7 @@ inline constexpr std::int64_t kDecodeLogits = 4096;
 /// the context is split over the threads.
 class DecodePass {
  public:
-  DecodePass(SessionData& data, int threads);
+  DecodePass(SessionData& data);
 
   [[nodiscard]] std::int64_t bytes() const;
   /// Whether the rows of this chunk are few enough, and their bits may be those of this pass.
@@ -57,7 +57,6 @@ class DecodePass {
   [[nodiscard]] float* split_state(std::int64_t head_kv, std::int64_t split, std::int64_t row);
 
   SessionData& data_;
-  int threads_;
   core::Buffer<float> splits_;    // [Hkv][kMaxSplits][kDecodeRows][2 + dv]
   std::vector<Scratch> scratch_;  // one per thread
 };

@@ -6,11 +6,8 @@
 
 namespace headwater::cpu {
 
-DensePass::DensePass(SessionData& data, int threads)
-    : data_(data),
-      threads_(threads),
-      decode_(data, threads),
-      lse_(core::checked_product(data.shape.n_head, data.shape.capacity)) {}
+DensePass::DensePass(SessionData& data)
+    : data_(data), decode_(data), lse_(core::checked_product(data.shape.n_head, data.shape.capacity)) {}
 
 void DensePass::run(const LayerCall& call) {
   const Chunk& chunk = call.chunks.front();
@@ -37,7 +34,7 @@ void DensePass::run_blocks(const LayerCall& call, const LseRows& lse) {
   // more keys: dealt out one by one from the longest, the shares of the threads differ by about one group.
   const std::int64_t first_group = chunk.begin / kGroupRows;
   const std::int64_t groups = (chunk.end + kGroupRows - 1) / kGroupRows - first_group;
-#pragma omp parallel for schedule(static, 1) num_threads(threads_)
+#pragma omp parallel for schedule(static, 1) num_threads(data_.options.threads)
   for (std::int64_t task = 0; task < groups * heads; ++task) {
     const std::int64_t group = first_group + groups - 1 - task / heads;
     const std::int64_t begin = std::max(group * kGroupRows, chunk.begin);

@@ -12,7 +12,7 @@ namespace headwater::cpu {
 /// Dense causal attention over everything stored: dense prefill calls (CFG-2, STATE-3) and decode steps (DEC-1).
 class DensePass {
  public:
-  DensePass(SessionData& data, int threads);
+  DensePass(SessionData& data);
 
   [[nodiscard]] std::int64_t bytes() const { return lse_.bytes() + decode_.bytes(); }
   /// The call's only chunk.
@@ -22,7 +22,6 @@ class DensePass {
   void run_blocks(const LayerCall& call, const LseRows& lse);
 
   SessionData& data_;
-  int threads_;
   DecodePass decode_;
   core::Buffer<float> lse_;  // [Hq][capacity]
 };

@@ -129,13 +129,11 @@ std::int64_t SparsePass::Scratch::bytes() const {
   return intra.bytes() + inter.bytes() + order_keys.bytes() + chosen.bytes();
 }
 
-SparsePass::SparsePass(SessionData& data, int threads)
+SparsePass::SparsePass(SessionData& data)
     : data_(data),
-      threads_(threads),
       one_pass_(heads_fill_threads(data.shape, data.options)),
       window_rows_(most_window_rows(data.shape, data.options)),
-      max_groups_(std::min(
-          kMaxGroups, (std::min(data.options.chunk, data.shape.capacity) + kGroupRows - 1) / kGroupRows)) {
+      max_groups_(std::min(kMaxGroups, (data.most_chunk_rows() + kGroupRows - 1) / kGroupRows)) {
   const std::int64_t heads = data.shape.n_head;
   const std::int64_t width = data.memory.width();
   const std::int64_t rows = core::checked_product(heads, window_rows_);
@@ -150,8 +148,8 @@ SparsePass::SparsePass(SessionData& data, int threads)
   }
   lse_ = core::Buffer<float>(rows);
   std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
-  scratch_.reserve(static_cast<std::size_t>(threads));
-  for (int t = 0; t < threads; ++t) scratch_.emplace_back(data);
+  scratch_.reserve(static_cast<std::size_t>(data.options.threads));
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data);
 }
 
 std::int64_t SparsePass::bytes() const {
@@ -164,7 +162,7 @@ std::int64_t SparsePass::bytes() const {
 double SparsePass::selection_seconds() const {
   double all = 0;
   for (const Scratch& scratch : scratch_) all += scratch.selection_seconds;
-  return all / static_cast<double>(threads_);
+  return all / static_cast<double>(data_.options.threads);
 }
 
 void SparsePass::forget() {
@@ -214,7 +212,7 @@ void SparsePass::whole_chunk(const LayerCall& call, const Window& window, const 
                              bool has_memory) {
   const std::int64_t heads = data_.shape.n_head;
   const std::int64_t groups = groups_of(chunk);
-#pragma omp parallel num_threads(threads_)
+#pragma omp parallel num_threads(data_.options.threads)
   {
     const int thread = omp_get_thread_num();
 #pragma omp for schedule(static) nowait
@@ -275,7 +273,7 @@ void SparsePass::intra_phase(const LayerCall& call, const Window& window) {
   const std::int64_t heads = data_.shape.n_head;
   const std::int64_t heads_kv = data_.shape.n_head_kv;
   const auto n_chunks = static_cast<std::int64_t>(window.chunks.size());
-#pragma omp parallel num_threads(threads_)
+#pragma omp parallel num_threads(data_.options.threads)
   {
     const int thread = omp_get_thread_num();
 #pragma omp for schedule(static)
@@ -318,7 +316,7 @@ void SparsePass::intra_group(const LayerCall& call, const Window& window, const 
 void SparsePass::inter_phase(const LayerCall& call, const Window& window, const Chunk& chunk) {
   const std::int64_t heads = data_.shape.n_head;
   const std::int64_t groups = groups_of(chunk);
-#pragma omp parallel num_threads(threads_)
+#pragma omp parallel num_threads(data_.options.threads)
   {
     const int thread = omp_get_thread_num();
 #pragma omp for schedule(static)
@@ -352,7 +350,7 @@ void SparsePass::inter_group(const LayerCall& call, const Window& window, const 
 }
 
 void SparsePass::write_chunk(const LayerCall& call, const Window& window, const Chunk& chunk) {
-#pragma omp parallel for schedule(static) num_threads(threads_)
+#pragma omp parallel for schedule(static) num_threads(data_.options.threads)
   for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
     for (std::int64_t head = 0; head < data_.shape.n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);

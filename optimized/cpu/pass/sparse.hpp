@@ -26,7 +26,7 @@ std::int64_t group_rows(std::int64_t n);
 class SparsePass {
  public:
   /// Of a session whose options are sparse.
-  SparsePass(SessionData& data, int threads);
+  SparsePass(SessionData& data);
 
   /// Most rows of a window of such a session.
   static std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options);
@@ -116,7 +116,6 @@ class SparsePass {
   }
 
   SessionData& data_;
-  int threads_;
   bool one_pass_;             // both passes of a chunk run together; else in the two phases
   std::int64_t window_rows_;  // most rows of a window
   std::int64_t max_groups_;   // most groups that any chunk is cut into
