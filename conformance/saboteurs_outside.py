@@ -28,7 +28,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLANTED = re.compile(r'HEADWATER_SABOTAGE\(\s*"([^"]+)"\s*\)')
 FOLDERS = ("optimized", "bindings", "cli", "conformance", "runtime")
-PROGRAMS = ("cli_parsers", "api", "runtime")  # test builds of the GoogleTest programs
+PROGRAMS = ("cli", "api", "runtime")  # test builds of the GoogleTest programs
 TIMEOUT = 120  # seconds; only a hang takes that long
 
 

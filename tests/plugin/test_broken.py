@@ -69,7 +69,7 @@ NOT_SANITIZED = {"allocates", "allocates_aligned", "malloc_unchecked", "malloc_l
 
 class Broken(kit.Case):
     def run_fault(self, fault, cases, *arguments, status=1, **variables):
-        return self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", ",".join(cases),
+        return self.report("--engine-plugin", kit.plugin("naive_broken_plugin"), "--quick", "--case", ",".join(cases),
                            *arguments, status=status, fault=fault, **variables)
 
     def test_every_fault_fails_in_its_lane(self):
@@ -141,7 +141,7 @@ class Broken(kit.Case):
 
     def test_what_it_started_ends_with_its_case(self):
         note = self.path("left")
-        self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", "bound.head_sizes",
+        self.report("--engine-plugin", kit.plugin("naive_broken_plugin"), "--quick", "--case", "bound.head_sizes",
                     status=0, fault="leaves_a_process", LEFT_BEHIND=note)
         with open(note, encoding="utf-8") as file:
             left = int(file.read())
@@ -155,7 +155,7 @@ class Broken(kit.Case):
         self.assertTrue(ended, f"process {left} lives on")
 
     def test_what_it_writes_is_shown_and_escaped(self):
-        done = kit.kit("--engine-plugin", kit.plugin("naive_plugin_broken"), "--case", "config.limits", "--json", "-",
+        done = kit.kit("--engine-plugin", kit.plugin("naive_broken_plugin"), "--case", "config.limits", "--json", "-",
                        "--html", self.path("page.html"), fault="prints")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.startswith("{"), "its text must not get into the report on standard output")

@@ -1,6 +1,6 @@
 """The conformance program from outside: exit codes, JSON, JUnit, reproduction, and `verify` on sound and spoiled files.
 
-usage: program_test.py HEADWATER_CONFORMANCE HEADWATER
+usage: test_program.py HEADWATER_CONFORMANCE HEADWATER
 """
 
 import json
