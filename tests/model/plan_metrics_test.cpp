@@ -216,7 +216,7 @@ std::int64_t dropped_position(const Session& session) {
 
 /// Decoding behind a sparse prefill: the logits are those behind a dense prefill that was handed the keys and values which
 /// the sparse one left, bit for bit.
-TEST(ModelPlanMetrics, P6_3_DecodingBehindASparsePrefillIsDenseOverItsRows) {
+TEST(ModelPlanMetrics, P6_3_DecodingAfterASparsePrefillIsDenseOverItsRows) {
   constexpr std::int64_t kPrompt = 600, kSteps = 4;
   const auto ids = text_ids(kPrompt + kSteps);
   const std::span<const std::int32_t> all(ids);

@@ -287,7 +287,7 @@ TEST(PlanMetrics, P2_4_RowsOfWeightsAddUpToOne) {
   EXPECT_LT(worst, 1e-5);
 }
 
-TEST(PlanMetrics, P3_2_ScoresOfTheSecondChunkStandBehindTheFirst) {
+TEST(PlanMetrics, P3_2_ScoresOfTheSecondChunkComeAfterTheFirst) {
   constexpr std::int64_t kChunk = 16, kTokens = 2 * kChunk - 3;
   for (const char* name : kEngines) {
     const Rows32 rows(kTokens, 4, 2, 8);
