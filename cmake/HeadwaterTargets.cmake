@@ -10,7 +10,7 @@ set(CMAKE_C_STANDARD 11)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
-# How a project is built is its own choice.
+# An embedding project chooses how it is built.
 if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
   if(NOT CMAKE_BUILD_TYPE)
@@ -67,7 +67,7 @@ function(headwater_precompile target)
 endfunction()
 
 # headwater_part(NAME SOURCES... [LINK TARGETS...] [COUNTED] [PLANTED]): object library NAME and, with tests, NAME_testing.
-# LINK names other parts or outside libraries; a part of the project is replaced by its testing twin in the twin.
+# LINK names other parts or outside libraries; NAME_testing links the twin of each part.
 # COUNTED: HEADWATER_COVERAGE counts its lines (as shipped; everything else is compiled as ever, and comes from the
 # compiler's cache).
 # PLANTED: NAME_testing is compiled from copies of the sources that have the faults of conformance/saboteurs.json in them.
@@ -127,8 +127,8 @@ function(headwater_kit_objects name)
   endif()
 endfunction()
 
-# A sanitizer build judges what is shipped. Its testing twins are left out of `all`: faults switched on and marks are
-# the business of the release build.
+# A sanitizer build tests what is shipped. Its testing twins are left out of `all`: faults and hooks are tested in the
+# release build.
 function(headwater_leave_out_twins)
   if(NOT HEADWATER_SANITIZE)
     return()

@@ -43,7 +43,7 @@ struct HeadChunk {
 struct HeadTruth {
   Eigen::MatrixXd out, out_bound, out_size;  ///< [n][dv]; out_size = sum_j w_j |v_j|
   Eigen::VectorXd lse, lse_bound;            ///< n
-  Eigen::VectorXd intra, intra_bound;        ///< column sums over the n queries: keys behind the set
+  Eigen::VectorXd intra, intra_bound;        ///< column sums over the n queries: keys after the set
   Eigen::VectorXd inter, inter_bound;        ///< column sums of the set
 };
 

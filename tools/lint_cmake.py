@@ -1,7 +1,7 @@
-"""What the CMake files must say: python3 tools/lint_cmake.py
+"""Checks the CMake files: python3 tools/lint_cmake.py
 
-Every C, C++ and CUDA source is in the list of a target, and every CMakeLists.txt is reached, so that no file is lost
-without a word. Nothing in them reaches into a project that embeds this one: options stand in the root file and in the
+Every C, C++ and CUDA source is in the list of a target, and every CMakeLists.txt is reached, so that no file is left
+out by mistake. Nothing in them reaches into a project that embeds this one: options stand in the root file and in the
 table of docs/HACKING.md, flags belong to targets, and paths start from PROJECT_SOURCE_DIR. Names of targets, ctest
 entries, GoogleTest cases and Python files follow the patterns of docs/HACKING.md. The lint proves itself first: it plants
 violations into a scratch tree and expects to see exactly those.

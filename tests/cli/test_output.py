@@ -135,7 +135,7 @@ class Meaning(OutputTest):
         self.check_meaning(tensors, out, steps={3, 4, 5, 6, 10})
 
     def test_decode_first(self):
-        # The turn behind it is not the first of an empty session (STATE-1, STATE-3): 8 tokens run dense, 9 sparse.
+        # The turn after it is not the first of an empty session (STATE-1, STATE-3): 8 tokens run dense, 9 sparse.
         tensors = problem(n=17)
         out, _, _ = self.attend(tensors, *SPARSE, "--steps", "d9,p8")
         self.check_meaning(tensors, out, steps={0, 1})

@@ -1,4 +1,4 @@
-"""Who judges a mutant of which folder: stages of tests, the cheapest and most telling first (mutate.py)."""
+"""The stages of tests that judge a mutant of a folder, the cheapest and most effective first (mutate.py)."""
 
 import pathlib
 import re
@@ -18,7 +18,7 @@ def golden(*engines):
     return ["/usr/bin/python3", "-B", "../../golden/replay.py", "./headwater", *arguments]
 
 
-# Folder -> stages: (name, targets that it needs, command in the build folder), cheapest and most telling first.
+# Folder -> stages: (name, targets that it needs, command in the build folder), cheapest and most effective first.
 def program_stages(*engines):
     return [
         ("laws", ["fuzz_laws"], ["fuzz/fuzz_laws", "--gtest_brief=1", "--gtest_fail_fast"]),
@@ -127,7 +127,7 @@ STAGES["bindings/"] = [
     ("C ABI", ["test_c_abi"], ["tests/c_abi/test_c_abi"]),
     ("calls in any order", ["replay_c_abi"], ctest("^fuzz[.]replay_c_abi$")),
     ("api", ["test_api"], ["tests/api/test_api", "--gtest_brief=1", "--gtest_fail_fast"]),
-    ("as a plug-in", ["headwater-conformance", "wrapped_plugin", "naive_plugin"], ctest("^plugin[.]honest$")),
+    ("as a plug-in", ["headwater-conformance", "wrapped_plugin", "naive_plugin"], ctest("^plugin[.]sample$")),
 ]
 # The model runtime. Each folder's own tests, then those of what is built on it.
 def runtime_stages(*subjects, corpora=None):

@@ -1,4 +1,4 @@
-"""Waivers: a failure is borne with a reason until a day; what expired, what nothing needs and what is malformed fails."""
+"""Waivers: a failure is tolerated with a reason until a day; what expired, what nothing needs and what is malformed fails."""
 
 import json
 import unittest

@@ -17,7 +17,8 @@ using Ids = std::vector<std::int32_t>;
 
 const std::string kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// All pairs of letters, then triples up to a vocabulary of Qwen's size, in an order that leaves none to the first 65536.
+/// All pairs of letters, then triples up to a vocabulary of Qwen's size, in an order that puts none into the first
+/// 65536.
 std::vector<std::string> letter_tokens() {
   constexpr std::size_t kTokens = 151936 - 300;
   std::vector<std::string> texts;
@@ -134,7 +135,7 @@ TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
   }
 }
 
-/// By the rule a b alone the definition is a walk from the left.
+/// With the rule a b alone, merging goes from left to right.
 Ids walked(const std::string& text, std::int32_t ab) {
   Ids wanted;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -164,7 +165,7 @@ TEST(TokenizerSizes, OneWordBeyond65536Letters) {
   }
 }
 
-TEST(TokenizerSizes, SpecialTokensBehind65536Bytes) {
+TEST(TokenizerSizes, SpecialTokensAfter65536Bytes) {
   VocabularyBuilder b = all_bytes();
   const std::int32_t end = b.add("<|im_end|>", kControl);
   const std::int32_t long_one = b.add("<" + std::string(300, 'l') + ">", kControl);
