@@ -134,12 +134,12 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat for
           fmt::format("role {} is not known; allowed: system, user, assistant", quoted(message.role)));
     }
     std::string_view text = message.text;
-    std::string_view question = message.question;
+    std::string_view follow_up = message.question;
     if (markers.trims) {
       text = without_leading_blanks(text);
-      (question.empty() ? text : question) = without_trailing_blanks(question.empty() ? text : question);
+      (follow_up.empty() ? text : follow_up) = without_trailing_blanks(follow_up.empty() ? text : follow_up);
     }
-    writer.turn(message.role, text, question);
+    writer.turn(message.role, text, follow_up);
     writer.end_turn();
   }
   writer.turn("assistant", "");
