@@ -2,8 +2,8 @@
 
 The specification's chunked sparse prefill and dense decode around a Qwen3 forward pass, in PyTorch and from the text of
 docs/spec.md alone: F32, the keys and values of a layer rounded to F16 where they are stored, scores in BF16. Prints the
-losses that `headwater perplexity` prints, and with --program those of that program beside them, with the difference of
-perplexity in per cent; exit status 1 where one is above half a per cent. Needs the PyPI packages torch, gguf and regex,
+losses and divergences that `headwater perplexity` prints, and with --program those of that program beside them, with the
+difference of perplexity in per cent; exit status 1 where one is above half a per cent. Needs the PyPI packages torch, gguf and regex,
 and takes minutes.
 """
 
@@ -182,24 +182,32 @@ class Cache:
         return attend
 
 
-def losses(model, ids, options, dense):
-    """(prefill, decoded): mean nats a token, as `headwater perplexity` counts them."""
+def predictions(model, ids, options, dense):
+    """Log-probabilities [n, vocabulary] of the token after each position: a prefill turn, then one decode step."""
     ids = torch.tensor(ids)
     n, prefill = len(ids), len(ids) - options.decode
     cache = Cache(model, n, options.local, options.heavy)
-    found = []
-
-    def judge(logits, first):
-        last = min(first + len(logits), n - 1)
-        found.append(F.cross_entropy(logits[:last - first].double(), ids[first + 1:last + 1], reduction="none"))
-
     step = prefill if dense else options.chunk
-    for first in range(0, prefill, step):
-        part = ids[first:min(first + step, prefill)]
-        judge(model.run(part, first, cache.dense(first) if dense else cache.chunk(first)), first)
-    judge(model.run(ids[prefill:], prefill, cache.dense(prefill)), prefill)
-    all_losses = torch.cat(found)
-    return all_losses[:prefill - 1].mean().item(), all_losses[prefill - 1:].mean().item()
+    found = [model.run(ids[first:min(first + step, prefill)], first, cache.dense(first) if dense else cache.chunk(first))
+             for first in range(0, prefill, step)]
+    found.append(model.run(ids[prefill:], prefill, cache.dense(prefill)))
+    return torch.cat(found).double().log_softmax(-1)
+
+
+def figures(dense, sparse, ids, options):
+    """(kind, part, name) -> value, as `headwater perplexity --json` has them."""
+    prefill = len(ids) - options.decode
+    found = {}
+    for kind, rows in (("dense", dense), ("sparse", sparse)):
+        losses = F.nll_loss(rows[:-1], torch.tensor(ids[1:]), reduction="none")
+        found[kind, "prefill", "nll"] = losses[:prefill - 1].mean().item()
+        found[kind, "decoded", "nll"] = losses[prefill - 1:].mean().item()
+    kl = (dense.exp() * (dense - sparse)).sum(-1)
+    same = (dense.argmax(-1) == sparse.argmax(-1)).double()
+    for part, rows in (("prefill", slice(options.chunk, prefill)), ("decoded", slice(prefill, None))):
+        found["divergence", part, "kl"] = kl[rows].mean().item()
+        found["divergence", part, "rank1"] = same[rows].mean().item()
+    return found
 
 
 def main():
@@ -220,7 +228,7 @@ def main():
         ids = tokens(file, text.read())[:options.window]
     model = Model(file)
     with torch.inference_mode():
-        found = {kind: losses(model, ids, options, kind == "dense") for kind in ("dense", "sparse")}
+        found = figures(*(predictions(model, ids, options, dense) for dense in (True, False)), ids, options)
     got = None
     if options.program:
         done = subprocess.run([options.program, "perplexity", "-m", options.model, "-f", options.text, "--json",
@@ -230,14 +238,15 @@ def main():
                                  for word in pair)], capture_output=True, check=True)
         got = json.loads(done.stdout)
     worst = 0.0
-    for kind, both in found.items():
-        for part, loss in zip(("prefill", "decoded"), both):
-            line = f"{len(ids)} tokens, {kind} {part}: {loss:.4f}"
-            if got:
-                change = 100 * math.expm1(got[kind][part]["nll"] - loss)
+    for (kind, part, name), value in found.items():
+        line = f"{len(ids)} tokens, {kind} {part} {name}: {value:.4f}"
+        if got:
+            line += f", headwater {got[kind][part][name]:.4f}"
+            if name == "nll":
+                change = 100 * math.expm1(got[kind][part][name] - value)
                 worst = max(worst, abs(change))
-                line += f", headwater {got[kind][part]['nll']:.4f}, perplexity {change:+.3f} %"
-            print(line, flush=True)
+                line += f", perplexity {change:+.3f} %"
+        print(line, flush=True)
     return 1 if worst > LIMIT else 0
 
 

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "cli/commands/commands.hpp"
 #include "cli/support/interrupt.hpp"
@@ -28,7 +30,10 @@ The tokens of the text are cut into windows; each is a fresh session: a prefill 
 tokens. Where the model begins texts with BOS, every window begins with it, in place of the text's token there (as
 llama.cpp's perplexity tool has it). The first token of a window is not judged; every other one is: `prefill` is the mean
 negative log-likelihood in nats of the tokens inside the turn, `decoded` that of the decode step's (the first of them is
-predicted by the last prefill position). Standard errors take tokens for independent, which they are not quite.
+predicted by the last prefill position). `divergence` compares the two predictions at every position after the first
+chunk, whatever the text says next: `kl` is the mean Kullback-Leibler divergence of the sparse distribution from the
+dense one in nats, `rank1` the share of positions where both hold the same token for the likeliest. Standard errors take
+tokens for independent, which they are not quite.
 
 Example: what sparse prefill costs on a held-out text
   headwater perplexity -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt --window 8192
@@ -49,6 +54,20 @@ struct Losses {
   std::vector<double> decoded;
 };
 
+/// Sparse against dense, one entry for each position.
+struct Divergence {
+  std::vector<double> kl;     ///< nats
+  std::vector<double> rank1;  ///< 1 where both hold the same token for the likeliest, else 0
+};
+
+/// What was measured over all windows.
+struct Measured {
+  Losses dense;
+  Losses sparse;
+  Divergence prefill;  ///< positions after the first chunk, inside the turn
+  Divergence decoded;
+};
+
 std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) {
   PerplexityFlags flags;
   FlagSet set("How well a model predicts a text behind dense and behind sparse prefill.", kCommand, kFooter);
@@ -63,67 +82,131 @@ std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) 
   return flags;
 }
 
-/// -ln softmax(logits)[id].
-double loss(std::span<const float> logits, std::int32_t id) {
-  const double most = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
-  const double result = most + std::log(sum) - static_cast<double>(logits[static_cast<std::size_t>(id)]);
-  if (!std::isfinite(result)) throw Failure("the model's logits are not finite; its weights are unusable");
-  return result;
-}
-
-/// One window after another through a transformer.
-class Reader {
+/// Logits of one position as a distribution.
+class Prediction {
  public:
-  Reader(runtime::Transformer& transformer, std::int64_t decode, Progress& progress)
-      : transformer_(transformer),
-        decode_(decode),
-        progress_(progress),
-        vocabulary_(transformer.model().config().vocabulary),
-        logits_(static_cast<std::size_t>(kLogitRows * vocabulary_)) {}
-
-  void read(std::span<const std::int32_t> ids) {
-    transformer_.reset();
-    const auto n = static_cast<std::int64_t>(ids.size());
-    const std::int64_t prefill = n - decode_;
-    for (std::int64_t at = 0; at < n;) {
-      const bool decoding = at >= prefill;
-      const std::int64_t count = std::min(transformer_.max_step(), (decoding ? n : prefill) - at);
-      const std::int64_t turn = at == 0 && count < prefill ? prefill : 0;
-      transformer_.run(decoding ? Step::decode(count) : Step::prefill(count, turn),
-                       ids.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
-      judge(ids, at, count, prefill);
-      at += count;
-      progress_.advance(static_cast<std::uint64_t>(count));
-    }
+  explicit Prediction(std::span<const float> logits)
+      : logits_(logits), likeliest_(std::max_element(logits.begin(), logits.end()) - logits.begin()) {
+    const double most = static_cast<double>(logits[static_cast<std::size_t>(likeliest_)]);
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+    log_sum_ = most + std::log(sum);
+    if (!std::isfinite(log_sum_))
+      throw Failure("the model's logits are not finite; its weights are unusable");
   }
-  [[nodiscard]] const Losses& losses() const { return losses_; }
+
+  /// ln of the probability of token `id`.
+  [[nodiscard]] double log_probability(std::size_t id) const {
+    return static_cast<double>(logits_[id]) - log_sum_;
+  }
+  [[nodiscard]] std::ptrdiff_t likeliest() const { return likeliest_; }
+  [[nodiscard]] std::size_t size() const { return logits_.size(); }
 
  private:
-  /// The logits after token i of the window judge token i + 1.
+  std::span<const float> logits_;
+  std::ptrdiff_t likeliest_;
+  double log_sum_ = 0;
+};
+
+/// sum p ln(p / q), in nats; 0 ln 0 = 0.
+double divergence(const Prediction& p, const Prediction& q) {
+  double sum = 0;
+  for (std::size_t id = 0; id < p.size(); ++id) {
+    const double log_p = p.log_probability(id);
+    const double probability = std::exp(log_p);
+    if (probability > 0) sum += probability * (log_p - q.log_probability(id));
+  }
+  return sum;
+}
+
+/// One window after another through two transformers of one model, step by step side by side.
+class Reader {
+ public:
+  Reader(runtime::Transformer& dense, runtime::Transformer& sparse, std::int64_t decode, Progress& progress)
+      : dense_(dense),
+        sparse_(sparse),
+        decode_(decode),
+        progress_(progress),
+        vocabulary_(dense.model().config().vocabulary),
+        dense_logits_(static_cast<std::size_t>(kLogitRows * vocabulary_)),
+        sparse_logits_(dense_logits_.size()) {}
+
+  void read(std::span<const std::int32_t> ids) {
+    dense_.reset();
+    sparse_.reset();
+    const auto n = static_cast<std::int64_t>(ids.size());
+    const std::int64_t prefill = n - decode_;
+    const std::int64_t most = std::min(dense_.max_step(), sparse_.max_step());
+    for (std::int64_t at = 0; at < n;) {
+      const bool decoding = at >= prefill;
+      const std::int64_t count = std::min(most, (decoding ? n : prefill) - at);
+      const std::int64_t turn = at == 0 && count < prefill ? prefill : 0;
+      const Step step = decoding ? Step::decode(count) : Step::prefill(count, turn);
+      for (runtime::Transformer* const transformer : {&sparse_, &dense_}) {
+        transformer->run(step, ids.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
+        progress_.advance(static_cast<std::uint64_t>(count));
+      }
+      judge(ids, at, count, prefill);
+      at += count;
+    }
+  }
+  [[nodiscard]] const Measured& measured() const { return measured_; }
+
+ private:
+  [[nodiscard]] Prediction prediction(const std::vector<float>& rows, std::int64_t r) const {
+    return Prediction(std::span(rows).subspan(static_cast<std::size_t>(r * vocabulary_),
+                                              static_cast<std::size_t>(vocabulary_)));
+  }
+
+  /// The logits at position i of the window judge token i + 1.
   void judge(std::span<const std::int32_t> ids, std::int64_t at, std::int64_t count, std::int64_t prefill) {
     const auto n = static_cast<std::int64_t>(ids.size());
+    const std::int64_t first_chunk = std::min(sparse_.session().options().chunk, prefill);
     for (std::int64_t first = 0; first < count; first += kLogitRows) {
       const std::int64_t rows = std::min(kLogitRows, count - first);
-      transformer_.logits(first, rows, logits_);
-      for (std::int64_t r = 0; r < rows && at + first + r + 1 < n; ++r) {
-        const std::int64_t next = at + first + r + 1;
-        const auto row = std::span<const float>(logits_).subspan(static_cast<std::size_t>(r * vocabulary_),
-                                                                 static_cast<std::size_t>(vocabulary_));
-        auto& to = next < prefill ? losses_.prefill : losses_.decoded;
-        to.push_back(loss(row, ids[static_cast<std::size_t>(next)]));
+      dense_.logits(first, rows, dense_logits_);
+      sparse_.logits(first, rows, sparse_logits_);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t position = at + first + r;
+        const Prediction dense = prediction(dense_logits_, r);
+        const Prediction sparse = prediction(sparse_logits_, r);
+        if (position >= first_chunk) {
+          Divergence& to = position < prefill ? measured_.prefill : measured_.decoded;
+          to.kl.push_back(divergence(dense, sparse));
+          to.rank1.push_back(dense.likeliest() == sparse.likeliest() ? 1 : 0);
+        }
+        const std::int64_t next = position + 1;
+        if (next == n) return;
+        const auto id = static_cast<std::size_t>(ids[static_cast<std::size_t>(next)]);
+        for (const auto& [from, to] : {std::pair{&dense, &measured_.dense}, {&sparse, &measured_.sparse}}) {
+          (next < prefill ? to->prefill : to->decoded).push_back(-from->log_probability(id));
+        }
       }
     }
   }
 
-  runtime::Transformer& transformer_;
+  runtime::Transformer& dense_;
+  runtime::Transformer& sparse_;
   std::int64_t decode_;
   Progress& progress_;
   std::int64_t vocabulary_;
-  std::vector<float> logits_;
-  Losses losses_;
+  std::vector<float> dense_logits_;
+  std::vector<float> sparse_logits_;
+  Measured measured_;
 };
+
+/// All windows of the text; a last shorter one is dropped.
+Measured measure(runtime::Transformer& dense, runtime::Transformer& sparse, std::int64_t decode,
+                 std::span<const std::int32_t> ids, std::int64_t window) {
+  const auto windows = static_cast<std::int64_t>(ids.size()) / window;
+  const auto work = static_cast<std::uint64_t>(2 * windows * window);
+  Progress progress(work, "perplexity", work);
+  Reader reader(dense, sparse, decode, progress);
+  for (std::int64_t w = 0; w < windows; ++w) {
+    reader.read(ids.subspan(static_cast<std::size_t>(w * window), static_cast<std::size_t>(window)));
+  }
+  return reader.measured();
+}
 
 nlohmann::ordered_json summary_json(const std::vector<double>& values) {
   const Mean mean = mean_of(values);
@@ -132,6 +215,25 @@ nlohmann::ordered_json summary_json(const std::vector<double>& values) {
 
 nlohmann::ordered_json losses_json(const Losses& losses) {
   return {{"prefill", summary_json(losses.prefill)}, {"decoded", summary_json(losses.decoded)}};
+}
+
+nlohmann::ordered_json divergence_json(const Divergence& divergence) {
+  const Mean kl = mean_of(divergence.kl);
+  const Mean rank1 = mean_of(divergence.rank1);
+  return {{"kl", kl.value},
+          {"kl_stderr", kl.error},
+          {"rank1", rank1.value},
+          {"rank1_stderr", rank1.error},
+          {"tokens", kl.count}};
+}
+
+std::string divergence_line(const char* name, const Divergence& divergence) {
+  const Mean kl = mean_of(divergence.kl);
+  const Mean rank1 = mean_of(divergence.rank1);
+  if (kl.count == 0) return {};
+  return fmt::format(
+      "{:<8} {}: sparse from dense: KL divergence {:.4f} (se {:.4f}) nats, same likeliest token {:.3f}\n",
+      name, count_text(kl.count, "position"), kl.value, kl.error, rank1.value);
 }
 
 std::string line(const char* name, const std::vector<double>& dense, const std::vector<double>& sparse) {
@@ -145,17 +247,6 @@ std::string line(const char* name, const std::vector<double>& dense, const std::
       "(se {:.2f})\n",
       name, count_text(d.count, "token"), d.value, d.error, s.value, s.error, 100 * std::expm1(change.value),
       100 * change.error);
-}
-
-Losses run(runtime::Transformer& transformer, std::int64_t decode, std::span<const std::int32_t> ids,
-           std::int64_t window, Progress& progress) {
-  Reader reader(transformer, decode, progress);
-  const auto n = static_cast<std::int64_t>(ids.size());
-  // A last shorter window is dropped; the window is never longer than the text.
-  for (std::int64_t at = 0; at + window <= n; at += window) {
-    reader.read(ids.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(window)));
-  }
-  return reader.losses();
 }
 
 }  // namespace
@@ -183,8 +274,9 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
     for (std::int64_t w = 0; w < windows; ++w)
       ids[static_cast<std::size_t>(w * window)] = model.tokenizer().bos();
   }
-  auto transformer = model.open(window, false);
-  const EffectiveOptions effective = transformer->session().options();
+  const auto sparse = model.open(window, false);
+  const auto dense = model.open(window, true);
+  const EffectiveOptions effective = sparse->session().options();
   std::vector<std::string> warnings = model.warnings();
   check_utf8("-f (--file)", text, warnings);
   warnings.insert(warnings.end(), effective.warnings.begin(), effective.warnings.end());
@@ -193,16 +285,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
         fmt::format("the last {} of {} fill no window of {}", n % window, count_text(n, "token"), window));
   }
   warn(warnings);
-  Losses dense;
-  Losses sparse;
-  {
-    Progress progress(static_cast<std::uint64_t>(2 * windows * window), "perplexity",
-                      static_cast<std::uint64_t>(2 * windows * window));
-    sparse = run(*transformer, flags->decode, ids, window, progress);
-    transformer.reset();  // one cache at a time
-    transformer = model.open(window, true);
-    dense = run(*transformer, flags->decode, ids, window, progress);
-  }
+  const Measured all = measure(*dense, *sparse, flags->decode, ids, window);
   if (flags->json) {
     nlohmann::ordered_json json;
     json["window"] = window;
@@ -212,18 +295,22 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
                          {"chunk", effective.chunk},
                          {"local", effective.local},
                          {"heavy", effective.heavy}};
-    json["dense"] = losses_json(dense);
-    json["sparse"] = losses_json(sparse);
-    json["difference"] = {{"prefill", summary_json(differences(sparse.prefill, dense.prefill))},
-                          {"decoded", summary_json(differences(sparse.decoded, dense.decoded))}};
+    json["dense"] = losses_json(all.dense);
+    json["sparse"] = losses_json(all.sparse);
+    json["difference"] = {{"prefill", summary_json(differences(all.sparse.prefill, all.dense.prefill))},
+                          {"decoded", summary_json(differences(all.sparse.decoded, all.dense.decoded))}};
+    json["divergence"] = {{"prefill", divergence_json(all.prefill)},
+                          {"decoded", divergence_json(all.decoded)}};
     json["warnings"] = warnings;
     print_out(json_line(json));
   } else {
     print_out(fmt::format(
         "windows  {} of {} tokens, the last {} of each decoded; chunks of {}, memory {} local + {} "
-        "heavy\n{}{}",
+        "heavy\n{}{}{}{}",
         windows, window, flags->decode, effective.chunk, effective.local, effective.heavy,
-        line("prefill", dense.prefill, sparse.prefill), line("decoded", dense.decoded, sparse.decoded)));
+        line("prefill", all.dense.prefill, all.sparse.prefill),
+        line("decoded", all.dense.decoded, all.sparse.decoded), divergence_line("prefill", all.prefill),
+        divergence_line("decoded", all.decoded)));
   }
   return ExitCode::done;
 }
