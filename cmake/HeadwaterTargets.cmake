@@ -54,8 +54,8 @@ add_library(headwater_api INTERFACE)
 target_include_directories(headwater_api INTERFACE "${PROJECT_SOURCE_DIR}/include")
 
 # headwater_precompile(TARGET HEADER...): what most files of a target read first, read once. Not with clang or a sanitizer: those
-# builds show that every file includes what it needs. Not headers of JSON or flags: whoever reads them precompiled generates
-# their code, used or not, and takes five times as long.
+# builds show that every file includes what it needs. Not headers of JSON or flags: a file that reads them precompiled generates
+# their code, used or not, and takes five times as long to compile.
 set(HEADWATER_PRECOMPILE OFF)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT HEADWATER_SANITIZE)
   set(HEADWATER_PRECOMPILE ON)

@@ -82,7 +82,7 @@ class Context {
   std::vector<StageError> errors_;
 };
 
-/// One conformance case: name, the clauses it is named for, the stage it looks at, how it judges.
+/// One conformance case: name, the clauses it is named for, the stage it tests, and its lane.
 struct Case {
   std::string name;
   std::vector<std::string> clauses;

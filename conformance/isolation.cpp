@@ -165,7 +165,7 @@ ChildEnd run_in_child(const std::function<std::string()>& work, double time_limi
                 fmt::format("no process for an isolated case: {}", std::strerror(errno)));
   }
   if (child == 0) be_the_child(work, parent, frame, result, output);
-  ::setpgid(child, child);  // also here: whoever comes first
+  ::setpgid(child, child);  // in both processes, because either may be first
   result.close(1);
   output.close(1);
   for (const Pipe* pipe : {&result, &output}) ::fcntl(pipe->reader(), F_SETFL, O_NONBLOCK);

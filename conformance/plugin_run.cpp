@@ -31,7 +31,7 @@ std::string encode(const Result& result) {
                   {"errors", errors}});
 }
 
-// False where the text is no result: whoever loaded the plug-in has a memory that the plug-in may have written to.
+// False where the text is no result: the plug-in may have written to any memory of the process that loaded it.
 bool decode(const std::string& text, Result& result) try {
   const json document = json::parse(text);
   result.status = static_cast<Status>(document.at("status").get<int>());

@@ -43,7 +43,7 @@ double lookup_nanoseconds(std::int64_t tokens) {
   store.make_room(0, 0, tokens);
   for (std::int64_t t = 0; t < tokens; ++t) store.write(0, 0, t, view, view, 0);
   const auto set = random_positions(kLocal + kHeavy, tokens, 1);
-  std::vector<double> walks;
+  std::vector<double> passes;
   for (int i = 0; i < 101; ++i) {
     for (const std::int32_t& position : set) {
       _mm_clflush(store.key(0, 0, position));
@@ -59,9 +59,9 @@ double lookup_nanoseconds(std::int64_t tokens) {
       }
       sink = entry;
     });
-    walks.push_back(seconds);
+    passes.push_back(seconds);
   }
-  return median(walks) * kNano / static_cast<double>(set.size());
+  return median(passes) * kNano / static_cast<double>(set.size());
 }
 
 core::ScoreStore random_scores(std::int64_t layers) {

@@ -115,7 +115,7 @@ def stages(entries, folder):
     kernels = {f"{isa} ({arithmetic})": {name: 1e9 / entry["pairs"] for name, entry in costs.items()}
                for (arithmetic, isa), costs in tables.block_kernels(entries).items()}
     # Packing is left out: it is done once for all keys of a block, or all heads of a group, not once a measurement.
-    stacked = ("dot_products", "softmax", "weigh", "accumulate_values", "column_sums")
+    stacked = ("dot_products", "softmax", "softmax_weights", "accumulate_values", "column_sums")
     figure, axis = plt.subplots(figsize=(7, 0.5 * len(kernels) + 1.3))
     for y, costs in enumerate(kernels.values()):
         left, total = 0.0, sum(costs.get(name, 0.0) for name in stacked)

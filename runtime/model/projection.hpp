@@ -91,7 +91,7 @@ class Projection {
   /// Has pack() write to `memory`, packed_bytes() of it on a boundary of 64, instead of memory of its own: all matrices of
   /// a model in one piece lie on huge pages, which single ones do not fill.
   void place(std::byte* memory) { packed_ = memory; }
-  /// Packs what is to be packed, and looks at every weight. Error(invalid_argument) naming the tensor that holds NaN or
+  /// Packs what is to be packed, and checks every weight. Error(invalid_argument) naming the tensor that holds NaN or
   /// infinity. After it the file's rows are not read again where reads_file() is false.
   void pack(int threads, std::span<ProjectionScratch> scratch);
 

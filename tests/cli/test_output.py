@@ -183,7 +183,7 @@ class Format(OutputTest):
     def test_f32_scores(self):
         out, metadata, _ = self.attend(problem(n=37), *SPARSE, "--score-type", "f32")
         self.assertEqual((out["scores"].dtype, metadata["score_type"]), ("F32", "f32"))
-        last = range(32, 37)  # nobody looks back at the last chunk
+        last = range(32, 37)  # no later chunk reads the last one
         intra = out["colsum_intra"].values
         self.assertEqual([out["scores"].values[j] for j in last], [intra[j] for j in last])
 

@@ -136,7 +136,7 @@ TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
 }
 
 /// With the rule a b alone, merging goes from left to right.
-Ids walked(const std::string& text, std::int32_t ab) {
+Ids merged_from_the_left(const std::string& text, std::int32_t ab) {
   Ids wanted;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const bool both = text.compare(i, 2, "ab") == 0;
@@ -160,8 +160,8 @@ TEST(TokenizerSizes, OneWordBeyond65536Letters) {
   std::string words = mixed;
   for (std::size_t i = 999; i < words.size(); i += 1000) words[i] = ' ';
   for (const std::string& text : {mixed, pairs, "b" + pairs, words}) {
-    ASSERT_EQ(tokenizer->encode(text, false, false), walked(text, ab));
-    EXPECT_EQ(tokenizer->decode(walked(text, ab)), text);
+    ASSERT_EQ(tokenizer->encode(text, false, false), merged_from_the_left(text, ab));
+    EXPECT_EQ(tokenizer->decode(merged_from_the_left(text, ab)), text);
   }
 }
 

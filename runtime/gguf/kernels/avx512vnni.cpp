@@ -2,7 +2,7 @@
 //
 // Codes stay bytes. An activation of 16 bits is 256 h + l with h signed and l unsigned, and vpdpbusd multiplies unsigned
 // bytes with signed ones: codes with h, then l with codes. Four neighbours add up in each lane of 32 bits, exactly; a
-// zero point comes off in integers as well. Runs meet their scales lane by lane, so that a register takes several.
+// zero point comes off in integers as well. Runs are scaled lane by lane, so that a register takes several.
 
 #include "runtime/gguf/kernels/avx512.hpp"
 
