@@ -1,13 +1,13 @@
 # Finds a CUDA toolkit that works and compiles kernels with it. Without one the build says so in one line and goes on.
 #
-# HEADWATER_CUDA_FOUND      engine `cuda`, its kernels and the runtime of the device are built
+# HEADWATER_CUDA_FOUND      engine `cuda`, its kernels and the Device of GPUs are built
 # HEADWATER_CUDA_REASON     else: why not, one line
 # headwater_cudart          the CUDA runtime, static, and its headers
-# headwater_cuda_objects(NAME ARCHITECTURES LIST... SOURCES FILES...)
-#                           target that compiles kernels; what ptxas said about them is in the files of the global
-#                           property HEADWATER_CUDA_LOGS
+# headwater_cuda_object(SOURCE ARCHITECTURES...)
+#                           compiles a source of kernels; its object and what ptxas said about it, the global property
+#                           HEADWATER_CUDA_LOGS, lie beside it
 # headwater_link_cuda(TARGET)
-#                           gives a library the kernels and the runtime of the device
+#                           gives a library the kernels and the Device of GPUs
 
 set(HEADWATER_CUDA_FOUND FALSE)
 # What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
@@ -73,7 +73,7 @@ target_link_libraries(headwater_cudart INTERFACE "${HEADWATER_CUDART}" Threads::
 function(headwater_link_cuda target)
   get_property(objects GLOBAL PROPERTY HEADWATER_CUDA_OBJECTS)
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
-  target_sources(${target} PRIVATE $<TARGET_OBJECTS:headwater_cuda_device> ${objects})
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:headwater_cuda_gpu> ${objects})
   get_property(kernels GLOBAL PROPERTY HEADWATER_CUDA_KERNELS)
   add_dependencies(${target} ${kernels})
 endfunction()
@@ -86,32 +86,25 @@ set(HEADWATER_NVCC_FLAGS
   -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-march=x86-64-v2
   "-I${PROJECT_SOURCE_DIR}/optimized" "-I${PROJECT_SOURCE_DIR}/include")
 
-function(headwater_cuda_objects name)
-  cmake_parse_arguments(ARG "" "" "ARCHITECTURES;SOURCES" ${ARGN})
+function(headwater_cuda_object source)
   set(targets "")
-  foreach(architecture IN LISTS ARG_ARCHITECTURES)
+  foreach(architecture IN LISTS ARGN)
     string(REPLACE "sm_" "compute_" virtual "${architecture}")
     list(APPEND targets "-gencode=arch=${virtual},code=${architecture}")
   endforeach()
-  set(objects "")
-  list(TRANSFORM ARG_SOURCES PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
-  foreach(source IN LISTS ARG_SOURCES)
-    file(RELATIVE_PATH short "${PROJECT_SOURCE_DIR}" "${source}")
-    string(REPLACE "/" "_" short "${short}")
-    set(object "${PROJECT_BINARY_DIR}/cuda/${short}.o")
-    set(log "${PROJECT_BINARY_DIR}/cuda/${short}.ptxas")
-    add_custom_command(
-      OUTPUT "${object}" "${log}"
-      COMMAND sh "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" ${CMAKE_CXX_COMPILER_LAUNCHER}
-              "${HEADWATER_NVCC}" ${HEADWATER_NVCC_FLAGS} ${targets} -MD -MF "${object}.d" -c "${source}" -o "${object}"
-      DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh"
-      DEPFILE "${object}.d"
-      COMMENT "nvcc ${short}"
-      VERBATIM)
-    list(APPEND objects "${object}")
-    set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_LOGS "${log}")
-  endforeach()
-  add_custom_target(${name} ALL DEPENDS ${objects})
-  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_OBJECTS ${objects})
-  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_KERNELS ${name})
+  get_filename_component(name "${source}" NAME_WE)
+  set(object "${source}.o")
+  set(log "${source}.ptxas")
+  add_custom_command(
+    OUTPUT "${object}" "${log}"
+    COMMAND sh "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh" "${log}" ${CMAKE_CXX_COMPILER_LAUNCHER}
+            "${HEADWATER_NVCC}" ${HEADWATER_NVCC_FLAGS} ${targets} -MD -MF "${object}.d" -c "${source}" -o "${object}"
+    DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh"
+    DEPFILE "${object}.d"
+    COMMENT "nvcc ${name}"
+    VERBATIM)
+  add_custom_target(headwater_cuda_${name} ALL DEPENDS "${object}")
+  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_LOGS "${log}")
+  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_OBJECTS "${object}")
+  set_property(GLOBAL APPEND PROPERTY HEADWATER_CUDA_KERNELS headwater_cuda_${name})
 endfunction()

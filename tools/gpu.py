@@ -49,7 +49,7 @@ LANES = ("exact", "bound", "replay", "law", "adversarial", "bias", "state", "hos
 RERUNS = 5
 ROUNDS = 5  # of the benchmark; fewer where the time ends before
 LANE_SECONDS = 120
-HOPPER = "compute capability 9.0"
+SM90 = "compute capability 9.0"
 UNPROVEN = {"HEADWATER_CUDA_SM90": "unproven"}
 ALL_CHUNKS = {"HEADWATER_CUDA_SM90": "unproven:1"}
 SANITIZER_SECONDS = 90
@@ -127,7 +127,7 @@ class Machine:
     def why_no_sm90(self):
         """Why the kernels of sm_90a cannot run here, or None."""
         _, _, device = self.run([self.program(BENCH), "--device"])
-        return None if device.endswith(HOPPER) else f"they need {HOPPER}, here is {device}"
+        return None if device.endswith(SM90) else f"they need {SM90}, here is {device}"
 
 
 def with_sm90(step, more):

@@ -31,7 +31,7 @@ using conformance::Problem;
 using conformance::Trace;
 using conformance::Violation;
 
-constexpr const char* kOnHopper = "sm_90a";
+constexpr const char* kOnSm90 = "sm_90a";
 constexpr const char* kPortable = "mma.sync";
 constexpr const char* kCpu = "cpu";
 
@@ -40,7 +40,7 @@ struct Row {
   DType type;
   std::int64_t d;
   std::int64_t dv;
-  bool hopper_scores;  ///< column sums of memory sets have kernels of sm_90a for these keys
+  bool sm90_scores;  ///< column sums of memory sets have kernels of sm_90a for these keys
 };
 constexpr Row kRows[] = {{DType::bf16, 128, 128, true},  {DType::bf16, 64, 64, true},
                          {DType::bf16, 192, 128, false}, {DType::bf16, 256, 256, false},
@@ -50,7 +50,7 @@ constexpr Row kRows[] = {{DType::bf16, 128, 128, true},  {DType::bf16, 64, 64, t
 /// A session whose rows are the device's, behind the interface of one whose rows are the host's: what the kit runs.
 class DeviceRows final : public conformance::ForwardedSession {
  public:
-  DeviceRows(const CheckSetting& setting, const Problem& problem, bool on_hopper)
+  DeviceRows(const CheckSetting& setting, const Problem& problem, bool on_sm90)
       : ForwardedSession(nullptr), problem_(problem) {
     auto opened = setting.open(setting.dispatch->kernels());
     device_ = opened.get();
@@ -58,7 +58,7 @@ class DeviceRows final : public conformance::ForwardedSession {
     auto session = std::make_unique<CudaSession>(
         std::move(opened), *setting.dispatch, problem.shape, problem.options,
         core::resolve(problem.shape, problem.options, 1), Launching::replayed,
-        RowPlace{true, device_->native_handle(stream_)}, HopperSwitch{on_hopper, setting.least_chunk});
+        RowPlace{true, device_->native_handle(stream_)}, Sm90Switch{on_sm90, setting.least_chunk});
     session_ = session.get();
     inner_ = std::move(session);
   }
@@ -143,9 +143,9 @@ Problem problem_of(const CheckSetting& setting, const Row& row) {
 }
 
 /// Replayed graphs, and the same launches one by one for an observer: they must have the same bits.
-Trace run_on_device(const CheckSetting& setting, const Row& row, const Problem& problem, bool on_hopper) {
+Trace run_on_device(const CheckSetting& setting, const Row& row, const Problem& problem, bool on_sm90) {
   const auto run = [&](bool observed) {
-    DeviceRows session(setting, problem, on_hopper);
+    DeviceRows session(setting, problem, on_sm90);
     conformance::RunStyle style;
     style.observed = observed;
     Trace trace = conformance::run(session, problem, style);
@@ -156,10 +156,10 @@ Trace run_on_device(const CheckSetting& setting, const Row& row, const Problem& 
                                 "intra: sm_90a; score: sm_80 (keys are wider than 128); output: sm_90a; "
                                 "dense: sm_90a") == 0 &&
                             paths.find("last queries") == std::string::npos;
-    if (on_hopper && !(row.hopper_scores ? all : but_scores)) {
+    if (on_sm90 && !(row.sm90_scores ? all : but_scores)) {
       throw Violation("the session did not take the kernels of sm_90a: " + paths);
     }
-    if (!on_hopper && paths.find(": sm_90a") != std::string::npos) {
+    if (!on_sm90 && paths.find(": sm_90a") != std::string::npos) {
       throw Violation("the session took kernels of sm_90a: " + paths);
     }
     if ((session.counters().replays > 0) == observed)
@@ -294,7 +294,7 @@ Difference between(const Problem& problem, const Trace& a, const Trace& b) {
 }
 
 /// The line after PASS. Throws Violation, or Error of a device.
-std::string verdict(const CheckSetting& setting, const Row& row, bool has_hopper) {
+std::string verdict(const CheckSetting& setting, const Row& row, bool has_sm90) {
   const Problem problem = problem_of(setting, row);
   const Engine& cpu = engine(kCpu);
   std::vector<std::pair<const char*, Trace>> traces;
@@ -311,7 +311,7 @@ std::string verdict(const CheckSetting& setting, const Row& row, bool has_hopper
       throw Violation(fmt::format("{}: {}", name, error.what()));
     }
   };
-  if (has_hopper) add(kOnHopper, *setting.engine, [&] { return run_on_device(setting, row, problem, true); });
+  if (has_sm90) add(kOnSm90, *setting.engine, [&] { return run_on_device(setting, row, problem, true); });
   add(kPortable, *setting.engine, [&] { return run_on_device(setting, row, problem, false); });
   add(kCpu, cpu, [&] { return conformance::run(cpu, problem); });
   for (std::size_t other = 1; other < traces.size(); ++other) {
@@ -330,13 +330,13 @@ std::string verdict(const CheckSetting& setting, const Row& row, bool has_hopper
 
 bool check(const CheckSetting& setting, const std::string& only) {
   const auto device = setting.open(setting.dispatch->kernels());
-  constexpr int kHopper = 90;
+  constexpr int kSm90 = 90;
   const int capability = device->info().compute_capability;
-  const bool has_hopper = capability == kHopper;
+  const bool has_sm90 = capability == kSm90;
   fmt::print(
       "{}: {} over {} heads, S {}, M {}, N {}; largest error of every head over its bound against double{}\n",
       device->info().name, setting.heads, setting.heads_kv, setting.chunk, setting.local + setting.heavy,
-      setting.tokens, has_hopper ? "" : "; no kernels of sm_90a: they need compute capability 9.0");
+      setting.tokens, has_sm90 ? "" : "; no kernels of sm_90a: they need compute capability 9.0");
   bool all = true;
   bool any = false;
   for (const Row& row : kRows) {
@@ -344,7 +344,7 @@ bool check(const CheckSetting& setting, const std::string& only) {
     if (!only.empty() && only != name) continue;
     any = true;
     try {
-      fmt::print("PASS {}: {}\n", name, verdict(setting, row, has_hopper));
+      fmt::print("PASS {}: {}\n", name, verdict(setting, row, has_sm90));
     } catch (const std::exception& error) {
       all = false;
       fmt::print("FAIL {}: {}\n", name, error.what());

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "cuda/device/device.hpp"
 #include "cuda/dispatch.hpp"
-#include "cuda/runtime/device.hpp"
 #include "headwater/engine.hpp"
 
 namespace headwater::cuda {

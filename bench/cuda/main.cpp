@@ -32,9 +32,9 @@
 #include "core/numbers.hpp"
 #include "cuda/cuda_session.hpp"
 #ifdef HEADWATER_CUDA_BENCH_EMULATED
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/emulated_device.hpp"
 #else
-#include "cuda/runtime/cuda_device.hpp"
+#include "cuda/device/cuda_device.hpp"
 #endif
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
@@ -62,7 +62,7 @@ constexpr std::int64_t kCopied = 1 << 16;
 constexpr CheckSetting kCheck{nullptr, nullptr, nullptr, 4, 2, 400, 150, 24, 40, 1};
 /// The chunk and the memory set that people run, and a last chunk of 31 rows: --check CASE large.
 constexpr std::optional<CheckSetting> kLarge =
-    CheckSetting{nullptr, nullptr, nullptr, 2, 1, 2079, 1024, 200, 312, kHopperLeastChunk};
+    CheckSetting{nullptr, nullptr, nullptr, 2, 1, 2079, 1024, 200, 312, kSm90LeastChunk};
 Entries entries() { return on_host::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
   EmulationOptions options;
@@ -82,7 +82,7 @@ constexpr std::int64_t kChunk = 1024;
 constexpr const char* kEngine = "cuda";
 constexpr std::int64_t kCopied = std::int64_t{1} << 30;
 constexpr CheckSetting kCheck{nullptr, nullptr, nullptr,    kHeads,     kHeadsKv,
-                              4096,    kChunk,  kChunk / 4, kChunk / 4, kHopperLeastChunk};
+                              4096,    kChunk,  kChunk / 4, kChunk / 4, kSm90LeastChunk};
 constexpr std::optional<CheckSetting> kLarge;
 Entries entries() { return on_gpu::entries(); }
 std::unique_ptr<Device> open_device(std::span<const Kernel> kernels) {
@@ -134,7 +134,7 @@ class Layer {
     stream_ = device_->stream();
     session_ = std::make_unique<CudaSession>(
         std::move(opened), dispatch_, shape, options, core::resolve(shape, options, 1), launching,
-        RowPlace{true, device_->native_handle(stream_)}, hopper_by_environment());
+        RowPlace{true, device_->native_handle(stream_)}, sm90_by_environment());
     q_ = upload(tokens_ * kHeads, 1);
     k_ = upload(tokens_ * kHeadsKv, 2);
     v_ = upload(tokens_ * kHeadsKv, 3);

@@ -58,7 +58,7 @@ Choice Dispatch::column_sums(DType unit, std::int64_t d, std::int64_t keys) cons
   return sized(Stage::column_sums, unit, d, 0, keys);
 }
 
-Choice Dispatch::hopper(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const {
+Choice Dispatch::sm90(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const {
   Choice best;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const KernelEntry& entry = entries_[i];

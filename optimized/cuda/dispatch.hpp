@@ -29,7 +29,7 @@ class Dispatch {
   [[nodiscard]] Choice column_sums(DType unit, std::int64_t d, std::int64_t keys) const;
   [[nodiscard]] Choice select(std::int64_t candidates) const;
   /// The smallest kernel of sm_90a of a stage for rows of d (and values of dv) elements; entry null: there is none.
-  [[nodiscard]] Choice hopper(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const;
+  [[nodiscard]] Choice sm90(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const;
 
  private:
   [[nodiscard]] Choice sized(Stage stage, DType unit, std::int64_t d, std::int64_t dv,

@@ -6,8 +6,8 @@
 
 #include "core/config.hpp"
 #include "cuda/cuda_session.hpp"
-#include "cuda/runtime/cuda_device.hpp"
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/cuda_device.hpp"
+#include "cuda/device/emulated_device.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 
@@ -33,7 +33,7 @@ struct CudaVariant {
   int (*current)();
   std::string (*missing)();
   bool device_memory;
-  cuda::HopperSwitch (*hopper)();  ///< asked at every open()
+  cuda::Sm90Switch (*sm90_switch)();  ///< asked at every open()
 };
 
 class CudaEngine final : public Engine {
@@ -66,7 +66,7 @@ class CudaEngine final : public Engine {
     try {
       return std::make_unique<cuda::CudaSession>(
           variant_.open(dispatch_.kernels(), ordinal), dispatch_, shape, options, effective, launching(),
-          cuda::RowPlace{options.row_memory == RowMemory::device, options.stream}, variant_.hopper());
+          cuda::RowPlace{options.row_memory == RowMemory::device, options.stream}, variant_.sm90_switch());
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +
@@ -90,20 +90,20 @@ const std::string& emulated_description() {
   static const std::string text = "the CUDA engine on fibers of this processor (test builds)";
   return text;
 }
-cuda::HopperSwitch no_hopper() { return {}; }
+cuda::Sm90Switch no_sm90() { return {}; }
 
 /// A device of compute capability 9.0 with the switch on, its kernels for chunks of every length.
-std::unique_ptr<cuda::Device> open_emulated_hopper(std::span<const cuda::Kernel> kernels, int ordinal) {
+std::unique_ptr<cuda::Device> open_emulated_sm90(std::span<const cuda::Kernel> kernels, int ordinal) {
   cuda::EmulationOptions options;
   options.ordinal = ordinal;
   options.compute_capability = 90;
   return cuda::open_emulated_device(kernels, options);
 }
-const std::string& emulated_hopper_description() {
+const std::string& emulated_sm90_description() {
   static const std::string text = "cuda-emulated with the kernels of sm_90a (test builds)";
   return text;
 }
-cuda::HopperSwitch always_hopper() { return {true, 1}; }
+cuda::Sm90Switch always_sm90() { return {true, 1}; }
 #endif
 
 #ifdef HEADWATER_CUDA_ENGINE
@@ -117,7 +117,7 @@ std::string missing_gpu() {
 const std::string& gpu_description() {
   static const std::string text = [] {
     const std::string kernels =
-        missing_gpu().empty() ? cuda::hopper_text(cuda::cuda_compute_capability(cuda::cuda_current_device()))
+        missing_gpu().empty() ? cuda::sm90_text(cuda::cuda_compute_capability(cuda::cuda_current_device()))
                               : "";
     return "NVIDIA GPUs from compute capability 8.0 on" + kernels;
   }();
@@ -138,7 +138,7 @@ const Engine& cuda_engine() {
                                    cuda::cuda_current_device,
                                    missing_gpu,
                                    true,
-                                   cuda::hopper_by_environment};
+                                   cuda::sm90_by_environment};
   static const CudaEngine engine(variant);
   return engine;
 }
@@ -149,7 +149,7 @@ const Engine& cuda_emulated_engine() {
   static const CudaVariant variant{
       "cuda-emulated", "sm_80 emulated", emulated_description,          cuda::on_host::entries,
       open_emulated,   emulated_devices, cuda::emulated_current_device, cuda::emulation_unavailable_because,
-      false,           no_hopper};
+      false,           no_sm90};
   static const CudaEngine engine(variant);
   return engine;
 }
@@ -157,14 +157,14 @@ const Engine& cuda_emulated_engine() {
 const Engine& cuda_emulated_sm90_engine() {
   static const CudaVariant variant{"cuda-emulated-sm90",
                                    "sm_90a emulated",
-                                   emulated_hopper_description,
+                                   emulated_sm90_description,
                                    cuda::on_host::entries,
-                                   open_emulated_hopper,
+                                   open_emulated_sm90,
                                    emulated_devices,
                                    cuda::emulated_current_device,
                                    cuda::emulation_unavailable_because,
                                    false,
-                                   always_hopper};
+                                   always_sm90};
   static const CudaEngine engine(variant);
   return engine;
 }

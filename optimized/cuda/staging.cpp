@@ -1,15 +1,13 @@
-#include <cstdint>
+#include "cuda/staging.hpp"
+
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/kv_store.hpp"
-#include "cuda/cuda_session.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 
-/// Rows in the caller's host memory on their way to the device and back, and rows that are on the device already. Callers'
-/// rows have any stride, those of the host any alignment; staged ones begin at multiples of 16 bytes, as tensor maps want them;
-/// staged outputs have no gaps.
 namespace headwater::cuda {
 
 namespace {
@@ -35,89 +33,153 @@ unsigned char* first_row(const void* data, std::int64_t row_stride, DType type, 
 
 }  // namespace
 
-void CudaSession::require_memory(const char* name, const void* data, DType type) const {
-  const PointerKind kind = device_->kind(data);
+Staging::Staging(SessionData& data) : data_(data) {
+  const Shape& shape = data.shape;
+  q_ = {{}, {}, shape.n_head, shape.d_head};
+  k_ = {{}, {}, shape.n_head_kv, shape.d_head};
+  v_ = {{}, {}, shape.n_head_kv, shape.d_value};
+  out_ = {{}, {}, shape.n_head, shape.d_value};
+  if (!data.device_rows) take_memory();
+}
+
+void Staging::take_memory() {
+  Part* const all[] = {&q_, &k_, &v_, &out_};
+  // No call of a session that holds one window has a second.
+  sides_ = data_.shape.capacity > data_.window_rows ? 2 : 1;
+  // Each begins on a boundary that a vector can be loaded from.
+  constexpr std::int64_t kAlign = 256;
+  std::int64_t begins[5] = {};
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::int64_t bytes =
+        core::checked_product(data_.window_rows, all[i]->heads, padded_width(all[i]->width, DType::f32),
+                              std::int64_t{sizeof(float)});
+    begins[i + 1] = begins[i] + pieces(bytes, kAlign) * kAlign;
+  }
+  const char* const names[] = {"staged queries", "staged keys", "staged values", "staged outputs"};
+  Device& owner = *data_.device;
+  const std::int64_t bytes = core::checked_product(sides_, begins[4]);
+  auto* device = data_.take<unsigned char>(bytes, "staged rows");
+  auto* pinned = static_cast<unsigned char*>(owner.allocate_pinned(bytes, "staged rows"));
+  data_.bytes.workspace += bytes;
+  for (int side = 0; side < sides_; ++side, device += begins[4], pinned += begins[4]) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      all[i]->pinned[side] = pinned + begins[i];
+      all[i]->device[side] = device + begins[i];
+      owner.name_part(device + begins[i], begins[i + 1] - begins[i], names[i]);
+    }
+    staged_[side] = owner.event();
+    computed_[side] = owner.event();
+    returned_[side] = owner.event();
+  }
+  inward_ = owner.stream();
+  outward_ = owner.stream();
+}
+
+void Staging::check(const Call& call) const {
+  require_memory("q", call.q.data, call.q.type);
+  require_memory("k", call.k.data, call.k.type);
+  require_memory("v", call.v.data, call.v.type);
+  require_memory("out", call.out.data, call.out.type);
+}
+
+void Staging::require_memory(const char* name, const void* rows, DType type) const {
+  const PointerKind kind = data_.device->kind(rows);
   const bool on_device = kind == PointerKind::device || kind == PointerKind::managed;
   const bool on_host = kind != PointerKind::device && kind != PointerKind::elsewhere;
-  if (!(device_rows_ ? on_device : on_host)) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name) + ".data is " + name_of(kind) + "; allowed: " +
-                    (device_rows_ ? "device memory, as row_memory is 1" : "host memory, as row_memory is 0"));
+  if (!(data_.device_rows ? on_device : on_host)) {
+    throw Error(ErrorCode::invalid_argument, std::string(name) + ".data is " + name_of(kind) + "; allowed: " +
+                                                 (data_.device_rows ? "device memory, as row_memory is 1"
+                                                                    : "host memory, as row_memory is 0"));
   }
   const std::size_t size = dtype_size(type);
-  if (device_rows_ && reinterpret_cast<std::uintptr_t>(data) % size != 0) {
+  if (data_.device_rows && reinterpret_cast<std::uintptr_t>(rows) % size != 0) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + ".data is no multiple of " + std::to_string(size) +
                     "; allowed: elements of device rows where their size divides the address");
   }
 }
 
-InputRows CudaSession::in_place(const Staging& staging, const headwater::Rows& rows, std::int64_t first) {
+void Staging::begin_call() {
+  side_ = 0;
+  returning_[0] = returning_[1] = {};
+}
+
+Staging::Placed Staging::begin_window(const Call& call, std::int64_t first, std::int64_t n) {
+  const MutableRows& out = call.out;
+  if (data_.device_rows) {
+    return {in_place(q_, call.q, first), in_place(k_, call.k, first), in_place(v_, call.v, first),
+            OutputRows{first_row(out.data, out.row_stride, out.type, first), out.row_stride, out.head_stride,
+                       out.type}};
+  }
+  // The window before is computed meanwhile.
+  hand_back(side_, out);
+  Placed placed;
+  placed.k = stage_in(k_, call.k, first, n);
+  placed.v = stage_in(v_, call.v, first, n);
+  placed.q = stage_in(q_, call.q, first, n);
+  placed.out = {out_.device[side_], out_.heads * out_.width, out_.width, out.type};
+  if (!HEADWATER_SABOTAGE("cuda.staging.rows_not_awaited")) {
+    data_.device->record(staged_[side_], inward_);
+    data_.device->wait(data_.stream, staged_[side_]);
+  }
+  return placed;
+}
+
+InputRows Staging::in_place(const Part& part, const headwater::Rows& rows, std::int64_t first) {
   const auto size = static_cast<std::int64_t>(dtype_size(rows.type));
   const unsigned char* data = first_row(rows.data, rows.row_stride, rows.type, first);
   const bool vectors = reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0 &&
                        rows.row_stride * size % kVectorBytes == 0 &&
-                       rows.head_stride * size % kVectorBytes == 0 &&
-                       staging.width * size % kVectorBytes == 0;
+                       rows.head_stride * size % kVectorBytes == 0 && part.width * size % kVectorBytes == 0;
   return {data, rows.row_stride, rows.head_stride, rows.type, vectors};
 }
 
-OutputRows CudaSession::out_in_place(const MutableRows& rows, std::int64_t first) {
-  return {first_row(rows.data, rows.row_stride, rows.type, first), rows.row_stride, rows.head_stride,
-          rows.type};
-}
-
-InputRows CudaSession::stage_in(const Staging& staging, int side, const headwater::Rows& rows,
-                                std::int64_t first, std::int64_t n) {
-  const std::int64_t row_bytes = staging.width * static_cast<std::int64_t>(dtype_size(rows.type));
-  const std::int64_t pitch = (row_bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
-  unsigned char* to = staging.pinned[side];
+InputRows Staging::stage_in(const Part& part, const headwater::Rows& rows, std::int64_t first,
+                            std::int64_t n) {
+  const std::int64_t row_bytes = part.width * static_cast<std::int64_t>(dtype_size(rows.type));
+  const std::int64_t pitch = pieces(row_bytes, kVectorBytes) * kVectorBytes;
+  unsigned char* to = part.pinned[side_];
   for (std::int64_t row = first; row < first + n; ++row) {
-    for (std::int64_t head = 0; head < staging.heads; ++head, to += pitch) {
+    for (std::int64_t head = 0; head < part.heads; ++head, to += pitch) {
       std::memcpy(to, core::row_address(rows, row, head), static_cast<std::size_t>(row_bytes));
       std::memset(to + row_bytes, 0, static_cast<std::size_t>(pitch - row_bytes));
     }
   }
-  device_->copy(inward_, staging.device[side], staging.pinned[side], n * staging.heads * pitch,
-                Direction::host_to_device);
+  data_.device->copy(inward_, part.device[side_], part.pinned[side_], n * part.heads * pitch,
+                     Direction::host_to_device);
   const std::int64_t stride = pitch / static_cast<std::int64_t>(dtype_size(rows.type));
-  return {staging.device[side], staging.heads * stride, stride, rows.type, row_bytes == pitch};
+  return {part.device[side_], part.heads * stride, stride, rows.type, row_bytes == pitch};
 }
 
-/// What follows on the session's stream has the rows.
-void CudaSession::await_staged(int side) {
-  if (HEADWATER_SABOTAGE("cuda.staging.rows_not_awaited")) return;
-  device_->record(staged_[side], inward_);
-  device_->wait(stream_, staged_[side]);
+void Staging::end_window(const Call& call, std::int64_t first, std::int64_t n) {
+  if (data_.device_rows) return;
+  Device& device = *data_.device;
+  device.record(computed_[side_], data_.stream);
+  device.wait(outward_, computed_[side_]);
+  device.copy(outward_, out_.pinned[side_], out_.device[side_],
+              n * out_.heads * out_.width * static_cast<std::int64_t>(dtype_size(call.out.type)),
+              Direction::device_to_host);
+  device.record(returned_[side_], outward_);
+  returning_[side_] = {first, n};
+  side_ = (side_ + 1) % sides_;
 }
 
-OutputRows CudaSession::staged_out(const Staging& staging, int side, DType type) {
-  return {staging.device[side], staging.heads * staging.width, staging.width, type};
-}
-
-void CudaSession::stage_out(const Returning& outputs, DType type) {
-  const Staging& staging = out_staging_;
-  const int side = outputs.side;
-  device_->record(computed_[side], stream_);
-  device_->wait(outward_, computed_[side]);
-  device_->copy(outward_, staging.pinned[side], staging.device[side],
-                outputs.n * staging.heads * staging.width * static_cast<std::int64_t>(dtype_size(type)),
-                Direction::device_to_host);
-  device_->record(returned_[side], outward_);
-}
-
-/// Waits for them. The side is free then: a window's outputs come last.
-void CudaSession::hand_back(const Returning& outputs, const MutableRows& rows) {
+/// Waits for the outputs of a side, which is free then: a window's outputs come last.
+void Staging::hand_back(int side, const MutableRows& rows) {
+  const Returning outputs = std::exchange(returning_[side], {});
   if (outputs.n == 0) return;
-  device_->synchronize(returned_[outputs.side]);
-  const Staging& staging = out_staging_;
-  const std::int64_t row_bytes = staging.width * static_cast<std::int64_t>(dtype_size(rows.type));
-  const unsigned char* from = staging.pinned[outputs.side];
+  data_.device->synchronize(returned_[side]);
+  const std::int64_t row_bytes = out_.width * static_cast<std::int64_t>(dtype_size(rows.type));
+  const unsigned char* from = out_.pinned[side];
   for (std::int64_t row = outputs.first; row < outputs.first + outputs.n; ++row) {
-    for (std::int64_t head = 0; head < staging.heads; ++head, from += row_bytes) {
+    for (std::int64_t head = 0; head < out_.heads; ++head, from += row_bytes) {
       std::memcpy(core::row_address(rows, row, head), from, static_cast<std::size_t>(row_bytes));
     }
   }
+}
+
+void Staging::end_call(const Call& call) {
+  for (int i = 0; i < sides_; ++i) hand_back((side_ + i) % sides_, call.out);
 }
 
 }  // namespace headwater::cuda

@@ -29,9 +29,9 @@ inline constexpr std::int64_t kSplitKeys = 256;
 inline constexpr std::int64_t kMaxSplits = 64;
 
 /// Shorter chunks leave most of a tile of 128 x 128 empty: kernels of mma.sync take them in tiles of 64.
-inline constexpr std::int64_t kHopperLeastChunk = 128;
+inline constexpr std::int64_t kSm90LeastChunk = 128;
 /// Runs of the score kernel are cut as for an H100 or H200 of all its multiprocessors, whatever the device: bits.
-inline constexpr int kHopperMultiprocessors = 132;
+inline constexpr int kSm90Multiprocessors = 132;
 
 /// The y and z extents of a grid end here.
 inline constexpr std::int64_t kMaxGrid = 65535;

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/device/device.hpp"
 #include "cuda/dispatch.hpp"
-#include "cuda/runtime/device.hpp"
 
 namespace headwater::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "bindings/c_abi_support.hpp"
 #include "cuda/cuda_session.hpp"
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/emulated_device.hpp"
 #include "headwater/headwater.h"
 
 namespace headwater::cuda {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "device_caller.hpp"
+#include "tests/cuda/device_caller.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 

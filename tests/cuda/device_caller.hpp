@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "session_support.hpp"
+#include "tests/cuda/session_support.hpp"
 
 /// Who calls a session of session_support.hpp, with rows of the host's or of the device's memory.
 namespace headwater::cuda {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "device_caller.hpp"
+#include "tests/cuda/device_caller.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::cuda {

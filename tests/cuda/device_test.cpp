@@ -1,5 +1,5 @@
 // The device as the session sees it, on its emulation.
-#include "cuda/runtime/device.hpp"
+#include "cuda/device/device.hpp"
 
 #include <gmock/gmock.h>
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/emulated_device.hpp"
 
 namespace headwater::cuda {
 namespace {
@@ -30,7 +30,7 @@ struct ScaleParams {
 
 /// x *= factor; with a negative count the fault that a test wants.
 template <class Context>
-HEADWATER_CUDA_DEVICE void scale(Context& ctx, const ScaleParams& p) {
+HEADWATER_CUDA_FUNCTION void scale(Context& ctx, const ScaleParams& p) {
   if (p.count < 0) {
     auto s = ctx.template shared<float>(0, 1);
     const float x = s[0];
@@ -44,7 +44,7 @@ struct SpinParams {
   int rounds;
 };
 template <class Context>
-HEADWATER_CUDA_DEVICE void spin(Context& ctx, const SpinParams& p) {
+HEADWATER_CUDA_FUNCTION void spin(Context& ctx, const SpinParams& p) {
   for (int i = 0; i != p.rounds; ++i) ctx.warp_sync();
 }
 

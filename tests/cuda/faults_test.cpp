@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernel_run.hpp"
+#include "tests/cuda/kernel_run.hpp"
 
 namespace headwater::cuda::emulation {
 namespace {

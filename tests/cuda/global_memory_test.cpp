@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device/global.hpp"
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/emulated_device.hpp"
+#include "cuda/kernels/platform/global.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::cuda {
@@ -31,7 +31,7 @@ struct TouchParams {
 
 /// One access at element `at`, by thread 5 of block 1.
 template <class Context>
-HEADWATER_CUDA_DEVICE void touch(Context& ctx, const TouchParams& p) {
+HEADWATER_CUDA_FUNCTION void touch(Context& ctx, const TouchParams& p) {
   if (ctx.block_x() != 1 || ctx.thread() != 5) return;
   switch (p.access) {
     case Access::element: {

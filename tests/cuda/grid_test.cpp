@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel_run.hpp"
+#include "tests/cuda/kernel_run.hpp"
 
 namespace headwater::cuda::emulation {
 namespace {

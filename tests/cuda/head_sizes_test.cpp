@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "session_support.hpp"
+#include "tests/cuda/session_support.hpp"
 
 namespace headwater::cuda {
 namespace {

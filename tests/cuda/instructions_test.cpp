@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cuda/device/numbers.hpp"
-#include "kernel_run.hpp"
+#include "cuda/kernels/platform/numbers.hpp"
+#include "tests/cuda/kernel_run.hpp"
 
 namespace headwater::cuda::emulation {
 namespace {

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "cuda/runtime/device.hpp"
+#include "cuda/device/device.hpp"
 
 namespace headwater::cuda {
 

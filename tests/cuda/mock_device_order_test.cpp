@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "session_on_mock.hpp"
+#include "tests/cuda/session_on_mock.hpp"
 
 namespace headwater::cuda {
 namespace {

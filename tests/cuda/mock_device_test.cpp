@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "headwater/error.hpp"
-#include "session_on_mock.hpp"
+#include "tests/cuda/session_on_mock.hpp"
 
 namespace headwater::cuda {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "mock_device.hpp"
-#include "session_support.hpp"
+#include "tests/cuda/mock_device.hpp"
+#include "tests/cuda/session_support.hpp"
 
 namespace headwater::cuda {
 

@@ -8,7 +8,7 @@
 #include "core/config.hpp"
 #include "core/numbers.hpp"
 #include "cuda/cuda_session.hpp"
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/emulated_device.hpp"
 
 /// Small sessions on the emulated device, two layers of GQA with several chunks to a batch, and the rows that their tests give
 /// them.
@@ -50,9 +50,9 @@ inline Options options() {
 inline std::unique_ptr<CudaSession> session_on(std::unique_ptr<Device> device, DType kv_type = DType::f32,
                                                Launching launching = Launching::replayed,
                                                const RowPlace& rows = {}, const Options& asked = options(),
-                                               const HopperSwitch& hopper = {}) {
+                                               const Sm90Switch& sm90_switch = {}) {
   return std::make_unique<CudaSession>(std::move(device), dispatch(), shape(kv_type), asked,
-                                       core::resolve(shape(kv_type), asked, 1), launching, rows, hopper);
+                                       core::resolve(shape(kv_type), asked, 1), launching, rows, sm90_switch);
 }
 
 /// Numbers between -1 and 1 that depend on their place and the seed only.

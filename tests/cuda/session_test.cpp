@@ -9,7 +9,7 @@
 
 #include "cuda/tuning.hpp"
 #include "headwater/error.hpp"
-#include "session_support.hpp"
+#include "tests/cuda/session_support.hpp"
 
 namespace headwater::cuda {
 namespace {

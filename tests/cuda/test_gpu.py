@@ -23,7 +23,7 @@ case $1 in
 esac
 """
 DEVICE = "echo 'NVIDIA A100, compute capability 8.0'"
-HOPPER = "echo 'NVIDIA H200, compute capability 9.0'"
+SM90 = "echo 'NVIDIA H200, compute capability 9.0'"
 SAME_BITS = "echo same"
 OTHER_BITS = 'date +%N; echo "$$"'
 TIMES = "echo '%s'" % json.dumps({"milliseconds": {"forward": 1.5}, "kernels": {"forward": "forward_128"}, "left_out": {},
@@ -250,7 +250,7 @@ class Gpu(unittest.TestCase):
         for step in steps:
             self.expect(77, ": kernels of sm_90a: they need compute capability 9.0, here is NVIDIA A100", "--step", step, path=tools)
         says = ('echo "{\\"milliseconds\\": {\\"$HEADWATER_CUDA_SM90\\": 1.5}, \\"left_out\\": {}, \\"copy_rate\\": 4e12}"')
-        self.write_bench(HOPPER, 'test "$HEADWATER_CUDA_SM90" = unproven && echo same', says)
+        self.write_bench(SM90, 'test "$HEADWATER_CUDA_SM90" = unproven && echo same', says)
         self.write("headwater-conformance", "#!/bin/sh\necho \"switch: $HEADWATER_CUDA_SM90\"\n")
         # Small cases reach them, too.
         self.expect(0, "PASS sm90-conformance exact: switch: unproven:1\n", "--step", "sm90-conformance")

@@ -1,8 +1,8 @@
-#include "cuda/runtime/usable.hpp"
+#include "cuda/device/usable.hpp"
 
 #include <gmock/gmock.h>
 
-#include "cuda/runtime/emulated_device.hpp"
+#include "cuda/device/emulated_device.hpp"
 
 namespace headwater::cuda {
 namespace {

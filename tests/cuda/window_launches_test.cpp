@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/window_launches.hpp"
-#include "session_support.hpp"
+#include "tests/cuda/session_support.hpp"
 
 namespace headwater::cuda {
 namespace {

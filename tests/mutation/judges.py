@@ -92,7 +92,7 @@ STAGES["optimized/cpu/kernels/bf16/"] = [
     STAGES["optimized/cpu/kernels/amx_emulated/"][1],
     *LAST_STAGES,
 ]
-# CUDA without a GPU: sessions and kernels on the emulation, which has tests of its own; sm_90a's on a software Hopper.
+# CUDA without a GPU: sessions and kernels on the emulation, which has tests of its own; sm_90a's on a software multiprocessor.
 CUDA_TESTS = {name: (f"tests of the {name}", [target], [f"tests/cuda/{target.replace('test_cuda_sm90', 'sm90/test_cuda_sm90')}",
                                                         "--gtest_brief=1", "--gtest_fail_fast"])
               for name, target in (("emulation", "test_cuda_emulation"), ("session", "test_cuda_session"),
@@ -108,8 +108,8 @@ def cuda_stages(*first):
 
 
 STAGES["optimized/cuda/"] = cuda_stages("session")
-STAGES["optimized/cuda/sm90/"] = cuda_stages("sm_90a kernels")
-for folder in ("device", "emulation", "runtime"):
+STAGES["optimized/cuda/kernels/sm90/"] = cuda_stages("sm_90a kernels")
+for folder in ("device", "emulation", "kernels/platform"):
     STAGES[f"optimized/cuda/{folder}/"] = cuda_stages("emulation", "session")
 # Oracles: their unit tests, and the tests that judge by them.
 STAGES["tests/model/transformer_oracle."] = [
@@ -160,10 +160,10 @@ STAGES["conformance/reference_oracle"] = [STAGES["conformance/"][0], *STAGES["re
 
 
 def runs_here(name):
-    """Whether this machine runs the code at all: real tiles need AMX, the device's runtime a GPU (what nvcc alone compiles,
-    *.cu and *.cuh, is not drawn from either). The way they are used has a twin in software. The mutants' build has no
+    """Whether this machine runs the code at all: real tiles need AMX, the Device of GPUs one (what nvcc alone compiles,
+    *.cuh, is not drawn from either). The way they are used has a twin in software. The mutants' build has no
     benchmarks."""
-    if name.startswith(("optimized/cuda/runtime/cuda_device.", "cli/commands/bench/")):
+    if name.startswith(("optimized/cuda/device/cuda_device.", "cli/commands/bench/")):
         return False
     real = name.startswith("optimized/cpu/kernels/amx/") and not name.startswith("optimized/cpu/kernels/amx/unit.")
     return not real or " amx_tile" in CPU_INFO.read_text()

@@ -157,7 +157,7 @@ def objects(part, cuda, testing):
     found = {}
     for path in (path for folder in folders for path in folder.rglob("*.o")):
         target = next(name for name in path.parts if name.endswith(".dir"))
-        emulation = target in ("headwater_cuda_emulation.dir", "headwater_cuda_runtime.dir") or (cuda and "tests" in path.parts)
+        emulation = target in ("headwater_cuda_emulation.dir", "headwater_cuda_device.dir") or (cuda and "tests" in path.parts)
         if (cuda and emulation) or (not emulation and target.endswith("_testing.dir") == testing):
             found[str(path)] = hashlib.sha256(path.read_bytes()).digest()
     return found

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device/platform.hpp"
 #include "cuda/emulation/clocks.hpp"
 #include "cuda/emulation/fault.hpp"
 #include "cuda/emulation/fiber.hpp"
 #include "cuda/emulation/shared_memory.hpp"
+#include "cuda/kernels/platform/platform.hpp"
 
 namespace headwater::cuda::emulation {
 

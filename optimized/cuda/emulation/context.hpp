@@ -8,10 +8,10 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/device/platform.hpp"
 #include "cuda/emulation/block.hpp"
 #include "cuda/emulation/global.hpp"
 #include "cuda/emulation/operands.hpp"
+#include "cuda/kernels/platform/platform.hpp"
 
 namespace headwater::cuda::emulation {
 
@@ -78,7 +78,7 @@ class Shared {
   int last_;
 };
 
-/// One thread of a block on the host; device/context.hpp says what each member does.
+/// One thread of a block on the host; kernels/platform/context.hpp says what each member does.
 class Context {
  public:
   explicit Context(Block& block, int thread) : block_(&block), thread_(thread) {}

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/platform.hpp"
+#include "cuda/kernels/platform/platform.hpp"
 
 /// Where the elements of a matrix are in a warp's registers: PTX ISA, "Matrix Fragments for mma.m16n8k16 with
 /// floating point type" and "ldmatrix".

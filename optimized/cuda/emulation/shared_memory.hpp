@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/device/platform.hpp"
 #include "cuda/emulation/clocks.hpp"
+#include "cuda/kernels/platform/platform.hpp"
 
 namespace headwater::cuda::emulation {
 

@@ -8,7 +8,7 @@ inline constexpr int kCombineThreads = 128;
 
 /// Joins the splits of decode rows in the order of their keys (FUSE-1 for several parts). Grid: heads x rows.
 template <class Context>
-HEADWATER_CUDA_DEVICE void combine(Context& ctx, const CombineParams& p) {
+HEADWATER_CUDA_FUNCTION void combine(Context& ctx, const CombineParams& p) {
   const std::int64_t position = p.begin + ctx.block_y();
   const int head = ctx.block_x();
   const auto part = [&](int split) {

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "cuda/device/kernel.hpp"
+#include "cuda/kernels/platform/kernel.hpp"
 #include "headwater/dtype.hpp"
 
 namespace headwater::cuda {
@@ -15,11 +15,11 @@ enum class Stage : std::uint8_t {
   select,
   gather,
   combine,
-  hopper_causal,       ///< sm90/: the intra pass of equal chunks, windows of dense prefill
-  hopper_memory,       ///< the inter pass, joined with the intra pass
-  hopper_column_sums,  ///< its column sums
-  hopper_score,        ///< column sums of the inter pass, by runs of queries
-  score_sums,          ///< adds those up
+  sm90_causal,       ///< sm90/: the intra pass of equal chunks, windows of dense prefill
+  sm90_memory,       ///< the inter pass, joined with the intra pass
+  sm90_column_sums,  ///< its column sums
+  sm90_score,        ///< column sums of the inter pass, by runs of queries
+  score_sums,        ///< adds those up
 };
 
 /// A compiled kernel and what it is made for.
@@ -38,7 +38,7 @@ struct KernelEntry {
 
 using Entries = std::span<const KernelEntry>;
 
-/// All kernels, compiled for the GPU (kernels/gpu/) and for the emulation (kernels/host/).
+/// All kernels, compiled for the GPU and for the emulation.
 namespace on_gpu {
 Entries entries();
 }

@@ -8,8 +8,8 @@ inline constexpr int kGatherThreads = 128;
 inline constexpr int kGatherEntries = 16;  ///< entries of one head that a block copies
 
 template <class Context>
-HEADWATER_CUDA_DEVICE void gather_vectors(Context& ctx, const StoredRows& from, Global<void> to,
-                                          const GatherParams& p, int first, int last) {
+HEADWATER_CUDA_FUNCTION void gather_vectors(Context& ctx, const StoredRows& from, Global<void> to,
+                                            const GatherParams& p, int first, int last) {
   const int vectors = from.width * p.element_bytes / kVectorBytes;
   const int head = ctx.block_x();
   for (int i = ctx.thread(); i < (last - first) * vectors; i += ctx.threads()) {
@@ -28,7 +28,7 @@ HEADWATER_CUDA_DEVICE void gather_vectors(Context& ctx, const StoredRows& from, 
 /// Key and value rows of every head's memory set side by side, and their positions, since the set itself is the next chunk's
 /// before all has been read: neighbouring threads copy neighbouring vectors.
 template <class Context>
-HEADWATER_CUDA_DEVICE void gather(Context& ctx, const GatherParams& p) {
+HEADWATER_CUDA_FUNCTION void gather(Context& ctx, const GatherParams& p) {
   for (int first = ctx.block_y() * kGatherEntries; first < p.count; first += ctx.grid_y() * kGatherEntries) {
     const int last = first + kGatherEntries < p.count ? first + kGatherEntries : p.count;
     gather_vectors(ctx, p.keys, p.gathered_keys, p, first, last);

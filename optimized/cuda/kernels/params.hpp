@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/global.hpp"
+#include "cuda/kernels/platform/global.hpp"
 #include "headwater/dtype.hpp"
 
 /// Parameters of the kernels. Pointers are the device's; strides are elements; positions are global.

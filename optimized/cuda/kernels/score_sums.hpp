@@ -9,7 +9,7 @@ inline constexpr int kScoreSumsThreads = 128;
 /// Adds up the column sums of runs of queries in the order of the runs, and the whole to the scores of its tokens (INTER-2,
 /// SCORE-3). Grid: heads x pieces of kScoreSumsThreads memory keys.
 template <class Context>
-HEADWATER_CUDA_DEVICE void score_sums(Context& ctx, const ScoreSumsParams& p) {
+HEADWATER_CUDA_FUNCTION void score_sums(Context& ctx, const ScoreSumsParams& p) {
   const int head = ctx.block_x();
   const int key = ctx.block_y() * kScoreSumsThreads + ctx.thread();
   if (key >= p.count) return;

@@ -23,14 +23,14 @@ struct Candidates {
   std::int64_t scores;  ///< and score
   Shared<std::uint32_t> cache;
 
-  HEADWATER_CUDA_DEVICE int position(int i) const {
+  HEADWATER_CUDA_FUNCTION int position(int i) const {
     return i < p.kept ? p.sets[set + i] : p.since + (i - p.kept);
   }
-  HEADWATER_CUDA_DEVICE std::uint32_t key_from_score(int i) const {
+  HEADWATER_CUDA_FUNCTION std::uint32_t key_from_score(int i) const {
     return order_key(read_score(p.scores, p.scores_bf16, scores + position(i)));
   }
-  HEADWATER_CUDA_DEVICE bool cached() const { return p.candidates <= Shape::kCached; }
-  HEADWATER_CUDA_DEVICE std::uint32_t key(int i) const {
+  HEADWATER_CUDA_FUNCTION bool cached() const { return p.candidates <= Shape::kCached; }
+  HEADWATER_CUDA_FUNCTION std::uint32_t key(int i) const {
     if (!cached()) return key_from_score(i);
     const std::uint32_t kept = cache[i];
     return kept;
@@ -39,8 +39,8 @@ struct Candidates {
 
 /// Sum over the block, the same in all threads.
 template <class Shape, class Context>
-HEADWATER_CUDA_DEVICE std::uint32_t block_sum(Context& ctx, std::uint32_t value,
-                                              Shared<std::uint32_t> warps) {
+HEADWATER_CUDA_FUNCTION std::uint32_t block_sum(Context& ctx, std::uint32_t value,
+                                                Shared<std::uint32_t> warps) {
   value = ctx.reduce_add(value);
   if constexpr (Shape::kWarps == 1) return value;
   ctx.barrier();  // sums of the round before have been read
@@ -54,8 +54,9 @@ HEADWATER_CUDA_DEVICE std::uint32_t block_sum(Context& ctx, std::uint32_t value,
 
 /// The largest threshold that `heavy` candidates reach: the key of the worst one that is kept.
 template <class Shape, class Context>
-HEADWATER_CUDA_DEVICE std::uint32_t find_threshold(Context& ctx, const Candidates<Shape, Context>& candidates,
-                                                   Shared<std::uint32_t> warps) {
+HEADWATER_CUDA_FUNCTION std::uint32_t find_threshold(Context& ctx,
+                                                     const Candidates<Shape, Context>& candidates,
+                                                     Shared<std::uint32_t> warps) {
   const SelectParams& p = candidates.p;
   const int lowest = p.scores_bf16 ? 16 : 0;  // a BF16 score has no bits below
   std::uint32_t threshold = 0;
@@ -77,7 +78,7 @@ struct Ranks {
 };
 
 template <class Shape, class Context>
-HEADWATER_CUDA_DEVICE Ranks rank(Context& ctx, bool above, bool equal, Shared<std::uint32_t> warps) {
+HEADWATER_CUDA_FUNCTION Ranks rank(Context& ctx, bool above, bool equal, Shared<std::uint32_t> warps) {
   const std::uint32_t lanes_above = ctx.ballot(above);
   const std::uint32_t lanes_equal = ctx.ballot(equal);
   const std::uint32_t lower = (1u << ctx.lane()) - 1u;
@@ -107,7 +108,7 @@ HEADWATER_CUDA_DEVICE Ranks rank(Context& ctx, bool above, bool equal, Shared<st
 }
 
 template <class Shape, class Context>
-HEADWATER_CUDA_DEVICE void select_memory(Context& ctx, const SelectParams& p) {
+HEADWATER_CUDA_FUNCTION void select_memory(Context& ctx, const SelectParams& p) {
   const Shared<std::uint32_t> cache = ctx.template shared<std::uint32_t>(0, Shape::kCached);
   const Shared<std::uint32_t> warps = ctx.template shared<std::uint32_t>(4 * Shape::kCached, Shape::kWarps);
   const std::int64_t set = static_cast<std::int64_t>(ctx.block_x()) * p.width;

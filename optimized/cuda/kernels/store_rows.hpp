@@ -9,8 +9,8 @@ inline constexpr int kStoreTokens = 32;  ///< rows of one head, or scores, that 
 
 /// One row to the stored type, each element rounded at most once (STATE-6); the padding becomes zero. By one warp.
 template <class Context>
-HEADWATER_CUDA_DEVICE void store_row(Context& ctx, const InputRows& from, std::int64_t begin, int count,
-                                     Global<void> to, DType type, std::int64_t at, int width) {
+HEADWATER_CUDA_FUNCTION void store_row(Context& ctx, const InputRows& from, std::int64_t begin, int count,
+                                       Global<void> to, DType type, std::int64_t at, int width) {
   const int vector =
       kVectorBytes / static_cast<int>(type == DType::f32 ? sizeof(float) : sizeof(std::uint16_t));
   int done = 0;
@@ -39,7 +39,7 @@ HEADWATER_CUDA_DEVICE void store_row(Context& ctx, const InputRows& from, std::i
 
 /// K and V rows of a step into the cache's layout, and zero scores for its tokens. Grid: (2 Hkv + Hq) x token tiles.
 template <class Context>
-HEADWATER_CUDA_DEVICE void store_rows(Context& ctx, const StoreRowsParams& p) {
+HEADWATER_CUDA_FUNCTION void store_rows(Context& ctx, const StoreRowsParams& p) {
   const int first = ctx.block_y() * kStoreTokens;
   const int last = first + kStoreTokens < p.n ? first + kStoreTokens : p.n;
   const int job = ctx.block_x();

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cuda/emulation/hopper.hpp"
-#include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/forward.hpp"
-#include "problem.hpp"
+#include "cuda/emulation/sm90.hpp"
+#include "cuda/kernels/sm90/elements.hpp"
+#include "cuda/kernels/sm90/forward.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 namespace headwater::cuda::sm90 {
 namespace {
@@ -81,7 +81,8 @@ template <class Kernel>
 std::string launch(const typename Kernel::Params& params, Timing timing, int blocks = 3) {
   for (int block = 0; block < blocks; ++block) {
     SoftwareBlock multiprocessor(block, blocks, timing, 7u + static_cast<std::uint32_t>(block));
-    if (!multiprocessor.run<SoftwareHopper>([&](SoftwareHopper& machine) { Kernel::run(machine, params); })) {
+    if (!multiprocessor.run<SoftwareMachine>(
+            [&](SoftwareMachine& machine) { Kernel::run(machine, params); })) {
       return multiprocessor.fault();
     }
   }

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cuda/emulation/hopper.hpp"
-#include "cuda/sm90/column_sums.hpp"
-#include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/forward.hpp"
-#include "problem.hpp"
+#include "cuda/emulation/sm90.hpp"
+#include "cuda/kernels/sm90/column_sums.hpp"
+#include "cuda/kernels/sm90/elements.hpp"
+#include "cuda/kernels/sm90/forward.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 /// The kernels' own source, thread by thread, on the software multiprocessor: every tile, stage and barrier in their order.
 namespace headwater::cuda::sm90 {
@@ -43,7 +43,7 @@ struct Launch {
 };
 
 /// Both kernels of phase 1, the second on what the first left.
-template <class Shape, class Machine = SoftwareHopper>
+template <class Shape, class Machine = SoftwareMachine>
 IntraResult run_intra(const IntraProblem& problem, const Launch& run) {
   const IntraShape& shape = problem.options().shape;
   const int dv = problem.options().dv;
@@ -263,25 +263,25 @@ enum class Fault {
 };
 
 template <Fault kFault>
-class FaultyHopper : public SoftwareHopper {
+class FaultyMachine : public SoftwareMachine {
  public:
-  using SoftwareHopper::SoftwareHopper;
+  using SoftwareMachine::SoftwareMachine;
 
   void wait(Barrier& barrier, std::uint32_t parity) {
-    if (kFault != Fault::kBarrierNotWaitedFor || warpgroup() == 0) SoftwareHopper::wait(barrier, parity);
+    if (kFault != Fault::kBarrierNotWaitedFor || warpgroup() == 0) SoftwareMachine::wait(barrier, parity);
   }
-  using SoftwareHopper::arrive;
+  using SoftwareMachine::arrive;
   void arrive(Barrier& barrier) {
     if (kFault == Fault::kStageNotReleased && thread() == 160) return;
-    SoftwareHopper::arrive(barrier);
-    if (kFault == Fault::kStageReleasedTwice && thread() == 160) SoftwareHopper::arrive(barrier);
+    SoftwareMachine::arrive(barrier);
+    if (kFault == Fault::kStageReleasedTwice && thread() == 160) SoftwareMachine::arrive(barrier);
   }
   void arrive_expecting(Barrier& barrier, std::uint32_t bytes) {
-    SoftwareHopper::arrive_expecting(barrier, kFault == Fault::kBytesMiscounted ? bytes - 16 : bytes);
+    SoftwareMachine::arrive_expecting(barrier, kFault == Fault::kBytesMiscounted ? bytes - 16 : bytes);
   }
   template <int Count>
   void fence_operands(float (&accumulators)[Count]) {
-    if (kFault != Fault::kFenceMissing) SoftwareHopper::fence_operands(accumulators);
+    if (kFault != Fault::kFenceMissing) SoftwareMachine::fence_operands(accumulators);
   }
   template <int Count, int Words>
   void fence_operands(float (&accumulators)[Count], std::uint32_t (&)[Words]) {
@@ -290,19 +290,19 @@ class FaultyHopper : public SoftwareHopper {
   template <int Pending, int Count>
   void wait_products(float (&accumulators)[Count]) {
     if (kFault == Fault::kProductNotWaitedFor)
-      return SoftwareHopper::wait_products<Pending + 1>(accumulators);
-    SoftwareHopper::wait_products<Pending>(accumulators);
+      return SoftwareMachine::wait_products<Pending + 1>(accumulators);
+    SoftwareMachine::wait_products<Pending>(accumulators);
   }
   template <class Element>
   void multiply(float (&c)[kAccumulators], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
-    SoftwareHopper::multiply<Element>(c, faulty(a), faulty(b), accumulate);
+    SoftwareMachine::multiply<Element>(c, faulty(a), faulty(b), accumulate);
   }
   template <class Element>
   void multiply(float (&c)[kAccumulators], const std::uint32_t* a, MatrixDescriptor b, bool accumulate) {
-    SoftwareHopper::multiply<Element>(c, a, faulty(b), accumulate);
+    SoftwareMachine::multiply<Element>(c, a, faulty(b), accumulate);
   }
   float shuffle_xor(float x, int mask) {
-    return SoftwareHopper::shuffle_xor(x, kFault == Fault::kShuffleOfWrongLane && mask == 2 ? 4 : mask);
+    return SoftwareMachine::shuffle_xor(x, kFault == Fault::kShuffleOfWrongLane && mask == 2 ? 4 : mask);
   }
 
  private:
@@ -319,7 +319,7 @@ template <Fault kFault>
 bool detected(Timing timing) {
   const IntraShape shape{1, 1, 1, 640};
   const IntraProblem problem({shape, true, false, 1.0f, 21});
-  const IntraResult result = run_intra<PlainBf16, FaultyHopper<kFault>>(problem, {timing, 3, 1});
+  const IntraResult result = run_intra<PlainBf16, FaultyMachine<kFault>>(problem, {timing, 3, 1});
   if (!result.fault.empty()) return true;
   for (int token = 0; token < shape.tokens; token += 37) {
     const IntraProblem::Row row = problem.row(0, token);
@@ -352,11 +352,11 @@ TEST(Sm90Checks, FindWhatADeviceWouldLeaveUndefined) {
 }
 
 /// A stage that is filled again while it is read: the producer does not wait until it is empty.
-class ImpatientProducer : public SoftwareHopper {
+class ImpatientProducer : public SoftwareMachine {
  public:
-  using SoftwareHopper::SoftwareHopper;
+  using SoftwareMachine::SoftwareMachine;
   void wait(Barrier& barrier, std::uint32_t parity) {
-    if (warpgroup() != 0) SoftwareHopper::wait(barrier, parity);
+    if (warpgroup() != 0) SoftwareMachine::wait(barrier, parity);
   }
 };
 

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cuda/emulation/hopper.hpp"
-#include "cuda/sm90/column_sums.hpp"
-#include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/forward.hpp"
-#include "cuda/sm90/pipeline.hpp"
-#include "cuda/sm90/schedule.hpp"
-#include "cuda/sm90/score.hpp"
-#include "problem.hpp"
+#include "cuda/emulation/sm90.hpp"
+#include "cuda/kernels/sm90/column_sums.hpp"
+#include "cuda/kernels/sm90/elements.hpp"
+#include "cuda/kernels/sm90/forward.hpp"
+#include "cuda/kernels/sm90/pipeline.hpp"
+#include "cuda/kernels/sm90/schedule.hpp"
+#include "cuda/kernels/sm90/score.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 /// Index maps of wgmma and TMA against the PTX ISA's rules, written out as tables and definitions.
 namespace headwater::cuda::sm90 {
@@ -164,7 +164,7 @@ std::vector<float> product(const Operand& a, const Operand& b, const Multiply& m
   const TensorMap a_map = encoded(a.map());
   const TensorMap b_map = encoded(b.map());
   SoftwareBlock block(0, 1, Timing::kLate, 1);
-  block.run<SoftwareHopper>([&](SoftwareHopper& machine) {
+  block.run<SoftwareMachine>([&](SoftwareMachine& machine) {
     auto& tiles = machine.shared<TwoTiles>();
     if (machine.thread() == 0) machine.start(tiles.full, 1);
     machine.publish_barriers();
@@ -197,7 +197,7 @@ TEST(Sm90Descriptor, KMajorOperandsGiveTheProduct) {
     std::string fault;
     const auto c = product(
         a, b,
-        [&](SoftwareHopper& machine, float(&sums)[kAccumulators], TwoTiles& tiles) {
+        [&](SoftwareMachine& machine, float(&sums)[kAccumulators], TwoTiles& tiles) {
           for (int step = 0; step < kHead / kStepK; ++step) {
             machine.multiply<Bf16>(
                 sums, k_major<Tile>(machine.shared_address(&tiles.a) + first_row * kLineBytes, step),
@@ -223,7 +223,7 @@ TEST(Sm90Descriptor, TransposedOperandsGiveTheProduct) {
   std::string fault;
   const auto c = product(
       a, b,
-      [&](SoftwareHopper& machine, float(&sums)[kAccumulators], TwoTiles& tiles) {
+      [&](SoftwareMachine& machine, float(&sums)[kAccumulators], TwoTiles& tiles) {
         static thread_local std::vector<std::uint32_t> words;
         words.resize(static_cast<std::size_t>(SoftwareBlock::kThreads) * 4 * 8);
         std::uint32_t* mine = &words[static_cast<std::size_t>(machine.thread()) * 4 * 8];
@@ -256,7 +256,7 @@ TEST(Sm90TileMap, RowsBehindAChunkAreZerosAndCountAsBytes) {
   for (const int chunk : {0, 1}) {
     SoftwareBlock block(0, 1, Timing::kLate, 3);
     std::vector<std::uint16_t> tile(Tile::kBytes / 2);
-    block.run<SoftwareHopper>([&](SoftwareHopper& machine) {
+    block.run<SoftwareMachine>([&](SoftwareMachine& machine) {
       auto& tiles = machine.shared<TwoTiles>();
       if (machine.thread() == 0) machine.start(tiles.full, 1);
       machine.publish_barriers();
@@ -282,7 +282,7 @@ TEST(Sm90TileMap, ColumnsBehindARowAreZerosToo) {
   const TensorMap map = encoded(tile_map({rows.data(), kWidth, kTile, 1, 2, 2 * kWidth, kWidth}, kTile));
   SoftwareBlock block(0, 1, Timing::kLate, 3);
   std::vector<std::uint16_t> tile(Tile::kBytes / 2);
-  block.run<SoftwareHopper>([&](SoftwareHopper& machine) {
+  block.run<SoftwareMachine>([&](SoftwareMachine& machine) {
     auto& tiles = machine.shared<TwoTiles>();
     if (machine.thread() == 0) machine.start(tiles.full, 1);
     machine.publish_barriers();

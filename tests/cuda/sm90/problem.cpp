@@ -1,4 +1,4 @@
-#include "problem.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/sm90/raw_params.hpp"
-#include "cuda/sm90/roles.hpp"
-#include "cuda/sm90/schedule.hpp"
-#include "cuda/sm90/tensor_map.hpp"
+#include "cuda/kernels/sm90/raw_params.hpp"
+#include "cuda/kernels/sm90/roles.hpp"
+#include "cuda/kernels/sm90/schedule.hpp"
+#include "cuda/kernels/sm90/tensor_map.hpp"
 
 namespace headwater::cuda::sm90 {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cuda/emulation/hopper.hpp"
-#include "cuda/sm90/elements.hpp"
-#include "cuda/sm90/score.hpp"
-#include "problem.hpp"
+#include "cuda/emulation/sm90.hpp"
+#include "cuda/kernels/sm90/elements.hpp"
+#include "cuda/kernels/sm90/score.hpp"
+#include "tests/cuda/sm90/problem.hpp"
 
 /// The score kernel's own source on the software multiprocessor, as kernels_test.cpp.
 namespace headwater::cuda::sm90 {
@@ -91,8 +91,8 @@ std::vector<float> run_score(const ScoreProblem& problem, Timing timing, std::ui
       partial.data()};
   for (int block = 0; block < shape.blocks() && fault.empty(); ++block) {
     SoftwareBlock multiprocessor(block, shape.blocks(), timing, seed + block);
-    if (!multiprocessor.run<SoftwareHopper>(
-            [&](SoftwareHopper& machine) { Score<Shape>::run(machine, params); })) {
+    if (!multiprocessor.run<SoftwareMachine>(
+            [&](SoftwareMachine& machine) { Score<Shape>::run(machine, params); })) {
       fault = multiprocessor.fault();
     }
   }

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/sm90/tensor_map.hpp"
+#include "cuda/kernels/sm90/tensor_map.hpp"
 
 /// What cuTensorMapEncodeTiled is handed, and what it would refuse (CUDA driver API, "Tensor Map Object Management").
 namespace headwater::cuda::sm90 {

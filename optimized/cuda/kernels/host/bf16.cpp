@@ -1,6 +1,0 @@
-#ifdef HEADWATER_TESTING
-
-#define HEADWATER_CUDA_SIDE on_host
-#include "cuda/kernels/lists/bf16.hpp"
-
-#endif

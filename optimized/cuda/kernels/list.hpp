@@ -1,0 +1,62 @@
+#pragma once
+
+#include <vector>
+
+#include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/entries.hpp"
+#include "cuda/kernels/gather.hpp"
+#include "cuda/kernels/score_sums.hpp"
+#include "cuda/kernels/select.hpp"
+#include "cuda/kernels/store_rows.hpp"
+
+/// Kernels that work on rows, and the table of all lists. Included by a unit of kernels/list.in with HEADWATER_CUDA_SIDE set
+/// and HEADWATER_CUDA_LISTS(X), which is X(name) for every list.
+namespace headwater::cuda::HEADWATER_CUDA_SIDE {
+
+namespace {
+
+/// One warp for a few hundred candidates, eight for what a memory set and a chunk usually make.
+using FewCandidates = SelectShape<1, 512>;
+using ManyCandidates = SelectShape<8, 8192>;
+
+}  // namespace
+
+HEADWATER_CUDA_KERNEL(store_rows_128, StoreRowsParams, kStoreThreads, 8, ::headwater::cuda::store_rows)
+HEADWATER_CUDA_KERNEL(gather_128, GatherParams, kGatherThreads, 8, ::headwater::cuda::gather)
+HEADWATER_CUDA_KERNEL(combine_128, CombineParams, kCombineThreads, 4, ::headwater::cuda::combine)
+HEADWATER_CUDA_KERNEL(score_sums_128, ScoreSumsParams, kScoreSumsThreads, 8, ::headwater::cuda::score_sums)
+HEADWATER_CUDA_KERNEL(select_32, SelectParams, FewCandidates::kThreads, 16,
+                      ::headwater::cuda::select_memory<FewCandidates>)
+HEADWATER_CUDA_KERNEL(select_256, SelectParams, ManyCandidates::kThreads, 2,
+                      ::headwater::cuda::select_memory<ManyCandidates>)
+
+Entries rows_entries() {
+  static const KernelEntry entries[] = {
+      {HEADWATER_CUDA_ROW(store_rows_128), Stage::store_rows},
+      {HEADWATER_CUDA_ROW(gather_128), Stage::gather},
+      {HEADWATER_CUDA_ROW(combine_128), Stage::combine},
+      {HEADWATER_CUDA_ROW(score_sums_128), Stage::score_sums},
+      {HEADWATER_CUDA_ROW(select_32), Stage::select, DType::f32, 0, 0, 0, 0, FewCandidates::kShared,
+       FewCandidates::kCached},
+      {HEADWATER_CUDA_ROW(select_256), Stage::select, DType::f32, 0, 0, 0, 0, ManyCandidates::kShared,
+       ManyCandidates::kCached},
+  };
+  return entries;
+}
+
+#define HEADWATER_CUDA_DECLARE(name) Entries name##_entries();
+#define HEADWATER_CUDA_CALL(name) name##_entries(),
+HEADWATER_CUDA_LISTS(HEADWATER_CUDA_DECLARE)
+
+Entries entries() {
+  static const std::vector<KernelEntry> all = [] {
+    std::vector<KernelEntry> joined;
+    for (const Entries part : {HEADWATER_CUDA_LISTS(HEADWATER_CUDA_CALL)}) {
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    return joined;
+  }();
+  return all;
+}
+
+}  // namespace headwater::cuda::HEADWATER_CUDA_SIDE

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/layer.hpp"
+
+namespace headwater::cuda {
+
+/// Memory sets with their rows side by side, and what the passes of a sparse window leave for each other.
+struct SparseStores {
+  /// Rows of a chunk's memory set, by query head.
+  struct Gathered {
+    StoredRows keys;
+    StoredRows values;
+    std::int32_t* positions;  ///< that they came from
+  };
+
+  /// Of the places for gathered rows, that one.
+  [[nodiscard]] Gathered gathered(std::int64_t slot) const {
+    const std::int64_t entries = slot * data.shape.n_head * data.set_width;
+    const DType type = data.shape.kv_type;
+    return {{keys + entries * data.key_width * data.element_bytes, data.set_width * data.key_width, type,
+             static_cast<int>(data.key_width)},
+            {values + entries * data.value_width * data.element_bytes, data.set_width * data.value_width,
+             type, static_cast<int>(data.value_width)},
+            positions + entries};
+  }
+
+  const SessionData& data;
+  unsigned char* keys = nullptr;      ///< [slots][Hq][set_width][key_width]
+  unsigned char* values = nullptr;    ///< [slots][Hq][set_width][value_width]
+  std::int32_t* positions = nullptr;  ///< [slots][Hq][set_width]
+  float* colsum_intra = nullptr;      ///< [Hq][window]
+  float* colsum_inter = nullptr;      ///< [Hq][set_width]
+  SoftmaxState intra{};               ///< [Hq][window]
+  SoftmaxState inter{};               ///< [Hq][window], without outputs
+};
+
+/// A chunk of a window and its memory set.
+struct InterChunk {
+  const Chunk& chunk;
+  std::int64_t index;  ///< from the window's first
+  std::int64_t count;  ///< entries of its memory set
+};
+
+/// The kernels that compute a window's products, and how they are launched.
+class KernelPath {
+ public:
+  KernelPath() = default;
+  KernelPath(const KernelPath&) = delete;
+  KernelPath& operator=(const KernelPath&) = delete;
+  virtual ~KernelPath() = default;
+
+  /// Intra passes of the chunks of a group, which fill [begin, end), and their column sums.
+  virtual void intra(const Window& window, const SparseStores& stores, std::int64_t group, std::int64_t begin,
+                     std::int64_t end) = 0;
+  /// Column sums of a chunk's inter pass.
+  virtual void inter_scores(const Window& window, const SparseStores& stores, const InterChunk& chunk) = 0;
+  /// Outputs of a chunk's inter pass, joined with those of its intra pass.
+  virtual void inter_output(const Window& window, const SparseStores& stores, const InterChunk& chunk) = 0;
+  /// Outputs of a dense window.
+  virtual void dense(const Window& window) = 0;
+};
+
+}  // namespace headwater::cuda

@@ -1,2 +1,0 @@
-#define HEADWATER_CUDA_SIDE on_gpu
-#include "cuda/sm90/lists/f16.hpp"

@@ -1,9 +1,0 @@
-#pragma once
-
-#include "cuda/sm90/kernel_lists.hpp"
-
-namespace headwater::cuda::HEADWATER_CUDA_SIDE {
-
-HEADWATER_SM90_LIST(sm90_bf16_entries, HEADWATER_SM90_PLAIN_SIZES, bf16, Bf16, false)
-
-}  // namespace headwater::cuda::HEADWATER_CUDA_SIDE

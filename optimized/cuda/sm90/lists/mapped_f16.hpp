@@ -1,9 +1,0 @@
-#pragma once
-
-#include "cuda/sm90/kernel_lists.hpp"
-
-namespace headwater::cuda::HEADWATER_CUDA_SIDE {
-
-HEADWATER_SM90_LIST(sm90_mapped_f16_entries, HEADWATER_SM90_SIZES, mapped_f16, F16, true)
-
-}  // namespace headwater::cuda::HEADWATER_CUDA_SIDE
