@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/cuda/device_caller.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
+#include "tests/cuda/device_caller.hpp"
 
 namespace headwater {
 const Engine& cuda_emulated_engine();

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/cuda/device_caller.hpp"
 #include "headwater/error.hpp"
+#include "tests/cuda/device_caller.hpp"
 
 namespace headwater::cuda {
 namespace {
