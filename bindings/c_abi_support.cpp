@@ -6,7 +6,7 @@
 namespace headwater::c_abi {
 namespace {
 
-// A fixed buffer, so that reporting that memory ran out takes none.
+// A fixed buffer: the error that memory ran out is reported without taking any.
 constexpr std::size_t kLongestMessage = 1024;
 thread_local std::array<char, kLongestMessage> last_error{};
 

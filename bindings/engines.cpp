@@ -1,4 +1,4 @@
-// The list of engines. An engine is one folder and one line here; docs/HACKING.md shows how.
+// The list of engines, one line each; docs/HACKING.md says how to add one.
 
 #include <array>
 #include <cstdlib>
@@ -49,7 +49,7 @@ namespace {
 constexpr std::string_view kDefaultEngine = "cpu";
 constexpr const char* kEngineVariable = "HEADWATER_ENGINE";
 
-// Longest engine name that a message repeats. Names of engines are a dozen letters; what is longer is junk.
+// Longest engine name that a message repeats. Names of engines have about a dozen letters.
 constexpr std::size_t kLongestShownName = 40;
 
 // Printable ASCII with every other byte as \xNN, cut to a bounded length: a message is one line of valid

@@ -1,4 +1,4 @@
-# headwater_bytes(VARIABLE FILE...): the bytes of the files, one behind the other, as a C++ initialiser list. A file
+# headwater_bytes(VARIABLE FILE...): the bytes of the files, one after the other, as a C++ initialiser list. A file
 # that changes configures anew.
 function(headwater_bytes variable)
   set(all "")
@@ -8,7 +8,7 @@ function(headwater_bytes variable)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
   endforeach()
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," all "${all}")
-  # Lines of a bearable length.
+  # At most so many bytes in a line.
   string(REGEX REPLACE "(0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,)" "\\1\n" all
          "${all}")
   set(${variable} "${all}" PARENT_SCOPE)

@@ -39,7 +39,7 @@ install(DIRECTORY include/headwater DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" CO
 install(EXPORT headwater NAMESPACE headwater:: FILE headwaterTargets.cmake DESTINATION "${package_dir}"
   COMPONENT headwater)
 if(HEADWATER_CUDA_FOUND)
-  # The runtime of the device is taken along, so that a static link needs no toolkit.
+  # The CUDA runtime is installed, too, so that a static link needs no toolkit.
   set(HEADWATER_CUDART_INSTALLED "${CMAKE_INSTALL_LIBDIR}/headwater/libcudart_static.a")
   install(FILES "${HEADWATER_CUDART}" DESTINATION "${CMAKE_INSTALL_LIBDIR}/headwater" COMPONENT headwater)
 endif()
@@ -50,7 +50,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/headwaterConfigVersion.c
 install(FILES "${PROJECT_BINARY_DIR}/headwaterConfig.cmake" "${PROJECT_BINARY_DIR}/headwaterConfigVersion.cmake"
   DESTINATION "${package_dir}" COMPONENT headwater)
 
-# headwater.pc: the way from its own folder back to the prefix, and what a static link needs besides.
+# headwater.pc: the relative path from its folder to the prefix, and the libraries that a static link needs besides.
 file(RELATIVE_PATH HEADWATER_PC_PREFIX
   "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
 set(HEADWATER_PC_OPENMP "")
@@ -68,7 +68,7 @@ configure_file(cmake/headwater.pc.in "${PROJECT_BINARY_DIR}/headwater.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/headwater.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
   COMPONENT headwater)
 
-# The model runtime: a target of the package, found where its component is asked for.
+# The model runtime: a target of the package, found where its component is requested.
 if(HEADWATER_HAS_RUNTIME)
   install(TARGETS headwater_runtime_archive EXPORT headwaterRuntime
     ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater
@@ -82,7 +82,7 @@ endif()
 
 if(HEADWATER_PROGRAM)
   install(TARGETS ${programs} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT headwater)
-  # Completion and manual come out of the programs themselves, asked when they are installed: whatever was built.
+  # The programs print completion and manual when they are installed, so both fit what was built.
   file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/install_shell.cmake" INPUT cmake/HeadwaterShell.cmake.in)
   install(CODE "set(headwater_shell \"${PROJECT_BINARY_DIR}/shell\")" COMPONENT headwater)
   install(SCRIPT "${PROJECT_BINARY_DIR}/install_shell.cmake" COMPONENT headwater)

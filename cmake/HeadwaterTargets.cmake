@@ -10,7 +10,7 @@ set(CMAKE_C_STANDARD 11)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
-# How a project is built is its own choice.
+# An embedding project chooses how it is built.
 if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
   if(NOT CMAKE_BUILD_TYPE)
@@ -54,8 +54,8 @@ add_library(headwater_api INTERFACE)
 target_include_directories(headwater_api INTERFACE "${PROJECT_SOURCE_DIR}/include")
 
 # headwater_precompile(TARGET HEADER...): what most files of a target read first, read once. Not with clang or a sanitizer: those
-# builds show that every file includes what it needs. Not headers of JSON or flags: whoever reads them precompiled generates
-# their code, used or not, and takes five times as long.
+# builds show that every file includes what it needs. Not headers of JSON or flags: a file that reads them precompiled generates
+# their code, used or not, and takes five times as long to compile.
 set(HEADWATER_PRECOMPILE OFF)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT HEADWATER_SANITIZE)
   set(HEADWATER_PRECOMPILE ON)
@@ -67,7 +67,7 @@ function(headwater_precompile target)
 endfunction()
 
 # headwater_part(NAME SOURCES... [LINK TARGETS...] [COUNTED] [PLANTED]): object library NAME and, with tests, NAME_testing.
-# LINK names other parts or outside libraries; a part of the project is replaced by its testing twin in the twin.
+# LINK names other parts or outside libraries; NAME_testing links the twin of each part.
 # COUNTED: HEADWATER_COVERAGE counts its lines (as shipped; everything else is compiled as ever, and comes from the
 # compiler's cache).
 # PLANTED: NAME_testing is compiled from copies of the sources that have the faults of conformance/saboteurs.json in them.
@@ -127,8 +127,8 @@ function(headwater_kit_objects name)
   endif()
 endfunction()
 
-# A sanitizer build judges what is shipped. Its testing twins are left out of `all`: faults switched on and marks are
-# the business of the release build.
+# A sanitizer build tests what is shipped. Its testing twins are left out of `all`: faults and hooks are tested in the
+# release build.
 function(headwater_leave_out_twins)
   if(NOT HEADWATER_SANITIZE)
     return()

@@ -62,7 +62,7 @@ int find_openmp(dl_phdr_info* info, std::size_t, void*) {
   return 0;
 }
 
-// Whether a call is one that this file looks at.
+// Whether a call is counted.
 bool counts(void* caller) {
   if (!watching.load(std::memory_order_relaxed) || pausing) return false;
   const auto address = reinterpret_cast<std::uintptr_t>(caller);

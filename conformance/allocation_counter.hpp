@@ -4,9 +4,9 @@
 
 namespace headwater::conformance {
 
-/// Counts or fails the allocations of this process while it is in scope: malloc and its kin are replaced in the
-/// kit's programs, so C++ new, aligned new and the C library's own all come by. Calls from the OpenMP runtime are left
-/// alone (NUM-4). Where a sanitizer owns malloc, `available` is false and nothing is counted.
+/// Counts or fails the allocations of this process while it is in scope: malloc and its relatives are replaced in the
+/// kit's programs, so C++ new, aligned new and the C library's own calls are counted. Calls from the OpenMP runtime
+/// are not (NUM-4). Where a sanitizer owns malloc, `available` is false and nothing is counted.
 class AllocationWatch {
  public:
   /// Counts only.
@@ -22,9 +22,9 @@ class AllocationWatch {
   /// Allocations since construction that were not given back: 0 where nothing leaked, as long as nothing older is given
   /// back meanwhile.
   [[nodiscard]] std::int64_t live() const;
-  /// Bytes asked for since construction.
+  /// Bytes requested since construction.
   [[nodiscard]] std::int64_t bytes() const;
-  /// Whether one was refused.
+  /// Whether an allocation was refused.
   [[nodiscard]] bool refused() const;
 
   static bool available();

@@ -155,7 +155,7 @@ ChunkTrace read_chunk(const SafetensorsFile& file, const AttendRun& run, std::in
       const bool valid = i < chunk.memory_count;
       if (valid ? (position < 0 || position >= begin) : (position != -1 || inter[h * width + i] != 0.0f)) {
         file.refuse(
-            fmt::format("chunk at {} head {}: entry {} of memory is {} or has a column sum behind the set",
+            fmt::format("chunk at {} head {}: entry {} of memory is {} or has a column sum after the set",
                         begin, h, i, position));
       }
       if (!valid) continue;

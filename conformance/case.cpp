@@ -41,12 +41,13 @@ const char* status_name(Status status) {
   return "?";
 }
 
-void Context::mark(std::string_view stage, std::string_view dtype, double ratio, double bound,
-                   double signal) {
-  auto known = std::find_if(marks_.begin(), marks_.end(),
-                            [&](const Mark& mark) { return mark.stage == stage && mark.dtype == dtype; });
-  if (known == marks_.end()) {
-    known = marks_.insert(known, {std::string(stage), std::string(dtype), ratio, 0.0, 0.0});
+void Context::measured(std::string_view stage, std::string_view dtype, double ratio, double bound,
+                       double signal) {
+  auto known = std::find_if(errors_.begin(), errors_.end(), [&](const StageError& error) {
+    return error.stage == stage && error.dtype == dtype;
+  });
+  if (known == errors_.end()) {
+    known = errors_.insert(known, {std::string(stage), std::string(dtype), ratio, 0.0, 0.0});
   }
   known->ratio = worse_of(known->ratio, ratio);
   known->bounds += bound;
@@ -54,10 +55,10 @@ void Context::mark(std::string_view stage, std::string_view dtype, double ratio,
 }
 
 std::string Context::mistrusted() const {
-  const auto found = std::find_if(marks_.begin(), marks_.end(), [](const Mark& mark) {
-    return mark.bounds > 0.0 && mark.bounds >= mark.signals;
+  const auto found = std::find_if(errors_.begin(), errors_.end(), [](const StageError& error) {
+    return error.bounds > 0.0 && error.bounds >= error.signals;
   });
-  return found == marks_.end() ? "" : found->stage + " " + found->dtype;
+  return found == errors_.end() ? "" : found->stage + " " + found->dtype;
 }
 
 Register::Register(Case entry) { registry().push_back(std::move(entry)); }

@@ -16,7 +16,7 @@ enum class Lane {
   exact,  ///< bits: discrete stages on the same inputs, or inputs whose sums have one value in every order
   bound,  ///< random inputs, error per element against a bound derived from the number formats
   adversarial,  ///< the same on inputs that are hard on purpose
-  bias,         ///< signed mean error over positive inputs: truncation where rounding is asked for
+  bias,         ///< signed mean error over positive inputs: finds truncation in place of rounding
   replay,       ///< scores and memory sets recomputed bit for bit from the engine's own column sums (SCORE-6)
   determinism,  ///< the same bits over threads, runs, schedules and call cuts
   law,          ///< SPEC 14: properties that need no oracle, and the independent one
@@ -32,7 +32,7 @@ enum class Status {
   fail,
   skip,        ///< the hardware is absent or the engine does not claim it; the reason is always printed
   mistrusted,  ///< the bound is as large as the signal: nothing was shown
-  waived,      ///< failed, and a waiver says why that is borne for now (waivers.hpp)
+  waived,      ///< failed, and a waiver tolerates it for now, with a reason (waivers.hpp)
 };
 
 [[nodiscard]] const char* status_name(Status status);
@@ -49,8 +49,8 @@ class Skipped : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What one case saw in one stage and number format.
-struct Mark {
+/// The errors of one case in one stage and number format.
+struct StageError {
   std::string stage;     ///< "out", "lse", "colsum_intra", "colsum_inter"
   std::string dtype;     ///< of the stored rows, "F32"
   double ratio = 0.0;    ///< the worst err/B: what the ratchet compares
@@ -58,7 +58,7 @@ struct Mark {
   double signals = 0.0;  ///< ... and of the magnitudes that they bound
 };
 
-/// What a case body gets, and where it leaves its measurements.
+/// The settings of a case, and the errors that it measures.
 class Context {
  public:
   const Engine* engine = nullptr;  ///< null for stage cases
@@ -70,19 +70,19 @@ class Context {
   /// `full` iterations, or a tenth of them (at least two) with --quick.
   [[nodiscard]] int rounds(int full) const { return !quick ? full : full / 10 < 2 ? 2 : full / 10; }
 
-  /// One judged element: its err/B, and a bound with the magnitude of what it bounds (both 0: not compared).
-  void mark(std::string_view stage, std::string_view dtype, double ratio, double bound = 0.0,
-            double signal = 0.0);
+  /// Adds one compared element: its err/B, and a bound with the magnitude of what it bounds (both 0: not compared).
+  void measured(std::string_view stage, std::string_view dtype, double ratio, double bound = 0.0,
+                double signal = 0.0);
   /// The first stage and type whose bounds add up to as much as their signals, "out BF16", or nothing: nothing was shown
   /// there, whatever the other stages say.
   [[nodiscard]] std::string mistrusted() const;
-  [[nodiscard]] const std::vector<Mark>& marks() const { return marks_; }
+  [[nodiscard]] const std::vector<StageError>& errors() const { return errors_; }
 
  private:
-  std::vector<Mark> marks_;
+  std::vector<StageError> errors_;
 };
 
-/// One conformance case: name, the clauses it is named for, the stage it looks at, how it judges.
+/// One conformance case: name, the clauses it is named for, the stage it tests, and its lane.
 struct Case {
   std::string name;
   std::vector<std::string> clauses;

@@ -8,10 +8,8 @@
 
 namespace headwater::conformance {
 
-/// Every clause id of docs/spec.md, in its order. tools/lint_clauses.py holds what tests name against the document.
-[[nodiscard]] const std::vector<std::string>& spec_clauses();
-
-/// The table clause -> cases. Returns false, and says so, if a clause has no case or a case names an unknown clause.
+/// Writes the table clause -> cases. Returns false, after a line that names it, if a clause of the spec has no case or a
+/// case names an unknown clause.
 [[nodiscard]] bool write_clause_table(std::ostream& to, const std::vector<Case>& cases);
 
 }  // namespace headwater::conformance

@@ -62,18 +62,20 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
   app.add_option("--html", request.html, "write a readable report as one HTML page to FILE")
       ->type_name("FILE");
   app.add_option("--report", request.report, "write report.json and report.html into DIR")->type_name("DIR");
-  app.add_option("--waivers", request.waivers, "failures to bear, instead of the built-in list")
+  app.add_option("--waivers", request.waivers, "failures to tolerate, instead of the built-in list")
       ->type_name("FILE");
-  std::string marks;
-  CLI::Option* ratchet = app.add_option("--ratchet", marks,
-                                        "every engine must have marks, those of FILE or the built-in ones; "
-                                        "without it one that has none is not compared")
-                             ->type_name("FILE")
-                             ->expected(0, 1);
-  app.add_option("--update-ratchet", request.update_ratchet, "record the marks of this run in FILE")
+  std::string baselines;
+  CLI::Option* ratchet =
+      app.add_option("--ratchet", baselines,
+                     "every engine must have baselines, those of FILE or the built-in ones; "
+                     "without it one that has none is not compared")
+          ->type_name("FILE")
+          ->expected(0, 1);
+  app.add_option("--update-ratchet", request.update_ratchet, "record the baselines of this run in FILE")
       ->type_name("FILE");
-  app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded marks")->excludes(ratchet);
-  app.add_flag("--fail-fast", request.fail_fast, "stop behind the first case that fails");
+  app.add_flag("--no-ratchet", request.no_ratchet, "do not compare with recorded baselines")
+      ->excludes(ratchet);
+  app.add_flag("--fail-fast", request.fail_fast, "stop after the first case that fails");
   app.add_flag("--must-pass", request.must_pass,
                "fail where something of mustpass.txt did not run or was skipped")
       ->excludes(plugin);
@@ -101,7 +103,7 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
       ->check(CLI::Range(1, 512));
   app.require_subcommand(0, 1);
   if (!cli::parse_arguments(app, arguments)) return std::nullopt;
-  if (ratchet->count() > 0) request.settings.marks_asked = marks;
+  if (ratchet->count() > 0) request.settings.ratchet_file = baselines;
   // CLI11 leaves an option with an optional value empty when the value is left out.
   const bool json_asked = app.count("--json") > 0 || verify->count("--json") > 0;
   if (json_asked && request.json.empty()) request.json = "-";

@@ -8,7 +8,7 @@
 
 namespace headwater::conformance {
 
-/// What the command line asks for.
+/// A command line, parsed.
 struct Request {
   enum class Action { run, list, clauses, self_test, saboteurs, verify };
   Action action = Action::run;
@@ -23,7 +23,7 @@ struct Request {
   std::string html;
   std::string report;          ///< folder for report.json and report.html
   std::string waivers;         ///< a waivers.json instead of the built-in one
-  std::string update_ratchet;  ///< file to record marks in
+  std::string update_ratchet;  ///< file to record baselines in
   bool no_ratchet = false;
   bool fail_fast = false;
   bool must_pass = false;
@@ -32,7 +32,7 @@ struct Request {
   std::string against;
 };
 
-/// What the arguments ask for; nothing where help was asked for, which then was printed. cli::Failure on bad usage.
+/// The request of the arguments; nothing where they want help, which then was printed. cli::Failure on bad usage.
 [[nodiscard]] std::optional<Request> parse_command_line(const std::vector<std::string>& arguments);
 
 }  // namespace headwater::conformance

@@ -14,7 +14,8 @@ struct Arithmetic {
   double u = 0x1p-24;      ///< unit round-off of its logits, weights and sums
   double tiny = 0x1p-125;  ///< weights below this may vanish or be clamped (F32 exp near its smallest normal)
   double exp = 4 * 0x1p-24;  ///< relative error of an exponential (4 u: 2 ulp)
-  double weight = 0.0;       ///< rounding of a weight after it joined its row's sum, before it meets a value
+  double weight =
+      0.0;  ///< rounding of a weight after it was added to its row's sum, before it multiplies a value
   double least_weight =
       0.0;  ///< the same where it is absolute: half the smallest subnormal; the row's maximum weighs 1
   double column_weight = 0.0;  ///< rounding of a weight that column sums add
@@ -43,7 +44,7 @@ struct HeadChunk {
 struct HeadTruth {
   Eigen::MatrixXd out, out_bound, out_size;  ///< [n][dv]; out_size = sum_j w_j |v_j|
   Eigen::VectorXd lse, lse_bound;            ///< n
-  Eigen::VectorXd intra, intra_bound;        ///< column sums over the n queries: keys behind the set
+  Eigen::VectorXd intra, intra_bound;        ///< column sums over the n queries: keys after the set
   Eigen::VectorXd inter, inter_bound;        ///< column sums of the set
 };
 

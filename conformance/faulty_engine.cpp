@@ -165,7 +165,7 @@ void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
     case Fault::writes_between_rows:
       store_element(out.type, 1.0f, element(out, n_ - 1, s.n_head - 1, s.d_value));
       break;
-    case Fault::reads_behind_rows:
+    case Fault::reads_past_rows:
       change(out, 0, 0, 0, load_element(v.type, element(v, n_ - 1, s.n_head_kv - 1, s.d_value)));
       break;
     case Fault::differs_by_thread:
@@ -273,7 +273,7 @@ const char* fault_name(Fault fault) {
     case Fault::nan_lse: return "nan_lse";
     case Fault::writes_before_rows: return "writes_before_rows";
     case Fault::writes_between_rows: return "writes_between_rows";
-    case Fault::reads_behind_rows: return "reads_behind_rows";
+    case Fault::reads_past_rows: return "reads_past_rows";
     case Fault::differs_by_thread: return "differs_by_thread";
     case Fault::differs_by_run: return "differs_by_run";
     case Fault::sees_next_token: return "sees_next_token";

@@ -6,7 +6,7 @@
 
 namespace headwater::conformance {
 
-/// What a wrapped engine does wrong.
+/// The faults of a wrapped engine.
 enum class Fault {
   none,
   adds_to_outputs,           ///< 1e-3 on every output
@@ -22,8 +22,8 @@ enum class Fault {
   nan_output,                ///< the last output is NaN
   nan_lse,                   ///< and so is the first log-sum-exp that is reported
   writes_before_rows,        ///< one element in front of the first row
-  writes_between_rows,       ///< one element behind every row
-  reads_behind_rows,         ///< a value taken from behind the last input row reaches the output
+  writes_between_rows,       ///< one element after every row
+  reads_past_rows,           ///< a value read past the last input row reaches the output
   differs_by_thread,         ///< the last bit of an output depends on Options::threads
   differs_by_run,            ///< and on how many sessions were opened
   sees_next_token,           ///< the first output of a step depends on the last value row

@@ -6,14 +6,14 @@ namespace headwater::conformance {
 
 /// How this thread computes with floating-point numbers: rounding, flushing of subnormals, traps; not the flags that
 /// arithmetic raises. The oracles compute on the thread that calls a plug-in: one that leaves subnormals flushed there, as
-/// objects linked with -ffast-math do when they are loaded (GCC bug 55522), would be judged by oracles that flush, too.
+/// objects linked with -ffast-math do when they are loaded (GCC bug 55522), would meet oracles that flush, too.
 class FloatControls {
  public:
-  /// As they are now.
+  /// The controls of this thread now.
   FloatControls();
-  /// Whether they are others by now.
+  /// Whether the thread's controls differ from these.
   [[nodiscard]] bool changed() const;
-  /// Makes them what they were.
+  /// Sets the thread's controls to these.
   void restore() const;
   /// What differs now, for a message; call it before restore().
   [[nodiscard]] std::string difference() const;

@@ -13,7 +13,7 @@
 namespace headwater::conformance {
 namespace {
 
-// A mark below this says nothing about rounding (an exact result); it spares the division of 0 by 0.
+// A ratio below this says nothing about rounding (an exact result); it spares the division of 0 by 0.
 double ratio_of(double error, double bound) { return error == 0.0 ? 0.0 : error / bound; }
 
 // Positions of a chunk on both sides of every multiple of `border` in it, its first and its last.
@@ -33,7 +33,7 @@ double half_unit(DType type, float value) {
   return std::max(unit, smallest(type)) / 2.0;
 }
 
-// A ratchet mark is kept per stage and stored type; outputs of 16 bits are another stage, as their rounding is.
+// A baseline is kept per stage and stored type; outputs of 16 bits are another stage, as their rounding is.
 std::string stage_of_output(DType type) {
   return type == DType::f32 ? "out" : fmt::format("out_{}", dtype_name(type));
 }
@@ -43,8 +43,8 @@ class Judge {
   Judge(Context& context, const Problem& problem, std::string where)
       : context_(context), problem_(problem), where_(std::move(where)) {}
 
-  /// `rounding` is what the result's own rounding may add to the bound. The mark is of the error beyond that rounding, so
-  /// that twice the error in front of it is twice the mark.
+  /// `rounding` is what the result's own rounding may add to the bound. The baseline is of the error beyond that
+  /// rounding, so that twice the error before it is twice the baseline.
   void operator()(const std::string& stage, std::int64_t row, std::int64_t column, double got, double wanted,
                   double bound, double signal, double rounding = 0.0) {
     const double error = std::fabs(got - wanted);
@@ -54,7 +54,7 @@ class Judge {
                       where_, stage, row, column, got, wanted, error, bound + rounding, problem_.describe()));
     }
     const double beyond = std::max(0.0, error - rounding);
-    context_.mark(stage, dtype_name(problem_.shape.kv_type), ratio_of(beyond, bound), bound, signal);
+    context_.measured(stage, dtype_name(problem_.shape.kv_type), ratio_of(beyond, bound), bound, signal);
   }
 
  private:
@@ -158,7 +158,7 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
 
 namespace {
 
-/// Holds what one engine said of one head and chunk against an oracle.
+/// Compares what one engine reported of one head and chunk with an oracle.
 class HeadJudge {
  public:
   HeadJudge(Context& context, const Problem& problem, const LayerTrace& said, std::int64_t layer,

@@ -10,7 +10,7 @@
 
 namespace headwater::conformance {
 
-/// Whose values an engine is held against. Bounds always come from the Eigen oracle.
+/// The oracle whose values an engine is compared with. Bounds always come from the Eigen oracle.
 enum class Truth { eigen, reference };
 
 /// The rows, positions and logit rule of one query head of one reported chunk, under the engine's own memory set.
@@ -35,7 +35,7 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
                           std::int64_t head, HeadTruth& truth);
 
 /// Teacher forcing (SPEC 13): every output, log-sum-exp and column sum of a run within the derived bound of the oracle
-/// under the engine's own memory sets. Throws Violation; records marks and trust in the context.
+/// under the engine's own memory sets. Throws Violation; records errors and trust in the context.
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth truth = Truth::eigen);
 
 /// Bound of the first layer's outputs under the run's own sets, [N][Hq][dv], output rounding included: what two runs that
@@ -43,9 +43,9 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
 [[nodiscard]] std::vector<double> output_bounds(const Context& context, const Problem& problem,
                                                 const Trace& trace);
 
-/// What is held against the oracle where all of a run would take too long. Column sums and log-sum-exps of a sparse chunk are
-/// judged whole; of outputs all rows of some heads, and of the other heads (and of dense and decode chunks) the rows on both
-/// sides of every multiple of `border` in the chunk.
+/// What is compared with the oracle where all of a run would take too long. Column sums and log-sum-exps of a sparse
+/// chunk are compared whole; of outputs all rows of some heads, and of the other heads (and of dense and decode
+/// chunks) the rows on both sides of every multiple of `border` in the chunk.
 struct Part {
   std::function<bool(const Chunk&)> chunk = {};  ///< none: every chunk
   std::int64_t whole_head_of = 4;                ///< one head of so many, another one in every layer

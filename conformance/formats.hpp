@@ -7,7 +7,7 @@
 namespace headwater::conformance {
 
 /// The kit's own number formats, written from IEEE 754 by value (a sum in double that keeps whole units), where the
-/// engines work on bits: the two can hardly share a mistake.
+/// engines work on bits: so that the two do not share a mistake.
 
 /// Nearest even; overflow to infinity, subnormals kept, NaN is 0x7FC0 (SCORE-4).
 [[nodiscard]] std::uint16_t bf16_bits(float value);
@@ -28,7 +28,7 @@ void store_element(DType type, float value, void* to);
 /// Smallest positive subnormal.
 [[nodiscard]] double smallest(DType type);
 
-/// |a - b| in representable steps is not needed; equality of bits is: same bits, or both NaN.
+/// Same bits, or both NaN.
 [[nodiscard]] bool same_bits(float a, float b);
 
 }  // namespace headwater::conformance

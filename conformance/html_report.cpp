@@ -142,13 +142,13 @@ std::string all_cases_table(const Run& run) {
   std::string rows;
   for (const Result& result : run.results) {
     double worst = 0.0;
-    for (const Mark& mark : result.marks) worst = worse_of(worst, mark.ratio);
-    rows +=
-        row({badge(status_name(result.status)), engine_of(result), escaped(result.test->name),
-             lane_name(result.test->lane), escaped(result.test->stage),
-             fmt::format("{}", fmt::join(result.test->clauses, " ")),
-             result.marks.empty() ? "" : fmt::format("{:.3g}", worst), fmt::format("{:.2f}", result.seconds)},
-            "td", 6);
+    for (const StageError& error : result.errors) worst = worse_of(worst, error.ratio);
+    rows += row(
+        {badge(status_name(result.status)), engine_of(result), escaped(result.test->name),
+         lane_name(result.test->lane), escaped(result.test->stage),
+         fmt::format("{}", fmt::join(result.test->clauses, " ")),
+         result.errors.empty() ? "" : fmt::format("{:.3g}", worst), fmt::format("{:.2f}", result.seconds)},
+        "td", 6);
   }
   return table({"", "engine", "case", "lane", "stage", "clauses", "error / bound", "s"}, rows, 6);
 }

@@ -50,7 +50,7 @@ class Pipe {
     if (ends_[end] >= 0) ::close(ends_[end]);
     ends_[end] = -1;
   }
-  /// What can be read without waiting goes behind `text`; closes the reading end when there will be no more.
+  /// What can be read without waiting goes after `text`; closes the reading end when there will be no more.
   void drain(std::string& text, std::size_t most, bool keep_last) {
     std::array<char, 4096> buffer{};
     while (ends_[0] >= 0) {
@@ -67,7 +67,7 @@ class Pipe {
         text.erase(0, text.size() - most);
         return;  // a child that never stops writing must not keep its parent here
       }
-      close(0);  // too much is as good as nothing
+      close(0);  // more than a report is no report
     }
   }
 
@@ -75,8 +75,8 @@ class Pipe {
   std::array<int, 2> ends_{-1, -1};
 };
 
-// What stands in front of and behind a result: half of one is told from all of it, and what a plug-in writes to files that
-// it did not open from either.
+// Delimiters of a result. They tell a whole result from a part of one, and from what a plug-in writes to files that
+// it did not open.
 struct Frame {
   std::string begin, end;
 
@@ -119,7 +119,7 @@ void write_all(int file, std::string_view text) {
   ::dup2(output.writer(), STDERR_FILENO);
   try {
     const std::string text = work();
-    std::fflush(nullptr);  // what it printed, before nothing is asked any more
+    std::fflush(nullptr);  // what it printed, as exit handlers do not run
     write_all(result.writer(), frame.begin);
     write_all(result.writer(), text);
     write_all(result.writer(), frame.end);
@@ -129,7 +129,7 @@ void write_all(int file, std::string_view text) {
   } catch (...) {
     ::_exit(kNoResult);
   }
-  // No destructors, no atexit(): what the work left behind is not asked.
+  // Without destructors and atexit(): what the work left in memory may be wrong.
   ::_exit(0);
 }
 
@@ -165,7 +165,7 @@ ChildEnd run_in_child(const std::function<std::string()>& work, double time_limi
                 fmt::format("no process for an isolated case: {}", std::strerror(errno)));
   }
   if (child == 0) be_the_child(work, parent, frame, result, output);
-  ::setpgid(child, child);  // also here: whoever comes first
+  ::setpgid(child, child);  // in both processes, because either may be first
   result.close(1);
   output.close(1);
   for (const Pipe* pipe : {&result, &output}) ::fcntl(pipe->reader(), F_SETFL, O_NONBLOCK);
@@ -182,7 +182,7 @@ ChildEnd run_in_child(const std::function<std::string()>& work, double time_limi
     result.drain(framed, kMostResult, false);
     output.drain(end.output, kMostOutput, true);
     siginfo_t info{};
-    // It stays a zombie, so that its number still is its group's.
+    // It stays a zombie, so that its process id remains that of its group.
     const bool looked = ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
     ended = looked && info.si_pid == child;
   }

@@ -5,7 +5,7 @@
 
 namespace headwater::conformance {
 
-/// What became of work that was done in a process of its own.
+/// The outcome of work that was done in a process of its own.
 struct ChildEnd {
   enum class How {
     finished,   ///< the work returned: `result` is what it returned
@@ -23,11 +23,11 @@ struct ChildEnd {
 };
 
 /// Forks, runs `work` in the child and waits at most `time_limit` seconds (wall clock) for its result. Whatever `work`
-/// does to its process (crash, hang, exit, stray threads and children, closed files), the caller lives on.
+/// does to its process (crash, hang, exit, stray threads and children, closed files), the caller goes on.
 ///
 /// The caller must be single-threaded and must not have used OpenMP: a forked copy of an OpenMP runtime hangs as soon as
-/// it wants the threads that were not copied. So whoever isolates work does nothing else than that. Standard input of
-/// the child is empty; it dies with its parent. Errors: headwater::Error out_of_memory where no process can be made.
+/// it needs the threads that were not copied. So a program that isolates work computes nothing itself. The child has
+/// no standard input and dies with its parent. Errors: headwater::Error out_of_memory where no process can be made.
 [[nodiscard]] ChildEnd run_in_child(const std::function<std::string()>& work, double time_limit);
 
 }  // namespace headwater::conformance

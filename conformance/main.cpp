@@ -70,7 +70,7 @@ std::vector<std::string> report_files(const Request& request) {
   return files;
 }
 
-// Every file that the run will write, so that a folder that is not there is said before the run and not behind it.
+// Every file that the run will write, so that a folder that is not there is said before the run and not after it.
 void require_writable_reports(Request& request) {
   if (!request.report.empty()) make_folder(request.report);
   for (const std::string& path : report_files(request)) require_writable(path);
@@ -139,28 +139,28 @@ void run_all(const Request& request, const Work& work, Run& run) {
   run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void record_marks(const std::string& path, const Work& work, const Run& run) {
+void record_baselines(const std::string& path, const Work& work, const Run& run) {
   if (run.failed()) {
-    throw Error(ErrorCode::invalid_argument, "--update-ratchet: no marks are recorded from a failed run");
+    throw Error(ErrorCode::invalid_argument, "--update-ratchet: no baselines are recorded from a failed run");
   }
-  Ratchet marks = ::access(path.c_str(), F_OK) == 0 ? Ratchet::load(path) : Ratchet::built_in();
+  Ratchet baselines = ::access(path.c_str(), F_OK) == 0 ? Ratchet::load(path) : Ratchet::built_in();
   for (std::size_t i = 0; i < run.results.size(); ++i) {
-    if (work[i].second != nullptr && !run.results[i].marks.empty()) {
-      marks.record(ratchet_name(*work[i].second), work[i].first->name, run.results[i].marks);
+    if (work[i].second != nullptr && !run.results[i].errors.empty()) {
+      baselines.record(ratchet_name(*work[i].second), work[i].first->name, run.results[i].errors);
     }
   }
-  marks.save(path);
+  baselines.save(path);
 }
 
 int run_cases(Request& request) {
   const std::vector<const Case*> cases = chosen_cases(request);
   const Waivers waivers = request.waivers.empty() ? Waivers::built_in() : Waivers::load(request.waivers);
-  const std::string marks = request.settings.marks_asked.value_or("");
-  const Ratchet ratchet = marks.empty() ? Ratchet::built_in() : Ratchet::load(marks);
+  const std::string baselines = request.settings.ratchet_file.value_or("");
+  const Ratchet ratchet = baselines.empty() ? Ratchet::built_in() : Ratchet::load(baselines);
   const bool recording = !request.update_ratchet.empty();
   if (recording && (request.settings.seed != kDefaultSeed || request.settings.quick)) {
     throw Error(ErrorCode::invalid_argument,
-                "--update-ratchet: marks belong to the default seed without --quick");
+                "--update-ratchet: baselines belong to the default seed without --quick");
   }
   require_writable_reports(request);
 
@@ -172,9 +172,9 @@ int run_cases(Request& request) {
     plugin = load_plugin(request, run);
     run.engines = {plugin.get()};
   }
-  // The built-in marks are those of the library's own engines.
-  const bool has_marks = plugin == nullptr || request.settings.marks_asked;
-  if (!request.no_ratchet && !recording && has_marks) request.settings.ratchet = &ratchet;
+  // The built-in baselines are those of the library's own engines.
+  const bool has_baselines = plugin == nullptr || request.settings.ratchet_file;
+  if (!request.no_ratchet && !recording && has_baselines) request.settings.ratchet = &ratchet;
   run.settings = request.settings;
   for (const std::string& line : not_compared(run.engines, run.settings)) run.said.push_back(line);
   const Work work = work_of(request, cases, run.engines);
@@ -187,7 +187,7 @@ int run_cases(Request& request) {
   for (const std::string& line : waivers.apply(run.results, today())) run.problems.push_back(line);
   write_table(request.json == "-" ? std::cerr : std::cout, run);
   write_reports(request, run);
-  if (recording) record_marks(request.update_ratchet, work, run);
+  if (recording) record_baselines(request.update_ratchet, work, run);
   return run.failed() ? kCheckFailed : kDone;
 }
 

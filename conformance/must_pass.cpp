@@ -17,7 +17,7 @@ bool matches(const std::string& pattern, const std::string& name) {
   return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
-// What one line asks of one engine and did not get.
+// The cases of one line that one engine did not pass.
 void judge_engine(const std::string& engine, const std::string& pattern, const std::vector<Result>& results,
                   const std::vector<const Case*>& chosen, std::vector<std::string>& missing) {
   for (const Case* test : chosen) {
@@ -63,7 +63,7 @@ std::vector<std::string> missing_passes(const std::vector<Result>& results,
       if (!named && matches(engines, engine)) judge_engine(engine, pattern, results, chosen, missing);
     }
   }
-  // Lines overlap.
+  // Several lines may name the same case.
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   return missing;

@@ -17,7 +17,7 @@ namespace {
 // Every byte of poison. As F32, F16 or BF16 it is a NaN with a payload that no conversion of SCORE-4 or NUM-1
 // writes, so it is told from a computed NaN.
 constexpr std::byte kPoison{0xff};
-constexpr std::size_t kCanary = 192;  // bytes in front and behind: more than the widest vector
+constexpr std::size_t kCanary = 192;  // bytes before and after: more than the widest vector
 constexpr std::int64_t kRowGap = 5;   // elements between rows, odd on purpose
 constexpr std::int64_t kHeadGap = 3;
 

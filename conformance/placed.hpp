@@ -43,7 +43,7 @@ class Placed {
   DType type_;
   std::int64_t n_, heads_, width_;
   std::int64_t row_stride_ = 0, head_stride_ = 0;
-  std::size_t origin_ = 0;  // of row 0 of head 0, bytes behind block_
+  std::size_t origin_ = 0;  // of row 0 of head 0, bytes after block_
   std::byte* block_ = nullptr;
   std::size_t block_size_ = 0;    // bytes that may be read
   std::size_t mapped_ = 0;        // > 0: block_ came from mmap, the guard page included

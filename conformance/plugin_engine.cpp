@@ -91,7 +91,7 @@ Guarded<headwater_mutable_rows> guarded_rows(const MutableRows& rows) {
       {rows.data, rows.row_stride, rows.head_stride, static_cast<std::int32_t>(rows.type), 0});
 }
 
-// What C's pointers do not carry: the sizes of sinks and slopes, and a scale that was said to be NaN.
+// Checks what C's pointers do not say: the sizes of sinks and slopes, and a scale that is NaN.
 void check_what_c_cannot_say(const Shape& shape, const Options& options) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, what); };
   const auto per_head = [&](const char* field, const std::vector<float>& values) {
@@ -119,7 +119,7 @@ class PluginSession final : public Session {
   ~PluginSession() override {
     const FloatControls before;
     table_.close(session_);
-    before.restore();  // no place to complain
+    before.restore();  // a destructor cannot report an error
   }
   PluginSession(const PluginSession&) = delete;
   PluginSession& operator=(const PluginSession&) = delete;
@@ -194,7 +194,7 @@ class PluginSession final : public Session {
                 std::int64_t width, std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                 std::span<float> row) const;
 
-  static constexpr unsigned char kUnwritten = 0xcc;  // no value that a plug-in should have meant
+  static constexpr unsigned char kUnwritten = 0xcc;  // a value that no plug-in should return
 
   const headwater_engine_table& table_;
   Shape shape_;
@@ -362,7 +362,7 @@ bool PluginSession::failed() const {
   if (!tells_failure(table_)) return observer_failed_ || failed_;
   const auto said = enumerator<std::int32_t>(ask<std::int32_t>("session_failed", table_.session_failed), 1,
                                              "session_failed");
-  return observer_failed_ || said == 1;  // C cannot throw: of its observer the plug-in knows nothing
+  return observer_failed_ || said == 1;  // C cannot throw: the plug-in is not told of it
 }
 
 std::int64_t PluginSession::tokens() const {

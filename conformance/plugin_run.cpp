@@ -23,25 +23,25 @@ std::string text_of(const json& document) {
 
 // Results and identities are handed from process to process as JSON; NaN travels as null.
 std::string encode(const Result& result) {
-  json marks = json::array();
-  for (const Mark& mark : result.marks) marks.push_back({mark.stage, mark.dtype, mark.ratio});
+  json errors = json::array();
+  for (const StageError& error : result.errors) errors.push_back({error.stage, error.dtype, error.ratio});
   return text_of({{"status", static_cast<int>(result.status)},
                   {"message", result.message},
                   {"seconds", result.seconds},
-                  {"marks", marks}});
+                  {"errors", errors}});
 }
 
-// False where the text is no result: whoever loaded the plug-in has a memory that the plug-in may have written to.
+// False where the text is no result: the plug-in may have written to any memory of the process that loaded it.
 bool decode(const std::string& text, Result& result) try {
   const json document = json::parse(text);
   result.status = static_cast<Status>(document.at("status").get<int>());
   if (result.status < Status::pass || result.status > Status::mistrusted) return false;
   result.message = document.at("message").get<std::string>();
   result.seconds = document.at("seconds").get<double>();
-  for (const json& mark : document.at("marks")) {
-    const json& ratio = mark.at(2);
-    result.marks.push_back(
-        {mark.at(0).get<std::string>(), mark.at(1).get<std::string>(),
+  for (const json& error : document.at("errors")) {
+    const json& ratio = error.at(2);
+    result.errors.push_back(
+        {error.at(0).get<std::string>(), error.at(1).get<std::string>(),
          ratio.is_number() ? ratio.get<double>() : std::numeric_limits<double>::quiet_NaN()});
   }
   return true;
@@ -66,8 +66,8 @@ PluginIdentity identity_of(const Engine& engine) {
           engine.unavailable_because(), engine.claims()};
 }
 
-// The verdict on every case of a plug-in that says another thing than it said when the run began: a report would show
-// claims that no case was held to.
+// The result of every case of a plug-in whose identity is no longer that of the start of the run: the report would
+// show claims that no case checked.
 Result changed_identity() {
   Result result;
   result.status = Status::fail;
@@ -153,7 +153,7 @@ Result run_isolated_case(const Case& test, const Engine& described, const Settin
   result.output = end.output;
   if (end.how == ChildEnd::How::finished) {
     if (decode(end.result, result)) return result;
-    result.marks.clear();
+    result.errors.clear();
   }
   const std::string trouble = end.trouble(settings.time_limit);
   result.status = Status::fail;

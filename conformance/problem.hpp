@@ -47,7 +47,7 @@ struct Problem {
   [[nodiscard]] std::int64_t tokens() const;
   /// "L1 Hq4/2 d8/8 S16 B32 L4 H4 ... p33 d1": enough to find the failing input again.
   [[nodiscard]] std::string describe() const;
-  /// "F32" or "F32/BF16": type of Q and of the stored K and V; key of a ratchet mark.
+  /// "F32" or "F32/BF16": type of Q and of the stored K and V; key of a baseline.
   [[nodiscard]] std::string dtype() const;
 
   /// Takes empty tensors of the right sizes for all layers.

@@ -15,13 +15,13 @@
 namespace headwater::conformance {
 namespace {
 
-// A run may be this much worse than the mark: what another libm, another compiler or another inlining moves.
+// A run may be this many times worse than its baseline: another libm, compiler or inlining moves errors as much.
 constexpr double kSlack = 2.0;
-// Marks below are results that were exact or nearly so; twice nothing would be nothing.
+// Baselines below this count as this: the result was exact or nearly so, and twice zero would allow nothing.
 constexpr double kLeast = 1.0 / 64.0;
 constexpr std::size_t kLargestFile = std::size_t{16} << 20;
 
-std::string key(const Mark& mark) { return mark.stage + " " + mark.dtype; }
+std::string key(const StageError& error) { return error.stage + " " + error.dtype; }
 
 }  // namespace
 
@@ -31,9 +31,10 @@ Ratchet Ratchet::load(const std::string& path) { return parse(read_text(path, kL
 
 Ratchet Ratchet::parse(const std::string& text, const std::string& from) {
   const auto refuse = [&](const std::string& where) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{}: {}: not a table of marks; allowed: {{engine: {{case: {{stage: number}}}}}}",
-                            from, where.empty() ? "the document" : where));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{}: {}: not a table of baselines; allowed: {{engine: {{case: {{stage: number}}}}}}",
+                    from, where.empty() ? "the document" : where));
   };
   // Calls `each` with every key and item of an object.
   const auto for_each = [&](const JsonTree& tree, const std::string& where, const auto& each) {
@@ -42,11 +43,11 @@ Ratchet Ratchet::parse(const std::string& text, const std::string& from) {
   };
   Ratchet ratchet;
   for_each(parse_json(text, from), "", [&](const std::string& engine, const JsonTree& cases) {
-    for_each(cases, engine, [&](const std::string& name, const JsonTree& marks) {
-      for_each(marks, engine + " " + name, [&](const std::string& stage, const JsonTree& mark) {
-        if (!mark.is(JsonTree::Kind::number) || !(mark.number >= 0.0))
+    for_each(cases, engine, [&](const std::string& name, const JsonTree& baselines) {
+      for_each(baselines, engine + " " + name, [&](const std::string& stage, const JsonTree& value) {
+        if (!value.is(JsonTree::Kind::number) || !(value.number >= 0.0))
           refuse(engine + " " + name + " " + stage);
-        ratchet.marks_[engine][name][stage] = mark.number;
+        ratchet.baselines_[engine][name][stage] = value.number;
       });
     });
   });
@@ -54,40 +55,41 @@ Ratchet Ratchet::parse(const std::string& text, const std::string& from) {
 }
 
 std::optional<std::string> Ratchet::judge(const std::string& engine, const std::string& name,
-                                          const std::vector<Mark>& marks) const {
-  for (const Mark& mark : marks) {
-    const auto by_engine = marks_.find(engine);
-    if (by_engine == marks_.end()) {
+                                          const std::vector<StageError>& errors) const {
+  for (const StageError& error : errors) {
+    const auto by_engine = baselines_.find(engine);
+    if (by_engine == baselines_.end()) {
       return fmt::format(
-          "ratchet: no marks for {}; record them with --update-ratchet conformance/ratchet.json", engine);
+          "ratchet: no baselines for {}; record them with --update-ratchet conformance/ratchet.json", engine);
     }
     const auto by_case = by_engine->second.find(name);
-    if (by_case == by_engine->second.end() || by_case->second.count(key(mark)) == 0) {
+    if (by_case == by_engine->second.end() || by_case->second.count(key(error)) == 0) {
       return fmt::format(
-          "ratchet: no mark for {} {}; record it with --update-ratchet conformance/ratchet.json", engine,
-          key(mark));
+          "ratchet: no baseline for {} {}; record it with --update-ratchet conformance/ratchet.json", engine,
+          key(error));
     }
-    const double recorded = by_case->second.at(key(mark));
+    const double recorded = by_case->second.at(key(error));
     const double allowed = std::max(kSlack * recorded, kLeast);
-    if (!(mark.ratio <= allowed)) {
+    if (!(error.ratio <= allowed)) {
       return fmt::format("ratchet: worst err/B of {} is {:.3g}, more than {} times the recorded {:.3g}",
-                         key(mark), mark.ratio, kSlack, recorded);
+                         key(error), error.ratio, kSlack, recorded);
     }
   }
   return std::nullopt;
 }
 
-void Ratchet::record(const std::string& engine, const std::string& name, const std::vector<Mark>& marks) {
-  auto& entry = marks_[engine][name];
+void Ratchet::record(const std::string& engine, const std::string& name,
+                     const std::vector<StageError>& errors) {
+  auto& entry = baselines_[engine][name];
   entry.clear();
-  for (const Mark& mark : marks) entry[key(mark)] = std::stod(fmt::format("{:.3g}", mark.ratio));
+  for (const StageError& error : errors) entry[key(error)] = std::stod(fmt::format("{:.3g}", error.ratio));
 }
 
 void Ratchet::save(const std::string& path) const {
   const std::string temporary = path + ".tmp";
   {
     std::ofstream file(temporary, std::ios::binary);
-    file << nlohmann::json(marks_).dump(1) << "\n";
+    file << nlohmann::json(baselines_).dump(1) << "\n";
     file.close();
     if (!file) {
       std::remove(temporary.c_str());

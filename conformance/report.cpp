@@ -87,10 +87,10 @@ std::map<std::string, Worst> worst_of(const Run& run, std::string_view engine) {
   std::map<std::string, Worst> worst;
   for (const Result& result : run.results) {
     if (result.engine != engine) continue;
-    for (const Mark& mark : result.marks) {
-      Worst& entry = worst[mark.stage + " " + mark.dtype];
-      if (entry.test.empty() || worse(mark.ratio, entry.err_over_bound))
-        entry = {mark.ratio, result.test->name};
+    for (const StageError& error : result.errors) {
+      Worst& entry = worst[error.stage + " " + error.dtype];
+      if (entry.test.empty() || worse(error.ratio, entry.err_over_bound))
+        entry = {error.ratio, result.test->name};
     }
   }
   return worst;
@@ -127,9 +127,9 @@ void write_table(std::ostream& to, const Run& run) {
 std::string results_json(const Run& run) {
   nlohmann::json all = nlohmann::json::array();
   for (const Result& result : run.results) {
-    nlohmann::json marks = nlohmann::json::array();
-    for (const Mark& mark : result.marks) {
-      marks.push_back({{"stage", mark.stage}, {"dtype", mark.dtype}, {"err_over_bound", mark.ratio}});
+    nlohmann::json errors = nlohmann::json::array();
+    for (const StageError& error : result.errors) {
+      errors.push_back({{"stage", error.stage}, {"dtype", error.dtype}, {"err_over_bound", error.ratio}});
     }
     nlohmann::json entry = case_json(*result.test);
     entry["case"] = result.test->name;
@@ -139,7 +139,7 @@ std::string results_json(const Run& run) {
     entry["message"] = result.message;
     entry["reproduce"] = result.reproduce;
     entry["seconds"] = result.seconds;
-    entry["marks"] = marks;
+    entry["marks"] = errors;
     if (!result.waiver.empty()) entry["waiver"] = result.waiver;
     if (!result.output.empty()) entry["output"] = result.output;
     all.push_back(entry);

@@ -10,14 +10,14 @@
 
 namespace headwater::conformance {
 
-/// One whole run of the kit: what every report is made of.
+/// One whole run of the kit, as every report shows it.
 struct Run {
   Settings settings;
   std::vector<const Engine*> engines;
   std::vector<Result> results;
   std::vector<std::string> said;      ///< engines that were left out, and why
   std::vector<std::string> problems;  ///< what fails besides results: must-pass list, waivers
-  std::string not_loaded;             ///< why a plug-in could not be judged at all; empty otherwise
+  std::string not_loaded;             ///< why a plug-in could not be tested at all; empty otherwise
   double seconds = 0.0;
 
   /// Whether anything failed.

@@ -24,7 +24,7 @@ void check_inputs(const Placed& q, const Placed& k, const Placed& v, const Place
   out.check("out");
 }
 
-/// chunks() is the plans of all steps, one behind the other.
+/// chunks() is the plans of all steps, one after the other.
 void require_chunks(const Session& session, const std::vector<Chunk>& planned) {
   const std::span<const Chunk> chunks = session.chunks();
   const auto same = [](const Chunk& a, const Chunk& b) {
@@ -69,7 +69,7 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
     trace.memory.insert(trace.memory.end(), memory, memory + record.memory_count);
     for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
       if (memory[i] != -1) {
-        violated(fmt::format("{}: MEM-4: entry {} of head {} behind the set is {}, not -1", where(record), i,
+        violated(fmt::format("{}: MEM-4: entry {} of head {} after the set is {}, not -1", where(record), i,
                              h, memory[i]));
       }
     }
@@ -78,7 +78,7 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
     trace.colsum_inter.insert(trace.colsum_inter.end(), inter, inter + record.memory_count);
     for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
       if (inter[i] != 0.0f) {
-        violated(fmt::format("{}: column sum {} of head {} behind the set is {}, not 0", where(record), i, h,
+        violated(fmt::format("{}: column sum {} of head {} after the set is {}, not 0", where(record), i, h,
                              inter[i]));
       }
     }
@@ -122,7 +122,7 @@ Snapshot snapshot(const Session& session, std::int64_t layer) {
     shot.memory.insert(shot.memory.end(), set, set + memory.count);
     for (std::int64_t i = memory.count; i < width; ++i) {
       if (set[i] != -1) {
-        violated(fmt::format("layer {}: MEM-4: entry {} of head {} behind {} valid ones is {}, not -1", layer,
+        violated(fmt::format("layer {}: MEM-4: entry {} of head {} after {} valid ones is {}, not -1", layer,
                              i, h, memory.count, set[i]));
       }
     }

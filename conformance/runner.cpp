@@ -35,9 +35,9 @@ std::string reproduction(const Case& test, const Engine* engine, const Settings&
   if (settings.threads != kDefaultThreads) command += fmt::format(" --threads {}", settings.threads);
   if (settings.quick) command += " --quick";
   if (settings.exhaustive) command += " --exhaustive";
-  if (settings.marks_asked) {
+  if (settings.ratchet_file) {
     command += " --ratchet";
-    if (!settings.marks_asked->empty()) command += fmt::format(" {}", quoted(*settings.marks_asked));
+    if (!settings.ratchet_file->empty()) command += fmt::format(" {}", quoted(*settings.ratchet_file));
   }
   return command;
 }
@@ -56,12 +56,12 @@ std::string ratchet_name(const Engine& engine) {
 
 std::vector<std::string> not_compared(const std::vector<const Engine*>& engines, const Settings& settings) {
   std::vector<std::string> lines;
-  if (settings.ratchet == nullptr || settings.marks_asked || settings.seed != kDefaultSeed) return lines;
+  if (settings.ratchet == nullptr || settings.ratchet_file || settings.seed != kDefaultSeed) return lines;
   for (const Engine* engine : engines) {
     const std::string name = ratchet_name(*engine);
-    if (settings.ratchet->knows(name)) continue;
+    if (settings.ratchet->has(name)) continue;
     lines.push_back(fmt::format(
-        "SKIP       ratchet: no marks are recorded for {}; --ratchet makes that a failure", name));
+        "SKIP       ratchet: no baselines are recorded for {}; --ratchet makes that a failure", name));
   }
   return lines;
 }
@@ -97,17 +97,17 @@ Result run_case(const Case& test, const Engine* engine, const Settings& settings
   }
   set_crash_note({});
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  result.marks = context.marks();
+  result.errors = context.errors();
   if (result.status != Status::pass) return result;
   if (const std::string stage = context.mistrusted(); !stage.empty()) {
     result.status = Status::mistrusted;
     result.message = stage + ": the bounds are as large as the signals: nothing was shown";
   } else if (settings.ratchet != nullptr && engine != nullptr) {
-    // Other seeds draw other inputs: the marks belong to the default one.
+    // Other seeds draw other inputs: the baselines belong to the default one.
     const std::string name = ratchet_name(*engine);
     const bool compared =
-        settings.seed == kDefaultSeed && (settings.marks_asked || settings.ratchet->knows(name));
-    const auto worse = compared ? settings.ratchet->judge(name, test.name, result.marks) : std::nullopt;
+        settings.seed == kDefaultSeed && (settings.ratchet_file || settings.ratchet->has(name));
+    const auto worse = compared ? settings.ratchet->judge(name, test.name, result.errors) : std::nullopt;
     if (worse) {
       result.status = Status::fail;
       result.message = *worse;

@@ -21,13 +21,13 @@ struct Settings {
   bool quick = false;
   bool exhaustive = false;
   const Ratchet* ratchet = nullptr;  ///< null: not compared
-  /// --ratchet: an engine that the marks do not know fails; else it is not compared. Their file, "" the built-in ones.
-  std::optional<std::string> marks_asked;
+  /// --ratchet: an engine without baselines fails; else it is not compared. Their file, "" the built-in ones.
+  std::optional<std::string> ratchet_file;
   std::string plugin;  ///< absolute path of the plug-in that is tested; empty: engines of the library
   double time_limit = kDefaultTimeLimit;  ///< seconds for one case of a plug-in
 };
 
-/// What became of one case on one engine.
+/// The outcome of one case on one engine.
 struct Result {
   const Case* test = nullptr;
   std::string engine;  ///< empty for stage cases
@@ -35,8 +35,8 @@ struct Result {
   std::string message;    ///< why not PASS
   std::string reproduce;  ///< the command that runs exactly this again
   double seconds = 0.0;
-  std::vector<Mark> marks;
-  std::string waiver;  ///< the reason of the waiver that bears it
+  std::vector<StageError> errors;
+  std::string waiver;  ///< the reason of the waiver that covers it
   std::string output;  ///< what a plug-in wrote to standard output and standard error, its end
 };
 
@@ -51,10 +51,10 @@ struct Result {
 /// The command that repeats one case.
 [[nodiscard]] std::string reproduction(const Case& test, const Engine* engine, const Settings& settings);
 
-/// "cpu-portable/x86-64-v2": what marks are filed under; those of `cpu` under the engine that it stands for here.
+/// "cpu-portable/x86-64-v2": what baselines are filed under; those of `cpu` under the engine that it stands for here.
 [[nodiscard]] std::string ratchet_name(const Engine& engine);
 
-/// A line for each engine whose accuracy is not compared, because no marks are recorded for it.
+/// A line for each engine whose accuracy is not compared, because no baselines are recorded for it.
 [[nodiscard]] std::vector<std::string> not_compared(const std::vector<const Engine*>& engines,
                                                     const Settings& settings);
 

@@ -19,8 +19,8 @@
 namespace headwater::conformance {
 namespace {
 
-// An entry of saboteurs.json: a fault and the case that must fail, or a mark and the case that must reach it. Faults
-// that name a program are not this kit's: saboteurs_outside.py switches them on there.
+// An entry of saboteurs.json: a fault and the case that must fail, or a hook and the case that must reach it. Faults
+// that name a program are tested by saboteurs_outside.py.
 struct Entry {
   std::string name;
   std::string engine;  // "none": a stage case
@@ -73,7 +73,7 @@ std::string skipped_because(const Entry& entry) {
 }
 
 // What went wrong with one entry, or nothing.
-std::string judge(const Entry& entry, bool is_mark, const std::map<std::string, testing::Site*>& sites,
+std::string judge(const Entry& entry, bool is_hook, const std::map<std::string, testing::Site*>& sites,
                   const Settings& settings, std::string& killed_by) {
   const auto site = sites.find(entry.name);
   if (site == sites.end()) return "is listed, but no such place is compiled in";
@@ -83,10 +83,10 @@ std::string judge(const Entry& entry, bool is_mark, const std::map<std::string, 
   const Engine* engine = entry.engine == "none" ? nullptr : &headwater::engine(entry.engine);
   if (test->per_engine != (engine != nullptr))
     return fmt::format("engine {} does not fit {}", entry.engine, entry.test);
-  const Activation activation(*site->second, !is_mark);
+  const Activation activation(*site->second, !is_hook);
   const Result result = run_case(*test, engine, settings);
   if (site->second->hits() == 0) return fmt::format("was never reached by {}", entry.test);
-  if (is_mark) return result.status == Status::pass ? "" : fmt::format("{}: {}", entry.test, result.message);
+  if (is_hook) return result.status == Status::pass ? "" : fmt::format("{}: {}", entry.test, result.message);
   if (result.status != Status::fail)
     return fmt::format("SURVIVED {}: {}", entry.test, status_name(result.status));
   killed_by = result.message;
@@ -98,7 +98,7 @@ std::string judge(const Entry& entry, bool is_mark, const std::map<std::string, 
 bool run_saboteurs(std::ostream& to, const Request& request) {
   const nlohmann::json json = nlohmann::json::parse(kSaboteursJson);
   const std::vector<Entry> faults = entries_of(json.at("saboteurs"));
-  const std::vector<Entry> marks = entries_of(json.at("marks"));
+  const std::vector<Entry> hooks = entries_of(json.at("hooks"));
   const std::map<std::string, testing::Site*> sites = compiled_in();
   const auto wanted = [&](const Entry& entry) {
     return request.cases.empty() ||
@@ -111,8 +111,8 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
   std::size_t judged = 0;
   std::size_t skipped = 0;
   bool fine = true;
-  for (const bool is_mark : {false, true}) {
-    for (const Entry& entry : is_mark ? marks : faults) {
+  for (const bool is_hook : {false, true}) {
+    for (const Entry& entry : is_hook ? hooks : faults) {
       listed.insert(entry.name);
       if (entry.outside || !wanted(entry)) continue;
       if (const std::string reason = skipped_because(entry); !reason.empty()) {
@@ -122,12 +122,12 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
       }
       ++judged;
       std::string killed_by;
-      const std::string wrong = judge(entry, is_mark, sites, request.settings, killed_by);
+      const std::string wrong = judge(entry, is_hook, sites, request.settings, killed_by);
       if (!wrong.empty()) {
         fmt::print(to, "FAIL       {} {}\n           {} --saboteurs --case {}\n", entry.name, wrong,
                    "headwater-conformance-testing", entry.name);
         fine = false;
-      } else if (is_mark) {
+      } else if (is_hook) {
         fmt::print(to, "REACHED    {:<36} by {}\n", entry.name, entry.test);
       } else {
         fmt::print(to, "KILLED     {:<36} by {}: {}\n", entry.name, entry.test, killed_by.substr(0, 120));
@@ -139,7 +139,7 @@ bool run_saboteurs(std::ostream& to, const Request& request) {
     fmt::print(to, "FAIL       {} is compiled in, but not listed in conformance/saboteurs.json\n", name);
     fine = false;
   }
-  fmt::print(to, "{} of {} faults and marks judged: {}; {} skipped\n", judged, faults.size() + marks.size(),
+  fmt::print(to, "{} of {} faults and hooks judged: {}; {} skipped\n", judged, faults.size() + hooks.size(),
              fine ? "all killed or reached" : "FAILED", skipped);
   return fine && judged > 0;
 }

@@ -7,7 +7,7 @@
 namespace headwater::conformance {
 
 /// Activates every fault of saboteurs.json, one at a time, and runs the cases that must kill it; runs the case that must
-/// reach every mark. False, with a line for each, if a fault survives or is never reached, if a mark is not reached,
+/// reach every hook. False, with a line for each, if a fault survives or is never reached, if a hook is not reached,
 /// and if the list and the places compiled in differ. In the test build only; --case filters the names of the faults.
 [[nodiscard]] bool run_saboteurs(std::ostream& to, const Request& request);
 

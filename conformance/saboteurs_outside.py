@@ -1,4 +1,4 @@
-"""Faults that the kit cannot switch on, or is not to judge alone.
+"""Tests faults that the kit cannot switch on, or must not test alone.
 
     saboteurs_outside.py --program HEADWATER --tests NAME=PROGRAM ... [--golden FOLDER] [--list FILE] [--only PATTERN]
                          [--record]
@@ -9,8 +9,8 @@ The programs are test builds; the environment variable HEADWATER_SABOTAGE switch
   processor), the fault is skipped, which is said and is no kill.
 - A fault of the reference must be found by something that shares no code with it. `second` says by what: `eigen` (its
   case holds the reference against the Eigen oracle), `golden NAME` (a vector of golden/, replayed here through the test
-  build of `headwater`), or `definition` (what neither of them looks at: rotation, the protocol, what stands after a
-  set; its case has the spec's words written out).
+  build of `headwater`), or `definition` (what neither of them computes: rotation, the protocol, entries after a set;
+  its case has the definition of the spec written out).
 - Every fault planted in the sources is listed, and nothing else is.
 
 Exit status 1: a survivor, or a list that is wrong. --record fills in `second` from what is observed.
@@ -28,7 +28,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLANTED = re.compile(r'HEADWATER_SABOTAGE\(\s*"([^"]+)"\s*\)')
 FOLDERS = ("optimized", "bindings", "cli", "conformance", "runtime")
-PROGRAMS = ("cli_parsers", "api", "runtime")  # test builds of the GoogleTest programs
+PROGRAMS = ("cli", "api", "runtime")  # test builds of the GoogleTest programs
 TIMEOUT = 120  # seconds; only a hang takes that long
 
 
@@ -142,7 +142,7 @@ def main():
     for problem in list_problems(faults):
         print(f"FAIL     {problem}")
         wrong += 1
-    # Sound programs pass: otherwise everything would be a kill.
+    # Without a fault the programs pass; otherwise every fault would count as killed.
     chosen = [fault for fault in faults if fnmatch.fnmatch(fault["name"], arguments.only)]
     sound = [lanes.golden_replay()]
     for program in lanes.programs:

@@ -43,7 +43,7 @@ const std::vector<Trial>& trials() {
       {Fault::nan_lse, "bound.plain_f32"},
       {Fault::writes_before_rows, "hostile.strided"},
       {Fault::writes_between_rows, "hostile.strided"},
-      {Fault::reads_behind_rows, "hostile.strided"},
+      {Fault::reads_past_rows, "hostile.strided"},
       {Fault::differs_by_thread, "determinism.threads"},
       {Fault::differs_by_run, "determinism.runs"},
       {Fault::sees_next_token, "law.causality"},

@@ -45,10 +45,10 @@ std::string temporary_of(const std::string& path) { return path + ".tmp"; }
 }  // namespace
 
 std::string read_text(const std::string& path, std::size_t most) {
-  // Not by a stream: it takes memory, and calls its lack a file that cannot be read.
+  // Without a stream, which reports a lack of memory as a file that cannot be read.
   const OpenFile file(path);
   struct stat status {};
-  // Of a pipe or a device nobody knows whether it ends.
+  // A pipe or a device may never end.
   if (file.number() < 0 || ::fstat(file.number(), &status) != 0) {
     refuse(path, std::strerror(errno), "a file that can be read");
   }

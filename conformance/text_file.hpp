@@ -13,7 +13,7 @@ namespace headwater::conformance {
 /// headwater::Error invalid_argument; nothing half-written is left.
 void write_text(const std::string& path, const std::string& text);
 
-/// Fails as write_text() would for lack of a folder or of a right, and writes nothing: asked before a long run.
+/// Fails as write_text() would for lack of a folder or of a right, and writes nothing: called before a long run.
 void require_writable(const std::string& path);
 
 /// Makes a folder where there is none; its parent must be there. Errors: headwater::Error invalid_argument.

@@ -26,7 +26,7 @@ bool matches(const std::string& pattern, const std::string& name) {
   return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
-bool bears(const Waiver& waiver, const Result& result) {
+bool covers(const Waiver& waiver, const Result& result) {
   return matches(waiver.cases, result.test->name) && matches(waiver.engine, result.engine);
 }
 
@@ -121,9 +121,9 @@ std::vector<std::string> Waivers::apply(std::vector<Result>& results, const std:
     bool in_scope = false;
     bool used = false;
     for (Result& result : results) {
-      if (!bears(waiver, result)) continue;
+      if (!covers(waiver, result)) continue;
       in_scope = true;
-      // One that another waiver bears already makes this one no less used.
+      // A failure that another waiver covers counts as a use of this one, too.
       used = used || is_failure(result.status) || result.status == Status::waived;
       if (!is_failure(result.status)) continue;
       result.status = Status::waived;

@@ -7,7 +7,7 @@
 
 namespace headwater::conformance {
 
-/// A failure that is known and borne for a while: who bears which case, why, and until when.
+/// A known failure that is tolerated for a while: case, engine, reason and last day.
 struct Waiver {
   std::string cases;    ///< shell pattern of case names
   std::string engine;   ///< shell pattern of engine names
@@ -24,9 +24,9 @@ class Waivers {
   /// at most 1 MiB.
   static Waivers load(const std::string& path);
 
-  /// Turns every FAIL and MISTRUSTED that a waiver bears into WAIVED with its reason. Returns one line for each waiver
-  /// that is not allowed to stand, which makes the run fail: expired before `today` ("YYYY-MM-DD"), of a case that the
-  /// kit does not have, or unused, though a case and engine of its were run and none of them failed.
+  /// Turns every FAIL and MISTRUSTED that a waiver covers into WAIVED with its reason. Returns one line for each
+  /// waiver that is not allowed to stand, which makes the run fail: expired before `today` ("YYYY-MM-DD"), of a case
+  /// that the kit does not have, or unused, though a case and engine of its were run and none of them failed.
   [[nodiscard]] std::vector<std::string> apply(std::vector<Result>& results, const std::string& today) const;
 
   [[nodiscard]] const std::vector<Waiver>& list() const { return list_; }

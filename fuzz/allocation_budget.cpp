@@ -18,7 +18,7 @@ struct Budget {
 };
 thread_local Budget budget;
 
-// What the error about a refused buffer takes, behind large ones that were given back unseen.
+// Room for the error about a refused buffer, after large buffers whose release was not counted.
 constexpr std::size_t kText = 4096;
 
 void* take(std::size_t size, std::size_t alignment) {
@@ -33,7 +33,7 @@ void* take(std::size_t size, std::size_t alignment) {
 }
 
 void give_back(void* memory) {
-  // What was taken before the budget began is not its business, however much it is.
+  // Memory that was taken before the budget began is not counted.
   if (budget.active && memory != nullptr) budget.taken -= std::min(budget.taken, malloc_usable_size(memory));
   std::free(memory);
 }

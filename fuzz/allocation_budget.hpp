@@ -6,7 +6,7 @@ namespace headwater::fuzz {
 
 /// While one lives, operator new of this program refuses (std::bad_alloc) what would take this thread's memory `bytes`
 /// above what it was, as a machine without more memory would. So a number of the input that drives an allocation is a
-/// finding or an out_of_memory, and never a machine that stands still. Nothing is counted outside, nor on other threads.
+/// finding or an out_of_memory, and never a machine that swaps. Nothing is counted outside, nor on other threads.
 /// Budgets do not nest.
 class AllocationBudget {
  public:

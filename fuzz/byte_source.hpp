@@ -6,7 +6,7 @@
 
 namespace headwater::fuzz {
 
-/// Turns the bytes of a fuzzer into choices. An exhausted source goes on with zeros, so every input means something.
+/// Turns the bytes of a fuzzer into choices. An exhausted source continues with zeros, so every input is valid.
 class ByteSource {
  public:
   explicit ByteSource(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}

@@ -79,7 +79,7 @@ void call_rotation(ByteSource& source) {
       (count < 1 || std::isfinite(frequencies[0])) && (count < 2 || std::isfinite(frequencies[1]));
   if ((got == HEADWATER_OK) != sound) wrong("rotate", "status " + std::to_string(got));
   for (std::size_t i = static_cast<std::size_t>(4 * n); i < rows.size(); ++i) {
-    if (rows[i] != 1.0F) wrong("rotate", "a row behind the last");
+    if (rows[i] != 1.0F) wrong("rotate", "a row after the last");
   }
 }
 

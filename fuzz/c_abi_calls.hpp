@@ -6,13 +6,13 @@
 #include "fuzz/byte_source.hpp"
 #include "headwater/headwater.h"
 
-/// What the fuzzer of the C ABI says about every call, and the calls that need no session.
+/// The checks of every call of the C ABI, and the calls that need no session.
 namespace headwater::fuzz {
 
 /// Prints the call, what is wrong and the last error; aborts.
 [[noreturn]] void wrong(const std::string& call, const std::string& what);
 
-/// Every call comes through here: OK leaves no message, anything else one line. Gives the status back.
+/// Checks a call and returns its status: after OK there is no message, after any other status one line.
 headwater_status said(const char* call, headwater_status status);
 
 /// said(), and the status must be this one.

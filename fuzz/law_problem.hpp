@@ -10,7 +10,7 @@
 
 #include "headwater/headwater.hpp"
 
-/// What the laws of docs/spec.md 14 have in common: random problems of one layer, and what a run of one leaves behind.
+/// What the laws of docs/spec.md 14 have in common: random problems of one layer, and the results of a run.
 namespace headwater::fuzz {
 
 /// One layer of random size and its inputs: q [n][Hq][d], k [n][Hkv][d], v [n][Hkv][dv], all in [-2, 2] and representable
@@ -52,7 +52,7 @@ struct Bounds {
   std::vector<Chunk> chunks;
 };
 
-/// What a run leaves behind.
+/// The results of a run.
 struct Result {
   std::vector<float> out;                  ///< [n][heads][dv]
   std::vector<std::vector<float>> scores;  ///< per head, one per token

@@ -1,6 +1,6 @@
 // Laws of docs/spec.md 14 on random problems, shrunk to the smallest that fails: what must not change a result, or
 // change it in a known way. (laws_memory.cpp: scores and memory sets.) Seeds are printed by rapidcheck;
-// RC_PARAMS="seed=... max_success=1000" repeats and deepens.
+// RC_PARAMS="seed=... max_success=1000" repeats them with more tries.
 
 #include <algorithm>
 #include <cmath>
@@ -151,7 +151,7 @@ TEST(Laws, HeadPermutation) {
     p.options.sinks = random_rows(p.shape.n_head);
     p.options.alibi = random_rows(p.shape.n_head);
     draw_rows(p);
-    // Key/value heads in any order, and with them their groups of query heads, which turn within themselves.
+    // Key/value heads in any order, and with them their groups of query heads, which are permuted, too.
     std::vector<std::size_t> kv(static_cast<std::size_t>(p.shape.n_head_kv));
     std::iota(kv.begin(), kv.end(), std::size_t{0});
     const auto turn = *rc::gen::inRange<std::size_t>(1, kv.size());
@@ -187,7 +187,7 @@ TEST(Laws, HeadPermutation) {
 TEST(Laws, LogitShift) {
   for_every_engine("a constant added to all logits of a row changes nothing", [](const Engine& engine) {
     Problem p = draw();
-    p.options.softcap = 0.0;  // bends, so that a shift is no shift behind it
+    p.options.softcap = 0.0;  // it is not linear: a shift before it is no shift after it
     p.options.sinks.clear();  // is one more logit, which would have to be shifted too
     p.options.heavy = 0;      // sets by position alone: rounding must not choose between near ties
     p.options.scale = 0.25;

@@ -63,7 +63,7 @@ TEST(MemoryLaws, MEM_1_to_5_Sets) {
         std::vector<std::int32_t> wanted;
         if (c > 0) wanted = best_of_all(history[c - 1][h], end, options);
         for (std::int64_t t = std::max<std::int64_t>(0, end - options.local); t < end; ++t) {
-          wanted.push_back(static_cast<std::int32_t>(t));  // Heavy and Local never meet
+          wanted.push_back(static_cast<std::int32_t>(t));  // Heavy and Local are disjoint
         }
         RC_ASSERT(set == wanted);
       }

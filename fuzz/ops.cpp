@@ -80,9 +80,10 @@ struct Run {
   }
 };
 
-/// All engines live the same life: the same codes, states and plans. What each computes is held against the spec by itself, so
-/// that a set which falls the other way in another arithmetic excuses nothing: its sets and scores are replayed bit for bit
-/// from its own column sums, and those and its outputs are within the derived bounds under its own sets.
+/// All engines get the same calls and must give the same codes, states and plans. What each computes is compared with
+/// the spec, not with another engine, because near ties may be decided differently in another arithmetic: its sets
+/// and scores are replayed bit for bit from its own column sums, and those and its outputs are within the derived
+/// bounds under its own sets.
 class Differential {
  public:
   explicit Differential(ByteSource source) : source_(source), problem_(draw_problem(source_)) {}
@@ -166,7 +167,7 @@ class Differential {
       case 0: all("end", [](Run& run) { run.session->end(); }); break;
       case 1: {
         const Step step = Step::prefill(source_.wide());
-        if (step.n >= 1 && step.n <= problem_.shape.capacity) break;  // might be legal
+        if (step.n >= 1 && step.n <= problem_.shape.capacity) break;  // it might be legal
         all("huge prefill", [&](Run& run) { run.session->begin(step); });
         break;
       }

@@ -1,4 +1,4 @@
-// Runs a fuzz target over the files of a folder: how the corpora stay tests where there is no libFuzzer.
+// Runs a fuzz target over the files of a folder, so that the corpora are tests without libFuzzer.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
       const std::vector<char> bytes((std::istreambuf_iterator<char>(stream)),
                                     std::istreambuf_iterator<char>());
       std::printf("%s\n", file.c_str());
-      std::fflush(stdout);  // so that the culprit is named before a crash
+      std::fflush(stdout);  // names the input before a crash
       LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
       ++runs;
     }

@@ -10,7 +10,7 @@
 
 namespace headwater::fuzz {
 
-/// What a call answers: nothing is success.
+/// The code that a call must give; nothing is success.
 using Code = std::optional<ErrorCode>;
 
 /// What the spec says about a session's protocol (STATE-1..5), its chunk plan (PLAN-1) and which tokens may have a score,
@@ -21,7 +21,7 @@ struct SessionModel {
   SessionModel(const Shape& shape, const EffectiveOptions& options);
 
   Code begin(const Step& step);
-  /// `rows`: all views are sound. A layer whose observer throws fails with that exception, by convention `internal`.
+  /// `rows`: all views are valid. A layer whose observer throws fails with that exception, by convention `internal`.
   Code attend(std::int64_t layer, bool rows);
   Code end();
   void reset();
@@ -38,7 +38,7 @@ struct SessionModel {
   std::vector<bool> attended;    ///< per layer, in the open step
   std::vector<Chunk> plan;
   std::vector<std::int64_t> memory_count;  ///< per layer: entries of the set that was built last
-  std::vector<bool> may_score;             ///< per stored token: was ever in reach of a sparse chunk
+  std::vector<bool> may_score;             ///< per stored token: was ever visible to a sparse chunk
   bool observer_throws = false;            ///< survives reset(), like the observer
   std::int64_t epoch = 0;                  ///< resets so far
 

@@ -1,6 +1,6 @@
 // STATE-1..6, PLAN and MEM-5 as a state machine: random sequences of calls (turns, decode steps, reset, calls that must
 // be refused, observers that count or throw, tokens beyond the capacity) against a small model of the spec. Two sessions
-// of an engine live the same life, one layer-major and one chunk-major, and must agree bit for bit in scores and sets
+// of an engine get the same calls, one layer-major and one chunk-major, and must agree bit for bit in scores and sets
 // (SCHED-2). Sequences shrink; RC_PARAMS="seed=..." repeats one.
 
 #include <gtest/gtest.h>
@@ -142,7 +142,7 @@ void check_rows(const Model& model, const Session& session) {
   }
 }
 
-/// Everything that can be seen from outside, after a call that left the sessions where the model stands now.
+/// Everything that can be seen from outside, after a call, compared with the model.
 void check(const Model& model, const Sessions& sessions) {
   for (const Sessions::One& one : sessions.both) {
     const Session& session = *one.session;
@@ -170,7 +170,7 @@ void check(const Model& model, const Sessions& sessions) {
 
 using Command = rc::state::Command<Model, Sessions>;
 
-/// A command that says what the model answers and what is called.
+/// A command: the call, and what the model says that it must give.
 class Call : public Command {
  public:
   void apply(Model& model) const override { (void)answer(model); }
@@ -397,7 +397,7 @@ class Watch : public Call {
   Watching watching_;
 };
 
-/// Rows that are not there, whatever state the session is in: refused, and nothing changes.
+/// Reading rows that do not exist is refused in every state, and nothing changes.
 class ReadBeyond : public Call {
  public:
   explicit ReadBeyond(const Model& model) {

@@ -1,6 +1,6 @@
-// libFuzzer target: the C ABI as a careless program calls it: any order of calls, NULL, structures of wrong sizes, set
+// libFuzzer target: wrong calls of the C ABI: any order of calls, NULL, structures of wrong sizes, set
 // reserved fields, numbers out of range. A model of the protocol says which status each call must give; every failure
-// leaves one line in headwater_last_error() and the session as it was; no byte behind a structure is written. What the
+// leaves one line in headwater_last_error() and the session as it was; no byte after a structure is written. What the
 // header forbids without a check (a dangling pointer, a row shorter than said) is not tried.
 
 #include <array>
@@ -124,7 +124,7 @@ class Caller {
               source_.range(1, kMostTokens),
               static_cast<std::int32_t>(source_.range(0, 2)),
               0};
-    // The structure with room behind it, as a program of a later version would hand it over.
+    // The structure with room after it, as a program of a later version would hand it over.
     alignas(headwater_options) std::array<unsigned char, sizeof(headwater_options) + 16> bytes{};
     headwater_options options;
     must("options_init", headwater_options_init(&options, sizeof options), HEADWATER_OK);
@@ -432,7 +432,7 @@ class Caller {
     if (said_one && (text == nullptr || *text == '\0')) wrong("warning", "an empty one");
   }
 
-  /// Structures that travel with their size: never a byte behind it, zeros where this library knows nothing.
+  /// Structures that travel with their size: never a byte after it, zeros where this library knows nothing.
   void sized_structures() {
     headwater_session* session = handle();
     alignas(8) std::array<unsigned char, 256> bytes;

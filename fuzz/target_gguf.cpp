@@ -83,7 +83,7 @@ void read_metadata(const GgufFile& file) {
         // Another type, or a value that cannot be used.
       }
     }
-    if (answers > 2) std::abort();  // an integer is a number too; nothing else is two things
+    if (answers > 2) std::abort();  // an integer is a number, too; all other types differ
   }
 }
 
@@ -114,7 +114,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     read_metadata(file);
     use_tokenizer(file);
   } catch (const headwater::Error& error) {
-    // Refused: that is an answer, in one line.
+    // A refusal is right, too; it is one line.
     if (error.code() == headwater::ErrorCode::internal) std::abort();
     if (std::string_view(error.what()).find('\n') != std::string_view::npos) std::abort();
   }

@@ -214,7 +214,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (b.effective) check_effective(options, *b.effective);
   if (a.effective && b.effective && a.effective->scale != b.effective->scale)
     wrong("LOGIT-1", "scales differ");
-  // More threads would cost more time than they find.
+  // More threads take more time and find nothing more.
   if (b.effective && open && options.threads >= 1 && options.threads <= 2)
     open_session(shape, options, *b.effective);
   return 0;

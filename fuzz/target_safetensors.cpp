@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (tensor.begin > tensor.end || tensor.end > size || tensor.end - tensor.begin != bytes) std::abort();
     }
   } catch (const Failure&) {
-    // Refused: that is an answer.
+    // A refusal is right, too.
   }
   return 0;
 }

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (item.step.turn_length != 0 && item.step.turn_length < item.step.n) std::abort();
     }
   } catch (const Failure&) {
-    // Refused: that is an answer.
+    // A refusal is right, too.
   }
   return 0;
 }

@@ -2,7 +2,7 @@
 
 Every vector is one small problem with what the numpy oracle says about it and, next to each toleranced value, the
 error that SPEC 13 grants an engine in float32. Seeds are searched until no decision (rounding of a score, order of
-two candidates) is closer than MARGIN to flipping, so that scores and memory sets can be demanded exactly.
+two candidates) is closer than MARGIN to another result, so that scores and memory sets can be compared exactly.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ CASES = [
     ("turns", "second turn: mode by its own length, decoded tokens as candidates (STATE-3, MEM-5)",
      (70, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=12, local=3, heavy=4),
      [("p", 24, 26), ("p", 2, None), ("d", 1), ("d", 3), ("p", 12, None), ("d", 1), ("p", 27, None)]),
-    ("decode-first", "a prefill behind decoded tokens is no first turn (STATE-3)", (40, 2, 1, 8, 8), ("F32", "F32"),
+    ("decode-first", "a prefill after decoded tokens is no first turn (STATE-3)", (40, 2, 1, 8, 8), ("F32", "F32"),
      dict(chunk=12, local=3, heavy=4), [("d", 2), ("p", 12, None), ("d", 1), ("p", 25, None)]),
     ("dense", "column sums or scores kept by a dense prefill (CFG-2)", (30, 2, 1, 8, 8), ("F32", "F32"),
      dict(chunk=8, dense=True), None),
@@ -87,7 +87,7 @@ def flags_of(options, steps):
 
 
 def stored(dtype, values):
-    """What the file holds: the values an engine will read."""
+    """The values as the file stores them and an engine reads them."""
     if dtype == "BF16":
         return oracle.bf16(values)
     return values.astype(tensors.DTYPES[dtype]).astype(np.float32)
@@ -110,7 +110,7 @@ def make(name, shape, types, settings, steps):
         rng = np.random.default_rng([seed, len(name), n])
         q, k, v = problem(rng, n, heads, kv_heads, d, dv)
         if name == "survivor":
-            k[3] *= 6  # a spike that later queries look at again and again
+            k[3] *= 6  # a spike that gets a large weight from many later queries
             q += k[3, 0] / 8
         q, k, v = stored(types[0], q), stored(types[1], k), stored(types[1], v)
         options = oracle.Options(**settings)

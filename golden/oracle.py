@@ -42,7 +42,7 @@ class Result:
     memory: list = field(default_factory=list)  # per chunk: [heads, M] int32
     colsum_intra: np.ndarray | None = None
     colsum_inter: list = field(default_factory=list)  # per chunk: [heads, M] float32
-    margin: float = np.inf  # smallest relative distance of any decision from flipping
+    margin: float = np.inf  # smallest relative distance of any decision from another result
     bound_out: np.ndarray | None = None  # SPEC 13, next to each value: what an engine in float32 may be off by
     bound_lse: np.ndarray | None = None
     bound_intra: np.ndarray | None = None

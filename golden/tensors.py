@@ -1,4 +1,4 @@
-"""Safetensors files in numpy: just what the golden vectors need (BF16 is kept as float32 values)."""
+"""Safetensors files in numpy: only what the golden vectors need (BF16 is kept as float32 values)."""
 
 import json
 import struct

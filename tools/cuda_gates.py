@@ -1,4 +1,4 @@
-"""Holds what ptxas says about every kernel against optimized/cuda/budgets.json:
+"""Compares what ptxas says about every kernel with optimized/cuda/budgets.json:
 
     python3 tools/cuda_gates.py [--update] BUDGETS LOG...
     python3 tools/cuda_gates.py --absent REASON

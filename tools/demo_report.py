@@ -1,6 +1,6 @@
-"""What `./dev demo` says at its end: demo_report.py FOLDER
+"""Prints the report at the end of `./dev demo`: demo_report.py FOLDER
 
-FOLDER holds what the demo left: sparse.json and dense.json (`headwater attend --json`), verify-sparse.json and
+FOLDER holds the results of the demo: sparse.json and dense.json (`headwater attend --json`), verify-sparse.json and
 verify-dense.json (`headwater-conformance verify --json`), the outputs and the picture. Standard library only.
 """
 

@@ -55,7 +55,7 @@ ALL_CHUNKS = {"HEADWATER_CUDA_SM90": "unproven:1"}
 SANITIZER_SECONDS = 90
 
 Result = collections.namedtuple("Result", "status note data")
-# `group` is what --step and ctest name, `call` the sitting that it is part of, `run` takes the machine.
+# `group` is the name for --step, `call` the sitting that it is part of, `run` takes the machine.
 Step = collections.namedtuple("Step", "name group call run")
 
 

@@ -1,4 +1,4 @@
-"""The table clause -> tests, and a failure where it has a hole: lint_clauses.py PATH/headwater-conformance
+"""Prints the table clause -> tests and fails where a clause has none: lint_clauses.py PATH/headwater-conformance
 
 A clause of docs/spec.md is covered by the conformance cases that name it (`headwater-conformance --list --json`) and
 by the unit tests and properties that name it in a file of tests/ or fuzz/.

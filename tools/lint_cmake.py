@@ -1,9 +1,10 @@
-"""What the CMake files must say: python3 tools/lint_cmake.py
+"""Checks the CMake files: python3 tools/lint_cmake.py
 
-Every C, C++ and CUDA source is in the list of a target, and every CMakeLists.txt is reached, so that no file is lost
-without a word. Nothing in them reaches into a project that embeds this one: options stand in the root file and in the
-table of docs/HACKING.md, flags belong to targets, and paths start from PROJECT_SOURCE_DIR. The lint proves itself first:
-it plants violations into a scratch tree and expects to see exactly those.
+Every C, C++ and CUDA source is in the list of a target, and every CMakeLists.txt is reached, so that no file is left
+out by mistake. Nothing in them reaches into a project that embeds this one: options stand in the root file and in the
+table of docs/HACKING.md, flags belong to targets, and paths start from PROJECT_SOURCE_DIR. Names of targets, ctest
+entries, GoogleTest cases and Python files follow the patterns of docs/HACKING.md. The lint proves itself first: it plants
+violations into a scratch tree and expects to see exactly those.
 """
 
 import pathlib
@@ -20,6 +21,14 @@ TAKES_SOURCES = {"add_library", "add_executable", "target_sources"}
 NOT_OWN_SOURCES = {"headwater_kit_objects"}
 OF_THE_DIRECTORY = {"add_compile_options", "add_compile_definitions", "add_definitions", "add_link_options",
                     "include_directories", "link_directories", "link_libraries"}
+
+MAKES_TARGETS = {"add_library", "add_executable", "add_custom_target", "headwater_part", "headwater_cuda_objects"}
+WORD = "[a-z0-9]+(?:_[a-z0-9]+)*"
+TARGET = re.compile(rf"headwater(?:[_-]{WORD})*|(?:test|fuzz|replay)_{WORD}|{WORD}_plugin")
+ENTRY = re.compile(rf"({WORD})(?:[.]{WORD})?")
+GTEST = re.compile(r"^(?:TYPED_)?(?:TEST|RC_GTEST)\w*\(\s*(\w+),\s*(\w+)", re.MULTILINE)
+GTEST_CASE = re.compile(r"(?:(?:[A-Z]+|P?\d+|and|to)_)*[A-Z][A-Za-z0-9]*")
+PYTHON_TEST = re.compile(r"^ +def test_", re.MULTILINE)
 
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|#[^\n]*|[()]|[^\s()"#]+')
 VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -67,6 +76,7 @@ class List:
         self.root, self.path, self.folder, self.paths = root, path, path.parent, paths
         self.values = {}  # of variables: all that any command gives them
         self.sources, self.folders, self.problems = set(), set(), []
+        self.targets, self.entries = set(), set()
         everything = list(replayed((root / path).read_text(encoding="utf-8")))
         self.is_own_project = any(name == "project" for name, _ in everything) and self.folder.parts != ()
         for name, arguments in everything:
@@ -76,6 +86,10 @@ class List:
                 self.sources |= self.named(arguments)
             elif name == "add_subdirectory":
                 self.folders |= {self.resolved(word) for word in self.expanded(arguments[:1])}
+            if name in MAKES_TARGETS:
+                self.targets.add(arguments[0])
+            elif name in ("add_test", "headwater_unit_test"):
+                self.entries.add(arguments[1 if name == "add_test" else 0])
 
     def assign(self, name, arguments):
         if name == "file" and arguments[0].startswith("GLOB"):
@@ -108,6 +122,17 @@ class List:
             else:
                 parts.append(part)
         return pathlib.PurePosixPath(*parts)
+
+    def misnamed(self):
+        """Targets and ctest entries against the patterns; a variable stands for any word."""
+        for target in sorted(self.targets):
+            if not VARIABLE.fullmatch(target) and "::" not in target and not TARGET.fullmatch(VARIABLE.sub("x", target)):
+                yield f"{self.path}: target {target}; allowed: headwater_PART, headwater-PROGRAM, test_ENTRY, fuzz_NAME, " \
+                      "replay_NAME, NAME_plugin"
+        for entry in sorted(self.entries):
+            match = ENTRY.fullmatch(VARIABLE.sub("x", entry))
+            if not match or not (entry.startswith("${") or match.group(1) in self.folder.parts):
+                yield f"{self.path}: ctest entry {entry}; allowed: FOLDER or FOLDER.SUBJECT, where FOLDER is one of this file's"
 
     def named(self, words):
         return {self.resolved(word) for word in self.expanded(words) if word.endswith(SOURCES)}
@@ -147,6 +172,21 @@ def embedding(root, paths, own_projects):
         yield f"{where}: option {option} is not in {lacks}"
 
 
+def misnamed_files(root, paths):
+    """Python files, and the GoogleTest cases of C++ files, against the patterns."""
+    for path in paths:
+        if path.suffix == ".py":
+            if not re.fullmatch(WORD, path.stem):
+                yield f"{path}: the name of a Python file is lower-case words with _ between them"
+            is_test = PYTHON_TEST.search((root / path).read_text(encoding="utf-8"))
+            if path.stem.endswith("_test") or (is_test and not path.stem.startswith("test_")):
+                yield f"{path}: a Python file of tests is test_SUBJECT.py"
+        elif path.suffix == ".cpp":
+            for suite, case in GTEST.findall((root / path).read_text(encoding="utf-8")):
+                if not re.fullmatch("[A-Z][A-Za-z0-9]*", suite) or not GTEST_CASE.fullmatch(case):
+                    yield f"{path}: {suite}.{case}; allowed: UpperCamel.UpperCamel, with clause ids (MEM_3_) before the case"
+
+
 def violations(root, paths):
     lists = [List(root, path, paths) for path in paths if path.name == "CMakeLists.txt"]
     own_projects = [one.folder for one in lists if one.is_own_project]
@@ -157,6 +197,9 @@ def violations(root, paths):
     reached = set().union(*(one.folders for one in lists))
     found += [f"{one.path}: no add_subdirectory reaches it" for one in lists
               if one.folder.parts != () and not one.is_own_project and one.folder not in reached]
+    found += [problem for one in lists if not any(one.path.is_relative_to(own) for own in own_projects)
+              for problem in one.misnamed()]
+    found += misnamed_files(root, paths)
     return found + list(dict.fromkeys(embedding(root, paths, own_projects)))
 
 
@@ -166,9 +209,11 @@ CLEAN = {
                       "",
     "docs/HACKING.md": "| `HEADWATER_A` | ON | a |\n",
     "one/CMakeLists.txt": "set(more b.cpp)\nlist(APPEND more \"${CMAKE_CURRENT_SOURCE_DIR}/sub/c.cu\")\n"
-                          "headwater_part(one SOURCES a.cpp ${more})\n",
-    "one/a.cpp": "", "one/b.cpp": "", "one/sub/c.cu": "",
-    "two/CMakeLists.txt": "function(fuzzer what)\nadd_executable(${what} target_${what}.cpp)\nendfunction()\nfuzzer(a)\n",
+                          "headwater_part(headwater_one SOURCES a.cpp ${more})\n"
+                          "headwater_unit_test(one SOURCES a.cpp)\nadd_test(NAME one.sub_case COMMAND x)\n",
+    "one/a.cpp": "TEST(Sets, MEM_3_to_5_AreAscending) {}\n", "one/test_a.py": "class A:\n    def test_b(self):\n", "one/b.cpp": "", "one/sub/c.cu": "",
+    "two/CMakeLists.txt": "function(fuzzer what)\nadd_executable(fuzz_${what} target_${what}.cpp)\nadd_test(NAME two.${what} COMMAND x)\n"
+                          "endfunction()\nfuzzer(a)\n",
     "two/target_a.cpp": "",
     "two/project/CMakeLists.txt": "project(y)\nadd_compile_options(-g)\nadd_executable(z ../z.c)\n",
     "two/z.c": "",
@@ -186,6 +231,16 @@ PLANTED = [
     ("one/CMakeLists.txt", "set(x \"${CMAKE_SOURCE_DIR}/y\")\n", "one/CMakeLists.txt: CMAKE_SOURCE_DIR is another's"),
     ("one/CMakeLists.txt", "option(HEADWATER_B \"b\" ON)\n", "one/CMakeLists.txt: declares the option HEADWATER_B"),
     ("CMakeLists.txt", "set(HEADWATER_C x CACHE STRING \"c\")\n", "CMakeLists.txt: option HEADWATER_C is not in"),
+    ("one/CMakeLists.txt", "add_library(parts OBJECT a.cpp)\n", "one/CMakeLists.txt: target parts"),
+    ("one/CMakeLists.txt", "headwater_part(headwater_Two SOURCES a.cpp)\n", "one/CMakeLists.txt: target headwater_Two"),
+    ("two/CMakeLists.txt", "add_test(NAME one.a COMMAND x)\n", "two/CMakeLists.txt: ctest entry one.a"),
+    ("two/CMakeLists.txt", "add_test(NAME two_a COMMAND x)\n", "two/CMakeLists.txt: ctest entry two_a"),
+    ("one/CMakeLists.txt", "headwater_unit_test(one.A SOURCES a.cpp)\n", "one/CMakeLists.txt: ctest entry one.A"),
+    ("one/a.cpp", "TEST(Sets, are_ascending) {}\n", "one/a.cpp: Sets.are_ascending"),
+    ("one/a.cpp", "TEST_P(sets, Ascend) {}\n", "one/a.cpp: sets.Ascend"),
+    ("one/Names.py", "", "one/Names.py: the name of a Python file"),
+    ("one/c_test.py", "", "one/c_test.py: a Python file of tests"),
+    ("one/checks.py", "class A:\n    def test_b(self):\n", "one/checks.py: a Python file of tests"),
     ("docs/HACKING.md", "| `HEADWATER_D` | ON | d |\n", "docs/HACKING.md: option HEADWATER_D is not in"),
 ]
 

@@ -1,4 +1,4 @@
-"""Documents and comments against the tree: python3 tools/lint_docs.py
+"""Checks documents and comments against the tree: python3 tools/lint_docs.py
 
 - Lines of Markdown have at most 120 columns. Tables and lines that are one word or link are excepted.
 - Links in Markdown files resolve, and each picture below docs/ is shown by one. README shows the consumers that
@@ -239,7 +239,7 @@ PLANTED = [
 
 
 def self_test():
-    """Problems of the lint itself: planted faults that it misses, sound lines that it refuses."""
+    """Problems of the lint itself: planted faults that it misses, right lines that it refuses."""
     problems = []
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, added, wanted) in enumerate([("docs/page.md", "", ()), *PLANTED]):

@@ -1,4 +1,4 @@
-"""Who may include whom, and how: python3 tools/lint_includes.py
+"""Checks which folders include which, and how: python3 tools/lint_includes.py
 
 The rules are those of docs/architecture.md. A quoted include begins at the root of the repository, at include/ or at
 optimized/, never at the including file's own folder. CMake targets enforce most of them already, by include paths; this lint
@@ -45,11 +45,11 @@ INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*([<"])([^>"]+)[
 SYSTEM_RULES = {
     PUBLIC: (lambda name: not STANDARD.match(name), "the public API shows standard headers only"),
     "reference": (lambda name: ISA.search(name) or CUDA.search(name), "the reference is plain scalar C++"),
-    "optimized/core": (lambda name: ISA.search(name) or CUDA.search(name), "core knows no ISA and no CUDA"),
-    "optimized/cpu": (lambda name: CUDA.search(name), "the cpu engine knows no CUDA"),
-    **{area: (lambda name: ISA.search(name) or CUDA.search(name), "the program knows the public API only")
+    "optimized/core": (lambda name: ISA.search(name) or CUDA.search(name), "core is free of ISAs and CUDA"),
+    "optimized/cpu": (lambda name: CUDA.search(name), "the cpu engine is free of CUDA"),
+    **{area: (lambda name: ISA.search(name) or CUDA.search(name), "the program uses the public API only")
        for area in ("cli", "cli/support", "cli/commands")},
-    "bindings": (lambda name: ISA.search(name) or CUDA.search(name), "bindings know the public API only"),
+    "bindings": (lambda name: ISA.search(name) or CUDA.search(name), "bindings use the public API only"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Small rules over the whole tree: python3 tools/lint_tree.py
+"""Checks small rules over the whole tree: python3 tools/lint_tree.py
 
 Saboteurs in the sources and in conformance/saboteurs.json are the same; nothing is left unfinished; the repository
 stays small.

@@ -4,7 +4,7 @@ Runs the tests that tests/plan_metrics/rows.json names for each row, and the ben
 writes docs/plan-metrics.md (row, target, tests, what was measured, verdict) and docs/plots/plan-memory.svg. --row ID ...
 prints these rows and writes nothing. --engine judges another engine than cpu.
 
---check runs nothing. It writes the page once more from rows.json and from what stands in the page's column "measured",
+--check runs nothing. It writes the page once more from rows.json and from the page's column "measured",
 and fails where that differs from the page, in a word or a verdict; where a test does not exist, a figure of
 docs/quality.md is another by now, or the picture belongs to other figures. --figures takes reports of GoogleTest
 (--gtest_output=json) and fails where a figure that a test gave is not the page's.

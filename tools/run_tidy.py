@@ -22,7 +22,7 @@ import tree
 PROGRAMS = ("clang-tidy-14", "clang-tidy")
 SHIPPED = ("reference/", "optimized/", "bindings/", "cli/", "runtime/")
 CACHE = tree.ROOT / "build" / "tidy"
-# What g++ knows and clang does not.
+# Flags that g++ knows and clang does not.
 UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-Wno-psabi)$")
 
 
@@ -45,7 +45,7 @@ def commands(database, everything):
                 skip = True
             elif word not in ("-MD", "-Werror", "-Winvalid-pch") and not UNKNOWN_TO_CLANG.match(word):
                 kept.append(word)
-        first = next(i for i, word in enumerate(kept) if word.startswith("-"))  # behind ccache and compiler
+        first = next(i for i, word in enumerate(kept) if word.startswith("-"))  # after ccache and compiler
         arguments = kept[first:]
         if name not in chosen or "-DHEADWATER_TESTING" not in arguments:
             chosen[name] = (source, arguments, source.suffix == ".c")

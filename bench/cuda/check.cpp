@@ -247,7 +247,7 @@ Worst judge(const Engine& engine, const Problem& problem, const Trace& trace) {
 #pragma omp critical(headwater_cuda_check)
     {
       if (!what.empty()) wrong[static_cast<std::size_t>(head)] = fmt::format("head {}: {}", head, what);
-      for (const conformance::Mark& mark : context.marks()) {
+      for (const conformance::StageError& mark : context.errors()) {
         worst[mark.stage] = std::max(worst[mark.stage], mark.ratio);
       }
     }

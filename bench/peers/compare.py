@@ -3,8 +3,7 @@
 One layer, causal, random rows. A round runs every contender once, in an order that turns; what is compared are ratios
 within a round, as medians; on one thread ratios of processor times, which other work on the machine does not move. Each
 contender's output is compared with attention in float64 on sampled rows first (the
-sparse run under its own memory sets): not to judge rounding, which is the conformance kit's work, but so that nobody is
-timed on something else.
+sparse run under its own memory sets), so that all are timed on the same work; the conformance kit checks rounding.
 """
 
 import argparse
@@ -217,7 +216,7 @@ def arguments():
     parser.add_argument("--dtypes", type=types, default=["f32", "bf16"], metavar="TYPES", help="(f32,bf16)")
     parser.add_argument("--rounds", type=number(1, 1000), default=5, help="(5)")
     parser.add_argument("--budget", type=number(0, 86400), default=60, metavar="SECONDS",
-                        help="of a case; no further round begins behind it (60)")
+                        help="of a case; no further round begins after it (60)")
     parser.add_argument("--engine", default="cpu", help="Headwater's (cpu)")
     parser.add_argument("--quick", action="store_true", help="2048 and 4096 tokens, d = 128, three rounds")
     parser.add_argument("--library", required=True, type=pathlib.Path, help=argparse.SUPPRESS)

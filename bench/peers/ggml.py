@@ -13,7 +13,7 @@ class InitParams(c.Structure):
 
 
 class Plan(c.Structure):
-    # The library writes its own, shorter structure; room behind it in case another version's is longer.
+    # The library writes its own, shorter structure; room after it in case another version's is longer.
     _fields_ = [("work_size", c.c_size_t), ("work_data", c.c_void_p), ("n_threads", c.c_int), ("threadpool", c.c_void_p),
                 ("abort_callback", c.c_void_p), ("abort_data", c.c_void_p), ("use_ref", c.c_bool), ("room", c.c_char * 256)]
 

@@ -18,7 +18,7 @@ import urllib.request
 
 TORCH = "torch==2.15.0"
 LLAMA, LLAMA_VERSION = "llama-cpp-python", "0.3.36"
-SECONDS = 120  # of silence from PyPI
+SECONDS = 120  # without an answer from PyPI
 
 
 def folder(arguments):
@@ -55,7 +55,7 @@ def torch(root):
 
 
 def fetch_sdist(archive):
-    """The sources as PyPI has them, compared with its digest; pip would prepare a build that nobody wants."""
+    """The sources as PyPI has them, compared with its digest; pip would also prepare a build."""
     index = f"https://pypi.org/simple/{LLAMA}/"
     with urllib.request.urlopen(index, timeout=SECONDS) as answer:
         page = answer.read().decode()

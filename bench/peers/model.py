@@ -1,11 +1,11 @@
 """Headwater and llama.cpp on the same GGUF file, taking turns: VENV/bin/python model.py --help
 
-Time to the first token (from the first token in to the logits behind the last one; loading is not counted) and the rate
-of tokens generated behind the prompt, with the same tokens, the same threads and flash attention. llama.cpp comes
+Time to the first token (from the first token in to the logits after the last one; loading is not counted) and the rate
+of tokens generated after the prompt, with the same tokens, the same threads and flash attention. llama.cpp comes
 through llama-cpp-python, in this process; Headwater is `headwater bench -m`, a process for each turn. In every round
 both run once at each length, in an order that turns; ratios are taken within a round, as medians; on one thread of
 processor times, which other work on the machine does not move. Before anything is
-timed the logits behind a short prompt are compared: nobody is timed on something else.
+timed the logits after a short prompt are compared, so that all are timed on the same work.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TOLERANCE = 0.25
 
 @contextlib.contextmanager
 def silent():
-    """llama.cpp writes pages of what it does to standard error."""
+    """Silences llama.cpp, which writes pages to standard error."""
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -118,7 +118,7 @@ def check(headwater, llama):
     llama.prompt(CHECKED_TOKENS)
     theirs = llama.logit(best["token"])
     if not abs(theirs - best["logit"]) <= TOLERANCE:
-        raise RuntimeError(f"the programs compute different things: behind {CHECKED_TOKENS} tokens the logit of token "
+        raise RuntimeError(f"the programs compute different things: after {CHECKED_TOKENS} tokens the logit of token "
                            f"{best['token']} is {best['logit']:.3f} here and {theirs:.3f} there")
     return best["logit"], theirs
 
@@ -171,7 +171,7 @@ def parse(arguments):
     parser.add_argument("--random", default="qwen3-0.6b", help="shape of the random weights (qwen3-0.6b)")
     parser.add_argument("--type", default="q8_0", help="of the random weights (q8_0)")
     parser.add_argument("-n", type=lengths_of, default=[512, 2048, 4096, 8192], help="lengths (512,2048,4096,8192)")
-    parser.add_argument("--decode", type=count, default=32, help="tokens generated behind each prompt (32)")
+    parser.add_argument("--decode", type=count, default=32, help="tokens generated after each prompt (32)")
     parser.add_argument("--rounds", type=count, default=3, help="rounds (3)")
     parser.add_argument("-t", "--threads", type=count, default=len(os.sched_getaffinity(0)), help="threads (all cores)")
     parser.add_argument("--quick", action="store_true", help="512 and 2048 tokens, one round")
@@ -198,7 +198,7 @@ def main(arguments):
         headwater = Headwater(options.headwater, path, options.threads, [])
         llama = Llama(llama_cpp, path, options.threads, max(CHECKED_TOKENS, max(options.n) + options.decode))
         ours, theirs = check(headwater, llama)
-        print(f"checked: behind {CHECKED_TOKENS} tokens the best logit is {ours:.3f}, llama.cpp's {theirs:.3f}",
+        print(f"checked: after {CHECKED_TOKENS} tokens the best logit is {ours:.3f}, llama.cpp's {theirs:.3f}",
               file=sys.stderr)
         times = measure([headwater, llama], options.n, options.rounds, options.decode)
     about = headwater.about

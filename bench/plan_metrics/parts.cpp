@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kHeads = 32, kLocal = 256, kHeavy = 256, kChunk = 1024, kTokens = 16384, kWidth = 128;
 constexpr double kMilli = 1e3, kMicro = 1e6, kNano = 1e9, kGiga = 1e-9;
 
-/// The result of a loop that is timed for its memory accesses goes here, so that the loop stays.
+/// Results of timed loops are stored here, so that the compiler keeps the loops.
 volatile std::uint64_t sink = 0;
 
 std::vector<std::int32_t> random_positions(std::int64_t count, std::int64_t below, unsigned seed) {
@@ -34,16 +34,16 @@ std::vector<std::int32_t> random_positions(std::int64_t count, std::int64_t belo
 }
 
 /// Nanoseconds from an entry of a memory set to its key row, each look-up waiting for the one before. All rows of the store
-/// are written; the row that an entry names, and the entry itself, are flushed from every cache before each walk.
+/// are written; the row that an entry names, and the entry itself, are flushed from every cache before each pass.
 double lookup_nanoseconds(std::int64_t tokens) {
   core::KvStore store(Shape{.d_head = kWidth, .d_value = 1, .capacity = tokens, .kv_type = DType::bf16});
-  // The first element of a row is what a walk adds to its entry: zero, but a processor cannot know.
+  // The first element of a row is added to the next entry. It is zero, but the processor has to wait for it.
   const std::vector<std::uint16_t> row(kWidth, 0);
   const Rows view{row.data(), DType::bf16, 0, 0};
   store.make_room(0, 0, tokens);
   for (std::int64_t t = 0; t < tokens; ++t) store.write(0, 0, t, view, view, 0);
   const auto set = random_positions(kLocal + kHeavy, tokens, 1);
-  std::vector<double> walks;
+  std::vector<double> passes;
   for (int i = 0; i < 101; ++i) {
     for (const std::int32_t& position : set) {
       _mm_clflush(store.key(0, 0, position));
@@ -59,9 +59,9 @@ double lookup_nanoseconds(std::int64_t tokens) {
       }
       sink = entry;
     });
-    walks.push_back(seconds);
+    passes.push_back(seconds);
   }
-  return median(walks) * kNano / static_cast<double>(set.size());
+  return median(passes) * kNano / static_cast<double>(set.size());
 }
 
 core::ScoreStore random_scores(std::int64_t layers) {
@@ -128,7 +128,7 @@ class Gather {
     }
     sink = static_cast<std::uint64_t>(to_.data()[0]);
   }
-  /// Reads the same rows, prefetched alike, and keeps none of them: what copying them adds shows beside it.
+  /// Reads the same rows, prefetched alike, and keeps none of them: the difference is the cost of copying.
   void touch(const std::vector<std::vector<std::int32_t>>& sets) {
     std::uint64_t sum = 0;
     layer_ = (layer_ + 1) % kLayers;

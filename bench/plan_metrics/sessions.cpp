@@ -42,7 +42,7 @@ struct TwoTimes {
   double first = 0, second = 0;
 };
 
-/// Medians of prefills with two options measured in turn, so that a busy machine hurts both alike.
+/// Medians of prefills with two options measured in turn, so that other work on the machine slows both alike.
 TwoTimes compare(const std::string& name, Workload& work, const Options& one, const Options& other,
                  int runs) {
   const auto first = engine(name).open(work.shape(), one);
@@ -69,7 +69,7 @@ std::int64_t resident_kibibytes(const std::string& field) {
   throw std::runtime_error("/proc/self/status has no " + field);
 }
 
-/// Writes a byte of every page of so much fresh memory.
+/// Writes a byte of every page of that much fresh memory.
 void touch_pages(std::int64_t bytes) {
   constexpr std::int64_t kPage = 4096;
   const auto size = static_cast<std::size_t>(bytes);
@@ -108,7 +108,7 @@ double median_seconds(int runs, const std::function<void()>& action) {
   return medians_in_turn(runs, {action}).front();
 }
 
-/// open() asks for memory that no page stands behind yet: what touching all of it costs is added, on small pages, each by
+/// open() reserves memory that has no pages yet: what touching all of it costs is added, on small pages, each by
 /// a fault of its own.
 std::string session_open(const std::string& name) {
   Options options;

@@ -10,7 +10,7 @@ import time
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Numbers of repetitions and sizes."""
     widths: tuple = (128, 64)
     engine_tokens: int = 4096
     rounds: int = 7
@@ -31,7 +31,7 @@ TINY = Sizes(widths=(16,), engine_tokens=96, rounds=1, lengths=(64, 128), long=(
 
 
 class Programs:
-    """What was built: `headwater` and the suite."""
+    """The programs that are measured: `headwater` and the suite."""
 
     def __init__(self, build):
         self.program = build / "headwater"
@@ -77,7 +77,7 @@ def engines(programs, sizes):
 
 
 def chunks(programs, sizes):
-    """One head and chunk behind a memory set: the kernels of a session without storing, packing, gathering and fusion."""
+    """One head and chunk after a memory set: the kernels of a session without storing, packing, gathering and fusion."""
     return programs.suite_of("^chunk/", sizes)
 
 

@@ -17,7 +17,7 @@ plt.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.t
 
 
 def save(figure, folder, name):
-    """A temporary file first: a plot is replaced whole."""
+    """Writes a temporary file first, so that a plot is replaced whole."""
     temporary = folder / f".{name}.svg.tmp"
     figure.savefig(temporary, format="svg", metadata={"Date": None})
     temporary.replace(folder / f"{name}.svg")
@@ -111,11 +111,11 @@ def decode(entries, folder):
 
 
 def stages(entries, folder):
-    """What a visible pair costs in each kernel of a table, one on the other (weigh: dot products and exponentials)."""
+    """What a visible pair costs in each kernel of a table, stacked (softmax_weights: dot products and exponentials)."""
     kernels = {f"{isa} ({arithmetic})": {name: 1e9 / entry["pairs"] for name, entry in costs.items()}
                for (arithmetic, isa), costs in tables.block_kernels(entries).items()}
     # Packing is left out: it is done once for all keys of a block, or all heads of a group, not once a measurement.
-    stacked = ("dot_products", "softmax", "weigh", "accumulate_values", "column_sums")
+    stacked = ("dot_products", "softmax", "softmax_weights", "accumulate_values", "column_sums")
     figure, axis = plt.subplots(figsize=(7, 0.5 * len(kernels) + 1.3))
     for y, costs in enumerate(kernels.values()):
         left, total = 0.0, sum(costs.get(name, 0.0) for name in stacked)

@@ -71,7 +71,7 @@ struct Bf16Block {
     std::fill_n(factor, kBlockRows, 0.03125f);
     pack_queries();
     pack_values();
-    weigh();
+    softmax_weights();
     accumulate();
   }
 
@@ -85,7 +85,7 @@ struct Bf16Block {
       kernels.pack_values(rows, kKeyTile, kWidth, kWidth, words(packed_values) + first * kWidth);
     }
   }
-  void weigh() {
+  void softmax_weights() {
     std::fill_n(softmax.offset, kBlockRows, -INFINITY);
     std::fill_n(softmax.sum, kBlockRows, 0.0f);
     std::fill_n(softmax.rounded, kBlockRows, 0.0f);
@@ -184,7 +184,7 @@ constexpr double kProductFlops = 2.0 * static_cast<double>(kBlockRows * kKeys * 
 constexpr Stage kStages[] = {
     {"pack_queries", [](Bf16Block& block) { block.pack_queries(); }, weights_right, 0.0},
     {"pack_values", [](Bf16Block& block) { block.pack_values(); }, accumulation_right, 0.0},
-    {"weigh", [](Bf16Block& block) { block.weigh(); }, weights_right, kProductFlops},
+    {"softmax_weights", [](Bf16Block& block) { block.softmax_weights(); }, weights_right, kProductFlops},
     {"accumulate_values", [](Bf16Block& block) { block.accumulate(); }, accumulation_right, kProductFlops},
     {"column_sums", [](Bf16Block& block) { block.column_sums(); }, column_sums_right, 0.0},
 };

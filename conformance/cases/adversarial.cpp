@@ -1,4 +1,4 @@
-// Lane adversarial: inputs on which a softmax over blocks goes wrong first. The bound is the same derived one.
+// Lane adversarial: inputs that are hard for a softmax over blocks. The bounds are those of lane bound.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ Problem with_logits(Random& random, std::int64_t n, std::int64_t s, std::int64_t
   return problem;
 }
 
-/// The problem as it is, and with every row rounded to BF16: engines may keep two arithmetics.
+/// The problem as it is, and with every row rounded to BF16: an engine may have another arithmetic for that.
 void conform(Context& context, const Problem& problem) {
   require_conforming(context, problem);
   require_conforming(context, in_type(problem, DType::bf16));
@@ -95,7 +95,7 @@ void small_weights(Context& context) {
 const Register kSmall{
     {"adversarial.small_weights", {"INTRA-1", "NUM-1"}, "softmax", Lane::adversarial, true, small_weights}};
 
-// Parts of a softmax that differ by everything an exponential can span: chunk far below memory and the reverse.
+// Parts of a softmax that differ by more than an exponential can span: chunk far below memory and the reverse.
 void far_apart_parts(Context& context) {
   Random random(context.seed);
   for (const double gap : {1.0, 20.0, 60.0, 88.0, 95.0, 104.0, 150.0, 500.0, 5000.0}) {
@@ -157,7 +157,7 @@ void dominating_sinks(Context& context) {
     Problem problem = with_logits(random, 80, 32, 5, 7, any, 2);
     problem.options.sinks = {sink, -std::numeric_limits<float>::infinity()};
     conform(context, problem);
-    // A sink that outweighs the whole chunk leaves its column sums tiny, not wrong; the memory does not see it.
+    // Beside a sink far above the whole chunk the column sums are tiny, not wrong; the inter pass has no sink.
     problem.options.sinks = {-sink, sink};
     conform(context, problem);
   }
@@ -187,7 +187,7 @@ const Register kMagnitudes{{"adversarial.value_magnitudes",
                             true,
                             value_magnitudes}};
 
-// One head of several carries huge rows: it must not show in the others.
+// One head of several has huge rows, which must not change the others.
 void one_head_spikes(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(15); ++round) {

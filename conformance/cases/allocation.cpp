@@ -122,7 +122,7 @@ void open_without_memory(Context& context) {
   Problem problem =
       random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
   problem.options.threads = 2;
-  // Both warm what is made once: threads, and what the first error of a thread takes.
+  // Both take beforehand what is made once: threads, and what the first error of a thread takes.
   const Trace wanted = run(*context.engine, problem);
   try {
     Shape none = problem.shape;
@@ -195,7 +195,7 @@ void memory_bytes(Context& context) {
     }
   }
 }
-// The total is what open() really takes, but for the small change: the session object, the plan, a warning.
+// The total is what open() takes, apart from small objects: the session, the plan, a warning.
 void bytes_are_taken(Context& context) {
   require_counter();
   require_host_memory(context);

@@ -1,5 +1,5 @@
 // Lane bias: the signed mean error over positive inputs. Rounding to nearest errs to both sides alike; truncation, in a
-// sum or at its end, pulls every result down. The bound lane alone would let a little of that pass.
+// sum or at its end, makes every result smaller. A small bias is within the bounds of lane bound.
 
 #include <fmt/format.h>
 #include <cmath>
@@ -97,9 +97,9 @@ void signed_mean_error(Context& context) {
         throw Violation(fmt::format("column sums: mean signed error {:.3g} of {} values, allowed {:.3g}; {}",
                                     sums.mean(), sums.count, sum_limit, problem.describe()));
       }
-      context.mark(out == DType::f32 ? "bias_out" : fmt::format("bias_out_{}", dtype_name(out)),
-                   dtype_name(kv), std::fabs(outputs.mean()) / limit);
-      context.mark("bias_colsum", dtype_name(kv), std::fabs(sums.mean()) / sum_limit);
+      context.measured(out == DType::f32 ? "bias_out" : fmt::format("bias_out_{}", dtype_name(out)),
+                       dtype_name(kv), std::fabs(outputs.mean()) / limit);
+      context.measured("bias_colsum", dtype_name(kv), std::fabs(sums.mean()) / sum_limit);
     }
   }
 }

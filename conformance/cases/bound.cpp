@@ -12,7 +12,7 @@ namespace {
 const std::vector<std::string> kAttention{"LOGIT-1", "INTRA-1", "INTRA-2", "INTER-1", "INTER-2", "INTER-3",
                                           "FUSE-1",  "FUSE-2",  "DEC-1",   "SCORE-6", "MASK-1"};
 
-// Either oracle serves; they are held against each other in oracles.*.
+// Either oracle will do; oracles.* compares them with each other.
 Truth truth_of(int round) { return round % 2 == 0 ? Truth::eigen : Truth::reference; }
 
 void random_runs(Context& context, const Variety& variety, int full) {
@@ -27,7 +27,8 @@ void plain_f32(Context& context) {
 }
 const Register kPlain{{"bound.plain_f32", kAttention, "attention", Lane::bound, true, plain_f32}};
 
-// An engine that claims double arithmetic is judged with its unit round-off everywhere; here it has to claim it.
+// The bounds of an engine that claims double arithmetic use its unit round-off in every case; here it has to claim
+// it.
 void double_arithmetic(Context& context) {
   if (!context.engine->claims().double_arithmetic) {
     throw Skipped("the engine does not claim it (Claims::double_arithmetic)");
@@ -78,7 +79,7 @@ void head_sizes(Context& context) {
   int round = 0;
   for (const std::int64_t d : widths) {
     for (const std::int64_t dv : widths) {
-      // The diagonal, the neighbours and the pair 192/128; all of them would say no more.
+      // The diagonal, the neighbours and the pair 192/128; all pairs would show no more.
       const bool wanted = d == dv || (d == 192 && dv == 128) || random.chance(0.25);
       if (!wanted || (context.quick && d > 80)) continue;
       require_conforming(context, sized(random, 2, 1, d, dv, 17, 40), {}, truth_of(round++));
@@ -114,7 +115,7 @@ void ragged(Context& context) {
     chunks.options.local = n / 2;
     chunks.options.heavy = n;
     require_conforming(context, chunks, {}, truth_of(n));
-    // A chunk of n queries behind a memory of every size from 1 to 70.
+    // A chunk of n queries after a memory of every size from 1 to 70.
     Problem memory = sized(random, 1, 1, 3, 4, 71, 71 + n);
     memory.options.local = n % 3 == 0 ? 0 : n / 2;
     memory.options.heavy = n - memory.options.local;

@@ -140,7 +140,7 @@ void refused(Context& context) {
 }
 const Register kRefused{{"config.refused", {"CFG-1"}, "config", Lane::state, true, refused}};
 
-// Sizes whose product overflows or that no machine holds: an Error, no crash, no attempt that kills the machine.
+// Sizes whose product overflows or that no machine holds: an Error, no crash, no attempt to take the memory.
 void too_large(Context& context) {
   for (const std::int64_t capacity : {kMostPositions, kMostPositions / 2}) {
     Request request;

@@ -11,7 +11,7 @@ namespace headwater::conformance {
 namespace {
 
 Problem problem_for(Random& random, int round, bool quick) {
-  // Every third one is large enough to be split over threads in earnest.
+  // Every third one is large enough to be split over several threads.
   const bool large = round % 3 == 0 && !quick;
   return random_problem(
       random,
@@ -202,7 +202,7 @@ void surroundings(Context& context) {
     style.layer_order.resize(static_cast<std::size_t>(problem.shape.n_layer));
     std::iota(style.layer_order.rbegin(), style.layer_order.rend(), 0);
     same(plain, run(*context.engine, problem, style), problem, "another order of layers and layout of rows");
-    // Nobody looks: nothing has to be shown, and an engine may go another way.
+    // Without an observer an engine may take another path.
     style.observed = false;
     for (LayerTrace& layer : plain.layers) layer.chunks.clear();
     same(plain, run(*context.engine, problem, style), problem, "no observer");

@@ -1,5 +1,6 @@
-// Lane hostile: memory that bites. Gaps and surroundings of every tensor hold NaN poison and canaries, the last row
-// ends at a page that faults, NaN and infinity come in rows, storage keeps what an earlier run left (NUM-2).
+// Lane hostile: memory in which every wrong access shows. Gaps and surroundings of every tensor hold NaN poison and
+// canaries, the last row ends at a page that faults, NaN and infinity come in rows, storage keeps what an earlier run
+// left (NUM-2).
 
 #include <algorithm>
 #include <cmath>
@@ -131,7 +132,7 @@ void evicted_rows(Context& context) {
 const Register kEvicted{
     {"hostile.evicted_rows", {"FUSE-2", "INTER-1", "NUM-2"}, "memory", Lane::hostile, true, evicted_rows}};
 
-// Storage behind the last row never reaches a result: a long run of NaN, reset, then a shorter clean run.
+// Storage after the last row never reaches a result: a long run of NaN, reset, then a shorter clean run.
 void stale_storage(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
@@ -184,7 +185,7 @@ void all_bad(Context& context) {
 }
 const Register kAllBad{{"hostile.all_bad", {"NUM-2", "MEM-3"}, "memory", Lane::hostile, true, all_bad}};
 
-// Logits in [-1e4, 1e4] give no NaN or infinity, whatever else is asked for.
+// Logits in [-1e4, 1e4] give no NaN or infinity, whatever the other options are.
 void finite(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {

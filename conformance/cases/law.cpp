@@ -1,4 +1,4 @@
-// Lane law: SPEC 14 on random inputs. No oracle is asked, but for the union law, which is the Eigen oracle itself.
+// Lane law: SPEC 14 on random inputs. Only the union law needs an oracle: it is the Eigen oracle itself.
 
 #include <algorithm>
 #include <cmath>
@@ -67,8 +67,8 @@ void causality(Context& context) {
 const Register kCausality{
     {"law.causality", {"MASK-1", "DEC-1", "FUSE-2"}, "mask", Lane::law, true, causality}};
 
-// The same where every row weighs its keys against an offset of its own: a later row whose maximum is far from where an
-// engine may look for it first must not change the offset of the rows before it.
+// The same where every row has an offset of its own for its exponentials: a later row whose maximum is far from where
+// an engine may look for it first must not change the offset of the rows before it.
 void causality_of_offsets(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(20); ++round) {
@@ -84,7 +84,7 @@ void causality_of_offsets(Context& context) {
     problem.steps = {Step::prefill(150)};
     problem.shape.capacity = 150;
     problem.fill_normal(random);
-    // One early key that only the changed row is drawn to, by far.
+    // One early key with a huge logit in the changed row alone.
     const std::int64_t j = random.integer(1, 149);
     const std::int64_t first = problem.options.dense ? 0 : j / problem.options.chunk * problem.options.chunk;
     for (std::int64_t t = 0; t < 150; ++t) {
@@ -266,7 +266,7 @@ void logit_shift(Context& context) {
     set_last(layer.k, 1.0f);
     set_last(layer.q, 0.0f);
     problem.options.sinks.clear();
-    // Sets by position alone: selection may turn on the last bit of a column sum.
+    // Sets by position alone: selection may depend on the last bit of a column sum.
     problem.options.heavy = 0;
     problem.options.local = random.integer(1, problem.options.chunk);
     const Trace plain = run(*context.engine, problem);

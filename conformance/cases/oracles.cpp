@@ -1,5 +1,5 @@
 // The two oracles against each other: the reference's passes and fusion, and one softmax over an explicit union mask in
-// Eigen matrices. Neither knows the other; what both say is taken for true elsewhere.
+// Eigen matrices. They share no code; the other cases take what both say for true.
 
 #include <algorithm>
 #include <cmath>
@@ -81,7 +81,7 @@ const Register kAgree{{"oracles.agree",
                        false,
                        agree}};
 
-// The passes apart, and the state (m, l) of each: what only the fused row would not show.
+// The passes apart, and the state (m, l) of each: the fused row alone would not show their errors.
 void passes(Context& context) {
   each_head_chunk(
       context, 60, {.max_chunk = 20, .max_tokens = 80, .wide = false},

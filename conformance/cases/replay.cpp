@@ -50,7 +50,7 @@ void layers(Context& context) {
 }
 const Register kLayers{{"replay.layers", {"MEM-6", "SCORE-1"}, "memory_set", Lane::replay, true, layers}};
 
-// Rows drawn from very few: scores tie by the dozen.
+// Rows drawn from very few: many scores tie.
 void ties(Context& context) {
   repeat(context, 120, {.max_chunk = 20, .max_tokens = 160, .dtypes = false, .extras = false, .wide = false},
          [](Random& random, Problem& problem) {
@@ -97,8 +97,9 @@ void odd_batches(Context& context) {
 const Register kOddBatches{
     {"replay.odd_batches", {"CFG-4", "PLAN-1", "MEM-1"}, "plan", Lane::replay, true, odd_batches}};
 
-// One query a chunk and one key that draws all attention: it gains a little less than 1 a chunk, so its BF16 score stops
-// at 256 while an F32 score goes on (SCORE-5). It is never lost, and nothing overflows in 600 chunks.
+// One query a chunk, and one key that gets nearly all of its weight: it gains a little less than 1 a chunk, so its
+// BF16 score stops at 256 while an F32 score goes on (SCORE-5). It is never lost, and nothing overflows in 600
+// chunks.
 void stagnation(Context& context) {
   constexpr float kBf16Stops = 256.0f;
   constexpr std::int64_t kChunks = 600;
@@ -147,7 +148,7 @@ void stagnation(Context& context) {
 const Register kStagnation{
     {"replay.stagnation", {"SCORE-5", "SCORE-3", "MEM-5"}, "scores", Lane::replay, true, stagnation}};
 
-// Scores change once per chunk, never per query: a sum of many small terms that BF16 would lose one by one.
+// Scores change once per chunk, never per query: a sum of many small terms, each of which BF16 would round away.
 void once_per_chunk(Context& context) {
   repeat(context, 20, {.max_chunk = 40, .max_tokens = 400, .later_turns = false, .wide = false},
          [](Random&, Problem& problem) {
@@ -211,7 +212,7 @@ const Register kDecodeFirst{
 void dense(Context& context) {
   repeat(context, 30, {.max_chunk = 12, .max_tokens = 60, .wide = false},
          [](Random& random, Problem& problem) {
-           // Asked for as dense, or no budget at all: scores stay zero, no sets, one chunk per call (CFG-2).
+           // With option `dense`, or without any budget: scores stay zero, no sets, one chunk per call (CFG-2).
            if (random.chance(0.5)) {
              problem.options.dense = true;
            } else {

@@ -1,4 +1,4 @@
-// Lane shape: the sizes people run. Every tile, segment, table and narrow type of an engine has a case on its far side:
+// Lane shape: the sizes people run. Every tile, segment, table and narrow type of an engine has a case beyond it:
 // chunks of 256 to 1024 tokens, heads of 64 to 256 elements, groups of 1 to 16 query heads, memory sets of 512, positions
 // beyond 2^16, rows beyond 2^32 bytes. Scores and sets are replayed whole, column sums judged whole, outputs in part.
 
@@ -51,8 +51,8 @@ Problem production(Context& context, DType type, const Heads& heads, const Rule&
   return problem;
 }
 
-// One key in `period` tokens, `first` of each, draws all queries: heavy hitters from every part of a long prompt, where
-// old tokens would else win by their age.
+// One key in `period` tokens, `first` of each, gets most of the weight: heavy hitters in every part of a long prompt.
+// Without them old tokens would have the highest scores, because more queries saw them.
 void draw_to(Problem& problem, std::int64_t first, std::int64_t period) {
   LayerInput& layer = problem.layers[0];
   for (std::int64_t t = 0; t < problem.tokens(); ++t) {
@@ -244,7 +244,7 @@ void dense(Context& context) {
 }
 const Register kDense{{"shape.dense", {"DEC-1", "CFG-2"}, "dense", Lane::shape, true, dense}};
 
-// Rows whose element and byte offsets pass 2^31 and 2^32. The memory behind them is asked for and not touched.
+// Rows whose element and byte offsets pass 2^31 and 2^32. Their memory is reserved and not touched.
 void offsets_beyond_2_32(Context& context) {
   for (const bool of_values : {false, true}) {
     Problem problem;

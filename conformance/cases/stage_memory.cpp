@@ -26,7 +26,8 @@
 namespace headwater::conformance {
 namespace {
 
-// Scores as they come and as they should not: ties, zeros of both signs, NaN, infinities, subnormals, negatives.
+// Scores, usual ones and ones that should not occur: ties, zeros of both signs, NaN, infinities, subnormals,
+// negatives.
 float any_score(Random& random, int flavour) {
   switch (flavour) {
     case 0: return static_cast<float>(random.uniform(0.0, 8.0));
@@ -155,7 +156,7 @@ void memory_sets(Context& context) {
                                     fmt::join(wanted, " ")));
       }
       for (std::int64_t i = count; i < sets.width(); ++i) {
-        if (entries[i] != -1) throw Violation(fmt::format("entry {} behind the set is {}", i, entries[i]));
+        if (entries[i] != -1) throw Violation(fmt::format("entry {} after the set is {}", i, entries[i]));
       }
       std::vector<std::int32_t> stored(wanted.size() + 3, 5);
       reference::store_memory_set(wanted, stored);

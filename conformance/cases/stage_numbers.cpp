@@ -102,8 +102,8 @@ void widening(Context&) {
 }
 const Register kWidening{{"stage.widening", {"NUM-1", "SCORE-4"}, "formats", Lane::exact, false, widening}};
 
-// A rounding function is known by where it steps: at the midpoint of any two neighbours (to the even one), and just
-// below and above it. The reference rounds doubles, so "just" is a double's last bit: a way by F32 would show.
+// A rounding function is determined by where it steps: at the midpoint of any two neighbours (to the even one), and
+// just below and above it. The reference rounds doubles, so "just" is a double's last bit: a way by F32 would show.
 void sixteen_bit_steps(Context&) {
   for (const bool half : {true, false}) {
     const std::uint32_t infinity = half ? 0x7c00u : 0x7f80u;
@@ -194,8 +194,8 @@ void row_conversion(Context& context) {
                                         dtype_name(to), i, n));
           }
         }
-        const std::size_t behind = 1 + count * dtype_size(to);
-        if (target[0] != kCanary || target[behind] != kCanary || target[behind + 1] != kCanary) {
+        const std::size_t end = 1 + count * dtype_size(to);
+        if (target[0] != kCanary || target[end] != kCanary || target[end + 1] != kCanary) {
           throw Violation(fmt::format("convert_row of {} elements writes outside", n));
         }
       }

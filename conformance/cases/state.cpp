@@ -78,7 +78,7 @@ struct Bench {
   std::unique_ptr<Session> session;
 };
 
-// The protocol as a reader of session.hpp and STATE-1..5 understands it.
+// A model of the protocol of session.hpp and STATE-1..5.
 class Model {
  public:
   Model(std::int64_t layers, std::int64_t capacity) : layers_(layers), capacity_(capacity) {}
@@ -195,7 +195,7 @@ void protocol(Context& context) {
 const Register kProtocol{
     {"state.protocol", {"STATE-1", "STATE-2", "STATE-3", "STATE-5"}, "session", Lane::state, true, protocol}};
 
-// A refused call leaves the session as it was: a run with refused calls strewn in has the bits of one without.
+// A refused call leaves the session as it was: a run with refused calls in between has the bits of one without.
 void refused_calls(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
@@ -273,7 +273,7 @@ void refused_calls(Context& context) {
 const Register kRefusedCalls{
     {"state.refused_calls", {"STATE-5"}, "session", Lane::state, true, refused_calls}};
 
-// A step that failed half-way can only be followed by reset, which makes the session as good as new.
+// A step that failed half-way can only be followed by reset, after which the session is as if it were new.
 void failed_steps(Context& context) {
   const Engine& engine = *context.engine;
   const auto only_reset = [&](Bench& bench, const std::string& how) {
@@ -291,7 +291,7 @@ void failed_steps(Context& context) {
     const std::vector<float> out = bench.out;
     Bench fresh(engine);
     fresh.step(Step::prefill(9));
-    // Rows behind the ninth are what earlier steps of the failed session left in the buffer.
+    // Rows after the ninth are what earlier steps of the failed session left in the buffer.
     if (!std::equal(out.begin(), out.begin() + 9 * 4, fresh.out.begin()))
       throw Violation(how + ": reset() does not give a new session's outputs");
   };
@@ -381,7 +381,7 @@ void inspection(Context& context) {
     throw Violation("a row of the open step");
   invalid("read_key of the open step after another layer", [&] { session.read_key(0, 0, 6, key); });
   invalid("read_value of the open step after another layer", [&] { session.read_value(0, 0, 7, value); });
-  invalid("read_key behind the open step", [&] { session.read_key(1, 0, 8, key); });
+  invalid("read_key after the open step", [&] { session.read_key(1, 0, 8, key); });
   bench.attend(0);
   session.end();
   if (session.plan().size() != 1 || session.plan()[0].mode != ChunkMode::decode)

@@ -22,11 +22,11 @@ struct Claims {
   /// sum of the rounded ones, exponentials good to 2^-17, and subnormal products and values may count as zero. Sums,
   /// l and column sums stay in F32.
   bool bf16_weights = false;
-  /// What open() takes is not the host's: malloc does not see it, and refusing malloc says nothing about it.
+  /// open() takes device memory: it is not counted by malloc, and cannot be refused there.
   bool device_memory = false;
   /// Where Q, K and V are all F16: softmax weights, relative to a maximum that their row has seen, are rounded to F16 (unit
-  /// round-off 2^-11, below 2^-14 half a subnormal, 2^-25) before they meet the values, and outputs divided by the sum of
-  /// the rounded ones. Exponentials, sums, l and column sums stay in F32.
+  /// round-off 2^-11, below 2^-14 half a subnormal, 2^-25) before they multiply the values, and outputs divided by
+  /// the sum of the rounded ones. Exponentials, sums, l and column sums stay in F32.
   bool f16_weights = false;
 };
 

@@ -93,7 +93,7 @@ enum { HEADWATER_SCORE_BF16 = 0, HEADWATER_SCORE_F32 = 1 };
 /* SCHED-1 and SCHED-2. */
 enum { HEADWATER_LAYER_MAJOR = 0, HEADWATER_CHUNK_MAJOR = 1 };
 
-/* Whose memory the rows are that headwater_attend() is handed: the host's, or that of the engine's device. */
+/* Memory of the rows that are given to headwater_attend(): the host's, or that of the engine's device. */
 enum { HEADWATER_HOST_MEMORY = 0, HEADWATER_DEVICE_MEMORY = 1 };
 
 /* Sizes of a session (CFG-1). This structure does not grow. */
@@ -108,7 +108,7 @@ typedef struct headwater_shape {
   int32_t reserved;  /* 0 */
 } headwater_shape;
 
-/* What is asked for. Always fill it with headwater_options_init() first. */
+/* Options of a session. Always fill them with headwater_options_init() first. */
 typedef struct headwater_options {
   size_t struct_size; /* sizeof(headwater_options) of the caller, set by headwater_options_init() */
   int64_t batch;      /* B, logical batch in tokens, >= 1; default 4096 (CFG-4) */
@@ -138,7 +138,7 @@ typedef struct headwater_options {
   int32_t reserved3; /* 0 */
 } headwater_options;
 
-/* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte behind it
+/* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it
  * is written. Errors: invalid_argument (NULL; struct_size below that of HEADWATER_ABI_VERSION 1). */
 HEADWATER_API headwater_status headwater_options_init(headwater_options* options, size_t struct_size);
 
@@ -156,7 +156,7 @@ HEADWATER_API void headwater_close(headwater_session* session);
 
 /* ---- Steps ---- */
 
-/* n x heads rows: row t of head h begins t * row_stride + h * head_stride elements behind data; the elements
+/* n x heads rows: row t of head h begins t * row_stride + h * head_stride elements after data; the elements
  * of a row are contiguous. Strides are in elements. No alignment is needed. A contiguous tensor [n, heads,
  * width] has row_stride = heads * width and head_stride = width; [heads, n, width] has width and n * width.
  */
@@ -330,7 +330,7 @@ HEADWATER_API headwater_status headwater_read_value(const headwater_session* ses
                                                     int64_t head_kv, int64_t position, float* row,
                                                     int64_t width);
 
-/* ---- Watching ---- */
+/* ---- Observers ---- */
 
 /* What was computed for one chunk of one layer. All arrays are valid during the callback only. For dense and
  * decode chunks memory_count is 0 and the column sums are NULL (they are zero by definition). New fields are

@@ -9,8 +9,8 @@
 
 namespace headwater {
 
-/// What a session is made for. All sizes are checked by Engine::open (CFG-1); the upper limits are those of
-/// the 32-bit positions of a memory set and of sane allocations, and every error names them.
+/// Sizes of a session. Engine::open checks all of them (CFG-1); the upper limits are those of the 32-bit positions of
+/// a memory set and of allocations, and every error names them.
 struct Shape {
   std::int64_t n_layer = 1;    ///< layers, 1 .. 65536
   std::int64_t n_head = 1;     ///< Hq, query heads, 1 .. 65536
@@ -27,13 +27,13 @@ enum class Schedule : std::uint8_t { layer_major = 0, chunk_major = 1 };
 /// Storage of the heavy-hitter scores (SCORE-1, SCORE-5).
 enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
 
-/// Whose memory the rows are that attend() is handed.
+/// Memory of the rows that are given to attend().
 enum class RowMemory : std::uint8_t {
   host = 0,
   device = 1,  ///< the engine's device's; an engine that has none refuses it
 };
 
-/// What is asked for. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
+/// Options of a session. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
 struct Options {
   std::int64_t batch = 4096;  ///< B, logical batch, 1 .. 2^31 - 1 (`-b`)
   std::int64_t chunk =

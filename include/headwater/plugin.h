@@ -4,8 +4,8 @@
 /*
  * An engine in a shared object (C11 and C++). The object exports one function, headwater_plugin_v1(), that returns a
  * table: who the engine is, what it claims, and its functions. `headwater-conformance --engine-plugin ./libmine.so`
- * gives it the full kit; docs/conformance.md is the page for whoever writes one, tests/plugin/ has a whole engine in
- * plain C to copy from.
+ * gives it the full kit; docs/conformance.md describes how to write one, tests/plugin/ has a whole engine in plain C
+ * to copy from.
  *
  * The functions of the table are those of headwater.h without the prefix: same arguments, same meaning, same errors,
  * same lifetimes; what is written there is not repeated here. What differs is said below. The plug-in defines
@@ -27,7 +27,7 @@ extern "C" {
 #define HEADWATER_CLAIM_BITWISE_RUNS UINT64_C(2)       /* same bits in every run (NUM-3) */
 #define HEADWATER_CLAIM_BITWISE_SCHEDULES UINT64_C(4)  /* outputs: same bits in both schedules (SCHED-2) */
 #define HEADWATER_CLAIM_NO_ALLOCATION UINT64_C(8)      /* after open() no memory is taken (NUM-4) */
-#define HEADWATER_CLAIM_DOUBLE_ARITHMETIC UINT64_C(16) /* sums and softmax in double: judged by 2^-53 */
+#define HEADWATER_CLAIM_DOUBLE_ARITHMETIC UINT64_C(16) /* sums and softmax in double: bounds of 2^-53 */
 #define HEADWATER_CLAIM_BF16_WEIGHTS UINT64_C(32) /* all-BF16 calls: weights in BF16, exp to 2^-17, flushed */
 #define HEADWATER_CLAIM_DEVICE_MEMORY UINT64_C(64) /* open() takes no malloc's memory: not counted there */
 #define HEADWATER_CLAIM_F16_WEIGHTS UINT64_C(128)  /* all-F16 calls: weights of outputs in F16 */
@@ -85,7 +85,7 @@ typedef struct headwater_engine_table {
    * kit learns memory sets, column sums and log-sum-exps: without it nothing can be replayed. */
   headwater_status (*set_observer)(headwater_session* session, headwater_observer observer, void* user);
 
-  /* Not in the first tables, which end above: of theirs the kit concludes it from the statuses of the steps' functions. */
+  /* Not in the first tables, which end above: for those the kit derives it from the statuses of the step functions. */
   headwater_status (*session_failed)(const headwater_session* session, int32_t* failed);
 } headwater_engine_table;
 

@@ -25,7 +25,7 @@ struct Step {
 };
 
 /// Strided read-only view of n x heads rows. Row t of head h begins `t * row_stride + h * head_stride`
-/// elements behind data; the elements of a row are contiguous. No alignment is required. The caller keeps
+/// elements after data; the elements of a row are contiguous. No alignment is required. The caller keeps
 /// ownership; the memory must stay valid until the call returns.
 struct Rows {
   const void* data = nullptr;
@@ -84,7 +84,7 @@ struct ChunkRecord {
   std::int64_t memory_count = 0;         ///< |M_{c-1}|, the same for every head
   std::int64_t memory_stride = 0;        ///< entries from one head to the next; memory_count <= memory_stride
   const std::int32_t* memory = nullptr;  ///< [Hq][memory_stride] ascending positions, then -1 (MEM-4)
-  const float* colsum_inter = nullptr;   ///< [Hq][memory_stride] INTER-2; 0 behind memory_count
+  const float* colsum_inter = nullptr;   ///< [Hq][memory_stride] INTER-2; 0 after memory_count
   std::int64_t row_stride = 0;           ///< entries from one head to the next in the two arrays below
   const float* colsum_intra = nullptr;   ///< [Hq][row_stride] INTRA-2, one per token of the chunk
   const float* lse = nullptr;            ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)

@@ -11,11 +11,11 @@ inline constexpr std::int64_t kMaxPosition = 2147483647;  // positions are 32-bi
 inline constexpr std::int64_t kMaxExtent = 65536;         // layers, heads, row widths
 inline constexpr std::int64_t kMaxThreads = 512;
 
-/// CFG-1..4. Throws Error invalid_argument naming field, value and what is allowed.
+/// The effective options (CFG-1..4). Throws Error invalid_argument naming field, value and what is allowed.
 /// `default_threads` is what threads = 0 stands for.
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads);
 
-/// Throws Error invalid_argument where device rows or a device are asked for, of an engine that has none.
+/// Throws Error invalid_argument where the options want device rows or a device, and the engine has none.
 void require_no_device(const Options& options, std::string_view engine);
 
 }  // namespace headwater::core

@@ -57,7 +57,7 @@ void convert_row(const void* from, DType from_type, std::int64_t count, void* to
     std::memcpy(to, from, static_cast<std::size_t>(count) * dtype_size(from_type));
     return;
   }
-  // Widening is exact, so a narrowing behind it rounds once.
+  // Widening is exact, so a narrowing after it rounds once.
   constexpr std::int64_t kPiece = 256;
   float piece[kPiece];
   const auto* source = static_cast<const unsigned char*>(from);

@@ -25,7 +25,7 @@ class KvStore {
              std::int64_t row);
 
   /// First byte of the key row at a position; the rows of one head follow each other without gaps. kReadableRows rows
-  /// behind the last may be read, too, so that a kernel can load a whole tile; they hold anything.
+  /// after the last may be read, too, so that a kernel can load a whole tile; they hold anything.
   [[nodiscard]] const void* key(std::int64_t layer, std::int64_t head, std::int64_t position) const {
     return keys_.data() + ((layer * heads_ + head) * capacity_ + position) * key_bytes_;
   }
@@ -37,7 +37,7 @@ class KvStore {
   [[nodiscard]] std::int64_t d_value() const { return d_value_; }
   /// Of the rows alone.
   [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
-  /// Of the readable rows behind the last.
+  /// Of the readable rows after the last.
   [[nodiscard]] std::int64_t spare_bytes() const { return kReadableRows * key_bytes_; }
 
  private:

@@ -16,12 +16,12 @@ namespace headwater::core {
 namespace {
 
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
-/// Stored bytes that are worth a huge page: at most as much again lies idle.
+/// Stored bytes from which a run takes a huge page: at most as much again is unused.
 constexpr std::int64_t kWorthwhile = kHugePage / 2;
 /// MADV_COLLAPSE of Linux 6.1: the range moves to huge pages now. glibc names it since 2.37.
 constexpr int kCollapse = 25;
 
-/// A collapse does not ask for the machine's setting, so it is asked for here.
+/// A collapse ignores the machine's setting of huge pages, so it is read here.
 bool machine_uses_huge_pages() {
   const int file = ::open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC);
   if (file < 0) return true;

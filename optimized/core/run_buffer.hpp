@@ -6,8 +6,8 @@
 
 namespace headwater::core {
 
-/// Memory of equal runs, one behind the other, that are filled from their fronts and all to about the same length: rows
-/// of a KV store, scores. Not initialised.
+/// Memory of equal runs, one after the other, that are filled from their fronts and all to about the same length:
+/// rows of a KV store, scores. Not initialised.
 ///
 /// Resident memory follows what is stored: runs lie on small pages until half of a huge page is stored, then on that huge
 /// page (docs/adr/0021-huge-pages.md).

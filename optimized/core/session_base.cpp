@@ -55,7 +55,7 @@ void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const
   try {
     check_rows(q, k, v, out);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::invalid_argument) machine_.fail();  // a device that is sick
+    if (error.code() != ErrorCode::invalid_argument) machine_.fail();  // a device in an error state
     throw;
   }
   machine_.enter_layer(layer);

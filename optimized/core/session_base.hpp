@@ -30,7 +30,7 @@ class SessionBase : public Session {
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
 
  protected:
-  /// What an engine asks of rows beyond pointers and types. Throws invalid_argument, which leaves the step as it was.
+  /// Checks what an engine requires of rows beyond pointers and types: invalid_argument, with the step as it was.
   virtual void check_rows(const Rows& /*q*/, const Rows& /*k*/, const Rows& /*v*/,
                           const MutableRows& /*out*/) const {}
   /// Stores K and V of the step's tokens and computes all chunks of the plan for one layer. Arguments are valid.
@@ -45,7 +45,7 @@ class SessionBase : public Session {
                    std::int64_t width) const;
   /// Of the list of chunks, which belongs to the workspace.
   [[nodiscard]] std::int64_t chunk_bytes() const { return machine_.chunk_bytes(); }
-  /// Empty where there is none: what it would be shown need not be copied then.
+  /// Empty where there is none; then nothing need be copied for it.
   [[nodiscard]] const Observer& observer() const { return observer_; }
 
  private:

@@ -73,7 +73,7 @@ void StepMachine::begin(const Step& step) {
   }
   const std::int64_t short_by = HEADWATER_SABOTAGE("core.state.last_token_refused") ? 1 : 0;
   if (step.n > capacity_ - tokens_ - short_by) {
-    throw Error(ErrorCode::capacity_exceeded, "step of n = " + std::to_string(step.n) + " tokens behind " +
+    throw Error(ErrorCode::capacity_exceeded, "step of n = " + std::to_string(step.n) + " tokens after " +
                                                   std::to_string(tokens_) + " stored; allowed: at most " +
                                                   std::to_string(capacity_ - tokens_) + " (capacity " +
                                                   std::to_string(capacity_) + ")");

@@ -18,16 +18,16 @@ class StepMachine {
   /// an open step fails that step.
   void begin(const Step& step);
 
-  /// Throws wrong_state unless a step is open and sound; `call` is what the message names.
+  /// Throws wrong_state unless a step is open and has not failed; `call` is what the message names.
   void require_open(const char* call) const;
 
-  /// Marks a layer as attended; throws like Session::attend.
+  /// Records that a layer was attended; throws like Session::attend.
   void enter_layer(std::int64_t layer);
 
   void end();
   void reset();
 
-  /// The open step went wrong in the middle: only reset() is legal from now on.
+  /// Fails the open step: only reset() is legal from now on.
   void fail() { failed_ = true; }
 
   [[nodiscard]] bool failed() const;

@@ -88,7 +88,7 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
   if (n == 0) throw Error(ErrorCode::invalid_argument, "a turn has 0 tokens; allowed: 1 or more");
   if (n > capacity - tokens()) {
     throw Error(ErrorCode::capacity_exceeded,
-                fmt::format("a turn of {} tokens behind {} does not fit; allowed: {} tokens in all", n,
+                fmt::format("a turn of {} tokens after {} does not fit; allowed: {} tokens in all", n,
                             tokens(), capacity));
   }
   const std::int64_t layers = transformer_.model().config().layers;

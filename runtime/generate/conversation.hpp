@@ -25,16 +25,16 @@ class Conversation {
   Conversation(Transformer& transformer, std::int64_t dense_tail);
 
   /// Called from inside feed() with the share of the turn that is done, 0 .. 1; an exception from it ends the turn, and
-  /// only reset() helps then.
+  /// only reset() is legal then.
   using Progress = std::function<void(double share)>;
-  /// Processes a turn of ids (at least one); logits() are then those behind its last token. Errors: those of
+  /// Processes a turn of ids (at least one); logits() are then those after its last token. Errors: those of
   /// Transformer::run; nothing is changed where the turn does not fit.
   void feed(std::span<const std::int32_t> ids, const Progress& progress = {});
   /// Of the turns that follow.
   void set_dense_tail(std::int64_t tokens) { dense_tail_ = tokens; }
   /// Shown every layer of the turns that follow, besides what feed() itself looks at.
   void set_layer_observer(LayerObserver observer) { observer_ = std::move(observer); }
-  /// Appends one generated token by a decode step; logits() are then those behind it. Errors: those of Transformer::run.
+  /// Appends one generated token by a decode step; logits() are then those after it. Errors: as of Transformer::run.
   void append(std::int32_t id);
   void reset();
 

@@ -68,7 +68,7 @@ void Sampler::keep_best(std::span<const float> logits) {
   candidates_.resize(ordered_);
 }
 
-/// The candidate of this rank. The first few are asked for nearly always, many hardly ever.
+/// The candidate of this rank. Nearly every draw needs the first few, hardly any draw many.
 const Sampler::Candidate& Sampler::ranked(std::size_t rank) {
   constexpr std::size_t kFirst = 64;
   constexpr std::size_t kGrowth = 8;
@@ -85,7 +85,7 @@ const Sampler::Candidate& Sampler::ranked(std::size_t rank) {
   return candidates_[rank];
 }
 
-/// Leaves what top_p and min_p allow: at least the best one.
+/// Keeps the candidates that top_p and min_p allow, at least the best one.
 void Sampler::keep_likely() {
   double total = 0;  // before min_p
   if (options_.top_p < 1) {
@@ -120,7 +120,8 @@ std::int32_t Sampler::draw(std::span<const float> logits) {
   for (std::size_t rank = 0; rank < candidates_.size(); ++rank) {
     const Candidate& candidate = ranked(rank);
     const double share = weight(candidate, options_.temperature);
-    if (share == 0) break;  // rounding may carry the walk this far, but never to what cannot be drawn
+    if (share == 0)
+      break;  // rounding may bring the search this far, but never to a token that cannot be drawn
     drawn = candidate.id;
     if (HEADWATER_SABOTAGE("runtime.sampler.drawn_id_in_16_bits")) drawn = static_cast<std::uint16_t>(drawn);
     at -= share;

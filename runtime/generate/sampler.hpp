@@ -42,7 +42,7 @@ class Sampler {
   SamplingOptions options_;
   std::mt19937_64 random_;
   double best_ = 0;                    // the best one's logit
-  std::vector<Candidate> candidates_;  // worse ones behind the first ordered_, in order of id or in none
+  std::vector<Candidate> candidates_;  // worse ones after the first ordered_, in order of id or in none
   std::size_t ordered_ = 0;  // so many are in falling order; more than there are, where filters took some
 };
 

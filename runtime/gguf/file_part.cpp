@@ -168,7 +168,7 @@ std::string check_order(const Reader& reader, const std::vector<TensorEntry>& en
   return gap;
 }
 
-/// The bytes behind the header, from the next multiple of the alignment on; empty where the file ends before that.
+/// The bytes after the header, from the next multiple of the alignment on; empty where the file ends before that.
 std::span<const std::byte> data_part(std::span<const std::byte> bytes, std::uint64_t header,
                                      std::uint64_t alignment) {
   const std::uint64_t begin = padded(header, alignment);

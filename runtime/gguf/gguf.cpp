@@ -175,7 +175,7 @@ void GgufFile::refuse_gaps() const {
 }
 
 void GgufFile::release(const Tensor& tensor) const {
-  // Only pages of a mapped file come back by themselves.
+  // Only pages of a mapped file can be read again from the file.
   if (!state_->files.empty()) release_pages(tensor.data);
 }
 

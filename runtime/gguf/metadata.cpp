@@ -35,7 +35,7 @@ ValueType read_type(Reader& reader, const std::string& what) {
   return static_cast<ValueType>(number);
 }
 
-/// Walks over the texts of an array.
+/// Reads the texts of an array one after the other.
 std::uint64_t text_array_bytes(Reader reader, std::uint64_t count, const std::string& what) {
   const std::uint64_t begin = reader.offset();
   for (std::uint64_t i = 0; i < count; ++i) reader.text(what);
@@ -54,7 +54,7 @@ void check_booleans(const Reader& reader, std::span<const std::byte> values, con
 /// Elements of `entry`, whose type and count are known: the bytes that they take.
 std::span<const std::byte> read_values(Reader& reader, const MetadataEntry& entry, const std::string& what) {
   const std::uint64_t smallest = entry.type == ValueType::text ? kTextLength : facts(entry.type).bytes;
-  // Before anything is walked or allocated: a count that the file cannot hold ends here.
+  // Before anything is read or allocated: a count that the file cannot hold is refused here.
   if (entry.count > reader.remaining() / smallest) {
     reader.refuse(fmt::format("{} says {} elements of {} or more bytes, but {} bytes are left", what,
                               entry.count, smallest, reader.remaining()));

@@ -12,7 +12,7 @@ namespace headwater::runtime {
 /// Error(invalid_argument): "'FILE': problem".
 [[noreturn]] void refuse_file(std::string_view file, const std::string& problem);
 
-/// Reads a file front to back, and nothing behind its end. Numbers are little-endian.
+/// Reads a file from front to back and never past its end. Numbers are little-endian.
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, std::string_view file) : bytes_(bytes), file_(file) {}

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kRowsOfGroup = 16;
 /// Bytes of a group, whole cache lines: those of sixteen stored rows (Q6_K: up to 32 more). Precondition of this and what
 /// follows: packs_in_groups(type, n).
 [[nodiscard]] std::size_t group_bytes(TensorType type, std::int64_t n);
-/// Packs `count` <= 16 rows, stored one behind the other, into `group`; rows behind them become zero.
+/// Packs `count` <= 16 rows, stored one after the other, into `group`; rows after them become zero.
 void pack_group(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* group);
 /// Whether all elements of a stored quantised row are finite: its scales decide.
 [[nodiscard]] bool quantised_row_is_finite(TensorType type, const std::byte* row, std::int64_t n);
@@ -30,9 +30,9 @@ void arrange_for_groups(TensorType type, const FixedRow& x, std::int64_t n, std:
 /// The dot product of each of the sixteen rows with x. Error bound and order: as dot_rows_fixed().
 void dot_group(TensorType type, const std::byte* group, std::int64_t n, const std::byte* x, float* out);
 
-/// Elements as dequantize_row() and dequantize_row_bf16() give them, bit for bit (but for the sign of zeros of rows that
-/// are not there): to[k * stride + r] is element k of row r, or elements 2 k and 2 k + 1, the first in the lower half. `to`
-/// is aligned to 64 bytes, `stride` a multiple of 16 words.
+/// Elements as dequantize_row() and dequantize_row_bf16() give them, bit for bit (but for the sign of zeros of
+/// missing rows): to[k * stride + r] is element k of row r, or elements 2 k and 2 k + 1, the first in the lower half.
+/// `to` is aligned to 64 bytes, `stride` a multiple of 16 words.
 void widen_group(TensorType type, const std::byte* group, std::int64_t n, std::uint32_t* to,
                  std::int64_t stride);
 void widen_group_bf16(TensorType type, const std::byte* group, std::int64_t n, std::uint32_t* to,

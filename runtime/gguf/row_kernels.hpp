@@ -27,9 +27,9 @@ struct RowKernelVariant {
 /// dequantize_row(), rounded to BF16 (nearest even; NaN stays NaN): a panel of weights for a BF16 product.
 void dequantize_row_bf16(TensorType type, const std::byte* row, std::int64_t n, std::uint16_t* out);
 
-/// For each of `count` stored rows of n elements, one behind the other: sum_i w_i x_i, w as dequantize_row() gives them,
-/// summed in F32. The rows are read once, as stored: the inner loop of decoding one token. The order of the sum is fixed
-/// for an ISA: the same on every call, whatever the number of threads. |error| <= (n + 2) * 2^-24 * sum |w_i x_i|.
+/// For each of `count` stored rows of n elements, one after the other: sum_i w_i x_i, w as dequantize_row() gives
+/// them, summed in F32. The rows are read once, as stored: the inner loop of decoding one token. The order of the sum
+/// is fixed for an ISA, whatever the number of threads. |error| <= (n + 2) * 2^-24 * sum |w_i x_i|.
 void dot_rows(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n, const float* x,
               float* out);
 

@@ -9,7 +9,7 @@
 namespace headwater::runtime {
 
 /// The storage types of GGUF tensors that are read here. A quantised type stores blocks of consecutive elements of a
-/// row; what a block holds stands in kernels/blocks.hpp.
+/// row; kernels/blocks.hpp describes a block.
 enum class TensorType : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
 struct TensorTypeInfo {

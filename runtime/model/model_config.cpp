@@ -18,7 +18,7 @@ constexpr std::int64_t kMaxExtent = 65536;  // of heads, widths and layers, as h
 constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;
 
-/// Keys behind "<architecture>." whose presence with a value other than `neutral` means a computation that is not
+/// Keys after "<architecture>." whose presence with a value other than `neutral` means a computation that is not
 /// done here.
 struct Unsupported {
   const char* key;
@@ -41,7 +41,7 @@ constexpr std::array kUnsupported = {
     Unsupported{"pooling_type", 0, "embedding models"},
 };
 
-/// Keys behind "<architecture>.rope.scaling." that are read, or that say nothing about the computation.
+/// Keys after "<architecture>.rope.scaling." that are read, or that say nothing about the computation.
 constexpr std::array<std::string_view, 7> kScalingKeys = {
     "type",           "factor",   "original_context_length", "attn_factor", "yarn_beta_fast",
     "yarn_beta_slow", "finetuned"};
@@ -95,7 +95,7 @@ void Reader::refuse_unsupported() const {
   }
 }
 
-/// A window that is never left changes nothing.
+/// A window that holds the whole context changes nothing.
 void Reader::refuse_window() const {
   const std::string name = key("attention.sliding_window");
   const std::int64_t window = file_.integer_or(name, 0, kMaxTokens, 0);
@@ -134,7 +134,7 @@ void Reader::read_sizes(ModelConfig& config) const {
                              key("attention.head_count"), config.heads, config.d_head, config.d_value,
                              kMaxWidth));
   }
-  // More than the mean square of the rows that it is added to would silence the model.
+  // More than the mean square of the rows that it is added to would make all outputs nearly zero.
   constexpr const char* kEpsilon = "attention.layer_norm_rms_epsilon";
   const double epsilon = positive(kEpsilon, 0.0);
   if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(kEpsilon), epsilon));

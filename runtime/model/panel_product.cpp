@@ -32,7 +32,7 @@ dnnl::primitive_attr user_scratchpad() {
   return attributes;
 }
 
-/// oneDNN reads the number of OpenMP threads when a primitive is made and when it runs; while one of these lives it
+/// oneDNN reads the number of OpenMP threads when a primitive is made and when it runs; while one of these exists it
 /// reads 1.
 class OneThread {
  public:
@@ -45,7 +45,7 @@ class OneThread {
   int before_;
 };
 
-// The two majors of oneDNN that this is written for differ in how a product is described and how a layout is asked.
+// The two majors of oneDNN that this is written for differ in how a product is described and how a layout is queried.
 
 /// A product of row-major F32 results; `source` and `weights` have one type.
 dnnl::matmul::primitive_desc matmul_of(const Memory::desc& source, const Memory::desc& weights,
@@ -68,7 +68,7 @@ Blocking blocking_of(const Memory::desc& layout) {
   if (layout.get_format_kind() != Memory::format_kind::blocked) return {};
   Blocking found{layout.get_submemory_offset() == 0, layout.get_padded_dims(), layout.get_strides(),
                  layout.get_inner_blks(), layout.get_inner_idxs()};
-  // Nothing behind the elements: sums that correct for zero points lie there, for example.
+  // Nothing may come after the elements: sums that correct for zero points lie there, for example.
   std::size_t bytes = Memory::data_type_size(layout.get_data_type());
   for (const Memory::dim size : found.padded) bytes *= static_cast<std::size_t>(size);
   found.simple = found.simple && layout.get_size() == bytes;
@@ -159,7 +159,7 @@ struct PanelProduct::State {
     // [depth][width] with the depth contiguous: rows of the panel as a file has them.
     plain = Memory::desc({k, n}, type, Memory::dims{1, k});
     for (const std::int64_t height : kBlockHeights) {
-      // The first and tallest block chooses the layout of the weights.
+      // The first and tallest block determines the layout of the weights.
       const auto weights =
           descriptions.empty() ? Memory::desc({k, n}, type, Memory::format_tag::any) : packed;
       descriptions.push_back(matmul_of({{height, k}, type, Memory::dims{k, 1}}, weights,

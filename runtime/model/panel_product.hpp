@@ -22,7 +22,7 @@ enum class Precision : std::uint8_t { f32, bf16 };
 [[nodiscard]] const char* product_isa();
 
 /// Row blocks that products are made in. A row's sums must not depend on how a prompt was cut into calls, so a block
-/// has one of these heights, whatever is left of the rows (rows behind the last are multiplied too and not used).
+/// has one of these heights, however many rows remain (rows after the last are multiplied too and not used).
 inline constexpr std::array<std::int64_t, 3> kBlockHeights = {256, 64, 16};
 
 /// Products of a block of rows with a panel of weights, by oneDNN: out[r][c] = sum over k of x[r][k] * w[c][k].
@@ -50,12 +50,12 @@ class PanelProduct {
   /// pack() for rows [first, first + count) of the panel alone, `plain` [count][depth]; a whole panel's rows make it whole.
   void pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const;
   /// Columns of the panel that lie beside each other in oneDNN's layout, as pack_rows() knows it: word k of them (one F32,
-  /// two BF16) stands behind word k - 1 by as many words. 0: the layout is another.
+  /// two BF16) comes as many words after word k - 1. 0: the layout is another.
   [[nodiscard]] std::int64_t columns_together() const;
   /// The first word of `column` in a packed panel; those of the next columns_together() - column % columns_together()
   /// follow. Precondition: packs_rows().
   [[nodiscard]] std::uint32_t* columns_at(std::int64_t column, void* packed) const;
-  /// Makes zeros of the columns behind the last, as oneDNN wants them. Precondition: packs_rows().
+  /// Makes zeros of the columns after the last, as oneDNN requires. Precondition: packs_rows().
   void clear_padding(void* packed) const;
   /// x: [height][depth] contiguous, of the precision; out: [height][width] F32. `height` is one of kBlockHeights.
   void multiply(std::int64_t height, const void* x, const void* packed, float* out, void* scratch) const;

@@ -9,7 +9,7 @@
 namespace headwater::runtime {
 
 /// Calls work(task, thread) for every task 0 .. tasks - 1 on up to `threads` threads, in any order; rethrows the first
-/// exception. Who does which task is left to chance: a task's result must not depend on it.
+/// exception. Which thread does a task is not defined; its result must not depend on it.
 template <typename Work>
 void parallel_tasks(int threads, std::int64_t tasks, const Work& work) {
   std::exception_ptr failure;

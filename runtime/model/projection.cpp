@@ -200,8 +200,8 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
                           std::span<ProjectionScratch> scratch, const TileSink& sink) const {
   const auto panels = static_cast<std::int64_t>(panels_.size());
   const auto all = static_cast<std::int64_t>(blocks.size());
-  // A task takes one panel through a group of blocks. Packed panels cost nothing to come back to; a widened one is
-  // used for as many blocks as leaves every thread something to do.
+  // A task multiplies one panel with a group of blocks. A packed panel can be read again at no cost; a widened one is
+  // used for as many blocks as leave work for every thread.
   const std::int64_t groups =
       quantised_ ? std::min(all, std::max<std::int64_t>(1, divide_up(2 * threads, panels))) : all;
   const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
@@ -290,7 +290,7 @@ void Projection::multiply_one(const float* x, int threads, std::span<ProjectionS
     fixed = fix(x, memory);
   }
   parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
-    float result[kSliceWidth];  // whole groups, too: the last one may reach behind the width
+    float result[kSliceWidth];  // whole groups, too: the last one may reach past the width
     std::int64_t first = task * kSliceWidth;
     if (HEADWATER_SABOTAGE("runtime.projection.slice_in_16_bits")) first = static_cast<std::uint16_t>(first);
     const std::int64_t last = std::min(width_, first + kSliceWidth);

@@ -45,7 +45,7 @@ class TileSink {
   ~TileSink() = default;
 };
 
-/// A block of rows that is multiplied at once: `height` is one of kBlockHeights and may reach behind the `valid` rows.
+/// A block of rows that is multiplied at once: `height` is one of kBlockHeights and may reach past the `valid` rows.
 struct RowBlock {
   std::int64_t first = 0;
   std::int64_t height = 0;
@@ -57,7 +57,7 @@ struct RowBlock {
 void cut_into_blocks(std::int64_t n, std::int64_t segment, std::vector<RowBlock>& blocks);
 /// Most blocks that cut_into_blocks(n', segment) makes for n' <= n.
 [[nodiscard]] std::size_t most_blocks(std::int64_t n, std::int64_t segment);
-/// Rows that a buffer of n rows needs behind its last one, because blocks reach there.
+/// Rows that a buffer needs after its n rows, because blocks reach past them.
 inline constexpr std::int64_t kRowPadding = kBlockHeights.back() - 1;
 
 /// The panel products of a model, each shape made once.
@@ -91,8 +91,8 @@ class Projection {
   /// Has pack() write to `memory`, packed_bytes() of it on a boundary of 64, instead of memory of its own: all matrices of
   /// a model in one piece lie on huge pages, which single ones do not fill.
   void place(std::byte* memory) { packed_ = memory; }
-  /// Packs what is to be packed, and looks at every weight. Error(invalid_argument) naming the tensor that holds NaN or
-  /// infinity. Behind it the file's rows are not read again where reads_file() is false.
+  /// Packs what is to be packed, and checks every weight. Error(invalid_argument) naming the tensor that holds NaN or
+  /// infinity. After it the file's rows are not read again where reads_file() is false.
   void pack(int threads, std::span<ProjectionScratch> scratch);
 
   [[nodiscard]] std::int64_t depth() const { return depth_; }
@@ -109,12 +109,12 @@ class Projection {
   /// Bytes that multiply_one() reads.
   [[nodiscard]] std::int64_t stored_bytes() const;
 
-  /// x: rows of depth() elements of the precision, kRowPadding of them readable behind the last. Tiles have at most
+  /// x: rows of depth() elements of the precision, kRowPadding of them readable after the last. Tiles have at most
   /// kPanelWidth columns and begin at multiples of it.
   void multiply(const void* x, std::span<const RowBlock> blocks, int threads,
                 std::span<ProjectionScratch> scratch, const TileSink& sink) const;
-  /// One row x of depth() floats; allocates nothing. Quantised weights meet x in fixed point of 16 bits
-  /// (dot_rows_fixed), the others in F32.
+  /// One row x of depth() floats; allocates nothing. Quantised weights are multiplied with x in fixed point of
+  /// 16 bits (dot_rows_fixed), the others in F32.
   void multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
                     const TileSink& sink) const;
 
@@ -141,7 +141,7 @@ class Projection {
   void for_groups(std::int64_t first, std::int64_t last, const Action& action) const;
   /// Places of the pieces' groups, or nothing where they stay as the file has them. Returns their bytes.
   std::size_t place_groups();
-  /// x as the rows of each quantised type want it.
+  /// x as the kernel of each quantised type reads it.
   using FixedRows = std::array<FixedRow, kTensorTypes>;
   using GroupedRows = std::array<const std::byte*, kTensorTypes>;
   [[nodiscard]] FixedRows fix(const float* x, std::byte* memory) const;

@@ -150,8 +150,8 @@ void Transformer::embed(std::span<const std::int32_t> ids) {
   });
 }
 
-/// The library's own rotation, applied to (1, 0), gives cosine and sine times the magnitude: its precision (ROPE-3)
-/// at the price of one row for all layers and heads.
+/// Fills the table of cosines and sines, times the magnitude: the library's own rotation (ROPE-3) of (1, 0), once for
+/// all layers and heads.
 void Transformer::tabulate_rotation(std::int64_t first_position, std::int64_t n) {
   const RopeFrequencies& rope = model_->config().rope;
   const auto pairs = static_cast<std::int64_t>(rope.inverse.size());

@@ -23,7 +23,7 @@ struct TransformerOptions {
   std::int64_t capacity = 0;  ///< most tokens of a conversation
 };
 
-/// Where the seconds of the steps went.
+/// Seconds of the steps, by phase.
 struct PhaseTimes {
   double projections = 0;
   double attention = 0;          ///< Session::attend, selection left out where the engine says it
@@ -38,8 +38,8 @@ struct LayerView {
   enum class Stage : std::uint8_t {
     input,      ///< before the layer: residual
     attention,  ///< before attend: q, k, v as they go in, normed and rotated
-    middle,     ///< behind attention and its output projection: residual
-    output,     ///< behind the layer: residual
+    middle,     ///< after attention and its output projection: residual
+    output,     ///< after the layer: residual
   };
   Stage stage = Stage::input;
   std::int64_t layer = 0;
@@ -60,8 +60,8 @@ class Transformer {
   Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options);
 
   /// Runs one step: ids.size() = step.n <= max_step(). Errors: those of Session::begin; invalid_argument for an id
-  /// outside the vocabulary, and for more than max_step() tokens. An exception from inside leaves a session that only
-  /// reset() helps (STATE-5).
+  /// outside the vocabulary, and for more than max_step() tokens. After an exception from inside only reset() is
+  /// legal (STATE-5).
   void run(const Step& step, std::span<const std::int32_t> ids);
   /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32. Errors:
   /// invalid_argument for other tokens, where the step did not finish, and where `out` is shorter.
@@ -81,7 +81,7 @@ class Transformer {
 
  private:
   class Stopwatch;
-  /// What blocks read behind a step's last row is never used, but must not be uninitialised.
+  /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
   void embed(std::span<const std::int32_t> ids);
   void tabulate_rotation(std::int64_t first_position, std::int64_t n);

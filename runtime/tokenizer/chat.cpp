@@ -15,9 +15,9 @@ struct Markers {
   std::string_view name;
   std::string_view open;        ///< in front of the role
   std::string_view header_end;  ///< a token between role and text; empty: none
-  std::string_view gap;         ///< text behind the role (and header_end)
-  std::string_view close;       ///< behind the text
-  std::string_view after;       ///< text behind close
+  std::string_view gap;         ///< text after the role (and header_end)
+  std::string_view close;       ///< after the text
+  std::string_view after;       ///< text after close
   bool trims;
   std::string_view bos;  ///< always in front; empty: as the file says
 };
@@ -134,12 +134,12 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat for
           fmt::format("role {} is not known; allowed: system, user, assistant", quoted(message.role)));
     }
     std::string_view text = message.text;
-    std::string_view behind = message.question;
+    std::string_view follow_up = message.question;
     if (markers.trims) {
       text = without_leading_blanks(text);
-      (behind.empty() ? text : behind) = without_trailing_blanks(behind.empty() ? text : behind);
+      (follow_up.empty() ? text : follow_up) = without_trailing_blanks(follow_up.empty() ? text : follow_up);
     }
-    writer.turn(message.role, text, behind);
+    writer.turn(message.role, text, follow_up);
     writer.end_turn();
   }
   writer.turn("assistant", "");

@@ -22,7 +22,7 @@ enum class ChatFormat : std::uint8_t {
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"
   std::string text;
-  std::string question = {};  ///< goes on behind the text, in tokens of its own; empty: nothing does
+  std::string question = {};  ///< goes on after the text, in tokens of its own; empty: nothing does
 };
 
 /// "chatml" or "llama3"; none for another name.
@@ -31,10 +31,10 @@ struct ChatMessage {
 [[nodiscard]] std::optional<ChatFormat> chat_format_of(const Tokenizer& tokenizer);
 
 /// Ids of a conversation up to where the assistant begins to write. first: it opens the session, so BOS comes in front
-/// (always for llama3, for chatml where the file asks for it); else it goes on behind an answer that ended with its end
-/// token. Markers in texts are text: what a user typed never ends a turn. Error(invalid_argument) where the vocabulary
-/// lacks a marker, or for another role. `question`, where it is not null, gets the place of the last question's first id, or 0
-/// where no message has one.
+/// (always for llama3, for chatml where the file asks for it); else it goes on after an answer that ended with its
+/// end token. Markers in texts are text: what a user typed never ends a turn. Error(invalid_argument) where the
+/// vocabulary lacks a marker, or for another role. `question`, where it is not null, gets the place of the last
+/// question's first id, or 0 where no message has one.
 [[nodiscard]] std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat format,
                                                     std::span<const ChatMessage> messages, bool first,
                                                     std::size_t* question = nullptr);

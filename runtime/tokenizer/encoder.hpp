@@ -20,7 +20,7 @@ class Encoder {
   Encoder& operator=(const Encoder&) = delete;
 
   /// Appends the ids of `text`, which is well-formed UTF-8 and not empty. after_special: it stands at the start of
-  /// everything, or behind a special token.
+  /// everything, or after a special token.
   virtual void encode(std::string_view text, bool after_special, std::vector<std::int32_t>& ids) const = 0;
   /// The bytes of a normal, unused or byte token.
   [[nodiscard]] virtual std::string piece(std::int32_t id) const = 0;

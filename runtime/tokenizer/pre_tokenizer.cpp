@@ -80,7 +80,7 @@ Code compile(const char* pattern) {
   return code;
 }
 
-/// One pattern on its way over a text.
+/// The matches of one pattern in a text, in order.
 class Matcher {
  public:
   explicit Matcher(const pcre2_code* code)

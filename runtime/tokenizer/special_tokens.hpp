@@ -22,7 +22,7 @@ class SpecialTokens {
     std::size_t length = 0;  ///< 0: none
     std::int32_t id = -1;
   };
-  /// The first one in `text` at `from` or behind it; of those that begin there, the longest.
+  /// The first one in `text` at `from` or after it; of those that begin there, the longest.
   [[nodiscard]] Match find(std::string_view text, std::size_t from) const;
 
  private:

@@ -31,7 +31,7 @@ std::int32_t special_id(const GgufFile& file, std::string_view key, const Vocabu
   return static_cast<std::int32_t>(file.integer_or(key, 0, vocabulary.size() - 1, -1));
 }
 
-/// Is BOS or EOS asked for? Then there must be one.
+/// Where the file wants BOS or EOS, it must name one.
 bool adds(const GgufFile& file, std::string_view key, bool fallback, std::int32_t id,
           std::string_view id_key) {
   const bool wanted = file.boolean_or(key, fallback);
@@ -63,7 +63,7 @@ struct Tokenizer::State {
         adds(file, "tokenizer.ggml.add_bos_token", encoder->adds_bos(), bos, "tokenizer.ggml.bos_token_id");
     adds_eos = adds(file, "tokenizer.ggml.add_eos_token", false, eos, "tokenizer.ggml.eos_token_id");
     find_ends(file);
-    // Nothing uses these, but a file in which they are wrong is not to be trusted.
+    // Nothing reads these, but a file with wrong ones is refused.
     for (const char* key : {"tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"})
       (void)special_id(file, key, vocabulary);
   }

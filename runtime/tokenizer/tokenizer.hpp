@@ -24,13 +24,13 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// Ids of `text`. add_special: put BOS in front and EOS behind where the file asks for it. parse_special: the texts
-  /// of control tokens ("<|im_end|>") become those tokens; without it they are text like any other (what a user
+  /// Ids of `text`. add_special: put BOS in front and EOS at the end where the file asks for it. parse_special: the
+  /// texts of control tokens ("<|im_end|>") become those tokens; without it they are text like any other (what a user
   /// typed must not end a turn). Each maximal ill-formed subsequence of UTF-8 is read as U+FFFD; there is no other
   /// normalisation.
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, bool add_special,
                                                  bool parse_special) const;
-  /// Ids of a text that goes on behind another one, its first token where it begins: without the tokens and the space
+  /// Ids of a text that goes on after another one, its first token where it begins: without the tokens and the space
   /// that encode() may put in front of a text.
   [[nodiscard]] std::vector<std::int32_t> encode_more(std::string_view text, bool parse_special) const;
 

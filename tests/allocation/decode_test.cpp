@@ -19,7 +19,7 @@ struct Case {
 
 class Decoding : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Decoding, TakesNoMemoryBehindTheFirstToken) {
+TEST_P(Decoding, TakesNoMemoryAfterTheFirstToken) {
   if (GetParam().precision == Precision::bf16 && native_precision() != Precision::bf16) {
     GTEST_SKIP() << "this processor does not multiply BF16";
   }
@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Arithmetic, Decoding,
                                            Case{Precision::f32, DType::f16, 2},
                                            Case{Precision::bf16, DType::bf16, 2}));
 
-// What counts must be able to count.
+// The counter counts at all.
 TEST(Watch, CountsWhatIsTaken) {
   const conformance::AllocationWatch watch;
   const auto taken = std::make_unique<std::vector<int>>(1000);

@@ -1,5 +1,5 @@
 // Every reader of a file or a text with its n-th allocation refused, n = 0, 1, ...: std::bad_alloc or an Error
-// out_of_memory, nothing leaked, nothing crashed; and the same result as ever as soon as nothing is refused.
+// out_of_memory, nothing leaked, nothing crashed; and the usual result as soon as nothing is refused.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -131,8 +131,8 @@ TEST(RefusedAllocation, Ratchet) {
   const File file(
       R"({"an engine with a long name/isa": {"bound.plain_f32": {"out F32": 0.25, "lse F32": 0.5}}})");
   const int refused = refuse_each([&] {
-    const conformance::Ratchet marks = conformance::Ratchet::load(file.path());
-    if (marks.judge("an engine with a long name/isa", "bound.plain_f32", {{"out", "F32", 0.3}})) {
+    const conformance::Ratchet baselines = conformance::Ratchet::load(file.path());
+    if (baselines.judge("an engine with a long name/isa", "bound.plain_f32", {{"out", "F32", 0.3}})) {
       throw Error(ErrorCode::internal, "wrong result");
     }
   });
@@ -151,7 +151,7 @@ TEST(RefusedAllocation, Waivers) {
   EXPECT_GT(refused, 10);
 }
 
-// Hostile sizes: what is asked for is bounded by what is there.
+// Hostile sizes: a reader takes no more memory than the size of the file explains.
 TEST(RefusedAllocation, NumbersOfAHeaderTakeNoMemory) {
   const std::string huge = R"({"x":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})";
   const auto bytes = cli::testing::file_of(huge, 16);

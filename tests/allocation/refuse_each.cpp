@@ -11,7 +11,7 @@
 namespace headwater::allocation {
 
 int refuse_each(const std::function<void()>& read) {
-  read();  // warms what is made once: locales, what the first exception of a thread takes
+  read();  // makes what is made once: locales, what the first exception of a thread takes
   try {
     throw Error(ErrorCode::internal, "a first exception");
   } catch (const Error&) {

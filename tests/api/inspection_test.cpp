@@ -246,7 +246,8 @@ TEST_P(InspectionOf, MemorySetIsAscendingAndHoldsTheNewest) {
   }
 }
 
-// Engines that measure it begin at nothing, spend time on selection only where something is selected, and forget it.
+// Where an engine measures it, the time of selection is 0 at first, grows only where something is selected, and is 0
+// after reset().
 TEST_P(InspectionOf, SecondsOfSelectionAreThoseOfSparseSteps) {
   const auto session = engine().open(small_shape(64), small_options());
   if (session->stage_seconds().selection == -1) GTEST_SKIP() << "this engine does not measure";

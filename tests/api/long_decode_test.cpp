@@ -1,6 +1,6 @@
 // Decode steps over a context of as many parts as an engine may cut it into (32 of 4096 keys on a CPU), with as many rows
 // as one pass takes, and over one key more. Queries are 0, so every weight is 1 and a row is the mean of the values that it
-// sees: a part that is lost, taken twice or kept where another head's stands, shows.
+// sees: a part that is lost, taken twice or stored in the place of another head changes it.
 
 #include <cstdint>
 #include <vector>

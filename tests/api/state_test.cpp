@@ -39,7 +39,7 @@ class StateOf : public EachEngine {
                    rows_from(input_.v, 0, shape_.n_head_kv, shape_.d_value),
                    MutableRows::token_major(out.data(), DType::f32, shape_.n_head, shape_.d_value));
   }
-  /// Only reset() is legal, and it is enough.
+  /// Only reset() is legal, and the session works after it.
   void expect_failed(Session& session) {
     EXPECT_TRUE(session.failed());
     expect_error([&] { session.begin(Step::decode()); }, ErrorCode::wrong_state, {"reset"});
@@ -159,7 +159,7 @@ TEST_P(StateOf, DenseSessionHasOneChunkACall) {
 }
 
 // STATE-4, MEM-5: what was decoded in between may be remembered, with score 0.
-TEST_P(StateOf, LaterSparseTurnStartsBehindWhatIsStored) {
+TEST_P(StateOf, LaterSparseTurnStartsAfterWhatIsStored) {
   const auto session = open();
   step(*session, Step::prefill(10));
   step(*session, Step::decode(2));

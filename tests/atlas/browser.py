@@ -1,4 +1,4 @@
-"""A headless Chromium spoken to over a pipe (its DevTools protocol), with the standard library alone."""
+"""Drives a headless Chromium by its DevTools protocol over a pipe, with the standard library alone."""
 
 import base64
 import json
@@ -18,8 +18,8 @@ def find():
 
 
 class Browser:
-    """One page of one browser. `problems` gathers what the page's scripts and console complained about, `requests` the
-    addresses that it asked for."""
+    """One page of one browser. `problems` has the errors of the page's scripts and console, `requests` the addresses that
+    it requested."""
 
     def __init__(self, width=1400, height=1700):
         self.profile = tempfile.mkdtemp(prefix="headwater-chromium-")

@@ -1,4 +1,4 @@
-"""What an atlas must show, computed here once more from the file of `attend`, by the definitions and in no hurry."""
+"""Computes what an atlas must show from the file of `attend`, by the definitions."""
 
 import io
 

@@ -227,7 +227,7 @@ class Page(ProgramTest):
         self.browser.press("Escape")
         self.browser.mouse("mouseMoved", *at(7, 3))
         self.assertEqual(self.state("chunk", "token"), (7, 3))
-        # The overview tells of the head under the mouse, and keeps the one that is shown.
+        # The overview describes the head under the mouse; the head that is shown stays.
         x, y, _, _ = self.browser.box("overview")
         self.browser.mouse("mouseMoved", x + 200, y + 3.5 * self.browser.evaluate("view.overview.row()"))
         self.assertIn("head 3, chunk", self.browser.evaluate("document.getElementById('tip').textContent"))

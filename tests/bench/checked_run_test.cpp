@@ -1,4 +1,4 @@
-// The check that stands before every clock finds an engine that is wrong, and passes every engine that is right.
+// The check before every measurement finds a faulty engine, and passes every right one.
 
 #include "cli/commands/bench/checked_run.hpp"
 

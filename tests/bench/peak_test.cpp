@@ -24,7 +24,7 @@ TEST(Peak, ArithmeticOfAnInstructionSet) {
   EXPECT_EQ(name("AMX-BF16", DType::f16), "AVX-512 FMA");
 }
 
-// Every engine's own names lead to an arithmetic that runs wherever the engine does.
+// The arithmetic of every engine is found by the engine's name, and runs wherever the engine does.
 TEST(Peak, EveryAvailableEngineHasAPeak) {
   for (const Engine* engine : engines()) {
     if (!engine->unavailable_because().empty()) continue;

@@ -1,4 +1,4 @@
-"""The report: measures at sizes that mean nothing, and fills pages; twice from the same measurement, the same bytes."""
+"""The report: measures at tiny sizes, and fills pages; the same measurement gives the same bytes twice."""
 
 import os
 import pathlib

@@ -28,7 +28,7 @@ void check_status(headwater_status actual, headwater_status expected, const char
 
 /* Real prefill and decode steps of every engine against the plain C computation. */
 void test_numbers(const char* engine);
-/* Every way to be refused. */
+/* Every call that must be refused. */
 void test_errors(void);
 
 #endif /* HEADWATER_TESTS_C_ABI_CHECK_H_ */

@@ -1,4 +1,4 @@
-/* Every way to be refused: the status, and a line that names what and what is allowed. */
+/* Every call that must be refused: the status, and a line that names what and what is allowed. */
 
 #include <math.h>
 #include <pthread.h>
@@ -74,7 +74,7 @@ static void test_engine_choice(void) {
   headwater_close(NULL);
 }
 
-/* Whoever has no device names itself. */
+/* The error names the engine that has no device. */
 static void test_row_memory(void) {
   static const char* const kWithoutDevice[] = {"reference", "cpu", "cpu-portable"};
   for (size_t i = 0; i < sizeof kWithoutDevice / sizeof *kWithoutDevice; ++i) {
@@ -141,7 +141,7 @@ static void test_options_struct(void) {
   longer.later = 1;
   check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 120 is set");
 
-  /* A program of the first header: what lies behind its structure is nobody's business. */
+  /* A program of the first header: what lies after its structure stays as it is. */
   memset(&options, 0xAB, sizeof options);
   CHECK_OK(headwater_options_init(&options, kFirstOptions));
   CHECK(options.stream != NULL);
@@ -458,7 +458,7 @@ static void test_rotation(void) {
   CHECK(row[0] == 1 && row[1] == 2 && row[2] == 3 && row[3] == 4);
 }
 
-/* Calls of another thread: only what it saw travels back, the checks count in one thread. */
+/* Calls of another thread: it only returns what it saw, because the checks count in one thread. */
 static void* other_thread(void* seen) {
   char* texts = seen;
   texts[0] = headwater_last_error()[0];

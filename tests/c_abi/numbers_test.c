@@ -282,7 +282,7 @@ void test_numbers(const char* engine) {
       CHECK_OK(headwater_begin_decode(session, 1));
       CHECK_OK(headwater_begin_decode(twin, 1));
       for (int layer = 0; layer < kLayers; ++layer) {
-        t->chunks[layer] = 3; /* a decode chunk is recorded behind the last of prefill */
+        t->chunks[layer] = 3; /* a decode chunk is recorded after the last of prefill */
         CHECK_OK(attend(session, p, layer, i, &out[layer][0][0][0]));
         CHECK_OK(attend(twin, p, layer, i, &twin_out[layer][0][0][0]));
         CHECK_EQUAL(t->memory_count[layer][3], 0);

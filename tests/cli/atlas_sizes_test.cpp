@@ -36,7 +36,7 @@ AtlasTrace made_trace(std::int64_t n, std::int64_t chunk, std::int64_t heads, st
   trace.chunk_start.push_back(n);
   for (std::int64_t h = 0; h < heads; ++h) trace.head_numbers.push_back(h);
   for (std::int64_t i = 0; i < heads * n; ++i) {
-    // BF16 holds it, and it tells places apart that are a power of two from each other.
+    // BF16 holds it, and it differs between places that are a power of two apart.
     trace.scores.push_back(std::ldexp(static_cast<float>(i % 255 + 1), static_cast<int>(i / 255 % 61) - 30));
   }
   trace.set_start.push_back(0);
@@ -210,7 +210,7 @@ class Folder {
 };
 
 // Nearly all of the file is a hole, which takes no disk.
-TEST(OutputSizes, ATensorBehindFourGiBComesBack) {
+TEST(OutputSizes, ATensorAfterFourGiBComesBack) {
   const Folder folder;
   const std::vector<float> first = {1, 2, 3};
   const std::vector<float> last = {4, 5, 6};
@@ -250,7 +250,7 @@ void write_trace(const AtlasTrace& trace, const std::string& path) {
     ChunkRecord record;
     record.chunk = {trace.begin(c), trace.end(c), ChunkMode::sparse};
     record.memory_count = record.memory_stride = static_cast<std::int64_t>(trace.set(c, 0).size());
-    // Sets of all heads lie behind each other in a trace as they do in a record.
+    // Sets of all heads lie one after the other in a trace as they do in a record.
     const auto first = static_cast<std::size_t>(trace.set_start[static_cast<std::size_t>(c * heads)]);
     record.memory = trace.positions.data() + first;
     record.colsum_inter = trace.colsum_inter.data() + first;

@@ -1,5 +1,5 @@
 // The safetensors reader and the layout of what is written. The cases of whole files are in test_bad_files.py; here
-// stand those that need the parser alone: every truncation, every flipped bit, and the way back.
+// are those that need the parser alone: every truncation, every flipped bit, and what was written is read again.
 
 #include "cli/support/safetensors.hpp"
 
@@ -57,7 +57,7 @@ TEST(Safetensors, RefusesWhatDoesNotFit) {
   }
 }
 
-TEST(Safetensors, SpacesBehindTheHeaderAreLegal) {
+TEST(Safetensors, SpacesAfterTheHeaderAreLegal) {
   EXPECT_NO_THROW((void)parse_safetensors(file_of(std::string(kHeader) + "    ", kDataBytes)));
 }
 
@@ -73,7 +73,7 @@ TEST(Safetensors, KnowsEveryType) {
 TEST(Safetensors, EveryTruncationIsRefused) {
   const auto file = file_of(kHeader, kDataBytes);
   for (std::size_t size = 0; size < file.size(); ++size) {
-    // A copy of exactly this size: a sanitizer sees every byte read behind it.
+    // A copy of exactly this size: a sanitizer sees every byte read after it.
     const std::vector<std::byte> cut(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size));
     EXPECT_NE(refusal([&] { (void)parse_safetensors(cut); }), "") << size;
   }

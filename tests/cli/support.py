@@ -1,4 +1,4 @@
-"""What the tests of the program share: safetensors by the standard library alone, and runs that must be refused."""
+"""Helpers of the program's tests: safetensors by the standard library alone, and runs that must be refused."""
 
 import array
 import json
@@ -92,11 +92,11 @@ def parse_safetensors(data):
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         size = SIZES[entry["dtype"]]
-        assert begin == at and begin % size == 0, f"{name} begins at {begin}, not aligned behind {at}"
+        assert begin == at and begin % size == 0, f"{name} begins at {begin}, not aligned after {at}"
         assert end - begin == size * math.prod(entry["shape"]), f"{name} has the wrong length"
         tensors[name] = Tensor(entry["dtype"], entry["shape"], data=body[begin:end])
         at = end
-    assert at == len(body), "data behind the last tensor"
+    assert at == len(body), "data after the last tensor"
     return tensors, metadata
 
 

@@ -80,7 +80,7 @@ class Usage(ProgramTest):
                                 "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(set(os.listdir(self.directory)) & {"first", "last"}), ["last"])
-        # Behind a wrong value that counts no more stands a right one, and the other way round.
+        # The last value counts: a wrong one before it is ignored, and a right one before it does not help.
         self.refuse(self.input, "--batch", "'x'", arguments=["-b", "4", "-b", "x"])
         self.attend(self.input, "-b", "x", "-b", "4")
 
@@ -95,7 +95,7 @@ class Usage(ProgramTest):
                                  (["--dump-qkv", "3", "y", "--dump-qkv", "4"], 1), (["--dump-qkv", "3", "-n", "4"], 1)):
             for command in (["generate", *model, *arguments], ["generate", *arguments, *model]):
                 if command[-1] == "x" and arguments[-1] == "--":
-                    continue  # what stands behind -- is no flag
+                    continue  # what comes after -- is no flag
                 done = self.run_program(*command)
                 self.assert_refused(done, f"--dump-qkv takes 2 values, LAYER OUT; given: {given}; see headwater generate --help")
         self.assert_refused(self.run_program("generate", *model, "--dump-qkv", "3", "a", "b"), "unexpected argument: 'b'")

@@ -7,7 +7,7 @@ from support import ProgramTest
 
 SMALL = ("-n", "70", "--heads", "4", "--kv-heads", "2", "-d", "12", "--d-value", "7", "-b", "32", "-ub", "16",
          "--h2o-local", "3", "--h2o-heavy", "4", "--rounds", "3")
-# PLAN-1: batches of 32 in chunks of 16; chunks behind the first see 7 entries. 70 tokens densely.
+# PLAN-1: batches of 32 in chunks of 16; chunks after the first see 7 entries. 70 tokens densely.
 PAIRS = 4 * 16 * 17 // 2 + 6 * 7 // 2 + 7 * (3 * 16 + 6)
 PAIRS_DENSE = 70 * 71 // 2
 INTEGERS = {"-n": (1, 2147483647), "--heads": (1, 65536), "--kv-heads": (1, 65536), "-d": (1, 65536),

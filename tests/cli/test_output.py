@@ -135,7 +135,7 @@ class Meaning(OutputTest):
         self.check_meaning(tensors, out, steps={3, 4, 5, 6, 10})
 
     def test_decode_first(self):
-        # The turn behind it is not the first of an empty session (STATE-1, STATE-3): 8 tokens run dense, 9 sparse.
+        # The turn after it is not the first of an empty session (STATE-1, STATE-3): 8 tokens run dense, 9 sparse.
         tensors = problem(n=17)
         out, _, _ = self.attend(tensors, *SPARSE, "--steps", "d9,p8")
         self.check_meaning(tensors, out, steps={0, 1})
@@ -183,7 +183,7 @@ class Format(OutputTest):
     def test_f32_scores(self):
         out, metadata, _ = self.attend(problem(n=37), *SPARSE, "--score-type", "f32")
         self.assertEqual((out["scores"].dtype, metadata["score_type"]), ("F32", "f32"))
-        last = range(32, 37)  # nobody looks back at the last chunk
+        last = range(32, 37)  # no later chunk reads the last one
         intra = out["colsum_intra"].values
         self.assertEqual([out["scores"].values[j] for j in last], [intra[j] for j in last])
 

@@ -15,7 +15,7 @@ SOMEBODY = 12345  # a user that this machine need not have
 IS_ROOT = os.geteuid() == 0
 NEEDS_ROOT = unittest.skipUnless(IS_ROOT, "SKIP: files of several users can be made by root alone")
 
-# Counts the calls of fsync that meet a directory: one letter each, in the file that FSYNC_LOG names.
+# Counts the calls of fsync on a directory: one letter each, in the file that FSYNC_LOG names.
 FSYNC_LOG = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -148,7 +148,7 @@ class Links(OutputFileTest):
         os.chmod(self.path("open"), 0o777)
         self.old("victim", 0o600)
         self.link(self.path("victim"), "sticky/own", 0)      # it is ours
-        self.link(self.path("victim"), "open/link", SOMEBODY)  # anybody may replace what is there, so nothing is safer
+        self.link(self.path("victim"), "open/link", SOMEBODY)  # every user may replace what is there
         for name in ("sticky/own", "open/link"):
             self.old("victim", 0o600)
             self.attend(self.input, out=name)

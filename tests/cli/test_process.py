@@ -18,7 +18,7 @@ from support import PROGRAM, SANITIZED, TIMEOUT, ProgramTest, Tensor, problem
 
 
 def slow_problem(n=9000):
-    """Zeros: minutes of work for the scalar reference when dense, and nothing to generate."""
+    """Zeros: minutes of work for the scalar reference when dense, and no time to generate."""
     return {"q": Tensor("BF16", [n, 8, 64], data=bytes(2 * n * 8 * 64)),
             "k": Tensor("BF16", [n, 1, 64], data=bytes(2 * n * 64)),
             "v": Tensor("BF16", [n, 1, 64], data=bytes(2 * n * 64))}
@@ -139,7 +139,7 @@ class Signals(ProgramTest):
             self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
 
     def test_input_that_shrinks(self):
-        # Every run reads the rows again; the first access behind the new end is a SIGBUS.
+        # Every run reads the rows again; the first access after the new end is a SIGBUS.
         process = self.start()
         os.truncate(self.path("in.safetensors"), 4096)
         _, error = process.communicate(timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""Help, completion and manual pages: all from the flags that the commands themselves know."""
+"""Help, completion and manual pages: all from the flags that the commands declare."""
 
 import re
 import shutil

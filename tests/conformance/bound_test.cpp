@@ -1,5 +1,5 @@
-// How large a bound is, counted by hand for inputs whose logits are all alike: a kit whose bounds grew would pass everything.
-// The terms are those of the table in docs/verification.md.
+// How large a bound is, counted by hand for inputs whose logits are all alike: if bounds grew, the kit would pass
+// everything. The terms are those of the table in docs/verification.md.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ constexpr double kTiny = 0x1p-125;
 // The worst case, or lambda = 8 of Higham and Mary.
 double sum_of(double n) { return std::min(n, 8.0 * std::sqrt(n)); }
 
-// One query behind `keys` keys of which the first `memory` are its set; every logit is `q` d, every value is 1.
+// One query after `keys` keys of which the first `memory` are its set; every logit is `q` d, every value is 1.
 HeadChunk alike(std::int64_t keys, std::int64_t memory, std::int64_t d, double q) {
   HeadChunk chunk;
   chunk.queries = {keys - 1};

@@ -37,7 +37,7 @@ struct Tiny {
   }
 };
 
-TEST(Oracle, FUSE_2_a_sparse_chunk_under_a_given_memory) {
+TEST(Oracle, FUSE_2_ASparseChunkUnderAGivenMemory) {
   const Tiny tiny;
   const std::vector<std::int32_t> memory{1};
   LogitRule rule;
@@ -59,7 +59,7 @@ TEST(Oracle, FUSE_2_a_sparse_chunk_under_a_given_memory) {
   expect_near(head.colsum_inter, {2.0});
 }
 
-TEST(Oracle, DEC_1_dense_chunks_see_everything) {
+TEST(Oracle, DEC_1_DenseChunksSeeEverything) {
   const Tiny tiny;
   for (const ChunkMode mode : {ChunkMode::dense, ChunkMode::decode}) {
     const OracleHead head = oracle_head(tiny.layer(), LogitRule{}, Chunk{2, 4, mode}, 0, {});
@@ -81,7 +81,7 @@ TEST(Oracle, DEC_1_dense_chunks_see_everything) {
   }
 }
 
-TEST(Oracle, errors) {
+TEST(Oracle, Errors) {
   const Tiny tiny;
   const auto call = [&](const char* part, Chunk chunk, std::int64_t head, std::vector<std::int32_t> memory) {
     expect_error(ErrorCode::invalid_argument, {part},
@@ -101,7 +101,7 @@ TEST(Oracle, errors) {
                                                 std::vector<std::int32_t>{0, 1})));
 }
 
-TEST(Oracle, SPEC_13_sizes_beside_the_values) {
+TEST(Oracle, SPEC_13_SizesBesideTheValues) {
   const Tiny tiny;
   const std::vector<std::int32_t> memory{0, 1};
   LogitRule rule;
@@ -193,12 +193,12 @@ void expect_sizes(std::int64_t d_value) {
   }
 }
 
-TEST(Oracle, SPEC_13_sizes_of_wide_rows) {
+TEST(Oracle, SPEC_13_SizesOfWideRows) {
   expect_sizes(1);  // narrower than the keys
   expect_sizes(3);  // wider
 }
 
-TEST(Oracle, SPEC_13_logit_error) {
+TEST(Oracle, SPEC_13_LogitError) {
   const std::vector<double> q{1, -2, 3};
   const std::vector<double> k{4, 5, -6};  // product -24, absolute product 32
   EXPECT_NEAR(logit_error(LogitRule{}, q, k, 9, 2), 7 * kU * 32, 1e-20);
@@ -222,7 +222,7 @@ TEST(Oracle, SPEC_13_logit_error) {
 }
 
 /// The bound is one: logits computed in float err by less.
-TEST(Oracle, SPEC_13_float_logits_stay_inside) {
+TEST(Oracle, SPEC_13_FloatLogitsStayInside) {
   test::Numbers numbers(11);
   const std::int64_t d = 24;
   double worst = 0;
@@ -247,7 +247,7 @@ TEST(Oracle, SPEC_13_float_logits_stay_inside) {
   EXPECT_GT(worst, 0.05);  // and not a bound that nothing could break
 }
 
-TEST(Oracle, SPEC_13_agrees_with_the_engine_under_its_own_sets) {
+TEST(Oracle, SPEC_13_AgreesWithTheEngineUnderItsOwnSets) {
   Shape shape;
   shape.n_head = 4;
   shape.n_head_kv = 2;

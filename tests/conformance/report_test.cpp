@@ -1,4 +1,4 @@
-// What the reports of a run say, held against what the run was. The engines here only describe themselves.
+// The reports of a run say what the run was. The engines here only describe themselves.
 
 #include "conformance/report.hpp"
 
@@ -51,7 +51,7 @@ Result result_of(const Case& test, Status status, std::vector<double> ratios = {
   result.status = status;
   result.message = "the <reason>";
   result.reproduce = "repeat --it";
-  for (const double ratio : ratios) result.marks.push_back({"out", "F32", ratio});
+  for (const double ratio : ratios) result.errors.push_back({"out", "F32", ratio});
   return result;
 }
 
@@ -113,13 +113,13 @@ TEST(Report, ANaNIsWorseThanEveryNumber) {
   }
 }
 
-TEST(Report, ANaNThatACaseMeasuredStaysInItsMark) {
+TEST(Report, ANaNThatACaseMeasuredStaysInItsRatio) {
   Context context;
-  for (const double ratio : {0.25, kNaN, 0.5}) context.mark("out", "F32", ratio);
-  for (const double ratio : {0.25, 0.75, 0.5}) context.mark("lse", "F32", ratio);
-  ASSERT_EQ(context.marks().size(), 2U);
-  EXPECT_TRUE(std::isnan(context.marks()[0].ratio));
-  EXPECT_EQ(context.marks()[1].ratio, 0.75);
+  for (const double ratio : {0.25, kNaN, 0.5}) context.measured("out", "F32", ratio);
+  for (const double ratio : {0.25, 0.75, 0.5}) context.measured("lse", "F32", ratio);
+  ASSERT_EQ(context.errors().size(), 2U);
+  EXPECT_TRUE(std::isnan(context.errors()[0].ratio));
+  EXPECT_EQ(context.errors()[1].ratio, 0.75);
 }
 
 TEST(Report, JUnitCountsWhatFailedAndWhatWasSkipped) {

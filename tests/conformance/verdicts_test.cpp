@@ -112,9 +112,9 @@ class RatchetFile : public ::testing::Test {
  protected:
   RatchetFile() { std::ofstream(path_) << R"({"e/isa": {"bound.a": {"out F32": 0.25, "lse F32": 0}}})"; }
   ~RatchetFile() override { std::remove(path_.c_str()); }
-  [[nodiscard]] std::optional<std::string> judge(const Mark& mark, const std::string& engine = "e/isa",
+  [[nodiscard]] std::optional<std::string> judge(const StageError& error, const std::string& engine = "e/isa",
                                                  const std::string& name = "bound.a") const {
-    return Ratchet::load(path_).judge(engine, name, {mark});
+    return Ratchet::load(path_).judge(engine, name, {error});
   }
   const std::string path_ = ::testing::TempDir() + "headwater-ratchet-" + std::to_string(::getpid());
 };
@@ -133,28 +133,29 @@ TEST_F(RatchetFile, ExactResultsMayMoveByASixtyFourthOfTheBound) {
 
 TEST_F(RatchetFile, WhatHasNoMarkFails) {
   EXPECT_THAT(judge({"out", "F32", 0.0}, "other/isa"),
-              ::testing::Optional(HasSubstr("no marks for other/isa")));
-  EXPECT_THAT(judge({"out", "F32", 0.0}, "e/isa", "bound.b"), ::testing::Optional(HasSubstr("no mark for")));
-  EXPECT_THAT(judge({"out", "F16", 0.0}), ::testing::Optional(HasSubstr("no mark for e/isa out F16")));
+              ::testing::Optional(HasSubstr("no baselines for other/isa")));
+  EXPECT_THAT(judge({"out", "F32", 0.0}, "e/isa", "bound.b"),
+              ::testing::Optional(HasSubstr("no baseline for")));
+  EXPECT_THAT(judge({"out", "F16", 0.0}), ::testing::Optional(HasSubstr("no baseline for e/isa out F16")));
 }
 
 TEST_F(RatchetFile, EveryMarkOfACaseIsJudged) {
-  const Ratchet marks = Ratchet::load(path_);
-  EXPECT_TRUE(marks.judge("e/isa", "bound.a", {{"out", "F32", 0.1}, {"lse", "F32", 0.5}}));
+  const Ratchet baselines = Ratchet::load(path_);
+  EXPECT_TRUE(baselines.judge("e/isa", "bound.a", {{"out", "F32", 0.1}, {"lse", "F32", 0.5}}));
 }
 
 TEST_F(RatchetFile, RecordedMarksReplaceThoseOfTheirCaseAlone) {
-  Ratchet marks = Ratchet::load(path_);
-  marks.record("e/isa", "bound.b", {{"out", "F32", 0.125}});
-  marks.record("e/isa", "bound.a", {{"out", "F32", 0.0625}});
-  marks.save(path_);
+  Ratchet baselines = Ratchet::load(path_);
+  baselines.record("e/isa", "bound.b", {{"out", "F32", 0.125}});
+  baselines.record("e/isa", "bound.a", {{"out", "F32", 0.0625}});
+  baselines.save(path_);
   EXPECT_FALSE(judge({"out", "F32", 0.125}));
   EXPECT_TRUE(judge({"out", "F32", 0.126}));
-  EXPECT_TRUE(judge({"lse", "F32", 0.0})) << "a stage that the case no longer has kept its mark";
+  EXPECT_TRUE(judge({"lse", "F32", 0.0})) << "a stage that the case no longer has kept its baseline";
   EXPECT_FALSE(judge({"out", "F32", 0.25}, "e/isa", "bound.b"));
 }
 
-/// An engine that no ratchet knows; what it computes is not looked at.
+/// An engine without baselines; what it computes does not matter.
 class NewProcessor : public Engine {
  public:
   explicit NewProcessor(std::string_view isa) : isa_(isa) {}
@@ -169,30 +170,30 @@ class NewProcessor : public Engine {
   std::string_view isa_;
 };
 
-// One stage that RatchetFile has a mark for in bound.a, and one that it has none for.
+// One stage that RatchetFile has a baseline for in bound.a, and one that it has none for.
 const Register kMarked{
-    {"bound.a", {}, "out", Lane::bound, true, [](Context& context) { context.mark("out", "F32", 0.1); }}};
+    {"bound.a", {}, "out", Lane::bound, true, [](Context& context) { context.measured("out", "F32", 0.1); }}};
 const Register kUnmarked{
-    {"bound.b", {}, "out", Lane::bound, true, [](Context& context) { context.mark("out", "F32", 0.1); }}};
+    {"bound.b", {}, "out", Lane::bound, true, [](Context& context) { context.measured("out", "F32", 0.1); }}};
 
 class ProcessorWithoutMarks : public RatchetFile {
  protected:
-  [[nodiscard]] Result run(const Engine& engine, const std::string& name, bool marks_asked,
+  [[nodiscard]] Result run(const Engine& engine, const std::string& name, bool ratchet_file,
                            std::uint64_t seed = kDefaultSeed) const {
     Settings settings;
     settings.seed = seed;
-    settings.ratchet = &marks_;
-    if (marks_asked) settings.marks_asked = "";
+    settings.ratchet = &baselines_;
+    if (ratchet_file) settings.ratchet_file = "";
     return run_case(*named(name), &engine, settings);
   }
-  [[nodiscard]] std::vector<std::string> said(bool marks_asked, std::uint64_t seed = kDefaultSeed) const {
+  [[nodiscard]] std::vector<std::string> said(bool ratchet_file, std::uint64_t seed = kDefaultSeed) const {
     Settings settings;
     settings.seed = seed;
-    settings.ratchet = &marks_;
-    if (marks_asked) settings.marks_asked = "";
+    settings.ratchet = &baselines_;
+    if (ratchet_file) settings.ratchet_file = "";
     return not_compared({&known_, &unknown_}, settings);
   }
-  const Ratchet marks_ = Ratchet::load(path_);
+  const Ratchet baselines_ = Ratchet::load(path_);
   const NewProcessor known_{"isa"};
   const NewProcessor unknown_{"another isa"};
 };
@@ -200,13 +201,13 @@ class ProcessorWithoutMarks : public RatchetFile {
 TEST_F(ProcessorWithoutMarks, IsSaidOnceAndNotAFailure) {
   EXPECT_EQ(run(unknown_, "bound.a", false).status, Status::pass);
   EXPECT_EQ(run(unknown_, "bound.b", false).status, Status::pass);
-  EXPECT_THAT(said(false), ::testing::ElementsAre(HasSubstr("no marks are recorded for e/another isa")));
+  EXPECT_THAT(said(false), ::testing::ElementsAre(HasSubstr("no baselines are recorded for e/another isa")));
 }
 
 TEST_F(ProcessorWithoutMarks, FailsWhereMarksAreAskedFor) {
   const Result result = run(unknown_, "bound.a", true);
   EXPECT_EQ(result.status, Status::fail);
-  EXPECT_THAT(result.message, HasSubstr("no marks for e/another isa"));
+  EXPECT_THAT(result.message, HasSubstr("no baselines for e/another isa"));
   EXPECT_THAT(said(true), IsEmpty());
 }
 
@@ -220,10 +221,10 @@ TEST_F(ProcessorWithoutMarks, OtherSeedsHaveNoMarks) {
   EXPECT_THAT(said(false, 7), IsEmpty());
 }
 
-TEST(RatchetName, IsThatOfTheEngineBehindCpu) {
+TEST(RatchetName, IsThatOfTheEngineThatCpuStandsFor) {
   const std::string name = ratchet_name(engine("cpu"));
   EXPECT_THAT(name, ::testing::StartsWith("cpu-"));
-  EXPECT_TRUE(Ratchet::built_in().knows(name));
+  EXPECT_TRUE(Ratchet::built_in().has(name));
   EXPECT_EQ(ratchet_name(engine("cpu-portable")), "cpu-portable/x86-64-v2");
 }
 
@@ -260,15 +261,15 @@ TEST(WaiverOfAFailure, BearsWhatIsMistrustedToo) {
   EXPECT_EQ(results[1].status, Status::fail);
 }
 
-// A bound as large as what it bounds shows nothing, and must not pass for a check that was held: not in one stage and type
-// beside others that were.
+// A bound as large as what it bounds shows nothing and must not count as a check, even where other stages and types
+// of the case have good bounds.
 TEST(Mistrusted, WhereTheBoundsAddUpToTheSignals) {
   const auto status_of = [](double bound, double signal, bool fails) {
     const Case test{"bound.written_out", {}, "out", Lane::bound, false, [=](Context& context) {
-                      context.mark("lse", "F32", 0.5, 0.5, 100.0);
-                      context.mark("out", "F32", 0.5, 0.5 * bound, 0.25 * signal);
-                      context.mark("out", "F32", 0.5, 0.5 * bound, 0.75 * signal);
-                      context.mark("out", "BF16", 0.5, 0.5, 100.0);
+                      context.measured("lse", "F32", 0.5, 0.5, 100.0);
+                      context.measured("out", "F32", 0.5, 0.5 * bound, 0.25 * signal);
+                      context.measured("out", "F32", 0.5, 0.5 * bound, 0.75 * signal);
+                      context.measured("out", "BF16", 0.5, 0.5, 100.0);
                       if (fails) throw Violation("wrong");
                     }};
     return run_case(test, nullptr, Settings{}).status;

@@ -1,4 +1,4 @@
-/* A driver of yesterday, for engine_test.py: libcuda.so.1 as far as the CUDA runtime looks before it turns away. */
+/* A driver of yesterday, for test_engine.py: libcuda.so.1 as far as the CUDA runtime looks before it turns away. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>

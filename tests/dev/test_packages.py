@@ -1,4 +1,4 @@
-"""Which commands of ./dev install packages, before a dpkg, an apt and a sudo that only write down how they are called."""
+"""Which commands of ./dev install packages: with a dpkg, an apt and a sudo that only record how they are called."""
 
 import os
 import subprocess

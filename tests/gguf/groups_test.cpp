@@ -49,7 +49,7 @@ struct RandomRows {
   [[nodiscard]] const std::byte* row(std::int64_t r) const { return bytes.data() + r * row_bytes(type, n); }
 };
 
-/// Memory on a boundary of a line, with a mark behind it.
+/// Memory on a boundary of a cache line, with canaries after it.
 class Lines {
  public:
   explicit Lines(std::size_t bytes) : memory_(bytes + 64 + 1, std::byte{0x5A}), bytes_(bytes) {
@@ -69,7 +69,7 @@ struct Group {
   Lines memory;
   explicit Group(const RandomRows& rows) : memory(group_bytes(rows.type, rows.n)) {
     pack_group(rows.type, rows.bytes.data(), rows.count, rows.n, memory.data());
-    EXPECT_TRUE(memory.intact()) << "written behind the group";
+    EXPECT_TRUE(memory.intact()) << "written after the group";
   }
 };
 
@@ -149,7 +149,7 @@ struct Activations {
     const auto address = reinterpret_cast<std::uintptr_t>(fixed.data());
     std::byte* const memory = fixed.data() + (64 - address % 64) % 64;
     arrange_for_groups(type, fix_row(values.data(), n, memory), n, arranged.data());
-    EXPECT_TRUE(arranged.intact()) << "written behind the memory";
+    EXPECT_TRUE(arranged.intact()) << "written after the memory";
   }
 };
 

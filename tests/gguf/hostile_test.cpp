@@ -1,4 +1,4 @@
-// Files that lie: every one ends in one line that names what is wrong.
+// Files with wrong sizes, offsets and types: each gives one line that names what is wrong.
 
 #include <gmock/gmock.h>
 
@@ -167,7 +167,7 @@ TEST(HostileGguf, TensorsLieSideBySide) {
   EXPECT_THAT(gap_of(b),
               HasSubstr("tensor 'first' lies at offset 32 and is the first one; it must lie at 0"));
   b = Builder();
-  b.data_bytes = 160;  // not in order, and padding behind each: right
+  b.data_bytes = 160;  // not in order, and padding after each: right
   b.add_tensor("second", {9}, kF32Tensor, 32).add_tensor("first", {1}, kF32Tensor, 0);
   b.add_tensor("third", {1}, kF32Tensor, 96);
   EXPECT_EQ(gap_of(b), "");
@@ -286,7 +286,7 @@ TEST(HostileGguf, LimitsThemselvesAreAllowed) {
   EXPECT_THAT(tensor_refusal({(std::uint64_t{1} << 63) - 1}, kF32Tensor, 96), HasSubstr("overflow 63 bits"));
 }
 
-// The random fuzzer of everyday: several bytes at once, and 64-bit fields with huge values.
+// Random changes: several bytes at once, and 64-bit fields with huge values.
 TEST(HostileGguf, RandomDamageIsSurvived) {
   const std::vector<std::byte> bytes = good().build();
   std::mt19937_64 random(7);

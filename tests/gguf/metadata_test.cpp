@@ -1,4 +1,4 @@
-// What an independent writer put into a file comes out of it, and getters refuse what is not what they ask for.
+// What an independent writer put into a file comes out of it, and getters refuse values of another type.
 
 #include <gmock/gmock.h>
 

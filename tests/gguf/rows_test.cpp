@@ -62,7 +62,7 @@ TEST_P(Rows, WidenToTheValuesOfTheGgufPackage) {
                   bits_of(expected[static_cast<std::size_t>(r * n + i)]))
             << info.name << " row " << r << " element " << i;
       }
-      EXPECT_EQ(values.back(), 12345.0f) << "written behind the row";
+      EXPECT_EQ(values.back(), 12345.0f) << "written after the row";
     }
   }
 }
@@ -112,8 +112,8 @@ TEST_P(Rows, EveryHalf) {
   }
 }
 
-// Lengths around the width of vectors and the number of chains; rows at odd addresses; nothing read behind the end
-// (the sanitizer build watches the exact buffer).
+// Lengths around the width of vectors and the number of chains; rows at odd addresses; nothing read after the end
+// (the sanitizer build checks the exact buffer).
 TEST_P(Rows, EveryLengthAndAddress) {
   std::mt19937 random(11);
   std::normal_distribution<float> normal;
@@ -182,7 +182,7 @@ struct Fixed {
       : codes(x.size()), scales(x.size() / kFixedRun), sums(scales.size()) {
     kernels.fix(x.data(), static_cast<std::int64_t>(x.size()), codes.data(), scales.data(), sums.data());
   }
-  /// As the kernel for rows of a type reads it. Whatever stood in the memory before must not matter.
+  /// As the kernel for rows of a type reads it. The previous contents of the memory must not matter.
   [[nodiscard]] FixedRow row(const RowKernels& kernels, TensorType type) {
     const auto n = static_cast<std::int64_t>(codes.size());
     FixedRow row{codes.data(), scales.data(), sums.data(), nullptr};
@@ -190,7 +190,7 @@ struct Fixed {
     if (arrange == nullptr) return row;
     arranged.assign(arranged_row_bytes(n) + 1, std::byte{0x7F});
     arrange(row, n, arranged.data());
-    EXPECT_EQ(arranged.back(), std::byte{0x7F}) << "written behind the memory";
+    EXPECT_EQ(arranged.back(), std::byte{0x7F}) << "written after the memory";
     row.arranged = arranged.data();
     return row;
   }
@@ -339,7 +339,7 @@ std::string short_name(const ::testing::TestParamInfo<int>& param) {
 }
 INSTANTIATE_TEST_SUITE_P(EveryIsa, Rows, ::testing::Range(0, 4), short_name);
 
-// Of each variant: what the kernel says that the processor has, flag by flag, decides whether it runs.
+// Each variant runs exactly where /proc/cpuinfo has all of its flags.
 TEST(RowKernels, RunWhereTheProcessorHasTheirInstructions) {
   std::ifstream file("/proc/cpuinfo");
   std::set<std::string> flags;

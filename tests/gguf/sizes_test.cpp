@@ -129,7 +129,7 @@ TEST_F(GgufSizes, ATensorBeyondFourGiB) {
   constexpr std::int64_t kBytes = kRowBytes * static_cast<std::int64_t>(kVocabulary);
   Builder b;
   b.add_tensor("token_embd.weight", {kWidth, kVocabulary}, kF32Tensor, 0);
-  b.add_tensor("behind", {8}, kF32Tensor, kBytes);
+  b.add_tensor("after", {8}, kF32Tensor, kBytes);
   std::vector<std::byte> header = b.build();
   header.resize((header.size() + 31) / 32 * 32);
   const std::string name = write("large.gguf", header);
@@ -157,7 +157,7 @@ TEST_F(GgufSizes, ATensorBeyondFourGiB) {
     EXPECT_EQ(values.front(), static_cast<float>(row + 1)) << row;
     EXPECT_EQ(values.back(), -static_cast<float>(row + 1)) << row;
   }
-  dequantize_row(TensorType::f32, model.tensor("behind").row(0), 8, values.data());
+  dequantize_row(TensorType::f32, model.tensor("after").row(0), 8, values.data());
   EXPECT_EQ(values[7], 7.0F);
 }
 

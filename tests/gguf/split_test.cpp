@@ -78,7 +78,7 @@ TEST_F(Split, AnotherNameIsRefused) {
 TEST_F(Split, AFileInTheWrongPlace) {
   std::filesystem::copy_file(path(file(3)), path(file(2)), std::filesystem::copy_options::overwrite_existing);
   EXPECT_THAT(refusal_of_first(), HasSubstr("key 'split.no' is 2; allowed: 1 .. 1"));
-  // The first file behind itself would never end.
+  // The first file after itself would never end.
   std::filesystem::copy_file(path(file(1)), path(file(2)), std::filesystem::copy_options::overwrite_existing);
   EXPECT_THAT(refusal_of_first(), HasSubstr("key 'split.no' is 0; allowed: 1 .. 1"));
 }

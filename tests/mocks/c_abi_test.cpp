@@ -194,7 +194,7 @@ void expect_status(const Exception& exception, headwater_status status, const ch
     EXPECT_STREQ(headwater_last_error(), text);
     ::testing::Mock::VerifyAndClearExpectations(opened.session);
     EXPECT_EQ(headwater_end(opened.get()), HEADWATER_OK);
-    EXPECT_STREQ(headwater_last_error(), "") << "behind a success";
+    EXPECT_STREQ(headwater_last_error(), "") << "after a success";
   }
 }
 
@@ -209,7 +209,7 @@ TEST(CAbiErrors, EveryCodeOfAnErrorIsItsStatusAndKeepsItsText) {
   }
 }
 
-// An engine of somebody else may throw what Session does not allow; none of it may leave the library (headwater.h).
+// An engine may throw what Session does not allow; no exception may leave the library (headwater.h).
 TEST(CAbiErrors, WhatIsNoErrorBecomesAStatus) {
   expect_status(std::bad_alloc(), HEADWATER_OUT_OF_MEMORY, "out of memory");
   expect_status(std::runtime_error("a vector of none"), HEADWATER_INTERNAL, "a vector of none");
@@ -305,7 +305,7 @@ TEST(CAbiInspection, RowsAreReadIntoTheCallersMemoryAtTheWidthOfTheirKind) {
   EXPECT_CALL(*opened.session, read_value(4, 5, 6, is_row(2)));
   EXPECT_EQ(headwater_read_key(opened.get(), 1, 2, 3, row, 3), HEADWATER_OK);
   EXPECT_EQ(headwater_read_value(opened.get(), 4, 5, 6, row, 2), HEADWATER_OK);
-  // A row of the other kind's width is refused before the session is asked.
+  // A row of the other kind's width is refused before the session is called.
   EXPECT_EQ(headwater_read_key(opened.get(), 1, 2, 3, row, 2), HEADWATER_INVALID_ARGUMENT);
   EXPECT_EQ(headwater_read_value(opened.get(), 4, 5, 6, row, 3), HEADWATER_INVALID_ARGUMENT);
 }
@@ -474,7 +474,7 @@ TEST(CAbiOpen, AnUnknownFieldIsRefusedBeforeTheEngineTakesMemory) {
   EXPECT_EQ(handle, nullptr);
 }
 
-// Texts are copied once for the whole program: no other test may ask for them.
+// Texts are copied once for the whole program: no other test may read them.
 TEST(CAbiEngines, EachTextIsTheEnginesOwn) {
   NiceMock<EngineList> list;
   NiceMock<MockEngine> first;

@@ -1,4 +1,4 @@
-/* A plug-in whose table is the test's own: whoever loads it says first which. */
+/* A plug-in whose table is that of a test, which sets it first. */
 
 #include "headwater/plugin.h"
 

@@ -13,7 +13,7 @@
 
 namespace headwater::mocks {
 
-/// A session whose caller is what is tested.
+/// A mock of a session; its caller is tested.
 class MockSession : public Session {
  public:
   ~MockSession() override {
@@ -58,7 +58,7 @@ class MockEngine : public Engine {
 };
 
 /// What headwater::engines() and headwater::engine() answer in a program that links engine_list.cpp: the linker takes it
-/// for bindings/engines.cpp. One lives at a time.
+/// for bindings/engines.cpp. At most one exists at a time.
 class EngineList {
  public:
   EngineList();

@@ -9,7 +9,7 @@
 
 namespace headwater::mocks {
 
-/// The functions of a plug-in. The table's pointers lead to the one that lives.
+/// The functions of a plug-in. The table's pointers call the one object that exists.
 class MockTable {
  public:
   MockTable() { current_ = this; }

@@ -1,6 +1,6 @@
-// The transformer and the conversation over an engine and a session that are mocks: which steps they ask for and in which
-// order, and what is left where one fails or is cancelled. The session keeps the engines' own protocol (StepMachine) and computes
-// nothing: outputs are zeros.
+// The transformer and the conversation over an engine and a session that are mocks: which steps they take and in
+// which order, and what is left where one fails or is cancelled. The session keeps the engines' own protocol
+// (StepMachine) and computes nothing: outputs are zeros.
 
 #include <gmock/gmock.h>
 
@@ -81,7 +81,7 @@ class ProtocolSession : public NiceMock<MockSession> {
       throw Error(ErrorCode::internal, "the device is gone");
     });
   }
-  /// All that was expected came; from now on any call may.
+  /// Checks the expectations so far; from now on any call is allowed.
   void verify() { Mock::VerifyAndClearExpectations(static_cast<MockSession*>(this)); }
 
  private:
@@ -274,9 +274,9 @@ TEST_F(Runtime, IdsAndSizesAreCheckedBeforeAStepBegins) {
 
 // ---- conversation --------------------------------------------------------------------------------------------------
 
-// A document goes in by prefill calls of a batch, the first of which says how long the turn is (STATE-3); the question behind it,
-// however long, by decode steps (DEC-1); a generated token by one more.
-TEST_F(Runtime, ADocumentIsSparseAndTheQuestionBehindItDense) {
+// A document goes in by prefill calls of a batch, the first of which says how long the turn is (STATE-3); the
+// question after it, however long, by decode steps (DEC-1); a generated token by one more.
+TEST_F(Runtime, ADocumentIsSparseAndTheQuestionAfterItDense) {
   Conversation conversation(*transformer_, 70);
   const InSequence order;
   session_->expect_step(prefill(64, 80));
@@ -298,11 +298,11 @@ TEST_F(Runtime, ATurnThatDoesNotFitDoesNotReachTheSession) {
   conversation.feed(ids(390));
   EXPECT_CALL(*session_, begin(_)).Times(0);
   EXPECT_CALL(*session_, reset()).Times(0);
-  expect_error([&] { conversation.feed(ids(11)); }, ErrorCode::capacity_exceeded, "11 tokens behind 390");
+  expect_error([&] { conversation.feed(ids(11)); }, ErrorCode::capacity_exceeded, "11 tokens after 390");
   EXPECT_EQ(conversation.tokens(), 390);
 }
 
-// conversation.hpp: an exception from `progress` ends the turn, and only reset() helps then.
+// conversation.hpp: an exception from `progress` ends the turn, and only reset() is legal then.
 TEST_F(Runtime, ACancelledTurnIsNotEndedAndResetBeginsAnew) {
   struct Cancelled {};
   Conversation conversation(*transformer_, 10);
@@ -313,7 +313,7 @@ TEST_F(Runtime, ACancelledTurnIsNotEndedAndResetBeginsAnew) {
     EXPECT_CALL(*session_, begin(prefill(64)));
     EXPECT_CALL(*session_, attend(0, _, _, _, _));
   }
-  // Behind the first layer of the second call.
+  // After the first layer of the second call.
   EXPECT_THROW(conversation.feed(ids(150),
                                  [&](double) {
                                    if (++shown > layers()) throw Cancelled{};

@@ -52,7 +52,7 @@ class Plugin : public ::testing::Test {
     engine_ = conformance::plugin_engine(*library_);
   }
 
-  /// What open() asks a session that is there.
+  /// The calls that open() makes on a new session.
   void expect_questions_of_open() {
     EXPECT_CALL(calls_, session_options(session(), _, sizeof(headwater_effective_options)))
         .Times(AnyNumber())
@@ -174,8 +174,8 @@ TEST_F(Plugin, OpensWithWhatTheCallerAskedFor) {
 
 // ---- what fails ----------------------------------------------------------------------------------------------------
 
-// The text is valid until the thread's next call (plugin.h): it is asked for at once.
-TEST_F(Plugin, AStatusIsTheErrorOfItsCodeWithTheTextBehindIt) {
+// The text is valid until the thread's next call (plugin.h): it is read at once.
+TEST_F(Plugin, AStatusIsTheErrorOfItsCodeWithTheTextAfterIt) {
   const auto opened = open();
   const InSequence order;
   for (int status = HEADWATER_INVALID_ARGUMENT; status <= HEADWATER_INTERNAL; ++status) {
@@ -201,8 +201,8 @@ TEST_F(Plugin, WhatDidNotOpenIsNotClosed) {
   EXPECT_CALL(calls_, last_error()).WillOnce(Return("no memory for keys"));
   EXPECT_CALL(calls_, close(_)).Times(0);
   expect_error([&] { (void)engine_->open(shape_, {}); }, ErrorCode::out_of_memory, "no memory for keys");
-  EXPECT_THROW((void)engine_->open(shape_, {}), Violation) << "a session behind a failed open()";
-  EXPECT_THROW((void)engine_->open(shape_, {}), Violation) << "no session behind open()";
+  EXPECT_THROW((void)engine_->open(shape_, {}), Violation) << "a session after a failed open()";
+  EXPECT_THROW((void)engine_->open(shape_, {}), Violation) << "open() that gave no session";
 }
 
 // A session that is there is closed once, whatever fails on the way to the caller.
@@ -225,7 +225,7 @@ TEST_F(Plugin, WhatOpenedIsClosedOnceWhereALaterQuestionFails) {
   expect_error([&] { (void)engine_->open(shape_, {}); }, ErrorCode::internal, "no options");
 
   ::testing::Mock::VerifyAndClearExpectations(&calls_);
-  opens(), options(HEADWATER_OK, 2);  // neither yes nor no
+  opens(), options(HEADWATER_OK, 2);  // neither 0 nor 1
   EXPECT_THROW((void)engine_->open(shape_, {}), Violation);
 
   ::testing::Mock::VerifyAndClearExpectations(&calls_);
@@ -251,7 +251,8 @@ TEST_F(Plugin, ASessionWithAFailedStepIsClosedAndNothingElse) {
   opened.reset();
 }
 
-// Tables that end before session_failed do not say it: STATE-5 concludes it from the statuses of the steps' functions.
+// Tables that end before session_failed do not say it: by STATE-5 it follows from the statuses of the steps'
+// functions.
 TEST_F(Plugin, AnOldTableHasFailedWhereAStatusOfAnOpenStepSaysSo) {
   headwater_engine_table old = MockTable::table();
   old.struct_size = offsetof(headwater_engine_table, session_failed);
@@ -305,7 +306,7 @@ class PluginObserver : public Plugin {
     EXPECT_CALL(calls_, begin_decode(session(), 1)).WillOnce(Return(HEADWATER_OK)).RetiresOnSaturation();
     opened_->begin(Step::decode());
   }
-  /// attend() of a plug-in that shows `chunks` records, one behind the other.
+  /// attend() of a plug-in that shows `chunks` records, one after the other.
   void attend_showing(int chunks) {
     EXPECT_CALL(calls_, attend(session(), 0, _, _, _, _))
         .WillOnce([this, chunks] {
@@ -333,7 +334,7 @@ TEST_F(PluginObserver, WhatItThrowsFailsTheStepUntilReset) {
   });
   begin();
   EXPECT_THROW(attend_showing(2), Stop);
-  EXPECT_EQ(calls, 1) << "the chunks behind one that failed";
+  EXPECT_EQ(calls, 1) << "chunks after one that failed are not shown";
   EXPECT_CALL(calls_, session_failed(session(), _))
       .WillRepeatedly(DoAll(SetArgPointee<1>(0), Return(HEADWATER_OK)));
   EXPECT_TRUE(opened_->failed());

@@ -191,7 +191,7 @@ TEST(ModelConfig, RefusesByName) {
   }
 }
 
-// An embedding that is not the head is read row by row when a token asks for it: its weights are checked nevertheless.
+// An embedding that is not the head is read row by row as tokens need it: its weights are checked nevertheless.
 TEST(ModelConfig, RefusesAnEmbeddingThatHoldsNaN) {
   TinyFile tiny;
   tiny.own_head = true;

@@ -25,7 +25,7 @@ TEST(Conversation, CutsATurnIntoBatchesAndATail) {
   Conversation conversation(transformer, 10);
   conversation.feed(some_ids(150));
   EXPECT_EQ(conversation.steps(), "p64:140,p64,p12,d10");
-  // Chunks of 32, 32, 32, 32, 12 with 0, 16, 16, 16, 16 remembered tokens; a tail of 10 behind 140.
+  // Chunks of 32, 32, 32, 32, 12 with 0, 16, 16, 16, 16 remembered tokens; a tail of 10 after 140.
   const std::uint64_t chunks = 4 * (32 * 33 / 2) + 12 * 13 / 2 + 16 * (32 * 3 + 12);
   EXPECT_EQ(conversation.pairs().computed, chunks + 10 * 11 / 2 + 10 * 140);
   EXPECT_EQ(conversation.pairs().dense, 150 * 151 / 2);

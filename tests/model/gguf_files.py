@@ -59,7 +59,7 @@ class File:
             size = 4
             for extent in dims:
                 size *= extent
-            at += min(-(-size // ALIGNMENT) * ALIGNMENT, 2**60)  # what is behind an impossible tensor still has a place
+            at += min(-(-size // ALIGNMENT) * ALIGNMENT, 2**60)  # what is after an impossible tensor still has a place
         entries = b"".join(text(key) + struct.pack("<I", kind) + packed(kind, value)
                            for key, (kind, value) in self.metadata.items()) + self.raw_metadata
         count = len(self.metadata) + (1 if self.raw_metadata else 0)

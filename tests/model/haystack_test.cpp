@@ -67,7 +67,7 @@ TEST(Haystack, PlantsEachCodeAtItsDepthAndAsksForIt) {
   }
 }
 
-TEST(Haystack, GoesOnFromTheBeginningBehindTheLastLine) {
+TEST(Haystack, GoesOnFromTheBeginningAfterTheLastLine) {
   const Haystack haystack(tokenizer(), "alpha = 1\nbeta = 2", {});
   std::mt19937_64 random(1);
   const auto needles = draw_needles({100}, random);

@@ -17,7 +17,7 @@ struct Setting {
   bool dense = false;
 };
 
-/// The logits behind the prompt, and behind one decoded token.
+/// The logits after the prompt, and after one decoded token.
 struct Arithmetic {
   Precision precision = Precision::f32;
   DType cache =

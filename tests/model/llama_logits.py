@@ -2,7 +2,7 @@
 
 The fixtures' golden logits (a forward pass in double, which the unit tests hold the runtime to) against llama.cpp with
 an F32 cache and no flash attention, with the files' F16 weights and with the same in F32; the bundled model, and copies that llama.cpp's own quantiser makes of it, against
-the program's best logit behind 256 tokens (`headwater bench -m`). Needs llama-cpp-python, which `./dev bench model`
+the program's best logit after 256 tokens (`headwater bench -m`). Needs llama-cpp-python, which `./dev bench model`
 builds in ~/.cache/headwater-peers (or HEADWATER_PEERS); where it is not: SKIP and exit status 77.
 """
 
@@ -35,7 +35,7 @@ ROUNDED = {"Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0", "Q4_K": "MOSTLY_Q4_K_S"
 
 
 def with_peers():
-    """This program in the peers' Python, once."""
+    """Runs this program again in the peers' Python."""
     python = PEERS / "venv/bin/python"
     if not python.exists() or os.environ.get("HEADWATER_IN_PEERS"):
         print(f"SKIP: llama-cpp-python is not in {PEERS} (./dev bench model builds it)")

@@ -7,7 +7,7 @@ The forward pass is written in numpy from the papers and from the definitions th
 keys rotated by split halves, weights as published); the files hold the same weights as llama.cpp's converter would write
 them (the rows of llama's query and key matrices in the order of adjacent pairs; Llama 3's scaling as a tensor of divisors).
 So a mistake in the reading of either convention shows. golden.json: for each model the ids of a text, what greedy
-generation adds behind them, and how far the same forward pass in float32 is from the one in float64; NAME.logits in
+generation adds after them, and how far the same forward pass in float32 is from the one in float64; NAME.logits in
 golden.safetensors: logits of the last positions. perplexity.json: what `headwater perplexity` must say of the same text, cut
 into windows. The results are committed; nothing in the build runs this.
 """
@@ -304,7 +304,7 @@ def encode(model, words, text):
 
 
 def losses(model, all_weights, ids, begin):
-    """Nats a token inside the prefill and decoded behind it, over windows of the text. begin: the token that each window
+    """Nats a token inside the prefill and decoded after it, over windows of the text. begin: the token that each window
     begins with, in place of its own; None leaves it."""
     prefill, decoded = [], []
     for at in range(0, len(ids) - WINDOW + 1, WINDOW):

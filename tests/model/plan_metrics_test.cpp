@@ -1,6 +1,6 @@
-// Rows of the source plan's metrics that ask for a model; docs/plan-metrics.md has the whole table. The names begin with
+// Rows of the source plan's metrics that need a model; docs/plan-metrics.md has the whole table. The names begin with
 // the row. What a test measured goes into the table by RecordProperty: "figure" is the same in every run but for rounding,
-// and the stored table is held against it (tools/plan_metrics.py --figures); "measured" is not.
+// and the stored table is compared with it (tools/plan_metrics.py --figures); "measured" is not.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -150,7 +150,7 @@ TEST(ModelPlanMetrics, P6_3_DecodingSeesEveryTokenOfBothTurns) {
   }
   // F32 sums in other orders; keys and values rounded to F16 may fall on the other side.
   EXPECT_LE(worst, 1e-2);
-  // Losing one early token must show.
+  // The loss of one early token exceeds the limit.
   auto changed = ids;
   changed[7] = changed[7] == 40 ? 41 : 40;
   const auto three = transformer_of(600, dense);
@@ -185,7 +185,7 @@ StoredRows stored_rows(const Session& session) {
   return all;
 }
 
-/// Puts these rows into an empty session by a dense prefill; its outputs are of no interest.
+/// Puts these rows into an empty session by a dense prefill; its outputs are not used.
 void store(const StoredRows& rows, std::int64_t n, Session& session) {
   const Shape& shape = session.shape();
   const std::vector<float> q(static_cast<std::size_t>(n * shape.n_head * shape.d_head));
@@ -214,9 +214,9 @@ std::int64_t dropped_position(const Session& session) {
   return std::find(kept.begin(), kept.end(), false) - kept.begin();
 }
 
-/// Decoding behind a sparse prefill: the logits are those behind a dense prefill that was handed the keys and values which
-/// the sparse one left, bit for bit.
-TEST(ModelPlanMetrics, P6_3_DecodingBehindASparsePrefillIsDenseOverItsRows) {
+/// Decoding after a sparse prefill: the logits are those after a dense prefill that was handed the keys and values
+/// which the sparse one left, bit for bit.
+TEST(ModelPlanMetrics, P6_3_DecodingAfterASparsePrefillIsDenseOverItsRows) {
   constexpr std::int64_t kPrompt = 600, kSteps = 4;
   const auto ids = text_ids(kPrompt + kSteps);
   const std::span<const std::int32_t> all(ids);

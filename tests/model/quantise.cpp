@@ -19,7 +19,7 @@ std::uint16_t half_bits(double value) {
   if (size == 0) return sign;
   const int exponent = std::max(std::ilogb(size), -14);
   const double units = std::nearbyint(std::ldexp(size, 10 - exponent));  // 1024 and more for a normal number
-  // A mantissa that rounds up to 2048 carries into the exponent by itself.
+  // A mantissa that rounds up to 2048 carries into the exponent.
   return static_cast<std::uint16_t>(sign + static_cast<unsigned>((exponent + 14) << 10) +
                                     static_cast<unsigned>(units));
 }

@@ -71,7 +71,7 @@ class Copy {
 
 struct Outcome {
   std::vector<float> logits;   // of all tokens of a prefill
-  std::vector<float> decoded;  // behind one more token
+  std::vector<float> decoded;  // after one more token
   double loss = 0;             // nats a token
 };
 

@@ -29,7 +29,7 @@ TEST(Sampler, IsGreedyAtTemperatureZero) {
   EXPECT_EQ(best_token(std::vector<float>{3, 7, 7, 1}), 1) << "the lowest id among equals";
 }
 
-// 9000 draws: a share p is off by more than 5 sqrt(p (1 - p) / n) once in two million seeds.
+// 9000 draws: a share p is off by more than 5 sqrt(p (1 - p) / n) with a probability of one in two million.
 TEST(Sampler, DrawsByTheSoftmax) {
   constexpr int kDraws = 9000;
   const auto seen = counts({.temperature = 1.0, .seed = 5}, kDraws);

@@ -1,5 +1,5 @@
 // The transformer at the sizes of models and prompts that people run, against the forward pass in double (transformer_oracle.hpp):
-// widths, heads, layers and vocabularies, positions beyond 131072, turns behind thousands of tokens.
+// widths, heads, layers and vocabularies, positions beyond 131072, turns after thousands of tokens.
 
 #include <gtest/gtest.h>
 
@@ -150,9 +150,9 @@ TEST(TransformerSizes, PositionsBeyond131072) {
   EXPECT_EQ(conversation.steps(), "p65536:135000,p65536,p3928,d1");
 }
 
-// A second turn behind 5000 tokens: sparse with a dense tail, then a dense one, each token at its own position, over keys
-// and values that stayed where they were.
-TEST(TransformerSizes, TurnsBehind5000Tokens) {
+// A second turn after 5000 tokens: sparse with a dense tail, then a dense one, each token at its own position, over
+// keys and values that stayed where they were.
+TEST(TransformerSizes, TurnsAfter5000Tokens) {
   const MadeSizes sizes{.width = 32, .heads = 4, .heads_kv = 2, .d_head = 16, .feed_forward = 48};
   const MadeModel model(sizes);
   const std::vector<std::int64_t> tokens = {4095, 4096, 4999, 5000, 5001, 5002,

@@ -17,7 +17,7 @@ std::shared_ptr<const GgufFile> bundled_file();
 /// models/reference-logits.safetensors: PyTorch in F32 on the same weights.
 struct ReferenceLogits {
   std::vector<std::int32_t> ids;   ///< 512 tokens of a held-out text
-  std::vector<std::int32_t> top1;  ///< the best token behind each
+  std::vector<std::int32_t> top1;  ///< the best token after each
   std::vector<float> logits;       ///< [64][vocabulary], of the last 64
 };
 const ReferenceLogits& reference_logits();

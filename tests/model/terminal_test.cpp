@@ -34,7 +34,7 @@ TEST(Terminal, ControlCharactersAreShownAsBytes) {
   EXPECT_EQ(cli::for_terminal("\xff\x9b"), "\\xff\\x9b");
 }
 
-// Every character that may be a command is hidden, every other one stays.
+// Every character that may be a command of the terminal is replaced, every other one stays.
 TEST(Terminal, EveryCharacterOfOneOrTwoBytes) {
   for (char32_t c = 0; c < 0x800; ++c) {
     const std::string text = utf8_of(c);

@@ -79,7 +79,7 @@ class BadModels(Refusals):
                 ("tokenizer.ggml.tokens", (ARRAY, (TEXT, [])), "tokenizer.ggml"),
                 ("tokenizer.ggml.scores", (ARRAY, (F32, [0.0] * 7)), "tokenizer.ggml.scores"),
                 ("tokenizer.ggml.bos_token_id", (U32, 300), "bos_token_id"),
-                # Arrays in arrays: a reader that follows them without end would never come back.
+                # Arrays in arrays: a reader that recurses without a limit would overflow its stack.
                 ("loop", (ARRAY, (ARRAY, [(ARRAY, [(ARRAY, [])])])), "loop")):
             file = File()
             file.metadata[key] = value

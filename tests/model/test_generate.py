@@ -99,7 +99,7 @@ class Generates(unittest.TestCase):
 
 class LargeVocabulary(unittest.TestCase):
     def test_ids_beyond_65536(self):
-        """A head whose best row is one behind 2^15, 2^16 or at the end of 70000; greedy and drawn, in ids and in text."""
+        """A head whose best row is one past 2^15, 2^16 or at the end of 70000; greedy and drawn, in ids and in text."""
         tokens = 70_000
         file = File()
         pieces = File.pieces() + [f"w{i}" for i in range(41, tokens - 259)]

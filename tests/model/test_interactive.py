@@ -47,14 +47,14 @@ class Talk:
     def read_part(self, deadline):
         ready, _, _ = select.select([self.screen], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise AssertionError(f"nothing more came behind {self.seen[-300:]}")
+            raise AssertionError(f"nothing more came after {self.seen[-300:]}")
         try:
             return os.read(self.screen, 65536)
         except OSError:  # the other side has been closed
             return b""
 
     def wait_for(self, pattern):
-        """The match, and what is behind it is still to be seen."""
+        """The match, and what is after it is still to be seen."""
         deadline = time.monotonic() + TIMEOUT
         while not (match := re.search(pattern, self.seen, re.DOTALL)):
             part = self.read_part(deadline)

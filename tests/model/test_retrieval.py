@@ -28,7 +28,7 @@ def count_tokens(text):
 
 
 class Words:
-    """C++'s std::mt19937_64 behind a std::seed_seq of 32-bit words, by their definitions in the standard."""
+    """C++'s std::mt19937_64 after a std::seed_seq of 32-bit words, by their definitions in the standard."""
 
     def __init__(self, words):
         state = self.spread([word & 0xFFFFFFFF for word in words], 624)
@@ -87,7 +87,7 @@ class Words:
 
 
 def prompt_text(lines, seed, depths, count):
-    """The first trial's prompt with `count` lines; its codes stand in front of them or behind."""
+    """The first trial's prompt with `count` lines; its codes stand before them or after."""
     names = re.search(r"kNames = \{([^}]*)\}", SOURCE.read_text(encoding="utf-8")).group(1)
     names = re.findall(r'"(\w+)"', names)
     words = Words([seed, seed >> 32, 0])
@@ -125,7 +125,7 @@ class Retrieval(unittest.TestCase):
             self.assertEqual(got[mode], got["dense"])
 
     def test_a_dense_tail_of_given_length(self):
-        # One token is not enough to see the question: as good as none.
+        # One token does not hold the question: the result is that without a dense tail.
         got = retrieval(*SMALL, "--depths", "0,30", "--trials", "2", "--dense-tail", "1")
         self.assertEqual(got["effective"]["dense_tail"], 1)
         self.assertLessEqual(got["sparse_dense_tail"]["rate"], 0.5)

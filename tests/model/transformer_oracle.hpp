@@ -10,7 +10,7 @@
 /// QK-norm, rotation, causal attention, SwiGLU, residual stream. Plain scalar double. Every number comes with a bound
 /// of how far a computation of it in F32 may be off, carried from step to step to all orders; what the format of the
 /// stored keys and values adds is a parameter. A layer has three stages, so that a computation can be checked stage by
-/// stage from its own inputs: bounds over a whole network say nothing, worst cases multiply.
+/// stage from its own inputs: bounds over a whole network would be useless, because worst cases multiply.
 namespace headwater::runtime::testing {
 
 /// A value, and by how much an F32 computation may miss it.

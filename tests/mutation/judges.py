@@ -1,4 +1,4 @@
-"""Who judges a mutant of which folder: stages of tests, the cheapest and most telling first (mutate.py)."""
+"""The stages of tests that judge a mutant of a folder, the cheapest and most effective first (mutate.py)."""
 
 import pathlib
 import re
@@ -18,24 +18,24 @@ def golden(*engines):
     return ["/usr/bin/python3", "-B", "../../golden/replay.py", "./headwater", *arguments]
 
 
-# Folder -> stages: (name, targets that it needs, command in the build folder), cheapest and most telling first.
+# Folder -> stages: (name, targets that it needs, command in the build folder), cheapest and most effective first.
 def program_stages(*engines):
     return [
         ("laws", ["fuzz_laws"], ["fuzz/fuzz_laws", "--gtest_brief=1", "--gtest_fail_fast"]),
         ("golden", ["headwater_cli"], golden(*engines)),
-        ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1", "--gtest_fail_fast"]),
+        ("api", ["test_api"], ["tests/api/test_api", "--gtest_brief=1", "--gtest_fail_fast"]),
     ]
 
 
 LAST_STAGES = [
     ("fuzz corpora", ["replay_ops"], ctest("^fuzz[.]replay_ops$")),
-    ("C ABI", ["headwater_c_abi_test"], ["tests/c_abi/headwater_c_abi_test"]),
-    ("program", ["headwater_cli"], ctest("^(cli_output|cli_bad_flags)$")),
+    ("C ABI", ["test_c_abi"], ["tests/c_abi/test_c_abi"]),
+    ("program", ["headwater_cli"], ctest("^cli[.](output|bad_flags)$")),
 ]
 LONG_STAGES = ("kit", "kit, all", "emulated AMX", "emulated CUDA", "saboteurs")
 STAGES = {
     "reference/": [
-        ("unit tests", ["reference_tests"], ["tests/reference/reference_tests", "--gtest_brief=1", "--gtest_fail_fast"]),
+        ("unit tests", ["test_reference"], ["tests/reference/test_reference", "--gtest_brief=1", "--gtest_fail_fast"]),
         ("stages", ["headwater-conformance"], kit("--engine", "none")),
         ("kit, quick", ["headwater-conformance"], kit("--engine", "reference", "--quick")),
         *program_stages("reference"),
@@ -95,7 +95,7 @@ STAGES["optimized/cpu/kernels/bf16/"] = [
 # CUDA without a GPU: sessions and kernels on the emulation, which has tests of its own; sm_90a's on a software multiprocessor.
 CUDA_TESTS = {name: (f"tests of the {name}", [target], [f"tests/cuda/{target.replace('test_cuda_sm90', 'sm90/test_cuda_sm90')}",
                                                         "--gtest_brief=1", "--gtest_fail_fast"])
-              for name, target in (("emulation", "cuda_emulation"), ("session", "cuda_session"),
+              for name, target in (("emulation", "test_cuda_emulation"), ("session", "test_cuda_session"),
                                    ("sm_90a kernels", "test_cuda_sm90"))}
 CUDA_KIT = ["./headwater-conformance-testing", "--no-ratchet", "--fail-fast", "--engine", "cuda-emulated"]
 
@@ -113,33 +113,34 @@ for folder in ("device", "emulation", "kernels/platform"):
     STAGES[f"optimized/cuda/{folder}/"] = cuda_stages("emulation", "session")
 # Oracles: their unit tests, and the tests that judge by them.
 STAGES["tests/model/transformer_oracle."] = [
-    ("model tests", ["runtime_model"], ["tests/model/runtime_model", "--gtest_brief=1", "--gtest_filter=*Reference*"]),
+    ("model tests", ["test_model"], ["tests/model/test_model", "--gtest_brief=1", "--gtest_filter=*Reference*"]),
 ]
 
 
 # What engines do not consist of, drawn where --path asks for it.
-PARSERS = ("parsers", ["cli_parsers"], ["tests/cli/cli_parsers", "--gtest_brief=1", "--gtest_fail_fast"])
-PROGRAM = ("program", ["headwater_cli"], ctest("^cli_(bad_files|bad_flags|output|process)$"))
-ATLAS = ("atlas", ["headwater_cli"], ctest("^atlas_"))
+PARSERS = ("parsers", ["test_cli"], ["tests/cli/test_cli", "--gtest_brief=1", "--gtest_fail_fast"])
+PROGRAM = ("program", ["headwater_cli"], ctest("^cli[.](bad_files|bad_flags|output|process)$"))
+ATLAS = ("atlas", ["headwater_cli"], ctest("^atlas[.]"))
 STAGES["cli/"] = [PARSERS, PROGRAM, ATLAS]
 STAGES["cli/main."] = [PROGRAM]
 STAGES["bindings/"] = [
-    ("C ABI", ["headwater_c_abi_test"], ["tests/c_abi/headwater_c_abi_test"]),
+    ("C ABI", ["test_c_abi"], ["tests/c_abi/test_c_abi"]),
     ("calls in any order", ["replay_c_abi"], ctest("^fuzz[.]replay_c_abi$")),
-    ("api", ["headwater_api_test"], ["tests/api/headwater_api_test", "--gtest_brief=1", "--gtest_fail_fast"]),
-    ("as a plug-in", ["headwater-conformance", "wrapped_plugin", "naive_plugin"], ctest("^plugin_honest$")),
+    ("api", ["test_api"], ["tests/api/test_api", "--gtest_brief=1", "--gtest_fail_fast"]),
+    ("as a plug-in", ["headwater-conformance", "wrapped_plugin", "naive_plugin"], ctest("^plugin[.]sample$")),
 ]
 # The model runtime. Each folder's own tests, then those of what is built on it.
 def runtime_stages(*subjects, corpora=None):
     def tests(subject):
         folder = "model" if subject == "generate" else subject
-        return (f"{subject} tests", [f"runtime_{subject}", "headwater_model", "headwater_generate"],
-                [f"tests/{folder}/runtime_{subject}", "--gtest_brief=1", "--gtest_fail_fast"])
+        name = "test_model_generate" if subject == "generate" else f"test_{subject}"
+        return (f"{subject} tests", [name, "headwater_model", "headwater_generate"],
+                [f"tests/{folder}/{name}", "--gtest_brief=1", "--gtest_fail_fast"])
 
     first, *others = subjects
     return [tests(first),
             *([("corpora", [f"replay_{corpora}"], ctest(f"^fuzz[.]replay_{corpora}$"))] if corpora else []),
-            *map(tests, others), ("program", ["headwater_cli"], ctest("^runtime_program_"))]
+            *map(tests, others), ("program", ["headwater_cli"], ctest("^model[.]program_"))]
 
 
 STAGES["runtime/gguf/"] = runtime_stages("gguf", "model", corpora="gguf")
@@ -148,11 +149,11 @@ STAGES["runtime/model/"] = runtime_stages("model", "generate")
 STAGES["runtime/generate/"] = runtime_stages("generate")
 STAGES["runtime/support/"] = runtime_stages("gguf", "tokenizer", "model", corpora="gguf")
 STAGES["conformance/"] = [
-    ("verdicts", ["kit_verdicts", "headwater-conformance"], ["tests/conformance/kit_verdicts", "--gtest_brief=1"]),
+    ("verdicts", ["test_conformance_verdicts", "headwater-conformance"], ["tests/conformance/test_conformance_verdicts", "--gtest_brief=1"]),
     ("self-test", ["headwater-conformance"], ["./headwater-conformance", "--self-test"]),
     ("program", ["headwater-conformance", "headwater_cli"], ctest("^conformance[.](program|clauses)$")),
-    ("plug-ins", ["naive_plugin", "naive_plugin_broken", "loader_plugin", "loader_plugin_undefined", "headwater_shared"],
-     ctest("^plugin_(broken|loader|waivers)$")),
+    ("plug-ins", ["naive_plugin", "naive_broken_plugin", "loader_plugin", "loader_undefined_plugin", "headwater_shared"],
+     ctest("^plugin[.](broken|loader|waivers)$")),
     ("saboteurs", ["headwater-conformance-testing"], ["./headwater-conformance-testing", "--saboteurs"]),
 ]
 STAGES["conformance/reference_oracle"] = [STAGES["conformance/"][0], *STAGES["reference/"][1:3], *STAGES["conformance/"][1:]]

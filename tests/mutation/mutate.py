@@ -7,7 +7,7 @@ Works on a copy of the tree in build/mutate/tree, never on the tree itself. A mu
 seed, its file, its line and its change: a sample stays the same where the tree changes elsewhere. A mutant is judged in
 stages, cheapest first (judges.py): its own object is compiled, the unit tests of its folder run, then the conformance kit
 on the engine that it belongs to, the laws, the golden vectors, the program's tests; the first failure ends it. Each stage
-builds only what it runs. A stage that takes ten times the processor time that the sound tree took (at least 8 s) is
+builds only what it runs. A stage that takes ten times the processor time that the tree without a fault took (at least 8 s) is
 stopped, and counts as a failure. --path draws from those files only, which may also lie in bindings/, cli/, conformance/
 or runtime/, or be tests/model/transformer_oracle.
 
@@ -19,7 +19,7 @@ that was stopped goes on where it was. --again judges survivors and open ones an
 --record writes what is known of the sample (COUNT, --seed, --path) to judged.json beside this file, which git keeps:
 the commit, the numbers, and each mutant that survived, with its explanation, which is written there by hand. --moved
 says for each sample how many of its source lines have changed since, and warns above a tenth.
-Exit status 0: all found; 1: survivors; 2: the sound copy fails.
+Exit status 0: all found; 1: survivors; 2: the copy without a fault fails.
 Faults (faults.py): changed operators, bounds and constants, swapped arguments, dropped statements.
 """
 
@@ -45,7 +45,7 @@ WORK = ROOT / "build" / "mutate"
 TREE = WORK / "tree"
 OUT = TREE / "build" / "release"  # as deep as a build of the tree itself: the compiler's cache then knows its objects
 RESULTS = WORK / "results.json"
-SOUND = WORK / "sound.json"  # what the stages took in the sound tree, as long as it stays the same
+SOUND = WORK / "sound.json"  # what the stages took in the tree without a fault, as long as it stays the same
 
 FOLDERS = ("reference", "optimized/core", "optimized/cpu", "optimized/cuda")
 OTHERS = ("bindings", "cli", "conformance", "runtime", "tests/model")  # only where --path asks for them

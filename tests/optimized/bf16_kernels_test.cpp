@@ -57,7 +57,7 @@ class Bf16Kernels : public ::testing::TestWithParam<std::tuple<int, int, int>> {
     result.d = d;
     result.n_keys = n_keys;
     result.factor = 0.3f;
-    result.positions = {n_keys - 5, 0, nullptr};  // the last keys lie behind the first rows
+    result.positions = {n_keys - 5, 0, nullptr};  // the last keys lie after the first rows
     return result;
   }
   [[nodiscard]] bool sees(std::int64_t lane, std::int64_t key) const { return key <= n_keys - 5 + lane; }

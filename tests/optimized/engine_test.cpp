@@ -1,5 +1,5 @@
-// What the CPU engines say of themselves: the conformance kit tests a claim only where it is made, so a claim that
-// silently disappears would take its tests with it.
+// The claims of the CPU engines: the conformance kit tests a claim only where it is made, so a claim that disappears
+// by mistake would no longer be tested.
 
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ TEST(CpuEngines, CpuFollowsFromTheProcessor) {
   EXPECT_EQ(chosen({Vendor::amd, 25, avx2}), "cpu-avx2");        // Zen 3
   EXPECT_EQ(chosen({Vendor::amd, 25, bf16}), "cpu-avx512bf16");  // Zen 4
   EXPECT_EQ(chosen({Vendor::amd, 26, bf16}), "cpu-avx512bf16");  // Zen 5
-  EXPECT_EQ(chosen({Vendor::any, 25, bf16}), "cpu-avx512");      // an unknown vendor: nothing is known
+  EXPECT_EQ(chosen({Vendor::any, 25, bf16}), "cpu-avx512");  // an unknown vendor: no preference of its own
 }
 
 TEST(CpuEngines, CpuIsTheBestVariantForThisProcessor) {

@@ -1,5 +1,5 @@
 // P7.5: column sums are taken from the weights of the pass that computes the outputs. The kernels of a session are
-// wrapped and write down what they are called for: a pass of its own for the scores would compute logits that no output
+// wrapped and log their calls: a pass of its own for the scores would compute logits that no output
 // reads, or would come back to a block whose queries are gone.
 
 #include <gtest/gtest.h>
@@ -84,12 +84,12 @@ Bf16Table logging_bf16_kernels() {
   return table;
 }
 
-/// What is wrong with the calls of one thread, or "". The weights of a block are computed once, meet the values, and are
-/// added up before the next block's queries or weights take their place.
+/// What is wrong with the calls of one thread, or "". The weights of a block are computed once, multiplied with the
+/// values, and added up before the next block's queries or weights take their place.
 std::string fault_of(const std::vector<Event>& log) {
   std::vector<Event> open;  // weights that are not added up yet, in the state Call::logits or Call::values
   bool adding =
-      false;  // behind the first column sums of a block only column sums may follow, until all are done
+      false;  // after the first column sums of a block only column sums may follow, until all are done
   for (std::size_t i = 0; i < log.size(); ++i) {
     const Event& event = log[i];
     const std::string at = " at call " + std::to_string(i);
@@ -119,7 +119,7 @@ std::string fault_of(const std::vector<Event>& log) {
   return open.empty() ? "" : "weights that were never added up";
 }
 
-/// Runs a prefill of four chunks, the last a short one, and judges the log.
+/// Runs a prefill of four chunks, the last a short one, and checks the log.
 void expect_fused(const KernelTable& kernels, const Bf16Table* bf16, int threads) {
   constexpr std::int64_t kTokens = 700, kWidth = 32;
   const DType type = bf16 ? DType::bf16 : DType::f32;
@@ -165,7 +165,7 @@ TEST(Fusion, P7_5_TheSameInBf16) {
   if (bf16_of_variant == nullptr) GTEST_SKIP() << "no variant of this processor multiplies BF16 rows";
 }
 
-// The judge itself: logs of passes that are not fused.
+// The check itself: logs of passes that are not fused.
 TEST(Fusion, ASecondPassIsSeen) {
   const int a = 0, b = 0;
   const std::vector<Event> fused = {{Call::queries, nullptr, 0}, {Call::logits, &a, 8}, {Call::values, &a, 8},
@@ -175,7 +175,7 @@ TEST(Fusion, ASecondPassIsSeen) {
   std::vector<Event> again = fused;  // logits once more, for the sums
   again.insert(again.begin() + 5, {Call::logits, &a, 8});
   EXPECT_NE(fault_of(again), "");
-  std::vector<Event> all_outputs_first = fused;  // sums behind the next block's outputs
+  std::vector<Event> all_outputs_first = fused;  // sums after the next block's outputs
   all_outputs_first.insert(all_outputs_first.begin() + 5, {Call::queries, nullptr, 0});
   EXPECT_NE(fault_of(all_outputs_first), "");
   EXPECT_NE(fault_of({{Call::queries, nullptr, 0}, {Call::logits, &a, 8}, {Call::sums, &a, 8}}), "");

@@ -1,4 +1,4 @@
-# The installed package, as its users meet it. Every step must succeed and every consumer print the right number.
+# The installed package as its users use it. Every step must succeed and every consumer print the right number.
 
 cmake_minimum_required(VERSION 3.25)
 

@@ -1,5 +1,5 @@
-# Headwater as a part of another project, by add_subdirectory and by FetchContent: the library alone, unless more is asked
-# for. What is compiled has the flags of the release build, and the folders lie beside that build's: then the compiler's
+# Headwater as a part of another project, by add_subdirectory and by FetchContent: the library alone, unless options
+# add more. What is compiled has the flags of the release build, and the folders lie beside that build's: then the compiler's
 # cache has all objects of the library, also where it takes paths relative to the folder (base_dir of ccache).
 
 cmake_minimum_required(VERSION 3.25)
@@ -31,7 +31,7 @@ endfunction()
 
 file(REMOVE_RECURSE "${BUILD_DIR}-add_subdirectory" "${BUILD_DIR}-FetchContent")
 
-# As it comes: no option is set.
+# With the defaults of all options.
 configure(add_subdirectory "Threads|OpenMP")
 file(READ "${BUILD_DIR}-add_subdirectory/compile_commands.json" database)
 string(JSON count LENGTH "${database}")
@@ -61,7 +61,7 @@ if(files)
   message(FATAL_ERROR "installed without being asked to: ${files}")
 endif()
 
-# Installed where that is asked for.
+# Installed where the option says so.
 set(fetched -DFETCHCONTENT_FULLY_DISCONNECTED=ON "-DFETCHCONTENT_SOURCE_DIR_HEADWATER=${HEADWATER}"
   -DHEADWATER_INSTALL=ON -DCMAKE_INSTALL_LIBDIR=lib -DHEADWATER_WERROR=ON)
 configure(FetchContent "Threads|OpenMP" ${fetched})

@@ -1,6 +1,6 @@
 // Rows of the source plan's metrics that have no other test of their own; docs/plan-metrics.md has the whole table. The
 // names begin with the row. What a test measured goes into the table by RecordProperty: "figure" is the same in every run,
-// and the stored table is held against it (tools/plan_metrics.py --figures); "measured" is not.
+// and the stored table is compared with it (tools/plan_metrics.py --figures); "measured" is not.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -91,7 +91,7 @@ TEST(PlanMetrics, P1_1_ScoresAndMemorySetsLieHeadByHeadWithoutGaps) {
       EXPECT_TRUE(
           std::equal(set, set + memory.count, run.chunks.back().memory[static_cast<std::size_t>(h)].begin()));
     }
-    // Stored rows are public by position; strides of the store are none of the caller's.
+    // Stored rows are read by position; the strides of the store are not public.
     std::vector<float> row(8);
     for (std::int64_t t = 0; t < 40; ++t) {
       for (std::int64_t h = 0; h < 2; ++h) {
@@ -148,7 +148,7 @@ TEST(PlanMetrics, P1_8_AHighScoreOfTheFirstChunkSurvives) {
   constexpr std::int64_t kToken = 5, kWidth = 8, kChunk = 16;
   for (const char* name : kEngines) {
     Rows32 rows(8 * kChunk, 2, 1, kWidth);
-    // All queries look the same way, and so does one key of the first chunk.
+    // All queries are equal, and one key of the first chunk has a large product with them.
     for (std::int64_t t = 0; t < rows.n * 2; ++t) rows.q[static_cast<std::size_t>(t * kWidth)] = 4.0F;
     for (std::int64_t t = 0; t < rows.n; ++t)
       rows.k[static_cast<std::size_t>(t * kWidth)] = t == kToken ? 4.0F : 0.0F;
@@ -287,7 +287,7 @@ TEST(PlanMetrics, P2_4_RowsOfWeightsAddUpToOne) {
   EXPECT_LT(worst, 1e-5);
 }
 
-TEST(PlanMetrics, P3_2_ScoresOfTheSecondChunkStandBehindTheFirst) {
+TEST(PlanMetrics, P3_2_ScoresOfTheSecondChunkComeAfterTheFirst) {
   constexpr std::int64_t kChunk = 16, kTokens = 2 * kChunk - 3;
   for (const char* name : kEngines) {
     const Rows32 rows(kTokens, 4, 2, 8);

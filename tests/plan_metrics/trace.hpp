@@ -19,7 +19,7 @@ struct RecordedChunk {
   std::vector<std::vector<float>> colsum_intra;   ///< [Hq][tokens of the chunk]
 };
 
-/// One prefill of rows in BF16 or F32 on one engine, with all that it left.
+/// One prefill of rows in BF16 or F32 on one engine, with all of its results.
 struct PrefillRun {
   std::unique_ptr<Session> session;
   std::vector<RecordedChunk> chunks;

@@ -88,7 +88,7 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
     status = check_range(numbers[i].field, numbers[i].value, numbers[i].least, numbers[i].most);
     if (status != HEADWATER_OK) return status;
   }
-  if (isinf(o->scale)) { /* NaN asks for the default */
+  if (isinf(o->scale)) { /* NaN is the default */
     return fail(HEADWATER_INVALID_ARGUMENT, "scale is %g; allowed: a finite number", o->scale);
   }
   if (!isfinite(o->softcap) || o->softcap < 0.0) {

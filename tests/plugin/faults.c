@@ -29,7 +29,7 @@ bool choose_fault(void) {
 #undef NAIVE_NAME
   };
   const char* wanted = getenv("NAIVE_FAULT");
-  if (wanted == NULL) return false; /* a broken copy that is not broken would prove nothing */
+  if (wanted == NULL) return false; /* NAIVE_FAULT must name a fault */
   for (size_t i = 0; i < sizeof kNames / sizeof kNames[0]; ++i) {
     if (strcmp(wanted, kNames[i]) != 0) continue;
     naive_fault = (enum naive_fault)i;
@@ -55,9 +55,9 @@ static void* observe_from_thread(void* session) {
   return NULL;
 }
 
-/* What looks like a verdict of the kit goes to whatever is open. */
+/* Writes what looks like a result of the kit to every open file. */
 static void write_to_every_file(void) {
-  static const char kText[] = "result{{\"status\":0,\"message\":\"\",\"seconds\":0,\"marks\":[]}}result";
+  static const char kText[] = "result{{\"status\":0,\"message\":\"\",\"seconds\":0,\"errors\":[]}}result";
   for (int file = 3; file < 256; ++file) {
     if (write(file, kText, sizeof kText - 1) < 0) continue; /* not open */
   }
@@ -97,8 +97,8 @@ static bool loaded_before(void) {
   return false;
 }
 
-/* The table, or one with the claims that NAIVE_CLAIMS says; with NAIVE_FIRST_TABLE one of the first header, whose end is
- * nobody's business. */
+/* The table, or one with the claims that NAIVE_CLAIMS says; with NAIVE_FIRST_TABLE one of the first header, after whose
+ * end nothing may be read. */
 const headwater_engine_table* with_other_claims(const headwater_engine_table* table) {
   static headwater_engine_table changed;
   changed = *table;
@@ -114,7 +114,7 @@ const headwater_engine_table* with_other_claims(const headwater_engine_table* ta
 
 void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out) {
   const headwater_shape* shape = &s->shape;
-  /* One case of the kit has this width; the others must be judged as ever. */
+  /* One case of the kit has this width; the others must be judged as without the fault. */
   const bool wide = shape->d_head == 31 && shape->d_value == 31;
   const int64_t last =
       (s->n - 1) * out->row_stride + (shape->n_head - 1) * out->head_stride + shape->d_value - 1;
@@ -129,7 +129,7 @@ void commit_attend_fault(headwater_session* s, const headwater_rows* q, const he
       if (s->options.schedule == HEADWATER_CHUNK_MAJOR) nudge(out);
       break;
     case FAULT_allocates: {
-      void* volatile taken = malloc(24); /* volatile: a compiler may leave out a pair that nobody looks at */
+      void* volatile taken = malloc(24); /* volatile: a compiler may leave out a pair that nothing reads */
       free(taken);
       break;
     }

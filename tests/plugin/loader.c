@@ -1,5 +1,5 @@
-/* A plug-in whose table is wrong in one way, named by the environment variable LOADER_FAULT; nothing behind it is ever
- * called. The kit must refuse it, say why in one line, and live. */
+/* A plug-in whose table is wrong in one way, named by the environment variable LOADER_FAULT; no function of it is ever
+ * called. The kit must refuse it, say why in one line, and go on. */
 
 #define _GNU_SOURCE
 
@@ -30,7 +30,7 @@ static void fill(void) {
   table.isa = "none";
   table.description = "nothing";
   table.unavailable_because = "";
-  /* All members behind the texts are function pointers. */
+  /* All members after the texts are function pointers. */
   unsigned char* first = (unsigned char*)&table.last_error;
   unsigned char* const end = (unsigned char*)(&table + 1);
   void (*const function)(void) = never_called;

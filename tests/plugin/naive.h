@@ -23,7 +23,7 @@ struct layer {
   unsigned char* keys;   /* [Hkv][capacity][d] of the KV type */
   unsigned char* values; /* [Hkv][capacity][dv] */
   void* scores;          /* [Hq][capacity] uint16_t or float */
-  int32_t* memory;       /* [Hq][width], -1 behind the count */
+  int32_t* memory;       /* [Hq][width], -1 after the count */
   int64_t memory_count;  /* entries of every head's set */
   int64_t memory_end;    /* tokens that there were when it was built */
   bool attended;         /* in the open step */
@@ -67,7 +67,7 @@ struct headwater_session {
   float* lse;          /* [Hq][capacity] */
   headwater_memory_bytes bytes;
 
-  /* Not for copying: asked by faults only. */
+  /* Not for copying: read by faults only. */
   int opened; /* sessions before this one */
   int32_t threads_asked;
 };

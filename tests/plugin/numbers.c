@@ -27,7 +27,7 @@ static uint16_t encode(struct format f, double value) {
   if (magnitude > 0.0 && ilogb(magnitude) - f.fraction_bits > f.least)
     ulp = ilogb(magnitude) - f.fraction_bits;
   const double units = nearbyint(ldexp(magnitude, -ulp));
-  /* One exponent field holds 2^fraction_bits units; a carry out of the fraction walks into the field by itself. */
+  /* One exponent field holds 2^fraction_bits units; a carry out of the fraction goes into the field. */
   const long bits = (long)units + ((long)(ulp - f.least) << f.fraction_bits);
   const long most = (long)f.infinity << f.fraction_bits;
   return (uint16_t)(sign | (uint16_t)(bits < most ? bits : most));

@@ -5,7 +5,7 @@
 
 #include "tests/plugin/naive.h"
 
-static int sessions_opened; /* asked by faults only */
+static int sessions_opened; /* read by faults only */
 
 /* ---- open and close ---- */
 

@@ -1,7 +1,7 @@
-"""Copies of the sample with one fault each: every fault fails in the lane that it belongs to, and only that is asked; the
-kit lives on whatever the plug-in does to its process.
+"""Copies of the sample with one fault each: every fault fails in the lane that it belongs to, and only that lane runs;
+the kit goes on whatever the plug-in does to its process.
 
-What stands beside a fault: the cases that must find it, with a piece of what they must say."""
+The value of a fault: the cases that must find it, with a part of their messages."""
 
 import os
 import select
@@ -39,7 +39,7 @@ FAULTS = {
     "state_too_long": {"state.protocol": "session_state: byte 4"},
     "options_too_long": {"config.effective": "session_options: byte 64"},
     "keeps_sinks_pointer": {"bound.sinks": "never written"},  # what it computes with is NaN poison
-    # What it shows is no place in its memory.
+    # The pointers that it returns are invalid.
     "scores_nowhere": {"replay.random": "scores: data is NULL"},
     "set_beyond_its_width": {"replay.random": "count 1099511627776"},
     "record_of_no_chunk": {"replay.random": "a chunk record of layer 0, chunk [0, 4611686018427387904)"},
@@ -69,7 +69,7 @@ NOT_SANITIZED = {"allocates", "allocates_aligned", "malloc_unchecked", "malloc_l
 
 class Broken(kit.Case):
     def run_fault(self, fault, cases, *arguments, status=1, **variables):
-        return self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", ",".join(cases),
+        return self.report("--engine-plugin", kit.plugin("naive_broken_plugin"), "--quick", "--case", ",".join(cases),
                            *arguments, status=status, fault=fault, **variables)
 
     def test_every_fault_fails_in_its_lane(self):
@@ -109,7 +109,7 @@ class Broken(kit.Case):
         self.assertIn(CRASH, self.process_fault("crashes")["message"])
 
     def test_hang(self):
-        # Long enough for an honest case on a busy machine, and for no hang.
+        # Longer than any case takes on a busy machine; a hang takes longer.
         result = self.process_fault("hangs", "--time-limit", "10")
         self.assertIn("hangs: no result within 10 s", result["message"])
         self.assertIn("--time-limit 10", result["reproduce"])
@@ -141,7 +141,7 @@ class Broken(kit.Case):
 
     def test_what_it_started_ends_with_its_case(self):
         note = self.path("left")
-        self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case", "bound.head_sizes",
+        self.report("--engine-plugin", kit.plugin("naive_broken_plugin"), "--quick", "--case", "bound.head_sizes",
                     status=0, fault="leaves_a_process", LEFT_BEHIND=note)
         with open(note, encoding="utf-8") as file:
             left = int(file.read())
@@ -149,13 +149,13 @@ class Broken(kit.Case):
             process = os.pidfd_open(left)
         except ProcessLookupError:
             return
-        # It was killed; how long the kernel takes to bury it is nobody's business.
+        # It was killed; the kernel may take a while to remove it.
         ended, _, _ = select.select([process], [], [], 60)
         os.close(process)
         self.assertTrue(ended, f"process {left} lives on")
 
     def test_what_it_writes_is_shown_and_escaped(self):
-        done = kit.kit("--engine-plugin", kit.plugin("naive_plugin_broken"), "--case", "config.limits", "--json", "-",
+        done = kit.kit("--engine-plugin", kit.plugin("naive_broken_plugin"), "--case", "config.limits", "--json", "-",
                        "--html", self.path("page.html"), fault="prints")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.startswith("{"), "its text must not get into the report on standard output")

@@ -56,7 +56,7 @@ class Loader(kit.Case):
         self.refused(kit.plugin("loader_plugin"), "needs a device that nobody has", status=3, LOADER_FAULT="unavailable")
 
     def test_no_plugin_at_all(self):
-        self.refused(kit.plugin("loader_plugin_undefined"), "a_function_that_no_library_has", LOADER_FAULT="none")
+        self.refused(kit.plugin("loader_undefined_plugin"), "a_function_that_no_library_has", LOADER_FAULT="none")
         self.refused(self.path("missing.so"), "No such file")
         text = self.path("text.so")
         with open(text, "w", encoding="utf-8") as file:

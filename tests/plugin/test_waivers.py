@@ -1,4 +1,4 @@
-"""Waivers: a failure is borne with a reason until a day; what expired, what nothing needs and what is malformed fails."""
+"""Waivers: a failure is tolerated with a reason until a day; what expired, what nothing needs and what is malformed fails."""
 
 import json
 import unittest
@@ -12,7 +12,7 @@ class Waivers(kit.Case):
     def run_with(self, entries, *arguments, status, fault="ignores_sinks"):
         with open(self.path("waivers.json"), "w", encoding="utf-8") as file:
             json.dump({"waivers": entries}, file)
-        return self.report("--engine-plugin", kit.plugin("naive_plugin_broken"), "--quick", "--case",
+        return self.report("--engine-plugin", kit.plugin("naive_broken_plugin"), "--quick", "--case",
                            "bound.sinks,bound.scale", "--waivers", self.path("waivers.json"), *arguments,
                            status=status, fault=fault)
 

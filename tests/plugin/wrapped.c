@@ -1,5 +1,5 @@
 /* libheadwater's own C ABI as a plug-in: the functions of headwater.h are those of the table, one by one. So the kit judges
- * the ABI as a third party would see it, and the table stays what plugin.h says it is. */
+ * the ABI as a third party would see it, and this file compiles only while the table is what plugin.h says. */
 
 #include "headwater/plugin.h"
 

@@ -78,7 +78,7 @@ Options chunks_of_4() {
   return options;
 }
 
-TEST(Allocation, open_fails_whole) {
+TEST(Allocation, OpenFailsWhole) {
   const Shape shape = two_heads();
   const Options options = chunks_of_4();
   std::unique_ptr<Session> session;
@@ -88,7 +88,7 @@ TEST(Allocation, open_fails_whole) {
   EXPECT_NE(session, nullptr);
 }
 
-TEST(Allocation, STATE_5_begin_changes_nothing) {
+TEST(Allocation, STATE_5_BeginChangesNothing) {
   const std::unique_ptr<Session> session = reference_engine().open(two_heads(), chunks_of_4());
   const int failures = fail_each_allocation([&] { session->begin(Step::prefill(23)); },
                                             [&] {
@@ -99,7 +99,7 @@ TEST(Allocation, STATE_5_begin_changes_nothing) {
   EXPECT_EQ(session->plan().size(), 7U);
 }
 
-TEST(Allocation, STATE_5_attend_fails_the_step) {
+TEST(Allocation, STATE_5_AttendFailsTheStep) {
   for (const bool dense : {false, true}) {
     Options options = chunks_of_4();
     options.dense = dense;

@@ -13,7 +13,7 @@ using test::expect_error;
 
 constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 
-TEST(Arguments, what_is_wrong_with_a_view) {
+TEST(Arguments, WhatIsWrongWithAView) {
   const float value = 0.0F;
   EXPECT_NO_THROW(check_rows("q", Rows{&value, DType::bf16, 0, -7}, 10, 3, 4));
   expect_error(ErrorCode::invalid_argument, {"q.data = null", "pointer"}, [&] {
@@ -24,7 +24,7 @@ TEST(Arguments, what_is_wrong_with_a_view) {
   });
 }
 
-TEST(Arguments, byte_offsets_fit) {
+TEST(Arguments, ByteOffsetsFit) {
   const float value = 0.0F;
   // 4-byte elements: a third of the (2^63 - 1) / 4 that can be counted, for rows, heads and width each.
   const std::int64_t most = kMax / 4 / 3;
@@ -45,7 +45,7 @@ TEST(Arguments, byte_offsets_fit) {
   });
 }
 
-TEST(Arguments, read_only_is_the_same_view) {
+TEST(Arguments, ReadOnlyIsTheSameView) {
   float value = 0.0F;
   const Rows rows = read_only(MutableRows{&value, DType::f16, 5, 7});
   EXPECT_EQ(rows.data, &value);

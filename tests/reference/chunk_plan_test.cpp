@@ -30,7 +30,7 @@ std::vector<std::int64_t> sparse(std::int64_t base, std::int64_t n, std::int64_t
 
 using Boundaries = std::vector<std::int64_t>;
 
-TEST(ChunkPlan, PLAN_1_chunks_inside_one_batch) {
+TEST(ChunkPlan, PLAN_1_ChunksInsideOneBatch) {
   EXPECT_EQ(sparse(0, 1, 16, 4), (Boundaries{0, 1}));
   EXPECT_EQ(sparse(0, 3, 16, 4), (Boundaries{0, 3}));
   EXPECT_EQ(sparse(0, 4, 16, 4), (Boundaries{0, 4}));
@@ -40,33 +40,33 @@ TEST(ChunkPlan, PLAN_1_chunks_inside_one_batch) {
   EXPECT_EQ(sparse(0, 3, 1, 1), (Boundaries{0, 1, 2, 3}));
 }
 
-TEST(ChunkPlan, PLAN_1_boundaries_follow_the_base) {
+TEST(ChunkPlan, PLAN_1_BoundariesFollowTheBase) {
   EXPECT_EQ(sparse(7, 9, 16, 4), (Boundaries{7, 11, 15, 16}));
   EXPECT_EQ(sparse(7, 9, 8, 4), (Boundaries{7, 11, 15, 16}));
 }
 
-TEST(ChunkPlan, PLAN_2_chunks_restart_at_each_batch) {
+TEST(ChunkPlan, PLAN_2_ChunksRestartAtEachBatch) {
   EXPECT_EQ(sparse(0, 10, 10, 4), (Boundaries{0, 4, 8, 10}));
   EXPECT_EQ(sparse(5, 23, 10, 4), (Boundaries{5, 9, 13, 15, 19, 23, 25, 28}));
   EXPECT_EQ(sparse(0, 21, 10, 4), (Boundaries{0, 4, 8, 10, 14, 18, 20, 21}));
   EXPECT_EQ(sparse(0, 12, 5, 5), (Boundaries{0, 5, 10, 12}));
 }
 
-TEST(ChunkPlan, PLAN_1_the_largest_sizes) {
+TEST(ChunkPlan, PLAN_1_TheLargestSizes) {
   const std::int64_t most = 2147483647;
   EXPECT_EQ(sparse(0, most, most, most), (Boundaries{0, most}));
   EXPECT_EQ(sparse(most - 3, 3, most, most), (Boundaries{most - 3, most}));
   EXPECT_EQ(sparse(most - 3, 3, most, 2), (Boundaries{most - 3, most - 1, most}));
 }
 
-TEST(ChunkPlan, PLAN_1_dense_calls_and_decode_steps_are_one_chunk) {
+TEST(ChunkPlan, PLAN_1_DenseCallsAndDecodeStepsAreOneChunk) {
   for (const ChunkMode mode : {ChunkMode::dense, ChunkMode::decode}) {
     EXPECT_EQ(boundaries(chunk_plan(3, 100, mode, 10, 4), mode), (Boundaries{3, 103}));
     EXPECT_EQ(boundaries(chunk_plan(0, 1, mode, 10, 4), mode), (Boundaries{0, 1}));
   }
 }
 
-TEST(ChunkPlan, PLAN_2_cuts_at_multiples_of_the_chunk_change_nothing) {
+TEST(ChunkPlan, PLAN_2_CutsAtMultiplesOfTheChunkChangeNothing) {
   for (const std::int64_t n : {1, 4, 7, 8, 9, 31, 32, 33}) {
     const Boundaries whole = sparse(0, n, 16, 4);
     for (std::int64_t cut = 4; cut < n; cut += 4) {

@@ -40,7 +40,7 @@ void expect_rejected(const Options& options, const std::vector<std::string>& par
                [&] { static_cast<void>(resolve(small_shape(), options)); });
 }
 
-TEST(Config, CFG_1_sizes_have_limits) {
+TEST(Config, CFG_1_SizesHaveLimits) {
   struct Field {
     const char* name;
     std::int64_t Shape::*member;
@@ -68,7 +68,7 @@ TEST(Config, CFG_1_sizes_have_limits) {
   }
 }
 
-TEST(Config, CFG_1_heads_divide) {
+TEST(Config, CFG_1_HeadsDivide) {
   Shape shape = small_shape();
   for (const std::int64_t heads_kv : {1, 2, 3, 6}) {
     shape.n_head_kv = heads_kv;
@@ -80,7 +80,7 @@ TEST(Config, CFG_1_heads_divide) {
   }
 }
 
-TEST(Config, CFG_1_unknown_types) {
+TEST(Config, CFG_1_UnknownTypes) {
   Shape shape = small_shape();
   for (const int type : {0, 1, 2}) {
     shape.kv_type = static_cast<DType>(type);
@@ -100,7 +100,7 @@ TEST(Config, CFG_1_unknown_types) {
   expect_rejected(options, {"schedule = 2", "layer-major", "chunk-major"});
 }
 
-TEST(Config, CFG_1_products_fit_in_bytes) {
+TEST(Config, CFG_1_ProductsFitInBytes) {
   // 2^16 layers of 2^31 - 1 tokens: 65536 bytes for each token and layer are the most that fit below 2^63.
   Shape shape;
   shape.n_layer = 65536;
@@ -137,7 +137,7 @@ TEST(Config, CFG_1_products_fit_in_bytes) {
   expect_rejected(shape, {"capacity * n_head * score", "2^63"});
 }
 
-TEST(Config, CFG_1_options_have_limits) {
+TEST(Config, CFG_1_OptionsHaveLimits) {
   struct Field {
     const char* name;
     std::int64_t Options::*member;
@@ -176,7 +176,7 @@ TEST(Config, CFG_1_options_have_limits) {
   EXPECT_EQ(resolve(small_shape(), options).memory(), options.chunk - 1);
 }
 
-TEST(Config, CFG_1_threads) {
+TEST(Config, CFG_1_Threads) {
   Options options;
   for (const int threads : {0, 1, 512}) {
     options.threads = threads;
@@ -188,7 +188,7 @@ TEST(Config, CFG_1_threads) {
   }
 }
 
-TEST(Config, CFG_1_logit_options) {
+TEST(Config, CFG_1_LogitOptions) {
   Options options;
   options.scale = -0.25;
   options.softcap = 0.0;
@@ -206,7 +206,7 @@ TEST(Config, CFG_1_logit_options) {
   expect_rejected(options, {"softcap = inf"});
 }
 
-TEST(Config, CFG_1_one_sink_and_slope_per_head) {
+TEST(Config, CFG_1_OneSinkAndSlopePerHead) {
   Options options;
   options.sinks = {0.0F, -kInfF, 1.0F, 2.0F, -3.0F, 4.0F};
   options.alibi = {0.0F, 1.0F, -1.0F, 2.0F, -3.0F, 4.0F};
@@ -237,7 +237,7 @@ TEST(Config, CFG_1_one_sink_and_slope_per_head) {
   }
 }
 
-TEST(Config, defaults_are_those_of_the_spec) {
+TEST(Config, DefaultsAreThoseOfTheSpec) {
   Shape shape = small_shape();
   shape.d_head = 64;
   const EffectiveOptions effective = resolve(shape, Options{});
@@ -254,7 +254,7 @@ TEST(Config, defaults_are_those_of_the_spec) {
   EXPECT_TRUE(effective.warnings.empty());
 }
 
-TEST(Config, options_in_range_are_kept) {
+TEST(Config, OptionsInRangeAreKept) {
   Options options;
   options.scale = 0.5;
   options.softcap = 30.0;
@@ -272,7 +272,7 @@ struct MemoryCase {
   bool clamped;
 };
 
-TEST(Config, CFG_3_clamps_local_first_and_never_rejects) {
+TEST(Config, CFG_3_ClampsLocalFirstAndNeverRejects) {
   const MemoryCase cases[] = {{8, 3, 4, 3, 4, false},  {8, 4, 4, 4, 3, true},   {8, 7, 0, 7, 0, false},
                               {8, 8, 0, 7, 0, true},   {8, 0, 8, 0, 7, true},   {8, 0, 7, 0, 7, false},
                               {8, 100, 5, 7, 0, true}, {8, 5, 100, 5, 2, true}, {1, 5, 5, 0, 0, true},
@@ -305,7 +305,7 @@ TEST(Config, CFG_3_clamps_local_first_and_never_rejects) {
   }
 }
 
-TEST(Config, CFG_2_dense_asks_for_no_memory) {
+TEST(Config, CFG_2_DenseAsksForNoMemory) {
   Options options;
   options.dense = true;
   options.local = 5000;
@@ -324,7 +324,7 @@ TEST(Config, CFG_2_dense_asks_for_no_memory) {
   EXPECT_TRUE(effective.warnings.empty());
 }
 
-TEST(Config, CFG_4_batch_is_at_least_a_chunk) {
+TEST(Config, CFG_4_BatchIsAtLeastAChunk) {
   Options options;
   options.local = 1;
   options.heavy = 1;

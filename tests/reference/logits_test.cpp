@@ -16,7 +16,7 @@ using test::kInf;
 const std::vector<double> kQuery{1, 2, -3};
 const std::vector<double> kKey{4, -1, -2};  // product 4 - 2 + 6 = 8
 
-TEST(Logits, LOGIT_1_scaled_product) {
+TEST(Logits, LOGIT_1_ScaledProduct) {
   EXPECT_EQ(dot(kQuery, kKey), 8.0);
   EXPECT_EQ(dot(kQuery, kQuery), 14.0);
   EXPECT_EQ(dot({}, {}), 0.0);
@@ -25,7 +25,7 @@ TEST(Logits, LOGIT_1_scaled_product) {
   EXPECT_EQ(logit(LogitRule{.scale = -0.5}, kQuery, kKey, 9, 2), -4.0);
 }
 
-TEST(Logits, LOGIT_1_query_heads_share_key_value_heads) {
+TEST(Logits, LOGIT_1_QueryHeadsShareKeyValueHeads) {
   const auto map = [](std::int64_t n_head, std::int64_t n_head_kv) {
     std::vector<std::int64_t> heads;
     for (std::int64_t h = 0; h < n_head; ++h) heads.push_back(key_value_head(h, n_head, n_head_kv));
@@ -39,7 +39,7 @@ TEST(Logits, LOGIT_1_query_heads_share_key_value_heads) {
   EXPECT_EQ(map(3, 1), (Heads{0, 0, 0}));
 }
 
-TEST(Logits, LOGIT_2_soft_cap_comes_after_the_scale) {
+TEST(Logits, LOGIT_2_SoftCapComesAfterTheScale) {
   // scale * product = 4; 2 tanh(4 / 2) = 2 * 0.9640275800758169
   EXPECT_NEAR(logit(LogitRule{.scale = 0.5, .softcap = 2.0}, kQuery, kKey, 0, 0), 1.9280551601516338, 1e-15);
   EXPECT_NEAR(logit(LogitRule{.scale = -0.5, .softcap = 2.0}, kQuery, kKey, 0, 0), -1.9280551601516338,
@@ -49,7 +49,7 @@ TEST(Logits, LOGIT_2_soft_cap_comes_after_the_scale) {
   EXPECT_NEAR(logit(LogitRule{.scale = 0.5, .softcap = 0.5}, kQuery, kKey, 0, 0), 0.5, 1e-6);
 }
 
-TEST(Logits, LOGIT_3_bias_comes_after_the_cap_and_grows_with_the_distance) {
+TEST(Logits, LOGIT_3_BiasComesAfterTheCapAndGrowsWithTheDistance) {
   EXPECT_EQ(logit(LogitRule{.slope = 0.25}, kQuery, kKey, 10, 7), 8.0 - 0.75);
   EXPECT_EQ(logit(LogitRule{.slope = 0.25}, kQuery, kKey, 10, 10), 8.0);
   EXPECT_EQ(logit(LogitRule{.slope = -0.5}, kQuery, kKey, 10, 0), 13.0);
@@ -57,7 +57,7 @@ TEST(Logits, LOGIT_3_bias_comes_after_the_cap_and_grows_with_the_distance) {
               1.9280551601516338 - 10.0, 1e-14);
 }
 
-TEST(Logits, LOGIT_4_rule_of_each_query_head) {
+TEST(Logits, LOGIT_4_RuleOfEachQueryHead) {
   EffectiveOptions effective;
   effective.scale = 0.125;
   effective.softcap = 50.0;
@@ -79,7 +79,7 @@ TEST(Logits, LOGIT_4_rule_of_each_query_head) {
   EXPECT_EQ(logit_rule(options, effective, 1).slope, 2.0);
 }
 
-TEST(Logits, LOGIT_4_rule_of_nothing) {
+TEST(Logits, LOGIT_4_RuleOfNothing) {
   const LogitRule rule;
   EXPECT_EQ(rule.scale, 1.0);
   EXPECT_EQ(rule.softcap, 0.0);
@@ -87,7 +87,7 @@ TEST(Logits, LOGIT_4_rule_of_nothing) {
   EXPECT_EQ(rule.sink, -kInf);
 }
 
-TEST(Mask, MASK_1_from_the_start_of_the_chunk_to_the_query) {
+TEST(Mask, MASK_1_FromTheStartOfTheChunkToTheQuery) {
   EXPECT_FALSE(visible(4, 6, 3));
   EXPECT_TRUE(visible(4, 6, 4));
   EXPECT_TRUE(visible(4, 6, 5));

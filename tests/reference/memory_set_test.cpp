@@ -17,7 +17,7 @@ using test::kInfF;
 using test::kNaNF;
 using Set = std::vector<std::int32_t>;
 
-TEST(Selection, MEM_3_order) {
+TEST(Selection, MEM_3_Order) {
   EXPECT_TRUE(ranks_before({7, 2.0F}, {3, 1.0F}));
   EXPECT_FALSE(ranks_before({3, 1.0F}, {7, 2.0F}));
   EXPECT_TRUE(ranks_before({3, 1.0F}, {7, 1.0F}));
@@ -35,7 +35,7 @@ TEST(Selection, MEM_3_order) {
   EXPECT_TRUE(ranks_before({9, kInfF}, {1, 1.0F}));
 }
 
-TEST(Selection, MEM_3_the_best_in_ascending_order) {
+TEST(Selection, MEM_3_TheBestInAscendingOrder) {
   const std::vector<Candidate> candidates{{0, 1.0F}, {1, 3.0F}, {4, 2.0F}, {6, 3.0F}, {8, 0.0F}, {9, 2.0F}};
   EXPECT_EQ(select_heavy(candidates, 0), (Set{}));
   EXPECT_EQ(select_heavy(candidates, 1), (Set{1}));
@@ -49,7 +49,7 @@ TEST(Selection, MEM_3_the_best_in_ascending_order) {
   EXPECT_EQ(select_heavy({}, 3), (Set{}));
 }
 
-TEST(Selection, MEM_3_nan_comes_last) {
+TEST(Selection, MEM_3_NanComesLast) {
   const std::vector<Candidate> candidates{{0, kNaNF}, {1, 0.0F}, {2, kNaNF}, {3, kInfF}, {4, -0.0F}};
   EXPECT_EQ(select_heavy(candidates, 1), (Set{3}));
   EXPECT_EQ(select_heavy(candidates, 2), (Set{1, 3}));
@@ -57,7 +57,7 @@ TEST(Selection, MEM_3_nan_comes_last) {
   EXPECT_EQ(select_heavy(candidates, 4), (Set{0, 1, 3, 4}));
 }
 
-TEST(MemorySet, MEM_1_local_window) {
+TEST(MemorySet, MEM_1_LocalWindow) {
   EXPECT_EQ(local_begin(10, 3), 7);
   EXPECT_EQ(local_begin(10, 0), 10);
   EXPECT_EQ(local_begin(10, 10), 0);
@@ -65,7 +65,7 @@ TEST(MemorySet, MEM_1_local_window) {
   EXPECT_EQ(local_begin(10, 2147483647), 0);
 }
 
-TEST(MemorySet, MEM_2_candidates) {
+TEST(MemorySet, MEM_2_Candidates) {
   const Set previous{1, 3, 6, 7};
   EXPECT_EQ(candidates({}, 0, 5, 2), (Set{0, 1, 2}));
   EXPECT_EQ(candidates(previous, 8, 12, 2), (Set{1, 3, 6, 7, 8, 9}));
@@ -82,7 +82,7 @@ float score_of_table(std::int64_t position) {
   return scores[position];
 }
 
-TEST(MemorySet, MEM_4_sets_are_ascending) {
+TEST(MemorySet, MEM_4_SetsAreAscending) {
   EXPECT_EQ(build_memory_set({}, 0, 4, 2, 1, score_of_table), (Set{1, 2, 3}));
   EXPECT_EQ(build_memory_set({}, 0, 4, 1, 2, score_of_table), (Set{0, 1, 3}));
   EXPECT_EQ(build_memory_set({}, 0, 4, 0, 2, score_of_table), (Set{1, 3}));
@@ -93,13 +93,13 @@ TEST(MemorySet, MEM_4_sets_are_ascending) {
   EXPECT_EQ(build_memory_set(previous, 4, 8, 2, 2, score_of_table), (Set{1, 3, 6, 7}));
 }
 
-TEST(MemorySet, MEM_2_what_was_dropped_is_no_candidate) {
+TEST(MemorySet, MEM_2_WhatWasDroppedIsNoCandidate) {
   // Position 1 has the best score, but neither was it kept nor is it new.
   const Set previous{2, 3};
   EXPECT_EQ(build_memory_set(previous, 4, 8, 1, 2, score_of_table), (Set{3, 5, 7}));
 }
 
-TEST(MemorySet, MEM_5_all_tokens_since_the_last_set_are_candidates) {
+TEST(MemorySet, MEM_5_AllTokensSinceTheLastSetAreCandidates) {
   // A dense turn and decoded tokens lie between: scores 0.
   const auto zero_after_4 = [](std::int64_t position) {
     return position < 4 ? static_cast<float>(4 - position) : 0.0F;
@@ -108,7 +108,7 @@ TEST(MemorySet, MEM_5_all_tokens_since_the_last_set_are_candidates) {
   EXPECT_EQ(build_memory_set(previous, 4, 10, 2, 4, zero_after_4), (Set{0, 3, 4, 5, 8, 9}));
 }
 
-TEST(MemorySet, MEM_4_padding) {
+TEST(MemorySet, MEM_4_Padding) {
   Set stored(5, 77);
   store_memory_set(Set{2, 9}, stored);
   EXPECT_EQ(stored, (Set{2, 9, -1, -1, -1}));
@@ -118,7 +118,7 @@ TEST(MemorySet, MEM_4_padding) {
   EXPECT_EQ(stored, Set(5, -1));
 }
 
-TEST(MemorySet, MEM_laws_on_random_scores) {
+TEST(MemorySet, LawsOnRandomScores) {
   test::Numbers numbers(7);
   for (int round = 0; round < 200; ++round) {
     std::vector<float> scores;

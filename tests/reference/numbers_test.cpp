@@ -19,7 +19,7 @@ using test::kNaN;
 
 float from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-TEST(Numbers, NUM_1_values_of_f16) {
+TEST(Numbers, NUM_1_ValuesOfF16) {
   EXPECT_EQ(from_f16(0x0000), 0.0);
   EXPECT_TRUE(std::signbit(from_f16(0x8000)));
   EXPECT_EQ(from_f16(0x8000), 0.0);
@@ -37,7 +37,7 @@ TEST(Numbers, NUM_1_values_of_f16) {
   EXPECT_TRUE(std::isnan(from_f16(0xFFFF)));
 }
 
-TEST(Numbers, NUM_1_values_of_bf16_are_upper_halves_of_floats) {
+TEST(Numbers, NUM_1_ValuesOfBf16AreUpperHalvesOfFloats) {
   for (std::uint32_t bits = 0; bits <= 0xFFFF; ++bits) {
     const float expected = from_bits(bits << 16U);
     const double value = from_bf16(static_cast<std::uint16_t>(bits));
@@ -50,7 +50,7 @@ TEST(Numbers, NUM_1_values_of_bf16_are_upper_halves_of_floats) {
   }
 }
 
-TEST(Numbers, SCORE_4_nearest_even) {
+TEST(Numbers, SCORE_4_NearestEven) {
   EXPECT_EQ(bf16(0.0F), 0x0000);
   EXPECT_EQ(bf16(-0.0F), 0x8000);
   EXPECT_EQ(bf16(1.0F), 0x3F80);
@@ -68,7 +68,7 @@ TEST(Numbers, SCORE_4_nearest_even) {
   EXPECT_EQ(bf16(256.0F + 1.5F), 0x4381);
 }
 
-TEST(Numbers, SCORE_4_overflow_subnormals_and_nan) {
+TEST(Numbers, SCORE_4_OverflowSubnormalsAndNan) {
   EXPECT_EQ(bf16(std::numeric_limits<float>::max()), 0x7F80);
   EXPECT_EQ(bf16(-std::numeric_limits<float>::max()), 0xFF80);
   EXPECT_EQ(bf16(from_bits(0x7F7F7FFF)), 0x7F7F);
@@ -117,7 +117,7 @@ void expect_rounds_to_nearest_even(std::uint16_t (*round)(double), double (*valu
   EXPECT_EQ(round(-kNaN), nan);
 }
 
-TEST(Numbers, NUM_1_doubles_round_once_to_f16) {
+TEST(Numbers, NUM_1_DoublesRoundOnceToF16) {
   expect_rounds_to_nearest_even(round_to_f16, from_f16, 0x7C00, 0x7E00);
   EXPECT_EQ(round_to_f16(65519.99), 0x7BFF);
   EXPECT_EQ(round_to_f16(65520.0), 0x7C00);
@@ -125,12 +125,12 @@ TEST(Numbers, NUM_1_doubles_round_once_to_f16) {
   EXPECT_EQ(round_to_f16(1.0 + 0x1p-11 + 0x1p-40), 0x3C01);
 }
 
-TEST(Numbers, NUM_1_doubles_round_once_to_bf16) {
+TEST(Numbers, NUM_1_DoublesRoundOnceToBf16) {
   expect_rounds_to_nearest_even(round_to_bf16, from_bf16, 0x7F80, 0x7FC0);
   EXPECT_EQ(round_to_bf16(1.0 + 0x1p-8 + 0x1p-40), 0x3F81);
 }
 
-TEST(Numbers, SCORE_4_both_roads_to_bf16_agree) {
+TEST(Numbers, SCORE_4_BothRoadsToBf16Agree) {
   // An odd step visits patterns of every exponent.
   for (std::uint64_t bits = 0; bits <= 0xFFFFFFFFU; bits += 65537 / 7) {
     const float value = from_bits(static_cast<std::uint32_t>(bits));
@@ -138,7 +138,7 @@ TEST(Numbers, SCORE_4_both_roads_to_bf16_agree) {
   }
 }
 
-TEST(Numbers, NUM_1_doubles_round_once_to_f32) {
+TEST(Numbers, NUM_1_DoublesRoundOnceToF32) {
   EXPECT_EQ(round_to_f32(1.0 + 0x1p-24), 1.0F);
   EXPECT_EQ(round_to_f32(1.0 + 0x1p-24 + 0x1p-50), 1.0F + 0x1p-23F);
   EXPECT_EQ(round_to_f32(1.0 + 3 * 0x1p-24), 1.0F + 0x1p-22F);
@@ -149,7 +149,7 @@ TEST(Numbers, NUM_1_doubles_round_once_to_f32) {
   EXPECT_TRUE(rounded_once({}).empty());
 }
 
-TEST(Numbers, matrix_is_row_major) {
+TEST(Numbers, MatrixIsRowMajor) {
   Matrix m(2, 3);
   EXPECT_EQ(m.rows, 2);
   EXPECT_EQ(m.columns, 3);
@@ -181,7 +181,7 @@ struct Unaligned {
   }
 };
 
-TEST(Numbers, NUM_1_rows_are_read_by_stride_without_alignment) {
+TEST(Numbers, NUM_1_RowsAreReadByStrideWithoutAlignment) {
   // Element e holds the value e, in each type.
   const std::uint32_t f16[] = {0x0000, 0x3C00, 0x4000, 0x4200, 0x4400,
                                0x4500, 0x4600, 0x4700, 0x4800, 0x4880};
@@ -219,7 +219,7 @@ TEST(Numbers, NUM_1_rows_are_read_by_stride_without_alignment) {
   }
 }
 
-TEST(Numbers, NUM_1_rows_are_written_by_stride_and_nothing_between_them) {
+TEST(Numbers, NUM_1_RowsAreWrittenByStrideAndNothingBetweenThem) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     SCOPED_TRACE(dtype_name(type));
     Unaligned memory(type, 9);

@@ -26,7 +26,7 @@ const double kLn4 = 2 * kLn2;
 const std::vector<double> kKeys{0, kLn2, kLn4};
 const std::vector<double> kOnes{1, 1, 1};
 
-TEST(Intra, INTRA_1_rows_of_a_chunk) {
+TEST(Intra, INTRA_1_RowsOfAChunk) {
   const PassResult pass =
       intra_pass(LogitRule{}, 10, column(kOnes), column(kKeys), matrix({{21, 0}, {0, 21}, {42, -21}}));
   ASSERT_EQ(pass.rows.size(), 3U);
@@ -38,13 +38,13 @@ TEST(Intra, INTRA_1_rows_of_a_chunk) {
   EXPECT_NEAR(log_sum_exp(pass.rows[2]), std::log(7.0), 1e-15);
 }
 
-TEST(Intra, INTRA_2_column_sums) {
+TEST(Intra, INTRA_2_ColumnSums) {
   const PassResult pass = intra_pass(LogitRule{}, 10, column(kOnes), column(kKeys), column(kOnes));
   expect_near(pass.column_sums, {1 + 1 / 3.0 + 1 / 7.0, 2 / 3.0 + 2 / 7.0, 4 / 7.0});
   EXPECT_NEAR(std::accumulate(pass.column_sums.begin(), pass.column_sums.end(), 0.0), 3.0, 1e-14);
 }
 
-TEST(Intra, INTRA_2_the_sink_takes_its_share) {
+TEST(Intra, INTRA_2_TheSinkTakesItsShare) {
   // A sink that weighs 1.
   LogitRule rule;
   rule.sink = 0;
@@ -56,7 +56,7 @@ TEST(Intra, INTRA_2_the_sink_takes_its_share) {
   EXPECT_NEAR(log_sum_exp(pass.rows[2]), std::log(8.0), 1e-15);
 }
 
-TEST(Intra, LOGIT_3_distances_inside_a_chunk) {
+TEST(Intra, LOGIT_3_DistancesInsideAChunk) {
   // Equal keys, bias ln 2 per token: weights 1, 1/2, 1/4 going back.
   LogitRule rule;
   rule.slope = kLn2;
@@ -67,7 +67,7 @@ TEST(Intra, LOGIT_3_distances_inside_a_chunk) {
   expect_near(pass.column_sums, {1 + 1 / 3.0 + 1 / 7.0, 2 / 3.0 + 2 / 7.0, 4 / 7.0}, 1e-12);
 }
 
-TEST(Intra, MASK_1_each_query_has_its_own_row) {
+TEST(Intra, MASK_1_EachQueryHasItsOwnRow) {
   const PassResult pass = intra_pass(LogitRule{}, 0, column({0, 1}), column({kLn3, kLn3}), column({1, 3}));
   expect_near(pass.rows[0].o, {1});
   expect_near(pass.rows[1].o, {2});
@@ -75,7 +75,7 @@ TEST(Intra, MASK_1_each_query_has_its_own_row) {
   EXPECT_NEAR(log_sum_exp(pass.rows[1]), std::log(6.0), 1e-15);
 }
 
-TEST(Intra, NUM_2_masked_keys_are_never_touched) {
+TEST(Intra, NUM_2_MaskedKeysAreNeverTouched) {
   const PassResult pass = intra_pass(LogitRule{}, 0, column(kOnes), column({0, kNaN, 0}), column({1, 2, 3}));
   EXPECT_EQ(pass.rows[0].o[0], 1.0);
   EXPECT_TRUE(std::isnan(pass.rows[1].o[0]));
@@ -87,14 +87,14 @@ TEST(Intra, NUM_2_masked_keys_are_never_touched) {
   expect_near(values.column_sums, {1 + 1 / 2.0 + 1 / 3.0, 1 / 2.0 + 1 / 3.0, 1 / 3.0});
 }
 
-TEST(Intra, INTRA_2_rows_that_see_nothing_add_nothing) {
+TEST(Intra, INTRA_2_RowsThatSeeNothingAddNothing) {
   const PassResult pass = intra_pass(LogitRule{}, 0, column({1, 1}), column({-kInf, 0}), column({5, 7}));
   expect_near(pass.rows[0].o, {0});
   expect_near(pass.rows[1].o, {7});
   expect_near(pass.column_sums, {0, 1});
 }
 
-TEST(Inter, INTER_1_every_query_sees_every_entry) {
+TEST(Inter, INTER_1_EveryQuerySeesEveryEntry) {
   const std::vector<std::int32_t> memory{2, 5, 9};
   const PassResult pass = inter_pass(LogitRule{}, 10, column({1, 0}), memory, column(kKeys),
                                      matrix({{21, 0}, {0, 21}, {42, -21}}));
@@ -106,7 +106,7 @@ TEST(Inter, INTER_1_every_query_sees_every_entry) {
   expect_near(pass.column_sums, {1 / 7.0 + 1 / 3.0, 2 / 7.0 + 1 / 3.0, 4 / 7.0 + 1 / 3.0});
 }
 
-TEST(Inter, INTER_2_no_sink) {
+TEST(Inter, INTER_2_NoSink) {
   LogitRule rule;
   rule.sink = 5;
   const std::vector<std::int32_t> memory{0, 1, 2};
@@ -116,7 +116,7 @@ TEST(Inter, INTER_2_no_sink) {
   expect_near(pass.column_sums, {2 / 7.0, 4 / 7.0, 8 / 7.0});
 }
 
-TEST(Inter, LOGIT_3_distances_are_global) {
+TEST(Inter, LOGIT_3_DistancesAreGlobal) {
   // Bias ln 2 per token, queries at 4 and 5, memory 1 and 3: weights 2^-3 : 2^-1, then 2^-4 : 2^-2.
   LogitRule rule;
   rule.slope = kLn2;
@@ -129,7 +129,7 @@ TEST(Inter, LOGIT_3_distances_are_global) {
   expect_near(pass.column_sums, {2 / 5.0, 8 / 5.0});
 }
 
-TEST(Inter, INTER_3_empty_memory_is_neutral) {
+TEST(Inter, INTER_3_EmptyMemoryIsNeutral) {
   const PassResult pass = inter_pass(LogitRule{}, 4, column({1, 1}), {}, Matrix(0, 1), Matrix(0, 2));
   ASSERT_EQ(pass.rows.size(), 2U);
   for (const SoftmaxRow& row : pass.rows) {
@@ -140,7 +140,7 @@ TEST(Inter, INTER_3_empty_memory_is_neutral) {
   EXPECT_TRUE(pass.column_sums.empty());
 }
 
-TEST(Dense, DEC_1_everything_stored_and_itself) {
+TEST(Dense, DEC_1_EverythingStoredAndItself) {
   // Two queries at positions 1 and 2, keys that weigh 1 : 2 : 4.
   const std::vector<SoftmaxRow> rows =
       dense_attention(LogitRule{}, 1, column({1, 1}), column(kKeys), matrix({{21, 0}, {0, 21}, {42, -21}}));
@@ -151,14 +151,14 @@ TEST(Dense, DEC_1_everything_stored_and_itself) {
   EXPECT_NEAR(log_sum_exp(rows[1]), std::log(7.0), 1e-15);
 }
 
-TEST(Dense, DEC_1_from_an_empty_session) {
+TEST(Dense, DEC_1_FromAnEmptySession) {
   const std::vector<SoftmaxRow> rows =
       dense_attention(LogitRule{}, 0, column({1, 1}), column({0, kLn2}), column({3, 6}));
   expect_near(rows[0].o, {3});
   expect_near(rows[1].o, {5});
 }
 
-TEST(Dense, LOGIT_4_the_sink_counts_once) {
+TEST(Dense, LOGIT_4_TheSinkCountsOnce) {
   LogitRule rule;
   rule.sink = 0;
   const std::vector<SoftmaxRow> rows =
@@ -168,7 +168,7 @@ TEST(Dense, LOGIT_4_the_sink_counts_once) {
   EXPECT_NEAR(log_sum_exp(rows[0]), std::log(8.0), 1e-15);
 }
 
-TEST(Dense, LOGIT_3_distances) {
+TEST(Dense, LOGIT_3_Distances) {
   LogitRule rule;
   rule.slope = kLn2;
   const std::vector<SoftmaxRow> rows =
@@ -176,7 +176,7 @@ TEST(Dense, LOGIT_3_distances) {
   expect_near(rows[0].o, {12}, 1e-12);
 }
 
-TEST(Dense, NUM_2_later_keys_are_never_touched) {
+TEST(Dense, NUM_2_LaterKeysAreNeverTouched) {
   const std::vector<SoftmaxRow> rows =
       dense_attention(LogitRule{}, 0, column({1, 1}), column({0, kNaN}), column({3, 6}));
   EXPECT_EQ(rows[0].o[0], 3.0);

@@ -311,14 +311,14 @@ Case small(std::vector<Step> steps, Schedule schedule = Schedule::layer_major) {
 
 class Pipeline : public testing::TestWithParam<Schedule> {};
 
-TEST_P(Pipeline, FUSE_2_prompts_of_every_length_around_the_chunk) {
+TEST_P(Pipeline, FUSE_2_PromptsOfEveryLengthAroundTheChunk) {
   for (const std::int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 33}) {
     SCOPED_TRACE(n);
     check(small({Step::prefill(n)}, GetParam()));
   }
 }
 
-TEST_P(Pipeline, LOGIT_4_sinks) {
+TEST_P(Pipeline, LOGIT_4_Sinks) {
   Case c =
       small({Step::prefill(14), Step::decode(), Step::prefill(3, 9), Step::prefill(6, 9), Step::decode(2)},
             GetParam());
@@ -328,7 +328,7 @@ TEST_P(Pipeline, LOGIT_4_sinks) {
   check(c);
 }
 
-TEST_P(Pipeline, LOGIT_2_LOGIT_3_cap_and_bias) {
+TEST_P(Pipeline, LOGIT_2_LOGIT_3_CapAndBias) {
   Case c = small({Step::prefill(14), Step::decode(2), Step::prefill(9)}, GetParam());
   c.options.softcap = 1.5;
   c.options.alibi = {0.25F, 0.0625F};
@@ -336,7 +336,7 @@ TEST_P(Pipeline, LOGIT_2_LOGIT_3_cap_and_bias) {
   check(c);
 }
 
-TEST_P(Pipeline, LOGIT_1_grouped_heads_and_wide_rows) {
+TEST_P(Pipeline, LOGIT_1_GroupedHeadsAndWideRows) {
   Case c = small({Step::prefill(13), Step::decode(1), Step::prefill(2)}, GetParam());
   c.shape.n_head = 6;
   c.shape.n_head_kv = 3;
@@ -347,7 +347,7 @@ TEST_P(Pipeline, LOGIT_1_grouped_heads_and_wide_rows) {
   check(c);
 }
 
-TEST_P(Pipeline, STATE_3_turns_of_every_mode) {
+TEST_P(Pipeline, STATE_3_TurnsOfEveryMode) {
   check(small(
       {Step::prefill(10), Step::decode(), Step::decode(), Step::prefill(4), Step::decode(), Step::prefill(5)},
       GetParam()));
@@ -362,7 +362,7 @@ TEST_P(Pipeline, STATE_3_turns_of_every_mode) {
               GetParam()));
 }
 
-TEST_P(Pipeline, PLAN_2_calls_and_batches) {
+TEST_P(Pipeline, PLAN_2_CallsAndBatches) {
   check(small({Step::prefill(4, 13), Step::prefill(8), Step::prefill(1)}, GetParam()));
   check(small({Step::prefill(3, 13), Step::prefill(7), Step::prefill(3, 13)}, GetParam()));
   Case c = small({Step::prefill(23), Step::prefill(11)}, GetParam());
@@ -372,7 +372,7 @@ TEST_P(Pipeline, PLAN_2_calls_and_batches) {
   check(c);
 }
 
-TEST_P(Pipeline, MEM_1_local_and_heavy_alone) {
+TEST_P(Pipeline, MEM_1_LocalAndHeavyAlone) {
   for (const std::int64_t memory : {1, 2, 3}) {
     Case c = small({Step::prefill(15), Step::decode(2), Step::prefill(7)}, GetParam());
     c.options.local = memory;
@@ -384,7 +384,7 @@ TEST_P(Pipeline, MEM_1_local_and_heavy_alone) {
   }
 }
 
-TEST_P(Pipeline, CFG_3_clamped_and_unclamped_memories) {
+TEST_P(Pipeline, CFG_3_ClampedAndUnclampedMemories) {
   Case c = small({Step::prefill(15), Step::decode(2), Step::prefill(7)}, GetParam());
   c.options.local = 3;
   c.options.heavy = 9;
@@ -398,7 +398,7 @@ TEST_P(Pipeline, CFG_3_clamped_and_unclamped_memories) {
   check(c);
 }
 
-TEST_P(Pipeline, CFG_2_dense_sessions) {
+TEST_P(Pipeline, CFG_2_DenseSessions) {
   Case c = small({Step::prefill(11), Step::prefill(2), Step::decode(2), Step::prefill(7)}, GetParam());
   c.options.dense = true;
   check(c);
@@ -406,7 +406,7 @@ TEST_P(Pipeline, CFG_2_dense_sessions) {
   check(c);
 }
 
-TEST_P(Pipeline, STATE_6_types) {
+TEST_P(Pipeline, STATE_6_Types) {
   const DType types[] = {DType::f32, DType::f16, DType::bf16};
   for (std::size_t i = 0; i < 3; ++i) {
     Case c = small({Step::prefill(11), Step::decode(1), Step::prefill(5)}, GetParam());
@@ -421,20 +421,20 @@ TEST_P(Pipeline, STATE_6_types) {
   }
 }
 
-TEST_P(Pipeline, SCORE_5_f32_scores) {
+TEST_P(Pipeline, SCORE_5_F32Scores) {
   Case c = small({Step::prefill(25), Step::decode(1), Step::prefill(9)}, GetParam());
   c.options.score_type = ScoreType::f32;
   check(c);
 }
 
-TEST_P(Pipeline, SCHED_3_layers_are_apart) {
+TEST_P(Pipeline, SCHED_3_LayersAreApart) {
   Case c = small({Step::prefill(11), Step::decode(2), Step::prefill(3), Step::prefill(9), Step::decode(1)},
                  GetParam());
   c.shape.n_layer = 3;
   check(c);
 }
 
-TEST_P(Pipeline, MEM_3_many_ties) {
+TEST_P(Pipeline, MEM_3_ManyTies) {
   // Equal keys and queries of zero: every score of a chunk column is a tie somewhere.
   Case c = small({Step::prefill(30)}, GetParam());
   c.size = 0.0;
@@ -442,7 +442,7 @@ TEST_P(Pipeline, MEM_3_many_ties) {
   check(c);
 }
 
-TEST_P(Pipeline, SCORE_3_random_settings) {
+TEST_P(Pipeline, SCORE_3_RandomSettings) {
   test::Numbers numbers(99);
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);

@@ -21,7 +21,7 @@ using test::kNaN;
 
 constexpr double kQuarterTurn = std::numbers::pi / 2;
 
-TEST(Rope, ROPE_1_frequencies) {
+TEST(Rope, ROPE_1_Frequencies) {
   expect_near(inverse_frequencies(2, 10000.0), {1.0});
   expect_near(inverse_frequencies(4, 10000.0), {1.0, 0.01}, 1e-17);
   expect_near(inverse_frequencies(8, 16.0), {1.0, 0.5, 0.25, 0.125});
@@ -31,7 +31,7 @@ TEST(Rope, ROPE_1_frequencies) {
   EXPECT_NEAR(many[16384], 1 / std::sqrt(2.0), 1e-15);
 }
 
-TEST(Rope, ROPE_1_errors_of_the_frequencies) {
+TEST(Rope, ROPE_1_ErrorsOfTheFrequencies) {
   for (const std::int64_t r : {-2, 0, 1, 3, 65537, 65538}) {
     expect_error(ErrorCode::invalid_argument, {"r = " + std::to_string(r), "even", "65536"},
                  [&] { static_cast<void>(inverse_frequencies(r, 10000.0)); });
@@ -49,7 +49,7 @@ std::vector<double> rotated(std::vector<double> row, std::int64_t position,
   return row;
 }
 
-TEST(Rope, ROPE_1_both_layouts_and_elements_not_rotated) {
+TEST(Rope, ROPE_1_BothLayoutsAndElementsNotRotated) {
   // Pair 0 makes a quarter turn per position, (x, y) -> (-y, x); pair 1 a half turn, (x, y) -> (-x, -y).
   const std::vector<double> frequencies{kQuarterTurn, 2 * kQuarterTurn};
   expect_near(rotated({1, 2, 3, 4, 9}, 1, frequencies, RopeLayout::adjacent_pairs), {-2, 1, -3, -4, 9});
@@ -61,14 +61,14 @@ TEST(Rope, ROPE_1_both_layouts_and_elements_not_rotated) {
   expect_near(rotated({5, 6}, 1, {}, RopeLayout::split_halves), {5, 6}, 0.0);
 }
 
-TEST(Rope, ROPE_1_an_angle_that_is_no_quarter_turn) {
+TEST(Rope, ROPE_1_AnAngleThatIsNoQuarterTurn) {
   // cos 0.6 and sin 0.6 from a table.
   const double c = 0.8253356149096783;
   const double s = 0.5646424733950354;
   expect_near(rotated({3, 5}, 2, {0.3}, RopeLayout::adjacent_pairs), {3 * c - 5 * s, 3 * s + 5 * c});
 }
 
-TEST(Rope, ROPE_2_norms_stay_and_products_depend_on_the_distance) {
+TEST(Rope, ROPE_2_NormsStayAndProductsDependOnTheDistance) {
   test::Numbers numbers(1);
   const std::vector<double> frequencies = inverse_frequencies(8, 10000.0);
   for (const RopeLayout layout : {RopeLayout::adjacent_pairs, RopeLayout::split_halves}) {
@@ -91,7 +91,7 @@ TEST(Rope, ROPE_2_norms_stay_and_products_depend_on_the_distance) {
   }
 }
 
-TEST(Rope, ROPE_3_angles_are_good_at_far_positions) {
+TEST(Rope, ROPE_3_AnglesAreGoodAtFarPositions) {
   const std::vector<double> frequencies = inverse_frequencies(6, 500000.0);
   const std::int64_t position = (1 << 20) - 1;
   const std::vector<double> row =
@@ -104,7 +104,7 @@ TEST(Rope, ROPE_3_angles_are_good_at_far_positions) {
   }
 }
 
-TEST(Rope, ROPE_1_rows_stand_at_global_positions) {
+TEST(Rope, ROPE_1_RowsStandAtGlobalPositions) {
   // [3 tokens][2 heads][4 wide], 2 elements rotated by a quarter turn per position from 5 on.
   std::vector<float> x(24);
   for (std::size_t e = 0; e < x.size(); ++e) x[e] = static_cast<float>(e + 1);
@@ -127,7 +127,7 @@ TEST(Rope, ROPE_1_rows_stand_at_global_positions) {
   }
 }
 
-TEST(Rope, ROPE_4_each_type_is_rounded_once_and_other_bits_stay) {
+TEST(Rope, ROPE_4_EachTypeIsRoundedOnceAndOtherBitsStay) {
   for (const DType type : {DType::f16, DType::bf16}) {
     const std::uint16_t one = type == DType::f16 ? 0x3C00 : 0x3F80;
     std::vector<std::uint16_t> row{one, 0, 0xFE37, 0x7C01};  // a NaN with a payload, and a signalling one
@@ -142,7 +142,7 @@ TEST(Rope, ROPE_4_each_type_is_rounded_once_and_other_bits_stay) {
   }
 }
 
-TEST(Rope, ROPE_4_errors) {
+TEST(Rope, ROPE_4_Errors) {
   std::vector<float> x(4, 1.0F);
   const MutableRows rows = MutableRows::token_major(x.data(), DType::f32, 1, 4);
   const std::vector<double> f{1.0, 0.5};

@@ -16,7 +16,7 @@ using test::kNaNF;
 constexpr ScoreType kBF16 = ScoreType::bf16;
 constexpr ScoreType kF32 = ScoreType::f32;
 
-TEST(Scores, SCORE_2_initialisation_rounds_once) {
+TEST(Scores, SCORE_2_InitialisationRoundsOnce) {
   EXPECT_EQ(initial_score(kBF16, 1.0F), 1.0F);
   EXPECT_EQ(initial_score(kBF16, 1.0F + 0x1p-8F), 1.0F);                // tie, even stays
   EXPECT_EQ(initial_score(kBF16, 1.0F + 3 * 0x1p-8F), 1.0F + 0x1p-6F);  // tie, odd goes up
@@ -28,7 +28,7 @@ TEST(Scores, SCORE_2_initialisation_rounds_once) {
   EXPECT_EQ(initial_score(kF32, 1.0F + 0x1p-23F), 1.0F + 0x1p-23F);
 }
 
-TEST(Scores, SCORE_3_accumulation_adds_and_rounds_once) {
+TEST(Scores, SCORE_3_AccumulationAddsAndRoundsOnce) {
   EXPECT_EQ(accumulated_score(kBF16, 1.0F, 0.5F), 1.5F);
   EXPECT_EQ(accumulated_score(kBF16, 0.5F, 0.0F), 0.5F);
   EXPECT_EQ(accumulated_score(kBF16, 1.0F, 0x1p-8F), 1.0F);
@@ -41,7 +41,7 @@ TEST(Scores, SCORE_3_accumulation_adds_and_rounds_once) {
   EXPECT_EQ(accumulated_score(kF32, 1.0F, 0x1p-25F), 1.0F);
 }
 
-TEST(Scores, SCORE_5_scores_stagnate_but_do_not_fall) {
+TEST(Scores, SCORE_5_ScoresStagnateButDoNotFall) {
   EXPECT_EQ(accumulated_score(kBF16, 256.0F, 0.99F), 256.0F);
   EXPECT_EQ(accumulated_score(kBF16, 256.0F, 1.01F), 258.0F);
   EXPECT_EQ(accumulated_score(kF32, 256.0F, 0.5F), 256.5F);

@@ -94,7 +94,7 @@ void expect_failed(Session& session) {
   expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.attend(0, {}, {}, {}, {}); });
 }
 
-TEST(Session, STATE_1_starts_empty) {
+TEST(Session, STATE_1_StartsEmpty) {
   const Fixture f;
   EXPECT_EQ(f.session->state(), SessionState::empty);
   EXPECT_EQ(f.session->tokens(), 0);
@@ -105,7 +105,7 @@ TEST(Session, STATE_1_starts_empty) {
   EXPECT_EQ(f.session->memory(1).count, 0);
 }
 
-TEST(Session, STATE_1_states_and_tokens) {
+TEST(Session, STATE_1_StatesAndTokens) {
   Fixture f;
   f.session->begin(Step::prefill(6));
   EXPECT_EQ(f.session->state(), SessionState::prefilling);
@@ -128,7 +128,7 @@ TEST(Session, STATE_1_states_and_tokens) {
   EXPECT_TRUE(f.session->plan().empty());
 }
 
-TEST(Session, STATE_1_reset_forgets_everything) {
+TEST(Session, STATE_1_ResetForgetsEverything) {
   Fixture fresh;
   fresh.run(Step::prefill(11));
   fresh.run(Step::decode(1));
@@ -150,7 +150,7 @@ TEST(Session, STATE_1_reset_forgets_everything) {
   EXPECT_EQ(used.everything(), expected);
 }
 
-TEST(Session, STATE_5_a_failed_step_is_undone_by_reset) {
+TEST(Session, STATE_5_AFailedStepIsUndoneByReset) {
   Fixture fresh;
   fresh.run(Step::prefill(7));
   const std::vector<unsigned char> expected = fresh.everything();
@@ -170,7 +170,7 @@ TEST(Session, STATE_5_a_failed_step_is_undone_by_reset) {
   EXPECT_EQ(f.everything(), expected);
 }
 
-TEST(Session, STATE_5_a_refused_begin_changes_nothing) {
+TEST(Session, STATE_5_ARefusedBeginChangesNothing) {
   Fixture f;
   f.run(Step::prefill(5));
   const std::vector<unsigned char> before = f.everything();
@@ -194,7 +194,7 @@ TEST(Session, STATE_5_a_refused_begin_changes_nothing) {
   EXPECT_EQ(f.everything(), untouched.everything());
 }
 
-TEST(Session, STATE_5_calls_without_an_open_step_change_nothing) {
+TEST(Session, STATE_5_CallsWithoutAnOpenStepChangeNothing) {
   Fixture f;
   for (int round = 0; round < 2; ++round) {
     expect_error(ErrorCode::wrong_state, {"attend()", "begin()"}, [&] { f.attend(0); });
@@ -204,7 +204,7 @@ TEST(Session, STATE_5_calls_without_an_open_step_change_nothing) {
   EXPECT_EQ(f.session->tokens(), 6);
 }
 
-TEST(Session, STATE_5_begin_in_an_open_step_fails_it) {
+TEST(Session, STATE_5_BeginInAnOpenStepFailsIt) {
   Fixture f;
   f.run(Step::prefill(2));
   f.session->begin(Step::decode());
@@ -221,7 +221,7 @@ TEST(Session, STATE_5_begin_in_an_open_step_fails_it) {
   EXPECT_EQ(f.session->tokens(), 2);
 }
 
-TEST(Session, STATE_5_a_layer_twice_fails_the_step) {
+TEST(Session, STATE_5_ALayerTwiceFailsTheStep) {
   Fixture f;
   f.session->begin(Step::prefill(2));
   f.attend(1);
@@ -231,7 +231,7 @@ TEST(Session, STATE_5_a_layer_twice_fails_the_step) {
   f.run(Step::prefill(2));
 }
 
-TEST(Session, STATE_5_end_before_all_layers_fails_the_step) {
+TEST(Session, STATE_5_EndBeforeAllLayersFailsTheStep) {
   for (const std::int64_t missing : {0, 1}) {
     Fixture f;
     f.session->begin(Step::prefill(2));
@@ -243,7 +243,7 @@ TEST(Session, STATE_5_end_before_all_layers_fails_the_step) {
   }
 }
 
-TEST(Session, STATE_5_each_step_attends_each_layer_anew) {
+TEST(Session, STATE_5_EachStepAttendsEachLayerAnew) {
   Fixture f;
   f.run(Step::prefill(2));
   f.session->begin(Step::prefill(2));
@@ -251,7 +251,7 @@ TEST(Session, STATE_5_each_step_attends_each_layer_anew) {
   static_cast<void>(error_of(ErrorCode::wrong_state, [&] { f.session->end(); }));
 }
 
-TEST(Session, STATE_5_refused_arguments_leave_the_step_open) {
+TEST(Session, STATE_5_RefusedArgumentsLeaveTheStepOpen) {
   Fixture f;
   Fixture other;
   other.run(Step::prefill(6));
@@ -298,7 +298,7 @@ TEST(Session, STATE_5_refused_arguments_leave_the_step_open) {
   EXPECT_EQ(f.everything(), other.everything());
 }
 
-TEST(Session, STATE_5_strides_are_limited_by_heads_not_by_widths) {
+TEST(Session, STATE_5_StridesAreLimitedByHeadsNotByWidths) {
   Shape shape = two_layers();
   shape.d_head = 1;
   Fixture f(chunks_of_4(), shape);
@@ -312,7 +312,7 @@ TEST(Session, STATE_5_strides_are_limited_by_heads_not_by_widths) {
   });
 }
 
-TEST(Session, STATE_5_what_an_observer_throws_fails_the_step) {
+TEST(Session, STATE_5_WhatAnObserverThrowsFailsTheStep) {
   Fixture f;
   f.session->set_observer([](const ChunkRecord&) { throw std::runtime_error("seen enough"); });
   f.session->begin(Step::prefill(6));
@@ -323,7 +323,7 @@ TEST(Session, STATE_5_what_an_observer_throws_fails_the_step) {
   f.run(Step::prefill(6));
 }
 
-TEST(Session, observers_survive_reset_and_can_be_taken_away) {
+TEST(Session, ObserversSurviveResetAndCanBeTakenAway) {
   Fixture f;
   int calls = 0;
   f.session->set_observer([&](const ChunkRecord&) { ++calls; });
@@ -339,7 +339,7 @@ TEST(Session, observers_survive_reset_and_can_be_taken_away) {
 
 /// Both schedules give the same bits, so which one ran shows only where the caller breaks the rules: here the
 /// observer of the first chunk changes the queries of the second, which layer-major has used by then.
-TEST(Session, SCHED_1_SCHED_2_the_schedule_of_the_options_runs) {
+TEST(Session, SCHED_1_SCHED_2_TheScheduleOfTheOptionsRuns) {
   for (const Schedule schedule : {Schedule::layer_major, Schedule::chunk_major}) {
     Options options = chunks_of_4();
     options.schedule = schedule;
@@ -358,7 +358,7 @@ TEST(Session, SCHED_1_SCHED_2_the_schedule_of_the_options_runs) {
   }
 }
 
-TEST(Session, STATE_6_stored_rows_can_be_read) {
+TEST(Session, STATE_6_StoredRowsCanBeRead) {
   Fixture f;
   std::vector<float> key(2);
   std::vector<float> value(4, 9.0F);
@@ -403,7 +403,7 @@ TEST(Session, STATE_6_stored_rows_can_be_read) {
   expect_error(code, {"position = 0", "below 0"}, read_key(0, 0, 0));
 }
 
-TEST(Session, memory_bytes_add_up_over_the_layers) {
+TEST(Session, MemoryBytesAddUpOverTheLayers) {
   const Fixture f;
   const MemoryBytes bytes = f.session->memory_bytes();
   EXPECT_EQ(bytes.kv, 2 * kCapacity * (2 + 3) * 4);
@@ -413,7 +413,7 @@ TEST(Session, memory_bytes_add_up_over_the_layers) {
   EXPECT_EQ(bytes.total(), bytes.kv + bytes.scores + bytes.memory_sets + bytes.workspace);
 }
 
-TEST(Session, NUM_2_nan_reaches_no_position_before_it) {
+TEST(Session, NUM_2_NanReachesNoPositionBeforeIt) {
   Fixture clean;
   clean.run(Step::prefill(16));
   for (const bool in_key : {true, false}) {
@@ -435,7 +435,7 @@ TEST(Session, NUM_2_nan_reaches_no_position_before_it) {
   }
 }
 
-TEST(Engine, what_it_says_of_itself) {
+TEST(Engine, WhatItSaysOfItself) {
   const Engine& engine = reference_engine();
   EXPECT_EQ(&engine, &reference_engine());
   EXPECT_EQ(engine.name(), "reference");
@@ -449,7 +449,7 @@ TEST(Engine, what_it_says_of_itself) {
   EXPECT_TRUE(engine.claims().double_arithmetic);
 }
 
-TEST(Engine, CFG_1_open_validates) {
+TEST(Engine, CFG_1_OpenValidates) {
   Shape shape = two_layers();
   shape.n_head_kv = 3;
   expect_error(ErrorCode::invalid_argument, {"n_head_kv = 3"},
@@ -460,7 +460,7 @@ TEST(Engine, CFG_1_open_validates) {
                [&] { static_cast<void>(reference_engine().open(two_layers(), options)); });
 }
 
-TEST(Engine, open_says_when_there_is_no_memory) {
+TEST(Engine, OpenSaysWhenThereIsNoMemory) {
   Shape shape = two_layers();
   shape.capacity = 2147483647;
   shape.d_head = 65536;  // half a petabyte of keys

@@ -31,7 +31,7 @@ void expect_row(const SoftmaxRow& row, double m, double l, const std::vector<dou
   expect_near(row.o, o);
 }
 
-TEST(Softmax, INTRA_1_weights_are_the_exponentials) {
+TEST(Softmax, INTRA_1_WeightsAreTheExponentials) {
   // Weights 1 : 3 : 2.
   const SoftmaxRow row = softmax({0, kLn3, kLn2}, {{6, 0}, {0, 6}, {12, -12}});
   expect_row(row, kLn3, 2.0, {(6 + 24) / 6.0, (18 - 24) / 6.0});
@@ -41,13 +41,13 @@ TEST(Softmax, INTRA_1_weights_are_the_exponentials) {
   EXPECT_NEAR(weight(row, kLn2), 1 / 3.0, 1e-15);
 }
 
-TEST(Softmax, INTRA_1_one_key) {
+TEST(Softmax, INTRA_1_OneKey) {
   const SoftmaxRow row = softmax({-7}, {{3, 4}});
   expect_row(row, -7, 1, {3, 4});
   EXPECT_EQ(log_sum_exp(row), -7.0);
 }
 
-TEST(Softmax, LOGIT_4_the_sink_is_one_column_with_value_zero) {
+TEST(Softmax, LOGIT_4_TheSinkIsOneColumnWithValueZero) {
   // Weights 1 : 2 and the sink's 3.
   const SoftmaxRow row = softmax({0, kLn2}, {{6, 0}, {0, 6}}, kLn3);
   expect_row(row, kLn3, 2.0, {1, 2});
@@ -61,7 +61,7 @@ TEST(Softmax, LOGIT_4_the_sink_is_one_column_with_value_zero) {
   EXPECT_EQ(log_sum_exp(alone), 1.5);
 }
 
-TEST(Softmax, NUM_2_large_logits) {
+TEST(Softmax, NUM_2_LargeLogits) {
   // Weights 1 and 1/e.
   const double e = 2.718281828459045;
   expect_row(softmax({10000, 9999}, {{4, 0}, {0, 4}}), 10000, 1 + 1 / e, {4 * e / (e + 1), 4 / (e + 1)});
@@ -69,7 +69,7 @@ TEST(Softmax, NUM_2_large_logits) {
   expect_row(softmax({-10000, -10000}, {{4, 0}, {0, 4}}), -10000, 2, {2, 2});
 }
 
-TEST(Softmax, INTER_3_no_key_is_the_neutral_element) {
+TEST(Softmax, INTER_3_NoKeyIsTheNeutralElement) {
   expect_row(softmax({}, {}), -kInf, 0, {0, 0});
   expect_row(neutral_row(2), -kInf, 0, {0, 0});
   EXPECT_TRUE(neutral_row(0).o.empty());
@@ -81,12 +81,12 @@ TEST(Softmax, INTER_3_no_key_is_the_neutral_element) {
   EXPECT_EQ(weight(row, -kInf), 0.0);
 }
 
-TEST(Softmax, NUM_2_keys_at_minus_infinity_weigh_nothing) {
+TEST(Softmax, NUM_2_KeysAtMinusInfinityWeighNothing) {
   expect_row(softmax({-kInf, 1, -kInf}, {{1, 2}, {3, 4}, {5, 6}}), 1, 1, {3, 4});
   expect_row(softmax({-kInf}, {{1, 2}}, 2), 2, 1, {0, 0});
 }
 
-TEST(Softmax, NUM_2_a_nan_logit_makes_its_row_nan) {
+TEST(Softmax, NUM_2_ANanLogitMakesItsRowNan) {
   const std::vector<std::vector<double>> values{{1, 2}, {3, 4}, {5, 6}};
   for (const std::vector<double>& logits : {std::vector<double>{kNaN, 1, 2},
                                             {1, kNaN, 2},
@@ -107,13 +107,13 @@ TEST(Softmax, NUM_2_a_nan_logit_makes_its_row_nan) {
   EXPECT_TRUE(std::isnan(infinite.o[0]));
 }
 
-TEST(Softmax, NUM_2_a_nan_value_reaches_its_component_only) {
+TEST(Softmax, NUM_2_ANanValueReachesItsComponentOnly) {
   const SoftmaxRow row = softmax({0, 0}, {{kNaN, 2}, {3, 4}});
   EXPECT_TRUE(std::isnan(row.o[0]));
   EXPECT_EQ(row.o[1], 3.0);
 }
 
-TEST(Fusion, FUSE_1_is_one_softmax_over_the_union) {
+TEST(Fusion, FUSE_1_IsOneSoftmaxOverTheUnion) {
   const SoftmaxRow a = softmax({0, kLn3}, {{6, 0}, {0, 6}});
   const SoftmaxRow b = softmax({kLn2}, {{12, -12}});
   const SoftmaxRow both = softmax({0, kLn3, kLn2}, {{6, 0}, {0, 6}, {12, -12}});
@@ -123,7 +123,7 @@ TEST(Fusion, FUSE_1_is_one_softmax_over_the_union) {
   }
 }
 
-TEST(Fusion, FUSE_1_the_sink_counts_once) {
+TEST(Fusion, FUSE_1_TheSinkCountsOnce) {
   const SoftmaxRow a = softmax({0}, {{6, 12}}, kLn3);
   const SoftmaxRow b = softmax({kLn2}, {{18, -6}});
   for (const SoftmaxRow& fused : {fuse(a, b), fuse(b, a)}) {
@@ -132,21 +132,21 @@ TEST(Fusion, FUSE_1_the_sink_counts_once) {
   }
 }
 
-TEST(Fusion, FUSE_1_neutral_element) {
+TEST(Fusion, FUSE_1_NeutralElement) {
   const SoftmaxRow a = softmax({1, 1 + kLn3}, {{4, 8}, {8, 4}});
   expect_row(fuse(a, neutral_row(2)), a.m, a.l, a.o);
   expect_row(fuse(neutral_row(2), a), a.m, a.l, a.o);
   expect_row(fuse(neutral_row(2), neutral_row(2)), -kInf, 0, {0, 0});
 }
 
-TEST(Fusion, FUSE_1_far_apart) {
+TEST(Fusion, FUSE_1_FarApart) {
   const SoftmaxRow high = softmax({5000}, {{1, 2}});
   const SoftmaxRow low = softmax({-5000}, {{1e30, 1e30}});
   expect_row(fuse(high, low), 5000, 1, {1, 2});
   expect_row(fuse(low, high), 5000, 1, {1, 2});
 }
 
-TEST(Fusion, NUM_2_nan_on_either_side_shows) {
+TEST(Fusion, NUM_2_NanOnEitherSideShows) {
   const SoftmaxRow nan = softmax({kNaN}, {{1, 2}});
   const SoftmaxRow a = softmax({1}, {{1, 2}});
   for (const SoftmaxRow& fused :

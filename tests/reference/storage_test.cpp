@@ -34,7 +34,7 @@ EffectiveOptions options_of(ScoreType type, std::int64_t local, std::int64_t hea
   return options;
 }
 
-TEST(Storage, zeroed_bytes) {
+TEST(Storage, ZeroedBytes) {
   ZeroedBytes bytes(100);
   ASSERT_EQ(bytes.size(), 100U);
   EXPECT_TRUE(std::all_of(bytes.data(), bytes.data() + 100, [](std::byte b) { return b == std::byte{0}; }));
@@ -48,7 +48,7 @@ TEST(Storage, zeroed_bytes) {
   EXPECT_EQ(bytes.size(), 0U);
 }
 
-TEST(Storage, STATE_6_rows_are_apart_and_rounded_once) {
+TEST(Storage, STATE_6_RowsAreApartAndRoundedOnce) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     SCOPED_TRACE(dtype_name(type));
     LayerStorage storage(shape_of(type), options_of(ScoreType::bf16, 1, 1));
@@ -75,7 +75,7 @@ TEST(Storage, STATE_6_rows_are_apart_and_rounded_once) {
   }
 }
 
-TEST(Storage, SCORE_1_one_score_per_token_and_head) {
+TEST(Storage, SCORE_1_OneScorePerTokenAndHead) {
   for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
     LayerStorage storage(shape_of(DType::f32), options_of(type, 1, 1));
     for (std::int64_t h = 0; h < 4; ++h) {
@@ -102,7 +102,7 @@ TEST(Storage, SCORE_1_one_score_per_token_and_head) {
   }
 }
 
-TEST(Storage, SCORE_1_clears_every_head_as_far_as_it_must) {
+TEST(Storage, SCORE_1_ClearsEveryHeadAsFarAsItMust) {
   for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
     LayerStorage storage(shape_of(DType::f32), options_of(type, 1, 1));
     for (std::int64_t h = 0; h < 4; ++h) {
@@ -115,7 +115,7 @@ TEST(Storage, SCORE_1_clears_every_head_as_far_as_it_must) {
   }
 }
 
-TEST(Storage, MEM_4_memory_sets) {
+TEST(Storage, MEM_4_MemorySets) {
   LayerStorage storage(shape_of(DType::f32), options_of(ScoreType::bf16, 2, 1));
   MemoryView view = storage.memory_view();
   EXPECT_EQ(view.width, 3);
@@ -143,7 +143,7 @@ TEST(Storage, MEM_4_memory_sets) {
   EXPECT_EQ(storage.memory_view().data[2 * 3 + 1], -1);
 }
 
-TEST(Storage, MEM_4_no_wider_than_the_capacity) {
+TEST(Storage, MEM_4_NoWiderThanTheCapacity) {
   EXPECT_EQ(LayerStorage(shape_of(DType::f32), options_of(ScoreType::bf16, 4, 2)).memory_view().width, 6);
   EXPECT_EQ(LayerStorage(shape_of(DType::f32), options_of(ScoreType::bf16, 4, 4)).memory_view().width, 7);
   EXPECT_EQ(
@@ -151,7 +151,7 @@ TEST(Storage, MEM_4_no_wider_than_the_capacity) {
   EXPECT_EQ(LayerStorage(shape_of(DType::f32), options_of(ScoreType::bf16, 0, 0)).memory_view().width, 0);
 }
 
-TEST(Storage, bytes_are_those_of_the_arrays) {
+TEST(Storage, BytesAreThoseOfTheArrays) {
   const MemoryBytes f32 = LayerStorage(shape_of(DType::f32), options_of(ScoreType::f32, 2, 1)).bytes();
   EXPECT_EQ(f32.kv, 7 * 2 * (3 + 5) * 4);
   EXPECT_EQ(f32.scores, 4 * 7 * 4);

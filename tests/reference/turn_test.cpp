@@ -34,13 +34,13 @@ void expect_turn(const Turn& turn, SessionState state, ChunkMode mode, std::int6
   EXPECT_EQ(turn.length, length);
 }
 
-TEST(Turn, STATE_3_first_turn_of_an_empty_session_is_sparse) {
+TEST(Turn, STATE_3_FirstTurnOfAnEmptySessionIsSparse) {
   for (const std::int64_t length : {1, 3, 4, 5, 100}) {
     EXPECT_EQ(turn_mode(chunk_of_4(), 0, length), ChunkMode::sparse);
   }
 }
 
-TEST(Turn, STATE_3_later_turns_are_sparse_when_longer_than_a_chunk) {
+TEST(Turn, STATE_3_LaterTurnsAreSparseWhenLongerThanAChunk) {
   for (const std::int64_t tokens : {1, 4, 50}) {
     EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 1), ChunkMode::dense);
     EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 3), ChunkMode::dense);
@@ -50,7 +50,7 @@ TEST(Turn, STATE_3_later_turns_are_sparse_when_longer_than_a_chunk) {
   }
 }
 
-TEST(Turn, CFG_2_without_memory_every_turn_is_dense) {
+TEST(Turn, CFG_2_WithoutMemoryEveryTurnIsDense) {
   EffectiveOptions options = chunk_of_4();
   options.local = 0;
   options.heavy = 0;
@@ -60,7 +60,7 @@ TEST(Turn, CFG_2_without_memory_every_turn_is_dense) {
   EXPECT_EQ(turn_mode(options, 9, 50), ChunkMode::dense);
 }
 
-TEST(Turn, STATE_1_states_follow_the_steps) {
+TEST(Turn, STATE_1_StatesFollowTheSteps) {
   const Turn empty;
   EXPECT_EQ(empty.state, SessionState::empty);
   const Turn prefill = next(empty, Step::prefill(9), 0);
@@ -81,7 +81,7 @@ TEST(Turn, STATE_1_states_follow_the_steps) {
   expect_turn(next(decode_from_empty, Step::prefill(3), 1), SessionState::prefilling, ChunkMode::dense, 3);
 }
 
-TEST(Turn, STATE_3_the_opening_call_fixes_the_mode_of_the_turn) {
+TEST(Turn, STATE_3_TheOpeningCallFixesTheModeOfTheTurn) {
   const Turn decoding{SessionState::decoding, ChunkMode::decode, 0};
   const Turn sparse = next(decoding, Step::prefill(2, 5), 10);
   expect_turn(sparse, SessionState::prefilling, ChunkMode::sparse, 5);
@@ -93,7 +93,7 @@ TEST(Turn, STATE_3_the_opening_call_fixes_the_mode_of_the_turn) {
   expect_turn(next(dense, Step::prefill(50), 12), SessionState::prefilling, ChunkMode::dense, 4);
 }
 
-TEST(Turn, STATE_3_errors_of_the_turn_length) {
+TEST(Turn, STATE_3_ErrorsOfTheTurnLength) {
   const Turn empty;
   expect_turn(next(empty, Step::prefill(5, 5), 0), SessionState::prefilling, ChunkMode::sparse, 5);
   expect_error(ErrorCode::invalid_argument, {"turn_length = 4", "at least n = 5"},
@@ -112,7 +112,7 @@ TEST(Turn, STATE_3_errors_of_the_turn_length) {
   }
 }
 
-TEST(Turn, STATE_2_errors_of_the_step) {
+TEST(Turn, STATE_2_ErrorsOfTheStep) {
   for (const std::int64_t n : {std::int64_t{0}, std::int64_t{-1}, -kMax}) {
     expect_error(ErrorCode::invalid_argument, {"n = " + std::to_string(n), "at least 1"},
                  [&] { static_cast<void>(next(Turn{}, Step::prefill(n), 0)); });
@@ -124,7 +124,7 @@ TEST(Turn, STATE_2_errors_of_the_step) {
   });
 }
 
-TEST(Turn, STATE_5_capacity) {
+TEST(Turn, STATE_5_Capacity) {
   const Turn prefilling{SessionState::prefilling, ChunkMode::sparse, 9};
   EXPECT_NO_THROW(static_cast<void>(next(Turn{}, Step::prefill(kCapacity), 0)));
   EXPECT_NO_THROW(static_cast<void>(next(prefilling, Step::decode(1), kCapacity - 1)));

@@ -1,4 +1,4 @@
-// Conversations: the same ids as the written-out format where texts hold no markers, and no way out of a turn.
+// Conversations: the same ids as the written-out format where texts hold no markers, and no text can end its turn.
 
 #include <gmock/gmock.h>
 
@@ -49,7 +49,7 @@ TEST(Chat, Llama3IsTheWrittenOutFormat) {
                         false, true));
 }
 
-TEST(Chat, ALaterTurnGoesOnBehindTheEndToken) {
+TEST(Chat, ALaterTurnGoesOnAfterTheEndToken) {
   const std::unique_ptr<Tokenizer> tiny = open_tokenizer(FIXTURES "/tiny.gguf");
   const std::vector<ChatMessage> messages = {{"user", "more"}};
   EXPECT_EQ(encode_chat(*tiny, ChatFormat::chatml, messages, false),
@@ -76,15 +76,15 @@ TEST(Chat, TextsCannotEndATurn) {
 }
 
 // A document and a question are one message, but the question's tokens begin where it begins.
-TEST(Chat, AQuestionBehindADocumentHasTokensOfItsOwn) {
+TEST(Chat, AQuestionAfterADocumentHasTokensOfItsOwn) {
   const std::unique_ptr<Tokenizer> tiny = open_tokenizer(FIXTURES "/tiny.gguf");
   const std::vector<ChatMessage> one = {{"system", "Be terse."}, {"user", "import", "ant?"}};
   std::size_t begin = 0;
   const auto ids = encode_chat(*tiny, ChatFormat::chatml, one, true, &begin);
   auto wanted = tiny->encode("<|im_start|>system\nBe terse.<|im_end|>\n<|im_start|>user\nimport", true, true);
   EXPECT_EQ(begin, wanted.size());
-  const auto behind = tiny->encode("ant?<|im_end|>\n<|im_start|>assistant\n", false, true);
-  wanted.insert(wanted.end(), behind.begin(), behind.end());
+  const auto rest = tiny->encode("ant?<|im_end|>\n<|im_start|>assistant\n", false, true);
+  wanted.insert(wanted.end(), rest.begin(), rest.end());
   EXPECT_EQ(ids, wanted);
   // A format that trims does so at the ends of the message, not between its parts.
   const std::unique_ptr<Tokenizer> llama = llama3_tokenizer();

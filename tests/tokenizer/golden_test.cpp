@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenPreTokenizer, ::testing::Values("qwen2", "ll
                            return name;
                          });
 
-// The four differ on the golden texts, so that none can stand in for another.
+// The four differ on the golden texts, so that no pre-tokeniser passes for another.
 TEST(Golden, PreTokenizersDiffer) {
   const nlohmann::json golden = read_json(FIXTURES "/tiny.json");
   for (const auto& [a, first] : golden.items()) {

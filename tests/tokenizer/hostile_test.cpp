@@ -1,4 +1,4 @@
-// Vocabularies that lie.
+// Vocabularies that contradict themselves.
 
 #include <gmock/gmock.h>
 
@@ -116,7 +116,7 @@ TEST(HostileVocabulary, Sentences) {
   EXPECT_THAT(b.refusal_of(), HasSubstr("remove_extra_whitespaces' is true, which is not supported"));
 }
 
-// Tokens that are not UTF-8, or empty, or very long, harm nobody.
+// Tokens that are not UTF-8, or empty, or very long, are accepted.
 TEST(HostileVocabulary, OddTexts) {
   VocabularyBuilder b = all_bytes();
   const std::int32_t broken = b.add("\xff\xfe");

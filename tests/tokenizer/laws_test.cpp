@@ -76,16 +76,16 @@ RC_GTEST_PROP(TokenizerLaws, DecodingGivesTheTextBack, ()) {
   RC_ASSERT(tokenizer.decode(tokenizer.encode(text, false, false)) == expected);
 }
 
-// Where one text goes on behind another, nothing comes between them.
+// Where one text goes on after another, nothing comes between them.
 RC_GTEST_PROP(TokenizerLaws, MoreTextIsTextAndNothingElse, ()) {
   const Tokenizer& tokenizer = any_tokenizer();
   std::string text = *texts(false);
-  text += 'x';  // what goes on must have something in front of it
-  const std::string behind = *texts(true);
+  text += 'x';  // a second text needs a first one
+  const std::string second = *texts(true);
   std::vector<std::int32_t> ids = tokenizer.encode(text, false, false);
-  const std::vector<std::int32_t> more = tokenizer.encode_more(behind, false);
+  const std::vector<std::int32_t> more = tokenizer.encode_more(second, false);
   ids.insert(ids.end(), more.begin(), more.end());
-  std::string expected = well_formed_utf8(text + behind);
+  std::string expected = well_formed_utf8(text + second);
   if (&tokenizer == &sentences()) expected = spaces_for_marks(expected);
   RC_ASSERT(tokenizer.decode(ids) == expected);
 }

@@ -17,7 +17,8 @@ using Ids = std::vector<std::int32_t>;
 
 const std::string kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// All pairs of letters, then triples up to a vocabulary of Qwen's size, in an order that leaves none to the first 65536.
+/// All pairs of letters, then triples up to a vocabulary of Qwen's size, in an order that puts none into the first
+/// 65536.
 std::vector<std::string> letter_tokens() {
   constexpr std::size_t kTokens = 151936 - 300;
   std::vector<std::string> texts;
@@ -134,8 +135,8 @@ TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
   }
 }
 
-/// By the rule a b alone the definition is a walk from the left.
-Ids walked(const std::string& text, std::int32_t ab) {
+/// With the rule a b alone, merging goes from left to right.
+Ids merged_from_the_left(const std::string& text, std::int32_t ab) {
   Ids wanted;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const bool both = text.compare(i, 2, "ab") == 0;
@@ -159,12 +160,12 @@ TEST(TokenizerSizes, OneWordBeyond65536Letters) {
   std::string words = mixed;
   for (std::size_t i = 999; i < words.size(); i += 1000) words[i] = ' ';
   for (const std::string& text : {mixed, pairs, "b" + pairs, words}) {
-    ASSERT_EQ(tokenizer->encode(text, false, false), walked(text, ab));
-    EXPECT_EQ(tokenizer->decode(walked(text, ab)), text);
+    ASSERT_EQ(tokenizer->encode(text, false, false), merged_from_the_left(text, ab));
+    EXPECT_EQ(tokenizer->decode(merged_from_the_left(text, ab)), text);
   }
 }
 
-TEST(TokenizerSizes, SpecialTokensBehind65536Bytes) {
+TEST(TokenizerSizes, SpecialTokensAfter65536Bytes) {
   VocabularyBuilder b = all_bytes();
   const std::int32_t end = b.add("<|im_end|>", kControl);
   const std::int32_t long_one = b.add("<" + std::string(300, 'l') + ">", kControl);

@@ -81,7 +81,7 @@ inline VocabularyBuilder all_bytes() {
   return b;
 }
 
-/// A sentence vocabulary of three special tokens and the 256 byte tokens behind them.
+/// A sentence vocabulary of three special tokens and the 256 byte tokens after them.
 inline VocabularyBuilder small_sentence() {
   VocabularyBuilder b;
   b.model = "llama";

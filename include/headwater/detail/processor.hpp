@@ -14,8 +14,8 @@
 
 namespace headwater::detail {
 
-/// Features that code of this program is built for. Each stands for what the operating system has to do for it, too: it
-/// saves the registers, and grants the tiles.
+/// Features that code of this program is built for. Each includes what the operating system has to do for it: save
+/// the registers, and permit the tiles.
 enum class Feature : std::uint8_t {
   sse42,
   avx2,
@@ -43,7 +43,7 @@ struct CpuId {
   }
 };
 
-/// Asks the operating system for the tile registers, once for the process and its threads to come.
+/// Requests the tile registers from the operating system, once for the process and its later threads.
 inline bool tiles_granted() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA

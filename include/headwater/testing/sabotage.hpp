@@ -5,7 +5,7 @@
 /// HEADWATER_SABOTAGE("stage.fault") is true while the conformance kit, or the environment variable
 /// HEADWATER_SABOTAGE of a test program without the kit, has switched that named fault on; only then it counts that the
 /// place was reached. HEADWATER_MARK("stage.path") counts that a path ran, so that a test can assert it did. Both take a
-/// string literal. A fault that is off costs a load and a branch; a mark does not belong into an innermost loop.
+/// string literal. A fault that is off costs a load and a branch; neither hook belongs in an innermost loop.
 #ifdef HEADWATER_TESTING
 
 #include <atomic>

@@ -2,7 +2,7 @@
 //
 // Codes stay bytes. An activation of 16 bits is 256 h + l with h signed and l unsigned, and vpdpbusd multiplies unsigned
 // bytes with signed ones: codes with h, then l with codes. Four neighbours add up in each lane of 32 bits, exactly; a
-// zero point comes off in integers as well. Runs meet their scales lane by lane, so that a register takes several.
+// zero point comes off in integers as well. Runs are scaled lane by lane, so that a register takes several.
 
 #include "runtime/gguf/kernels/avx512.hpp"
 
@@ -78,8 +78,8 @@ inline void arrange_codes(const std::int16_t* codes, std::byte* out) {
   }
 }
 
-/// Q4_K and Q5_K. Behind the codes four scales, four sums, four scales, four sums: the order in which scales and minima
-/// of a block unpack.
+/// Q4_K and Q5_K. After the codes four scales, four sums, four scales, four sums: the order in which scales and
+/// minima of a block unpack.
 inline constexpr int kMinimaStep = kBlockCodes + kRegister;
 void arrange_minima(const FixedRow& x, std::int64_t n, std::byte* out) {
   for (std::int64_t first = 0; first < n; first += 256, out += kMinimaStep) {
@@ -94,7 +94,7 @@ void arrange_minima(const FixedRow& x, std::int64_t n, std::byte* out) {
   }
 }
 
-/// Q6_K. Behind the codes what the zero point takes off each lane, and a scale for each run of 16.
+/// Q6_K. After the codes what the zero point takes off each lane, and a scale for each run of 16.
 inline constexpr int kSixZero = 32;
 inline constexpr int kSixStep = kBlockCodes + 5 * kRegister;
 void arrange_six(const FixedRow& x, std::int64_t n, std::byte* out) {
@@ -110,7 +110,7 @@ void arrange_six(const FixedRow& x, std::int64_t n, std::byte* out) {
 }
 
 /// Q4_0, four blocks at a time: the first halves of all four, their second halves, what the zero point takes off each
-/// lane, and the scales, four lanes each. Blocks behind the last are nothing.
+/// lane, and the scales, four lanes each. Blocks after the last are zero.
 inline constexpr int kFourZero = 8;
 inline constexpr int kFourStep = 6 * kRegister;
 void arrange_four(const FixedRow& x, std::int64_t n, std::byte* out) {
@@ -149,8 +149,8 @@ inline __m512 add_q8_0(__m512 sums, const std::byte* block, const std::int16_t* 
   return add_scaled(sums, _mm512_madd_epi16(_mm512_cvtepi8_epi16(bytes), load(x)), _mm512_set1_ps(scale));
 }
 
-/// Rows follow each other in memory, and this kernel outruns the prefetcher: at 4 KiB ahead Q8_0 streams at 24 GB/s
-/// instead of 20 (Zen 4, huge pages). The other types compute longer than they wait.
+/// Rows follow each other in memory, and this kernel is faster than the prefetcher: with a prefetch distance of 4 KiB
+/// Q8_0 reads 24 GB/s instead of 20 (Zen 4, huge pages). The other types are bound by arithmetic.
 inline void prefetch_eight(const std::byte* row) {
   constexpr int kAhead = 4096;
   for (int at = 0; at < 8 * Q8_0::kBytes; at += kRegister) {

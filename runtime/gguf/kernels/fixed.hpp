@@ -21,8 +21,8 @@ inline float rounded(float value) {
   return (value + kMagic) - kMagic;
 }
 
-/// One run of kFixedRun elements. The largest decides the scale; NaN and infinity become a scale of NaN, which no sum
-/// hides. What is smaller than any sensible activation becomes zero.
+/// One run of kFixedRun elements. The largest decides the scale; NaN and infinity become a scale of NaN, which
+/// every sum then is. Values far below those of activations become zero.
 inline void fix_run(const float* x, std::int16_t* codes, float* scale, float* sum) {
   constexpr float kLargest = 32639.0F;  // 127 * 256 + 127
   constexpr float kNothing = 0x1p-100F;

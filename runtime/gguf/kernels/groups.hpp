@@ -1,7 +1,7 @@
 #pragma once
 
 /// Sixteen stored rows side by side, so that a register holds the same four elements of each: dot products then need
-/// no sum across a register, and a scale is met once for sixteen rows. Rules for what may stand here: blocks.hpp.
+/// no sum across a register, and a scale is read once for sixteen rows. Rules for what may stand here: blocks.hpp.
 ///
 /// A group of rows of n elements is cut into units of kElements, each cut into pairs of runs of 32: elements 64 p ..
 /// 64 p + 31 are the first run of pair p, the next 32 the second. A line is 64 bytes: byte 4 r + b of line j of a run

@@ -18,7 +18,7 @@ struct Kernels {
   void (*swiglu)(const float* gate, const float* up, std::int64_t n, float* out);
   /// Rounds to BF16, to nearest even; NaN stays NaN.
   void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
-  /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine stand in the two arrays.
+  /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine are in the two arrays.
   void (*rotate_halves)(float* x, const float* cosine, const float* sine, std::int64_t pairs);
   /// The same for the pairs (x[2i], x[2i + 1]).
   void (*rotate_adjacent)(float* x, const float* cosine, const float* sine, std::int64_t pairs);

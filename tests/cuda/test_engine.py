@@ -1,4 +1,4 @@
-"""Engine `cuda` where there is no GPU for it: engine_test.py BUILT PROGRAM KIT LIBRARY READELF OLD_DRIVER
+"""Engine `cuda` where there is no GPU for it: test_engine.py BUILT PROGRAM KIT LIBRARY READELF OLD_DRIVER
 
 BUILT: 1 where the build has the engine, else 0. OLD_DRIVER: a folder with a libcuda.so.1 of CUDA 9.2. On a machine with a
 GPU what needs one to be missing is skipped, with the reason.

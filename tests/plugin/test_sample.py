@@ -38,7 +38,7 @@ class Outline(html.parser.HTMLParser):
 LANES = {"exact", "bound", "adversarial", "bias", "replay", "determinism", "law", "hostile", "state"}
 
 
-class Honest(kit.Case):
+class Sample(kit.Case):
     def test_passes_the_kit(self):
         quick = ["--quick"] if kit.SANITIZED else []
         document, page = self.report("--engine-plugin", kit.plugin("naive_plugin"), "--lane", ",".join(sorted(LANES)),
@@ -85,20 +85,20 @@ class Honest(kit.Case):
         self.assertIn("<h2>Skipped</h2>", page)
 
     def test_marks_of_its_own(self):
-        """The library's marks are not a plug-in's; it may record its own and is held to them."""
+        """The library's baselines are not a plug-in's; it may record its own and is held to them."""
         arguments = ("--engine-plugin", kit.plugin("naive_plugin"), "--case", "bound.scale")
-        marks = self.path("marks.json")
-        done = kit.kit(*arguments, "--update-ratchet", marks)
+        baselines = self.path("baselines.json")
+        done = kit.kit(*arguments, "--update-ratchet", baselines)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual(kit.kit(*arguments, "--ratchet", marks).returncode, 0)
-        with open(marks, encoding="utf-8") as file:
+        self.assertEqual(kit.kit(*arguments, "--ratchet", baselines).returncode, 0)
+        with open(baselines, encoding="utf-8") as file:
             text = file.read()
         self.assertIn("naive-c/scalar", text)
-        with open(marks, "w", encoding="utf-8") as file:
+        with open(baselines, "w", encoding="utf-8") as file:
             file.write(text.replace("naive-c/scalar", "someone-else/scalar"))
-        done = kit.kit(*arguments, "--ratchet", marks)
+        done = kit.kit(*arguments, "--ratchet", baselines)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("no marks for naive-c/scalar", done.stdout)
+        self.assertIn("no baselines for naive-c/scalar", done.stdout)
 
     def test_bad_usage(self):
         sample = kit.plugin("naive_plugin")

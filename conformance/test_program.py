@@ -1,6 +1,6 @@
-"""The conformance program from outside: exit codes, JSON, JUnit, reproduction, and `verify` on sound and spoiled files.
+"""The conformance program from outside: exit codes, JSON, JUnit, reproduction, and `verify` on right and damaged files.
 
-usage: program_test.py HEADWATER_CONFORMANCE HEADWATER
+usage: test_program.py HEADWATER_CONFORMANCE HEADWATER
 """
 
 import json
@@ -120,7 +120,7 @@ class Verify(unittest.TestCase):
             return change
 
         def next_set_entry(blob):
-            # The first entry of the last chunk's set of head 0 becomes the position behind it.
+            # The first entry of the last chunk's set of head 0 becomes the position after it.
             at = len(blob) - 4 * 4 * 8
             (value,) = struct.unpack_from("<i", blob, at)
             struct.pack_into("<i", blob, at, value + 1)
@@ -290,40 +290,40 @@ class Program(unittest.TestCase):
 
     def test_a_failure_prints_how_to_repeat_it(self):
         with tempfile.TemporaryDirectory() as folder:
-            marks = os.path.join(folder, "marks.json")
-            with open(marks, "w", encoding="utf-8") as file:
+            baselines = os.path.join(folder, "baselines.json")
+            with open(baselines, "w", encoding="utf-8") as file:
                 json.dump({}, file)
-            done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks)
+            done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", baselines)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("ratchet: no marks for reference/scalar", done.stdout)
-            self.assertIn(f"--engine reference --case bound.scale --seed 1 --ratchet '{marks}'", done.stdout)
+            self.assertIn("ratchet: no baselines for reference/scalar", done.stdout)
+            self.assertIn(f"--engine reference --case bound.scale --seed 1 --ratchet '{baselines}'", done.stdout)
 
     def test_cpu_has_the_marks_of_the_engine_that_it_stands_for(self):
         for strictly in ([], ["--ratchet"]):
             done = kit("--engine", "cpu", "--case", "bound.plain_f32,bound.scale", *strictly)
             self.assertEqual(done.returncode, 0, done.stdout)
-            self.assertNotIn("no marks", done.stdout)
+            self.assertNotIn("no baselines", done.stdout)
         with tempfile.TemporaryDirectory() as folder:
-            marks = os.path.join(folder, "marks.json")
-            done = kit("--engine", "cpu", "--case", "bound.scale", "--update-ratchet", marks)
+            baselines = os.path.join(folder, "baselines.json")
+            done = kit("--engine", "cpu", "--case", "bound.scale", "--update-ratchet", baselines)
             self.assertEqual(done.returncode, 0, done.stdout)
-            with open(marks, encoding="utf-8") as file:
+            with open(baselines, encoding="utf-8") as file:
                 self.assertNotIn("cpu", {name.partition("/")[0] for name in json.load(file)})
 
     def test_ratchet_catches_twice_the_mark(self):
         with tempfile.TemporaryDirectory() as folder:
-            marks = os.path.join(folder, "marks.json")
-            done = kit("--engine", "reference", "--case", "bound.scale", "--update-ratchet", marks)
+            baselines = os.path.join(folder, "baselines.json")
+            done = kit("--engine", "reference", "--case", "bound.scale", "--update-ratchet", baselines)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertEqual(kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks).returncode, 0)
-            with open(marks, encoding="utf-8") as file:
+            self.assertEqual(kit("--engine", "reference", "--case", "bound.scale", "--ratchet", baselines).returncode, 0)
+            with open(baselines, encoding="utf-8") as file:
                 table = json.load(file)
             for cases in table.values():
                 for stage in cases.get("bound.scale", {}):
                     cases["bound.scale"][stage] /= 3.0
-            with open(marks, "w", encoding="utf-8") as file:
+            with open(baselines, "w", encoding="utf-8") as file:
                 json.dump(table, file)
-            done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", marks)
+            done = kit("--engine", "reference", "--case", "bound.scale", "--ratchet", baselines)
             self.assertEqual(done.returncode, 1, done.stdout)
             self.assertIn("more than 2 times", done.stdout)
 

@@ -1,4 +1,4 @@
-"""The CUDA benchmark on the emulation: bench_test.py PROGRAM. Every stage is timed under its name, and the pipeline."""
+"""The CUDA benchmark on the emulation: test_bench.py PROGRAM. Every stage is timed under its name, and the pipeline."""
 
 import json
 import subprocess

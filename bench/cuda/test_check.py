@@ -1,4 +1,4 @@
-"""`--check` of the CUDA benchmark, on the emulation at a small size: check_test.py PROGRAM TOOLS. It passes where nothing is wrong, and a
+"""`--check` of the CUDA benchmark, on the emulation at a small size: test_check.py PROGRAM TOOLS. It passes where nothing is wrong, and a
 fault planted in one of the three runs is found in that run and in no other."""
 
 import os

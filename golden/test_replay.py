@@ -1,4 +1,4 @@
-"""The replay can fail: damaged files, manifests and values are told apart. `replay_test.py PROGRAM`."""
+"""The replay can fail: damaged files, manifests and values are told apart. `test_replay.py PROGRAM`."""
 
 import hashlib
 import json

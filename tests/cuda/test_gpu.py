@@ -1,4 +1,4 @@
-"""tools/gpu.py passes, fails and skips as it says: gpu_test.py TOOL. Its programs are small scripts here."""
+"""tools/gpu.py passes, fails and skips as it says: test_gpu.py TOOL. Its programs are small scripts here."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The cycle model by itself: python3 tests/cuda/sm90/model_test.py. No toolkit is needed."""
+"""The cycle model by itself: python3 tests/cuda/sm90/test_model.py. No toolkit is needed."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""tools/cuda_gates.py can fail: gates_test.py TOOL. Each planted fault is a change of one line of a log that passes."""
+"""tools/cuda_gates.py can fail: test_gates.py TOOL. Each planted fault is a change of one line of a log that passes."""
 
 import importlib.util
 import json
