@@ -70,7 +70,7 @@ struct Measured {
 
 std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) {
   PerplexityFlags flags;
-  FlagSet set("How well a model predicts a text behind dense and behind sparse prefill.", kCommand, kFooter);
+  FlagSet set("How well a model predicts a text after dense and after sparse prefill.", kCommand, kFooter);
   flags.model.declare(set);
   set.file("-f,--file", "-f (--file)", "TEXT", "a text; - is standard input", flags.file)->required();
   set.integer("--window", "--window", 2, kMaxCount, "tokens of a window (the whole text, up to the context)",

@@ -37,11 +37,11 @@ std::uint64_t read_header_length(std::span<const std::byte> file) {
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     length |= std::to_integer<std::uint64_t>(file[i]) << (8 * i);
   }
-  const std::uint64_t behind = file.size() - kLengthBytes;
-  if (length > behind) {
+  const std::uint64_t rest = file.size() - kLengthBytes;
+  if (length > rest) {
     throw Failure(fmt::format(
         "says that its header takes {} bytes, but {} bytes follow (truncated, or not a safetensors file)",
-        length, behind));
+        length, rest));
   }
   if (length > kMaxHeaderBytes) {
     throw Failure(fmt::format("has a header of {} bytes; allowed are {}", length, kMaxHeaderBytes));

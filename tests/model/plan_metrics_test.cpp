@@ -53,7 +53,7 @@ std::unique_ptr<Transformer> transformer_of(std::int64_t capacity, const Setting
   return std::make_unique<Transformer>(bundled(Precision::f32), chosen);
 }
 
-std::vector<float> logits_behind(Conversation& conversation, std::span<const std::int32_t> ids) {
+std::vector<float> logits_after(Conversation& conversation, std::span<const std::int32_t> ids) {
   conversation.feed(ids);
   return {conversation.logits().begin(), conversation.logits().end()};
 }
@@ -64,12 +64,12 @@ TEST(ModelPlanMetrics, P6_1_TwoRunsAreBitIdentical) {
   const auto ids = text_ids(700);
   const auto one = transformer_of(710, kSmall);
   Conversation first(*one, 16);
-  const auto wanted = logits_behind(first, ids);
+  const auto wanted = logits_after(first, ids);
   first.reset();
-  EXPECT_EQ(logits_behind(first, ids), wanted) << "after reset";
+  EXPECT_EQ(logits_after(first, ids), wanted) << "after reset";
   const auto two = transformer_of(710, kSmall);
   Conversation second(*two, 16);
-  EXPECT_EQ(logits_behind(second, ids), wanted) << "another session";
+  EXPECT_EQ(logits_after(second, ids), wanted) << "another session";
 }
 
 std::int64_t resident_bytes() {
@@ -138,12 +138,12 @@ TEST(ModelPlanMetrics, P6_3_DecodingSeesEveryTokenOfBothTurns) {
   const Setting dense = {.dense = true};
   const auto one = transformer_of(600, dense);
   Conversation whole(*one, 0);
-  const auto wanted = logits_behind(whole, all);
+  const auto wanted = logits_after(whole, all);
   const auto two = transformer_of(600, dense);
   Conversation turns(*two, 0);
   turns.feed(all.first(320));
   turns.append(ids[320]);
-  const auto got = logits_behind(turns, all.subspan(321));
+  const auto got = logits_after(turns, all.subspan(321));
   double worst = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     worst = std::max(worst, std::fabs(static_cast<double>(got[i]) - static_cast<double>(wanted[i])));
@@ -155,7 +155,7 @@ TEST(ModelPlanMetrics, P6_3_DecodingSeesEveryTokenOfBothTurns) {
   changed[7] = changed[7] == 40 ? 41 : 40;
   const auto three = transformer_of(600, dense);
   Conversation other(*three, 0);
-  EXPECT_NE(logits_behind(other, changed), wanted);
+  EXPECT_NE(logits_after(other, changed), wanted);
   RecordProperty("measured", fmt::format("model, two turns: largest difference of a logit {:.1e}", worst));
 }
 

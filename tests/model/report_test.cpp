@@ -37,7 +37,7 @@ TEST(GenerateReport, AnInterruptedPrefillSaysHowFarItCame) {
   cut.run.decoded = 0;
   const std::string text = summary_text(cut);
   EXPECT_THAT(text, HasSubstr("prefill 50.0 tokens/s"));
-  EXPECT_THAT(text, HasSubstr("ended    by an interrupt, behind about 100 of 1000 tokens of the prompt"));
+  EXPECT_THAT(text, HasSubstr("ended    by an interrupt, after about 100 of 1000 tokens of the prompt"));
   EXPECT_THAT(text, Not(HasSubstr("to the first token")));
   EXPECT_THAT(text, Not(HasSubstr("pairs")));
 }

@@ -82,7 +82,7 @@ void Recorder::check(const ChunkRecord& record) const {
       !trace_ || static_cast<std::int64_t>(entries_.size()) + record.memory_count * heads_ <= most_entries_;
   if (in_place && sized && fits) return;
   throw Failure(
-      fmt::format("internal error: the engine reports chunk [{}, {}) with a memory set of {} behind {} "
+      fmt::format("internal error: the engine reports chunk [{}, {}) with a memory set of {} after {} "
                   "chunks of {} tokens",
                   chunk.begin, chunk.end, record.memory_count, chunks(), chunk_start_.back()));
 }

@@ -22,7 +22,7 @@ constexpr std::size_t kMostPrompts = 32;
 
 constexpr const char* kFooter = R"(
 Prompts of tokens (7919 i + seed) modulo the vocabulary, i = 0, 1, ...: the time to the first token and where it went,
-then the rate of tokens generated behind the prompt, one at a time and dense over everything stored. Sparse and dense prefill take turns in every round; times are
+then the rate of tokens generated after the prompt, one at a time and dense over everything stored. Sparse and dense prefill take turns in every round; times are
 medians, the split is that of the median round. On one thread they are processor times. Beside them a loop that reads memory and does nothing with it says how
 fast a token could be generated at best: its weights and the stored keys and values are read once.
 
@@ -98,7 +98,7 @@ std::optional<ModelBenchFlags> parse_model_flags(const std::vector<std::string>&
                                [&](const std::string& text) { flags.type = parse_type(text); });
   set.value("-n,--tokens", "N[,N...]", "tokens of the prompts (512,2048,4096)",
             [&](const std::string& text) { flags.tokens = parse_tokens(text); });
-  set.integer("--decode", "--decode", 0, kMaxCount, "tokens to generate behind each prompt (16)",
+  set.integer("--decode", "--decode", 0, kMaxCount, "tokens to generate after each prompt (16)",
               flags.decode);
   set.integer("--dense-tail", "--dense-tail", 0, kMaxCount,
               "last tokens of a sparse prompt that see every token (64)", flags.dense_tail);

@@ -173,7 +173,7 @@ std::int64_t Generation::capacity_for(std::int64_t prompt) {
   if (flags_.interactive || flags_.tokens < 0) return model_.context();
   const std::int64_t wanted = prompt + std::max<std::int64_t>(flags_.tokens - 1, 0);
   if (wanted > model_.context()) {
-    warnings_.push_back(fmt::format("only {} of {} tokens fit behind a prompt of {} in a context of {}",
+    warnings_.push_back(fmt::format("only {} of {} tokens fit after a prompt of {} in a context of {}",
                                     model_.context() - prompt + 1, flags_.tokens, prompt, model_.context()));
   }
   return std::min(wanted, model_.context());

@@ -88,7 +88,7 @@ std::string run_text(const GenerateRun& run, double load) {
   if (run.interrupted) {
     text += "ended    by an interrupt";
     if (run.done_tokens < run.prompt_tokens) {
-      text += fmt::format(", behind about {} of {} of the prompt", run.done_tokens,
+      text += fmt::format(", after about {} of {} of the prompt", run.done_tokens,
                           count_text(run.prompt_tokens, "token"));
     }
     text += '\n';
@@ -180,7 +180,7 @@ std::string summary_text(const GenerateReport& report) {
   text += fmt::format(
       "-- sparse against dense\nprefill  {:.2f} times sooner\ntext     {} of {} generated tokens equal "
       "before the "
-      "first difference\nlogits   behind the prompt: largest difference {:.3g}, divergence {:.3g} nats\n",
+      "first difference\nlogits   after the prompt: largest difference {:.3g}, divergence {:.3g} nats\n",
       differs.times_sooner, differs.equal_tokens, report.dense->ids.size(), differs.worst_logit,
       differs.divergence);
   return text;

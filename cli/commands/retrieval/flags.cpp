@@ -16,7 +16,7 @@ constexpr std::int64_t kMostTrials = 10'000;
 constexpr std::int64_t kMostSeed = std::int64_t{1} << 62;
 
 constexpr const char* kFooter = R"(
-In every prompt a line with a code is planted at each depth, with lines of TEXT around them; behind the text all codes
+In every prompt a line with a code is planted at each depth, with lines of TEXT around them; after the text all codes
 are asked for, in random order, each question followed by its answer. An answer is right where each of its tokens is the
 one that the model ranks first: what greedy generation would have said. Every prompt is run three times: dense prefill;
 sparse prefill of everything, questions and answers included; sparse prefill of the text and one dense decode step for
