@@ -29,7 +29,7 @@ EmulationOptions on_device(int ordinal) {
   return emulation;
 }
 
-/// The current one is a device's of which nothing is meant, and 0 again behind the test.
+/// The current device is one that no session uses, and 0 again after the test.
 class CurrentDeviceTest : public ::testing::TestWithParam<int> {
  protected:
   CurrentDeviceTest() { EXPECT_TRUE(set_emulated_current_device(current())); }
@@ -39,7 +39,7 @@ class CurrentDeviceTest : public ::testing::TestWithParam<int> {
 
   [[nodiscard]] static int current() { return GetParam(); }
   void expect_unchanged(const char* what) const {
-    EXPECT_EQ(emulated_current_device(), current()) << "behind " << what;
+    EXPECT_EQ(emulated_current_device(), current()) << "after " << what;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Device, CurrentDeviceTest, ::testing::Values(0, 1));

@@ -12,7 +12,7 @@ namespace headwater::cuda {
 
 inline constexpr std::int64_t kMostTokens = 150;
 
-/// A session, and what its caller holds: rows of q, of k and v, of out, `offset` elements behind an aligned address.
+/// A session, and what its caller holds: rows of q, of k and v, of out, `offset` elements after an aligned address.
 struct Caller {
   Caller(RowMemory memory, DType row_type, const EmulationOptions& emulation = {},
          Launching launching = Launching::replayed, std::int64_t offset_elements = 0)

@@ -61,7 +61,7 @@ class MockDevice : public Device {
 };
 
 /// What was enqueued, and what of it each operation waits for: a stream is in order, a wait adds what its event recorded last, and
-/// whatever the host has waited for is behind everything that it enqueues later.
+/// whatever the host has waited for is after everything that it enqueues later.
 class Timeline {
  public:
   enum class Kind : std::uint8_t { launch, replay, copy, set };
@@ -95,7 +95,7 @@ class Timeline {
   void wait(Stream stream, Event event) { merge(streams_[stream], events_[event]); }
   void host_waits(Stream stream) { merge(host_, streams_[stream]); }
   void host_waits(Event event) { merge(host_, events_[event]); }
-  /// What would be behind: an operation enqueued now; the host's next instruction.
+  /// What would be after: an operation enqueued now; the host's next instruction.
   [[nodiscard]] Before next_on(Stream stream) {
     Before before = streams_[stream];
     merge(before, host_);

@@ -78,7 +78,7 @@ TEST(MockedDevice, AMemorySetIsBuiltBehindTheScoresOfEveryChunkBeforeIt) {
         EXPECT_TRUE(i > at || selection.before.contains(i)) << end;
       });
     });
-    // Rows are gathered behind their set, and not over rows that an output still reads.
+    // Rows are gathered after their set, and not over rows that an output still reads.
     std::vector<std::size_t> sets;
     layer.each(Stage::select, [&](std::size_t i, const Operation&) { sets.push_back(i); });
     std::size_t n = 0;
@@ -106,7 +106,7 @@ TEST(MockedDevice, AMemorySetIsBuiltBehindTheScoresOfEveryChunkBeforeIt) {
   }
 }
 
-// INTER-1 and FUSE-1: an output joins the passes of its own chunk, whose state is overwritten behind it.
+// INTER-1 and FUSE-1: an output joins the passes of its own chunk, whose state is overwritten after it.
 TEST(MockedDevice, AnOutputIsFusedBehindTheIntraPassOfItsChunk) {
   OnMock on(Launching::one_by_one);
   on.session->begin(Step::prefill(150));
@@ -198,7 +198,7 @@ TEST(MockedDevice, StagedRowsStayWhileTheirWindowIsComputed) {
 }
 
 // session.hpp: with device rows attend() enqueues on Options::stream; inputs are there, and outputs are, when the stream has got so
-// far. So its work is behind what the caller enqueued before, and before what the caller enqueues next; the host waits for nothing.
+// far. So its work is after what the caller enqueued before, and before what the caller enqueues next; the host waits for nothing.
 TEST(MockedDevice, DeviceRowsStandInLineOnTheCallersStream) {
   for (const Launching launching : {Launching::replayed, Launching::one_by_one}) {
     OnMock on(launching, true);

@@ -46,7 +46,7 @@ TEST(MockedDevice, WhereMemoryIsRefusedTheDeviceEndsAndNothingFollows) {
     int asked = 0;
     std::size_t before = 0;  // operations
     EXPECT_CALL(device, do_allocate).WillRepeatedly([&](std::int64_t bytes, bool pinned) -> void* {
-      EXPECT_LE(++asked, n) << "memory was asked for behind a refusal";
+      EXPECT_LE(++asked, n) << "memory was asked for after a refusal";
       if (asked < n) return device.take(bytes, pinned);
       before = device.timeline.operations.size();
       return nullptr;
@@ -55,7 +55,7 @@ TEST(MockedDevice, WhereMemoryIsRefusedTheDeviceEndsAndNothingFollows) {
     EXPECT_CALL(ended, Call());
     device.on_destruction = [&] {
       if (asked >= n) {
-        EXPECT_EQ(device.timeline.operations.size(), before) << "behind a refusal";
+        EXPECT_EQ(device.timeline.operations.size(), before) << "after a refusal";
       }
       ended.Call();
     };
@@ -163,7 +163,7 @@ TEST(MockedDevice, WhereACopyInIsRefusedNothingIsLaunched) {
   }
 }
 
-// Whatever of a window is refused, nothing is enqueued behind it: neither another launch nor the copy of its outputs.
+// Whatever of a window is refused, nothing is enqueued after it: neither another launch nor the copy of its outputs.
 TEST(MockedDevice, NothingFollowsALaunchThatIsRefused) {
   const auto refused_at = [](Launching launching, int failing) {
     OnMock on(launching);

@@ -157,7 +157,7 @@ TEST(Sm90Dense, LaterTokensChangeNoEarlierBit) {
   }
 }
 
-/// A turn of no more than a chunk behind others is dense, over all that is stored, from a position that no tile begins at.
+/// A turn of no more than a chunk after others is dense, over all that is stored, from a position that no tile begins at.
 TEST(Sm90Dense, ALaterTurnAgreesWithTheOtherKernels) {
   const auto turns = [](const Sm90Switch& wanted) {
     Caller caller(DType::f16, chunks_of(80), wanted);

@@ -116,7 +116,7 @@ TEST(Sm90Launch, ADeviceRefusesMapsWithAReason) {
   EXPECT_EQ(owner->encode(rows_at(rows + 16), map), nullptr);
 }
 
-/// The emulation's own check: a driver would take the map, and a copy would read behind the memory.
+/// The emulation's own check: a driver would take the map, and a copy would read past the memory.
 TEST(Sm90Launch, AMapBehindItsAllocationIsTheDevicesEnd) {
   const auto owner = device(90);
   auto* rows = owner->allocate(2 * kElements - 2, "rows");

@@ -105,7 +105,7 @@ std::vector<std::uint16_t> run(CudaSession& session, DType type = DType::bf16) {
   return out;
 }
 
-/// A caller whose rows are the device's, `offset` elements behind an aligned address. Those of each run stand elsewhere.
+/// A caller whose rows are the device's, `offset` elements after an aligned address. Those of each run stand elsewhere.
 class DeviceCaller {
  public:
   DeviceCaller() {

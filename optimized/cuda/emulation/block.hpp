@@ -94,7 +94,7 @@ class Block {
   void wait_for_copies(int groups_left);
   /// The block whose kernel runs on this host thread.
   [[nodiscard]] static Block* current() { return current_; }
-  /// `bytes` (a power of two) that stand `offset` bytes behind `base`: Fault unless they are aligned to their number, lie in
+  /// `bytes` (a power of two) that stand `offset` bytes after `base`: Fault unless they are aligned to their number, lie in
   /// the buffer that `base` points into, and, for reads, have been written.
   void read_global(const void* base, std::int64_t offset, int bytes, void* to) {
     check_read_global(base, offset, bytes, "read");

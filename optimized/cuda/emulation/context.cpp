@@ -6,7 +6,7 @@ namespace headwater::cuda::emulation {
 namespace {
 
 std::atomic<unsigned> fences{
-    0};  // what one thread did before its fence is seen behind a later fence of another
+    0};  // what one thread did before its fence is seen after a later fence of another
 
 }  // namespace
 

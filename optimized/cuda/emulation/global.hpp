@@ -36,7 +36,7 @@ class GlobalReference {
   std::int64_t offset_;
 };
 
-/// A place in the buffer that `base` points into, `offset` bytes behind it; perhaps outside, which its use would show.
+/// A place in the buffer that `base` points into, `offset` bytes after it; perhaps outside, which its use would show.
 template <class T>
 class GlobalPlace {
  public:

@@ -66,7 +66,7 @@ class SharedMemory {
     std::uint32_t* readers = kLines
                                  ? line_readers_.data() + warp * std::int64_t{lines_} + first
                                  : half_readers_.data() + warp * std::int64_t{lines_ * kLineHalves} + first;
-    // Whoever writes behind such reads at this time races, so what was checked at the second one still holds.
+    // Whoever writes after such reads at this time races, so what was checked at the second one still holds.
     bool known = true;
     for (int i = 0; i < kCount; ++i) known = known && readers[i] == several;
     if (known) return;

@@ -138,7 +138,7 @@ class SoftwareBlock {
     return address >= kFirstAddress && address - kFirstAddress + bytes <= kSharedBytes;
   }
 
-  /// Device addresses begin behind what the system keeps for itself.
+  /// Device addresses begin after what the system keeps for itself.
   static constexpr std::uint32_t kFirstAddress = 1024;
 
   int block_;

@@ -8,7 +8,7 @@
 /// Parameters of the kernels. Pointers are the device's; strides are elements; positions are global.
 namespace headwater::cuda {
 
-/// Rows handed in by a caller: row t of head h begins t * row_stride + h * head_stride elements behind data.
+/// Rows handed in by a caller: row t of head h begins t * row_stride + h * head_stride elements after data.
 struct InputRows {
   Global<const void> data;
   std::int64_t row_stride;
@@ -164,7 +164,7 @@ struct SelectParams {
   std::int64_t capacity;
   int width;
   int kept;   ///< entries of the previous set before Local: the first candidates
-  int since;  ///< position of the candidates behind them
+  int since;  ///< position of the candidates after them
   int candidates;
   int heavy;        ///< of the new set
   int local_begin;  ///< Local is [local_begin, end)

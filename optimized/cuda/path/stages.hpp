@@ -12,7 +12,7 @@ namespace headwater::cuda {
 
 /// Stages that have kernels of sm_90a.
 enum class PathStage : std::uint8_t {
-  intra,   ///< forward and column sums of the chunks behind a session's first one
+  intra,   ///< forward and column sums of the chunks after a session's first one
   score,   ///< column sums of the inter pass
   output,  ///< outputs of the inter pass
   dense,   ///< dense prefill, and with it the intra pass of a session's first chunk, which has its bits

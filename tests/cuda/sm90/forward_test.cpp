@@ -107,7 +107,7 @@ struct MemoryOptions {
   float intra_max = 1.0f;  ///< about where the maxima of the intra pass lie, units of ln 2
 };
 
-/// Queries, gathered rows and what an intra pass left; entries behind `count` are NaN.
+/// Queries, gathered rows and what an intra pass left; entries after `count` are NaN.
 template <class Shape>
 class MemoryProblem {
  public:

@@ -68,7 +68,7 @@ IntraResult run_intra(const IntraProblem& problem, const Launch& run) {
                                     problem.rule(),
                                     state,
                                     0,
-                                    problem.tokens(),  // behind other chunks: rows stay unfinished
+                                    problem.tokens(),  // after other chunks: rows stay unfinished
                                     {},
                                     dv,
                                     lse2};
@@ -219,7 +219,7 @@ TEST(Sm90Intra, SameBitsWhateverTheTimingTheOrderOfThreadsAndTheNumberOfBlocks) 
   }
 }
 
-/// NUM-2: rows of a later chunk, and whatever lies behind the last row, reach nothing.
+/// NUM-2: rows of a later chunk, and whatever lies after the last row, reach nothing.
 TEST(Sm90Intra, NaNInALaterChunkStaysThere) {
   const IntraShape shape{2, 1, 2, 150};
   IntraProblem problem({shape, true, false, 1.0f, 11});

@@ -58,7 +58,7 @@ class IntraProblem {
   [[nodiscard]] double scale() const;
   [[nodiscard]] double sink_weight(int head) const;
 
-  /// Rows behind the last token hold NaN: nothing may read them.
+  /// Rows after the last token hold NaN: nothing may read them.
   static constexpr int kRowsBehind = 150;
 
   Options options_;

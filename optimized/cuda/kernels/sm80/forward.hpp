@@ -47,7 +47,7 @@ struct ForwardPlace {
   std::int64_t chunk_end;
   std::int64_t first_row;  ///< of the tile: tokens * rows_per_token + head in the group
   std::int64_t key_begin;
-  std::int64_t key_end;  ///< behind the last key that any row of the tile sees
+  std::int64_t key_end;  ///< after the last key that any row of the tile sees
   int head;              ///< of row 0
   int key_head;
   int split;

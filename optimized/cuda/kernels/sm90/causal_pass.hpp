@@ -27,7 +27,7 @@ struct CausalForwardParams {
   std::int64_t position;   ///< of the first chunk: one at 0 has no memory, its rows are finished here
   RowOutputs out;
   int dv;       ///< columns of an output row
-  float* lse2;  ///< [head][chunk][padded_tokens], units of ln 2, +inf behind a chunk's end; or null
+  float* lse2;  ///< [head][chunk][padded_tokens], units of ln 2, +inf after a chunk's end; or null
 };
 
 /// MASK-1, DEC-1: a query sees the keys of its chunk up to itself. Tiles of queries and of keys are cut alike, from the chunk's
@@ -78,7 +78,7 @@ struct CausalPass {
     return {};
   }
 
-  /// Rows behind the chunk's end leave a log-sum-exp of +inf, so that they weigh nothing in the column sums.
+  /// Rows after the chunk's end leave a log-sum-exp of +inf, so that they weigh nothing in the column sums.
   template <class Shape, class Machine, int kOutputs>
   static HEADWATER_CUDA_FUNCTION void store(Machine& machine, const Params& params, const WorkItem& item,
                                             const SoftmaxRows& rows, const float (&out)[kOutputs], Nothing) {

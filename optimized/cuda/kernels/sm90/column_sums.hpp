@@ -24,7 +24,7 @@ struct ColumnSumParams {
   IntraShape shape;
   LogitRule rule;
   const float*
-      lse2;     ///< as CausalForward leaves it: +inf behind a chunk's end makes those queries weigh nothing
+      lse2;     ///< as CausalForward leaves it: +inf after a chunk's end makes those queries weigh nothing
   float* sums;  ///< [head][sums_stride]
   std::int64_t sums_stride;
   std::int64_t first_row;  ///< of the first chunk, in the sums of a head

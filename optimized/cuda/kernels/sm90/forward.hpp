@@ -37,7 +37,7 @@ struct Forward {
   static constexpr int kPieceColumns = Shape::kDv < kFragmentColumns ? Shape::kDv : kFragmentColumns;
   static constexpr int kPieces = Shape::kDv / kPieceColumns;
   static constexpr int kMaskedTiles = Pass::template kMaskedTiles<kKeys>;
-  /// Of more masked tiles than one the last ones are behind the rows of the first consumer.
+  /// Of more masked tiles than one the last ones are after the rows of the first consumer.
   static constexpr bool kMayBeEmpty = kMaskedTiles > 1;
   using QueryTile = SharedTile<kTile, Shape::kD>;
   using Tile = SharedTile<kKeys, Shape::kD>;

@@ -42,7 +42,7 @@ HEADWATER_CUDA_FUNCTION void map_logits(Machine& machine, const LogitRule& rule,
   }
 }
 
-/// What takes a logit to units of ln 2 behind map_logits: nothing is left to do.
+/// What takes a logit to units of ln 2 after map_logits: nothing is left to do.
 template <class Shape>
 HEADWATER_CUDA_FUNCTION constexpr float scale_of(const LogitRule& rule) {
   return Shape::kMapped ? 1.0f : rule.factor;

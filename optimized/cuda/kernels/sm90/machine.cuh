@@ -30,7 +30,7 @@ namespace headwater::cuda::sm90 {
 #define HEADWATER_SUMS_n128 \
   HEADWATER_SUMS_n64, HEADWATER_EIGHT(32), HEADWATER_EIGHT(40), HEADWATER_EIGHT(48), HEADWATER_EIGHT(56)
 #define HEADWATER_WORDS(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
-// `operands`: what stands behind the accumulators; `accumulate`: the place of the number that says whether they are added to.
+// `operands`: what stands after the accumulators; `accumulate`: the place of the number that says whether they are added to.
 #define HEADWATER_WGMMA(type, n, operands, accumulate, ...)                                      \
   asm volatile(                                                                                  \
       "{\n"                                                                                      \
@@ -179,7 +179,7 @@ class PtxMachine {
   __device__ __forceinline__ float quotient(float a, float b) const { return __fdividef(a, b); }
 
   /// A sum of weights, and so every weight in it, is computed before what follows. The compiler would move exponentials
-  /// behind the next wait for products, beside which they should run; it keeps the order of that wait and of a store, so
+  /// after the next wait for products, beside which they should run; it keeps the order of that wait and of a store, so
   /// here is one that infinite sums would do, to a word that nobody reads.
   __device__ __forceinline__ void pin(float sum, float& unread) {
     asm volatile(

@@ -28,7 +28,7 @@ struct MemoryForwardParams {
   int dv;
 };
 
-/// INTER-1 and FUSE-1: every query sees every entry; the last tile of keys is masked behind the last one.
+/// INTER-1 and FUSE-1: every query sees every entry; the last tile of keys is masked after the last one.
 struct MemoryPass {
   using Params = MemoryForwardParams;
   static constexpr bool kSlopes = false;

@@ -283,7 +283,7 @@ class Score<Shape>::Consumer {
   HEADWATER_CUDA_FUNCTION Weights soften(Logits& first, Logits& second, int block, bool more,
                                          Ring<kStages>& q) {
     RowState parts[kParts][kRowsOfThread];
-    // A part behind the last valid key has no largest logit; any finite offset gives weights 0.
+    // A part after the last valid key has no largest logit; any finite offset gives weights 0.
     const float lowest[kRowsOfThread] = {kLowestOffset, kLowestOffset};
     float highest[kRowsOfThread];
     machine.template wait_products<1>(first);
@@ -334,7 +334,7 @@ class Score<Shape>::Consumer {
     return {high.offset, high.sum + low.sum * machine.exp2(low.offset - high.offset)};
   }
 
-  /// Adds a part to the sums of its columns. Rows from `rows` on are behind the chunk's end.
+  /// Adds a part to the sums of its columns. Rows from `rows` on are after the chunk's end.
   HEADWATER_CUDA_FUNCTION void weigh(const Logits& exponentials, const Weights& weights, int part, int rows,
                                      float (&sums)[kParts * kSumsOfPart]) {
     float weight[kRowsOfThread];

@@ -15,7 +15,7 @@ struct alignas(128) TensorMap {
 static_assert(sizeof(TileMap) <= sizeof(TensorMap) && std::is_trivially_copyable_v<TileMap>);
 
 /// The arguments of cuTensorMapEncodeTiled that a TileMap decides; the others are constants: 16-bit integers (a copy does
-/// not look at its elements), no interleaving, 128-byte swizzle, zeros behind the ends.
+/// not look at its elements), no interleaving, 128-byte swizzle, zeros after the ends.
 struct EncodeArguments {
   static constexpr int kRank = TileMap::kAxes;
   const void* address;

@@ -8,7 +8,7 @@ namespace headwater::cuda::sm90 {
 
 /// What one TMA tensor map says: a strided view of 16-bit elements with four axes, and the box that a copy brings into shared
 /// memory. Axes: column of a row, token inside its chunk, chunk, head. A box that reaches over the end of an axis is
-/// filled with zeros there; because tokens end at the chunk, no row of a later chunk, and nothing behind the last row, is
+/// filled with zeros there; because tokens end at the chunk, no row of a later chunk, and nothing after the last row, is
 /// ever read (NUM-2).
 struct TileMap {
   static constexpr int kAxes = 4;
@@ -33,7 +33,7 @@ constexpr std::uint32_t box_offset(int column, int row) {
 /// Chunks of equal length in a strided array of rows: what the kernels read Q, K and V through. Strides in elements.
 struct RowsOfChunks {
   const void* base;
-  int columns;  ///< of a row; those of a box behind them are zeros
+  int columns;  ///< of a row; those of a box after them are zeros
   int tokens;   ///< of each chunk
   int chunks;
   int heads;
