@@ -147,7 +147,7 @@ emulation::GlobalMemory::Buffer EmulatedMemory::find(const void* at) const {
   const auto place = holder(at);
   if (place == allocations_.end()) return {};
   const auto& [data, allocation] = *place;
-  if (allocation.parts.empty()) return {data, allocation.bytes, allocation.name.c_str(), allocation.written};
+  if (allocation.parts.empty()) return {data, allocation.bytes, allocation.name, allocation.written};
   const auto* byte = static_cast<const std::byte*>(at);
   auto part = allocation.parts.upper_bound(byte);
   if (part == allocation.parts.begin()) return {};
@@ -155,7 +155,7 @@ emulation::GlobalMemory::Buffer EmulatedMemory::find(const void* at) const {
   const auto& [first, shape] = *part;
   if (!std::less<>{}(byte, first + shape.bytes)) return {};
   unsigned char* written = allocation.written == nullptr ? nullptr : allocation.written + (first - data) / 2;
-  return {first, shape.bytes, shape.name.c_str(), written};
+  return {first, shape.bytes, shape.name, written};
 }
 
 void EmulatedMemory::note_written(const void* at, std::int64_t bytes) {

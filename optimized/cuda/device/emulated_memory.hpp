@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <string>
 
 #include "cuda/device/device.hpp"
 #include "cuda/emulation/block.hpp"
@@ -22,7 +21,7 @@ class EmulatedMemory : public emulation::GlobalMemory {
   /// Null if it would exceed the limit, which counts device memory only.
   void* allocate(std::int64_t bytes, bool pinned);
   void release(void* data) noexcept;
-  /// Of an allocation, or of a part of one: accesses by way of a pointer into a part are held to that part.
+  /// Of an allocation, or of a part of one; `what` lives as long as the program. Accesses by way of a pointer into a part are held to that part.
   void name(const void* data, std::int64_t bytes, const char* what);
   [[nodiscard]] PointerKind kind(const void* data) const;
   /// Behind its last byte; null where `data` is in none.
@@ -41,14 +40,14 @@ class EmulatedMemory : public emulation::GlobalMemory {
  private:
   struct Part {
     std::int64_t bytes;
-    std::string name;
+    const char* name = "";
   };
   struct Allocation {
     std::int64_t bytes;
     bool pinned;
     std::byte* block;        // guard, data, guard
     unsigned char* written;  // of each 2 bytes; null: pinned
-    std::string name;
+    const char* name = "";
     std::map<const std::byte*, Part> parts;
   };
   using Allocations = std::map<const std::byte*, Allocation>;

@@ -47,7 +47,7 @@ void SparsePass::take_rows() {
 
 void SparsePass::take_states() {
   const std::int64_t rows = core::checked_product(data_.shape.n_head, data_.window_rows);
-  auto* next = data_.take<float>(core::checked_product(rows, 6), "softmax state");
+  auto* next = data_.take<float>(core::checked_product(rows, 6 + data_.shape.d_value), "softmax state");
   SoftmaxState& intra = stores_.intra;
   intra.max = data_.part(next, rows, "intra maxima");
   intra.sum = data_.part(next, rows, "intra sums");
@@ -58,7 +58,7 @@ void SparsePass::take_states() {
   inter.sum = data_.part(next, rows, "inter sums");
   inter.stride = data_.window_rows;
   stores_.colsum_intra = data_.part(next, rows, "intra column sums");
-  intra.out = data_.take<float>(core::checked_product(rows, data_.shape.d_value), "unfinished outputs");
+  intra.out = data_.part(next, rows * data_.shape.d_value, "unfinished outputs");
 }
 
 std::int32_t* SparsePass::sets(std::int64_t layer) const {
