@@ -33,7 +33,7 @@ negative log-likelihood in nats of the tokens inside the turn, `decoded` that of
 predicted by the last prefill position). `divergence` compares the two predictions at every position after the first
 chunk, whatever the text says next: `kl` is the mean Kullback-Leibler divergence of the sparse distribution from the
 dense one in nats, `rank1` the share of positions where both hold the same token for the likeliest. Standard errors take
-tokens for independent, which they are not quite.
+tokens for independent, which they are not quite. Both caches are in memory at once.
 
 Example: what sparse prefill costs on a held-out text
   headwater perplexity -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt --window 8192
@@ -85,14 +85,14 @@ std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) 
 /// Logits of one position as a distribution.
 class Prediction {
  public:
-  explicit Prediction(std::span<const float> logits)
-      : logits_(logits), likeliest_(std::max_element(logits.begin(), logits.end()) - logits.begin()) {
+  explicit Prediction(std::span<const float> logits) : logits_(logits) {
+    if (!std::all_of(logits.begin(), logits.end(), [](float logit) { return std::isfinite(logit); }))
+      throw Failure("the model's logits are not finite; its weights are unusable");
+    likeliest_ = std::max_element(logits.begin(), logits.end()) - logits.begin();
     const double most = static_cast<double>(logits[static_cast<std::size_t>(likeliest_)]);
     double sum = 0;
     for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
     log_sum_ = most + std::log(sum);
-    if (!std::isfinite(log_sum_))
-      throw Failure("the model's logits are not finite; its weights are unusable");
   }
 
   /// ln of the probability of token `id`.
@@ -104,7 +104,7 @@ class Prediction {
 
  private:
   std::span<const float> logits_;
-  std::ptrdiff_t likeliest_;
+  std::ptrdiff_t likeliest_ = 0;
   double log_sum_ = 0;
 };
 

@@ -14,10 +14,11 @@ DensePass::DensePass(SessionData& data, Sm80Path& sm80)
   if (splits <= 1) return;  // a context of one split needs no parts
   const std::int64_t rows = core::checked_product(splits, data.shape.n_head, decode_tokens_);
   auto* next = data.take<float>(core::checked_product(rows, 3 + data.shape.d_value), "states of splits");
+  parts_.out =
+      data.part(next, rows * data.shape.d_value, "outputs of splits");  // first: aligned as allocated
   parts_.max = data.part(next, rows, "maxima of splits");
   parts_.sum = data.part(next, rows, "sums of splits");
   parts_.rounded = data.part(next, rows, "divisors of splits");
-  parts_.out = data.part(next, rows * data.shape.d_value, "outputs of splits");
   parts_.stride = decode_tokens_;
 }
 

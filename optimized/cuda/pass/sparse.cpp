@@ -49,6 +49,8 @@ void SparsePass::take_states() {
   const std::int64_t rows = core::checked_product(data_.shape.n_head, data_.window_rows);
   auto* next = data_.take<float>(core::checked_product(rows, 6 + data_.shape.d_value), "softmax state");
   SoftmaxState& intra = stores_.intra;
+  intra.out =
+      data_.part(next, rows * data_.shape.d_value, "unfinished outputs");  // first: aligned as allocated
   intra.max = data_.part(next, rows, "intra maxima");
   intra.sum = data_.part(next, rows, "intra sums");
   intra.rounded = data_.part(next, rows, "intra divisors");
@@ -58,7 +60,6 @@ void SparsePass::take_states() {
   inter.sum = data_.part(next, rows, "inter sums");
   inter.stride = data_.window_rows;
   stores_.colsum_intra = data_.part(next, rows, "intra column sums");
-  intra.out = data_.part(next, rows * data_.shape.d_value, "unfinished outputs");
 }
 
 std::int32_t* SparsePass::sets(std::int64_t layer) const {
