@@ -102,6 +102,12 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
   check_reserved(from.reserved3, "options.reserved3");
   check_range(from.device_plus_1, 0, std::numeric_limits<std::int32_t>::max(), "options.device_plus_1");
   if (from.device_plus_1 > 0) options.device = from.device_plus_1 - 1;
+  options.select = enumerator<headwater::Select>(from.select, kTwo, "options.select");
+  check_reserved(from.reserved4, "options.reserved4");
+  options.key_block = from.key_block;
+  options.query_block = from.query_block;
+  options.pool = from.pool;
+  options.refine = from.refine;
   return options;
 }
 
@@ -193,6 +199,11 @@ headwater_status headwater_options_init(headwater_options* options, size_t struc
     filled.score_type = static_cast<std::int32_t>(defaults.score_type);
     filled.schedule = static_cast<std::int32_t>(defaults.schedule);
     filled.threads = defaults.threads;
+    filled.select = static_cast<std::int32_t>(defaults.select);
+    filled.key_block = defaults.key_block;
+    filled.query_block = defaults.query_block;
+    filled.pool = defaults.pool;
+    filled.refine = defaults.refine;
     filled.struct_size = struct_size;
     write_struct(options, struct_size, kOptionsSize1, filled, "options");
   });
@@ -258,6 +269,11 @@ headwater_status headwater_set_observer(headwater_session* session, headwater_ob
       seen.row_stride = record.row_stride;
       seen.colsum_intra = record.colsum_intra;
       seen.lse = record.lse;
+      seen.query_blocks = record.query_blocks;
+      seen.candidate_blocks = record.candidate_blocks;
+      seen.block_votes = record.block_votes;
+      seen.voted_tokens = record.voted_tokens;
+      seen.token_votes = record.token_votes;
       observer(user, &seen);
     });
   });

@@ -55,6 +55,11 @@ headwater_status headwater_session_options(const headwater_session* session,
     filled.score_type = static_cast<std::int32_t>(effective.score_type);
     filled.schedule = static_cast<std::int32_t>(effective.schedule);
     filled.threads = effective.threads;
+    filled.select = static_cast<std::int32_t>(effective.select);
+    filled.key_block = effective.key_block;
+    filled.query_block = effective.query_block;
+    filled.pool = effective.pool;
+    filled.refine = effective.refine;
     write_struct(options, struct_size, kEffectiveOptionsSize1, filled, "options");
   });
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -27,6 +28,12 @@ enum class Schedule : std::uint8_t { layer_major = 0, chunk_major = 1 };
 /// Storage of the heavy-hitter scores (SCORE-1, SCORE-5).
 enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
 
+/// Which tokens a memory set holds.
+enum class Select : std::uint8_t {
+  h2o = 0,     ///< MEM: the newest tokens and those with the largest accumulated column sums, a set per chunk
+  blocks = 1,  ///< SEL: the newest tokens and those that the queries of a query block vote for
+};
+
 /// Memory of the rows that are given to attend().
 enum class RowMemory : std::uint8_t {
   host = 0,
@@ -39,9 +46,16 @@ struct Options {
   std::int64_t chunk =
       1024;                  ///< S, tokens with full causal attention among themselves, 1 .. 2^31 - 1 (`-ub`)
   std::int64_t local = 256;  ///< L, newest tokens always in the memory set, 0 .. 2^31 - 1 (`--h2o-local`)
-  std::int64_t heavy = 256;  ///< H, tokens kept because of their score, 0 .. 2^31 - 1 (`--h2o-heavy`)
+  std::int64_t heavy = 256;  ///< H, tokens kept because of their score or votes, 0 .. 2^31 - 1 (`--h2o-heavy`)
   bool clamp = true;         ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
   bool dense = false;        ///< CFG-2: same as local = heavy = 0
+
+  Select select = Select::h2o;
+  // Sizes of rule `blocks` (SEL-1); not read with any other.
+  std::int64_t key_block = 8;     ///< K, keys of a key block, 1 .. 256 and at most S; divides H
+  std::int64_t query_block = 32;  ///< Q, rows of a query block, 1 .. S
+  std::int64_t pool = 4;          ///< P, rows of a pool; divides Q
+  std::int64_t refine = 2;        ///< R, 1: blocks alone; 2 .. 16: tokens of R times as many blocks (SEL-7)
 
   std::optional<double> scale;  ///< LOGIT-1; default 1/sqrt(d); finite
   double softcap = 0.0;         ///< LOGIT-2; 0 is none; finite, >= 0
@@ -71,6 +85,11 @@ struct EffectiveOptions {
   std::int64_t local = 0;
   std::int64_t heavy = 0;
   bool sparse = false;  ///< local + heavy > 0
+  Select select = Select::h2o;
+  std::int64_t key_block = 0;  ///< this and the next three: 0 with rule h2o
+  std::int64_t query_block = 0;
+  std::int64_t pool = 0;
+  std::int64_t refine = 0;
   double scale = 0.0;
   double softcap = 0.0;
   ScoreType score_type = ScoreType::bf16;
@@ -80,6 +99,34 @@ struct EffectiveOptions {
 
   /// M, the trailing dimension of a memory set.
   [[nodiscard]] std::int64_t memory() const { return local + heavy; }
+
+  // Of the sets that a chunk reads whose first position is `begin`.
+
+  /// First position of Local (MEM-1, SEL-2).
+  [[nodiscard]] std::int64_t local_begin(std::int64_t begin) const {
+    const std::int64_t first = std::max<std::int64_t>(0, begin - local);
+    if (select == Select::h2o) return first;
+    return std::min(begin, (first + key_block - 1) / key_block * key_block);
+  }
+  /// Key blocks that are voted on (SEL-2); 0 with rule h2o.
+  [[nodiscard]] std::int64_t candidate_blocks(std::int64_t begin) const {
+    return select == Select::blocks && heavy > 0 ? local_begin(begin) / key_block : 0;
+  }
+  /// Tokens that are voted on one by one (SEL-7); 0 where there is no second stage.
+  [[nodiscard]] std::int64_t voted_tokens(std::int64_t begin) const {
+    if (refine < 2) return 0;
+    const std::int64_t tokens = std::min(refine * heavy, candidate_blocks(begin) * key_block);
+    return tokens > heavy ? tokens : 0;
+  }
+  /// Entries of each set (MEM-4, SEL-8).
+  [[nodiscard]] std::int64_t memory_count(std::int64_t begin) const {
+    if (select == Select::h2o) return std::min(memory(), begin);
+    return begin - local_begin(begin) + std::min(heavy, candidate_blocks(begin) * key_block);
+  }
+  /// Sets of a chunk of `rows` tokens and a key/value head (SEL-4); 0 with rule h2o.
+  [[nodiscard]] std::int64_t query_blocks(std::int64_t rows) const {
+    return select == Select::blocks ? (rows + query_block - 1) / query_block : 0;
+  }
 };
 
 }  // namespace headwater

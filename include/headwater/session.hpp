@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -77,17 +76,27 @@ struct Chunk {
 
 /// What an engine computed for one chunk of one layer; handed to the observer from inside attend(), chunk after
 /// chunk in ascending order, on the calling thread. All views are valid during the callback only.
-/// For dense and decode chunks memory_count is 0 and the column sums are null (they are zero by definition).
+/// For dense and decode chunks memory_count is 0 and the column sums are null (they are zero by definition), with rule
+/// `blocks` for all chunks.
 struct ChunkRecord {
   std::int64_t layer = 0;
   Chunk chunk;
-  std::int64_t memory_count = 0;         ///< |M_{c-1}|, the same for every head
-  std::int64_t memory_stride = 0;        ///< entries from one head to the next; memory_count <= memory_stride
-  const std::int32_t* memory = nullptr;  ///< [Hq][memory_stride] ascending positions, then -1 (MEM-4)
+  std::int64_t memory_count = 0;   ///< entries of the set that is read, the same for every set of the chunk
+  std::int64_t memory_stride = 0;  ///< entries from one set to the next; memory_count <= memory_stride
+  /// Ascending positions, then -1 (MEM-4): [Hq][memory_stride]; rule `blocks`: [Hkv][query_blocks][memory_stride] (SEL-8)
+  const std::int32_t* memory = nullptr;
   const float* colsum_inter = nullptr;   ///< [Hq][memory_stride] INTER-2; 0 after memory_count
   std::int64_t row_stride = 0;           ///< entries from one head to the next in the two arrays below
   const float* colsum_intra = nullptr;   ///< [Hq][row_stride] INTRA-2, one per token of the chunk
   const float* lse = nullptr;            ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
+
+  // Rule `blocks`, sparse chunks; else 0 and null.
+  std::int64_t query_blocks = 0;       ///< sets for each key/value head (SEL-4)
+  std::int64_t candidate_blocks = 0;   ///< key blocks 0, 1, ... that are voted on (SEL-2)
+  const float* block_votes = nullptr;  ///< [Hkv][query_blocks][candidate_blocks] SEL-6; null where there are none
+  std::int64_t voted_tokens = 0;       ///< tokens of the second stage (SEL-7); 0: there is none
+  /// [Hkv][query_blocks][voted_tokens] SEL-7, the tokens of the chosen blocks in ascending order; null: no second stage
+  const float* token_votes = nullptr;
 };
 
 using Observer = std::function<void(const ChunkRecord&)>;
@@ -101,7 +110,8 @@ struct ScoreView {
 };
 
 /// The memory set that was built last in a layer (MEM-4): `count` ascending positions per query head, then -1
-/// up to `width` = min(M, capacity) entries. count is 0 until a set was built.
+/// up to `width` = min(M, capacity) entries. count is 0 until a set was built, and always with rule `blocks`, whose sets
+/// live as long as their chunk (SEL-9).
 struct MemoryView {
   const std::int32_t* data = nullptr;
   std::int64_t head_stride = 0;
@@ -175,7 +185,7 @@ class HEADWATER_API Session {
   [[nodiscard]] virtual std::span<const Chunk> chunks() const { return {}; }
   /// Entries of the memory set that a chunk of this session reads, the same for every layer and head (MEM-4).
   [[nodiscard]] std::int64_t memory_count(const Chunk& chunk) const {
-    return chunk.mode == ChunkMode::sparse ? std::min(options().memory(), chunk.begin) : 0;
+    return chunk.mode == ChunkMode::sparse ? options().memory_count(chunk.begin) : 0;
   }
   /// Scores of all positions < tokens(); zero for tokens never scored. Errors: layer out of range.
   [[nodiscard]] virtual ScoreView scores(std::int64_t layer) const = 0;

@@ -40,6 +40,20 @@ void validate(const Shape& shape) {
                 static_cast<std::int64_t>(DType::bf16));
 }
 
+/// SEL-1
+void validate_blocks(const Options& options) {
+  require_range("key_block", options.key_block, 1, std::min<std::int64_t>(256, options.chunk));
+  require_range("query_block", options.query_block, 1, options.chunk);
+  require_range("pool", options.pool, 1, options.query_block);
+  require_range("refine", options.refine, 1, 16);
+  if (options.query_block % options.pool != 0) {
+    refuse("pool", options.pool, "a divisor of query_block = " + std::to_string(options.query_block));
+  }
+  if (options.heavy % options.key_block != 0) {
+    refuse("key_block", options.key_block, "a divisor of heavy = " + std::to_string(options.heavy));
+  }
+}
+
 void validate(const Shape& shape, const Options& options) {
   require_range("batch", options.batch, 1, kMaxPosition);
   require_range("chunk", options.chunk, 1, kMaxPosition);
@@ -69,9 +83,17 @@ void validate(const Shape& shape, const Options& options) {
   };
   per_head("sinks", options.sinks, true);
   per_head("alibi", options.alibi, false);
+  require_range("select", static_cast<std::int64_t>(options.select), 0, 1);
+  if (options.select == Select::blocks) validate_blocks(options);
 }
 
 }  // namespace
+
+void require_h2o(const Options& options, std::string_view engine) {
+  if (options.select == Select::h2o) return;
+  refuse("select", static_cast<int>(options.select),
+         "0 (h2o): engine " + std::string(engine) + " has no other rule");
+}
 
 void require_no_device(const Options& options, std::string_view engine) {
   const std::string reason = ": engine " + std::string(engine) + " has no device";
@@ -107,6 +129,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
       if (HEADWATER_SABOTAGE("core.config.clamp_heavy_to_chunk")) {
         effective.heavy = std::min(options.heavy, chunk - effective.local);
       }
+      if (options.select == Select::blocks) effective.heavy -= effective.heavy % options.key_block;  // SEL-1
       effective.warnings.push_back("local + heavy = " + std::to_string(options.local + options.heavy) +
                                    " is not below chunk " + std::to_string(chunk) +
                                    " and is clamped to local " + std::to_string(effective.local) +
@@ -123,6 +146,13 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;
   effective.schedule = options.schedule;
+  effective.select = options.select;
+  if (options.select == Select::blocks) {
+    effective.key_block = options.key_block;
+    effective.query_block = options.query_block;
+    effective.pool = options.pool;
+    effective.refine = options.refine;
+  }
   effective.threads = options.threads > 0 ? options.threads : default_threads;
   return effective;
 }

@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 120);
+SIZE(headwater_options, 160);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -43,6 +43,12 @@ AT(headwater_options, reserved2, 100);
 AT(headwater_options, stream, 104);
 AT(headwater_options, device_plus_1, 112);
 AT(headwater_options, reserved3, 116);
+AT(headwater_options, select, 120);
+AT(headwater_options, reserved4, 124);
+AT(headwater_options, key_block, 128);
+AT(headwater_options, query_block, 136);
+AT(headwater_options, pool, 144);
+AT(headwater_options, refine, 152);
 
 SIZE(headwater_rows, 32);
 SIZE(headwater_mutable_rows, 32);
@@ -55,11 +61,14 @@ AT(headwater_mutable_rows, row_stride, 8);
 AT(headwater_mutable_rows, head_stride, 16);
 AT(headwater_mutable_rows, type, 24);
 
-SIZE(headwater_effective_options, 64);
+SIZE(headwater_effective_options, 104);
 AT(headwater_effective_options, heavy, 24);
 AT(headwater_effective_options, scale, 32);
 AT(headwater_effective_options, sparse, 48);
 AT(headwater_effective_options, threads, 60);
+AT(headwater_effective_options, select, 64);
+AT(headwater_effective_options, key_block, 72);
+AT(headwater_effective_options, refine, 96);
 
 SIZE(headwater_memory_bytes, 32);
 SIZE(headwater_stage_seconds, 8);
@@ -69,7 +78,7 @@ SIZE(headwater_score_view, 24);
 AT(headwater_score_view, type, 16);
 SIZE(headwater_memory_view, 32);
 
-SIZE(headwater_chunk_record, 96);
+SIZE(headwater_chunk_record, 136);
 AT(headwater_chunk_record, layer, 8);
 AT(headwater_chunk_record, chunk, 16);
 AT(headwater_chunk_record, memory_count, 40);
@@ -78,3 +87,8 @@ AT(headwater_chunk_record, colsum_inter, 64);
 AT(headwater_chunk_record, row_stride, 72);
 AT(headwater_chunk_record, colsum_intra, 80);
 AT(headwater_chunk_record, lse, 88);
+AT(headwater_chunk_record, query_blocks, 96);
+AT(headwater_chunk_record, candidate_blocks, 104);
+AT(headwater_chunk_record, block_votes, 112);
+AT(headwater_chunk_record, voted_tokens, 120);
+AT(headwater_chunk_record, token_votes, 128);
