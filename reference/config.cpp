@@ -17,6 +17,8 @@ constexpr std::int64_t kMaxPosition =
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 constexpr int kMaxThreads = 512;
 constexpr std::int64_t kMaxScoreBytes = 4;  // an F32 score, and an entry of a memory set
+constexpr std::int64_t kMaxKeyBlock = 256;  // SEL-1
+constexpr std::int64_t kMaxRefine = 16;     // SEL-1
 
 void require_range(const std::string& field, std::int64_t value, std::int64_t least, std::int64_t most) {
   if (value >= least && value <= most) return;
@@ -35,6 +37,22 @@ void require_product(const std::string& product, std::int64_t a, std::int64_t b,
 void require_one_per_head(const std::string& field, std::size_t size, std::int64_t n_head) {
   if (size == 0 || size == static_cast<std::size_t>(n_head)) return;
   reject(field + ".size", std::to_string(size), "0 or n_head = " + std::to_string(n_head));
+}
+
+// SEL-1
+void validate_blocks(const Options& options) {
+  require_range("key_block", options.key_block, 1, std::min(kMaxKeyBlock, options.chunk));
+  require_range("query_block", options.query_block, 1, options.chunk);
+  require_range("pool", options.pool, 1, options.query_block);
+  if (options.query_block % options.pool != 0) {
+    reject("pool", std::to_string(options.pool),
+           "a divisor of query_block = " + std::to_string(options.query_block));
+  }
+  require_range("refine", options.refine, 1, kMaxRefine);
+  if (options.heavy % options.key_block != 0) {
+    reject("heavy", std::to_string(options.heavy),
+           "a multiple of key_block = " + std::to_string(options.key_block));
+  }
 }
 
 }  // namespace
@@ -67,6 +85,10 @@ void validate(const Shape& shape, const Options& options) {
   require_range("chunk", options.chunk, 1, kMaxPosition);
   require_range("local", options.local, 0, kMaxPosition);
   require_range("heavy", options.heavy, 0, kMaxPosition);
+  if (options.select != Select::h2o && options.select != Select::blocks) {
+    reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o) or 1 (blocks)");
+  }
+  if (options.select == Select::blocks) validate_blocks(options);
   if (options.scale && !std::isfinite(*options.scale)) {
     reject("scale", std::to_string(*options.scale), "finite");
   }
@@ -114,6 +136,13 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   effective.score_type = options.score_type;
   effective.schedule = options.schedule;
   effective.threads = 1;
+  effective.select = options.select;
+  if (options.select == Select::blocks) {
+    effective.key_block = options.key_block;
+    effective.query_block = options.query_block;
+    effective.pool = options.pool;
+    effective.refine = options.refine;
+  }
 
   // CFG-4
   effective.chunk = options.chunk;
@@ -137,6 +166,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
     const std::int64_t most = effective.chunk - 1;
     effective.local = std::min(effective.local, most);
     effective.heavy = std::min(effective.heavy, most - effective.local);
+    if (options.select == Select::blocks) effective.heavy -= effective.heavy % options.key_block;  // SEL-1
     effective.warnings.push_back("local = " + std::to_string(options.local) +
                                  " and heavy = " + std::to_string(options.heavy) +
                                  " add up to chunk = " + std::to_string(options.chunk) +

@@ -28,7 +28,10 @@ double dot(std::span<const double> a, std::span<const double> b) {
 
 double logit(const LogitRule& rule, std::span<const double> query, std::span<const double> key,
              std::int64_t i, std::int64_t j) {
-  double s = rule.scale * dot(query, key);                                 // LOGIT-1
+  return capped_and_biased(rule, rule.scale * dot(query, key), i, j);  // LOGIT-1
+}
+
+double capped_and_biased(const LogitRule& rule, double s, std::int64_t i, std::int64_t j) {
   if (rule.softcap > 0.0) s = rule.softcap * std::tanh(s / rule.softcap);  // LOGIT-2
   s = s - rule.slope * static_cast<double>(i - j);                         // LOGIT-3
   return s;

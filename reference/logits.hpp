@@ -32,4 +32,7 @@ struct LogitRule {
 [[nodiscard]] double logit(const LogitRule& rule, std::span<const double> query, std::span<const double> key,
                            std::int64_t i, std::int64_t j);
 
+/// LOGIT-2, then LOGIT-3, of a scaled dot product, or of what stands for one (SEL-5).
+[[nodiscard]] double capped_and_biased(const LogitRule& rule, double s, std::int64_t i, std::int64_t j);
+
 }  // namespace headwater::reference

@@ -1,7 +1,9 @@
 #include "reference/schedule.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
+#include "reference/block_rule.hpp"
 #include "reference/dense.hpp"
 #include "reference/fusion.hpp"
 #include "reference/inter.hpp"
@@ -23,6 +25,8 @@ struct Trace {
   std::vector<float> colsum_inter;
   std::vector<float> colsum_intra;
   std::vector<float> lse;
+  std::vector<float> block_votes;
+  std::vector<float> token_votes;
 };
 
 std::int64_t chunk_tokens(const Chunk& chunk) { return chunk.end - chunk.begin; }
@@ -65,6 +69,50 @@ void build_memory_sets(LayerStep& step, std::int64_t end) {
   storage.memory_end = end;
 }
 
+/// SEL-4: the rows [begin, end) of a chunk that share their sets.
+struct QueryBlock {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+std::vector<QueryBlock> query_blocks(const LayerStep& step, const Chunk& chunk) {
+  std::vector<QueryBlock> blocks;
+  for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += step.effective.query_block) {
+    blocks.push_back({begin, std::min(begin + step.effective.query_block, chunk.end)});
+  }
+  return blocks;
+}
+
+/// Rows of one query head.
+Matrix block_queries(const LayerStep& step, const QueryBlock& block, std::int64_t h) {
+  return read_rows(step.q, block.begin - step.base, block.end - step.base, h, step.shape.d_head);
+}
+
+/// SEL-2 .. SEL-8 for the query heads of key/value head g, from the stored rows before the chunk.
+BlockSet set_of_query_block(const LayerStep& step, const Chunk& chunk, const QueryBlock& block,
+                            std::int64_t g) {
+  std::vector<PooledHead> heads;
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    if (kv_head(step, h) != g) continue;
+    heads.push_back({logit_rule(step.options, step.effective, h),
+                     pools(block_queries(step, block, h), block.begin, step.effective.pool)});
+  }
+  const LayerStorage& storage = step.storage;
+  const Matrix k = read_rows(storage.keys(), 0, chunk.begin, g, step.shape.d_head);
+  return choose_set(heads, k, step.effective);
+}
+
+/// INTER-1 .. INTER-3 for one head and the rows of a query block, column sums not used (SEL-9).
+std::vector<SoftmaxRow> inter_of_query_block(const LayerStep& step, const QueryBlock& block, std::int64_t h,
+                                             std::span<const std::int32_t> set) {
+  const LayerStorage& storage = step.storage;
+  const Matrix k = gather_rows(storage.keys(), set, kv_head(step, h), step.shape.d_head);
+  const Matrix v = gather_rows(storage.values(), set, kv_head(step, h), step.shape.d_value);
+  return inter_pass(logit_rule(step.options, step.effective, h), block.begin, block_queries(step, block, h),
+                    set, k, v)
+      .rows;
+}
+
 /// INTER-1 .. INTER-3 for one head.
 PassResult inter_of_chunk(const LayerStep& step, const Chunk& chunk, std::int64_t h,
                           std::span<const std::int32_t> memory) {
@@ -97,8 +145,64 @@ void observe(const LayerStep& step, const Chunk& chunk, std::int64_t memory_coun
   step.observer(record);
 }
 
+void observe_blocks(const LayerStep& step, const Chunk& chunk, std::span<const BlockSet> sets,
+                    const Trace& trace) {
+  if (!step.observer) return;
+  const BlockSet& first = sets.front();  // all sets of a chunk have the same sizes (SEL-8)
+  const bool refined = !first.token_votes.empty();
+  ChunkRecord record;
+  record.layer = step.layer;
+  record.chunk = chunk;
+  record.memory_count = static_cast<std::int64_t>(first.positions.size());
+  record.memory_stride = std::min(step.effective.memory(), step.shape.capacity);
+  record.memory = trace.memory.data();
+  record.row_stride = chunk_tokens(chunk);
+  record.lse = trace.lse.data();
+  record.query_blocks = static_cast<std::int64_t>(sets.size()) / step.shape.n_head_kv;
+  record.candidate_blocks = static_cast<std::int64_t>(first.block_votes.size());
+  record.block_votes = first.block_votes.empty() ? nullptr : trace.block_votes.data();
+  record.voted_tokens = static_cast<std::int64_t>(first.token_votes.size());
+  record.token_votes = refined ? trace.token_votes.data() : nullptr;
+  step.observer(record);
+}
+
+/// The same as finish_chunk() with rule `blocks`: a set for each key/value head and query block, and no scores (SEL-9).
+void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const IntraState& intra) {
+  const std::vector<QueryBlock> blocks = query_blocks(step, chunk);
+  const auto width = static_cast<std::size_t>(std::min(step.effective.memory(), step.shape.capacity));
+  Trace trace;
+  std::vector<BlockSet> sets;  // key/value head after key/value head
+  for (std::int64_t g = 0; g < step.shape.n_head_kv; ++g) {
+    for (const QueryBlock& block : blocks) {
+      sets.push_back(set_of_query_block(step, chunk, block, g));
+      const BlockSet& set = sets.back();
+      trace.memory.insert(trace.memory.end(), set.positions.begin(), set.positions.end());
+      trace.memory.resize(sets.size() * width, -1);  // SEL-8
+      trace.block_votes.insert(trace.block_votes.end(), set.block_votes.begin(), set.block_votes.end());
+      trace.token_votes.insert(trace.token_votes.end(), set.token_votes.begin(), set.token_votes.end());
+    }
+  }
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    const std::vector<SoftmaxRow>& own = intra[static_cast<std::size_t>(h)].rows;
+    const std::span<const BlockSet> group =
+        std::span(sets).subspan(static_cast<std::size_t>(kv_head(step, h)) * blocks.size(), blocks.size());
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const std::vector<SoftmaxRow> inter = inter_of_query_block(step, blocks[b], h, group[b].positions);
+      for (std::size_t r = 0; r < inter.size(); ++r) {  // FUSE-2
+        const std::int64_t row = blocks[b].begin - chunk.begin + static_cast<std::int64_t>(r);
+        write_output(step, chunk, h, row, fuse(own[static_cast<std::size_t>(row)], inter[r]), trace);
+      }
+    }
+  }
+  observe_blocks(step, chunk, sets, trace);
+}
+
 /// SCHED-1, phase 2, for one chunk.
 void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) {
+  if (step.effective.select == Select::blocks) {
+    finish_chunk_of_blocks(step, chunk, intra);
+    return;
+  }
   LayerStorage& storage = step.storage;
   const ScoreType type = step.effective.score_type;
   build_memory_sets(step, chunk.begin);

@@ -47,7 +47,8 @@ class LayerStorage {
   void set_score(std::int64_t query_head, std::int64_t position, float score);
   [[nodiscard]] ScoreView score_view() const;
 
-  /// MEM-4: all entries of one query head, -1 after the last valid one; and the valid ones alone.
+  /// MEM-4: all entries of one query head, -1 after the last valid one; and the valid ones alone. With rule `blocks`
+  /// there are none: its sets live as long as their chunk (SEL-9).
   [[nodiscard]] std::span<std::int32_t> memory(std::int64_t query_head);
   [[nodiscard]] std::span<const std::int32_t> memory(std::int64_t query_head) const;
   [[nodiscard]] std::span<const std::int32_t> memory_set(std::int64_t query_head) const;
