@@ -239,7 +239,13 @@ void PluginSession::open(const Options& options) {
        .reserved2 = 0,
        .stream = options.stream,
        .device_plus_1 = options.device ? *options.device + 1 : 0,
-       .reserved3 = 0});
+       .reserved3 = 0,
+       .select = static_cast<std::int32_t>(options.select),
+       .reserved4 = 0,
+       .key_block = options.key_block,
+       .query_block = options.query_block,
+       .pool = options.pool,
+       .refine = options.refine});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
