@@ -113,6 +113,7 @@ std::string json_text(const Flags& flags, const Comparison& comparison) {
                        {"local", effective.local},
                        {"heavy", effective.heavy},
                        {"schedule", cli::schedule_name(effective.schedule)}};
+  cli::add_rule(json["effective"], effective);
   json["rounds"] = flags.rounds;
   json["judged_by"] = comparison.by_processor_time ? "processor time" : "wall time";
   json["seed"] = flags.seed;
@@ -140,8 +141,8 @@ std::string summary_text(const Flags& flags, const Comparison& comparison) {
                       cli::count_text(shape.capacity, "token"), cli::count_text(shape.n_head, "query head"),
                       cli::count_text(shape.n_head_kv, "key/value head"), shape.d_head, shape.d_value,
                       dtype_name(shape.kv_type));
-  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}\n", effective.batch, effective.chunk,
-                      effective.local, effective.heavy);
+  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}, {}\n", effective.batch,
+                      effective.chunk, effective.local, effective.heavy, cli::rule_text(effective));
   text += fmt::format("checked  {}\n", checked_text("sparse", comparison.sparse.checked));
   const bool dense = !comparison.dense.seconds.empty();
   if (dense) text += fmt::format("         {}\n", checked_text("dense", comparison.dense.checked));
