@@ -5,7 +5,7 @@
 
 #include "tests/reference/support.hpp"
 
-/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4.
+/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4, SEL-1.
 namespace headwater::reference {
 namespace {
 
@@ -302,6 +302,128 @@ TEST(Config, CFG_3_ClampsLocalFirstAndNeverRejects) {
     EXPECT_EQ(unclamped.heavy, c.heavy);
     EXPECT_EQ(unclamped.sparse, c.local + c.heavy > 0);
     EXPECT_TRUE(unclamped.warnings.empty());
+  }
+}
+
+Options block_options() {
+  Options options;
+  options.batch = 64;
+  options.chunk = 64;
+  options.local = 8;
+  options.heavy = 24;
+  options.select = Select::blocks;
+  return options;
+}
+
+TEST(Config, SEL_1_DefaultsAndEffectiveSizes) {
+  const EffectiveOptions blocks = resolve(small_shape(), block_options());
+  EXPECT_EQ(blocks.select, Select::blocks);
+  EXPECT_EQ(blocks.key_block, 8);
+  EXPECT_EQ(blocks.query_block, 32);
+  EXPECT_EQ(blocks.pool, 4);
+  EXPECT_EQ(blocks.refine, 2);
+  EXPECT_TRUE(blocks.warnings.empty());
+
+  Options options = block_options();
+  options.select = Select::h2o;
+  options.key_block = 0;  // not read
+  options.query_block = -1;
+  options.pool = 7;
+  options.refine = 99;
+  const EffectiveOptions h2o = resolve(small_shape(), options);
+  EXPECT_EQ(h2o.select, Select::h2o);
+  EXPECT_EQ(h2o.key_block, 0);
+  EXPECT_EQ(h2o.query_block, 0);
+  EXPECT_EQ(h2o.pool, 0);
+  EXPECT_EQ(h2o.refine, 0);
+}
+
+TEST(Config, SEL_1_SizesHaveLimits) {
+  struct Field {
+    const char* name;
+    std::int64_t Options::*member;
+    std::int64_t most;
+  };
+  const Field fields[] = {{"key_block", &Options::key_block, 256},
+                          {"query_block", &Options::query_block, 512},
+                          {"pool", &Options::pool, 512},
+                          {"refine", &Options::refine, 16}};
+  for (const Field& field : fields) {
+    SCOPED_TRACE(field.name);
+    Options options = block_options();
+    options.batch = 512;
+    options.chunk = 512;
+    options.heavy = 0;  // a multiple of every key block
+    options.query_block = 512;
+    options.*field.member = 1;
+    if (field.member == &Options::query_block) options.pool = 1;
+    EXPECT_NO_THROW(validate(small_shape(), options));
+    options.*field.member = field.most;
+    EXPECT_NO_THROW(validate(small_shape(), options));
+    for (const std::int64_t value : {std::int64_t{0}, std::int64_t{-1}, kMin, field.most + 1, kMax}) {
+      options.*field.member = value;
+      expect_rejected(options, {std::string(field.name) + " = " + std::to_string(value),
+                                "1 to " + std::to_string(field.most)});
+    }
+  }
+  // K <= S
+  Options options = block_options();
+  options.chunk = 4;
+  options.query_block = 4;
+  expect_rejected(options, {"key_block = 8", "1 to 4"});
+}
+
+TEST(Config, SEL_1_PoolsAndBlocksAreWhole) {
+  Options options = block_options();
+  for (const std::int64_t pool : {3, 5, 24, 31}) {
+    options.pool = pool;
+    expect_rejected(options, {"pool = " + std::to_string(pool), "divisor of query_block = 32"});
+  }
+  for (const std::int64_t pool : {1, 2, 16, 32}) {
+    options.pool = pool;
+    EXPECT_NO_THROW(validate(small_shape(), options));
+  }
+  options = block_options();
+  for (const std::int64_t heavy : {1, 7, 23, 25}) {
+    options.heavy = heavy;
+    expect_rejected(options, {"heavy = " + std::to_string(heavy), "multiple of key_block = 8"});
+  }
+  options.heavy = 36;
+  options.key_block = 12;
+  EXPECT_NO_THROW(validate(small_shape(), options));
+}
+
+TEST(Config, SEL_1_UnknownRule) {
+  Options options;
+  options.select = static_cast<Select>(2);
+  expect_rejected(options, {"select = 2", "h2o", "blocks"});
+}
+
+TEST(Config, SEL_1_ClampedHeavyIsAMultipleOfTheKeyBlock) {
+  struct Clamped {
+    std::int64_t local, heavy, key_block, effective_local, effective_heavy;
+  };
+  const Clamped cases[] = {{8, 56, 8, 8, 48}, {8, 48, 8, 8, 48},  {15, 64, 8, 15, 48}, {16, 64, 8, 16, 40},
+                           {60, 8, 8, 60, 0}, {100, 8, 8, 63, 0}, {0, 64, 8, 0, 56},   {0, 63, 7, 0, 63},
+                           {1, 63, 7, 1, 56}, {0, 64, 64, 0, 0},  {3, 70, 1, 3, 60}};
+  for (const Clamped& c : cases) {
+    SCOPED_TRACE(std::to_string(c.local) + "/" + std::to_string(c.heavy));
+    Options options = block_options();
+    options.local = c.local;
+    options.heavy = c.heavy;
+    options.key_block = c.key_block;
+    const EffectiveOptions effective = resolve(small_shape(), options);
+    EXPECT_EQ(effective.local, c.effective_local);
+    EXPECT_EQ(effective.heavy, c.effective_heavy);
+    EXPECT_EQ(effective.sparse, c.effective_local + c.effective_heavy > 0);
+    const bool changed = c.local != c.effective_local || c.heavy != c.effective_heavy;
+    ASSERT_EQ(effective.warnings.size(), changed ? 1U : 0U);
+    if (changed) {
+      EXPECT_NE(effective.warnings[0].find("heavy = " + std::to_string(c.effective_heavy)), std::string::npos)
+          << effective.warnings[0];
+    }
+    options.clamp = false;
+    EXPECT_EQ(resolve(small_shape(), options).heavy, c.heavy);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace headwater::reference::test {
 namespace {
@@ -16,15 +17,22 @@ struct Head {
   const Settings& set;
   std::int64_t h;
 
-  [[nodiscard]] Real logit(std::int64_t i, std::int64_t j) const {
+  [[nodiscard]] Real query(std::int64_t i, std::int64_t x) const {
+    return in.q[static_cast<std::size_t>((i * in.n_head + h) * in.d_head + x)];
+  }
+  [[nodiscard]] Real key(std::int64_t j, std::int64_t x) const {
     const std::int64_t group = in.n_head / in.n_head_kv;
-    Real product = 0;
-    for (std::int64_t x = 0; x < in.d_head; ++x) {
-      product +=
-          static_cast<Real>(in.q[static_cast<std::size_t>((i * in.n_head + h) * in.d_head + x)]) *
-          static_cast<Real>(in.k[static_cast<std::size_t>((j * in.n_head_kv + h / group) * in.d_head + x)]);
-    }
-    Real s = set.scale * product;
+    return in.k[static_cast<std::size_t>((j * in.n_head_kv + h / group) * in.d_head + x)];
+  }
+  [[nodiscard]] Real product(std::int64_t i, std::int64_t j) const {
+    Real sum = 0;
+    for (std::int64_t x = 0; x < in.d_head; ++x) sum += query(i, x) * key(j, x);
+    return sum;
+  }
+  [[nodiscard]] Real logit(std::int64_t i, std::int64_t j) const {
+    return capped_and_biased(set.scale * product(i, j), i, j);
+  }
+  [[nodiscard]] Real capped_and_biased(Real s, std::int64_t i, std::int64_t j) const {
     if (set.softcap != 0) s = set.softcap * std::tanh(s / set.softcap);
     if (!set.alibi.empty())
       s -= static_cast<Real>(set.alibi[static_cast<std::size_t>(h)]) * static_cast<Real>(i - j);
@@ -126,6 +134,125 @@ void define_sparse(const Inputs& in, const Settings& set, DefinedChunk& chunk, s
   }
 }
 
+/// The rows [first, end) of a pool (SEL-4).
+struct Rows {
+  std::int64_t first, end;
+  [[nodiscard]] std::int64_t last() const { return end - 1; }
+};
+
+/// The logit of a pool: products are linear in the query, so the mean of theirs is that of its mean.
+Real pooled_logit(const Head& head, const Rows& pool, std::int64_t j) {
+  Real sum = 0;
+  for (std::int64_t i = pool.first; i < pool.end; ++i) sum += head.product(i, j);
+  const Real mean = sum / static_cast<Real>(pool.end - pool.first);
+  return head.capped_and_biased(head.set.scale * mean, pool.last(), j);
+}
+
+/// SEL-5, by moments: the variance as the mean square less the squared mean.
+Real pooled_estimate(const Head& head, const Rows& pool, std::int64_t block) {
+  const std::int64_t first = block * head.set.key_block;
+  const auto keys = static_cast<Real>(head.set.key_block);
+  Real mean = 0;
+  Real spread = 0;
+  for (std::int64_t x = 0; x < head.in.d_head; ++x) {
+    Real query = 0;
+    for (std::int64_t i = pool.first; i < pool.end; ++i)
+      query += head.query(i, x) / static_cast<Real>(pool.end - pool.first);
+    Real sum = 0;
+    Real squares = 0;
+    for (std::int64_t j = first; j < first + head.set.key_block; ++j) {
+      sum += head.key(j, x);
+      squares += head.key(j, x) * head.key(j, x);
+    }
+    mean += query * sum / keys;
+    spread += query * query * (squares / keys - sum / keys * sum / keys);
+  }
+  const Real s = head.set.scale;
+  return head.capped_and_biased(s * mean + s * s * spread / 2, pool.last(), first + head.set.key_block - 1);
+}
+
+/// Whether fewer than `most` votes come before that of `entry`: larger ones, and equal ones of earlier entries.
+bool among_best(const std::vector<float>& votes, std::size_t entry, std::int64_t most) {
+  std::int64_t before = 0;
+  for (std::size_t other = 0; other < votes.size(); ++other) {
+    if (votes[other] > votes[entry] || (votes[other] == votes[entry] && other < entry)) ++before;
+  }
+  return before < most;
+}
+
+/// SEL-2 .. SEL-8 for the rows of one query block of a chunk that begins at `begin`.
+DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin, const Rows& rows,
+                      std::int64_t kv_head) {
+  std::vector<Head> heads;
+  for (std::int64_t h = 0; h < in.n_head; ++h) {
+    if (h / (in.n_head / in.n_head_kv) == kv_head) heads.push_back(Head{in, set, h});
+  }
+  std::vector<Rows> pools;
+  for (std::int64_t first = rows.first; first < rows.end; first += set.pool) {
+    pools.push_back({first, std::min(first + set.pool, rows.end)});
+  }
+  // Local begins at a multiple of K, or is empty.
+  std::int64_t first_local = begin > set.local ? begin - set.local : 0;
+  while (first_local < begin && first_local % set.key_block != 0) ++first_local;
+
+  DefinedSet result;
+  for (std::int64_t b = 0; set.heavy > 0 && (b + 1) * set.key_block <= first_local; ++b) {
+    Real largest = -std::numeric_limits<Real>::infinity();
+    for (const Head& head : heads) {
+      for (const Rows& pool : pools) {
+        Real best = -std::numeric_limits<Real>::infinity();
+        for (std::int64_t other = 0; (other + 1) * set.key_block <= first_local; ++other) {
+          best = std::max(best, pooled_estimate(head, pool, other));
+        }
+        largest = std::max(largest, pooled_estimate(head, pool, b) - best);
+      }
+    }
+    result.block_votes.push_back(static_cast<float>(largest));
+  }
+  std::vector<std::int32_t> kept;
+  for (std::size_t b = 0; b < result.block_votes.size(); ++b) {
+    if (!among_best(result.block_votes, b, set.refine * set.heavy / set.key_block)) continue;
+    for (std::int64_t key = 0; key < set.key_block; ++key) {
+      kept.push_back(static_cast<std::int32_t>(static_cast<std::int64_t>(b) * set.key_block + key));
+    }
+  }
+  const bool second_stage = set.refine > 1 && static_cast<std::int64_t>(kept.size()) > set.heavy;
+  for (std::size_t r = 0; second_stage && r < kept.size(); ++r) {
+    Real largest = 0;
+    for (const Head& head : heads) {
+      for (const Rows& pool : pools) {
+        Real total = 0;
+        for (const std::int32_t j : kept) total += std::exp(pooled_logit(head, pool, j));
+        largest = std::max(largest, std::exp(pooled_logit(head, pool, kept[r])) / total);
+      }
+    }
+    result.token_votes.push_back(static_cast<float>(largest));
+  }
+  for (std::size_t r = 0; r < kept.size(); ++r) {
+    if (!second_stage || among_best(result.token_votes, r, set.heavy)) result.positions.push_back(kept[r]);
+  }
+  for (std::int64_t j = first_local; j < begin; ++j) result.positions.push_back(static_cast<std::int32_t>(j));
+  return result;
+}
+
+void define_blocks(const Inputs& in, const Settings& set, DefinedChunk& chunk, Defined& result) {
+  for (std::int64_t kv_head = 0; kv_head < in.n_head_kv; ++kv_head) {
+    for (std::int64_t first = chunk.begin; first < chunk.end; first += set.query_block) {
+      const Rows rows{first, std::min(first + set.query_block, chunk.end)};
+      chunk.sets.push_back(define_set(in, set, chunk.begin, rows, kv_head));
+      for (std::int64_t h = 0; h < in.n_head; ++h) {
+        if (h / (in.n_head / in.n_head_kv) != kv_head) continue;
+        for (std::int64_t i = rows.first; i < rows.end; ++i) {
+          const std::vector<std::int32_t>& positions = chunk.sets.back().positions;
+          std::vector<std::int64_t> seen(positions.begin(), positions.end());
+          for (std::int64_t j = chunk.begin; j <= i; ++j) seen.push_back(j);
+          attend(Head{in, set, h}, i, seen, result);
+        }
+      }
+    }
+  }
+}
+
 void define_dense(const Inputs& in, const Settings& set, const DefinedChunk& chunk, Defined& result) {
   for (std::int64_t h = 0; h < in.n_head; ++h) {
     for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
@@ -158,13 +285,15 @@ Defined define(const Inputs& in, const Settings& set, const std::vector<Step>& s
     in_turn = step.kind == Step::Kind::prefill;
     for (std::int64_t t = 0; t < step.n; ++t) {
       const bool opens_chunk = t == 0 || (mode == ChunkMode::sparse && t % set.batch % set.chunk == 0);
-      if (opens_chunk) result.chunks.push_back(DefinedChunk{base + t, base + t, mode, {}, {}, {}});
+      if (opens_chunk) result.chunks.push_back(DefinedChunk{base + t, base + t, mode, {}, {}, {}, {}});
       ++result.chunks.back().end;
     }
     base += step.n;
   }
   for (DefinedChunk& chunk : result.chunks) {
-    if (chunk.mode == ChunkMode::sparse) {
+    if (chunk.mode == ChunkMode::sparse && set.blocks) {
+      define_blocks(in, set, chunk, result);
+    } else if (chunk.mode == ChunkMode::sparse) {
       define_sparse(in, set, chunk, alive, result);
     } else {
       define_dense(in, set, chunk, result);

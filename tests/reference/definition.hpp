@@ -25,6 +25,15 @@ struct Settings {
   double scale = 1.0, softcap = 0.0;
   std::vector<float> sinks, alibi;  ///< empty or one per query head
   bool bf16_scores = true;
+  bool blocks = false;  ///< chapter 17, with the sizes below
+  std::int64_t key_block = 1, query_block = 1, pool = 1, refine = 1;
+};
+
+/// The set of one key/value head and query block, and its votes (SEL-6 .. SEL-8).
+struct DefinedSet {
+  std::vector<float> block_votes;  ///< one per candidate
+  std::vector<float> token_votes;  ///< one per token of the second stage
+  std::vector<std::int32_t> positions;
 };
 
 /// What one chunk of one query head read and how it was looked at.
@@ -34,6 +43,7 @@ struct DefinedChunk {
   std::vector<std::vector<std::int32_t>> memory;  ///< per query head
   std::vector<std::vector<float>> colsum_inter;   ///< per query head, one per entry
   std::vector<std::vector<float>> colsum_intra;   ///< per query head, one per token; empty unless sparse
+  std::vector<DefinedSet> sets;                   ///< rule `blocks`: per key/value head, per query block
 };
 
 struct Defined {

@@ -14,7 +14,8 @@
 
 /// Whole sessions of the engine `reference` against the definition.
 /// Clauses: FUSE-2, SCHED-1, SCHED-2, SCHED-3, STATE-3, STATE-4, STATE-6, PLAN-2, MEM-1, MEM-3, MEM-5, MEM-6,
-/// SCORE-2, SCORE-3, SCORE-5, DEC-1, CFG-2, CFG-3, LOGIT-1, LOGIT-2, LOGIT-3, LOGIT-4.
+/// SCORE-2, SCORE-3, SCORE-5, DEC-1, CFG-2, CFG-3, LOGIT-1, LOGIT-2, LOGIT-3, LOGIT-4, SEL-1, SEL-2, SEL-4, SEL-5,
+/// SEL-6, SEL-7, SEL-8, SEL-9.
 namespace headwater::reference {
 namespace {
 
@@ -121,22 +122,100 @@ Layer make_layer(const Case& c, std::int64_t n, const EffectiveOptions& effectiv
                 s.d_value, layer.q.values(), layer.k.values(), layer.v.values()};
   for (double& value : inputs.k) value = rounded_to(s.kv_type, value);
   for (double& value : inputs.v) value = rounded_to(s.kv_type, value);
-  const Settings settings{effective.batch, effective.chunk, effective.local,
-                          effective.heavy, effective.scale, effective.softcap,
-                          c.options.sinks, c.options.alibi, c.options.score_type == ScoreType::bf16};
+  const Settings settings{effective.batch,
+                          effective.chunk,
+                          effective.local,
+                          effective.heavy,
+                          effective.scale,
+                          effective.softcap,
+                          c.options.sinks,
+                          c.options.alibi,
+                          c.options.score_type == ScoreType::bf16,
+                          effective.select == Select::blocks,
+                          effective.key_block,
+                          effective.query_block,
+                          effective.pool,
+                          effective.refine};
   layer.defined = define(inputs, settings, c.steps);
   return layer;
 }
 
+/// FUSE-1
+void check_lse(const ChunkRecord& record, const Layer& layer, const Shape& shape) {
+  for (std::int64_t h = 0; h < shape.n_head; ++h) {
+    for (std::int64_t row = 0; row < record.row_stride; ++row) {
+      const std::int64_t i = record.chunk.begin + row;
+      const double lse = layer.defined.lse[static_cast<std::size_t>(i * shape.n_head + h)];
+      EXPECT_NEAR(record.lse[h * record.row_stride + row], lse, 0x1p-24 * std::fabs(lse) + 1e-13);
+    }
+  }
+}
+
+/// Rule `blocks`: sets and votes of one chunk (SEL-6 .. SEL-9).
+void check_sets(const ChunkRecord& record, const test::DefinedChunk& expected, const Shape& shape,
+                const EffectiveOptions& options) {
+  EXPECT_EQ(record.colsum_inter, nullptr);
+  EXPECT_EQ(record.colsum_intra, nullptr);
+  ASSERT_EQ(record.query_blocks * shape.n_head_kv, static_cast<std::int64_t>(expected.sets.size()));
+  if (expected.mode != ChunkMode::sparse) {
+    EXPECT_EQ(record.memory_count, 0);
+    EXPECT_EQ(record.candidate_blocks, 0);
+    EXPECT_EQ(record.voted_tokens, 0);
+    EXPECT_EQ(record.block_votes, nullptr);
+    EXPECT_EQ(record.token_votes, nullptr);
+    return;
+  }
+  EXPECT_EQ(record.query_blocks, options.query_blocks(expected.end - expected.begin));
+  EXPECT_EQ(record.memory_stride, std::min(options.memory(), shape.capacity));
+  EXPECT_EQ(record.memory_count, options.memory_count(expected.begin));
+  EXPECT_EQ(record.candidate_blocks, options.candidate_blocks(expected.begin));
+  EXPECT_EQ(record.voted_tokens, options.voted_tokens(expected.begin));
+  EXPECT_EQ(record.block_votes != nullptr, record.candidate_blocks > 0);
+  EXPECT_EQ(record.token_votes != nullptr, record.voted_tokens > 0);
+  for (std::size_t s = 0; s < expected.sets.size(); ++s) {
+    const test::DefinedSet& set = expected.sets[s];
+    const auto at = static_cast<std::int64_t>(s);
+    ASSERT_EQ(record.memory_count, static_cast<std::int64_t>(set.positions.size()));
+    ASSERT_EQ(record.candidate_blocks, static_cast<std::int64_t>(set.block_votes.size()));
+    ASSERT_EQ(record.voted_tokens, static_cast<std::int64_t>(set.token_votes.size()));
+    for (std::int64_t e = 0; e < record.memory_stride; ++e) {
+      const bool valid = e < record.memory_count;
+      EXPECT_EQ(record.memory[at * record.memory_stride + e],
+                valid ? set.positions[static_cast<std::size_t>(e)] : -1);
+    }
+    // The exact estimates come in another order of operations: their difference may be a rounding away from 0.
+    for (std::size_t b = 0; b < set.block_votes.size(); ++b) {
+      EXPECT_NEAR(record.block_votes[at * record.candidate_blocks + static_cast<std::int64_t>(b)],
+                  set.block_votes[b], 0x1p-23 * std::fabs(set.block_votes[b]) + 1e-13);
+    }
+    for (std::size_t r = 0; r < set.token_votes.size(); ++r) {
+      EXPECT_NEAR(record.token_votes[at * record.voted_tokens + static_cast<std::int64_t>(r)],
+                  set.token_votes[r], 0x1p-23 * set.token_votes[r]);
+    }
+  }
+}
+
 /// One record of the observer against the definition (MEM-4, INTRA-2, INTER-2, FUSE-1).
-void check_record(const ChunkRecord& record, Layer& layer, const Shape& shape, std::int64_t width) {
+void check_record(const ChunkRecord& record, Layer& layer, const Shape& shape,
+                  const EffectiveOptions& options) {
   ASSERT_LT(layer.next_chunk, layer.defined.chunks.size());
   const test::DefinedChunk& expected = layer.defined.chunks[layer.next_chunk++];
   EXPECT_EQ(record.chunk.begin, expected.begin);
   EXPECT_EQ(record.chunk.end, expected.end);
   EXPECT_EQ(record.chunk.mode, expected.mode);
-  EXPECT_EQ(record.memory_stride, width);
   EXPECT_EQ(record.row_stride, expected.end - expected.begin);
+  check_lse(record, layer, shape);
+  if (options.select == Select::blocks) {
+    check_sets(record, expected, shape, options);
+    return;
+  }
+  const std::int64_t width = std::min(options.memory(), shape.capacity);
+  EXPECT_EQ(record.memory_stride, width);
+  EXPECT_EQ(record.query_blocks, 0);
+  EXPECT_EQ(record.candidate_blocks, 0);
+  EXPECT_EQ(record.voted_tokens, 0);
+  EXPECT_EQ(record.block_votes, nullptr);
+  EXPECT_EQ(record.token_votes, nullptr);
   const bool sparse = expected.mode == ChunkMode::sparse;
   if (width > 0) {
     EXPECT_EQ(record.colsum_inter != nullptr, sparse);
@@ -153,14 +232,9 @@ void check_record(const ChunkRecord& record, Layer& layer, const Shape& shape, s
       }
     }
     EXPECT_EQ(record.memory_count, sparse ? static_cast<std::int64_t>(expected.memory[head].size()) : 0);
-    for (std::int64_t row = 0; row < record.row_stride; ++row) {
-      const std::int64_t i = expected.begin + row;
-      if (sparse) {
-        EXPECT_EQ(record.colsum_intra[h * record.row_stride + row],
-                  expected.colsum_intra[head][static_cast<std::size_t>(row)]);
-      }
-      const double lse = layer.defined.lse[static_cast<std::size_t>(i * shape.n_head + h)];
-      EXPECT_NEAR(record.lse[h * record.row_stride + row], lse, 0x1p-24 * std::fabs(lse) + 1e-13);
+    for (std::int64_t row = 0; sparse && row < record.row_stride; ++row) {
+      EXPECT_EQ(record.colsum_intra[h * record.row_stride + row],
+                expected.colsum_intra[head][static_cast<std::size_t>(row)]);
     }
   }
 }
@@ -190,6 +264,12 @@ void check_scores(const Session& session, std::int64_t index, const Layer& layer
 /// MEM-4: the last set that was built, as the session shows it.
 void check_memory(const Session& session, std::int64_t index, const Layer& layer) {
   const MemoryView view = session.memory(index);
+  if (session.options().select == Select::blocks) {  // SEL-9
+    EXPECT_EQ(view.width, 0);
+    EXPECT_EQ(view.count, 0);
+    EXPECT_EQ(view.data, nullptr);
+    return;
+  }
   const test::DefinedChunk* last = nullptr;
   for (const test::DefinedChunk& chunk : layer.defined.chunks) {
     if (chunk.mode == ChunkMode::sparse && chunk.begin > 0) last = &chunk;
@@ -249,9 +329,8 @@ void check(const Case& c) {
   for (std::int64_t l = 0; l < c.shape.n_layer; ++l) {
     layers.push_back(make_layer(c, n, session->options(), numbers));
   }
-  const std::int64_t width = std::min(session->options().memory(), c.shape.capacity);
   session->set_observer([&](const ChunkRecord& record) {
-    check_record(record, layers.at(static_cast<std::size_t>(record.layer)), c.shape, width);
+    check_record(record, layers.at(static_cast<std::size_t>(record.layer)), c.shape, session->options());
   });
 
   std::int64_t base = 0;
@@ -461,6 +540,144 @@ TEST_P(Pipeline, SCORE_3_RandomSettings) {
     std::int64_t left = c.shape.capacity;
     while (left > 0) {
       const std::int64_t n = 1 + numbers.below(std::min<std::int64_t>(left, 14));
+      c.steps.push_back(numbers.below(3) == 0 ? Step::decode(n) : Step::prefill(n));
+      left -= n;
+    }
+    check(c);
+  }
+}
+
+/// Rule `blocks`: chunks of 8 tokens, sets of 2 + 4 for 4 rows, key blocks of 2, pools of 2, two stages.
+Case blocks(std::vector<Step> steps, Schedule schedule) {
+  Case c = small(std::move(steps), schedule);
+  c.options.select = Select::blocks;
+  c.options.chunk = 8;
+  c.options.local = 2;
+  c.options.heavy = 4;
+  c.options.key_block = 2;
+  c.options.query_block = 4;
+  c.options.pool = 2;
+  c.options.refine = 2;
+  return c;
+}
+
+TEST_P(Pipeline, SEL_4_PromptsOfEveryLength) {
+  for (std::int64_t n = 1; n <= 33; ++n) {
+    SCOPED_TRACE(n);
+    check(blocks({Step::prefill(n)}, GetParam()));
+  }
+}
+
+TEST_P(Pipeline, SEL_7_OneStageAndTwo) {
+  for (const std::int64_t refine : {1, 2, 3, 5, 16}) {
+    SCOPED_TRACE(refine);
+    Case c = blocks({Step::prefill(39)}, GetParam());
+    c.options.refine = refine;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, SEL_2_LocalAndHeavyOfEverySize) {
+  for (const std::int64_t key_block : {1, 2, 3, 4, 8}) {
+    for (std::int64_t local = 0; local <= 9; ++local) {
+      for (const std::int64_t kept : {0, 1, 2}) {
+        SCOPED_TRACE(testing::Message() << key_block << ", " << local << ", " << kept);
+        Case c = blocks({Step::prefill(18), Step::decode(3), Step::prefill(17), Step::decode(2)}, GetParam());
+        c.options.key_block = key_block;
+        c.options.local = local;
+        c.options.heavy = kept * key_block;
+        c.options.clamp = false;
+        check(c);
+      }
+    }
+  }
+}
+
+TEST_P(Pipeline, SEL_1_Clamped) {
+  for (const std::int64_t local : {0, 2, 3, 6, 7, 20}) {
+    Case c = blocks({Step::prefill(26), Step::decode(1), Step::prefill(11)}, GetParam());
+    c.options.local = local;
+    c.options.heavy = 12;
+    c.options.key_block = 3;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, SEL_5_CapBiasAndSinks) {
+  Case c = blocks({Step::prefill(23), Step::decode(2), Step::prefill(13)}, GetParam());
+  c.options.softcap = 1.5;
+  c.options.alibi = {0.25F, -0.0625F};
+  c.options.scale = 1.25;
+  c.options.sinks = {0.5F, -1.0F};
+  check(c);
+  c.options.scale = -0.75;
+  check(c);
+}
+
+TEST_P(Pipeline, SEL_6_GroupedHeadsAndWideRows) {
+  Case c = blocks({Step::prefill(21), Step::decode(1), Step::prefill(9)}, GetParam());
+  c.shape.n_head = 6;
+  c.shape.n_head_kv = 2;
+  c.shape.d_head = 5;
+  c.shape.d_value = 7;
+  check(c);
+  c.head_major = true;
+  check(c);
+}
+
+TEST_P(Pipeline, SEL_6_ManyTies) {
+  Case c = blocks({Step::prefill(38)}, GetParam());
+  c.size = 0.0;
+  check(c);
+  c.options.refine = 1;
+  check(c);
+}
+
+TEST_P(Pipeline, SEL_9_TurnsOfEveryMode) {
+  check(blocks(
+      {Step::prefill(10), Step::decode(), Step::decode(), Step::prefill(4), Step::decode(), Step::prefill(9)},
+      GetParam()));
+  check(blocks({Step::decode(3), Step::prefill(8), Step::decode(1), Step::prefill(19)}, GetParam()));
+  check(blocks({Step::prefill(3), Step::decode(1), Step::prefill(2, 12), Step::prefill(10), Step::decode(1),
+                Step::prefill(2, 4), Step::prefill(9)},
+               GetParam()));
+  Case c = blocks({Step::prefill(11), Step::decode(2), Step::prefill(9)}, GetParam());
+  c.options.dense = true;
+  check(c);
+}
+
+TEST_P(Pipeline, SEL_9_LayersAndTypes) {
+  for (const DType kv_type : {DType::f32, DType::f16, DType::bf16}) {
+    Case c = blocks({Step::prefill(21), Step::decode(2), Step::prefill(9)}, GetParam());
+    c.shape.n_layer = 2;
+    c.shape.kv_type = kv_type;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, SEL_8_RandomSettings) {
+  test::Numbers numbers(17);
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    Case c = blocks({}, GetParam());
+    c.seed = seed;
+    c.shape.n_head_kv = 1 + numbers.below(2);
+    c.shape.n_head = c.shape.n_head_kv * (1 + numbers.below(3));
+    c.shape.d_head = 1 + numbers.below(4);
+    c.shape.d_value = 1 + numbers.below(4);
+    c.options.chunk = 1 + numbers.below(12);
+    c.options.batch = 1 + numbers.below(25);
+    c.options.pool = 1 + numbers.below(std::min<std::int64_t>(4, c.options.chunk));
+    c.options.query_block = c.options.pool * (1 + numbers.below(c.options.chunk / c.options.pool));
+    c.options.key_block = 1 + numbers.below(std::min<std::int64_t>(5, c.options.chunk));
+    c.options.local = numbers.below(9);
+    c.options.heavy = c.options.key_block * numbers.below(4);
+    c.options.refine = 1 + numbers.below(4);
+    c.options.clamp = numbers.below(2) == 0;
+    c.head_major = numbers.below(2) == 0;
+    std::int64_t left = c.shape.capacity;
+    while (left > 0) {
+      const std::int64_t n = 1 + numbers.below(std::min<std::int64_t>(left, 24));
       c.steps.push_back(numbers.below(3) == 0 ? Step::decode(n) : Step::prefill(n));
       left -= n;
     }

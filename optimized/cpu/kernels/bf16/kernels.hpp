@@ -195,6 +195,19 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
   }
 }
 
+template <class Unit>
+void products(const std::uint16_t* queries, const std::uint16_t* keys, std::int64_t n_keys, std::int64_t d,
+              float* products) {
+  const typename Unit::Session session;
+  Bf16Segment segment;
+  segment.queries = queries;
+  segment.keys = keys;
+  segment.key_stride = segment.d = d;
+  for (std::int64_t first = 0; first < n_keys; first += kKeyTile) {
+    Unit::dot(segment, first, least(kKeyTile, n_keys - first), products + first * kBlockRows);
+  }
+}
+
 /// Into the second-level cache.
 inline void prefetch_next(PrefetchRows& rows) {
   if (rows.left == 0) return;
@@ -304,6 +317,7 @@ constexpr Bf16Table bf16_kernels(const char* isa, std::int64_t d_multiple, std::
       .dv_multiple = dv_multiple,
       .pack_queries = pack_bf16_queries,
       .pack_values = pack_bf16_values,
+      .products = products<Unit>,
       .raise_to_highest = raise_to_highest<Unit>,
       .softmax_weights = softmax_weights<Unit>,
       .add_sink = add_sink,

@@ -1,0 +1,715 @@
+#include "reference/block_rule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reference/config.hpp"
+#include "reference/engine.hpp"
+#include "reference/schedule.hpp"
+#include "tests/reference/support.hpp"
+
+/// Rule `blocks`: the functions on small cases computed by hand, and laws of sessions. Whole sessions against the
+/// definition are in pipeline_test.cpp.
+/// Clauses: SEL-1, SEL-2, SEL-3, SEL-4, SEL-5, SEL-6, SEL-7, SEL-8, SEL-9, SEL-10, SEL-11, PLAN-2, NUM-2, SCHED-2.
+namespace headwater::reference {
+namespace {
+
+using test::column;
+using test::expect_error;
+using test::expect_near;
+using test::kInf;
+using test::kInfF;
+using test::kNaN;
+using test::kNaNF;
+using test::matrix;
+using Positions = std::vector<std::int32_t>;
+
+/// Effective options of chunks of 64 tokens.
+EffectiveOptions rule_options(std::int64_t local, std::int64_t heavy, std::int64_t key_block,
+                              std::int64_t refine = 1) {
+  EffectiveOptions options;
+  options.chunk = 64;
+  options.local = local;
+  options.heavy = heavy;
+  options.sparse = true;
+  options.select = Select::blocks;
+  options.key_block = key_block;
+  options.query_block = 4;
+  options.pool = 2;
+  options.refine = refine;
+  options.scale = 1.0;
+  return options;
+}
+
+LogitRule rule_of(double scale, double softcap = 0.0, double slope = 0.0) {
+  LogitRule rule;
+  rule.scale = scale;
+  rule.softcap = softcap;
+  rule.slope = slope;
+  return rule;
+}
+
+/// A head whose pools have these queries of width 1 and end at position 100.
+PooledHead head_of(const std::vector<double>& queries, const LogitRule& rule = rule_of(1.0)) {
+  PooledHead head{rule, {}};
+  for (const double query : queries) head.pools.push_back(Pool{{query}, 100});
+  return head;
+}
+
+TEST(BlockRule, SEL_2_LocalBeginsAtABlock) {
+  EXPECT_EQ(aligned_local_begin(64, 16, 8), 48);
+  EXPECT_EQ(aligned_local_begin(32, 10, 8), 24);  // from 22 up
+  EXPECT_EQ(aligned_local_begin(33, 10, 8), 24);
+  EXPECT_EQ(aligned_local_begin(36, 10, 8), 32);
+  EXPECT_EQ(aligned_local_begin(5, 9, 4), 0);  // L reaches before the first token
+  EXPECT_EQ(aligned_local_begin(0, 9, 4), 0);
+  // L < K: Local may be empty.
+  EXPECT_EQ(aligned_local_begin(16, 3, 8), 16);
+  EXPECT_EQ(aligned_local_begin(19, 3, 8), 16);
+  EXPECT_EQ(aligned_local_begin(20, 3, 8), 20);  // the next multiple is 24
+  // L = 0.
+  EXPECT_EQ(aligned_local_begin(21, 0, 8), 21);
+  EXPECT_EQ(aligned_local_begin(24, 0, 8), 24);
+}
+
+TEST(BlockRule, SEL_2_CandidatesAreWholeBlocksBeforeLocal) {
+  EXPECT_EQ(candidate_blocks(64, rule_options(16, 8, 8)), 6);
+  EXPECT_EQ(candidate_blocks(20, rule_options(3, 8, 8)), 2);  // 16 .. 19 are in no set
+  EXPECT_EQ(candidate_blocks(21, rule_options(0, 8, 8)), 2);
+  EXPECT_EQ(candidate_blocks(5, rule_options(9, 4, 4)), 0);
+  EXPECT_EQ(candidate_blocks(0, rule_options(9, 4, 4)), 0);
+  EXPECT_EQ(candidate_blocks(64, rule_options(16, 0, 8)), 0);  // H = 0
+}
+
+TEST(BlockRule, SEL_8_SizesAreThoseThatTheOptionsSay) {
+  for (std::int64_t key_block = 1; key_block <= 6; ++key_block) {
+    for (std::int64_t local = 0; local <= 9; ++local) {
+      for (const std::int64_t kept : {0, 1, 3}) {
+        for (const std::int64_t refine : {1, 2}) {
+          const EffectiveOptions options = rule_options(local, kept * key_block, key_block, refine);
+          for (std::int64_t begin = 0; begin <= 30; ++begin) {
+            SCOPED_TRACE(testing::Message() << key_block << ", " << local << ", " << kept << ", " << begin);
+            EXPECT_EQ(aligned_local_begin(begin, local, key_block), options.local_begin(begin));
+            const std::vector<PooledHead> heads{head_of({0.5, -1.0})};
+            test::Numbers numbers(static_cast<std::uint64_t>(begin));
+            Matrix k(begin, 1);
+            for (double& value : k.values) value = numbers.next();
+            const BlockSet set = choose_set(heads, k, options);
+            EXPECT_EQ(set.block_votes.size(), static_cast<std::size_t>(options.candidate_blocks(begin)));
+            EXPECT_EQ(set.token_votes.size(), static_cast<std::size_t>(options.voted_tokens(begin)));
+            EXPECT_EQ(set.positions.size(), static_cast<std::size_t>(options.memory_count(begin)));
+            for (std::size_t e = 1; e < set.positions.size(); ++e) {
+              EXPECT_LT(set.positions[e - 1], set.positions[e]);
+            }
+            if (!set.positions.empty()) {
+              EXPECT_GE(set.positions.front(), 0);
+              EXPECT_LT(set.positions.back(), begin);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockRule, SEL_3_MeanAndVarianceOfEachColumn) {
+  const Matrix k = matrix({{1, -2}, {3, -2}, {5, -2}, {7, -2}, {0, 1}, {0, -1}, {0, 1}, {4, -1}, {99, 99}});
+  const Summaries summaries = summarize(k, 2, 4);
+  ASSERT_EQ(summaries.mean.rows, 2);
+  expect_near(summaries.mean.row(0), {4, -2});
+  expect_near(summaries.variance.row(0), {5, 0});
+  expect_near(summaries.mean.row(1), {1, 0});
+  expect_near(summaries.variance.row(1), {3, 1});
+}
+
+TEST(BlockRule, SEL_3_BlocksOfOneKeyAndNoBlocks) {
+  const Summaries summaries = summarize(column({2, -3}), 2, 1);
+  expect_near(summaries.mean.values, {2, -3});
+  expect_near(summaries.variance.values, {0, 0});
+  EXPECT_EQ(summarize(column({2, -3}), 0, 4).mean.rows, 0);
+}
+
+TEST(BlockRule, SEL_4_PoolsAreMeansAndTheLastIsShort) {
+  const std::vector<Pool> three = pools(matrix({{1, 2}, {3, 6}, {-1, 0}, {1, 1}, {7, 9}}), 10, 2);
+  ASSERT_EQ(three.size(), 3U);
+  expect_near(three[0].query, {2, 4});
+  expect_near(three[1].query, {0, 0.5});
+  expect_near(three[2].query, {7, 9});
+  EXPECT_EQ(three[0].last, 11);
+  EXPECT_EQ(three[1].last, 13);
+  EXPECT_EQ(three[2].last, 14);
+  const std::vector<Pool> one = pools(column({1, 2, 6}), 0, 8);
+  ASSERT_EQ(one.size(), 1U);
+  expect_near(one[0].query, {3});
+  EXPECT_EQ(one[0].last, 2);
+  EXPECT_EQ(pools(column({1, 2, 6}), 0, 1).size(), 3U);
+}
+
+TEST(BlockRule, SEL_5_EstimateByHand) {
+  const Pool pool{{2, -1}, 10};
+  const std::vector<double> mean{1, 3};
+  const std::vector<double> variance{4, 2};
+  // 0.5 (2 - 3) + 0.125 (16 + 2) = 1.75
+  EXPECT_NEAR(estimate(rule_of(0.5), pool, mean, variance, 3), 1.75, 1e-15);
+  // A negative scale turns the mean's part alone.
+  EXPECT_NEAR(estimate(rule_of(-0.5), pool, mean, variance, 3), 2.75, 1e-15);
+  // The cap takes the whole estimate, the slope 7 positions after it.
+  EXPECT_NEAR(estimate(rule_of(0.5, 2.0), pool, mean, variance, 3), 2 * std::tanh(0.875), 1e-15);
+  EXPECT_NEAR(estimate(rule_of(0.5, 0.0, 0.25), pool, mean, variance, 3), 0.0, 1e-15);
+  EXPECT_NEAR(estimate(rule_of(0.5, 2.0, 0.25), pool, mean, variance, 3), 2 * std::tanh(0.875) - 1.75, 1e-15);
+}
+
+TEST(BlockRule, SEL_5_EqualKeysGiveTheirLogit) {
+  const Summaries summaries = summarize(matrix({{1, 3}, {1, 3}, {1, 3}}), 1, 3);
+  const LogitRule rule = rule_of(0.7, 2.5, 0.1);
+  const Pool pool{{2, -1}, 9};
+  EXPECT_NEAR(estimate(rule, pool, summaries.mean.row(0), summaries.variance.row(0), 2),
+              logit(rule, pool.query, std::vector<double>{1, 3}, 9, 2), 1e-15);
+}
+
+TEST(BlockRule, SEL_5_LogarithmOfTheMeanWeightToSecondOrder) {
+  // Two keys around 0.3: the third cumulant vanishes, the fourth is -2 x^4.
+  for (const double x : {0.1, 0.05}) {
+    const Summaries summaries = summarize(column({0.3 + x, 0.3 - x}), 1, 2);
+    const double e =
+        estimate(rule_of(1.0), Pool{{1.0}, 5}, summaries.mean.row(0), summaries.variance.row(0), 1);
+    const double exact = std::log((std::exp(0.3 + x) + std::exp(0.3 - x)) / 2);
+    EXPECT_NEAR(e - exact, x * x * x * x / 12, x * x * x * x / 100);
+  }
+}
+
+TEST(BlockRule, SEL_5_NaNCountsAsMinusInfinity) {
+  const Pool pool{{1.0}, 5};
+  const auto one = [&](double mean, double variance, const LogitRule& rule = rule_of(1.0)) {
+    return estimate(rule, pool, std::vector<double>{mean}, std::vector<double>{variance}, 1);
+  };
+  EXPECT_EQ(one(kNaN, 0.0), -kInf);
+  EXPECT_EQ(one(0.0, kNaN), -kInf);
+  EXPECT_EQ(one(-kInf, kInf), -kInf);
+  EXPECT_EQ(one(kInf, 0.0), kInf);
+  EXPECT_EQ(one(-kInf, 0.0), -kInf);
+  EXPECT_EQ(one(kNaN, 0.0, rule_of(1.0, 3.0)), -kInf);  // after the cap
+  EXPECT_EQ(one(-kInf, 0.0, rule_of(1.0, 3.0)), -3.0);
+  EXPECT_EQ(estimate(rule_of(1.0), Pool{{kNaN}, 5}, std::vector<double>{1.0}, std::vector<double>{0.0}, 1),
+            -kInf);
+  EXPECT_EQ(estimate(rule_of(1.0), Pool{{0.0}, 5}, std::vector<double>{kInf}, std::vector<double>{0.0}, 1),
+            -kInf);
+}
+
+TEST(BlockRule, SEL_6_LargestVoteOfPoolsAndHeads) {
+  const Summaries keys = summarize(column({1, 2, 4}), 3, 1);
+  // e = (1, 2, 4), so (-3, -2, 0).
+  expect_near(block_votes(std::vector<PooledHead>{head_of({1})}, keys, 1), {-3, -2, 0});
+  // e = (-1, -2, -4), so (0, -1, -3).
+  expect_near(block_votes(std::vector<PooledHead>{head_of({-1})}, keys, 1), {0, -1, -3});
+  expect_near(block_votes(std::vector<PooledHead>{head_of({1, -1})}, keys, 1), {0, -1, 0});
+  expect_near(block_votes(std::vector<PooledHead>{head_of({1}), head_of({-1})}, keys, 1), {0, -1, 0});
+  // Each head by its own rule: e = (0.1, 0.2, 0.4).
+  expect_near(block_votes(std::vector<PooledHead>{head_of({1}), head_of({1}, rule_of(0.1))}, keys, 1),
+              {-0.3, -0.2, 0});
+  // e = 1 - 100 a, 2 - 99 a, 4 - 98 a with a = -2: the last keys are 0, 1, 2.
+  expect_near(block_votes(std::vector<PooledHead>{head_of({1}, rule_of(1.0, 0.0, -2.0))}, keys, 1),
+              {0, -1, -1});
+}
+
+TEST(BlockRule, SEL_6_LastKeyOfABlockIsItsPosition) {
+  // Equal blocks of two keys that end at 1, 3, 5: the slope alone tells them apart.
+  const Summaries keys = summarize(column({1, 1, 1, 1, 1, 1}), 3, 2);
+  expect_near(block_votes(std::vector<PooledHead>{head_of({1}, rule_of(1.0, 0.0, 0.25))}, keys, 2),
+              {-1, -0.5, 0});
+}
+
+TEST(BlockRule, SEL_6_EqualValuesDifferByZero) {
+  const std::vector<PooledHead> heads{head_of({1})};
+  // No variance of infinite keys is a number, so the summaries are written out.
+  const auto of_means = [&](const std::vector<double>& means) {
+    return block_votes(heads, Summaries{column(means), column(std::vector<double>(means.size(), 0.0))}, 1);
+  };
+  EXPECT_EQ(of_means({kInf, 1, kInf, kNaN}), (std::vector<double>{0, -kInf, 0, -kInf}));
+  EXPECT_EQ(of_means({-kInf, kNaN}), (std::vector<double>{0, 0}));
+  EXPECT_EQ(of_means({kNaN, 5, -kInf}), (std::vector<double>{-kInf, 0, -kInf}));
+  EXPECT_EQ(of_means({3, 3}), (std::vector<double>{0, 0}));
+}
+
+TEST(BlockRule, SEL_6_OneCandidateAndNone) {
+  EXPECT_EQ(block_votes(std::vector<PooledHead>{head_of({5, -7})}, summarize(column({2}), 1, 1), 1),
+            std::vector<double>{0});
+  EXPECT_TRUE(block_votes(std::vector<PooledHead>{head_of({5})}, summarize(column({2}), 0, 1), 1).empty());
+}
+
+TEST(BlockRule, SEL_6_VotesAreRoundedOnce) {
+  const std::vector<PooledHead> heads{head_of({1})};
+  const BlockSet set = choose_set(heads, column({0.0, 1.0 / 3.0}), rule_options(0, 1, 1));
+  EXPECT_EQ(set.block_votes, (std::vector<float>{static_cast<float>(-1.0 / 3.0), 0.0F}));
+  // Equal as floats: the lower block is kept, although the higher one's estimate is larger.
+  const BlockSet tie = choose_set(heads, column({1.0, 1.0 - 0x1p-50, 1.0 - 0x1p-52}), rule_options(0, 2, 1));
+  EXPECT_LT(tie.block_votes[1], tie.block_votes[2]);
+  const std::vector<PooledHead> both{head_of({1}), head_of({1e10})};
+  const BlockSet far = choose_set(both, column({0, -1, -1 - 0x1p-40}), rule_options(0, 2, 1));
+  EXPECT_EQ(far.block_votes[1], far.block_votes[2]);
+  EXPECT_EQ(far.positions, (Positions{0, 1}));
+}
+
+TEST(BlockRule, SEL_6_BestBlocksInTheOrderOfMem3) {
+  const std::vector<float> votes{-1, 0, -1, -0.0F, -2, -kInfF};
+  EXPECT_EQ(tokens_of_best_blocks(votes, 1, 2), (Positions{2, 3}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 2, 2), (Positions{2, 3, 6, 7}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 3, 2), (Positions{0, 1, 2, 3, 6, 7}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 5, 1), (Positions{0, 1, 2, 3, 4}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 60, 1), (Positions{0, 1, 2, 3, 4, 5}));
+  EXPECT_TRUE(tokens_of_best_blocks(votes, 0, 3).empty());
+  EXPECT_TRUE(tokens_of_best_blocks({}, 4, 3).empty());
+}
+
+TEST(BlockRule, SEL_7_WeightsOverTheKeptTokens) {
+  const Matrix k = column({0, std::log(3.0)});
+  const Positions tokens{4, 9};
+  expect_near(token_votes(std::vector<PooledHead>{head_of({1})}, tokens, k), {0.25, 0.75});
+  expect_near(token_votes(std::vector<PooledHead>{head_of({-1})}, tokens, k), {0.75, 0.25});
+  expect_near(token_votes(std::vector<PooledHead>{head_of({1, -1})}, tokens, k), {0.75, 0.75});
+  expect_near(token_votes(std::vector<PooledHead>{head_of({1}), head_of({0})}, tokens, k), {0.5, 0.75});
+}
+
+TEST(BlockRule, SEL_7_LogitsHaveScaleCapAndSlopeAndNoSink) {
+  const Matrix k = column({1, 2});
+  const Positions tokens{4, 9};
+  LogitRule rule = rule_of(0.5, 3.0, 0.125);
+  rule.sink = 50.0;
+  const double a = 3 * std::tanh(0.5 / 3) - 0.125 * 96;
+  const double b = 3 * std::tanh(1.0 / 3) - 0.125 * 91;
+  expect_near(token_votes(std::vector<PooledHead>{head_of({1}, rule)}, tokens, k),
+              {1 / (1 + std::exp(b - a)), 1 / (1 + std::exp(a - b))});
+}
+
+TEST(BlockRule, SEL_7_NaNWeightsCountZero) {
+  const Positions tokens{0, 1};
+  const auto votes = [&](const std::vector<double>& queries, const std::vector<double>& keys) {
+    return token_votes(std::vector<PooledHead>{head_of(queries)}, tokens, column(keys));
+  };
+  EXPECT_EQ(votes({1}, {kNaN, 2}), (std::vector<double>{0, 0}));
+  EXPECT_EQ(votes({1}, {kInf, 2}), (std::vector<double>{0, 0}));
+  EXPECT_EQ(votes({1}, {-kInf, 2}), (std::vector<double>{0, 1}));
+  EXPECT_EQ(votes({1}, {-kInf, -kInf}), (std::vector<double>{0, 0}));
+  EXPECT_EQ(votes({kNaN, 0}, {1, 2}), (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ(votes({0, kNaN}, {1, 2}), (std::vector<double>{0.5, 0.5}));
+}
+
+TEST(BlockRule, SEL_7_BestTokensInTheOrderOfMem3) {
+  const Positions tokens{2, 3, 8, 9};
+  const std::vector<float> votes{0.25F, 0.5F, 0.5F, 0.25F};
+  EXPECT_EQ(best_tokens(tokens, votes, 1), (Positions{3}));
+  EXPECT_EQ(best_tokens(tokens, votes, 3), (Positions{2, 3, 8}));
+  EXPECT_EQ(best_tokens(tokens, votes, 9), tokens);
+}
+
+TEST(BlockRule, SEL_8_LocalFollowsTheKeptTokens) {
+  EXPECT_EQ(with_local(Positions{1, 4}, 6, 9), (Positions{1, 4, 6, 7, 8}));
+  EXPECT_EQ(with_local(Positions{1, 4}, 9, 9), (Positions{1, 4}));
+  EXPECT_EQ(with_local({}, 0, 2), (Positions{0, 1}));
+}
+
+/// Keys of blocks of 2 before position 11 with L = 4, K = 2, H = 2: Local is [8, 11), candidates 0 .. 3.
+const std::vector<double> kKeys{5, -5, 1, 1, 3, 2, 0, 4, 9, 9, 9};
+
+TEST(BlockRule, SEL_8_SetsOfOneStageByHand) {
+  const EffectiveOptions options = rule_options(4, 2, 2);
+  // Estimates of query 1: 0 + 25/2, 1, 2.5 + 1/8, 2 + 4/2.
+  const BlockSet set = choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), options);
+  expect_near(std::vector<double>(set.block_votes.begin(), set.block_votes.end()), {0, -11.5, -9.875, -8.5});
+  EXPECT_TRUE(set.token_votes.empty());
+  EXPECT_EQ(set.positions, (Positions{0, 1, 8, 9, 10}));
+}
+
+TEST(BlockRule, SEL_8_SetsOfTwoStagesByHand) {
+  // Blocks 0 and 3: tokens 0, 1, 6, 7 with logits 5, -5, 0, 4.
+  const BlockSet set =
+      choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(4, 2, 2, 2));
+  const double l = std::exp(5.0) + std::exp(-5.0) + 1 + std::exp(4.0);
+  ASSERT_EQ(set.token_votes.size(), 4U);
+  EXPECT_FLOAT_EQ(set.token_votes[0], static_cast<float>(std::exp(5.0) / l));
+  EXPECT_FLOAT_EQ(set.token_votes[1], static_cast<float>(std::exp(-5.0) / l));
+  EXPECT_FLOAT_EQ(set.token_votes[2], static_cast<float>(1 / l));
+  EXPECT_FLOAT_EQ(set.token_votes[3], static_cast<float>(std::exp(4.0) / l));
+  EXPECT_EQ(set.positions, (Positions{0, 7, 8, 9, 10}));
+}
+
+TEST(BlockRule, SEL_7_AllBlocksKeptNeedNoSecondStage) {
+  // Four candidates, H = 8: all are kept, whatever R is.
+  for (const std::int64_t refine : {1, 2, 16}) {
+    const BlockSet set =
+        choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(4, 8, 2, refine));
+    EXPECT_EQ(set.block_votes.size(), 4U);
+    EXPECT_TRUE(set.token_votes.empty());
+    EXPECT_EQ(set.positions, (Positions{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+  }
+  // H = 6 and R = 2: all four are kept at first, six of their tokens in the end.
+  const BlockSet set =
+      choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(4, 6, 2, 2));
+  EXPECT_EQ(set.token_votes.size(), 8U);
+  EXPECT_EQ(set.positions, (Positions{0, 2, 3, 4, 5, 7, 8, 9, 10}));
+}
+
+TEST(BlockRule, SEL_2_TokensBetweenCandidatesAndAnEmptyLocal) {
+  // L = 2 and K = 4 at 11: Local would begin at 12, so it is empty, and 8 .. 10 are in no whole block before it.
+  // Estimates: 0.5 + 12.75 / 2 and 2.25 + 2.1875 / 2.
+  const BlockSet set =
+      choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(2, 4, 4));
+  EXPECT_EQ(set.block_votes, (std::vector<float>{0.0F, -3.53125F}));
+  EXPECT_EQ(set.positions, (Positions{0, 1, 2, 3}));
+}
+
+TEST(BlockRule, SEL_6_TiesGoToTheLowerBlockAndToken) {
+  const std::vector<double> equal(11, 1.0);
+  EXPECT_EQ(choose_set(std::vector<PooledHead>{head_of({1})}, column(equal), rule_options(4, 4, 2)).positions,
+            (Positions{0, 1, 2, 3, 8, 9, 10}));
+  EXPECT_EQ(
+      choose_set(std::vector<PooledHead>{head_of({1})}, column(equal), rule_options(4, 2, 2, 2)).positions,
+      (Positions{0, 1, 8, 9, 10}));
+}
+
+TEST(BlockRule, NUM_2_SetsStayValidWhateverTheKeysAre) {
+  for (const double bad : {kNaN, kInf, -kInf}) {
+    for (std::size_t at = 0; at < 8; ++at) {
+      std::vector<double> keys = kKeys;
+      keys[at] = bad;
+      for (const std::int64_t refine : {1, 2}) {
+        const BlockSet set = choose_set(std::vector<PooledHead>{head_of({1, -1}), head_of({0})}, column(keys),
+                                        rule_options(4, 4, 2, refine));
+        ASSERT_EQ(set.positions.size(), 7U);
+        for (const float vote : set.block_votes) EXPECT_LE(vote, 0.0F);  // not NaN
+        for (const float vote : set.token_votes) EXPECT_TRUE(vote >= 0.0F && vote <= 1.0F);
+        // Its block is the last choice: the mean may be infinite, the variance is NaN.
+        EXPECT_EQ(set.block_votes[at / 2], -kInfF);
+      }
+      const BlockSet blocks_alone =
+          choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), rule_options(4, 6, 2));
+      EXPECT_EQ(std::count(blocks_alone.positions.begin(), blocks_alone.positions.end(),
+                           static_cast<std::int32_t>(at)),
+                0);
+    }
+  }
+}
+
+constexpr std::int64_t kTokens = 43;
+
+Shape grouped_shape() {
+  Shape shape;
+  shape.n_layer = 1;
+  shape.n_head = 4;
+  shape.n_head_kv = 2;
+  shape.d_head = 4;
+  shape.d_value = 3;
+  shape.capacity = kTokens;
+  return shape;
+}
+
+Options block_options() {
+  Options options;
+  options.batch = 32;
+  options.chunk = 16;
+  options.local = 5;
+  options.heavy = 6;
+  options.select = Select::blocks;
+  options.key_block = 3;
+  options.query_block = 6;
+  options.pool = 2;
+  options.refine = 2;
+  return options;
+}
+
+/// What the observer was told of one chunk.
+struct Seen {
+  ChunkRecord record;
+  std::vector<std::int32_t> memory;
+  std::vector<float> block_votes, token_votes;
+};
+
+/// A session, the tensors that it is fed and what it gave.
+struct Fixture {
+  Shape shape = grouped_shape();
+  std::unique_ptr<Session> session;
+  std::vector<float> q, k, v, out;
+  std::vector<Seen> seen;
+
+  explicit Fixture(const Options& options = block_options())
+      : session(reference_engine().open(grouped_shape(), options)) {
+    test::Numbers numbers(3);
+    q = numbers.floats(kTokens * shape.n_head * shape.d_head, 2.0F);
+    k = numbers.floats(kTokens * shape.n_head_kv * shape.d_head, 2.0F);
+    v = numbers.floats(kTokens * shape.n_head_kv * shape.d_value);
+    out.assign(static_cast<std::size_t>(kTokens * shape.n_head * shape.d_value), kNaNF);
+    session->set_observer([this](const ChunkRecord& record) {
+      Seen chunk{record, {}, {}, {}};
+      const std::int64_t sets = shape.n_head_kv * record.query_blocks;
+      chunk.memory.assign(record.memory, record.memory + sets * record.memory_stride);
+      if (record.block_votes != nullptr) {
+        chunk.block_votes.assign(record.block_votes, record.block_votes + sets * record.candidate_blocks);
+      }
+      if (record.token_votes != nullptr) {
+        chunk.token_votes.assign(record.token_votes, record.token_votes + sets * record.voted_tokens);
+      }
+      seen.push_back(chunk);
+    });
+  }
+  void step(const Step& step) {
+    const std::int64_t p = session->tokens();
+    session->begin(step);
+    const Shape& s = shape;
+    session->attend(
+        0, Rows::token_major(q.data() + p * s.n_head * s.d_head, DType::f32, s.n_head, s.d_head),
+        Rows::token_major(k.data() + p * s.n_head_kv * s.d_head, DType::f32, s.n_head_kv, s.d_head),
+        Rows::token_major(v.data() + p * s.n_head_kv * s.d_value, DType::f32, s.n_head_kv, s.d_value),
+        MutableRows::token_major(out.data() + p * s.n_head * s.d_value, DType::f32, s.n_head, s.d_value));
+    session->end();
+  }
+  Fixture& steps(const std::vector<Step>& all) {
+    for (const Step& one : all) step(one);
+    return *this;
+  }
+  /// Outputs of the tokens [begin, end).
+  [[nodiscard]] std::vector<float> outputs(std::int64_t begin, std::int64_t end) const {
+    const std::int64_t width = shape.n_head * shape.d_value;
+    return {out.begin() + begin * width, out.begin() + end * width};
+  }
+  void change_token(std::int64_t j, float value) {
+    const auto fill = [&](std::vector<float>& rows) {
+      const std::int64_t width = static_cast<std::int64_t>(rows.size()) / kTokens;
+      std::fill(rows.begin() + j * width, rows.begin() + (j + 1) * width, value);
+    };
+    fill(q);
+    fill(k);
+    fill(v);
+  }
+};
+
+const std::vector<Step> kTwoTurns{Step::prefill(21), Step::decode(2), Step::prefill(20)};
+
+void expect_same(const Fixture& a, const Fixture& b) {
+  EXPECT_EQ(a.outputs(0, kTokens), b.outputs(0, kTokens));
+  ASSERT_EQ(a.seen.size(), b.seen.size());
+  for (std::size_t c = 0; c < a.seen.size(); ++c) {
+    EXPECT_EQ(a.seen[c].record.chunk.begin, b.seen[c].record.chunk.begin);
+    EXPECT_EQ(a.seen[c].memory, b.seen[c].memory);
+    EXPECT_EQ(a.seen[c].block_votes, b.seen[c].block_votes);
+    EXPECT_EQ(a.seen[c].token_votes, b.seen[c].token_votes);
+  }
+}
+
+TEST(BlockSessions, SEL_8_OneSetForEachKeyValueHeadAndQueryBlock) {
+  Fixture run;
+  run.steps(kTwoTurns);
+  ASSERT_EQ(run.seen.size(), 5U);  // [0, 16), [16, 21), decode, [23, 39), [39, 43)
+  const std::int64_t query_blocks[] = {3, 1, 0, 3, 1};
+  // Local begins at 12, none, 18, 36 (from 11, none, 18, 34): candidates 4, none, 6, 12.
+  const std::int64_t candidates[] = {0, 4, 0, 6, 12};
+  const std::int64_t counts[] = {0, 4 + 6, 0, 5 + 6, 3 + 6};
+  for (std::size_t c = 0; c < run.seen.size(); ++c) {
+    SCOPED_TRACE(c);
+    const ChunkRecord& record = run.seen[c].record;
+    EXPECT_EQ(record.query_blocks, query_blocks[c]);
+    EXPECT_EQ(record.candidate_blocks, candidates[c]);
+    EXPECT_EQ(record.memory_count, counts[c]);
+    EXPECT_EQ(record.voted_tokens, candidates[c] == 0 ? 0 : 12);
+    EXPECT_EQ(record.memory_stride, record.chunk.mode == ChunkMode::sparse ? 11 : 0);
+    EXPECT_EQ(record.memory == nullptr, record.chunk.mode != ChunkMode::sparse);
+  }
+  // The sets of a chunk differ: by query block, and by key/value head.
+  const std::vector<std::int32_t>& memory = run.seen[3].memory;
+  EXPECT_FALSE(std::equal(memory.begin(), memory.begin() + 11, memory.begin() + 11));
+  EXPECT_FALSE(std::equal(memory.begin(), memory.begin() + 11, memory.begin() + 33));
+}
+
+TEST(BlockSessions, SEL_9_NoScoresNoColumnSumsAndNoMemoryView) {
+  for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
+    Options options = block_options();
+    options.score_type = type;
+    Fixture run(options);
+    run.steps(kTwoTurns);
+    for (const Seen& chunk : run.seen) {
+      EXPECT_EQ(chunk.record.colsum_intra, nullptr);
+      EXPECT_EQ(chunk.record.colsum_inter, nullptr);
+    }
+    const ScoreView scores = run.session->scores(0);
+    const auto* bytes = static_cast<const unsigned char*>(scores.data);
+    const std::int64_t size = run.shape.n_head * kTokens * (type == ScoreType::bf16 ? 2 : 4);
+    EXPECT_EQ(std::count(bytes, bytes + size, 0), size);
+    const MemoryView memory = run.session->memory(0);
+    EXPECT_EQ(memory.data, nullptr);
+    EXPECT_EQ(memory.count, 0);
+    EXPECT_EQ(memory.width, 0);
+    EXPECT_EQ(run.session->memory_bytes().memory_sets, 0);
+  }
+}
+
+TEST(BlockSessions, SEL_11_SetsFollowFromTheReportedVotes) {
+  for (const std::int64_t refine : {1, 2}) {
+    Options options = block_options();
+    options.refine = refine;
+    Fixture run(options);
+    run.steps(kTwoTurns);
+    for (const Seen& chunk : run.seen) {
+      const ChunkRecord& record = chunk.record;
+      const std::int64_t begin = record.chunk.begin;
+      for (std::int64_t s = 0; s < run.shape.n_head_kv * record.query_blocks; ++s) {
+        const auto votes = std::span(chunk.block_votes)
+                               .subspan(static_cast<std::size_t>(s * record.candidate_blocks),
+                                        static_cast<std::size_t>(record.candidate_blocks));
+        Positions kept = tokens_of_best_blocks(votes, refine * options.heavy / 3, 3);
+        if (record.voted_tokens > 0) {
+          ASSERT_EQ(record.voted_tokens, static_cast<std::int64_t>(kept.size()));
+          kept = best_tokens(kept,
+                             std::span(chunk.token_votes)
+                                 .subspan(static_cast<std::size_t>(s * record.voted_tokens),
+                                          static_cast<std::size_t>(record.voted_tokens)),
+                             options.heavy);
+        }
+        Positions set = with_local(kept, aligned_local_begin(begin, options.local, 3), begin);
+        ASSERT_EQ(static_cast<std::int64_t>(set.size()), record.memory_count);
+        set.resize(static_cast<std::size_t>(record.memory_stride), -1);
+        EXPECT_TRUE(std::equal(set.begin(), set.end(), chunk.memory.begin() + s * record.memory_stride));
+      }
+    }
+  }
+}
+
+TEST(BlockSessions, SEL_10_NothingBeforeTheQueryBlockChanges) {
+  Fixture before;
+  before.steps(kTwoTurns);
+  bool earlier_rows_changed = false;
+  for (std::int64_t j = 0; j < kTokens; ++j) {
+    SCOPED_TRACE(j);
+    Fixture after;
+    after.change_token(j, 9.0F);
+    after.steps(kTwoTurns);
+    // First position that may change: the query block's begin; in a decode step the token itself.
+    std::int64_t first = j;
+    for (const Seen& chunk : before.seen) {
+      const Chunk& c = chunk.record.chunk;
+      if (c.begin <= j && j < c.end && c.mode == ChunkMode::sparse) {
+        first = c.begin + (j - c.begin) / 6 * 6;
+      }
+    }
+    EXPECT_EQ(before.outputs(0, first), after.outputs(0, first));
+    EXPECT_NE(before.outputs(j, j + 1), after.outputs(j, j + 1));
+    earlier_rows_changed = earlier_rows_changed || before.outputs(first, j) != after.outputs(first, j);
+  }
+  EXPECT_TRUE(earlier_rows_changed);  // else the law would be the plain one, and pools not read
+}
+
+TEST(BlockSessions, NUM_2_BadRowsReachNoEarlierChunkAndSetsStayValid) {
+  Fixture before;
+  before.steps(kTwoTurns);
+  for (const float bad : {kNaNF, kInfF, -kInfF}) {
+    for (std::int64_t j = 0; j < kTokens; ++j) {
+      Fixture after;
+      after.change_token(j, bad);
+      after.steps(kTwoTurns);
+      const auto chunk = std::find_if(before.seen.begin(), before.seen.end(),
+                                      [&](const Seen& seen) { return j < seen.record.chunk.end; });
+      const std::int64_t first = chunk->record.chunk.begin;
+      EXPECT_EQ(before.outputs(0, first), after.outputs(0, first));
+      for (const Seen& seen : after.seen) {
+        for (std::int64_t s = 0; s < 2 * seen.record.query_blocks; ++s) {
+          const std::int32_t* set = seen.memory.data() + s * seen.record.memory_stride;
+          for (std::int64_t e = 0; e < seen.record.memory_stride; ++e) {
+            if (e >= seen.record.memory_count) {
+              EXPECT_EQ(set[e], -1);
+            } else {
+              EXPECT_LT(e == 0 ? -1 : set[e - 1], set[e]);
+              EXPECT_LT(set[e], seen.record.chunk.begin);
+            }
+          }
+        }
+        for (const float vote : seen.block_votes) EXPECT_LE(vote, 0.0F);
+        for (const float vote : seen.token_votes) EXPECT_TRUE(vote >= 0.0F && vote <= 1.0F);
+      }
+    }
+  }
+}
+
+TEST(BlockSessions, PLAN_2_CallsCutAtMultiplesOfTheChunk) {
+  Fixture whole;
+  whole.steps({Step::prefill(kTokens)});
+  Fixture cut;
+  cut.steps({Step::prefill(16, kTokens), Step::prefill(16), Step::prefill(11)});
+  expect_same(whole, cut);
+  Options options = block_options();
+  options.schedule = Schedule::chunk_major;
+  Fixture other(options);
+  other.steps({Step::prefill(32, kTokens), Step::prefill(11)});
+  expect_same(whole, other);
+}
+
+TEST(BlockSessions, SCHED_2_BothSchedulesAgree) {
+  Fixture layer_major;
+  layer_major.steps(kTwoTurns);
+  Options options = block_options();
+  options.schedule = Schedule::chunk_major;
+  Fixture chunk_major(options);
+  expect_same(layer_major, chunk_major.steps(kTwoTurns));
+}
+
+TEST(BlockSessions, SEL_9_ResetGivesTheSameAgain) {
+  Fixture twice;
+  twice.steps({Step::prefill(40)});
+  twice.session->reset();
+  twice.seen.clear();
+  twice.steps(kTwoTurns);
+  Fixture once;
+  expect_same(once.steps(kTwoTurns), twice);
+}
+
+/// The rows that a session stored are all that carries over: the second turn does not depend on how they came.
+TEST(BlockSessions, SEL_9_OnlyStoredRowsCarryOver) {
+  Fixture prefilled;
+  prefilled.steps({Step::prefill(20), Step::decode(3), Step::prefill(20)});
+  Fixture decoded;
+  decoded.steps({Step::decode(23), Step::prefill(20)});
+  EXPECT_EQ(prefilled.outputs(23, kTokens), decoded.outputs(23, kTokens));
+  EXPECT_EQ(prefilled.seen.back().memory, decoded.seen.back().memory);
+  EXPECT_NE(prefilled.outputs(0, 20), decoded.outputs(0, 20));
+}
+
+TEST(BlockSessions, SEL_8_AMemoryOfAllHistoryIsDense) {
+  Options options = block_options();
+  options.dense = true;
+  Fixture dense(options);
+  dense.steps(kTwoTurns);
+  options.dense = false;
+  options.clamp = false;
+  const auto expect_dense = [&](std::int64_t local, std::int64_t heavy, std::int64_t key_block) {
+    SCOPED_TRACE(testing::Message() << local << ", " << heavy << ", " << key_block);
+    options.local = local;
+    options.heavy = heavy;
+    options.key_block = key_block;
+    Fixture run(options);
+    run.steps(kTwoTurns);
+    for (std::size_t i = 0; i < dense.out.size(); ++i) EXPECT_NEAR(run.out[i], dense.out[i], 2e-7);
+  };
+  expect_dense(kTokens, 0, 3);
+  expect_dense(kTokens + 2, 6, 3);
+  expect_dense(0, kTokens, 1);  // every block holds one key
+  expect_dense(1, 39, 1);
+  expect_dense(8, 40, 5);  // L >= K: no token lies between candidates and Local
+}
+
+TEST(BlockSessions, SEL_9_StoredRowsAreRead) {
+  // Keys of BF16: the summaries are of the rounded rows, which F32 rows that are rounded already give.
+  Shape shape = grouped_shape();
+  shape.kv_type = DType::bf16;
+  Fixture rounded;
+  rounded.session = reference_engine().open(shape, block_options());
+  rounded.steps(kTwoTurns);
+  Fixture exact;
+  for (float& value : exact.k) value = static_cast<float>(from_bf16(round_to_bf16(value)));
+  for (float& value : exact.v) value = static_cast<float>(from_bf16(round_to_bf16(value)));
+  exact.steps(kTwoTurns);
+  EXPECT_EQ(rounded.outputs(0, kTokens), exact.outputs(0, kTokens));
+}
+
+}  // namespace
+}  // namespace headwater::reference
