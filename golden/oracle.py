@@ -4,7 +4,7 @@ It shares no code with the reference or the engines, and imports nothing of the 
 column sums are rounded once to float32, scores once to bfloat16 (or kept as float32).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,6 +27,11 @@ class Options:
     query_block: int = 32
     pool: int = 4
     refine: int = 2
+
+    def window(self):
+        """The program's `--select window`: Local alone, of the newest L + H tokens."""
+        sizes = {"key_block": 1, "query_block": self.chunk, "pool": self.chunk, "refine": 1}
+        return replace(self, select="blocks", local=self.local + self.heavy, heavy=0, **sizes)
 
     def effective(self):
         """CFG-2..4, SEL-1: (batch, chunk, local, heavy)."""
@@ -154,12 +159,12 @@ UNIT = 2.0**-24
 
 class Oracle:
     """One layer, fed step by step. With `given`, memory sets and scores follow the engine's own column sums (SCORE-6), or
-    its own votes (SEL-11). `summary_unit` is the round-off of the summaries and pooled queries of the engine that is
-    compared with."""
+    its own votes (SEL-11). `kept` is what the bounds of votes grant (SEL-11): the round-off of the types in which an engine
+    keeps summaries and pooled queries, 0 where it does not narrow them."""
 
-    def __init__(self, q, k, v, options, given=None, summary_unit=UNIT):
+    def __init__(self, q, k, v, options, given=None, kept=(0.0, 0.0)):
         self.given = given
-        self.summary_unit = summary_unit
+        self.summary_unit, self.query_unit = kept
         self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
         self.options = options
         self.batch, self.chunk, self.local, self.heavy = options.effective()
@@ -378,8 +383,8 @@ class Oracle:
         votes, bound = np.full(count, -np.inf), np.zeros(count)
         # A mean rounds its terms and the division, a variance three times for each term, and the mean's error enters it
         # squared; a pooled query is a mean. The engine then keeps each in its own type.
-        kept = self.summary_unit if self.summary_unit > UNIT else 0.0
-        pooled = (self.options.pool + 1) * UNIT + kept
+        kept = self.summary_unit
+        pooled = (self.options.pool + 1) * UNIT + self.query_unit
         mean_size = np.abs(keys).mean(axis=1)
         mean_error = (size + 1) * UNIT * mean_size + kept * np.abs(means)
         variance_error = (size + 4) * UNIT * variances + ((size + 1) * UNIT * mean_size) ** 2 + kept * variances
@@ -409,8 +414,7 @@ class Oracle:
             weights = np.where(np.isnan(weights), 0.0, weights)
             votes = np.maximum(votes, weights)
             size = abs(self.scale) * (np.abs(keys) @ q_size)
-            kept = self.summary_unit if self.summary_unit > UNIT else 0.0
-            error = ((d + 4 + self.options.pool + 1) * UNIT + kept) * size
+            error = ((d + 4 + self.options.pool + 1) * UNIT + self.query_unit) * size
             error = self.bent_error(head, error, size, row, tokens).max()
             bound = np.maximum(bound, weights * ((len(tokens) + 16) * UNIT + 2 * error))
         return votes.astype(np.float32), bound
@@ -488,9 +492,9 @@ class Oracle:
         self.result.bound_lse[rows, head] = error + 2 * UNIT * np.abs(self.result.lse[rows, head])
 
 
-def attend(q, k, v, options, steps=None, given=None, summary_unit=UNIT):
+def attend(q, k, v, options, steps=None, given=None, kept=(0.0, 0.0)):
     """steps: [("p", n, T or None) or ("d", n)]; returns a Result."""
-    oracle = Oracle(q, k, v, options, given, summary_unit)
+    oracle = Oracle(q, k, v, options, given, kept)
     for step in steps or [("p", len(q), None)]:
         if step[0] == "p":
             oracle.prefill(step[1], step[2] if len(step) > 2 else None)
