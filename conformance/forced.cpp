@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 
 #include <fmt/format.h>
 
@@ -73,8 +74,13 @@ HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrac
   HeadChunk result;
   result.queries = rows;
   result.memory = chunk.memory_count;
+  const std::int64_t first_row = rows.empty() ? chunk.chunk.begin : rows.front();
+  const std::int64_t set = chunk.set_of(head, group, first_row);
+  if (!rows.empty() && chunk.set_of(head, group, rows.back()) != set) {
+    throw std::logic_error("head_chunk: rows of several sets");
+  }
   for (std::int64_t i = 0; i < chunk.memory_count; ++i) {
-    result.positions.push_back(chunk.memory[static_cast<std::size_t>(head * chunk.memory_count + i)]);
+    result.positions.push_back(chunk.memory[static_cast<std::size_t>(set * chunk.memory_count + i)]);
   }
   const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
   const std::int64_t end = rows.empty() ? chunk.chunk.begin : rows.back() + 1;
@@ -117,6 +123,16 @@ std::vector<std::int64_t> all_rows(const ChunkTrace& chunk) {
   return rows;
 }
 
+std::vector<std::vector<std::int64_t>> rows_by_set(const ChunkTrace& chunk) {
+  if (chunk.query_blocks == 0) return {all_rows(chunk)};
+  std::vector<std::vector<std::int64_t>> blocks;
+  for (const std::int64_t row : all_rows(chunk)) {
+    if ((row - chunk.chunk.begin) % chunk.query_block == 0) blocks.emplace_back();
+    blocks.back().push_back(row);
+  }
+  return blocks;
+}
+
 StoredLayer::StoredLayer(const Problem& problem, std::int64_t layer)
     : k(problem.layers[static_cast<std::size_t>(layer)].k),
       v(problem.layers[static_cast<std::size_t>(layer)].v) {
@@ -134,26 +150,92 @@ StoredLayer::StoredLayer(const Problem& problem, std::int64_t layer)
 }
 
 void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
-                          std::int64_t head, HeadTruth& truth) {
+                          std::int64_t head, const std::vector<std::int64_t>& rows, HeadTruth& truth) {
   const Shape& shape = problem.shape;
   const reference::LogitRule rule =
       reference::logit_rule(problem.options, expected_options(shape, problem.options), head);
-  const auto* memory = chunk.memory.data() + head * chunk.memory_count;
-  const OracleHead oracle = oracle_head(layer.rows, rule, chunk.chunk, head,
-                                        {memory, static_cast<std::size_t>(chunk.memory_count)});
-  for (std::int64_t i = 0; i < chunk.length(); ++i) {
-    truth.lse[i] = oracle.lse[static_cast<std::size_t>(i)];
+  const std::int64_t set = chunk.set_of(head, shape.n_head / shape.n_head_kv, rows.front());
+  const auto* memory = chunk.memory.data() + set * chunk.memory_count;
+  // The keys of a row are those from the chunk's begin on, whatever part of the chunk is asked for.
+  const OracleHead oracle =
+      oracle_head(layer.rows, rule, {chunk.chunk.begin, rows.back() + 1, chunk.chunk.mode}, head,
+                  {memory, static_cast<std::size_t>(chunk.memory_count)});
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const auto i = static_cast<Eigen::Index>(r);
+    const auto at = static_cast<std::size_t>(rows[r] - chunk.chunk.begin);
+    truth.lse[i] = oracle.lse[at];
     for (std::int64_t x = 0; x < shape.d_value; ++x) {
-      truth.out(i, x) = oracle.output[static_cast<std::size_t>(i)].o[static_cast<std::size_t>(x)];
+      truth.out(i, x) = oracle.output[at].o[static_cast<std::size_t>(x)];
     }
   }
-  if (chunk.chunk.mode != ChunkMode::sparse) return;
+  if (chunk.chunk.mode != ChunkMode::sparse || chunk.query_blocks > 0) return;
   for (std::size_t j = 0; j < oracle.colsum_intra.size(); ++j) {
     truth.intra[static_cast<Eigen::Index>(j)] = oracle.colsum_intra[j];
   }
   for (std::size_t j = 0; j < oracle.colsum_inter.size(); ++j) {
     truth.inter[static_cast<Eigen::Index>(j)] = oracle.colsum_inter[j];
   }
+}
+
+void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
+                          std::int64_t head, HeadTruth& truth) {
+  use_reference_values(problem, layer, chunk, head, all_rows(chunk), truth);
+}
+
+VoteOracle::VoteOracle(const Engine& engine, const Problem& problem, std::int64_t layer,
+                       const ChunkTrace& chunk, std::int64_t head_kv)
+    : problem_(problem),
+      input_(problem.layers[static_cast<std::size_t>(layer)]),
+      chunk_(chunk),
+      head_kv_(head_kv),
+      options_(expected_options(problem.shape, problem.options)),
+      arithmetic_(vote_arithmetic_of(engine, problem.q_type, problem.shape.kv_type)) {
+  std::vector<std::int32_t> before(static_cast<std::size_t>(chunk.candidate_blocks * options_.key_block));
+  std::iota(before.begin(), before.end(), 0);
+  summaries_ = summaries_of(key_rows(before), options_.key_block, arithmetic_);
+}
+
+Eigen::MatrixXd VoteOracle::key_rows(const std::vector<std::int32_t>& positions) const {
+  const DType stored = problem_.shape.kv_type;
+  Eigen::MatrixXd keys(static_cast<Eigen::Index>(positions.size()), problem_.shape.d_head);
+  for (std::size_t j = 0; j < positions.size(); ++j) {
+    const float* row = input_.k.row(positions[j], head_kv_);
+    for (Eigen::Index x = 0; x < keys.cols(); ++x) {
+      keys(static_cast<Eigen::Index>(j), x) =
+          input_.k.type == stored ? row[x] : round_to(stored, row[x]);  // STATE-6
+    }
+  }
+  return keys;
+}
+
+SetVotes VoteOracle::votes(std::int64_t query_block) const {
+  const Shape& shape = problem_.shape;
+  const std::int64_t group = shape.n_head / shape.n_head_kv;
+  QueryBlock block;
+  block.begin = chunk_.chunk.begin + query_block * options_.query_block;
+  const std::int64_t end = std::min(chunk_.chunk.end, block.begin + options_.query_block);
+  block.pool = options_.pool;
+  block.scale = options_.scale;
+  block.softcap = options_.softcap;
+  for (std::int64_t h = head_kv_ * group; h < (head_kv_ + 1) * group; ++h) {
+    Eigen::MatrixXd& q = block.q.emplace_back(end - block.begin, shape.d_head);
+    for (std::int64_t i = block.begin; i < end; ++i) {
+      const float* row = input_.q.row(i, h);
+      for (std::int64_t x = 0; x < shape.d_head; ++x) q(i - block.begin, x) = row[x];
+    }
+    const std::vector<float>& slopes = problem_.options.alibi;
+    if (!slopes.empty()) block.slope.push_back(slopes[static_cast<std::size_t>(h)]);
+  }
+  SetVotes votes;
+  if (chunk_.candidate_blocks == 0) return votes;
+  votes.blocks = block_votes(block, summaries_, options_.key_block, arithmetic_);
+  if (chunk_.voted_tokens == 0) return votes;
+  const std::int64_t set = head_kv_ * chunk_.query_blocks + query_block;
+  votes.tokens = kept_tokens(options_, chunk_.chunk.begin,
+                             {chunk_.block_votes.data() + set * chunk_.candidate_blocks,
+                              static_cast<std::size_t>(chunk_.candidate_blocks)});
+  votes.of_tokens = token_votes(block, key_rows(votes.tokens), votes.tokens, arithmetic_);
+  return votes;
 }
 
 namespace {
@@ -211,22 +293,64 @@ class HeadJudge {
   Judge judge_;
 };
 
+/// Compares the votes of a chunk with the oracle's: every candidate of every set, and every token that its kept blocks hold.
+void judge_votes(Context& context, const Problem& problem, std::int64_t layer, const ChunkTrace& chunk) {
+  constexpr double kLogUnit = 1.0;  // block votes are logarithms of weights, as log-sum-exps are
+  for (std::int64_t g = 0; g < problem.shape.n_head_kv; ++g) {
+    const VoteOracle oracle(*context.engine, problem, layer, chunk, g);
+    for (std::int64_t block = 0; block < chunk.query_blocks; ++block) {
+      Judge judge(context, problem,
+                  fmt::format("layer {} chunk [{}, {}) key/value head {} query block {}", layer,
+                              chunk.chunk.begin, chunk.chunk.end, g, block));
+      const SetVotes votes = oracle.votes(block);
+      const std::int64_t set = g * chunk.query_blocks + block;
+      for (Eigen::Index b = 0; b < votes.blocks.vote.size(); ++b) {
+        const auto at = static_cast<std::size_t>(set * chunk.candidate_blocks + b);
+        judge("block_votes", b, 0, chunk.block_votes[at], votes.blocks.vote[b], votes.blocks.bound[b],
+              kLogUnit);
+      }
+      for (Eigen::Index j = 0; j < votes.of_tokens.vote.size(); ++j) {
+        const auto at = static_cast<std::size_t>(set * chunk.voted_tokens + j);
+        judge("token_votes", votes.tokens[static_cast<std::size_t>(j)], 0, chunk.token_votes[at],
+              votes.of_tokens.vote[j], votes.of_tokens.bound[j], votes.of_tokens.vote[j]);
+      }
+    }
+  }
+}
+
+/// Truths of several sets of rows of one head and chunk.
+std::vector<HeadTruth> truths_of(const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
+                                 std::int64_t head, const std::vector<std::vector<std::int64_t>>& sets,
+                                 const Arithmetic& arithmetic, int threads) {
+  std::vector<HeadTruth> truths(sets.size());
+  const auto count = static_cast<std::int64_t>(sets.size());
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && count > 1)
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    truths[at] = eigen_oracle(head_chunk(problem, layer, chunk, head, sets[at], true), arithmetic,
+                              count > 1 ? 1 : threads);
+  }
+  return truths;
+}
+
 }  // namespace
 
 std::vector<double> output_bounds(const Context& context, const Problem& problem, const Trace& trace) {
   const Shape& shape = problem.shape;
+  const Arithmetic arithmetic = arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
   std::vector<double> bounds(trace.layers[0].out.size());
   for (const ChunkTrace& chunk : trace.layers[0].chunks) {
     for (std::int64_t h = 0; h < shape.n_head; ++h) {
-      const HeadTruth truth =
-          eigen_oracle(head_chunk(problem, 0, chunk, h),
-                       arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type));
-      for (std::int64_t i = 0; i < chunk.length(); ++i) {
-        for (std::int64_t x = 0; x < shape.d_value; ++x) {
-          const auto at =
-              static_cast<std::size_t>(((chunk.chunk.begin + i) * shape.n_head + h) * shape.d_value + x);
-          bounds[at] = truth.out_bound(i, x) + unit_roundoff(problem.out_type) * std::fabs(truth.out(i, x)) +
-                       smallest(problem.out_type);
+      for (const std::vector<std::int64_t>& rows : rows_by_set(chunk)) {
+        const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h, rows, true), arithmetic);
+        for (std::size_t r = 0; r < rows.size(); ++r) {
+          const auto i = static_cast<Eigen::Index>(r);
+          for (std::int64_t x = 0; x < shape.d_value; ++x) {
+            const auto at = static_cast<std::size_t>((rows[r] * shape.n_head + h) * shape.d_value + x);
+            bounds[at] = truth.out_bound(i, x) +
+                         unit_roundoff(problem.out_type) * std::fabs(truth.out(i, x)) +
+                         smallest(problem.out_type);
+          }
         }
       }
     }
@@ -241,12 +365,15 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
     const StoredLayer stored(problem, layer);
     for (const ChunkTrace& chunk : said.chunks) {
       for (std::int64_t head = 0; head < problem.shape.n_head; ++head) {
-        HeadTruth truth = eigen_oracle(head_chunk(problem, layer, chunk, head), arithmetic);
-        if (whose == Truth::reference) use_reference_values(problem, stored, chunk, head, truth);
         HeadJudge judge(context, problem, said, layer, chunk, head);
-        judge.rows(truth, all_rows(chunk));
-        if (chunk.chunk.mode == ChunkMode::sparse) judge.columns(truth);
+        for (const std::vector<std::int64_t>& rows : rows_by_set(chunk)) {
+          HeadTruth truth = eigen_oracle(head_chunk(problem, layer, chunk, head, rows, true), arithmetic);
+          if (whose == Truth::reference) use_reference_values(problem, stored, chunk, head, rows, truth);
+          judge.rows(truth, rows);
+          if (chunk.chunk.mode == ChunkMode::sparse && chunk.query_blocks == 0) judge.columns(truth);
+        }
       }
+      if (chunk.query_blocks > 0) judge_votes(context, problem, layer, chunk);
     }
   }
 }
@@ -258,23 +385,34 @@ void require_forced_in_part(Context& context, const Problem& problem, const Trac
     for (const ChunkTrace& chunk : said.chunks) {
       if (part.chunk && !part.chunk(chunk.chunk)) continue;
       const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
+      const bool summed = sparse && chunk.query_blocks == 0;
       for (std::int64_t head = 0; head < problem.shape.n_head; ++head) {
         HeadJudge judge(context, problem, said, layer, chunk, head);
         const bool whole = sparse && head % part.whole_head_of == layer % part.whole_head_of;
-        if (sparse) {
+        if (summed) {
           // Outputs of all rows cost as much again as the column sums.
           const std::vector<std::int64_t> rows = all_rows(chunk);
           const HeadTruth truth =
               eigen_oracle(head_chunk(problem, layer, chunk, head, rows, whole), arithmetic, context.threads);
           judge.rows(truth, rows);
           judge.columns(truth);
+          if (whole) continue;
         }
-        if (whole) continue;
-        const std::vector<std::int64_t> rows = border_rows(chunk.chunk, part.border);
-        judge.rows(
-            eigen_oracle(head_chunk(problem, layer, chunk, head, rows, true), arithmetic, context.threads),
-            rows);
+        std::vector<std::vector<std::int64_t>> sets = rows_by_set(chunk);
+        if (!whole) {
+          const std::vector<std::int64_t> borders = border_rows(chunk.chunk, part.border);
+          for (std::vector<std::int64_t>& rows : sets) {
+            std::erase_if(rows, [&](std::int64_t row) {
+              return !std::binary_search(borders.begin(), borders.end(), row);
+            });
+          }
+          std::erase_if(sets, [](const std::vector<std::int64_t>& rows) { return rows.empty(); });
+        }
+        const std::vector<HeadTruth> truths =
+            truths_of(problem, layer, chunk, head, sets, arithmetic, context.threads);
+        for (std::size_t i = 0; i < sets.size(); ++i) judge.rows(truths[i], sets[i]);
       }
+      if (chunk.query_blocks > 0) judge_votes(context, problem, layer, chunk);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "conformance/problem.hpp"
 #include "conformance/reference_oracle.hpp"
 #include "conformance/run.hpp"
+#include "conformance/votes.hpp"
 
 namespace headwater::conformance {
 
@@ -17,11 +18,14 @@ enum class Truth { eigen, reference };
 /// K and V are rounded once to the KV type (STATE-6).
 [[nodiscard]] HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
                                    std::int64_t head);
-/// The same for some of its queries, given by ascending positions; without value rows where only weights matter.
+/// The same for some of its queries, given by ascending positions, all of which read the same set; without value rows where
+/// only weights matter.
 [[nodiscard]] HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
                                    std::int64_t head, const std::vector<std::int64_t>& rows, bool values);
 /// Positions of all queries of a chunk.
 [[nodiscard]] std::vector<std::int64_t> all_rows(const ChunkTrace& chunk);
+/// The same, apart where they read different sets: a query block each in sparse chunks of rule `blocks` (SEL-4), else one.
+[[nodiscard]] std::vector<std::vector<std::int64_t>> rows_by_set(const ChunkTrace& chunk);
 
 /// One layer as the reference oracle reads it: K and V rounded as they are stored.
 struct StoredLayer {
@@ -34,7 +38,39 @@ struct StoredLayer {
 void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
                           std::int64_t head, HeadTruth& truth);
 
-/// Teacher forcing (SPEC 13): every output, log-sum-exp and column sum of a run within the derived bound of the oracle
+/// The same for the rows of one set, which are consecutive; `truth` is of these rows.
+void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
+                          std::int64_t head, const std::vector<std::int64_t>& rows, HeadTruth& truth);
+
+/// The oracle's votes of one set: for every candidate, and for the tokens of the blocks that the engine's own block votes
+/// keep (none without a second stage).
+struct SetVotes {
+  VoteTruth blocks;
+  std::vector<std::int32_t> tokens;
+  VoteTruth of_tokens;
+};
+
+/// The oracle of the votes of one key/value head of a chunk of rule `blocks`.
+class VoteOracle {
+ public:
+  /// Keeps references to all but the engine.
+  VoteOracle(const Engine& engine, const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
+             std::int64_t head_kv);
+  [[nodiscard]] SetVotes votes(std::int64_t query_block) const;
+
+ private:
+  [[nodiscard]] Eigen::MatrixXd key_rows(const std::vector<std::int32_t>& positions) const;
+
+  const Problem& problem_;
+  const LayerInput& input_;
+  const ChunkTrace& chunk_;
+  std::int64_t head_kv_;
+  EffectiveOptions options_;
+  VoteArithmetic arithmetic_;
+  Summaries summaries_;
+};
+
+/// Teacher forcing (SPEC 13): every output, log-sum-exp, column sum and vote of a run within the derived bound of the oracle
 /// under the engine's own memory sets. Throws Violation; records errors and trust in the context.
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth truth = Truth::eigen);
 
@@ -43,8 +79,8 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
 [[nodiscard]] std::vector<double> output_bounds(const Context& context, const Problem& problem,
                                                 const Trace& trace);
 
-/// What is compared with the oracle where all of a run would take too long. Column sums and log-sum-exps of a sparse
-/// chunk are compared whole; of outputs all rows of some heads, and of the other heads (and of dense and decode
+/// What is compared with the oracle where all of a run would take too long. Column sums, votes and log-sum-exps of a sparse
+/// chunk are compared whole (with rule `blocks`, log-sum-exps where outputs are); of outputs all rows of some heads, and of the other heads (and of dense and decode
 /// chunks) the rows on both sides of every multiple of `border` in the chunk.
 struct Part {
   std::function<bool(const Chunk&)> chunk = {};  ///< none: every chunk

@@ -219,6 +219,8 @@ void PluginSession::open(const Options& options) {
   auto shape = Guarded<headwater_shape>::input({shape_.n_layer, shape_.n_head, shape_.n_head_kv,
                                                 shape_.d_head, shape_.d_value, shape_.capacity,
                                                 static_cast<std::int32_t>(shape_.kv_type), 0});
+  const bool blocks =
+      options.select != Select::h2o;  // the sizes of rule `blocks` are not read with h2o (SEL-1)
   auto asked = Guarded<headwater_options>::input(
       {.struct_size = sizeof(headwater_options),
        .batch = options.batch,
@@ -239,7 +241,13 @@ void PluginSession::open(const Options& options) {
        .reserved2 = 0,
        .stream = options.stream,
        .device_plus_1 = options.device ? *options.device + 1 : 0,
-       .reserved3 = 0});
+       .reserved3 = 0,
+       .select = static_cast<std::int32_t>(options.select),
+       .reserved4 = 0,
+       .key_block = blocks ? options.key_block : 0,
+       .query_block = blocks ? options.query_block : 0,
+       .pool = blocks ? options.pool : 0,
+       .refine = blocks ? options.refine : 0});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
@@ -271,6 +279,16 @@ void PluginSession::read_options() {
       enumerator<ScoreType>(said.score_type, HEADWATER_SCORE_F32, "session_options: score_type");
   options_.schedule = enumerator<Schedule>(said.schedule, HEADWATER_CHUNK_MAJOR, "session_options: schedule");
   options_.threads = said.threads;
+  options_.select = enumerator<Select>(said.select, HEADWATER_SELECT_BLOCKS, "session_options: select");
+  options_.key_block = said.key_block;
+  options_.query_block = said.query_block;
+  options_.pool = said.pool;
+  options_.refine = said.refine;
+  const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
+  if (options_.select == Select::blocks && !sized) {
+    broken(fmt::format("session_options: rule blocks with key_block {}, query_block {}, pool {}, refine {}",
+                       said.key_block, said.query_block, said.pool, said.refine));
+  }
   const auto warnings = ask<std::int64_t>("warning_count", table_.warning_count);
   if (warnings < 0 || warnings > kMostWarnings) {
     broken(fmt::format("warning_count() gives {}; allowed: 0 .. {}", warnings, kMostWarnings));
@@ -463,7 +481,12 @@ void PluginSession::take_record(const headwater_chunk_record* record) {
       record->colsum_inter,
       record->row_stride,
       record->colsum_intra,
-      record->lse};
+      record->lse,
+      record->query_blocks,
+      record->candidate_blocks,
+      record->block_votes,
+      record->voted_tokens,
+      record->token_votes};
   if (observer_) observer_(copy);
 }
 

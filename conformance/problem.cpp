@@ -35,6 +35,10 @@ std::string Problem::describe() const {
                   shape.n_layer, shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value, shape.capacity,
                   dtype_name(q_type), dtype_name(k_type), dtype_name(v_type), dtype_name(shape.kv_type),
                   dtype_name(out_type), options.chunk, options.batch, options.local, options.heavy);
+  if (options.select == Select::blocks) {
+    text += fmt::format(" blocks K {} Q {} P {} R {}", options.key_block, options.query_block, options.pool,
+                        options.refine);
+  }
   if (!options.clamp) text += " no-clamp";
   if (options.dense) text += " dense";
   if (options.scale) text += fmt::format(" scale {}", *options.scale);
@@ -178,6 +182,20 @@ Problem random_problem(Random& random, const Variety& variety) {
   random_steps(random, problem, variety);
   shape.capacity = problem.tokens() + (random.chance(0.5) ? 0 : random.integer(1, 40));
   problem.fill_normal(random, random.pick(std::vector<double>{0.5, 2.0, 5.0}));
+  return problem;
+}
+
+Problem with_blocks(Random& random, Problem problem) {
+  Options& options = problem.options;
+  const std::int64_t s = options.chunk;
+  options.select = Select::blocks;
+  options.key_block =
+      std::min(s, random.pick(std::vector<std::int64_t>{1, 2, 3, 4, 5, 8, random.integer(1, s)}));
+  options.pool = std::min(s, random.pick(std::vector<std::int64_t>{1, 2, 3, 4, 7}));
+  options.query_block = options.pool * random.integer(1, s / options.pool);
+  options.refine = random.pick(std::vector<std::int64_t>{1, 2, 2, 3, 16});
+  // Rounded up where there was a budget: the small ones of random_problem would often be none.
+  options.heavy = (options.heavy + options.key_block - 1) / options.key_block * options.key_block;
   return problem;
 }
 

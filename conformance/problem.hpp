@@ -70,6 +70,9 @@ struct Variety {
 /// A random problem: shape, options, steps and values, all from `random`.
 [[nodiscard]] Problem random_problem(Random& random, const Variety& variety);
 
+/// The same problem under rule `blocks`, of random sizes; `heavy` becomes a multiple of the key block.
+[[nodiscard]] Problem with_blocks(Random& random, Problem problem);
+
 /// The same problem with queries, keys, values and KV store of that type.
 [[nodiscard]] Problem in_type(Problem problem, DType type);
 

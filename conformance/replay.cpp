@@ -53,12 +53,21 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
   if (options.clamp && effective.local + effective.heavy >= options.chunk) {  // CFG-3
     effective.local = std::min(effective.local, options.chunk - 1);
     effective.heavy = std::min(effective.heavy, options.chunk - 1 - effective.local);
+    if (options.select == Select::blocks)
+      effective.heavy = effective.heavy / options.key_block * options.key_block;
   }
   effective.sparse = effective.local + effective.heavy > 0;
   effective.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;
   effective.schedule = options.schedule;
+  effective.select = options.select;
+  if (options.select == Select::blocks) {
+    effective.key_block = options.key_block;
+    effective.query_block = options.query_block;
+    effective.pool = options.pool;
+    effective.refine = options.refine;
+  }
   return effective;
 }
 
@@ -130,12 +139,145 @@ std::vector<std::int32_t> expected_set(const std::vector<std::int32_t>& previous
   return candidates;
 }
 
-Replay::Replay(const EffectiveOptions& options, std::int64_t heads)
-    : options_(options), heads_(static_cast<std::size_t>(heads)) {}
+std::int64_t blocks_local_begin(const EffectiveOptions& options, std::int64_t begin) {
+  // Counted up: the first multiple of K that is not before the window.
+  std::int64_t first = 0;
+  const std::int64_t window = local_start(begin, options.local);
+  if (window > 0) first = (window - 1) / options.key_block * options.key_block + options.key_block;
+  return first > begin ? begin : first;
+}
+
+std::int64_t blocks_candidates(const EffectiveOptions& options, std::int64_t begin) {
+  return options.heavy == 0 ? 0 : blocks_local_begin(options, begin) / options.key_block;
+}
+
+namespace {
+
+// Numbers of the `count` highest votes, ascending. Order: higher vote first, equal votes: lower number first (MEM-3).
+std::vector<std::int64_t> highest(std::span<const float> votes, std::int64_t count) {
+  std::vector<std::int64_t> order;
+  for (std::size_t i = 0; i < votes.size(); ++i) order.push_back(static_cast<std::int64_t>(i));
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return votes[static_cast<std::size_t>(a)] > votes[static_cast<std::size_t>(b)];
+  });
+  order.resize(static_cast<std::size_t>(std::min(count, static_cast<std::int64_t>(order.size()))));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int64_t begin,
+                                      std::span<const float> block_votes) {
+  if (static_cast<std::int64_t>(block_votes.size()) != blocks_candidates(options, begin)) {
+    throw Violation(
+        fmt::format("SEL-2: {} block votes, not {}", block_votes.size(), blocks_candidates(options, begin)));
+  }
+  std::vector<std::int32_t> tokens;
+  for (const std::int64_t block :
+       highest(block_votes, options.refine * (options.heavy / options.key_block))) {
+    for (std::int64_t i = 0; i < options.key_block; ++i) {
+      tokens.push_back(static_cast<std::int32_t>(block * options.key_block + i));
+    }
+  }
+  return tokens;
+}
+
+std::vector<std::int32_t> expected_block_set(const EffectiveOptions& options, std::int64_t begin,
+                                             std::span<const float> block_votes,
+                                             std::span<const float> token_votes) {
+  std::vector<std::int32_t> set = kept_tokens(options, begin, block_votes);
+  if (options.refine > 1 && static_cast<std::int64_t>(set.size()) > options.heavy) {
+    if (token_votes.size() != set.size()) {
+      throw Violation(fmt::format("SEL-7: {} token votes, not {}", token_votes.size(), set.size()));
+    }
+    std::vector<std::int32_t> chosen;
+    for (const std::int64_t token : highest(token_votes, options.heavy)) {
+      chosen.push_back(set[static_cast<std::size_t>(token)]);
+    }
+    set = chosen;
+  } else if (!token_votes.empty()) {
+    throw Violation(fmt::format("SEL-7: {} token votes without a second stage", token_votes.size()));
+  }
+  for (std::int64_t p = blocks_local_begin(options, begin); p < begin; ++p) {
+    set.push_back(static_cast<std::int32_t>(p));
+  }
+  return set;
+}
+
+Replay::Replay(const EffectiveOptions& options, std::int64_t heads, std::int64_t heads_kv)
+    : options_(options), heads_(static_cast<std::size_t>(heads)), heads_kv_(heads_kv) {}
+
+void Replay::take_blocks(const ChunkTrace& chunk, const std::string& where) const {
+  const std::int64_t begin = chunk.chunk.begin;
+  const std::int64_t local = begin - blocks_local_begin(options_, begin);
+  const std::int64_t candidates = blocks_candidates(options_, begin);
+  const std::int64_t heavy = std::min(options_.heavy, candidates * options_.key_block);
+  const std::int64_t kept = std::min(options_.refine * options_.heavy, candidates * options_.key_block);
+  const auto count = [&](const char* what, std::int64_t got, std::int64_t wanted, std::int64_t helper) {
+    if (got == wanted && helper == wanted) return;
+    throw Violation(
+        fmt::format("{}: {} is {}, EffectiveOptions says {}, replay {}", where, what, got, helper, wanted));
+  };
+  count("memory_count (SEL-8)", chunk.memory_count, local + heavy, options_.memory_count(begin));
+  count("query_blocks (SEL-4)", chunk.query_blocks,
+        (chunk.length() + options_.query_block - 1) / options_.query_block,
+        options_.query_blocks(chunk.length()));
+  count("candidate_blocks (SEL-2)", chunk.candidate_blocks, candidates, options_.candidate_blocks(begin));
+  count("voted_tokens (SEL-7)", chunk.voted_tokens, options_.refine > 1 && kept > options_.heavy ? kept : 0,
+        options_.voted_tokens(begin));
+  const std::int64_t sets = heads_kv_ * chunk.query_blocks;
+  for (std::int64_t s = 0; s < sets; ++s) {
+    const std::string at =
+        fmt::format("{} head {} query block {}", where, s / chunk.query_blocks, s % chunk.query_blocks);
+    const std::span<const float> block_votes(chunk.block_votes.data() + s * candidates,
+                                             static_cast<std::size_t>(candidates));
+    const std::span<const float> token_votes(chunk.token_votes.data() + s * chunk.voted_tokens,
+                                             static_cast<std::size_t>(chunk.voted_tokens));
+    for (const float vote : block_votes) {
+      if (!(vote <= 0.0f)) throw Violation(fmt::format("{}: SEL-6: a block vote is {}", at, vote));
+    }
+    // The block with a row's largest estimate has the vote 0.
+    if (candidates > 0 && *std::max_element(block_votes.begin(), block_votes.end()) != 0.0f) {
+      throw Violation(fmt::format("{}: SEL-6: no block vote is 0", at));
+    }
+    for (const float vote : token_votes) {
+      if (!(vote >= 0.0f)) throw Violation(fmt::format("{}: SEL-7: a token vote is {}", at, vote));
+    }
+    const auto* first = chunk.memory.data() + s * chunk.memory_count;
+    const std::vector<std::int32_t> got(first, first + chunk.memory_count);
+    const std::vector<std::int32_t> wanted = expected_block_set(options_, begin, block_votes, token_votes);
+    if (got != wanted) {
+      throw Violation(fmt::format("{}: SEL-11: set [{}], replay gives [{}]", at, fmt::join(got, " "),
+                                  fmt::join(wanted, " ")));
+    }
+    for (std::size_t i = 0; i < got.size(); ++i) {  // SEL-8, whatever the votes were
+      if (got[i] < 0 || got[i] >= begin || (i > 0 && got[i] <= got[i - 1])) {
+        throw Violation(fmt::format("{}: SEL-8: entry {} is {}", at, i, got[i]));
+      }
+    }
+    for (std::int64_t i = 0; i < local; ++i) {
+      const auto entry = static_cast<std::size_t>(heavy + i);
+      if (got[entry] != begin - local + i) {
+        throw Violation(fmt::format("{}: SEL-2: Local is not the end of the set", at));
+      }
+    }
+  }
+}
 
 void Replay::take(const ChunkTrace& chunk, const std::string& where) {
   const ScoreType type = options_.score_type;
   const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
+  if (options_.select == Select::blocks) {
+    if (sparse) {
+      take_blocks(chunk, where);
+    } else if (chunk.memory_count != 0) {
+      throw Violation(where + " reads a memory set");
+    }
+    for (Head& head : heads_)
+      head.scores.resize(head.scores.size() + static_cast<std::size_t>(chunk.length()));
+    return;  // SEL-9: scores stay 0, memory() shows no set
+  }
   const bool reads = sparse && chunk.chunk.begin > 0;
   if (!reads && chunk.memory_count != 0) throw Violation(where + " reads a memory set");
   const auto count = static_cast<std::size_t>(chunk.memory_count);
@@ -217,7 +359,7 @@ void require_replay(const Problem& problem, const Trace& trace) {
   for (std::size_t l = 0; l < trace.layers.size(); ++l) {
     const LayerTrace& said = trace.layers[l];
     if (said.snapshots.size() != plans.size()) throw Violation("replay needs a snapshot after every step");
-    Replay replay(options, problem.shape.n_head);
+    Replay replay(options, problem.shape.n_head, problem.shape.n_head_kv);
     std::size_t next = 0;
     for (std::size_t s = 0; s < plans.size(); ++s) {
       for (const Chunk& planned : plans[s]) {

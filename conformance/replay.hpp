@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "conformance/problem.hpp"
@@ -26,13 +27,29 @@ namespace headwater::conformance {
                                                      std::int64_t local, std::int64_t heavy,
                                                      const std::vector<float>& scores);
 
-/// One layer as the spec says it must be, recomputed chunk by chunk from reported column sums (SCORE-6).
+/// SEL-2: first position of Local of a chunk that begins at `begin`, and how many key blocks stand before it.
+[[nodiscard]] std::int64_t blocks_local_begin(const EffectiveOptions& options, std::int64_t begin);
+[[nodiscard]] std::int64_t blocks_candidates(const EffectiveOptions& options, std::int64_t begin);
+
+/// SEL-6: tokens of the key blocks that the first stage keeps, ascending; a vote for each candidate.
+[[nodiscard]] std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int64_t begin,
+                                                    std::span<const float> block_votes);
+/// SEL-6 to SEL-8: the set of one query block and key/value head. `token_votes`: one for each of kept_tokens(), empty where
+/// there is no second stage.
+[[nodiscard]] std::vector<std::int32_t> expected_block_set(const EffectiveOptions& options,
+                                                           std::int64_t begin,
+                                                           std::span<const float> block_votes,
+                                                           std::span<const float> token_votes);
+
+/// One layer as the spec says it must be, recomputed chunk by chunk from reported column sums (SCORE-6) or votes (SEL-11).
 class Replay {
  public:
-  Replay(const EffectiveOptions& options, std::int64_t heads);
+  /// `heads_kv` is read with rule `blocks` alone.
+  Replay(const EffectiveOptions& options, std::int64_t heads, std::int64_t heads_kv = 0);
 
   /// Takes the next chunk: its memory sets must be those that MEM builds from the scores so far, then its column sums
-  /// go into the scores (SCORE-2, SCORE-3). Also tries the memory-set laws of SPEC 14. Throws Violation.
+  /// go into the scores (SCORE-2, SCORE-3). Also tries the memory-set laws of SPEC 14. Rule `blocks`: its sets must be those
+  /// that follow from its votes. Throws Violation.
   void take(const ChunkTrace& chunk, const std::string& where);
   /// Throws Violation unless `bits`, [heads][tokens], are the scores.
   void require_scores(const std::vector<std::uint32_t>& bits, const std::string& where) const;
@@ -44,13 +61,16 @@ class Replay {
     std::vector<float> scores;      // one per stored token
     std::vector<std::int32_t> set;  // built last
   };
+  void take_blocks(const ChunkTrace& chunk, const std::string& where) const;
+
   EffectiveOptions options_;
   std::vector<Head> heads_;
+  std::int64_t heads_kv_;
   std::int64_t set_end_ = 0;  // tokens stored when the sets were built
 };
 
-/// SCORE-6: recomputes the plan, every memory set and every score of a run from the engine's own F32 column sums,
-/// and throws Violation at the first bit that differs. Written from the spec, shares no code with any engine.
+/// SCORE-6, SEL-11: recomputes the plan, every memory set and every score of a run from the engine's own F32 column sums
+/// or votes, and throws Violation at the first bit that differs. Written from the spec, shares no code with any engine.
 /// Needs snapshots.
 void require_replay(const Problem& problem, const Trace& trace);
 

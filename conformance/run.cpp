@@ -7,6 +7,7 @@
 
 #include "conformance/case.hpp"
 #include "conformance/formats.hpp"
+#include "headwater/error.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -37,7 +38,41 @@ void require_chunks(const Session& session, const std::vector<Chunk>& planned) {
 
 }  // namespace
 
-ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
+namespace {
+
+// Rule `blocks`: sizes and votes of a sparse chunk.
+void copy_votes(const ChunkRecord& record, std::int64_t heads_kv, std::int64_t query_block,
+                ChunkTrace& trace) {
+  const std::int64_t n = record.chunk.end - record.chunk.begin;
+  const std::int64_t wanted = (n + query_block - 1) / query_block;
+  if (record.query_blocks != wanted) {
+    violated(fmt::format("{}: SEL-4: {} query blocks of {} rows in {} rows, not {}", where(record),
+                         record.query_blocks, query_block, n, wanted));
+  }
+  const bool votes_match = (record.candidate_blocks > 0) == (record.block_votes != nullptr) &&
+                           (record.voted_tokens > 0) == (record.token_votes != nullptr);
+  if (record.candidate_blocks < 0 || record.voted_tokens < 0 || !votes_match) {
+    violated(fmt::format("{}: malformed votes: {} blocks{}, {} tokens{}", where(record),
+                         record.candidate_blocks, record.block_votes == nullptr ? " (null)" : "",
+                         record.voted_tokens, record.token_votes == nullptr ? " (null)" : ""));
+  }
+  trace.query_block = query_block;
+  trace.query_blocks = record.query_blocks;
+  trace.candidate_blocks = record.candidate_blocks;
+  trace.voted_tokens = record.voted_tokens;
+  const std::int64_t sets = heads_kv * record.query_blocks;
+  if (record.block_votes != nullptr) {
+    trace.block_votes.assign(record.block_votes, record.block_votes + sets * record.candidate_blocks);
+  }
+  if (record.token_votes != nullptr) {
+    trace.token_votes.assign(record.token_votes, record.token_votes + sets * record.voted_tokens);
+  }
+}
+
+}  // namespace
+
+ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads, std::int64_t heads_kv,
+                       std::int64_t query_block) {
   ChunkTrace trace;
   trace.chunk = record.chunk;
   trace.memory_count = record.memory_count;
@@ -47,38 +82,51 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads) {
         fmt::format("{}: malformed record: length {}, row_stride {}", where(record), n, record.row_stride));
   }
   const bool sparse = record.chunk.mode == ChunkMode::sparse;
-  if (!sparse &&
-      (record.memory_count != 0 || record.colsum_intra != nullptr || record.colsum_inter != nullptr)) {
-    violated(fmt::format("{}: a dense or decode chunk reports memory or column sums", where(record)));
+  const bool blocks = sparse && query_block > 0;
+  const bool summed = sparse && !blocks;
+  if (!sparse && record.memory_count != 0) {
+    violated(fmt::format("{}: a dense or decode chunk reports memory", where(record)));
   }
-  if (sparse && record.colsum_intra == nullptr) violated(where(record) + ": no column sums reported");
+  if (!summed && (record.colsum_intra != nullptr || record.colsum_inter != nullptr)) {
+    violated(fmt::format("{}: {} column sums", where(record),
+                         blocks ? "SEL-9: rule blocks reports" : "a dense or decode chunk reports"));
+  }
+  if (summed && record.colsum_intra == nullptr) violated(where(record) + ": no column sums reported");
   if (record.memory_count < 0 || record.memory_count > record.memory_stride ||
-      (record.memory_count > 0 && (record.memory == nullptr || record.colsum_inter == nullptr))) {
+      (record.memory_count > 0 && (record.memory == nullptr || (summed && record.colsum_inter == nullptr)))) {
     violated(fmt::format("{}: malformed memory: count {}, stride {}", where(record), record.memory_count,
                          record.memory_stride));
+  }
+  if (blocks) {
+    copy_votes(record, heads_kv, query_block, trace);
+  } else if (record.query_blocks != 0 || record.candidate_blocks != 0 || record.voted_tokens != 0 ||
+             record.block_votes != nullptr || record.token_votes != nullptr) {
+    violated(where(record) + ": reports votes, which are those of sparse chunks of rule blocks");
   }
   for (std::int64_t h = 0; h < heads; ++h) {
     trace.lse.insert(trace.lse.end(), record.lse + h * record.row_stride,
                      record.lse + h * record.row_stride + n);
-    if (sparse) {
-      const float* intra = record.colsum_intra + h * record.row_stride;
-      trace.colsum_intra.insert(trace.colsum_intra.end(), intra, intra + n);
-    }
-    if (!sparse || record.memory == nullptr || record.memory_stride == 0) continue;
-    const std::int32_t* memory = record.memory + h * record.memory_stride;
+    if (!summed) continue;
+    const float* intra = record.colsum_intra + h * record.row_stride;
+    trace.colsum_intra.insert(trace.colsum_intra.end(), intra, intra + n);
+  }
+  if (!sparse || record.memory == nullptr || record.memory_stride == 0) return trace;
+  const std::int64_t sets = blocks ? heads_kv * record.query_blocks : heads;
+  for (std::int64_t s = 0; s < sets; ++s) {
+    const std::int32_t* memory = record.memory + s * record.memory_stride;
     trace.memory.insert(trace.memory.end(), memory, memory + record.memory_count);
     for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
       if (memory[i] != -1) {
-        violated(fmt::format("{}: MEM-4: entry {} of head {} after the set is {}, not -1", where(record), i,
-                             h, memory[i]));
+        violated(fmt::format("{}: {}: entry {} of set {} after its end is {}, not -1", where(record),
+                             blocks ? "SEL-8" : "MEM-4", i, s, memory[i]));
       }
     }
     if (record.colsum_inter == nullptr) continue;
-    const float* inter = record.colsum_inter + h * record.memory_stride;
+    const float* inter = record.colsum_inter + s * record.memory_stride;
     trace.colsum_inter.insert(trace.colsum_inter.end(), inter, inter + record.memory_count);
     for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
       if (inter[i] != 0.0f) {
-        violated(fmt::format("{}: column sum {} of head {} after the set is {}, not 0", where(record), i, h,
+        violated(fmt::format("{}: column sum {} of head {} after the set is {}, not 0", where(record), i, s,
                              inter[i]));
       }
     }
@@ -144,7 +192,10 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
       violated(fmt::format("{}: memory_count() of the chunk is {}, that of its record {}", where(record),
                            session.memory_count(record.chunk), record.memory_count));
     }
-    trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(copy_record(record, heads));
+    const Options& options = problem.options;
+    const std::int64_t query_block = options.select == Select::blocks ? options.query_block : 0;
+    trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(
+        copy_record(record, heads, problem.shape.n_head_kv, query_block));
   };
   if (style.observed) session.set_observer(observer);
   std::vector<std::int64_t> order = style.layer_order;
@@ -196,6 +247,24 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
   return trace;
 }
 
+void require_rule_blocks(const Engine& engine) {
+  Shape shape;
+  shape.capacity = 1;
+  Options options;
+  options.select = Select::blocks;
+  options.threads = 1;
+  try {
+    (void)engine.open(shape, options);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    if (error.code() != ErrorCode::invalid_argument ||
+        message.find("has no other rule") == std::string::npos) {
+      throw;
+    }
+    throw Skipped("no rule blocks: " + message);
+  }
+}
+
 Trace run(const Engine& engine, const Problem& problem, const RunStyle& style) {
   const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
   return run(*session, problem, style);
@@ -230,6 +299,8 @@ void require_same(const Trace& a, const Trace& b, const std::string& what, bool 
         violated(fmt::format("{}: [{}, {}) against [{}, {})", chunk, s.chunk.begin, s.chunk.end,
                              t.chunk.begin, t.chunk.end));
       }
+      require_same_floats(s.block_votes, t.block_votes, chunk + " block_votes");
+      require_same_floats(s.token_votes, t.token_votes, chunk + " token_votes");
       if (s.memory_count != t.memory_count || s.memory != t.memory) violated(chunk + ": memory sets differ");
       require_same_floats(s.colsum_inter, t.colsum_inter, chunk + " colsum_inter");
       require_same_floats(s.colsum_intra, t.colsum_intra, chunk + " colsum_intra");

@@ -18,15 +18,28 @@ struct RunStyle {
   bool observed = true;                   ///< else the trace has no chunks
 };
 
-/// Copy of a ChunkRecord (headwater/session.hpp), packed: head h of `memory` begins at h * memory_count.
+/// Copy of a ChunkRecord (headwater/session.hpp), packed: set s of `memory` begins at s * memory_count.
 struct ChunkTrace {
   Chunk chunk;
   std::int64_t memory_count = 0;
-  std::vector<std::int32_t> memory;  ///< [Hq][memory_count]
+  std::vector<std::int32_t> memory;  ///< [Hq][memory_count]; rule `blocks`: [Hkv][query_blocks][memory_count]
   std::vector<float> colsum_inter;   ///< [Hq][memory_count]
   std::vector<float> colsum_intra;   ///< [Hq][chunk length]; empty for dense and decode chunks
   std::vector<float> lse;            ///< [Hq][chunk length]
 
+  // Sparse chunks of rule `blocks`; else 0 and empty.
+  std::int64_t query_block = 0;  ///< rows of a query block
+  std::int64_t query_blocks = 0;
+  std::int64_t candidate_blocks = 0;
+  std::int64_t voted_tokens = 0;
+  std::vector<float> block_votes;  ///< [Hkv][query_blocks][candidate_blocks]
+  std::vector<float> token_votes;  ///< [Hkv][query_blocks][voted_tokens]
+
+  /// Which set of `memory` the query at a position of the chunk reads; `group` query heads share a key/value head.
+  [[nodiscard]] std::int64_t set_of(std::int64_t head, std::int64_t group, std::int64_t position) const {
+    if (query_blocks == 0) return head;
+    return head / group * query_blocks + (position - chunk.begin) / query_block;
+  }
   [[nodiscard]] std::int64_t length() const { return chunk.end - chunk.begin; }
 };
 
@@ -53,11 +66,17 @@ struct Trace {
 /// are well-formed, outputs are fully written, inputs and gaps are not. Throws Violation.
 [[nodiscard]] Trace run(Session& session, const Problem& problem, const RunStyle& style = {});
 
+/// Throws Skipped where the engine refuses rule `blocks` by name: its answer to a session that asks for it is
+/// invalid_argument and says "has no other rule". Any other refusal is let through.
+void require_rule_blocks(const Engine& engine);
+
 /// Opens a session for it.
 [[nodiscard]] Trace run(const Engine& engine, const Problem& problem, const RunStyle& style = {});
 
 /// A packed copy of what an observer is handed, `heads` query heads; checks what the record's documentation promises.
-[[nodiscard]] ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads);
+/// Rule `blocks`: also the number of key/value heads and the rows of a query block.
+[[nodiscard]] ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads, std::int64_t heads_kv = 0,
+                                     std::int64_t query_block = 0);
 
 /// Scores and set of one layer as the session shows them now; checks the views.
 [[nodiscard]] Snapshot snapshot(const Session& session, std::int64_t layer);

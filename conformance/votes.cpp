@@ -1,0 +1,242 @@
+#include "conformance/votes.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+// How the bounds are counted: absolute errors of each step, worst case throughout, u the unit round-off of the arithmetic.
+//
+// Pooled query: a sum of n rows, its product with 1/n and the rounding of that: (n + 1) u mean|q|, then what the type of a
+// matrix product costs.
+// Mean of K keys: (K + 1) u mean|k|, then the rounding to the type that summaries are kept in.
+// Variance by the mean of squared differences from the engine's own mean: the true differences from a mean that is off by
+// delta have the mean square var + delta^2; forming, squaring and adding them up costs (K + 5) u of it. A mean of squares
+// less the squared mean loses up to |mean|^2 u instead, which is no bound of the variance: it leaves this one, which is
+// meant.
+// Estimate: what its factors are off by; then d products and their sums in both parts, the scale, its square and its half,
+// the square of a query and the sum of both parts: (2 d + 8) u of the absolute terms. In a matrix product of a narrow type
+// the square is rounded as the query is: once more, beside the two roundings that it inherits.
+// Cap and bias as in eigen_oracle.cpp.
+// Votes are differences and maxima of numbers that are each somewhere in an interval: the bound is the farther end of the
+// vote's own interval. Only rows and blocks that can be the largest widen it.
+// Weight of a token: its logit as in eigen_oracle.cpp and what the pooled query adds, |scale| sum dq|k|; exponent, exp, sum
+// and division as there.
+
+namespace headwater::conformance {
+namespace {
+
+constexpr double kBf16Unit = 0x1p-8;
+constexpr double kF32 = 0x1p-24;
+constexpr double kF32HalfSmallest = 0x1p-150;
+constexpr double kEstimateRoundings = 8.0;
+constexpr double kLogitRoundings = 4.0;
+constexpr double kVarianceRoundings = 5.0;
+constexpr double kTanh = 4.0;  // these five as in eigen_oracle.cpp
+constexpr double kCapArgument = 3.0;
+constexpr double kCapResult = 2.0;
+constexpr double kBias = 2.0;
+constexpr double kTanhCurvature = 0.77;
+constexpr double kRescale = 5.0;
+constexpr double kDivide = 2.0;
+constexpr double kConfidence = 8.0;
+
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+double sum_error(double terms) { return std::min(terms, kConfidence * std::sqrt(terms)); }
+
+struct Pooled {
+  Eigen::VectorXd q, error;  // [d]
+  std::int64_t last = 0;     // position of its last row
+};
+
+std::vector<Pooled> pools_of(const QueryBlock& block, const Eigen::MatrixXd& q,
+                             const VoteArithmetic& arithmetic) {
+  std::vector<Pooled> pools;
+  for (Eigen::Index first = 0; first < q.rows(); first += block.pool) {
+    const Eigen::Index rows = std::min<Eigen::Index>(block.pool, q.rows() - first);
+    const auto n = static_cast<double>(rows);
+    Pooled pool;
+    pool.q = q.middleRows(first, rows).colwise().sum().transpose() / n;
+    const Eigen::VectorXd size = q.middleRows(first, rows).cwiseAbs().colwise().sum().transpose() / n;
+    pool.error = (n + 1.0) * arithmetic.u * size;
+    pool.error += arithmetic.query * (pool.q.cwiseAbs() + pool.error);
+    pool.last = block.begin + first + rows - 1;
+    pools.push_back(std::move(pool));
+  }
+  return pools;
+}
+
+// LOGIT-2 and LOGIT-3 on a number that is off by `error`; both are changed.
+void cap_and_bias(const QueryBlock& block, double slope, double distance, double u, double& s,
+                  double& error) {
+  if (block.softcap > 0.0) {
+    const double t = block.softcap;
+    const double tanh = std::tanh(s / t);
+    const double steepness = std::min(1.0, 1.0 - tanh * tanh + kTanhCurvature * error / t);
+    error = steepness * (error + kCapArgument * u * std::fabs(s)) + kTanh * u * t +
+            kCapResult * u * std::fabs(t * tanh);
+    s = t * tanh;
+  }
+  if (slope != 0.0) {
+    const double bias = slope * distance;
+    s -= bias;
+    error += kBias * u * (std::fabs(bias) + std::fabs(s));
+  }
+}
+
+double slope_of(const QueryBlock& block, std::size_t head) {
+  return block.slope.empty() ? 0.0 : block.slope[head];
+}
+
+// The largest of numbers that lie in intervals.
+struct Largest {
+  Eigen::VectorXd value, low, high;
+
+  explicit Largest(Eigen::Index n) : value(Eigen::VectorXd::Constant(n, kNever)), low(value), high(value) {}
+  void take(Eigen::Index i, double v, double at_least, double at_most) {
+    value[i] = std::max(value[i], v);
+    low[i] = std::max(low[i], at_least);
+    high[i] = std::max(high[i], at_most);
+  }
+  // With one rounding to F32.
+  [[nodiscard]] VoteTruth rounded() const {
+    VoteTruth truth{value, Eigen::VectorXd(value.size())};
+    for (Eigen::Index i = 0; i < value.size(); ++i) {
+      const double off = std::max(high[i] - value[i], value[i] - low[i]);
+      truth.bound[i] = off + kF32 * (std::fabs(value[i]) + off) + kF32HalfSmallest;
+    }
+    return truth;
+  }
+};
+
+}  // namespace
+
+VoteArithmetic vote_arithmetic_of(const Engine& engine, DType query, DType stored) {
+  const Arithmetic base = arithmetic_of(engine, query, stored);
+  VoteArithmetic arithmetic;
+  arithmetic.u = base.u;
+  arithmetic.exp = base.exp;
+  arithmetic.tiny = base.tiny;
+  arithmetic.summary = base.u;
+  if (engine.claims().double_arithmetic) return arithmetic;
+  if (stored != DType::f32) arithmetic.summary = kBf16Unit;
+  if (engine.claims().bf16_weights && query == DType::bf16 && stored == DType::bf16) {
+    arithmetic.query = kBf16Unit;
+  }
+  return arithmetic;
+}
+
+Summaries summaries_of(const Eigen::MatrixXd& keys, std::int64_t key_block,
+                       const VoteArithmetic& arithmetic) {
+  const auto k = static_cast<double>(key_block);
+  const Eigen::Index blocks = keys.rows() / key_block;
+  Summaries result;
+  result.mean.resize(blocks, keys.cols());
+  result.variance.resize(blocks, keys.cols());
+  result.mean_error.resize(blocks, keys.cols());
+  result.variance_error.resize(blocks, keys.cols());
+  for (Eigen::Index b = 0; b < blocks; ++b) {
+    const auto rows = keys.middleRows(b * key_block, key_block);
+    const Eigen::RowVectorXd mean = rows.colwise().sum() / k;
+    const Eigen::RowVectorXd variance = (rows.rowwise() - mean).array().square().colwise().sum() / k;
+    const Eigen::RowVectorXd size = rows.cwiseAbs().colwise().sum() / k;
+    const Eigen::RowVectorXd delta = (k + 1.0) * arithmetic.u * size;
+    const Eigen::RowVectorXd delta_squared = delta.array().square();
+    const Eigen::RowVectorXd formed =
+        delta_squared + (k + kVarianceRoundings) * arithmetic.u * (variance + delta_squared);
+    result.mean.row(b) = mean;
+    result.variance.row(b) = variance;
+    result.mean_error.row(b) = delta + arithmetic.summary * (mean.cwiseAbs() + delta);
+    result.variance_error.row(b) = formed + arithmetic.summary * (variance + formed);
+  }
+  return result;
+}
+
+VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries, std::int64_t key_block,
+                      const VoteArithmetic& arithmetic) {
+  const double u = arithmetic.u;
+  const Eigen::Index blocks = summaries.mean.rows();
+  const double roundings = (2.0 * static_cast<double>(summaries.mean.cols()) + kEstimateRoundings) * u;
+  const double s = std::fabs(block.scale);
+  const double half = 0.5 * s * s;
+  const Eigen::MatrixXd abs_mean = summaries.mean.cwiseAbs();
+  Largest votes(blocks);
+  for (std::size_t h = 0; h < block.q.size(); ++h) {
+    for (const Pooled& pool : pools_of(block, block.q[h], arithmetic)) {
+      const Eigen::VectorXd abs_q = pool.q.cwiseAbs();
+      const Eigen::VectorXd q2 = pool.q.array().square();
+      const Eigen::VectorXd grown = (abs_q + pool.error).array().square();  // of the engine's query, squared
+      const Eigen::VectorXd q2_error = grown - q2 + arithmetic.query * grown;
+      Eigen::VectorXd estimate = block.scale * (summaries.mean * pool.q) + half * (summaries.variance * q2);
+      Eigen::VectorXd error =
+          s * (summaries.mean_error * (abs_q + pool.error) + abs_mean * pool.error) +
+          half * (summaries.variance_error * (q2 + q2_error) + summaries.variance * q2_error);
+      const Eigen::VectorXd size = s * (abs_mean * abs_q) + half * (summaries.variance * q2);
+      error += roundings * (size + error);
+      for (Eigen::Index b = 0; b < blocks; ++b) {
+        const auto distance = static_cast<double>(pool.last - ((b + 1) * key_block - 1));
+        cap_and_bias(block, slope_of(block, h), distance, u, estimate[b], error[b]);
+      }
+      const double largest = estimate.maxCoeff();
+      const double least = (estimate - error).maxCoeff();  // the largest of all is between these two
+      const double most = (estimate + error).maxCoeff();
+      for (Eigen::Index b = 0; b < blocks; ++b) {
+        const double difference = estimate[b] - largest;
+        const double low = estimate[b] - error[b] - most;
+        const double high = std::min(0.0, estimate[b] + error[b] - least);
+        votes.take(b, difference, low - u * std::fabs(low), high + u * std::fabs(high));
+      }
+    }
+  }
+  return votes.rounded();
+}
+
+VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
+                      const std::vector<std::int32_t>& positions, const VoteArithmetic& arithmetic) {
+  const double u = arithmetic.u;
+  const Eigen::Index n = keys.rows();
+  const double roundings = (static_cast<double>(keys.cols()) + kLogitRoundings) * u;
+  const double s = std::fabs(block.scale);
+  const Eigen::MatrixXd abs_keys = keys.cwiseAbs();
+  const auto terms = static_cast<double>(n);
+  Largest votes(n);
+  for (std::size_t h = 0; h < block.q.size(); ++h) {
+    for (const Pooled& pool : pools_of(block, block.q[h], arithmetic)) {
+      Eigen::VectorXd logit = block.scale * (keys * pool.q);
+      Eigen::VectorXd error = s * (abs_keys * pool.error);
+      error += roundings * (s * (abs_keys * pool.q.cwiseAbs()) + error);
+      double records = 1.0;  // of the running maximum, in either direction
+      double up = kNever;
+      for (Eigen::Index j = 0; j < n; ++j) {
+        const auto distance = static_cast<double>(pool.last - positions[static_cast<std::size_t>(j)]);
+        cap_and_bias(block, slope_of(block, h), distance, u, logit[j], error[j]);
+        if (logit[j] > up) {
+          up = logit[j];
+          records += 1.0;
+        }
+      }
+      double down = kNever;
+      double falling = 1.0;
+      for (Eigen::Index j = n; j-- > 0;) {
+        if (logit[j] > down) {
+          down = logit[j];
+          falling += 1.0;
+        }
+      }
+      const double rescales = kRescale * u * std::max(records, falling);
+      const double m = logit.maxCoeff();
+      const Eigen::VectorXd weight = (logit.array() - m).exp();
+      const double l = weight.sum();
+      const Eigen::VectorXd exponent = error.array() + 2.0 * u * (m - logit.array());
+      const double sum = weight.dot(exponent) / l + u * sum_error(terms) + arithmetic.exp + rescales;
+      for (Eigen::Index j = 0; j < n; ++j) {
+        const double w = weight[j] / l;
+        const double relative = exponent[j] + arithmetic.exp + rescales + sum + kDivide * u;
+        votes.take(j, w, w * std::exp(-relative) - arithmetic.tiny, w * std::exp(relative) + arithmetic.tiny);
+      }
+    }
+  }
+  return votes.rounded();
+}
+
+}  // namespace headwater::conformance

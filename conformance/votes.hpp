@@ -1,0 +1,60 @@
+#pragma once
+
+#include <Eigen/Core>
+#include <cstdint>
+#include <vector>
+
+#include "conformance/eigen_oracle.hpp"
+#include "headwater/engine.hpp"
+
+/// The oracle of the votes of rule `blocks` (SEL-3 to SEL-7), in Eigen matrices of doubles.
+namespace headwater::conformance {
+
+/// The arithmetic of an engine's votes, from which their bounds are derived (docs/verification.md).
+struct VoteArithmetic {
+  double u = 0x1p-24;        ///< unit round-off of its estimates, logits and sums
+  double exp = 4 * 0x1p-24;  ///< relative error of an exponential
+  double tiny = 0x1p-125;    ///< weights below this may vanish
+  double summary = 0x1p-24;  ///< rounding of a mean or variance to the type that it is kept in
+  double query = 0.0;  ///< rounding of a pooled query, and of its square, to the type of a matrix product
+};
+
+/// What an engine's claims promise for queries and stored rows of these types: double throughout; else summaries in F32, or
+/// in BF16 where stored rows have 16 bits; products of BF16 where Claims::bf16_weights holds for these types.
+[[nodiscard]] VoteArithmetic vote_arithmetic_of(const Engine& engine, DType query, DType stored);
+
+/// Summaries of candidates, and how far those of an engine may be from them.
+struct Summaries {
+  Eigen::MatrixXd mean, mean_error;          ///< [blocks][d]
+  Eigen::MatrixXd variance, variance_error;  ///< [blocks][d]
+};
+
+/// SEL-3 of `keys`, blocks of `key_block` rows.
+[[nodiscard]] Summaries summaries_of(const Eigen::MatrixXd& keys, std::int64_t key_block,
+                                     const VoteArithmetic& arithmetic);
+
+/// The queries of one query block that one key/value head's sets are chosen by, and how their logits are formed.
+struct QueryBlock {
+  std::vector<Eigen::MatrixXd> q;  ///< of each query head of the key/value head: [rows][d]
+  std::int64_t begin = 0;          ///< position of the first row
+  std::int64_t pool = 1;           ///< rows of a pool
+  double scale = 1.0;
+  double softcap = 0.0;
+  std::vector<double> slope;  ///< of each query head; empty: none
+};
+
+/// Votes in double before their rounding to F32; the bounds hold that rounding.
+struct VoteTruth {
+  Eigen::VectorXd vote, bound;
+};
+
+/// SEL-4 to SEL-6: a vote for every key block.
+[[nodiscard]] VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
+                                    std::int64_t key_block, const VoteArithmetic& arithmetic);
+
+/// SEL-7: a vote for every kept token, given by key rows and positions.
+[[nodiscard]] VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
+                                    const std::vector<std::int32_t>& positions,
+                                    const VoteArithmetic& arithmetic);
+
+}  // namespace headwater::conformance
