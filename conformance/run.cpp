@@ -157,7 +157,9 @@ Snapshot snapshot(const Session& session, std::int64_t layer) {
     }
   }
   const MemoryView memory = session.memory(layer);
-  const std::int64_t width = std::min(session.options().memory(), session.shape().capacity);
+  // SEL-9: with rule `blocks` the view is empty; it may still have room, all of it -1.
+  const bool empty = session.options().select == Select::blocks && memory.width == 0;
+  const std::int64_t width = empty ? 0 : std::min(session.options().memory(), session.shape().capacity);
   if (memory.width != width || memory.count < 0 || memory.count > width ||
       (memory.count > 0 && (memory.data == nullptr || memory.head_stride < width))) {
     violated(fmt::format("layer {}: memory view: width {} (wanted {}), count {}, head_stride {}", layer,

@@ -180,7 +180,8 @@ void FloatArithmetic::lane_products(const void* rows, DType type, std::int64_t n
   const std::int64_t padded_lanes = padded(lanes, kLaneTile);
   if (type == DType::f32) {
     const auto* keys = static_cast<const float*>(rows);
-    kernels_.dot_products(scratch.packed.data(), padded_lanes, width, keys, n, 1.0f, products, keys);
+    kernels_.dot_products(scratch.packed.data(), padded_lanes, width, keys, n, 1.0f, products,
+                          keys + kPrefetchedRows * width);
     return;
   }
   const std::int64_t at_once = std::max<std::int64_t>(1, scratch.keys.size() / width);

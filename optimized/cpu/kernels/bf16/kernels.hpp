@@ -203,7 +203,8 @@ void products(const std::uint16_t* queries, const std::uint16_t* keys, std::int6
   segment.queries = queries;
   segment.keys = keys;
   segment.key_stride = segment.d = d;
-  for (std::int64_t first = 0; first < n_keys; first += kKeyTile) {
+  for (std::int64_t tile = key_tiles(n_keys); tile-- > 0;) {  // from the last, as Unit::dot prefetches
+    const std::int64_t first = tile * kKeyTile;
     Unit::dot(segment, first, least(kKeyTile, n_keys - first), products + first * kBlockRows);
   }
 }
