@@ -38,7 +38,7 @@ void no_lanes(float* factor, float* offset) {
 
 /// SEL-6 where the largest estimate of a lane is infinite: estimates become differences from it, and it becomes 0.
 void settle_infinities(float* lane, std::int64_t n, float& top) {
-  if (top - top == 0.0f) return;
+  if (top - top == 0.0f || HEADWATER_SABOTAGE("cpu.blocks.infinite_estimates_subtracted")) return;
   for (std::int64_t i = 0; i < n; ++i) {
     float& estimate = lane[i * kBlockRows];
     const bool equal = estimate == top || (estimate != estimate && top == kNothing);
@@ -199,7 +199,9 @@ void BlocksPass::load(const LayerCall& call, const Lanes& lanes, bool squares, i
                           scratch.row.data());
       for (std::int64_t x = 0; x < d; ++x) query[x] += scratch.row.data()[x];
     }
-    const auto rows = static_cast<float>(pool.end - pool.begin);
+    const auto rows =
+        static_cast<float>(HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? data_.options.pool
+                                                                                    : pool.end - pool.begin);
     for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
     if (!squares) continue;
     for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
@@ -241,7 +243,8 @@ void BlocksPass::vote_on_blocks(const LayerCall& call, const Chunk& chunk, const
 
     float top[kBlockRows];
     std::fill_n(top, kBlockRows, kNothing);
-    data_.kernels.raise_maxima(products, n, top);
+    const bool partly = n > 256 && HEADWATER_SABOTAGE("cpu.blocks.maxima_of_256_candidates");
+    data_.kernels.raise_maxima(products, partly ? 256 : n, top);
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) settle_infinities(products + lane, n, top[lane]);
     for (std::int64_t lane = 0; lane < lanes.n;) {  // the lanes of one query block after those of another
       const std::int64_t block = lanes.pools[lane].query_block;
@@ -272,7 +275,9 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
         core::select_best(scratch.order_keys.data(), votes.blocks, options.refine * options.heavy / key_block,
                           32, scratch.kept.data());
     const auto token = [&](std::int64_t i) {
-      return static_cast<std::int32_t>(scratch.kept.data()[i / key_block] * key_block + i % key_block);
+      std::int64_t position = scratch.kept.data()[i / key_block] * key_block + i % key_block;
+      if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
+      return static_cast<std::int32_t>(position);
     };
     if (votes.tokens > 0) {
       vote_on_tokens(call, chunk, votes, head_kv, query_block, thread);
@@ -302,7 +307,10 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int64_t at_once = keys_at_once(key_block);
   const std::int32_t* kept = scratch.kept.data();
   std::fill_n(token_vote, votes.tokens, 0.0f);
+  const bool second_lost = HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32");
+  std::int64_t batches = 0;
   for_lanes(chunk, head_kv, query_block, query_block + 1, [&](const Lanes& lanes) {
+    if (second_lost && batches++ > 0) return;
     load(call, lanes, false, thread);
     for (std::int64_t first = 0; first < votes.tokens; first += at_once) {
       const std::int64_t n = std::min(at_once, votes.tokens - first);
