@@ -14,13 +14,19 @@ BlockSummaries::BlockSummaries(const Shape& shape, std::int64_t key_block)
       key_block_(key_block),
       blocks_(shape.capacity / key_block),
       width_((2 * shape.d_head + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple),
+      d_(shape.d_head),
       type_(shape.kv_type == DType::f32 ? DType::f32 : DType::bf16),
       summaries_(checked_product(shape.n_layer, heads_), checked_product(blocks_, row_bytes()),
-                 kReadableRows * row_bytes()) {}
+                 kReadableRows * row_bytes()),
+      regions_(checked_product(shape.n_layer, heads_), checked_product(blocks_ / kRegionBlocks, row_bytes()),
+               kReadableRows * row_bytes()) {}
 
 void BlockSummaries::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
   summaries_.make_room(layer * heads_, (layer + 1) * heads_, begin / key_block_ * row_bytes(),
                        end / key_block_ * row_bytes());
+  const std::int64_t region = key_block_ * kRegionBlocks;
+  regions_.make_room(layer * heads_, (layer + 1) * heads_, begin / region * row_bytes(),
+                     end / region * row_bytes());
 }
 
 void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
@@ -56,6 +62,39 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
     narrow(variance, n, type_, row + (d + first) * element);
   }
   std::memset(row + 2 * d * element, 0, static_cast<std::size_t>((width_ - 2 * d) * element));
+}
+
+void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::int64_t region) {
+  constexpr std::int64_t kPiece = 64;  // columns at a time
+  const auto element = static_cast<std::int64_t>(dtype_size(type_));
+  const unsigned char* blocks = rows(layer, head, region * kRegionBlocks);
+  unsigned char* row =
+      regions_.data() + ((layer * heads_ + head) * (blocks_ / kRegionBlocks) + region) * row_bytes();
+  for (std::int64_t first = 0; first < d_; first += kPiece) {
+    const std::int64_t n = std::min(kPiece, d_ - first);
+    float means[kRegionBlocks][kPiece];
+    float variances[kPiece];
+    float mean[kPiece] = {};
+    float variance[kPiece] = {};
+    for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
+      const unsigned char* summary = blocks + block * row_bytes();
+      widen(summary + first * element, type_, n, means[block]);
+      widen(summary + (d_ + first) * element, type_, n, variances);
+      for (std::int64_t x = 0; x < n; ++x) mean[x] += means[block][x];
+      for (std::int64_t x = 0; x < n; ++x) variance[x] += variances[x];
+    }
+    for (std::int64_t x = 0; x < n; ++x) mean[x] /= kRegionBlocks;
+    for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
+      for (std::int64_t x = 0; x < n; ++x) {
+        const float difference = means[block][x] - mean[x];
+        variance[x] += difference * difference;
+      }
+    }
+    for (std::int64_t x = 0; x < n; ++x) variance[x] /= kRegionBlocks;
+    narrow(mean, n, type_, row + first * element);
+    narrow(variance, n, type_, row + (d_ + first) * element);
+  }
+  std::memset(row + 2 * d_ * element, 0, static_cast<std::size_t>((width_ - 2 * d_) * element));
 }
 
 }  // namespace headwater::core

@@ -9,11 +9,14 @@
 namespace headwater::core {
 
 /// Mean and variance of every whole key block of all layers (SEL-3): summary[layer][head][block][width()], the d means,
-/// then the d variances, then zeros. Floats, or BF16 where the KV type has 16 bits.
+/// then the d variances, then zeros; and the same of every whole region of kRegionBlocks blocks. Floats, or BF16 where the
+/// KV type has 16 bits.
 class BlockSummaries {
  public:
   /// Rows after the last of a head that may be read, too, so that a kernel can load a whole tile; they hold anything.
   static constexpr std::int64_t kReadableRows = 32;
+  /// Key blocks of a region.
+  static constexpr std::int64_t kRegionBlocks = 32;
   /// Elements of a row are a multiple of this.
   static constexpr std::int64_t kWidthMultiple = 32;
 
@@ -27,15 +30,24 @@ class BlockSummaries {
   void write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
              void (*widen)(const void* from, DType type, std::int64_t count, float* to));
 
-  /// First byte of the summary of block 0; the others follow without gaps.
-  [[nodiscard]] const void* rows(std::int64_t layer, std::int64_t head) const {
-    return summaries_.data() + (layer * heads_ + head) * blocks_ * row_bytes();
+  /// Summarises one region, whose blocks are summarised, from their stored summaries.
+  void write_region(std::int64_t layer, std::int64_t head, std::int64_t region);
+
+  /// First byte of the summary of a block; the next ones follow without gaps.
+  [[nodiscard]] const unsigned char* rows(std::int64_t layer, std::int64_t head, std::int64_t block) const {
+    return summaries_.data() + ((layer * heads_ + head) * blocks_ + block) * row_bytes();
+  }
+  /// The same of region 0.
+  [[nodiscard]] const unsigned char* region_rows(std::int64_t layer, std::int64_t head) const {
+    return regions_.data() + (layer * heads_ + head) * (blocks_ / kRegionBlocks) * row_bytes();
   }
   /// Elements of a row; 0 where there are no summaries.
   [[nodiscard]] std::int64_t width() const { return width_; }
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] std::int64_t key_block() const { return key_block_; }
-  [[nodiscard]] std::int64_t bytes() const { return summaries_.bytes() + kReadableRows * row_bytes(); }
+  [[nodiscard]] std::int64_t bytes() const {
+    return summaries_.bytes() + regions_.bytes() + 2 * kReadableRows * row_bytes();
+  }
 
  private:
   [[nodiscard]] std::int64_t row_bytes() const {
@@ -46,8 +58,10 @@ class BlockSummaries {
   std::int64_t key_block_ = 1;
   std::int64_t blocks_ = 0;  // of a head
   std::int64_t width_ = 0;
+  std::int64_t d_ = 0;
   DType type_ = DType::f32;
   RunBuffer summaries_;
+  RunBuffer regions_;
 };
 
 }  // namespace headwater::core

@@ -152,6 +152,13 @@ void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n
   for (std::int64_t task = 0; task < shape().n_head_kv * blocks; ++task) {
     summaries.write(layer, task / blocks, first + task % blocks, data_.kv, data_.kernels.widen);
   }
+  const std::int64_t first_region = first / core::BlockSummaries::kRegionBlocks;
+  const std::int64_t regions = (first + blocks) / core::BlockSummaries::kRegionBlocks - first_region;
+  if (regions == 0) return;
+#pragma omp parallel for schedule(static) num_threads(options().threads)
+  for (std::int64_t task = 0; task < shape().n_head_kv * regions; ++task) {
+    summaries.write_region(layer, task / regions, first_region + task % regions);
+  }
 }
 
 }  // namespace headwater::cpu

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -23,6 +24,16 @@ std::int64_t most_voted(const SessionData& data) {
   if (options.heavy == 0) return 0;
   const std::int64_t tokens = options.refine > 1 ? options.refine * options.heavy : 0;
   return std::max(data.shape.capacity / options.key_block, std::min(tokens, data.shape.capacity));
+}
+
+/// SEL-6: from this many candidates on regions are searched, and how many.
+constexpr std::int64_t kFlatBlocks = 2048;
+
+std::int64_t searched_regions(const EffectiveOptions& options) {
+  constexpr std::int64_t kRegionBlocks = core::BlockSummaries::kRegionBlocks;
+  const std::int64_t kept = options.refine * options.heavy / options.key_block;
+  return std::max<std::int64_t>(getenv("HW_G") ? atoi(getenv("HW_G")) : 32,
+                                (4 * kept + kRegionBlocks - 1) / kRegionBlocks);
 }
 
 /// Keys of whole blocks that are multiplied at a time: about a tile of them.
@@ -60,12 +71,16 @@ BlocksPass::Scratch::Scratch(const SessionData& data)
       keys(core::checked_product(padded(keys_at_once(data.options.key_block), kKeyTile), data.shape.d_head,
                                  static_cast<std::int64_t>(dtype_size(data.kv.type())))),
       order_keys(most_voted(data)),
-      kept(std::min(data.options.refine * data.options.heavy, data.shape.capacity) / data.options.key_block),
+      region_votes(
+          core::checked_product(kBlockRows, data.shape.capacity / core::BlockSummaries::kRegionBlocks)),
+      runs(data.shape.capacity / core::BlockSummaries::kRegionBlocks + 1),
+      kept(16 +
+           std::min(data.options.refine * data.options.heavy, data.shape.capacity) / data.options.key_block),
       chosen(std::min(data.options.heavy, data.shape.capacity)) {}
 
 std::int64_t BlocksPass::Scratch::bytes() const {
-  return row.bytes() + lanes.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() + kept.bytes() +
-         chosen.bytes();
+  return row.bytes() + lanes.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() +
+         region_votes.bytes() + runs.bytes() + kept.bytes() + chosen.bytes();
 }
 
 BlocksPass::BlocksPass(SessionData& data)
@@ -105,8 +120,11 @@ void BlocksPass::forget() {
 
 BlocksPass::Votes BlocksPass::votes_of(const Chunk& chunk) const {
   const EffectiveOptions& options = data_.options;
-  return {options.query_blocks(length(chunk)), options.candidate_blocks(chunk.begin),
-          options.voted_tokens(chunk.begin), options.memory_count(chunk.begin)};
+  const std::int64_t blocks = options.candidate_blocks(chunk.begin);
+  const std::int64_t flat = getenv("HW_FLAT") ? atoi(getenv("HW_FLAT")) : kFlatBlocks;
+  return {options.query_blocks(length(chunk)), blocks,
+          blocks > flat ? blocks / core::BlockSummaries::kRegionBlocks : 0, options.voted_tokens(chunk.begin),
+          options.memory_count(chunk.begin)};
 }
 
 std::int64_t BlocksPass::blocks_per_unit() const {
@@ -225,24 +243,69 @@ void BlocksPass::map(const Lanes& lanes, std::int64_t n, float* products, const 
   }
 }
 
-// SEL-5, SEL-6
+// SEL-6
 void BlocksPass::vote_on_blocks(const LayerCall& call, const Chunk& chunk, const Votes& votes,
                                 const Unit& unit, int thread) {
   Scratch& scratch = of(thread);
   const StageClock clock(scratch.selection_seconds);
-  float* products = scratch.products.data();
-  const std::int64_t n = votes.blocks;
   const core::BlockSummaries& summaries = data_.summaries;
+  const std::int64_t n = votes.blocks;
   std::fill_n(block_votes(votes, unit.head_kv, unit.first), (unit.last - unit.first) * n, kNothing);
+  const auto votes_of_block = [&](std::int64_t block) { return block_votes(votes, unit.head_kv, block); };
+  if (votes.regions == 0) {
+    const Run all{0, n};
+    vote(call, chunk, unit, {summaries.rows(call.layer, unit.head_kv, 0), data_.options.key_block, {&all, 1}},
+         votes_of_block, thread);
+    return;
+  }
+  constexpr std::int64_t kRegionBlocks = core::BlockSummaries::kRegionBlocks;
+  float* region_votes = scratch.region_votes.data();
+  std::fill_n(region_votes, (unit.last - unit.first) * votes.regions, kNothing);
+  const Run all{0, votes.regions};
+  vote(
+      call, chunk, unit,
+      {summaries.region_rows(call.layer, unit.head_kv), data_.options.key_block * kRegionBlocks, {&all, 1}},
+      [&](std::int64_t block) { return region_votes + (block - unit.first) * votes.regions; }, thread);
+  for (std::int64_t block = unit.first; block < unit.last; ++block) {
+    fill_order_keys(region_votes + (block - unit.first) * votes.regions, votes.regions,
+                    scratch.order_keys.data());
+    const std::int64_t searched = core::select_best(scratch.order_keys.data(), votes.regions,
+                                                    searched_regions(data_.options), 32, scratch.kept.data());
+    Run* runs = scratch.runs.data();
+    for (std::int64_t i = 0; i < searched; ++i) {
+      const std::int64_t first = scratch.kept.data()[i] * kRegionBlocks;
+      runs[i] = {first, first + kRegionBlocks};
+    }
+    std::int64_t count = searched;
+    if (votes.regions * kRegionBlocks < n) runs[count++] = {votes.regions * kRegionBlocks, n};
+    vote(call, chunk, {unit.head_kv, block, block + 1},
+         {summaries.rows(call.layer, unit.head_kv, 0),
+          data_.options.key_block,
+          {runs, static_cast<std::size_t>(count)}},
+         votes_of_block, thread);
+  }
+}
+
+// SEL-5, SEL-6
+template <class VotesOf>
+void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, const Summarised& rows,
+                      const VotesOf& votes_of_block, int thread) {
+  float* products = of(thread).products.data();
+  const core::BlockSummaries& summaries = data_.summaries;
+  const std::int64_t row_bytes = summaries.width() * static_cast<std::int64_t>(dtype_size(summaries.type()));
   for_lanes(chunk, unit.head_kv, unit.first, unit.last, [&](const Lanes& lanes) {
     load(call, lanes, true, thread);
-    call.arithmetic.lane_products(summaries.rows(call.layer, unit.head_kv), summaries.type(), n,
-                                  summaries.width(), lanes.n, products, thread);
-    const std::int64_t key_block = data_.options.key_block;
-    map(lanes, n, products, [&](std::int64_t block) { return (block + 1) * key_block - 1; });
-
     float top[kBlockRows];
     std::fill_n(top, kBlockRows, kNothing);
+    std::int64_t n = 0;
+    for (const Run& run : rows.runs) {
+      float* part = products + n * kBlockRows;
+      call.arithmetic.lane_products(rows.data + run.begin * row_bytes, summaries.type(), run.end - run.begin,
+                                    summaries.width(), lanes.n, part, thread);
+      map(lanes, run.end - run.begin, part,
+          [&](std::int64_t i) { return (run.begin + i + 1) * rows.keys - 1; });
+      n += run.end - run.begin;
+    }
     const bool partly = n > 256 && HEADWATER_SABOTAGE("cpu.blocks.maxima_of_256_candidates");
     data_.kernels.raise_maxima(products, partly ? 256 : n, top);
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) settle_infinities(products + lane, n, top[lane]);
@@ -255,7 +318,12 @@ void BlocksPass::vote_on_blocks(const LayerCall& call, const Chunk& chunk, const
         factor[lane] = 1.0f;
         offset[lane] = top[lane];
       }
-      data_.kernels.raise_votes(products, n, factor, offset, block_votes(votes, unit.head_kv, block));
+      const float* part = products;
+      for (const Run& run : rows.runs) {
+        data_.kernels.raise_votes(part, run.end - run.begin, factor, offset,
+                                  votes_of_block(block) + run.begin);
+        part += (run.end - run.begin) * kBlockRows;
+      }
     }
   });
 }

@@ -31,6 +31,7 @@ class BlocksPass {
   struct Votes {
     std::int64_t query_blocks;
     std::int64_t blocks;   ///< candidates
+    std::int64_t regions;  ///< whole ones, where they are searched; else 0
     std::int64_t tokens;   ///< of the second stage; 0: there is none
     std::int64_t entries;  ///< of a set
   };
@@ -52,6 +53,17 @@ class BlocksPass {
     std::int64_t n = 0;
     Pool pools[kBlockRows];
   };
+  /// Consecutive summaries.
+  struct Run {
+    std::int64_t begin;
+    std::int64_t end;
+  };
+  /// What is voted on: summaries of blocks or regions.
+  struct Summarised {
+    const unsigned char* data;  ///< summary 0
+    std::int64_t keys;          ///< that each stands for
+    std::span<const Run> runs;
+  };
   /// Working memory of one thread.
   struct Scratch {
     explicit Scratch(const SessionData& data);
@@ -62,6 +74,8 @@ class BlocksPass {
     core::Buffer<float> products;      ///< [most voted, whole tiles and one more][kBlockRows]
     core::Buffer<unsigned char> keys;  ///< keys of some blocks, side by side and readable up to a whole tile
     core::Buffer<std::uint32_t> order_keys;  ///< [most voted]
+    core::Buffer<float> region_votes;        ///< [query blocks of a unit][regions]
+    core::Buffer<Run> runs;                  ///< candidates that are searched
     core::Buffer<std::int32_t> kept;         ///< [R H / K] blocks of the first stage
     core::Buffer<std::int32_t> chosen;       ///< [H] tokens of the second, by their number among the voted
     double selection_seconds = 0;            ///< StageSeconds, of this thread
@@ -84,6 +98,10 @@ class BlocksPass {
 
   void vote_on_blocks(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
                       int thread);
+  /// Raises the votes of the unit's query blocks on the runs; votes_of_block(b) holds those of query block b.
+  template <class VotesOf>
+  void vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, const Summarised& rows,
+            const VotesOf& votes_of_block, int thread);
   void choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes, std::int64_t head_kv,
                   std::int64_t query_block, int thread);
   void vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes, std::int64_t head_kv,
