@@ -15,7 +15,9 @@ import oracle
 import tensors
 
 HERE = pathlib.Path(__file__).resolve().parent
+UNIT_BF16 = 2.0**-8
 MARGIN = 4e-6  # float32 column sums of these sizes err by less than a tenth of this
+VOTE_MARGIN = 1.0  # of the errors that are granted to two votes next to a decision together
 
 
 def problem(rng, n, heads, kv_heads, d, dv, spread=1.0):
@@ -28,6 +30,8 @@ def problem(rng, n, heads, kv_heads, d, dv, spread=1.0):
 def ramp(low, high, heads):
     return np.linspace(low, high, heads).astype(np.float32)
 
+
+BLOCKS = {"select": "blocks", "key_block": 4, "query_block": 8, "pool": 4, "refine": 2}
 
 # name, what a bug it catches would be, shape (n, heads, kv heads, d, dv), element types (q, kv), options, steps
 CASES = [
@@ -70,6 +74,31 @@ CASES = [
      dict(chunk=8, dense=True), None),
     ("survivor", "the previous set is no candidate: an early heavy token is lost (MEM-2)", (64, 1, 1, 8, 8),
      ("F32", "F32"), dict(chunk=8, local=1, heavy=2), None),
+    ("blocks-one-stage", "tokens voted on although R = 1, or another order of blocks (SEL-6, SEL-7)", (48, 2, 1, 8, 8),
+     ("F32", "F32"), BLOCKS | dict(chunk=16, local=4, heavy=8, refine=1), None),
+    ("blocks-two-stages", "tokens kept by other than the largest weight of a pool, or from other blocks (SEL-7)",
+     (64, 2, 1, 8, 8), ("F32", "F32"), BLOCKS | dict(chunk=16, local=5, heavy=8, pool=2), None),
+    ("blocks-grouped-heads", "a set of other than the key/value head's query heads, or a sink among the votes (SEL-4)",
+     (48, 6, 2, 8, 4), ("F32", "F32"), BLOCKS | dict(chunk=16, local=6, heavy=8, sinks=(-1.0, 3.0)), None),
+    ("blocks-odd-sizes", "a short pool, query block or chunk, or blocks that do not end with a chunk (SEL-2, SEL-4)",
+     (61, 2, 1, 6, 6), ("F32", "F32"),
+     dict(select="blocks", batch=29, chunk=13, local=5, heavy=6, key_block=3, query_block=10, pool=5, refine=3), None),
+    ("blocks-cap-and-slopes", "cap or slope left out of votes, or at another row or key than the last (SEL-5)",
+     (48, 3, 1, 8, 8), ("F32", "F32"),
+     BLOCKS | dict(chunk=16, local=4, heavy=8, softcap=1.5, scale=0.9, alibi=(0.01, 0.2)), None),
+    ("blocks-turns", "later turns: summaries not kept up, decoded rows or those of dense turns no candidates (SEL-9)",
+     (70, 2, 1, 8, 8), ("F32", "F32"), BLOCKS | dict(chunk=12, local=3, heavy=8),
+     [("p", 24, 26), ("p", 2, None), ("d", 1), ("d", 3), ("p", 12, None), ("d", 1), ("p", 27, None)]),
+    ("blocks-clamped", "H' is not rounded down to whole key blocks (SEL-1)", (40, 2, 1, 8, 8), ("F32", "F32"),
+     BLOCKS | dict(chunk=16, local=5, heavy=20), None),
+    ("blocks-no-heavy", "candidates although H = 0 (SEL-2)", (40, 2, 1, 8, 8), ("F32", "F32"),
+     BLOCKS | dict(chunk=8, local=6, heavy=0), None),
+    ("blocks-bf16-rows", "votes by rows of another type than the stored ones", (44, 2, 1, 16, 16), ("BF16", "BF16"),
+     BLOCKS | dict(chunk=16, local=4, heavy=8, query_block=16, pool=16, refine=1), None),
+    ("blocks-f16-rows", "Q read in the type of K by votes", (44, 2, 1, 16, 8), ("F32", "F16"),
+     BLOCKS | dict(chunk=16, local=4, heavy=8, refine=1), None),
+    ("window", "a window that is not the newest L + H tokens", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(select="window", chunk=8, local=3, heavy=2), None),
 ]
 
 
@@ -78,6 +107,10 @@ def flags_of(options, steps):
     flags += ["--h2o-heavy", options.heavy, "--score-type", options.score_type]
     flags += ["--h2o-no-clamp"] if not options.clamp else []
     flags += ["--dense"] if options.dense else []
+    flags += ["--select", options.select] if options.select != "h2o" else []
+    if options.select == "blocks":
+        flags += ["--key-block", options.key_block, "--query-block", options.query_block]
+        flags += ["--pool", options.pool, "--refine", options.refine]
     flags += ["--scale", repr(options.scale)] if options.scale is not None else []
     flags += ["--softcap", repr(options.softcap)] if options.softcap else []
     if steps:
@@ -112,6 +145,8 @@ def make(name, shape, types, settings, steps):
         if name == "survivor":
             k[3] *= 6  # a spike that gets a large weight from many later queries
             q += k[3, 0] / 8
+        if name == "blocks-bf16-rows":  # votes far apart: BF16 summaries move them by a hundredth
+            k += np.repeat(rng.normal(size=(n // 4, *k.shape[1:])) * 3, 4, axis=0).astype(np.float32)
         q, k, v = stored(types[0], q), stored(types[1], k), stored(types[1], v)
         options = oracle.Options(**settings)
         file = {"q": (types[0], q), "k": (types[1], k), "v": (types[1], v)}
@@ -121,13 +156,21 @@ def make(name, shape, types, settings, steps):
         if alibi:
             options.alibi = ramp(*alibi, heads)
             file["alibi"] = ("F32", options.alibi)
+        flags = flags_of(options, steps)
+        if options.select == "window":
+            options = options.window()
         result = oracle.attend(q, k, v, options, steps)
-        if result.margin > MARGIN:
+        narrow = narrowed(types)
+        widest = oracle.attend(q, k, v, options, steps, kept=narrow) if options.select == "blocks" else result
+        if result.margin > MARGIN and widest.vote_margin > VOTE_MARGIN:
             break
     else:
-        raise SystemExit(f"{name}: no seed keeps every decision {MARGIN} away from flipping")
+        raise SystemExit(f"{name}: no seed keeps every decision away from flipping")
     file["want.out"] = ("F64", result.out)
     file["want.lse"] = ("F64", result.lse)
+    if options.select == "blocks":
+        add_blocks(file, result, widest if any(narrow) else None)
+        return file, flags
     file["want.colsum_intra"] = ("F64", result.colsum_intra.astype(np.float64))
     file["want.colsum_inter"] = ("F64", np.stack(result.colsum_inter).astype(np.float64))
     file["bound.out"] = ("F32", result.bound_out)
@@ -141,7 +184,39 @@ def make(name, shape, types, settings, steps):
         file["exact.scores"] = ("F32", result.scores)
     file["exact.memory"] = ("I32", np.stack(result.memory))
     file["exact.chunk_start"] = ("I32", np.array(result.chunk_start, dtype=np.int32))
-    return file, flags_of(options, steps)
+    return file, flags
+
+
+def narrowed(types):
+    """What an engine in float32 may narrow of summaries and pooled queries: to the width of the stored rows, and where all
+    rows are BF16 (docs/verification.md)."""
+    return 0.0 if types[1] == "F32" else UNIT_BF16, UNIT_BF16 if types == ("BF16", "BF16") else 0.0
+
+
+def padded(arrays, filler):
+    """[query blocks][kv heads] arrays of several lengths as one array."""
+    width = max((len(array) for sets in arrays for array in sets), default=0)
+    whole = np.full((len(arrays), len(arrays[0]), width), filler)
+    for block, sets in enumerate(arrays):
+        for head, array in enumerate(sets):
+            whole[block, head, : len(array)] = array
+    return whole
+
+
+def add_blocks(file, result, widest):
+    """Chapter 17; `narrow_bound.`: beside `bound.`, for engines that keep summaries in 16 bits."""
+    file["bound.out"] = ("F32", result.bound_out)
+    file["bound.lse"] = ("F32", result.bound_lse)
+    for name in ("block_votes", "token_votes"):
+        file[f"want.{name}"] = ("F64", padded(getattr(result, name), np.nan))
+        file[f"bound.{name}"] = ("F32", padded(getattr(result, f"bound_{name}"), np.nan))
+        if widest:
+            file[f"narrow_bound.{name}"] = ("F32", padded(getattr(widest, f"bound_{name}"), np.nan))
+    file["exact.scores"] = ("F32", result.scores)
+    file["exact.colsum_intra"] = ("F32", result.colsum_intra)
+    file["exact.query_blocks"] = ("I32", np.array(result.query_blocks))
+    file["exact.block_sets"] = ("I32", np.stack(result.block_sets))
+    file["exact.chunk_start"] = ("I32", np.array(result.chunk_start, dtype=np.int32))
 
 
 def main():

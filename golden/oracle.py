@@ -4,7 +4,7 @@ It shares no code with the reference or the engines, and imports nothing of the 
 column sums are rounded once to float32, scores once to bfloat16 (or kept as float32).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,14 +22,25 @@ class Options:
     score_type: str = "bf16"
     sinks: np.ndarray | None = None
     alibi: np.ndarray | None = None
+    select: str = "h2o"
+    key_block: int = 8
+    query_block: int = 32
+    pool: int = 4
+    refine: int = 2
+
+    def window(self):
+        """The program's `--select window`: Local alone, of the newest L + H tokens."""
+        sizes = {"key_block": 1, "query_block": self.chunk, "pool": self.chunk, "refine": 1}
+        return replace(self, select="blocks", local=self.local + self.heavy, heavy=0, **sizes)
 
     def effective(self):
-        """CFG-2..4: (batch, chunk, local, heavy)."""
+        """CFG-2..4, SEL-1: (batch, chunk, local, heavy)."""
         batch = max(self.batch, self.chunk)
         local, heavy = (0, 0) if self.dense else (self.local, self.heavy)
         if self.clamp and local + heavy >= self.chunk:
             local = min(local, self.chunk - 1)
             heavy = min(heavy, self.chunk - 1 - local)
+            heavy -= heavy % self.key_block if self.select == "blocks" else 0
         return batch, self.chunk, local, heavy
 
 
@@ -43,20 +54,32 @@ class Result:
     colsum_intra: np.ndarray | None = None
     colsum_inter: list = field(default_factory=list)  # per chunk: [heads, M] float32
     margin: float = np.inf  # smallest relative distance of any decision from another result
+    vote_margin: float = np.inf  # the same of votes, in bounds
     bound_out: np.ndarray | None = None  # SPEC 13, next to each value: what an engine in float32 may be off by
     bound_lse: np.ndarray | None = None
     bound_intra: np.ndarray | None = None
     bound_inter: list = field(default_factory=list)
     mismatches: list = field(default_factory=list)  # teacher forcing: sets that the given scores do not select
+    # Rule `blocks`, one entry for each query block; the bounds stand next to the votes.
+    query_blocks: list = field(default_factory=list)  # (first row, end)
+    block_sets: list = field(default_factory=list)  # [kv heads, M] int32
+    block_votes: list = field(default_factory=list)  # [kv heads, candidates] float32
+    token_votes: list = field(default_factory=list)  # [kv heads, voted tokens] float32
+    bound_block_votes: list = field(default_factory=list)
+    bound_token_votes: list = field(default_factory=list)
 
 
 @dataclass
 class Given:
     """What an engine reported, for teacher forcing (SPEC 13)."""
 
-    memory: np.ndarray  # [chunks, heads, M]
-    colsum_intra: np.ndarray  # [heads, n] float32
-    colsum_inter: np.ndarray  # [chunks, heads, M] float32
+    memory: np.ndarray | None = None  # [chunks, heads, M]
+    colsum_intra: np.ndarray | None = None  # [heads, n] float32
+    colsum_inter: np.ndarray | None = None  # [chunks, heads, M] float32
+    # Rule `blocks`: [query blocks, kv heads, ...], NaN after the last vote.
+    block_sets: np.ndarray | None = None
+    block_votes: np.ndarray | None = None
+    token_votes: np.ndarray | None = None
 
 
 def bf16(values):
@@ -91,14 +114,57 @@ def softmax_parts(logits, visible, sink=None):
     return safe, l, weights
 
 
+def best(votes, count):
+    """SEL-6, MEM-3: the numbers of the `count` highest votes, ascending; equal votes: the lower number first."""
+    order = np.lexsort((np.arange(len(votes)), -votes.astype(np.float64)))
+    return np.sort(order[:count])
+
+
+def span(options, begin):
+    """SEL-2: (first position of Local, number of candidates) of a chunk that begins at `begin`."""
+    _, _, local, heavy = options.effective()
+    size = options.key_block
+    first = min(begin, -(-max(0, begin - local) // size) * size)
+    return first, first // size if heavy > 0 else 0
+
+
+def kept_blocks(options, begin, block_votes):
+    """SEL-6: the first stage."""
+    _, _, _, heavy = options.effective()
+    return best(block_votes, min(options.refine * heavy // options.key_block, span(options, begin)[1]))
+
+
+def tokens_of(options, blocks):
+    return (blocks[:, None] * options.key_block + np.arange(options.key_block)).ravel()
+
+
+def has_second_stage(options, begin):
+    """SEL-7."""
+    _, _, _, heavy = options.effective()
+    kept = min(options.refine * heavy // options.key_block, span(options, begin)[1])
+    return options.refine > 1 and kept * options.key_block > heavy
+
+
+def set_of_votes(options, begin, block_votes, token_votes):
+    """SEL-6 to SEL-8, SEL-11: the set that votes select, ascending positions without the -1 after them."""
+    _, _, _, heavy = options.effective()
+    tokens = tokens_of(options, kept_blocks(options, begin, block_votes))
+    if has_second_stage(options, begin):
+        tokens = tokens[best(token_votes, heavy)]
+    return np.concatenate([tokens, np.arange(span(options, begin)[0], begin)]).astype(np.int64)
+
+
 UNIT = 2.0**-24
 
 
 class Oracle:
-    """One layer, fed step by step. With `given`, memory sets and scores follow the engine's own column sums."""
+    """One layer, fed step by step. With `given`, memory sets and scores follow the engine's own column sums (SCORE-6), or
+    its own votes (SEL-11). `kept` is what the bounds of votes grant (SEL-11): the round-off of the types in which an engine
+    keeps summaries and pooled queries, 0 where it does not narrow them."""
 
-    def __init__(self, q, k, v, options, given=None):
+    def __init__(self, q, k, v, options, given=None, kept=(0.0, 0.0)):
         self.given = given
+        self.summary_unit, self.query_unit = kept
         self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
         self.options = options
         self.batch, self.chunk, self.local, self.heavy = options.effective()
@@ -172,7 +238,10 @@ class Oracle:
             self.dense_chunk(n)
             return
         for begin, end in plan(self.tokens, n, self.batch, self.chunk):
-            self.sparse_chunk(begin, end)
+            if self.options.select == "blocks":
+                self.blocks_chunk(begin, end)
+            else:
+                self.sparse_chunk(begin, end)
             self.tokens = end
 
     def decode(self, n):
@@ -180,7 +249,7 @@ class Oracle:
         self.dense_chunk(n)
 
     def empty_memory(self, begin):
-        width = self.local + self.heavy
+        width = self.local + self.heavy if self.options.select == "h2o" else 0
         self.result.chunk_start.append(begin)
         self.result.memory.append(np.full((self.heads, width), -1, dtype=np.int32))
         self.result.colsum_inter.append(np.zeros((self.heads, width), dtype=np.float32))
@@ -280,9 +349,152 @@ class Oracle:
             self.result.bound_lse[rows, head] = error + 2 * UNIT * np.abs(self.result.lse[rows, head])
 
 
-def attend(q, k, v, options, steps=None, given=None):
+    def bent(self, head, values, row, columns):
+        """LOGIT-2 and LOGIT-3 of the scaled products of one row with `columns`."""
+        if self.options.softcap > 0:
+            values = self.options.softcap * np.tanh(values / self.options.softcap)
+        if self.options.alibi is not None:
+            values = values - float(self.options.alibi[head]) * (row - columns)
+        return values
+
+    def bent_error(self, head, error, size, row, columns):
+        """What an error of the scaled products, of terms that add up to `size`, becomes: see logit_error."""
+        if self.options.softcap > 0:
+            error = error + 8 * UNIT * np.minimum(size, self.options.softcap)
+        if self.options.alibi is not None:
+            error = error + 4 * UNIT * ((row - columns) * abs(float(self.options.alibi[head])) + size)
+        return error
+
+    def pools(self, kv_head, begin, end):
+        """SEL-4: (head, mean row of Q, mean of its magnitudes, last row) of each pool and query head."""
+        for first in range(begin, end, self.options.pool):
+            last = min(first + self.options.pool, end)
+            for head in range(kv_head * self.group, (kv_head + 1) * self.group):
+                rows = self.q[first:last, head]
+                yield head, rows.mean(axis=0), np.abs(rows).mean(axis=0), last - 1
+
+    def vote_on_blocks(self, kv_head, begin, end, count):
+        """SEL-3, SEL-5, SEL-6: (votes of the candidates, what an engine may be off by)."""
+        size, s, d = self.options.key_block, self.scale, self.q.shape[2]
+        keys = self.k[: count * size, kv_head].reshape(count, size, d)
+        means = keys.mean(axis=1)
+        variances = ((keys - means[:, None]) ** 2).mean(axis=1)
+        columns = np.arange(count) * size + size - 1
+        votes, bound = np.full(count, -np.inf), np.zeros(count)
+        # A mean rounds its terms and the division, a variance three times for each term, and the mean's error enters it
+        # squared; a pooled query is a mean. The engine then keeps each in its own type.
+        kept = self.summary_unit
+        pooled = (self.options.pool + 1) * UNIT + self.query_unit
+        mean_size = np.abs(keys).mean(axis=1)
+        mean_error = (size + 1) * UNIT * mean_size + kept * np.abs(means)
+        variance_error = (size + 4) * UNIT * variances + ((size + 1) * UNIT * mean_size) ** 2 + kept * variances
+        for head, q, q_size, row in self.pools(kv_head, begin, end):
+            e = self.bent(head, s * (means @ q) + s * s / 2 * (variances @ q**2), row, columns)
+            e = np.where(np.isnan(e), -np.inf, e)
+            top = e.max()
+            votes = np.maximum(votes, np.where(e == top, 0.0, e - np.where(np.isfinite(top), top, np.inf)))
+            linear, square = abs(s) * (mean_size @ q_size), s * s / 2 * (variances @ q_size**2)
+            error = ((d + 4) * UNIT + pooled) * linear + abs(s) * (mean_error @ q_size)
+            error += ((d + 5) * UNIT + 2 * pooled) * square + s * s / 2 * (variance_error @ q_size**2)
+            error = self.bent_error(head, error, linear + square, row, columns)
+            bound = np.maximum(bound, error + error.max())
+        rounded = votes.astype(np.float32)
+        return rounded, bound + 2 * UNIT * np.abs(np.where(np.isfinite(votes), votes, 0.0))
+
+    def vote_on_tokens(self, kv_head, begin, end, tokens):
+        """SEL-7: (votes of the tokens of the kept blocks, what an engine may be off by)."""
+        d = self.q.shape[2]
+        keys = self.k[tokens, kv_head]
+        votes, bound = np.zeros(len(tokens)), np.zeros(len(tokens))
+        for head, q, q_size, row in self.pools(kv_head, begin, end):
+            logits = self.bent(head, self.scale * (keys @ q), row, tokens)
+            with np.errstate(invalid="ignore"):
+                weights = np.exp(logits - logits.max())
+            weights = weights / weights.sum()
+            weights = np.where(np.isnan(weights), 0.0, weights)
+            votes = np.maximum(votes, weights)
+            size = abs(self.scale) * (np.abs(keys) @ q_size)
+            error = ((d + 4 + self.options.pool + 1) * UNIT + self.query_unit) * size
+            error = self.bent_error(head, error, size, row, tokens).max()
+            bound = np.maximum(bound, weights * ((len(tokens) + 16) * UNIT + 2 * error))
+        return votes.astype(np.float32), bound
+
+    def decide(self, votes, bounds, count):
+        """The distance of a decision from another result, in bounds of the two votes that are next to it."""
+        if not 0 < count < len(votes):
+            return
+        chosen = np.zeros(len(votes), dtype=bool)
+        chosen[best(votes, count)] = True
+        v = votes.astype(np.float64)
+        apart = v[chosen][:, None] - v[~chosen][None, :]
+        granted = bounds[chosen][:, None] + bounds[~chosen][None, :]
+        with np.errstate(invalid="ignore"):
+            ratio = apart / np.maximum(granted, 1e-300)
+        self.result.vote_margin = min(self.result.vote_margin, float(np.nanmin(ratio)))
+
+    def set_of_query_block(self, kv_head, begin, block_begin, block_end):
+        """SEL-5 to SEL-8; with `given` a check that the given votes select the given set (SEL-11)."""
+        result, options = self.result, self.options
+        number = len(result.query_blocks) - 1
+        count = span(options, begin)[1]
+        votes = token_votes = np.zeros(0, dtype=np.float32)
+        bound = token_bound = np.zeros(0)
+        chosen_by = self.given
+        if count > 0:
+            votes, bound = self.vote_on_blocks(kv_head, block_begin, block_end, count)
+        by_blocks = votes if chosen_by is None else chosen_by.block_votes[number, kv_head, :count]
+        kept = kept_blocks(options, begin, by_blocks)
+        self.decide(votes, bound, len(kept))
+        by_tokens = token_votes
+        if has_second_stage(options, begin):
+            tokens = tokens_of(options, kept)
+            token_votes, token_bound = self.vote_on_tokens(kv_head, block_begin, block_end, tokens)
+            by_tokens = token_votes if chosen_by is None else chosen_by.token_votes[number, kv_head, : len(tokens)]
+            self.decide(token_votes, token_bound, self.heavy)
+        entries = set_of_votes(options, begin, by_blocks, by_tokens)
+        if chosen_by is not None:
+            padded = np.full(self.local + self.heavy, -1)
+            padded[: len(entries)] = entries
+            if not np.array_equal(padded, chosen_by.block_sets[number, kv_head]):
+                result.mismatches.append((number, kv_head))
+        result.block_votes[-1].append(votes)
+        result.token_votes[-1].append(token_votes)
+        result.bound_block_votes[-1].append(bound)
+        result.bound_token_votes[-1].append(token_bound)
+        return entries
+
+    def blocks_chunk(self, begin, end):
+        """Chapter 17: a set for every query block and key/value head; no scores (SEL-9)."""
+        self.empty_memory(begin)
+        for first in range(begin, end, self.options.query_block):
+            last = min(first + self.options.query_block, end)
+            self.result.query_blocks.append((first, last))
+            for votes in ("block_votes", "token_votes", "bound_block_votes", "bound_token_votes"):
+                getattr(self.result, votes).append([])
+            sets = np.full((self.k.shape[1], self.local + self.heavy), -1, dtype=np.int32)
+            for kv_head in range(self.k.shape[1]):
+                entries = self.set_of_query_block(kv_head, begin, first, last)
+                sets[kv_head, : len(entries)] = entries
+                for head in range(kv_head * self.group, (kv_head + 1) * self.group):
+                    self.attend_union(head, begin, first, last, entries)
+            self.result.block_sets.append(sets)
+
+    def attend_union(self, head, begin, first, last, entries):
+        """FUSE-2: one softmax over the chunk so far and the set, and the sink."""
+        rows, columns = np.arange(first, last), np.concatenate([entries, np.arange(begin, last)])
+        values = self.v[columns, head // self.group]
+        visible = columns[None, :] <= rows[:, None]  # a set lies before the chunk
+        m, l, w = softmax_parts(self.logits(head, rows, columns), visible, self.sink(head))
+        self.result.out[rows, head] = w @ values / l[:, None]
+        self.result.lse[rows, head] = m + np.log(l)
+        error = self.relative_error(head, rows, columns) + 8 * UNIT
+        self.result.bound_out[rows, head] = error[:, None] * (w @ np.abs(values)) / l[:, None]
+        self.result.bound_lse[rows, head] = error + 2 * UNIT * np.abs(self.result.lse[rows, head])
+
+
+def attend(q, k, v, options, steps=None, given=None, kept=(0.0, 0.0)):
     """steps: [("p", n, T or None) or ("d", n)]; returns a Result."""
-    oracle = Oracle(q, k, v, options, given)
+    oracle = Oracle(q, k, v, options, given, kept)
     for step in steps or [("p", len(q), None)]:
         if step[0] == "p":
             oracle.prefill(step[1], step[2] if len(step) > 2 else None)

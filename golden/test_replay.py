@@ -9,6 +9,9 @@ import sys
 import tempfile
 import unittest
 
+import numpy
+
+import replay
 import tensors
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -16,11 +19,16 @@ PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "headwater"
 
 
 class Replay(unittest.TestCase):
+    names = ("vectors/one-chunk.safetensors", "vectors/three-chunks.safetensors")
+    wrong = (("want.out", 1e-4), ("want.lse", 1e-4), ("exact.scores", 0.5), ("want.colsum_intra", 1e-3),
+             ("exact.memory", 1), ("exact.chunk_start", 1), ("want.colsum_inter", 1e-3))
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
         self.root = pathlib.Path(self.folder.name)
-        self.entries = json.loads((HERE / "manifest.json").read_text())[:2]
+        every = {entry["file"]: entry for entry in json.loads((HERE / "manifest.json").read_text())}
+        self.entries = [every[name] for name in self.names]
         (self.root / "vectors").mkdir()
         for entry in self.entries:
             shutil.copy(HERE / entry["file"], self.root / entry["file"])
@@ -82,19 +90,44 @@ class Replay(unittest.TestCase):
             self.expect_damage(self.replay(), path.name, gone)
 
     def test_wrong_values_fail(self):
-        for name, shift in (("want.out", 1e-4), ("want.lse", 1e-4), ("exact.scores", 0.5), ("want.colsum_intra", 1e-3),
-                            ("exact.memory", 1), ("exact.chunk_start", 1), ("want.colsum_inter", 1e-3)):
+        for name, shift in self.wrong:
             path = self.root / self.entries[1]["file"]
             shutil.copy(HERE / self.entries[1]["file"], path)
             values, types, _ = tensors.read(path)
             changed = values[name].copy()
-            changed.flat[changed.size // 2] += shift
+            middle = numpy.flatnonzero(~numpy.isnan(changed))  # NaN: there is no vote
+            changed.flat[middle[len(middle) // 2]] += shift
             values[name] = changed
             tensors.write(path, {key: (types[key], values[key]) for key in values})
             self.entries[1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
             done = self.replay()
             self.assertEqual(done.returncode, 1, name)
             self.assertIn(name.split(".")[1], done.stdout)
+
+
+class BlocksReplay(Replay):
+    """The same with a vector of rule `blocks` as the second."""
+
+    names = ("vectors/one-chunk.safetensors", "vectors/blocks-two-stages.safetensors")
+    wrong = (("want.out", 1e-4), ("want.block_votes", 1e-3), ("want.token_votes", 1e-3), ("exact.block_sets", 1),
+             ("exact.query_blocks", 1), ("exact.scores", 0.5), ("exact.colsum_intra", 0.5))
+
+    def test_sets_follow_from_the_votes_that_are_reported(self):
+        source, target = self.root / "in.safetensors", self.root / "out.safetensors"
+        entry = self.entries[1]
+        values, types, _ = tensors.read(self.root / entry["file"])
+        tensors.write(source, {name: (types[name], values[name]) for name in "qkv"})
+        command = [PROGRAM, "attend", str(source), "-o", str(target), "--engine", "reference", *entry["flags"].split()]
+        subprocess.run(command, check=True, capture_output=True)
+        result, _, metadata = tensors.read(target)
+        self.assertEqual(replay.replayed(result, metadata), [])
+        last = len(result["query_blocks"]) - 1
+        kept = result["block_votes"][last, 0].argmax()
+        for name, index, value in (("block_votes", kept, -1e9), ("token_votes", 0, 2.0), ("token_votes", 0, float("nan")),
+                                   ("block_sets", 0, -1), ("block_sets", -1, 7)):
+            changed = {key: array.copy() for key, array in result.items()}
+            changed[name][last, 0, index] = value
+            self.assertNotEqual(replay.replayed(changed, metadata), [], (name, value))
 
 
 if __name__ == "__main__":

@@ -295,6 +295,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
                          {"chunk", effective.chunk},
                          {"local", effective.local},
                          {"heavy", effective.heavy}};
+    add_rule(json["effective"], effective);
     json["dense"] = losses_json(all.dense);
     json["sparse"] = losses_json(all.sparse);
     json["difference"] = {{"prefill", summary_json(differences(all.sparse.prefill, all.dense.prefill))},
@@ -306,9 +307,9 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   } else {
     print_out(fmt::format(
         "windows  {} of {} tokens, the last {} of each decoded; chunks of {}, memory {} local + {} "
-        "heavy\n{}{}{}{}",
+        "heavy, {}\n{}{}{}{}",
         windows, window, flags->decode, effective.chunk, effective.local, effective.heavy,
-        line("prefill", all.dense.prefill, all.sparse.prefill),
+        rule_text(effective), line("prefill", all.dense.prefill, all.sparse.prefill),
         line("decoded", all.dense.decoded, all.sparse.decoded), divergence_line("prefill", all.prefill),
         divergence_line("decoded", all.decoded)));
   }

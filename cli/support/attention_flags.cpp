@@ -2,12 +2,89 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "cli/support/failure.hpp"
 
 namespace headwater::cli {
 namespace {
 
 constexpr std::int64_t kMostThreads = 512;
+
+enum class Rule : std::uint8_t { h2o, blocks, window };
+
+/// A flag of rule `blocks`.
+struct SizeFlag {
+  const char* name;
+  CLI::Option* option;
+};
+
+/// SEL-1, in the words of the flags.
+void check_sizes(const Options& options) {
+  const auto refuse = [](const char* flag, std::int64_t value, const std::string& allowed) {
+    throw Failure(fmt::format("{}: {} is not allowed; use {}", flag, value, allowed));
+  };
+  const auto chunk = fmt::format("a number up to {}, the chunk (-ub)", options.chunk);
+  if (options.key_block > options.chunk) refuse("--key-block", options.key_block, chunk);
+  if (options.query_block > options.chunk) refuse("--query-block", options.query_block, chunk);
+  if (options.query_block % options.pool != 0) {
+    refuse("--pool", options.pool, fmt::format("a divisor of --query-block {}", options.query_block));
+  }
+  if (options.heavy % options.key_block != 0) {
+    refuse("--h2o-heavy", options.heavy, fmt::format("a multiple of --key-block {}", options.key_block));
+  }
+}
+
+/// The newest L + H tokens: key blocks of one key, so that Local begins where it should (SEL-2), and no votes.
+void select_window(Options& options) {
+  options.local = std::min(options.local + options.heavy, kMaxCount);
+  options.heavy = 0;
+  options.key_block = 1;
+  options.query_block = options.pool = options.chunk;
+  options.refine = 1;
+}
+
+void declare_rule(FlagSet& set, Options& options) {
+  const auto rule = std::make_shared<Rule>(Rule::h2o);
+  set.choice(
+      "--select", "RULE",
+      "tokens of a memory set: h2o, by score, for each chunk; blocks, by the queries of a query block; "
+      "window, the newest L + H (h2o)",
+      "h2o, blocks or window", {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"window", Rule::window}},
+      *rule);
+  std::vector<SizeFlag> sizes;
+  const auto size = [&](const char* name, std::int64_t high, const char* help, std::int64_t& to) {
+    sizes.push_back({name, set.integer(name, name, 1, high, help, to)});
+  };
+  constexpr std::int64_t kMostKeys = 256;
+  constexpr std::int64_t kMostRefine = 16;
+  size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8)", options.key_block);
+  size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32)", options.query_block);
+  size("--pool", kMaxCount, "rows whose mean votes, with --select blocks (4)", options.pool);
+  size("--refine", kMostRefine,
+       "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks (2)",
+       options.refine);
+  set.check([&options, rule, sizes] {
+    if (*rule == Rule::blocks) {
+      options.select = Select::blocks;
+      check_sizes(options);
+      return;
+    }
+    const char* const chosen = *rule == Rule::h2o ? "h2o" : "window";
+    for (const SizeFlag& flag : sizes) {
+      if (flag.option->count() == 0) continue;
+      throw Failure(
+          fmt::format("{} is a size of --select blocks, and the rule is {}; leave it out, or use "
+                      "--select blocks",
+                      flag.name, chosen));
+    }
+    if (*rule != Rule::window) return;
+    options.select = Select::blocks;
+    select_window(options);
+  });
+}
 
 }  // namespace
 
@@ -18,14 +95,15 @@ void declare_memory_sets(FlagSet& set, Options& options) {
               "S, chunk: tokens with full causal attention; also -ub (1024)", options.chunk);
   set.integer("--h2o-local", "--h2o-local", 0, kMaxCount,
               "L, newest tokens always kept in the memory set (256)", options.local);
-  set.integer("--h2o-heavy", "--h2o-heavy", 0, kMaxCount, "H, tokens kept because of their score (256)",
-              options.heavy);
+  set.integer("--h2o-heavy", "--h2o-heavy", 0, kMaxCount,
+              "H, tokens kept because of their score or votes (256)", options.heavy);
   set.flag("--h2o-no-clamp", options.clamp, "let L + H be S or more", false);
   set.check([&options] {
     if (options.clamp || options.dense || options.local + options.heavy <= kMaxCount) return;
     throw Failure(fmt::format("--h2o-local {} and --h2o-heavy {} make {} together; allowed are {}",
                               options.local, options.heavy, options.local + options.heavy, kMaxCount));
   });
+  declare_rule(set, options);
 }
 
 void declare_schedule(FlagSet& set, Options& options) {

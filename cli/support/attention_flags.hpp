@@ -9,7 +9,9 @@
 
 namespace headwater::cli {
 
-/// -b, -ub, --h2o-local, --h2o-heavy, --h2o-no-clamp: the chunks of a prompt and the memory set of each.
+/// -b, -ub, --h2o-local, --h2o-heavy, --h2o-no-clamp: the chunks of a prompt and the memory set of each. --select,
+/// --key-block, --query-block, --pool, --refine: the rule of the sets. `--select window` is rule `blocks` with nothing to
+/// choose: one set for each chunk, of the newest L + H tokens.
 void declare_memory_sets(FlagSet& set, Options& options);
 /// --schedule.
 void declare_schedule(FlagSet& set, Options& options);

@@ -65,10 +65,24 @@ Work measure(std::span<const StepItem> steps, const EffectiveOptions& options) {
     for (std::int64_t batch = 0; batch < call.step.n; batch += options.batch) {
       const std::int64_t batch_end = std::min(batch + options.batch, call.step.n);
       for (std::int64_t begin = batch; begin < batch_end; begin += options.chunk) {
-        const std::int64_t memory = std::min(options.memory(), call.base + begin);
+        const std::int64_t first = call.base + begin;
+        const std::int64_t rows = std::min(options.chunk, batch_end - begin);
+        const std::int64_t memory = options.memory_count(first);
         ++work.chunks;
-        work.memory_entries += memory;
-        work.pairs += pairs_of(std::min(options.chunk, batch_end - begin), memory);
+        work.pairs += pairs_of(rows, memory);
+        if (options.select == Select::h2o) {
+          work.memory_entries += memory;
+          continue;
+        }
+        const std::int64_t sets = options.query_blocks(rows);
+        const std::int64_t candidates = options.candidate_blocks(first);
+        const std::int64_t voted = options.voted_tokens(first);
+        work.memory_entries += sets * memory;
+        work.query_blocks += sets;
+        work.most_candidates = std::max(work.most_candidates, candidates);
+        work.most_voted = std::max(work.most_voted, voted);
+        work.block_votes += sets * candidates;
+        work.token_votes += sets * voted;
       }
     }
   });

@@ -23,12 +23,20 @@ struct Call {
 void for_each_call(std::span<const StepItem> steps, const EffectiveOptions& options,
                    const std::function<void(const Call&)>& action);
 
-/// What the steps take altogether (PLAN-1, MEM-1); known before the work from the lengths alone.
+/// What the steps take altogether (PLAN-1, MEM-1, SEL-2); known before the work from the lengths alone.
 struct Work {
   std::int64_t chunks = 0;
-  std::int64_t longest_call = 0;    ///< tokens
-  std::int64_t memory_entries = 0;  ///< |M_{c-1}| summed over all chunks, per query head
-  std::uint64_t pairs = 0;          ///< query-key pairs per query head
+  std::int64_t longest_call = 0;  ///< tokens
+  /// Valid entries of all sets that are read, per query head; rule `blocks`: per key/value head.
+  std::int64_t memory_entries = 0;
+  std::uint64_t pairs = 0;  ///< query-key pairs per query head
+
+  // Rule `blocks`.
+  std::int64_t query_blocks = 0;     ///< of all chunks (SEL-4)
+  std::int64_t most_candidates = 0;  ///< key blocks that one chunk votes on (SEL-2)
+  std::int64_t most_voted = 0;       ///< tokens that one chunk votes on (SEL-7)
+  std::int64_t block_votes = 0;      ///< all of them, per key/value head
+  std::int64_t token_votes = 0;
 };
 [[nodiscard]] Work measure(std::span<const StepItem> steps, const EffectiveOptions& options);
 

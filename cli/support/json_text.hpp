@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "headwater/options.hpp"
 
@@ -14,5 +17,16 @@ namespace headwater::cli {
 [[nodiscard]] const char* score_type_name(ScoreType type);
 /// "layer-major" or "chunk-major", as --schedule takes it.
 [[nodiscard]] const char* schedule_name(Schedule schedule);
+
+/// "h2o", "blocks" or "window", as --select takes it. Rule `blocks` with nothing to choose and key blocks of one key is the
+/// window of the newest tokens.
+[[nodiscard]] const char* select_name(const EffectiveOptions& effective);
+/// Names and values of what else the rule is made of (SEL-1); none but for "blocks".
+[[nodiscard]] std::vector<std::pair<const char*, std::int64_t>> select_sizes(
+    const EffectiveOptions& effective);
+/// Adds `select` and the sizes to an object of effective options.
+void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective);
+/// The same for a reader: "select h2o", or "select blocks (key_block 8, query_block 32, pool 4, refine 2)".
+[[nodiscard]] std::string rule_text(const EffectiveOptions& effective);
 
 }  // namespace headwater::cli

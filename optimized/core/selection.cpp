@@ -32,7 +32,9 @@ std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int
   std::uint32_t threshold = 0;
   for (int bit = 31; bit >= 32 - key_bits; --bit) {
     const std::uint32_t raised = threshold | (1u << bit);
-    if (count_at_least(keys, count, raised) >= budget) threshold = raised;
+    const std::int64_t reached = count_at_least(keys, count, raised);
+    if (reached >= budget) threshold = raised;
+    if (reached == budget) break;  // no lower bit can tell these from each other
   }
   // Keys below the tested bits are equal by contract, so "above" is exact on the tested bits.
   const std::uint32_t mask = key_bits >= 32 ? 0xFFFFFFFFu : ~(0xFFFFFFFFu >> key_bits);

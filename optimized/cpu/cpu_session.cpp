@@ -18,16 +18,23 @@ void warm_threads(int threads) {
   asm volatile("" : : "r"(seen));
 }
 
+std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options) {
+  if (!options.sparse) return 0;
+  if (options.select == Select::blocks) return std::min(options.chunk, shape.capacity);
+  return SparsePass::most_window_rows(shape, options);
+}
+
 }  // namespace
 
 CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
                        const Options& wished, const EffectiveOptions& effective)
     : SessionBase(shape, effective),
       data_(kernels, shape, wished, options()),
-      floats_(data_, effective.sparse ? SparsePass::most_window_rows(shape, effective) : 0),
+      floats_(data_, most_window_rows(shape, effective)),
       dense_(data_) {
   if (bf16 && shape.kv_type == DType::bf16) bf16_.emplace(data_, *bf16, floats_);
-  if (effective.sparse) sparse_.emplace(data_);
+  if (effective.sparse && effective.select == Select::h2o) sparse_.emplace(data_);
+  if (effective.sparse && effective.select == Select::blocks) blocks_.emplace(data_);
   warm_threads(effective.threads);  // no call has to make them (NUM-4)
 }
 
@@ -35,9 +42,11 @@ MemoryBytes CpuSession::memory_bytes() const {
   MemoryBytes bytes;
   bytes.kv = data_.kv.bytes();
   bytes.scores = data_.scores.bytes();
-  bytes.memory_sets = data_.memory.bytes() + (sparse_ ? sparse_->set_bytes() : 0);
+  bytes.memory_sets = data_.memory.bytes() + data_.summaries.bytes() + (sparse_ ? sparse_->set_bytes() : 0) +
+                      (blocks_ ? blocks_->set_bytes() : 0);
   bytes.workspace = floats_.bytes() + (bf16_ ? bf16_->bytes() : 0) + (sparse_ ? sparse_->bytes() : 0) +
-                    dense_.bytes() + data_.kv.spare_bytes() + chunk_bytes();
+                    (blocks_ ? blocks_->bytes() : 0) + dense_.bytes() + data_.kv.spare_bytes() +
+                    chunk_bytes();
   return bytes;
 }
 
@@ -48,7 +57,7 @@ ScoreView CpuSession::scores(std::int64_t layer) const {
 
 MemoryView CpuSession::memory(std::int64_t layer) const {
   require_layer(layer);
-  return options().sparse ? data_.memory.view(layer) : MemoryView{};
+  return sparse_ ? data_.memory.view(layer) : MemoryView{};
 }
 
 void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -65,9 +74,13 @@ void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64
   core::widen(kv.value(layer, head_kv, position), kv.type(), kv.d_value(), row.data());
 }
 
-StageSeconds CpuSession::stage_seconds() const { return {sparse_ ? sparse_->selection_seconds() : 0.0}; }
+StageSeconds CpuSession::stage_seconds() const {
+  if (blocks_) return {blocks_->selection_seconds()};
+  return {sparse_ ? sparse_->selection_seconds() : 0.0};
+}
 
 void CpuSession::forget() {
+  if (blocks_) blocks_->forget();
   if (!sparse_) return;
   sparse_->forget();
   data_.memory.reset();
@@ -76,12 +89,18 @@ void CpuSession::forget() {
 void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                            const MutableRows& out) {
   const std::span<const Chunk> chunks = plan();
-  store_rows(layer, k, v, chunks.front().begin, chunks.back().end - chunks.front().begin);
+  const std::int64_t n = chunks.back().end - chunks.front().begin;
+  store_rows(layer, k, v, chunks.front().begin, n);
+  if (data_.summaries.width() > 0) summarise(layer, chunks.front().begin, n);
   Arithmetic* arithmetic = &floats_;
   if (bf16_ && q.type == DType::bf16) arithmetic = &*bf16_;
   const LayerCall call{data_, *arithmetic, layer, q, out, chunks, observer()};
   if (chunks.front().mode == ChunkMode::sparse) {
-    sparse_->run(call);
+    if (blocks_) {
+      blocks_->run(call);
+    } else {
+      sparse_->run(call);
+    }
   } else {
     dense_.run(call);
   }
@@ -118,6 +137,20 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
     for (std::int64_t head = 0; head < shape().n_head; ++head) {
       data_.scores.clear(layer, head, base, base + n);
     }
+  }
+}
+
+void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n) {
+  core::BlockSummaries& summaries = data_.summaries;
+  const std::int64_t ahead =
+      HEADWATER_SABOTAGE("cpu.blocks.block_of_two_calls") ? summaries.key_block() - 1 : 0;
+  const std::int64_t first = (base + ahead) / summaries.key_block();
+  const std::int64_t blocks = (base + n) / summaries.key_block() - first;
+  if (blocks <= 0) return;
+  summaries.make_room(layer, base, base + n);
+#pragma omp parallel for schedule(static) num_threads(options().threads)
+  for (std::int64_t task = 0; task < shape().n_head_kv * blocks; ++task) {
+    summaries.write(layer, task / blocks, first + task % blocks, data_.kv, data_.kernels.widen);
   }
 }
 

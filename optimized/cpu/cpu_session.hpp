@@ -8,6 +8,7 @@
 #include "cpu/arithmetic/bf16.hpp"
 #include "cpu/arithmetic/float.hpp"
 #include "cpu/layer.hpp"
+#include "cpu/pass/blocks.hpp"
 #include "cpu/pass/dense.hpp"
 #include "cpu/pass/sparse.hpp"
 
@@ -36,11 +37,14 @@ class CpuSession final : public core::SessionBase {
   void forget() override;
 
   void store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base, std::int64_t n);
+  /// Key blocks that n stored rows from `base` have made whole (SEL-3).
+  void summarise(std::int64_t layer, std::int64_t base, std::int64_t n);
 
   SessionData data_;
   FloatArithmetic floats_;
   std::optional<Bf16Arithmetic> bf16_;  // none: no call is computed in BF16
-  std::optional<SparsePass> sparse_;    // none: the session is dense
+  std::optional<SparsePass> sparse_;    // rule h2o; none: the session is dense or has the other rule
+  std::optional<BlocksPass> blocks_;    // rule blocks
   DensePass dense_;
 };
 

@@ -42,7 +42,6 @@ class CpuEngine final : public Engine {
     try {
       const EffectiveOptions effective = core::resolve(shape, options, default_threads());
       core::require_no_device(options, name_);
-      core::require_h2o(options, name_);
       return std::make_unique<cpu::CpuSession>(*variant_.kernels, variant_.bf16, shape, options, effective);
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +

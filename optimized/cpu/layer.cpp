@@ -18,6 +18,10 @@ SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_s
       kv(shape),
       scores(shape.n_layer, shape.n_head, shape.capacity, effective.score_type) {
   if (!effective.sparse) return;
+  if (effective.select == Select::blocks) {
+    if (effective.heavy > 0) summaries = core::BlockSummaries(shape, effective.key_block);
+    return;
+  }
   memory = core::MemorySets(shape.n_layer, shape.n_head, effective.local, effective.heavy, shape.capacity);
 }
 
@@ -41,6 +45,10 @@ float SessionData::sink(std::int64_t head) const {
 
 std::int64_t SessionData::most_chunk_rows() const {
   return options.sparse ? std::min(options.chunk, shape.capacity) : 0;
+}
+
+std::int64_t SessionData::set_width() const {
+  return options.sparse ? std::min(options.memory(), shape.capacity) : 0;
 }
 
 float* LayerCall::float_row(std::int64_t position, std::int64_t head) const {

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "core/block_summaries.hpp"
 #include "core/buffer.hpp"
 #include "core/kv_store.hpp"
 #include "core/memory_sets.hpp"
@@ -33,6 +34,7 @@ struct SessionData {
   [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
   [[nodiscard]] float sink(std::int64_t head) const;   ///< natural units; -inf: none
   [[nodiscard]] std::int64_t most_chunk_rows() const;  ///< 0 in a dense session
+  [[nodiscard]] std::int64_t set_width() const;        ///< most entries of a memory set; 0 in a dense session
 
   const KernelTable& kernels;
   const Shape shape;
@@ -41,7 +43,8 @@ struct SessionData {
   std::vector<float> alibi;
   core::KvStore kv;
   core::ScoreStore scores;
-  core::MemorySets memory;  ///< empty in a dense session
+  core::MemorySets memory;         ///< rule h2o; else empty
+  core::BlockSummaries summaries;  ///< rule blocks; else empty
 };
 
 class Arithmetic;

@@ -28,6 +28,10 @@ void check_status(headwater_status actual, headwater_status expected, const char
 
 /* Real prefill and decode steps of every engine against the plain C computation. */
 void test_numbers(const char* engine);
+/* The same with rule BLOCKS. */
+void test_blocks(const char* engine);
+/* Its options: defaults, what must be refused, structures of older programs. */
+void test_blocks_options(void);
 /* Every call that must be refused. */
 void test_errors(void);
 

@@ -243,7 +243,12 @@ void write_trace(const AtlasTrace& trace, const std::string& path) {
   for (std::int64_t c = 0; c < trace.chunks(); ++c)
     work.memory_entries += static_cast<std::int64_t>(trace.set(c, 0).size());
   const std::int64_t heads = trace.heads();
-  Recorder recorder(trace.n, heads, trace.memory, work, true);
+  Shape shape;
+  shape.n_head = heads;
+  shape.capacity = trace.n;
+  EffectiveOptions effective;
+  effective.local = trace.memory;
+  Recorder recorder(shape, effective, work, true);
   std::vector<float> tokens;
   for (std::int64_t c = 0; c < trace.chunks(); ++c) {
     const std::int64_t length = trace.end(c) - trace.begin(c);

@@ -116,6 +116,31 @@ TEST(Calls, WorkIsWhatTheSpecificationCounts) {
   EXPECT_EQ(ragged.chunks, 5);
   EXPECT_EQ(ragged.memory_entries, 4 * 5);
   EXPECT_EQ(ragged.pairs, (36U + 10 + 36 + 10 + 21) + 22U * 5);
+  EXPECT_EQ(ragged.query_blocks + ragged.block_votes + ragged.token_votes, 0);
+}
+
+TEST(Calls, WorkOfRuleBlocksCountsSetsAndVotes) {
+  EffectiveOptions effective = options(32, 16, 5);
+  effective.heavy = 8;
+  effective.select = Select::blocks;
+  effective.key_block = 4, effective.query_block = 6, effective.pool = 3, effective.refine = 2;
+  // Chunks begin at 0, 16, 32, 39 (dense), 40, 56: Local from 12, 28, -, 36, 52.
+  const Work work = measure(parse_steps("p39,d1,p20"), effective);
+  EXPECT_EQ(work.chunks, 6);
+  EXPECT_EQ(work.query_blocks, 3 + 3 + 2 + 3 + 1);
+  EXPECT_EQ(work.most_candidates, 13);
+  EXPECT_EQ(work.most_voted, 16);
+  EXPECT_EQ(work.block_votes, 3 * 3 + 2 * 7 + 3 * 9 + 1 * 13);
+  EXPECT_EQ(work.token_votes, 3 * 12 + 2 * 16 + 3 * 16 + 1 * 16);
+  EXPECT_EQ(work.memory_entries, 3 * (4 + 8) + 2 * (4 + 8) + 3 * (4 + 8) + 1 * (4 + 8));
+  const std::uint64_t own = 136 + 136 + 28 + 136 + 10;
+  EXPECT_EQ(work.pairs, own + (16 + 7 + 16 + 4) * 12U + (1 + 39));
+
+  effective.heavy = 0;
+  EXPECT_EQ(measure(parse_steps("p39"), effective).block_votes, 0);
+  effective.heavy = 8;
+  effective.refine = 1;
+  EXPECT_EQ(measure(parse_steps("p39"), effective).token_votes, 0);
 }
 
 }  // namespace

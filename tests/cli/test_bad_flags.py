@@ -11,6 +11,7 @@ from support import ProgramTest, problem
 INTEGERS = {"--batch": (1, 2147483647), "-b": (1, 2147483647), "--batch-size": (1, 2147483647),
             "--chunk": (1, 2147483647), "-ub": (1, 2147483647), "--ubatch-size": (1, 2147483647),
             "--h2o-local": (0, 2147483647), "--h2o-heavy": (0, 2147483647),
+            "--key-block": (1, 256), "--query-block": (1, 2147483647), "--pool": (1, 2147483647), "--refine": (1, 16),
             "-t": (0, 512), "--threads": (0, 512), "--repeat": (1, 1000)}
 SPOKEN = {flag: spoken for spoken, flags in {
     "-b (--batch)": ("-b", "--batch", "--batch-size"), "-ub (--chunk)": ("-ub", "--chunk", "--ubatch-size"),
@@ -50,8 +51,9 @@ class Numbers(ProgramTest):
         self.refuse(self.input, "--softcap", "'-1'", ">= 0", arguments=["--softcap", "-1"])
 
     def test_choices(self):
-        for flag, allowed in (("--schedule", "chunk-major"), ("--score-type", "bf16")):
-            for text in ("", "f16", "LAYER", "layers"):
+        for flag, allowed in (("--schedule", "chunk-major"), ("--score-type", "bf16"),
+                              ("--select", "h2o, blocks or window")):
+            for text in ("", "f16", "LAYER", "layers", "Blocks", "block", "1"):
                 self.refuse(self.input, flag, f"'{text}'", allowed, arguments=[flag, text])
 
     def test_huge_memory_without_clamp(self):
@@ -62,6 +64,62 @@ class Numbers(ProgramTest):
         self.attend(self.input, "-b", "2147483647", "-ub", "2147483647", "--h2o-local", "9", "--h2o-heavy", "9")
         self.attend(self.input, "--h2o-no-clamp", "-ub", "1", "--h2o-local", "2000000000", "--h2o-heavy", "0",
                     "--no-trace")
+
+
+class Rule(ProgramTest):
+    """SEL-1: sizes of rule `blocks`."""
+
+    BLOCKS = ("--select", "blocks", "-ub", "64")
+
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem(n=100))
+
+    def test_sizes_without_their_rule(self):
+        for rule, arguments in (("h2o", ()), ("h2o", ("--select", "h2o")), ("window", ("--select", "window")),
+                                ("h2o", ("--select", "blocks", "--select", "h2o"))):
+            for flag in ("--key-block", "--query-block", "--pool", "--refine"):
+                self.refuse(self.input, f"{flag} is a size of --select blocks", f"the rule is {rule}",
+                            arguments=[*arguments, flag, "4"])
+
+    def test_sizes_that_do_not_fit(self):
+        for arguments, words in (
+                (["-ub", "7"], ("--key-block: 8 ", "up to 7", "-ub")),
+                (["--key-block", "65"], ("--key-block: 65 ", "up to 64", "-ub")),
+                (["-ub", "31"], ("--query-block: 32 ", "up to 31", "-ub")),
+                (["--query-block", "65"], ("--query-block: 65 ", "up to 64", "-ub")),
+                (["--pool", "3"], ("--pool: 3 ", "a divisor of --query-block 32")),
+                (["--pool", "64"], ("--pool: 64 ", "a divisor of --query-block 32")),
+                (["--query-block", "30"], ("--pool: 4 ", "a divisor of --query-block 30")),
+                (["--h2o-heavy", "12"], ("--h2o-heavy: 12 ", "a multiple of --key-block 8")),
+                (["--key-block", "3"], ("--h2o-heavy: 256 ", "a multiple of --key-block 3")),
+                (["--h2o-no-clamp", "--h2o-local", "2147483647", "--h2o-heavy", "8"], ("--h2o-local", "2147483655")),
+                (["--dense", "--pool", "3"], ("--pool: 3 ", "a divisor of --query-block 32"))):
+            self.refuse(self.input, *words, arguments=[*self.BLOCKS, *arguments])
+
+    def test_sizes_at_their_limits(self):
+        for arguments in (["--key-block", "64", "--h2o-heavy", "64"], ["--query-block", "64", "--pool", "64"],
+                          ["--query-block", "1", "--pool", "1"], ["--key-block", "1", "--refine", "16"],
+                          ["-ub", "300", "--key-block", "256"], ["--h2o-heavy", "0", "--key-block", "7"]):
+            self.attend(self.input, *self.BLOCKS, *arguments, "--engine", "reference")
+
+    def test_window_of_all_that_fits(self):
+        flags = ("--select", "window", "-ub", "16", "--h2o-local", "2147483647", "--h2o-heavy", "2147483647")
+        _, metadata, error = self.attend(self.input, *flags, "--engine", "reference")
+        self.assertEqual((metadata["local"], metadata["heavy"]), ("15", "0"))
+        self.assertIn("warning: ", error)
+
+    def test_engines_refuse_a_rule_that_they_lack_by_name(self):
+        engines = json.loads(self.run_program("info", "--json").stdout)["engines"]
+        for engine in (one["name"] for one in engines if one["available"]):
+            done = self.run_program("attend", self.input, "-o", self.path("x"), *self.BLOCKS, "--engine", engine)
+            if done.returncode != 0:
+                self.assert_refused(done, "select is 1", f"engine {engine} has no other rule")
+
+    def test_trace_that_does_not_fit(self):
+        self.refuse(self.input, "trace", "--no-trace", "query block",
+                    arguments=["--h2o-no-clamp", "--select", "window", "-ub", "1", "--h2o-local", "2147483646",
+                               "--h2o-heavy", "0", "--engine", "reference"])
 
 
 class Usage(ProgramTest):

@@ -217,13 +217,152 @@ class Format(OutputTest):
             self.assertEqual(len(tensor.data), SIZES[tensor.dtype] * math.prod(tensor.shape))
 
 
+class Blocks(OutputTest):
+    """Rule `blocks`: the tensors beside the others, and what they mean."""
+
+    FLAGS = ("-b", "32", "-ub", "16", "--h2o-local", "5", "--h2o-heavy", "8", "--select", "blocks", "--key-block", "4",
+             "--query-block", "6", "--pool", "3")
+
+    def check_blocks(self, tensors, out, refine, dense=(), local=5, heavy=8, size=4, rows=6):
+        """Sets by the votes of the file (SEL-11), outputs under these sets; chunks in `dense` have none."""
+        for tensor in tensors.values():
+            tensor.values_cached = tensor.values
+        (n, heads, d), heads_kv, dv = tensors["q"].shape, tensors["k"].shape[1], tensors["v"].shape[2]
+        starts = out["chunk_start"].values
+        count, _, m = out["block_sets"].shape
+        self.assertEqual((out["query_blocks"].shape, m), ([count, 2], local + heavy))
+        found, block = out["query_blocks"].values, 0
+        for c, (begin, end) in enumerate(zip(starts, starts[1:])):
+            if c in dense:
+                continue
+            first = min(begin, -(-max(0, begin - local) // size) * size)  # SEL-2
+            candidates = first // size if heavy > 0 else 0
+            for a in range(begin, end, rows):
+                self.assertEqual(found[2 * block:2 * block + 2], [a, min(a + rows, end)])
+                for g in range(heads_kv):
+                    keys = self.set_of(out, block, g, candidates, refine, heavy, size) + list(range(first, begin))
+                    at = (block * heads_kv + g) * m
+                    self.assertEqual(out["block_sets"].values[at:at + m], keys + [-1] * (m - len(keys)))
+                    for h in range(g * heads // heads_kv, (g + 1) * heads // heads_kv):
+                        for i in range(a, min(a + rows, end)):
+                            row, log_sum, _ = attention(tensors, h, i, keys + list(range(begin, i + 1)), 1 / math.sqrt(d))
+                            for x in range(dv):
+                                self.assertAlmostEqual(out["out"].values[(i * heads + h) * dv + x], row[x],
+                                                       delta=F32_OUTPUT_BOUND)
+                            self.assertAlmostEqual(out["lse"].values[i * heads + h], log_sum, delta=F32_OUTPUT_BOUND)
+                block += 1
+        self.assertEqual(block, count)
+        self.assertEqual(set(out["scores"].values) | set(out["colsum_intra"].values), {0.0})  # SEL-9
+        self.assertEqual(out["memory"].shape, [len(starts) - 1, heads, 0])
+
+    def set_of(self, out, block, g, candidates, refine, heavy, size):
+        """SEL-6, SEL-7 from the file's votes: the kept tokens."""
+        def votes(name, count):
+            _, heads_kv, width = out[name].shape
+            at = (block * heads_kv + g) * width
+            row = out[name].values[at:at + width]
+            self.assertTrue(all(math.isnan(vote) for vote in row[count:]))
+            self.assertFalse(any(math.isnan(vote) for vote in row[:count]))
+            return row[:count]
+
+        def best(values, count):
+            return sorted(sorted(range(len(values)), key=lambda i: (-values[i], i))[:count])
+
+        of_blocks = votes("block_votes", candidates)
+        self.assertTrue(all(vote <= 0 for vote in of_blocks))
+        self.assertTrue(candidates == 0 or max(of_blocks) == 0)
+        chosen = best(of_blocks, refine * heavy // size)
+        tokens = [b * size + x for b in chosen for x in range(size)]
+        if refine == 1 or len(tokens) <= heavy:
+            votes("token_votes", 0)
+            return tokens
+        of_tokens = votes("token_votes", len(tokens))
+        self.assertTrue(all(0 <= vote <= 1 for vote in of_tokens))
+        return [tokens[i] for i in best(of_tokens, heavy)]
+
+    def test_sets_votes_and_outputs(self):
+        for engine in ENGINES:
+            for refine in (1, 2, 3):
+                tensors = problem(n=75)
+                out, _, error = self.attend(tensors, *self.FLAGS, "--refine", str(refine), "--engine", engine)
+                self.assertEqual(error, "")
+                self.check_blocks(tensors, out, refine)
+
+    def test_turns_and_decode(self):
+        tensors = problem(n=75)
+        out, _, _ = self.attend(tensors, *self.FLAGS, "--steps", "p19,d1,d2,p5,d1,p8:40,p32,d7")
+        self.assertEqual(out["chunk_start"].values, [0, 16, 19, 20, 22, 27, 28, 36, 52, 68, 75])
+        self.check_blocks(tensors, out, 2, dense={2, 3, 4, 5, 9})
+
+    def test_tensors(self):
+        out, metadata, _ = self.attend(problem(n=75), *self.FLAGS)
+        # Chunks begin at 0, 16, 32, 48, 64: the last votes on 15 key blocks.
+        self.assertEqual({name: (tensor.dtype, tensor.shape) for name, tensor in out.items()}, {
+            "out": ("F32", [75, 4, 6]), "lse": ("F32", [75, 4]), "scores": ("BF16", [4, 75]),
+            "chunk_start": ("I32", [6]), "memory": ("I32", [5, 4, 0]), "colsum_intra": ("F32", [4, 75]),
+            "colsum_inter": ("F32", [5, 4, 0]), "query_blocks": ("I32", [14, 2]), "block_sets": ("I32", [14, 2, 13]),
+            "block_votes": ("F32", [14, 2, 15]), "token_votes": ("F32", [14, 2, 16])})
+        self.assertEqual({key: metadata[key] for key in ("select", "key_block", "query_block", "pool", "refine")},
+                         {"select": "blocks", "key_block": "4", "query_block": "6", "pool": "3", "refine": "2"})
+        short, _, _ = self.attend(problem(n=75), *self.FLAGS, "--no-trace")
+        self.assertEqual(out.keys() - short.keys(), {"memory", "colsum_inter", "query_blocks", "block_sets", "block_votes",
+                                                     "token_votes"})
+        for name, tensor in short.items():
+            self.assertEqual(tensor.data, out[name].data, name)
+
+    def test_dense(self):
+        tensors = problem(n=40)
+        out, metadata, _ = self.attend(tensors, *self.FLAGS, "--dense")
+        self.assertEqual((out["query_blocks"].shape, out["block_sets"].shape), ([0, 2], [0, 2, 0]))
+        self.assertEqual((metadata["local"], metadata["heavy"]), ("0", "0"))
+        self.check_meaning(tensors, out, steps={0})
+
+    def test_clamp_keeps_whole_key_blocks(self):
+        tensors = problem(n=60)
+        out, metadata, error = self.attend(tensors, *self.FLAGS, "--h2o-heavy", "40")
+        self.assertEqual((metadata["local"], metadata["heavy"]), ("5", "8"))
+        self.assertIn("clamped to local 5, heavy 8", error)
+        self.check_blocks(tensors, out, 2)
+
+    def test_window(self):
+        tensors = problem(n=60)
+        flags = ("-b", "32", "-ub", "16", "--h2o-local", "5")
+        out, metadata, _ = self.attend(tensors, *flags, "--h2o-heavy", "6", "--select", "window")
+        self.assertEqual((metadata["select"], metadata["local"], metadata["heavy"]), ("window", "11", "0"))
+        self.assertFalse({"key_block", "query_block", "pool", "refine"} & metadata.keys())
+        self.assertEqual((out["block_votes"].shape, out["token_votes"].shape), ([4, 2, 0], [4, 2, 0]))
+        self.check_blocks(tensors, out, 1, local=11, heavy=0, size=1, rows=16)
+        h2o, _, _ = self.attend(tensors, *flags, "--h2o-local", "11", "--h2o-heavy", "0")
+        for chunk in range(4):  # each head's set of h2o is that of the window
+            self.assertEqual(h2o["memory"].values[chunk * 44:chunk * 44 + 11], out["block_sets"].values[chunk * 22:chunk * 22 + 11])
+
+    def test_trace_that_is_written_in_pieces(self):
+        """More than 2^18 entries and votes, which the program gathers before it writes them."""
+        n, local, heavy = 1500, 16, 48
+        out, _, _ = self.attend(problem(n=n), "-ub", "64", "--h2o-local", str(local), "--h2o-heavy", "40", "--h2o-no-clamp",
+                                "--h2o-heavy", str(heavy), "--select", "blocks", "--key-block", "2", "--query-block", "4")
+        for name in ("block_sets", "block_votes"):
+            self.assertGreater(len(out[name].values), 1 << 15)
+        self.assertGreater(len(out["block_votes"].values), 1 << 18)
+        starts = out["chunk_start"].values
+        for block in range(0, len(out["query_blocks"].values) // 2, 16):
+            begin = max(start for start in starts if start <= out["query_blocks"].values[2 * block])
+            first = max(0, begin - local)
+            for g in range(2):
+                at = (block * 2 + g) * (local + heavy)
+                keys = self.set_of(out, block, g, first // 2, 2, heavy, 2) + list(range(first, begin))
+                self.assertEqual(out["block_sets"].values[at:at + local + heavy], keys + [-1] * (local + heavy - len(keys)))
+
+
 class SameBytes(OutputTest):
     """NUM-3, SCHED-2, PLAN-2: the whole file is the same."""
+
+    RULE = ()
 
     def setUp(self):
         super().setUp()
         self.input = self.put(problem(n=203, d=16, dv=16, dtype="BF16"))
-        self.flags = ("-b", "64", "-ub", "16", "--h2o-local", "5", "--h2o-heavy", "6")
+        self.flags = ("-b", "64", "-ub", "16", "--h2o-local", "5", "--h2o-heavy", "6", *self.RULE)
 
     def test_threads_runs_and_schedules(self):
         for engine in ENGINES:
@@ -254,6 +393,14 @@ class SameBytes(OutputTest):
         self.assertEqual(self.output_bytes(other, *self.flags), expected)
         os.symlink(other, self.path("link"))
         self.assertEqual(self.output_bytes(self.path("link"), *self.flags), expected)
+
+
+class SameBytesOfBlocks(SameBytes):
+    RULE = ("--select", "blocks", "--key-block", "2", "--query-block", "8")
+
+
+class SameBytesOfWindow(SameBytes):
+    RULE = ("--select", "window")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,29 @@ class Json(ProgramTest):
         self.assertEqual(report["warnings"], [])
         self.assertEqual(error, "")
 
+    def test_rule(self):
+        sizes = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8")
+        for flags, wanted in (
+                ((), {"local": 4, "heavy": 8, "select": "h2o"}),
+                (("--select", "window"), {"local": 12, "heavy": 0, "select": "window"}),
+                (("--select", "blocks", "--query-block", "16"),
+                 {"local": 4, "heavy": 8, "select": "blocks", "key_block": 8, "query_block": 16, "pool": 4, "refine": 2}),
+                (("--select", "blocks", "--key-block", "4", "--query-block", "8", "--pool", "2", "--refine", "1"),
+                 {"local": 4, "heavy": 8, "select": "blocks", "key_block": 4, "query_block": 8, "pool": 2, "refine": 1})):
+            report, _ = self.attend_json(*sizes, *flags, n=40)
+            of_rule = ("local", "heavy", "select", "key_block", "query_block", "pool", "refine")
+            self.assertEqual({key: value for key, value in report["effective"].items() if key in of_rule}, wanted)
+        done = self.run_program("attend", self.put(problem(n=40)), "-o", self.path("out"), *sizes, "--select", "blocks",
+                                "--query-block", "16")
+        self.assertIn("local 4, heavy 8, select blocks (key_block 8, query_block 16, pool 4, refine 2)",
+                      done.stdout.decode())
+
+    def test_pairs_of_blocks(self):
+        # Chunks at 0, 16, 32: Local from 0, 12, 28 (SEL-2); sets of 0, 4 + 8 and 4 + 8.
+        report, _ = self.attend_json("-ub", "16", "--h2o-local", "5", "--h2o-heavy", "8", "--select", "blocks", "--key-block",
+                                     "4", "--query-block", "8", n=40)
+        self.assertEqual(report["pairs"], 136 + (136 + 16 * 12) + (36 + 8 * 12))
+
     def test_pairs_of_steps(self):
         flags = ("-b", "8", "-ub", "8", "--h2o-local", "3", "--h2o-heavy", "2")
         report, _ = self.attend_json(*flags, "--steps", "p19,d2,p5,d1,p13", n=40)
@@ -229,7 +252,8 @@ class OtherCommands(ProgramTest):
             self.assertIn(b"Example:", done.stdout)
         attend = self.run_program("attend", "--help").stdout.decode()
         for flag in ("-b", "-ub", "--h2o-local", "--h2o-heavy", "--h2o-no-clamp", "-t", "--engine", "--dense",
-                     "--scale", "--softcap", "--score-type", "--schedule", "--steps", "--repeat", "--no-trace", "--json"):
+                     "--scale", "--softcap", "--score-type", "--schedule", "--steps", "--repeat", "--no-trace", "--json",
+                     "--select", "--key-block", "--query-block", "--pool", "--refine"):
             self.assertIn(flag, attend)
 
     def test_info(self):

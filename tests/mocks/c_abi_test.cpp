@@ -225,6 +225,8 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   effective.batch = 1, effective.chunk = 2, effective.local = 3, effective.heavy = 4, effective.sparse = true;
   effective.scale = 0.5, effective.softcap = 1.5, effective.score_type = ScoreType::f32;
   effective.schedule = Schedule::chunk_major, effective.threads = 6;
+  effective.select = Select::blocks, effective.key_block = 7, effective.query_block = 8, effective.pool = 9;
+  effective.refine = 10;
   effective.warnings = {"first", "second"};
   const std::vector<Chunk> plan{{0, 5, ChunkMode::sparse}, {5, 8, ChunkMode::decode}};
   const std::int32_t set = 0;
@@ -260,6 +262,8 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   EXPECT_EQ(said.score_type, HEADWATER_SCORE_F32);
   EXPECT_EQ(said.schedule, HEADWATER_CHUNK_MAJOR);
   EXPECT_EQ(said.threads, 6);
+  EXPECT_EQ(std::tuple(said.select, said.reserved), std::tuple(HEADWATER_SELECT_BLOCKS, 0));
+  EXPECT_EQ(std::tuple(said.key_block, said.query_block, said.pool, said.refine), std::tuple(7, 8, 9, 10));
   const char* text = nullptr;
   EXPECT_EQ(headwater_warning_count(handle, &count), HEADWATER_OK);
   EXPECT_EQ(count, 2);
@@ -336,7 +340,21 @@ TEST(CAbiObserver, IsShownTheRecordAndItsOwnPointerAndIsTakenAway) {
   const std::int32_t memory = 0;
   const std::array<float, 3> sums{};
   ASSERT_TRUE(set);
-  set({1, {2, 3, ChunkMode::dense}, 4, 5, &memory, &sums[0], 6, &sums[1], &sums[2]});
+  const std::array<float, 2> votes{};
+  set({1,
+       {2, 3, ChunkMode::dense},
+       4,
+       5,
+       &memory,
+       &sums[0],
+       6,
+       &sums[1],
+       &sums[2],
+       7,
+       8,
+       &votes[0],
+       9,
+       &votes[1]});
   EXPECT_EQ(seen.calls, 1);
   const headwater_chunk_record& record = seen.record;
   EXPECT_EQ(record.struct_size, sizeof record);
@@ -351,6 +369,11 @@ TEST(CAbiObserver, IsShownTheRecordAndItsOwnPointerAndIsTakenAway) {
   EXPECT_EQ(record.row_stride, 6);
   EXPECT_EQ(record.colsum_intra, &sums[1]);
   EXPECT_EQ(record.lse, &sums[2]);
+  EXPECT_EQ(record.query_blocks, 7);
+  EXPECT_EQ(record.candidate_blocks, 8);
+  EXPECT_EQ(record.block_votes, &votes[0]);
+  EXPECT_EQ(record.voted_tokens, 9);
+  EXPECT_EQ(record.token_votes, &votes[1]);
 
   // NULL switches it off: what is said as `user` then changes nothing.
   ASSERT_EQ(headwater_set_observer(opened.get(), nullptr, &seen), HEADWATER_OK);
@@ -388,6 +411,8 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   asked.scale = 0.5, asked.softcap = 1.5, asked.sinks = sinks.data(), asked.alibi = slopes.data();
   asked.score_type = HEADWATER_SCORE_F32, asked.schedule = HEADWATER_CHUNK_MAJOR, asked.threads = 15;
   asked.row_memory = HEADWATER_DEVICE_MEMORY, asked.stream = &stream;
+  asked.select = HEADWATER_SELECT_BLOCKS, asked.key_block = 16, asked.query_block = 17, asked.pool = 18;
+  asked.refine = 19;
   const headwater_shape wanted = some_shape();
   headwater_session* handle = nullptr;
   ASSERT_EQ(headwater_open("mine", &wanted, &asked, &handle), HEADWATER_OK);
@@ -415,6 +440,9 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   EXPECT_EQ(options.threads, 15);
   EXPECT_EQ(options.row_memory, RowMemory::device);
   EXPECT_EQ(options.stream, &stream);
+  EXPECT_EQ(options.select, Select::blocks);
+  EXPECT_EQ(std::tuple(options.key_block, options.query_block, options.pool, options.refine),
+            std::tuple(16, 17, 18, 19));
   headwater_close(handle);
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "cli/commands/attend/block_trace.hpp"
 #include "cli/commands/attend/flags.hpp"
 #include "cli/commands/attend/input.hpp"
 #include "cli/commands/attend/recorder.hpp"
@@ -131,8 +132,15 @@ void AttendRun::check_memory_before_open() const {
 
 void AttendRun::check_memory() const {
   const EffectiveOptions& effective = session_->options();
-  std::uint64_t trace = 0;
-  if (flags_.trace) {
+  if (flags_.trace && effective.select == Select::blocks) {
+    require_memory(
+        BlockTrace::bytes(input_.k.heads, effective.memory(), work_),
+        fmt::format("the trace of {}, {} and local + heavy = {}",
+                    count_text(work_.query_blocks, "query block"),
+                    count_text(input_.k.heads, "key/value head"), effective.memory()),
+        "leave it out with --no-trace, or use larger --query-block and --key-block or a smaller memory");
+  } else if (flags_.trace) {
+    std::uint64_t trace = 0;
     constexpr std::uint64_t kEntryBytes = sizeof(std::int32_t) + sizeof(float);
     bool overflow = __builtin_mul_overflow(static_cast<std::uint64_t>(work_.chunks),
                                            kEntryBytes * static_cast<std::uint64_t>(input_.q.heads), &trace);
@@ -157,7 +165,7 @@ void AttendRun::lay_out() {
   const auto n = static_cast<std::uint64_t>(input_.q.n);
   const auto heads = static_cast<std::uint64_t>(input_.q.heads);
   const auto chunks = static_cast<std::uint64_t>(work_.chunks);
-  const auto memory = static_cast<std::uint64_t>(effective.memory());
+  const auto memory = effective.select == Select::h2o ? static_cast<std::uint64_t>(effective.memory()) : 0;
   // Nothing that must not change the bytes: no threads, steps, schedule or date.
   layout_.add_metadata("format", kFormat);
   layout_.add_metadata("version", kVersion);
@@ -171,6 +179,12 @@ void AttendRun::lay_out() {
   layout_.add_metadata("softcap", fmt::format("{:.17g}", effective.softcap));
   layout_.add_metadata("score_type", score_type_name(effective.score_type));
   layout_.add_metadata("clamp", flags_.options.clamp ? "true" : "false");
+  const bool blocks = effective.select == Select::blocks;
+  if (blocks) {  // a file of rule h2o says nothing of the rule, as it did when there was no other
+    layout_.add_metadata("select", select_name(effective));
+    for (const auto& [name, value] : select_sizes(effective))
+      layout_.add_metadata(name, std::to_string(value));
+  }
   layout_.add("out", TensorType::f32, {n, heads, static_cast<std::uint64_t>(input_.v.width)});
   layout_.add("lse", TensorType::f32, {n, heads});
   layout_.add("colsum_intra", TensorType::f32, {heads, n});
@@ -179,6 +193,7 @@ void AttendRun::lay_out() {
     layout_.add("memory", TensorType::i32, {chunks, heads, memory});
     layout_.add("colsum_inter", TensorType::f32, {chunks, heads, memory});
   }
+  if (flags_.trace && blocks) BlockTrace::lay_out(layout_, input_.k.heads, effective.memory(), work_);
   const bool narrow = effective.score_type == ScoreType::bf16;
   layout_.add("scores", narrow ? TensorType::bf16 : TensorType::f32, {heads, n});
   layout_.close();
@@ -192,7 +207,7 @@ AttendReport AttendRun::run() {
   lay_out();
   output_.reserve(layout_.file_bytes());
   out_.resize(static_cast<std::size_t>(work_.longest_call * input_.q.heads * input_.v.width));
-  recorder_.emplace(input_.q.n, input_.q.heads, session_->options().memory(), work_, flags_.trace);
+  recorder_.emplace(session_->shape(), session_->options(), work_, flags_.trace);
 
   std::vector<std::string> warnings = session_->options().warnings;
   warnings.insert(warnings.end(), input_.warnings.begin(), input_.warnings.end());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "cli/commands/attend/tensor_stream.hpp"
 #include "cli/support/failure.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -12,60 +13,22 @@ namespace headwater::cli {
 namespace {
 
 constexpr std::int32_t kEmpty = -1;
-constexpr std::size_t kBufferEntries = std::size_t{1} << 18;  ///< 1 MiB: few system calls, little memory
-
 std::size_t index(std::int64_t value) { return static_cast<std::size_t>(value); }
-
-/// Writes a tensor of 4-byte elements from front to back.
-template <typename Element>
-class TensorStream {
- public:
-  TensorStream(OutputFile& file, std::uint64_t offset) : file_(file), offset_(offset) {
-    buffer_.reserve(kBufferEntries);
-  }
-  void append(std::span<const Element> values) {
-    while (!values.empty()) {
-      const auto part = values.first(std::min(values.size(), kBufferEntries - buffer_.size()));
-      buffer_.insert(buffer_.end(), part.begin(), part.end());
-      values = values.subspan(part.size());
-      if (buffer_.size() == kBufferEntries) flush();
-    }
-  }
-  void fill(std::int64_t count, Element value) {
-    while (count > 0) {
-      const auto part = std::min(count, static_cast<std::int64_t>(kBufferEntries - buffer_.size()));
-      buffer_.insert(buffer_.end(), index(part), value);
-      count -= part;
-      if (buffer_.size() == kBufferEntries) flush();
-    }
-  }
-  void flush() {
-    file_.write_at(offset_, std::as_bytes(std::span<const Element>(buffer_)));
-    if (!HEADWATER_SABOTAGE("cli.recorder.second_buffer_over_the_first")) {
-      offset_ += buffer_.size() * sizeof(Element);
-    }
-    buffer_.clear();
-  }
-
- private:
-  OutputFile& file_;
-  std::uint64_t offset_;
-  std::vector<Element> buffer_;
-};
 
 }  // namespace
 
-Recorder::Recorder(std::int64_t n, std::int64_t heads, std::int64_t memory, const Work& work, bool trace)
-    : n_(n),
-      heads_(heads),
-      memory_(memory),
+Recorder::Recorder(const Shape& shape, const EffectiveOptions& effective, const Work& work, bool trace)
+    : n_(shape.capacity),
+      heads_(shape.n_head),
+      effective_(effective),
       most_chunks_(work.chunks),
-      most_entries_(trace ? work.memory_entries * heads : 0),
-      trace_(trace),
-      lse_(index(n * heads)),
-      colsum_intra_(index(n * heads)) {
+      trace_(trace && effective.select == Select::h2o),
+      most_entries_(trace_ ? work.memory_entries * heads_ : 0),
+      lse_(index(n_ * heads_)),
+      colsum_intra_(index(n_ * heads_)) {
   chunk_start_.reserve(index(work.chunks + 1));
   chunk_start_.push_back(0);
+  if (trace && effective.select == Select::blocks) blocks_.emplace(shape.n_head_kv, effective, work);
   if (!trace_) return;
   count_.reserve(index(work.chunks));
   entries_.reserve(index(most_entries_));
@@ -76,7 +39,8 @@ void Recorder::check(const ChunkRecord& record) const {
   const Chunk& chunk = record.chunk;
   const bool in_place = chunk.begin == chunk_start_.back() && chunk.begin < chunk.end && chunk.end <= n_ &&
                         chunks() < most_chunks_;
-  const bool sized = record.memory_count >= 0 && record.memory_count <= std::min(memory_, chunk.begin) &&
+  const bool sized = record.memory_count >= 0 &&
+                     record.memory_count <= std::min(effective_.memory(), chunk.begin) &&
                      (chunk.mode == ChunkMode::sparse || record.memory_count == 0);
   const bool fits =
       !trace_ || static_cast<std::int64_t>(entries_.size()) + record.memory_count * heads_ <= most_entries_;
@@ -107,6 +71,7 @@ void Recorder::record(const ChunkRecord& record) {
       colsum_inter_.insert(colsum_inter_.end(), sums, sums + record.memory_count);
     }
   }
+  if (blocks_) blocks_->record(record);
   // A sparse chunk reads its memory set, any other everything before it.
   pairs_ += pairs_of(length, record.chunk.mode == ChunkMode::sparse ? record.memory_count : begin);
   chunk_start_.push_back(static_cast<std::int32_t>(record.chunk.end));
@@ -120,6 +85,7 @@ void Recorder::write(OutputFile& file, const OutputLayout& layout) const {
   file.write_at(layout.offset("colsum_intra"), std::as_bytes(std::span(colsum_intra_)));
   file.write_at(layout.offset("chunk_start"), std::as_bytes(std::span(chunk_start_)));
   if (trace_) write_trace(file, layout);
+  if (blocks_) blocks_->write(file, layout);
 }
 
 void Recorder::write_trace(OutputFile& file, const OutputLayout& layout) const {
@@ -129,9 +95,9 @@ void Recorder::write_trace(OutputFile& file, const OutputLayout& layout) const {
   for (const std::int64_t count : count_) {
     for (std::int64_t h = 0; h < heads_; ++h) {
       memory.append(std::span(entries_).subspan(at, index(count)));
-      memory.fill(memory_ - count, kEmpty);
+      memory.fill(effective_.memory() - count, kEmpty);
       sums.append(std::span(colsum_inter_).subspan(at, index(count)));
-      sums.fill(memory_ - count, 0.0F);
+      sums.fill(effective_.memory() - count, 0.0F);
       at += index(count);
     }
   }

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "cli/commands/attend/block_trace.hpp"
 #include "cli/support/calls.hpp"
 #include "cli/support/output_file.hpp"
 #include "cli/support/output_layout.hpp"
@@ -11,11 +13,12 @@
 namespace headwater::cli {
 
 /// Collects what an engine tells about its chunks (ChunkRecord) and writes it as the tensors lse, colsum_intra,
-/// chunk_start, memory and colsum_inter. Takes all of its memory when it is made: 8 bytes per token and query head,
-/// and with the trace 8 bytes per entry of a memory set.
+/// chunk_start, memory and colsum_inter, with rule `blocks` those of BlockTrace in place of the last two, which have no
+/// entries. Takes all of its memory when it is made: 8 bytes per token and query head, and with the trace 8 bytes per
+/// entry of a memory set.
 class Recorder {
  public:
-  Recorder(std::int64_t n, std::int64_t heads, std::int64_t memory, const Work& work, bool trace);
+  Recorder(const Shape& shape, const EffectiveOptions& effective, const Work& work, bool trace);
 
   /// Chunk after chunk in ascending order.
   void record(const ChunkRecord& record);
@@ -31,10 +34,10 @@ class Recorder {
 
   std::int64_t n_;
   std::int64_t heads_;
-  std::int64_t memory_;
+  const EffectiveOptions& effective_;
   std::int64_t most_chunks_;
+  bool trace_;  // of rule h2o
   std::int64_t most_entries_;
-  bool trace_;
   std::uint64_t pairs_ = 0;
   std::vector<float> lse_;                 // [n, Hq]
   std::vector<float> colsum_intra_;        // [Hq, n]
@@ -43,6 +46,7 @@ class Recorder {
   // Chunk after chunk [Hq, count]: without the empty places of a set, which only the file has.
   std::vector<std::int32_t> entries_;
   std::vector<float> colsum_inter_;
+  std::optional<BlockTrace> blocks_;
 };
 
 }  // namespace headwater::cli

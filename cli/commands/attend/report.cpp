@@ -35,6 +35,7 @@ std::string json_text(const AttendReport& report) {
                        {"softcap", effective.softcap},
                        {"score_type", score_type_name(effective.score_type)},
                        {"schedule", schedule_name(effective.schedule)}};
+  add_rule(json["effective"], effective);
   json["tokens"] = report.tokens;
   json["chunks"] = report.chunks;
   json["heads"] = report.heads;
@@ -67,8 +68,8 @@ std::string summary_text(const AttendReport& report) {
                                  dtype_name(report.q_type), dtype_name(report.kv_type));
   text += fmt::format("engine   {} ({}), {}, {}\n", report.engine, report.isa,
                       count_text(effective.threads, "thread"), schedule_name(effective.schedule));
-  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}\n", effective.batch, effective.chunk,
-                      effective.local, effective.heavy);
+  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}, {}\n", effective.batch,
+                      effective.chunk, effective.local, effective.heavy, rule_text(effective));
   text += fmt::format("pairs    {} of {} per head, {:.1f} % of dense attention, in {}\n", report.pairs,
                       report.pairs_dense, share, count_text(report.chunks, "chunk"));
   text += fmt::format("time     {:.4g} s", minimum(report.seconds));

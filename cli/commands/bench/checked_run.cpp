@@ -42,20 +42,46 @@ std::vector<std::int64_t> sample_heads(std::int64_t n_head, Random& random) {
   return heads;
 }
 
-/// The sampled heads of a record, packed as if there were no others.
-ChunkTrace copy_heads(const ChunkRecord& record, const std::vector<std::int64_t>& heads) {
+template <typename Element>
+void append(std::vector<Element>& to, const Element* from, std::int64_t count) {
+  if (count > 0) to.insert(to.end(), from, from + count);
+}
+
+/// Sets and votes of the key/value heads of the sampled heads, packed as if each had one of its own.
+void copy_sets(const ChunkRecord& record, const std::vector<std::int64_t>& heads, std::int64_t group,
+               std::int64_t query_block, ChunkTrace& trace) {
+  trace.query_block = query_block;
+  trace.query_blocks = record.query_blocks;
+  trace.candidate_blocks = record.candidate_blocks;
+  trace.voted_tokens = record.voted_tokens;
+  for (const std::int64_t h : heads) {
+    const std::int64_t first = h / group * record.query_blocks;
+    for (std::int64_t set = first; set < first + record.query_blocks; ++set) {
+      append(trace.memory, record.memory + set * record.memory_stride, record.memory_count);
+    }
+    append(trace.block_votes, record.block_votes + first * record.candidate_blocks,
+           record.query_blocks * record.candidate_blocks);
+    append(trace.token_votes, record.token_votes + first * record.voted_tokens,
+           record.query_blocks * record.voted_tokens);
+  }
+}
+
+/// The sampled heads of a record, packed as if there were no others. `group` query heads share a key/value head.
+ChunkTrace copy_heads(const ChunkRecord& record, const std::vector<std::int64_t>& heads, std::int64_t group,
+                      const EffectiveOptions& options) {
   ChunkTrace trace;
   trace.chunk = record.chunk;
   trace.memory_count = record.memory_count;
   const std::int64_t n = trace.length();
-  const auto append = [](auto& to, const auto* from, std::int64_t count) {
-    to.insert(to.end(), from, from + count);
-  };
+  const bool blocks = options.select == Select::blocks;
+  if (blocks && record.chunk.mode == ChunkMode::sparse) {
+    copy_sets(record, heads, group, options.query_block, trace);
+  }
   for (const std::int64_t h : heads) {
     append(trace.lse, record.lse + h * record.row_stride, n);
     if (record.colsum_intra != nullptr)
       append(trace.colsum_intra, record.colsum_intra + h * record.row_stride, n);
-    if (record.memory_count == 0) continue;
+    if (record.memory_count == 0 || blocks) continue;
     append(trace.memory, record.memory + h * record.memory_stride, record.memory_count);
     append(trace.colsum_inter, record.colsum_inter + h * record.memory_stride, record.memory_count);
   }
@@ -67,16 +93,29 @@ class Judge {
  public:
   Judge(const Engine& engine, const Workload& workload, const Options& options, const Session& session,
         std::vector<std::int64_t> heads)
-      : engine_(engine), workload_(workload), options_(options), session_(session), heads_(std::move(heads)) {
+      : engine_(engine),
+        workload_(workload),
+        options_(options),
+        session_(session),
+        heads_(std::move(heads)),
+        replay_(session.options(), static_cast<std::int64_t>(heads_.size()),
+                static_cast<std::int64_t>(heads_.size())) {
     const Shape& shape = workload.shape();
     layer_ = {workload.q(),    workload.k(), workload.v(), shape.n_head,
               shape.n_head_kv, shape.d_head, shape.d_value};
   }
 
-  void add(const ChunkRecord& record) { chunks_.push_back(copy_heads(record, heads_)); }
+  void add(const ChunkRecord& record) {
+    const Shape& shape = workload_.shape();
+    ChunkTrace& chunk =
+        chunks_.emplace_back(copy_heads(record, heads_, shape.n_head / shape.n_head_kv, session_.options()));
+    replay_.take(chunk, where(chunk));
+    chunk.block_votes = {};  // many, and no longer needed
+    chunk.token_votes = {};
+  }
 
   Checked judge(Random& random) {
-    replay();
+    require_scores();
     const auto last = static_cast<std::int64_t>(chunks_.size()) - 1;
     judge_row(0, 0, 0);
     judge_row(last, chunks_.back().length() - 1, 0);
@@ -91,16 +130,14 @@ class Judge {
   }
 
  private:
-  /// SCORE-6: no tolerance.
-  void replay() {
-    conformance::Replay replay(session_.options(), static_cast<std::int64_t>(heads_.size()));
-    for (const ChunkTrace& chunk : chunks_) replay.take(chunk, where(chunk));
+  /// SCORE-6, SEL-9: no tolerance.
+  void require_scores() {
     const ScoreView scores = session_.scores(0);
     std::vector<std::uint32_t> bits;
     for (const std::int64_t head : heads_) {
       for (std::int64_t p = 0; p < session_.tokens(); ++p) bits.push_back(score_bits(scores, head, p));
     }
-    replay.require_scores(bits, "final scores of the sampled heads");
+    replay_.require_scores(bits, "final scores of the sampled heads");
     if (session_.options().sparse) checked_.heads_replayed = static_cast<std::int64_t>(heads_.size());
   }
 
@@ -116,7 +153,12 @@ class Judge {
     return fmt::format("chunk [{}, {})", chunk.chunk.begin, chunk.chunk.end);
   }
 
-  /// Rows [first, last) of a chunk for one sampled head.
+  /// First entry of the set that a row reads.
+  static const std::int32_t* set_of(const ChunkTrace& chunk, std::int64_t sample, std::int64_t row) {
+    return chunk.memory.data() + chunk.set_of(sample, 1, chunk.chunk.begin + row) * chunk.memory_count;
+  }
+
+  /// Rows [first, last) of a chunk for one sampled head, all of which read the same set.
   [[nodiscard]] HeadChunk head_chunk(const ChunkTrace& chunk, std::int64_t sample, std::int64_t first,
                                      std::int64_t last) const {
     const Shape& shape = workload_.shape();
@@ -126,7 +168,7 @@ class Judge {
     for (std::int64_t r = first; r < last; ++r) input.queries.push_back(chunk.chunk.begin + r);
     input.memory = chunk.memory_count;
     input.scale = session_.options().scale;
-    const std::int32_t* set = chunk.memory.data() + sample * chunk.memory_count;
+    const std::int32_t* set = set_of(chunk, sample, first);
     input.positions.assign(set, set + chunk.memory_count);
     const std::int64_t first_key = chunk.chunk.mode == ChunkMode::sparse ? chunk.chunk.begin : 0;
     for (std::int64_t p = first_key; p < chunk.chunk.begin + last; ++p) input.positions.push_back(p);
@@ -157,7 +199,7 @@ class Judge {
     if (chunk.chunk.mode != ChunkMode::sparse) {
       return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::dense}, head, {});
     }
-    const std::int32_t* set = chunk.memory.data() + sample * chunk.memory_count;
+    const std::int32_t* set = set_of(chunk, sample, token - chunk.chunk.begin);
     std::vector<std::int32_t> seen(set, set + chunk.memory_count);
     for (std::int64_t p = chunk.chunk.begin; p < token; ++p) seen.push_back(static_cast<std::int32_t>(p));
     return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::sparse}, head, seen);
@@ -188,6 +230,7 @@ class Judge {
 
   /// INTRA-2, INTER-2 of one chunk and head.
   void judge_some_column_sums(Random& random) {
+    if (session_.options().select == Select::blocks) return;  // SEL-9: there are none
     std::vector<const ChunkTrace*> judged;
     for (const ChunkTrace& chunk : chunks_) {
       const auto n = static_cast<double>(chunk.length());
@@ -237,6 +280,7 @@ class Judge {
   std::vector<std::int64_t> heads_;
   conformance::LayerRows layer_;
   std::vector<ChunkTrace> chunks_;
+  conformance::Replay replay_;
   Checked checked_;
 };
 

@@ -17,7 +17,7 @@ struct Checked {
   std::int64_t rows = 0;         ///< output rows of single heads, and their log-sum-exp
   std::int64_t column_sums = 0;  ///< 0 where every chunk is dense, or too long to judge one in a second
   std::int64_t heads_replayed =
-      0;  ///< heads whose scores and memory sets were recomputed bit for bit (SCORE-6)
+      0;  ///< heads whose memory sets, and scores, were recomputed bit for bit (SCORE-6, SEL-11)
   double worst_row = 0.0;
   double worst_column_sum = 0.0;
 };

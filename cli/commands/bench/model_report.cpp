@@ -145,6 +145,7 @@ std::string json_text(const ModelBenchFlags& flags, const ModelMeasurement& meas
                        {"local", effective.local},
                        {"heavy", effective.heavy},
                        {"dense_tail", flags.dense_tail}};
+  cli::add_rule(json["effective"], effective);
   json["judged_by"] = measurement.by_processor_time ? "processor time" : "wall time";
   json["rounds"] = flags.rounds;
   json["seed"] = flags.seed;
@@ -177,9 +178,9 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
                   cli::bytes_text(static_cast<std::uint64_t>(measurement.session_memory.kv)));
   text += fmt::format("engine   {} ({}), {}\n", measurement.engine, measurement.isa,
                       cli::count_text(effective.threads, "thread"));
-  text += fmt::format("options  batch {}, chunk {}, memory {} local + {} heavy, the last {} dense\n",
+  text += fmt::format("options  batch {}, chunk {}, memory {} local + {} heavy, {}, the last {} dense\n",
                       effective.batch, effective.chunk, effective.local, effective.heavy,
-                      cli::count_text(flags.dense_tail, "token"));
+                      cli::rule_text(effective), cli::count_text(flags.dense_tail, "token"));
   text += fmt::format("loaded   in {:.3f} s; {}, sparse and dense in turn; {}\n\n", measurement.load_seconds,
                       cli::count_text(flags.rounds, "round"),
                       measurement.by_processor_time ? "by processor time (one thread)" : "by the wall");

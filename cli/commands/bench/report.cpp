@@ -69,12 +69,13 @@ nlohmann::ordered_json timed_json(const Flags& flags, const Comparison& comparis
   return json;
 }
 
-std::string checked_text(const char* name, const Checked& checked) {
+std::string checked_text(const char* name, const Checked& checked, Select select) {
   std::string text = fmt::format("{} {}", name, cli::count_text(checked.rows, "row"));
   if (checked.column_sums > 0) text += " and " + cli::count_text(checked.column_sums, "column sum");
   if (checked.heads_replayed > 0) {
     text += fmt::format(", {} replayed bit for bit", cli::count_text(checked.heads_replayed, "head"));
-    if (checked.column_sums == 0) text += ", no column sum (the chunks are too long)";
+    if (checked.column_sums == 0 && select == Select::h2o)
+      text += ", no column sum (the chunks are too long)";
   }
   return text + fmt::format(" (worst {:.0f} % of the bound)",
                             100.0 * std::max(checked.worst_row, checked.worst_column_sum));
@@ -113,6 +114,7 @@ std::string json_text(const Flags& flags, const Comparison& comparison) {
                        {"local", effective.local},
                        {"heavy", effective.heavy},
                        {"schedule", cli::schedule_name(effective.schedule)}};
+  cli::add_rule(json["effective"], effective);
   json["rounds"] = flags.rounds;
   json["judged_by"] = comparison.by_processor_time ? "processor time" : "wall time";
   json["seed"] = flags.seed;
@@ -140,11 +142,12 @@ std::string summary_text(const Flags& flags, const Comparison& comparison) {
                       cli::count_text(shape.capacity, "token"), cli::count_text(shape.n_head, "query head"),
                       cli::count_text(shape.n_head_kv, "key/value head"), shape.d_head, shape.d_value,
                       dtype_name(shape.kv_type));
-  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}\n", effective.batch, effective.chunk,
-                      effective.local, effective.heavy);
-  text += fmt::format("checked  {}\n", checked_text("sparse", comparison.sparse.checked));
+  text += fmt::format("options  batch {}, chunk {}, local {}, heavy {}, {}\n", effective.batch,
+                      effective.chunk, effective.local, effective.heavy, cli::rule_text(effective));
+  text += fmt::format("checked  {}\n", checked_text("sparse", comparison.sparse.checked, effective.select));
   const bool dense = !comparison.dense.seconds.empty();
-  if (dense) text += fmt::format("         {}\n", checked_text("dense", comparison.dense.checked));
+  if (dense)
+    text += fmt::format("         {}\n", checked_text("dense", comparison.dense.checked, effective.select));
   text += comparison.peak.empty()
               ? fmt::format("peak     {} does not run here: {}\n", comparison.arithmetic->name,
                             comparison.arithmetic_missing)

@@ -40,6 +40,7 @@ nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
                        {"local", run.effective.local},
                        {"heavy", run.effective.heavy},
                        {"dense_tail", run.tail_tokens}};
+  add_rule(json["effective"], run.effective);
   json["threads"] = run.effective.threads;
   json["pairs"] = run.pairs.computed;
   json["pairs_dense"] = run.pairs.dense;
@@ -65,8 +66,9 @@ std::string run_text(const GenerateRun& run, double load) {
   const double prefill = run.prefill_seconds;
   std::string text = "prompt   " + count_text(run.prompt_tokens, "token");
   if (effective.sparse) {
-    text += fmt::format(", chunks of {}, memory {} local + {} heavy, the last {} tokens dense",
-                        effective.chunk, effective.local, effective.heavy, run.tail_tokens);
+    text +=
+        fmt::format(", chunks of {}, memory {} local + {} heavy, {}, the last {} tokens dense",
+                    effective.chunk, effective.local, effective.heavy, rule_text(effective), run.tail_tokens);
   } else {
     text += ", dense";
   }

@@ -224,6 +224,7 @@ std::string Experiment::json() const {
                        {"local", effective_.local},
                        {"heavy", effective_.heavy},
                        {"dense_tail", flags_.dense_tail.value_or(question_tokens_)}};
+  add_rule(json["effective"], effective_);
   auto depths = nlohmann::ordered_json::array();
   for (std::size_t d = 0; d < flags_.depths.size(); ++d) {
     nlohmann::ordered_json entry = {{"depth", flags_.depths[d]}};
@@ -253,11 +254,11 @@ std::string Experiment::table() const {
   };
   std::string text = fmt::format(
       "prompts  {} of {:.0f} tokens with {} codes, {} of them asked for; chunks of {}, memory {} local + {} "
-      "heavy, "
+      "heavy, {}, "
       "dense tail {}\nright answers in per cent\n\n{:>6}",
       flags_.trials * static_cast<std::int64_t>(prompt_tokens_.size()), mean_of(prompt_tokens_).value,
       flags_.depths.size(), flags_.single ? 1 : flags_.depths.size(), effective_.chunk, effective_.local,
-      effective_.heavy, flags_.dense_tail.value_or(question_tokens_), "depth");
+      effective_.heavy, rule_text(effective_), flags_.dense_tail.value_or(question_tokens_), "depth");
   for (const Mode& mode : kModes) text += fmt::format("  {:>18}", mode.name);
   text += '\n';
   for (std::size_t d = 0; d < flags_.depths.size(); ++d) {

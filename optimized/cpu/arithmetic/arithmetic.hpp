@@ -17,7 +17,7 @@ struct PassBlock {
   /// Keys are those that gather() took, at these positions, or, where it is null, the chunk's own rows from its first.
   const std::int32_t* gathered;
   std::int64_t n_keys;
-  double* sums;  ///< [n_keys] column sums are added here
+  double* sums;  ///< [n_keys] column sums are added here; null: none are wanted
   /// [kBlockRows][d_value] outputs, divided by BlockResult::sum where Arithmetic::divides().
   float* out;
   bool loaded;                            ///< the queries of the block before were the same
@@ -55,6 +55,16 @@ class Arithmetic {
   /// until the next block of this thread.
   virtual BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk,
                              const PassBlock& block, int thread) = 0;
+
+  // Votes (SEL).
+
+  /// Up to kBlockRows rows of `width` floats become the lanes of the thread's next lane_products(), in place of the
+  /// queries of blocks.
+  virtual void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) = 0;
+  /// products[key][kBlockRows]: the dot products of n contiguous rows of `width` elements with every lane; lanes after the
+  /// last hold anything. Rows are readable and products writable up to a whole tile of keys.
+  virtual void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width,
+                             std::int64_t lanes, float* products, int thread) = 0;
 
   // The dense pass.
 

@@ -26,23 +26,26 @@ const std::uint16_t* elements(const void* rows) { return static_cast<const std::
 /// Keys whose weights are kept at a time.
 std::int64_t most_block_keys(const SessionData& data) {
   return std::max(
-      {std::min(kBf16SegmentKeys, data.shape.capacity), data.most_chunk_rows(), data.memory.width()});
+      {std::min(kBf16SegmentKeys, data.shape.capacity), data.most_chunk_rows(), data.set_width()});
 }
 
 }  // namespace
 
 Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded)
-    : packed(core::checked_product(kGroupRows, d_padded)),
-      keys(core::checked_product(key_tiles(data.memory.width()), kKeyTile, d_padded)),
-      values(core::checked_product(key_tiles(data.memory.width()), kKeyTile, dv_padded)),
+    : packed(std::max(core::checked_product(kGroupRows, d_padded),
+                      core::checked_product(kBlockRows, data.summaries.width()))),
+      keys(core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded)),
+      values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
+      lanes(core::checked_product(
+          kBlockRows, data.summaries.width() > 0 ? std::max(data.summaries.width(), d_padded) : 0)),
       weights(core::checked_product(key_tiles(most_block_keys(data)), kTileWeights)),
       transposed(core::checked_product(kGroupRows, dv_padded)),
       out(core::checked_product(kBlockRows, data.shape.d_value)),
       softmax(kGroupRows / kBlockRows) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
-  return packed.bytes() + keys.bytes() + values.bytes() + weights.bytes() + transposed.bytes() + out.bytes() +
-         softmax.bytes();
+  return packed.bytes() + keys.bytes() + values.bytes() + lanes.bytes() + weights.bytes() +
+         transposed.bytes() + out.bytes() + softmax.bytes();
 }
 
 Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, Arithmetic& floats)
@@ -191,11 +194,36 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
     (void)attend();
   }
 
-  alignas(64) float factor[kBlockRows];
-  attention.factors(attention.softmax.sum, factor);
-  if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
-  kernels_.column_sums(scratch.weights.data(), block.n_keys, factor, block.sums);
+  if (block.sums) {
+    alignas(64) float factor[kBlockRows];
+    attention.factors(attention.softmax.sum, factor);
+    if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
+    kernels_.column_sums(scratch.weights.data(), block.n_keys, factor, block.sums);
+  }
   return {attention.softmax.offset, attention.softmax.sum};
+}
+
+void Bf16Arithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) {
+  Scratch& scratch = of(thread);
+  core::narrow(rows, lanes * width, DType::bf16, scratch.lanes.data());
+  kernels_.pack_queries(scratch.lanes.data(), width * std::int64_t{sizeof(std::uint16_t)}, lanes, width,
+                        padded(width, kernels_.d_multiple), scratch.packed.data());
+}
+
+void Bf16Arithmetic::lane_products(const void* rows, DType /*type*/, std::int64_t n, std::int64_t width,
+                                   std::int64_t lanes, float* products, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t stride = padded(width, kernels_.d_multiple);
+  if (stride == width) {
+    kernels_.products(scratch.packed.data(), lanes, elements(rows), n, width, products);
+    return;
+  }
+  for (std::int64_t first = 0; first < n; first += kKeyTile) {
+    const std::int64_t some = std::min(kKeyTile, n - first);
+    pad_keys(kernels_, elements(rows) + first * width, some, width, scratch.lanes.data());
+    kernels_.products(scratch.packed.data(), lanes, scratch.lanes.data(), some, stride,
+                      products + first * kBlockRows);
+  }
 }
 
 void Bf16Arithmetic::prepare_context(std::int64_t layer, std::int64_t end) {

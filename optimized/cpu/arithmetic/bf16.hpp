@@ -25,6 +25,10 @@ class Bf16Arithmetic final : public Arithmetic {
   BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
                      int thread) override;
 
+  void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) override;
+  void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width, std::int64_t lanes,
+                     float* products, int thread) override;
+
   void prepare_context(std::int64_t layer, std::int64_t end) override;
   void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
                       const LseRows& lse, int thread) override;
@@ -46,9 +50,10 @@ class Bf16Arithmetic final : public Arithmetic {
     Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<std::uint16_t> packed;   ///< [kGroupRows][d padded] packed query rows
+    core::Buffer<std::uint16_t> packed;   ///< [kGroupRows][d padded] packed query rows, or lanes
     core::Buffer<std::uint16_t> keys;     ///< [memory, whole tiles][d padded]
     core::Buffer<std::uint16_t> values;   ///< [memory tiles][dv padded][kKeyTile]
+    core::Buffer<std::uint16_t> lanes;    ///< [kBlockRows][2 d padded] lanes or key rows on their way
     core::Buffer<std::uint16_t> weights;  ///< [tiles of keys][kTileWeights]
     core::Buffer<float> transposed;       ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
     core::Buffer<float> out;              ///< [kBlockRows][dv] finished outputs

@@ -18,20 +18,21 @@ std::int64_t most_segment_keys(const SessionData& data) {
 /// Key and value rows that are widened or gathered at a time.
 std::int64_t most_wide_keys(const SessionData& data) {
   const std::int64_t widened = data.kv.type() == DType::f32 ? 0 : most_segment_keys(data);
-  return std::max(widened, data.memory.width());
+  return std::max(widened, data.set_width());
 }
 
 /// Keys whose weights are kept at a time.
 std::int64_t most_block_keys(const SessionData& data) {
-  return std::max({most_segment_keys(data), data.most_chunk_rows(), data.memory.width()});
+  return std::max({most_segment_keys(data), data.most_chunk_rows(), data.set_width()});
 }
 
 }  // namespace
 
 FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t block_keys)
     : rows(core::checked_product(kBlockRows, data.shape.d_head)),
-      packed(core::checked_product(kGroupRows, data.shape.d_head)),
-      keys(core::checked_product(wide_keys, data.shape.d_head)),
+      packed(std::max(core::checked_product(kGroupRows, data.shape.d_head),
+                      core::checked_product(kBlockRows, data.summaries.width()))),
+      keys(std::max(core::checked_product(wide_keys, data.shape.d_head), data.summaries.width())),
       values(core::checked_product(wide_keys, data.shape.d_value)),
       block(core::checked_product(block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, data.shape.d_value)),
@@ -156,7 +157,7 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
                 scratch.segment_max.data() + first / segment_keys * kBlockRows);
   }
   attention.finish();
-  for (std::int64_t first = 0; first < block.n_keys; first += segment_keys) {
+  for (std::int64_t first = 0; block.sums && first < block.n_keys; first += segment_keys) {
     const std::int64_t kept = HEADWATER_SABOTAGE("cpu.colsum.maximum_of_four_segments") ? 3 : -1;
     attention.add_column_sums(scratch.block.data() + first * kBlockRows,
                               scratch.segment_max.data() + (first / segment_keys & kept) * kBlockRows,
@@ -167,6 +168,30 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
     for (; ahead.left > 0; --ahead.left, ahead.next += ahead.stride) prefetch(ahead.next, ahead.bytes);
   }
   return {attention.state.max, attention.state.sum};
+}
+
+void FloatArithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) {
+  kernels_.pack_queries(rows, width, lanes, width, of(thread).packed.data());
+}
+
+void FloatArithmetic::lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width,
+                                    std::int64_t lanes, float* products, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t padded_lanes = padded(lanes, kLaneTile);
+  if (type == DType::f32) {
+    const auto* keys = static_cast<const float*>(rows);
+    kernels_.dot_products(scratch.packed.data(), padded_lanes, width, keys, n, 1.0f, products,
+                          keys + kPrefetchedRows * width);
+    return;
+  }
+  const std::int64_t at_once = std::max<std::int64_t>(1, scratch.keys.size() / width);
+  const auto* bytes = static_cast<const unsigned char*>(rows);
+  for (std::int64_t first = 0; first < n; first += at_once) {
+    const std::int64_t some = std::min(at_once, n - first);
+    kernels_.widen(bytes + first * width * 2, type, some * width, scratch.keys.data());
+    kernels_.dot_products(scratch.packed.data(), padded_lanes, width, scratch.keys.data(), some, 1.0f,
+                          products + first * kBlockRows, scratch.keys.data());
+  }
 }
 
 void FloatArithmetic::prepare_context(std::int64_t /*layer*/, std::int64_t /*end*/) {}

@@ -25,6 +25,10 @@ class FloatArithmetic final : public Arithmetic {
   BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
                      int thread) override;
 
+  void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) override;
+  void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width, std::int64_t lanes,
+                     float* products, int thread) override;
+
   void prepare_context(std::int64_t layer, std::int64_t end) override;
   void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
                       const LseRows& lse, int thread) override;
@@ -45,7 +49,7 @@ class FloatArithmetic final : public Arithmetic {
     [[nodiscard]] std::int64_t bytes() const;
 
     core::Buffer<float> rows;           ///< [kBlockRows][d] widened query rows
-    core::Buffer<float> packed;         ///< [kGroupRows][d] packed query rows
+    core::Buffer<float> packed;         ///< [kGroupRows][d] packed query rows, or lanes
     core::Buffer<float> keys;           ///< [wide_keys][d] widened or gathered
     core::Buffer<float> values;         ///< [wide_keys][dv]
     core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights

@@ -3,8 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "cpu/pass/stage_clock.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -46,65 +44,6 @@ void add_up(const double* partials, std::int64_t stride, std::int64_t first, std
   }
 }
 
-/// What the outputs of the passes are multiplied with, per row (FUSE-1).
-struct FusedRows {
-  float intra_weight[kBlockRows];
-  float inter_weight[kBlockRows];
-  float lse[kBlockRows];
-};
-
-/// Joins (m, l, o) of the inter pass to the intra pass's in double, but for the exponentials. The logarithm of lse costs
-/// as much as the rest and is for observers alone.
-void fuse(const LayerCall& call, const BlockResult& intra, const BlockResult& inter, std::int64_t n,
-          FusedRows& fused) {
-  const KernelTable& kernels = call.data.kernels;
-  const double unit = call.arithmetic.unit();
-  const bool divided = call.arithmetic.divides();
-  const bool with_lse = static_cast<bool>(call.observer);
-  for (std::int64_t r = 0; r < n; ++r) {
-    const double m = std::max(intra.max[r], inter.max[r]);
-    const auto relative = [&](float max) {
-      return max == m ? 0.0f : static_cast<float>(unit * (static_cast<double>(max) - m));
-    };
-    fused.intra_weight[r] = relative(intra.max[r]);
-    fused.inter_weight[r] = relative(inter.max[r]);
-  }
-  (void)kernels.row_weights(fused.intra_weight, n, 0.0f);
-  (void)kernels.row_weights(fused.inter_weight, n, 0.0f);
-  for (std::int64_t r = 0; r < n; ++r) {
-    const double intra_sum = intra.sum[r];
-    const double inter_sum = inter.sum[r];
-    const double a = intra_sum == 0 ? 0 : intra_sum * static_cast<double>(fused.intra_weight[r]);
-    double b = inter_sum == 0 ? 0 : inter_sum * static_cast<double>(fused.inter_weight[r]);
-    if (HEADWATER_SABOTAGE("cpu.fuse.no_rescale")) b = inter_sum;
-    const double l = a + b;
-    const auto weight = [&](double share, double sum) {
-      return share == 0 ? 0.0f : static_cast<float>(share / (divided ? l : l * sum));
-    };
-    fused.intra_weight[r] = weight(a, intra_sum);
-    fused.inter_weight[r] = weight(b, inter_sum);
-    const double m = std::max(intra.max[r], inter.max[r]);
-    fused.lse[r] = l == 0     ? -std::numeric_limits<float>::infinity()
-                   : with_lse ? static_cast<float>(unit * m + std::log(l))
-                              : 0.0f;
-  }
-}
-
-/// Query rows [begin, end) of a head in the caller's memory.
-PrefetchRows queries_of(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end) {
-  const auto element = static_cast<std::int64_t>(dtype_size(call.q.type));
-  if (begin >= end) return {};
-  return {static_cast<const unsigned char*>(core::row_address(call.q, begin - call.base(), head)),
-          call.q.row_stride * element, call.data.shape.d_head * element, end - begin};
-}
-
-/// Output rows [begin, end) of a head.
-PrefetchRows outputs_of(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end) {
-  const auto element = static_cast<std::int64_t>(dtype_size(call.out.type));
-  return {static_cast<const unsigned char*>(core::row_address(call.out, begin - call.base(), head)),
-          call.out.row_stride * element, call.data.shape.d_value * element, end - begin};
-}
-
 }  // namespace
 
 std::int64_t group_rows(std::int64_t n) {
@@ -120,20 +59,16 @@ std::int64_t SparsePass::most_window_rows(const Shape& shape, const EffectiveOpt
 }
 
 SparsePass::Scratch::Scratch(const SessionData& data)
-    : intra(core::checked_product(kBlockRows, data.shape.d_value)),
-      inter(core::checked_product(kBlockRows, data.shape.d_value)),
-      order_keys(data.shape.capacity),
-      chosen(data.memory.width()) {}
+    : order_keys(data.shape.capacity), chosen(data.memory.width()) {}
 
-std::int64_t SparsePass::Scratch::bytes() const {
-  return intra.bytes() + inter.bytes() + order_keys.bytes() + chosen.bytes();
-}
+std::int64_t SparsePass::Scratch::bytes() const { return order_keys.bytes() + chosen.bytes(); }
 
 SparsePass::SparsePass(SessionData& data)
     : data_(data),
       one_pass_(heads_fill_threads(data.shape, data.options)),
       window_rows_(most_window_rows(data.shape, data.options)),
-      max_groups_(std::min(kMaxGroups, (data.most_chunk_rows() + kGroupRows - 1) / kGroupRows)) {
+      max_groups_(std::min(kMaxGroups, (data.most_chunk_rows() + kGroupRows - 1) / kGroupRows)),
+      blocks_(data, window_rows_) {
   const std::int64_t heads = data.shape.n_head;
   const std::int64_t width = data.memory.width();
   const std::int64_t rows = core::checked_product(heads, window_rows_);
@@ -146,7 +81,6 @@ SparsePass::SparsePass(SessionData& data)
     row_sum_ = core::Buffer<float>(rows);
     row_out_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
   }
-  lse_ = core::Buffer<float>(rows);
   std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
   for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data);
@@ -154,7 +88,7 @@ SparsePass::SparsePass(SessionData& data)
 
 std::int64_t SparsePass::bytes() const {
   std::int64_t bytes = inter_partials_.bytes() + colsum_intra_.bytes() + intra_partials_.bytes() +
-                       row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + lse_.bytes();
+                       row_max_.bytes() + row_sum_.bytes() + row_out_.bytes() + blocks_.bytes();
   for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
   return bytes;
 }
@@ -240,31 +174,16 @@ void SparsePass::whole_chunk(const LayerCall& call, const Window& window, const 
   }
 }
 
-/// Both passes of the rows of a group, one after the other while their queries and outputs are in the cache. The
-/// arithmetic is that of the two phases, and so are the bits (SCHED-2).
+/// The arithmetic is that of the two phases, and so are the bits (SCHED-2).
 void SparsePass::whole_group(const LayerCall& call, const Window& window, const Chunk& chunk,
                              const Group& group, bool has_memory, int thread) {
-  const std::int64_t head = group.head;
   double* intra_sums = clear_intra_sums(window, chunk, group);
   double* inter_sums = has_memory ? clear_inter_sums(call.layer, group) : nullptr;
-  float* out = of(thread).intra.data();
+  const GatheredSet set = set_of(call.layer, group.head);
   for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
-    const std::int64_t end = std::min(row + kBlockRows, group.end);
-    PrefetchRows prefetch[] = {outputs_of(call, head, row, end),
-                               queries_of(call, head, end, std::min(end + kBlockRows, group.end))};
-    const BlockRows rows{head, row, end - row, prefetch};
-    float max[kBlockRows];
-    float sum[kBlockRows];
-    const BlockResult intra = intra_block(call, window, chunk, rows, intra_sums, thread);
-    std::copy_n(intra.max, kBlockRows, max);
-    std::copy_n(intra.sum, kBlockRows, sum);
-    const BlockResult kept{max, sum};
-    if (has_memory) {
-      const BlockResult inter = inter_block(call, window, chunk, rows, true, inter_sums, thread);
-      join(call, chunk, rows, kept, out, inter, of(thread).inter.data());
-    } else {
-      write_rows(call, chunk, rows, kept, out);
-    }
+    const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
+    blocks_.attend(call, window, chunk, rows, group.end, has_memory ? &set : nullptr, intra_sums, inter_sums,
+                   thread);
   }
 }
 
@@ -306,10 +225,10 @@ void SparsePass::intra_group(const LayerCall& call, const Window& window, const 
   for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
     const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
     const std::int64_t at = window_index(window, group.head, row);
-    const BlockResult result = intra_block(call, window, chunk, rows, sums, thread);
+    const BlockResult result = blocks_.intra(call, window, chunk, rows, sums, thread);
     std::copy_n(result.max, rows.n, row_max_.data() + at);
     std::copy_n(result.sum, rows.n, row_sum_.data() + at);
-    std::copy_n(of(thread).intra.data(), rows.n * dv, row_out_.data() + at * dv);
+    std::copy_n(blocks_.intra_out(thread), rows.n * dv, row_out_.data() + at * dv);
   }
 }
 
@@ -344,8 +263,9 @@ void SparsePass::inter_group(const LayerCall& call, const Window& window, const 
   for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
     const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
     const std::int64_t at = window_index(window, group.head, row);
-    const BlockResult inter = inter_block(call, window, chunk, rows, false, sums, thread);
-    join(call, chunk, rows, window_result(at), row_out_.data() + at * dv, inter, of(thread).inter.data());
+    const BlockResult inter =
+        blocks_.inter(call, window, chunk, rows, set_of(call.layer, group.head), false, sums, thread);
+    blocks_.join(call, chunk, rows, window_result(at), row_out_.data() + at * dv, inter, thread);
   }
 }
 
@@ -354,7 +274,8 @@ void SparsePass::write_chunk(const LayerCall& call, const Window& window, const 
   for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
     for (std::int64_t head = 0; head < data_.shape.n_head; ++head) {
       const std::int64_t at = window_index(window, head, row);
-      write_rows(call, chunk, {head, row, 1}, window_result(at), row_out_.data() + at * data_.shape.d_value);
+      blocks_.write(call, chunk, {head, row, 1}, window_result(at),
+                    row_out_.data() + at * data_.shape.d_value);
     }
   }
 }
@@ -384,79 +305,6 @@ double* SparsePass::clear_inter_sums(std::int64_t layer, const Group& group) {
   double* sums = inter_partials_.data() + (group.head * max_groups_ + index) * data_.memory.width();
   std::fill_n(sums, data_.memory.count(layer), 0.0);
   return sums;
-}
-
-BlockResult SparsePass::intra_block(const LayerCall& call, const Window& window, const Chunk& chunk,
-                                    const BlockRows& rows, double* sums, int thread) {
-  const PassBlock block{
-      .head = rows.head,
-      .row = rows.row,
-      .rows = rows.n,
-      .sink = data_.sink(rows.head),
-      .gathered = nullptr,
-      .n_keys = rows.row + rows.n - chunk.begin,  // MASK-1: what the last row sees
-      .sums = sums,
-      .out = of(thread).intra.data(),
-      .loaded = false,
-      .prefetch = rows.prefetch,
-  };
-  return call.arithmetic.attend(call, window, chunk, block, thread);
-}
-
-BlockResult SparsePass::inter_block(const LayerCall& call, const Window& window, const Chunk& chunk,
-                                    const BlockRows& rows, bool loaded, double* sums, int thread) {
-  const PassBlock block{
-      .head = rows.head,
-      .row = rows.row,
-      .rows = rows.n,
-      .sink = -std::numeric_limits<float>::infinity(),  // LOGIT-4: no sink in the inter pass
-      .gathered = data_.memory.entries(call.layer, rows.head),
-      .n_keys = data_.memory.count(call.layer),
-      .sums = sums,
-      .out = of(thread).inter.data(),
-      .loaded = loaded,
-      .prefetch = rows.prefetch,
-  };
-  return call.arithmetic.attend(call, window, chunk, block, thread);
-}
-
-void SparsePass::join(const LayerCall& call, const Chunk& chunk, const BlockRows& rows,
-                      const BlockResult& intra, const float* intra_out, const BlockResult& inter,
-                      float* inter_out) {
-  const std::int64_t dv = data_.shape.d_value;
-  FusedRows fused;
-  fuse(call, intra, inter, rows.n, fused);
-  keep_lse(chunk, rows, fused.lse);
-  for (std::int64_t r = 0; r < rows.n; ++r) {
-    // Straight to the caller where his rows are floats.
-    float* o = inter_out + r * dv;
-    float* direct = call.float_row(rows.row + r, rows.head);
-    data_.kernels.blend(intra_out + r * dv, fused.intra_weight[r], o, fused.inter_weight[r], dv,
-                        direct ? direct : o);
-    if (!direct) call.store_row(rows.row + r, rows.head, o);
-  }
-}
-
-void SparsePass::write_rows(const LayerCall& call, const Chunk& chunk, const BlockRows& rows,
-                            const BlockResult& intra, float* out) {
-  const std::int64_t dv = data_.shape.d_value;
-  float nothing[kBlockRows];
-  std::fill_n(nothing, kBlockRows, -std::numeric_limits<float>::infinity());
-  const float no_sum[kBlockRows] = {};
-  FusedRows fused;
-  fuse(call, intra, {nothing, no_sum}, rows.n, fused);
-  keep_lse(chunk, rows, fused.lse);
-  for (std::int64_t r = 0; r < rows.n; ++r) {
-    float* o = out + r * dv;
-    if (!call.arithmetic.divides()) {
-      for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight[r];
-    }
-    call.store_row(rows.row + r, rows.head, o);
-  }
-}
-
-void SparsePass::keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse) {
-  std::copy_n(lse, rows.n, lse_.data() + rows.head * window_rows_ + (rows.row - chunk.begin));
 }
 
 void SparsePass::reduce_intra(const LayerCall& call, const Window& window, const Chunk& chunk,
@@ -497,7 +345,7 @@ void SparsePass::report(const LayerCall& call, const Window& window, const Chunk
   record.colsum_inter = colsum_inter_.data();
   record.row_stride = window_rows_;
   record.colsum_intra = colsum_intra_.data() + (chunk.begin - window.begin);
-  record.lse = lse_.data();
+  record.lse = blocks_.lse();
   call.observer(record);
 }
 

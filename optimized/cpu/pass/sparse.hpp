@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/buffer.hpp"
-#include "cpu/arithmetic/arithmetic.hpp"
 #include "cpu/layer.hpp"
+#include "cpu/pass/row_blocks.hpp"
 
 namespace headwater::cpu {
 
@@ -41,12 +41,6 @@ class SparsePass {
   void run(const LayerCall& call);
 
  private:
-  struct BlockRows {
-    std::int64_t head;
-    std::int64_t row;  ///< position of the first
-    std::int64_t n;    ///< 1 .. kBlockRows
-    std::span<PrefetchRows> prefetch = {};
-  };
   /// Rows [begin, end) of a chunk of one head: a task.
   struct Group {
     std::int64_t head;
@@ -59,8 +53,6 @@ class SparsePass {
     explicit Scratch(const SessionData& data);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<float> intra;               ///< [kBlockRows][dv] outputs of the intra pass
-    core::Buffer<float> inter;               ///< [kBlockRows][dv] outputs of the inter pass
     core::Buffer<std::uint32_t> order_keys;  ///< [capacity]
     core::Buffer<std::int32_t> chosen;       ///< [memory width]
     double selection_seconds = 0;            ///< StageSeconds, of this thread
@@ -88,17 +80,9 @@ class SparsePass {
   void gather(const LayerCall& call, std::int64_t head, int thread);
   double* clear_intra_sums(const Window& window, const Chunk& chunk, const Group& group);
   double* clear_inter_sums(std::int64_t layer, const Group& group);
-  BlockResult intra_block(const LayerCall& call, const Window& window, const Chunk& chunk,
-                          const BlockRows& rows, double* sums, int thread);
-  BlockResult inter_block(const LayerCall& call, const Window& window, const Chunk& chunk,
-                          const BlockRows& rows, bool loaded, double* sums, int thread);
-  /// FUSE-1 of rows whose passes are done; overwrites inter_out.
-  void join(const LayerCall& call, const Chunk& chunk, const BlockRows& rows, const BlockResult& intra,
-            const float* intra_out, const BlockResult& inter, float* inter_out);
-  /// Rows of a chunk without a memory set.
-  void write_rows(const LayerCall& call, const Chunk& chunk, const BlockRows& rows, const BlockResult& intra,
-                  float* out);
-  void keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse);
+  [[nodiscard]] GatheredSet set_of(std::int64_t layer, std::int64_t head) const {
+    return {data_.memory.entries(layer, head), data_.memory.count(layer)};
+  }
   void reduce_intra(const LayerCall& call, const Window& window, const Chunk& chunk, std::int64_t head,
                     int thread);
   void reduce_inter(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread);
@@ -127,8 +111,8 @@ class SparsePass {
   core::Buffer<float> row_max_;          // [Hq][window] m of the intra pass, where there are two phases
   core::Buffer<float> row_sum_;          // [Hq][window] l of the intra pass
   core::Buffer<float> row_out_;          // [Hq][window][dv] o of the intra pass
-  core::Buffer<float> lse_;              // [Hq][window] of the chunk
-  std::vector<Scratch> scratch_;         // one per thread
+  RowBlocks blocks_;
+  std::vector<Scratch> scratch_;  // one per thread
 };
 
 }  // namespace headwater::cpu

@@ -1,0 +1,365 @@
+#include "cpu/pass/blocks.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core/selection.hpp"
+#include "cpu/pass/stage_clock.hpp"
+#include "cpu/prefetch.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+/// Most entries of what is voted on at once.
+std::int64_t most_voted(const SessionData& data) {
+  const EffectiveOptions& options = data.options;
+  if (options.heavy == 0) return 0;
+  const std::int64_t tokens = options.refine > 1 ? options.refine * options.heavy : 0;
+  return std::max(data.shape.capacity / options.key_block, std::min(tokens, data.shape.capacity));
+}
+
+/// Keys of whole blocks that are multiplied at a time: about a tile of them.
+std::int64_t keys_at_once(std::int64_t key_block) {
+  return std::max<std::int64_t>(1, kKeyTile / key_block) * key_block;
+}
+
+/// Factors and offsets with which no lane has a vote.
+void no_lanes(float* factor, float* offset) {
+  std::fill_n(factor, kBlockRows, 0.0f);
+  std::fill_n(offset, kBlockRows, -kNothing);
+}
+
+/// SEL-6 where the largest estimate of a lane is infinite: estimates become differences from it, and it becomes 0.
+void settle_infinities(float* lane, std::int64_t n, float& top) {
+  if (top - top == 0.0f || HEADWATER_SABOTAGE("cpu.blocks.infinite_estimates_subtracted")) return;
+  for (std::int64_t i = 0; i < n; ++i) {
+    float& estimate = lane[i * kBlockRows];
+    const bool equal = estimate == top || (estimate != estimate && top == kNothing);
+    estimate = equal ? 0.0f : kNothing;
+  }
+  top = 0.0f;
+}
+
+void fill_order_keys(const float* votes, std::int64_t n, std::uint32_t* keys) {
+  for (std::int64_t i = 0; i < n; ++i) keys[i] = core::order_key(votes[i]);
+}
+
+}  // namespace
+
+BlocksPass::Scratch::Scratch(const SessionData& data)
+    : row(data.shape.d_head),
+      lanes(core::checked_product(kBlockRows, data.summaries.width())),
+      products(core::checked_product(key_tiles(most_voted(data)) + 1, kKeyTile, kBlockRows)),
+      keys(core::checked_product(padded(keys_at_once(data.options.key_block), kKeyTile), data.shape.d_head,
+                                 static_cast<std::int64_t>(dtype_size(data.kv.type())))),
+      order_keys(most_voted(data)),
+      kept(std::min(data.options.refine * data.options.heavy, data.shape.capacity) / data.options.key_block),
+      chosen(std::min(data.options.heavy, data.shape.capacity)) {}
+
+std::int64_t BlocksPass::Scratch::bytes() const {
+  return row.bytes() + lanes.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() + kept.bytes() +
+         chosen.bytes();
+}
+
+BlocksPass::BlocksPass(SessionData& data)
+    : data_(data), group_(data.shape.n_head / data.shape.n_head_kv), rows_(data, data.most_chunk_rows()) {
+  const EffectiveOptions& options = data.options;
+  const std::int64_t sets =
+      core::checked_product(data.shape.n_head_kv, options.query_blocks(data.most_chunk_rows()));
+  sets_ = core::Buffer<std::int32_t>(core::checked_product(sets, data.set_width()));
+  if (options.heavy > 0) {
+    block_votes_ = core::Buffer<float>(core::checked_product(sets, data.shape.capacity / options.key_block));
+    token_votes_ =
+        core::Buffer<float>(core::checked_product(sets, options.voted_tokens(data.shape.capacity)));
+  }
+  scratch_.reserve(static_cast<std::size_t>(options.threads));
+  for (int t = 0; t < options.threads; ++t) scratch_.emplace_back(data);
+}
+
+std::int64_t BlocksPass::bytes() const {
+  std::int64_t bytes = rows_.bytes();
+  for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
+  return bytes;
+}
+
+std::int64_t BlocksPass::set_bytes() const {
+  return sets_.bytes() + block_votes_.bytes() + token_votes_.bytes();
+}
+
+double BlocksPass::selection_seconds() const {
+  double all = 0;
+  for (const Scratch& scratch : scratch_) all += scratch.selection_seconds;
+  return all / static_cast<double>(data_.options.threads);
+}
+
+void BlocksPass::forget() {
+  for (Scratch& scratch : scratch_) scratch.selection_seconds = 0;
+}
+
+BlocksPass::Votes BlocksPass::votes_of(const Chunk& chunk) const {
+  const EffectiveOptions& options = data_.options;
+  return {options.query_blocks(length(chunk)), options.candidate_blocks(chunk.begin),
+          options.voted_tokens(chunk.begin), options.memory_count(chunk.begin)};
+}
+
+std::int64_t BlocksPass::blocks_per_unit() const {
+  const EffectiveOptions& options = data_.options;
+  return std::max<std::int64_t>(1, kBlockRows / (group_ * (options.query_block / options.pool)));
+}
+
+void BlocksPass::run(const LayerCall& call) {
+  for (std::size_t i = 0; i < call.chunks.size(); ++i) {
+    const Window window{call.chunks.subspan(i, 1), call.chunks[i].begin};
+    const Chunk& chunk = window.chunks.front();
+    const Votes votes = votes_of(chunk);
+    const std::int64_t per_unit = blocks_per_unit();
+    const std::int64_t units = (votes.query_blocks + per_unit - 1) / per_unit;
+#pragma omp parallel num_threads(data_.options.threads)
+    {
+      const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+      for (std::int64_t head_kv = 0; head_kv < data_.shape.n_head_kv; ++head_kv) {
+        call.arithmetic.prepare_chunk(call.layer, window, chunk, head_kv);
+      }
+      // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
+      std::int64_t gathered = -1;
+#pragma omp for schedule(static)
+      for (std::int64_t task = 0; task < data_.shape.n_head_kv * units; ++task) {
+        const std::int64_t head_kv = task / units;
+        const std::int64_t first = task % units * per_unit;
+        run_unit(call, window, chunk, votes, {head_kv, first, std::min(first + per_unit, votes.query_blocks)},
+                 votes.blocks > 0 || head_kv != gathered, thread);
+        gathered = head_kv;
+      }
+    }
+    report(call, chunk, votes);
+  }
+}
+
+void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
+                          const Unit& unit, bool new_set, int thread) {
+  if (votes.blocks > 0) vote_on_blocks(call, chunk, votes, unit, thread);
+  for (std::int64_t block = unit.first; block < unit.last; ++block) {
+    choose_set(call, chunk, votes, unit.head_kv, block, thread);
+    const GatheredSet chosen{set(votes, unit.head_kv, block), votes.entries};
+    if (chosen.n > 0 && new_set) {
+      call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
+      new_set = votes.blocks > 0;
+    }
+    const std::int64_t begin = chunk.begin + block * data_.options.query_block;
+    const std::int64_t end = std::min(begin + data_.options.query_block, chunk.end);
+    for (std::int64_t head = unit.head_kv * group_; head < (unit.head_kv + 1) * group_; ++head) {
+      for (std::int64_t row = begin; row < end; row += kBlockRows) {
+        const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
+        rows_.attend(call, window, chunk, rows, chunk.end, chosen.n > 0 ? &chosen : nullptr, nullptr, nullptr,
+                     thread);
+      }
+    }
+  }
+}
+
+template <class Body>
+void BlocksPass::for_lanes(const Chunk& chunk, std::int64_t head_kv, std::int64_t first, std::int64_t last,
+                           const Body& body) const {
+  const EffectiveOptions& options = data_.options;
+  Lanes lanes;
+  for (std::int64_t block = first; block < last; ++block) {
+    const std::int64_t begin = chunk.begin + block * options.query_block;
+    const std::int64_t end = std::min(begin + options.query_block, chunk.end);
+    for (std::int64_t head = head_kv * group_; head < (head_kv + 1) * group_; ++head) {
+      for (std::int64_t row = begin; row < end; row += options.pool) {
+        lanes.pools[lanes.n++] = {block, head, row, std::min(row + options.pool, end)};
+        if (lanes.n < kBlockRows) continue;
+        body(lanes);
+        lanes.n = 0;
+      }
+    }
+  }
+  if (lanes.n > 0) body(lanes);
+}
+
+void BlocksPass::load(const LayerCall& call, const Lanes& lanes, bool squares, int thread) {
+  Scratch& scratch = of(thread);
+  const std::int64_t d = data_.shape.d_head;
+  const std::int64_t width = squares ? data_.summaries.width() : d;
+  const auto scale = static_cast<float>(data_.options.scale);
+  for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
+    const Pool& pool = lanes.pools[lane];
+    float* query = scratch.lanes.data() + lane * width;
+    std::fill_n(query, width, 0.0f);
+    for (std::int64_t position = pool.begin; position < pool.end; ++position) {
+      data_.kernels.widen(core::row_address(call.q, position - call.base(), pool.head), call.q.type, d,
+                          scratch.row.data());
+      for (std::int64_t x = 0; x < d; ++x) query[x] += scratch.row.data()[x];
+    }
+    const auto rows =
+        static_cast<float>(HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? data_.options.pool
+                                                                                    : pool.end - pool.begin);
+    for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
+    if (!squares) continue;
+    for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
+  }
+  call.arithmetic.load_lanes(scratch.lanes.data(), lanes.n, width, thread);
+}
+
+template <class Position>
+void BlocksPass::map(const Lanes& lanes, std::int64_t n, float* products, const Position& position) const {
+  if (data_.options.softcap > 0) {
+    data_.kernels.cap_and_bias({static_cast<float>(data_.options.softcap), 0.0f}, {}, kBlockRows, n,
+                               products);
+  }
+  if (data_.alibi.empty()) return;
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
+      const Pool& pool = lanes.pools[lane];
+      const float slope = data_.alibi[static_cast<std::size_t>(pool.head)];
+      products[i * kBlockRows + lane] -= slope * static_cast<float>(pool.end - 1 - position(i));
+    }
+  }
+}
+
+// SEL-5, SEL-6
+void BlocksPass::vote_on_blocks(const LayerCall& call, const Chunk& chunk, const Votes& votes,
+                                const Unit& unit, int thread) {
+  Scratch& scratch = of(thread);
+  const StageClock clock(scratch.selection_seconds);
+  float* products = scratch.products.data();
+  const std::int64_t n = votes.blocks;
+  const core::BlockSummaries& summaries = data_.summaries;
+  std::fill_n(block_votes(votes, unit.head_kv, unit.first), (unit.last - unit.first) * n, kNothing);
+  for_lanes(chunk, unit.head_kv, unit.first, unit.last, [&](const Lanes& lanes) {
+    load(call, lanes, true, thread);
+    call.arithmetic.lane_products(summaries.rows(call.layer, unit.head_kv), summaries.type(), n,
+                                  summaries.width(), lanes.n, products, thread);
+    const std::int64_t key_block = data_.options.key_block;
+    map(lanes, n, products, [&](std::int64_t block) { return (block + 1) * key_block - 1; });
+
+    float top[kBlockRows];
+    std::fill_n(top, kBlockRows, kNothing);
+    const bool partly = n > 256 && HEADWATER_SABOTAGE("cpu.blocks.maxima_of_256_candidates");
+    data_.kernels.raise_maxima(products, partly ? 256 : n, top);
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) settle_infinities(products + lane, n, top[lane]);
+    for (std::int64_t lane = 0; lane < lanes.n;) {  // the lanes of one query block after those of another
+      const std::int64_t block = lanes.pools[lane].query_block;
+      float factor[kBlockRows];
+      float offset[kBlockRows];
+      no_lanes(factor, offset);
+      for (; lane < lanes.n && lanes.pools[lane].query_block == block; ++lane) {
+        factor[lane] = 1.0f;
+        offset[lane] = top[lane];
+      }
+      data_.kernels.raise_votes(products, n, factor, offset, block_votes(votes, unit.head_kv, block));
+    }
+  });
+}
+
+// SEL-6 to SEL-8
+void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes,
+                            std::int64_t head_kv, std::int64_t query_block, int thread) {
+  Scratch& scratch = of(thread);
+  const StageClock clock(scratch.selection_seconds);
+  const EffectiveOptions& options = data_.options;
+  const std::int64_t key_block = options.key_block;
+  std::int32_t* entries = set(votes, head_kv, query_block);
+  std::int64_t count = 0;
+  if (votes.blocks > 0) {
+    fill_order_keys(block_votes(votes, head_kv, query_block), votes.blocks, scratch.order_keys.data());
+    const std::int64_t kept =
+        core::select_best(scratch.order_keys.data(), votes.blocks, options.refine * options.heavy / key_block,
+                          32, scratch.kept.data());
+    const auto token = [&](std::int64_t i) {
+      std::int64_t position = scratch.kept.data()[i / key_block] * key_block + i % key_block;
+      if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
+      return static_cast<std::int32_t>(position);
+    };
+    if (votes.tokens > 0) {
+      vote_on_tokens(call, chunk, votes, head_kv, query_block, thread);
+      fill_order_keys(token_votes(votes, head_kv, query_block), votes.tokens, scratch.order_keys.data());
+      const std::int64_t tokens = core::select_best(scratch.order_keys.data(), votes.tokens, options.heavy,
+                                                    32, scratch.chosen.data());
+      for (; count < tokens; ++count) entries[count] = token(scratch.chosen.data()[count]);
+    } else {
+      for (; count < kept * key_block; ++count) entries[count] = token(count);
+    }
+  }
+  for (std::int64_t p = options.local_begin(chunk.begin); p < chunk.begin; ++p) {
+    entries[count++] = static_cast<std::int32_t>(p);
+  }
+  std::fill(entries + count, entries + data_.set_width(), -1);
+}
+
+// SEL-7
+void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes,
+                                std::int64_t head_kv, std::int64_t query_block, int thread) {
+  Scratch& scratch = of(thread);
+  float* products = scratch.products.data();
+  float* token_vote = token_votes(votes, head_kv, query_block);
+  const std::int64_t key_block = data_.options.key_block;
+  const std::int64_t d = data_.shape.d_head;
+  const std::int64_t block_bytes = key_block * d * static_cast<std::int64_t>(dtype_size(data_.kv.type()));
+  const std::int64_t at_once = keys_at_once(key_block);
+  const std::int32_t* kept = scratch.kept.data();
+  std::fill_n(token_vote, votes.tokens, 0.0f);
+  const bool second_lost = HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32");
+  std::int64_t batches = 0;
+  for_lanes(chunk, head_kv, query_block, query_block + 1, [&](const Lanes& lanes) {
+    if (second_lost && batches++ > 0) return;
+    load(call, lanes, false, thread);
+    for (std::int64_t first = 0; first < votes.tokens; first += at_once) {
+      const std::int64_t n = std::min(at_once, votes.tokens - first);
+      for (std::int64_t block = 0; block < n / key_block; ++block) {
+        const std::int64_t number = first / key_block + block;
+        std::memcpy(scratch.keys.data() + block * block_bytes,
+                    data_.kv.key(call.layer, head_kv, kept[number] * key_block),
+                    static_cast<std::size_t>(block_bytes));
+        const std::int64_t next = number + at_once / key_block;
+        if (next < votes.tokens / key_block) {
+          prefetch(data_.kv.key(call.layer, head_kv, kept[next] * key_block), block_bytes);
+        }
+      }
+      call.arithmetic.lane_products(scratch.keys.data(), data_.kv.type(), n, d, lanes.n,
+                                    products + first * kBlockRows, thread);
+    }
+    map(lanes, votes.tokens, products,
+        [&](std::int64_t i) { return kept[i / key_block] * key_block + i % key_block; });
+    SoftmaxState state;
+    std::fill_n(state.max, kBlockRows, kNothing);
+    std::fill_n(state.sum, kBlockRows, 0.0f);
+    data_.kernels.softmax(padded(lanes.n, kLaneTile), votes.tokens, products, state);
+    float factor[kBlockRows];
+    float offset[kBlockRows];
+    no_lanes(factor, offset);
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
+      factor[lane] = 1.0f / state.sum[lane];
+      offset[lane] = 0.0f;
+    }
+    data_.kernels.raise_votes(products, votes.tokens, factor, offset, token_vote);
+  });
+}
+
+void BlocksPass::report(const LayerCall& call, const Chunk& chunk, const Votes& votes) const {
+  if (!call.observer) return;
+  ChunkRecord record;
+  record.layer = call.layer;
+  record.chunk = chunk;
+  record.memory_count = votes.entries;
+  record.memory_stride = data_.set_width();
+  record.memory = sets_.data();
+  record.row_stride = data_.most_chunk_rows();
+  record.lse = rows_.lse();
+  record.query_blocks = votes.query_blocks;
+  record.candidate_blocks = votes.blocks;
+  record.block_votes = votes.blocks > 0 ? block_votes_.data() : nullptr;
+  record.voted_tokens = votes.tokens;
+  record.token_votes = votes.tokens > 0 ? token_votes_.data() : nullptr;
+  call.observer(record);
+}
+
+}  // namespace headwater::cpu

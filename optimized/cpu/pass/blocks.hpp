@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "cpu/layer.hpp"
+#include "cpu/pass/row_blocks.hpp"
+
+namespace headwater::cpu {
+
+/// Sparse prefill whose memory sets the queries choose (SEL). Chunks do not depend on each other: one after the other, and
+/// in each all query blocks in parallel, both passes of a row together. Units of work are cut by sizes only, and so both
+/// schedules and every number of threads give the same bits (SCHED-2, NUM-3).
+class BlocksPass {
+ public:
+  /// Of a session with rule blocks whose options are sparse.
+  explicit BlocksPass(SessionData& data);
+
+  /// Of working memory; set_bytes() of the sets and votes of a chunk.
+  [[nodiscard]] std::int64_t bytes() const;
+  [[nodiscard]] std::int64_t set_bytes() const;
+  [[nodiscard]] double selection_seconds() const;
+
+  void forget();
+  /// All chunks of the call.
+  void run(const LayerCall& call);
+
+ private:
+  /// What is voted on in a chunk, for every set.
+  struct Votes {
+    std::int64_t query_blocks;
+    std::int64_t blocks;   ///< candidates
+    std::int64_t tokens;   ///< of the second stage; 0: there is none
+    std::int64_t entries;  ///< of a set
+  };
+  /// Consecutive query blocks of a key/value head, whose pools fill the lanes of a product: a task.
+  struct Unit {
+    std::int64_t head_kv;
+    std::int64_t first;  ///< query block
+    std::int64_t last;
+  };
+  /// A pool of a query head (SEL-4), one lane of a product.
+  struct Pool {
+    std::int64_t query_block;
+    std::int64_t head;
+    std::int64_t begin;  ///< positions of its rows
+    std::int64_t end;
+  };
+  /// Pools that are multiplied together.
+  struct Lanes {
+    std::int64_t n = 0;
+    Pool pools[kBlockRows];
+  };
+  /// Working memory of one thread.
+  struct Scratch {
+    explicit Scratch(const SessionData& data);
+    [[nodiscard]] std::int64_t bytes() const;
+
+    core::Buffer<float> row;           ///< [d] a query row
+    core::Buffer<float> lanes;         ///< [kBlockRows][summary width]
+    core::Buffer<float> products;      ///< [most voted, whole tiles and one more][kBlockRows]
+    core::Buffer<unsigned char> keys;  ///< keys of some blocks, side by side and readable up to a whole tile
+    core::Buffer<std::uint32_t> order_keys;  ///< [most voted]
+    core::Buffer<std::int32_t> kept;         ///< [R H / K] blocks of the first stage
+    core::Buffer<std::int32_t> chosen;       ///< [H] tokens of the second, by their number among the voted
+    double selection_seconds = 0;            ///< StageSeconds, of this thread
+  };
+
+  [[nodiscard]] Votes votes_of(const Chunk& chunk) const;
+  [[nodiscard]] std::int64_t blocks_per_unit() const;
+  void run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
+                const Unit& unit, bool new_set, int thread);
+
+  /// Calls body(lanes) for all pools of query blocks [first, last) and the query heads of head_kv.
+  template <class Body>
+  void for_lanes(const Chunk& chunk, std::int64_t head_kv, std::int64_t first, std::int64_t last,
+                 const Body& body) const;
+  /// The scaled queries of the pools, with half their squares after them where `squares`.
+  void load(const LayerCall& call, const Lanes& lanes, bool squares, int thread);
+  /// LOGIT-2, LOGIT-3 of n products; position(i) is that of key i.
+  template <class Position>
+  void map(const Lanes& lanes, std::int64_t n, float* products, const Position& position) const;
+
+  void vote_on_blocks(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
+                      int thread);
+  void choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes, std::int64_t head_kv,
+                  std::int64_t query_block, int thread);
+  void vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes, std::int64_t head_kv,
+                      std::int64_t query_block, int thread);
+  void report(const LayerCall& call, const Chunk& chunk, const Votes& votes) const;
+
+  [[nodiscard]] float* block_votes(const Votes& votes, std::int64_t head_kv, std::int64_t query_block) {
+    return block_votes_.data() + (head_kv * votes.query_blocks + query_block) * votes.blocks;
+  }
+  [[nodiscard]] float* token_votes(const Votes& votes, std::int64_t head_kv, std::int64_t query_block) {
+    return token_votes_.data() + (head_kv * votes.query_blocks + query_block) * votes.tokens;
+  }
+  [[nodiscard]] std::int32_t* set(const Votes& votes, std::int64_t head_kv, std::int64_t query_block) {
+    return sets_.data() + (head_kv * votes.query_blocks + query_block) * data_.set_width();
+  }
+  [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
+
+  SessionData& data_;
+  std::int64_t group_;  // query heads of a key/value head
+  RowBlocks rows_;
+  core::Buffer<std::int32_t> sets_;  // [Hkv][query blocks][set width] of the chunk
+  core::Buffer<float> block_votes_;  // [Hkv][query blocks][candidates]
+  core::Buffer<float> token_votes_;  // [Hkv][query blocks][tokens of the second stage]
+  std::vector<Scratch> scratch_;     // one per thread
+};
+
+}  // namespace headwater::cpu
