@@ -43,6 +43,7 @@ class FaultySession final : public ForwardedSession {
     inner_->begin(step);
     n_ = step.n;
     open_ = true;
+    ++steps_;
   }
   void end() override {
     inner_->end();
@@ -52,6 +53,7 @@ class FaultySession final : public ForwardedSession {
     inner_->reset();
     open_ = false;
     was_reset_ = true;
+    steps_ = 0;
   }
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
               const MutableRows& out) override;
@@ -83,6 +85,7 @@ class FaultySession final : public ForwardedSession {
 
  private:
   void report(const ChunkRecord& record, const Observer& observer);
+  void spoil_votes(ChunkRecord& record);
   void spoil_outputs(const Rows& v, const MutableRows& out);
   void change(const MutableRows& out, std::int64_t t, std::int64_t h, std::int64_t x, double value) const {
     store_element(out.type, static_cast<float>(value), element(out, t, h, x));
@@ -95,10 +98,13 @@ class FaultySession final : public ForwardedSession {
   int opened_;
   int threads_;
   std::int64_t n_ = 0;
+  std::int64_t steps_ = 0;  // since the session was empty
   bool open_ = false;
   bool was_reset_ = false;
   std::vector<std::int32_t> last_sets_;
   std::vector<float> sums_;
+  std::vector<float> votes_;
+  std::vector<std::int32_t> sets_;
   mutable std::vector<Chunk> plan_;
   mutable std::vector<std::uint16_t> scores_;
   std::vector<std::unique_ptr<int>> taken_;
@@ -177,11 +183,70 @@ void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
     case Fault::sees_next_token:
       change(out, 0, 0, 0, first + 1e-3 * load_element(v.type, element(v, n_ - 1, 0, 0)));
       break;
+    case Fault::remembers_steps:
+      if (steps_ > 2) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
+      break;
     case Fault::forgets_to_reset:
       if (was_reset_) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
       break;
     default: break;
   }
+}
+
+// The faults in what rule `blocks` reports.
+void FaultySession::spoil_votes(ChunkRecord& record) {
+  const std::int64_t sets = shape().n_head_kv * record.query_blocks;
+  const auto copy_votes = [&](const float* from, std::int64_t count) {
+    votes_.assign(from, from + sets * count);
+    return votes_.data();
+  };
+  const auto swap_first = [&](std::int64_t count) {
+    for (std::int64_t s = 0; s < sets && count > 1; ++s) {
+      std::swap(votes_[static_cast<std::size_t>(s * count)], votes_[static_cast<std::size_t>(s * count + 1)]);
+    }
+  };
+  const auto down_by_ulp = [&] {
+    for (float& vote : votes_) {
+      if (vote != 0.0f) vote = std::nextafter(vote, -std::numeric_limits<float>::infinity());
+    }
+  };
+  if (record.block_votes != nullptr) {
+    const std::int64_t count = record.candidate_blocks;
+    if (fault_ == Fault::block_votes_off_by_ulps) {
+      record.block_votes = copy_votes(record.block_votes, count);
+      down_by_ulp();
+    }
+    if (fault_ == Fault::swaps_block_votes) {
+      record.block_votes = copy_votes(record.block_votes, count);
+      swap_first(count);
+    }
+    if (fault_ == Fault::one_candidate_fewer && --record.candidate_blocks == 0) record.block_votes = nullptr;
+  }
+  if (record.token_votes != nullptr && fault_ == Fault::token_votes_off_by_ulps) {
+    record.token_votes = copy_votes(record.token_votes, record.voted_tokens);
+    down_by_ulp();
+  }
+  if (record.token_votes != nullptr && fault_ == Fault::swaps_token_votes) {
+    record.token_votes = copy_votes(record.token_votes, record.voted_tokens);
+    swap_first(record.voted_tokens);
+  }
+  if (fault_ == Fault::reports_column_sums && record.query_blocks > 0) {
+    sums_.assign(static_cast<std::size_t>(shape().n_head * record.row_stride), 0.0f);
+    record.colsum_intra = sums_.data();
+  }
+  const bool moves_sets = fault_ == Fault::set_of_first_block || fault_ == Fault::key_twice;
+  if (!moves_sets || record.memory_count < 2 || record.query_blocks == 0) return;
+  sets_.assign(record.memory, record.memory + sets * record.memory_stride);
+  for (std::int64_t s = 0; s < sets; ++s) {
+    const auto set = sets_.begin() + s * record.memory_stride;
+    if (fault_ == Fault::key_twice) {
+      set[1] = set[0];
+    } else {
+      std::copy_n(sets_.begin() + s / record.query_blocks * record.query_blocks * record.memory_stride,
+                  record.memory_stride, set);
+    }
+  }
+  record.memory = sets_.data();
 }
 
 void FaultySession::report(const ChunkRecord& record, const Observer& observer) {
@@ -212,8 +277,10 @@ void FaultySession::report(const ChunkRecord& record, const Observer& observer) 
     changed.colsum_intra = copy_rows(record.colsum_intra);
     for (float& x : sums_) x = std::nextafter(x, std::numeric_limits<float>::infinity());
   }
+  spoil_votes(changed);
   if (fault_ == Fault::stale_sets && record.memory_count > 0) {
-    const auto size = static_cast<std::size_t>(heads * record.memory_stride);
+    const std::int64_t sets = record.query_blocks > 0 ? shape().n_head_kv * record.query_blocks : heads;
+    const auto size = static_cast<std::size_t>(sets * record.memory_stride);
     std::vector<std::int32_t> now(record.memory, record.memory + size);
     if (last_sets_.size() != size) last_sets_ = now;
     changed.memory = last_sets_.data();
@@ -282,6 +349,15 @@ const char* fault_name(Fault fault) {
     case Fault::plans_one_more: return "plans_one_more";
     case Fault::forgets_chunks: return "forgets_chunks";
     case Fault::counts_open_step: return "counts_open_step";
+    case Fault::block_votes_off_by_ulps: return "block_votes_off_by_ulps";
+    case Fault::token_votes_off_by_ulps: return "token_votes_off_by_ulps";
+    case Fault::swaps_block_votes: return "swaps_block_votes";
+    case Fault::swaps_token_votes: return "swaps_token_votes";
+    case Fault::set_of_first_block: return "set_of_first_block";
+    case Fault::key_twice: return "key_twice";
+    case Fault::reports_column_sums: return "reports_column_sums";
+    case Fault::one_candidate_fewer: return "one_candidate_fewer";
+    case Fault::remembers_steps: return "remembers_steps";
   }
   return "?";
 }

@@ -32,6 +32,17 @@ enum class Fault {
   plans_one_more,            ///< the last chunk of every plan stands there twice
   forgets_chunks,            ///< chunks() are those of the last step alone
   counts_open_step,          ///< tokens() counts the open step
+
+  // Rule `blocks`.
+  block_votes_off_by_ulps,  ///< reported block votes by one ulp
+  token_votes_off_by_ulps,  ///< reported token votes by one ulp
+  swaps_block_votes,        ///< the first two candidates' votes
+  swaps_token_votes,        ///< the first two tokens' votes
+  set_of_first_block,       ///< every query block reports the set of the first one
+  key_twice,                ///< the first entry of every set stands there twice
+  reports_column_sums,      ///< zeros, where there are none
+  one_candidate_fewer,      ///< the last candidate is not voted on
+  remembers_steps,          ///< outputs depend on the number of steps before
 };
 
 [[nodiscard]] const char* fault_name(Fault fault);

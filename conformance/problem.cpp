@@ -185,8 +185,7 @@ Problem random_problem(Random& random, const Variety& variety) {
   return problem;
 }
 
-Problem with_blocks(Random& random, Problem problem) {
-  Options& options = problem.options;
+void choose_blocks(Random& random, Options& options) {
   const std::int64_t s = options.chunk;
   options.select = Select::blocks;
   options.key_block =
@@ -196,6 +195,10 @@ Problem with_blocks(Random& random, Problem problem) {
   options.refine = random.pick(std::vector<std::int64_t>{1, 2, 2, 3, 16});
   // Rounded up where there was a budget: the small ones of random_problem would often be none.
   options.heavy = (options.heavy + options.key_block - 1) / options.key_block * options.key_block;
+}
+
+Problem with_blocks(Random& random, Problem problem) {
+  choose_blocks(random, problem.options);
   return problem;
 }
 

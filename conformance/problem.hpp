@@ -70,6 +70,8 @@ struct Variety {
 /// A random problem: shape, options, steps and values, all from `random`.
 [[nodiscard]] Problem random_problem(Random& random, const Variety& variety);
 
+/// Rule `blocks` of random legal sizes for the options' chunk; `heavy` becomes a multiple of the key block.
+void choose_blocks(Random& random, Options& options);
 /// The same problem under rule `blocks`, of random sizes; `heavy` becomes a multiple of the key block.
 [[nodiscard]] Problem with_blocks(Random& random, Problem problem);
 

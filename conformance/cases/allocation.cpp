@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "conformance/allocation_counter.hpp"
 #include "conformance/case.hpp"
@@ -52,13 +53,18 @@ std::int64_t step_allocations(Session& session, const Problem& problem, const St
   return watch.count();
 }
 
-void none_after_open(Context& context) {
+using Change = std::function<Problem(Random&, Problem)>;
+
+Problem as_it_is(Random&, Problem problem) { return problem; }
+
+void none_after_open(Context& context, const Change& change) {
   require_counter();
   if (!context.engine->claims().no_allocation)
     throw Skipped("the engine does not claim it (Claims::no_allocation)");
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
-    Problem problem = random_problem(random, {.max_chunk = 60, .max_tokens = 300, .wide = false});
+    Problem problem =
+        change(random, random_problem(random, {.max_chunk = 60, .max_tokens = 300, .wide = false}));
     problem.options.threads = static_cast<int>(random.integer(1, 4));
     const std::unique_ptr<Session> session = context.engine->open(problem.shape, problem.options);
     std::int64_t records = 0;
@@ -83,7 +89,14 @@ void none_after_open(Context& context) {
   }
 }
 const Register kNone{
-    {"allocation.none_after_open", {"NUM-4"}, "session", Lane::state, true, none_after_open}};
+    {"allocation.none_after_open", {"NUM-4"}, "session", Lane::state, true, [](Context& context) {
+       none_after_open(context, as_it_is);
+     }}};
+const Register kNoneOfBlocks{
+    {"blocks.no_allocation", {"NUM-4", "SEL-9"}, "session", Lane::state, true, [](Context& context) {
+       require_rule_blocks(*context.engine);
+       none_after_open(context, with_blocks);
+     }}};
 
 // Capacity steps of one token and of everything: the plan and all scratch were taken for the worst.
 void longest_plans(Context& context) {
@@ -115,12 +128,12 @@ const Register kLongest{
 
 // open() with its n-th allocation refused, n = 0, 1, ...: an Error out_of_memory each time, all memory given back, and a
 // session that works as soon as nothing is refused.
-void open_without_memory(Context& context) {
+void open_without_memory(Context& context, const Change& change) {
   require_counter();
   require_host_memory(context);
   Random random(context.seed);
-  Problem problem =
-      random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false});
+  Problem problem = change(
+      random, random_problem(random, {.max_chunk = 20, .max_tokens = 60, .max_layers = 3, .wide = false}));
   problem.options.threads = 2;
   // Both take beforehand what is made once: threads, and what the first error of a thread takes.
   const Trace wanted = run(*context.engine, problem);
@@ -172,7 +185,16 @@ const Register kOpenWithout{{"allocation.open_without_memory",
                              "session",
                              Lane::hostile,
                              true,
-                             open_without_memory}};
+                             [](Context& context) { open_without_memory(context, as_it_is); }}};
+const Register kOpenBlocksWithout{{"blocks.open_without_memory",
+                                   {"STATE-5", "NUM-4"},
+                                   "session",
+                                   Lane::hostile,
+                                   true,
+                                   [](Context& context) {
+                                     require_rule_blocks(*context.engine);
+                                     open_without_memory(context, with_blocks);
+                                   }}};
 
 // The sizes that memory_bytes() reports cover what a session must hold, and grow with it.
 void memory_bytes(Context& context) {
@@ -196,7 +218,7 @@ void memory_bytes(Context& context) {
   }
 }
 // The total is what open() takes, apart from small objects: the session, the plan, a warning.
-void bytes_are_taken(Context& context) {
+void bytes_are_taken(Context& context, Select select) {
   require_counter();
   require_host_memory(context);
   constexpr std::int64_t kSmallChange = 12 * 1024;
@@ -216,7 +238,8 @@ void bytes_are_taken(Context& context) {
           options.batch = 1024;
           options.chunk = 512;
           options.local = 200;
-          options.heavy = 201;
+          options.heavy = select == Select::blocks ? 200 : 201;
+          options.select = select;
           options.score_type = type;
           options.schedule = schedule;
           options.threads = threads;
@@ -235,7 +258,14 @@ void bytes_are_taken(Context& context) {
   }
 }
 const Register kBytesTaken{
-    {"allocation.bytes_are_taken", {"STATE-6", "NUM-4"}, "session", Lane::state, true, bytes_are_taken}};
+    {"allocation.bytes_are_taken", {"STATE-6", "NUM-4"}, "session", Lane::state, true, [](Context& context) {
+       bytes_are_taken(context, Select::h2o);
+     }}};
+const Register kBlocksBytesTaken{
+    {"blocks.bytes_are_taken", {"STATE-6", "NUM-4"}, "session", Lane::state, true, [](Context& context) {
+       require_rule_blocks(*context.engine);
+       bytes_are_taken(context, Select::blocks);
+     }}};
 
 const Register kMemoryBytes{
     {"state.memory_bytes", {"STATE-6", "SCORE-1"}, "session", Lane::state, true, memory_bytes}};

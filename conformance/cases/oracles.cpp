@@ -28,6 +28,21 @@ reference::LogitRule rule_of(const Problem& problem, std::int64_t head) {
   return reference::logit_rule(problem.options, expected_options(problem.shape, problem.options), head);
 }
 
+// Outputs and log-sum-exps of rows that read one set.
+void require_same_rows(const Problem& problem, const HeadTruth& eigen, const HeadTruth& reference) {
+  for (Eigen::Index i = 0; i < eigen.out.rows(); ++i) {
+    for (Eigen::Index x = 0; x < eigen.out.cols(); ++x) {
+      if (!(std::fabs(eigen.out(i, x) - reference.out(i, x)) <= 2.0 * eigen.out_bound(i, x))) {
+        apart("out", eigen.out(i, x), reference.out(i, x), problem);
+      }
+    }
+    // The bounds of lse and column sums hold a rounding to F32, which neither oracle has done.
+    const double lse = 2.0 * (eigen.lse_bound[i] - 0x1p-24 * std::fabs(eigen.lse[i]));
+    if (!(std::fabs(eigen.lse[i] - reference.lse[i]) <= lse))
+      apart("lse", eigen.lse[i], reference.lse[i], problem);
+  }
+}
+
 // Calls `each` for every head of every chunk of a run of the engine `reference`, which chooses the sets.
 void each_head_chunk(
     Context& context, int full, const Variety& variety,
@@ -50,17 +65,7 @@ void agree(Context& context) {
         const HeadTruth eigen = eigen_oracle(head_chunk(problem, 0, chunk, head), kDouble);
         HeadTruth reference = eigen;
         use_reference_values(problem, stored, chunk, head, reference);
-        for (Eigen::Index i = 0; i < eigen.out.rows(); ++i) {
-          for (Eigen::Index x = 0; x < eigen.out.cols(); ++x) {
-            if (!(std::fabs(eigen.out(i, x) - reference.out(i, x)) <= 2.0 * eigen.out_bound(i, x))) {
-              apart("out", eigen.out(i, x), reference.out(i, x), problem);
-            }
-          }
-          // The bounds of lse and column sums hold a rounding to F32, which neither oracle has done.
-          const double lse = 2.0 * (eigen.lse_bound[i] - 0x1p-24 * std::fabs(eigen.lse[i]));
-          if (!(std::fabs(eigen.lse[i] - reference.lse[i]) <= lse))
-            apart("lse", eigen.lse[i], reference.lse[i], problem);
-        }
+        require_same_rows(problem, eigen, reference);
         if (chunk.chunk.mode != ChunkMode::sparse) return;
         const auto compare = [&](const char* what, const Eigen::VectorXd& a, const Eigen::VectorXd& b,
                                  const Eigen::VectorXd& bound) {
@@ -80,6 +85,32 @@ const Register kAgree{{"oracles.agree",
                        Lane::law,
                        false,
                        agree}};
+
+// The same for the rows of each query block under its own set.
+void agree_on_blocks(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(60); ++round) {
+    const Problem problem = with_blocks(random, random_problem(random, {.max_chunk = 24, .max_tokens = 100}));
+    const Trace trace = run(engine("reference"), problem);
+    const StoredLayer stored(problem, 0);
+    for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+      for (std::int64_t head = 0; head < problem.shape.n_head; ++head) {
+        for (const std::vector<std::int64_t>& rows : rows_by_set(chunk)) {
+          const HeadTruth eigen = eigen_oracle(head_chunk(problem, 0, chunk, head, rows, true), kDouble);
+          HeadTruth reference = eigen;
+          use_reference_values(problem, stored, chunk, head, rows, reference);
+          require_same_rows(problem, eigen, reference);
+        }
+      }
+    }
+  }
+}
+const Register kAgreeOnBlocks{{"oracles.agree_on_blocks",
+                               {"SEL-4", "SEL-8", "FUSE-2", "INTER-1"},
+                               "oracle",
+                               Lane::law,
+                               false,
+                               agree_on_blocks}};
 
 // The passes apart, and the state (m, l) of each: the fused row alone would not show their errors.
 void passes(Context& context) {

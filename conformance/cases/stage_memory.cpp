@@ -270,6 +270,7 @@ void configurations(Context& context) {
     options.clamp = random.chance(0.5);
     options.dense = random.chance(0.1);
     options.threads = static_cast<int>(random.integer(0, 4));
+    if (random.chance(0.5)) choose_blocks(random, options);
     const EffectiveOptions wanted = expected_options(shape, options);
     const EffectiveOptions a = reference::resolve(shape, options);
     const EffectiveOptions b = core::resolve(shape, options, 3);
@@ -280,14 +281,24 @@ void configurations(Context& context) {
                                     options.batch, options.local, options.heavy, options.clamp,
                                     options.dense));
       }
+      if (got->select != wanted.select || got->key_block != wanted.key_block ||
+          got->query_block != wanted.query_block || got->pool != wanted.pool ||
+          got->refine != wanted.refine) {
+        throw Violation(fmt::format("K {} Q {} P {} R {} are read wrongly", options.key_block,
+                                    options.query_block, options.pool, options.refine));
+      }
     }
     if (a.threads != 1 || b.threads != (options.threads == 0 ? 3 : options.threads))
       throw Violation("threads are read wrongly");
     if (a.warnings.size() != b.warnings.size()) throw Violation("different numbers of warnings");
   }
 }
-const Register kConfigurations{
-    {"stage.configurations", {"CFG-2", "CFG-3", "CFG-4"}, "config", Lane::exact, false, configurations}};
+const Register kConfigurations{{"stage.configurations",
+                                {"CFG-2", "CFG-3", "CFG-4", "SEL-1"},
+                                "config",
+                                Lane::exact,
+                                false,
+                                configurations}};
 
 }  // namespace
 }  // namespace headwater::conformance

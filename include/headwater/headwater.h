@@ -369,7 +369,8 @@ typedef struct headwater_chunk_record {
   int64_t candidate_blocks; /* key blocks 0, 1, ... that are voted on (SEL-2) */
   const float* block_votes; /* [Hkv][query_blocks][candidate_blocks] SEL-6; NULL where there are none */
   int64_t voted_tokens;     /* tokens of the second stage (SEL-7); 0: there is none */
-  const float* token_votes; /* [Hkv][query_blocks][voted_tokens] SEL-7, tokens of the chosen blocks, ascending; or NULL */
+  const float*
+      token_votes; /* [Hkv][query_blocks][voted_tokens] SEL-7, tokens of the chosen blocks, ascending; or NULL */
 } headwater_chunk_record;
 
 /* Called from inside headwater_attend(), chunk after chunk in ascending order, on the calling thread. It must

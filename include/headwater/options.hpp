@@ -46,9 +46,10 @@ struct Options {
   std::int64_t chunk =
       1024;                  ///< S, tokens with full causal attention among themselves, 1 .. 2^31 - 1 (`-ub`)
   std::int64_t local = 256;  ///< L, newest tokens always in the memory set, 0 .. 2^31 - 1 (`--h2o-local`)
-  std::int64_t heavy = 256;  ///< H, tokens kept because of their score or votes, 0 .. 2^31 - 1 (`--h2o-heavy`)
-  bool clamp = true;         ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
-  bool dense = false;        ///< CFG-2: same as local = heavy = 0
+  std::int64_t heavy =
+      256;             ///< H, tokens kept because of their score or votes, 0 .. 2^31 - 1 (`--h2o-heavy`)
+  bool clamp = true;   ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
+  bool dense = false;  ///< CFG-2: same as local = heavy = 0
 
   Select select = Select::h2o;
   // Sizes of rule `blocks` (SEL-1); not read with any other.

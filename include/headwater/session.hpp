@@ -85,16 +85,17 @@ struct ChunkRecord {
   std::int64_t memory_stride = 0;  ///< entries from one set to the next; memory_count <= memory_stride
   /// Ascending positions, then -1 (MEM-4): [Hq][memory_stride]; rule `blocks`: [Hkv][query_blocks][memory_stride] (SEL-8)
   const std::int32_t* memory = nullptr;
-  const float* colsum_inter = nullptr;   ///< [Hq][memory_stride] INTER-2; 0 after memory_count
-  std::int64_t row_stride = 0;           ///< entries from one head to the next in the two arrays below
-  const float* colsum_intra = nullptr;   ///< [Hq][row_stride] INTRA-2, one per token of the chunk
-  const float* lse = nullptr;            ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
+  const float* colsum_inter = nullptr;  ///< [Hq][memory_stride] INTER-2; 0 after memory_count
+  std::int64_t row_stride = 0;          ///< entries from one head to the next in the two arrays below
+  const float* colsum_intra = nullptr;  ///< [Hq][row_stride] INTRA-2, one per token of the chunk
+  const float* lse = nullptr;           ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
 
   // Rule `blocks`, sparse chunks; else 0 and null.
-  std::int64_t query_blocks = 0;       ///< sets for each key/value head (SEL-4)
-  std::int64_t candidate_blocks = 0;   ///< key blocks 0, 1, ... that are voted on (SEL-2)
-  const float* block_votes = nullptr;  ///< [Hkv][query_blocks][candidate_blocks] SEL-6; null where there are none
-  std::int64_t voted_tokens = 0;       ///< tokens of the second stage (SEL-7); 0: there is none
+  std::int64_t query_blocks = 0;      ///< sets for each key/value head (SEL-4)
+  std::int64_t candidate_blocks = 0;  ///< key blocks 0, 1, ... that are voted on (SEL-2)
+  const float* block_votes =
+      nullptr;                    ///< [Hkv][query_blocks][candidate_blocks] SEL-6; null where there are none
+  std::int64_t voted_tokens = 0;  ///< tokens of the second stage (SEL-7); 0: there is none
   /// [Hkv][query_blocks][voted_tokens] SEL-7, the tokens of the chosen blocks in ascending order; null: no second stage
   const float* token_votes = nullptr;
 };

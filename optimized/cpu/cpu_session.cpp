@@ -142,9 +142,11 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
 
 void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n) {
   core::BlockSummaries& summaries = data_.summaries;
-  const std::int64_t first = base / summaries.key_block();
+  const std::int64_t ahead =
+      HEADWATER_SABOTAGE("cpu.blocks.block_of_two_calls") ? summaries.key_block() - 1 : 0;
+  const std::int64_t first = (base + ahead) / summaries.key_block();
   const std::int64_t blocks = (base + n) / summaries.key_block() - first;
-  if (blocks == 0) return;
+  if (blocks <= 0) return;
   summaries.make_room(layer, base, base + n);
 #pragma omp parallel for schedule(static) num_threads(options().threads)
   for (std::int64_t task = 0; task < shape().n_head_kv * blocks; ++task) {

@@ -81,6 +81,15 @@ struct KernelTable {
   void (*column_sums)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,
                       double* sums);
 
+  /// top[lane] = the largest of top[lane] and block[key][lane] over n_keys keys and all kBlockRows lanes; a NaN is never
+  /// larger.
+  void (*raise_maxima)(const float* block, std::int64_t n_keys, float* top);
+
+  /// SEL-6, SEL-7: votes[key] = the largest of votes[key] and block[key][lane] * factor[lane] - offset[lane] over all
+  /// kBlockRows lanes; a NaN is never larger.
+  void (*raise_votes)(const float* block, std::int64_t n_keys, const float* factor, const float* offset,
+                      float* votes);
+
   /// FUSE-1: to[i] = a[i] * a_weight + b[i] * b_weight; `to` may be a.
   void (*blend)(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to);
 

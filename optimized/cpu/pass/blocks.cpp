@@ -15,8 +15,6 @@ namespace headwater::cpu {
 
 namespace {
 
-/// Lanes that are compared with each other at once: those of a query block are filled up to whole quads.
-constexpr std::int64_t kQuad = 4;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// Most entries of what is voted on at once.
@@ -32,24 +30,21 @@ std::int64_t keys_at_once(std::int64_t key_block) {
   return std::max<std::int64_t>(1, kKeyTile / key_block) * key_block;
 }
 
-/// votes[i] = the largest of values[lane] of line i over the lanes of each query block; `value` maps a line in place.
-template <class Value>
-void raise_votes(const float* products, std::int64_t n, std::int64_t quads, const Value& value,
-                 float* votes) {
+/// Factors and offsets with which no lane has a vote.
+void no_lanes(float* factor, float* offset) {
+  std::fill_n(factor, kBlockRows, 0.0f);
+  std::fill_n(offset, kBlockRows, -kNothing);
+}
+
+/// SEL-6 where the largest estimate of a lane is infinite: estimates become differences from it, and it becomes 0.
+void settle_infinities(float* lane, std::int64_t n, float& top) {
+  if (top - top == 0.0f || HEADWATER_SABOTAGE("cpu.blocks.infinite_estimates_subtracted")) return;
   for (std::int64_t i = 0; i < n; ++i) {
-    const float* line = products + i * kBlockRows;
-    float best[kQuad] = {kNothing, kNothing, kNothing, kNothing};
-    for (std::int64_t lane = 0; lane < quads * kQuad; lane += kQuad) {
-      for (std::int64_t k = 0; k < kQuad; ++k) {
-        const float x = value(line[lane + k], lane + k);
-        best[k] = x > best[k] ? x : best[k];
-      }
-    }
-    const float a = best[0] > best[1] ? best[0] : best[1];
-    const float b = best[2] > best[3] ? best[2] : best[3];
-    const float top = a > b ? a : b;
-    votes[i] = top > votes[i] ? top : votes[i];
+    float& estimate = lane[i * kBlockRows];
+    const bool equal = estimate == top || (estimate != estimate && top == kNothing);
+    estimate = equal ? 0.0f : kNothing;
   }
+  top = 0.0f;
 }
 
 void fill_order_keys(const float* votes, std::int64_t n, std::uint32_t* keys) {
@@ -116,8 +111,7 @@ BlocksPass::Votes BlocksPass::votes_of(const Chunk& chunk) const {
 
 std::int64_t BlocksPass::blocks_per_unit() const {
   const EffectiveOptions& options = data_.options;
-  const std::int64_t lanes = padded(group_ * (options.query_block / options.pool), kQuad);
-  return std::max<std::int64_t>(1, kBlockRows / lanes);
+  return std::max<std::int64_t>(1, kBlockRows / (group_ * (options.query_block / options.pool)));
 }
 
 void BlocksPass::run(const LayerCall& call) {
@@ -134,11 +128,15 @@ void BlocksPass::run(const LayerCall& call) {
       for (std::int64_t head_kv = 0; head_kv < data_.shape.n_head_kv; ++head_kv) {
         call.arithmetic.prepare_chunk(call.layer, window, chunk, head_kv);
       }
+      // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
+      std::int64_t gathered = -1;
 #pragma omp for schedule(static)
       for (std::int64_t task = 0; task < data_.shape.n_head_kv * units; ++task) {
+        const std::int64_t head_kv = task / units;
         const std::int64_t first = task % units * per_unit;
-        run_unit(call, window, chunk, votes,
-                 {task / units, first, std::min(first + per_unit, votes.query_blocks)}, thread);
+        run_unit(call, window, chunk, votes, {head_kv, first, std::min(first + per_unit, votes.query_blocks)},
+                 votes.blocks > 0 || head_kv != gathered, thread);
+        gathered = head_kv;
       }
     }
     report(call, chunk, votes);
@@ -146,12 +144,15 @@ void BlocksPass::run(const LayerCall& call) {
 }
 
 void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
-                          const Unit& unit, int thread) {
+                          const Unit& unit, bool new_set, int thread) {
   if (votes.blocks > 0) vote_on_blocks(call, chunk, votes, unit, thread);
   for (std::int64_t block = unit.first; block < unit.last; ++block) {
     choose_set(call, chunk, votes, unit.head_kv, block, thread);
     const GatheredSet chosen{set(votes, unit.head_kv, block), votes.entries};
-    if (chosen.n > 0) call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
+    if (chosen.n > 0 && new_set) {
+      call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
+      new_set = votes.blocks > 0;
+    }
     const std::int64_t begin = chunk.begin + block * data_.options.query_block;
     const std::int64_t end = std::min(begin + data_.options.query_block, chunk.end);
     for (std::int64_t head = unit.head_kv * group_; head < (unit.head_kv + 1) * group_; ++head) {
@@ -172,19 +173,14 @@ void BlocksPass::for_lanes(const Chunk& chunk, std::int64_t head_kv, std::int64_
   for (std::int64_t block = first; block < last; ++block) {
     const std::int64_t begin = chunk.begin + block * options.query_block;
     const std::int64_t end = std::min(begin + options.query_block, chunk.end);
-    const auto add = [&](const Pool& pool) {
-      lanes.pools[lanes.n++] = pool;
-      if (lanes.n < kBlockRows) return;
-      body(lanes);
-      lanes.n = 0;
-    };
     for (std::int64_t head = head_kv * group_; head < (head_kv + 1) * group_; ++head) {
       for (std::int64_t row = begin; row < end; row += options.pool) {
-        add({block, head, row, std::min(row + options.pool, end)});
+        lanes.pools[lanes.n++] = {block, head, row, std::min(row + options.pool, end)};
+        if (lanes.n < kBlockRows) continue;
+        body(lanes);
+        lanes.n = 0;
       }
     }
-    // The last pool again: it changes no maximum.
-    while (lanes.n % kQuad != 0) add(Pool{lanes.pools[lanes.n - 1]});
   }
   if (lanes.n > 0) body(lanes);
 }
@@ -203,7 +199,9 @@ void BlocksPass::load(const LayerCall& call, const Lanes& lanes, bool squares, i
                           scratch.row.data());
       for (std::int64_t x = 0; x < d; ++x) query[x] += scratch.row.data()[x];
     }
-    const auto rows = static_cast<float>(pool.end - pool.begin);
+    const auto rows =
+        static_cast<float>(HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? data_.options.pool
+                                                                                    : pool.end - pool.begin);
     for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
     if (!squares) continue;
     for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
@@ -245,24 +243,19 @@ void BlocksPass::vote_on_blocks(const LayerCall& call, const Chunk& chunk, const
 
     float top[kBlockRows];
     std::fill_n(top, kBlockRows, kNothing);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float* line = products + i * kBlockRows;
-      for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
-        top[lane] = line[lane] > top[lane] ? line[lane] : top[lane];  // a NaN is never larger
-      }
-    }
+    const bool partly = n > 256 && HEADWATER_SABOTAGE("cpu.blocks.maxima_of_256_candidates");
+    data_.kernels.raise_maxima(products, partly ? 256 : n, top);
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) settle_infinities(products + lane, n, top[lane]);
     for (std::int64_t lane = 0; lane < lanes.n;) {  // the lanes of one query block after those of another
-      std::int64_t end = lane;
-      while (end < lanes.n && lanes.pools[end].query_block == lanes.pools[lane].query_block) end += kQuad;
-      const float* tops = top + lane;
-      raise_votes(
-          products + lane, n, (end - lane) / kQuad,
-          [&](float e, std::int64_t k) {
-            const float estimate = e == e ? e : kNothing;
-            return estimate == tops[k] ? 0.0f : estimate - tops[k];
-          },
-          block_votes(votes, unit.head_kv, lanes.pools[lane].query_block));
-      lane = end;
+      const std::int64_t block = lanes.pools[lane].query_block;
+      float factor[kBlockRows];
+      float offset[kBlockRows];
+      no_lanes(factor, offset);
+      for (; lane < lanes.n && lanes.pools[lane].query_block == block; ++lane) {
+        factor[lane] = 1.0f;
+        offset[lane] = top[lane];
+      }
+      data_.kernels.raise_votes(products, n, factor, offset, block_votes(votes, unit.head_kv, block));
     }
   });
 }
@@ -282,7 +275,9 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
         core::select_best(scratch.order_keys.data(), votes.blocks, options.refine * options.heavy / key_block,
                           32, scratch.kept.data());
     const auto token = [&](std::int64_t i) {
-      return static_cast<std::int32_t>(scratch.kept.data()[i / key_block] * key_block + i % key_block);
+      std::int64_t position = scratch.kept.data()[i / key_block] * key_block + i % key_block;
+      if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
+      return static_cast<std::int32_t>(position);
     };
     if (votes.tokens > 0) {
       vote_on_tokens(call, chunk, votes, head_kv, query_block, thread);
@@ -312,7 +307,10 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int64_t at_once = keys_at_once(key_block);
   const std::int32_t* kept = scratch.kept.data();
   std::fill_n(token_vote, votes.tokens, 0.0f);
+  const bool second_lost = HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32");
+  std::int64_t batches = 0;
   for_lanes(chunk, head_kv, query_block, query_block + 1, [&](const Lanes& lanes) {
+    if (second_lost && batches++ > 0) return;
     load(call, lanes, false, thread);
     for (std::int64_t first = 0; first < votes.tokens; first += at_once) {
       const std::int64_t n = std::min(at_once, votes.tokens - first);
@@ -335,9 +333,14 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
     std::fill_n(state.max, kBlockRows, kNothing);
     std::fill_n(state.sum, kBlockRows, 0.0f);
     data_.kernels.softmax(padded(lanes.n, kLaneTile), votes.tokens, products, state);
-    raise_votes(
-        products, votes.tokens, lanes.n / kQuad,
-        [&](float weight, std::int64_t k) { return weight / state.sum[k]; }, token_vote);
+    float factor[kBlockRows];
+    float offset[kBlockRows];
+    no_lanes(factor, offset);
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
+      factor[lane] = 1.0f / state.sum[lane];
+      offset[lane] = 0.0f;
+    }
+    data_.kernels.raise_votes(products, votes.tokens, factor, offset, token_vote);
   });
 }
 

@@ -47,7 +47,7 @@ class BlocksPass {
     std::int64_t begin;  ///< positions of its rows
     std::int64_t end;
   };
-  /// Pools that are multiplied together. Every kQuad lanes belong to one query block.
+  /// Pools that are multiplied together.
   struct Lanes {
     std::int64_t n = 0;
     Pool pools[kBlockRows];
@@ -70,7 +70,7 @@ class BlocksPass {
   [[nodiscard]] Votes votes_of(const Chunk& chunk) const;
   [[nodiscard]] std::int64_t blocks_per_unit() const;
   void run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
-                const Unit& unit, int thread);
+                const Unit& unit, bool new_set, int thread);
 
   /// Calls body(lanes) for all pools of query blocks [first, last) and the query heads of head_kv.
   template <class Body>

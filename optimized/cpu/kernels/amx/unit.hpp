@@ -29,6 +29,7 @@ struct TileUnit {
   static constexpr std::int64_t kValueLine = kKeyTile * 2;      // bytes of a line of packed values
 
   /// Rows of logits after the last key come from rows after it, which are readable (Bf16Segment::keys).
+  template <int Halves>
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t, float* logits) {
     const std::uint16_t* keys = segment.keys + first * segment.key_stride;
     const std::int64_t stride = segment.key_stride * 2;
@@ -41,16 +42,21 @@ struct TileUnit {
       Tiles::template load<4>(keys + e, stride);
       Tiles::template load<6>(queries, kLine);
       Tiles::template multiply<0, 4, 6>();
-      Tiles::template load<7>(queries + kHalfElements, kLine);
-      Tiles::template multiply<1, 4, 7>();
+      if constexpr (Halves == 2) {
+        Tiles::template load<7>(queries + kHalfElements, kLine);
+        Tiles::template multiply<1, 4, 7>();
+      }
       Tiles::template load<5>(keys + e + kTileRows * segment.key_stride, stride);
       Tiles::template multiply<2, 5, 6>();
-      Tiles::template multiply<3, 5, 7>();
+      if constexpr (Halves == 2) Tiles::template multiply<3, 5, 7>();
     }
+    float* below = logits + kTileRows * kBlockRows;
     Tiles::template store<0>(logits, kLine);
-    Tiles::template store<1>(logits + kTileRows, kLine);
-    Tiles::template store<2>(logits + kTileRows * kBlockRows, kLine);
-    Tiles::template store<3>(logits + kTileRows * kBlockRows + kTileRows, kLine);
+    Tiles::template store<2>(below, kLine);
+    if constexpr (Halves == 2) {
+      Tiles::template store<1>(logits + kTileRows, kLine);
+      Tiles::template store<3>(below + kTileRows, kLine);
+    }
   }
 
   /// 32 columns of the output (16 where `Wide` is false) over all keys.

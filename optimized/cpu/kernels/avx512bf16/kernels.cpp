@@ -73,11 +73,11 @@ struct DotProductUnit {
   };
 
   /// Rows keys x kBlockRows lanes in registers: 12 keys take 24 of 32 registers.
-  template <int Keys>
+  template <int Keys, int Halves>
   static void dot_tile(const std::uint16_t* queries, std::int64_t d, const std::uint16_t* keys,
                        std::int64_t stride, float* logits) {
-    __m512 sums[Keys][kHalves];
-    repeat<Keys>([&](auto key) { repeat<kHalves>([&](auto half) { sums[key][half] = Avx512::zero(); }); });
+    __m512 sums[Keys][Halves];
+    repeat<Keys>([&](auto key) { repeat<Halves>([&](auto half) { sums[key][half] = Avx512::zero(); }); });
     // Three keys share a base; see dot_tile of wide/kernels.hpp.
     constexpr int kBases = (Keys + 2) / 3;
     const std::uint16_t* at[kBases];
@@ -87,20 +87,20 @@ struct DotProductUnit {
     });
     for (std::int64_t e = 0; e < d; e += 2) {
       __builtin_prefetch(keys - kKeyTile * stride + 16 * e);  // tiles are computed from the last
-      const __m512bh q0 = pairs(queries + e * kBlockRows);
-      const __m512bh q1 = pairs(queries + e * kBlockRows + 32);
+      __m512bh q[Halves];
+      repeat<Halves>([&](auto half) { q[half] = pairs(queries + e * kBlockRows + 32 * half); });
       repeat<Keys>([&](auto key) {
         const __m512bh k = pair(at[key / 3] + e + key % 3 * stride);
-        sums[key][0] = _mm512_dpbf16_ps(sums[key][0], q0, k);
-        sums[key][1] = _mm512_dpbf16_ps(sums[key][1], q1, k);
+        repeat<Halves>([&](auto half) { sums[key][half] = _mm512_dpbf16_ps(sums[key][half], q[half], k); });
       });
     }
     repeat<Keys>([&](auto key) {
-      Avx512::store(logits + key * kBlockRows, sums[key][0]);
-      Avx512::store(logits + key * kBlockRows + 16, sums[key][1]);
+      repeat<Halves>(
+          [&](auto half) { Avx512::store(logits + key * kBlockRows + 16 * half, sums[key][half]); });
     });
   }
 
+  template <int Halves>
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
     const std::uint16_t* keys = segment.keys + first * segment.key_stride;
     const auto run = [&](auto tile, std::int64_t from) {
@@ -108,10 +108,10 @@ struct DotProductUnit {
            logits + from * kBlockRows);
     };
     std::int64_t key = 0;
-    for (; key + 12 <= n; key += 12) run(dot_tile<12>, key);
-    for (; key + 8 <= n; key += 8) run(dot_tile<8>, key);
-    for (; key + 4 <= n; key += 4) run(dot_tile<4>, key);
-    for (; key < n; ++key) run(dot_tile<1>, key);
+    for (; key + 12 <= n; key += 12) run(dot_tile<12, Halves>, key);
+    for (; key + 8 <= n; key += 8) run(dot_tile<8, Halves>, key);
+    for (; key + 4 <= n; key += 4) run(dot_tile<4, Halves>, key);
+    for (; key < n; ++key) run(dot_tile<1, Halves>, key);
   }
 
   template <int Columns>

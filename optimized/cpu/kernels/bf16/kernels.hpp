@@ -1,8 +1,8 @@
 #pragma once
 
 /// The kernels of bf16/table.hpp, but for the two matrix products, which a `Unit` supplies:
-///   Unit::dot(segment, first, n, logits): raw dot products of n <= kKeyTile keys from `first`, one line of kBlockRows
-///     lanes each; lines from n on hold anything.
+///   Unit::dot<Halves>(segment, first, n, logits): raw dot products of n <= kKeyTile keys from `first`, one line of
+///     kBlockRows lanes each, of which the first 16 Halves are computed; lines from n on hold anything.
 ///   Unit::accumulate: as in the table.
 ///   Unit::Session: exists around calls of dot.
 ///   Unit::kRowLogits: Bf16Table::row_logits, or null.
@@ -189,15 +189,15 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
   alignas(64) float logits[kKeyTile * kBlockRows];
   for (std::int64_t first = 0; first < segment.n_keys; first += kKeyTile) {
     const std::int64_t n = least(kKeyTile, segment.n_keys - first);
-    Unit::dot(segment, first, n, logits);
+    Unit::template dot<kHalves>(segment, first, n, logits);
     map_tile(segment, first, n, logits);
     raise_lanes(logits, n, highest);
   }
 }
 
 template <class Unit>
-void products(const std::uint16_t* queries, const std::uint16_t* keys, std::int64_t n_keys, std::int64_t d,
-              float* products) {
+void products(const std::uint16_t* queries, std::int64_t lanes, const std::uint16_t* keys,
+              std::int64_t n_keys, std::int64_t d, float* products) {
   const typename Unit::Session session;
   Bf16Segment segment;
   segment.queries = queries;
@@ -205,7 +205,12 @@ void products(const std::uint16_t* queries, const std::uint16_t* keys, std::int6
   segment.key_stride = segment.d = d;
   for (std::int64_t tile = key_tiles(n_keys); tile-- > 0;) {  // from the last, as Unit::dot prefetches
     const std::int64_t first = tile * kKeyTile;
-    Unit::dot(segment, first, least(kKeyTile, n_keys - first), products + first * kBlockRows);
+    const std::int64_t n = least(kKeyTile, n_keys - first);
+    if (lanes > Avx512::kWidth) {
+      Unit::template dot<kHalves>(segment, first, n, products + first * kBlockRows);
+    } else {
+      Unit::template dot<1>(segment, first, n, products + first * kBlockRows);
+    }
   }
 }
 
@@ -225,8 +230,8 @@ void softmax_weights(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint
   alignas(64) float buffer[2][kKeyTile * kBlockRows];
   const auto dot = [&](std::int64_t tile) {
     const std::int64_t first = tile * kKeyTile;
-    Unit::dot(segment, first, least(kKeyTile, segment.n_keys - first),
-              buffer[Unit::kPipelined ? tile & 1 : 0]);
+    Unit::template dot<kHalves>(segment, first, least(kKeyTile, segment.n_keys - first),
+                                buffer[Unit::kPipelined ? tile & 1 : 0]);
   };
   const std::int64_t tiles = key_tiles(segment.n_keys);
   if (Unit::kPipelined) dot(tiles - 1);

@@ -71,9 +71,9 @@ struct Bf16Table {
                       std::int64_t dv_padded, std::uint16_t* packed);
 
   /// products[key][kBlockRows] = key . query in F32 for n_keys rows of d elements, a multiple of d_multiple, readable up to
-  /// a whole tile; `products` has room for whole tiles.
-  void (*products)(const std::uint16_t* queries, const std::uint16_t* keys, std::int64_t n_keys,
-                   std::int64_t d, float* products);
+  /// a whole tile; `products` has room for whole tiles. Lanes from `lanes` on hold anything.
+  void (*products)(const std::uint16_t* queries, std::int64_t lanes, const std::uint16_t* keys,
+                   std::int64_t n_keys, std::int64_t d, float* products);
 
   /// Raises highest[lane] to the row's largest logit of the segment.
   void (*raise_to_highest)(const Bf16Segment& segment, float* highest);

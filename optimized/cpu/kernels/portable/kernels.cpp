@@ -304,6 +304,29 @@ void row_values(const float* weights, std::int64_t stride, std::int64_t rows, co
   }
 }
 
+void raise_maxima(const float* block, std::int64_t n_keys, float* top) {
+  for (std::int64_t lane = 0; lane < kBlockRows; lane += 4) {
+    Vector4 highest = load(top + lane);
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      const Vector4 x = load(block + key * kBlockRows + lane);
+      highest = x > highest ? x : highest;
+    }
+    store(top + lane, highest);
+  }
+}
+
+void raise_votes(const float* block, std::int64_t n_keys, const float* factor, const float* offset,
+                 float* votes) {
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    Vector4 best = broadcast(votes[key]);
+    for (std::int64_t lane = 0; lane < kBlockRows; lane += 4) {
+      const Vector4 x = load(block + key * kBlockRows + lane) * load(factor + lane) - load(offset + lane);
+      best = x > best ? x : best;
+    }
+    votes[key] = std::max(std::max(best[0], best[1]), std::max(best[2], best[3]));
+  }
+}
+
 }  // namespace
 }  // namespace portable
 
@@ -319,6 +342,8 @@ constinit const KernelTable portable_kernels = {
     .softmax = portable::softmax,
     .accumulate_values = portable::accumulate_values,
     .column_sums = portable::column_sums,
+    .raise_maxima = portable::raise_maxima,
+    .raise_votes = portable::raise_votes,
     .blend = portable::blend,
     .arrange_row = portable::arrange_row,
     .restore_row = portable::restore_row,

@@ -113,6 +113,47 @@ void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const
 }
 
 template <class V>
+void raise_maxima(const float* block, std::int64_t n_keys, float* top) {
+  constexpr int kVectors = static_cast<int>(kBlockRows) / V::kWidth;
+  typename V::Reg highest[kVectors];
+  repeat<kVectors>([&](auto v) { highest[v] = V::load(top + v * V::kWidth); });
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    repeat<kVectors>(
+        [&](auto v) { highest[v] = V::max(V::load(block + key * kBlockRows + v * V::kWidth), highest[v]); });
+  }
+  repeat<kVectors>([&](auto v) { V::store(top + v * V::kWidth, highest[v]); });
+}
+
+template <class V>
+void raise_votes(const float* block, std::int64_t n_keys, const float* factor, const float* offset,
+                 float* votes) {
+  constexpr int kVectors = static_cast<int>(kBlockRows) / V::kWidth;
+  typename V::Reg factors[kVectors];
+  typename V::Reg offsets[kVectors];
+  repeat<kVectors>([&](auto v) {
+    factors[v] = V::load(factor + v * V::kWidth);
+    offsets[v] = V::load(offset + v * V::kWidth);
+  });
+  for (std::int64_t first = 0; first < n_keys; first += V::kWidth) {
+    const auto n = static_cast<int>(least(V::kWidth, n_keys - first));
+    typename V::Reg lines[V::kWidth];
+    for (int i = 0; i < V::kWidth; ++i) {
+      const float* line = block + (first + least(i, n - 1)) * kBlockRows;
+      typename V::Reg best = V::set(-__builtin_inff());
+      repeat<kVectors>([&](auto v) {
+        const typename V::Reg x = V::load(line + v * V::kWidth);
+        best = V::max(V::sub(V::mul(x, factors[v]), offsets[v]), best);
+      });
+      lines[i] = best;
+    }
+    V::transpose(lines);
+    typename V::Reg best = V::load_part(votes + first, n);
+    for (int i = 0; i < V::kWidth; ++i) best = V::max(lines[i], best);
+    V::store_part(votes + first, best, n);
+  }
+}
+
+template <class V>
 void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
                   std::int64_t n_keys, float* block) {
   const typename V::Reg cap = V::set(map.softcap);

@@ -285,6 +285,8 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys) {
       .softmax = softmax<V>,
       .accumulate_values = accumulate_values<V>,
       .column_sums = column_sums<V>,
+      .raise_maxima = raise_maxima<V>,
+      .raise_votes = raise_votes<V>,
       .blend = blend<V>,
       .arrange_row = arrange_row<V>,
       .restore_row = restore_row<V>,
