@@ -205,6 +205,9 @@ AttendRun read_attend_run(const std::string& input, const std::string& output) {
     file.refuse(fmt::format("tensor chunk_start does not ascend from 0 to {}", n));
   }
   const auto chunks = static_cast<std::int64_t>(starts.size()) - 1;
+  if (file.has("block_sets")) {
+    file.refuse("has sets of query blocks (--select blocks or window); allowed: those of --select h2o");
+  }
   if (!file.has("memory")) file.refuse("has no tensor memory: run attend without --no-trace");
   const FileTensor& memory_tensor = file.tensor("memory", 3, "I32");
   require_shape(file, "memory", memory_tensor, {chunks, heads, width});

@@ -225,6 +225,7 @@ class Verify(unittest.TestCase):
             "negative": lambda: write_tensors(path, tensors, dict(metadata, local="-1")),
             "no out": lambda: write_tensors(path, {k: v for k, v in tensors.items() if k != "out"}, metadata),
             "no memory": lambda: write_tensors(path, {k: v for k, v in tensors.items() if k != "memory"}, metadata),
+            "sets of query blocks": lambda: write_tensors(path, {**tensors, "block_sets": tensors["memory"]}, metadata),
             "wrong shape": lambda: write_tensors(path, changed("lse", shape=[4, 40]), metadata),
             "wrong type": lambda: write_tensors(path, changed("lse", dtype="I32"), metadata),
             "starts": lambda: write_tensors(path, changed("chunk_start", blob=struct.pack("<4i", 0, 30, 20, 40)), metadata),

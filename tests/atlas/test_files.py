@@ -313,6 +313,11 @@ class Hostile(Atlas):
             self.refuse_atlas(safetensors(found, {**metadata, "local": value}), "local", "0 to")
         self.refuse_atlas(safetensors(found, {k: v for k, v in metadata.items() if k != "local"}), "'local'")
 
+    def test_another_rule(self):
+        for rule in ("blocks", "window"):
+            self.attend(problem(n=150), "--select", rule)
+            self.refuse_atlas(self.path("out.safetensors"), f"'{rule}'", "--select h2o")
+
     def test_missing_tensors(self):
         for name in ("scores", "chunk_start", "memory", "colsum_inter"):
             self.refuse_atlas(self.changed(**{name: None}), f"'{name}'")

@@ -98,6 +98,8 @@ class Page(ModelAtlas):
         refuse("-m", MODEL, "-p", "x", *out, "--window", "99999", words=["--window", "32768"])
         refuse("-m", MODEL, "-p", "x", "-o", MODEL, words=["is the input"])
         refuse("-m", MODEL, "-p", "x", *out, "--engine", "nope", words=["nope"])
+        for rule in ("blocks", "window"):
+            refuse("-m", MODEL, "-p", "x", *out, "--select", rule, words=["--select: ", "use --select h2o"])
         refuse("-m", self.directory, "-p", "x", *out, words=["regular file"])
         refuse("-m", f"{self.directory}/none.gguf", "-p", "x", *out, words=["none.gguf"])
         self.assertEqual(self.listing(), before)

@@ -119,6 +119,12 @@ void Reader::read_metadata() {
         fmt::format("is not written by `headwater attend`: metadata 'format' is {}; allowed is '{}'",
                     format == header_.metadata.end() ? "missing" : in_quotes(format->second), kFormat));
   }
+  const auto select = header_.metadata.find("select");
+  if (select != header_.metadata.end() && select->second != "h2o") {
+    throw Failure(fmt::format(
+        "metadata 'select' is {}; the atlas shows memory sets of chunks, which files of --select h2o have",
+        in_quotes(select->second)));
+  }
   trace_.local = number("local");
   for (const char* key :
        {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap"}) {

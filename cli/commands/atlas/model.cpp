@@ -72,7 +72,12 @@ std::optional<AtlasModelFlags> parse(const std::vector<std::string>& arguments) 
             [&](const std::string& text) { flags.layers = parse_numbers("--layer", text); });
   declare_atlas_outputs(set, flags.outputs);
   declare_atlas_reports(set, flags.outputs);
-  set.check([&] { check_text(flags, prompt->count() > 0, file->count() > 0); });
+  set.check([&] {
+    check_text(flags, prompt->count() > 0, file->count() > 0);
+    if (flags.model.options.select == Select::h2o) return;
+    throw Failure(
+        "--select: the atlas shows memory sets of chunks, and only rule h2o has them; use --select h2o");
+  });
   if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
