@@ -126,7 +126,7 @@ class View {
       0: () => this.change({x0: 0, x1: model.n}),
       n: () => this.jump(1),
       p: () => this.jump(-1),
-      w: () => this.change({shade: !state.shade}),
+      w: () => this.change({shade: !state.shade && !model.byBlocks}),
       t: () => this.change({theme: state.theme === "dark" ? "light" : "dark"}),
       Enter: () => this.change({pinned: !state.pinned}),
       Escape: () => this.change({pinned: false}),
