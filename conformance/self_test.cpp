@@ -80,6 +80,7 @@ const std::vector<Trial>& trials() {
       {Fault::differs_by_thread, "blocks.threads", "reference"},
       {Fault::differs_by_run, "blocks.runs", "reference"},
       {Fault::forgets_to_reset, "blocks.surroundings", "reference"},
+      {Fault::allocates, "blocks.no_allocation"},
   };
   return all;
 }

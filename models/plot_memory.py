@@ -69,6 +69,8 @@ def read_output(path):
             local = int(metadata["local"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadFile("has no header of an attend output") from None
+        if metadata.get("select", "h2o") != "h2o":
+            raise BadFile("has sets of query blocks; the picture shows those of chunks, which --select h2o writes")
         chunk_start = read_tensor(file, header, 8 + length, "chunk_start")
         memory = read_tensor(file, header, 8 + length, "memory")
     if chunk_start.ndim != 1 or memory.ndim != 3 or len(chunk_start) != memory.shape[0] + 1 or memory.shape[1] < 1:

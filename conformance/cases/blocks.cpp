@@ -327,9 +327,10 @@ void exact_votes(Context& context) {
       for (float& x : tensor->values) x = static_cast<float>(random.integer(-1, 1));
     }
     const Trace trace = replayed(*context.engine, problem);
+    const VoteArithmetic arithmetic = vote_arithmetic_of(*context.engine, type, type);
     for (const ChunkTrace& chunk : trace.layers[0].chunks) {
       for (std::int64_t set = 0; set < chunk.query_blocks * heads.kv; ++set) {
-        const VoteOracle oracle(*context.engine, problem, 0, chunk, set / chunk.query_blocks);
+        const VoteOracle oracle(arithmetic, problem, 0, chunk, set / chunk.query_blocks);
         const SetVotes wanted = oracle.votes(set % chunk.query_blocks);
         for (Eigen::Index b = 0; b < wanted.blocks.vote.size(); ++b) {
           const float got = chunk.block_votes[static_cast<std::size_t>(set * chunk.candidate_blocks + b)];
@@ -369,7 +370,7 @@ void real_sizes(Context& context) {
   require_conforming_in_part(context, problem);
   problem = blocks_problem(random, DType::f16, {.query = 2, .kv = 1, .d = 128, .dv = 128},
                            {.chunk = 512, .local = 128, .heavy = 384, .query_block = 128, .refine = 1},
-                           {Step::prefill(4096)});
+                           {Step::prefill(2100)});
   problem.options.threads = 1;
   require_conforming_in_part(context, problem);
   problem = blocks_problem(random, DType::bf16, {.query = 16, .kv = 1, .d = 64, .dv = 64},
@@ -385,8 +386,8 @@ void positions_beyond_2_16(Context& context) {
   Random random(context.seed);
   for (const DType type : {DType::f32, DType::bf16}) {
     Problem problem = blocks_problem(random, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
-                                     {.chunk = 512, .local = 32, .heavy = 96, .query_block = 64, .pool = 16},
-                                     {Step::prefill(65000), Step::prefill(1700), Step::decode(3)});
+                                     {.chunk = 128, .local = 32, .heavy = 96, .query_block = 64, .pool = 16},
+                                     {Step::prefill(65001), Step::prefill(800), Step::decode(3)});
     problem.options.threads = context.threads;
     const auto late = [](const Chunk& chunk) { return chunk.end > 65536; };
     require_conforming_in_part(context, problem, {.chunk = late});
@@ -414,7 +415,7 @@ void votes_by_loops(Context& context) {
     input.pool = random.integer(1, rows);
     input.scale = random.uniform(-1.0, 1.0);
     input.softcap = random.chance(0.5) ? 0.0 : random.uniform(1.0, 9.0);
-    const auto matrix = [&](std::int64_t n) {
+    const auto matrix = [&](std::int64_t n) -> Eigen::MatrixXd {
       return Eigen::MatrixXd::NullaryExpr(n, d, [&] { return random.normal(); });
     };
     for (std::int64_t h = 0; h < heads; ++h) {

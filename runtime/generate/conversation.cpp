@@ -64,8 +64,7 @@ void Conversation::run(const Step& step, std::span<const std::int32_t> ids) {
   const Session& session = transformer_.session();
   for (const Chunk& chunk : session.plan()) {
     const std::int64_t n = chunk.end - chunk.begin;
-    const std::int64_t before =
-        chunk.mode == ChunkMode::sparse ? session.memory_count(chunk) : chunk.begin;
+    const std::int64_t before = chunk.mode == ChunkMode::sparse ? session.memory_count(chunk) : chunk.begin;
     pairs_.computed += triangle(n) + static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(before);
   }
   pairs_.dense = triangle(session.tokens());

@@ -72,8 +72,23 @@ class Report(BenchTest):
                                      (engine["name"], engine["isa"], dtype.upper()))
                     self.assertEqual(report["threads"], 1 if engine["name"] == "reference" else 2)
                     self.assertEqual(report["effective"], {"batch": 32, "chunk": 16, "local": 3, "heavy": 4,
-                                                           "schedule": "layer-major"})
+                                                           "schedule": "layer-major", "select": "h2o"})
                     self.check(report)
+
+    def test_rules(self):
+        own = 4 * 136 + 21
+        blocks = ("--select", "blocks", "--key-block", "4", "--query-block", "8")
+        for engine in ("reference", "cpu-portable"):
+            for flags, pairs in ((blocks, own + (16 * 3 + 6) * 4),  # Local ends where a key block begins: it is empty
+                                 ((*blocks, "--refine", "1"), own + (16 * 3 + 6) * 4),
+                                 (("--select", "window"), own + (16 * 3 + 6) * 7)):
+                report = self.report(*SMALL, *flags, "--engine", engine)
+                self.assertEqual(report["effective"]["select"], flags[1])
+                self.assertEqual(report["effective"].get("key_block"), 4 if flags[1] == "blocks" else None)
+                self.assertEqual(report["sparse"]["pairs"], pairs)
+                checked = report["sparse"]["checked"]
+                self.assertEqual((checked["rows"], checked["heads_replayed"], checked["column_sums"]), (24, 4, 0))
+                self.assertLessEqual(checked["worst_row_error_over_bound"], 1)
 
     def test_schedule_and_seed(self):
         report = self.report(*SMALL, "--schedule", "chunk-major", "--seed", "9")

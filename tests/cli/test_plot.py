@@ -86,6 +86,8 @@ class Plot(ProgramTest):
         self.refused(data.replace(b"[2, 1, 1]", b"[2, 1e00]"), "described")
         self.attend(problem(), "--no-trace")
         self.refused(self.path("out.safetensors"), "--no-trace")
+        self.attend(problem(), "--select", "window")
+        self.refused(self.path("out.safetensors"), "--select h2o")
 
     def test_place_that_cannot_be_written(self):
         self.attend(problem())

@@ -38,6 +38,28 @@ class Generates(unittest.TestCase):
             self.assertEqual(got["ids"], wanted["ids"], flags)
             self.assertEqual(got["text"], wanted["text"], flags)
 
+    def test_rules(self):
+        flags = ["-f", TEXT, "-n", "16", *SMALL]
+        wanted = {"local": 128, "heavy": 128, "select": "blocks", "key_block": 8, "query_block": 64, "pool": 4, "refine": 1}
+        sizes = ["--select", "blocks", "--query-block", "64", "--refine", "1"]
+        blocks = generate_json(*flags, *sizes, "-t", "2")
+        self.assertEqual({key: blocks["effective"][key] for key in wanted}, wanted)
+        self.assertEqual(generate_json(*flags, *sizes, "-t", "1", "-b", "1536")["ids"], blocks["ids"])
+        window = generate_json(*flags, "--select", "window")
+        self.assertEqual((window["effective"]["select"], window["effective"]["local"]), ("window", 256))
+        self.assertNotIn("pool", window["effective"])
+        h2o = generate_json(*flags)
+        self.assertEqual(h2o["effective"]["select"], "h2o")
+        self.assertEqual(window["pairs"], h2o["pairs"])  # the same budget
+        self.assertLessEqual(blocks["pairs"], h2o["pairs"])
+        text = generate("-f", TEXT, "-n", "1", *SMALL, *sizes).stderr.decode()
+        self.assertIn("select blocks (key_block 8, query_block 64, pool 4, refine 1)", text)
+        for bad, word in ((["--select", "none"], "--select"), (["--pool", "4"], "--pool"), ([*sizes, "--pool", "7"], "--pool: 7")):
+            done = generate("-p", "x", *bad)
+            self.assertEqual(done.returncode, 2)
+            self.assertEqual(len(done.stderr.splitlines()), 1)
+            self.assertIn(word, done.stderr.decode())
+
     def test_keys_and_times(self):
         got = generate_json("-p", "def main():\n", "-n", "4")
         for key in ("load", "prefill", "first_token", "decode"):

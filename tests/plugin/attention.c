@@ -30,7 +30,7 @@ bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chun
 /* ---- MEM-1 .. MEM-6 ---- */
 
 /* MEM-3: whether (score a, position p) ranks before (score b, position q). */
-static bool ranks_before(float a, int32_t p, float b, int32_t q) {
+bool ranks_before(float a, int32_t p, float b, int32_t q) {
   if (isnan(a) != isnan(b)) return isnan(b);
   if (!isnan(a) && a != b) return a > b;
   return FAULT(ties_by_higher_position) ? p > q : p < q;
@@ -100,8 +100,14 @@ static int64_t stored_row(const struct headwater_session* s, int64_t head, int64
   return head * s->shape.n_head_kv / s->shape.n_head * s->shape.capacity + position; /* LOGIT-1 */
 }
 
-static double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
-                    int64_t j) {
+double cap_and_bias(const struct headwater_session* s, int64_t head, double value, int64_t i, int64_t j) {
+  if (s->options.softcap > 0.0) value = s->options.softcap * tanh(value / s->options.softcap); /* LOGIT-2 */
+  if (s->alibi != NULL) value -= (double)s->alibi[head] * (double)(i - j);                     /* LOGIT-3 */
+  return value;
+}
+
+double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
+             int64_t j) {
   const int64_t d = s->shape.d_head;
   const int64_t row = stored_row(s, head, j) * d;
   double dot = 0.0;
@@ -109,10 +115,7 @@ static double logit(const struct headwater_session* s, const struct layer* layer
     dot += s->query[x] * load_element(layer->keys, s->shape.kv_type, row + x);
     if (FAULT(float_inside)) dot = (float)dot;
   }
-  double value = s->options.scale * dot;
-  if (s->options.softcap > 0.0) value = s->options.softcap * tanh(value / s->options.softcap); /* LOGIT-2 */
-  if (s->alibi != NULL) value -= (double)s->alibi[head] * (double)(i - j);                     /* LOGIT-3 */
-  return value;
+  return cap_and_bias(s, head, s->options.scale * dot, i, j);
 }
 
 /* INTRA-1 and INTER-1. Adds every key's weight to sums[] where there are any (INTRA-2, INTER-2). sink: LOGIT-4. */
@@ -176,9 +179,9 @@ static void store_rows(struct headwater_session* s, struct layer* layer, struct 
   }
 }
 
-/* Query `i` of one head: intra or dense pass, inter pass over the first `memory` entries of the set, fusion. */
+/* Query `i` of one head: intra or dense pass, inter pass over the first `memory` entries of a set, fusion. */
 static void attend_query(struct headwater_session* s, struct layer* layer, struct call call, int64_t head,
-                         int64_t i, headwater_chunk chunk, int64_t memory) {
+                         int64_t i, headwater_chunk chunk, const int32_t* set, int64_t memory) {
   const bool sparse = chunk.mode == HEADWATER_CHUNK_SPARSE;
   const int64_t t = i - s->tokens; /* row of the call */
   const int64_t q = t * call.q->row_stride + head * call.q->head_stride;
@@ -191,7 +194,7 @@ static void attend_query(struct headwater_session* s, struct layer* layer, struc
   struct part result = attend_keys(s, layer, head, i, own, sink ? (double)s->sinks[head] : (double)-INFINITY,
                                    s->intra_o, sparse ? s->intra_sums : NULL);
   if (memory > 0) {
-    const struct keys listed = {layer->memory + head * s->width, 0, memory};
+    const struct keys listed = {set, 0, memory};
     fuse(&result, attend_keys(s, layer, head, i, listed, (double)-INFINITY, s->inter_o, s->inter_sums),
          s->shape.d_value);
   }
@@ -226,16 +229,25 @@ static void observe(const struct headwater_session* s, const struct layer* layer
                     headwater_chunk chunk, int64_t memory) {
   if (s->observer == NULL) return;
   const bool sparse = chunk.mode == HEADWATER_CHUNK_SPARSE;
+  const bool blocks = sparse && s->options.select == HEADWATER_SELECT_BLOCKS;
   headwater_chunk_record record = {.struct_size = sizeof record,
                                    .layer = call.layer_index,
                                    .chunk = chunk,
                                    .memory_count = memory,
                                    .memory_stride = s->width,
-                                   .memory = layer->memory,
-                                   .colsum_inter = sparse ? s->colsum_inter : NULL,
+                                   .memory = blocks ? s->sets : layer->memory,
+                                   .colsum_inter = sparse && !blocks ? s->colsum_inter : NULL,
                                    .row_stride = s->shape.capacity,
-                                   .colsum_intra = sparse ? s->colsum_intra : NULL,
+                                   .colsum_intra = sparse && !blocks ? s->colsum_intra : NULL,
                                    .lse = s->lse};
+  if (blocks) {
+    const struct block_sizes sizes = blocks_of(s, chunk);
+    record.query_blocks = sizes.query_blocks;
+    record.candidate_blocks = sizes.candidates;
+    record.block_votes = sizes.candidates > 0 ? s->block_votes : NULL;
+    record.voted_tokens = sizes.voted_tokens;
+    record.token_votes = sizes.voted_tokens > 0 ? s->token_votes : NULL;
+  }
   if (FAULT(record_too_small)) record.struct_size = sizeof record - sizeof record.lse;
   if (FAULT(record_of_no_layer)) record.layer = -1;
   if (FAULT(record_of_no_chunk)) record.chunk.end = record.row_stride = INT64_C(1) << 62;
@@ -245,20 +257,34 @@ static void observe(const struct headwater_session* s, const struct layer* layer
 static void attend_chunk(struct headwater_session* s, struct layer* layer, struct call call,
                          headwater_chunk chunk) {
   const bool sparse = chunk.mode == HEADWATER_CHUNK_SPARSE;
+  const bool blocks = sparse && s->options.select == HEADWATER_SELECT_BLOCKS;
+  const bool h2o = sparse && !blocks;
   const int64_t length = chunk.end - chunk.begin;
   /* MEM-5: built when the chunk starts, from all tokens before it; the first chunk of a session reads none. */
-  if (sparse && chunk.begin > 0) build_memory_sets(s, layer, chunk.begin);
-  const int64_t memory = sparse && chunk.begin > 0 ? layer->memory_count : 0;
+  if (h2o && chunk.begin > 0) build_memory_sets(s, layer, chunk.begin);
+  int64_t memory = h2o && chunk.begin > 0 ? layer->memory_count : 0;
+  struct block_sizes sizes = {0};
+  if (blocks) {
+    sizes = blocks_of(s, chunk);
+    memory = sizes.memory;
+    choose_sets(s, layer, call.q, chunk, sizes);
+  }
   for (int64_t h = 0; h < s->shape.n_head; ++h) {
     if (sparse) {
       for (int64_t t = 0; t < length; ++t) s->intra_sums[t] = 0.0;
       for (int64_t e = 0; e < memory; ++e) s->inter_sums[e] = 0.0;
     }
     for (int64_t i = chunk.begin; i < chunk.end; ++i) {
-      attend_query(s, layer, call, h, i, chunk, memory);
+      const int32_t* set = layer->memory + h * s->width;
+      if (blocks) {
+        const int64_t head_kv = h * s->shape.n_head_kv / s->shape.n_head;
+        const int64_t index = FAULT(set_of_first_block) ? 0 : (i - chunk.begin) / s->options.query_block;
+        set = s->sets + (head_kv * sizes.query_blocks + index) * s->width;
+      }
+      attend_query(s, layer, call, h, i, chunk, set, memory);
       if (FAULT(column_sum_misses_a_query) && sparse && i == chunk.begin) s->intra_sums[0] = 0.0;
     }
-    if (sparse) update_scores(s, layer, h, chunk, memory);
+    if (h2o) update_scores(s, layer, h, chunk, memory);
   }
   observe(s, layer, call, chunk, memory);
 }

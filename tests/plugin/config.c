@@ -1,4 +1,4 @@
-/* CFG-1 .. CFG-4: what is allowed, what is used instead, and what is said about it. */
+/* CFG-1 .. CFG-4, SEL-1: what is allowed, what is used instead, and what is said about it. */
 
 #include <math.h>
 #include <stdarg.h>
@@ -62,6 +62,30 @@ static headwater_status check_per_head(const char* field, const float* values, i
   return HEADWATER_OK;
 }
 
+/* SEL-1 */
+static headwater_status check_blocks(const headwater_options* o) {
+  const struct {
+    const char* field;
+    int64_t value, most;
+  } sizes[] = {{"key_block", o->key_block, o->chunk < 256 ? o->chunk : 256},
+               {"query_block", o->query_block, o->chunk},
+               {"pool", o->pool, o->query_block},
+               {"refine", o->refine, 16}};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+    const headwater_status status = check_range(sizes[i].field, sizes[i].value, 1, sizes[i].most);
+    if (status != HEADWATER_OK) return status;
+  }
+  if (o->query_block % o->pool != 0) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "pool is %lld; allowed: a divisor of query_block = %lld",
+                (long long)o->pool, (long long)o->query_block);
+  }
+  if (o->heavy % o->key_block != 0) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "key_block is %lld; allowed: a divisor of heavy = %lld",
+                (long long)o->key_block, (long long)o->heavy);
+  }
+  return HEADWATER_OK;
+}
+
 headwater_status check_config(const headwater_shape* shape, const headwater_options* o) {
   if (shape == NULL || o == NULL) {
     return fail(HEADWATER_INVALID_ARGUMENT, "shape or options is NULL; allowed: valid pointers");
@@ -83,7 +107,9 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
                  {"dense", o->dense, 0, 1},
                  {"score_type", o->score_type, 0, 1},
                  {"schedule", o->schedule, 0, 1},
-                 {"threads", o->threads, 0, MOST_THREADS}};
+                 {"threads", o->threads, 0, MOST_THREADS},
+                 {"select", o->select, HEADWATER_SELECT_H2O, HEADWATER_SELECT_BLOCKS},
+                 {"reserved4", o->reserved4, 0, 0}};
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
     status = check_range(numbers[i].field, numbers[i].value, numbers[i].least, numbers[i].most);
     if (status != HEADWATER_OK) return status;
@@ -95,7 +121,9 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
     return fail(HEADWATER_INVALID_ARGUMENT, "softcap is %g; allowed: 0 or a finite number > 0", o->softcap);
   }
   status = check_per_head("sinks", o->sinks, shape->n_head, true);
-  return status != HEADWATER_OK ? status : check_per_head("alibi", o->alibi, shape->n_head, false);
+  if (status == HEADWATER_OK) status = check_per_head("alibi", o->alibi, shape->n_head, false);
+  if (status == HEADWATER_OK && o->select == HEADWATER_SELECT_BLOCKS) status = check_blocks(o);
+  return status;
 }
 
 static char* next_warning(struct headwater_session* s) { return s->warnings[s->warning_count++]; }
@@ -114,6 +142,7 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
   if (asked->clamp && o->local + o->heavy >= o->chunk) { /* CFG-3 */
     o->local = o->local < o->chunk - 1 ? o->local : o->chunk - 1;
     o->heavy = o->heavy < o->chunk - 1 - o->local ? o->heavy : o->chunk - 1 - o->local;
+    if (asked->select == HEADWATER_SELECT_BLOCKS) o->heavy -= o->heavy % asked->key_block; /* SEL-1 */
     snprintf(next_warning(s), sizeof s->warnings[0],
              "local %lld + heavy %lld do not fit chunk %lld: using local %lld and heavy %lld",
              (long long)asked->local, (long long)asked->heavy, (long long)o->chunk, (long long)o->local,
@@ -125,5 +154,12 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
   o->score_type = asked->score_type;
   o->schedule = asked->schedule;
   o->threads = 1;
+  o->select = asked->select;
+  if (o->select == HEADWATER_SELECT_BLOCKS) {
+    o->key_block = asked->key_block;
+    o->query_block = asked->query_block;
+    o->pool = asked->pool;
+    o->refine = asked->refine;
+  }
   return check_range("local + heavy", o->local + o->heavy, 0, MOST_POSITIONS);
 }

@@ -17,6 +17,8 @@
   X(stale_score)               \
   X(stale_set)                 \
   X(batch_ignored)             \
+  X(short_pool_by_whole_size)  \
+  X(set_of_first_block)        \
   X(differs_by_threads)        \
   X(differs_by_run)            \
   X(differs_by_schedule)       \

@@ -6,8 +6,9 @@
  * sample to copy for an engine of your own, and what the kit's plug-in tests run.
  *
  *   numbers.c    F32, F16 and BF16 (NUM-1, SCORE-4)
- *   config.c     what is allowed, and what is used (CFG-1 .. CFG-4)
+ *   config.c     what is allowed, and what is used (CFG-1 .. CFG-4, SEL-1)
  *   attention.c  plan, memory sets, softmax, scores (PLAN, MEM, INTRA, INTER, FUSE, DEC)
+ *   blocks.c     memory sets that the queries choose (SEL)
  *   session.c    the state machine (STATE), inspection, and the table that the kit loads
  */
 
@@ -65,6 +66,16 @@ struct headwater_session {
   float* colsum_intra; /* [Hq][capacity] */
   float* colsum_inter; /* [Hq][width] */
   float* lse;          /* [Hq][capacity] */
+
+  /* Of one chunk under rule BLOCKS. */
+  int32_t* sets;        /* [Hkv][query blocks][width] */
+  float* block_votes;   /* [Hkv][query blocks][candidates] */
+  float* token_votes;   /* [Hkv][query blocks][voted tokens] */
+  double* means;        /* [candidates][d], of one key/value head */
+  double* variances;    /* the same */
+  double* estimates;    /* [candidates] */
+  int32_t* kept_blocks; /* [candidates] */
+  int32_t* kept;        /* [capacity] tokens of the kept blocks */
   headwater_memory_bytes bytes;
 
   /* Not for copying: read by faults only. */
@@ -105,5 +116,27 @@ bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chun
 /* Attention of one layer over the open step. */
 void attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
                   const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out);
+/* MEM-3: whether (score a, position p) ranks before (score b, position q). */
+bool ranks_before(float a, int32_t p, float b, int32_t q);
+/* LOGIT-1 .. LOGIT-3 of s->query at position i and the stored key j; and the last two alone. */
+double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
+             int64_t j);
+double cap_and_bias(const struct headwater_session* s, int64_t head, double value, int64_t i, int64_t j);
+
+/* ---- blocks.c ---- */
+
+/* Counts of a sparse chunk under rule BLOCKS. */
+struct block_sizes {
+  int64_t local_begin;  /* first position of Local */
+  int64_t candidates;   /* key blocks that are voted on */
+  int64_t kept;         /* of them after the first stage */
+  int64_t voted_tokens; /* 0: no second stage */
+  int64_t memory;       /* entries of a set */
+  int64_t query_blocks;
+};
+struct block_sizes blocks_of(const struct headwater_session* s, headwater_chunk chunk);
+/* Fills s->sets, s->block_votes and s->token_votes for a chunk. */
+void choose_sets(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,
+                 headwater_chunk chunk, struct block_sizes sizes);
 
 #endif

@@ -375,10 +375,9 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int64_t at_once = keys_at_once(key_block);
   const std::int32_t* kept = scratch.kept.data();
   std::fill_n(token_vote, votes.tokens, 0.0f);
-  const bool second_lost = HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32");
   std::int64_t batches = 0;
   for_lanes(chunk, head_kv, query_block, query_block + 1, [&](const Lanes& lanes) {
-    if (second_lost && batches++ > 0) return;
+    if (batches++ > 0 && HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32")) return;
     load(call, lanes, false, thread);
     for (std::int64_t first = 0; first < votes.tokens; first += at_once) {
       const std::int64_t n = std::min(at_once, votes.tokens - first);

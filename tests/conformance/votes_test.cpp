@@ -1,0 +1,278 @@
+// The bounds of votes (rule `blocks`): counted by hand where estimates are all alike, wide enough for votes in F32 with
+// summaries and queries of either type, and too narrow for the mistakes that they must tell from rounding.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "conformance/formats.hpp"
+#include "conformance/votes.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+constexpr double kU = 0x1p-24;
+constexpr double kHalfSmallest = 0x1p-150;
+
+VoteArithmetic bf16_summaries() { return {.summary = 0x1p-8}; }
+VoteArithmetic bf16_products() { return {.exp = 0x1p-17, .summary = 0x1p-8, .query = 0x1p-8}; }
+
+// SEL-3 to SEL-7 in floats, one operation after another, as an engine may compute them.
+struct FloatEngine {
+  bool narrow_summaries = false;  // BF16
+  bool narrow_queries = false;
+
+  static float narrow(bool on, float x) { return on ? round_to(DType::bf16, x) : x; }
+
+  std::vector<float> block_votes(const QueryBlock& block, const Eigen::MatrixXd& keys, Eigen::Index k) const {
+    const Eigen::Index d = keys.cols();
+    const Eigen::Index blocks = keys.rows() / k;
+    const auto scale = static_cast<float>(block.scale);
+    std::vector<float> votes(static_cast<std::size_t>(blocks), -std::numeric_limits<float>::infinity());
+    for (const Eigen::MatrixXd& q : block.q) {
+      for (Eigen::Index first = 0; first < q.rows(); first += block.pool) {
+        const std::vector<float> query = pooled(q, first, block.pool);
+        std::vector<float> estimate;
+        for (Eigen::Index b = 0; b < blocks; ++b) {
+          float linear = 0.0f;
+          float square = 0.0f;
+          for (Eigen::Index x = 0; x < d; ++x) {
+            float sum = 0.0f;
+            float squares = 0.0f;
+            for (Eigen::Index j = 0; j < k; ++j) sum += key(keys, b * k + j, x);
+            const float mean = sum * (1.0f / static_cast<float>(k));
+            for (Eigen::Index j = 0; j < k; ++j) {
+              const float from = key(keys, b * k + j, x) - mean;
+              squares += from * from;
+            }
+            const float variance = squares * (1.0f / static_cast<float>(k));
+            const float at = query[static_cast<std::size_t>(x)];
+            linear += at * narrow(narrow_summaries, mean);
+            square += narrow(narrow_queries, at * at) * narrow(narrow_summaries, variance);
+          }
+          estimate.push_back(scale * linear + 0.5f * scale * scale * square);
+        }
+        const float largest = *std::max_element(estimate.begin(), estimate.end());
+        for (std::size_t b = 0; b < votes.size(); ++b) votes[b] = std::max(votes[b], estimate[b] - largest);
+      }
+    }
+    return votes;
+  }
+
+  std::vector<float> token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys) const {
+    std::vector<float> votes(static_cast<std::size_t>(keys.rows()), 0.0f);
+    for (const Eigen::MatrixXd& q : block.q) {
+      for (Eigen::Index first = 0; first < q.rows(); first += block.pool) {
+        const std::vector<float> query = pooled(q, first, block.pool);
+        std::vector<float> logit;
+        for (Eigen::Index j = 0; j < keys.rows(); ++j) {
+          float dot = 0.0f;
+          for (Eigen::Index x = 0; x < keys.cols(); ++x)
+            dot += query[static_cast<std::size_t>(x)] * key(keys, j, x);
+          logit.push_back(static_cast<float>(block.scale) * dot);
+        }
+        const float m = *std::max_element(logit.begin(), logit.end());
+        float l = 0.0f;
+        for (float& s : logit) l += s = std::exp(s - m);
+        for (std::size_t j = 0; j < votes.size(); ++j) votes[j] = std::max(votes[j], logit[j] * (1.0f / l));
+      }
+    }
+    return votes;
+  }
+
+ private:
+  static float key(const Eigen::MatrixXd& keys, Eigen::Index row, Eigen::Index x) {
+    return static_cast<float>(keys(row, x));
+  }
+  std::vector<float> pooled(const Eigen::MatrixXd& q, Eigen::Index first, std::int64_t pool) const {
+    const Eigen::Index rows = std::min<Eigen::Index>(pool, q.rows() - first);
+    std::vector<float> query;
+    for (Eigen::Index x = 0; x < q.cols(); ++x) {
+      float sum = 0.0f;
+      for (Eigen::Index r = first; r < first + rows; ++r) sum += static_cast<float>(q(r, x));
+      query.push_back(narrow(narrow_queries, sum * (1.0f / static_cast<float>(rows))));
+    }
+    return query;
+  }
+};
+
+struct Inputs {
+  QueryBlock block;
+  Eigen::MatrixXd keys;
+  std::int64_t key_block = 8;
+};
+
+// Normal rows rounded to BF16: 2 query heads, pools of 4 in 30 rows, 20 key blocks.
+Inputs normal(unsigned seed, Eigen::Index d) {
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> normal;
+  const auto draw = [&](Eigen::Index rows) -> Eigen::MatrixXd {
+    return Eigen::MatrixXd::NullaryExpr(
+        rows, d, [&] { return static_cast<double>(round_to(DType::bf16, normal(bits))); });
+  };
+  Inputs inputs;
+  inputs.block.q = {draw(30), draw(30)};
+  inputs.block.begin = 200;
+  inputs.block.pool = 4;
+  inputs.block.scale = 1.0 / std::sqrt(static_cast<double>(d));
+  inputs.keys = draw(160);
+  return inputs;
+}
+
+// The worst error over bound.
+double worst(const std::vector<float>& got, const VoteTruth& truth) {
+  double ratio = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const auto at = static_cast<Eigen::Index>(i);
+    ratio = std::max(ratio, std::fabs(got[i] - truth.vote[at]) / truth.bound[at]);
+  }
+  return ratio;
+}
+
+double worst_block_vote(const Inputs& inputs, const FloatEngine& engine, const VoteArithmetic& arithmetic) {
+  const Summaries summaries = summaries_of(inputs.keys, inputs.key_block, arithmetic);
+  return worst(engine.block_votes(inputs.block, inputs.keys, inputs.key_block),
+               block_votes(inputs.block, summaries, inputs.key_block, arithmetic));
+}
+
+double worst_token_vote(const Inputs& inputs, const FloatEngine& engine, const VoteArithmetic& arithmetic) {
+  std::vector<std::int32_t> positions;
+  for (std::int32_t j = 0; j < inputs.keys.rows(); ++j) positions.push_back(j);
+  return worst(engine.token_votes(inputs.block, inputs.keys),
+               token_votes(inputs.block, inputs.keys, positions, arithmetic));
+}
+
+TEST(VoteBound, SEL_11_HoldsForVotesInFloatsAndIsNotFarAbove) {
+  const FloatEngine floats;
+  const FloatEngine narrow_summaries{.narrow_summaries = true};
+  const FloatEngine narrow{.narrow_summaries = true, .narrow_queries = true};
+  for (const Eigen::Index d : {1, 24, 64, 128}) {
+    double of_floats = 0.0;
+    double of_summaries = 0.0;
+    double of_products = 0.0;
+    double of_tokens = 0.0;
+    double of_narrow_tokens = 0.0;
+    for (unsigned seed = 1; seed <= 20; ++seed) {
+      const Inputs inputs = normal(seed, d);
+      of_floats = std::max(of_floats, worst_block_vote(inputs, floats, {}));
+      of_summaries = std::max(of_summaries, worst_block_vote(inputs, narrow_summaries, bf16_summaries()));
+      of_products = std::max(of_products, worst_block_vote(inputs, narrow, bf16_products()));
+      of_tokens = std::max(of_tokens, worst_token_vote(inputs, floats, {}));
+      of_narrow_tokens = std::max(of_narrow_tokens, worst_token_vote(inputs, narrow, bf16_products()));
+    }
+    for (const double ratio : {of_floats, of_summaries, of_products, of_tokens, of_narrow_tokens}) {
+      EXPECT_LE(ratio, 1.0) << "d " << d;
+      EXPECT_GT(ratio, 1.0 / 512.0) << "d " << d;
+    }
+  }
+}
+
+TEST(VoteBound, SEL_11_TellsNarrowNumbersFromWideOnes) {
+  const Inputs inputs = normal(7, 64);
+  const FloatEngine narrow_summaries{.narrow_summaries = true};
+  const FloatEngine narrow_queries{.narrow_queries = true};
+  EXPECT_GT(worst_block_vote(inputs, narrow_summaries, {}), 1.0);
+  EXPECT_GT(worst_block_vote(inputs, narrow_queries, {}), 1.0);
+  EXPECT_GT(worst_token_vote(inputs, narrow_queries, {}), 1.0);
+}
+
+TEST(VoteBound, SEL_3_TellsADifferenceOfSquaresFromAVariance) {
+  const Eigen::MatrixXd keys = Eigen::MatrixXd::NullaryExpr(160, 4, [](Eigen::Index j, Eigen::Index x) {
+    return static_cast<double>(static_cast<float>(256.0 + std::sin(static_cast<double>(4 * j + x))));
+  });
+  const Summaries summaries = summaries_of(keys, 8, {});
+  double of_differences = 0.0;  // from the mean, which the clause asks for
+  double of_squares = 0.0;
+  for (Eigen::Index b = 0; b < 20; ++b) {
+    for (Eigen::Index x = 0; x < 4; ++x) {
+      const auto key = [&](Eigen::Index j) { return static_cast<float>(keys(b * 8 + j, x)); };
+      float sum = 0.0f;
+      float squares = 0.0f;
+      for (Eigen::Index j = 0; j < 8; ++j) {
+        sum += key(j);
+        squares += key(j) * key(j);
+      }
+      const float mean = sum / 8.0f;
+      float differences = 0.0f;
+      for (Eigen::Index j = 0; j < 8; ++j) differences += (key(j) - mean) * (key(j) - mean);
+      const auto ratio = [&](float variance) {
+        return std::fabs(variance - summaries.variance(b, x)) / summaries.variance_error(b, x);
+      };
+      of_differences = std::max(of_differences, ratio(differences / 8.0f));
+      of_squares = std::max(of_squares, ratio(squares / 8.0f - mean * mean));
+    }
+  }
+  EXPECT_LE(of_differences, 1.0);
+  EXPECT_GT(of_squares, 100.0);
+}
+
+TEST(VoteBound, SEL_11_OfEqualEstimatesIsWhatItsStepsAddUpTo) {
+  // d elements of 1 in one row and in every key: each mean is 1, each variance 0.
+  for (const Eigen::Index d : {1, 64}) {
+    QueryBlock block;
+    block.q = {Eigen::MatrixXd::Ones(1, d)};
+    block.scale = 0.5;
+    const Eigen::MatrixXd keys = Eigen::MatrixXd::Ones(16, d);
+    const auto width = static_cast<double>(d);
+    for (const VoteArithmetic& arithmetic : {VoteArithmetic{}, bf16_summaries(), bf16_products()}) {
+      const double query = 2.0 * kU + arithmetic.query * (1.0 + 2.0 * kU);
+      const double delta = 9.0 * kU;
+      const double mean = delta + arithmetic.summary * (1.0 + delta);
+      const double formed = delta * delta * (1.0 + 13.0 * kU);
+      const double variance = formed * (1.0 + arithmetic.summary);
+      const double square = (1.0 + query) * (1.0 + query) * (1.0 + arithmetic.query);
+      const double of_factors = width * (0.5 * (mean * (1.0 + query) + query) + 0.125 * variance * square);
+      const double estimate = of_factors + (2.0 * width + 8.0) * kU * (0.5 * width + of_factors);
+      const VoteTruth votes = block_votes(block, summaries_of(keys, 8, arithmetic), 8, arithmetic);
+      for (Eigen::Index b = 0; b < 2; ++b) {
+        EXPECT_EQ(votes.vote[b], 0.0);
+        const double wanted = 2.0 * estimate * (1.0 + kU) * (1.0 + kU) + kHalfSmallest;
+        EXPECT_NEAR(votes.bound[b], wanted, 1e-6 * wanted);
+      }
+    }
+  }
+}
+
+TEST(VoteBound, SEL_7_OfEqualWeightsIsWhatItsStepsAddUpTo) {
+  const Eigen::MatrixXd keys = Eigen::MatrixXd::Ones(100, 4);
+  std::vector<std::int32_t> positions(100);
+  for (std::size_t j = 0; j < positions.size(); ++j) positions[j] = static_cast<std::int32_t>(j);
+  QueryBlock block;
+  block.q = {Eigen::MatrixXd::Ones(2, 4)};
+  block.pool = 2;
+  block.begin = 100;
+  const double pooled = 4.0 * 3.0 * kU;                        // (2 + 1) u of each of four products
+  const double logit = pooled + 8.0 * kU * (4.0 + pooled);     // (d + 4) u
+  const double rescales = 10.0 * kU;                           // one record among equal logits, and the first
+  const double sum = logit + 80.0 * kU + 4.0 * kU + rescales;  // 8 sqrt(100)
+  const double relative = logit + 4.0 * kU + rescales + sum + 2.0 * kU;
+  const VoteTruth votes = token_votes(block, keys, positions, {});
+  for (Eigen::Index j = 0; j < 100; ++j) {
+    EXPECT_NEAR(votes.vote[j], 0.01, 1e-15);
+    const double off = 0.01 * std::expm1(relative);
+    const double wanted = off + kU * (0.01 + off);
+    EXPECT_NEAR(votes.bound[j], wanted, 1e-6 * wanted);
+  }
+}
+
+TEST(VoteBound, SEL_6_OnlyRowsAndBlocksThatCanBeTheLargestWidenIt) {
+  // A second head whose huge keyless estimates are far below the first one's for block 0, so its errors do not count there.
+  QueryBlock one;
+  one.q = {Eigen::MatrixXd::Constant(1, 1, 1.0)};
+  Eigen::MatrixXd keys(2, 1);
+  keys << 0.0, -1.0;  // blocks of one key: votes 0 and -1
+  const VoteArithmetic arithmetic;
+  const Summaries summaries = summaries_of(keys, 1, arithmetic);
+  const VoteTruth alone = block_votes(one, summaries, 1, arithmetic);
+  QueryBlock two = one;
+  two.q.push_back(Eigen::MatrixXd::Constant(1, 1, 1000.0));  // votes 0 and -1000, a thousand times the error
+  const VoteTruth both = block_votes(two, summaries, 1, arithmetic);
+  EXPECT_EQ(both.vote[1], -1.0);
+  EXPECT_EQ(both.bound[1], alone.bound[1]);
+}
+
+}  // namespace
+}  // namespace headwater::conformance
