@@ -91,6 +91,35 @@ void read_input(const SafetensorsFile& file, Problem& problem) {
   problem.layers.push_back(std::move(layer));
 }
 
+// SEL-1. Files of rule h2o do not name their rule.
+void read_rule(const SafetensorsFile& file, Options& options) {
+  if (!file.has_metadata("select")) return;
+  const std::string& select = file.metadata("select");
+  if (select == "h2o") return;
+  if (select != "blocks" && select != "window") {
+    file.refuse(fmt::format("__metadata__ select is '{}'; allowed: h2o, blocks, window", select));
+  }
+  options.select = Select::blocks;
+  if (select == "window") {  // key blocks of one key and no votes
+    options.key_block = options.refine = 1;
+    options.query_block = options.pool = options.chunk;
+  } else {
+    options.key_block = parse_number<std::int64_t>(file, "key_block");
+    options.query_block = parse_number<std::int64_t>(file, "query_block");
+    options.pool = parse_number<std::int64_t>(file, "pool");
+    options.refine = parse_number<std::int64_t>(file, "refine");
+  }
+  constexpr std::int64_t kMostKeys = 256;
+  constexpr std::int64_t kMostRefine = 16;
+  const auto within = [](std::int64_t value, std::int64_t most) { return value >= 1 && value <= most; };
+  if (!within(options.key_block, std::min(kMostKeys, options.chunk)) ||
+      !within(options.query_block, options.chunk) || !within(options.pool, options.query_block) ||
+      !within(options.refine, kMostRefine) || options.query_block % options.pool != 0 ||
+      options.heavy % options.key_block != 0) {
+    file.refuse("__metadata__ key_block, query_block, pool or refine is out of range (SEL-1)");
+  }
+}
+
 void read_options(const SafetensorsFile& file, AttendRun& run) {
   Options& options = run.problem.options;
   options.batch = parse_number<std::int64_t>(file, "batch");
@@ -112,11 +141,13 @@ void read_options(const SafetensorsFile& file, AttendRun& run) {
   if (!std::isfinite(*options.scale) || !std::isfinite(options.softcap) || options.softcap < 0) {
     file.refuse("__metadata__ scale or softcap is not finite");
   }
+  read_rule(file, options);
   run.options = expected_options(run.problem.shape, options);
   run.engine = file.metadata("engine");
   for (const Engine* engine : engines()) {
-    if (engine->name() == run.engine)
-      run.arithmetic = arithmetic_of(*engine, run.problem.q_type, run.problem.shape.kv_type);
+    if (engine->name() != run.engine) continue;
+    run.arithmetic = arithmetic_of(*engine, run.problem.q_type, run.problem.shape.kv_type);
+    run.votes = vote_arithmetic_of(*engine, run.problem.q_type, run.problem.shape.kv_type);
   }
 }
 
@@ -166,6 +197,88 @@ ChunkTrace read_chunk(const SafetensorsFile& file, const AttendRun& run, std::in
   return chunk;
 }
 
+// The chunks of rule `blocks`, between `starts`.
+void read_block_chunks(const SafetensorsFile& file, const std::vector<std::int32_t>& starts, AttendRun& run) {
+  const EffectiveOptions& options = run.options;
+  const std::int64_t heads_kv = run.problem.shape.n_head_kv;
+  if (!file.has("query_blocks")) file.refuse("has no tensor query_blocks: run attend without --no-trace");
+  const FileTensor& rows_tensor = file.tensor("query_blocks", 2, "I32");
+  const std::int64_t count = rows_tensor.shape[0];
+  require_shape(file, "query_blocks", rows_tensor, {count, 2});
+  const FileTensor& sets_tensor = file.tensor("block_sets", 3, "I32");
+  require_shape(file, "block_sets", sets_tensor, {count, heads_kv, options.memory()});
+  const FileTensor& block_tensor = file.tensor("block_votes", 3, "F32");
+  require_shape(file, "block_votes", block_tensor, {count, heads_kv, block_tensor.shape[2]});
+  const FileTensor& token_tensor = file.tensor("token_votes", 3, "F32");
+  require_shape(file, "token_votes", token_tensor, {count, heads_kv, token_tensor.shape[2]});
+  const std::vector<std::int32_t> rows = read_integers(rows_tensor);
+  const std::vector<std::int32_t> sets = read_integers(sets_tensor);
+  const std::vector<float> block_votes = read_floats(block_tensor);
+  const std::vector<float> token_votes = read_floats(token_tensor);
+
+  // `valid` values of row `set` of a tensor; what follows them must be empty places.
+  const auto take = [&](const char* name, const auto& from, std::int64_t width, std::int64_t set,
+                        std::int64_t valid, const auto& is_empty, auto& to) {
+    if (valid > width) {
+      file.refuse(fmt::format("tensor {} has {} places; allowed: at least {}", name, width, valid));
+    }
+    const auto first = from.begin() + set * width;
+    to.insert(to.end(), first, first + valid);
+    if (!std::all_of(first + valid, first + width, is_empty)) {
+      file.refuse(fmt::format("tensor {}: set {} has more than {} entries", name, set, valid));
+    }
+  };
+  const auto no_position = [](std::int32_t p) { return p == -1; };
+  const auto no_vote = [](float vote) { return std::isnan(vote); };
+
+  std::int64_t next = 0;  // query block
+  for (std::size_t c = 0; c + 1 < starts.size(); ++c) {
+    ChunkTrace& chunk = run.chunks.emplace_back();
+    const std::int64_t begin = starts[c];
+    const std::int64_t end = starts[c + 1];
+    const bool sparse = next < count && rows[static_cast<std::size_t>(2 * next)] == begin;
+    chunk.chunk = {begin, end, sparse ? ChunkMode::sparse : ChunkMode::dense};
+    if (!sparse) continue;
+    if (end - begin > options.chunk) {
+      file.refuse(
+          fmt::format("chunk at {} has {} tokens; allowed: at most {}", begin, end - begin, options.chunk));
+    }
+    chunk.query_block = options.query_block;
+    chunk.query_blocks = options.query_blocks(end - begin);
+    chunk.memory_count = options.memory_count(begin);
+    chunk.candidate_blocks = options.candidate_blocks(begin);
+    chunk.voted_tokens = options.voted_tokens(begin);
+    if (chunk.query_blocks > count - next) file.refuse("tensor query_blocks ends inside a chunk");
+    for (std::int64_t b = 0; b < chunk.query_blocks; ++b) {
+      const std::int64_t first = begin + b * options.query_block;
+      const auto at = static_cast<std::size_t>(2 * (next + b));
+      if (rows[at] != first || rows[at + 1] != std::min(first + options.query_block, end)) {
+        file.refuse(fmt::format("query block {} is [{}, {}); allowed: blocks of {} rows from {} on", next + b,
+                                rows[at], rows[at + 1], options.query_block, begin));
+      }
+    }
+    for (std::int64_t g = 0; g < heads_kv; ++g) {
+      for (std::int64_t b = next; b < next + chunk.query_blocks; ++b) {
+        const std::int64_t set = b * heads_kv + g;
+        take("block_sets", sets, options.memory(), set, chunk.memory_count, no_position, chunk.memory);
+        take("block_votes", block_votes, block_tensor.shape[2], set, chunk.candidate_blocks, no_vote,
+             chunk.block_votes);
+        take("token_votes", token_votes, token_tensor.shape[2], set, chunk.voted_tokens, no_vote,
+             chunk.token_votes);
+      }
+    }
+    for (const std::int32_t position : chunk.memory) {
+      if (position < 0 || position >= begin) {
+        file.refuse(
+            fmt::format("chunk at {}: block_sets holds {}; allowed: 0 .. {}", begin, position, begin - 1));
+      }
+    }
+    next += chunk.query_blocks;
+  }
+  if (next != count)
+    file.refuse(fmt::format("tensor query_blocks has {} rows, the chunks have {}", count, next));
+}
+
 }  // namespace
 
 AttendRun read_attend_run(const std::string& input, const std::string& output) {
@@ -205,8 +318,17 @@ AttendRun read_attend_run(const std::string& input, const std::string& output) {
     file.refuse(fmt::format("tensor chunk_start does not ascend from 0 to {}", n));
   }
   const auto chunks = static_cast<std::int64_t>(starts.size()) - 1;
+  if (run.options.select == Select::blocks) {
+    if (std::any_of(intra.begin(), intra.end(), [](float x) { return x != 0.0f; })) {
+      file.refuse("tensor colsum_intra is not 0 under rule blocks (SEL-9)");
+    }
+    read_block_chunks(file, starts, run);
+    run.problem.steps = {Step::prefill(n)};  // only the number of tokens is used
+    return run;
+  }
   if (file.has("block_sets")) {
-    file.refuse("has sets of query blocks (--select blocks or window); allowed: those of --select h2o");
+    file.refuse(
+        "has sets of query blocks; allowed: those of a run whose __metadata__ select is blocks or window");
   }
   if (!file.has("memory")) file.refuse("has no tensor memory: run attend without --no-trace");
   const FileTensor& memory_tensor = file.tensor("memory", 3, "I32");

@@ -6,6 +6,7 @@
 #include "conformance/eigen_oracle.hpp"
 #include "conformance/problem.hpp"
 #include "conformance/run.hpp"
+#include "conformance/votes.hpp"
 
 namespace headwater::conformance {
 
@@ -15,6 +16,7 @@ struct AttendRun {
   Problem problem;
   EffectiveOptions options;
   Arithmetic arithmetic;  ///< of the engine that the output names
+  VoteArithmetic votes;   ///< the same, of votes
   std::string engine;
   std::vector<ChunkTrace> chunks;
   std::vector<float> out;             ///< [n][Hq][dv]
@@ -23,7 +25,8 @@ struct AttendRun {
 };
 
 /// Reads an input and the output that `attend` made of it. The mode of a chunk is recognised: dense or decode if its
-/// memory is empty though tokens stand before it, and for the first chunk if its column sums are 0. Errors:
+/// memory is empty though tokens stand before it, and for the first chunk if its column sums are 0; under rule `blocks`, if
+/// it has no query blocks. Errors:
 /// headwater::Error invalid_argument naming file, tensor and what is allowed.
 [[nodiscard]] AttendRun read_attend_run(const std::string& input, const std::string& output);
 

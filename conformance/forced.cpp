@@ -182,14 +182,14 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
   use_reference_values(problem, layer, chunk, head, all_rows(chunk), truth);
 }
 
-VoteOracle::VoteOracle(const Engine& engine, const Problem& problem, std::int64_t layer,
+VoteOracle::VoteOracle(const VoteArithmetic& arithmetic, const Problem& problem, std::int64_t layer,
                        const ChunkTrace& chunk, std::int64_t head_kv)
     : problem_(problem),
       input_(problem.layers[static_cast<std::size_t>(layer)]),
       chunk_(chunk),
       head_kv_(head_kv),
       options_(expected_options(problem.shape, problem.options)),
-      arithmetic_(vote_arithmetic_of(engine, problem.q_type, problem.shape.kv_type)) {
+      arithmetic_(arithmetic) {
   std::vector<std::int32_t> before(static_cast<std::size_t>(chunk.candidate_blocks * options_.key_block));
   std::iota(before.begin(), before.end(), 0);
   summaries_ = summaries_of(key_rows(before), options_.key_block, arithmetic_);
@@ -295,9 +295,11 @@ class HeadJudge {
 
 /// Compares the votes of a chunk with the oracle's: every candidate of every set, and every token that its kept blocks hold.
 void judge_votes(Context& context, const Problem& problem, std::int64_t layer, const ChunkTrace& chunk) {
+  const VoteArithmetic arithmetic =
+      vote_arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
   constexpr double kLogUnit = 1.0;  // block votes are logarithms of weights, as log-sum-exps are
   for (std::int64_t g = 0; g < problem.shape.n_head_kv; ++g) {
-    const VoteOracle oracle(*context.engine, problem, layer, chunk, g);
+    const VoteOracle oracle(arithmetic, problem, layer, chunk, g);
     for (std::int64_t block = 0; block < chunk.query_blocks; ++block) {
       Judge judge(context, problem,
                   fmt::format("layer {} chunk [{}, {}) key/value head {} query block {}", layer,

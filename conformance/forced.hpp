@@ -53,9 +53,9 @@ struct SetVotes {
 /// The oracle of the votes of one key/value head of a chunk of rule `blocks`.
 class VoteOracle {
  public:
-  /// Keeps references to all but the engine.
-  VoteOracle(const Engine& engine, const Problem& problem, std::int64_t layer, const ChunkTrace& chunk,
-             std::int64_t head_kv);
+  /// Keeps references to problem and chunk.
+  VoteOracle(const VoteArithmetic& arithmetic, const Problem& problem, std::int64_t layer,
+             const ChunkTrace& chunk, std::int64_t head_kv);
   [[nodiscard]] SetVotes votes(std::int64_t query_block) const;
 
  private:

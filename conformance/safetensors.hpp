@@ -34,6 +34,7 @@ class SafetensorsFile {
   /// headwater::Error.
   [[nodiscard]] const FileTensor& tensor(const std::string& name, std::size_t dimensions,
                                          const std::string& dtypes) const;
+  [[nodiscard]] bool has_metadata(const std::string& key) const { return metadata_.count(key) > 0; }
   /// An entry of __metadata__. Errors: headwater::Error where it is missing.
   [[nodiscard]] const std::string& metadata(const std::string& key) const;
   [[nodiscard]] const std::string& path() const { return path_; }

@@ -105,6 +105,73 @@ class Verify(unittest.TestCase):
                 for tensor in ("out", "lse", "colsum_intra", "colsum_inter"):
                     self.assertLessEqual(report["tensors"][tensor]["max_error_over_bound"], 1.0)
 
+    BLOCKS = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8", "--select", "blocks", "--key-block", "4",
+              "--query-block", "6", "--pool", "3")
+
+    def test_sound_outputs_of_rule_blocks_pass(self):
+        runs = [
+            self.BLOCKS,
+            (*self.BLOCKS, "--refine", "1"),
+            (*self.BLOCKS, "--steps", "p40,d1,d2,p9,d1,p47", "--scale", "0.7"),
+            (*self.BLOCKS, "--engine", "reference", "--softcap", "5"),
+            ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4", "--select", "window"),
+        ]
+        for index, flags in enumerate(runs):
+            with self.subTest(flags=flags):
+                self.attend(100, *flags, extras=index % 2 == 1, bf16=index % 3 == 1)
+                done = self.verify("--json")
+                self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+                report = json.loads(done.stdout)
+                self.assertEqual((report["status"], report["replay"]["exact"]), ("PASS", True))
+                self.assertGreater(report["replay"]["memory_sets"], 0)
+                self.assertEqual(set(report["tensors"]), {"out", "lse", "block_votes", "token_votes"})
+                for worst in report["tensors"].values():
+                    self.assertLessEqual(worst["max_error_over_bound"], 1.0)
+
+    def test_every_spoiled_tensor_of_rule_blocks_fails(self):
+        def scale_first_vote(blob):
+            # The first vote that is a number other than 0.
+            for at in range(0, len(blob), 4):
+                (value,) = struct.unpack_from("<f", blob, at)
+                if value == value and value != 0.0:
+                    struct.pack_into("<f", blob, at, value * 1.01)
+                    return
+
+        def exchange_sets(blob):
+            # The sets of the last two query blocks (4 of 1 rows and 16 before them) change places.
+            size = 2 * 12 * 4
+            blob[-2 * size :] = blob[-size:] + blob[-2 * size : -size]
+
+        spoilers = {
+            "out": (lambda blob: struct.pack_into("<f", blob, 4 * 77, 9.0), 1, "out: 1 elements beyond the bound"),
+            "lse": (lambda blob: struct.pack_into("<f", blob, 4 * 55, 9.0), 1, "lse: 1 elements beyond the bound"),
+            "block_votes": (scale_first_vote, 1, "block_votes: 1 elements beyond the bound"),
+            "token_votes": (scale_first_vote, 1, "token_votes: 1 elements beyond the bound"),
+            "block_sets": (exchange_sets, 1, "replay: chunk"),
+            "scores": (lambda blob: blob.__setitem__(40, 1), 1, "replay: final scores"),
+            "colsum_intra": (lambda blob: struct.pack_into("<f", blob, 0, 1.0), 2, "not 0 under rule blocks"),
+            "query_blocks": (lambda blob: struct.pack_into("<i", blob, 4, 5), 2, "query block 0 is [0, 5)"),
+        }
+        for name, (change, status, message) in spoilers.items():
+            with self.subTest(tensor=name):
+                self.attend(90, *self.BLOCKS)
+                self.spoil(name, change)
+                done = self.verify()
+                self.assertEqual(done.returncode, status, f"{name}: {done.stdout}{done.stderr}")
+                self.assertIn(message, done.stdout + done.stderr)
+
+    def test_bad_sizes_of_rule_blocks_are_refused(self):
+        self.attend(90, *self.BLOCKS)
+        tensors, metadata = read_tensors(self.output)
+        for key, value in (("select", "votes"), ("key_block", "0"), ("key_block", "3"), ("key_block", "17"), ("query_block", "17"),
+                           ("query_block", "-6"), ("pool", "4"), ("pool", "0"), ("refine", "17"), ("refine", "many"),
+                           ("pool", None), ("query_block", "3")):
+            with self.subTest(key=key, value=value):
+                changed = {k: v for k, v in {**metadata, key: value}.items() if v is not None}
+                write_tensors(self.output, tensors, changed)
+                done = self.verify()
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+
     def spoil(self, name, change):
         tensors, metadata = read_tensors(self.output)
         dtype, shape, blob = tensors[name]

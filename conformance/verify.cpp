@@ -59,13 +59,16 @@ struct Worst {
 
 struct Verdicts {
   Worst out, lse, intra, inter;
-  std::int64_t not_judged = 0;  // rows of a chunk and head whose inputs hold NaN or infinity
+  Worst block_votes, token_votes;  // rule `blocks`
+  std::int64_t not_judged = 0;     // rows of a chunk and head whose inputs hold NaN or infinity
 
   void join(const Verdicts& other) {
     out.join(other.out);
     lse.join(other.lse);
     intra.join(other.intra);
     inter.join(other.inter);
+    block_votes.join(other.block_votes);
+    token_votes.join(other.token_votes);
     not_judged += other.not_judged;
   }
 };
@@ -93,25 +96,32 @@ std::vector<Task> tasks_of(const AttendRun& run) {
   return tasks;
 }
 
-void judge_task(const AttendRun& run, const StoredLayer& stored, const Task& task,
-                const Arithmetic& arithmetic, Verdicts& verdicts) {
-  const ChunkTrace& whole = run.chunks[task.chunk];
-  const Shape& shape = run.problem.shape;
-  ChunkTrace rows = whole;
-  if (whole.chunk.mode != ChunkMode::sparse) {
-    rows.chunk = {whole.chunk.begin + task.first, whole.chunk.begin + task.last, whole.chunk.mode};
+bool all_finite(const Tensor& tensor, std::int64_t first, std::int64_t last, std::int64_t head) {
+  for (std::int64_t t = first; t < last; ++t) {
+    const float* row = tensor.row(t, head);
+    if (!std::all_of(row, row + tensor.width, [](float x) { return std::isfinite(x); })) return false;
   }
-  const HeadChunk input = head_chunk(run.problem, 0, rows, task.head);
+  return true;
+}
+
+// Rows of one head that read one set.
+void judge_rows(const AttendRun& run, const StoredLayer& stored, const ChunkTrace& whole,
+                const ChunkTrace& part, std::int64_t head, const std::vector<std::int64_t>& tokens,
+                Verdicts& verdicts) {
+  const Shape& shape = run.problem.shape;
+  const HeadChunk input = head_chunk(run.problem, 0, part, head, tokens, true);
   if (!input.q.allFinite() || !input.keys.allFinite() || !input.values.allFinite()) {
-    verdicts.not_judged += rows.length();
+    verdicts.not_judged += static_cast<std::int64_t>(tokens.size());
     return;
   }
-  HeadTruth truth = eigen_oracle(input, arithmetic);
-  use_reference_values(run.problem, stored, rows, task.head, truth);
-  for (std::int64_t i = 0; i < rows.length(); ++i) {
-    const std::int64_t token = rows.chunk.begin + i;
-    const auto at = static_cast<std::size_t>(token * shape.n_head + task.head);
-    const std::string where = fmt::format("token {} head {}", token, task.head);
+  HeadTruth truth = eigen_oracle(input, run.arithmetic);
+  use_reference_values(run.problem, stored, part, head, tokens, truth);
+  const bool summed = part.chunk.mode == ChunkMode::sparse && part.query_blocks == 0;
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    const auto i = static_cast<Eigen::Index>(r);
+    const std::int64_t token = tokens[r];
+    const auto at = static_cast<std::size_t>(token * shape.n_head + head);
+    const std::string where = fmt::format("token {} head {}", token, head);
     for (std::int64_t x = 0; x < shape.d_value; ++x) {
       const double bound = truth.out_bound(i, x);
       const double rounding = unit_roundoff(DType::f32) * (std::fabs(truth.out(i, x)) + bound) + 0x1p-150;
@@ -119,15 +129,62 @@ void judge_task(const AttendRun& run, const StoredLayer& stored, const Task& tas
                          truth.out(i, x), bound + rounding, truth.out_size(i, x), where);
     }
     verdicts.lse.judge(run.lse[at], truth.lse[i], truth.lse_bound[i], 1.0, where);
-    if (rows.chunk.mode != ChunkMode::sparse) continue;
-    verdicts.intra.judge(whole.colsum_intra[static_cast<std::size_t>(task.head * whole.length() + i)],
+    if (!summed) continue;
+    verdicts.intra.judge(whole.colsum_intra[static_cast<std::size_t>(head * whole.length() + i)],
                          truth.intra[i], truth.intra_bound[i], truth.intra[i], where);
   }
-  for (std::int64_t j = 0; j < rows.memory_count; ++j) {
-    const auto at = static_cast<std::size_t>(task.head * rows.memory_count + j);
-    verdicts.inter.judge(rows.colsum_inter[at], truth.inter[j], truth.inter_bound[j], truth.inter[j],
-                         fmt::format("chunk {} head {} position {}", task.chunk, task.head, rows.memory[at]));
+  for (std::int64_t j = 0; summed && j < part.memory_count; ++j) {
+    const auto at = static_cast<std::size_t>(head * part.memory_count + j);
+    verdicts.inter.judge(
+        part.colsum_inter[at], truth.inter[j], truth.inter_bound[j], truth.inter[j],
+        fmt::format("chunk at {} head {} position {}", part.chunk.begin, head, part.memory[at]));
   }
+}
+
+// The votes of one key/value head of a chunk of rule `blocks`.
+void judge_votes(const AttendRun& run, const ChunkTrace& chunk, std::int64_t head_kv, Verdicts& verdicts) {
+  const std::int64_t group = run.problem.shape.n_head / run.problem.shape.n_head_kv;
+  const LayerInput& input = run.problem.layers[0];
+  if (chunk.candidate_blocks == 0 || !all_finite(input.k, 0, chunk.chunk.begin, head_kv)) return;
+  const VoteOracle oracle(run.votes, run.problem, 0, chunk, head_kv);
+  for (std::int64_t b = 0; b < chunk.query_blocks; ++b) {
+    const std::int64_t first = chunk.chunk.begin + b * chunk.query_block;
+    const std::int64_t last = std::min(first + chunk.query_block, chunk.chunk.end);
+    bool finite = true;
+    for (std::int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
+      finite = finite && all_finite(input.q, first, last, h);
+    }
+    if (!finite) continue;
+    const SetVotes votes = oracle.votes(b);
+    const std::int64_t set = head_kv * chunk.query_blocks + b;
+    const auto judge = [&](Worst& worst, const VoteTruth& truth, const std::vector<float>& said,
+                           std::int64_t width, bool logarithms) {
+      for (Eigen::Index i = 0; i < truth.vote.size(); ++i) {
+        worst.judge(said[static_cast<std::size_t>(set * width + i)], truth.vote[i], truth.bound[i],
+                    logarithms ? 1.0 : truth.vote[i],
+                    fmt::format("query block at {} key/value head {} entry {}", first, head_kv, i));
+      }
+    };
+    judge(verdicts.block_votes, votes.blocks, chunk.block_votes, chunk.candidate_blocks, true);
+    judge(verdicts.token_votes, votes.of_tokens, chunk.token_votes, chunk.voted_tokens, false);
+  }
+}
+
+void judge_task(const AttendRun& run, const StoredLayer& stored, const Task& task, Verdicts& verdicts) {
+  const ChunkTrace& whole = run.chunks[task.chunk];
+  if (whole.query_blocks > 0) {
+    for (const std::vector<std::int64_t>& tokens : rows_by_set(whole)) {
+      judge_rows(run, stored, whole, whole, task.head, tokens, verdicts);
+    }
+    const std::int64_t group = run.problem.shape.n_head / run.problem.shape.n_head_kv;
+    if (task.head % group == 0) judge_votes(run, whole, task.head / group, verdicts);
+    return;
+  }
+  ChunkTrace rows = whole;
+  if (whole.chunk.mode != ChunkMode::sparse) {
+    rows.chunk = {whole.chunk.begin + task.first, whole.chunk.begin + task.last, whole.chunk.mode};
+  }
+  judge_rows(run, stored, whole, rows, task.head, all_rows(rows), verdicts);
 }
 
 nlohmann::json worst_json(const Worst& worst) {
@@ -157,7 +214,7 @@ int run_verify(const Request& request) {
 
   std::string replay_failure;
   try {
-    Replay replay(run.options, run.problem.shape.n_head);
+    Replay replay(run.options, run.problem.shape.n_head, run.problem.shape.n_head_kv);
     for (std::size_t c = 0; c < run.chunks.size(); ++c)
       replay.take(run.chunks[c], fmt::format("chunk {}", c));
     replay.require_scores(run.scores, "final scores");
@@ -174,7 +231,7 @@ int run_verify(const Request& request) {
     Verdicts own;
     try {
       // Largest first: later rows see more keys.
-      judge_task(run, stored, tasks[tasks.size() - 1 - t], run.arithmetic, own);
+      judge_task(run, stored, tasks[tasks.size() - 1 - t], own);
     } catch (...) {
 #pragma omp critical(verify_join)
       failure = std::current_exception();
@@ -184,10 +241,14 @@ int run_verify(const Request& request) {
   }
   if (failure) std::rethrow_exception(failure);
 
-  const std::vector<std::pair<const char*, const Worst*>> tensors{{"out", &verdicts.out},
-                                                                  {"lse", &verdicts.lse},
-                                                                  {"colsum_intra", &verdicts.intra},
-                                                                  {"colsum_inter", &verdicts.inter}};
+  const bool blocks = run.options.select == Select::blocks;
+  std::vector<std::pair<const char*, const Worst*>> tensors{{"out", &verdicts.out}, {"lse", &verdicts.lse}};
+  if (blocks) {
+    tensors.insert(tensors.end(),
+                   {{"block_votes", &verdicts.block_votes}, {"token_votes", &verdicts.token_votes}});
+  } else {
+    tensors.insert(tensors.end(), {{"colsum_intra", &verdicts.intra}, {"colsum_inter", &verdicts.inter}});
+  }
   std::vector<std::string> problems;
   if (!replay_failure.empty()) problems.push_back("replay: " + replay_failure);
   bool mistrusted = false;
@@ -201,10 +262,11 @@ int run_verify(const Request& request) {
     json_tensors[name] = worst_json(*worst);
   }
   const Status status = !problems.empty() ? Status::fail : mistrusted ? Status::mistrusted : Status::pass;
-  const std::int64_t sets =
-      static_cast<std::int64_t>(std::count_if(run.chunks.begin(), run.chunks.end(),
-                                              [](const ChunkTrace& c) { return c.memory_count > 0; })) *
-      run.problem.shape.n_head;
+  std::int64_t sets = 0;
+  for (const ChunkTrace& chunk : run.chunks) {
+    if (chunk.memory_count == 0) continue;
+    sets += blocks ? chunk.query_blocks * run.problem.shape.n_head_kv : run.problem.shape.n_head;
+  }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   nlohmann::json report{

@@ -327,9 +327,10 @@ void exact_votes(Context& context) {
       for (float& x : tensor->values) x = static_cast<float>(random.integer(-1, 1));
     }
     const Trace trace = replayed(*context.engine, problem);
+    const VoteArithmetic arithmetic = vote_arithmetic_of(*context.engine, type, type);
     for (const ChunkTrace& chunk : trace.layers[0].chunks) {
       for (std::int64_t set = 0; set < chunk.query_blocks * heads.kv; ++set) {
-        const VoteOracle oracle(*context.engine, problem, 0, chunk, set / chunk.query_blocks);
+        const VoteOracle oracle(arithmetic, problem, 0, chunk, set / chunk.query_blocks);
         const SetVotes wanted = oracle.votes(set % chunk.query_blocks);
         for (Eigen::Index b = 0; b < wanted.blocks.vote.size(); ++b) {
           const float got = chunk.block_votes[static_cast<std::size_t>(set * chunk.candidate_blocks + b)];
