@@ -313,10 +313,32 @@ class Hostile(Atlas):
             self.refuse_atlas(safetensors(found, {**metadata, "local": value}), "local", "0 to")
         self.refuse_atlas(safetensors(found, {k: v for k, v in metadata.items() if k != "local"}), "'local'")
 
-    def test_another_rule(self):
-        for rule in ("blocks", "window"):
-            self.attend(problem(n=150), "--select", rule)
-            self.refuse_atlas(self.path("out.safetensors"), f"'{rule}'", "--select h2o")
+    def test_rule_blocks(self):
+        """Query blocks that leave gaps or overlap, sets out of order, sizes that do not fit."""
+        found, metadata, _ = self.attend(problem(n=60), "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8", "--select",
+                                         "blocks", "--key-block", "4", "--query-block", "8", "--steps", "p40,d3,p17")
+
+        def changed(name, index, value):
+            tensor = found[name]
+            data = bytearray(tensor.data)
+            struct.pack_into("<i", data, 4 * index, value)
+            return safetensors({**found, name: Tensor("I32", tensor.shape, data=bytes(data))}, metadata)
+
+        count, _, width = found["block_sets"].shape
+        for index, value in ((0, 1), (1, 7), (1, 17), (1, 0), (2, 9), (3, -1), (2 * count - 1, 59), (2 * count - 2, 44)):
+            self.refuse_atlas(changed("query_blocks", index, value), "'query_blocks'", "without gaps")
+        at = 2 * 2 * width  # the first set of the second chunk's first query block
+        for index, value in ((at, 16), (at, -2), (at + 1, 0), (0, 0), (at + width - 1, 2**31 - 1)):
+            self.refuse_atlas(changed("block_sets", index, value), "'block_sets'", "ascend below")
+        self.refuse_atlas(safetensors(found, {**metadata, "select": "other"}), "'other'", "blocks and window")
+        self.refuse_atlas(safetensors(found, {**metadata, "key_block": "0"}), "key_block")
+        self.refuse_atlas(safetensors(found, {k: v for k, v in metadata.items() if k != "key_block"}), "'key_block'")
+        for name, words in (("query_blocks", ["'query_blocks'", "--no-trace"]), ("block_sets", ["'block_sets'", "--no-trace"])):
+            self.refuse_atlas(safetensors({k: v for k, v in found.items() if k != name}, metadata), *words)
+        short = Tensor("I32", [count - 1, 2], data=found["query_blocks"].data[8:])
+        self.refuse_atlas(safetensors({**found, "query_blocks": short}, metadata), f"[{count}, 2]")
+        self.attend(problem(n=60), "--select", "window", "--no-trace", "-ub", "16")
+        self.refuse_atlas(self.path("out.safetensors"), "--no-trace")
 
     def test_missing_tensors(self):
         for name in ("scores", "chunk_start", "memory", "colsum_inter"):

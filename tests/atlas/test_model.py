@@ -10,11 +10,12 @@ import unittest
 import browser
 import numpy as np
 from model import HEAVY, LOCAL, OWN, PANEL, count, pixels
-from support import ProgramTest
+from support import ProgramTest, parse_safetensors
 
 MODELS = pathlib.Path(os.environ["HEADWATER_MODELS"])
 MODEL, TEXT = str(MODELS / "headwater-tiny-f16.gguf"), str(MODELS / "eval-4k.txt")
 SMALL = ("-ub", "128", "--h2o-local", "32", "--h2o-heavy", "32")
+BLOCKS = ("--select", "blocks")
 LEFT, RIGHT = 66, 14  # of cli/commands/atlas/page/draw.js
 TOKENS, HEADS, LAYERS = 900, 4, 8
 
@@ -71,6 +72,45 @@ class Page(ModelAtlas):
         heads = json.loads(report)["heads"]
         self.assertEqual([(head["layer"], head["head"]) for head in heads], [(6, h) for h in range(HEADS)])
 
+    def test_sets_of_rule_blocks(self):
+        for rule in (BLOCKS, ("--select", "window")):
+            page, report = self.atlas("--layers", "6", "--json", "-t", "1", *rule)
+            tokens = json.loads(data(page, "tokens"))
+            self.put("".join(tokens).encode(), "prompt.txt")
+            run = self.run_program("generate", "-m", MODEL, "-f", self.path("prompt.txt"), "-n", "0", *SMALL, *rule, "--json",
+                                   "--dump-qkv", "6", self.path("qkv.safetensors"))
+            self.assertEqual(run.returncode, 0, run.stderr)
+            steps = json.loads(run.stdout)["steps"]
+            done = self.run_program("attend", self.path("qkv.safetensors"), "-o", self.path("out.safetensors"), *SMALL, *rule,
+                                    "--steps", steps, "--json")
+            with open(self.path("out.safetensors"), "rb") as file:
+                wanted, _ = parse_safetensors(file.read())
+            meta, heads = json.loads(data(page, "meta")), json.loads(report)["heads"]
+            blocks = np.array(wanted["query_blocks"].values).reshape(-1, 2)
+            # The last row is the dense tail of 64 tokens, which has no sets.
+            self.assertEqual(meta["chunk_start"], [*(int(first) for first, _ in blocks), TOKENS - 64, TOKENS])
+            chunks = wanted["chunk_start"].values
+            own = [max(start for start in chunks if start <= first) for first, _ in blocks]
+            self.assertEqual(meta["rows"]["own"], [*own, TOKENS - 64])
+            self.assertEqual(meta["rows"]["dense"], [False] * len(blocks) + [True])
+            key_block, local = (8, 32) if rule is BLOCKS else (1, 64)
+            self.assertEqual(meta["rows"]["local"][:-1], [min(b, -(-max(0, b - local) // key_block) * key_block) for b in own])
+            sets = np.array(wanted["block_sets"].values).reshape(wanted["block_sets"].shape)
+            self.assertEqual((meta["heads"], meta["heads_in_layer"]), ([12, 13], 2))
+            self.assertEqual(unpacked_sets(base64.b64decode(data(page, "sets")), 2 * (len(blocks) + 1)),
+                             [[int(p) for p in row if p >= 0] for block in sets for row in block] + [[], []])
+            self.assertEqual([head["pairs"] for head in heads], [json.loads(done.stdout)["pairs"]] * 2)
+            # The file of `attend` says the same.
+            done = self.run_program("atlas", self.path("out.safetensors"), "-o", self.path("file.html"), "--json", "--png",
+                                    self.path("file.png"))
+            self.assertEqual((done.returncode, done.stderr), (0, b""))
+            for key in ("pairs_own", "pairs_local", "pairs_heavy", "pairs_before_dense", "survival"):
+                self.assertEqual([head[key] for head in json.loads(done.stdout)["heads"]], [head[key] for head in heads])
+            page = pathlib.Path(self.path("file.html")).read_text(encoding="utf-8")
+            self.assertEqual(json.loads(data(page, "meta"))["rows"], meta["rows"])
+            with open(self.path("file.png"), "rb") as file:
+                self.assertEqual(count(pixels(file.read()), HEAVY) > 500, rule is BLOCKS)
+
     def test_all_layers(self):
         page, report = self.atlas("--png", self.path("page.png"))
         self.assertEqual(json.loads(data(page, "meta"))["heads"], list(range(HEADS * LAYERS)))
@@ -98,8 +138,7 @@ class Page(ModelAtlas):
         refuse("-m", MODEL, "-p", "x", *out, "--window", "99999", words=["--window", "32768"])
         refuse("-m", MODEL, "-p", "x", "-o", MODEL, words=["is the input"])
         refuse("-m", MODEL, "-p", "x", *out, "--engine", "nope", words=["nope"])
-        for rule in ("blocks", "window"):
-            refuse("-m", MODEL, "-p", "x", *out, "--select", rule, words=["--select: ", "use --select h2o"])
+        refuse("-m", MODEL, "-p", "x", *out, "--select", "blocks", "--pool", "7", words=["--pool: 7"])
         refuse("-m", self.directory, "-p", "x", *out, words=["regular file"])
         refuse("-m", f"{self.directory}/none.gguf", "-p", "x", *out, words=["none.gguf"])
         self.assertEqual(self.listing(), before)
@@ -153,6 +192,44 @@ class InChromium(ModelAtlas):
         first = self.browser.evaluate("document.querySelector('#top tbody td').textContent")
         self.assertEqual(json.loads(first.split(" ", 1)[1]), tokens[int(first.split()[0])])
         self.assertIn("\u27e6", self.browser.evaluate("document.getElementById('status').textContent"))
+
+    def test_hover_over_a_query_block_shows_key_and_queries(self):
+        page = self.open("--layers", "6", *BLOCKS)
+        tokens, meta = json.loads(data(page, "tokens")), json.loads(data(page, "meta"))
+        evaluate = self.browser.evaluate
+        self.assertIn("Which tokens each query block reads", evaluate("document.getElementById('headline').textContent"))
+        self.assertIn("select blocks", evaluate("document.getElementById('facts').textContent"))
+        for name in ("scores", "survival"):
+            self.assertEqual(evaluate(f"document.getElementById('{name}').clientHeight"), 0)
+        self.assertIn("what each query block reads", evaluate("document.querySelectorAll('h2')[1].textContent"))
+        # A key that the first query block of the third chunk chose.
+        block = meta["rows"]["own"].index(256)
+        key = evaluate(f"view.model.positions[view.model.setRange(0, {block})[0]]")
+        evaluate(f"view.change({{chunk: {block}, row0: {block}, x0: {key} - 4, x1: {key} + 4}})")
+        self.browser.settle()
+        left, top, width, _ = self.browser.box("map")
+        x0, x1 = self.browser.state()["x0"], self.browser.state()["x1"]
+        row = evaluate("view.map.row()") * (block - evaluate("view.state.row0") + 0.5)
+        self.browser.mouse("mouseMoved", left + LEFT + (key + 0.5 - x0) / (x1 - x0) * (width - LEFT - RIGHT), top + row)
+        tip = self.tip()
+        self.assertIn(f"token {key} in key block {key // 8}", tip)
+        self.assertIn(f"layer 6, key/value head 0, query block {block} (rows 256 to 287): chosen by its queries", tip)
+        self.assertIn(json.dumps("".join(tokens[256:288])[:100], ensure_ascii=False), tip)
+        self.assertIn("\u27e6", tip)
+        reads = sum(key in tokens_of for tokens_of in self.chosen(page, 0))
+        self.assertIn(f"chosen by {reads}", tip)
+        left, top, width, height = (round(x) for x in self.browser.box("map"))
+        evaluate("view.change({x0: 0, x1: view.model.n})")
+        self.browser.settle()
+        picture = pixels(self.browser.picture())[top:top + height, left:left + width]
+        for colour in (OWN, LOCAL, HEAVY):
+            self.assertGreater(count(picture, colour, tolerance=6), 20, colour)
+
+    def chosen(self, page, head):
+        meta = json.loads(data(page, "meta"))
+        rows, heads = len(meta["chunk_start"]) - 1, len(meta["heads"])
+        sets = unpacked_sets(base64.b64decode(data(page, "sets")), rows * heads)
+        return [{p for p in sets[row * heads + head] if p < meta["rows"]["local"][row]} for row in range(rows)]
 
     def test_every_canvas_is_drawn(self):
         self.open()

@@ -70,7 +70,7 @@ std::string report_json(const AtlasTrace& trace, const AtlasOutputs& flags, std:
       flags.picture.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(flags.picture);
   json["png_bytes"] = picture;
   json["tokens"] = trace.n;
-  json["chunks"] = trace.chunks();
+  json[trace.by_query_block() ? "query_blocks" : "chunks"] = trace.chunks();
   json["pairs_dense"] = pairs_of(trace.n, 0);
   json["heads"] = heads_json(trace);
   return json_line(json);
@@ -83,8 +83,8 @@ std::string report_text(const AtlasTrace& trace, const AtlasOutputs& flags, std:
     pairs += static_cast<double>(count_pairs(trace, h).computed());
   const double all = static_cast<double>(pairs_of(trace.n, 0)) * static_cast<double>(trace.heads());
   const std::string tokens = count_text(trace.n, "token");
-  const std::string chunks = count_text(trace.chunks(), "chunk");
-  const std::string heads = count_text(trace.heads_in_file, "query head");
+  const std::string chunks = count_text(trace.chunks(), trace.row_name());
+  const std::string heads = count_text(trace.heads_in_file, trace.head_kind());
   std::string text = fmt::format("input    {}, {}, {} of {}\n", tokens, chunks, trace.heads(), heads);
   text += fmt::format("pairs    {:.1f} % of dense attention\n", 100.0 * pairs / all);
   text += fmt::format("page     {} ({})\n", one_line(flags.page), bytes_text(page));

@@ -13,6 +13,7 @@
 #include "cli/support/numbers.hpp"
 #include "cli/support/safetensors.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/options.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cli {
@@ -63,10 +64,16 @@ class Reader {
   void choose_heads();
   void read_sets();
   void read_set(std::int64_t chunk, std::int64_t head, const Elements& memory, const Elements& sums);
+  void read_shape_of_blocks();
+  void read_rows();
+  void read_block_sets();
+  void read_block_set(std::int64_t block, std::int64_t head, std::int64_t chunk_begin, const Elements& sets);
 
   const runtime::MappedFile& file_;
   SafetensorsHeader header_;
   const std::vector<std::int64_t>& wanted_;
+  EffectiveOptions blocks_;                 // of rule `blocks`
+  std::vector<std::int64_t> block_of_row_;  // its number in the file, or -1
   AtlasTrace trace_;
 };
 
@@ -82,7 +89,8 @@ const TensorInfo& Reader::tensor(std::string_view name, std::initializer_list<Te
                                  std::size_t dimensions, std::string_view shape) const {
   const auto it = header_.tensors.find(name);
   if (it == header_.tensors.end()) {
-    const bool trace = name == "memory" || name == "colsum_inter";
+    const bool trace =
+        name == "memory" || name == "colsum_inter" || name == "query_blocks" || name == "block_sets";
     throw Failure(fmt::format("has no tensor '{}'; atlas needs what `headwater attend` writes{}", name,
                               trace ? " without --no-trace" : ""));
   }
@@ -119,15 +127,20 @@ void Reader::read_metadata() {
         fmt::format("is not written by `headwater attend`: metadata 'format' is {}; allowed is '{}'",
                     format == header_.metadata.end() ? "missing" : in_quotes(format->second), kFormat));
   }
-  const auto select = header_.metadata.find("select");
-  if (select != header_.metadata.end() && select->second != "h2o") {
-    throw Failure(fmt::format(
-        "metadata 'select' is {}; the atlas shows memory sets of chunks, which files of --select h2o have",
-        in_quotes(select->second)));
-  }
   trace_.local = number("local");
-  for (const char* key :
-       {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap"}) {
+  const auto select = header_.metadata.find("select");
+  if (select != header_.metadata.end()) {
+    if (select->second != "blocks" && select->second != "window") {
+      throw Failure(
+          fmt::format("metadata: select is {}; allowed are blocks and window", in_quotes(select->second)));
+    }
+    blocks_.select = Select::blocks;
+    blocks_.local = trace_.local;
+    blocks_.key_block = select->second == "blocks" ? number("key_block") : 1;
+    if (blocks_.key_block < 1) throw Failure("metadata: key_block is 0; allowed are 1 and more");
+  }
+  for (const char* key : {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap",
+                          "select", "key_block", "query_block", "pool", "refine"}) {
     const auto it = header_.metadata.find(key);
     if (it != header_.metadata.end()) trace_.facts.emplace_back(key, one_line(it->second, kQuotedLimit));
   }
@@ -245,8 +258,105 @@ void Reader::read_sets() {
   }
 }
 
+/// Rule `blocks` has no scores; their shape tells the number of tokens.
+void Reader::read_shape_of_blocks() {
+  const TensorInfo& scores = tensor("scores", {TensorType::bf16, TensorType::f32}, 2, "[Hq, n]");
+  const TensorInfo& sets = tensor("block_sets", {TensorType::i32}, 3, "[B, Hkv, M]");
+  if (scores.shape[1] < 1 || scores.shape[1] > kMostTokens) {
+    throw Failure(fmt::format("tensor 'scores': shape is {}; allowed are [Hq, 1 to {}]",
+                              shape_text(scores.shape), kMostTokens));
+  }
+  if (sets.shape[1] < 1 || sets.shape[1] > kMostHeads || sets.shape[2] > kMostTokens) {
+    throw Failure(fmt::format("tensor 'block_sets': shape is {}; allowed are [B, 1 to {}, 0 to {}]",
+                              shape_text(sets.shape), kMostHeads, kMostTokens));
+  }
+  trace_.n = static_cast<std::int64_t>(scores.shape[1]);
+  trace_.heads_in_file = static_cast<std::int64_t>(sets.shape[1]);
+  trace_.memory = static_cast<std::int64_t>(sets.shape[2]);
+  choose_heads();
+}
+
+/// Cuts the chunks into query blocks: those chunks that have some.
+void Reader::read_rows() {
+  const TensorInfo& info = tensor("query_blocks", {TensorType::i32}, 2, "[B, 2]");
+  const TensorInfo& sets = tensor("block_sets", {TensorType::i32}, 3, "[B, Hkv, M]");
+  if (info.shape[1] != 2 || info.shape[0] != sets.shape[0]) {
+    throw Failure(fmt::format("tensor 'query_blocks': shape is {}; it must be [B, 2] = [{}, 2]",
+                              shape_text(info.shape), sets.shape[0]));
+  }
+  const Elements elements(file_, info);
+  const auto count = static_cast<std::int64_t>(info.shape[0]);
+  const std::vector<std::int64_t> chunks = std::move(trace_.chunk_start);
+  trace_.chunk_start = {0};
+  std::int64_t block = 0;
+  const auto edge = [&](std::int64_t which) {
+    return block < count ? elements.integer(static_cast<std::uint64_t>(2 * block + which)) : -1;
+  };
+  const auto add = [&](std::int64_t begin, std::int64_t end, std::int64_t number) {
+    trace_.rows.push_back({begin, blocks_.local_begin(begin), number < 0});
+    trace_.chunk_start.push_back(end);
+    block_of_row_.push_back(number);
+  };
+  for (std::size_t c = 0; c + 1 < chunks.size(); ++c) {
+    std::int64_t at = chunks[c];
+    while (at < chunks[c + 1] && edge(0) == at) {
+      if (edge(1) <= at || edge(1) > chunks[c + 1]) break;
+      at = edge(1);
+      add(chunks[c], at, block++);
+    }
+    if (at == chunks[c]) add(at, chunks[c + 1], -1);
+    if (at > chunks[c] && at < chunks[c + 1]) break;
+  }
+  if (block == count && trace_.chunk_start.back() == trace_.n) return;
+  throw Failure(
+      fmt::format("tensor 'query_blocks': entry {} is {} to {}; a chunk is cut without gaps, or not at all",
+                  block, edge(0), edge(1)));
+}
+
+void Reader::read_block_set(std::int64_t block, std::int64_t head, std::int64_t chunk_begin,
+                            const Elements& sets) {
+  const auto row = static_cast<std::uint64_t>((block * trace_.heads_in_file + head) * trace_.memory);
+  std::int32_t before = -1;
+  bool ended = false;
+  for (std::int64_t e = 0; e < trace_.memory; ++e) {
+    const std::int32_t position = sets.integer(row + static_cast<std::uint64_t>(e));
+    if (position == -1) {
+      ended = true;
+      continue;
+    }
+    if (ended || position <= before || position >= chunk_begin) {
+      throw Failure(fmt::format(
+          "tensor 'block_sets': entry {} of query block {}, head {} is {}; entries must ascend below the "
+          "chunk's start {}, then be -1",
+          e, block, head, position, chunk_begin));
+    }
+    before = position;
+    trace_.positions.push_back(position);
+  }
+}
+
+void Reader::read_block_sets() {
+  const Elements sets(file_, tensor("block_sets", {TensorType::i32}, 3, "[B, Hkv, M]"));
+  trace_.set_start.assign(1, 0);
+  for (std::size_t row = 0; row < trace_.rows.size(); ++row) {
+    for (const std::int64_t head : trace_.head_numbers) {
+      if (block_of_row_[row] >= 0) {
+        read_block_set(block_of_row_[row], head, trace_.rows[row].chunk_begin, sets);
+      }
+      trace_.set_start.push_back(static_cast<std::int64_t>(trace_.positions.size()));
+    }
+  }
+}
+
 AtlasTrace Reader::read() {
   read_metadata();
+  if (blocks_.select == Select::blocks) {
+    read_shape_of_blocks();
+    read_chunks();
+    read_rows();
+    read_block_sets();
+    return std::move(trace_);
+  }
   read_scores();
   read_chunks();
   read_sets();

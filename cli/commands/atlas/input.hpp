@@ -11,8 +11,15 @@
 namespace headwater::cli {
 
 /// What an `attend` output tells about the chosen query heads, or a run of a model about those of the chosen layers. Heads
-/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head.
+/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head. With rule
+/// `blocks` a "chunk" below is a query block (or a dense or decode chunk), and a head a key/value head: `rows` says so.
 struct AtlasTrace {
+  /// A query block among the rows of the atlas.
+  struct Row {
+    std::int64_t chunk_begin;  ///< of the chunk that it is a part of
+    std::int64_t local_begin;  ///< of the sets that its chunk reads (SEL-2)
+    bool dense;                ///< a dense or decode chunk
+  };
   std::int64_t n = 0;       ///< tokens
   std::int64_t memory = 0;  ///< M, places of a memory set
   std::int64_t local = 0;   ///< L, newest tokens of a memory set (MEM-1)
@@ -22,9 +29,10 @@ struct AtlasTrace {
   std::vector<std::int64_t> chunk_start;   ///< [C + 1], ascending from 0 to n
   std::vector<std::int64_t> head_numbers;  ///< [H], ascending
   std::vector<std::int32_t> positions;     ///< set after set [C][H], strictly ascending, without empty places
-  std::vector<float> colsum_inter;         ///< beside `positions` (INTER-2)
+  std::vector<float> colsum_inter;         ///< beside `positions` (INTER-2); empty with rule `blocks`
   std::vector<std::int64_t> set_start;     ///< [C * H + 1]
   std::vector<float> scores;               ///< [H][n], finite and >= 0
+  std::vector<Row> rows;                   ///< [C] with rule `blocks`; else empty
   std::vector<std::pair<std::string, std::string>> facts;  ///< engine, isa, batch, ... as the file says them
 
   std::vector<std::string> tokens;  ///< [n] the text of each; empty: not known
@@ -43,17 +51,28 @@ struct AtlasTrace {
     const auto from = static_cast<std::size_t>(set_start[at]);
     return std::span(positions).subspan(from, static_cast<std::size_t>(set_start[at + 1]) - from);
   }
+  [[nodiscard]] bool by_query_block() const { return !rows.empty(); }
+  /// What a row of the atlas is, and a head.
+  [[nodiscard]] const char* row_name() const { return by_query_block() ? "query block" : "chunk"; }
+  [[nodiscard]] const char* head_kind() const { return by_query_block() ? "key/value head" : "query head"; }
+  /// First position that the row's queries see as their own chunk.
+  [[nodiscard]] std::int64_t own_begin(std::int64_t chunk) const {
+    return by_query_block() ? rows[static_cast<std::size_t>(chunk)].chunk_begin : begin(chunk);
+  }
   /// First position of the chunk's local window: what a set holds from here on is local, the rest heavy.
   [[nodiscard]] std::int64_t local_begin(std::int64_t chunk) const {
+    if (by_query_block()) return rows[static_cast<std::size_t>(chunk)].local_begin;
     return begin(chunk) > local ? begin(chunk) - local : 0;
   }
   [[nodiscard]] bool dense(std::int64_t chunk, std::int64_t head) const {
+    if (by_query_block()) return begin(chunk) > 0 && rows[static_cast<std::size_t>(chunk)].dense;
     return begin(chunk) > 0 && set(chunk, head).empty();
   }
 };
 
-/// Reads and checks the tensors scores, chunk_start, memory and colsum_inter and the metadata of `file`. `heads`: which
-/// query heads, ascending; empty means all. Allocates in proportion to the file. Failure naming the file, the tensor,
+/// Reads and checks the tensors scores, chunk_start, memory and colsum_inter, or query_blocks and block_sets in place of the
+/// last two, and the metadata of `file`. `heads`: which
+/// heads, ascending; empty means all. Allocates in proportion to the file. Failure naming the file, the tensor,
 /// the value and what is allowed otherwise.
 [[nodiscard]] AtlasTrace read_atlas_trace(const runtime::MappedFile& file,
                                           const std::vector<std::int64_t>& heads);

@@ -8,6 +8,7 @@
 #include "cli/commands/atlas/atlas.hpp"
 #include "cli/commands/atlas/model_trace.hpp"
 #include "cli/support/interrupt.hpp"
+#include "cli/support/json_text.hpp"
 #include "cli/support/loaded_model.hpp"
 #include "cli/support/progress.hpp"
 #include "cli/support/prompt.hpp"
@@ -26,7 +27,7 @@ constexpr const char* kFooter = R"(
 The text goes through the model as a prompt of `headwater generate` does: by chunks, its last tokens (--dense-tail) by a
 dense decode step. The page shows for every layer and head which tokens each chunk read, the score of every token and how
 long tokens survive; where the cursor is, it shows the token in its text. It needs no network and nothing beside it, and
-is refused beyond 64 MiB: choose layers then.
+is refused beyond 64 MiB: choose layers then. With --select blocks or window it shows which query block read which keys.
 
 Example: what the bundled model keeps of 4096 tokens
   headwater atlas -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt --window 4096 -o atlas.html
@@ -72,12 +73,7 @@ std::optional<AtlasModelFlags> parse(const std::vector<std::string>& arguments) 
             [&](const std::string& text) { flags.layers = parse_numbers("--layer", text); });
   declare_atlas_outputs(set, flags.outputs);
   declare_atlas_reports(set, flags.outputs);
-  set.check([&] {
-    check_text(flags, prompt->count() > 0, file->count() > 0);
-    if (flags.model.options.select == Select::h2o) return;
-    throw Failure(
-        "--select: the atlas shows memory sets of chunks, and only rule h2o has them; use --select h2o");
-  });
+  set.check([&] { check_text(flags, prompt->count() > 0, file->count() > 0); });
   if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }
@@ -105,6 +101,11 @@ void add_facts(const AtlasModelFlags& flags, const runtime::Transformer& transfo
                  {"local", std::to_string(effective.local)},
                  {"heavy", std::to_string(effective.heavy)},
                  {"projections", runtime::precision_name(flags.model.precision)}};
+  if (effective.select == Select::h2o) return;
+  trace.facts.emplace_back("select", select_name(effective));
+  for (const auto& [name, value] : select_sizes(effective)) {
+    trace.facts.emplace_back(name, std::to_string(value));
+  }
 }
 
 AtlasTrace run(LoadedModel& model, const AtlasModelFlags& flags, const std::vector<std::int32_t>& ids,

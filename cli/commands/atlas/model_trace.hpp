@@ -28,12 +28,14 @@ class ModelTrace {
     std::vector<float> column_sums;
   };
   void record(const ChunkRecord& record);
+  void record_blocks(const ChunkRecord& record, bool first, std::vector<Sets>& of_layer);
   void append_scores(std::int64_t layer, std::vector<float>& scores) const;
 
   Session& session_;
   std::vector<std::int64_t> layers_;
   std::vector<std::vector<Sets>> sets_;    // [layer][chunk]
   std::vector<std::int64_t> chunk_start_;  // of the first chosen layer
+  std::vector<AtlasTrace::Row> rows_;      // beside it, with rule `blocks`
 };
 
 }  // namespace headwater::cli

@@ -73,10 +73,11 @@ Bytes set_bytes(const AtlasTrace& trace) {
 }
 
 /// Beside the entries of the sets: the share of a query's attention that an entry got on average, in steps of an eighth
-/// of an octave: 255 is 1, 255 - 8 is 1/2, 0 is none.
+/// of an octave: 255 is 1, 255 - 8 is 1/2, 0 is none (rule `blocks`, which has no column sums: always).
 Bytes weight_bytes(const AtlasTrace& trace) {
   constexpr double kSteps = 8.0;
   constexpr double kOne = 255.0;
+  if (trace.by_query_block()) return Bytes(trace.positions.size());
   Bytes bytes;
   bytes.reserve(trace.colsum_inter.size());
   for (std::int64_t c = 0; c < trace.chunks(); ++c) {
@@ -134,6 +135,14 @@ std::string meta_json(const AtlasTrace& trace, const std::string& title) {
   json["heads_in_layer"] = trace.heads_in_layer;
   json["heads"] = trace.head_numbers;
   json["chunk_start"] = trace.chunk_start;
+  if (trace.by_query_block()) {
+    auto& rows = json["rows"] = nlohmann::ordered_json::object();
+    for (const AtlasTrace::Row& row : trace.rows) {
+      rows["own"].push_back(row.chunk_begin);
+      rows["local"].push_back(row.local_begin);
+      rows["dense"].push_back(row.dense);
+    }
+  }
   auto& facts = json["facts"] = nlohmann::ordered_json::object();
   for (const auto& [key, value] : trace.facts) facts[key] = value;
   return script_json(json);

@@ -29,7 +29,7 @@ constexpr std::int64_t kScores = 60;  ///< height of the scores below a panel
 constexpr double kFaintest = 0.55;    ///< a single token in a pixel of many must still be seen
 
 struct Layout {
-  std::int64_t overview_row, overview, panel_row, panel, panels, height;
+  std::int64_t overview_row, overview, panel_row, panel, panels, scores, height;
   std::int64_t overview_top, panels_top, curves_top;
 };
 
@@ -46,12 +46,13 @@ Layout lay_out(const AtlasTrace& trace) {
   at.panel_row = std::clamp<std::int64_t>(kPanelMaps / trace.chunks(), 1, 16);
   at.panel = std::min(at.panel_row * trace.chunks(), kPanelMaps);
   at.panels = std::min(trace.heads(), kMostPanels);
+  at.scores = trace.by_query_block() ? 0 : 4 + kScores;  // SEL-9: there are none
   const std::int64_t rows = (at.panels + kColumns - 1) / kColumns;
   at.overview_top = kHead + kSection;
   at.panels_top = at.overview_top + at.overview + 24 + kAxisTitle + kSection;
   at.curves_top =
-      at.panels_top + rows * (kPanelTitle + at.panel + 4 + kScores + kPanelFoot) + kAxisTitle + kSection;
-  at.height = at.curves_top + kSurvivalHeight + kFoot;
+      at.panels_top + rows * (kPanelTitle + at.panel + at.scores + kPanelFoot) + kAxisTitle + kSection;
+  at.height = at.curves_top + kFoot + (trace.by_query_block() ? -kSection : kSurvivalHeight);
   return at;
 }
 
@@ -117,7 +118,8 @@ void Picture::pair_bar(double all, std::int64_t y) {
   const std::array parts = {
       Part{static_cast<double>(pairs_.own), kOwn, "its own chunk"},
       Part{static_cast<double>(pairs_.local), kLocal, fmt::format("local window (newest {})", trace_.local)},
-      Part{static_cast<double>(pairs_.heavy), kHeavy, "heavy hitters"},
+      Part{static_cast<double>(pairs_.heavy), kHeavy,
+           trace_.by_query_block() ? "chosen by the queries" : "heavy hitters"},
       Part{static_cast<double>(pairs_.dense), kDense, "everything before (dense)"},
       Part{all - static_cast<double>(pairs_.computed()), kPanel, "not computed"}};
   double before = 0;
@@ -137,16 +139,16 @@ void Picture::pair_bar(double all, std::int64_t y) {
 void Picture::head() {
   const double all = static_cast<double>(pairs_of(trace_.n, 0)) * static_cast<double>(trace_.heads());
   const double share = 100.0 * static_cast<double>(pairs_.computed()) / all;
-  canvas_.text(
-      kMargin, 28,
-      fmt::format("Which tokens each chunk reads: {:.1f} % of the query-key pairs of dense attention", share),
-      large_, kInk);
+  canvas_.text(kMargin, 28,
+               fmt::format("Which tokens each {} reads: {:.1f} % of the query-key pairs of dense attention",
+                           trace_.row_name(), share),
+               large_, kInk);
   const std::string of = trace_.heads() == trace_.heads_in_file ? "" : fmt::format("{} of ", trace_.heads());
-  std::string facts =
-      fmt::format("{}: {}, {}, {}{}", one_line(title_, 60), count_text(trace_.n, "token"),
-                  count_text(trace_.chunks(), "chunk"), of, count_text(trace_.heads_in_file, "query head"));
+  std::string facts = fmt::format("{}: {}, {}, {}{}", one_line(title_, 60), count_text(trace_.n, "token"),
+                                  count_text(trace_.chunks(), trace_.row_name()), of,
+                                  count_text(trace_.heads_in_file, trace_.head_kind()));
   for (const auto& [key, value] : trace_.facts) {
-    if (key == "engine" || key == "chunk" || key == "local" || key == "heavy") {
+    if (key == "engine" || key == "chunk" || key == "local" || key == "heavy" || key == "select") {
       facts += fmt::format(", {} {}", key, value);
     }
   }
@@ -170,8 +172,11 @@ void Picture::axis(std::int64_t x, std::int64_t y, std::int64_t width, std::int6
 void Picture::overview() {
   section(at_.overview_top - 44, "Tokens that each head keeps",
           pairs_.heavy > 0
-              ? "a row is a query head; the darker, the more chunks read the token as a heavy hitter"
-              : "no chunk read a heavy hitter");
+              ? fmt::format("a row is a {}; the darker, the more {}s read the token {}", trace_.head_kind(),
+                            trace_.row_name(),
+                            trace_.by_query_block() ? "because they chose it" : "as a heavy hitter")
+              : fmt::format("no {} read {}", trace_.row_name(),
+                            trace_.by_query_block() ? "a chosen token" : "a heavy hitter"));
   const std::int64_t x = kMargin + kLabels;
   const std::int64_t width = kInner - kLabels;
   canvas_.fill(x, at_.overview_top, width, at_.overview, kPanel);
@@ -221,7 +226,7 @@ void Picture::marks(std::span<const std::int32_t> positions, std::int64_t x, std
 
 void Picture::chunk_row(std::int64_t head, std::int64_t chunk, std::int64_t x, std::int64_t y) {
   const std::int64_t row = std::max<std::int64_t>(1, at_.panel_row - (at_.panel_row > 3 ? 1 : 0));
-  const std::int64_t from = column(trace_.begin(chunk), kPanelWidth);
+  const std::int64_t from = column(trace_.own_begin(chunk), kPanelWidth);
   const std::int64_t to = std::max(column(trace_.end(chunk), kPanelWidth), from + 1);
   if (trace_.dense(chunk, head)) canvas_.fill(x, y, from, row, kDense);
   canvas_.fill(x + from, y, to - from, row, kOwn);
@@ -277,7 +282,7 @@ void Picture::chunk_labels(std::int64_t x, std::int64_t y) {
 
 void Picture::panel(std::int64_t head, std::int64_t x, std::int64_t y) {
   draw_centred(canvas_, small_, x, y, kPanelWidth, fmt::format("head {}", trace_.head_name(head)));
-  canvas_.text_right(x - 8, y, "chunk", small_, kInk);
+  canvas_.text_right(x - 8, y, trace_.by_query_block() ? "block" : "chunk", small_, kInk);
   y += kPanelTitle;
   canvas_.fill(x, y, kPanelWidth, at_.panel, kPanel);
   std::int64_t before = -1;
@@ -287,19 +292,21 @@ void Picture::panel(std::int64_t head, std::int64_t x, std::int64_t y) {
     before = chunk_line(c);
   }
   chunk_labels(x, y);
-  scores(head, x, y + at_.panel + 4);
-  axis(x, y + at_.panel + 4 + kScores, kPanelWidth, 4);
+  if (at_.scores > 0) scores(head, x, y + at_.panel + 4);
+  axis(x, y + at_.panel + at_.scores, kPanelWidth, 4);
 }
 
 PixelImage Picture::draw() {
   head();
   overview();
-  section(at_.panels_top - 44, "What each chunk reads",
-          fmt::format(
-              "{}below, the highest score of each column of pixels, logarithmic from their 5th percentile{}",
-              at_.panels < trace_.heads() ? fmt::format("first {} heads; ", at_.panels) : "",
-              pairs_.heavy > 0 ? "; orange: read as a heavy hitter" : ""));
-  const std::int64_t row_height = kPanelTitle + at_.panel + 4 + kScores + kPanelFoot;
+  const std::string first = at_.panels < trace_.heads() ? fmt::format("first {} heads; ", at_.panels) : "";
+  section(at_.panels_top - 44, fmt::format("What each {} reads", trace_.row_name()),
+          trace_.by_query_block()
+              ? first + "downwards the query blocks: rows that share a set"
+              : fmt::format("{}below, the highest score of each column of pixels, logarithmic from their 5th "
+                            "percentile{}",
+                            first, pairs_.heavy > 0 ? "; orange: read as a heavy hitter" : ""));
+  const std::int64_t row_height = kPanelTitle + at_.panel + at_.scores + kPanelFoot;
   constexpr std::int64_t kStep = kPanelLabels + kPanelWidth + kGap;
   for (std::int64_t p = 0; p < at_.panels; ++p) {
     panel(p, kMargin + kPanelLabels + p % kColumns * kStep, at_.panels_top + p / kColumns * row_height);
@@ -307,6 +314,7 @@ PixelImage Picture::draw() {
   const std::int64_t rows = (at_.panels + kColumns - 1) / kColumns;
   draw_centred(canvas_, small_, kMargin + kPanelLabels, at_.panels_top + rows * row_height - 8,
                std::min(at_.panels, kColumns) * kStep - kGap - kPanelLabels, kPosition);
+  if (trace_.by_query_block()) return canvas_.image();  // every query block chooses anew: nothing survives
   section(at_.curves_top - 44, "How long tokens survive",
           trace_.positions.empty()
               ? "no chunk read a memory set"

@@ -28,7 +28,7 @@ PairCounts count_pairs(const AtlasTrace& trace, std::int64_t head) {
     const auto queries = static_cast<std::uint64_t>(length);
     const auto set = trace.set(c, head);
     const auto first_local = std::lower_bound(set.begin(), set.end(), trace.local_begin(c));
-    pairs.own += pairs_of(length, 0);
+    pairs.own += pairs_of(length, trace.begin(c) - trace.own_begin(c));
     pairs.heavy += queries * static_cast<std::uint64_t>(first_local - set.begin());
     if (HEADWATER_SABOTAGE("atlas.pairs.in_32_bits")) pairs.heavy = static_cast<std::uint32_t>(pairs.heavy);
     pairs.local += queries * static_cast<std::uint64_t>(set.end() - first_local);
@@ -53,6 +53,7 @@ Survival survival(const AtlasTrace& trace, std::int64_t head) {
     std::int64_t position;
     std::size_t first_set;  // after its chunk
   };
+  if (trace.by_query_block()) return {};  // every set is chosen anew: none follows another
   const auto sets = readers(trace, head);
   std::vector<std::int64_t> at_risk(sets.size()), kept(sets.size());
   std::vector<Survivor> survivors;  // ascending

@@ -27,7 +27,7 @@ struct PairCounts {
 /// chunk; it survives while each of them holds it, local or heavy. at_risk[k - 1]: the tokens that survived k - 1 sets and
 /// have a k-th; the share of them that this one holds is the chance to survive it, and share[k - 1] is the product of the
 /// chances up to k. So the tokens of the last chunks, whose later sets do not exist, count as long as they are seen. Both
-/// end with the last age at which a token was at risk. Dense chunks read everything and are no memory sets.
+/// end with the last age at which a token was at risk; with rule `blocks` there are none. Dense chunks read everything and are no memory sets.
 struct Survival {
   std::vector<double> share;          ///< at most 1, never rises
   std::vector<std::int64_t> at_risk;  ///< tokens, 1 or more

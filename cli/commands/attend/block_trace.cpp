@@ -8,6 +8,7 @@
 
 #include "cli/commands/attend/tensor_stream.hpp"
 #include "cli/support/failure.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -78,7 +79,9 @@ void BlockTrace::record(const ChunkRecord& record) {
     rows_.push_back(static_cast<std::int32_t>(std::min(first + effective_.query_block, record.chunk.end)));
     sizes_.push_back({record.memory_count, record.candidate_blocks, record.voted_tokens});
     for (std::int64_t g = 0; g < heads_kv_; ++g) {
-      const std::int64_t set = g * record.query_blocks + b;
+      const std::int64_t set = HEADWATER_SABOTAGE("cli.block_trace.heads_inside_blocks")
+                                   ? b * heads_kv_ + g
+                                   : g * record.query_blocks + b;
       append(entries_, record.memory, set, record.memory_stride, record.memory_count);
       append(block_votes_, record.block_votes, set, record.candidate_blocks, record.candidate_blocks);
       append(token_votes_, record.token_votes, set, record.voted_tokens, record.voted_tokens);

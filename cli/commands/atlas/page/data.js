@@ -51,6 +51,7 @@ function loadTrace() {
     meta, chunks, start, positions, weights,
     tokens: JSON.parse(document.getElementById("data-tokens").textContent),
     n: meta.tokens, heads: meta.heads.length, local: meta.local, chunkStart: meta.chunk_start,
+    byBlocks: "rows" in meta, unit: "rows" in meta ? "query block" : "chunk", ownStart: meta.rows?.own ?? meta.chunk_start,
     scores: unpackScores(bytesOf("scores"), meta.score_type === "BF16"),
   };
 }

@@ -165,8 +165,8 @@ class ReadMap extends Panel {
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.fillStyle = colour.faint;
-    for (let c = state.row0; c < end; c += every) context.fillText(`chunk ${c}`, LEFT - 8, (c - state.row0 + 0.5) * row);
-    this.axis(context, colour, this.rows() * row, "chunk");
+    for (let c = state.row0; c < end; c += every) context.fillText(`${model.byBlocks ? "block" : "chunk"} ${c}`, LEFT - 8, (c - state.row0 + 0.5) * row);
+    this.axis(context, colour, this.rows() * row, model.byBlocks ? "block" : "chunk");
   }
   #paintChunk(context, colour, c, y, height) {
     const {model, state} = this.view;
@@ -176,7 +176,7 @@ class ReadMap extends Panel {
       if (b > a) context.fillRect(a, y, Math.max(1, b - a), height);
     };
     if (model.isDense(state.head, c)) span(0, model.chunkStart[c], colour.dense);
-    span(model.chunkStart[c], model.chunkStart[c + 1], colour.own);
+    span(model.ownStart[c], model.chunkStart[c + 1], colour.own);
     const [from, to] = model.setRange(state.head, c), border = model.localBegin(c);
     let e = model.lowerBound(from, to, state.x0);
     this.columns((x, wide, first, last) => {
@@ -289,7 +289,7 @@ class Reads extends Panel {
     context.textBaseline = "middle";
     context.fillText(String(most), LEFT - 8, 7);
     context.fillText("0", LEFT - 8, height - 5);
-    this.axis(context, colour, height, "chunks");
+    this.axis(context, colour, height, model.byBlocks ? "blocks" : "chunks");
   }
   overlay(context, colour) { this.cursorLine(context, colour, 64); }
 }

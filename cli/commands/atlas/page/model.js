@@ -30,7 +30,8 @@ class Model {
   }
   headTitle(head) {
     const [first, second] = this.headName(head).split(".");
-    return second === undefined ? `head ${first}` : `layer ${first}, head ${second}`;
+    const kind = this.byBlocks ? "key/value head" : "head";
+    return second === undefined ? `${kind} ${first}` : `layer ${first}, ${kind} ${second}`;
   }
   // The token in its text, white space made visible; nothing where the text is not known.
   words(token) {
@@ -44,8 +45,11 @@ class Model {
     const set = chunk * this.heads + head;
     return [this.start[set], this.start[set + 1]];
   }
-  localBegin(chunk) { return Math.max(0, this.chunkStart[chunk] - this.local); }
+  localBegin(chunk) {
+    return this.byBlocks ? this.meta.rows.local[chunk] : Math.max(0, this.chunkStart[chunk] - this.local);
+  }
   isDense(head, chunk) {
+    if (this.byBlocks) return this.meta.rows.dense[chunk] && this.chunkStart[chunk] > 0;
     const [from, to] = this.setRange(head, chunk);
     return from === to && this.chunkStart[chunk] > 0;
   }
@@ -73,7 +77,7 @@ class Model {
   }
   role(head, chunk, token) {
     if (token >= this.chunkStart[chunk + 1]) return "later";
-    if (token >= this.chunkStart[chunk]) return "own";
+    if (token >= this.ownStart[chunk]) return "own";
     if (this.isDense(head, chunk)) return "dense";
     if (this.entryOf(head, chunk, token) < 0) return "none";
     return token >= this.localBegin(chunk) ? "local" : "heavy";
@@ -111,12 +115,12 @@ class Model {
       const [from, to] = this.setRange(head, c);
       const border = this.lowerBound(from, to, this.localBegin(c));
       for (let e = border; e < to; ++e) ++localReads[this.positions[e]];
-      pairs.own += length * (length + 1) / 2;
+      pairs.own += length * (length + 1) / 2 + length * (begin - this.ownStart[c]);
       pairs.heavy += length * (border - from);
       pairs.local += length * (to - border);
       if (this.isDense(head, c)) pairs.dense += length * begin;
     }
-    const scores = this.scores.subarray(head * this.n, (head + 1) * this.n);
+    const scores = this.byBlocks ? new Float32Array(this.n) : this.scores.subarray(head * this.n, (head + 1) * this.n);
     return {localReads, pairs, scores, survival: this.#survival(head),
       heavyReads: this.heavyReads.subarray(head * this.n, (head + 1) * this.n)};
   }
@@ -125,6 +129,7 @@ class Model {
   // each of them holds it. atRisk[k - 1]: tokens that survived k - 1 sets and have a k-th; share[k - 1]: the product, up to
   // k, of the shares of them that the set holds. Both end with the last age at which a token was at risk.
   #survival(head) {
+    if (this.byBlocks) return {share: [], atRisk: []};  // every query block chooses anew
     const atRisk = [], kept = [];
     let survivors = [], next = 0, sets = 0;  // survivors: [token, first set behind its chunk], ascending
     for (let c = 0; c < this.chunks; ++c) {
@@ -182,7 +187,24 @@ class Model {
     return at >= from && at < end ? this.positions[at] : null;
   }
 
+  // The rows of a query block in their text.
+  asks(block) {
+    if (this.tokens.length === 0) return [];
+    const text = this.tokens.slice(this.chunkStart[block], this.chunkStart[block + 1]).join("");
+    return [`asked by ${JSON.stringify(text.slice(0, 100))}`];
+  }
+  describeBlock(head, block, token) {
+    const {localReads, heavyReads} = this.head(head), role = this.role(head, block, token);
+    const size = this.meta.facts.key_block, keys = size === undefined ? "" : ` in key block ${Math.floor(token / size)}`;
+    const rows = `rows ${this.chunkStart[block]} to ${this.chunkStart[block + 1] - 1}`;
+    return [...this.words(token), `token ${token}${keys}, of query block ${this.chunkOf(token)}`,
+      `${this.headTitle(head)}, query block ${block} (${rows}): ${role === "heavy" ? "chosen by its queries" : ROLES[role]}`,
+      ...this.asks(block),
+      `read by ${heavyReads[token] + localReads[token]} query blocks of later chunks, chosen by ${heavyReads[token]}`];
+  }
+
   describe(head, chunk, token) {
+    if (this.byBlocks) return this.describeBlock(head, chunk, token);
     const {localReads, heavyReads, scores} = this.head(head);
     const own = this.chunkOf(token);
     let rank = 1;

@@ -75,7 +75,8 @@ class View {
     body.replaceChildren(...model.top(state.head, 12).map((entry) => {
       const row = document.createElement("tr");
       const name = model.tokens.length > 0 ? `${entry.token} ${JSON.stringify(model.tokens[entry.token])}` : entry.token;
-      for (const text of [name, number(entry.score), entry.reads, entry.heavy]) row.insertCell().textContent = text;
+      const score = model.byBlocks ? "" : number(entry.score);
+      for (const text of [name, score, entry.reads, entry.heavy]) row.insertCell().textContent = text;
       row.addEventListener("click", () => this.change({token: entry.token, pinned: true}));
       return row;
     }));
@@ -125,7 +126,7 @@ class View {
       0: () => this.change({x0: 0, x1: model.n}),
       n: () => this.jump(1),
       p: () => this.jump(-1),
-      w: () => this.change({shade: !state.shade}),
+      w: () => this.change({shade: !state.shade && !model.byBlocks}),
       t: () => this.change({theme: state.theme === "dark" ? "light" : "dark"}),
       Enter: () => this.change({pinned: !state.pinned}),
       Escape: () => this.change({pinned: false}),
@@ -217,15 +218,23 @@ class View {
     const share = model.computed(model.pairs) / model.heads / model.densePairs();
     document.title = `${meta.title}: headwater atlas`;
     document.getElementById("headline").textContent =
-      `Which tokens each chunk reads: ${(100 * share).toFixed(1)} % of the query-key pairs of dense attention`;
-    const facts = ["engine", "isa", "chunk", "local", "heavy"].filter((key) => key in meta.facts)
+      `Which tokens each ${model.unit} reads: ${(100 * share).toFixed(1)} % of the query-key pairs of dense attention`;
+    const rule = ["select", "key_block", "query_block", "pool", "refine"];
+    const facts = ["engine", "isa", "chunk", "local", "heavy", ...rule].filter((key) => key in meta.facts)
       .map((key) => `${key} ${meta.facts[key]}`);
     const of = model.heads === meta.heads_in_file ? "" : `${model.heads} of `;
-    document.getElementById("facts").textContent = [meta.title, counted(model.n, "token"), counted(model.chunks, "chunk"),
-      of + counted(meta.heads_in_file, "query head"), ...facts, `scores ${meta.score_type}`].join(" \u00b7 ");
+    document.getElementById("facts").textContent = [meta.title, counted(model.n, "token"), counted(model.chunks, model.unit),
+      of + counted(meta.heads_in_file, model.byBlocks ? "key/value head" : "query head"), ...facts,
+      ...(model.byBlocks ? [] : [`scores ${meta.score_type}`])].join(" \u00b7 ");
     const select = document.getElementById("head");
     select.replaceChildren(...meta.heads.map((_, h) => new Option(model.headName(h), h)));
     select.addEventListener("change", () => this.change({head: Number(select.value)}));
+  }
+  // Rule blocks: other words, and neither scores nor survival.
+  writeRule() {
+    if (!this.model.byBlocks) return;
+    for (const element of document.querySelectorAll("[data-blocks]")) element.textContent = element.dataset.blocks;
+    for (const element of document.querySelectorAll(".of-h2o")) element.hidden = true;
   }
   // The pairs of dense attention to scale, and what each colour means, if it is there.
   writePairs() {
@@ -245,12 +254,14 @@ class View {
     }));
     document.getElementById("legend").replaceChildren(...parts.map((kind) => {
       const entry = document.createElement("span"), newest = kind === "local" ? ` (newest ${model.local})` : "";
-      entry.append(made("i", kind, ""), `${PARTS[kind]}${newest}: ${(100 * counts[kind] / all).toFixed(1)} %`);
+      const name = kind === "heavy" && model.byBlocks ? "chosen by the queries" : PARTS[kind];
+      entry.append(made("i", kind, ""), `${name}${newest}: ${(100 * counts[kind] / all).toFixed(1)} %`);
       return entry;
     }));
   }
   start() {
     this.writeHead();
+    this.writeRule();
     this.writePairs();
     for (const panel of this.panels) this.listenTo(panel);
     document.addEventListener("keydown", (event) => this.key(event));
