@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 
 #include "reference/selection.hpp"
 #include "reference/softmax.hpp"
@@ -16,11 +17,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// SEL-6: infinite values that are equal differ by 0, not by NaN.
 double difference(double a, double b) { return a == b ? 0.0 : a - b; }
 
-/// SEL-6: e(p,h,b) - max_{b'} e(p,h,b') of one pool and query head, block after block.
+/// SEL-6: e(p,h,b) - max_{b'} e(p,h,b') of one pool and query head, one searched block after another.
 std::vector<double> pool_votes(const LogitRule& rule, const Pool& pool, const Summaries& summaries,
-                               std::int64_t key_block) {
+                               std::int64_t key_block, std::span<const std::int32_t> searched) {
   std::vector<double> votes;
-  for (std::int64_t b = 0; b < summaries.mean.rows; ++b) {
+  for (const std::int64_t b : searched) {
     const std::int64_t last_key = (b + 1) * key_block - 1;
     votes.push_back(estimate(rule, pool, summaries.mean.row(b), summaries.variance.row(b), last_key));
   }
@@ -53,6 +54,13 @@ Matrix rows_at(const Matrix& k, std::span<const std::int32_t> positions) {
     std::copy(from.begin(), from.end(), rows.row(static_cast<std::int64_t>(r)).begin());
   }
   return rows;
+}
+
+/// 0, 1, ... count - 1.
+std::vector<std::int32_t> numbers_below(std::int64_t count) {
+  std::vector<std::int32_t> numbers(static_cast<std::size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
 }
 
 /// Each entry the larger of the two.
@@ -125,18 +133,77 @@ double estimate(const LogitRule& rule, const Pool& pool, std::span<const double>
   return std::isnan(e) ? -kInfinity : e;
 }
 
-// SEL-6
+// SEL-6, SEL-12
 std::vector<double> block_votes(std::span<const PooledHead> heads, const Summaries& summaries,
-                                std::int64_t key_block) {
-  const auto blocks = static_cast<std::size_t>(summaries.mean.rows);
-  std::vector<double> votes(blocks, -kInfinity);
-  if (blocks == 0) return votes;
+                                std::int64_t key_block, std::span<const std::int32_t> searched) {
+  std::vector<double> votes(static_cast<std::size_t>(summaries.mean.rows), -kInfinity);
+  if (searched.empty()) return votes;
+  std::vector<double> largest(searched.size(), -kInfinity);
   for (const PooledHead& head : heads) {
     for (const Pool& pool : head.pools) {
-      take_larger(votes, pool_votes(head.rule, pool, summaries, key_block));
+      take_larger(largest, pool_votes(head.rule, pool, summaries, key_block, searched));
     }
   }
+  for (std::size_t i = 0; i < searched.size(); ++i) {
+    votes[static_cast<std::size_t>(searched[i])] = largest[i];
+  }
   return votes;
+}
+
+std::vector<double> block_votes(std::span<const PooledHead> heads, const Summaries& summaries,
+                                std::int64_t key_block) {
+  return block_votes(heads, summaries, key_block, numbers_below(summaries.mean.rows));
+}
+
+// SEL-12
+Summaries summarize_regions(const Summaries& blocks) {
+  const std::int64_t regions = blocks.mean.rows / kRegionBlocks;
+  const std::int64_t columns = blocks.mean.columns;
+  const auto count = static_cast<double>(kRegionBlocks);
+  Summaries summaries{Matrix(regions, columns), Matrix(regions, columns)};
+  for (std::int64_t r = 0; r < regions; ++r) {
+    const std::int64_t end = (r + 1) * kRegionBlocks;
+    for (std::size_t x = 0; x < static_cast<std::size_t>(columns); ++x) {
+      double sum = 0.0;
+      for (std::int64_t b = r * kRegionBlocks; b < end; ++b) sum += blocks.mean.row(b)[x];
+      const double mean = sum / count;
+      double spread = 0.0;
+      for (std::int64_t b = r * kRegionBlocks; b < end; ++b) {
+        const double from_mean = blocks.mean.row(b)[x] - mean;
+        spread += blocks.variance.row(b)[x] + from_mean * from_mean;
+      }
+      summaries.mean.row(r)[x] = mean;
+      summaries.variance.row(r)[x] = spread / count;
+    }
+  }
+  return summaries;
+}
+
+// SEL-12
+std::vector<double> region_votes(std::span<const PooledHead> heads, const Summaries& summaries,
+                                 std::int64_t key_block) {
+  if (summaries.mean.rows <= kMostEstimated) return {};
+  return block_votes(heads, summarize_regions(summaries), kRegionBlocks * key_block);
+}
+
+// SEL-12
+std::vector<std::int32_t> searched_blocks(std::span<const float> votes, std::int64_t blocks,
+                                          const EffectiveOptions& options) {
+  std::vector<Candidate> regions;
+  for (std::size_t r = 0; r < votes.size(); ++r) {
+    regions.push_back(Candidate{static_cast<std::int32_t>(r), votes[r]});
+  }
+  const std::int64_t eighth = 8 * options.key_block;
+  const std::int64_t most = std::max(kLeastSearched, (options.refine * options.heavy + eighth - 1) / eighth);
+  std::vector<std::int32_t> searched;
+  for (const std::int32_t region : select_heavy(regions, most)) {  // MEM-3
+    for (std::int64_t b = 0; b < kRegionBlocks; ++b) {
+      searched.push_back(static_cast<std::int32_t>(region * kRegionBlocks + b));
+    }
+  }
+  const std::int64_t in_regions = static_cast<std::int64_t>(votes.size()) * kRegionBlocks;
+  for (std::int64_t b = in_regions; b < blocks; ++b) searched.push_back(static_cast<std::int32_t>(b));
+  return searched;
 }
 
 std::vector<std::int32_t> tokens_of_best_blocks(std::span<const float> votes, std::int64_t kept,
@@ -181,14 +248,17 @@ std::vector<std::int32_t> with_local(std::span<const std::int32_t> kept, std::in
   return set;
 }
 
-// SEL-2 .. SEL-8
+// SEL-2 .. SEL-8, SEL-12
 BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const EffectiveOptions& options) {
   const std::int64_t begin = k.rows;
   const std::int64_t key_block = options.key_block;
   const std::int64_t blocks = candidate_blocks(begin, options);
 
   BlockSet set;
-  set.block_votes = rounded_once(block_votes(heads, summarize(k, blocks, key_block), key_block));
+  const Summaries summaries = summarize(k, blocks, key_block);
+  const std::vector<std::int32_t> searched =
+      searched_blocks(rounded_once(region_votes(heads, summaries, key_block)), blocks, options);
+  set.block_votes = rounded_once(block_votes(heads, summaries, key_block, searched));
   std::vector<std::int32_t> kept =
       tokens_of_best_blocks(set.block_votes, options.refine * options.heavy / key_block, key_block);
 

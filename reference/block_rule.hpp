@@ -8,8 +8,8 @@
 #include "reference/logits.hpp"
 #include "reference/numbers.hpp"
 
-/// Chapter 17 of the spec: memory sets that the queries choose (SEL-2 .. SEL-8). The set of one query block and one
-/// key/value head; these functions know no other. Votes are not rounded before rounded_once() (numbers.hpp).
+/// Chapter 17 of the spec: memory sets that the queries choose (SEL-2 .. SEL-8, SEL-12). The set of one query block
+/// and one key/value head; these functions know no other. Votes are not rounded before rounded_once() (numbers.hpp).
 namespace headwater::reference {
 
 /// SEL-2: f, the first position of Local of a chunk that begins at `begin`.
@@ -47,9 +47,30 @@ struct PooledHead {
 [[nodiscard]] double estimate(const LogitRule& rule, const Pool& pool, std::span<const double> mean,
                               std::span<const double> variance, std::int64_t last_key);
 
-/// SEL-6: v(b) of all blocks of `summaries`, not yet rounded.
+/// SEL-6: v(b) of all blocks of `summaries`, not yet rounded. SEL-12: -infinity but for those of `searched`, ascending
+/// numbers of blocks, which also have the maxima. Without `searched` all are.
+[[nodiscard]] std::vector<double> block_votes(std::span<const PooledHead> heads, const Summaries& summaries,
+                                              std::int64_t key_block, std::span<const std::int32_t> searched);
 [[nodiscard]] std::vector<double> block_votes(std::span<const PooledHead> heads, const Summaries& summaries,
                                               std::int64_t key_block);
+
+/// SEL-12: the most candidates that are all estimated; consecutive blocks of a region; regions searched at least.
+inline constexpr std::int64_t kMostEstimated = 2048;
+inline constexpr std::int64_t kRegionBlocks = 32;
+inline constexpr std::int64_t kLeastSearched = 32;
+
+/// SEL-12: mean and variance of the whole regions of these blocks.
+[[nodiscard]] Summaries summarize_regions(const Summaries& blocks);
+
+/// SEL-12: votes on the whole regions of these blocks, not yet rounded; none where there are at most kMostEstimated
+/// blocks.
+[[nodiscard]] std::vector<double> region_votes(std::span<const PooledHead> heads, const Summaries& summaries,
+                                               std::int64_t key_block);
+
+/// SEL-12: the blocks 0, 1, ... `blocks` - 1 that are searched, ascending, by votes on the regions 0, 1, ... : those of
+/// the regions with the highest votes, and those in no region. So all where there are no votes.
+[[nodiscard]] std::vector<std::int32_t> searched_blocks(std::span<const float> votes, std::int64_t blocks,
+                                                        const EffectiveOptions& options);
 
 /// SEL-6: the tokens of the min(kept, |votes|) blocks with the highest votes, ascending.
 [[nodiscard]] std::vector<std::int32_t> tokens_of_best_blocks(std::span<const float> votes, std::int64_t kept,
@@ -75,7 +96,7 @@ struct BlockSet {
   std::vector<std::int32_t> positions;  ///< strictly ascending, without the -1 padding
 };
 
-/// SEL-2 .. SEL-8: k: the stored keys of all positions before the chunk, which begins at k.rows.
+/// SEL-2 .. SEL-8, SEL-12: k: the stored keys of all positions before the chunk, which begins at k.rows.
 [[nodiscard]] BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k,
                                   const EffectiveOptions& options);
 
