@@ -335,6 +335,9 @@ class Hostile(Atlas):
         self.refuse_atlas(safetensors(found, {k: v for k, v in metadata.items() if k != "key_block"}), "'key_block'")
         for name, words in (("query_blocks", ["'query_blocks'", "--no-trace"]), ("block_sets", ["'block_sets'", "--no-trace"])):
             self.refuse_atlas(safetensors({k: v for k, v in found.items() if k != name}, metadata), *words)
+        for heads in (0, 3, 8, 65536):
+            sets = Tensor("I32", [count, heads, 0], data=b"")
+            self.refuse_atlas(safetensors({**found, "block_sets": sets}, metadata), "'block_sets'", "a divisor of Hq = 4")
         short = Tensor("I32", [count - 1, 2], data=found["query_blocks"].data[8:])
         self.refuse_atlas(safetensors({**found, "query_blocks": short}, metadata), f"[{count}, 2]")
         self.attend(problem(n=60), "--select", "window", "--no-trace", "-ub", "16")

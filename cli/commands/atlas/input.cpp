@@ -262,13 +262,15 @@ void Reader::read_sets() {
 void Reader::read_shape_of_blocks() {
   const TensorInfo& scores = tensor("scores", {TensorType::bf16, TensorType::f32}, 2, "[Hq, n]");
   const TensorInfo& sets = tensor("block_sets", {TensorType::i32}, 3, "[B, Hkv, M]");
-  if (scores.shape[1] < 1 || scores.shape[1] > kMostTokens) {
-    throw Failure(fmt::format("tensor 'scores': shape is {}; allowed are [Hq, 1 to {}]",
-                              shape_text(scores.shape), kMostTokens));
+  if (scores.shape[0] < 1 || scores.shape[0] > kMostHeads || scores.shape[1] < 1 ||
+      scores.shape[1] > kMostTokens) {
+    throw Failure(fmt::format("tensor 'scores': shape is {}; allowed are [1 to {}, 1 to {}]",
+                              shape_text(scores.shape), kMostHeads, kMostTokens));
   }
-  if (sets.shape[1] < 1 || sets.shape[1] > kMostHeads || sets.shape[2] > kMostTokens) {
-    throw Failure(fmt::format("tensor 'block_sets': shape is {}; allowed are [B, 1 to {}, 0 to {}]",
-                              shape_text(sets.shape), kMostHeads, kMostTokens));
+  if (sets.shape[1] < 1 || scores.shape[0] % sets.shape[1] != 0 || sets.shape[2] > kMostTokens) {
+    throw Failure(
+        fmt::format("tensor 'block_sets': shape is {}; allowed are [B, a divisor of Hq = {}, 0 to {}]",
+                    shape_text(sets.shape), scores.shape[0], kMostTokens));
   }
   trace_.n = static_cast<std::int64_t>(scores.shape[1]);
   trace_.heads_in_file = static_cast<std::int64_t>(sets.shape[1]);

@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -18,22 +17,39 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-/// Most entries of what is voted on at once.
-std::int64_t most_voted(const SessionData& data) {
-  const EffectiveOptions& options = data.options;
-  if (options.heavy == 0) return 0;
-  const std::int64_t tokens = options.refine > 1 ? options.refine * options.heavy : 0;
-  return std::max(data.shape.capacity / options.key_block, std::min(tokens, data.shape.capacity));
-}
+constexpr std::int64_t kRegionBlocks = core::BlockSummaries::kRegionBlocks;
 
-/// SEL-6: from this many candidates on regions are searched, and how many.
+/// SEL-12: candidates that are all estimated.
 constexpr std::int64_t kFlatBlocks = 2048;
 
+/// SEL-6
+std::int64_t kept_blocks(const EffectiveOptions& options) {
+  return options.refine * options.heavy / options.key_block;
+}
+
+/// SEL-12: G
 std::int64_t searched_regions(const EffectiveOptions& options) {
-  constexpr std::int64_t kRegionBlocks = core::BlockSummaries::kRegionBlocks;
-  const std::int64_t kept = options.refine * options.heavy / options.key_block;
-  return std::max<std::int64_t>(getenv("HW_G") ? atoi(getenv("HW_G")) : 32,
-                                (4 * kept + kRegionBlocks - 1) / kRegionBlocks);
+  return std::max<std::int64_t>(32, (kept_blocks(options) + 7) / 8);
+}
+
+std::int64_t most_candidates(const SessionData& data) {
+  return data.options.heavy > 0 ? data.shape.capacity / data.options.key_block : 0;
+}
+
+std::int64_t most_regions(const SessionData& data) {
+  const std::int64_t blocks = most_candidates(data);
+  return blocks > kFlatBlocks ? blocks / kRegionBlocks : 0;
+}
+
+/// Blocks of searched regions, and those of no region.
+std::int64_t most_searched(const SessionData& data) {
+  return most_regions(data) > 0 ? (searched_regions(data.options) + 1) * kRegionBlocks : 0;
+}
+
+/// Most summaries or tokens that are voted on at once.
+std::int64_t most_voted(const SessionData& data) {
+  return std::max({std::min(most_candidates(data), kFlatBlocks), most_regions(data), most_searched(data),
+                   data.options.voted_tokens(data.shape.capacity)});
 }
 
 /// Keys of whole blocks that are multiplied at a time: about a tile of them.
@@ -64,23 +80,23 @@ void fill_order_keys(const float* votes, std::int64_t n, std::uint32_t* keys) {
 
 }  // namespace
 
-BlocksPass::Scratch::Scratch(const SessionData& data)
+BlocksPass::Scratch::Scratch(const SessionData& data, std::int64_t unit_blocks, std::int64_t unit_pools)
     : row(data.shape.d_head),
-      lanes(core::checked_product(kBlockRows, data.summaries.width())),
+      pooled(core::checked_product(unit_pools + kBlockRows, data.summaries.width())),
       products(core::checked_product(key_tiles(most_voted(data)) + 1, kKeyTile, kBlockRows)),
       keys(core::checked_product(padded(keys_at_once(data.options.key_block), kKeyTile), data.shape.d_head,
                                  static_cast<std::int64_t>(dtype_size(data.kv.type())))),
-      order_keys(most_voted(data)),
-      region_votes(
-          core::checked_product(kBlockRows, data.shape.capacity / core::BlockSummaries::kRegionBlocks)),
-      runs(data.shape.capacity / core::BlockSummaries::kRegionBlocks + 1),
-      kept(16 +
-           std::min(data.options.refine * data.options.heavy, data.shape.capacity) / data.options.key_block),
+      order_keys(std::max(most_voted(data), most_candidates(data))),
+      region_votes(core::checked_product(unit_blocks, most_regions(data))),
+      runs(most_regions(data) > 0 ? searched_regions(data.options) + 1 : 0),
+      searched_votes(most_searched(data)),
+      kept(std::max(std::min(kept_blocks(data.options), most_candidates(data)),
+                    searched_regions(data.options))),
       chosen(std::min(data.options.heavy, data.shape.capacity)) {}
 
 std::int64_t BlocksPass::Scratch::bytes() const {
-  return row.bytes() + lanes.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() +
-         region_votes.bytes() + runs.bytes() + kept.bytes() + chosen.bytes();
+  return row.bytes() + pooled.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() +
+         region_votes.bytes() + runs.bytes() + searched_votes.bytes() + kept.bytes() + chosen.bytes();
 }
 
 BlocksPass::BlocksPass(SessionData& data)
@@ -95,7 +111,8 @@ BlocksPass::BlocksPass(SessionData& data)
         core::Buffer<float>(core::checked_product(sets, options.voted_tokens(data.shape.capacity)));
   }
   scratch_.reserve(static_cast<std::size_t>(options.threads));
-  for (int t = 0; t < options.threads; ++t) scratch_.emplace_back(data);
+  const std::int64_t unit_pools = core::checked_product(blocks_per_unit(), group_, pools_per_block());
+  for (int t = 0; t < options.threads; ++t) scratch_.emplace_back(data, blocks_per_unit(), unit_pools);
 }
 
 std::int64_t BlocksPass::bytes() const {
@@ -121,15 +138,14 @@ void BlocksPass::forget() {
 BlocksPass::Votes BlocksPass::votes_of(const Chunk& chunk) const {
   const EffectiveOptions& options = data_.options;
   const std::int64_t blocks = options.candidate_blocks(chunk.begin);
-  const std::int64_t flat = getenv("HW_FLAT") ? atoi(getenv("HW_FLAT")) : kFlatBlocks;
-  return {options.query_blocks(length(chunk)), blocks,
-          blocks > flat ? blocks / core::BlockSummaries::kRegionBlocks : 0, options.voted_tokens(chunk.begin),
-          options.memory_count(chunk.begin)};
+  return {options.query_blocks(length(chunk)), blocks, blocks > kFlatBlocks ? blocks / kRegionBlocks : 0,
+          options.voted_tokens(chunk.begin), options.memory_count(chunk.begin)};
 }
 
+std::int64_t BlocksPass::pools_per_block() const { return data_.options.query_block / data_.options.pool; }
+
 std::int64_t BlocksPass::blocks_per_unit() const {
-  const EffectiveOptions& options = data_.options;
-  return std::max<std::int64_t>(1, kBlockRows / (group_ * (options.query_block / options.pool)));
+  return std::max<std::int64_t>(1, kBlockRows / (group_ * pools_per_block()));
 }
 
 void BlocksPass::run(const LayerCall& call) {
@@ -163,9 +179,21 @@ void BlocksPass::run(const LayerCall& call) {
 
 void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
                           const Unit& unit, bool new_set, int thread) {
-  if (votes.blocks > 0) vote_on_blocks(call, chunk, votes, unit, thread);
+  if (votes.blocks > 0) {
+    const StageClock clock(of(thread).selection_seconds);
+    pool_queries(call, chunk, unit, thread);
+    if (votes.regions > 0) {
+      vote_on_regions(call, chunk, votes, unit, thread);
+    } else {
+      const Run all{0, votes.blocks};
+      vote(
+          call, chunk, unit, unit.first, unit.last,
+          {data_.summaries.rows(call.layer, unit.head_kv, 0), data_.options.key_block, {&all, 1}, all.end},
+          [&](std::int64_t block) { return block_votes(votes, unit.head_kv, block); }, thread);
+    }
+  }
   for (std::int64_t block = unit.first; block < unit.last; ++block) {
-    choose_set(call, chunk, votes, unit.head_kv, block, thread);
+    choose_set(call, chunk, votes, unit, block, thread);
     const GatheredSet chosen{set(votes, unit.head_kv, block), votes.entries};
     if (chosen.n > 0 && new_set) {
       call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
@@ -184,18 +212,20 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
 }
 
 template <class Body>
-void BlocksPass::for_lanes(const Chunk& chunk, std::int64_t head_kv, std::int64_t first, std::int64_t last,
+void BlocksPass::for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t first, std::int64_t last,
                            const Body& body) const {
   const EffectiveOptions& options = data_.options;
-  Lanes lanes;
+  // Only the last query block of a chunk may have fewer pools than the others.
+  Lanes lanes{(first - unit.first) * group_ * pools_per_block(), 0, {}};
   for (std::int64_t block = first; block < last; ++block) {
     const std::int64_t begin = chunk.begin + block * options.query_block;
     const std::int64_t end = std::min(begin + options.query_block, chunk.end);
-    for (std::int64_t head = head_kv * group_; head < (head_kv + 1) * group_; ++head) {
+    for (std::int64_t head = unit.head_kv * group_; head < (unit.head_kv + 1) * group_; ++head) {
       for (std::int64_t row = begin; row < end; row += options.pool) {
         lanes.pools[lanes.n++] = {block, head, row, std::min(row + options.pool, end)};
         if (lanes.n < kBlockRows) continue;
         body(lanes);
+        lanes.first += lanes.n;
         lanes.n = 0;
       }
     }
@@ -203,28 +233,29 @@ void BlocksPass::for_lanes(const Chunk& chunk, std::int64_t head_kv, std::int64_
   if (lanes.n > 0) body(lanes);
 }
 
-void BlocksPass::load(const LayerCall& call, const Lanes& lanes, bool squares, int thread) {
+// SEL-4
+void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread) {
   Scratch& scratch = of(thread);
   const std::int64_t d = data_.shape.d_head;
-  const std::int64_t width = squares ? data_.summaries.width() : d;
+  const std::int64_t width = data_.summaries.width();
   const auto scale = static_cast<float>(data_.options.scale);
-  for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
-    const Pool& pool = lanes.pools[lane];
-    float* query = scratch.lanes.data() + lane * width;
-    std::fill_n(query, width, 0.0f);
-    for (std::int64_t position = pool.begin; position < pool.end; ++position) {
-      data_.kernels.widen(core::row_address(call.q, position - call.base(), pool.head), call.q.type, d,
-                          scratch.row.data());
-      for (std::int64_t x = 0; x < d; ++x) query[x] += scratch.row.data()[x];
+  for_lanes(chunk, unit, unit.first, unit.last, [&](const Lanes& lanes) {
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
+      const Pool& pool = lanes.pools[lane];
+      float* query = scratch.pooled.data() + (lanes.first + lane) * width;
+      std::fill_n(query, width, 0.0f);
+      for (std::int64_t position = pool.begin; position < pool.end; ++position) {
+        data_.kernels.widen(core::row_address(call.q, position - call.base(), pool.head), call.q.type, d,
+                            scratch.row.data());
+        for (std::int64_t x = 0; x < d; ++x) query[x] += scratch.row.data()[x];
+      }
+      const auto rows = static_cast<float>(HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole")
+                                               ? data_.options.pool
+                                               : pool.end - pool.begin);
+      for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
+      for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
     }
-    const auto rows =
-        static_cast<float>(HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? data_.options.pool
-                                                                                    : pool.end - pool.begin);
-    for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
-    if (!squares) continue;
-    for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
-  }
-  call.arithmetic.load_lanes(scratch.lanes.data(), lanes.n, width, thread);
+  });
 }
 
 template <class Position>
@@ -243,72 +274,31 @@ void BlocksPass::map(const Lanes& lanes, std::int64_t n, float* products, const 
   }
 }
 
-// SEL-6
-void BlocksPass::vote_on_blocks(const LayerCall& call, const Chunk& chunk, const Votes& votes,
-                                const Unit& unit, int thread) {
+template <class To>
+void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, std::int64_t first,
+                      std::int64_t last, const Ballot& ballot, const To& to, int thread) {
   Scratch& scratch = of(thread);
-  const StageClock clock(scratch.selection_seconds);
+  float* products = scratch.products.data();
   const core::BlockSummaries& summaries = data_.summaries;
-  const std::int64_t n = votes.blocks;
-  std::fill_n(block_votes(votes, unit.head_kv, unit.first), (unit.last - unit.first) * n, kNothing);
-  const auto votes_of_block = [&](std::int64_t block) { return block_votes(votes, unit.head_kv, block); };
-  if (votes.regions == 0) {
-    const Run all{0, n};
-    vote(call, chunk, unit, {summaries.rows(call.layer, unit.head_kv, 0), data_.options.key_block, {&all, 1}},
-         votes_of_block, thread);
-    return;
-  }
-  constexpr std::int64_t kRegionBlocks = core::BlockSummaries::kRegionBlocks;
-  float* region_votes = scratch.region_votes.data();
-  std::fill_n(region_votes, (unit.last - unit.first) * votes.regions, kNothing);
-  const Run all{0, votes.regions};
-  vote(
-      call, chunk, unit,
-      {summaries.region_rows(call.layer, unit.head_kv), data_.options.key_block * kRegionBlocks, {&all, 1}},
-      [&](std::int64_t block) { return region_votes + (block - unit.first) * votes.regions; }, thread);
-  for (std::int64_t block = unit.first; block < unit.last; ++block) {
-    fill_order_keys(region_votes + (block - unit.first) * votes.regions, votes.regions,
-                    scratch.order_keys.data());
-    const std::int64_t searched = core::select_best(scratch.order_keys.data(), votes.regions,
-                                                    searched_regions(data_.options), 32, scratch.kept.data());
-    Run* runs = scratch.runs.data();
-    for (std::int64_t i = 0; i < searched; ++i) {
-      const std::int64_t first = scratch.kept.data()[i] * kRegionBlocks;
-      runs[i] = {first, first + kRegionBlocks};
+  const std::int64_t width = summaries.width();
+  const std::int64_t row_bytes = width * static_cast<std::int64_t>(dtype_size(summaries.type()));
+  for (std::int64_t block = first; block < last; ++block) std::fill_n(to(block), ballot.n, kNothing);
+  for_lanes(chunk, unit, first, last, [&](const Lanes& lanes) {
+    call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width, lanes.n, width, thread);
+    float* part = products;
+    for (const Run& run : ballot.runs) {
+      const std::int64_t n = run.end - run.begin;
+      call.arithmetic.lane_products(ballot.summaries + run.begin * row_bytes, summaries.type(), n, width,
+                                    lanes.n, part, thread);
+      map(lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
+      part += n * kBlockRows;
     }
-    std::int64_t count = searched;
-    if (votes.regions * kRegionBlocks < n) runs[count++] = {votes.regions * kRegionBlocks, n};
-    vote(call, chunk, {unit.head_kv, block, block + 1},
-         {summaries.rows(call.layer, unit.head_kv, 0),
-          data_.options.key_block,
-          {runs, static_cast<std::size_t>(count)}},
-         votes_of_block, thread);
-  }
-}
-
-// SEL-5, SEL-6
-template <class VotesOf>
-void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, const Summarised& rows,
-                      const VotesOf& votes_of_block, int thread) {
-  float* products = of(thread).products.data();
-  const core::BlockSummaries& summaries = data_.summaries;
-  const std::int64_t row_bytes = summaries.width() * static_cast<std::int64_t>(dtype_size(summaries.type()));
-  for_lanes(chunk, unit.head_kv, unit.first, unit.last, [&](const Lanes& lanes) {
-    load(call, lanes, true, thread);
     float top[kBlockRows];
     std::fill_n(top, kBlockRows, kNothing);
-    std::int64_t n = 0;
-    for (const Run& run : rows.runs) {
-      float* part = products + n * kBlockRows;
-      call.arithmetic.lane_products(rows.data + run.begin * row_bytes, summaries.type(), run.end - run.begin,
-                                    summaries.width(), lanes.n, part, thread);
-      map(lanes, run.end - run.begin, part,
-          [&](std::int64_t i) { return (run.begin + i + 1) * rows.keys - 1; });
-      n += run.end - run.begin;
-    }
-    const bool partly = n > 256 && HEADWATER_SABOTAGE("cpu.blocks.maxima_of_256_candidates");
-    data_.kernels.raise_maxima(products, partly ? 256 : n, top);
-    for (std::int64_t lane = 0; lane < lanes.n; ++lane) settle_infinities(products + lane, n, top[lane]);
+    const bool partly = ballot.n > 256 && HEADWATER_SABOTAGE("cpu.blocks.maxima_of_256_candidates");
+    data_.kernels.raise_maxima(products, partly ? 256 : ballot.n, top);
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane)
+      settle_infinities(products + lane, ballot.n, top[lane]);
     for (std::int64_t lane = 0; lane < lanes.n;) {  // the lanes of one query block after those of another
       const std::int64_t block = lanes.pools[lane].query_block;
       float factor[kBlockRows];
@@ -318,38 +308,97 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
         factor[lane] = 1.0f;
         offset[lane] = top[lane];
       }
-      const float* part = products;
-      for (const Run& run : rows.runs) {
-        data_.kernels.raise_votes(part, run.end - run.begin, factor, offset,
-                                  votes_of_block(block) + run.begin);
-        part += (run.end - run.begin) * kBlockRows;
-      }
+      data_.kernels.raise_votes(products, ballot.n, factor, offset, to(block));
     }
   });
 }
 
+void BlocksPass::vote_on_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes,
+                                 const Unit& unit, int thread) {
+  const Run all{0, votes.regions};
+  vote(
+      call, chunk, unit, unit.first, unit.last,
+      {data_.summaries.region_rows(call.layer, unit.head_kv),
+       data_.options.key_block * kRegionBlocks,
+       {&all, 1},
+       all.end},
+      [&](std::int64_t block) {
+        return of(thread).region_votes.data() + (block - unit.first) * votes.regions;
+      },
+      thread);
+}
+
+std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes,
+                                        const Unit& unit, std::int64_t query_block, int thread) {
+  Scratch& scratch = of(thread);
+  std::int32_t* kept = scratch.kept.data();
+  const float* region_votes = scratch.region_votes.data() + (query_block - unit.first) * votes.regions;
+  fill_order_keys(region_votes, votes.regions, scratch.order_keys.data());
+  const std::int64_t regions =
+      core::select_best(scratch.order_keys.data(), votes.regions, searched_regions(data_.options), 32, kept);
+  Run* runs = scratch.runs.data();
+  for (std::int64_t i = 0; i < regions; ++i)
+    runs[i] = {kept[i] * kRegionBlocks, (kept[i] + 1) * kRegionBlocks};
+  runs[regions] = {votes.regions * kRegionBlocks, votes.blocks};
+  const std::int64_t n = regions * kRegionBlocks + runs[regions].end - runs[regions].begin;
+  float* searched = scratch.searched_votes.data();
+  vote(
+      call, chunk, unit, query_block, query_block + 1,
+      {data_.summaries.rows(call.layer, unit.head_kv, 0),
+       data_.options.key_block,
+       {runs, static_cast<std::size_t>(regions + 1)},
+       n},
+      [&](std::int64_t) { return searched; }, thread);
+
+  fill_order_keys(searched, n, scratch.order_keys.data());
+  const std::int64_t blocks =
+      core::select_best(scratch.order_keys.data(), n, kept_blocks(data_.options), 32, kept);
+  // Where blocks with the vote -infinity are kept, those that are not searched compete with them.
+  const bool all_compete =
+      std::any_of(kept, kept + blocks, [&](std::int32_t i) { return searched[i] == kNothing; });
+  if (call.observer || all_compete) {
+    float* all = block_votes(votes, unit.head_kv, query_block);
+    std::fill_n(all, votes.blocks, kNothing);
+    for (std::int64_t i = 0; i <= regions; ++i) {
+      std::copy_n(searched + i * kRegionBlocks, runs[i].end - runs[i].begin, all + runs[i].begin);
+    }
+    if (all_compete) {
+      fill_order_keys(all, votes.blocks, scratch.order_keys.data());
+      return core::select_best(scratch.order_keys.data(), votes.blocks, kept_blocks(data_.options), 32, kept);
+    }
+  }
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    kept[i] = static_cast<std::int32_t>(runs[kept[i] / kRegionBlocks].begin + kept[i] % kRegionBlocks);
+  }
+  return blocks;
+}
+
 // SEL-6 to SEL-8
-void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes,
-                            std::int64_t head_kv, std::int64_t query_block, int thread) {
+void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
+                            std::int64_t query_block, int thread) {
   Scratch& scratch = of(thread);
   const StageClock clock(scratch.selection_seconds);
   const EffectiveOptions& options = data_.options;
   const std::int64_t key_block = options.key_block;
-  std::int32_t* entries = set(votes, head_kv, query_block);
+  std::int32_t* entries = set(votes, unit.head_kv, query_block);
   std::int64_t count = 0;
   if (votes.blocks > 0) {
-    fill_order_keys(block_votes(votes, head_kv, query_block), votes.blocks, scratch.order_keys.data());
-    const std::int64_t kept =
-        core::select_best(scratch.order_keys.data(), votes.blocks, options.refine * options.heavy / key_block,
-                          32, scratch.kept.data());
+    std::int64_t kept = 0;
+    if (votes.regions > 0) {
+      kept = search_regions(call, chunk, votes, unit, query_block, thread);
+    } else {
+      fill_order_keys(block_votes(votes, unit.head_kv, query_block), votes.blocks, scratch.order_keys.data());
+      kept = core::select_best(scratch.order_keys.data(), votes.blocks, kept_blocks(options), 32,
+                               scratch.kept.data());
+    }
     const auto token = [&](std::int64_t i) {
       std::int64_t position = scratch.kept.data()[i / key_block] * key_block + i % key_block;
       if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
       return static_cast<std::int32_t>(position);
     };
     if (votes.tokens > 0) {
-      vote_on_tokens(call, chunk, votes, head_kv, query_block, thread);
-      fill_order_keys(token_votes(votes, head_kv, query_block), votes.tokens, scratch.order_keys.data());
+      vote_on_tokens(call, chunk, votes, unit, query_block, thread);
+      fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, scratch.order_keys.data());
       const std::int64_t tokens = core::select_best(scratch.order_keys.data(), votes.tokens, options.heavy,
                                                     32, scratch.chosen.data());
       for (; count < tokens; ++count) entries[count] = token(scratch.chosen.data()[count]);
@@ -365,9 +414,11 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
 
 // SEL-7
 void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes,
-                                std::int64_t head_kv, std::int64_t query_block, int thread) {
+                                const Unit& unit, std::int64_t query_block, int thread) {
   Scratch& scratch = of(thread);
+  const std::int64_t head_kv = unit.head_kv;
   float* products = scratch.products.data();
+  float* queries = scratch.pooled.data() + scratch.pooled.size() - kBlockRows * data_.summaries.width();
   float* token_vote = token_votes(votes, head_kv, query_block);
   const std::int64_t key_block = data_.options.key_block;
   const std::int64_t d = data_.shape.d_head;
@@ -376,9 +427,13 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int32_t* kept = scratch.kept.data();
   std::fill_n(token_vote, votes.tokens, 0.0f);
   std::int64_t batches = 0;
-  for_lanes(chunk, head_kv, query_block, query_block + 1, [&](const Lanes& lanes) {
+  for_lanes(chunk, unit, query_block, query_block + 1, [&](const Lanes& lanes) {
     if (batches++ > 0 && HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32")) return;
-    load(call, lanes, false, thread);
+    const float* pooled = scratch.pooled.data() + lanes.first * data_.summaries.width();
+    for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
+      std::copy_n(pooled + lane * data_.summaries.width(), d, queries + lane * d);
+    }
+    call.arithmetic.load_lanes(queries, lanes.n, d, thread);
     for (std::int64_t first = 0; first < votes.tokens; first += at_once) {
       const std::int64_t n = std::min(at_once, votes.tokens - first);
       for (std::int64_t block = 0; block < n / key_block; ++block) {

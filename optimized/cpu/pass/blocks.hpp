@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/buffer.hpp"
@@ -50,7 +51,8 @@ class BlocksPass {
   };
   /// Pools that are multiplied together.
   struct Lanes {
-    std::int64_t n = 0;
+    std::int64_t first;  ///< the number of the first among the pools of the unit
+    std::int64_t n;
     Pool pools[kBlockRows];
   };
   /// Consecutive summaries.
@@ -58,53 +60,59 @@ class BlocksPass {
     std::int64_t begin;
     std::int64_t end;
   };
-  /// What is voted on: summaries of blocks or regions.
-  struct Summarised {
-    const unsigned char* data;  ///< summary 0
-    std::int64_t keys;          ///< that each stands for
+  /// Summaries that are voted on, of blocks or of regions, side by side in the order of the runs.
+  struct Ballot {
+    const unsigned char* summaries;  ///< of block or region 0
+    std::int64_t keys;               ///< that each stands for
     std::span<const Run> runs;
+    std::int64_t n;  ///< in all runs
   };
   /// Working memory of one thread.
   struct Scratch {
-    explicit Scratch(const SessionData& data);
+    Scratch(const SessionData& data, std::int64_t unit_blocks, std::int64_t unit_pools);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<float> row;           ///< [d] a query row
-    core::Buffer<float> lanes;         ///< [kBlockRows][summary width]
-    core::Buffer<float> products;      ///< [most voted, whole tiles and one more][kBlockRows]
+    core::Buffer<float> row;       ///< [d] a query row
+    core::Buffer<float> pooled;    ///< [pools of a unit][summary width], then [kBlockRows][d] of some of them
+    core::Buffer<float> products;  ///< [most voted on, whole tiles and one more][kBlockRows]
     core::Buffer<unsigned char> keys;  ///< keys of some blocks, side by side and readable up to a whole tile
-    core::Buffer<std::uint32_t> order_keys;  ///< [most voted]
+    core::Buffer<std::uint32_t> order_keys;  ///< [most voted on, or all candidates]
     core::Buffer<float> region_votes;        ///< [query blocks of a unit][regions]
     core::Buffer<Run> runs;                  ///< candidates that are searched
-    core::Buffer<std::int32_t> kept;         ///< [R H / K] blocks of the first stage
+    core::Buffer<float> searched_votes;      ///< [most searched]
+    core::Buffer<std::int32_t> kept;         ///< blocks of the first stage, or regions
     core::Buffer<std::int32_t> chosen;       ///< [H] tokens of the second, by their number among the voted
     double selection_seconds = 0;            ///< StageSeconds, of this thread
   };
 
   [[nodiscard]] Votes votes_of(const Chunk& chunk) const;
+  [[nodiscard]] std::int64_t pools_per_block() const;
   [[nodiscard]] std::int64_t blocks_per_unit() const;
   void run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
                 const Unit& unit, bool new_set, int thread);
 
-  /// Calls body(lanes) for all pools of query blocks [first, last) and the query heads of head_kv.
+  /// Calls body(lanes) for all pools of the unit's query blocks [first, last).
   template <class Body>
-  void for_lanes(const Chunk& chunk, std::int64_t head_kv, std::int64_t first, std::int64_t last,
+  void for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t first, std::int64_t last,
                  const Body& body) const;
-  /// The scaled queries of the pools, with half their squares after them where `squares`.
-  void load(const LayerCall& call, const Lanes& lanes, bool squares, int thread);
+  /// The scaled queries of the unit's pools, half their squares after them.
+  void pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread);
   /// LOGIT-2, LOGIT-3 of n products; position(i) is that of key i.
   template <class Position>
   void map(const Lanes& lanes, std::int64_t n, float* products, const Position& position) const;
 
-  void vote_on_blocks(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
-                      int thread);
-  /// Raises the votes of the unit's query blocks on the runs; votes_of_block(b) holds those of query block b.
-  template <class VotesOf>
-  void vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, const Summarised& rows,
-            const VotesOf& votes_of_block, int thread);
-  void choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes, std::int64_t head_kv,
+  /// SEL-5, SEL-6: the votes of the unit's query blocks [first, last); to(b)[n] holds those of query block b.
+  template <class To>
+  void vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, std::int64_t first,
+            std::int64_t last, const Ballot& ballot, const To& to, int thread);
+  void vote_on_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
+                       int thread);
+  /// SEL-12: the votes on the blocks of the best regions; keeps the best of these in Scratch::kept.
+  std::int64_t search_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
+                              std::int64_t query_block, int thread);
+  void choose_set(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
                   std::int64_t query_block, int thread);
-  void vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes, std::int64_t head_kv,
+  void vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
                       std::int64_t query_block, int thread);
   void report(const LayerCall& call, const Chunk& chunk, const Votes& votes) const;
 
