@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -86,6 +87,7 @@ class FaultySession final : public ForwardedSession {
  private:
   void report(const ChunkRecord& record, const Observer& observer);
   void spoil_votes(ChunkRecord& record);
+  void spoil_search(float* votes, std::int64_t count) const;
   void spoil_outputs(const Rows& v, const MutableRows& out);
   void change(const MutableRows& out, std::int64_t t, std::int64_t h, std::int64_t x, double value) const {
     store_element(out.type, static_cast<float>(value), element(out, t, h, x));
@@ -193,6 +195,41 @@ void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
   }
 }
 
+// Faults in which candidates of one set are searched (SEL-12). No vote that the first stage keeps is changed, so that the
+// sets still follow from the votes.
+void FaultySession::spoil_search(float* votes, std::int64_t count) const {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  constexpr std::int64_t kRegion = 32;
+  const EffectiveOptions& options = inner_->options();
+  const std::int64_t kept = options.refine * options.heavy / options.key_block;
+  if (kept >= count) return;
+  std::vector<float> sorted(votes, votes + count);
+  std::nth_element(sorted.begin(), sorted.begin() + kept - 1, sorted.end(), std::greater<>());
+  const float least_kept = sorted[static_cast<std::size_t>(kept - 1)];
+  if (fault_ == Fault::leaves_candidate_out) {
+    float* const one =
+        std::find_if(votes, votes + count, [&](float vote) { return vote > kNever && vote < least_kept; });
+    if (one != votes + count) *one = kNever;
+    return;
+  }
+  float* searched = nullptr;
+  float* other = nullptr;
+  for (float* region = votes; count > 2048 && region + kRegion <= votes + count; region += kRegion) {
+    const float most = *std::max_element(region, region + kRegion);
+    if (most == kNever) {
+      other = region;
+    } else if (most < least_kept) {
+      searched = region;
+    }
+  }
+  if (searched == nullptr) return;
+  if (fault_ != Fault::leaves_region_out) {
+    if (other == nullptr) return;
+    std::copy_n(searched, kRegion, other);
+  }
+  if (fault_ != Fault::searches_region_more) std::fill_n(searched, kRegion, kNever);
+}
+
 // The faults in what rule `blocks` reports.
 void FaultySession::spoil_votes(ChunkRecord& record) {
   const std::int64_t sets = shape().n_head_kv * record.query_blocks;
@@ -219,6 +256,11 @@ void FaultySession::spoil_votes(ChunkRecord& record) {
     if (fault_ == Fault::swaps_block_votes) {
       record.block_votes = copy_votes(record.block_votes, count);
       swap_first(count);
+    }
+    if (fault_ == Fault::leaves_candidate_out || fault_ == Fault::leaves_region_out ||
+        fault_ == Fault::searches_another_region || fault_ == Fault::searches_region_more) {
+      record.block_votes = copy_votes(record.block_votes, count);
+      for (std::int64_t s = 0; s < sets; ++s) spoil_search(votes_.data() + s * count, count);
     }
     if (fault_ == Fault::one_candidate_fewer && --record.candidate_blocks == 0) record.block_votes = nullptr;
   }
@@ -357,6 +399,10 @@ const char* fault_name(Fault fault) {
     case Fault::key_twice: return "key_twice";
     case Fault::reports_column_sums: return "reports_column_sums";
     case Fault::one_candidate_fewer: return "one_candidate_fewer";
+    case Fault::leaves_candidate_out: return "leaves_candidate_out";
+    case Fault::leaves_region_out: return "leaves_region_out";
+    case Fault::searches_another_region: return "searches_another_region";
+    case Fault::searches_region_more: return "searches_region_more";
     case Fault::remembers_steps: return "remembers_steps";
   }
   return "?";

@@ -42,6 +42,10 @@ enum class Fault {
   key_twice,                ///< the first entry of every set stands there twice
   reports_column_sums,      ///< zeros, where there are none
   one_candidate_fewer,      ///< the last candidate is not voted on
+  leaves_candidate_out,     ///< a candidate that no set keeps has the vote -infinity
+  leaves_region_out,        ///< so has a region of them, of those that were searched
+  searches_another_region,  ///< its votes stand at a region that was not searched
+  searches_region_more,     ///< and at both
   remembers_steps,          ///< outputs depend on the number of steps before
 };
 

@@ -193,6 +193,7 @@ VoteOracle::VoteOracle(const VoteArithmetic& arithmetic, const Problem& problem,
   std::vector<std::int32_t> before(static_cast<std::size_t>(chunk.candidate_blocks * options_.key_block));
   std::iota(before.begin(), before.end(), 0);
   summaries_ = summaries_of(key_rows(before), options_.key_block, arithmetic_);
+  if (summaries_.mean.rows() > kCandidatesOfOneLevel) regions_ = region_summaries(summaries_, arithmetic_);
 }
 
 Eigen::MatrixXd VoteOracle::key_rows(const std::vector<std::int32_t>& positions) const {
@@ -228,12 +229,23 @@ SetVotes VoteOracle::votes(std::int64_t query_block) const {
   }
   SetVotes votes;
   if (chunk_.candidate_blocks == 0) return votes;
-  votes.blocks = block_votes(block, summaries_, options_.key_block, arithmetic_);
-  if (chunk_.voted_tokens == 0) return votes;
   const std::int64_t set = head_kv_ * chunk_.query_blocks + query_block;
-  votes.tokens = kept_tokens(options_, chunk_.chunk.begin,
-                             {chunk_.block_votes.data() + set * chunk_.candidate_blocks,
-                              static_cast<std::size_t>(chunk_.candidate_blocks)});
+  const std::span<const float> said(chunk_.block_votes.data() + set * chunk_.candidate_blocks,
+                                    static_cast<std::size_t>(chunk_.candidate_blocks));
+  votes.region_searched = searched_regions(said);
+  for (Eigen::Index b = 0; b < chunk_.candidate_blocks; ++b) {
+    const auto region = static_cast<std::size_t>(b / kBlocksOfRegion);
+    if (region >= votes.region_searched.size() || votes.region_searched[region]) votes.searched.push_back(b);
+  }
+  if (votes.region_searched.empty()) {
+    votes.blocks = block_votes(block, summaries_, options_.key_block, arithmetic_);
+  } else {
+    votes.regions = block_votes(block, regions_, options_.key_block * kBlocksOfRegion, arithmetic_);
+    votes.blocks = block_votes(block, rows_of(summaries_, votes.searched), votes.searched, options_.key_block,
+                               arithmetic_);
+  }
+  if (chunk_.voted_tokens == 0) return votes;
+  votes.tokens = kept_tokens(options_, chunk_.chunk.begin, said);
   votes.of_tokens = token_votes(block, key_rows(votes.tokens), votes.tokens, arithmetic_);
   return votes;
 }
@@ -293,22 +305,58 @@ class HeadJudge {
   Judge judge_;
 };
 
-/// Compares the votes of a chunk with the oracle's: every candidate of every set, and every token that its kept blocks hold.
+constexpr double kLogUnit =
+    1.0;  // votes on blocks and regions are logarithms of weights, as log-sum-exps are
+
+/// SEL-12: as many regions are searched as must be, and no vote of one that is not can be above that of one that is.
+void judge_regions(Context& context, const Problem& problem, const SetVotes& votes, std::int64_t candidates,
+                   const std::string& where) {
+  const std::int64_t wanted = regions_searched(expected_options(problem.shape, problem.options), candidates);
+  const auto count = std::count(votes.region_searched.begin(), votes.region_searched.end(), true);
+  if (count != wanted) {
+    throw Violation(fmt::format("{}: {} of {} regions are searched, not {} (SEL-12); {}", where, count,
+                                votes.region_searched.size(), wanted, problem.describe()));
+  }
+  const auto searched = [&](Eigen::Index r) { return votes.region_searched[static_cast<std::size_t>(r)]; };
+  const Eigen::VectorXd& vote = votes.regions.vote;
+  const Eigen::VectorXd& bound = votes.regions.bound;
+  Eigen::Index best = -1;  // of those not searched, the one with the highest least vote
+  for (Eigen::Index r = 0; r < vote.size(); ++r) {
+    if (!searched(r) && (best < 0 || vote[r] - bound[r] > vote[best] - bound[best])) best = r;
+  }
+  for (Eigen::Index r = 0; r < vote.size() && best >= 0; ++r) {
+    if (!searched(r)) continue;
+    const double apart = bound[r] + bound[best];
+    if (!(vote[r] + apart >= vote[best])) {
+      throw Violation(fmt::format(
+          "{}: region {} with the vote {:.9g} is searched, region {} with {:.9g} is not; bound {:.3g} "
+          "(SEL-12); {}",
+          where, r, vote[r], best, vote[best], apart, problem.describe()));
+    }
+    // No ratio: the votes are not reported, only their order shows.
+    context.measured("region_votes", dtype_name(problem.shape.kv_type), 0.0, apart, kLogUnit);
+  }
+}
+
+/// Compares the votes of a chunk with the oracle's: every searched candidate of every set, and every token that its kept blocks hold.
 void judge_votes(Context& context, const Problem& problem, std::int64_t layer, const ChunkTrace& chunk) {
   const VoteArithmetic arithmetic =
       vote_arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
-  constexpr double kLogUnit = 1.0;  // block votes are logarithms of weights, as log-sum-exps are
   for (std::int64_t g = 0; g < problem.shape.n_head_kv; ++g) {
     const VoteOracle oracle(arithmetic, problem, layer, chunk, g);
     for (std::int64_t block = 0; block < chunk.query_blocks; ++block) {
-      Judge judge(context, problem,
-                  fmt::format("layer {} chunk [{}, {}) key/value head {} query block {}", layer,
-                              chunk.chunk.begin, chunk.chunk.end, g, block));
+      const std::string where = fmt::format("layer {} chunk [{}, {}) key/value head {} query block {}", layer,
+                                            chunk.chunk.begin, chunk.chunk.end, g, block);
+      Judge judge(context, problem, where);
       const SetVotes votes = oracle.votes(block);
+      if (!votes.region_searched.empty()) {
+        judge_regions(context, problem, votes, chunk.candidate_blocks, where);
+      }
       const std::int64_t set = g * chunk.query_blocks + block;
-      for (Eigen::Index b = 0; b < votes.blocks.vote.size(); ++b) {
+      for (Eigen::Index i = 0; i < votes.blocks.vote.size(); ++i) {
+        const Eigen::Index b = votes.searched[static_cast<std::size_t>(i)];
         const auto at = static_cast<std::size_t>(set * chunk.candidate_blocks + b);
-        judge("block_votes", b, 0, chunk.block_votes[at], votes.blocks.vote[b], votes.blocks.bound[b],
+        judge("block_votes", b, 0, chunk.block_votes[at], votes.blocks.vote[i], votes.blocks.bound[i],
               kLogUnit);
       }
       for (Eigen::Index j = 0; j < votes.of_tokens.vote.size(); ++j) {

@@ -42,15 +42,19 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
 void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
                           std::int64_t head, const std::vector<std::int64_t>& rows, HeadTruth& truth);
 
-/// The oracle's votes of one set: for every candidate, and for the tokens of the blocks that the engine's own block votes
-/// keep (none without a second stage).
+/// The oracle's votes of one set: for every candidate that the engine searched by its own block votes (SEL-12), for the
+/// regions of candidates, and for the tokens of the blocks that the engine's own block votes keep (none without a second
+/// stage).
 struct SetVotes {
-  VoteTruth blocks;
+  std::vector<Eigen::Index> searched;  ///< ascending; all candidates where there are no levels
+  VoteTruth blocks;                    ///< of these
+  std::vector<bool> region_searched;   ///< empty without levels
+  VoteTruth regions;
   std::vector<std::int32_t> tokens;
   VoteTruth of_tokens;
 };
 
-/// The oracle of the votes of one key/value head of a chunk of rule `blocks`.
+/// The oracle of the votes of one key/value head of a chunk of rule `blocks`, for finite queries and keys.
 class VoteOracle {
  public:
   /// Keeps references to problem and chunk.
@@ -67,7 +71,8 @@ class VoteOracle {
   std::int64_t head_kv_;
   EffectiveOptions options_;
   VoteArithmetic arithmetic_;
-  Summaries summaries_;
+  Summaries summaries_;  // of the candidates
+  Summaries regions_;    // empty without levels
 };
 
 /// Teacher forcing (SPEC 13): every output, log-sum-exp, column sum and vote of a run within the derived bound of the oracle

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -167,6 +168,25 @@ std::vector<std::int64_t> highest(std::span<const float> votes, std::int64_t cou
 
 }  // namespace
 
+std::int64_t regions_searched(const EffectiveOptions& options, std::int64_t candidates) {
+  if (candidates <= 2048) return 0;
+  const std::int64_t wanted =
+      (options.refine * options.heavy + 8 * options.key_block - 1) / (8 * options.key_block);
+  return std::min(std::max<std::int64_t>(32, wanted), candidates / 32);
+}
+
+std::vector<bool> searched_regions(std::span<const float> block_votes) {
+  std::vector<bool> searched;
+  if (block_votes.size() <= 2048) return searched;
+  for (std::size_t r = 0; 32 * (r + 1) <= block_votes.size(); ++r) {
+    const std::span<const float> region = block_votes.subspan(32 * r, 32);
+    searched.push_back(std::any_of(region.begin(), region.end(), [](float vote) {
+      return vote > -std::numeric_limits<float>::infinity();
+    }));
+  }
+  return searched;
+}
+
 std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int64_t begin,
                                       std::span<const float> block_votes) {
   if (static_cast<std::int64_t>(block_votes.size()) != blocks_candidates(options, begin)) {
@@ -240,6 +260,11 @@ void Replay::take_blocks(const ChunkTrace& chunk, const std::string& where) cons
     // The block with a row's largest estimate has the vote 0.
     if (candidates > 0 && *std::max_element(block_votes.begin(), block_votes.end()) != 0.0f) {
       throw Violation(fmt::format("{}: SEL-6: no block vote is 0", at));
+    }
+    const std::vector<bool> searched = searched_regions(block_votes);
+    if (std::count(searched.begin(), searched.end(), true) > regions_searched(options_, candidates)) {
+      throw Violation(fmt::format("{}: SEL-12: more than {} regions are searched", at,
+                                  regions_searched(options_, candidates)));
     }
     for (const float vote : token_votes) {
       if (!(vote >= 0.0f)) throw Violation(fmt::format("{}: SEL-7: a token vote is {}", at, vote));
@@ -339,6 +364,44 @@ std::vector<std::int32_t> Replay::sets() const {
   return all;
 }
 
+namespace {
+
+// Queries and keys of a layer, and what else forms estimates, are such that every estimate is finite in F32 (SEL-5).
+bool ordinary(const Problem& problem, std::int64_t layer) {
+  constexpr float kLargest = 0x1p15f;  // below the largest F16: stored keys are finite, too
+  const auto small = [](const std::vector<float>& values) {
+    return std::all_of(values.begin(), values.end(), [](float x) { return std::fabs(x) <= kLargest; });
+  };
+  const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
+  return small(input.q.values) && small(input.k.values) && small(problem.options.alibi) &&
+         std::fabs(problem.options.scale.value_or(1.0)) <= 16.0;
+}
+
+// SEL-12 with such numbers: every searched candidate has a vote that is not -infinity, and enough are searched.
+void require_searched(const EffectiveOptions& options, const ChunkTrace& chunk, std::int64_t heads_kv,
+                      const std::string& where) {
+  const std::int64_t n = chunk.candidate_blocks;
+  const std::int64_t wanted = regions_searched(options, n);
+  for (std::int64_t s = 0; s < heads_kv * chunk.query_blocks && n > 0; ++s) {
+    const std::span<const float> votes(chunk.block_votes.data() + s * n, static_cast<std::size_t>(n));
+    const std::vector<bool> searched = searched_regions(votes);
+    const std::int64_t count = std::count(searched.begin(), searched.end(), true);
+    if (count < wanted) {
+      throw Violation(fmt::format("{} set {}: {} of {} regions are searched, not {} (SEL-12)", where, s,
+                                  count, searched.size(), wanted));
+    }
+    for (std::int64_t b = 0; b < n; ++b) {
+      const auto region = static_cast<std::size_t>(b / 32);
+      if (region < searched.size() && !searched[region]) continue;
+      if (votes[static_cast<std::size_t>(b)] > -std::numeric_limits<float>::infinity()) continue;
+      throw Violation(
+          fmt::format("{} set {}: candidate {} of {} has no vote (SEL-6, SEL-12)", where, s, b, n));
+    }
+  }
+}
+
+}  // namespace
+
 void require_replay(const Problem& problem, const Trace& trace) {
   const EffectiveOptions options = expected_options(problem.shape, problem.options);
   const std::vector<std::vector<Chunk>> plans = expected_plans(problem);
@@ -358,6 +421,7 @@ void require_replay(const Problem& problem, const Trace& trace) {
 
   for (std::size_t l = 0; l < trace.layers.size(); ++l) {
     const LayerTrace& said = trace.layers[l];
+    const bool finite = ordinary(problem, static_cast<std::int64_t>(l));
     if (said.snapshots.size() != plans.size()) throw Violation("replay needs a snapshot after every step");
     Replay replay(options, problem.shape.n_head, problem.shape.n_head_kv);
     std::size_t next = 0;
@@ -372,6 +436,7 @@ void require_replay(const Problem& problem, const Trace& trace) {
                                       chunk.chunk.end, static_cast<int>(chunk.chunk.mode)));
         }
         replay.take(chunk, where);
+        if (finite) require_searched(options, chunk, problem.shape.n_head_kv, where);
       }
       const std::string where = fmt::format("layer {} after step {}", l, s);
       replay.require_scores(said.snapshots[s].scores, where);

@@ -31,6 +31,12 @@ namespace headwater::conformance {
 [[nodiscard]] std::int64_t blocks_local_begin(const EffectiveOptions& options, std::int64_t begin);
 [[nodiscard]] std::int64_t blocks_candidates(const EffectiveOptions& options, std::int64_t begin);
 
+/// SEL-12: how many regions are searched where there are so many candidates; 0 where all candidates are.
+[[nodiscard]] std::int64_t regions_searched(const EffectiveOptions& options, std::int64_t candidates);
+/// SEL-12: of each whole region, whether the votes say that it was searched: one of its blocks has a vote that is not
+/// -infinity. Empty where all candidates are searched.
+[[nodiscard]] std::vector<bool> searched_regions(std::span<const float> block_votes);
+
 /// SEL-6: tokens of the key blocks that the first stage keeps, ascending; a vote for each candidate.
 [[nodiscard]] std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int64_t begin,
                                                     std::span<const float> block_votes);
@@ -71,7 +77,8 @@ class Replay {
 
 /// SCORE-6, SEL-11: recomputes the plan, every memory set and every score of a run from the engine's own F32 column sums
 /// or votes, and throws Violation at the first bit that differs. Written from the spec, shares no code with any engine.
-/// Needs snapshots.
+/// Needs snapshots. Where queries and keys are ordinary numbers, finite and far from the ends of the range, no searched
+/// candidate may have the vote -infinity, and exactly as many as SEL-12 says are searched; else no more than that.
 void require_replay(const Problem& problem, const Trace& trace);
 
 }  // namespace headwater::conformance

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 // How the bounds are counted: absolute errors of each step, worst case throughout, u the unit round-off of the arithmetic.
 //
@@ -13,6 +14,10 @@
 // delta have the mean square var + delta^2; forming, squaring and adding them up costs (K + 5) u of it. A mean of squares
 // less the squared mean loses up to |mean|^2 u instead, which is no bound of the variance: it leaves this one, which is
 // meant.
+// Summaries of a region of n blocks are made of the kept ones: a mean is off by the mean error of theirs, (n + 1) u and the
+// rounding of the kept mean. With D the difference of a block's mean from that of the region, e the errors of both, of which
+// that of the region's mean is the same for all blocks and so meets a sum of D that is 0: the mean of D^2 is off by that
+// of 2 |D| times the block's error and of e^2. Forming, squaring and adding up 2 n numbers costs (2 n + 5) u.
 // Estimate: what its factors are off by; then d products and their sums in both parts, the scale, its square and its half,
 // the square of a query and the sum of both parts: (2 d + 8) u of the absolute terms. In a matrix product of a narrow type
 // the square is rounded as the query is: once more, beside the two roundings that it inherits.
@@ -152,7 +157,53 @@ Summaries summaries_of(const Eigen::MatrixXd& keys, std::int64_t key_block,
   return result;
 }
 
+Summaries region_summaries(const Summaries& blocks, const VoteArithmetic& arithmetic) {
+  const double u = arithmetic.u;
+  const auto n = static_cast<double>(kBlocksOfRegion);
+  const Eigen::Index regions = blocks.mean.rows() / kBlocksOfRegion;
+  const Eigen::Index d = blocks.mean.cols();
+  Summaries result;
+  for (Eigen::MatrixXd* part : {&result.mean, &result.mean_error, &result.variance, &result.variance_error}) {
+    part->resize(regions, d);
+  }
+  for (Eigen::Index r = 0; r < regions; ++r) {
+    const auto of = [&](const Eigen::MatrixXd& all) -> Eigen::ArrayXXd {
+      return all.middleRows(r * kBlocksOfRegion, kBlocksOfRegion).array();
+    };
+    const Eigen::ArrayXXd error = of(blocks.mean_error);
+    const Eigen::RowVectorXd mean = of(blocks.mean).colwise().sum() / n;
+    const Eigen::RowVectorXd size = (of(blocks.mean).abs() + error).colwise().sum() / n;
+    const Eigen::RowVectorXd added = (error.colwise().sum() / n).matrix() + (n + 1.0) * u * size;
+    const Eigen::RowVectorXd mean_error = added + arithmetic.summary * (mean.cwiseAbs() + added);
+
+    const Eigen::ArrayXXd difference = of(blocks.mean).rowwise() - mean.array();
+    const Eigen::RowVectorXd variance = (of(blocks.variance) + difference.square()).colwise().sum() / n;
+    const Eigen::ArrayXXd off = 2.0 * difference.abs() * error +
+                                (error.rowwise() + mean_error.array()).square() + of(blocks.variance_error);
+    const Eigen::RowVectorXd inherited = off.colwise().sum() / n;
+    const Eigen::RowVectorXd formed = inherited + (2.0 * n + kVarianceRoundings) * u * (variance + inherited);
+    result.mean.row(r) = mean;
+    result.mean_error.row(r) = mean_error;
+    result.variance.row(r) = variance;
+    result.variance_error.row(r) = formed + arithmetic.summary * (variance + formed);
+  }
+  return result;
+}
+
+Summaries rows_of(const Summaries& summaries, const std::vector<Eigen::Index>& rows) {
+  return {summaries.mean(rows, Eigen::all), summaries.mean_error(rows, Eigen::all),
+          summaries.variance(rows, Eigen::all), summaries.variance_error(rows, Eigen::all)};
+}
+
 VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries, std::int64_t key_block,
+                      const VoteArithmetic& arithmetic) {
+  std::vector<Eigen::Index> all(static_cast<std::size_t>(summaries.mean.rows()));
+  std::iota(all.begin(), all.end(), 0);
+  return block_votes(block, summaries, all, key_block, arithmetic);
+}
+
+VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
+                      const std::vector<Eigen::Index>& numbers, std::int64_t key_block,
                       const VoteArithmetic& arithmetic) {
   const double u = arithmetic.u;
   const Eigen::Index blocks = summaries.mean.rows();
@@ -174,7 +225,8 @@ VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries, std::
       const Eigen::VectorXd size = s * (abs_mean * abs_q) + half * (summaries.variance * q2);
       error += roundings * (size + error);
       for (Eigen::Index b = 0; b < blocks; ++b) {
-        const auto distance = static_cast<double>(pool.last - ((b + 1) * key_block - 1));
+        const Eigen::Index number = numbers[static_cast<std::size_t>(b)];
+        const auto distance = static_cast<double>(pool.last - ((number + 1) * key_block - 1));
         cap_and_bias(block, slope_of(block, h), distance, u, estimate[b], error[b]);
       }
       const double largest = estimate.maxCoeff();

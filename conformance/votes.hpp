@@ -33,6 +33,16 @@ struct Summaries {
 [[nodiscard]] Summaries summaries_of(const Eigen::MatrixXd& keys, std::int64_t key_block,
                                      const VoteArithmetic& arithmetic);
 
+/// SEL-12: more candidates than this are searched by regions of so many blocks.
+constexpr Eigen::Index kCandidatesOfOneLevel = 2048;
+constexpr Eigen::Index kBlocksOfRegion = 32;
+
+/// SEL-12 of the whole regions, from the summaries of all candidates and what an engine's kept ones are off by.
+[[nodiscard]] Summaries region_summaries(const Summaries& blocks, const VoteArithmetic& arithmetic);
+
+/// Some rows of summaries.
+[[nodiscard]] Summaries rows_of(const Summaries& summaries, const std::vector<Eigen::Index>& rows);
+
 /// The queries of one query block that one key/value head's sets are chosen by, and how their logits are formed.
 struct QueryBlock {
   std::vector<Eigen::MatrixXd> q;  ///< of each query head of the key/value head: [rows][d]
@@ -51,6 +61,10 @@ struct VoteTruth {
 /// SEL-4 to SEL-6: a vote for every key block.
 [[nodiscard]] VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
                                     std::int64_t key_block, const VoteArithmetic& arithmetic);
+/// The same where row i of the summaries is block `numbers[i]`; the maxima are over these blocks.
+[[nodiscard]] VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
+                                    const std::vector<Eigen::Index>& numbers, std::int64_t key_block,
+                                    const VoteArithmetic& arithmetic);
 
 /// SEL-7: a vote for every kept token, given by key rows and positions.
 [[nodiscard]] VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
