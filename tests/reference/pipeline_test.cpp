@@ -638,12 +638,15 @@ TEST_P(Pipeline, SEL_6_ManyTies) {
 }
 
 TEST_P(Pipeline, SEL_12_ChunksOnEachSideOf2048Candidates) {
-  // Chunks at 2044, 2052, 2060: 2042, 2050 and 2058 candidates.
-  Case c = blocks({Step::decode(2044), Step::prefill(20)}, GetParam());
+  // The last two chunks begin at 2048 and 2304: 2046 and 2302 candidates.
+  Case c = blocks({Step::prefill(2310)}, GetParam());
   c.shape.d_head = 2;
   c.shape.d_value = 1;
-  c.shape.capacity = 2064;
+  c.shape.capacity = 2310;
+  c.options.chunk = 256;
   c.options.key_block = 1;
+  c.options.query_block = 256;
+  c.options.pool = 128;
   check(c);
 }
 
