@@ -35,7 +35,9 @@ using headwater::fuzz::wrong;
 
 constexpr std::int64_t kMostTokens = 12;
 constexpr unsigned char kCanary = 0xA5;
-constexpr std::size_t kFirstOptions = offsetof(headwater_options, row_memory);  // all of ABI version 1
+// All of ABI version 1.
+constexpr std::size_t kFirstOptions = offsetof(headwater_options, row_memory);
+constexpr std::size_t kFirstEffectiveOptions = offsetof(headwater_effective_options, select);
 
 headwater_status status_of(const Code& code) {
   return code ? static_cast<headwater_status>(*code) : HEADWATER_OK;
@@ -449,7 +451,7 @@ class Caller {
     call("options_init", kFirstOptions, false, [&](std::size_t size) {
       return headwater_options_init(reinterpret_cast<headwater_options*>(bytes.data()), size);
     });
-    call("session_options", sizeof(headwater_effective_options), true, [&](std::size_t size) {
+    call("session_options", kFirstEffectiveOptions, true, [&](std::size_t size) {
       return headwater_session_options(session, reinterpret_cast<headwater_effective_options*>(bytes.data()),
                                        size);
     });
