@@ -97,6 +97,9 @@ CASES = [
      BLOCKS | dict(chunk=16, local=4, heavy=8, query_block=16, pool=16, refine=1), None),
     ("blocks-f16-rows", "Q read in the type of K by votes", (44, 2, 1, 16, 8), ("F32", "F16"),
      BLOCKS | dict(chunk=16, local=4, heavy=8, refine=1), None),
+    ("blocks-levels", "all of more than 2048 candidates estimated, or others than those of the best regions (SEL-12)",
+     (2059, 1, 1, 2, 1), ("F32", "F32"),
+     dict(select="blocks", chunk=2056, local=2, heavy=4, key_block=1, query_block=2056, pool=2, refine=2), None),
     ("window", "a window that is not the newest L + H tokens", (40, 2, 1, 8, 8), ("F32", "F32"),
      dict(select="window", chunk=8, local=3, heavy=2), None),
 ]

@@ -145,6 +145,16 @@ def has_second_stage(options, begin):
     return options.refine > 1 and kept * options.key_block > heavy
 
 
+MOST_ESTIMATED = 2048  # SEL-12
+REGION = 32
+
+
+def regions_searched(options):
+    """SEL-12: G."""
+    _, _, _, heavy = options.effective()
+    return max(32, -(-options.refine * heavy // (8 * options.key_block)))
+
+
 def set_of_votes(options, begin, block_votes, token_votes):
     """SEL-6 to SEL-8, SEL-11: the set that votes select, ascending positions without the -1 after them."""
     _, _, _, heavy = options.effective()
@@ -373,21 +383,75 @@ class Oracle:
                 rows = self.q[first:last, head]
                 yield head, rows.mean(axis=0), np.abs(rows).mean(axis=0), last - 1
 
-    def vote_on_blocks(self, kv_head, begin, end, count):
-        """SEL-3, SEL-5, SEL-6: (votes of the candidates, what an engine may be off by)."""
-        size, s, d = self.options.key_block, self.scale, self.q.shape[2]
-        keys = self.k[: count * size, kv_head].reshape(count, size, d)
+    def summaries(self, kv_head, count):
+        """SEL-3 of the candidates: means, variances, mean magnitudes of the keys; then what the first two may be off by.
+
+        A mean rounds its terms and the division, a variance three times for each term, and the mean's error enters it
+        squared. The engine then keeps each in its own type."""
+        size, kept = self.options.key_block, self.summary_unit
+        keys = self.k[: count * size, kv_head].reshape(count, size, self.k.shape[2])
         means = keys.mean(axis=1)
         variances = ((keys - means[:, None]) ** 2).mean(axis=1)
-        columns = np.arange(count) * size + size - 1
-        votes, bound = np.full(count, -np.inf), np.zeros(count)
-        # A mean rounds its terms and the division, a variance three times for each term, and the mean's error enters it
-        # squared; a pooled query is a mean. The engine then keeps each in its own type.
-        kept = self.summary_unit
-        pooled = (self.options.pool + 1) * UNIT + self.query_unit
         mean_size = np.abs(keys).mean(axis=1)
         mean_error = (size + 1) * UNIT * mean_size + kept * np.abs(means)
         variance_error = (size + 4) * UNIT * variances + ((size + 1) * UNIT * mean_size) ** 2 + kept * variances
+        return means, variances, mean_size, mean_error, variance_error
+
+    def region_summaries(self, blocks):
+        """SEL-12: the same of whole regions. An error of a block's mean enters the variance with twice its distance from
+        the region's mean, and squared."""
+        whole = len(blocks[0]) // REGION
+        means, variances, mean_size, mean_error, variance_error = (
+            values[: whole * REGION].reshape(whole, REGION, -1) for values in blocks)
+        of_region = means.mean(axis=1)
+        apart = means - of_region[:, None]
+        spread = (variances + apart**2).mean(axis=1)
+        size = mean_size.mean(axis=1)
+        error = mean_error.mean(axis=1) + (REGION + 1) * UNIT * size
+        either = mean_error + error[:, None]
+        spread_error = (variance_error + 2 * np.abs(apart) * either + either**2).mean(axis=1) + (REGION + 4) * UNIT * spread
+        kept = self.summary_unit
+        return of_region, spread, size, error + kept * np.abs(of_region), spread_error + kept * spread
+
+    def searched(self, kv_head, begin, end, summaries, given):
+        """SEL-12: which of the candidates are searched. With `given` votes of an engine those that it searched, after a
+        check that votes on regions that lie within their bounds select them."""
+        count = len(summaries[0])
+        searched = np.ones(count, dtype=bool)
+        if count <= MOST_ESTIMATED:
+            return searched
+        whole = count // REGION
+        columns = (np.arange(whole) + 1) * REGION * self.options.key_block - 1
+        votes, bound = self.vote(kv_head, begin, end, self.region_summaries(summaries), columns)
+        most = min(regions_searched(self.options), whole)
+        chosen = np.isin(np.arange(whole), best(votes, most))
+        if given is None:
+            self.decide(votes, bound, most)
+        else:
+            chosen = (given[: whole * REGION] > -np.inf).reshape(whole, REGION).any(axis=1)
+            most_of_others = (votes - bound)[~chosen].max(initial=-np.inf)
+            if chosen.sum() != most or ((votes + bound)[chosen] < most_of_others).any():
+                self.result.mismatches.append((len(self.result.query_blocks) - 1, kv_head))
+        searched[: whole * REGION] = chosen.repeat(REGION)
+        return searched
+
+    def vote_on_blocks(self, kv_head, begin, end, count, given=None):
+        """SEL-3, SEL-5, SEL-6, SEL-12: (votes of the candidates, what an engine may be off by), with `given` votes those
+        of what it searched."""
+        summaries = self.summaries(kv_head, count)
+        searched = self.searched(kv_head, begin, end, summaries, given)
+        columns = (np.arange(count) + 1) * self.options.key_block - 1
+        votes, bound = np.full(count, -np.inf, dtype=np.float32), np.zeros(count)
+        of_searched = [values[searched] for values in summaries]
+        votes[searched], bound[searched] = self.vote(kv_head, begin, end, of_searched, columns[searched])
+        return votes, bound
+
+    def vote(self, kv_head, begin, end, summaries, columns):
+        """SEL-5, SEL-6: (votes on what the summaries are of, with the positions of the last keys, errors)."""
+        s, d = self.scale, self.q.shape[2]
+        means, variances, mean_size, mean_error, variance_error = summaries
+        votes, bound = np.full(len(columns), -np.inf), np.zeros(len(columns))
+        pooled = (self.options.pool + 1) * UNIT + self.query_unit  # a pooled query is a mean
         for head, q, q_size, row in self.pools(kv_head, begin, end):
             e = self.bent(head, s * (means @ q) + s * s / 2 * (variances @ q**2), row, columns)
             e = np.where(np.isnan(e), -np.inf, e)
@@ -440,9 +504,10 @@ class Oracle:
         votes = token_votes = np.zeros(0, dtype=np.float32)
         bound = token_bound = np.zeros(0)
         chosen_by = self.given
+        given = None if chosen_by is None else chosen_by.block_votes[number, kv_head, :count]
         if count > 0:
-            votes, bound = self.vote_on_blocks(kv_head, block_begin, block_end, count)
-        by_blocks = votes if chosen_by is None else chosen_by.block_votes[number, kv_head, :count]
+            votes, bound = self.vote_on_blocks(kv_head, block_begin, block_end, count, given)
+        by_blocks = votes if given is None else given
         kept = kept_blocks(options, begin, by_blocks)
         self.decide(votes, bound, len(kept))
         by_tokens = token_votes

@@ -158,12 +158,14 @@ def compare(values, result):
         if result[name].shape != want.shape:
             wrong.append(f"{name} has shape {result[name].shape}, not {want.shape}")
             continue
-        none = np.isnan(want)
+        none, infinite = np.isnan(want), np.isinf(want)  # infinite: votes of candidates that are not searched (SEL-12)
         if not np.array_equal(np.isnan(result[name]), none):
             wrong.append(f"{name} has values where there are none, or none where there are")
             continue
-        error = np.where(none, 0.0, np.abs(result[name].astype(np.float64) - want))
-        allowed = np.where(none, 0.0, values[f"bound.{name}"] + 2 * oracle.UNIT * np.abs(want)) + 1e-37
+        with np.errstate(invalid="ignore"):
+            error = np.where(none | (result[name] == want), 0.0, np.abs(result[name].astype(np.float64) - want))
+        granted = values[f"bound.{name}"] + 2 * oracle.UNIT * np.abs(want)
+        allowed = np.where(none | infinite, 0.0, granted) + 1e-37
         if not (error <= allowed).all():
             wrong.append(f"{name} is off by {np.nanmax(error / allowed):.3g} bounds")
     return wrong

@@ -8,8 +8,8 @@
 #include "reference/logits.hpp"
 #include "reference/numbers.hpp"
 
-/// Chapter 17 of the spec: memory sets that the queries choose (SEL-2 .. SEL-8, SEL-12). The set of one query block and one
-/// key/value head; these functions know no other. Votes are not rounded before rounded_once() (numbers.hpp).
+/// Chapter 17 of the spec: memory sets that the queries choose (SEL-2 .. SEL-8, SEL-12). The set of one query block
+/// and one key/value head; these functions know no other. Votes are not rounded before rounded_once() (numbers.hpp).
 namespace headwater::reference {
 
 /// SEL-2: f, the first position of Local of a chunk that begins at `begin`.

@@ -111,8 +111,8 @@ struct ScoreView {
 };
 
 /// The memory set that was built last in a layer (MEM-4): `count` ascending positions per query head, then -1
-/// up to `width` = min(M, capacity) entries. count is 0 until a set was built, and always with rule `blocks`, whose sets
-/// live as long as their chunk (SEL-9).
+/// up to `width` = min(M, capacity) entries. count is 0 until a set was built. With rule `blocks`, whose sets live as long
+/// as their chunk (SEL-9), the view is empty: null, and all numbers 0.
 struct MemoryView {
   const std::int32_t* data = nullptr;
   std::int64_t head_stride = 0;

@@ -56,7 +56,7 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
     panels_.push_back({&product, first, packed});
     const std::size_t bytes = aligned_size(product.packed_bytes());
     if (!quantised_) packed += bytes;
-    widens_groups_ = widens_groups_ && product.columns_together() % kRowsOfGroup == 0;
+    widens_groups_ = widens_groups_ && product.packs_rows() && product.columns_together() % kRowsOfGroup == 0;
     panel_bytes = std::max(panel_bytes, bytes);
     product_scratch = std::max(product_scratch, aligned_size(product.scratch_bytes()));
   }

@@ -376,6 +376,32 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
   }
 }
 
+// A single row is arranged for each type from the same fixed-point row: one arrangement leaves the row and the others whole.
+TEST(Projection, OneRowForSeveralQuantisedTypes) {
+  constexpr std::int64_t kDepth = 512;
+  const LargeMatrix matrices[] = {{TensorType::q6_k, kDepth, 50}, {TensorType::q4_k, kDepth, 50},
+                                  {TensorType::q5_k, kDepth, 50}, {TensorType::q4_0, kDepth, 50},
+                                  {TensorType::q8_0, kDepth, 50}, {TensorType::f32, kDepth, 50}};
+  const auto x = random_rows(1, kDepth);
+  for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
+    for (const std::size_t types : {5U, 6U}) {
+      std::vector<RowRange> ranges;
+      for (std::size_t i = 0; i < types; ++i) ranges.push_back({&matrices[i].tensor, 0, count});
+      const std::int64_t width = count * static_cast<std::int64_t>(types);
+      Packed packed(Precision::f32, ranges, 2);
+      const Collect one(1, width);
+      packed.projection->multiply_one(x.data(), 2, packed.scratch, one);
+      for (std::size_t i = 0; i < types; ++i) {
+        SCOPED_TRACE(tensor_type_info(matrices[i].tensor.type).name);
+        const auto from = one.values().begin() + static_cast<std::int64_t>(i) * count;
+        const bool fixed = is_quantised(matrices[i].tensor.type);
+        expect_elements({from, from + count}, x, {0}, up_to(count), matrices[i].tensor, Precision::f32,
+                        fixed);
+      }
+    }
+  }
+}
+
 TEST(RowBlocks, CoverEveryRowOnceAndStartAnewAtEachSegment) {
   for (const std::int64_t segment : {1, 15, 16, 100, 256, 1000, 1024}) {
     for (const std::int64_t n : {1, 2, 16, 63, 64, 65, 335, 1000, 2049}) {

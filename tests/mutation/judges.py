@@ -146,6 +146,7 @@ def runtime_stages(*subjects, corpora=None):
 STAGES["runtime/gguf/"] = runtime_stages("gguf", "model", corpora="gguf")
 STAGES["runtime/tokenizer/"] = runtime_stages("tokenizer", "generate", corpora="tokenizer")
 STAGES["runtime/model/"] = runtime_stages("model", "generate")
+STAGES["runtime/model/"].insert(1, ("other layouts", ["test_model"], ctest("^model[.]other_layouts$")))
 STAGES["runtime/generate/"] = runtime_stages("generate")
 STAGES["runtime/support/"] = runtime_stages("gguf", "tokenizer", "model", corpora="gguf")
 STAGES["conformance/"] = [

@@ -64,6 +64,11 @@ static headwater_status check_per_head(const char* field, const float* values, i
 
 /* SEL-1 */
 static headwater_status check_blocks(const headwater_options* o) {
+  if (FAULT(no_rule_blocks)) {
+    return fail(HEADWATER_INVALID_ARGUMENT,
+                "select is 1; allowed: 0 (h2o): engine naive-c has no other rule");
+  }
+  if (FAULT(rule_refused_unnamed)) return fail(HEADWATER_INVALID_ARGUMENT, "select is 1; allowed: 0");
   const struct {
     const char* field;
     int64_t value, most;

@@ -19,6 +19,8 @@
   X(batch_ignored)             \
   X(short_pool_by_whole_size)  \
   X(set_of_first_block)        \
+  X(no_rule_blocks)            \
+  X(rule_refused_unnamed)      \
   X(differs_by_threads)        \
   X(differs_by_run)            \
   X(differs_by_schedule)       \

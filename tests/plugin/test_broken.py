@@ -23,6 +23,7 @@ FAULTS = {
     "batch_ignored": {"replay.random": "PLAN-1"},
     "short_pool_by_whole_size": {"blocks.sizes": "above the bound"},
     "set_of_first_block": {"blocks.bound_f32": "above the bound"},
+    "rule_refused_unnamed": {"blocks.replay": "select is 1; allowed: 0"},
     # Claims that do not hold.
     "float_inside": {"bound.double_arithmetic": "above the bound"},
     "differs_by_threads": {"determinism.threads": "threads 1 and 3"},
@@ -94,6 +95,14 @@ class Broken(kit.Case):
         for result in document["results"]:
             wanted = {"PASS", "SKIP"} if kit.SANITIZED else {"PASS"}
             self.assertIn(result["status"], wanted, result)
+
+    def test_a_rule_that_is_refused_by_name_is_skipped(self):
+        document, _ = self.run_fault("no_rule_blocks", ["blocks.*", "replay.random"], status=0)
+        for result in document["results"]:
+            of_rule = result["case"].startswith("blocks.")
+            self.assertEqual(result["status"], "SKIP" if of_rule else "PASS", result)
+            if of_rule and result["lane"] != "shape":
+                self.assertIn("has no other rule", result["message"])
 
     def test_a_table_of_the_first_header_is_judged_by_its_statuses(self):
         cases = ["state.protocol", "state.refused_calls", "state.failed_steps"]

@@ -10,11 +10,12 @@
 #include "reference/config.hpp"
 #include "reference/engine.hpp"
 #include "reference/schedule.hpp"
+#include "tests/reference/definition.hpp"
 #include "tests/reference/support.hpp"
 
 /// Rule `blocks`: the functions on small cases computed by hand, and laws of sessions. Whole sessions against the
 /// definition are in pipeline_test.cpp.
-/// Clauses: SEL-1, SEL-2, SEL-3, SEL-4, SEL-5, SEL-6, SEL-7, SEL-8, SEL-9, SEL-10, SEL-11, PLAN-2, NUM-2, SCHED-2.
+/// Clauses: SEL-1, SEL-2, SEL-3, SEL-4, SEL-5, SEL-6, SEL-7, SEL-8, SEL-9, SEL-10, SEL-11, SEL-12, PLAN-2, NUM-2, SCHED-2.
 namespace headwater::reference {
 namespace {
 
@@ -392,6 +393,347 @@ TEST(BlockRule, NUM_2_SetsStayValidWhateverTheKeysAre) {
                 0);
     }
   }
+}
+
+/// Numbers first, first + 1, ... last - 1.
+Positions numbers_of(std::int64_t first, std::int64_t last) {
+  Positions numbers;
+  for (std::int64_t b = first; b < last; ++b) numbers.push_back(static_cast<std::int32_t>(b));
+  return numbers;
+}
+
+/// The candidates whose vote is not -infinity.
+Positions searched_of(const BlockSet& set) {
+  Positions searched;
+  for (std::size_t b = 0; b < set.block_votes.size(); ++b) {
+    if (set.block_votes[b] != -kInfF) searched.push_back(static_cast<std::int32_t>(b));
+  }
+  return searched;
+}
+
+/// Keys of width 1, `per_region` consecutive ones for each value.
+std::vector<double> keys_by_region(const std::vector<double>& values, std::size_t per_region = 32) {
+  std::vector<double> keys;
+  for (const double value : values) keys.insert(keys.end(), per_region, value);
+  return keys;
+}
+
+/// The set of one head and pool of query 1 among keys of width 1, all candidates (K = 1, L = 0).
+BlockSet set_of_keys(const std::vector<double>& keys, std::int64_t heavy = 1, std::int64_t refine = 1) {
+  return choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), rule_options(0, heavy, 1, refine));
+}
+
+TEST(BlockRule, SEL_12_MeanAndVarianceOfRegionsByHand) {
+  // Column 0: means 0 (16 times) and 4 in region 0, 0 .. 31 in region 1; column 1: equal means.
+  Summaries blocks{Matrix(70, 2), Matrix(70, 2)};
+  for (std::int64_t b = 0; b < 64; ++b) {
+    blocks.mean.row(b)[0] = b < 32 ? static_cast<double>(b % 2 * 4) : static_cast<double>(b - 32);
+    blocks.mean.row(b)[1] = -3;
+    blocks.variance.row(b)[0] = b < 8 ? 1 : (b < 32 ? 0 : 2);
+    blocks.variance.row(b)[1] = b == 5 ? 32 : 0;
+  }
+  for (std::int64_t b = 64; b < 70; ++b) blocks.mean.row(b)[0] = 1e6;  // in no region
+  const Summaries regions = summarize_regions(blocks);
+  ASSERT_EQ(regions.mean.rows, 2);
+  ASSERT_EQ(regions.variance.rows, 2);
+  expect_near(regions.mean.row(0), {2, -3});
+  expect_near(regions.variance.row(0), {0.25 + 4, 1});
+  expect_near(regions.mean.row(1), {15.5, -3});
+  expect_near(regions.variance.row(1), {2 + (32 * 32 - 1) / 12.0, 0}, 1e-13);
+  EXPECT_EQ(summarize_regions(summarize(column({1, 2}), 2, 1)).mean.rows, 0);
+}
+
+TEST(BlockRule, SEL_12_RegionsHaveTheMomentsOfTheirKeys) {
+  test::Numbers numbers(5);
+  Matrix k(2 * 32 * 3, 2);
+  for (double& value : k.values) value = numbers.next();
+  const Summaries regions = summarize_regions(summarize(k, 64, 3));
+  const Summaries of_keys = summarize(k, 2, 32 * 3);
+  expect_near(regions.mean.values, of_keys.mean.values);
+  expect_near(regions.variance.values, of_keys.variance.values);
+}
+
+TEST(BlockRule, SEL_12_VotesOnRegions) {
+  const std::vector<PooledHead> heads{head_of({1})};
+  std::vector<double> means(65, 0.0);
+  means[7] = 2;
+  means[64] = 3;
+  const auto votes = [&](std::int64_t blocks) {
+    const std::vector<double> keys = keys_by_region(means);
+    return region_votes(heads, summarize(column(keys), blocks, 1), 1);
+  };
+  EXPECT_TRUE(votes(2048).empty());
+  ASSERT_EQ(votes(2049).size(), 64U);  // block 2048 is in no region
+  EXPECT_EQ(votes(2049)[7], 0.0);
+  EXPECT_EQ(votes(2049)[8], -2.0);
+  ASSERT_EQ(votes(2079).size(), 64U);
+  ASSERT_EQ(votes(2080).size(), 65U);
+  EXPECT_EQ(votes(2080)[64], 0.0);
+  EXPECT_EQ(votes(2080)[7], -1.0);
+}
+
+TEST(BlockRule, SEL_12_LastKeyOfARegionIsItsPosition) {
+  // Equal regions of 64 keys: the slope alone tells them apart.
+  const Summaries blocks{column(std::vector<double>(2049, 1.0)), column(std::vector<double>(2049, 0.0))};
+  const std::vector<double> votes =
+      region_votes(std::vector<PooledHead>{head_of({1}, rule_of(1.0, 0.0, 0.25))}, blocks, 2);
+  ASSERT_EQ(votes.size(), 64U);
+  for (std::size_t r = 0; r < 64; ++r) EXPECT_EQ(votes[r], -16.0 * static_cast<double>(63 - r));
+  // With a cap between: what a region of large spread has is its estimate, capped, less the slope.
+  Summaries spread = blocks;
+  spread.variance.values[0] = 32 * 6;  // of region 0: 6, so e = 1 + 3
+  const LogitRule rule = rule_of(1.0, 2.0, 0.0625);
+  const std::vector<double> capped = region_votes(std::vector<PooledHead>{head_of({1}, rule)}, spread, 2);
+  EXPECT_NEAR(capped[0] - capped[1], 2 * std::tanh(2.0) - 2 * std::tanh(0.5) - 4, 1e-13);
+}
+
+TEST(BlockRule, SEL_12_EachSideOf2048Candidates) {
+  // Later keys have larger logits: the regions searched are the last 32.
+  const auto searched = [](std::int64_t candidates) {
+    std::vector<double> keys;
+    for (std::int64_t j = 0; j < candidates; ++j) keys.push_back(0.5 * static_cast<double>(j));
+    const BlockSet set = set_of_keys(keys);
+    EXPECT_EQ(set.block_votes.size(), static_cast<std::size_t>(candidates));
+    EXPECT_EQ(set.positions, (Positions{static_cast<std::int32_t>(candidates - 1)}));
+    for (const std::int32_t b : searched_of(set)) {
+      EXPECT_EQ(set.block_votes[static_cast<std::size_t>(b)], -0.5F * static_cast<float>(candidates - 1 - b));
+    }
+    return searched_of(set);
+  };
+  EXPECT_EQ(searched(2047), numbers_of(0, 2047));
+  EXPECT_EQ(searched(2048), numbers_of(0, 2048));
+  EXPECT_EQ(searched(2049), numbers_of(1024, 2049));
+  EXPECT_EQ(searched(2079), numbers_of(1024, 2079));
+  EXPECT_EQ(searched(2080), numbers_of(1056, 2080));  // 65 whole regions
+  EXPECT_EQ(searched(2081), numbers_of(1056, 2081));
+}
+
+TEST(BlockRule, SEL_12_ThresholdCountsCandidatesNotTokens) {
+  // 2048 blocks of two keys and an empty Local; 4098 tokens hold one block more.
+  const std::vector<PooledHead> heads{head_of({1})};
+  EXPECT_EQ(searched_of(choose_set(heads, Matrix(4097, 1), rule_options(0, 2, 2))).size(), 2048U);
+  EXPECT_EQ(searched_of(choose_set(heads, Matrix(4098, 1), rule_options(0, 2, 2))).size(), 1025U);
+  EXPECT_EQ(searched_of(choose_set(heads, Matrix(2060, 1), rule_options(12, 1, 1))).size(), 2048U);
+}
+
+TEST(BlockRule, SEL_12_CandidatesInNoRegionAreSearched) {
+  // The lowest keys of all are the last ones: they are estimated all the same.
+  std::vector<double> keys = keys_by_region(std::vector<double>(64, 0.0));
+  keys.insert(keys.end(), 20, -9.0);
+  const BlockSet set = set_of_keys(keys);
+  Positions expected = numbers_of(0, 1024);
+  const Positions last = numbers_of(2048, 2068);
+  expected.insert(expected.end(), last.begin(), last.end());
+  EXPECT_EQ(searched_of(set), expected);
+  EXPECT_EQ(set.block_votes.back(), -9.0F);
+}
+
+TEST(BlockRule, SEL_12_MaximaAreOverSearchedBlocks) {
+  // The largest key of all is in the region of the smallest estimate.
+  std::vector<double> keys = keys_by_region(std::vector<double>(64, 1.0));
+  keys.push_back(0.5);
+  for (std::size_t j = 320; j < 352; ++j) keys[j] = -8.0;
+  keys[333] = 3.0;
+  const BlockSet set = set_of_keys(keys, 2);
+  EXPECT_EQ(set.block_votes[333], -kInfF);
+  EXPECT_EQ(set.block_votes[0], 0.0F);
+  EXPECT_EQ(set.block_votes[2048], -0.5F);
+  EXPECT_EQ(set.positions, (Positions{0, 1}));
+  // Among 2048 candidates it is found.
+  keys.pop_back();
+  EXPECT_EQ(set_of_keys(keys, 2).positions, (Positions{0, 333}));
+}
+
+TEST(BlockRule, SEL_12_SpreadOfMeansFindsARegion) {
+  // All means are 0 but those of region 40, -1. There the means of blocks differ by 4: e = -1 + 16/2.
+  std::vector<double> keys = keys_by_region(std::vector<double>(64, 0.0));
+  keys.push_back(0.0);
+  for (std::size_t j = 1280; j < 1312; ++j) keys[j] = j % 2 == 0 ? 3.0 : -5.0;
+  const BlockSet set = set_of_keys(keys, 16);
+  Positions expected = numbers_of(0, 31 * 32);
+  const Positions region = numbers_of(1280, 1312);
+  expected.insert(expected.end(), region.begin(), region.end());
+  expected.push_back(2048);
+  EXPECT_EQ(searched_of(set), expected);
+  EXPECT_EQ(set.positions.front(), 1280);
+  EXPECT_EQ(set.positions.back(), 1310);
+}
+
+TEST(BlockRule, SEL_12_TiesGoToTheLowerRegion) {
+  EXPECT_EQ(searched_of(set_of_keys(std::vector<double>(2080, 1.0))), numbers_of(0, 1024));
+  // 31 regions are better. Regions 40 and 50 have equal votes once these are rounded to F32.
+  std::vector<double> values(65, -5.0);
+  std::fill_n(values.begin() + 2, 31, 0.0);
+  values[40] = -1.0 - 0x1p-40;
+  values[50] = -1.0;
+  const BlockSet set = set_of_keys(keys_by_region(values));
+  Positions expected = numbers_of(64, 33 * 32);
+  const Positions lower = numbers_of(40 * 32, 41 * 32);
+  expected.insert(expected.end(), lower.begin(), lower.end());
+  EXPECT_EQ(searched_of(set), expected);
+}
+
+TEST(BlockRule, SEL_12_RegionsSearchedGrowWithRAndH) {
+  // Votes that grow with the number of the region: the last G of 100 are searched, and three blocks in no region.
+  std::vector<float> votes;
+  for (int r = 0; r < 100; ++r) votes.push_back(static_cast<float>(r - 99));
+  const auto expect_searched = [&](std::int64_t regions, std::int64_t heavy, std::int64_t key_block,
+                                   std::int64_t refine) {
+    EXPECT_EQ(searched_blocks(votes, 3203, rule_options(0, heavy, key_block, refine)),
+              numbers_of(32 * (100 - regions), 3203))
+        << heavy << ", " << key_block << ", " << refine;
+  };
+  expect_searched(32, 1, 1, 1);
+  expect_searched(32, 256, 1, 1);
+  expect_searched(33, 257, 1, 1);  // 257 / 8 rounded up
+  expect_searched(33, 264, 1, 1);
+  expect_searched(34, 265, 1, 1);
+  expect_searched(32, 128, 1, 2);
+  expect_searched(33, 129, 1, 2);
+  expect_searched(49, 129, 1, 3);
+  expect_searched(32, 768, 3, 1);
+  expect_searched(33, 771, 3, 1);
+  expect_searched(33, 387, 3, 2);
+  expect_searched(99, 792, 1, 1);
+  expect_searched(100, 793, 1, 1);
+  expect_searched(100, 801, 1, 1);  // G = 101: as many regions as there are
+  expect_searched(100, 4096, 1, 16);
+}
+
+TEST(BlockRule, SEL_12_SearchedBlocksWithoutVotes) {
+  EXPECT_EQ(searched_blocks({}, 2048, rule_options(0, 1, 1)), numbers_of(0, 2048));
+  EXPECT_EQ(searched_blocks({}, 5, rule_options(0, 1, 1)), numbers_of(0, 5));
+  EXPECT_TRUE(searched_blocks({}, 0, rule_options(0, 1, 1)).empty());
+}
+
+TEST(BlockRule, SEL_12_FirstStageTakesSearchedBlocksAlone) {
+  // H = 260 of 2049: 33 regions are searched, and far more blocks than are kept.
+  std::vector<double> keys;
+  for (int j = 0; j < 2049; ++j) keys.push_back(-static_cast<double>(j % 32) - (j < 1000 ? 100.0 : 0.0));
+  const BlockSet set = set_of_keys(keys, 260);
+  const Positions searched = searched_of(set);
+  EXPECT_EQ(searched.size(), 33U * 32 + 1);
+  EXPECT_EQ(set.positions.size(), 260U);
+  for (const std::int32_t position : set.positions) EXPECT_GE(position, 1000);
+  const BlockSet two = set_of_keys(keys, 260, 2);  // G = 65: all regions
+  EXPECT_EQ(searched_of(two).size(), 2049U);
+  EXPECT_EQ(two.token_votes.size(), 520U);
+}
+
+TEST(BlockRule, SEL_12_NaNAndInfiniteKeys) {
+  for (const double bad : {kNaN, kInf, -kInf}) {
+    SCOPED_TRACE(bad);
+    // The region of the largest keys has one that is bad: no number is its variance, and it is not searched.
+    std::vector<double> values(65, 0.0);
+    values[40] = 5.0;
+    std::vector<double> keys = keys_by_region(values);
+    keys.push_back(1.0);
+    keys[1290] = bad;
+    const BlockSet set = set_of_keys(keys, 2);
+    Positions expected = numbers_of(0, 1024);
+    expected.push_back(2080);
+    EXPECT_EQ(searched_of(set), expected);
+    EXPECT_EQ(set.block_votes[1281], -kInfF);
+    EXPECT_EQ(set.positions, (Positions{0, 2080}));
+    // In no region: it alone has no vote.
+    keys[1290] = 5.0;
+    keys.back() = bad;
+    const BlockSet alone = set_of_keys(keys, 2);
+    EXPECT_EQ(alone.block_votes[2080], -kInfF);
+    EXPECT_EQ(alone.positions, (Positions{1280, 1281}));
+  }
+  // No region and no block is a number: equal votes, 0 where searched.
+  const BlockSet none = set_of_keys(std::vector<double>(2081, kNaN), 2);
+  Positions expected = numbers_of(0, 1024);
+  expected.push_back(2080);
+  EXPECT_EQ(searched_of(none), expected);
+  EXPECT_EQ(none.block_votes[2080], 0.0F);
+  EXPECT_EQ(none.positions, (Positions{0, 1}));
+}
+
+TEST(BlockRule, SEL_12_LargestVoteOfPoolsAndHeadsOnRegions) {
+  // Keys grow with the region: query 1 wants the last regions, query -1 the first, each with votes 0, -1, ...
+  std::vector<double> values;
+  for (int r = 0; r < 65; ++r) values.push_back(static_cast<double>(r));
+  Positions expected = numbers_of(0, 16 * 32);
+  const Positions last = numbers_of(49 * 32, 65 * 32);
+  expected.insert(expected.end(), last.begin(), last.end());
+  const Matrix k = column(keys_by_region(values));
+  const EffectiveOptions options = rule_options(0, 1, 1);
+  EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1, -1})}, k, options)), expected);
+  EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1}), head_of({-1})}, k, options)),
+            expected);
+  EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1, 1})}, k, options)),
+            numbers_of(33 * 32, 65 * 32));
+}
+
+/// A query block of random rows and its set, by the reference and by the definition.
+void expect_defined_set(std::int64_t candidates, const EffectiveOptions& options, double softcap,
+                        double slope) {
+  const std::int64_t begin = candidates * options.key_block + options.local;
+  SCOPED_TRACE(testing::Message() << candidates << " of " << options.key_block << ", H " << options.heavy
+                                  << ", R " << options.refine);
+  test::Numbers numbers(static_cast<std::uint64_t>(candidates));
+  test::Inputs in;
+  in.n = begin + 3;
+  in.n_head = 2;
+  in.d_head = 2;
+  in.q.resize(static_cast<std::size_t>(in.n * in.n_head * in.d_head));
+  in.k.resize(static_cast<std::size_t>(in.n * in.d_head));
+  for (double& value : in.q) value = numbers.next();
+  for (double& value : in.k) value = 2 * numbers.next();
+  test::Settings settings;
+  settings.local = options.local;
+  settings.heavy = options.heavy;
+  settings.scale = options.scale;
+  settings.softcap = softcap;
+  settings.alibi = {static_cast<float>(slope), static_cast<float>(-slope)};
+  settings.blocks = true;
+  settings.key_block = options.key_block;
+  settings.query_block = options.query_block;
+  settings.pool = options.pool;
+  settings.refine = options.refine;
+  const test::DefinedSet expected = define_set(in, settings, begin, begin, begin + 3, 0);
+
+  Matrix k(begin, in.d_head);
+  std::copy_n(in.k.begin(), k.values.size(), k.values.begin());
+  std::vector<PooledHead> heads;
+  for (std::size_t h = 0; h < 2; ++h) {
+    Matrix q(3, in.d_head);
+    for (std::size_t row = 0; row < 3; ++row) {
+      const std::size_t from = ((static_cast<std::size_t>(begin) + row) * 2 + h) * 2;
+      std::copy_n(in.q.begin() + static_cast<std::ptrdiff_t>(from), 2,
+                  q.row(static_cast<std::int64_t>(row)).begin());
+    }
+    heads.push_back(
+        {rule_of(options.scale, softcap, h == 0 ? slope : -slope), pools(q, begin, options.pool)});
+  }
+  const BlockSet set = choose_set(heads, k, options);
+  EXPECT_EQ(set.positions, expected.positions);
+  ASSERT_EQ(set.block_votes.size(), expected.block_votes.size());
+  for (std::size_t b = 0; b < set.block_votes.size(); ++b) {
+    if (std::isinf(expected.block_votes[b])) {
+      EXPECT_EQ(set.block_votes[b], expected.block_votes[b]) << b;
+    } else {
+      EXPECT_NEAR(set.block_votes[b], expected.block_votes[b],
+                  0x1p-23 * std::fabs(expected.block_votes[b]) + 1e-13)
+          << b;
+    }
+  }
+  ASSERT_EQ(set.token_votes.size(), expected.token_votes.size());
+  for (std::size_t r = 0; r < set.token_votes.size(); ++r) {
+    EXPECT_NEAR(set.token_votes[r], expected.token_votes[r], 0x1p-23 * expected.token_votes[r]);
+  }
+}
+
+TEST(BlockRule, SEL_12_SetsAreThoseOfTheDefinition) {
+  for (const std::int64_t candidates : {2047, 2048, 2049, 2079, 2080, 2111}) {
+    expect_defined_set(candidates, rule_options(3, 4, 1, 2), 0.0, 0.0);
+  }
+  expect_defined_set(2070, rule_options(0, 20, 1), 1.5, 0x1p-12);
+  expect_defined_set(2200, rule_options(5, 140, 1, 2), 0.0, 0x1p-11);  // G = 35
+  expect_defined_set(2090, rule_options(4, 4, 2, 2), 0.0, 0.0);
+  expect_defined_set(2049, rule_options(6, 6, 3), 3.0, 0.0);
 }
 
 constexpr std::int64_t kTokens = 43;

@@ -148,10 +148,10 @@ Real pooled_logit(const Head& head, const Rows& pool, std::int64_t j) {
   return head.capped_and_biased(head.set.scale * mean, pool.last(), j);
 }
 
-/// SEL-5, by moments: the variance as the mean square less the squared mean.
-Real pooled_estimate(const Head& head, const Rows& pool, std::int64_t block) {
-  const std::int64_t first = block * head.set.key_block;
-  const auto keys = static_cast<Real>(head.set.key_block);
+/// SEL-5 for `keys` consecutive keys from `first` on, by moments: the variance as the mean square less the squared
+/// mean. A region is one of all of its keys: its blocks are of equal size.
+Real pooled_estimate(const Head& head, const Rows& pool, std::int64_t first, std::int64_t keys) {
+  const auto count = static_cast<Real>(keys);
   Real mean = 0;
   Real spread = 0;
   for (std::int64_t x = 0; x < head.in.d_head; ++x) {
@@ -160,15 +160,15 @@ Real pooled_estimate(const Head& head, const Rows& pool, std::int64_t block) {
       query += head.query(i, x) / static_cast<Real>(pool.end - pool.first);
     Real sum = 0;
     Real squares = 0;
-    for (std::int64_t j = first; j < first + head.set.key_block; ++j) {
+    for (std::int64_t j = first; j < first + keys; ++j) {
       sum += head.key(j, x);
       squares += head.key(j, x) * head.key(j, x);
     }
-    mean += query * sum / keys;
-    spread += query * query * (squares / keys - sum / keys * sum / keys);
+    mean += query * sum / count;
+    spread += query * query * (squares / count - sum / count * sum / count);
   }
   const Real s = head.set.scale;
-  return head.capped_and_biased(s * mean + s * s * spread / 2, pool.last(), first + head.set.key_block - 1);
+  return head.capped_and_biased(s * mean + s * s * spread / 2, pool.last(), first + keys - 1);
 }
 
 /// Whether fewer than `most` votes come before that of `entry`: larger ones, and equal ones of earlier entries.
@@ -180,35 +180,92 @@ bool among_best(const std::vector<float>& votes, std::size_t entry, std::int64_t
   return before < most;
 }
 
-/// SEL-2 .. SEL-8 for the rows of one query block of a chunk that begins at `begin`.
-DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin, const Rows& rows,
-                      std::int64_t kv_head) {
+/// SEL-6: votes on the keys [0, keys), [keys, 2 keys), ...; -infinity where `searched` is false.
+std::vector<float> define_votes(const std::vector<Head>& heads, const std::vector<Rows>& pools,
+                                std::int64_t keys, const std::vector<bool>& searched) {
+  constexpr Real kLeast = -std::numeric_limits<Real>::infinity();
+  std::vector<Real> largest(searched.size(), kLeast);
+  for (const Head& head : heads) {
+    for (const Rows& pool : pools) {
+      std::vector<Real> estimates(searched.size(), kLeast);
+      for (std::size_t b = 0; b < searched.size(); ++b) {
+        if (searched[b])
+          estimates[b] = pooled_estimate(head, pool, static_cast<std::int64_t>(b) * keys, keys);
+      }
+      Real best = kLeast;
+      for (const Real e : estimates) best = std::max(best, e);
+      for (std::size_t b = 0; b < searched.size(); ++b) {
+        if (searched[b]) largest[b] = std::max(largest[b], estimates[b] - best);
+      }
+    }
+  }
+  return {largest.begin(), largest.end()};
+}
+
+/// SEL-12: which of the candidates are searched.
+std::vector<bool> define_searched(const std::vector<Head>& heads, const std::vector<Rows>& pools,
+                                  std::size_t candidates, const Settings& set) {
+  std::vector<bool> searched(candidates, true);
+  if (candidates <= 2048) return searched;
+  const std::size_t regions = candidates / 32;
+  const std::vector<float> votes =
+      define_votes(heads, pools, 32 * set.key_block, std::vector<bool>(regions, true));
+  std::int64_t most = 32;
+  while (8 * set.key_block * most < set.refine * set.heavy) ++most;
+  for (std::size_t b = 0; b < 32 * regions; ++b) searched[b] = among_best(votes, b / 32, most);
+  return searched;
+}
+
+void define_blocks(const Inputs& in, const Settings& set, DefinedChunk& chunk, Defined& result) {
+  for (std::int64_t kv_head = 0; kv_head < in.n_head_kv; ++kv_head) {
+    for (std::int64_t first = chunk.begin; first < chunk.end; first += set.query_block) {
+      const Rows rows{first, std::min(first + set.query_block, chunk.end)};
+      chunk.sets.push_back(define_set(in, set, chunk.begin, rows.first, rows.end, kv_head));
+      for (std::int64_t h = 0; h < in.n_head; ++h) {
+        if (h / (in.n_head / in.n_head_kv) != kv_head) continue;
+        for (std::int64_t i = rows.first; i < rows.end; ++i) {
+          const std::vector<std::int32_t>& positions = chunk.sets.back().positions;
+          std::vector<std::int64_t> seen(positions.begin(), positions.end());
+          for (std::int64_t j = chunk.begin; j <= i; ++j) seen.push_back(j);
+          attend(Head{in, set, h}, i, seen, result);
+        }
+      }
+    }
+  }
+}
+
+void define_dense(const Inputs& in, const Settings& set, const DefinedChunk& chunk, Defined& result) {
+  for (std::int64_t h = 0; h < in.n_head; ++h) {
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
+      std::vector<std::int64_t> seen;
+      for (std::int64_t j = 0; j <= i; ++j) seen.push_back(j);
+      attend(Head{in, set, h}, i, seen, result);
+    }
+  }
+}
+
+}  // namespace
+
+DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin, std::int64_t first_row,
+                      std::int64_t end, std::int64_t kv_head) {
   std::vector<Head> heads;
   for (std::int64_t h = 0; h < in.n_head; ++h) {
     if (h / (in.n_head / in.n_head_kv) == kv_head) heads.push_back(Head{in, set, h});
   }
   std::vector<Rows> pools;
-  for (std::int64_t first = rows.first; first < rows.end; first += set.pool) {
-    pools.push_back({first, std::min(first + set.pool, rows.end)});
+  for (std::int64_t first = first_row; first < end; first += set.pool) {
+    pools.push_back({first, std::min(first + set.pool, end)});
   }
   // Local begins at a multiple of K, or is empty.
   std::int64_t first_local = begin > set.local ? begin - set.local : 0;
   while (first_local < begin && first_local % set.key_block != 0) ++first_local;
 
   DefinedSet result;
-  for (std::int64_t b = 0; set.heavy > 0 && (b + 1) * set.key_block <= first_local; ++b) {
-    Real largest = -std::numeric_limits<Real>::infinity();
-    for (const Head& head : heads) {
-      for (const Rows& pool : pools) {
-        Real best = -std::numeric_limits<Real>::infinity();
-        for (std::int64_t other = 0; (other + 1) * set.key_block <= first_local; ++other) {
-          best = std::max(best, pooled_estimate(head, pool, other));
-        }
-        largest = std::max(largest, pooled_estimate(head, pool, b) - best);
-      }
-    }
-    result.block_votes.push_back(static_cast<float>(largest));
-  }
+  std::size_t candidates = 0;
+  while (set.heavy > 0 && static_cast<std::int64_t>(candidates + 1) * set.key_block <= first_local)
+    ++candidates;
+  result.block_votes =
+      define_votes(heads, pools, set.key_block, define_searched(heads, pools, candidates, set));
   std::vector<std::int32_t> kept;
   for (std::size_t b = 0; b < result.block_votes.size(); ++b) {
     if (!among_best(result.block_votes, b, set.refine * set.heavy / set.key_block)) continue;
@@ -234,36 +291,6 @@ DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin,
   for (std::int64_t j = first_local; j < begin; ++j) result.positions.push_back(static_cast<std::int32_t>(j));
   return result;
 }
-
-void define_blocks(const Inputs& in, const Settings& set, DefinedChunk& chunk, Defined& result) {
-  for (std::int64_t kv_head = 0; kv_head < in.n_head_kv; ++kv_head) {
-    for (std::int64_t first = chunk.begin; first < chunk.end; first += set.query_block) {
-      const Rows rows{first, std::min(first + set.query_block, chunk.end)};
-      chunk.sets.push_back(define_set(in, set, chunk.begin, rows, kv_head));
-      for (std::int64_t h = 0; h < in.n_head; ++h) {
-        if (h / (in.n_head / in.n_head_kv) != kv_head) continue;
-        for (std::int64_t i = rows.first; i < rows.end; ++i) {
-          const std::vector<std::int32_t>& positions = chunk.sets.back().positions;
-          std::vector<std::int64_t> seen(positions.begin(), positions.end());
-          for (std::int64_t j = chunk.begin; j <= i; ++j) seen.push_back(j);
-          attend(Head{in, set, h}, i, seen, result);
-        }
-      }
-    }
-  }
-}
-
-void define_dense(const Inputs& in, const Settings& set, const DefinedChunk& chunk, Defined& result) {
-  for (std::int64_t h = 0; h < in.n_head; ++h) {
-    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
-      std::vector<std::int64_t> seen;
-      for (std::int64_t j = 0; j <= i; ++j) seen.push_back(j);
-      attend(Head{in, set, h}, i, seen, result);
-    }
-  }
-}
-
-}  // namespace
 
 Defined define(const Inputs& in, const Settings& set, const std::vector<Step>& steps) {
   Defined result;

@@ -53,6 +53,10 @@ struct Defined {
   std::vector<float> scores;  ///< [n_head][n]
 };
 
+/// SEL-2 .. SEL-8, SEL-12: the set of the rows [first, end), one query block of a chunk that begins at `begin`.
+DefinedSet define_set(const Inputs& inputs, const Settings& settings, std::int64_t begin, std::int64_t first,
+                      std::int64_t end, std::int64_t kv_head);
+
 Defined define(const Inputs& inputs, const Settings& settings, const std::vector<Step>& steps);
 
 }  // namespace headwater::reference::test
