@@ -274,5 +274,69 @@ TEST(VoteBound, SEL_6_OnlyRowsAndBlocksThatCanBeTheLargestWidenIt) {
   EXPECT_EQ(both.bound[1], alone.bound[1]);
 }
 
+// SEL-12 in floats, from the kept summaries, as an engine may compute it; `between` 0 leaves out how far the means are apart.
+Summaries regions_in_floats(const Eigen::MatrixXd& keys, Eigen::Index k, bool narrow, float between) {
+  const Eigen::Index n = kBlocksOfRegion;
+  const auto kept = [&](float x) { return FloatEngine::narrow(narrow, x); };
+  Summaries result;
+  result.mean.resize(keys.rows() / (n * k), keys.cols());
+  result.variance.resize(keys.rows() / (n * k), keys.cols());
+  for (Eigen::Index r = 0; r < result.mean.rows(); ++r) {
+    for (Eigen::Index x = 0; x < keys.cols(); ++x) {
+      std::vector<float> means;
+      float sum = 0.0f;
+      float spread = 0.0f;
+      for (Eigen::Index b = r * n; b < (r + 1) * n; ++b) {
+        float mean = 0.0f;
+        float variance = 0.0f;
+        for (Eigen::Index j = 0; j < k; ++j) mean += static_cast<float>(keys(b * k + j, x));
+        mean /= static_cast<float>(k);
+        for (Eigen::Index j = 0; j < k; ++j) {
+          const float from = static_cast<float>(keys(b * k + j, x)) - mean;
+          variance += from * from;
+        }
+        means.push_back(kept(mean));
+        sum += means.back();
+        spread += kept(variance / static_cast<float>(k));
+      }
+      const float mean = sum / static_cast<float>(n);
+      for (const float of_block : means) spread += between * (of_block - mean) * (of_block - mean);
+      result.mean(r, x) = kept(mean);
+      result.variance(r, x) = kept(spread / static_cast<float>(n));
+    }
+  }
+  return result;
+}
+
+TEST(VoteBounds, SEL_12_HoldForRegionsInFloats) {
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal;
+  for (const bool narrow : {false, true}) {
+    const VoteArithmetic arithmetic = narrow ? bf16_summaries() : VoteArithmetic{};
+    double worst = 0.0;
+    double without = 0.0;
+    for (const Eigen::Index k : {1, 8}) {
+      for (const double centre : {0.0, 5.0}) {
+        const Eigen::MatrixXd keys = Eigen::MatrixXd::NullaryExpr(3 * kBlocksOfRegion * k, 16, [&] {
+          return static_cast<double>(round_to(DType::bf16, static_cast<float>(centre + normal(random))));
+        });
+        const Summaries wanted = region_summaries(summaries_of(keys, k, arithmetic), arithmetic);
+        const Summaries got = regions_in_floats(keys, k, narrow, 1.0f);
+        const auto ratio = [](const Eigen::MatrixXd& a, const Eigen::MatrixXd& b,
+                              const Eigen::MatrixXd& error) {
+          return ((a - b).array().abs() / error.array()).maxCoeff();
+        };
+        worst = std::max({worst, ratio(got.mean, wanted.mean, wanted.mean_error),
+                          ratio(got.variance, wanted.variance, wanted.variance_error)});
+        const Summaries mistaken = regions_in_floats(keys, k, narrow, 0.0f);
+        without = std::max(without, ratio(mistaken.variance, wanted.variance, wanted.variance_error));
+      }
+    }
+    EXPECT_LE(worst, 1.0) << narrow;
+    EXPECT_GT(worst, 1e-3) << narrow;
+    EXPECT_GT(without, 1.0) << narrow;  // how far the means are from each other is more than rounding
+  }
+}
+
 }  // namespace
 }  // namespace headwater::conformance
