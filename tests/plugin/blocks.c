@@ -1,9 +1,12 @@
-/* Rule BLOCKS: a set for every query block and key/value head, chosen by votes (SEL-2 .. SEL-8). Votes in double, rounded
- * once to F32. */
+/* Rule BLOCKS: a set for every query block and key/value head, chosen by votes (SEL-2 .. SEL-8, SEL-12). Votes in double,
+ * rounded once to F32. */
 
 #include <math.h>
 
 #include "tests/plugin/naive.h"
+
+/* SEL-12 */
+enum { MOST_ESTIMATED = 2048, LEAST_SEARCHED = 32 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -68,6 +71,25 @@ static void summarise(struct headwater_session* s, const struct layer* layer, in
   }
 }
 
+/* SEL-12: whole regions, after those of all blocks that fit. */
+static void summarise_regions(struct headwater_session* s, int64_t regions) {
+  const int64_t d = s->shape.d_head;
+  for (int64_t r = 0; r < regions; ++r) {
+    for (int64_t x = 0; x < d; ++x) {
+      double sum = 0.0;
+      for (int64_t b = r * REGION_BLOCKS; b < (r + 1) * REGION_BLOCKS; ++b) sum += s->means[b * d + x];
+      const double mean = sum / REGION_BLOCKS;
+      double spread = 0.0;
+      for (int64_t b = r * REGION_BLOCKS; b < (r + 1) * REGION_BLOCKS; ++b) {
+        const double from_mean = s->means[b * d + x] - mean;
+        spread += s->variances[b * d + x] + from_mean * from_mean;
+      }
+      s->means[(s->first_region + r) * d + x] = mean;
+      s->variances[(s->first_region + r) * d + x] = spread / REGION_BLOCKS;
+    }
+  }
+}
+
 /* ---- SEL-4 ---- */
 
 /* The mean of the queries at positions [first, last] becomes s->query. */
@@ -84,25 +106,27 @@ static void pool_queries(struct headwater_session* s, const headwater_rows* q, i
 
 /* ---- SEL-5, SEL-6 ---- */
 
-static void vote_for_blocks(struct headwater_session* s, int64_t head, int64_t last, int64_t blocks,
-                            float* votes) {
+/* Of `count` summaries from `first` on, each of `keys` keys, on those that are searched. */
+static void vote_for_summaries(struct headwater_session* s, int64_t head, int64_t last, int64_t first,
+                               int64_t count, int64_t keys, float* votes) {
   const int64_t d = s->shape.d_head;
-  const int64_t k = s->options.key_block;
   const double scale = s->options.scale;
   double most = -(double)INFINITY;
-  for (int64_t b = 0; b < blocks; ++b) {
+  for (int64_t b = 0; b < count; ++b) {
+    if (!s->searched[first + b]) continue;
     double linear = 0.0;
     double square = 0.0;
     for (int64_t x = 0; x < d; ++x) {
-      linear += s->query[x] * s->means[b * d + x];
-      square += s->query[x] * s->query[x] * s->variances[b * d + x];
+      linear += s->query[x] * s->means[(first + b) * d + x];
+      square += s->query[x] * s->query[x] * s->variances[(first + b) * d + x];
     }
     const double e =
-        cap_and_bias(s, head, scale * linear + scale * scale / 2.0 * square, last, (b + 1) * k - 1);
+        cap_and_bias(s, head, scale * linear + scale * scale / 2.0 * square, last, (b + 1) * keys - 1);
     s->estimates[b] = isnan(e) ? -(double)INFINITY : e;
     if (s->estimates[b] > most) most = s->estimates[b];
   }
-  for (int64_t b = 0; b < blocks; ++b) {
+  for (int64_t b = 0; b < count; ++b) {
+    if (!s->searched[first + b]) continue;
     const double e = s->estimates[b];
     const float vote = (float)(e == most ? 0.0 : e - most); /* infinity less itself would be NaN */
     if (vote > votes[b]) votes[b] = vote;
@@ -138,7 +162,13 @@ typedef void (*vote_function)(struct headwater_session* s, const struct layer* l
 static void block_stage(struct headwater_session* s, const struct layer* layer, int64_t head, int64_t last,
                         int64_t count, float* votes) {
   (void)layer;
-  vote_for_blocks(s, head, last, count, votes);
+  vote_for_summaries(s, head, last, 0, count, s->options.key_block, votes);
+}
+
+static void region_stage(struct headwater_session* s, const struct layer* layer, int64_t head, int64_t last,
+                         int64_t count, float* votes) {
+  (void)layer;
+  vote_for_summaries(s, head, last, s->first_region, count, REGION_BLOCKS * s->options.key_block, votes);
 }
 
 static void each_pool(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,
@@ -154,6 +184,27 @@ static void each_pool(struct headwater_session* s, const struct layer* layer, co
   }
 }
 
+/* SEL-12: which candidates are searched. */
+static void choose_searched(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,
+                            int64_t head_kv, int64_t begin, int64_t end, int64_t candidates) {
+  for (int64_t b = 0; b < candidates; ++b) s->searched[b] = true;
+  if (candidates <= MOST_ESTIMATED) return;
+  const int64_t regions = candidates / REGION_BLOCKS;
+  for (int64_t r = 0; r < regions; ++r) {
+    s->searched[s->first_region + r] = true;
+    s->region_votes[r] = -INFINITY;
+  }
+  each_pool(s, layer, q, head_kv, begin, end, region_stage, regions, s->region_votes);
+  const int64_t eighth = 8 * s->options.key_block;
+  const int64_t most = larger(LEAST_SEARCHED, (s->options.refine * s->options.heavy + eighth - 1) / eighth);
+  const int64_t count = smaller(most, regions);
+  choose(s, s->region_votes, regions, count, s->kept_blocks);
+  for (int64_t b = 0; b < regions * REGION_BLOCKS; ++b) s->searched[b] = false;
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t b = 0; b < REGION_BLOCKS; ++b) s->searched[s->kept_blocks[i] * REGION_BLOCKS + b] = true;
+  }
+}
+
 static void choose_set(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,
                        int64_t head_kv, int64_t index, headwater_chunk chunk, struct block_sizes sizes) {
   const headwater_effective_options* o = &s->options;
@@ -165,6 +216,7 @@ static void choose_set(struct headwater_session* s, const struct layer* layer, c
   if (sizes.candidates > 0) {
     float* block_votes = s->block_votes + set_index * sizes.candidates;
     for (int64_t b = 0; b < sizes.candidates; ++b) block_votes[b] = -INFINITY;
+    choose_searched(s, layer, q, head_kv, begin, end, sizes.candidates);
     each_pool(s, layer, q, head_kv, begin, end, block_stage, sizes.candidates, block_votes);
     choose(s, block_votes, sizes.candidates, sizes.kept, s->kept_blocks);
     for (int64_t i = 0; i < sizes.kept * o->key_block; ++i) {
@@ -190,6 +242,7 @@ void choose_sets(struct headwater_session* s, const struct layer* layer, const h
                  headwater_chunk chunk, struct block_sizes sizes) {
   for (int64_t g = 0; g < s->shape.n_head_kv; ++g) {
     summarise(s, layer, g, sizes.candidates);
+    if (sizes.candidates > MOST_ESTIMATED) summarise_regions(s, sizes.candidates / REGION_BLOCKS);
     for (int64_t index = 0; index < sizes.query_blocks; ++index) {
       choose_set(s, layer, q, g, index, chunk, sizes);
     }

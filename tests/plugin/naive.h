@@ -71,8 +71,11 @@ struct headwater_session {
   int32_t* sets;        /* [Hkv][query blocks][width] */
   float* block_votes;   /* [Hkv][query blocks][candidates] */
   float* token_votes;   /* [Hkv][query blocks][voted tokens] */
-  double* means;        /* [candidates][d], of one key/value head */
+  double* means;        /* [first_region + regions][d], of one key/value head */
   double* variances;    /* the same */
+  int64_t first_region; /* candidates that fit: the summaries of regions follow theirs */
+  float* region_votes;  /* [regions], of one query block */
+  bool* searched;       /* [first_region + regions], of one query block */
   double* estimates;    /* [candidates] */
   int32_t* kept_blocks; /* [candidates] */
   int32_t* kept;        /* [capacity] tokens of the kept blocks */
@@ -124,6 +127,8 @@ double logit(const struct headwater_session* s, const struct layer* layer, int64
 double cap_and_bias(const struct headwater_session* s, int64_t head, double value, int64_t i, int64_t j);
 
 /* ---- blocks.c ---- */
+
+enum { REGION_BLOCKS = 32 }; /* SEL-12 */
 
 /* Counts of a sparse chunk under rule BLOCKS. */
 struct block_sizes {

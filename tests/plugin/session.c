@@ -31,13 +31,29 @@ static void close_session(headwater_session* s) {
     free(s->layers[0].scores);
     free(s->layers[0].memory);
   }
-  void* const rest[] = {s->layers,       s->logits,      s->query,
-                        s->intra_o,      s->inter_o,     s->intra_sums,
-                        s->inter_sums,   s->candidates,  s->colsum_intra,
-                        s->colsum_inter, s->lse,         s->sets,
-                        s->block_votes,  s->token_votes, s->means,
-                        s->variances,    s->estimates,   s->kept_blocks,
-                        s->kept,         s->alibi,       FAULT(keeps_sinks_pointer) ? NULL : (void*)s->sinks};
+  void* const rest[] = {s->layers,
+                        s->logits,
+                        s->query,
+                        s->intra_o,
+                        s->inter_o,
+                        s->intra_sums,
+                        s->inter_sums,
+                        s->candidates,
+                        s->colsum_intra,
+                        s->colsum_inter,
+                        s->lse,
+                        s->sets,
+                        s->block_votes,
+                        s->token_votes,
+                        s->means,
+                        s->variances,
+                        s->estimates,
+                        s->kept_blocks,
+                        s->region_votes,
+                        s->searched,
+                        s->kept,
+                        s->alibi,
+                        FAULT(keeps_sinks_pointer) ? NULL : (void*)s->sinks};
   for (size_t i = 0; i < sizeof rest / sizeof rest[0]; ++i) free(rest[i]);
   if (!FAULT(malloc_leaks)) free(s);
 }
@@ -94,13 +110,17 @@ static bool take_workspace(struct headwater_session* s) {
   s->sets = take(&s->bytes.memory_sets, shape->n_head_kv, query_blocks, s->width, sizeof *s->sets);
   s->block_votes = take(bytes, shape->n_head_kv, query_blocks, candidates, sizeof *s->block_votes);
   s->token_votes = take(bytes, shape->n_head_kv, query_blocks, tokens, sizeof *s->token_votes);
-  s->means = take(bytes, candidates, shape->d_head, 1, sizeof *s->means);
-  s->variances = take(bytes, candidates, shape->d_head, 1, sizeof *s->variances);
+  const int64_t regions = candidates / REGION_BLOCKS + 1;
+  s->first_region = candidates;
+  s->means = take(bytes, candidates + regions, shape->d_head, 1, sizeof *s->means);
+  s->variances = take(bytes, candidates + regions, shape->d_head, 1, sizeof *s->variances);
+  s->region_votes = take(bytes, regions, 1, 1, sizeof *s->region_votes);
+  s->searched = take(bytes, candidates + regions, 1, 1, sizeof *s->searched);
   s->estimates = take(bytes, candidates, 1, 1, sizeof *s->estimates);
   s->kept_blocks = take(bytes, candidates, 1, 1, sizeof *s->kept_blocks);
   s->kept = take(bytes, shape->capacity, 1, 1, sizeof *s->kept);
-  return s->sets && s->block_votes && s->token_votes && s->means && s->variances && s->estimates &&
-         s->kept_blocks && s->kept;
+  return s->sets && s->block_votes && s->token_votes && s->means && s->variances && s->region_votes &&
+         s->searched && s->estimates && s->kept_blocks && s->kept;
 }
 
 /* Copies n_head numbers; true where there are none to copy. */
