@@ -297,6 +297,13 @@ void groups(Context& context) {
       }
     }
   }
+  // One pool a query head: one lane more than half a line of them.
+  for (const DType type : {DType::f32, DType::bf16}) {
+    require_conforming(context,
+                       blocks_problem(random, type, {.query = 17, .kv = 1, .d = 32, .dv = 16},
+                                      {.chunk = 48, .local = 8, .heavy = 24, .query_block = 16, .pool = 16},
+                                      {Step::prefill(150)}));
+  }
 }
 const Register kGroups{
     {"blocks.groups", {"SEL-4", "SEL-6", "SEL-7", "LOGIT-1"}, "votes", Lane::bound, true, groups}};
@@ -385,9 +392,10 @@ void positions_beyond_2_16(Context& context) {
   require_real_size(context);
   Random random(context.seed);
   for (const DType type : {DType::f32, DType::bf16}) {
-    Problem problem = blocks_problem(random, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
-                                     {.chunk = 128, .local = 32, .heavy = 96, .query_block = 64, .pool = 16},
-                                     {Step::prefill(65001), Step::prefill(800), Step::decode(3)});
+    Problem problem = blocks_problem(
+        random, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
+        {.chunk = 128, .local = 32, .heavy = 96, .key_block = 4, .query_block = 64, .pool = 16},
+        {Step::prefill(65001), Step::prefill(800), Step::decode(3)});
     problem.options.threads = context.threads;
     const auto late = [](const Chunk& chunk) { return chunk.end > 65536; };
     require_conforming_in_part(context, problem, {.chunk = late});

@@ -114,7 +114,7 @@ void levels(Context& context) {
       {{.type = DType::bf16}, 2049, 0.0, true},
       {{.type = DType::f16, .refine = 1}, 2079, 5.0},
       {{.type = DType::bf16, .group = 4, .local = 5, .refine = 16}, 2101},  // G 32
-      {{.local = 0, .heavy = 24, .refine = 16}, 2081, 0.0, true},           // G 48
+      {{.local = 0, .heavy = 25, .refine = 13}, 2081, 0.0, true},           // G 41, rounded up
       {{.type = DType::bf16, .heavy = 32, .refine = 16}, 2080},             // G 64 of 65
       {{.type = DType::f16, .heavy = 40, .refine = 16}, 2050, 3.0},         // G beyond all
       {{.kv = 2, .local = 3, .heavy = 9, .key_block = 3, .query_block = 8}, 2060, 3.0, true},
