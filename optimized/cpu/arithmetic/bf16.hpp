@@ -53,7 +53,7 @@ class Bf16Arithmetic final : public Arithmetic {
     core::Buffer<std::uint16_t> packed;   ///< [kGroupRows][d padded] packed query rows, or lanes
     core::Buffer<std::uint16_t> keys;     ///< [memory, whole tiles][d padded]
     core::Buffer<std::uint16_t> values;   ///< [memory tiles][dv padded][kKeyTile]
-    core::Buffer<std::uint16_t> lanes;    ///< [kBlockRows][2 d padded] lanes or key rows on their way
+    core::Buffer<std::uint16_t> lanes;    ///< [kBlockRows][d padded or summary] lanes, or padded rows
     core::Buffer<std::uint16_t> weights;  ///< [tiles of keys][kTileWeights]
     core::Buffer<float> transposed;       ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
     core::Buffer<float> out;              ///< [kBlockRows][dv] finished outputs
