@@ -68,7 +68,7 @@ std::vector<float> per_head(const float* values, std::int64_t n_head) {
   return copied;
 }
 
-headwater::Options options_of(const headwater_options& caller, std::int64_t n_head) {
+headwater::Options options_of(const headwater_options& caller, const headwater::Shape& shape) {
   check_struct_size(caller.struct_size, kOptionsSize1, "options.struct_size");
   headwater_options from{};
   const auto* bytes = reinterpret_cast<const unsigned char*>(&caller);
@@ -91,8 +91,8 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
   options.dense = enumerator<int>(from.dense, kTwo, "options.dense") == 1;
   if (!std::isnan(from.scale)) options.scale = from.scale;
   options.softcap = from.softcap;
-  options.sinks = per_head(from.sinks, n_head);
-  options.alibi = per_head(from.alibi, n_head);
+  options.sinks = per_head(from.sinks, shape.n_head);
+  options.alibi = per_head(from.alibi, shape.n_head);
   options.score_type = enumerator<headwater::ScoreType>(from.score_type, kTwo, "options.score_type");
   options.schedule = enumerator<headwater::Schedule>(from.schedule, kTwo, "options.schedule");
   options.threads = from.threads;
@@ -108,6 +108,15 @@ headwater::Options options_of(const headwater_options& caller, std::int64_t n_he
   options.query_block = from.query_block;
   options.pool = from.pool;
   options.refine = from.refine;
+  options.pinned = from.pinned;
+  options.dense_below = from.dense_below;
+  if (from.dense_layer_count != 0) {
+    constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
+    check_range(shape.n_layer, 1, kMostLayers, "shape.n_layer");
+    check_range(from.dense_layer_count, 0, shape.n_layer, "options.dense_layer_count");
+    needed(from.dense_layers, "options.dense_layers");
+    options.dense_layers.assign(from.dense_layers, from.dense_layers + from.dense_layer_count);
+  }
   return options;
 }
 
@@ -204,6 +213,8 @@ headwater_status headwater_options_init(headwater_options* options, size_t struc
     filled.query_block = defaults.query_block;
     filled.pool = defaults.pool;
     filled.refine = defaults.refine;
+    filled.pinned = defaults.pinned;
+    filled.dense_below = defaults.dense_below;
     filled.struct_size = struct_size;
     write_struct(options, struct_size, kOptionsSize1, filled, "options");
   });
@@ -215,7 +226,7 @@ headwater_status headwater_open(const char* engine, const headwater_shape* shape
     *needed(session, "session") = nullptr;
     const headwater::Shape wanted = shape_of(*needed(shape, "shape"));
     headwater::Options asked;
-    if (options != nullptr) asked = options_of(*options, wanted.n_head);
+    if (options != nullptr) asked = options_of(*options, wanted);
     const headwater::Engine& chosen = headwater::engine(engine == nullptr ? "" : engine);
     auto handle = std::make_unique<headwater_session>();
     handle->session = chosen.open(wanted, asked);

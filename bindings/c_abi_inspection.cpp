@@ -60,6 +60,8 @@ headwater_status headwater_session_options(const headwater_session* session,
     filled.query_block = effective.query_block;
     filled.pool = effective.pool;
     filled.refine = effective.refine;
+    filled.pinned = effective.pinned;
+    filled.dense_below = effective.dense_below;
     write_struct(options, struct_size, kEffectiveOptionsSize1, filled, "options");
   });
 }

@@ -107,7 +107,12 @@ void check_what_c_cannot_say(const Shape& shape, const Options& options) {
 class PluginSession final : public Session {
  public:
   PluginSession(const headwater_engine_table& table, const Shape& shape, const Options& options)
-      : table_(table), shape_(shape), sinks_(options.sinks), alibi_(options.alibi) {
+      : table_(table),
+        shape_(shape),
+        sinks_(options.sinks),
+        alibi_(options.alibi),
+        dense_layers_(options.dense_layers) {
+    options_.dense_layers = options.dense_layers;
     open(options);
     try {
       read_options();
@@ -201,6 +206,7 @@ class PluginSession final : public Session {
   // Spoiled after open(), and kept: a plug-in that kept the pointers instead of the values computes with NaN.
   Guarded<float> sinks_;
   Guarded<float> alibi_;
+  Guarded<std::int64_t> dense_layers_;
   headwater_session* session_ = nullptr;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
@@ -247,7 +253,11 @@ void PluginSession::open(const Options& options) {
        .key_block = blocks ? options.key_block : 0,
        .query_block = blocks ? options.query_block : 0,
        .pool = blocks ? options.pool : 0,
-       .refine = blocks ? options.refine : 0});
+       .refine = blocks ? options.refine : 0,
+       .pinned = options.pinned,
+       .dense_below = options.dense_below,
+       .dense_layers = options.dense_layers.empty() ? nullptr : dense_layers_.data(),
+       .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size())});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
@@ -255,9 +265,11 @@ void PluginSession::open(const Options& options) {
   asked.check("open: options");
   sinks_.check("open: sinks");
   alibi_.check("open: alibi");
+  dense_layers_.check("open: dense_layers");
   handle.check("open: session");
   sinks_.spoil();
   alibi_.spoil();
+  dense_layers_.spoil();
   if (status != HEADWATER_OK && handle.value() != nullptr) {
     broken("a failed open() did not set *session to NULL");
   }
@@ -284,6 +296,8 @@ void PluginSession::read_options() {
   options_.query_block = said.query_block;
   options_.pool = said.pool;
   options_.refine = said.refine;
+  options_.pinned = said.pinned;
+  options_.dense_below = said.dense_below;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
   if (options_.select == Select::blocks && !sized) {
     broken(fmt::format("session_options: rule blocks with key_block {}, query_block {}, pool {}, refine {}",

@@ -207,10 +207,11 @@ std::vector<std::int32_t> searched_blocks(std::span<const float> votes, std::int
 }
 
 std::vector<std::int32_t> tokens_of_best_blocks(std::span<const float> votes, std::int64_t kept,
-                                                std::int64_t key_block) {
+                                                std::int64_t key_block, std::int64_t pinned) {
   std::vector<Candidate> blocks;
   for (std::size_t b = 0; b < votes.size(); ++b) {
-    blocks.push_back(Candidate{static_cast<std::int32_t>(b), votes[b]});
+    const auto block = static_cast<std::int32_t>(b);
+    blocks.push_back(Candidate{block, votes[b], block * key_block < pinned});
   }
   std::vector<std::int32_t> tokens;
   for (const std::int32_t block : select_heavy(blocks, kept)) {  // MEM-3
@@ -232,9 +233,11 @@ std::vector<double> token_votes(std::span<const PooledHead> heads, std::span<con
 }
 
 std::vector<std::int32_t> best_tokens(std::span<const std::int32_t> tokens, std::span<const float> votes,
-                                      std::int64_t heavy) {
+                                      std::int64_t heavy, std::int64_t pinned) {
   std::vector<Candidate> candidates;
-  for (std::size_t r = 0; r < tokens.size(); ++r) candidates.push_back(Candidate{tokens[r], votes[r]});
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    candidates.push_back(Candidate{tokens[r], votes[r], tokens[r] < pinned});
+  }
   return select_heavy(candidates, heavy);  // MEM-3
 }
 
@@ -259,13 +262,13 @@ BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const Ef
   const std::vector<std::int32_t> searched =
       searched_blocks(rounded_once(region_votes(heads, summaries, key_block)), blocks, options);
   set.block_votes = rounded_once(block_votes(heads, summaries, key_block, searched));
-  std::vector<std::int32_t> kept =
-      tokens_of_best_blocks(set.block_votes, options.refine * options.heavy / key_block, key_block);
+  std::vector<std::int32_t> kept = tokens_of_best_blocks(
+      set.block_votes, options.refine * options.heavy / key_block, key_block, options.pinned);
 
   // SEL-7
   if (options.refine > 1 && static_cast<std::int64_t>(kept.size()) > options.heavy) {
     set.token_votes = rounded_once(token_votes(heads, kept, rows_at(k, kept)));
-    kept = best_tokens(kept, set.token_votes, options.heavy);
+    kept = best_tokens(kept, set.token_votes, options.heavy, options.pinned);
   }
   set.positions = with_local(kept, aligned_local_begin(begin, options.local, key_block), begin);
   return set;

@@ -72,17 +72,21 @@ inline constexpr std::int64_t kLeastSearched = 32;
 [[nodiscard]] std::vector<std::int32_t> searched_blocks(std::span<const float> votes, std::int64_t blocks,
                                                         const EffectiveOptions& options);
 
-/// SEL-6: the tokens of the min(kept, |votes|) blocks with the highest votes, ascending.
+/// SEL-6, MEM-7: the tokens of the min(kept, |votes|) blocks with the highest votes, those of `pinned` tokens first;
+/// ascending.
 [[nodiscard]] std::vector<std::int32_t> tokens_of_best_blocks(std::span<const float> votes, std::int64_t kept,
-                                                              std::int64_t key_block);
+                                                              std::int64_t key_block,
+                                                              std::int64_t pinned = 0);
 
 /// SEL-7: t(j) of the tokens, not yet rounded. k: row r is the stored key of position tokens[r].
 [[nodiscard]] std::vector<double> token_votes(std::span<const PooledHead> heads,
                                               std::span<const std::int32_t> tokens, const Matrix& k);
 
-/// SEL-7: the min(heavy, |tokens|) tokens with the highest votes, ascending. votes[r] is that of tokens[r].
+/// SEL-7, MEM-7: the min(heavy, |tokens|) tokens with the highest votes, pinned ones first; ascending. votes[r] is that
+/// of tokens[r].
 [[nodiscard]] std::vector<std::int32_t> best_tokens(std::span<const std::int32_t> tokens,
-                                                    std::span<const float> votes, std::int64_t heavy);
+                                                    std::span<const float> votes, std::int64_t heavy,
+                                                    std::int64_t pinned = 0);
 
 /// SEL-8: the kept tokens, ascending and all below Local, and Local = [local_begin, begin); without the -1 padding.
 [[nodiscard]] std::vector<std::int32_t> with_local(std::span<const std::int32_t> kept,

@@ -53,6 +53,21 @@ void validate_blocks(const Options& options) {
     reject("heavy", std::to_string(options.heavy),
            "a multiple of key_block = " + std::to_string(options.key_block));
   }
+  if (options.pinned % options.key_block != 0) {
+    reject("pinned", std::to_string(options.pinned),
+           "a multiple of key_block = " + std::to_string(options.key_block));
+  }
+}
+
+// STATE-7
+void validate_dense_layers(const Shape& shape, const std::vector<std::int64_t>& layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::string field = "dense_layers[" + std::to_string(i) + "]";
+    require_range(field, layers[i], 0, shape.n_layer - 1);
+    if (i > 0 && layers[i] <= layers[i - 1]) {
+      reject(field, std::to_string(layers[i]), "above the entry before, " + std::to_string(layers[i - 1]));
+    }
+  }
 }
 
 }  // namespace
@@ -85,6 +100,9 @@ void validate(const Shape& shape, const Options& options) {
   require_range("chunk", options.chunk, 1, kMaxPosition);
   require_range("local", options.local, 0, kMaxPosition);
   require_range("heavy", options.heavy, 0, kMaxPosition);
+  require_range("pinned", options.pinned, 0, options.heavy);
+  require_range("dense_below", options.dense_below, 0, kMaxPosition);
+  validate_dense_layers(shape, options.dense_layers);
   if (options.select != Select::h2o && options.select != Select::blocks) {
     reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o) or 1 (blocks)");
   }
@@ -173,6 +191,9 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
                                  " or more: using local = " + std::to_string(effective.local) +
                                  " and heavy = " + std::to_string(effective.heavy));
   }
+  effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
+  effective.dense_below = options.dense_below;
+  effective.dense_layers = options.dense_layers;
   // Only without the clamp can the sum be too large for a set of 32-bit positions.
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;

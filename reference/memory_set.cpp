@@ -27,13 +27,13 @@ std::vector<std::int32_t> candidates(std::span<const std::int32_t> previous, std
   return positions;
 }
 
-// MEM-1 .. MEM-4
+// MEM-1 .. MEM-4, MEM-7
 std::vector<std::int32_t> build_memory_set(std::span<const std::int32_t> previous, std::int64_t previous_end,
                                            std::int64_t end, std::int64_t local, std::int64_t heavy,
-                                           const ScoreOf& score_of) {
+                                           const ScoreOf& score_of, std::int64_t pinned) {
   std::vector<Candidate> ranked;
   for (const std::int32_t position : candidates(previous, previous_end, end, local)) {
-    ranked.push_back(Candidate{position, score_of(position)});
+    ranked.push_back(Candidate{position, score_of(position), position < pinned});
   }
   std::vector<std::int32_t> set = select_heavy(ranked, heavy);  // MEM-3
   // Heavy lies below Local altogether, so appending keeps the ascending order (MEM-4).

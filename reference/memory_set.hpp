@@ -21,12 +21,12 @@ using ScoreOf = std::function<float(std::int64_t position)>;
                                                    std::int64_t previous_end, std::int64_t end,
                                                    std::int64_t local);
 
-/// MEM-1 .. MEM-4: the set from all `end` tokens before a chunk (MEM-5), strictly ascending, without the -1
+/// MEM-1 .. MEM-4, MEM-7: the set from all `end` tokens before a chunk (MEM-5), strictly ascending, without the -1
 /// padding.
 [[nodiscard]] std::vector<std::int32_t> build_memory_set(std::span<const std::int32_t> previous,
                                                          std::int64_t previous_end, std::int64_t end,
                                                          std::int64_t local, std::int64_t heavy,
-                                                         const ScoreOf& score_of);
+                                                         const ScoreOf& score_of, std::int64_t pinned = 0);
 
 /// MEM-4: writes the set, then -1 up to the end of `stored`. |set| <= |stored|.
 void store_memory_set(std::span<const std::int32_t> set, std::span<std::int32_t> stored);

@@ -61,7 +61,7 @@ void build_memory_sets(LayerStep& step, std::int64_t end) {
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     const std::vector<std::int32_t> set = build_memory_set(
         storage.memory_set(h), storage.memory_end, end, step.effective.local, step.effective.heavy,
-        [&](std::int64_t position) { return storage.score(h, position); });
+        [&](std::int64_t position) { return storage.score(h, position); }, step.effective.pinned);
     store_memory_set(set, storage.memory(h));
     entries = set.size();  // the same for every head: Local and the number of candidates do not depend on it
   }

@@ -11,9 +11,10 @@ namespace headwater::reference {
 struct Candidate {
   std::int32_t position = 0;
   float score = 0.0F;
+  bool pinned = false;  ///< MEM-7
 };
 
-/// MEM-3, a strict total order on distinct positions: higher score first, equal scores (-0 equals +0, NaN
+/// MEM-3, MEM-7, a strict total order on distinct positions: pinned ones first, then higher score first, equal scores (-0 equals +0, NaN
 /// equals NaN) lower position first, NaN below every number.
 [[nodiscard]] bool ranks_before(const Candidate& a, const Candidate& b);
 

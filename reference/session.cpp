@@ -91,7 +91,10 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
     store_rows(storage, shape_, tokens_, step_tokens_, k, v);
     attended_[static_cast<std::size_t>(layer)] = true;
     LayerStep step{shape_, options_, effective_, observer_, storage, layer, tokens_, q, out};
-    if (turn_.mode != ChunkMode::sparse) {
+    const bool dense_layer = effective_.dense_layer(layer);
+    if (turn_.mode == ChunkMode::sparse && dense_layer) {  // STATE-7
+      attend_dense(step, Chunk{tokens_, tokens_ + step_tokens_, ChunkMode::dense});
+    } else if (turn_.mode != ChunkMode::sparse) {
       attend_dense(step, plan().front());
     } else if (effective_.schedule == Schedule::layer_major) {
       attend_layer_major(step, plan());

@@ -10,6 +10,7 @@ namespace headwater::reference {
 // STATE-3
 ChunkMode turn_mode(const EffectiveOptions& options, std::int64_t tokens, std::int64_t length) {
   if (!options.sparse) return ChunkMode::dense;  // CFG-2
+  if (length < options.dense_below) return ChunkMode::dense;
   const bool first_turn = tokens == 0;
   if (first_turn) return ChunkMode::sparse;
   return length > options.chunk ? ChunkMode::sparse : ChunkMode::dense;

@@ -147,6 +147,12 @@ typedef struct headwater_options {
   int64_t query_block; /* Q, rows of a query block, 1 .. S; default 32 */
   int64_t pool;        /* P, rows of a pool; divides Q; default 4 */
   int64_t refine;      /* R, 1: blocks alone; 2 .. 16: tokens of R times as many blocks (SEL-7); default 2 */
+  int64_t pinned;      /* A, first tokens that keep a place among the heavy ones (MEM-7), 0 (default) .. heavy */
+  int64_t dense_below; /* D, shorter turns are dense (STATE-3), 0 (default) .. 2^31 - 1 */
+  /* Layers whose prefill is dense (STATE-7): NULL (default) or dense_layer_count layers, ascending, each once; copied by
+   * open. */
+  const int64_t* dense_layers;
+  int64_t dense_layer_count; /* 0 (default) .. n_layer */
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it
@@ -249,6 +255,8 @@ typedef struct headwater_effective_options {
   int64_t query_block;
   int64_t pool;
   int64_t refine;
+  int64_t pinned;
+  int64_t dense_below;
 } headwater_effective_options;
 
 /* Writes the effective options into struct_size bytes, the caller's sizeof(headwater_effective_options): what
@@ -302,7 +310,7 @@ HEADWATER_API headwater_status headwater_plan_chunk(const headwater_session* ses
                                                     headwater_chunk* chunk);
 
 /* Chunks of all steps since the session was empty, those of the open step included: their number, and chunk `index` with
- * the entries of the memory set that it reads, the same for every layer and head (MEM-4). */
+ * the entries of the memory set that it reads, the same for every head and layer that is not dense (MEM-4, STATE-7). */
 HEADWATER_API headwater_status headwater_session_chunk_count(const headwater_session* session,
                                                              int64_t* count);
 HEADWATER_API headwater_status headwater_session_chunk(const headwater_session* session, int64_t index,

@@ -50,6 +50,10 @@ struct Options {
       256;             ///< H, tokens kept because of their score or votes, 0 .. 2^31 - 1 (`--h2o-heavy`)
   bool clamp = true;   ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
   bool dense = false;  ///< CFG-2: same as local = heavy = 0
+  std::int64_t pinned = 0;       ///< A, first tokens that keep a place among the heavy ones (MEM-7), 0 .. heavy (`--pinned`)
+  std::int64_t dense_below = 0;  ///< D, shorter turns are dense (STATE-3), 0 .. 2^31 - 1 (`--dense-below`)
+  /// Layers whose prefill is dense (STATE-7): ascending, each once, 0 .. n_layer - 1 (`--dense-layers`)
+  std::vector<std::int64_t> dense_layers;
 
   Select select = Select::h2o;
   // Sizes of rule `blocks` (SEL-1); not read with any other.
@@ -91,12 +95,20 @@ struct EffectiveOptions {
   std::int64_t query_block = 0;
   std::int64_t pool = 0;
   std::int64_t refine = 0;
+  std::int64_t pinned = 0;
+  std::int64_t dense_below = 0;
+  std::vector<std::int64_t> dense_layers;
   double scale = 0.0;
   double softcap = 0.0;
   ScoreType score_type = ScoreType::bf16;
   Schedule schedule = Schedule::layer_major;
   int threads = 1;
   std::vector<std::string> warnings;  ///< one line each, without a "warning:" prefix (CFG-3, CFG-4)
+
+  /// Whether the layer's prefill is dense in every turn (STATE-7).
+  [[nodiscard]] bool dense_layer(std::int64_t layer) const {
+    return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+  }
 
   /// M, the trailing dimension of a memory set.
   [[nodiscard]] std::int64_t memory() const { return local + heavy; }

@@ -184,7 +184,8 @@ class HEADWATER_API Session {
   /// Chunks of all steps since the session was empty, those of the open step included, in ascending order; plan() is its
   /// end. Valid until a call that changes the session. Empty where an engine does not keep them.
   [[nodiscard]] virtual std::span<const Chunk> chunks() const { return {}; }
-  /// Entries of the memory set that a chunk of this session reads, the same for every layer and head (MEM-4).
+  /// Entries of the memory set that a chunk of this session reads, the same for every head and layer that is not
+  /// dense (MEM-4, STATE-7).
   [[nodiscard]] std::int64_t memory_count(const Chunk& chunk) const {
     return chunk.mode == ChunkMode::sparse ? options().memory_count(chunk.begin) : 0;
   }

@@ -52,6 +52,20 @@ void validate_blocks(const Options& options) {
   if (options.heavy % options.key_block != 0) {
     refuse("key_block", options.key_block, "a divisor of heavy = " + std::to_string(options.heavy));
   }
+  if (options.pinned % options.key_block != 0) {
+    refuse("pinned", options.pinned, "a multiple of key_block = " + std::to_string(options.key_block));
+  }
+}
+
+/// STATE-7
+void validate_dense_layers(const Shape& shape, const std::vector<std::int64_t>& layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::string field = "dense_layers[" + std::to_string(i) + "]";
+    require_range(field.c_str(), layers[i], 0, shape.n_layer - 1);
+    if (i > 0 && layers[i] <= layers[i - 1]) {
+      refuse(field, layers[i], "more than " + std::to_string(layers[i - 1]) + ", the one before");
+    }
+  }
 }
 
 void validate(const Shape& shape, const Options& options) {
@@ -59,6 +73,9 @@ void validate(const Shape& shape, const Options& options) {
   require_range("chunk", options.chunk, 1, kMaxPosition);
   require_range("local", options.local, 0, kMaxPosition);
   require_range("heavy", options.heavy, 0, kMaxPosition);
+  require_range("pinned", options.pinned, 0, options.heavy);
+  require_range("dense_below", options.dense_below, 0, kMaxPosition);
+  validate_dense_layers(shape, options.dense_layers);
   require_range("threads", options.threads, 0, kMaxThreads);
   require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
   require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
@@ -90,6 +107,9 @@ void validate(const Shape& shape, const Options& options) {
 }  // namespace
 
 void require_h2o(const Options& options, std::string_view engine) {
+  if (options.pinned > 0) {
+    refuse("pinned", options.pinned, "0: engine " + std::string(engine) + " pins no tokens");
+  }
   if (options.select == Select::h2o) return;
   refuse("select", static_cast<int>(options.select),
          "0 (h2o): engine " + std::string(engine) + " has no other rule");
@@ -136,6 +156,12 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
                                    ", heavy " + std::to_string(effective.heavy));
     }
   }
+  effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
+  if (HEADWATER_SABOTAGE("core.config.pinned_below_256")) {
+    effective.pinned = std::min<std::int64_t>(effective.pinned, 256);
+  }
+  effective.dense_below = options.dense_below;
+  effective.dense_layers = options.dense_layers;
   // The clamp makes every sum fit; without it the width of a memory set is a 32-bit count like its positions.
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;

@@ -8,10 +8,11 @@
 namespace headwater::core {
 
 MemorySets::MemorySets(std::int64_t layers, std::int64_t heads, std::int64_t local, std::int64_t heavy,
-                       std::int64_t capacity)
+                       std::int64_t capacity, std::int64_t pinned)
     : heads_(heads),
       local_(local),
       heavy_(heavy),
+      pinned_(pinned),
       width_(std::min(local + heavy, capacity)),
       layers_(static_cast<std::size_t>(layers)),
       positions_(checked_product(layers, heads, width_)) {
@@ -45,6 +46,11 @@ void MemorySets::build_head(std::int64_t layer, std::int64_t head, std::int64_t 
   std::int64_t candidates = kept;
   for (std::int64_t p = since; p < local_begin; ++p) {
     keys[candidates++] = order_key(scores.read(layer, head, p));
+  }
+  // MEM-7. Pinned tokens are the first of all: after the second set they stand at the front of the previous one.
+  const std::int64_t pinned = std::min(pinned_, local_begin);
+  if (!HEADWATER_SABOTAGE("core.memory.pinned_once") || state.count == 0) {
+    std::fill_n(keys, pinned, kPinnedKey);
   }
   if (HEADWATER_SABOTAGE("core.memory.forget_previous_set")) {
     for (std::int64_t i = 0; i < kept; ++i) keys[i] = 0;

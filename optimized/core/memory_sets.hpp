@@ -9,19 +9,19 @@
 
 namespace headwater::core {
 
-/// The memory set of every layer and query head (MEM-1..6). A set never holds more than `capacity` entries, so
+/// The memory set of every layer and query head (MEM-1..7). A set never holds more than `capacity` entries, so
 /// min(M, capacity) are stored, ascending, then -1.
 class MemorySets {
  public:
   MemorySets() = default;
   MemorySets(std::int64_t layers, std::int64_t heads, std::int64_t local, std::int64_t heavy,
-             std::int64_t capacity);
+             std::int64_t capacity, std::int64_t pinned = 0);
 
   /// A new set of this layer is about to be built from all tokens before `end` (MEM-5). Then build_head for
   /// every head (heads are independent), then finish.
   [[nodiscard]] std::int64_t next_count(std::int64_t end) const;
 
-  /// MEM-1..4 for one head. `keys` is scratch for `capacity` entries, `chosen` for width() entries.
+  /// MEM-1..4 and MEM-7 for one head. `keys` is scratch for `capacity` entries, `chosen` for width() entries.
   void build_head(std::int64_t layer, std::int64_t head, std::int64_t end, const ScoreStore& scores,
                   std::uint32_t* keys, std::int32_t* chosen);
 
@@ -51,6 +51,7 @@ class MemorySets {
   std::int64_t heads_ = 0;
   std::int64_t local_ = 0;
   std::int64_t heavy_ = 0;
+  std::int64_t pinned_ = 0;
   std::int64_t width_ = 0;
   std::vector<Layer> layers_;
   Buffer<std::int32_t> positions_;

@@ -14,6 +14,9 @@ inline std::uint32_t order_key(float score) {
   return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
 
+/// The key of a pinned candidate (MEM-7): above that of every score.
+inline constexpr std::uint32_t kPinnedKey = 0xFFFFFFFFu;
+
 /// The min(budget, count) best of `count` keys without a sort: the threshold is searched bit by bit from the top
 /// (KERNELS-CUDA "Top-H: no sort"), then one pass keeps all above it and the first equal ones.
 /// `key_bits`: only the upper key_bits of a key differ (16 for BF16 scores, else 32).

@@ -51,6 +51,7 @@ class StepMachine {
   std::int64_t capacity_;
   std::int64_t batch_;
   std::int64_t chunk_;
+  std::int64_t dense_below_;
   bool sparse_;
 
   SessionState state_ = SessionState::empty;

@@ -91,11 +91,15 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
   store_rows(layer, k, v, chunks.front().begin, n);
-  if (data_.summaries.width() > 0) summarise(layer, chunks.front().begin, n);
+  const bool dense_layer = options().dense_layer(layer);  // STATE-7
+  if (data_.summaries.width() > 0 && !dense_layer) summarise(layer, chunks.front().begin, n);
   Arithmetic* arithmetic = &floats_;
   if (bf16_ && q.type == DType::bf16) arithmetic = &*bf16_;
-  const LayerCall call{data_, *arithmetic, layer, q, out, chunks, observer()};
-  if (chunks.front().mode == ChunkMode::sparse) {
+  const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
+  const bool sparse = chunks.front().mode == ChunkMode::sparse;
+  const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
+  const LayerCall call{data_, *arithmetic, layer, q, out, attended, observer()};
+  if (sparse && !dense_layer) {
     if (blocks_) {
       blocks_->run(call);
     } else {

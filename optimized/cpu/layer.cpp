@@ -22,7 +22,8 @@ SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_s
     if (effective.heavy > 0) summaries = core::BlockSummaries(shape, effective.key_block);
     return;
   }
-  memory = core::MemorySets(shape.n_layer, shape.n_head, effective.local, effective.heavy, shape.capacity);
+  memory = core::MemorySets(shape.n_layer, shape.n_head, effective.local, effective.heavy, shape.capacity,
+                            effective.pinned);
 }
 
 std::int64_t SessionData::kv_head(std::int64_t head) const {

@@ -97,10 +97,15 @@ std::size_t CudaSession::window_chunks(std::size_t first) const {
 
 void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
                             const headwater::Rows& v, const MutableRows& out) {
-  const std::span<const Chunk> chunks = plan();
+  std::span<const Chunk> chunks = plan();
   const std::int64_t base = chunks.front().begin;
   const std::int64_t end = chunks.back().end;
-  const bool sparse = chunks.front().mode == ChunkMode::sparse;
+  const Chunk whole{base, end, ChunkMode::dense};
+  bool sparse = chunks.front().mode == ChunkMode::sparse;
+  if (sparse && options().dense_layer(layer)) {  // STATE-7
+    sparse = false;
+    chunks = {&whole, 1};
+  }
   // Tensor cores where both rows of a product have the same 16-bit type.
   const bool tensor = q.type == shape().kv_type && q.type != DType::f32;
   KernelPath* path = &sm80_;

@@ -74,9 +74,13 @@ void settle_infinities(float* lane, std::int64_t n, float& top) {
   top = 0.0f;
 }
 
-void fill_order_keys(const float* votes, std::int64_t n, std::uint32_t* keys) {
+/// The keys of n votes, the first `pinned` of them on what is pinned (MEM-7).
+void fill_order_keys(const float* votes, std::int64_t n, std::int64_t pinned, std::uint32_t* keys) {
   for (std::int64_t i = 0; i < n; ++i) keys[i] = core::order_key(votes[i]);
+  std::fill_n(keys, std::min(pinned, n), core::kPinnedKey);
 }
+
+std::int64_t pinned_blocks(const EffectiveOptions& options) { return options.pinned / options.key_block; }
 
 }  // namespace
 
@@ -333,7 +337,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
   Scratch& scratch = of(thread);
   std::int32_t* kept = scratch.kept.data();
   const float* region_votes = scratch.region_votes.data() + (query_block - unit.first) * votes.regions;
-  fill_order_keys(region_votes, votes.regions, scratch.order_keys.data());
+  fill_order_keys(region_votes, votes.regions, 0, scratch.order_keys.data());
   const std::int64_t regions =
       core::select_best(scratch.order_keys.data(), votes.regions, searched_regions(data_.options), 32, kept);
   Run* runs = scratch.runs.data();
@@ -350,11 +354,12 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
        n},
       [&](std::int64_t) { return searched; }, thread);
 
-  fill_order_keys(searched, n, scratch.order_keys.data());
+  fill_order_keys(searched, n, 0, scratch.order_keys.data());
   const std::int64_t blocks =
       core::select_best(scratch.order_keys.data(), n, kept_blocks(data_.options), 32, kept);
-  // Where blocks with the vote -infinity are kept, those that are not searched compete with them.
+  // Where blocks are pinned, or some with the vote -infinity kept, those that are not searched compete with them.
   const bool all_compete =
+      pinned_blocks(data_.options) > 0 ||
       std::any_of(kept, kept + blocks, [&](std::int32_t i) { return searched[i] == kNothing; });
   if (call.observer || all_compete) {
     float* all = block_votes(votes, unit.head_kv, query_block);
@@ -363,7 +368,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
       std::copy_n(searched + i * kRegionBlocks, runs[i].end - runs[i].begin, all + runs[i].begin);
     }
     if (all_compete) {
-      fill_order_keys(all, votes.blocks, scratch.order_keys.data());
+      fill_order_keys(all, votes.blocks, pinned_blocks(data_.options), scratch.order_keys.data());
       return core::select_best(scratch.order_keys.data(), votes.blocks, kept_blocks(data_.options), 32, kept);
     }
   }
@@ -387,7 +392,8 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
     if (votes.regions > 0) {
       kept = search_regions(call, chunk, votes, unit, query_block, thread);
     } else {
-      fill_order_keys(block_votes(votes, unit.head_kv, query_block), votes.blocks, scratch.order_keys.data());
+      fill_order_keys(block_votes(votes, unit.head_kv, query_block), votes.blocks, pinned_blocks(options),
+                      scratch.order_keys.data());
       kept = core::select_best(scratch.order_keys.data(), votes.blocks, kept_blocks(options), 32,
                                scratch.kept.data());
     }
@@ -398,7 +404,9 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
     };
     if (votes.tokens > 0) {
       vote_on_tokens(call, chunk, votes, unit, query_block, thread);
-      fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, scratch.order_keys.data());
+      // Pinned blocks are kept, and the first of all: so are their tokens.
+      fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, options.pinned,
+                      scratch.order_keys.data());
       const std::int64_t tokens = core::select_best(scratch.order_keys.data(), votes.tokens, options.heavy,
                                                     32, scratch.chosen.data());
       for (; count < tokens; ++count) entries[count] = token(scratch.chosen.data()[count]);
