@@ -214,10 +214,10 @@ void check_record(const ChunkRecord& record, Layer& layer, const Shape& shape,
                   const EffectiveOptions& options) {
   ASSERT_LT(layer.next_chunk, layer.defined.chunks.size());
   const test::DefinedChunk& expected = layer.defined.chunks[layer.next_chunk++];
-  EXPECT_EQ(record.chunk.begin, expected.begin);
-  EXPECT_EQ(record.chunk.end, expected.end);
-  EXPECT_EQ(record.chunk.mode, expected.mode);
-  EXPECT_EQ(record.row_stride, expected.end - expected.begin);
+  ASSERT_EQ(record.chunk.begin, expected.begin);
+  ASSERT_EQ(record.chunk.end, expected.end);
+  ASSERT_EQ(record.chunk.mode, expected.mode);
+  ASSERT_EQ(record.row_stride, expected.end - expected.begin);
   check_lse(record, layer, shape);
   if (options.select == Select::blocks) {
     check_sets(record, expected, shape, options);
@@ -290,7 +290,7 @@ void check_memory(const Session& session, std::int64_t index, const Layer& layer
   }
   EXPECT_EQ(view.width, std::min(session.options().memory(), session.shape().capacity));
   EXPECT_EQ(view.head_stride, view.width);
-  EXPECT_EQ(view.count, last == nullptr ? 0 : static_cast<std::int64_t>(last->memory[0].size()));
+  ASSERT_EQ(view.count, last == nullptr ? 0 : static_cast<std::int64_t>(last->memory[0].size()));
   for (std::int64_t h = 0; h < session.shape().n_head; ++h) {
     for (std::int64_t e = 0; e < view.width; ++e) {
       const std::int32_t expected =
