@@ -164,6 +164,142 @@ def read(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines()]
 
 
+def mean_and_error(values):
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
+
+
+class Results:
+    """What was measured, by window and rule."""
+
+    def __init__(self, path):
+        self.runs = {}
+        for row in read(path):
+            kind, window, rule, *document = row["run"]
+            self.runs.setdefault((kind, window, rule), {})[document[0] if document else ""] = row["result"]
+
+    def documents(self, window, rule):
+        return list(self.runs.get(("perplexity", window, rule.name), {}).values())
+
+    def mean(self, window, rule, *keys):
+        """Mean over the documents and its standard error of an entry; None where it was not measured."""
+        values = []
+        for found in self.documents(window, rule):
+            for key in keys:
+                found = found.get(key, {}) if isinstance(found, dict) else found
+            if found != {}:
+                values.append(found)
+        return mean_and_error(values) if values else None
+
+    def time(self, rule):
+        """Of the sparse layer over the dense one, in turn in one run."""
+        found = self.runs.get(("time", 8192, rule.name))
+        return found and found[""]["sparse"] / found[""]["dense"]
+
+
+def decimals(measured, digits=4):
+    """.0123 (.0012)"""
+    return "" if measured is None else " (".join(f"{value:.{digits}f}".lstrip("0") for value in measured) + ")"
+
+
+def percent(measured):
+    """Of a difference of losses, as a change of perplexity."""
+    return "" if measured is None else f"{100 * math.expm1(measured[0]):+.2f} ({100 * measured[1]:.2f})"
+
+
+def table(heads, rows):
+    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |")
+    print()
+
+
+KL = ("divergence", "prefill", "kl")
+
+
+def divergence_tables(results):
+    table(("N", "documents", "rule", "S, L, H", "KL (se)", "same likeliest (se)", "KL decoded (se)", "loss after query blocks, % (se)"),
+          [(window, len(results.documents(window, rule)), rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)),
+            decimals(results.mean(window, rule, "divergence", "prefill", "rank1"), 3),
+            decimals(results.mean(window, rule, "divergence", "decoded", "kl")),
+            percent(results.mean(window, rule, "difference", "ends", "nll")))
+           for window in WINDOWS for rule in EQUAL if results.documents(window, rule)])
+    by_size = {}
+    for rule in [*of_size(1024, 512), *SIZES]:
+        by_size.setdefault((rule.chunk, rule.local + rule.heavy), []).append(rule)
+    for window in WINDOWS[:2]:
+        table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
+              [(window, *size, *(decimals(results.mean(window, rule, *KL)) for rule in rules))
+               for size, rules in sorted(by_size.items())])
+    table(("rule", "S, L, H", "time, sparse / dense", "time, over H2O's", "KL at 4096 (se)", "KL at 8192 (se)"),
+          [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
+            *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
+           for rule in sorted((rule for rule in [*EQUAL, *LARGER, *SIZES] if results.time(rule)), key=results.time)])
+
+
+def perplexity_table(results):
+    def row(rule, setting, inside):
+        return (8192, len(results.documents(8192, rule)), setting, percent(results.mean(8192, rule, "difference", inside, "nll")),
+                percent(results.mean(8192, rule, "difference", "decoded", "nll")))
+
+    table(("N", "documents", "S, L, H", "inside the sparse prefill % (se)", "decoded dense after it % (se)"),
+          [row(EQUAL[0], EQUAL[0].sizes, "prefill"), row(MET, MET.sizes, "prefill"),
+           row(EQUAL[1], f"`window`, {EQUAL[1].sizes}", "prefill"),
+           row(EQUAL[3], f"`blocks`, {EQUAL[3].sizes}, after query blocks", "ends")])
+
+
+def option_tables(results):
+    base = {"h2o": EQUAL[0], "window": EQUAL[1], "blocks": EQUAL[3]}
+    table(("N", "rule", "S, L, H", "KL (se)"),
+          [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)))
+           for window in WINDOWS[:2] for pinned in PINNED for rule in (base[pinned.rule], pinned)])
+    table(("rule", "dense layers", "KL at 4096 (se)", "of all sparse, %"),
+          [(base[rule.rule].label, rule.flags[-1], decimals(results.mean(4096, rule, *KL)),
+            f"{100 * results.mean(4096, rule, *KL)[0] / results.mean(4096, base[rule.rule], *KL)[0]:.0f}")
+           for rule in DENSE_LAYER if results.documents(4096, rule)])
+
+
+COLOURS = {"h2o": "#D55E00", "window": "#56B4E9", "blocks, one stage": "#009E73", "blocks, two stages": "#0072B2"}
+
+
+def save(figure, name):
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "plots" / f"{name}.svg", metadata={"Date": None})
+
+
+def plot_divergence(results, plt):
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    for panel, window in zip(panels, WINDOWS):
+        for kind, colour in COLOURS.items():
+            shown = [(results.time(rule), results.mean(window, rule, *KL)) for rule in [*EQUAL, *LARGER, *SIZES]
+                     if rule.label.replace("`", "").startswith(kind) and results.time(rule) and results.documents(window, rule)]
+            shown.sort()
+            panel.errorbar([time for time, _ in shown], [kl[0] for _, kl in shown], yerr=[kl[1] for _, kl in shown],
+                           color=colour, marker="o", markersize=3.5, linestyle="", label=kind)
+        panel.set_yscale("log")
+        panel.set_title(f"{window:,} tokens")
+        panel.set_xlabel("time of a layer of 8192 tokens, dense = 1")
+    panels[0].set_ylabel("KL divergence from dense, nats")
+    panels[0].legend(frameon=False, fontsize=7)
+    save(figure, "quality-divergence")
+
+
+def report(path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    # Deterministic files: no date, ids that do not change.
+    matplotlib.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.top": False,
+                                "axes.spines.right": False})
+    results = Results(path)
+    divergence_tables(results)
+    perplexity_table(results)
+    option_tables(results)
+    plot_divergence(results, plt)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -175,6 +311,9 @@ def main():
     kinds = ("perplexity", "time", "retrieval")
     command.add_argument("--kind", nargs="*", default=kinds, choices=kinds, help="only these")
     command.set_defaults(action=measure)
+    command = commands.add_parser("report")
+    command.add_argument("results")
+    command.set_defaults(action=lambda given: report(given.results))
     arguments = parser.parse_args()
     arguments.action(arguments)
 
