@@ -67,6 +67,8 @@ DENSE_LAYER = [Rule(kind, 1024, local, heavy, more=("--dense-layers", layers)) f
                (("h2o", 256, 256), ("blocks", 64, 448)) for layers in (*map(str, range(LAYERS)), f"0-{LAYERS // 2 - 1}",
                                                                        f"{LAYERS // 2}-{LAYERS - 1}")]
 MET = Rule("h2o", 1024, 767, 256)  # the plan's metric P8.3
+ASKED = ("prefill", "tail")  # where the question stands
+PROMPTS = 105                # of each row, seven depths
 LOOKED_UP = [Rule("h2o", 1024, 256, 256), Rule("window", 1024, 512, 0), Rule("blocks", 1024, 64, 448, 1),
              Rule("blocks", 1024, 64, 448), Rule("blocks", 256, 64, 192)]
 
@@ -84,8 +86,9 @@ def plan():
     for rule in DENSE_LAYER:
         yield "perplexity", 4096, rule
     for window in WINDOWS:
-        for rule in LOOKED_UP:
-            yield "retrieval", window, rule
+        for ask in ASKED:
+            for rule in LOOKED_UP:
+                yield ask, window, rule
 
 
 class Library:
@@ -137,6 +140,13 @@ def time(program, rule, tokens):
             **{key: statistics.median(got[key]["judged_seconds"]) for key in ("sparse", "dense")}}
 
 
+def retrieval(program, rule, window, ask):
+    dense = ["--no-dense"] if rule is not LOOKED_UP[0] else []
+    got = run(program, "retrieval", "-m", MODEL, "-f", ROOT / "models" / "eval-16k.txt", "--window", window, "--ask", ask,
+              "--prompts", PROMPTS, *dense, *rule.flags)
+    return {key: got[key] for key in ("prompt_tokens", "depths", "dense", "sparse") if key in got}
+
+
 def measure(arguments):
     results = pathlib.Path(arguments.results)
     done = {tuple(row["run"]) for row in read(results)} if results.exists() else set()
@@ -158,6 +168,8 @@ def measure(arguments):
                      lambda: perplexity(arguments.program, library, rule, window, document))
         elif kind == "time":
             once((kind, window, rule.name), lambda: time(arguments.program, rule, window))
+        else:
+            once((kind, window, rule.name), lambda: retrieval(arguments.program, rule, window, kind))
 
 
 def read(path):
@@ -259,6 +271,27 @@ def option_tables(results):
            for rule in DENSE_LAYER if results.documents(4096, rule)])
 
 
+def rates(entry, what):
+    return f"{100 * entry[what]['rate']:.0f} ({100 * entry[what]['low']:.0f} to {100 * entry[what]['high']:.0f})"
+
+
+def retrieval_tables(results):
+    def rows(window, ask):
+        first = results.runs[(ask, window, LOOKED_UP[0].name)][""]
+        yield "dense", "", [depth["dense"] for depth in first["depths"]], first["dense"]
+        for rule in LOOKED_UP:
+            got = results.runs[(ask, window, rule.name)][""]
+            yield rule.label, rule.sizes, [depth["sparse"] for depth in got["depths"]], got["sparse"]
+
+    measured = [(window, ask) for ask in ASKED for window in WINDOWS if ("" in results.runs.get((ask, window, LOOKED_UP[-1].name), {}))]
+    table(("N", "question", "rule", "S, L, H", "first token, %", "whole code, %"),
+          [(window, ask, label, sizes, rates(total, "first"), rates(total, "answer"))
+           for window, ask in measured for label, sizes, _, total in rows(window, ask)])
+    table(("N", "question", "rule", "S, L, H", *(f"{depth} %" for depth in (0, 10, 25, 50, 75, 90, 100))),
+          [(window, ask, label, sizes, *(f"{100 * depth['first']['rate']:.0f}" for depth in depths))
+           for window, ask in measured if ask == "prefill" for label, sizes, depths, _ in rows(window, ask)])
+
+
 COLOURS = {"h2o": "#D55E00", "window": "#56B4E9", "blocks, one stage": "#009E73", "blocks, two stages": "#0072B2"}
 
 
@@ -284,6 +317,29 @@ def plot_divergence(results, plt):
     save(figure, "quality-divergence")
 
 
+def plot_retrieval(results, plt):
+    figure, panels = plt.subplots(1, len(WINDOWS), figsize=(9, 3), sharey=True)
+    colours = ["#000000", "#D55E00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7"]
+    for panel, window in zip(panels, WINDOWS):
+        runs = [results.runs.get(("prefill", window, rule.name)) for rule in LOOKED_UP]
+        if None in runs:
+            continue
+        lines = [("dense", [depth["dense"] for depth in runs[0][""]["depths"]])]
+        lines += [(f"{rule.label.replace('`', '')} {rule.sizes}", [depth["sparse"] for depth in found[""]["depths"]])
+                  for rule, found in zip(LOOKED_UP, runs)]
+        for shift, (colour, (label, depths)) in enumerate(zip(colours, lines)):
+            at = [depth["depth"] + shift - 2 for depth in runs[0][""]["depths"]]
+            rate = [100 * depth["first"]["rate"] for depth in depths]
+            spans = [[max(0.0, value - 100 * depth["first"]["low"]) for value, depth in zip(rate, depths)],
+                     [max(0.0, 100 * depth["first"]["high"] - value) for value, depth in zip(rate, depths)]]
+            panel.errorbar(at, rate, yerr=spans, color=colour, marker="o", markersize=3, capsize=2, linewidth=0.8, label=label)
+        panel.set_title(f"{window:,} tokens")
+        panel.set_xlabel("depth of the code, %")
+    panels[0].set_ylabel("first token of the answer right, %")
+    panels[0].legend(frameon=False, fontsize=6)
+    save(figure, "quality-retrieval")
+
+
 def report(path):
     import matplotlib
 
@@ -297,7 +353,9 @@ def report(path):
     divergence_tables(results)
     perplexity_table(results)
     option_tables(results)
+    retrieval_tables(results)
     plot_divergence(results, plt)
+    plot_retrieval(results, plt)
 
 
 def main():
@@ -308,7 +366,7 @@ def main():
     command.add_argument("results")
     command.add_argument("--python", default=os.path.dirname(os.__file__), help="CPython 3.11.7's library")
     command.add_argument("--window", type=int, nargs="*", default=WINDOWS, help="only these lengths")
-    kinds = ("perplexity", "time", "retrieval")
+    kinds = ("perplexity", "time", *ASKED)
     command.add_argument("--kind", nargs="*", default=kinds, choices=kinds, help="only these")
     command.set_defaults(action=measure)
     command = commands.add_parser("report")
