@@ -212,12 +212,12 @@ void pinned(Context& context) {
   require_rule_blocks(*context.engine);
   require_pinned(*context.engine);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(6); ++round) {
-    const std::int64_t block = random.integer(1, 2);
+  for (int round = 0; round < context.rounds(4); ++round) {
+    const std::int64_t block = 1 + round / 2 % 2;
     const Sizes sizes{.type = random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16}),
-                      .group = random.integer(1, 3),
+                      .group = random.integer(1, 2),
                       .kv = random.integer(1, 2),
-                      .d = random.integer(2, 12),
+                      .d = random.integer(2, 8),
                       .heavy = 40 * block,
                       .key_block = block,
                       .refine = round % 2 == 0 ? 2 : 1};
@@ -241,7 +241,9 @@ void pinned(Context& context) {
       }
     }
     // Without an observer votes need not be kept.
-    Trace silent = run(*context.engine, problem, {.observed = false});
+    RunStyle style;
+    style.observed = false;
+    Trace silent = run(*context.engine, problem, style);
     silent.layers[0].chunks = trace.layers[0].chunks;
     require_same(trace, silent, "with and without an observer; " + problem.describe());
   }

@@ -138,14 +138,14 @@ void sizes(Context& context) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
   for (const DType type : {DType::f32, DType::bf16}) {
     Problem problem;
-    problem.shape.d_head = problem.shape.d_value = 64;
+    problem.shape.d_head = problem.shape.d_value = 32;
     problem.options.chunk = 512;
     problem.options.local = 64;
     problem.options.heavy = 192;
-    problem.options.dense_below = 2300;
+    problem.options.dense_below = 1100;
     problem.options.threads = context.threads;
     problem.q_type = problem.k_type = problem.v_type = problem.shape.kv_type = type;
-    problem.steps = {Step::prefill(2299), Step::decode(1), Step::prefill(1024, 2300), Step::prefill(1276)};
+    problem.steps = {Step::prefill(1099), Step::decode(1), Step::prefill(512, 1100), Step::prefill(588)};
     problem.shape.capacity = problem.tokens();
     Random random(context.seed);
     problem.fill_normal(random);

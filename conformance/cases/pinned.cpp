@@ -127,8 +127,8 @@ const Register kBlocksReplay{{"blocks.pinned_replay",
 void bound(Context& context, Select rule) {
   require_taken(*context.engine, rule);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(50); ++round) {
-    require_conforming(context, random_pinned(random, {.max_chunk = 24, .max_tokens = 120}, rule), {},
+  for (int round = 0; round < context.rounds(24); ++round) {
+    require_conforming(context, random_pinned(random, {.max_chunk = 24, .max_tokens = 90}, rule), {},
                        round % 2 == 0 ? Truth::eigen : Truth::reference);
   }
 }
@@ -280,9 +280,9 @@ void require_pins(Context& context, const Problem& problem, const Part& part) {
 
 void sizes(Context& context, Select rule) {
   require_large(context, rule);
-  const std::vector<Step> steps{Step::prefill(1500, 2000), Step::prefill(500), Step::decode(3),
-                                Step::prefill(700)};
-  for (const Sizes& sizes : {Sizes{.pinned = 8}, Sizes{}, Sizes{.type = DType::f32, .pinned = 312}}) {
+  const std::vector<Step> steps{Step::prefill(1024, 1200), Step::prefill(176), Step::decode(3),
+                                Step::prefill(600)};
+  for (const Sizes& sizes : {Sizes{.pinned = 8}, Sizes{.type = DType::f32}}) {
     require_pins(context, of_size(context, rule, sizes, steps), {});
   }
 }
@@ -299,13 +299,13 @@ Part late() {
   return {.chunk = [](const Chunk& chunk) { return chunk.end > 65536; }};
 }
 
-// The first 300 tokens, from more than 65536 positions on.
+// The first tokens, from more than 65536 positions on.
 void beyond_2_16(Context& context) {
   require_large(context, Select::h2o);
-  const Sizes sizes{.d = 16, .local = 32, .heavy = 400, .pinned = 300};
+  const Sizes sizes{.d = 16, .chunk = 128, .local = 32, .heavy = 64, .pinned = 50};
   require_pins(
       context,
-      of_size(context, Select::h2o, sizes, {Step::prefill(65000), Step::decode(2), Step::prefill(1100)}),
+      of_size(context, Select::h2o, sizes, {Step::prefill(65300), Step::decode(2), Step::prefill(400)}),
       late());
 }
 const Register kBeyond{{"options.pinned_beyond_65536",
@@ -320,15 +320,15 @@ const Register kBeyond{{"options.pinned_beyond_65536",
 void blocks_beyond_2_16(Context& context) {
   require_large(context, Select::blocks);
   const Sizes sizes{.d = 16,
-                    .chunk = 128,
+                    .chunk = 1024,
                     .local = 32,
-                    .heavy = 320,
-                    .pinned = 288,
+                    .heavy = 64,
+                    .pinned = 32,
                     .key_block = 32,
-                    .query_block = 64,
-                    .pool = 16};
+                    .query_block = 256,
+                    .pool = 256};
   Problem problem =
-      of_size(context, Select::blocks, sizes, {Step::prefill(65450), Step::decode(2), Step::prefill(400)});
+      of_size(context, Select::blocks, sizes, {Step::prefill(65500), Step::decode(2), Step::prefill(400)});
   std::fill_n(problem.layers[0].k.values.begin(), 32 * sizes.key_block * sizes.d, 0.0f);
   require_pins(context, problem, late());
 }

@@ -342,6 +342,7 @@ void dense_and_pinned(Context& context) {
   for (int round = 0; round < context.rounds(2000); ++round) {
     Shape shape;
     shape.n_layer = random.integer(1, 40);
+    shape.capacity = 1;
     Problem problem;
     problem.shape = shape;
     problem.steps = {Step::prefill(random.integer(1, 5000))};
