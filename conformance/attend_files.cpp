@@ -142,6 +142,11 @@ void read_options(const SafetensorsFile& file, AttendRun& run) {
     file.refuse("__metadata__ scale or softcap is not finite");
   }
   read_rule(file, options);
+  if (file.has_metadata("pinned")) options.pinned = parse_number<std::int64_t>(file, "pinned");  // CFG-5
+  if (options.pinned < 0 || options.pinned > options.heavy ||
+      (options.select == Select::blocks && options.pinned % options.key_block != 0)) {
+    file.refuse("__metadata__ pinned is out of range (CFG-5)");
+  }
   run.options = expected_options(run.problem.shape, options);
   run.engine = file.metadata("engine");
   for (const Engine* engine : engines()) {

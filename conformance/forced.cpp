@@ -385,14 +385,16 @@ std::vector<HeadTruth> truths_of(const Problem& problem, std::int64_t layer, con
 
 }  // namespace
 
-std::vector<double> output_bounds(const Context& context, const Problem& problem, const Trace& trace) {
+std::vector<double> output_bounds(const Context& context, const Problem& problem, const Trace& trace,
+                                  std::int64_t layer) {
   const Shape& shape = problem.shape;
   const Arithmetic arithmetic = arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
-  std::vector<double> bounds(trace.layers[0].out.size());
-  for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+  const LayerTrace& said = trace.layers[static_cast<std::size_t>(layer)];
+  std::vector<double> bounds(said.out.size());
+  for (const ChunkTrace& chunk : said.chunks) {
     for (std::int64_t h = 0; h < shape.n_head; ++h) {
       for (const std::vector<std::int64_t>& rows : rows_by_set(chunk)) {
-        const HeadTruth truth = eigen_oracle(head_chunk(problem, 0, chunk, h, rows, true), arithmetic);
+        const HeadTruth truth = eigen_oracle(head_chunk(problem, layer, chunk, h, rows, true), arithmetic);
         for (std::size_t r = 0; r < rows.size(); ++r) {
           const auto i = static_cast<Eigen::Index>(r);
           for (std::int64_t x = 0; x < shape.d_value; ++x) {

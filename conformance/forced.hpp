@@ -79,10 +79,10 @@ class VoteOracle {
 /// under the engine's own memory sets. Throws Violation; records errors and trust in the context.
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth truth = Truth::eigen);
 
-/// Bound of the first layer's outputs under the run's own sets, [N][Hq][dv], output rounding included: what two runs that
+/// Bound of a layer's outputs under the run's own sets, [N][Hq][dv], output rounding included: what two runs that
 /// differ in rounding only may be apart from the exact result.
 [[nodiscard]] std::vector<double> output_bounds(const Context& context, const Problem& problem,
-                                                const Trace& trace);
+                                                const Trace& trace, std::int64_t layer = 0);
 
 /// What is compared with the oracle where all of a run would take too long. Column sums, votes and log-sum-exps of a sparse
 /// chunk are compared whole (with rule `blocks`, log-sum-exps where outputs are); of outputs all rows of some heads, and of the other heads (and of dense and decode

@@ -1,10 +1,12 @@
 #include "conformance/problem.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "conformance/formats.hpp"
 
@@ -38,6 +40,11 @@ std::string Problem::describe() const {
   if (options.select == Select::blocks) {
     text += fmt::format(" blocks K {} Q {} P {} R {}", options.key_block, options.query_block, options.pool,
                         options.refine);
+  }
+  if (options.pinned != 0) text += fmt::format(" A {}", options.pinned);
+  if (options.dense_below != 0) text += fmt::format(" D {}", options.dense_below);
+  if (!options.dense_layers.empty()) {
+    text += fmt::format(" dense-layers {}", fmt::join(options.dense_layers, ","));
   }
   if (!options.clamp) text += " no-clamp";
   if (options.dense) text += " dense";
@@ -200,6 +207,32 @@ void choose_blocks(Random& random, Options& options) {
 Problem with_blocks(Random& random, Problem problem) {
   choose_blocks(random, problem.options);
   return problem;
+}
+
+void choose_pinned(Random& random, Options& options) {
+  const std::int64_t unit = options.select == Select::blocks ? options.key_block : 1;
+  const std::int64_t most = options.heavy / unit;
+  options.pinned = unit * random.pick(std::vector<std::int64_t>{0, std::min<std::int64_t>(1, most), most,
+                                                                random.integer(0, most)});
+}
+
+void choose_dense_below(Random& random, Problem& problem) {
+  const Step& step =
+      problem.steps[static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1))];
+  const std::int64_t length = std::max(step.n, step.turn_length);
+  problem.options.dense_below = std::max<std::int64_t>(0, length + random.integer(-1, 1));
+}
+
+void choose_dense_layers(Random& random, Problem& problem) {
+  const std::int64_t layers = problem.shape.n_layer;
+  const std::int64_t kind = random.integer(0, 4);
+  const bool odd = random.chance(0.5);
+  problem.options.dense_layers.clear();
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const bool named[] = {layer == 0, layer == layers - 1, true, layer % 2 == (odd ? 1 : 0),
+                          random.chance(0.5)};
+    if (named[kind]) problem.options.dense_layers.push_back(layer);
+  }
 }
 
 Problem in_type(Problem problem, DType type) {

@@ -75,6 +75,13 @@ void choose_blocks(Random& random, Options& options);
 /// The same problem under rule `blocks`, of random sizes; `heavy` becomes a multiple of the key block.
 [[nodiscard]] Problem with_blocks(Random& random, Problem problem);
 
+/// A of a legal size for the options: 0, the least, all of H, or anything between (CFG-5).
+void choose_pinned(Random& random, Options& options);
+/// D about the length of one of the problem's turns.
+void choose_dense_below(Random& random, Problem& problem);
+/// Dense layers: the first, the last, all, every other one, or any.
+void choose_dense_layers(Random& random, Problem& problem);
+
 /// The same problem with queries, keys, values and KV store of that type.
 [[nodiscard]] Problem in_type(Problem problem, DType type);
 

@@ -20,7 +20,8 @@ std::int64_t local_start(std::int64_t end, std::int64_t local) { return end > lo
 void require_best_of_all(const std::vector<std::int32_t>& set, const std::vector<float>& scores,
                          std::int64_t end, const EffectiveOptions& options, const std::string& where) {
   if (!std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); })) return;
-  const std::vector<std::int32_t> best = expected_set({}, 0, end, options.local, options.heavy, scores);
+  const std::vector<std::int32_t> best =
+      expected_set({}, 0, end, options.local, options.heavy, scores, options.pinned);
   if (set != best) throw Violation(where + ": Heavy is not the best of all tokens before Local (SPEC 14)");
 }
 
@@ -58,6 +59,9 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
       effective.heavy = effective.heavy / options.key_block * options.key_block;
   }
   effective.sparse = effective.local + effective.heavy > 0;
+  effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
+  effective.dense_below = options.dense_below;
+  effective.dense_layers = options.dense_layers;
   effective.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;
@@ -86,7 +90,7 @@ std::vector<std::vector<Chunk>> expected_plans(const Problem& problem) {
     } else {
       if (!in_turn) {
         const std::int64_t turn = step.turn_length != 0 ? step.turn_length : step.n;
-        sparse_turn = options.sparse && (base == 0 || turn > options.chunk);
+        sparse_turn = options.sparse && turn >= options.dense_below && (base == 0 || turn > options.chunk);
         in_turn = true;
       }
       if (!sparse_turn) {
@@ -110,6 +114,14 @@ std::vector<std::vector<Chunk>> expected_plans(const Problem& problem) {
   return plans;
 }
 
+std::vector<Chunk> layer_chunks(const EffectiveOptions& options, std::int64_t layer,
+                                const std::vector<Chunk>& plan) {
+  const std::vector<std::int64_t>& dense = options.dense_layers;
+  const bool named = std::find(dense.begin(), dense.end(), layer) != dense.end();
+  if (!named || plan.front().mode != ChunkMode::sparse) return plan;
+  return {{plan.front().begin, plan.back().end, ChunkMode::dense}};
+}
+
 std::uint32_t score_bits(ScoreType type, float value) {
   return type == ScoreType::bf16 ? bf16_bits(value) : std::bit_cast<std::uint32_t>(value);
 }
@@ -120,7 +132,7 @@ float score_value(ScoreType type, std::uint32_t bits) {
 
 std::vector<std::int32_t> expected_set(const std::vector<std::int32_t>& previous, std::int64_t previous_end,
                                        std::int64_t end, std::int64_t local, std::int64_t heavy,
-                                       const std::vector<float>& scores) {
+                                       const std::vector<float>& scores, std::int64_t pinned) {
   std::vector<std::int32_t> candidates = previous;
   for (std::int64_t p = previous_end; p < end; ++p) candidates.push_back(static_cast<std::int32_t>(p));
   const std::int64_t first_local = local_start(end, local);
@@ -128,6 +140,8 @@ std::vector<std::int32_t> expected_set(const std::vector<std::int32_t>& previous
   const auto kept = std::min<std::int64_t>(heavy, static_cast<std::int64_t>(candidates.size()));
   const auto last = candidates.begin() + kept;
   std::partial_sort(candidates.begin(), last, candidates.end(), [&](std::int32_t a, std::int32_t b) {
+    if ((a < pinned) != (b < pinned)) return a < pinned;  // MEM-7
+    if (a < pinned) return a < b;
     const float x = scores[static_cast<std::size_t>(a)];
     const float y = scores[static_cast<std::size_t>(b)];
     if (std::isnan(x) != std::isnan(y)) return std::isnan(y);  // NaN ranks below every number
@@ -154,11 +168,13 @@ std::int64_t blocks_candidates(const EffectiveOptions& options, std::int64_t beg
 
 namespace {
 
-// Numbers of the `count` highest votes, ascending. Order: higher vote first, equal votes: lower number first (MEM-3).
-std::vector<std::int64_t> highest(std::span<const float> votes, std::int64_t count) {
+// Numbers of the `count` highest votes, ascending. Order: the numbers below `pinned` first (MEM-7), then higher vote first,
+// equal votes: lower number first (MEM-3).
+std::vector<std::int64_t> highest(std::span<const float> votes, std::int64_t count, std::int64_t pinned) {
   std::vector<std::int64_t> order;
   for (std::size_t i = 0; i < votes.size(); ++i) order.push_back(static_cast<std::int64_t>(i));
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    if (a < pinned || b < pinned) return a < b;
     return votes[static_cast<std::size_t>(a)] > votes[static_cast<std::size_t>(b)];
   });
   order.resize(static_cast<std::size_t>(std::min(count, static_cast<std::int64_t>(order.size()))));
@@ -194,8 +210,8 @@ std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int6
         fmt::format("SEL-2: {} block votes, not {}", block_votes.size(), blocks_candidates(options, begin)));
   }
   std::vector<std::int32_t> tokens;
-  for (const std::int64_t block :
-       highest(block_votes, options.refine * (options.heavy / options.key_block))) {
+  for (const std::int64_t block : highest(block_votes, options.refine * (options.heavy / options.key_block),
+                                          options.pinned / options.key_block)) {
     for (std::int64_t i = 0; i < options.key_block; ++i) {
       tokens.push_back(static_cast<std::int32_t>(block * options.key_block + i));
     }
@@ -212,7 +228,8 @@ std::vector<std::int32_t> expected_block_set(const EffectiveOptions& options, st
       throw Violation(fmt::format("SEL-7: {} token votes, not {}", token_votes.size(), set.size()));
     }
     std::vector<std::int32_t> chosen;
-    for (const std::int64_t token : highest(token_votes, options.heavy)) {
+    // Kept are the blocks of all pinned tokens, and those are the first.
+    for (const std::int64_t token : highest(token_votes, options.heavy, options.pinned)) {
       chosen.push_back(set[static_cast<std::size_t>(token)]);
     }
     set = chosen;
@@ -311,8 +328,8 @@ void Replay::take(const ChunkTrace& chunk, const std::string& where) {
     Head& head = heads_[h];
     const std::string at = fmt::format("{} head {}", where, h);
     if (reads) {  // MEM-5: built when the chunk starts, from all tokens before it
-      head.set =
-          expected_set(head.set, set_end_, chunk.chunk.begin, options_.local, options_.heavy, head.scores);
+      head.set = expected_set(head.set, set_end_, chunk.chunk.begin, options_.local, options_.heavy,
+                              head.scores, options_.pinned);
       const auto* first = chunk.memory.data() + h * count;
       const std::vector<std::int32_t> got(first, first + count);
       if (got != head.set) {
@@ -426,7 +443,7 @@ void require_replay(const Problem& problem, const Trace& trace) {
     Replay replay(options, problem.shape.n_head, problem.shape.n_head_kv);
     std::size_t next = 0;
     for (std::size_t s = 0; s < plans.size(); ++s) {
-      for (const Chunk& planned : plans[s]) {
+      for (const Chunk& planned : layer_chunks(options, static_cast<std::int64_t>(l), plans[s])) {
         const std::string where = fmt::format("layer {} chunk [{}, {})", l, planned.begin, planned.end);
         if (next == said.chunks.size()) throw Violation(where + " was never reported");
         const ChunkTrace& chunk = said.chunks[next++];

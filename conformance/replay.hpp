@@ -10,22 +10,26 @@
 
 namespace headwater::conformance {
 
-/// CFG-2..4 as the kit reads them: what sessions of this shape must call effective (threads and warnings apart).
+/// CFG-2..5 as the kit reads them: what sessions of this shape must call effective (threads and warnings apart).
 [[nodiscard]] EffectiveOptions expected_options(const Shape& shape, const Options& options);
 
 /// The chunks of every step, from PLAN and STATE alone.
 [[nodiscard]] std::vector<std::vector<Chunk>> expected_plans(const Problem& problem);
+/// STATE-7: the chunks that one layer attends in a step that is planned so.
+[[nodiscard]] std::vector<Chunk> layer_chunks(const EffectiveOptions& options, std::int64_t layer,
+                                              const std::vector<Chunk>& plan);
 
 /// SCORE-4 or, for F32 scores, no rounding: bits of a score.
 [[nodiscard]] std::uint32_t score_bits(ScoreType type, float value);
 [[nodiscard]] float score_value(ScoreType type, std::uint32_t bits);
 
-/// MEM-1..4 for one head, by a full sort: the set from all `end` tokens before a chunk.
+/// MEM-1..4 and MEM-7 for one head, by a full sort: the set from all `end` tokens before a chunk.
 /// `previous` was built when `previous_end` tokens were stored; `scores` holds a score per position.
 [[nodiscard]] std::vector<std::int32_t> expected_set(const std::vector<std::int32_t>& previous,
                                                      std::int64_t previous_end, std::int64_t end,
                                                      std::int64_t local, std::int64_t heavy,
-                                                     const std::vector<float>& scores);
+                                                     const std::vector<float>& scores,
+                                                     std::int64_t pinned = 0);
 
 /// SEL-2: first position of Local of a chunk that begins at `begin`, and how many key blocks stand before it.
 [[nodiscard]] std::int64_t blocks_local_begin(const EffectiveOptions& options, std::int64_t begin);
@@ -37,10 +41,10 @@ namespace headwater::conformance {
 /// -infinity. Empty where all candidates are searched.
 [[nodiscard]] std::vector<bool> searched_regions(std::span<const float> block_votes);
 
-/// SEL-6: tokens of the key blocks that the first stage keeps, ascending; a vote for each candidate.
+/// SEL-6, MEM-7: tokens of the key blocks that the first stage keeps, ascending; a vote for each candidate.
 [[nodiscard]] std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int64_t begin,
                                                     std::span<const float> block_votes);
-/// SEL-6 to SEL-8: the set of one query block and key/value head. `token_votes`: one for each of kept_tokens(), empty where
+/// SEL-6 to SEL-8, MEM-7: the set of one query block and key/value head. `token_votes`: one for each of kept_tokens(), empty where
 /// there is no second stage.
 [[nodiscard]] std::vector<std::int32_t> expected_block_set(const EffectiveOptions& options,
                                                            std::int64_t begin,

@@ -249,22 +249,34 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
   return trace;
 }
 
-void require_rule_blocks(const Engine& engine) {
+namespace {
+
+// Throws Skipped where the engine refuses these options with invalid_argument and these words.
+void require_taken(const Engine& engine, Options options, const char* words, const char* what) {
   Shape shape;
   shape.capacity = 1;
-  Options options;
-  options.select = Select::blocks;
   options.threads = 1;
   try {
     (void)engine.open(shape, options);
   } catch (const Error& error) {
     const std::string message = error.what();
-    if (error.code() != ErrorCode::invalid_argument ||
-        message.find("has no other rule") == std::string::npos) {
-      throw;
-    }
-    throw Skipped("no rule blocks: " + message);
+    if (error.code() != ErrorCode::invalid_argument || message.find(words) == std::string::npos) throw;
+    throw Skipped(fmt::format("no {}: {}", what, message));
   }
+}
+
+}  // namespace
+
+void require_rule_blocks(const Engine& engine) {
+  Options options;
+  options.select = Select::blocks;
+  require_taken(engine, options, "has no other rule", "rule blocks");
+}
+
+void require_pinned(const Engine& engine) {
+  Options options;
+  options.pinned = 1;
+  require_taken(engine, options, "pins no tokens", "pinned tokens");
 }
 
 Trace run(const Engine& engine, const Problem& problem, const RunStyle& style) {

@@ -70,6 +70,9 @@ struct Trace {
 /// invalid_argument and says "has no other rule". Any other refusal is let through.
 void require_rule_blocks(const Engine& engine);
 
+/// The same for pinned tokens (MEM-7) under rule h2o: its answer says "pins no tokens".
+void require_pinned(const Engine& engine);
+
 /// Opens a session for it.
 [[nodiscard]] Trace run(const Engine& engine, const Problem& problem, const RunStyle& style = {});
 

@@ -206,6 +206,51 @@ void exact_levels(Context& context) {
 const Register kExact{
     {"blocks.levels_exact", {"SEL-5", "SEL-6", "SEL-12"}, "votes", Lane::exact, true, exact_levels}};
 
+// Pinned key blocks in regions that are not searched: their votes are -infinity, and they are kept all the same (SEL-6). The
+// keys of the first two regions are alike and 0, so every other region has a higher vote.
+void pinned(Context& context) {
+  require_rule_blocks(*context.engine);
+  require_pinned(*context.engine);
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(4); ++round) {
+    const std::int64_t block = 1 + round / 2 % 2;
+    const Sizes sizes{.type = random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16}),
+                      .group = random.integer(1, 2),
+                      .kv = random.integer(1, 2),
+                      .d = random.integer(2, 8),
+                      .heavy = 40 * block,
+                      .key_block = block,
+                      .refine = round % 2 == 0 ? 2 : 1};
+    Problem problem = levels_problem(random, sizes, random.integer(2049, 2150), random.integer(33, 60));
+    problem.options.pinned = block * random.pick(std::vector<std::int64_t>{1, 40, random.integer(33, 39)});
+    problem.options.threads = context.threads;
+    Tensor& k = problem.layers[0].k;
+    std::fill_n(k.values.begin(), 64 * block * k.heads * k.width, 0.0f);
+    const Trace trace = replayed(*context.engine, problem);
+    require_forced_in_part(context, problem, trace, second_turn(problem));
+    for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+      for (std::int64_t set = 0; has_levels(chunk) && set < sizes.kv * chunk.query_blocks; ++set) {
+        const auto* votes = chunk.block_votes.data() + set * chunk.candidate_blocks;
+        if (!std::all_of(votes, votes + 64, [](float vote) { return vote == kNever; })) {
+          broken("a region of zeros is searched", problem);
+        }
+        const auto* entries = chunk.memory.data() + set * chunk.memory_count;
+        for (std::int64_t p = 0; p < problem.options.pinned; ++p) {
+          if (entries[p] != p) broken(fmt::format("set {}: pinned token {} is missing", set, p), problem);
+        }
+      }
+    }
+    // Without an observer votes need not be kept.
+    RunStyle style;
+    style.observed = false;
+    Trace silent = run(*context.engine, problem, style);
+    silent.layers[0].chunks = trace.layers[0].chunks;
+    require_same(trace, silent, "with and without an observer; " + problem.describe());
+  }
+}
+const Register kPinned{
+    {"blocks.levels_pinned", {"MEM-7", "SEL-6", "SEL-7", "SEL-12"}, "votes", Lane::bound, true, pinned}};
+
 void replay(Context& context) {
   require_rule_blocks(*context.engine);
   Random random(context.seed);

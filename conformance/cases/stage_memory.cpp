@@ -107,91 +107,102 @@ void order(Context& context) {
 }
 const Register kOrder{{"stage.order", {"MEM-3"}, "selection", Lane::exact, false, order}};
 
-// Sequences of sets under scores that change in between: optimized sets, the reference's, the kit's.
+struct SetSizes {
+  std::int64_t local, heavy, pinned, capacity, layers, heads;
+  std::int64_t most = 20;  // tokens between two sets
+};
+
+// A sequence of sets under scores that change in between: optimized sets, the reference's, the kit's.
+void sequence_of_sets(Random& random, const SetSizes& sizes) {
+  const auto [local, heavy, pinned, capacity, layers, heads, most] = sizes;
+  const ScoreType type = random.chance(0.5) ? ScoreType::bf16 : ScoreType::f32;
+  core::ScoreStore store(layers, heads, capacity, type);
+  core::MemorySets sets(layers, heads, local, heavy, capacity, pinned);
+  const int flavour = static_cast<int>(random.integer(0, 5));
+  const std::int64_t layer = random.integer(0, layers - 1);
+  const std::int64_t head = random.integer(0, heads - 1);
+  std::vector<float> scores;
+  std::vector<std::int32_t> previous;
+  std::int64_t previous_end = 0;
+  std::vector<std::uint32_t> keys(static_cast<std::size_t>(capacity));
+  std::vector<std::int32_t> chosen(static_cast<std::size_t>(sets.width()));
+  for (std::int64_t end = 0; end < capacity;) {
+    const std::int64_t begin = end;
+    end = std::min(capacity, end + random.integer(1, most));
+    std::vector<float> sums;
+    for (std::int64_t p = begin; p < end; ++p) sums.push_back(any_score(random, flavour));
+    for (std::int64_t h = 0; h < heads; ++h) {
+      std::vector<float> own = sums;
+      if (h != head) std::fill(own.begin(), own.end(), 1.0f);
+      store.initialise(layer, h, begin, end - begin, own.data());
+    }
+    for (const float sum : sums) scores.push_back(score_value(type, score_bits(type, sum)));
+    const std::vector<std::int32_t> wanted =
+        expected_set(previous, previous_end, end, local, heavy, scores, pinned);
+    const std::vector<std::int32_t> reference = reference::build_memory_set(
+        previous, previous_end, end, local, heavy,
+        [&](std::int64_t p) { return scores[static_cast<std::size_t>(p)]; }, pinned);
+    const std::int64_t count = sets.next_count(end);
+    for (std::int64_t h = 0; h < heads; ++h)
+      sets.build_head(layer, h, end, store, keys.data(), chosen.data());
+    sets.finish(layer, end);
+    const std::int32_t* entries = sets.entries(layer, head);
+    const std::vector<std::int32_t> optimized(entries,
+                                              entries + std::clamp<std::int64_t>(count, 0, sets.width()));
+    if (reference != wanted || optimized != wanted || sets.count(layer) != count) {
+      throw Violation(fmt::format("L {} H {} A {} end {}: reference [{}], optimized [{}], wanted [{}]", local,
+                                  heavy, pinned, end, fmt::join(reference, " "), fmt::join(optimized, " "),
+                                  fmt::join(wanted, " ")));
+    }
+    for (std::int64_t i = count; i < sets.width(); ++i) {
+      if (entries[i] != -1) throw Violation(fmt::format("entry {} after the set is {}", i, entries[i]));
+    }
+    std::vector<std::int32_t> stored(wanted.size() + 3, 5);
+    reference::store_memory_set(wanted, stored);
+    if (!std::equal(wanted.begin(), wanted.end(), stored.begin()) ||
+        std::any_of(stored.end() - 3, stored.end(), [](std::int32_t p) { return p != -1; })) {
+      throw Violation("reference: a stored set is not the set and then -1");
+    }
+    const std::vector<std::int32_t> candidates = reference::candidates(previous, previous_end, end, local);
+    if (!std::is_sorted(candidates.begin(), candidates.end()) ||
+        (!candidates.empty() && candidates.back() >= reference::local_begin(end, local))) {
+      throw Violation("reference: candidates are not ascending or overlap Local");
+    }
+    // Accumulation of F32 sums into the set's scores.
+    std::vector<float> inter;
+    for (const std::int32_t p : wanted) {
+      inter.push_back(any_score(random, flavour));
+      float& score = scores[static_cast<std::size_t>(p)];
+      const float sum = score + inter.back();
+      const float accumulated = reference::accumulated_score(type, score, inter.back());
+      score = score_value(type, score_bits(type, sum));
+      if (!same_bits(accumulated, score))
+        throw Violation(fmt::format("reference: accumulated score {:.9g}", accumulated));
+    }
+    store.accumulate(layer, head, wanted.data(), static_cast<std::int64_t>(wanted.size()), inter.data());
+    for (std::int64_t p = 0; p < end; ++p) {
+      if (!same_bits(store.read(layer, head, p), scores[static_cast<std::size_t>(p)])) {
+        throw Violation(fmt::format("optimized: score of {} is {:.9g}, not {:.9g}", p,
+                                    store.read(layer, head, p), scores[static_cast<std::size_t>(p)]));
+      }
+    }
+    previous = wanted;
+    previous_end = end;
+  }
+  sets.reset();
+  if (sets.count(layer) != 0) throw Violation("reset() leaves a set");
+}
+
 void memory_sets(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(1500); ++round) {
-    const std::int64_t local = random.integer(0, 12);
-    const std::int64_t heavy = random.integer(local == 0 ? 1 : 0, 14);
-    const std::int64_t capacity = random.integer(1, 90);
-    const std::int64_t layers = random.integer(1, 2);
-    const std::int64_t heads = random.integer(1, 3);
-    const ScoreType type = random.chance(0.5) ? ScoreType::bf16 : ScoreType::f32;
-    core::ScoreStore store(layers, heads, capacity, type);
-    core::MemorySets sets(layers, heads, local, heavy, capacity);
-    const int flavour = static_cast<int>(random.integer(0, 5));
-    const std::int64_t layer = random.integer(0, layers - 1);
-    const std::int64_t head = random.integer(0, heads - 1);
-    std::vector<float> scores;
-    std::vector<std::int32_t> previous;
-    std::int64_t previous_end = 0;
-    std::vector<std::uint32_t> keys(static_cast<std::size_t>(capacity));
-    std::vector<std::int32_t> chosen(static_cast<std::size_t>(sets.width()));
-    for (std::int64_t end = 0; end < capacity;) {
-      const std::int64_t begin = end;
-      end = std::min(capacity, end + random.integer(1, 20));
-      std::vector<float> sums;
-      for (std::int64_t p = begin; p < end; ++p) sums.push_back(any_score(random, flavour));
-      for (std::int64_t h = 0; h < heads; ++h) {
-        std::vector<float> own = sums;
-        if (h != head) std::fill(own.begin(), own.end(), 1.0f);
-        store.initialise(layer, h, begin, end - begin, own.data());
-      }
-      for (const float sum : sums) scores.push_back(score_value(type, score_bits(type, sum)));
-      const std::vector<std::int32_t> wanted =
-          expected_set(previous, previous_end, end, local, heavy, scores);
-      const std::vector<std::int32_t> reference =
-          reference::build_memory_set(previous, previous_end, end, local, heavy,
-                                      [&](std::int64_t p) { return scores[static_cast<std::size_t>(p)]; });
-      const std::int64_t count = sets.next_count(end);
-      for (std::int64_t h = 0; h < heads; ++h)
-        sets.build_head(layer, h, end, store, keys.data(), chosen.data());
-      sets.finish(layer, end);
-      const std::int32_t* entries = sets.entries(layer, head);
-      const std::vector<std::int32_t> optimized(entries,
-                                                entries + std::clamp<std::int64_t>(count, 0, sets.width()));
-      if (reference != wanted || optimized != wanted || sets.count(layer) != count) {
-        throw Violation(fmt::format("L {} H {} end {}: reference [{}], optimized [{}], wanted [{}]", local,
-                                    heavy, end, fmt::join(reference, " "), fmt::join(optimized, " "),
-                                    fmt::join(wanted, " ")));
-      }
-      for (std::int64_t i = count; i < sets.width(); ++i) {
-        if (entries[i] != -1) throw Violation(fmt::format("entry {} after the set is {}", i, entries[i]));
-      }
-      std::vector<std::int32_t> stored(wanted.size() + 3, 5);
-      reference::store_memory_set(wanted, stored);
-      if (!std::equal(wanted.begin(), wanted.end(), stored.begin()) ||
-          std::any_of(stored.end() - 3, stored.end(), [](std::int32_t p) { return p != -1; })) {
-        throw Violation("reference: a stored set is not the set and then -1");
-      }
-      const std::vector<std::int32_t> candidates = reference::candidates(previous, previous_end, end, local);
-      if (!std::is_sorted(candidates.begin(), candidates.end()) ||
-          (!candidates.empty() && candidates.back() >= reference::local_begin(end, local))) {
-        throw Violation("reference: candidates are not ascending or overlap Local");
-      }
-      // Accumulation of F32 sums into the set's scores.
-      std::vector<float> inter;
-      for (const std::int32_t p : wanted) {
-        inter.push_back(any_score(random, flavour));
-        float& score = scores[static_cast<std::size_t>(p)];
-        const float sum = score + inter.back();
-        const float accumulated = reference::accumulated_score(type, score, inter.back());
-        score = score_value(type, score_bits(type, sum));
-        if (!same_bits(accumulated, score))
-          throw Violation(fmt::format("reference: accumulated score {:.9g}", accumulated));
-      }
-      store.accumulate(layer, head, wanted.data(), static_cast<std::int64_t>(wanted.size()), inter.data());
-      for (std::int64_t p = 0; p < end; ++p) {
-        if (!same_bits(store.read(layer, head, p), scores[static_cast<std::size_t>(p)])) {
-          throw Violation(fmt::format("optimized: score of {} is {:.9g}, not {:.9g}", p,
-                                      store.read(layer, head, p), scores[static_cast<std::size_t>(p)]));
-        }
-      }
-      previous = wanted;
-      previous_end = end;
-    }
-    sets.reset();
-    if (sets.count(layer) != 0) throw Violation("reset() leaves a set");
+    SetSizes sizes{};
+    sizes.local = random.integer(0, 12);
+    sizes.heavy = random.integer(sizes.local == 0 ? 1 : 0, 14);
+    sizes.capacity = random.integer(1, 90);
+    sizes.layers = random.integer(1, 2);
+    sizes.heads = random.integer(1, 3);
+    sequence_of_sets(random, sizes);
   }
 }
 const Register kSets{{"stage.memory_sets",
@@ -200,6 +211,31 @@ const Register kSets{{"stage.memory_sets",
                       Lane::exact,
                       false,
                       memory_sets}};
+
+// Pinned tokens (MEM-7), with scores of every kind: NaN, infinities and zeros too. Then more of them than 16 bits count.
+void pinned_sets(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(1500); ++round) {
+    SetSizes sizes{};
+    sizes.local = random.integer(0, 12);
+    sizes.heavy = random.integer(1, 14);
+    sizes.pinned = random.pick(std::vector<std::int64_t>{1, sizes.heavy, random.integer(0, sizes.heavy)});
+    sizes.capacity = random.integer(1, 90);
+    sizes.layers = random.integer(1, 2);
+    sizes.heads = random.integer(1, 3);
+    sequence_of_sets(random, sizes);
+  }
+  if (context.quick) return;
+  sequence_of_sets(random, {.local = 500,
+                            .heavy = 66000,
+                            .pinned = 65900,
+                            .capacity = 70000,
+                            .layers = 1,
+                            .heads = 1,
+                            .most = 20000});
+}
+const Register kPinned{
+    {"stage.pinned_sets", {"MEM-7", "MEM-3"}, "memory_set", Lane::exact, false, pinned_sets}};
 
 void initial_scores(Context& context) {
   Random random(context.seed);
@@ -299,6 +335,42 @@ const Register kConfigurations{{"stage.configurations",
                                 Lane::exact,
                                 false,
                                 configurations}};
+
+// CFG-5: both readings of the options that pin tokens and make turns and layers dense, of which A follows H'.
+void dense_and_pinned(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(2000); ++round) {
+    Shape shape;
+    shape.n_layer = random.integer(1, 40);
+    shape.capacity = 1;
+    Problem problem;
+    problem.shape = shape;
+    problem.steps = {Step::prefill(random.integer(1, 5000))};
+    Options& options = problem.options;
+    options.chunk = random.integer(1, 20);
+    options.local = random.integer(0, 25);
+    options.heavy = random.integer(0, 25);
+    options.clamp = random.chance(0.5);
+    options.dense = random.chance(0.1);
+    if (random.chance(0.5)) choose_blocks(random, options);
+    choose_pinned(random, options);
+    choose_dense_below(random, problem);
+    choose_dense_layers(random, problem);
+    const EffectiveOptions wanted = expected_options(shape, options);
+    const EffectiveOptions a = reference::resolve(shape, options);
+    const EffectiveOptions b = core::resolve(shape, options, 3);
+    for (const EffectiveOptions* got : {&a, &b}) {
+      if (got->pinned == wanted.pinned && got->dense_below == wanted.dense_below &&
+          got->dense_layers == wanted.dense_layers) {
+        continue;
+      }
+      throw Violation(fmt::format("{}: A {} D {} layers {}, wanted A {}", problem.describe(), got->pinned,
+                                  got->dense_below, fmt::join(got->dense_layers, ","), wanted.pinned));
+    }
+  }
+}
+const Register kDenseAndPinned{
+    {"stage.dense_and_pinned", {"CFG-5"}, "config", Lane::exact, false, dense_and_pinned}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -162,6 +162,9 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   }
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
+  if (HEADWATER_SABOTAGE("core.config.dense_layers_in_8_bits")) {
+    for (std::int64_t& layer : effective.dense_layers) layer &= 0xFF;
+  }
   // The clamp makes every sum fit; without it the width of a memory set is a 32-bit count like its positions.
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;

@@ -20,7 +20,11 @@ namespace {
 }  // namespace
 
 StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options)
-    : capacity_(shape.capacity), batch_(options.batch), chunk_(options.chunk), dense_below_(options.dense_below), sparse_(options.sparse) {
+    : capacity_(shape.capacity),
+      batch_(options.batch),
+      chunk_(options.chunk),
+      dense_below_(options.dense_below),
+      sparse_(options.sparse) {
   attended_.assign(static_cast<std::size_t>(shape.n_layer), 0);
   chunks_.reserve(static_cast<std::size_t>(capacity_));  // a chunk has a token at least
 }
@@ -38,7 +42,8 @@ bool StepMachine::failed() const { return failed_ && !HEADWATER_SABOTAGE("core.s
 
 bool StepMachine::turn_is_sparse(std::int64_t turn_length) const {
   if (!sparse_) return false;
-  if (turn_length < dense_below_) return false;
+  const bool any_turn = !HEADWATER_SABOTAGE("core.state.dense_below_later_turns") || tokens_ > 0;
+  if (turn_length < dense_below_ && any_turn) return false;
   if (tokens_ == 0) return true;  // STATE-3: first turn of an empty session
   if (HEADWATER_SABOTAGE("core.state.short_turn_sparse")) return turn_length >= chunk_;
   return turn_length > chunk_;
@@ -86,6 +91,7 @@ void StepMachine::begin(const Step& step) {
     if (opens_turn()) {
       turn_length_ = turn_length;
       turn_sparse_ = turn_is_sparse(turn_length);
+      if (HEADWATER_SABOTAGE("core.state.dense_below_of_call") && step.n < dense_below_) turn_sparse_ = false;
     }
     if (turn_sparse_) {
       append_sparse_chunks(tokens_, step.n, batch_, chunk_, chunks_);

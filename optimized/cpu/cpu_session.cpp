@@ -91,7 +91,8 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
   store_rows(layer, k, v, chunks.front().begin, n);
-  const bool dense_layer = options().dense_layer(layer);  // STATE-7
+  bool dense_layer = options().dense_layer(layer);  // STATE-7
+  if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
   if (data_.summaries.width() > 0 && !dense_layer) summarise(layer, chunks.front().begin, n);
   Arithmetic* arithmetic = &floats_;
   if (bf16_ && q.type == DType::bf16) arithmetic = &*bf16_;

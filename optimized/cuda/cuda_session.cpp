@@ -5,6 +5,7 @@
 
 #include "core/numbers.hpp"
 #include "cuda/kernels/store_rows.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cuda {
 
@@ -102,7 +103,9 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
   const std::int64_t end = chunks.back().end;
   const Chunk whole{base, end, ChunkMode::dense};
   bool sparse = chunks.front().mode == ChunkMode::sparse;
-  if (sparse && options().dense_layer(layer)) {  // STATE-7
+  const bool last_left_out =
+      HEADWATER_SABOTAGE("cuda.dense_layer.last_left_out") && layer + 1 == shape().n_layer;
+  if (sparse && options().dense_layer(layer) && !last_left_out) {  // STATE-7
     sparse = false;
     chunks = {&whole, 1};
   }

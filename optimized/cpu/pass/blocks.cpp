@@ -243,9 +243,17 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t width = data_.summaries.width();
   const auto scale = static_cast<float>(data_.options.scale);
+  const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
+  const std::int64_t lanes_ahead = std::max<std::int64_t>(1, kPrefetchedRows / data_.options.pool);
   for_lanes(chunk, unit, unit.first, unit.last, [&](const Lanes& lanes) {
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
       const Pool& pool = lanes.pools[lane];
+      if (lane + lanes_ahead < lanes.n) {
+        const Pool& ahead = lanes.pools[lane + lanes_ahead];
+        for (std::int64_t position = ahead.begin; position < ahead.end; ++position) {
+          prefetch(core::row_address(call.q, position - call.base(), ahead.head), row_bytes);
+        }
+      }
       float* query = scratch.pooled.data() + (lanes.first + lane) * width;
       std::fill_n(query, width, 0.0f);
       for (std::int64_t position = pool.begin; position < pool.end; ++position) {
@@ -359,7 +367,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
       core::select_best(scratch.order_keys.data(), n, kept_blocks(data_.options), 32, kept);
   // Where blocks are pinned, or some with the vote -infinity kept, those that are not searched compete with them.
   const bool all_compete =
-      pinned_blocks(data_.options) > 0 ||
+      (pinned_blocks(data_.options) > 0 && !HEADWATER_SABOTAGE("cpu.blocks.pinned_where_searched")) ||
       std::any_of(kept, kept + blocks, [&](std::int32_t i) { return searched[i] == kNothing; });
   if (call.observer || all_compete) {
     float* all = block_votes(votes, unit.head_kv, query_block);
@@ -405,7 +413,8 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
     if (votes.tokens > 0) {
       vote_on_tokens(call, chunk, votes, unit, query_block, thread);
       // Pinned blocks are kept, and the first of all: so are their tokens.
-      fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, options.pinned,
+      const std::int64_t pinned = HEADWATER_SABOTAGE("cpu.blocks.pinned_in_first_stage") ? 0 : options.pinned;
+      fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, pinned,
                       scratch.order_keys.data());
       const std::int64_t tokens = core::select_best(scratch.order_keys.data(), votes.tokens, options.heavy,
                                                     32, scratch.chosen.data());
