@@ -111,6 +111,14 @@ def draw(rng):
     if rule == "blocks":
         flags += ["--key-block", options.key_block, "--query-block", options.query_block]
         flags += ["--pool", options.pool, "--refine", options.refine]
+    if rng.random() < 0.4:
+        most = options.heavy + (options.local if rule == "window" else 0)
+        unit = options.key_block if rule == "blocks" else 1
+        options.pinned = unit * int(rng.choice([0, most // unit, rng.integers(0, most // unit + 1)]))
+        flags += ["--pinned", options.pinned]
+    if rng.random() < 0.3:
+        options.dense_below = int(rng.choice([0, 1, n, n + 1, rng.integers(1, n + 1)]))
+        flags += ["--dense-below", options.dense_below]
     if rule == "window":
         options = options.window()
     flags += ["--schedule", str(rng.choice(["layer-major", "chunk-major"])), "-t", int(rng.integers(1, 4))]

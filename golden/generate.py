@@ -8,6 +8,7 @@ two candidates) is closer than MARGIN to another result, so that scores and memo
 import hashlib
 import json
 import pathlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -102,10 +103,44 @@ CASES = [
      dict(select="blocks", chunk=2056, local=2, heavy=4, key_block=1, query_block=2056, pool=2, refine=2), None),
     ("window", "a window that is not the newest L + H tokens", (40, 2, 1, 8, 8), ("F32", "F32"),
      dict(select="window", chunk=8, local=3, heavy=2), None),
+    ("pinned", "a pinned token that is dropped, at once or by a later set, or one too few or too many (MEM-7)",
+     (64, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=8, local=2, heavy=5, pinned=3), None),
+    ("pinned-all", "a token chosen by its score although A = H (MEM-7)", (56, 3, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, local=0, heavy=4, pinned=4, score_type="f32"), None),
+    ("pinned-in-local", "a pinned token that takes a place among the heavy ones while it is in Local (MEM-7)",
+     (36, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=4, local=6, heavy=4, pinned=3, clamp=False), None),
+    ("pinned-clamped", "A above the clamped H (CFG-5)", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(chunk=8, local=5, heavy=20, pinned=20), None),
+    ("pinned-turns", "pinned tokens forgotten by dense turns, decode steps or a later turn (MEM-7, MEM-5)",
+     (70, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=12, local=3, heavy=4, pinned=2),
+     [("p", 24, 26), ("p", 2, None), ("d", 1), ("d", 3), ("p", 12, None), ("d", 1), ("p", 27, None)]),
+    ("blocks-pinned-one-stage", "pinned blocks by their votes (SEL-6, MEM-7)", (64, 2, 1, 8, 8), ("F32", "F32"),
+     BLOCKS | dict(chunk=16, local=4, heavy=12, pinned=8, refine=1), None),
+    ("blocks-pinned", "pinned blocks kept by the first stage, their tokens dropped by the second (SEL-7, MEM-7)",
+     (70, 4, 2, 8, 8), ("F32", "F32"), BLOCKS | dict(chunk=16, local=5, heavy=8, pinned=4, pool=2),
+     [("p", 33, None), ("d", 1), ("p", 36, None)]),
+    ("blocks-pinned-levels", "a pinned block of a region that is not searched is not kept (SEL-12, MEM-7)",
+     (2059, 1, 1, 2, 1), ("F32", "F32"),
+     dict(select="blocks", chunk=2056, local=2, heavy=6, key_block=1, query_block=2056, pool=2, refine=2, pinned=3),
+     None),
+    ("window-pinned", "pinned tokens beside the window instead of in its place", (40, 2, 1, 8, 8), ("F32", "F32"),
+     dict(select="window", chunk=8, local=3, heavy=2, pinned=2), None),
+    ("dense-below", "turns of D tokens dense, shorter ones sparse, or another length than the turn's (STATE-3)",
+     (90, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=8, local=2, heavy=4, dense_below=17),
+     [("p", 16, None), ("d", 1), ("p", 17, None), ("d", 1), ("p", 9, 18), ("p", 9, None), ("d", 1), ("p", 12, 16),
+      ("p", 24, None)]),
+    ("dense-below-first-turn", "a first turn that is sparse although it is short (STATE-3)", (40, 2, 1, 8, 8),
+     ("F32", "F32"), BLOCKS | dict(chunk=12, local=3, heavy=8, dense_below=13), [("p", 12, None), ("d", 1), ("p", 27, None)]),
+    ("dense-layers", "a dense layer with chunks, scores or sets; another layer that is not what it is alone (STATE-7)",
+     (60, 2, 1, 8, 8), ("F32", "F32"), dict(chunk=12, local=3, heavy=4, layers=2, dense_layers=(1,)),
+     [("p", 24, 26), ("p", 2, None), ("d", 2), ("p", 5, None), ("d", 1), ("p", 26, None)]),
+    ("blocks-dense-layers", "the same with rule blocks, and pinned tokens (STATE-7)", (60, 4, 2, 8, 6), ("F32", "F32"),
+     BLOCKS | dict(chunk=12, local=3, heavy=8, pinned=4, layers=3, dense_layers=(0, 2)),
+     [("p", 24, 26), ("p", 2, None), ("d", 2), ("p", 5, None), ("d", 1), ("p", 26, None)]),
 ]
 
 
-def flags_of(options, steps):
+def flags_of(options, steps, dense_layers=()):
     flags = ["-b", options.batch, "-ub", options.chunk, "--h2o-local", options.local]
     flags += ["--h2o-heavy", options.heavy, "--score-type", options.score_type]
     flags += ["--h2o-no-clamp"] if not options.clamp else []
@@ -114,6 +149,9 @@ def flags_of(options, steps):
     if options.select == "blocks":
         flags += ["--key-block", options.key_block, "--query-block", options.query_block]
         flags += ["--pool", options.pool, "--refine", options.refine]
+    flags += ["--pinned", options.pinned] if options.pinned else []
+    flags += ["--dense-below", options.dense_below] if options.dense_below else []
+    flags += ["--dense-layers", ",".join(str(layer) for layer in dense_layers)] if dense_layers else []
     flags += ["--scale", repr(options.scale)] if options.scale is not None else []
     flags += ["--softcap", repr(options.softcap)] if options.softcap else []
     if steps:
@@ -138,42 +176,79 @@ def score_bound(result):
     return bound
 
 
-def make(name, shape, types, settings, steps):
+def draw(name, rng, shape, types, pinned):
+    """q, k, v of one layer, as they are stored."""
     n, heads, kv_heads, d, dv = shape
+    q, k, v = problem(rng, n, heads, kv_heads, d, dv)
+    if name == "survivor":
+        k[3] *= 6  # a spike that gets a large weight from many later queries
+        q += k[3, 0] / 8
+    if name == "blocks-bf16-rows":  # votes far apart: BF16 summaries move them by a hundredth
+        k += np.repeat(rng.normal(size=(n // 4, *k.shape[1:])) * 3, 4, axis=0).astype(np.float32)
+    if pinned:  # no query would choose them
+        q += np.float32(1.5 / np.sqrt(d))
+        k[:pinned] -= np.float32(2.5 / np.sqrt(d))
+    return stored(types[0], q), stored(types[1], k), stored(types[1], v)
+
+
+def pinned_matter(rows, options, steps, result):
+    """Whether every last set would be another one without pinned tokens."""
+    without = oracle.attend(*rows, replace(options, pinned=0), steps)
+    if options.select == "blocks":
+        return all((a != b).any() for a, b in zip(result.block_sets[-1], without.block_sets[-1]))
+    return all((a != b).any() for a, b in zip(result.memory[-1], without.memory[-1]))
+
+
+def make(name, shape, types, settings, steps):
+    n, heads = shape[:2]
     settings = dict(settings)
     sinks, alibi = settings.pop("sinks", None), settings.pop("alibi", None)
+    layers, dense_layers = settings.pop("layers", 1), settings.pop("dense_layers", ())
+    options = oracle.Options(**settings)
+    file = {}
+    if sinks:
+        options.sinks = ramp(*sinks, heads)
+    if alibi:
+        options.alibi = ramp(*alibi, heads)
+    flags = flags_of(options, steps, dense_layers)
+    if options.select == "window":
+        options = options.window()
+    narrow = narrowed(types)
     for seed in range(1000):
         rng = np.random.default_rng([seed, len(name), n])
-        q, k, v = problem(rng, n, heads, kv_heads, d, dv)
-        if name == "survivor":
-            k[3] *= 6  # a spike that gets a large weight from many later queries
-            q += k[3, 0] / 8
-        if name == "blocks-bf16-rows":  # votes far apart: BF16 summaries move them by a hundredth
-            k += np.repeat(rng.normal(size=(n // 4, *k.shape[1:])) * 3, 4, axis=0).astype(np.float32)
-        q, k, v = stored(types[0], q), stored(types[1], k), stored(types[1], v)
-        options = oracle.Options(**settings)
-        file = {"q": (types[0], q), "k": (types[1], k), "v": (types[1], v)}
-        if sinks:
-            options.sinks = ramp(*sinks, heads)
-            file["sinks"] = ("F32", options.sinks)
-        if alibi:
-            options.alibi = ramp(*alibi, heads)
-            file["alibi"] = ("F32", options.alibi)
-        flags = flags_of(options, steps)
-        if options.select == "window":
-            options = options.window()
-        result = oracle.attend(q, k, v, options, steps)
-        narrow = narrowed(types)
-        widest = oracle.attend(q, k, v, options, steps, kept=narrow) if options.select == "blocks" else result
-        if result.margin > MARGIN and widest.vote_margin > VOTE_MARGIN:
+        rows = [draw(name, rng, shape, types, options.effective_pinned()) for _ in range(layers)]
+        results, widest = [], []
+        for layer, inputs in enumerate(rows):
+            dense = layer in dense_layers
+            results.append(oracle.attend(*inputs, options, steps, dense=dense))
+            widest.append(results[-1])
+            if options.select == "blocks":
+                widest[-1] = oracle.attend(*inputs, options, steps, kept=narrow, dense=dense)
+        clear = all(result.margin > MARGIN for result in results) and all(w.vote_margin > VOTE_MARGIN for w in widest)
+        sparse = [layer for layer in range(layers) if layer not in dense_layers]
+        if clear and (options.pinned == 0 or all(pinned_matter(rows[l], options, steps, results[l]) for l in sparse)):
             break
     else:
         raise SystemExit(f"{name}: no seed keeps every decision away from flipping")
-    file["want.out"] = ("F64", result.out)
-    file["want.lse"] = ("F64", result.lse)
+    for which, (key, dtype) in enumerate(zip("qkv", (types[0], types[1], types[1]))):
+        file[key] = (dtype, rows[0][which] if layers == 1 else np.stack([inputs[which] for inputs in rows]))
+    if sinks:
+        file["sinks"] = ("F32", options.sinks)
+    if alibi:
+        file["alibi"] = ("F32", options.alibi)
+    for layer in range(layers):
+        suffix = "" if layers == 1 else f".{layer}"  # a session of several layers: replay.py --library
+        for key, tensor in expected(results[layer], widest[layer] if any(narrow) else None, options).items():
+            file[key + suffix] = tensor
+    return file, flags
+
+
+def expected(result, widest, options):
+    """What the vector says of one layer."""
+    file = {"want.out": ("F64", result.out), "want.lse": ("F64", result.lse)}
     if options.select == "blocks":
-        add_blocks(file, result, widest if any(narrow) else None)
-        return file, flags
+        add_blocks(file, result, widest)
+        return file
     file["want.colsum_intra"] = ("F64", result.colsum_intra.astype(np.float64))
     file["want.colsum_inter"] = ("F64", np.stack(result.colsum_inter).astype(np.float64))
     file["bound.out"] = ("F32", result.bound_out)
@@ -187,7 +262,7 @@ def make(name, shape, types, settings, steps):
         file["exact.scores"] = ("F32", result.scores)
     file["exact.memory"] = ("I32", np.stack(result.memory))
     file["exact.chunk_start"] = ("I32", np.array(result.chunk_start, dtype=np.int32))
-    return file, flags
+    return file
 
 
 def narrowed(types):
@@ -199,7 +274,7 @@ def narrowed(types):
 def padded(arrays, filler):
     """[query blocks][kv heads] arrays of several lengths as one array."""
     width = max((len(array) for sets in arrays for array in sets), default=0)
-    whole = np.full((len(arrays), len(arrays[0]), width), filler)
+    whole = np.full((len(arrays), len(arrays[0]) if arrays else 0, width), filler)
     for block, sets in enumerate(arrays):
         for head, array in enumerate(sets):
             whole[block, head, : len(array)] = array
@@ -217,8 +292,9 @@ def add_blocks(file, result, widest):
             file[f"narrow_bound.{name}"] = ("F32", padded(getattr(widest, f"bound_{name}"), np.nan))
     file["exact.scores"] = ("F32", result.scores)
     file["exact.colsum_intra"] = ("F32", result.colsum_intra)
-    file["exact.query_blocks"] = ("I32", np.array(result.query_blocks))
-    file["exact.block_sets"] = ("I32", np.stack(result.block_sets))
+    if result.query_blocks:  # none in a dense layer
+        file["exact.query_blocks"] = ("I32", np.array(result.query_blocks))
+        file["exact.block_sets"] = ("I32", np.stack(result.block_sets))
     file["exact.chunk_start"] = ("I32", np.array(result.chunk_start, dtype=np.int32))
 
 

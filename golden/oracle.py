@@ -27,11 +27,17 @@ class Options:
     query_block: int = 32
     pool: int = 4
     refine: int = 2
+    pinned: int = 0
+    dense_below: int = 0
 
     def window(self):
-        """The program's `--select window`: Local alone, of the newest L + H tokens."""
+        """The program's `--select window`: the newest of L + H tokens, and as many heavy ones as are pinned."""
         sizes = {"key_block": 1, "query_block": self.chunk, "pool": self.chunk, "refine": 1}
-        return replace(self, select="blocks", local=self.local + self.heavy, heavy=0, **sizes)
+        every = self.local + self.heavy
+        if self.clamp and every >= self.chunk:
+            every = self.chunk - 1
+        pinned = min(self.pinned, every)
+        return replace(self, select="blocks", local=every - pinned, heavy=pinned, pinned=pinned, **sizes)
 
     def effective(self):
         """CFG-2..4, SEL-1: (batch, chunk, local, heavy)."""
@@ -42,6 +48,10 @@ class Options:
             heavy = min(heavy, self.chunk - 1 - local)
             heavy -= heavy % self.key_block if self.select == "blocks" else 0
         return batch, self.chunk, local, heavy
+
+    def effective_pinned(self):
+        """CFG-5: A'."""
+        return min(self.pinned, self.effective()[3])
 
 
 @dataclass
@@ -114,9 +124,11 @@ def softmax_parts(logits, visible, sink=None):
     return safe, l, weights
 
 
-def best(votes, count):
-    """SEL-6, MEM-3: the numbers of the `count` highest votes, ascending; equal votes: the lower number first."""
-    order = np.lexsort((np.arange(len(votes)), -votes.astype(np.float64)))
+def best(votes, count, pinned=0):
+    """SEL-6, MEM-3, MEM-7: the numbers of the `count` highest votes, ascending; those below `pinned` first, equal votes:
+    the lower number first."""
+    numbers = np.arange(len(votes))
+    order = np.lexsort((numbers, -votes.astype(np.float64), numbers >= pinned))
     return np.sort(order[:count])
 
 
@@ -131,7 +143,8 @@ def span(options, begin):
 def kept_blocks(options, begin, block_votes):
     """SEL-6: the first stage."""
     _, _, _, heavy = options.effective()
-    return best(block_votes, min(options.refine * heavy // options.key_block, span(options, begin)[1]))
+    count = min(options.refine * heavy // options.key_block, span(options, begin)[1])
+    return best(block_votes, count, options.effective_pinned() // options.key_block)
 
 
 def tokens_of(options, blocks):
@@ -160,7 +173,7 @@ def set_of_votes(options, begin, block_votes, token_votes):
     _, _, _, heavy = options.effective()
     tokens = tokens_of(options, kept_blocks(options, begin, block_votes))
     if has_second_stage(options, begin):
-        tokens = tokens[best(token_votes, heavy)]
+        tokens = tokens[best(token_votes, heavy, options.effective_pinned())]  # pinned blocks are the first of the kept
     return np.concatenate([tokens, np.arange(span(options, begin)[0], begin)]).astype(np.int64)
 
 
@@ -168,16 +181,18 @@ UNIT = 2.0**-24
 
 
 class Oracle:
-    """One layer, fed step by step. With `given`, memory sets and scores follow the engine's own column sums (SCORE-6), or
+    """One layer, fed step by step; a `dense` one is that of STATE-7. With `given`, memory sets and scores follow the engine's own column sums (SCORE-6), or
     its own votes (SEL-11). `kept` is what the bounds of votes grant (SEL-11): the round-off of the types in which an engine
     keeps summaries and pooled queries, 0 where it does not narrow them."""
 
-    def __init__(self, q, k, v, options, given=None, kept=(0.0, 0.0)):
+    def __init__(self, q, k, v, options, given=None, kept=(0.0, 0.0), dense=False):
         self.given = given
+        self.dense = dense
         self.summary_unit, self.query_unit = kept
         self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
         self.options = options
         self.batch, self.chunk, self.local, self.heavy = options.effective()
+        self.pinned = options.effective_pinned()
         n, self.heads, d = self.q.shape
         self.group = self.heads // self.k.shape[1]
         self.scale = 1.0 / np.sqrt(d) if options.scale is None else options.scale
@@ -243,8 +258,9 @@ class Oracle:
     def prefill(self, n, turn_length=None):
         if self.turn_sparse is None:  # STATE-3
             length = n if turn_length is None else turn_length
-            self.turn_sparse = self.local + self.heavy > 0 and (self.tokens == 0 or length > self.chunk)
-        if not self.turn_sparse:
+            long_enough = length >= self.options.dense_below and (self.tokens == 0 or length > self.chunk)
+            self.turn_sparse = self.local + self.heavy > 0 and long_enough
+        if not self.turn_sparse or self.dense:
             self.dense_chunk(n)
             return
         for begin, end in plan(self.tokens, n, self.batch, self.chunk):
@@ -282,7 +298,7 @@ class Oracle:
         self.tokens = end
 
     def build_sets(self, end):
-        """MEM-1..5."""
+        """MEM-1..5, MEM-7."""
         local = np.arange(max(0, end - self.local), end)
         sets = []
         for head in range(self.heads):
@@ -291,9 +307,10 @@ class Oracle:
             candidates = candidates[candidates < end - self.local].astype(np.int64)
             score = self.scores[head, candidates].astype(np.float64)
             rank = np.where(np.isnan(score), -np.inf, score)
-            order = np.lexsort((candidates, -rank, np.isnan(score)))
+            order = np.lexsort((candidates, -rank, np.isnan(score), candidates >= self.pinned))
             kept = candidates[order[: self.heavy]]
-            if self.options.score_type == "f32" and 0 < self.heavy < len(order):
+            by_score = self.heavy - (candidates < self.pinned).sum()
+            if self.options.score_type == "f32" and 0 < by_score and self.heavy < len(order):
                 worst, best = rank[order[self.heavy - 1]], rank[order[self.heavy]]
                 if worst > 0:
                     self.result.margin = min(self.result.margin, (worst - best) / worst)
@@ -483,8 +500,9 @@ class Oracle:
             bound = np.maximum(bound, weights * ((len(tokens) + 16) * UNIT + 2 * error))
         return votes.astype(np.float32), bound
 
-    def decide(self, votes, bounds, count):
+    def decide(self, votes, bounds, count, pinned=0):
         """The distance of a decision from another result, in bounds of the two votes that are next to it."""
+        votes, bounds, count = votes[pinned:], bounds[pinned:], count - pinned  # pinned ones are no decision
         if not 0 < count < len(votes):
             return
         chosen = np.zeros(len(votes), dtype=bool)
@@ -509,13 +527,13 @@ class Oracle:
             votes, bound = self.vote_on_blocks(kv_head, block_begin, block_end, count, given)
         by_blocks = votes if given is None else given
         kept = kept_blocks(options, begin, by_blocks)
-        self.decide(votes, bound, len(kept))
+        self.decide(votes, bound, len(kept), self.pinned // options.key_block)
         by_tokens = token_votes
         if has_second_stage(options, begin):
             tokens = tokens_of(options, kept)
             token_votes, token_bound = self.vote_on_tokens(kv_head, block_begin, block_end, tokens)
             by_tokens = token_votes if chosen_by is None else chosen_by.token_votes[number, kv_head, : len(tokens)]
-            self.decide(token_votes, token_bound, self.heavy)
+            self.decide(token_votes, token_bound, self.heavy, self.pinned)
         entries = set_of_votes(options, begin, by_blocks, by_tokens)
         if chosen_by is not None:
             padded = np.full(self.local + self.heavy, -1)
@@ -557,9 +575,9 @@ class Oracle:
         self.result.bound_lse[rows, head] = error + 2 * UNIT * np.abs(self.result.lse[rows, head])
 
 
-def attend(q, k, v, options, steps=None, given=None, kept=(0.0, 0.0)):
+def attend(q, k, v, options, steps=None, given=None, kept=(0.0, 0.0), dense=False):
     """steps: [("p", n, T or None) or ("d", n)]; returns a Result."""
-    oracle = Oracle(q, k, v, options, given, kept)
+    oracle = Oracle(q, k, v, options, given, kept, dense)
     for step in steps or [("p", len(q), None)]:
         if step[0] == "p":
             oracle.prefill(step[1], step[2] if len(step) > 2 else None)

@@ -1,13 +1,14 @@
 """Replays the golden vectors through `headwater attend`.
 
-    replay.py PROGRAM [--engine NAME ...] [--vector NAME ...] [--manifest FILE]
+    replay.py PROGRAM [--engine NAME ...] [--vector NAME ...] [--manifest FILE] [--library FILE]
 
 Checks the hash of every vector, runs the program on its inputs with every engine of this machine and compares: memory
 sets, scores and chunk starts exactly, the rest within the bound stored beside each value. Sets of rule `blocks` are also
 recomputed from the votes that the engine reports (SEL-11), exactly. Engines that round weights to BF16 where all rows are
 BF16 get there what docs/verification.md grants for it, engines other than the reference what SEL-11 grants for summaries
-in 16 bits; engines that say that they have no such rule are counted. Exit status 1: a value is wrong; 2: a vector or the
-manifest is damaged.
+in 16 bits; engines that say that they have no such rule, or pin no tokens, are counted. Vectors of several layers, which the
+program does not attend, are sessions of the shared library, where it is named. Exit status 1: a value is wrong; 2: a vector
+or the manifest is damaged.
 """
 
 import argparse
@@ -21,13 +22,14 @@ import tempfile
 import numpy as np
 
 import oracle
+import session
 import tensors
 
 INPUTS = ("q", "k", "v", "sinks", "alibi")
 FIELDS = {"file", "sha256", "flags", "catches"}
 UNIT_BF16 = 2.0**-8
 EXP_BF16 = 2.0**-17
-NO_RULE = "has no other rule"
+REFUSALS = {"--select": "has no other rule", "--pinned": "pins no tokens"}  # flag: what an engine without it says
 
 
 class Damaged(Exception):
@@ -109,10 +111,11 @@ def with_narrow_summaries(values):
 def replayed(result, metadata):
     """SEL-11: what is wrong with the sets of a result, given its own votes."""
     sizes = {name: int(metadata[name]) for name in ("chunk", "local", "heavy")}
+    pinned = int(metadata.get("pinned", 0))
     if metadata["select"] == "window":
-        return replayed_window(result, sizes["local"])
+        return replayed_window(result, sizes["local"], pinned)
     sizes.update({name: int(metadata[name]) for name in ("key_block", "query_block", "pool", "refine")})
-    options = oracle.Options(**sizes, clamp=False, select="blocks")  # the effective sizes are clamped
+    options = oracle.Options(**sizes, pinned=pinned, clamp=False, select="blocks")  # the effective sizes are clamped
     wrong = []
     for block, (first, _) in enumerate(result["query_blocks"]):
         begin = int(max(start for start in result["chunk_start"] if start <= first))
@@ -132,11 +135,13 @@ def replayed(result, metadata):
     return wrong[:3]
 
 
-def replayed_window(result, local):
+def replayed_window(result, local, pinned):
     wrong = []
     for block, (first, _) in enumerate(result["query_blocks"]):
         begin = int(max(start for start in result["chunk_start"] if start <= first))
-        entries = with_empty(np.arange(max(0, begin - local), begin), result["block_sets"].shape[2])
+        newest = max(0, begin - local)
+        kept = np.concatenate([np.arange(min(pinned, newest)), np.arange(newest, begin)])
+        entries = with_empty(kept, result["block_sets"].shape[2])
         if not all(np.array_equal(reported, entries) for reported in result["block_sets"][block]):
             wrong.append(f"query block {block}: the set is not the newest tokens")
     return wrong[:3]
@@ -171,48 +176,86 @@ def compare(values, result):
     return wrong
 
 
+def refused(flags, text):
+    """Whether an engine says that it does not have what the flags ask for."""
+    return any(flag in flags.split() and words in text for flag, words in REFUSALS.items())
+
+
+def granted(values, engine, all_bf16, bf16_weights):
+    """The values of a vector with the bounds of an engine."""
+    wider = values if engine == "reference" else with_narrow_summaries(values)
+    return with_bf16_weights(wider) if all_bf16 and bf16_weights else wider
+
+
+def run_program(program, engine, entry, values, types, bf16_weights):
+    """What is wrong with the output of `headwater attend`, or None where the engine refuses what is asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = (pathlib.Path(folder) / name for name in ("in.safetensors", "out.safetensors"))
+        tensors.write(source, {name: (types[name], values[name]) for name in INPUTS if name in values})
+        command = [program, "attend", str(source), "-o", str(target), "--engine", engine]
+        done = subprocess.run(command + entry["flags"].split(), capture_output=True, text=True)
+        if done.returncode == 2 and refused(entry["flags"], done.stderr):
+            return None
+        if done.returncode != 0:
+            return [f"exit {done.returncode}: {done.stderr.strip()}"]
+        result, _, metadata = tensors.read(target)
+    all_bf16 = all(types[name] == "BF16" for name in "qkv")
+    wrong = compare(granted(values, engine, all_bf16, bf16_weights), result)
+    return wrong + (replayed(result, metadata) if "block_sets" in result else [])
+
+
+def run_session(library, engine, entry, values):
+    """The same of a session of several layers."""
+    try:
+        results = library.run(values, entry["flags"], engine)
+    except session.Refused as refusal:
+        return None if refused(entry["flags"], str(refusal)) else [str(refusal)]
+    wrong = []
+    for layer, result in enumerate(results):
+        of_layer = {key[: -len(f".{layer}")]: value for key, value in values.items() if key.endswith(f".{layer}")}
+        wrong += [f"layer {layer}: {what}" for what in compare(granted(of_layer, engine, False, False), result)]
+    return wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--engine", action="append")
     parser.add_argument("--vector", action="append", help="only the vector of this name")
+    parser.add_argument("--library", help="the shared library, for vectors of several layers")
     parser.add_argument("--manifest", type=pathlib.Path,
                         default=pathlib.Path(__file__).resolve().parent / "manifest.json")
     arguments = parser.parse_args()
-    failed = run = refused = 0
+    failed = run = without = left_out = 0
     available = engines(arguments.program)
+    library = session.Library(arguments.library) if arguments.library else None
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            source, target = (pathlib.Path(folder) / name for name in ("in.safetensors", "out.safetensors"))
-            for entry, values, types in load(arguments.manifest):
-                if arguments.vector and pathlib.Path(entry["file"]).stem not in arguments.vector:
+        for entry, values, types in load(arguments.manifest):
+            if arguments.vector and pathlib.Path(entry["file"]).stem not in arguments.vector:
+                continue
+            layers = values["q"].ndim == 4
+            if layers and library is None:
+                left_out += 1
+                continue
+            for engine in arguments.engine or available:
+                if layers:
+                    wrong = run_session(library, engine, entry, values)
+                else:
+                    bf16_weights = available.get(engine, False)
+                    wrong = run_program(arguments.program, engine, entry, values, types, bf16_weights)
+                if wrong is None:
+                    without += 1
                     continue
-                tensors.write(source, {name: (types[name], values[name]) for name in INPUTS if name in values})
-                all_bf16 = all(types[name] == "BF16" for name in "qkv")
-                for engine in arguments.engine or available:
-                    run += 1
-                    command = [arguments.program, "attend", str(source), "-o", str(target), "--engine", engine]
-                    done = subprocess.run(command + entry["flags"].split(), capture_output=True, text=True)
-                    if done.returncode == 2 and NO_RULE in done.stderr and "--select" in entry["flags"]:
-                        run, refused = run - 1, refused + 1
-                        continue
-                    if done.returncode != 0:
-                        wrong = [f"exit {done.returncode}: {done.stderr.strip()}"]
-                    else:
-                        granted = values if engine == "reference" else with_narrow_summaries(values)
-                        if all_bf16 and available.get(engine, False):
-                            granted = with_bf16_weights(granted)
-                        result, _, metadata = tensors.read(target)
-                        wrong = compare(granted, result)
-                        wrong += replayed(result, metadata) if "block_sets" in result else []
-                    if wrong:
-                        failed += 1
-                        print(f"FAIL {entry['file']} engine {engine}: {'; '.join(wrong)}")
-                        print(f"     it catches: {entry['catches']}")
+                run += 1
+                if wrong:
+                    failed += 1
+                    print(f"FAIL {entry['file']} engine {engine}: {'; '.join(wrong)}")
+                    print(f"     it catches: {entry['catches']}")
     except Damaged as damage:
         print(f"replay.py: {damage}", file=sys.stderr)
         return 2
-    print(f"{run} runs, {failed} failed" + (f", {refused} refused: no such rule" if refused else ""))
+    print(f"{run} runs, {failed} failed" + (f", {without} refused: no such rule or no pinned tokens" if without else "") +
+          (f", {left_out} vectors of several layers left out: no --library" if left_out else ""))
     return 1 if failed or run == 0 else 0
 
 

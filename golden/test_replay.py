@@ -1,4 +1,4 @@
-"""The replay can fail: damaged files, manifests and values are told apart. `test_replay.py PROGRAM`."""
+"""The replay can fail: damaged files, manifests and values are told apart. `test_replay.py PROGRAM LIBRARY`."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ import tensors
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "headwater"
+LIBRARY = sys.argv.pop(1) if len(sys.argv) > 1 else "libheadwater.so"
 
 
 class Replay(unittest.TestCase):
@@ -38,8 +39,8 @@ class Replay(unittest.TestCase):
         return self.run_script()
 
     def run_script(self):
-        command = [sys.executable, str(HERE / "replay.py"), PROGRAM, "--engine", "reference", "--manifest"]
-        return subprocess.run(command + [str(self.root / "manifest.json")], capture_output=True, text=True)
+        command = [sys.executable, str(HERE / "replay.py"), PROGRAM, "--engine", "reference", "--library", LIBRARY]
+        return subprocess.run(command + ["--manifest", str(self.root / "manifest.json")], capture_output=True, text=True)
 
     def expect_damage(self, done, *words):
         self.assertEqual(done.returncode, 2, done.stdout)
@@ -84,7 +85,7 @@ class Replay(unittest.TestCase):
             path.write_bytes(damage)
             self.entries[1]["sha256"] = hashlib.sha256(damage).hexdigest()
             self.expect_damage(self.replay(), path.name)
-        for gone in ("q", "bound.out"):
+        for gone in ("q", next(name for name in values if name.startswith("bound.out"))):
             tensors.write(path, {key: (types[key], values[key]) for key in values if key != gone})
             self.entries[1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
             self.expect_damage(self.replay(), path.name, gone)
@@ -103,6 +104,39 @@ class Replay(unittest.TestCase):
             done = self.replay()
             self.assertEqual(done.returncode, 1, name)
             self.assertIn(name.split(".")[1], done.stdout)
+
+
+class LayersReplay(Replay):
+    """The same with a session of two layers as the second; and flags with another number are found."""
+
+    names = ("vectors/one-chunk.safetensors", "vectors/dense-layers.safetensors")
+    wrong = tuple((f"{name}.{layer}", shift) for layer in (0, 1)
+                  for name, shift in (("want.out", 1e-4), ("want.lse", 1e-4), ("exact.scores", 0.5), ("exact.memory", 1),
+                                      ("want.colsum_intra", 1e-3), ("exact.chunk_start", 1), ("want.colsum_inter", 1e-3)))
+
+    def test_wrong_flags_fail(self):
+        every = {entry["file"]: entry for entry in json.loads((HERE / "manifest.json").read_text())}
+        shutil.rmtree(self.root / "vectors")
+        (self.root / "vectors").mkdir()
+        for vector, flag, number in (("pinned", "--pinned 3", 2), ("pinned", "--pinned 3", 4), ("pinned-all", "--pinned 4", 3),
+                                     ("pinned-in-local", "--pinned 3", 2), ("pinned-clamped", "--pinned 20", 1),
+                                     ("pinned-turns", "--pinned 2", 1), ("blocks-pinned-one-stage", "--pinned 8", 4),
+                                     ("blocks-pinned", "--pinned 4", 0), ("blocks-pinned-levels", "--pinned 3", 2),
+                                     ("window-pinned", "--pinned 2", 1), ("dense-below", "--dense-below 17", 16),
+                                     ("dense-below", "--dense-below 17", 18), ("dense-below-first-turn", "--dense-below 13", 12),
+                                     ("dense-layers", "--dense-layers 1", 0), ("blocks-dense-layers", "--pinned 4", 0),
+                                     ("blocks-dense-layers", "--dense-layers 0,2", 0)):
+            with self.subTest(vector=vector, number=number):
+                entry = dict(every[f"vectors/{vector}.safetensors"])
+                self.assertIn(flag, entry["flags"])
+                shutil.copy(HERE / entry["file"], self.root / entry["file"])
+                self.entries = [entry]
+                self.assertEqual(self.replay().returncode, 0)
+                entry["flags"] = entry["flags"].replace(flag, f"{flag.split()[0]} {number}")
+                done = self.replay()
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertNotIn("exit", done.stdout)
+                (self.root / entry["file"]).unlink()
 
 
 class BlocksReplay(Replay):

@@ -1,14 +1,16 @@
 """Makes the tables and plots of docs/quality.md: python3 tools/quality.py measure|report ...
 
-measure PROGRAM RESULTS.jsonl  runs `headwater perplexity` and `headwater retrieval` over lengths, settings and documents,
+measure PROGRAM RESULTS.jsonl  runs `headwater perplexity`, `retrieval` and `bench` over rules, sizes, lengths and documents,
                                and appends one line of JSON for each run; what is there already is not run again.
 report RESULTS.jsonl           prints the Markdown tables and draws docs/plots/quality-*.svg from them.
 
-Documents are the bundled evaluation texts, and source files of Debian's python3-numpy and python3-matplotlib (which the
-bundled model was not trained on), the first N tokens of each. One thread: it shares its machine.
+Documents are those of tools/quality_documents.json: files of CPython 3.11.7's library on which the bundled model was not
+trained (--python says where the library is), and of Debian's python3-numpy and python3-matplotlib. Their hashes are checked.
+One thread: it shares its machine.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -16,159 +18,329 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "headwater-tiny-f16.gguf"
-TEXTS = {4096: "eval-4k.txt", 8192: "eval-8k.txt", 16384: "eval-16k.txt"}
-LIBRARIES = ["/usr/lib/python3/dist-packages/numpy", "/usr/lib/python3/dist-packages/matplotlib"]
-BYTES_A_TOKEN = 4.4  # of such files, with room to spare
-DOCUMENTS = {4096: 5, 8192: 3, 16384: 2}  # the evaluation text included
-TRIALS = {4096: 6, 8192: 4, 16384: 2}     # of retrieval, seven codes each
-# name, flags
-SETTINGS = {
-    "1024, 256, 256": ["-ub", "1024", "--h2o-local", "256", "--h2o-heavy", "256"],
-    "512, 128, 128": ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"],
-    "256, 64, 64": ["-ub", "256", "--h2o-local", "64", "--h2o-heavy", "64"],
-    "1024, 767, 256": ["-ub", "1024", "--h2o-local", "767", "--h2o-heavy", "256"],
-    "1024, 512, 0 (local only)": ["-ub", "1024", "--h2o-local", "512", "--h2o-heavy", "0"],
-    "1024, 0, 512 (heavy only)": ["-ub", "1024", "--h2o-local", "0", "--h2o-heavy", "512"],
-}
-# Local and heavy as in the atlas; Okabe and Ito, "Color Universal Design", 2008.
-COLOURS = dict(zip(SETTINGS, ("#000000", "#009E73", "#CC79A7", "#0072B2", "#56B4E9", "#D55E00")))
+DOCUMENTS = ROOT / "tools" / "quality_documents.json"
+DEBIAN = pathlib.Path("/usr/lib/python3/dist-packages")
+WINDOWS = (4096, 8192, 16384)
+BYTES_A_TOKEN = 4.4  # of such files, with room to spare; less than two windows
+LAYERS = 8           # of the bundled model
 
 
-def documents(window):
-    """The evaluation text, then files that are long enough, evenly spread over the libraries."""
-    found = sorted(path for library in LIBRARIES for path in pathlib.Path(library).rglob("*.py")
-                   if path.stat().st_size >= BYTES_A_TOKEN * window)
-    count = DOCUMENTS[window] - 1
-    spread = [found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count)] if len(found) >= count else found
-    return [ROOT / "models" / TEXTS[window], *spread]
+class Rule:
+    """A rule with its sizes. `name` is its key in the results and its row in the tables."""
+
+    def __init__(self, rule, chunk, local, heavy, stages=2, query_block=32, pool=4, more=()):
+        self.rule, self.chunk, self.local, self.heavy = rule, chunk, local, heavy
+        self.flags = ["-ub", chunk, "--h2o-local", local, "--h2o-heavy", heavy]
+        self.label = "`h2o`" if rule == "h2o" else "`window`"
+        if rule == "blocks":
+            self.flags += ["--select", "blocks", "--refine", stages, "--query-block", query_block, "--pool", pool]
+            self.label = f"`blocks`, {('one stage', 'two stages')[stages - 1] if stages < 3 else f'{stages} times'}"
+            if (query_block, pool) != (32, 4):
+                self.label += f", Q {query_block}, P {pool}"
+        if local + heavy >= chunk:
+            self.flags.append("--h2o-no-clamp")
+        self.flags += more
+        if more:
+            self.label += ", " + " ".join(map(str, more)).replace("--", "")
+        self.sizes = f"{chunk}, {local}, {heavy}"
+        self.name = f"{self.label} {self.sizes}"
 
 
-def name_of(path):
-    for library in LIBRARIES:
-        if path.is_relative_to(library):
-            return f"{pathlib.Path(library).name}/{path.relative_to(library)}"
-    return path.name
+def of_size(chunk, memory):
+    """The rules at S = chunk, M = memory."""
+    return [Rule("h2o", chunk, memory // 2, memory // 2), Rule("window", chunk, memory, 0),
+            *(Rule("blocks", chunk, 64, memory - 64, stages) for stages in (1, 2))]
+
+
+EQUAL = [*of_size(1024, 512), Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
+LARGER = [Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
+          Rule("blocks", 1024, 64, 448, 4), Rule("blocks", 1024, 32, 480), Rule("blocks", 1024, 128, 384)]
+SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 256),
+                                    (512, 512), (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
+PINNED = [Rule("window", 1024, 504, 8, more=("--pinned", 8)), Rule("h2o", 1024, 256, 256, more=("--pinned", 8)),
+          Rule("blocks", 1024, 64, 448, more=("--pinned", 8))]
+DENSE_LAYER = [Rule(kind, 1024, local, heavy, more=("--dense-layers", layers)) for kind, local, heavy in
+               (("h2o", 256, 256), ("blocks", 64, 448)) for layers in (*map(str, range(LAYERS)), f"0-{LAYERS // 2 - 1}",
+                                                                       f"{LAYERS // 2}-{LAYERS - 1}")]
+MET = Rule("h2o", 1024, 767, 256)  # the plan's metric P8.3
+ASKED = ("prefill", "tail")  # where the question stands
+PROMPTS = 105                # of each row, seven depths
+LOOKED_UP = [Rule("h2o", 1024, 256, 256), Rule("window", 1024, 512, 0), Rule("blocks", 1024, 64, 448, 1),
+             Rule("blocks", 1024, 64, 448), Rule("blocks", 256, 64, 192)]
+
+
+def plan():
+    """(kind, window, rule) of all runs, the ones that most tables need first."""
+    for window in WINDOWS:
+        for rule in EQUAL:
+            yield "perplexity", window, rule
+    for rule in [*EQUAL, *LARGER, *SIZES]:
+        yield "time", 8192, rule
+    for window in WINDOWS[:2]:
+        for rule in [*SIZES, *LARGER, *PINNED, MET]:
+            yield "perplexity", window, rule
+    for rule in DENSE_LAYER:
+        yield "perplexity", 4096, rule
+    for window in WINDOWS:
+        for ask in ASKED:
+            for rule in LOOKED_UP:
+                yield ask, window, rule
+
+
+class Library:
+    """The texts of the documents, checked against their hashes."""
+
+    def __init__(self, python):
+        self.folders = {"python": python, "debian": DEBIAN}
+        self.documents = json.loads(DOCUMENTS.read_text(encoding="utf-8"))["documents"]
+        self.texts = {}
+
+    def text(self, document, window):
+        if document["name"] not in self.texts:
+            self.texts[document["name"]] = "".join(self.file(document["library"], file) for file in document["files"])
+        return self.texts[document["name"]][:int(BYTES_A_TOKEN * window)]
+
+    def file(self, library, file):
+        path = self.folders[library] / file["path"]
+        try:
+            found = path.read_bytes()
+        except OSError as error:
+            sys.exit(f"quality: {path}: {error.strerror}; documents are those of {DOCUMENTS}")
+        if hashlib.sha256(found).hexdigest() != file["sha256"]:
+            sys.exit(f"quality: {path} is another file than that of {DOCUMENTS}")
+        return found.decode()
 
 
 def run(program, *arguments):
-    done = subprocess.run([program, *map(str, arguments), "-m", str(MODEL), "-t", "1", "--cache-type", "f16", "--json"], capture_output=True,
-                          check=False)
+    done = subprocess.run([program, *map(str, arguments), "-t", "1", "--json"], capture_output=True, check=False)
     if done.returncode != 0:
         sys.exit(f"quality: {done.stderr.decode().strip()}")
     return json.loads(done.stdout)
 
 
-def plan():
-    """(kind, window, setting, document) of every run; the evaluation texts and short ones first."""
-    for window in sorted(TEXTS):
-        for setting in SETTINGS:
-            yield "perplexity", window, setting, documents(window)[0]
-            yield "retrieval", window, setting, TEXTS[16384]
-    yield "single", 4096, "1024, 256, 256", TEXTS[16384]
-    for window in sorted(TEXTS):
-        for path in documents(window)[1:]:
-            for setting in SETTINGS:
-                yield "perplexity", window, setting, path
+def perplexity(program, library, rule, window, document):
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as text:
+        text.write(library.text(document, window))
+        text.flush()
+        got = run(program, "perplexity", "-m", MODEL, "-f", text.name, "--window", window, "--projections", "f32",
+                  "--cache-type", "f32", *rule.flags)
+    if got["windows"] != 1:
+        sys.exit(f"quality: {document['name']} has {got['windows']} windows of {window} tokens, not one")
+    return {key: got[key] for key in ("dense", "sparse", "difference", "divergence")}
+
+
+def time(program, rule, tokens):
+    got = run(program, "bench", "-n", tokens, "--heads", 16, "--kv-heads", 8, "-d", 128, "--dtype", "bf16", "--rounds", 9,
+              *rule.flags)
+    return {**{key: got[key] for key in ("cpu", "isa")},
+            **{key: statistics.median(got[key]["judged_seconds"]) for key in ("sparse", "dense")}}
+
+
+def retrieval(program, rule, window, ask):
+    dense = ["--no-dense"] if rule is not LOOKED_UP[0] else []
+    got = run(program, "retrieval", "-m", MODEL, "-f", ROOT / "models" / "eval-16k.txt", "--window", window, "--ask", ask,
+              "--prompts", PROMPTS, *dense, *rule.flags)
+    return {key: got[key] for key in ("prompt_tokens", "depths", "dense", "sparse") if key in got}
 
 
 def measure(arguments):
     results = pathlib.Path(arguments.results)
     done = {tuple(row["run"]) for row in read(results)} if results.exists() else set()
-    for kind, window, setting, document in plan():
-        if arguments.window not in (None, window):
-            continue
-        path = pathlib.Path(document) if os.path.isabs(document) else ROOT / "models" / document
-        run_id = (kind, window, setting, name_of(path))
+    library = Library(pathlib.Path(arguments.python))
+
+    def once(run_id, measured):
         if run_id in done:
-            continue
-        flags = ["-f", path, "--window", window, *SETTINGS[setting]]
-        if kind == "perplexity":
-            got = run(arguments.program, "perplexity", *flags)
-            if got["window"] != window:
-                sys.exit(f"quality: {path} has {got['window']} tokens, less than {window}")
-            del got["warnings"]
-        elif kind == "retrieval":
-            got = run(arguments.program, "retrieval", *flags, "--trials", TRIALS[window])
-        else:
-            got = run(arguments.program, "retrieval", *flags, "--trials", 3, "--single")
+            return
         with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": run_id, "result": got}) + "\n")
+            file.write(json.dumps({"run": run_id, "result": measured()}) + "\n")
         print(*run_id, flush=True)
+
+    for kind, window, rule in plan():
+        if kind not in arguments.kind or window not in arguments.window:
+            continue
+        if kind == "perplexity":
+            for document in library.documents:
+                once((kind, window, rule.name, document["name"]),
+                     lambda: perplexity(arguments.program, library, rule, window, document))
+        elif kind == "time":
+            once((kind, window, rule.name), lambda: time(arguments.program, rule, window))
+        else:
+            once((kind, window, rule.name), lambda: retrieval(arguments.program, rule, window, kind))
 
 
 def read(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines()]
 
 
-def over_documents(rows, window, setting, part):
-    """Change of the mean loss in nats, its standard error over documents (over the tokens of a single one), and how many
-    there are."""
-    found = [row["result"]["difference"][part] for row in rows if row["run"][:3] == ["perplexity", window, setting]]
-    if not found:
-        return None
-    changes = [one["nll"] for one in found]
-    error = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else found[0]["stderr"]
-    return statistics.fmean(changes), error, len(changes)
+def mean_and_error(values):
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
 
 
-def percent(change):
-    return f"{100 * math.expm1(change[0]):+.2f} ({100 * change[1]:.2f})"
+class Results:
+    """What was measured, by window and rule."""
+
+    def __init__(self, path):
+        self.runs = {}
+        for row in read(path):
+            kind, window, rule, *document = row["run"]
+            self.runs.setdefault((kind, window, rule), {})[document[0] if document else ""] = row["result"]
+
+    def documents(self, window, rule):
+        return list(self.runs.get(("perplexity", window, rule.name), {}).values())
+
+    def mean(self, window, rule, *keys):
+        """Mean over the documents and its standard error of an entry; None where it was not measured."""
+        values = []
+        for found in self.documents(window, rule):
+            for key in keys:
+                found = found.get(key, {}) if isinstance(found, dict) else found
+            if found != {}:
+                values.append(found)
+        return mean_and_error(values) if values else None
+
+    def time(self, rule):
+        """Of the sparse layer over the dense one, in turn in one run."""
+        found = self.runs.get(("time", 8192, rule.name))
+        return found and found[""]["sparse"] / found[""]["dense"]
 
 
-def perplexity_tables(rows):
-    print("| N | documents | S, L, H | inside the sparse prefill % (se) | decoded dense after it % (se) |")
-    print("| --- | --- | --- | --- | --- |")
-    for window in TEXTS:
-        for setting in SETTINGS:
-            found = [over_documents(rows, window, setting, part) for part in ("prefill", "decoded")]
-            if found[0]:
-                print(f"| {window} | {found[0][2]} | {setting} | {percent(found[0])} | {percent(found[1])} |")
-    print("\n| text, N | S, L, H | dense prefill | sparse prefill | change % (se) | dense decoded | sparse decoded | change % (se) |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+def decimals(measured, digits=4):
+    """.0123 (.0012)"""
+    return "" if measured is None else " (".join(f"{value:.{digits}f}".lstrip("0") for value in measured) + ")"
+
+
+def percent(measured):
+    """Of a difference of losses, as a change of perplexity."""
+    return "" if measured is None else f"{100 * math.expm1(measured[0]):+.2f} ({100 * measured[1]:.2f})"
+
+
+def table(heads, rows):
+    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
     for row in rows:
-        kind, window, setting, document = row["run"]
-        if kind != "perplexity" or document not in TEXTS.values():
+        print("| " + " | ".join(map(str, row)) + " |")
+    print()
+
+
+KL = ("divergence", "prefill", "kl")
+
+
+def divergence_tables(results):
+    table(("N", "documents", "rule", "S, L, H", "KL (se)", "same likeliest (se)", "KL decoded (se)", "loss after query blocks, % (se)"),
+          [(window, len(results.documents(window, rule)), rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)),
+            decimals(results.mean(window, rule, "divergence", "prefill", "rank1"), 3),
+            decimals(results.mean(window, rule, "divergence", "decoded", "kl")),
+            percent(results.mean(window, rule, "difference", "ends", "nll")))
+           for window in WINDOWS for rule in EQUAL if results.documents(window, rule)])
+    by_size = {}
+    for rule in [*of_size(1024, 512), *SIZES]:
+        by_size.setdefault((rule.chunk, rule.local + rule.heavy), []).append(rule)
+    for window in WINDOWS[:2]:
+        table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
+              [(window, *size, *(decimals(results.mean(window, rule, *KL)) for rule in rules))
+               for size, rules in sorted(by_size.items())])
+    table(("rule", "S, L, H", "time, sparse / dense", "time, over H2O's", "KL at 4096 (se)", "KL at 8192 (se)"),
+          [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
+            *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
+           for rule in sorted((rule for rule in [*EQUAL, *LARGER, *SIZES] if results.time(rule)), key=results.time)])
+
+
+def perplexity_table(results):
+    def row(rule, setting, inside):
+        return (8192, len(results.documents(8192, rule)), setting, percent(results.mean(8192, rule, "difference", inside, "nll")),
+                percent(results.mean(8192, rule, "difference", "decoded", "nll")))
+
+    table(("N", "documents", "S, L, H", "inside the sparse prefill % (se)", "decoded dense after it % (se)"),
+          [row(EQUAL[0], EQUAL[0].sizes, "prefill"), row(MET, MET.sizes, "prefill"),
+           row(EQUAL[1], f"`window`, {EQUAL[1].sizes}", "prefill"),
+           row(EQUAL[3], f"`blocks`, {EQUAL[3].sizes}, after query blocks", "ends")])
+
+
+def option_tables(results):
+    base = {"h2o": EQUAL[0], "window": EQUAL[1], "blocks": EQUAL[3]}
+    table(("N", "rule", "S, L, H", "KL (se)"),
+          [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)))
+           for window in WINDOWS[:2] for pinned in PINNED for rule in (base[pinned.rule], pinned)])
+    table(("rule", "dense layers", "KL at 4096 (se)", "of all sparse, %"),
+          [(base[rule.rule].label, rule.flags[-1], decimals(results.mean(4096, rule, *KL)),
+            f"{100 * results.mean(4096, rule, *KL)[0] / results.mean(4096, base[rule.rule], *KL)[0]:.0f}")
+           for rule in DENSE_LAYER if results.documents(4096, rule)])
+
+
+def rates(entry, what):
+    return f"{100 * entry[what]['rate']:.0f} ({100 * entry[what]['low']:.0f} to {100 * entry[what]['high']:.0f})"
+
+
+def retrieval_tables(results):
+    def rows(window, ask):
+        first = results.runs[(ask, window, LOOKED_UP[0].name)][""]
+        yield "dense", "", [depth["dense"] for depth in first["depths"]], first["dense"]
+        for rule in LOOKED_UP:
+            got = results.runs[(ask, window, rule.name)][""]
+            yield rule.label, rule.sizes, [depth["sparse"] for depth in got["depths"]], got["sparse"]
+
+    measured = [(window, ask) for ask in ASKED for window in WINDOWS if ("" in results.runs.get((ask, window, LOOKED_UP[-1].name), {}))]
+    table(("N", "question", "rule", "S, L, H", "first token, %", "whole code, %"),
+          [(window, ask, label, sizes, rates(total, "first"), rates(total, "answer"))
+           for window, ask in measured for label, sizes, _, total in rows(window, ask)])
+    table(("N", "question", "rule", "S, L, H", *(f"{depth} %" for depth in (0, 10, 25, 50, 75, 90, 100))),
+          [(window, ask, label, sizes, *(f"{100 * depth['first']['rate']:.0f}" for depth in depths))
+           for window, ask in measured if ask == "prefill" for label, sizes, depths, _ in rows(window, ask)])
+
+
+COLOURS = {"h2o": "#D55E00", "window": "#56B4E9", "blocks, one stage": "#009E73", "blocks, two stages": "#0072B2"}
+
+
+def save(figure, name):
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "plots" / f"{name}.svg", metadata={"Date": None})
+
+
+def plot_divergence(results, plt):
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    for panel, window in zip(panels, WINDOWS):
+        for kind, colour in COLOURS.items():
+            shown = [(results.time(rule), results.mean(window, rule, *KL)) for rule in [*EQUAL, *LARGER, *SIZES]
+                     if rule.label.replace("`", "").startswith(kind) and results.time(rule) and results.documents(window, rule)]
+            shown.sort()
+            panel.errorbar([time for time, _ in shown], [kl[0] for _, kl in shown], yerr=[kl[1] for _, kl in shown],
+                           color=colour, marker="o", markersize=3.5, linestyle="", label=kind)
+        panel.set_yscale("log")
+        panel.set_title(f"{window:,} tokens")
+        panel.set_xlabel("time of a layer of 8192 tokens, dense = 1")
+    panels[0].set_ylabel("KL divergence from dense, nats")
+    panels[0].legend(frameon=False, fontsize=7)
+    save(figure, "quality-divergence")
+
+
+def plot_retrieval(results, plt):
+    figure, panels = plt.subplots(1, len(WINDOWS), figsize=(9, 3), sharey=True)
+    colours = ["#000000", "#D55E00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7"]
+    for panel, window in zip(panels, WINDOWS):
+        runs = [results.runs.get(("prefill", window, rule.name)) for rule in LOOKED_UP]
+        if None in runs:
             continue
-        cells, got = [f"{pathlib.Path(document).stem}, {window}", setting], row["result"]
-        for part in ("prefill", "decoded"):
-            change = got["difference"][part]
-            cells += [f"{got['dense'][part]['nll']:.4f}", f"{got['sparse'][part]['nll']:.4f}",
-                      percent((change["nll"], change["stderr"]))]
-        print("| " + " | ".join(cells) + " |")
+        lines = [("dense", [depth["dense"] for depth in runs[0][""]["depths"]])]
+        lines += [(f"{rule.label.replace('`', '')} {rule.sizes}", [depth["sparse"] for depth in found[""]["depths"]])
+                  for rule, found in zip(LOOKED_UP, runs)]
+        for shift, (colour, (label, depths)) in enumerate(zip(colours, lines)):
+            at = [depth["depth"] + shift - 2 for depth in runs[0][""]["depths"]]
+            rate = [100 * depth["first"]["rate"] for depth in depths]
+            spans = [[max(0.0, value - 100 * depth["first"]["low"]) for value, depth in zip(rate, depths)],
+                     [max(0.0, 100 * depth["first"]["high"] - value) for value, depth in zip(rate, depths)]]
+            panel.errorbar(at, rate, yerr=spans, color=colour, marker="o", markersize=3, capsize=2, linewidth=0.8, label=label)
+        panel.set_title(f"{window:,} tokens")
+        panel.set_xlabel("depth of the code, %")
+    panels[0].set_ylabel("first token of the answer right, %")
+    panels[0].legend(frameon=False, fontsize=6)
+    save(figure, "quality-retrieval")
 
 
-MODES = {"dense": "dense", "sparse": "sparse", "sparse_dense_tail": "sparse, dense tail"}
-
-
-def retrieval_tables(rows):
-    def rate(entry):
-        return f"{100 * entry['rate']:.0f} ({100 * entry['stderr']:.0f})"
-
-    print("\n| N | prompts | S, L, H | dense % (se) | sparse % (se) | sparse, dense tail % (se) |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        kind, window, setting, _ = row["run"]
-        if kind == "perplexity":
-            continue
-        got = row["result"]
-        one = ", one question each" if kind == "single" else ""
-        prompts = got["dense"]["prompts"] // (1 if kind == "single" else len(got["depths"]))
-        print(f"| {window} | {prompts}{one} | {setting} | " + " | ".join(rate(got[mode]) for mode in MODES) + " |")
-    print("\n| N | S, L, H | | " + " | ".join(f"{depth} %" for depth in (0, 10, 25, 50, 75, 90, 100)) + " |")
-    print("| --- | --- | --- |" + " --- |" * 7)
-    for row in rows:
-        kind, window, setting, _ = row["run"]
-        if kind != "retrieval" or setting != "1024, 256, 256":
-            continue
-        for mode, name in MODES.items():
-            print(f"| {window} | {setting} | {name} | "
-                  + " | ".join(rate(entry[mode]) for entry in row["result"]["depths"]) + " |")
-
-
-def plots(rows):
+def report(path):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -177,47 +349,13 @@ def plots(rows):
     # Deterministic files: no date, ids that do not change.
     matplotlib.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.top": False,
                                 "axes.spines.right": False})
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True)
-    for panel, part, title in zip(panels, ("prefill", "decoded"),
-                                  ("inside the sparse prefill", "decoded dense after it")):
-        for setting, colour in COLOURS.items():
-            found = {window: over_documents(rows, window, setting, part) for window in TEXTS}
-            found = {window: change for window, change in found.items() if change}
-            if found:
-                panel.errorbar(list(found), [100 * math.expm1(change[0]) for change in found.values()],
-                               yerr=[100 * change[1] for change in found.values()], color=colour, marker="o",
-                               markersize=3.5, capsize=3, label=setting)
-        panel.axhline(0, color="#999999", linewidth=0.8)
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(list(TEXTS), [f"{window:,}" for window in TEXTS])
-        panel.minorticks_off()
-        panel.set_title(title)
-        panel.set_xlabel("tokens")
-    panels[0].set_ylabel("change of perplexity, %")
-    panels[0].legend(title="S, L, H", frameon=False, fontsize=7)
-    save(figure, "quality-perplexity")
-
-    runs = [row for row in rows if row["run"][0] == "retrieval" and row["run"][2] == "1024, 256, 256"]
-    figure, panels = plt.subplots(1, max(1, len(runs)), figsize=(9, 3), sharey=True, squeeze=False)
-    for panel, row in zip(panels[0], runs):
-        got = row["result"]
-        for (mode, name), colour, shift in zip(MODES.items(), ("#000000", "#D55E00", "#56B4E9"), (-1, 0, 1)):
-            depths = [entry["depth"] + shift for entry in got["depths"]]
-            rates = [100 * entry[mode]["rate"] for entry in got["depths"]]
-            spans = [[max(0.0, rate - 100 * entry[mode]["low"]) for rate, entry in zip(rates, got["depths"])],
-                     [max(0.0, 100 * entry[mode]["high"] - rate) for rate, entry in zip(rates, got["depths"])]]
-            panel.errorbar(depths, rates, yerr=spans, color=colour, marker="o", markersize=3.5, capsize=2, linewidth=1,
-                           label=name)
-        panel.set_title(f"{row['run'][1]:,} tokens")
-        panel.set_xlabel("depth of the code, %")
-    panels[0][0].set_ylabel("codes found again, %")
-    panels[0][0].legend(frameon=False, fontsize=7, loc="lower right")
-    save(figure, "quality-retrieval")
-
-
-def save(figure, name):
-    figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "plots" / f"{name}.svg", metadata={"Date": None})
+    results = Results(path)
+    divergence_tables(results)
+    perplexity_table(results)
+    option_tables(results)
+    retrieval_tables(results)
+    plot_divergence(results, plt)
+    plot_retrieval(results, plt)
 
 
 def main():
@@ -226,20 +364,16 @@ def main():
     command = commands.add_parser("measure")
     command.add_argument("program")
     command.add_argument("results")
-    command.add_argument("--window", type=int, help="only this length")
+    command.add_argument("--python", default=os.path.dirname(os.__file__), help="CPython 3.11.7's library")
+    command.add_argument("--window", type=int, nargs="*", default=WINDOWS, help="only these lengths")
+    kinds = ("perplexity", "time", *ASKED)
+    command.add_argument("--kind", nargs="*", default=kinds, choices=kinds, help="only these")
     command.set_defaults(action=measure)
     command = commands.add_parser("report")
     command.add_argument("results")
     command.set_defaults(action=lambda given: report(given.results))
     arguments = parser.parse_args()
     arguments.action(arguments)
-
-
-def report(path):
-    rows = read(path)
-    perplexity_tables(rows)
-    retrieval_tables(rows)
-    plots(rows)
 
 
 if __name__ == "__main__":

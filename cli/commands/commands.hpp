@@ -32,8 +32,7 @@ using Arguments = std::vector<std::string>;
 [[nodiscard]] ExitCode manual_command(const Arguments& arguments, const std::vector<CommandLine>& commands);
 /// How well a model predicts a text after dense and after sparse prefill.
 [[nodiscard]] ExitCode perplexity_command(const Arguments& arguments);
-/// How often a model finds a code again that was planted in a long text: after dense prefill, after sparse prefill, and
-/// after sparse prefill with a dense tail.
+/// How often a model finds a code again that was planted in a long text: after dense prefill and after sparse prefill.
 [[nodiscard]] ExitCode retrieval_command(const Arguments& arguments);
 /// The tokens of a text: their ids and what each stands for.
 [[nodiscard]] ExitCode tokenize_command(const Arguments& arguments);

@@ -32,8 +32,10 @@ llama.cpp's perplexity tool has it). The first token of a window is not judged; 
 negative log-likelihood in nats of the tokens inside the turn, `decoded` that of the decode step's (the first of them is
 predicted by the last prefill position). `divergence` compares the two predictions at every position after the first
 chunk, whatever the text says next: `kl` is the mean Kullback-Leibler divergence of the sparse distribution from the
-dense one in nats, `rank1` the share of positions where both hold the same token for the likeliest. Standard errors take
-tokens for independent, which they are not quite. Both caches are in memory at once.
+dense one in nats, `rank1` the share of positions where both hold the same token for the likeliest. With --select blocks
+`ends` are the losses of the tokens after a query block, those of the first chunk left out: other tokens of the turn are
+judged by sets that they chose themselves. Standard errors take tokens for independent, which they are not quite. Both
+caches are in memory at once.
 
 Example: what sparse prefill costs on a held-out text
   headwater perplexity -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt --window 8192
@@ -51,6 +53,8 @@ struct PerplexityFlags {
 /// Negative log-likelihoods in nats, one for each token.
 struct Losses {
   std::vector<double> prefill;
+  std::vector<double>
+      ends;  ///< of those in `prefill` that come after a query block, the first chunk's left out
   std::vector<double> decoded;
 };
 
@@ -179,10 +183,24 @@ class Reader {
         if (next == n) return;
         const auto id = static_cast<std::size_t>(ids[static_cast<std::size_t>(next)]);
         for (const auto& [from, to] : {std::pair{&dense, &measured_.dense}, {&sparse, &measured_.sparse}}) {
-          (next < prefill ? to->prefill : to->decoded).push_back(-from->log_probability(id));
+          const double loss = -from->log_probability(id);
+          (next < prefill ? to->prefill : to->decoded).push_back(loss);
+          if (next < prefill && position >= first_chunk && ends_query_block(position))
+            to->ends.push_back(loss);
         }
       }
     }
+  }
+
+  /// Whether no later token of the turn takes part in choosing the set that this position reads (SEL-10).
+  [[nodiscard]] bool ends_query_block(std::int64_t position) const {
+    const std::int64_t rows = sparse_.session().options().query_block;
+    if (rows == 0) return false;
+    const std::span<const Chunk> plan = sparse_.session().plan();
+    const auto chunk = std::find_if(plan.begin(), plan.end(),
+                                    [&](const Chunk& candidate) { return position < candidate.end; });
+    const std::int64_t end = position + 1;
+    return end == chunk->end || (end - chunk->begin) % rows == 0;
   }
 
   runtime::Transformer& dense_;
@@ -214,7 +232,16 @@ nlohmann::ordered_json summary_json(const std::vector<double>& values) {
 }
 
 nlohmann::ordered_json losses_json(const Losses& losses) {
-  return {{"prefill", summary_json(losses.prefill)}, {"decoded", summary_json(losses.decoded)}};
+  nlohmann::ordered_json json = {{"prefill", summary_json(losses.prefill)},
+                                 {"decoded", summary_json(losses.decoded)}};
+  if (!losses.ends.empty()) json["ends"] = summary_json(losses.ends);
+  return json;
+}
+
+/// What sparse attention adds to each loss.
+Losses difference(const Losses& sparse, const Losses& dense) {
+  return {differences(sparse.prefill, dense.prefill), differences(sparse.ends, dense.ends),
+          differences(sparse.decoded, dense.decoded)};
 }
 
 nlohmann::ordered_json divergence_json(const Divergence& divergence) {
@@ -298,8 +325,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
     add_rule(json["effective"], effective);
     json["dense"] = losses_json(all.dense);
     json["sparse"] = losses_json(all.sparse);
-    json["difference"] = {{"prefill", summary_json(differences(all.sparse.prefill, all.dense.prefill))},
-                          {"decoded", summary_json(differences(all.sparse.decoded, all.dense.decoded))}};
+    json["difference"] = losses_json(difference(all.sparse, all.dense));
     json["divergence"] = {{"prefill", divergence_json(all.prefill)},
                           {"decoded", divergence_json(all.decoded)}};
     json["warnings"] = warnings;
@@ -307,9 +333,10 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   } else {
     print_out(fmt::format(
         "windows  {} of {} tokens, the last {} of each decoded; chunks of {}, memory {} local + {} "
-        "heavy, {}\n{}{}{}{}",
+        "heavy, {}\n{}{}{}{}{}",
         windows, window, flags->decode, effective.chunk, effective.local, effective.heavy,
         rule_text(effective), line("prefill", all.dense.prefill, all.sparse.prefill),
+        all.sparse.ends.empty() ? "" : line("ends", all.dense.ends, all.sparse.ends),
         line("decoded", all.dense.decoded, all.sparse.decoded), divergence_line("prefill", all.prefill),
         divergence_line("decoded", all.decoded)));
   }

@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "cli/support/failure.hpp"
+#include "cli/support/numbers.hpp"
 
 namespace headwater::cli {
 namespace {
 
 constexpr std::int64_t kMostThreads = 512;
+constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
 
 enum class Rule : std::uint8_t { h2o, blocks, window };
 
@@ -21,11 +23,12 @@ struct SizeFlag {
   CLI::Option* option;
 };
 
+[[noreturn]] void refuse(const char* flag, std::int64_t value, const std::string& allowed) {
+  throw Failure(fmt::format("{}: {} is not allowed; use {}", flag, value, allowed));
+}
+
 /// SEL-1, in the words of the flags.
 void check_sizes(const Options& options) {
-  const auto refuse = [](const char* flag, std::int64_t value, const std::string& allowed) {
-    throw Failure(fmt::format("{}: {} is not allowed; use {}", flag, value, allowed));
-  };
   const auto chunk = fmt::format("a number up to {}, the chunk (-ub)", options.chunk);
   if (options.key_block > options.chunk) refuse("--key-block", options.key_block, chunk);
   if (options.query_block > options.chunk) refuse("--query-block", options.query_block, chunk);
@@ -35,12 +38,31 @@ void check_sizes(const Options& options) {
   if (options.heavy % options.key_block != 0) {
     refuse("--h2o-heavy", options.heavy, fmt::format("a multiple of --key-block {}", options.key_block));
   }
+  if (options.pinned % options.key_block != 0) {
+    refuse("--pinned", options.pinned, fmt::format("a multiple of --key-block {}", options.key_block));
+  }
 }
 
-/// The newest L + H tokens: key blocks of one key, so that Local begins where it should (SEL-2), and no votes.
+/// CFG-5, in the words of the flags.
+void check_pinned(const Options& options) {
+  if (options.pinned <= options.heavy) return;
+  refuse("--pinned", options.pinned, fmt::format("a number up to --h2o-heavy {}", options.heavy));
+}
+
+/// The newest of L + H tokens: key blocks of one key, so that Local begins where it should (SEL-2), and places for what is
+/// pinned alone, so that votes change nothing.
 void select_window(Options& options) {
-  options.local = std::min(options.local + options.heavy, kMaxCount);
-  options.heavy = 0;
+  const std::int64_t all = std::min(options.local + options.heavy, kMaxCount);
+  if (options.pinned > all) {
+    refuse("--pinned", options.pinned,
+           fmt::format("a number up to {}, --h2o-local and --h2o-heavy together", all));
+  }
+  options.local = all - options.pinned;
+  // Where CFG-3 clamps, it is the newest tokens that become fewer.
+  if (options.clamp && options.pinned > 0 && all >= options.chunk) {
+    options.local = std::max<std::int64_t>(0, options.chunk - 1 - options.pinned);
+  }
+  options.heavy = all - options.local;
   options.key_block = 1;
   options.query_block = options.pool = options.chunk;
   options.refine = 1;
@@ -51,7 +73,7 @@ void declare_rule(FlagSet& set, Options& options) {
   set.choice(
       "--select", "RULE",
       "tokens of a memory set: h2o, by score, for each chunk; blocks, by the queries of a query block; "
-      "window, the newest L + H (h2o)",
+      "window, the newest L + H, the pinned ones among them (h2o)",
       "h2o, blocks or window", {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"window", Rule::window}},
       *rule);
   std::vector<SizeFlag> sizes;
@@ -69,6 +91,7 @@ void declare_rule(FlagSet& set, Options& options) {
   set.check([&options, rule, sizes] {
     if (*rule == Rule::blocks) {
       options.select = Select::blocks;
+      check_pinned(options);
       check_sizes(options);
       return;
     }
@@ -80,13 +103,33 @@ void declare_rule(FlagSet& set, Options& options) {
                       "--select blocks",
                       flag.name, chosen));
     }
-    if (*rule != Rule::window) return;
+    if (*rule == Rule::h2o) {
+      check_pinned(options);
+      return;
+    }
     options.select = Select::blocks;
     select_window(options);
   });
 }
 
+/// STATE-7: ascending.
+std::vector<std::int64_t> parse_layers(const std::string& text) {
+  constexpr const char* kFlag = "--dense-layers";
+  std::vector<std::int64_t> layers = parse_numbers(kFlag, text, kMostLayers - 1);
+  std::sort(layers.begin(), layers.end());
+  if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end()) {
+    throw Failure(fmt::format("{}: layer {} is given twice; allowed is once", kFlag, *twice));
+  }
+  return layers;
+}
+
 }  // namespace
+
+void check_dense_layers(const Options& options, std::int64_t layers) {
+  if (options.dense_layers.empty() || options.dense_layers.back() < layers) return;
+  throw Failure(fmt::format("--dense-layers: {} is not a layer; allowed are 0 to {}",
+                            options.dense_layers.back(), layers - 1));
+}
 
 void declare_memory_sets(FlagSet& set, Options& options) {
   set.integer("-b,--batch,--batch-size", "-b (--batch)", 1, kMaxCount,
@@ -98,6 +141,12 @@ void declare_memory_sets(FlagSet& set, Options& options) {
   set.integer("--h2o-heavy", "--h2o-heavy", 0, kMaxCount,
               "H, tokens kept because of their score or votes (256)", options.heavy);
   set.flag("--h2o-no-clamp", options.clamp, "let L + H be S or more", false);
+  set.integer("--pinned", "--pinned", 0, kMaxCount,
+              "first tokens that keep their places in the memory set, part of H (0)", options.pinned);
+  set.value("--dense-layers", "LIST", "layers whose prefill is dense, as 0,3,8-11 (none)",
+            [&options](const std::string& text) { options.dense_layers = parse_layers(text); });
+  set.integer("--dense-below", "--dense-below", 0, kMaxCount, "prefill turns of fewer tokens are dense (0)",
+              options.dense_below);
   set.check([&options] {
     if (options.clamp || options.dense || options.local + options.heavy <= kMaxCount) return;
     throw Failure(fmt::format("--h2o-local {} and --h2o-heavy {} make {} together; allowed are {}",

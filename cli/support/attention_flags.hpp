@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "cli/support/flag_set.hpp"
@@ -11,8 +12,11 @@ namespace headwater::cli {
 
 /// -b, -ub, --h2o-local, --h2o-heavy, --h2o-no-clamp: the chunks of a prompt and the memory set of each. --select,
 /// --key-block, --query-block, --pool, --refine: the rule of the sets. `--select window` is rule `blocks` with nothing to
-/// choose: one set for each chunk, of the newest L + H tokens.
+/// choose: one set for each chunk, of the newest L + H tokens, or of the --pinned first and the newest of the rest.
+/// --dense-layers, --dense-below: what is not sparse.
 void declare_memory_sets(FlagSet& set, Options& options);
+/// Failure where --dense-layers names one that a model of so many layers has not.
+void check_dense_layers(const Options& options, std::int64_t layers);
 /// --schedule.
 void declare_schedule(FlagSet& set, Options& options);
 /// --engine; empty stays HEADWATER_ENGINE, or the library's default.

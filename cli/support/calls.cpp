@@ -10,9 +10,11 @@ namespace {
 /// Tokens of a call below which its fixed costs begin to count; small batches are handed over several at a time.
 constexpr std::int64_t kWorthwhileCall = 4096;
 
-/// STATE-3: does the prefill call that opens a turn at `base` with length `turn` run sparse?
+/// STATE-3: does the prefill call that opens a turn at `base` with length `turn` run sparse? The one layer may be dense
+/// (STATE-7).
 bool turn_is_sparse(std::int64_t base, std::int64_t turn, const EffectiveOptions& options) {
-  return options.sparse && (base == 0 || turn > options.chunk);
+  return options.sparse && turn >= options.dense_below && (base == 0 || turn > options.chunk) &&
+         !options.dense_layer(0);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct Call {
   ChunkMode mode = ChunkMode::sparse;
 };
 
-/// Walks the calls that carry out `steps`. A sparse prefill step is handed over in whole logical batches, so that no
+/// Walks the calls that carry out `steps` in a session of one layer. A sparse prefill step is handed over in whole logical batches, so that no
 /// more than one of them needs its output in memory at a time; PLAN-2 makes the results the same bit for bit.
 void for_each_call(std::span<const StepItem> steps, const EffectiveOptions& options,
                    const std::function<void(const Call&)>& action);

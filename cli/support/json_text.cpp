@@ -1,6 +1,7 @@
 #include "cli/support/json_text.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 
@@ -19,7 +20,9 @@ const char* schedule_name(Schedule schedule) {
 
 const char* select_name(const EffectiveOptions& effective) {
   if (effective.select == Select::h2o) return "h2o";
-  return effective.heavy == 0 && effective.key_block == 1 ? "window" : "blocks";
+  const bool window = effective.heavy == effective.pinned && effective.key_block == 1 &&
+                      effective.refine == 1 && effective.query_block == effective.chunk;
+  return window ? "window" : "blocks";
 }
 
 std::vector<std::pair<const char*, std::int64_t>> select_sizes(const EffectiveOptions& effective) {
@@ -33,6 +36,21 @@ std::vector<std::pair<const char*, std::int64_t>> select_sizes(const EffectiveOp
 void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective) {
   json["select"] = select_name(effective);
   for (const auto& [name, value] : select_sizes(effective)) json[name] = value;
+  json["pinned"] = effective.pinned;
+  json["dense_below"] = effective.dense_below;
+  json["dense_layers"] = effective.dense_layers;
+}
+
+std::vector<std::pair<std::string, std::string>> rule_facts(const EffectiveOptions& effective) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (effective.select != Select::h2o) facts.emplace_back("select", select_name(effective));
+  for (const auto& [name, value] : select_sizes(effective)) facts.emplace_back(name, std::to_string(value));
+  if (effective.pinned > 0) facts.emplace_back("pinned", std::to_string(effective.pinned));
+  if (effective.dense_below > 0) facts.emplace_back("dense_below", std::to_string(effective.dense_below));
+  if (!effective.dense_layers.empty()) {
+    facts.emplace_back("dense_layers", fmt::format("{}", fmt::join(effective.dense_layers, ",")));
+  }
+  return facts;
 }
 
 std::string rule_text(const EffectiveOptions& effective) {
@@ -40,7 +58,11 @@ std::string rule_text(const EffectiveOptions& effective) {
   for (const auto& [name, value] : select_sizes(effective)) {
     text += fmt::format("{}{} {}", text.empty() ? " (" : ", ", name, value);
   }
-  return fmt::format("select {}{}{}", select_name(effective), text, text.empty() ? "" : ")");
+  text = fmt::format("select {}{}{}", select_name(effective), text, text.empty() ? "" : ")");
+  if (effective.pinned > 0) text += fmt::format(", pinned {}", effective.pinned);
+  if (effective.dense_below > 0) text += fmt::format(", dense below {}", effective.dense_below);
+  if (effective.dense_layers.empty()) return text;
+  return text + fmt::format(", dense layers {}", fmt::join(effective.dense_layers, ","));
 }
 
 }  // namespace headwater::cli

@@ -18,15 +18,17 @@ namespace headwater::cli {
 /// "layer-major" or "chunk-major", as --schedule takes it.
 [[nodiscard]] const char* schedule_name(Schedule schedule);
 
-/// "h2o", "blocks" or "window", as --select takes it. Rule `blocks` with nothing to choose and key blocks of one key is the
-/// window of the newest tokens.
+/// "h2o", "blocks" or "window", as --select takes it. Rule `blocks` with one set for a chunk, nothing to choose and key
+/// blocks of one key is the window of the newest tokens, with the pinned ones.
 [[nodiscard]] const char* select_name(const EffectiveOptions& effective);
 /// Names and values of what else the rule is made of (SEL-1); none but for "blocks".
 [[nodiscard]] std::vector<std::pair<const char*, std::int64_t>> select_sizes(
     const EffectiveOptions& effective);
-/// Adds `select` and the sizes to an object of effective options.
+/// Adds `select` and the sizes to an object of effective options, and pinned, dense_below and dense_layers.
 void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective);
-/// The same for a reader: "select h2o", or "select blocks (key_block 8, query_block 32, pool 4, refine 2)".
+/// The same by name, without what says nothing: `select` h2o, and 0 and no layers of the last three. Layers as "0,5,6".
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> rule_facts(const EffectiveOptions& effective);
+/// The same for a reader: "select h2o", or "select blocks (key_block 8, query_block 32, pool 4, refine 2), pinned 8".
 [[nodiscard]] std::string rule_text(const EffectiveOptions& effective);
 
 }  // namespace headwater::cli

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cli/support/attention_flags.hpp"
 #include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/model_memory.hpp"
@@ -25,6 +26,7 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   const auto start = std::chrono::steady_clock::now();
   file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags.model));
   config_ = runtime::read_model_config(*file_);
+  check_dense_layers(flags.options, config_.layers);
   tokenizer_ = runtime::Tokenizer::from_gguf(*file_);
   if (tokenizer_->size() > config_.vocabulary) {
     throw Failure(

@@ -28,6 +28,27 @@ std::int64_t parse_integer(std::string_view flag, std::string_view text, std::in
   return value;
 }
 
+std::vector<std::int64_t> parse_numbers(std::string_view flag, std::string_view text, std::int64_t high) {
+  std::vector<std::int64_t> numbers;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view item = text.substr(begin, end - begin);
+    const auto dash = item.find('-', 1);  // a first dash is a sign, which no number has
+    const std::int64_t first = parse_integer(flag, item.substr(0, dash), 0, high);
+    const std::int64_t last =
+        dash == std::string_view::npos ? first : parse_integer(flag, item.substr(dash + 1), 0, high);
+    if (last < first) {
+      throw Failure(fmt::format("{}: {} runs backwards; a range is FIRST-LAST", flag, in_quotes(item)));
+    }
+    for (std::int64_t number = first; number <= last; ++number) numbers.push_back(number);
+    if (numbers.size() > static_cast<std::size_t>(high) + 1) {
+      throw Failure(fmt::format("{}: names more than {} of them", flag, high + 1));
+    }
+    begin = end + 1;
+  }
+  return numbers;
+}
+
 double parse_real(std::string_view flag, std::string_view text, double low) {
   double value = 0;
   const char* const end = text.data() + text.size();

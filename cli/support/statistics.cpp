@@ -9,7 +9,8 @@ Mean mean_of(const std::vector<double>& values) {
   Mean mean{0, 0, values.size()};
   if (values.empty()) return mean;
   const auto n = static_cast<double>(values.size());
-  for (const double value : values) mean.value += value / n;
+  for (const double value : values) mean.value += value;
+  mean.value /= n;
   double squares = 0;
   for (const double value : values) squares += (value - mean.value) * (value - mean.value);
   if (values.size() > 1) mean.error = std::sqrt(squares / (n - 1) / n);

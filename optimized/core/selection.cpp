@@ -48,15 +48,17 @@ std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int
   }
   if (HEADWATER_SABOTAGE("core.selection.one_short")) --ties_left;
 
+  // Every index is written, and the next one over it unless it is chosen: no branch that half of the keys take.
+  const std::int64_t wanted = above + ties_left;
   std::int64_t written = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = 0; i < count && written < wanted; ++i) {
     const std::uint32_t key = keys[i] & mask;
-    if (key > threshold) {
-      chosen[written++] = static_cast<std::int32_t>(i);
-    } else if (key == threshold && ties_skipped-- <= 0 && ties_left > 0) {
-      --ties_left;
-      chosen[written++] = static_cast<std::int32_t>(i);
-    }
+    const std::int64_t tie = key == threshold ? 1 : 0;
+    const std::int64_t chosen_tie = tie & (ties_skipped <= 0 ? 1 : 0) & (ties_left > 0 ? 1 : 0);
+    ties_skipped -= tie;
+    ties_left -= chosen_tie;
+    chosen[written] = static_cast<std::int32_t>(i);
+    written += (key > threshold ? 1 : 0) | chosen_tie;
   }
   return written;
 }

@@ -49,24 +49,34 @@ Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail)
 void Conversation::reset() {
   transformer_.reset();
   pairs_ = {};
+  computed_ = 0;
   steps_.clear();
   appended_ = 0;
 }
 
-/// A turn of at most one chunk is dense anyway (STATE-3).
+/// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
 std::int64_t Conversation::tail_of(std::int64_t n) const {
   const EffectiveOptions& options = transformer_.session().options();
-  return options.sparse && n > options.chunk ? std::min(dense_tail_, n - 1) : 0;
+  const bool sparse = options.sparse && n > options.chunk && n >= options.dense_below;
+  return sparse ? std::min(dense_tail_, n - 1) : 0;
 }
 
 void Conversation::run(const Step& step, std::span<const std::int32_t> ids) {
   transformer_.run(step, ids);
   const Session& session = transformer_.session();
-  for (const Chunk& chunk : session.plan()) {
+  const auto pairs = [](const Chunk& chunk, std::int64_t before) {
     const std::int64_t n = chunk.end - chunk.begin;
-    const std::int64_t before = chunk.mode == ChunkMode::sparse ? session.memory_count(chunk) : chunk.begin;
-    pairs_.computed += triangle(n) + static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(before);
+    return triangle(n) + static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(before);
+  };
+  std::uint64_t of_layer = 0;
+  for (const Chunk& chunk : session.plan()) {
+    of_layer += pairs(chunk, chunk.mode == ChunkMode::sparse ? session.memory_count(chunk) : chunk.begin);
   }
+  const auto layers = static_cast<std::uint64_t>(session.shape().n_layer);
+  const auto dense = static_cast<std::uint64_t>(session.options().dense_layers.size());
+  const std::int64_t begin = session.plan().front().begin;
+  computed_ += (layers - dense) * of_layer + dense * pairs({begin, session.tokens()}, begin);
+  pairs_.computed = (computed_ + layers / 2) / layers;
   pairs_.dense = triangle(session.tokens());
 }
 

@@ -12,8 +12,8 @@ namespace headwater::runtime {
 
 /// Query-key pairs per query head and layer.
 struct Pairs {
-  std::uint64_t computed = 0;
-  std::uint64_t dense = 0;  ///< what dense causal attention over the same tokens takes
+  std::uint64_t computed = 0;  ///< on average over the layers, of which some may be dense (STATE-7)
+  std::uint64_t dense = 0;     ///< what dense causal attention over the same tokens takes
 };
 
 /// Turns of prompt and answer around a transformer: prompts go in by the chunk schedule, their last tokens and every
@@ -60,6 +60,7 @@ class Conversation {
   std::int64_t dense_tail_;
   std::vector<float> logits_;
   Pairs pairs_;
+  std::uint64_t computed_ = 0;  // pairs of all layers
   LayerObserver observer_;
   std::string steps_;          // of turns; append() must not grow a text
   std::int64_t appended_ = 0;  // tokens since then

@@ -9,7 +9,7 @@ import unittest
 
 import browser
 import numpy as np
-from model import HEAVY, LOCAL, OWN, PANEL, count, pixels
+from model import DENSE, HEAVY, LOCAL, OWN, PANEL, count, pixels
 from support import ProgramTest, parse_safetensors
 
 MODELS = pathlib.Path(os.environ["HEADWATER_MODELS"])
@@ -110,6 +110,37 @@ class Page(ModelAtlas):
             self.assertEqual(json.loads(data(page, "meta"))["rows"], meta["rows"])
             with open(self.path("file.png"), "rb") as file:
                 self.assertEqual(count(pixels(file.read()), HEAVY) > 500, rule is BLOCKS)
+
+    def test_dense_layers(self):
+        """They have the rows of the others, and read everything before."""
+        for rule in ((), BLOCKS, ("--select", "window")):
+            for layers, dense in (("5,6", "0,6"), ("0,5", "0,6")):
+                flags = ("--layers", layers, "--json", "-b", "256", *rule)
+                plain, plain_report = self.atlas(*flags)
+                page, report = self.atlas(*flags, "--dense-layers", dense, "--png", self.path("page.png"))
+                meta, before = json.loads(data(page, "meta")), json.loads(data(plain, "meta"))
+                self.assertEqual(meta["facts"]["dense_layers"], dense)
+                self.assertNotIn("dense_heads", before)
+                self.assertEqual((meta["chunk_start"], meta.get("rows")), (before["chunk_start"], before.get("rows")))
+                each = HEADS // 2 if rule else HEADS
+                marks = [layer in dense.split(",") for layer in layers.split(",") for _ in range(each)]
+                self.assertEqual(meta["dense_heads"], marks)
+                rows = len(meta["chunk_start"]) - 1
+                sets = unpacked_sets(base64.b64decode(data(page, "sets")), rows * len(marks))
+                heads, others = json.loads(report)["heads"], json.loads(plain_report)["heads"]
+                for h, mark in enumerate(marks):
+                    of_head = sets[h::len(marks)]
+                    self.assertEqual(any(of_head), not mark)
+                    own, pairs = heads[h]["pairs_own"], heads[h]["pairs"]
+                    self.assertEqual(own, others[h]["pairs_own"])
+                    if mark:
+                        self.assertEqual(pairs, TOKENS * (TOKENS + 1) // 2)
+                        self.assertEqual(heads[h]["pairs_before_dense"], pairs - own)
+                    else:
+                        self.assertEqual(pairs, others[h]["pairs"])
+                with open(self.path("page.png"), "rb") as file:
+                    picture = pixels(file.read())
+                    self.assertGreater(count(picture, DENSE), 10000)
 
     def test_all_layers(self):
         page, report = self.atlas("--png", self.path("page.png"))
@@ -224,6 +255,25 @@ class InChromium(ModelAtlas):
         picture = pixels(self.browser.picture())[top:top + height, left:left + width]
         for colour in (OWN, LOCAL, HEAVY):
             self.assertGreater(count(picture, colour, tolerance=6), 20, colour)
+
+    def test_hover_over_a_dense_layer_says_so(self):
+        for rule, row in ((BLOCKS, 20), ((), 3)):
+            self.open("--layers", "5,6", "--dense-layers", "6", *rule)
+            evaluate = self.browser.evaluate
+            evaluate(f"view.change({{head: {2 if rule else 4}, chunk: {row}, row0: 0, x0: 0, x1: view.model.n}})")
+            self.browser.settle()
+            self.assertIn("layer 6 (dense)", evaluate("document.querySelector('.head-name').textContent"))
+            self.assertIn("dense_layers 6", evaluate("document.getElementById('facts').textContent"))
+            self.assertIn("everything before (dense)", evaluate("document.getElementById('legend').textContent"))
+            left, top, width, height = (round(x) for x in self.browser.box("map"))
+            y = top + (row - evaluate("view.state.row0") + 0.5) * evaluate("view.map.row()")
+            self.browser.mouse("mouseMoved", left + LEFT + 10, y)
+            self.assertIn("layer 6 (dense)", self.tip())
+            self.assertIn("dense: reads everything before", self.tip())
+            picture = pixels(self.browser.picture())
+            for name in ("map", "overview"):
+                left, top, width, height = (round(x) for x in self.browser.box(name))
+                self.assertGreater(count(picture[top:top + height, left:left + width], DENSE, tolerance=6), 1000, name)
 
     def chosen(self, page, head):
         meta = json.loads(data(page, "meta"))

@@ -32,6 +32,10 @@ void test_numbers(const char* engine);
 void test_blocks(const char* engine);
 /* Its options: defaults, what must be refused, structures of older programs. */
 void test_blocks_options(void);
+/* Pinned tokens, dense layers and short turns of every engine that has them. */
+void test_dense(const char* engine);
+/* Their options. */
+void test_dense_options(void);
 /* Every call that must be refused. */
 void test_errors(void);
 

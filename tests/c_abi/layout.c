@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 160);
+SIZE(headwater_options, 192);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -49,6 +49,10 @@ AT(headwater_options, key_block, 128);
 AT(headwater_options, query_block, 136);
 AT(headwater_options, pool, 144);
 AT(headwater_options, refine, 152);
+AT(headwater_options, pinned, 160);
+AT(headwater_options, dense_below, 168);
+AT(headwater_options, dense_layers, 176);
+AT(headwater_options, dense_layer_count, 184);
 
 SIZE(headwater_rows, 32);
 SIZE(headwater_mutable_rows, 32);
@@ -61,7 +65,7 @@ AT(headwater_mutable_rows, row_stride, 8);
 AT(headwater_mutable_rows, head_stride, 16);
 AT(headwater_mutable_rows, type, 24);
 
-SIZE(headwater_effective_options, 104);
+SIZE(headwater_effective_options, 120);
 AT(headwater_effective_options, heavy, 24);
 AT(headwater_effective_options, scale, 32);
 AT(headwater_effective_options, sparse, 48);
@@ -69,6 +73,8 @@ AT(headwater_effective_options, threads, 60);
 AT(headwater_effective_options, select, 64);
 AT(headwater_effective_options, key_block, 72);
 AT(headwater_effective_options, refine, 96);
+AT(headwater_effective_options, pinned, 104);
+AT(headwater_effective_options, dense_below, 112);
 
 SIZE(headwater_memory_bytes, 32);
 SIZE(headwater_stage_seconds, 8);

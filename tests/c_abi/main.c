@@ -30,10 +30,12 @@ int main(void) {
     }
     test_numbers(headwater_engine_name(i));
     test_blocks(headwater_engine_name(i));
+    test_dense(headwater_engine_name(i));
     ++engines_run;
   }
   CHECK(engines_run >= 2);
   test_blocks_options();
+  test_dense_options();
   test_errors();
   printf("%d engines, %d checks, %d failed\n", engines_run, made_checks(), failed_checks());
   return failed_checks() == 0 ? 0 : 1;

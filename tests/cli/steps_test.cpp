@@ -99,6 +99,27 @@ TEST(Calls, TurnsHaveTheModeOfState3) {
   EXPECT_EQ(mode_of("p8,d3", 1, 2), ChunkMode::decode);
 }
 
+TEST(Calls, TurnsBelowAndDenseLayersAreDense) {
+  EffectiveOptions effective = options(64, 8, 2);
+  const auto modes = [&](const char* text) {
+    std::vector<ChunkMode> found;
+    for_each_call(parse_steps(text), effective, [&](const Call& call) { found.push_back(call.mode); });
+    return found;
+  };
+  using enum ChunkMode;
+  effective.dense_below = 30;  // STATE-3
+  EXPECT_EQ(modes("p29,d1,p30,d1,p29:30,p1,d1,p29"),
+            (std::vector{dense, decode, sparse, decode, sparse, sparse, decode, dense}));
+  effective.dense_below = 0;
+  effective.dense_layers = {0};  // STATE-7: one chunk each call, which is not cut
+  EXPECT_EQ(modes("p10007,d1,p9000"), (std::vector{dense, decode, dense}));
+  const Work work = measure(parse_steps("p10007"), effective);
+  EXPECT_EQ(work.chunks, 1);
+  EXPECT_EQ(work.longest_call, 10007);
+  EXPECT_EQ(work.pairs, 10007U * 10008 / 2);
+  EXPECT_EQ(work.memory_entries, 0);
+}
+
 TEST(Calls, WorkIsWhatTheSpecificationCounts) {
   // README's N(S/2 + M): 4096 tokens, S = 1024, M = 512.
   const Work work = measure(parse_steps("p4096"), options(4096, 1024, 512));

@@ -11,6 +11,7 @@ from support import ProgramTest, problem
 INTEGERS = {"--batch": (1, 2147483647), "-b": (1, 2147483647), "--batch-size": (1, 2147483647),
             "--chunk": (1, 2147483647), "-ub": (1, 2147483647), "--ubatch-size": (1, 2147483647),
             "--h2o-local": (0, 2147483647), "--h2o-heavy": (0, 2147483647),
+            "--pinned": (0, 2147483647), "--dense-below": (0, 2147483647),
             "--key-block": (1, 256), "--query-block": (1, 2147483647), "--pool": (1, 2147483647), "--refine": (1, 16),
             "-t": (0, 512), "--threads": (0, 512), "--repeat": (1, 1000)}
 SPOKEN = {flag: spoken for spoken, flags in {
@@ -120,6 +121,42 @@ class Rule(ProgramTest):
         self.refuse(self.input, "trace", "--no-trace", "query block",
                     arguments=["--h2o-no-clamp", "--select", "window", "-ub", "1", "--h2o-local", "2147483646",
                                "--h2o-heavy", "0", "--engine", "reference"])
+
+
+class PinnedAndDense(ProgramTest):
+    """CFG-5, STATE-7."""
+
+    def setUp(self):
+        super().setUp()
+        self.input = self.put(problem(n=100))
+
+    def test_layers(self):
+        for text, *words in (("", "''", "from 0 to 65535"), ("x", "'x'", "from 0 to 65535"), ("-1", "'-1'"), ("0-", "''"),
+                             ("0,", "''"), (",0", "''"), ("0,,0", "''"), ("0.0", "'0.0'"), (" 0", "' 0'"), ("65536", "'65536'"),
+                             ("9" * 30, "9" * 30), ("0-" + "9" * 30, "9" * 30), ("7-5", "'7-5' runs backwards", "FIRST-LAST"),
+                             ("0,0", "layer 0 is given twice", "once"), ("0-2,2", "layer 2 is given twice"),
+                             ("5,3-6", "layer 5 is given twice"), ("0-65535,0-65535", "more than 65536"),
+                             ("1", "1 is not a layer", "0 to 0"), ("0-3", "3 is not a layer"), ("65535", "65535 is not")):
+            with self.subTest(text=text):
+                self.refuse(self.input, "--dense-layers: ", *words, arguments=["--dense-layers", text])
+        for text in ("0", "00", "0-0"):
+            _, metadata, _ = self.attend(self.input, "--dense-layers", text)
+            self.assertEqual(metadata["dense_layers"], "0")
+
+    def test_pinned(self):
+        blocks, window = ("--select", "blocks", "-ub", "64"), ("--select", "window", "-ub", "64")
+        for arguments, *words in (
+                (["--pinned", "257"], "--pinned: 257 ", "up to --h2o-heavy 256"),
+                (["--h2o-heavy", "0", "--pinned", "1"], "--pinned: 1 ", "--h2o-heavy 0"),
+                (["--dense", "--h2o-heavy", "3", "--pinned", "4"], "--pinned: 4 ", "--h2o-heavy 3"),
+                ([*blocks, "--pinned", "264"], "--pinned: 264 ", "--h2o-heavy 256"),
+                ([*blocks, "--pinned", "4"], "--pinned: 4 ", "a multiple of --key-block 8"),
+                ([*blocks, "--key-block", "4", "--pinned", "6"], "--pinned: 6 ", "a multiple of --key-block 4"),
+                ([*window, "--h2o-local", "3", "--h2o-heavy", "4", "--pinned", "8"], "--pinned: 8 ", "up to 7", "together")):
+            self.refuse(self.input, *words, arguments=arguments)
+        for arguments in (["--pinned", "256"], [*blocks, "--pinned", "8"], [*blocks, "--key-block", "3", "--h2o-heavy", "6",
+                          "--pinned", "6"], [*window, "--h2o-local", "0", "--h2o-heavy", "1", "--pinned", "1"]):
+            self.attend(self.input, *arguments)
 
 
 class Usage(ProgramTest):

@@ -12,7 +12,7 @@ PAIRS = 4 * 16 * 17 // 2 + 6 * 7 // 2 + 7 * (3 * 16 + 6)
 PAIRS_DENSE = 70 * 71 // 2
 INTEGERS = {"-n": (1, 2147483647), "--heads": (1, 65536), "--kv-heads": (1, 65536), "-d": (1, 65536),
             "--d-value": (1, 65536), "-b": (1, 2147483647), "-ub": (1, 2147483647), "--h2o-local": (0, 2147483647),
-            "--h2o-heavy": (0, 2147483647), "-t": (0, 512), "--rounds": (1, 1000), "--seed": (0, 2147483647)}
+            "--h2o-heavy": (0, 2147483647), "--pinned": (0, 2147483647), "--dense-below": (0, 2147483647), "-t": (0, 512), "--rounds": (1, 1000), "--seed": (0, 2147483647)}
 
 
 class BenchTest(ProgramTest):
@@ -72,7 +72,8 @@ class Report(BenchTest):
                                      (engine["name"], engine["isa"], dtype.upper()))
                     self.assertEqual(report["threads"], 1 if engine["name"] == "reference" else 2)
                     self.assertEqual(report["effective"], {"batch": 32, "chunk": 16, "local": 3, "heavy": 4,
-                                                           "schedule": "layer-major", "select": "h2o"})
+                                                           "schedule": "layer-major", "select": "h2o", "pinned": 0,
+                                                           "dense_below": 0, "dense_layers": []})
                     self.check(report)
 
     def test_rules(self):
@@ -89,6 +90,22 @@ class Report(BenchTest):
                 checked = report["sparse"]["checked"]
                 self.assertEqual((checked["rows"], checked["heads_replayed"], checked["column_sums"]), (24, 4, 0))
                 self.assertLessEqual(checked["worst_row_error_over_bound"], 1)
+
+    def test_pinned_and_dense(self):
+        own = 4 * 136 + 21
+        for engine in ("reference", "cpu-portable"):
+            for flags, pairs in ((("--pinned", "2"), PAIRS), (("--select", "window", "--pinned", "2"), PAIRS),
+                                 (("--select", "blocks", "--key-block", "4", "--query-block", "8", "--pinned", "4"),
+                                  own + (16 * 3 + 6) * 4),
+                                 (("--dense-layers", "0"), PAIRS_DENSE), (("--dense-below", "71"), PAIRS_DENSE),
+                                 (("--dense-below", "70"), PAIRS)):
+                report = self.report(*SMALL, *flags, "--engine", engine)
+                self.assertEqual(report["sparse"]["pairs"], pairs)
+                name = flags[-2].removeprefix("--").replace("-", "_")
+                self.assertEqual(report["effective"][name], [0] if name == "dense_layers" else int(flags[-1]))
+                self.assertLessEqual(report["sparse"]["checked"]["worst_row_error_over_bound"], 1)
+        self.refuse(*SMALL, "--dense-layers", "1", words=["--dense-layers: 1 ", "0 to 0"])
+        self.refuse(*SMALL, "--pinned", "5", words=["--pinned: 5 ", "--h2o-heavy 4"])
 
     def test_schedule_and_seed(self):
         report = self.report(*SMALL, "--schedule", "chunk-major", "--seed", "9")

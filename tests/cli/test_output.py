@@ -217,6 +217,48 @@ class Format(OutputTest):
             self.assertEqual(len(tensor.data), SIZES[tensor.dtype] * math.prod(tensor.shape))
 
 
+class PinnedAndDense(OutputTest):
+    FLAGS = ("-b", "32", "-ub", "16", "--h2o-local", "5", "--h2o-heavy", "8")
+
+    def test_pinned(self):
+        tensors = problem(n=75)
+        plain, metadata, _ = self.attend(tensors, *self.FLAGS)
+        self.assertFalse({"pinned", "dense_below", "dense_layers"} & metadata.keys())
+        out, metadata, _ = self.attend(tensors, *self.FLAGS, "--pinned", "6")
+        self.assertEqual(metadata["pinned"], "6")
+        self.assertNotEqual(out["memory"].values, plain["memory"].values)
+        for chunk in range(1, 5):
+            for head in range(4):
+                at = (chunk * 4 + head) * 13
+                self.assertEqual(out["memory"].values[at:at + 6], list(range(6)))
+        self.check_meaning(tensors, out)
+
+    def test_dense_layer_and_dense_below_are_dense(self):
+        tensors = problem(n=75)
+        for rule in ((), ("--select", "blocks", "--key-block", "4"), ("--select", "window")):
+            dense, _, _ = self.attend(tensors, *self.FLAGS, *rule, "--dense")
+            for flags, key, value in ((("--dense-layers", "0"), "dense_layers", "0"),
+                                      (("--dense-below", "76"), "dense_below", "76")):
+                out, metadata, _ = self.attend(tensors, *self.FLAGS, *rule, *flags)
+                self.assertEqual((metadata[key], out["chunk_start"].values), (value, [0, 75]))
+                for name in ("out", "lse", "colsum_intra", "scores"):
+                    self.assertEqual(out[name].data, dense[name].data, name)
+                for name in {"memory", "block_sets"} & out.keys():
+                    self.assertEqual(set(out[name].values) - {-1}, set(), name)
+            sparse, _, _ = self.attend(tensors, *self.FLAGS, *rule)
+            equal, _, _ = self.attend(tensors, *self.FLAGS, *rule, "--dense-below", "75")
+            self.assertEqual(equal["out"].data, sparse["out"].data)
+
+    def test_turns_of_a_dense_layer(self):
+        tensors = problem(n=75)
+        out, _, _ = self.attend(tensors, *self.FLAGS, "--dense-layers", "0", "--steps", "p19,d2,p20:54,p34")
+        self.assertEqual(out["chunk_start"].values, [0, 19, 21, 41, 75])
+        self.check_meaning(tensors, out, steps=range(4))
+        out, _, _ = self.attend(tensors, *self.FLAGS, "--dense-below", "30", "--steps", "p19,d2,p20:54,p34")
+        self.assertEqual(out["chunk_start"].values, [0, 19, 21, 37, 41, 57, 73, 75])
+        self.check_meaning(tensors, out, steps={0, 1})
+
+
 class Blocks(OutputTest):
     """Rule `blocks`: the tensors beside the others, and what they mean."""
 
@@ -335,6 +377,40 @@ class Blocks(OutputTest):
         h2o, _, _ = self.attend(tensors, *flags, "--h2o-local", "11", "--h2o-heavy", "0")
         for chunk in range(4):  # each head's set of h2o is that of the window
             self.assertEqual(h2o["memory"].values[chunk * 44:chunk * 44 + 11], out["block_sets"].values[chunk * 22:chunk * 22 + 11])
+
+    def test_window_with_pinned_tokens(self):
+        """Also with so many keys that not all are searched (SEL-12)."""
+        for n, chunk, local, pinned in ((60, 16, 5, 4), (60, 16, 5, 11), (2900, 256, 60, 5)):
+            tensors = problem(n=n, heads=2, heads_kv=1, d=4, dv=4)
+            flags = ("-ub", str(chunk), "--h2o-local", str(local), "--h2o-heavy", "6", "--pinned", str(pinned))
+            out, metadata, error = self.attend(tensors, *flags, "--select", "window")
+            newest = local + 6 - pinned
+            self.assertEqual((metadata["select"], metadata["local"], metadata["heavy"], metadata["pinned"], error),
+                             ("window", str(newest), str(pinned), str(pinned), ""))
+            self.assertFalse({"key_block", "query_block", "pool", "refine"} & metadata.keys())
+            starts, m = out["chunk_start"].values, local + 6
+            self.assertEqual(out["block_sets"].shape, [len(starts) - 1, 1, m])
+            sets = out["block_sets"].values
+            for c, begin in enumerate(starts[:-1]):
+                first = max(0, begin - newest)
+                keys = [*range(min(pinned, first)), *range(first, begin)]
+                self.assertEqual(sets[c * m:(c + 1) * m], keys + [-1] * (m - len(keys)))
+            # The heavy hitters of h2o are all pinned: the same sets, and the same softmax.
+            h2o, _, _ = self.attend(tensors, "-ub", str(chunk), "--h2o-local", str(newest), "--h2o-heavy", str(pinned),
+                                    "--pinned", str(pinned))
+            for a, b in zip(out["out"].values, h2o["out"].values):
+                self.assertAlmostEqual(a, b, delta=F32_OUTPUT_BOUND)
+
+    def test_pinned(self):
+        tensors = problem(n=75)
+        plain, _, _ = self.attend(tensors, *self.FLAGS)
+        out, metadata, _ = self.attend(tensors, *self.FLAGS, "--pinned", "4")
+        self.assertEqual(metadata["pinned"], "4")
+        self.assertNotEqual(out["block_sets"].values, plain["block_sets"].values)
+        rows, m = out["query_blocks"].values[::2], 13
+        for place in range(len(rows) * 2):
+            if rows[place // 2] >= 16:  # Local of the second chunk begins after the pinned tokens
+                self.assertEqual(out["block_sets"].values[place * m:place * m + 4], [0, 1, 2, 3])
 
     def test_trace_that_is_written_in_pieces(self):
         """More than 2^18 entries and votes, which the program gathers before it writes them."""

@@ -65,6 +65,27 @@ class Json(ProgramTest):
         self.assertIn("local 4, heavy 8, select blocks (key_block 8, query_block 16, pool 4, refine 2)",
                       done.stdout.decode())
 
+    def test_pinned_and_dense(self):
+        sizes = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8")
+        names = ("local", "heavy", "select", "pinned", "dense_below", "dense_layers")
+        for flags, wanted in (
+                ((), (4, 8, "h2o", 0, 0, [])),
+                (("--pinned", "5", "--dense-below", "7"), (4, 8, "h2o", 5, 7, [])),
+                (("--select", "blocks", "--pinned", "8"), (4, 8, "blocks", 8, 0, [])),
+                (("--select", "window", "--pinned", "3"), (9, 3, "window", 3, 0, [])),
+                (("--select", "window", "--pinned", "12"), (0, 12, "window", 12, 0, [])),
+                (("--select", "window", "--pinned", "3", "-ub", "10"), (6, 3, "window", 3, 0, [])),  # clamped (CFG-3)
+                (("--select", "window", "--pinned", "12", "-ub", "10"), (0, 9, "window", 9, 0, [])),
+                (("--pinned", "8", "-ub", "10"), (4, 5, "h2o", 5, 0, [])),
+                (("--dense-layers", "0", "--pinned", "1"), (4, 8, "h2o", 1, 0, [0])),
+                (("--dense", "--pinned", "1"), (0, 0, "h2o", 0, 0, []))):
+            report, _ = self.attend_json(*sizes, *flags, n=40)
+            self.assertEqual(tuple(report["effective"][name] for name in names), wanted, flags)
+            self.assertEqual(len(report["warnings"]), 1 if "10" in flags else 0, flags)
+        done = self.run_program("attend", self.put(problem(n=40)), "-o", self.path("out"), *sizes, "--pinned", "5",
+                                "--dense-below", "7", "--dense-layers", "0")
+        self.assertIn("select h2o, pinned 5, dense below 7, dense layers 0\n", done.stdout.decode())
+
     def test_pairs_of_blocks(self):
         # Chunks at 0, 16, 32: Local from 0, 12, 28 (SEL-2); sets of 0, 4 + 8 and 4 + 8.
         report, _ = self.attend_json("-ub", "16", "--h2o-local", "5", "--h2o-heavy", "8", "--select", "blocks", "--key-block",
@@ -253,7 +274,8 @@ class OtherCommands(ProgramTest):
         attend = self.run_program("attend", "--help").stdout.decode()
         for flag in ("-b", "-ub", "--h2o-local", "--h2o-heavy", "--h2o-no-clamp", "-t", "--engine", "--dense",
                      "--scale", "--softcap", "--score-type", "--schedule", "--steps", "--repeat", "--no-trace", "--json",
-                     "--select", "--key-block", "--query-block", "--pool", "--refine"):
+                     "--select", "--key-block", "--query-block", "--pool", "--refine", "--pinned", "--dense-layers",
+                     "--dense-below"):
             self.assertIn(flag, attend)
 
     def test_info(self):

@@ -67,6 +67,27 @@ TEST(ParseInteger, RefusesEverythingElseAndNamesIt) {
   }
 }
 
+TEST(ParseNumbers, ReadsNumbersAndRanges) {
+  using Numbers = std::vector<std::int64_t>;
+  EXPECT_EQ(parse_numbers("-x", "5", 9), Numbers{5});
+  EXPECT_EQ(parse_numbers("-x", "7-9,0,2-2,8", 9), (Numbers{7, 8, 9, 0, 2, 8}));
+  EXPECT_EQ(parse_numbers("-x", "0-65535", 65535).size(), 65536U);
+}
+
+TEST(ParseNumbers, RefusesEverythingElseAndNamesIt) {
+  const auto refused = [](const std::string& text) {
+    return refusal([&] { (void)parse_numbers("--flag", text, 9); });
+  };
+  for (const char* text : {"", "10", "-1", "+1", "x", "1.0", "99999999999999999999"}) {
+    EXPECT_THAT(refused(text), HasSubstr("--flag: " + in_quotes(text))) << text;
+    EXPECT_THAT(refused("3," + std::string(text)), HasSubstr("--flag: " + in_quotes(text))) << text;
+  }
+  EXPECT_THAT(refused("1-2-3"), HasSubstr("'2-3'"));
+  EXPECT_THAT(refused("3-"), HasSubstr("''"));
+  EXPECT_THAT(refused("1,5-3"), HasSubstr("'5-3' runs backwards"));
+  EXPECT_THAT(refused("0-9,0-9"), HasSubstr("more than 10"));
+}
+
 TEST(ParseReal, TakesFiniteNumbersOnly) {
   EXPECT_EQ(parse_real("-x", "-1.5e-3"), -1.5e-3);
   EXPECT_EQ(parse_real("-x", "0", 0.0), 0.0);

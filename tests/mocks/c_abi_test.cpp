@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -226,7 +229,7 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   effective.scale = 0.5, effective.softcap = 1.5, effective.score_type = ScoreType::f32;
   effective.schedule = Schedule::chunk_major, effective.threads = 6;
   effective.select = Select::blocks, effective.key_block = 7, effective.query_block = 8, effective.pool = 9;
-  effective.refine = 10;
+  effective.refine = 10, effective.pinned = 11, effective.dense_below = 12, effective.dense_layers = {1};
   effective.warnings = {"first", "second"};
   const std::vector<Chunk> plan{{0, 5, ChunkMode::sparse}, {5, 8, ChunkMode::decode}};
   const std::int32_t set = 0;
@@ -264,6 +267,7 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   EXPECT_EQ(said.threads, 6);
   EXPECT_EQ(std::tuple(said.select, said.reserved), std::tuple(HEADWATER_SELECT_BLOCKS, 0));
   EXPECT_EQ(std::tuple(said.key_block, said.query_block, said.pool, said.refine), std::tuple(7, 8, 9, 10));
+  EXPECT_EQ(std::tuple(said.pinned, said.dense_below), std::tuple(11, 12));
   const char* text = nullptr;
   EXPECT_EQ(headwater_warning_count(handle, &count), HEADWATER_OK);
   EXPECT_EQ(count, 2);
@@ -412,7 +416,9 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   asked.score_type = HEADWATER_SCORE_F32, asked.schedule = HEADWATER_CHUNK_MAJOR, asked.threads = 15;
   asked.row_memory = HEADWATER_DEVICE_MEMORY, asked.stream = &stream;
   asked.select = HEADWATER_SELECT_BLOCKS, asked.key_block = 16, asked.query_block = 17, asked.pool = 18;
-  asked.refine = 19;
+  asked.refine = 19, asked.pinned = 20, asked.dense_below = 21;
+  std::vector<std::int64_t> layers{1, 0};  // in any order: what is allowed is the engine's to say
+  asked.dense_layers = layers.data(), asked.dense_layer_count = 2;
   const headwater_shape wanted = some_shape();
   headwater_session* handle = nullptr;
   ASSERT_EQ(headwater_open("mine", &wanted, &asked, &handle), HEADWATER_OK);
@@ -443,6 +449,8 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   EXPECT_EQ(options.select, Select::blocks);
   EXPECT_EQ(std::tuple(options.key_block, options.query_block, options.pool, options.refine),
             std::tuple(16, 17, 18, 19));
+  EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(20, 21));
+  EXPECT_EQ(options.dense_layers, layers);
   headwater_close(handle);
 }
 
@@ -462,6 +470,96 @@ TEST(CAbiOpen, WithoutOptionsTheEngineGetsTheDefaults) {
   EXPECT_EQ(options.batch, Options{}.batch);
   EXPECT_EQ(options.scale, std::nullopt);
   EXPECT_TRUE(options.sinks.empty());
+  EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(0, 0));
+  EXPECT_TRUE(options.dense_layers.empty());
+}
+
+/// What the engine is asked for, or the line of a refusal that comes before it.
+struct Asked {
+  std::optional<Options> options;
+  std::string refusal;
+};
+
+Asked ask(const headwater_options& options, std::int64_t layers) {
+  NiceMock<EngineList> list;
+  NiceMock<MockEngine> engine;
+  Asked asked;
+  ON_CALL(list, engine(_)).WillByDefault(ReturnRef(engine));
+  ON_CALL(engine, open(_, _)).WillByDefault([&](const Shape&, const Options& wanted) {
+    asked.options = wanted;
+    return std::make_unique<NiceMock<MockSession>>();
+  });
+  headwater_shape shape = some_shape();
+  shape.n_layer = layers;
+  headwater_session* handle = nullptr;
+  const headwater_status status = headwater_open("mine", &shape, &options, &handle);
+  const Handle owner(handle);
+  EXPECT_EQ(status, asked.options ? HEADWATER_OK : HEADWATER_INVALID_ARGUMENT);
+  EXPECT_EQ(handle != nullptr, asked.options.has_value());
+  if (!asked.options) asked.refusal = headwater_last_error();
+  return asked;
+}
+
+// A count of hostile callers must not decide how much is read or allocated.
+TEST(CAbiOpen, DenseLayersAreCountedBeforeTheyAreRead) {
+  headwater_options asked;
+  ASSERT_EQ(headwater_options_init(&asked, sizeof asked), HEADWATER_OK);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  const std::int64_t layer = 1;
+  for (const std::int64_t* layers : {&layer, static_cast<const std::int64_t*>(nullptr)}) {
+    asked.dense_layers = layers;
+    for (const std::int64_t count : {std::int64_t{-1}, std::int64_t{3}, kMost, kLeast}) {
+      asked.dense_layer_count = count;
+      EXPECT_EQ(ask(asked, 2).refusal,
+                "options.dense_layer_count is " + std::to_string(count) + "; allowed: 0 .. 2");
+    }
+    for (const std::int64_t absurd :
+         {std::int64_t{0}, std::int64_t{-1}, std::int64_t{65537}, kMost, kLeast}) {
+      asked.dense_layer_count = absurd > 0 ? absurd : 1;
+      EXPECT_EQ(ask(asked, absurd).refusal,
+                "shape.n_layer is " + std::to_string(absurd) + "; allowed: 1 .. 65536");
+    }
+    asked.dense_layer_count = 0;  // nothing is read, and n_layer is the engine's to judge
+    for (const std::int64_t any : {std::int64_t{2}, kMost}) {
+      const Asked none = ask(asked, any);
+      ASSERT_TRUE(none.options);
+      EXPECT_TRUE(none.options->dense_layers.empty());
+    }
+  }
+  asked.dense_layer_count = 1;
+  EXPECT_THAT(ask(asked, 2).refusal, HasSubstr("options.dense_layers is NULL"));
+  std::vector<std::int64_t> all(65536);
+  asked.dense_layers = all.data();
+  asked.dense_layer_count = 65536;
+  const Asked most = ask(asked, 65536);
+  ASSERT_TRUE(most.options);
+  EXPECT_EQ(most.options->dense_layers, all);
+}
+
+TEST(CAbiOpen, AnOlderCallerPinsNothingAndHasNoDenseLayers) {
+  headwater_options asked;
+  std::memset(&asked, 0xAB, sizeof asked);
+  ASSERT_EQ(headwater_options_init(&asked, offsetof(headwater_options, pinned)), HEADWATER_OK);
+  EXPECT_LT(asked.pinned, 0) << "written after the caller's structure";
+  const auto said = [&](std::size_t size) {
+    asked.struct_size = size;
+    const Asked seen = ask(asked, 2);
+    EXPECT_TRUE(seen.options) << seen.refusal;
+    return seen.options.value_or(Options{});
+  };
+  Options options = said(offsetof(headwater_options, pinned));
+  EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(0, 0));
+  EXPECT_TRUE(options.dense_layers.empty());
+  asked.pinned = 5;
+  options = said(offsetof(headwater_options, dense_below));
+  EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(5, 0));
+  asked.dense_below = 6;
+  options = said(offsetof(headwater_options, dense_layers));
+  EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(5, 6));
+  EXPECT_TRUE(options.dense_layers.empty());
+  // The pointer without the count is not followed.
+  EXPECT_TRUE(said(offsetof(headwater_options, dense_layer_count)).dense_layers.empty());
 }
 
 TEST(CAbiOpen, WhatFailsLeavesNoHandle) {

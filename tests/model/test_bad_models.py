@@ -32,7 +32,7 @@ class BadModels(Refusals):
         before = sorted(os.listdir(self.folder))
         # Whatever the command, a model is opened the same way; one of them each time, in turn.
         commands = (["generate", "-p", "x", "-n", "1"], ["perplexity", "-f", PROMPT, "--window", "300"],
-                    ["retrieval", "-f", PROMPT, "--trials", "1", "--depths", "50", "--window", "1000"],
+                    ["retrieval", "-f", PROMPT, "--prompts", "1", "--depths", "50", "--window", "1000"],
                     ["atlas", "-p", "x", "-o", str(self.folder / "page.html")])
         self.turn = getattr(self, "turn", 0) + 1
         command, *flags = commands[self.turn % len(commands)]

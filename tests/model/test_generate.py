@@ -60,6 +60,43 @@ class Generates(unittest.TestCase):
             self.assertEqual(len(done.stderr.splitlines()), 1)
             self.assertIn(word, done.stderr.decode())
 
+    def test_dense_layers_and_dense_below(self):
+        flags = ["-f", TEXT, "-n", "8", "-t", "2", "--dense-tail", "0", *SMALL]
+        dense, sparse = generate_json(*flags, "--dense"), generate_json(*flags)
+        self.assertLess(sparse["pairs"], 0.5 * dense["pairs"])
+        for rule in ([], ["--select", "blocks"]):
+            all_layers = generate_json(*flags, *rule, "--dense-layers", "0-7")
+            self.assertEqual((all_layers["ids"], all_layers["pairs"]), (dense["ids"], dense["pairs"]))
+        # Three of eight.
+        some = generate_json(*flags, "--dense-layers", "0,5-6")
+        self.assertEqual(some["effective"]["dense_layers"], [0, 5, 6])
+        self.assertEqual(some["pairs"], (5 * sparse["pairs"] + 3 * dense["pairs"] + 4) // 8)
+        n = sparse["prompt_tokens"]
+        below = generate_json(*flags, "--dense-below", str(n + 1))
+        self.assertEqual((below["ids"], below["pairs"]), (dense["ids"], dense["pairs"]))
+        self.assertEqual(generate_json(*flags, "--dense-below", str(n))["ids"], sparse["ids"])
+        # A dense prompt has no dense tail.
+        below = generate_json("-f", TEXT, "-n", "1", *SMALL, "--dense-below", str(n + 1))
+        self.assertEqual((below["effective"]["dense_tail"], below["pairs"]), (0, below["pairs_dense"]))
+        self.assertNotIn("d", below["steps"])
+
+    def test_perplexity_of_dense_layers(self):
+        flags = ["perplexity", "-m", MODEL, "-f", TEXT, "--window", "1500", "--decode", "100", "--json", *SMALL]
+
+        def measured(*more):
+            done = run(*flags, *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)
+
+        sparse, some, dense = measured(), measured("--dense-layers", "0-3"), measured("--dense-layers", "0-7")
+        self.assertEqual(dense["effective"]["dense_layers"], list(range(8)))
+        self.assertLess(dense["divergence"]["prefill"]["kl"], 1e-9)
+        self.assertGreater(sparse["divergence"]["prefill"]["kl"], 1e-3)
+        self.assertLess(some["divergence"]["prefill"]["kl"], sparse["divergence"]["prefill"]["kl"])
+        below = measured("--dense-below", "1401")
+        self.assertLess(below["divergence"]["prefill"]["kl"], 1e-9)
+        self.assertEqual(measured("--dense-below", "1400")["sparse"], sparse["sparse"])
+
     def test_keys_and_times(self):
         got = generate_json("-p", "def main():\n", "-n", "4")
         for key in ("load", "prefill", "first_token", "decode"):

@@ -151,7 +151,7 @@ class Warnings(unittest.TestCase):
         self.assertIn("byte 10 is not UTF-8", self.lines("generate", "-f", "-", "-n", "2", *clamped, **bad)[0])
         self.lines("generate", "-f", "-", "-n", "2", "--compare", *clamped, **bad)
         self.assertEqual(len(self.lines("perplexity", "-f", "-", "--window", "50", "--decode", "5", *clamped, **bad)), 3)
-        self.assertGreater(len(self.lines("retrieval", "-f", "-", "--trials", "1", "--depths", "50", "--window", "200",
+        self.assertGreater(len(self.lines("retrieval", "-f", "-", "--prompts", "1", "--depths", "50", "--window", "200",
                                           *clamped, **bad)), 1)
         self.assertEqual(len(self.lines("tokenize", "-f", "-", **bad)), 1)
         with tempfile.TemporaryDirectory() as folder:

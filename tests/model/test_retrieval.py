@@ -12,7 +12,7 @@ from running import MODEL, TEXT, Refusals, run
 # The question is in another chunk than most codes, and the memory set is too small to hold them.
 SMALL = ["--window", "700", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16"]
 SOURCE = pathlib.Path(__file__).parents[2] / "cli" / "commands" / "retrieval" / "haystack.cpp"  # the names that codes get
-MODES = ("dense", "sparse", "sparse_dense_tail")
+RATES = ("first", "answer")
 
 
 def retrieval(*arguments):
@@ -87,51 +87,99 @@ class Words:
 
 
 def prompt_text(lines, seed, depths, count):
-    """The first trial's prompt with `count` lines; its codes stand before them or after."""
+    """The first prompt with `count` lines, and its code; its codes stand before the lines or after."""
     names = re.search(r"kNames = \{([^}]*)\}", SOURCE.read_text(encoding="utf-8")).group(1)
     names = re.findall(r'"(\w+)"', names)
     words = Words([seed, seed >> 32, 0])
     order = words.shuffled(len(names))
     needles = [(names[order[i]], str(10_000 + words.below(90_000))) for i in range(len(depths))]
-    asked = words.shuffled(len(needles))
     first = words.word() % len(lines)
     codes = [f"# REGISTRY: the code of {name} is {code}\n" for name, code in needles]
     text = "".join(code for code, depth in zip(codes, depths) if depth == "0")
     text += "".join(lines[(first + i) % len(lines)] for i in range(count))
     text += "".join(code for code, depth in zip(codes, depths) if depth == "100")
-    return text + "".join(f"# QUERY: the code of {needles[i][0]} is {needles[i][1]}\n" for i in asked)
+    return text + f"# QUERY: the code of {needles[0][0]} is ", needles[0][1]
 
 
 class Retrieval(unittest.TestCase):
-    def test_sparse_prefill_loses_codes_and_a_dense_tail_finds_them(self):
-        for more in (["--trials", "4"], ["--trials", "2", "--single"]):
-            got = retrieval(*SMALL, "--depths", "0,30,60", *more)
-            self.assertGreaterEqual(got["dense"]["rate"], 0.8)
-            self.assertLessEqual(got["sparse"]["rate"], 0.3)
-            self.assertAlmostEqual(got["sparse_dense_tail"]["rate"], got["dense"]["rate"], delta=0.1)
-            self.assertAlmostEqual(got["difference"]["sparse"]["rate"], got["sparse"]["rate"] - got["dense"]["rate"])
-            self.assertEqual([entry["depth"] for entry in got["depths"]], [0, 30, 60])
-            for mode in MODES:
-                rates = [entry[mode]["rate"] for entry in got["depths"]]
-                self.assertAlmostEqual(got[mode]["rate"], sum(rates) / 3)
-                self.assertLessEqual(got[mode]["low"], got[mode]["rate"])
-                self.assertGreaterEqual(got[mode]["high"], got[mode]["rate"])
+    def check_sums(self, got, prompts, depths):
+        self.assertEqual(got["prompts"], prompts)
+        self.assertEqual([entry["depth"] for entry in got["depths"]], depths)
+        counts = [entry["prompts"] for entry in got["depths"]]
+        self.assertEqual(sum(counts), prompts)
+        self.assertLessEqual(max(counts) - min(counts), 1)
+        for mode in ("dense", "sparse"):
+            for rate in RATES:
+                found = got[mode][rate]
+                of_depths = sum(entry[mode][rate]["rate"] * count for entry, count in zip(got["depths"], counts))
+                self.assertAlmostEqual(found["rate"], of_depths / prompts)
+                self.assertLessEqual(found["low"], found["rate"])
+                self.assertGreaterEqual(found["high"], found["rate"])
+            self.assertLessEqual(got[mode]["answer"]["rate"], got[mode]["first"]["rate"])
+        for rate in RATES:
+            self.assertAlmostEqual(got["difference"][rate]["rate"], got["sparse"][rate]["rate"] - got["dense"][rate]["rate"])
+
+    def test_the_question_inside_the_sparse_prefill_or_after_it(self):
+        flags = [*SMALL, "--depths", "0,30,60", "--prompts", "16"]
+        inside = retrieval(*flags)
+        self.check_sums(inside, 16, [0, 30, 60])
+        self.assertEqual(inside["ask"], "prefill")
+        self.assertGreaterEqual(inside["dense"]["answer"]["rate"], 0.8)
+        self.assertLessEqual(inside["sparse"]["answer"]["rate"], 0.3)
+        after = retrieval(*flags, "--ask", "tail")
+        self.check_sums(after, 16, [0, 30, 60])
+        self.assertEqual(after["ask"], "tail")
+        for rate in RATES:
+            self.assertAlmostEqual(after["sparse"][rate]["rate"], after["dense"][rate]["rate"], delta=0.1)
+        self.assertEqual(after["dense"], inside["dense"])  # the same prompts
+        for got in (inside, after):
             self.assertLessEqual(got["prompt_tokens"], 700)
             self.assertGreater(got["prompt_tokens"], 600)
+            self.assertLess(got["question_tokens"], 20)
+
+    def test_answers_are_those_of_generate(self):
+        with open(TEXT, encoding="utf-8", newline="") as file:
+            lines = [line + "\n" for line in file.read().removesuffix("\n").split("\n")]
+        found = []
+        for seed in range(6):
+            for rule in (["--select", "h2o"], ["--select", "blocks", "--query-block", "16"], ["--select", "window"]):
+                flags = [*SMALL[2:], *rule]
+                got = retrieval("--window", "500", *flags, "--depths", "0", "--prompts", "1", "--seed", str(seed))
+                prompt, code = next(
+                    (text, code) for text, code in (prompt_text(lines, seed, ["0"], count) for count in range(1, 500))
+                    if count_tokens(text) == got["prompt_tokens"])
+                said = run("generate", "-m", MODEL, "-f", "-", "-n", "5", "--dense-tail", "0", "--json", *flags,
+                           input=prompt.encode())
+                self.assertEqual(said.returncode, 0, said.stderr)
+                text = json.loads(said.stdout)["text"]
+                self.assertEqual((got["sparse"]["first"]["rate"], got["sparse"]["answer"]["rate"]),
+                                 (float(text[:1] == code[0]), float(text == code)), (seed, rule, text, code))
+                found.append(got["sparse"]["first"]["rate"] + got["sparse"]["answer"]["rate"])
+        self.assertGreater(len(set(found)), 1, "all right, or all wrong: nothing was shown")
+
+    def test_rules(self):
+        flags = [*SMALL, "--depths", "0,50", "--prompts", "4", "--no-dense"]
+        for rule, name in ((["--pinned", "8"], "h2o"), (["--select", "window", "--pinned", "4"], "window"),
+                           (["--select", "blocks", "--dense-layers", "0-7"], "blocks")):
+            got = retrieval(*flags, *rule)
+            self.assertEqual(got["effective"]["select"], name)
+            self.assertNotIn("dense", got)
+            self.assertNotIn("difference", got)
+            self.assertNotIn("dense", got["depths"][0])
+        # All layers dense: what dense prefill finds.
+        dense = retrieval(*SMALL, "--depths", "0,50", "--prompts", "4")["dense"]
+        self.assertEqual(got["sparse"], dense)
 
     def test_one_chunk_is_dense(self):
-        got = retrieval("--window", "500", "--depths", "0,50", "--trials", "3")
-        for mode in MODES[1:]:
-            self.assertEqual(got[mode], got["dense"])
+        got = retrieval("--window", "500", "--depths", "0,50", "--prompts", "6")
+        self.assertEqual(got["sparse"], got["dense"])
 
-    def test_a_dense_tail_of_given_length(self):
-        # One token does not hold the question: the result is that without a dense tail.
-        got = retrieval(*SMALL, "--depths", "0,30", "--trials", "2", "--dense-tail", "1")
-        self.assertEqual(got["effective"]["dense_tail"], 1)
-        self.assertLessEqual(got["sparse_dense_tail"]["rate"], 0.5)
+    def test_fewer_prompts_than_depths(self):
+        got = retrieval("--window", "300", "--depths", "0,50,100", "--prompts", "2")
+        self.check_sums(got, 2, [0, 50])
 
     def test_results_depend_on_the_seed_and_not_on_threads(self):
-        flags = [*SMALL, "--depths", "0,90", "--trials", "2"]
+        flags = [*SMALL, "--depths", "0,90", "--prompts", "6"]
         first = retrieval(*flags, "-t", "1")
         self.assertEqual(retrieval(*flags, "-t", "3"), first)
         # Other codes between other lines.
@@ -144,35 +192,36 @@ class Retrieval(unittest.TestCase):
             lines = [line + "\n" for line in file.read().removesuffix("\n").split("\n")]
         for seed, window, depths in ((0, 700, "0,100"), (9, 600, "100"), (2**40 + 5, 640, "0")):
             with self.subTest(seed=seed, window=window):
-                got = retrieval("--window", str(window), "--depths", depths, "--trials", "1", "--seed", str(seed))
+                got = retrieval("--window", str(window), "--depths", depths, "--prompts", "1", "--seed", str(seed))
                 counts = {}
 
                 def tokens(count):
                     if count not in counts:
-                        counts[count] = count_tokens(prompt_text(lines, seed, depths.split(","), count))
+                        text, code = prompt_text(lines, seed, depths.split(","), count)
+                        counts[count] = count_tokens(text), count_tokens(text + code)
                     return counts[count]
 
                 low, high = 0, window
                 while high - low > 1:
                     middle = (low + high) // 2
-                    low, high = (middle, high) if tokens(middle) <= window else (low, middle)
-                self.assertIn(got["prompt_tokens"], [tokens(low - less) for less in range(3)])
-                self.assertLessEqual(got["prompt_tokens"], window)
+                    low, high = (middle, high) if tokens(middle)[1] <= window else (low, middle)
+                self.assertIn(got["prompt_tokens"], [tokens(low - less)[0] for less in range(3)])
 
     def test_text_and_help(self):
-        result = run("retrieval", "-m", MODEL, "-f", TEXT, *SMALL, "--depths", "12.5,100", "--trials", "2",
+        result = run("retrieval", "-m", MODEL, "-f", TEXT, *SMALL, "--depths", "12.5,100", "--prompts", "2",
                      "--needle", "The secret code of {name} is {code}.", "--question", "The secret code of {name} is")
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = result.stdout.decode().splitlines()
         self.assertTrue(lines[0].startswith("prompts  2 of "), lines)
-        self.assertEqual([line.split()[0] for line in lines[-3:]], ["12.5%", "100%", "all"])
+        self.assertEqual([line.split()[:2] for line in lines[-3:]], [["12.5%", "1"], ["100%", "1"], ["all", "2"]])
+        self.assertIn("h2o: first", lines[-4])
         self.assertIn(b"Example", run("retrieval", "--help").stdout)
 
     def test_a_short_text_is_repeated_and_said(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "short.txt"
             path.write_text("a = 1\nb = 2\n", encoding="utf-8")
-            result = run("retrieval", "-m", MODEL, "-f", path, "--window", "200", "--depths", "50", "--trials", "1")
+            result = run("retrieval", "-m", MODEL, "-f", path, "--window", "200", "--depths", "50", "--prompts", "1")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn(b"warning: ", result.stderr)
             self.assertIn(b"repeated", result.stderr)
@@ -190,9 +239,9 @@ class Refuses(Refusals):
         self.refuse("-f", TEXT, "--depths", "", names="--depths")
         self.refuse("-f", TEXT, "--depths", "nan", names="--depths")
         self.refuse("-f", TEXT, "--depths", ",".join(str(i) for i in range(100)), names="at most")
-        self.refuse("-f", TEXT, "--trials", "0", names="--trials")
-        self.refuse("-f", TEXT, "--trials", "99999999999999999999", names="--trials")
-        self.refuse("-f", TEXT, "--dense-tail", "0", names="--dense-tail")
+        self.refuse("-f", TEXT, "--prompts", "0", names="--prompts")
+        self.refuse("-f", TEXT, "--prompts", "99999999999999999999", names="--prompts")
+        self.refuse("-f", TEXT, "--ask", "after", names="--ask: 'after' is not allowed; use prefill or tail")
         self.refuse("-f", TEXT, "--needle", "nothing", names="--needle")
         self.refuse("-f", TEXT, "--question", "{name} has {code}", names="--question")
         self.refuse("-f", "-", names="fewer than 2 lines", input=b"")
@@ -200,6 +249,10 @@ class Refuses(Refusals):
         self.refuse("-f", f"{TEXT}.none", names=".none")
         self.refuse(names="--file")
         self.refuse("-f", TEXT, "--engine", "nope", names="nope")
+        for program, flags in (("retrieval", ["-f", TEXT]), ("generate", ["-p", "x"]), ("perplexity", ["-f", TEXT]),
+                               ("atlas", ["-p", "x", "-o", "/dev/null"]), ("bench", [])):
+            self.refused("-m", MODEL, *flags, "--dense-layers", "0,5-8", names="--dense-layers: 8 is not a layer; allowed are 0 to 7",
+                         program=program)
         self.refused("-m", os.path.dirname(MODEL), "-f", TEXT, names="regular file", program="retrieval")
 
 

@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/chunk_plan.hpp"
+#include "core/config.hpp"
 #include "core/step_machine.hpp"
 #include "headwater/error.hpp"
 
@@ -32,7 +36,7 @@ TEST(ChunkPlan, PLAN_1_and_2_EqualTokenByTokenCutting) {
   }
 }
 
-StepMachine machine(std::int64_t layers = 1, std::int64_t capacity = 100) {
+StepMachine machine(std::int64_t layers = 1, std::int64_t capacity = 100, std::int64_t dense_below = 0) {
   Shape shape;
   shape.n_layer = layers;
   shape.capacity = capacity;
@@ -42,6 +46,7 @@ StepMachine machine(std::int64_t layers = 1, std::int64_t capacity = 100) {
   options.local = 2;
   options.heavy = 2;
   options.sparse = true;
+  options.dense_below = dense_below;
   return {shape, options};
 }
 
@@ -90,6 +95,123 @@ TEST(StepMachine, STATE_3_TurnModes) {
   finish(steps);
   steps.begin(Step::prefill(5));  // not the first turn of an empty session
   EXPECT_EQ(steps.plan()[0].mode, ChunkMode::dense);
+}
+
+/// The mode of a turn that a first call of n tokens opens, and the number of its chunks, in an empty session or after
+/// three decoded tokens.
+std::pair<ChunkMode, std::size_t> opened(std::int64_t dense_below, const Step& first, bool later) {
+  StepMachine steps = machine(1, 100000, dense_below);
+  if (later) {
+    steps.begin(Step::decode(3));
+    finish(steps);
+  }
+  steps.begin(first);
+  const std::pair<ChunkMode, std::size_t> seen{steps.plan()[0].mode, steps.plan().size()};
+  finish(steps);
+  steps.begin(Step::prefill(40));  // the turn's mode stays
+  EXPECT_EQ(steps.plan()[0].mode, seen.first);
+  finish(steps);
+  steps.reset();
+  steps.begin(first);
+  EXPECT_EQ(steps.plan()[0].mode,
+            std::max(first.n, first.turn_length) < dense_below ? ChunkMode::dense : ChunkMode::sparse);
+  return seen;
+}
+
+TEST(StepMachine, STATE_3_ShortTurnsAreDense) {
+  using Seen = std::pair<ChunkMode, std::size_t>;
+  const auto chunks = [](std::int64_t n) {  // of batches of 16
+    return static_cast<std::size_t>(n / 16 * 2 + (n % 16 + 7) / 8);
+  };
+  for (const std::int64_t below : {1, 2, 8, 9, 10, 24, 4096, 70000}) {
+    for (const std::int64_t length : {below - 1, below, below + 1}) {
+      if (length < 1) continue;
+      SCOPED_TRACE(::testing::Message() << length << " of " << below);
+      const Seen dense{ChunkMode::dense, 1};
+      const Seen sparse{ChunkMode::sparse, chunks(length)};
+      const Seen first_chunk{ChunkMode::sparse, 1};
+      EXPECT_EQ(opened(below, Step::prefill(length), false), length < below ? dense : sparse);
+      EXPECT_EQ(opened(below, Step::prefill(1, length), false), length < below ? dense : first_chunk);
+      // A later turn is longer than a chunk, too.
+      const bool short_turn = length < below || length <= 8;
+      EXPECT_EQ(opened(below, Step::prefill(length), true), short_turn ? dense : sparse);
+      EXPECT_EQ(opened(below, Step::prefill(1, length), true), short_turn ? dense : first_chunk);
+    }
+  }
+}
+
+/// The line of the Error of resolve(), empty where there is none.
+std::string refusal(const Shape& shape, const Options& options) {
+  try {
+    static_cast<void>(resolve(shape, options, 1));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Config, CFG_5_PinnedDenseBelowAndDenseLayers) {
+  Shape shape;
+  shape.n_layer = 36;
+  shape.n_head = shape.n_head_kv = 2;
+  shape.d_head = shape.d_value = 64;
+  shape.capacity = 5000;
+  Options options;
+  options.heavy = 512;
+  for (const std::int64_t pinned : {0, 1, 255, 256, 257, 511, 512}) {
+    options.pinned = pinned;
+    EXPECT_EQ(resolve(shape, options, 1).pinned, pinned);
+  }
+  options.pinned = 513;
+  EXPECT_EQ(refusal(shape, options), "pinned is 513; allowed: 0 .. 512");
+  options.pinned = -1;
+  EXPECT_EQ(refusal(shape, options), "pinned is -1; allowed: 0 .. 512");
+  options.pinned = 512;
+  options.chunk = 400;  // CFG-3: H' = 399 - 256
+  EXPECT_EQ(resolve(shape, options, 1).pinned, 143);
+  options.dense = true;
+  EXPECT_EQ(resolve(shape, options, 1).pinned, 0);
+  options.dense = false;
+  options.select = Select::blocks;
+  EXPECT_EQ(resolve(shape, options, 1).pinned, 136);  // whole key blocks
+  options.pinned = 20;
+  EXPECT_EQ(refusal(shape, options), "pinned is 20; allowed: a multiple of key_block = 8");
+
+  options = Options{};
+  options.dense_below = 2147483647;
+  options.dense_layers = {0, 7, 35};
+  const EffectiveOptions effective = resolve(shape, options, 1);
+  EXPECT_EQ(effective.dense_below, 2147483647);
+  EXPECT_EQ(effective.dense_layers, options.dense_layers);
+  options.dense_below = -1;
+  EXPECT_EQ(refusal(shape, options), "dense_below is -1; allowed: 0 .. 2147483647");
+  options.dense_below = 2147483648;
+  EXPECT_EQ(refusal(shape, options), "dense_below is 2147483648; allowed: 0 .. 2147483647");
+  options.dense_below = 0;
+  options.dense_layers = {-1};
+  EXPECT_EQ(refusal(shape, options), "dense_layers[0] is -1; allowed: 0 .. 35");
+  options.dense_layers = {3, 36};
+  EXPECT_EQ(refusal(shape, options), "dense_layers[1] is 36; allowed: 0 .. 35");
+  options.dense_layers = {3, 3};
+  EXPECT_EQ(refusal(shape, options), "dense_layers[1] is 3; allowed: more than 3, the one before");
+  options.dense_layers = {3, 9, 4};
+  EXPECT_EQ(refusal(shape, options), "dense_layers[2] is 4; allowed: more than 9, the one before");
+}
+
+TEST(Config, CFG_5_AnEngineWithoutPinnedTokensSaysSo) {
+  Options options;
+  EXPECT_NO_THROW(require_h2o(options, "some"));
+  options.dense_below = 9;
+  options.dense_layers = {0};
+  EXPECT_NO_THROW(require_h2o(options, "some"));
+  options.pinned = 1;
+  try {
+    require_h2o(options, "some");
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "pinned is 1; allowed: 0: engine some pins no tokens");
+  }
 }
 
 TEST(StepMachine, STATE_5_RefusedCallsChangeNothing) {

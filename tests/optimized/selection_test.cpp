@@ -88,10 +88,11 @@ TEST(Selection, MEM_3_OrderKeyIsStrictlyMonotone) {
   EXPECT_EQ(order_key(-std::numeric_limits<float>::quiet_NaN()), 0u);
 }
 
-/// MEM-1..5 by sets, from the scores alone.
+/// MEM-1..5 and MEM-7 by sets, from the scores alone.
 struct SetModel {
   std::int64_t local;
   std::int64_t heavy;
+  std::int64_t pinned = 0;
   std::int64_t built_at = 0;
   std::set<std::int32_t> previous{};
 
@@ -100,32 +101,41 @@ struct SetModel {
     for (std::int64_t p = built_at; p < end; ++p) candidates.insert(static_cast<std::int32_t>(p));
     const std::int64_t begin = std::max<std::int64_t>(0, end - local);
     std::vector<std::int32_t> rest;
+    previous.clear();
     for (const std::int32_t p : candidates) {
-      if (p < begin) rest.push_back(p);
+      if (p >= begin) break;
+      if (p < pinned) {
+        previous.insert(p);
+      } else {
+        rest.push_back(p);
+      }
     }
     std::vector<float> values;
     for (const std::int32_t p : rest) values.push_back(scores[static_cast<std::size_t>(p)]);
-    previous.clear();
-    for (const std::int32_t i : by_sorting(values, heavy)) previous.insert(rest[static_cast<std::size_t>(i)]);
+    const std::int64_t budget = heavy - static_cast<std::int64_t>(previous.size());
+    for (const std::int32_t i : by_sorting(values, budget)) {
+      previous.insert(rest[static_cast<std::size_t>(i)]);
+    }
     for (std::int64_t p = begin; p < end; ++p) previous.insert(static_cast<std::int32_t>(p));
     built_at = end;
     return {previous.begin(), previous.end()};
   }
 };
 
-TEST(MemorySets, MEM_1_to_6_EqualTheDefinition) {
+TEST(MemorySets, MEM_1_to_7_EqualTheDefinition) {
   std::mt19937 random(9);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 600; ++round) {
     const std::int64_t capacity = 1 + random() % 90;
     const std::int64_t local = random() % 12;
     const std::int64_t heavy = local == 0 ? 1 + random() % 12 : random() % 12;
+    const std::int64_t pinned = round % 3 == 0 ? 0 : (round % 3 == 1 ? heavy : random() % (heavy + 1));
     const std::int64_t heads = 1 + random() % 3;
     const std::int64_t layers = 1 + random() % 2;
     const ScoreType type = random() % 2 ? ScoreType::bf16 : ScoreType::f32;
     ScoreStore scores(layers, heads, capacity, type);
-    MemorySets sets(layers, heads, local, heavy, capacity);
+    MemorySets sets(layers, heads, local, heavy, capacity, pinned);
     EXPECT_EQ(sets.width(), std::min(local + heavy, capacity));
-    std::vector<SetModel> models(static_cast<std::size_t>(layers * heads), {local, heavy});
+    std::vector<SetModel> models(static_cast<std::size_t>(layers * heads), {local, heavy, pinned});
     std::vector<std::uint32_t> keys(static_cast<std::size_t>(capacity));
     std::vector<std::int32_t> chosen(static_cast<std::size_t>(sets.width()));
     std::vector<std::vector<float>> values(models.size());
@@ -157,6 +167,77 @@ TEST(MemorySets, MEM_1_to_6_EqualTheDefinition) {
     EXPECT_EQ(sets.count(0), 0);
     EXPECT_EQ(sets.entries(0, 0)[0], -1);
   }
+}
+
+/// Sets of one head, built at `ends`, against the model; scores with ties, infinities and NaN. Reset and again.
+void expect_sets(std::int64_t local, std::int64_t heavy, std::int64_t pinned, ScoreType type,
+                 const std::vector<std::int64_t>& ends) {
+  SCOPED_TRACE(::testing::Message() << "L " << local << ", H " << heavy << ", A " << pinned);
+  std::mt19937 random(static_cast<std::uint32_t>(heavy + pinned));
+  const std::int64_t capacity = ends.back();
+  ScoreStore scores(1, 1, capacity, type);
+  MemorySets sets(1, 1, local, heavy, capacity, pinned);
+  std::vector<std::uint32_t> keys(static_cast<std::size_t>(capacity));
+  std::vector<std::int32_t> chosen(static_cast<std::size_t>(sets.width()));
+  for (int run = 0; run < 2; ++run) {
+    SetModel model{local, heavy, pinned};
+    std::vector<float> known;
+    std::int64_t begin = 0;
+    for (const std::int64_t end : ends) {
+      std::vector<float> sums;
+      for (std::int64_t p = begin; p < end; ++p) {
+        float sum = random() % 50 == 0 ? draw(random, 0) : static_cast<float>(random() % 4096);
+        if (type == ScoreType::bf16) sum = float_from_bf16(bf16_from_float(sum));
+        sums.push_back(p < pinned && p % 3 != 0 ? 0.0f : sum);  // most pinned ones would not be chosen
+      }
+      scores.initialise(0, 0, begin, end - begin, sums.data());
+      known.insert(known.end(), sums.begin(), sums.end());
+      begin = end;
+      sets.build_head(0, 0, end, scores, keys.data(), chosen.data());
+      sets.finish(0, end);
+      const std::vector<std::int32_t> expected = model.build(end, known);
+      ASSERT_EQ(sets.count(0), static_cast<std::int64_t>(expected.size()));
+      const std::int32_t* set = sets.entries(0, 0);
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), set)) << "built at " << end;
+    }
+    sets.reset();
+    EXPECT_EQ(sets.entries(0, 0)[0], -1);
+  }
+}
+
+TEST(MemorySets, MEM_7_PinnedOnBothSidesOfEverySize) {
+  const std::vector<std::int64_t> ends{100, 129, 200, 260, 300, 512, 1000, 2500};
+  for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
+    for (const std::int64_t pinned : {0, 1, 29, 30, 31, 99, 100, 127, 128, 129, 255, 256, 257, 299, 300}) {
+      expect_sets(0, 300, pinned, type, ends);
+      expect_sets(70, 300, pinned, type, ends);
+    }
+    expect_sets(0, 1, 1, type, ends);
+    expect_sets(3, 1, 1, type, ends);
+    // More than there are candidates in any set, Local wider than the first one.
+    expect_sets(64, 4000, 4000, type, ends);
+    expect_sets(300, 2200, 2199, type, ends);
+  }
+}
+
+TEST(MemorySets, MEM_7_ChunksOfOneToken) {
+  std::vector<std::int64_t> ends;
+  for (std::int64_t end = 1; end <= 400; ++end) ends.push_back(end);
+  for (const std::int64_t pinned : {0, 1, 7, 8}) {
+    expect_sets(0, 8, pinned, ScoreType::bf16, ends);
+    expect_sets(5, 8, pinned, ScoreType::bf16, ends);
+  }
+}
+
+TEST(MemorySets, MEM_7_LongRuns) {
+  std::vector<std::int64_t> ends;
+  for (std::int64_t end = 4096; end <= 139264; end += 4096) ends.push_back(end);
+  for (const std::int64_t pinned : {0, 1, 4, 511, 512}) expect_sets(256, 512, pinned, ScoreType::bf16, ends);
+  expect_sets(256, 512, 300, ScoreType::f32, ends);
+  // Pinned positions beyond 65536.
+  const std::vector<std::int64_t> few{30000, 65536, 65600, 70000, 100000, 131072};
+  expect_sets(64, 70000, 66000, ScoreType::bf16, few);
+  expect_sets(64, 70000, 70000, ScoreType::f32, few);
 }
 
 TEST(Scores, SCORE_2_and_3_RoundOncePerChunk) {

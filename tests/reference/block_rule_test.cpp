@@ -15,7 +15,8 @@
 
 /// Rule `blocks`: the functions on small cases computed by hand, and laws of sessions. Whole sessions against the
 /// definition are in pipeline_test.cpp.
-/// Clauses: SEL-1, SEL-2, SEL-3, SEL-4, SEL-5, SEL-6, SEL-7, SEL-8, SEL-9, SEL-10, SEL-11, SEL-12, PLAN-2, NUM-2, SCHED-2.
+/// Clauses: SEL-1, SEL-2, SEL-3, SEL-4, SEL-5, SEL-6, SEL-7, SEL-8, SEL-9, SEL-10, SEL-11, SEL-12, MEM-7,
+/// PLAN-2, NUM-2, SCHED-2.
 namespace headwater::reference {
 namespace {
 
@@ -266,6 +267,28 @@ TEST(BlockRule, SEL_6_BestBlocksInTheOrderOfMem3) {
   EXPECT_TRUE(tokens_of_best_blocks({}, 4, 3).empty());
 }
 
+TEST(BlockRule, MEM_7_PinnedBlocksAreTheFirst) {
+  const std::vector<float> votes{-kInfF, -5, 0, -1};
+  EXPECT_EQ(tokens_of_best_blocks(votes, 2, 2, 0), (Positions{4, 5, 6, 7}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 1, 2, 2), (Positions{0, 1}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 2, 2, 2), (Positions{0, 1, 4, 5}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 2, 2, 4), (Positions{0, 1, 2, 3}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 3, 2, 4), (Positions{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(tokens_of_best_blocks(votes, 9, 2, 2), (Positions{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(tokens_of_best_blocks(std::vector<float>{-1}, 4, 3, 6), (Positions{0, 1, 2}));
+  EXPECT_TRUE(tokens_of_best_blocks({}, 4, 3, 6).empty());
+}
+
+TEST(BlockRule, MEM_7_PinnedTokensAreTheFirst) {
+  const Positions tokens{0, 1, 6, 7};
+  const std::vector<float> votes{0, 0, 0.5F, 0.25F};
+  EXPECT_EQ(best_tokens(tokens, votes, 2, 0), (Positions{6, 7}));
+  EXPECT_EQ(best_tokens(tokens, votes, 2, 2), (Positions{0, 1}));
+  EXPECT_EQ(best_tokens(tokens, votes, 3, 2), (Positions{0, 1, 6}));
+  EXPECT_EQ(best_tokens(tokens, votes, 3, 1), (Positions{0, 6, 7}));
+  EXPECT_EQ(best_tokens(tokens, votes, 4, 4), tokens);
+}
+
 TEST(BlockRule, SEL_7_WeightsOverTheKeptTokens) {
   const Matrix k = column({0, std::log(3.0)});
   const Positions tokens{4, 9};
@@ -336,6 +359,34 @@ TEST(BlockRule, SEL_8_SetsOfTwoStagesByHand) {
   EXPECT_FLOAT_EQ(set.token_votes[2], static_cast<float>(1 / l));
   EXPECT_FLOAT_EQ(set.token_votes[3], static_cast<float>(std::exp(4.0) / l));
   EXPECT_EQ(set.positions, (Positions{0, 7, 8, 9, 10}));
+}
+
+TEST(BlockRule, MEM_7_PinnedInBothStagesByHand) {
+  // Block 0 has the lowest keys. Estimates of query 1: -9, 1, 2.5 + 1/8, 2 + 4/2.
+  std::vector<double> keys = kKeys;
+  keys[0] = keys[1] = -9;
+  const auto set_of = [&](std::int64_t heavy, std::int64_t refine, std::int64_t pinned) {
+    EffectiveOptions options = rule_options(4, heavy, 2, refine);
+    options.pinned = pinned;
+    return choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), options);
+  };
+  EXPECT_EQ(set_of(2, 1, 0).positions, (Positions{6, 7, 8, 9, 10}));
+  EXPECT_EQ(set_of(2, 1, 2).positions, (Positions{0, 1, 8, 9, 10}));
+  EXPECT_EQ(set_of(4, 1, 2).positions, (Positions{0, 1, 6, 7, 8, 9, 10}));
+  EXPECT_EQ(set_of(4, 1, 4).positions, (Positions{0, 1, 2, 3, 8, 9, 10}));
+  // R = 2: block 0 and 3 for H = 2, then both tokens of block 0.
+  EXPECT_EQ(set_of(2, 2, 2).token_votes.size(), 4U);
+  EXPECT_EQ(set_of(2, 2, 2).positions, (Positions{0, 1, 8, 9, 10}));
+  // All four blocks for H = 4: logits -9 -9 1 1 3 2 0 4.
+  EXPECT_EQ(set_of(4, 2, 0).positions, (Positions{2, 4, 5, 7, 8, 9, 10}));
+  EXPECT_EQ(set_of(4, 2, 2).positions, (Positions{0, 1, 4, 7, 8, 9, 10}));
+  EXPECT_EQ(set_of(4, 2, 4).positions, (Positions{0, 1, 2, 3, 8, 9, 10}));
+  // The votes are what they are without pinned tokens.
+  EXPECT_EQ(set_of(4, 1, 4).block_votes, set_of(4, 1, 0).block_votes);
+  // No number is the vote of a block of NaN, or the weight of its tokens.
+  keys[0] = kNaN;
+  EXPECT_EQ(set_of(4, 1, 2).positions, (Positions{0, 1, 6, 7, 8, 9, 10}));
+  EXPECT_EQ(set_of(4, 2, 2).positions, (Positions{0, 1, 2, 3, 8, 9, 10}));  // then all weights are 0
 }
 
 TEST(BlockRule, SEL_7_AllBlocksKeptNeedNoSecondStage) {
@@ -620,6 +671,34 @@ TEST(BlockRule, SEL_12_FirstStageTakesSearchedBlocksAlone) {
   EXPECT_EQ(two.token_votes.size(), 520U);
 }
 
+TEST(BlockRule, MEM_7_PinnedBlocksOfRegionsThatAreNotSearched) {
+  // Keys grow with the region, so the last 32 of 65 are searched, and 2080.
+  std::vector<double> values;
+  for (int r = 0; r < 65; ++r) values.push_back(static_cast<double>(r));
+  std::vector<double> keys = keys_by_region(values);
+  keys.push_back(100.0);
+  const auto set_of = [&](std::int64_t heavy, std::int64_t refine, std::int64_t pinned) {
+    EffectiveOptions options = rule_options(0, heavy, 1, refine);
+    options.pinned = pinned;
+    return choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), options);
+  };
+  for (const std::int64_t pinned : {1, 2, 33, 40}) {
+    SCOPED_TRACE(pinned);
+    for (const std::int64_t refine : {1, 2}) {
+      // Pinned tokens, the last region's first and the one in no region.
+      const BlockSet set = set_of(pinned + 2, refine, pinned);
+      Positions expected = numbers_of(0, pinned);
+      expected.push_back(64 * 32);
+      expected.push_back(2080);
+      EXPECT_EQ(set.positions, expected);
+      EXPECT_EQ(set.block_votes[0], -kInfF);
+      EXPECT_EQ(searched_of(set), searched_of(set_of(pinned + 2, refine, 0)));
+    }
+    EXPECT_EQ(set_of(pinned, 1, pinned).positions, numbers_of(0, pinned));
+    EXPECT_EQ(set_of(pinned, 3, pinned).positions, numbers_of(0, pinned));
+  }
+}
+
 TEST(BlockRule, SEL_12_NaNAndInfiniteKeys) {
   for (const double bad : {kNaN, kInf, -kInf}) {
     SCOPED_TRACE(bad);
@@ -693,6 +772,7 @@ void expect_defined_set(std::int64_t candidates, const EffectiveOptions& options
   settings.query_block = options.query_block;
   settings.pool = options.pool;
   settings.refine = options.refine;
+  settings.pinned = options.pinned;
   const test::DefinedSet expected = define_set(in, settings, begin, begin, begin + 3, 0);
 
   Matrix k(begin, in.d_head);
@@ -734,6 +814,19 @@ TEST(BlockRule, SEL_12_SetsAreThoseOfTheDefinition) {
   expect_defined_set(2200, rule_options(5, 140, 1, 2), 0.0, 0x1p-11);  // G = 35
   expect_defined_set(2090, rule_options(4, 4, 2, 2), 0.0, 0.0);
   expect_defined_set(2049, rule_options(6, 6, 3), 3.0, 0.0);
+}
+
+TEST(BlockRule, MEM_7_SetsAreThoseOfTheDefinition) {
+  for (const std::int64_t candidates : {1, 5, 300, 2048, 2049, 2080}) {
+    EffectiveOptions options = rule_options(3, 8, 2, 2);
+    for (const std::int64_t pinned : {2, 6, 8}) {
+      options.pinned = pinned;
+      expect_defined_set(candidates, options, 0.0, 0.0);
+    }
+  }
+  EffectiveOptions options = rule_options(5, 140, 1, 2);
+  options.pinned = 70;  // more than two regions
+  expect_defined_set(2200, options, 0.0, 0x1p-11);
 }
 
 constexpr std::int64_t kTokens = 43;

@@ -1,11 +1,12 @@
 #include "reference/config.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "tests/reference/support.hpp"
 
-/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4, SEL-1.
+/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4, CFG-5, SEL-1.
 namespace headwater::reference {
 namespace {
 
@@ -245,6 +246,9 @@ TEST(Config, DefaultsAreThoseOfTheSpec) {
   EXPECT_EQ(effective.chunk, 1024);
   EXPECT_EQ(effective.local, 256);
   EXPECT_EQ(effective.heavy, 256);
+  EXPECT_EQ(effective.pinned, 0);
+  EXPECT_EQ(effective.dense_below, 0);
+  EXPECT_TRUE(effective.dense_layers.empty());
   EXPECT_TRUE(effective.sparse);
   EXPECT_EQ(effective.scale, 0.125);
   EXPECT_EQ(effective.softcap, 0.0);
@@ -424,6 +428,115 @@ TEST(Config, SEL_1_ClampedHeavyIsAMultipleOfTheKeyBlock) {
     }
     options.clamp = false;
     EXPECT_EQ(resolve(small_shape(), options).heavy, c.heavy);
+  }
+}
+
+TEST(Config, CFG_5_PinnedTokensAreHeavyOnes) {
+  Options options;
+  options.heavy = 24;
+  for (const std::int64_t pinned : {0, 1, 23, 24}) {
+    options.pinned = pinned;
+    EXPECT_EQ(resolve(small_shape(), options).pinned, pinned);
+  }
+  for (const std::int64_t pinned : {std::int64_t{-1}, kMin, std::int64_t{25}, kPositions, kMax}) {
+    options.pinned = pinned;
+    expect_rejected(options, {"pinned = " + std::to_string(pinned), "0 to 24"});
+    options.dense = true;  // looked at all the same
+    expect_rejected(options, {"pinned = " + std::to_string(pinned), "0 to 24"});
+    options.dense = false;
+  }
+  options.heavy = 0;
+  options.pinned = 1;
+  expect_rejected(options, {"pinned = 1", "0 to 0"});
+  options.heavy = kPositions;
+  options.pinned = kPositions;
+  EXPECT_EQ(resolve(small_shape(), options).pinned, options.chunk - 1 - options.local);
+}
+
+TEST(Config, CFG_5_PinnedBlocksAreWhole) {
+  Options options = block_options();
+  for (const std::int64_t pinned : {1, 7, 9, 23}) {
+    options.pinned = pinned;
+    expect_rejected(options, {"pinned = " + std::to_string(pinned), "multiple of key_block = 8"});
+  }
+  for (const std::int64_t pinned : {0, 8, 16, 24}) {
+    options.pinned = pinned;
+    EXPECT_EQ(resolve(small_shape(), options).pinned, pinned);
+  }
+  options.pinned = 32;
+  expect_rejected(options, {"pinned = 32", "0 to 24"});
+  options.select = Select::h2o;  // the key block is not read
+  options.pinned = 7;
+  EXPECT_EQ(resolve(small_shape(), options).pinned, 7);
+}
+
+TEST(Config, CFG_5_AtMostTheEffectiveHeavyBudget) {
+  struct Clamped {
+    Select select;
+    std::int64_t local, heavy, pinned, effective_pinned;
+  };
+  // Chunks of 64: H' = 63 - L', with rule `blocks` whole blocks of 8.
+  const Clamped cases[] = {
+      {Select::h2o, 8, 100, 54, 54},   {Select::h2o, 8, 100, 55, 55},   {Select::h2o, 8, 100, 56, 55},
+      {Select::h2o, 8, 100, 100, 55},  {Select::h2o, 63, 9, 5, 0},      {Select::blocks, 8, 64, 40, 40},
+      {Select::blocks, 8, 64, 48, 48}, {Select::blocks, 8, 64, 56, 48}, {Select::blocks, 60, 8, 8, 0}};
+  for (const Clamped& c : cases) {
+    SCOPED_TRACE(testing::Message() << c.local << "/" << c.heavy << "/" << c.pinned);
+    Options options = block_options();
+    options.select = c.select;
+    options.local = c.local;
+    options.heavy = c.heavy;
+    options.pinned = c.pinned;
+    EXPECT_EQ(resolve(small_shape(), options).pinned, c.effective_pinned);
+    options.clamp = false;
+    EXPECT_EQ(resolve(small_shape(), options).pinned, c.pinned);
+    options.dense = true;  // CFG-2
+    EXPECT_EQ(resolve(small_shape(), options).pinned, 0);
+  }
+}
+
+TEST(Config, CFG_5_DenseBelowHasLimits) {
+  Options options;
+  for (const std::int64_t below : {std::int64_t{0}, std::int64_t{1}, std::int64_t{5000}, kPositions}) {
+    options.dense_below = below;
+    EXPECT_EQ(resolve(small_shape(), options).dense_below, below);
+  }
+  for (const std::int64_t below : {std::int64_t{-1}, kMin, kPositions + 1, kMax}) {
+    options.dense_below = below;
+    expect_rejected(options, {"dense_below = " + std::to_string(below), "0 to 2147483647"});
+  }
+}
+
+TEST(Config, CFG_5_DenseLayersAscendAndAreLayersOfTheSession) {
+  Shape shape = small_shape();
+  shape.n_layer = 300;
+  Options options;
+  std::vector<std::int64_t> all;
+  for (std::int64_t layer = 0; layer < 300; ++layer) all.push_back(layer);
+  for (const std::vector<std::int64_t>& layers :
+       {std::vector<std::int64_t>{}, {0}, {299}, {0, 1, 299}, {7, 200}, all}) {
+    options.dense_layers = layers;
+    const EffectiveOptions effective = resolve(shape, options);
+    EXPECT_EQ(effective.dense_layers, layers);
+    for (std::int64_t layer = 0; layer < 300; ++layer) {
+      EXPECT_EQ(effective.dense_layer(layer), std::count(layers.begin(), layers.end(), layer) > 0);
+    }
+  }
+  struct Refused {
+    std::vector<std::int64_t> layers;
+    std::string entry, allowed;
+  };
+  const Refused refused[] = {{{-1}, "dense_layers[0] = -1", "0 to 299"},
+                             {{300}, "dense_layers[0] = 300", "0 to 299"},
+                             {{0, kMin}, "dense_layers[1] = " + std::to_string(kMin), "0 to 299"},
+                             {{0, 5, kMax}, "dense_layers[2] = " + std::to_string(kMax), "0 to 299"},
+                             {{3, 3}, "dense_layers[1] = 3", "above the entry before, 3"},
+                             {{0, 9, 4}, "dense_layers[2] = 4", "above the entry before, 9"},
+                             {{0, 1, 2, 2}, "dense_layers[3] = 2", "above the entry before, 2"}};
+  for (const Refused& one : refused) {
+    options.dense_layers = one.layers;
+    expect_error(ErrorCode::invalid_argument, {one.entry, one.allowed},
+                 [&] { static_cast<void>(resolve(shape, options)); });
   }
 }
 

@@ -81,9 +81,11 @@ std::vector<std::int32_t> select(Alive& alive, const float* score, std::int64_t 
     std::int64_t better = 0;
     for (std::int64_t other = 0; other < first_local; ++other) {
       if (!alive[static_cast<std::size_t>(other)] || other == j) continue;
-      if (score[other] > score[j] || (score[other] == score[j] && other < j)) ++better;
+      if (other < set.pinned || score[other] > score[j] || (score[other] == score[j] && other < j)) ++better;
     }
-    if (j >= first_local || (alive[static_cast<std::size_t>(j)] && better < set.heavy)) {
+    const bool chosen_before_others = j < set.pinned;  // MEM-7, and A <= H
+    if (j >= first_local || chosen_before_others ||
+        (alive[static_cast<std::size_t>(j)] && better < set.heavy)) {
       chosen.push_back(static_cast<std::int32_t>(j));
     }
   }
@@ -171,11 +173,17 @@ Real pooled_estimate(const Head& head, const Rows& pool, std::int64_t first, std
   return head.capped_and_biased(s * mean + s * s * spread / 2, pool.last(), first + keys - 1);
 }
 
-/// Whether fewer than `most` votes come before that of `entry`: larger ones, and equal ones of earlier entries.
-bool among_best(const std::vector<float>& votes, std::size_t entry, std::int64_t most) {
+/// Whether fewer than `most` votes come before that of `entry`: larger ones, and equal ones of earlier entries. The
+/// first `pinned` entries come before all others (MEM-7).
+bool among_best(const std::vector<float>& votes, std::size_t entry, std::int64_t most,
+                std::int64_t pinned = 0) {
+  const auto first = static_cast<std::size_t>(pinned);
+  if (entry < first) return static_cast<std::int64_t>(entry) < most;
   std::int64_t before = 0;
   for (std::size_t other = 0; other < votes.size(); ++other) {
-    if (votes[other] > votes[entry] || (votes[other] == votes[entry] && other < entry)) ++before;
+    if (other < first || votes[other] > votes[entry] || (votes[other] == votes[entry] && other < entry)) {
+      ++before;
+    }
   }
   return before < most;
 }
@@ -268,7 +276,10 @@ DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin,
       define_votes(heads, pools, set.key_block, define_searched(heads, pools, candidates, set));
   std::vector<std::int32_t> kept;
   for (std::size_t b = 0; b < result.block_votes.size(); ++b) {
-    if (!among_best(result.block_votes, b, set.refine * set.heavy / set.key_block)) continue;
+    if (!among_best(result.block_votes, b, set.refine * set.heavy / set.key_block,
+                    set.pinned / set.key_block)) {
+      continue;
+    }
     for (std::int64_t key = 0; key < set.key_block; ++key) {
       kept.push_back(static_cast<std::int32_t>(static_cast<std::int64_t>(b) * set.key_block + key));
     }
@@ -286,10 +297,36 @@ DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin,
     result.token_votes.push_back(static_cast<float>(largest));
   }
   for (std::size_t r = 0; r < kept.size(); ++r) {
-    if (!second_stage || among_best(result.token_votes, r, set.heavy)) result.positions.push_back(kept[r]);
+    // Pinned tokens are the first of the kept ones.
+    if (second_stage && !among_best(result.token_votes, r, set.heavy, set.pinned)) continue;
+    result.positions.push_back(kept[r]);
   }
   for (std::int64_t j = first_local; j < begin; ++j) result.positions.push_back(static_cast<std::int32_t>(j));
   return result;
+}
+
+std::vector<DefinedChunk> define_chunks(const Settings& set, const std::vector<Step>& steps) {
+  std::vector<DefinedChunk> chunks;
+  std::int64_t base = 0;
+  bool in_turn = false;
+  bool sparse_turn = false;
+  for (const Step& step : steps) {
+    ChunkMode mode = ChunkMode::decode;
+    if (step.kind == Step::Kind::prefill) {
+      const std::int64_t length = step.turn_length != 0 ? step.turn_length : step.n;
+      const bool long_enough = length >= set.dense_below && (base == 0 || length > set.chunk);
+      if (!in_turn) sparse_turn = set.local + set.heavy > 0 && long_enough;
+      mode = sparse_turn && !set.dense_layer ? ChunkMode::sparse : ChunkMode::dense;
+    }
+    in_turn = step.kind == Step::Kind::prefill;
+    for (std::int64_t t = 0; t < step.n; ++t) {
+      const bool opens_chunk = t == 0 || (mode == ChunkMode::sparse && t % set.batch % set.chunk == 0);
+      if (opens_chunk) chunks.push_back(DefinedChunk{base + t, base + t, mode, {}, {}, {}, {}});
+      ++chunks.back().end;
+    }
+    base += step.n;
+  }
+  return chunks;
 }
 
 Defined define(const Inputs& in, const Settings& set, const std::vector<Step>& steps) {
@@ -298,25 +335,7 @@ Defined define(const Inputs& in, const Settings& set, const std::vector<Step>& s
   result.lse.assign(static_cast<std::size_t>(in.n * in.n_head), 0);
   result.scores.assign(static_cast<std::size_t>(in.n_head * in.n), 0);
   std::vector<Alive> alive(static_cast<std::size_t>(in.n_head), Alive(static_cast<std::size_t>(in.n), true));
-
-  std::int64_t base = 0;
-  bool in_turn = false;
-  bool sparse_turn = false;
-  for (const Step& step : steps) {
-    ChunkMode mode = ChunkMode::decode;
-    if (step.kind == Step::Kind::prefill) {
-      const std::int64_t length = step.turn_length != 0 ? step.turn_length : step.n;
-      if (!in_turn) sparse_turn = set.local + set.heavy > 0 && (base == 0 || length > set.chunk);
-      mode = sparse_turn ? ChunkMode::sparse : ChunkMode::dense;
-    }
-    in_turn = step.kind == Step::Kind::prefill;
-    for (std::int64_t t = 0; t < step.n; ++t) {
-      const bool opens_chunk = t == 0 || (mode == ChunkMode::sparse && t % set.batch % set.chunk == 0);
-      if (opens_chunk) result.chunks.push_back(DefinedChunk{base + t, base + t, mode, {}, {}, {}, {}});
-      ++result.chunks.back().end;
-    }
-    base += step.n;
-  }
+  result.chunks = define_chunks(set, steps);
   for (DefinedChunk& chunk : result.chunks) {
     if (chunk.mode == ChunkMode::sparse && set.blocks) {
       define_blocks(in, set, chunk, result);

@@ -27,6 +27,9 @@ struct Settings {
   bool bf16_scores = true;
   bool blocks = false;  ///< chapter 17, with the sizes below
   std::int64_t key_block = 1, query_block = 1, pool = 1, refine = 1;
+  std::int64_t pinned = 0;       ///< MEM-7
+  std::int64_t dense_below = 0;  ///< STATE-3
+  bool dense_layer = false;      ///< STATE-7
 };
 
 /// The set of one key/value head and query block, and its votes (SEL-6 .. SEL-8).
@@ -56,6 +59,9 @@ struct Defined {
 /// SEL-2 .. SEL-8, SEL-12: the set of the rows [first, end), one query block of a chunk that begins at `begin`.
 DefinedSet define_set(const Inputs& inputs, const Settings& settings, std::int64_t begin, std::int64_t first,
                       std::int64_t end, std::int64_t kv_head);
+
+/// PLAN-1, PLAN-2, STATE-3, STATE-7: the chunks, with nothing in them.
+std::vector<DefinedChunk> define_chunks(const Settings& settings, const std::vector<Step>& steps);
 
 Defined define(const Inputs& inputs, const Settings& settings, const std::vector<Step>& steps);
 

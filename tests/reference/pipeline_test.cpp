@@ -15,7 +15,7 @@
 /// Whole sessions of the engine `reference` against the definition.
 /// Clauses: FUSE-2, SCHED-1, SCHED-2, SCHED-3, STATE-3, STATE-4, STATE-6, PLAN-2, MEM-1, MEM-3, MEM-5, MEM-6,
 /// SCORE-2, SCORE-3, SCORE-5, DEC-1, CFG-2, CFG-3, LOGIT-1, LOGIT-2, LOGIT-3, LOGIT-4, SEL-1, SEL-2, SEL-4, SEL-5,
-/// SEL-6, SEL-7, SEL-8, SEL-9.
+/// SEL-6, SEL-7, SEL-8, SEL-9, CFG-5, MEM-7, STATE-7.
 namespace headwater::reference {
 namespace {
 
@@ -105,15 +105,20 @@ struct Case {
 struct Layer {
   Tensor q, k, v, out;
   Defined defined;
+  std::vector<test::DefinedChunk>
+      plan;  ///< what the session says, whether the layer is dense or not (STATE-7)
   std::size_t next_chunk = 0;
+  std::size_t next_planned = 0;
 };
 
-Layer make_layer(const Case& c, std::int64_t n, const EffectiveOptions& effective, test::Numbers& numbers) {
+Layer make_layer(const Case& c, std::int64_t index, std::int64_t n, const EffectiveOptions& effective,
+                 test::Numbers& numbers) {
   const Shape& s = c.shape;
   Layer layer{Tensor(n, s.n_head, s.d_head, c.q_type, c.head_major),
               Tensor(n, s.n_head_kv, s.d_head, c.k_type, c.head_major),
               Tensor(n, s.n_head_kv, s.d_value, c.v_type, !c.head_major),
               Tensor(n, s.n_head, s.d_value, c.out_type, c.head_major),
+              {},
               {}};
   layer.q.fill(numbers, c.size);
   layer.k.fill(numbers, c.size);
@@ -122,20 +127,25 @@ Layer make_layer(const Case& c, std::int64_t n, const EffectiveOptions& effectiv
                 s.d_value, layer.q.values(), layer.k.values(), layer.v.values()};
   for (double& value : inputs.k) value = rounded_to(s.kv_type, value);
   for (double& value : inputs.v) value = rounded_to(s.kv_type, value);
-  const Settings settings{effective.batch,
-                          effective.chunk,
-                          effective.local,
-                          effective.heavy,
-                          effective.scale,
-                          effective.softcap,
-                          c.options.sinks,
-                          c.options.alibi,
-                          c.options.score_type == ScoreType::bf16,
-                          effective.select == Select::blocks,
-                          effective.key_block,
-                          effective.query_block,
-                          effective.pool,
-                          effective.refine};
+  Settings settings{effective.batch,
+                    effective.chunk,
+                    effective.local,
+                    effective.heavy,
+                    effective.scale,
+                    effective.softcap,
+                    c.options.sinks,
+                    c.options.alibi,
+                    c.options.score_type == ScoreType::bf16,
+                    effective.select == Select::blocks,
+                    effective.key_block,
+                    effective.query_block,
+                    effective.pool,
+                    effective.refine,
+                    std::min(c.options.pinned, effective.heavy),  // CFG-5
+                    c.options.dense_below};
+  layer.plan = test::define_chunks(settings, c.steps);
+  const std::vector<std::int64_t>& dense = c.options.dense_layers;
+  settings.dense_layer = std::count(dense.begin(), dense.end(), index) > 0;
   layer.defined = define(inputs, settings, c.steps);
   return layer;
 }
@@ -204,10 +214,10 @@ void check_record(const ChunkRecord& record, Layer& layer, const Shape& shape,
                   const EffectiveOptions& options) {
   ASSERT_LT(layer.next_chunk, layer.defined.chunks.size());
   const test::DefinedChunk& expected = layer.defined.chunks[layer.next_chunk++];
-  EXPECT_EQ(record.chunk.begin, expected.begin);
-  EXPECT_EQ(record.chunk.end, expected.end);
-  EXPECT_EQ(record.chunk.mode, expected.mode);
-  EXPECT_EQ(record.row_stride, expected.end - expected.begin);
+  ASSERT_EQ(record.chunk.begin, expected.begin);
+  ASSERT_EQ(record.chunk.end, expected.end);
+  ASSERT_EQ(record.chunk.mode, expected.mode);
+  ASSERT_EQ(record.row_stride, expected.end - expected.begin);
   check_lse(record, layer, shape);
   if (options.select == Select::blocks) {
     check_sets(record, expected, shape, options);
@@ -280,7 +290,7 @@ void check_memory(const Session& session, std::int64_t index, const Layer& layer
   }
   EXPECT_EQ(view.width, std::min(session.options().memory(), session.shape().capacity));
   EXPECT_EQ(view.head_stride, view.width);
-  EXPECT_EQ(view.count, last == nullptr ? 0 : static_cast<std::int64_t>(last->memory[0].size()));
+  ASSERT_EQ(view.count, last == nullptr ? 0 : static_cast<std::int64_t>(last->memory[0].size()));
   for (std::int64_t h = 0; h < session.shape().n_head; ++h) {
     for (std::int64_t e = 0; e < view.width; ++e) {
       const std::int32_t expected =
@@ -331,7 +341,7 @@ void check(const Case& c) {
   test::Numbers numbers(c.seed);
   std::vector<Layer> layers;
   for (std::int64_t l = 0; l < c.shape.n_layer; ++l) {
-    layers.push_back(make_layer(c, n, session->options(), numbers));
+    layers.push_back(make_layer(c, l, n, session->options(), numbers));
   }
   session->set_observer([&](const ChunkRecord& record) {
     check_record(record, layers.at(static_cast<std::size_t>(record.layer)), c.shape, session->options());
@@ -349,15 +359,18 @@ void check(const Case& c) {
       const Tensor& q = layer.q;
       const Tensor& k = layer.k;
       const Tensor& v = layer.v;
-      const std::size_t first = layer.next_chunk;
       session->attend(static_cast<std::int64_t>(l), q.rows(base), k.rows(base), v.rows(base),
                       layer.out.rows(base));
-      EXPECT_EQ(session->plan().size(), layer.next_chunk - first);
-      for (std::size_t chunk = first; chunk < layer.next_chunk; ++chunk) {
-        EXPECT_EQ(session->plan()[chunk - first].begin, layer.defined.chunks[chunk].begin);
-        EXPECT_EQ(session->plan()[chunk - first].end, layer.defined.chunks[chunk].end);
-        EXPECT_EQ(session->plan()[chunk - first].mode, layer.defined.chunks[chunk].mode);
+      // Each layer has been shown all that it attended.
+      EXPECT_EQ(layer.defined.chunks.at(layer.next_chunk - 1).end, base + step.n);
+      for (const Chunk& chunk : session->plan()) {
+        ASSERT_LT(layer.next_planned, layer.plan.size());
+        const test::DefinedChunk& planned = layer.plan[layer.next_planned++];
+        EXPECT_EQ(chunk.begin, planned.begin);
+        EXPECT_EQ(chunk.end, planned.end);
+        EXPECT_EQ(chunk.mode, planned.mode);
       }
+      EXPECT_EQ(layer.plan.at(layer.next_planned - 1).end, base + step.n);
     }
     session->end();
     base += step.n;
@@ -525,6 +538,16 @@ TEST_P(Pipeline, MEM_3_ManyTies) {
   check(c);
 }
 
+/// Half of them: two layers, some of them dense, and a length below which turns are dense.
+void draw_turn_options(Case& c, test::Numbers& numbers) {
+  if (numbers.below(2) == 0) return;
+  c.shape.n_layer = 2;
+  for (const std::int64_t layer : {0, 1}) {
+    if (numbers.below(3) == 0) c.options.dense_layers.push_back(layer);
+  }
+  c.options.dense_below = numbers.below(12);
+}
+
 TEST_P(Pipeline, SCORE_3_RandomSettings) {
   test::Numbers numbers(99);
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -541,12 +564,94 @@ TEST_P(Pipeline, SCORE_3_RandomSettings) {
     c.options.heavy = numbers.below(5);
     c.options.clamp = numbers.below(2) == 0;
     c.head_major = numbers.below(2) == 0;
+    draw_turn_options(c, numbers);
+    if (numbers.below(2) == 0) c.options.pinned = numbers.below(c.options.heavy + 1);
     std::int64_t left = c.shape.capacity;
     while (left > 0) {
       const std::int64_t n = 1 + numbers.below(std::min<std::int64_t>(left, 14));
       c.steps.push_back(numbers.below(3) == 0 ? Step::decode(n) : Step::prefill(n));
       left -= n;
     }
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, MEM_7_PinnedTokens) {
+  const std::vector<Step> turns{Step::prefill(21), Step::decode(2), Step::prefill(3), Step::decode(1),
+                                Step::prefill(13)};
+  for (std::int64_t heavy = 0; heavy <= 6; ++heavy) {
+    for (std::int64_t pinned = 0; pinned <= heavy; ++pinned) {
+      for (const std::int64_t local : {0, 1, 3}) {
+        SCOPED_TRACE(testing::Message() << pinned << " of " << heavy << ", " << local);
+        Case c = small(turns, GetParam());
+        c.options.local = local;
+        c.options.heavy = heavy;
+        c.options.pinned = pinned;
+        check(c);  // CFG-5: clamped to 3 - L
+        c.options.clamp = false;
+        check(c);
+      }
+    }
+  }
+}
+
+TEST_P(Pipeline, MEM_7_PinnedTokensOfLongPrompts) {
+  Case c = small({Step::prefill(300), Step::decode(5), Step::prefill(95)}, GetParam());
+  c.shape.capacity = 400;
+  c.options.batch = 128;
+  c.options.chunk = 32;
+  c.options.local = 5;
+  c.options.heavy = 20;
+  for (const std::int64_t pinned : {1, 19, 20}) {
+    SCOPED_TRACE(pinned);
+    c.options.pinned = pinned;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, MEM_7_AmongManyTies) {
+  Case c = small({Step::prefill(30)}, GetParam());
+  c.size = 0.0;
+  c.options.chunk = 8;
+  c.options.heavy = 4;
+  for (const std::int64_t pinned : {1, 3, 4}) {
+    c.options.pinned = pinned;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, CFG_2_DenseSessionsWithPinnedTokens) {
+  Case c = small({Step::prefill(11), Step::decode(2), Step::prefill(7)}, GetParam());
+  c.options.pinned = 2;
+  c.options.dense = true;
+  check(c);
+}
+
+TEST_P(Pipeline, STATE_3_DenseBelowALength) {
+  // Turns of 9, 11, 2 of 10, and 10 tokens.
+  for (const std::int64_t below : {0, 1, 9, 10, 11, 12, 100}) {
+    SCOPED_TRACE(below);
+    Case c = small({Step::prefill(9), Step::decode(1), Step::prefill(11), Step::decode(2),
+                    Step::prefill(2, 10), Step::prefill(5), Step::decode(1), Step::prefill(9)},
+                   GetParam());
+    c.options.dense_below = below;
+    check(c);
+  }
+}
+
+TEST_P(Pipeline, STATE_7_DenseLayers) {
+  const std::vector<std::vector<std::int64_t>> some{{0}, {1}, {2}, {0, 2}, {1, 2}, {0, 1, 2}};
+  for (const std::vector<std::int64_t>& dense : some) {
+    Case c = small({Step::prefill(4, 17), Step::prefill(13), Step::decode(2), Step::prefill(3),
+                    Step::decode(1), Step::prefill(9)},
+                   GetParam());
+    c.shape.n_layer = 3;
+    c.options.batch = 8;
+    c.options.sinks = {0.5F, -1.0F};
+    c.options.dense_layers = dense;
+    check(c);
+    c.options.pinned = 2;
+    c.options.dense_below = 10;
     check(c);
   }
 }
@@ -595,6 +700,37 @@ TEST_P(Pipeline, SEL_2_LocalAndHeavyOfEverySize) {
       }
     }
   }
+}
+
+TEST_P(Pipeline, MEM_7_PinnedBlocks) {
+  for (const std::int64_t refine : {1, 2, 3}) {
+    for (std::int64_t kept = 0; kept <= 3; ++kept) {
+      for (std::int64_t pinned = 0; pinned <= kept; ++pinned) {
+        for (const std::int64_t local : {0, 2, 5}) {
+          SCOPED_TRACE(testing::Message() << pinned << " of " << kept << ", " << refine << ", " << local);
+          Case c = blocks({Step::prefill(21), Step::decode(3), Step::prefill(16)}, GetParam());
+          c.options.local = local;
+          c.options.heavy = 2 * kept;
+          c.options.pinned = 2 * pinned;
+          c.options.refine = refine;
+          check(c);  // CFG-5: with L = 5 clamped to one block
+          c.options.clamp = false;
+          check(c);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Pipeline, STATE_7_DenseLayersAndShortTurnsOfRuleBlocks) {
+  Case c = blocks({Step::prefill(9), Step::decode(1), Step::prefill(19), Step::decode(1), Step::prefill(10)},
+                  GetParam());
+  c.shape.n_layer = 3;
+  c.options.dense_layers = {0, 2};
+  check(c);
+  c.options.dense_below = 10;
+  c.options.pinned = 4;
+  check(c);
 }
 
 TEST_P(Pipeline, SEL_1_Clamped) {
@@ -692,6 +828,9 @@ TEST_P(Pipeline, SEL_8_RandomSettings) {
     c.options.refine = 1 + numbers.below(4);
     c.options.clamp = numbers.below(2) == 0;
     c.head_major = numbers.below(2) == 0;
+    draw_turn_options(c, numbers);
+    const std::int64_t heavy_blocks = c.options.heavy / c.options.key_block;
+    if (numbers.below(2) == 0) c.options.pinned = c.options.key_block * numbers.below(heavy_blocks + 1);
     std::int64_t left = c.shape.capacity;
     while (left > 0) {
       const std::int64_t n = 1 + numbers.below(std::min<std::int64_t>(left, 24));

@@ -4,15 +4,17 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "reference/engine.hpp"
 #include "reference/session.hpp"
 #include "tests/reference/support.hpp"
 
-/// The state machine and the errors of a session (STATE-1 .. STATE-6), and the engine.
-/// Clauses: STATE-1, STATE-5, STATE-6, NUM-2, CFG-1.
+/// The state machine and the errors of a session (STATE-1 .. STATE-7), and the engine.
+/// Clauses: STATE-1, STATE-3, STATE-5, STATE-6, STATE-7, NUM-2, CFG-1, CFG-5.
 namespace headwater::reference {
 namespace {
 
@@ -433,6 +435,220 @@ TEST(Session, NUM_2_NanReachesNoPositionBeforeIt) {
       EXPECT_EQ(memory.data[h * 3 + 2], 11);
     }
   }
+}
+
+/// A chunk that can be compared: begin, end, mode.
+using Planned = std::tuple<std::int64_t, std::int64_t, ChunkMode>;
+
+Planned planned(const Chunk& chunk) { return {chunk.begin, chunk.end, chunk.mode}; }
+
+std::vector<Planned> planned(std::span<const Chunk> chunks) {
+  std::vector<Planned> all;
+  for (const Chunk& chunk : chunks) all.push_back(planned(chunk));
+  return all;
+}
+
+/// What one layer gave and what the observer was told of it, step after step.
+struct LayerTrace {
+  std::vector<float> out, lse, sums, votes;
+  std::vector<Planned> chunks;
+  std::vector<std::int64_t> counts;
+  std::vector<std::int32_t> memory;
+  std::vector<std::uint16_t> scores;
+  std::vector<std::int32_t> last_memory;
+  std::int64_t last_count = 0;
+
+  bool operator==(const LayerTrace& other) const = default;
+};
+
+struct SessionTrace {
+  std::vector<LayerTrace> layers;
+  std::vector<std::vector<Planned>> plans;  ///< of every step
+  std::vector<Planned> chunks;              ///< Session::chunks() at the end
+};
+
+LayerTrace& traced(std::vector<LayerTrace>& layers, const ChunkRecord& record, const Shape& shape) {
+  LayerTrace& layer = layers.at(static_cast<std::size_t>(record.layer));
+  const auto add = [](std::vector<float>& to, const float* from, std::int64_t count) {
+    if (from != nullptr) to.insert(to.end(), from, from + count);
+  };
+  const bool of_blocks = record.query_blocks > 0;
+  const std::int64_t sets = of_blocks ? shape.n_head_kv * record.query_blocks : shape.n_head;
+  layer.chunks.push_back(planned(record.chunk));
+  layer.counts.push_back(record.memory_count);
+  layer.memory.insert(layer.memory.end(), record.memory, record.memory + sets * record.memory_stride);
+  add(layer.lse, record.lse, shape.n_head * record.row_stride);
+  add(layer.sums, record.colsum_intra, shape.n_head * record.row_stride);
+  add(layer.sums, record.colsum_inter, shape.n_head * record.memory_stride);
+  add(layer.votes, record.block_votes, sets * record.candidate_blocks);
+  add(layer.votes, record.token_votes, sets * record.voted_tokens);
+  return layer;
+}
+
+constexpr std::int64_t kLayers = 4;
+constexpr std::int64_t kLongCapacity = 160;
+
+SessionTrace trace_session(const Options& options, const std::vector<Step>& steps) {
+  Shape shape = two_layers();
+  shape.n_layer = kLayers;
+  shape.capacity = kLongCapacity;
+  SessionTrace trace;
+  trace.layers.resize(kLayers);
+  Fixture f(options, shape);
+  f.session->set_observer(
+      [&](const ChunkRecord& record) { static_cast<void>(traced(trace.layers, record, shape)); });
+  for (const Step& step : steps) {
+    f.session->begin(step);
+    trace.plans.push_back(planned(f.session->plan()));
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      // Every layer its own queries.
+      for (float& value : f.q) value += 0.125F;
+      f.attend(layer);
+      const std::int64_t width = shape.n_head * shape.d_value;
+      const auto first = f.out.begin() + f.session->tokens() * width;
+      std::vector<float>& out = trace.layers[static_cast<std::size_t>(layer)].out;
+      out.insert(out.end(), first, first + step.n * width);
+    }
+    f.session->end();
+  }
+  trace.chunks = planned(f.session->chunks());
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    LayerTrace& of = trace.layers[static_cast<std::size_t>(layer)];
+    const auto* scores = static_cast<const std::uint16_t*>(f.session->scores(layer).data);
+    of.scores.assign(scores, scores + shape.n_head * shape.capacity);
+    const MemoryView memory = f.session->memory(layer);
+    if (memory.data != nullptr) of.last_memory.assign(memory.data, memory.data + shape.n_head * memory.width);
+    of.last_count = memory.count;
+  }
+  return trace;
+}
+
+Options long_chunks(Select select, Schedule schedule) {
+  Options options;
+  options.batch = 48;
+  options.chunk = 24;
+  options.local = 4;
+  options.heavy = 8;
+  options.select = select;
+  options.key_block = 4;
+  options.query_block = 8;
+  options.schedule = schedule;
+  return options;
+}
+
+/// Sparse in two calls, decoding, a dense turn, decoding, a sparse turn.
+const std::vector<Step> kTurns{Step::prefill(48, 61), Step::prefill(13), Step::decode(2),
+                               Step::prefill(9),      Step::decode(1),   Step::prefill(60)};
+
+/// A layer that attends its calls densely (STATE-7): one chunk for each step.
+void expect_dense(const LayerTrace& layer, const LayerTrace& of_dense_session) {
+  EXPECT_EQ(layer.out, of_dense_session.out);
+  EXPECT_EQ(layer.lse, of_dense_session.lse);
+  EXPECT_EQ(layer.chunks, of_dense_session.chunks);
+  ASSERT_EQ(layer.chunks.size(), kTurns.size());
+  std::int64_t base = 0;
+  for (std::size_t s = 0; s < kTurns.size(); ++s) {
+    const bool prefill = kTurns[s].kind == Step::Kind::prefill;
+    EXPECT_EQ(layer.chunks[s],
+              Planned(base, base + kTurns[s].n, prefill ? ChunkMode::dense : ChunkMode::decode));
+    EXPECT_EQ(layer.counts[s], 0);
+    base += kTurns[s].n;
+  }
+  EXPECT_TRUE(layer.sums.empty());
+  EXPECT_TRUE(layer.votes.empty());
+  const auto no_token = [](std::int32_t entry) { return entry == -1; };
+  EXPECT_TRUE(std::all_of(layer.memory.begin(), layer.memory.end(), no_token));
+  EXPECT_TRUE(std::all_of(layer.last_memory.begin(), layer.last_memory.end(), no_token));
+  EXPECT_EQ(layer.last_count, 0);
+  EXPECT_TRUE(std::all_of(layer.scores.begin(), layer.scores.end(), [](std::uint16_t s) { return s == 0; }));
+}
+
+TEST(Session, STATE_7_DenseLayersAreDenseAndTheOthersAsWithoutThem) {
+  for (const Select select : {Select::h2o, Select::blocks}) {
+    for (const Schedule schedule : {Schedule::layer_major, Schedule::chunk_major}) {
+      Options options = long_chunks(select, schedule);
+      options.dense = true;
+      const SessionTrace dense = trace_session(options, kTurns);
+      options.dense = false;
+      const SessionTrace sparse = trace_session(options, kTurns);
+      ASSERT_NE(sparse.layers[0].out, dense.layers[0].out);
+      ASSERT_EQ(sparse.plans[0].size(), 2U);
+      const std::vector<std::vector<std::int64_t>> some{{0}, {3}, {1, 2}, {0, 1, 2, 3}};
+      for (const std::vector<std::int64_t>& dense_layers : some) {
+        options.dense_layers = dense_layers;
+        const SessionTrace mixed = trace_session(options, kTurns);
+        EXPECT_EQ(mixed.plans, sparse.plans);
+        EXPECT_EQ(mixed.chunks, sparse.chunks);
+        for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+          SCOPED_TRACE(layer);
+          const auto at = static_cast<std::size_t>(layer);
+          if (std::count(dense_layers.begin(), dense_layers.end(), layer) > 0) {
+            expect_dense(mixed.layers[at], dense.layers[at]);
+          } else {
+            EXPECT_TRUE(mixed.layers[at] == sparse.layers[at]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Session, STATE_7_ResetKeepsTheDenseLayers) {
+  Options options = chunks_of_4();
+  options.dense_layers = {1};
+  Fixture f(options);
+  std::vector<ChunkMode> modes;
+  f.session->set_observer([&](const ChunkRecord& record) {
+    if (record.layer == 1) modes.push_back(record.chunk.mode);
+  });
+  f.run(Step::prefill(9));
+  f.session->reset();
+  f.run(Step::prefill(9));
+  EXPECT_EQ(modes, (std::vector<ChunkMode>{ChunkMode::dense, ChunkMode::dense}));
+  EXPECT_EQ(f.session->memory(1).count, 0);
+  EXPECT_EQ(f.session->memory(0).count, 3);
+}
+
+TEST(Session, STATE_3_ADenseShortTurnIsThatOfADenseSession) {
+  const std::vector<Step> steps{Step::prefill(59), Step::decode(2), Step::prefill(30, 60), Step::prefill(30)};
+  for (const Select select : {Select::h2o, Select::blocks}) {
+    Options options = long_chunks(select, Schedule::layer_major);
+    const SessionTrace sparse = trace_session(options, steps);
+    options.dense_below = 59;
+    EXPECT_TRUE(trace_session(options, steps).layers == sparse.layers);
+    options.dense_below = 60;
+    const SessionTrace first_dense = trace_session(options, steps);
+    options.dense_below = 61;
+    const SessionTrace all_dense = trace_session(options, steps);
+    options.dense = true;
+    const SessionTrace dense = trace_session(options, steps);
+    const std::ptrdiff_t first_turn = 59 * 2 * 3;  // two heads of three values
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      const std::vector<float>& out = first_dense.layers[layer].out;
+      EXPECT_TRUE(std::equal(out.begin(), out.begin() + first_turn, dense.layers[layer].out.begin()));
+      EXPECT_NE(out, dense.layers[layer].out);
+      EXPECT_EQ(all_dense.layers[layer].out, dense.layers[layer].out);
+    }
+    EXPECT_EQ(first_dense.plans[0].size(), 1U);
+    EXPECT_EQ(first_dense.plans[2].size(), 2U);
+    EXPECT_EQ(first_dense.plans[2][0], Planned(61, 85, ChunkMode::sparse));
+    EXPECT_EQ(all_dense.plans[2].size(), 1U);
+  }
+}
+
+TEST(Session, CFG_5_EffectiveOptionsAreShown) {
+  Options options = chunks_of_4();
+  options.heavy = 9;  // 2 after the clamp
+  options.pinned = 5;
+  options.dense_below = 7;
+  options.dense_layers = {0, 1};
+  const Fixture f(options);
+  EXPECT_EQ(f.session->options().pinned, 2);
+  EXPECT_EQ(f.session->options().dense_below, 7);
+  EXPECT_EQ(f.session->options().dense_layers, (std::vector<std::int64_t>{0, 1}));
+  options.dense_layers = {2};
+  expect_error(ErrorCode::invalid_argument, {"dense_layers[0] = 2", "0 to 1"},
+               [&] { static_cast<void>(reference_engine().open(two_layers(), options)); });
 }
 
 TEST(Engine, WhatItSaysOfItself) {

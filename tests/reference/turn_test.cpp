@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "tests/reference/support.hpp"
 
@@ -47,6 +48,46 @@ TEST(Turn, STATE_3_LaterTurnsAreSparseWhenLongerThanAChunk) {
     EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 4), ChunkMode::dense);
     EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 5), ChunkMode::sparse);
     EXPECT_EQ(turn_mode(chunk_of_4(), tokens, 6), ChunkMode::sparse);
+  }
+}
+
+TEST(Turn, STATE_3_ShortTurnsAreDense) {
+  EffectiveOptions options = chunk_of_4();
+  for (const std::int64_t below : {0, 1, 2, 3, 4, 5, 6, 9, 50}) {
+    options.dense_below = below;
+    for (const std::int64_t length :
+         {std::int64_t{1}, std::int64_t{4}, std::int64_t{5}, below - 1, below, below + 1, kMax}) {
+      if (length < 1) continue;
+      SCOPED_TRACE(testing::Message() << length << " of " << below);
+      EXPECT_EQ(turn_mode(options, 0, length), length < below ? ChunkMode::dense : ChunkMode::sparse);
+      const bool later_dense = length < below || length <= 4;
+      EXPECT_EQ(turn_mode(options, 3, length), later_dense ? ChunkMode::dense : ChunkMode::sparse);
+    }
+  }
+  options.sparse = false;
+  options.dense_below = 0;
+  EXPECT_EQ(turn_mode(options, 0, 50), ChunkMode::dense);
+}
+
+TEST(Turn, STATE_3_TheSaidLengthIsCompared) {
+  EffectiveOptions options = chunk_of_4();
+  options.dense_below = 8;
+  const auto opened = [&](const Turn& turn, const Step& step, std::int64_t tokens) {
+    return next_turn(turn, step, options, tokens, kCapacity);
+  };
+  const Turn empty;
+  const Turn decoding{SessionState::decoding, ChunkMode::decode, 0};
+  for (const auto& [turn, tokens] : {std::pair{empty, 0}, std::pair{decoding, 10}}) {
+    expect_turn(opened(turn, Step::prefill(7), tokens), SessionState::prefilling, ChunkMode::dense, 7);
+    expect_turn(opened(turn, Step::prefill(8), tokens), SessionState::prefilling, ChunkMode::sparse, 8);
+    expect_turn(opened(turn, Step::prefill(9), tokens), SessionState::prefilling, ChunkMode::sparse, 9);
+    expect_turn(opened(turn, Step::prefill(2, 7), tokens), SessionState::prefilling, ChunkMode::dense, 7);
+    const Turn sparse = opened(turn, Step::prefill(2, 8), tokens);
+    expect_turn(sparse, SessionState::prefilling, ChunkMode::sparse, 8);
+    // Short calls of a long turn, and a dense turn that grows long: the mode stays.
+    expect_turn(opened(sparse, Step::prefill(1), tokens + 2), SessionState::prefilling, ChunkMode::sparse, 8);
+    const Turn dense = opened(turn, Step::prefill(7), tokens);
+    expect_turn(opened(dense, Step::prefill(50), tokens + 7), SessionState::prefilling, ChunkMode::dense, 7);
   }
 }
 

@@ -36,20 +36,6 @@ Example: what every layer and head of a model keeps of a text, with the text (he
 
 Exit status: 0 done, 2 bad usage or bad input.)";
 
-void append_range(const char* flag, std::vector<std::int64_t>& heads, std::string_view item) {
-  const auto dash = item.find('-');
-  const std::int64_t first = parse_integer(flag, item.substr(0, dash), 0, kMostHeads - 1);
-  const std::int64_t last =
-      dash == std::string_view::npos ? first : parse_integer(flag, item.substr(dash + 1), 0, kMostHeads - 1);
-  if (last < first) {
-    throw Failure(fmt::format("{}: {} runs backwards; a range is FIRST-LAST", flag, in_quotes(item)));
-  }
-  for (std::int64_t head = first; head <= last; ++head) heads.push_back(head);
-  if (heads.size() > static_cast<std::size_t>(kMostHeads)) {
-    throw Failure(fmt::format("{}: names more than {} of them", flag, kMostHeads));
-  }
-}
-
 }  // namespace
 
 bool same_file(const std::string& a, const std::string& b) {
@@ -81,13 +67,8 @@ void declare_atlas_reports(FlagSet& set, AtlasOutputs& outputs) {
   });
 }
 
-std::vector<std::int64_t> parse_numbers(const char* flag, std::string_view text) {
-  std::vector<std::int64_t> heads;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    append_range(flag, heads, text.substr(begin, end - begin));
-    begin = end + 1;
-  }
+std::vector<std::int64_t> parse_heads(const char* flag, std::string_view text) {
+  std::vector<std::int64_t> heads = parse_numbers(flag, text, kMostHeads - 1);
   std::sort(heads.begin(), heads.end());
   heads.erase(std::unique(heads.begin(), heads.end()), heads.end());
   return heads;
@@ -101,7 +82,7 @@ std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& argu
   declare_atlas_outputs(set, flags.outputs);
   set.value("--head,--heads", "LIST",
             "query heads (of --select blocks or window: key/value heads) to show, as 0,3,8-11 (all)",
-            [&](const std::string& text) { flags.heads = parse_numbers("--head", text); });
+            [&](const std::string& text) { flags.heads = parse_heads("--head", text); });
   declare_atlas_reports(set, flags.outputs);
   if (!set.parse(arguments)) return std::nullopt;
   return flags;

@@ -139,8 +139,9 @@ void Reader::read_metadata() {
     blocks_.key_block = select->second == "blocks" ? number("key_block") : 1;
     if (blocks_.key_block < 1) throw Failure("metadata: key_block is 0; allowed are 1 and more");
   }
-  for (const char* key : {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap",
-                          "select", "key_block", "query_block", "pool", "refine"}) {
+  for (const char* key :
+       {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap", "select",
+        "key_block", "query_block", "pool", "refine", "pinned", "dense_below", "dense_layers"}) {
     const auto it = header_.metadata.find(key);
     if (it != header_.metadata.end()) trace_.facts.emplace_back(key, one_line(it->second, kQuotedLimit));
   }

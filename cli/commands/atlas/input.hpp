@@ -33,6 +33,7 @@ struct AtlasTrace {
   std::vector<std::int64_t> set_start;     ///< [C * H + 1]
   std::vector<float> scores;               ///< [H][n], finite and >= 0
   std::vector<Row> rows;                   ///< [C] with rule `blocks`; else empty
+  std::vector<bool> dense_heads;           ///< [H] those of dense layers (STATE-7); empty: none
   std::vector<std::pair<std::string, std::string>> facts;  ///< engine, isa, batch, ... as the file says them
 
   std::vector<std::string> tokens;  ///< [n] the text of each; empty: not known
@@ -65,8 +66,13 @@ struct AtlasTrace {
     return begin(chunk) > local ? begin(chunk) - local : 0;
   }
   [[nodiscard]] bool dense(std::int64_t chunk, std::int64_t head) const {
-    if (by_query_block()) return begin(chunk) > 0 && rows[static_cast<std::size_t>(chunk)].dense;
-    return begin(chunk) > 0 && set(chunk, head).empty();
+    if (own_begin(chunk) == 0) return false;
+    if (by_query_block()) return rows[static_cast<std::size_t>(chunk)].dense || dense_layer(head);
+    return set(chunk, head).empty();
+  }
+  /// Whether the head is one of a dense layer.
+  [[nodiscard]] bool dense_layer(std::int64_t head) const {
+    return !dense_heads.empty() && dense_heads[static_cast<std::size_t>(head)];
   }
 };
 

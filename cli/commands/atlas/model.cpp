@@ -70,7 +70,7 @@ std::optional<AtlasModelFlags> parse(const std::vector<std::string>& arguments) 
   set.integer("--dense-tail", "--dense-tail", 0, kMaxCount,
               "last tokens that see every token; 0 is the plain algorithm (64)", flags.dense_tail);
   set.value("--layer,--layers", "LIST", "layers to show, as 0,3,8-11 (all)",
-            [&](const std::string& text) { flags.layers = parse_numbers("--layer", text); });
+            [&](const std::string& text) { flags.layers = parse_heads("--layer", text); });
   declare_atlas_outputs(set, flags.outputs);
   declare_atlas_reports(set, flags.outputs);
   set.check([&] { check_text(flags, prompt->count() > 0, file->count() > 0); });
@@ -101,11 +101,7 @@ void add_facts(const AtlasModelFlags& flags, const runtime::Transformer& transfo
                  {"local", std::to_string(effective.local)},
                  {"heavy", std::to_string(effective.heavy)},
                  {"projections", runtime::precision_name(flags.model.precision)}};
-  if (effective.select == Select::h2o) return;
-  trace.facts.emplace_back("select", select_name(effective));
-  for (const auto& [name, value] : select_sizes(effective)) {
-    trace.facts.emplace_back(name, std::to_string(value));
-  }
+  for (auto& fact : rule_facts(effective)) trace.facts.push_back(std::move(fact));
 }
 
 AtlasTrace run(LoadedModel& model, const AtlasModelFlags& flags, const std::vector<std::int32_t>& ids,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 #include <utility>
 
 namespace headwater::cli {
@@ -16,43 +17,40 @@ ModelTrace::~ModelTrace() { session_.set_observer({}); }
 void ModelTrace::record(const ChunkRecord& record) {
   const auto found = std::lower_bound(layers_.begin(), layers_.end(), record.layer);
   if (found == layers_.end() || *found != record.layer) return;
-  const bool first = found == layers_.begin();
   auto& of_layer = sets_[static_cast<std::size_t>(found - layers_.begin())];
-  if (session_.options().select == Select::blocks) {
-    record_blocks(record, first, of_layer);
-    return;
+  const EffectiveOptions& options = session_.options();
+  // A dense layer reads a call as one chunk (STATE-7); it gets the rows that the call has in the others, without sets.
+  std::span<const Chunk> chunks(&record.chunk, 1);
+  if (options.dense_layer(record.layer)) chunks = session_.plan();
+  for (const Chunk& chunk : chunks) {
+    const bool sparse = chunk.mode == ChunkMode::sparse;
+    const bool cut = sparse && options.select == Select::blocks;
+    const std::int64_t rows = cut ? options.query_blocks(chunk.end - chunk.begin) : 1;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      of_layer.push_back(sets_of_row(record, row, rows));
+      if (found != layers_.begin()) continue;
+      chunk_start_.push_back(chunk.begin + row * options.query_block);
+      if (options.select == Select::blocks) {
+        rows_.push_back({chunk.begin, options.local_begin(chunk.begin), !sparse});
+      }
+    }
   }
-  if (first) chunk_start_.push_back(record.chunk.begin);
-  Sets sets;
-  sets.count = record.memory_count;
-  for (std::int64_t h = 0; h < session_.shape().n_head && record.memory_count > 0; ++h) {
-    const std::int32_t* const positions = record.memory + h * record.memory_stride;
-    sets.positions.insert(sets.positions.end(), positions, positions + record.memory_count);
-    const float* const sums = record.colsum_inter + h * record.memory_stride;
-    sets.column_sums.insert(sets.column_sums.end(), sums, sums + record.memory_count);
-  }
-  of_layer.push_back(std::move(sets));
 }
 
-/// A row for each query block; a dense or decode chunk is one.
-void ModelTrace::record_blocks(const ChunkRecord& record, bool first, std::vector<Sets>& of_layer) {
-  const EffectiveOptions& options = session_.options();
-  const std::int64_t begin = record.chunk.begin;
-  const bool dense = record.chunk.mode != ChunkMode::sparse;
-  const std::int64_t blocks = dense ? 1 : record.query_blocks;
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    if (first) {
-      chunk_start_.push_back(begin + b * options.query_block);
-      rows_.push_back({begin, options.local_begin(begin), dense});
-    }
-    Sets sets;
-    sets.count = record.memory_count;
-    for (std::int64_t g = 0; g < session_.shape().n_head_kv && record.memory_count > 0; ++g) {
-      const std::int32_t* const positions = record.memory + (g * blocks + b) * record.memory_stride;
-      sets.positions.insert(sets.positions.end(), positions, positions + record.memory_count);
-    }
-    of_layer.push_back(std::move(sets));
+ModelTrace::Sets ModelTrace::sets_of_row(const ChunkRecord& record, std::int64_t row,
+                                         std::int64_t rows) const {
+  const bool blocks = session_.options().select == Select::blocks;
+  const std::int64_t heads = blocks ? session_.shape().n_head_kv : session_.shape().n_head;
+  Sets sets;
+  sets.count = record.memory_count;
+  for (std::int64_t h = 0; h < heads && record.memory_count > 0; ++h) {
+    const std::int64_t at = (h * rows + row) * record.memory_stride;
+    sets.positions.insert(sets.positions.end(), record.memory + at, record.memory + at + record.memory_count);
+    if (blocks) continue;  // SEL-9
+    const float* const sums = record.colsum_inter + at;
+    sets.column_sums.insert(sets.column_sums.end(), sums, sums + record.memory_count);
   }
+  return sets;
 }
 
 void ModelTrace::append_scores(std::int64_t layer, std::vector<float>& scores) const {
@@ -81,11 +79,13 @@ AtlasTrace ModelTrace::take() const {
   trace.heads_in_file = session_.shape().n_layer * trace.heads_in_layer;
   trace.chunk_start = chunk_start_;
   trace.chunk_start.push_back(trace.n);
+  const bool any_dense = !session_.options().dense_layers.empty();
   for (const std::int64_t layer : layers_) {
     trace.narrow_scores = session_.scores(layer).type == ScoreType::bf16;
     if (!blocks) append_scores(layer, trace.scores);  // SEL-9
     for (std::int64_t h = 0; h < trace.heads_in_layer; ++h) {
       trace.head_numbers.push_back(layer * trace.heads_in_layer + h);
+      if (any_dense) trace.dense_heads.push_back(session_.options().dense_layer(layer));
     }
   }
   trace.set_start.push_back(0);

@@ -21,19 +21,19 @@ class ModelTrace {
   [[nodiscard]] AtlasTrace take() const;
 
  private:
-  /// The sets of all heads for one chunk of one layer, one after the other.
+  /// The sets of all heads for one row of the atlas in one layer, one after the other.
   struct Sets {
     std::int64_t count = 0;
     std::vector<std::int32_t> positions;
     std::vector<float> column_sums;
   };
   void record(const ChunkRecord& record);
-  void record_blocks(const ChunkRecord& record, bool first, std::vector<Sets>& of_layer);
+  [[nodiscard]] Sets sets_of_row(const ChunkRecord& record, std::int64_t row, std::int64_t rows) const;
   void append_scores(std::int64_t layer, std::vector<float>& scores) const;
 
   Session& session_;
   std::vector<std::int64_t> layers_;
-  std::vector<std::vector<Sets>> sets_;    // [layer][chunk]
+  std::vector<std::vector<Sets>> sets_;    // [layer][row]
   std::vector<std::int64_t> chunk_start_;  // of the first chosen layer
   std::vector<AtlasTrace::Row> rows_;      // beside it, with rule `blocks`
 };

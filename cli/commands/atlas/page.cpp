@@ -143,6 +143,7 @@ std::string meta_json(const AtlasTrace& trace, const std::string& title) {
       rows["dense"].push_back(row.dense);
     }
   }
+  if (!trace.dense_heads.empty()) json["dense_heads"] = trace.dense_heads;
   auto& facts = json["facts"] = nlohmann::ordered_json::object();
   for (const auto& [key, value] : trace.facts) facts[key] = value;
   return script_json(json);

@@ -148,7 +148,8 @@ void Picture::head() {
                                   count_text(trace_.chunks(), trace_.row_name()), of,
                                   count_text(trace_.heads_in_file, trace_.head_kind()));
   for (const auto& [key, value] : trace_.facts) {
-    if (key == "engine" || key == "chunk" || key == "local" || key == "heavy" || key == "select") {
+    if (key == "engine" || key == "chunk" || key == "local" || key == "heavy" || key == "select" ||
+        key == "pinned" || key == "dense_below" || key == "dense_layers") {
       facts += fmt::format(", {} {}", key, value);
     }
   }
@@ -185,6 +186,7 @@ void Picture::overview() {
   std::vector<std::int32_t> most(static_cast<std::size_t>(width));
   for (std::int64_t h = 0; h < trace_.heads(); ++h) {
     const std::int64_t y = at_.overview_top + h * at_.overview_row;
+    if (trace_.dense_layer(h)) canvas_.fill(x, y, width, at_.overview_row - 1, kDense);
     const auto reads = heavy_reads(trace_, h);
     std::fill(most.begin(), most.end(), 0);
     for (std::int64_t t = 0; t < trace_.n; ++t) {

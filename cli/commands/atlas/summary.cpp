@@ -32,7 +32,7 @@ PairCounts count_pairs(const AtlasTrace& trace, std::int64_t head) {
     pairs.heavy += queries * static_cast<std::uint64_t>(first_local - set.begin());
     if (HEADWATER_SABOTAGE("atlas.pairs.in_32_bits")) pairs.heavy = static_cast<std::uint32_t>(pairs.heavy);
     pairs.local += queries * static_cast<std::uint64_t>(set.end() - first_local);
-    if (trace.dense(c, head)) pairs.dense += queries * static_cast<std::uint64_t>(trace.begin(c));
+    if (trace.dense(c, head)) pairs.dense += queries * static_cast<std::uint64_t>(trace.own_begin(c));
   }
   return pairs;
 }

@@ -180,11 +180,8 @@ void AttendRun::lay_out() {
   layout_.add_metadata("score_type", score_type_name(effective.score_type));
   layout_.add_metadata("clamp", flags_.options.clamp ? "true" : "false");
   const bool blocks = effective.select == Select::blocks;
-  if (blocks) {  // a file of rule h2o says nothing of the rule, as it did when there was no other
-    layout_.add_metadata("select", select_name(effective));
-    for (const auto& [name, value] : select_sizes(effective))
-      layout_.add_metadata(name, std::to_string(value));
-  }
+  // A file says nothing of rule h2o and of options that are off, as it did when there was nothing else.
+  for (const auto& [name, value] : rule_facts(effective)) layout_.add_metadata(name, value);
   layout_.add("out", TensorType::f32, {n, heads, static_cast<std::uint64_t>(input_.v.width)});
   layout_.add("lse", TensorType::f32, {n, heads});
   layout_.add("colsum_intra", TensorType::f32, {heads, n});

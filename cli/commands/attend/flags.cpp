@@ -54,6 +54,7 @@ std::optional<AttendFlags> parse_attend_flags(const std::vector<std::string>& ar
   set.quiet(flags.quiet);
   set.json(flags.json);
   set.check([&] { check_output_beside_json(flags.output, flags.json); });
+  set.check([&] { check_dense_layers(options, 1); });
   if (!set.parse(arguments)) return std::nullopt;
   return flags;
 }

@@ -58,6 +58,7 @@ std::optional<Flags> parse_flags(const std::vector<std::string>& arguments) {
   set.integer("--seed", "--seed", 0, kMaxCount, "of the rows (1)", flags.seed);
   set.flag("--no-dense", flags.dense, "time the sparse run alone", false);
   set.json(flags.json);
+  set.check([&] { cli::check_dense_layers(options, 1); });
   if (!set.parse(arguments)) return std::nullopt;
   if (shape.d_value == 0) shape.d_value = shape.d_head;
   return flags;

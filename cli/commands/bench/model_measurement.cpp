@@ -13,6 +13,7 @@
 
 #include "cli/commands/bench/random_model.hpp"
 #include "cli/commands/bench/read_rate.hpp"
+#include "cli/support/attention_flags.hpp"
 #include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/machine.hpp"
@@ -125,6 +126,7 @@ Bench::Bench(const ModelBenchFlags& flags)
 }
 
 void Bench::check_memory(double weights, const runtime::ModelConfig& config) const {
+  cli::check_dense_layers(flags_.model.options, config.layers);
   const std::int64_t context = flags_.model.context.value_or(config.context);
   if (capacity_ > context) {
     throw cli::Failure(fmt::format(

@@ -12,22 +12,23 @@ namespace headwater::cli {
 namespace {
 
 constexpr const char* kDefaultDepths = "0,10,25,50,75,90,100";
-constexpr std::int64_t kMostTrials = 10'000;
+constexpr std::int64_t kMostPrompts = 10'000;
 constexpr std::int64_t kMostSeed = std::int64_t{1} << 62;
 
 constexpr const char* kFooter = R"(
-In every prompt a line with a code is planted at each depth, with lines of TEXT around them; after the text all codes
-are asked for, in random order, each question followed by its answer. An answer is right where each of its tokens is the
-one that the model ranks first: what greedy generation would have said. Every prompt is run three times: dense prefill;
-sparse prefill of everything, questions and answers included; sparse prefill of the text and one dense decode step for
-the questions (--dense-tail of `generate`; here a number says how many of the last tokens). Rates are per cent of the
-prompts; standard errors are over trials, each with codes, names and a beginning in TEXT of its own.
+In every prompt a line with a code is planted at each depth, with lines of TEXT around them, and the prompt ends with the
+question for one of the codes: that of the first depth in the first prompt, of the second in the second, and so on. The
+model goes on greedily. An answer is right where all of its tokens are those of the code; its first token is counted
+apart. The prompts are run with dense prefill and with sparse prefill by the rule of --select. The question is the end of
+the sparse prefill (--ask prefill), where what it asks for must be in a memory set; or it is a dense decode step that sees
+every token (--ask tail), as the end of a prompt is for `generate`. Rates are shares of the prompts, each of which has
+codes, names and a beginning in TEXT of its own; equal seeds give equal prompts, whatever the rule.
 
 The default lines are those that the bundled model was trained on; another model may need others:
   --needle 'The secret code of {name} is {code}.' --question 'Question: what is the secret code of {name}? Answer:'
 
-Example: look-ups in 4096 tokens
-  headwater retrieval -m models/headwater-tiny-f16.gguf -f models/eval-16k.txt --window 4096
+Example: look-ups in 4096 tokens, by sets that the queries choose
+  headwater retrieval -m models/headwater-tiny-f16.gguf -f models/eval-16k.txt --window 4096 --select blocks
 
 Exit status: 0 done, 2 bad usage or bad input, 3 engine not available.)";
 
@@ -56,25 +57,26 @@ std::optional<RetrievalFlags> parse_retrieval_flags(const std::vector<std::strin
   RetrievalFlags flags;
   flags.depths = parse_depths(kDefaultDepths);
   FlagSet set(
-      "How often a model finds a planted code again: dense prefill, sparse prefill, sparse with a dense "
-      "tail.",
+      "How often a model finds a planted code again, asked for at the end of a long prompt: dense against "
+      "sparse prefill.",
       "headwater retrieval", kFooter);
   flags.model.declare(set);
   set.file("-f,--file", "-f (--file)", "TEXT", "what stands around the codes; - is standard input",
            flags.file)
       ->required();
   set.integer("--window", "--window", 2, kMaxCount,
-              "most tokens of a prompt (those of the text, up to the context)", flags.window);
+              "most tokens of a prompt and its answer (those of the text, up to the context)", flags.window);
   set.value("--depths", "LIST", "where codes are planted, per cent of the text (0,10,25,50,75,90,100)",
             [&](const std::string& text) { flags.depths = parse_depths(text); });
-  set.integer("--trials", "--trials", 1, kMostTrials, "prompts, or with --single prompts for each depth (8)",
-              flags.trials);
-  set.integer("--dense-tail", "--dense-tail", 1, kMaxCount,
-              "last tokens that see every token, in the third run (the questions)", flags.dense_tail);
+  set.integer("--prompts", "--prompts", 1, kMostPrompts, "prompts, each with one question (56)",
+              flags.prompts);
+  set.choice("--ask", "PLACE",
+             "the question is the end of the prefill, or a dense tail: prefill or tail (prefill)",
+             "prefill or tail", {{"prefill", false}, {"tail", true}}, flags.tail);
+  set.flag("--no-dense", flags.dense, "run sparse prefill alone", false);
   set.integer("--seed", "--seed", 0, kMostSeed, "of codes, names and beginnings (0)", flags.seed);
   set.text("--needle", "LINE", "what is planted, with {name} and {code}", flags.texts.needle);
   set.text("--question", "LINE", "what is asked, with {name}", flags.texts.question);
-  set.flag("--single", flags.single, "one question a prompt, and as many prompts as depths");
   set.json(flags.json);
   set.check([&] { check_templates(flags.texts); });
   if (!set.parse(arguments)) return std::nullopt;

@@ -14,11 +14,11 @@ namespace headwater::cli {
 struct RetrievalFlags {
   ModelFlags model;
   std::string file;                    ///< "-" is standard input
-  std::optional<std::int64_t> window;  ///< most tokens of a prompt
+  std::optional<std::int64_t> window;  ///< most tokens of a prompt and its answer
   std::vector<double> depths;          ///< per cent, ascending
-  std::int64_t trials = 8;
-  std::optional<std::int64_t> dense_tail;  ///< else from the first question on
-  bool single = false;                     ///< one question a prompt
+  std::int64_t prompts = 56;
+  bool tail = false;  ///< the question is a dense decode step, else the end of the prefill
+  bool dense = true;  ///< run dense prefill, too
   std::uint64_t seed = 0;
   HaystackTexts texts;
   bool json = false;

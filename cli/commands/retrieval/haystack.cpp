@@ -133,44 +133,37 @@ std::string Haystack::planted(std::int64_t first_line, std::int64_t count,
 }
 
 Prompt Haystack::prompt(std::int64_t window, std::int64_t first_line, const std::vector<Needle>& needles,
-                        const std::vector<std::size_t>& asked) const {
+                        std::size_t asked) const {
   const auto encode = [&](const std::string& text) { return tokenizer_.encode(text, true, false); };
-  // Where each answer stands in the text after the haystack.
-  std::string questions;
-  std::vector<std::pair<std::size_t, std::size_t>> answers;
-  for (const std::size_t which : asked) {
-    questions += replaced(texts_.question, kName, needles[which].name);
-    const std::size_t begin = questions.size();
-    questions += ' ' + needles[which].code;
-    answers.emplace_back(begin, questions.size());
-    questions += '\n';
-  }
-  const auto encoded = [&](std::int64_t count) {
-    return encode(planted(first_line, count, needles) + questions);
-  };
+  const std::string question = replaced(texts_.question, kName, needles[asked].name);
+  const std::string said = question + ' ' + needles[asked].code;
+  const auto encoded = [&](std::int64_t count) { return encode(planted(first_line, count, needles) + said); };
   const auto bare = static_cast<std::int64_t>(encoded(0).size());
   if (bare > window) {
-    throw Failure(fmt::format("--window: {} tokens are not allowed; {} codes and {} questions alone have {}",
-                              window, needles.size(), asked.size(), bare));
+    throw Failure(fmt::format("--window: {} tokens are not allowed; {} codes and a question alone have {}",
+                              window, needles.size(), bare));
   }
   std::int64_t count = fitting(window - bare, first_line);
-  Prompt prompt{encoded(count), 0, {}};
+  std::vector<std::int32_t> ids = encoded(count);
   // Lines together may have a few tokens more than each alone.
-  while (static_cast<std::int64_t>(prompt.ids.size()) > window) prompt.ids = encoded(--count);
+  while (static_cast<std::int64_t>(ids.size()) > window) ids = encoded(--count);
 
   const std::string text = planted(first_line, count, needles);
   // Tokens up to a place in the text: what the text up to there and the whole have in common.
-  const auto tokens_to = [&](std::size_t length) {
-    const auto part = encode(text + questions.substr(0, length));
-    return std::mismatch(part.begin(), part.end(), prompt.ids.begin(), prompt.ids.end()).first - part.begin();
+  const auto tokens_to = [&](const std::string& part) {
+    const auto before = encode(text + part);
+    return std::mismatch(before.begin(), before.end(), ids.begin(), ids.end()).second;
   };
-  prompt.questions = tokens_to(0);
-  for (std::size_t i = 0; i < asked.size(); ++i) {
-    prompt.answers.push_back({asked[i], tokens_to(answers[i].first), tokens_to(answers[i].second)});
-    if (prompt.answers.back().end > prompt.answers.back().begin) continue;
-    throw Failure(
-        "--question: the tokenizer makes one token of the question's end and the code; end it otherwise");
-  }
+  const auto is_blank = [&](std::int32_t id) {
+    const std::string piece = tokenizer_.piece(id);
+    return piece.find_first_not_of(" \t") == std::string::npos;
+  };
+  Prompt prompt;
+  prompt.question = tokens_to("") - ids.begin();
+  const auto answer = std::find_if_not(tokens_to(question), ids.end(), is_blank);
+  prompt.answer.assign(answer, ids.end());
+  ids.erase(answer, ids.end());
+  prompt.ids = std::move(ids);
   return prompt;
 }
 

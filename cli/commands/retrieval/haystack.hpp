@@ -31,17 +31,11 @@ struct Needle {
 /// 0 .. n - 1 in random order.
 [[nodiscard]] std::vector<std::size_t> shuffled(std::size_t n, std::mt19937_64& random);
 
-/// The tokens of an answer in a prompt: [begin, end), predicted from begin - 1 on.
-struct AnswerSpan {
-  std::size_t needle = 0;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
+/// A question at the end of a text, and what must come next.
 struct Prompt {
-  std::vector<std::int32_t> ids;
-  std::int64_t questions = 0;       ///< where the first question begins
-  std::vector<AnswerSpan> answers;  ///< in the order of the questions
+  std::vector<std::int32_t> ids;     ///< up to the last token before the code
+  std::int64_t question = 0;         ///< where the question begins
+  std::vector<std::int32_t> answer;  ///< the code
 };
 
 /// Filler text, from which prompts of any length are cut.
@@ -55,11 +49,11 @@ class Haystack {
   [[nodiscard]] std::int64_t lines() const { return static_cast<std::int64_t>(lines_.size()); }
 
   /// Lines from `first_line` on (from the beginning again after the last), with the needles at their depths, and after
-  /// them the questions for `asked` with their answers, one after the other: at most `window` tokens, and as many whole
-  /// lines as fit, by the tokens that each has alone. Failure where not even needles and questions fit.
+  /// them the question for one of them. With the answer it has at most `window` tokens, and as many whole lines as fit, by
+  /// the tokens that each has alone. Tokens of white space between question and code are part of the prompt: the answer
+  /// begins with a token that says something of the code. Failure where not even needles and question fit.
   [[nodiscard]] Prompt prompt(std::int64_t window, std::int64_t first_line,
-                              const std::vector<Needle>& needles,
-                              const std::vector<std::size_t>& asked) const;
+                              const std::vector<Needle>& needles, std::size_t asked) const;
 
  private:
   [[nodiscard]] std::int64_t tokens_of(std::int64_t first_line, std::int64_t count) const;

@@ -1,11 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
-#include <span>
+#include <string_view>
 
 #include "cli/commands/commands.hpp"
 #include "cli/commands/retrieval/flags.hpp"
@@ -18,6 +17,7 @@
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "headwater/headwater.hpp"
+#include "runtime/generate/conversation.hpp"
 #include "runtime/generate/sampler.hpp"
 
 namespace headwater::cli {
@@ -25,45 +25,11 @@ namespace {
 
 constexpr const char* kCommand = "headwater retrieval";
 
-struct Mode {
-  const char* key;
-  const char* name;
-  bool dense;
-  bool tail;
+/// What was seen of one kind of prefill, for each prompt: 1 for right, 0 for wrong.
+struct Answers {
+  std::vector<double> first;  ///< of the answer's tokens the first
+  std::vector<double> whole;
 };
-// The dense mode stands first, and is run last: the sparse ones share a transformer.
-constexpr std::array kModes = {Mode{"dense", "dense", true, false}, Mode{"sparse", "sparse", false, false},
-                               Mode{"sparse_dense_tail", "sparse, dense tail", false, true}};
-
-/// The prompts of a trial: the same for every mode.
-class Trial {
- public:
-  Trial(const Haystack& haystack, const RetrievalFlags& flags, std::int64_t index)
-      : haystack_(haystack), single_(flags.single) {
-    const auto word = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
-    constexpr unsigned kWord = 32;
-    std::seed_seq seed{word(flags.seed), word(flags.seed >> kWord), word(static_cast<std::uint64_t>(index))};
-    std::mt19937_64 random(seed);
-    needles_ = draw_needles(flags.depths, random);
-    order_ = shuffled(needles_.size(), random);
-    first_line_ = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(haystack.lines()));
-  }
-  /// One prompt with all questions, or one for each depth.
-  [[nodiscard]] std::size_t prompts() const { return single_ ? needles_.size() : 1; }
-  [[nodiscard]] Prompt prompt(std::int64_t window, std::size_t index) const {
-    return haystack_.prompt(window, first_line_, needles_, single_ ? std::vector{index} : order_);
-  }
-
- private:
-  const Haystack& haystack_;
-  bool single_;
-  std::vector<Needle> needles_;
-  std::vector<std::size_t> order_;  // of the questions
-  std::int64_t first_line_ = 0;
-};
-
-/// 1 for a right answer, 0 for a wrong one: [trial][depth].
-using Answers = std::vector<std::vector<double>>;
 
 class Experiment {
  public:
@@ -83,11 +49,10 @@ class Experiment {
                                       in_quotes(flags.file), haystack_->tokens(), window_));
     }
     // What does not fit is said before the weights are read.
-    const Trial first(*haystack_, flags_, 0);
-    for (std::size_t i = 0; i < first.prompts(); ++i) {
-      const Prompt prompt = first.prompt(window_, i);
-      prompt_tokens_.push_back(static_cast<double>(prompt.ids.size()));
-      question_tokens_ = static_cast<std::int64_t>(prompt.ids.size()) - prompt.questions;
+    for (std::size_t i = 0; i < std::min(depths(), prompts()); ++i) {
+      const Prompt one = prompt(i);
+      prompt_tokens_.push_back(static_cast<double>(one.ids.size()));
+      question_tokens_.push_back(static_cast<double>(tail_of(one)));
     }
   }
 
@@ -96,15 +61,13 @@ class Experiment {
     transformer_ = model_.open(window_, false);
     effective_ = transformer_->session().options();
     warn(warnings());
-    const auto prompts = static_cast<std::uint64_t>(flags_.trials) * prompt_tokens_.size() * kModes.size();
-    Progress progress(prompts, "retrieval", prompts * static_cast<std::uint64_t>(window_));
-    for (std::size_t m = kModes.size(); m-- > 0;) {
-      if (kModes[m].dense) {
-        transformer_.reset();  // one cache at a time
-        transformer_ = model_.open(window_, true);
-      }
-      answers_[m] = ask_all(kModes[m], progress);
-    }
+    const std::uint64_t all = prompts() * (flags_.dense ? 2 : 1);
+    Progress progress(all, "retrieval", all * static_cast<std::uint64_t>(window_));
+    sparse_ = ask_all(progress);
+    if (!flags_.dense) return;
+    transformer_.reset();  // one cache at a time
+    transformer_ = model_.open(window_, true);
+    dense_ = ask_all(progress);
   }
 
   [[nodiscard]] std::string json() const;
@@ -117,79 +80,60 @@ class Experiment {
   }
 
  private:
-  Answers ask_all(const Mode& mode, Progress& progress) {
+  [[nodiscard]] std::size_t prompts() const { return static_cast<std::size_t>(flags_.prompts); }
+  [[nodiscard]] std::size_t depths() const { return flags_.depths.size(); }
+  /// Its place among --depths.
+  [[nodiscard]] std::size_t depth_of(std::size_t prompt) const { return prompt % depths(); }
+
+  /// The same for every rule.
+  [[nodiscard]] Prompt prompt(std::size_t index) const {
+    const auto word = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
+    constexpr unsigned kWord = 32;
+    std::seed_seq seed{word(flags_.seed), word(flags_.seed >> kWord), word(index)};
+    std::mt19937_64 random(seed);
+    const std::vector<Needle> needles = draw_needles(flags_.depths, random);
+    const auto lines = static_cast<std::uint64_t>(haystack_->lines());
+    return haystack_->prompt(window_, static_cast<std::int64_t>(random() % lines), needles, depth_of(index));
+  }
+  /// Tokens of the question.
+  static std::int64_t tail_of(const Prompt& prompt) {
+    return static_cast<std::int64_t>(prompt.ids.size()) - prompt.question;
+  }
+
+  Answers ask_all(Progress& progress) {
     Answers answers;
-    for (std::int64_t t = 0; t < flags_.trials; ++t) {
-      const Trial trial(*haystack_, flags_, t);
-      std::vector<double> row(flags_.depths.size());
-      for (std::size_t i = 0; i < trial.prompts(); ++i) {
-        read(trial.prompt(window_, i), mode, row);
-        progress.advance(1);
-      }
-      answers.push_back(std::move(row));
+    runtime::Conversation conversation(*transformer_, 0);
+    for (std::size_t i = 0; i < prompts(); ++i) {
+      const Prompt one = prompt(i);
+      const std::size_t right = ask(one, conversation);
+      answers.first.push_back(right > 0 ? 1 : 0);
+      answers.whole.push_back(right == one.answer.size() ? 1 : 0);
+      progress.advance(1);
     }
     return answers;
   }
 
-  /// Runs a prompt and enters which answers are right.
-  void read(const Prompt& prompt, const Mode& mode, std::vector<double>& right) {
-    transformer_->reset();
-    for (const AnswerSpan& answer : prompt.answers) right[answer.needle] = 1;
-    const auto n = static_cast<std::int64_t>(prompt.ids.size());
-    const std::int64_t tail =
-        mode.tail ? std::min(flags_.dense_tail.value_or(n - prompt.questions), n - 1) : 0;
-    const std::int64_t prefill = n - tail;
-    for (std::int64_t at = 0; at < n;) {
-      const bool decoding = at >= prefill;
-      const std::int64_t count = std::min(transformer_->max_step(), (decoding ? n : prefill) - at);
-      const std::int64_t turn = at == 0 && count < prefill ? prefill : 0;
-      transformer_->run(
-          decoding ? Step::decode(count) : Step::prefill(count, turn),
-          std::span(prompt.ids).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
-      for (const AnswerSpan& answer : prompt.answers) {
-        if (!judge(prompt, answer, at, at + count)) right[answer.needle] = 0;
-      }
-      at += count;
+  /// How many tokens of the answer greedy generation gets right before the first wrong one.
+  [[nodiscard]] std::size_t ask(const Prompt& prompt, runtime::Conversation& conversation) const {
+    conversation.reset();
+    conversation.set_dense_tail(flags_.tail ? tail_of(prompt) : 0);
+    conversation.feed(prompt.ids);
+    std::size_t right = 0;
+    while (runtime::best_token(conversation.logits()) == prompt.answer[right]) {
+      if (++right == prompt.answer.size()) break;
+      conversation.append(prompt.answer[right - 1]);
     }
+    return right;
   }
 
-  /// Whether those tokens of the answer that positions [from, to) predict are ranked first there.
-  bool judge(const Prompt& prompt, const AnswerSpan& answer, std::int64_t from, std::int64_t to) {
-    const std::int64_t first = std::max(from, answer.begin - 1);
-    const std::int64_t last = std::min(to, answer.end - 1);
-    if (first >= last) return true;
-    const auto vocabulary = static_cast<std::size_t>(model_.config().vocabulary);
-    const auto count = static_cast<std::size_t>(last - first);
-    logits_.resize(std::max(logits_.size(), count * vocabulary));
-    transformer_->logits(first - from, last - first, logits_);
-    for (std::size_t r = 0; r < count; ++r) {
-      const auto row = std::span<const float>(logits_).subspan(r * vocabulary, vocabulary);
-      if (runtime::best_token(row) != prompt.ids[static_cast<std::size_t>(first) + r + 1]) return false;
-    }
-    return true;
+  /// Of the prompts that ask for the code at one depth.
+  [[nodiscard]] std::vector<double> at_depth(const std::vector<double>& values, std::size_t depth) const {
+    std::vector<double> found;
+    for (std::size_t i = depth; i < values.size(); i += depths()) found.push_back(values[i]);
+    return found;
   }
-
-  [[nodiscard]] std::vector<double> at_depth(std::size_t mode, std::size_t depth) const {
-    std::vector<double> values;
-    for (const auto& row : answers_[mode]) values.push_back(row[depth]);
-    return values;
-  }
-  /// The rate of each trial.
-  [[nodiscard]] std::vector<double> by_trial(std::size_t mode) const {
-    std::vector<double> values;
-    for (const auto& row : answers_[mode]) values.push_back(mean_of(row).value);
-    return values;
-  }
-  [[nodiscard]] nlohmann::ordered_json rate_json(const std::vector<double>& values,
-                                                 std::size_t prompts) const {
-    const Mean mean = mean_of(values);
-    const auto count = static_cast<double>(prompts);
-    const Interval interval = wilson(mean.value * count, count);
-    return {{"rate", mean.value},
-            {"stderr", mean.error},
-            {"low", interval.low},
-            {"high", interval.high},
-            {"prompts", prompts}};
+  [[nodiscard]] Answers at_depth(const Answers& answers, std::size_t depth) const {
+    return {at_depth(answers.first, depth), at_depth(answers.whole, depth)};
   }
 
   const RetrievalFlags& flags_;
@@ -197,22 +141,37 @@ class Experiment {
   LoadedModel model_;
   std::optional<Haystack> haystack_;
   std::int64_t window_ = 0;
-  std::int64_t question_tokens_ = 0;
-  std::vector<double> prompt_tokens_;  // of the first trial
-  std::vector<float> logits_;
+  // Of the first prompt for each depth.
+  std::vector<double> prompt_tokens_, question_tokens_;
   std::unique_ptr<runtime::Transformer> transformer_;
-  std::array<Answers, kModes.size()> answers_;
+  Answers dense_, sparse_;
   EffectiveOptions effective_;
   std::vector<std::string> warnings_;
 };
 
+nlohmann::ordered_json rate_json(const std::vector<double>& values) {
+  const Mean mean = mean_of(values);
+  const auto count = static_cast<double>(values.size());
+  const Interval interval = wilson(mean.value * count, count);
+  return {{"rate", mean.value}, {"stderr", mean.error}, {"low", interval.low}, {"high", interval.high}};
+}
+
+nlohmann::ordered_json answers_json(const Answers& answers) {
+  return {{"first", rate_json(answers.first)}, {"answer", rate_json(answers.whole)}};
+}
+
+nlohmann::ordered_json change_json(const std::vector<double>& sparse, const std::vector<double>& dense) {
+  const Mean change = mean_of(differences(sparse, dense));
+  return {{"rate", change.value}, {"stderr", change.error}};
+}
+
 std::string Experiment::json() const {
   nlohmann::ordered_json json;
   json["window"] = window_;
+  json["prompts"] = flags_.prompts;
   json["prompt_tokens"] = mean_of(prompt_tokens_).value;
-  json["question_tokens"] = question_tokens_;
-  json["single"] = flags_.single;
-  json["trials"] = flags_.trials;
+  json["question_tokens"] = mean_of(question_tokens_).value;
+  json["ask"] = flags_.tail ? "tail" : "prefill";
   json["seed"] = flags_.seed;
   json["needle"] = flags_.texts.needle;
   json["question"] = flags_.texts.question;
@@ -222,25 +181,21 @@ std::string Experiment::json() const {
   json["effective"] = {{"batch", effective_.batch},
                        {"chunk", effective_.chunk},
                        {"local", effective_.local},
-                       {"heavy", effective_.heavy},
-                       {"dense_tail", flags_.dense_tail.value_or(question_tokens_)}};
+                       {"heavy", effective_.heavy}};
   add_rule(json["effective"], effective_);
-  auto depths = nlohmann::ordered_json::array();
-  for (std::size_t d = 0; d < flags_.depths.size(); ++d) {
-    nlohmann::ordered_json entry = {{"depth", flags_.depths[d]}};
-    for (std::size_t m = 0; m < kModes.size(); ++m) {
-      const auto values = at_depth(m, d);
-      entry[kModes[m].key] = rate_json(values, values.size());
-    }
-    depths.push_back(std::move(entry));
+  json["depths"] = nlohmann::ordered_json::array();
+  for (std::size_t d = 0; d < std::min(depths(), prompts()); ++d) {
+    const Answers sparse = at_depth(sparse_, d);
+    nlohmann::ordered_json entry = {{"depth", flags_.depths[d]}, {"prompts", sparse.first.size()}};
+    if (flags_.dense) entry["dense"] = answers_json(at_depth(dense_, d));
+    entry["sparse"] = answers_json(sparse);
+    json["depths"].push_back(std::move(entry));
   }
-  json["depths"] = std::move(depths);
-  for (std::size_t m = 0; m < kModes.size(); ++m) {
-    json[kModes[m].key] = rate_json(by_trial(m), answers_[m].size() * flags_.depths.size());
-  }
-  for (std::size_t m = 1; m < kModes.size(); ++m) {
-    const Mean change = mean_of(differences(by_trial(m), by_trial(0)));
-    json["difference"][kModes[m].key] = {{"rate", change.value}, {"stderr", change.error}};
+  if (flags_.dense) json["dense"] = answers_json(dense_);
+  json["sparse"] = answers_json(sparse_);
+  if (flags_.dense) {
+    json["difference"] = {{"first", change_json(sparse_.first, dense_.first)},
+                          {"answer", change_json(sparse_.whole, dense_.whole)}};
   }
   json["warnings"] = warnings();
   return json_line(json);
@@ -248,27 +203,36 @@ std::string Experiment::json() const {
 
 std::string Experiment::table() const {
   constexpr double kPercent = 100;
-  const auto cell = [](const std::vector<double>& values) {
-    const Mean mean = mean_of(values);
-    return fmt::format("{:.1f} (se {:.1f})", kPercent * mean.value, kPercent * mean.error);
+  const auto cells = [](const Answers& answers) {
+    std::string text;
+    for (const auto* values : {&answers.first, &answers.whole}) {
+      const Mean mean = mean_of(*values);
+      text += fmt::format("  {:>15}",
+                          fmt::format("{:.1f} (se {:.1f})", kPercent * mean.value, kPercent * mean.error));
+    }
+    return text;
   };
   std::string text = fmt::format(
-      "prompts  {} of {:.0f} tokens with {} codes, {} of them asked for; chunks of {}, memory {} local + {} "
-      "heavy, {}, "
-      "dense tail {}\nright answers in per cent\n\n{:>6}",
-      flags_.trials * static_cast<std::int64_t>(prompt_tokens_.size()), mean_of(prompt_tokens_).value,
-      flags_.depths.size(), flags_.single ? 1 : flags_.depths.size(), effective_.chunk, effective_.local,
-      effective_.heavy, rule_text(effective_), flags_.dense_tail.value_or(question_tokens_), "depth");
-  for (const Mode& mode : kModes) text += fmt::format("  {:>18}", mode.name);
-  text += '\n';
-  for (std::size_t d = 0; d < flags_.depths.size(); ++d) {
-    text += fmt::format("{:>5}%", flags_.depths[d]);
-    for (std::size_t m = 0; m < kModes.size(); ++m) text += fmt::format("  {:>18}", cell(at_depth(m, d)));
-    text += '\n';
+      "prompts  {} of {:.0f} tokens with {} codes, one asked for at the end, {}; chunks of {}, memory {} "
+      "local "
+      "+ {} heavy, {}\nfirst token of the answer and whole answer right, in per cent\n\n{:>6} {:>8}",
+      flags_.prompts, mean_of(prompt_tokens_).value, depths(),
+      flags_.tail ? "as a dense tail" : "inside the prefill", effective_.chunk, effective_.local,
+      effective_.heavy, rule_text(effective_), "depth", "prompts");
+  for (const char* mode : {"dense", select_name(effective_)}) {
+    if (mode == std::string_view("dense") && !flags_.dense) continue;
+    text += fmt::format("  {:>15}  {:>15}", fmt::format("{}: first", mode), "whole");
   }
-  text += fmt::format("{:>6}", "all");
-  for (std::size_t m = 0; m < kModes.size(); ++m) text += fmt::format("  {:>18}", cell(by_trial(m)));
-  return text + '\n';
+  text += '\n';
+  const auto line = [&](const std::string& name, const Answers& dense, const Answers& sparse) {
+    text += fmt::format("{:>6} {:>8}{}{}\n", name, sparse.first.size(), flags_.dense ? cells(dense) : "",
+                        cells(sparse));
+  };
+  for (std::size_t d = 0; d < std::min(depths(), prompts()); ++d) {
+    line(fmt::format("{}%", flags_.depths[d]), at_depth(dense_, d), at_depth(sparse_, d));
+  }
+  line("all", dense_, sparse_);
+  return text;
 }
 
 }  // namespace

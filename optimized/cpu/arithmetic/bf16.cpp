@@ -205,7 +205,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
 
 void Bf16Arithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) {
   Scratch& scratch = of(thread);
-  core::narrow(rows, lanes * width, DType::bf16, scratch.lanes.data());
+  data_.kernels.narrow(rows, lanes * width, DType::bf16, scratch.lanes.data());
   kernels_.pack_queries(scratch.lanes.data(), width * std::int64_t{sizeof(std::uint16_t)}, lanes, width,
                         padded(width, kernels_.d_multiple), scratch.packed.data());
 }

@@ -243,9 +243,17 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t width = data_.summaries.width();
   const auto scale = static_cast<float>(data_.options.scale);
+  const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
+  const std::int64_t lanes_ahead = std::max<std::int64_t>(1, kPrefetchedRows / data_.options.pool);
   for_lanes(chunk, unit, unit.first, unit.last, [&](const Lanes& lanes) {
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
       const Pool& pool = lanes.pools[lane];
+      if (lane + lanes_ahead < lanes.n) {
+        const Pool& ahead = lanes.pools[lane + lanes_ahead];
+        for (std::int64_t position = ahead.begin; position < ahead.end; ++position) {
+          prefetch(core::row_address(call.q, position - call.base(), ahead.head), row_bytes);
+        }
+      }
       float* query = scratch.pooled.data() + (lanes.first + lane) * width;
       std::fill_n(query, width, 0.0f);
       for (std::int64_t position = pool.begin; position < pool.end; ++position) {

@@ -117,6 +117,10 @@ class Overview extends Panel {
     context.fillRect(LEFT, 0, this.plot, row * model.heads);
     for (let h = 0; h < model.heads; ++h) {
       const y = h * row, reads = model.head(h).heavyReads;
+      if (model.inDenseLayer(h)) {
+        context.fillStyle = colour.dense;
+        context.fillRect(LEFT, y, this.plot, Math.max(1, row - 1));
+      }
       context.fillStyle = colour.heavy;
       this.columns((x, wide, from, to) => {
         let most = 0;
@@ -175,7 +179,7 @@ class ReadMap extends Panel {
       context.fillStyle = fill;
       if (b > a) context.fillRect(a, y, Math.max(1, b - a), height);
     };
-    if (model.isDense(state.head, c)) span(0, model.chunkStart[c], colour.dense);
+    if (model.isDense(state.head, c)) span(0, model.ownStart[c], colour.dense);
     span(model.ownStart[c], model.chunkStart[c + 1], colour.own);
     const [from, to] = model.setRange(state.head, c), border = model.localBegin(c);
     let e = model.lowerBound(from, to, state.x0);

@@ -31,7 +31,8 @@ class Model {
   headTitle(head) {
     const [first, second] = this.headName(head).split(".");
     const kind = this.byBlocks ? "key/value head" : "head";
-    return second === undefined ? `${kind} ${first}` : `layer ${first}, ${kind} ${second}`;
+    const dense = this.inDenseLayer(head) ? " (dense)" : "";
+    return second === undefined ? `${kind} ${first}` : `layer ${first}${dense}, ${kind} ${second}`;
   }
   // The token in its text, white space made visible; nothing where the text is not known.
   words(token) {
@@ -49,10 +50,12 @@ class Model {
     return this.byBlocks ? this.meta.rows.local[chunk] : Math.max(0, this.chunkStart[chunk] - this.local);
   }
   isDense(head, chunk) {
-    if (this.byBlocks) return this.meta.rows.dense[chunk] && this.chunkStart[chunk] > 0;
+    if (this.ownStart[chunk] === 0) return false;
+    if (this.byBlocks) return this.meta.rows.dense[chunk] || this.inDenseLayer(head);
     const [from, to] = this.setRange(head, chunk);
-    return from === to && this.chunkStart[chunk] > 0;
+    return from === to;
   }
+  inDenseLayer(head) { return this.meta.dense_heads !== undefined && this.meta.dense_heads[head]; }
   // First place in [from, to) of the sorted positions that is not below `position`.
   lowerBound(from, to, position) {
     while (from < to) {
@@ -118,7 +121,7 @@ class Model {
       pairs.own += length * (length + 1) / 2 + length * (begin - this.ownStart[c]);
       pairs.heavy += length * (border - from);
       pairs.local += length * (to - border);
-      if (this.isDense(head, c)) pairs.dense += length * begin;
+      if (this.isDense(head, c)) pairs.dense += length * this.ownStart[c];
     }
     const scores = this.byBlocks ? new Float32Array(this.n) : this.scores.subarray(head * this.n, (head + 1) * this.n);
     return {localReads, pairs, scores, survival: this.#survival(head),

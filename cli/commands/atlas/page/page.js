@@ -219,7 +219,7 @@ class View {
     document.title = `${meta.title}: headwater atlas`;
     document.getElementById("headline").textContent =
       `Which tokens each ${model.unit} reads: ${(100 * share).toFixed(1)} % of the query-key pairs of dense attention`;
-    const rule = ["select", "key_block", "query_block", "pool", "refine"];
+    const rule = ["select", "key_block", "query_block", "pool", "refine", "pinned", "dense_below", "dense_layers"];
     const facts = ["engine", "isa", "chunk", "local", "heavy", ...rule].filter((key) => key in meta.facts)
       .map((key) => `${key} ${meta.facts[key]}`);
     const of = model.heads === meta.heads_in_file ? "" : `${model.heads} of `;
