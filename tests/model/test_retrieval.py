@@ -141,13 +141,12 @@ class Retrieval(unittest.TestCase):
         with open(TEXT, encoding="utf-8", newline="") as file:
             lines = [line + "\n" for line in file.read().removesuffix("\n").split("\n")]
         found = set()
-        # Where the text says 1 before a code that begins with 1, the model's first token is right and the answer wrong.
+        # Where the text says 1 before the code 11115, four tokens are right and the last is wrong.
         wrong = "# REGISTRY: the code of {name} is 1{code}"
-        ones = [seed for seed in range(60) if prompt_text(lines, seed, ["0"], 1)[1].startswith("1")][:2]
-        self.assertEqual(len(ones), 2)
+        self.assertEqual(prompt_text(lines, 19149, ["0"], 1)[1], "11115")
         blocks = ["--select", "blocks", "--query-block", "16"]
         for seed, rule, needle in ((0, [], None), (1, ["--select", "window"], None), (2, [], None), (3, blocks, None),
-                                   *((seed, blocks, wrong) for seed in ones)):
+                                   (19149, blocks, wrong)):
             texts = {} if needle is None else {"needle": needle}
             flags = [*SMALL[2:], *rule]
             got = retrieval("--window", "500", *flags, "--depths", "0", "--prompts", "1", "--seed", str(seed),
