@@ -80,9 +80,14 @@ def plan():
             yield "perplexity", window, rule
     for rule in [*EQUAL, *LARGER, *SIZES]:
         yield "time", 8192, rule
-    for window in WINDOWS[:2]:
-        for rule in [*SIZES, *LARGER, *PINNED, MET]:
+    for rule in [MET, *LARGER, *PINNED]:
+        for window in WINDOWS[:2]:
             yield "perplexity", window, rule
+    for rule in SIZES:
+        yield "perplexity", 4096, rule
+    for rule in SIZES:
+        if rule.rule != "blocks" or rule.local + rule.heavy >= 256:
+            yield "perplexity", 8192, rule
     for rule in DENSE_LAYER:
         yield "perplexity", 4096, rule
     for window in WINDOWS:

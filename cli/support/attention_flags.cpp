@@ -34,7 +34,7 @@ struct SizeFlags {
   throw Failure(fmt::format("{}: {} is not allowed; use {}", flag, value, allowed));
 }
 
-/// Sizes that were not given are those that fit the chunk and the budget.
+/// Where the rule is a default, sizes that were not given shrink until they fit the chunk and the budget.
 void fit_sizes(const SizeFlags& flags, Options& options) {
   if (!flags.query_block.given()) options.query_block = std::min(options.query_block, options.chunk);
   if (!flags.pool.given()) options.pool = std::gcd(options.pool, options.query_block);
@@ -88,7 +88,7 @@ void select_window(Options& options) {
 void declare_rule(FlagSet& set, Options& options) {
   const bool blocks = options.select == Select::blocks;
   const auto rule = std::make_shared<Rule>(blocks ? Rule::blocks : Rule::h2o);
-  set.choice(
+  const CLI::Option* const select = set.choice(
       "--select", "RULE",
       "tokens of a memory set: h2o, by score, for each chunk; blocks, by the queries of a query block; "
       "window, the newest L + H, the pinned ones among them (" +
@@ -101,20 +101,18 @@ void declare_rule(FlagSet& set, Options& options) {
   constexpr std::int64_t kMostKeys = 256;
   constexpr std::int64_t kMostRefine = 16;
   const SizeFlags sizes{
-      size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8, or what divides H)",
-           options.key_block),
-      size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32, or S)",
+      size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8)", options.key_block),
+      size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32)",
            options.query_block),
-      size("--pool", kMaxCount, "rows whose mean votes, with --select blocks (4, or what divides these rows)",
-           options.pool),
+      size("--pool", kMaxCount, "rows whose mean votes, with --select blocks (4)", options.pool),
       size("--refine", kMostRefine,
            "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks (2)",
            options.refine)};
-  set.check([&options, rule, sizes] {
+  set.check([&options, rule, select, sizes] {
     if (*rule == Rule::blocks) {
       options.select = Select::blocks;
       check_pinned(options);
-      fit_sizes(sizes, options);
+      if (select->count() == 0) fit_sizes(sizes, options);
       check_sizes(options);
       return;
     }

@@ -56,8 +56,8 @@ class Page(ModelAtlas):
         # The same 900 tokens through `generate`, whose dumped attention inputs `attend` replays.
         tokens = json.loads(data(page, "tokens"))
         self.put("".join(tokens).encode(), "prompt.txt")
-        run = self.run_program("generate", "-m", MODEL, "-f", self.path("prompt.txt"), "-n", "0", *SMALL, "--json",
-                               "--dump-qkv", "6", self.path("qkv.safetensors"))
+        run = self.run_program("generate", "-m", MODEL, "-f", self.path("prompt.txt"), "-n", "0", *SMALL, "--select",
+                               "h2o", "--json", "--dump-qkv", "6", self.path("qkv.safetensors"))
         self.assertEqual(run.returncode, 0, run.stderr)
         steps = json.loads(run.stdout)["steps"]
         wanted, _, _ = self.attend(self.path("qkv.safetensors"), *SMALL, "--steps", steps)

@@ -48,13 +48,26 @@ class Generates(unittest.TestCase):
         window = generate_json(*flags, "--select", "window")
         self.assertEqual((window["effective"]["select"], window["effective"]["local"]), ("window", 256))
         self.assertNotIn("pool", window["effective"])
-        h2o = generate_json(*flags)
+        h2o = generate_json(*flags, "--select", "h2o")
         self.assertEqual(h2o["effective"]["select"], "h2o")
+        default = generate_json(*flags)["effective"]
+        self.assertEqual([default[key] for key in ("select", "local", "heavy", "key_block", "query_block", "pool", "refine")],
+                         ["blocks", 128, 128, 8, 32, 4, 2])
+        default = generate_json("-f", TEXT, "-n", "1")["effective"]
+        self.assertEqual([default[key] for key in ("chunk", "local", "heavy")], [1024, 64, 448])
+        # Sizes of the default rule that were not given fit: K divides H, Q is at most S, P divides Q.
+        for given, wanted in ((["-ub", "24"], [8, 24, 4]), (["-ub", "6", "--h2o-heavy", "4"], [4, 6, 2]),
+                              (["-ub", "2", "--h2o-heavy", "8"], [2, 2, 2]), (["--h2o-heavy", "27"], [1, 32, 4]),
+                              (["--h2o-heavy", "44", "--pinned", "2"], [2, 32, 4]), (["--h2o-heavy", "0"], [8, 32, 4])):
+            fitted = generate_json("-p", "def f(x):", "-n", "1", *given)["effective"]
+            self.assertEqual([fitted[key] for key in ("key_block", "query_block", "pool")], wanted, given)
         self.assertEqual(window["pairs"], h2o["pairs"])  # the same budget
         self.assertLessEqual(blocks["pairs"], h2o["pairs"])
         text = generate("-f", TEXT, "-n", "1", *SMALL, *sizes).stderr.decode()
         self.assertIn("select blocks (key_block 8, query_block 64, pool 4, refine 1)", text)
-        for bad, word in ((["--select", "none"], "--select"), (["--pool", "4"], "--pool"), ([*sizes, "--pool", "7"], "--pool: 7")):
+        for bad, word in ((["--select", "none"], "--select"), (["--select", "h2o", "--pool", "4"], "--pool"),
+                          (["--pool", "5"], "--pool: 5"), (["--key-block", "3"], "--key-block 3"),
+                          (["--select", "blocks", "-ub", "24"], "--query-block: 32"), ([*sizes, "--pool", "7"], "--pool: 7")):
             done = generate("-p", "x", *bad)
             self.assertEqual(done.returncode, 2)
             self.assertEqual(len(done.stderr.splitlines()), 1)
@@ -187,7 +200,7 @@ class Replays(unittest.TestCase):
             dump, out = f"{folder}/qkv.safetensors", f"{folder}/out.safetensors"
             # auto: where products are BF16, so are the queries that the engine gets.
             for layer, cache in (("0", "auto"), ("6", "auto"), ("6", "f16")):
-                steps = generate_json("-f", TEXT, "-n", "0", *SMALL, "--cache-type", cache, "--dump-qkv", layer,
+                steps = generate_json("-f", TEXT, "-n", "0", *SMALL, "--select", "h2o", "--cache-type", cache, "--dump-qkv", layer,
                                       dump)["steps"]
                 replay = run("attend", dump, "-o", out, *SMALL, "--steps", steps, "--json")
                 self.assertEqual(replay.returncode, 0, replay.stderr)
@@ -213,7 +226,8 @@ class Replays(unittest.TestCase):
             values = [numbers.uniform(-0.3, 0.3) for _ in range(size // 4)]
             pathlib.Path(model).write_bytes(header + struct.pack(f"<{len(values)}f", *values))
             pathlib.Path(text).write_bytes(bytes(numbers.randrange(33, 127) for _ in range(tokens - 2)))
-            done = run("generate", "-m", model, "-f", text, "-n", "0", *flags, "--json", "--dump-qkv", "0", dump)
+            done = run("generate", "-m", model, "-f", text, "-n", "0", *flags, "--select", "h2o", "--json", "--dump-qkv", "0",
+                       dump)
             self.assertEqual(done.returncode, 0, done.stderr)
             steps = json.loads(done.stdout)["steps"]
             replay = run("attend", dump, "-o", out, *flags, "--steps", steps, "--json")

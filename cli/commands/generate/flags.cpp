@@ -26,6 +26,9 @@ side of the message is dense. Text goes to standard output as it comes (on a ter
 \xNN), the statistics to standard error. Ctrl-C ends with the statistics of what was done; a second one ends at once.
 With --interactive Ctrl-C ends the answer, or undoes the line that is being read; at the prompt it ends the session.
 
+Memory sets are those of rule blocks unless --select says otherwise; sizes of it that are not given then shrink to fit a
+small -ub or --h2o-heavy. An engine that has rule h2o alone uses it.
+
 The best token is taken (--temp 0) unless something asks for draws: --top-k, --top-p, --min-p or --seed without --temp
 mean --temp 1.
 
