@@ -181,9 +181,9 @@ UNIT = 2.0**-24
 
 
 class Oracle:
-    """One layer, fed step by step; a `dense` one is that of STATE-7. With `given`, memory sets and scores follow the engine's own column sums (SCORE-6), or
-    its own votes (SEL-11). `kept` is what the bounds of votes grant (SEL-11): the round-off of the types in which an engine
-    keeps summaries and pooled queries, 0 where it does not narrow them."""
+    """One layer, fed step by step; a `dense` one is that of STATE-7. With `given`, memory sets and scores follow the
+    engine's own column sums (SCORE-6), or its own votes (SEL-11). `kept` is what the bounds of votes grant (SEL-11): the
+    round-off of the types in which an engine keeps summaries and pooled queries, 0 where it does not narrow them."""
 
     def __init__(self, q, k, v, options, given=None, kept=(0.0, 0.0), dense=False):
         self.given = given

@@ -6,9 +6,9 @@ Checks the hash of every vector, runs the program on its inputs with every engin
 sets, scores and chunk starts exactly, the rest within the bound stored beside each value. Sets of rule `blocks` are also
 recomputed from the votes that the engine reports (SEL-11), exactly. Engines that round weights to BF16 where all rows are
 BF16 get there what docs/verification.md grants for it, engines other than the reference what SEL-11 grants for summaries
-in 16 bits; engines that say that they have no such rule, or pin no tokens, are counted. Vectors of several layers, which the
-program does not attend, are sessions of the shared library, where it is named. Exit status 1: a value is wrong; 2: a vector
-or the manifest is damaged.
+in 16 bits; engines that say that they have no such rule, or pin no tokens, are counted. Vectors of several layers, which
+the program does not attend, are sessions of the shared library, where it is named. Exit status 1: a value is wrong; 2: a
+vector or the manifest is damaged.
 """
 
 import argparse

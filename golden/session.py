@@ -26,10 +26,11 @@ Options = structure("Options", struct_size=c_size_t, batch=c_int64, chunk=c_int6
                     reserved4=c_int32, key_block=c_int64, query_block=c_int64, pool=c_int64, refine=c_int64, pinned=c_int64,
                     dense_below=c_int64, dense_layers=POINTER(c_int64), dense_layer_count=c_int64)
 View = structure("View", data=c_void_p, row_stride=c_int64, head_stride=c_int64, type=c_int32, reserved=c_int32)
-Record = structure("Record", struct_size=c_size_t, layer=c_int64, begin=c_int64, end=c_int64, mode=c_int32, reserved=c_int32,
-                   memory_count=c_int64, memory_stride=c_int64, memory=POINTER(c_int32), colsum_inter=POINTER(c_float),
-                   row_stride=c_int64, colsum_intra=POINTER(c_float), lse=POINTER(c_float), query_blocks=c_int64,
-                   candidate_blocks=c_int64, block_votes=POINTER(c_float), voted_tokens=c_int64, token_votes=POINTER(c_float))
+Record = structure("Record", struct_size=c_size_t, layer=c_int64, begin=c_int64, end=c_int64, mode=c_int32,
+                   reserved=c_int32, memory_count=c_int64, memory_stride=c_int64, memory=POINTER(c_int32),
+                   colsum_inter=POINTER(c_float), row_stride=c_int64, colsum_intra=POINTER(c_float), lse=POINTER(c_float),
+                   query_blocks=c_int64, candidate_blocks=c_int64, block_votes=POINTER(c_float), voted_tokens=c_int64,
+                   token_votes=POINTER(c_float))
 Observer = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Record))
 
 
@@ -41,8 +42,8 @@ def parsed(flags):
     """The flags of a vector, as generate.py writes them."""
     parser = argparse.ArgumentParser()
     for names in (("-b", "batch"), ("-ub", "chunk"), ("--h2o-local", "local"), ("--h2o-heavy", "heavy"),
-                  ("--key-block", "key_block"), ("--query-block", "query_block"), ("--pool", "pool"), ("--refine", "refine"),
-                  ("--pinned", "pinned"), ("--dense-below", "dense_below")):
+                  ("--key-block", "key_block"), ("--query-block", "query_block"), ("--pool", "pool"),
+                  ("--refine", "refine"), ("--pinned", "pinned"), ("--dense-below", "dense_below")):
         parser.add_argument(names[0], dest=names[1], type=int)
     parser.add_argument("--score-type", choices=SCORE_TYPES, default="bf16")
     parser.add_argument("--select", choices=RULES, default="h2o")
@@ -95,10 +96,11 @@ class Layer:
                   "chunk_start": np.array(self.chunk_start + [len(out)])}
         if rule == "h2o":
             return {**result, "memory": np.stack(self.memory), "colsum_inter": np.stack(self.colsum_inter)}
-        width = {name: max((len(votes[0]) for votes in getattr(self, name)), default=0) for name in ("block_votes", "token_votes")}
-        for name, most in width.items():
-            whole = np.full((len(self.query_blocks), self.kv_heads if self.query_blocks else 0, most), np.nan)
-            for votes, to in zip(getattr(self, name), whole):
+        for name in ("block_votes", "token_votes"):
+            every = getattr(self, name)
+            most = max((votes.shape[1] for votes in every), default=0)
+            whole = np.full((len(every), self.kv_heads if every else 0, most), np.nan)
+            for votes, to in zip(every, whole):
                 to[:, : votes.shape[1]] = votes
             result[name] = whole
         if self.query_blocks:

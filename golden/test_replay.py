@@ -118,14 +118,14 @@ class LayersReplay(Replay):
         every = {entry["file"]: entry for entry in json.loads((HERE / "manifest.json").read_text())}
         shutil.rmtree(self.root / "vectors")
         (self.root / "vectors").mkdir()
-        for vector, flag, number in (("pinned", "--pinned 3", 2), ("pinned", "--pinned 3", 4), ("pinned-all", "--pinned 4", 3),
-                                     ("pinned-in-local", "--pinned 3", 2), ("pinned-clamped", "--pinned 20", 1),
-                                     ("pinned-turns", "--pinned 2", 1), ("blocks-pinned-one-stage", "--pinned 8", 4),
-                                     ("blocks-pinned", "--pinned 4", 0), ("blocks-pinned-levels", "--pinned 3", 2),
-                                     ("window-pinned", "--pinned 2", 1), ("dense-below", "--dense-below 17", 16),
-                                     ("dense-below", "--dense-below 17", 18), ("dense-below-first-turn", "--dense-below 13", 12),
-                                     ("dense-layers", "--dense-layers 1", 0), ("blocks-dense-layers", "--pinned 4", 0),
-                                     ("blocks-dense-layers", "--dense-layers 0,2", 0)):
+        for vector, flag, number in (
+                ("pinned", "--pinned 3", 2), ("pinned", "--pinned 3", 4), ("pinned-all", "--pinned 4", 3),
+                ("pinned-in-local", "--pinned 3", 2), ("pinned-clamped", "--pinned 20", 1), ("pinned-turns", "--pinned 2", 1),
+                ("blocks-pinned-one-stage", "--pinned 8", 4), ("blocks-pinned", "--pinned 4", 0),
+                ("blocks-pinned-levels", "--pinned 3", 2), ("window-pinned", "--pinned 2", 1),
+                ("dense-below", "--dense-below 17", 16), ("dense-below", "--dense-below 17", 18),
+                ("dense-below-first-turn", "--dense-below 13", 12), ("dense-layers", "--dense-layers 1", 0),
+                ("blocks-dense-layers", "--pinned 4", 0), ("blocks-dense-layers", "--dense-layers 0,2", 0)):
             with self.subTest(vector=vector, number=number):
                 entry = dict(every[f"vectors/{vector}.safetensors"])
                 self.assertIn(flag, entry["flags"])

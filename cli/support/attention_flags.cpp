@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "cli/support/failure.hpp"
@@ -21,10 +22,26 @@ enum class Rule : std::uint8_t { h2o, blocks, window };
 struct SizeFlag {
   const char* name;
   CLI::Option* option;
+  [[nodiscard]] bool given() const { return option->count() > 0; }
+};
+
+/// The sizes of rule `blocks`.
+struct SizeFlags {
+  SizeFlag key_block, query_block, pool, refine;
 };
 
 [[noreturn]] void refuse(const char* flag, std::int64_t value, const std::string& allowed) {
   throw Failure(fmt::format("{}: {} is not allowed; use {}", flag, value, allowed));
+}
+
+/// Sizes that were not given are those that fit the chunk and the budget.
+void fit_sizes(const SizeFlags& flags, Options& options) {
+  if (!flags.query_block.given()) options.query_block = std::min(options.query_block, options.chunk);
+  if (!flags.pool.given()) options.pool = std::gcd(options.pool, options.query_block);
+  if (!flags.key_block.given()) {
+    options.key_block = std::gcd(std::gcd(options.key_block, options.heavy), options.pinned);
+    while (options.key_block > options.chunk) options.key_block /= 2;
+  }
 }
 
 /// SEL-1, in the words of the flags.
@@ -69,35 +86,42 @@ void select_window(Options& options) {
 }
 
 void declare_rule(FlagSet& set, Options& options) {
-  const auto rule = std::make_shared<Rule>(Rule::h2o);
+  const bool blocks = options.select == Select::blocks;
+  const auto rule = std::make_shared<Rule>(blocks ? Rule::blocks : Rule::h2o);
   set.choice(
       "--select", "RULE",
       "tokens of a memory set: h2o, by score, for each chunk; blocks, by the queries of a query block; "
-      "window, the newest L + H, the pinned ones among them (h2o)",
+      "window, the newest L + H, the pinned ones among them (" +
+          std::string(blocks ? "blocks" : "h2o") + ")",
       "h2o, blocks or window", {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"window", Rule::window}},
       *rule);
-  std::vector<SizeFlag> sizes;
   const auto size = [&](const char* name, std::int64_t high, const char* help, std::int64_t& to) {
-    sizes.push_back({name, set.integer(name, name, 1, high, help, to)});
+    return SizeFlag{name, set.integer(name, name, 1, high, help, to)};
   };
   constexpr std::int64_t kMostKeys = 256;
   constexpr std::int64_t kMostRefine = 16;
-  size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8)", options.key_block);
-  size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32)", options.query_block);
-  size("--pool", kMaxCount, "rows whose mean votes, with --select blocks (4)", options.pool);
-  size("--refine", kMostRefine,
-       "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks (2)",
-       options.refine);
+  const SizeFlags sizes{
+      size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8, or what divides H)",
+           options.key_block),
+      size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32, or S)",
+           options.query_block),
+      size("--pool", kMaxCount, "rows whose mean votes, with --select blocks (4, or what divides these rows)",
+           options.pool),
+      size("--refine", kMostRefine,
+           "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks (2)",
+           options.refine)};
   set.check([&options, rule, sizes] {
     if (*rule == Rule::blocks) {
       options.select = Select::blocks;
       check_pinned(options);
+      fit_sizes(sizes, options);
       check_sizes(options);
       return;
     }
+    options.select = Select::h2o;
     const char* const chosen = *rule == Rule::h2o ? "h2o" : "window";
-    for (const SizeFlag& flag : sizes) {
-      if (flag.option->count() == 0) continue;
+    for (const SizeFlag& flag : {sizes.key_block, sizes.query_block, sizes.pool, sizes.refine}) {
+      if (!flag.given()) continue;
       throw Failure(
           fmt::format("{} is a size of --select blocks, and the rule is {}; leave it out, or use "
                       "--select blocks",
@@ -137,9 +161,11 @@ void declare_memory_sets(FlagSet& set, Options& options) {
   set.integer("--ubatch-size,--chunk", "-ub (--chunk)", 1, kMaxCount,
               "S, chunk: tokens with full causal attention; also -ub (1024)", options.chunk);
   set.integer("--h2o-local", "--h2o-local", 0, kMaxCount,
-              "L, newest tokens always kept in the memory set (256)", options.local);
+              fmt::format("L, newest tokens always kept in the memory set ({})", options.local),
+              options.local);
   set.integer("--h2o-heavy", "--h2o-heavy", 0, kMaxCount,
-              "H, tokens kept because of their score or votes (256)", options.heavy);
+              fmt::format("H, tokens kept because of their score or votes ({})", options.heavy),
+              options.heavy);
   set.flag("--h2o-no-clamp", options.clamp, "let L + H be S or more", false);
   set.integer("--pinned", "--pinned", 0, kMaxCount,
               "first tokens that keep their places in the memory set, part of H (0)", options.pinned);

@@ -44,6 +44,8 @@ static void record(void* user, const headwater_chunk_record* seen) {
     return;
   }
   CHECK_EQUAL(layer, 0);
+  CHECK(seen->memory_count > kPinned);
+  if (seen->memory_count <= kPinned) return;
   t->query_blocks[c] = seen->query_blocks;
   const int64_t sets = seen->query_blocks > 0 ? kHeadsKv * seen->query_blocks : kHeads;
   CHECK(sets <= kMostSets);
@@ -182,12 +184,13 @@ static void check_run(const char* engine, headwater_options options, const probl
     CHECK_OK(headwater_end(session));
     base += kSteps[s];
   }
-  for (int layer = 0; layer < kLayers; ++layer) {
+  check_contents(session, t);
+  const int as_planned = t->chunks[0] == 2 + kChunks && t->chunk[0][2].begin == kBase;
+  for (int layer = 0; as_planned && layer < kLayers; ++layer) {
     for (int h = 0; h < kHeads; ++h) {
       for (int i = 0; i < kTokens; ++i) check_row(p, t, &out[layer][0][0][0], layer, h, i);
     }
   }
-  check_contents(session, t);
   headwater_close(session);
   free(t);
 }

@@ -27,10 +27,10 @@ bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chun
   return chunk->begin < end;
 }
 
-/* ---- MEM-1 .. MEM-6 ---- */
+/* ---- MEM-1 .. MEM-7 ---- */
 
-/* MEM-3: whether (score a, position p) ranks before (score b, position q). */
-bool ranks_before(float a, int32_t p, float b, int32_t q) {
+bool ranks_before(float a, int32_t p, float b, int32_t q, int64_t pinned) {
+  if (p < pinned || q < pinned) return p < q; /* MEM-7 */
   if (isnan(a) != isnan(b)) return isnan(b);
   if (!isnan(a) && a != b) return a > b;
   return FAULT(ties_by_higher_position) ? p > q : p < q;
@@ -49,12 +49,13 @@ static int64_t build_memory_set(struct headwater_session* s, struct layer* layer
 
   /* MEM-3: the best that is left, `heavy` times, each put in its place among those chosen before (MEM-4). */
   const int64_t heavy = smaller(s->options.heavy, candidates);
+  const int64_t pinned = FAULT(pinned_once) && layer->memory_count > 0 ? 0 : s->options.pinned;
   for (int64_t chosen = 0; chosen < heavy; ++chosen) {
     int64_t best = 0;
     float best_score = load_score(s, layer, head, s->candidates[0]);
     for (int64_t i = 1; i < candidates; ++i) {
       const float score = load_score(s, layer, head, s->candidates[i]);
-      if (!ranks_before(score, s->candidates[i], best_score, s->candidates[best])) continue;
+      if (!ranks_before(score, s->candidates[i], best_score, s->candidates[best], pinned)) continue;
       best = i;
       best_score = score;
     }
@@ -293,6 +294,12 @@ void attend_layer(struct headwater_session* s, int64_t layer, const headwater_ro
                   const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out) {
   const struct call call = {q, k, v, out, layer};
   store_rows(s, &s->layers[layer], call);
+  if (s->layers[layer].dense && !FAULT(dense_layer_forgotten) &&
+      s->mode == HEADWATER_CHUNK_SPARSE) { /* STATE-7 */
+    const headwater_chunk whole = {s->tokens, s->tokens + s->n, HEADWATER_CHUNK_DENSE, 0};
+    attend_chunk(s, &s->layers[layer], call, whole);
+    return;
+  }
   headwater_chunk chunk;
   for (int64_t c = 0; plan_chunk(s, c, &chunk); ++c) attend_chunk(s, &s->layers[layer], call, chunk);
 }

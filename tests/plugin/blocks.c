@@ -26,8 +26,8 @@ struct block_sizes blocks_of(const struct headwater_session* s, headwater_chunk 
   return sizes;
 }
 
-/* The numbers of the `count` highest of n votes, ascending, in the order of MEM-3. */
-static void choose(struct headwater_session* s, const float* votes, int64_t n, int64_t count,
+/* The numbers of the `count` highest of n votes, ascending, in the order of MEM-3; those below `pinned` first (MEM-7). */
+static void choose(struct headwater_session* s, const float* votes, int64_t n, int64_t count, int64_t pinned,
                    int32_t* chosen) {
   for (int64_t i = 0; i < n; ++i) s->candidates[i] = (int32_t)i;
   for (int64_t c = 0; c < count; ++c) {
@@ -35,7 +35,7 @@ static void choose(struct headwater_session* s, const float* votes, int64_t n, i
     for (int64_t i = 1; i < n - c; ++i) {
       const int32_t a = s->candidates[i];
       const int32_t b = s->candidates[best];
-      if (ranks_before(votes[a], a, votes[b], b)) best = i;
+      if (ranks_before(votes[a], a, votes[b], b, pinned)) best = i;
     }
     const int32_t number = s->candidates[best];
     s->candidates[best] = s->candidates[n - c - 1];
@@ -198,7 +198,7 @@ static void choose_searched(struct headwater_session* s, const struct layer* lay
   const int64_t eighth = 8 * s->options.key_block;
   const int64_t most = larger(LEAST_SEARCHED, (s->options.refine * s->options.heavy + eighth - 1) / eighth);
   const int64_t count = smaller(most, regions);
-  choose(s, s->region_votes, regions, count, s->kept_blocks);
+  choose(s, s->region_votes, regions, count, 0, s->kept_blocks);
   for (int64_t b = 0; b < regions * REGION_BLOCKS; ++b) s->searched[b] = false;
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t b = 0; b < REGION_BLOCKS; ++b) s->searched[s->kept_blocks[i] * REGION_BLOCKS + b] = true;
@@ -218,7 +218,7 @@ static void choose_set(struct headwater_session* s, const struct layer* layer, c
     for (int64_t b = 0; b < sizes.candidates; ++b) block_votes[b] = -INFINITY;
     choose_searched(s, layer, q, head_kv, begin, end, sizes.candidates);
     each_pool(s, layer, q, head_kv, begin, end, block_stage, sizes.candidates, block_votes);
-    choose(s, block_votes, sizes.candidates, sizes.kept, s->kept_blocks);
+    choose(s, block_votes, sizes.candidates, sizes.kept, o->pinned / o->key_block, s->kept_blocks);
     for (int64_t i = 0; i < sizes.kept * o->key_block; ++i) {
       s->kept[i] = (int32_t)(s->kept_blocks[i / o->key_block] * o->key_block + i % o->key_block);
     }
@@ -227,7 +227,9 @@ static void choose_set(struct headwater_session* s, const struct layer* layer, c
       float* token_votes = s->token_votes + set_index * sizes.voted_tokens;
       for (int64_t j = 0; j < entries; ++j) token_votes[j] = 0.0f;
       each_pool(s, layer, q, head_kv, begin, end, vote_for_tokens, entries, token_votes);
-      choose(s, token_votes, entries, o->heavy, set);
+      /* The tokens of pinned blocks are the first. */
+      const int64_t pinned = FAULT(pinned_tokens_by_votes) ? 0 : o->pinned;
+      choose(s, token_votes, entries, o->heavy, pinned, set);
       for (int64_t i = 0; i < o->heavy; ++i) set[i] = s->kept[set[i]];
       entries = o->heavy;
     } else {

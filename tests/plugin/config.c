@@ -1,4 +1,4 @@
-/* CFG-1 .. CFG-4, SEL-1: what is allowed, what is used instead, and what is said about it. */
+/* CFG-1 .. CFG-5, SEL-1: what is allowed, what is used instead, and what is said about it. */
 
 #include <math.h>
 #include <stdarg.h>
@@ -88,6 +88,26 @@ static headwater_status check_blocks(const headwater_options* o) {
     return fail(HEADWATER_INVALID_ARGUMENT, "key_block is %lld; allowed: a divisor of heavy = %lld",
                 (long long)o->key_block, (long long)o->heavy);
   }
+  if (o->pinned % o->key_block != 0) { /* CFG-5 */
+    return fail(HEADWATER_INVALID_ARGUMENT, "pinned is %lld; allowed: a multiple of key_block = %lld",
+                (long long)o->pinned, (long long)o->key_block);
+  }
+  return HEADWATER_OK;
+}
+
+/* CFG-5 */
+static headwater_status check_dense_layers(const headwater_shape* shape, const headwater_options* o) {
+  headwater_status status = check_range("dense_layer_count", o->dense_layer_count, 0, shape->n_layer);
+  if (status != HEADWATER_OK || o->dense_layer_count == 0) return status;
+  if (o->dense_layers == NULL) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "dense_layers is NULL; allowed: dense_layer_count layers");
+  }
+  int64_t least = 0; /* ascending, each once */
+  for (int64_t i = 0; i < o->dense_layer_count; ++i) {
+    status = check_range("dense_layers", o->dense_layers[i], least, shape->n_layer - 1);
+    if (status != HEADWATER_OK) return status;
+    least = o->dense_layers[i] + 1;
+  }
   return HEADWATER_OK;
 }
 
@@ -108,6 +128,8 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
                  {"chunk", o->chunk, 1, MOST_POSITIONS},
                  {"local", o->local, 0, MOST_POSITIONS},
                  {"heavy", o->heavy, 0, MOST_POSITIONS},
+                 {"pinned", o->pinned, 0, o->heavy},
+                 {"dense_below", o->dense_below, 0, MOST_POSITIONS},
                  {"clamp", o->clamp, 0, 1},
                  {"dense", o->dense, 0, 1},
                  {"score_type", o->score_type, 0, 1},
@@ -119,13 +141,18 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
     status = check_range(numbers[i].field, numbers[i].value, numbers[i].least, numbers[i].most);
     if (status != HEADWATER_OK) return status;
   }
+  if (FAULT(pins_no_tokens) && o->pinned > 0) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "pinned is %lld; allowed: 0: engine naive-c pins no tokens",
+                (long long)o->pinned);
+  }
   if (isinf(o->scale)) { /* NaN is the default */
     return fail(HEADWATER_INVALID_ARGUMENT, "scale is %g; allowed: a finite number", o->scale);
   }
   if (!isfinite(o->softcap) || o->softcap < 0.0) {
     return fail(HEADWATER_INVALID_ARGUMENT, "softcap is %g; allowed: 0 or a finite number > 0", o->softcap);
   }
-  status = check_per_head("sinks", o->sinks, shape->n_head, true);
+  status = check_dense_layers(shape, o);
+  if (status == HEADWATER_OK) status = check_per_head("sinks", o->sinks, shape->n_head, true);
   if (status == HEADWATER_OK) status = check_per_head("alibi", o->alibi, shape->n_head, false);
   if (status == HEADWATER_OK && o->select == HEADWATER_SELECT_BLOCKS) status = check_blocks(o);
   return status;
@@ -153,6 +180,8 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
              (long long)asked->local, (long long)asked->heavy, (long long)o->chunk, (long long)o->local,
              (long long)o->heavy);
   }
+  o->pinned = asked->pinned < o->heavy ? asked->pinned : o->heavy; /* CFG-5 */
+  o->dense_below = asked->dense_below;
   o->scale = isnan(asked->scale) ? 1.0 / sqrt((double)s->shape.d_head) : asked->scale; /* LOGIT-1 */
   o->softcap = asked->softcap;
   o->sparse = o->local + o->heavy > 0;

@@ -19,6 +19,11 @@
   X(batch_ignored)             \
   X(short_pool_by_whole_size)  \
   X(set_of_first_block)        \
+  X(pinned_once)               \
+  X(pinned_tokens_by_votes)    \
+  X(pins_no_tokens)            \
+  X(dense_layer_forgotten)     \
+  X(turn_by_its_first_call)    \
   X(no_rule_blocks)            \
   X(rule_refused_unnamed)      \
   X(differs_by_threads)        \

@@ -6,7 +6,7 @@
  * sample to copy for an engine of your own, and what the kit's plug-in tests run.
  *
  *   numbers.c    F32, F16 and BF16 (NUM-1, SCORE-4)
- *   config.c     what is allowed, and what is used (CFG-1 .. CFG-4, SEL-1)
+ *   config.c     what is allowed, and what is used (CFG-1 .. CFG-5, SEL-1)
  *   attention.c  plan, memory sets, softmax, scores (PLAN, MEM, INTRA, INTER, FUSE, DEC)
  *   blocks.c     memory sets that the queries choose (SEL)
  *   session.c    the state machine (STATE), inspection, and the table that the kit loads
@@ -28,6 +28,7 @@ struct layer {
   int64_t memory_count;  /* entries of every head's set */
   int64_t memory_end;    /* tokens that there were when it was built */
   bool attended;         /* in the open step */
+  bool dense;            /* STATE-7 */
 };
 
 enum progress { STEP_IDLE, STEP_OPEN, STEP_FAILED };
@@ -109,7 +110,7 @@ fail(headwater_status status, const char* format, ...);
 const char* last_error(void);
 /* CFG-1: HEADWATER_OK, or what is wrong. */
 headwater_status check_config(const headwater_shape* shape, const headwater_options* options);
-/* CFG-2 .. CFG-4: fills s->options and the warnings. */
+/* CFG-2 .. CFG-5: fills s->options and the warnings. */
 headwater_status resolve_options(struct headwater_session* s, const headwater_options* asked);
 
 /* ---- attention.c ---- */
@@ -119,8 +120,9 @@ bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chun
 /* Attention of one layer over the open step. */
 void attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
                   const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out);
-/* MEM-3: whether (score a, position p) ranks before (score b, position q). */
-bool ranks_before(float a, int32_t p, float b, int32_t q);
+/* MEM-3, MEM-7: whether (score a, position p) ranks before (score b, position q), where positions below `pinned` do first
+ * of all. */
+bool ranks_before(float a, int32_t p, float b, int32_t q, int64_t pinned);
 /* LOGIT-1 .. LOGIT-3 of s->query at position i and the stored key j; and the last two alone. */
 double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
              int64_t j);

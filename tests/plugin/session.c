@@ -1,4 +1,4 @@
-/* STATE-1 .. STATE-6: the protocol, what a session shows, and the table that the kit loads. */
+/* STATE-1 .. STATE-7: the protocol, what a session shows, and the table that the kit loads. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -163,6 +163,7 @@ static headwater_status open_session(const headwater_shape* shape, const headwat
     return fail(HEADWATER_OUT_OF_MEMORY, "open: no memory for capacity %lld in %lld layers",
                 (long long)shape->capacity, (long long)shape->n_layer);
   }
+  for (int64_t i = 0; i < options->dense_layer_count; ++i) s->layers[options->dense_layers[i]].dense = true;
   if (FAULT(bytes_too_small)) s->bytes.workspace = 0;
   reset(s);
   if (!FAULT(open_without_session)) *session = s;
@@ -198,7 +199,9 @@ static headwater_status begin(headwater_session* s, bool prefill, int64_t n, int
   }
   if (opens) { /* STATE-3 */
     s->turn_length = turn_length != 0 ? turn_length : n;
-    const bool sparse = s->options.sparse && (s->tokens == 0 || s->turn_length > s->options.chunk);
+    const bool long_enough = s->tokens == 0 || s->turn_length > s->options.chunk;
+    const int64_t length = FAULT(turn_by_its_first_call) ? n : s->turn_length;
+    const bool sparse = s->options.sparse && long_enough && length >= s->options.dense_below;
     s->mode = sparse ? HEADWATER_CHUNK_SPARSE : HEADWATER_CHUNK_DENSE;
   }
   if (!prefill) s->mode = HEADWATER_CHUNK_DECODE;

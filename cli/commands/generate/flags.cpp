@@ -6,10 +6,12 @@
 #include <array>
 #include <limits>
 
+#include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/numbers.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
+#include "headwater/error.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -64,6 +66,37 @@ void check_together(const GenerateFlags& flags) {
   if (flags.interactive && flags.file == "-") refuse("--interactive reads standard input, and so does -f -");
 }
 
+/// Whether an engine has rule `blocks`: it opens the smallest session of it.
+bool has_blocks(const std::string& engine) {
+  Options options;
+  options.select = Select::blocks;
+  options.threads = 1;
+  Shape shape;
+  shape.capacity = 1;
+  try {
+    (void)chosen_engine(engine).open(shape, options);
+    return true;
+  } catch (const Error& error) {
+    return error.code() != ErrorCode::invalid_argument;
+  }
+}
+
+/// What docs/quality.md finds best: the rule, and how it divides the budget of the memory sets.
+void best_rule(Options& options) {
+  options.select = Select::blocks;
+  options.local = 64;
+  options.heavy = 448;
+}
+
+/// An engine that has one rule gets that one where none was asked for, with its own shares of the budget.
+void keep_to_rules_of_engine(const CLI::App& app, ModelFlags& model) {
+  if (app.count("--select") > 0 || has_blocks(model.engine)) return;
+  const Options plain;
+  model.options.select = plain.select;
+  if (app.count("--h2o-local") == 0) model.options.local = plain.local;
+  if (app.count("--h2o-heavy") == 0) model.options.heavy = plain.heavy;
+}
+
 }  // namespace
 
 std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>& arguments) {
@@ -73,6 +106,7 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
   std::vector<std::string> dump;
   FlagSet set("Continues a prompt with a model: chunked sparse prefill, dense decode.", "headwater generate",
               kFooter);
+  best_rule(flags.model.options);
   flags.model.declare(set);
   set.value("-p,--prompt", "TEXT", "the prompt; after -f a question",
             [&](const std::string& text) { flags.prompt = text; });
@@ -129,6 +163,7 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
     }
   }
   check_together(flags);
+  keep_to_rules_of_engine(set.app(), flags.model);
   return flags;
 }
 
