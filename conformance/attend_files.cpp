@@ -142,10 +142,21 @@ void read_options(const SafetensorsFile& file, AttendRun& run) {
     file.refuse("__metadata__ scale or softcap is not finite");
   }
   read_rule(file, options);
-  if (file.has_metadata("pinned")) options.pinned = parse_number<std::int64_t>(file, "pinned");  // CFG-5
+  // CFG-5. A file names what is not off; it holds one layer, which is layer 0.
+  if (file.has_metadata("pinned")) options.pinned = parse_number<std::int64_t>(file, "pinned");
+  if (file.has_metadata("dense_below")) {
+    options.dense_below = parse_number<std::int64_t>(file, "dense_below");
+  }
+  if (file.has_metadata("dense_layers")) {
+    options.dense_layers = {parse_number<std::int64_t>(file, "dense_layers")};
+  }
   if (options.pinned < 0 || options.pinned > options.heavy ||
       (options.select == Select::blocks && options.pinned % options.key_block != 0)) {
     file.refuse("__metadata__ pinned is out of range (CFG-5)");
+  }
+  if (options.dense_below < 0 || options.dense_below > kMostTokens ||
+      (!options.dense_layers.empty() && options.dense_layers.front() != 0)) {
+    file.refuse("__metadata__ dense_below or dense_layers is out of range (CFG-5)");
   }
   run.options = expected_options(run.problem.shape, options);
   run.engine = file.metadata("engine");

@@ -172,6 +172,25 @@ class Verify(unittest.TestCase):
                 done = self.verify()
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
 
+    def test_pinned_tokens_and_dense_layers_and_turns(self):
+        h2o = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8")
+        for rule in (h2o, self.BLOCKS):
+            for flags in (("--pinned", "8"), ("--dense-below", "91"), ("--dense-layers", "0")):
+                with self.subTest(rule=rule, flags=flags):
+                    self.attend(90, *rule, *flags)
+                    self.assertEqual(self.verify().returncode, 0)
+        # A file that says what its sets do not hold, and what no file may say.
+        for rule, key, value, status in ((h2o, "pinned", "8", 1), (h2o, "dense_layers", "0", 1), (h2o, "pinned", "-1", 2),
+                                         (h2o, "pinned", "9", 2), (h2o, "pinned", "many", 2), (h2o, "dense_below", "-1", 2),
+                                         (h2o, "dense_layers", "1", 2), (self.BLOCKS, "pinned", "1", 2),
+                                         (self.BLOCKS, "pinned", "8", 1), (self.BLOCKS, "dense_layers", "0", 1)):
+            with self.subTest(rule=rule, key=key, value=value):
+                self.attend(90, *rule)
+                tensors, metadata = read_tensors(self.output)
+                write_tensors(self.output, tensors, {**metadata, key: value})
+                done = self.verify()
+                self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+
     def spoil(self, name, change):
         tensors, metadata = read_tensors(self.output)
         dtype, shape, blob = tensors[name]

@@ -215,8 +215,12 @@ int run_verify(const Request& request) {
   std::string replay_failure;
   try {
     Replay replay(run.options, run.problem.shape.n_head, run.problem.shape.n_head_kv);
-    for (std::size_t c = 0; c < run.chunks.size(); ++c)
+    for (std::size_t c = 0; c < run.chunks.size(); ++c) {
+      if (run.options.dense_layer(0) && run.chunks[c].chunk.mode == ChunkMode::sparse) {
+        throw Violation(fmt::format("chunk {} of a dense layer is sparse (STATE-7)", c));
+      }
       replay.take(run.chunks[c], fmt::format("chunk {}", c));
+    }
     replay.require_scores(run.scores, "final scores");
   } catch (const Violation& violation) {
     replay_failure = violation.what();
