@@ -47,10 +47,10 @@ struct Options {
       1024;                  ///< S, tokens with full causal attention among themselves, 1 .. 2^31 - 1 (`-ub`)
   std::int64_t local = 256;  ///< L, newest tokens always in the memory set, 0 .. 2^31 - 1 (`--h2o-local`)
   std::int64_t heavy =
-      256;             ///< H, tokens kept because of their score or votes, 0 .. 2^31 - 1 (`--h2o-heavy`)
-  bool clamp = true;   ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
-  bool dense = false;  ///< CFG-2: same as local = heavy = 0
-  std::int64_t pinned = 0;       ///< A, first tokens that keep a place among the heavy ones (MEM-7), 0 .. heavy (`--pinned`)
+      256;                  ///< H, tokens kept because of their score or votes, 0 .. 2^31 - 1 (`--h2o-heavy`)
+  bool clamp = true;        ///< CFG-3; false is `--h2o-no-clamp`: then local + heavy <= 2^31 - 1
+  bool dense = false;       ///< CFG-2: same as local = heavy = 0
+  std::int64_t pinned = 0;  ///< A, first tokens kept among the heavy ones (MEM-7), 0 .. H (`--pinned`)
   std::int64_t dense_below = 0;  ///< D, shorter turns are dense (STATE-3), 0 .. 2^31 - 1 (`--dense-below`)
   /// Layers whose prefill is dense (STATE-7): ascending, each once, 0 .. n_layer - 1 (`--dense-layers`)
   std::vector<std::int64_t> dense_layers;
