@@ -57,6 +57,18 @@ using Change = std::function<Problem(Random&, Problem)>;
 
 Problem as_it_is(Random&, Problem problem) { return problem; }
 
+// Pinned tokens, dense layers and dense turns.
+Problem with_options(Random& random, Problem problem) {
+  problem.options.dense = false;
+  problem.options.heavy += 1;
+  choose_pinned(random, problem.options);
+  choose_dense_below(random, problem);
+  if (problem.shape.n_layer == 1) problem.shape.n_layer = 3;  // the rows of layer 0 serve for all
+  problem.layers.resize(static_cast<std::size_t>(problem.shape.n_layer), problem.layers[0]);
+  choose_dense_layers(random, problem);
+  return problem;
+}
+
 void none_after_open(Context& context, const Change& change) {
   require_counter();
   if (!context.engine->claims().no_allocation)
@@ -97,6 +109,16 @@ const Register kNoneOfBlocks{
        require_rule_blocks(*context.engine);
        none_after_open(context, with_blocks);
      }}};
+
+const Register kNoneOfOptions{{"options.no_allocation",
+                               {"NUM-4", "MEM-7", "STATE-7"},
+                               "session",
+                               Lane::state,
+                               true,
+                               [](Context& context) {
+                                 require_pinned(*context.engine);
+                                 none_after_open(context, with_options);
+                               }}};
 
 // Capacity steps of one token and of everything: the plan and all scratch were taken for the worst.
 void longest_plans(Context& context) {
@@ -195,6 +217,16 @@ const Register kOpenBlocksWithout{{"blocks.open_without_memory",
                                      require_rule_blocks(*context.engine);
                                      open_without_memory(context, with_blocks);
                                    }}};
+
+const Register kOpenOptionsWithout{{"options.open_without_memory",
+                                    {"STATE-5", "NUM-4", "STATE-7"},
+                                    "session",
+                                    Lane::hostile,
+                                    true,
+                                    [](Context& context) {
+                                      require_pinned(*context.engine);
+                                      open_without_memory(context, with_options);
+                                    }}};
 
 // The sizes that memory_bytes() reports cover what a session must hold, and grow with it.
 void memory_bytes(Context& context) {

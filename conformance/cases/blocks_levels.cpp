@@ -212,7 +212,7 @@ void pinned(Context& context) {
   require_rule_blocks(*context.engine);
   require_pinned(*context.engine);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(4); ++round) {
+  for (int round = 0; round < context.rounds(3); ++round) {
     const std::int64_t block = 1 + round / 2 % 2;
     const Sizes sizes{.type = random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16}),
                       .group = random.integer(1, 2),

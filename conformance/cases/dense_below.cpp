@@ -88,7 +88,7 @@ const Register kBlocksTurns{
 void law(Context& context, Select rule) {
   require_taken(*context.engine, rule);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(25); ++round) {
+  for (int round = 0; round < context.rounds(16); ++round) {
     Problem problem =
         random_problem(random, {.max_chunk = 16, .max_tokens = 80, .max_layers = 2, .wide = false});
     problem.options.dense = false;

@@ -38,7 +38,7 @@ Problem random_layers(Random& random, const Variety& variety, Select rule) {
 void bound(Context& context, Select rule) {
   require_taken(*context.engine, rule);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(20); ++round) {
+  for (int round = 0; round < context.rounds(16); ++round) {
     require_conforming(
         context,
         random_layers(random, {.max_chunk = 20, .max_tokens = 90, .max_layers = 4, .wide = false}, rule), {},
@@ -74,7 +74,7 @@ void law(Context& context, Select rule) {
   require_taken(*context.engine, rule);
   Random random(context.seed);
   int dense_chunks = 0;
-  for (int round = 0; round < context.rounds(20); ++round) {
+  for (int round = 0; round < context.rounds(16); ++round) {
     const Problem problem =
         random_layers(random, {.max_chunk = 16, .max_tokens = 80, .max_layers = 5, .wide = false}, rule);
     Problem plain = problem;
@@ -114,7 +114,7 @@ const Register kBlocksLaw{
 void calls(Context& context, Select rule) {
   require_taken(*context.engine, rule);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(15); ++round) {
+  for (int round = 0; round < context.rounds(12); ++round) {
     Problem problem =
         random_layers(random, {.max_chunk = 12, .max_tokens = 60, .max_layers = 3, .wide = false}, rule);
     Options& options = problem.options;

@@ -166,8 +166,8 @@ void determinism(Context& context, Select rule) {
   const Claims& claims = context.engine->claims();
   const bool pinned = pins(*context.engine);
   Random random(context.seed);
-  for (int round = 0; round < context.rounds(8); ++round) {
-    const std::int64_t most = round == 0 && !context.quick ? 90 : 20;  // one is split over threads
+  for (int round = 0; round < context.rounds(6); ++round) {
+    const std::int64_t most = round == 0 && !context.quick ? 60 : 16;  // one is split over threads
     Problem problem =
         random_problem(random, {.max_chunk = most, .max_tokens = 5 * most, .max_layers = 4, .wide = false});
     Options& options = problem.options;

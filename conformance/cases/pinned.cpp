@@ -319,8 +319,8 @@ const Register kBeyond{{"options.pinned_beyond_65536",
 // first region are alike, so it is not searched. What is pinned lies there.
 void blocks_beyond_2_16(Context& context) {
   require_large(context, Select::blocks);
-  const Sizes sizes{.d = 16,
-                    .chunk = 1024,
+  const Sizes sizes{.d = 8,
+                    .chunk = 512,
                     .local = 32,
                     .heavy = 64,
                     .pinned = 32,
