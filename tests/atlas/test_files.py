@@ -233,7 +233,7 @@ class Flags(Atlas):
         self.written()
         good = self.path("out.safetensors")
         for text, word in (("4", "0 to 3"), ("0-4", "0 to 3"), ("", "''"), ("1,", "''"), ("2-1", "backwards"), ("x", "'x'"),
-                           ("-1", "''"), ("0-99999999999", "99999999999"), ("1-2-3", "'2-3'")):
+                           ("-1", "'-1'"), ("0-99999999999", "99999999999"), ("1-2-3", "'2-3'")):
             self.refuse_atlas(good, "--head", word, arguments=("--head=" + text,))
 
     def test_names(self):

@@ -140,7 +140,10 @@ class Page(ModelAtlas):
                         self.assertEqual(pairs, others[h]["pairs"])
                 with open(self.path("page.png"), "rb") as file:
                     picture = pixels(file.read())
-                    self.assertGreater(count(picture, DENSE), 10000)
+                rows = min(max(420 // len(marks), 3), 14)  # of picture.cpp, and where its overview begins
+                overview = picture[232:232 + rows * len(marks)]
+                self.assertGreater(count(overview, DENSE), 100 * rows * sum(marks))
+                self.assertGreater(count(picture, DENSE) - count(overview, DENSE), 10000)
 
     def test_all_layers(self):
         page, report = self.atlas("--png", self.path("page.png"))

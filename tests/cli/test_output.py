@@ -235,7 +235,7 @@ class PinnedAndDense(OutputTest):
 
     def test_dense_layer_and_dense_below_are_dense(self):
         tensors = problem(n=75)
-        for rule in ((), ("--select", "blocks", "--key-block", "4"), ("--select", "window")):
+        for rule in ((), ("--select", "blocks", "--key-block", "4", "--query-block", "8"), ("--select", "window")):
             dense, _, _ = self.attend(tensors, *self.FLAGS, *rule, "--dense")
             for flags, key, value in ((("--dense-layers", "0"), "dense_layers", "0"),
                                       (("--dense-below", "76"), "dense_below", "76")):

@@ -71,17 +71,17 @@ class Json(ProgramTest):
         for flags, wanted in (
                 ((), (4, 8, "h2o", 0, 0, [])),
                 (("--pinned", "5", "--dense-below", "7"), (4, 8, "h2o", 5, 7, [])),
-                (("--select", "blocks", "--pinned", "8"), (4, 8, "blocks", 8, 0, [])),
+                (("--select", "blocks", "--query-block", "16", "--pinned", "8"), (4, 8, "blocks", 8, 0, [])),
                 (("--select", "window", "--pinned", "3"), (9, 3, "window", 3, 0, [])),
                 (("--select", "window", "--pinned", "12"), (0, 12, "window", 12, 0, [])),
-                (("--select", "window", "--pinned", "3", "-ub", "10"), (6, 3, "window", 3, 0, [])),  # clamped (CFG-3)
-                (("--select", "window", "--pinned", "12", "-ub", "10"), (0, 9, "window", 9, 0, [])),
-                (("--pinned", "8", "-ub", "10"), (4, 5, "h2o", 5, 0, [])),
+                (("--select", "window", "--pinned", "3", "-ub", "8"), (4, 3, "window", 3, 0, [])),  # clamped (CFG-3)
+                (("--select", "window", "--pinned", "12", "-ub", "8"), (0, 7, "window", 7, 0, [])),
+                (("--pinned", "8", "-ub", "8"), (4, 3, "h2o", 3, 0, [])),
                 (("--dense-layers", "0", "--pinned", "1"), (4, 8, "h2o", 1, 0, [0])),
                 (("--dense", "--pinned", "1"), (0, 0, "h2o", 0, 0, []))):
             report, _ = self.attend_json(*sizes, *flags, n=40)
             self.assertEqual(tuple(report["effective"][name] for name in names), wanted, flags)
-            self.assertEqual(len(report["warnings"]), 1 if "10" in flags else 0, flags)
+            self.assertEqual(len(report["warnings"]), 1 if "-ub" in flags else 0, flags)
         done = self.run_program("attend", self.put(problem(n=40)), "-o", self.path("out"), *sizes, "--pinned", "5",
                                 "--dense-below", "7", "--dense-layers", "0")
         self.assertIn("select h2o, pinned 5, dense below 7, dense layers 0\n", done.stdout.decode())

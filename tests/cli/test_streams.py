@@ -42,11 +42,12 @@ class StreamsTest(ProgramTest):
             small = (*MODEL, "-b", "48", "-ub", "32", "-c", "64", "-t", "1")
             text = self.path("text")
             with open(text, "w", encoding="utf-8") as file:
-                file.write("A line of text that is long enough to be cut into windows. " * 20)
+                file.write("A line of text that is long enough to be cut into windows.\n" * 20)
             found["generate"] = (0, "generate", *small, "-p", "once upon", "-n", "4")
             found["generate --json"] = (0, "generate", *small, "-p", "once upon", "-n", "4", "--json")
             found["generate, refused"] = (2, "generate", *small, "-p", "")
             found["perplexity"] = (0, "perplexity", *small, "-f", text, "--window", "64", "--decode", "8")
+            found["retrieval"] = (0, "retrieval", *small, "-c", "100", "-f", text, "--depths", "50", "--prompts", "2")
             found["atlas -m"] = (0, "atlas", *small, "-f", text, "-o", self.path("page.html"))
         return found
 

@@ -86,7 +86,7 @@ class Words:
         return order
 
 
-def prompt_text(lines, seed, depths, count):
+def prompt_text(lines, seed, depths, count, needle="# REGISTRY: the code of {name} is {code}"):
     """The first prompt with `count` lines, and its code; its codes stand before the lines or after."""
     names = re.search(r"kNames = \{([^}]*)\}", SOURCE.read_text(encoding="utf-8")).group(1)
     names = re.findall(r'"(\w+)"', names)
@@ -94,7 +94,7 @@ def prompt_text(lines, seed, depths, count):
     order = words.shuffled(len(names))
     needles = [(names[order[i]], str(10_000 + words.below(90_000))) for i in range(len(depths))]
     first = words.word() % len(lines)
-    codes = [f"# REGISTRY: the code of {name} is {code}\n" for name, code in needles]
+    codes = [needle.format(name=name, code=code) + "\n" for name, code in needles]
     text = "".join(code for code, depth in zip(codes, depths) if depth == "0")
     text += "".join(lines[(first + i) % len(lines)] for i in range(count))
     text += "".join(code for code, depth in zip(codes, depths) if depth == "100")
@@ -140,22 +140,37 @@ class Retrieval(unittest.TestCase):
     def test_answers_are_those_of_generate(self):
         with open(TEXT, encoding="utf-8", newline="") as file:
             lines = [line + "\n" for line in file.read().removesuffix("\n").split("\n")]
-        found = []
-        for seed in range(6):
-            for rule in (["--select", "h2o"], ["--select", "blocks", "--query-block", "16"], ["--select", "window"]):
-                flags = [*SMALL[2:], *rule]
-                got = retrieval("--window", "500", *flags, "--depths", "0", "--prompts", "1", "--seed", str(seed))
-                prompt, code = next(
-                    (text, code) for text, code in (prompt_text(lines, seed, ["0"], count) for count in range(1, 500))
-                    if count_tokens(text) == got["prompt_tokens"])
-                said = run("generate", "-m", MODEL, "-f", "-", "-n", "5", "--dense-tail", "0", "--json", *flags,
-                           input=prompt.encode())
-                self.assertEqual(said.returncode, 0, said.stderr)
-                text = json.loads(said.stdout)["text"]
-                self.assertEqual((got["sparse"]["first"]["rate"], got["sparse"]["answer"]["rate"]),
-                                 (float(text[:1] == code[0]), float(text == code)), (seed, rule, text, code))
-                found.append(got["sparse"]["first"]["rate"] + got["sparse"]["answer"]["rate"])
-        self.assertGreater(len(set(found)), 1, "all right, or all wrong: nothing was shown")
+        found = set()
+        # Where the text says 1 before the code 11115, four tokens are right and the last is wrong.
+        wrong = "# REGISTRY: the code of {name} is 1{code}"
+        self.assertEqual(prompt_text(lines, 19149, ["0"], 1)[1], "11115")
+        blocks = ["--select", "blocks", "--query-block", "16"]
+        for seed, rule, needle in ((0, [], None), (1, ["--select", "window"], None), (2, [], None), (3, blocks, None),
+                                   (19149, blocks, wrong)):
+            texts = {} if needle is None else {"needle": needle}
+            flags = [*SMALL[2:], *rule]
+            got = retrieval("--window", "500", *flags, "--depths", "0", "--prompts", "1", "--seed", str(seed),
+                            *([] if needle is None else ["--needle", needle]))
+            low, high = 0, 500
+            while high - low > 1:
+                middle = (low + high) // 2
+                more = count_tokens(prompt_text(lines, seed, ["0"], middle, **texts)[0]) > got["prompt_tokens"]
+                low, high = (low, middle) if more else (middle, high)
+            prompt, code = prompt_text(lines, seed, ["0"], low, **texts)
+            said = run("generate", "-m", MODEL, "-f", "-", "-n", "5", "--dense-tail", "0", "--json", *flags,
+                       input=prompt.encode())
+            self.assertEqual(said.returncode, 0, said.stderr)
+            text, sparse = json.loads(said.stdout)["text"], got["sparse"]
+            rates = sparse["first"]["rate"], sparse["answer"]["rate"]
+            self.assertEqual(rates, (float(text[:1] == code[0]), float(text == code)), (seed, rule, text, code))
+            found.add(rates)
+        self.assertEqual(found, {(0, 0), (1, 0), (1, 1)}, "not all kinds of answers were seen")
+
+    def test_each_depth_is_asked_for(self):
+        flags = ["--window", "700", "-ub", "128", "--h2o-local", "32", "--h2o-heavy", "16"]
+        first, last = retrieval(*flags, "--depths", "0,100", "--prompts", "8", "--no-dense")["depths"]
+        self.assertLessEqual(first["sparse"]["answer"]["rate"], 0.25)
+        self.assertGreaterEqual(last["sparse"]["answer"]["rate"], 0.75)
 
     def test_rules(self):
         flags = [*SMALL, "--depths", "0,50", "--prompts", "4", "--no-dense"]
