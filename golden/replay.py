@@ -256,7 +256,7 @@ def main():
         return 2
     print(f"{run} runs, {failed} failed" + (f", {without} refused: no such rule or no pinned tokens" if without else "") +
           (f", {left_out} vectors of several layers left out: no --library" if left_out else ""))
-    return 1 if failed or run == 0 else 0
+    return 1 if failed or run + left_out == 0 else 0
 
 
 if __name__ == "__main__":

@@ -128,7 +128,8 @@ TEST(MemorySets, MEM_1_to_7_EqualTheDefinition) {
     const std::int64_t capacity = 1 + random() % 90;
     const std::int64_t local = random() % 12;
     const std::int64_t heavy = local == 0 ? 1 + random() % 12 : random() % 12;
-    const std::int64_t pinned = round % 3 == 0 ? 0 : (round % 3 == 1 ? heavy : random() % (heavy + 1));
+    const auto any = static_cast<std::int64_t>(random()) % (heavy + 1);
+    const std::int64_t pinned = round % 3 == 0 ? 0 : (round % 3 == 1 ? heavy : any);
     const std::int64_t heads = 1 + random() % 3;
     const std::int64_t layers = 1 + random() % 2;
     const ScoreType type = random() % 2 ? ScoreType::bf16 : ScoreType::f32;

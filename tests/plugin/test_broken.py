@@ -109,11 +109,14 @@ class Broken(kit.Case):
                 self.assertIn("has no other rule", result["message"])
 
     def test_pinned_tokens_that_are_refused_by_name_are_skipped(self):
-        document, _ = self.run_fault("pins_no_tokens", ["options.*", "blocks.pinned*", "replay.random"], status=0)
+        cases = ["options.*pinned*", "options.dense*", "options.no_allocation", "blocks.pinned*", "replay.random"]
+        document, _ = self.run_fault("pins_no_tokens", cases, status=0)
         for result in document["results"]:
-            pinned = "pinned" in result["case"]
-            self.assertEqual(result["status"], "SKIP" if pinned or result["lane"] == "shape" else "PASS", result)
-            if pinned and result["lane"] != "shape":
+            if result["lane"] == "shape":
+                continue
+            refused = "pinned" in result["case"] or result["case"] == "options.no_allocation"
+            self.assertEqual(result["status"], "SKIP" if refused else "PASS", result)
+            if refused:
                 self.assertIn("pins no tokens", result["message"])
 
     def test_a_table_of_the_first_header_is_judged_by_its_statuses(self):
