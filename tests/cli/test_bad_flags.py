@@ -150,7 +150,7 @@ class PinnedAndDense(ProgramTest):
                 (["--h2o-heavy", "0", "--pinned", "1"], "--pinned: 1 ", "--h2o-heavy 0"),
                 (["--dense", "--h2o-heavy", "3", "--pinned", "4"], "--pinned: 4 ", "--h2o-heavy 3"),
                 ([*blocks, "--pinned", "264"], "--pinned: 264 ", "--h2o-heavy 256"),
-                ([*blocks, "--pinned", "4"], "--pinned: 4 ", "a multiple of --key-block 8"),
+                ([*blocks, "--key-block", "8", "--pinned", "4"], "--pinned: 4 ", "a multiple of --key-block 8"),
                 ([*blocks, "--key-block", "4", "--pinned", "6"], "--pinned: 6 ", "a multiple of --key-block 4"),
                 ([*window, "--h2o-local", "3", "--h2o-heavy", "4", "--pinned", "8"], "--pinned: 8 ", "up to 7", "together")):
             self.refuse(self.input, *words, arguments=arguments)

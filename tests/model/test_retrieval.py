@@ -144,8 +144,8 @@ class Retrieval(unittest.TestCase):
         # Where the text says 1 before the code 11115, four tokens are right and the last is wrong.
         wrong = "# REGISTRY: the code of {name} is 1{code}"
         self.assertEqual(prompt_text(lines, 19149, ["0"], 1)[1], "11115")
-        blocks = ["--select", "blocks", "--query-block", "16"]
-        for seed, rule, needle in ((0, [], None), (1, ["--select", "window"], None), (2, [], None), (3, blocks, None),
+        h2o, blocks = ["--select", "h2o"], ["--select", "blocks", "--query-block", "16"]
+        for seed, rule, needle in ((0, h2o, None), (1, ["--select", "window"], None), (2, h2o, None), (3, blocks, None),
                                    (19149, blocks, wrong)):
             texts = {} if needle is None else {"needle": needle}
             flags = [*SMALL[2:], *rule]
