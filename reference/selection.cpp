@@ -8,8 +8,7 @@ namespace headwater::reference {
 
 // MEM-3
 bool ranks_before(const Candidate& a, const Candidate& b) {
-  if (a.pinned != b.pinned) return a.pinned;  // MEM-7
-  if (a.pinned) return a.position < b.position;
+  if (a.pinned || b.pinned) return a.pinned != b.pinned ? a.pinned : a.position < b.position;  // MEM-7
   const bool a_is_nan = std::isnan(a.score);
   const bool b_is_nan = std::isnan(b.score);
   if (a_is_nan != b_is_nan) return b_is_nan;
