@@ -14,8 +14,8 @@ struct Candidate {
   bool pinned = false;  ///< MEM-7
 };
 
-/// MEM-3, MEM-7, a strict total order on distinct positions: pinned ones first, then higher score first, equal scores (-0 equals +0, NaN
-/// equals NaN) lower position first, NaN below every number.
+/// MEM-3, MEM-7, a strict total order on distinct positions: pinned ones first, then higher score first, equal
+/// scores (-0 equals +0, NaN equals NaN) lower position first, NaN below every number.
 [[nodiscard]] bool ranks_before(const Candidate& a, const Candidate& b);
 
 /// The min(heavy, |candidates|) best, in ascending order of position.

@@ -83,17 +83,16 @@ def plan():
     for rule in [MET, *LARGER, *PINNED]:
         for window in WINDOWS[:2]:
             yield "perplexity", window, rule
-    for rule in SIZES:
-        yield "perplexity", 4096, rule
-    for rule in SIZES:
-        if rule.rule != "blocks" or rule.local + rule.heavy >= 256:
-            yield "perplexity", 8192, rule
     for rule in DENSE_LAYER:
         yield "perplexity", 4096, rule
-    for window in WINDOWS:
-        for ask in ASKED:
-            for rule in LOOKED_UP:
-                yield ask, window, rule
+    for rule in SIZES:
+        yield "perplexity", 4096, rule
+    for rule in SIZES:
+        if rule.rule == "h2o" or rule.label == EQUAL[3].label:
+            yield "perplexity", 8192, rule
+    for window, ask in ((4096, "prefill"), (8192, "prefill"), (4096, "tail"), (16384, "prefill")):
+        for rule in LOOKED_UP:
+            yield ask, window, rule
 
 
 class Library:
@@ -244,10 +243,8 @@ def divergence_tables(results):
     by_size = {}
     for rule in [*of_size(1024, 512), *SIZES]:
         by_size.setdefault((rule.chunk, rule.local + rule.heavy), []).append(rule)
-    for window in WINDOWS[:2]:
-        table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
-              [(window, *size, *(decimals(results.mean(window, rule, *KL)) for rule in rules))
-               for size, rules in sorted(by_size.items())])
+    table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
+          [(4096, *size, *(decimals(results.mean(4096, rule, *KL)) for rule in rules)) for size, rules in sorted(by_size.items())])
     table(("rule", "S, L, H", "time, sparse / dense", "time, over H2O's", "KL at 4096 (se)", "KL at 8192 (se)"),
           [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
             *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
