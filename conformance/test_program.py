@@ -128,6 +128,15 @@ class Verify(unittest.TestCase):
                 for worst in report["tensors"].values():
                     self.assertLessEqual(worst["max_error_over_bound"], 1.0)
 
+    def test_votes_on_more_than_2048_candidates_pass(self):
+        """SEL-12: only some regions are searched; the votes on all others are -infinity."""
+        flags = ("-ub", "64", "--h2o-local", "4", "--h2o-heavy", "8", "--select", "blocks", "--key-block", "1", "--query-block",
+                 "64", "--pool", "64", "--pinned", "2")
+        self.attend(2500, *flags, heads=2, heads_kv=1, d=4, dv=3)
+        report = json.loads(self.verify("--json").stdout)
+        self.assertEqual((report["status"], report["replay"]["exact"]), ("PASS", True))
+        self.assertLessEqual(report["tensors"]["block_votes"]["max_error_over_bound"], 1.0)
+
     def test_every_spoiled_tensor_of_rule_blocks_fails(self):
         def scale_first_vote(blob):
             # The first vote that is a number other than 0.

@@ -160,7 +160,8 @@ void judge_votes(const AttendRun& run, const ChunkTrace& chunk, std::int64_t hea
     const auto judge = [&](Worst& worst, const VoteTruth& truth, const std::vector<float>& said,
                            std::int64_t width, bool logarithms) {
       for (Eigen::Index i = 0; i < truth.vote.size(); ++i) {
-        worst.judge(said[static_cast<std::size_t>(set * width + i)], truth.vote[i], truth.bound[i],
+        const std::int64_t at = logarithms ? votes.searched[static_cast<std::size_t>(i)] : i;
+        worst.judge(said[static_cast<std::size_t>(set * width + at)], truth.vote[i], truth.bound[i],
                     logarithms ? 1.0 : truth.vote[i],
                     fmt::format("query block at {} key/value head {} entry {}", first, head_kv, i));
       }
