@@ -59,8 +59,8 @@ def of_size(chunk, memory):
 EQUAL = [*of_size(1024, 512), Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
 LARGER = [Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
           Rule("blocks", 1024, 64, 448, 4), Rule("blocks", 1024, 32, 480), Rule("blocks", 1024, 128, 384)]
-SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 256),
-                                    (512, 512), (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
+SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 512),
+                                    (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
 PINNED = [Rule("window", 1024, 504, 8, more=("--pinned", 8)), Rule("h2o", 1024, 256, 256, more=("--pinned", 8)),
           Rule("blocks", 1024, 64, 448, more=("--pinned", 8))]
 DENSE_LAYER = [Rule(kind, 1024, local, heavy, more=("--dense-layers", layers)) for kind, local, heavy in
@@ -88,7 +88,7 @@ def plan():
     for rule in SIZES:
         yield "perplexity", 4096, rule
     for rule in SIZES:
-        if rule.rule == "h2o" or rule.label == EQUAL[3].label:
+        if rule.local + rule.heavy >= 256 and (rule.rule == "h2o" or rule.label == EQUAL[3].label):
             yield "perplexity", 8192, rule
     for window, ask in ((4096, "prefill"), (8192, "prefill"), (4096, "tail"), (16384, "prefill")):
         for rule in LOOKED_UP:
