@@ -38,7 +38,9 @@ class Rule:
         self.label = "`h2o`" if rule == "h2o" else "`window`"
         if rule == "blocks":
             self.flags += ["--select", "blocks", "--refine", stages, "--query-block", query_block, "--pool", pool]
-            self.label = f"`blocks`, {('one stage', 'two stages')[stages - 1] if stages < 3 else f'{stages} times'}"
+            self.label = "`blocks`, one stage" if stages == 1 else "`blocks`, two stages"
+            if stages > 2:
+                self.label += f", R {stages}"
             if (query_block, pool) != (32, 4):
                 self.label += f", Q {query_block}, P {pool}"
         if local + heavy >= chunk:
@@ -234,8 +236,8 @@ KL = ("divergence", "prefill", "kl")
 
 
 def divergence_tables(results):
-    table(("N", "documents", "rule", "S, L, H", "KL (se)", "same likeliest (se)", "KL decoded (se)", "loss after query blocks, % (se)"),
-          [(window, len(results.documents(window, rule)), rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)),
+    table(("N", "rule", "S, L, H", "KL (se)", "same likeliest (se)", "KL decoded (se)", "perplexity after query blocks, % (se)"),
+          [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)),
             decimals(results.mean(window, rule, "divergence", "prefill", "rank1"), 3),
             decimals(results.mean(window, rule, "divergence", "decoded", "kl")),
             percent(results.mean(window, rule, "difference", "ends", "nll")))
@@ -244,7 +246,8 @@ def divergence_tables(results):
     for rule in [*of_size(1024, 512), *SIZES]:
         by_size.setdefault((rule.chunk, rule.local + rule.heavy), []).append(rule)
     table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
-          [(4096, *size, *(decimals(results.mean(4096, rule, *KL)) for rule in rules)) for size, rules in sorted(by_size.items())])
+          [(4096, *size, *(decimals(results.mean(4096, rule, *KL)) for rule in rules))
+           for size, rules in sorted(by_size.items())])
     table(("rule", "S, L, H", "time, sparse / dense", "time, over H2O's", "KL at 4096 (se)", "KL at 8192 (se)"),
           [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
             *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
@@ -253,7 +256,8 @@ def divergence_tables(results):
 
 def perplexity_table(results):
     def row(rule, setting, inside):
-        return (8192, len(results.documents(8192, rule)), setting, percent(results.mean(8192, rule, "difference", inside, "nll")),
+        return (8192, len(results.documents(8192, rule)), setting,
+                percent(results.mean(8192, rule, "difference", inside, "nll")),
                 percent(results.mean(8192, rule, "difference", "decoded", "nll")))
 
     table(("N", "documents", "S, L, H", "inside the sparse prefill % (se)", "decoded dense after it % (se)"),
@@ -285,7 +289,7 @@ def retrieval_tables(results):
             got = results.runs[(ask, window, rule.name)][""]
             yield rule.label, rule.sizes, [depth["sparse"] for depth in got["depths"]], got["sparse"]
 
-    measured = [(window, ask) for ask in ASKED for window in WINDOWS if ("" in results.runs.get((ask, window, LOOKED_UP[-1].name), {}))]
+    measured = [(window, ask) for ask in ASKED for window in WINDOWS if (ask, window, LOOKED_UP[-1].name) in results.runs]
     table(("N", "question", "rule", "S, L, H", "first token, %", "whole code, %"),
           [(window, ask, label, sizes, rates(total, "first"), rates(total, "answer"))
            for window, ask in measured for label, sizes, _, total in rows(window, ask)])
