@@ -140,7 +140,7 @@ def perplexity(program, library, rule, window, document):
 
 
 def time(program, rule, tokens):
-    got = run(program, "bench", "-n", tokens, "--heads", 16, "--kv-heads", 8, "-d", 128, "--dtype", "bf16", "--rounds", 9,
+    got = run(program, "bench", "-n", tokens, "--heads", 16, "--kv-heads", 8, "-d", 128, "--dtype", "bf16", "--rounds", 5,
               *rule.flags)
     return {**{key: got[key] for key in ("cpu", "isa")},
             **{key: statistics.median(got[key]["judged_seconds"]) for key in ("sparse", "dense")}}
