@@ -188,16 +188,18 @@ def mean_and_error(values):
 
 
 class Results:
-    """What was measured, by window and rule."""
+    """What was measured, by window and rule; a rule that lacks a document counts as not measured."""
 
     def __init__(self, path):
         self.runs = {}
+        self.count = len(json.loads(DOCUMENTS.read_text(encoding="utf-8"))["documents"])
         for row in read(path):
             kind, window, rule, *document = row["run"]
             self.runs.setdefault((kind, window, rule), {})[document[0] if document else ""] = row["result"]
 
     def documents(self, window, rule):
-        return list(self.runs.get(("perplexity", window, rule.name), {}).values())
+        found = list(self.runs.get(("perplexity", window, rule.name), {}).values())
+        return found if len(found) == self.count else []
 
     def mean(self, window, rule, *keys):
         """Mean over the documents and its standard error of an entry; None where it was not measured."""
