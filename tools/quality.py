@@ -326,17 +326,16 @@ def plot_divergence(results, plt):
 
 
 def plot_retrieval(results, plt):
-    figure, panels = plt.subplots(1, len(WINDOWS), figsize=(9, 3), sharey=True)
+    windows = [window for window in WINDOWS if ("prefill", window, LOOKED_UP[-1].name) in results.runs]
+    figure, panels = plt.subplots(1, len(windows) + 1, figsize=(9, 3), sharey=True)
     colours = ["#000000", "#D55E00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7"]
-    for panel, window in zip(panels, WINDOWS):
-        runs = [results.runs.get(("prefill", window, rule.name)) for rule in LOOKED_UP]
-        if None in runs:
-            continue
-        lines = [("dense", [depth["dense"] for depth in runs[0][""]["depths"]])]
-        lines += [(f"{rule.label.replace('`', '')} {rule.sizes}", [depth["sparse"] for depth in found[""]["depths"]])
+    for panel, window in zip(panels, windows):
+        runs = [results.runs[("prefill", window, rule.name)][""] for rule in LOOKED_UP]
+        lines = [("dense", [depth["dense"] for depth in runs[0]["depths"]])]
+        lines += [(f"{rule.label.replace('`', '')} {rule.sizes}", [depth["sparse"] for depth in found["depths"]])
                   for rule, found in zip(LOOKED_UP, runs)]
         for shift, (colour, (label, depths)) in enumerate(zip(colours, lines)):
-            at = [depth["depth"] + shift - 2 for depth in runs[0][""]["depths"]]
+            at = [depth["depth"] + shift - 2 for depth in runs[0]["depths"]]
             rate = [100 * depth["first"]["rate"] for depth in depths]
             spans = [[max(0.0, value - 100 * depth["first"]["low"]) for value, depth in zip(rate, depths)],
                      [max(0.0, 100 * depth["first"]["high"] - value) for value, depth in zip(rate, depths)]]
@@ -344,7 +343,8 @@ def plot_retrieval(results, plt):
         panel.set_title(f"{window:,} tokens")
         panel.set_xlabel("depth of the code, %")
     panels[0].set_ylabel("first token of the answer right, %")
-    panels[0].legend(frameon=False, fontsize=6)
+    panels[-1].axis("off")
+    panels[-1].legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="center left")
     save(figure, "quality-retrieval")
 
 
