@@ -469,26 +469,12 @@ void require_forced_in_part(Context& context, const Problem& problem, const Trac
   }
 }
 
-namespace {
-
-Trace replayed(const Context& context, const Problem& problem, const RunStyle& style) {
-  try {
-    Trace trace = run(*context.engine, problem, style);
-    require_replay(problem, trace);
-    return trace;
-  } catch (const Violation& violation) {
-    throw Violation(fmt::format("{}; {}", violation.what(), problem.describe()));
-  }
-}
-
-}  // namespace
-
 void require_conforming(Context& context, const Problem& problem, const RunStyle& style, Truth truth) {
-  require_forced(context, problem, replayed(context, problem, style), truth);
+  require_forced(context, problem, replayed(*context.engine, problem, style), truth);
 }
 
 void require_conforming_in_part(Context& context, const Problem& problem, const Part& part) {
-  require_forced_in_part(context, problem, replayed(context, problem, {}), part);
+  require_forced_in_part(context, problem, replayed(*context.engine, problem), part);
 }
 
 }  // namespace headwater::conformance

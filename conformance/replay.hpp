@@ -44,8 +44,8 @@ namespace headwater::conformance {
 /// SEL-6, MEM-7: tokens of the key blocks that the first stage keeps, ascending; a vote for each candidate.
 [[nodiscard]] std::vector<std::int32_t> kept_tokens(const EffectiveOptions& options, std::int64_t begin,
                                                     std::span<const float> block_votes);
-/// SEL-6 to SEL-8, MEM-7: the set of one query block and key/value head. `token_votes`: one for each of kept_tokens(), empty where
-/// there is no second stage.
+/// SEL-6 to SEL-8, MEM-7: the set of one query block and key/value head. `token_votes`: one for each of kept_tokens(),
+/// empty where there is no second stage.
 [[nodiscard]] std::vector<std::int32_t> expected_block_set(const EffectiveOptions& options,
                                                            std::int64_t begin,
                                                            std::span<const float> block_votes,

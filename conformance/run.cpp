@@ -7,6 +7,7 @@
 
 #include "conformance/case.hpp"
 #include "conformance/formats.hpp"
+#include "conformance/replay.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -273,15 +274,49 @@ void require_rule_blocks(const Engine& engine) {
   require_taken(engine, options, "has no other rule", "rule blocks");
 }
 
+void require_rule(const Engine& engine, Select rule) {
+  if (rule == Select::blocks) require_rule_blocks(engine);
+}
+
 void require_pinned(const Engine& engine) {
   Options options;
   options.pinned = 1;
   require_taken(engine, options, "pins no tokens", "pinned tokens");
 }
 
+void require_refused(const Engine& engine, const Shape& shape, const Options& options,
+                     const std::string& field, const std::string& value) {
+  try {
+    (void)engine.open(shape, options);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    const bool named = message.find(field) != std::string::npos && message.find(value) != std::string::npos;
+    if (error.code() == ErrorCode::invalid_argument && named && message.find('\n') == std::string::npos)
+      return;
+    violated(fmt::format(
+        "{} = {}: refused with code {}: {}; wanted: invalid_argument, one line that names field and value",
+        field, value, static_cast<int>(error.code()), message));
+  }
+  violated(fmt::format("{} = {} was accepted", field, value));
+}
+
+void broken(const std::string& what, const Problem& problem) {
+  violated(fmt::format("{}; {}", what, problem.describe()));
+}
+
 Trace run(const Engine& engine, const Problem& problem, const RunStyle& style) {
   const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
   return run(*session, problem, style);
+}
+
+Trace replayed(const Engine& engine, const Problem& problem, const RunStyle& style) {
+  try {
+    Trace trace = run(engine, problem, style);
+    require_replay(problem, trace);
+    return trace;
+  } catch (const Violation& violation) {
+    broken(violation.what(), problem);
+  }
 }
 
 namespace {

@@ -70,11 +70,16 @@ struct Trace {
 /// invalid_argument and says "has no other rule". Any other refusal is let through.
 void require_rule_blocks(const Engine& engine);
 
+/// The same for the rule that a case is about; every engine has h2o.
+void require_rule(const Engine& engine, Select rule);
+
 /// The same for pinned tokens (MEM-7) under rule h2o: its answer says "pins no tokens".
 void require_pinned(const Engine& engine);
 
 /// Opens a session for it.
 [[nodiscard]] Trace run(const Engine& engine, const Problem& problem, const RunStyle& style = {});
+/// A run that passes require_replay().
+[[nodiscard]] Trace replayed(const Engine& engine, const Problem& problem, const RunStyle& style = {});
 
 /// A packed copy of what an observer is handed, `heads` query heads; checks what the record's documentation promises.
 /// Rule `blocks`: also the number of key/value heads and the rows of a query block.
@@ -83,6 +88,14 @@ void require_pinned(const Engine& engine);
 
 /// Scores and set of one layer as the session shows them now; checks the views.
 [[nodiscard]] Snapshot snapshot(const Session& session, std::int64_t layer);
+
+/// Throws Violation unless the engine refuses to open these with invalid_argument, in one line that names the field and its
+/// value.
+void require_refused(const Engine& engine, const Shape& shape, const Options& options,
+                     const std::string& field, const std::string& value);
+
+/// Throws Violation: what is wrong, and with which problem.
+[[noreturn]] void broken(const std::string& what, const Problem& problem);
 
 /// Throws Violation unless both traces have the same bits. `outputs` = false leaves out and lse out.
 void require_same(const Trace& a, const Trace& b, const std::string& what, bool outputs = true);

@@ -19,20 +19,6 @@ const std::vector<std::string> kVotes{"SEL-2", "SEL-3", "SEL-4", "SEL-5",  "SEL-
 
 Truth truth_of(int round) { return round % 2 == 0 ? Truth::eigen : Truth::reference; }
 
-[[noreturn]] void broken(const std::string& what, const Problem& problem) {
-  throw Violation(fmt::format("{}; {}", what, problem.describe()));
-}
-
-Trace replayed(const Engine& engine, const Problem& problem) {
-  try {
-    Trace trace = run(engine, problem);
-    require_replay(problem, trace);
-    return trace;
-  } catch (const Violation& violation) {
-    broken(violation.what(), problem);
-  }
-}
-
 // Sets with candidates and with a second stage must be among what a case saw: else it judged nothing.
 class Seen {
  public:

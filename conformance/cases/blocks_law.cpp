@@ -14,24 +14,10 @@
 namespace headwater::conformance {
 namespace {
 
-[[noreturn]] void broken(const std::string& what, const Problem& problem) {
-  throw Violation(fmt::format("{}; {}", what, problem.describe()));
-}
-
 void same(const Trace& a, const Trace& b, const Problem& problem, const std::string& what,
           bool outputs = true) {
   try {
     require_same(a, b, what, outputs);
-  } catch (const Violation& violation) {
-    broken(violation.what(), problem);
-  }
-}
-
-Trace replayed(const Engine& engine, const Problem& problem) {
-  try {
-    Trace trace = run(engine, problem);
-    require_replay(problem, trace);
-    return trace;
   } catch (const Violation& violation) {
     broken(violation.what(), problem);
   }

@@ -17,20 +17,6 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-[[noreturn]] void broken(const std::string& what, const Problem& problem) {
-  throw Violation(fmt::format("{}; {}", what, problem.describe()));
-}
-
-Trace replayed(const Engine& engine, const Problem& problem) {
-  try {
-    Trace trace = run(engine, problem);
-    require_replay(problem, trace);
-    return trace;
-  } catch (const Violation& violation) {
-    broken(violation.what(), problem);
-  }
-}
-
 // Key blocks of one token or few: thousands of candidates are then cheap.
 struct Sizes {
   DType type = DType::f32;

@@ -26,26 +26,6 @@ struct Request {
   Request() { options.select = Select::blocks; }
 };
 
-// Refused with invalid_argument, in one line that names the field and its value.
-void require_refused(const Engine& engine, const Request& request, const std::string& field,
-                     std::int64_t value) {
-  try {
-    (void)engine.open(request.shape, request.options);
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    if (error.code() != ErrorCode::invalid_argument || message.find('\n') != std::string::npos ||
-        message.find(field) == std::string::npos ||
-        message.find(std::to_string(value)) == std::string::npos) {
-      throw Violation(
-          fmt::format("{} = {}: refused with code {}: {}; wanted: invalid_argument, one line that "
-                      "names field and value",
-                      field, value, static_cast<int>(error.code()), message));
-    }
-    return;
-  }
-  throw Violation(fmt::format("{} = {} was accepted", field, value));
-}
-
 void refused(Context& context) {
   const Engine& engine = *context.engine;
   require_rule_blocks(engine);
@@ -66,9 +46,9 @@ void refused(Context& context) {
     for (const std::int64_t value : field.bad) {
       Request request;
       request.options.*field.member = value;
-      require_refused(engine, request, field.name, value);
+      require_refused(engine, request.shape, request.options, field.name, std::to_string(value));
       request.options.dense = true;  // SEL-1 does not ask whether the path is on
-      require_refused(engine, request, field.name, value);
+      require_refused(engine, request.shape, request.options, field.name, std::to_string(value));
     }
   }
   // Beyond a small chunk; at the chunk they are legal.
@@ -81,27 +61,27 @@ void refused(Context& context) {
     if (size == 16) {
       (void)engine.open(request.shape, request.options);
     } else {
-      require_refused(engine, request, "key_block", size);
+      require_refused(engine, request.shape, request.options, "key_block", std::to_string(size));
     }
     request.options.key_block = 8;
     request.options.query_block = request.options.pool = size;
     if (size == 16) {
       (void)engine.open(request.shape, request.options);
     } else {
-      require_refused(engine, request, "query_block", size);
+      require_refused(engine, request.shape, request.options, "query_block", std::to_string(size));
     }
   }
   // Budgets of half a block.
   for (const std::int64_t heavy : {1, 7, 9, 255, 257}) {
     Request request;
     request.options.heavy = heavy;
-    require_refused(engine, request, "heavy", heavy);
-    require_refused(engine, request, "key_block", 8);
+    require_refused(engine, request.shape, request.options, "heavy", std::to_string(heavy));
+    require_refused(engine, request.shape, request.options, "key_block", std::to_string(8));
   }
   for (const int select : {2, 255}) {
     Request request;
     request.options.select = static_cast<Select>(select);
-    require_refused(engine, request, "select", select);
+    require_refused(engine, request.shape, request.options, "select", std::to_string(select));
   }
 }
 const Register kRefused{{"blocks.refused", {"SEL-1", "CFG-1"}, "config", Lane::state, true, refused}};

@@ -10,10 +10,6 @@
 namespace headwater::conformance {
 namespace {
 
-void require_taken(const Engine& engine, Select rule) {
-  if (rule == Select::blocks) require_rule_blocks(engine);
-}
-
 Problem small(Select rule, std::int64_t chunk, std::int64_t dense_below) {
   Problem problem;
   problem.shape.n_head = 2;
@@ -42,7 +38,7 @@ void require_sparse(const Problem& problem, const Trace& trace, std::size_t step
 // Turns of D - 1, D and D + 1 tokens: the first one of a session and a later one, in one call and in several, with chunks
 // below, at and above D.
 void turns(Context& context, Select rule) {
-  require_taken(*context.engine, rule);
+  require_rule(*context.engine, rule);
   constexpr std::int64_t kBelow = 21;
   Random random(context.seed);
   for (const std::int64_t chunk : {std::int64_t{8}, kBelow, std::int64_t{30}}) {
@@ -86,7 +82,7 @@ const Register kBlocksTurns{
 
 // D above every turn: the bits of a dense session. D of 1 at most: those of a session without it.
 void law(Context& context, Select rule) {
-  require_taken(*context.engine, rule);
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(16); ++round) {
     Problem problem =

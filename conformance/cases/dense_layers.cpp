@@ -12,10 +12,6 @@
 namespace headwater::conformance {
 namespace {
 
-void require_taken(const Engine& engine, Select rule) {
-  if (rule == Select::blocks) require_rule_blocks(engine);
-}
-
 bool is_dense(const Problem& problem, std::size_t layer) {
   const std::vector<std::int64_t>& dense = problem.options.dense_layers;
   return std::find(dense.begin(), dense.end(), static_cast<std::int64_t>(layer)) != dense.end();
@@ -36,7 +32,7 @@ Problem random_layers(Random& random, const Variety& variety, Select rule) {
 }
 
 void bound(Context& context, Select rule) {
-  require_taken(*context.engine, rule);
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(16); ++round) {
     require_conforming(
@@ -71,7 +67,7 @@ void require_nothing_kept(const Problem& problem, const LayerTrace& layer, std::
 
 // A dense layer has the bits of a dense session, every other layer those of a session without dense layers.
 void law(Context& context, Select rule) {
-  require_taken(*context.engine, rule);
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   int dense_chunks = 0;
   for (int round = 0; round < context.rounds(16); ++round) {
@@ -112,7 +108,7 @@ const Register kBlocksLaw{
 
 // A prompt in several calls, and a second turn: layers that are not dense keep their bits (PLAN-2), dense ones their bound.
 void calls(Context& context, Select rule) {
-  require_taken(*context.engine, rule);
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(12); ++round) {
     Problem problem =
@@ -177,7 +173,7 @@ const Register kMany{{"options.dense_layers_many", {"STATE-7", "CFG-5"}, "dense"
 // Calls and chunks longer than an engine may take at a time; a second turn, and decode steps after both.
 void sizes(Context& context, Select rule) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
-  require_taken(*context.engine, rule);
+  require_rule(*context.engine, rule);
   struct Round {
     DType type;
     std::int64_t layers, chunk;

@@ -38,10 +38,6 @@ const Register kUnaligned{
 void guarded(Context& context) { placed(context, Placement::guarded); }
 const Register kGuarded{{"hostile.guarded", {"NUM-2"}, "memory", Lane::hostile, true, guarded}};
 
-[[noreturn]] void broken(const std::string& what, const Problem& problem) {
-  throw Violation(fmt::format("{}; {}", what, problem.describe()));
-}
-
 // Writes what no one should have to compute with into one row of Q, K or V of token j.
 void poison_row(Random& random, Problem& problem, std::int64_t j, Tensor LayerInput::*which) {
   Tensor& tensor = problem.layers[0].*which;

@@ -13,10 +13,6 @@
 namespace headwater::conformance {
 namespace {
 
-[[noreturn]] void broken(const std::string& what, const Problem& problem) {
-  throw Violation(fmt::format("{}; {}", what, problem.describe()));
-}
-
 DType random_type(Random& random) {
   return random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16});
 }

@@ -14,23 +14,9 @@
 namespace headwater::conformance {
 namespace {
 
-[[noreturn]] void broken(const std::string& what, const Problem& problem) {
-  throw Violation(fmt::format("{}; {}", what, problem.describe()));
-}
-
 void require_taken(const Engine& engine, Select rule) {
-  if (rule == Select::blocks) require_rule_blocks(engine);
+  require_rule(engine, rule);
   require_pinned(engine);
-}
-
-Trace replayed(const Engine& engine, const Problem& problem) {
-  try {
-    Trace trace = run(engine, problem);
-    require_replay(problem, trace);
-    return trace;
-  } catch (const Violation& violation) {
-    broken(violation.what(), problem);
-  }
 }
 
 // What a chunk's sets must hold of the pinned tokens: those below the result (MEM-1, SEL-2).

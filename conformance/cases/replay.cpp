@@ -13,16 +13,6 @@
 namespace headwater::conformance {
 namespace {
 
-Trace replayed(const Engine& engine, const Problem& problem, const RunStyle& style = {}) {
-  try {
-    Trace trace = run(engine, problem, style);
-    require_replay(problem, trace);
-    return trace;
-  } catch (const Violation& violation) {
-    throw Violation(fmt::format("{}; {}", violation.what(), problem.describe()));
-  }
-}
-
 void repeat(Context& context, int full, const Variety& variety,
             const std::function<void(Random&, Problem&)>& change) {
   Random random(context.seed);
