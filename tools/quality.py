@@ -10,9 +10,11 @@ One thread: it shares its machine.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import math
+import operator
 import os
 import pathlib
 import statistics
@@ -203,12 +205,10 @@ class Results:
 
     def mean(self, window, rule, *keys):
         """Mean over the documents and its standard error of an entry; None where it was not measured."""
-        values = []
-        for found in self.documents(window, rule):
-            for key in keys:
-                found = found.get(key, {}) if isinstance(found, dict) else found
-            if found != {}:
-                values.append(found)
+        try:
+            values = [functools.reduce(operator.getitem, keys, found) for found in self.documents(window, rule)]
+        except KeyError:
+            return None
         return mean_and_error(values) if values else None
 
     def time(self, rule):

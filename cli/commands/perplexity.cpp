@@ -192,10 +192,11 @@ class Reader {
     }
   }
 
-  /// Whether no later token of the turn takes part in choosing the set that this position reads (SEL-10).
+  /// Whether the position reads a set that rows chose, and is the last of these rows (SEL-10).
   [[nodiscard]] bool ends_query_block(std::int64_t position) const {
-    const std::int64_t rows = sparse_.session().options().query_block;
-    if (rows == 0) return false;
+    const EffectiveOptions& options = sparse_.session().options();
+    const std::int64_t rows = options.query_block;
+    if (rows == 0 || options.heavy == options.pinned) return false;  // nothing is chosen: h2o, and windows
     const std::span<const Chunk> plan = sparse_.session().plan();
     const auto chunk = std::find_if(plan.begin(), plan.end(),
                                     [&](const Chunk& candidate) { return position < candidate.end; });

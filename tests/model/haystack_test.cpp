@@ -102,6 +102,7 @@ TEST(Statistics, MeanAndStandardError) {
   EXPECT_DOUBLE_EQ(mean.value, 3);
   EXPECT_DOUBLE_EQ(mean.error, std::sqrt(14.0 / 3 / 4));
   EXPECT_EQ(mean_of({}).count, 0U);
+  EXPECT_EQ(mean_of(std::vector<double>(21, 1.0)).value, 1.0);  // a rate is never above 1
   EXPECT_EQ(mean_of({5}).error, 0);
   EXPECT_EQ(differences({3, 5}, {1, 9}), (std::vector<double>{2, -4}));
 }

@@ -93,6 +93,28 @@ class Generates(unittest.TestCase):
         self.assertEqual((below["effective"]["dense_tail"], below["pairs"]), (0, below["pairs_dense"]))
         self.assertNotIn("d", below["steps"])
 
+    def test_perplexity_after_query_blocks(self):
+        """SEL-10: one loss for each query block after the first chunk, none for rules whose queries choose nothing."""
+        def measured(*more):
+            done = run("perplexity", "-m", MODEL, "-f", TEXT, "--window", "1500", "--decode", "100", *SMALL, *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout.decode()
+
+        for query_block in (32, 48, 100):
+            sizes = ("--select", "blocks", "--query-block", str(query_block))
+            report = json.loads(measured("--json", *sizes))
+            # Chunks of 512 up to 1400; the loss after the last position of the prefill is that of a decoded token.
+            ends = sum(-(-rows // query_block) for rows in (512, 376)) - 1
+            for part in ("dense", "sparse", "difference"):
+                self.assertEqual(report[part]["ends"]["tokens"], ends)
+                self.assertEqual(report[part]["prefill"]["tokens"], 1399)
+            self.assertNotEqual(report["difference"]["ends"]["nll"], report["difference"]["prefill"]["nll"])
+            self.assertIn(f"\nends     {ends} tokens: ", measured(*sizes))
+        for rule in (("--select", "h2o"), ("--select", "window"), ("--select", "window", "--pinned", "8")):
+            report = json.loads(measured("--json", *rule))
+            self.assertNotIn("ends", report["sparse"])
+            self.assertNotIn("\nends", measured(*rule))
+
     def test_perplexity_of_dense_layers(self):
         flags = ["perplexity", "-m", MODEL, "-f", TEXT, "--window", "1500", "--decode", "100", "--json", *SMALL]
 

@@ -67,11 +67,11 @@ void declare_atlas_reports(FlagSet& set, AtlasOutputs& outputs) {
   });
 }
 
-std::vector<std::int64_t> parse_heads(const char* flag, std::string_view text) {
-  std::vector<std::int64_t> heads = parse_numbers(flag, text, kMostHeads - 1);
-  std::sort(heads.begin(), heads.end());
-  heads.erase(std::unique(heads.begin(), heads.end()), heads.end());
-  return heads;
+std::vector<std::int64_t> parse_indices(const char* flag, std::string_view text) {
+  std::vector<std::int64_t> indices = parse_numbers(flag, text, kMostHeads - 1);
+  std::sort(indices.begin(), indices.end());
+  indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
+  return indices;
 }
 
 std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& arguments) {
@@ -82,7 +82,7 @@ std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& argu
   declare_atlas_outputs(set, flags.outputs);
   set.value("--head,--heads", "LIST",
             "query heads (of --select blocks or window: key/value heads) to show, as 0,3,8-11 (all)",
-            [&](const std::string& text) { flags.heads = parse_heads("--head", text); });
+            [&](const std::string& text) { flags.heads = parse_indices("--head", text); });
   declare_atlas_reports(set, flags.outputs);
   if (!set.parse(arguments)) return std::nullopt;
   return flags;

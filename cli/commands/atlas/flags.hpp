@@ -38,6 +38,6 @@ void declare_atlas_reports(FlagSet& set, AtlasOutputs& outputs);
 [[nodiscard]] std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& arguments);
 
 /// "0,3,8-11" as ascending numbers without repetition. Failure naming the flag, the item and what is allowed.
-[[nodiscard]] std::vector<std::int64_t> parse_heads(const char* flag, std::string_view text);
+[[nodiscard]] std::vector<std::int64_t> parse_indices(const char* flag, std::string_view text);
 
 }  // namespace headwater::cli

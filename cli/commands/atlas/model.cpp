@@ -70,7 +70,7 @@ std::optional<AtlasModelFlags> parse(const std::vector<std::string>& arguments) 
   set.integer("--dense-tail", "--dense-tail", 0, kMaxCount,
               "last tokens that see every token; 0 is the plain algorithm (64)", flags.dense_tail);
   set.value("--layer,--layers", "LIST", "layers to show, as 0,3,8-11 (all)",
-            [&](const std::string& text) { flags.layers = parse_heads("--layer", text); });
+            [&](const std::string& text) { flags.layers = parse_indices("--layer", text); });
   declare_atlas_outputs(set, flags.outputs);
   declare_atlas_reports(set, flags.outputs);
   set.check([&] { check_text(flags, prompt->count() > 0, file->count() > 0); });
