@@ -103,11 +103,12 @@ class Generates(unittest.TestCase):
         for query_block in (32, 48, 100):
             sizes = ("--select", "blocks", "--query-block", str(query_block))
             report = json.loads(measured("--json", *sizes))
-            # Chunks of 512 up to 1400; the loss after the last position of the prefill is that of a decoded token.
-            ends = sum(-(-rows // query_block) for rows in (512, 376)) - 1
+            # In each of two windows chunks of 512 up to 1400; the loss after its last position is that of a decoded token.
+            self.assertEqual(report["windows"], 2)
+            ends = 2 * (sum(-(-rows // query_block) for rows in (512, 376)) - 1)
             for part in ("dense", "sparse", "difference"):
                 self.assertEqual(report[part]["ends"]["tokens"], ends)
-                self.assertEqual(report[part]["prefill"]["tokens"], 1399)
+                self.assertEqual(report[part]["prefill"]["tokens"], 2 * 1399)
             self.assertNotEqual(report["difference"]["ends"]["nll"], report["difference"]["prefill"]["nll"])
             self.assertIn(f"\nends     {ends} tokens: ", measured(*sizes))
         for rule in (("--select", "h2o"), ("--select", "window"), ("--select", "window", "--pinned", "8")):
