@@ -56,8 +56,8 @@ class FaultySession final : public ForwardedSession {
     was_reset_ = true;
     steps_ = 0;
   }
-  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-              const MutableRows& out) override;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+              const LseOutput& lse) override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
 
   void set_observer(Observer observer) override {
@@ -113,7 +113,7 @@ class FaultySession final : public ForwardedSession {
 };
 
 void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                           const MutableRows& out) {
+                           const MutableRows& out, const LseOutput& lse) {
   if (fault_ == Fault::allocates) taken_.push_back(std::make_unique<int>(1));
   const Shape& s = shape();
   if (fault_ == Fault::drops_newest_key) {
@@ -122,12 +122,13 @@ void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, con
     std::fill(keys.end() - s.n_head_kv * s.d_head, keys.end(), 0.0f);
     std::fill(values.end() - s.n_head_kv * s.d_value, values.end(), 0.0f);
     inner_->attend(layer, q, Rows::token_major(keys.data(), DType::f32, s.n_head_kv, s.d_head),
-                   Rows::token_major(values.data(), DType::f32, s.n_head_kv, s.d_value), out);
+                   Rows::token_major(values.data(), DType::f32, s.n_head_kv, s.d_value), out, lse);
     return;
   }
   if (fault_ == Fault::leaves_outputs) {
     std::vector<float> spare(static_cast<std::size_t>(n_ * s.n_head * s.d_value));
-    inner_->attend(layer, q, k, v, MutableRows::token_major(spare.data(), DType::f32, s.n_head, s.d_value));
+    inner_->attend(layer, q, k, v, MutableRows::token_major(spare.data(), DType::f32, s.n_head, s.d_value),
+                   lse);
     for (std::int64_t t = 0; t + 1 < n_; ++t) {
       for (std::int64_t h = 0; h < s.n_head; ++h) {
         for (std::int64_t x = 0; x < s.d_value; ++x) {
@@ -137,7 +138,7 @@ void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, con
     }
     return;
   }
-  inner_->attend(layer, q, k, v, out);
+  inner_->attend(layer, q, k, v, out, lse);
   spoil_outputs(v, out);
 }
 

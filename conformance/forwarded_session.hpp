@@ -13,11 +13,13 @@ class ForwardedSession : public Session {
  public:
   void begin(const Step& step) override { inner_->begin(step); }
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-              const MutableRows& out) override {
-    inner_->attend(layer, q, k, v, out);
+              const MutableRows& out, const LseOutput& lse) override {
+    inner_->attend(layer, q, k, v, out, lse);
   }
   void end() override { inner_->end(); }
   void reset() override { inner_->reset(); }
+  void abort() override { inner_->abort(); }
+  void truncate(std::int64_t n) override { inner_->truncate(n); }
   [[nodiscard]] SessionState state() const override { return inner_->state(); }
   [[nodiscard]] bool failed() const override { return inner_->failed(); }
   [[nodiscard]] std::int64_t tokens() const override { return inner_->tokens(); }
@@ -37,6 +39,7 @@ class ForwardedSession : public Session {
     inner_->read_value(layer, head, position, row);
   }
   void set_observer(Observer observer) override { inner_->set_observer(std::move(observer)); }
+  void set_interrupt(Interrupt interrupt) override { inner_->set_interrupt(std::move(interrupt)); }
   [[nodiscard]] StageSeconds stage_seconds() const override { return inner_->stage_seconds(); }
 
  protected:

@@ -130,8 +130,8 @@ class PluginSession final : public Session {
   PluginSession& operator=(const PluginSession&) = delete;
 
   void begin(const Step& step) override;
-  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-              const MutableRows& out) override;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+              const LseOutput& lse) override;
   void end() override;
   void reset() override;
   [[nodiscard]] SessionState state() const override;
@@ -346,7 +346,8 @@ void PluginSession::begin(const Step& step) {
 }
 
 void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                           const MutableRows& out) {
+                           const MutableRows& out, const LseOutput& lse) {
+  if (lse.data != nullptr) refuse("lse");
   const AllocationPause ours(true);
   require_no_failed_observer();
   Guarded<headwater_rows> q_rows = guarded_rows(q);

@@ -72,7 +72,7 @@ void ReferenceSession::begin(const Step& step) {
 }
 
 void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                              const MutableRows& out) {
+                              const MutableRows& out, const LseOutput& /*lse*/) {
   require_usable();
   if (progress_ != Progress::open) wrong_state("attend() without an open step: begin() must come first");
   require_index("layer", layer, shape_.n_layer);

@@ -19,8 +19,8 @@ class ReferenceSession final : public Session {
   ReferenceSession(const Shape& shape, const Options& options);
 
   void begin(const Step& step) override;
-  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-              const MutableRows& out) override;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+              const LseOutput& lse) override;
   void end() override;
   void reset() override;
 

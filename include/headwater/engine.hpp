@@ -28,6 +28,12 @@ struct Claims {
   /// round-off 2^-11, below 2^-14 half a subnormal, 2^-25) before they multiply the values, and outputs divided by
   /// the sum of the rounded ones. Exponentials, sums, l and column sums stay in F32.
   bool f16_weights = false;
+  // Calls and options that are `unsupported` where they are not claimed.
+  bool abort = false;         ///< Session::abort() (STATE-8)
+  bool truncate = false;      ///< Session::truncate() (STATE-9), Options::checkpoints
+  bool interrupt = false;     ///< Session::set_interrupt() (INTR-1)
+  bool lse = false;           ///< LseOutput of Session::attend() (LSE-1)
+  bool host_threads = false;  ///< works on Options::parallel_for (HOST-1); else it is never called
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

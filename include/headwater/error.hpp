@@ -15,6 +15,8 @@ enum class ErrorCode {
   engine_unavailable = 4,  ///< no such engine, or this machine lacks what it needs
   out_of_memory = 5,       ///< open() could not take its memory
   internal = 6,            ///< a broken invariant of the library: please report it
+  interrupted = 7,         ///< the session's interrupt asked attend() to stop (INTR-1)
+  unsupported = 8,  ///< this engine does not offer the call or the option; its Claims say what it offers
 };
 
 /// The one exception type of the library. what() is a single line: what, where, and what is allowed.

@@ -13,9 +13,10 @@
  * needed is HEADWATER_INVALID_ARGUMENT. No C++ exception leaves the library; it never prints and never aborts.
  *
  * A call that returns another code than HEADWATER_OK leaves the session as it was, unless headwater_session_failed()
- * says otherwise: then the open step has failed and only headwater_reset() is legal (STATE-5). Two things fail a
- * step, and nothing else does: breaking its protocol (HEADWATER_WRONG_STATE while it is open), and a headwater_attend()
- * that cannot finish (HEADWATER_OUT_OF_MEMORY, HEADWATER_INTERNAL). A refused argument never does.
+ * says otherwise: then the open step has failed and only headwater_abort() and headwater_reset() are legal (STATE-5).
+ * Two things fail a step, and nothing else does: breaking its protocol (HEADWATER_WRONG_STATE of a step function while
+ * it is open), and a headwater_attend() that cannot finish (HEADWATER_OUT_OF_MEMORY, HEADWATER_INTERNAL,
+ * HEADWATER_INTERRUPTED). A refused argument never does.
  *
  * Threads. A session is used by one thread at a time; different sessions are independent. All other functions
  * may be called by any thread at any time.
@@ -58,7 +59,9 @@ enum {
   HEADWATER_CAPACITY_EXCEEDED = 3,  /* more tokens than the shape's capacity; nothing was written (STATE-5) */
   HEADWATER_ENGINE_UNAVAILABLE = 4, /* no such engine, or this machine lacks what it needs */
   HEADWATER_OUT_OF_MEMORY = 5,      /* the memory could not be had */
-  HEADWATER_INTERNAL = 6            /* a broken invariant of the library: please report it */
+  HEADWATER_INTERNAL = 6,           /* a broken invariant of the library: please report it */
+  HEADWATER_INTERRUPTED = 7,        /* the interrupt asked headwater_attend() to stop (INTR-1) */
+  HEADWATER_UNSUPPORTED = 8         /* this engine does not offer the call or the option */
 };
 
 /* "invalid_argument" for HEADWATER_INVALID_ARGUMENT and so on; "unknown" for any other number. Never NULL,
@@ -112,6 +115,13 @@ typedef struct headwater_shape {
   int32_t reserved;  /* 0 */
 } headwater_shape;
 
+/* Threads of the host (HOST-1): calls body(argument, index) once for each index 0 .. n - 1, on threads of its choice, at
+ * once or one after the other, and returns when all of them have returned. n is at most options.threads. The bodies
+ * return (no longjmp, no C++ exception) and never wait for each other. */
+typedef void (*headwater_parallel_body)(void* argument, int64_t index);
+typedef void (*headwater_parallel_for)(void* context, int64_t n, headwater_parallel_body body,
+                                       void* argument);
+
 /* Options of a session. Always fill them with headwater_options_init() first. */
 typedef struct headwater_options {
   size_t struct_size; /* sizeof(headwater_options) of the caller, set by headwater_options_init() */
@@ -153,6 +163,11 @@ typedef struct headwater_options {
    * open. */
   const int64_t* dense_layers;
   int64_t dense_layer_count; /* 0 (default) .. n_layer */
+  int64_t
+      checkpoints; /* rule H2O: how many of the last sparse chunks headwater_truncate() can take back (STATE-10),
+                        * 0 (default) .. 65536; each costs 12 bytes an entry of every memory set */
+  headwater_parallel_for parallel_for; /* in place of OpenMP's threads (HOST-1); NULL (default): OpenMP's */
+  void* parallel_context;              /* handed back to it; both must outlive the session */
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it
@@ -214,11 +229,37 @@ HEADWATER_API headwater_status headwater_attend(headwater_session* session, int6
                                                 const headwater_rows* q, const headwater_rows* k,
                                                 const headwater_rows* v, const headwater_mutable_rows* out);
 
+/* Where headwater_attend_lse() writes log-sum-exps: entry t * row_stride + h * head_stride for row t of query head h. A
+ * contiguous tensor [n, Hq] has row_stride = Hq and head_stride = 1. */
+typedef struct headwater_lse_output {
+  float* data;
+  int64_t row_stride;
+  int64_t head_stride;
+} headwater_lse_output;
+
+/* headwater_attend() that also writes the log-sum-exp of each of the n x Hq rows (LSE-1): m + ln l of all that the row
+ * attended to, in natural units, the sink included; -infinity for a row that saw no key. So results over several key
+ * sets can be merged (FUSE-1). Errors: the same; unsupported (then nothing was computed and the step goes on). */
+HEADWATER_API headwater_status headwater_attend_lse(headwater_session* session, int64_t layer,
+                                                    const headwater_rows* q, const headwater_rows* k,
+                                                    const headwater_rows* v,
+                                                    const headwater_mutable_rows* out,
+                                                    const headwater_lse_output* lse);
+
 /* Closes the step. Errors: wrong_state (no open step; a layer is missing, which fails the step). */
 HEADWATER_API headwater_status headwater_end(headwater_session* session);
 
 /* Back to an empty session. Legal in every state. Errors: invalid_argument (options.stream is being captured), internal. */
 HEADWATER_API headwater_status headwater_reset(headwater_session* session);
+
+/* Drops the open step, failed or not: the session is what it was before headwater_begin_...(), to the bit (STATE-8).
+ * Errors: wrong_state (no open step), unsupported. */
+HEADWATER_API headwater_status headwater_abort(headwater_session* session);
+
+/* Keeps the first n tokens, 0 <= n <= headwater_session_tokens(): the session is, to the bit, one that was given these
+ * tokens alone (STATE-9). With rule H2O not every n is possible (STATE-10, options.checkpoints). Errors: invalid_argument
+ * (which n are allowed), wrong_state (a step is open; it stays open), unsupported. */
+HEADWATER_API headwater_status headwater_truncate(headwater_session* session, int64_t n);
 
 /* ---- What a session holds ---- */
 
@@ -231,7 +272,7 @@ enum { HEADWATER_CHUNK_SPARSE = 0, HEADWATER_CHUNK_DENSE = 1, HEADWATER_CHUNK_DE
 /* HEADWATER_EMPTY, HEADWATER_PREFILLING or HEADWATER_DECODING. */
 HEADWATER_API headwater_status headwater_session_state(const headwater_session* session, int32_t* state);
 
-/* 1 where the open step has failed, so that only headwater_reset() is legal (STATE-5), else 0. */
+/* 1 where the open step has failed, so that only headwater_abort() and headwater_reset() are legal (STATE-5), else 0. */
 HEADWATER_API headwater_status headwater_session_failed(const headwater_session* session, int32_t* failed);
 
 /* Tokens stored, the open step not counted. */
@@ -257,6 +298,7 @@ typedef struct headwater_effective_options {
   int64_t refine;
   int64_t pinned;
   int64_t dense_below;
+  int64_t checkpoints; /* 0 unless the session is sparse by rule H2O */
 } headwater_effective_options;
 
 /* Writes the effective options into struct_size bytes, the caller's sizeof(headwater_effective_options): what
@@ -389,6 +431,20 @@ typedef void (*headwater_observer)(void* user, const headwater_chunk_record* rec
  * headwater_reset(). */
 HEADWATER_API headwater_status headwater_set_observer(headwater_session* session, headwater_observer observer,
                                                       void* user);
+
+/* The same for an observer that can stop the call: another value than 0 fails the step, and headwater_attend() returns
+ * HEADWATER_INTERRUPTED. It takes the place of an observer that was set before, and the other way round. */
+typedef int32_t (*headwater_stopping_observer)(void* user, const headwater_chunk_record* record);
+HEADWATER_API headwater_status headwater_set_stopping_observer(headwater_session* session,
+                                                               headwater_stopping_observer observer,
+                                                               void* user);
+
+/* Asked again and again by headwater_attend(), on the thread that called it (INTR-1): another value than 0 stops it with
+ * HEADWATER_INTERRUPTED and fails the step. NULL switches it off. Survives headwater_reset(). It must not call functions
+ * that change the session, and must return. Errors: unsupported. */
+typedef int32_t (*headwater_interrupt)(void* user);
+HEADWATER_API headwater_status headwater_set_interrupt(headwater_session* session,
+                                                       headwater_interrupt interrupt, void* user);
 
 /* ---- Rotation ---- */
 

@@ -40,6 +40,12 @@ enum class RowMemory : std::uint8_t {
   device = 1,  ///< the engine's device's; an engine that has none refuses it
 };
 
+/// Threads of the host (HOST-1): calls body(argument, index) once for each index 0 .. n - 1, on threads of its choice, at
+/// once or one after the other, and returns when all of them have returned. n is at most Options::threads. The bodies
+/// throw nothing and never wait for each other.
+using ParallelFor = void (*)(void* context, std::int64_t n, void (*body)(void* argument, std::int64_t index),
+                             void* argument);
+
 /// Options of a session. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
 struct Options {
   std::int64_t batch = 4096;  ///< B, logical batch, 1 .. 2^31 - 1 (`-b`)
@@ -54,6 +60,10 @@ struct Options {
   std::int64_t dense_below = 0;  ///< D, shorter turns are dense (STATE-3), 0 .. 2^31 - 1 (`--dense-below`)
   /// Layers whose prefill is dense (STATE-7): ascending, each once, 0 .. n_layer - 1 (`--dense-layers`)
   std::vector<std::int64_t> dense_layers;
+
+  /// Rule h2o: how many of the last sparse chunks truncate() can take back (STATE-10), 0 .. 65536. Each costs
+  /// 12 bytes an entry of every memory set: 6 MB with 32 layers, 32 query heads and M = 512.
+  std::int64_t checkpoints = 0;
 
   Select select = Select::h2o;
   // Sizes of rule `blocks` (SEL-1); not read with any other.
@@ -70,6 +80,10 @@ struct Options {
   ScoreType score_type = ScoreType::bf16;
   Schedule schedule = Schedule::layer_major;
   int threads = 0;  ///< 0: what OpenMP would use (all cores, or OMP_NUM_THREADS); else 1 .. 512
+  /// Threads of the host in place of OpenMP's (HOST-1); null: OpenMP's. The context is handed back to it. Both must
+  /// outlive the session. Engines that compute on the calling thread, or on a device, never call it.
+  ParallelFor parallel_for = nullptr;
+  void* parallel_context = nullptr;
 
   RowMemory row_memory = RowMemory::host;  ///< of q, k, v and out in every attend() of the session
   /// Device rows: the caller's stream (a cudaStream_t of the session's device; null: its default one), where the session
@@ -98,6 +112,7 @@ struct EffectiveOptions {
   std::int64_t pinned = 0;
   std::int64_t dense_below = 0;
   std::vector<std::int64_t> dense_layers;
+  std::int64_t checkpoints = 0;  ///< 0 unless the session is sparse by rule h2o
   double scale = 0.0;
   double softcap = 0.0;
   ScoreType score_type = ScoreType::bf16;

@@ -31,9 +31,15 @@ extern "C" {
 #define HEADWATER_CLAIM_BF16_WEIGHTS UINT64_C(32) /* all-BF16 calls: weights in BF16, exp to 2^-17, flushed */
 #define HEADWATER_CLAIM_DEVICE_MEMORY UINT64_C(64) /* open() takes no malloc's memory: not counted there */
 #define HEADWATER_CLAIM_F16_WEIGHTS UINT64_C(128)  /* all-F16 calls: weights of outputs in F16 */
+/* What is claimed here needs its function in the table; what is not claimed is never called. */
+#define HEADWATER_CLAIM_ABORT UINT64_C(256)         /* abort (STATE-8) */
+#define HEADWATER_CLAIM_TRUNCATE UINT64_C(512)      /* truncate (STATE-9), options.checkpoints */
+#define HEADWATER_CLAIM_INTERRUPT UINT64_C(1024)    /* set_interrupt (INTR-1) */
+#define HEADWATER_CLAIM_LSE UINT64_C(2048)          /* attend_lse (LSE-1) */
+#define HEADWATER_CLAIM_HOST_THREADS UINT64_C(4096) /* works on options.parallel_for (HOST-1) */
 
-/* The table. It and the texts live as long as the shared object is loaded. No function may be NULL; no C++ exception may
- * leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */
+/* The table. It and the texts live as long as the shared object is loaded. No function may be NULL but where that is said;
+ * no C++ exception may leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */
 typedef struct headwater_engine_table {
   size_t struct_size;  /* sizeof(headwater_engine_table) of the plug-in */
   int32_t abi_version; /* HEADWATER_PLUGIN_VERSION */
@@ -87,6 +93,14 @@ typedef struct headwater_engine_table {
 
   /* Not in the first tables, which end above: for those the kit derives it from the statuses of the step functions. */
   headwater_status (*session_failed)(const headwater_session* session, int32_t* failed);
+
+  /* Appended later; each may be NULL where its claim is not made. */
+  headwater_status (*abort)(headwater_session* session);
+  headwater_status (*truncate)(headwater_session* session, int64_t n);
+  headwater_status (*set_interrupt)(headwater_session* session, headwater_interrupt interrupt, void* user);
+  headwater_status (*attend_lse)(headwater_session* session, int64_t layer, const headwater_rows* q,
+                                 const headwater_rows* k, const headwater_rows* v,
+                                 const headwater_mutable_rows* out, const headwater_lse_output* lse);
 } headwater_engine_table;
 
 /* The one symbol of a plug-in. Called once, before anything else; may return NULL for "no engine here". */

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 
+#include "headwater/error.hpp"
 #include "headwater/export.h"
 #include "headwater/options.hpp"
 
@@ -57,6 +59,17 @@ struct MutableRows {
   }
 };
 
+/// Where attend() writes the log-sum-exp of each row and head, so that results over several key sets can be merged
+/// (FUSE-1): F32, entry t * row_stride + h * head_stride for row t of query head h. data null: not wanted.
+struct LseOutput {
+  float* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  /// Of a contiguous tensor [n, heads].
+  static LseOutput token_major(float* data, std::int64_t heads) { return {data, heads, 1}; }
+};
+
 /// STATE-1.
 enum class SessionState : std::uint8_t { empty = 0, prefilling = 1, decoding = 2 };
 
@@ -102,6 +115,9 @@ struct ChunkRecord {
 
 using Observer = std::function<void(const ChunkRecord&)>;
 
+/// Asked by attend() whether to stop: true ends it with `interrupted`, an exception with that exception (INTR-1).
+using Interrupt = std::function<bool()>;
+
 /// Scores of one layer, head-major: the score of position p and query head h is entry h * head_stride + p
 /// (head_stride = capacity), BF16 bit patterns (uint16) or floats by `type`.
 struct ScoreView {
@@ -141,9 +157,10 @@ struct StageSeconds {
 /// thread at a time; different sessions are independent. Every call throws headwater::Error only.
 ///
 /// Errors. A call that throws leaves the session as it was, unless failed() says otherwise: then the open step has failed
-/// and only reset() is legal (STATE-5). Two things fail a step, and nothing else does: breaking its protocol (a layer twice,
-/// end() before all layers, begin() in an open step: wrong_state), and an attend() that cannot finish (out_of_memory,
-/// internal, an observer that throws). A refused argument (invalid_argument, capacity_exceeded) never does.
+/// and only abort() and reset() are legal (STATE-5). Two things fail a step, and nothing else does: breaking its protocol (a
+/// layer twice, end() before all layers, begin() in an open step: wrong_state), and an attend() that cannot finish
+/// (out_of_memory, internal, interrupted, an observer that throws). A refused argument (invalid_argument,
+/// capacity_exceeded, unsupported) never does.
 class HEADWATER_API Session {
  public:
   Session() = default;
@@ -158,19 +175,30 @@ class HEADWATER_API Session {
   /// Attention of one layer over the n tokens of the open step.
   /// q: n x Hq rows of d elements; k: n x Hkv rows of d; v: n x Hkv rows of dv, all already rotated (ROPE-4).
   /// out: n x Hq rows of dv, F32, F16 or BF16 (rounded once to nearest even); must not overlap the inputs.
+  /// lse: where the log-sum-exps of the n x Hq rows go, if they are wanted (LSE-1): m + ln l of all that the row attended
+  /// to, in natural units, the sink included; -infinity for a row that saw no key. Errors: unsupported.
   ///
   /// Device rows (Options::row_memory): every row begins on a multiple of its element's size. The call returns when its
   /// work is enqueued on Options::stream; the inputs must stay as they are, and out is there, when the stream has got so
   /// far. A fault of the device may be thrown by a later call. With an observer every chunk is waited for.
   /// Memory of the other kind is invalid_argument.
-  virtual void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                      const MutableRows& out) = 0;
+  virtual void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+                      const LseOutput& lse = {}) = 0;
 
   /// Closes the step; every layer must have been attended.
   virtual void end() = 0;
 
   /// Back to an empty session. Legal in every state; refused while the session's stream is captured (Options::stream).
   virtual void reset() = 0;
+
+  /// Drops the open step, failed or not: the session is what it was before begin(), to the bit (STATE-8).
+  /// Errors: wrong_state (no open step), unsupported.
+  virtual void abort() { refuse("abort()"); }
+
+  /// Keeps the first n tokens, 0 <= n <= tokens(): the session is, to the bit, one that was given these tokens alone
+  /// (STATE-9). With rule h2o not every n is possible (STATE-10, Options::checkpoints).
+  /// Errors: invalid_argument (which n are allowed), wrong_state (a step is open; it stays open), unsupported.
+  virtual void truncate(std::int64_t /*n*/) { refuse("truncate()"); }
 
   [[nodiscard]] virtual SessionState state() const = 0;
   /// Tokens stored, the open step not counted.
@@ -204,10 +232,20 @@ class HEADWATER_API Session {
   /// the session's mutating functions; an exception from it fails the step (STATE-5).
   virtual void set_observer(Observer observer) = 0;
 
+  /// Asked again and again by attend(), on the thread that called it (INTR-1); empty switches it off. Survives reset().
+  /// It must not call the session's mutating functions. Errors: unsupported.
+  virtual void set_interrupt(Interrupt /*interrupt*/) { refuse("set_interrupt()"); }
+
   [[nodiscard]] virtual StageSeconds stage_seconds() const { return {}; }
 
-  /// Whether the open step has failed, so that only reset() is legal (STATE-5).
+  /// Whether the open step has failed, so that only abort() and reset() are legal (STATE-5).
   [[nodiscard]] virtual bool failed() const = 0;
+
+ protected:
+  [[noreturn]] static void refuse(const char* what) {
+    throw Error(ErrorCode::unsupported,
+                std::string(what) + " is not offered by this engine; allowed: an engine that claims it");
+  }
 };
 
 }  // namespace headwater

@@ -46,21 +46,23 @@ SessionBase::SessionBase(const Shape& shape, EffectiveOptions options)
 void SessionBase::begin(const Step& step) { machine_.begin(step); }
 
 void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                         const MutableRows& out) {
+                         const MutableRows& out, const LseOutput& lse) {
   machine_.require_open("attend()");
   require_view("q", q.data, q.type);
   require_view("k", k.data, k.type);
   require_view("v", v.data, v.type);
   require_view("out", out.data, out.type);
   try {
-    check_rows(q, k, v, out);
+    check_rows(q, k, v, out, lse);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::invalid_argument) machine_.fail();  // a device in an error state
+    const bool refused =
+        error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::unsupported;
+    if (!refused) machine_.fail();  // a device in an error state
     throw;
   }
   machine_.enter_layer(layer);
   try {
-    run_layer(layer, q, k, v, out);
+    run_layer(layer, q, k, v, out, lse);
   } catch (...) {
     machine_.fail();  // an observer threw: rows are stored, chunks are missing
     throw;

@@ -16,7 +16,8 @@ class SessionBase : public Session {
   SessionBase(const Shape& shape, EffectiveOptions options);
 
   void begin(const Step& step) final;
-  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) final;
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+              const LseOutput& lse) final;
   void end() final;
   void reset() final;
 
@@ -30,12 +31,13 @@ class SessionBase : public Session {
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
 
  protected:
-  /// Checks what an engine requires of rows beyond pointers and types: invalid_argument, with the step as it was.
-  virtual void check_rows(const Rows& /*q*/, const Rows& /*k*/, const Rows& /*v*/,
-                          const MutableRows& /*out*/) const {}
+  /// Checks what an engine requires of rows beyond pointers and types: invalid_argument or unsupported, with the step as it
+  /// was.
+  virtual void check_rows(const Rows& /*q*/, const Rows& /*k*/, const Rows& /*v*/, const MutableRows& /*out*/,
+                          const LseOutput& /*lse*/) const {}
   /// Stores K and V of the step's tokens and computes all chunks of the plan for one layer. Arguments are valid.
   virtual void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                         const MutableRows& out) = 0;
+                         const MutableRows& out, const LseOutput& lse) = 0;
   /// Forgets all tokens; what it throws leaves the session as it was. (The state machine is reset by the base.)
   virtual void forget() = 0;
 

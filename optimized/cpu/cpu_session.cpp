@@ -87,7 +87,7 @@ void CpuSession::forget() {
 }
 
 void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                           const MutableRows& out) {
+                           const MutableRows& out, const LseOutput& /*lse*/) {
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
   store_rows(layer, k, v, chunks.front().begin, n);

@@ -32,8 +32,8 @@ class CpuSession final : public core::SessionBase {
                   std::span<float> row) const override;
 
  private:
-  void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                 const MutableRows& out) override;
+  void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+                 const LseOutput& lse) override;
   void forget() override;
 
   void store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base, std::int64_t n);

@@ -80,7 +80,8 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
 }
 
 void CudaSession::check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
-                             const MutableRows& out) const {
+                             const MutableRows& out, const LseOutput& lse) const {
+  if (lse.data != nullptr) refuse("lse");
   data_.device->require_uncaptured(data_.stream);
   staging_.check({q, k, v, out});
 }
@@ -97,7 +98,7 @@ std::size_t CudaSession::window_chunks(std::size_t first) const {
 }
 
 void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
-                            const headwater::Rows& v, const MutableRows& out) {
+                            const headwater::Rows& v, const MutableRows& out, const LseOutput& /*lse*/) {
   std::span<const Chunk> chunks = plan();
   const std::int64_t base = chunks.front().begin;
   const std::int64_t end = chunks.back().end;

@@ -45,9 +45,9 @@ class CudaSession final : public core::SessionBase {
 
  private:
   void check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
-                  const MutableRows& out) const override;
+                  const MutableRows& out, const LseOutput& lse) const override;
   void run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
-                 const headwater::Rows& v, const MutableRows& out) override;
+                 const headwater::Rows& v, const MutableRows& out, const LseOutput& lse) override;
   void forget() override;
 
   /// Chunks of the plan that the window beginning with `first` holds.

@@ -70,7 +70,7 @@ TEST(CAbiSteps, AreOneCallEachWithTheCallersArguments) {
     EXPECT_CALL(*opened.session, attend(5, is_view<Rows>(kQ.data, DType::f32, 11, 12),
                                         is_view<Rows>(kK.data, DType::f16, 21, 22),
                                         is_view<Rows>(kV.data, DType::bf16, 31, 32),
-                                        is_view<MutableRows>(kOut.data, DType::f16, 41, 42)));
+                                        is_view<MutableRows>(kOut.data, DType::f16, 41, 42), _));
     EXPECT_CALL(*opened.session, end());
     EXPECT_CALL(*opened.session, begin(decode(3)));
     EXPECT_CALL(*opened.session, reset());
@@ -111,7 +111,7 @@ TEST(CAbiSteps, AfterAFailureTheSessionIsAskedAgain) {
         .WillOnce(Throw(Error(ErrorCode::capacity_exceeded, "full")));
     EXPECT_CALL(*opened.session, failed()).WillOnce(Return(false));
     EXPECT_CALL(*opened.session, begin(prefill(4)));
-    EXPECT_CALL(*opened.session, attend(0, _, _, _, _)).WillOnce(Throw(std::bad_alloc()));
+    EXPECT_CALL(*opened.session, attend(0, _, _, _, _, _)).WillOnce(Throw(std::bad_alloc()));
     EXPECT_CALL(*opened.session, failed()).WillOnce(Return(true));
     EXPECT_CALL(*opened.session, end()).WillOnce(Throw(Error(ErrorCode::wrong_state, "reset() first")));
     EXPECT_CALL(*opened.session, reset());

@@ -23,10 +23,14 @@ class MockSession : public Session {
 
   MOCK_METHOD(void, begin, (const Step& step), (override));
   MOCK_METHOD(void, attend,
-              (std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out),
+              (std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+               const LseOutput& lse),
               (override));
   MOCK_METHOD(void, end, (), (override));
   MOCK_METHOD(void, reset, (), (override));
+  MOCK_METHOD(void, abort, (), (override));
+  MOCK_METHOD(void, truncate, (std::int64_t n), (override));
+  MOCK_METHOD(void, set_interrupt, (Interrupt interrupt), (override));
   MOCK_METHOD(SessionState, state, (), (const, override));
   MOCK_METHOD(std::int64_t, tokens, (), (const, override));
   MOCK_METHOD(const Shape&, shape, (), (const, override));

@@ -68,14 +68,14 @@ class ProtocolSession : public NiceMock<MockSession> {
 
   void expect_step(const Matcher<const Step&>& step) {
     EXPECT_CALL(*this, begin(step));
-    for (std::int64_t layer = 0; layer < layers(); ++layer) EXPECT_CALL(*this, attend(layer, _, _, _, _));
+    for (std::int64_t layer = 0; layer < layers(); ++layer) EXPECT_CALL(*this, attend(layer, _, _, _, _, _));
     EXPECT_CALL(*this, end());
   }
   /// A step whose attend() of `failing` cannot finish (STATE-5).
   void expect_step_that_fails(const Matcher<const Step&>& step, std::int64_t failing) {
     EXPECT_CALL(*this, begin(step));
-    for (std::int64_t layer = 0; layer < failing; ++layer) EXPECT_CALL(*this, attend(layer, _, _, _, _));
-    EXPECT_CALL(*this, attend(failing, _, _, _, _)).WillOnce([this](std::int64_t layer, auto&&...) {
+    for (std::int64_t layer = 0; layer < failing; ++layer) EXPECT_CALL(*this, attend(layer, _, _, _, _, _));
+    EXPECT_CALL(*this, attend(failing, _, _, _, _, _)).WillOnce([this](std::int64_t layer, auto&&...) {
       machine_.enter_layer(layer);
       machine_.fail();
       throw Error(ErrorCode::internal, "the device is gone");
@@ -311,7 +311,7 @@ TEST_F(Runtime, ACancelledTurnIsNotEndedAndResetBeginsAnew) {
     const InSequence order;
     session_->expect_step(prefill(64, 140));
     EXPECT_CALL(*session_, begin(prefill(64)));
-    EXPECT_CALL(*session_, attend(0, _, _, _, _));
+    EXPECT_CALL(*session_, attend(0, _, _, _, _, _));
   }
   // After the first layer of the second call.
   EXPECT_THROW(conversation.feed(ids(150),
