@@ -257,7 +257,10 @@ void PluginSession::open(const Options& options) {
        .pinned = options.pinned,
        .dense_below = options.dense_below,
        .dense_layers = options.dense_layers.empty() ? nullptr : dense_layers_.data(),
-       .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size())});
+       .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size()),
+       .checkpoints = options.checkpoints,
+       .parallel_for = options.parallel_for,
+       .parallel_context = options.parallel_context});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
