@@ -17,7 +17,7 @@ class SessionBase : public Session {
 
   void begin(const Step& step) final;
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
-              const LseOutput& lse) final;
+              const LseOutput& lse = {}) final;
   void end() final;
   void reset() final;
 
