@@ -184,7 +184,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   effective.score_type = options.score_type;
   effective.schedule = options.schedule;
   effective.select = options.select;
-  if (effective.sparse && options.select == Select::h2o) effective.checkpoints = options.checkpoints;
+  if (effective.sparse && options.select == Select::h2o) {
+    effective.checkpoints = options.checkpoints;
+    if (HEADWATER_SABOTAGE("core.config.checkpoints_in_8_bits")) effective.checkpoints &= 0xFF;
+  }
   if (options.select == Select::blocks) {
     effective.key_block = options.key_block;
     effective.query_block = options.query_block;

@@ -158,6 +158,7 @@ void StepMachine::settle() {
   if (settled <= 0) return;
   const auto last = std::partition_point(origins_.begin(), origins_.end(),
                                          [&](const Origin& origin) { return origin.sparse < settled; });
+  if (HEADWATER_SABOTAGE("core.state.settled_chunks_come_back")) settled_end_ = 0;
   // Not smaller: chunks that truncate() dropped were none of the settled ones.
   settled_end_ = std::max(settled_end_, chunks_[static_cast<std::size_t>(last - origins_.begin())].end);
 }
@@ -188,7 +189,7 @@ std::int64_t StepMachine::truncate(std::int64_t n) {
   const auto last =
       std::partition_point(chunks_.begin(), chunks_.end(), [&](const Chunk& chunk) { return chunk.end < n; });
   require_possible(n, *last);
-  last->end = n;
+  if (!HEADWATER_SABOTAGE("core.state.last_chunk_keeps_its_end")) last->end = n;
   chunks_.erase(last + 1, chunks_.end());
   origins_.resize(chunks_.size());
   tokens_ = n;
@@ -212,9 +213,10 @@ void StepMachine::resume() {
   const Chunk& last = chunks_.back();
   const Origin& origin = origins_.back();
   state_ = last.mode == ChunkMode::decode ? SessionState::decoding : SessionState::prefilling;
-  turn_length_ = origin.turn_length;
+  if (!HEADWATER_SABOTAGE("core.state.length_of_dropped_turn")) turn_length_ = origin.turn_length;
   turn_sparse_ = last.mode == ChunkMode::sparse;
   plan_begin_ = static_cast<std::size_t>(origin.step_begin);
+  if (HEADWATER_SABOTAGE("core.state.step_begin_in_16_bits")) plan_begin_ &= 0xFFFF;
 }
 
 void StepMachine::reset() {

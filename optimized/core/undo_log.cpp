@@ -89,7 +89,9 @@ void UndoLog::apply_step(std::int64_t layer) {
     }
     sets_.restore(layer, head, positions(ring_, layer, head));
   }
-  if (!HEADWATER_SABOTAGE("core.undo.set_seems_newer")) sets_.restore(layer, before(ring_, layer));
+  MemorySets::Layer old = before(ring_, layer);
+  if (HEADWATER_SABOTAGE("core.undo.set_seems_newer")) old.built_at = sets_.layer(layer).built_at;
+  sets_.restore(layer, old);
 }
 
 void UndoLog::apply(std::int64_t layer) {

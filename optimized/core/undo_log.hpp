@@ -50,7 +50,8 @@ class UndoLog {
   void forget();
 
   [[nodiscard]] std::int64_t bytes() const {
-    return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes();
+    return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes() +
+           static_cast<std::int64_t>(before_.capacity() * sizeof(MemorySets::Layer) + heads_.capacity());
   }
 
  private:

@@ -109,7 +109,7 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
                            const MutableRows& out, const LseOutput& /*lse*/) {
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
-  if (data_.undo) data_.undo->apply(layer);
+  if (data_.undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.undo->apply(layer);
   store_rows(layer, k, v, chunks.front().begin, n);
   bool dense_layer = options().dense_layer(layer);  // STATE-7
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
