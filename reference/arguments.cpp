@@ -33,4 +33,6 @@ void check_rows(const std::string& name, const Rows& rows, std::int64_t n, std::
 
 Rows read_only(const MutableRows& rows) { return {rows.data, rows.type, rows.row_stride, rows.head_stride}; }
 
+MutableRows as_rows(const LseOutput& lse) { return {lse.data, DType::f32, lse.row_stride, lse.head_stride}; }
+
 }  // namespace headwater::reference

@@ -19,4 +19,7 @@ void check_rows(const std::string& name, const Rows& rows, std::int64_t n, std::
 /// The same memory, read only.
 [[nodiscard]] Rows read_only(const MutableRows& rows);
 
+/// Log-sum-exps as rows of one element.
+[[nodiscard]] MutableRows as_rows(const LseOutput& lse);
+
 }  // namespace headwater::reference

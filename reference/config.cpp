@@ -19,6 +19,7 @@ constexpr int kMaxThreads = 512;
 constexpr std::int64_t kMaxScoreBytes = 4;  // an F32 score, and an entry of a memory set
 constexpr std::int64_t kMaxKeyBlock = 256;  // SEL-1
 constexpr std::int64_t kMaxRefine = 16;     // SEL-1
+constexpr std::int64_t kMaxCheckpoints = 65536;
 
 void require_range(const std::string& field, std::int64_t value, std::int64_t least, std::int64_t most) {
   if (value >= least && value <= most) return;
@@ -103,6 +104,7 @@ void validate(const Shape& shape, const Options& options) {
   require_range("pinned", options.pinned, 0, options.heavy);
   require_range("dense_below", options.dense_below, 0, kMaxPosition);
   validate_dense_layers(shape, options.dense_layers);
+  require_range("checkpoints", options.checkpoints, 0, kMaxCheckpoints);
   if (options.select != Select::h2o && options.select != Select::blocks) {
     reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o) or 1 (blocks)");
   }
@@ -197,6 +199,8 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   // Only without the clamp can the sum be too large for a set of 32-bit positions.
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;
+  const bool scored = effective.sparse && effective.select == Select::h2o;
+  effective.checkpoints = scored ? options.checkpoints : 0;  // STATE-10
   return effective;
 }
 

@@ -12,7 +12,7 @@ void validate(const Shape& shape);
 
 /// CFG-1: the options by themselves and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and
 /// their sum 0 .. 2^31 - 1; scale finite; softcap finite and >= 0; sinks empty or n_head values, finite or
-/// -inf; alibi empty or n_head finite values; threads 0 .. 512. With rule `blocks` also SEL-1, of heavy as it was
+/// -inf; alibi empty or n_head finite values; threads 0 .. 512; checkpoints 0 .. 65536. With rule `blocks` also SEL-1, of heavy as it was
 /// asked for. Errors: invalid_argument.
 void validate(const Shape& shape, const Options& options);
 

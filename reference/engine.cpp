@@ -26,6 +26,10 @@ class ReferenceEngine final : public Engine {
     claims.bitwise_schedules = true;
     claims.no_allocation = false;
     claims.double_arithmetic = true;
+    claims.abort = true;
+    claims.truncate = true;
+    claims.interrupt = true;
+    claims.lse = true;
     return claims;
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {

@@ -1,8 +1,12 @@
 #include "reference/schedule.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <string>
 
+#include "headwater/error.hpp"
+#include "reference/arguments.hpp"
 #include "reference/block_rule.hpp"
 #include "reference/dense.hpp"
 #include "reference/fusion.hpp"
@@ -44,6 +48,7 @@ IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
   const LayerStorage& storage = step.storage;
   IntraState heads;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    ask_to_stop(step);
     const Matrix q = chunk_queries(step, chunk, h);
     const Matrix k = read_rows(storage.keys(), chunk.begin, chunk.end, kv_head(step, h), step.shape.d_head);
     const Matrix v =
@@ -125,8 +130,13 @@ PassResult inter_of_chunk(const LayerStep& step, const Chunk& chunk, std::int64_
 
 void write_output(const LayerStep& step, const Chunk& chunk, std::int64_t h, std::int64_t row,
                   const SoftmaxRow& result, Trace& trace) {
-  write_row(step.out, chunk.begin + row - step.base, h, result.o);
-  trace.lse.push_back(round_to_f32(log_sum_exp(result)));
+  const std::int64_t t = chunk.begin + row - step.base;
+  write_row(step.out, t, h, result.o);
+  const float lse = round_to_f32(log_sum_exp(result));
+  trace.lse.push_back(lse);
+  if (step.lse.data != nullptr) {  // LSE-1
+    write_row(as_rows(step.lse), t, h, std::array<double, 1>{lse});
+  }
 }
 
 void observe(const LayerStep& step, const Chunk& chunk, std::int64_t memory_count, const Trace& trace) {
@@ -174,6 +184,7 @@ void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const Int
   std::vector<BlockSet> sets;  // key/value head after key/value head
   for (std::int64_t g = 0; g < step.shape.n_head_kv; ++g) {
     for (const QueryBlock& block : blocks) {
+      ask_to_stop(step);
       sets.push_back(set_of_query_block(step, chunk, block, g));
       const BlockSet& set = sets.back();
       trace.memory.insert(trace.memory.end(), set.positions.begin(), set.positions.end());
@@ -183,6 +194,7 @@ void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const Int
     }
   }
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    ask_to_stop(step);
     const std::vector<SoftmaxRow>& own = intra[static_cast<std::size_t>(h)].rows;
     const std::span<const BlockSet> group =
         std::span(sets).subspan(static_cast<std::size_t>(kv_head(step, h)) * blocks.size(), blocks.size());
@@ -205,10 +217,14 @@ void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) 
   }
   LayerStorage& storage = step.storage;
   const ScoreType type = step.effective.score_type;
+  if (step.effective.checkpoints > 0) {  // STATE-10
+    step.checkpoints.push_back({chunk.begin, storage.state(chunk.begin)});
+  }
   build_memory_sets(step, chunk.begin);
 
   Trace trace;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    ask_to_stop(step);
     const PassResult& own = intra[static_cast<std::size_t>(h)];
     const std::span<const std::int32_t> memory = storage.memory_set(h);
     const PassResult inter = inter_of_chunk(step, chunk, h, memory);
@@ -241,6 +257,13 @@ void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) 
 
 }  // namespace
 
+// INTR-1
+void ask_to_stop(const LayerStep& step) {
+  if (!step.interrupt || !step.interrupt()) return;
+  throw Error(ErrorCode::interrupted, "attend() of layer " + std::to_string(step.layer) +
+                                          " was interrupted: only abort() or reset() is allowed (INTR-1)");
+}
+
 void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,
                 const Rows& v) {
   std::vector<double> key(static_cast<std::size_t>(shape.d_head));
@@ -270,6 +293,7 @@ void attend_dense(LayerStep& step, const Chunk& chunk) {
   Trace trace;
   trace.memory.assign(static_cast<std::size_t>(step.shape.n_head * storage.memory_view().width), -1);
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    ask_to_stop(step);
     const Matrix k = read_rows(storage.keys(), 0, chunk.end, kv_head(step, h), step.shape.d_head);
     const Matrix v = read_rows(storage.values(), 0, chunk.end, kv_head(step, h), step.shape.d_value);
     const std::vector<SoftmaxRow> rows = dense_attention(logit_rule(step.options, step.effective, h),

@@ -7,7 +7,8 @@
 #include "headwater/session.hpp"
 #include "reference/storage.hpp"
 
-/// Chapter 10 of the spec: what one attend() call does with the chunks of a layer (SCHED-1, SCHED-2).
+/// Chapter 10 of the spec: what one attend() call does with the chunks of a layer (SCHED-1, SCHED-2). All ask to stop
+/// (INTR-1) once for each chunk and query head, which is more often than for each key/value head.
 namespace headwater::reference {
 
 /// One layer of one step. The rows of k and v are stored already.
@@ -16,12 +17,18 @@ struct LayerStep {
   const Options& options;
   const EffectiveOptions& effective;
   const Observer& observer;
+  const Interrupt& interrupt;
   LayerStorage& storage;
+  std::vector<Checkpoint>& checkpoints;  ///< where those of the step's sparse chunks go
   std::int64_t layer = 0;
   std::int64_t base = 0;  ///< position of row 0 of q and out
   Rows q;
   MutableRows out;
+  LseOutput lse;
 };
+
+/// INTR-1. Errors: interrupted; what the caller's function throws.
+void ask_to_stop(const LayerStep& step);
 
 /// STATE-6: rounds the rows of n new tokens once and stores them at positions base, base + 1, ...
 void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,

@@ -38,14 +38,16 @@ void copy_stored_row(const Rows& rows, std::int64_t head, std::int64_t position,
 }  // namespace
 
 ReferenceSession::ReferenceSession(const Shape& shape, const Options& options)
-    : shape_(shape), options_(options), effective_(resolve(shape, options)) {
+    : shape_(shape), options_(options), effective_(resolve(shape, options)), history_(effective_) {
   layers_.reserve(static_cast<std::size_t>(shape.n_layer));
   for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) layers_.emplace_back(shape, effective_);
   attended_.assign(layers_.size(), false);
+  checkpoints_.resize(layers_.size());
 }
 
 void ReferenceSession::require_usable() const {
-  if (progress_ == Progress::failed) wrong_state("the last step failed: only reset() is allowed (STATE-5)");
+  if (progress_ == Progress::failed)
+    wrong_state("the last step failed: only abort() or reset() is allowed (STATE-5)");
 }
 
 bool ReferenceSession::failed() const { return progress_ == Progress::failed; }
@@ -57,12 +59,13 @@ void ReferenceSession::begin(const Step& step) {
     wrong_state("begin() in an open step: end() must come first; the step has failed");
   }
   try {
-    const Turn turn = next_turn(turn_, step, effective_, tokens_, shape_.capacity);
+    const Turn turn = next_turn(history_.turn(), step, effective_, tokens_, shape_.capacity);
     const std::vector<Chunk> plan =
         chunk_plan(tokens_, step.n, turn.mode, effective_.batch, effective_.chunk);
-    chunks_.insert(chunks_.end(), plan.begin(), plan.end());
-    step_chunks_ = plan.size();
-    turn_ = turn;
+    std::vector<LayerState> before;
+    for (const LayerStorage& storage : layers_) before.push_back(storage.state(tokens_));
+    history_.add(turn, plan);
+    before_step_ = std::move(before);
   } catch (const std::bad_alloc&) {
     out_of_memory("begin()");
   }
@@ -72,7 +75,7 @@ void ReferenceSession::begin(const Step& step) {
 }
 
 void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                              const MutableRows& out, const LseOutput& /*lse*/) {
+                              const MutableRows& out, const LseOutput& lse) {
   require_usable();
   if (progress_ != Progress::open) wrong_state("attend() without an open step: begin() must come first");
   require_index("layer", layer, shape_.n_layer);
@@ -81,6 +84,8 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
   check_rows("v", v, step_tokens_, shape_.n_head_kv, shape_.d_value);
   check_rows("out", read_only(out), step_tokens_, shape_.n_head, shape_.d_value);
 
+  if (lse.data != nullptr) check_rows("lse", read_only(as_rows(lse)), step_tokens_, shape_.n_head, 1);
+
   progress_ = Progress::failed;  // until the layer is done (STATE-5)
   if (attended_[static_cast<std::size_t>(layer)]) {
     wrong_state("attend() of layer " + std::to_string(layer) +
@@ -88,13 +93,17 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
   }
   try {
     LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
+    std::vector<Checkpoint>& checkpoints = checkpoints_[static_cast<std::size_t>(layer)];
+    LayerStep step{shape_,      options_, effective_, observer_, interrupt_, storage,
+                   checkpoints, layer,    tokens_,    q,         out,        lse};
+    ask_to_stop(step);
     store_rows(storage, shape_, tokens_, step_tokens_, k, v);
     attended_[static_cast<std::size_t>(layer)] = true;
-    LayerStep step{shape_, options_, effective_, observer_, storage, layer, tokens_, q, out};
+    const ChunkMode mode = history_.turn().mode;
     const bool dense_layer = effective_.dense_layer(layer);
-    if (turn_.mode == ChunkMode::sparse && dense_layer) {  // STATE-7
+    if (mode == ChunkMode::sparse && dense_layer) {  // STATE-7
       attend_dense(step, Chunk{tokens_, tokens_ + step_tokens_, ChunkMode::dense});
-    } else if (turn_.mode != ChunkMode::sparse) {
+    } else if (mode != ChunkMode::sparse) {
       attend_dense(step, plan().front());
     } else if (effective_.schedule == Schedule::layer_major) {
       attend_layer_major(step, plan());
@@ -119,16 +128,66 @@ void ReferenceSession::end() {
   tokens_ += step_tokens_;
   step_tokens_ = 0;
   progress_ = Progress::idle;
+  before_step_.clear();
+  history_.settle();
+  const auto settled = [&](const Checkpoint& checkpoint) {
+    return checkpoint.begin < history_.settled_end();
+  };
+  for (std::vector<Checkpoint>& checkpoints : checkpoints_) std::erase_if(checkpoints, settled);
 }
 
 void ReferenceSession::reset() {
   for (LayerStorage& storage : layers_) storage.clear(tokens_ + step_tokens_);
-  turn_ = Turn{};
-  chunks_.clear();
-  step_chunks_ = 0;
+  for (std::vector<Checkpoint>& checkpoints : checkpoints_) checkpoints.clear();
+  before_step_.clear();
+  history_.clear();
   tokens_ = 0;
   step_tokens_ = 0;
   progress_ = Progress::idle;
+}
+
+// STATE-8
+void ReferenceSession::abort() {
+  if (progress_ == Progress::idle) wrong_state("abort() without an open step: begin() must come first");
+  const auto of_the_step = [&](const Checkpoint& checkpoint) { return checkpoint.begin >= tokens_; };
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    layers_[layer].restore(before_step_[layer], tokens_ + step_tokens_);
+    std::erase_if(checkpoints_[layer], of_the_step);
+  }
+  before_step_.clear();
+  history_.drop_last();
+  step_tokens_ = 0;
+  progress_ = Progress::idle;
+}
+
+// STATE-9, STATE-10
+void ReferenceSession::truncate(std::int64_t n) {
+  require_usable();
+  if (progress_ == Progress::open) {
+    wrong_state("truncate() in an open step: end() or abort() must come first");
+  }
+  const std::string stored = std::to_string(tokens_);
+  if (n < 0 || n > tokens_) reject("n", std::to_string(n), "0 to " + stored + ", the tokens stored");
+  if (!history_.can_end_at(n)) {
+    reject("n", std::to_string(n),
+           "0, or " + std::to_string(history_.settled_end()) + " to " + stored +
+               " and not inside of a sparse chunk (STATE-10, checkpoints = " +
+               std::to_string(effective_.checkpoints) + ")");
+  }
+  if (n == 0) {
+    reset();
+    return;
+  }
+  const auto dropped = [&](const Checkpoint& checkpoint) { return checkpoint.begin >= n; };
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    std::vector<Checkpoint>& checkpoints = checkpoints_[layer];
+    // Without such a chunk nothing changed the scores and sets since: dense and decode chunks do not.
+    const auto first = std::find_if(checkpoints.begin(), checkpoints.end(), dropped);
+    if (first != checkpoints.end()) layers_[layer].restore(first->state, tokens_);
+    checkpoints.erase(first, checkpoints.end());
+  }
+  history_.truncate(n);
+  tokens_ = n;
 }
 
 MemoryBytes ReferenceSession::memory_bytes() const {
@@ -138,6 +197,11 @@ MemoryBytes ReferenceSession::memory_bytes() const {
     sum.kv += bytes.kv;
     sum.scores += bytes.scores;
     sum.memory_sets += bytes.memory_sets;
+  }
+  // Unlike the rest these are taken step by step.
+  for (const LayerState& state : before_step_) sum.memory_sets += bytes_of(state);
+  for (const std::vector<Checkpoint>& checkpoints : checkpoints_) {
+    for (const Checkpoint& checkpoint : checkpoints) sum.memory_sets += bytes_of(checkpoint.state);
   }
   sum.workspace = static_cast<std::int64_t>(sizeof(*this) + layers_.size() * sizeof(LayerStorage));
   return sum;
@@ -174,5 +238,7 @@ void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std:
 }
 
 void ReferenceSession::set_observer(Observer observer) { observer_ = std::move(observer); }
+
+void ReferenceSession::set_interrupt(Interrupt interrupt) { interrupt_ = std::move(interrupt); }
 
 }  // namespace headwater::reference

@@ -109,6 +109,34 @@ void LayerStorage::clear(std::int64_t tokens) {
   memory_end = 0;
 }
 
+LayerState LayerStorage::state(std::int64_t tokens) const {
+  const std::size_t size = score_size(score_type_);
+  LayerState state{tokens, {}, memory_, memory_count, memory_end};
+  for (std::int64_t h = 0; h < shape_.n_head; ++h) {
+    const std::byte* scores = scores_.data() + static_cast<std::size_t>(h * shape_.capacity) * size;
+    state.scores.insert(state.scores.end(), scores, scores + static_cast<std::size_t>(tokens) * size);
+  }
+  return state;
+}
+
+void LayerStorage::restore(const LayerState& state, std::int64_t end) {
+  clear(end);
+  const std::size_t size = score_size(score_type_);
+  const std::size_t row = static_cast<std::size_t>(state.tokens) * size;
+  for (std::int64_t h = 0; h < shape_.n_head; ++h) {
+    const auto from = state.scores.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * row);
+    std::copy(from, from + static_cast<std::ptrdiff_t>(row),
+              scores_.data() + static_cast<std::size_t>(h * shape_.capacity) * size);
+  }
+  memory_ = state.memory;
+  memory_count = state.memory_count;
+  memory_end = state.memory_end;
+}
+
+std::int64_t bytes_of(const LayerState& state) {
+  return static_cast<std::int64_t>(state.scores.size() + state.memory.size() * sizeof(std::int32_t));
+}
+
 MemoryBytes LayerStorage::bytes() const {
   MemoryBytes bytes;
   bytes.kv = static_cast<std::int64_t>(keys_.size() + values_.size());

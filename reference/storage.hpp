@@ -31,6 +31,23 @@ class ZeroedBytes {
   std::size_t size_ = 0;
 };
 
+/// What a step can change in a layer beside rows at positions that were free (STATE-8): its scores and memory sets.
+struct LayerState {
+  std::int64_t tokens = 0;
+  std::vector<std::byte> scores;  ///< [Hq][tokens]
+  std::vector<std::int32_t> memory;
+  std::int64_t memory_count = 0;
+  std::int64_t memory_end = 0;
+};
+
+/// The state of a layer when a sparse chunk began (STATE-10).
+struct Checkpoint {
+  std::int64_t begin = 0;  ///< first position of the chunk
+  LayerState state;
+};
+
+[[nodiscard]] std::int64_t bytes_of(const LayerState& state);
+
 /// Everything that one layer of a session stores. The shape and the options are validated.
 class LayerStorage {
  public:
@@ -60,6 +77,10 @@ class LayerStorage {
 
   /// SCORE-1: back to zero scores and no memory set, given that no position >= tokens was ever scored.
   void clear(std::int64_t tokens);
+
+  /// The state of the first `tokens` tokens; and back to such a state, given that no position >= end was ever scored.
+  [[nodiscard]] LayerState state(std::int64_t tokens) const;
+  void restore(const LayerState& state, std::int64_t end);
 
   [[nodiscard]] MemoryBytes bytes() const;
 

@@ -249,6 +249,7 @@ TEST(Config, DefaultsAreThoseOfTheSpec) {
   EXPECT_EQ(effective.pinned, 0);
   EXPECT_EQ(effective.dense_below, 0);
   EXPECT_TRUE(effective.dense_layers.empty());
+  EXPECT_EQ(effective.checkpoints, 0);
   EXPECT_TRUE(effective.sparse);
   EXPECT_EQ(effective.scale, 0.125);
   EXPECT_EQ(effective.softcap, 0.0);
@@ -504,6 +505,30 @@ TEST(Config, CFG_5_DenseBelowHasLimits) {
   for (const std::int64_t below : {std::int64_t{-1}, kMin, kPositions + 1, kMax}) {
     options.dense_below = below;
     expect_rejected(options, {"dense_below = " + std::to_string(below), "0 to 2147483647"});
+  }
+}
+
+TEST(Config, STATE_10_CheckpointsOfScoredSessions) {
+  Options options;
+  for (const std::int64_t checkpoints : {0, 1, 65536}) {
+    options.checkpoints = checkpoints;
+    EXPECT_EQ(resolve(small_shape(), options).checkpoints, checkpoints);
+    Options dense = options;
+    dense.dense = true;
+    EXPECT_EQ(resolve(small_shape(), dense).checkpoints, 0);
+    Options one_token = options;
+    one_token.chunk = 1;  // CFG-3 leaves no memory
+    EXPECT_EQ(resolve(small_shape(), one_token).checkpoints, 0);
+    Options blocks = options;
+    blocks.select = Select::blocks;
+    EXPECT_EQ(resolve(small_shape(), blocks).checkpoints, 0);
+  }
+  for (const std::int64_t checkpoints : {std::int64_t{-1}, kMin, std::int64_t{65537}, kMax}) {
+    options.checkpoints = checkpoints;
+    expect_rejected(options, {"checkpoints = " + std::to_string(checkpoints), "0 to 65536"});
+    options.select = Select::blocks;  // whether it is used or not
+    expect_rejected(options, {"checkpoints = " + std::to_string(checkpoints), "0 to 65536"});
+    options.select = Select::h2o;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@
 /// Whole sessions of the engine `reference` against the definition.
 /// Clauses: FUSE-2, SCHED-1, SCHED-2, SCHED-3, STATE-3, STATE-4, STATE-6, PLAN-2, MEM-1, MEM-3, MEM-5, MEM-6,
 /// SCORE-2, SCORE-3, SCORE-5, DEC-1, CFG-2, CFG-3, LOGIT-1, LOGIT-2, LOGIT-3, LOGIT-4, SEL-1, SEL-2, SEL-4, SEL-5,
-/// SEL-6, SEL-7, SEL-8, SEL-9, CFG-5, MEM-7, STATE-7.
+/// SEL-6, SEL-7, SEL-8, SEL-9, CFG-5, MEM-7, STATE-7,
+/// LSE-1.
 namespace headwater::reference {
 namespace {
 
@@ -103,7 +105,7 @@ struct Case {
 };
 
 struct Layer {
-  Tensor q, k, v, out;
+  Tensor q, k, v, out, lse;
   Defined defined;
   std::vector<test::DefinedChunk>
       plan;  ///< what the session says, whether the layer is dense or not (STATE-7)
@@ -118,6 +120,7 @@ Layer make_layer(const Case& c, std::int64_t index, std::int64_t n, const Effect
               Tensor(n, s.n_head_kv, s.d_head, c.k_type, c.head_major),
               Tensor(n, s.n_head_kv, s.d_value, c.v_type, !c.head_major),
               Tensor(n, s.n_head, s.d_value, c.out_type, c.head_major),
+              Tensor(n, s.n_head, 1, DType::f32, c.head_major),
               {},
               {}};
   layer.q.fill(numbers, c.size);
@@ -150,13 +153,16 @@ Layer make_layer(const Case& c, std::int64_t index, std::int64_t n, const Effect
   return layer;
 }
 
-/// FUSE-1
+/// FUSE-1, LSE-1: what the observer is told has been written for the caller, too.
 void check_lse(const ChunkRecord& record, const Layer& layer, const Shape& shape) {
   for (std::int64_t h = 0; h < shape.n_head; ++h) {
     for (std::int64_t row = 0; row < record.row_stride; ++row) {
       const std::int64_t i = record.chunk.begin + row;
       const double lse = layer.defined.lse[static_cast<std::size_t>(i * shape.n_head + h)];
       EXPECT_NEAR(record.lse[h * record.row_stride + row], lse, 0x1p-24 * std::fabs(lse) + 1e-13);
+      float written = 0.0F;
+      copy_row(layer.lse.rows(0), i, h, std::span(&written, 1));
+      EXPECT_EQ(written, record.lse[h * record.row_stride + row]);
     }
   }
 }
@@ -332,6 +338,12 @@ void check_output(const Case& c, const Layer& layer) {
     EXPECT_NEAR(out[e], expected, unit(c.out_type) * std::fabs(expected) + 1e-13) << "element " << e;
   }
   EXPECT_TRUE(layer.out.gaps_untouched());
+  EXPECT_TRUE(layer.lse.gaps_untouched());
+}
+
+/// No alignment: the rows of a Tensor begin on odd bytes.
+LseOutput lse_output(const MutableRows& rows) {
+  return {reinterpret_cast<float*>(rows.data), rows.row_stride, rows.head_stride};
 }
 
 void check(const Case& c) {
@@ -360,7 +372,7 @@ void check(const Case& c) {
       const Tensor& k = layer.k;
       const Tensor& v = layer.v;
       session->attend(static_cast<std::int64_t>(l), q.rows(base), k.rows(base), v.rows(base),
-                      layer.out.rows(base));
+                      layer.out.rows(base), lse_output(layer.lse.rows(base)));
       // Each layer has been shown all that it attended.
       EXPECT_EQ(layer.defined.chunks.at(layer.next_chunk - 1).end, base + step.n);
       for (const Chunk& chunk : session->plan()) {

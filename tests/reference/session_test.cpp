@@ -91,8 +91,8 @@ struct Fixture {
 };
 
 void expect_failed(Session& session) {
-  expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.begin(Step::decode()); });
-  expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.end(); });
+  expect_error(ErrorCode::wrong_state, {"abort()", "reset()"}, [&] { session.begin(Step::decode()); });
+  expect_error(ErrorCode::wrong_state, {"abort()", "reset()"}, [&] { session.end(); });
   expect_error(ErrorCode::wrong_state, {"reset()"}, [&] { session.attend(0, {}, {}, {}, {}); });
 }
 
@@ -663,6 +663,11 @@ TEST(Engine, WhatItSaysOfItself) {
   EXPECT_TRUE(engine.claims().bitwise_schedules);
   EXPECT_FALSE(engine.claims().no_allocation);
   EXPECT_TRUE(engine.claims().double_arithmetic);
+  EXPECT_TRUE(engine.claims().abort);
+  EXPECT_TRUE(engine.claims().truncate);
+  EXPECT_TRUE(engine.claims().interrupt);
+  EXPECT_TRUE(engine.claims().lse);
+  EXPECT_FALSE(engine.claims().host_threads);
 }
 
 TEST(Engine, CFG_1_OpenValidates) {
