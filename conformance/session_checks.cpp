@@ -130,7 +130,7 @@ Picture picture(const Session& session, std::int64_t stride) {
   for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
     seen.layers.push_back(snapshot(session, layer));
     for (std::int64_t head = 0; head < shape.n_head_kv; ++head) {
-      for (std::int64_t t = (seen.tokens - 1) % stride; t < seen.tokens; t += stride) {
+      for (std::int64_t t = seen.tokens > 0 ? (seen.tokens - 1) % stride : 0; t < seen.tokens; t += stride) {
         session.read_key(layer, head, t, key);
         session.read_value(layer, head, t, value);
         seen.rows.insert(seen.rows.end(), key.begin(), key.end());

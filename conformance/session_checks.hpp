@@ -60,7 +60,7 @@ void require_same(const Picture& a, const Picture& b, const std::string& what);
 /// STATE-10, from the clause alone: which lengths a session can be truncated to.
 class Lengths {
  public:
-  explicit Lengths(const EffectiveOptions& options);
+  explicit Lengths(const EffectiveOptions& options = {});
   /// After end() and after truncate(): the chunks of the session then.
   void ended(std::span<const Chunk> chunks);
   void truncated(std::int64_t n);

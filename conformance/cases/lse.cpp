@@ -89,7 +89,9 @@ void no_key(Context& context) {
     problem.fill_normal(random);
     for (float& x : problem.layers[0].q.values) x = 1.0f;
     for (float& x : problem.layers[0].k.values) x = -std::numeric_limits<float>::infinity();
-    const Trace trace = run(engine, problem, {.lse = true});
+    RunStyle style;
+    style.lse = true;
+    const Trace trace = run(engine, problem, style);
     require_observed(trace, problem);
     for (std::size_t i = 0; i < trace.layers[0].lse.size(); ++i) {
       const bool one_key = sinks && i % 2 == 0;  // the sink of head 0
@@ -116,12 +118,12 @@ void sizes(Context& context) {
       problem.shape.d_head = problem.shape.d_value = 16;
       problem.shape.kv_type = problem.k_type = problem.v_type = problem.q_type = type;
       problem.options.select = rule;
-      problem.options.chunk = 512;
-      problem.options.local = problem.options.heavy = 128;
+      problem.options.chunk = 300;
+      problem.options.local = problem.options.heavy = 64;
       problem.options.threads = context.threads;
       problem.options.dense_layers = {1};
       problem.options.sinks = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -2.0f};
-      problem.steps = {Step::prefill(2100), Step::decode(2)};
+      problem.steps = {Step::prefill(1300), Step::decode(2)};
       problem.shape.capacity = problem.tokens();
       problem.fill_normal(random);
       (void)require_lse(context, problem, Placement::strided);
