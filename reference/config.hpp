@@ -12,8 +12,8 @@ void validate(const Shape& shape);
 
 /// CFG-1: the options by themselves and against the shape: batch, chunk 1 .. 2^31 - 1; local, heavy and
 /// their sum 0 .. 2^31 - 1; scale finite; softcap finite and >= 0; sinks empty or n_head values, finite or
-/// -inf; alibi empty or n_head finite values; threads 0 .. 512; checkpoints 0 .. 65536. With rule `blocks` also SEL-1, of heavy as it was
-/// asked for. Errors: invalid_argument.
+/// -inf; alibi empty or n_head finite values; threads 0 .. 512; checkpoints 0 .. 65536. With rule `blocks` also SEL-1,
+/// of heavy as it was asked for. Errors: invalid_argument.
 void validate(const Shape& shape, const Options& options);
 
 /// CFG-2 (dense), CFG-3 (clamp; SEL-1) and CFG-4 (B >= S) applied to validated options, with a warning for each

@@ -35,7 +35,7 @@ void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
-/// Clauses: STATE-5.
+/// Clauses: STATE-5, STATE-8.
 namespace headwater::reference {
 namespace {
 
@@ -94,6 +94,7 @@ TEST(Allocation, STATE_5_BeginChangesNothing) {
                                             [&] {
                                               EXPECT_EQ(session->state(), SessionState::empty);
                                               EXPECT_TRUE(session->plan().empty());
+                                              EXPECT_TRUE(session->chunks().empty());
                                             });
   EXPECT_GT(failures, 1);
   EXPECT_EQ(session->plan().size(), 7U);
@@ -103,6 +104,7 @@ TEST(Allocation, STATE_5_AttendFailsTheStep) {
   for (const bool dense : {false, true}) {
     Options options = chunks_of_4();
     options.dense = dense;
+    options.checkpoints = 2;
     const std::unique_ptr<Session> session = reference_engine().open(two_heads(), options);
     test::Numbers numbers(1);
     const std::vector<float> rows = numbers.floats(9 * 4);
@@ -111,13 +113,13 @@ TEST(Allocation, STATE_5_AttendFailsTheStep) {
     const Rows kv = Rows::token_major(rows.data(), DType::f32, 1, 2);
     const MutableRows o = MutableRows::token_major(out.data(), DType::f32, 2, 2);
     session->begin(Step::prefill(9));
-    const int failures = fail_each_allocation([&] { session->attend(0, q, kv, kv, o); },
-                                              [&] {
-                                                test::expect_error(ErrorCode::wrong_state, {"reset()"},
-                                                                   [&] { session->end(); });
-                                                session->reset();
-                                                session->begin(Step::prefill(9));
-                                              });
+    const int failures = fail_each_allocation(
+        [&] { session->attend(0, q, kv, kv, o); },
+        [&] {
+          test::expect_error(ErrorCode::wrong_state, {"abort()", "reset()"}, [&] { session->end(); });
+          session->abort();
+          session->begin(Step::prefill(9));
+        });
     EXPECT_GT(failures, 10);
   }
 }

@@ -6,7 +6,7 @@
 
 #include "tests/reference/support.hpp"
 
-/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4, CFG-5, SEL-1.
+/// Clauses: CFG-1, CFG-2, CFG-3, CFG-4, CFG-5, SEL-1, STATE-10.
 namespace headwater::reference {
 namespace {
 
