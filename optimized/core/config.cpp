@@ -76,6 +76,7 @@ void validate(const Shape& shape, const Options& options) {
   require_range("pinned", options.pinned, 0, options.heavy);
   require_range("dense_below", options.dense_below, 0, kMaxPosition);
   validate_dense_layers(shape, options.dense_layers);
+  require_range("checkpoints", options.checkpoints, 0, kMaxCheckpoints);
   require_range("threads", options.threads, 0, kMaxThreads);
   require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
   require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
@@ -113,6 +114,13 @@ void require_h2o(const Options& options, std::string_view engine) {
   if (options.select == Select::h2o) return;
   refuse("select", static_cast<int>(options.select),
          "0 (h2o): engine " + std::string(engine) + " has no other rule");
+}
+
+void require_no_checkpoints(const Options& options, std::string_view engine) {
+  if (options.checkpoints == 0) return;
+  throw Error(ErrorCode::unsupported, "checkpoints is " + std::to_string(options.checkpoints) +
+                                          "; allowed: 0: engine " + std::string(engine) +
+                                          " does not truncate");
 }
 
 void require_no_device(const Options& options, std::string_view engine) {
@@ -176,6 +184,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   effective.score_type = options.score_type;
   effective.schedule = options.schedule;
   effective.select = options.select;
+  if (effective.sparse && options.select == Select::h2o) {
+    effective.checkpoints = options.checkpoints;
+    if (HEADWATER_SABOTAGE("core.config.checkpoints_in_8_bits")) effective.checkpoints &= 0xFF;
+  }
   if (options.select == Select::blocks) {
     effective.key_block = options.key_block;
     effective.query_block = options.query_block;

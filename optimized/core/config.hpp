@@ -10,6 +10,7 @@ namespace headwater::core {
 inline constexpr std::int64_t kMaxPosition = 2147483647;  // positions are 32-bit
 inline constexpr std::int64_t kMaxExtent = 65536;         // layers, heads, row widths
 inline constexpr std::int64_t kMaxThreads = 512;
+inline constexpr std::int64_t kMaxCheckpoints = 65536;
 
 /// The effective options (CFG-1..4). Throws Error invalid_argument naming field, value and what is allowed.
 /// `default_threads` is what threads = 0 stands for.
@@ -18,6 +19,9 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
 /// Throws Error invalid_argument where the options want what `engine` does not have: a rule other than h2o, or pinned
 /// tokens.
 void require_h2o(const Options& options, std::string_view engine);
+
+/// Throws Error unsupported where the options want checkpoints, and the engine does not truncate.
+void require_no_checkpoints(const Options& options, std::string_view engine);
 
 /// Throws Error invalid_argument where the options want device rows or a device, and the engine has none.
 void require_no_device(const Options& options, std::string_view engine);

@@ -72,6 +72,10 @@ void MemorySets::finish(std::int64_t layer, std::int64_t end) {
   layers_[static_cast<std::size_t>(layer)] = {next_count(end), end};
 }
 
+void MemorySets::restore(std::int64_t layer, std::int64_t head, const std::int32_t* before) {
+  std::copy_n(before, width_, positions_.data() + (layer * heads_ + head) * width_);
+}
+
 void MemorySets::reset() {
   if (HEADWATER_SABOTAGE("core.memory.reset_keeps_sets")) return;
   std::fill(layers_.begin(), layers_.end(), Layer{});

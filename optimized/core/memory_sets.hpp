@@ -13,6 +13,12 @@ namespace headwater::core {
 /// min(M, capacity) are stored, ascending, then -1.
 class MemorySets {
  public:
+  /// What the sets of all heads of a layer have in common.
+  struct Layer {
+    std::int64_t count = 0;     ///< valid entries of a set
+    std::int64_t built_at = 0;  ///< tokens before this position were seen when it was built
+  };
+
   MemorySets() = default;
   MemorySets(std::int64_t layers, std::int64_t heads, std::int64_t local, std::int64_t heavy,
              std::int64_t capacity, std::int64_t pinned = 0);
@@ -30,9 +36,17 @@ class MemorySets {
 
   void reset();
 
+  /// What was read by layer() and entries() before becomes the layer's again, and one head's: width() positions.
+  void restore(std::int64_t layer, const Layer& before) { layers_[static_cast<std::size_t>(layer)] = before; }
+  void restore(std::int64_t layer, std::int64_t head, const std::int32_t* before);
+
+  [[nodiscard]] const Layer& layer(std::int64_t index) const {
+    return layers_[static_cast<std::size_t>(index)];
+  }
   [[nodiscard]] const std::int32_t* entries(std::int64_t layer, std::int64_t head) const {
     return positions_.data() + (layer * heads_ + head) * width_;
   }
+  [[nodiscard]] std::int64_t heads() const { return heads_; }
   [[nodiscard]] std::int64_t width() const { return width_; }
   [[nodiscard]] std::int64_t count(std::int64_t layer) const {
     return layers_[static_cast<std::size_t>(layer)].count;
@@ -43,11 +57,6 @@ class MemorySets {
   [[nodiscard]] std::int64_t bytes() const { return positions_.bytes(); }
 
  private:
-  struct Layer {
-    std::int64_t count = 0;     // valid entries of the set, the same for every head
-    std::int64_t built_at = 0;  // tokens before this position were seen when it was built
-  };
-
   std::int64_t heads_ = 0;
   std::int64_t local_ = 0;
   std::int64_t heavy_ = 0;

@@ -68,6 +68,33 @@ void ScoreStore::accumulate(std::int64_t layer, std::int64_t head, const std::in
   }
 }
 
+void ScoreStore::keep(std::int64_t layer, std::int64_t head, const std::int32_t* positions,
+                      std::int64_t count, void* kept) const {
+  const std::int64_t first = index(layer, head, 0);
+  const auto copy = [&](const auto* scores, auto* to) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = scores[first + positions[i]];
+  };
+  if (type_ == ScoreType::bf16) {
+    copy(bf16(), static_cast<std::uint16_t*>(kept));
+  } else {
+    copy(f32(), static_cast<float*>(kept));
+  }
+}
+
+void ScoreStore::put_back(std::int64_t layer, std::int64_t head, const std::int32_t* positions,
+                          std::int64_t count, const void* kept) {
+  if (HEADWATER_SABOTAGE("core.undo.scores_beyond_256")) count = std::min<std::int64_t>(count, 256);
+  const std::int64_t first = index(layer, head, 0);
+  const auto copy = [&](const auto* from, auto* scores) {
+    for (std::int64_t i = 0; i < count; ++i) scores[first + positions[i]] = from[i];
+  };
+  if (type_ == ScoreType::bf16) {
+    copy(static_cast<const std::uint16_t*>(kept), bf16());
+  } else {
+    copy(static_cast<const float*>(kept), f32());
+  }
+}
+
 float ScoreStore::read(std::int64_t layer, std::int64_t head, std::int64_t position) const {
   const std::int64_t at = index(layer, head, position);
   return type_ == ScoreType::bf16 ? float_from_bf16(bf16()[at]) : f32()[at];

@@ -29,16 +29,22 @@ class ScoreStore {
   void accumulate(std::int64_t layer, std::int64_t head, const std::int32_t* positions, std::int64_t count,
                   const float* column_sums);
 
+  /// Copies scores as they are stored, score(positions[i]) to entry i of `kept`, and back.
+  void keep(std::int64_t layer, std::int64_t head, const std::int32_t* positions, std::int64_t count,
+            void* kept) const;
+  void put_back(std::int64_t layer, std::int64_t head, const std::int32_t* positions, std::int64_t count,
+                const void* kept);
+
   [[nodiscard]] float read(std::int64_t layer, std::int64_t head, std::int64_t position) const;
   [[nodiscard]] ScoreView view(std::int64_t layer) const;
   [[nodiscard]] int key_bits() const { return type_ == ScoreType::bf16 ? 16 : 32; }
+  [[nodiscard]] std::int64_t element_bytes() const { return key_bits() / 8; }
   [[nodiscard]] std::int64_t bytes() const { return scores_.bytes(); }
 
  private:
   [[nodiscard]] std::int64_t index(std::int64_t layer, std::int64_t head, std::int64_t position) const {
     return (layer * heads_ + head) * capacity_ + position;
   }
-  [[nodiscard]] std::int64_t element_bytes() const { return key_bits() / 8; }
   /// Of the type that is stored.
   [[nodiscard]] std::uint16_t* bf16() { return reinterpret_cast<std::uint16_t*>(scores_.data()); }
   [[nodiscard]] float* f32() { return reinterpret_cast<float*>(scores_.data()); }

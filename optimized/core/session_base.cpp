@@ -40,8 +40,11 @@ const Shape& countable(const Shape& shape) {
 
 }  // namespace
 
-SessionBase::SessionBase(const Shape& shape, EffectiveOptions options)
-    : shape_(countable(shape)), options_(std::move(options)), machine_(shape_, options_) {}
+SessionBase::SessionBase(const Shape& shape, EffectiveOptions options, bool undoes)
+    : shape_(countable(shape)),
+      options_(std::move(options)),
+      undoes_(undoes),
+      machine_(shape_, options_, undoes) {}
 
 void SessionBase::begin(const Step& step) { machine_.begin(step); }
 
@@ -69,11 +72,30 @@ void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const
   }
 }
 
-void SessionBase::end() { machine_.end(); }
+void SessionBase::end() {
+  machine_.end();
+  keep_step();
+}
 
 void SessionBase::reset() {
   forget();
   machine_.reset();
+}
+
+void SessionBase::abort() {
+  if (!undoes_) Session::abort();  // refuses
+  machine_.abort();
+  undo_step();
+}
+
+void SessionBase::truncate(std::int64_t n) {
+  if (!undoes_) Session::truncate(n);  // refuses
+  const std::int64_t sparse = machine_.truncate(n);
+  if (n == 0) {
+    forget();
+  } else {
+    undo_chunks(sparse);
+  }
 }
 
 void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }

@@ -12,14 +12,16 @@ namespace headwater::core {
 /// around run_layer(), which does the work of one layer.
 class SessionBase : public Session {
  public:
-  /// Takes the memory of the list of chunks (std::bad_alloc).
-  SessionBase(const Shape& shape, EffectiveOptions options);
+  /// Takes the memory of the list of chunks (std::bad_alloc). `undoes`: abort() and truncate() are offered.
+  SessionBase(const Shape& shape, EffectiveOptions options, bool undoes = false);
 
   void begin(const Step& step) final;
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
               const LseOutput& lse) final;
   void end() final;
   void reset() final;
+  void abort() final;
+  void truncate(std::int64_t n) final;
 
   [[nodiscard]] SessionState state() const final { return machine_.state(); }
   [[nodiscard]] bool failed() const final { return machine_.failed(); }
@@ -40,6 +42,14 @@ class SessionBase : public Session {
                          const MutableRows& out, const LseOutput& lse) = 0;
   /// Forgets all tokens; what it throws leaves the session as it was. (The state machine is reset by the base.)
   virtual void forget() = 0;
+  /// Of a session that undoes. Stored rows, and scores after the last token, may stay: they are written before they are
+  /// read. None of the three may throw.
+  /// The step has ended, whose chunks are plan().
+  virtual void keep_step() {}
+  /// Scores and memory sets become those before the step (STATE-8).
+  virtual void undo_step() {}
+  /// They become those before the last `sparse` sparse chunks of all kept steps (STATE-10).
+  virtual void undo_chunks(std::int64_t /*sparse*/) {}
 
   void require_layer(std::int64_t layer) const;
   /// For read_key and read_value: indices in range and the row at least `width` wide.
@@ -53,6 +63,7 @@ class SessionBase : public Session {
  private:
   Shape shape_;
   EffectiveOptions options_;
+  bool undoes_;
   StepMachine machine_;
   Observer observer_;
 };

@@ -19,18 +19,22 @@ namespace {
 
 }  // namespace
 
-StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options)
+StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options, bool undoes)
     : capacity_(shape.capacity),
       batch_(options.batch),
       chunk_(options.chunk),
       dense_below_(options.dense_below),
-      sparse_(options.sparse) {
+      sparse_(options.sparse),
+      undoes_(undoes),
+      settles_(options.sparse && options.select == Select::h2o),
+      checkpoints_(options.checkpoints) {
   attended_.assign(static_cast<std::size_t>(shape.n_layer), 0);
   chunks_.reserve(static_cast<std::size_t>(capacity_));  // a chunk has a token at least
+  origins_.reserve(static_cast<std::size_t>(capacity_));
 }
 
 void StepMachine::require_not_failed() const {
-  if (failed_) refuse_state("an earlier step failed half-way; allowed: reset()");
+  if (failed_) refuse_state(std::string("an earlier step failed half-way; allowed: ") + way_on());
 }
 
 void StepMachine::require_open(const char* call) const {
@@ -53,7 +57,7 @@ void StepMachine::begin(const Step& step) {
   require_not_failed();
   if (open_) {
     fail();
-    refuse_state("begin() while a step is open; allowed: attend() the remaining layers, then end()");
+    refuse_state(std::string("begin() while a step is open; allowed: end() before it, now only ") + way_on());
   }
   const bool prefill = step.kind == Step::Kind::prefill;
   if (!prefill && step.kind != Step::Kind::decode) {
@@ -103,10 +107,19 @@ void StepMachine::begin(const Step& step) {
     chunks_.push_back({tokens_, tokens_ + step.n, ChunkMode::decode});
     if (!HEADWATER_SABOTAGE("core.state.decode_keeps_the_turn")) state_ = SessionState::decoding;
   }
+  append_origins();
   step_tokens_ = step.n;
   layers_left_ = static_cast<std::int64_t>(attended_.size());
   std::fill(attended_.begin(), attended_.end(), static_cast<char>(0));
   open_ = true;
+}
+
+void StepMachine::append_origins() {
+  std::int32_t sparse = origins_.empty() ? 0 : origins_.back().sparse;
+  for (const Chunk& chunk : plan()) {
+    if (chunk.mode == ChunkMode::sparse) ++sparse;
+    origins_.push_back({turn_length_, static_cast<std::int32_t>(plan_begin_), sparse});
+  }
 }
 
 void StepMachine::enter_layer(std::int64_t layer) {
@@ -118,8 +131,8 @@ void StepMachine::enter_layer(std::int64_t layer) {
   }
   if (attended_[static_cast<std::size_t>(layer)] && !HEADWATER_SABOTAGE("core.state.layer_twice")) {
     fail();
-    refuse_state("layer " + std::to_string(layer) +
-                 " attended twice in one step; allowed: once, then reset()");
+    refuse_state("layer " + std::to_string(layer) + " attended twice in one step; allowed: once, now only " +
+                 way_on());
   }
   attended_[static_cast<std::size_t>(layer)] = 1;
   --layers_left_;
@@ -130,12 +143,80 @@ void StepMachine::end() {
   if (layers_left_ != 0 && !HEADWATER_SABOTAGE("core.state.end_without_a_layer")) {
     fail();
     refuse_state("end() with " + std::to_string(layers_left_) +
-                 " layers not attended; allowed: every layer once, now only reset()");
+                 " layers not attended; allowed: every layer once, now only " + way_on());
   }
   if (!HEADWATER_SABOTAGE("core.state.tokens_not_counted")) tokens_ += step_tokens_;
   if (HEADWATER_SABOTAGE("core.state.tokens_in_16_bits")) tokens_ &= 0xFFFF;
   step_tokens_ = 0;
   open_ = false;
+  settle();
+}
+
+void StepMachine::settle() {
+  if (!settles_) return;
+  const std::int64_t settled = origins_.back().sparse - checkpoints_;
+  if (settled <= 0) return;
+  const auto last = std::partition_point(origins_.begin(), origins_.end(),
+                                         [&](const Origin& origin) { return origin.sparse < settled; });
+  if (HEADWATER_SABOTAGE("core.state.settled_chunks_come_back")) settled_end_ = 0;
+  // Not smaller: chunks that truncate() dropped were none of the settled ones.
+  settled_end_ = std::max(settled_end_, chunks_[static_cast<std::size_t>(last - origins_.begin())].end);
+}
+
+void StepMachine::abort() {
+  if (!open_) refuse_state("abort() without an open step; allowed: between begin() and end()");
+  chunks_.resize(plan_begin_);
+  origins_.resize(plan_begin_);
+  open_ = false;
+  failed_ = false;
+  step_tokens_ = 0;
+  resume();
+}
+
+std::int64_t StepMachine::truncate(std::int64_t n) {
+  require_not_failed();
+  if (open_) refuse_state("truncate() while a step is open; allowed: after end() or abort()");
+  if (n < 0 || n > tokens_) {
+    refuse_argument("truncate to n = " + std::to_string(n) + " tokens; allowed: 0 .. " +
+                    std::to_string(tokens_));
+  }
+  if (n == tokens_) return 0;
+  const std::int64_t sparse = origins_.back().sparse;
+  if (n == 0) {
+    reset();
+    return sparse;
+  }
+  const auto last =
+      std::partition_point(chunks_.begin(), chunks_.end(), [&](const Chunk& chunk) { return chunk.end < n; });
+  require_possible(n, *last);
+  if (!HEADWATER_SABOTAGE("core.state.last_chunk_keeps_its_end")) last->end = n;
+  chunks_.erase(last + 1, chunks_.end());
+  origins_.resize(chunks_.size());
+  tokens_ = n;
+  resume();
+  return sparse - origins_.back().sparse;
+}
+
+void StepMachine::require_possible(std::int64_t n, const Chunk& last) const {
+  if (!settles_) return;
+  const bool settled = n < settled_end_;
+  const bool inside = last.mode == ChunkMode::sparse && n < last.end;
+  if (!settled && !inside) return;
+  refuse_argument("truncate to n = " + std::to_string(n) + " tokens; allowed: 0, or " +
+                  std::to_string(settled_end_) + " .. " + std::to_string(tokens_) +
+                  " but not inside a sparse chunk; nearest: " + std::to_string(settled ? 0 : last.begin) +
+                  " and " + std::to_string(settled ? settled_end_ : last.end));
+}
+
+void StepMachine::resume() {
+  if (chunks_.empty()) return reset();
+  const Chunk& last = chunks_.back();
+  const Origin& origin = origins_.back();
+  state_ = last.mode == ChunkMode::decode ? SessionState::decoding : SessionState::prefilling;
+  if (!HEADWATER_SABOTAGE("core.state.length_of_dropped_turn")) turn_length_ = origin.turn_length;
+  turn_sparse_ = last.mode == ChunkMode::sparse;
+  plan_begin_ = static_cast<std::size_t>(origin.step_begin);
+  if (HEADWATER_SABOTAGE("core.state.step_begin_in_16_bits")) plan_begin_ &= 0xFFFF;
 }
 
 void StepMachine::reset() {
@@ -149,7 +230,9 @@ void StepMachine::reset() {
   layers_left_ = 0;
   std::fill(attended_.begin(), attended_.end(), static_cast<char>(0));
   chunks_.clear();
+  origins_.clear();
   plan_begin_ = 0;
+  settled_end_ = 0;
 }
 
 }  // namespace headwater::core

@@ -8,11 +8,11 @@
 
 namespace headwater::core {
 
-/// The session states and turn rules (STATE-1..5) and the chunk plan of the open step; no storage of rows.
+/// The session states and turn rules (STATE-1..5, STATE-8..10) and the chunks of all steps; no storage of rows.
 class StepMachine {
  public:
-  /// Takes all memory that the machine will ever need.
-  StepMachine(const Shape& shape, const EffectiveOptions& options);
+  /// Takes all memory that the machine will ever need. `undoes`: the session offers abort(); messages then name it.
+  StepMachine(const Shape& shape, const EffectiveOptions& options, bool undoes = false);
 
   /// Opens a step; see Session::begin for the errors. Nothing changes when it throws, except that begin() inside
   /// an open step fails that step.
@@ -27,7 +27,14 @@ class StepMachine {
   void end();
   void reset();
 
-  /// Fails the open step: only reset() is legal from now on.
+  /// STATE-8: the state before the open step, whether it has failed or not. Errors: wrong_state.
+  void abort();
+
+  /// STATE-9 and STATE-10. Returns how many sparse chunks were dropped. Nothing changes when it throws; see
+  /// Session::truncate for the errors.
+  std::int64_t truncate(std::int64_t n);
+
+  /// Fails the open step: only abort() and reset() are legal from now on.
   void fail() { failed_ = true; }
 
   [[nodiscard]] bool failed() const;
@@ -37,14 +44,28 @@ class StepMachine {
   [[nodiscard]] std::span<const Chunk> chunks() const { return chunks_; }
   /// Of the memory that was taken for them.
   [[nodiscard]] std::int64_t chunk_bytes() const {
-    return static_cast<std::int64_t>(chunks_.capacity() * sizeof(Chunk));
+    return static_cast<std::int64_t>(chunks_.capacity() * sizeof(Chunk) +
+                                     origins_.capacity() * sizeof(Origin));
   }
   [[nodiscard]] bool open() const { return open_; }
   [[nodiscard]] std::int64_t step_tokens() const { return step_tokens_; }
   [[nodiscard]] bool attended(std::int64_t layer) const { return attended_[static_cast<std::size_t>(layer)]; }
 
  private:
+  /// Where a chunk comes from: what is left of its step and turn when it becomes the last one.
+  struct Origin {
+    std::int64_t turn_length;  ///< of the turn
+    std::int32_t step_begin;   ///< index of the first chunk of the step
+    std::int32_t sparse;       ///< sparse chunks up to this one, itself included
+  };
+
   void require_not_failed() const;
+  [[nodiscard]] const char* way_on() const { return undoes_ ? "abort() or reset()" : "reset()"; }
+  void append_origins();
+  /// State, turn and plan are those of the last chunk that is left.
+  void resume();
+  void settle();
+  void require_possible(std::int64_t n, const Chunk& last) const;
   [[nodiscard]] bool opens_turn() const { return state_ != SessionState::prefilling; }
   [[nodiscard]] bool turn_is_sparse(std::int64_t turn_length) const;
 
@@ -53,6 +74,9 @@ class StepMachine {
   std::int64_t chunk_;
   std::int64_t dense_below_;
   bool sparse_;
+  bool undoes_;
+  bool settles_;  // chunks change what was before them: rule h2o
+  std::int64_t checkpoints_;
 
   SessionState state_ = SessionState::empty;
   std::int64_t tokens_ = 0;
@@ -62,9 +86,11 @@ class StepMachine {
   bool failed_ = false;
   std::int64_t step_tokens_ = 0;
   std::int64_t layers_left_ = 0;
-  std::vector<char> attended_;  // per layer, of the open step
-  std::vector<Chunk> chunks_;   // of all steps since the session was empty
-  std::size_t plan_begin_ = 0;  // those of the open step, or of the last one, begin here
+  std::vector<char> attended_;    // per layer, of the open step
+  std::vector<Chunk> chunks_;     // of all steps since the session was empty
+  std::vector<Origin> origins_;   // of each chunk
+  std::size_t plan_begin_ = 0;    // those of the open step, or of the last one, begin here
+  std::int64_t settled_end_ = 0;  // end of the last settled chunk (STATE-10)
 };
 
 }  // namespace headwater::core

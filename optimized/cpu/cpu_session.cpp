@@ -28,7 +28,7 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
 
 CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
                        const Options& wished, const EffectiveOptions& effective)
-    : SessionBase(shape, effective),
+    : SessionBase(shape, effective, true),
       data_(kernels, shape, wished, options()),
       floats_(data_, most_window_rows(shape, effective)),
       dense_(data_) {
@@ -42,7 +42,8 @@ MemoryBytes CpuSession::memory_bytes() const {
   MemoryBytes bytes;
   bytes.kv = data_.kv.bytes();
   bytes.scores = data_.scores.bytes();
-  bytes.memory_sets = data_.memory.bytes() + data_.summaries.bytes() + (sparse_ ? sparse_->set_bytes() : 0) +
+  bytes.memory_sets = data_.memory.bytes() + (data_.undo ? data_.undo->bytes() : 0) +
+                      data_.summaries.bytes() + (sparse_ ? sparse_->set_bytes() : 0) +
                       (blocks_ ? blocks_->set_bytes() : 0);
   bytes.workspace = floats_.bytes() + (bf16_ ? bf16_->bytes() : 0) + (sparse_ ? sparse_->bytes() : 0) +
                     (blocks_ ? blocks_->bytes() : 0) + dense_.bytes() + data_.kv.spare_bytes() +
@@ -52,12 +53,15 @@ MemoryBytes CpuSession::memory_bytes() const {
 
 ScoreView CpuSession::scores(std::int64_t layer) const {
   require_layer(layer);
+  if (data_.undo) data_.undo->apply(layer);
   return data_.scores.view(layer);
 }
 
 MemoryView CpuSession::memory(std::int64_t layer) const {
   require_layer(layer);
-  return sparse_ ? data_.memory.view(layer) : MemoryView{};
+  if (!data_.undo) return {};
+  data_.undo->apply(layer);
+  return data_.memory.view(layer);
 }
 
 void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -84,12 +88,28 @@ void CpuSession::forget() {
   if (!sparse_) return;
   sparse_->forget();
   data_.memory.reset();
+  data_.undo->forget();
+}
+
+void CpuSession::keep_step() {
+  if (!data_.undo) return;
+  const bool sparse = plan().front().mode == ChunkMode::sparse;
+  data_.undo->keep_step(sparse ? static_cast<std::int64_t>(plan().size()) : 0);
+}
+
+void CpuSession::undo_step() {
+  if (data_.undo) data_.undo->undo_step();
+}
+
+void CpuSession::undo_chunks(std::int64_t sparse) {
+  if (data_.undo) data_.undo->undo_chunks(sparse);
 }
 
 void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                            const MutableRows& out, const LseOutput& /*lse*/) {
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
+  if (data_.undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.undo->apply(layer);
   store_rows(layer, k, v, chunks.front().begin, n);
   bool dense_layer = options().dense_layer(layer);  // STATE-7
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
@@ -104,6 +124,7 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
     if (blocks_) {
       blocks_->run(call);
     } else {
+      data_.undo->open_layer(layer, chunks);
       sparse_->run(call);
     }
   } else {

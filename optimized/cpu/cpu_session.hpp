@@ -35,6 +35,9 @@ class CpuSession final : public core::SessionBase {
   void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
                  const LseOutput& lse) override;
   void forget() override;
+  void keep_step() override;
+  void undo_step() override;
+  void undo_chunks(std::int64_t sparse) override;
 
   void store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base, std::int64_t n);
   /// Key blocks that n stored rows from `base` have made whole (SEL-3).

@@ -33,6 +33,8 @@ class CpuEngine final : public Engine {
     claims.bitwise_schedules = true;
     claims.no_allocation = true;
     claims.bf16_weights = variant_.bf16 != nullptr;
+    claims.abort = true;
+    claims.truncate = true;
     return claims;
   }
 

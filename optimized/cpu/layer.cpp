@@ -24,6 +24,7 @@ SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_s
   }
   memory = core::MemorySets(shape.n_layer, shape.n_head, effective.local, effective.heavy, shape.capacity,
                             effective.pinned);
+  undo.emplace(memory, scores, shape.n_layer, shape.capacity, effective.checkpoints);
 }
 
 std::int64_t SessionData::kv_head(std::int64_t head) const {

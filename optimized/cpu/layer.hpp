@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "core/kv_store.hpp"
 #include "core/memory_sets.hpp"
 #include "core/score_store.hpp"
+#include "core/undo_log.hpp"
 #include "cpu/kernels/table.hpp"
 #include "headwater/session.hpp"
 
@@ -43,7 +45,9 @@ struct SessionData {
   std::vector<float> alibi;
   core::KvStore kv;
   core::ScoreStore scores;
-  core::MemorySets memory;         ///< rule h2o; else empty
+  core::MemorySets memory;  ///< rule h2o; else empty
+  /// Rule h2o; else none. Takes back, when a layer is next read or computed, what abort and truncate have dropped.
+  mutable std::optional<core::UndoLog> undo;
   core::BlockSummaries summaries;  ///< rule blocks; else empty
 };
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,6 +117,79 @@ std::pair<ChunkMode, std::size_t> opened(std::int64_t dense_below, const Step& f
   EXPECT_EQ(steps.plan()[0].mode,
             std::max(first.n, first.turn_length) < dense_below ? ChunkMode::dense : ChunkMode::sparse);
   return seen;
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// STATE-5, STATE-8: the ways on are those that the session offers.
+TEST(StepMachine, FailedStepsNameTheWayOn) {
+  for (const bool undoes : {false, true}) {
+    Shape shape;
+    shape.n_layer = 2;
+    shape.capacity = 100;
+    EffectiveOptions options;
+    options.batch = options.chunk = 8;
+    const auto failures = {+[](StepMachine& steps) { steps.begin(Step::decode()); },
+                           +[](StepMachine& steps) { steps.end(); },
+                           +[](StepMachine& steps) { steps.enter_layer(0); }};
+    for (const auto& fails : failures) {
+      StepMachine steps(shape, options, undoes);
+      steps.begin(Step::prefill(20));
+      steps.enter_layer(0);
+      const std::string first = refusal([&] { fails(steps); });
+      const std::string later = refusal([&] { steps.require_open("attend()"); });
+      EXPECT_TRUE(steps.failed());
+      for (const std::string& text : {first, later}) {
+        EXPECT_NE(text.find("reset()"), std::string::npos) << text;
+        EXPECT_EQ(text.find("abort()") != std::string::npos, undoes) << text;
+      }
+      if (!undoes) continue;
+      steps.abort();
+      EXPECT_FALSE(steps.failed());
+      EXPECT_TRUE(steps.chunks().empty());
+      EXPECT_EQ(steps.state(), SessionState::empty);
+    }
+  }
+}
+
+// STATE-9: chunks, plan and turn of what is left.
+TEST(StepMachine, TruncateKeepsTheTurn) {
+  StepMachine steps = machine();  // rule h2o: B = 16, S = 8, E = 0
+  steps.begin(Step::prefill(5, 30));
+  finish(steps);
+  steps.begin(Step::prefill(20));
+  finish(steps);
+  steps.begin(Step::decode(3));
+  finish(steps);
+  steps.begin(Step::prefill(6));
+  finish(steps);
+  EXPECT_EQ(steps.truncate(30), 0);  // inside the dense turn
+  EXPECT_EQ(steps.chunks().back().end, 30);
+  EXPECT_EQ(steps.plan().size(), 1U);
+  EXPECT_NE(refusal([&] { steps.begin(Step::prefill(1, 30)); }).find("allowed: 0 or the turn's own 6"),
+            std::string::npos);
+  EXPECT_EQ(steps.truncate(27), 0);  // inside the decode step
+  EXPECT_EQ(steps.state(), SessionState::decoding);
+  EXPECT_EQ(steps.tokens(), 27);
+  EXPECT_EQ(steps.truncate(25), 0);
+  EXPECT_EQ(steps.state(), SessionState::prefilling);
+  EXPECT_EQ(steps.plan().size(), 3U);
+  EXPECT_EQ(steps.plan().front().begin, 5);
+  EXPECT_EQ(
+      refusal([&] { steps.truncate(5); }),
+      "truncate to n = 5 tokens; allowed: 0, or 25 .. 25 but not inside a sparse chunk; nearest: 0 and 25");
+  steps.begin(Step::prefill(4, 30));  // the first turn goes on
+  EXPECT_EQ(steps.plan().front().mode, ChunkMode::sparse);
+  finish(steps);
+  EXPECT_EQ(steps.truncate(0), 5);
+  EXPECT_EQ(steps.state(), SessionState::empty);
 }
 
 TEST(StepMachine, STATE_3_ShortTurnsAreDense) {

@@ -283,8 +283,10 @@ void SparsePass::write_chunk(const LayerCall& call, const Window& window, const 
 void SparsePass::build_set(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread) {
   Scratch& scratch = of(thread);
   const StageClock clock(scratch.selection_seconds);
+  data_.undo->keep_set(call.layer, head, chunk.begin);
   data_.memory.build_head(call.layer, head, chunk.begin, data_.scores, scratch.order_keys.data(),
                           scratch.chosen.data());
+  data_.undo->keep_scores(call.layer, head, chunk.begin);
 }
 
 void SparsePass::gather(const LayerCall& call, std::int64_t head, int thread) {
