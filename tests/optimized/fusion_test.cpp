@@ -138,7 +138,7 @@ void expect_fused(const KernelTable& kernels, const Bf16Table* bf16, int threads
   session.attend(0, Rows::token_major(rows.data(), type, shape.n_head, kWidth),
                  Rows::token_major(rows.data(), type, shape.n_head_kv, kWidth),
                  Rows::token_major(rows.data(), type, shape.n_head_kv, kWidth),
-                 MutableRows::token_major(out.data(), DType::f32, shape.n_head, kWidth));
+                 MutableRows::token_major(out.data(), DType::f32, shape.n_head, kWidth), {});
   session.end();
   std::int64_t sums = 0;
   for (const auto& log : logs) {
