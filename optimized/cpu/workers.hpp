@@ -73,7 +73,8 @@ class Workers {
 
     template <class Body>
     void work(std::int64_t begin, std::int64_t end, std::int64_t step, int thread) const {
-      const bool asking = asks == Asks::before_tasks && workers.on_caller();
+      const bool asking = asks == Asks::before_tasks && workers.on_caller() &&
+                          !HEADWATER_SABOTAGE("cpu.interrupt.asked_at_start_alone");
       for (std::int64_t task = begin; task < end && !workers.stopped(); task += step) {
         if (asking) workers.ask();
         (*static_cast<const Body*>(body))(Task{task, thread, task == begin});
@@ -88,7 +89,9 @@ class Workers {
   void run_share(const Region& region, int thread, int threads);
   /// Stops the region with this exception, unless another one did.
   void stop(std::exception_ptr error);
-  [[nodiscard]] bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool stopped() const {
+    return stopped_.load(std::memory_order_relaxed) && !HEADWATER_SABOTAGE("cpu.interrupt.others_go_on");
+  }
   [[nodiscard]] bool on_caller() const { return interrupt_ && std::this_thread::get_id() == caller_; }
   /// Throws where the answer is to stop.
   void ask() const;
