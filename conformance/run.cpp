@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -181,7 +184,18 @@ Snapshot snapshot(const Session& session, std::int64_t layer) {
   return shot;
 }
 
-Trace run(Session& session, const Problem& problem, const RunStyle& style) {
+namespace {
+
+std::int64_t tokens_of(const Problem& problem, std::size_t steps) {
+  std::int64_t tokens = 0;
+  for (std::size_t s = 0; s < steps; ++s) tokens += problem.steps[s].n;
+  return tokens;
+}
+
+}  // namespace
+
+Trace run_steps(Session& session, const Problem& problem, std::size_t first_step, std::size_t last_step,
+                const RunStyle& style) {
   const std::int64_t n_layer = problem.shape.n_layer;
   const std::int64_t heads = problem.shape.n_head;
   Trace trace;
@@ -205,10 +219,14 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
   for (std::int64_t layer = 0; order.size() < static_cast<std::size_t>(n_layer); ++layer)
     order.push_back(layer);
 
-  std::vector<Chunk> planned;
+  std::vector<Chunk> planned(session.chunks().begin(), session.chunks().end());
   std::int64_t first = session.tokens();
-  if (first != 0) violated(fmt::format("the session is not empty: {} tokens", first));
-  for (const Step& step : problem.steps) {
+  if (first != tokens_of(problem, first_step)) {
+    violated(fmt::format("the session holds {} tokens, not the {} of {} steps", first,
+                         tokens_of(problem, first_step), first_step));
+  }
+  for (std::size_t s = first_step; s < last_step; ++s) {
+    const Step& step = problem.steps[s];
     session.begin(step);
     const std::span<const Chunk> plan = session.plan();
     trace.plans.emplace_back(plan.begin(), plan.end());
@@ -220,13 +238,26 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
       const Placed k(style.placement, input.k, first, step.n);
       const Placed v(style.placement, input.v, first, step.n);
       Placed out(style.placement, problem.out_type, step.n, heads, problem.shape.d_value);
+      std::optional<Placed> lse;
+      LseOutput wanted;
+      if (style.lse) {  // floats lie at multiples of four bytes
+        lse.emplace(style.placement == Placement::unaligned ? Placement::token_major : style.placement,
+                    DType::f32, step.n, heads, 1);
+        const MutableRows rows = lse->mutable_rows();
+        wanted = {static_cast<float*>(rows.data), rows.row_stride, rows.head_stride};
+      }
       attending = layer;
-      session.attend(layer, q.rows(), k.rows(), v.rows(), out.mutable_rows());
+      session.attend(layer, q.rows(), k.rows(), v.rows(), out.mutable_rows(), wanted);
       attending = -1;
       check_inputs(q, k, v, out);
-      const std::vector<float> values = out.take();
-      auto& all = trace.layers[static_cast<std::size_t>(layer)].out;
-      all.insert(all.end(), values.begin(), values.end());
+      LayerTrace& said = trace.layers[static_cast<std::size_t>(layer)];
+      const auto append = [](std::vector<float>& to, const std::vector<float>& values) {
+        to.insert(to.end(), values.begin(), values.end());
+      };
+      append(said.out, out.take());
+      if (!lse) continue;
+      lse->check("lse");
+      append(said.lse, lse->take());
     }
     if (session.tokens() != first) violated("tokens() counts the open step");
     session.end();
@@ -248,6 +279,32 @@ Trace run(Session& session, const Problem& problem, const RunStyle& style) {
   }
   session.set_observer({});
   return trace;
+}
+
+Trace run(Session& session, const Problem& problem, const RunStyle& style) {
+  return run_steps(session, problem, 0, problem.steps.size(), style);
+}
+
+Trace trace_of_steps(const Trace& trace, const Problem& problem, std::size_t first, std::size_t last) {
+  const std::int64_t begin = tokens_of(problem, first);
+  const std::int64_t end = tokens_of(problem, last);
+  const auto cut = [](const auto& all, std::int64_t from, std::int64_t to) {
+    return all.empty() ? all : std::decay_t<decltype(all)>(all.begin() + from, all.begin() + to);
+  };
+  Trace part;
+  const auto step = [](std::size_t s) { return static_cast<std::int64_t>(s); };
+  part.plans = cut(trace.plans, step(first), step(last));
+  for (const LayerTrace& whole : trace.layers) {
+    LayerTrace& layer = part.layers.emplace_back();
+    const std::int64_t heads = problem.shape.n_head;
+    const std::int64_t row = heads * problem.shape.d_value;
+    layer.out = cut(whole.out, begin * row, end * row);
+    layer.lse = cut(whole.lse, begin * heads, end * heads);
+    layer.snapshots = cut(whole.snapshots, step(first), step(last));
+    std::copy_if(whole.chunks.begin(), whole.chunks.end(), std::back_inserter(layer.chunks),
+                 [&](const ChunkTrace& seen) { return seen.chunk.begin >= begin && seen.chunk.end <= end; });
+  }
+  return part;
 }
 
 namespace {
@@ -360,6 +417,7 @@ void require_same(const Trace& a, const Trace& b, const std::string& what, bool 
       if (x.snapshots.back().memory != y.snapshots.back().memory) violated(at + ": final memory sets differ");
     }
     if (outputs) require_same_floats(x.out, y.out, at + " out");
+    if (outputs && !x.lse.empty() && !y.lse.empty()) require_same_floats(x.lse, y.lse, at + " lse");
   }
 }
 

@@ -16,6 +16,7 @@ struct RunStyle {
   std::vector<std::int64_t> layer_order;  ///< order of attend() inside a step; empty: ascending
   bool snapshots = true;                  ///< copy scores and memory sets after every step
   bool observed = true;                   ///< else the trace has no chunks
+  bool lse = false;                       ///< ask attend() for log-sum-exps (LSE-1)
 };
 
 /// Copy of a ChunkRecord (headwater/session.hpp), packed: set s of `memory` begins at s * memory_count.
@@ -52,6 +53,7 @@ struct Snapshot {
 
 struct LayerTrace {
   std::vector<float> out;           ///< [N][Hq][dv], widened
+  std::vector<float> lse;           ///< [N][Hq], if asked for
   std::vector<ChunkTrace> chunks;   ///< of all steps, in order
   std::vector<Snapshot> snapshots;  ///< one per step, if asked for
 };
@@ -65,6 +67,13 @@ struct Trace {
 /// Takes all steps of a problem on an empty session. Checks on the way what every run must obey: records and views
 /// are well-formed, outputs are fully written, inputs and gaps are not. Throws Violation.
 [[nodiscard]] Trace run(Session& session, const Problem& problem, const RunStyle& style = {});
+
+/// The same for the steps [first, last) of a problem, on a session that holds the tokens of those before.
+[[nodiscard]] Trace run_steps(Session& session, const Problem& problem, std::size_t first, std::size_t last,
+                              const RunStyle& style = {});
+/// What a run of the whole problem said of these steps.
+[[nodiscard]] Trace trace_of_steps(const Trace& trace, const Problem& problem, std::size_t first,
+                                   std::size_t last);
 
 /// Throws Skipped where the engine refuses rule `blocks` by name: its answer to a session that asks for it is
 /// invalid_argument and says "has no other rule". Any other refusal is let through.
@@ -97,7 +106,8 @@ void require_refused(const Engine& engine, const Shape& shape, const Options& op
 /// Throws Violation: what is wrong, and with which problem.
 [[noreturn]] void broken(const std::string& what, const Problem& problem);
 
-/// Throws Violation unless both traces have the same bits. `outputs` = false leaves out and lse out.
+/// Throws Violation unless both traces have the same bits. `outputs` = false leaves out and lse out. Snapshots, and
+/// log-sum-exps that were asked for, are compared where both have them.
 void require_same(const Trace& a, const Trace& b, const std::string& what, bool outputs = true);
 
 }  // namespace headwater::conformance

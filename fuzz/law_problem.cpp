@@ -24,22 +24,26 @@ bool same(const std::vector<std::vector<T>>& a, const std::vector<std::vector<T>
                     [](const auto& x, const auto& y) { return same(x, y); });
 }
 
-std::vector<std::vector<float>> scores_of(const Session& session, std::int64_t heads, std::int64_t tokens) {
+}  // namespace
+
+std::vector<std::vector<float>> scores_of(const Session& session) {
   const ScoreView view = session.scores(0);
-  std::vector<std::vector<float>> scores(static_cast<std::size_t>(heads));
-  for (std::int64_t head = 0; head < heads; ++head) {
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      const std::int64_t at = head * view.head_stride + t;
+  std::vector<std::vector<float>> scores(static_cast<std::size_t>(session.shape().n_head));
+  for (std::size_t head = 0; head < scores.size(); ++head) {
+    for (std::int64_t t = 0; t < session.tokens(); ++t) {
+      const std::int64_t at = static_cast<std::int64_t>(head) * view.head_stride + t;
       const float score =
           view.type == ScoreType::f32
               ? static_cast<const float*>(view.data)[at]
               : std::bit_cast<float>(
                     static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(view.data)[at]) << 16);
-      scores[static_cast<std::size_t>(head)].push_back(score);
+      scores[head].push_back(score);
     }
   }
   return scores;
 }
+
+namespace {
 
 SeenChunk seen(const ChunkRecord& record, std::int64_t heads) {
   SeenChunk chunk{record.chunk, record.memory_count, {}, {}, {}};
@@ -128,6 +132,29 @@ bool Result::same_sets(const Result& other) const {
                     [](const SeenChunk& a, const SeenChunk& b) { return a.sets == b.sets; });
 }
 
+void attend_step(Session& session, const Problem& p, const Step& step, std::vector<float>& out) {
+  const Shape& s = p.shape;
+  const std::int64_t first = session.tokens();
+  const auto part = [&](const std::vector<float>& from, std::int64_t row) {
+    const auto begin = from.begin() + first * row;
+    return stored_as(s.kv_type, {begin, begin + step.n * row});
+  };
+  const std::vector<std::byte> q = part(p.q, s.n_head * s.d_head);
+  const std::vector<std::byte> k = part(p.k, s.n_head_kv * s.d_head);
+  const std::vector<std::byte> v = part(p.v, s.n_head_kv * s.d_value);
+  session.begin(step);
+  session.attend(
+      0, Rows::token_major(q.data(), s.kv_type, s.n_head, s.d_head),
+      Rows::token_major(k.data(), s.kv_type, s.n_head_kv, s.d_head),
+      Rows::token_major(v.data(), s.kv_type, s.n_head_kv, s.d_value),
+      MutableRows::token_major(out.data() + first * s.n_head * s.d_value, DType::f32, s.n_head, s.d_value));
+}
+
+void take_step(Session& session, const Problem& p, const Step& step, std::vector<float>& out) {
+  attend_step(session, p, step, out);
+  session.end();
+}
+
 Result run(const Engine& engine, const Problem& p, const std::vector<Step>& steps,
            const AfterStep& after_step) {
   const auto session = engine.open(p.shape, p.options);
@@ -135,25 +162,11 @@ Result run(const Engine& engine, const Problem& p, const std::vector<Step>& step
   Result result;
   result.out.resize(static_cast<std::size_t>(p.n * s.n_head * s.d_value));
   session->set_observer([&](const ChunkRecord& record) { result.chunks.push_back(seen(record, s.n_head)); });
-  std::int64_t done = 0;
-  const std::vector<std::byte> q = stored_as(s.kv_type, p.q);
-  const std::vector<std::byte> k = stored_as(s.kv_type, p.k);
-  const std::vector<std::byte> v = stored_as(s.kv_type, p.v);
-  const auto rows = [&](const std::vector<std::byte>& from, std::int64_t heads, std::int64_t width) {
-    const auto offset = static_cast<std::size_t>(done * heads * width) * dtype_size(s.kv_type);
-    return Rows::token_major(from.data() + offset, s.kv_type, heads, width);
-  };
   for (const Step& step : steps) {
-    session->begin(step);
-    session->attend(0, rows(q, s.n_head, s.d_head), rows(k, s.n_head_kv, s.d_head),
-                    rows(v, s.n_head_kv, s.d_value),
-                    MutableRows::token_major(result.out.data() + done * s.n_head * s.d_value, DType::f32,
-                                             s.n_head, s.d_value));
-    session->end();
-    done += step.n;
-    if (after_step) after_step(scores_of(*session, s.n_head, done), done);
+    take_step(*session, p, step, result.out);
+    if (after_step) after_step(scores_of(*session), session->tokens());
   }
-  result.scores = scores_of(*session, s.n_head, done);
+  result.scores = scores_of(*session);
   return result;
 }
 

@@ -64,6 +64,15 @@ struct Result {
   [[nodiscard]] bool same_sets(const Result& other) const;
 };
 
+/// Scores as the session shows them: per head, one per token.
+std::vector<std::vector<float>> scores_of(const Session& session);
+
+/// Begins a step and attends its layer, with the problem's rows at the positions that it takes. `out`: [n][heads][dv] of the
+/// whole problem, of which the step's rows are written.
+void attend_step(Session& session, const Problem& problem, const Step& step, std::vector<float>& out);
+/// The same, and ends it.
+void take_step(Session& session, const Problem& problem, const Step& step, std::vector<float>& out);
+
 /// Called between the steps of a run with the scores at that time and the number of tokens processed.
 using AfterStep = std::function<void(const std::vector<std::vector<float>>& scores, std::int64_t tokens)>;
 

@@ -1,5 +1,5 @@
-// STATE-1..6, PLAN and MEM-5 as a state machine: random sequences of calls (turns, decode steps, reset, calls that must
-// be refused, observers that count or throw, tokens beyond the capacity) against a small model of the spec. Two sessions
+// STATE-1..6, STATE-8..10, INTR-1, PLAN and MEM-5 as a state machine: random sequences of calls (turns, decode steps, reset,
+// abort, truncate, calls that must be refused, observers that count or throw, interrupts, tokens beyond the capacity) against a small model of the spec. Two sessions
 // of an engine get the same calls, one layer-major and one chunk-major, and must agree bit for bit in scores and sets
 // (SCHED-2). Sequences shrink; RC_PARAMS="seed=..." repeats one.
 
@@ -33,11 +33,13 @@ struct Model : SessionModel {
   Watching watching = Watching::nothing;
 };
 
-/// Element x of the row of one token: the same wherever the token is handed over.
+/// Element x of the row of one token: others each time a step begins.
 float element(const Model& model, char which, std::int64_t layer, std::int64_t head, std::int64_t token,
               std::int64_t x) {
   std::uint32_t hash = 2166136261u;
-  for (const std::int64_t part : {static_cast<std::int64_t>(which), model.epoch, layer, head, token, x}) {
+  const auto at = static_cast<std::size_t>(token);
+  const std::int64_t epoch = at < model.epochs.size() ? model.epochs[at] : 0;
+  for (const std::int64_t part : {static_cast<std::int64_t>(which), epoch, layer, head, token, x}) {
     hash = (hash ^ static_cast<std::uint32_t>(part)) * 16777619u;
     hash ^= hash >> 15;
   }
@@ -96,25 +98,27 @@ float score_at(const ScoreView& view, std::int64_t head, std::int64_t token) {
 void check_scores_and_sets(const Model& model, const Sessions& sessions) {
   const Session& a = *sessions.both[0].session;
   const Session& b = *sessions.both[1].session;
-  const std::int64_t end = model.plan.empty() ? 0 : model.plan.back().begin;
+  const bool blocks = model.options.select == Select::blocks;  // SEL-9: no scores, and no sets to look at
   for (std::int64_t layer = 0; layer < model.shape.n_layer; ++layer) {
     const ScoreView scores = a.scores(layer);
     const MemoryView memory = a.memory(layer);
-    RC_ASSERT(memory.count == model.memory_count[static_cast<std::size_t>(layer)]);
-    RC_ASSERT(memory.width == std::min(model.options.memory(), model.shape.capacity));
+    const Chunk last = blocks ? Chunk{} : model.last_sparse(layer);
+    // MEM-5: the last set of a layer is built when the last sparse chunk starts, from all tokens before it.
+    RC_ASSERT(memory.count == std::min(model.options.memory(), last.begin));
+    RC_ASSERT(blocks || memory.width == std::min(model.options.memory(), model.shape.capacity));
     for (std::int64_t head = 0; head < model.shape.n_head; ++head) {
       for (std::int64_t token = 0; token < model.tokens; ++token) {
         const float score = score_at(scores, head, token);
         const float other = score_at(b.scores(layer), head, token);
         RC_ASSERT(std::memcmp(&score, &other, sizeof score) == 0);
-        RC_ASSERT((score >= 0.0f && (score == 0.0f || model.may_score[static_cast<std::size_t>(token)])));
+        RC_ASSERT((score >= 0.0f && (score == 0.0f || token < last.end)));
       }
       const std::int32_t* set = memory.data + head * memory.head_stride;
       const std::int32_t* twin = b.memory(layer).data + head * b.memory(layer).head_stride;
       RC_ASSERT(std::equal(set, set + memory.width, twin));
       for (std::int64_t i = 0; i < memory.width; ++i) {
         const bool valid = i < memory.count;
-        RC_ASSERT((valid ? set[i] >= 0 && set[i] < std::max(end, model.tokens) : set[i] == -1));
+        RC_ASSERT((valid ? set[i] >= 0 && set[i] < last.begin : set[i] == -1));
         RC_ASSERT((!valid || i == 0 || set[i] > set[i - 1]));
       }
     }
@@ -146,23 +150,18 @@ void check_rows(const Model& model, const Session& session) {
 void check(const Model& model, const Sessions& sessions) {
   for (const Sessions::One& one : sessions.both) {
     const Session& session = *one.session;
-    RC_ASSERT(static_cast<int>(session.state()) == static_cast<int>(model.state));
+    RC_ASSERT(static_cast<int>(session.state()) == static_cast<int>(model.state()));
     RC_ASSERT(session.tokens() == model.tokens);
     RC_ASSERT(session.failed() == model.failed);
     const auto same = [](const Chunk& a, const Chunk& b) {
       return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
     };
     const auto plan = session.plan();
-    RC_ASSERT((std::equal(plan.begin(), plan.end(), model.plan.begin(), model.plan.end(), same)));
+    const std::vector<Chunk> planned = model.plan();
+    RC_ASSERT((std::equal(plan.begin(), plan.end(), planned.begin(), planned.end(), same)));
     const auto chunks = session.chunks();
-    RC_ASSERT(chunks.size() >= plan.size());
-    RC_ASSERT((std::equal(plan.begin(), plan.end(), chunks.end() - std::ssize(plan), chunks.end(), same)));
-    std::int64_t covered = 0;
-    for (const Chunk& chunk : chunks) {
-      RC_ASSERT(chunk.begin == covered);
-      covered = chunk.end;
-    }
-    RC_ASSERT(covered == (plan.empty() ? 0 : plan.back().end));
+    const std::vector<Chunk> taken = model.chunks();
+    RC_ASSERT((std::equal(chunks.begin(), chunks.end(), taken.begin(), taken.end(), same)));
     if (!model.failed) check_rows(model, session);  // STATE-5: a failed step may have stored anything
   }
   if (!model.failed) check_scores_and_sets(model, sessions);
@@ -204,7 +203,7 @@ class Begin : public Call {
     step_.turn_length =
         *rc::gen::weightedElement<std::int64_t>({{6, 0},
                                                  {3, step_.kind == Step::Kind::decode ? 0 : longer},
-                                                 {3, model.turn_length},
+                                                 {3, model.turn_length()},
                                                  {1, step_.n - (step_.n > 0 ? 1 : 0)},
                                                  {1, wide}});
     if (*rc::gen::inRange(0, 40) == 0) step_.kind = static_cast<Step::Kind>(2);
@@ -307,6 +306,8 @@ class Attend : public Call {
         // Values are in [-2, 2), and an output is a weighted mean of at most 40 of them (a sink's value is 0): one rounding
         // for each term of the sum and of its divisor, and some for the quotient and the fusion.
         for (const float value : one.out) RC_ASSERT(std::fabs(value) <= 2.0f * (1.0f + 100.0f * 0x1p-24f));
+      } else if (*wanted == ErrorCode::interrupted) {
+        RC_ASSERT(one.seen.empty());
       } else if (*wanted != ErrorCode::internal) {
         RC_ASSERT(one.seen.empty());
         for (const float value : one.out) RC_ASSERT(value == kUntouched);
@@ -326,13 +327,14 @@ class Attend : public Call {
       RC_ASSERT(one.seen.empty());
       return;
     }
-    RC_ASSERT(one.seen.size() == before.plan.size());
+    const std::vector<Chunk> plan = before.plan();
+    RC_ASSERT(one.seen.size() == plan.size());
     for (std::size_t c = 0; c < one.seen.size(); ++c) {
       const Sessions::Seen& seen = one.seen[c];
-      const Chunk& chunk = before.plan[c];
+      const Chunk& chunk = plan[c];
       RC_ASSERT((seen.layer == layer_ && seen.chunk.begin == chunk.begin && seen.chunk.end == chunk.end));
       const bool sparse = chunk.mode == ChunkMode::sparse;
-      RC_ASSERT((seen.memory_count == (sparse ? std::min(before.options.memory(), chunk.begin) : 0)));
+      RC_ASSERT((seen.memory_count == (sparse ? before.options.memory_count(chunk.begin) : 0)));
     }
   }
 
@@ -363,6 +365,61 @@ class Reset : public Call {
     return std::nullopt;
   }
   void perform(const Model&, Sessions::One& one) const override { one.session->reset(); }
+};
+
+class Abort : public Call {
+ public:
+  void show(std::ostream& to) const override { to << "abort()"; }
+
+ protected:
+  Code answer(Model& model) const override { return model.abort(); }
+  void perform(const Model&, Sessions::One& one) const override { one.session->abort(); }
+};
+
+class Truncate : public Call {
+ public:
+  explicit Truncate(const Model& model) {
+    n_ = *rc::gen::weightedOneOf<std::int64_t>(
+        {{12, rc::gen::inRange<std::int64_t>(0, model.tokens + 1)},
+         {6, rc::gen::inRange<std::int64_t>(model.tokens / 2, model.tokens + 1)},
+         {2, rc::gen::element<std::int64_t>(0, -1, model.tokens, model.tokens + 1)},
+         {1, rc::gen::arbitrary<std::int64_t>()}});
+    // Chunks end there, and so mostly what is possible.
+    const std::vector<Chunk> chunks = model.chunks();
+    if (!chunks.empty() && *rc::gen::arbitrary<bool>()) n_ = (*rc::gen::elementOf(chunks)).end;
+  }
+  void show(std::ostream& to) const override { to << "truncate(" << n_ << ')'; }
+
+ protected:
+  Code answer(Model& model) const override { return model.truncate(n_); }
+  void perform(const Model&, Sessions::One& one) const override { one.session->truncate(n_); }
+
+ private:
+  std::int64_t n_ = 0;
+};
+
+class Ask : public Call {
+ public:
+  Ask()
+      : answer_(*rc::gen::weightedElement<Answer>(
+            {{3, Answer::none}, {3, Answer::go_on}, {1, Answer::stop}, {1, Answer::throws}})) {}
+  void show(std::ostream& to) const override { to << "set_interrupt(" << static_cast<int>(answer_) << ')'; }
+
+ protected:
+  Code answer(Model& model) const override { return model.set_interrupt(answer_); }
+  void perform(const Model&, Sessions::One& one) const override {
+    if (answer_ == Answer::none) {
+      one.session->set_interrupt({});
+      return;
+    }
+    one.session->set_interrupt([answer = answer_] {
+      if (answer == Answer::throws) throw Error(ErrorCode::internal, "the interrupt's own");
+      return answer == Answer::stop;
+    });
+  }
+
+ private:
+  Answer answer_;
 };
 
 class Watch : public Call {
@@ -444,13 +501,29 @@ rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
   const auto reset = one([] { return std::make_shared<const Reset>(); });
   const auto watch = one([] { return std::make_shared<const Watch>(); });
   const auto read = one([=] { return std::make_shared<const ReadBeyond>(model); });
+  const auto abort = one([] { return std::make_shared<const Abort>(); });
+  const auto truncate = one([=] { return std::make_shared<const Truncate>(model); });
+  const auto ask = one([] { return std::make_shared<const Ask>(); });
   if (model.failed) {
-    return rc::gen::weightedOneOf<std::shared_ptr<const Command>>(
-        {{1, begin}, {1, attend}, {1, end}, {6, reset}, {1, watch}, {1, read}});
+    return rc::gen::weightedOneOf<std::shared_ptr<const Command>>({{1, begin},
+                                                                   {1, attend},
+                                                                   {1, end},
+                                                                   {model.claims.abort ? 1u : 6u, reset},
+                                                                   {6, abort},
+                                                                   {1, truncate},
+                                                                   {1, watch},
+                                                                   {1, read}});
   }
   if (!model.open) {
-    return rc::gen::weightedOneOf<std::shared_ptr<const Command>>(
-        {{16, begin}, {1, attend}, {1, end}, {1, reset}, {2, watch}, {1, read}});
+    return rc::gen::weightedOneOf<std::shared_ptr<const Command>>({{16, begin},
+                                                                   {1, attend},
+                                                                   {1, end},
+                                                                   {1, reset},
+                                                                   {1, abort},
+                                                                   {6, truncate},
+                                                                   {2, watch},
+                                                                   {1, ask},
+                                                                   {1, read}});
   }
   const bool complete =
       std::find(model.attended.begin(), model.attended.end(), false) == model.attended.end();
@@ -458,14 +531,18 @@ rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
                                                                  {complete ? 1u : 20u, attend},
                                                                  {complete ? 20u : 1u, end},
                                                                  {1, reset},
+                                                                 {2, abort},
+                                                                 {1, truncate},
                                                                  {1, watch},
+                                                                 {1, ask},
                                                                  {1, read}});
 }
 
-TEST(StateMachine, STATE_1_to_6_RandomCallsAgainstAModel) {
+TEST(StateMachine, STATE_1_to_10_RandomCallsAgainstAModel) {
   for (const Engine* engine : engines()) {
     if (!engine->unavailable_because().empty()) continue;
     SCOPED_TRACE(std::string(engine->name()));
+    const std::vector<Select> rules = conformance::rules(*engine);
     EXPECT_TRUE(rc::check("random calls on " + std::string(engine->name()), [&] {
       Shape shape;
       shape.n_layer = *rc::gen::inRange<std::int64_t>(1, 3);
@@ -483,9 +560,18 @@ TEST(StateMachine, STATE_1_to_6_RandomCallsAgainstAModel) {
       options.clamp = *rc::gen::arbitrary<bool>();
       options.score_type = *rc::gen::element(ScoreType::bf16, ScoreType::f32);
       options.threads = 1;
+      options.dense_below = *rc::gen::weightedElement<std::int64_t>({{3, 0}, {1, 5}, {1, 12}});
+      if (engine->claims().truncate) options.checkpoints = *rc::gen::element<std::int64_t>(0, 1, 2, 5);
+      options.select = *rc::gen::elementOf(rules);
+      if (options.select == Select::blocks) {
+        options.key_block = std::min<std::int64_t>(2, options.chunk);
+        options.pool = 1;
+        options.query_block = std::min<std::int64_t>(3, options.chunk);
+        options.heavy *= options.key_block;
+      }
       if (*rc::gen::arbitrary<bool>()) options.sinks.assign(static_cast<std::size_t>(shape.n_head), 0.5f);
       Sessions sessions(*engine, shape, options);
-      const Model model(shape, sessions.both[0].session->options());
+      const Model model(shape, sessions.both[0].session->options(), engine->claims());
       rc::state::check(model, sessions, next_command);
     }));
   }

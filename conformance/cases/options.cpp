@@ -10,6 +10,7 @@
 #include "conformance/case.hpp"
 #include "conformance/replay.hpp"
 #include "conformance/run.hpp"
+#include "conformance/session_checks.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -18,16 +19,6 @@ namespace {
 constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostPositions = 2147483647;
-
-// Some engines pin no tokens and say so.
-bool pins(const Engine& engine) {
-  try {
-    require_pinned(engine);
-    return true;
-  } catch (const Skipped&) {
-    return false;
-  }
-}
 
 struct Request {
   Shape shape{.n_layer = 3, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 16};

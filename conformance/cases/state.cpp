@@ -8,39 +8,11 @@
 #include "conformance/case.hpp"
 #include "conformance/formats.hpp"
 #include "conformance/run.hpp"
+#include "conformance/session_checks.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
 namespace {
-
-// The code of the Error that `call` throws, or nothing.
-template <class Call>
-std::optional<ErrorCode> code_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    if (message.empty() || message.find('\n') != std::string::npos)
-      throw Violation("an error message is not one line");
-    return error.code();
-  }
-  return std::nullopt;
-}
-
-const char* code_name(const std::optional<ErrorCode>& code) {
-  if (!code) return "success";
-  switch (*code) {
-    case ErrorCode::invalid_argument: return "invalid_argument";
-    case ErrorCode::wrong_state: return "wrong_state";
-    case ErrorCode::capacity_exceeded: return "capacity_exceeded";
-    default: return "another error";
-  }
-}
-
-void require_code(const std::optional<ErrorCode>& got, const std::optional<ErrorCode>& wanted,
-                  const std::string& what) {
-  if (got != wanted) throw Violation(fmt::format("{}: {}, not {}", what, code_name(got), code_name(wanted)));
-}
 
 // A small session with its rows: every token has the same ones, chosen by seed.
 struct Bench {

@@ -10,14 +10,6 @@ namespace headwater::cpu {
 
 namespace {
 
-/// Something must be done in the region: a compiler drops an empty one.
-void warm_threads(int threads) {
-  int seen = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : seen)
-  ++seen;
-  asm volatile("" : : "r"(seen));
-}
-
 std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options) {
   if (!options.sparse) return 0;
   if (options.select == Select::blocks) return std::min(options.chunk, shape.capacity);
@@ -35,7 +27,7 @@ CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const 
   if (bf16 && shape.kv_type == DType::bf16) bf16_.emplace(data_, *bf16, floats_);
   if (effective.sparse && effective.select == Select::h2o) sparse_.emplace(data_);
   if (effective.sparse && effective.select == Select::blocks) blocks_.emplace(data_);
-  warm_threads(effective.threads);  // no call has to make them (NUM-4)
+  data_.workers.start();
 }
 
 MemoryBytes CpuSession::memory_bytes() const {
@@ -106,7 +98,8 @@ void CpuSession::undo_chunks(std::int64_t sparse) {
 }
 
 void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                           const MutableRows& out, const LseOutput& /*lse*/) {
+                           const MutableRows& out, const LseOutput& lse) {
+  data_.workers.enter_layer(layer, interrupt_);
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
   if (data_.undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.undo->apply(layer);
@@ -119,7 +112,7 @@ void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, con
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
-  const LayerCall call{data_, *arithmetic, layer, q, out, attended, observer()};
+  const LayerCall call{data_, *arithmetic, layer, q, out, attended, observer(), lse};
   if (sparse && !dense_layer) {
     if (blocks_) {
       blocks_->run(call);
@@ -145,25 +138,28 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
   if (HEADWATER_SABOTAGE("cpu.store.rows_beyond_4096")) n = std::min<std::int64_t>(n, 4096);
   kv.make_room(layer, base, base + n);
   data_.scores.make_room(layer, base, base + n);
-#pragma omp parallel num_threads(options().threads)
-  {
-#pragma omp for schedule(static) nowait
-    for (std::int64_t row = 0; row < n; ++row) {
-      for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
-        if (row + kPrefetchedRows < n) {
-          prefetch(core::row_address(k, row + kPrefetchedRows, head), key_bytes);
-          prefetch(core::row_address(v, row + kPrefetchedRows, head), value_bytes);
-          prefetch(kv.key(layer, head, base + row + kPrefetchedRows), stored_key_bytes);
-          prefetch(kv.value(layer, head, base + row + kPrefetchedRows), stored_value_bytes);
-        }
-        kv.write(layer, head, base + row, k, v, row);
+  const auto store_row = [&](std::int64_t row) {
+    for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
+      if (row + kPrefetchedRows < n) {
+        prefetch(core::row_address(k, row + kPrefetchedRows, head), key_bytes);
+        prefetch(core::row_address(v, row + kPrefetchedRows, head), value_bytes);
+        prefetch(kv.key(layer, head, base + row + kPrefetchedRows), stored_key_bytes);
+        prefetch(kv.value(layer, head, base + row + kPrefetchedRows), stored_value_bytes);
       }
+      kv.write(layer, head, base + row, k, v, row);
     }
-#pragma omp for schedule(static)
-    for (std::int64_t head = 0; head < shape().n_head; ++head) {
-      data_.scores.clear(layer, head, base, base + n);
-    }
-  }
+  };
+  // Rows, then heads, whose clearing is short: one region for both.
+  data_.workers.each(
+      n + shape().n_head,
+      [&](const Workers::Task& task) {
+        if (task.index < n) {
+          store_row(task.index);
+        } else {
+          data_.scores.clear(layer, task.index - n, base, base + n);
+        }
+      },
+      Workers::Asks::at_start);
 }
 
 void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n) {
@@ -174,17 +170,22 @@ void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n
   const std::int64_t blocks = (base + n) / summaries.key_block() - first;
   if (blocks <= 0) return;
   summaries.make_room(layer, base, base + n);
-#pragma omp parallel for schedule(static) num_threads(options().threads)
-  for (std::int64_t task = 0; task < shape().n_head_kv * blocks; ++task) {
-    summaries.write(layer, task / blocks, first + task % blocks, data_.kv, data_.kernels.widen);
-  }
+  data_.workers.each(
+      shape().n_head_kv * blocks,
+      [&](const Workers::Task& task) {
+        summaries.write(layer, task.index / blocks, first + task.index % blocks, data_.kv,
+                        data_.kernels.widen);
+      },
+      Workers::Asks::at_start);
   const std::int64_t first_region = first / core::BlockSummaries::kRegionBlocks;
   const std::int64_t regions = (first + blocks) / core::BlockSummaries::kRegionBlocks - first_region;
   if (regions == 0) return;
-#pragma omp parallel for schedule(static) num_threads(options().threads)
-  for (std::int64_t task = 0; task < shape().n_head_kv * regions; ++task) {
-    summaries.write_region(layer, task / regions, first_region + task % regions);
-  }
+  data_.workers.each(
+      shape().n_head_kv * regions,
+      [&](const Workers::Task& task) {
+        summaries.write_region(layer, task.index / regions, first_region + task.index % regions);
+      },
+      Workers::Asks::at_start);
 }
 
 }  // namespace headwater::cpu

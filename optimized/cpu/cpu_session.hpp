@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "core/session_base.hpp"
 #include "cpu/arithmetic/bf16.hpp"
@@ -17,7 +18,7 @@ namespace headwater::cpu {
 /// A session of the CPU engine: its stores, the passes over them, and the arithmetics that a call may choose from.
 class CpuSession final : public core::SessionBase {
  public:
-  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and warms the OpenMP threads. Calls
+  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and starts OpenMP's threads, where these are used. Calls
   /// whose Q, K and V are all BF16 use `bf16`, unless it is null, others `kernels`. Both tables outlive the session.
   CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape, const Options& options,
              const EffectiveOptions& effective);
@@ -30,6 +31,7 @@ class CpuSession final : public core::SessionBase {
                 std::span<float> row) const override;
   void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                   std::span<float> row) const override;
+  void set_interrupt(Interrupt interrupt) override { interrupt_ = std::move(interrupt); }
 
  private:
   void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
@@ -44,6 +46,7 @@ class CpuSession final : public core::SessionBase {
   void summarise(std::int64_t layer, std::int64_t base, std::int64_t n);
 
   SessionData data_;
+  Interrupt interrupt_;
   FloatArithmetic floats_;
   std::optional<Bf16Arithmetic> bf16_;  // none: no call is computed in BF16
   std::optional<SparsePass> sparse_;    // rule h2o; none: the session is dense or has the other rule

@@ -32,6 +32,9 @@ class CpuEngine final : public Engine {
     claims.bitwise_runs = true;
     claims.bitwise_schedules = true;
     claims.no_allocation = true;
+    claims.interrupt = true;
+    claims.lse = true;
+    claims.host_threads = true;
     claims.bf16_weights = variant_.bf16 != nullptr;
     claims.abort = true;
     claims.truncate = true;
@@ -42,7 +45,9 @@ class CpuEngine final : public Engine {
     const std::string reason = unavailable_because();
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     try {
-      const EffectiveOptions effective = core::resolve(shape, options, default_threads());
+      // OpenMP is asked only where its answer counts (HOST-1).
+      const EffectiveOptions effective =
+          core::resolve(shape, options, options.threads == 0 ? default_threads() : 1);
       core::require_no_device(options, name_);
       return std::make_unique<cpu::CpuSession>(*variant_.kernels, variant_.bf16, shape, options, effective);
     } catch (const std::bad_alloc&) {

@@ -16,7 +16,8 @@ SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_s
       sinks(wished.sinks),
       alibi(wished.alibi),
       kv(shape),
-      scores(shape.n_layer, shape.n_head, shape.capacity, effective.score_type) {
+      scores(shape.n_layer, shape.n_head, shape.capacity, effective.score_type),
+      workers(effective.threads, wished.parallel_for, wished.parallel_context) {
   if (!effective.sparse) return;
   if (effective.select == Select::blocks) {
     if (effective.heavy > 0) summaries = core::BlockSummaries(shape, effective.key_block);
@@ -67,6 +68,22 @@ void LayerCall::store_row(std::int64_t position, std::int64_t head, const float*
     auto* bytes = static_cast<unsigned char*>(to);
     for (std::int64_t c = 0; c < data.shape.d_value; ++c) std::memcpy(bytes + 2 * c, upper + 4 * c, 2);
   }
+}
+
+bool LayerCall::wants_lse() const {
+  return observer || (lse.data != nullptr && !HEADWATER_SABOTAGE("cpu.lse.for_observers_alone"));
+}
+
+void LayerCall::store_lse(const LseRows& shown, std::int64_t position, std::int64_t head, float value) const {
+  if (observer) shown.at(head, position) = value;
+  if (lse.data == nullptr) return;
+  if (HEADWATER_SABOTAGE("cpu.lse.heads_beyond_16") && head >= 16) return;
+  std::int64_t row = position - base();
+  if (HEADWATER_SABOTAGE("cpu.lse.row_in_12_bits")) row &= 0xFFF;
+  // The caller's floats need not be aligned.
+  auto* to = reinterpret_cast<unsigned char*>(lse.data) +
+             (row * lse.row_stride + head * lse.head_stride) * std::int64_t{sizeof(float)};
+  std::memcpy(to, &value, sizeof value);
 }
 
 }  // namespace headwater::cpu

@@ -12,6 +12,7 @@
 #include "core/score_store.hpp"
 #include "core/undo_log.hpp"
 #include "cpu/kernels/table.hpp"
+#include "cpu/workers.hpp"
 #include "headwater/session.hpp"
 
 namespace headwater::cpu {
@@ -49,9 +50,21 @@ struct SessionData {
   /// Rule h2o; else none. Takes back, when a layer is next read or computed, what abort and truncate have dropped.
   mutable std::optional<core::UndoLog> undo;
   core::BlockSummaries summaries;  ///< rule blocks; else empty
+  Workers workers;
 };
 
 class Arithmetic;
+
+/// log-sum-exps for an observer: row `position` of a head is entry head * stride + position - base.
+struct LseRows {
+  float* data;
+  std::int64_t stride;
+  std::int64_t base;
+
+  [[nodiscard]] float& at(std::int64_t head, std::int64_t position) const {
+    return data[head * stride + position - base];
+  }
+};
 
 /// One attend() call: a layer of the open step.
 struct LayerCall {
@@ -62,6 +75,7 @@ struct LayerCall {
   const MutableRows& out;
   std::span<const Chunk> chunks;
   const Observer& observer;  ///< may be empty
+  const LseOutput& lse;      ///< data may be null
 
   /// Position of row 0 of q and out.
   [[nodiscard]] std::int64_t base() const { return chunks.front().begin; }
@@ -70,6 +84,11 @@ struct LayerCall {
   [[nodiscard]] float* float_row(std::int64_t position, std::int64_t head) const;
   /// A finished row of a head to the caller, in his type.
   void store_row(std::int64_t position, std::int64_t head, const float* row) const;
+
+  /// Whether anybody asks for log-sum-exps; else no logarithm need be computed.
+  [[nodiscard]] bool wants_lse() const;
+  /// That of a row to those who ask: the observer, by way of `shown`, and the caller (LSE-1).
+  void store_lse(const LseRows& shown, std::int64_t position, std::int64_t head, float value) const;
 };
 
 /// Chunks of the plan that are worked on together, and the position where their rows begin.
@@ -82,17 +101,6 @@ struct Window {
 struct BlockResult {
   const float* max;
   const float* sum;
-};
-
-/// log-sum-exp of dense rows: row `position` of a head is entry head * stride + position - base.
-struct LseRows {
-  float* data;
-  std::int64_t stride;
-  std::int64_t base;
-
-  [[nodiscard]] float& at(std::int64_t head, std::int64_t position) const {
-    return data[head * stride + position - base];
-  }
 };
 
 }  // namespace headwater::cpu

@@ -69,9 +69,9 @@ class Arithmetic {
   // The dense pass.
 
   /// Keys and values of positions [0, end), as attend_context() reads them. Not from several threads.
-  virtual void prepare_context(std::int64_t layer, std::int64_t end) = 0;
+  virtual void prepare_context(const LayerCall& call, std::int64_t end) = 0;
   /// Causal attention of the rows [begin, end), within one run of kGroupRows positions, to all keys: stores outputs with
-  /// call.store_row and log-sum-exps in `lse`.
+  /// call.store_row and log-sum-exps with call.store_lse.
   virtual void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
                               const LseRows& lse, int thread) = 0;
 

@@ -1,7 +1,5 @@
 #include "cpu/arithmetic/bf16.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -226,13 +224,15 @@ void Bf16Arithmetic::lane_products(const void* rows, DType /*type*/, std::int64_
   }
 }
 
-void Bf16Arithmetic::prepare_context(std::int64_t layer, std::int64_t end) {
+void Bf16Arithmetic::prepare_context(const LayerCall& call, std::int64_t end) {
   const std::int64_t tiles = key_tiles(end);
-#pragma omp parallel for schedule(static) num_threads(data_.options.threads)
-  for (std::int64_t task = 0; task < data_.shape.n_head_kv * tiles; ++task) {
-    const std::int64_t first = task % tiles * kKeyTile;
-    pack_rows(layer, task / tiles, first, std::min(kKeyTile, end - first), first);
-  }
+  call.data.workers.each(
+      data_.shape.n_head_kv * tiles,
+      [&](const Workers::Task& task) {
+        const std::int64_t first = task.index % tiles * kKeyTile;
+        pack_rows(call.layer, task.index / tiles, first, std::min(kKeyTile, end - first), first);
+      },
+      Workers::Asks::at_start);
 }
 
 void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin,
@@ -300,9 +300,10 @@ void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, st
     }
     for (std::int64_t r = 0; r < block.rows; ++r) {
       call.store_row(row + r, head, scratch.out.data() + r * dv);
-      lse.at(head, row + r) =
-          static_cast<float>(std::numbers::ln2 * static_cast<double>(block.softmax.offset[r]) +
-                             std::log(static_cast<double>(block.softmax.sum[r])));
+      if (!call.wants_lse()) continue;
+      call.store_lse(lse, row + r, head,
+                     static_cast<float>(std::numbers::ln2 * static_cast<double>(block.softmax.offset[r]) +
+                                        std::log(static_cast<double>(block.softmax.sum[r]))));
     }
   }
 }

@@ -29,7 +29,7 @@ class Bf16Arithmetic final : public Arithmetic {
   void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width, std::int64_t lanes,
                      float* products, int thread) override;
 
-  void prepare_context(std::int64_t layer, std::int64_t end) override;
+  void prepare_context(const LayerCall& call, std::int64_t end) override;
   void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
                       const LseRows& lse, int thread) override;
 

@@ -194,7 +194,7 @@ void FloatArithmetic::lane_products(const void* rows, DType type, std::int64_t n
   }
 }
 
-void FloatArithmetic::prepare_context(std::int64_t /*layer*/, std::int64_t /*end*/) {}
+void FloatArithmetic::prepare_context(const LayerCall& /*call*/, std::int64_t /*end*/) {}
 
 void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin,
                                      std::int64_t end, const LseRows& lse, int thread) {
@@ -238,8 +238,10 @@ void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, s
     block.normalise();
     for (std::int64_t r = 0; r < block.rows; ++r) {
       call.store_row(row + r, head, block.out + r * dv);
-      lse.at(head, row + r) = static_cast<float>(static_cast<double>(block.state.max[r]) +
-                                                 std::log(static_cast<double>(block.state.sum[r])));
+      if (!call.wants_lse()) continue;
+      call.store_lse(lse, row + r, head,
+                     static_cast<float>(static_cast<double>(block.state.max[r]) +
+                                        std::log(static_cast<double>(block.state.sum[r]))));
     }
   }
 }

@@ -1,7 +1,5 @@
 #include "cpu/pass/blocks.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -159,24 +157,17 @@ void BlocksPass::run(const LayerCall& call) {
     const Votes votes = votes_of(chunk);
     const std::int64_t per_unit = blocks_per_unit();
     const std::int64_t units = (votes.query_blocks + per_unit - 1) / per_unit;
-#pragma omp parallel num_threads(data_.options.threads)
-    {
-      const int thread = omp_get_thread_num();
-#pragma omp for schedule(static)
-      for (std::int64_t head_kv = 0; head_kv < data_.shape.n_head_kv; ++head_kv) {
-        call.arithmetic.prepare_chunk(call.layer, window, chunk, head_kv);
-      }
-      // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
-      std::int64_t gathered = -1;
-#pragma omp for schedule(static)
-      for (std::int64_t task = 0; task < data_.shape.n_head_kv * units; ++task) {
-        const std::int64_t head_kv = task / units;
-        const std::int64_t first = task % units * per_unit;
-        run_unit(call, window, chunk, votes, {head_kv, first, std::min(first + per_unit, votes.query_blocks)},
-                 votes.blocks > 0 || head_kv != gathered, thread);
-        gathered = head_kv;
-      }
-    }
+    data_.workers.each(data_.shape.n_head_kv, [&](const Workers::Task& task) {
+      call.arithmetic.prepare_chunk(call.layer, window, chunk, task.index);
+    });
+    // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
+    data_.workers.each(data_.shape.n_head_kv * units, [&](const Workers::Task& task) {
+      const std::int64_t head_kv = task.index / units;
+      const std::int64_t unit = task.index % units;
+      const std::int64_t first = unit * per_unit;
+      run_unit(call, window, chunk, votes, {head_kv, first, std::min(first + per_unit, votes.query_blocks)},
+               votes.blocks > 0 || unit == 0 || task.first, task.thread);
+    });
     report(call, chunk, votes);
   }
 }

@@ -1,7 +1,5 @@
 #include "cpu/pass/decode.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -72,20 +70,17 @@ void DecodePass::run(const LayerCall& call, const LseRows& lse) {
   const std::int64_t rows = length(chunk) * group();
   const std::int64_t keys = split_keys(chunk.end);
   const std::int64_t splits = (chunk.end + keys - 1) / keys;
-#pragma omp parallel num_threads(data_.options.threads)
-  {
-    const int thread = omp_get_thread_num();
-#pragma omp for schedule(static)
-    for (std::int64_t task = 0; task < heads_kv * splits; ++task) {
-      const std::int64_t index = task % splits;
-      attend_split(call, task / splits, {index, index * keys, std::min((index + 1) * keys, chunk.end)},
-                   thread);
-    }
-#pragma omp for schedule(static)
-    for (std::int64_t task = 0; task < heads_kv * rows; ++task) {
-      join_splits(call, task / rows, task % rows, splits, lse, thread);
-    }
-  }
+  data_.workers.each(heads_kv * splits, [&](const Workers::Task& task) {
+    const std::int64_t index = task.index % splits;
+    attend_split(call, task.index / splits, {index, index * keys, std::min((index + 1) * keys, chunk.end)},
+                 task.thread);
+  });
+  data_.workers.each(
+      heads_kv * rows,
+      [&](const Workers::Task& task) {
+        join_splits(call, task.index / rows, task.index % rows, splits, lse, task.thread);
+      },
+      Workers::Asks::at_start);
 }
 
 DecodePass::Row DecodePass::row_of(const Chunk& chunk, std::int64_t head_kv, std::int64_t row) const {
@@ -176,7 +171,9 @@ void DecodePass::join_splits(const LayerCall& call, std::int64_t head_kv, std::i
     for (std::int64_t c = 0; c < dv; ++c) out[c] /= static_cast<float>(sum);
   }
   call.store_row(row.position, row.head, out);
-  lse.at(row.head, row.position) = static_cast<float>(static_cast<double>(max) + std::log(sum));
+  if (call.wants_lse()) {
+    call.store_lse(lse, row.position, row.head, static_cast<float>(static_cast<double>(max) + std::log(sum)));
+  }
 }
 
 }  // namespace headwater::cpu

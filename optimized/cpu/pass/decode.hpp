@@ -25,7 +25,7 @@ class DecodePass {
   [[nodiscard]] std::int64_t bytes() const;
   /// Whether the rows of this chunk are few enough, and their bits may be those of this pass.
   [[nodiscard]] bool takes(const Chunk& chunk) const;
-  /// Stores the outputs of the call's only chunk, and its log-sum-exps in `lse`.
+  /// Stores the outputs of the call's only chunk and, where they are wanted, its log-sum-exps; `lse` is the observer's.
   void run(const LayerCall& call, const LseRows& lse);
 
  private:

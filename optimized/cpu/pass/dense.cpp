@@ -1,7 +1,5 @@
 #include "cpu/pass/dense.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 
 namespace headwater::cpu {
@@ -29,18 +27,17 @@ void DensePass::run(const LayerCall& call) {
 void DensePass::run_blocks(const LayerCall& call, const LseRows& lse) {
   const Chunk& chunk = call.chunks.front();
   const std::int64_t heads = data_.shape.n_head;
-  call.arithmetic.prepare_context(call.layer, chunk.end);
+  call.arithmetic.prepare_context(call, chunk.end);
   // Groups of whole runs of kGroupRows positions, so that their blocks end where tiles of keys do. Later groups see
   // more keys: dealt out one by one from the longest, the shares of the threads differ by about one group.
   const std::int64_t first_group = chunk.begin / kGroupRows;
   const std::int64_t groups = (chunk.end + kGroupRows - 1) / kGroupRows - first_group;
-#pragma omp parallel for schedule(static, 1) num_threads(data_.options.threads)
-  for (std::int64_t task = 0; task < groups * heads; ++task) {
-    const std::int64_t group = first_group + groups - 1 - task / heads;
+  data_.workers.each_in_turn(groups * heads, [&](const Workers::Task& task) {
+    const std::int64_t group = first_group + groups - 1 - task.index / heads;
     const std::int64_t begin = std::max(group * kGroupRows, chunk.begin);
     const std::int64_t end = std::min((group + 1) * kGroupRows, chunk.end);
-    call.arithmetic.attend_context(call, task % heads, begin, end, lse, omp_get_thread_num());
-  }
+    call.arithmetic.attend_context(call, task.index % heads, begin, end, lse, task.thread);
+  });
 }
 
 }  // namespace headwater::cpu

@@ -23,7 +23,7 @@ class DensePass {
 
   SessionData& data_;
   DecodePass decode_;
-  core::Buffer<float> lse_;  // [Hq][capacity]
+  core::Buffer<float> lse_;  // [Hq][capacity] what an observer is shown
 };
 
 }  // namespace headwater::cpu

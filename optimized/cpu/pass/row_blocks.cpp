@@ -18,13 +18,13 @@ struct FusedRows {
 };
 
 /// Joins (m, l, o) of the inter pass to the intra pass's in double, but for the exponentials. The logarithm of lse costs
-/// as much as the rest and is for observers alone.
+/// as much as the rest and is for those who ask.
 void fuse(const LayerCall& call, const BlockResult& intra, const BlockResult& inter, std::int64_t n,
           FusedRows& fused) {
   const KernelTable& kernels = call.data.kernels;
   const double unit = call.arithmetic.unit();
   const bool divided = call.arithmetic.divides();
-  const bool with_lse = static_cast<bool>(call.observer);
+  const bool with_lse = call.wants_lse();
   for (std::int64_t r = 0; r < n; ++r) {
     const double m = std::max(intra.max[r], inter.max[r]);
     const auto relative = [&](float max) {
@@ -149,7 +149,7 @@ void RowBlocks::join(const LayerCall& call, const Chunk& chunk, const BlockRows&
   float* inter_out = of(thread).inter.data();
   FusedRows fused;
   fuse(call, intra, inter, rows.n, fused);
-  keep_lse(chunk, rows, fused.lse);
+  store_lse(call, chunk, rows, fused.lse);
   for (std::int64_t r = 0; r < rows.n; ++r) {
     // Straight to the caller where his rows are floats.
     float* o = inter_out + r * dv;
@@ -168,7 +168,7 @@ void RowBlocks::write(const LayerCall& call, const Chunk& chunk, const BlockRows
   const float no_sum[kBlockRows] = {};
   FusedRows fused;
   fuse(call, intra, {nothing, no_sum}, rows.n, fused);
-  keep_lse(chunk, rows, fused.lse);
+  store_lse(call, chunk, rows, fused.lse);
   for (std::int64_t r = 0; r < rows.n; ++r) {
     float* o = out + r * dv;
     if (!call.arithmetic.divides()) {
@@ -178,8 +178,11 @@ void RowBlocks::write(const LayerCall& call, const Chunk& chunk, const BlockRows
   }
 }
 
-void RowBlocks::keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse) {
-  std::copy_n(lse, rows.n, lse_.data() + rows.head * lse_rows_ + (rows.row - chunk.begin));
+void RowBlocks::store_lse(const LayerCall& call, const Chunk& chunk, const BlockRows& rows,
+                          const float* lse) {
+  if (!call.wants_lse()) return;
+  const LseRows shown{lse_.data(), lse_rows_, chunk.begin};
+  for (std::int64_t r = 0; r < rows.n; ++r) call.store_lse(shown, rows.row + r, rows.head, lse[r]);
 }
 
 }  // namespace headwater::cpu

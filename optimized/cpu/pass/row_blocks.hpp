@@ -55,7 +55,7 @@ class RowBlocks {
              float* out);
   [[nodiscard]] float* intra_out(int thread) { return of(thread).intra.data(); }
 
-  /// [Hq][lse_rows] of the chunk that was computed last.
+  /// [Hq][lse_rows] of the chunk that was computed last, where the call has an observer.
   [[nodiscard]] const float* lse() const { return lse_.data(); }
 
  private:
@@ -66,7 +66,7 @@ class RowBlocks {
     core::Buffer<float> inter;  ///< [kBlockRows][dv] outputs of the inter pass
   };
 
-  void keep_lse(const Chunk& chunk, const BlockRows& rows, const float* lse);
+  void store_lse(const LayerCall& call, const Chunk& chunk, const BlockRows& rows, const float* lse);
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
 
   const SessionData& data_;

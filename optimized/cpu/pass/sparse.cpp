@@ -1,7 +1,5 @@
 #include "cpu/pass/sparse.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "cpu/pass/stage_clock.hpp"
@@ -146,32 +144,22 @@ void SparsePass::whole_chunk(const LayerCall& call, const Window& window, const 
                              bool has_memory) {
   const std::int64_t heads = data_.shape.n_head;
   const std::int64_t groups = groups_of(chunk);
-#pragma omp parallel num_threads(data_.options.threads)
-  {
-    const int thread = omp_get_thread_num();
-#pragma omp for schedule(static) nowait
-    for (std::int64_t head_kv = 0; head_kv < data_.shape.n_head_kv; ++head_kv) {
-      call.arithmetic.prepare_chunk(call.layer, window, chunk, head_kv);
-    }
-#pragma omp for schedule(static)
-    for (std::int64_t head = 0; head < (has_memory ? heads : 0); ++head) build_set(call, chunk, head, thread);
-#pragma omp single
-    if (has_memory) data_.memory.finish(call.layer, chunk.begin);
-    // Consecutive tasks go to one thread, which gathers the rows of a head once.
-    std::int64_t gathered = -1;
-#pragma omp for schedule(static)
-    for (std::int64_t task = 0; task < heads * groups; ++task) {
-      const std::int64_t head = task / groups;
-      if (has_memory && head != gathered) gather(call, head, thread);
-      gathered = head;
-      whole_group(call, window, chunk, group_of(chunk, head, task % groups), has_memory, thread);
-    }
-#pragma omp for schedule(static)
-    for (std::int64_t head = 0; head < heads; ++head) {
-      reduce_intra(call, window, chunk, head, thread);
-      if (has_memory) reduce_inter(call, chunk, head, thread);
-    }
-  }
+  Workers& workers = data_.workers;
+  workers.each(data_.shape.n_head_kv, [&](const Workers::Task& task) {
+    call.arithmetic.prepare_chunk(call.layer, window, chunk, task.index);
+  });
+  if (has_memory) build_sets(call, chunk);
+  // Consecutive tasks go to one thread, which gathers the rows of a head once.
+  workers.each(heads * groups, [&](const Workers::Task& task) {
+    const std::int64_t head = task.index / groups;
+    const std::int64_t index = task.index % groups;
+    if (has_memory && (task.first || index == 0)) gather(call, head, task.thread);
+    whole_group(call, window, chunk, group_of(chunk, head, index), has_memory, task.thread);
+  });
+  workers.each(heads, [&](const Workers::Task& task) {
+    reduce_intra(call, window, chunk, task.index, task.thread);
+    if (has_memory) reduce_inter(call, chunk, task.index, task.thread);
+  });
 }
 
 /// The arithmetic is that of the two phases, and so are the bits (SCHED-2).
@@ -192,30 +180,25 @@ void SparsePass::intra_phase(const LayerCall& call, const Window& window) {
   const std::int64_t heads = data_.shape.n_head;
   const std::int64_t heads_kv = data_.shape.n_head_kv;
   const auto n_chunks = static_cast<std::int64_t>(window.chunks.size());
-#pragma omp parallel num_threads(data_.options.threads)
-  {
-    const int thread = omp_get_thread_num();
-#pragma omp for schedule(static)
-    for (std::int64_t task = 0; task < n_chunks * heads_kv; ++task) {
-      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / heads_kv)];
-      call.arithmetic.prepare_chunk(call.layer, window, chunk, task % heads_kv);
-    }
-    // Late groups of a chunk see more of it; every other head is dealt out in the opposite order, so that the
-    // shares of the threads even out.
-#pragma omp for schedule(static, 1)
-    for (std::int64_t task = 0; task < n_chunks * heads * kMaxGroups; ++task) {
-      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / (heads * kMaxGroups))];
-      const std::int64_t head = task / kMaxGroups % heads;
-      const std::int64_t slot = task % kMaxGroups;
-      const std::int64_t index = head % 2 == 0 ? slot : kMaxGroups - 1 - slot;
-      if (index < groups_of(chunk)) intra_group(call, window, chunk, group_of(chunk, head, index), thread);
-    }
-#pragma omp for schedule(static)
-    for (std::int64_t task = 0; task < n_chunks * heads; ++task) {
-      const Chunk& chunk = window.chunks[static_cast<std::size_t>(task / heads)];
-      reduce_intra(call, window, chunk, task % heads, thread);
-    }
-  }
+  Workers& workers = data_.workers;
+  workers.each(n_chunks * heads_kv, [&](const Workers::Task& task) {
+    const Chunk& chunk = window.chunks[static_cast<std::size_t>(task.index / heads_kv)];
+    call.arithmetic.prepare_chunk(call.layer, window, chunk, task.index % heads_kv);
+  });
+  // Late groups of a chunk see more of it; every other head is dealt out in the opposite order, so that the
+  // shares of the threads even out.
+  workers.each_in_turn(n_chunks * heads * kMaxGroups, [&](const Workers::Task& task) {
+    const Chunk& chunk = window.chunks[static_cast<std::size_t>(task.index / (heads * kMaxGroups))];
+    const std::int64_t head = task.index / kMaxGroups % heads;
+    const std::int64_t slot = task.index % kMaxGroups;
+    const std::int64_t index = head % 2 == 0 ? slot : kMaxGroups - 1 - slot;
+    if (index >= groups_of(chunk)) return;
+    intra_group(call, window, chunk, group_of(chunk, head, index), task.thread);
+  });
+  workers.each(n_chunks * heads, [&](const Workers::Task& task) {
+    const Chunk& chunk = window.chunks[static_cast<std::size_t>(task.index / heads)];
+    reduce_intra(call, window, chunk, task.index % heads, task.thread);
+  });
 }
 
 void SparsePass::intra_group(const LayerCall& call, const Window& window, const Chunk& chunk,
@@ -235,25 +218,16 @@ void SparsePass::intra_group(const LayerCall& call, const Window& window, const 
 void SparsePass::inter_phase(const LayerCall& call, const Window& window, const Chunk& chunk) {
   const std::int64_t heads = data_.shape.n_head;
   const std::int64_t groups = groups_of(chunk);
-#pragma omp parallel num_threads(data_.options.threads)
-  {
-    const int thread = omp_get_thread_num();
-#pragma omp for schedule(static)
-    for (std::int64_t head = 0; head < heads; ++head) build_set(call, chunk, head, thread);
-#pragma omp single
-    data_.memory.finish(call.layer, chunk.begin);
-    // Consecutive tasks go to one thread, which gathers the rows of a head once.
-    std::int64_t gathered = -1;
-#pragma omp for schedule(static)
-    for (std::int64_t task = 0; task < heads * groups; ++task) {
-      const std::int64_t head = task / groups;
-      if (head != gathered) gather(call, head, thread);
-      gathered = head;
-      inter_group(call, window, chunk, group_of(chunk, head, task % groups), thread);
-    }
-#pragma omp for schedule(static)
-    for (std::int64_t head = 0; head < heads; ++head) reduce_inter(call, chunk, head, thread);
-  }
+  Workers& workers = data_.workers;
+  build_sets(call, chunk);
+  // Consecutive tasks go to one thread, which gathers the rows of a head once.
+  workers.each(heads * groups, [&](const Workers::Task& task) {
+    const std::int64_t head = task.index / groups;
+    const std::int64_t index = task.index % groups;
+    if (task.first || index == 0) gather(call, head, task.thread);
+    inter_group(call, window, chunk, group_of(chunk, head, index), task.thread);
+  });
+  workers.each(heads, [&](const Workers::Task& task) { reduce_inter(call, chunk, task.index, task.thread); });
 }
 
 void SparsePass::inter_group(const LayerCall& call, const Window& window, const Chunk& chunk,
@@ -270,23 +244,29 @@ void SparsePass::inter_group(const LayerCall& call, const Window& window, const 
 }
 
 void SparsePass::write_chunk(const LayerCall& call, const Window& window, const Chunk& chunk) {
-#pragma omp parallel for schedule(static) num_threads(data_.options.threads)
-  for (std::int64_t row = chunk.begin; row < chunk.end; ++row) {
-    for (std::int64_t head = 0; head < data_.shape.n_head; ++head) {
-      const std::int64_t at = window_index(window, head, row);
-      blocks_.write(call, chunk, {head, row, 1}, window_result(at),
-                    row_out_.data() + at * data_.shape.d_value);
-    }
-  }
+  data_.workers.each(
+      length(chunk),
+      [&](const Workers::Task& task) {
+        const std::int64_t row = chunk.begin + task.index;
+        for (std::int64_t head = 0; head < data_.shape.n_head; ++head) {
+          const std::int64_t at = window_index(window, head, row);
+          blocks_.write(call, chunk, {head, row, 1}, window_result(at),
+                        row_out_.data() + at * data_.shape.d_value);
+        }
+      },
+      Workers::Asks::at_start);
 }
 
-void SparsePass::build_set(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread) {
-  Scratch& scratch = of(thread);
-  const StageClock clock(scratch.selection_seconds);
-  data_.undo->keep_set(call.layer, head, chunk.begin);
-  data_.memory.build_head(call.layer, head, chunk.begin, data_.scores, scratch.order_keys.data(),
-                          scratch.chosen.data());
-  data_.undo->keep_scores(call.layer, head, chunk.begin);
+void SparsePass::build_sets(const LayerCall& call, const Chunk& chunk) {
+  data_.workers.each(data_.shape.n_head, [&](const Workers::Task& task) {
+    Scratch& scratch = of(task.thread);
+    const StageClock clock(scratch.selection_seconds);
+    data_.undo->keep_set(call.layer, task.index, chunk.begin);
+    data_.memory.build_head(call.layer, task.index, chunk.begin, data_.scores, scratch.order_keys.data(),
+                            scratch.chosen.data());
+    data_.undo->keep_scores(call.layer, task.index, chunk.begin);
+  });
+  data_.memory.finish(call.layer, chunk.begin);
 }
 
 void SparsePass::gather(const LayerCall& call, std::int64_t head, int thread) {

@@ -76,7 +76,7 @@ class SparsePass {
   void write_chunk(const LayerCall& call, const Window& window, const Chunk& chunk);
 
   // Their steps.
-  void build_set(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread);
+  void build_sets(const LayerCall& call, const Chunk& chunk);
   void gather(const LayerCall& call, std::int64_t head, int thread);
   double* clear_intra_sums(const Window& window, const Chunk& chunk, const Group& group);
   double* clear_inter_sums(std::int64_t layer, const Group& group);

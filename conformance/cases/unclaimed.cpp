@@ -1,0 +1,104 @@
+// Calls and options that an engine does not claim are refused as `unsupported`, and session and step stay as they were.
+
+#include <atomic>
+
+#include <fmt/format.h>
+
+#include "conformance/case.hpp"
+#include "conformance/session_checks.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+// Runs each index itself and counts its calls.
+void counted(void* context, std::int64_t n, void (*body)(void*, std::int64_t), void* argument) {
+  ++*static_cast<std::atomic<int>*>(context);
+  for (std::int64_t i = 0; i < n; ++i) body(argument, i);
+}
+
+// A claim and its refusal are two sides: what is claimed is not `unsupported` here, and other cases test what it does.
+void unclaimed(Context& context) {
+  const Engine& engine = *context.engine;
+  const Claims claims = engine.claims();
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(10); ++round) {
+    Problem problem =
+        random_problem(random, {.max_chunk = 12, .max_tokens = 50, .max_layers = 2, .wide = false});
+    const Trace plain = replayed(engine, problem);
+    std::atomic<int> calls{0};
+    if (!claims.host_threads) {
+      problem.options.parallel_for = counted;
+      problem.options.parallel_context = &calls;
+    }
+    const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+    const auto refuse = [&](const char* what, const std::function<void()>& call) {
+      const Picture before = picture(*session);
+      require_code(code_of(call), ErrorCode::unsupported,
+                   fmt::format("{} is not claimed; {}", what, problem.describe()));
+      require_same(picture(*session), before, fmt::format("after {}; {}", what, problem.describe()));
+    };
+    const auto refuse_all = [&] {
+      if (!claims.abort) refuse("abort()", [&] { session->abort(); });
+      for (const std::int64_t n : {std::int64_t{0}, session->tokens()}) {
+        if (!claims.truncate) refuse("truncate()", [&] { session->truncate(n); });
+      }
+      if (!claims.interrupt) refuse("set_interrupt()", [&] { session->set_interrupt([] { return true; }); });
+    };
+    for (std::size_t s = 0; s < problem.steps.size(); ++s) {
+      refuse_all();
+      if (s + 1 < problem.steps.size()) {
+        require_same(trace_of_steps(plain, problem, s, s + 1), run_steps(*session, problem, s, s + 1),
+                     "after calls that are not claimed; " + problem.describe());
+        continue;
+      }
+      const Step& step = problem.steps[s];
+      const std::int64_t first = session->tokens();
+      session->begin(step);
+      refuse_all();
+      std::vector<float> sums(static_cast<std::size_t>(step.n * problem.shape.n_head), 7.0f);
+      for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
+        if (!claims.lse) {
+          refuse("lse", [&] {
+            (void)attend_layer(*session, problem, layer, step.n,
+                               LseOutput::token_major(sums.data(), problem.shape.n_head));
+          });
+          for (const float sum : sums) {
+            if (sum != 7.0f) throw Violation("log-sum-exps were written that are not claimed");
+          }
+        }
+        const std::vector<float> out = attend_layer(*session, problem, layer, step.n);
+        refuse_all();
+        const LayerTrace& wanted = plain.layers[static_cast<std::size_t>(layer)];
+        const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+        if (!std::equal(out.begin(), out.end(), wanted.out.begin() + first * row, wanted.out.end()))
+          throw Violation("calls that are not claimed changed outputs; " + problem.describe());
+      }
+      session->end();
+    }
+    if (session->tokens() < problem.shape.capacity) {
+      session->begin(Step::decode());
+      require_code(code_of([&] { session->end(); }), ErrorCode::wrong_state, "end before all layers");
+      if (!claims.abort) refuse("abort() of a step that failed", [&] { session->abort(); });
+      session->reset();
+    }
+    if (calls != 0)
+      throw Violation(fmt::format("parallel_for is not claimed and was called {} times", calls.load()));
+  }
+  if (claims.truncate) return;
+  const Shape shape{.n_layer = 1, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 16};
+  for (const std::int64_t value : {1, 65536}) {
+    Options options;
+    options.checkpoints = value;
+    require_code(code_of([&] { (void)engine.open(shape, options); }), ErrorCode::unsupported,
+                 fmt::format("checkpoints = {} is not claimed", value));
+  }
+}
+const Register kUnclaimed{{"state.unclaimed",
+                           {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1"},
+                           "session",
+                           Lane::state,
+                           true,
+                           unclaimed}};
+
+}  // namespace
+}  // namespace headwater::conformance

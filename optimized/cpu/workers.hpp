@@ -1,0 +1,112 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "headwater/options.hpp"
+#include "headwater/session.hpp"
+#include "headwater/testing/sabotage.hpp"
+
+namespace headwater::cpu {
+
+/// The threads of a session, OpenMP's or the host's (HOST-1). They work in regions: the tasks 0 .. n - 1 are dealt out by
+/// their numbers alone, and a region ends when all of them are done, so that what one region wrote the next may read.
+///
+/// A task that throws stops its region soon: no thread begins another task, and the first exception is thrown on the
+/// calling thread. So does the caller's interrupt (INTR-1), which is asked on the calling thread only.
+class Workers {
+ public:
+  struct Task {
+    std::int64_t index;
+    int thread;  ///< 0 .. threads - 1: no other task has this number at the same time
+    bool first;  ///< of this thread in the region
+  };
+  /// How often the interrupt is asked: a region of short tasks asks before them alone.
+  enum class Asks : std::uint8_t { at_start, before_tasks };
+
+  /// host null: OpenMP's threads. Takes all memory that the regions need.
+  Workers(int threads, ParallelFor host, void* context);
+
+  /// Starts OpenMP's threads, where they are used, so that no call has to (NUM-4).
+  void start();
+  /// The regions that follow belong to attend() of this layer. The interrupt, which may be empty, must outlive them.
+  void enter_layer(std::int64_t layer, const Interrupt& interrupt);
+
+  /// Calls body(task) for n tasks; consecutive ones go to one thread. Errors: `internal` where the host lost an index or
+  /// repeated one, `interrupted`, and what the interrupt or a body throws.
+  template <class Body>
+  void each(std::int64_t n, const Body& body, Asks asks = Asks::before_tasks) {
+    run({*this, n, &body,
+         [](const Region& region, int thread, int threads) {
+           const std::int64_t share = region.n / threads;
+           const std::int64_t left = region.n % threads;
+           const std::int64_t begin = thread * share + std::min<std::int64_t>(thread, left);
+           std::int64_t end = begin + share + (thread < left ? 1 : 0);
+           if (HEADWATER_SABOTAGE("cpu.workers.share_of_512_tasks")) end = std::min(end, begin + 512);
+           region.work<Body>(begin, end, 1, thread);
+         },
+         asks});
+  }
+
+  /// The same, dealt out one by one: thread t has the tasks t, t + threads, ...
+  template <class Body>
+  void each_in_turn(std::int64_t n, const Body& body) {
+    run({*this, n, &body,
+         [](const Region& region, int thread, int threads) {
+           region.work<Body>(thread, region.n, threads, thread);
+         },
+         Asks::before_tasks});
+  }
+
+ private:
+  struct Region {
+    Workers& workers;
+    std::int64_t n;
+    const void* body;
+    /// The tasks of one of `threads` threads.
+    void (*share)(const Region& region, int thread, int threads);
+    Asks asks;
+
+    template <class Body>
+    void work(std::int64_t begin, std::int64_t end, std::int64_t step, int thread) const {
+      const bool asking = asks == Asks::before_tasks && workers.on_caller() &&
+                          !HEADWATER_SABOTAGE("cpu.interrupt.asked_at_start_alone");
+      for (std::int64_t task = begin; task < end && !workers.stopped(); task += step) {
+        if (asking) workers.ask();
+        (*static_cast<const Body*>(body))(Task{task, thread, task == begin});
+      }
+    }
+  };
+
+  void run(const Region& region);
+  void run_on_openmp(const Region& region);
+  void run_on_host(const Region& region);
+  /// The share of a thread; what it throws stops the region.
+  void run_share(const Region& region, int thread, int threads);
+  /// Stops the region with this exception, unless another one did.
+  void stop(std::exception_ptr error);
+  [[nodiscard]] bool stopped() const {
+    return stopped_.load(std::memory_order_relaxed) && !HEADWATER_SABOTAGE("cpu.interrupt.others_go_on");
+  }
+  [[nodiscard]] bool on_caller() const { return interrupt_ && std::this_thread::get_id() == caller_; }
+  /// Throws where the answer is to stop.
+  void ask() const;
+
+  int threads_;
+  ParallelFor host_;
+  void* context_;
+  const Interrupt* interrupt_ = nullptr;  // null: none
+  std::int64_t layer_ = 0;
+
+  // Of the region that runs.
+  std::thread::id caller_;
+  std::atomic<bool> stopped_ = false;
+  std::exception_ptr error_;                // written once, by who stopped the region
+  std::vector<std::atomic<bool>> indexes_;  // those that the host has run
+};
+
+}  // namespace headwater::cpu
