@@ -161,6 +161,7 @@ void faulty_hosts(Context& context) {
   require_claim(engine, &Claims::abort, "abort");
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
+    std::int64_t faults = 0;
     for (int round = 0; round < context.rounds(8); ++round) {
       const bool large = round % 4 == 0 && !context.quick;
       const Problem problem = session_problem(
@@ -186,6 +187,7 @@ void faulty_hosts(Context& context) {
             const auto code = code_of([&] { (void)attend_layer(*session, other, layer, step.n); });
             require_code(code, host.wronged ? std::optional(ErrorCode::internal) : std::nullopt, what);
             if (session->failed() != host.wronged) throw Violation("failed() with " + what);
+            faults += host.wronged ? 1 : 0;
             host = {};
             session->abort();
             require_same(picture(*session), before, what);
@@ -195,6 +197,7 @@ void faulty_hosts(Context& context) {
                      fmt::format("step {} after faulty hosts; {}", s, other.describe()), outputs);
       }
     }
+    if (faults == 0 && !context.quick) throw Violation("the host was never asked to run a task");
   }
 }
 const Register kFaulty{
