@@ -451,7 +451,7 @@ class FaultyEngine final : public Engine {
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
     Options asked = options;
-    if (fault_ == Fault::settles_late) ++asked.checkpoints;
+    if (fault_ == Fault::settles_late && asked.checkpoints < 65536) ++asked.checkpoints;
     if (fault_ == Fault::settles_early) asked.checkpoints = std::max<std::int64_t>(0, asked.checkpoints - 1);
     if (fault_ == Fault::ignores_host_threads) asked.parallel_for = nullptr;
     return std::make_unique<FaultySession>(inner_.open(shape, asked), fault_, opened_++, options);
