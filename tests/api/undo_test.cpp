@@ -397,8 +397,7 @@ TEST_P(UndoOf, Refusals) {
   expect_error([&] { story.session().truncate(20); }, ErrorCode::invalid_argument, {"20", "28"});
   story.compare({Step::prefill(9)}, true);
   story.session().begin(Step::decode());
-  expect_error([&] { story.session().begin(Step::decode()); }, ErrorCode::wrong_state,
-               {"abort()", "reset()"});
+  expect_error([&] { story.session().begin(Step::decode()); }, ErrorCode::wrong_state, {"begin()"});
   expect_error([&] { story.session().end(); }, ErrorCode::wrong_state, {"abort()", "reset()"});
   expect_error([&] { story.session().truncate(28); }, ErrorCode::wrong_state, {"abort()", "reset()"});
   story.session().abort();
@@ -428,7 +427,7 @@ TEST_P(UndoOf, CheckpointsAreAnOption) {
   for (const std::int64_t wrong : {-1, 65537}) {
     setting.options.checkpoints = wrong;
     expect_error([&] { (void)engine().open(setting.shape, setting.options); }, ErrorCode::invalid_argument,
-                 {"checkpoints", std::to_string(wrong), "0 .. 65536"});
+                 {"checkpoints", std::to_string(wrong), "65536"});
   }
   setting.options.checkpoints = 4;
   Options other = setting.options;
