@@ -26,6 +26,8 @@ static_assert(same(HEADWATER_CAPACITY_EXCEEDED, ErrorCode::capacity_exceeded));
 static_assert(same(HEADWATER_ENGINE_UNAVAILABLE, ErrorCode::engine_unavailable));
 static_assert(same(HEADWATER_OUT_OF_MEMORY, ErrorCode::out_of_memory));
 static_assert(same(HEADWATER_INTERNAL, ErrorCode::internal));
+static_assert(same(HEADWATER_INTERRUPTED, ErrorCode::interrupted));
+static_assert(same(HEADWATER_UNSUPPORTED, ErrorCode::unsupported));
 static_assert(same(HEADWATER_F32, headwater::DType::f32) && same(HEADWATER_F16, headwater::DType::f16) &&
               same(HEADWATER_BF16, headwater::DType::bf16));
 static_assert(same(HEADWATER_SCORE_BF16, headwater::ScoreType::bf16) &&
@@ -117,6 +119,9 @@ headwater::Options options_of(const headwater_options& caller, const headwater::
     needed(from.dense_layers, "options.dense_layers");
     options.dense_layers.assign(from.dense_layers, from.dense_layers + from.dense_layer_count);
   }
+  options.checkpoints = from.checkpoints;
+  options.parallel_for = from.parallel_for;
+  options.parallel_context = from.parallel_context;
   return options;
 }
 
@@ -126,6 +131,33 @@ headwater::Rows rows_of(const headwater_rows* from, const std::string& name) {
   std::int64_t head_stride = from->head_stride;
   if (HEADWATER_SABOTAGE("bindings.rows.head_stride_in_16_bits")) head_stride &= 0xFFFF;
   return {from->data, dtype(from->type, name + ".type"), from->row_stride, head_stride};
+}
+
+headwater::LseOutput lse_of(const headwater_lse_output* from) {
+  needed(needed(from, "lse")->data, "lse.data");
+  std::int64_t head_stride = from->head_stride;
+  if (HEADWATER_SABOTAGE("bindings.lse.head_stride_in_16_bits")) head_stride &= 0xFFFF;
+  return {from->data, from->row_stride, head_stride};
+}
+
+headwater_chunk_record record_of(const headwater::ChunkRecord& record) {
+  headwater_chunk_record seen{};
+  seen.struct_size = sizeof seen;
+  seen.layer = record.layer;
+  seen.chunk = chunk_of(record.chunk);
+  seen.memory_count = record.memory_count;
+  seen.memory_stride = record.memory_stride;
+  seen.memory = record.memory;
+  seen.colsum_inter = record.colsum_inter;
+  seen.row_stride = record.row_stride;
+  seen.colsum_intra = record.colsum_intra;
+  seen.lse = record.lse;
+  seen.query_blocks = record.query_blocks;
+  seen.candidate_blocks = record.candidate_blocks;
+  seen.block_votes = record.block_votes;
+  seen.voted_tokens = record.voted_tokens;
+  seen.token_votes = record.token_votes;
+  return seen;
 }
 
 // NUL-terminated copies of what the engines say about themselves, made once.
@@ -173,6 +205,8 @@ const char* headwater_status_name(headwater_status status) {
     case HEADWATER_ENGINE_UNAVAILABLE: return "engine_unavailable";
     case HEADWATER_OUT_OF_MEMORY: return "out_of_memory";
     case HEADWATER_INTERNAL: return "internal";
+    case HEADWATER_INTERRUPTED: return "interrupted";
+    case HEADWATER_UNSUPPORTED: return "unsupported";
     default: return "unknown";
   }
 }
@@ -215,6 +249,7 @@ headwater_status headwater_options_init(headwater_options* options, size_t struc
     filled.refine = defaults.refine;
     filled.pinned = defaults.pinned;
     filled.dense_below = defaults.dense_below;
+    filled.checkpoints = defaults.checkpoints;
     filled.struct_size = struct_size;
     write_struct(options, struct_size, kOptionsSize1, filled, "options");
   });
@@ -253,12 +288,33 @@ headwater_status headwater_attend(headwater_session* session, int64_t layer, con
   });
 }
 
+headwater_status headwater_attend_lse(headwater_session* session, int64_t layer, const headwater_rows* q,
+                                      const headwater_rows* k, const headwater_rows* v,
+                                      const headwater_mutable_rows* out, const headwater_lse_output* lse) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    open.attend(layer, rows_of(q, "q"), rows_of(k, "k"), rows_of(v, "v"), rows_of(out, "out"), lse_of(lse));
+  });
+}
+
 headwater_status headwater_end(headwater_session* session) {
   return guarded([&] { session_of(session).end(); });
 }
 
 headwater_status headwater_reset(headwater_session* session) {
   return guarded([&] { session_of(session).reset(); });
+}
+
+headwater_status headwater_abort(headwater_session* session) {
+  return guarded([&] { session_of(session).abort(); });
+}
+
+headwater_status headwater_truncate(headwater_session* session, int64_t n) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    if (HEADWATER_SABOTAGE("bindings.truncate.n_in_16_bits")) n &= 0xFFFF;
+    open.truncate(n);
+  });
 }
 
 headwater_status headwater_set_observer(headwater_session* session, headwater_observer observer, void* user) {
@@ -269,24 +325,43 @@ headwater_status headwater_set_observer(headwater_session* session, headwater_ob
       return;
     }
     open.set_observer([observer, user](const headwater::ChunkRecord& record) {
-      headwater_chunk_record seen{};
-      seen.struct_size = sizeof seen;
-      seen.layer = record.layer;
-      seen.chunk = chunk_of(record.chunk);
-      seen.memory_count = record.memory_count;
-      seen.memory_stride = record.memory_stride;
-      seen.memory = record.memory;
-      seen.colsum_inter = record.colsum_inter;
-      seen.row_stride = record.row_stride;
-      seen.colsum_intra = record.colsum_intra;
-      seen.lse = record.lse;
-      seen.query_blocks = record.query_blocks;
-      seen.candidate_blocks = record.candidate_blocks;
-      seen.block_votes = record.block_votes;
-      seen.voted_tokens = record.voted_tokens;
-      seen.token_votes = record.token_votes;
+      const headwater_chunk_record seen = record_of(record);
       observer(user, &seen);
     });
+  });
+}
+
+headwater_status headwater_set_stopping_observer(headwater_session* session,
+                                                 headwater_stopping_observer observer, void* user) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    if (observer == nullptr) {
+      open.set_observer({});
+      return;
+    }
+    open.set_observer([observer, user](const headwater::ChunkRecord& record) {
+      const headwater_chunk_record seen = record_of(record);
+      std::int32_t answer = observer(user, &seen);
+      if (HEADWATER_SABOTAGE("bindings.observer.stops_by_1_alone")) answer = answer == 1 ? 1 : 0;
+      if (answer == 0) return;
+      throw headwater::Error(ErrorCode::interrupted, "the observer returned " + std::to_string(answer) +
+                                                         " at layer " + std::to_string(record.layer) +
+                                                         ", chunk [" + std::to_string(record.chunk.begin) +
+                                                         ", " + std::to_string(record.chunk.end) +
+                                                         "); 0 would go on");
+    });
+  });
+}
+
+headwater_status headwater_set_interrupt(headwater_session* session, headwater_interrupt interrupt,
+                                         void* user) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    if (interrupt == nullptr) {
+      open.set_interrupt({});
+      return;
+    }
+    open.set_interrupt([interrupt, user] { return interrupt(user) != 0; });
   });
 }
 

@@ -62,6 +62,7 @@ headwater_status headwater_session_options(const headwater_session* session,
     filled.refine = effective.refine;
     filled.pinned = effective.pinned;
     filled.dense_below = effective.dense_below;
+    filled.checkpoints = effective.checkpoints;
     write_struct(options, struct_size, kEffectiveOptionsSize1, filled, "options");
   });
 }

@@ -36,7 +36,9 @@ static void test_names(void) {
   CHECK(strcmp(headwater_status_name(HEADWATER_ENGINE_UNAVAILABLE), "engine_unavailable") == 0);
   CHECK(strcmp(headwater_status_name(HEADWATER_OUT_OF_MEMORY), "out_of_memory") == 0);
   CHECK(strcmp(headwater_status_name(HEADWATER_INTERNAL), "internal") == 0);
-  CHECK(strcmp(headwater_status_name(7), "unknown") == 0);
+  CHECK(strcmp(headwater_status_name(HEADWATER_INTERRUPTED), "interrupted") == 0);
+  CHECK(strcmp(headwater_status_name(HEADWATER_UNSUPPORTED), "unsupported") == 0);
+  CHECK(strcmp(headwater_status_name(9), "unknown") == 0);
   CHECK(strcmp(headwater_status_name(-1), "unknown") == 0);
   CHECK(headwater_engine_name(-1) == NULL);
   CHECK(strstr(headwater_last_error(), "engine index is -1; allowed: 0 .. ") != NULL);
@@ -139,7 +141,7 @@ static void test_options_struct(void) {
   CHECK_OK(headwater_open("reference", &kShape, &longer.known, &session));
   headwater_close(session);
   longer.later = 1;
-  check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 192 is set");
+  check_open_fails(&kShape, &longer.known, HEADWATER_INVALID_ARGUMENT, "byte 216 is set");
 
   /* A program of the first header: what lies after its structure stays as it is. */
   memset(&options, 0xAB, sizeof options);
@@ -256,13 +258,17 @@ static void test_null(void) {
   headwater_mutable_rows out = {&chunk, 0, 0, HEADWATER_F32, 0};
   const char* text = NULL;
   float row[kWidth];
+  headwater_lse_output lse = {row, 1, 1};
   int64_t number = 0;
   int32_t state = 0;
   CHECK_FAILS(headwater_begin_prefill(NULL, 1, 0), bad, "session is NULL");
   CHECK_FAILS(headwater_begin_decode(NULL, 1), bad, "session is NULL");
   CHECK_FAILS(headwater_attend(NULL, 0, &in, &in, &in, &out), bad, "session is NULL");
+  CHECK_FAILS(headwater_attend_lse(NULL, 0, &in, &in, &in, &out, &lse), bad, "session is NULL");
   CHECK_FAILS(headwater_end(NULL), bad, "session is NULL");
   CHECK_FAILS(headwater_reset(NULL), bad, "session is NULL");
+  CHECK_FAILS(headwater_abort(NULL), bad, "session is NULL");
+  CHECK_FAILS(headwater_truncate(NULL, 0), bad, "session is NULL");
   CHECK_FAILS(headwater_session_state(NULL, &state), bad, "session is NULL");
   CHECK_FAILS(headwater_session_failed(NULL, &state), bad, "session is NULL");
   CHECK_FAILS(headwater_session_tokens(NULL, &number), bad, "session is NULL");
@@ -281,6 +287,8 @@ static void test_null(void) {
   CHECK_FAILS(headwater_read_key(NULL, 0, 0, 0, row, kWidth), bad, "session is NULL");
   CHECK_FAILS(headwater_read_value(NULL, 0, 0, 0, row, kValueWidth), bad, "session is NULL");
   CHECK_FAILS(headwater_set_observer(NULL, NULL, NULL), bad, "session is NULL");
+  CHECK_FAILS(headwater_set_stopping_observer(NULL, NULL, NULL), bad, "session is NULL");
+  CHECK_FAILS(headwater_set_interrupt(NULL, NULL, NULL), bad, "session is NULL");
   CHECK_OK(headwater_open("reference", &kShape, NULL, &session));
   CHECK_FAILS(headwater_session_state(session, NULL), bad, "state is NULL");
   CHECK_FAILS(headwater_session_failed(session, NULL), bad, "failed is NULL");
@@ -411,6 +419,12 @@ static void test_arguments_of_a_step(const char* engine) {
   out.data = NULL;
   CHECK_FAILS(headwater_attend(session, 0, &in, &in, &in, &out), bad, "out.data");
   out.data = outputs;
+  headwater_lse_output lse = {NULL, kHeads, 1};
+  CHECK_FAILS(headwater_attend_lse(session, 0, &in, &in, &in, &out, NULL), bad, "lse is NULL");
+  CHECK_FAILS(headwater_attend_lse(session, 0, &in, &in, &in, &out, &lse), bad, "lse.data is NULL");
+  lse.data = row;
+  CHECK_FAILS(headwater_attend_lse(session, 0, NULL, &in, &in, &out, &lse), bad, "q is NULL");
+  CHECK_FAILS(headwater_attend_lse(session, 0, &in, &in, &in, NULL, &lse), bad, "out is NULL");
   CHECK_OK(headwater_attend(session, 0, &in, &in, &in, &out)); /* all refused: the step is still good */
   CHECK_OK(headwater_attend(session, 1, &in, &in, &in, &out));
   CHECK_OK(headwater_end(session));

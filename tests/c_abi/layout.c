@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 192);
+SIZE(headwater_options, 216);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -53,6 +53,9 @@ AT(headwater_options, pinned, 160);
 AT(headwater_options, dense_below, 168);
 AT(headwater_options, dense_layers, 176);
 AT(headwater_options, dense_layer_count, 184);
+AT(headwater_options, checkpoints, 192);
+AT(headwater_options, parallel_for, 200);
+AT(headwater_options, parallel_context, 208);
 
 SIZE(headwater_rows, 32);
 SIZE(headwater_mutable_rows, 32);
@@ -64,8 +67,12 @@ AT(headwater_mutable_rows, data, 0);
 AT(headwater_mutable_rows, row_stride, 8);
 AT(headwater_mutable_rows, head_stride, 16);
 AT(headwater_mutable_rows, type, 24);
+SIZE(headwater_lse_output, 24);
+AT(headwater_lse_output, data, 0);
+AT(headwater_lse_output, row_stride, 8);
+AT(headwater_lse_output, head_stride, 16);
 
-SIZE(headwater_effective_options, 120);
+SIZE(headwater_effective_options, 128);
 AT(headwater_effective_options, heavy, 24);
 AT(headwater_effective_options, scale, 32);
 AT(headwater_effective_options, sparse, 48);
@@ -75,6 +82,7 @@ AT(headwater_effective_options, key_block, 72);
 AT(headwater_effective_options, refine, 96);
 AT(headwater_effective_options, pinned, 104);
 AT(headwater_effective_options, dense_below, 112);
+AT(headwater_effective_options, checkpoints, 120);
 
 SIZE(headwater_memory_bytes, 32);
 SIZE(headwater_stage_seconds, 8);

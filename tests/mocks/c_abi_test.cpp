@@ -59,6 +59,13 @@ constexpr headwater_rows kQ{memory_of_rows.data(), 11, 12, HEADWATER_F32, 0};
 constexpr headwater_rows kK{memory_of_rows.data() + 1, 21, 22, HEADWATER_F16, 0};
 constexpr headwater_rows kV{memory_of_rows.data() + 2, 31, 32, HEADWATER_BF16, 0};
 constexpr headwater_mutable_rows kOut{memory_of_rows.data() + 3, 41, 42, HEADWATER_F16, 0};
+constexpr headwater_lse_output kLse{memory_of_rows.data() + 4, 51, 52};
+
+auto is_lse(const float* data, std::int64_t row_stride, std::int64_t head_stride) {
+  return ::testing::AllOf(::testing::Field("data", &LseOutput::data, data),
+                          ::testing::Field("row_stride", &LseOutput::row_stride, row_stride),
+                          ::testing::Field("head_stride", &LseOutput::head_stride, head_stride));
+}
 
 TEST(CAbiSteps, AreOneCallEachWithTheCallersArguments) {
   Opened<StrictMock> opened;
@@ -67,20 +74,31 @@ TEST(CAbiSteps, AreOneCallEachWithTheCallersArguments) {
   {
     const InSequence order;
     EXPECT_CALL(*opened.session, begin(prefill(7, 9)));
-    EXPECT_CALL(*opened.session, attend(5, is_view<Rows>(kQ.data, DType::f32, 11, 12),
-                                        is_view<Rows>(kK.data, DType::f16, 21, 22),
-                                        is_view<Rows>(kV.data, DType::bf16, 31, 32),
-                                        is_view<MutableRows>(kOut.data, DType::f16, 41, 42), _));
+    EXPECT_CALL(
+        *opened.session,
+        attend(5, is_view<Rows>(kQ.data, DType::f32, 11, 12), is_view<Rows>(kK.data, DType::f16, 21, 22),
+               is_view<Rows>(kV.data, DType::bf16, 31, 32),
+               is_view<MutableRows>(kOut.data, DType::f16, 41, 42), is_lse(nullptr, 0, 0)));
+    EXPECT_CALL(
+        *opened.session,
+        attend(6, is_view<Rows>(kQ.data, DType::f32, 11, 12), is_view<Rows>(kK.data, DType::f16, 21, 22),
+               is_view<Rows>(kV.data, DType::bf16, 31, 32),
+               is_view<MutableRows>(kOut.data, DType::f16, 41, 42), is_lse(kLse.data, 51, 52)));
     EXPECT_CALL(*opened.session, end());
+    EXPECT_CALL(*opened.session, truncate(std::int64_t{1} << 40));
     EXPECT_CALL(*opened.session, begin(decode(3)));
+    EXPECT_CALL(*opened.session, abort());
     EXPECT_CALL(*opened.session, reset());
     // Closing gives back the memory and nothing else: it ends no step.
     EXPECT_CALL(destroyed, Call());
   }
   EXPECT_EQ(headwater_begin_prefill(opened.get(), 7, 9), HEADWATER_OK);
   EXPECT_EQ(headwater_attend(opened.get(), 5, &kQ, &kK, &kV, &kOut), HEADWATER_OK);
+  EXPECT_EQ(headwater_attend_lse(opened.get(), 6, &kQ, &kK, &kV, &kOut, &kLse), HEADWATER_OK);
   EXPECT_EQ(headwater_end(opened.get()), HEADWATER_OK);
+  EXPECT_EQ(headwater_truncate(opened.get(), std::int64_t{1} << 40), HEADWATER_OK);
   EXPECT_EQ(headwater_begin_decode(opened.get(), 3), HEADWATER_OK);
+  EXPECT_EQ(headwater_abort(opened.get()), HEADWATER_OK);
   EXPECT_EQ(headwater_reset(opened.get()), HEADWATER_OK);
   headwater_close(opened.handle.release());
 }
@@ -98,6 +116,15 @@ TEST(CAbiSteps, ARefusedArgumentDoesNotReachTheSession) {
   other = kK;
   other.type = 3;
   refused(&other, "k.type is 3");
+  const auto refused_lse = [&](const headwater_mutable_rows* out, const headwater_lse_output* lse,
+                               const char* why) {
+    EXPECT_EQ(headwater_attend_lse(opened.get(), 0, &kQ, &kK, &kV, out, lse), HEADWATER_INVALID_ARGUMENT);
+    EXPECT_STREQ(headwater_last_error(), why);
+  };
+  const headwater_lse_output nowhere{nullptr, 51, 52};
+  refused_lse(&kOut, nullptr, "lse is NULL; allowed: a valid pointer");
+  refused_lse(&kOut, &nowhere, "lse.data is NULL; allowed: a valid pointer");
+  refused_lse(nullptr, &kLse, "out is NULL; allowed: a valid pointer");
   EXPECT_EQ(headwater_scores(opened.get(), 0, nullptr), HEADWATER_INVALID_ARGUMENT);
   EXPECT_EQ(headwater_memory(opened.get(), 0, nullptr), HEADWATER_INVALID_ARGUMENT);
 }
@@ -163,7 +190,10 @@ std::vector<FailingCall> calls_that_throw(const Exception& exception) {
       HEADWATER_FAILING(begin(_), headwater_begin_decode(handle, 1)),
       HEADWATER_FAILING(attend, headwater_attend(handle, 0, &kQ, &kK, &kV, &kOut)),
       HEADWATER_FAILING(end(), headwater_end(handle)),
+      HEADWATER_FAILING(attend, headwater_attend_lse(handle, 0, &kQ, &kK, &kV, &kOut, &kLse)),
       HEADWATER_FAILING(reset(), headwater_reset(handle)),
+      HEADWATER_FAILING(abort(), headwater_abort(handle)),
+      HEADWATER_FAILING(truncate(_), headwater_truncate(handle, 1)),
       HEADWATER_FAILING(state(), headwater_session_state(handle, &number)),
       HEADWATER_FAILING(failed(), headwater_session_failed(handle, &number)),
       HEADWATER_FAILING(tokens(), headwater_session_tokens(handle, &count)),
@@ -180,6 +210,8 @@ std::vector<FailingCall> calls_that_throw(const Exception& exception) {
       HEADWATER_FAILING(read_key, headwater_read_key(handle, 0, 0, 0, row, 4)),
       HEADWATER_FAILING(read_value, headwater_read_value(handle, 0, 0, 0, row, 4)),
       HEADWATER_FAILING(set_observer(_), headwater_set_observer(handle, nullptr, nullptr)),
+      HEADWATER_FAILING(set_observer(_), headwater_set_stopping_observer(handle, nullptr, nullptr)),
+      HEADWATER_FAILING(set_interrupt(_), headwater_set_interrupt(handle, nullptr, nullptr)),
   };
 #undef HEADWATER_FAILING
 }
@@ -207,7 +239,9 @@ TEST(CAbiErrors, EveryCodeOfAnErrorIsItsStatusAndKeepsItsText) {
                                      std::pair{ErrorCode::capacity_exceeded, HEADWATER_CAPACITY_EXCEEDED},
                                      std::pair{ErrorCode::engine_unavailable, HEADWATER_ENGINE_UNAVAILABLE},
                                      std::pair{ErrorCode::out_of_memory, HEADWATER_OUT_OF_MEMORY},
-                                     std::pair{ErrorCode::internal, HEADWATER_INTERNAL}}) {
+                                     std::pair{ErrorCode::internal, HEADWATER_INTERNAL},
+                                     std::pair{ErrorCode::interrupted, HEADWATER_INTERRUPTED},
+                                     std::pair{ErrorCode::unsupported, HEADWATER_UNSUPPORTED}}) {
     expect_status(Error(code, "x is 3; allowed: 4"), status, "x is 3; allowed: 4");
   }
 }
@@ -230,6 +264,7 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   effective.schedule = Schedule::chunk_major, effective.threads = 6;
   effective.select = Select::blocks, effective.key_block = 7, effective.query_block = 8, effective.pool = 9;
   effective.refine = 10, effective.pinned = 11, effective.dense_below = 12, effective.dense_layers = {1};
+  effective.checkpoints = 13;
   effective.warnings = {"first", "second"};
   const std::vector<Chunk> plan{{0, 5, ChunkMode::sparse}, {5, 8, ChunkMode::decode}};
   const std::int32_t set = 0;
@@ -267,7 +302,11 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   EXPECT_EQ(said.threads, 6);
   EXPECT_EQ(std::tuple(said.select, said.reserved), std::tuple(HEADWATER_SELECT_BLOCKS, 0));
   EXPECT_EQ(std::tuple(said.key_block, said.query_block, said.pool, said.refine), std::tuple(7, 8, 9, 10));
-  EXPECT_EQ(std::tuple(said.pinned, said.dense_below), std::tuple(11, 12));
+  EXPECT_EQ(std::tuple(said.pinned, said.dense_below, said.checkpoints), std::tuple(11, 12, 13));
+  headwater_effective_options shorter{};
+  EXPECT_EQ(headwater_session_options(handle, &shorter, offsetof(headwater_effective_options, checkpoints)),
+            HEADWATER_OK);
+  EXPECT_EQ(std::tuple(shorter.dense_below, shorter.checkpoints), std::tuple(12, 0)) << "an older caller";
   const char* text = nullptr;
   EXPECT_EQ(headwater_warning_count(handle, &count), HEADWATER_OK);
   EXPECT_EQ(count, 2);
@@ -384,7 +423,72 @@ TEST(CAbiObserver, IsShownTheRecordAndItsOwnPointerAndIsTakenAway) {
   EXPECT_FALSE(unset) << "an observer was left";
 }
 
+TEST(CAbiObserver, ItsAnswerStopsTheCallWithOneLine) {
+  Opened<StrictMock> opened;
+  Observer set;
+  Observer unset = [](const ChunkRecord&) {};
+  {
+    const InSequence order;
+    EXPECT_CALL(*opened.session, set_observer(_)).WillOnce(SaveArg<0>(&set));
+    EXPECT_CALL(*opened.session, attend(3, _, _, _, _, _)).Times(4).WillRepeatedly([&] {
+      ChunkRecord record;
+      record.layer = 3;
+      record.chunk = {70000, 70100, ChunkMode::sparse};
+      set(record);
+    });
+    EXPECT_CALL(*opened.session, set_observer(_)).WillOnce(SaveArg<0>(&unset));
+  }
+  struct Seen {
+    std::int32_t answer = 0;
+    std::int64_t begin = -1;
+  } seen;
+  const headwater_stopping_observer judge = [](void* user, const headwater_chunk_record* record) {
+    auto* to = static_cast<Seen*>(user);
+    to->begin = record->chunk.begin;
+    return to->answer;
+  };
+  ASSERT_EQ(headwater_set_stopping_observer(opened.get(), judge, &seen), HEADWATER_OK);
+  for (const std::int32_t answer : {0, 1, -1, std::numeric_limits<std::int32_t>::min()}) {
+    seen = {answer, -1};
+    const headwater_status status = headwater_attend(opened.get(), 3, &kQ, &kK, &kV, &kOut);
+    EXPECT_EQ(seen.begin, 70000);
+    EXPECT_EQ(status, answer == 0 ? HEADWATER_OK : HEADWATER_INTERRUPTED);
+    const std::string said = "the observer returned " + std::to_string(answer) +
+                             " at layer 3, chunk [70000, 70100); 0 would go on";
+    EXPECT_EQ(headwater_last_error(), answer == 0 ? "" : said);
+  }
+  ASSERT_EQ(headwater_set_stopping_observer(opened.get(), nullptr, &seen), HEADWATER_OK);
+  EXPECT_FALSE(unset) << "an observer was left";
+}
+
+TEST(CAbiInterrupt, AnyAnswerButZeroStopsAndNullTakesItAway) {
+  Opened<StrictMock> opened;
+  Interrupt set;
+  Interrupt unset = [] { return true; };
+  {
+    const InSequence order;
+    EXPECT_CALL(*opened.session, set_interrupt(_)).WillOnce(SaveArg<0>(&set));
+    EXPECT_CALL(*opened.session, set_interrupt(_)).WillOnce(SaveArg<0>(&unset));
+  }
+  std::int32_t answer = 0;
+  const headwater_interrupt read = [](void* user) { return *static_cast<std::int32_t*>(user); };
+  ASSERT_EQ(headwater_set_interrupt(opened.get(), read, &answer), HEADWATER_OK);
+  ASSERT_TRUE(set);
+  EXPECT_FALSE(set());
+  for (const std::int32_t stop : {1, 256, -1, std::numeric_limits<std::int32_t>::min()}) {
+    answer = stop;
+    EXPECT_TRUE(set()) << stop;
+  }
+  ASSERT_EQ(headwater_set_interrupt(opened.get(), nullptr, &answer), HEADWATER_OK);
+  EXPECT_FALSE(unset) << "an interrupt was left";
+}
+
 // ---- opening -------------------------------------------------------------------------------------------------------
+
+void count_calls(void* context, std::int64_t n, headwater_parallel_body body, void* argument) {
+  *static_cast<std::int64_t*>(context) += n;
+  for (std::int64_t i = 0; i < n; ++i) body(argument, i);
+}
 
 headwater_shape some_shape() { return {2, 6, 3, 40, 50, 700, HEADWATER_BF16, 0}; }
 
@@ -419,6 +523,8 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   asked.refine = 19, asked.pinned = 20, asked.dense_below = 21;
   std::vector<std::int64_t> layers{1, 0};  // in any order: what is allowed is the engine's to say
   asked.dense_layers = layers.data(), asked.dense_layer_count = 2;
+  std::int64_t calls = 0;
+  asked.checkpoints = 65536, asked.parallel_for = count_calls, asked.parallel_context = &calls;
   const headwater_shape wanted = some_shape();
   headwater_session* handle = nullptr;
   ASSERT_EQ(headwater_open("mine", &wanted, &asked, &handle), HEADWATER_OK);
@@ -451,6 +557,13 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
             std::tuple(16, 17, 18, 19));
   EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(20, 21));
   EXPECT_EQ(options.dense_layers, layers);
+  EXPECT_EQ(options.checkpoints, 65536);
+  ASSERT_NE(options.parallel_for, nullptr);
+  std::int64_t sum = 0;
+  options.parallel_for(
+      options.parallel_context, 5, [](void* to, std::int64_t i) { *static_cast<std::int64_t*>(to) += i; },
+      &sum);
+  EXPECT_EQ(std::tuple(calls, sum), std::tuple(5, 0 + 1 + 2 + 3 + 4));
   headwater_close(handle);
 }
 
@@ -472,6 +585,9 @@ TEST(CAbiOpen, WithoutOptionsTheEngineGetsTheDefaults) {
   EXPECT_TRUE(options.sinks.empty());
   EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(0, 0));
   EXPECT_TRUE(options.dense_layers.empty());
+  EXPECT_EQ(options.checkpoints, 0);
+  EXPECT_EQ(options.parallel_for, nullptr);
+  EXPECT_EQ(options.parallel_context, nullptr);
 }
 
 /// What the engine is asked for, or the line of a refusal that comes before it.
@@ -560,6 +676,34 @@ TEST(CAbiOpen, AnOlderCallerPinsNothingAndHasNoDenseLayers) {
   EXPECT_TRUE(options.dense_layers.empty());
   // The pointer without the count is not followed.
   EXPECT_TRUE(said(offsetof(headwater_options, dense_layer_count)).dense_layers.empty());
+}
+
+// Both directions: a program that knows less than this library, and one that knows more (AnUnknownFieldIsRefused...).
+TEST(CAbiOpen, AnOlderCallerHasNoCheckpointsAndNoThreadsOfItsOwn) {
+  headwater_options asked;
+  std::memset(&asked, 0xAB, sizeof asked);
+  ASSERT_EQ(headwater_options_init(&asked, offsetof(headwater_options, checkpoints)), HEADWATER_OK);
+  EXPECT_LT(asked.checkpoints, 0) << "written after the caller's structure";
+  EXPECT_NE(asked.parallel_context, nullptr) << "written after the caller's structure";
+  asked.pinned = 5;
+  const auto said = [&](std::size_t size) {
+    asked.struct_size = size;
+    const Asked seen = ask(asked, 2);
+    EXPECT_TRUE(seen.options) << seen.refusal;
+    return seen.options.value_or(Options{});
+  };
+  Options options = said(offsetof(headwater_options, checkpoints));
+  EXPECT_EQ(std::tuple(options.pinned, options.checkpoints), std::tuple(5, 0));
+  EXPECT_EQ(options.parallel_for, nullptr);
+  EXPECT_EQ(options.parallel_context, nullptr);
+  asked.checkpoints = 6;
+  options = said(offsetof(headwater_options, parallel_for));
+  EXPECT_EQ(options.checkpoints, 6);
+  EXPECT_EQ(options.parallel_for, nullptr);
+  asked.parallel_for = count_calls;
+  options = said(offsetof(headwater_options, parallel_context));
+  EXPECT_EQ(options.parallel_for, &count_calls);
+  EXPECT_EQ(options.parallel_context, nullptr);
 }
 
 TEST(CAbiOpen, WhatFailsLeavesNoHandle) {
