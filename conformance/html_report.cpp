@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "conformance/claims.hpp"
 #include "conformance/worse.hpp"
 #include "headwater/version.hpp"
 
@@ -70,16 +71,10 @@ std::string claim(bool made, const char* what) {
 std::string engines_table(const Run& run) {
   std::string rows;
   for (const Engine* engine : run.engines) {
-    const Claims c = engine->claims();
-    rows +=
-        row({"<b>" + escaped(engine->name()) + "</b>", escaped(engine->isa()), escaped(engine->description()),
-             claim(c.bitwise_threads, "same bits for every number of threads") +
-                 claim(c.bitwise_runs, "same bits in every run") +
-                 claim(c.bitwise_schedules, "same outputs in both schedules") +
-                 claim(c.no_allocation, "no allocation after open") +
-                 claim(c.double_arithmetic, "double arithmetic (judged by 2<sup>-53</sup>)") +
-                 claim(c.bf16_weights, "weights in BF16 where all rows are") +
-                 claim(c.f16_weights, "weights in F16 where all rows are")});
+    std::string claims;
+    for (const ClaimInfo& info : kClaims) claims += claim(engine->claims().*info.member, info.said);
+    rows += row({"<b>" + escaped(engine->name()) + "</b>", escaped(engine->isa()),
+                 escaped(engine->description()), claims});
   }
   return table({"engine", "ISA or device", "description", "claims"}, rows);
 }

@@ -51,9 +51,9 @@ headwater_status invoke(const char* function, const Call& call) {
 // A status that is not OK becomes the Error that it stands for.
 void require_ok(const headwater_engine_table& table, const char* function, headwater_status status) {
   if (status == HEADWATER_OK) return;
-  if (status < HEADWATER_INVALID_ARGUMENT || status > HEADWATER_INTERNAL) {
+  if (status < HEADWATER_INVALID_ARGUMENT || status > HEADWATER_UNSUPPORTED) {
     broken(fmt::format("{}() returned status {}; allowed: 0 .. {}", function, status,
-                       static_cast<int>(HEADWATER_INTERNAL)));
+                       static_cast<int>(HEADWATER_UNSUPPORTED)));
   }
   const char* text = table.last_error();
   if (text == nullptr) broken(fmt::format("last_error() is NULL after a failed {}()", function));
@@ -104,10 +104,19 @@ void check_what_c_cannot_say(const Shape& shape, const Options& options) {
   if (options.scale && std::isnan(*options.scale)) refuse("scale is nan; allowed: a finite number");
 }
 
+// What is not claimed is not asked of the plug-in, whose header may be older.
+void check_claimed(const Claims& claims, const Options& options) {
+  if (options.checkpoints == 0 || claims.truncate) return;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("checkpoints is {}; allowed: 0: the plug-in does not claim truncate", options.checkpoints));
+}
+
 class PluginSession final : public Session {
  public:
-  PluginSession(const headwater_engine_table& table, const Shape& shape, const Options& options)
-      : table_(table),
+  PluginSession(const PluginLibrary& library, const Shape& shape, const Options& options)
+      : table_(library.table()),
+        claims_(library.identity().claims),
         shape_(shape),
         sinks_(options.sinks),
         alibi_(options.alibi),
@@ -134,6 +143,8 @@ class PluginSession final : public Session {
               const LseOutput& lse) override;
   void end() override;
   void reset() override;
+  void abort() override;
+  void truncate(std::int64_t n) override;
   [[nodiscard]] SessionState state() const override;
   [[nodiscard]] bool failed() const override;
   [[nodiscard]] std::int64_t tokens() const override;
@@ -153,13 +164,17 @@ class PluginSession final : public Session {
     read_row("read_value", table_.read_value, shape_.d_value, layer, head_kv, position, row);
   }
   void set_observer(Observer observer) override;
+  void set_interrupt(Interrupt interrupt) override;
 
  private:
   void open(const Options& options);
   void read_options();
   void require_no_failed_observer() const;
+  void require_callbacks_in_attend() const;
   void require_step(const char* function, headwater_status status);
+  bool called_in_attend(const char* callback) noexcept;
   static void on_record(void* user, const headwater_chunk_record* record) noexcept;
+  static std::int32_t on_interrupt(void* user) noexcept;
   void take_record(const headwater_chunk_record* record);
 
   // Asks for one value: session, then a pointer to it.
@@ -202,6 +217,7 @@ class PluginSession final : public Session {
   static constexpr unsigned char kUnwritten = 0xcc;  // a value that no plug-in should return
 
   const headwater_engine_table& table_;
+  const Claims& claims_;
   Shape shape_;
   // Spoiled after open(), and kept: a plug-in that kept the pointers instead of the values computes with NaN.
   Guarded<float> sinks_;
@@ -210,15 +226,17 @@ class PluginSession final : public Session {
   headwater_session* session_ = nullptr;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
-  std::vector<Chunk> chunks_;  // kept here: no table has a question for those of all steps
+  std::vector<Chunk> chunks_;      // kept here: no table has a question for those of all steps
+  std::size_t chunks_before_ = 0;  // of them before the step that is open
 
   Observer observer_;
-  std::exception_ptr observer_error_;  // of the attend() that runs
-  bool observer_failed_ = false;       // STATE-5: only reset() is legal
+  Interrupt interrupt_;
+  std::exception_ptr callback_error_;  // of the attend() that runs
+  bool observer_failed_ = false;       // STATE-5: only abort() and reset() are legal
   bool open_ = false;                  // a step
   bool failed_ = false;                // of a table that cannot say so, by its statuses
   std::atomic<std::thread::id> attending_{};
-  std::atomic<bool> called_elsewhere_{false};
+  std::atomic<const char*> called_elsewhere_{nullptr};  // the callback
 };
 
 void PluginSession::open(const Options& options) {
@@ -257,7 +275,10 @@ void PluginSession::open(const Options& options) {
        .pinned = options.pinned,
        .dense_below = options.dense_below,
        .dense_layers = options.dense_layers.empty() ? nullptr : dense_layers_.data(),
-       .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size())});
+       .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size()),
+       .checkpoints = options.checkpoints,
+       .parallel_for = options.parallel_for,
+       .parallel_context = options.parallel_context});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
@@ -298,6 +319,7 @@ void PluginSession::read_options() {
   options_.refine = said.refine;
   options_.pinned = said.pinned;
   options_.dense_below = said.dense_below;
+  options_.checkpoints = said.checkpoints;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
   if (options_.select == Select::blocks && !sized) {
     broken(fmt::format("session_options: rule blocks with key_block {}, query_block {}, pool {}, refine {}",
@@ -317,12 +339,21 @@ void PluginSession::read_options() {
 }
 
 void PluginSession::require_no_failed_observer() const {
-  if (observer_failed_) throw Error(ErrorCode::wrong_state, "the observer threw; allowed: reset()");
+  if (observer_failed_) throw Error(ErrorCode::wrong_state, "the observer threw; allowed: abort(), reset()");
+}
+
+void PluginSession::require_callbacks_in_attend() const {
+  const char* callback = called_elsewhere_;
+  if (callback == nullptr) return;
+  broken(fmt::format("the {} was called outside of attend(), or from another thread than that of attend()",
+                     callback));
 }
 
 // What begin_prefill, begin_decode, attend and end return.
 void PluginSession::require_step(const char* function, headwater_status status) {
-  const bool refused = status == HEADWATER_INVALID_ARGUMENT || status == HEADWATER_CAPACITY_EXCEEDED;
+  require_callbacks_in_attend();
+  const bool refused = status == HEADWATER_INVALID_ARGUMENT || status == HEADWATER_CAPACITY_EXCEEDED ||
+                       status == HEADWATER_UNSUPPORTED;
   if (open_ && status != HEADWATER_OK && !refused) failed_ = true;
   require_ok(table_, function, status);
 }
@@ -342,34 +373,43 @@ void PluginSession::begin(const Step& step) {
   }
   open_ = true;
   const std::span<const Chunk> opened = plan();
+  chunks_before_ = chunks_.size();
   chunks_.insert(chunks_.end(), opened.begin(), opened.end());
 }
 
 void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                            const MutableRows& out, const LseOutput& lse) {
-  if (lse.data != nullptr) refuse("lse");
+  const bool with_lse = lse.data != nullptr;
+  if (with_lse && !claims_.lse) refuse("lse of attend()");
   const AllocationPause ours(true);
   require_no_failed_observer();
   Guarded<headwater_rows> q_rows = guarded_rows(q);
   Guarded<headwater_rows> k_rows = guarded_rows(k);
   Guarded<headwater_rows> v_rows = guarded_rows(v);
   Guarded<headwater_mutable_rows> out_rows = guarded_rows(out);
-  observer_error_ = nullptr;
+  auto lse_rows = Guarded<headwater_lse_output>::input({lse.data, lse.row_stride, lse.head_stride});
+  callback_error_ = nullptr;
   attending_ = std::this_thread::get_id();
-  const headwater_status status = invoke("attend", [&] {
-    return table_.attend(session_, layer, q_rows.data(), k_rows.data(), v_rows.data(), out_rows.data());
+  const char* name = with_lse ? "attend_lse" : "attend";
+  const headwater_status status = invoke(name, [&] {
+    if (!with_lse) {
+      return table_.attend(session_, layer, q_rows.data(), k_rows.data(), v_rows.data(), out_rows.data());
+    }
+    return table_.attend_lse(session_, layer, q_rows.data(), k_rows.data(), v_rows.data(), out_rows.data(),
+                             lse_rows.data());
   });
   attending_ = std::thread::id{};
   q_rows.check("attend: q");
   k_rows.check("attend: k");
   v_rows.check("attend: v");
   out_rows.check("attend: out");
-  if (called_elsewhere_) broken("the observer was called from another thread than that of attend()");
-  if (observer_error_ != nullptr) {
+  lse_rows.check("attend_lse: lse");
+  require_callbacks_in_attend();
+  if (callback_error_ != nullptr) {
     observer_failed_ = true;
-    std::rethrow_exception(std::exchange(observer_error_, nullptr));
+    std::rethrow_exception(std::exchange(callback_error_, nullptr));
   }
-  require_step("attend", status);
+  require_step(name, status);
 }
 
 void PluginSession::end() {
@@ -381,9 +421,27 @@ void PluginSession::end() {
 
 void PluginSession::reset() {
   const AllocationPause ours(true);
-  require_ok(table_, "reset", invoke("reset", [&] { return table_.reset(session_); }));
+  const headwater_status status = invoke("reset", [&] { return table_.reset(session_); });
+  require_callbacks_in_attend();
+  require_ok(table_, "reset", status);
   observer_failed_ = open_ = failed_ = false;
   chunks_.clear();
+}
+
+void PluginSession::abort() {
+  if (!claims_.abort) refuse("abort()");
+  const AllocationPause ours(true);
+  require_ok(table_, "abort", invoke("abort", [&] { return table_.abort(session_); }));
+  if (open_) chunks_.resize(chunks_before_);
+  observer_failed_ = open_ = failed_ = false;
+}
+
+void PluginSession::truncate(std::int64_t n) {
+  if (!claims_.truncate) refuse("truncate()");
+  const AllocationPause ours(true);
+  require_ok(table_, "truncate", invoke("truncate", [&] { return table_.truncate(session_, n); }));
+  while (!chunks_.empty() && chunks_.back().begin >= n) chunks_.pop_back();
+  if (!chunks_.empty()) chunks_.back().end = std::min(chunks_.back().end, n);  // STATE-9
 }
 
 SessionState PluginSession::state() const {
@@ -458,18 +516,45 @@ void PluginSession::set_observer(Observer observer) {
   observer_ = std::move(observer);  // a refused call leaves the one before
 }
 
+void PluginSession::set_interrupt(Interrupt interrupt) {
+  if (!claims_.interrupt) refuse("set_interrupt()");
+  const AllocationPause ours(true);
+  const headwater_interrupt function = interrupt ? &PluginSession::on_interrupt : nullptr;
+  require_ok(table_, "set_interrupt", invoke("set_interrupt", [&] {
+               return table_.set_interrupt(session_, function, interrupt ? this : nullptr);
+             }));
+  interrupt_ = std::move(interrupt);  // a refused call leaves the one before
+}
+
+// Whether this is the thread of the attend() that runs. The plug-in's fault is remembered where it is not.
+bool PluginSession::called_in_attend(const char* callback) noexcept {
+  if (attending_.load() == std::this_thread::get_id()) return true;
+  called_elsewhere_ = callback;
+  return false;
+}
+
 void PluginSession::on_record(void* user, const headwater_chunk_record* record) noexcept {
   const AllocationPause ours(true);
   auto& session = *static_cast<PluginSession*>(user);
-  if (session.attending_.load() != std::this_thread::get_id()) {
-    session.called_elsewhere_ = true;
-    return;
-  }
-  if (session.observer_error_ != nullptr) return;  // the step has failed already
+  if (!session.called_in_attend("observer")) return;
+  if (session.callback_error_ != nullptr) return;  // the step has failed already
   try {
     session.take_record(record);
   } catch (...) {
-    session.observer_error_ = std::current_exception();
+    session.callback_error_ = std::current_exception();
+  }
+}
+
+std::int32_t PluginSession::on_interrupt(void* user) noexcept {
+  const AllocationPause ours(true);
+  auto& session = *static_cast<PluginSession*>(user);
+  if (!session.called_in_attend("interrupt")) return 1;
+  if (session.callback_error_ != nullptr) return 1;
+  try {
+    return session.interrupt_ && session.interrupt_() ? 1 : 0;
+  } catch (...) {
+    session.callback_error_ = std::current_exception();
+    return 1;
   }
 }
 
@@ -518,7 +603,8 @@ class PluginEngine final : public Engine {
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
     const AllocationPause ours(true);
     check_what_c_cannot_say(shape, options);
-    return std::make_unique<PluginSession>(library_.table(), shape, options);
+    check_claimed(library_.identity().claims, options);
+    return std::make_unique<PluginSession>(library_, shape, options);
   }
 
  private:

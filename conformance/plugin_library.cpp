@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "conformance/claims.hpp"
 #include "conformance/float_controls.hpp"
 #include "headwater/error.hpp"
 
@@ -22,11 +23,6 @@ namespace {
 constexpr const char* kSymbol = "headwater_plugin_v1";
 constexpr std::size_t kLongestName = 64;
 constexpr std::size_t kLongestText = 200;
-constexpr std::uint64_t kKnownClaims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
-                                       HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION |
-                                       HEADWATER_CLAIM_DOUBLE_ARITHMETIC | HEADWATER_CLAIM_BF16_WEIGHTS |
-                                       HEADWATER_CLAIM_DEVICE_MEMORY | HEADWATER_CLAIM_F16_WEIGHTS;
-
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw Error(ErrorCode::invalid_argument, path + ": " + what);
 }
@@ -52,15 +48,14 @@ std::string text_of(const std::string& path, const char* field, const char* text
 
 Claims claims_of(std::uint64_t bits) {
   Claims claims;
-  claims.bitwise_threads = (bits & HEADWATER_CLAIM_BITWISE_THREADS) != 0;
-  claims.bitwise_runs = (bits & HEADWATER_CLAIM_BITWISE_RUNS) != 0;
-  claims.bitwise_schedules = (bits & HEADWATER_CLAIM_BITWISE_SCHEDULES) != 0;
-  claims.no_allocation = (bits & HEADWATER_CLAIM_NO_ALLOCATION) != 0;
-  claims.double_arithmetic = (bits & HEADWATER_CLAIM_DOUBLE_ARITHMETIC) != 0;
-  claims.bf16_weights = (bits & HEADWATER_CLAIM_BF16_WEIGHTS) != 0;
-  claims.device_memory = (bits & HEADWATER_CLAIM_DEVICE_MEMORY) != 0;
-  claims.f16_weights = (bits & HEADWATER_CLAIM_F16_WEIGHTS) != 0;
+  for (const ClaimInfo& claim : kClaims) claims.*claim.member = (bits & claim.bit) != 0;
   return claims;
+}
+
+std::uint64_t known_claims() {
+  std::uint64_t bits = 0;
+  for (const ClaimInfo& claim : kClaims) bits |= claim.bit;
+  return bits;
 }
 
 // The first function of the table that is missing, or nothing.
@@ -90,6 +85,21 @@ const char* missing_function(const headwater_engine_table& table) {
   HEADWATER_NEEDED(set_observer)
   if (tells_failure(table)) HEADWATER_NEEDED(session_failed)
 #undef HEADWATER_NEEDED
+  return nullptr;
+}
+
+// The first claim whose function the table lacks: it is NULL, or the table ends before it.
+const char* claim_without_function(const headwater_engine_table& table) {
+#define HEADWATER_CLAIMED(claim, function)                                                        \
+  if ((table.claims & (claim)) != 0 &&                                                            \
+      (table.struct_size < offsetof(headwater_engine_table, function) + sizeof(table.function) || \
+       table.function == nullptr))                                                                \
+    return #function;
+  HEADWATER_CLAIMED(HEADWATER_CLAIM_ABORT, abort)
+  HEADWATER_CLAIMED(HEADWATER_CLAIM_TRUNCATE, truncate)
+  HEADWATER_CLAIMED(HEADWATER_CLAIM_INTERRUPT, set_interrupt)
+  HEADWATER_CLAIMED(HEADWATER_CLAIM_LSE, attend_lse)
+#undef HEADWATER_CLAIMED
   return nullptr;
 }
 
@@ -156,12 +166,17 @@ void PluginLibrary::check_table(const std::string& path) {
   if (table_->reserved != 0) {
     refuse(path, fmt::format("reserved of its table is {}; allowed: 0", table_->reserved));
   }
-  if ((table_->claims & ~kKnownClaims) != 0) {
+  if ((table_->claims & ~known_claims()) != 0) {
     refuse(path, fmt::format("claims of its table are {:#x}; allowed: bits of {:#x}", table_->claims,
-                             kKnownClaims));
+                             known_claims()));
   }
   if (const char* function = missing_function(*table_)) {
     refuse(path, fmt::format("function {} of its table is NULL; allowed: all functions", function));
+  }
+  if (const char* function = claim_without_function(*table_)) {
+    refuse(path,
+           fmt::format("its table claims {0} and has no function {0}; allowed: a table with both or neither",
+                       function));
   }
 }
 

@@ -19,7 +19,7 @@ struct PluginIdentity {
 
 /// Whether the table has session_failed; the first ones ended before it.
 [[nodiscard]] inline bool tells_failure(const headwater_engine_table& table) {
-  return table.struct_size >= sizeof(headwater_engine_table);
+  return table.struct_size >= offsetof(headwater_engine_table, abort);
 }
 
 /// A shared object with an engine, loaded into this process for good: nothing of it is trusted, and unloading would run
@@ -27,8 +27,8 @@ struct PluginIdentity {
 class PluginLibrary {
  public:
   /// Errors: headwater::Error invalid_argument in one line "FILE: what; allowed: ...": no shared object, symbols that no
-  /// library has, no headwater_plugin_v1, a table that is NULL, of another version, too small, without a function, or
-  /// whose texts and claims are not what headwater/plugin.h allows.
+  /// library has, no headwater_plugin_v1, a table that is NULL, of another version, too small, without a function
+  /// that it needs or claims, or whose texts and claims are not what headwater/plugin.h allows.
   explicit PluginLibrary(const std::string& path);
 
   [[nodiscard]] const headwater_engine_table& table() const { return *table_; }

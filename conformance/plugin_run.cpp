@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "conformance/claims.hpp"
 #include "conformance/isolation.hpp"
 #include "conformance/plugin_engine.hpp"
 #include "headwater/error.hpp"
@@ -50,15 +51,13 @@ bool decode(const std::string& text, Result& result) try {
 }
 
 std::string encode(const PluginIdentity& identity) {
-  const Claims& claims = identity.claims;
-  return text_of(
-      {{"name", identity.name},
-       {"isa", identity.isa},
-       {"description", identity.description},
-       {"unavailable_because", identity.unavailable_because},
-       {"claims",
-        {claims.bitwise_threads, claims.bitwise_runs, claims.bitwise_schedules, claims.no_allocation,
-         claims.double_arithmetic, claims.bf16_weights, claims.device_memory, claims.f16_weights}}});
+  json claims = json::object();
+  for (const ClaimInfo& claim : kClaims) claims[claim.name] = identity.claims.*claim.member;
+  return text_of({{"name", identity.name},
+                  {"isa", identity.isa},
+                  {"description", identity.description},
+                  {"unavailable_because", identity.unavailable_because},
+                  {"claims", claims}});
 }
 
 PluginIdentity identity_of(const Engine& engine) {
@@ -81,15 +80,9 @@ PluginIdentity decode_identity(const json& document) {
   identity.isa = document.at("isa").get<std::string>();
   identity.description = document.at("description").get<std::string>();
   identity.unavailable_because = document.at("unavailable_because").get<std::string>();
-  const json& claims = document.at("claims");
-  identity.claims.bitwise_threads = claims.at(0).get<bool>();
-  identity.claims.bitwise_runs = claims.at(1).get<bool>();
-  identity.claims.bitwise_schedules = claims.at(2).get<bool>();
-  identity.claims.no_allocation = claims.at(3).get<bool>();
-  identity.claims.double_arithmetic = claims.at(4).get<bool>();
-  identity.claims.bf16_weights = claims.at(5).get<bool>();
-  identity.claims.device_memory = claims.at(6).get<bool>();
-  identity.claims.f16_weights = claims.at(7).get<bool>();
+  for (const ClaimInfo& claim : kClaims) {
+    identity.claims.*claim.member = document.at("claims").at(claim.name).get<bool>();
+  }
   return identity;
 }
 

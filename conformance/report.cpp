@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/support/text.hpp"
+#include "conformance/claims.hpp"
 #include "conformance/worse.hpp"
 #include "headwater/version.hpp"
 
@@ -48,7 +49,9 @@ std::map<Status, int> totals_of(const std::vector<Result>& results) {
 }
 
 nlohmann::json engine_json(const Run& run, const Engine& engine) {
-  const Claims claims = engine.claims();
+  const Claims made = engine.claims();
+  nlohmann::json claims = nlohmann::json::object();
+  for (const ClaimInfo& claim : kClaims) claims[claim.name] = made.*claim.member;
   nlohmann::json worst = nlohmann::json::object();
   for (const auto& [key, entry] : worst_of(run, engine.name())) {
     worst[key] = {{"err_over_bound", entry.err_over_bound}, {"case", entry.test}};
@@ -56,14 +59,7 @@ nlohmann::json engine_json(const Run& run, const Engine& engine) {
   return {{"name", engine.name()},
           {"isa", engine.isa()},
           {"description", engine.description()},
-          {"claims",
-           {{"bitwise_threads", claims.bitwise_threads},
-            {"bitwise_runs", claims.bitwise_runs},
-            {"bitwise_schedules", claims.bitwise_schedules},
-            {"no_allocation", claims.no_allocation},
-            {"double_arithmetic", claims.double_arithmetic},
-            {"bf16_weights", claims.bf16_weights},
-            {"f16_weights", claims.f16_weights}}},
+          {"claims", claims},
           {"worst", worst}};
 }
 

@@ -46,13 +46,20 @@ class MockTable {
               (const headwater_session*, std::int64_t, std::int64_t, std::int64_t, float*, std::int64_t));
   MOCK_METHOD(headwater_status, set_observer, (headwater_session*, headwater_observer, void*));
   MOCK_METHOD(headwater_status, session_failed, (const headwater_session*, std::int32_t*));
+  MOCK_METHOD(headwater_status, abort, (headwater_session*));
+  MOCK_METHOD(headwater_status, truncate, (headwater_session*, std::int64_t));
+  MOCK_METHOD(headwater_status, set_interrupt, (headwater_session*, headwater_interrupt, void*));
+  MOCK_METHOD(headwater_status, attend_lse,
+              (headwater_session*, std::int64_t, const headwater_rows*, const headwater_rows*,
+               const headwater_rows*, const headwater_mutable_rows*, const headwater_lse_output*));
 
   /// A table of all of them, of an engine "mock" that runs here.
   static headwater_engine_table table() {
     return {.struct_size = sizeof(headwater_engine_table),
             .abi_version = HEADWATER_PLUGIN_VERSION,
             .reserved = 0,
-            .claims = 0,
+            .claims = HEADWATER_CLAIM_ABORT | HEADWATER_CLAIM_TRUNCATE | HEADWATER_CLAIM_INTERRUPT |
+                      HEADWATER_CLAIM_LSE,
             .name = "mock",
             .isa = "none",
             .description = "what a test says",
@@ -78,7 +85,11 @@ class MockTable {
             .read_key = &Function<&MockTable::read_key>::call,
             .read_value = &Function<&MockTable::read_value>::call,
             .set_observer = &Function<&MockTable::set_observer>::call,
-            .session_failed = &Function<&MockTable::session_failed>::call};
+            .session_failed = &Function<&MockTable::session_failed>::call,
+            .abort = &Function<&MockTable::abort>::call,
+            .truncate = &Function<&MockTable::truncate>::call,
+            .set_interrupt = &Function<&MockTable::set_interrupt>::call,
+            .attend_lse = &Function<&MockTable::attend_lse>::call};
   }
 
  private:

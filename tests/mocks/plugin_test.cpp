@@ -8,10 +8,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "conformance/case.hpp"
@@ -73,9 +75,21 @@ class Plugin : public ::testing::Test {
   /// Only its address is used.
   headwater_session* session() { return reinterpret_cast<headwater_session*>(&place_); }
 
-  void attend(Session& session, std::int64_t layer = 0) {
+  void attend(Session& session, std::int64_t layer = 0, const LseOutput& lse = {}) {
     session.attend(layer, {rows_.data(), DType::f32, 1, 2}, {rows_.data() + 1, DType::f16, 3, 4},
-                   {rows_.data() + 2, DType::bf16, 5, 6}, {rows_.data() + 3, DType::f32, 7, 8});
+                   {rows_.data() + 2, DType::bf16, 5, 6}, {rows_.data() + 3, DType::f32, 7, 8}, lse);
+  }
+
+  /// What plan_count() and plan_chunk() say from now on.
+  void plan_is(const std::vector<Chunk>& plan) {
+    EXPECT_CALL(calls_, plan_count(session(), _))
+        .WillRepeatedly(
+            DoAll(SetArgPointee<1>(static_cast<std::int64_t>(plan.size())), Return(HEADWATER_OK)));
+    for (std::size_t i = 0; i < plan.size(); ++i) {
+      const headwater_chunk chunk{plan[i].begin, plan[i].end, static_cast<std::int32_t>(plan[i].mode), 0};
+      EXPECT_CALL(calls_, plan_chunk(session(), static_cast<std::int64_t>(i), _))
+          .WillRepeatedly(DoAll(SetArgPointee<2>(chunk), Return(HEADWATER_OK)));
+    }
   }
 
   /// The Error of a call.
@@ -108,6 +122,14 @@ auto points_to(const void* data, std::int32_t type, std::int64_t row_stride, std
                                              ::testing::Field("reserved", &View::reserved, 0)));
 }
 
+auto is_lse(const float* data, std::int64_t row_stride, std::int64_t head_stride) {
+  using Output = headwater_lse_output;
+  return ::testing::Pointee(
+      ::testing::AllOf(::testing::Field("data", &Output::data, data),
+                       ::testing::Field("row_stride", &Output::row_stride, row_stride),
+                       ::testing::Field("head_stride", &Output::head_stride, head_stride)));
+}
+
 TEST_F(Plugin, AStepIsOneCallEachAndTheSessionIsClosedLast) {
   auto opened = open();
   {
@@ -123,6 +145,14 @@ TEST_F(Plugin, AStepIsOneCallEachAndTheSessionIsClosedLast) {
     }
     EXPECT_CALL(calls_, end(session())).WillOnce(Return(HEADWATER_OK));
     EXPECT_CALL(calls_, begin_decode(session(), 2)).WillOnce(Return(HEADWATER_OK));
+    EXPECT_CALL(calls_, attend_lse(session(), 1, points_to<headwater_rows>(rows_.data(), HEADWATER_F32, 1, 2),
+                                   points_to<headwater_rows>(rows_.data() + 1, HEADWATER_F16, 3, 4),
+                                   points_to<headwater_rows>(rows_.data() + 2, HEADWATER_BF16, 5, 6),
+                                   points_to<headwater_mutable_rows>(rows_.data() + 3, HEADWATER_F32, 7, 8),
+                                   is_lse(rows_.data() + 4, 9, 10)))
+        .WillOnce(Return(HEADWATER_OK));
+    EXPECT_CALL(calls_, abort(session())).WillOnce(Return(HEADWATER_OK));
+    EXPECT_CALL(calls_, truncate(session(), 5)).WillOnce(Return(HEADWATER_OK));
     EXPECT_CALL(calls_, reset(session())).WillOnce(Return(HEADWATER_OK));
     EXPECT_CALL(calls_, close(session()));
   }
@@ -131,6 +161,9 @@ TEST_F(Plugin, AStepIsOneCallEachAndTheSessionIsClosedLast) {
   attend(*opened, 0);
   opened->end();
   opened->begin(Step::decode(2));
+  attend(*opened, 1, {rows_.data() + 4, 9, 10});
+  opened->abort();
+  opened->truncate(5);
   opened->reset();
   opened.reset();
 }
@@ -154,6 +187,10 @@ TEST_F(Plugin, OpensWithWhatTheCallerAskedFor) {
   asked.batch = 11, asked.chunk = 12, asked.local = 13, asked.heavy = 14, asked.clamp = false;
   asked.softcap = 1.5, asked.sinks = {1, 2, 3, 4, 5, 6}, asked.threads = 15;
   asked.score_type = ScoreType::f32, asked.schedule = Schedule::chunk_major;
+  const ParallelFor in_turn = [](void*, std::int64_t n, void (*body)(void*, std::int64_t), void* argument) {
+    for (std::int64_t i = 0; i < n; ++i) body(argument, i);
+  };
+  asked.checkpoints = 16, asked.parallel_for = in_turn, asked.parallel_context = &shape;
   (void)engine_->open({2, 6, 3, 40, 50, 700, DType::bf16}, asked);
   EXPECT_EQ(std::vector({shape.n_layer, shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value,
                          shape.capacity, std::int64_t{shape.kv_type}}),
@@ -170,6 +207,20 @@ TEST_F(Plugin, OpensWithWhatTheCallerAskedFor) {
   EXPECT_EQ(options.score_type, HEADWATER_SCORE_F32);
   EXPECT_EQ(options.schedule, HEADWATER_CHUNK_MAJOR);
   EXPECT_EQ(options.threads, 15);
+  EXPECT_EQ(options.checkpoints, 16);
+  EXPECT_EQ(options.parallel_for, in_turn);
+  EXPECT_EQ(options.parallel_context, &shape);
+}
+
+TEST_F(Plugin, SaysItsCheckpoints) {
+  headwater_effective_options said{};
+  said.checkpoints = 17;
+  EXPECT_CALL(calls_, open(_, _, _)).WillOnce(DoAll(SetArgPointee<2>(session()), Return(HEADWATER_OK)));
+  expect_questions_of_open();
+  EXPECT_CALL(calls_, session_options(session(), _, _))
+      .WillOnce(DoAll(SetArgPointee<1>(said), Return(HEADWATER_OK)));
+  EXPECT_CALL(calls_, close(session()));
+  EXPECT_EQ(engine_->open(shape_, {})->options().checkpoints, 17);
 }
 
 // ---- what fails ----------------------------------------------------------------------------------------------------
@@ -178,7 +229,7 @@ TEST_F(Plugin, OpensWithWhatTheCallerAskedFor) {
 TEST_F(Plugin, AStatusIsTheErrorOfItsCodeWithTheTextAfterIt) {
   const auto opened = open();
   const InSequence order;
-  for (int status = HEADWATER_INVALID_ARGUMENT; status <= HEADWATER_INTERNAL; ++status) {
+  for (int status = HEADWATER_INVALID_ARGUMENT; status <= HEADWATER_UNSUPPORTED; ++status) {
     EXPECT_CALL(calls_, begin_decode(session(), 1)).WillOnce(Return(status));
     EXPECT_CALL(calls_, last_error()).WillOnce(Return("n is 1; allowed: 2"));
     expect_error([&] { opened->begin(Step::decode()); }, static_cast<ErrorCode>(status),
@@ -256,6 +307,7 @@ TEST_F(Plugin, ASessionWithAFailedStepIsClosedAndNothingElse) {
 TEST_F(Plugin, AnOldTableHasFailedWhereAStatusOfAnOpenStepSaysSo) {
   headwater_engine_table old = MockTable::table();
   old.struct_size = offsetof(headwater_engine_table, session_failed);
+  old.claims = 0;
   load(old);
   const auto opened = open();
   EXPECT_CALL(calls_, last_error()).WillRepeatedly(Return("a reason"));
@@ -266,12 +318,13 @@ TEST_F(Plugin, AnOldTableHasFailedWhereAStatusOfAnOpenStepSaysSo) {
   begin_is(HEADWATER_WRONG_STATE);
   EXPECT_THROW(opened->begin(Step::decode()), Error);
   EXPECT_FALSE(opened->failed());
-  for (int status = HEADWATER_INVALID_ARGUMENT; status <= HEADWATER_INTERNAL; ++status) {
+  for (int status = HEADWATER_INVALID_ARGUMENT; status <= HEADWATER_UNSUPPORTED; ++status) {
     begin_is(HEADWATER_OK);
     opened->begin(Step::decode());
     EXPECT_CALL(calls_, attend(session(), 0, _, _, _, _)).WillOnce(Return(status)).RetiresOnSaturation();
     EXPECT_THROW(attend(*opened), Error);
-    const bool refused = status == HEADWATER_INVALID_ARGUMENT || status == HEADWATER_CAPACITY_EXCEEDED;
+    const bool refused = status == HEADWATER_INVALID_ARGUMENT || status == HEADWATER_CAPACITY_EXCEEDED ||
+                         status == HEADWATER_UNSUPPORTED;
     EXPECT_EQ(opened->failed(), !refused) << status;
     EXPECT_CALL(calls_, reset(session())).WillOnce(Return(HEADWATER_OK)).RetiresOnSaturation();
     opened->reset();
@@ -288,6 +341,121 @@ TEST_F(Plugin, ANewTableIsAskedWhetherTheStepFailed) {
   EXPECT_CALL(calls_, close(session()));
   EXPECT_FALSE(opened->failed());
   EXPECT_TRUE(opened->failed());
+}
+
+// ---- what is claimed ------------------------------------------------------------------------------------------------
+
+// A function without its claim is never called: the mock would fail the test.
+TEST_F(Plugin, WhatIsNotClaimedIsRefusedWithoutACall) {
+  headwater_engine_table silent = MockTable::table();
+  silent.claims = 0;
+  load(silent);
+  const auto opened = open();
+  EXPECT_CALL(calls_, close(session()));
+  const std::string allowed = " is not offered by this engine; allowed: an engine that claims it";
+  expect_error([&] { opened->abort(); }, ErrorCode::unsupported, "abort()" + allowed);
+  expect_error([&] { opened->truncate(0); }, ErrorCode::unsupported, "truncate()" + allowed);
+  expect_error([&] { opened->set_interrupt([] { return false; }); }, ErrorCode::unsupported,
+               "set_interrupt()" + allowed);
+  expect_error(
+      [&] {
+        attend(*opened, 0, {rows_.data() + 4, 9, 10});
+      },
+      ErrorCode::unsupported, "lse of attend()" + allowed);
+  Options options;
+  options.checkpoints = 3;
+  expect_error([&] { (void)engine_->open(shape_, options); }, ErrorCode::unsupported,
+               "checkpoints is 3; allowed: 0: the plug-in does not claim truncate");
+}
+
+// Tables end where their header ended: before session_failed, before abort, or anywhere after it.
+TEST_F(Plugin, ATableThatEndsBeforeAFunctionDoesWithoutIt) {
+  headwater_engine_table older = MockTable::table();
+  older.struct_size = offsetof(headwater_engine_table, abort);
+  older.claims = 0;
+  load(older);
+  {
+    const auto opened = open();
+    EXPECT_CALL(calls_, session_failed(session(), _))
+        .WillOnce(DoAll(SetArgPointee<1>(1), Return(HEADWATER_OK)));
+    EXPECT_TRUE(opened->failed()) << "this table has session_failed";
+    EXPECT_CALL(calls_, close(session()));
+  }
+  older.struct_size = offsetof(headwater_engine_table, set_interrupt);
+  older.claims = HEADWATER_CLAIM_ABORT | HEADWATER_CLAIM_TRUNCATE;
+  load(older);
+  const auto opened = open();
+  EXPECT_CALL(calls_, truncate(session(), 0)).WillOnce(Return(HEADWATER_OK));
+  opened->truncate(0);
+  EXPECT_CALL(calls_, close(session()));
+}
+
+TEST_F(Plugin, AClaimWithoutItsFunctionIsRefusedInOneLine) {
+  struct {
+    std::uint64_t claim;
+    const char* function;
+    std::size_t offset;
+  } const claims[] = {
+      {HEADWATER_CLAIM_ABORT, "abort", offsetof(headwater_engine_table, abort)},
+      {HEADWATER_CLAIM_TRUNCATE, "truncate", offsetof(headwater_engine_table, truncate)},
+      {HEADWATER_CLAIM_INTERRUPT, "set_interrupt", offsetof(headwater_engine_table, set_interrupt)},
+      {HEADWATER_CLAIM_LSE, "attend_lse", offsetof(headwater_engine_table, attend_lse)}};
+  for (const auto& [claim, function, offset] : claims) {
+    const std::string said = std::string(MOCK_PLUGIN) + ": its table claims " + function +
+                             " and has no function " + function + "; allowed: a table with both or neither";
+    headwater_engine_table table = MockTable::table();
+    table.claims = claim;
+    load(table);  // with its function
+    table.struct_size = offset;
+    expect_error([&] { load(table); }, ErrorCode::invalid_argument, said);
+    table.struct_size = sizeof table;
+    std::memset(reinterpret_cast<unsigned char*>(&table) + offset, 0, sizeof(void*));
+    expect_error([&] { load(table); }, ErrorCode::invalid_argument, said);
+    table.claims = 0;
+    load(table);  // without its claim
+  }
+}
+
+// No table has a question for the chunks of all steps: the kit derives them (STATE-8, STATE-9).
+TEST_F(Plugin, ChunksFollowAbortAndTruncate) {
+  shape_.capacity = 20;
+  const auto opened = open();
+  EXPECT_CALL(calls_, begin_prefill(session(), _, 0)).WillRepeatedly(Return(HEADWATER_OK));
+  EXPECT_CALL(calls_, begin_decode(session(), 1)).WillRepeatedly(Return(HEADWATER_OK));
+  EXPECT_CALL(calls_, abort(session())).WillRepeatedly(Return(HEADWATER_OK));
+  EXPECT_CALL(calls_, close(session()));
+  const auto ends = [&] {
+    std::vector<std::int64_t> all;
+    for (const Chunk& chunk : opened->chunks()) all.push_back(chunk.end);
+    return all;
+  };
+  using Ends = std::vector<std::int64_t>;
+  plan_is({{0, 4, ChunkMode::sparse}, {4, 8, ChunkMode::sparse}, {8, 9, ChunkMode::sparse}});
+  opened->begin(Step::prefill(9));
+  EXPECT_CALL(calls_, end(session())).WillRepeatedly(Return(HEADWATER_OK));
+  opened->end();
+  plan_is({{9, 10, ChunkMode::decode}});
+  opened->begin(Step::decode());
+  EXPECT_EQ(ends(), (Ends{4, 8, 9, 10}));
+  EXPECT_CALL(calls_, truncate(session(), 3)).WillOnce(Return(HEADWATER_WRONG_STATE)).RetiresOnSaturation();
+  EXPECT_CALL(calls_, last_error()).WillRepeatedly(Return("a step is open"));
+  expect_error([&] { opened->truncate(3); }, ErrorCode::wrong_state, "a step is open");
+  EXPECT_EQ(ends(), (Ends{4, 8, 9, 10})) << "a truncate() that was refused";
+  opened->abort();
+  EXPECT_EQ(ends(), (Ends{4, 8, 9}));
+  const auto truncate = [&](std::int64_t n) {
+    EXPECT_CALL(calls_, truncate(session(), n)).WillOnce(Return(HEADWATER_OK)).RetiresOnSaturation();
+    opened->truncate(n);
+    return ends();
+  };
+  EXPECT_EQ(truncate(9), (Ends{4, 8, 9}));
+  EXPECT_EQ(truncate(8), (Ends{4, 8}));
+  EXPECT_EQ(truncate(5), (Ends{4, 5}));
+  plan_is({{5, 6, ChunkMode::decode}});
+  opened->begin(Step::decode());
+  opened->end();
+  EXPECT_EQ(ends(), (Ends{4, 5, 6}));
+  EXPECT_EQ(truncate(0), Ends{});
 }
 
 // ---- observer ------------------------------------------------------------------------------------------------------
@@ -371,6 +539,132 @@ TEST_F(PluginObserver, OneThatIsRefusedIsNotCalled) {
   attend_showing(1);
   EXPECT_EQ(first, 1);
   EXPECT_EQ(second, 0);
+}
+
+TEST_F(PluginObserver, AfterOneThatThrewAbortIsLegal) {
+  struct Stop {};
+  set([&](const ChunkRecord&) { throw Stop{}; });
+  EXPECT_CALL(calls_, session_failed(session(), _))
+      .WillRepeatedly(DoAll(SetArgPointee<1>(0), Return(HEADWATER_OK)));
+  begin();
+  EXPECT_THROW(attend_showing(1), Stop);
+  EXPECT_TRUE(opened_->failed());
+  EXPECT_CALL(calls_, abort(session())).WillOnce(Return(HEADWATER_OK));
+  opened_->abort();
+  EXPECT_FALSE(opened_->failed());
+  begin();
+}
+
+// ---- interrupt ------------------------------------------------------------------------------------------------------
+
+class PluginInterrupt : public Plugin {
+ protected:
+  PluginInterrupt() : opened_(open()) {
+    EXPECT_CALL(calls_, close(session()));
+    EXPECT_CALL(calls_, begin_decode(session(), 1)).WillRepeatedly(Return(HEADWATER_OK));
+    EXPECT_CALL(calls_, last_error()).WillRepeatedly(Return("interrupted"));
+  }
+
+  void set(const Interrupt& interrupt) {
+    EXPECT_CALL(calls_, set_interrupt(session(), NotNull(), NotNull()))
+        .WillOnce(DoAll(SaveArg<1>(&function_), SaveArg<2>(&user_), Return(HEADWATER_OK)))
+        .RetiresOnSaturation();
+    opened_->set_interrupt(interrupt);
+  }
+  /// attend() of a plug-in that asks up to `times` times.
+  void attend_asking(int times) {
+    EXPECT_CALL(calls_, attend(session(), 0, _, _, _, _))
+        .WillOnce([this, times] {
+          for (int i = 0; i < times; ++i) {
+            if (function_(user_) != 0) return HEADWATER_INTERRUPTED;
+          }
+          return HEADWATER_OK;
+        })
+        .RetiresOnSaturation();
+    attend(*opened_);
+  }
+
+  std::unique_ptr<Session> opened_;
+  headwater_interrupt function_ = nullptr;
+  void* user_ = nullptr;
+};
+
+TEST_F(PluginInterrupt, ItsAnswerIsHandedOn) {
+  int left = 3;
+  set([&] { return --left == 0; });
+  opened_->begin(Step::decode());
+  attend_asking(2);
+  expect_error([&] { attend_asking(2); }, ErrorCode::interrupted, "interrupted");
+  EXPECT_EQ(left, 0) << "asked after it said stop";
+}
+
+// INTR-1 in session.hpp: an exception ends the call with that exception. C is told to stop.
+TEST_F(PluginInterrupt, WhatItThrowsComesOutOfAttendAndFailsTheStep) {
+  struct Stop {};
+  int calls = 0;
+  set([&]() -> bool {
+    ++calls;
+    throw Stop{};
+  });
+  opened_->begin(Step::decode());
+  EXPECT_THROW(attend_asking(2), Stop);
+  EXPECT_EQ(calls, 1);
+  EXPECT_CALL(calls_, session_failed(session(), _))
+      .WillRepeatedly(DoAll(SetArgPointee<1>(0), Return(HEADWATER_OK)));
+  EXPECT_TRUE(opened_->failed());
+  EXPECT_CALL(calls_, abort(session())).WillOnce(Return(HEADWATER_OK));
+  opened_->abort();
+  EXPECT_FALSE(opened_->failed());
+}
+
+TEST_F(PluginInterrupt, AskedElsewhereIsAFaultOfThePlugin) {
+  int calls = 0;
+  set([&] {
+    ++calls;
+    return false;
+  });
+  opened_->begin(Step::decode());
+  EXPECT_EQ(function_(user_), 1) << "after attend() returned, on its thread";
+  EXPECT_CALL(calls_, end(session())).WillOnce(Return(HEADWATER_OK));
+  try {
+    opened_->end();  // or whatever is called next
+    ADD_FAILURE() << "no violation";
+  } catch (const Violation& violation) {
+    EXPECT_STREQ(violation.what(),
+                 "plug-in: the interrupt was called outside of attend(), or from another thread than that of "
+                 "attend()");
+  }
+  EXPECT_EQ(calls, 0);
+}
+
+TEST_F(PluginInterrupt, AskedFromAnotherThreadIsAFaultOfThePlugin) {
+  int calls = 0;
+  set([&] {
+    ++calls;
+    return false;
+  });
+  opened_->begin(Step::decode());
+  EXPECT_CALL(calls_, attend(session(), 0, _, _, _, _)).WillOnce([this] {
+    std::thread([this] { (void)function_(user_); }).join();
+    return HEADWATER_OK;
+  });
+  EXPECT_THROW(attend(*opened_), Violation);
+  EXPECT_EQ(calls, 0);
+}
+
+TEST_F(PluginInterrupt, AnEmptyOneIsTakenAwayAndARefusedOneIsNotAsked) {
+  int first = 0;
+  set([&] {
+    ++first;
+    return false;
+  });
+  EXPECT_CALL(calls_, set_interrupt(session(), NotNull(), NotNull())).WillOnce(Return(HEADWATER_INTERNAL));
+  EXPECT_THROW(opened_->set_interrupt([] { return true; }), Error);
+  opened_->begin(Step::decode());
+  attend_asking(1);
+  EXPECT_EQ(first, 1);
+  EXPECT_CALL(calls_, set_interrupt(session(), IsNull(), IsNull())).WillOnce(Return(HEADWATER_OK));
+  opened_->set_interrupt({});
 }
 
 // ---- loading -------------------------------------------------------------------------------------------------------
