@@ -10,18 +10,19 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- PLAN-1, PLAN-2 ---- */
 
-bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chunk* chunk) {
-  const int64_t end = s->plan_base + s->plan_n;
-  chunk->mode = s->plan_mode;
+bool step_chunk(const struct headwater_session* s, const struct step* step, int64_t index,
+                headwater_chunk* chunk) {
+  const int64_t end = step->base + step->n;
+  chunk->mode = step->mode;
   chunk->reserved = 0;
-  if (s->plan_mode != HEADWATER_CHUNK_SPARSE) {
-    chunk->begin = s->plan_base;
+  if (step->mode != HEADWATER_CHUNK_SPARSE) {
+    chunk->begin = step->base;
     chunk->end = end;
-    return index == 0 && s->plan_n > 0;
+    return index == 0;
   }
-  const int64_t batch = FAULT(batch_ignored) ? s->plan_n : s->options.batch;
+  const int64_t batch = FAULT(batch_ignored) ? step->n : s->options.batch;
   const int64_t per_batch = (batch + s->options.chunk - 1) / s->options.chunk;
-  const int64_t batch_begin = s->plan_base + index / per_batch * batch;
+  const int64_t batch_begin = step->base + index / per_batch * batch;
   chunk->begin = batch_begin + index % per_batch * s->options.chunk;
   chunk->end = smaller(chunk->begin + s->options.chunk, smaller(batch_begin + batch, end));
   return chunk->begin < end;
@@ -158,8 +159,14 @@ static void fuse(struct part* a, struct part b, int64_t dv) {
 struct call {
   const headwater_rows *q, *k, *v;
   const headwater_mutable_rows* out;
+  const headwater_lse_output* lse; /* or NULL */
   int64_t layer_index;
 };
+
+/* INTR-1: false where the caller wants the call to stop. */
+static bool may_go_on(const struct headwater_session* s) {
+  return s->interrupt == NULL || FAULT(interrupt_ignored) || s->interrupt(s->interrupt_user) == 0;
+}
 
 static void store_rows(struct headwater_session* s, struct layer* layer, struct call call) {
   const headwater_shape* shape = &s->shape;
@@ -200,7 +207,12 @@ static void attend_query(struct headwater_session* s, struct layer* layer, struc
          s->shape.d_value);
   }
 
-  s->lse[head * s->shape.capacity + (i - chunk.begin)] = (float)(result.m + log(result.l));
+  const float lse = (float)(result.m + log(result.l));
+  s->lse[head * s->shape.capacity + (i - chunk.begin)] = lse;
+  if (call.lse != NULL) { /* LSE-1 */
+    call.lse->data[t * call.lse->row_stride + head * call.lse->head_stride] =
+        FAULT(lse_in_base_2) ? lse * 1.442695f : lse;
+  }
   const int64_t out = t * call.out->row_stride + head * call.out->head_stride;
   if (FAULT(skips_last_row) && t == s->n - 1) return;
   for (int64_t x = 0; x < s->shape.d_value; ++x) {
@@ -255,7 +267,7 @@ static void observe(const struct headwater_session* s, const struct layer* layer
   s->observer(s->user, &record);
 }
 
-static void attend_chunk(struct headwater_session* s, struct layer* layer, struct call call,
+static bool attend_chunk(struct headwater_session* s, struct layer* layer, struct call call,
                          headwater_chunk chunk) {
   const bool sparse = chunk.mode == HEADWATER_CHUNK_SPARSE;
   const bool blocks = sparse && s->options.select == HEADWATER_SELECT_BLOCKS;
@@ -271,6 +283,7 @@ static void attend_chunk(struct headwater_session* s, struct layer* layer, struc
     choose_sets(s, layer, call.q, chunk, sizes);
   }
   for (int64_t h = 0; h < s->shape.n_head; ++h) {
+    if (!may_go_on(s)) return false;
     if (sparse) {
       for (int64_t t = 0; t < length; ++t) s->intra_sums[t] = 0.0;
       for (int64_t e = 0; e < memory; ++e) s->inter_sums[e] = 0.0;
@@ -288,18 +301,25 @@ static void attend_chunk(struct headwater_session* s, struct layer* layer, struc
     if (h2o) update_scores(s, layer, h, chunk, memory);
   }
   observe(s, layer, call, chunk, memory);
+  return true;
 }
 
-void attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
-                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out) {
-  const struct call call = {q, k, v, out, layer};
+bool attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
+                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out,
+                  const headwater_lse_output* lse) {
+  const struct call call = {q, k, v, out, lse, layer};
+  const struct step* step = last_step(s);
+  if (!may_go_on(s)) return false;
   store_rows(s, &s->layers[layer], call);
   if (s->layers[layer].dense && !FAULT(dense_layer_forgotten) &&
-      s->mode == HEADWATER_CHUNK_SPARSE) { /* STATE-7 */
+      step->mode == HEADWATER_CHUNK_SPARSE) { /* STATE-7 */
     const headwater_chunk whole = {s->tokens, s->tokens + s->n, HEADWATER_CHUNK_DENSE, 0};
-    attend_chunk(s, &s->layers[layer], call, whole);
-    return;
+    return attend_chunk(s, &s->layers[layer], call, whole);
   }
   headwater_chunk chunk;
-  for (int64_t c = 0; plan_chunk(s, c, &chunk); ++c) attend_chunk(s, &s->layers[layer], call, chunk);
+  for (int64_t c = 0; step_chunk(s, step, c, &chunk); ++c) {
+    save_before_chunk(s, layer, c);
+    if (!attend_chunk(s, &s->layers[layer], call, chunk)) return false;
+  }
+  return true;
 }

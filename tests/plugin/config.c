@@ -9,6 +9,7 @@
 #define MOST_EXTENT 65536
 #define MOST_POSITIONS INT64_C(2147483647)
 #define MOST_THREADS 512
+#define MOST_CHECKPOINTS 65536
 
 static _Thread_local char error_text[256];
 
@@ -152,6 +153,7 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
     return fail(HEADWATER_INVALID_ARGUMENT, "softcap is %g; allowed: 0 or a finite number > 0", o->softcap);
   }
   status = check_dense_layers(shape, o);
+  if (status == HEADWATER_OK) status = check_range("checkpoints", o->checkpoints, 0, MOST_CHECKPOINTS);
   if (status == HEADWATER_OK) status = check_per_head("sinks", o->sinks, shape->n_head, true);
   if (status == HEADWATER_OK) status = check_per_head("alibi", o->alibi, shape->n_head, false);
   if (status == HEADWATER_OK && o->select == HEADWATER_SELECT_BLOCKS) status = check_blocks(o);
@@ -185,6 +187,7 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
   o->scale = isnan(asked->scale) ? 1.0 / sqrt((double)s->shape.d_head) : asked->scale; /* LOGIT-1 */
   o->softcap = asked->softcap;
   o->sparse = o->local + o->heavy > 0;
+  o->checkpoints = o->sparse && asked->select == HEADWATER_SELECT_H2O ? asked->checkpoints : 0;
   o->score_type = asked->score_type;
   o->schedule = asked->schedule;
   o->threads = 1;

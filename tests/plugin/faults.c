@@ -106,7 +106,8 @@ const headwater_engine_table* with_other_claims(const headwater_engine_table* ta
   if (claims != NULL) changed.claims = strtoull(claims, NULL, 10);
   if (getenv("NAIVE_FIRST_TABLE") != NULL) {
     changed.struct_size = offsetof(headwater_engine_table, session_failed);
-    memset(&changed.session_failed, 0xAB, sizeof changed.session_failed);
+    changed.claims &= 0xFF; /* of that header */
+    memset((char*)&changed + changed.struct_size, 0xAB, sizeof changed - changed.struct_size);
   }
   if (FAULT(claims_change) && loaded_before()) changed.claims = 0;
   return &changed;

@@ -55,6 +55,14 @@
   X(layer_twice_allowed)       \
   X(failure_hidden)            \
   X(reset_keeps_scores)        \
+  X(abort_keeps_scores)        \
+  X(truncate_keeps_sets)       \
+  X(truncate_forgets_turn)     \
+  X(settles_early)             \
+  X(interrupt_ignored)         \
+  X(interrupt_leaves_step)     \
+  X(interrupt_after_attend)    \
+  X(lse_in_base_2)             \
   X(malloc_unchecked)          \
   X(malloc_leaks)              \
   X(bytes_too_small)           \

@@ -65,6 +65,14 @@ const headwater_engine_table* headwater_plugin_v1(void) {
   if (strcmp(fault, "null_last_error") == 0) memset((char*)&table + functions, 0, sizeof(void*));
   if (strcmp(fault, "null_set_observer") == 0) table.set_observer = NULL;
   if (strcmp(fault, "null_session_failed") == 0) table.session_failed = NULL;
+  if (strcmp(fault, "claim_without_function") == 0) {
+    table.claims = HEADWATER_CLAIM_TRUNCATE;
+    table.truncate = NULL;
+  }
+  if (strcmp(fault, "claim_behind_its_end") == 0) {
+    table.claims = HEADWATER_CLAIM_LSE;
+    table.struct_size = offsetof(headwater_engine_table, attend_lse);
+  }
   if (strcmp(fault, "rounding") == 0) fesetround(FE_TOWARDZERO);
   if (strcmp(fault, "crash") == 0) raise(SIGSEGV);
   if (strcmp(fault, "exit") == 0) exit(0);

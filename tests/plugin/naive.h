@@ -9,6 +9,7 @@
  *   config.c     what is allowed, and what is used (CFG-1 .. CFG-5, SEL-1)
  *   attention.c  plan, memory sets, softmax, scores (PLAN, MEM, INTRA, INTER, FUSE, DEC)
  *   blocks.c     memory sets that the queries choose (SEL)
+ *   undo.c       steps that are taken back (STATE-8 .. STATE-10)
  *   session.c    the state machine (STATE), inspection, and the table that the kit loads
  */
 
@@ -33,6 +34,19 @@ struct layer {
 
 enum progress { STEP_IDLE, STEP_OPEN, STEP_FAILED };
 
+/* A step that is stored or open: tokens [base, base + n). */
+struct step {
+  int64_t base, n;
+  int64_t turn_length;
+  int32_t state; /* after it, STATE-1 */
+  int32_t mode;  /* HEADWATER_CHUNK_... of the turn or step */
+};
+
+/* What a copy keeps of a layer beside scores and sets. */
+struct saved_layer {
+  int64_t memory_count, memory_end;
+};
+
 struct headwater_session {
   headwater_shape shape;
   headwater_effective_options options;
@@ -44,17 +58,25 @@ struct headwater_session {
   struct layer* layers;
   int64_t width; /* min(M, capacity): entries of a stored set */
 
-  int32_t state; /* STATE-1 */
   enum progress progress;
-  int64_t tokens; /* of finished steps */
-  int64_t n;      /* of the open step */
-  int64_t turn_length;
-  int32_t mode; /* HEADWATER_CHUNK_... of the turn or step */
-  int64_t plan_base, plan_n;
-  int32_t plan_mode;
+  int64_t tokens;     /* of finished steps */
+  int64_t n;          /* of the open step */
+  struct step* steps; /* [capacity], the open one is the last */
+  int64_t step_count;
+
+  /* Copies of all layers: 2 * copies of them before chunks, the last one before the open step. */
+  int64_t copies;                   /* min(E, capacity) sparse chunks can be taken back (STATE-10) */
+  int64_t copies_kept;              /* of stored chunks */
+  int64_t copies_made;              /* by the open step: its last chunks */
+  int64_t* copy_order;              /* [2 * copies] numbers of the copies: kept ones, made ones, the others */
+  unsigned char* saved_scores;      /* [2 * copies + 1][n_layer][Hq][capacity] */
+  int32_t* saved_sets;              /* [2 * copies + 1][n_layer][Hq][width] */
+  struct saved_layer* saved_layers; /* [2 * copies + 1][n_layer] */
 
   headwater_observer observer;
   void* user;
+  headwater_interrupt interrupt;
+  void* interrupt_user;
 
   /* Workspace, taken by open(): nothing is allocated afterwards (NUM-4). */
   double* logits;      /* [capacity], of one query */
@@ -115,11 +137,13 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
 
 /* ---- attention.c ---- */
 
-/* Chunk `index` of the open or last step (PLAN-1); false where there is none. */
-bool plan_chunk(const struct headwater_session* s, int64_t index, headwater_chunk* chunk);
-/* Attention of one layer over the open step. */
-void attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
-                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out);
+/* Chunk `index` of a step (PLAN-1); false where there is none. */
+bool step_chunk(const struct headwater_session* s, const struct step* step, int64_t index,
+                headwater_chunk* chunk);
+/* Attention of one layer over the open step; lse may be NULL. False where the interrupt stopped it. */
+bool attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
+                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out,
+                  const headwater_lse_output* lse);
 /* MEM-3, MEM-7: whether (score a, position p) ranks before (score b, position q), where positions below `pinned` do first
  * of all. */
 bool ranks_before(float a, int32_t p, float b, int32_t q, int64_t pinned);
@@ -127,6 +151,21 @@ bool ranks_before(float a, int32_t p, float b, int32_t q, int64_t pinned);
 double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
              int64_t j);
 double cap_and_bias(const struct headwater_session* s, int64_t head, double value, int64_t i, int64_t j);
+
+/* ---- undo.c ---- */
+
+/* The open or last step; there must be one. */
+static inline struct step* last_step(const struct headwater_session* s) {
+  return &s->steps[s->step_count - 1];
+}
+/* When a step opens, before chunk `index` of it changes a layer, and when it ends. */
+void begin_undo(struct headwater_session* s);
+void save_before_chunk(struct headwater_session* s, int64_t layer, int64_t index);
+void end_undo(struct headwater_session* s);
+/* STATE-8: takes the open step back. */
+void undo_step(struct headwater_session* s);
+/* STATE-9 for 0 < n <= tokens and no open step: HEADWATER_OK, or which n are allowed (STATE-10). */
+headwater_status undo_tokens(struct headwater_session* s, int64_t n);
 
 /* ---- blocks.c ---- */
 

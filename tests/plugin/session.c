@@ -31,29 +31,14 @@ static void close_session(headwater_session* s) {
     free(s->layers[0].scores);
     free(s->layers[0].memory);
   }
-  void* const rest[] = {s->layers,
-                        s->logits,
-                        s->query,
-                        s->intra_o,
-                        s->inter_o,
-                        s->intra_sums,
-                        s->inter_sums,
-                        s->candidates,
-                        s->colsum_intra,
-                        s->colsum_inter,
-                        s->lse,
-                        s->sets,
-                        s->block_votes,
-                        s->token_votes,
-                        s->means,
-                        s->variances,
-                        s->estimates,
-                        s->kept_blocks,
-                        s->region_votes,
-                        s->searched,
-                        s->kept,
-                        s->alibi,
-                        FAULT(keeps_sinks_pointer) ? NULL : (void*)s->sinks};
+  void* const rest[] = {
+      s->layers,       s->logits,       s->query,        s->intra_o,
+      s->inter_o,      s->intra_sums,   s->inter_sums,   s->candidates,
+      s->colsum_intra, s->colsum_inter, s->lse,          s->sets,
+      s->block_votes,  s->token_votes,  s->means,        s->variances,
+      s->estimates,    s->kept_blocks,  s->region_votes, s->searched,
+      s->kept,         s->alibi,        s->steps,        s->copy_order,
+      s->saved_scores, s->saved_sets,   s->saved_layers, FAULT(keeps_sinks_pointer) ? NULL : (void*)s->sinks};
   for (size_t i = 0; i < sizeof rest / sizeof rest[0]; ++i) free(rest[i]);
   if (!FAULT(malloc_leaks)) free(s);
 }
@@ -82,6 +67,24 @@ static bool take_layers(struct headwater_session* s) {
     layer->scores = (unsigned char*)first->scores + (size_t)(l * score_rows) * score;
     layer->memory = first->memory + l * shape->n_head * s->width;
   }
+  return true;
+}
+
+/* Steps and copies (undo.c). */
+static bool take_undo(struct headwater_session* s) {
+  const headwater_shape* shape = &s->shape;
+  int64_t* bytes = &s->bytes.memory_sets;
+  s->steps = take(&s->bytes.workspace, shape->capacity, 1, 1, sizeof *s->steps);
+  if (s->steps == NULL) return false;
+  if (!s->options.sparse || s->options.select != HEADWATER_SELECT_H2O) return true;
+  s->copies = s->options.checkpoints < shape->capacity ? s->options.checkpoints : shape->capacity;
+  const int64_t copies = 2 * s->copies + 1;
+  s->copy_order = take(bytes, copies, 1, 1, sizeof *s->copy_order);
+  s->saved_scores = take(bytes, copies, s->bytes.scores, 1, 1);
+  s->saved_sets = take(bytes, copies * shape->n_layer, shape->n_head, s->width, sizeof *s->saved_sets);
+  s->saved_layers = take(bytes, copies, shape->n_layer, 1, sizeof *s->saved_layers);
+  if (!s->copy_order || !s->saved_scores || !s->saved_sets || !s->saved_layers) return false;
+  for (int64_t i = 0; i < copies; ++i) s->copy_order[i] = i;
   return true;
 }
 
@@ -158,7 +161,8 @@ static headwater_status open_session(const headwater_shape* shape, const headwat
     memcpy(&theirs, &options->sinks, sizeof theirs);
     theirs[shape->n_head] = 1.0f;
   }
-  if (!sinks || !take_copy(s, options->alibi, &s->alibi) || !take_layers(s) || !take_workspace(s)) {
+  if (!sinks || !take_copy(s, options->alibi, &s->alibi) || !take_layers(s) || !take_undo(s) ||
+      !take_workspace(s)) {
     close_session(s);
     return fail(HEADWATER_OUT_OF_MEMORY, "open: no memory for capacity %lld in %lld layers",
                 (long long)shape->capacity, (long long)shape->n_layer);
@@ -174,12 +178,17 @@ static headwater_status open_session(const headwater_shape* shape, const headwat
 
 static headwater_status require_usable(const headwater_session* s) {
   if (s->progress != STEP_FAILED) return HEADWATER_OK;
-  return fail(HEADWATER_WRONG_STATE, "the last step failed; allowed: reset (STATE-5)");
+  return fail(HEADWATER_WRONG_STATE, "the last step failed; allowed: abort, reset (STATE-5)");
 }
 
 static headwater_status fail_step(headwater_session* s, const char* what) {
   s->progress = STEP_FAILED;
-  return fail(HEADWATER_WRONG_STATE, "%s; the step has failed, allowed: reset", what);
+  return fail(HEADWATER_WRONG_STATE, "%s; the step has failed, allowed: abort, reset", what);
+}
+
+/* The steps say it all: a session whose steps are taken back is in the state of those that are left. */
+static int32_t state_of(const headwater_session* s) {
+  return s->step_count > 0 ? last_step(s)->state : HEADWATER_EMPTY;
 }
 
 static headwater_status begin(headwater_session* s, bool prefill, int64_t n, int64_t turn_length) {
@@ -187,29 +196,31 @@ static headwater_status begin(headwater_session* s, bool prefill, int64_t n, int
   if (status != HEADWATER_OK) return status;
   if (s->progress == STEP_OPEN) return fail_step(s, "begin in an open step");
   if (n < 1) return fail(HEADWATER_INVALID_ARGUMENT, "n is %lld; allowed: 1 or more", (long long)n);
-  const bool opens = prefill && s->state != HEADWATER_PREFILLING; /* a turn, STATE-1 */
-  if (prefill && turn_length != 0 && (opens ? turn_length < n : turn_length != s->turn_length)) {
+  struct step step = {.base = s->tokens, .n = n, .state = HEADWATER_DECODING, .mode = HEADWATER_CHUNK_DECODE};
+  const bool continues = prefill && state_of(s) == HEADWATER_PREFILLING; /* a turn, STATE-1 */
+  const bool opens = prefill && !continues;
+  if (continues)
+    step = (struct step){s->tokens, n, last_step(s)->turn_length, step.state, last_step(s)->mode};
+  if (prefill && turn_length != 0 && (opens ? turn_length < n : turn_length != step.turn_length)) {
     return fail(HEADWATER_INVALID_ARGUMENT, "turn_length is %lld; allowed: 0, or %s %lld",
                 (long long)turn_length, opens ? "at least n =" : "that of the turn,",
-                (long long)(opens ? n : s->turn_length));
+                (long long)(opens ? n : step.turn_length));
   }
   if (n > s->shape.capacity - s->tokens) {
     return fail(HEADWATER_CAPACITY_EXCEEDED, "n is %lld with %lld tokens stored; allowed: capacity %lld",
                 (long long)n, (long long)s->tokens, (long long)s->shape.capacity);
   }
   if (opens) { /* STATE-3 */
-    s->turn_length = turn_length != 0 ? turn_length : n;
-    const bool long_enough = s->tokens == 0 || s->turn_length > s->options.chunk;
-    const int64_t length = FAULT(turn_by_its_first_call) ? n : s->turn_length;
+    step.turn_length = turn_length != 0 ? turn_length : n;
+    const bool long_enough = s->tokens == 0 || step.turn_length > s->options.chunk;
+    const int64_t length = FAULT(turn_by_its_first_call) ? n : step.turn_length;
     const bool sparse = s->options.sparse && long_enough && length >= s->options.dense_below;
-    s->mode = sparse ? HEADWATER_CHUNK_SPARSE : HEADWATER_CHUNK_DENSE;
+    step.mode = sparse ? HEADWATER_CHUNK_SPARSE : HEADWATER_CHUNK_DENSE;
   }
-  if (!prefill) s->mode = HEADWATER_CHUNK_DECODE;
-  s->state = prefill ? HEADWATER_PREFILLING : HEADWATER_DECODING;
+  if (prefill) step.state = HEADWATER_PREFILLING;
   s->n = n;
-  s->plan_base = s->tokens;
-  s->plan_n = n;
-  s->plan_mode = s->mode;
+  s->steps[s->step_count++] = step;
+  begin_undo(s);
   for (int64_t l = 0; l < s->shape.n_layer; ++l) s->layers[l].attended = false;
   s->progress = STEP_OPEN;
   return HEADWATER_OK;
@@ -237,9 +248,9 @@ static headwater_status check_rows(const char* name, const void* data, int32_t t
 void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out);
 #endif
 
-static headwater_status attend(headwater_session* s, int64_t layer, const headwater_rows* q,
-                               const headwater_rows* k, const headwater_rows* v,
-                               const headwater_mutable_rows* out) {
+static headwater_status attend_rows(headwater_session* s, int64_t layer, const headwater_rows* q,
+                                    const headwater_rows* k, const headwater_rows* v,
+                                    const headwater_mutable_rows* out, const headwater_lse_output* lse) {
   headwater_status status = require_usable(s);
   if (status == HEADWATER_OK && s->progress != STEP_OPEN) {
     status = fail(HEADWATER_WRONG_STATE, "attend without an open step; allowed: begin first");
@@ -251,12 +262,30 @@ static headwater_status attend(headwater_session* s, int64_t layer, const headwa
   if (status == HEADWATER_OK) status = check_rows("out", out->data, out->type);
   if (status != HEADWATER_OK) return status;
   if (s->layers[layer].attended && !FAULT(layer_twice_allowed)) return fail_step(s, "a layer attended twice");
-  attend_layer(s, layer, q, k, v, out);
+  if (!attend_layer(s, layer, q, k, v, out, lse)) {
+    if (!FAULT(interrupt_leaves_step)) s->progress = STEP_FAILED;
+    return fail(HEADWATER_INTERRUPTED, "attend: the interrupt asked to stop; allowed: abort, reset");
+  }
   s->layers[layer].attended = true;
 #ifdef NAIVE_BROKEN
   commit_attend_fault(s, q, out);
 #endif
   return HEADWATER_OK;
+}
+
+static headwater_status attend(headwater_session* s, int64_t layer, const headwater_rows* q,
+                               const headwater_rows* k, const headwater_rows* v,
+                               const headwater_mutable_rows* out) {
+  return attend_rows(s, layer, q, k, v, out, NULL);
+}
+
+static headwater_status attend_lse(headwater_session* s, int64_t layer, const headwater_rows* q,
+                                   const headwater_rows* k, const headwater_rows* v,
+                                   const headwater_mutable_rows* out, const headwater_lse_output* lse) {
+  if (lse == NULL || lse->data == NULL) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "lse.data is NULL; allowed: room for n x n_head floats");
+  }
+  return attend_rows(s, layer, q, k, v, out, lse);
 }
 
 static headwater_status end(headwater_session* s) {
@@ -268,6 +297,8 @@ static headwater_status end(headwater_session* s) {
   for (int64_t l = 0; l < s->shape.n_layer; ++l) {
     if (!s->layers[l].attended) return fail_step(s, "end before all layers were attended");
   }
+  if (FAULT(interrupt_after_attend) && s->interrupt != NULL) s->interrupt(s->interrupt_user);
+  end_undo(s);
   s->tokens += s->n;
   s->n = 0;
   s->progress = STEP_IDLE;
@@ -276,9 +307,8 @@ static headwater_status end(headwater_session* s) {
 
 static headwater_status reset(headwater_session* s) {
   const headwater_shape* shape = &s->shape;
-  s->state = HEADWATER_EMPTY;
   s->progress = STEP_IDLE;
-  s->tokens = s->n = s->plan_n = 0;
+  s->tokens = s->n = s->step_count = s->copies_kept = s->copies_made = 0;
   for (int64_t l = 0; l < shape->n_layer; ++l) {
     struct layer* layer = &s->layers[l];
     layer->memory_count = layer->memory_end = 0;
@@ -289,10 +319,31 @@ static headwater_status reset(headwater_session* s) {
   return HEADWATER_OK;
 }
 
+static headwater_status abort_step(headwater_session* s) {
+  if (s->progress == STEP_IDLE) {
+    return fail(HEADWATER_WRONG_STATE, "abort without an open step; allowed: begin first");
+  }
+  undo_step(s);
+  s->n = 0;
+  s->progress = STEP_IDLE;
+  return HEADWATER_OK;
+}
+
+static headwater_status truncate_tokens(headwater_session* s, int64_t n) {
+  if (s->progress != STEP_IDLE) {
+    return fail(HEADWATER_WRONG_STATE, "truncate in an open step; allowed: after end, abort or reset");
+  }
+  if (n < 0 || n > s->tokens) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "n is %lld; allowed: 0 .. %lld", (long long)n,
+                (long long)s->tokens);
+  }
+  return n == 0 ? reset(s) : undo_tokens(s, n);
+}
+
 /* ---- what a session shows ---- */
 
 static headwater_status session_state(const headwater_session* s, int32_t* state) {
-  *state = s->state;
+  *state = state_of(s);
   if (FAULT(state_too_long)) state[1] = 0;
   return HEADWATER_OK;
 }
@@ -342,12 +393,13 @@ static headwater_status session_memory_bytes(const headwater_session* s, headwat
 
 static headwater_status plan_count(const headwater_session* s, int64_t* count) {
   headwater_chunk chunk;
-  for (*count = 0; plan_chunk(s, *count, &chunk);) ++*count;
+  *count = 0;
+  while (s->step_count > 0 && step_chunk(s, last_step(s), *count, &chunk)) ++*count;
   return HEADWATER_OK;
 }
 
 static headwater_status plan_chunk_of(const headwater_session* s, int64_t index, headwater_chunk* chunk) {
-  if (index >= 0 && plan_chunk(s, index, chunk)) return HEADWATER_OK;
+  if (index >= 0 && s->step_count > 0 && step_chunk(s, last_step(s), index, chunk)) return HEADWATER_OK;
   return fail(HEADWATER_INVALID_ARGUMENT, "index is %lld; allowed: 0 .. plan_count - 1", (long long)index);
 }
 
@@ -405,6 +457,12 @@ static headwater_status set_observer(headwater_session* s, headwater_observer ob
   return HEADWATER_OK;
 }
 
+static headwater_status set_interrupt(headwater_session* s, headwater_interrupt interrupt, void* user) {
+  s->interrupt = interrupt;
+  s->interrupt_user = user;
+  return HEADWATER_OK;
+}
+
 /* ---- the table ---- */
 
 static const headwater_engine_table kTable = {
@@ -412,7 +470,8 @@ static const headwater_engine_table kTable = {
     .abi_version = HEADWATER_PLUGIN_VERSION,
     .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
               HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION |
-              HEADWATER_CLAIM_DOUBLE_ARITHMETIC,
+              HEADWATER_CLAIM_DOUBLE_ARITHMETIC | HEADWATER_CLAIM_ABORT | HEADWATER_CLAIM_TRUNCATE |
+              HEADWATER_CLAIM_INTERRUPT | HEADWATER_CLAIM_LSE,
     .name = "naive-c",
     .isa = "scalar",
     .description = "the spec in plain C, row by row, in double arithmetic on one thread",
@@ -439,6 +498,10 @@ static const headwater_engine_table kTable = {
     .read_value = read_value,
     .set_observer = set_observer,
     .session_failed = session_failed,
+    .abort = abort_step,
+    .truncate = truncate_tokens,
+    .set_interrupt = set_interrupt,
+    .attend_lse = attend_lse,
 };
 
 #ifdef NAIVE_BROKEN

@@ -44,7 +44,7 @@ FAULTS = {
     "key_row_too_long": {"state.stored_rows": "read_key: byte"},
     "key_row_too_early": {"state.stored_rows": "read_key: byte -"},
     "state_too_long": {"state.protocol": "session_state: byte 4"},
-    "options_too_long": {"config.effective": "session_options: byte 120"},
+    "options_too_long": {"config.effective": "session_options: byte 128"},
     "keeps_sinks_pointer": {"bound.sinks": "never written"},  # what it computes with is NaN poison
     # The pointers that it returns are invalid.
     "scores_nowhere": {"replay.random": "scores: data is NULL"},
@@ -150,7 +150,9 @@ class Broken(kit.Case):
         cases = {"bitwise_threads": "determinism.threads", "bitwise_runs": "determinism.runs",
                  "bitwise_schedules": "determinism.schedule_outputs", "no_allocation": "allocation.none_after_open",
                  "double_arithmetic": "bound.double_arithmetic"}
-        bits = {**{name: 1 << bit for bit, name in enumerate(cases)}, "bf16_weights": 32, "f16_weights": 128}  # plugin.h
+        bits = {**{name: 1 << bit for bit, name in enumerate(cases)}, "bf16_weights": 32, "device_memory": 64,
+                "f16_weights": 128, "abort": 256, "truncate": 512, "interrupt": 1024, "lse": 2048,
+                "host_threads": 4096}  # plugin.h
         for name, bit in bits.items():
             document, _ = self.run_fault("none", cases.values(), status=0, NAIVE_CLAIMS=str(bit))
             self.assertEqual([claim for claim, made in document["engines"][0]["claims"].items() if made], [name])

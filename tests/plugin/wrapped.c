@@ -12,7 +12,9 @@ static const headwater_engine_table kTable = {
     .struct_size = sizeof(headwater_engine_table),
     .abi_version = HEADWATER_PLUGIN_VERSION,
     .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
-              HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION,
+              HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION | HEADWATER_CLAIM_ABORT |
+              HEADWATER_CLAIM_TRUNCATE | HEADWATER_CLAIM_INTERRUPT | HEADWATER_CLAIM_LSE |
+              HEADWATER_CLAIM_HOST_THREADS,
     .name = "c-abi",
     .isa = "x86-64-v2",
     .description = "cpu-portable behind libheadwater's C ABI",
@@ -39,6 +41,10 @@ static const headwater_engine_table kTable = {
     .read_value = headwater_read_value,
     .set_observer = headwater_set_observer,
     .session_failed = headwater_session_failed,
+    .abort = headwater_abort,
+    .truncate = headwater_truncate,
+    .set_interrupt = headwater_set_interrupt,
+    .attend_lse = headwater_attend_lse,
 };
 
 const headwater_engine_table* headwater_plugin_v1(void) { return &kTable; }
