@@ -1,8 +1,8 @@
 """Checks documents and comments against the tree: python3 tools/lint_docs.py
 
 - Lines of Markdown have at most 120 columns. Tables and lines that are one word or link are excepted.
-- Links in Markdown files resolve, and each picture below docs/ is shown by one. README shows the consumers that
-  tests/package builds.
+- Links in Markdown files resolve, and each picture below docs/ is shown by one. Examples that
+  name a file of the tests (`<!-- same as FILE -->`, or `FILE [PART]`) are what it holds.
 - Files and folders that documents and comments name exist. A name is right where a path of the tree ends with it:
   while there is an `optimized/cpu/dispatch.cpp`, so are `cpu/dispatch.cpp` and `dispatch.cpp`. `*`, `?` and `{a,b}`
   mean what they mean in a shell. Not looked up: placeholders (`<isa>/kernels.cpp`, `DIR/report.md`), what a build or an
@@ -17,6 +17,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import textwrap
 
 import tree
 
@@ -86,16 +87,24 @@ def unseen_pictures(root, paths):
                 if path.parts[0] == "docs" and path.suffix in (".png", ".svg") and (root / path).resolve() not in shown)
 
 
-def readme_snippets(root):
-    """Every example in README that names a file of the tests is that file, without its leading comment."""
-    shown = re.findall(r"<!-- same as (\S+) -->\n```\w*\n(.*?)```", text_of(root, "README.md"), flags=re.DOTALL)
-    if not shown:
+def part_of(text, part):
+    """What stands between the lines with [part] and [/part], without its indentation; all of a file without parts."""
+    if not part:
+        return text
+    found = re.search(rf"\[{part}\][^\n]*\n(.*?)[^\n]*\[/{part}\]", text, flags=re.DOTALL)
+    return textwrap.dedent(found[1]) if found else None
+
+
+def snippets(root, path):
+    """Every example that names a file of the tests, or a part of one, is that file or part."""
+    shown = re.findall(r"<!-- same as (\S+?)(?: \[(\w+)\])? -->\n```\w*\n(.*?)```", text_of(root, path), flags=re.DOTALL)
+    if not shown and path == pathlib.Path("README.md"):
         yield "README.md: shows no example that is tested (<!-- same as FILE --> before its code block)"
-    for name, snippet in shown:
+    for name, part, snippet in shown:
         if not (root / name).is_file():
-            yield f"README.md: example of {name}: no such file"
-        elif snippet != text_of(root, name):
-            yield f"README.md: example differs from {name}, which is what the tests build"
+            yield f"{path}: example of {name}: no such file"
+        elif snippet != part_of(text_of(root, name), part):
+            yield f"{path}: example differs from {' '.join(filter(None, (name, part)))}, which is what the tests build"
 
 
 # ---- names -------------------------------------------------------------------------------------------------
@@ -194,8 +203,8 @@ def problems_of(root):
         if path.suffix == ".md":
             problems += lines(root, path)
             problems += links(root, path)
+            problems += snippets(root, path)
     problems += unseen_pictures(root, paths)
-    problems += readme_snippets(root)
     problems += missing_names(root, paths)
     problems += map_problems(root, paths)
     return problems
@@ -210,7 +219,9 @@ SOUND = {
     "src/core/plan.hpp": "/* core/plan.{cpp,hpp}, c*/plan.* and the README.md */\n",
     "docs/architecture.md": "# A\n\n## The parts\n\n| folder | what |\n| --- | --- |\n"
                             "| `src/core/` | |\n| `tests/` | |\n| `docs/` | |\n",
-    "docs/page.md": "[to A](architecture.md#a), `src/core/`, `core/plan.cpp`, `build/y.cpp`, `<isa>/z.cpp`, `X/z.c`\n",
+    "tests/b.cpp": "int a;\n  // [part]\n  if (a)\n    b();\n  // [/part]\n",
+    "docs/page.md": "[to A](architecture.md#a), `src/core/`, `core/plan.cpp`, `build/y.cpp`, `<isa>/z.cpp`, `X/z.c`\n"
+                    "<!-- same as tests/b.cpp [part] -->\n```cpp\nif (a)\n  b();\n```\n",
 }
 # (file, what is added to it, words of each problem that the lint must name)
 PLANTED = [
@@ -231,6 +242,9 @@ PLANTED = [
     ("src/core/plan.cpp", '#include "gone.hpp"', ()),
     ("src/core/plan.py", "# like DESIGN.md", ("names DESIGN.md",)),
     ("tests/a.c", "int b;", ("example differs from tests/a.c",)),
+    ("tests/b.cpp", "int b;", ()),
+    ("docs/page.md", "<!-- same as tests/b.cpp [part] -->\n```cpp\nif (a) b();\n```", ("tests/b.cpp part, which",)),
+    ("docs/page.md", "<!-- same as tests/b.cpp [gone] -->\n```cpp\n```", ("tests/b.cpp gone, which",)),
     ("other/new.cpp", "", ("the map lacks other/",)),
     ("src/new/new.cpp", "", ("the map lacks src/",)),
     ("docs/architecture.md", "| `gone/` | |", ("names gone/", "the map has gone/")),

@@ -36,6 +36,8 @@ void test_blocks_options(void);
 void test_dense(const char* engine);
 /* Their options. */
 void test_dense_options(void);
+/* Steps and tokens that are taken back, calls that are stopped, log-sum-exps, threads of the host. */
+void test_sessions(const char* engine);
 /* Every call that must be refused. */
 void test_errors(void);
 

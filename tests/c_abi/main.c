@@ -31,6 +31,7 @@ int main(void) {
     test_numbers(headwater_engine_name(i));
     test_blocks(headwater_engine_name(i));
     test_dense(headwater_engine_name(i));
+    test_sessions(headwater_engine_name(i));
     ++engines_run;
   }
   CHECK(engines_run >= 2);

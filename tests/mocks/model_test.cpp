@@ -183,23 +183,24 @@ TEST_F(Runtime, TheSessionGetsTheRowsThatAnObserverIsShown) {
   });
   EXPECT_CALL(*session_, attend)
       .Times(static_cast<int>(layers()))
-      .WillRepeatedly(
-          [&](std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out) {
-            ASSERT_EQ(shown.size(), static_cast<std::size_t>(layer) + 1) << "shown before it is attended";
-            EXPECT_EQ(shown.back().first, layer);
-            const std::vector<Rows>& wanted = shown.back().second;
-            std::size_t at = 0;
-            for (const Rows& rows : {q, k, v}) {
-              EXPECT_THAT(rows, is_view<Rows>(wanted[at].data, wanted[at].type, wanted[at].row_stride,
-                                              wanted[at].head_stride));
-              ++at;
-            }
-            // Queries, keys and values are three places, and the output is none of them.
-            EXPECT_NE(q.data, k.data);
-            EXPECT_NE(k.data, v.data);
-            EXPECT_NE(out.data, nullptr);
-            EXPECT_EQ(out.row_stride, model()->config().heads * model()->config().d_value);
-          });
+      .WillRepeatedly([&](std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
+                          const MutableRows& out, const LseOutput& lse) {
+        EXPECT_EQ(lse.data, nullptr) << "nobody asked for log-sum-exps";
+        ASSERT_EQ(shown.size(), static_cast<std::size_t>(layer) + 1) << "shown before it is attended";
+        EXPECT_EQ(shown.back().first, layer);
+        const std::vector<Rows>& wanted = shown.back().second;
+        std::size_t at = 0;
+        for (const Rows& rows : {q, k, v}) {
+          EXPECT_THAT(rows, is_view<Rows>(wanted[at].data, wanted[at].type, wanted[at].row_stride,
+                                          wanted[at].head_stride));
+          ++at;
+        }
+        // Queries, keys and values are three places, and the output is none of them.
+        EXPECT_NE(q.data, k.data);
+        EXPECT_NE(k.data, v.data);
+        EXPECT_NE(out.data, nullptr);
+        EXPECT_EQ(out.row_stride, model()->config().heads * model()->config().d_value);
+      });
   EXPECT_CALL(*session_, end()).WillOnce(Return());
   transformer_->run(Step::prefill(5), ids(5));
 }

@@ -418,6 +418,7 @@ TEST_F(Plugin, AClaimWithoutItsFunctionIsRefusedInOneLine) {
 
 // No table has a question for the chunks of all steps: the kit derives them (STATE-8, STATE-9).
 TEST_F(Plugin, ChunksFollowAbortAndTruncate) {
+  shape_.capacity = 20;
   const auto opened = open();
   EXPECT_CALL(calls_, begin_prefill(session(), _, 0)).WillRepeatedly(Return(HEADWATER_OK));
   EXPECT_CALL(calls_, begin_decode(session(), 1)).WillRepeatedly(Return(HEADWATER_OK));

@@ -1,0 +1,223 @@
+// The C++ examples of docs/embedding.md: what stands between [name] and [/name] is shown there (tools/lint_docs.py), and runs
+// here.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "headwater/headwater.hpp"
+
+namespace headwater::embedding_test {
+namespace {
+
+constexpr std::int64_t kLayers = 2, kHeads = 4, kKvHeads = 2, kWidth = 16, kCapacity = 200;
+
+/// Stands for a model: rows that depend on layer and position alone.
+struct Model {
+  std::vector<float> q, k, v, out;
+  std::uint32_t seed = 0;
+  std::atomic<bool>* stop_in_layer_1 = nullptr;
+
+  void project(std::int64_t layer, std::int64_t first, std::int64_t n) {
+    if (layer == 1 && stop_in_layer_1 != nullptr) *stop_in_layer_1 = true;
+    q.clear(), k.clear(), v.clear();
+    for (std::int64_t t = first; t < first + n; ++t) {
+      std::mt19937 random(static_cast<std::uint32_t>(seed * 100000 + layer * 10000 + t));
+      const auto fill = [&](std::vector<float>& rows, std::int64_t heads) {
+        for (std::int64_t i = 0; i < heads * kWidth; ++i)
+          rows.push_back(static_cast<float>(random() >> 8) * 0x1p-23F - 1.0F);
+      };
+      fill(q, kHeads), fill(k, kKvHeads), fill(v, kKvHeads);
+    }
+    out.assign(q.size(), 0.0F);
+  }
+  /// How many of the drafted tokens are those that the model would have chosen.
+  [[nodiscard]] std::int64_t accepted(std::int64_t drafted) const { return drafted - 3; }
+};
+
+// [step]
+/// A step of all layers. `model` stands for yours: project() fills its q, k and v, [n, heads, width], rotated.
+void run(Session& session, const Step& step, Model& model) {
+  const std::int64_t first = session.tokens();
+  session.begin(step);
+  for (std::int64_t layer = 0; layer < session.shape().n_layer; ++layer) {
+    model.project(layer, first, step.n);
+    session.attend(layer, Rows::token_major(model.q.data(), DType::f32, kHeads, kWidth),
+                   Rows::token_major(model.k.data(), DType::f32, kKvHeads, kWidth),
+                   Rows::token_major(model.v.data(), DType::f32, kKvHeads, kWidth),
+                   MutableRows::token_major(model.out.data(), DType::f32, kHeads, kWidth));
+  }
+  session.end();
+}
+// [/step]
+
+// [stop]
+/// False where `stop` was set meanwhile, by any thread: the session is then what it was before the step.
+bool run_until(std::atomic<bool>& stop, Session& session, const Step& step, Model& model) {
+  session.set_interrupt([&stop] { return stop.load(); });
+  try {
+    run(session, step, model);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::interrupted) throw;
+    session.abort();
+    return false;
+  }
+}
+// [/stop]
+
+// [speculate]
+/// Decodes drafted tokens in one step and keeps those that the model accepts.
+std::int64_t speculate(Session& session, std::int64_t drafted, Model& model) {
+  const std::int64_t before = session.tokens();
+  run(session, Step::decode(drafted), model);
+  const std::int64_t accepted = model.accepted(drafted);  // from the rows of the last layer
+  session.truncate(before + accepted);
+  return accepted;
+}
+// [/speculate]
+
+// [merge]
+/// One softmax over two key sets (FUSE-1): out and lse of a row become those of both.
+void merge(float* out, float& lse, const float* other, float other_lse, std::int64_t width) {
+  const float m = std::max(lse, other_lse);
+  if (std::isinf(m)) return;  // neither saw a key
+  const float a = std::exp(lse - m), b = std::exp(other_lse - m);
+  for (std::int64_t x = 0; x < width; ++x) out[x] = (a * out[x] + b * other[x]) / (a + b);
+  lse = m + std::log(a + b);
+}
+// [/merge]
+
+// [threads]
+/// Options::parallel_for: index 0 here, the others on threads of their own. A host would wake its pool.
+void on_my_threads(void* /*context*/, std::int64_t n, void (*body)(void*, std::int64_t), void* argument) {
+  std::vector<std::thread> threads;
+  for (std::int64_t i = 1; i < n; ++i) threads.emplace_back(body, argument, i);
+  body(argument, 0);
+  for (std::thread& thread : threads) thread.join();
+}
+// [/threads]
+
+Options small_options() {
+  Options options;
+  options.chunk = 16, options.local = 4, options.heavy = 4, options.threads = 2;
+  return options;
+}
+
+std::unique_ptr<Session> open(const Options& options) {
+  return engine().open({.n_layer = kLayers,
+                        .n_head = kHeads,
+                        .n_head_kv = kKvHeads,
+                        .d_head = kWidth,
+                        .d_value = kWidth,
+                        .capacity = kCapacity},
+                       options);
+}
+
+/// The output of the last layer in one more decode step: it depends on all that a session holds.
+std::vector<float> next_output(Session& session) {
+  Model model;
+  run(session, Step::decode(), model);
+  return model.out;
+}
+
+TEST(Embedding, AStoppedStepNeverWas) {
+  const auto session = open(small_options());
+  const auto never = open(small_options());
+  Model model;
+  std::atomic<bool> stop{false};
+  model.stop_in_layer_1 = &stop;
+  EXPECT_FALSE(run_until(stop, *session, Step::prefill(100), model));
+  EXPECT_EQ(session->state(), SessionState::empty);
+  model.stop_in_layer_1 = nullptr;
+  stop = false;
+  EXPECT_TRUE(run_until(stop, *session, Step::prefill(90), model));
+  run(*never, Step::prefill(90), model);
+  EXPECT_EQ(next_output(*session), next_output(*never));
+}
+
+TEST(Embedding, DraftsThatAreNotAcceptedNeverWere) {
+  const auto session = open(small_options());
+  const auto never = open(small_options());
+  Model model;
+  run(*session, Step::prefill(90), model);
+  EXPECT_EQ(speculate(*session, 8, model), 5);
+  EXPECT_EQ(session->tokens(), 95);
+  run(*never, Step::prefill(90), model);
+  run(*never, Step::decode(5), model);
+  EXPECT_EQ(next_output(*session), next_output(*never));
+}
+
+TEST(Embedding, AnEditedQuestionTakesThePlaceOfTheFirst) {
+  Model model, edited;
+  edited.seed = 1;
+  // [regenerate]
+  Options options = small_options();
+  options.checkpoints = 2;  // rule h2o: the last two sparse chunks can be taken back
+  const auto session = open(options);
+  run(*session, Step::prefill(90), model);  // a document
+  const std::int64_t question = session->tokens();
+  run(*session, Step::prefill(20), model);  // a question: two chunks of 16 tokens or less
+  run(*session, Step::decode(), model);     // an answer
+  session->truncate(question);              // the user edits the question
+  run(*session, Step::prefill(25), edited);
+  // [/regenerate]
+  const auto never = open(options);
+  run(*never, Step::prefill(90), model);
+  run(*never, Step::prefill(25), edited);
+  EXPECT_EQ(next_output(*session), next_output(*never));
+}
+
+/// The last row of n tokens in one dense step over keys from `first` on: outputs and log-sum-exps of all heads.
+struct Row {
+  std::vector<float> out, lse;
+};
+Row last_row(std::int64_t first, std::int64_t n) {
+  const auto session = open(small_options());
+  Model model, asking;
+  model.project(0, first, n);
+  asking.project(0, 150, 1);  // the same query over every key set
+  std::copy(asking.q.begin(), asking.q.end(), model.q.end() - kHeads * kWidth);
+  Row row{{}, std::vector<float>(static_cast<std::size_t>(n * kHeads))};
+  session->begin(Step::decode(n));
+  session->attend(0, Rows::token_major(model.q.data(), DType::f32, kHeads, kWidth),
+                  Rows::token_major(model.k.data(), DType::f32, kKvHeads, kWidth),
+                  Rows::token_major(model.v.data(), DType::f32, kKvHeads, kWidth),
+                  MutableRows::token_major(model.out.data(), DType::f32, kHeads, kWidth),
+                  LseOutput::token_major(row.lse.data(), kHeads));
+  row.out.assign(model.out.end() - kHeads * kWidth, model.out.end());
+  row.lse.erase(row.lse.begin(), row.lse.end() - kHeads);
+  return row;
+}
+
+TEST(Embedding, TwoKeySetsAreOneSoftmax) {
+  Row merged = last_row(0, 40);
+  const Row other = last_row(40, 30);
+  const Row both = last_row(0, 70);
+  for (std::size_t h = 0; h < kHeads; ++h) {
+    merge(&merged.out[h * kWidth], merged.lse[h], &other.out[h * kWidth], other.lse[h], kWidth);
+    EXPECT_NEAR(merged.lse[h], both.lse[h], 1e-5F);
+    for (std::size_t x = 0; x < kWidth; ++x)
+      EXPECT_NEAR(merged.out[h * kWidth + x], both.out[h * kWidth + x], 1e-5F) << h << ' ' << x;
+  }
+}
+
+TEST(Embedding, ThreadsOfTheHostGiveTheSameBits) {
+  Options options = small_options();
+  const auto own = open(options);
+  options.parallel_for = on_my_threads;
+  const auto mine = open(options);
+  Model model;
+  for (Session* session : {own.get(), mine.get()}) run(*session, Step::prefill(90), model);
+  EXPECT_EQ(next_output(*own), next_output(*mine));
+}
+
+}  // namespace
+}  // namespace headwater::embedding_test
