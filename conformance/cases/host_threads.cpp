@@ -93,7 +93,7 @@ void same_bits(Context& context) {
       const bool large = round % 4 == 0 && !context.quick;
       const Problem problem = session_problem(
           random, engine, rule,
-          {.max_chunk = large ? 150 : 24, .max_tokens = large ? 700 : 100, .max_layers = 2, .wide = false});
+          {.max_chunk = large ? 150 : 24, .max_tokens = large ? 1200 : 100, .max_layers = 2, .wide = false});
       const Trace plain = replayed(engine, problem);
       for (const Host::Way way :
            {Host::Way::serial, Host::Way::reversed, Host::Way::threads, Host::Way::other_thread}) {
@@ -169,7 +169,7 @@ void faulty_hosts(Context& context) {
           {.max_chunk = large ? 100 : 24, .max_tokens = large ? 300 : 60, .max_layers = 2, .wide = false});
       const Trace plain = replayed(engine, problem);
       Host host;
-      const Problem other = with_host(problem, host, static_cast<int>(random.integer(1, 4)));
+      const Problem other = with_host(problem, host, large ? 12 : static_cast<int>(random.integer(1, 4)));
       const std::unique_ptr<Session> session = engine.open(other.shape, other.options);
       const bool outputs =
           engine.claims().bitwise_threads || other.options.threads == problem.options.threads;
