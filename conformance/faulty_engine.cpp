@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "conformance/formats.hpp"
@@ -37,11 +38,14 @@ std::vector<float> copy(const Rows& rows, std::int64_t n, std::int64_t heads, st
 
 class FaultySession final : public ForwardedSession {
  public:
-  FaultySession(std::unique_ptr<Session> inner, Fault fault, int opened, int threads)
-      : ForwardedSession(std::move(inner)), fault_(fault), opened_(opened), threads_(threads) {}
+  FaultySession(std::unique_ptr<Session> inner, Fault fault, int opened, const Options& options)
+      : ForwardedSession(std::move(inner)), fault_(fault), opened_(opened), options_(options) {}
 
   void begin(const Step& step) override {
     inner_->begin(step);
+    kept_scores_.clear();
+    kept_sets_.clear();
+    if (fault_ == Fault::interrupt_outside && interrupt_) (void)interrupt_();
     n_ = step.n;
     open_ = true;
     ++steps_;
@@ -56,9 +60,23 @@ class FaultySession final : public ForwardedSession {
     was_reset_ = true;
     steps_ = 0;
   }
+  void abort() override {
+    if (fault_ == Fault::abort_without_step && !open_) return;
+    if (fault_ == Fault::abort_keeps_sets) keep_sets();
+    inner_->abort();
+    open_ = false;
+  }
+  void truncate(std::int64_t n) override {
+    std::vector<std::vector<std::byte>> scores;
+    if (fault_ == Fault::truncate_keeps_scores) scores = all_scores();
+    inner_->truncate(n);
+    kept_scores_ = std::move(scores);
+  }
+  void set_interrupt(Interrupt interrupt) override;
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
               const LseOutput& lse) override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
+  [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
 
   void set_observer(Observer observer) override {
     if (!observer) {
@@ -89,6 +107,9 @@ class FaultySession final : public ForwardedSession {
   void spoil_votes(ChunkRecord& record);
   void spoil_search(float* votes, std::int64_t count) const;
   void spoil_outputs(const Rows& v, const MutableRows& out);
+  void spoil_lse(const LseOutput& lse) const;
+  void keep_sets();
+  [[nodiscard]] std::vector<std::vector<std::byte>> all_scores() const;
   void change(const MutableRows& out, std::int64_t t, std::int64_t h, std::int64_t x, double value) const {
     store_element(out.type, static_cast<float>(value), element(out, t, h, x));
   }
@@ -98,7 +119,9 @@ class FaultySession final : public ForwardedSession {
 
   Fault fault_;
   int opened_;
-  int threads_;
+  Options options_;
+  Interrupt interrupt_;
+  bool asked_ = false;  // in the call that runs
   std::int64_t n_ = 0;
   std::int64_t steps_ = 0;  // since the session was empty
   bool open_ = false;
@@ -110,7 +133,61 @@ class FaultySession final : public ForwardedSession {
   mutable std::vector<Chunk> plan_;
   mutable std::vector<std::uint16_t> scores_;
   std::vector<std::unique_ptr<int>> taken_;
+  std::vector<std::vector<std::byte>> kept_scores_;   // per layer; empty: those of the engine
+  std::vector<std::vector<std::int32_t>> kept_sets_;  // the same
+  std::vector<std::int64_t> kept_counts_;
 };
+
+void FaultySession::set_interrupt(Interrupt interrupt) {
+  interrupt_ = interrupt;
+  if (!interrupt || fault_ == Fault::interrupt_ignored) {
+    inner_->set_interrupt({});
+    return;
+  }
+  inner_->set_interrupt([this] {
+    bool stop = false;
+    if (fault_ == Fault::interrupt_asked_once && asked_) return false;
+    asked_ = true;
+    if (fault_ == Fault::interrupt_on_other_thread) {
+      std::thread([&] { stop = interrupt_(); }).join();
+    } else {
+      stop = interrupt_();
+    }
+    return stop && fault_ != Fault::interrupt_answer_lost;
+  });
+}
+
+void FaultySession::spoil_lse(const LseOutput& lse) const {
+  if (lse.data == nullptr) return;
+  if (fault_ == Fault::lse_off_by_ulps) lse.data[0] = std::nextafter(lse.data[0], 0.0f);
+  if (fault_ != Fault::lse_without_sink || options_.sinks.empty()) return;
+  for (std::int64_t t = 0; t < n_; ++t) {
+    for (std::int64_t h = 0; h < shape().n_head; ++h) {
+      float& sum = lse.data[t * lse.row_stride + h * lse.head_stride];
+      sum += std::log1p(-std::exp(options_.sinks[static_cast<std::size_t>(h)] - sum));
+    }
+  }
+}
+
+void FaultySession::keep_sets() {
+  for (std::int64_t layer = 0; layer < shape().n_layer; ++layer) {
+    const MemoryView view = inner_->memory(layer);
+    const std::int64_t size = view.data == nullptr ? 0 : (shape().n_head - 1) * view.head_stride + view.width;
+    kept_sets_.emplace_back(view.data, view.data + size);
+    kept_counts_.push_back(view.count);
+  }
+}
+
+std::vector<std::vector<std::byte>> FaultySession::all_scores() const {
+  std::vector<std::vector<std::byte>> all;
+  for (std::int64_t layer = 0; layer < shape().n_layer; ++layer) {
+    const ScoreView view = inner_->scores(layer);
+    const std::int64_t size = view.type == ScoreType::bf16 ? 2 : 4;
+    const auto* from = static_cast<const std::byte*>(view.data);
+    all.emplace_back(from, from + ((shape().n_head - 1) * view.head_stride + tokens()) * size);
+  }
+  return all;
+}
 
 void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                            const MutableRows& out, const LseOutput& lse) {
@@ -138,8 +215,10 @@ void FaultySession::attend(std::int64_t layer, const Rows& q, const Rows& k, con
     }
     return;
   }
+  asked_ = false;
   inner_->attend(layer, q, k, v, out, lse);
   spoil_outputs(v, out);
+  spoil_lse(lse);
 }
 
 void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
@@ -178,7 +257,7 @@ void FaultySession::spoil_outputs(const Rows& v, const MutableRows& out) {
       change(out, 0, 0, 0, load_element(v.type, element(v, n_ - 1, s.n_head_kv - 1, s.d_value)));
       break;
     case Fault::differs_by_thread:
-      if (threads_ == 3) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
+      if (options_.threads == 3) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
       break;
     case Fault::differs_by_run:
       if (opened_ % 2 == 1) change(out, 0, 0, 0, std::nextafter(first, 2.0f));
@@ -334,8 +413,20 @@ void FaultySession::report(const ChunkRecord& record, const Observer& observer) 
   observer(changed);
 }
 
+MemoryView FaultySession::memory(std::int64_t layer) const {
+  MemoryView view = inner_->memory(layer);
+  if (kept_sets_.empty() || view.data == nullptr) return view;
+  view.data = kept_sets_[static_cast<std::size_t>(layer)].data();
+  view.count = kept_counts_[static_cast<std::size_t>(layer)];
+  return view;
+}
+
 ScoreView FaultySession::scores(std::int64_t layer) const {
   ScoreView view = inner_->scores(layer);
+  if (!kept_scores_.empty() && tokens() > 0) {
+    view.data = kept_scores_[static_cast<std::size_t>(layer)].data();
+    return view;
+  }
   if (fault_ != Fault::scores_off_by_one || view.type != ScoreType::bf16 || tokens() == 0) return view;
   const auto* from = static_cast<const std::uint16_t*>(view.data);
   scores_.assign(from, from + (shape().n_head - 1) * view.head_stride + tokens());
@@ -353,9 +444,17 @@ class FaultyEngine final : public Engine {
     return "an engine with a fault, for the self-test";
   }
   [[nodiscard]] std::string unavailable_because() const override { return inner_.unavailable_because(); }
-  [[nodiscard]] Claims claims() const override { return inner_.claims(); }
+  [[nodiscard]] Claims claims() const override {
+    Claims claims = inner_.claims();
+    if (fault_ == Fault::hides_a_claim) claims.interrupt = false;
+    return claims;
+  }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
-    return std::make_unique<FaultySession>(inner_.open(shape, options), fault_, opened_++, options.threads);
+    Options asked = options;
+    if (fault_ == Fault::settles_late && asked.checkpoints < 65536) ++asked.checkpoints;
+    if (fault_ == Fault::settles_early) asked.checkpoints = std::max<std::int64_t>(0, asked.checkpoints - 1);
+    if (fault_ == Fault::ignores_host_threads) asked.parallel_for = nullptr;
+    return std::make_unique<FaultySession>(inner_.open(shape, asked), fault_, opened_++, options);
   }
 
  private:
@@ -405,6 +504,20 @@ const char* fault_name(Fault fault) {
     case Fault::searches_another_region: return "searches_another_region";
     case Fault::searches_region_more: return "searches_region_more";
     case Fault::remembers_steps: return "remembers_steps";
+    case Fault::abort_keeps_sets: return "abort_keeps_sets";
+    case Fault::abort_without_step: return "abort_without_step";
+    case Fault::truncate_keeps_scores: return "truncate_keeps_scores";
+    case Fault::settles_late: return "settles_late";
+    case Fault::settles_early: return "settles_early";
+    case Fault::lse_without_sink: return "lse_without_sink";
+    case Fault::lse_off_by_ulps: return "lse_off_by_ulps";
+    case Fault::interrupt_ignored: return "interrupt_ignored";
+    case Fault::interrupt_answer_lost: return "interrupt_answer_lost";
+    case Fault::interrupt_asked_once: return "interrupt_asked_once";
+    case Fault::interrupt_on_other_thread: return "interrupt_on_other_thread";
+    case Fault::interrupt_outside: return "interrupt_outside";
+    case Fault::hides_a_claim: return "hides_a_claim";
+    case Fault::ignores_host_threads: return "ignores_host_threads";
   }
   return "?";
 }

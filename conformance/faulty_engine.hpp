@@ -47,6 +47,22 @@ enum class Fault {
   searches_another_region,  ///< its votes stand at a region that was not searched
   searches_region_more,     ///< and at both
   remembers_steps,          ///< outputs depend on the number of steps before
+
+  // Steps that are taken back, interrupts, log-sum-exps, the host's threads.
+  abort_keeps_sets,           ///< memory() shows the sets of the aborted step until the next one
+  abort_without_step,         ///< is no error
+  truncate_keeps_scores,      ///< scores() shows those from before until the next step
+  settles_late,               ///< one checkpoint more than was asked for
+  settles_early,              ///< one less
+  lse_without_sink,           ///< log-sum-exps that were asked for
+  lse_off_by_ulps,            ///< the first of them
+  interrupt_ignored,          ///< never asked
+  interrupt_answer_lost,      ///< asked, and the answer dropped
+  interrupt_asked_once,       ///< in each call
+  interrupt_on_other_thread,  ///< asked there
+  interrupt_outside,          ///< asked in begin(), too
+  hides_a_claim,              ///< set_interrupt() works and is not claimed
+  ignores_host_threads,       ///< works on its own ones
 };
 
 [[nodiscard]] const char* fault_name(Fault fault);

@@ -12,8 +12,8 @@ namespace headwater::conformance {
 class ForwardedSession : public Session {
  public:
   void begin(const Step& step) override { inner_->begin(step); }
-  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-              const MutableRows& out, const LseOutput& lse) override {
+  void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
+              const LseOutput& lse) override {
     inner_->attend(layer, q, k, v, out, lse);
   }
   void end() override { inner_->end(); }

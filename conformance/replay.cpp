@@ -62,6 +62,8 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
   effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
+  effective.checkpoints =
+      effective.sparse && options.select == Select::h2o ? options.checkpoints : 0;  // STATE-10
   effective.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;

@@ -57,7 +57,7 @@ void require_same(const Picture& a, const Picture& b, const std::string& what);
 /// STATE-9: the steps of the first n tokens. A step that is cut keeps the length of the turn that it opens.
 [[nodiscard]] std::vector<Step> first_tokens(const std::vector<Step>& steps, std::int64_t n);
 
-/// STATE-10, from the clause alone: which lengths a session can be truncated to.
+/// STATE-10, from the clause alone: which lengths a session with these effective options can be truncated to.
 class Lengths {
  public:
   explicit Lengths(const EffectiveOptions& options = {});

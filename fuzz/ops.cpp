@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "conformance/forced.hpp"
@@ -14,6 +15,15 @@
 namespace headwater::fuzz {
 
 namespace {
+
+/// Whether every engine of this machine takes steps back (STATE-8, STATE-9).
+bool takes_back() {
+  const auto all = engines();
+  return std::all_of(all.begin(), all.end(), [](const Engine* engine) {
+    const Claims claims = engine->claims();
+    return !engine->unavailable_because().empty() || (claims.abort && claims.truncate);
+  });
+}
 
 conformance::Problem draw_problem(ByteSource& source) {
   conformance::Problem problem;
@@ -35,6 +45,7 @@ conformance::Problem draw_problem(ByteSource& source) {
   options.score_type = static_cast<ScoreType>(source.range(0, 1));
   options.schedule = static_cast<Schedule>(source.range(0, 1));
   options.threads = static_cast<int>(source.range(1, 2));
+  if (takes_back()) options.checkpoints = source.range(0, 3);
   if (source.flag()) options.softcap = 2.0;
   if (source.flag()) options.sinks.assign(static_cast<std::size_t>(shape.n_head), 0.5f);
   if (source.flag()) options.alibi.assign(static_cast<std::size_t>(shape.n_head), 0.125f);
@@ -67,7 +78,9 @@ struct Run {
   std::unique_ptr<Session> session;
   conformance::Trace trace;                  ///< outputs so far; chunks of the latest attend() alone
   std::vector<conformance::Replay> replays;  ///< one per layer
-  int code = 0;                              ///< of the last call: 0 or an ErrorCode
+  /// After every step that is left: tokens stored, and the replays then.
+  std::vector<std::pair<std::int64_t, std::vector<conformance::Replay>>> past;
+  int code = 0;  ///< of the last call: 0 or an ErrorCode
 
   template <typename Call>
   void call(Call&& body) {
@@ -118,6 +131,7 @@ class Differential {
     const EffectiveOptions options = conformance::expected_options(shape, problem_.options);
     for (Run& run : runs_) {
       run.replays.assign(static_cast<std::size_t>(shape.n_layer), {options, shape.n_head});
+      run.past = {{0, run.replays}};
       run.trace.layers.assign(static_cast<std::size_t>(shape.n_layer), {});
       for (conformance::LayerTrace& layer : run.trace.layers)
         layer.out.resize(static_cast<std::size_t>(shape.capacity * shape.n_head * shape.d_value));
@@ -147,7 +161,8 @@ class Differential {
   }
 
   void one_call() {
-    switch (source_.range(0, 9)) {
+    switch (source_.range(0, 10)) {
+      case 10: truncate(); break;
       case 0:
         all("reset", [](Run& run) { run.session->reset(); });
         forget();
@@ -177,6 +192,29 @@ class Differential {
     }
   }
 
+  /// To the end of an earlier step, where STATE-10 has it.
+  void truncate() {
+    if (!takes_back()) return;
+    const auto& past = runs_[0].past;
+    const auto left = static_cast<std::size_t>(source_.range(0, std::ssize(past) - 1));
+    const std::int64_t n = past[left].first;
+    if (all("truncate", [&](Run& run) { run.session->truncate(n); }) != 0) return;
+    for (Run& run : runs_) {
+      run.past.resize(left + 1, run.past.front());
+      run.replays = run.past.back().second;
+    }
+    require_scores();
+  }
+
+  void require_scores() const {
+    for (const Run& run : runs_) {
+      for (std::int64_t layer = 0; layer < problem_.shape.n_layer; ++layer) {
+        run.replays[static_cast<std::size_t>(layer)].require_scores(
+            conformance::snapshot(*run.session, layer).scores, where(run, layer));
+      }
+    }
+  }
+
   void step(const Step& step) {
     if (all("begin", [&](Run& run) { run.session->begin(step); }) != 0) return;
     n_ = step.n;
@@ -184,13 +222,14 @@ class Differential {
     for (std::int64_t layer = problem_.shape.n_layer - 1; layer >= (skip_layer ? 1 : 0) && wrong_.empty();
          --layer)
       attend(layer);
-    if (all("end", [](Run& run) { run.session->end(); }) != 0) return;
-    for (const Run& run : runs_) {
-      for (std::int64_t layer = 0; layer < problem_.shape.n_layer; ++layer) {
-        run.replays[static_cast<std::size_t>(layer)].require_scores(
-            conformance::snapshot(*run.session, layer).scores, where(run, layer));
-      }
+    if (takes_back() && source_.range(0, 7) == 0) {
+      if (all("abort", [](Run& run) { run.session->abort(); }) != 0) return;
+      for (Run& run : runs_) run.replays = run.past.back().second;
+    } else {
+      if (all("end", [](Run& run) { run.session->end(); }) != 0) return;
+      for (Run& run : runs_) run.past.emplace_back(run.session->tokens(), run.replays);
     }
+    require_scores();
   }
 
   static std::string where(const Run& run, std::int64_t layer) {

@@ -23,6 +23,7 @@
 namespace {
 
 using headwater::Step;
+using headwater::fuzz::Answer;
 using headwater::fuzz::ByteSource;
 using headwater::fuzz::call_engine_texts;
 using headwater::fuzz::call_rotation;
@@ -79,7 +80,7 @@ class Caller {
 
  private:
   void one_call() {
-    switch (source_.range(0, 13)) {
+    switch (source_.range(0, 16)) {
       case 0:
       case 1: begin(); break;
       case 2:
@@ -93,6 +94,9 @@ class Caller {
       case 10: call_engine_texts(source_); break;
       case 11: call_rotation(source_); break;
       case 12: observe(); break;
+      case 13: abort_step(); break;
+      case 14: truncate(); break;
+      case 15: interrupt(); break;
       default:
         if (source_.range(0, 3) == 0) {
           open();
@@ -139,6 +143,7 @@ class Caller {
     options.schedule = static_cast<std::int32_t>(source_.range(0, 1));
     options.score_type = static_cast<std::int32_t>(source_.range(0, 1));
     options.threads = 1;
+    options.checkpoints = source_.range(0, 2);
     const std::array<float, 2> per_head{0.5F, -0.25F};
     if (source_.flag()) options.sinks = per_head.data();
     if (source_.flag()) options.alibi = per_head.data();
@@ -247,8 +252,11 @@ class Caller {
     options.local = used.local;
     options.heavy = used.heavy;
     options.sparse = used.sparse == 1;
+    options.checkpoints = used.checkpoints;
     if (options.sparse != (used.local + used.heavy > 0)) wrong("session_options", "sparse");
-    return {shape, options};
+    headwater::Claims claims;  // of both engines
+    claims.abort = claims.truncate = claims.interrupt = true;
+    return {shape, options, claims};
   }
 
   std::int64_t hostile_positive() {
@@ -336,11 +344,20 @@ class Caller {
       model_ = before_;
       wanted = HEADWATER_INVALID_ARGUMENT;
     }
+    std::vector<float> lse(static_cast<std::size_t>(n * heads), -77.0F);
+    const headwater_lse_output sums{lse.data(), heads, 1};
+    const bool asked = source_.flag();
     const headwater_status got =
-        said("attend", headwater_attend(session, layer, q_given, &keys, &values, out_given));
+        said("attend", asked ? headwater_attend_lse(session, layer, q_given, &keys, &values, out_given, &sums)
+                             : headwater_attend(session, layer, q_given, &keys, &values, out_given));
     const bool either = twice_wrong && got == HEADWATER_INVALID_ARGUMENT;
     if (got != wanted && !either)
       wrong("attend", "status " + std::to_string(got) + ", not " + std::to_string(wanted));
+    if (got == HEADWATER_INTERRUPTED) return;  // outputs hold anything (INTR-1)
+    for (const float sum : lse) {
+      if (got == HEADWATER_OK && asked ? !std::isfinite(sum) : sum != -77.0F)
+        wrong("attend_lse", "log-sum-exp");
+    }
     for (const float value : out) {
       // Convex combinations of the values 1.5, or nothing at all; a sink only shrinks them.
       if (got == HEADWATER_OK ? !(value >= 0.0F && value <= 1.5001F) : value != -77.0F)
@@ -358,6 +375,30 @@ class Caller {
     headwater_session* session = handle();
     if (!null_) model_.reset();
     must("reset", headwater_reset(session), null_ ? HEADWATER_INVALID_ARGUMENT : HEADWATER_OK);
+  }
+
+  void abort_step() {
+    headwater_session* session = handle();
+    const headwater_status wanted = with_handle(model_.abort());
+    must("abort", headwater_abort(session), wanted);
+  }
+
+  void truncate() {
+    const std::int64_t n = source_.range(0, 3) != 0 ? source_.range(0, model_.tokens) : hostile(source_);
+    headwater_session* session = handle();
+    const headwater_status wanted = with_handle(model_.truncate(n));
+    must("truncate", headwater_truncate(session, n), wanted);
+  }
+
+  void interrupt() {
+    constexpr std::array<Answer, 4> kAnswers{Answer::none, Answer::go_on, Answer::go_on, Answer::stop};
+    const Answer answer = kAnswers[static_cast<std::size_t>(source_.range(0, 3))];
+    headwater_session* session = handle();
+    const headwater_status wanted = with_handle(model_.set_interrupt(answer));
+    headwater_interrupt asked = nullptr;
+    if (answer == Answer::go_on) asked = [](void*) -> std::int32_t { return 0; };
+    if (answer == Answer::stop) asked = [](void*) -> std::int32_t { return -1; };
+    must("set_interrupt", headwater_set_interrupt(session, asked, nullptr), wanted);
   }
 
   void inspect_layer() {
@@ -414,7 +455,7 @@ class Caller {
     std::int64_t count = -1;
     must("plan_count", headwater_plan_count(session, &count), wanted);
     must("plan_count", headwater_plan_count(session, nullptr), HEADWATER_INVALID_ARGUMENT);
-    if (session != nullptr && count != static_cast<std::int64_t>(model_.plan.size()))
+    if (session != nullptr && count != static_cast<std::int64_t>(model_.plan().size()))
       wrong("plan_count", "the plan");
     headwater_chunk chunk{};
     const std::int64_t index = hostile(source_);
@@ -422,7 +463,7 @@ class Caller {
     must("plan_chunk", headwater_plan_chunk(session, index, &chunk),
          inside ? HEADWATER_OK : HEADWATER_INVALID_ARGUMENT);
     if (inside) {
-      const headwater::Chunk& wanted_chunk = model_.plan[static_cast<std::size_t>(index)];
+      const headwater::Chunk wanted_chunk = model_.plan()[static_cast<std::size_t>(index)];
       if (chunk.begin != wanted_chunk.begin || chunk.end != wanted_chunk.end) wrong("plan_chunk", "the plan");
     }
     std::int64_t warnings = -1;
@@ -479,7 +520,7 @@ class Caller {
     must("session_tokens", headwater_session_tokens(session_, &tokens), HEADWATER_OK);
     must("session_failed", headwater_session_failed(session_, &failed), HEADWATER_OK);
     if (failed != (model_.failed ? 1 : 0)) wrong("session_failed", std::to_string(failed));
-    if (state != static_cast<std::int32_t>(model_.state)) wrong("session_state", std::to_string(state));
+    if (state != static_cast<std::int32_t>(model_.state())) wrong("session_state", std::to_string(state));
     if (tokens != model_.tokens)
       wrong("session_tokens", std::to_string(tokens) + ", not " + std::to_string(model_.tokens));
     must("session_tokens", headwater_session_tokens(session_, nullptr), HEADWATER_INVALID_ARGUMENT);

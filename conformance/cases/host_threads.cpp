@@ -93,7 +93,7 @@ void same_bits(Context& context) {
       const bool large = round % 4 == 0 && !context.quick;
       const Problem problem = session_problem(
           random, engine, rule,
-          {.max_chunk = large ? 150 : 24, .max_tokens = large ? 700 : 100, .max_layers = 2, .wide = false});
+          {.max_chunk = large ? 150 : 24, .max_tokens = large ? 1200 : 100, .max_layers = 2, .wide = false});
       const Trace plain = replayed(engine, problem);
       for (const Host::Way way :
            {Host::Way::serial, Host::Way::reversed, Host::Way::threads, Host::Way::other_thread}) {
@@ -161,6 +161,7 @@ void faulty_hosts(Context& context) {
   require_claim(engine, &Claims::abort, "abort");
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
+    std::int64_t faults = 0;
     for (int round = 0; round < context.rounds(8); ++round) {
       const bool large = round % 4 == 0 && !context.quick;
       const Problem problem = session_problem(
@@ -168,7 +169,7 @@ void faulty_hosts(Context& context) {
           {.max_chunk = large ? 100 : 24, .max_tokens = large ? 300 : 60, .max_layers = 2, .wide = false});
       const Trace plain = replayed(engine, problem);
       Host host;
-      const Problem other = with_host(problem, host, static_cast<int>(random.integer(1, 4)));
+      const Problem other = with_host(problem, host, large ? 12 : static_cast<int>(random.integer(1, 4)));
       const std::unique_ptr<Session> session = engine.open(other.shape, other.options);
       const bool outputs =
           engine.claims().bitwise_threads || other.options.threads == problem.options.threads;
@@ -186,6 +187,7 @@ void faulty_hosts(Context& context) {
             const auto code = code_of([&] { (void)attend_layer(*session, other, layer, step.n); });
             require_code(code, host.wronged ? std::optional(ErrorCode::internal) : std::nullopt, what);
             if (session->failed() != host.wronged) throw Violation("failed() with " + what);
+            faults += host.wronged ? 1 : 0;
             host = {};
             session->abort();
             require_same(picture(*session), before, what);
@@ -195,6 +197,7 @@ void faulty_hosts(Context& context) {
                      fmt::format("step {} after faulty hosts; {}", s, other.describe()), outputs);
       }
     }
+    if (faults == 0 && !context.quick) throw Violation("the host was never asked to run a task");
   }
 }
 const Register kFaulty{

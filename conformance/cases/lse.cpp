@@ -103,30 +103,37 @@ void no_key(Context& context) {
 }
 const Register kNoKey{{"lse.no_key", {"LSE-1", "LOGIT-4"}, "fusion", Lane::exact, true, no_key}};
 
-// Sizes that people run, and more rows in a call than an engine may take at a time.
+// More rows in a call, and more heads, than an engine may take at a time.
 void sizes(Context& context) {
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::lse, "lse");
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
   Random random(context.seed);
+  struct Size {
+    std::int64_t heads, heads_kv, tokens;
+    std::vector<std::int64_t> dense_layers;
+  };
   for (const Select rule : rules(engine)) {
     for (const DType type : {DType::f32, DType::bf16}) {
-      Problem problem;
-      problem.shape.n_layer = 2;
-      problem.shape.n_head = 6;
-      problem.shape.n_head_kv = 2;
-      problem.shape.d_head = problem.shape.d_value = 16;
-      problem.shape.kv_type = problem.k_type = problem.v_type = problem.q_type = type;
-      problem.options.select = rule;
-      problem.options.chunk = 300;
-      problem.options.local = problem.options.heavy = 64;
-      problem.options.threads = context.threads;
-      problem.options.dense_layers = {1};
-      problem.options.sinks = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -2.0f};
-      problem.steps = {Step::prefill(1300), Step::decode(2)};
-      problem.shape.capacity = problem.tokens();
-      problem.fill_normal(random);
-      (void)require_lse(context, problem, Placement::strided);
+      for (const Size& size : std::vector<Size>{{2, 1, 4200, {}}, {40, 8, 650, {1}}}) {
+        Problem problem;
+        problem.shape.n_layer = 2;
+        problem.shape.n_head = size.heads;
+        problem.shape.n_head_kv = size.heads_kv;
+        problem.shape.d_head = problem.shape.d_value = 8;
+        problem.shape.kv_type = problem.k_type = problem.v_type = problem.q_type = type;
+        problem.options.select = rule;
+        problem.options.chunk = 300;
+        problem.options.local = problem.options.heavy = 64;
+        problem.options.threads = context.threads;
+        problem.options.dense_layers = size.dense_layers;
+        for (std::int64_t h = 0; h < size.heads; ++h)
+          problem.options.sinks.push_back(static_cast<float>(random.normal()));
+        problem.steps = {Step::prefill(size.tokens), Step::decode(2)};
+        problem.shape.capacity = problem.tokens();
+        problem.fill_normal(random);
+        (void)require_lse(context, problem, Placement::strided);
+      }
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "conformance/allocation_counter.hpp"
 #include "conformance/case.hpp"
 #include "conformance/forced.hpp"
+#include "conformance/replay.hpp"
 #include "conformance/session_checks.hpp"
 
 namespace headwater::conformance {
@@ -96,7 +97,7 @@ void every_length(Context& context) {
           const bool spoiled = random.chance(0.3);
           if (spoiled) spoil_rows_from(random, given, n);
           const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
-          Lengths lengths(session->options());
+          Lengths lengths(expected_options(problem.shape, problem.options));
           take(*session, given, lengths);
           const std::string what = fmt::format("truncated to {} tokens, E {}{}; {}", n, kept,
                                                spoiled ? ", NaN after them" : "", problem.describe());
@@ -128,7 +129,7 @@ void chains(Context& context) {
       problem.steps.clear();
       draw_rows_from(random, problem, 0);
       const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
-      Lengths lengths(session->options());
+      Lengths lengths(expected_options(problem.shape, problem.options));
       std::string done = problem.describe();
       for (int op = 0; op < 40; ++op) {
         const std::int64_t tokens = session->tokens();
@@ -264,7 +265,7 @@ void truncated_in_turn(Context& context, const Problem& problem, std::vector<std
   Random random(context.seed);
   std::sort(wanted.rbegin(), wanted.rend());
   const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
-  Lengths lengths(session->options());
+  Lengths lengths(expected_options(problem.shape, problem.options));
   RunStyle bare;
   bare.snapshots = bare.observed = false;
   take(*session, problem, lengths, bare);
@@ -378,7 +379,7 @@ void full(Context& context) {
       problem.steps = {Step::prefill(39, 50), Step::prefill(1)};
       draw_rows_from(random, problem, 0);
       const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
-      Lengths lengths(session->options());
+      Lengths lengths(expected_options(problem.shape, problem.options));
       take(*session, problem, lengths);
       for (int round = 0; round < 4; ++round) {
         std::int64_t n = round == 3 ? 0 : 1;
@@ -418,7 +419,7 @@ void no_allocation(Context& context) {
       const Problem problem = session_problem(
           random, engine, rule, {.max_chunk = 12, .max_tokens = 80, .max_layers = 3, .wide = false});
       const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
-      Lengths lengths(session->options());
+      Lengths lengths(expected_options(problem.shape, problem.options));
       for (std::size_t s = 0; s < problem.steps.size(); ++s) {
         const Step& step = problem.steps[s];
         session->begin(step);

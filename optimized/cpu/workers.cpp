@@ -1,6 +1,7 @@
 #include "cpu/workers.hpp"
 
 #include <omp.h>
+#include <xmmintrin.h>
 
 #include <string>
 #include <utility>
@@ -10,6 +11,19 @@
 namespace headwater::cpu {
 
 namespace {
+
+/// Gives a host's thread the rounding and the treatment of subnormals of the calling thread, for as long as this lives:
+/// bits must not depend on whose thread computes them (NUM-3).
+class FloatControls {
+ public:
+  explicit FloatControls(unsigned wanted) : own_(_mm_getcsr()) { _mm_setcsr(wanted); }
+  ~FloatControls() { _mm_setcsr(own_); }
+  FloatControls(const FloatControls&) = delete;
+  FloatControls& operator=(const FloatControls&) = delete;
+
+ private:
+  unsigned own_;
+};
 
 /// What a host did with an index that HOST-1 does not allow.
 Error host_error(const std::string& what, int threads) {
@@ -55,6 +69,7 @@ void Workers::run_on_openmp(const Region& region) {
 }
 
 void Workers::run_on_host(const Region& region) {
+  float_controls_ = _mm_getcsr();
   for (std::atomic<bool>& index : indexes_) index.store(false, std::memory_order_relaxed);
   const auto run_index = [](void* argument, std::int64_t index) {
     const Region& own = *static_cast<const Region*>(argument);
@@ -70,6 +85,8 @@ void Workers::run_on_host(const Region& region) {
           host_error("ran index " + std::to_string(index) + " twice", workers.threads_)));
       return;
     }
+    const bool hosts = HEADWATER_SABOTAGE("cpu.workers.float_controls_of_the_host");
+    const FloatControls controls(hosts ? _mm_getcsr() : workers.float_controls_);
     workers.run_share(own, static_cast<int>(index), workers.threads_);
   };
   host_(context_, threads_, run_index, const_cast<Region*>(&region));

@@ -104,6 +104,7 @@ class Workers {
 
   // Of the region that runs.
   std::thread::id caller_;
+  unsigned float_controls_ = 0;  // the caller's MXCSR, where there is a host
   std::atomic<bool> stopped_ = false;
   std::exception_ptr error_;                // written once, by who stopped the region
   std::vector<std::atomic<bool>> indexes_;  // those that the host has run

@@ -40,7 +40,7 @@ class CSizes : public ::testing::Test {
   static void TearDownTestSuite() {
     headwater_close(c_);
     cpp_.reset();
-    q_ = k_ = v_ = slopes_ = cpp_out_ = c_out_ = {};
+    q_ = k_ = v_ = slopes_ = cpp_out_ = c_out_ = cpp_lse_ = c_lse_ = {};
   }
 
   static void run_cpp() {
@@ -59,11 +59,13 @@ class CSizes : public ::testing::Test {
                                  .kv_type = DType::f16},
                                 options);
     cpp_out_.resize(q_.size());
+    cpp_lse_.resize(kTokens * kHeads);
     cpp_->begin(Step::prefill(kTokens));
     cpp_->attend(0, Rows::head_major(q_.data(), DType::f32, kTokens, kWidth),
                  Rows::head_major(k_.data(), DType::f32, kTokens, kWidth),
                  Rows::head_major(v_.data(), DType::f32, kTokens, kWidth),
-                 MutableRows::head_major(cpp_out_.data(), DType::f32, kTokens, kWidth));
+                 MutableRows::head_major(cpp_out_.data(), DType::f32, kTokens, kWidth),
+                 {cpp_lse_.data(), 1, kTokens});
     cpp_->end();
   }
   static void run_c() {
@@ -84,6 +86,7 @@ class CSizes : public ::testing::Test {
     options.threads = 2;
     ASSERT_EQ(headwater_open(kEngine, &shape, &options, &c_), HEADWATER_OK) << headwater_last_error();
     c_out_.resize(q_.size());
+    c_lse_.resize(kTokens * kHeads);
     const auto rows = [](const std::vector<float>& from) {
       return headwater_rows{from.data(), kWidth, kTokens * kWidth, HEADWATER_F32, 0};
     };
@@ -93,12 +96,13 @@ class CSizes : public ::testing::Test {
     const headwater_mutable_rows out{c_out_.data(), kWidth, kTokens * kWidth, HEADWATER_F32, 0};
     ASSERT_EQ(headwater_set_observer(c_, watch, nullptr), HEADWATER_OK);
     ASSERT_EQ(headwater_begin_prefill(c_, kTokens, 0), HEADWATER_OK);
-    ASSERT_EQ(headwater_attend(c_, 0, &q, &k, &v, &out), HEADWATER_OK) << headwater_last_error();
+    const headwater_lse_output lse{c_lse_.data(), 1, kTokens};
+    ASSERT_EQ(headwater_attend_lse(c_, 0, &q, &k, &v, &out, &lse), HEADWATER_OK) << headwater_last_error();
     ASSERT_EQ(headwater_end(c_), HEADWATER_OK);
   }
   static void watch(void*, const headwater_chunk_record* seen) { seen_.push_back(seen->chunk); }
 
-  static inline std::vector<float> q_, k_, v_, slopes_, cpp_out_, c_out_;
+  static inline std::vector<float> q_, k_, v_, slopes_, cpp_out_, c_out_, cpp_lse_, c_lse_;
   static inline std::unique_ptr<Session> cpp_;
   static inline headwater_session* c_ = nullptr;
   static inline std::vector<headwater_chunk> seen_;
@@ -106,6 +110,18 @@ class CSizes : public ::testing::Test {
 
 TEST_F(CSizes, OutputsAreThoseOfTheCppApi) {
   EXPECT_EQ(std::memcmp(c_out_.data(), cpp_out_.data(), c_out_.size() * sizeof(float)), 0);
+}
+
+TEST_F(CSizes, LogSumExpsAreThoseOfTheCppApi) {
+  EXPECT_EQ(std::memcmp(c_lse_.data(), cpp_lse_.data(), c_lse_.size() * sizeof(float)), 0);
+  EXPECT_TRUE(std::all_of(c_lse_.begin(), c_lse_.end(), [](float lse) { return lse != 0.0F; }));
+}
+
+TEST_F(CSizes, TokensBeyond65536AreKept) {
+  ASSERT_EQ(headwater_truncate(c_, kTokens), HEADWATER_OK) << headwater_last_error();
+  std::int64_t tokens = 0;
+  ASSERT_EQ(headwater_session_tokens(c_, &tokens), HEADWATER_OK);
+  EXPECT_EQ(tokens, kTokens);
 }
 
 TEST_F(CSizes, OptionsAndChunksAreThoseOfTheCppApi) {

@@ -1,5 +1,7 @@
 // HOST-1: sessions on the threads of a host.
 
+#include <xmmintrin.h>
+
 #include <filesystem>
 
 #include "tests/api/conversation.hpp"
@@ -39,6 +41,26 @@ TEST_P(HostThreadsOf, HOST_1_BitsAreThoseOfOpenMP) {
         EXPECT_TRUE(conversation.bits(engine(), on(options, in_reverse, nullptr)) == expected);
       }
     }
+  }
+}
+
+// Threads that round up and flush subnormals, as those of other programs may.
+TEST_P(HostThreadsOf, HOST_1_BitsDoNotDependOnTheFloatControlsOfTheHost) {
+  const ParallelFor host = [](void*, std::int64_t n, Body body, void* argument) {
+    const unsigned own = _mm_getcsr();
+    for (std::int64_t index = 0; index < n; ++index) {
+      const unsigned others = own | _MM_ROUND_UP | _MM_FLUSH_ZERO_ON;
+      _mm_setcsr(others);
+      body(argument, index);
+      EXPECT_EQ(_mm_getcsr(), others);
+    }
+    _mm_setcsr(own);
+  };
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Conversation conversation(type);
+    const Options options = conversation_options(Select::h2o, 2);
+    EXPECT_TRUE(conversation.bits(engine(), on(options, host, nullptr)) ==
+                conversation.bits(engine(), options));
   }
 }
 

@@ -258,6 +258,8 @@ static void test_stopping(const char* engine, const problem* p, int by_observer)
   static outputs to, wanted;
   const headwater_options options = small_options();
   const int64_t steps[] = {kPrompt, 0};
+  memset(&to, 0, sizeof to);
+  memset(&wanted, 0, sizeof wanted);
   headwater_session* never = fresh(engine, &options, p, steps, &wanted);
   headwater_session* session = open_session(engine, &options);
   questions q = {0, 0, -1};

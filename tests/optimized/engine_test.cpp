@@ -25,6 +25,9 @@ TEST(CpuEngines, MakeEveryClaimOfTheSpec) {
     EXPECT_TRUE(claims.bitwise_runs) << engine->name();
     EXPECT_TRUE(claims.bitwise_schedules) << engine->name();
     EXPECT_TRUE(claims.no_allocation) << engine->name();
+    EXPECT_TRUE(claims.interrupt) << engine->name();
+    EXPECT_TRUE(claims.lse) << engine->name();
+    EXPECT_TRUE(claims.host_threads) << engine->name();
     EXPECT_FALSE(claims.double_arithmetic) << engine->name();
   }
   EXPECT_EQ(seen, static_cast<int>(variants().size()) + 1);  // every variant, and `cpu`
