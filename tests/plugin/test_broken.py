@@ -63,7 +63,6 @@ FAULTS = {
     "failure_hidden": {"state.failed_steps": "failed() is false"},
     "abort_keeps_scores": {"abort.points": "aborted at token"},
     "truncate_keeps_sets": {"truncate.every_length": "truncated to"},
-    "truncate_forgets_turn": {"truncate.every_length": ""},
     "settles_early": {"truncate.every_length": "inside a sparse chunk"},
     "interrupt_ignored": {"interrupt.every_question": "0 questions in"},
     "interrupt_leaves_step": {"interrupt.every_question": "failed() after a stop"},

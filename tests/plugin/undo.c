@@ -112,7 +112,6 @@ headwater_status undo_tokens(struct headwater_session* s, int64_t n) {
   }
   while (s->steps[s->step_count - 1].base >= n) --s->step_count;
   s->steps[s->step_count - 1].n = n - last_step(s)->base;
-  if (FAULT(truncate_forgets_turn)) s->steps[s->step_count - 1].turn_length = n;
   s->tokens = n;
   return HEADWATER_OK;
 }
