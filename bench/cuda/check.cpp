@@ -71,7 +71,7 @@ class DeviceRows final : public conformance::ForwardedSession {
     tokens_of_step_ = step.n;
   }
   void attend(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
-              const headwater::Rows& v, const MutableRows& out) override {
+              const headwater::Rows& v, const MutableRows& out, const LseOutput& lse) override {
     const Shape& s = problem_.shape;
     const auto place = [&](std::vector<unsigned char>& packed, DType type, std::int64_t heads,
                            std::int64_t width) {
@@ -95,7 +95,7 @@ class DeviceRows final : public conformance::ForwardedSession {
     const headwater::Rows device_v = upload(v, s.n_head_kv, s.d_value);
     void* device_out = place(packed, out.type, s.n_head, s.d_value);
     session_->attend(layer, device_q, device_k, device_v,
-                     MutableRows::token_major(device_out, out.type, s.n_head, s.d_value));
+                     MutableRows::token_major(device_out, out.type, s.n_head, s.d_value), lse);
     device_->copy(stream_, packed.data(), device_out, static_cast<std::int64_t>(packed.size()),
                   Direction::device_to_host);
     device_->synchronize(stream_);
