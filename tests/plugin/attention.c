@@ -128,13 +128,14 @@ static struct part attend_keys(struct headwater_session* s, const struct layer* 
     s->logits[j] = logit(s, layer, head, i, key_position(keys, j));
     if (s->logits[j] > part.m) part.m = s->logits[j];
   }
+  const int64_t dv = s->shape.d_value;
+  for (int64_t x = 0; x < dv; ++x) o[x] = 0.0;
+  if (part.m == (double)-INFINITY) return part; /* no key was seen */
   if (sink > (double)-INFINITY) part.l = exp(sink - part.m);
   for (int64_t j = 0; j < keys.count; ++j) {
     s->logits[j] = exp(s->logits[j] - part.m);
     part.l += s->logits[j];
   }
-  const int64_t dv = s->shape.d_value;
-  for (int64_t x = 0; x < dv; ++x) o[x] = 0.0;
   for (int64_t j = 0; j < keys.count; ++j) {
     const double weight = s->logits[j] / part.l;
     const int64_t row = stored_row(s, head, key_position(keys, j)) * dv;
@@ -147,6 +148,7 @@ static struct part attend_keys(struct headwater_session* s, const struct layer* 
 /* FUSE-1: *a becomes one softmax over both key sets. */
 static void fuse(struct part* a, struct part b, int64_t dv) {
   const double m = a->m > b.m ? a->m : b.m;
+  if (m == (double)-INFINITY) return; /* both are neutral */
   const double w_a = a->l * exp(a->m - m);
   const double w_b = b.l * exp(b.m - m);
   a->m = m;

@@ -57,7 +57,6 @@
   X(reset_keeps_scores)        \
   X(abort_keeps_scores)        \
   X(truncate_keeps_sets)       \
-  X(truncate_forgets_turn)     \
   X(settles_early)             \
   X(interrupt_ignored)         \
   X(interrupt_leaves_step)     \

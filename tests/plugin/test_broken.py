@@ -61,6 +61,13 @@ FAULTS = {
     # The protocol.
     "layer_twice_allowed": {"state.protocol": "success, not wrong_state"},
     "failure_hidden": {"state.failed_steps": "failed() is false"},
+    "abort_keeps_scores": {"abort.points": "aborted at token"},
+    "truncate_keeps_sets": {"truncate.every_length": "truncated to"},
+    "settles_early": {"truncate.every_length": "inside a sparse chunk"},
+    "interrupt_ignored": {"interrupt.every_question": "0 questions in"},
+    "interrupt_leaves_step": {"interrupt.every_question": "failed() after a stop"},
+    "interrupt_after_attend": {"interrupt.going_on": "outside of attend()"},
+    "lse_in_base_2": {"lse.observed": "the observer saw"},
     "reset_keeps_scores": {"determinism.after_reset": "a run after reset"},
     "status_99": {"state.protocol": "status 99"},
     "error_without_text": {"state.protocol": "last_error() is NULL"},

@@ -24,6 +24,7 @@ static void save(struct headwater_session* s, int64_t copy, int64_t layer) {
 static void restore(struct headwater_session* s, int64_t copy) {
   for (int64_t l = 0; l < s->shape.n_layer; ++l) {
     struct layer* to = &s->layers[l];
+    if (to->dense) continue; /* it has neither scores nor sets (STATE-7) */
     const int64_t at = copy * s->shape.n_layer + l;
     memcpy(to->scores, s->saved_scores + (size_t)at * score_bytes(s), score_bytes(s));
     memcpy(to->memory, s->saved_sets + at * s->shape.n_head * s->width, set_bytes(s));
@@ -111,7 +112,6 @@ headwater_status undo_tokens(struct headwater_session* s, int64_t n) {
   }
   while (s->steps[s->step_count - 1].base >= n) --s->step_count;
   s->steps[s->step_count - 1].n = n - last_step(s)->base;
-  if (FAULT(truncate_forgets_turn)) s->steps[s->step_count - 1].turn_length = n;
   s->tokens = n;
   return HEADWATER_OK;
 }
