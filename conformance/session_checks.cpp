@@ -31,6 +31,13 @@ bool same_chunks(const std::vector<Chunk>& a, const std::vector<Chunk>& b) {
   });
 }
 
+// T of the turn that the steps end in.
+std::int64_t turn_length(const std::vector<Step>& steps) {
+  std::size_t first = steps.size() - 1;
+  while (first > 0 && steps[first - 1].kind == Step::Kind::prefill) --first;
+  return steps[first].turn_length != 0 ? steps[first].turn_length : steps[first].n;
+}
+
 std::string shown(const std::vector<Chunk>& chunks) {
   std::string text;
   for (const Chunk& chunk : chunks)
@@ -214,7 +221,9 @@ void append_steps(Random& random, const Options& options, std::vector<Step>& ste
       steps.push_back(Step::decode(random.integer(1, std::min<std::int64_t>(4, left))));
     } else {
       const std::int64_t n = random.integer(1, std::min(4 * options.chunk, left));
-      steps.push_back(Step::prefill(n, !in_turn && random.chance(0.4) ? n + random.integer(0, 9) : 0));
+      std::int64_t said = 0;
+      if (random.chance(0.4)) said = in_turn ? turn_length(steps) : n + random.integer(0, 9);
+      steps.push_back(Step::prefill(n, said));
     }
     left -= steps.back().n;
   }

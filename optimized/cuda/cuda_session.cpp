@@ -39,7 +39,7 @@ void CudaSession::forget() {
 ScoreView CudaSession::scores(std::int64_t layer) const {
   require_layer(layer);
   data_.device->require_uncaptured(data_.stream);
-  const std::int64_t stored = plan().empty() ? 0 : plan().back().end;
+  const std::int64_t stored = tokens();  // of an open step nothing may be written yet
   const std::int64_t pitch = shape().capacity * data_.score_bytes;
   unsigned char* shown = shown_scores_.data() + layer * shape().n_head * pitch;
   if (stored > 0) {
