@@ -42,13 +42,17 @@ void History::settle() {
   }
 }
 
+const Chunk* History::sparse_chunk_around(std::int64_t n) const {
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.mode == ChunkMode::sparse && chunk.begin < n && n < chunk.end) return &chunk;
+  }
+  return nullptr;
+}
+
 // STATE-10
 bool History::can_end_at(std::int64_t n) const {
   if (n == 0 || select_ == Select::blocks) return true;
-  const auto holds_inside = [&](const Chunk& chunk) {
-    return chunk.mode == ChunkMode::sparse && chunk.begin < n && n < chunk.end;
-  };
-  return n >= settled_end_ && std::none_of(chunks_.begin(), chunks_.end(), holds_inside);
+  return n >= settled_end_ && sparse_chunk_around(n) == nullptr;
 }
 
 // STATE-9

@@ -31,6 +31,8 @@ class History {
   void settle();
   /// STATE-10: the end of the last settled chunk; 0 where none is.
   [[nodiscard]] std::int64_t settled_end() const { return settled_end_; }
+  /// STATE-10: the sparse chunk with begin < n < end, or null.
+  [[nodiscard]] const Chunk* sparse_chunk_around(std::int64_t n) const;
   /// STATE-10: whether the session can be truncated to n tokens, 0 <= n <= tokens stored.
   [[nodiscard]] bool can_end_at(std::int64_t n) const;
   /// STATE-9, for n >= 1: what begins at n or later is dropped, the last chunk that is left ends at n.

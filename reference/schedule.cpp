@@ -261,7 +261,7 @@ void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) 
 void ask_to_stop(const LayerStep& step) {
   if (!step.interrupt || !step.interrupt()) return;
   throw Error(ErrorCode::interrupted, "attend() of layer " + std::to_string(step.layer) +
-                                          " was interrupted: only abort() or reset() is allowed (INTR-1)");
+                                          " was interrupted; allowed: abort() or reset()");
 }
 
 void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,

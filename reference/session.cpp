@@ -167,12 +167,17 @@ void ReferenceSession::truncate(std::int64_t n) {
     wrong_state("truncate() in an open step: end() or abort() must come first");
   }
   const std::string stored = std::to_string(tokens_);
-  if (n < 0 || n > tokens_) reject("n", std::to_string(n), "0 to " + stored + ", the tokens stored");
+  const auto refuse_n = [&](const std::string& allowed) {
+    reject("n of truncate()", std::to_string(n), allowed);
+  };
+  if (n < 0 || n > tokens_) refuse_n("0 to " + stored + ", the tokens stored");
   if (!history_.can_end_at(n)) {
-    reject("n", std::to_string(n),
-           "0, or " + std::to_string(history_.settled_end()) + " to " + stored +
-               " and not inside of a sparse chunk (STATE-10, checkpoints = " +
-               std::to_string(effective_.checkpoints) + ")");
+    const Chunk* around = history_.sparse_chunk_around(n);
+    refuse_n("0, or " + std::to_string(history_.settled_end()) + " to " + stored + " and not inside of " +
+             (around ? "the sparse chunk from " + std::to_string(around->begin) + " to " +
+                           std::to_string(around->end)
+                     : std::string("a sparse chunk")) +
+             " (STATE-10, checkpoints = " + std::to_string(effective_.checkpoints) + ")");
   }
   if (n == 0) {
     reset();

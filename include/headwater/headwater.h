@@ -165,7 +165,7 @@ typedef struct headwater_options {
   int64_t dense_layer_count; /* 0 (default) .. n_layer */
   int64_t
       checkpoints; /* rule H2O: how many of the last sparse chunks headwater_truncate() can take back (STATE-10),
-                        * 0 (default) .. 65536; each costs 12 bytes an entry of every memory set */
+                        * 0 (default) .. 65536; each costs 12 bytes (F32 scores: 16) an entry of every set */
   headwater_parallel_for parallel_for; /* in place of OpenMP's threads (HOST-1); NULL (default): OpenMP's */
   void* parallel_context;              /* handed back to it; both must outlive the session */
 } headwater_options;
@@ -359,8 +359,8 @@ HEADWATER_API headwater_status headwater_session_chunk(const headwater_session* 
                                                        headwater_chunk* chunk, int64_t* memory_count);
 
 /* Scores of a layer, head-major: the score of position p and query head h is entry h * head_stride + p, a
- * BF16 bit pattern (uint16_t) or a float by `type`. Valid, and changing with the session, until
- * headwater_close(). */
+ * BF16 bit pattern (uint16_t) or a float by `type`. Valid, and changing with the session, until headwater_close(); after
+ * headwater_abort() and headwater_truncate() it must be asked for anew. */
 typedef struct headwater_score_view {
   const void* data;
   int64_t head_stride; /* entries */
@@ -378,7 +378,7 @@ HEADWATER_API headwater_status headwater_copy_scores(const headwater_session* se
 
 /* The memory set that was built last in a layer (MEM-4): of query head h the `count` ascending positions
  * data[h * head_stride] .. , then -1 up to `width` entries. count is 0 until a set was built, and always with rule BLOCKS
- * (SEL-9); data may be NULL where width is 0. Valid, and changing with the session, until headwater_close(). */
+ * (SEL-9); data may be NULL where width is 0. It is valid as long as the view of scores. */
 typedef struct headwater_memory_view {
   const int32_t* data;
   int64_t head_stride; /* entries */

@@ -62,7 +62,7 @@ struct Options {
   std::vector<std::int64_t> dense_layers;
 
   /// Rule h2o: how many of the last sparse chunks truncate() can take back (STATE-10), 0 .. 65536. Each costs
-  /// 12 bytes an entry of every memory set: 6 MB with 32 layers, 32 query heads and M = 512.
+  /// 12 bytes (F32 scores: 16) an entry of every memory set: 6 MB with 32 layers, 32 query heads, M = 512.
   std::int64_t checkpoints = 0;
 
   Select select = Select::h2o;

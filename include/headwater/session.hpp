@@ -119,7 +119,7 @@ using Observer = std::function<void(const ChunkRecord&)>;
 using Interrupt = std::function<bool()>;
 
 /// Scores of one layer, head-major: the score of position p and query head h is entry h * head_stride + p
-/// (head_stride = capacity), BF16 bit patterns (uint16) or floats by `type`.
+/// (head_stride = capacity), BF16 bit patterns (uint16) or floats by `type`. Old after abort() or truncate(): ask anew.
 struct ScoreView {
   ScoreType type = ScoreType::bf16;
   const void* data = nullptr;
@@ -128,7 +128,7 @@ struct ScoreView {
 
 /// The memory set that was built last in a layer (MEM-4): `count` ascending positions per query head, then -1
 /// up to `width` = min(M, capacity) entries. count is 0 until a set was built. With rule `blocks`, whose sets live as long
-/// as their chunk (SEL-9), the view is empty: null, and all numbers 0.
+/// as their chunk (SEL-9), the view is empty: null, and all numbers 0. Old after abort() or truncate().
 struct MemoryView {
   const std::int32_t* data = nullptr;
   std::int64_t head_stride = 0;

@@ -134,8 +134,8 @@ TEST(HeadSizes, EachHasKernelsForFewRowsAndForMany) {
 
 TEST(HeadSizes, StoredRowsArePaddedToVectorsOf16BytesAndNoMore) {
   constexpr std::int64_t kLess = std::int64_t{1} << 15;
-  // Bytes of a token's score, log-sum-exp and chunk that the host is shown.
-  constexpr auto kShown = static_cast<std::int64_t>(2 + 4 + sizeof(Chunk));
+  // Bytes of a token's score, log-sum-exp and chunk that the host is shown, and of where the chunk comes from.
+  constexpr auto kShown = static_cast<std::int64_t>(2 + 4 + sizeof(Chunk) + 16);
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     const std::int64_t element = type == DType::f32 ? 4 : 2;
     for (const std::int64_t missing : {0, 1}) {

@@ -50,7 +50,8 @@ class Sample(kit.Case):
         self.assertGreater(len(document["results"]), 90)
         skipped = [r["case"] for r in document["results"] if r["status"] == "SKIP"]
         if not kit.SANITIZED:
-            self.assertEqual(skipped, [], "the sample claims everything, so nothing is left out")
+            self.assertEqual([case for case in skipped if not case.startswith("host_threads.")], [],
+                             "the sample claims everything but host threads, so nothing else is left out")
         (engine,) = document["engines"]
         self.assertEqual(engine["name"], "naive-c")
         self.assertEqual({name for name, made in engine["claims"].items() if not made},
