@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   bench::register_stages();
   bench::register_layers(wide);
   bench::register_decode(wide);
+  bench::register_sessions();
 #ifdef HEADWATER_HAS_RUNTIME
   bench::register_rows();
   bench::register_projections();

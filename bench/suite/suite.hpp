@@ -43,6 +43,7 @@ Prepared& prepared(const LayerCase& wanted, std::int64_t prefilled, std::int64_t
 /// Each adds its benchmarks. `full` adds the long contexts and wide sweeps.
 void register_layers(bool full);
 void register_decode(bool full);
+void register_sessions();
 void register_stages();
 void register_kernels();
 void register_bf16_kernels();
