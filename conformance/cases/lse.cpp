@@ -139,5 +139,29 @@ void sizes(Context& context) {
 }
 const Register kSizes{{"lse.sizes", {"LSE-1"}, "fusion", Lane::shape, true, sizes}};
 
+// More rows in a call than 15 bits count.
+void far(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::lse, "lse");
+  if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    Problem problem;
+    problem.shape.d_head = problem.shape.d_value = 8;
+    problem.options.select = rule;
+    problem.options.chunk = 256;
+    problem.options.local = problem.options.heavy = 64;
+    problem.options.threads = context.threads;
+    problem.steps = {Step::prefill(33000)};
+    problem.shape.capacity = problem.tokens();
+    problem.fill_normal(random);
+    RunStyle style;
+    style.lse = true;
+    style.placement = Placement::strided;
+    require_observed(run(engine, problem, style), problem);
+  }
+}
+const Register kFar{{"lse.far", {"LSE-1"}, "fusion", Lane::shape, true, far}};
+
 }  // namespace
 }  // namespace headwater::conformance

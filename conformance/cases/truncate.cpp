@@ -263,8 +263,9 @@ const Register kCheckpoints{
     {"truncate.checkpoints", {"STATE-10", "CFG-1"}, "config", Lane::state, true, checkpoints}};
 
 // A long session is truncated to every possible length of `wanted` in turn, the longest first, and goes on after each.
+// `turn_length`: said when its only turn of prefill calls was opened; 0: not said.
 void truncated_in_turn(Context& context, const Problem& problem, std::vector<std::int64_t> wanted,
-                       const std::vector<Step>& more, bool forced) {
+                       const std::vector<Step>& more, bool forced, std::int64_t turn_length = 0) {
   const Engine& engine = *context.engine;
   Random random(context.seed);
   std::sort(wanted.rbegin(), wanted.rend());
@@ -280,6 +281,10 @@ void truncated_in_turn(Context& context, const Problem& problem, std::vector<std
     session->truncate(n);
     lengths.truncated(n);
     now.steps = first_tokens(problem.steps, n);
+    if (session->state() == SessionState::prefilling && turn_length > 0 && engine.claims().abort) {
+      session->begin(Step::prefill(1, turn_length));  // refused unless it is the turn's (STATE-3)
+      session->abort();
+    }
     now.options.checkpoints = 0;
     now.steps.insert(now.steps.end(), more.begin(), more.end());
     draw_rows_from(random, now, n);
@@ -305,7 +310,7 @@ void sizes(Context& context) {
   problem.shape.capacity = 9100;
   Random random(context.seed);
   draw_rows_from(random, problem, 0);
-  truncated_in_turn(context, problem, {9001, 8192, 6144}, {Step::decode(2), Step::prefill(70)}, true);
+  truncated_in_turn(context, problem, {9001, 8192, 6144}, {Step::decode(2), Step::prefill(70)}, true, 9000);
 }
 const Register kSizes{{"truncate.sizes", {"STATE-9", "STATE-10"}, "session", Lane::shape, true, sizes}};
 
