@@ -168,7 +168,7 @@ void ReferenceSession::truncate(std::int64_t n) {
   }
   const std::string stored = std::to_string(tokens_);
   const auto refuse_n = [&](const std::string& allowed) {
-    reject("n of truncate()", std::to_string(n), allowed);
+    reject("truncate() to n", std::to_string(n), allowed);
   };
   if (n < 0 || n > tokens_) refuse_n("0 to " + stored + ", the tokens stored");
   if (!history_.can_end_at(n)) {
