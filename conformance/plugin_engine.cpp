@@ -245,6 +245,8 @@ void PluginSession::open(const Options& options) {
                                                 static_cast<std::int32_t>(shape_.kv_type), 0});
   const bool blocks =
       options.select != Select::h2o;  // the sizes of rule `blocks` are not read with h2o (SEL-1)
+  // Tables of older headers may refuse what they do not know.
+  const bool knows_hosts = table_.struct_size > offsetof(headwater_engine_table, abort);
   auto asked = Guarded<headwater_options>::input(
       {.struct_size = sizeof(headwater_options),
        .batch = options.batch,
@@ -277,8 +279,8 @@ void PluginSession::open(const Options& options) {
        .dense_layers = options.dense_layers.empty() ? nullptr : dense_layers_.data(),
        .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size()),
        .checkpoints = options.checkpoints,
-       .parallel_for = options.parallel_for,
-       .parallel_context = options.parallel_context});
+       .parallel_for = knows_hosts ? options.parallel_for : nullptr,
+       .parallel_context = knows_hosts ? options.parallel_context : nullptr});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });

@@ -174,9 +174,11 @@ void PluginLibrary::check_table(const std::string& path) {
     refuse(path, fmt::format("function {} of its table is NULL; allowed: all functions", function));
   }
   if (const char* function = claim_without_function(*table_)) {
-    refuse(path,
-           fmt::format("its table claims {0} and has no function {0}; allowed: a table with both or neither",
-                       function));
+    refuse(
+        path,
+        fmt::format(
+            "its table makes a claim and has no function {0} for it; allowed: a table with both or neither",
+            function));
   }
 }
 

@@ -91,7 +91,8 @@ def part_of(text, part):
     """What stands between the lines with [part] and [/part], without its indentation; all of a file without parts."""
     if not part:
         return text
-    found = re.search(rf"\[{part}\][^\n]*\n(.*?)[^\n]*\[/{part}\]", text, flags=re.DOTALL)
+    found = re.search(rf"^[ \t]*(?://|/\*) \[{part}\][^\n]*\n(.*?)^[^\n]*\[/{part}\]", text,
+                      flags=re.DOTALL | re.MULTILINE)
     return textwrap.dedent(found[1]) if found else None
 
 

@@ -73,7 +73,7 @@ double seconds_of(const auto& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Takes back a prefill of one chunk, or a step that failed half-way, and puts one layer back.
+/// Takes back a prefill of two chunks, or a step that failed half-way, and puts one layer back.
 void run(benchmark::State& state, Select select, bool whole) {
   LongSession on(select);
   Session& session = on.session();

@@ -44,8 +44,8 @@ std::optional<ErrorCode> attend(Session& session, const Problem& problem, std::i
   return code;
 }
 
-// Every layer of every step is stopped at some questions, aborted where the engine can, and then goes through with the bits
-// of a session that nobody stopped.
+// Every layer of every step is stopped at some questions, its step dropped (by abort, or else by reset and the steps before
+// it), and then goes through with the bits of a session that nobody stopped.
 void stopped(Context& context, const Problem& problem, bool every_question, std::int64_t stride) {
   const Engine& engine = *context.engine;
   const bool aborts = engine.claims().abort;
@@ -53,13 +53,24 @@ void stopped(Context& context, const Problem& problem, bool every_question, std:
   const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
   Questions questions;
   std::int64_t chunks_seen = 0;
-  session->set_interrupt([&] { return questions.answer(); });
-  session->set_observer([&](const ChunkRecord&) { ++chunks_seen; });
+  const auto watch = [&](Session& watched) {
+    watched.set_interrupt([&] { return questions.answer(); });
+    watched.set_observer([&](const ChunkRecord&) { ++chunks_seen; });
+  };
+  watch(*session);
   const auto where = [&](std::int64_t layer) {
     return fmt::format("token {} layer {} question {}", session->tokens(), layer, questions.stop_at);
   };
-  for (const Step& step : problem.steps) {
+  for (std::size_t s = 0; s < problem.steps.size(); ++s) {
+    const Step& step = problem.steps[s];
     const Picture before = picture(*session, stride);
+    const auto drop_step = [&] {
+      if (aborts) return session->abort();
+      session->reset();
+      session->set_interrupt({});
+      (void)run_steps(*session, problem, 0, s);
+      watch(*session);
+    };
     const std::int64_t first = session->tokens();
     const auto attend_before = [&](std::int64_t layer) {  // and require their bits
       for (std::int64_t earlier = 0; earlier < layer; ++earlier) {
@@ -72,18 +83,20 @@ void stopped(Context& context, const Problem& problem, bool every_question, std:
           broken("outputs after a stop, " + where(earlier), problem);
       }
     };
-    for (std::int64_t layer = 0; layer < problem.shape.n_layer && aborts; ++layer) {
+    for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
       session->begin(step);
       attend_before(layer);
       require_code(attend(*session, problem, layer, step.n, questions, 0), std::nullopt, "attend()");
       const std::int64_t most = questions.asked;
       const std::int64_t chunks = session->options().dense_layer(layer) ? 1 : std::ssize(session->plan());
-      if (session->options().threads == 1 && most < chunks * problem.shape.n_head_kv) {
+      if (most == 0) broken("never asked, " + where(layer), problem);
+      const bool on_caller = session->options().threads == 1 || problem.options.parallel_for != nullptr;
+      if (on_caller && most < chunks * problem.shape.n_head_kv) {
         broken(fmt::format("{} questions in {} chunks of {} key/value heads, {}", most, chunks,
                            problem.shape.n_head_kv, where(layer)),
                problem);
       }
-      session->abort();
+      drop_step();
       for (std::int64_t k = 1; k <= most; k = every_question ? k + 1 : 2 * k) {
         session->begin(step);
         attend_before(layer);
@@ -98,7 +111,7 @@ void stopped(Context& context, const Problem& problem, bool every_question, std:
                              where(layer)),
                  problem);
         }
-        session->abort();
+        drop_step();
         require_same(picture(*session, stride), before, "aborted after a stop, " + where(layer));
       }
     }

@@ -415,8 +415,14 @@ void full(Context& context) {
 const Register kFull{
     {"truncate.full", {"STATE-9", "STATE-10", "STATE-5"}, "session", Lane::replay, true, full}};
 
-// Neither abort nor truncate takes memory.
+// Neither abort nor truncate takes memory, nor what shows the scores and sets that they put back.
 void no_allocation(Context& context) {
+  const auto look_at = [](const Session& session) {
+    for (std::int64_t layer = 0; layer < session.shape().n_layer; ++layer) {
+      (void)session.scores(layer);
+      (void)session.memory(layer);
+    }
+  };
   require_claimed(context);
   require_claim(*context.engine, &Claims::abort, "abort");
   require_claim(*context.engine, &Claims::no_allocation, "no_allocation");
@@ -437,6 +443,7 @@ void no_allocation(Context& context) {
         {
           const AllocationWatch watch;
           session->abort();
+          look_at(*session);
           if (watch.count() != 0)
             throw Violation(fmt::format("{} allocations in abort(); {}", watch.count(), problem.describe()));
         }
@@ -448,6 +455,7 @@ void no_allocation(Context& context) {
       }
       const AllocationWatch watch;
       session->truncate(n);
+      look_at(*session);
       if (watch.count() != 0)
         throw Violation(
             fmt::format("{} allocations in truncate({}); {}", watch.count(), n, problem.describe()));

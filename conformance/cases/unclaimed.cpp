@@ -16,7 +16,7 @@ void counted(void* context, std::int64_t n, void (*body)(void*, std::int64_t), v
   for (std::int64_t i = 0; i < n; ++i) body(argument, i);
 }
 
-// A claim and its refusal are two sides: what is claimed is not `unsupported` here, and other cases test what it does.
+// What is claimed is tested by the cases of its clause.
 void unclaimed(Context& context) {
   const Engine& engine = *context.engine;
   const Claims claims = engine.claims();

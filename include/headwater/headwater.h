@@ -116,7 +116,7 @@ typedef struct headwater_shape {
 } headwater_shape;
 
 /* Threads of the host (HOST-1): calls body(argument, index) once for each index 0 .. n - 1, on threads of its choice, at
- * once or one after the other, and returns when all of them have returned. n is at most options.threads. The bodies
+ * once or one after the other, and returns when all of them have returned. n is at most the session's threads. The bodies
  * return (no longjmp, no C++ exception) and never wait for each other. */
 typedef void (*headwater_parallel_body)(void* argument, int64_t index);
 typedef void (*headwater_parallel_for)(void* context, int64_t n, headwater_parallel_body body,
@@ -224,7 +224,7 @@ HEADWATER_API headwater_status headwater_begin_decode(headwater_session* session
  * (options.row_memory) begin on multiples of their element's size; the call then returns when its work is enqueued on
  * options.stream: the inputs must stay as they are, and out is there, when the stream has got so far, and a fault of the
  * device may be reported by a later call. Errors: invalid_argument (memory of the other kind among them); wrong_state
- * (no open step; layer twice, which fails the step); out_of_memory and internal, which fail it, too. */
+ * (no open step; layer twice, which fails the step); out_of_memory, internal, interrupted, which fail it. */
 HEADWATER_API headwater_status headwater_attend(headwater_session* session, int64_t layer,
                                                 const headwater_rows* q, const headwater_rows* k,
                                                 const headwater_rows* v, const headwater_mutable_rows* out);

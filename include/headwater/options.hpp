@@ -41,7 +41,7 @@ enum class RowMemory : std::uint8_t {
 };
 
 /// Threads of the host (HOST-1): calls body(argument, index) once for each index 0 .. n - 1, on threads of its choice, at
-/// once or one after the other, and returns when all of them have returned. n is at most Options::threads. The bodies
+/// once or one after the other, and returns when all of them have returned. n is at most the session's threads. The bodies
 /// throw nothing and never wait for each other.
 using ParallelFor = void (*)(void* context, std::int64_t n, void (*body)(void* argument, std::int64_t index),
                              void* argument);

@@ -233,7 +233,7 @@ class HEADWATER_API Session {
   virtual void set_observer(Observer observer) = 0;
 
   /// Asked again and again by attend(), on the thread that called it (INTR-1); empty switches it off. Survives reset().
-  /// It must not call the session's mutating functions. Errors: unsupported.
+  /// It must not call the session's mutating functions, nor this one. Errors: unsupported.
   virtual void set_interrupt(Interrupt /*interrupt*/) { refuse("set_interrupt()"); }
 
   [[nodiscard]] virtual StageSeconds stage_seconds() const { return {}; }

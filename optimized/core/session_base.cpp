@@ -67,7 +67,7 @@ void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const
   try {
     run_layer(layer, q, k, v, out, lse);
   } catch (...) {
-    machine_.fail();  // an observer threw: rows are stored, chunks are missing
+    machine_.fail_layer(layer);
     throw;
   }
 }

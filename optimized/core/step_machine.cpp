@@ -138,6 +138,11 @@ void StepMachine::enter_layer(std::int64_t layer) {
   --layers_left_;
 }
 
+void StepMachine::fail_layer(std::int64_t layer) {
+  attended_[static_cast<std::size_t>(layer)] = 0;
+  fail();
+}
+
 void StepMachine::end() {
   require_open("end()");
   if (layers_left_ != 0 && !HEADWATER_SABOTAGE("core.state.end_without_a_layer")) {

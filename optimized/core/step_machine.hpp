@@ -23,6 +23,8 @@ class StepMachine {
 
   /// Records that a layer was attended; throws like Session::attend.
   void enter_layer(std::int64_t layer);
+  /// The layer could not be attended: its rows may be missing. Fails the step.
+  void fail_layer(std::int64_t layer);
 
   void end();
   void reset();

@@ -15,7 +15,7 @@ UndoLog::UndoLog(MemorySets& sets, ScoreStore& scores, std::int64_t layers, std:
   const std::int64_t entries = checked_product(layers, sets.heads(), sets.width());
   const std::int64_t slots = ring_ + 1;
   heads_.resize(static_cast<std::size_t>(checked_product(layers, sets.heads())));
-  before_.resize(static_cast<std::size_t>(checked_product(slots, layers)));
+  before_ = Buffer<MemorySets::Layer>(checked_product(slots, layers));
   positions_ = Buffer<std::int32_t>(checked_product(slots, entries));
   kept_scores_ = Buffer<unsigned char>(checked_product(slots, entries, scores.element_bytes()));
   first_sets_ = Buffer<std::int32_t>(entries);

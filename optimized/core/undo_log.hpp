@@ -50,8 +50,8 @@ class UndoLog {
   void forget();
 
   [[nodiscard]] std::int64_t bytes() const {
-    return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes() +
-           static_cast<std::int64_t>(before_.capacity() * sizeof(MemorySets::Layer) + heads_.capacity());
+    return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes() + before_.bytes() +
+           static_cast<std::int64_t>(heads_.capacity());
   }
 
  private:
@@ -70,7 +70,7 @@ class UndoLog {
   }
   [[nodiscard]] std::int64_t layers() const { return static_cast<std::int64_t>(layers_.size()); }
   [[nodiscard]] MemorySets::Layer& before(std::int64_t slot, std::int64_t layer) {
-    return before_[static_cast<std::size_t>(slot * layers() + layer)];
+    return before_.data()[slot * layers() + layer];
   }
   [[nodiscard]] std::int32_t* positions(std::int64_t slot, std::int64_t layer, std::int64_t head) {
     return positions_.data() + index(slot, layer, head) * sets_.width();
@@ -93,11 +93,11 @@ class UndoLog {
   std::int64_t checkpoints_ = 0;   // made since the session was empty, those of dropped chunks not counted
   std::span<const Chunk> chunks_;  // of the open step
   std::vector<Layer> layers_;
-  std::vector<Head> heads_;                // [layers][heads] in the open step
-  std::vector<MemorySets::Layer> before_;  // [slots][layers]
-  Buffer<std::int32_t> positions_;         // [slots][layers][heads][width] the set before
-  Buffer<unsigned char> kept_scores_;      // [slots][layers][heads][width] of the set that was built
-  Buffer<std::int32_t> first_sets_;        // [layers][heads][width] that the open step built
+  std::vector<Head> heads_;            // [layers][heads] in the open step
+  Buffer<MemorySets::Layer> before_;   // [slots][layers]
+  Buffer<std::int32_t> positions_;     // [slots][layers][heads][width] the set before
+  Buffer<unsigned char> kept_scores_;  // [slots][layers][heads][width] of the set that was built
+  Buffer<std::int32_t> first_sets_;    // [layers][heads][width] that the open step built
 };
 
 }  // namespace headwater::core

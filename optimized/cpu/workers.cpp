@@ -12,8 +12,8 @@ namespace headwater::cpu {
 
 namespace {
 
-/// Gives a host's thread the rounding and the treatment of subnormals of the calling thread, for as long as this lives:
-/// bits must not depend on whose thread computes them (NUM-3).
+/// Gives a thread the rounding and the treatment of subnormals of the calling thread, for as long as this lives: bits must
+/// not depend on whose thread computes them (NUM-3).
 class FloatControls {
  public:
   explicit FloatControls(unsigned wanted) : own_(_mm_getcsr()) { _mm_setcsr(wanted); }
@@ -53,6 +53,7 @@ void Workers::run(const Region& region) {
   if (region.n <= 0) return;
   ask();
   caller_ = std::this_thread::get_id();
+  float_controls_ = _mm_getcsr();
   stopped_.store(false, std::memory_order_relaxed);
   error_ = nullptr;
   if (host_) {
@@ -69,7 +70,6 @@ void Workers::run_on_openmp(const Region& region) {
 }
 
 void Workers::run_on_host(const Region& region) {
-  float_controls_ = _mm_getcsr();
   for (std::atomic<bool>& index : indexes_) index.store(false, std::memory_order_relaxed);
   const auto run_index = [](void* argument, std::int64_t index) {
     const Region& own = *static_cast<const Region*>(argument);
@@ -85,8 +85,6 @@ void Workers::run_on_host(const Region& region) {
           host_error("ran index " + std::to_string(index) + " twice", workers.threads_)));
       return;
     }
-    const bool hosts = HEADWATER_SABOTAGE("cpu.workers.float_controls_of_the_host");
-    const FloatControls controls(hosts ? _mm_getcsr() : workers.float_controls_);
     workers.run_share(own, static_cast<int>(index), workers.threads_);
   };
   host_(context_, threads_, run_index, const_cast<Region*>(&region));
@@ -100,6 +98,8 @@ void Workers::run_on_host(const Region& region) {
 }
 
 void Workers::run_share(const Region& region, int thread, int threads) {
+  const bool own = HEADWATER_SABOTAGE("cpu.workers.float_controls_of_the_thread");
+  const FloatControls controls(own ? _mm_getcsr() : float_controls_);
   try {
     region.share(region, thread, threads);
   } catch (...) {
@@ -112,7 +112,7 @@ void Workers::stop(std::exception_ptr error) {
 }
 
 void Workers::ask() const {
-  if (!interrupt_ || !(*interrupt_)()) return;
+  if (!interrupt_ || !*interrupt_ || !(*interrupt_)()) return;
   throw Error(ErrorCode::interrupted, "attend() of layer " + std::to_string(layer_) +
                                           " was interrupted; allowed: abort() or reset()");
 }

@@ -1,4 +1,4 @@
-/* The C example of docs/embedding.md: what stands between [step] and [/step] is shown there, and runs here. */
+/* The C example of docs/embedding.md: what stands between the marks is shown there, and runs here. */
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -401,8 +401,8 @@ TEST_F(Plugin, AClaimWithoutItsFunctionIsRefusedInOneLine) {
       {HEADWATER_CLAIM_INTERRUPT, "set_interrupt", offsetof(headwater_engine_table, set_interrupt)},
       {HEADWATER_CLAIM_LSE, "attend_lse", offsetof(headwater_engine_table, attend_lse)}};
   for (const auto& [claim, function, offset] : claims) {
-    const std::string said = std::string(MOCK_PLUGIN) + ": its table claims " + function +
-                             " and has no function " + function + "; allowed: a table with both or neither";
+    const std::string said = std::string(MOCK_PLUGIN) + ": its table makes a claim and has no function " +
+                             function + " for it; allowed: a table with both or neither";
     headwater_engine_table table = MockTable::table();
     table.claims = claim;
     load(table);  // with its function

@@ -126,7 +126,7 @@ static struct part attend_keys(struct headwater_session* s, const struct layer* 
   struct part part = {sink, 0.0, o};
   for (int64_t j = 0; j < keys.count; ++j) {
     s->logits[j] = logit(s, layer, head, i, key_position(keys, j));
-    if (s->logits[j] > part.m) part.m = s->logits[j];
+    if (s->logits[j] > part.m || isnan(s->logits[j])) part.m = s->logits[j];
   }
   const int64_t dv = s->shape.d_value;
   for (int64_t x = 0; x < dv; ++x) o[x] = 0.0;

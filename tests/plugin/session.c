@@ -1,4 +1,4 @@
-/* STATE-1 .. STATE-7: the protocol, what a session shows, and the table that the kit loads. */
+/* STATE-1 .. STATE-9: the protocol, what a session shows, and the table that the kit loads. */
 
 #include <stdlib.h>
 #include <string.h>

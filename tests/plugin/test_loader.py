@@ -23,8 +23,8 @@ REFUSED = {
     "null_last_error": "function last_error of its table is NULL",
     "null_set_observer": "function set_observer of its table is NULL",
     "null_session_failed": "function session_failed of its table is NULL",
-    "claim_without_function": "its table claims truncate and has no function truncate",
-    "claim_behind_its_end": "its table claims attend_lse and has no function attend_lse",
+    "claim_without_function": "its table makes a claim and has no function truncate for it",
+    "claim_behind_its_end": "its table makes a claim and has no function attend_lse for it",
     "rounding": "loading it changes how its caller computes",
     "exit": "ended its process with status 0",
 }
