@@ -89,13 +89,13 @@ void stopped(Context& context, const Problem& problem, bool every_question, std:
       require_code(attend(*session, problem, layer, step.n, questions, 0), std::nullopt, "attend()");
       const std::int64_t most = questions.asked;
       const std::int64_t chunks = session->options().dense_layer(layer) ? 1 : std::ssize(session->plan());
-      if (most == 0) broken("never asked, " + where(layer), problem);
       const bool on_caller = session->options().threads == 1 || problem.options.parallel_for != nullptr;
       if (on_caller && most < chunks * problem.shape.n_head_kv) {
         broken(fmt::format("{} questions in {} chunks of {} key/value heads, {}", most, chunks,
                            problem.shape.n_head_kv, where(layer)),
                problem);
       }
+      if (most == 0) broken("never asked, " + where(layer), problem);
       drop_step();
       for (std::int64_t k = 1; k <= most; k = every_question ? k + 1 : 2 * k) {
         session->begin(step);
