@@ -234,7 +234,7 @@ class HEADWATER_API Session {
 
   /// Asked again and again by attend(), on the thread that called it (INTR-1); empty switches it off. Survives reset().
   /// It must not call the session's mutating functions, nor this one. Errors: unsupported.
-  virtual void set_interrupt(Interrupt /*interrupt*/) { refuse("set_interrupt()"); }
+  virtual void set_interrupt(Interrupt /*interrupt*/) { refuse("set_interrupt()"); }  // NOLINT: for overrides
 
   [[nodiscard]] virtual StageSeconds stage_seconds() const { return {}; }
 
