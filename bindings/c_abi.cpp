@@ -122,6 +122,9 @@ headwater::Options options_of(const headwater_options& caller, const headwater::
   options.checkpoints = from.checkpoints;
   options.parallel_for = from.parallel_for;
   options.parallel_context = from.parallel_context;
+  options.kv_owner = enumerator<headwater::KvOwner>(from.kv_owner, kTwo, "options.kv_owner");
+  check_reserved(from.reserved5, "options.reserved5");
+  if (from.page != 0) options.page = from.page;
   return options;
 }
 
@@ -250,6 +253,8 @@ headwater_status headwater_options_init(headwater_options* options, size_t struc
     filled.pinned = defaults.pinned;
     filled.dense_below = defaults.dense_below;
     filled.checkpoints = defaults.checkpoints;
+    filled.kv_owner = static_cast<std::int32_t>(defaults.kv_owner);
+    filled.page = defaults.page;
     filled.struct_size = struct_size;
     write_struct(options, struct_size, kOptionsSize1, filled, "options");
   });

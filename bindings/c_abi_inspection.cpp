@@ -63,6 +63,8 @@ headwater_status headwater_session_options(const headwater_session* session,
     filled.pinned = effective.pinned;
     filled.dense_below = effective.dense_below;
     filled.checkpoints = effective.checkpoints;
+    filled.kv_owner = static_cast<std::int32_t>(effective.kv_owner);
+    filled.page = effective.page;
     write_struct(options, struct_size, kEffectiveOptionsSize1, filled, "options");
   });
 }

@@ -37,7 +37,12 @@ inline constexpr std::array kClaims{
     ClaimInfo{"interrupt", &Claims::interrupt, HEADWATER_CLAIM_INTERRUPT, "calls can be interrupted"},
     ClaimInfo{"lse", &Claims::lse, HEADWATER_CLAIM_LSE, "log-sum-exps are outputs"},
     ClaimInfo{"host_threads", &Claims::host_threads, HEADWATER_CLAIM_HOST_THREADS,
-              "works on threads of the host"}};
+              "works on threads of the host"},
+    ClaimInfo{"fork", &Claims::fork, HEADWATER_CLAIM_FORK, "sessions can be forked"},
+    // No plug-in can claim it: there is no function for it in the table.
+    ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},
+    ClaimInfo{"stored_rows", &Claims::stored_rows, HEADWATER_CLAIM_STORED_ROWS,
+              "works on K and V rows of the caller"}};
 // Every bool of Claims has its line.
 static_assert(sizeof(Claims) == kClaims.size() * sizeof(bool));
 

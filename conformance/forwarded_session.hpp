@@ -16,6 +16,11 @@ class ForwardedSession : public Session {
               const LseOutput& lse) override {
     inner_->attend(layer, q, k, v, out, lse);
   }
+  void attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows, const MutableRows& out,
+                     const LseOutput& lse) override {
+    inner_->attend_stored(layer, q, rows, out, lse);
+  }
+  void check_call(const SequenceCall& call) const override { inner_->check_call(call); }
   void end() override { inner_->end(); }
   void reset() override { inner_->reset(); }
   void abort() override { inner_->abort(); }

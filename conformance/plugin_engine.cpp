@@ -106,10 +106,15 @@ void check_what_c_cannot_say(const Shape& shape, const Options& options) {
 
 // What is not claimed is not asked of the plug-in, whose header may be older.
 void check_claimed(const Claims& claims, const Options& options) {
-  if (options.checkpoints == 0 || claims.truncate) return;
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("checkpoints is {}; allowed: 0: the plug-in does not claim truncate", options.checkpoints));
+  if (options.checkpoints != 0 && !claims.truncate) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("checkpoints is {}; allowed: 0: the plug-in does not claim truncate",
+                            options.checkpoints));
+  }
+  if (options.kv_owner == KvOwner::caller && !claims.stored_rows) {
+    throw Error(ErrorCode::unsupported,
+                "kv_owner is 1 (caller); allowed: 0 (session): the plug-in does not claim stored_rows");
+  }
 }
 
 class PluginSession final : public Session {
@@ -280,7 +285,11 @@ void PluginSession::open(const Options& options) {
        .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size()),
        .checkpoints = options.checkpoints,
        .parallel_for = knows_hosts ? options.parallel_for : nullptr,
-       .parallel_context = knows_hosts ? options.parallel_context : nullptr});
+       .parallel_context = knows_hosts ? options.parallel_context : nullptr,
+       // Of later headers, too: asked of plug-ins that claim to know it.
+       .kv_owner = static_cast<std::int32_t>(options.kv_owner),
+       .reserved5 = 0,
+       .page = 0});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
       invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
@@ -322,6 +331,9 @@ void PluginSession::read_options() {
   options_.pinned = said.pinned;
   options_.dense_below = said.dense_below;
   options_.checkpoints = said.checkpoints;
+  options_.kv_owner =
+      enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
+  options_.page = said.page;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
   if (options_.select == Select::blocks && !sized) {
     broken(fmt::format("session_options: rule blocks with key_block {}, query_block {}, pool {}, refine {}",

@@ -105,6 +105,10 @@ void validate(const Shape& shape, const Options& options) {
   require_range("dense_below", options.dense_below, 0, kMaxPosition);
   validate_dense_layers(shape, options.dense_layers);
   require_range("checkpoints", options.checkpoints, 0, kMaxCheckpoints);
+  require_range("kv_owner", static_cast<std::int64_t>(options.kv_owner), 0, 1);
+  if (options.page < 256 || options.page > kMaxPosition || options.page % 256 != 0) {
+    reject("page", std::to_string(options.page), "a multiple of 256, 256 .. 2147483392");
+  }
   if (options.select != Select::h2o && options.select != Select::blocks) {
     reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o) or 1 (blocks)");
   }
@@ -196,6 +200,8 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
+  effective.kv_owner = options.kv_owner;
+  effective.page = options.page;
   // Only without the clamp can the sum be too large for a set of 32-bit positions.
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;

@@ -34,6 +34,9 @@ struct Claims {
   bool interrupt = false;     ///< Session::set_interrupt() (INTR-1)
   bool lse = false;           ///< LseOutput of Session::attend() (LSE-1)
   bool host_threads = false;  ///< works on Options::parallel_for (HOST-1); else it is never called
+  bool fork = false;          ///< Session::fork() (STATE-11)
+  bool save = false;          ///< save() and load() (STATE-12)
+  bool stored_rows = false;   ///< Options::kv_owner `caller`, Session::attend_stored() (ROWS-1)
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

@@ -100,6 +100,10 @@ enum { HEADWATER_SCORE_BF16 = 0, HEADWATER_SCORE_F32 = 1 };
 /* SCHED-1 and SCHED-2. */
 enum { HEADWATER_LAYER_MAJOR = 0, HEADWATER_CHUNK_MAJOR = 1 };
 
+/* Who keeps the K and V rows of a session: the session, which stores those of each step; the caller, who gives those of all
+ * tokens to headwater_attend_stored() (ROWS-1). */
+enum { HEADWATER_KV_OF_SESSION = 0, HEADWATER_KV_OF_CALLER = 1 };
+
 /* Memory of the rows that are given to headwater_attend(): the host's, or that of the engine's device. */
 enum { HEADWATER_HOST_MEMORY = 0, HEADWATER_DEVICE_MEMORY = 1 };
 
@@ -168,6 +172,9 @@ typedef struct headwater_options {
                         * 0 (default) .. 65536; each costs 12 bytes (F32 scores: 16) an entry of every set */
   headwater_parallel_for parallel_for; /* in place of OpenMP's threads (HOST-1); NULL (default): OpenMP's */
   void* parallel_context;              /* handed back to it; both must outlive the session */
+  int32_t kv_owner;                    /* HEADWATER_KV_OF_SESSION (default) or HEADWATER_KV_OF_CALLER */
+  int32_t reserved5;                   /* 0 */
+  int64_t page; /* tokens of a page of the session's own rows, a multiple of 256; default 4096, and so is 0 */
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it
@@ -246,6 +253,57 @@ HEADWATER_API headwater_status headwater_attend_lse(headwater_session* session, 
                                                     const headwater_mutable_rows* out,
                                                     const headwater_lse_output* lse);
 
+/* K and V rows of one layer in the caller's memory (ROWS-1): those of positions 0 .. rows - 1, of shape.kv_type. All strides
+ * count elements; the elements of a row are contiguous; no alignment is needed. A key row of head h at position p begins
+ * p * key_row_stride + h * key_head_stride elements after keys, a value row likewise. With a block table position p is row
+ * p % page_rows of page table[p / page_rows], and page b begins b * key_page_stride elements after keys. */
+typedef struct headwater_stored_rows {
+  size_t struct_size; /* sizeof(headwater_stored_rows) of the caller */
+  const void* keys;
+  const void* values;
+  int64_t rows; /* readable positions; at least the tokens of the session and those of the open step */
+  int64_t key_row_stride;
+  int64_t key_head_stride;
+  int64_t value_row_stride;
+  int64_t value_head_stride;
+  const int32_t* table; /* NULL: no pages, and what follows is not read */
+  int64_t table_size;   /* entries; at least ceil(rows / page_rows) */
+  int64_t page_rows;    /* >= 1 */
+  int64_t pages;        /* entries of the table are 0 .. pages - 1 */
+  int64_t key_page_stride;
+  int64_t value_page_stride;
+} headwater_stored_rows;
+
+/* headwater_attend() of a session whose rows the caller keeps (options.kv_owner): `rows` holds K and V of all tokens, those
+ * of the open step included. Rows of earlier tokens must hold what they held before, wherever they lie now. lse may be
+ * NULL. Errors: those of headwater_attend(); unsupported. */
+HEADWATER_API headwater_status headwater_attend_stored(headwater_session* session, int64_t layer,
+                                                       const headwater_rows* q,
+                                                       const headwater_stored_rows* rows,
+                                                       const headwater_mutable_rows* out,
+                                                       const headwater_lse_output* lse);
+
+/* One call of headwater_attend_together(). */
+typedef struct headwater_sequence_call {
+  headwater_session* session; /* with an open step; each session at most once */
+  int64_t layer;
+  const headwater_rows* q;
+  const headwater_rows* k; /* this and v: sessions that keep their rows */
+  const headwater_rows* v;
+  const headwater_stored_rows* stored; /* sessions whose rows are the caller's; else NULL */
+  const headwater_mutable_rows* out;
+  const headwater_lse_output* lse; /* NULL: not wanted */
+} headwater_sequence_call;
+
+/* headwater_attend() or headwater_attend_stored() of each of the `count` calls, which is what they compute, to the bit;
+ * threads and working memory are those of the first session. call_size is the caller's sizeof(headwater_sequence_call).
+ * Sessions of different engines are legal; only those of one share threads. Errors: those of the calls, with the number of
+ * the call in front; invalid_argument (count < 1, one session twice). Where an argument is refused, nothing was computed
+ * and all steps go on; where a call cannot finish, its step has failed, the calls before it are done, and those after it
+ * are done, failed (headwater_session_failed()) or not begun. */
+HEADWATER_API headwater_status headwater_attend_together(const headwater_sequence_call* calls, int64_t count,
+                                                         size_t call_size);
+
 /* Closes the step. Errors: wrong_state (no open step; a layer is missing, which fails the step). */
 HEADWATER_API headwater_status headwater_end(headwater_session* session);
 
@@ -260,6 +318,27 @@ HEADWATER_API headwater_status headwater_abort(headwater_session* session);
  * tokens alone (STATE-9). With rule H2O not every n is possible (STATE-10, options.checkpoints). Errors: invalid_argument
  * (which n are allowed), wrong_state (a step is open; it stays open), unsupported. */
 HEADWATER_API headwater_status headwater_truncate(headwater_session* session, int64_t n);
+
+/* A second session that is equal to this one and goes on independently of it, to the bit (STATE-11). Stored rows are
+ * shared; nothing else is taken before its first step. Observer and interrupt are not taken over; what options.stream,
+ * parallel_for and parallel_context name is. Either may be used by another thread, and may be closed first. *forked is set
+ * to NULL on error. Errors: wrong_state (a step is open; it stays open), out_of_memory, unsupported. */
+HEADWATER_API headwater_status headwater_fork(headwater_session* session, headwater_session** forked);
+
+/* Writes a session to a file, a safetensors file whose metadata name version, shape, options and `fingerprint`, a text of the
+ * caller that says of which model the rows are (NULL: ""; at most 1024 bytes of printable ASCII) (STATE-12). The file is
+ * there whole or not at all; one that exists is replaced. Errors: wrong_state (a step is open), invalid_argument,
+ * internal (the file cannot be written), unsupported. */
+HEADWATER_API headwater_status headwater_save(headwater_session* session, const char* path,
+                                              const char* fingerprint);
+
+/* headwater_open(), then the state of a file that headwater_save() wrote. Shape (the capacity apart, which must hold the
+ * tokens), the options that results depend on, and fingerprint must be those of the file. *session is set to NULL on error.
+ * Errors: those of headwater_open(); invalid_argument (no such file; damaged, foreign, of another version; another shape,
+ * option or fingerprint), internal (it cannot be read), unsupported. */
+HEADWATER_API headwater_status headwater_load(const char* engine, const headwater_shape* shape,
+                                              const headwater_options* options, const char* path,
+                                              const char* fingerprint, headwater_session** session);
 
 /* ---- What a session holds ---- */
 
@@ -299,6 +378,9 @@ typedef struct headwater_effective_options {
   int64_t pinned;
   int64_t dense_below;
   int64_t checkpoints; /* 0 unless the session is sparse by rule H2O */
+  int32_t kv_owner;
+  int32_t reserved2;
+  int64_t page;
 } headwater_effective_options;
 
 /* Writes the effective options into struct_size bytes, the caller's sizeof(headwater_effective_options): what
@@ -314,9 +396,10 @@ HEADWATER_API headwater_status headwater_warning_count(const headwater_session* 
 HEADWATER_API headwater_status headwater_warning(const headwater_session* session, int64_t index,
                                                  const char** text);
 
-/* Bytes that headwater_open() took; nothing is allocated afterwards (NUM-4). */
+/* Bytes that the session holds: taken by headwater_open(), and when a step begins where pages of rows or a fork's own part
+ * are needed (NUM-4). What forks share counts in each of them. */
 typedef struct headwater_memory_bytes {
-  int64_t kv;          /* stored K and V rows */
+  int64_t kv;          /* pages of stored K and V rows */
   int64_t scores;      /* heavy-hitter scores */
   int64_t memory_sets; /* memory sets and their column sums */
   int64_t workspace;   /* everything else */

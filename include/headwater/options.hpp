@@ -34,6 +34,12 @@ enum class Select : std::uint8_t {
   blocks = 1,  ///< SEL: the newest tokens and those that the queries of a query block vote for
 };
 
+/// Who keeps the K and V rows of a session.
+enum class KvOwner : std::uint8_t {
+  session = 0,  ///< the session: attend() is given those of the step and stores them
+  caller = 1,   ///< the caller: attend_stored() is given those of all tokens, in his memory (ROWS-1)
+};
+
 /// Memory of the rows that are given to attend().
 enum class RowMemory : std::uint8_t {
   host = 0,
@@ -64,6 +70,11 @@ struct Options {
   /// Rule h2o: how many of the last sparse chunks truncate() can take back (STATE-10), 0 .. 65536. Each costs
   /// 12 bytes (F32 scores: 16) an entry of every memory set: 6 MB with 32 layers, 32 query heads, M = 512.
   std::int64_t checkpoints = 0;
+
+  KvOwner kv_owner = KvOwner::session;
+  /// Tokens of a page of the session's own rows, a multiple of 256, 256 .. 2^31 - 256. begin() takes pages as
+  /// tokens come. A page holds all layers; what is not yet filled of it is not touched.
+  std::int64_t page = 4096;
 
   Select select = Select::h2o;
   // Sizes of rule `blocks` (SEL-1); not read with any other.
@@ -113,6 +124,8 @@ struct EffectiveOptions {
   std::int64_t dense_below = 0;
   std::vector<std::int64_t> dense_layers;
   std::int64_t checkpoints = 0;  ///< 0 unless the session is sparse by rule h2o
+  KvOwner kv_owner = KvOwner::session;
+  std::int64_t page = 0;
   double scale = 0.0;
   double softcap = 0.0;
   ScoreType score_type = ScoreType::bf16;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -11,6 +12,9 @@
 #include "headwater/options.hpp"
 
 namespace headwater {
+
+class Session;
+class StateArchive;
 
 /// One step of a session: a prefill call or a decode step. The caller says which it is (STATE-2).
 struct Step {
@@ -68,6 +72,30 @@ struct LseOutput {
 
   /// Of a contiguous tensor [n, heads].
   static LseOutput token_major(float* data, std::int64_t heads) { return {data, heads, 1}; }
+};
+
+/// K and V rows of one layer in the caller's memory (ROWS-1): those of positions 0 .. rows - 1, of Shape::kv_type. All
+/// strides count elements; the elements of a row are contiguous; no alignment is required. A key row of head h at
+/// position p begins `p * key_row_stride + h * key_head_stride` elements after keys, a value row likewise.
+///
+/// With a block table the rows lie in pages of page_rows positions: position p is row p % page_rows of page
+/// table[p / page_rows], and page b begins `b * key_page_stride` elements after keys. No two pages of the table may be the
+/// same where positions below `rows` stand in both.
+struct StoredRows {
+  const void* keys = nullptr;
+  const void* values = nullptr;
+  std::int64_t rows = 0;  ///< readable positions; at least tokens() and those of the open step
+  std::int64_t key_row_stride = 0;
+  std::int64_t key_head_stride = 0;
+  std::int64_t value_row_stride = 0;
+  std::int64_t value_head_stride = 0;
+
+  const std::int32_t* table = nullptr;  ///< null: no pages, and what follows is not read
+  std::int64_t table_size = 0;          ///< entries; at least ceil(rows / page_rows)
+  std::int64_t page_rows = 0;           ///< 1 ..
+  std::int64_t pages = 0;               ///< of the caller's memory: entries of the table are 0 .. pages - 1
+  std::int64_t key_page_stride = 0;
+  std::int64_t value_page_stride = 0;
 };
 
 /// STATE-1.
@@ -136,13 +164,26 @@ struct MemoryView {
   std::int64_t count = 0;
 };
 
-/// Bytes that a session took in open(). Nothing is allocated afterwards (NUM-4).
+/// Bytes that a session holds: taken by open(), and by begin() where pages of rows or a fork's own part are needed (NUM-4).
+/// What forks share counts in each of them.
 struct MemoryBytes {
-  std::int64_t kv = 0;           ///< stored K and V rows
+  std::int64_t kv = 0;           ///< pages of stored K and V rows
   std::int64_t scores = 0;       ///< heavy-hitter scores
   std::int64_t memory_sets = 0;  ///< memory sets and their column sums
   std::int64_t workspace = 0;    ///< everything else
   [[nodiscard]] std::int64_t total() const { return kv + scores + memory_sets + workspace; }
+};
+
+/// One attend() of attend_together().
+struct SequenceCall {
+  Session* session = nullptr;  ///< with an open step; each session at most once
+  std::int64_t layer = 0;
+  Rows q;
+  Rows k;  ///< this and v: sessions that keep their rows
+  Rows v;
+  const StoredRows* stored = nullptr;  ///< sessions whose rows are the caller's; then k and v are not read
+  MutableRows out;
+  LseOutput lse = {};
 };
 
 /// Where the time of attend() went, in seconds by the wall since open() or the last reset(): sums over the threads,
@@ -185,6 +226,21 @@ class HEADWATER_API Session {
   virtual void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
                       const LseOutput& lse = {}) = 0;
 
+  /// attend() of a session whose rows the caller keeps (Options::kv_owner): `rows` holds K and V of all tokens, those of the
+  /// open step included. Rows of earlier tokens must hold what they held before, wherever they lie now. Nothing is kept
+  /// after the call but what is computed of the rows (scores, summaries). Errors: those of attend(); unsupported.
+  virtual void attend_stored(std::int64_t /*layer*/, const Rows& /*q*/, const StoredRows& /*rows*/,
+                             const MutableRows& /*out*/, const LseOutput& /*lse*/ = {}) {
+    refuse("attend_stored()");
+  }
+
+  /// What attend() or attend_stored() would refuse of this call, without making it: throws the same error. The session is
+  /// call.session.
+  virtual void check_call(const SequenceCall& /*call*/) const {}
+  /// What attend_together() does once all calls are checked; calls[0] is this session's. Engines override it where
+  /// sequences can share their threads; calls of other engines' sessions are made one after the other.
+  virtual void attend_group(std::span<const SequenceCall> calls);
+
   /// Closes the step; every layer must have been attended.
   virtual void end() = 0;
 
@@ -199,6 +255,16 @@ class HEADWATER_API Session {
   /// (STATE-9). With rule h2o not every n is possible (STATE-10, Options::checkpoints).
   /// Errors: invalid_argument (which n are allowed), wrong_state (a step is open; it stays open), unsupported.
   virtual void truncate(std::int64_t /*n*/) { refuse("truncate()"); }
+
+  /// A second session that is equal to this one and goes on independently of it, to the bit (STATE-11). Stored rows are
+  /// shared, nothing else is taken before the fork's first begin(). It works for the same engine with the same options;
+  /// observer and interrupt are not taken over. Either may be used by another thread, and may be destroyed first.
+  /// Errors: wrong_state (a step is open; it stays open), out_of_memory, unsupported.
+  [[nodiscard]] virtual std::unique_ptr<Session> fork() { refuse("fork()"); }
+
+  /// Gives all that the session must keep to an archive, or, in an empty session, takes it (STATE-12); see state.hpp. After
+  /// an error while taking the session is empty. Errors: wrong_state (a step is open), invalid_argument, unsupported.
+  virtual void exchange_state(StateArchive& /*archive*/) { refuse("save() and load()"); }
 
   [[nodiscard]] virtual SessionState state() const = 0;
   /// Tokens stored, the open step not counted.
@@ -247,5 +313,23 @@ class HEADWATER_API Session {
                 std::string(what) + " is not offered by this engine; allowed: an engine that claims it");
   }
 };
+
+/// attend() or attend_stored() of each of the calls, which is what they compute, to the bit; threads and working memory are
+/// those of the first session (several sequences that are decoded, a chunk of a prompt beside them). Sessions of different
+/// engines are legal; only those of one share threads. Errors: those of the calls, with the number of the call in front;
+/// invalid_argument (no call, a null session, one session twice). Where an argument is refused, nothing was computed and
+/// all steps go on; where a call cannot finish, its step has failed, the calls before it are done, and those after it
+/// are done, failed, or not begun: Session::failed() and the layer's attend() say which.
+HEADWATER_API void attend_together(std::span<const SequenceCall> calls);
+
+inline void Session::attend_group(std::span<const SequenceCall> calls) {
+  for (const SequenceCall& call : calls) {
+    if (call.stored) {
+      call.session->attend_stored(call.layer, call.q, *call.stored, call.out, call.lse);
+    } else {
+      call.session->attend(call.layer, call.q, call.k, call.v, call.out, call.lse);
+    }
+  }
+}
 
 }  // namespace headwater

@@ -80,6 +80,10 @@ void validate(const Shape& shape, const Options& options) {
   require_range("threads", options.threads, 0, kMaxThreads);
   require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
   require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
+  require_range("kv_owner", static_cast<std::int64_t>(options.kv_owner), 0, 1);
+  if (options.page < kPageMultiple || options.page > kMaxPosition || options.page % kPageMultiple != 0) {
+    refuse("page", options.page, "a multiple of 256, 256 .. 2147483392");
+  }
   require_range("row_memory", static_cast<std::int64_t>(options.row_memory), 0, 1);
   if (options.row_memory == RowMemory::host && options.stream != nullptr) {
     refuse("stream", options.stream, "null, as row_memory is 0 (host)");
@@ -121,6 +125,12 @@ void require_no_checkpoints(const Options& options, std::string_view engine) {
   throw Error(ErrorCode::unsupported, "checkpoints is " + std::to_string(options.checkpoints) +
                                           "; allowed: 0: engine " + std::string(engine) +
                                           " does not truncate");
+}
+
+void require_own_rows(const Options& options, std::string_view engine) {
+  if (options.kv_owner == KvOwner::session) return;
+  throw Error(ErrorCode::unsupported, "kv_owner is 1 (caller); allowed: 0 (session): engine " +
+                                          std::string(engine) + " keeps the rows");
 }
 
 void require_no_device(const Options& options, std::string_view engine) {
@@ -182,6 +192,8 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   }
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;
+  effective.kv_owner = options.kv_owner;
+  effective.page = options.page;
   effective.schedule = options.schedule;
   effective.select = options.select;
   if (effective.sparse && options.select == Select::h2o) {

@@ -11,6 +11,7 @@ inline constexpr std::int64_t kMaxPosition = 2147483647;  // positions are 32-bi
 inline constexpr std::int64_t kMaxExtent = 65536;         // layers, heads, row widths
 inline constexpr std::int64_t kMaxThreads = 512;
 inline constexpr std::int64_t kMaxCheckpoints = 65536;
+inline constexpr std::int64_t kPageMultiple = 256;
 
 /// The effective options (CFG-1..4). Throws Error invalid_argument naming field, value and what is allowed.
 /// `default_threads` is what threads = 0 stands for.
@@ -22,6 +23,8 @@ void require_h2o(const Options& options, std::string_view engine);
 
 /// Throws Error unsupported where the options want checkpoints, and the engine does not truncate.
 void require_no_checkpoints(const Options& options, std::string_view engine);
+/// ROWS-1: `unsupported` where the caller is to keep the rows.
+void require_own_rows(const Options& options, std::string_view engine);
 
 /// Throws Error invalid_argument where the options want device rows or a device, and the engine has none.
 void require_no_device(const Options& options, std::string_view engine);
