@@ -46,30 +46,53 @@ SessionBase::SessionBase(const Shape& shape, EffectiveOptions options, bool undo
       undoes_(undoes),
       machine_(shape_, options_, undoes) {}
 
-void SessionBase::begin(const Step& step) { machine_.begin(step); }
+void SessionBase::begin(const Step& step) {
+  machine_.begin(step);
+  const std::int64_t before = machine_.tokens();
+  try {
+    reserve(before, before + machine_.step_tokens());
+  } catch (...) {
+    machine_.abort();
+    throw;
+  }
+}
 
 void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                          const MutableRows& out, const LseOutput& lse) {
-  machine_.require_open("attend()");
-  require_view("q", q.data, q.type);
-  require_view("k", k.data, k.type);
-  require_view("v", v.data, v.type);
-  require_view("out", out.data, out.type);
+  run({this, layer, q, k, v, nullptr, out, lse});
+}
+
+void SessionBase::attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows,
+                                const MutableRows& out, const LseOutput& lse) {
+  if (options_.kv_owner == KvOwner::session) refuse("attend_stored() of a session that keeps its rows");
+  run({this, layer, q, {}, {}, &rows, out, lse});
+}
+
+void SessionBase::run(const SequenceCall& call) {
   try {
-    check_rows(q, k, v, out, lse);
+    check_call(call);
   } catch (const Error& error) {
     const bool refused =
         error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::unsupported;
-    if (!refused) machine_.fail();  // a device in an error state
+    if (machine_.open() && !refused) machine_.fail();  // a device in an error state
     throw;
   }
-  machine_.enter_layer(layer);
+  enter(call);
   try {
-    run_layer(layer, q, k, v, out, lse);
+    run_layer(call);
   } catch (...) {
-    machine_.fail_layer(layer);
+    fail(call);
     throw;
   }
+}
+
+void SessionBase::check_call(const SequenceCall& call) const {
+  machine_.require_open("attend()");
+  require_view("q", call.q.data, call.q.type);
+  require_view("k", call.k.data, call.k.type);
+  require_view("v", call.v.data, call.v.type);
+  require_view("out", call.out.data, call.out.type);
+  check_rows(call);
 }
 
 void SessionBase::end() {

@@ -18,6 +18,9 @@ class SessionBase : public Session {
   void begin(const Step& step) final;
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
               const LseOutput& lse = {}) final;
+  void attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows, const MutableRows& out,
+                     const LseOutput& lse = {}) final;
+  void check_call(const SequenceCall& call) const final;
   void end() final;
   void reset() final;
   void abort() final;
@@ -33,13 +36,17 @@ class SessionBase : public Session {
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
 
  protected:
+  /// The step for these positions is about to open: takes what it needs beyond what the session holds (NUM-4). What it
+  /// throws leaves the session as it was.
+  virtual void reserve(std::int64_t /*begin*/, std::int64_t /*end*/) {}
   /// Checks what an engine requires of rows beyond pointers and types: invalid_argument or unsupported, with the step as it
   /// was.
-  virtual void check_rows(const Rows& /*q*/, const Rows& /*k*/, const Rows& /*v*/, const MutableRows& /*out*/,
-                          const LseOutput& /*lse*/) const {}
+  virtual void check_rows(const SequenceCall& /*call*/) const {}
   /// Stores K and V of the step's tokens and computes all chunks of the plan for one layer. Arguments are valid.
-  virtual void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                         const MutableRows& out, const LseOutput& lse) = 0;
+  virtual void run_layer(const SequenceCall& call) = 0;
+  /// run() computes a checked call: the layer is entered before it and fails where it throws. For attend_group().
+  void enter(const SequenceCall& call) { machine_.enter_layer(call.layer); }
+  void fail(const SequenceCall& call) { machine_.fail_layer(call.layer); }
   /// Forgets all tokens; what it throws leaves the session as it was. (The state machine is reset by the base.)
   virtual void forget() = 0;
   /// Of a session that undoes. Stored rows, and scores after the last token, may stay: they are written before they are
@@ -61,6 +68,8 @@ class SessionBase : public Session {
   [[nodiscard]] const Observer& observer() const { return observer_; }
 
  private:
+  void run(const SequenceCall& call);
+
   Shape shape_;
   EffectiveOptions options_;
   bool undoes_;

@@ -97,22 +97,22 @@ void CpuSession::undo_chunks(std::int64_t sparse) {
   if (data_.undo) data_.undo->undo_chunks(sparse);
 }
 
-void CpuSession::run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
-                           const MutableRows& out, const LseOutput& lse) {
+void CpuSession::run_layer(const SequenceCall& asked) {
+  const std::int64_t layer = asked.layer;
   data_.workers.enter_layer(layer, interrupt_);
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
   if (data_.undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.undo->apply(layer);
-  store_rows(layer, k, v, chunks.front().begin, n);
+  store_rows(layer, asked.k, asked.v, chunks.front().begin, n);
   bool dense_layer = options().dense_layer(layer);  // STATE-7
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
   if (data_.summaries.width() > 0 && !dense_layer) summarise(layer, chunks.front().begin, n);
   Arithmetic* arithmetic = &floats_;
-  if (bf16_ && q.type == DType::bf16) arithmetic = &*bf16_;
+  if (bf16_ && asked.q.type == DType::bf16) arithmetic = &*bf16_;
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
-  const LayerCall call{data_, *arithmetic, layer, q, out, attended, observer(), lse};
+  const LayerCall call{data_, *arithmetic, layer, asked.q, asked.out, attended, observer(), asked.lse};
   if (sparse && !dense_layer) {
     if (blocks_) {
       blocks_->run(call);

@@ -34,8 +34,7 @@ class CpuSession final : public core::SessionBase {
   void set_interrupt(Interrupt interrupt) override { interrupt_ = std::move(interrupt); }
 
  private:
-  void run_layer(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
-                 const LseOutput& lse) override;
+  void run_layer(const SequenceCall& asked) override;
   void forget() override;
   void keep_step() override;
   void undo_step() override;

@@ -79,11 +79,10 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
   read_row(data_.values(layer), head_kv, position, row, shape().d_value);
 }
 
-void CudaSession::check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
-                             const MutableRows& out, const LseOutput& lse) const {
-  if (lse.data != nullptr) refuse("lse");
+void CudaSession::check_rows(const headwater::SequenceCall& call) const {
+  if (call.lse.data != nullptr) refuse("lse");
   data_.device->require_uncaptured(data_.stream);
-  staging_.check({q, k, v, out});
+  staging_.check({call.q, call.k, call.v, call.out});
 }
 
 std::size_t CudaSession::window_chunks(std::size_t first) const {
@@ -97,12 +96,12 @@ std::size_t CudaSession::window_chunks(std::size_t first) const {
   return last - first;
 }
 
-void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
-                            const headwater::Rows& v, const MutableRows& out, const LseOutput& /*lse*/) {
+void CudaSession::run_layer(const headwater::SequenceCall& asked) {
   std::span<const Chunk> chunks = plan();
   const std::int64_t base = chunks.front().begin;
   const std::int64_t end = chunks.back().end;
   const Chunk whole{base, end, ChunkMode::dense};
+  const std::int64_t layer = asked.layer;
   bool sparse = chunks.front().mode == ChunkMode::sparse;
   const bool last_left_out =
       HEADWATER_SABOTAGE("cuda.dense_layer.last_left_out") && layer + 1 == shape().n_layer;
@@ -111,10 +110,10 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     chunks = {&whole, 1};
   }
   // Tensor cores where both rows of a product have the same 16-bit type.
-  const bool tensor = q.type == shape().kv_type && q.type != DType::f32;
+  const bool tensor = asked.q.type == shape().kv_type && asked.q.type != DType::f32;
   KernelPath* path = &sm80_;
   if (tensor && sm90_.taken()) path = &sm90_;
-  const Staging::Call call{q, k, v, out};
+  const Staging::Call call{asked.q, asked.k, asked.v, asked.out};
   staging_.begin_call();
   std::size_t first = 0;  // chunk of the next window
   for (std::int64_t begin = base; begin < end;) {
@@ -123,7 +122,7 @@ void CudaSession::run_layer(std::int64_t layer, const headwater::Rows& q, const 
     const std::int64_t n = window_end - begin;
     const Staging::Placed rows = staging_.begin_window(call, begin - base, n);
     const Window window{*launches_, *path,  layer,    begin,
-                        window_end, rows.q, rows.out, tensor ? q.type : DType::f32,
+                        window_end, rows.q, rows.out, tensor ? asked.q.type : DType::f32,
                         observer()};
     launches_->begin(sparse ? WindowLaunches::Order::sparse : WindowLaunches::Order::dense,
                      window.observed());

@@ -44,10 +44,8 @@ class CudaSession final : public core::SessionBase {
   [[nodiscard]] std::string paths() const { return sm90_.text(); }
 
  private:
-  void check_rows(const headwater::Rows& q, const headwater::Rows& k, const headwater::Rows& v,
-                  const MutableRows& out, const LseOutput& lse) const override;
-  void run_layer(std::int64_t layer, const headwater::Rows& q, const headwater::Rows& k,
-                 const headwater::Rows& v, const MutableRows& out, const LseOutput& lse) override;
+  void check_rows(const headwater::SequenceCall& call) const override;
+  void run_layer(const headwater::SequenceCall& call) override;
   void forget() override;
 
   /// Chunks of the plan that the window beginning with `first` holds.
