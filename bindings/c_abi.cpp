@@ -70,17 +70,35 @@ std::vector<float> per_head(const float* values, std::int64_t n_head) {
   return copied;
 }
 
+// LAYER-1. An entry may be longer than this library's; what follows must be 0.
+std::vector<headwater::LayerOptions> layers_of(const headwater_options& from, const headwater::Shape& shape) {
+  if (from.layers == nullptr && from.layer_count == 0) return {};
+  needed(from.layers, "options.layers");
+  constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
+  check_range(shape.n_layer, 1, kMostLayers, "shape.n_layer");
+  check_range(from.layer_count, shape.n_layer, shape.n_layer, "options.layer_count");
+  check_struct_size(from.layer_size, sizeof(headwater_layer_options), "options.layer_size");
+  std::vector<headwater::LayerOptions> layers(static_cast<std::size_t>(from.layer_count));
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(from.layers) + l * from.layer_size;
+    const std::string name = "options.layers[" + std::to_string(l) + "]";
+    check_unknown(bytes, from.layer_size, sizeof(headwater_layer_options), name);
+    headwater_layer_options one{};
+    std::memcpy(&one, bytes, sizeof one);
+    layers[l].window = one.window;
+    if (!std::isnan(one.scale)) layers[l].scale = one.scale;
+    if (!std::isnan(one.softcap)) layers[l].softcap = one.softcap;
+    if (one.sinks != nullptr) layers[l].sinks = per_head(one.sinks, shape.n_head);
+  }
+  return layers;
+}
+
 headwater::Options options_of(const headwater_options& caller, const headwater::Shape& shape) {
   check_struct_size(caller.struct_size, kOptionsSize1, "options.struct_size");
   headwater_options from{};
   const auto* bytes = reinterpret_cast<const unsigned char*>(&caller);
   std::memcpy(&from, bytes, std::min(caller.struct_size, sizeof from));
-  for (std::size_t i = sizeof from; i < caller.struct_size; ++i) {
-    if (bytes[i] == 0) continue;
-    invalid("options.struct_size is " + std::to_string(caller.struct_size) + " and byte " +
-            std::to_string(i) + " is set; this library knows " + std::to_string(sizeof from) +
-            " bytes, what follows must be 0");
-  }
+  check_unknown(bytes, caller.struct_size, sizeof from, "options");
   check_reserved(from.reserved, "options.reserved");
   constexpr std::int32_t kTwo = 2;
   headwater::Options options;
@@ -125,6 +143,7 @@ headwater::Options options_of(const headwater_options& caller, const headwater::
   options.kv_owner = enumerator<headwater::KvOwner>(from.kv_owner, kTwo, "options.kv_owner");
   check_reserved(from.reserved5, "options.reserved5");
   if (from.page != 0) options.page = from.page;
+  options.layers = layers_of(from, shape);
   return options;
 }
 

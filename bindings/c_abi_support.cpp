@@ -56,4 +56,12 @@ void check_struct_size(std::size_t size, std::size_t smallest, const std::string
           std::to_string(kLargestStruct));
 }
 
+void check_unknown(const unsigned char* bytes, std::size_t size, std::size_t known, const std::string& name) {
+  for (std::size_t i = known; i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    invalid(name + ".struct_size is " + std::to_string(size) + " and byte " + std::to_string(i) +
+            " is set; this library knows " + std::to_string(known) + " bytes, what follows must be 0");
+  }
+}
+
 }  // namespace headwater::c_abi

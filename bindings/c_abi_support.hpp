@@ -48,6 +48,9 @@ void check_reserved(std::int32_t value, const std::string& field);
 /// uninitialised value, not a structure of some later version.
 void check_struct_size(std::size_t size, std::size_t smallest, const std::string& field);
 
+/// Bytes of a caller's structure that this library does not know must be 0.
+void check_unknown(const unsigned char* bytes, std::size_t size, std::size_t known, const std::string& name);
+
 template <class Pointer>
 Pointer needed(Pointer pointer, const std::string& name) {
   if (pointer == nullptr) invalid(name + " is NULL; allowed: a valid pointer");

@@ -39,8 +39,9 @@ inline constexpr std::array kClaims{
     ClaimInfo{"host_threads", &Claims::host_threads, HEADWATER_CLAIM_HOST_THREADS,
               "works on threads of the host"},
     ClaimInfo{"fork", &Claims::fork, HEADWATER_CLAIM_FORK, "sessions can be forked"},
-    // No plug-in can claim it: there is no function for it in the table.
+    // No plug-in can claim these two: its table has nothing for them.
     ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},
+    ClaimInfo{"layers", &Claims::layers, 0, "layers with windows, scales, caps and sinks of their own"},
     ClaimInfo{"stored_rows", &Claims::stored_rows, HEADWATER_CLAIM_STORED_ROWS,
               "works on K and V rows of the caller"}};
 // Every bool of Claims has its line.

@@ -169,7 +169,12 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
       const std::int64_t i = input.queries[static_cast<std::size_t>(first_row + r)];
       Eigen::Index visible = memory;
       while (visible < seen && input.positions[static_cast<std::size_t>(visible)] <= i) ++visible;
-      for (Eigen::Index j = 0; j < visible; ++j) {
+      Eigen::Index first = 0;  // MASK-2
+      while (input.window > 0 && i - input.positions[static_cast<std::size_t>(first)] >= input.window)
+        ++first;
+      row.logit.head(first) = -std::numeric_limits<double>::infinity();
+      row.error.head(first) = 0;
+      for (Eigen::Index j = first; j < visible; ++j) {
         double s = raw(r, j);
         double error = (d + 4.0) * u * size(r, j);
         if (input.softcap > 0.0) {
@@ -189,13 +194,13 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         row.logit[j] = s;
         row.error[j] = error;
       }
-      const Softmax whole = softmax(row, 0, visible, input.sink, u);
-      const Softmax intra = softmax(row, memory, visible, input.sink, u);
+      const Softmax whole = softmax(row, first, visible, input.sink, u);
+      const Softmax intra = softmax(row, std::max(first, memory), visible, input.sink, u);
       const Softmax inter = softmax(row, 0, memory, -std::numeric_limits<double>::infinity(), u);
       const double rescales = kRescale * u * (strict_records(row.logit, visible) + 1.0);
       const bool fused = memory > 0;
 
-      for (Eigen::Index j = 0; j < visible; ++j) {
+      for (Eigen::Index j = first; j < visible; ++j) {
         const double s = row.logit[j];
         const Softmax& part = j < memory ? inter : intra;
         const double part_sum = part.mean_error + u * sum_error(part.count) + arithmetic.exp + rescales;

@@ -37,6 +37,7 @@ struct HeadChunk {
   double softcap = 0.0;
   double slope = 0.0;
   double sink = -std::numeric_limits<double>::infinity();
+  std::int64_t window = 0;  ///< MASK-2; 0: none, and always where there is a memory set
 };
 
 /// Values in double and, element by element, how far an engine of that arithmetic may be from them before its result

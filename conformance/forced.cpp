@@ -106,10 +106,15 @@ HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrac
   copy(input.k, result.keys);
   copy(input.v, result.values);
   const Options& options = problem.options;
-  result.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));
-  result.softcap = options.softcap;
+  const LayerOptions own =
+      options.layers.empty() ? LayerOptions{} : options.layers[static_cast<std::size_t>(layer)];
+  const std::vector<float> sinks = own.sinks.value_or(options.sinks);
+  result.window = own.window;
+  result.scale =
+      own.scale.value_or(options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head))));
+  result.softcap = own.softcap.value_or(options.softcap);
   if (!options.alibi.empty()) result.slope = options.alibi[static_cast<std::size_t>(head)];
-  if (!options.sinks.empty()) result.sink = options.sinks[static_cast<std::size_t>(head)];
+  if (!sinks.empty()) result.sink = sinks[static_cast<std::size_t>(head)];
   return result;
 }
 
@@ -134,7 +139,8 @@ std::vector<std::vector<std::int64_t>> rows_by_set(const ChunkTrace& chunk) {
 }
 
 StoredLayer::StoredLayer(const Problem& problem, std::int64_t layer)
-    : k(problem.layers[static_cast<std::size_t>(layer)].k),
+    : index(layer),
+      k(problem.layers[static_cast<std::size_t>(layer)].k),
       v(problem.layers[static_cast<std::size_t>(layer)].v) {
   const Shape& shape = problem.shape;
   for (float& x : k.values) x = round_to(shape.kv_type, x);
@@ -153,7 +159,7 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
                           std::int64_t head, const std::vector<std::int64_t>& rows, HeadTruth& truth) {
   const Shape& shape = problem.shape;
   const reference::LogitRule rule =
-      reference::logit_rule(problem.options, expected_options(shape, problem.options), head);
+      reference::logit_rule(problem.options, expected_options(shape, problem.options), layer.index, head);
   const std::int64_t set = chunk.set_of(head, shape.n_head / shape.n_head_kv, rows.front());
   const auto* memory = chunk.memory.data() + set * chunk.memory_count;
   // The keys of a row are those from the chunk's begin on, whatever part of the chunk is asked for.
@@ -190,6 +196,8 @@ VoteOracle::VoteOracle(const VoteArithmetic& arithmetic, const Problem& problem,
       head_kv_(head_kv),
       options_(expected_options(problem.shape, problem.options)),
       arithmetic_(arithmetic) {
+  options_.scale = options_.scale_of(layer);
+  options_.softcap = options_.softcap_of(layer);
   std::vector<std::int32_t> before(static_cast<std::size_t>(chunk.candidate_blocks * options_.key_block));
   std::iota(before.begin(), before.end(), 0);
   summaries_ = summaries_of(key_rows(before), options_.key_block, arithmetic_);

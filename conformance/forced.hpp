@@ -30,6 +30,7 @@ enum class Truth { eigen, reference };
 /// One layer as the reference oracle reads it: K and V rounded as they are stored.
 struct StoredLayer {
   StoredLayer(const Problem& problem, std::int64_t layer);
+  std::int64_t index;
   Tensor k, v;
   LayerRows rows;  ///< of q in the problem, and of k and v
 };

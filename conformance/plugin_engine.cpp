@@ -111,6 +111,11 @@ void check_claimed(const Claims& claims, const Options& options) {
                 fmt::format("checkpoints is {}; allowed: 0: the plug-in does not claim truncate",
                             options.checkpoints));
   }
+  if (!options.layers.empty()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("layers has {} entries; allowed: none: plug-ins are not told of them",
+                            options.layers.size()));
+  }
   if (options.kv_owner == KvOwner::caller && !claims.stored_rows) {
     throw Error(ErrorCode::unsupported,
                 "kv_owner is 1 (caller); allowed: 0 (session): the plug-in does not claim stored_rows");
@@ -289,6 +294,9 @@ void PluginSession::open(const Options& options) {
        // Of later headers, too: asked of plug-ins that claim to know it.
        .kv_owner = static_cast<std::int32_t>(options.kv_owner),
        .reserved5 = 0,
+       .layers = nullptr,
+       .layer_count = 0,
+       .layer_size = 0,
        .page = 0});
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
@@ -331,8 +339,7 @@ void PluginSession::read_options() {
   options_.pinned = said.pinned;
   options_.dense_below = said.dense_below;
   options_.checkpoints = said.checkpoints;
-  options_.kv_owner =
-      enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
+  options_.kv_owner = enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
   options_.page = said.page;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
   if (options_.select == Select::blocks && !sized) {

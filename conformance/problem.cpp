@@ -46,6 +46,14 @@ std::string Problem::describe() const {
   if (!options.dense_layers.empty()) {
     text += fmt::format(" dense-layers {}", fmt::join(options.dense_layers, ","));
   }
+  if (!options.layers.empty()) {
+    text += " layers";
+    for (const LayerOptions& layer : options.layers) {
+      text += fmt::format(
+          " w{}{}{}{}", layer.window, layer.scale ? fmt::format(" scale {}", *layer.scale) : "",
+          layer.softcap ? fmt::format(" cap {}", *layer.softcap) : "", layer.sinks ? " sinks" : "");
+    }
+  }
   if (!options.clamp) text += " no-clamp";
   if (options.dense) text += " dense";
   if (options.scale) text += fmt::format(" scale {}", *options.scale);

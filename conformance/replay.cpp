@@ -62,6 +62,7 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
   effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
+  effective.layers = options.layers;
   effective.checkpoints =
       effective.sparse && options.select == Select::h2o ? options.checkpoints : 0;  // STATE-10
   effective.kv_owner = options.kv_owner;

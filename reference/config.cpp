@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "reference/arguments.hpp"
 
@@ -57,6 +59,35 @@ void validate_blocks(const Options& options) {
   if (options.pinned % options.key_block != 0) {
     reject("pinned", std::to_string(options.pinned),
            "a multiple of key_block = " + std::to_string(options.key_block));
+  }
+}
+
+// LOGIT-1, LOGIT-2 and LOGIT-4; `of` is what stands before the names of the fields.
+void validate_logits(const std::string& of, std::optional<double> scale, double softcap,
+                     const std::vector<float>& sinks, std::int64_t n_head) {
+  if (scale && !std::isfinite(*scale)) reject(of + "scale", std::to_string(*scale), "finite");
+  if (!std::isfinite(softcap) || softcap < 0.0) {
+    reject(of + "softcap", std::to_string(softcap), "finite and at least 0");
+  }
+  require_one_per_head(of + "sinks", sinks.size(), n_head);
+  for (std::size_t h = 0; h < sinks.size(); ++h) {
+    const bool none = sinks[h] == -std::numeric_limits<float>::infinity();
+    if (!std::isfinite(sinks[h]) && !none) {
+      reject(of + "sinks[" + std::to_string(h) + "]", std::to_string(sinks[h]), "finite or -inf");
+    }
+  }
+}
+
+// LAYER-1
+void validate_layers(const Shape& shape, const std::vector<LayerOptions>& layers) {
+  if (!layers.empty() && std::ssize(layers) != shape.n_layer) {
+    reject("layers.size", std::to_string(layers.size()), "0 or n_layer = " + std::to_string(shape.n_layer));
+  }
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const std::string of = "layers[" + std::to_string(l) + "].";
+    require_range(of + "window", layers[l].window, 0, kMaxPosition);
+    validate_logits(of, layers[l].scale, layers[l].softcap.value_or(0),
+                    layers[l].sinks.value_or(std::vector<float>()), shape.n_head);
   }
 }
 
@@ -113,20 +144,8 @@ void validate(const Shape& shape, const Options& options) {
     reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o) or 1 (blocks)");
   }
   if (options.select == Select::blocks) validate_blocks(options);
-  if (options.scale && !std::isfinite(*options.scale)) {
-    reject("scale", std::to_string(*options.scale), "finite");
-  }
-  if (!std::isfinite(options.softcap) || options.softcap < 0.0) {
-    reject("softcap", std::to_string(options.softcap), "finite and at least 0");
-  }
-  require_one_per_head("sinks", options.sinks.size(), shape.n_head);
-  for (std::size_t h = 0; h < options.sinks.size(); ++h) {
-    const float sink = options.sinks[h];
-    const bool none = sink == -std::numeric_limits<float>::infinity();
-    if (!std::isfinite(sink) && !none) {
-      reject("sinks[" + std::to_string(h) + "]", std::to_string(sink), "finite or -inf");
-    }
-  }
+  validate_logits("", options.scale, options.softcap, options.sinks, shape.n_head);
+  validate_layers(shape, options.layers);
   require_one_per_head("alibi", options.alibi.size(), shape.n_head);
   for (std::size_t h = 0; h < options.alibi.size(); ++h) {
     if (!std::isfinite(options.alibi[h])) {
@@ -200,6 +219,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
+  effective.layers = options.layers;
   effective.kv_owner = options.kv_owner;
   effective.page = options.page;
   // Only without the clamp can the sum be too large for a set of 32-bit positions.

@@ -2,6 +2,8 @@
 
 #include <span>
 
+#include "reference/mask.hpp"
+
 namespace headwater::reference {
 
 // DEC-1: a token sees all stored tokens, the earlier ones of its step, and itself.
@@ -12,7 +14,7 @@ std::vector<SoftmaxRow> dense_attention(const LogitRule& rule, std::int64_t begi
     const std::int64_t i = begin + row;
     std::vector<double> logits;
     std::vector<std::span<const double>> values;
-    for (std::int64_t j = 0; j <= i; ++j) {
+    for (std::int64_t j = first_visible(rule.window, i); j <= i; ++j) {
       logits.push_back(logit(rule, q.row(row), k.row(j), i, j));
       values.push_back(v.row(j));
     }

@@ -2,16 +2,22 @@
 
 #include <cmath>
 #include <cstddef>
+#include <vector>
 
 namespace headwater::reference {
 
-LogitRule logit_rule(const Options& options, const EffectiveOptions& effective, std::int64_t query_head) {
+LogitRule logit_rule(const Options& options, const EffectiveOptions& effective, std::int64_t layer,
+                     std::int64_t query_head) {
   const auto h = static_cast<std::size_t>(query_head);
+  const LayerOptions own =
+      options.layers.empty() ? LayerOptions{} : options.layers[static_cast<std::size_t>(layer)];
+  const std::vector<float> sinks = own.sinks.value_or(options.sinks);
   LogitRule rule;
-  rule.scale = effective.scale;
-  rule.softcap = effective.softcap;
+  rule.window = own.window;
+  rule.scale = own.scale.value_or(effective.scale);
+  rule.softcap = own.softcap.value_or(effective.softcap);
   if (!options.alibi.empty()) rule.slope = options.alibi[h];
-  if (!options.sinks.empty()) rule.sink = options.sinks[h];
+  if (!sinks.empty()) rule.sink = sinks[h];
   return rule;
 }
 

@@ -15,11 +15,12 @@ struct LogitRule {
   double softcap = 0.0;                                    ///< LOGIT-2: t; 0 is none
   double slope = 0.0;                                      ///< LOGIT-3: a_h; 0 is none
   double sink = -std::numeric_limits<double>::infinity();  ///< LOGIT-4: z_h; -inf is none
+  std::int64_t window = 0;                                 ///< MASK-2, in dense attention: w; 0 is none
 };
 
-/// The rule of query head h; sinks and slopes of a list that is empty are none.
+/// The rule of query head h of a layer (LAYER-1); sinks and slopes of a list that is empty are none.
 [[nodiscard]] LogitRule logit_rule(const Options& options, const EffectiveOptions& effective,
-                                   std::int64_t query_head);
+                                   std::int64_t layer, std::int64_t query_head);
 
 /// LOGIT-1: the key/value head that query head h reads, floor(h * Hkv / Hq).
 [[nodiscard]] std::int64_t key_value_head(std::int64_t query_head, std::int64_t n_head,

@@ -53,7 +53,8 @@ IntraState intra_of_chunk(const LayerStep& step, const Chunk& chunk) {
     const Matrix k = read_rows(storage.keys(), chunk.begin, chunk.end, kv_head(step, h), step.shape.d_head);
     const Matrix v =
         read_rows(storage.values(), chunk.begin, chunk.end, kv_head(step, h), step.shape.d_value);
-    heads.push_back(intra_pass(logit_rule(step.options, step.effective, h), chunk.begin, q, k, v));
+    heads.push_back(
+        intra_pass(logit_rule(step.options, step.effective, step.layer, h), chunk.begin, q, k, v));
   }
   return heads;
 }
@@ -99,7 +100,7 @@ BlockSet set_of_query_block(const LayerStep& step, const Chunk& chunk, const Que
   std::vector<PooledHead> heads;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     if (kv_head(step, h) != g) continue;
-    heads.push_back({logit_rule(step.options, step.effective, h),
+    heads.push_back({logit_rule(step.options, step.effective, step.layer, h),
                      pools(block_queries(step, block, h), block.begin, step.effective.pool)});
   }
   const LayerStorage& storage = step.storage;
@@ -113,8 +114,8 @@ std::vector<SoftmaxRow> inter_of_query_block(const LayerStep& step, const QueryB
   const LayerStorage& storage = step.storage;
   const Matrix k = gather_rows(storage.keys(), set, kv_head(step, h), step.shape.d_head);
   const Matrix v = gather_rows(storage.values(), set, kv_head(step, h), step.shape.d_value);
-  return inter_pass(logit_rule(step.options, step.effective, h), block.begin, block_queries(step, block, h),
-                    set, k, v)
+  return inter_pass(logit_rule(step.options, step.effective, step.layer, h), block.begin,
+                    block_queries(step, block, h), set, k, v)
       .rows;
 }
 
@@ -124,8 +125,8 @@ PassResult inter_of_chunk(const LayerStep& step, const Chunk& chunk, std::int64_
   const LayerStorage& storage = step.storage;
   const Matrix k = gather_rows(storage.keys(), memory, kv_head(step, h), step.shape.d_head);
   const Matrix v = gather_rows(storage.values(), memory, kv_head(step, h), step.shape.d_value);
-  return inter_pass(logit_rule(step.options, step.effective, h), chunk.begin, chunk_queries(step, chunk, h),
-                    memory, k, v);
+  return inter_pass(logit_rule(step.options, step.effective, step.layer, h), chunk.begin,
+                    chunk_queries(step, chunk, h), memory, k, v);
 }
 
 void write_output(const LayerStep& step, const Chunk& chunk, std::int64_t h, std::int64_t row,
@@ -296,8 +297,9 @@ void attend_dense(LayerStep& step, const Chunk& chunk) {
     ask_to_stop(step);
     const Matrix k = read_rows(storage.keys(), 0, chunk.end, kv_head(step, h), step.shape.d_head);
     const Matrix v = read_rows(storage.values(), 0, chunk.end, kv_head(step, h), step.shape.d_value);
-    const std::vector<SoftmaxRow> rows = dense_attention(logit_rule(step.options, step.effective, h),
-                                                         chunk.begin, chunk_queries(step, chunk, h), k, v);
+    const std::vector<SoftmaxRow> rows =
+        dense_attention(logit_rule(step.options, step.effective, step.layer, h), chunk.begin,
+                        chunk_queries(step, chunk, h), k, v);
     for (std::int64_t row = 0; row < chunk_tokens(chunk); ++row) {
       write_output(step, chunk, h, row, rows[static_cast<std::size_t>(row)], trace);
     }

@@ -25,7 +25,7 @@ constexpr Arithmetic kDouble{0x1p-53, 0x1p-1020, 4 * 0x1p-53};
 }
 
 reference::LogitRule rule_of(const Problem& problem, std::int64_t head) {
-  return reference::logit_rule(problem.options, expected_options(problem.shape, problem.options), head);
+  return reference::logit_rule(problem.options, expected_options(problem.shape, problem.options), 0, head);
 }
 
 // Outputs and log-sum-exps of rows that read one set.

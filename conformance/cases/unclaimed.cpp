@@ -84,17 +84,23 @@ void unclaimed(Context& context) {
     if (calls != 0)
       throw Violation(fmt::format("parallel_for is not claimed and was called {} times", calls.load()));
   }
-  if (claims.truncate) return;
   const Shape shape{.n_layer = 1, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 16};
+  const auto refuse_open = [&](bool claimed, const Options& options, const std::string& what) {
+    if (claimed) return;
+    require_code(code_of([&] { (void)engine.open(shape, options); }), ErrorCode::unsupported,
+                 what + " is not claimed");
+  };
   for (const std::int64_t value : {1, 65536}) {
     Options options;
     options.checkpoints = value;
-    require_code(code_of([&] { (void)engine.open(shape, options); }), ErrorCode::unsupported,
-                 fmt::format("checkpoints = {} is not claimed", value));
+    refuse_open(claims.truncate, options, fmt::format("checkpoints = {}", value));
   }
+  Options layers;
+  layers.layers.resize(1);
+  refuse_open(claims.layers, layers, "layers");
 }
 const Register kUnclaimed{{"state.unclaimed",
-                           {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1"},
+                           {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1", "LAYER-1"},
                            "session",
                            Lane::state,
                            true,

@@ -126,6 +126,15 @@ typedef void (*headwater_parallel_body)(void* argument, int64_t index);
 typedef void (*headwater_parallel_for)(void* context, int64_t n, headwater_parallel_body body,
                                        void* argument);
 
+/* What one layer has of its own (LAYER-1). */
+typedef struct headwater_layer_options {
+  int64_t
+      window; /* w, keys that a token sees, itself among them (MASK-2); such a layer is never sparse. 0: all */
+  double scale;       /* LOGIT-1; NaN: the session's */
+  double softcap;     /* LOGIT-2; NaN: the session's */
+  const float* sinks; /* LOGIT-4: n_head logits, each finite or -inf (none); NULL: the session's */
+} headwater_layer_options;
+
 /* Options of a session. Always fill them with headwater_options_init() first. */
 typedef struct headwater_options {
   size_t struct_size; /* sizeof(headwater_options) of the caller, set by headwater_options_init() */
@@ -174,6 +183,11 @@ typedef struct headwater_options {
   void* parallel_context;              /* handed back to it; both must outlive the session */
   int32_t kv_owner;                    /* HEADWATER_KV_OF_SESSION (default) or HEADWATER_KV_OF_CALLER */
   int32_t reserved5;                   /* 0 */
+  /* LAYER-1: NULL (default) or layer_count = n_layer entries of layer_size = sizeof(headwater_layer_options) bytes of the
+   * caller; copied by open. */
+  const headwater_layer_options* layers;
+  int64_t layer_count;
+  size_t layer_size;
   int64_t page; /* tokens of a page of the session's own rows, a multiple of 256; default 4096, and so is 0 */
 } headwater_options;
 

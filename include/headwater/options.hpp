@@ -40,6 +40,15 @@ enum class KvOwner : std::uint8_t {
   caller = 1,   ///< the caller: attend_stored() is given those of all tokens, in his memory (ROWS-1)
 };
 
+/// What one layer has of its own (LAYER-1). What is not said is the session's.
+struct LayerOptions {
+  /// w, keys that a token sees, itself among them (MASK-2), 1 .. 2^31 - 1; 0: all. A layer with a window is never sparse.
+  std::int64_t window = 0;
+  std::optional<double> scale;              ///< LOGIT-1
+  std::optional<double> softcap;            ///< LOGIT-2
+  std::optional<std::vector<float>> sinks;  ///< LOGIT-4; as Options::sinks, empty: the layer has none
+};
+
 /// Memory of the rows that are given to attend().
 enum class RowMemory : std::uint8_t {
   host = 0,
@@ -66,6 +75,7 @@ struct Options {
   std::int64_t dense_below = 0;  ///< D, shorter turns are dense (STATE-3), 0 .. 2^31 - 1 (`--dense-below`)
   /// Layers whose prefill is dense (STATE-7): ascending, each once, 0 .. n_layer - 1 (`--dense-layers`)
   std::vector<std::int64_t> dense_layers;
+  std::vector<LayerOptions> layers;  ///< LAYER-1: empty, or one for each layer
 
   /// Rule h2o: how many of the last sparse chunks truncate() can take back (STATE-10), 0 .. 65536. Each costs
   /// 12 bytes (F32 scores: 16) an entry of every memory set: 6 MB with 32 layers, 32 query heads, M = 512.
@@ -123,6 +133,7 @@ struct EffectiveOptions {
   std::int64_t pinned = 0;
   std::int64_t dense_below = 0;
   std::vector<std::int64_t> dense_layers;
+  std::vector<LayerOptions> layers;
   std::int64_t checkpoints = 0;  ///< 0 unless the session is sparse by rule h2o
   KvOwner kv_owner = KvOwner::session;
   std::int64_t page = 0;
@@ -133,9 +144,20 @@ struct EffectiveOptions {
   int threads = 1;
   std::vector<std::string> warnings;  ///< one line each, without a "warning:" prefix (CFG-3, CFG-4)
 
-  /// Whether the layer's prefill is dense in every turn (STATE-7).
+  /// MASK-2: keys that a token of the layer sees; 0: all.
+  [[nodiscard]] std::int64_t window(std::int64_t layer) const {
+    return layers.empty() ? 0 : layers[static_cast<std::size_t>(layer)].window;
+  }
+  /// LOGIT-1 and LOGIT-2 of the layer.
+  [[nodiscard]] double scale_of(std::int64_t layer) const {
+    return layers.empty() ? scale : layers[static_cast<std::size_t>(layer)].scale.value_or(scale);
+  }
+  [[nodiscard]] double softcap_of(std::int64_t layer) const {
+    return layers.empty() ? softcap : layers[static_cast<std::size_t>(layer)].softcap.value_or(softcap);
+  }
+  /// Whether the layer's prefill is never sparse (STATE-7, MASK-2).
   [[nodiscard]] bool dense_layer(std::int64_t layer) const {
-    return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+    return window(layer) > 0 || std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
   }
 
   /// M, the trailing dimension of a memory set.

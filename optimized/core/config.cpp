@@ -88,23 +88,35 @@ void validate(const Shape& shape, const Options& options) {
   if (options.row_memory == RowMemory::host && options.stream != nullptr) {
     refuse("stream", options.stream, "null, as row_memory is 0 (host)");
   }
-  if (options.scale && !std::isfinite(*options.scale)) refuse("scale", *options.scale, "a finite number");
-  if (!std::isfinite(options.softcap) || options.softcap < 0) {
-    refuse("softcap", options.softcap, "0 (none) or a finite number > 0");
-  }
-  const auto per_head = [&](const char* field, const std::vector<float>& values, bool minus_infinity) {
+  const auto logits = [](const std::string& of, std::optional<double> scale, double softcap) {
+    if (scale && !std::isfinite(*scale)) refuse(of + "scale", *scale, "a finite number");
+    if (!std::isfinite(softcap) || softcap < 0) {
+      refuse(of + "softcap", softcap, "0 (none) or a finite number > 0");
+    }
+  };
+  logits("", options.scale, options.softcap);
+  const auto per_head = [&](const std::string& field, const std::vector<float>& values, bool minus_infinity) {
     if (values.empty()) return;
     if (static_cast<std::int64_t>(values.size()) != shape.n_head) {
-      refuse(std::string(field) + " size", values.size(), "0 or n_head = " + std::to_string(shape.n_head));
+      refuse(field + " size", values.size(), "0 or n_head = " + std::to_string(shape.n_head));
     }
     for (std::size_t h = 0; h < values.size(); ++h) {
       if (std::isfinite(values[h]) || (minus_infinity && std::isinf(values[h]) && values[h] < 0)) continue;
-      refuse(std::string(field) + "[" + std::to_string(h) + "]", values[h],
-             minus_infinity ? "finite or -inf" : "finite");
+      refuse(field + "[" + std::to_string(h) + "]", values[h], minus_infinity ? "finite or -inf" : "finite");
     }
   };
   per_head("sinks", options.sinks, true);
   per_head("alibi", options.alibi, false);
+  if (!options.layers.empty() && std::ssize(options.layers) != shape.n_layer) {
+    refuse("layers size", options.layers.size(), "0 or n_layer = " + std::to_string(shape.n_layer));
+  }
+  for (std::size_t l = 0; l < options.layers.size(); ++l) {  // LAYER-1
+    const LayerOptions& layer = options.layers[l];
+    const std::string of = "layers[" + std::to_string(l) + "].";
+    require_range((of + "window").c_str(), layer.window, 0, kMaxPosition);
+    logits(of, layer.scale, layer.softcap.value_or(0));
+    if (layer.sinks) per_head(of + "sinks", *layer.sinks, true);
+  }
   require_range("select", static_cast<std::int64_t>(options.select), 0, 1);
   if (options.select == Select::blocks) validate_blocks(options);
 }
@@ -125,6 +137,13 @@ void require_no_checkpoints(const Options& options, std::string_view engine) {
   throw Error(ErrorCode::unsupported, "checkpoints is " + std::to_string(options.checkpoints) +
                                           "; allowed: 0: engine " + std::string(engine) +
                                           " does not truncate");
+}
+
+void require_equal_layers(const Options& options, std::string_view engine) {
+  if (options.layers.empty()) return;
+  throw Error(ErrorCode::unsupported, "layers has " + std::to_string(options.layers.size()) +
+                                          " entries; allowed: none: layers of engine " + std::string(engine) +
+                                          " are all alike");
 }
 
 void require_own_rows(const Options& options, std::string_view engine) {
@@ -180,6 +199,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   }
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
+  effective.layers = options.layers;
   if (HEADWATER_SABOTAGE("core.config.dense_layers_in_8_bits")) {
     for (std::int64_t& layer : effective.dense_layers) layer &= 0xFF;
   }

@@ -23,6 +23,8 @@ void require_h2o(const Options& options, std::string_view engine);
 
 /// Throws Error unsupported where the options want checkpoints, and the engine does not truncate.
 void require_no_checkpoints(const Options& options, std::string_view engine);
+/// LAYER-1: `unsupported` where a layer is to have options of its own.
+void require_equal_layers(const Options& options, std::string_view engine);
 /// ROWS-1: `unsupported` where the caller is to keep the rows.
 void require_own_rows(const Options& options, std::string_view engine);
 

@@ -62,21 +62,21 @@ TEST(Logits, LOGIT_4_RuleOfEachQueryHead) {
   effective.scale = 0.125;
   effective.softcap = 50.0;
   Options options;
-  const LogitRule plain = logit_rule(options, effective, 1);
+  const LogitRule plain = logit_rule(options, effective, 0, 1);
   EXPECT_EQ(plain.scale, 0.125);
   EXPECT_EQ(plain.softcap, 50.0);
   EXPECT_EQ(plain.slope, 0.0);
   EXPECT_EQ(plain.sink, -kInf);
   options.sinks = {0.5F, -1.5F};
   options.alibi = {0.25F, 2.0F};
-  EXPECT_EQ(logit_rule(options, effective, 0).sink, 0.5);
-  EXPECT_EQ(logit_rule(options, effective, 1).sink, -1.5);
-  EXPECT_EQ(logit_rule(options, effective, 0).slope, 0.25);
-  EXPECT_EQ(logit_rule(options, effective, 1).slope, 2.0);
-  EXPECT_EQ(logit_rule(options, effective, 1).scale, 0.125);
+  EXPECT_EQ(logit_rule(options, effective, 0, 0).sink, 0.5);
+  EXPECT_EQ(logit_rule(options, effective, 0, 1).sink, -1.5);
+  EXPECT_EQ(logit_rule(options, effective, 0, 0).slope, 0.25);
+  EXPECT_EQ(logit_rule(options, effective, 0, 1).slope, 2.0);
+  EXPECT_EQ(logit_rule(options, effective, 0, 1).scale, 0.125);
   options.sinks.clear();
-  EXPECT_EQ(logit_rule(options, effective, 1).sink, -kInf);
-  EXPECT_EQ(logit_rule(options, effective, 1).slope, 2.0);
+  EXPECT_EQ(logit_rule(options, effective, 0, 1).sink, -kInf);
+  EXPECT_EQ(logit_rule(options, effective, 0, 1).slope, 2.0);
 }
 
 TEST(Logits, LOGIT_4_RuleOfNothing) {
