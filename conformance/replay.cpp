@@ -122,7 +122,8 @@ std::vector<std::vector<Chunk>> expected_plans(const Problem& problem) {
 std::vector<Chunk> layer_chunks(const EffectiveOptions& options, std::int64_t layer,
                                 const std::vector<Chunk>& plan) {
   const std::vector<std::int64_t>& dense = options.dense_layers;
-  const bool named = std::find(dense.begin(), dense.end(), layer) != dense.end();
+  const bool named = std::find(dense.begin(), dense.end(), layer) != dense.end() ||
+                     (!options.layers.empty() && options.layers[static_cast<std::size_t>(layer)].window > 0);
   if (!named || plan.front().mode != ChunkMode::sparse) return plan;
   return {{plan.front().begin, plan.back().end, ChunkMode::dense}};
 }

@@ -30,6 +30,7 @@ class ReferenceEngine final : public Engine {
     claims.truncate = true;
     claims.interrupt = true;
     claims.lse = true;
+    claims.layers = true;
     return claims;
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {

@@ -44,9 +44,9 @@ enum class KvOwner : std::uint8_t {
 struct LayerOptions {
   /// w, keys that a token sees, itself among them (MASK-2), 1 .. 2^31 - 1; 0: all. A layer with a window is never sparse.
   std::int64_t window = 0;
-  std::optional<double> scale;              ///< LOGIT-1
-  std::optional<double> softcap;            ///< LOGIT-2
-  std::optional<std::vector<float>> sinks;  ///< LOGIT-4; as Options::sinks, empty: the layer has none
+  std::optional<double> scale{};              ///< LOGIT-1
+  std::optional<double> softcap{};            ///< LOGIT-2
+  std::optional<std::vector<float>> sinks{};  ///< LOGIT-4; as Options::sinks, empty: the layer has none
 };
 
 /// Memory of the rows that are given to attend().

@@ -108,7 +108,8 @@ void CpuSession::run_layer(const SequenceCall& asked) {
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
   if (data_.summaries.width() > 0 && !dense_layer) summarise(layer, chunks.front().begin, n);
   Arithmetic* arithmetic = &floats_;
-  if (bf16_ && asked.q.type == DType::bf16) arithmetic = &*bf16_;
+  // The BF16 kernels know no windows.
+  if (bf16_ && asked.q.type == DType::bf16 && options().window(layer) == 0) arithmetic = &*bf16_;
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;

@@ -35,6 +35,7 @@ class CpuEngine final : public Engine {
     claims.interrupt = true;
     claims.lse = true;
     claims.host_threads = true;
+    claims.layers = true;
     claims.bf16_weights = variant_.bf16 != nullptr;
     claims.abort = true;
     claims.truncate = true;

@@ -35,23 +35,33 @@ std::int64_t SessionData::kv_head(std::int64_t head) const {
   return head / group;  // LOGIT-1: floor(h * Hkv / Hq)
 }
 
-LogitMap SessionData::logit_map(std::int64_t head) const {
-  LogitMap map;
-  map.softcap = static_cast<float>(options.softcap);
-  if (!alibi.empty()) map.slope = alibi[static_cast<std::size_t>(head)];
-  return map;
-}
-
-float SessionData::sink(std::int64_t head) const {
-  return sinks.empty() ? -std::numeric_limits<float>::infinity() : sinks[static_cast<std::size_t>(head)];
-}
-
 std::int64_t SessionData::most_chunk_rows() const {
   return options.sparse ? std::min(options.chunk, shape.capacity) : 0;
 }
 
 std::int64_t SessionData::set_width() const {
   return options.sparse ? std::min(options.memory(), shape.capacity) : 0;
+}
+
+LogitMap LayerCall::logit_map(std::int64_t head) const {
+  LogitMap map;
+  map.softcap = static_cast<float>(data.options.softcap_of(layer));
+  if (!data.alibi.empty()) map.slope = data.alibi[static_cast<std::size_t>(head)];
+  return map;
+}
+
+float LayerCall::sink(std::int64_t head) const {
+  const std::vector<float>* sinks = &data.sinks;
+  if (!data.options.layers.empty()) {
+    const auto& own = data.options.layers[static_cast<std::size_t>(layer)].sinks;
+    if (own) sinks = &*own;
+  }
+  return sinks->empty() ? -std::numeric_limits<float>::infinity() : (*sinks)[static_cast<std::size_t>(head)];
+}
+
+std::int64_t LayerCall::first_visible(std::int64_t position) const {
+  const std::int64_t window = data.options.window(layer);
+  return window == 0 ? 0 : std::max<std::int64_t>(0, position - window + 1);
 }
 
 float* LayerCall::float_row(std::int64_t position, std::int64_t head) const {

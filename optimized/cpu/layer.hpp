@@ -34,8 +34,6 @@ struct SessionData {
               const EffectiveOptions& effective);
 
   [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
-  [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
-  [[nodiscard]] float sink(std::int64_t head) const;   ///< natural units; -inf: none
   [[nodiscard]] std::int64_t most_chunk_rows() const;  ///< 0 in a dense session
   [[nodiscard]] std::int64_t set_width() const;        ///< most entries of a memory set; 0 in a dense session
 
@@ -79,6 +77,13 @@ struct LayerCall {
 
   /// Position of row 0 of q and out.
   [[nodiscard]] std::int64_t base() const { return chunks.front().begin; }
+
+  // LAYER-1
+  [[nodiscard]] LogitMap logit_map(std::int64_t head) const;
+  [[nodiscard]] float sink(std::int64_t head) const;  ///< natural units; -inf: none
+  [[nodiscard]] float scale() const { return static_cast<float>(data.options.scale_of(layer)); }
+  /// MASK-2: the first key that the row at this position sees.
+  [[nodiscard]] std::int64_t first_visible(std::int64_t position) const;
 
   /// The caller's output row where it is one of aligned floats, else null.
   [[nodiscard]] float* float_row(std::int64_t position, std::int64_t head) const;

@@ -124,13 +124,13 @@ void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std:
                });
 }
 
-Bf16Segment Bf16Arithmetic::segment(std::int64_t head, const KeyRows& rows) const {
+Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const {
   Bf16Segment segment;
   segment.keys = rows.keys;
   segment.key_stride = rows.key_stride;
   segment.d = d_padded_;
-  segment.factor = static_cast<float>(data_.options.scale * kLog2E);
-  const LogitMap map = data_.logit_map(head);
+  segment.factor = static_cast<float>(data_.options.scale_of(call.layer) * kLog2E);
+  const LogitMap map = call.logit_map(head);
   segment.map = {binary(map.softcap), binary(map.slope)};
   return segment;
 }
@@ -141,7 +141,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
   const KeyRows rows = block.gathered ? KeyRows{scratch.keys.data(), d_padded_, scratch.values.data()}
                                       : packed_rows(call.layer, data_.kv_head(block.head), chunk.begin,
                                                     packed_row(window, chunk));
-  Bf16Segment whole = segment(block.head, rows);
+  Bf16Segment whole = segment(call, block.head, rows);
   whole.queries = scratch.packed.data();
   whole.n_keys = block.n_keys;
   whole.positions = {block.row, block.gathered ? 0 : chunk.begin, block.gathered};
@@ -247,12 +247,12 @@ void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, st
   };
   const auto block_at = [&](std::int64_t row) {
     const std::int64_t index = index_of(row);
-    return Bf16Block{kernels_, next(row) - row, binary(data_.sink(head)), scratch.softmax.data()[index],
+    return Bf16Block{kernels_, next(row) - row, binary(call.sink(head)), scratch.softmax.data()[index],
                      scratch.transposed.data() + index * kBlockRows * dv_padded_};
   };
   // Keys [first, last) as the block at `row` sees them.
   const auto segment_at = [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    Bf16Segment part = segment(head, packed_rows(call.layer, data_.kv_head(head), first, first));
+    Bf16Segment part = segment(call, head, packed_rows(call.layer, data_.kv_head(head), first, first));
     part.queries = scratch.packed.data() + index_of(row) * kBlockRows * d_padded_;
     part.n_keys = std::min(last, row + block_at(row).rows) - first;
     part.positions = {row, first, nullptr};
@@ -322,8 +322,7 @@ void Bf16Arithmetic::row_logits(const LayerCall& call, std::int64_t head_kv, std
                                 int thread) {
   if (!kernels_.row_logits) return floats_.row_logits(call, head_kv, first, n, rows, logits, stride, thread);
   kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head,
-                      elements(data_.kv.key(call.layer, head_kv, first)), n,
-                      static_cast<float>(data_.options.scale), logits, stride);
+                      elements(data_.kv.key(call.layer, head_kv, first)), n, call.scale(), logits, stride);
 }
 
 }  // namespace headwater::cpu

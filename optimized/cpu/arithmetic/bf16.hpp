@@ -68,7 +68,7 @@ class Bf16Arithmetic final : public Arithmetic {
                  std::int64_t at);
   [[nodiscard]] KeyRows packed_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first,
                                     std::int64_t at) const;
-  [[nodiscard]] Bf16Segment segment(std::int64_t head, const KeyRows& rows) const;
+  [[nodiscard]] Bf16Segment segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const;
 
   const SessionData& data_;
   const Bf16Table& kernels_;

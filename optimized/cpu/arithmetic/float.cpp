@@ -46,10 +46,7 @@ std::int64_t FloatArithmetic::Scratch::bytes() const {
 }
 
 FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows)
-    : data_(data),
-      kernels_(data.kernels),
-      window_rows_(window_rows),
-      scale_(static_cast<float>(data.options.scale)) {
+    : data_(data), kernels_(data.kernels), window_rows_(window_rows) {
   if (data.kv.type() != DType::f32) {
     const std::int64_t rows = core::checked_product(data.shape.n_head_kv, window_rows);
     wide_keys_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_head));
@@ -127,16 +124,9 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
   const std::int64_t segment_keys = kernels_.segment_keys;
   const KeyRows rows = block.gathered ? KeyRows{scratch.keys.data(), scratch.values.data()}
                                       : chunk_rows(call.layer, window, chunk, data_.kv_head(block.head));
-  const FloatBlock attention{kernels_,
-                             scale_,
-                             data_.logit_map(block.head),
-                             d,
-                             dv,
-                             block.rows,
-                             block.row,
-                             scratch.packed.data(),
-                             scratch.states.data()[0],
-                             block.out};
+  const FloatBlock attention{
+      kernels_,  call.scale(),          call.logit_map(block.head), 0,        d, dv, block.rows,
+      block.row, scratch.packed.data(), scratch.states.data()[0],   block.out};
   if (!block.loaded) {
     load_queries(kernels_, call.q, block.row - call.base(), block.rows, block.head, d, scratch.rows.data(),
                  scratch.packed.data());
@@ -205,8 +195,9 @@ void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, s
   const auto block_at = [&](std::int64_t row) {
     const std::int64_t index = (row - begin) / kBlockRows;
     return FloatBlock{kernels_,
-                      scale_,
-                      data_.logit_map(head),
+                      call.scale(),
+                      call.logit_map(head),
+                      data_.options.window(call.layer),
                       d,
                       dv,
                       std::min(kBlockRows, end - row),
@@ -219,17 +210,23 @@ void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, s
     const FloatBlock block = block_at(row);
     load_queries(kernels_, call.q, row - call.base(), block.rows, head, d, scratch.rows.data(),
                  scratch.packed.data() + (row - begin) * d);
-    block.start(data_.sink(head));
+    block.start(call.sink(head));
   }
   // Segments outside, blocks inside: keys are widened once for all rows of the group.
   const bool oldest_lost = end > 4096 && HEADWATER_SABOTAGE("cpu.dense.oldest_segment_beyond_4096");
-  for (std::int64_t first = oldest_lost ? segment_keys : 0; first < end; first += segment_keys) {
+  const std::int64_t oldest =
+      oldest_lost ? segment_keys : call.first_visible(begin) / segment_keys * segment_keys;
+  for (std::int64_t first = oldest; first < end; first += segment_keys) {
     const std::int64_t last = std::min(first + segment_keys, end);
     const KeyRows rows = consecutive_rows(call.layer, data_.kv_head(head), first, last - first, scratch);
     for (std::int64_t row = begin; row < end; row += kBlockRows) {
       const FloatBlock block = block_at(row);
-      const std::int64_t visible = std::min(last, row + block.rows) - first;
-      if (visible > 0) block.add_keys(rows.keys, rows.values, first, visible, scratch.block.data());
+      const std::int64_t seen =
+          std::max(call.first_visible(row), first) - first;  // by none of the rows before it
+      const std::int64_t visible = std::min(last, row + block.rows) - first - seen;
+      if (visible <= 0) continue;
+      block.add_keys(rows.keys + seen * d, rows.values + seen * dv, first + seen, visible,
+                     scratch.block.data());
     }
   }
   for (std::int64_t row = begin; row < end; row += kBlockRows) {
@@ -259,7 +256,8 @@ void FloatArithmetic::row_logits(const LayerCall& call, std::int64_t head_kv, st
                                  std::int64_t n, std::int64_t rows, float* logits, std::int64_t stride,
                                  int thread) {
   kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head,
-                      data_.kv.key(call.layer, head_kv, first), data_.kv.type(), n, scale_, logits, stride);
+                      data_.kv.key(call.layer, head_kv, first), data_.kv.type(), n, call.scale(), logits,
+                      stride);
 }
 
 }  // namespace headwater::cpu

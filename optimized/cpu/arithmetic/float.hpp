@@ -72,7 +72,6 @@ class FloatArithmetic final : public Arithmetic {
   const SessionData& data_;
   const KernelTable& kernels_;
   std::int64_t window_rows_;
-  float scale_;
   core::Buffer<float> wide_keys_;    // [Hkv][window][d] where the KV type is not F32
   core::Buffer<float> wide_values_;  // [Hkv][window][dv]
   std::vector<Scratch> scratch_;     // one per thread

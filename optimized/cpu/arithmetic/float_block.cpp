@@ -39,6 +39,10 @@ void FloatBlock::add(const float* keys, const float* values, const BlockPosition
   if (!positions.gathered && positions.first_key + n_keys > positions.first_row + 1) {
     kernels.mask_future(positions, lanes(), n_keys, weights);
   }
+  // MASK-2: the last row sees the fewest of them.
+  if (window > 0 && positions.first_key + window < positions.first_row + rows) {
+    portable::mask_past(positions, window, lanes(), n_keys, weights);
+  }
   kernels.softmax(lanes(), n_keys, weights, state);
   std::int64_t visible = positions.gathered ? n_keys : first_row + 1 - positions.first_key;
   if (HEADWATER_SABOTAGE("cpu.values.last_keys_unseen")) visible -= kLaneTile;

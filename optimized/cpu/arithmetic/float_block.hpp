@@ -13,6 +13,7 @@ struct FloatBlock {
   const KernelTable& kernels;
   float scale;
   LogitMap map;
+  std::int64_t window;  ///< MASK-2; 0: none
   std::int64_t d;
   std::int64_t dv;
   std::int64_t rows;       ///< query rows, 1 .. kBlockRows

@@ -119,6 +119,9 @@ extern const KernelTable avx512_kernels;
 namespace portable {
 /// KernelTable::mask_future of every table.
 void mask_future(const BlockPositions& positions, std::int64_t lanes, std::int64_t n_keys, float* block);
+/// MASK-2 in place: -inf where the key stands `window` positions before the lane's row, or more. Keys follow each other.
+void mask_past(const BlockPositions& positions, std::int64_t window, std::int64_t lanes, std::int64_t n_keys,
+               float* block);
 }  // namespace portable
 
 }  // namespace headwater::cpu

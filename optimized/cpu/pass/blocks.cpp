@@ -233,7 +233,7 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
   Scratch& scratch = of(thread);
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t width = data_.summaries.width();
-  const auto scale = static_cast<float>(data_.options.scale);
+  const auto scale = call.scale();
   const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
   const std::int64_t lanes_ahead = std::max<std::int64_t>(1, kPrefetchedRows / data_.options.pool);
   for_lanes(chunk, unit, unit.first, unit.last, [&](const Lanes& lanes) {
@@ -262,10 +262,11 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
 }
 
 template <class Position>
-void BlocksPass::map(const Lanes& lanes, std::int64_t n, float* products, const Position& position) const {
-  if (data_.options.softcap > 0) {
-    data_.kernels.cap_and_bias({static_cast<float>(data_.options.softcap), 0.0f}, {}, kBlockRows, n,
-                               products);
+void BlocksPass::map(const LayerCall& call, const Lanes& lanes, std::int64_t n, float* products,
+                     const Position& position) const {
+  const auto softcap = static_cast<float>(data_.options.softcap_of(call.layer));
+  if (softcap > 0) {
+    data_.kernels.cap_and_bias({softcap, 0.0f}, {}, kBlockRows, n, products);
   }
   if (data_.alibi.empty()) return;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -293,7 +294,7 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
       const std::int64_t n = run.end - run.begin;
       call.arithmetic.lane_products(ballot.summaries + run.begin * row_bytes, summaries.type(), n, width,
                                     lanes.n, part, thread);
-      map(lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
+      map(call, lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
       part += n * kBlockRows;
     }
     float top[kBlockRows];
@@ -457,7 +458,7 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
       call.arithmetic.lane_products(scratch.keys.data(), data_.kv.type(), n, d, lanes.n,
                                     products + first * kBlockRows, thread);
     }
-    map(lanes, votes.tokens, products,
+    map(call, lanes, votes.tokens, products,
         [&](std::int64_t i) { return kept[i / key_block] * key_block + i % key_block; });
     SoftmaxState state;
     std::fill_n(state.max, kBlockRows, kNothing);

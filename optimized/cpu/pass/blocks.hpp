@@ -99,7 +99,8 @@ class BlocksPass {
   void pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread);
   /// LOGIT-2, LOGIT-3 of n products; position(i) is that of key i.
   template <class Position>
-  void map(const Lanes& lanes, std::int64_t n, float* products, const Position& position) const;
+  void map(const LayerCall& call, const Lanes& lanes, std::int64_t n, float* products,
+           const Position& position) const;
 
   /// SEL-5, SEL-6: the votes of the unit's query blocks [first, last); to(b)[n] holds those of query block b.
   template <class To>

@@ -15,6 +15,10 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 /// Fewer keys are not worth a task.
 constexpr std::int64_t kSplitKeys = 1024;
 
+/// The first key of a layer with a window (MASK-2) is rounded down to this, so that runs of stored rows end where they do
+/// without one.
+constexpr std::int64_t kOldestMultiple = 256;
+
 /// Parts of a head that feed enough threads; with more, longer parts stream better than more of them.
 constexpr std::int64_t kFewSplits = 8;
 
@@ -68,12 +72,13 @@ void DecodePass::run(const LayerCall& call, const LseRows& lse) {
   const std::int64_t heads_kv = data_.shape.n_head_kv;
   const Chunk& chunk = call.chunks.front();
   const std::int64_t rows = length(chunk) * group();
-  const std::int64_t keys = split_keys(chunk.end);
-  const std::int64_t splits = (chunk.end + keys - 1) / keys;
+  const std::int64_t oldest = call.first_visible(chunk.begin) / kOldestMultiple * kOldestMultiple;
+  const std::int64_t keys = split_keys(chunk.end - oldest);
+  const std::int64_t splits = (chunk.end - oldest + keys - 1) / keys;
   data_.workers.each(heads_kv * splits, [&](const Workers::Task& task) {
     const std::int64_t index = task.index % splits;
-    attend_split(call, task.index / splits, {index, index * keys, std::min((index + 1) * keys, chunk.end)},
-                 task.thread);
+    const std::int64_t begin = oldest + index * keys;
+    attend_split(call, task.index / splits, {index, begin, std::min(begin + keys, chunk.end)}, task.thread);
   });
   data_.workers.each(
       heads_kv * rows,
@@ -113,7 +118,7 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
     call.arithmetic.row_logits(call, head_kv, first, n, rows, logits, kDecodeLogits, thread);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* line = logits + r * kDecodeLogits;
-      map_row(row_of(chunk, head_kv, r), first, n, line);
+      map_row(call, row_of(chunk, head_kv, r), first, n, line);
       const float top = highest(line, n, max[r]);
       const float offset = top == kMinusInfinity ? 0.0f : top;
       const float rescale = std::exp(max[r] - offset);
@@ -133,8 +138,9 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
   }
 }
 
-void DecodePass::map_row(const Row& row, std::int64_t first, std::int64_t n, float* logits) const {
-  const LogitMap map = data_.logit_map(row.head);
+void DecodePass::map_row(const LayerCall& call, const Row& row, std::int64_t first, std::int64_t n,
+                         float* logits) const {
+  const LogitMap map = call.logit_map(row.head);
   if (map.softcap > 0) {
     for (std::int64_t i = 0; i < n; ++i) logits[i] = map.softcap * std::tanh(logits[i] / map.softcap);
   }
@@ -144,6 +150,8 @@ void DecodePass::map_row(const Row& row, std::int64_t first, std::int64_t n, flo
   }
   const std::int64_t hidden = row.position + 1 + (HEADWATER_SABOTAGE("cpu.decode.one_future_key") ? 1 : 0);
   for (std::int64_t i = std::max<std::int64_t>(0, hidden - first); i < n; ++i) logits[i] = kMinusInfinity;
+  const std::int64_t past = std::min(n, call.first_visible(row.position) - first);
+  for (std::int64_t i = 0; i < past; ++i) logits[i] = kMinusInfinity;
 }
 
 void DecodePass::join_splits(const LayerCall& call, std::int64_t head_kv, std::int64_t r, std::int64_t splits,
@@ -151,13 +159,13 @@ void DecodePass::join_splits(const LayerCall& call, std::int64_t head_kv, std::i
   const std::int64_t dv = data_.shape.d_value;
   if (HEADWATER_SABOTAGE("cpu.decode.splits_beyond_8")) splits = std::min<std::int64_t>(splits, 8);
   const Row row = row_of(call.chunks.front(), head_kv, r);
-  float max = data_.sink(row.head);
+  float max = call.sink(row.head);
   for (std::int64_t split = 0; split < splits; ++split) {
     const float top = split_state(head_kv, split, r)[0];
     max = top > max ? top : max;
   }
   const float offset = max == kMinusInfinity ? 0.0f : max;
-  double sum = std::exp(static_cast<double>(data_.sink(row.head)) - static_cast<double>(offset));
+  double sum = std::exp(static_cast<double>(call.sink(row.head)) - static_cast<double>(offset));
   float* out = scratch_[static_cast<std::size_t>(thread)].out.data();
   std::fill_n(out, dv, 0.0f);
   for (std::int64_t split = 0; split < splits; ++split) {

@@ -50,7 +50,8 @@ class DecodePass {
   [[nodiscard]] std::int64_t group() const { return data_.shape.n_head / data_.shape.n_head_kv; }
   [[nodiscard]] Row row_of(const Chunk& chunk, std::int64_t head_kv, std::int64_t row) const;
   void attend_split(const LayerCall& call, std::int64_t head_kv, const Split& split, int thread);
-  void map_row(const Row& row, std::int64_t first, std::int64_t n, float* logits) const;
+  void map_row(const LayerCall& call, const Row& row, std::int64_t first, std::int64_t n,
+               float* logits) const;
   void join_splits(const LayerCall& call, std::int64_t head_kv, std::int64_t row, std::int64_t splits,
                    const LseRows& lse, int thread);
   /// m, l and the unnormalised output of a row over one part of the context.

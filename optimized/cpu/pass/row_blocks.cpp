@@ -114,7 +114,7 @@ BlockResult RowBlocks::intra(const LayerCall& call, const Window& window, const 
       .head = rows.head,
       .row = rows.row,
       .rows = rows.n,
-      .sink = data_.sink(rows.head),
+      .sink = call.sink(rows.head),
       .gathered = nullptr,
       .n_keys = rows.row + rows.n - chunk.begin,  // MASK-1: what the last row sees
       .sums = sums,

@@ -25,6 +25,19 @@ void mask_future(const BlockPositions& positions, std::int64_t lanes, std::int64
   }
 }
 
+void mask_past(const BlockPositions& positions, std::int64_t window, std::int64_t lanes, std::int64_t n_keys,
+               float* block) {
+  // Key `first_row - first_key - window` is the last that lane 0 does not see; each lane after it loses one more.
+  std::int64_t hidden = positions.first_row - positions.first_key - window;
+  if (HEADWATER_SABOTAGE("cpu.mask.one_key_before_the_window")) --hidden;
+  for (std::int64_t key = 0; key < n_keys && key < hidden + lanes; ++key) {
+    float* line = block + key * kBlockRows;
+    for (std::int64_t lane = std::max<std::int64_t>(0, key - hidden); lane < lanes; ++lane) {
+      line[lane] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
 namespace {
 
 constexpr int kKeyTile = 4;                  // 4 keys x 8 lanes: 8 of the 16 SSE registers accumulate
