@@ -195,7 +195,9 @@ class Bf16Chunk {
     narrow(head.queries, words(queries_));
     narrow(head.keys, words(keys_));
     narrow(head.values, words(values));
-    cpu::pack_values(kernels_, values.data(), kChunk + kMemory, d, words(packed_values_));
+    cpu::pack_values(
+        kernels_, kChunk + kMemory, d, [&](std::int64_t i) { return words(values) + i * d; },
+        words(packed_values_));
   }
 
   void run() {

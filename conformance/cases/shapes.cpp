@@ -260,6 +260,7 @@ void offsets_beyond_2_32(Context& context) {
     problem.options.threads = context.threads;
     problem.steps = {Step::prefill(33), Step::decode(1)};
     problem.shape.capacity = 120000;
+    problem.options.page = 256 * 480;  // one page, of more than 2^32 bytes
     Random random(context.seed);
     problem.fill_normal(random);
     require_conforming(context, problem);

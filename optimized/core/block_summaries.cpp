@@ -9,24 +9,39 @@
 
 namespace headwater::core {
 
-BlockSummaries::BlockSummaries(const Shape& shape, std::int64_t key_block)
+BlockSummaries::BlockSummaries(const Shape& shape, std::int64_t key_block, std::int64_t page)
     : heads_(shape.n_head_kv),
       key_block_(key_block),
-      blocks_(shape.capacity / key_block),
       width_((2 * shape.d_head + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple),
       d_(shape.d_head),
       type_(shape.kv_type == DType::f32 ? DType::f32 : DType::bf16),
-      summaries_(checked_product(shape.n_layer, heads_), checked_product(blocks_, row_bytes()),
-                 kReadableRows * row_bytes()),
-      regions_(checked_product(shape.n_layer, heads_), checked_product(blocks_ / kRegionBlocks, row_bytes()),
-               kReadableRows * row_bytes()) {}
+      summaries_(checked_product(shape.n_layer, heads_), shape.capacity / key_block, row_bytes(), page,
+                 kReadableRows),
+      regions_(checked_product(shape.n_layer, heads_), shape.capacity / key_block / kRegionBlocks,
+               row_bytes(), page, kReadableRows) {}
+
+void BlockSummaries::reserve(std::int64_t begin, std::int64_t end) {
+  const std::int64_t region = key_block_ * kRegionBlocks;
+  summaries_.reserve(begin / key_block_, end / key_block_);
+  regions_.reserve(begin / region, end / region);
+}
 
 void BlockSummaries::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
-  summaries_.make_room(layer * heads_, (layer + 1) * heads_, begin / key_block_ * row_bytes(),
-                       end / key_block_ * row_bytes());
   const std::int64_t region = key_block_ * kRegionBlocks;
-  regions_.make_room(layer * heads_, (layer + 1) * heads_, begin / region * row_bytes(),
-                     end / region * row_bytes());
+  summaries_.make_room(layer * heads_, (layer + 1) * heads_, begin / key_block_, end / key_block_);
+  regions_.make_room(layer * heads_, (layer + 1) * heads_, begin / region, end / region);
+}
+
+void BlockSummaries::clear() {
+  summaries_.clear();
+  regions_.clear();
+}
+
+BlockSummaries BlockSummaries::fork(std::int64_t tokens) {
+  BlockSummaries other = *this;
+  other.summaries_ = summaries_.fork(tokens / key_block_);
+  other.regions_ = regions_.fork(tokens / key_block_ / kRegionBlocks);
+  return other;
 }
 
 void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
@@ -38,7 +53,7 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
   const std::int64_t d = kv.d_head();
   const std::int64_t position = block * key_block_;
-  unsigned char* row = summaries_.data() + ((layer * heads_ + head) * blocks_ + block) * row_bytes();
+  unsigned char* row = summaries_.row(run(layer, head), block);
   const auto count = static_cast<float>(key_block_);
   for (std::int64_t first = 0; first < d; first += kPiece) {
     const std::int64_t n = std::min(kPiece, d - first);
@@ -67,9 +82,7 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
 void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::int64_t region) {
   constexpr std::int64_t kPiece = 64;  // columns at a time
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
-  const unsigned char* blocks = rows(layer, head, region * kRegionBlocks);
-  unsigned char* row =
-      regions_.data() + ((layer * heads_ + head) * (blocks_ / kRegionBlocks) + region) * row_bytes();
+  unsigned char* row = regions_.row(run(layer, head), region);
   for (std::int64_t first = 0; first < d_; first += kPiece) {
     const std::int64_t n = std::min(kPiece, d_ - first);
     float means[kRegionBlocks][kPiece];
@@ -77,7 +90,7 @@ void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::in
     float mean[kPiece] = {};
     float variance[kPiece] = {};
     for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
-      const unsigned char* summary = blocks + block * row_bytes();
+      const unsigned char* summary = summaries_.row(run(layer, head), region * kRegionBlocks + block);
       widen(summary + first * element, type_, n, means[block]);
       widen(summary + (d_ + first) * element, type_, n, variances);
       for (std::int64_t x = 0; x < n; ++x) mean[x] += means[block][x];

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "core/kv_store.hpp"
-#include "core/run_buffer.hpp"
+#include "core/paged_rows.hpp"
 #include "headwater/options.hpp"
 
 namespace headwater::core {
@@ -21,10 +21,16 @@ class BlockSummaries {
   static constexpr std::int64_t kWidthMultiple = 32;
 
   BlockSummaries() = default;
-  BlockSummaries(const Shape& shape, std::int64_t key_block);
+  /// Takes no pages. `page`: rows of a page.
+  BlockSummaries(const Shape& shape, std::int64_t key_block, std::int64_t page);
 
-  /// Tokens [begin, end) of a layer are about to be summarised. Not from several threads.
+  /// Tokens [begin, end) are about to be summarised, those before `begin` are: takes pages. std::bad_alloc: as before.
+  void reserve(std::int64_t begin, std::int64_t end);
+  /// The same for a layer, once they are reserved. Not from several threads.
   void make_room(std::int64_t layer, std::int64_t begin, std::int64_t end);
+  void clear();
+  /// Those of the first `tokens` tokens again (PagedRows::fork).
+  [[nodiscard]] BlockSummaries fork(std::int64_t tokens);
 
   /// Summarises one block, whose keys are stored. `widen`: KernelTable::widen or core::widen.
   void write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
@@ -33,21 +39,17 @@ class BlockSummaries {
   /// Summarises one region, whose blocks are summarised, from their stored summaries.
   void write_region(std::int64_t layer, std::int64_t head, std::int64_t region);
 
-  /// First byte of the summary of a block; the next ones follow without gaps.
-  [[nodiscard]] const unsigned char* rows(std::int64_t layer, std::int64_t head, std::int64_t block) const {
-    return summaries_.data() + ((layer * heads_ + head) * blocks_ + block) * row_bytes();
-  }
-  /// The same of region 0.
-  [[nodiscard]] const unsigned char* region_rows(std::int64_t layer, std::int64_t head) const {
-    return regions_.data() + (layer * heads_ + head) * (blocks_ / kRegionBlocks) * row_bytes();
+  /// Summaries of blocks and of regions, in the run of a layer and head.
+  [[nodiscard]] const PagedRows& blocks() const { return summaries_; }
+  [[nodiscard]] const PagedRows& regions() const { return regions_; }
+  [[nodiscard]] std::int64_t run(std::int64_t layer, std::int64_t head) const {
+    return layer * heads_ + head;
   }
   /// Elements of a row; 0 where there are no summaries.
   [[nodiscard]] std::int64_t width() const { return width_; }
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] std::int64_t key_block() const { return key_block_; }
-  [[nodiscard]] std::int64_t bytes() const {
-    return summaries_.bytes() + regions_.bytes() + 2 * kReadableRows * row_bytes();
-  }
+  [[nodiscard]] std::int64_t bytes() const { return summaries_.bytes() + regions_.bytes(); }
 
  private:
   [[nodiscard]] std::int64_t row_bytes() const {
@@ -56,12 +58,11 @@ class BlockSummaries {
 
   std::int64_t heads_ = 0;
   std::int64_t key_block_ = 1;
-  std::int64_t blocks_ = 0;  // of a head
   std::int64_t width_ = 0;
   std::int64_t d_ = 0;
   DType type_ = DType::f32;
-  RunBuffer summaries_;
-  RunBuffer regions_;
+  PagedRows summaries_;  // runs: [layer][head]
+  PagedRows regions_;
 };
 
 }  // namespace headwater::core

@@ -9,36 +9,50 @@
 
 namespace headwater::core {
 
-KvStore::KvStore(const Shape& shape)
-    : heads_(shape.n_head_kv),
-      capacity_(shape.capacity),
+KvStore::KvStore(const Shape& shape, std::int64_t page, KvOwner owner)
+    : owner_(owner),
+      heads_(shape.n_head_kv),
       d_head_(shape.d_head),
       d_value_(shape.d_value),
-      key_bytes_(shape.d_head * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
-      value_bytes_(shape.d_value * static_cast<std::int64_t>(dtype_size(shape.kv_type))),
-      type_(shape.kv_type),
-      keys_(checked_product(shape.n_layer, shape.n_head_kv), checked_product(shape.capacity, key_bytes_),
-            kReadableRows * key_bytes_),
-      values_(checked_product(shape.n_layer, shape.n_head_kv), checked_product(shape.capacity, value_bytes_),
-              0) {}
+      type_(shape.kv_type) {
+  if (owner == KvOwner::caller) return;
+  const std::int64_t runs = checked_product(shape.n_layer, shape.n_head_kv);
+  const auto element = static_cast<std::int64_t>(dtype_size(shape.kv_type));
+  keys_ = PagedRows(runs, shape.capacity, d_head_ * element, page, kReadableRows);
+  values_ = PagedRows(runs, shape.capacity, d_value_ * element, page, kReadableRows);
+}
+
+void KvStore::reserve(std::int64_t begin, std::int64_t end) {
+  if (owner_ == KvOwner::caller) return;
+  keys_.reserve(begin, end);
+  values_.reserve(begin, end);  // more keys than values are no harm
+}
 
 void KvStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
-  keys_.make_room(layer * heads_, (layer + 1) * heads_, begin * key_bytes_, end * key_bytes_);
-  values_.make_room(layer * heads_, (layer + 1) * heads_, begin * value_bytes_, end * value_bytes_);
+  keys_.make_room(layer * heads_, (layer + 1) * heads_, begin, end);
+  values_.make_room(layer * heads_, (layer + 1) * heads_, begin, end);
+}
+
+void KvStore::clear() {
+  keys_.clear();
+  values_.clear();
+}
+
+KvStore KvStore::fork(std::int64_t tokens) {
+  KvStore other = *this;
+  other.keys_ = keys_.fork(tokens);
+  other.values_ = values_.fork(tokens);
+  return other;
 }
 
 void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k,
                     const Rows& v, std::int64_t row) {
   if (HEADWATER_SABOTAGE("core.kv.one_layer_for_all")) layer = 0;
   if (HEADWATER_SABOTAGE("core.kv.position_in_16_bits")) position &= 0xFFFF;
-  const std::int64_t at = (layer * heads_ + head) * capacity_ + position;
   const std::int64_t value_head = HEADWATER_SABOTAGE("core.kv.value_head_zero") ? 0 : head;
-  std::int64_t key_at = at * key_bytes_;
-  if (HEADWATER_SABOTAGE("core.kv.key_offset_in_32_bits")) key_at &= 0xFFFFFFFF;
-  std::int64_t value_at = at * value_bytes_;
-  if (HEADWATER_SABOTAGE("core.kv.value_offset_in_32_bits")) value_at &= 0xFFFFFFFF;
-  convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + key_at, type_);
-  convert_row(row_address(v, row, value_head), v.type, d_value_, values_.data() + value_at, type_);
+  const std::int64_t run = layer * heads_ + head;
+  convert_row(row_address(k, row, head), k.type, d_head_, keys_.row(run, position), type_);
+  convert_row(row_address(v, row, value_head), v.type, d_value_, values_.row(run, position), type_);
 }
 
 const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head) {

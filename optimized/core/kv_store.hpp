@@ -1,55 +1,109 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <span>
 
-#include "core/run_buffer.hpp"
+#include "core/paged_rows.hpp"
 #include "headwater/session.hpp"
 
 namespace headwater::core {
 
-/// K and V rows of all layers in host memory, rounded once to the KV type (STATE-6):
-/// key[layer][head][position][d], value[layer][head][position][dv].
+/// K and V rows of all layers in host memory: in pages of the store's own, rounded once to the KV type (STATE-6), or, while
+/// a layer is attended, where the caller keeps them (ROWS-1).
 class KvStore {
  public:
+  /// Rows after the last that may be read where a run of own rows ends, so that a kernel can load a whole tile.
   static constexpr std::int64_t kReadableRows = 32;
 
   KvStore() = default;
-  explicit KvStore(const Shape& shape);
+  /// Takes no pages. `page`: tokens of a page.
+  KvStore(const Shape& shape, std::int64_t page, KvOwner owner);
 
-  /// Rows [begin, end) of all heads of a layer are about to be stored. Not from several threads.
+  /// Positions [begin, end) are about to be stored, those before `begin` are: takes pages. std::bad_alloc: as before.
+  void reserve(std::int64_t begin, std::int64_t end);
+  /// Rows of all heads of a layer, at reserved positions, are about to be stored. Not from several threads.
   void make_room(std::int64_t layer, std::int64_t begin, std::int64_t end);
+  void clear();
+  /// The first `tokens` positions again (PagedRows::fork).
+  [[nodiscard]] KvStore fork(std::int64_t tokens);
+
+  /// Until the next call rows of any layer are these, which are checked; null: none can be read.
+  void view(const StoredRows* rows) { view_ = rows; }
 
   /// Stores row `row` of the views (row 0 = first token of the step) at `position`, for one head.
   void write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
              std::int64_t row);
 
-  /// First byte of the key row at a position; the rows of one head follow each other without gaps. kReadableRows rows
-  /// after the last may be read, too, so that a kernel can load a whole tile; they hold anything.
+  /// First byte of the key row at a position, or of the value row.
   [[nodiscard]] const void* key(std::int64_t layer, std::int64_t head, std::int64_t position) const {
-    return keys_.data() + ((layer * heads_ + head) * capacity_ + position) * key_bytes_;
+    if (owner_ == KvOwner::session) return keys_.row(layer * heads_ + head, position);
+    return viewed(view_->keys, head * view_->key_head_stride, position, view_->key_row_stride,
+                  view_->key_page_stride);
   }
   [[nodiscard]] const void* value(std::int64_t layer, std::int64_t head, std::int64_t position) const {
-    return values_.data() + ((layer * heads_ + head) * capacity_ + position) * value_bytes_;
+    if (owner_ == KvOwner::session) return values_.row(layer * heads_ + head, position);
+    return viewed(view_->values, head * view_->value_head_stride, position, view_->value_row_stride,
+                  view_->value_page_stride);
   }
+  /// How many of the n key rows from a position follow each other without gaps, or value rows: 1 .. n.
+  [[nodiscard]] std::int64_t keys_together(std::int64_t position, std::int64_t n) const {
+    if (owner_ == KvOwner::session) return keys_.together(position, n);
+    return view_->key_row_stride == d_head_ ? in_page(position, n) : 1;
+  }
+  [[nodiscard]] std::int64_t values_together(std::int64_t position, std::int64_t n) const {
+    if (owner_ == KvOwner::session) return values_.together(position, n);
+    return view_->value_row_stride == d_value_ ? in_page(position, n) : 1;
+  }
+  /// Calls body(first byte, index of the first, number) for runs of the n key rows from a position that lie together.
+  template <class Body>
+  void for_keys(std::int64_t layer, std::int64_t head, std::int64_t position, std::int64_t n,
+                const Body& body) const {
+    for (std::int64_t done = 0; done < n;) {
+      const std::int64_t some = keys_together(position + done, n - done);
+      body(key(layer, head, position + done), done, some);
+      done += some;
+    }
+  }
+  template <class Body>
+  void for_values(std::int64_t layer, std::int64_t head, std::int64_t position, std::int64_t n,
+                  const Body& body) const {
+    for (std::int64_t done = 0; done < n;) {
+      const std::int64_t some = values_together(position + done, n - done);
+      body(value(layer, head, position + done), done, some);
+      done += some;
+    }
+  }
+
   [[nodiscard]] DType type() const { return type_; }
+  [[nodiscard]] KvOwner owner() const { return owner_; }
   [[nodiscard]] std::int64_t d_head() const { return d_head_; }
   [[nodiscard]] std::int64_t d_value() const { return d_value_; }
-  /// Of the rows alone.
+  /// Of the pages.
   [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
-  /// Of the readable rows after the last.
-  [[nodiscard]] std::int64_t spare_bytes() const { return kReadableRows * key_bytes_; }
 
  private:
+  [[nodiscard]] const void* viewed(const void* data, std::int64_t head, std::int64_t position,
+                                   std::int64_t row_stride, std::int64_t page_stride) const {
+    std::int64_t at = head;
+    if (view_->table) {
+      at += view_->table[position / view_->page_rows] * page_stride;
+      position %= view_->page_rows;
+    }
+    return static_cast<const unsigned char*>(data) +
+           (at + position * row_stride) * static_cast<std::int64_t>(dtype_size(type_));
+  }
+  [[nodiscard]] std::int64_t in_page(std::int64_t position, std::int64_t n) const {
+    return view_->table ? std::min(n, view_->page_rows - position % view_->page_rows) : n;
+  }
+
+  KvOwner owner_ = KvOwner::session;
   std::int64_t heads_ = 0;
-  std::int64_t capacity_ = 0;
   std::int64_t d_head_ = 0;
   std::int64_t d_value_ = 0;
-  std::int64_t key_bytes_ = 0;
-  std::int64_t value_bytes_ = 0;
   DType type_ = DType::f32;
-  RunBuffer keys_;
-  RunBuffer values_;
+  PagedRows keys_;  // runs: [layer][head]
+  PagedRows values_;
+  const StoredRows* view_ = nullptr;
 };
 
 /// First byte of row `row` of head `head` of a view.

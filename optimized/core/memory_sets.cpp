@@ -76,6 +76,11 @@ void MemorySets::restore(std::int64_t layer, std::int64_t head, const std::int32
   std::copy_n(before, width_, positions_.data() + (layer * heads_ + head) * width_);
 }
 
+void MemorySets::copy(const MemorySets& from) {
+  std::copy(from.layers_.begin(), from.layers_.end(), layers_.begin());
+  std::copy_n(from.positions_.data(), positions_.size(), positions_.data());
+}
+
 void MemorySets::reset() {
   if (HEADWATER_SABOTAGE("core.memory.reset_keeps_sets")) return;
   std::fill(layers_.begin(), layers_.end(), Layer{});

@@ -36,6 +36,9 @@ class MemorySets {
 
   void reset();
 
+  /// The sets of one of the same sizes.
+  void copy(const MemorySets& from);
+
   /// What was read by layer() and entries() before becomes the layer's again, and one head's: width() positions.
   void restore(std::int64_t layer, const Layer& before) { layers_[static_cast<std::size_t>(layer)] = before; }
   void restore(std::int64_t layer, std::int64_t head, const std::int32_t* before);

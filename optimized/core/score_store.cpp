@@ -1,6 +1,7 @@
 #include "core/score_store.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/buffer.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -12,6 +13,18 @@ ScoreStore::ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t cap
       capacity_(capacity),
       type_(type),
       scores_(checked_product(layers, heads), checked_product(capacity, element_bytes()), 0) {}
+
+void ScoreStore::copy(const ScoreStore& from, std::int64_t tokens) {
+  if (tokens == 0) return;
+  const std::int64_t bytes = tokens * element_bytes();
+  const std::int64_t run_bytes = capacity_ * element_bytes();
+  const std::int64_t runs = scores_.bytes() / run_bytes;
+  scores_.make_room(0, runs, 0, bytes);
+  for (std::int64_t run = 0; run < runs; ++run) {
+    std::memcpy(scores_.data() + run * run_bytes, from.scores_.data() + run * run_bytes,
+                static_cast<std::size_t>(bytes));
+  }
+}
 
 void ScoreStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
   scores_.make_room(layer * heads_, (layer + 1) * heads_, begin * element_bytes(), end * element_bytes());

@@ -15,6 +15,9 @@ class ScoreStore {
   ScoreStore() = default;
   ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t capacity, ScoreType type);
 
+  /// Those of the first `tokens` positions of a store of the same sizes.
+  void copy(const ScoreStore& from, std::int64_t tokens);
+
   /// Scores of positions [begin, end) of all heads of a layer are about to be cleared. Not from several threads.
   void make_room(std::int64_t layer, std::int64_t begin, std::int64_t end);
 

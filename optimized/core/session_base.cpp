@@ -1,5 +1,6 @@
 #include "core/session_base.hpp"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -46,14 +47,23 @@ SessionBase::SessionBase(const Shape& shape, EffectiveOptions options, bool undo
       undoes_(undoes),
       machine_(shape_, options_, undoes) {}
 
+SessionBase::SessionBase(const SessionBase& parent)
+    : shape_(parent.shape_), options_(parent.options_), undoes_(parent.undoes_), machine_(parent.machine_) {}
+
 void SessionBase::begin(const Step& step) {
-  machine_.begin(step);
-  const std::int64_t before = machine_.tokens();
   try {
-    reserve(before, before + machine_.step_tokens());
-  } catch (...) {
-    machine_.abort();
-    throw;
+    machine_.begin(step);
+    const std::int64_t before = machine_.tokens();
+    try {
+      reserve(before, before + machine_.step_tokens());
+    } catch (...) {
+      machine_.abort();
+      throw;
+    }
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::out_of_memory, "no memory for a step of n = " + std::to_string(step.n) +
+                                              " tokens after " + std::to_string(tokens()) +
+                                              "; allowed: what the machine can hold");
   }
 }
 
@@ -64,7 +74,6 @@ void SessionBase::attend(std::int64_t layer, const Rows& q, const Rows& k, const
 
 void SessionBase::attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows,
                                 const MutableRows& out, const LseOutput& lse) {
-  if (options_.kv_owner == KvOwner::session) refuse("attend_stored() of a session that keeps its rows");
   run({this, layer, q, {}, {}, &rows, out, lse});
 }
 
@@ -89,8 +98,16 @@ void SessionBase::run(const SequenceCall& call) {
 void SessionBase::check_call(const SequenceCall& call) const {
   machine_.require_open("attend()");
   require_view("q", call.q.data, call.q.type);
-  require_view("k", call.k.data, call.k.type);
-  require_view("v", call.v.data, call.v.type);
+  const bool of_caller = options_.kv_owner == KvOwner::caller;
+  if (of_caller != (call.stored != nullptr)) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(of_caller ? "attend()" : "attend_stored()") + " with kv_owner " +
+                    (of_caller ? "1 (caller); allowed: attend_stored()" : "0 (session); allowed: attend()"));
+  }
+  if (!of_caller) {
+    require_view("k", call.k.data, call.k.type);
+    require_view("v", call.v.data, call.v.type);
+  }
   require_view("out", call.out.data, call.out.type);
   check_rows(call);
 }
@@ -113,6 +130,7 @@ void SessionBase::abort() {
 
 void SessionBase::truncate(std::int64_t n) {
   if (!undoes_) Session::truncate(n);  // refuses
+  prepare_truncate(n);
   const std::int64_t sparse = machine_.truncate(n);
   if (n == 0) {
     forget();
@@ -121,10 +139,16 @@ void SessionBase::truncate(std::int64_t n) {
   }
 }
 
+std::unique_ptr<Session> SessionBase::fork() {
+  machine_.require_closed("fork()");
+  return fork_session();
+}
+
 void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }
 
 void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                               std::int64_t row_size, std::int64_t width) const {
+  if (options_.kv_owner == KvOwner::caller) refuse("reading rows that the caller keeps");
   require_layer(layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   // Rows of the open step are stored once their layer was attended.

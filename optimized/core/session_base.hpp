@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "core/step_machine.hpp"
@@ -25,6 +26,7 @@ class SessionBase : public Session {
   void reset() final;
   void abort() final;
   void truncate(std::int64_t n) final;
+  [[nodiscard]] std::unique_ptr<Session> fork() final;
 
   [[nodiscard]] SessionState state() const final { return machine_.state(); }
   [[nodiscard]] bool failed() const final { return machine_.failed(); }
@@ -36,6 +38,13 @@ class SessionBase : public Session {
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
 
  protected:
+  /// The same tokens and chunks, without an observer.
+  SessionBase(const SessionBase& parent);
+
+  /// STATE-11, between steps. Refuses where the engine does not override it.
+  virtual std::unique_ptr<Session> fork_session() { return Session::fork(); }
+  /// Tokens are about to be taken back, down to n (undo_chunks, or forget). What it throws leaves the session as it was.
+  virtual void prepare_truncate(std::int64_t /*n*/) {}
   /// The step for these positions is about to open: takes what it needs beyond what the session holds (NUM-4). What it
   /// throws leaves the session as it was.
   virtual void reserve(std::int64_t /*begin*/, std::int64_t /*end*/) {}

@@ -29,6 +29,10 @@ StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options, bo
       settles_(options.sparse && options.select == Select::h2o),
       checkpoints_(options.checkpoints) {
   attended_.assign(static_cast<std::size_t>(shape.n_layer), 0);
+  take_memory();
+}
+
+void StepMachine::take_memory() {
   chunks_.reserve(static_cast<std::size_t>(capacity_));  // a chunk has a token at least
   origins_.reserve(static_cast<std::size_t>(capacity_));
 }
@@ -40,6 +44,11 @@ void StepMachine::require_not_failed() const {
 void StepMachine::require_open(const char* call) const {
   require_not_failed();
   if (!open_) refuse_state(std::string(call) + " without an open step; allowed: begin() first");
+}
+
+void StepMachine::require_closed(const char* call) const {
+  require_not_failed();
+  if (open_) refuse_state(std::string(call) + " while a step is open; allowed: after end() or abort()");
 }
 
 bool StepMachine::failed() const { return failed_ && !HEADWATER_SABOTAGE("core.state.failure_hidden"); }
@@ -89,7 +98,8 @@ void StepMachine::begin(const Step& step) {
                                                   std::to_string(capacity_) + ")");
   }
 
-  // Nothing below can fail: the plan has its memory since construction.
+  take_memory();
+  // Nothing below can fail.
   plan_begin_ = chunks_.size();
   if (prefill) {
     if (opens_turn()) {
@@ -179,8 +189,7 @@ void StepMachine::abort() {
 }
 
 std::int64_t StepMachine::truncate(std::int64_t n) {
-  require_not_failed();
-  if (open_) refuse_state("truncate() while a step is open; allowed: after end() or abort()");
+  require_closed("truncate()");
   if (n < 0 || n > tokens_) {
     refuse_argument("truncate to n = " + std::to_string(n) + " tokens; allowed: 0 .. " +
                     std::to_string(tokens_));

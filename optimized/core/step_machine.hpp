@@ -11,15 +11,17 @@ namespace headwater::core {
 /// The session states and turn rules (STATE-1..5, STATE-8..10) and the chunks of all steps; no storage of rows.
 class StepMachine {
  public:
-  /// Takes all memory that the machine will ever need. `undoes`: the session offers abort(); messages then name it.
+  /// Takes all memory that the machine will ever need; a copy takes it when it begins its first step. `undoes`: the session offers abort(); messages then name it.
   StepMachine(const Shape& shape, const EffectiveOptions& options, bool undoes = false);
 
-  /// Opens a step; see Session::begin for the errors. Nothing changes when it throws, except that begin() inside
+  /// Opens a step; see Session::begin for the errors, and std::bad_alloc. Nothing changes when it throws, except that begin() inside
   /// an open step fails that step.
   void begin(const Step& step);
 
   /// Throws wrong_state unless a step is open and has not failed; `call` is what the message names.
   void require_open(const char* call) const;
+  /// Throws wrong_state where a step is open or has failed.
+  void require_closed(const char* call) const;
 
   /// Records that a layer was attended; throws like Session::attend.
   void enter_layer(std::int64_t layer);
@@ -62,6 +64,7 @@ class StepMachine {
   };
 
   void require_not_failed() const;
+  void take_memory();
   [[nodiscard]] const char* way_on() const { return undoes_ ? "abort() or reset()" : "reset()"; }
   void append_origins();
   /// State, turn and plan are those of the last chunk that is left.

@@ -122,4 +122,15 @@ void UndoLog::forget() {
   std::fill(layers_.begin(), layers_.end(), Layer{});
 }
 
+void UndoLog::copy(const UndoLog& from) {
+  checkpoints_ = from.checkpoints_;
+  std::copy(from.layers_.begin(), from.layers_.end(), layers_.begin());
+  // Without the record of the open step, which is the last slot.
+  const std::int64_t slots = std::min(ring_, checkpoints_);
+  const std::int64_t entries = index(slots, 0, 0) * sets_.width();
+  std::copy_n(from.before_.data(), slots * layers(), before_.data());
+  std::copy_n(from.positions_.data(), entries, positions_.data());
+  std::copy_n(from.kept_scores_.data(), entries * scores_.element_bytes(), kept_scores_.data());
+}
+
 }  // namespace headwater::core

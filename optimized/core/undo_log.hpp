@@ -49,6 +49,9 @@ class UndoLog {
   /// No token is stored any more.
   void forget();
 
+  /// The checkpoints of a log of the same sizes, between steps, with nothing left to take back.
+  void copy(const UndoLog& from);
+
   [[nodiscard]] std::int64_t bytes() const {
     return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes() + before_.bytes() +
            static_cast<std::int64_t>(heads_.capacity());

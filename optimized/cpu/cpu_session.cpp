@@ -1,9 +1,11 @@
 #include "cpu/cpu_session.hpp"
 
 #include <algorithm>
+#include <new>
 
 #include "core/numbers.hpp"
 #include "cpu/prefetch.hpp"
+#include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
@@ -18,42 +20,82 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
 
 }  // namespace
 
+CpuSession::Work::Work(SessionData& data, const Bf16Table* table)
+    : floats(data, most_window_rows(data.shape, data.options)), dense(data) {
+  const EffectiveOptions& options = data.options;
+  if (table && data.shape.kv_type == DType::bf16) bf16.emplace(data, *table, floats);
+  if (options.sparse && options.select == Select::h2o) sparse.emplace(data);
+  if (options.sparse && options.select == Select::blocks) blocks.emplace(data);
+  data.workers.start();
+}
+
+std::int64_t CpuSession::Work::bytes() const {
+  return floats.bytes() + (bf16 ? bf16->bytes() : 0) + (sparse ? sparse->bytes() : 0) +
+         (blocks ? blocks->bytes() : 0) + dense.bytes();
+}
+
+std::int64_t CpuSession::Work::set_bytes() const {
+  return (sparse ? sparse->set_bytes() : 0) + (blocks ? blocks->set_bytes() : 0);
+}
+
 CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
                        const Options& wished, const EffectiveOptions& effective)
     : SessionBase(shape, effective, true),
       data_(kernels, shape, wished, options()),
-      floats_(data_, most_window_rows(shape, effective)),
-      dense_(data_) {
-  if (bf16 && shape.kv_type == DType::bf16) bf16_.emplace(data_, *bf16, floats_);
-  if (effective.sparse && effective.select == Select::h2o) sparse_.emplace(data_);
-  if (effective.sparse && effective.select == Select::blocks) blocks_.emplace(data_);
-  data_.workers.start();
+      bf16_(bf16),
+      work_(std::make_unique<Work>(data_, bf16)) {
+  if (effective.kv_owner == KvOwner::caller) stored_rows_ = core::StoredRowsCheck(shape);
+}
+
+CpuSession::CpuSession(CpuSession& parent)
+    : SessionBase(parent), data_(parent.data_, options(), parent.tokens()), bf16_(parent.bf16_) {}
+
+std::unique_ptr<Session> CpuSession::fork_session() {
+  // Shared scores are not written any more, not even by those who look at them.
+  if (data_.state->undo) {
+    for (std::int64_t layer = 0; layer < shape().n_layer; ++layer) data_.state->undo->apply(layer);
+  }
+  try {
+    return std::unique_ptr<Session>(new CpuSession(*this));
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::out_of_memory, "no memory for a fork; allowed: what the machine can hold");
+  }
+}
+
+void CpuSession::own_scores(std::int64_t tokens) {
+  try {
+    data_.own_scores(tokens);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::out_of_memory,
+                "no memory for scores that a fork shares; allowed: what the machine can hold");
+  }
+}
+
+void CpuSession::prepare_truncate(std::int64_t n) {
+  if (n == 0 || options().checkpoints > 0) own_scores(tokens());
 }
 
 MemoryBytes CpuSession::memory_bytes() const {
   MemoryBytes bytes;
   bytes.kv = data_.kv.bytes();
-  bytes.scores = data_.scores.bytes();
-  bytes.memory_sets = data_.memory.bytes() + (data_.undo ? data_.undo->bytes() : 0) +
-                      data_.summaries.bytes() + (sparse_ ? sparse_->set_bytes() : 0) +
-                      (blocks_ ? blocks_->set_bytes() : 0);
-  bytes.workspace = floats_.bytes() + (bf16_ ? bf16_->bytes() : 0) + (sparse_ ? sparse_->bytes() : 0) +
-                    (blocks_ ? blocks_->bytes() : 0) + dense_.bytes() + data_.kv.spare_bytes() +
-                    chunk_bytes();
+  bytes.scores = data_.state->scores.bytes();
+  bytes.memory_sets = data_.state->memory.bytes() + (data_.state->undo ? data_.state->undo->bytes() : 0) +
+                      data_.summaries.bytes() + (work_ ? work_->set_bytes() : 0);
+  bytes.workspace = (work_ ? work_->bytes() : 0) + stored_rows_.bytes() + chunk_bytes();
   return bytes;
 }
 
 ScoreView CpuSession::scores(std::int64_t layer) const {
   require_layer(layer);
-  if (data_.undo) data_.undo->apply(layer);
-  return data_.scores.view(layer);
+  if (data_.state->undo) data_.state->undo->apply(layer);
+  return data_.state->scores.view(layer);
 }
 
 MemoryView CpuSession::memory(std::int64_t layer) const {
   require_layer(layer);
-  if (!data_.undo) return {};
-  data_.undo->apply(layer);
-  return data_.memory.view(layer);
+  if (!data_.state->undo) return {};
+  data_.state->undo->apply(layer);
+  return data_.state->memory.view(layer);
 }
 
 void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -71,64 +113,84 @@ void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64
 }
 
 StageSeconds CpuSession::stage_seconds() const {
-  if (blocks_) return {blocks_->selection_seconds()};
-  return {sparse_ ? sparse_->selection_seconds() : 0.0};
+  if (work_ && work_->blocks) return {work_->blocks->selection_seconds()};
+  return {work_ && work_->sparse ? work_->sparse->selection_seconds() : 0.0};
+}
+
+void CpuSession::reserve(std::int64_t begin, std::int64_t end) {
+  data_.kv.reserve(begin, end);
+  if (data_.summaries.width() > 0) data_.summaries.reserve(begin, end);
+  data_.own_scores(begin);
+  if (!work_) {
+    if (options().kv_owner == KvOwner::caller) stored_rows_ = core::StoredRowsCheck(shape());
+    work_ = std::make_unique<Work>(data_, bf16_);
+  }
 }
 
 void CpuSession::forget() {
-  if (blocks_) blocks_->forget();
-  if (!sparse_) return;
-  sparse_->forget();
-  data_.memory.reset();
-  data_.undo->forget();
+  own_scores(0);
+  data_.kv.clear();
+  if (data_.summaries.width() > 0) data_.summaries.clear();
+  if (work_ && work_->blocks) work_->blocks->forget();
+  if (work_ && work_->sparse) work_->sparse->forget();
+  if (!data_.state->undo) return;
+  data_.state->memory.reset();
+  data_.state->undo->forget();
 }
 
 void CpuSession::keep_step() {
-  if (!data_.undo) return;
+  if (!data_.state->undo) return;
   const bool sparse = plan().front().mode == ChunkMode::sparse;
-  data_.undo->keep_step(sparse ? static_cast<std::int64_t>(plan().size()) : 0);
+  data_.state->undo->keep_step(sparse ? static_cast<std::int64_t>(plan().size()) : 0);
 }
 
 void CpuSession::undo_step() {
-  if (data_.undo) data_.undo->undo_step();
+  if (data_.state->undo) data_.state->undo->undo_step();
 }
 
 void CpuSession::undo_chunks(std::int64_t sparse) {
-  if (data_.undo) data_.undo->undo_chunks(sparse);
+  if (data_.state->undo && sparse > 0) data_.state->undo->undo_chunks(sparse);
+}
+
+void CpuSession::check_rows(const SequenceCall& call) const {
+  if (call.stored) stored_rows_.check(*call.stored, plan().back().end);
 }
 
 void CpuSession::run_layer(const SequenceCall& asked) {
+  data_.kv.view(asked.stored);
   const std::int64_t layer = asked.layer;
   data_.workers.enter_layer(layer, interrupt_);
   const std::span<const Chunk> chunks = plan();
   const std::int64_t n = chunks.back().end - chunks.front().begin;
-  if (data_.undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.undo->apply(layer);
-  store_rows(layer, asked.k, asked.v, chunks.front().begin, n);
+  if (data_.state->undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.state->undo->apply(layer);
+  store_rows(asked, chunks.front().begin, n);
   bool dense_layer = options().dense_layer(layer);  // STATE-7
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
   if (data_.summaries.width() > 0 && !dense_layer) summarise(layer, chunks.front().begin, n);
-  Arithmetic* arithmetic = &floats_;
+  Arithmetic* arithmetic = &work_->floats;
   // The BF16 kernels know no windows.
-  if (bf16_ && asked.q.type == DType::bf16 && options().window(layer) == 0) arithmetic = &*bf16_;
+  if (work_->bf16 && asked.q.type == DType::bf16 && options().window(layer) == 0) arithmetic = &*work_->bf16;
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
   const LayerCall call{data_, *arithmetic, layer, asked.q, asked.out, attended, observer(), asked.lse};
   if (sparse && !dense_layer) {
-    if (blocks_) {
-      blocks_->run(call);
+    if (work_->blocks) {
+      work_->blocks->run(call);
     } else {
-      data_.undo->open_layer(layer, chunks);
-      sparse_->run(call);
+      data_.state->undo->open_layer(layer, chunks);
+      work_->sparse->run(call);
     }
   } else {
-    dense_.run(call);
+    work_->dense.run(call);
   }
 }
 
-void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base,
-                            std::int64_t n) {
+void CpuSession::store_rows(const SequenceCall& call, std::int64_t base, std::int64_t n) {
   core::KvStore& kv = data_.kv;
+  const std::int64_t layer = call.layer;
+  const Rows& k = call.k;
+  const Rows& v = call.v;
   const auto bytes = [](std::int64_t count, DType type) {
     return count * static_cast<std::int64_t>(dtype_size(type));
   };
@@ -137,8 +199,9 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
   const std::int64_t stored_key_bytes = bytes(kv.d_head(), kv.type());
   const std::int64_t stored_value_bytes = bytes(kv.d_value(), kv.type());
   if (HEADWATER_SABOTAGE("cpu.store.rows_beyond_4096")) n = std::min<std::int64_t>(n, 4096);
-  kv.make_room(layer, base, base + n);
-  data_.scores.make_room(layer, base, base + n);
+  const std::int64_t stored = kv.owner() == KvOwner::session ? n : 0;  // ROWS-1
+  if (stored > 0) kv.make_room(layer, base, base + n);
+  data_.state->scores.make_room(layer, base, base + n);
   const auto store_row = [&](std::int64_t row) {
     for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
       if (row + kPrefetchedRows < n) {
@@ -152,12 +215,12 @@ void CpuSession::store_rows(std::int64_t layer, const Rows& k, const Rows& v, st
   };
   // Rows, then heads, whose clearing is short: one region for both.
   data_.workers.each(
-      n + shape().n_head,
+      stored + shape().n_head,
       [&](const Workers::Task& task) {
-        if (task.index < n) {
+        if (task.index < stored) {
           store_row(task.index);
         } else {
-          data_.scores.clear(layer, task.index - n, base, base + n);
+          data_.state->scores.clear(layer, task.index - stored, base, base + n);
         }
       },
       Workers::Asks::at_start);

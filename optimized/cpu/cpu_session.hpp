@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "core/session_base.hpp"
+#include "core/stored_rows.hpp"
 #include "cpu/arithmetic/bf16.hpp"
 #include "cpu/arithmetic/float.hpp"
 #include "cpu/layer.hpp"
@@ -34,23 +36,43 @@ class CpuSession final : public core::SessionBase {
   void set_interrupt(Interrupt interrupt) override { interrupt_ = std::move(interrupt); }
 
  private:
+  /// Arithmetics and passes with their working memory.
+  struct Work {
+    Work(SessionData& data, const Bf16Table* bf16);
+    [[nodiscard]] std::int64_t bytes() const;
+    [[nodiscard]] std::int64_t set_bytes() const;
+
+    FloatArithmetic floats;
+    std::optional<Bf16Arithmetic> bf16;  // none: no call is computed in BF16
+    std::optional<SparsePass> sparse;    // rule h2o; none: the session is dense or has the other rule
+    std::optional<BlocksPass> blocks;    // rule blocks
+    DensePass dense;
+  };
+
+  CpuSession(CpuSession& parent);
+
+  /// The first `tokens` scores of its own, where they are shared. Errors: out_of_memory.
+  void own_scores(std::int64_t tokens);
+
+  void check_rows(const SequenceCall& call) const override;
   void run_layer(const SequenceCall& asked) override;
+  void reserve(std::int64_t begin, std::int64_t end) override;
   void forget() override;
+  std::unique_ptr<Session> fork_session() override;
+  void prepare_truncate(std::int64_t n) override;
   void keep_step() override;
   void undo_step() override;
   void undo_chunks(std::int64_t sparse) override;
 
-  void store_rows(std::int64_t layer, const Rows& k, const Rows& v, std::int64_t base, std::int64_t n);
+  void store_rows(const SequenceCall& call, std::int64_t base, std::int64_t n);
   /// Key blocks that n stored rows from `base` have made whole (SEL-3).
   void summarise(std::int64_t layer, std::int64_t base, std::int64_t n);
 
   SessionData data_;
+  mutable core::StoredRowsCheck stored_rows_;  // ROWS-1; empty where the session keeps its rows
   Interrupt interrupt_;
-  FloatArithmetic floats_;
-  std::optional<Bf16Arithmetic> bf16_;  // none: no call is computed in BF16
-  std::optional<SparsePass> sparse_;    // rule h2o; none: the session is dense or has the other rule
-  std::optional<BlocksPass> blocks_;    // rule blocks
-  DensePass dense_;
+  const Bf16Table* bf16_;
+  std::unique_ptr<Work> work_;  // a fork takes it with its first step
 };
 
 }  // namespace headwater::cpu

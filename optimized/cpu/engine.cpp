@@ -35,7 +35,9 @@ class CpuEngine final : public Engine {
     claims.interrupt = true;
     claims.lse = true;
     claims.host_threads = true;
+    claims.fork = true;
     claims.layers = true;
+    claims.stored_rows = true;
     claims.bf16_weights = variant_.bf16 != nullptr;
     claims.abort = true;
     claims.truncate = true;

@@ -8,6 +8,21 @@
 
 namespace headwater::cpu {
 
+ScoreState::ScoreState(const Shape& shape, const EffectiveOptions& options)
+    : scores(shape.n_layer, shape.n_head, shape.capacity, options.score_type) {
+  if (!options.sparse || options.select != Select::h2o) return;
+  memory = core::MemorySets(shape.n_layer, shape.n_head, options.local, options.heavy, shape.capacity,
+                            options.pinned);
+  undo.emplace(memory, scores, shape.n_layer, shape.capacity, options.checkpoints);
+}
+
+void ScoreState::copy(const ScoreState& from, std::int64_t tokens) {
+  scores.copy(from.scores, tokens);
+  if (!undo) return;
+  memory.copy(from.memory);
+  if (!HEADWATER_SABOTAGE("cpu.fork.checkpoints_left_behind")) undo->copy(*from.undo);
+}
+
 SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_shape, const Options& wished,
                          const EffectiveOptions& effective)
     : kernels(kernel_table),
@@ -15,17 +30,33 @@ SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_s
       options(effective),
       sinks(wished.sinks),
       alibi(wished.alibi),
-      kv(shape),
-      scores(shape.n_layer, shape.n_head, shape.capacity, effective.score_type),
+      kv(shape, effective.page, effective.kv_owner),
+      state(std::make_shared<ScoreState>(shape, effective)),
       workers(effective.threads, wished.parallel_for, wished.parallel_context) {
-  if (!effective.sparse) return;
-  if (effective.select == Select::blocks) {
-    if (effective.heavy > 0) summaries = core::BlockSummaries(shape, effective.key_block);
-    return;
-  }
-  memory = core::MemorySets(shape.n_layer, shape.n_head, effective.local, effective.heavy, shape.capacity,
-                            effective.pinned);
-  undo.emplace(memory, scores, shape.n_layer, shape.capacity, effective.checkpoints);
+  if (effective.sparse && effective.select == Select::blocks && effective.heavy > 0)
+    summaries = core::BlockSummaries(shape, effective.key_block, effective.page);
+}
+
+SessionData::SessionData(SessionData& parent, const EffectiveOptions& effective, std::int64_t tokens)
+    : kernels(parent.kernels),
+      shape(parent.shape),
+      options(effective),
+      sinks(parent.sinks),
+      alibi(parent.alibi),
+      kv(parent.kv.fork(tokens)),
+      state(parent.state),
+      shares_state(true),
+      summaries(parent.summaries.fork(tokens)),
+      workers(parent.workers) {
+  parent.shares_state = true;
+}
+
+void SessionData::own_scores(std::int64_t tokens) {
+  if (!shares_state) return;
+  auto own = std::make_shared<ScoreState>(shape, options);
+  own->copy(*state, tokens);
+  state = std::move(own);
+  shares_state = false;
 }
 
 std::int64_t SessionData::kv_head(std::int64_t head) const {

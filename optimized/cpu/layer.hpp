@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -27,11 +28,30 @@ inline std::int64_t padded(std::int64_t n, std::int64_t multiple) {
 
 inline std::int64_t length(const Chunk& chunk) { return chunk.end - chunk.begin; }
 
+/// What chunks leave behind beside the rows. Rule h2o; else there are but scores, which are zero.
+struct ScoreState {
+  /// Takes all memory (std::bad_alloc).
+  ScoreState(const Shape& shape, const EffectiveOptions& options);
+  /// Of a session of the same shape and options, after so many tokens.
+  void copy(const ScoreState& from, std::int64_t tokens);
+
+  core::ScoreStore scores;
+  core::MemorySets memory;
+  /// Takes back, when a layer is next read or computed, what abort and truncate have dropped.
+  std::optional<core::UndoLog> undo;
+};
+
 /// What a session stores and what its options say: all that its passes and arithmetics share.
 struct SessionData {
   /// `effective` is resolve(shape, options) and outlives this. Takes the memory of all stores (std::bad_alloc).
   SessionData(const KernelTable& kernels, const Shape& shape, const Options& options,
               const EffectiveOptions& effective);
+
+  /// The first `tokens` tokens of another session, whose rows and scores are shared. `effective` are the same options.
+  SessionData(SessionData& parent, const EffectiveOptions& effective, std::int64_t tokens);
+
+  /// Scores of the session's own, where they are shared: std::bad_alloc.
+  void own_scores(std::int64_t tokens);
 
   [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
   [[nodiscard]] std::int64_t most_chunk_rows() const;  ///< 0 in a dense session
@@ -43,10 +63,8 @@ struct SessionData {
   std::vector<float> sinks;
   std::vector<float> alibi;
   core::KvStore kv;
-  core::ScoreStore scores;
-  core::MemorySets memory;  ///< rule h2o; else empty
-  /// Rule h2o; else none. Takes back, when a layer is next read or computed, what abort and truncate have dropped.
-  mutable std::optional<core::UndoLog> undo;
+  std::shared_ptr<ScoreState> state;
+  bool shares_state = false;       ///< with a fork, whichever it is: then it is read only
   core::BlockSummaries summaries;  ///< rule blocks; else empty
   Workers workers;
 };

@@ -30,6 +30,8 @@ class Workers {
 
   /// host null: OpenMP's threads. Takes all memory that the regions need.
   Workers(int threads, ParallelFor host, void* context);
+  /// As many threads of the same kind.
+  Workers(const Workers& other) : Workers(other.threads_, other.host_, other.context_) {}
 
   /// Starts OpenMP's threads, where they are used, so that no call has to (NUM-4).
   void start();
@@ -104,7 +106,7 @@ class Workers {
 
   // Of the region that runs.
   std::thread::id caller_;
-  unsigned float_controls_ = 0;  // the caller's MXCSR, where there is a host
+  unsigned float_controls_ = 0;  // the caller's MXCSR, which all threads take over
   std::atomic<bool> stopped_ = false;
   std::exception_ptr error_;                // written once, by who stopped the region
   std::vector<std::atomic<bool>> indexes_;  // those that the host has run

@@ -143,7 +143,9 @@ TEST_P(Bf16Kernels, INTRA_1_ValuesAndRows) {
   const auto values = rows_of(n_keys * width, 3);
   const auto weights = rows_of(tiles * kTileWeights, 4);
   std::vector<std::uint16_t> packed_values(static_cast<std::size_t>(tiles * kKeyTile * dv), 0x7FC0);
-  pack_values(*kernels, values.data(), n_keys, width, packed_values.data());
+  pack_values(
+      *kernels, n_keys, width, [&](std::int64_t i) { return values.data() + i * width; },
+      packed_values.data());
   std::vector<float> fresh(static_cast<std::size_t>(dv * kBlockRows), kInf);  // not read
   kernels->accumulate(weights.data(), tiles, packed_values.data(), dv, true, fresh.data());
   std::vector<float> zeros(fresh.size(), 0.0f);

@@ -18,7 +18,9 @@ TEST(KvStore, P1_1_RowsLieLayerByLayerHeadByHeadWithoutGaps) {
                       .d_value = 10,
                       .capacity = 70,
                       .kv_type = type};
-    const KvStore store(shape);
+    KvStore store(shape, 4096, KvOwner::session);
+    EXPECT_EQ(store.bytes(), 0) << "pages are taken as tokens come";
+    store.reserve(0, 70);
     const auto element = static_cast<std::int64_t>(dtype_size(type));
     const auto* const keys = static_cast<const unsigned char*>(store.key(0, 0, 0));
     const auto* const values = static_cast<const unsigned char*>(store.value(0, 0, 0));
@@ -31,7 +33,7 @@ TEST(KvStore, P1_1_RowsLieLayerByLayerHeadByHeadWithoutGaps) {
         }
       }
     }
-    EXPECT_EQ(store.bytes(), 3 * 2 * 70 * (24 + 10) * element);
+    EXPECT_GE(store.bytes(), 3 * 2 * 70 * (24 + 10) * element);
   }
 }
 

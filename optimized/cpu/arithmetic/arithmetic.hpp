@@ -80,9 +80,9 @@ class Arithmetic {
   /// A query row becomes row `slot` of the rows that row_logits() of this thread multiplies.
   virtual void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
                         int thread) = 0;
-  /// KernelTable::row_logits of the loaded rows 0 .. rows - 1 and n stored keys from `first`.
-  virtual void row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
-                          std::int64_t rows, float* logits, std::int64_t stride, int thread) = 0;
+  /// KernelTable::row_logits of the loaded rows 0 .. rows - 1 and n keys of the KV type that follow each other.
+  virtual void row_logits(const LayerCall& call, const void* keys, std::int64_t n, std::int64_t rows,
+                          float* logits, std::int64_t stride, int thread) = 0;
 };
 
 }  // namespace headwater::cpu

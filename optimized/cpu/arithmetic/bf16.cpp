@@ -33,6 +33,8 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
     : packed(std::max(core::checked_product(kGroupRows, d_padded),
                       core::checked_product(kBlockRows, data.summaries.width()))),
       keys(core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded)),
+      border(
+          core::checked_product(padded(std::min(kBf16SegmentKeys, data.shape.capacity), kKeyTile), d_padded)),
       values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
       lanes(core::checked_product(
           kBlockRows, data.summaries.width() > 0 ? std::max(data.summaries.width(), d_padded) : 0)),
@@ -42,7 +44,7 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
       softmax(kGroupRows / kBlockRows) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
-  return packed.bytes() + keys.bytes() + values.bytes() + lanes.bytes() + weights.bytes() +
+  return packed.bytes() + keys.bytes() + border.bytes() + values.bytes() + lanes.bytes() + weights.bytes() +
          transposed.bytes() + out.bytes() + softmax.bytes();
 }
 
@@ -55,7 +57,7 @@ Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels
       packed_rows_(padded(data.shape.capacity, kKeyTile)) {
   const std::int64_t rows = core::checked_product(data.shape.n_head_kv, packed_rows_);
   packed_values_ = core::Buffer<std::uint16_t>(core::checked_product(rows, dv_padded_));
-  if (d_padded_ != data.shape.d_head)
+  if (d_padded_ != data.shape.d_head || data.kv.owner() == KvOwner::caller)
     packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
   for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_);
@@ -90,19 +92,30 @@ void Bf16Arithmetic::pack_rows(std::int64_t layer, std::int64_t head_kv, std::in
                                std::int64_t at) {
   if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_packed_rows")) return;
   const std::int64_t row = head_kv * packed_rows_ + at;
-  pack_values(kernels_, data_.kv.value(layer, head_kv, first), n, data_.shape.d_value,
-              packed_values_.data() + row * dv_padded_);
+  pack_values(
+      kernels_, n, data_.shape.d_value,
+      [&](std::int64_t i) { return elements(data_.kv.value(layer, head_kv, first + i)); },
+      packed_values_.data() + row * dv_padded_);
   if (packed_keys_.size() == 0) return;
-  pad_keys(kernels_, data_.kv.key(layer, head_kv, first), n, data_.shape.d_head,
-           packed_keys_.data() + row * d_padded_);
+  data_.kv.for_keys(layer, head_kv, first, n, [&](const void* keys, std::int64_t at_key, std::int64_t some) {
+    pad_keys(kernels_, keys, some, data_.shape.d_head, packed_keys_.data() + (row + at_key) * d_padded_);
+  });
 }
 
 Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int64_t head_kv,
-                                                    std::int64_t first, std::int64_t at) const {
+                                                    std::int64_t first, std::int64_t n, std::int64_t at,
+                                                    Scratch& scratch) const {
   const std::int64_t row = head_kv * packed_rows_ + at;
-  return {packed_keys_.size() == 0 ? elements(data_.kv.key(layer, head_kv, first))
-                                   : packed_keys_.data() + row * d_padded_,
-          d_padded_, packed_values_.data() + row * dv_padded_};
+  const std::uint16_t* values = packed_values_.data() + row * dv_padded_;
+  if (packed_keys_.size() != 0) return {packed_keys_.data() + row * d_padded_, d_padded_, values};
+  if (data_.kv.keys_together(first, n) == n)
+    return {elements(data_.kv.key(layer, head_kv, first)), d_padded_, values};
+  HEADWATER_MARK("cpu.bf16.keys_across_a_border");
+  data_.kv.for_keys(layer, head_kv, first, n, [&](const void* keys, std::int64_t at_key, std::int64_t some) {
+    std::memcpy(scratch.border.data() + at_key * d_padded_, keys,
+                static_cast<std::size_t>(some * d_padded_) * sizeof(std::uint16_t));
+  });
+  return {scratch.border.data(), d_padded_, values};
 }
 
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
@@ -138,10 +151,8 @@ Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, co
 BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, const Chunk& chunk,
                                    const PassBlock& block, int thread) {
   Scratch& scratch = of(thread);
-  const KeyRows rows = block.gathered ? KeyRows{scratch.keys.data(), d_padded_, scratch.values.data()}
-                                      : packed_rows(call.layer, data_.kv_head(block.head), chunk.begin,
-                                                    packed_row(window, chunk));
-  Bf16Segment whole = segment(call, block.head, rows);
+  const KeyRows gathered{scratch.keys.data(), d_padded_, scratch.values.data()};
+  Bf16Segment whole = segment(call, block.head, gathered);
   whole.queries = scratch.packed.data();
   whole.n_keys = block.n_keys;
   whole.positions = {block.row, block.gathered ? 0 : chunk.begin, block.gathered};
@@ -158,28 +169,38 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
                             scratch.transposed.data()};
   // The same segments in the same order as in the dense pass, for the same bits (STATE-3); all weights stay for the
   // column sums.
-  const auto segment_from = [&](std::int64_t first) {
+  const auto rows_from = [&](std::int64_t first, std::int64_t n) {
+    std::int64_t from = first;
+    if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) from = (first * d_padded_ & 0xFFFF) / d_padded_;
+    if (!block.gathered) {
+      return packed_rows(call.layer, data_.kv_head(block.head), chunk.begin + from, n,
+                         packed_row(window, chunk) + first, scratch);
+    }
+    return KeyRows{gathered.keys + from * d_padded_, d_padded_, gathered.values + first * dv_padded_};
+  };
+  const auto segment_from = [&](std::int64_t first, const KeyRows& rows) {
     Bf16Segment part = whole;
-    std::int64_t key_at = first * part.key_stride;
-    if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) key_at &= 0xFFFF;
-    part.keys += key_at;
+    part.keys = rows.keys;
     part.n_keys = std::min(kBf16SegmentKeys, whole.n_keys - first);
     part.positions.first_key += first;
     if (part.positions.gathered) part.positions.gathered += first;
     return part;
   };
+  const auto segment_keys = [&](std::int64_t first) {
+    return std::min(kBf16SegmentKeys, whole.n_keys - first);
+  };
   const std::int64_t last_segment = (whole.n_keys - 1) / kBf16SegmentKeys * kBf16SegmentKeys;
   const auto attend = [&] {
     for (std::int64_t first = last_segment; first >= 0; first -= kBf16SegmentKeys) {
-      const Bf16Segment part = segment_from(first);
+      const KeyRows rows = rows_from(first, segment_keys(first));
+      const Bf16Segment part = segment_from(first, rows);
       std::uint16_t* weights = scratch.weights.data() + first * kBlockRows;
       kernels_.softmax_weights(part, attention.softmax, weights);
       const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
       const bool lost = whole.n_keys >= 768 && first == last_segment && part.n_keys > kKeyTile &&
                         HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
       attention.accumulate(weights + (swapped ? kTileWeights : 0),
-                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0),
-                           rows.values + first * dv_padded_, dv_padded_);
+                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), rows.values, dv_padded_);
     }
     return attention.finish(data_.shape.d_value, block.out);
   };
@@ -187,7 +208,9 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
   if (const std::uint32_t failed = attend(); failed != 0) {
     alignas(64) float highest[kBlockRows];
     std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
-    kernels_.raise_to_highest(whole, highest);
+    for (std::int64_t first = 0; first < whole.n_keys; first += kBf16SegmentKeys) {
+      kernels_.raise_to_highest(segment_from(first, rows_from(first, segment_keys(first))), highest);
+    }
     attention.restart(failed, highest);
     (void)attend();
   }
@@ -251,20 +274,23 @@ void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, st
                      scratch.transposed.data() + index * kBlockRows * dv_padded_};
   };
   // Keys [first, last) as the block at `row` sees them.
-  const auto segment_at = [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    Bf16Segment part = segment(call, head, packed_rows(call.layer, data_.kv_head(head), first, first));
+  const auto rows_at = [&](std::int64_t first, std::int64_t last) {
+    return packed_rows(call.layer, data_.kv_head(head), first, last - first, first, scratch);
+  };
+  const auto segment_at = [&](std::int64_t row, std::int64_t first, std::int64_t last, const KeyRows& rows) {
+    Bf16Segment part = segment(call, head, rows);
     part.queries = scratch.packed.data() + index_of(row) * kBlockRows * d_padded_;
     part.n_keys = std::min(last, row + block_at(row).rows) - first;
     part.positions = {row, first, nullptr};
     return part;
   };
   const auto add_segment = [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    const Bf16Segment part = segment_at(row, first, last);
-    if (part.n_keys <= 0) return;
+    if (std::min(last, row + block_at(row).rows) <= first) return;
+    const KeyRows rows = rows_at(first, last);
+    const Bf16Segment part = segment_at(row, first, last, rows);
     const Bf16Block block = block_at(row);
     kernels_.softmax_weights(part, block.softmax, scratch.weights.data());
-    block.accumulate(scratch.weights.data(), key_tiles(part.n_keys),
-                     packed_rows(call.layer, data_.kv_head(head), first, first).values, dv_padded_);
+    block.accumulate(scratch.weights.data(), key_tiles(part.n_keys), rows.values, dv_padded_);
   };
   const std::int64_t segments = (end + kBf16SegmentKeys - 1) / kBf16SegmentKeys;
 
@@ -289,8 +315,9 @@ void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, st
       alignas(64) float highest[kBlockRows];
       std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
       for (std::int64_t first = 0; first < end; first += kBf16SegmentKeys) {
-        const Bf16Segment part = segment_at(row, first, std::min(first + kBf16SegmentKeys, end));
-        if (part.n_keys > 0) kernels_.raise_to_highest(part, highest);
+        const std::int64_t last = std::min(first + kBf16SegmentKeys, end);
+        if (std::min(last, row + block.rows) <= first) continue;
+        kernels_.raise_to_highest(segment_at(row, first, last, rows_at(first, last)), highest);
       }
       block.restart(failed, highest);
       for (std::int64_t s = segments; s-- > 0;) {
@@ -317,12 +344,11 @@ void Bf16Arithmetic::load_row(const LayerCall& call, std::int64_t head, std::int
               static_cast<std::size_t>(d) * sizeof(std::uint16_t));
 }
 
-void Bf16Arithmetic::row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first,
-                                std::int64_t n, std::int64_t rows, float* logits, std::int64_t stride,
-                                int thread) {
-  if (!kernels_.row_logits) return floats_.row_logits(call, head_kv, first, n, rows, logits, stride, thread);
-  kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head,
-                      elements(data_.kv.key(call.layer, head_kv, first)), n, call.scale(), logits, stride);
+void Bf16Arithmetic::row_logits(const LayerCall& call, const void* keys, std::int64_t n, std::int64_t rows,
+                                float* logits, std::int64_t stride, int thread) {
+  if (!kernels_.row_logits) return floats_.row_logits(call, keys, n, rows, logits, stride, thread);
+  kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head, elements(keys), n, call.scale(),
+                      logits, stride);
 }
 
 }  // namespace headwater::cpu

@@ -35,8 +35,8 @@ class Bf16Arithmetic final : public Arithmetic {
 
   void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
                 int thread) override;
-  void row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
-                  std::int64_t rows, float* logits, std::int64_t stride, int thread) override;
+  void row_logits(const LayerCall& call, const void* keys, std::int64_t n, std::int64_t rows, float* logits,
+                  std::int64_t stride, int thread) override;
 
  private:
   /// Keys, rows `key_stride` elements apart, and packed values.
@@ -50,10 +50,11 @@ class Bf16Arithmetic final : public Arithmetic {
     Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<std::uint16_t> packed;   ///< [kGroupRows][d padded] packed query rows, or lanes
-    core::Buffer<std::uint16_t> keys;     ///< [memory, whole tiles][d padded]
-    core::Buffer<std::uint16_t> values;   ///< [memory tiles][dv padded][kKeyTile]
-    core::Buffer<std::uint16_t> lanes;    ///< [kBlockRows][d padded or summary] lanes, or padded rows
+    core::Buffer<std::uint16_t> packed;  ///< [kGroupRows][d padded] packed query rows, or lanes
+    core::Buffer<std::uint16_t> keys;    ///< [memory, whole tiles][d padded]
+    core::Buffer<std::uint16_t> border;  ///< [kBf16SegmentKeys][d] keys of a segment that do not lie together
+    core::Buffer<std::uint16_t> values;  ///< [memory tiles][dv padded][kKeyTile]
+    core::Buffer<std::uint16_t> lanes;   ///< [kBlockRows][d padded or summary] lanes, or padded rows
     core::Buffer<std::uint16_t> weights;  ///< [tiles of keys][kTileWeights]
     core::Buffer<float> transposed;       ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
     core::Buffer<float> out;              ///< [kBlockRows][dv] finished outputs
@@ -66,8 +67,9 @@ class Bf16Arithmetic final : public Arithmetic {
   /// Packs the values (and pads the keys) of positions [first, first + n) from row `at` of the packed store on.
   void pack_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
                  std::int64_t at);
-  [[nodiscard]] KeyRows packed_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first,
-                                    std::int64_t at) const;
+  /// n rows from `first`, at most a segment, whose values are packed from row `at` on.
+  KeyRows packed_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                      std::int64_t at, Scratch& scratch) const;
   [[nodiscard]] Bf16Segment segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const;
 
   const SessionData& data_;
@@ -77,8 +79,9 @@ class Bf16Arithmetic final : public Arithmetic {
   std::int64_t dv_padded_;
   std::int64_t packed_rows_;                   // of the packed store of one head: whole tiles
   core::Buffer<std::uint16_t> packed_values_;  // [Hkv][packed_rows / kKeyTile][dv padded][kKeyTile]
-  core::Buffer<std::uint16_t> packed_keys_;    // [Hkv][packed_rows][d padded] where rows must be padded
-  std::vector<Scratch> scratch_;               // one per thread
+  // [Hkv][packed_rows][d padded] where rows must be padded, or are the caller's
+  core::Buffer<std::uint16_t> packed_keys_;
+  std::vector<Scratch> scratch_;  // one per thread
 };
 
 }  // namespace headwater::cpu

@@ -74,17 +74,6 @@ void load_queries(const Bf16Table& kernels, const Rows& q, std::int64_t first, s
                        rows, d, padded(d, kernels.d_multiple), packed);
 }
 
-void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t dv,
-                 std::uint16_t* packed) {
-  const std::int64_t dv_padded = padded(dv, kernels.dv_multiple);
-  const auto* from = static_cast<const std::uint16_t*>(rows);
-  for (std::int64_t first = 0; first < n; first += kKeyTile) {
-    const std::uint16_t* tile[kKeyTile];
-    for (std::int64_t i = 0; i < kKeyTile; ++i) tile[i] = from + (first + i) * dv;
-    kernels.pack_values(tile, std::min(kKeyTile, n - first), dv, dv_padded, packed + first * dv_padded);
-  }
-}
-
 void pad_keys(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t d,
               std::uint16_t* padded_rows) {
   const std::int64_t d_padded = padded(d, kernels.d_multiple);

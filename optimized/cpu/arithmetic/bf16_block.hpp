@@ -41,9 +41,18 @@ struct Bf16Block {
 void load_queries(const Bf16Table& kernels, const Rows& q, std::int64_t first, std::int64_t rows,
                   std::int64_t head, std::int64_t d, std::uint16_t* packed);
 
-/// n value rows that follow each other to blocks of kKeyTile keys, [tile][dv_padded][kKeyTile].
-void pack_values(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t dv,
-                 std::uint16_t* packed);
+/// n value rows of dv elements, the i-th at row(i), to blocks of kKeyTile keys, [tile][dv_padded][kKeyTile].
+template <class Row>
+void pack_values(const Bf16Table& kernels, std::int64_t n, std::int64_t dv, const Row& row,
+                 std::uint16_t* packed) {
+  const std::int64_t dv_padded = padded(dv, kernels.dv_multiple);
+  for (std::int64_t first = 0; first < n; first += kKeyTile) {
+    const std::uint16_t* tile[kKeyTile];
+    const std::int64_t some = std::min(kKeyTile, n - first);
+    for (std::int64_t i = 0; i < some; ++i) tile[i] = row(first + i);
+    kernels.pack_values(tile, some, dv, dv_padded, packed + first * dv_padded);
+  }
+}
 
 /// Copies n key rows of d elements to rows of d padded, with zeros.
 void pad_keys(const Bf16Table& kernels, const void* rows, std::int64_t n, std::int64_t d,

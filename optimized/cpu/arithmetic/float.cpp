@@ -28,12 +28,15 @@ std::int64_t most_block_keys(const SessionData& data) {
 
 }  // namespace
 
-FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t block_keys)
+FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t segment_keys,
+                                  std::int64_t block_keys)
     : rows(core::checked_product(kBlockRows, data.shape.d_head)),
       packed(std::max(core::checked_product(kGroupRows, data.shape.d_head),
                       core::checked_product(kBlockRows, data.summaries.width()))),
       keys(std::max(core::checked_product(wide_keys, data.shape.d_head), data.summaries.width())),
       values(core::checked_product(wide_keys, data.shape.d_value)),
+      border_keys(core::checked_product(segment_keys, data.shape.d_head)),
+      border_values(core::checked_product(segment_keys, data.shape.d_value)),
       block(core::checked_product(block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, data.shape.d_value)),
       segment_max(core::checked_product(
@@ -41,8 +44,8 @@ FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_key
       states(kGroupRows / kBlockRows) {}
 
 std::int64_t FloatArithmetic::Scratch::bytes() const {
-  return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + block.bytes() + out.bytes() +
-         segment_max.bytes() + states.bytes();
+  return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + border_keys.bytes() +
+         border_values.bytes() + block.bytes() + out.bytes() + segment_max.bytes() + states.bytes();
 }
 
 FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows)
@@ -54,7 +57,8 @@ FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_ro
   }
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
   for (int t = 0; t < data.options.threads; ++t) {
-    scratch_.emplace_back(data, most_wide_keys(data), most_block_keys(data));
+    scratch_.emplace_back(data, most_wide_keys(data),
+                          data.kv.type() == DType::f32 ? most_segment_keys(data) : 0, most_block_keys(data));
   }
 }
 
@@ -73,12 +77,20 @@ void FloatArithmetic::prepare_chunk(std::int64_t layer, const Window& window, co
   const core::KvStore& kv = data_.kv;
   if (kv.type() == DType::f32) return;
   HEADWATER_MARK("cpu.rows.widened");
-  const std::int64_t n = length(chunk);
   const std::int64_t row = wide_row(window, chunk, head_kv);
-  kernels_.widen(kv.key(layer, head_kv, chunk.begin), kv.type(), n * kv.d_head(),
-                 wide_keys_.data() + row * kv.d_head());
-  kernels_.widen(kv.value(layer, head_kv, chunk.begin), kv.type(), n * kv.d_value(),
-                 wide_values_.data() + row * kv.d_value());
+  widen_rows(layer, head_kv, chunk.begin, length(chunk), wide_keys_.data() + row * kv.d_head(),
+             wide_values_.data() + row * kv.d_value());
+}
+
+void FloatArithmetic::widen_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                                 float* keys, float* values) const {
+  const core::KvStore& kv = data_.kv;
+  kv.for_keys(layer, head_kv, first, n, [&](const void* from, std::int64_t at, std::int64_t some) {
+    kernels_.widen(from, kv.type(), some * kv.d_head(), keys + at * kv.d_head());
+  });
+  kv.for_values(layer, head_kv, first, n, [&](const void* from, std::int64_t at, std::int64_t some) {
+    kernels_.widen(from, kv.type(), some * kv.d_value(), values + at * kv.d_value());
+  });
 }
 
 void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
@@ -93,13 +105,12 @@ void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std
 }
 
 FloatArithmetic::KeyRows FloatArithmetic::chunk_rows(std::int64_t layer, const Window& window,
-                                                     const Chunk& chunk, std::int64_t head_kv) const {
+                                                     const Chunk& chunk, std::int64_t head_kv,
+                                                     std::int64_t first, std::int64_t n,
+                                                     Scratch& scratch) const {
   const core::KvStore& kv = data_.kv;
-  if (kv.type() == DType::f32) {
-    return {static_cast<const float*>(kv.key(layer, head_kv, chunk.begin)),
-            static_cast<const float*>(kv.value(layer, head_kv, chunk.begin))};
-  }
-  const std::int64_t row = wide_row(window, chunk, head_kv);
+  if (kv.type() == DType::f32) return consecutive_rows(layer, head_kv, chunk.begin + first, n, scratch);
+  const std::int64_t row = wide_row(window, chunk, head_kv) + first;
   return {wide_keys_.data() + row * kv.d_head(), wide_values_.data() + row * kv.d_value()};
 }
 
@@ -107,13 +118,22 @@ FloatArithmetic::KeyRows FloatArithmetic::consecutive_rows(std::int64_t layer, s
                                                            std::int64_t first, std::int64_t n,
                                                            Scratch& scratch) const {
   const core::KvStore& kv = data_.kv;
+  if (kv.type() != DType::f32) {
+    HEADWATER_MARK("cpu.rows.widened");
+    widen_rows(layer, head_kv, first, n, scratch.keys.data(), scratch.values.data());
+    return {scratch.keys.data(), scratch.values.data()};
+  }
   const void* keys = kv.key(layer, head_kv, first);
   const void* values = kv.value(layer, head_kv, first);
-  if (kv.type() == DType::f32) return {static_cast<const float*>(keys), static_cast<const float*>(values)};
-  HEADWATER_MARK("cpu.rows.widened");
-  kernels_.widen(keys, kv.type(), n * kv.d_head(), scratch.keys.data());
-  kernels_.widen(values, kv.type(), n * kv.d_value(), scratch.values.data());
-  return {scratch.keys.data(), scratch.values.data()};
+  const bool aligned =
+      (reinterpret_cast<std::uintptr_t>(keys) | reinterpret_cast<std::uintptr_t>(values)) % alignof(float) ==
+      0;  // the caller's rows may not be
+  if (aligned && kv.keys_together(first, n) == n && kv.values_together(first, n) == n) {
+    return {static_cast<const float*>(keys), static_cast<const float*>(values)};
+  }
+  HEADWATER_MARK("cpu.rows.across_a_border");
+  widen_rows(layer, head_kv, first, n, scratch.border_keys.data(), scratch.border_values.data());
+  return {scratch.border_keys.data(), scratch.border_values.data()};
 }
 
 BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window, const Chunk& chunk,
@@ -122,8 +142,6 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t dv = data_.shape.d_value;
   const std::int64_t segment_keys = kernels_.segment_keys;
-  const KeyRows rows = block.gathered ? KeyRows{scratch.keys.data(), scratch.values.data()}
-                                      : chunk_rows(call.layer, window, chunk, data_.kv_head(block.head));
   const FloatBlock attention{
       kernels_,  call.scale(),          call.logit_map(block.head), 0,        d, dv, block.rows,
       block.row, scratch.packed.data(), scratch.states.data()[0],   block.out};
@@ -134,14 +152,15 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
   attention.start(block.sink);
   for (std::int64_t first = 0; first < block.n_keys; first += segment_keys) {
     const std::int64_t n = std::min(segment_keys, block.n_keys - first);
-    const std::int64_t narrow = HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits") ? 0xFFFF : -1;
-    const float* keys = rows.keys + (first * d & narrow);
-    const float* values = rows.values + first * dv;
     float* weights = scratch.block.data() + first * kBlockRows;
     if (block.gathered) {
-      attention.add_gathered(keys, values, block.gathered + first, n, weights);
+      attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
+                             block.gathered + first, n, weights);
     } else {
-      attention.add_keys(keys, values, chunk.begin + first, n, weights);
+      const std::int64_t from =
+          HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits") ? (first * d & 0xFFFF) / d : first;
+      const KeyRows rows = chunk_rows(call.layer, window, chunk, data_.kv_head(block.head), from, n, scratch);
+      attention.add_keys(rows.keys, rows.values, chunk.begin + first, n, weights);
     }
     std::copy_n(attention.state.max, kBlockRows,
                 scratch.segment_max.data() + first / segment_keys * kBlockRows);
@@ -252,12 +271,10 @@ void FloatArithmetic::load_row(const LayerCall& call, std::int64_t head, std::in
   kernels_.arrange_row(scratch.rows.data(), data_.kv.type(), d, scratch.packed.data() + slot * d);
 }
 
-void FloatArithmetic::row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first,
-                                 std::int64_t n, std::int64_t rows, float* logits, std::int64_t stride,
-                                 int thread) {
-  kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head,
-                      data_.kv.key(call.layer, head_kv, first), data_.kv.type(), n, call.scale(), logits,
-                      stride);
+void FloatArithmetic::row_logits(const LayerCall& call, const void* keys, std::int64_t n, std::int64_t rows,
+                                 float* logits, std::int64_t stride, int thread) {
+  kernels_.row_logits(of(thread).packed.data(), rows, data_.shape.d_head, keys, data_.kv.type(), n,
+                      call.scale(), logits, stride);
 }
 
 }  // namespace headwater::cpu

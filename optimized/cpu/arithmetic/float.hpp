@@ -35,8 +35,8 @@ class FloatArithmetic final : public Arithmetic {
 
   void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
                 int thread) override;
-  void row_logits(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
-                  std::int64_t rows, float* logits, std::int64_t stride, int thread) override;
+  void row_logits(const LayerCall& call, const void* keys, std::int64_t n, std::int64_t rows, float* logits,
+                  std::int64_t stride, int thread) override;
 
  private:
   struct KeyRows {
@@ -45,13 +45,16 @@ class FloatArithmetic final : public Arithmetic {
   };
   /// Working memory of one thread.
   struct Scratch {
-    Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t block_keys);
+    Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t segment_keys,
+            std::int64_t block_keys);
     [[nodiscard]] std::int64_t bytes() const;
 
     core::Buffer<float> rows;           ///< [kBlockRows][d] widened query rows
     core::Buffer<float> packed;         ///< [kGroupRows][d] packed query rows, or lanes
     core::Buffer<float> keys;           ///< [wide_keys][d] widened or gathered
     core::Buffer<float> values;         ///< [wide_keys][dv]
+    core::Buffer<float> border_keys;    ///< [segment_keys][d] F32 rows of a segment that do not lie together
+    core::Buffer<float> border_values;  ///< [segment_keys][dv]
     core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
     core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
     core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
@@ -63,11 +66,15 @@ class FloatArithmetic final : public Arithmetic {
   [[nodiscard]] std::int64_t wide_row(const Window& window, const Chunk& chunk, std::int64_t head_kv) const {
     return head_kv * window_rows_ + (chunk.begin - window.begin);
   }
-  [[nodiscard]] KeyRows chunk_rows(std::int64_t layer, const Window& window, const Chunk& chunk,
-                                   std::int64_t head_kv) const;
-  /// n consecutive rows from `first`: the stored rows themselves where they are F32, else widened into the scratch.
+  /// Rows [first, first + n) of a chunk.
+  KeyRows chunk_rows(std::int64_t layer, const Window& window, const Chunk& chunk, std::int64_t head_kv,
+                     std::int64_t first, std::int64_t n, Scratch& scratch) const;
+  /// n consecutive rows from `first`, at most a segment: the stored rows themselves where they are F32 and lie together,
+  /// else widened or copied into the scratch.
   KeyRows consecutive_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
                            Scratch& scratch) const;
+  void widen_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n, float* keys,
+                  float* values) const;
 
   const SessionData& data_;
   const KernelTable& kernels_;

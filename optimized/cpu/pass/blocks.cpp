@@ -183,7 +183,7 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
       const Run all{0, votes.blocks};
       vote(
           call, chunk, unit, unit.first, unit.last,
-          {data_.summaries.rows(call.layer, unit.head_kv, 0), data_.options.key_block, {&all, 1}, all.end},
+          {data_.summaries.blocks(), data_.options.key_block, {&all, 1}, all.end},
           [&](std::int64_t block) { return block_votes(votes, unit.head_kv, block); }, thread);
     }
   }
@@ -285,15 +285,19 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
   float* products = scratch.products.data();
   const core::BlockSummaries& summaries = data_.summaries;
   const std::int64_t width = summaries.width();
-  const std::int64_t row_bytes = width * static_cast<std::int64_t>(dtype_size(summaries.type()));
+  const std::int64_t of_head = summaries.run(call.layer, unit.head_kv);
   for (std::int64_t block = first; block < last; ++block) std::fill_n(to(block), ballot.n, kNothing);
   for_lanes(chunk, unit, first, last, [&](const Lanes& lanes) {
     call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width, lanes.n, width, thread);
     float* part = products;
     for (const Run& run : ballot.runs) {
       const std::int64_t n = run.end - run.begin;
-      call.arithmetic.lane_products(ballot.summaries + run.begin * row_bytes, summaries.type(), n, width,
-                                    lanes.n, part, thread);
+      for (std::int64_t done = 0; done < n;) {
+        const std::int64_t some = ballot.summaries.together(run.begin + done, n - done);
+        call.arithmetic.lane_products(ballot.summaries.row(of_head, run.begin + done), summaries.type(), some,
+                                      width, lanes.n, part + done * kBlockRows, thread);
+        done += some;
+      }
       map(call, lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
       part += n * kBlockRows;
     }
@@ -322,10 +326,7 @@ void BlocksPass::vote_on_regions(const LayerCall& call, const Chunk& chunk, cons
   const Run all{0, votes.regions};
   vote(
       call, chunk, unit, unit.first, unit.last,
-      {data_.summaries.region_rows(call.layer, unit.head_kv),
-       data_.options.key_block * kRegionBlocks,
-       {&all, 1},
-       all.end},
+      {data_.summaries.regions(), data_.options.key_block * kRegionBlocks, {&all, 1}, all.end},
       [&](std::int64_t block) {
         return of(thread).region_votes.data() + (block - unit.first) * votes.regions;
       },
@@ -348,10 +349,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
   float* searched = scratch.searched_votes.data();
   vote(
       call, chunk, unit, query_block, query_block + 1,
-      {data_.summaries.rows(call.layer, unit.head_kv, 0),
-       data_.options.key_block,
-       {runs, static_cast<std::size_t>(regions + 1)},
-       n},
+      {data_.summaries.blocks(), data_.options.key_block, {runs, static_cast<std::size_t>(regions + 1)}, n},
       [&](std::int64_t) { return searched; }, thread);
 
   fill_order_keys(searched, n, 0, scratch.order_keys.data());
@@ -431,7 +429,8 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   float* token_vote = token_votes(votes, head_kv, query_block);
   const std::int64_t key_block = data_.options.key_block;
   const std::int64_t d = data_.shape.d_head;
-  const std::int64_t block_bytes = key_block * d * static_cast<std::int64_t>(dtype_size(data_.kv.type()));
+  const std::int64_t key_bytes = d * static_cast<std::int64_t>(dtype_size(data_.kv.type()));
+  const std::int64_t block_bytes = key_block * key_bytes;
   const std::int64_t at_once = keys_at_once(key_block);
   const std::int32_t* kept = scratch.kept.data();
   std::fill_n(token_vote, votes.tokens, 0.0f);
@@ -447,9 +446,11 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
       const std::int64_t n = std::min(at_once, votes.tokens - first);
       for (std::int64_t block = 0; block < n / key_block; ++block) {
         const std::int64_t number = first / key_block + block;
-        std::memcpy(scratch.keys.data() + block * block_bytes,
-                    data_.kv.key(call.layer, head_kv, kept[number] * key_block),
-                    static_cast<std::size_t>(block_bytes));
+        data_.kv.for_keys(call.layer, head_kv, kept[number] * key_block, key_block,
+                          [&](const void* keys, std::int64_t at, std::int64_t some) {
+                            std::memcpy(scratch.keys.data() + block * block_bytes + at * key_bytes, keys,
+                                        static_cast<std::size_t>(some * key_bytes));
+                          });
         const std::int64_t next = number + at_once / key_block;
         if (next < votes.tokens / key_block) {
           prefetch(data_.kv.key(call.layer, head_kv, kept[next] * key_block), block_bytes);

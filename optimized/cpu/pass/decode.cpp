@@ -115,7 +115,11 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
     if (first > split.begin && HEADWATER_SABOTAGE("cpu.decode.first_logits_of_a_split_only")) break;
     const std::int64_t n = std::min(kDecodeLogits, split.end - first);
     float* logits = scratch.logits.data();
-    call.arithmetic.row_logits(call, head_kv, first, n, rows, logits, kDecodeLogits, thread);
+    data_.kv.for_keys(
+        call.layer, head_kv, first, n, [&](const void* keys, std::int64_t at, std::int64_t some) {
+          if (HEADWATER_SABOTAGE("cpu.decode.first_page_alone")) at = 0;
+          call.arithmetic.row_logits(call, keys, some, rows, logits + at, kDecodeLogits, thread);
+        });
     for (std::int64_t r = 0; r < rows; ++r) {
       float* line = logits + r * kDecodeLogits;
       map_row(call, row_of(chunk, head_kv, r), first, n, line);
@@ -126,8 +130,10 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
       sum[r] = sum[r] * rescale + kernels.row_weights(line, n, offset);
       max[r] = top;
     }
-    kernels.row_values(logits, kDecodeLogits, rows, data_.kv.value(call.layer, head_kv, first),
-                       data_.kv.type(), n, dv, out);
+    data_.kv.for_values(
+        call.layer, head_kv, first, n, [&](const void* values, std::int64_t at, std::int64_t some) {
+          kernels.row_values(logits + at, kDecodeLogits, rows, values, data_.kv.type(), some, dv, out);
+        });
   }
   for (std::int64_t r = 0; r < rows; ++r) {
     float* state = split_state(head_kv, split.index, r);

@@ -57,7 +57,7 @@ std::int64_t SparsePass::most_window_rows(const Shape& shape, const EffectiveOpt
 }
 
 SparsePass::Scratch::Scratch(const SessionData& data)
-    : order_keys(data.shape.capacity), chosen(data.memory.width()) {}
+    : order_keys(data.shape.capacity), chosen(data.state->memory.width()) {}
 
 std::int64_t SparsePass::Scratch::bytes() const { return order_keys.bytes() + chosen.bytes(); }
 
@@ -68,7 +68,7 @@ SparsePass::SparsePass(SessionData& data)
       max_groups_(std::min(kMaxGroups, (data.most_chunk_rows() + kGroupRows - 1) / kGroupRows)),
       blocks_(data, window_rows_) {
   const std::int64_t heads = data.shape.n_head;
-  const std::int64_t width = data.memory.width();
+  const std::int64_t width = data.state->memory.width();
   const std::int64_t rows = core::checked_product(heads, window_rows_);
   colsum_inter_ = core::Buffer<float>(core::checked_product(heads, width));
   inter_partials_ = core::Buffer<double>(core::checked_product(heads, max_groups_, width));
@@ -261,17 +261,17 @@ void SparsePass::build_sets(const LayerCall& call, const Chunk& chunk) {
   data_.workers.each(data_.shape.n_head, [&](const Workers::Task& task) {
     Scratch& scratch = of(task.thread);
     const StageClock clock(scratch.selection_seconds);
-    data_.undo->keep_set(call.layer, task.index, chunk.begin);
-    data_.memory.build_head(call.layer, task.index, chunk.begin, data_.scores, scratch.order_keys.data(),
-                            scratch.chosen.data());
-    data_.undo->keep_scores(call.layer, task.index, chunk.begin);
+    data_.state->undo->keep_set(call.layer, task.index, chunk.begin);
+    data_.state->memory.build_head(call.layer, task.index, chunk.begin, data_.state->scores,
+                                   scratch.order_keys.data(), scratch.chosen.data());
+    data_.state->undo->keep_scores(call.layer, task.index, chunk.begin);
   });
-  data_.memory.finish(call.layer, chunk.begin);
+  data_.state->memory.finish(call.layer, chunk.begin);
 }
 
 void SparsePass::gather(const LayerCall& call, std::int64_t head, int thread) {
-  call.arithmetic.gather(call.layer, data_.kv_head(head), data_.memory.entries(call.layer, head),
-                         data_.memory.count(call.layer), thread);
+  call.arithmetic.gather(call.layer, data_.kv_head(head), data_.state->memory.entries(call.layer, head),
+                         data_.state->memory.count(call.layer), thread);
 }
 
 double* SparsePass::clear_intra_sums(const Window& window, const Chunk& chunk, const Group& group) {
@@ -284,8 +284,8 @@ double* SparsePass::clear_intra_sums(const Window& window, const Chunk& chunk, c
 double* SparsePass::clear_inter_sums(std::int64_t layer, const Group& group) {
   const std::int64_t index =
       HEADWATER_SABOTAGE("cpu.colsum.shared_between_groups") ? group.index / 2 : group.index;
-  double* sums = inter_partials_.data() + (group.head * max_groups_ + index) * data_.memory.width();
-  std::fill_n(sums, data_.memory.count(layer), 0.0);
+  double* sums = inter_partials_.data() + (group.head * max_groups_ + index) * data_.state->memory.width();
+  std::fill_n(sums, data_.state->memory.count(layer), 0.0);
   return sums;
 }
 
@@ -301,18 +301,18 @@ void SparsePass::reduce_intra(const LayerCall& call, const Window& window, const
     add_up(partials + (chunk.begin - window.begin) + first, window_rows_, first / rows, groups,
            std::min(rows, length(chunk) - first), sums + first);
   }
-  data_.scores.initialise(call.layer, head, chunk.begin, length(chunk), sums);
+  data_.state->scores.initialise(call.layer, head, chunk.begin, length(chunk), sums);
 }
 
 void SparsePass::reduce_inter(const LayerCall& call, const Chunk& chunk, std::int64_t head, int thread) {
   const StageClock clock(of(thread).selection_seconds);
-  const core::MemorySets& memory = data_.memory;
+  const core::MemorySets& memory = data_.state->memory;
   const std::int64_t n_memory = memory.count(call.layer);
   const double* partials = inter_partials_.data() + head * max_groups_ * memory.width();
   float* sums = colsum_inter_.data() + head * memory.width();
   add_up(partials, memory.width(), 0, groups_of(chunk), n_memory, sums);
   std::fill(sums + n_memory, sums + memory.width(), 0.0f);
-  data_.scores.accumulate(call.layer, head, memory.entries(call.layer, head), n_memory, sums);
+  data_.state->scores.accumulate(call.layer, head, memory.entries(call.layer, head), n_memory, sums);
 }
 
 void SparsePass::report(const LayerCall& call, const Window& window, const Chunk& chunk,
@@ -321,9 +321,9 @@ void SparsePass::report(const LayerCall& call, const Window& window, const Chunk
   ChunkRecord record;
   record.layer = call.layer;
   record.chunk = chunk;
-  record.memory_count = has_memory ? data_.memory.count(call.layer) : 0;
-  record.memory_stride = data_.memory.width();
-  record.memory = data_.memory.entries(call.layer, 0);
+  record.memory_count = has_memory ? data_.state->memory.count(call.layer) : 0;
+  record.memory_stride = data_.state->memory.width();
+  record.memory = data_.state->memory.entries(call.layer, 0);
   record.colsum_inter = colsum_inter_.data();
   record.row_stride = window_rows_;
   record.colsum_intra = colsum_intra_.data() + (chunk.begin - window.begin);

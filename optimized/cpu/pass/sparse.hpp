@@ -81,7 +81,7 @@ class SparsePass {
   double* clear_intra_sums(const Window& window, const Chunk& chunk, const Group& group);
   double* clear_inter_sums(std::int64_t layer, const Group& group);
   [[nodiscard]] GatheredSet set_of(std::int64_t layer, std::int64_t head) const {
-    return {data_.memory.entries(layer, head), data_.memory.count(layer)};
+    return {data_.state->memory.entries(layer, head), data_.state->memory.count(layer)};
   }
   void reduce_intra(const LayerCall& call, const Window& window, const Chunk& chunk, std::int64_t head,
                     int thread);
