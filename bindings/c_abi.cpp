@@ -155,6 +155,27 @@ headwater::Rows rows_of(const headwater_rows* from, const std::string& name) {
   return {from->data, dtype(from->type, name + ".type"), from->row_stride, head_stride};
 }
 
+headwater::StoredRows stored_rows_of(const headwater_stored_rows* from, const std::string& name) {
+  check_struct_size(needed(from, name)->struct_size, sizeof(headwater_stored_rows), name + ".struct_size");
+  check_unknown(reinterpret_cast<const unsigned char*>(from), from->struct_size,
+                sizeof(headwater_stored_rows), name);
+  std::int64_t table_size = from->table_size;
+  if (HEADWATER_SABOTAGE("bindings.stored_rows.table_size_in_8_bits")) table_size &= 0xFF;
+  return {.keys = from->keys,
+          .values = from->values,
+          .rows = from->rows,
+          .key_row_stride = from->key_row_stride,
+          .key_head_stride = from->key_head_stride,
+          .value_row_stride = from->value_row_stride,
+          .value_head_stride = from->value_head_stride,
+          .table = from->table,
+          .table_size = table_size,
+          .page_rows = from->page_rows,
+          .pages = from->pages,
+          .key_page_stride = from->key_page_stride,
+          .value_page_stride = from->value_page_stride};
+}
+
 headwater::LseOutput lse_of(const headwater_lse_output* from) {
   needed(needed(from, "lse")->data, "lse.data");
   std::int64_t head_stride = from->head_stride;
@@ -210,6 +231,16 @@ const char* engine_text(std::int32_t index, std::string EngineTexts::*field) noe
     text = (texts[static_cast<std::size_t>(index)].*field).c_str();
   });
   return text;
+}
+
+/// Hands a callback of the caller on, or none where it is NULL.
+template <class Function, class Callback>
+headwater_status set_callback(headwater_session* session, bool given,
+                              void (headwater::Session::*set)(Function), Callback callback) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    (open.*set)(given ? Function(std::move(callback)) : Function());
+  });
 }
 
 }  // namespace
@@ -321,6 +352,49 @@ headwater_status headwater_attend_lse(headwater_session* session, int64_t layer,
   });
 }
 
+headwater_status headwater_attend_stored(headwater_session* session, int64_t layer, const headwater_rows* q,
+                                         const headwater_stored_rows* rows, const headwater_mutable_rows* out,
+                                         const headwater_lse_output* lse) {
+  return guarded([&] {
+    const headwater::StoredRows stored = stored_rows_of(rows, "rows");
+    session_of(session).attend_stored(layer, rows_of(q, "q"), stored, rows_of(out, "out"),
+                                      lse == nullptr ? headwater::LseOutput{} : lse_of(lse));
+  });
+}
+
+headwater_status headwater_attend_together(const headwater_sequence_call* calls, int64_t count,
+                                           size_t call_size) {
+  return guarded([&] {
+    needed(calls, "calls");
+    constexpr std::int64_t kMostCalls = 65536;
+    check_range(count, 1, kMostCalls, "count");
+    check_struct_size(call_size, sizeof(headwater_sequence_call), "call_size");
+    std::vector<headwater::SequenceCall> all(static_cast<std::size_t>(count));
+    std::vector<headwater::StoredRows> stored(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto* bytes = reinterpret_cast<const unsigned char*>(calls) + i * call_size;
+      const std::string name = "calls[" + std::to_string(i) + "]";
+      check_unknown(bytes, call_size, sizeof(headwater_sequence_call), name);
+      headwater_sequence_call from{};
+      std::memcpy(&from, bytes, sizeof from);
+      headwater::SequenceCall& call = all[i];
+      call.session = &session_of(needed(from.session, name + ".session"));
+      call.layer = from.layer;
+      call.q = rows_of(from.q, name + ".q");
+      if (from.stored != nullptr) {
+        stored[i] = stored_rows_of(from.stored, name + ".stored");
+        call.stored = &stored[i];
+      } else {
+        call.k = rows_of(from.k, name + ".k");
+        call.v = rows_of(from.v, name + ".v");
+      }
+      call.out = rows_of(from.out, name + ".out");
+      if (from.lse != nullptr) call.lse = lse_of(from.lse);
+    }
+    headwater::attend_together(all);
+  });
+}
+
 headwater_status headwater_end(headwater_session* session) {
   return guarded([&] { session_of(session).end(); });
 }
@@ -333,6 +407,16 @@ headwater_status headwater_abort(headwater_session* session) {
   return guarded([&] { session_of(session).abort(); });
 }
 
+headwater_status headwater_fork(headwater_session* session, headwater_session** forked) {
+  return guarded([&] {
+    *needed(forked, "forked") = nullptr;
+    headwater::Session& parent = session_of(session);
+    auto handle = std::make_unique<headwater_session>();
+    handle->session = parent.fork();
+    *forked = handle.release();
+  });
+}
+
 headwater_status headwater_truncate(headwater_session* session, int64_t n) {
   return guarded([&] {
     headwater::Session& open = session_of(session);
@@ -342,51 +426,34 @@ headwater_status headwater_truncate(headwater_session* session, int64_t n) {
 }
 
 headwater_status headwater_set_observer(headwater_session* session, headwater_observer observer, void* user) {
-  return guarded([&] {
-    headwater::Session& open = session_of(session);
-    if (observer == nullptr) {
-      open.set_observer({});
-      return;
-    }
-    open.set_observer([observer, user](const headwater::ChunkRecord& record) {
-      const headwater_chunk_record seen = record_of(record);
-      observer(user, &seen);
-    });
-  });
+  return set_callback(session, observer != nullptr, &headwater::Session::set_observer,
+                      [=](const headwater::ChunkRecord& record) {
+                        const headwater_chunk_record seen = record_of(record);
+                        observer(user, &seen);
+                      });
 }
 
 headwater_status headwater_set_stopping_observer(headwater_session* session,
                                                  headwater_stopping_observer observer, void* user) {
-  return guarded([&] {
-    headwater::Session& open = session_of(session);
-    if (observer == nullptr) {
-      open.set_observer({});
-      return;
-    }
-    open.set_observer([observer, user](const headwater::ChunkRecord& record) {
-      const headwater_chunk_record seen = record_of(record);
-      std::int32_t answer = observer(user, &seen);
-      if (HEADWATER_SABOTAGE("bindings.observer.stops_by_1_alone")) answer = answer == 1 ? 1 : 0;
-      if (answer == 0) return;
-      throw headwater::Error(ErrorCode::interrupted, "the observer returned " + std::to_string(answer) +
-                                                         " at layer " + std::to_string(record.layer) +
-                                                         ", chunk [" + std::to_string(record.chunk.begin) +
-                                                         ", " + std::to_string(record.chunk.end) +
-                                                         "); 0 would go on");
-    });
-  });
+  return set_callback(session, observer != nullptr, &headwater::Session::set_observer,
+                      [=](const headwater::ChunkRecord& record) {
+                        const headwater_chunk_record seen = record_of(record);
+                        std::int32_t answer = observer(user, &seen);
+                        if (HEADWATER_SABOTAGE("bindings.observer.stops_by_1_alone"))
+                          answer = answer == 1 ? 1 : 0;
+                        if (answer == 0) return;
+                        throw headwater::Error(ErrorCode::interrupted,
+                                               "the observer returned " + std::to_string(answer) +
+                                                   " at layer " + std::to_string(record.layer) + ", chunk [" +
+                                                   std::to_string(record.chunk.begin) + ", " +
+                                                   std::to_string(record.chunk.end) + "); 0 would go on");
+                      });
 }
 
 headwater_status headwater_set_interrupt(headwater_session* session, headwater_interrupt interrupt,
                                          void* user) {
-  return guarded([&] {
-    headwater::Session& open = session_of(session);
-    if (interrupt == nullptr) {
-      open.set_interrupt({});
-      return;
-    }
-    open.set_interrupt([interrupt, user] { return interrupt(user) != 0; });
-  });
+  return set_callback(session, interrupt != nullptr, &headwater::Session::set_interrupt,
+                      [=] { return interrupt(user) != 0; });
 }
 
 headwater_status headwater_rope_inverse_frequencies(int64_t r, double theta, double* frequencies,

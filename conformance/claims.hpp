@@ -38,12 +38,10 @@ inline constexpr std::array kClaims{
     ClaimInfo{"lse", &Claims::lse, HEADWATER_CLAIM_LSE, "log-sum-exps are outputs"},
     ClaimInfo{"host_threads", &Claims::host_threads, HEADWATER_CLAIM_HOST_THREADS,
               "works on threads of the host"},
-    ClaimInfo{"fork", &Claims::fork, HEADWATER_CLAIM_FORK, "sessions can be forked"},
-    // No plug-in can claim these two: its table has nothing for them.
-    ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},
+    // No plug-in can claim what follows: its table has nothing for it.
+    ClaimInfo{"fork", &Claims::fork, 0, "sessions can be forked"},
     ClaimInfo{"layers", &Claims::layers, 0, "layers with windows, scales, caps and sinks of their own"},
-    ClaimInfo{"stored_rows", &Claims::stored_rows, HEADWATER_CLAIM_STORED_ROWS,
-              "works on K and V rows of the caller"}};
+    ClaimInfo{"stored_rows", &Claims::stored_rows, 0, "works on K and V rows of the caller"}};
 // Every bool of Claims has its line.
 static_assert(sizeof(Claims) == kClaims.size() * sizeof(bool));
 

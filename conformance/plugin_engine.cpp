@@ -116,9 +116,9 @@ void check_claimed(const Claims& claims, const Options& options) {
                 fmt::format("layers has {} entries; allowed: none: plug-ins are not told of them",
                             options.layers.size()));
   }
-  if (options.kv_owner == KvOwner::caller && !claims.stored_rows) {
+  if (options.kv_owner == KvOwner::caller) {
     throw Error(ErrorCode::unsupported,
-                "kv_owner is 1 (caller); allowed: 0 (session): the plug-in does not claim stored_rows");
+                "kv_owner is 1 (caller); allowed: 0 (session): plug-ins keep the rows");
   }
 }
 
@@ -291,8 +291,8 @@ void PluginSession::open(const Options& options) {
        .checkpoints = options.checkpoints,
        .parallel_for = knows_hosts ? options.parallel_for : nullptr,
        .parallel_context = knows_hosts ? options.parallel_context : nullptr,
-       // Of later headers, too: asked of plug-ins that claim to know it.
-       .kv_owner = static_cast<std::int32_t>(options.kv_owner),
+       // Plug-ins are not told of these.
+       .kv_owner = HEADWATER_KV_OF_SESSION,
        .reserved5 = 0,
        .layers = nullptr,
        .layer_count = 0,
@@ -339,8 +339,6 @@ void PluginSession::read_options() {
   options_.pinned = said.pinned;
   options_.dense_below = said.dense_below;
   options_.checkpoints = said.checkpoints;
-  options_.kv_owner = enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
-  options_.page = said.page;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
   if (options_.select == Select::blocks && !sized) {
     broken(fmt::format("session_options: rule blocks with key_block {}, query_block {}, pool {}, refine {}",

@@ -16,6 +16,14 @@ namespace headwater::reference {
 void check_rows(const std::string& name, const Rows& rows, std::int64_t n, std::int64_t heads,
                 std::int64_t width);
 
+/// ROWS-1: rows of the caller, of which `tokens` must be readable. Errors: invalid_argument, naming the field as rows.keys,
+/// rows.table[i] and so on.
+void check_stored_rows(const StoredRows& rows, const Shape& shape, std::int64_t tokens);
+
+/// The key rows, or value rows, of all heads at one position, as a view of one row.
+[[nodiscard]] Rows key_rows(const StoredRows& rows, DType type, std::int64_t position);
+[[nodiscard]] Rows value_rows(const StoredRows& rows, DType type, std::int64_t position);
+
 /// The same memory, read only.
 [[nodiscard]] Rows read_only(const MutableRows& rows);
 

@@ -30,7 +30,9 @@ class ReferenceEngine final : public Engine {
     claims.truncate = true;
     claims.interrupt = true;
     claims.lse = true;
+    claims.fork = true;
     claims.layers = true;
+    claims.stored_rows = true;
     return claims;
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {

@@ -50,6 +50,11 @@ void ReferenceSession::require_usable() const {
     wrong_state("the last step failed: only abort() or reset() is allowed (STATE-5)");
 }
 
+void ReferenceSession::require_idle(const std::string& call) const {
+  require_usable();
+  if (progress_ == Progress::open) wrong_state(call + " in an open step: end() or abort() must come first");
+}
+
 bool ReferenceSession::failed() const { return progress_ == Progress::failed; }
 
 void ReferenceSession::begin(const Step& step) {
@@ -76,16 +81,56 @@ void ReferenceSession::begin(const Step& step) {
 
 void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                               const MutableRows& out, const LseOutput& lse) {
+  run({this, layer, q, k, v, nullptr, out, lse});
+}
+
+void ReferenceSession::attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows,
+                                     const MutableRows& out, const LseOutput& lse) {
+  run({this, layer, q, {}, {}, &rows, out, lse});
+}
+
+void ReferenceSession::check_call(const SequenceCall& call) const {
   require_usable();
   if (progress_ != Progress::open) wrong_state("attend() without an open step: begin() must come first");
-  require_index("layer", layer, shape_.n_layer);
-  check_rows("q", q, step_tokens_, shape_.n_head, shape_.d_head);
-  check_rows("k", k, step_tokens_, shape_.n_head_kv, shape_.d_head);
-  check_rows("v", v, step_tokens_, shape_.n_head_kv, shape_.d_value);
-  check_rows("out", read_only(out), step_tokens_, shape_.n_head, shape_.d_value);
+  require_index("layer", call.layer, shape_.n_layer);
+  check_rows("q", call.q, step_tokens_, shape_.n_head, shape_.d_head);
+  const bool of_caller = effective_.kv_owner == KvOwner::caller;
+  if (of_caller != (call.stored != nullptr)) {
+    reject("kv_owner", of_caller ? "1 (caller)" : "0 (session)",
+           of_caller ? "0 for attend(): attend_stored() takes the rows"
+                     : "1 for attend_stored(): attend() takes the rows");
+  }
+  if (of_caller) {
+    try {
+      check_stored_rows(*call.stored, shape_, tokens_ + step_tokens_);
+    } catch (const std::bad_alloc&) {
+      out_of_memory("attend_stored()");
+    }
+  } else {
+    check_rows("k", call.k, step_tokens_, shape_.n_head_kv, shape_.d_head);
+    check_rows("v", call.v, step_tokens_, shape_.n_head_kv, shape_.d_value);
+  }
+  check_rows("out", read_only(call.out), step_tokens_, shape_.n_head, shape_.d_value);
+  if (call.lse.data != nullptr) {
+    check_rows("lse", read_only(as_rows(call.lse)), step_tokens_, shape_.n_head, 1);
+  }
+}
 
-  if (lse.data != nullptr) check_rows("lse", read_only(as_rows(lse)), step_tokens_, shape_.n_head, 1);
+void ReferenceSession::store(const SequenceCall& call) {
+  LayerStorage& storage = layers_[static_cast<std::size_t>(call.layer)];
+  if (!call.stored) {
+    store_rows(storage, shape_, tokens_, step_tokens_, call.k, call.v);
+    return;
+  }
+  for (std::int64_t position = 0; position < tokens_ + step_tokens_; ++position) {
+    store_rows(storage, shape_, position, 1, key_rows(*call.stored, shape_.kv_type, position),
+               value_rows(*call.stored, shape_.kv_type, position));
+  }
+}
 
+void ReferenceSession::run(const SequenceCall& call) {
+  check_call(call);
+  const std::int64_t layer = call.layer;
   progress_ = Progress::failed;  // until the layer is done (STATE-5)
   if (attended_[static_cast<std::size_t>(layer)]) {
     wrong_state("attend() of layer " + std::to_string(layer) +
@@ -95,9 +140,9 @@ void ReferenceSession::attend(std::int64_t layer, const Rows& q, const Rows& k, 
     LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
     std::vector<Checkpoint>& checkpoints = checkpoints_[static_cast<std::size_t>(layer)];
     LayerStep step{shape_,      options_, effective_, observer_, interrupt_, storage,
-                   checkpoints, layer,    tokens_,    q,         out,        lse};
+                   checkpoints, layer,    tokens_,    call.q,    call.out,   call.lse};
     ask_to_stop(step);
-    store_rows(storage, shape_, tokens_, step_tokens_, k, v);
+    store(call);
     attended_[static_cast<std::size_t>(layer)] = true;
     const ChunkMode mode = history_.turn().mode;
     const bool dense_layer = effective_.dense_layer(layer);
@@ -162,10 +207,7 @@ void ReferenceSession::abort() {
 
 // STATE-9, STATE-10
 void ReferenceSession::truncate(std::int64_t n) {
-  require_usable();
-  if (progress_ == Progress::open) {
-    wrong_state("truncate() in an open step: end() or abort() must come first");
-  }
+  require_idle("truncate()");
   const std::string stored = std::to_string(tokens_);
   const auto refuse_n = [&](const std::string& allowed) {
     reject("truncate() to n", std::to_string(n), allowed);
@@ -193,6 +235,26 @@ void ReferenceSession::truncate(std::int64_t n) {
   }
   history_.truncate(n);
   tokens_ = n;
+}
+
+// STATE-11
+std::unique_ptr<Session> ReferenceSession::fork() {
+  require_idle("fork()");
+  try {
+    auto other = std::make_unique<ReferenceSession>(shape_, options_);
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+      const LayerStorage& storage = layers_[layer];
+      if (tokens_ > 0)
+        store_rows(other->layers_[layer], shape_, 0, tokens_, storage.keys(), storage.values());
+      other->layers_[layer].restore(storage.state(tokens_), tokens_);
+    }
+    other->history_ = history_;
+    other->checkpoints_ = checkpoints_;
+    other->tokens_ = tokens_;
+    return other;
+  } catch (const std::bad_alloc&) {
+    out_of_memory("fork()");
+  }
 }
 
 MemoryBytes ReferenceSession::memory_bytes() const {
@@ -228,6 +290,7 @@ std::int64_t ReferenceSession::stored_rows(std::int64_t layer) const {
 
 void ReferenceSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                                 std::span<float> row) const {
+  if (effective_.kv_owner == KvOwner::caller) refuse("reading rows that the caller keeps");
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   require_index("position", position, stored_rows(layer));
@@ -236,6 +299,7 @@ void ReferenceSession::read_key(std::int64_t layer, std::int64_t head_kv, std::i
 
 void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                                   std::span<float> row) const {
+  if (effective_.kv_owner == KvOwner::caller) refuse("reading rows that the caller keeps");
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   require_index("position", position, stored_rows(layer));

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "headwater/session.hpp"
@@ -21,10 +23,14 @@ class ReferenceSession final : public Session {
   void begin(const Step& step) override;
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
               const LseOutput& lse) override;
+  void attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows, const MutableRows& out,
+                     const LseOutput& lse) override;
+  void check_call(const SequenceCall& call) const override;
   void end() override;
   void reset() override;
   void abort() override;
   void truncate(std::int64_t n) override;
+  [[nodiscard]] std::unique_ptr<Session> fork() override;
 
   [[nodiscard]] SessionState state() const override { return history_.turn().state; }
   [[nodiscard]] bool failed() const override;
@@ -48,6 +54,11 @@ class ReferenceSession final : public Session {
 
   /// STATE-5: after a step that failed only abort() and reset() are legal.
   void require_usable() const;
+  /// The same, and no step is open.
+  void require_idle(const std::string& call) const;
+  void run(const SequenceCall& call);
+  /// STATE-6, or ROWS-1: the rows of the open step, or of the caller, into the storage of a layer.
+  void store(const SequenceCall& call);
   /// STATE-6: those of the open step once `layer` was attended.
   [[nodiscard]] std::int64_t stored_rows(std::int64_t layer) const;
 

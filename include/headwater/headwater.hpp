@@ -7,5 +7,4 @@
 #include "headwater/options.hpp"
 #include "headwater/rope.hpp"
 #include "headwater/session.hpp"
-#include "headwater/state.hpp"
 #include "headwater/version.hpp"

@@ -37,8 +37,6 @@ extern "C" {
 #define HEADWATER_CLAIM_INTERRUPT UINT64_C(1024)    /* set_interrupt (INTR-1) */
 #define HEADWATER_CLAIM_LSE UINT64_C(2048)          /* attend_lse (LSE-1) */
 #define HEADWATER_CLAIM_HOST_THREADS UINT64_C(4096) /* works on options.parallel_for (HOST-1) */
-#define HEADWATER_CLAIM_FORK UINT64_C(8192)         /* fork (STATE-11) */
-#define HEADWATER_CLAIM_STORED_ROWS UINT64_C(16384) /* attend_stored, options.kv_owner (ROWS-1) */
 
 /* The table. It and the texts live as long as the shared object is loaded. No function may be NULL but where that is said;
  * no C++ exception may leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */
@@ -103,10 +101,6 @@ typedef struct headwater_engine_table {
   headwater_status (*attend_lse)(headwater_session* session, int64_t layer, const headwater_rows* q,
                                  const headwater_rows* k, const headwater_rows* v,
                                  const headwater_mutable_rows* out, const headwater_lse_output* lse);
-  headwater_status (*fork)(headwater_session* session, headwater_session** forked);
-  headwater_status (*attend_stored)(headwater_session* session, int64_t layer, const headwater_rows* q,
-                                    const headwater_stored_rows* rows, const headwater_mutable_rows* out,
-                                    const headwater_lse_output* lse);
 } headwater_engine_table;
 
 /* The one symbol of a plug-in. Called once, before anything else; may return NULL for "no engine here". */

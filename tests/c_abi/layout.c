@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 216);
+SIZE(headwater_options, 256);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -56,6 +56,44 @@ AT(headwater_options, dense_layer_count, 184);
 AT(headwater_options, checkpoints, 192);
 AT(headwater_options, parallel_for, 200);
 AT(headwater_options, parallel_context, 208);
+AT(headwater_options, kv_owner, 216);
+AT(headwater_options, reserved5, 220);
+AT(headwater_options, layers, 224);
+AT(headwater_options, layer_count, 232);
+AT(headwater_options, layer_size, 240);
+AT(headwater_options, page, 248);
+
+SIZE(headwater_layer_options, 32);
+AT(headwater_layer_options, window, 0);
+AT(headwater_layer_options, scale, 8);
+AT(headwater_layer_options, softcap, 16);
+AT(headwater_layer_options, sinks, 24);
+
+SIZE(headwater_stored_rows, 112);
+AT(headwater_stored_rows, struct_size, 0);
+AT(headwater_stored_rows, keys, 8);
+AT(headwater_stored_rows, values, 16);
+AT(headwater_stored_rows, rows, 24);
+AT(headwater_stored_rows, key_row_stride, 32);
+AT(headwater_stored_rows, key_head_stride, 40);
+AT(headwater_stored_rows, value_row_stride, 48);
+AT(headwater_stored_rows, value_head_stride, 56);
+AT(headwater_stored_rows, table, 64);
+AT(headwater_stored_rows, table_size, 72);
+AT(headwater_stored_rows, page_rows, 80);
+AT(headwater_stored_rows, pages, 88);
+AT(headwater_stored_rows, key_page_stride, 96);
+AT(headwater_stored_rows, value_page_stride, 104);
+
+SIZE(headwater_sequence_call, 64);
+AT(headwater_sequence_call, session, 0);
+AT(headwater_sequence_call, layer, 8);
+AT(headwater_sequence_call, q, 16);
+AT(headwater_sequence_call, k, 24);
+AT(headwater_sequence_call, v, 32);
+AT(headwater_sequence_call, stored, 40);
+AT(headwater_sequence_call, out, 48);
+AT(headwater_sequence_call, lse, 56);
 
 SIZE(headwater_rows, 32);
 SIZE(headwater_mutable_rows, 32);
@@ -72,7 +110,7 @@ AT(headwater_lse_output, data, 0);
 AT(headwater_lse_output, row_stride, 8);
 AT(headwater_lse_output, head_stride, 16);
 
-SIZE(headwater_effective_options, 128);
+SIZE(headwater_effective_options, 144);
 AT(headwater_effective_options, heavy, 24);
 AT(headwater_effective_options, scale, 32);
 AT(headwater_effective_options, sparse, 48);
@@ -83,6 +121,9 @@ AT(headwater_effective_options, refine, 96);
 AT(headwater_effective_options, pinned, 104);
 AT(headwater_effective_options, dense_below, 112);
 AT(headwater_effective_options, checkpoints, 120);
+AT(headwater_effective_options, kv_owner, 128);
+AT(headwater_effective_options, reserved2, 132);
+AT(headwater_effective_options, page, 136);
 
 SIZE(headwater_memory_bytes, 32);
 SIZE(headwater_stage_seconds, 8);
