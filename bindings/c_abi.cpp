@@ -366,7 +366,7 @@ headwater_status headwater_attend_together(const headwater_sequence_call* calls,
                                            size_t call_size) {
   return guarded([&] {
     needed(calls, "calls");
-    constexpr std::int64_t kMostCalls = 65536;
+    constexpr std::int64_t kMostCalls = 4096;
     check_range(count, 1, kMostCalls, "count");
     check_struct_size(call_size, sizeof(headwater_sequence_call), "call_size");
     std::vector<headwater::SequenceCall> all(static_cast<std::size_t>(count));

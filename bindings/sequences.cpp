@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "headwater/session.hpp"
+#include "headwater/testing/sabotage.hpp"
 
 namespace headwater {
 
@@ -17,28 +17,26 @@ namespace {
 }  // namespace
 
 void attend_together(std::span<const SequenceCall> calls) {
-  if (calls.empty()) {
-    throw Error(ErrorCode::invalid_argument, "calls is empty; allowed: one call or more");
+  constexpr std::size_t kMostCalls = 4096;
+  if (calls.empty() || calls.size() > kMostCalls) {
+    throw Error(ErrorCode::invalid_argument, "calls has " + std::to_string(calls.size()) +
+                                                 " entries; allowed: 1 .. " + std::to_string(kMostCalls));
   }
-  std::vector<const Session*> sessions;
-  sessions.reserve(calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
     if (calls[i].session == nullptr) {
       refuse(i, ErrorCode::invalid_argument, "session is null; allowed: a session with an open step");
     }
-    sessions.push_back(calls[i].session);
+    std::size_t first = 0;
+    while (calls[first].session != calls[i].session) ++first;
+    if (first < i && !HEADWATER_SABOTAGE("bindings.together.session_twice")) {
+      refuse(i, ErrorCode::invalid_argument,
+             "session is that of calls[" + std::to_string(first) + "], too; allowed: each session once");
+    }
   }
-  std::ranges::sort(sessions);
-  const auto twice = std::ranges::adjacent_find(sessions);
-  if (twice != sessions.end()) {
-    const auto of_it = [&](const SequenceCall& call) { return call.session == *twice; };
-    const auto first = std::ranges::find_if(calls, of_it);
-    const auto second = std::find_if(first + 1, calls.end(), of_it);
-    refuse(static_cast<std::size_t>(second - calls.begin()), ErrorCode::invalid_argument,
-           "session is that of calls[" + std::to_string(first - calls.begin()) +
-               "], too; allowed: each session once");
-  }
-  for (std::size_t i = 0; i < calls.size(); ++i) {
+  const std::size_t checked = HEADWATER_SABOTAGE("bindings.together.first_8_checked")
+                                  ? std::min<std::size_t>(8, calls.size())
+                                  : calls.size();
+  for (std::size_t i = 0; i < checked; ++i) {
     try {
       calls[i].session->check_call(calls[i]);
     } catch (const Error& error) {

@@ -309,12 +309,11 @@ typedef struct headwater_sequence_call {
   const headwater_lse_output* lse; /* NULL: not wanted */
 } headwater_sequence_call;
 
-/* headwater_attend() or headwater_attend_stored() of each of the `count` calls, which is what they compute, to the bit;
- * threads and working memory are those of the first session. call_size is the caller's sizeof(headwater_sequence_call).
- * Sessions of different engines are legal; only those of one share threads. Errors: those of the calls, with the number of
- * the call in front; invalid_argument (count < 1, one session twice). Where an argument is refused, nothing was computed
- * and all steps go on; where a call cannot finish, its step has failed, the calls before it are done, and those after it
- * are done, failed (headwater_session_failed()) or not begun. */
+/* headwater_attend() or headwater_attend_stored() of each of the `count` calls, which is what they compute, to the bit
+ * (SEQ-1). call_size is the caller's sizeof(headwater_sequence_call). Sessions may be of different engines. Errors: those of
+ * the calls, with the number of the call in front; invalid_argument (count not 1 .. 4096, one session twice). Where an
+ * argument is refused, or a layer is attended twice, nothing was computed and all steps go on. Where a call cannot finish,
+ * its step has failed; other calls are done, failed (headwater_session_failed()) or not begun. */
 HEADWATER_API headwater_status headwater_attend_together(const headwater_sequence_call* calls, int64_t count,
                                                          size_t call_size);
 

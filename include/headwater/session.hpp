@@ -236,8 +236,8 @@ class HEADWATER_API Session {
   /// What attend() or attend_stored() would refuse of this call, without making it: throws the same error. The session is
   /// call.session.
   virtual void check_call(const SequenceCall& /*call*/) const {}
-  /// What attend_together() does once all calls are checked; calls[0] is this session's. Engines override it where
-  /// sequences can share their threads; calls of other engines' sessions are made one after the other.
+  /// What attend_together() does once all calls are checked; calls[0] is this session's. One after the other, unless an
+  /// engine overrides it.
   virtual void attend_group(std::span<const SequenceCall> calls);
 
   /// Closes the step; every layer must have been attended.
@@ -309,12 +309,11 @@ class HEADWATER_API Session {
   }
 };
 
-/// attend() or attend_stored() of each of the calls, which is what they compute, to the bit; threads and working memory are
-/// those of the first session (several sequences that are decoded, a chunk of a prompt beside them). Sessions of different
-/// engines are legal; only those of one share threads. Errors: those of the calls, with the number of the call in front;
-/// invalid_argument (no call, a null session, one session twice). Where an argument is refused, nothing was computed and
-/// all steps go on; where a call cannot finish, its step has failed, the calls before it are done, and those after it
-/// are done, failed, or not begun: Session::failed() and the layer's attend() say which.
+/// attend() or attend_stored() of each of the calls, which is what they compute, to the bit: several sequences that are
+/// decoded, a chunk of a prompt beside them (SEQ-1). Sessions may be of different engines. Errors: those of the calls, with
+/// the number of the call in front; invalid_argument (no call, more than 4096, a null session, one session twice). Where an
+/// argument is refused, or a layer is attended twice, nothing was computed and all steps go on. Where a call cannot finish,
+/// its step has failed; other calls are done, failed or not begun: Session::failed() and the layer's attend() say which.
 HEADWATER_API void attend_together(std::span<const SequenceCall> calls);
 
 inline void Session::attend_group(std::span<const SequenceCall> calls) {

@@ -83,7 +83,9 @@ void SessionBase::run(const SequenceCall& call) {
   } catch (const Error& error) {
     const bool refused =
         error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::unsupported;
-    if (machine_.open() && !refused) machine_.fail();  // a device in an error state
+    // A layer twice, or a device in an error state.
+    const bool fails = !refused || HEADWATER_SABOTAGE("core.state.refusal_fails_the_step");
+    if (machine_.open() && fails) machine_.fail();
     throw;
   }
   enter(call);
@@ -110,6 +112,7 @@ void SessionBase::check_call(const SequenceCall& call) const {
   }
   require_view("out", call.out.data, call.out.type);
   check_rows(call);
+  machine_.check_layer(call.layer);
 }
 
 void SessionBase::end() {

@@ -132,17 +132,24 @@ void StepMachine::append_origins() {
   }
 }
 
-void StepMachine::enter_layer(std::int64_t layer) {
-  require_open("attend()");
+void StepMachine::check_layer(std::int64_t layer) const {
   const auto layers = static_cast<std::int64_t>(attended_.size());
   if (layer < 0 || layer >= layers) {
-    if (HEADWATER_SABOTAGE("core.state.refusal_fails_the_step")) fail();
     refuse_argument("layer is " + std::to_string(layer) + "; allowed: 0 .. " + std::to_string(layers - 1));
   }
   if (attended_[static_cast<std::size_t>(layer)] && !HEADWATER_SABOTAGE("core.state.layer_twice")) {
-    fail();
     refuse_state("layer " + std::to_string(layer) + " attended twice in one step; allowed: once, now only " +
                  way_on());
+  }
+}
+
+void StepMachine::enter_layer(std::int64_t layer) {
+  require_open("attend()");
+  try {
+    check_layer(layer);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::wrong_state) fail();
+    throw;
   }
   attended_[static_cast<std::size_t>(layer)] = 1;
   --layers_left_;

@@ -23,6 +23,8 @@ class StepMachine {
   /// Throws wrong_state where a step is open or has failed.
   void require_closed(const char* call) const;
 
+  /// What enter_layer() would refuse of an open step.
+  void check_layer(std::int64_t layer) const;
   /// Records that a layer was attended; throws like Session::attend.
   void enter_layer(std::int64_t layer);
   /// The layer could not be attended: its rows may be missing. Fails the step.
