@@ -1,0 +1,183 @@
+// The C ABI of forks, rows of the caller, options of layers and several sequences: what the C++ API computes.
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "headwater/headwater.h"
+#include "tests/api/problem.hpp"
+
+namespace headwater::api_test {
+namespace {
+
+constexpr std::int64_t kFirst =
+    700;  // tokens of the first step: a block table of pages of one row has more than 2^8 entries
+constexpr std::int64_t kTokens = kFirst + 1;
+constexpr std::int64_t kOut = 4 * 6;  // elements of a token's outputs
+
+struct Handle {
+  ~Handle() { headwater_close(session); }
+  headwater_session* session = nullptr;
+};
+
+class CStoredRows : public ::testing::Test {
+ protected:
+  CStoredRows() : shape_(small_shape(kTokens)), input_(random_input(shape_, kTokens, 3)), table_(kTokens) {
+    // Page of position p: p * 5 modulo 701, a prime.
+    std::vector<float> keys(input_.k.size()), values(input_.v.size());
+    for (std::int64_t p = 0; p < kTokens; ++p) {
+      const std::int64_t page = p * 5 % kTokens;
+      table_[static_cast<std::size_t>(p)] = static_cast<std::int32_t>(page);
+      std::copy_n(input_.k.data() + p * 16, 16, keys.data() + page * 16);
+      std::copy_n(input_.v.data() + p * 12, 12, values.data() + page * 12);
+    }
+    keys_ = keys, values_ = values;
+    layers_[0] = {40, 0.5, std::nan(""), nullptr};
+    layers_[1] = {0, std::nan(""), 3.0, sinks_};
+    EXPECT_EQ(headwater_options_init(&options_, sizeof options_), HEADWATER_OK);
+    options_.chunk = 100, options_.batch = 400, options_.local = 10, options_.heavy = 20,
+    options_.threads = 2;
+    options_.kv_owner = HEADWATER_KV_OF_CALLER;
+    options_.layers = layers_, options_.layer_count = 2, options_.layer_size = sizeof layers_[0];
+  }
+
+  headwater_status open(Handle& handle) const {
+    const headwater_shape shape{2, 4, 2, 8, 6, kTokens, HEADWATER_F32, 0};
+    return headwater_open("cpu", &shape, &options_, &handle.session);
+  }
+  [[nodiscard]] headwater_stored_rows stored(std::int64_t tokens) const {
+    return {sizeof(headwater_stored_rows),
+            keys_.data(),
+            values_.data(),
+            tokens,
+            16,
+            8,
+            12,
+            6,
+            table_.data(),
+            tokens,
+            1,
+            kTokens,
+            16,
+            12};
+  }
+  [[nodiscard]] headwater_rows queries(std::int64_t first) const {
+    return {input_.q.data() + first * 32, 32, 8, HEADWATER_F32, 0};
+  }
+
+  /// What the C++ API computes with rows of its own.
+  [[nodiscard]] std::vector<float> wanted() const {
+    Options options;
+    options.chunk = 100, options.batch = 400, options.local = 10, options.heavy = 20, options.threads = 2;
+    options.layers.resize(2);
+    options.layers[0].window = 40, options.layers[0].scale = 0.5;
+    options.layers[1].softcap = 3.0, options.layers[1].sinks = std::vector<float>(sinks_, sinks_ + 4);
+    const auto session = engine("cpu").open(shape_, options);
+    std::vector<float> out = run_step(*session, Step::prefill(kFirst), input_, 0);
+    const std::vector<float> last = run_step(*session, Step::decode(), input_, kFirst);
+    out.insert(out.end(), last.begin(), last.end());
+    return out;
+  }
+
+  Shape shape_;
+  LayerInput input_;
+  std::vector<std::int32_t> table_;
+  std::vector<float> keys_, values_;
+  const float sinks_[4] = {0.5f, -1.0f, -std::numeric_limits<float>::infinity(), 2.0f};
+  headwater_layer_options layers_[2];
+  headwater_options options_;
+};
+
+TEST_F(CStoredRows, ROWS_1_AreThoseOfTheCppApi) {
+  Handle parent;
+  ASSERT_EQ(open(parent), HEADWATER_OK) << headwater_last_error();
+  std::vector<float> out(static_cast<std::size_t>(2 * kTokens * kOut));
+  float* to = out.data();
+  ASSERT_EQ(headwater_begin_prefill(parent.session, kFirst, 0), HEADWATER_OK);
+  const headwater_stored_rows rows = stored(kFirst);
+  const headwater_rows q = queries(0);
+  for (std::int64_t layer = 0; layer < 2; ++layer, to += kFirst * kOut) {
+    const headwater_mutable_rows given{to, kOut, 6, HEADWATER_F32, 0};
+    ASSERT_EQ(headwater_attend_stored(parent.session, layer, &q, &rows, &given, nullptr), HEADWATER_OK)
+        << headwater_last_error();
+  }
+  ASSERT_EQ(headwater_end(parent.session), HEADWATER_OK);
+
+  // A fork, and the parent beside it: the same token in one call.
+  Handle fork;
+  ASSERT_EQ(headwater_fork(parent.session, &fork.session), HEADWATER_OK) << headwater_last_error();
+  std::vector<float> of_parent(2 * kOut);
+  float lse[2][4];
+  const headwater_stored_rows all = stored(kTokens);
+  const headwater_rows last = queries(kFirst);
+  ASSERT_EQ(headwater_begin_decode(parent.session, 1), HEADWATER_OK);
+  ASSERT_EQ(headwater_begin_decode(fork.session, 1), HEADWATER_OK);
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    const headwater_mutable_rows first_out{of_parent.data() + layer * kOut, kOut, 6, HEADWATER_F32, 0};
+    const headwater_mutable_rows second_out{to + layer * kOut, kOut, 6, HEADWATER_F32, 0};
+    const headwater_lse_output sums[2] = {{lse[0], 4, 1}, {lse[1], 4, 1}};
+    const headwater_sequence_call calls[2] = {
+        {parent.session, layer, &last, nullptr, nullptr, &all, &first_out, &sums[0]},
+        {fork.session, layer, &last, nullptr, nullptr, &all, &second_out, &sums[1]}};
+    ASSERT_EQ(headwater_attend_together(calls, 2, sizeof calls[0]), HEADWATER_OK) << headwater_last_error();
+    EXPECT_EQ(std::memcmp(lse[0], lse[1], sizeof lse[0]), 0);
+  }
+  ASSERT_EQ(headwater_end(parent.session), HEADWATER_OK);
+  ASSERT_EQ(headwater_end(fork.session), HEADWATER_OK);
+  const std::vector<float> right = wanted();
+  ASSERT_EQ(right.size(), out.size());
+  EXPECT_EQ(std::memcmp(right.data(), out.data(), out.size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(of_parent.data(), to, of_parent.size() * sizeof(float)), 0);
+}
+
+TEST_F(CStoredRows, ROWS_1_WhatIsWrongIsNamed) {
+  const auto expect_refused = [](headwater_status got, const char* named) {
+    EXPECT_EQ(got, HEADWATER_INVALID_ARGUMENT);
+    EXPECT_THAT(headwater_last_error(), testing::HasSubstr(named));
+  };
+  Handle session;
+  options_.layer_count = 1;
+  expect_refused(open(session), "options.layer_count");
+  options_.layer_count = 2, options_.layer_size = sizeof layers_[0] - 8;
+  expect_refused(open(session), "options.layer_size");
+  options_.layer_size = sizeof layers_[0];
+  layers_[1].window = -1;
+  expect_refused(open(session), "layers[1].window");
+  layers_[1].window = 0;
+  options_.page = 100;
+  expect_refused(open(session), "page");
+  options_.page = 0;
+  options_.kv_owner = 2;
+  expect_refused(open(session), "options.kv_owner");
+  options_.kv_owner = HEADWATER_KV_OF_CALLER;
+  ASSERT_EQ(open(session), HEADWATER_OK) << headwater_last_error();
+
+  ASSERT_EQ(headwater_begin_prefill(session.session, kFirst, 0), HEADWATER_OK);
+  std::vector<float> out(static_cast<std::size_t>(kFirst * kOut));
+  headwater_stored_rows rows = stored(kFirst);
+  const headwater_rows q = queries(0);
+  const headwater_mutable_rows to{out.data(), kOut, 6, HEADWATER_F32, 0};
+  const auto attend = [&](const headwater_stored_rows* given) {
+    return headwater_attend_stored(session.session, 0, &q, given, &to, nullptr);
+  };
+  expect_refused(attend(nullptr), "rows");
+  rows.struct_size = 8;
+  expect_refused(attend(&rows), "rows.struct_size");
+  rows = stored(kFirst);
+  rows.table_size = kFirst - 1;
+  expect_refused(attend(&rows), "rows.table_size");
+  const headwater_sequence_call none{session.session, 0, &q, nullptr, nullptr, nullptr, &to, nullptr};
+  expect_refused(headwater_attend_together(&none, 1, sizeof none), "calls[0].k");
+  expect_refused(headwater_attend_together(&none, 0, sizeof none), "count");
+  expect_refused(headwater_attend_together(&none, 4097, sizeof none), "count");
+  expect_refused(headwater_attend_together(&none, 1, sizeof none - 8), "call_size");
+  expect_refused(headwater_attend_together(nullptr, 1, sizeof none), "calls");
+  Handle fork;
+  EXPECT_EQ(headwater_fork(session.session, &fork.session), HEADWATER_WRONG_STATE);
+  EXPECT_EQ(fork.session, nullptr);
+  expect_refused(headwater_fork(session.session, nullptr), "forked");
+  EXPECT_EQ(headwater_version()[0] - '0', HEADWATER_VERSION_NUMBER / 10000);
+}
+
+}  // namespace
+}  // namespace headwater::api_test
