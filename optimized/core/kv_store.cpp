@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "core/buffer.hpp"
 #include "core/numbers.hpp"
@@ -39,6 +41,23 @@ void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position
   if (HEADWATER_SABOTAGE("core.kv.value_offset_in_32_bits")) value_at &= 0xFFFFFFFF;
   convert_row(row_address(k, row, head), k.type, d_head_, keys_.data() + key_at, type_);
   convert_row(row_address(v, row, value_head), v.type, d_value_, values_.data() + value_at, type_);
+}
+
+void KvStore::exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens) {
+  if (archive.loading()) make_room(layer, 0, tokens);
+  const auto element = type_ == DType::f32   ? StateArchive::Element::f32
+                       : type_ == DType::f16 ? StateArchive::Element::f16
+                                             : StateArchive::Element::bf16;
+  const auto rows = [&](const char* name, RunBuffer& buffer, std::int64_t width, std::int64_t row_bytes) {
+    std::vector<StateArchive::Piece> pieces;
+    for (std::int64_t head = 0; head < heads_; ++head) {
+      pieces.push_back({buffer.data() + (layer * heads_ + head) * capacity_ * row_bytes, tokens * row_bytes});
+    }
+    const std::int64_t dims[] = {heads_, tokens, width};
+    archive.array(name + std::to_string(layer), element, dims, pieces);
+  };
+  rows("key.", keys_, d_head_, key_bytes_);
+  rows("value.", values_, d_value_, value_bytes_);
 }
 
 const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head) {
