@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/c_abi_support.hpp"
+#include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace {
@@ -233,6 +234,18 @@ const char* engine_text(std::int32_t index, std::string EngineTexts::*field) noe
   return text;
 }
 
+/// What a session is opened with.
+struct Opening {
+  Opening(const char* name, const headwater_shape* given_shape, const headwater_options* given)
+      : shape(shape_of(*needed(given_shape, "shape"))),
+        options(given == nullptr ? headwater::Options() : options_of(*given, shape)),
+        engine(headwater::engine(name == nullptr ? "" : name)) {}
+
+  headwater::Shape shape;
+  headwater::Options options;
+  const headwater::Engine& engine;
+};
+
 /// Hands a callback of the caller on, or none where it is NULL.
 template <class Function, class Callback>
 headwater_status set_callback(headwater_session* session, bool given,
@@ -314,12 +327,9 @@ headwater_status headwater_open(const char* engine, const headwater_shape* shape
                                 const headwater_options* options, headwater_session** session) {
   return guarded([&] {
     *needed(session, "session") = nullptr;
-    const headwater::Shape wanted = shape_of(*needed(shape, "shape"));
-    headwater::Options asked;
-    if (options != nullptr) asked = options_of(*options, wanted);
-    const headwater::Engine& chosen = headwater::engine(engine == nullptr ? "" : engine);
+    const Opening asked(engine, shape, options);
     auto handle = std::make_unique<headwater_session>();
-    handle->session = chosen.open(wanted, asked);
+    handle->session = asked.engine.open(asked.shape, asked.options);
     *session = handle.release();
   });
 }
@@ -414,6 +424,26 @@ headwater_status headwater_fork(headwater_session* session, headwater_session** 
     auto handle = std::make_unique<headwater_session>();
     handle->session = parent.fork();
     *forked = handle.release();
+  });
+}
+
+headwater_status headwater_save(headwater_session* session, const char* path, const char* fingerprint) {
+  return guarded([&] {
+    headwater::Session& open = session_of(session);
+    headwater::save(open, needed(path, "path"), fingerprint == nullptr ? "" : fingerprint);
+  });
+}
+
+headwater_status headwater_load(const char* engine, const headwater_shape* shape,
+                                const headwater_options* options, const char* path, const char* fingerprint,
+                                headwater_session** session) {
+  return guarded([&] {
+    *needed(session, "session") = nullptr;
+    const Opening asked(engine, shape, options);
+    auto handle = std::make_unique<headwater_session>();
+    handle->session = headwater::load(asked.engine, asked.shape, asked.options, needed(path, "path"),
+                                      fingerprint == nullptr ? "" : fingerprint);
+    *session = handle.release();
   });
 }
 

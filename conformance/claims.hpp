@@ -40,6 +40,7 @@ inline constexpr std::array kClaims{
               "works on threads of the host"},
     // No plug-in can claim what follows: its table has nothing for it.
     ClaimInfo{"fork", &Claims::fork, 0, "sessions can be forked"},
+    ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},
     ClaimInfo{"layers", &Claims::layers, 0, "layers with windows, scales, caps and sinks of their own"},
     ClaimInfo{"stored_rows", &Claims::stored_rows, 0, "works on K and V rows of the caller"}};
 // Every bool of Claims has its line.

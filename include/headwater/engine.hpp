@@ -35,6 +35,7 @@ struct Claims {
   bool lse = false;           ///< LseOutput of Session::attend() (LSE-1)
   bool host_threads = false;  ///< works on Options::parallel_for (HOST-1); else it is never called
   bool fork = false;          ///< Session::fork() (STATE-11)
+  bool save = false;          ///< save() and load() (STATE-12)
   bool layers = false;        ///< Options::layers (LAYER-1, MASK-2)
   bool stored_rows = false;   ///< Options::kv_owner `caller`, Session::attend_stored() (ROWS-1)
 };

@@ -338,6 +338,21 @@ HEADWATER_API headwater_status headwater_truncate(headwater_session* session, in
  * to NULL on error. Errors: wrong_state (a step is open; it stays open), out_of_memory, unsupported. */
 HEADWATER_API headwater_status headwater_fork(headwater_session* session, headwater_session** forked);
 
+/* Writes a session to a file, a safetensors file whose metadata name version, shape, options and `fingerprint`, a text of the
+ * caller that says of which model the rows are (NULL: ""; at most 1024 bytes of printable ASCII) (STATE-12). The file is
+ * there whole or not at all; one that exists is replaced. Errors: wrong_state (a step is open), invalid_argument,
+ * internal (the file cannot be written), unsupported. */
+HEADWATER_API headwater_status headwater_save(headwater_session* session, const char* path,
+                                              const char* fingerprint);
+
+/* headwater_open(), then the state of a file that headwater_save() wrote. Shape (the capacity apart, which must hold the
+ * tokens), the options that results depend on, and fingerprint must be those of the file. *session is set to NULL on error.
+ * Errors: those of headwater_open(); invalid_argument (no such file; damaged, foreign, of another version; another shape,
+ * option or fingerprint), internal (it cannot be read), unsupported. */
+HEADWATER_API headwater_status headwater_load(const char* engine, const headwater_shape* shape,
+                                              const headwater_options* options, const char* path,
+                                              const char* fingerprint, headwater_session** session);
+
 /* ---- What a session holds ---- */
 
 /* STATE-1. */

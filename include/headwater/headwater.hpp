@@ -7,4 +7,5 @@
 #include "headwater/options.hpp"
 #include "headwater/rope.hpp"
 #include "headwater/session.hpp"
+#include "headwater/state.hpp"
 #include "headwater/version.hpp"

@@ -14,6 +14,7 @@
 namespace headwater {
 
 class Session;
+class StateArchive;
 
 /// One step of a session: a prefill call or a decode step. The caller says which it is (STATE-2).
 struct Step {
@@ -260,6 +261,10 @@ class HEADWATER_API Session {
   /// observer and interrupt are not taken over. Either may be used by another thread, and may be destroyed first.
   /// Errors: wrong_state (a step is open; it stays open), out_of_memory, unsupported.
   [[nodiscard]] virtual std::unique_ptr<Session> fork() { refuse("fork()"); }
+
+  /// Gives all that the session must keep to an archive, or, in an empty session, takes it (STATE-12); see state.hpp. After
+  /// an error while taking the session is empty. Errors: wrong_state (a step is open), invalid_argument, unsupported.
+  virtual void exchange_state(StateArchive& /*archive*/) { refuse("save() and load()"); }
 
   [[nodiscard]] virtual SessionState state() const = 0;
   /// Tokens stored, the open step not counted.

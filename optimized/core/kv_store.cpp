@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "core/buffer.hpp"
 #include "core/numbers.hpp"
@@ -53,6 +55,28 @@ void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position
   const std::int64_t run = layer * heads_ + head;
   convert_row(row_address(k, row, head), k.type, d_head_, keys_.row(run, position), type_);
   convert_row(row_address(v, row, value_head), v.type, d_value_, values_.row(run, position), type_);
+}
+
+void KvStore::exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens) {
+  if (owner_ == KvOwner::caller) return;
+  if (archive.loading()) make_room(layer, 0, tokens);
+  const auto element = type_ == DType::f32   ? StateArchive::Element::f32
+                       : type_ == DType::f16 ? StateArchive::Element::f16
+                                             : StateArchive::Element::bf16;
+  const auto rows = [&](const char* name, PagedRows& from, std::int64_t width) {
+    std::vector<StateArchive::Piece> pieces;
+    for (std::int64_t run = layer * heads_; run < (layer + 1) * heads_; ++run) {
+      for (std::int64_t at = 0; at < tokens;) {
+        const std::int64_t some = from.together(at, tokens - at);
+        pieces.push_back({from.row(run, at), some * from.row_bytes()});
+        at += some;
+      }
+    }
+    const std::int64_t dims[] = {heads_, tokens, width};
+    archive.array(name + std::to_string(layer), element, dims, pieces);
+  };
+  rows("key.", keys_, d_head_);
+  rows("value.", values_, d_value_);
 }
 
 const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head) {

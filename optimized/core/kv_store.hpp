@@ -5,6 +5,7 @@
 
 #include "core/paged_rows.hpp"
 #include "headwater/session.hpp"
+#include "headwater/state.hpp"
 
 namespace headwater::core {
 
@@ -33,6 +34,9 @@ class KvStore {
   /// Stores row `row` of the views (row 0 = first token of the step) at `position`, for one head.
   void write(std::int64_t layer, std::int64_t head, std::int64_t position, const Rows& k, const Rows& v,
              std::int64_t row);
+
+  /// STATE-12: `key` and `value` of one layer, [heads][tokens][d] and [heads][tokens][dv].
+  void exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens);
 
   /// First byte of the key row at a position, or of the value row.
   [[nodiscard]] const void* key(std::int64_t layer, std::int64_t head, std::int64_t position) const {

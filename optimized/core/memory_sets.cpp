@@ -1,6 +1,7 @@
 #include "core/memory_sets.hpp"
 
 #include <algorithm>
+#include <string>
 
 #include "core/selection.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -70,6 +71,63 @@ void MemorySets::build_head(std::int64_t layer, std::int64_t head, std::int64_t 
 
 void MemorySets::finish(std::int64_t layer, std::int64_t end) {
   layers_[static_cast<std::size_t>(layer)] = {next_count(end), end};
+}
+
+void MemorySets::exchange_layers(StateArchive& archive, std::span<const std::int64_t> built_at) {
+  std::vector<std::int64_t> numbers;
+  for (const Layer& layer : layers_) numbers.insert(numbers.end(), {layer.count, layer.built_at});
+  const std::size_t size = numbers.size();
+  archive.numbers("sets", numbers, static_cast<std::int64_t>(size));
+  if (!archive.loading()) return;
+  if (numbers.size() != size) {
+    throw Error(ErrorCode::invalid_argument,
+                "sets has " + std::to_string(numbers.size()) + " numbers; allowed: " + std::to_string(size));
+  }
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    const Layer right{next_count(built_at[l]), built_at[l]};
+    if (numbers[2 * l] != right.count || numbers[2 * l + 1] != right.built_at) {
+      throw Error(ErrorCode::invalid_argument,
+                  "sets of layer " + std::to_string(l) + " have " + std::to_string(numbers[2 * l]) +
+                      " entries, built at " + std::to_string(numbers[2 * l + 1]) + "; allowed: " +
+                      std::to_string(right.count) + ", built at " + std::to_string(right.built_at));
+    }
+    layers_[l] = right;
+  }
+}
+
+void MemorySets::exchange_entries(StateArchive& archive, std::int64_t layer, std::int64_t tokens) {
+  const std::int64_t dims[] = {heads_, std::min(local_ + heavy_, tokens)};
+  std::vector<StateArchive::Piece> pieces;
+  for (std::int64_t head = 0; head < heads_; ++head) {
+    pieces.push_back({positions_.data() + (layer * heads_ + head) * width_,
+                      dims[1] * static_cast<std::int64_t>(sizeof(std::int32_t))});
+  }
+  archive.array("set." + std::to_string(layer), StateArchive::Element::i32, dims, pieces);
+  if (!archive.loading() || HEADWATER_SABOTAGE("core.load.sets_believed")) return;
+  for (std::int64_t head = 0; head < heads_; ++head) check_entries(layer, head);
+}
+
+void MemorySets::check_entries(std::int64_t layer, std::int64_t head) const {
+  const auto [count, built_at] = this->layer(layer);
+  const std::int64_t local_begin = std::max<std::int64_t>(0, built_at - local_);
+  const std::int64_t heavy = count - (built_at - local_begin);
+  const std::int64_t pinned = std::min(pinned_, local_begin);
+  const std::int32_t* set = entries(layer, head);
+  std::int64_t before = -1;
+  for (std::int64_t i = 0; i < width_; ++i) {
+    const std::int64_t at = set[i];
+    const bool right = i >= count   ? at == -1
+                       : i >= heavy ? at == local_begin + i - heavy
+                       : i < pinned ? at == i
+                                    : at > before && at < local_begin;
+    if (!right) {
+      throw Error(ErrorCode::invalid_argument, "set." + std::to_string(layer) + ": entry " +
+                                                   std::to_string(i) + " of head " + std::to_string(head) +
+                                                   " is " + std::to_string(at) +
+                                                   "; allowed: ascending positions of MEM-4, then -1");
+    }
+    before = at;
+  }
 }
 
 void MemorySets::restore(std::int64_t layer, std::int64_t head, const std::int32_t* before) {

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/buffer.hpp"
 #include "core/score_store.hpp"
 #include "headwater/session.hpp"
+#include "headwater/state.hpp"
 
 namespace headwater::core {
 
@@ -34,6 +36,11 @@ class MemorySets {
   /// All heads of the layer are built: the set covers the tokens before `end`.
   void finish(std::int64_t layer, std::int64_t end);
 
+  /// STATE-12: `sets` and one layer's `set` of the archive, [heads][min(M, tokens)]. Loading: a layer has the set that
+  /// was built before its last sparse chunk, which begins at `built_at`; 0: none. Errors: invalid_argument.
+  void exchange_layers(StateArchive& archive, std::span<const std::int64_t> built_at);
+  void exchange_entries(StateArchive& archive, std::int64_t layer, std::int64_t tokens);
+
   void reset();
 
   /// The sets of one of the same sizes.
@@ -60,6 +67,8 @@ class MemorySets {
   [[nodiscard]] std::int64_t bytes() const { return positions_.bytes(); }
 
  private:
+  void check_entries(std::int64_t layer, std::int64_t head) const;
+
   std::int64_t heads_ = 0;
   std::int64_t local_ = 0;
   std::int64_t heavy_ = 0;

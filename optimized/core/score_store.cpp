@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "core/buffer.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -106,6 +108,17 @@ void ScoreStore::put_back(std::int64_t layer, std::int64_t head, const std::int3
   } else {
     copy(static_cast<const float*>(kept), f32());
   }
+}
+
+void ScoreStore::exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens) {
+  if (archive.loading()) make_room(layer, 0, tokens);
+  std::vector<StateArchive::Piece> pieces;
+  for (std::int64_t head = 0; head < heads_; ++head) {
+    pieces.push_back({scores_.data() + index(layer, head, 0) * element_bytes(), tokens * element_bytes()});
+  }
+  const std::int64_t dims[] = {heads_, tokens};
+  const auto element = type_ == ScoreType::bf16 ? StateArchive::Element::bf16 : StateArchive::Element::f32;
+  archive.array("score." + std::to_string(layer), element, dims, pieces);
 }
 
 float ScoreStore::read(std::int64_t layer, std::int64_t head, std::int64_t position) const {

@@ -5,6 +5,7 @@
 #include "core/numbers.hpp"
 #include "core/run_buffer.hpp"
 #include "headwater/session.hpp"
+#include "headwater/state.hpp"
 
 namespace headwater::core {
 
@@ -37,6 +38,9 @@ class ScoreStore {
             void* kept) const;
   void put_back(std::int64_t layer, std::int64_t head, const std::int32_t* positions, std::int64_t count,
                 const void* kept);
+
+  /// STATE-12: `score` of one layer, [heads][tokens]. Any bits are taken.
+  void exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens);
 
   [[nodiscard]] float read(std::int64_t layer, std::int64_t head, std::int64_t position) const;
   [[nodiscard]] ScoreView view(std::int64_t layer) const;

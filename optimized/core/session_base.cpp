@@ -147,6 +147,17 @@ std::unique_ptr<Session> SessionBase::fork() {
   return fork_session();
 }
 
+void SessionBase::require_exchange(bool loading) const {
+  if (machine_.open()) {
+    throw Error(ErrorCode::wrong_state,
+                "save() or load() while a step is open; allowed: after end() or abort()");
+  }
+  if (loading && machine_.tokens() > 0) {
+    throw Error(ErrorCode::wrong_state, "load() into a session of " + std::to_string(machine_.tokens()) +
+                                            " tokens; allowed: an empty one");
+  }
+}
+
 void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }
 
 void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position,

@@ -67,6 +67,21 @@ class SessionBase : public Session {
   /// They become those before the last `sparse` sparse chunks of all kept steps (STATE-10).
   virtual void undo_chunks(std::int64_t /*sparse*/) {}
 
+  /// For exchange_state(): first the part of the state machine, which is followed by `rest`. What is thrown while the
+  /// session takes the archive leaves it empty.
+  template <class Rest>
+  void exchange(StateArchive& archive, Rest&& rest) {
+    require_exchange(archive.loading());
+    try {
+      machine_.exchange(archive);
+      if (archive.loading()) reserve(0, machine_.tokens());
+      rest();
+    } catch (...) {
+      if (archive.loading()) reset();
+      throw;
+    }
+  }
+
   void require_layer(std::int64_t layer) const;
   /// For read_key and read_value: indices in range and the row at least `width` wide.
   void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position, std::int64_t row_size,
@@ -78,6 +93,7 @@ class SessionBase : public Session {
 
  private:
   void run(const SequenceCall& call);
+  void require_exchange(bool loading) const;
 
   Shape shape_;
   EffectiveOptions options_;

@@ -218,6 +218,76 @@ std::int64_t StepMachine::truncate(std::int64_t n) {
   return sparse - origins_.back().sparse;
 }
 
+void StepMachine::exchange(StateArchive& archive) {
+  std::vector<std::int64_t> numbers;  // of chunks: begin, end, mode
+  std::vector<std::int64_t> steps;    // first chunk, turn length
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    const Chunk& chunk = chunks_[i];
+    numbers.insert(numbers.end(), {chunk.begin, chunk.end, static_cast<std::int64_t>(chunk.mode)});
+    if (static_cast<std::size_t>(origins_[i].step_begin) != i) continue;
+    steps.insert(steps.end(), {static_cast<std::int64_t>(i), origins_[i].turn_length});
+  }
+  archive.numbers("chunks", numbers, 3 * capacity_);
+  archive.numbers("steps", steps, 2 * capacity_);
+  if (!archive.loading()) return;
+  if (numbers.size() % 3 != 0 || steps.size() % 2 != 0 || numbers.empty() != steps.empty()) {
+    refuse_argument("chunks and steps have " + std::to_string(numbers.size()) + " and " +
+                    std::to_string(steps.size()) + " numbers; allowed: 3 a chunk, 2 a step");
+  }
+  std::vector<Chunk> chunks;
+  chunks.reserve(numbers.size() / 3);
+  for (std::size_t i = 0; i < numbers.size(); i += 3) {
+    if (numbers[i + 2] < 0 || numbers[i + 2] > 2) {
+      refuse_argument("mode of chunk " + std::to_string(i / 3) + " is " + std::to_string(numbers[i + 2]) +
+                      "; allowed: 0 (sparse), 1 (dense), 2 (decode)");
+    }
+    chunks.push_back({numbers[i], numbers[i + 1], static_cast<ChunkMode>(numbers[i + 2])});
+  }
+  const auto count = static_cast<std::int64_t>(chunks.size());
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < steps.size(); i += 2) {
+    const std::int64_t last = i + 2 < steps.size() ? steps[i + 2] : count;
+    if (steps[i] != first || last <= first || last > count) {
+      refuse_argument("step " + std::to_string(i / 2) + " has chunks " + std::to_string(steps[i]) + " .. " +
+                      std::to_string(last) + " (excluded); allowed: from " + std::to_string(first) +
+                      ", one at least, of " + std::to_string(count));
+    }
+    const auto length = static_cast<std::size_t>(last - first);
+    replay(std::span(chunks).subspan(static_cast<std::size_t>(first), length), steps[i + 1]);
+    first = last;
+  }
+  if (!settles_) return;
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.mode == ChunkMode::sparse) settled_end_ = chunk.end;
+  }
+}
+
+void StepMachine::replay(std::span<const Chunk> chunks, std::int64_t turn_length) {
+  const auto refuse = [&](const std::string& why) {
+    refuse_argument("step at position " + std::to_string(tokens_) + " " + why);
+  };
+  const std::int64_t end = chunks.back().end;
+  if (end <= tokens_ || end > capacity_) {
+    refuse("ends at " + std::to_string(end) + "; allowed: " + std::to_string(tokens_ + 1) + " .. " +
+           std::to_string(capacity_));
+  }
+  const bool decode = chunks.front().mode == ChunkMode::decode;
+  if (!decode && turn_length < 1)
+    refuse("has turn length " + std::to_string(turn_length) + "; allowed: 1 ..");
+  begin(decode ? Step::decode(end - tokens_) : Step::prefill(end - tokens_, turn_length));
+  const auto same = [](const Chunk& a, const Chunk& b) {
+    return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
+  };
+  if (!std::ranges::equal(plan(), chunks, same) && !HEADWATER_SABOTAGE("core.load.plan_believed")) {
+    refuse("has other chunks than a session with these options; allowed: those of PLAN-1");
+  }
+  if (turn_length_ != turn_length) {
+    refuse("has turn length " + std::to_string(turn_length) + "; allowed: " + std::to_string(turn_length_));
+  }
+  layers_left_ = 0;
+  this->end();
+}
+
 void StepMachine::require_possible(std::int64_t n, const Chunk& last) const {
   if (!settles_) return;
   const bool settled = n < settled_end_;

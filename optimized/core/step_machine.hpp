@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "headwater/session.hpp"
+#include "headwater/state.hpp"
 
 namespace headwater::core {
 
@@ -40,6 +41,11 @@ class StepMachine {
   /// Session::truncate for the errors.
   std::int64_t truncate(std::int64_t n);
 
+  /// STATE-12: `chunks` and `steps` of the archive. Loading into an empty machine: the steps are gone through again, and
+  /// must cut into those chunks; then all sparse chunks of rule h2o are settled. Errors: invalid_argument; the machine may
+  /// then hold a part.
+  void exchange(StateArchive& archive);
+
   /// Fails the open step: only abort() and reset() are legal from now on.
   void fail() { failed_ = true; }
 
@@ -69,6 +75,7 @@ class StepMachine {
   void take_memory();
   [[nodiscard]] const char* way_on() const { return undoes_ ? "abort() or reset()" : "reset()"; }
   void append_origins();
+  void replay(std::span<const Chunk> chunks, std::int64_t turn_length);
   /// State, turn and plan are those of the last chunk that is left.
   void resume();
   void settle();

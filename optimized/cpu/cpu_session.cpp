@@ -1,7 +1,10 @@
 #include "cpu/cpu_session.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "core/numbers.hpp"
 #include "cpu/prefetch.hpp"
@@ -154,6 +157,53 @@ void CpuSession::undo_chunks(std::int64_t sparse) {
 
 void CpuSession::check_rows(const SequenceCall& call) const {
   if (call.stored) stored_rows_.check(*call.stored, plan().back().end);
+}
+
+void CpuSession::exchange_floats(StateArchive& archive, const char* name, const std::vector<float>& own) {
+  std::vector<std::int64_t> bits;
+  for (const float value : own) bits.push_back(std::bit_cast<std::int32_t>(value));
+  const std::vector<std::int64_t> asked = bits;
+  archive.numbers(name, bits, static_cast<std::int64_t>(bits.size()));
+  if (bits == asked) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(name) + " of the file are not those asked for; allowed: the same values");
+}
+
+void CpuSession::exchange_state(StateArchive& archive) {
+  exchange(archive, [&] {
+    exchange_floats(archive, "sinks", data_.sinks);
+    exchange_floats(archive, "alibi", data_.alibi);
+    std::int64_t last_sparse = 0;
+    for (const Chunk& chunk : chunks()) {
+      if (chunk.mode == ChunkMode::sparse) last_sparse = chunk.begin;
+    }
+    const std::int64_t layers = shape().n_layer;
+    if (data_.state->undo) {
+      for (std::int64_t layer = 0; layer < layers; ++layer) data_.state->undo->apply(layer);
+      std::vector<std::int64_t> built_at(static_cast<std::size_t>(layers), last_sparse);
+      for (std::int64_t layer = 0; layer < layers; ++layer) {
+        if (options().dense_layer(layer)) built_at[static_cast<std::size_t>(layer)] = 0;
+      }
+      data_.state->memory.exchange_layers(archive, built_at);
+    }
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      data_.kv.exchange(archive, layer, tokens());
+      if (data_.state->undo) {
+        data_.state->scores.exchange(archive, layer, tokens());
+        data_.state->memory.exchange_entries(archive, layer, tokens());
+      } else if (archive.loading()) {
+        data_.state->scores.make_room(layer, 0, tokens());
+        for (std::int64_t head = 0; head < shape().n_head; ++head) {
+          data_.state->scores.clear(layer, head, 0, tokens());
+        }
+      }
+      const bool summaries = data_.summaries.width() > 0 && !options().dense_layer(layer);
+      if (archive.loading() && summaries && !HEADWATER_SABOTAGE("cpu.load.no_summaries")) {
+        data_.workers.enter_layer(layer, {});
+        summarise(layer, 0, tokens());
+      }
+    }
+  });
 }
 
 void CpuSession::run_layer(const SequenceCall& asked) {

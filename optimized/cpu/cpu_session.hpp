@@ -33,6 +33,7 @@ class CpuSession final : public core::SessionBase {
                 std::span<float> row) const override;
   void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                   std::span<float> row) const override;
+  void exchange_state(StateArchive& archive) override;
   void set_interrupt(Interrupt interrupt) override { interrupt_ = std::move(interrupt); }
 
  private:
@@ -63,6 +64,9 @@ class CpuSession final : public core::SessionBase {
   void keep_step() override;
   void undo_step() override;
   void undo_chunks(std::int64_t sparse) override;
+
+  /// Sinks and slopes are no part of the options that a session tells: the archive holds their bits.
+  static void exchange_floats(StateArchive& archive, const char* name, const std::vector<float>& own);
 
   void store_rows(const SequenceCall& call, std::int64_t base, std::int64_t n);
   /// Key blocks that n stored rows from `base` have made whole (SEL-3).

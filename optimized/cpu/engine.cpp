@@ -41,6 +41,7 @@ class CpuEngine final : public Engine {
     claims.bf16_weights = variant_.bf16 != nullptr;
     claims.abort = true;
     claims.truncate = true;
+    claims.save = true;
     return claims;
   }
 

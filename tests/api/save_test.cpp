@@ -1,0 +1,334 @@
+// STATE-12: a loaded session has the bits of the saved one and goes on like it; nothing in a file is believed.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "headwater/state.hpp"
+#include "tests/api/conversation.hpp"
+
+namespace headwater::api_test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder of its own, gone afterwards.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "headwater-save-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path_); }
+  [[nodiscard]] std::string file(const char* name = "session") const { return (path_ / name).string(); }
+  [[nodiscard]] std::ptrdiff_t files() const {
+    return std::distance(fs::directory_iterator(path_), fs::directory_iterator());
+  }
+
+ private:
+  fs::path path_;
+};
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+/// The file with another text of the same length in its header.
+std::string edited(const std::string& file, const std::string& from, const std::string& to) {
+  const std::size_t at = file.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  EXPECT_EQ(from.size(), to.size());
+  std::string result = file;
+  return result.replace(at, to.size(), to);
+}
+
+/// All that a session tells of itself, and its rows.
+std::vector<unsigned char> contents(const Session& session) {
+  std::vector<unsigned char> bits;
+  const Shape& shape = session.shape();
+  const std::int64_t tokens = session.tokens();
+  append_bits(session.chunks().data(), static_cast<std::int64_t>(session.chunks().size()), bits);
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const ScoreView scores = session.scores(layer);
+    const std::int64_t size = scores.type == ScoreType::bf16 ? 2 : 4;
+    for (std::int64_t head = 0; head < shape.n_head; ++head) {
+      append_bits(static_cast<const unsigned char*>(scores.data) + head * scores.head_stride * size,
+                  tokens * size, bits);
+    }
+    const MemoryView sets = session.memory(layer);
+    append_bits(&sets.count, 1, bits);
+    for (std::int64_t head = 0; sets.count > 0 && head < shape.n_head; ++head) {
+      append_bits(sets.data + head * sets.head_stride, sets.count, bits);
+    }
+    std::vector<float> row(static_cast<std::size_t>(std::max(shape.d_head, shape.d_value)));
+    for (std::int64_t head = 0; head < shape.n_head_kv; ++head) {
+      for (std::int64_t p = 0; p < tokens; ++p) {
+        session.read_key(layer, head, p, row);
+        append_bits(row.data(), shape.d_head, bits);
+        session.read_value(layer, head, p, row);
+        append_bits(row.data(), shape.d_value, bits);
+      }
+    }
+  }
+  return bits;
+}
+
+class Save : public EachEngine {
+ protected:
+  void SetUp() override {
+    if (!engine().claims().save) GTEST_SKIP() << "this engine does not save";
+  }
+  Folder folder;
+};
+
+struct Kind {
+  const char* name;
+  bool dense;
+  Select select;
+  ScoreType scores;
+  std::vector<std::int64_t> dense_layers;
+};
+
+TEST_P(Save, LoadedSessionsGoOnLikeTheSavedOne) {
+  const Kind kinds[] = {{"dense", true, Select::h2o, ScoreType::bf16, {}},
+                        {"h2o", false, Select::h2o, ScoreType::bf16, {}},
+                        {"h2o, F32", false, Select::h2o, ScoreType::f32, {1}},
+                        {"blocks", false, Select::blocks, ScoreType::bf16, {}},
+                        {"blocks, dense layer", false, Select::blocks, ScoreType::bf16, {0}}};
+  for (const Kind& kind : kinds) {
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+      SCOPED_TRACE(kind.name);
+      SCOPED_TRACE(static_cast<int>(type));
+      const Conversation talk(type);
+      Options options = conversation_options(kind.select, 2);
+      options.dense = kind.dense;
+      options.score_type = kind.scores;
+      options.dense_layers = kind.dense_layers;
+      const std::vector<Step> steps = Conversation::steps();
+      for (std::size_t before = 0; before <= steps.size(); ++before) {
+        const auto saved = engine().open(talk.shape, options);
+        std::vector<float> unused;
+        for (std::size_t i = 0; i < before; ++i) talk.run(*saved, steps[i], unused);
+        save(*saved, folder.file(), "model 7");
+        Shape wider = talk.shape;  // the capacity is free
+        wider.capacity += 100;
+        const auto loaded = load(engine(), wider, options, folder.file(), "model 7");
+        ASSERT_EQ(loaded->tokens(), saved->tokens());
+        EXPECT_EQ(loaded->state(), saved->state());
+        EXPECT_EQ(loaded->plan().size(), saved->plan().size());
+        ASSERT_TRUE(contents(*loaded) == contents(*saved)) << "after step " << before;
+        std::vector<float> expected, got;
+        for (std::size_t i = before; i < steps.size(); ++i) {
+          talk.run(*saved, steps[i], expected);
+          talk.run(*loaded, steps[i], got);
+        }
+        ASSERT_EQ(got.size(), expected.size());
+        EXPECT_TRUE(got.empty() || std::memcmp(got.data(), expected.data(), got.size() * 4) == 0);
+        EXPECT_TRUE(contents(*loaded) == contents(*saved)) << "after step " << before << " and the rest";
+      }
+    }
+  }
+  EXPECT_EQ(folder.files(), 1);
+}
+
+TEST_P(Save, LengthsOnBothSidesOfPagesAndTruncatedOnes) {
+  Shape shape = small_shape(9000);
+  Options options = small_options();
+  options.chunk = 512;
+  options.batch = 2048;
+  options.checkpoints = 2;
+  for (const Select select : {Select::h2o, Select::blocks}) {
+    options.select = select;
+    options.heavy = 8;
+    for (const std::int64_t n : {255, 256, 257, 4095, 4096, 4097, 8193}) {
+      const auto saved = engine().open(shape, options);
+      const LayerInput input = random_input(shape, shape.capacity, 5);
+      (void)run_step(*saved, Step::prefill(n), input, 0);
+      (void)run_step(*saved, Step::decode(3), input, n);
+      saved->truncate(n + 1);
+      save(*saved, folder.file());
+      shape.capacity = n + 300;
+      const auto loaded = load(engine(), shape, options, folder.file());
+      shape.capacity = 9000;
+      ASSERT_TRUE(contents(*loaded) == contents(*saved)) << n;
+      if (select == Select::h2o) {
+        expect_error([&] { loaded->truncate(n - 1); }, ErrorCode::invalid_argument, {"truncate"});
+      }
+      loaded->truncate(n);
+      saved->truncate(n);
+      // A later turn: sparse, longer than a chunk of the next plan.
+      EXPECT_EQ(run_step(*loaded, Step::decode(2), input, n), run_step(*saved, Step::decode(2), input, n));
+      EXPECT_EQ(run_step(*loaded, Step::prefill(200), input, n + 2),
+                run_step(*saved, Step::prefill(200), input, n + 2));
+      EXPECT_TRUE(contents(*loaded) == contents(*saved)) << n;
+    }
+  }
+}
+
+/// A session of three sparse chunks, a decode step, and its file.
+class SavedFile : public Save {
+ protected:
+  void SetUp() override {
+    Save::SetUp();
+    if (IsSkipped()) return;
+    options.sinks = {0.5F, 1, 2, 3};
+    session = engine().open(shape, options);
+    const LayerInput input = random_input(shape, 40, 3);
+    (void)run_step(*session, Step::prefill(20), input, 0);
+    (void)run_step(*session, Step::decode(), input, 20);
+    save(*session, folder.file(), "print");
+    bytes = bytes_of(folder.file());
+  }
+  void refused(const std::string& file, const std::vector<std::string>& parts) {
+    write(folder.file("bad"), file);
+    expect_error([&] { (void)load(engine(), shape, options, folder.file("bad"), "print"); },
+                 ErrorCode::invalid_argument, parts);
+  }
+  /// The byte where the data of a tensor begins.
+  std::size_t data_of(const std::string& name) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    const std::size_t at = bytes.find("\"" + name + "\"");
+    const std::size_t offsets = bytes.find("\"data_offsets\":[", at);
+    return 8 + length + std::stoull(bytes.substr(offsets + 16));
+  }
+  std::string with_number(const std::string& tensor, std::size_t index, std::int64_t value) {
+    std::string file = bytes;
+    std::memcpy(file.data() + data_of(tensor) + 8 * index, &value, 8);
+    return file;
+  }
+  Shape shape = small_shape(64);
+  Options options = small_options();
+  std::unique_ptr<Session> session;
+  std::string bytes;
+};
+
+TEST_P(SavedFile, CutAnywhereIsRefused) {
+  EXPECT_NO_THROW((void)load(engine(), shape, options, folder.file(), "print"));
+  for (std::size_t k = 0; k < bytes.size(); k += k < 64 ? 1 : 13) refused(bytes.substr(0, k), {"bad"});
+  refused(bytes.substr(0, bytes.size() - 1), {"bad"});
+  refused(bytes + "x", {"allowed"});
+}
+
+TEST_P(SavedFile, EditedHeadersAreRefused) {
+  refused(edited(bytes, "\"version\":\"1\"", "\"version\":\"2\""), {"version", "'2'", "'1'"});
+  refused(edited(bytes, "headwater-session", "headwater-sessions").substr(0, bytes.size()), {"allowed"});
+  refused(edited(bytes, "\"key.0\"", "\"kex.0\""), {"key.0", "missing"});
+  refused(edited(bytes, "\"key.0\"", "\"key.1\""), {"twice"});
+  refused(edited(bytes, "\"dtype\":\"F32\"", "\"dtype\":\"F99\""), {"F99"});
+  refused(edited(bytes, "\"shape\":[4,", "\"shape\":[5,"), {"allowed"});
+  refused(edited(bytes, "\"data_offsets\":[", "\"data_offsets\":{"), {"allowed"});
+  refused(std::string(8, '\xff') + bytes.substr(8), {"header"});
+  std::string deep = bytes;
+  deep.replace(8, 100, std::string(100, '['));
+  refused(deep, {"nests"});
+}
+
+TEST_P(SavedFile, EditedNumbersAreRefused) {
+  for (const std::int64_t wrong :
+       {std::int64_t{-1}, std::int64_t{1} << 40, std::int64_t{6}, std::numeric_limits<std::int64_t>::min(),
+        std::numeric_limits<std::int64_t>::max()}) {
+    for (const std::size_t index : {0, 1, 2, 3, 4, 5, 8, 9, 10, 11}) {
+      refused(with_number("chunks", index, wrong), {"allowed"});
+    }
+    for (const std::size_t index : {0, 1, 2, 3}) refused(with_number("steps", index, wrong), {"allowed"});
+    for (const std::size_t index : {0, 1, 2, 3}) refused(with_number("sets", index, wrong), {"sets"});
+    refused(with_number("sinks", 1, wrong), {"sinks"});
+  }
+  // Sets hold 2 heavy entries, then 3 local ones.
+  for (const std::size_t entry : {0, 1, 2, 4}) {
+    for (const std::int32_t wrong : {-2, -1, 16, 1 << 30}) {
+      std::string file = bytes;
+      std::memcpy(file.data() + data_of("set.1") + 4 * entry, &wrong, 4);
+      refused(file, {"set.1", "entry"});
+    }
+  }
+}
+
+TEST_P(SavedFile, OtherShapesOptionsAndFingerprints) {
+  const auto differs = [&](const Shape& other, const Options& asked, const std::string& name) {
+    expect_error([&] { (void)load(engine(), other, asked, folder.file(), "print"); },
+                 ErrorCode::invalid_argument, {name, "allowed"});
+  };
+  const auto option = [&](auto member, auto value, const std::string& name) {
+    Options asked = options;
+    asked.*member = value;
+    differs(shape, asked, name);
+  };
+  option(&Options::batch, 24, "options.batch");
+  option(&Options::chunk, 7, "options.chunk");
+  option(&Options::local, 2, "options.local");
+  option(&Options::heavy, 3, "options.heavy");
+  option(&Options::pinned, 1, "options.pinned");
+  option(&Options::dense_below, 4, "options.dense_below");
+  option(&Options::dense_layers, std::vector<std::int64_t>{1}, "options.dense_layers");
+  option(&Options::scale, 0.25, "options.scale");
+  option(&Options::softcap, 5.0, "options.softcap");
+  option(&Options::score_type, ScoreType::f32, "options.score_type");
+  option(&Options::sinks, std::vector<float>{}, "sinks");
+  option(&Options::alibi, std::vector<float>(4, 0.5F), "alibi");
+  Shape other = shape;
+  other.n_layer = 3;
+  differs(other, options, "shape.n_layer");
+  other = shape;
+  other.d_value = 7;
+  differs(other, options, "shape.d_value");
+  other = shape;
+  other.kv_type = DType::bf16;
+  differs(other, options, "shape.kv_type");
+  other = shape;
+  other.capacity = 20;
+  differs(other, options, "20");
+  expect_error([&] { (void)load(engine(), shape, options, folder.file(), "other"); },
+               ErrorCode::invalid_argument, {"fingerprint", "'print'", "'other'"});
+  // What results do not depend on may differ.
+  Options asked = options;
+  asked.threads = 1;
+  asked.checkpoints = 3;
+  EXPECT_NO_THROW((void)load(engine(), shape, asked, folder.file(), "print"));
+}
+
+TEST_P(SavedFile, PathsAndStates) {
+  const auto bad_load = [&](const std::string& path, const std::string& part) {
+    expect_error([&] { (void)load(engine(), shape, options, path, "print"); }, ErrorCode::invalid_argument,
+                 {part});
+  };
+  bad_load("", "path");
+  bad_load(folder.file("none"), "does not exist");
+  bad_load(folder.file(".."), "regular");
+  ASSERT_EQ(::mkfifo(folder.file("fifo").c_str(), 0600), 0);
+  bad_load(folder.file("fifo"), "regular");
+  const std::ptrdiff_t files = folder.files();
+  for (const char* name : {"fifo", ".."}) {
+    expect_error([&] { save(*session, folder.file(name)); }, ErrorCode::invalid_argument, {"regular"});
+  }
+  expect_error([&] { save(*session, folder.file("no/file")); }, ErrorCode::internal, {"created"});
+  expect_error([&] { save(*session, folder.file(), "a\nb"); }, ErrorCode::invalid_argument, {"fingerprint"});
+  expect_error([&] { save(*session, folder.file(), std::string(1025, 'x')); }, ErrorCode::invalid_argument,
+               {"1025"});
+  session->begin(Step::decode());
+  expect_error([&] { save(*session, folder.file()); }, ErrorCode::wrong_state, {"open"});
+  EXPECT_FALSE(session->failed());
+  session->abort();
+  EXPECT_EQ(folder.files(), files);
+  EXPECT_EQ(bytes_of(folder.file()), bytes);  // refused saves leave the old file
+}
+
+HEADWATER_EACH_ENGINE(Save);
+HEADWATER_EACH_ENGINE(SavedFile);
+
+}  // namespace
+}  // namespace headwater::api_test
