@@ -2,13 +2,17 @@
 // here.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <random>
+#include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -83,6 +87,77 @@ std::int64_t speculate(Session& session, std::int64_t drafted, Model& model) {
   return accepted;
 }
 // [/speculate]
+
+// [prefix]
+/// A session that has the document of `path` in it: read from there, or computed once and written.
+std::unique_ptr<Session> with_document(const Engine& engine, const Shape& shape, const Options& options,
+                                       const std::string& path, Model& model, std::int64_t tokens) {
+  try {
+    return load(engine, shape, options, path, "my-model-q8");
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;  // not there, or of another model: made anew
+  }
+  auto session = engine.open(shape, options);
+  run(*session, Step::prefill(tokens), model);
+  save(*session, path, "my-model-q8");
+  return session;
+}
+// [/prefix]
+
+// [slots]
+/// One token for each of several conversations, a layer at a time.
+void decode_slots(std::span<const std::unique_ptr<Session>> slots, std::span<Model> models) {
+  for (const auto& slot : slots) slot->begin(Step::decode());
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    std::vector<SequenceCall> calls;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      models[i].project(layer, slots[i]->tokens(), 1);
+      SequenceCall call;
+      call.session = slots[i].get();
+      call.layer = layer;
+      call.q = Rows::token_major(models[i].q.data(), DType::f32, kHeads, kWidth);
+      call.k = Rows::token_major(models[i].k.data(), DType::f32, kKvHeads, kWidth);
+      call.v = Rows::token_major(models[i].v.data(), DType::f32, kKvHeads, kWidth);
+      call.out = MutableRows::token_major(models[i].out.data(), DType::f32, kHeads, kWidth);
+      calls.push_back(call);
+    }
+    attend_together(calls);
+  }
+  for (const auto& slot : slots) slot->end();
+}
+// [/slots]
+
+// [own_cache]
+/// A cache of pages of 16 tokens, [page][token][head][element] for each layer, and the block table of one sequence.
+struct Cache {
+  std::vector<float> keys[kLayers], values[kLayers];
+  std::vector<std::int32_t> table;
+  [[nodiscard]] StoredRows of(std::int64_t layer, std::int64_t tokens) const {
+    StoredRows rows;
+    rows.keys = keys[layer].data(), rows.values = values[layer].data();
+    rows.rows = tokens;
+    rows.key_row_stride = rows.value_row_stride = kKvHeads * kWidth;
+    rows.key_head_stride = rows.value_head_stride = kWidth;
+    rows.table = table.data(), rows.table_size = std::ssize(table);
+    rows.page_rows = 16, rows.pages = std::ssize(keys[layer]) / (16 * kKvHeads * kWidth);
+    rows.key_page_stride = rows.value_page_stride = 16 * kKvHeads * kWidth;
+    return rows;
+  }
+};
+
+/// A step over the rows of the cache, to which the step's own have been added. Options::kv_owner is `caller`.
+void run_over(Session& session, const Step& step, const Cache& cache, Model& model) {
+  const std::int64_t first = session.tokens();
+  session.begin(step);
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    model.project(layer, first, step.n);
+    session.attend_stored(layer, Rows::token_major(model.q.data(), DType::f32, kHeads, kWidth),
+                          cache.of(layer, first + step.n),
+                          MutableRows::token_major(model.out.data(), DType::f32, kHeads, kWidth));
+  }
+  session.end();
+}
+// [/own_cache]
 
 // [merge]
 /// One softmax over two key sets (FUSE-1): out and lse of a row become those of both.
@@ -217,6 +292,61 @@ TEST(Embedding, ThreadsOfTheHostGiveTheSameBits) {
   Model model;
   for (Session* session : {own.get(), mine.get()}) run(*session, Step::prefill(90), model);
   EXPECT_EQ(next_output(*own), next_output(*mine));
+}
+
+TEST(Embedding, ADocumentIsComputedOnceForManyConversations) {
+  Model model, asking[3];
+  for (std::uint32_t i = 0; i < 3; ++i) asking[i].seed = i + 1;
+  const std::string path =
+      testing::TempDir() + "headwater_embedding_" + std::to_string(::getpid()) + ".safetensors";
+  const Shape shape = open(small_options())->shape();
+  const Engine& cpu = engine();
+  // [fork]
+  const auto document = with_document(cpu, shape, small_options(), path, model, 90);
+  std::vector<std::unique_ptr<Session>> slots;
+  for (int i = 0; i < 3; ++i) slots.push_back(document->fork());
+  for (std::size_t i = 0; i < 3; ++i) run(*slots[i], Step::prefill(20), asking[i]);  // three questions
+  decode_slots(slots, asking);
+  // [/fork]
+  const auto again = with_document(cpu, shape, small_options(), path, model, 90);
+  EXPECT_EQ(again->tokens(), 90);
+  EXPECT_EQ(next_output(*again), next_output(*document));
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto alone = open(small_options());
+    run(*alone, Step::prefill(90), model);
+    run(*alone, Step::prefill(20), asking[i]);
+    run(*alone, Step::decode(), asking[i]);
+    EXPECT_EQ(next_output(*slots[i]), next_output(*alone)) << "slot " << i;
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Embedding, ACacheOfYourOwnGivesTheSameBits) {
+  Model model;
+  Cache cache;
+  cache.table = {5, 2, 0, 6, 1, 3, 4};
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    model.project(layer, 0, 112);
+    for (auto [from, to] :
+         {std::pair{&model.k, &cache.keys[layer]}, std::pair{&model.v, &cache.values[layer]}}) {
+      to->resize(from->size());
+      constexpr std::ptrdiff_t kPage = 16 * kKvHeads * kWidth;
+      for (std::ptrdiff_t page = 0; page < 7; ++page) {
+        std::copy_n(from->begin() + page * kPage, kPage,
+                    to->begin() + cache.table[static_cast<std::size_t>(page)] * kPage);
+      }
+    }
+  }
+  Options options = small_options();
+  const auto own = open(options);
+  options.kv_owner = KvOwner::caller;
+  const auto over = open(options);
+  for (const Step& step : {Step::prefill(90), Step::decode(), Step::prefill(20)}) {
+    run(*own, step, model);
+    const std::vector<float> wanted = model.out;
+    run_over(*over, step, cache, model);
+    EXPECT_EQ(model.out, wanted);
+  }
 }
 
 }  // namespace
