@@ -227,7 +227,8 @@ class Reader final : public FileArchive {
   static std::string text(std::string_view type, std::span<const std::int64_t> dims) {
     std::string result = in_quotes(type) + " [";
     for (std::size_t i = 0; i < dims.size(); ++i) {
-      result += (i > 0 ? ", " : "") + std::to_string(dims[i]);
+      if (i > 0) result += ", ";
+      result += std::to_string(dims[i]);
     }
     return result + "]";
   }
@@ -265,7 +266,8 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
   const EffectiveOptions& options = session.options();
   std::string dense_layers;
   for (const std::int64_t layer : options.dense_layers) {
-    dense_layers += (dense_layers.empty() ? "" : ",") + std::to_string(layer);
+    if (!dense_layers.empty()) dense_layers += ',';
+    dense_layers += std::to_string(layer);
   }
   std::string layers;
   for (const LayerOptions& layer : options.layers) {

@@ -60,7 +60,10 @@ std::vector<unsigned char> contents(const Session& session) {
   std::vector<unsigned char> bits;
   const Shape& shape = session.shape();
   const std::int64_t tokens = session.tokens();
-  append_bits(session.chunks().data(), static_cast<std::int64_t>(session.chunks().size()), bits);
+  for (const Chunk& chunk : session.chunks()) {  // which has padding
+    const std::int64_t numbers[] = {chunk.begin, chunk.end, static_cast<std::int64_t>(chunk.mode)};
+    append_bits(numbers, 3, bits);
+  }
   for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
     const ScoreView scores = session.scores(layer);
     const std::int64_t size = scores.type == ScoreType::bf16 ? 2 : 4;
@@ -225,7 +228,7 @@ TEST_P(SavedFile, CutAnywhereIsRefused) {
 
 TEST_P(SavedFile, EditedHeadersAreRefused) {
   refused(edited(bytes, "\"version\":\"1\"", "\"version\":\"2\""), {"version", "'2'", "'1'"});
-  refused(edited(bytes, "headwater-session", "headwater-sessions").substr(0, bytes.size()), {"allowed"});
+  refused(edited(bytes, "headwater-session", "headwater-zession"), {"format", "zession"});
   refused(edited(bytes, "\"key.0\"", "\"kex.0\""), {"key.0", "missing"});
   refused(edited(bytes, "\"key.0\"", "\"key.1\""), {"twice"});
   refused(edited(bytes, "\"dtype\":\"F32\"", "\"dtype\":\"F99\""), {"F99"});
