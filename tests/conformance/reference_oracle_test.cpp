@@ -279,8 +279,8 @@ TEST(Oracle, SPEC_13_AgreesWithTheEngineUnderItsOwnSets) {
     for (std::int64_t h = 0; h < 4; ++h) {
       const std::span<const std::int32_t> memory(record.memory + h * record.memory_stride,
                                                  static_cast<std::size_t>(record.memory_count));
-      const OracleHead head =
-          oracle_head(layer, reference::logit_rule(options, session->options(), 0, h), record.chunk, h, memory);
+      const OracleHead head = oracle_head(layer, reference::logit_rule(options, session->options(), 0, h),
+                                          record.chunk, h, memory);
       for (std::int64_t t = 0; t < record.row_stride; ++t) {
         EXPECT_EQ(record.lse[h * record.row_stride + t],
                   static_cast<float>(head.lse[static_cast<std::size_t>(t)]));
