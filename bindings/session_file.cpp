@@ -14,6 +14,7 @@
 #include <map>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -270,11 +271,19 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
     dense_layers += std::to_string(layer);
   }
   std::string layers;
+  const auto own = [](const std::optional<double>& value) { return value ? text(*value) : std::string("-"); };
   for (const LayerOptions& layer : options.layers) {
-    layers += (layers.empty() ? "" : ";") + std::to_string(layer.window) + "," +
-              (layer.scale ? text(*layer.scale) : "-") + "," + (layer.softcap ? text(*layer.softcap) : "-") +
-              "," + (layer.sinks ? "" : "-");
-    for (const float sink : layer.sinks.value_or(std::vector<float>())) layers += text(sink) + " ";
+    layers += std::to_string(layer.window);
+    layers += ',';
+    layers += own(layer.scale);
+    layers += ',';
+    layers += own(layer.softcap);
+    layers += layer.sinks ? "," : ",-";
+    for (const float sink : layer.sinks.value_or(std::vector<float>())) {
+      layers += text(static_cast<double>(sink));
+      layers += ' ';
+    }
+    layers += ';';
   }
   const auto type = static_cast<int>(shape.kv_type);
   return {{"fingerprint", std::string(fingerprint)},

@@ -114,6 +114,10 @@ void ReferenceSession::check_call(const SequenceCall& call) const {
   if (call.lse.data != nullptr) {
     check_rows("lse", read_only(as_rows(call.lse)), step_tokens_, shape_.n_head, 1);
   }
+  if (attended_[static_cast<std::size_t>(call.layer)]) {
+    wrong_state("attend() of layer " + std::to_string(call.layer) +
+                ": already attended in this step; the step has failed");
+  }
 }
 
 void ReferenceSession::store(const SequenceCall& call) {
@@ -129,13 +133,14 @@ void ReferenceSession::store(const SequenceCall& call) {
 }
 
 void ReferenceSession::run(const SequenceCall& call) {
-  check_call(call);
+  try {
+    check_call(call);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::wrong_state && progress_ == Progress::open) progress_ = Progress::failed;
+    throw;
+  }
   const std::int64_t layer = call.layer;
   progress_ = Progress::failed;  // until the layer is done (STATE-5)
-  if (attended_[static_cast<std::size_t>(layer)]) {
-    wrong_state("attend() of layer " + std::to_string(layer) +
-                ": already attended in this step; the step has failed");
-  }
   try {
     LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
     std::vector<Checkpoint>& checkpoints = checkpoints_[static_cast<std::size_t>(layer)];

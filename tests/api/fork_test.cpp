@@ -388,7 +388,7 @@ TEST_P(TogetherOf, SEQ_1_BitsAreThoseOfTheCallsOneByOne) {
       (void)run_some(talk, *alone[i], 0, next[i]);
       std::vector<float> ignored;
       for (std::size_t s = 0; s < next[i]; ++s) {
-        const Step& step = Conversation::steps()[s];
+        const Step step = Conversation::steps()[s];
         if (options.kv_owner == KvOwner::caller) {
           run_stored(talk, *together[i], step, 16, false, ignored);
         } else {
