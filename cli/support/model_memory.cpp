@@ -36,4 +36,12 @@ void check_model_memory(const std::string& name, const ModelFlags& flags, const 
                   bytes_text(limit)));
 }
 
+MemoryBytes memory_when_full(const Session& session) {
+  const Shape& shape = session.shape();
+  MemoryBytes bytes = session.memory_bytes();
+  bytes.kv = shape.n_layer * shape.n_head_kv * shape.capacity * (shape.d_head + shape.d_value) *
+             static_cast<std::int64_t>(dtype_size(shape.kv_type));
+  return bytes;
+}
+
 }  // namespace headwater::cli

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/support/model_flags.hpp"
+#include "headwater/session.hpp"
 #include "runtime/model/model_config.hpp"
 
 namespace headwater::cli {
@@ -12,5 +13,8 @@ namespace headwater::cli {
 /// the machine has: asked before anything is taken. What is counted is the least that a run takes.
 void check_model_memory(const std::string& name, const ModelFlags& flags, const runtime::ModelConfig& config,
                         double weights, std::int64_t capacity, int sessions = 1);
+
+/// What a session holds once it is full: pages of rows are taken as tokens come.
+MemoryBytes memory_when_full(const Session& session);
 
 }  // namespace headwater::cli

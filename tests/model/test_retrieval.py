@@ -141,12 +141,13 @@ class Retrieval(unittest.TestCase):
         with open(TEXT, encoding="utf-8", newline="") as file:
             lines = [line + "\n" for line in file.read().removesuffix("\n").split("\n")]
         found = set()
-        # Where the text says 1 before the code 11115, four tokens are right and the last is wrong.
+        # Where the text says 1 before the code 11115, four tokens are right and the last is wrong: so says dense attention,
+        # and on every processor a memory set that holds the code whole.
         wrong = "# REGISTRY: the code of {name} is 1{code}"
         self.assertEqual(prompt_text(lines, 19149, ["0"], 1)[1], "11115")
         h2o, blocks = ["--select", "h2o"], ["--select", "blocks", "--query-block", "16"]
         for seed, rule, needle in ((0, h2o, None), (1, ["--select", "window"], None), (2, h2o, None), (3, blocks, None),
-                                   (19149, blocks, wrong)):
+                                   (19149, [*blocks, "--h2o-heavy", "64"], wrong)):
             texts = {} if needle is None else {"needle": needle}
             flags = [*SMALL[2:], *rule]
             got = retrieval("--window", "500", *flags, "--depths", "0", "--prompts", "1", "--seed", str(seed),

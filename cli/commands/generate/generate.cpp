@@ -17,6 +17,7 @@
 #include "cli/commands/generate/report.hpp"
 #include "cli/support/interrupt.hpp"
 #include "cli/support/loaded_model.hpp"
+#include "cli/support/model_memory.hpp"
 #include "cli/support/progress.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
@@ -333,7 +334,7 @@ void Generation::describe(GenerateReport& report) const {
   report.cache_type = dtype_name(flags_.model.cache_type);
   report.load_seconds = model_.load_seconds();
   report.weight_bytes = model_.weight_bytes();
-  report.session_memory = transformer_->session().memory_bytes();
+  report.session_memory = memory_when_full(transformer_->session());
   report.workspace_bytes = transformer_->workspace_bytes();
   for (const auto* more :
        {&flags_.warnings, &model_.warnings(), &warnings_, &transformer_->session().options().warnings}) {
