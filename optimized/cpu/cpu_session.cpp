@@ -170,6 +170,10 @@ void CpuSession::exchange_floats(StateArchive& archive, const char* name, const 
 }
 
 void CpuSession::exchange_state(StateArchive& archive) {
+  // Summaries of key blocks would have to be computed of rows that are not there.
+  if (data_.summaries.width() > 0 && data_.kv.owner() == KvOwner::caller) {
+    refuse("save() or load() with rule blocks over rows of the caller");
+  }
   exchange(archive, [&] {
     exchange_floats(archive, "sinks", data_.sinks);
     exchange_floats(archive, "alibi", data_.alibi);

@@ -183,7 +183,7 @@ void Bench::describe(ModelMeasurement& measurement) const {
   measurement.load_seconds = load_seconds_;
   measurement.weight_bytes =
       std::max(runtime::Model::packed_bytes(*file_, flags_.model.precision), file_->file_bytes());
-  measurement.session_memory = memory_when_full(sparse_->session());
+  measurement.session_memory = cli::memory_when_full(sparse_->session());
   measurement.workspace_bytes = sparse_->workspace_bytes();
   measurement.warnings = measurement.effective.warnings;
 }
