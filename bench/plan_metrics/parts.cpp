@@ -36,10 +36,12 @@ std::vector<std::int32_t> random_positions(std::int64_t count, std::int64_t belo
 /// Nanoseconds from an entry of a memory set to its key row, each look-up waiting for the one before. All rows of the store
 /// are written; the row that an entry names, and the entry itself, are flushed from every cache before each pass.
 double lookup_nanoseconds(std::int64_t tokens) {
-  core::KvStore store(Shape{.d_head = kWidth, .d_value = 1, .capacity = tokens, .kv_type = DType::bf16});
+  core::KvStore store(Shape{.d_head = kWidth, .d_value = 1, .capacity = tokens, .kv_type = DType::bf16},
+                      Options().page, KvOwner::session);
   // The first element of a row is added to the next entry. It is zero, but the processor has to wait for it.
   const std::vector<std::uint16_t> row(kWidth, 0);
   const Rows view{row.data(), DType::bf16, 0, 0};
+  store.reserve(0, tokens);
   store.make_room(0, 0, tokens);
   for (std::int64_t t = 0; t < tokens; ++t) store.write(0, 0, t, view, view, 0);
   const auto set = random_positions(kLocal + kHeavy, tokens, 1);
@@ -105,9 +107,10 @@ double build_seconds(std::int64_t layers) {
 /// were read in between.
 class Gather {
  public:
-  Gather() : store_(shape()), to_(2 * kRows * kRowBytes) {
+  Gather() : store_(shape(), Options().page, KvOwner::session), to_(2 * kRows * kRowBytes) {
     const std::vector<std::uint16_t> row(kWidth, 0x3F80);
     const Rows view{row.data(), DType::bf16, 0, 0};  // one row for all heads
+    store_.reserve(0, kTokens);
     for (std::int64_t layer = 0; layer < kLayers; ++layer) store_.make_room(layer, 0, kTokens);
     for (std::int64_t row_at = 0; row_at < kLayers * kKvHeads * kTokens; ++row_at) {
       store_.write(row_at / (kKvHeads * kTokens), row_at / kTokens % kKvHeads, row_at % kTokens, view, view,

@@ -144,7 +144,7 @@ class FloatChunk {
  private:
   void pass(std::int64_t row, bool inter) {
     const cpu::FloatBlock block{
-        kernels_, static_cast<float>(head.scale()), {}, head.d, head.d, kBlockRows, row, packed_.data(),
+        kernels_, static_cast<float>(head.scale()), {}, 0, head.d, head.d, kBlockRows, row, packed_.data(),
         state_,   head.out_of(inter, row)};
     const std::int64_t begin = inter ? kChunk : 0;
     const std::int64_t n_keys = inter ? kMemory : row + kBlockRows;

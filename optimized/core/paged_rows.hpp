@@ -40,13 +40,16 @@ class PagedRows {
 
   /// A reserved row.
   [[nodiscard]] unsigned char* row(std::int64_t run, std::int64_t index) {
-    return const_cast<unsigned char*>(std::as_const(*this).row(run, index));
+    auto* at = const_cast<unsigned char*>(std::as_const(*this).row(run, index));
+    if (HEADWATER_SABOTAGE("core.pages.run_offset_in_32_bits")) {
+      const std::int64_t of_run = run * groups_[static_cast<std::size_t>(index / kGroup)].run_bytes;
+      at -= of_run - (of_run & 0xFFFFFFFF);
+    }
+    return at;
   }
   [[nodiscard]] const unsigned char* row(std::int64_t run, std::int64_t index) const {
     const Group& group = groups_[static_cast<std::size_t>(index / kGroup)];
-    std::int64_t of_run = run * group.run_bytes;
-    if (HEADWATER_SABOTAGE("core.pages.run_offset_in_32_bits")) of_run &= 0xFFFFFFFF;
-    return group.rows + of_run + index * row_bytes_;
+    return group.rows + run * group.run_bytes + index * row_bytes_;
   }
   /// How many of n reserved rows from `index` follow each other without gaps.
   [[nodiscard]] std::int64_t together(std::int64_t index, std::int64_t n) const {

@@ -135,7 +135,9 @@ TEST(PlanMetrics, P1_3_ChunksOfTheWholeSessionCanBeRead) {
 TEST(PlanMetrics, P1_3_ScoresAndSetsAgainstTheKvCache) {
   const Shape shape{
       .n_head = 32, .n_head_kv = 8, .d_head = 128, .d_value = 128, .capacity = 16384, .kv_type = DType::bf16};
-  const MemoryBytes bytes = engine("cpu").open(shape, Options{})->memory_bytes();
+  const auto session = engine("cpu").open(shape, Options{});
+  session->begin(Step::prefill(shape.capacity));  // takes the pages
+  const MemoryBytes bytes = session->memory_bytes();
   ASSERT_GE(bytes.kv, std::int64_t{2} * 2 * 8 * 128 * 16384);
   const auto chunks = static_cast<std::int64_t>(sizeof(Chunk)) * shape.capacity;  // a chunk a token at most
   const double share =
@@ -390,10 +392,12 @@ TEST(PlanMetrics, P8_2_SessionMemoryByPart) {
                       .kv_type = DType::bf16};
     Options options;
     options.threads = 1;
-    const MemoryBytes bytes = engine(figure_engine()).open(shape, options)->memory_bytes();
+    const auto session = engine(figure_engine()).open(shape, options);
+    session->begin(Step::prefill(tokens));
+    const MemoryBytes bytes = session->memory_bytes();
     const auto mebi = [](std::int64_t count) { return static_cast<double>(count) / (1 << 20); };
     figure += fmt::format("{}{}: KV {:.1f}, scores {:.2f}, sets {:.2f}, workspace {:.1f} MiB",
-                          figure.empty() ? "taken by open(), one thread in F32: " : "; ", tokens,
+                          figure.empty() ? "taken by open() and begin(), one thread in F32: " : "; ", tokens,
                           mebi(bytes.kv), mebi(bytes.scores), mebi(bytes.memory_sets), mebi(bytes.workspace));
   }
   RecordProperty("figure", figure);

@@ -195,7 +195,7 @@ class Judge {
   [[nodiscard]] conformance::OracleHead reference_row(const ChunkTrace& chunk, std::int64_t sample,
                                                       std::int64_t token) const {
     const std::int64_t head = heads_[static_cast<std::size_t>(sample)];
-    const reference::LogitRule rule = reference::logit_rule(options_, session_.options(), head);
+    const reference::LogitRule rule = reference::logit_rule(options_, session_.options(), 0, head);
     if (chunk.chunk.mode != ChunkMode::sparse) {
       return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::dense}, head, {});
     }
