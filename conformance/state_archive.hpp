@@ -24,6 +24,8 @@ class MemoryArchive final : public StateArchive {
     Element type = Element::f32;
     std::vector<std::int64_t> dims;
     std::vector<std::byte> bytes;
+
+    bool operator==(const Array&) const = default;
   };
 
   std::map<std::string, std::vector<std::int64_t>, std::less<>> lists;
