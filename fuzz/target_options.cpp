@@ -164,17 +164,14 @@ void check_effective(const Options& options, const EffectiveOptions& got) {
     wrong("CFG-3, CFG-4", std::to_string(got.warnings.size()) + " warnings");
 }
 
-/// STATE-6, SCORE-1, MEM-4: the least that a session must have taken; in double, where nothing overflows.
+/// SCORE-1, MEM-4: the least that open() must have taken; in double, where nothing overflows. Rows are taken by begin().
 double least_bytes(const Shape& shape, const EffectiveOptions& options) {
   const auto real = [](std::int64_t value) { return static_cast<double>(value); };
-  const double rows = real(shape.n_layer) * real(shape.capacity) * real(shape.n_head_kv) *
-                      (real(shape.d_head) + real(shape.d_value)) *
-                      static_cast<double>(dtype_size(shape.kv_type));
   const double tokens = real(shape.n_layer) * real(shape.n_head) * real(shape.capacity);
   const double sets =
       real(shape.n_layer) * real(shape.n_head) * real(std::min(options.memory(), shape.capacity));
   const double score = options.score_type == ScoreType::bf16 ? 2.0 : 4.0;
-  return rows + (options.sparse ? score * tokens + 4.0 * sets : 0.0);
+  return options.sparse ? score * tokens + 4.0 * sets : 0.0;
 }
 
 void open_session(const Shape& shape, const Options& options, const EffectiveOptions& effective) {

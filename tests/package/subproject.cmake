@@ -32,7 +32,7 @@ endfunction()
 file(REMOVE_RECURSE "${BUILD_DIR}-add_subdirectory" "${BUILD_DIR}-FetchContent")
 
 # With the defaults of all options.
-configure(add_subdirectory "Threads|OpenMP")
+configure(add_subdirectory "Threads|OpenMP|nlohmann_json")
 file(READ "${BUILD_DIR}-add_subdirectory/compile_commands.json" database)
 string(JSON count LENGTH "${database}")
 math(EXPR last "${count} - 1")
@@ -54,7 +54,7 @@ endforeach()
 if(ours EQUAL 0)
   message(FATAL_ERROR "compile_commands.json names no source of headwater")
 endif()
-configure(add_subdirectory "Threads|OpenMP" -DHEADWATER_WERROR=ON)
+configure(add_subdirectory "Threads|OpenMP|nlohmann_json" -DHEADWATER_WERROR=ON)
 build_and_run(add_subdirectory)
 install_into(add_subdirectory)
 if(files)
@@ -64,7 +64,7 @@ endif()
 # Installed where the option says so.
 set(fetched -DFETCHCONTENT_FULLY_DISCONNECTED=ON "-DFETCHCONTENT_SOURCE_DIR_HEADWATER=${HEADWATER}"
   -DHEADWATER_INSTALL=ON -DCMAKE_INSTALL_LIBDIR=lib -DHEADWATER_WERROR=ON)
-configure(FetchContent "Threads|OpenMP" ${fetched})
+configure(FetchContent "Threads|OpenMP|nlohmann_json" ${fetched})
 build_and_run(FetchContent)
 install_into(FetchContent)
 foreach(wanted IN ITEMS include/headwater/headwater.hpp lib/libheadwater.a lib/libheadwater.so
@@ -76,5 +76,5 @@ endforeach()
 
 # The model runtime has a target, too; compiling it would take minutes.
 if(RUNTIME)
-  configure(FetchContent "Threads|OpenMP|fmt" ${fetched} -DHEADWATER_RUNTIME=ON)
+  configure(FetchContent "Threads|OpenMP|nlohmann_json|fmt" ${fetched} -DHEADWATER_RUNTIME=ON)
 endif()

@@ -1,0 +1,286 @@
+// Forks (STATE-11), saved sessions (STATE-12), rows of the caller (ROWS-1), several sequences in one call (SEQ-1): the bits of
+// one session by itself.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "conformance/case.hpp"
+#include "conformance/placed.hpp"
+#include "conformance/session_checks.hpp"
+#include "headwater/state.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+Problem small_problem(Random& random, const Engine& engine, Select rule) {
+  Problem problem = session_problem(random, engine, rule,
+                                    {.max_chunk = 60, .max_tokens = 700, .max_layers = 3, .wide = false});
+  problem.options.page = random.pick(std::vector<std::int64_t>{256, 512, 4096});
+  return problem;
+}
+
+void forks(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::fork, "fork");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (int round = 0; round < context.rounds(20); ++round) {
+      const Problem problem = small_problem(random, engine, rule);
+      const std::size_t end = problem.steps.size();
+      const Trace wanted = run(engine, problem);
+      const auto at = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(end)));
+      std::unique_ptr<Session> parent = engine.open(problem.shape, problem.options);
+      (void)run_steps(*parent, problem, 0, at);
+      const std::string what = fmt::format("forked after {} steps; {}", at, problem.describe());
+      std::unique_ptr<Session> fork = parent->fork();
+      require_same(picture(*fork), picture(*parent), what);
+      Problem other = problem;
+      if (parent->tokens() < problem.tokens()) draw_rows_from(random, other, parent->tokens());
+      Session& stranger = random.chance(0.5) ? *fork : *parent;
+      std::unique_ptr<Session>& kept = &stranger == fork.get() ? parent : fork;
+      (void)run_steps(stranger, other, at, end);
+      if (random.chance(0.5)) stranger.reset();
+      if (random.chance(0.5)) (&stranger == fork.get() ? fork : parent).reset();
+      require_same(trace_of_steps(wanted, problem, at, end), run_steps(*kept, problem, at, end), what);
+    }
+  }
+}
+const Register kForks{{"sequences.forks", {"STATE-11"}, "session", Lane::law, true, forks}};
+
+/// A session in memory.
+class Memory final : public StateArchive {
+ public:
+  bool takes = false;  ///< the session takes
+  std::map<std::string, std::vector<std::int64_t>, std::less<>> values;
+  std::map<std::string, std::vector<std::byte>, std::less<>> arrays;
+
+  [[nodiscard]] bool loading() const override { return takes; }
+  void numbers(std::string_view name, std::vector<std::int64_t>& these, std::int64_t most) override {
+    if (!takes) {
+      values[std::string(name)] = these;
+      return;
+    }
+    these = values.at(std::string(name));
+    if (std::ssize(these) > most)
+      throw Error(ErrorCode::invalid_argument, "too many numbers; allowed: fewer");
+  }
+  void array(std::string_view name, Element /*type*/, std::span<const std::int64_t> /*dims*/,
+             std::span<const Piece> pieces) override {
+    std::vector<std::byte>& bytes = arrays[std::string(name)];
+    std::size_t at = 0;
+    for (const Piece& piece : pieces) {
+      const auto size = static_cast<std::size_t>(piece.bytes);
+      if (!takes) bytes.resize(at + size);
+      if (at + size > bytes.size())
+        throw Error(ErrorCode::invalid_argument, "an array is longer; allowed: as saved");
+      if (takes) {
+        std::memcpy(piece.data, bytes.data() + at, size);
+      } else {
+        std::memcpy(bytes.data() + at, piece.data, size);
+      }
+      at += size;
+    }
+  }
+};
+
+void saves(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::save, "save");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (int round = 0; round < context.rounds(20); ++round) {
+      const Problem problem = small_problem(random, engine, rule);
+      const std::size_t end = problem.steps.size();
+      const Trace wanted = run(engine, problem);
+      const auto at = static_cast<std::size_t>(random.integer(1, static_cast<std::int64_t>(end)));
+      const std::unique_ptr<Session> saved = engine.open(problem.shape, problem.options);
+      (void)run_steps(*saved, problem, 0, at);
+      const std::string what = fmt::format("saved after {} steps; {}", at, problem.describe());
+      Memory archive;
+      saved->exchange_state(archive);
+      archive.takes = true;
+      const std::unique_ptr<Session> loaded = engine.open(problem.shape, problem.options);
+      for (const auto& [name, numbers] : archive.values) {
+        if (numbers.empty()) continue;
+        Memory damaged;
+        damaged.takes = true;
+        damaged.values = archive.values, damaged.arrays = archive.arrays;
+        damaged.values[name].pop_back();
+        require_code(code_of([&] { loaded->exchange_state(damaged); }), ErrorCode::invalid_argument,
+                     fmt::format("{} without its last number; {}", name, what));
+        if (loaded->tokens() != 0) throw Violation("a refused load left tokens; " + what);
+      }
+      loaded->exchange_state(archive);
+      require_same(picture(*loaded), picture(*saved), what);
+      require_same(trace_of_steps(wanted, problem, at, end), run_steps(*loaded, problem, at, end), what);
+    }
+  }
+}
+const Register kSaves{{"sequences.saves", {"STATE-12"}, "session", Lane::law, true, saves}};
+
+/// One step with the rows of the problem in the caller's memory, in pages in random order or in one piece; returns the outputs
+/// of all layers. Rows that are no token's hold NaN.
+std::vector<std::vector<float>> stored_step(Random& random, Session& session, const Problem& problem,
+                                            const Step& step) {
+  const std::int64_t first = session.tokens();
+  const std::int64_t tokens = first + step.n;
+  const Shape& shape = problem.shape;
+  const bool paged = random.chance(0.7);
+  const std::int64_t page_rows = paged ? random.pick(std::vector<std::int64_t>{1, 7, 16, 300}) : tokens;
+  const std::int64_t used = (tokens + page_rows - 1) / page_rows;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(used + (paged ? 2 : 0)));
+  std::iota(table.begin(), table.end(), 0);
+  for (std::size_t i = table.size(); paged && i > 1; --i)
+    std::swap(table[i - 1],
+              table[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+  std::vector<std::vector<float>> outs;
+  session.begin(step);
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
+    const auto place = [&](const Tensor& from) {
+      Tensor to(shape.kv_type, std::ssize(table) * page_rows, from.heads, from.width);
+      std::fill(to.values.begin(), to.values.end(), std::numeric_limits<float>::quiet_NaN());
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const std::int64_t at = table[static_cast<std::size_t>(t / page_rows)] * page_rows + t % page_rows;
+        std::copy_n(from.row(t, 0), from.heads * from.width, to.row(at, 0));
+      }
+      return to;
+    };
+    const Placement placement =
+        random.pick(std::vector{Placement::token_major, Placement::strided, Placement::head_major});
+    const Placed k(placement, place(input.k), 0, std::ssize(table) * page_rows);
+    const Placed v(placement, place(input.v), 0, std::ssize(table) * page_rows);
+    const Placed q(Placement::token_major, input.q, first, step.n);
+    Placed out(Placement::token_major, problem.out_type, step.n, shape.n_head, shape.d_value);
+    StoredRows rows;
+    rows.keys = k.rows().data, rows.values = v.rows().data;
+    rows.rows = tokens;
+    rows.key_row_stride = k.rows().row_stride, rows.key_head_stride = k.rows().head_stride;
+    rows.value_row_stride = v.rows().row_stride, rows.value_head_stride = v.rows().head_stride;
+    if (paged) {
+      rows.table = table.data(), rows.table_size = used, rows.pages = std::ssize(table),
+      rows.page_rows = page_rows;
+      rows.key_page_stride = page_rows * rows.key_row_stride;
+      rows.value_page_stride = page_rows * rows.value_row_stride;
+    }
+    session.attend_stored(layer, q.rows(), rows, out.mutable_rows());
+    k.check("keys of the caller");
+    v.check("values of the caller");
+    outs.push_back(out.take());
+  }
+  session.end();
+  return outs;
+}
+
+/// A problem whose K and V rows have the KV type, as ROWS-1 wants them.
+Problem stored_problem(Random& random, const Engine& engine, Select rule) {
+  Problem problem = small_problem(random, engine, rule);
+  problem.k_type = problem.v_type = problem.shape.kv_type;
+  problem.fill_normal(random);
+  return problem;
+}
+
+void stored_rows(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::stored_rows, "stored_rows");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (int round = 0; round < context.rounds(20); ++round) {
+      Problem problem = stored_problem(random, engine, rule);
+      const Trace wanted = run(engine, problem);
+      problem.options.kv_owner = KvOwner::caller;
+      const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+      for (const Step& step : problem.steps) {
+        const std::int64_t first = session->tokens();
+        const auto outs = stored_step(random, *session, problem, step);
+        const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+        for (std::size_t layer = 0; layer < outs.size(); ++layer) {
+          if (std::equal(outs[layer].begin(), outs[layer].end(),
+                         wanted.layers[layer].out.begin() + first * row))
+            continue;
+          throw Violation(fmt::format("layer {} at token {}: outputs over rows of the caller are others; {}",
+                                      layer, first, problem.describe()));
+        }
+      }
+      for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
+        const Snapshot left = snapshot(*session, layer);
+        const Snapshot& right = wanted.layers[static_cast<std::size_t>(layer)].snapshots.back();
+        if (left.scores != right.scores || left.memory != right.memory)
+          throw Violation(fmt::format("layer {}: scores or sets over rows of the caller are others; {}",
+                                      layer, problem.describe()));
+      }
+    }
+  }
+}
+const Register kStoredRows{{"sequences.stored_rows", {"ROWS-1"}, "session", Lane::law, true, stored_rows}};
+
+// Sessions of several problems, one of them at another step, attended together.
+void together(Context& context) {
+  const Engine& engine = *context.engine;
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(16); ++round) {
+    const Problem problem = small_problem(random, engine, random.pick(rules(engine)));
+    const Trace wanted = run(engine, problem);
+    const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+    struct Sequence {
+      std::unique_ptr<Session> session;
+      std::size_t next;
+    };
+    std::vector<Sequence> sequences;
+    for (std::int64_t i = random.integer(1, 6); i > 0; --i) {
+      const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
+      sequences.push_back({engine.open(problem.shape, problem.options), at});
+      (void)run_steps(*sequences.back().session, problem, 0, at);
+    }
+    for (const Sequence& one : sequences) one.session->begin(problem.steps[one.next]);
+    for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
+      const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
+      std::vector<std::unique_ptr<Placed>> placed;
+      std::vector<Placed*> outs;
+      std::vector<SequenceCall> calls;
+      for (const Sequence& one : sequences) {
+        const std::int64_t first = one.session->tokens();
+        const std::int64_t n = problem.steps[one.next].n;
+        const auto rows = [&](const Tensor& from) {
+          placed.push_back(std::make_unique<Placed>(Placement::token_major, from, first, n));
+          return placed.back()->rows();
+        };
+        SequenceCall call;
+        call.session = one.session.get();
+        call.layer = layer;
+        call.q = rows(input.q), call.k = rows(input.k), call.v = rows(input.v);
+        placed.push_back(std::make_unique<Placed>(Placement::token_major, problem.out_type, n,
+                                                  problem.shape.n_head, problem.shape.d_value));
+        outs.push_back(placed.back().get());
+        call.out = outs.back()->mutable_rows();
+        calls.push_back(call);
+      }
+      if (sequences.size() > 1) {
+        std::vector<SequenceCall> twice = calls;
+        twice.back().session = twice.front().session;
+        require_code(code_of([&] { attend_together(twice); }), ErrorCode::invalid_argument,
+                     "a session twice");
+      }
+      attend_together(calls);
+      for (std::size_t i = 0; i < sequences.size(); ++i) {
+        const std::vector<float> out = outs[i]->take();
+        const auto from =
+            wanted.layers[static_cast<std::size_t>(layer)].out.begin() + sequences[i].session->tokens() * row;
+        if (!std::equal(out.begin(), out.end(), from)) {
+          throw Violation(fmt::format("sequence {} of {}, layer {}: other outputs than by itself; {}", i,
+                                      sequences.size(), layer, problem.describe()));
+        }
+      }
+    }
+    for (const Sequence& one : sequences) one.session->end();
+  }
+}
+const Register kTogether{{"sequences.together", {"SEQ-1"}, "session", Lane::law, true, together}};
+
+}  // namespace
+}  // namespace headwater::conformance
