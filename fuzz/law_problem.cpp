@@ -132,6 +132,41 @@ bool Result::same_sets(const Result& other) const {
                     [](const SeenChunk& a, const SeenChunk& b) { return a.sets == b.sets; });
 }
 
+namespace {
+
+/// Rows [0, tokens) of a problem in pages that lie the other way round, other ones for each call (ROWS-1).
+struct PagedRows {
+  PagedRows(const Problem& p, std::int64_t tokens) {
+    const Shape& s = p.shape;
+    view.rows = tokens;
+    view.page_rows = 1 + tokens * 7 % 20;
+    view.pages = view.table_size = (tokens + view.page_rows - 1) / view.page_rows;
+    for (std::int64_t page = view.pages; page > 0; --page)
+      table.push_back(static_cast<std::int32_t>(page - 1));
+    view.table = table.data();
+    const auto place = [&](const std::vector<float>& from, std::int64_t row, std::int64_t& page_stride) {
+      page_stride = view.page_rows * row;
+      std::vector<float> to(static_cast<std::size_t>(view.pages * page_stride), 99.0f);
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const std::int64_t page = view.pages - 1 - t / view.page_rows;
+        std::copy_n(from.begin() + t * row, row, to.begin() + page * page_stride + t % view.page_rows * row);
+      }
+      return stored_as(s.kv_type, to);
+    };
+    view.key_row_stride = s.n_head_kv * (view.key_head_stride = s.d_head);
+    view.value_row_stride = s.n_head_kv * (view.value_head_stride = s.d_value);
+    keys = place(p.k, view.key_row_stride, view.key_page_stride);
+    values = place(p.v, view.value_row_stride, view.value_page_stride);
+    view.keys = keys.data();
+    view.values = values.data();
+  }
+  std::vector<std::int32_t> table;
+  std::vector<std::byte> keys, values;
+  StoredRows view;
+};
+
+}  // namespace
+
 void attend_step(Session& session, const Problem& p, const Step& step, std::vector<float>& out) {
   const Shape& s = p.shape;
   const std::int64_t first = session.tokens();
@@ -140,14 +175,18 @@ void attend_step(Session& session, const Problem& p, const Step& step, std::vect
     return stored_as(s.kv_type, {begin, begin + step.n * row});
   };
   const std::vector<std::byte> q = part(p.q, s.n_head * s.d_head);
+  const Rows queries = Rows::token_major(q.data(), s.kv_type, s.n_head, s.d_head);
+  const MutableRows to =
+      MutableRows::token_major(out.data() + first * s.n_head * s.d_value, DType::f32, s.n_head, s.d_value);
+  session.begin(step);
+  if (session.options().kv_owner == KvOwner::caller) {
+    session.attend_stored(0, queries, PagedRows(p, first + step.n).view, to);
+    return;
+  }
   const std::vector<std::byte> k = part(p.k, s.n_head_kv * s.d_head);
   const std::vector<std::byte> v = part(p.v, s.n_head_kv * s.d_value);
-  session.begin(step);
-  session.attend(
-      0, Rows::token_major(q.data(), s.kv_type, s.n_head, s.d_head),
-      Rows::token_major(k.data(), s.kv_type, s.n_head_kv, s.d_head),
-      Rows::token_major(v.data(), s.kv_type, s.n_head_kv, s.d_value),
-      MutableRows::token_major(out.data() + first * s.n_head * s.d_value, DType::f32, s.n_head, s.d_value));
+  session.attend(0, queries, Rows::token_major(k.data(), s.kv_type, s.n_head_kv, s.d_head),
+                 Rows::token_major(v.data(), s.kv_type, s.n_head_kv, s.d_value), to);
 }
 
 void take_step(Session& session, const Problem& p, const Step& step, std::vector<float>& out) {

@@ -67,7 +67,8 @@ struct Result {
 /// Scores as the session shows them: per head, one per token.
 std::vector<std::vector<float>> scores_of(const Session& session);
 
-/// Begins a step and attends its layer, with the problem's rows at the positions that it takes. `out`: [n][heads][dv] of the
+/// Begins a step and attends its layer, with the problem's rows at the positions that it takes, or with all of them up to
+/// there in pages where the caller keeps the rows (ROWS-1). `out`: [n][heads][dv] of the
 /// whole problem, of which the step's rows are written.
 void attend_step(Session& session, const Problem& problem, const Step& step, std::vector<float>& out);
 /// The same, and ends it.

@@ -1,9 +1,11 @@
-// Laws of sessions that take steps back (STATE-8, STATE-9, STATE-10); see laws.cpp.
+// Laws of sessions that take steps back (STATE-8, STATE-9, STATE-10), fork (STATE-11), are saved (STATE-12) or
+// own no rows (ROWS-1); see laws.cpp.
 
 #include <algorithm>
 
 #include "conformance/replay.hpp"
 #include "conformance/session_checks.hpp"
+#include "conformance/state_archive.hpp"
 #include "fuzz/law_problem.hpp"
 
 namespace headwater::fuzz {
@@ -95,6 +97,93 @@ TEST(SessionLaws, STATE_8_AbortedStepsLeaveNoTrace) {
     }
     RC_ASSERT(out == wanted.out);
     RC_ASSERT(scores_of(*session) == wanted.scores);
+  });
+}
+
+TEST(SessionLaws, STATE_11_BothSidesOfAForkGoOnAlone) {
+  for_every_engine("what follows a fork", [](const Engine& engine) {
+    if (!engine.claims().fork) return;
+    const Script script = draw_script(engine, 0);
+    const Problem& p = script.problem;
+    const std::size_t at = *rc::gen::inRange<std::size_t>(0, script.steps.size() + 1);
+    const auto parent = engine.open(p.shape, p.options);
+    std::vector<float> out(static_cast<std::size_t>(p.n * p.shape.n_head * p.shape.d_value));
+    for (std::size_t s = 0; s < at; ++s) take_step(*parent, p, script.steps[s], out);
+    Problem other = p;
+    draw_rows(other);
+    keep_rows(p, other, parent->tokens());
+    const auto fork = parent->fork();
+    const auto twin = parent->fork()->fork();  // its parent is gone
+    std::vector<float> of_fork = out;
+    std::vector<float> of_twin = out;
+    for (std::size_t s = at; s < script.steps.size(); ++s) {
+      take_step(*fork, other, script.steps[s], of_fork);
+      take_step(*parent, p, script.steps[s], out);
+    }
+    for (std::size_t s = at; s < script.steps.size(); ++s) take_step(*twin, p, script.steps[s], of_twin);
+    const Result wanted = run(engine, p, script.steps);
+    RC_ASSERT(out == wanted.out);
+    RC_ASSERT(scores_of(*parent) == wanted.scores);
+    RC_ASSERT(of_twin == wanted.out);
+    RC_ASSERT(scores_of(*twin) == wanted.scores);
+    const Result otherwise = run(engine, other, script.steps);
+    RC_ASSERT(of_fork == otherwise.out);
+    RC_ASSERT(scores_of(*fork) == otherwise.scores);
+  });
+}
+
+/// Saves a session; what it gave, to be loaded.
+std::unique_ptr<conformance::MemoryArchive> saved(Session& session) {
+  auto archive = std::make_unique<conformance::MemoryArchive>();
+  session.exchange_state(*archive);
+  archive->load();
+  return archive;
+}
+
+TEST(SessionLaws, STATE_12_LoadedSessionsGoOnLikeTheSavedOne) {
+  for_every_engine("what follows a load", [](const Engine& engine) {
+    if (!engine.claims().save) return;
+    Script script = draw_script(engine, 0);
+    Problem& p = script.problem;
+    // Rule blocks: loaded sessions of the CPU engines have no summaries of rows that the caller keeps.
+    if (engine.claims().stored_rows && p.options.select == Select::h2o) {
+      p.options.kv_owner = *rc::gen::element(KvOwner::session, KvOwner::caller);
+    }
+    const std::size_t at = *rc::gen::inRange<std::size_t>(0, script.steps.size() + 1);
+    const auto session = engine.open(p.shape, p.options);
+    std::vector<float> out(static_cast<std::size_t>(p.n * p.shape.n_head * p.shape.d_value));
+    for (std::size_t s = 0; s < at; ++s) take_step(*session, p, script.steps[s], out);
+    const auto archive = saved(*session);
+    const auto loaded = engine.open(p.shape, p.options);
+    loaded->exchange_state(*archive);
+    std::vector<float> of_loaded = out;
+    for (std::size_t s = at; s < script.steps.size(); ++s) {
+      take_step(*loaded, p, script.steps[s], of_loaded);
+      take_step(*session, p, script.steps[s], out);
+    }
+    RC_ASSERT(of_loaded == out);
+    RC_ASSERT(scores_of(*loaded) == scores_of(*session));
+    // What one engine saved another one loads, and has then.
+    for (const Engine* reader : engines()) {
+      if (!reader->unavailable_because().empty() || !reader->claims().save) continue;
+      if (p.options.kv_owner == KvOwner::caller && !reader->claims().stored_rows) continue;
+      const auto elsewhere = reader->open(p.shape, p.options);
+      elsewhere->exchange_state(*archive);
+      const auto again = saved(*elsewhere);
+      RC_ASSERT(again->lists == archive->lists);
+      RC_ASSERT(again->arrays == archive->arrays);
+    }
+  });
+}
+
+TEST(SessionLaws, ROWS_1_RowsOfTheCallerGiveTheBitsOfStoredOnes) {
+  for_every_engine("rows of the caller, in pages that move", [](const Engine& engine) {
+    if (!engine.claims().stored_rows) return;
+    const Script script = draw_script(engine, 0);
+    Problem p = script.problem;
+    const Result wanted = run(engine, p, script.steps);
+    p.options.kv_owner = KvOwner::caller;
+    RC_ASSERT(run(engine, p, script.steps).same_bits(wanted));
   });
 }
 

@@ -31,6 +31,7 @@ class ReferenceEngine final : public Engine {
     claims.interrupt = true;
     claims.lse = true;
     claims.fork = true;
+    claims.save = true;
     claims.layers = true;
     claims.stored_rows = true;
     return claims;

@@ -13,6 +13,17 @@ std::span<const Chunk> History::plan() const {
   return steps_.empty() ? std::span<const Chunk>() : chunks().subspan(steps_.back().first_chunk);
 }
 
+// STATE-12
+std::vector<std::int64_t> History::step_numbers() const {
+  std::vector<std::int64_t> numbers;
+  std::int64_t length = 0;
+  for (const PastStep& step : steps_) {
+    if (step.turn.state == SessionState::prefilling) length = step.turn.length;
+    numbers.insert(numbers.end(), {static_cast<std::int64_t>(step.first_chunk), length});
+  }
+  return numbers;
+}
+
 void History::add(const Turn& turn, std::span<const Chunk> plan) {
   const std::size_t first_chunk = chunks_.size();
   chunks_.insert(chunks_.end(), plan.begin(), plan.end());
@@ -39,6 +50,13 @@ void History::settle() {
       return;
     }
     ++sparse_after;
+  }
+}
+
+// STATE-12
+void History::settle_all() {
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.mode == ChunkMode::sparse) settled_end_ = chunk.end;
   }
 }
 

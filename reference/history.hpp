@@ -9,7 +9,7 @@
 #include "headwater/session.hpp"
 #include "reference/turn.hpp"
 
-/// Chapter 2 of the spec: the steps of a session and what abort and truncate leave of them (STATE-8 .. STATE-10).
+/// Chapter 2 of the spec: the steps of a session and what abort and truncate leave of them (STATE-8 .. STATE-12).
 namespace headwater::reference {
 
 /// All steps since the session was empty, an open one included.
@@ -23,12 +23,18 @@ class History {
   /// Chunks of the last step.
   [[nodiscard]] std::span<const Chunk> plan() const;
 
+  /// STATE-12: for each step the index of its first chunk, and the length of the turn that was opened last, also after
+  /// its end; 0 where none was.
+  [[nodiscard]] std::vector<std::int64_t> step_numbers() const;
+
   /// One more step. Errors: std::bad_alloc, with everything as it was.
   void add(const Turn& turn, std::span<const Chunk> plan);
   /// STATE-8: without the last step.
   void drop_last();
   /// STATE-10: to be called when a step has ended.
   void settle();
+  /// STATE-12: all sparse chunks are settled.
+  void settle_all();
   /// STATE-10: the end of the last settled chunk; 0 where none is.
   [[nodiscard]] std::int64_t settled_end() const { return settled_end_; }
   /// STATE-10: the sparse chunk with begin < n < end, or null.

@@ -10,6 +10,7 @@
 #include "reference/chunk_plan.hpp"
 #include "reference/config.hpp"
 #include "reference/numbers.hpp"
+#include "reference/saved_state.hpp"
 #include "reference/schedule.hpp"
 
 namespace headwater::reference {
@@ -259,6 +260,33 @@ std::unique_ptr<Session> ReferenceSession::fork() {
     return other;
   } catch (const std::bad_alloc&) {
     out_of_memory("fork()");
+  }
+}
+
+// STATE-12
+void ReferenceSession::exchange_state(StateArchive& archive) {
+  require_idle("save() or load()");
+  const bool loading = archive.loading();
+  if (loading && tokens_ > 0) {
+    wrong_state("load() into a session of " + std::to_string(tokens_) + " tokens: it must be empty");
+  }
+  try {
+    tokens_ = exchange_steps(archive, effective_, shape_.capacity, history_);
+    exchange_floats(archive, "sinks", options_.sinks);
+    exchange_floats(archive, "alibi", options_.alibi);
+    if (effective_.sparse && effective_.select == Select::h2o) {
+      exchange_set_sizes(archive, effective_, chunks(), layers_);
+    }
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+      exchange_layer(archive, shape_, effective_, tokens_, static_cast<std::int64_t>(layer), layers_[layer]);
+    }
+  } catch (...) {
+    if (loading) reset();
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      out_of_memory("save() or load()");
+    }
   }
 }
 

@@ -31,6 +31,7 @@ class ReferenceSession final : public Session {
   void abort() override;
   void truncate(std::int64_t n) override;
   [[nodiscard]] std::unique_ptr<Session> fork() override;
+  void exchange_state(StateArchive& archive) override;
 
   [[nodiscard]] SessionState state() const override { return history_.turn().state; }
   [[nodiscard]] bool failed() const override;

@@ -81,6 +81,12 @@ void LayerStorage::set_score(std::int64_t query_head, std::int64_t position, flo
 
 ScoreView LayerStorage::score_view() const { return {score_type_, scores_.data(), shape_.capacity}; }
 
+std::span<std::byte> LayerStorage::scores(std::int64_t query_head, std::int64_t tokens) {
+  const std::size_t size = score_size(score_type_);
+  return {scores_.data() + static_cast<std::size_t>(query_head * shape_.capacity) * size,
+          static_cast<std::size_t>(tokens) * size};
+}
+
 // MEM-4
 std::span<std::int32_t> LayerStorage::memory(std::int64_t query_head) {
   return std::span(memory_).subspan(static_cast<std::size_t>(query_head * width_),

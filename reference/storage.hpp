@@ -63,6 +63,8 @@ class LayerStorage {
   [[nodiscard]] float score(std::int64_t query_head, std::int64_t position) const;
   void set_score(std::int64_t query_head, std::int64_t position, float score);
   [[nodiscard]] ScoreView score_view() const;
+  /// The bytes of the first `tokens` scores of one query head.
+  [[nodiscard]] std::span<std::byte> scores(std::int64_t query_head, std::int64_t tokens);
 
   /// MEM-4: all entries of one query head, -1 after the last valid one; and the valid ones alone. With rule `blocks`
   /// there are none: its sets live as long as their chunk (SEL-9).
