@@ -2,9 +2,7 @@
 // one session by itself.
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
-#include <map>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -12,7 +10,7 @@
 #include "conformance/case.hpp"
 #include "conformance/placed.hpp"
 #include "conformance/session_checks.hpp"
-#include "headwater/state.hpp"
+#include "conformance/state_archive.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -52,42 +50,6 @@ void forks(Context& context) {
 }
 const Register kForks{{"sequences.forks", {"STATE-11"}, "session", Lane::law, true, forks}};
 
-/// A session in memory.
-class Memory final : public StateArchive {
- public:
-  bool takes = false;  ///< the session takes
-  std::map<std::string, std::vector<std::int64_t>, std::less<>> values;
-  std::map<std::string, std::vector<std::byte>, std::less<>> arrays;
-
-  [[nodiscard]] bool loading() const override { return takes; }
-  void numbers(std::string_view name, std::vector<std::int64_t>& these, std::int64_t most) override {
-    if (!takes) {
-      values[std::string(name)] = these;
-      return;
-    }
-    these = values.at(std::string(name));
-    if (std::ssize(these) > most)
-      throw Error(ErrorCode::invalid_argument, "too many numbers; allowed: fewer");
-  }
-  void array(std::string_view name, Element /*type*/, std::span<const std::int64_t> /*dims*/,
-             std::span<const Piece> pieces) override {
-    std::vector<std::byte>& bytes = arrays[std::string(name)];
-    std::size_t at = 0;
-    for (const Piece& piece : pieces) {
-      const auto size = static_cast<std::size_t>(piece.bytes);
-      if (!takes) bytes.resize(at + size);
-      if (at + size > bytes.size())
-        throw Error(ErrorCode::invalid_argument, "an array is longer; allowed: as saved");
-      if (takes) {
-        std::memcpy(piece.data, bytes.data() + at, size);
-      } else {
-        std::memcpy(bytes.data() + at, piece.data, size);
-      }
-      at += size;
-    }
-  }
-};
-
 void saves(Context& context) {
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::save, "save");
@@ -101,16 +63,16 @@ void saves(Context& context) {
       const std::unique_ptr<Session> saved = engine.open(problem.shape, problem.options);
       (void)run_steps(*saved, problem, 0, at);
       const std::string what = fmt::format("saved after {} steps; {}", at, problem.describe());
-      Memory archive;
+      MemoryArchive archive;
       saved->exchange_state(archive);
-      archive.takes = true;
+      archive.load();
       const std::unique_ptr<Session> loaded = engine.open(problem.shape, problem.options);
-      for (const auto& [name, numbers] : archive.values) {
+      for (const auto& [name, numbers] : archive.lists) {
         if (numbers.empty()) continue;
-        Memory damaged;
-        damaged.takes = true;
-        damaged.values = archive.values, damaged.arrays = archive.arrays;
-        damaged.values[name].pop_back();
+        MemoryArchive damaged;
+        damaged.lists = archive.lists, damaged.arrays = archive.arrays;
+        damaged.lists.find(name)->second.pop_back();
+        damaged.load();
         require_code(code_of([&] { loaded->exchange_state(damaged); }), ErrorCode::invalid_argument,
                      fmt::format("{} without its last number; {}", name, what));
         if (loaded->tokens() != 0) throw Violation("a refused load left tokens; " + what);
