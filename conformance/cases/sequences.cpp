@@ -181,64 +181,87 @@ void stored_rows(Context& context) {
 }
 const Register kStoredRows{{"sequences.stored_rows", {"ROWS-1"}, "session", Lane::law, true, stored_rows}};
 
-// Sessions of several problems, one of them at another step, attended together.
+/// A session at one of its problem's steps.
+struct Sequence {
+  const Problem* problem;
+  const Trace* wanted;
+  std::unique_ptr<Session> session;
+  Step step;
+};
+
+/// One layer of the open steps of all sequences that have it: the rows, then the call that reads and writes them.
+void attend_layer_together(const std::vector<Sequence>& sequences, std::int64_t layer) {
+  std::vector<std::unique_ptr<Placed>> placed;
+  std::vector<Placed*> outs;
+  std::vector<SequenceCall> calls;
+  std::vector<const Sequence*> called;
+  for (const Sequence& one : sequences) {
+    if (layer >= one.problem->shape.n_layer) continue;
+    const LayerInput& input = one.problem->layers[static_cast<std::size_t>(layer)];
+    const auto rows = [&](const Tensor& from) {
+      placed.push_back(
+          std::make_unique<Placed>(Placement::token_major, from, one.session->tokens(), one.step.n));
+      return placed.back()->rows();
+    };
+    SequenceCall call;
+    call.session = one.session.get();
+    call.layer = layer;
+    call.q = rows(input.q), call.k = rows(input.k), call.v = rows(input.v);
+    placed.push_back(std::make_unique<Placed>(Placement::token_major, one.problem->out_type, one.step.n,
+                                              one.problem->shape.n_head, one.problem->shape.d_value));
+    outs.push_back(placed.back().get());
+    call.out = outs.back()->mutable_rows();
+    calls.push_back(call);
+    called.push_back(&one);
+  }
+  if (calls.empty()) return;
+  if (calls.size() > 1) {
+    std::vector<SequenceCall> twice = calls;
+    twice.back().session = twice.front().session;
+    require_code(code_of([&] { attend_together(twice); }), ErrorCode::invalid_argument, "a session twice");
+  }
+  attend_together(calls);
+  for (std::size_t i = 0; i < called.size(); ++i) {
+    const Sequence& one = *called[i];
+    const std::vector<float> out = outs[i]->take();
+    const std::int64_t row = one.problem->shape.n_head * one.problem->shape.d_value;
+    const auto from =
+        one.wanted->layers[static_cast<std::size_t>(layer)].out.begin() + one.session->tokens() * row;
+    if (std::equal(out.begin(), out.end(), from)) continue;
+    throw Violation(fmt::format("sequence {} of {}, layer {}: other outputs than by itself; {}", i,
+                                called.size(), layer, one.problem->describe()));
+  }
+}
+
+// Sessions of several problems at several of their steps; a few of them, and more than an engine may take at once.
 void together(Context& context) {
   const Engine& engine = *context.engine;
   Random random(context.seed);
   for (int round = 0; round < context.rounds(16); ++round) {
-    const Problem problem = small_problem(random, engine, random.pick(rules(engine)));
-    const Trace wanted = run(engine, problem);
-    const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
-    struct Sequence {
-      std::unique_ptr<Session> session;
-      std::size_t next;
-    };
+    std::vector<Problem> problems;
+    for (int i = 0; i < 4; ++i) problems.push_back(small_problem(random, engine, random.pick(rules(engine))));
+    std::vector<Trace> wanted;
+    for (const Problem& problem : problems) wanted.push_back(run(engine, problem));
     std::vector<Sequence> sequences;
-    for (std::int64_t i = random.integer(1, 6); i > 0; --i) {
-      const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
-      sequences.push_back({engine.open(problem.shape, problem.options), at});
+    const std::int64_t count = random.chance(0.2) ? random.integer(64, 70) : random.integer(1, 8);
+    std::int64_t layers = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::size_t which = static_cast<std::size_t>(random.integer(0, std::ssize(problems) - 1));
+      const Problem& problem = problems[which];
+      // Of many mostly the first decode step, before which little is to be computed.
+      auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
+      const auto decode = std::find_if(problem.steps.begin(), problem.steps.end(),
+                                       [](const Step& step) { return step.kind == Step::Kind::decode; });
+      if (count > 8 && decode != problem.steps.end()) {
+        at = static_cast<std::size_t>(decode - problem.steps.begin());
+      }
+      sequences.push_back(
+          {&problem, &wanted[which], engine.open(problem.shape, problem.options), problem.steps[at]});
       (void)run_steps(*sequences.back().session, problem, 0, at);
+      sequences.back().session->begin(sequences.back().step);
+      layers = std::max(layers, problem.shape.n_layer);
     }
-    for (const Sequence& one : sequences) one.session->begin(problem.steps[one.next]);
-    for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
-      const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
-      std::vector<std::unique_ptr<Placed>> placed;
-      std::vector<Placed*> outs;
-      std::vector<SequenceCall> calls;
-      for (const Sequence& one : sequences) {
-        const std::int64_t first = one.session->tokens();
-        const std::int64_t n = problem.steps[one.next].n;
-        const auto rows = [&](const Tensor& from) {
-          placed.push_back(std::make_unique<Placed>(Placement::token_major, from, first, n));
-          return placed.back()->rows();
-        };
-        SequenceCall call;
-        call.session = one.session.get();
-        call.layer = layer;
-        call.q = rows(input.q), call.k = rows(input.k), call.v = rows(input.v);
-        placed.push_back(std::make_unique<Placed>(Placement::token_major, problem.out_type, n,
-                                                  problem.shape.n_head, problem.shape.d_value));
-        outs.push_back(placed.back().get());
-        call.out = outs.back()->mutable_rows();
-        calls.push_back(call);
-      }
-      if (sequences.size() > 1) {
-        std::vector<SequenceCall> twice = calls;
-        twice.back().session = twice.front().session;
-        require_code(code_of([&] { attend_together(twice); }), ErrorCode::invalid_argument,
-                     "a session twice");
-      }
-      attend_together(calls);
-      for (std::size_t i = 0; i < sequences.size(); ++i) {
-        const std::vector<float> out = outs[i]->take();
-        const auto from =
-            wanted.layers[static_cast<std::size_t>(layer)].out.begin() + sequences[i].session->tokens() * row;
-        if (!std::equal(out.begin(), out.end(), from)) {
-          throw Violation(fmt::format("sequence {} of {}, layer {}: other outputs than by itself; {}", i,
-                                      sequences.size(), layer, problem.describe()));
-        }
-      }
-    }
+    for (std::int64_t layer = 0; layer < layers; ++layer) attend_layer_together(sequences, layer);
     for (const Sequence& one : sequences) one.session->end();
   }
 }

@@ -1,6 +1,7 @@
 #include "cpu/cpu_session.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <new>
 #include <string>
@@ -14,6 +15,9 @@
 namespace headwater::cpu {
 
 namespace {
+
+/// Calls whose tasks are dealt out together at most: their list needs no memory beyond the stack's.
+constexpr std::size_t kTogether = 64;
 
 std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options) {
   if (!options.sparse) return 0;
@@ -210,24 +214,36 @@ void CpuSession::exchange_state(StateArchive& archive) {
   });
 }
 
-void CpuSession::run_layer(const SequenceCall& asked) {
-  data_.kv.view(asked.stored);
-  const std::int64_t layer = asked.layer;
+void CpuSession::open_call(const SequenceCall& call) {
+  const std::int64_t layer = call.layer;
+  const std::int64_t base = plan().front().begin;
+  data_.kv.view(call.stored);
   data_.workers.enter_layer(layer, interrupt_);
-  const std::span<const Chunk> chunks = plan();
-  const std::int64_t n = chunks.back().end - chunks.front().begin;
   if (data_.state->undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.state->undo->apply(layer);
-  store_rows(asked, chunks.front().begin, n);
+  if (data_.kv.owner() == KvOwner::session) data_.kv.make_room(layer, base, base + step_tokens());
+  data_.state->scores.make_room(layer, base, base + step_tokens());
+}
+
+Arithmetic& CpuSession::arithmetic_of(const SequenceCall& call) {
+  // The BF16 kernels know no windows.
+  const bool in_bf16 = work_->bf16 && call.q.type == DType::bf16 && options().window(call.layer) == 0;
+  return in_bf16 ? static_cast<Arithmetic&>(*work_->bf16) : work_->floats;
+}
+
+void CpuSession::run_layer(const SequenceCall& asked) {
+  const std::int64_t layer = asked.layer;
+  const std::span<const Chunk> chunks = plan();
+  open_call(asked);
+  const SequenceCall* const one = &asked;
+  store_rows(data_.workers, {&one, 1});
   bool dense_layer = options().dense_layer(layer);  // STATE-7
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
-  if (data_.summaries.width() > 0 && !dense_layer) summarise(layer, chunks.front().begin, n);
-  Arithmetic* arithmetic = &work_->floats;
-  // The BF16 kernels know no windows.
-  if (work_->bf16 && asked.q.type == DType::bf16 && options().window(layer) == 0) arithmetic = &*work_->bf16;
+  if (!dense_layer) summarise(layer, chunks.front().begin, step_tokens());
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
-  const LayerCall call{data_, *arithmetic, layer, asked.q, asked.out, attended, observer(), asked.lse};
+  const LayerCall call{data_,    arithmetic_of(asked), layer,    asked.q, asked.out,
+                       attended, observer(),           asked.lse};
   if (sparse && !dense_layer) {
     if (work_->blocks) {
       work_->blocks->run(call);
@@ -240,48 +256,108 @@ void CpuSession::run_layer(const SequenceCall& asked) {
   }
 }
 
-void CpuSession::store_rows(const SequenceCall& call, std::int64_t base, std::int64_t n) {
+CpuSession* CpuSession::decodes_together(const SequenceCall& call) const {
+  auto* const session = dynamic_cast<CpuSession*>(call.session);
+  if (!session || session->observer() || !session->data_.workers.same_threads(data_.workers)) return nullptr;
+  const std::span<const Chunk> chunks = session->plan();
+  const bool dense = chunks.size() == 1 && chunks.front().mode != ChunkMode::sparse;
+  return dense && session->work_->dense.decode_of(chunks.front()) ? session : nullptr;
+}
+
+void CpuSession::attend_group(std::span<const SequenceCall> calls) {
+  std::array<const SequenceCall*, kTogether> group;
+  std::size_t n = 0;
+  const auto decode = [&] {
+    decode_group(std::span(group).first(n));
+    n = 0;
+  };
+  for (const SequenceCall& call : calls) {
+    if (!decodes_together(call)) {
+      SessionBase::attend_group({&call, 1});
+      continue;
+    }
+    group[n++] = &call;
+    if (n == kTogether && HEADWATER_SABOTAGE("cpu.together.full_group_forgotten")) n = 0;
+    if (n == kTogether) decode();
+  }
+  if (n > 0) decode();
+}
+
+void CpuSession::decode_group(std::span<const SequenceCall* const> calls) {
+  std::array<std::optional<LayerCall>, kTogether> layers;
+  std::array<DecodePass::Decode, kTogether> decodes;
+  std::size_t entered = 0;
+  const auto session_of = [](const SequenceCall& call) { return static_cast<CpuSession*>(call.session); };
+  try {
+    for (const SequenceCall* const call : calls) {
+      session_of(*call)->enter(*call);
+      ++entered;
+      session_of(*call)->open_call(*call);
+      session_of(*call)->data_.workers.ask_between_tasks();  // INTR-1
+    }
+    store_rows(data_.workers, calls);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const SequenceCall& call = *calls[i];
+      CpuSession& session = *session_of(call);
+      const Chunk& chunk = session.plan().front();
+      if (!session.options().dense_layer(call.layer)) {
+        session.summarise(call.layer, chunk.begin, session.step_tokens());
+      }
+      layers[i].emplace(LayerCall{session.data_, session.arithmetic_of(call), call.layer, call.q, call.out,
+                                  session.plan(), session.observer(), call.lse});
+      decodes[i] = {session.work_->dense.decode_of(chunk), &*layers[i], {}};
+    }
+    DecodePass::run(data_.workers, std::span(decodes).first(calls.size()));
+  } catch (...) {
+    for (const SequenceCall* const call : calls.first(entered)) session_of(*call)->fail(*call);
+    throw;
+  }
+}
+
+std::int64_t CpuSession::store_tasks() const {
+  const std::int64_t rows = data_.kv.owner() == KvOwner::session ? step_tokens() : 0;  // ROWS-1
+  return rows + shape().n_head;
+}
+
+void CpuSession::store_rows(Workers& workers, std::span<const SequenceCall* const> calls) {
+  const auto session_of = [](const SequenceCall* call) { return static_cast<CpuSession*>(call->session); };
+  workers.each_of(
+      calls, [&](const SequenceCall* call) { return session_of(call)->store_tasks(); },
+      [&](const SequenceCall* call, const Workers::Task& task) {
+        session_of(call)->store_task(*call, task.index);
+      });
+}
+
+void CpuSession::store_task(const SequenceCall& call, std::int64_t index) {
   core::KvStore& kv = data_.kv;
   const std::int64_t layer = call.layer;
+  const std::int64_t base = plan().front().begin;
+  const std::int64_t stored = store_tasks() - shape().n_head;
+  if (index >= stored) {
+    data_.state->scores.clear(layer, index - stored, base, base + step_tokens());
+    return;
+  }
+  if (index >= 4096 && HEADWATER_SABOTAGE("cpu.store.rows_beyond_4096")) return;
   const Rows& k = call.k;
   const Rows& v = call.v;
   const auto bytes = [](std::int64_t count, DType type) {
     return count * static_cast<std::int64_t>(dtype_size(type));
   };
-  const std::int64_t key_bytes = bytes(kv.d_head(), k.type);
-  const std::int64_t value_bytes = bytes(kv.d_value(), v.type);
-  const std::int64_t stored_key_bytes = bytes(kv.d_head(), kv.type());
-  const std::int64_t stored_value_bytes = bytes(kv.d_value(), kv.type());
-  if (HEADWATER_SABOTAGE("cpu.store.rows_beyond_4096")) n = std::min<std::int64_t>(n, 4096);
-  const std::int64_t stored = kv.owner() == KvOwner::session ? n : 0;  // ROWS-1
-  if (stored > 0) kv.make_room(layer, base, base + n);
-  data_.state->scores.make_room(layer, base, base + n);
-  const auto store_row = [&](std::int64_t row) {
-    for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
-      if (row + kPrefetchedRows < n) {
-        prefetch(core::row_address(k, row + kPrefetchedRows, head), key_bytes);
-        prefetch(core::row_address(v, row + kPrefetchedRows, head), value_bytes);
-        prefetch(kv.key(layer, head, base + row + kPrefetchedRows), stored_key_bytes);
-        prefetch(kv.value(layer, head, base + row + kPrefetchedRows), stored_value_bytes);
-      }
-      kv.write(layer, head, base + row, k, v, row);
+  const std::int64_t later = index + kPrefetchedRows;
+  for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
+    if (later < stored) {
+      prefetch(core::row_address(k, later, head), bytes(kv.d_head(), k.type));
+      prefetch(core::row_address(v, later, head), bytes(kv.d_value(), v.type));
+      prefetch(kv.key(layer, head, base + later), bytes(kv.d_head(), kv.type()));
+      prefetch(kv.value(layer, head, base + later), bytes(kv.d_value(), kv.type()));
     }
-  };
-  // Rows, then heads, whose clearing is short: one region for both.
-  data_.workers.each(
-      stored + shape().n_head,
-      [&](const Workers::Task& task) {
-        if (task.index < stored) {
-          store_row(task.index);
-        } else {
-          data_.state->scores.clear(layer, task.index - stored, base, base + n);
-        }
-      },
-      Workers::Asks::at_start);
+    kv.write(layer, head, base + index, k, v, index);
+  }
 }
 
 void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n) {
   core::BlockSummaries& summaries = data_.summaries;
+  if (summaries.width() == 0) return;
   const std::int64_t ahead =
       HEADWATER_SABOTAGE("cpu.blocks.block_of_two_calls") ? summaries.key_block() - 1 : 0;
   const std::int64_t first = (base + ahead) / summaries.key_block();

@@ -34,6 +34,7 @@ class CpuSession final : public core::SessionBase {
   void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                   std::span<float> row) const override;
   void exchange_state(StateArchive& archive) override;
+  void attend_group(std::span<const SequenceCall> calls) override;
   void set_interrupt(Interrupt interrupt) override { interrupt_ = std::move(interrupt); }
 
  private:
@@ -56,6 +57,10 @@ class CpuSession final : public core::SessionBase {
   void own_scores(std::int64_t tokens);
 
   void check_rows(const SequenceCall& call) const override;
+  /// The session of a call of attend_group(), where this one may compute it in regions of its own; else null.
+  [[nodiscard]] CpuSession* decodes_together(const SequenceCall& call) const;
+  /// Calls that decodes_together() takes.
+  void decode_group(std::span<const SequenceCall* const> calls);
   void run_layer(const SequenceCall& asked) override;
   void reserve(std::int64_t begin, std::int64_t end) override;
   void forget() override;
@@ -68,7 +73,15 @@ class CpuSession final : public core::SessionBase {
   /// Sinks and slopes are no part of the options that a session tells: the archive holds their bits.
   static void exchange_floats(StateArchive& archive, const char* name, const std::vector<float>& own);
 
-  void store_rows(const SequenceCall& call, std::int64_t base, std::int64_t n);
+  /// Rows, scores and threads are made ready for the call.
+  void open_call(const SequenceCall& call);
+  /// Stores K and V of the steps of these calls, which are open, each of another session.
+  static void store_rows(Workers& workers, std::span<const SequenceCall* const> calls);
+  /// A part of that: rows of tokens, then heads, whose scores are cleared.
+  [[nodiscard]] std::int64_t store_tasks() const;
+  void store_task(const SequenceCall& call, std::int64_t index);
+  [[nodiscard]] Arithmetic& arithmetic_of(const SequenceCall& call);
+  [[nodiscard]] std::int64_t step_tokens() const { return plan().back().end - plan().front().begin; }
   /// Key blocks that n stored rows from `base` have made whole (SEL-3).
   void summarise(std::int64_t layer, std::int64_t base, std::int64_t n);
 

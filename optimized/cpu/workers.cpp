@@ -47,12 +47,12 @@ void Workers::start() {
 void Workers::enter_layer(std::int64_t layer, const Interrupt& interrupt) {
   layer_ = layer;
   interrupt_ = interrupt ? &interrupt : nullptr;
+  caller_ = std::this_thread::get_id();
 }
 
 void Workers::run(const Region& region) {
   if (region.n <= 0) return;
   ask();
-  caller_ = std::this_thread::get_id();
   float_controls_ = _mm_getcsr();
   stopped_.store(false, std::memory_order_relaxed);
   error_ = nullptr;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -35,8 +36,17 @@ class Workers {
 
   /// Starts OpenMP's threads, where they are used, so that no call has to (NUM-4).
   void start();
-  /// The regions that follow belong to attend() of this layer. The interrupt, which may be empty, must outlive them.
+  /// The regions that follow belong to attend() of this layer, on this thread. The interrupt, which may be empty, must
+  /// outlive them.
   void enter_layer(std::int64_t layer, const Interrupt& interrupt);
+  /// For a task in a region of other workers: asks the interrupt on the calling thread, which throws where it is to stop.
+  void ask_between_tasks() const {
+    if (on_caller() && !HEADWATER_SABOTAGE("cpu.interrupt.asked_at_start_alone")) ask();
+  }
+  /// Whether regions of these may be those of others, too.
+  [[nodiscard]] bool same_threads(const Workers& other) const {
+    return threads_ == other.threads_ && host_ == other.host_ && context_ == other.context_;
+  }
 
   /// Calls body(task) for n tasks; consecutive ones go to one thread. Errors: `internal` where the host lost an index or
   /// repeated one, `interrupted`, and what the interrupt or a body throws.
@@ -56,12 +66,31 @@ class Workers {
 
   /// The same, dealt out one by one: thread t has the tasks t, t + threads, ...
   template <class Body>
-  void each_in_turn(std::int64_t n, const Body& body) {
+  void each_in_turn(std::int64_t n, const Body& body, Asks asks = Asks::before_tasks) {
     run({*this, n, &body,
          [](const Region& region, int thread, int threads) {
            region.work<Body>(thread, region.n, threads, thread);
          },
-         Asks::before_tasks});
+         asks});
+  }
+
+  /// Tasks of several jobs in one region: body(job, task) for the tasks 0 .. tasks(job) - 1 of each. Tasks of one job are
+  /// of one length, those of several need not be. No interrupt is asked between tasks: a body may ask its job's.
+  template <class Job, class Tasks, class Body>
+  void each_of(std::span<const Job> jobs, const Tasks& tasks, const Body& body) {
+    std::int64_t n = 0;
+    for (const Job& job : jobs) n += tasks(job);
+    const auto run_task = [&](const Task& task) {
+      std::int64_t index = task.index;
+      std::size_t job = 0;
+      for (; index >= tasks(jobs[job]); ++job) index -= tasks(jobs[job]);
+      body(jobs[job], Task{index, task.thread, task.first});
+    };
+    if (jobs.size() == 1) {
+      each(n, run_task, Asks::at_start);
+    } else {
+      each_in_turn(n, run_task, Asks::at_start);
+    }
   }
 
  private:
@@ -75,10 +104,8 @@ class Workers {
 
     template <class Body>
     void work(std::int64_t begin, std::int64_t end, std::int64_t step, int thread) const {
-      const bool asking = asks == Asks::before_tasks && workers.on_caller() &&
-                          !HEADWATER_SABOTAGE("cpu.interrupt.asked_at_start_alone");
       for (std::int64_t task = begin; task < end && !workers.stopped(); task += step) {
-        if (asking) workers.ask();
+        if (asks == Asks::before_tasks) workers.ask_between_tasks();
         (*static_cast<const Body*>(body))(Task{task, thread, task == begin});
       }
     }
@@ -104,8 +131,9 @@ class Workers {
   const Interrupt* interrupt_ = nullptr;  // null: none
   std::int64_t layer_ = 0;
 
-  // Of the region that runs.
   std::thread::id caller_;
+
+  // Of the region that runs.
   unsigned float_controls_ = 0;  // the caller's MXCSR, which all threads take over
   std::atomic<bool> stopped_ = false;
   std::exception_ptr error_;                // written once, by who stopped the region

@@ -64,6 +64,22 @@ TEST_P(HostThreadsOf, HOST_1_BitsDoNotDependOnTheFloatControlsOfTheHost) {
   }
 }
 
+// A caller that rounds up: OpenMP's threads, which were there before, do as he does.
+TEST_P(HostThreadsOf, NUM_3_OpenMPThreadsTakeOverTheFloatControlsOfTheCaller) {
+  const Conversation conversation(DType::f32);
+  const auto bits = [&](int threads) {
+    return conversation.bits(engine(), conversation_options(Select::h2o, threads));
+  };
+  const std::vector<unsigned char> to_nearest = bits(3);
+  const unsigned own = _mm_getcsr();
+  _mm_setcsr(own | _MM_ROUND_UP);
+  const std::vector<unsigned char> up = bits(3);
+  const std::vector<unsigned char> alone = bits(1);
+  _mm_setcsr(own);
+  EXPECT_TRUE(up == alone);
+  EXPECT_FALSE(up == to_nearest);
+}
+
 /// Threads of this process.
 std::int64_t process_threads() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");

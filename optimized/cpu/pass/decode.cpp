@@ -68,24 +68,37 @@ bool DecodePass::takes(const Chunk& chunk) const {
   return chunk.begin > 0 && length(chunk) * group() <= kDecodeRows;
 }
 
-void DecodePass::run(const LayerCall& call, const LseRows& lse) {
-  const std::int64_t heads_kv = data_.shape.n_head_kv;
+DecodePass::Cut DecodePass::cut(const LayerCall& call) {
   const Chunk& chunk = call.chunks.front();
-  const std::int64_t rows = length(chunk) * group();
   const std::int64_t oldest = call.first_visible(chunk.begin) / kOldestMultiple * kOldestMultiple;
   const std::int64_t keys = split_keys(chunk.end - oldest);
-  const std::int64_t splits = (chunk.end - oldest + keys - 1) / keys;
-  data_.workers.each(heads_kv * splits, [&](const Workers::Task& task) {
-    const std::int64_t index = task.index % splits;
-    const std::int64_t begin = oldest + index * keys;
-    attend_split(call, task.index / splits, {index, begin, std::min(begin + keys, chunk.end)}, task.thread);
-  });
-  data_.workers.each(
-      heads_kv * rows,
-      [&](const Workers::Task& task) {
-        join_splits(call, task.index / rows, task.index % rows, splits, lse, task.thread);
-      },
-      Workers::Asks::at_start);
+  return {oldest, keys, (chunk.end - oldest + keys - 1) / keys};
+}
+
+void DecodePass::run(Workers& workers, std::span<const Decode> decodes) {
+  const auto heads_kv = [](const Decode& decode) { return decode.call->data.shape.n_head_kv; };
+  workers.each_of(
+      decodes, [&](const Decode& decode) { return heads_kv(decode) * cut(*decode.call).splits; },
+      [&](const Decode& decode, const Workers::Task& task) {
+        decode.call->data.workers.ask_between_tasks();
+        const Cut cut = DecodePass::cut(*decode.call);
+        const std::int64_t index = task.index % cut.splits;
+        const std::int64_t begin = cut.oldest + index * cut.keys;
+        const Split split{index, begin, std::min(begin + cut.keys, decode.call->chunks.front().end)};
+        decode.pass->attend_split(*decode.call, task.index / cut.splits, split, task.thread);
+      });
+  const auto rows = [](const Decode& decode) {
+    return length(decode.call->chunks.front()) * decode.pass->group();
+  };
+  workers.each_of(
+      decodes, [&](const Decode& decode) { return heads_kv(decode) * rows(decode); },
+      [&](const Decode& decode, const Workers::Task& task) {
+        const bool of_first = HEADWATER_SABOTAGE("cpu.together.splits_of_the_first");
+        const std::int64_t splits = cut(of_first ? *decodes.front().call : *decode.call).splits;
+        const std::int64_t n = rows(decode);
+        decode.pass->join_splits(*decode.call, task.index / n, task.index % n, splits, decode.lse,
+                                 task.thread);
+      });
 }
 
 DecodePass::Row DecodePass::row_of(const Chunk& chunk, std::int64_t head_kv, std::int64_t row) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/buffer.hpp"
@@ -25,8 +26,16 @@ class DecodePass {
   [[nodiscard]] std::int64_t bytes() const;
   /// Whether the rows of this chunk are few enough, and their bits may be those of this pass.
   [[nodiscard]] bool takes(const Chunk& chunk) const;
-  /// Stores the outputs of the call's only chunk and, where they are wanted, its log-sum-exps; `lse` is the observer's.
-  void run(const LayerCall& call, const LseRows& lse);
+
+  /// A call whose only chunk the pass takes.
+  struct Decode {
+    DecodePass* pass = nullptr;
+    const LayerCall* call = nullptr;
+    LseRows lse{};  ///< for the observer
+  };
+  /// Stores the outputs of these calls, each of another session, and, where they are wanted, their log-sum-exps. The tasks
+  /// of all of them are dealt out to these threads together (SEQ-1); no other session has more threads.
+  static void run(Workers& workers, std::span<const Decode> decodes);
 
  private:
   /// A query head at a position, one of the rows that share a key/value head.
@@ -46,8 +55,15 @@ class DecodePass {
     std::int64_t begin;
     std::int64_t end;
   };
+  /// How a call's context is cut.
+  struct Cut {
+    std::int64_t oldest;  ///< the first key that is read
+    std::int64_t keys;    ///< of a split
+    std::int64_t splits;
+  };
 
   [[nodiscard]] std::int64_t group() const { return data_.shape.n_head / data_.shape.n_head_kv; }
+  [[nodiscard]] static Cut cut(const LayerCall& call);
   [[nodiscard]] Row row_of(const Chunk& chunk, std::int64_t head_kv, std::int64_t row) const;
   void attend_split(const LayerCall& call, std::int64_t head_kv, const Split& split, int thread);
   void map_row(const LayerCall& call, const Row& row, std::int64_t first, std::int64_t n,

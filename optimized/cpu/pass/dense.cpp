@@ -9,9 +9,10 @@ DensePass::DensePass(SessionData& data)
 
 void DensePass::run(const LayerCall& call) {
   const Chunk& chunk = call.chunks.front();
-  const LseRows lse{lse_.data(), data_.shape.capacity, chunk.begin};
+  const LseRows lse = shown(chunk);
   if (decode_.takes(chunk)) {
-    decode_.run(call, lse);
+    const DecodePass::Decode decode{&decode_, &call, lse};
+    DecodePass::run(data_.workers, {&decode, 1});
   } else {
     run_blocks(call, lse);
   }

@@ -17,8 +17,14 @@ class DensePass {
   [[nodiscard]] std::int64_t bytes() const { return lse_.bytes() + decode_.bytes(); }
   /// The call's only chunk.
   void run(const LayerCall& call);
+  /// The decode pass where it takes the chunk, else null.
+  [[nodiscard]] DecodePass* decode_of(const Chunk& chunk) {
+    return decode_.takes(chunk) ? &decode_ : nullptr;
+  }
 
  private:
+  /// The log-sum-exps that an observer is shown of a chunk.
+  [[nodiscard]] LseRows shown(const Chunk& chunk) { return {lse_.data(), data_.shape.capacity, chunk.begin}; }
   void run_blocks(const LayerCall& call, const LseRows& lse);
 
   SessionData& data_;
