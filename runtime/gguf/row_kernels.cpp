@@ -83,10 +83,26 @@ FixedRow arrange_row(TensorType type, const FixedRow& x, std::int64_t n, std::by
 }
 
 void dot_rows_fixed(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n,
-                    const FixedRow& x, float* out) {
-  const auto dot = row_kernels().dot_fixed[index_of(type, n)];
+                    std::span<const FixedRow> x, float* out, std::int64_t stride) {
+  const RowKernels& kernels = row_kernels();
+  const std::size_t index = index_of(type, n);
+  const auto few = kernels.dot_fixed_few[index];
   const std::int64_t bytes = row_bytes(type, n);
-  for (std::int64_t r = 0; r < count; ++r) out[r] = dot(rows + r * bytes, n, x);
+  while (!x.empty()) {
+    const bool at_once = few != nullptr && x.size() >= kFixedRowsAtOnce;
+    const std::size_t taken = at_once ? kFixedRowsAtOnce : 1;
+    for (std::int64_t r = 0; r < count; ++r) {
+      float dots[kFixedRowsAtOnce];
+      if (at_once) {
+        few(rows + r * bytes, n, x.data(), dots);
+      } else {
+        dots[0] = kernels.dot_fixed[index](rows + r * bytes, n, x.front());
+      }
+      for (std::size_t i = 0; i < taken; ++i) out[static_cast<std::int64_t>(i) * stride + r] = dots[i];
+    }
+    x = x.subspan(taken);
+    out += static_cast<std::int64_t>(taken) * stride;
+  }
 }
 
 void dot_rows(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n, const float* x,

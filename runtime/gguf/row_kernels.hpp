@@ -47,11 +47,11 @@ void dot_rows(TensorType type, const std::byte* rows, std::int64_t count, std::i
 /// The row as dot_rows_fixed() wants it for rows of `type`: as it is, or once more in `memory`.
 [[nodiscard]] FixedRow arrange_row(TensorType type, const FixedRow& x, std::int64_t n, std::byte* memory);
 
-/// dot_rows() for a quantised type, x in fixed point and arranged for that type. Integers
-/// are exact inside a run, so that the error is x's own rounding and that of scaling and adding the runs:
+/// dot_rows() for a quantised type and each row x, in fixed point and arranged for that type: out[i * stride + r] is that of
+/// x[i] and stored row r. The stored rows are read from memory once where they fit into a cache. Integers are exact inside a run, so that the error is x's own rounding and that of scaling and adding the runs:
 /// |error| <= sum_i (|scale code_i| + |minimum|) * X_i * (2^-16 + (r + 8) * 2^-24), X_i the largest |x| in the run of i, r
 /// the number of runs of 16. The order of the sum is fixed for an ISA.
 void dot_rows_fixed(TensorType type, const std::byte* rows, std::int64_t count, std::int64_t n,
-                    const FixedRow& x, float* out);
+                    std::span<const FixedRow> x, float* out, std::int64_t stride);
 
 }  // namespace headwater::runtime

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cassert>
 
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -18,6 +19,10 @@ static_assert(Projection::kSliceWidth % kRowsOfGroup == 0 && Projection::kPanelW
 
 /// Rows that are widened before they are packed: they stay in a second-level cache, and fill whole lines of a panel.
 constexpr std::int64_t kStripRows = 16;
+
+/// Bytes of stored rows that multiply_few() multiplies with one x after the other: half a first-level cache, in which they
+/// stay.
+constexpr std::int64_t kStripBytes = 16384;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -66,7 +71,9 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   plain_at_ = product_at_ + product_scratch;
   panel_at_ = plain_at_ + aligned_size(depth * static_cast<std::size_t>(kPanelWidth) * element);
   row_at_ = panel_at_ + panel_bytes;
-  scratch_bytes_ = row_at_ + aligned_size(depth * sizeof(float));
+  // multiply_few() needs none of these places, and has its rows in theirs.
+  scratch_bytes_ = std::max(row_at_ + aligned_size(depth * sizeof(float)),
+                            static_cast<std::size_t>(kFewRows) * few_row_bytes());
   packed_bytes_ = packed;
 }
 
@@ -233,73 +240,90 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
   });
 }
 
-/// Into the place of a widened panel, which has room for many rows.
-Projection::FixedRows Projection::fix(const float* x, std::byte* memory) const {
-  FixedRows rows{};
+std::size_t Projection::few_row_bytes() const {
+  if (!quantised_) return 0;
+  const std::size_t arranged = grouped_ ? arranged_for_groups_bytes(depth_) : arranged_row_bytes(depth_);
+  return fixed_row_bytes(depth_) + quantised_types_.size() * arranged;
+}
+
+void Projection::arrange(FewRows& rows, std::int64_t row, const float* x, std::byte* memory) const {
   const FixedRow plain = fix_row(x, depth_, memory);
   memory += fixed_row_bytes(depth_);
   for (const TensorType type : quantised_types_) {
-    rows[static_cast<std::size_t>(type)] = arrange_row(type, plain, depth_, memory);
-    memory += arranged_row_bytes(depth_);
-  }
-  return rows;
-}
-
-Projection::GroupedRows Projection::fix_for_groups(const float* x, std::byte* memory) const {
-  GroupedRows rows{};
-  const FixedRow plain = fix_row(x, depth_, memory);
-  memory += fixed_row_bytes(depth_);
-  for (const TensorType type : quantised_types_) {
-    arrange_for_groups(type, plain, depth_, memory);
-    rows[static_cast<std::size_t>(type)] = memory;
-    memory += arranged_for_groups_bytes(depth_);
-  }
-  return rows;
-}
-
-void Projection::multiply_slice(std::int64_t first, std::int64_t last, const FixedRows& fixed, const float* x,
-                                float* result) const {
-  for_rows(first, last, [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
-    float* const out = result + (column - first);
-    if (is_quantised(tensor.type)) {
-      const FixedRow& fixed_row = fixed[static_cast<std::size_t>(tensor.type)];
-      dot_rows_fixed(tensor.type, tensor.row(row), count, depth_, fixed_row, out);
+    const auto to = [&](auto& all) -> auto& {
+      return all[static_cast<std::size_t>(type)][static_cast<std::size_t>(row)];
+    };
+    if (grouped_) {
+      arrange_for_groups(type, plain, depth_, memory);
+      to(rows.grouped) = memory;
+      memory += arranged_for_groups_bytes(depth_);
     } else {
-      dot_rows(tensor.type, tensor.row(row), count, depth_, x, out);
+      to(rows.fixed) = arrange_row(type, plain, depth_, memory);
+      memory += arranged_row_bytes(depth_);
+    }
+  }
+}
+
+void Projection::multiply_slice(std::int64_t first, std::int64_t last, const FewRows& rows,
+                                float* result) const {
+  const auto few = static_cast<std::size_t>(rows.count);
+  for_rows(first, last, [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
+    const std::int64_t strip =
+        std::max<std::int64_t>(1, kStripBytes / headwater::runtime::row_bytes(tensor.type, depth_));
+    for (std::int64_t done = 0; done < count; done += strip) {
+      const std::int64_t some = std::min(strip, count - done);
+      const std::byte* const from = tensor.row(row + done);
+      float* const out = result + (column - first) + done;
+      if (is_quantised(tensor.type)) {
+        const std::span x = std::span(rows.fixed[static_cast<std::size_t>(tensor.type)]).first(few);
+        dot_rows_fixed(tensor.type, from, some, depth_, x, out, kSliceWidth);
+        continue;
+      }
+      for (std::int64_t i = 0; i < rows.count; ++i) {
+        dot_rows(tensor.type, from, some, depth_, rows.x + i * depth_, out + i * kSliceWidth);
+      }
     }
   });
 }
 
-void Projection::multiply_groups(std::int64_t first, std::int64_t last, const GroupedRows& rows,
+void Projection::multiply_groups(std::int64_t first, std::int64_t last, const FewRows& rows,
                                  float* result) const {
   for_groups(first, last,
              [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
-               dot_group(tensor.type, packed_ + at, depth_, rows[static_cast<std::size_t>(tensor.type)],
-                         result + (column - first));
+               const auto& arranged = rows.grouped[static_cast<std::size_t>(tensor.type)];
+               float* out = result + (column - first);
+               for (std::int64_t i = 0; i < rows.count; ++i, out += kSliceWidth) {
+                 dot_group(tensor.type, packed_ + at, depth_, arranged[static_cast<std::size_t>(i)], out);
+               }
              });
 }
 
-void Projection::multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
-                              const TileSink& sink) const {
-  FixedRows fixed{};
-  GroupedRows rows{};
-  std::byte* const memory = scratch.front().memory.data() + plain_at_;
-  if (grouped_) {
-    rows = fix_for_groups(x, memory);
-  } else if (quantised_) {
-    fixed = fix(x, memory);
+void Projection::multiply_few(const float* x, std::int64_t rows, int threads,
+                              std::span<ProjectionScratch> scratch, const TileSink& sink) const {
+  assert(rows >= 1 && rows <= kFewRows);
+  FewRows few;
+  few.x = x;
+  few.count = rows;
+  if (quantised_) {
+    std::byte* const memory = scratch.front().memory.data();
+    const std::size_t bytes = few_row_bytes();
+    parallel_tasks(threads, rows, [&](std::int64_t row, int) {
+      std::int64_t from = row;
+      if (HEADWATER_SABOTAGE("runtime.projection.few_rows_wrap_at_8")) from %= 8;
+      arrange(few, row, x + from * depth_, memory + static_cast<std::size_t>(row) * bytes);
+    });
   }
   parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
-    float result[kSliceWidth];  // whole groups, too: the last one may reach past the width
+    float result[kFewRows * kSliceWidth];  // whole groups, too: the last one may reach past the width
     std::int64_t first = task * kSliceWidth;
     if (HEADWATER_SABOTAGE("runtime.projection.slice_in_16_bits")) first = static_cast<std::uint16_t>(first);
     const std::int64_t last = std::min(width_, first + kSliceWidth);
     if (grouped_) {
-      multiply_groups(first, last, rows, result);
+      multiply_groups(first, last, few, result);
     } else {
-      multiply_slice(first, last, fixed, x, result);
+      multiply_slice(first, last, few, result);
     }
-    sink.take({0, 1, first, last - first, result, kSliceWidth});
+    sink.take({0, rows, first, last - first, result, kSliceWidth});
   });
 }
 

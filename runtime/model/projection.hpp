@@ -75,15 +75,17 @@ struct ProjectionScratch {
 };
 
 /// y = x W^T for the rows of one or several weight matrices, side by side. Weights of 16 or 32 bits are packed once,
-/// into `precision`, and multiply_one() reads the file's own. Quantised ones stay quantised: packed once in groups of
+/// into `precision`, and multiply_few() reads the file's own. Quantised ones stay quantised: packed once in groups of
 /// rows (row_groups.hpp) where there are kernels for that and all matrices are quantised and begin at multiples of
 /// sixteen columns, else as the file has them. A product over many rows widens them panel by panel into scratch.
 class Projection {
  public:
   /// Columns of a panel: a block of 256 rows, its panel and the result then stay in a second-level cache.
   static constexpr std::int64_t kPanelWidth = 256;
-  /// Granularity of multiply_one(): tiles of this many columns, aligned to it.
+  /// Granularity of multiply_few(): tiles of this many columns, aligned to it.
   static constexpr std::int64_t kSliceWidth = 64;
+  /// Most rows of multiply_few().
+  static constexpr std::int64_t kFewRows = 16;
 
   /// All rows have the same length. The tensors must outlive the projection. pack() must follow.
   Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows);
@@ -106,16 +108,17 @@ class Projection {
     for (const Piece& piece : pieces_) action(*piece.tensor);
   }
   [[nodiscard]] std::size_t scratch_bytes() const { return scratch_bytes_; }
-  /// Bytes that multiply_one() reads.
+  /// Bytes that multiply_few() reads.
   [[nodiscard]] std::int64_t stored_bytes() const;
 
   /// x: rows of depth() elements of the precision, kRowPadding of them readable after the last. Tiles have at most
   /// kPanelWidth columns and begin at multiples of it.
   void multiply(const void* x, std::span<const RowBlock> blocks, int threads,
                 std::span<ProjectionScratch> scratch, const TileSink& sink) const;
-  /// One row x of depth() floats; allocates nothing. Quantised weights are multiplied with x in fixed point of
-  /// 16 bits (dot_rows_fixed), the others in F32.
-  void multiply_one(const float* x, int threads, std::span<ProjectionScratch> scratch,
+  /// x: `rows` <= kFewRows rows of depth() floats, one after the other; allocates nothing. Every row has the bits that it
+  /// has alone. Weights are read from memory once. Quantised ones are multiplied with x in fixed point of 16 bits
+  /// (dot_rows_fixed), the others in F32.
+  void multiply_few(const float* x, std::int64_t rows, int threads, std::span<ProjectionScratch> scratch,
                     const TileSink& sink) const;
 
  private:
@@ -141,14 +144,19 @@ class Projection {
   void for_groups(std::int64_t first, std::int64_t last, const Action& action) const;
   /// Places of the pieces' groups, or nothing where they stay as the file has them. Returns their bytes.
   std::size_t place_groups();
-  /// x as the kernel of each quantised type reads it.
-  using FixedRows = std::array<FixedRow, kTensorTypes>;
-  using GroupedRows = std::array<const std::byte*, kTensorTypes>;
-  [[nodiscard]] FixedRows fix(const float* x, std::byte* memory) const;
-  [[nodiscard]] GroupedRows fix_for_groups(const float* x, std::byte* memory) const;
-  void multiply_slice(std::int64_t first, std::int64_t last, const FixedRows& fixed, const float* x,
-                      float* result) const;
-  void multiply_groups(std::int64_t first, std::int64_t last, const GroupedRows& rows, float* result) const;
+  /// Rows x as the kernels of each quantised type read them: beside stored rows, or beside groups of them.
+  struct FewRows {
+    const float* x;
+    std::int64_t count;
+    std::array<std::array<FixedRow, kFewRows>, kTensorTypes> fixed;
+    std::array<std::array<const std::byte*, kFewRows>, kTensorTypes> grouped;
+  };
+  [[nodiscard]] std::size_t few_row_bytes() const;
+  /// Row `row` of them, into memory.
+  void arrange(FewRows& rows, std::int64_t row, const float* x, std::byte* memory) const;
+  /// The columns [first, last) of a slice for these rows: result[row * kSliceWidth + column - first].
+  void multiply_slice(std::int64_t first, std::int64_t last, const FewRows& rows, float* result) const;
+  void multiply_groups(std::int64_t first, std::int64_t last, const FewRows& rows, float* result) const;
   void widen(const Tensor& tensor, std::int64_t first, std::int64_t count, std::byte* plain) const;
   /// Widens and packs a panel, with the places of a thread's scratch.
   void widen_panel(const Panel& panel, std::byte* packed, std::byte* memory) const;

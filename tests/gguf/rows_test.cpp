@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <set>
 #include <sstream>
@@ -286,6 +287,40 @@ TEST_P(Rows, DotProductsInFixedPointAreThoseOfTheWidenedRow) {
       }
     }
   }
+}
+
+// Rows x beside each other, of which one holds NaN, have the bits that each has alone.
+TEST_P(Rows, DotProductsOfFewRowsAreThoseOfEach) {
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  int compared = 0;
+  for (const TensorTypeInfo& info : tensor_types()) {
+    const auto few = kernels_->dot_fixed_few[static_cast<int>(info.type)];
+    if (few == nullptr) continue;
+    const Tensor& stored = file.tensor(info.name);
+    for (std::int64_t n = info.block_elements; n <= stored.dims[0]; n += info.block_elements) {
+      std::vector<std::unique_ptr<Fixed>> kept;
+      std::vector<FixedRow> rows;
+      for (int i = 0; i < kFixedRowsAtOnce; ++i) {
+        std::vector<float> x = uneven_row(n);
+        std::rotate(x.begin(), x.begin() + 5 * i, x.end());
+        if (i == 2 && n > 64) x[40] = NAN;
+        kept.push_back(std::make_unique<Fixed>(*kernels_, x));
+        rows.push_back(kept.back()->row(*kernels_, info.type));
+      }
+      for (std::int64_t r = 0; r < stored.rows(); ++r) {
+        float dots[kFixedRowsAtOnce];
+        few(stored.row(r), n, rows.data(), dots);
+        for (std::size_t i = 0; i < rows.size(); ++i, ++compared) {
+          const float alone = kernels_->dot_fixed[static_cast<int>(info.type)](stored.row(r), n, rows[i]);
+          ASSERT_EQ(bits_of(dots[i]), bits_of(alone))
+              << info.name << " row " << r << ", " << n << ", x " << i;
+        }
+      }
+    }
+  }
+  const bool has_them =
+      kernels_->isa == std::string_view("AVX2") || kernels_->isa == std::string_view("AVX-512");
+  EXPECT_EQ(compared > 0, has_them);
 }
 
 // A row as long as those of models, of golden blocks over and over.

@@ -200,7 +200,7 @@ TEST(Projection, MultipliesOneRowWithWeightsAsStored) {
     Packed packed(Precision::f32, {{&matrix.tensor, 0, kWidth}}, 2);
     const auto x = random_rows(1, kDepth);
     const Collect sink(1, kWidth);
-    packed.projection->multiply_one(x.data(), 2, packed.scratch, sink);
+    packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, sink);
     expect_products(sink.values(), x, 1, matrix.tensor, Precision::f32, is_quantised(type));
   }
 }
@@ -215,7 +215,7 @@ TEST(Projection, PutsRangesOfSeveralMatricesSideBySide) {
   EXPECT_EQ(packed.projection->packed_bytes(), 0U) << "a quantised part keeps the projection as stored";
   const auto x = random_rows(1, kDepth);
   const Collect sink(1, 90);
-  packed.projection->multiply_one(x.data(), 1, packed.scratch, sink);
+  packed.projection->multiply_few(x.data(), 1, 1, packed.scratch, sink);
   std::vector<float> row(kDepth);
   std::size_t column = 0;
   for (const RowRange& range : ranges) {
@@ -295,7 +295,7 @@ TEST(Projection, OfTheSizesOfModels) {
       Packed packed(precision, {{&matrix.tensor, 0, width}}, 2);
       if (precision == Precision::f32) {
         const Collect one(1, width);
-        packed.projection->multiply_one(x.data(), 2, packed.scratch, one);
+        packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
         expect_elements(one.values(), x, {0}, columns, matrix.tensor, precision, is_quantised(type));
       }
       auto operand = x;
@@ -355,7 +355,7 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
     const bool grouped = first_count % 16 == 0 && packs_in_groups(TensorType::q8_0, kDepth);
     EXPECT_EQ(packed.projection->packed_bytes(), grouped ? 6 * group_bytes(TensorType::q8_0, kDepth) : 0);
     const Collect one(1, width);
-    packed.projection->multiply_one(x.data(), 2, packed.scratch, one);
+    packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
     std::vector<float> padded(static_cast<std::size_t>((1 + kRowPadding) * kDepth));
     std::copy(x.begin(), x.begin() + kDepth, padded.begin());
     const std::vector<RowBlock> block = {{0, kBlockHeights.back(), 1}};
@@ -376,6 +376,32 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
   }
 }
 
+// Widths end inside a slice and inside a group; depths and rows lie on each side of a strip's bytes and of most rows.
+TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
+  constexpr std::int64_t kMost = Projection::kFewRows;
+  for (const TensorType type : kTypes) {
+    for (const auto& [depth, width] : {std::pair{std::int64_t{256}, std::int64_t{130}}, {4096, 200}}) {
+      const LargeMatrix matrix(type, depth, width);
+      Packed packed(Precision::f32, {{&matrix.tensor, 0, width}}, 2);
+      const auto x = random_rows(kMost, depth);
+      for (const std::int64_t rows : {std::int64_t{2}, std::int64_t{3}, std::int64_t{9}, kMost}) {
+        SCOPED_TRACE(std::string(tensor_type_info(type).name) + " " + std::to_string(depth) + ", rows " +
+                     std::to_string(rows));
+        const Collect together(rows, width);
+        packed.projection->multiply_few(x.data(), rows, 2, packed.scratch, together);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const Collect alone(1, width);
+          packed.projection->multiply_few(x.data() + row * depth, 1, 1, packed.scratch, alone);
+          const auto* const bits = together.values().data() + row * width;
+          ASSERT_EQ(std::memcmp(bits, alone.values().data(), static_cast<std::size_t>(width) * sizeof(float)),
+                    0)
+              << "row " << row;
+        }
+      }
+    }
+  }
+}
+
 // A single row is arranged for each type from the same fixed-point row: one arrangement leaves the row and the others whole.
 TEST(Projection, OneRowForSeveralQuantisedTypes) {
   constexpr std::int64_t kDepth = 512;
@@ -390,7 +416,7 @@ TEST(Projection, OneRowForSeveralQuantisedTypes) {
       const std::int64_t width = count * static_cast<std::int64_t>(types);
       Packed packed(Precision::f32, ranges, 2);
       const Collect one(1, width);
-      packed.projection->multiply_one(x.data(), 2, packed.scratch, one);
+      packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
       for (std::size_t i = 0; i < types; ++i) {
         SCOPED_TRACE(tensor_type_info(matrices[i].tensor.type).name);
         const auto from = one.values().begin() + static_cast<std::int64_t>(i) * count;

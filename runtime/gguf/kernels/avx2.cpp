@@ -41,9 +41,7 @@ struct Avx2Words {
   struct Words {
     __m256i first, last;
   };
-  struct Sums {
-    __m256 first, last;
-  };
+  using Sums = __m256;
 
   static __m128i load16(const std::byte* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static Words from_i8(const std::byte* p) {
@@ -76,24 +74,19 @@ struct Avx2Words {
     return {_mm256_slli_epi16(a.first, K), _mm256_slli_epi16(a.last, K)};
   }
 
-  static Sums zero_sums() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-  static __m256 products(__m256i a, const std::int16_t* x) {
-    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(a, codes));
-  }
-  static Sums add_scaled(Sums sums, Words a, const std::int16_t* x, float first, float last) {
-    return {_mm256_fmadd_ps(products(a.first, x), _mm256_set1_ps(first), sums.first),
-            _mm256_fmadd_ps(products(a.last, x + 16), _mm256_set1_ps(last), sums.last)};
+  static Sums zero_sums() { return _mm256_setzero_ps(); }
+  static __m256i products(__m256i a, const std::int16_t* x) {
+    return _mm256_madd_epi16(a, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
   }
   static Sums add_run(Sums sums, Words a, const std::int16_t* x, float scale) {
-    return add_scaled(sums, a, x, scale, scale);
+    const __m256i dots = _mm256_add_epi32(products(a.first, x), products(a.last, x + 16));
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(scale), sums);
   }
   static Sums add_runs(Sums sums, Words a, const std::int16_t* x, const float* scales) {
-    return add_scaled(sums, a, x, scales[0], scales[1]);
+    sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products(a.first, x)), _mm256_set1_ps(scales[0]), sums);
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(products(a.last, x + 16)), _mm256_set1_ps(scales[1]), sums);
   }
-  static float sum_of(Sums a, Sums b) {
-    return Avx2::sum(_mm256_add_ps(_mm256_add_ps(a.first, a.last), _mm256_add_ps(b.first, b.last)));
-  }
+  static float sum_of(Sums a, Sums b) { return Avx2::sum(_mm256_add_ps(a, b)); }
 
   static __m256 widened(const std::uint8_t* codes) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadu_si64(codes)));

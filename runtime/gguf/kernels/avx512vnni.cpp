@@ -318,7 +318,7 @@ float dot_q6_k(const std::byte* row, std::int64_t n, const FixedRow& x) {
 }
 
 constexpr RowKernels make_kernels() {
-  RowKernels kernels = make_row_kernels_with_integers<Avx512, Avx512Words>("AVX-512 VNNI");
+  RowKernels kernels = make_row_kernels<Avx512>("AVX-512 VNNI");
   kernels.dot_fixed[3] = dot_q8_0;
   kernels.dot_fixed[4] = dot_q4_0;
   kernels.dot_fixed[5] = dot_minima<Four>;

@@ -78,25 +78,39 @@ typename V::Words codes_of(const std::byte* row, Q4_0) {
   return V::minus(V::halves(row + 2), 8);
 }
 
-template <class V, class Block>
-typename V::Sums add_block(typename V::Sums sums, const std::byte* row, const FixedRow& x, std::int64_t b) {
-  const float scale = float_of_half(load_u16(row)) * x.scales[b];
-  return V::add_run(sums, codes_of<V>(row, Block()), x.codes + kFixedRun * b, scale);
+/// What the kernels below add up for each of R rows x: two chains, since additions of one wait for each other. A row has the
+/// same sum for every R.
+template <class V, int R>
+struct Chains {
+  typename V::Sums even[R], odd[R];
+
+  Chains() {
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = V::zero_sums();
+  }
+  [[nodiscard]] float total(int r) const { return V::sum_of(even[r], odd[r]); }
+};
+
+template <class V, class Block, int R>
+inline void add_block(typename V::Sums (&sums)[R], const std::byte* row, const FixedRow* x, std::int64_t b) {
+  const typename V::Words codes = codes_of<V>(row, Block());
+  const float scale = float_of_half(load_u16(row));
+  for (int r = 0; r < R; ++r) {
+    sums[r] = V::add_run(sums[r], codes, x[r].codes + kFixedRun * b, scale * x[r].scales[b]);
+  }
 }
 
-/// Blocks of 32 codes with one scale, two at a time: additions of one chain wait for each other.
-template <class V, class Block>
-float dot_fixed_blocks(const std::byte* row, std::int64_t n, const FixedRow& x) {
-  typename V::Sums even = V::zero_sums();
-  typename V::Sums odd = V::zero_sums();
+/// Blocks of 32 codes with one scale.
+template <class V, class Block, int R>
+void dot_fixed_blocks(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
   const std::int64_t blocks = n / kFixedRun;
   std::int64_t b = 0;
   for (; b + 2 <= blocks; b += 2, row += 2 * Block::kBytes) {
-    even = add_block<V, Block>(even, row, x, b);
-    odd = add_block<V, Block>(odd, row + Block::kBytes, x, b + 1);
+    add_block<V, Block, R>(sums.even, row, x, b);
+    add_block<V, Block, R>(sums.odd, row + Block::kBytes, x, b + 1);
   }
-  if (b < blocks) even = add_block<V, Block>(even, row, x, b);
-  return V::sum_of(even, odd);
+  if (b < blocks) add_block<V, Block, R>(sums.even, row, x, b);
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r);
 }
 
 /// Scales of the eight runs of a Q4_K or Q5_K block times those of x; returns what the minima add up to.
@@ -108,22 +122,41 @@ float prepare_runs(const std::byte* block, const float* x_scales, const float* x
   return float_of_half(load_u16(block + 2)) * V::dot_runs(codes + 8, x_sums);
 }
 
-template <class V>
-float dot_fixed_q4_k(const std::byte* row, std::int64_t n, const FixedRow& x) {
-  typename V::Sums sums[2] = {V::zero_sums(), V::zero_sums()};
-  float minima = 0.0F;
+/// Scales of the eight runs of a block for each of R rows, and what minima take off each.
+template <int R>
+struct Runs {
+  alignas(32) float scales[R][8];
+  float minima[R] = {};
+
+  template <class V>
+  void prepare(const std::byte* block, const FixedRow* x, std::int64_t run) {
+    for (int r = 0; r < R; ++r)
+      minima[r] += prepare_runs<V>(block, x[r].scales + run, x[r].sums + run, scales[r]);
+  }
+};
+
+/// 32 words that belong to run `run` of the row, `at` of its block.
+template <class V, int R>
+inline void add_words(typename V::Sums (&sums)[R], typename V::Words words, const FixedRow* x,
+                      std::int64_t run, int at, const Runs<R>& runs) {
+  for (int r = 0; r < R; ++r) {
+    sums[r] = V::add_run(sums[r], words, x[r].codes + (run + at) * kFixedRun, runs.scales[r][at]);
+  }
+}
+
+template <class V, int R>
+void dot_fixed_q4_k(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
+  Runs<R> runs;
   for (std::int64_t run = 0; run < n / kFixedRun; run += 8, row += Q4K::kBytes) {
-    alignas(32) float scales[8];
-    minima += prepare_runs<V>(row, x.scales + run, x.sums + run, scales);
-    const std::int16_t* const codes = x.codes + run * kFixedRun;
+    runs.template prepare<V>(row, x, run);
     for (int pair = 0; pair < 4; ++pair) {
       const typename V::Words bytes = V::from_u8(row + 16 + 32 * pair);
-      sums[0] = V::add_run(sums[0], V::mask(bytes, 15), codes + 64 * pair, scales[2 * pair]);
-      sums[1] =
-          V::add_run(sums[1], V::template right<4>(bytes), codes + 64 * pair + 32, scales[2 * pair + 1]);
+      add_words<V, R>(sums.even, V::mask(bytes, 15), x, run, 2 * pair, runs);
+      add_words<V, R>(sums.odd, V::template right<4>(bytes), x, run, 2 * pair + 1, runs);
     }
   }
-  return V::sum_of(sums[0], sums[1]) - minima;
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r) - runs.minima[r];
 }
 
 /// Bit r of each word, as 16.
@@ -136,37 +169,35 @@ typename V::Words fifth(typename V::Words bits) {
   }
 }
 
-template <class V, int Pair>
-void add_q5_pair(const std::byte* packed, typename V::Words bits, const std::int16_t* codes,
-                 const float* scales, typename V::Sums (&sums)[2]) {
+template <class V, int R, int Pair>
+inline void add_q5_pair(Chains<V, R>& sums, const std::byte* packed, typename V::Words bits,
+                        const FixedRow* x, std::int64_t run, const Runs<R>& runs) {
   const typename V::Words bytes = V::from_u8(packed + 32 * Pair);
   const auto low = V::both(V::mask(bytes, 15), fifth<V, 2 * Pair>(bits));
   const auto high = V::both(V::template right<4>(bytes), fifth<V, 2 * Pair + 1>(bits));
-  sums[0] = V::add_run(sums[0], low, codes + 64 * Pair, scales[2 * Pair]);
-  sums[1] = V::add_run(sums[1], high, codes + 64 * Pair + 32, scales[2 * Pair + 1]);
+  add_words<V, R>(sums.even, low, x, run, 2 * Pair, runs);
+  add_words<V, R>(sums.odd, high, x, run, 2 * Pair + 1, runs);
 }
 
-template <class V>
-float dot_fixed_q5_k(const std::byte* row, std::int64_t n, const FixedRow& x) {
-  typename V::Sums sums[2] = {V::zero_sums(), V::zero_sums()};
-  float minima = 0.0F;
+template <class V, int R>
+void dot_fixed_q5_k(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
+  Runs<R> runs;
   for (std::int64_t run = 0; run < n / kFixedRun; run += 8, row += Q5K::kBytes) {
-    alignas(32) float scales[8];
-    minima += prepare_runs<V>(row, x.scales + run, x.sums + run, scales);
-    const std::int16_t* const codes = x.codes + run * kFixedRun;
+    runs.template prepare<V>(row, x, run);
     const typename V::Words bits = V::from_u8(row + 16);
-    add_q5_pair<V, 0>(row + 48, bits, codes, scales, sums);
-    add_q5_pair<V, 1>(row + 48, bits, codes, scales, sums);
-    add_q5_pair<V, 2>(row + 48, bits, codes, scales, sums);
-    add_q5_pair<V, 3>(row + 48, bits, codes, scales, sums);
+    add_q5_pair<V, R, 0>(sums, row + 48, bits, x, run, runs);
+    add_q5_pair<V, R, 1>(sums, row + 48, bits, x, run, runs);
+    add_q5_pair<V, R, 2>(sums, row + 48, bits, x, run, runs);
+    add_q5_pair<V, R, 3>(sums, row + 48, bits, x, run, runs);
   }
-  return V::sum_of(sums[0], sums[1]) - minima;
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r) - runs.minima[r];
 }
 
-/// Half a block of Q6_K: four times 32 codes, each with a scale for its first and its last 16.
-template <class V>
-void add_q6_half(const std::byte* low, const std::byte* high, const std::int16_t* codes, const float* scales,
-                 typename V::Sums (&sums)[2]) {
+/// Half a block of Q6_K, the runs `run` to `run` + 3: four times 32 codes, each with a scale for its first and its last 16.
+template <class V, int R>
+inline void add_q6_half(Chains<V, R>& sums, const std::byte* low, const std::byte* high, const FixedRow* x,
+                        std::int64_t run, const float (&scales)[R][16], int at) {
   const typename V::Words first = V::from_u8(low);
   const typename V::Words second = V::from_u8(low + 32);
   const typename V::Words top = V::from_u8(high);
@@ -176,22 +207,27 @@ void add_q6_half(const std::byte* low, const std::byte* high, const std::int16_t
       V::both(V::template right<4>(first), V::mask(top, 48)),
       V::both(V::template right<4>(second), V::template right<2>(V::mask(top, 192)))};
   for (int part = 0; part < 4; ++part) {
-    sums[part % 2] =
-        V::add_runs(sums[part % 2], V::minus(parts[part], 32), codes + 32 * part, scales + 2 * part);
+    const typename V::Words words = V::minus(parts[part], 32);
+    auto& chain = part % 2 == 0 ? sums.even : sums.odd;
+    for (int r = 0; r < R; ++r) {
+      chain[r] =
+          V::add_runs(chain[r], words, x[r].codes + (run + part) * kFixedRun, scales[r] + at + 2 * part);
+    }
   }
 }
 
-template <class V>
-float dot_fixed_q6_k(const std::byte* row, std::int64_t n, const FixedRow& x) {
-  typename V::Sums sums[2] = {V::zero_sums(), V::zero_sums()};
+template <class V, int R>
+void dot_fixed_q6_k(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
   for (std::int64_t run = 0; run < n / kFixedRun; run += 8, row += Q6K::kBytes) {
-    alignas(64) float scales[16];
-    V::signed_runs(row + 192, float_of_half(load_u16(row + 208)), x.scales + run, scales);
-    const std::int16_t* const codes = x.codes + run * kFixedRun;
-    add_q6_half<V>(row, row + 128, codes, scales, sums);
-    add_q6_half<V>(row + 64, row + 160, codes + 128, scales + 8, sums);
+    alignas(64) float scales[R][16];
+    for (int r = 0; r < R; ++r) {
+      V::signed_runs(row + 192, float_of_half(load_u16(row + 208)), x[r].scales + run, scales[r]);
+    }
+    add_q6_half<V, R>(sums, row, row + 128, x, run, scales, 0);
+    add_q6_half<V, R>(sums, row + 64, row + 160, x, run + 4, scales, 8);
   }
-  return V::sum_of(sums[0], sums[1]);
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r);
 }
 
 /// Any block, one element after the other: what the vectors above are checked against.

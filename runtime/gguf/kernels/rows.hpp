@@ -151,18 +151,33 @@ constexpr RowKernels make_row_kernels(const char* isa) {
           fix_row,
           {},
           {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4K>,
-           dot_fixed_plain<Q5K>, dot_fixed_plain<Q6K>}};
+           dot_fixed_plain<Q5K>, dot_fixed_plain<Q6K>},
+          {}};
+}
+
+/// A kernel of fixed.hpp for one row x.
+template <void (*Dot)(const std::byte*, std::int64_t, const FixedRow*, float*)>
+float dot_one(const std::byte* row, std::int64_t n, const FixedRow& x) {
+  float dot = 0.0F;
+  Dot(row, n, &x, &dot);
+  return dot;
 }
 
 /// With the integer vectors of W (fixed.hpp).
 template <class V, class W>
 constexpr RowKernels make_row_kernels_with_integers(const char* isa) {
+  constexpr int kFew = kFixedRowsAtOnce;
   RowKernels kernels = make_row_kernels<V>(isa);
-  kernels.dot_fixed[3] = dot_fixed_blocks<W, Q8_0>;
-  kernels.dot_fixed[4] = dot_fixed_blocks<W, Q4_0>;
-  kernels.dot_fixed[5] = dot_fixed_q4_k<W>;
-  kernels.dot_fixed[6] = dot_fixed_q5_k<W>;
-  kernels.dot_fixed[7] = dot_fixed_q6_k<W>;
+  kernels.dot_fixed[3] = dot_one<dot_fixed_blocks<W, Q8_0, 1>>;
+  kernels.dot_fixed[4] = dot_one<dot_fixed_blocks<W, Q4_0, 1>>;
+  kernels.dot_fixed[5] = dot_one<dot_fixed_q4_k<W, 1>>;
+  kernels.dot_fixed[6] = dot_one<dot_fixed_q5_k<W, 1>>;
+  kernels.dot_fixed[7] = dot_one<dot_fixed_q6_k<W, 1>>;
+  kernels.dot_fixed_few[3] = dot_fixed_blocks<W, Q8_0, kFew>;
+  kernels.dot_fixed_few[4] = dot_fixed_blocks<W, Q4_0, kFew>;
+  kernels.dot_fixed_few[5] = dot_fixed_q4_k<W, kFew>;
+  kernels.dot_fixed_few[6] = dot_fixed_q5_k<W, kFew>;
+  kernels.dot_fixed_few[7] = dot_fixed_q6_k<W, kFew>;
   return kernels;
 }
 

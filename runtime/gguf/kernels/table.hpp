@@ -22,6 +22,9 @@ struct FixedRow {
 /// Most bytes of FixedRow::arranged, for each 256 elements or fewer.
 inline constexpr int kArrangedBytes = 832;
 
+/// Rows x that a stored row is multiplied with while its codes are in registers.
+inline constexpr int kFixedRowsAtOnce = 4;
+
 /// What one ISA does with rows that lie side by side in groups of sixteen. Contracts: row_groups.hpp.
 struct GroupKernels {
   void (*arrange[kTensorTypes])(const FixedRow& x, std::int64_t n, std::byte* out);
@@ -41,7 +44,9 @@ struct RowKernels {
   void (*arrange[kTensorTypes])(const FixedRow& x, std::int64_t n, std::byte* out);  ///< null: not wanted
   float (*dot_fixed[kTensorTypes])(const std::byte* row, std::int64_t n,
                                    const FixedRow& x);  ///< quantised types
-  const GroupKernels* groups = nullptr;                 ///< null: none
+  /// kFixedRowsAtOnce rows x, none of them arranged, with one stored row; each has the bits of dot_fixed. null: none.
+  void (*dot_fixed_few[kTensorTypes])(const std::byte* row, std::int64_t n, const FixedRow* x, float* out);
+  const GroupKernels* groups = nullptr;  ///< null: none
 };
 
 extern const RowKernels portable_row_kernels;
