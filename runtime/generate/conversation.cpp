@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "headwater/error.hpp"
@@ -41,13 +42,14 @@ class Observation {
 
 }  // namespace
 
-Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail)
+Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail, int slot)
     : transformer_(transformer),
       dense_tail_(dense_tail),
+      slot_(slot),
       logits_(static_cast<std::size_t>(transformer.model().config().vocabulary)) {}
 
 void Conversation::reset() {
-  transformer_.reset();
+  transformer_.reset(slot_);
   pairs_ = {};
   computed_ = 0;
   steps_.clear();
@@ -56,14 +58,13 @@ void Conversation::reset() {
 
 /// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
 std::int64_t Conversation::tail_of(std::int64_t n) const {
-  const EffectiveOptions& options = transformer_.session().options();
+  const EffectiveOptions& options = session().options();
   const bool sparse = options.sparse && n > options.chunk && n >= options.dense_below;
   return sparse ? std::min(dense_tail_, n - 1) : 0;
 }
 
-void Conversation::run(const Step& step, std::span<const std::int32_t> ids) {
-  transformer_.run(step, ids);
-  const Session& session = transformer_.session();
+void Conversation::count_step() {
+  const Session& session = this->session();
   const auto pairs = [](const Chunk& chunk, std::int64_t before) {
     const std::int64_t n = chunk.end - chunk.begin;
     return triangle(n) + static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(before);
@@ -93,7 +94,7 @@ std::string Conversation::steps() const {
 
 void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progress) {
   const auto n = static_cast<std::int64_t>(ids.size());
-  const std::int64_t capacity = transformer_.session().shape().capacity;
+  const std::int64_t capacity = session().shape().capacity;
   if (n == 0) throw Error(ErrorCode::invalid_argument, "a turn has 0 tokens; allowed: 1 or more");
   if (n > capacity - tokens()) {
     throw Error(ErrorCode::capacity_exceeded,
@@ -120,7 +121,9 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     // A turn that one call makes says its own length.
     const std::int64_t turn = done == 0 && count < prefill ? prefill : 0;
     const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);
-    run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)));
+    transformer_.run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),
+                     slot_);
+    count_step();
     note(step);
     done += count;
     if (done == n) transformer_.logits(count - 1, 1, logits_);
@@ -128,9 +131,33 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
 }
 
 void Conversation::append(std::int32_t id) {
-  run(Step::decode(), {&id, 1});
-  ++appended_;
-  transformer_.logits(0, 1, logits_);
+  Conversation* const self = this;
+  append({&self, 1}, {&id, 1});
+}
+
+void Conversation::append(std::span<Conversation* const> talks, std::span<const std::int32_t> ids) {
+  if (talks.empty() || talks.size() > kMostSlots || talks.size() != ids.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} ids for {} conversations; allowed: one each, for 1 .. {}", ids.size(),
+                            talks.size(), kMostSlots));
+  }
+  Transformer& transformer = talks.front()->transformer_;
+  std::array<SlotToken, kMostSlots> tokens;
+  std::array<float*, kMostSlots> logits;
+  for (std::size_t i = 0; i < talks.size(); ++i) {
+    if (&talks[i]->transformer_ != &transformer) {
+      throw Error(ErrorCode::invalid_argument,
+                  "conversations of several transformers; allowed: slots of one");
+    }
+    tokens[i] = {talks[i]->slot_, ids[i]};
+    logits[i] = talks[i]->logits_.data();
+  }
+  transformer.decode(std::span(tokens).first(talks.size()));
+  for (Conversation* const talk : talks) {
+    talk->count_step();
+    ++talk->appended_;
+  }
+  transformer.logits(std::span(logits).first(talks.size()));
 }
 
 }  // namespace headwater::runtime

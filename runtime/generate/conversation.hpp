@@ -22,7 +22,8 @@ class Conversation {
  public:
   /// `dense_tail`: so many tokens at the end of a sparse turn become one decode step, which sees every token before it:
   /// the question at the end of a long prompt. 0 is the plain algorithm.
-  Conversation(Transformer& transformer, std::int64_t dense_tail);
+  /// It is the one in this slot of the transformer.
+  Conversation(Transformer& transformer, std::int64_t dense_tail, int slot = 0);
 
   /// Called from inside feed() with the share of the turn that is done, 0 .. 1; an exception from it ends the turn, and
   /// only reset() is legal then.
@@ -36,13 +37,15 @@ class Conversation {
   void set_layer_observer(LayerObserver observer) { observer_ = std::move(observer); }
   /// Appends one generated token by a decode step; logits() are then those after it. Errors: as of Transformer::run.
   void append(std::int32_t id);
+  /// append() of an id each to conversations in different slots of one transformer, in one decode step.
+  static void append(std::span<Conversation* const> talks, std::span<const std::int32_t> ids);
   void reset();
 
   /// Of the token that comes next; empty where there are no tokens.
   [[nodiscard]] std::span<const float> logits() const {
     return tokens() > 0 ? std::span<const float>(logits_) : std::span<const float>();
   }
-  [[nodiscard]] std::int64_t tokens() const { return transformer_.session().tokens(); }
+  [[nodiscard]] std::int64_t tokens() const { return session().tokens(); }
   /// Over everything since reset().
   [[nodiscard]] const Pairs& pairs() const { return pairs_; }
   /// The steps since reset() as `headwater attend --steps` takes them: "p4096:8128,p4032,d64".
@@ -53,11 +56,14 @@ class Conversation {
   [[nodiscard]] std::int64_t tail_of(std::int64_t n) const;
 
  private:
-  void run(const Step& step, std::span<const std::int32_t> ids);
+  [[nodiscard]] const Session& session() const { return transformer_.session(slot_); }
+  /// The step that was run counts.
+  void count_step();
   void note(const Step& step);
 
   Transformer& transformer_;
   std::int64_t dense_tail_;
+  int slot_;
   std::vector<float> logits_;
   Pairs pairs_;
   std::uint64_t computed_ = 0;  // pairs of all layers

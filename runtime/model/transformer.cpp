@@ -62,23 +62,33 @@ class Transformer::Stopwatch {
 Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options)
     : model_(std::move(model)), engine_(headwater::engine(options.engine)) {
   const ModelConfig& config = model_->config();
-  session_ = engine_.open(session_shape(config, options), options.attention);
-  const EffectiveOptions& effective = session_->options();
+  if (options.slots < 1 || options.slots > kMostSlots) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("slots is {}; allowed: 1 .. {}", options.slots, kMostSlots));
+  }
+  for (int slot = 0; slot < options.slots; ++slot) {
+    sessions_.push_back(engine_.open(session_shape(config, options), options.attention));
+  }
+  active_.reserve(sessions_.size());
+  calls_.resize(sessions_.size());
+  ids_.reserve(sessions_.size());
+  const EffectiveOptions& effective = session().options();
   threads_ = effective.threads;
   max_step_ = std::min(effective.batch, options.capacity);
   qkv_width_ = (config.heads + config.heads_kv) * config.d_head + config.heads_kv * config.d_value;
-  // A single row is F32, so the padding of 15 rows also has room for it where rows are BF16.
-  const std::int64_t rows = max_step_ + kRowPadding;
+  const std::int64_t most = std::max<std::int64_t>(max_step_, options.slots);
+  const std::int64_t rows = workspace_rows();
   const std::int64_t element = precision_bytes(model_->precision());
   const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
-  residual_ = AlignedBuffer(bytes(max_step_, config.width));
+  positions_.reserve(static_cast<std::size_t>(most));
+  residual_ = AlignedBuffer(bytes(most, config.width));
   normed_ = AlignedBuffer(bytes(rows, config.width, element));
-  qkv_ = AlignedBuffer(bytes(max_step_, qkv_width_));
+  qkv_ = AlignedBuffer(bytes(most, qkv_width_));
   bf16_rows_ = options.cache_type == DType::bf16 && model_->precision() == Precision::bf16;
-  if (bf16_rows_) narrow_ = AlignedBuffer(bytes(max_step_, qkv_width_, sizeof(std::uint16_t)));
+  if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
-  rotation_ = AlignedBuffer(bytes(max_step_, 2 * pairs));
+  rotation_ = AlignedBuffer(bytes(most, 2 * pairs));
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
   for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
@@ -94,47 +104,91 @@ std::uint64_t Transformer::workspace_bytes() const {
   return total;
 }
 
-void Transformer::reset() {
-  session_->reset();
+void Transformer::reset(int slot) {
+  session(slot).reset();
   step_rows_ = 0;
 }
 
-void Transformer::run(const Step& step, std::span<const std::int32_t> ids) {
-  const ModelConfig& config = model_->config();
+void Transformer::check_id(std::int32_t id) const {
+  const std::int64_t vocabulary = model_->config().vocabulary;
+  if (id >= 0 && id < vocabulary) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("token id is {}; allowed: 0 .. {}", id, vocabulary - 1));
+}
+
+void Transformer::run(const Step& step, std::span<const std::int32_t> ids, int slot) {
   const auto n = static_cast<std::int64_t>(ids.size());
   if (n != step.n || n > max_step_) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("a step of {} tokens got {} ids; allowed: as many, 1 .. {}", step.n, n, max_step_));
   }
-  for (const std::int32_t id : ids) {
-    if (id >= 0 && id < config.vocabulary) continue;
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("token id is {}; allowed: 0 .. {}", id, config.vocabulary - 1));
-  }
-  std::int64_t first_position = session_->tokens();
+  for (const std::int32_t id : ids) check_id(id);
+  Session& own = session(slot);
+  std::int64_t first_position = own.tokens();
   if (HEADWATER_SABOTAGE("runtime.turn.positions_from_0") && step.kind == Step::Kind::prefill) {
     first_position -= first_position > 4096 ? first_position : 0;
   }
-  session_->begin(step);
-  step_rows_ = 0;  // until the step is done
-  single_ = step.kind == Step::Kind::decode && n == 1;
-  blocks_.clear();
-  cut_into_blocks(n, session_->options().chunk, blocks_);
-  initialise_rows(n + kRowPadding);
+  own.begin(step);
+  ids_.clear();
+  active_.assign(1, &own);
+  few_ = step.kind == Step::Kind::decode && n == 1;
+  positions_.clear();
+  for (std::int64_t row = 0; row < n; ++row) positions_.push_back(first_position + row);
+  run_layers(ids);
+}
 
+void Transformer::decode(std::span<const SlotToken> tokens) {
+  if (tokens.empty()) throw Error(ErrorCode::invalid_argument, "no token to decode; allowed: 1 or more");
+  for (const SlotToken& token : tokens) {
+    check_id(token.id);
+    const auto same = [&](const SlotToken& other) { return other.slot == token.slot; };
+    if (token.slot >= 0 && token.slot < slots() && std::count_if(tokens.begin(), tokens.end(), same) == 1)
+      continue;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("slot is {}; allowed: 0 .. {}, each once", token.slot, slots() - 1));
+  }
+  for (const SlotToken& token : tokens) {
+    const Session& one = session(token.slot);
+    if (tokens.size() == 1 || one.tokens() < one.shape().capacity) continue;  // begin() says it
+    throw Error(ErrorCode::capacity_exceeded, fmt::format("slot {} has {} tokens; allowed: {} in all",
+                                                          token.slot, one.tokens(), one.shape().capacity));
+  }
+  active_.clear();
+  positions_.clear();
+  ids_.clear();
+  for (const SlotToken& token : tokens) {
+    Session& one = session(token.slot);
+    active_.push_back(&one);
+    positions_.push_back(HEADWATER_SABOTAGE("runtime.slots.position_of_the_first") ? active_.front()->tokens()
+                                                                                   : one.tokens());
+    ids_.push_back(token.id);
+    one.begin(Step::decode());
+  }
+  few_ = true;
+  run_layers(ids_);
+}
+
+void Transformer::run_layers(std::span<const std::int32_t> ids) {
+  const auto n = static_cast<std::int64_t>(ids.size());
+  step_rows_ = 0;  // until the step is done
+  blocks_.clear();
+  if (!few_) {
+    cut_into_blocks(n, session().options().chunk, blocks_);
+    initialise_rows(n + kRowPadding);
+  }
   Stopwatch watch;
   embed(ids);
-  tabulate_rotation(first_position, n);
+  tabulate_rotation();
   watch.lap(times_.other);
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) run_layer(layer, n);
-  session_->end();
+  for (std::int64_t layer = 0; layer < model_->config().layers; ++layer) run_layer(layer, n);
+  for (Session* const one : active_) one->end();
   step_rows_ = n;
 }
 
 void Transformer::initialise_rows(std::int64_t rows) {
   if (rows <= initialised_rows_) return;
-  const std::int64_t longest = max_step_ + kRowPadding;
+  const std::int64_t longest = workspace_rows();
   for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_}) {
     const std::size_t row = buffer->size() / static_cast<std::size_t>(longest);
     std::fill_n(buffer->data() + static_cast<std::size_t>(initialised_rows_) * row,
@@ -152,14 +206,14 @@ void Transformer::embed(std::span<const std::int32_t> ids) {
 
 /// Fills the table of cosines and sines, times the magnitude: the library's own rotation (ROPE-3) of (1, 0), once for
 /// all layers and heads.
-void Transformer::tabulate_rotation(std::int64_t first_position, std::int64_t n) {
+void Transformer::tabulate_rotation() {
   const RopeFrequencies& rope = model_->config().rope;
   const auto pairs = static_cast<std::int64_t>(rope.inverse.size());
-  for_each_row(threads_, n, [&](std::int64_t row) {
+  for_each_row(threads_, static_cast<std::int64_t>(positions_.size()), [&](std::int64_t row) {
     float* const table = rotation_.floats() + row * 2 * pairs;
     std::fill_n(table, pairs, 1.0F);
     std::fill_n(table + pairs, pairs, 0.0F);
-    std::int64_t position = first_position + row;
+    std::int64_t position = positions_[static_cast<std::size_t>(row)];
     if (HEADWATER_SABOTAGE("runtime.rope.table_wraps_at_8192")) position %= 8192;
     if (HEADWATER_SABOTAGE("runtime.rope.position_in_16_bits"))
       position = static_cast<std::uint16_t>(position);
@@ -171,12 +225,11 @@ void Transformer::tabulate_rotation(std::int64_t first_position, std::int64_t n)
 void Transformer::norm(const float* from, const std::vector<float>& weight, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
-  const bool rounded = !single_ && model_->precision() == Precision::bf16;
   std::int64_t width = config.width;
   if (HEADWATER_SABOTAGE("runtime.norm.first_1024_elements")) width = std::min<std::int64_t>(width, 1024);
   for_each_row(threads_, n, [&](std::int64_t row) {
     const float* const x = from + row * config.width;
-    if (!rounded) {
+    if (!rounded()) {
       loops.rms_norm(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
       return;
     }
@@ -185,9 +238,9 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
   });
 }
 
-void Transformer::project(const Projection& projection, const void* x, const TileSink& sink) {
-  if (single_) {
-    projection.multiply_one(static_cast<const float*>(x), threads_, scratch_, sink);
+void Transformer::project(const Projection& projection, const void* x, std::int64_t n, const TileSink& sink) {
+  if (few_) {
+    projection.multiply_few(static_cast<const float*>(x), n, threads_, scratch_, sink);
   } else {
     projection.multiply(x, blocks_, threads_, scratch_, sink);
   }
@@ -216,11 +269,12 @@ void Transformer::prepare_heads(const LayerWeights& layer, std::int64_t n) {
   });
 }
 
-Rows Transformer::rows_at(std::int64_t column, std::int64_t width) const {
+Rows Transformer::rows_at(std::int64_t column, std::int64_t width, std::int64_t row) const {
+  const std::int64_t at = row * qkv_width_ + column;
   if (bf16_rows_) {
-    return {reinterpret_cast<const std::uint16_t*>(narrow_.data()) + column, DType::bf16, qkv_width_, width};
+    return {reinterpret_cast<const std::uint16_t*>(narrow_.data()) + at, DType::bf16, qkv_width_, width};
   }
-  return {qkv_.floats() + column, DType::f32, qkv_width_, width};
+  return {qkv_.floats() + at, DType::f32, qkv_width_, width};
 }
 
 void Transformer::show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const {
@@ -237,26 +291,43 @@ void Transformer::attend(std::int64_t layer, std::int64_t n) {
   const std::int64_t keys = config.heads * config.d_head;
   const std::int64_t values = keys + config.heads_kv * config.d_head;
   show(LayerView::Stage::attention, layer, n);
-  const bool rounded = !single_ && model_->precision() == Precision::bf16;
-  session_->attend(layer, rows_at(0, config.d_head), rows_at(keys, config.d_head),
-                   rows_at(values, config.d_value),
-                   MutableRows::token_major(attended_.data(), rounded ? DType::bf16 : DType::f32,
-                                            config.heads, config.d_value));
+  const DType type = rounded() ? DType::bf16 : DType::f32;
+  const std::int64_t row_width = config.heads * config.d_value;
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    SequenceCall& call = calls_[i];
+    call.session = active_[i];
+    call.layer = layer;
+    call.q = rows_at(0, config.d_head, row);
+    call.k = rows_at(keys, config.d_head, row);
+    call.v = rows_at(values, config.d_value, row);
+    call.out = MutableRows::token_major(attended_.data() + bytes(row, row_width), type, config.heads,
+                                        config.d_value);
+  }
+  if (active_.size() > 1) {
+    attend_together(std::span(calls_).first(active_.size()));
+    return;
+  }
+  const SequenceCall& call = calls_.front();
+  call.session->attend(layer, call.q, call.k, call.v, call.out);
 }
 
-double Transformer::selection_seconds() const { return std::max(0.0, session_->stage_seconds().selection); }
+double Transformer::selection_seconds() const {
+  double seconds = 0;
+  for (const Session* const one : active_) seconds += std::max(0.0, one->stage_seconds().selection);
+  return seconds;
+}
 
 void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const ModelConfig& config = model_->config();
   std::int64_t read = index;
   if (HEADWATER_SABOTAGE("runtime.layers.wrap_at_32")) read %= 32;
   const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(read)];
-  const bool rounded = !single_ && model_->precision() == Precision::bf16;
   Stopwatch watch;
   show(LayerView::Stage::input, index, n);
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
-  project(*layer.qkv, normed_.data(), StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
+  project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
   watch.lap(times_.projections);
   prepare_heads(layer, n);
   watch.lap(times_.other);
@@ -266,14 +337,14 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const double spent = selection_seconds() - selected;
   times_.attention -= spent;
   times_.selection += spent;
-  times_.selection_apart = session_->stage_seconds().selection >= 0;
-  project(*layer.output, attended_.data(), AddSink(residual_.floats(), config.width, layer.output_bias));
+  times_.selection_apart = session().stage_seconds().selection >= 0;
+  project(*layer.output, attended_.data(), n, AddSink(residual_.floats(), config.width, layer.output_bias));
   watch.lap(times_.projections);
   show(LayerView::Stage::middle, index, n);
   norm(residual_.floats(), layer.mlp_norm, n);
   watch.lap(times_.other);
-  project(*layer.gate_up, normed_.data(), SwigluSink(hidden_.data(), config.feed_forward, rounded));
-  project(*layer.down, hidden_.data(), AddSink(residual_.floats(), config.width, {}));
+  project(*layer.gate_up, normed_.data(), n, SwigluSink(hidden_.data(), config.feed_forward, rounded()));
+  project(*layer.down, hidden_.data(), n, AddSink(residual_.floats(), config.width, {}));
   watch.lap(times_.projections);
   show(LayerView::Stage::output, index, n);
 }
@@ -288,13 +359,28 @@ void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float
                     "vocabulary of {} for each",
                     first, first + count, out.size(), step_rows_, config.vocabulary));
   }
+  few_ = count == 1;
+  project_logits(first, count, StoreSink(out.data(), config.vocabulary, {}));
+}
+
+void Transformer::logits(std::span<float* const> outs) {
+  const auto n = static_cast<std::int64_t>(outs.size());
+  if (n != step_rows_ || outs.size() != active_.size() || outs.empty() || ids_.size() != outs.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("logits of {} tokens; allowed: those of the last decode(), {}", n, step_rows_));
+  }
+  few_ = true;
+  project_logits(0, n, ScatterSink(outs));
+}
+
+void Transformer::project_logits(std::int64_t first, std::int64_t count, const TileSink& sink) {
+  const ModelConfig& config = model_->config();
   Stopwatch watch;
-  single_ = count == 1;
   norm(residual_.floats() + first * config.width, model_->final_norm(), count);
   watch.lap(times_.other);
   blocks_.clear();
-  cut_into_blocks(count, session_->options().chunk, blocks_);
-  project(model_->head(), normed_.data(), StoreSink(out.data(), config.vocabulary, {}));
+  cut_into_blocks(count, session().options().chunk, blocks_);
+  project(model_->head(), normed_.data(), count, sink);
   watch.lap(times_.projections);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +22,16 @@ struct TransformerOptions {
   /// multiply three rows of that type faster than any other.
   DType cache_type = DType::f16;
   std::int64_t capacity = 0;  ///< most tokens of a conversation
+  int slots = 1;              ///< conversations that are held at once, 1 .. kMostSlots
+};
+
+/// Rows that are decoded together at most.
+inline constexpr int kMostSlots = static_cast<int>(Projection::kFewRows);
+
+/// A generated token of the conversation in a slot.
+struct SlotToken {
+  int slot = 0;
+  std::int32_t id = 0;
 };
 
 /// Seconds of the steps, by phase.
@@ -49,29 +60,38 @@ struct LayerView {
 };
 using LayerObserver = std::function<void(const LayerView&)>;
 
-/// A model around a session: tokens in, logits out. The residual stream, norms and rotation are F32; products over
-/// several rows take operands of the model's precision in row blocks aligned to the chunks; products of the single
-/// row of a decode step and of one row's logits read the weights as stored and are F32, with activations of 16 bits
-/// beside quantised weights. All memory is taken when it is
-/// made. Used by one thread at a time.
+/// A model around a session for each slot: tokens in, logits out. The residual stream, norms and rotation are F32; products
+/// over several rows take operands of the model's precision in row blocks aligned to the chunks; products of decode steps
+/// of one token and of one row's logits read the weights as stored and are F32, with activations of 16 bits beside
+/// quantised weights. All memory but that of stored rows is taken when it is made. Used by one thread at a time.
 class Transformer {
  public:
-  /// Errors: those of Engine::open.
+  /// Errors: those of Engine::open; invalid_argument for other numbers of slots.
   Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options);
 
   /// Runs one step: ids.size() = step.n <= max_step(). Errors: those of Session::begin; invalid_argument for an id
   /// outside the vocabulary, and for more than max_step() tokens. After an exception from inside only reset() is
   /// legal (STATE-5).
-  void run(const Step& step, std::span<const std::int32_t> ids);
+  void run(const Step& step, std::span<const std::int32_t> ids, int slot = 0);
+  /// A decode step of one token for each of these slots, which are tokens 0, 1, ... of the step: the weights are read once.
+  /// Every slot has the bits that run() gives it alone. Errors: as of run(); invalid_argument for no token, a slot that is
+  /// not there, and one that comes twice.
+  void decode(std::span<const SlotToken> tokens);
   /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32. Errors:
   /// invalid_argument for other tokens, where the step did not finish, and where `out` is shorter.
   void logits(std::int64_t first, std::int64_t count, std::span<float> out);
-  void reset();
+  /// Those of all tokens of the last decode(), in F32, each to a row of its own of `vocabulary` floats.
+  /// Errors: invalid_argument for other numbers of rows, and where the last step was no such.
+  void logits(std::span<float* const> outs);
+  void reset(int slot = 0);
 
+  [[nodiscard]] int slots() const { return static_cast<int>(sessions_.size()); }
   /// Most tokens of one step: the effective batch, or the capacity where that is less.
   [[nodiscard]] std::int64_t max_step() const { return max_step_; }
-  [[nodiscard]] Session& session() { return *session_; }
-  [[nodiscard]] const Session& session() const { return *session_; }
+  [[nodiscard]] Session& session(int slot = 0) { return *sessions_[static_cast<std::size_t>(slot)]; }
+  [[nodiscard]] const Session& session(int slot = 0) const {
+    return *sessions_[static_cast<std::size_t>(slot)];
+  }
   [[nodiscard]] const Engine& engine() const { return engine_; }
   [[nodiscard]] const Model& model() const { return *model_; }
   [[nodiscard]] const PhaseTimes& times() const { return times_; }
@@ -81,28 +101,43 @@ class Transformer {
 
  private:
   class Stopwatch;
+  /// Of the buffers with padding. Rows of decode steps of one token are F32: each takes the room of two of BF16.
+  [[nodiscard]] std::int64_t workspace_rows() const {
+    return std::max<std::int64_t>(max_step_ + kRowPadding, std::int64_t{2} * slots());
+  }
   /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
+  void check_id(std::int32_t id) const;
+  /// The step of the sessions in active_, which are open.
+  void run_layers(std::span<const std::int32_t> ids);
   void embed(std::span<const std::int32_t> ids);
-  void tabulate_rotation(std::int64_t first_position, std::int64_t n);
+  void tabulate_rotation();
   void run_layer(std::int64_t layer, std::int64_t n);
   void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
-  void project(const Projection& projection, const void* x, const TileSink& sink);
+  void project(const Projection& projection, const void* x, std::int64_t n, const TileSink& sink);
   void prepare_heads(const LayerWeights& layer, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
+  /// Whether rows go through the layers in the model's precision, or as few rows of F32.
+  [[nodiscard]] bool rounded() const { return !few_ && model_->precision() == Precision::bf16; }
+  /// From row `first` of the residual stream on, as few_ says.
+  void project_logits(std::int64_t first, std::int64_t count, const TileSink& sink);
   void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
-  [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width) const;
+  [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width, std::int64_t row = 0) const;
 
   std::shared_ptr<const Model> model_;
   const Engine& engine_;
-  std::unique_ptr<Session> session_;
+  std::vector<std::unique_ptr<Session>> sessions_;  // of the slots
+  std::vector<Session*> active_;                    // of the last step
+  std::vector<SequenceCall> calls_;                 // decode(): of one layer
+  std::vector<std::int32_t> ids_;                   // decode(): of its tokens
+  std::vector<std::int64_t> positions_;             // of the last step's tokens
   int threads_ = 1;
   std::int64_t max_step_ = 0;
   std::int64_t qkv_width_ = 0;
   std::int64_t step_rows_ = 0;         // of the last step; 0 where it did not finish
   std::int64_t initialised_rows_ = 0;  // of the workspaces with padding
-  bool single_ = false;                // the one row of a decode step: F32 throughout
+  bool few_ = false;                   // the rows of decode steps of one token: F32 throughout
   bool bf16_rows_ = false;             // queries, keys and values go to the engine as BF16
   std::vector<RowBlock> blocks_;
   std::vector<ProjectionScratch> scratch_;

@@ -155,5 +155,96 @@ TEST(Conversation, TheTailBringsSparseNearerToDense) {
   EXPECT_LT(tail, plain);
 }
 
+// Conversations of other lengths in as many slots as there can be, decoded in one step, are those of transformers of their own.
+TEST(Slots, DecodedTogetherHaveTheBitsOfEachAlone) {
+  for (const Precision precision : {Precision::f32, Precision::bf16}) {
+    if (precision == Precision::bf16 && native_precision() != precision) continue;
+    SCOPED_TRACE(precision_name(precision));
+    for (const DType cache : {DType::f32, DType::bf16}) {
+      TransformerOptions chosen = small(1400);
+      chosen.cache_type = cache;
+      chosen.slots = kMostSlots;
+      Transformer together(bundled(precision), chosen);
+      chosen.slots = 1;
+      Transformer alone(bundled(precision), chosen);
+      std::vector<std::unique_ptr<Conversation>> talks;
+      std::vector<Conversation*> all;
+      std::vector<std::vector<std::int32_t>> prompts;
+      for (int slot = 0; slot < kMostSlots; ++slot) {
+        const std::int64_t tokens = slot == 3 ? 1300 : 1 + 7 * slot;
+        prompts.push_back(some_ids(tokens + slot));
+        prompts.back().erase(prompts.back().begin(), prompts.back().begin() + slot);
+        talks.push_back(std::make_unique<Conversation>(together, 8, slot));
+        talks.back()->feed(prompts.back());
+        all.push_back(talks.back().get());
+      }
+      // All of them, then some in another order, then one by itself.
+      const std::vector<std::int32_t> ids = some_ids(kMostSlots);
+      Conversation::append(all, ids);
+      const std::vector<Conversation*> some{all[9], all[3], all[0]};
+      Conversation::append(some, std::span(ids).first(3));
+      talks[3]->append(77);
+      for (int slot = 0; slot < kMostSlots; ++slot) {
+        Conversation one(alone, 8);
+        one.reset();
+        one.feed(prompts[static_cast<std::size_t>(slot)]);
+        one.append(ids[static_cast<std::size_t>(slot)]);
+        for (std::size_t i = 0; i < some.size(); ++i) {
+          if (some[i] == all[static_cast<std::size_t>(slot)]) one.append(ids[i]);
+        }
+        if (slot == 3) one.append(77);
+        const Conversation& talk = *talks[static_cast<std::size_t>(slot)];
+        EXPECT_EQ(talk.steps(), one.steps());
+        EXPECT_EQ(talk.pairs().computed, one.pairs().computed);
+        const std::vector<float> got(talk.logits().begin(), talk.logits().end());
+        const std::vector<float> wanted(one.logits().begin(), one.logits().end());
+        EXPECT_EQ(got, wanted) << "slot " << slot;
+      }
+    }
+  }
+}
+
+TEST(Slots, WhatIsNotAllowedChangesNothing) {
+  TransformerOptions chosen = small(50);
+  for (const int slots : {0, -1, kMostSlots + 1}) {
+    chosen.slots = slots;
+    EXPECT_THROW(Transformer(bundled(Precision::f32), chosen), Error);
+  }
+  chosen.slots = 3;
+  Transformer transformer(bundled(Precision::f32), chosen);
+  Conversation first(transformer, 0, 0);
+  Conversation full(transformer, 0, 2);
+  first.feed(some_ids(20));
+  full.feed(some_ids(50));
+  const auto refused = [&](std::vector<SlotToken> tokens, const char* what) {
+    try {
+      transformer.decode(tokens);
+      ADD_FAILURE() << "accepted: " << what;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(what));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("allowed: "));
+    }
+  };
+  refused({}, "no token");
+  refused({{3, 1}}, "slot is 3");
+  refused({{0, 1}, {-1, 1}}, "slot is -1");
+  refused({{0, 1}, {1, 1}, {0, 2}}, "slot is 0");
+  refused({{0, 1}, {1, -1}}, "token id is -1");
+  refused({{0, 1}, {2, 1}}, "slot 2 has 50 tokens");
+  std::vector<Conversation*> twice{&first, &first};
+  const std::vector<std::int32_t> ids{1, 2};
+  EXPECT_THROW(Conversation::append(twice, ids), Error);
+  EXPECT_THROW(Conversation::append(twice, std::span(ids).first(1)), Error);
+  Transformer other(bundled(Precision::f32), small(50));
+  Conversation stranger(other, 0);
+  std::vector<Conversation*> strangers{&first, &stranger};
+  EXPECT_THROW(Conversation::append(strangers, ids), Error);
+  EXPECT_EQ(first.tokens(), 20);
+  std::vector<float> row(first.logits().size());
+  float* const rows[] = {row.data(), row.data()};
+  EXPECT_THROW(transformer.logits(rows), Error) << "the last step was a turn";
+  EXPECT_NO_THROW(first.append(1));
+}
+
 }  // namespace
 }  // namespace headwater::runtime::testing

@@ -9,6 +9,7 @@
 #include "cli/support/failure.hpp"
 #include "cli/support/numbers.hpp"
 #include "cli/support/text.hpp"
+#include "runtime/model/transformer.hpp"
 
 namespace headwater::bench {
 
@@ -34,6 +35,8 @@ What does not fit into the machine's memory is refused before it is taken.
 
 Example: what sparse prefill would gain on a model that is not here
   headwater bench --random qwen3-1.7b -n 4096,8192
+Example: what a server gains that decodes eight conversations in one pass over the weights
+  headwater bench --random qwen3-0.6b -n 512 --slots 8 --no-dense
 Example: your own model, as JSON
   headwater bench -m MODEL.gguf -n 8192 --json
 
@@ -70,6 +73,7 @@ void check_together(const ModelBenchFlags& flags, bool model, bool type) {
   };
   if (model && flags.shape != nullptr) refuse("-m and --random are both given; allowed is one of them");
   if (!model && flags.shape == nullptr) refuse("the model is missing; use -m MODEL.gguf or --random SHAPE");
+  if (flags.slots > 1 && flags.decode == 0) refuse("--slots decodes, and --decode is 0");
   if (model && (type || flags.save)) refuse("--type and --save belong to --random");
 }
 
@@ -100,6 +104,10 @@ std::optional<ModelBenchFlags> parse_model_flags(const std::vector<std::string>&
             [&](const std::string& text) { flags.tokens = parse_tokens(text); });
   set.integer("--decode", "--decode", 0, kMaxCount, "tokens to generate after each prompt (16)",
               flags.decode);
+  set.integer(
+      "--slots", "--slots", 1, runtime::kMostSlots,
+      "conversations of the same prompt that are also decoded together, in one pass over the weights (1)",
+      flags.slots);
   set.integer("--dense-tail", "--dense-tail", 0, kMaxCount,
               "last tokens of a sparse prompt that see every token (64)", flags.dense_tail);
   set.integer("--rounds", "--rounds", 1, kMostRounds, "timed rounds (3)", flags.rounds);

@@ -18,6 +18,7 @@ struct ModelBenchFlags {
   runtime::TensorType type = runtime::TensorType::q8_0;
   std::vector<std::int64_t> tokens = {512, 2048, 4096};  ///< prompts
   std::int64_t decode = 16;                              ///< tokens generated after each
+  int slots = 1;  ///< conversations that are decoded together, beside one alone
   std::int64_t dense_tail = 64;
   int rounds = 3;
   std::uint64_t seed = 1;

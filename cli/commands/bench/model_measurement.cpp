@@ -79,6 +79,8 @@ class Bench {
   void describe(ModelMeasurement& measurement) const;
   void warm_up();
   void measure(std::int64_t tokens, ModelMeasurement& measurement);
+  void fill_slots(std::int64_t tokens);
+  [[nodiscard]] Seconds time_slots(std::int64_t tokens);
   PromptTimes time_prompt(runtime::Conversation& conversation, std::int64_t tokens, PromptRounds& rounds);
   [[nodiscard]] std::int64_t kv_bytes_per_token() const;
   [[nodiscard]] std::string name() const {
@@ -93,6 +95,7 @@ class Bench {
   std::shared_ptr<const runtime::Model> model_;
   std::unique_ptr<runtime::Transformer> sparse_, dense_;
   std::optional<runtime::Conversation> sparse_talk_, dense_talk_;
+  std::vector<std::unique_ptr<runtime::Conversation>> others_;  // in the other slots of sparse_
   Ids ids_;
   LineBytes memory_;
   double load_seconds_ = 0;
@@ -102,7 +105,8 @@ Bench::Bench(const ModelBenchFlags& flags)
     : flags_(flags),
       threads_(flags.model.options.threads > 0 ? flags.model.options.threads : cli::usable_cores()),
       longest_(*std::max_element(flags.tokens.begin(), flags.tokens.end())),
-      capacity_(longest_ + flags.decode),
+      // Slots are filled once for all rounds, and the first one decodes twice in each.
+      capacity_(longest_ + flags.decode * (flags.slots > 1 ? std::max(flags.rounds, 2) : 1)),
       memory_(0) {
   (void)cli::chosen_engine(flags.model.engine);  // an engine that is not here is said before anything is made
   if (capacity_ > cli::kMaxCount) {
@@ -116,6 +120,9 @@ Bench::Bench(const ModelBenchFlags& flags)
   if (flags.dense) dense_ = open(true);
   load_seconds_ = since(start);
   sparse_talk_.emplace(*sparse_, flags.dense_tail);
+  for (int slot = 1; slot < flags.slots; ++slot) {
+    others_.push_back(std::make_unique<runtime::Conversation>(*sparse_, flags.dense_tail, slot));
+  }
   if (dense_) dense_talk_.emplace(*dense_, 0);
   const auto vocabulary = static_cast<std::uint64_t>(model_->config().vocabulary);
   for (std::int64_t i = 0; i < capacity_; ++i) {
@@ -135,7 +142,7 @@ void Bench::check_memory(double weights, const runtime::ModelConfig& config) con
         longest_, flags_.decode, cli::count_text(capacity_, "token"), context, capacity_));
   }
   cli::check_model_memory(name(), flags_.model, config, weights + static_cast<double>(kReadBytes), capacity_,
-                          flags_.dense ? 2 : 1);
+                          flags_.slots + (flags_.dense ? 1 : 0));
 }
 
 void Bench::open_file() {
@@ -166,6 +173,7 @@ std::unique_ptr<runtime::Transformer> Bench::open(bool dense) const {
   options.attention.threads = threads_;
   options.cache_type = flags_.model.cache_type;
   options.capacity = capacity_;
+  options.slots = dense ? 1 : flags_.slots;
   return std::make_unique<runtime::Transformer>(model_, options);
 }
 
@@ -231,15 +239,37 @@ PromptTimes Bench::time_prompt(runtime::Conversation& conversation, std::int64_t
   return times;
 }
 
+void Bench::fill_slots(std::int64_t tokens) {
+  for (const auto& talk : others_) {
+    talk->reset();
+    talk->feed({ids_.data(), static_cast<std::size_t>(tokens)});
+  }
+}
+
+/// Slot 0, which has decoded its tokens alone, goes on, and so do the others from round to round.
+Seconds Bench::time_slots(std::int64_t tokens) {
+  std::vector<runtime::Conversation*> talks{&*sparse_talk_};
+  for (const auto& talk : others_) talks.push_back(talk.get());
+  Ids same(talks.size());
+  const Seconds start = seconds_now();
+  for (std::int64_t i = 0; i < flags_.decode; ++i) {
+    std::fill(same.begin(), same.end(), ids_[static_cast<std::size_t>(tokens + i)]);
+    runtime::Conversation::append(talks, same);
+  }
+  return seconds_now() - start;
+}
+
 void Bench::measure(std::int64_t tokens, ModelMeasurement& measurement) {
   const std::int64_t mean_depth = tokens + (flags_.decode + 1) / 2;
   const std::int64_t bytes = model_->bytes_per_token() + mean_depth * kv_bytes_per_token();
   std::vector<PromptRounds> modes = {{tokens, false, {}, bytes, {}, 0, 0.0F}};
   if (dense_) modes.push_back({tokens, true, {}, bytes, {}, 0, 0.0F});
+  fill_slots(tokens);
   for (int round = 0; round < flags_.rounds; ++round) {
     for (std::size_t i = 0; i < modes.size(); ++i) {
       PromptRounds& mode = modes[(i + static_cast<std::size_t>(round)) % modes.size()];
       mode.rounds.push_back(time_prompt(mode.dense ? *dense_talk_ : *sparse_talk_, tokens, mode));
+      if (!mode.dense && !others_.empty()) mode.rounds.back().together = time_slots(tokens);
     }
   }
   std::move(modes.begin(), modes.end(), std::back_inserter(measurement.prompts));

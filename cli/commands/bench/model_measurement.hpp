@@ -17,6 +17,7 @@ struct PromptTimes {
   Seconds first_token;         ///< from the first token in to the logits of the last one
   runtime::PhaseTimes phases;  ///< where they went, by the wall
   Seconds decode;              ///< of all decode steps after the prompt
+  Seconds together;            ///< of as many decode steps of all slots at once, where there are several
   Seconds reading;             ///< of reading the bytes of one decode step alone
 };
 

@@ -54,6 +54,22 @@ double share_of_reading(const ModelBenchFlags& flags, const ModelMeasurement& me
   });
 }
 
+/// Tokens a second of all slots over those of one, round by round.
+double gain_of_slots(const ModelBenchFlags& flags, const ModelMeasurement& measurement,
+                     const PromptRounds& prompt) {
+  return over_rounds(prompt, [&](const PromptTimes& times) {
+    return static_cast<double>(flags.slots) * judged(measurement, times.decode) /
+           judged(measurement, times.together);
+  });
+}
+
+double tokens_of_slots(const ModelBenchFlags& flags, const ModelMeasurement& measurement,
+                       const PromptRounds& prompt) {
+  return over_rounds(prompt, [&](const PromptTimes& times) {
+    return static_cast<double>(flags.slots * flags.decode) / judged(measurement, times.together);
+  });
+}
+
 double pair_share(const PromptRounds& prompt) {
   return static_cast<double>(prompt.pairs.computed) / static_cast<double>(prompt.pairs.dense);
 }
@@ -101,6 +117,10 @@ nlohmann::ordered_json prompt_json(const ModelBenchFlags& flags, const ModelMeas
       {"gigabytes_per_second", static_cast<double>(prompt.bytes_per_token) * tokens / all * kGiga},
       {"share_of_reading", share_of_reading(flags, measurement, prompt)},
       {"rounds", decodes}};
+  if (flags.slots == 1 || prompt.dense) return json;
+  json["slots"] = {{"slots", flags.slots},
+                   {"tokens_per_second", tokens_of_slots(flags, measurement, prompt)},
+                   {"times_one", gain_of_slots(flags, measurement, prompt)}};
   return json;
 }
 
@@ -189,6 +209,13 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
   if (flags.decode > 0) text += fmt::format(" {:>9} {:>7} {:>9}", "decode/s", "GB/s", "of reads");
   text += "\n";
   for (const PromptRounds& prompt : measurement.prompts) text += prompt_line(flags, measurement, prompt);
+  for (const PromptRounds& prompt : measurement.prompts) {
+    if (flags.slots == 1 || prompt.dense) continue;
+    text +=
+        fmt::format("{} in each of {} slots: {:.1f} tokens/s decoded together, {:.2f} times one slot\n",
+                    cli::count_text(prompt.tokens, "token"), flags.slots,
+                    tokens_of_slots(flags, measurement, prompt), gain_of_slots(flags, measurement, prompt));
+  }
   if (!flags.dense) return text;
   for (std::size_t i = 0; i + 1 < measurement.prompts.size(); i += 2) {
     text += fmt::format("{}{}: the first token {:.2f} times sooner than with dense prefill\n",
