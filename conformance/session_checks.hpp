@@ -64,6 +64,8 @@ class Lengths {
   /// After end() and after truncate(): the chunks of the session then.
   void ended(std::span<const Chunk> chunks);
   void truncated(std::int64_t n);
+  /// Of a session that was loaded: all sparse chunks are settled (STATE-12).
+  void loaded() { settled_ = sparse_.size(); }
   [[nodiscard]] bool possible(std::int64_t n) const;
 
  private:

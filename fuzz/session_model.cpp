@@ -129,6 +129,21 @@ Code SessionModel::set_interrupt(Answer answer) {
   return std::nullopt;
 }
 
+Code SessionModel::become_fork() {
+  if (!claims.fork) return ErrorCode::unsupported;
+  if (open) return ErrorCode::wrong_state;
+  forget_askers();
+  return std::nullopt;
+}
+
+Code SessionModel::become_loaded() {
+  if (!claims.save) return ErrorCode::unsupported;
+  if (open) return ErrorCode::wrong_state;
+  forget_askers();
+  lengths.loaded();
+  return std::nullopt;
+}
+
 void SessionModel::reset() { restore(SessionModel(shape, options, claims)); }
 
 std::vector<Chunk> SessionModel::chunks() const {

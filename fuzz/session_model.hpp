@@ -34,6 +34,9 @@ struct SessionModel {
   Code abort();
   Code truncate(std::int64_t n);
   Code set_interrupt(Answer answer);
+  /// The session is replaced by its fork, or by one that has loaded what it saved: without observer and interrupt.
+  Code become_fork();
+  Code become_loaded();
   void reset();
 
   /// The last sparse chunk of the finished steps, or of all where the layer was attended in the open one; empty where there
@@ -75,6 +78,10 @@ struct SessionModel {
  private:
   [[nodiscard]] std::vector<Chunk> cut(std::int64_t n, ChunkMode mode) const;
   void restore(SessionModel earlier);
+  void forget_askers() {
+    observer_throws = false;
+    interrupt = Answer::none;
+  }
 
   std::shared_ptr<const SessionModel> before_;  // the open step
 };

@@ -1,5 +1,5 @@
-// STATE-1..6, STATE-8..10, INTR-1, PLAN and MEM-5 as a state machine: random sequences of calls (turns, decode steps, reset,
-// abort, truncate, calls that must be refused, observers that count or throw, interrupts, tokens beyond the capacity) against a small model of the spec. Two sessions
+// STATE-1..6, STATE-8..12, INTR-1, PLAN and MEM-5 as a state machine: random sequences of calls (turns, decode steps, reset,
+// abort, truncate, fork, save and load, calls that must be refused, observers that count or throw, interrupts, tokens beyond the capacity) against a small model of the spec. Two sessions
 // of an engine get the same calls, one layer-major and one chunk-major, and must agree bit for bit in scores and sets
 // (SCHED-2). Sequences shrink; RC_PARAMS="seed=..." repeats one.
 
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "conformance/formats.hpp"
+#include "conformance/state_archive.hpp"
 #include "fuzz/session_model.hpp"
 #include "headwater/headwater.hpp"
 
@@ -57,16 +58,19 @@ struct Sessions {
     std::unique_ptr<Session> session;
     std::vector<Seen> seen;
     std::vector<float> out;
+    Options options;
   };
   std::array<One, 2> both;  // layer-major, chunk-major
   bool same_outputs = false;
 
   Sessions(const Engine& engine, const Shape& shape, Options options)
       : same_outputs(engine.claims().bitwise_schedules) {
-    options.schedule = Schedule::layer_major;
-    both[0].session = engine.open(shape, options);
-    options.schedule = Schedule::chunk_major;
-    both[1].session = engine.open(shape, options);
+    for (const Schedule schedule : {Schedule::layer_major, Schedule::chunk_major}) {
+      One& one = both[schedule == Schedule::layer_major ? 0 : 1];
+      options.schedule = schedule;
+      one.options = options;
+      one.session = engine.open(shape, options);
+    }
   }
 
   /// The same call on both; the code must be the model's, and a refusal one line.
@@ -422,6 +426,83 @@ class Ask : public Call {
   Answer answer_;
 };
 
+/// The session is replaced by its fork (STATE-11), or is told from it; then the other one gets other tokens and goes.
+class Fork : public Call {
+ public:
+  explicit Fork(const Model& model)
+      : kept_(*rc::gen::arbitrary<bool>()),
+        emptied_(*rc::gen::arbitrary<bool>()),
+        tokens_(std::min(*rc::gen::inRange<std::int64_t>(0, 14), model.shape.capacity - model.tokens)) {}
+  void show(std::ostream& to) const override {
+    to << (kept_ ? "fork() kept" : "fork()") << ", the other gets " << tokens_
+       << (emptied_ ? " tokens after reset()" : " tokens");
+  }
+
+ protected:
+  Code answer(Model& model) const override {
+    if (!kept_) {
+      Model other = model;
+      return other.become_fork();
+    }
+    const Code code = model.become_fork();
+    if (!code) model.watching = Watching::nothing;
+    return code;
+  }
+  void perform(const Model& before, Sessions::One& one) const override {
+    std::unique_ptr<Session> other = one.session->fork();
+    if (kept_) std::swap(other, one.session);
+    other->set_observer({});
+    if (before.claims.interrupt) other->set_interrupt({});
+    if (emptied_) other->reset();
+    if (tokens_ > 0) run_other(*other);
+  }
+
+ private:
+  void run_other(Session& session) const {
+    const Shape& s = session.shape();
+    const std::vector<float> rows(
+        static_cast<std::size_t>(tokens_ * s.n_head * std::max(s.d_head, s.d_value)), 3.0f);
+    std::vector<float> out(static_cast<std::size_t>(tokens_ * s.n_head * s.d_value));
+    session.begin(Step::prefill(tokens_));
+    for (std::int64_t layer = 0; layer < s.n_layer; ++layer) {
+      session.attend(layer, Rows::token_major(rows.data(), DType::f32, s.n_head, s.d_head),
+                     Rows::token_major(rows.data(), DType::f32, s.n_head_kv, s.d_head),
+                     Rows::token_major(rows.data(), DType::f32, s.n_head_kv, s.d_value),
+                     MutableRows::token_major(out.data(), DType::f32, s.n_head, s.d_value));
+    }
+    session.end();
+  }
+
+  bool kept_;
+  bool emptied_;
+  std::int64_t tokens_;
+};
+
+/// The session is replaced by one that has loaded what it saved (STATE-12).
+class SaveAndLoad : public Call {
+ public:
+  explicit SaveAndLoad(const Engine& engine) : engine_(engine) {}
+  void show(std::ostream& to) const override { to << "save(), load()"; }
+
+ protected:
+  Code answer(Model& model) const override {
+    const Code code = model.become_loaded();
+    if (!code) model.watching = Watching::nothing;
+    return code;
+  }
+  void perform(const Model& before, Sessions::One& one) const override {
+    conformance::MemoryArchive archive;
+    one.session->exchange_state(archive);
+    archive.load();
+    std::unique_ptr<Session> loaded = engine_.open(before.shape, one.options);
+    loaded->exchange_state(archive);
+    one.session = std::move(loaded);
+  }
+
+ private:
+  const Engine& engine_;
+};
+
 class Watch : public Call {
  public:
   Watch()
@@ -491,7 +572,7 @@ class ReadBeyond : public Call {
 };
 
 /// Commands as a caller would mix them: mostly the next one of a step.
-rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
+rc::Gen<std::shared_ptr<const Command>> next_command(const Engine& engine, const Model& model) {
   const auto one = [&](auto maker) {
     return rc::gen::exec([=]() -> std::shared_ptr<const Command> { return maker(); });
   };
@@ -504,6 +585,8 @@ rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
   const auto abort = one([] { return std::make_shared<const Abort>(); });
   const auto truncate = one([=] { return std::make_shared<const Truncate>(model); });
   const auto ask = one([] { return std::make_shared<const Ask>(); });
+  const auto fork = one([=] { return std::make_shared<const Fork>(model); });
+  const auto load = one([&engine] { return std::make_shared<const SaveAndLoad>(engine); });
   if (model.failed) {
     return rc::gen::weightedOneOf<std::shared_ptr<const Command>>({{1, begin},
                                                                    {1, attend},
@@ -521,6 +604,8 @@ rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
                                                                    {1, reset},
                                                                    {1, abort},
                                                                    {6, truncate},
+                                                                   {3, fork},
+                                                                   {2, load},
                                                                    {2, watch},
                                                                    {1, ask},
                                                                    {1, read}});
@@ -533,12 +618,14 @@ rc::Gen<std::shared_ptr<const Command>> next_command(const Model& model) {
                                                                  {1, reset},
                                                                  {2, abort},
                                                                  {1, truncate},
+                                                                 {1, fork},
+                                                                 {1, load},
                                                                  {1, watch},
                                                                  {1, ask},
                                                                  {1, read}});
 }
 
-TEST(StateMachine, STATE_1_to_10_RandomCallsAgainstAModel) {
+TEST(StateMachine, STATE_1_to_12_RandomCallsAgainstAModel) {
   for (const Engine* engine : engines()) {
     if (!engine->unavailable_because().empty()) continue;
     SCOPED_TRACE(std::string(engine->name()));
@@ -572,7 +659,7 @@ TEST(StateMachine, STATE_1_to_10_RandomCallsAgainstAModel) {
       if (*rc::gen::arbitrary<bool>()) options.sinks.assign(static_cast<std::size_t>(shape.n_head), 0.5f);
       Sessions sessions(*engine, shape, options);
       const Model model(shape, sessions.both[0].session->options(), engine->claims());
-      rc::state::check(model, sessions, next_command);
+      rc::state::check(model, sessions, [&](const Model& now) { return next_command(*engine, now); });
     }));
   }
 }
