@@ -1,4 +1,4 @@
-"""Writes the seeds of fuzz/corpora/gguf and fuzz/corpora/tokenizer: python3 fuzz/make_corpora.py
+"""Writes the seeds of fuzz/corpora/gguf, tokenizer and session_file: python3 fuzz/make_corpora.py
 
 Standard library only. What a fuzzer finds is added beside them by hand.
 """
@@ -79,6 +79,20 @@ def main():
     (ROOT / "gguf").mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (ROOT / "gguf" / name).write_bytes(content)
+
+    # target_session_file.cpp: which session, then edits of its file: kind, place (two bytes), value; or, from 192 on, a file.
+    edits = {"as-saved": b"", "cut-short": b"\1\4\0\0", "cut-in-header": b"\1\0\20\0", "inserted": b"\2\0\40x",
+             "erased": b"\3\0\50\3", "last-byte": b"\1\7\377\0", "length": b"\0\0\7\177", "twice": b"\0\0\11x\0\0\12y"}
+    (ROOT / "session_file").mkdir(parents=True, exist_ok=True)
+    for which in range(8):
+        for name, content in edits.items():
+            (ROOT / "session_file" / f"{name}-{which}").write_bytes(bytes([which]) + content)
+    for i in range(80):
+        (ROOT / "session_file" / f"number-{i}").write_bytes(bytes([i % 8, 4, i * 3 // 2, i // 8]))
+    for i in range(16):
+        (ROOT / "session_file" / f"data-{i}").write_bytes(bytes([i % 8, 0, 4 + i // 4, i * 64 % 256, 255]))
+    for name, content in {"empty": b"", "no-header": bytes(8), "brackets": b"\x40" + bytes(7) + b"[" * 64}.items():
+        (ROOT / "session_file" / name).write_bytes(bytes([192]) + content)
 
     samples = {"code": b"def f(x):\n    return x ** 2\r\n", "blanks": b"  \t\n\n x \xc2\xa0\xe3\x80\x80  ",
                "scripts": "naïve 東京 עברית हिन्दी 🙂👍🏽 e\u0301".encode(), "broken": b"a\xff\xc3(\xf0\x9f\x98 \xed\xa0\x80",
