@@ -165,6 +165,7 @@ void CpuSession::check_rows(const SequenceCall& call) const {
 
 void CpuSession::exchange_floats(StateArchive& archive, const char* name, const std::vector<float>& own) {
   std::vector<std::int64_t> bits;
+  bits.reserve(own.size());
   for (const float value : own) bits.push_back(std::bit_cast<std::int32_t>(value));
   const std::vector<std::int64_t> asked = bits;
   archive.numbers(name, bits, static_cast<std::int64_t>(bits.size()));
