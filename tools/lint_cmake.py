@@ -176,8 +176,9 @@ def misnamed_files(root, paths):
     """Python files, and the GoogleTest cases of C++ files, against the patterns."""
     for path in paths:
         if path.suffix == ".py":
-            if not re.fullmatch(WORD, path.stem):
-                yield f"{path}: the name of a Python file is lower-case words with _ between them"
+            if not re.fullmatch(f"_?{WORD}|__init__|__main__", path.stem):
+                yield f"{path}: the name of a Python file is lower-case words with _ between them, and _ in front where a " \
+                      "package keeps it to itself"
             is_test = PYTHON_TEST.search((root / path).read_text(encoding="utf-8"))
             if path.stem.endswith("_test") or (is_test and not path.stem.startswith("test_")):
                 yield f"{path}: a Python file of tests is test_SUBJECT.py"

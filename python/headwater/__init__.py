@@ -1,0 +1,30 @@
+"""Headwater: chunked sparse prefill attention, dense decode.
+
+    import headwater
+    out = headwater.attention(q, k, v, chunk=1024, local=256, heavy=256)
+"""
+
+from . import _native
+from ._attention import attention
+from ._session import Session
+
+__all__ = ["Session", "attention", "engines", "info"]
+__version__ = _native.library.headwater_version().decode()
+
+
+def engines():
+    """A dict for each engine: name, isa, description, and why this machine cannot run it ("" where it can)."""
+    library = _native.library
+    texts = {"name": library.headwater_engine_name, "isa": library.headwater_engine_isa,
+             "description": library.headwater_engine_description,
+             "unavailable_because": library.headwater_engine_unavailable_because}
+    return [{key: text(index).decode() for key, text in texts.items()} for index in range(library.headwater_engine_count())]
+
+
+def info():
+    """Version of the library, the engine that is used where none is named, its ISA, and all engines."""
+    import os
+    all_engines = engines()
+    chosen = os.environ.get("HEADWATER_ENGINE") or "cpu"
+    isa = next((engine["isa"] for engine in all_engines if engine["name"] == chosen), "")
+    return {"version": __version__, "engine": chosen, "isa": isa, "library": _native.library._name, "engines": all_engines}

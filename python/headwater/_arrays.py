@@ -1,0 +1,173 @@
+"""What attention reads and writes: arrays of NumPy, tensors of PyTorch, and all that speaks DLPack, without a copy."""
+
+import ctypes
+import sys
+
+from . import _native
+
+_NAMES = {"float32": _native.F32, "float16": _native.F16, "bfloat16": _native.BF16}
+SIZES = {_native.F32: 4, _native.F16: 2, _native.BF16: 2}
+TYPE_NAMES = {code: name for name, code in _NAMES.items()}
+_ALLOWED = "allowed: float32, float16, bfloat16"
+
+
+class View:
+    """Where an array lies: address, type, shape, and strides in elements. It keeps the array."""
+
+    __slots__ = ("address", "type", "shape", "strides", "owner")
+
+    def __init__(self, address, type_code, shape, strides, owner):
+        self.address, self.type, self.shape, self.strides, self.owner = address, type_code, shape, strides, owner
+
+    def ordered(self, first, axes):
+        """The View of entry `first` of the first dimension (None: of all), its dimensions in the order of `axes`."""
+        shape, strides, address = self.shape, self.strides, self.address
+        if first is not None:
+            address += first * strides[0] * SIZES[self.type]
+            shape, strides = shape[1:], strides[1:]
+        return View(address, self.type, tuple(shape[axis] for axis in axes), tuple(strides[axis] for axis in axes),
+                    self.owner)
+
+
+def _type_of(dtype, name):
+    code = _NAMES.get(str(dtype).rpartition(".")[2])
+    if code is None:
+        raise ValueError(f"{name} has dtype {dtype}; {_ALLOWED}")
+    return code
+
+
+def _is_tensor(array):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _of_tensor(tensor, name):
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} is on device {tensor.device}; allowed: cpu")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} has layout {tensor.layout}; allowed: torch.strided")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient, and there is none; allowed: tensor.detach(), or torch.no_grad()")
+    return View(tensor.data_ptr(), _type_of(tensor.dtype, name), tuple(tensor.shape), tensor.stride(), tensor)
+
+
+def _of_numpy(array, name, writes):
+    code = _type_of(array.dtype.name, name)
+    if not array.dtype.isnative:
+        raise ValueError(f"{name} has bytes in another order; {_ALLOWED} of this machine")
+    if writes and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only; allowed: an array that can be written")
+    size = SIZES[code]
+    if any(stride % size for stride in array.strides):
+        raise ValueError(f"{name} has strides of {array.strides} bytes; allowed: multiples of {size}")
+    return View(array.ctypes.data, code, array.shape, tuple(stride // size for stride in array.strides), array)
+
+
+# ---- DLPack ----
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("dtype", _DataType),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor, in a capsule `dltensor`."""
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
+_Managed._fields_ = [("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.argtypes, _get_pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
+_DL_TYPES = {(2, 32): _native.F32, (2, 16): _native.F16, (4, 16): _native.BF16}
+_DL_CPU = 1
+
+
+def _of_dlpack(array, name):
+    """The capsule stays unconsumed: its own destructor gives the tensor back when the view goes."""
+    device = array.__dlpack_device__()
+    if int(device[0]) != _DL_CPU:
+        raise ValueError(f"{name} is on DLPack device {int(device[0])}; allowed: {_DL_CPU} (CPU)")
+    capsule = array.__dlpack__()
+    if not _is_valid(capsule, b"dltensor"):
+        raise ValueError(f"{name}: __dlpack__() gave no capsule 'dltensor'; allowed: one")
+    tensor = ctypes.cast(_get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Managed)).contents.tensor
+    code = _DL_TYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
+    if code is None:
+        raise ValueError(f"{name} has DLPack type {tensor.dtype.code} of {tensor.dtype.bits} bits; {_ALLOWED}")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if tensor.strides:
+        strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
+    else:
+        strides = contiguous(shape)
+    return View((tensor.data or 0) + tensor.byte_offset, code, shape, strides, (array, capsule))
+
+
+def contiguous(shape):
+    """Strides of a contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def view(array, name, writes=False):
+    """The View of an array, or the View that it is. Errors: ValueError (what it is, type, device), TypeError (no array)."""
+    if isinstance(array, View):
+        return array
+    if _is_tensor(array):
+        return _of_tensor(array, name)
+    if hasattr(array, "__array_interface__") and hasattr(array, "flags"):
+        return _of_numpy(array, name, writes)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        if writes:
+            raise ValueError(f"{name} is only read by DLPack; allowed: a NumPy array or a PyTorch tensor")
+        return _of_dlpack(array, name)
+    raise TypeError(f"{name} is a {type(array).__name__}; allowed: a NumPy array, a PyTorch tensor, or an object with "
+                    "__dlpack__")
+
+
+def empty_like(array, type_code, shape):
+    """A new array of the caller's kind: a tensor for a tensor, else NumPy's (ml_dtypes' bfloat16 where it is)."""
+    name = TYPE_NAMES[type_code]
+    if _is_tensor(array):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, name))
+    import numpy
+    if name != "bfloat16":
+        return numpy.empty(shape, dtype=name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ValueError("bfloat16 rows that are no PyTorch tensor need ml_dtypes for the result; allowed: out=") from None
+    return numpy.empty(shape, dtype=ml_dtypes.bfloat16)
+
+
+def rows(array, name, n, heads, width, writes=False):
+    """The Rows of an array [n, heads, width] (a size of None: any), and its View. Errors: as of view(); ValueError."""
+    seen = view(array, name, writes)
+    shape = seen.shape
+    if len(shape) != 3:
+        raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 3, [tokens, heads, elements]")
+    for size, wanted, what in zip(shape, (n, heads, width), ("tokens", "heads", "elements of a row")):
+        if size < 1 or (wanted is not None and size != wanted):
+            raise ValueError(f"{name} has {size} {what}; allowed: {'1 or more' if wanted is None else wanted}")
+    if seen.strides[2] != 1 and shape[2] > 1:
+        raise ValueError(f"{name} has rows with a stride of {seen.strides[2]} elements; allowed: 1, contiguous rows")
+    if writes and any(size > 1 and stride == 0 for size, stride in zip(shape, seen.strides)):
+        raise ValueError(f"{name} has places that are written twice (stride 0); allowed: each element once")
+    return _native.Rows(seen.address, seen.strides[0], seen.strides[1], seen.type, 0), seen

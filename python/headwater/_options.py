@@ -1,0 +1,114 @@
+"""Options of a session, by keyword: the names and meanings of docs/spec.md (CFG-1)."""
+
+import ctypes
+import math
+
+from . import _arrays, _native
+
+_NUMBERS = ("batch", "chunk", "local", "heavy", "threads", "key_block", "query_block", "pool", "refine", "pinned",
+            "dense_below", "checkpoints", "page")
+_FLAGS = ("clamp", "dense")
+_PER_HEAD = ("sinks", "alibi")
+_CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedule": _native.SCHEDULES}
+_LAYER = ("window", "scale", "softcap", "sinks")
+_MOST = 2**63 - 1
+NAMES = (*_NUMBERS, *_FLAGS, *_PER_HEAD, *_CHOICES, "scale", "softcap", "dense_layers", "layers")
+
+
+def integer(value, name):
+    """An int of 64 bits. Errors: TypeError, ValueError."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise TypeError(f"{name} is {value!r}; allowed: an integer") from None
+    if not -_MOST - 1 <= number <= _MOST:
+        raise ValueError(f"{name} is {number}; allowed: integers of 64 bits")
+    return number
+
+
+def number(value, name):
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}; allowed: a number") from None
+
+
+class Options:
+    """_native.Options, `native`, and what its pointers point at."""
+
+    def __init__(self, given, n_head, n_layer):
+        self.native = _native.default_options()
+        self._kept = []
+        for name, value in given.items():
+            if name not in NAMES:
+                raise TypeError(f"option {name!r} is not known; allowed: {', '.join(NAMES)}")
+            if value is not None:
+                self._set(name, value, n_head, n_layer)
+        if _native.in_child():
+            self.native.threads = 1  # the same bits (NUM-3)
+
+    def _set(self, name, value, n_head, n_layer):
+        native = self.native
+        if name in _NUMBERS:
+            code = integer(value, name)
+            if name == "threads" and not -2**31 <= code < 2**31:
+                raise ValueError(f"threads is {code}; allowed: 0 .. 512")
+            setattr(native, name, code)
+        elif name in _FLAGS:
+            setattr(native, name, 1 if value else 0)
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}")
+            setattr(native, name, _CHOICES[name][value])
+        elif name in _PER_HEAD:
+            setattr(native, name, self._per_head(value, name, n_head))
+        elif name == "dense_layers":
+            layers = [integer(layer, "dense_layers") for layer in value]
+            self._kept.append((ctypes.c_int64 * len(layers))(*layers))
+            native.dense_layers, native.dense_layer_count = self._kept[-1], len(layers)
+        elif name == "layers":
+            self._set_layers(list(value), n_head, n_layer)
+        else:
+            setattr(native, name, number(value, name))
+
+    def _per_head(self, values, name, n_head):
+        own = _native.floats(values, name)
+        if len(own) != n_head:
+            raise ValueError(f"{name} has {len(own)} numbers; allowed: {n_head}, one for each query head")
+        self._kept.append(own)
+        return ctypes.cast(own, ctypes.POINTER(ctypes.c_float))
+
+    def _set_layers(self, layers, n_head, n_layer):
+        if len(layers) != n_layer:
+            raise ValueError(f"layers has {len(layers)} entries; allowed: {n_layer}, one for each layer")
+        own = (_native.LayerOptions * len(layers))()
+        for index, layer in enumerate(layers):
+            entry = own[index]
+            entry.scale = entry.softcap = math.nan
+            for name, value in dict(layer or {}).items():
+                if name not in _LAYER:
+                    raise TypeError(f"layers[{index}] has {name!r}; allowed: {', '.join(_LAYER)}")
+                if value is None:
+                    continue
+                what = f"layers[{index}][{name!r}]"
+                if name == "window":
+                    entry.window = integer(value, what)
+                elif name == "sinks":
+                    entry.sinks = self._per_head(value, what, n_head)
+                else:
+                    setattr(entry, name, number(value, what))
+        self._kept.append(own)
+        self.native.layers, self.native.layer_count = own, len(layers)
+        self.native.layer_size = ctypes.sizeof(_native.LayerOptions)
+
+
+def shape(layers, heads, kv_heads, head_dim, value_dim, capacity, dtype):
+    """A _native.Shape. dtype: a name, or a dtype of NumPy or PyTorch."""
+    names = {name: code for code, name in _arrays.TYPE_NAMES.items()} | {"f32": 0, "f16": 1, "bf16": 2}
+    code = names.get(str(dtype).rpartition(".")[2] if not isinstance(dtype, type) else dtype.__name__)
+    if code is None:
+        raise ValueError(f"dtype is {dtype!r}; allowed: 'float32', 'float16', 'bfloat16'")
+    sizes = [integer(value, name) for name, value in (
+        ("layers", layers), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim),
+        ("value_dim", value_dim), ("capacity", capacity))]
+    return _native.Shape(*sizes, code, 0)

@@ -1,0 +1,321 @@
+"""Session: the stored K and V rows of all layers of one conversation, and its steps."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+
+from . import _arrays, _native, _options
+
+_library, _check = _native.library, _native.check
+_byref = ctypes.byref
+_STATES = ("empty", "prefilling", "decoding")
+_MODES = ("sparse", "dense", "decode")
+
+
+class _Interrupt:
+    """Ctrl-C during a call: the handler is put off, the call asks for it and stops, and then the handler runs.
+
+    A handler that raised inside the call's question would be lost: ctypes has nobody to hand the exception to.
+    """
+
+    def __init__(self):
+        self._seen = []
+        self._callback = _native.Interrupt(lambda _: 1 if self._seen else 0)
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p)
+
+    @contextlib.contextmanager
+    def put_off(self, session):
+        """While a long call of this session runs. Python runs handlers on the main thread alone."""
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            yield
+            return
+        self._seen.clear()
+        signal.signal(signal.SIGINT, lambda *what: self._seen.append(what))
+        asked = _library.headwater_set_interrupt(session, self.address, None) == 0
+        try:
+            yield
+        finally:
+            if asked:
+                _library.headwater_set_interrupt(session, None, None)
+            signal.signal(signal.SIGINT, handler)
+            if self._seen:
+                handler(*self._seen[0])
+
+
+class Session:
+    """One conversation. A step is `begin_prefill(n)` or `begin_decode(n)`, `attend()` once for each layer, `end()`.
+
+    layers, heads, kv_heads, head_dim, capacity: sizes; value_dim: head_dim where it is None. dtype: of the stored rows,
+    "float32", "float16" or "bfloat16". engine: a name of headwater.engines(), or None for HEADWATER_ENGINE or "cpu".
+    options: by keyword, as docs/spec.md names them (batch, chunk, local, heavy, select, threads, scale, ...); a value of
+    None is the default. layers_options is `layers` of the spec, a list with a dict for each layer.
+
+    A session is used by one thread at a time: a second one gets RuntimeError. Errors: ValueError (the field, its value and
+    what is allowed), TypeError, MemoryError, RuntimeError (the protocol), NotImplementedError (not by this engine).
+    """
+
+    def __init__(self, *, layers, heads, kv_heads=None, head_dim, value_dim=None, capacity, dtype="float32", engine=None,
+                 layer_options=None, **options):
+        shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
+                               head_dim if value_dim is None else value_dim, capacity, dtype)
+        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
+        self._open(shape, lambda session: _library.headwater_open(_name(engine), _byref(shape), _byref(own.native), session))
+
+    def _open(self, shape, opens):
+        self._session = ctypes.c_void_p()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        _check(opens(_byref(self._session)))
+        self._shape = shape
+        self._step = 0
+        self._interrupt = _Interrupt()
+
+    @classmethod
+    def load(cls, path, *, layers, heads, kv_heads=None, head_dim, value_dim=None, capacity, dtype="float32",
+             engine=None, layer_options=None, fingerprint="", **options):
+        """A session with the state of a file that save() wrote (STATE-12). What it asks for must be what was saved.
+        Errors: as of Session(); ValueError where the file is damaged, foreign, or of other options."""
+        shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
+                               head_dim if value_dim is None else value_dim, capacity, dtype)
+        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
+        self = cls.__new__(cls)
+        self._open(shape, lambda session: _library.headwater_load(
+            _name(engine), _byref(shape), _byref(own.native), os.fsencode(path), fingerprint.encode(), session))
+        return self
+
+    def __del__(self):
+        # In a child of fork() the memory goes with the process.
+        if getattr(self, "_session", None) and self.usable():
+            _library.headwater_close(self._session)
+
+    def usable(self):
+        """Whether it is open and of this process: a child of fork() has no threads of the engine."""
+        return bool(self._session) and self._process == os.getpid()
+
+    def close(self):
+        """Gives the memory back. Calls after it are RuntimeError."""
+        with self._used() as session:
+            self._session = None
+            _library.headwater_close(session)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._session:
+            self.close()
+
+    @contextlib.contextmanager
+    def _used(self):
+        """The session for one call of this thread."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("the session is in use by another thread; allowed: one at a time")
+        try:
+            if not self.usable():
+                raise RuntimeError("the session is closed, or another process opened it; allowed: an open one")
+            yield self._session
+        finally:
+            self._lock.release()
+
+    # ---- steps ----
+
+    def begin_prefill(self, n, turn_length=0):
+        """Opens a prefill call of n tokens; turn_length: tokens of the whole turn that it opens, 0 for n (STATE-3)."""
+        n = _options.integer(n, "n")
+        with self._used() as session:
+            _check(_library.headwater_begin_prefill(session, n, _options.integer(turn_length, "turn_length")))
+            self._step = n
+
+    def begin_decode(self, n=1):
+        """Opens a dense step of n tokens (DEC-1)."""
+        n = _options.integer(n, "n")
+        with self._used() as session:
+            _check(_library.headwater_begin_decode(session, n))
+            self._step = n
+
+    def attend(self, layer, q, k, v, out=None, *, lse=None):
+        """Attention of one layer of the open step of n tokens.
+
+        q: [n, heads, head_dim], k: [n, kv_heads, head_dim], v: [n, kv_heads, value_dim], rotated already, float32, float16
+        or bfloat16, any strides between rows. out: [n, heads, value_dim], written and returned; None makes one like q.
+        lse: None, or float32 [n, heads] for the log-sum-exps (LSE-1). Ctrl-C stops a prefill within a chunk: the step has
+        failed then, and abort() takes it back.
+        """
+        shape, n = self._shape, self._step
+        q_rows, _q = _arrays.rows(q, "q", n, shape.n_head, shape.d_head)
+        k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, shape.d_head)
+        v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, shape.d_value)
+        if out is None:
+            out = _arrays.empty_like(q, q_rows.type, (n, shape.n_head, shape.d_value))
+        out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, shape.d_value, writes=True)
+        layer = _options.integer(layer, "layer")
+        with self._used() as session:
+            if lse is None:
+                call = _library.headwater_attend
+                arguments = (session, layer, _byref(q_rows), _byref(k_rows), _byref(v_rows), _byref(out_rows))
+            else:
+                call = _library.headwater_attend_lse
+                arguments = (session, layer, _byref(q_rows), _byref(k_rows), _byref(v_rows), _byref(out_rows),
+                             _byref(_lse_output(lse, n, shape.n_head)))
+            self._call(session, n, call, arguments)
+        return out
+
+    def _call(self, session, n, call, arguments):
+        if n <= 16:  # as short as a question whether to stop
+            _check(call(*arguments))
+            return
+        with self._interrupt.put_off(session):
+            status = call(*arguments)
+            error = None if status == 0 else _native.error(status)
+        if error is not None:
+            raise error
+
+    def end(self):
+        """Closes the step; every layer must have been attended."""
+        with self._used() as session:
+            _check(_library.headwater_end(session))
+            self._step = 0
+
+    def abort(self):
+        """Drops the open step, failed or not (STATE-8)."""
+        with self._used() as session:
+            _check(_library.headwater_abort(session))
+            self._step = 0
+
+    def reset(self):
+        """Back to an empty session."""
+        with self._used() as session:
+            _check(_library.headwater_reset(session))
+            self._step = 0
+
+    def truncate(self, n):
+        """Keeps the first n tokens (STATE-9; with select "h2o" not every n, STATE-10)."""
+        with self._used() as session:
+            _check(_library.headwater_truncate(session, _options.integer(n, "n")))
+
+    def fork(self):
+        """A second session that shares what is stored and goes on by itself (STATE-11)."""
+        with self._used() as session:
+            other = type(self).__new__(type(self))
+            other._open(self._shape, lambda forked: _library.headwater_fork(session, forked))
+            return other
+
+    def save(self, path, fingerprint=""):
+        """Writes the session to a safetensors file; fingerprint: a text that says of which model the rows are (STATE-12)."""
+        with self._used() as session:
+            _check(_library.headwater_save(session, os.fsencode(path), fingerprint.encode()))
+
+    # ---- what it holds ----
+
+    def _number(self, function, kind=ctypes.c_int64):
+        value = kind()
+        with self._used() as session:
+            _check(function(session, _byref(value)))
+        return value.value
+
+    @property
+    def tokens(self):
+        """Tokens stored, those of the open step not counted."""
+        return self._number(_library.headwater_session_tokens)
+
+    @property
+    def state(self):
+        """"empty", "prefilling" or "decoding" (STATE-1)."""
+        return _STATES[self._number(_library.headwater_session_state, ctypes.c_int32)]
+
+    @property
+    def failed(self):
+        """Whether the open step has failed, so that only abort() and reset() are allowed (STATE-5)."""
+        return bool(self._number(_library.headwater_session_failed, ctypes.c_int32))
+
+    @property
+    def options(self):
+        """The options that are used, as a dict (CFG-2, CFG-3, CFG-4)."""
+        native = _native.EffectiveOptions()
+        with self._used() as session:
+            _check(_library.headwater_session_options(session, _byref(native), ctypes.sizeof(native)))
+        values = {name: getattr(native, name) for name, _ in native._fields_ if not name.startswith("reserved")}
+        for name, choices in (("select", _native.SELECT), ("score_type", _native.SCORE_TYPES),
+                              ("schedule", _native.SCHEDULES)):
+            values[name] = {code: text for text, code in choices.items()}[values[name]]
+        values["sparse"] = bool(values["sparse"])
+        values["kv_owner"] = ("session", "caller")[values["kv_owner"]]
+        return values
+
+    @property
+    def warnings(self):
+        """What the options were changed to and why, a line each."""
+        texts = []
+        for index in range(self._number(_library.headwater_warning_count)):
+            text = ctypes.c_char_p()
+            with self._used() as session:
+                _check(_library.headwater_warning(session, index, _byref(text)))
+            texts.append(text.value.decode())
+        return texts
+
+    @property
+    def memory_bytes(self):
+        """Bytes held: a dict of "kv", "scores", "memory_sets", "workspace"."""
+        native = _native.MemoryBytes()
+        with self._used() as session:
+            _check(_library.headwater_session_memory_bytes(session, _byref(native), ctypes.sizeof(native)))
+        return {name: getattr(native, name) for name, _ in native._fields_}
+
+    @property
+    def chunks(self):
+        """All chunks so far: (begin, end, mode, entries of the memory set), mode "sparse", "dense" or "decode"."""
+        chunks = []
+        for index in range(self._number(_library.headwater_session_chunk_count)):
+            chunk, count = _native.Chunk(), ctypes.c_int64()
+            with self._used() as session:
+                _check(_library.headwater_session_chunk(session, index, _byref(chunk), _byref(count)))
+            chunks.append((chunk.begin, chunk.end, _MODES[chunk.mode], count.value))
+        return chunks
+
+    def scores(self, layer, head):
+        """The scores of all stored tokens for a query head, a list of floats (SCORE)."""
+        n = self.tokens
+        values = (ctypes.c_float * n)()
+        with self._used() as session:
+            _check(_library.headwater_copy_scores(session, _options.integer(layer, "layer"),
+                                                  _options.integer(head, "head"), 0, n, values))
+        return list(values)
+
+    def memory(self, layer, head):
+        """Positions of the memory set that was built last in a layer for a query head, ascending (MEM-4)."""
+        native = _native.MemoryView()
+        head = _options.integer(head, "head")
+        if not 0 <= head < self._shape.n_head:
+            raise ValueError(f"head is {head}; allowed: 0 .. {self._shape.n_head - 1}")
+        with self._used() as session:
+            _check(_library.headwater_memory(session, _options.integer(layer, "layer"), _byref(native)))
+            return [native.data[head * native.head_stride + i] for i in range(native.count)]
+
+    def key(self, layer, kv_head, position):
+        """A stored key row as a list of floats."""
+        return self._row(_library.headwater_read_key, self._shape.d_head, layer, kv_head, position)
+
+    def value(self, layer, kv_head, position):
+        """A stored value row as a list of floats."""
+        return self._row(_library.headwater_read_value, self._shape.d_value, layer, kv_head, position)
+
+    def _row(self, function, width, layer, kv_head, position):
+        row = (ctypes.c_float * width)()
+        with self._used() as session:
+            _check(function(session, _options.integer(layer, "layer"), _options.integer(kv_head, "kv_head"),
+                            _options.integer(position, "position"), row, width))
+        return list(row)
+
+
+def _name(engine):
+    return None if engine is None else str(engine).encode()
+
+
+def _lse_output(lse, n, heads):
+    seen = _arrays.view(lse, "lse", writes=True)
+    if seen.type != _native.F32 or tuple(seen.shape) != (n, heads):
+        raise ValueError(f"lse is {_arrays.TYPE_NAMES[seen.type]} {list(seen.shape)}; allowed: float32 [{n}, {heads}]")
+    return _native.LseOutput(seen.address, *seen.strides)

@@ -1,0 +1,236 @@
+"""attention() on arrays: what is computed, from which arrays, and what is refused."""
+
+import os
+import signal
+import threading
+import time
+import unittest
+
+import numpy
+
+import support
+from support import headwater, rows
+
+OPTIONS = {"chunk": 64, "local": 8, "heavy": 8, "threads": 2}
+
+
+class Attention(unittest.TestCase):
+    def test_dense_is_causal_attention(self):
+        for n in (1, 2, 63, 64, 65, 700):
+            q, k, v = rows(n)
+            out = headwater.attention(q, k, v, dense=True)
+            self.assertEqual((out.shape, out.dtype), ((n, 6, 12), numpy.float32))
+            self.assertLess(numpy.abs(out - support.dense(q, k, v)).max(), 1e-5)
+
+    def test_sparse_is_what_a_session_computes(self):
+        for select in ("h2o", "blocks"):
+            for n in (1, 64, 65, 5000):
+                q, k, v = rows(n)
+                options = {**OPTIONS, "select": select}
+                own = headwater.Session(**support.SIZES, capacity=n, **options)
+                wanted = support.step(own, q, k, v, 0, n)
+                numpy.testing.assert_array_equal(headwater.attention(q, k, v, **options), wanted)
+        exact = support.dense(q[-100:], k, v)
+        self.assertGreater(numpy.abs(wanted[-100:] - exact).max(), 1e-3, "nothing was sparse")
+
+    def test_dense_tail_sees_every_token(self):
+        q, k, v = rows(900)
+        out = headwater.attention(q, k, v, dense_tail=50, **OPTIONS)
+        self.assertLess(numpy.abs(out - support.dense(q, k, v))[-50:].max(), 1e-5)
+        self.assertGreater(numpy.abs(out - support.dense(q, k, v))[:-50].max(), 1e-3)
+
+    def test_strides_and_layouts(self):
+        q, k, v = rows(300)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        wide = numpy.full((300, 9, 40), numpy.nan, numpy.float32)
+        wide[:, 1:7, 5:21] = q
+        numpy.testing.assert_array_equal(headwater.attention(wide[:, 1:7, 5:21], k, v, **OPTIONS), wanted)
+        heads_first = [numpy.ascontiguousarray(array.transpose(1, 0, 2)) for array in (q, k, v)]
+        out = headwater.attention(*heads_first, layout="hnd", **OPTIONS)
+        numpy.testing.assert_array_equal(out.transpose(1, 0, 2), wanted)
+        backwards = [array[::-1].copy()[::-1] for array in (q, k, v)]
+        numpy.testing.assert_array_equal(headwater.attention(*backwards, **OPTIONS), wanted)
+        into = numpy.full((300, 8, 20), 7.0, numpy.float32)
+        part = into[:, 1:7, 3:15]
+        self.assertIs(headwater.attention(q, k, v, out=part, **OPTIONS), part)
+        numpy.testing.assert_array_equal(part, wanted)
+        self.assertTrue((into[:, 0] == 7).all() and (into[:, :, 15:] == 7).all())
+
+    def test_a_batch(self):
+        many = [rows(150, seed=seed) for seed in range(3)]
+        stacked = [numpy.stack(arrays) for arrays in zip(*many)]
+        out = headwater.attention(*stacked, **OPTIONS)
+        for index, one in enumerate(many):
+            numpy.testing.assert_array_equal(out[index], headwater.attention(*one, **OPTIONS))
+
+    def test_types(self):
+        q, k, v = rows(200, dtype=numpy.float16)
+        out = headwater.attention(q, k, v, dense=True)
+        self.assertEqual(out.dtype, numpy.float16)
+        self.assertLess(numpy.abs(out - support.dense(q, k, v)).max(), 4e-3)
+        mixed = headwater.attention(q.astype(numpy.float32), k, v, dense=True)
+        self.assertEqual(mixed.dtype, numpy.float32)
+
+    def test_dlpack(self):
+        q, k, v = rows(100)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        got = headwater.attention(*map(support.OnlyDLPack, (q, k, v)), **OPTIONS)
+        numpy.testing.assert_array_equal(got, wanted)
+        strided = [support.OnlyDLPack(array.transpose(1, 0, 2)) for array in (q, k, v)]
+        numpy.testing.assert_array_equal(headwater.attention(*strided, layout="hnd", **OPTIONS).transpose(1, 0, 2), wanted)
+
+    @unittest.skipIf(support.torch is None, "PyTorch is not here")
+    def test_tensors(self):
+        torch = support.torch
+        q, k, v = (torch.from_numpy(array) for array in rows(200))
+        out = headwater.attention(q, k, v, **OPTIONS)
+        self.assertIsInstance(out, torch.Tensor)
+        numpy.testing.assert_array_equal(out.numpy(), headwater.attention(q.numpy(), k.numpy(), v.numpy(), **OPTIONS))
+        half = headwater.attention(*(tensor.bfloat16() for tensor in (q, k, v)), dense=True)
+        self.assertEqual(half.dtype, torch.bfloat16)
+        self.assertLess(numpy.abs(half.float().numpy() - support.dense(q.numpy(), k.numpy(), v.numpy())).max(), 0.05)
+        with self.assertRaisesRegex(ValueError, "q requires a gradient"):
+            headwater.attention(q.clone().requires_grad_(), k, v)
+
+    @unittest.skipIf(support.ml_dtypes is None, "ml_dtypes is not here")
+    def test_bfloat16_of_numpy(self):
+        q, k, v = rows(100, dtype=support.ml_dtypes.bfloat16)
+        out = headwater.attention(q, k, v, dense=True)
+        self.assertEqual(out.dtype, support.ml_dtypes.bfloat16)
+        self.assertLess(numpy.abs(out.astype(float) - support.dense(q, k, v)).max(), 0.05)
+
+    def test_what_is_refused(self):
+        q, k, v = rows(20)
+        read_only = numpy.zeros((20, 6, 12), numpy.float32)
+        read_only.flags.writeable = False
+        refused = [
+            ((q[0], k, v), {}, ValueError, "q, k and v have 2, 3, 3 dimensions; allowed: 3"),
+            ((q[:, :, None], k[:, :, None], v[:, :, None]), {}, ValueError, "contiguous|elements|heads|allowed"),
+            ((q.astype(float), k, v), {}, ValueError, "q has dtype float64; allowed: float32, float16, bfloat16"),
+            ((q.astype(">f4"), k, v), {}, ValueError, "q has bytes in another order"),
+            ((q.tolist(), k, v), {}, TypeError, "q is a list; allowed: a NumPy array"),
+            ((q, k[:19], v), {}, ValueError, "k has 19 tokens; allowed: 20"),
+            ((q, k, v[:, :1]), {}, ValueError, "v has 1 heads; allowed: 2"),
+            ((q, k[:, :, :15], v), {}, ValueError, "k has 15 elements of a row; allowed: 16"),
+            ((q[:, :5], k, v), {}, ValueError, "divisor of n_head = 5"),
+            ((q[:0], k[:0], v[:0]), {}, ValueError, "q has 0 tokens; allowed: 1 or more"),
+            ((q[:, :, ::2], k[:, :, ::2], v), {}, ValueError, "q has rows with a stride of 2 elements; allowed: 1"),
+            ((q, k, v.astype(numpy.float16)), {}, ValueError, "k is float32 and v is float16; allowed: both of one type"),
+            ((q, k, v), {"out": read_only}, ValueError, "out is read-only"),
+            ((q, k, v), {"out": support.OnlyDLPack(read_only)}, ValueError, "out is only read by DLPack"),
+            ((q, k, v), {"out": numpy.zeros((20, 6, 11), numpy.float32)}, ValueError, "out has 11 elements of a row"),
+            ((q, k, v), {"out": numpy.broadcast_to(numpy.float32(0), (20, 6, 12))}, ValueError, "out"),
+            ((q, k, v), {"layout": "dhn"}, ValueError, "layout is 'dhn'; allowed: 'nhd', 'hnd'"),
+            ((q, k, v), {"dense_tail": 20}, ValueError, "dense_tail is 20; allowed: 0 .. 19"),
+            ((q, k, v), {"dense_tail": -1}, ValueError, "dense_tail is -1"),
+            ((q, k, v), {"dense_tail": "all"}, TypeError, "dense_tail is 'all'; allowed: an integer"),
+            ((q, k, v), {"chunk": 0}, ValueError, "chunk"),
+            ((q, k, v), {"chunk": 2**70}, ValueError, "chunk is 1180591620717411303424; allowed: integers of 64 bits"),
+            ((q, k, v), {"chunk": 1.5}, TypeError, "chunk is 1.5; allowed: an integer"),
+            ((q, k, v), {"threads": 2**40}, ValueError, "threads"),
+            ((q, k, v), {"select": "most"}, ValueError, "select is 'most'; allowed: 'h2o', 'blocks'"),
+            ((q, k, v), {"sinks": [0.0]}, ValueError, "sinks has 1 numbers; allowed: 6"),
+            ((q, k, v), {"scale": "big"}, TypeError, "scale is 'big'; allowed: a number"),
+            ((q, k, v), {"size": 4}, TypeError, "option 'size' is not known; allowed: batch"),
+            ((q, k, v), {"engine": "gpu"}, RuntimeError, "gpu"),
+            ((numpy.stack([q]), numpy.stack([k, k]), numpy.stack([v])), {}, ValueError, "batches of 1, 2, 1"),
+        ]
+        for arrays, options, kind, says in refused:
+            with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+                headwater.attention(*arrays, **options)
+            self.assertNotIn("\n", str(caught.exception))
+        self.assertTrue(numpy.isfinite(headwater.attention(q, k, v)).all())
+
+    def test_inputs_may_be_read_only(self):
+        q, k, v = rows(20)
+        for array in (q, k, v):
+            array.flags.writeable = False
+        self.assertTrue(numpy.isfinite(headwater.attention(q, k, v)).all())
+
+    def test_threads_of_python_work_at_once(self):
+        q, k, v = rows(400)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        wrong = []
+
+        def work():
+            for _ in range(5):
+                if not (headwater.attention(q, k, v, **OPTIONS) == wanted).all():
+                    wrong.append(threading.current_thread().name)
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        self.assertEqual(wrong, [])
+
+    def test_a_child_of_fork_computes(self):
+        q, k, v = rows(300)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        child = os.fork()
+        if child == 0:
+            same = False
+            try:
+                same = bool((headwater.attention(q, k, v, **OPTIONS) == wanted).all())
+            finally:
+                os._exit(0 if same else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+
+class Interrupted(unittest.TestCase):
+    def setUp(self):
+        # What runs in the background may have been started with the signal ignored.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        self.rows = rows(30000, heads=8, kv_heads=2, width=64, value_width=64)
+
+    def interrupted(self, call):
+        """The call takes much longer than until the signal comes."""
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        done = []
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                call()
+                done.append(True)
+                time.sleep(30)
+        finally:
+            timer.join()
+        self.assertEqual(done, [], "the call went on to its end")
+
+    def test_attention(self):
+        q, k, v = self.rows
+        self.interrupted(lambda: headwater.attention(q, k, v, dense=True, threads=1))
+        small = [array[:100] for array in self.rows]
+        self.assertTrue(numpy.isfinite(headwater.attention(*small, dense=True)).all())
+
+    def test_a_session_goes_on(self):
+        q, k, v = self.rows
+        own = headwater.Session(layers=1, heads=8, kv_heads=2, head_dim=64, capacity=30000, dense=True, threads=1)
+        wanted = support.step(own, q, k, v, 0, 50)
+        own.begin_prefill(29000)
+        self.interrupted(lambda: own.attend(0, q[50:29050], k[50:29050], v[50:29050]))
+        self.assertTrue(own.failed)
+        own.abort()
+        self.assertEqual(own.tokens, 50)
+        again = support.step(own, q, k, v, 50, 10)
+        own.truncate(0)
+        numpy.testing.assert_array_equal(support.step(own, q, k, v, 0, 50), wanted)
+        numpy.testing.assert_array_equal(support.step(own, q, k, v, 50, 10), again)
+
+    def test_a_handler_of_the_program_is_called(self):
+        q, k, v = self.rows
+        seen = []
+        before = signal.signal(signal.SIGINT, lambda *what: seen.append(what[0]))
+        try:
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with self.assertRaisesRegex(RuntimeError, "interrupted"):
+                headwater.attention(q, k, v, dense=True, threads=1)
+            timer.join()
+        finally:
+            self.assertTrue(callable(signal.getsignal(signal.SIGINT)))
+            signal.signal(signal.SIGINT, before)
+        self.assertEqual(seen, [signal.SIGINT])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,194 @@
+"""Session: its steps, what it keeps, and what it refuses."""
+
+import os
+import tempfile
+import threading
+import unittest
+
+import numpy
+
+import support
+from support import headwater, rows, session, step
+
+
+class Steps(unittest.TestCase):
+    def test_a_conversation(self):
+        q, k, v = rows(400)
+        own = session()
+        self.assertEqual((own.tokens, own.state, own.failed, own.chunks), (0, "empty", False, []))
+        step(own, q, k, v, 0, 130)
+        self.assertEqual((own.tokens, own.state), (130, "prefilling"))
+        out = step(own, q, k, v, 130, 1, "decode")
+        self.assertLess(numpy.abs(out - support.dense(q[130:131], k[:131], v[:131])).max(), 1e-5)
+        self.assertEqual((own.tokens, own.state), (131, "decoding"))
+        self.assertEqual([chunk[:3] for chunk in own.chunks],
+                         [(0, 40, "sparse"), (40, 80, "sparse"), (80, 120, "sparse"), (120, 130, "sparse"),
+                          (130, 131, "decode")])
+        self.assertEqual(own.memory(0, 5)[-8:], list(range(112, 120)))
+        self.assertEqual(len(own.scores(0, 3)), 131)
+        self.assertTrue(any(own.scores(0, 3)))
+        numpy.testing.assert_array_equal(own.key(0, 1, 77), k[77, 1])
+        numpy.testing.assert_array_equal(own.value(0, 1, 77), v[77, 1])
+        self.assertGreater(own.memory_bytes["kv"], 131 * 2 * 28 * 4)
+        self.assertEqual(own.options["chunk"], 40)
+        self.assertEqual((own.options["select"], own.options["sparse"], own.options["kv_owner"]), ("h2o", True, "session"))
+        own.reset()
+        self.assertEqual((own.tokens, own.state), (0, "empty"))
+
+    def test_log_sum_exps(self):
+        q, k, v = rows(50)
+        own = session(dense=True)
+        own.begin_prefill(50)
+        lse = numpy.zeros((50, 6), numpy.float32)
+        own.attend(0, q, k, v, lse=lse)
+        own.end()
+        logits = q[49, 5].astype(float) @ k[:, 1].T / 4
+        self.assertAlmostEqual(float(lse[49, 5]), float(numpy.log(numpy.exp(logits).sum())), places=5)
+        own.begin_prefill(50)
+        for bad in (lse[:49], lse.astype(numpy.float16), lse[:, :, None]):
+            with self.assertRaisesRegex(ValueError, r"lse is .*; allowed: float32 \[50, 6\]"):
+                own.attend(0, q, k, v, lse=bad)
+        self.assertFalse(own.failed)
+
+    def test_truncated_and_forked_sessions_have_the_bits_of_others(self):
+        q, k, v = rows(400)
+        own = session(select="blocks")
+        step(own, q, k, v, 0, 300)
+        fork = own.fork()
+        wanted = step(own, q, k, v, 300, 60)
+        own.truncate(300)
+        numpy.testing.assert_array_equal(step(own, q, k, v, 300, 60), wanted)
+        del own
+        numpy.testing.assert_array_equal(step(fork, q, k, v, 300, 60), wanted)
+
+    def test_saved_and_loaded(self):
+        q, k, v = rows(400)
+        own = session()
+        step(own, q, k, v, 0, 300)
+        options = {"capacity": 400, "chunk": 40, "batch": 80, "local": 8, "heavy": 16, "threads": 2}
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "session.safetensors")
+            own.save(path, fingerprint="a model")
+            loaded = headwater.Session.load(path, **support.SIZES, **options, fingerprint="a model")
+            with self.assertRaisesRegex(ValueError, "fingerprint"):
+                headwater.Session.load(path, **support.SIZES, **options, fingerprint="another")
+            with self.assertRaisesRegex(ValueError, "local"):
+                headwater.Session.load(path, **support.SIZES, **{**options, "local": 9}, fingerprint="a model")
+            with self.assertRaisesRegex(ValueError, "none"):
+                headwater.Session.load(os.path.join(folder, "none"), **support.SIZES, **options)
+            self.assertEqual(os.listdir(folder), ["session.safetensors"])
+        numpy.testing.assert_array_equal(step(loaded, q, k, v, 300, 60), step(own, q, k, v, 300, 60))
+
+    def test_layers_of_their_own(self):
+        q, k, v = rows(200)
+        own = session(layers=2, dense=True, layer_options=[None, {"window": 30}])
+        own.begin_prefill(200)
+        whole = own.attend(0, q, k, v)
+        window = own.attend(1, q, k, v)
+        own.end()
+        self.assertLess(numpy.abs(whole - support.dense(q, k, v)).max(), 1e-5)
+        self.assertLess(numpy.abs(window - support.dense(q, k, v, window=30)).max(), 1e-5)
+
+    def test_dtypes_by_any_name(self):
+        for dtype in ("float16", "f16", numpy.float16, numpy.dtype("float16"),
+                      *([support.torch.float16] if support.torch else [])):
+            with self.subTest(dtype):
+                self.assertEqual(session(dtype=dtype)._shape.kv_type, 1)
+
+
+class Refused(unittest.TestCase):
+    def test_options_and_shapes(self):
+        refused = [({"heads": 5}, ValueError, "divisor of n_head = 5"), ({"capacity": 0}, ValueError, "capacity"),
+                   ({"head_dim": 2**40}, ValueError, "d_head"), ({"dtype": "float8"}, ValueError, "dtype is 'float8'"),
+                   ({"layers": 2.5}, TypeError, "layers is 2.5; allowed: an integer"),
+                   ({"layer_options": []}, ValueError, "layers has 0 entries; allowed: 1"),
+                   ({"layer_options": [{"size": 1}]}, TypeError, r"layers\[0\] has 'size'; allowed: window"),
+                   ({"dense_layers": [7]}, ValueError, "dense_layers"), ({"schedule": 1}, ValueError, "schedule is 1"),
+                   ({"alibi": [float("nan")] * 6}, ValueError, "alibi holds NaN"),
+                   ({"capacity": 2**31 - 1, "layers": 60000, "head_dim": 60000}, MemoryError, "memory"),
+                   ({"speed": 1}, TypeError, "option 'speed' is not known")]
+        for options, kind, says in refused:
+            with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+                session(**options)
+            self.assertNotIn("\n", str(caught.exception))
+
+    def test_the_protocol(self):
+        q, k, v = rows(10)
+        own = session(capacity=20)
+        for call in (lambda: own.attend(0, q, k, v), own.end, own.abort):
+            with self.assertRaises((RuntimeError, ValueError)):
+                call()
+        with self.assertRaisesRegex(ValueError, "capacity|21"):
+            own.begin_prefill(21)
+        own.begin_prefill(10)
+        with self.assertRaises(RuntimeError):
+            own.truncate(0)
+        with self.assertRaisesRegex(ValueError, "layer is 3"):
+            own.attend(3, q, k, v)
+        with self.assertRaisesRegex(ValueError, "q has 9 tokens; allowed: 10"):
+            own.attend(0, q[:9], k, v)
+        self.assertFalse(own.failed)
+        own.attend(0, q, k, v)
+        own.end()
+        self.assertEqual(own.tokens, 10)
+        with self.assertRaisesRegex(ValueError, "head is 6; allowed: 0 .. 5"):
+            own.memory(0, 6)
+        with self.assertRaises(ValueError):
+            own.key(0, 2, 0)
+        with self.assertRaises(ValueError):
+            own.key(0, 0, 10)
+
+    def test_two_threads_on_one_session(self):
+        q, k, v = rows(6000)
+        own = session(capacity=6000, dense=True, threads=1)
+        own.begin_prefill(6000)
+        worker = threading.Thread(target=own.attend, args=(0, q, k, v))
+        worker.start()
+        refusals = 0
+        while worker.is_alive():
+            try:
+                _ = own.tokens
+            except RuntimeError as error:
+                self.assertIn("another thread", str(error))
+                refusals += 1
+        worker.join()
+        self.assertGreater(refusals, 0)
+        own.end()
+        self.assertEqual(own.tokens, 6000)
+
+    def test_a_closed_session(self):
+        with session() as own:
+            pass
+        with self.assertRaisesRegex(RuntimeError, "closed"):
+            own.reset()
+        own = session()
+        child = os.fork()
+        if child == 0:
+            refused = False
+            try:
+                own.reset()
+            except RuntimeError:
+                refused = True
+            finally:
+                os._exit(0 if refused else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        own.reset()
+
+
+class Package(unittest.TestCase):
+    def test_info(self):
+        info = headwater.info()
+        self.assertRegex(info["version"], r"^\d+\.\d+\.\d+$")
+        self.assertIn("reference", [engine["name"] for engine in info["engines"]])
+        self.assertTrue(info["isa"])
+
+    def test_engines_agree(self):
+        q, k, v = rows(150)
+        results = [headwater.attention(q, k, v, chunk=32, local=4, heavy=4, engine=name)
+                   for name in ("reference", "cpu-portable", "cpu")]
+        for other in results[1:]:
+            self.assertLess(numpy.abs(other - results[0]).max(), 1e-4)
+
+
+if __name__ == "__main__":
+    unittest.main()
