@@ -252,13 +252,13 @@ std::vector<std::int32_t> with_local(std::span<const std::int32_t> kept, std::in
 }
 
 // SEL-2 .. SEL-8, SEL-12
-BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const EffectiveOptions& options) {
+BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const Summaries& summaries,
+                    const EffectiveOptions& options) {
   const std::int64_t begin = k.rows;
   const std::int64_t key_block = options.key_block;
-  const std::int64_t blocks = candidate_blocks(begin, options);
+  const std::int64_t blocks = summaries.mean.rows;
 
   BlockSet set;
-  const Summaries summaries = summarize(k, blocks, key_block);
   const std::vector<std::int32_t> searched =
       searched_blocks(rounded_once(region_votes(heads, summaries, key_block)), blocks, options);
   set.block_votes = rounded_once(block_votes(heads, summaries, key_block, searched));

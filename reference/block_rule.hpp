@@ -100,8 +100,9 @@ struct BlockSet {
   std::vector<std::int32_t> positions;  ///< strictly ascending, without the -1 padding
 };
 
-/// SEL-2 .. SEL-8, SEL-12: k: the stored keys of all positions before the chunk, which begins at k.rows.
-[[nodiscard]] BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k,
+/// SEL-2 .. SEL-8, SEL-12: k: the stored keys of all positions before the chunk, which begins at k.rows; summaries: those of
+/// its candidates.
+[[nodiscard]] BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const Summaries& summaries,
                                   const EffectiveOptions& options);
 
 }  // namespace headwater::reference

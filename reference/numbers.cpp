@@ -141,14 +141,6 @@ Matrix::Matrix(std::int64_t row_count, std::int64_t column_count)
       columns(column_count),
       values(static_cast<std::size_t>(row_count * column_count), 0.0) {}
 
-std::span<const double> Matrix::row(std::int64_t r) const {
-  return std::span(values).subspan(static_cast<std::size_t>(r * columns), static_cast<std::size_t>(columns));
-}
-
-std::span<double> Matrix::row(std::int64_t r) {
-  return std::span(values).subspan(static_cast<std::size_t>(r * columns), static_cast<std::size_t>(columns));
-}
-
 void read_row(const Rows& rows, std::int64_t t, std::int64_t head, std::span<double> into) {
   const std::byte* element = static_cast<const std::byte*>(rows.data) +
                              row_offset(rows.row_stride, rows.head_stride, rows.type, t, head);

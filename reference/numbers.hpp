@@ -34,8 +34,12 @@ struct Matrix {
 
   Matrix() = default;
   Matrix(std::int64_t row_count, std::int64_t column_count);
-  [[nodiscard]] std::span<const double> row(std::int64_t r) const;
-  [[nodiscard]] std::span<double> row(std::int64_t r);
+  [[nodiscard]] std::span<const double> row(std::int64_t r) const {
+    return {values.data() + r * columns, static_cast<std::size_t>(columns)};
+  }
+  [[nodiscard]] std::span<double> row(std::int64_t r) {
+    return {values.data() + r * columns, static_cast<std::size_t>(columns)};
+  }
 };
 
 /// Row t of a head, widened exactly to `into` (its size is the width of the row). No alignment is assumed.

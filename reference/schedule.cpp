@@ -94,18 +94,16 @@ Matrix block_queries(const LayerStep& step, const QueryBlock& block, std::int64_
   return read_rows(step.q, block.begin - step.base, block.end - step.base, h, step.shape.d_head);
 }
 
-/// SEL-2 .. SEL-8 for the query heads of key/value head g, from the stored rows before the chunk.
-BlockSet set_of_query_block(const LayerStep& step, const Chunk& chunk, const QueryBlock& block,
-                            std::int64_t g) {
+/// SEL-2 .. SEL-8 for the query heads of key/value head g, from the stored keys before the chunk.
+BlockSet set_of_query_block(const LayerStep& step, const QueryBlock& block, std::int64_t g, const Matrix& k,
+                            const Summaries& summaries) {
   std::vector<PooledHead> heads;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     if (kv_head(step, h) != g) continue;
     heads.push_back({logit_rule(step.options, step.effective, step.layer, h),
                      pools(block_queries(step, block, h), block.begin, step.effective.pool)});
   }
-  const LayerStorage& storage = step.storage;
-  const Matrix k = read_rows(storage.keys(), 0, chunk.begin, g, step.shape.d_head);
-  return choose_set(heads, k, step.effective);
+  return choose_set(heads, k, summaries, step.effective);
 }
 
 /// INTER-1 .. INTER-3 for one head and the rows of a query block, column sums not used (SEL-9).
@@ -181,12 +179,16 @@ void observe_blocks(const LayerStep& step, const Chunk& chunk, std::span<const B
 void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const IntraState& intra) {
   const std::vector<QueryBlock> blocks = query_blocks(step, chunk);
   const auto width = static_cast<std::size_t>(std::min(step.effective.memory(), step.shape.capacity));
+  const LayerStorage& storage = step.storage;
   Trace trace;
   std::vector<BlockSet> sets;  // key/value head after key/value head
   for (std::int64_t g = 0; g < step.shape.n_head_kv; ++g) {
+    const Matrix k = read_rows(storage.keys(), 0, chunk.begin, g, step.shape.d_head);
+    const Summaries summaries =
+        summarize(k, candidate_blocks(chunk.begin, step.effective), step.effective.key_block);
     for (const QueryBlock& block : blocks) {
       ask_to_stop(step);
-      sets.push_back(set_of_query_block(step, chunk, block, g));
+      sets.push_back(set_of_query_block(step, block, g, k, summaries));
       const BlockSet& set = sets.back();
       trace.memory.insert(trace.memory.end(), set.positions.begin(), set.positions.end());
       trace.memory.resize(sets.size() * width, -1);  // SEL-8
@@ -293,10 +295,14 @@ void attend_dense(LayerStep& step, const Chunk& chunk) {
   const LayerStorage& storage = step.storage;
   Trace trace;
   trace.memory.assign(static_cast<std::size_t>(step.shape.n_head * storage.memory_view().width), -1);
+  Matrix k;
+  Matrix v;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     ask_to_stop(step);
-    const Matrix k = read_rows(storage.keys(), 0, chunk.end, kv_head(step, h), step.shape.d_head);
-    const Matrix v = read_rows(storage.values(), 0, chunk.end, kv_head(step, h), step.shape.d_value);
+    if (h == 0 || kv_head(step, h) != kv_head(step, h - 1)) {
+      k = read_rows(storage.keys(), 0, chunk.end, kv_head(step, h), step.shape.d_head);
+      v = read_rows(storage.values(), 0, chunk.end, kv_head(step, h), step.shape.d_value);
+    }
     const std::vector<SoftmaxRow> rows =
         dense_attention(logit_rule(step.options, step.effective, step.layer, h), chunk.begin,
                         chunk_queries(step, chunk, h), k, v);

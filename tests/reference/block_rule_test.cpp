@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,11 @@
 /// PLAN-2, NUM-2, SCHED-2.
 namespace headwater::reference {
 namespace {
+
+BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const EffectiveOptions& options) {
+  const Summaries summaries = summarize(k, candidate_blocks(k.rows, options), options.key_block);
+  return reference::choose_set(heads, k, summaries, options);
+}
 
 using test::column;
 using test::expect_error;
