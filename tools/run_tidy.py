@@ -1,10 +1,13 @@
 """clang-tidy over what is shipped: run_tidy.py BUILD/compile_commands.json [--all]
 
-Two at a time on two cores; --all adds conformance, fuzz, tests and bench, whose template-heavy headers (GoogleTest,
-rapidcheck, Eigen) cost several times as much as they find. A file that passed is not looked at again until it, a
-header of this repository that it includes, its command or the checks change (build/tidy/).
+Files of one folder and one command are looked at together, as one file that includes them, so that what they include is
+read once; those that do not compile together, in smaller groups. Two groups at a time on two cores; --all adds conformance,
+fuzz, tests and bench, whose template-heavy headers (GoogleTest, rapidcheck, Eigen) cost several times as much as they find.
+A group that passed is not looked at again until a file in it, a header of this repository that one includes, the command or
+the checks change (build/tidy/).
 """
 
+import collections
 import concurrent.futures
 import hashlib
 import json
@@ -21,6 +24,7 @@ import tree
 
 PROGRAMS = ("clang-tidy-14", "clang-tidy")
 SHIPPED = ("reference/", "optimized/", "bindings/", "cli/", "runtime/")
+LARGEST = 12  # files of a group
 CACHE = tree.ROOT / "build" / "tidy"
 # Flags that g++ knows and clang does not.
 UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-Wno-psabi)$")
@@ -65,26 +69,48 @@ def closure(source, seen):
             closure(tree.ROOT / target, seen)
 
 
-def key(source, arguments, version):
+def key(sources, arguments, version):
     seen = set()
-    closure(source, seen)
-    digest = hashlib.sha256(version + "\0".join(arguments).encode())
+    for source in sources:
+        closure(source, seen)
+    digest = hashlib.sha256(version + "\0".join([*map(str, sources), *arguments]).encode())
     for path in [pathlib.PurePosixPath(".clang-tidy"), *sorted(seen)]:
         digest.update(str(path).encode() + b"\0" + (tree.ROOT / path).read_bytes())
     return digest.hexdigest()
 
 
-def tidy(program, source, arguments, is_c, stamp):
-    if stamp.exists():
-        return None
-    language = ["-xc"] if is_c else ["-xc++"]
-    run = subprocess.run(
-        [program, "--quiet", str(source), "--", *language, *arguments, "-Wno-unknown-warning-option"],
-        cwd=tree.ROOT, capture_output=True, text=True, check=False)
+def groups(chosen):
+    """(sources, arguments) with LARGEST sources at most."""
+    together = collections.defaultdict(list)
+    for source, arguments, is_c in chosen.values():
+        together[(source.parent, "-xc" if is_c else "-xc++", *arguments)].append(source)
+    return [(sources[begin:begin + LARGEST], list(same[1:]))
+            for same, sources in together.items() for begin in range(0, len(sources), LARGEST)]
+
+
+def tidy(program, sources, arguments, version):
+    """The problems of a group, each file's once."""
+    name = key(sources, arguments, version)
+    if (CACHE / name).exists():
+        return []
+    file = sources[0]
+    if len(sources) > 1:
+        file = CACHE / f"{name}.unit"
+        file.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
+        compiles = subprocess.run([program.replace("clang-tidy", "clang"), "-fsyntax-only", "-w", *arguments, str(file)], capture_output=True, check=False)
+        if compiles.returncode != 0:
+            half = len(sources) // 2
+            problems = tidy(program, sources[:half], arguments, version) + tidy(program, sources[half:], arguments, version)
+            if not problems:
+                (CACHE / name).touch()
+            return problems
+    run = subprocess.run([program, "--quiet", str(file), "--", *arguments, "-Wno-unknown-warning-option"],
+                         cwd=tree.ROOT, capture_output=True, text=True, check=False)
     if run.returncode == 0:
-        stamp.touch()
-        return None
-    return f"{source.relative_to(tree.ROOT)}: clang-tidy:\n{run.stdout}{run.stderr}"
+        (CACHE / name).touch()
+        return []
+    what = ", ".join(str(source.relative_to(tree.ROOT)) for source in sources)
+    return [f"{what}: clang-tidy:\n{run.stdout}{run.stderr}"]
 
 
 def main():
@@ -101,9 +127,8 @@ def main():
     if not chosen:
         return tree.report("tidy", [f"{arguments[0]}: names no source of this repository"])
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        running = [pool.submit(tidy, program, source, flags, is_c, CACHE / key(source, flags, version))
-                   for source, flags, is_c in chosen.values()]
-        problems = [problem for job in running if (problem := job.result()) is not None]
+        running = [pool.submit(tidy, program, sources, flags, version) for sources, flags in groups(chosen)]
+        problems = [problem for job in running for problem in job.result()]
     print(f"tidy: {len(chosen)} files")
     return tree.report("tidy", problems)
 
