@@ -293,6 +293,38 @@ void rows_alone_sizes(Context& context) {
 const Register kRowsAloneSizes{
     {"sequences.rows_alone_sizes", {"DEC-2"}, "session", Lane::law, true, rows_alone_sizes}};
 
+// Rows of model widths: chunks, gathered rows and segments of long contexts on each side of the borders of pages.
+void pages_sizes(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::fork, "fork");  // engines without it keep no pages
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+      Problem problem;
+      problem.shape = {.n_layer = 1,
+                       .n_head = 2,
+                       .n_head_kv = 1,
+                       .d_head = 64,
+                       .d_value = 64,
+                       .capacity = 1500,
+                       .kv_type = type};
+      problem.q_type = problem.k_type = problem.v_type = type;
+      problem.options.select = rule;
+      problem.options.threads = context.threads;
+      problem.options.batch = 512, problem.options.chunk = 256;
+      problem.options.local = 64, problem.options.heavy = 128;
+      problem.steps = {Step::prefill(777), Step::decode(5), Step::prefill(600), Step::decode(1)};
+      problem.fill_normal(random);
+      const Trace wanted = run(engine, problem);
+      for (const std::int64_t page : {256, 768}) {
+        problem.options.page = page;
+        require_same(wanted, run(engine, problem), fmt::format("pages of {}; {}", page, problem.describe()));
+      }
+    }
+  }
+}
+const Register kPagesSizes{{"sequences.pages_sizes", {"STATE-6"}, "session", Lane::law, true, pages_sizes}};
+
 /// A session at one of its problem's steps.
 struct Sequence {
   const Problem* problem;
