@@ -53,11 +53,15 @@ install(FILES "${PROJECT_BINARY_DIR}/headwaterConfig.cmake" "${PROJECT_BINARY_DI
 # headwater.pc: the relative path from its folder to the prefix, and the libraries that a static link needs besides.
 file(RELATIVE_PATH HEADWATER_PC_PREFIX
   "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
-set(HEADWATER_PC_OPENMP "")
+set(HEADWATER_PC_OPENMP "")  # of the runtime, too
 foreach(library IN LISTS OpenMP_CXX_LIB_NAMES)
   string(APPEND HEADWATER_PC_OPENMP " -l${library}")
 endforeach()
-set(HEADWATER_PC_PRIVATE "-lstdc++ -lm${HEADWATER_PC_OPENMP}")
+set(HEADWATER_PC_THREADS "${HEADWATER_PC_OPENMP}")
+if(HEADWATER_THREADS STREQUAL "tbb")
+  set(HEADWATER_PC_THREADS " -ltbb")
+endif()
+set(HEADWATER_PC_PRIVATE "-lstdc++ -lm${HEADWATER_PC_THREADS}")
 if(HEADWATER_CUDA_FOUND)
   set(needs ${HEADWATER_CUDART_NEEDS} pthread)
   list(TRANSFORM needs PREPEND " -l")
