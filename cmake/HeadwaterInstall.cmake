@@ -24,7 +24,7 @@ endforeach()
 list(JOIN files "\" \"" files)
 install(CODE "
   foreach(file IN ITEMS \"${files}\")
-    if(NOT EXISTS \"\${file}\")
+    if(NOT EXISTS \"\${file}\" AND NOT CMAKE_INSTALL_COMPONENT STREQUAL \"wheel\")
       message(FATAL_ERROR \"nothing is installed: \${file} is not built; build the target headwater_product first\")
     endif()
   endforeach()" ALL_COMPONENTS)
@@ -92,3 +92,17 @@ if(HEADWATER_PROGRAM)
   install(SCRIPT "${PROJECT_BINARY_DIR}/install_shell.cmake" COMPONENT headwater)
 endif()
 install(FILES LICENSE README.md DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT headwater)
+
+# What the Python package loads, and nothing else: component `wheel`, for pyproject.toml. A wheel holds no links, so each
+# library is one file, named as the loader looks for it.
+set(wheel headwater_shared)
+if(TARGET headwater_runtime_shared)
+  list(APPEND wheel headwater_runtime_shared)
+endif()
+add_custom_target(headwater_wheel)
+add_dependencies(headwater_wheel ${wheel})
+foreach(target IN LISTS wheel)
+  install(CODE "
+    file(INSTALL \"$<TARGET_FILE:${target}>\" DESTINATION \"\${CMAKE_INSTALL_PREFIX}/headwater/lib\"
+      RENAME \"$<TARGET_SONAME_FILE_NAME:${target}>\")" COMPONENT wheel EXCLUDE_FROM_ALL)
+endforeach()
