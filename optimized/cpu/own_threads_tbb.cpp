@@ -2,6 +2,7 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -17,7 +18,9 @@ struct OwnThreads::Pool {
 };
 
 OwnThreads::OwnThreads(int threads) : threads_(threads) {
-  if (threads > 1) pool_ = std::make_unique<Pool>(Pool{tbb::task_arena(threads)});
+  // oneTBB warns on stderr of an arena that asks for more threads than there are processors.
+  const int at_once = std::min(threads, tbb::info::default_concurrency());
+  if (threads > 1) pool_ = std::make_unique<Pool>(Pool{tbb::task_arena(at_once)});
 }
 OwnThreads::~OwnThreads() = default;
 
