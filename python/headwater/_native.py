@@ -158,7 +158,7 @@ def default_options():
 
 
 def in_child():
-    """Whether this process is a child that os.fork() made after the import: OpenMP's threads are not in it."""
+    """Whether this process is a child that os.fork() made after the import: the library's threads are not in it."""
     return os.getpid() != _process
 
 
