@@ -98,6 +98,11 @@ install(FILES LICENSE README.md DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT 
 set(wheel headwater_shared)
 if(TARGET headwater_runtime_shared)
   list(APPEND wheel headwater_runtime_shared)
+  # Under its own name: where PyTorch's libgomp.so.1 is in the process, the loader takes that one, else this.
+  if(OpenMP_gomp_LIBRARY)
+    file(REAL_PATH "${OpenMP_gomp_LIBRARY}" gomp)
+    install(FILES "${gomp}" DESTINATION headwater/lib RENAME libgomp.so.1 COMPONENT wheel EXCLUDE_FROM_ALL)
+  endif()
 endif()
 add_custom_target(headwater_wheel)
 add_dependencies(headwater_wheel ${wheel})

@@ -108,9 +108,11 @@ def build():
     run("build", OUT / "build.log", python, "-m", "build", "--wheel", "--no-isolation", f"-Cbuild-dir={OUT / 'cmake'}",
         "-Ccmake.define.HEADWATER_WERROR=ON", "--outdir", OUT / "plain", ROOT, env=programs)
     plain = one(OUT / "plain")
-    # The library of the package itself is no outside one, where another of its libraries needs it.
-    run("repair", OUT / "repair.log", python.parent / "auditwheel", "repair", "--strip", "--exclude", "libheadwater.so.*",
-        "--wheel-dir", OUT, plain, env=programs)
+    # What lies in headwater/lib keeps its name: libheadwater.so for libheadwater-runtime.so, and libgomp.so.1, so that a
+    # process has one, PyTorch's where that is loaded.
+    kept = [word for name in ("libheadwater.so.*", "libgomp.so.1") for word in ("--exclude", name)]
+    run("repair", OUT / "repair.log", python.parent / "auditwheel", "repair", "--strip", *kept, "--wheel-dir", OUT, plain,
+        env=programs)
     wheel = one(OUT)
     size = wheel.stat().st_size
     if size > LARGEST_WHEEL:

@@ -48,7 +48,7 @@ class Wheel(unittest.TestCase):
         self.assertEqual(importlib.metadata.metadata("headwater")["Requires-Python"], ">=3.10")
 
     def test_it_holds_what_it_needs_and_no_more(self):
-        kinds = re.compile(r"headwater/(?:\w+/)*\w+\.pyi?|headwater/py\.typed|headwater/lib/libheadwater(?:-runtime)?\.so\.[\d.]+|"
+        kinds = re.compile(r"headwater/(?:\w+/)*\w+\.pyi?|headwater/py\.typed|headwater/lib/lib(?:headwater(?:-runtime)?|gomp)\.so\.[\d.]+|"
                            r"headwater\.libs/lib[\w.+-]+\.so[\d.]*|headwater-[\d.]+\.dist-info/.*")
         self.assertEqual([name for name in self.names if not kinds.fullmatch(name)], [])
         sources = {path.relative_to(ROOT / "python").as_posix() for path in (ROOT / "python/headwater").glob("**/*.py")}
@@ -85,6 +85,17 @@ class Processes(unittest.TestCase):
                 f"print(*(line.split()[-1] for line in {LOADED}.splitlines() if '/' in line))")
         runtimes = {path for path in process(code).split() if OPENMP.search(path)}
         self.assertEqual(len(runtimes), 1, runtimes)
+
+    @unittest.skipUnless((ROOT / "python/headwater/_runtime.py").is_file(), "this package has no model runtime")
+    def test_the_model_runtime_takes_the_openmp_that_is_there(self):
+        # oneDNN, as Debian has it, works on libgomp: PyTorch's, whichever of both came first, or the wheel's own.
+        use = f"print(*(line.split()[-1] for line in {LOADED}.splitlines() if '/' in line))"
+        opened = "import headwater._runtime\n"
+        found = {code: {path for path in process(code + use).split() if OPENMP.search(path)}
+                 for code in (opened, "import torch\n" + opened, opened + "import torch\n")}
+        self.assertEqual([len(paths) for paths in found.values()], [1, 1, 1], found)
+        self.assertIn("/headwater/lib/", *found[opened])
+        self.assertIn("/torch/", *found["import torch\n" + opened])
 
     def test_a_child_of_fork_computes_and_ends(self):
         # The parent's pool is at work when the child is made; its threads are not in the child.
