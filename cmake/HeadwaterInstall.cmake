@@ -24,7 +24,7 @@ endforeach()
 list(JOIN files "\" \"" files)
 install(CODE "
   foreach(file IN ITEMS \"${files}\")
-    if(NOT EXISTS \"\${file}\")
+    if(NOT EXISTS \"\${file}\" AND NOT CMAKE_INSTALL_COMPONENT STREQUAL \"wheel\")
       message(FATAL_ERROR \"nothing is installed: \${file} is not built; build the target headwater_product first\")
     endif()
   endforeach()" ALL_COMPONENTS)
@@ -53,11 +53,15 @@ install(FILES "${PROJECT_BINARY_DIR}/headwaterConfig.cmake" "${PROJECT_BINARY_DI
 # headwater.pc: the relative path from its folder to the prefix, and the libraries that a static link needs besides.
 file(RELATIVE_PATH HEADWATER_PC_PREFIX
   "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
-set(HEADWATER_PC_OPENMP "")
+set(HEADWATER_PC_OPENMP "")  # of the runtime, too
 foreach(library IN LISTS OpenMP_CXX_LIB_NAMES)
   string(APPEND HEADWATER_PC_OPENMP " -l${library}")
 endforeach()
-set(HEADWATER_PC_PRIVATE "-lstdc++ -lm${HEADWATER_PC_OPENMP}")
+set(HEADWATER_PC_THREADS "${HEADWATER_PC_OPENMP}")
+if(HEADWATER_THREADS STREQUAL "tbb")
+  set(HEADWATER_PC_THREADS " -ltbb")
+endif()
+set(HEADWATER_PC_PRIVATE "-lstdc++ -lm${HEADWATER_PC_THREADS}")
 if(HEADWATER_CUDA_FOUND)
   set(needs ${HEADWATER_CUDART_NEEDS} pthread)
   list(TRANSFORM needs PREPEND " -l")
@@ -88,3 +92,22 @@ if(HEADWATER_PROGRAM)
   install(SCRIPT "${PROJECT_BINARY_DIR}/install_shell.cmake" COMPONENT headwater)
 endif()
 install(FILES LICENSE README.md DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT headwater)
+
+# What the Python package loads, and nothing else: component `wheel`, for pyproject.toml. A wheel holds no links, so each
+# library is one file, named as the loader looks for it.
+set(wheel headwater_shared)
+if(TARGET headwater_runtime_shared)
+  list(APPEND wheel headwater_runtime_shared)
+  # Under its own name: where PyTorch's libgomp.so.1 is in the process, the loader takes that one, else this.
+  if(OpenMP_gomp_LIBRARY)
+    file(REAL_PATH "${OpenMP_gomp_LIBRARY}" gomp)
+    install(FILES "${gomp}" DESTINATION headwater/lib RENAME libgomp.so.1 COMPONENT wheel EXCLUDE_FROM_ALL)
+  endif()
+endif()
+add_custom_target(headwater_wheel)
+add_dependencies(headwater_wheel ${wheel})
+foreach(target IN LISTS wheel)
+  install(CODE "
+    file(INSTALL \"$<TARGET_FILE:${target}>\" DESTINATION \"\${CMAKE_INSTALL_PREFIX}/headwater/lib\"
+      RENAME \"$<TARGET_SONAME_FILE_NAME:${target}>\")" COMPONENT wheel EXCLUDE_FROM_ALL)
+endforeach()

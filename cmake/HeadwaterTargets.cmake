@@ -25,6 +25,16 @@ endif()
 
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
+# headwater_threads: what optimized/cpu/own_threads.hpp runs on, the one thing of it that libheadwater.so links.
+add_library(headwater_threads INTERFACE)
+if(HEADWATER_THREADS STREQUAL "tbb")
+  find_package(TBB CONFIG REQUIRED)
+  target_link_libraries(headwater_threads INTERFACE TBB::tbb)
+  set(HEADWATER_THREADS_LIBRARIES tbb)
+else()
+  target_link_libraries(headwater_threads INTERFACE OpenMP::OpenMP_CXX)
+  set(HEADWATER_THREADS_LIBRARIES ${OpenMP_CXX_LIB_NAMES})
+endif()
 
 # Flags of every target: warnings, the baseline ISA, and no contraction, so that one expression has one value
 # whatever the compiler (bit-identity across blocks and schedules rests on it).

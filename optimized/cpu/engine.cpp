@@ -1,5 +1,4 @@
-#include <omp.h>
-
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <string>
@@ -7,6 +6,7 @@
 #include "core/config.hpp"
 #include "cpu/cpu_session.hpp"
 #include "cpu/dispatch.hpp"
+#include "cpu/own_threads.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 
@@ -31,7 +31,7 @@ class CpuEngine final : public Engine {
     claims.bitwise_threads = true;
     claims.bitwise_runs = true;
     claims.bitwise_schedules = true;
-    claims.no_allocation = true;
+    claims.no_allocation = !cpu::OwnThreads::allocate();
     claims.interrupt = true;
     claims.lse = true;
     claims.host_threads = true;
@@ -50,7 +50,7 @@ class CpuEngine final : public Engine {
     const std::string reason = unavailable_because();
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     try {
-      // OpenMP is asked only where its answer counts (HOST-1).
+      // They are asked only where its answer counts (HOST-1).
       const EffectiveOptions effective =
           core::resolve(shape, options, options.threads == 0 ? default_threads() : 1);
       core::require_no_device(options, name_);
@@ -64,8 +64,7 @@ class CpuEngine final : public Engine {
 
  private:
   static int default_threads() {
-    const int threads = omp_get_max_threads();
-    return threads < static_cast<int>(core::kMaxThreads) ? threads : static_cast<int>(core::kMaxThreads);
+    return std::min(cpu::OwnThreads::default_count(), static_cast<int>(core::kMaxThreads));
   }
 
   std::string_view name_;

@@ -1,6 +1,5 @@
 #include "cpu/workers.hpp"
 
-#include <omp.h>
 #include <xmmintrin.h>
 
 #include <string>
@@ -37,6 +36,7 @@ Workers::Workers(int threads, ParallelFor host, void* context)
     : threads_(threads),
       host_(host),
       context_(context),
+      own_(host ? nullptr : std::make_unique<OwnThreads>(threads)),
       indexes_(host ? static_cast<std::size_t>(threads) : 0) {}
 
 void Workers::start() {
@@ -59,14 +59,14 @@ void Workers::run(const Region& region) {
   if (host_) {
     run_on_host(region);
   } else {
-    run_on_openmp(region);
+    own_->run(
+        [](const void* argument, int thread, int threads) {
+          const Region& own = *static_cast<const Region*>(argument);
+          own.workers.run_share(own, thread, threads);
+        },
+        &region);
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-}
-
-void Workers::run_on_openmp(const Region& region) {
-#pragma omp parallel num_threads(threads_)
-  run_share(region, omp_get_thread_num(), omp_get_num_threads());
 }
 
 void Workers::run_on_host(const Region& region) {

@@ -4,17 +4,19 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "cpu/own_threads.hpp"
 #include "headwater/options.hpp"
 #include "headwater/session.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cpu {
 
-/// The threads of a session, OpenMP's or the host's (HOST-1). They work in regions: the tasks 0 .. n - 1 are dealt out by
+/// The threads of a session, the library's own (OwnThreads) or the host's (HOST-1). They work in regions: the tasks 0 .. n - 1 are dealt out by
 /// their numbers alone, and a region ends when all of them are done, so that what one region wrote the next may read.
 ///
 /// A task that throws stops its region soon: no thread begins another task, and the first exception is thrown on the
@@ -29,12 +31,12 @@ class Workers {
   /// How often the interrupt is asked: a region of short tasks asks before them alone.
   enum class Asks : std::uint8_t { at_start, before_tasks };
 
-  /// host null: OpenMP's threads. Takes all memory that the regions need.
+  /// host null: the library's own threads. Takes all memory that the regions need.
   Workers(int threads, ParallelFor host, void* context);
   /// As many threads of the same kind.
   Workers(const Workers& other) : Workers(other.threads_, other.host_, other.context_) {}
 
-  /// Starts OpenMP's threads, where they are used, so that no call has to (NUM-4).
+  /// Starts the library's own threads, where they are used, so that no call has to (NUM-4).
   void start();
   /// The regions that follow belong to attend() of this layer, on this thread. The interrupt, which may be empty, must
   /// outlive them.
@@ -112,7 +114,6 @@ class Workers {
   };
 
   void run(const Region& region);
-  void run_on_openmp(const Region& region);
   void run_on_host(const Region& region);
   /// The share of a thread; what it throws stops the region.
   void run_share(const Region& region, int thread, int threads);
@@ -128,6 +129,7 @@ class Workers {
   int threads_;
   ParallelFor host_;
   void* context_;
+  std::unique_ptr<OwnThreads> own_;       // null: the host's
   const Interrupt* interrupt_ = nullptr;  // null: none
   std::int64_t layer_ = 0;
 

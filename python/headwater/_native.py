@@ -101,13 +101,14 @@ _ERRORS = {1: ValueError, 2: RuntimeError, 3: ValueError, 4: RuntimeError, 5: Me
 
 
 def _path():
-    """The library beside this file; HEADWATER_LIBRARY names another one."""
+    """The library of the package, in lib/; HEADWATER_LIBRARY names another one."""
     named = os.environ.get("HEADWATER_LIBRARY")
     if named:
         return named
-    found = sorted(pathlib.Path(__file__).parent.glob("libheadwater.so*"))
+    folder = pathlib.Path(__file__).parent / "lib"
+    found = sorted(folder.glob("libheadwater.so*"))
     if not found:
-        raise ImportError(f"{pathlib.Path(__file__).parent}: no libheadwater.so; allowed: an installed wheel, or "
+        raise ImportError(f"{folder}: no libheadwater.so; allowed: an installed wheel, or "
                           "HEADWATER_LIBRARY=PATH of a built one")
     return str(found[0])
 
@@ -157,7 +158,7 @@ def default_options():
 
 
 def in_child():
-    """Whether this process is a child that os.fork() made after the import: OpenMP's threads are not in it."""
+    """Whether this process is a child that os.fork() made after the import: the library's threads are not in it."""
     return os.getpid() != _process
 
 

