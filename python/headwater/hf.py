@@ -44,8 +44,13 @@ _warned = set()
 
 
 class _Visible(torch.Tensor):
-    """What takes the place of a mask: int64 [batch, 4], for each sequence the key row of its first query, its first key row,
-    the row after its last one, and the window (0: none). Only the mask function makes one."""
+    """What takes the place of a mask: int64 [batch, 1, 1, 4], for each sequence the key row of its first query, its first key
+    row, the row after its last one, and the window (0: none). Of four dimensions, like any mask that is made already."""
+
+    @staticmethod
+    def of(rows):
+        """rows: int64 [batch, 4]"""
+        return rows[:, None, None].as_subclass(_Visible)
 
 
 def _described(mask_function):
@@ -86,7 +91,7 @@ def _mask(batch_size, kv_length, q_length=None, q_offset=0, kv_offset=0, mask_fu
     if attention_mask is None:
         if rows == kv_length and not window:
             return None
-        return torch.tensor([[first, 0, rows, window]] * batch_size).as_subclass(_Visible)
+        return _Visible.of(torch.tensor([[first, 0, rows, window]] * batch_size))
     if attention_mask.shape[1] < kv_offset + rows:
         raise ValueError(f"attention_mask has {attention_mask.shape[1]} tokens; allowed: {kv_offset + rows}, those of the "
                          "cache and the new ones")
@@ -99,7 +104,7 @@ def _mask(batch_size, kv_length, q_length=None, q_offset=0, kv_offset=0, mask_fu
     for index in (ends - starts != counts).nonzero().flatten().tolist():
         raise ValueError(f"attention_mask has padding between tokens of sequence {index}; allowed: before and after them")
     each = torch.stack([torch.full_like(starts, first), starts, ends, torch.full_like(starts, window)], 1)
-    return each.as_subclass(_Visible)
+    return _Visible.of(each)
 
 
 def _warn_once(text):
@@ -170,7 +175,7 @@ def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=Non
     if not isinstance(attention_mask, _Visible):
         shape = list(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
         _refuse(f"the mask is one of its own, {shape}", "a 2-D attention_mask of the model, or none")
-    for index, (first, start, end, window) in enumerate(attention_mask.tolist()):
+    for index, (first, start, end, window) in enumerate(attention_mask[:, 0, 0].tolist()):
         if sliding_window and window and sliding_window != window:
             _refuse(f"the layer's window is {sliding_window} and its mask's {window}", "one window", ValueError)
         # Rows of queries that are no padding.
