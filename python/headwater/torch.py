@@ -58,4 +58,6 @@ def attention(q, k, v, **options):
             raise TypeError(f"{name} is {value!r}; allowed: {allowed}")
         if kind is int and value is not None:
             _options.integer(value, name)
+        elif kind == (list, tuple) and value is not None and not all(isinstance(number, (int, float)) for number in value):
+            raise TypeError(f"{name} is {value!r}; allowed: {allowed}")
     return _operator(q, k, v, **options)

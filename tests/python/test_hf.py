@@ -2,7 +2,13 @@
 refused. Exact paths are compared with eager attention, sparse ones with the engine `reference`."""
 
 import copy
+import importlib.util
+import json
 import os
+import pathlib
+import subprocess
+import sys
+import tempfile
 import unittest
 import warnings
 
@@ -369,6 +375,84 @@ class Refused(Case):
             own(tokens(1, 20), labels=tokens(1, 20))
         own = copy.deepcopy(model("Llama", attention_dropout=0.1)).train()
         self.refused(own, ValueError, "dropout is 0.1; allowed .*model.eval", tokens(1, 20))
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GGUF = ROOT / "models/headwater-tiny-f16.gguf"
+TEXT = ROOT / "models/eval-4k.txt"
+READERS = all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
+
+
+@unittest.skipUnless(READERS or REQUIRED, "no tests of headwater.export: the packages gguf and accelerate are not here")
+class Exported(Case):
+    """The bundled model, exported."""
+
+    @classmethod
+    def setUpClass(cls):
+        import headwater.export
+        cls.export = staticmethod(headwater.export.export)
+        cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        cls.model_folder = pathlib.Path(cls.folder, "model")
+        cls.export(GGUF, cls.model_folder)
+
+    def test_logits_are_those_of_the_original(self):
+        from safetensors.torch import load_file
+        wanted = load_file(ROOT / "models/reference-logits.safetensors")
+        own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32)
+        got = logits(own, "headwater", wanted["ids"][None].long())[0]
+        self.assertLess((got[-64:] - wanted["logits"].float()).abs().max().item(), 0.01)
+        self.assertTrue(torch.equal(got.argmax(1), wanted["top1"].long()))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_folder)
+        ids = tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"]
+        self.assertEqual(ids[:512], wanted["ids"].tolist())
+
+    @unittest.skipUnless("HEADWATER_PROGRAM" in os.environ or REQUIRED, "no comparison: HEADWATER_PROGRAM is not set")
+    def test_losses_are_those_of_the_program(self):
+        """Two windows of 2048 tokens, dense and with rule blocks, the last 64 tokens of each dense."""
+        said = subprocess.run(
+            [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", GGUF, "-f", TEXT, "--window", "2048", "--decode", "64",
+             "--chunk", "256", "--h2o-local", "64", "--h2o-heavy", "128", "--select", "blocks", "--projections", "f32",
+             "--cache-type", "f32", "--json"], check=True, capture_output=True, text=True).stdout
+        own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_folder)
+        ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"][:4096]).reshape(2, 2048)
+        losses = {}
+        for name, options in (("dense", {"dense": True}), ("sparse", {"chunk": 256, "local": 64, "heavy": 128})):
+            headwater.hf.configure(own, **options)
+            got = logits(own, "headwater", ids)
+            loss = torch.nn.functional.cross_entropy(got[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").double()
+            for part, positions in (("prefill", loss[:, :-64]), ("decoded", loss[:, -64:])):
+                losses[name, part] = positions.mean().item()
+                wanted = json.loads(said)[name][part]["nll"]
+                self.assertLess(abs(losses[name, part] - wanted), 1e-3 * wanted, (name, part))
+        self.assertGreater(losses["sparse", "prefill"], losses["dense", "prefill"] + 1e-3, "nothing was sparse")
+
+    def test_what_is_refused(self):
+        short, text = pathlib.Path(self.folder, "short.gguf"), pathlib.Path(self.folder, "text.gguf")
+        short.write_bytes(GGUF.read_bytes()[:100000])
+        text.write_text("hello\n", encoding="utf-8")
+        full = pathlib.Path(self.folder)
+        for arguments, says in (
+                ((full / "none.gguf", full / "new"), "none.gguf: no such file; allowed: a GGUF file"),
+                ((text, full / "new"), "text.gguf: .*; allowed: a GGUF file of a causal language model"),
+                ((short, full / "new"), "short.gguf: .*; allowed: a GGUF file of a causal language model"),
+                ((GGUF, self.model_folder), "model: exists and is not an empty folder; allowed: a new or empty one"),
+                ((GGUF, full / "new", "int8"), "dtype is 'int8'; allowed: 'float16'"),
+        ):
+            with self.subTest(says), self.assertRaisesRegex(ValueError, says) as caught:
+                self.export(*arguments)
+            self.assertNotIn("\n", str(caught.exception))
+        run = subprocess.run([sys.executable, "-m", "headwater.export", text, full / "new"], capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+        self.assertEqual((run.returncode, run.stdout), (2, ""))
+        self.assertRegex(run.stderr, "^headwater.export: .*text.gguf: .*\n$")
+
+
+class Example(Case):
+    def test_hugging_face(self):
+        run = subprocess.run([sys.executable, ROOT / "examples/hugging_face.py"], check=True, capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+        self.assertRegex(run.stdout, r"headwater +[\d.]+ s")
 
 
 if __name__ == "__main__":
