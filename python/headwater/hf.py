@@ -19,7 +19,7 @@ from . import _options
 from ._attention import attention as _attention
 from ._session import Session as _Session
 
-_OLDEST = (4, 53)
+_OLDEST = (4, 56)
 if tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2])) < _OLDEST:
     raise ImportError(f"transformers is {transformers.__version__}; allowed: {'.'.join(map(str, _OLDEST))} or newer, "
                       "which has AttentionMaskInterface")
