@@ -131,7 +131,7 @@ def main():
           f"key/value heads of {arguments.head_dim}, bfloat16, {arguments.tokens} tokens, {arguments.threads} threads, "
           f"{headwater.hf.configuration(model)}")
     for name in names:
-        measure(model, name, prompt[:, :256], 1, attention, masks)
+        measure(model, name, prompt[:, :256], 0, attention, masks)
     runs = {name: [] for name in names}
     for _ in range(arguments.runs):
         for name in names:
