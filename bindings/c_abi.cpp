@@ -15,6 +15,7 @@ namespace {
 
 using namespace headwater::c_abi;  // the helpers of this folder
 using headwater::ErrorCode;
+using headwater::c_abi::rows_of;  // beside those of this file
 
 // The numbers of the header are those of the C++ enumerations.
 template <class Enum>
@@ -154,6 +155,22 @@ headwater::Rows rows_of(const headwater_rows* from, const std::string& name) {
   std::int64_t head_stride = from->head_stride;
   if (HEADWATER_SABOTAGE("bindings.rows.head_stride_in_16_bits")) head_stride &= 0xFFFF;
   return {from->data, dtype(from->type, name + ".type"), from->row_stride, head_stride};
+}
+
+/// A call's queries and outputs. Both may be NULL (DEC-2): the session says whether they may be missing now.
+void take_queries(headwater::SequenceCall& call, const headwater_rows* q, const headwater_mutable_rows* out,
+                  const std::string& prefix = "") {
+  if (q == nullptr && out == nullptr) return;
+  call.q = rows_of(q, prefix + "q");
+  call.out = rows_of(out, prefix + "out");
+}
+
+void attend(headwater_session* session, std::int64_t layer, const headwater_rows* q, const headwater_rows* k,
+            const headwater_rows* v, const headwater_mutable_rows* out, const headwater::LseOutput& lse) {
+  headwater::Session& open = session_of(session);
+  headwater::SequenceCall call;
+  take_queries(call, q, out);
+  open.attend(layer, call.q, rows_of(k, "k"), rows_of(v, "v"), call.out, lse);
 }
 
 headwater::StoredRows stored_rows_of(const headwater_stored_rows* from, const std::string& name) {
@@ -347,19 +364,13 @@ headwater_status headwater_begin_decode(headwater_session* session, int64_t n) {
 headwater_status headwater_attend(headwater_session* session, int64_t layer, const headwater_rows* q,
                                   const headwater_rows* k, const headwater_rows* v,
                                   const headwater_mutable_rows* out) {
-  return guarded([&] {
-    headwater::Session& open = session_of(session);
-    open.attend(layer, rows_of(q, "q"), rows_of(k, "k"), rows_of(v, "v"), rows_of(out, "out"));
-  });
+  return guarded([&] { attend(session, layer, q, k, v, out, {}); });
 }
 
 headwater_status headwater_attend_lse(headwater_session* session, int64_t layer, const headwater_rows* q,
                                       const headwater_rows* k, const headwater_rows* v,
                                       const headwater_mutable_rows* out, const headwater_lse_output* lse) {
-  return guarded([&] {
-    headwater::Session& open = session_of(session);
-    open.attend(layer, rows_of(q, "q"), rows_of(k, "k"), rows_of(v, "v"), rows_of(out, "out"), lse_of(lse));
-  });
+  return guarded([&] { attend(session, layer, q, k, v, out, lse_of(lse)); });
 }
 
 headwater_status headwater_attend_stored(headwater_session* session, int64_t layer, const headwater_rows* q,
@@ -367,7 +378,9 @@ headwater_status headwater_attend_stored(headwater_session* session, int64_t lay
                                          const headwater_lse_output* lse) {
   return guarded([&] {
     const headwater::StoredRows stored = stored_rows_of(rows, "rows");
-    session_of(session).attend_stored(layer, rows_of(q, "q"), stored, rows_of(out, "out"),
+    headwater::SequenceCall call;
+    take_queries(call, q, out);
+    session_of(session).attend_stored(layer, call.q, stored, call.out,
                                       lse == nullptr ? headwater::LseOutput{} : lse_of(lse));
   });
 }
@@ -390,7 +403,7 @@ headwater_status headwater_attend_together(const headwater_sequence_call* calls,
       headwater::SequenceCall& call = all[i];
       call.session = &session_of(needed(from.session, name + ".session"));
       call.layer = from.layer;
-      call.q = rows_of(from.q, name + ".q");
+      take_queries(call, from.q, from.out, name + ".");
       if (from.stored != nullptr) {
         stored[i] = stored_rows_of(from.stored, name + ".stored");
         call.stored = &stored[i];
@@ -398,7 +411,6 @@ headwater_status headwater_attend_together(const headwater_sequence_call* calls,
         call.k = rows_of(from.k, name + ".k");
         call.v = rows_of(from.v, name + ".v");
       }
-      call.out = rows_of(from.out, name + ".out");
       if (from.lse != nullptr) call.lse = lse_of(from.lse);
     }
     headwater::attend_together(all);

@@ -42,7 +42,8 @@ inline constexpr std::array kClaims{
     ClaimInfo{"fork", &Claims::fork, 0, "sessions can be forked"},
     ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},
     ClaimInfo{"layers", &Claims::layers, 0, "layers with windows, scales, caps and sinks of their own"},
-    ClaimInfo{"stored_rows", &Claims::stored_rows, 0, "works on K and V rows of the caller"}};
+    ClaimInfo{"stored_rows", &Claims::stored_rows, 0, "works on K and V rows of the caller"},
+    ClaimInfo{"rows_alone", &Claims::rows_alone, 0, "stores rows without queries"}};
 // Every bool of Claims has its line.
 static_assert(sizeof(Claims) == kClaims.size() * sizeof(bool));
 

@@ -102,7 +102,7 @@ struct BlockSet {
 
 /// SEL-2 .. SEL-8, SEL-12: k: the stored keys of all positions before the chunk, which begins at k.rows; summaries: those of
 /// its candidates.
-[[nodiscard]] BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k, const Summaries& summaries,
-                                  const EffectiveOptions& options);
+[[nodiscard]] BlockSet choose_set(std::span<const PooledHead> heads, const Matrix& k,
+                                  const Summaries& summaries, const EffectiveOptions& options);
 
 }  // namespace headwater::reference

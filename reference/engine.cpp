@@ -34,6 +34,7 @@ class ReferenceEngine final : public Engine {
     claims.save = true;
     claims.layers = true;
     claims.stored_rows = true;
+    claims.rows_alone = true;
     return claims;
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {

@@ -94,7 +94,8 @@ void ReferenceSession::check_call(const SequenceCall& call) const {
   require_usable();
   if (progress_ != Progress::open) wrong_state("attend() without an open step: begin() must come first");
   require_index("layer", call.layer, shape_.n_layer);
-  check_rows("q", call.q, step_tokens_, shape_.n_head, shape_.d_head);
+  const bool rows_alone = call.rows_alone() && history_.turn().mode == ChunkMode::decode;  // DEC-2
+  if (!rows_alone) check_rows("q", call.q, step_tokens_, shape_.n_head, shape_.d_head);
   const bool of_caller = effective_.kv_owner == KvOwner::caller;
   if (of_caller != (call.stored != nullptr)) {
     reject("kv_owner", of_caller ? "1 (caller)" : "0 (session)",
@@ -111,8 +112,8 @@ void ReferenceSession::check_call(const SequenceCall& call) const {
     check_rows("k", call.k, step_tokens_, shape_.n_head_kv, shape_.d_head);
     check_rows("v", call.v, step_tokens_, shape_.n_head_kv, shape_.d_value);
   }
-  check_rows("out", read_only(call.out), step_tokens_, shape_.n_head, shape_.d_value);
-  if (call.lse.data != nullptr) {
+  if (!rows_alone) check_rows("out", read_only(call.out), step_tokens_, shape_.n_head, shape_.d_value);
+  if (call.lse.data != nullptr && !rows_alone) {
     check_rows("lse", read_only(as_rows(call.lse)), step_tokens_, shape_.n_head, 1);
   }
   if (attended_[static_cast<std::size_t>(call.layer)]) {
@@ -152,7 +153,9 @@ void ReferenceSession::run(const SequenceCall& call) {
     attended_[static_cast<std::size_t>(layer)] = true;
     const ChunkMode mode = history_.turn().mode;
     const bool dense_layer = effective_.dense_layer(layer);
-    if (mode == ChunkMode::sparse && dense_layer) {  // STATE-7
+    if (call.rows_alone()) {  // DEC-2
+      // Nothing is asked.
+    } else if (mode == ChunkMode::sparse && dense_layer) {  // STATE-7
       attend_dense(step, Chunk{tokens_, tokens_ + step_tokens_, ChunkMode::dense});
     } else if (mode != ChunkMode::sparse) {
       attend_dense(step, plan().front());

@@ -86,6 +86,28 @@ const Register kAgree{{"oracles.agree",
                        false,
                        agree}};
 
+// Layers with a window (MASK-2), of which a run has dense chunks alone.
+void agree_on_windows(Context& context) {
+  Random random(context.seed);
+  for (int round = 0; round < context.rounds(60); ++round) {
+    Problem problem = random_problem(random, {.max_chunk = 24, .max_tokens = 100});
+    problem.options.layers.assign(static_cast<std::size_t>(problem.shape.n_layer), {});
+    problem.options.layers[0].window = random.integer(1, problem.tokens() + 1);
+    const Trace trace = run(engine("reference"), problem);
+    const StoredLayer stored(problem, 0);
+    for (const ChunkTrace& chunk : trace.layers[0].chunks) {
+      for (std::int64_t head = 0; head < problem.shape.n_head; ++head) {
+        const HeadTruth eigen = eigen_oracle(head_chunk(problem, 0, chunk, head), kDouble);
+        HeadTruth reference = eigen;
+        use_reference_values(problem, stored, chunk, head, reference);
+        require_same_rows(problem, eigen, reference);
+      }
+    }
+  }
+}
+const Register kAgreeOnWindows{
+    {"oracles.agree_on_windows", {"MASK-2"}, "oracle", Lane::law, false, agree_on_windows}};
+
 // The same for the rows of each query block under its own set.
 void agree_on_blocks(Context& context) {
   Random random(context.seed);

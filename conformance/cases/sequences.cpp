@@ -86,9 +86,9 @@ void saves(Context& context) {
 const Register kSaves{{"sequences.saves", {"STATE-12"}, "session", Lane::law, true, saves}};
 
 /// One step with the rows of the problem in the caller's memory, in pages in random order or in one piece; returns the outputs
-/// of all layers. Rows that are no token's hold NaN.
+/// of all layers, or none where no queries are given (DEC-2). Rows that are no token's hold NaN.
 std::vector<std::vector<float>> stored_step(Random& random, Session& session, const Problem& problem,
-                                            const Step& step) {
+                                            const Step& step, bool queries = true) {
   const std::int64_t first = session.tokens();
   const std::int64_t tokens = first + step.n;
   const Shape& shape = problem.shape;
@@ -130,10 +130,14 @@ std::vector<std::vector<float>> stored_step(Random& random, Session& session, co
       rows.key_page_stride = page_rows * rows.key_row_stride;
       rows.value_page_stride = page_rows * rows.value_row_stride;
     }
-    session.attend_stored(layer, q.rows(), rows, out.mutable_rows());
+    if (queries) {
+      session.attend_stored(layer, q.rows(), rows, out.mutable_rows());
+      outs.push_back(out.take());
+    } else {
+      session.attend_stored(layer, {}, rows, {});
+    }
     k.check("keys of the caller");
     v.check("values of the caller");
-    outs.push_back(out.take());
   }
   session.end();
   return outs;
@@ -180,6 +184,114 @@ void stored_rows(Context& context) {
   }
 }
 const Register kStoredRows{{"sequences.stored_rows", {"ROWS-1"}, "session", Lane::law, true, stored_rows}};
+
+/// A decode step of the problem's rows without queries.
+void store_step(Session& session, const Problem& problem, const Step& step) {
+  const std::int64_t first = session.tokens();
+  session.begin(step);
+  session.set_observer(
+      [&](const ChunkRecord&) { throw Violation("DEC-2: a call without queries was observed"); });
+  for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
+    const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
+    const Placed k(Placement::strided, input.k, first, step.n);
+    const Placed v(Placement::head_major, input.v, first, step.n);
+    session.attend(layer, {}, k.rows(), v.rows(), {});
+    k.check("k"), v.check("v");
+  }
+  session.set_observer({});
+  session.end();
+}
+
+/// Step `at` of the problem, a decode step, without queries: the rest has the bits of a session that was given them.
+void require_rows_alone(Random& random, const Engine& engine, Problem problem, std::size_t at) {
+  const std::size_t end = problem.steps.size();
+  const Trace wanted = run(engine, problem);
+  const std::string what = fmt::format("step {} without queries; {}", at, problem.describe());
+  const std::unique_ptr<Session> plain = engine.open(problem.shape, problem.options);
+  (void)run_steps(*plain, problem, 0, at + 1);
+  const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+  (void)run_steps(*session, problem, 0, at);
+  store_step(*session, problem, problem.steps[at]);
+  require_same(picture(*session), picture(*plain), what);
+  require_same(trace_of_steps(wanted, problem, at + 1, end), run_steps(*session, problem, at + 1, end), what);
+
+  problem.options.kv_owner = KvOwner::caller;
+  const std::unique_ptr<Session> stored = engine.open(problem.shape, problem.options);
+  const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+  for (std::size_t s = 0; s < end; ++s) {
+    const std::int64_t first = stored->tokens();
+    const auto outs = stored_step(random, *stored, problem, problem.steps[s], s != at);
+    for (std::size_t layer = 0; layer < outs.size(); ++layer) {
+      if (std::equal(outs[layer].begin(), outs[layer].end(), wanted.layers[layer].out.begin() + first * row))
+        continue;
+      throw Violation(
+          fmt::format("layer {} at token {} over rows of the caller: other outputs; {}", layer, first, what));
+    }
+  }
+}
+
+void rows_alone(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::rows_alone, "rows_alone");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (int round = 0; round < context.rounds(20); ++round) {
+      Problem problem = stored_problem(random, engine, rule);
+      const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
+      problem.steps[at] = Step::decode(problem.steps[at].n);
+      require_rows_alone(random, engine, problem, at);
+
+      // What is not allowed goes on as if it had not been asked for.
+      const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+      const Tensor& k = problem.layers[0].k;
+      const Placed rows(Placement::token_major, k, 0, 1);
+      Placed out(Placement::token_major, problem.out_type, 1, problem.shape.n_head, problem.shape.d_value);
+      const auto refused = [&](const Rows& q, const MutableRows& to, const char* what) {
+        require_code(code_of([&] { session->attend(0, q, rows.rows(), rows.rows(), to); }),
+                     ErrorCode::invalid_argument, what);
+        if (session->failed()) throw Violation(fmt::format("{}: the step has failed", what));
+      };
+      session->begin(Step::prefill(1));
+      refused({}, {}, "a prefill call without queries");
+      session->abort();
+      session->begin(Step::decode(1));
+      refused({}, out.mutable_rows(), "outputs without queries");
+      refused(Placed(Placement::token_major, problem.layers[0].q, 0, 1).rows(), {},
+              "queries without outputs");
+      session->abort();
+    }
+  }
+}
+const Register kRowsAlone{{"sequences.rows_alone", {"DEC-2"}, "session", Lane::law, true, rows_alone}};
+
+// A prefix of more pages, and more key blocks, than one level of summaries has.
+void rows_alone_sizes(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::rows_alone, "rows_alone");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+      Problem problem;
+      problem.shape = {.n_layer = 1,
+                       .n_head = 1,
+                       .n_head_kv = 1,
+                       .d_head = 8,
+                       .d_value = 8,
+                       .capacity = 20400,
+                       .kv_type = type};
+      problem.q_type = problem.k_type = problem.v_type = type;
+      problem.options.select = rule;
+      problem.options.threads = context.threads;
+      problem.options.batch = 256, problem.options.chunk = 128;
+      problem.options.local = 32, problem.options.heavy = 96;
+      problem.steps = {Step::decode(context.quick ? 300 : 20000), Step::prefill(300), Step::decode(1)};
+      problem.fill_normal(random);
+      require_rows_alone(random, engine, problem, 0);
+    }
+  }
+}
+const Register kRowsAloneSizes{
+    {"sequences.rows_alone_sizes", {"DEC-2"}, "session", Lane::law, true, rows_alone_sizes}};
 
 /// A session at one of its problem's steps.
 struct Sequence {

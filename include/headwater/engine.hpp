@@ -38,6 +38,7 @@ struct Claims {
   bool save = false;          ///< save() and load() (STATE-12)
   bool layers = false;        ///< Options::layers (LAYER-1, MASK-2)
   bool stored_rows = false;   ///< Options::kv_owner `caller`, Session::attend_stored() (ROWS-1)
+  bool rows_alone = false;    ///< attend() without queries in a decode step (DEC-2)
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

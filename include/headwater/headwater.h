@@ -245,7 +245,9 @@ HEADWATER_API headwater_status headwater_begin_decode(headwater_session* session
  * (options.row_memory) begin on multiples of their element's size; the call then returns when its work is enqueued on
  * options.stream: the inputs must stay as they are, and out is there, when the stream has got so far, and a fault of the
  * device may be reported by a later call. Errors: invalid_argument (memory of the other kind among them); wrong_state
- * (no open step; layer twice, which fails the step); out_of_memory, internal, interrupted, which fail it. */
+ * (no open step; layer twice, which fails the step); out_of_memory, internal, interrupted, which fail it.
+ * In a decode step q and out may both be NULL, here and in the calls below: the rows are stored and nothing else is done
+ * (DEC-2), so that a prefix computed elsewhere becomes part of the session. Errors: unsupported. */
 HEADWATER_API headwater_status headwater_attend(headwater_session* session, int64_t layer,
                                                 const headwater_rows* q, const headwater_rows* k,
                                                 const headwater_rows* v, const headwater_mutable_rows* out);

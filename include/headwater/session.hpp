@@ -184,6 +184,9 @@ struct SequenceCall {
   const StoredRows* stored = nullptr;  ///< sessions whose rows are the caller's; then k and v are not read
   MutableRows out;
   LseOutput lse = {};
+
+  /// Whether its rows are to be stored and nothing else is asked for (DEC-2).
+  [[nodiscard]] bool rows_alone() const { return q.data == nullptr && out.data == nullptr; }
 };
 
 /// Where the time of attend() went, in seconds by the wall since open() or the last reset(): sums over the threads,
@@ -218,6 +221,9 @@ class HEADWATER_API Session {
   /// out: n x Hq rows of dv, F32, F16 or BF16 (rounded once to nearest even); must not overlap the inputs.
   /// lse: where the log-sum-exps of the n x Hq rows go, if they are wanted (LSE-1): m + ln l of all that the row attended
   /// to, in natural units, the sink included; -infinity for a row that saw no key. Errors: unsupported.
+  ///
+  /// In a decode step q.data and out.data may both be null: the rows are stored, and nothing else is done (DEC-2); lse is
+  /// not written. Errors: unsupported.
   ///
   /// Device rows (Options::row_memory): every row begins on a multiple of its element's size. The call returns when its
   /// work is enqueued on Options::stream; the inputs must stay as they are, and out is there, when the stream has got so

@@ -99,7 +99,8 @@ void SessionBase::run(const SequenceCall& call) {
 
 void SessionBase::check_call(const SequenceCall& call) const {
   machine_.require_open("attend()");
-  require_view("q", call.q.data, call.q.type);
+  const bool rows_alone = call.rows_alone() && machine_.state() == SessionState::decoding;  // DEC-2
+  if (!rows_alone) require_view("q", call.q.data, call.q.type);
   const bool of_caller = options_.kv_owner == KvOwner::caller;
   if (of_caller != (call.stored != nullptr)) {
     throw Error(ErrorCode::invalid_argument,
@@ -110,7 +111,7 @@ void SessionBase::check_call(const SequenceCall& call) const {
     require_view("k", call.k.data, call.k.type);
     require_view("v", call.v.data, call.v.type);
   }
-  require_view("out", call.out.data, call.out.type);
+  if (!rows_alone) require_view("out", call.out.data, call.out.type);
   check_rows(call);
   machine_.check_layer(call.layer);
 }

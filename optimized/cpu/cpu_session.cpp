@@ -239,7 +239,10 @@ void CpuSession::run_layer(const SequenceCall& asked) {
   store_rows(data_.workers, {&one, 1});
   bool dense_layer = options().dense_layer(layer);  // STATE-7
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
+  const bool alone = asked.rows_alone();  // DEC-2
+  if (alone && HEADWATER_SABOTAGE("cpu.rows_alone.no_summaries")) return;
   if (!dense_layer) summarise(layer, chunks.front().begin, step_tokens());
+  if (alone) return;
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
@@ -259,7 +262,9 @@ void CpuSession::run_layer(const SequenceCall& asked) {
 
 CpuSession* CpuSession::decodes_together(const SequenceCall& call) const {
   auto* const session = dynamic_cast<CpuSession*>(call.session);
-  if (!session || session->observer() || !session->data_.workers.same_threads(data_.workers)) return nullptr;
+  if (!session || session->observer() || call.rows_alone() ||
+      !session->data_.workers.same_threads(data_.workers))
+    return nullptr;
   const std::span<const Chunk> chunks = session->plan();
   const bool dense = chunks.size() == 1 && chunks.front().mode != ChunkMode::sparse;
   return dense && session->work_->dense.decode_of(chunks.front()) ? session : nullptr;

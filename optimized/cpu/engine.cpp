@@ -38,6 +38,7 @@ class CpuEngine final : public Engine {
     claims.fork = true;
     claims.layers = true;
     claims.stored_rows = true;
+    claims.rows_alone = true;
     claims.bf16_weights = variant_.bf16 != nullptr;
     claims.abort = true;
     claims.truncate = true;

@@ -80,6 +80,7 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
 }
 
 void CudaSession::check_rows(const headwater::SequenceCall& call) const {
+  if (call.rows_alone()) refuse("attend() without queries (DEC-2)");
   if (call.lse.data != nullptr) refuse("lse");
   data_.device->require_uncaptured(data_.stream);
   staging_.check({call.q, call.k, call.v, call.out});

@@ -141,17 +141,22 @@ class Session:
 
         q: [n, heads, head_dim], k: [n, kv_heads, head_dim], v: [n, kv_heads, value_dim], rotated already, float32, float16
         or bfloat16, any strides between rows. out: [n, heads, value_dim], written and returned; None makes one like q.
-        lse: None, or float32 [n, heads] for the log-sum-exps (LSE-1). Ctrl-C stops a prefill within a chunk: the step has
+        q may be None in a decode step: k and v are stored and nothing is computed (DEC-2), so that a prefix from elsewhere
+        becomes part of the session. lse: None, or float32 [n, heads] for the log-sum-exps (LSE-1). Ctrl-C stops a prefill within a chunk: the step has
         failed then, and abort() takes it back.
         """
         shape, n = self._shape, self._step
-        q_rows, _q = _arrays.rows(q, "q", n, shape.n_head, shape.d_head)
         k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, shape.d_head)
         v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, shape.d_value)
+        layer = _options.integer(layer, "layer")
+        if q is None and out is None and lse is None:
+            with self._used() as session:
+                _check(_library.headwater_attend(session, layer, None, _byref(k_rows), _byref(v_rows), None))
+            return None
+        q_rows, _q = _arrays.rows(q, "q", n, shape.n_head, shape.d_head)
         if out is None:
             out = _arrays.empty_like(q, q_rows.type, (n, shape.n_head, shape.d_value))
         out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, shape.d_value, writes=True)
-        layer = _options.integer(layer, "layer")
         with self._used() as session:
             if lse is None:
                 call = _library.headwater_attend

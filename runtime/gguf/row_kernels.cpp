@@ -3,8 +3,6 @@
 #include <array>
 #include <cassert>
 
-#include "headwater/testing/sabotage.hpp"
-
 namespace headwater::runtime {
 namespace {
 
@@ -109,11 +107,7 @@ void dot_rows(TensorType type, const std::byte* rows, std::int64_t count, std::i
               float* out) {
   const auto dot = row_kernels().dot[index_of(type, n)];
   const std::int64_t bytes = row_bytes(type, n);
-  const bool narrow = HEADWATER_SABOTAGE("runtime.rows.offset_in_16_bits");
-  for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t offset = r * bytes;
-    out[r] = dot(rows + (narrow ? offset & 0xFFFF : offset), n, x);
-  }
+  for (std::int64_t r = 0; r < count; ++r) out[r] = dot(rows + r * bytes, n, x);
 }
 
 }  // namespace headwater::runtime

@@ -271,6 +271,7 @@ void Projection::multiply_slice(std::int64_t first, std::int64_t last, const Few
     const std::int64_t strip =
         std::max<std::int64_t>(1, kStripBytes / headwater::runtime::row_bytes(tensor.type, depth_));
     for (std::int64_t done = 0; done < count; done += strip) {
+      if (done > 0 && HEADWATER_SABOTAGE("runtime.projection.first_strip_alone")) break;
       const std::int64_t some = std::min(strip, count - done);
       const std::byte* const from = tensor.row(row + done);
       float* const out = result + (column - first) + done;

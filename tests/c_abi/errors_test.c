@@ -401,6 +401,8 @@ static void test_arguments_of_a_step(const char* engine) {
   CHECK_OK(headwater_open(engine, &kShape, NULL, &session));
   CHECK_OK(headwater_begin_prefill(session, 2, 0));
   CHECK_FAILS(headwater_attend(session, 0, NULL, &in, &in, &out), bad, "q is NULL");
+  CHECK_FAILS(headwater_attend(session, 0, NULL, &in, &in, NULL), bad,
+              "q.data"); /* DEC-2: not in a prefill call */
   CHECK_FAILS(headwater_attend(session, 0, &in, NULL, &in, &out), bad, "k is NULL");
   CHECK_FAILS(headwater_attend(session, 0, &in, &in, NULL, &out), bad, "v is NULL");
   CHECK_FAILS(headwater_attend(session, 0, &in, &in, &in, NULL), bad, "out is NULL");

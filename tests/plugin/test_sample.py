@@ -37,6 +37,9 @@ class Outline(html.parser.HTMLParser):
 # Every lane but `shape`, whose sizes take a naive engine on one thread too long.
 LANES = {"exact", "bound", "adversarial", "bias", "replay", "determinism", "law", "hostile", "state"}
 
+# Claims for which the table of a plug-in has no function.
+BEYOND_THE_TABLE = {"fork", "save", "layers", "stored_rows", "rows_alone"}
+
 
 class Sample(kit.Case):
     def test_passes_the_kit(self):
@@ -48,14 +51,15 @@ class Sample(kit.Case):
         lanes = {result["lane"] for result in document["results"]}
         self.assertEqual(lanes, LANES)
         self.assertGreater(len(document["results"]), 90)
-        skipped = [r["case"] for r in document["results"] if r["status"] == "SKIP"]
+        skipped = [r["case"] for r in document["results"] if r["status"] == "SKIP" and not any(
+            f"(Claims::{name})" in r["message"] for name in BEYOND_THE_TABLE)]
         if not kit.SANITIZED:
             self.assertEqual([case for case in skipped if not case.startswith("host_threads.")], [],
-                             "the sample claims everything but host threads, so nothing else is left out")
+                             "the sample claims everything that a table can claim but host threads, so nothing else is left out")
         (engine,) = document["engines"]
         self.assertEqual(engine["name"], "naive-c")
         self.assertEqual({name for name, made in engine["claims"].items() if not made},
-                         {"bf16_weights", "device_memory", "f16_weights", "host_threads"})
+                         {"bf16_weights", "device_memory", "f16_weights", "host_threads"} | BEYOND_THE_TABLE)
         # Errors were measured, and are errors of double arithmetic.
         for key in ("out F32", "lse F32", "colsum_intra F32", "colsum_inter F32"):
             self.assertGreater(engine["worst"][key]["err_over_bound"], 0.0)

@@ -39,6 +39,42 @@ class Attention(unittest.TestCase):
         self.assertLess(numpy.abs(out - support.dense(q, k, v))[-50:].max(), 1e-5)
         self.assertGreater(numpy.abs(out - support.dense(q, k, v))[:-50].max(), 1e-3)
 
+    def test_queries_of_the_last_tokens_of_a_cache(self):
+        for total, n in ((1, 1), (700, 1), (700, 3), (701, 64), (5000, 1), (5000, 700)):
+            q, k, v = rows(total)
+            exact = support.dense(q[-n:], k, v)
+            for options in ({"dense": True}, {"dense_tail": n, **OPTIONS}):
+                out = headwater.attention(q[-n:], k, v, **options)
+                self.assertEqual(out.shape, (n, 6, 12))
+                self.assertLess(numpy.abs(out - exact).max(), 1e-5)
+
+    def test_a_second_turn_of_rule_blocks_on_a_cache(self):
+        options = {**OPTIONS, "select": "blocks"}
+        for first, n in ((8, 65), (1000, 64), (4095, 300), (17000, 300)):
+            q, k, v = rows(first + n)
+            own = headwater.Session(**support.SIZES, capacity=first + n, **options)
+            support.step(own, q, k, v, 0, first, "decode" if first < 5000 else "prefill")
+            wanted = support.step(own, q, k, v, first, n)
+            if first < 5000:  # else the turn is one with the first
+                numpy.testing.assert_array_equal(headwater.attention(q[first:], k, v, **options), wanted)
+            cut = headwater.attention(q[first:], k, v, **options)
+            whole = numpy.full((2 * (first + n), 2, 16), numpy.nan, numpy.float32)
+            whole[:first + n] = k  # a cache with room after the last token
+            numpy.testing.assert_array_equal(headwater.attention(q[first:], whole[:first + n], v, **options), cut)
+
+    def test_a_cache_that_grows_token_by_token(self):
+        q, k, v = rows(4200)
+        for total in (*range(4090, 4102), 4200):
+            out = headwater.attention(q[total - 1:total], k[:total], v[:total], dense=True)
+            self.assertLess(numpy.abs(out - support.dense(q[total - 1:total], k[:total], v[:total])).max(), 1e-5)
+
+    def test_windows(self):
+        for n, window in ((40, 1), (700, 64), (700, 700), (700, 9000), (5000, 512)):
+            q, k, v = rows(n)
+            for part in (n, 1, min(n, 30)):
+                out = headwater.attention(q[-part:], k, v, window=window, select="blocks")
+                self.assertLess(numpy.abs(out - support.dense(q[-part:], k, v, window)).max(), 1e-5)
+
     def test_strides_and_layouts(self):
         q, k, v = rows(300)
         wanted = headwater.attention(q, k, v, **OPTIONS)
@@ -109,7 +145,11 @@ class Attention(unittest.TestCase):
             ((q.astype(float), k, v), {}, ValueError, "q has dtype float64; allowed: float32, float16, bfloat16"),
             ((q.astype(">f4"), k, v), {}, ValueError, "q has bytes in another order"),
             ((q.tolist(), k, v), {}, TypeError, "q is a list; allowed: a NumPy array"),
-            ((q, k[:19], v), {}, ValueError, "k has 19 tokens; allowed: 20"),
+            ((q, k[:19], v), {}, ValueError, "v has 20 tokens; allowed: 19"),
+            ((q, k[:19], v[:19]), {}, ValueError, "k has 19 tokens and q 20; allowed: 20 or more"),
+            ((q[:9], k, v), {}, ValueError, "k has 20 tokens and q 9: rule 'h2o' needs the scores of the first 11; allowed: 9"),
+            ((q, k, v), {"window": -1}, ValueError, "window"),
+            ((q, k, v), {"window": 2.5}, TypeError, "window"),
             ((q, k, v[:, :1]), {}, ValueError, "v has 1 heads; allowed: 2"),
             ((q, k[:, :, :15], v), {}, ValueError, "k has 15 elements of a row; allowed: 16"),
             ((q[:, :5], k, v), {}, ValueError, "divisor of n_head = 5"),
@@ -121,7 +161,7 @@ class Attention(unittest.TestCase):
             ((q, k, v), {"out": numpy.zeros((20, 6, 11), numpy.float32)}, ValueError, "out has 11 elements of a row"),
             ((q, k, v), {"out": numpy.broadcast_to(numpy.float32(0), (20, 6, 12))}, ValueError, "out"),
             ((q, k, v), {"layout": "dhn"}, ValueError, "layout is 'dhn'; allowed: 'nhd', 'hnd'"),
-            ((q, k, v), {"dense_tail": 20}, ValueError, "dense_tail is 20; allowed: 0 .. 19"),
+            ((q, k, v), {"dense_tail": 21}, ValueError, "dense_tail is 21; allowed: 0 .. 20"),
             ((q, k, v), {"dense_tail": -1}, ValueError, "dense_tail is -1"),
             ((q, k, v), {"dense_tail": "all"}, TypeError, "dense_tail is 'all'; allowed: an integer"),
             ((q, k, v), {"chunk": 0}, ValueError, "chunk"),

@@ -50,6 +50,20 @@ class Steps(unittest.TestCase):
                 own.attend(0, q, k, v, lse=bad)
         self.assertFalse(own.failed)
 
+    def test_a_prefix_without_queries(self):
+        q, k, v = rows(400)
+        for select in ("h2o", "blocks"):
+            own, plain = session(select=select), session(select=select)
+            step(plain, q, k, v, 0, 300, "decode")
+            own.begin_decode(300)
+            self.assertIsNone(own.attend(0, None, k[:300], v[:300]))
+            own.end()
+            numpy.testing.assert_array_equal(step(own, q, k, v, 300, 60), step(plain, q, k, v, 300, 60))
+        own.begin_prefill(10)
+        with self.assertRaisesRegex(ValueError, "q.data is null"):
+            own.attend(0, None, k[:10], v[:10])
+        self.assertFalse(own.failed)
+
     def test_truncated_and_forked_sessions_have_the_bits_of_others(self):
         q, k, v = rows(400)
         own = session(select="blocks")
