@@ -21,6 +21,8 @@ class View:
 
     def ordered(self, first, axes):
         """The View of entry `first` of the first dimension (None: of all), its dimensions in the order of `axes`."""
+        if first is None and axes == (0, 1, 2):
+            return self
         shape, strides, address = self.shape, self.strides, self.address
         if first is not None:
             address += first * strides[0] * SIZES[self.type]
@@ -29,10 +31,16 @@ class View:
                     self.owner)
 
 
+_codes = {}  # of dtypes that were seen: to spell one takes longer than to look it up
+
+
 def _type_of(dtype, name):
-    code = _NAMES.get(str(dtype).rpartition(".")[2])
+    code = _codes.get(dtype)
     if code is None:
-        raise ValueError(f"{name} has dtype {dtype}; {_ALLOWED}")
+        code = _NAMES.get(str(dtype).rpartition(".")[2])
+        if code is None:
+            raise ValueError(f"{name} has dtype {dtype}; {_ALLOWED}")
+        _codes[dtype] = code
     return code
 
 

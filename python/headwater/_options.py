@@ -5,14 +5,14 @@ import math
 
 from . import _arrays, _native
 
-_NUMBERS = ("batch", "chunk", "local", "heavy", "threads", "key_block", "query_block", "pool", "refine", "pinned",
+NUMBERS = ("batch", "chunk", "local", "heavy", "threads", "key_block", "query_block", "pool", "refine", "pinned",
             "dense_below", "checkpoints", "page")
-_FLAGS = ("clamp", "dense")
-_PER_HEAD = ("sinks", "alibi")
-_CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedule": _native.SCHEDULES}
+FLAGS = ("clamp", "dense")
+PER_HEAD = ("sinks", "alibi")
+CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedule": _native.SCHEDULES}
 _LAYER = ("window", "scale", "softcap", "sinks")
 _MOST = 2**63 - 1
-NAMES = (*_NUMBERS, *_FLAGS, *_PER_HEAD, *_CHOICES, "scale", "softcap", "dense_layers", "layers")
+NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "scale", "softcap", "dense_layers", "layers")
 
 
 def integer(value, name):
@@ -49,18 +49,18 @@ class Options:
 
     def _set(self, name, value, n_head, n_layer):
         native = self.native
-        if name in _NUMBERS:
+        if name in NUMBERS:
             code = integer(value, name)
             if name == "threads" and not -2**31 <= code < 2**31:
                 raise ValueError(f"threads is {code}; allowed: 0 .. 512")
             setattr(native, name, code)
-        elif name in _FLAGS:
+        elif name in FLAGS:
             setattr(native, name, 1 if value else 0)
-        elif name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}")
-            setattr(native, name, _CHOICES[name][value])
-        elif name in _PER_HEAD:
+        elif name in CHOICES:
+            if value not in CHOICES[name]:
+                raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, CHOICES[name]))}")
+            setattr(native, name, CHOICES[name][value])
+        elif name in PER_HEAD:
             setattr(native, name, self._per_head(value, name, n_head))
         elif name == "dense_layers":
             layers = [integer(layer, "dense_layers") for layer in value]

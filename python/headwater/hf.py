@@ -1,0 +1,237 @@
+"""Hugging Face: attn_implementation="headwater" for causal language models of transformers on the CPU.
+
+    import headwater.hf
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="headwater")
+    headwater.hf.configure(model, chunk=1024, memory=512)
+
+A prompt longer than one chunk is prefilled sparsely, its last tokens (dense_tail) and single tokens are dense; layers with a
+sliding window are exact. Keys and values are read where transformers' cache has them, so there is no state of its own:
+turns, crop(), beam search and assisted generation work as with any other attention.
+"""
+
+import re
+import warnings
+
+import torch
+import transformers
+
+from . import _options
+from ._attention import attention as _attention
+from ._session import Session as _Session
+
+_OLDEST = (4, 56)
+if tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2])) < _OLDEST:
+    raise ImportError(f"transformers is {transformers.__version__}; allowed: {'.'.join(map(str, _OLDEST))} or newer, "
+                      "which has AttentionMaskInterface")
+
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+from transformers.masking_utils import causal_mask_function  # noqa: E402
+
+__all__ = ["configuration", "configure"]
+
+# Those of `headwater generate`.
+_DEFAULTS = {"select": "blocks", "chunk": 1024, "local": 64, "heavy": 448, "dense": False, "dense_layers": (),
+             "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None}
+_NEWEST = 64  # of `memory` with rule blocks
+_MORE = ("batch", "key_block", "query_block", "pool", "refine", "pinned", "clamp", "score_type", "schedule")
+_ATTRIBUTE = "headwater_options"  # of every module of a configured model
+# What models hand on to a layer's attention, and what changes nothing there.
+_READ_ELSEWHERE = frozenset({
+    "cache_position", "deterministic", "labels", "layer_idx", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
+    "output_router_logits", "past_key_value", "past_key_values", "position_embeddings", "position_ids", "return_dict",
+    "shift_labels", "use_cache"})
+_warned = set()
+
+
+class _Visible(torch.Tensor):
+    """What takes the place of a mask: int64 [batch, 1, 1, 4], for each sequence the key row of its first query, its first key
+    row, the row after its last one, and the window (0: none). Of four dimensions, like any mask that is made already."""
+
+    @staticmethod
+    def of(rows):
+        """rows: int64 [batch, 4]"""
+        return rows[:, None, None].as_subclass(_Visible)
+
+
+def _described(mask_function):
+    """(whether it is causal attention with or without a sliding window, the window or 0, a name)"""
+    name = getattr(mask_function, "__qualname__", repr(mask_function)).partition(".")[0]
+    cells = dict(zip(getattr(getattr(mask_function, "__code__", None), "co_freevars", ()),
+                     getattr(mask_function, "__closure__", None) or ()))
+    if mask_function is causal_mask_function:
+        return True, 0, name
+    if name == "sliding_window_overlay":
+        return False, cells["sliding_window"].cell_contents, name
+    if name != "and_masks":
+        return None, 0, name
+    parts = [_described(part) for part in cells["mask_functions"].cell_contents]
+    unknown = [part for part in parts if part[0] is None]
+    windows = [window for _, window, _ in parts if window]
+    if unknown or len(windows) > 1:
+        return None, 0, " and ".join(part[2] for part in unknown or parts)
+    return any(causal for causal, _, _ in parts), sum(windows), name
+
+
+@torch.compiler.disable
+def _mask(batch_size, kv_length, q_length=None, q_offset=0, kv_offset=0, mask_function=causal_mask_function,
+          attention_mask=None, cache_position=None, device="cpu", **_):
+    """The mask function of transformers' AttentionMaskInterface: a _Visible, or None where nothing is hidden but the future.
+
+    attention_mask: bool [batch, tokens], where there is padding. Errors: NotImplementedError (another pattern than causal
+    attention with a sliding window and padding), ValueError (padding between tokens).
+    """
+    if cache_position is not None:  # transformers 4
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
+    causal, window, name = _described(mask_function)
+    if not causal:
+        raise NotImplementedError(f"the mask is {name}; allowed with attn_implementation='headwater': causal attention, with "
+                                  "padding and a sliding window")
+    first = int(q_offset) - int(kv_offset)
+    rows = first + q_length
+    if attention_mask is None:
+        if rows == kv_length and not window:
+            return None
+        return _Visible.of(torch.tensor([[first, 0, rows, window]] * batch_size))
+    if attention_mask.shape[1] < kv_offset + rows:
+        raise ValueError(f"attention_mask has {attention_mask.shape[1]} tokens; allowed: {kv_offset + rows}, those of the "
+                         "cache and the new ones")
+    seen = attention_mask[:, kv_offset:kv_offset + rows].bool()
+    if rows == kv_length and not window and seen.all():
+        return None
+    counts = seen.sum(1)
+    starts = seen.int().argmax(1)
+    ends = torch.where(counts > 0, rows - seen.flip(1).int().argmax(1), starts)
+    for index in (ends - starts != counts).nonzero().flatten().tolist():
+        raise ValueError(f"attention_mask has padding between tokens of sequence {index}; allowed: before and after them")
+    each = torch.stack([torch.full_like(starts, first), starts, ends, torch.full_like(starts, window)], 1)
+    return _Visible.of(each)
+
+
+def _warn_once(text):
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=2)
+
+
+def _one(q, k, v, out, window, options, of_layer):
+    """Attention of n tokens, the last of N: [.., n, heads, d], [.., N, kv_heads, d], [.., N, kv_heads, dv]."""
+    n, total = q.shape[-3], k.shape[-3]
+    if 0 < window < total:
+        # Of these rows, the first query sees the first ones.
+        first = max(0, total - n - window + 1)
+        k, v = k[..., first:, :, :], v[..., first:, :, :]
+        exact = {"dense": True} if n == 1 else {"dense": True, "window": window}
+        _attention(q, k, v, out=out, **exact, **of_layer)
+        return
+    sparse = not window and not options["dense"] and n > options["chunk"] and n >= options["dense_below"]
+    if sparse and n < total and options["select"] == "h2o":
+        _warn_once(f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
+                   "does not have; select='blocks' is sparse here")
+        sparse = False
+    if not sparse:
+        _attention(q, k, v, out=out, dense=True, **of_layer)
+        return
+    sparse_options = {name: value for name, value in options.items() if name not in ("dense", "dense_layers", *of_layer)}
+    _attention(q, k, v, out=out, **{**sparse_options, "dense_tail": min(options["dense_tail"], n - 1)}, **of_layer)
+
+
+def _refuse(what, allowed, kind=NotImplementedError):
+    raise kind(f"{what}; allowed with attn_implementation='headwater': {allowed}")
+
+
+@torch.compiler.disable
+def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
+             s_aux=None, is_causal=None, output_attentions=None, **others):
+    """The attention function of transformers' AttentionInterface.
+
+    query: [batch, heads, n, d], key and value: [batch, kv_heads, N, ..], rows of the cache included, float32, float16 or
+    bfloat16. Returns ([batch, n, heads, dv], None). Errors: NotImplementedError and ValueError by name.
+    """
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        _refuse(f"{type(module).__name__} is not causal (is_causal is False)", "causal self-attention")
+    if dropout:
+        _refuse(f"dropout is {dropout}", "0, as in model.eval()", ValueError)
+    if output_attentions or getattr(getattr(module, "config", None), "output_attentions", False):
+        _refuse("output_attentions is True", "False; attn_implementation='eager' has the weights")
+    for name, what in others.items():
+        if what is not None and name not in _READ_ELSEWHERE:
+            _refuse(f"{name} is an argument of this layer's attention that is not known", "layers without it")
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+        _refuse("a gradient is asked for, and there is none", "torch.no_grad() or torch.inference_mode()", ValueError)
+    batch, heads, n, _ = query.shape
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    out = query.new_empty((batch, n, heads, value.shape[-1]))
+    options = getattr(module, _ATTRIBUTE, _DEFAULTS)
+    if getattr(module, "layer_idx", None) in options["dense_layers"]:
+        options = {**options, "dense": True}
+    of_layer = {"scale": scaling, "softcap": softcap, "threads": options["threads"], "engine": options["engine"]}
+    if s_aux is not None:
+        of_layer["sinks"] = s_aux.detach().float().tolist()
+    if attention_mask is None:
+        if k.shape[1] < n:
+            _refuse(f"{n} queries have {k.shape[1]} keys", "at least as many keys as queries", ValueError)
+        _one(q, k, v, out, sliding_window or 0, options, of_layer)
+        return out, None
+    if not isinstance(attention_mask, _Visible):
+        shape = list(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
+        _refuse(f"the mask is one of its own, {shape}", "a 2-D attention_mask of the model, or none")
+    for index, (first, start, end, window) in enumerate(attention_mask[:, 0, 0].tolist()):
+        if sliding_window and window and sliding_window != window:
+            _refuse(f"the layer's window is {sliding_window} and its mask's {window}", "one window", ValueError)
+        # Rows of queries that are no padding.
+        low = max(start - first, 0)
+        high = max(end - first, low)
+        out[index, :low].zero_()
+        out[index, high:].zero_()
+        if low < high:
+            _one(q[index, low:high], k[index, start:end], v[index, start:end], out[index, low:high],
+                 window or sliding_window or 0, options, of_layer)
+    return out, None
+
+
+def _layers_of(model):
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "num_hidden_layers", None) or 1
+
+
+def configure(model, *, memory=None, **options):
+    """How the layers of a model attend, instead of what was configured before; without options the defaults.
+
+    options: select ("blocks"; or "h2o"), chunk (1024), local (64) and heavy (448), or memory, both together: 64 newest and
+    the rest with "blocks", two halves with "h2o"; dense (False; True: exact attention everywhere), dense_layers (numbers of
+    layers), dense_tail (64: so many tokens at the end of a sparse prompt see everything), dense_below (prompts of fewer
+    tokens are dense), threads (0: all), engine, and batch, key_block, query_block, pool, refine, pinned, clamp, score_type,
+    schedule, as in headwater.Session. None is the default. They are kept on the model's modules, not in its config.
+    Returns configuration(model). Errors: ValueError, TypeError and RuntimeError at once, as of headwater.Session.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; allowed: a model of transformers")
+    for name in options:
+        if name not in _DEFAULTS and name not in _MORE:
+            raise TypeError(f"option {name!r} is not known; allowed: memory, {', '.join((*_DEFAULTS, *_MORE))}")
+    own = {**_DEFAULTS, **{name: value for name, value in options.items() if value is not None}}
+    if memory is not None:
+        if any(options.get(name) is not None for name in ("local", "heavy")):
+            raise ValueError("memory is local and heavy together; allowed: memory, or local and heavy")
+        memory = _options.integer(memory, "memory")
+        own["local"] = memory // 2 if own["select"] == "h2o" else min(_NEWEST, memory)
+        own["heavy"] = memory - own["local"]
+    own["dense_tail"] = _options.integer(own["dense_tail"], "dense_tail")
+    if own["dense_tail"] < 0:
+        raise ValueError(f"dense_tail is {own['dense_tail']}; allowed: 0 or more")
+    own["dense_layers"] = tuple(sorted(_options.integer(layer, "dense_layers") for layer in own["dense_layers"]))
+    _Session(layers=_layers_of(model), heads=1, head_dim=1, capacity=1,
+             **{name: value for name, value in own.items() if name != "dense_tail"}).close()
+    for module in model.modules():
+        setattr(module, _ATTRIBUTE, own)
+    return configuration(model)
+
+
+def configuration(model):
+    """The options of configure() that hold for a model, a dict."""
+    return dict(getattr(model, _ATTRIBUTE, _DEFAULTS))
+
+
+AttentionInterface.register("headwater", _forward)
+AttentionMaskInterface.register("headwater", _mask)

@@ -1,0 +1,459 @@
+"""attn_implementation="headwater" in models of transformers: random weights of small size, the bundled model, and what is
+refused. Exact paths are compared with eager attention, sparse ones with the engine `reference`."""
+
+import copy
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+import support
+
+REQUIRED = os.environ.get("HEADWATER_REQUIRE_TORCH") == "1"
+try:
+    import torch
+    import transformers
+except ImportError as error:
+    if REQUIRED:
+        raise
+    raise unittest.SkipTest(f"no Hugging Face tests: {error}") from None
+
+import headwater.hf  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+SMALL = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 4096,
+         "initializer_range": 0.3}
+WINDOW = 24
+MIXED = ["sliding_attention", "full_attention"]
+KINDS = {
+    "Llama": {},
+    "Llama MHA": {"num_key_value_heads": 4},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Mistral": {"sliding_window": WINDOW},
+    "Gemma2": {"head_dim": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 20.0, "layer_types": MIXED},
+    "Gemma3Text": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": MIXED},
+    "Phi3": {"sliding_window": None},
+    "GptOss": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": MIXED, "num_local_experts": 4,
+               "num_experts_per_tok": 2},
+}
+CLASSES = {"Gemma3Text": "Gemma3ForCausalLM"}
+SPARSE = {"chunk": 64, "local": 16, "heavy": 32, "dense_tail": 8, "threads": 2}
+_models = {}
+
+
+def model(kind, **changes):
+    """A model with random weights, the same ones for the same arguments."""
+    key = kind, repr(changes)
+    if key not in _models:
+        name = kind.split()[0]
+        torch.manual_seed(1)
+        config = getattr(transformers, name + "Config")(**{**SMALL, **KINDS[kind], **changes})
+        own = getattr(transformers, CLASSES.get(name, name + "ForCausalLM"))(config).eval()
+        for parameter_name, parameter in own.named_parameters():
+            if parameter_name.endswith("sinks"):
+                torch.nn.init.normal_(parameter)
+        own.generation_config.eos_token_id = None  # as many tokens as asked for
+        _models[key] = own
+    own = _models[key]
+    headwater.hf.configure(own)
+    return own
+
+
+def tokens(batch, n, seed=3):
+    return torch.randint(3, 128, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def padding(lengths, n, side):
+    """attention_mask [batch, n]"""
+    mask = torch.zeros((len(lengths), n), dtype=torch.long)
+    for row, length in zip(mask, lengths):
+        row[n - length if side == "left" else 0:][:length] = 1
+    return mask
+
+
+def logits(own, implementation, *arguments, **keywords):
+    own.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return own(*arguments, **keywords).logits
+
+
+class Case(unittest.TestCase):
+    def assertClose(self, got, wanted, most=2e-4):
+        """Relative to the largest of all."""
+        self.assertEqual(got.shape, wanted.shape)
+        self.assertTrue(torch.isfinite(got).all())
+        self.assertLess(((got - wanted).abs().max() / wanted.abs().max()).item(), most)
+
+
+class Exact(Case):
+    def test_short_prompts(self):
+        for kind in KINDS:
+            own = model(kind)
+            for batch, side in ((1, None), (4, None), (4, "left"), (4, "right")):
+                with self.subTest(kind=kind, batch=batch, side=side):
+                    ids = tokens(batch, 50)
+                    mask = padding((50, 31, 1, 44), 50, side) if side else torch.ones_like(ids)
+                    wanted = logits(own, "eager", ids, attention_mask=mask)
+                    got = logits(own, "headwater", ids, attention_mask=mask)
+                    self.assertClose(got[mask.bool()], wanted[mask.bool()])
+
+    def test_dense_beyond_two_chunks(self):
+        for kind in KINDS:
+            with self.subTest(kind=kind):
+                own = model(kind)
+                headwater.hf.configure(own, **SPARSE, dense=True)
+                ids, mask = tokens(2, 300), padding((300, 170), 300, "left")
+                wanted = logits(own, "eager", ids, attention_mask=mask)
+                self.assertClose(logits(own, "headwater", ids, attention_mask=mask)[mask.bool()], wanted[mask.bool()])
+                headwater.hf.configure(own, **SPARSE, dense_layers=[1, 0])
+                self.assertClose(logits(own, "headwater", ids, attention_mask=mask)[mask.bool()], wanted[mask.bool()])
+                headwater.hf.configure(own, **SPARSE, dense_below=301)
+                self.assertClose(logits(own, "headwater", ids, attention_mask=mask)[mask.bool()], wanted[mask.bool()])
+
+    def test_turns_on_a_cache(self):
+        """A prompt, a token, a turn of several tokens, crop(), another turn: with padding on the left."""
+        for kind in KINDS:
+            with self.subTest(kind=kind):
+                own = model(kind)
+                ids, mask = tokens(4, 60), padding((60, 45, 59, 60), 60, "left")
+                results = {}
+                for implementation in ("eager", "headwater"):
+                    cache = transformers.DynamicCache(config=own.config)
+                    if hasattr(cache, "activate_past_recording"):
+                        cache.activate_past_recording()
+                    results[implementation] = [
+                        logits(own, implementation, ids[:, first:last], attention_mask=mask[:, :last],
+                               past_key_values=cache)[mask[:, first:last].bool()]
+                        for first, last in ((0, 40), (40, 41), (41, 50))]
+                    cache.crop(-5)
+                    results[implementation].append(logits(own, implementation, ids[:, 45:60], attention_mask=mask,
+                                                          past_key_values=cache))
+                for got, wanted in zip(results["headwater"], results["eager"]):
+                    self.assertClose(got, wanted)
+
+    def test_static_cache_is_not_read_after_the_last_token(self):
+        for kind in KINDS:
+            with self.subTest(kind=kind):
+                own = model(kind)
+                ids = tokens(2, 60)
+                cache = transformers.StaticCache(config=own.config, max_cache_len=100)
+                got = [logits(own, "headwater", ids[:, :10], past_key_values=cache)]
+                for layer in cache.layers:
+                    if not layer.is_sliding:  # the others move their rows
+                        layer.keys[:, :, 10:] = layer.values[:, :, 10:] = float("nan")
+                for first, last in ((10, 30), (30, 31), (31, 32), (32, 60)):
+                    got.append(logits(own, "headwater", ids[:, first:last], past_key_values=cache,
+                                      attention_mask=torch.ones((2, last), dtype=torch.long)))
+                self.assertClose(torch.cat(got, 1), logits(own, "eager", ids))
+
+    def test_bfloat16_and_float16(self):
+        for kind in ("Llama", "Gemma3Text", "GptOss"):
+            for dtype in (torch.bfloat16, torch.float16):
+                with self.subTest(kind=kind, dtype=dtype):
+                    own = copy.deepcopy(model(kind)).to(dtype)
+                    ids = tokens(2, 60)
+                    exact = logits(copy.deepcopy(model(kind)), "eager", ids)
+                    error = [(logits(own, implementation, ids).float() - exact).abs().mean().item()
+                             for implementation in ("eager", "headwater")]
+                    self.assertLess(error[1], 1.2 * error[0])
+
+
+class Generation(Case):
+    def generated(self, own, implementation, ids, **keywords):
+        own.set_attn_implementation(implementation)
+        return own.generate(ids, do_sample=False, max_new_tokens=12, pad_token_id=0, **keywords).tolist()
+
+    def same(self, kind, ids, **keywords):
+        own = model(kind)
+        with self.subTest(kind=kind, **{name: str(value)[:20] for name, value in keywords.items()}):
+            self.assertEqual(self.generated(own, "headwater", ids, **keywords),
+                             self.generated(own, "eager", ids, **keywords))
+
+    def test_greedy(self):
+        for kind in KINDS:
+            self.same(kind, tokens(4, 40), attention_mask=padding((40, 31, 2, 40), 40, "left"))
+
+    def test_beams(self):
+        for kind in ("Llama", "Gemma3Text"):
+            self.same(kind, tokens(2, 40), num_beams=3, num_return_sequences=2)
+
+    def test_static_cache(self):
+        for kind in ("Llama", "Gemma2", "GptOss"):
+            self.same(kind, tokens(2, 40), cache_implementation="static")
+
+    def test_prefill_in_chunks(self):
+        for kind in ("Qwen3", "Mistral"):
+            self.same(kind, tokens(2, 50), prefill_chunk_size=16)
+
+    def test_assisted(self):
+        """The assistant's tokens are checked, some rejected: the cache is cropped."""
+        for kind in ("Llama", "Gemma3Text"):
+            helper = model(kind, num_hidden_layers=1, **({"layer_types": MIXED[:1]} if kind == "Gemma3Text" else {}))
+            helper.set_attn_implementation("headwater")
+            own = model(kind)
+            ids = tokens(1, 40)
+            self.assertEqual(self.generated(own, "headwater", ids, assistant_model=helper),
+                             self.generated(own, "eager", ids))
+
+
+class Sparse(Case):
+    def both(self, own, ids, options, parts=None, **keywords):
+        """Logits on the default engine, checked against those on engine `reference`; parts: ends of turns on one cache."""
+        results = []
+        for engine in (None, "reference"):
+            headwater.hf.configure(own, **{**SPARSE, **options}, engine=engine)
+            if parts is None:
+                results.append(logits(own, "headwater", ids, **keywords))
+                continue
+            cache = transformers.DynamicCache(config=own.config)
+            results.append(torch.cat([logits(own, "headwater", ids[:, first:last], past_key_values=cache)
+                                      for first, last in zip((0, *parts), parts)], 1))
+        self.assertClose(*results, most=1e-3)
+        return results[0]
+
+    def test_prompts(self):
+        for kind in KINDS:
+            for select in ("blocks", "h2o"):
+                with self.subTest(kind=kind, select=select):
+                    own = model(kind)
+                    ids, mask = tokens(2, 300), padding((300, 250), 300, "left")
+                    got = self.both(own, ids, {"select": select}, attention_mask=mask)
+                    exact = logits(own, "eager", ids, attention_mask=mask)
+                    for row, first in enumerate((0, 50)):  # the first chunk
+                        self.assertClose(got[row, first:first + 64], exact[row, first:first + 64])
+                    differs = ((got - exact)[:, 120:-8].abs().max() / exact.abs().max()).item()
+                    if own.config.model_type == "mistral":
+                        self.assertLess(differs, 2e-4)  # every layer has a window
+                    else:
+                        self.assertGreater(differs, 1e-2, "nothing was sparse")
+
+    def test_padding_moves_nothing(self):
+        own = model("Llama")
+        headwater.hf.configure(own, **SPARSE)
+        ids = tokens(1, 300)
+        alone = logits(own, "headwater", ids)
+        for side, part in (("left", slice(37, 337)), ("right", slice(0, 300))):
+            padded = torch.zeros((1, 337), dtype=torch.long)
+            padded[:, part] = ids
+            got = logits(own, "headwater", padded, attention_mask=padding((300,), 337, side),
+                         position_ids=(torch.arange(337) - part.start).clamp(min=0)[None])
+            self.assertClose(got[:, part], alone, most=1e-5)
+
+    def test_long_prompt(self):
+        own = model("Qwen3")
+        for select in ("blocks", "h2o"):
+            ids = tokens(1, 2100)
+            self.both(own, ids, {"select": select, "chunk": 256, "local": 64, "heavy": 64, "dense_tail": 64})
+
+    def test_second_turn_with_blocks(self):
+        own = model("Llama")
+        ids = tokens(2, 400)
+        got = self.both(own, ids, {}, parts=(150, 151, 350, 400))
+        exact = logits(own, "eager", ids)
+        self.assertGreater(((got - exact)[:, 230:342].abs().max() / exact.abs().max()).item(), 1e-2, "nothing was sparse")
+
+    def test_second_turn_with_h2o_is_dense_and_says_so(self):
+        own = model("Llama", num_hidden_layers=1)
+        headwater.hf.configure(own, **SPARSE, select="h2o")
+        headwater.hf._warned.clear()
+        ids = tokens(1, 300)
+        cache = transformers.DynamicCache(config=own.config)
+        logits(own, "headwater", ids[:, :150], past_key_values=cache)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = logits(own, "headwater", ids[:, 150:], past_key_values=cache)
+        said = [str(entry.message) for entry in caught if "h2o" in str(entry.message)]
+        self.assertEqual(len(said), 1, said)
+        self.assertRegex(said[0], "150 tokens after 150 in the cache are attended dense")
+        self.assertClose(got, logits(own, "eager", ids)[:, 150:])  # one layer: keys do not depend on what was sparse
+
+    def test_dense_tail(self):
+        own = model("Llama", num_hidden_layers=1)
+        headwater.hf.configure(own, **{**SPARSE, "dense_tail": 20})
+        ids = tokens(1, 300)
+        exact = logits(own, "eager", ids)
+        got = logits(own, "headwater", ids)
+        self.assertClose(got[:, -20:], exact[:, -20:])
+        self.assertGreater(((got - exact)[:, 100:-20].abs().max() / exact.abs().max()).item(), 1e-2)
+
+
+class Options(Case):
+    def test_defaults_and_memory(self):
+        own = model("Llama")
+        self.assertEqual(headwater.hf.configuration(own), {
+            "select": "blocks", "chunk": 1024, "local": 64, "heavy": 448, "dense": False, "dense_layers": (),
+            "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
+        got = headwater.hf.configure(own, memory=256, chunk=512, threads=2)
+        self.assertEqual((got["local"], got["heavy"], got["chunk"]), (64, 192, 512))
+        got = headwater.hf.configure(own, memory=256, select="h2o")
+        self.assertEqual((got["local"], got["heavy"]), (128, 128))
+        self.assertEqual(headwater.hf.configuration(copy.deepcopy(own)), got)
+        self.assertNotIn("headwater_options", own.config.to_json_string())
+
+    def test_what_is_refused(self):
+        own = model("Llama")
+        for options, kind, says in (
+                ({"chunk": 0}, ValueError, "chunk"),
+                ({"chunk": "all"}, TypeError, "chunk is 'all'; allowed: an integer"),
+                ({"select": "most"}, ValueError, "select is 'most'; allowed: 'h2o', 'blocks'"),
+                ({"memory": 100, "local": 4}, ValueError, "memory is local and heavy together"),
+                ({"memory": 100}, ValueError, "heavy"),
+                ({"memory": "all"}, TypeError, "memory is 'all'"),
+                ({"dense_tail": -1}, ValueError, "dense_tail is -1; allowed: 0 or more"),
+                ({"dense_layers": [2]}, ValueError, "dense.layers"),
+                ({"dense_layers": [0, 0]}, ValueError, "dense.layers"),
+                ({"dense_below": -1}, ValueError, "dense.below"),
+                ({"threads": 1000}, ValueError, "threads"),
+                ({"engine": "gpu"}, RuntimeError, "gpu"),
+                ({"scale": 1.0}, TypeError, "option 'scale' is not known; allowed: memory, select"),
+        ):
+            with self.subTest(options), self.assertRaisesRegex(kind, says) as caught:
+                headwater.hf.configure(own, **options)
+            self.assertNotIn("\n", str(caught.exception))
+        with self.assertRaisesRegex(TypeError, "model is a str; allowed: a model of transformers"):
+            headwater.hf.configure("Llama")
+        self.assertEqual(headwater.hf.configuration(own)["chunk"], 1024)
+
+
+class Refused(Case):
+    def refused(self, own, kind, says, *arguments, **keywords):
+        with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+            logits(own, "headwater", *arguments, **keywords)
+        self.assertNotIn("\n", str(caught.exception))
+
+    def test_masks(self):
+        own = model("Llama")
+        ids = tokens(2, 20)
+        hole = torch.ones_like(ids)
+        hole[1, 5] = 0
+        self.refused(own, ValueError, "attention_mask has padding between tokens of sequence 1", ids, attention_mask=hole)
+        self.refused(own, NotImplementedError, r"the mask is one of its own, \[2, 1, 20, 20\]; allowed .*2-D attention_mask",
+                     ids, attention_mask=torch.zeros((2, 1, 20, 20)))
+        self.refused(own, NotImplementedError, "the mask is .*packed_sequence", ids, use_cache=False,
+                     position_ids=torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1))
+        self.refused(own, ValueError, "attention_mask has 7 tokens; allowed: 20", ids,
+                     attention_mask=torch.ones((2, 7), dtype=torch.long), past_key_values=transformers.DynamicCache())
+
+    def test_layers(self):
+        own = model("Llama")
+        ids = tokens(1, 20)
+        self.refused(own, NotImplementedError, "output_attentions is True; allowed .*eager", ids, output_attentions=True)
+        self.refused(own, NotImplementedError, "cu_seq_lens_q is an argument", ids, cu_seq_lens_q=torch.tensor([0, 20]))
+        self.refused(own, NotImplementedError, "the mask is bidirectional_mask_function", ids, is_causal=False)
+        with self.assertRaisesRegex(NotImplementedError, r"Module is not causal \(is_causal is False\)"):
+            headwater.hf._forward(torch.nn.Module(), *[torch.zeros((1, 1, 2, 8))] * 3, None, is_causal=False)
+        bidirectional = copy.deepcopy(model("Gemma3Text"))
+        for module in (bidirectional, *bidirectional.modules()):
+            if hasattr(module, "config"):
+                module.config.use_bidirectional_attention = True
+        self.refused(bidirectional, NotImplementedError, "the mask is", ids)
+        double = copy.deepcopy(own).double()
+        self.refused(double, ValueError, "q has dtype torch.float64; allowed: float32, float16, bfloat16", ids)
+
+    def test_masks_of_other_models(self):
+        config = {**SMALL, "num_hidden_layers": 1}
+        ids = tokens(1, 20)
+        llama4 = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(
+            **config, head_dim=16, attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=32)).eval()
+        self.refused(llama4, NotImplementedError, "the mask is .*chunked_overlay", ids)
+        bert = transformers.BertModel(transformers.BertConfig(**{**config, "num_attention_heads": 4})).eval()
+        bert.set_attn_implementation("headwater")
+        with torch.no_grad(), self.assertRaisesRegex(NotImplementedError, "bidirectional_mask_function|not causal"):
+            bert(ids)
+
+    def test_training(self):
+        own = copy.deepcopy(model("Llama"))
+        own.set_attn_implementation("headwater")
+        with self.assertRaisesRegex(ValueError, r"a gradient is asked for, and there is none; allowed .*torch.no_grad\(\)"):
+            own(tokens(1, 20), labels=tokens(1, 20))
+        own = copy.deepcopy(model("Llama", attention_dropout=0.1)).train()
+        self.refused(own, ValueError, "dropout is 0.1; allowed .*model.eval", tokens(1, 20))
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GGUF = ROOT / "models/headwater-tiny-f16.gguf"
+TEXT = ROOT / "models/eval-4k.txt"
+READERS = all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
+
+
+@unittest.skipUnless(READERS or REQUIRED, "no tests of headwater.export: the packages gguf and accelerate are not here")
+class Exported(Case):
+    """The bundled model, exported."""
+
+    @classmethod
+    def setUpClass(cls):
+        import headwater.export
+        cls.export = staticmethod(headwater.export.export)
+        cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        cls.model_folder = pathlib.Path(cls.folder, "model")
+        cls.export(GGUF, cls.model_folder)
+
+    def test_logits_are_those_of_the_original(self):
+        from safetensors.torch import load_file
+        wanted = load_file(ROOT / "models/reference-logits.safetensors")
+        own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32)
+        got = logits(own, "headwater", wanted["ids"][None].long())[0]
+        self.assertLess((got[-64:] - wanted["logits"].float()).abs().max().item(), 0.01)
+        self.assertTrue(torch.equal(got.argmax(1), wanted["top1"].long()))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_folder)
+        ids = tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"]
+        self.assertEqual(ids[:512], wanted["ids"].tolist())
+
+    @unittest.skipUnless("HEADWATER_PROGRAM" in os.environ or REQUIRED, "no comparison: HEADWATER_PROGRAM is not set")
+    def test_losses_are_those_of_the_program(self):
+        """Two windows of 2048 tokens, dense and with rule blocks, the last 64 tokens of each dense."""
+        said = subprocess.run(
+            [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", GGUF, "-f", TEXT, "--window", "2048", "--decode", "64",
+             "--chunk", "256", "--h2o-local", "64", "--h2o-heavy", "128", "--select", "blocks", "--projections", "f32",
+             "--cache-type", "f32", "--json"], check=True, capture_output=True, text=True).stdout
+        own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_folder)
+        ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"][:4096]).reshape(2, 2048)
+        losses = {}
+        for name, options in (("dense", {"dense": True}), ("sparse", {"chunk": 256, "local": 64, "heavy": 128})):
+            headwater.hf.configure(own, **options)
+            got = logits(own, "headwater", ids)
+            loss = torch.nn.functional.cross_entropy(got[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").double()
+            for part, positions in (("prefill", loss[:, :-64]), ("decoded", loss[:, -64:])):
+                losses[name, part] = positions.mean().item()
+                wanted = json.loads(said)[name][part]["nll"]
+                self.assertLess(abs(losses[name, part] - wanted), 1e-3 * wanted, (name, part))
+        self.assertGreater(losses["sparse", "prefill"], losses["dense", "prefill"] + 1e-3, "nothing was sparse")
+
+    def test_what_is_refused(self):
+        short, text = pathlib.Path(self.folder, "short.gguf"), pathlib.Path(self.folder, "text.gguf")
+        short.write_bytes(GGUF.read_bytes()[:100000])
+        text.write_text("hello\n", encoding="utf-8")
+        full = pathlib.Path(self.folder)
+        for arguments, says in (
+                ((full / "none.gguf", full / "new"), "none.gguf: no such file; allowed: a GGUF file"),
+                ((text, full / "new"), "text.gguf: .*; allowed: a GGUF file of a causal language model"),
+                ((short, full / "new"), "short.gguf: .*; allowed: a GGUF file of a causal language model"),
+                ((GGUF, self.model_folder), "model: exists and is not an empty folder; allowed: a new or empty one"),
+                ((GGUF, full / "new", "int8"), "dtype is 'int8'; allowed: 'float16'"),
+        ):
+            with self.subTest(says), self.assertRaisesRegex(ValueError, says) as caught:
+                self.export(*arguments)
+            self.assertNotIn("\n", str(caught.exception))
+        run = subprocess.run([sys.executable, "-m", "headwater.export", text, full / "new"], capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+        self.assertEqual((run.returncode, run.stdout), (2, ""))
+        self.assertRegex(run.stderr, "^headwater.export: .*text.gguf: .*\n$")
+
+
+class Example(Case):
+    def test_hugging_face(self):
+        run = subprocess.run([sys.executable, ROOT / "examples/hugging_face.py"], check=True, capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+        self.assertRegex(run.stdout, r"headwater +[\d.]+ s")
+
+
+if __name__ == "__main__":
+    unittest.main()
