@@ -37,6 +37,9 @@ class Conversation {
   void set_layer_observer(LayerObserver observer) { observer_ = std::move(observer); }
   /// Appends one generated token by a decode step; logits() are then those after it. Errors: as of Transformer::run.
   void append(std::int32_t id);
+  /// After an exception from feed() or append(): back to what was before it where the session can be truncated to that
+  /// (STATE-9, STATE-10), else reset().
+  void recover();
   /// append() of an id each to conversations in different slots of one transformer, in one decode step.
   static void append(std::span<Conversation* const> talks, std::span<const std::int32_t> ids);
   void reset();
@@ -47,7 +50,7 @@ class Conversation {
   }
   [[nodiscard]] std::int64_t tokens() const { return session().tokens(); }
   /// Over everything since reset().
-  [[nodiscard]] const Pairs& pairs() const { return pairs_; }
+  [[nodiscard]] const Pairs& pairs() const { return record_.pairs; }
   /// The steps since reset() as `headwater attend --steps` takes them: "p4096:8128,p4032,d64".
   [[nodiscard]] std::string steps() const;
   [[nodiscard]] Transformer& transformer() { return transformer_; }
@@ -65,11 +68,17 @@ class Conversation {
   std::int64_t dense_tail_;
   int slot_;
   std::vector<float> logits_;
-  Pairs pairs_;
-  std::uint64_t computed_ = 0;  // pairs of all layers
   LayerObserver observer_;
-  std::string steps_;          // of turns; append() must not grow a text
-  std::int64_t appended_ = 0;  // tokens since then
+  /// Of the steps since reset().
+  struct Record {
+    Pairs pairs;
+    std::uint64_t computed = 0;  // pairs of all layers
+    std::string steps;           // of turns; append() must not grow a text
+    std::int64_t appended = 0;   // tokens since then
+  };
+  Record record_;
+  Record before_;                   // what the latest feed() began with
+  std::int64_t tokens_before_ = 0;  // the same, or append()
 };
 
 }  // namespace headwater::runtime
