@@ -35,9 +35,10 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
 
 std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense) {
   // Packed weights need the file's only while they are packed; what is not packed is read from it for every token.
-  check_model_memory(flags_.model, flags_, config(),
-                     std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file().file_bytes())),
-                     capacity);
+  check_model_memory(
+      flags_.model, flags_, config(),
+      std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file().file_bytes())),
+      capacity);
   const auto start = std::chrono::steady_clock::now();
   const int threads = flags_.options.threads > 0 ? flags_.options.threads : omp_get_max_threads();
   runtime::TransformerOptions options;
@@ -47,7 +48,8 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
   options.attention.threads = threads;
   options.cache_type = flags_.cache_type;
   options.capacity = capacity;
-  auto transformer = std::make_unique<runtime::Transformer>(file_->load({flags_.precision, threads}), options);
+  auto transformer =
+      std::make_unique<runtime::Transformer>(file_->load({flags_.precision, threads}), options);
   load_seconds_ += since(start);
   return transformer;
 }

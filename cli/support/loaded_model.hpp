@@ -34,7 +34,9 @@ class LoadedModel {
   /// Seconds spent so far on opening and packing.
   [[nodiscard]] double load_seconds() const { return load_seconds_; }
   /// Bytes of weights in memory: packed ones, or the file's where they are more.
-  [[nodiscard]] std::uint64_t weight_bytes() const { return std::max(packed_bytes_, file_->file().file_bytes()); }
+  [[nodiscard]] std::uint64_t weight_bytes() const {
+    return std::max(packed_bytes_, file_->file().file_bytes());
+  }
 
  private:
   ModelFlags flags_;

@@ -130,15 +130,17 @@ typedef struct headwater_conversation_options {
   /* NULL: the defaults of headwater_options_init(). What belongs to the model (scale, softcap, sinks, alibi, layers) and
    * kv_owner, row_memory and stream must be the defaults. */
   const headwater_options* attention;
-  int64_t capacity;   /* most tokens; 0 (default): the model's context. More than that is allowed, at a loss of quality */
-  int64_t dense_tail; /* so many tokens at the end of a sparse turn see all before them; default 64, 0: none */
+  int64_t
+      capacity; /* most tokens; 0 (default): the model's context. More than that is allowed, at a loss of quality */
+  int64_t
+      dense_tail; /* so many tokens at the end of a sparse turn see all before them; default 64, 0: none */
   int32_t cache_type; /* HEADWATER_CACHE_AUTO (default), _F32, _F16 or _BF16 */
   int32_t reserved;   /* 0 */
 } headwater_conversation_options;
 
 /* As headwater_options_init(). */
-HEADWATER_API headwater_status
-headwater_conversation_options_init(headwater_conversation_options* options, size_t struct_size);
+HEADWATER_API headwater_status headwater_conversation_options_init(headwater_conversation_options* options,
+                                                                   size_t struct_size);
 
 /* Opens an empty conversation; several over one model share its weights, which the first one packs. options: NULL means
  * the defaults. *conversation is set to NULL on error. Errors: those of headwater_open(); invalid_argument (a tensor of the
@@ -207,8 +209,8 @@ typedef struct headwater_sampling {
   double temperature; /* 0 (default): the best token, and no filter matters; finite, >= 0 */
   int64_t top_k;      /* keep the k best; 0 (default): all */
   double top_p;       /* keep the fewest best whose probabilities reach p, 0 .. 1; default 1 */
-  double min_p;       /* keep those with at least this share of the best one's probability, 0 .. 1; default 0 */
-  uint64_t seed;      /* equal seeds and logits give equal tokens; default 0 */
+  double min_p;  /* keep those with at least this share of the best one's probability, 0 .. 1; default 0 */
+  uint64_t seed; /* equal seeds and logits give equal tokens; default 0 */
 } headwater_sampling;
 
 /* As headwater_options_init(). */

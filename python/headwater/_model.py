@@ -27,14 +27,19 @@ def _text(value, name):
     return value.encode()
 
 
+def _token(value, name="token"):
+    """An id; the library compares it with the vocabulary."""
+    number = _options.integer(value, name)
+    if not 0 <= number < 2**31:
+        raise ValueError(f"{name} is {number}; allowed: ids of the vocabulary")
+    return number
+
+
 def _ids(ids, name="ids"):
     """An array of 32 bits a token."""
     if isinstance(ids, (str, bytes)):
         raise TypeError(f"{name} is a {type(ids).__name__}; allowed: a sequence of integers")
-    numbers = [_options.integer(number, f"{name}[{index}]") for index, number in enumerate(ids)]
-    for index, number in enumerate(numbers):
-        if not 0 <= number < 2**31:
-            raise ValueError(f"{name}[{index}] is {number}; allowed: ids of the vocabulary")
+    numbers = [_token(token, f"{name}[{index}]") for index, token in enumerate(ids)]
     return (ctypes.c_int32 * len(numbers))(*numbers)
 
 
@@ -114,16 +119,16 @@ class Model:
         """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
         parse_special: texts of control tokens become those tokens; else they are text like any other."""
         data = _text(text, "text")
-        return list(_runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
+        return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
             _library.headwater_tokenize(self._handle, data, len(data), bool(add_special), bool(parse_special), ids, capacity,
-                                        count))))
+                                        count)))
 
     def detokenize(self, ids):
         """The text of ids, without control tokens; bytes that are not UTF-8 become U+FFFD. Errors: ValueError (an id that
         has no text)."""
         own = _ids(ids)
-        return bytes(_runtime.of_any_length(ctypes.c_char, 16 * len(own) + 64, lambda text, capacity, count: (
-            _library.headwater_detokenize(self._handle, own, len(own), text, capacity, count)))).decode(errors="replace")
+        return _runtime.of_any_length(ctypes.c_char, 16 * len(own) + 64, lambda text, capacity, count: (
+            _library.headwater_detokenize(self._handle, own, len(own), text, capacity, count))).decode(errors="replace")
 
     def piece(self, token):
         """The bytes that a token stands for, not always whole characters; of a control token its text. Errors: ValueError."""
@@ -131,25 +136,22 @@ class Model:
 
     def _piece(self, token):
         """(bytes, a sum of _runtime.CONTROL and END)"""
-        number = _ids([token], "token")[0]
-        flags = ctypes.c_int32()
+        number, flags = _token(token), ctypes.c_int32()
         data = _runtime.of_any_length(ctypes.c_char, 256, lambda piece, capacity, count: (
             _library.headwater_token_piece(self._handle, number, piece, capacity, count, _byref(flags))))
-        return bytes(data), flags.value
+        return data, flags.value
 
     def _chat_ids(self, messages, first):
         """(ids, how many of them from the question on) of (role, text, question or None)."""
         own = (_runtime.Message * len(messages))()
         for entry, (role, text, question) in zip(own, messages):
-            entry.role, entry.text = role.encode(), _text(text, "text")
-            entry.text_bytes = len(entry.text) if b"\0" not in text.encode() else len(text.encode())
-            if question is not None:
-                entry.question = _text(question, "question")
-                entry.question_bytes = len(question.encode())
+            data = [_text(text, "text"), None if question is None else _text(question, "question")]
+            entry.role, (entry.text, entry.question) = role.encode(), data
+            entry.text_bytes, entry.question_bytes = (len(part or b"") for part in data)
         place = ctypes.c_int64()
-        ids = list(_runtime.of_any_length(ctypes.c_int32, 4096, lambda ids, capacity, count: (
+        ids = _runtime.of_any_length(ctypes.c_int32, 4096, lambda ids, capacity, count: (
             _library.headwater_chat_encode(self._handle, own, len(own), ctypes.sizeof(_runtime.Message), first, ids,
-                                           capacity, count, _byref(place)))))
+                                           capacity, count, _byref(place))))
         return ids, len(ids) - place.value if place.value else 0
 
     # ---- conversations ----
@@ -338,7 +340,7 @@ class Conversation:
 
     def append(self, token):
         """Appends one token by a dense decode step. Errors: as of feed()."""
-        number = _ids([token], "token")[0]
+        number = _token(token)
         with self._used() as handle:
             _check(_library.headwater_conversation_append(handle, number))
 
@@ -417,9 +419,10 @@ class _Sampler:
         native.temperature = _options.number(temperature, "temperature")
         native.top_k = _options.integer(top_k, "top_k")
         native.top_p, native.min_p = _options.number(top_p, "top_p"), _options.number(min_p, "min_p")
-        native.seed = _options.integer(seed, "seed")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; allowed: 0 .. {_options._MOST}")
+        number = _options.integer(seed, "seed")
+        if number < 0:
+            raise ValueError(f"seed is {number}; allowed: 0 .. {_options._MOST}")
+        native.seed = number
         self._handle = ctypes.c_void_p()
         _check(_library.headwater_sampler_open(_byref(native), vocabulary, _byref(self._handle)))
 
@@ -516,13 +519,14 @@ class Chat:
         if system is not None and not _text(system, "system"):
             raise ValueError("system is ''; allowed: a text of one character or more, or None")
         self._model, self._system = model, system
-        self._dense_tail = _options.integer(options.get("dense_tail", 64), "dense_tail")
+        self._dense_tail = options.get("dense_tail", 64)
         self.conversation = model.conversation(**options)
         self._history = []  # ids of what was said, also where an interrupt has emptied the conversation
         self._answer = None  # the latest one
 
     def say(self, text, question=None, *, max_tokens=512, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stop=()):
-        """An iterator of the model's answer to a turn of the user, a piece of text at a time.
+        """An iterator of the model's answer to a turn of the user, a piece of text at a time. Nothing is read before the first
+        piece is asked for.
 
         text: what the user says, or a document; question: goes on after it, and sees every token before it. The rest is as
         of Model.generate(). What is read and written is kept; an answer that max_tokens, a stop string or the caller cut
@@ -549,8 +553,8 @@ class Chat:
             before.stored = []
             closing = [] if before.pending is None else [before.pending]
             said = closing + ([] if before.ended else [self._model._turn_end]) + said
-        # What an interrupt has emptied is read again.
         talk._set_dense_tail(asked or self._dense_tail)
+        # What an interrupt has emptied is read again.
         talk.feed(self._history + said if talk.tokens == 0 else said)
         self._history += said
         self._answer = answer

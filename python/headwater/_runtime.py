@@ -108,11 +108,11 @@ def initialised(kind, init):
 
 
 def of_any_length(element, first, call):
-    """A ctypes array of `element`: what call(array, capacity, count) gives. `first`: elements that are likely enough."""
+    """What call(array, capacity, count) gives, a list, of characters bytes. `first`: elements that are likely enough."""
     count = _I64()
     while True:
         capacity = max(first, count.value)
         room = (element * capacity)()
         check(call(room, capacity, ctypes.byref(count)))
         if count.value <= capacity:
-            return (element * count.value).from_buffer(room) if count.value else (element * 0)()
+            return room[:count.value]

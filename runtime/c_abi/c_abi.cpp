@@ -113,7 +113,7 @@ class Room {
 /// A structure of the caller that may be shorter or longer than this library's.
 template <class Struct>
 Struct struct_of(const void* from, std::size_t size, std::size_t smallest, const std::string& name) {
-  check_struct_size(size, smallest, name);
+  check_struct_size(size, smallest, name + ".struct_size");
   const auto* bytes = static_cast<const unsigned char*>(from);
   check_unknown(bytes, size, sizeof(Struct), name);
   Struct known{};
@@ -171,8 +171,7 @@ void check_attention(const headwater::Options& options) {
 DType cache_type_of(std::int32_t type, runtime::Precision precision) {
   constexpr std::int32_t kTypes = 4;
   check_range(type, 0, kTypes - 1, "options.cache_type");
-  if (type == HEADWATER_CACHE_AUTO)
-    return precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
+  if (type == HEADWATER_CACHE_AUTO) return precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
   return dtype(type - 1, "options.cache_type");
 }
 static_assert(HEADWATER_CACHE_F32 - 1 == HEADWATER_F32 && HEADWATER_CACHE_F16 - 1 == HEADWATER_F16 &&
@@ -285,8 +284,8 @@ headwater_status headwater_model_describe(const headwater_model* model, headwate
     known.eos = tokenizer.eos();
     known.adds_bos = tokenizer.adds_bos() ? 1 : 0;
     known.turn_end = turn_end(tokenizer).value_or(-1);
-    known.projections = model->precision == runtime::Precision::bf16 ? HEADWATER_PROJECTIONS_BF16
-                                                                     : HEADWATER_PROJECTIONS_F32;
+    known.projections =
+        model->precision == runtime::Precision::bf16 ? HEADWATER_PROJECTIONS_BF16 : HEADWATER_PROJECTIONS_F32;
     write_struct(facts, struct_size, kFactsSize1, known, "facts");
   });
 }
@@ -397,10 +396,9 @@ headwater_status headwater_conversation_open(headwater_model* model,
     constexpr int kMostThreads = 512;  // Options::threads
     check_range(threads, 0, kMostThreads, "options.threads");
     if (threads == 0) threads = std::min(omp_get_max_threads(), kMostThreads);
-    *conversation =
-        std::make_unique<headwater_conversation>(file.load({model->precision, threads}), chosen,
-                                                 from.dense_tail)
-            .release();
+    *conversation = std::make_unique<headwater_conversation>(file.load({model->precision, threads}), chosen,
+                                                             from.dense_tail)
+                        .release();
   });
 }
 
@@ -413,8 +411,8 @@ headwater_status headwater_conversation_set_interrupt(headwater_conversation* co
     own.interrupt = interrupt;
     own.user = user;
     if (!own.transformer.engine().claims().interrupt) return;
-    own.transformer.session().set_interrupt(
-        interrupt == nullptr ? std::function<bool()>() : [=] { return interrupt(user) != 0; });
+    own.transformer.session().set_interrupt(interrupt == nullptr ? std::function<bool()>()
+                                                                 : [=] { return interrupt(user) != 0; });
   });
 }
 
@@ -478,13 +476,13 @@ headwater_status headwater_conversation_losses(headwater_conversation* conversat
     const std::int64_t capacity = own.transformer.session().shape().capacity;
     check_range(n, 2, kMostElements, "n");
     const std::span<const std::int32_t> window = elements(ids, n, "ids", "n");
-    check_ids(own, window);
     check_range(decode, 0, n - 1, "decode");
     needed(losses, "losses");
     if (n > capacity) {
       throw Error(ErrorCode::capacity_exceeded,
                   fmt::format("a window of {} tokens does not fit; allowed: {}", n, capacity));
     }
+    check_ids(own, window);
     const Emptied emptied(own.talk);
     runtime::WindowReader({&own.transformer}, decode)
         .read(
@@ -511,9 +509,9 @@ headwater_status headwater_sampler_open(const headwater_sampling* sampling, int6
   return guarded([&] {
     *needed(sampler, "sampler") = nullptr;
     const headwater_sampling from =
-        sampling == nullptr ? sampling_of({})
-                            : struct_of<headwater_sampling>(sampling, sampling->struct_size, kSamplingSize1,
-                                                            "sampling");
+        sampling == nullptr
+            ? sampling_of({})
+            : struct_of<headwater_sampling>(sampling, sampling->struct_size, kSamplingSize1, "sampling");
     check_range(vocabulary, 1, kMostElements, "vocabulary");
     *sampler = new headwater_sampler{
         runtime::Sampler({from.temperature, from.top_k, from.top_p, from.min_p, from.seed}, vocabulary),

@@ -56,8 +56,7 @@ void WindowReader::read(std::span<const std::int32_t> ids, const Observer& obser
 void WindowReader::show(std::int64_t at, std::int64_t count, const Observer& observer) {
   for (std::int64_t first = 0; first < count; first += kLogitRows) {
     const std::int64_t rows = std::min(kLogitRows, count - first);
-    for (std::size_t i = 0; i < transformers_.size(); ++i)
-      transformers_[i]->logits(first, rows, logits_[i]);
+    for (std::size_t i = 0; i < transformers_.size(); ++i) transformers_[i]->logits(first, rows, logits_[i]);
     for (std::int64_t r = 0; r < rows; ++r) {
       predictions_.clear();
       for (const std::vector<float>& logits : logits_) {
