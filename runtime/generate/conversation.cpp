@@ -117,8 +117,9 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     // The part of a tail that does not fit into its first step.
     if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
     const std::int64_t count = std::min(most, (tail ? n : prefill) - done);
-    // A turn that one call makes says its own length.
-    const std::int64_t turn = done == 0 && count < prefill ? prefill : 0;
+    // A turn that one call makes says its own length; one that goes on said it (STATE-1).
+    const bool opens = done == 0 && session().state() != SessionState::prefilling;
+    const std::int64_t turn = opens && count < prefill ? prefill : 0;
     const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);
     transformer_.run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),
                      slot_);

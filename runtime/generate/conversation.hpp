@@ -28,8 +28,9 @@ class Conversation {
   /// Called from inside feed() with the share of the turn that is done, 0 .. 1; an exception from it ends the turn, and
   /// only reset() is legal then.
   using Progress = std::function<void(double share)>;
-  /// Processes a turn of ids (at least one); logits() are then those after its last token. Errors: those of
-  /// Transformer::run; nothing is changed where the turn does not fit.
+  /// Processes a turn of ids (at least one); logits() are then those after its last token. After a turn without a dense
+  /// tail and before an append() it goes on with that turn, in its mode (STATE-3). Errors: those of Transformer::run;
+  /// nothing is changed where the turn does not fit.
   void feed(std::span<const std::int32_t> ids, const Progress& progress = {});
   /// Of the turns that follow.
   void set_dense_tail(std::int64_t tokens) { dense_tail_ = tokens; }
