@@ -74,6 +74,9 @@ inline DType dtype(std::int32_t value, const std::string& field) {
   return enumerator<DType>(value, kTypes, field);
 }
 
+/// Options of a session of this shape. Copies what they point at.
+[[nodiscard]] Options options_of(const headwater_options& caller, const Shape& shape);
+
 inline MutableRows rows_of(const headwater_mutable_rows* from, const std::string& name) {
   needed(from, name);
   check_reserved(from->reserved, name + ".reserved");

@@ -1,4 +1,4 @@
-# What `cmake --install` puts under a prefix: libheadwater.a and .so, libheadwater-runtime.a where it was built, the
+# What `cmake --install` puts under a prefix: libheadwater.a and .so, libheadwater-runtime.a and .so where they were built, the
 # headers, the programs, and what find_package(headwater) and pkg-config need. Everything is relative to where it lies, so
 # the prefix can be moved.
 
@@ -13,7 +13,7 @@ foreach(program IN ITEMS headwater_cli headwater-conformance)
 endforeach()
 set(product headwater headwater_shared ${programs})
 if(HEADWATER_HAS_RUNTIME)
-  list(APPEND product headwater_runtime_archive)
+  list(APPEND product headwater_runtime_archive headwater_runtime_shared)
 endif()
 add_custom_target(headwater_product)
 add_dependencies(headwater_product ${product})
@@ -21,6 +21,9 @@ set(files "$<TARGET_SONAME_FILE:headwater_shared>" "$<TARGET_LINKER_FILE:headwat
 foreach(target IN LISTS product)
   list(APPEND files "$<TARGET_FILE:${target}>")
 endforeach()
+if(HEADWATER_HAS_RUNTIME)
+  list(APPEND files "$<TARGET_SONAME_FILE:headwater_runtime_shared>" "$<TARGET_LINKER_FILE:headwater_runtime_shared>")
+endif()
 list(JOIN files "\" \"" files)
 install(CODE "
   foreach(file IN ITEMS \"${files}\")
@@ -30,7 +33,11 @@ install(CODE "
   endforeach()" ALL_COMPONENTS)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/headwater")
-install(TARGETS headwater headwater_shared EXPORT headwater
+set(libraries headwater headwater_shared)
+if(HEADWATER_HAS_RUNTIME)
+  list(APPEND libraries headwater_runtime_shared)  # for C: it needs no package, as headwater::runtime does
+endif()
+install(TARGETS ${libraries} EXPORT headwater
   INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT headwater)
@@ -79,9 +86,11 @@ if(HEADWATER_HAS_RUNTIME)
     FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/headwater-runtime" COMPONENT headwater)
   install(EXPORT headwaterRuntime NAMESPACE headwater:: FILE headwaterRuntimeTargets.cmake
     DESTINATION "${package_dir}" COMPONENT headwater)
-  configure_file(cmake/headwater-runtime.pc.in "${PROJECT_BINARY_DIR}/headwater-runtime.pc" @ONLY)
-  install(FILES "${PROJECT_BINARY_DIR}/headwater-runtime.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
-    COMPONENT headwater)
+  # headwater-runtime.pc: the classes, from C++. headwater-runtime-c.pc: the C ABI.
+  foreach(name IN ITEMS headwater-runtime headwater-runtime-c)
+    configure_file(cmake/${name}.pc.in "${PROJECT_BINARY_DIR}/${name}.pc" @ONLY)
+    install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT headwater)
+  endforeach()
 endif()
 
 if(HEADWATER_PROGRAM)

@@ -26,6 +26,7 @@ MAY_INCLUDE = {
     "optimized/cpu": {PUBLIC, DETAIL, "optimized/core"},
     "optimized/cuda": {PUBLIC, "optimized/core"},
     "runtime": {PUBLIC, DETAIL},
+    "runtime/c_abi": {PUBLIC, "runtime", "bindings"},  # the checks of the library's own C ABI
     "bindings": {PUBLIC},
     "cli": {PUBLIC, "runtime", "cli/support", "cli/commands"},
     "cli/support": {PUBLIC, "runtime"},
@@ -149,6 +150,9 @@ PLANTED = [
     ("bench/suite/a.cpp", '#include "../b.hpp"', True),
     ("bench/a.cpp", '#include "b.hpp"', True),
     ("runtime/a.cpp", '#include "b.hpp"', True),
+    ("runtime/a.cpp", '#include "bindings/b.hpp"', True),
+    ("runtime/c_abi/a.cpp", '#include "bindings/b.hpp"', False),
+    ("runtime/c_abi/a.cpp", '#include "reference/b.hpp"', True),
     ("cli/a.cpp", "#include <nlohmann/json.hpp>", False),
     ("cli/a.cpp", '#include "conformance/b.hpp"', True),
     ("cli/a.cpp", '#include "core/b.hpp"', True),

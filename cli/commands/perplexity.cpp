@@ -18,12 +18,14 @@
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "headwater/headwater.hpp"
+#include "runtime/generate/teacher_forcing.hpp"
 
 namespace headwater::cli {
 namespace {
 
+using runtime::Prediction;
+
 constexpr const char* kCommand = "headwater perplexity";
-constexpr std::int64_t kLogitRows = 256;  ///< rows whose logits are in memory at a time
 
 constexpr const char* kFooter = R"(
 The tokens of the text are cut into windows; each is a fresh session: a prefill turn, then one decode step of --decode
@@ -86,32 +88,6 @@ std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) 
   return flags;
 }
 
-/// Logits of one position as a distribution.
-class Prediction {
- public:
-  explicit Prediction(std::span<const float> logits) : logits_(logits) {
-    if (!std::all_of(logits.begin(), logits.end(), [](float logit) { return std::isfinite(logit); }))
-      throw Failure("the model's logits are not finite; its weights are unusable");
-    likeliest_ = std::max_element(logits.begin(), logits.end()) - logits.begin();
-    const double most = static_cast<double>(logits[static_cast<std::size_t>(likeliest_)]);
-    double sum = 0;
-    for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
-    log_sum_ = most + std::log(sum);
-  }
-
-  /// ln of the probability of token `id`.
-  [[nodiscard]] double log_probability(std::size_t id) const {
-    return static_cast<double>(logits_[id]) - log_sum_;
-  }
-  [[nodiscard]] std::ptrdiff_t likeliest() const { return likeliest_; }
-  [[nodiscard]] std::size_t size() const { return logits_.size(); }
-
- private:
-  std::span<const float> logits_;
-  std::ptrdiff_t likeliest_ = 0;
-  double log_sum_ = 0;
-};
-
 /// sum p ln(p / q), in nats; 0 ln 0 = 0.
 double divergence(const Prediction& p, const Prediction& q) {
   double sum = 0;
@@ -123,75 +99,32 @@ double divergence(const Prediction& p, const Prediction& q) {
   return sum;
 }
 
-/// One window after another through two transformers of one model, step by step side by side.
-class Reader {
+/// What two transformers of one model say of the tokens of a window.
+class Judge {
  public:
-  Reader(runtime::Transformer& dense, runtime::Transformer& sparse, std::int64_t decode, Progress& progress)
-      : dense_(dense),
-        sparse_(sparse),
-        decode_(decode),
-        progress_(progress),
-        vocabulary_(dense.model().config().vocabulary),
-        dense_logits_(static_cast<std::size_t>(kLogitRows * vocabulary_)),
-        sparse_logits_(dense_logits_.size()) {}
+  explicit Judge(const runtime::Transformer& sparse) : sparse_(sparse) {}
 
-  void read(std::span<const std::int32_t> ids) {
-    dense_.reset();
-    sparse_.reset();
-    const auto n = static_cast<std::int64_t>(ids.size());
-    const std::int64_t prefill = n - decode_;
-    const std::int64_t most = std::min(dense_.max_step(), sparse_.max_step());
-    for (std::int64_t at = 0; at < n;) {
-      const bool decoding = at >= prefill;
-      const std::int64_t count = std::min(most, (decoding ? n : prefill) - at);
-      const std::int64_t turn = at == 0 && count < prefill ? prefill : 0;
-      const Step step = decoding ? Step::decode(count) : Step::prefill(count, turn);
-      for (runtime::Transformer* const transformer : {&sparse_, &dense_}) {
-        transformer->run(step, ids.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
-        progress_.advance(static_cast<std::uint64_t>(count));
-      }
-      judge(ids, at, count, prefill);
-      at += count;
+  /// The predictions at position i of the window, dense and sparse, judge token i + 1.
+  void judge(std::span<const std::int32_t> ids, std::int64_t prefill, std::int64_t position,
+             const Prediction& dense, const Prediction& sparse) {
+    const bool after_first_chunk = position >= std::min(sparse_.session().options().chunk, prefill);
+    if (after_first_chunk) {
+      Divergence& to = position < prefill ? measured_.prefill : measured_.decoded;
+      to.kl.push_back(divergence(dense, sparse));
+      to.rank1.push_back(dense.likeliest() == sparse.likeliest() ? 1 : 0);
+    }
+    const std::int64_t next = position + 1;
+    if (next == static_cast<std::int64_t>(ids.size())) return;
+    const auto id = static_cast<std::size_t>(ids[static_cast<std::size_t>(next)]);
+    for (const auto& [from, to] : {std::pair{&dense, &measured_.dense}, {&sparse, &measured_.sparse}}) {
+      const double loss = -from->log_probability(id);
+      (next < prefill ? to->prefill : to->decoded).push_back(loss);
+      if (next < prefill && after_first_chunk && ends_query_block(position)) to->ends.push_back(loss);
     }
   }
   [[nodiscard]] const Measured& measured() const { return measured_; }
 
  private:
-  [[nodiscard]] Prediction prediction(const std::vector<float>& rows, std::int64_t r) const {
-    return Prediction(std::span(rows).subspan(static_cast<std::size_t>(r * vocabulary_),
-                                              static_cast<std::size_t>(vocabulary_)));
-  }
-
-  /// The logits at position i of the window judge token i + 1.
-  void judge(std::span<const std::int32_t> ids, std::int64_t at, std::int64_t count, std::int64_t prefill) {
-    const auto n = static_cast<std::int64_t>(ids.size());
-    const std::int64_t first_chunk = std::min(sparse_.session().options().chunk, prefill);
-    for (std::int64_t first = 0; first < count; first += kLogitRows) {
-      const std::int64_t rows = std::min(kLogitRows, count - first);
-      dense_.logits(first, rows, dense_logits_);
-      sparse_.logits(first, rows, sparse_logits_);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t position = at + first + r;
-        const Prediction dense = prediction(dense_logits_, r);
-        const Prediction sparse = prediction(sparse_logits_, r);
-        if (position >= first_chunk) {
-          Divergence& to = position < prefill ? measured_.prefill : measured_.decoded;
-          to.kl.push_back(divergence(dense, sparse));
-          to.rank1.push_back(dense.likeliest() == sparse.likeliest() ? 1 : 0);
-        }
-        const std::int64_t next = position + 1;
-        if (next == n) return;
-        const auto id = static_cast<std::size_t>(ids[static_cast<std::size_t>(next)]);
-        for (const auto& [from, to] : {std::pair{&dense, &measured_.dense}, {&sparse, &measured_.sparse}}) {
-          const double loss = -from->log_probability(id);
-          (next < prefill ? to->prefill : to->decoded).push_back(loss);
-          if (next < prefill && position >= first_chunk && ends_query_block(position))
-            to->ends.push_back(loss);
-        }
-      }
-    }
-  }
-
   /// Whether the position reads a set that rows chose, and is the last of these rows (SEL-10).
   [[nodiscard]] bool ends_query_block(std::int64_t position) const {
     const EffectiveOptions& options = sparse_.session().options();
@@ -204,13 +137,7 @@ class Reader {
     return end == chunk->end || (end - chunk->begin) % rows == 0;
   }
 
-  runtime::Transformer& dense_;
-  runtime::Transformer& sparse_;
-  std::int64_t decode_;
-  Progress& progress_;
-  std::int64_t vocabulary_;
-  std::vector<float> dense_logits_;
-  std::vector<float> sparse_logits_;
+  const runtime::Transformer& sparse_;
   Measured measured_;
 };
 
@@ -220,11 +147,18 @@ Measured measure(runtime::Transformer& dense, runtime::Transformer& sparse, std:
   const auto windows = static_cast<std::int64_t>(ids.size()) / window;
   const auto work = static_cast<std::uint64_t>(2 * windows * window);
   Progress progress(work, "perplexity", work);
-  Reader reader(dense, sparse, decode, progress);
+  runtime::WindowReader reader({&dense, &sparse}, decode);
+  Judge judge(sparse);
   for (std::int64_t w = 0; w < windows; ++w) {
-    reader.read(ids.subspan(static_cast<std::size_t>(w * window), static_cast<std::size_t>(window)));
+    const auto part = ids.subspan(static_cast<std::size_t>(w * window), static_cast<std::size_t>(window));
+    reader.read(
+        part,
+        [&](std::int64_t position, std::span<const Prediction> predictions) {
+          judge.judge(part, window - decode, position, predictions[0], predictions[1]);
+        },
+        [&](std::int64_t tokens) { progress.advance(static_cast<std::uint64_t>(tokens)); });
   }
-  return reader.measured();
+  return judge.measured();
 }
 
 nlohmann::ordered_json summary_json(const std::vector<double>& values) {

@@ -10,7 +10,6 @@
 #include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/model_memory.hpp"
-#include "cli/support/text.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -24,32 +23,24 @@ double since(std::chrono::steady_clock::time_point start) {
 LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   (void)chosen_engine(flags.engine);  // an engine that is not here is said before a large file is read
   const auto start = std::chrono::steady_clock::now();
-  file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags.model));
-  config_ = runtime::read_model_config(*file_);
-  check_dense_layers(flags.options, config_.layers);
-  tokenizer_ = runtime::Tokenizer::from_gguf(*file_);
-  if (tokenizer_->size() > config_.vocabulary) {
-    throw Failure(
-        fmt::format("{}: tensor 'token_embd.weight' has rows for {} tokens, but key "
-                    "'tokenizer.ggml.tokens' has {}; there must be a row for each",
-                    in_quotes(flags.model), config_.vocabulary, tokenizer_->size()));
-  }
-  packed_bytes_ = runtime::Model::packed_bytes(*file_, flags.precision);
-  if (context() > config_.context) {
+  file_.emplace(flags.model);
+  check_dense_layers(flags.options, config().layers);
+  packed_bytes_ = runtime::Model::packed_bytes(file_->file(), flags.precision);
+  if (context() > config().context) {
     warnings_.push_back(fmt::format("-c {} is more than the {} tokens that the model was made for", context(),
-                                    config_.context));
+                                    config().context));
   }
   load_seconds_ = since(start);
 }
 
 std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense) {
   // Packed weights need the file's only while they are packed; what is not packed is read from it for every token.
-  check_model_memory(flags_.model, flags_, config_,
-                     std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file_bytes())),
-                     capacity);
+  check_model_memory(
+      flags_.model, flags_, config(),
+      std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file().file_bytes())),
+      capacity);
   const auto start = std::chrono::steady_clock::now();
   const int threads = flags_.options.threads > 0 ? flags_.options.threads : omp_get_max_threads();
-  if (!model_) model_ = runtime::Model::load(file_, {flags_.precision, threads});
   runtime::TransformerOptions options;
   options.engine = flags_.engine;
   options.attention = flags_.options;
@@ -57,7 +48,8 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
   options.attention.threads = threads;
   options.cache_type = flags_.cache_type;
   options.capacity = capacity;
-  auto transformer = std::make_unique<runtime::Transformer>(model_, options);
+  auto transformer =
+      std::make_unique<runtime::Transformer>(file_->load({flags_.precision, threads}), options);
   load_seconds_ += since(start);
   return transformer;
 }

@@ -2,6 +2,7 @@
 
     import headwater
     out = headwater.attention(q, k, v, chunk=1024, local=256, heavy=256)
+    print("".join(headwater.Model("model.gguf").generate("Once upon a time")))
 """
 
 from . import _native
@@ -10,6 +11,19 @@ from ._session import Session
 
 __all__ = ["Session", "attention", "engines", "info"]
 __version__ = _native.library.headwater_version().decode()
+
+_OF_THE_RUNTIME = ("Chat", "Conversation", "Model")  # not in __all__: a build may be without the model runtime
+
+
+def __getattr__(name):
+    if name in _OF_THE_RUNTIME:
+        from . import _model
+        return getattr(_model, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return [*globals(), *_OF_THE_RUNTIME]
 
 
 def engines():

@@ -20,6 +20,8 @@ class _Interrupt:
     A handler that raised inside the call's question would be lost: ctypes has nobody to hand the exception to.
     """
 
+    _set = _library.headwater_set_interrupt
+
     def __init__(self):
         self._seen = []
         self._callback = _native.Interrupt(lambda _: 1 if self._seen else 0)
@@ -34,12 +36,12 @@ class _Interrupt:
             return
         self._seen.clear()
         signal.signal(signal.SIGINT, lambda *what: self._seen.append(what))
-        asked = _library.headwater_set_interrupt(session, self.address, None) == 0
+        asked = self._set(session, self.address, None) == 0
         try:
             yield
         finally:
             if asked:
-                _library.headwater_set_interrupt(session, None, None)
+                self._set(session, None, None)
             signal.signal(signal.SIGINT, handler)
             if self._seen:
                 handler(*self._seen[0])

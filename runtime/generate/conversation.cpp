@@ -50,10 +50,7 @@ Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail, in
 
 void Conversation::reset() {
   transformer_.reset(slot_);
-  pairs_ = {};
-  computed_ = 0;
-  steps_.clear();
-  appended_ = 0;
+  record_ = {};
 }
 
 /// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
@@ -76,19 +73,19 @@ void Conversation::count_step() {
   const auto layers = static_cast<std::uint64_t>(session.shape().n_layer);
   const auto dense = static_cast<std::uint64_t>(session.options().dense_layers.size());
   const std::int64_t begin = session.plan().front().begin;
-  computed_ += (layers - dense) * of_layer + dense * pairs({begin, session.tokens()}, begin);
-  pairs_.computed = (computed_ + layers / 2) / layers;
-  pairs_.dense = triangle(session.tokens());
+  record_.computed += (layers - dense) * of_layer + dense * pairs({begin, session.tokens()}, begin);
+  record_.pairs.computed = (record_.computed + layers / 2) / layers;
+  record_.pairs.dense = triangle(session.tokens());
 }
 
 void Conversation::note(const Step& step) {
-  if (!steps_.empty()) steps_ += ',';
-  steps_ += step_text(step);
+  if (!record_.steps.empty()) record_.steps += ',';
+  record_.steps += step_text(step);
 }
 
 std::string Conversation::steps() const {
-  std::string text = steps_;
-  for (std::int64_t i = 0; i < appended_; ++i) text += ",d1";
+  std::string text = record_.steps;
+  for (std::int64_t i = 0; i < record_.appended; ++i) text += ",d1";
   return text;
 }
 
@@ -112,14 +109,17 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     progress((static_cast<double>(done) + static_cast<double>(view.n) * layers_done) /
              static_cast<double>(n));
   });
-  for (; appended_ > 0; --appended_) note(Step::decode());
+  before_ = record_;
+  tokens_before_ = tokens();
+  for (; record_.appended > 0; --record_.appended) note(Step::decode());
   while (done < n) {
     bool tail = done >= prefill;
     // The part of a tail that does not fit into its first step.
     if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
     const std::int64_t count = std::min(most, (tail ? n : prefill) - done);
-    // A turn that one call makes says its own length.
-    const std::int64_t turn = done == 0 && count < prefill ? prefill : 0;
+    // A turn that one call makes says its own length; one that goes on said it (STATE-1).
+    const bool opens = done == 0 && session().state() != SessionState::prefilling;
+    const std::int64_t turn = opens && count < prefill ? prefill : 0;
     const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);
     transformer_.run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),
                      slot_);
@@ -127,6 +127,25 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     note(step);
     done += count;
     if (done == n) transformer_.logits(count - 1, 1, logits_);
+  }
+}
+
+void Conversation::recover() {
+  Session& session = transformer_.session(slot_);
+  const auto done = [](const auto& action) {
+    try {
+      action();
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  (void)done([&] { session.abort(); });  // refused where no step is open
+  const bool changed = tokens() != tokens_before_;
+  if (!done([&] { session.truncate(tokens_before_); })) {
+    reset();
+  } else if (changed) {
+    record_ = before_;
   }
 }
 
@@ -151,11 +170,12 @@ void Conversation::append(std::span<Conversation* const> talks, std::span<const 
     }
     tokens[i] = {talks[i]->slot_, ids[i]};
     logits[i] = talks[i]->logits_.data();
+    talks[i]->tokens_before_ = talks[i]->tokens();
   }
   transformer.decode(std::span(tokens).first(talks.size()));
   for (Conversation* const talk : talks) {
     talk->count_step();
-    ++talk->appended_;
+    ++talk->record_.appended;
   }
   transformer.logits(std::span(logits).first(talks.size()));
 }

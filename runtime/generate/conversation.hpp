@@ -28,8 +28,9 @@ class Conversation {
   /// Called from inside feed() with the share of the turn that is done, 0 .. 1; an exception from it ends the turn, and
   /// only reset() is legal then.
   using Progress = std::function<void(double share)>;
-  /// Processes a turn of ids (at least one); logits() are then those after its last token. Errors: those of
-  /// Transformer::run; nothing is changed where the turn does not fit.
+  /// Processes a turn of ids (at least one); logits() are then those after its last token. After a turn without a dense
+  /// tail and before an append() it goes on with that turn, in its mode (STATE-3). Errors: those of Transformer::run;
+  /// nothing is changed where the turn does not fit.
   void feed(std::span<const std::int32_t> ids, const Progress& progress = {});
   /// Of the turns that follow.
   void set_dense_tail(std::int64_t tokens) { dense_tail_ = tokens; }
@@ -37,6 +38,9 @@ class Conversation {
   void set_layer_observer(LayerObserver observer) { observer_ = std::move(observer); }
   /// Appends one generated token by a decode step; logits() are then those after it. Errors: as of Transformer::run.
   void append(std::int32_t id);
+  /// After an exception from feed() or append(): back to what was before it where the session can be truncated to that
+  /// (STATE-9, STATE-10), else reset().
+  void recover();
   /// append() of an id each to conversations in different slots of one transformer, in one decode step.
   static void append(std::span<Conversation* const> talks, std::span<const std::int32_t> ids);
   void reset();
@@ -47,7 +51,7 @@ class Conversation {
   }
   [[nodiscard]] std::int64_t tokens() const { return session().tokens(); }
   /// Over everything since reset().
-  [[nodiscard]] const Pairs& pairs() const { return pairs_; }
+  [[nodiscard]] const Pairs& pairs() const { return record_.pairs; }
   /// The steps since reset() as `headwater attend --steps` takes them: "p4096:8128,p4032,d64".
   [[nodiscard]] std::string steps() const;
   [[nodiscard]] Transformer& transformer() { return transformer_; }
@@ -65,11 +69,17 @@ class Conversation {
   std::int64_t dense_tail_;
   int slot_;
   std::vector<float> logits_;
-  Pairs pairs_;
-  std::uint64_t computed_ = 0;  // pairs of all layers
   LayerObserver observer_;
-  std::string steps_;          // of turns; append() must not grow a text
-  std::int64_t appended_ = 0;  // tokens since then
+  /// Of the steps since reset().
+  struct Record {
+    Pairs pairs;
+    std::uint64_t computed = 0;  // pairs of all layers
+    std::string steps;           // of turns; append() must not grow a text
+    std::int64_t appended = 0;   // tokens since then
+  };
+  Record record_;
+  Record before_;                   // what the latest feed() began with
+  std::int64_t tokens_before_ = 0;  // the same, or append()
 };
 
 }  // namespace headwater::runtime

@@ -117,6 +117,8 @@ std::optional<ChatFormat> chat_format_of(const Tokenizer& tokenizer) {
   return std::nullopt;
 }
 
+std::string_view end_of_turn(ChatFormat format) { return markers_of(format).close; }
+
 std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat format,
                                       std::span<const ChatMessage> messages, bool first,
                                       std::size_t* question) {

@@ -29,6 +29,8 @@ struct ChatMessage {
 [[nodiscard]] std::optional<ChatFormat> chat_format_named(std::string_view name);
 /// The format whose markers the vocabulary has.
 [[nodiscard]] std::optional<ChatFormat> chat_format_of(const Tokenizer& tokenizer);
+/// The text of the token that ends a turn.
+[[nodiscard]] std::string_view end_of_turn(ChatFormat format);
 
 /// Ids of a conversation up to where the assistant begins to write. first: it opens the session, so BOS comes in front
 /// (always for llama3, for chatml where the file asks for it); else it goes on after an answer that ended with its

@@ -154,8 +154,7 @@ Turn Generation::encode_chat(const Words& words, bool first) const {
   const std::size_t question = words.question.empty() ? 0 : ids.size() - begin;
   // An answer that the number of tokens cut off is closed first.
   if (!first && !ended_) {
-    const auto end =
-        tokenizer.find_special(*format == runtime::ChatFormat::chatml ? "<|im_end|>" : "<|eot_id|>");
+    const auto end = tokenizer.find_special(runtime::end_of_turn(*format));
     if (end) ids.insert(ids.begin(), *end);
   }
   return {std::move(ids), static_cast<std::int64_t>(question)};

@@ -1,0 +1,237 @@
+#ifndef HEADWATER_RUNTIME_H_
+#define HEADWATER_RUNTIME_H_
+
+/*
+ * The C ABI of the model runtime (C11 and C++), libheadwater-runtime.so: models in GGUF files, their tokenizers,
+ * conversations over them, sampling. It stands on libheadwater.so and has the manners of headwater.h: status codes,
+ * structures that travel with their size, ownership, growth. Differences are said here.
+ *
+ * Errors. headwater_runtime_last_error() holds the line of this library's calls, headwater_last_error() those of
+ * libheadwater.so's alone.
+ *
+ * Texts. UTF-8 with a length in bytes; a maximal ill-formed subsequence is read as U+FFFD.
+ *
+ * Results of any length. `capacity` elements of the caller's array are written at most, and *count says how many there
+ * are: where it is more, the call is made again with a larger array. The array may be NULL where capacity is 0.
+ *
+ * Threads. A model may be used by several threads at once; a conversation or a sampler by one at a time.
+ */
+
+#include "headwater/headwater.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HEADWATER_RUNTIME_ABI_VERSION 1
+
+/* The HEADWATER_RUNTIME_ABI_VERSION that the library was built with. */
+HEADWATER_API int32_t headwater_runtime_abi_version(void);
+
+/* What went wrong in this thread's latest call of this library; as headwater_last_error(). */
+HEADWATER_API const char* headwater_runtime_last_error(void);
+
+/* ---- Models ---- */
+
+typedef struct headwater_model headwater_model; /* opaque */
+
+/* Operands of products over many rows; sums are F32. AUTO: BF16 where the processor multiplies it, else F32. */
+enum { HEADWATER_PROJECTIONS_AUTO = 0, HEADWATER_PROJECTIONS_F32 = 1, HEADWATER_PROJECTIONS_BF16 = 2 };
+
+/* Opens a GGUF file (architectures qwen3, qwen2, llama; of a split file its first part): metadata and tokenizer are read
+ * now, the weights by the first headwater_conversation_open(). *model is set to NULL on error. Errors: invalid_argument
+ * (no such file; damaged; a model that is not supported; BF16 where the processor has no such products), out_of_memory. */
+HEADWATER_API headwater_status headwater_model_open(const char* path, int32_t projections,
+                                                    headwater_model** model);
+
+/* NULL is allowed. What was opened over the model stays usable. */
+HEADWATER_API void headwater_model_close(headwater_model* model);
+
+/* The file's name of the model ("" where it has none) and its architecture; bytes as stored. They live as long as the
+ * model. NULL where the model is NULL. */
+HEADWATER_API const char* headwater_model_name(const headwater_model* model);
+HEADWATER_API const char* headwater_model_architecture(const headwater_model* model);
+
+typedef struct headwater_model_facts {
+  int64_t layers;
+  int64_t width; /* of the residual stream */
+  int64_t heads;
+  int64_t heads_kv;
+  int64_t d_head;
+  int64_t d_value;
+  int64_t feed_forward;
+  int64_t vocabulary;  /* logits of a position; ids of tokens are 0 .. vocabulary - 1 */
+  int64_t tokens;      /* those with a text, the first ones; at most vocabulary */
+  int64_t context;     /* tokens that the model was made for */
+  int64_t bytes;       /* of the file, or files */
+  int32_t bos;         /* first token of a text; -1: none */
+  int32_t eos;         /* last token of a text; -1: none */
+  int32_t adds_bos;    /* 1: add_special puts BOS in front */
+  int32_t turn_end;    /* token that ends a turn of a chat; -1: no chat format that is known */
+  int32_t projections; /* HEADWATER_PROJECTIONS_F32 or _BF16 */
+  int32_t reserved;    /* 0 */
+} headwater_model_facts;
+
+/* Writes struct_size bytes, the caller's sizeof(headwater_model_facts); see headwater_session_options(). */
+HEADWATER_API headwater_status headwater_model_describe(const headwater_model* model,
+                                                        headwater_model_facts* facts, size_t struct_size);
+
+/* ---- Tokens ---- */
+
+/* Ids of a text of `bytes` bytes. add_special, 0 or 1: BOS in front and EOS at the end where the file asks for them.
+ * parse_special, 0 or 1: texts of control tokens become those tokens; 0: they are text like any other. */
+HEADWATER_API headwater_status headwater_tokenize(const headwater_model* model, const char* text,
+                                                  int64_t bytes, int32_t add_special, int32_t parse_special,
+                                                  int32_t* ids, int64_t capacity, int64_t* count);
+
+/* The text of n ids: pieces without control tokens, and without the space that some vocabularies put in front of a text.
+ * No NUL is written. Not always well-formed UTF-8. Errors: invalid_argument (an id without a text). */
+HEADWATER_API headwater_status headwater_detokenize(const headwater_model* model, const int32_t* ids,
+                                                    int64_t n, char* text, int64_t capacity, int64_t* count);
+
+/* What a token is: never part of what a reader should see; generation stops at it (EOS, end of turn). */
+enum { HEADWATER_TOKEN_CONTROL = 1, HEADWATER_TOKEN_END = 2 };
+
+/* The bytes that a token stands for, not always whole characters; of a control token its text. *flags: a sum of
+ * HEADWATER_TOKEN_CONTROL and _END. Errors: invalid_argument (an id without a text). */
+HEADWATER_API headwater_status headwater_token_piece(const headwater_model* model, int32_t id, char* piece,
+                                                     int64_t capacity, int64_t* count, int32_t* flags);
+
+typedef struct headwater_chat_message {
+  const char* role; /* "system", "user" or "assistant" */
+  const char* text;
+  int64_t text_bytes;
+  const char* question; /* goes on after the text, in tokens of its own; NULL: nothing does */
+  int64_t question_bytes;
+} headwater_chat_message;
+
+/* Ids of `messages` in the model's chat format (ChatML or Llama 3), up to where the assistant begins to write. message_size
+ * is the caller's sizeof(headwater_chat_message). first, 0 or 1: they open a session; 0: they go on after an answer that
+ * ended with the model's turn_end, which is not repeated. Markers in texts are text. *question: the place of the last
+ * question's first id, 0 where no message has one. Errors: invalid_argument (another role; a model without a format that is
+ * known). */
+HEADWATER_API headwater_status headwater_chat_encode(const headwater_model* model,
+                                                     const headwater_chat_message* messages,
+                                                     int64_t message_count, size_t message_size,
+                                                     int32_t first, int32_t* ids, int64_t capacity,
+                                                     int64_t* count, int64_t* question);
+
+/* ---- Conversations ---- */
+
+typedef struct headwater_conversation headwater_conversation; /* opaque */
+
+/* Of stored keys and values. AUTO: BF16 beside BF16 projections, else F16. */
+enum { HEADWATER_CACHE_AUTO = 0, HEADWATER_CACHE_F32 = 1, HEADWATER_CACHE_F16 = 2, HEADWATER_CACHE_BF16 = 3 };
+
+/* Always fill them with headwater_conversation_options_init() first. */
+typedef struct headwater_conversation_options {
+  size_t struct_size; /* of the caller, set by headwater_conversation_options_init() */
+  const char* engine; /* as headwater_open(); NULL is the default */
+  /* NULL: the defaults of headwater_options_init(). What belongs to the model (scale, softcap, sinks, alibi, layers) and
+   * kv_owner, row_memory and stream must be the defaults. */
+  const headwater_options* attention;
+  int64_t
+      capacity; /* most tokens; 0 (default): the model's context. More than that is allowed, at a loss of quality */
+  int64_t
+      dense_tail; /* so many tokens at the end of a sparse turn see all before them; default 64, 0: none */
+  int32_t cache_type; /* HEADWATER_CACHE_AUTO (default), _F32, _F16 or _BF16 */
+  int32_t reserved;   /* 0 */
+} headwater_conversation_options;
+
+/* As headwater_options_init(). */
+HEADWATER_API headwater_status headwater_conversation_options_init(headwater_conversation_options* options,
+                                                                   size_t struct_size);
+
+/* Opens an empty conversation; several over one model share its weights, which the first one packs. options: NULL means
+ * the defaults. *conversation is set to NULL on error. Errors: those of headwater_open(); invalid_argument (a tensor of the
+ * file is missing, has another shape, or holds NaN or infinity). */
+HEADWATER_API headwater_status headwater_conversation_open(headwater_model* model,
+                                                           const headwater_conversation_options* options,
+                                                           headwater_conversation** conversation);
+
+/* NULL is allowed. */
+HEADWATER_API void headwater_conversation_close(headwater_conversation* conversation);
+
+/* Asked by feed, append and losses on the thread that called them, by engines with interrupts as headwater_set_interrupt()
+ * has it, else after each layer of a turn: another value than 0 stops the call with HEADWATER_INTERRUPTED. NULL switches it
+ * off. It must not call functions of the conversation, and must return. */
+HEADWATER_API headwater_status headwater_conversation_set_interrupt(headwater_conversation* conversation,
+                                                                    headwater_interrupt interrupt,
+                                                                    void* user);
+
+/* dense_tail of the turns that follow. */
+HEADWATER_API headwater_status headwater_conversation_set_dense_tail(headwater_conversation* conversation,
+                                                                     int64_t dense_tail);
+
+/* Reads a turn of n >= 1 ids, the last dense_tail of them by a dense step where it is sparse. After a turn without one, and
+ * before an append, it goes on with that turn, in its mode (STATE-3). Where a call fails after it has begun (interrupted, out_of_memory, internal) the conversation
+ * is what it was before where its session can be truncated to that (headwater_truncate(): with rule BLOCKS and dense,
+ * always), else empty; headwater_conversation_tokens() says which. Errors: invalid_argument (an id outside the vocabulary),
+ * capacity_exceeded, interrupted, out_of_memory, internal. */
+HEADWATER_API headwater_status headwater_conversation_feed(headwater_conversation* conversation,
+                                                           const int32_t* ids, int64_t n);
+
+/* Appends one token by a decode step. Errors, and what is left then: as of headwater_conversation_feed(). */
+HEADWATER_API headwater_status headwater_conversation_append(headwater_conversation* conversation,
+                                                             int32_t id);
+
+/* The logits of the token that comes next: `count` floats, the model's vocabulary. They belong to the conversation and stay
+ * until it is changed. Errors: wrong_state (it is empty). */
+HEADWATER_API headwater_status headwater_conversation_logits(const headwater_conversation* conversation,
+                                                             const float** logits, int64_t* count);
+
+/* Tokens that are stored. */
+HEADWATER_API headwater_status headwater_conversation_tokens(const headwater_conversation* conversation,
+                                                             int64_t* tokens);
+
+/* Back to an empty conversation. */
+HEADWATER_API headwater_status headwater_conversation_reset(headwater_conversation* conversation);
+
+/* The session below, for the functions of headwater.h that say what one holds (options, warnings, memory, chunks, rows):
+ * nothing else may be done with it. It belongs to the conversation and lives as long. */
+HEADWATER_API headwater_status headwater_conversation_session(const headwater_conversation* conversation,
+                                                              const headwater_session** session);
+
+/* Losses in nats of ids[1] .. ids[n - 1], each by what is predicted after those before it: n - decode ids are one turn,
+ * without a dense tail, the others one decode step. The conversation is reset before and after. Writes n - 1 doubles.
+ * Errors: those of headwater_conversation_feed(); invalid_argument (n < 2; decode not 0 .. n - 1). */
+HEADWATER_API headwater_status headwater_conversation_losses(headwater_conversation* conversation,
+                                                             const int32_t* ids, int64_t n, int64_t decode,
+                                                             double* losses);
+
+/* ---- Sampling ---- */
+
+typedef struct headwater_sampler headwater_sampler; /* opaque */
+
+/* How the next token is drawn: the filters in this order, each from what the one before left, on probabilities at
+ * temperature 1; the temperature comes last. Always fill it with headwater_sampling_init() first. */
+typedef struct headwater_sampling {
+  size_t struct_size;
+  double temperature; /* 0 (default): the best token, and no filter matters; finite, >= 0 */
+  int64_t top_k;      /* keep the k best; 0 (default): all */
+  double top_p;       /* keep the fewest best whose probabilities reach p, 0 .. 1; default 1 */
+  double min_p;  /* keep those with at least this share of the best one's probability, 0 .. 1; default 0 */
+  uint64_t seed; /* equal seeds and logits give equal tokens; default 0 */
+} headwater_sampling;
+
+/* As headwater_options_init(). */
+HEADWATER_API headwater_status headwater_sampling_init(headwater_sampling* sampling, size_t struct_size);
+
+/* Opens a sampler for logits of `vocabulary` tokens. sampling: NULL means the defaults. *sampler is set to NULL on error.
+ * Errors: invalid_argument (the field, its value and what is allowed), out_of_memory. */
+HEADWATER_API headwater_status headwater_sampler_open(const headwater_sampling* sampling, int64_t vocabulary,
+                                                      headwater_sampler** sampler);
+
+/* NULL is allowed. */
+HEADWATER_API void headwater_sampler_close(headwater_sampler* sampler);
+
+/* Draws a token from `count` logits, the vocabulary that the sampler was opened for. Equal logits rank by id. Errors:
+ * invalid_argument (another count; a logit is NaN, or all are -inf). */
+HEADWATER_API headwater_status headwater_sampler_draw(headwater_sampler* sampler, const float* logits,
+                                                      int64_t count, int32_t* id);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HEADWATER_RUNTIME_H_ */

@@ -1,0 +1,565 @@
+"""Model: a GGUF file, its tokenizer, conversations over it, generated text."""
+
+import array
+import codecs
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import threading
+
+from . import _native, _options, _runtime, _session
+
+_library, _check = _runtime.library, _runtime.check
+_byref = ctypes.byref
+
+
+def _chosen(value, name, choices):
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, choices))}")
+    return choices[value]
+
+
+def _text(value, name):
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}; allowed: str")
+    return value.encode()
+
+
+def _token(value, name="token"):
+    """An id; the library compares it with the vocabulary."""
+    number = _options.integer(value, name)
+    if not 0 <= number < 2**31:
+        raise ValueError(f"{name} is {number}; allowed: ids of the vocabulary")
+    return number
+
+
+def _ids(ids, name="ids"):
+    """An array of 32 bits a token."""
+    if isinstance(ids, (str, bytes)):
+        raise TypeError(f"{name} is a {type(ids).__name__}; allowed: a sequence of integers")
+    numbers = [_token(token, f"{name}[{index}]") for index, token in enumerate(ids)]
+    return (ctypes.c_int32 * len(numbers))(*numbers)
+
+
+def _most_tokens(value):
+    if value is None:
+        return math.inf
+    number = _options.integer(value, "max_tokens")
+    if number < 0:
+        raise ValueError(f"max_tokens is {number}; allowed: 0 or more, or None: until the text ends or the capacity is used")
+    return number
+
+
+@functools.lru_cache
+def _has_blocks(engine):
+    """Whether an engine has rule blocks: by the smallest session of it."""
+    try:
+        _session.Session(layers=1, heads=1, head_dim=64, capacity=1, engine=engine, select="blocks", threads=1).close()
+    except ValueError:
+        return False
+    return True
+
+
+def _with_defaults(given, engine):
+    """The options of `headwater generate`: rule blocks, whose sizes fit themselves where the rule was not asked for."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if "select" in given:
+        return {"local": 64, "heavy": 448, **given}
+    if not _has_blocks(engine or os.environ.get("HEADWATER_ENGINE") or "cpu"):
+        return given
+    options = {"select": "blocks", "chunk": 1024, "local": 64, "heavy": 448, "pinned": 0, **given}
+    chunk, heavy, pinned = (_options.integer(options[name], name) for name in ("chunk", "heavy", "pinned"))
+    options.setdefault("query_block", max(1, min(32, chunk)))
+    options.setdefault("pool", math.gcd(4, _options.integer(options["query_block"], "query_block")))
+    if "key_block" not in options:
+        options["key_block"] = math.gcd(8, heavy, pinned)
+        while options["key_block"] > max(chunk, 1):
+            options["key_block"] //= 2
+    return options
+
+
+class Model:
+    """A GGUF file of a qwen3, qwen2 or llama model.
+
+    path: the file (of a split one its first part). projections: "auto", "f32" or "bf16", the operands of products over
+    many tokens. Metadata and tokenizer are read now, the weights for the first conversation; all conversations share them.
+    Threads may use a model at once.
+
+    name, architecture: texts. layers, heads, kv_heads, head_dim, value_dim, width, feed_forward, vocabulary, context, bytes:
+    integers. bos, eos: ids, or None. adds_bos: whether a text begins with bos. projections: "f32" or "bf16".
+    Errors: ValueError (no such file, damaged, a model that is not supported), MemoryError.
+    """
+
+    def __init__(self, path, *, projections="auto"):
+        self._handle = ctypes.c_void_p()
+        _check(_library.headwater_model_open(os.fsencode(path), _chosen(projections, "projections", _runtime.PROJECTIONS),
+                                             _byref(self._handle)))
+        facts = _runtime.Facts()
+        _check(_library.headwater_model_describe(self._handle, _byref(facts), ctypes.sizeof(facts)))
+        self.name = _library.headwater_model_name(self._handle).decode(errors="replace")
+        self.architecture = _library.headwater_model_architecture(self._handle).decode(errors="replace")
+        self.layers, self.width, self.feed_forward = facts.layers, facts.width, facts.feed_forward
+        self.heads, self.kv_heads = facts.heads, facts.heads_kv
+        self.head_dim, self.value_dim = facts.d_head, facts.d_value
+        self.vocabulary, self.context, self.bytes = facts.vocabulary, facts.context, facts.bytes
+        self.bos, self.eos, self._turn_end = (None if number < 0 else number
+                                              for number in (facts.bos, facts.eos, facts.turn_end))
+        self.adds_bos = bool(facts.adds_bos)
+        self.projections = {code: name for name, code in _runtime.PROJECTIONS.items()}[facts.projections]
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            _library.headwater_model_close(self._handle)
+
+    # ---- tokens ----
+
+    def tokenize(self, text, *, add_special=True, parse_special=False):
+        """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
+        parse_special: texts of control tokens become those tokens; else they are text like any other."""
+        data = _text(text, "text")
+        return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
+            _library.headwater_tokenize(self._handle, data, len(data), bool(add_special), bool(parse_special), ids, capacity,
+                                        count)))
+
+    def detokenize(self, ids):
+        """The text of ids, without control tokens; bytes that are not UTF-8 become U+FFFD. Errors: ValueError (an id that
+        has no text)."""
+        own = _ids(ids)
+        return _runtime.of_any_length(ctypes.c_char, 16 * len(own) + 64, lambda text, capacity, count: (
+            _library.headwater_detokenize(self._handle, own, len(own), text, capacity, count))).decode(errors="replace")
+
+    def piece(self, token):
+        """The bytes that a token stands for, not always whole characters; of a control token its text. Errors: ValueError."""
+        return self._piece(token)[0]
+
+    def _piece(self, token):
+        """(bytes, a sum of _runtime.CONTROL and END)"""
+        number, flags = _token(token), ctypes.c_int32()
+        data = _runtime.of_any_length(ctypes.c_char, 256, lambda piece, capacity, count: (
+            _library.headwater_token_piece(self._handle, number, piece, capacity, count, _byref(flags))))
+        return data, flags.value
+
+    def _chat_ids(self, messages, first):
+        """(ids, how many of them from the question on) of (role, text, question or None)."""
+        own = (_runtime.Message * len(messages))()
+        for entry, (role, text, question) in zip(own, messages):
+            data = [_text(text, "text"), None if question is None else _text(question, "question")]
+            entry.role, (entry.text, entry.question) = role.encode(), data
+            entry.text_bytes, entry.question_bytes = (len(part or b"") for part in data)
+        place = ctypes.c_int64()
+        ids = _runtime.of_any_length(ctypes.c_int32, 4096, lambda ids, capacity, count: (
+            _library.headwater_chat_encode(self._handle, own, len(own), ctypes.sizeof(_runtime.Message), first, ids,
+                                           capacity, count, _byref(place))))
+        return ids, len(ids) - place.value if place.value else 0
+
+    # ---- conversations ----
+
+    def conversation(self, *, capacity=None, cache_type="auto", dense_tail=64, engine=None, **options):
+        """An empty Conversation over this model.
+
+        capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
+        "bf16". dense_tail: so many tokens at the end of a sparse turn see all before them. engine: a name of
+        headwater.engines(). options: of Session (chunk, local, heavy, batch, select, dense, threads, ...) but for what the
+        model decides (scale, softcap, sinks, alibi, layers); defaults are those of `headwater generate`: rule blocks, 64
+        local and 448 heavy tokens. Errors: ValueError, TypeError, MemoryError, RuntimeError (the engine is not there).
+        """
+        return Conversation(self, capacity, cache_type, dense_tail, engine, options)
+
+    def _prompt(self, prompt, name):
+        ids = self.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(_ids(prompt, name))
+        if not ids:
+            raise ValueError(f"{name} has no tokens; allowed: 1 or more")
+        return ids
+
+    def generate(self, prompt, *, max_tokens=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stop=(),
+                 capacity=None, **options):
+        """An iterator of what the model writes after a prompt, a piece of text at a time, whole characters.
+
+        prompt: a text (BOS is put in front where the model has it so, texts of control tokens are those tokens), or ids.
+        max_tokens: None is until the text ends or the capacity is used. temperature 0 takes the best token; else one is
+        drawn from what top_k, top_p and min_p leave; equal seeds draw equal texts. It ends before a token that ends texts,
+        and before the first of the strings `stop`. capacity, options: of conversation(); a capacity of None is what is
+        needed, up to the model's context. Errors: now those of conversation(); ValueError (a prompt of more tokens than the
+        context); while it goes on those of Conversation.feed().
+        """
+        ids = self._prompt(prompt, "prompt")
+        most = _most_tokens(max_tokens)
+        if capacity is None:
+            capacity = self.context
+            if len(ids) > capacity:
+                raise ValueError(f"prompt has {len(ids)} tokens; allowed: 1 .. {capacity}, the model's context")
+            capacity = min(capacity, len(ids) + max(most - 1, 0))
+        sampler = _Sampler(self.vocabulary, temperature, top_k, top_p, min_p, seed)
+        talk = self.conversation(capacity=capacity, **options)
+        answer = _Answer(self, talk, sampler, most, _StopText(stop))
+
+        def text():
+            talk.feed(ids)
+            yield from answer.pieces()
+        return text()
+
+    def chat(self, system=None, **options):
+        """A Chat, in the model's own chat format (ChatML or Llama 3). system: what the model is told first. options: of
+        conversation(). Errors: those of conversation(); ValueError (the model has no chat format that is known)."""
+        return Chat(self, system, options)
+
+    def perplexity(self, text, *, window=None, decode=256, **options):
+        """How well the model predicts a text after dense and after sparse prefill, as `headwater perplexity --json` says it.
+
+        text: a text, or ids. It is cut into windows of `window` tokens (None: all, up to the context), each a fresh session:
+        a turn, then one decode step of `decode` tokens. Where the model begins texts with BOS every window does. options: of
+        conversation(). Returns {"window": tokens, "windows": number, "decode": tokens, "dense": side, "sparse": side}, a
+        side {"prefill": mean, "decoded": mean}, a mean {"nll": nats a token, "stderr": its error, "tokens": number}.
+        """
+        ids = self.tokenize(text) if isinstance(text, str) else list(_ids(text, "text"))
+        asked = self.context if window is None else _options.integer(window, "window")
+        decode = _options.integer(decode, "decode")
+        if not 2 <= asked <= self.context:
+            raise ValueError(f"window is {asked}; allowed: 2 .. {self.context}, the model's context")
+        window = min(asked, len(ids))
+        if window < 2 or not 0 <= decode < window:
+            raise ValueError(f"decode is {decode} in a window of {window} tokens; allowed: 0 or more, and fewer than a window "
+                             "of 2 tokens or more")
+        windows = [ids[begin:begin + window] for begin in range(0, len(ids) - window + 1, window)]
+        if self.adds_bos:
+            windows = [[self.bos, *part[1:]] for part in windows]
+        result = {"window": window, "windows": len(windows), "decode": decode}
+        for side, own in (("dense", {**options, "dense": True}), ("sparse", options)):
+            prefill, decoded = [], []
+            with self.conversation(capacity=window, **own) as talk:
+                for part in windows:
+                    losses = talk.losses(part, decode)
+                    prefill += losses[:window - decode - 1]
+                    decoded += losses[window - decode - 1:]
+            result[side] = {"prefill": _mean(prefill), "decoded": _mean(decoded)}
+        return result
+
+
+def _mean(values):
+    """As the program has it: sums in order, which sum() would compensate from Python 3.12 on."""
+    total = squares = 0.0
+    for value in values:
+        total += value
+    mean = total / len(values) if values else 0.0
+    for value in values:
+        squares += (value - mean) * (value - mean)
+    spread = math.sqrt(squares / (len(values) - 1) / len(values)) if len(values) > 1 else 0.0
+    return {"nll": mean, "stderr": spread, "tokens": len(values)}
+
+
+class _Interrupt(_session._Interrupt):
+    _set = _library.headwater_conversation_set_interrupt
+
+
+class _Below(_session.Session):
+    """The session of a conversation, which owns it: what it holds may be asked."""
+
+    def __init__(self, session, shape):
+        self._session, self._shape = session, shape
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def __del__(self):
+        """Nothing: it belongs to the conversation."""
+
+
+class Conversation:
+    """Tokens that a model has read and written, made by Model.conversation().
+
+    It is used by one thread at a time: a second one gets RuntimeError. After close(), and in a child of os.fork(), every
+    call is RuntimeError.
+    """
+
+    def __init__(self, model, capacity, cache_type, dense_tail, engine, options):
+        own = _options.Options(_with_defaults(options, engine), model.heads, model.layers)
+        native = _runtime.initialised(_runtime.ConversationOptions, _library.headwater_conversation_options_init)
+        native.engine = _session._name(engine)
+        native.attention = ctypes.pointer(own.native)
+        native.capacity = 0 if capacity is None else self._counted(capacity, "capacity", 1)
+        native.dense_tail = self._counted(dense_tail, "dense_tail", 0)
+        native.cache_type = _chosen(cache_type, "cache_type", _runtime.CACHE_TYPES)
+        self._handle = ctypes.c_void_p()
+        _check(_library.headwater_conversation_open(model._handle, _byref(native), _byref(self._handle)))
+        self.model = model
+        self.capacity = model.context if capacity is None else native.capacity
+        session = ctypes.c_void_p()
+        _check(_library.headwater_conversation_session(self._handle, _byref(session)))
+        self._below = _Below(session, _options.shape(model.layers, model.heads, model.kv_heads, model.head_dim,
+                                                     model.value_dim, self.capacity, "float32"))
+        self._interrupt = _Interrupt()
+
+    @staticmethod
+    def _counted(value, name, least):
+        number = _options.integer(value, name)
+        if not least <= number < 2**31:
+            raise ValueError(f"{name} is {number}; allowed: {least} .. {2**31 - 1}")
+        return number
+
+    def __del__(self):
+        # In a child of fork() the memory goes with the process.
+        below = getattr(self, "_below", None)
+        if below is not None and below.usable():
+            _library.headwater_conversation_close(self._handle)
+
+    def close(self):
+        """Gives the memory back. Calls after it are RuntimeError."""
+        with self._used() as handle:
+            self._below._session = None
+            _library.headwater_conversation_close(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._below.usable():
+            self.close()
+
+    @contextlib.contextmanager
+    def _used(self):
+        """The handle for one call of this thread."""
+        with self._below._used():
+            yield self._handle
+
+    def _stoppable(self, handle, call, *arguments):
+        """A long call, which Ctrl-C stops."""
+        with self._interrupt.put_off(handle):
+            status = call(handle, *arguments)
+            error = None if status == 0 else _runtime.error(status)
+        if error is not None:
+            raise error
+
+    def feed(self, ids):
+        """Reads a turn of ids: chunked sparse prefill, its last dense_tail tokens dense. After a turn that was dense, or had no
+        dense tail, and before append() it goes on with that turn (STATE-3). Ctrl-C stops within a chunk. A turn that did not
+        get to its end is taken back: the conversation is what it was before where its session can be truncated
+        to that (with select "blocks" and dense always), else empty; `tokens` says which. Errors: ValueError (an id, no ids,
+        more tokens than the capacity), MemoryError, RuntimeError."""
+        own = _ids(ids)
+        with self._used() as handle:
+            self._stoppable(handle, _library.headwater_conversation_feed, own, len(own))
+
+    def append(self, token):
+        """Appends one token by a dense decode step. Errors: as of feed()."""
+        number = _token(token)
+        with self._used() as handle:
+            _check(_library.headwater_conversation_append(handle, number))
+
+    def reset(self):
+        """Back to an empty conversation."""
+        with self._used() as handle:
+            _check(_library.headwater_conversation_reset(handle))
+
+    def losses(self, ids, decode=256):
+        """Losses in nats of ids[1:], a list of floats, each by what the model predicts after those before it: all but the
+        last `decode` ids are one turn without a dense tail, those one decode step. The conversation is empty before and
+        after. Errors: as of feed(); ValueError (fewer than 2 ids, decode not 0 .. len(ids) - 1)."""
+        own = _ids(ids)
+        losses = (ctypes.c_double * max(len(own) - 1, 1))()
+        with self._used() as handle:
+            self._stoppable(handle, _library.headwater_conversation_losses, own, len(own),
+                            _options.integer(decode, "decode"), losses)
+        return list(losses)
+
+    @property
+    def tokens(self):
+        """Tokens that are stored."""
+        count = ctypes.c_int64()
+        with self._used() as handle:
+            _check(_library.headwater_conversation_tokens(handle, _byref(count)))
+        return count.value
+
+    @contextlib.contextmanager
+    def _logits(self):
+        """(address, number) of the logits, while the conversation is this thread's."""
+        address, count = ctypes.c_void_p(), ctypes.c_int64()
+        with self._used() as handle:
+            _check(_library.headwater_conversation_logits(handle, _byref(address), _byref(count)))
+            yield address, count.value
+
+    @property
+    def logits(self):
+        """Those of the token that comes next, float32 [vocabulary], a copy: a NumPy array, or array.array where there is no
+        NumPy. Errors: RuntimeError (the conversation is empty)."""
+        with self._logits() as (address, count):
+            data = ctypes.string_at(address, 4 * count)
+        try:
+            import numpy
+        except ImportError:
+            return array.array("f", data)
+        return numpy.frombuffer(data, numpy.float32).copy()
+
+    def _set_dense_tail(self, tokens):
+        with self._used() as handle:
+            _check(_library.headwater_conversation_set_dense_tail(handle, tokens))
+
+    @property
+    def options(self):
+        """The options that are used, as Session.options."""
+        return self._below.options
+
+    @property
+    def warnings(self):
+        """What the options were changed to and why, a line each."""
+        return self._below.warnings
+
+    @property
+    def memory_bytes(self):
+        """Bytes held, as Session.memory_bytes."""
+        return self._below.memory_bytes
+
+    @property
+    def chunks(self):
+        """All chunks so far, as Session.chunks."""
+        return self._below.chunks
+
+
+class _Sampler:
+    def __init__(self, vocabulary, temperature, top_k, top_p, min_p, seed):
+        native = _runtime.initialised(_runtime.Sampling, _library.headwater_sampling_init)
+        native.temperature = _options.number(temperature, "temperature")
+        native.top_k = _options.integer(top_k, "top_k")
+        native.top_p, native.min_p = _options.number(top_p, "top_p"), _options.number(min_p, "min_p")
+        number = _options.integer(seed, "seed")
+        if number < 0:
+            raise ValueError(f"seed is {number}; allowed: 0 .. {_options._MOST}")
+        native.seed = number
+        self._handle = ctypes.c_void_p()
+        _check(_library.headwater_sampler_open(_byref(native), vocabulary, _byref(self._handle)))
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            _library.headwater_sampler_close(self._handle)
+
+    def draw(self, talk):
+        token = ctypes.c_int32()
+        with talk._logits() as (address, count):
+            _check(_library.headwater_sampler_draw(self._handle, address, count, _byref(token)))
+        return token.value
+
+
+class _StopText:
+    """A text as it comes, up to the first of some strings. What could be the beginning of one is held back."""
+
+    def __init__(self, stop):
+        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        for text in self._stop:
+            if not isinstance(text, str) or not text:
+                raise (ValueError if text == "" else TypeError)(f"stop has {text!r}; allowed: texts of one character or more")
+        self._held = ""
+        self.found = False
+
+    def push(self, text):
+        """What is certainly in front of every stop string."""
+        self._held += text
+        places = [place for place in map(self._held.find, self._stop) if place >= 0]
+        if places:
+            self.found = True
+            kept, self._held = self._held[:min(places)], ""
+            return kept
+        longest = max(map(len, self._stop), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-size:]
+            if any(text.startswith(tail) for text in self._stop):
+                kept, self._held = self._held[:-size], tail
+                return kept
+        kept, self._held = self._held, ""
+        return kept
+
+    def finish(self):
+        kept, self._held = self._held, ""
+        return kept
+
+
+class _Answer:
+    """What a model writes after a turn."""
+
+    def __init__(self, model, talk, sampler, most, text):
+        self._model, self._talk, self._sampler, self._most, self._text = model, talk, sampler, most, text
+        self.pending = None  # written last, not yet in the conversation
+        self.ended = False  # by a token of its own
+        self.stored = []  # written, and in the conversation
+
+    def pieces(self):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        written = 0
+        while written < self._most:
+            token = self._sampler.draw(self._talk)
+            piece, kind = self._model._piece(token)
+            self.pending, self.ended = token, bool(kind & _runtime.END)
+            if self.ended:
+                break
+            written += 1
+            text = self._text.push("" if kind & _runtime.CONTROL else decoder.decode(piece))
+            if text:
+                yield text
+            if self._text.found:
+                return
+            if written == self._most or self._talk.tokens == self._talk.capacity:
+                break
+            self._talk.append(token)
+            self.stored.append(token)
+            self.pending = None
+        text = self._text.push(decoder.decode(b"", True))
+        if not self._text.found:
+            text += self._text.finish()
+        if text:
+            yield text
+
+
+class Chat:
+    """Turns of a user and a model over one conversation, which is kept between them; made by Model.chat().
+
+    conversation: the Conversation below. A chat is used by one thread at a time.
+    """
+
+    def __init__(self, model, system, options):
+        if model._turn_end is None:
+            raise ValueError(f"{model.name!r} has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
+                             "of these chat formats")
+        if system is not None and not _text(system, "system"):
+            raise ValueError("system is ''; allowed: a text of one character or more, or None")
+        self._model, self._system = model, system
+        self._dense_tail = options.get("dense_tail", 64)
+        self.conversation = model.conversation(**options)
+        self._history = []  # ids of what was said, also where an interrupt has emptied the conversation
+        self._answer = None  # the latest one
+
+    def say(self, text, question=None, *, max_tokens=512, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stop=()):
+        """An iterator of the model's answer to a turn of the user, a piece of text at a time. Nothing is read before the first
+        piece is asked for.
+
+        text: what the user says, or a document; question: goes on after it, and sees every token before it. The rest is as
+        of Model.generate(). What is read and written is kept; an answer that max_tokens, a stop string or the caller cut
+        off is closed by the next turn, and its iterator then ends by RuntimeError. Errors: now TypeError, ValueError; while
+        it goes on those of Conversation.feed(): a turn that did not get to its end was not said.
+        """
+        sampler = _Sampler(self._model.vocabulary, temperature, top_k, top_p, min_p, seed)
+        answer = _Answer(self._model, self.conversation, sampler, _most_tokens(max_tokens), _StopText(stop))
+        _text(text, "text")
+        if question is not None and not _text(question, "question"):
+            question = None
+        return self._turn(text, question, answer)
+
+    def _turn(self, text, question, answer):
+        before = self._answer
+        first = not self._history
+        messages = [("user", text, question)]
+        if first and self._system is not None:
+            messages.insert(0, ("system", self._system, None))
+        said, asked = self._model._chat_ids(messages, first)
+        talk = self.conversation
+        if before is not None:
+            self._history += before.stored
+            before.stored = []
+            closing = [] if before.pending is None else [before.pending]
+            said = closing + ([] if before.ended else [self._model._turn_end]) + said
+        talk._set_dense_tail(asked or self._dense_tail)
+        # What an interrupt has emptied is read again.
+        talk.feed(self._history + said if talk.tokens == 0 else said)
+        self._history += said
+        self._answer = answer
+        for piece in answer.pieces():
+            yield piece
+            if self._answer is not answer:
+                raise RuntimeError("a later turn has begun; allowed: the latest answer of a chat")

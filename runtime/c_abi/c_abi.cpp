@@ -1,0 +1,532 @@
+// The C ABI of runtime.h over the C++ classes of the runtime. Every argument is checked by name, every exception becomes a
+// status.
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/c_abi_support.hpp"
+#include "headwater/runtime.h"
+#include "runtime/generate/conversation.hpp"
+#include "runtime/generate/model_file.hpp"
+#include "runtime/generate/sampler.hpp"
+#include "runtime/generate/teacher_forcing.hpp"
+#include "runtime/tokenizer/chat.hpp"
+
+using namespace headwater::c_abi;  // the helpers of bindings/
+using headwater::DType;
+using headwater::Error;
+using headwater::ErrorCode;
+namespace runtime = headwater::runtime;
+
+struct headwater_model {
+  std::shared_ptr<runtime::ModelFile> file;
+  std::string name;
+  runtime::Precision precision;
+};
+
+struct headwater_conversation {
+  headwater_conversation(const std::shared_ptr<const runtime::Model>& model,
+                         const runtime::TransformerOptions& options, std::int64_t dense_tail)
+      : transformer(model, options), talk(transformer, dense_tail) {
+    seen.session.reset(&transformer.session());
+  }
+  ~headwater_conversation() { (void)seen.session.release(); }
+  headwater_conversation(const headwater_conversation&) = delete;
+  headwater_conversation& operator=(const headwater_conversation&) = delete;
+
+  runtime::Transformer transformer;
+  runtime::Conversation talk;
+  headwater_session seen;  // borrows the transformer's
+  headwater_interrupt interrupt = nullptr;
+  void* user = nullptr;
+};
+
+struct headwater_sampler {
+  runtime::Sampler sampler;
+  std::int64_t vocabulary;
+};
+
+namespace {
+
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kDenseTail = 64;  // of `headwater generate`
+// Sizes of HEADWATER_RUNTIME_ABI_VERSION 1: the least that any caller can know. Never change these numbers.
+constexpr std::size_t kFactsSize1 = 112;
+constexpr std::size_t kConversationOptionsSize1 = 48;
+constexpr std::size_t kSamplingSize1 = 48;
+constexpr std::size_t kMessageSize1 = 40;
+static_assert(sizeof(headwater_model_facts) >= kFactsSize1);
+static_assert(sizeof(headwater_conversation_options) >= kConversationOptionsSize1);
+static_assert(sizeof(headwater_sampling) >= kSamplingSize1);
+static_assert(sizeof(headwater_chat_message) >= kMessageSize1);
+
+bool flag(std::int32_t value, const char* field) {
+  check_range(value, 0, 1, field);
+  return value == 1;
+}
+
+/// `count` elements of the caller.
+template <class Element>
+std::span<const Element> elements(const Element* data, std::int64_t count, const std::string& name,
+                                  const std::string& count_name) {
+  check_range(count, 0, kMostElements, count_name);
+  if (count > 0) needed(data, name);
+  return {data, static_cast<std::size_t>(count)};
+}
+
+std::string_view text_of(const char* text, std::int64_t bytes, const std::string& name,
+                         const std::string& bytes_name) {
+  const std::span<const char> all = elements(text, bytes, name, bytes_name);
+  return {all.data(), all.size()};
+}
+
+/// The caller's array for a result of any length.
+template <class Element>
+class Room {
+ public:
+  Room(Element* data, std::int64_t capacity, std::int64_t* count, const char* name)
+      : data_(data), capacity_(capacity), count_(needed(count, "count")) {
+    check_range(capacity, 0, kMostElements, "capacity");
+    if (capacity > 0) needed(data, name);
+  }
+  template <class Result>
+  void take(const Result& result) const {
+    const auto all = static_cast<std::int64_t>(result.size());
+    std::copy_n(result.begin(), std::min(all, capacity_), data_);
+    *count_ = all;
+  }
+
+ private:
+  Element* data_;
+  std::int64_t capacity_;
+  std::int64_t* count_;
+};
+
+/// A structure of the caller that may be shorter or longer than this library's.
+template <class Struct>
+Struct struct_of(const void* from, std::size_t size, std::size_t smallest, const std::string& name) {
+  check_struct_size(size, smallest, name + ".struct_size");
+  const auto* bytes = static_cast<const unsigned char*>(from);
+  check_unknown(bytes, size, sizeof(Struct), name);
+  Struct known{};
+  std::memcpy(&known, bytes, std::min(size, sizeof known));
+  return known;
+}
+
+const runtime::ModelFile& file_of(const headwater_model* model) { return *needed(model, "model")->file; }
+
+headwater_conversation& open(headwater_conversation* conversation) {
+  return *needed(conversation, "conversation");
+}
+const headwater_conversation& open(const headwater_conversation* conversation) {
+  return *needed(conversation, "conversation");
+}
+
+std::optional<std::int32_t> turn_end(const runtime::Tokenizer& tokenizer) {
+  const auto format = runtime::chat_format_of(tokenizer);
+  if (!format) return std::nullopt;
+  return tokenizer.find_special(runtime::end_of_turn(*format));
+}
+
+runtime::Precision precision_of(std::int32_t projections) {
+  using runtime::Precision;
+  constexpr std::int32_t kChoices = 3;
+  check_range(projections, 0, kChoices - 1, "projections");
+  const Precision native = runtime::native_precision();
+  if (projections == HEADWATER_PROJECTIONS_AUTO) return native;
+  if (projections == HEADWATER_PROJECTIONS_F32) return Precision::f32;
+  if (native != Precision::bf16) {
+    invalid(
+        fmt::format("projections is {}: BF16 needs a processor with AVX512_BF16 or AMX, this one has {}; "
+                    "allowed: 0, 1",
+                    projections, runtime::product_isa()));
+  }
+  return Precision::bf16;
+}
+
+/// Refuses what is the model's, and what would take rows away from the transformer.
+void check_attention(const headwater::Options& options) {
+  const std::pair<const char*, bool> fields[] = {
+      {"scale", options.scale.has_value()},
+      {"softcap", options.softcap != 0},
+      {"sinks", !options.sinks.empty()},
+      {"alibi", !options.alibi.empty()},
+      {"layers", !options.layers.empty()},
+      {"kv_owner", options.kv_owner != headwater::KvOwner::session},
+      {"row_memory", options.row_memory != headwater::RowMemory::host},
+      {"stream", options.stream != nullptr}};
+  for (const auto& [name, set] : fields) {
+    if (set) invalid(fmt::format("attention.{} is set, and the model decides; allowed: the default", name));
+  }
+}
+
+DType cache_type_of(std::int32_t type, runtime::Precision precision) {
+  constexpr std::int32_t kTypes = 4;
+  check_range(type, 0, kTypes - 1, "options.cache_type");
+  if (type == HEADWATER_CACHE_AUTO) return precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
+  return dtype(type - 1, "options.cache_type");
+}
+static_assert(HEADWATER_CACHE_F32 - 1 == HEADWATER_F32 && HEADWATER_CACHE_F16 - 1 == HEADWATER_F16 &&
+              HEADWATER_CACHE_BF16 - 1 == HEADWATER_BF16);
+
+headwater_conversation_options default_conversation() {
+  headwater_conversation_options options{};
+  options.dense_tail = kDenseTail;
+  return options;
+}
+
+headwater_sampling sampling_of(const runtime::SamplingOptions& options) {
+  return {0, options.temperature, options.top_k, options.top_p, options.min_p, options.seed};
+}
+
+void check_ids(const headwater_conversation& conversation, std::span<const std::int32_t> ids) {
+  const std::int64_t last = conversation.transformer.model().config().vocabulary - 1;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] > last) check_range(ids[i], 0, last, "ids[" + std::to_string(i) + "]");
+  }
+}
+
+void stop_if_asked(const headwater_conversation& conversation) {
+  if (conversation.interrupt == nullptr || conversation.interrupt(conversation.user) == 0) return;
+  throw Error(ErrorCode::interrupted, "the interrupt asked to stop");
+}
+
+/// A call that changes the conversation, undone where it ends by an exception. What is refused has not begun.
+template <class Call>
+void changed_or_not(headwater_conversation& conversation, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const bool refused =
+        error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::capacity_exceeded;
+    if (!refused) conversation.talk.recover();
+    throw;
+  } catch (...) {
+    conversation.talk.recover();
+    throw;
+  }
+}
+
+/// Resets a conversation when a scope ends, also by an exception.
+class Emptied {
+ public:
+  explicit Emptied(runtime::Conversation& talk) : talk_(talk) { talk.reset(); }
+  ~Emptied() {
+    try {
+      talk_.reset();
+    } catch (const std::exception&) {  // the next call says it
+    }
+  }
+  Emptied(const Emptied&) = delete;
+  Emptied& operator=(const Emptied&) = delete;
+
+ private:
+  runtime::Conversation& talk_;
+};
+
+}  // namespace
+
+int32_t headwater_runtime_abi_version(void) { return HEADWATER_RUNTIME_ABI_VERSION; }
+
+const char* headwater_runtime_last_error(void) { return last_error_text(); }
+
+headwater_status headwater_model_open(const char* path, int32_t projections, headwater_model** model) {
+  return guarded([&] {
+    *needed(model, "model") = nullptr;
+    const runtime::Precision precision = precision_of(projections);
+    auto file = std::make_shared<runtime::ModelFile>(needed(path, "path"));
+    std::string name = file->config().name;
+    *model = new headwater_model{std::move(file), std::move(name), precision};
+  });
+}
+
+void headwater_model_close(headwater_model* model) { delete model; }
+
+const char* headwater_model_name(const headwater_model* model) {
+  const char* name = nullptr;
+  guarded([&] { name = needed(model, "model")->name.c_str(); });
+  return name;
+}
+
+const char* headwater_model_architecture(const headwater_model* model) {
+  const char* name = nullptr;
+  guarded([&] { name = file_of(model).config().architecture.c_str(); });
+  return name;
+}
+
+headwater_status headwater_model_describe(const headwater_model* model, headwater_model_facts* facts,
+                                          size_t struct_size) {
+  return guarded([&] {
+    const runtime::ModelFile& file = file_of(model);
+    const runtime::ModelConfig& config = file.config();
+    const runtime::Tokenizer& tokenizer = file.tokenizer();
+    headwater_model_facts known{};
+    known.layers = config.layers;
+    known.width = config.width;
+    known.heads = config.heads;
+    known.heads_kv = config.heads_kv;
+    known.d_head = config.d_head;
+    known.d_value = config.d_value;
+    known.feed_forward = config.feed_forward;
+    known.vocabulary = config.vocabulary;
+    known.tokens = tokenizer.size();
+    known.context = config.context;
+    known.bytes = static_cast<std::int64_t>(file.file().file_bytes());
+    known.bos = tokenizer.bos();
+    known.eos = tokenizer.eos();
+    known.adds_bos = tokenizer.adds_bos() ? 1 : 0;
+    known.turn_end = turn_end(tokenizer).value_or(-1);
+    known.projections =
+        model->precision == runtime::Precision::bf16 ? HEADWATER_PROJECTIONS_BF16 : HEADWATER_PROJECTIONS_F32;
+    write_struct(facts, struct_size, kFactsSize1, known, "facts");
+  });
+}
+
+headwater_status headwater_tokenize(const headwater_model* model, const char* text, int64_t bytes,
+                                    int32_t add_special, int32_t parse_special, int32_t* ids,
+                                    int64_t capacity, int64_t* count) {
+  return guarded([&] {
+    const runtime::Tokenizer& tokenizer = file_of(model).tokenizer();
+    const Room<std::int32_t> room(ids, capacity, count, "ids");
+    room.take(tokenizer.encode(text_of(text, bytes, "text", "bytes"), flag(add_special, "add_special"),
+                               flag(parse_special, "parse_special")));
+  });
+}
+
+headwater_status headwater_detokenize(const headwater_model* model, const int32_t* ids, int64_t n, char* text,
+                                      int64_t capacity, int64_t* count) {
+  return guarded([&] {
+    const runtime::Tokenizer& tokenizer = file_of(model).tokenizer();
+    const Room<char> room(text, capacity, count, "text");
+    room.take(tokenizer.decode(elements(ids, n, "ids", "n")));
+  });
+}
+
+headwater_status headwater_token_piece(const headwater_model* model, int32_t id, char* piece,
+                                       int64_t capacity, int64_t* count, int32_t* flags) {
+  return guarded([&] {
+    const runtime::Tokenizer& tokenizer = file_of(model).tokenizer();
+    const Room<char> room(piece, capacity, count, "piece");
+    needed(flags, "flags");
+    const std::string bytes = tokenizer.piece(id);
+    room.take(bytes);
+    *flags = (tokenizer.is_control(id) ? HEADWATER_TOKEN_CONTROL : 0) |
+             (tokenizer.is_end(id) ? HEADWATER_TOKEN_END : 0);
+  });
+}
+
+headwater_status headwater_chat_encode(const headwater_model* model, const headwater_chat_message* messages,
+                                       int64_t message_count, size_t message_size, int32_t first,
+                                       int32_t* ids, int64_t capacity, int64_t* count, int64_t* question) {
+  return guarded([&] {
+    const runtime::Tokenizer& tokenizer = file_of(model).tokenizer();
+    const Room<std::int32_t> room(ids, capacity, count, "ids");
+    needed(question, "question");
+    constexpr std::int64_t kMostMessages = 65536;
+    check_range(message_count, 1, kMostMessages, "message_count");
+    needed(messages, "messages");
+    std::vector<runtime::ChatMessage> all;
+    for (std::int64_t i = 0; i < message_count; ++i) {
+      const auto* bytes =
+          reinterpret_cast<const unsigned char*>(messages) + static_cast<std::size_t>(i) * message_size;
+      const std::string name = "messages[" + std::to_string(i) + "]";
+      const auto from = struct_of<headwater_chat_message>(bytes, message_size, kMessageSize1, name);
+      all.push_back({needed(from.role, name + ".role"),
+                     std::string(text_of(from.text, from.text_bytes, name + ".text", name + ".text_bytes")),
+                     std::string(text_of(from.question, from.question == nullptr ? 0 : from.question_bytes,
+                                         name + ".question", name + ".question_bytes"))});
+    }
+    const auto format = runtime::chat_format_of(tokenizer);
+    if (!format) {
+      invalid(
+          "the vocabulary has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
+          "of these chat formats");
+    }
+    std::size_t place = 0;
+    room.take(runtime::encode_chat(tokenizer, *format, all, flag(first, "first"), &place));
+    *question = static_cast<std::int64_t>(place);
+  });
+}
+
+headwater_status headwater_conversation_options_init(headwater_conversation_options* options,
+                                                     size_t struct_size) {
+  return guarded([&] {
+    headwater_conversation_options filled = default_conversation();
+    filled.struct_size = struct_size;
+    write_struct(options, struct_size, kConversationOptionsSize1, filled, "options");
+  });
+}
+
+headwater_status headwater_conversation_open(headwater_model* model,
+                                             const headwater_conversation_options* options,
+                                             headwater_conversation** conversation) {
+  return guarded([&] {
+    *needed(conversation, "conversation") = nullptr;
+    runtime::ModelFile& file = *needed(model, "model")->file;
+    const runtime::ModelConfig& config = file.config();
+    const headwater_conversation_options from =
+        options == nullptr ? default_conversation()
+                           : struct_of<headwater_conversation_options>(options, options->struct_size,
+                                                                       kConversationOptionsSize1, "options");
+    check_reserved(from.reserved, "options.reserved");
+    check_range(from.capacity, 0, kMostElements, "options.capacity");
+    check_range(from.dense_tail, 0, kMostElements, "options.dense_tail");
+    runtime::TransformerOptions chosen;
+    chosen.engine = from.engine == nullptr ? "" : from.engine;
+    chosen.capacity = from.capacity == 0 ? config.context : from.capacity;
+    chosen.cache_type = cache_type_of(from.cache_type, model->precision);
+    if (from.attention != nullptr) {
+      headwater::Shape shape;  // what the fields are held against
+      shape.n_layer = config.layers;
+      shape.n_head = config.heads;
+      chosen.attention = options_of(*from.attention, shape);
+      check_attention(chosen.attention);
+    }
+    // An engine that is not here is said before the weights are read.
+    (void)headwater::engine(chosen.engine);
+    int& threads = chosen.attention.threads;
+    constexpr int kMostThreads = 512;  // Options::threads
+    check_range(threads, 0, kMostThreads, "options.threads");
+    if (threads == 0) threads = std::min(omp_get_max_threads(), kMostThreads);
+    *conversation = std::make_unique<headwater_conversation>(file.load({model->precision, threads}), chosen,
+                                                             from.dense_tail)
+                        .release();
+  });
+}
+
+void headwater_conversation_close(headwater_conversation* conversation) { delete conversation; }
+
+headwater_status headwater_conversation_set_interrupt(headwater_conversation* conversation,
+                                                      headwater_interrupt interrupt, void* user) {
+  return guarded([&] {
+    headwater_conversation& own = open(conversation);
+    own.interrupt = interrupt;
+    own.user = user;
+    if (!own.transformer.engine().claims().interrupt) return;
+    own.transformer.session().set_interrupt(interrupt == nullptr ? std::function<bool()>()
+                                                                 : [=] { return interrupt(user) != 0; });
+  });
+}
+
+headwater_status headwater_conversation_set_dense_tail(headwater_conversation* conversation,
+                                                       int64_t dense_tail) {
+  return guarded([&] {
+    headwater_conversation& own = open(conversation);
+    check_range(dense_tail, 0, kMostElements, "dense_tail");
+    own.talk.set_dense_tail(dense_tail);
+  });
+}
+
+headwater_status headwater_conversation_feed(headwater_conversation* conversation, const int32_t* ids,
+                                             int64_t n) {
+  return guarded([&] {
+    headwater_conversation& own = open(conversation);
+    const std::span<const std::int32_t> turn = elements(ids, n, "ids", "n");
+    check_ids(own, turn);
+    changed_or_not(own, [&] { own.talk.feed(turn, [&](double) { stop_if_asked(own); }); });
+  });
+}
+
+headwater_status headwater_conversation_append(headwater_conversation* conversation, int32_t id) {
+  return guarded([&] {
+    headwater_conversation& own = open(conversation);
+    check_ids(own, {&id, 1});
+    changed_or_not(own, [&] { own.talk.append(id); });
+  });
+}
+
+headwater_status headwater_conversation_logits(const headwater_conversation* conversation,
+                                               const float** logits, int64_t* count) {
+  return guarded([&] {
+    const headwater_conversation& own = open(conversation);
+    needed(logits, "logits");
+    needed(count, "count");
+    const std::span<const float> all = own.talk.logits();
+    if (all.empty()) throw Error(ErrorCode::wrong_state, "the conversation is empty; allowed: after a turn");
+    *logits = all.data();
+    *count = static_cast<std::int64_t>(all.size());
+  });
+}
+
+headwater_status headwater_conversation_tokens(const headwater_conversation* conversation, int64_t* tokens) {
+  return guarded([&] { *needed(tokens, "tokens") = open(conversation).talk.tokens(); });
+}
+
+headwater_status headwater_conversation_reset(headwater_conversation* conversation) {
+  return guarded([&] { open(conversation).talk.reset(); });
+}
+
+headwater_status headwater_conversation_session(const headwater_conversation* conversation,
+                                                const headwater_session** session) {
+  return guarded([&] { *needed(session, "session") = &open(conversation).seen; });
+}
+
+headwater_status headwater_conversation_losses(headwater_conversation* conversation, const int32_t* ids,
+                                               int64_t n, int64_t decode, double* losses) {
+  return guarded([&] {
+    headwater_conversation& own = open(conversation);
+    const std::int64_t capacity = own.transformer.session().shape().capacity;
+    check_range(n, 2, kMostElements, "n");
+    const std::span<const std::int32_t> window = elements(ids, n, "ids", "n");
+    check_range(decode, 0, n - 1, "decode");
+    needed(losses, "losses");
+    if (n > capacity) {
+      throw Error(ErrorCode::capacity_exceeded,
+                  fmt::format("a window of {} tokens does not fit; allowed: {}", n, capacity));
+    }
+    check_ids(own, window);
+    const Emptied emptied(own.talk);
+    runtime::WindowReader({&own.transformer}, decode)
+        .read(
+            window,
+            [&](std::int64_t position, std::span<const runtime::Prediction> predictions) {
+              if (position + 1 == n) return;
+              const std::int32_t next = window[static_cast<std::size_t>(position + 1)];
+              losses[position] = -predictions.front().log_probability(static_cast<std::size_t>(next));
+            },
+            [&](std::int64_t) { stop_if_asked(own); });
+  });
+}
+
+headwater_status headwater_sampling_init(headwater_sampling* sampling, size_t struct_size) {
+  return guarded([&] {
+    headwater_sampling filled = sampling_of({});
+    filled.struct_size = struct_size;
+    write_struct(sampling, struct_size, kSamplingSize1, filled, "sampling");
+  });
+}
+
+headwater_status headwater_sampler_open(const headwater_sampling* sampling, int64_t vocabulary,
+                                        headwater_sampler** sampler) {
+  return guarded([&] {
+    *needed(sampler, "sampler") = nullptr;
+    const headwater_sampling from =
+        sampling == nullptr
+            ? sampling_of({})
+            : struct_of<headwater_sampling>(sampling, sampling->struct_size, kSamplingSize1, "sampling");
+    check_range(vocabulary, 1, kMostElements, "vocabulary");
+    *sampler = new headwater_sampler{
+        runtime::Sampler({from.temperature, from.top_k, from.top_p, from.min_p, from.seed}, vocabulary),
+        vocabulary};
+  });
+}
+
+void headwater_sampler_close(headwater_sampler* sampler) { delete sampler; }
+
+headwater_status headwater_sampler_draw(headwater_sampler* sampler, const float* logits, int64_t count,
+                                        int32_t* id) {
+  return guarded([&] {
+    headwater_sampler& own = *needed(sampler, "sampler");
+    check_range(count, own.vocabulary, own.vocabulary, "count");
+    const std::span<const float> all = elements(logits, count, "logits", "count");
+    *needed(id, "id") = own.sampler.draw(all);
+  });
+}

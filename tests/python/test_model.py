@@ -1,0 +1,601 @@
+"""Model: what it says is what the program says; conversations, chats, what is refused."""
+
+import codecs
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy
+
+import structures
+from support import headwater
+
+from headwater import _model, _runtime
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "models/headwater-tiny-f16.gguf")
+TEXT = ROOT / "models/eval-4k.txt"
+FIXTURES = ROOT / "tests/model/fixtures"
+PROMPT = "def mean(values):\n    return"
+SMALL = {"chunk": 64, "batch": 128, "local": 16, "heavy": 16, "threads": 2}
+FLAGS = ["-ub", "64", "-b", "128", "--h2o-local", "16", "--h2o-heavy", "16", "-t", "2"]
+
+
+def program(command, *arguments):
+    """What `headwater COMMAND ... --json` says."""
+    done = subprocess.run([os.environ["HEADWATER_PROGRAM"], command, *arguments, "--json"], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def quantised(path):
+    """A copy of a GGUF file with its F16 matrices as Q8_0: blocks of 32 elements, a scale of 16 bits and 32 bytes each."""
+    formats = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+    data = pathlib.Path(path).read_bytes()
+    at = 24
+
+    def number(form):
+        nonlocal at
+        value, = struct.unpack_from(form, data, at)
+        at += struct.calcsize(form)
+        return value
+
+    def text():
+        nonlocal at
+        size = number("<Q")
+        at += size
+        return data[at - size:at]
+
+    def skip(kind):
+        if kind == 8:
+            text()
+        elif kind == 9:
+            element, count = number("<I"), number("<Q")
+            for _ in range(count):
+                skip(element)
+        else:
+            number(formats[kind])
+    _, version, tensors, entries = struct.unpack_from("<4sIQQ", data)
+    for _ in range(entries):
+        text()
+        skip(number("<I"))
+    head, described = data[:at], []
+    for _ in range(tensors):
+        name = text()
+        dims = [number("<Q") for _ in range(number("<I"))]
+        described.append((name, dims, number("<I"), number("<Q")))
+    begin = -(-at // 32) * 32
+    table, body = b"", b""
+    for name, dims, kind, offset in described:
+        count = int(numpy.prod(dims))
+        raw = data[begin + offset:begin + offset + count * {0: 4, 1: 2}[kind]]
+        if kind == 1:
+            blocks = numpy.frombuffer(raw, "<f2").astype(numpy.float32).reshape(-1, 32)
+            scale = (numpy.abs(blocks).max(axis=1) / 127).astype("<f2")
+            inverse = numpy.divide(1, scale, where=scale > 0, out=numpy.zeros(len(scale), numpy.float32))
+            codes = numpy.rint(blocks * inverse[:, None]).clip(-127, 127).astype(numpy.int8)
+            raw = b"".join(one.tobytes() + many.tobytes() for one, many in zip(scale, codes))
+            kind = 8
+        table += struct.pack("<Q", len(name)) + name + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, len(body))
+        body += raw + b"\0" * (-len(raw) % 32)
+    head += table
+    return head + b"\0" * (-len(head) % 32) + body
+
+
+class Tests(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = headwater.Model(TINY)
+        cls.text = TEXT.read_text(encoding="utf-8")
+        cls.ids = cls.model.tokenize(cls.text)
+
+
+class Loading(unittest.TestCase):
+    def test_the_package_loads_no_runtime_until_it_is_asked_for(self):
+        says = ("import sys, headwater; first = [name for name in ('numpy', 'torch', 'headwater._runtime') if name in "
+                "sys.modules]; headwater.Model; print(first, 'headwater._runtime' in sys.modules, 'numpy' in sys.modules, "
+                "'Model' in dir(headwater))")
+        package = str(pathlib.Path(headwater.__file__).parents[1])
+        done = subprocess.run([sys.executable, "-B", "-W", "error", "-c", says], capture_output=True, text=True, check=True,
+                              env={**os.environ, "PYTHONPATH": package})
+        self.assertEqual(done.stdout, "[] True False True\n")
+
+    def test_a_library_that_is_not_there(self):
+        package = str(pathlib.Path(headwater.__file__).parents[1])
+        for path, says in (("/nowhere/lib.so", "/nowhere/lib.so"), (headwater._native.library._name, "of this version")):
+            done = subprocess.run([sys.executable, "-B", "-c", "import headwater; headwater.Model"], capture_output=True,
+                                  text=True, env={**os.environ, "PYTHONPATH": package, "HEADWATER_RUNTIME_LIBRARY": path},
+                                  check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr.splitlines()[-1], f"ImportError: .*{says}")
+
+    def test_an_unknown_name(self):
+        with self.assertRaisesRegex(AttributeError, "Modell"):
+            headwater.Modell  # noqa: B018
+
+
+class Structures(unittest.TestCase):
+    def test_fields_lie_where_the_header_says(self):
+        structures.compare(self, "headwater/runtime.h", _runtime, {
+            "Facts": "model_facts", "Message": "chat_message", "ConversationOptions": "conversation_options",
+            "Sampling": "sampling"})
+
+    def test_every_function_is_there(self):
+        names = [*_runtime._CALLS, *_runtime._TEXTS, *_runtime._CLOSES]
+        structures.declared(self, "headwater/runtime.h", names, _runtime.library)
+
+
+class Tokens(Tests):
+    def test_ids_are_those_of_the_program(self):
+        for text in (PROMPT, "naïve – 𝄞 \0 <|im_end|>\r\n\t x", self.text[:2000]):
+            for special in (False, True):
+                flags = ["--special"] if special else []
+                with tempfile.NamedTemporaryFile("w", newline="", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    said = program("tokenize", "-m", TINY, "-f", file.name, *flags)["ids"]
+                self.assertEqual(self.model.tokenize(text, parse_special=special), said)
+            self.assertEqual(self.model.detokenize(self.model.tokenize(text)), text)
+
+    def test_special_tokens(self):
+        llama = headwater.Model(FIXTURES / "llama-linear.gguf")
+        ids = llama.tokenize("abc")
+        self.assertTrue(llama.adds_bos)
+        self.assertEqual((ids[0], ids[1:]), (llama.bos, llama.tokenize("abc", add_special=False)))
+        self.assertEqual(llama.detokenize(ids), "abc")
+        self.assertEqual(self.model.tokenize("<|im_end|>", parse_special=True), [self.model._turn_end])
+        self.assertGreater(len(self.model.tokenize("<|im_end|>")), 1)
+        self.assertEqual(self.model.piece(self.model._turn_end), b"<|im_end|>")
+        self.assertEqual(self.model.tokenize("", add_special=False), [])
+        self.assertEqual(self.model.detokenize(numpy.array([], numpy.int64)), "")
+
+    def test_pieces_make_the_text(self):
+        text = "naïve 𝄞 text"
+        self.assertEqual(b"".join(map(self.model.piece, self.model.tokenize(text))), text.encode())
+
+    def test_facts(self):
+        model = self.model
+        self.assertEqual((model.name, model.architecture, model.layers, model.vocabulary, model.context),
+                         ("headwater-tiny", "qwen3", 8, 4096, 32768))
+        self.assertEqual(model.heads % model.kv_heads, 0)
+        self.assertEqual(model.bytes, os.path.getsize(TINY))
+        self.assertEqual(headwater.Model(TINY, projections="f32").projections, "f32")
+
+    def test_refused(self):
+        last = self.model.vocabulary - 1
+        refused = [(lambda: self.model.tokenize(b"x"), TypeError, "text is a bytes; allowed: str"),
+                   (lambda: self.model.tokenize("\ud800"), ValueError, "surrogates"),
+                   (lambda: self.model.detokenize([1, last + 1]), ValueError, str(last + 1)),
+                   (lambda: self.model.detokenize([1.5]), TypeError, r"ids\[0\] is 1.5"),
+                   (lambda: self.model.detokenize("abc"), TypeError, "ids is a str"),
+                   (lambda: self.model.piece(-1), ValueError, "token is -1"),
+                   (lambda: self.model.piece(2**40), ValueError, "token is 1099511627776")]
+        for call, kind, says in refused:
+            with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+                call()
+            self.assertNotIn("\n", str(caught.exception))
+
+
+class Generated(Tests):
+    def test_greedy_text_is_that_of_the_program(self):
+        said = program("generate", "-m", TINY, "-f", str(TEXT), "-n", "24", *FLAGS)
+        pieces = list(self.model.generate(self.text, max_tokens=24, **SMALL))
+        self.assertGreater(len(pieces), 5)
+        self.assertEqual("".join(pieces), said["text"])
+        self.assertEqual("".join(self.model.generate(self.ids, max_tokens=24, **SMALL)), said["text"])
+        said = program("generate", "-m", TINY, "-f", str(TEXT), "-n", "24", "--select", "h2o", *FLAGS)
+        self.assertEqual("".join(self.model.generate(self.text, max_tokens=24, select="h2o", **SMALL)), said["text"])
+
+    def test_defaults_are_those_of_the_program(self):
+        self.assertEqual("".join(self.model.generate(PROMPT)), program("generate", "-m", TINY, "-p", PROMPT, "-n", "128")["text"])
+        for flags, options in (([], {}), (["-ub", "6"], {"chunk": 6}), (["--h2o-heavy", "20"], {"heavy": 20}),
+                               (["--select", "h2o"], {"select": "h2o"}), (["--dense-below", "9"], {"dense_below": 9})):
+            said = program("generate", "-m", TINY, "-p", PROMPT, "-n", "0", *flags)["sparse"]["effective"]
+            got = self.model.conversation(capacity=100, **options).options
+            for name in ("chunk", "local", "heavy", "select", "key_block", "query_block", "pool", "refine", "dense_below"):
+                with self.subTest(flags=flags, name=name):
+                    self.assertEqual(got[name], said.get(name, 0))
+
+    def test_draws_are_those_of_the_program(self):
+        sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
+        flags = ["--temp", "0.9", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.01"]
+        texts = ["".join(self.model.generate(PROMPT, max_tokens=30, seed=seed, **sampling)) for seed in (1, 1, 2)]
+        self.assertEqual(texts[0], texts[1])
+        self.assertNotEqual(texts[0], texts[2])
+        self.assertEqual(texts[0], program("generate", "-m", TINY, "-p", PROMPT, "-n", "30", "--seed", "1", *flags)["text"])
+
+    def test_a_model_of_q8_0(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(pathlib.Path(folder, "tiny-q8_0.gguf"))
+            pathlib.Path(path).write_bytes(quantised(TINY))
+            model = headwater.Model(path)
+            self.assertLess(model.bytes, self.model.bytes * 0.6)
+            said = program("generate", "-m", path, "-f", str(TEXT), "-n", "16", *FLAGS)["text"]
+            self.assertEqual("".join(model.generate(self.text, max_tokens=16, **SMALL)), said)
+            own, other = (one.conversation(capacity=600).losses(self.ids[:600]) for one in (model, self.model))
+            self.assertNotEqual(own, other)
+            self.assertLess(abs(numpy.mean(own) - numpy.mean(other)), 0.05)
+
+    def test_stop_strings(self):
+        whole = "".join(self.model.generate(PROMPT, max_tokens=30))
+        for begin in range(0, len(whole) - 3):
+            stop = whole[begin:begin + 3]  # of every place, so also across tokens
+            with self.subTest(stop):
+                self.assertEqual("".join(self.model.generate(PROMPT, max_tokens=30, stop=stop)), whole[:whole.index(stop)])
+        self.assertEqual("".join(self.model.generate(PROMPT, max_tokens=30, stop=["never said", whole[5:9], whole[9:12]])),
+                         whole[:min(whole.index(whole[5:9]), whole.index(whole[9:12]))])
+        # What could have become one is given back at the end.
+        self.assertEqual("".join(self.model.generate(PROMPT, max_tokens=30, stop=whole[-4:] + "\x01")), whole)
+
+    def test_text_is_held_back_up_to_a_stop_string(self):
+        text = _model._StopText(["abac", "b!"])
+        self.assertEqual([text.push(part) for part in ("xa", "b", "a", "ba", "q", "a", "b")],
+                         ["x", "", "", "ab", "abaq"[0:0] + "baq"[0:0] + "abaq"[1:1] + "baq"[3:] + "aq"[2:] + "abaq"[4:] + "baq",
+                          "", ""])
+        self.assertFalse(text.found)
+        self.assertEqual((text.push("!z"), text.found), ("a", True))
+
+    def test_characters_are_whole(self):
+        """Tokens of bytes: a model that draws bytes at random writes no half characters, but U+FFFD."""
+        model = headwater.Model(FIXTURES / "llama-linear.gguf")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pieces = list(model.generate("ab", max_tokens=60, temperature=5.0, seed=3))
+        said = program("generate", "-m", str(FIXTURES / "llama-linear.gguf"), "-p", "ab", "-n", "60", "--temp", "5", "--seed", "3")
+        self.assertEqual("".join(pieces), said["text"])
+        self.assertIn("\ufffd", said["text"])
+        expected = "".join(decoder.decode(model.piece(token)) for token in said["generated_ids"]) + decoder.decode(b"", True)
+        self.assertEqual(said["text"], expected)
+
+    def test_refused(self):
+        long = self.ids * 8
+        refused = [({"max_tokens": -1}, ValueError, "max_tokens is -1"), ({"temperature": -1}, ValueError, "temperature is -1"),
+                   ({"temperature": "hot"}, TypeError, "temperature is 'hot'"), ({"top_k": -1}, ValueError, "top_k is -1"),
+                   ({"top_p": 2}, ValueError, "top_p is 2; allowed: 0 .. 1"), ({"seed": -1}, ValueError, "seed is -1"),
+                   ({"stop": [""]}, ValueError, "stop has ''"), ({"stop": [3]}, TypeError, "stop has 3"),
+                   ({"chunk": 0}, ValueError, "chunk is 0"), ({"speed": 1}, TypeError, "option 'speed' is not known"),
+                   ({"scale": 1.0}, ValueError, "attention.scale is set"), ({"select": "best"}, ValueError, "select is 'best'"),
+                   ({"cache_type": "f8"}, ValueError, "cache_type is 'f8'"), ({"dense_tail": -1}, ValueError, "dense_tail is -1"),
+                   ({"capacity": 0}, ValueError, "capacity is 0"), ({"engine": "warp"}, RuntimeError, "warp"),
+                   ({"prompt": long}, ValueError, f"prompt has {len(long)} tokens; allowed: 1 .. 32768"),
+                   ({"prompt": ""}, ValueError, "prompt has no tokens"), ({"prompt": None}, TypeError, "NoneType")]
+        for options, kind, says in refused:
+            prompt = options.pop("prompt", PROMPT)
+            with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+                self.model.generate(prompt, **options)
+            self.assertNotIn("\n", str(caught.exception))
+        with self.assertRaisesRegex(ValueError, "token|ids"):
+            list(self.model.generate([5, self.model.vocabulary]))
+        with self.assertRaisesRegex(ValueError, "allowed: 3 tokens in all"):
+            list(self.model.generate([5, 6, 7, 8], capacity=3))
+
+
+class Losses(Tests):
+    def test_means_are_those_of_the_program(self):
+        for select in ("h2o", "blocks"):
+            said = program("perplexity", "-m", TINY, "-f", str(TEXT), "--window", "1100", "--decode", "100", "--select", select,
+                           *FLAGS)
+            got = self.model.perplexity(self.text, window=1100, decode=100, select=select, **SMALL)
+            self.assertEqual({name: got[name] for name in ("window", "windows", "decode")},
+                             {"window": 1100, "windows": 3, "decode": 100})
+            for side in ("dense", "sparse"):
+                self.assertEqual(got[side], {name: said[side][name] for name in ("prefill", "decoded")})
+            self.assertNotEqual(got["dense"], got["sparse"])
+
+    def test_losses_of_a_window(self):
+        ids = self.ids[:700]
+        with self.model.conversation(capacity=1000, select="h2o", **SMALL) as talk:
+            losses = talk.losses(ids, 100)
+            self.assertEqual((len(losses), talk.tokens), (699, 0))
+            talk.feed(ids[:50])
+            self.assertEqual(talk.losses(ids, 100), losses)
+            # The first decoded token is predicted by the end of the turn.
+            talk._set_dense_tail(0)
+            talk.feed(ids[:600])
+            logits = talk.logits.astype(float)
+            loss = numpy.log(numpy.exp(logits - logits.max()).sum()) + logits.max() - logits[ids[600]]
+            self.assertAlmostEqual(losses[599], loss, delta=0.1)  # a row alone is F32, many may be BF16
+            for bad, says in (((ids, 700), "decode is 700"), ((ids, -1), "decode is -1"), ((ids[:1],), "n is 1"),
+                              ((self.ids[:1001],), "allowed: 1000")):
+                with self.assertRaisesRegex(ValueError, says):
+                    talk.losses(*bad)
+
+    def test_refused(self):
+        for options, says in (({"window": 1}, "window is 1; allowed: 2 .. 32768"), ({"window": 10**6}, "window is 1000000"),
+                              ({"window": 200, "decode": 200}, "decode is 200 in a window of 200"),
+                              ({"decode": -1}, "decode is -1")):
+            with self.assertRaisesRegex(ValueError, says):
+                self.model.perplexity(self.text, **options)
+        with self.assertRaisesRegex(ValueError, "window of 1 tokens"):
+            self.model.perplexity([5])
+
+
+class Conversations(Tests):
+    def talk(self, **options):
+        return self.model.conversation(**{"capacity": 1000, **SMALL, **options})
+
+    def test_weights_are_shared_and_options_are_not(self):
+        dense, sparse = self.talk(dense=True), self.talk()
+        for talk in (dense, sparse):
+            talk.feed(self.ids[:500])
+        self.assertFalse(dense.options["sparse"])
+        self.assertEqual(sparse.options["chunk"], 64)
+        self.assertEqual([chunk[2] for chunk in sparse.chunks], ["sparse"] * 7 + ["decode"])
+        self.assertEqual((dense.logits.shape, dense.logits.dtype), ((4096,), numpy.float32))
+        self.assertFalse((dense.logits == sparse.logits).all())
+        self.assertGreater(sparse.memory_bytes["kv"], 0)
+        self.assertEqual(sparse.warnings, [])
+
+    def test_logits_are_a_copy(self):
+        talk = self.talk()
+        talk.feed(self.ids[:20])
+        first = talk.logits
+        kept = first.copy()
+        talk.append(7)
+        numpy.testing.assert_array_equal(first, kept)
+        self.assertFalse((talk.logits == kept).all())
+        talk.reset()
+        self.assertEqual(talk.tokens, 0)
+        with self.assertRaisesRegex(RuntimeError, "empty"):
+            _ = talk.logits
+        talk.feed(self.ids[:20])
+        numpy.testing.assert_array_equal(talk.logits, kept)
+
+    def test_tokens_one_by_one_are_a_turn(self):
+        one, many = self.talk(dense=True, dense_tail=0), self.talk(dense=True)
+        many.feed(self.ids[:30])
+        one.feed(self.ids[:20])
+        for token in self.ids[20:30]:
+            one.append(token)
+        self.assertEqual(one.tokens, 30)
+        self.assertLess(numpy.abs(one.logits - many.logits).max(), 0.5)  # rows of BF16 against F32
+        self.assertEqual(one.logits.argmax(), many.logits.argmax())
+
+    def test_refused(self):
+        talk = self.talk(capacity=30)
+        talk.feed(self.ids[:10])
+        before = talk.logits
+        refused = [(lambda: talk.feed([]), ValueError, "0 tokens"), (lambda: talk.feed([1, 4096]), ValueError, r"ids\[1\] is 4096"),
+                   (lambda: talk.feed([-1]), ValueError, r"ids\[0\] is -1"), (lambda: talk.append(4096), ValueError, "4096"),
+                   (lambda: talk.feed(self.ids[:21]), ValueError, "21 after 10|21 tokens after 10"),
+                   (lambda: talk.append("x"), TypeError, "token is 'x'")]
+        for call, kind, says in refused:
+            with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+                call()
+            self.assertNotIn("\n", str(caught.exception))
+        self.assertEqual(talk.tokens, 10)
+        numpy.testing.assert_array_equal(talk.logits, before)
+        talk.feed(self.ids[:20])
+        with self.assertRaisesRegex(ValueError, "30|capacity"):
+            talk.append(1)
+        self.assertEqual(talk.tokens, 30)
+
+    def test_two_threads_on_one_conversation(self):
+        talk = self.talk(capacity=4000, dense=True, threads=1)
+        worker = threading.Thread(target=talk.feed, args=(self.ids[:3500],))
+        worker.start()
+        refusals = 0
+        while worker.is_alive():
+            try:
+                _ = talk.tokens
+            except RuntimeError as error:
+                self.assertIn("another thread", str(error))
+                refusals += 1
+        worker.join()
+        self.assertGreater(refusals, 0)
+        self.assertEqual(talk.tokens, 3500)
+
+    def test_conversations_of_threads_work_at_once(self):
+        wanted = "".join(self.model.generate(PROMPT, max_tokens=12))
+        got = []
+        workers = [threading.Thread(target=lambda: got.append("".join(self.model.generate(PROMPT, max_tokens=12))))
+                   for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        self.assertEqual(got, [wanted] * 3)
+
+    def test_closed(self):
+        with self.talk() as talk:
+            talk.feed(self.ids[:5])
+        for call in (lambda: talk.feed([1]), talk.reset, talk.close, lambda: talk.tokens, lambda: talk.logits,
+                     lambda: talk.options):
+            with self.assertRaisesRegex(RuntimeError, "closed"):
+                call()
+
+    def test_a_child_of_fork(self):
+        talk = self.talk()
+        wanted = "".join(self.model.generate(PROMPT, max_tokens=5))
+        child = os.fork()
+        if child == 0:
+            right = False
+            try:
+                try:
+                    talk.feed([1])
+                except RuntimeError:
+                    right = "".join(self.model.generate(PROMPT, max_tokens=5)) == wanted
+            finally:
+                os._exit(0 if right else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        talk.feed([1])
+
+    def test_a_model_that_nothing_names_is_kept(self):
+        talk = headwater.Model(TINY).conversation(capacity=10)
+        talk.feed([300, 301])
+        self.assertEqual(talk.tokens, 2)
+
+
+class Interrupted(Tests):
+    def setUp(self):
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+
+    def interrupted(self, call, after):
+        timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        done = []
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                call()
+                done.append(True)
+                time.sleep(30)
+        finally:
+            timer.join()
+        self.assertEqual(done, [], "the call went on to its end")
+
+    def test_a_conversation_is_what_it_was(self):
+        ids = (self.ids * 8)[:32000]
+        talk = self.model.conversation(capacity=32500, dense=True, threads=1)
+        talk.feed(ids[:100])
+        before = talk.logits
+        begun = time.monotonic()
+        self.interrupted(lambda: talk.feed(ids), 0.5)
+        self.assertLess(time.monotonic() - begun, 5)
+        self.assertEqual(talk.tokens, 100)
+        numpy.testing.assert_array_equal(talk.logits, before)
+        talk.feed(ids[100:200])
+        other = self.model.conversation(capacity=32500, dense=True, threads=1)
+        other.feed(ids[:100])
+        other.feed(ids[100:200])
+        numpy.testing.assert_array_equal(talk.logits, other.logits)
+
+    def test_losses_and_generate(self):
+        ids = (self.ids * 8)[:32000]
+        talk = self.model.conversation(dense=True, threads=1)
+        self.interrupted(lambda: talk.losses(ids), 0.5)
+        self.assertEqual(talk.tokens, 0)
+        self.interrupted(lambda: list(self.model.generate(ids, dense=True, threads=1)), 0.5)
+        talk.feed(ids[:10])
+
+    def test_a_chat_goes_on(self):
+        chat = self.model.chat(dense=True, threads=1)
+        list(chat.say("first", max_tokens=3))
+        tokens = chat.conversation.tokens
+        self.interrupted(lambda: list(chat.say(self.text * 6, max_tokens=3)), 0.5)
+        self.assertEqual(chat.conversation.tokens, tokens)
+        other = self.model.chat(dense=True, threads=1)
+        list(other.say("first", max_tokens=3))
+        self.assertEqual(list(chat.say("second", max_tokens=8)), list(other.say("second", max_tokens=8)))
+
+
+class Chats(Tests):
+    def test_the_first_turn_is_that_of_the_program(self):
+        for model in (TINY, str(FIXTURES / "llama3.gguf")):
+            own = headwater.Model(model)
+            for question, flags in ((None, ["-p", "a document"]), ("why?", ["-f", "DOCUMENT", "-p", "why?"])):
+                with self.subTest(model=model, question=question), tempfile.NamedTemporaryFile("w") as file:
+                    file.write("a document")
+                    file.flush()
+                    flags = [file.name if flag == "DOCUMENT" else flag for flag in flags]
+                    said = program("generate", "-m", model, "--chat", "--system", "be kind", *flags, "-n", "12")
+                    chat = own.chat("be kind")
+                    self.assertEqual("".join(chat.say("a document", question, max_tokens=12)), said["text"])
+                    self.assertEqual(chat._history, said["prompt_ids"])
+
+    def test_a_kept_session_is_one_long_conversation(self):
+        """Turns, answers that are cut off and closed, and the question of each turn dense."""
+        chat = self.model.chat("be kind", capacity=4000, **SMALL)
+        answers = ["".join(chat.say(self.text[:3000], "What is it?", max_tokens=6)),
+                   "".join(chat.say("And then?", max_tokens=6)), "".join(chat.say(self.text[3000:6000], max_tokens=6))]
+        encode = self.model._chat_ids
+        talk = self.model.conversation(capacity=4000, **SMALL)
+        turns = [encode([("system", "be kind", None), ("user", self.text[:3000], "What is it?")], True),
+                 encode([("user", "And then?", None)], False), encode([("user", self.text[3000:6000], None)], False)]
+        pending, expected = [], []
+        for ids, question in turns:
+            talk._set_dense_tail(question or 64)
+            talk.feed(pending + ids)
+            answer = []
+            while len(answer) < 6:
+                token = int(talk.logits.argmax())
+                answer.append(token)
+                if token in (self.model.eos, self.model._turn_end) or len(answer) == 6:
+                    break
+                talk.append(token)
+            ended = answer[-1] in (self.model.eos, self.model._turn_end)
+            expected.append(self.model.detokenize(answer))
+            pending = [answer[-1]] if ended else [answer[-1], self.model._turn_end]
+        self.assertEqual(answers, expected)
+        self.assertEqual(chat.conversation.tokens, talk.tokens)
+        numpy.testing.assert_array_equal(chat.conversation.logits, talk.logits)
+        self.assertIn("sparse", [chunk[2] for chunk in talk.chunks])
+
+    def test_an_answer_that_is_left_is_closed(self):
+        chat, other = self.model.chat(), self.model.chat()
+        left = chat.say("hello", max_tokens=20)
+        for _ in range(2):
+            next(left)
+        list(other.say("hello", max_tokens=2))
+        self.assertEqual(list(chat.say("more", max_tokens=5)), list(other.say("more", max_tokens=5)))
+        with self.assertRaisesRegex(RuntimeError, "a later turn has begun"):
+            list(left)
+
+    def test_what_an_interrupt_emptied_is_read_again(self):
+        chat, other = self.model.chat(), self.model.chat()
+        for one in (chat, other):
+            list(one.say("hello", max_tokens=4))
+        chat.conversation.reset()
+        self.assertEqual(list(chat.say("more", max_tokens=6)), list(other.say("more", max_tokens=6)))
+        self.assertEqual(chat.conversation.tokens, other.conversation.tokens)
+
+    def test_the_context_ends_an_answer(self):
+        chat = self.model.chat(capacity=40, threads=1)
+        self.assertTrue(list(chat.say("hello", max_tokens=None)))
+        self.assertLessEqual(chat.conversation.tokens, 40)
+        with self.assertRaisesRegex(ValueError, "does not fit; allowed: 40 tokens in all"):
+            list(chat.say("a turn of many words that the context has no place for, and none that is left over"))
+
+    def test_refused(self):
+        plain = headwater.Model(FIXTURES / "llama-linear.gguf")
+        for call, kind, says in ((plain.chat, ValueError, "neither ChatML nor Llama 3"),
+                                 (lambda: self.model.chat(""), ValueError, "system is ''"),
+                                 (lambda: self.model.chat(3), TypeError, "system is a int"),
+                                 (lambda: self.model.chat(speed=1), TypeError, "speed"),
+                                 (lambda: self.model.chat().say(b"x"), TypeError, "text is a bytes"),
+                                 (lambda: self.model.chat().say("x", question=1), TypeError, "question is a int"),
+                                 (lambda: self.model.chat().say("x", max_tokens=-2), ValueError, "max_tokens is -2")):
+            with self.subTest(says), self.assertRaisesRegex(kind, says):
+                call()
+
+
+class BadFiles(unittest.TestCase):
+    def test_files_that_are_no_models(self):
+        whole = pathlib.Path(TINY).read_bytes()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "bad.gguf")
+            for data, says in ((b"", "bad.gguf"), (b"GGUF", "bad.gguf"), (b"not a model" * 100, "GGUF"), (whole[:400], "bad.gguf"),
+                               (whole[:len(whole) // 2], "bad.gguf"), (b"GGML" + whole[4:], "GGUF")):
+                path.write_bytes(data)
+                with self.subTest(says), self.assertRaisesRegex(ValueError, says) as caught:
+                    headwater.Model(path)
+                self.assertNotIn("\n", str(caught.exception))
+            for other in (folder, pathlib.Path(folder, "none.gguf")):
+                with self.assertRaisesRegex(ValueError, folder):
+                    headwater.Model(other)
+        with self.assertRaisesRegex(ValueError, "projections is 'f8'"):
+            headwater.Model(TINY, projections="f8")
+        with self.assertRaises(ValueError):
+            headwater.Model("a\0b")
+        with self.assertRaises(TypeError):
+            headwater.Model(None)
+
+    def test_weights_that_are_not_finite(self):
+        data = bytearray(pathlib.Path(TINY).read_bytes())
+        data[-4:] = b"\xff\xff\xff\xff"  # NaN at the end of the last tensor
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "nan.gguf")
+            path.write_bytes(data)
+            model = headwater.Model(path)
+            self.assertTrue(model.tokenize("a text"))
+            with self.assertRaisesRegex(ValueError, "finite|NaN"):
+                model.conversation(capacity=10)
+
+
+if __name__ == "__main__":
+    unittest.main()

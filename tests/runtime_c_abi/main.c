@@ -1,0 +1,428 @@
+/* Every function of runtime.h: what it gives, NULL for each pointer, and what must be refused. */
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "headwater/runtime.h"
+#include "tests/c_abi/check.h"
+
+headwater_status generate(headwater_model* model, const char* prompt, int most, FILE* out);
+
+static const char* const kModel = MODELS "/headwater-tiny-f16.gguf";
+static const char* const kChatModel = FIXTURES "/llama3.gguf";
+
+/* check_status() of check.h for calls of the runtime, whose library has a line of its own. */
+static void check_call(headwater_status actual, headwater_status expected, const char* part, const char* text,
+                       int line) {
+  const char* message = headwater_runtime_last_error();
+  const int right = actual == expected && strstr(message, part) != NULL && strchr(message, '\n') == NULL &&
+                    (expected != HEADWATER_OK || message[0] == '\0');
+  if (!right) fprintf(stderr, "%s (%s)\n", headwater_status_name(actual), message);
+  check_true(right, text, __FILE__, line);
+}
+#define OK(call) check_call((call), HEADWATER_OK, "", #call, __LINE__)
+#define FAILS(call, status, part) check_call((call), (status), (part), #call, __LINE__)
+#define REFUSED(call, part) FAILS(call, HEADWATER_INVALID_ARGUMENT, part)
+
+static headwater_model* opened(const char* path) {
+  headwater_model* model = NULL;
+  OK(headwater_model_open(path, HEADWATER_PROJECTIONS_AUTO, &model));
+  CHECK(model != NULL);
+  return model;
+}
+
+static void test_model(headwater_model* model) {
+  headwater_model_facts facts;
+  headwater_model* none = model;
+  unsigned char longer[sizeof facts + 8];
+  CHECK_EQUAL(headwater_runtime_abi_version(), HEADWATER_RUNTIME_ABI_VERSION);
+  CHECK(strcmp(headwater_model_name(model), "headwater-tiny") == 0);
+  CHECK(strcmp(headwater_model_architecture(model), "qwen3") == 0);
+  OK(headwater_model_describe(model, &facts, sizeof facts));
+  CHECK_EQUAL(facts.layers, 8);
+  CHECK_EQUAL(facts.vocabulary, 4096);
+  CHECK(facts.tokens > 0 && facts.tokens <= facts.vocabulary);
+  CHECK(facts.heads % facts.heads_kv == 0 && facts.bytes > 1000000 && facts.context == 32768);
+  CHECK(facts.projections == HEADWATER_PROJECTIONS_F32 || facts.projections == HEADWATER_PROJECTIONS_BF16);
+  memset(longer, 0xFF, sizeof longer);
+  OK(headwater_model_describe(model, (headwater_model_facts*)(void*)longer, sizeof longer));
+  for (size_t i = sizeof facts; i < sizeof longer; ++i) CHECK_EQUAL(longer[i], 0);
+
+  CHECK(headwater_model_name(NULL) == NULL && headwater_model_architecture(NULL) == NULL);
+  CHECK(strstr(headwater_runtime_last_error(), "model is NULL") != NULL);
+  REFUSED(headwater_model_describe(NULL, &facts, sizeof facts), "model is NULL");
+  REFUSED(headwater_model_describe(model, NULL, sizeof facts), "facts is NULL");
+  REFUSED(headwater_model_describe(model, &facts, 8), "struct_size is 8; allowed: 112 ..");
+  REFUSED(headwater_model_open(kModel, 0, NULL), "model is NULL");
+  REFUSED(headwater_model_open(NULL, 0, &none), "path is NULL");
+  CHECK(none == NULL);
+  REFUSED(headwater_model_open(kModel, 3, &none), "projections is 3; allowed: 0 .. 2");
+  REFUSED(headwater_model_open("/nowhere/model.gguf", 0, &none), "/nowhere/model.gguf");
+  REFUSED(headwater_model_open(MODELS "/eval-4k.txt", 0, &none), "GGUF");
+  if (facts.projections == HEADWATER_PROJECTIONS_F32) {
+    REFUSED(headwater_model_open(kModel, HEADWATER_PROJECTIONS_BF16, &none), "AVX512_BF16");
+  }
+  headwater_model_close(NULL);
+}
+
+static void test_tokens(headwater_model* model) {
+  const char* const text = "def mean(values):\n    return";
+  const int64_t bytes = (int64_t)strlen(text);
+  int32_t ids[64] = {0};
+  int32_t few[2] = {-7, -7};
+  char back[64];
+  int64_t count = 0;
+  int64_t more = 0;
+  int32_t flags = -1;
+  OK(headwater_tokenize(model, text, bytes, 1, 0, ids, 64, &count));
+  CHECK(count > 2 && count < bytes);
+  OK(headwater_tokenize(model, text, bytes, 1, 0, few, 1, &more)); /* what fits, and the number of all */
+  CHECK_EQUAL(more, count);
+  CHECK(few[0] == ids[0] && few[1] == -7);
+  OK(headwater_tokenize(model, NULL, 0, 0, 0, NULL, 0, &more));
+  CHECK_EQUAL(more, 0);
+  OK(headwater_detokenize(model, ids, count, back, 64, &more));
+  CHECK(more == bytes && memcmp(back, text, (size_t)bytes) == 0);
+  OK(headwater_token_piece(model, ids[0], back, 64, &more, &flags));
+  CHECK(flags == 0 && more >= 1 && memcmp(back, text, (size_t)more) == 0);
+
+  REFUSED(headwater_tokenize(NULL, text, bytes, 0, 0, ids, 64, &count), "model is NULL");
+  REFUSED(headwater_tokenize(model, NULL, 3, 0, 0, ids, 64, &count), "text is NULL");
+  REFUSED(headwater_tokenize(model, text, -1, 0, 0, ids, 64, &count), "bytes is -1");
+  REFUSED(headwater_tokenize(model, text, bytes, 2, 0, ids, 64, &count), "add_special is 2; allowed: 0 .. 1");
+  REFUSED(headwater_tokenize(model, text, bytes, 0, -1, ids, 64, &count), "parse_special is -1");
+  REFUSED(headwater_tokenize(model, text, bytes, 0, 0, NULL, 64, &count), "ids is NULL");
+  REFUSED(headwater_tokenize(model, text, bytes, 0, 0, ids, -1, &count), "capacity is -1");
+  REFUSED(headwater_tokenize(model, text, bytes, 0, 0, ids, 64, NULL), "count is NULL");
+  REFUSED(headwater_detokenize(NULL, ids, 1, back, 64, &more), "model is NULL");
+  REFUSED(headwater_detokenize(model, NULL, 1, back, 64, &more), "ids is NULL");
+  REFUSED(headwater_detokenize(model, ids, -1, back, 64, &more), "n is -1");
+  REFUSED(headwater_detokenize(model, ids, 1, NULL, 64, &more), "text is NULL");
+  ids[1] = INT32_MAX;
+  REFUSED(headwater_detokenize(model, ids, 2, back, 64, &more), "2147483647");
+  REFUSED(headwater_token_piece(NULL, 1, back, 64, &more, &flags), "model is NULL");
+  REFUSED(headwater_token_piece(model, -1, back, 64, &more, &flags), "-1");
+  REFUSED(headwater_token_piece(model, 1, NULL, 64, &more, &flags), "piece is NULL");
+  REFUSED(headwater_token_piece(model, 1, back, 64, NULL, &flags), "count is NULL");
+  REFUSED(headwater_token_piece(model, 1, back, 64, &more, NULL), "flags is NULL");
+}
+
+static void test_chat(void) {
+  headwater_model* model = opened(kChatModel);
+  headwater_chat_message messages[2] = {{"system", "be\0kind", 7, NULL, 0}, {"user", "a text", 6, "why?", 4}};
+  headwater_model_facts facts;
+  int32_t ids[256], again[256];
+  int64_t count = 0, question = -1, fewer = 0;
+  int32_t flags = 0;
+  char piece[64];
+  OK(headwater_model_describe(model, &facts, sizeof facts));
+  CHECK(facts.turn_end >= 0);
+  OK(headwater_token_piece(model, facts.turn_end, piece, 64, &count, &flags));
+  CHECK_EQUAL(flags, HEADWATER_TOKEN_CONTROL | HEADWATER_TOKEN_END);
+  OK(headwater_chat_encode(model, messages, 2, sizeof messages[0], 1, ids, 256, &count, &question));
+  CHECK(question > 0 && question < count && ids[0] == facts.bos);
+  OK(headwater_chat_encode(model, messages + 1, 1, sizeof messages[0], 0, again, 256, &fewer, &question));
+  CHECK(fewer < count && memcmp(ids + count - fewer, again, (size_t)fewer * sizeof again[0]) == 0);
+  messages[1].question = NULL; /* its length is not read then */
+  OK(headwater_chat_encode(model, messages + 1, 1, sizeof messages[0], 0, again, 256, &fewer, &question));
+  CHECK_EQUAL(question, 0);
+
+  const size_t size = sizeof messages[0];
+  REFUSED(headwater_chat_encode(NULL, messages, 2, size, 1, ids, 256, &count, &question), "model is NULL");
+  REFUSED(headwater_chat_encode(model, NULL, 2, size, 1, ids, 256, &count, &question), "messages is NULL");
+  REFUSED(headwater_chat_encode(model, messages, 0, size, 1, ids, 256, &count, &question),
+          "message_count is 0");
+  REFUSED(headwater_chat_encode(model, messages, 2, 8, 1, ids, 256, &count, &question),
+          "messages[0].struct_size is 8");
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 2, ids, 256, &count, &question), "first is 2");
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 1, NULL, 256, &count, &question), "ids is NULL");
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 1, ids, 256, NULL, &question), "count is NULL");
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 1, ids, 256, &count, NULL), "question is NULL");
+  messages[0].role = "wizard";
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 1, ids, 256, &count, &question), "wizard");
+  messages[0].role = NULL;
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 1, ids, 256, &count, &question),
+          "messages[0].role");
+  messages[0].role = "user";
+  messages[0].text = NULL;
+  REFUSED(headwater_chat_encode(model, messages, 2, size, 1, ids, 256, &count, &question),
+          "messages[0].text");
+  headwater_model_close(model);
+  model = opened(FIXTURES "/llama-linear.gguf");
+  REFUSED(headwater_chat_encode(model, messages + 1, 1, size, 1, ids, 256, &count, &question), "ChatML");
+  headwater_model_close(model);
+}
+
+static void test_conversation_options(headwater_model* model) {
+  headwater_conversation_options options;
+  headwater_conversation* talk = (headwater_conversation*)&options;
+  headwater_options attention;
+  const float numbers[64] = {0};
+  OK(headwater_conversation_options_init(&options, sizeof options));
+  CHECK(options.struct_size == sizeof options && options.engine == NULL && options.attention == NULL);
+  CHECK(options.capacity == 0 && options.dense_tail == 64 && options.cache_type == HEADWATER_CACHE_AUTO);
+  REFUSED(headwater_conversation_options_init(NULL, sizeof options), "options is NULL");
+  REFUSED(headwater_conversation_options_init(&options, 40), "struct_size is 40");
+  REFUSED(headwater_conversation_open(NULL, &options, &talk), "model is NULL");
+  CHECK(talk == NULL);
+  REFUSED(headwater_conversation_open(model, &options, NULL), "conversation is NULL");
+  options.cache_type = 4;
+  REFUSED(headwater_conversation_open(model, &options, &talk), "options.cache_type is 4; allowed: 0 .. 3");
+  options.cache_type = 0;
+  options.capacity = -1;
+  REFUSED(headwater_conversation_open(model, &options, &talk), "options.capacity is -1");
+  options.capacity = 100;
+  options.dense_tail = -1;
+  REFUSED(headwater_conversation_open(model, &options, &talk), "options.dense_tail is -1");
+  options.dense_tail = 0;
+  options.reserved = 1;
+  REFUSED(headwater_conversation_open(model, &options, &talk), "options.reserved is 1");
+  options.reserved = 0;
+  options.struct_size = 4;
+  REFUSED(headwater_conversation_open(model, &options, &talk), "options.struct_size is 4");
+  options.struct_size = sizeof options;
+  options.engine = "warp";
+  FAILS(headwater_conversation_open(model, &options, &talk), HEADWATER_ENGINE_UNAVAILABLE, "warp");
+  options.engine = NULL;
+  options.attention = &attention;
+#define ATTENTION(change, part)                                         \
+  do {                                                                  \
+    CHECK_OK(headwater_options_init(&attention, sizeof attention));     \
+    change;                                                             \
+    REFUSED(headwater_conversation_open(model, &options, &talk), part); \
+  } while (0)
+  ATTENTION(attention.scale = 1, "attention.scale is set");
+  ATTENTION(attention.softcap = 1, "attention.softcap is set");
+  ATTENTION(attention.sinks = numbers, "attention.sinks is set");
+  ATTENTION(attention.alibi = numbers, "attention.alibi is set");
+  ATTENTION(attention.kv_owner = HEADWATER_KV_OF_CALLER, "attention.kv_owner is set");
+  ATTENTION(attention.row_memory = HEADWATER_DEVICE_MEMORY, "attention.row_memory is set");
+  ATTENTION(attention.stream = &attention, "attention.stream is set");
+  ATTENTION(attention.chunk = 0, "chunk is 0");
+  ATTENTION(attention.threads = -1, "options.threads is -1");
+  ATTENTION(attention.select = 2, "options.select is 2");
+  CHECK(talk == NULL);
+  headwater_conversation_close(NULL);
+}
+
+static int32_t never(void* user) {
+  ++*(int*)user;
+  return 0;
+}
+
+static int32_t at_third(void* user) { return ++*(int*)user >= 3; }
+
+static headwater_conversation* small(headwater_model* model, int32_t select) {
+  headwater_options attention;
+  headwater_conversation_options options;
+  headwater_conversation* talk = NULL;
+  CHECK_OK(headwater_options_init(&attention, sizeof attention));
+  attention.chunk = attention.batch = 32;
+  attention.local = 8;
+  attention.heavy = 8;
+  attention.select = select;
+  attention.threads = 1;
+  OK(headwater_conversation_options_init(&options, sizeof options));
+  options.attention = &attention;
+  options.capacity = 200;
+  OK(headwater_conversation_open(model, &options, &talk));
+  CHECK(talk != NULL);
+  return talk;
+}
+
+static int64_t tokens_of(const headwater_conversation* talk) {
+  int64_t tokens = -1;
+  OK(headwater_conversation_tokens(talk, &tokens));
+  return tokens;
+}
+
+static void test_conversation(headwater_model* model) {
+  enum { ALL = 150, DECODED = 20 };
+  headwater_conversation* talk = small(model, HEADWATER_SELECT_BLOCKS);
+  headwater_conversation* other = small(model, HEADWATER_SELECT_H2O);
+  const headwater_session* session = NULL;
+  headwater_effective_options effective;
+  const float* logits = NULL;
+  float kept[4096];
+  double losses[ALL - 1];
+  int32_t ids[ALL];
+  int64_t count = 0;
+  int asked = 0;
+  for (int i = 0; i < ALL; ++i) ids[i] = 300 + (i * 37) % 500;
+
+  FAILS(headwater_conversation_logits(talk, &logits, &count), HEADWATER_WRONG_STATE, "empty");
+  OK(headwater_conversation_set_interrupt(talk, never, &asked));
+  OK(headwater_conversation_set_dense_tail(talk, 5));
+  OK(headwater_conversation_feed(talk, ids, 140));
+  CHECK(asked > 5);
+  CHECK_EQUAL(tokens_of(talk), 140);
+  OK(headwater_conversation_session(talk, &session));
+  CHECK_OK(headwater_session_options(session, &effective, sizeof effective));
+  CHECK(effective.chunk == 32 && effective.select == HEADWATER_SELECT_BLOCKS && effective.threads == 1);
+  headwater_chunk chunk;
+  CHECK_OK(headwater_session_chunk_count(session, &count));
+  CHECK_OK(headwater_session_chunk(session, count - 1, &chunk, &count));
+  CHECK(chunk.begin == 135 && chunk.end == 140 && chunk.mode == HEADWATER_CHUNK_DECODE);
+  OK(headwater_conversation_append(talk, ids[140]));
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  CHECK_EQUAL(count, 4096);
+  memcpy(kept, logits, sizeof kept);
+
+  /* A turn that is stopped was never begun, with a rule that can be truncated; with the other one nothing is left. */
+  asked = 0;
+  OK(headwater_conversation_set_interrupt(talk, at_third, &asked));
+  FAILS(headwater_conversation_feed(talk, ids, 50), HEADWATER_INTERRUPTED, "");
+  CHECK_EQUAL(tokens_of(talk), 141);
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  CHECK(memcmp(kept, logits, sizeof kept) == 0);
+  OK(headwater_conversation_set_interrupt(talk, NULL, NULL));
+  OK(headwater_conversation_feed(talk, ids, 50));
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  memcpy(kept, logits, sizeof kept);
+  OK(headwater_conversation_reset(talk));
+  CHECK_EQUAL(tokens_of(talk), 0);
+  OK(headwater_conversation_feed(talk, ids, 140));
+  OK(headwater_conversation_append(talk, ids[140]));
+  OK(headwater_conversation_feed(talk, ids, 50));
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  CHECK(memcmp(kept, logits, sizeof kept) == 0);
+  OK(headwater_conversation_feed(other, ids, 60));
+  asked = -8; /* layers of the first step */
+  OK(headwater_conversation_set_interrupt(other, at_third, &asked));
+  FAILS(headwater_conversation_feed(other, ids, 100), HEADWATER_INTERRUPTED, "");
+  CHECK(tokens_of(other) == 0 || tokens_of(other) == 60);
+  OK(headwater_conversation_set_interrupt(other, NULL, NULL));
+
+  /* Losses begin and end with an empty conversation. */
+  OK(headwater_conversation_losses(talk, ids, ALL, DECODED, losses));
+  CHECK_EQUAL(tokens_of(talk), 0);
+  for (int i = 0; i < ALL - 1; ++i) CHECK(isfinite(losses[i]) && losses[i] > 0);
+  OK(headwater_conversation_set_dense_tail(talk, 0));
+  OK(headwater_conversation_feed(talk, ids, ALL - DECODED));
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  double sum = 0, most = logits[0];
+  for (int64_t i = 1; i < count; ++i) most = fmax(most, logits[i]);
+  for (int64_t i = 0; i < count; ++i) sum += exp(logits[i] - most);
+  /* The program's rows of many tokens may be products of BF16; one row's are F32. */
+  CHECK_NEAR(losses[ALL - DECODED - 1], most + log(sum) - logits[ids[ALL - DECODED]], 0.1);
+
+  REFUSED(headwater_conversation_feed(NULL, ids, 1), "conversation is NULL");
+  REFUSED(headwater_conversation_feed(talk, NULL, 1), "ids is NULL");
+  REFUSED(headwater_conversation_feed(talk, ids, 0), "0 tokens");
+  REFUSED(headwater_conversation_feed(talk, ids, -1), "n is -1");
+  const int32_t bad[2] = {5, 4096};
+  REFUSED(headwater_conversation_feed(talk, bad, 2), "ids[1] is 4096; allowed: 0 .. 4095");
+  REFUSED(headwater_conversation_append(talk, -1), "ids[0] is -1; allowed: 0 .. 4095");
+  REFUSED(headwater_conversation_append(NULL, 1), "conversation is NULL");
+  FAILS(headwater_conversation_feed(talk, ids, 100), HEADWATER_CAPACITY_EXCEEDED, "allowed: 200 tokens");
+  CHECK_EQUAL(tokens_of(talk), ALL - DECODED);
+  REFUSED(headwater_conversation_logits(NULL, &logits, &count), "conversation is NULL");
+  REFUSED(headwater_conversation_logits(talk, NULL, &count), "logits is NULL");
+  REFUSED(headwater_conversation_logits(talk, &logits, NULL), "count is NULL");
+  REFUSED(headwater_conversation_tokens(NULL, &count), "conversation is NULL");
+  REFUSED(headwater_conversation_tokens(talk, NULL), "tokens is NULL");
+  REFUSED(headwater_conversation_reset(NULL), "conversation is NULL");
+  REFUSED(headwater_conversation_session(NULL, &session), "conversation is NULL");
+  REFUSED(headwater_conversation_session(talk, NULL), "session is NULL");
+  REFUSED(headwater_conversation_set_interrupt(NULL, never, &asked), "conversation is NULL");
+  REFUSED(headwater_conversation_set_dense_tail(NULL, 1), "conversation is NULL");
+  REFUSED(headwater_conversation_set_dense_tail(talk, -1), "dense_tail is -1");
+  REFUSED(headwater_conversation_losses(NULL, ids, 2, 0, losses), "conversation is NULL");
+  REFUSED(headwater_conversation_losses(talk, NULL, 2, 0, losses), "ids is NULL");
+  REFUSED(headwater_conversation_losses(talk, ids, 1, 0, losses), "n is 1; allowed: 2 ..");
+  REFUSED(headwater_conversation_losses(talk, ids, 20, 20, losses), "decode is 20; allowed: 0 .. 19");
+  REFUSED(headwater_conversation_losses(talk, ids, 20, 1, NULL), "losses is NULL");
+  FAILS(headwater_conversation_losses(talk, ids, 201, 1, losses), HEADWATER_CAPACITY_EXCEEDED,
+        "allowed: 200");
+  CHECK_EQUAL(tokens_of(talk), ALL - DECODED);
+  headwater_conversation_close(other);
+  headwater_conversation_close(talk);
+}
+
+static void test_sampling(void) {
+  enum { COUNT = 50 };
+  headwater_sampling sampling;
+  headwater_sampler* sampler = (headwater_sampler*)&sampling;
+  float logits[COUNT];
+  int32_t id = -1;
+  for (int i = 0; i < COUNT; ++i) logits[i] = (float)(i % 7);
+  OK(headwater_sampling_init(&sampling, sizeof sampling));
+  CHECK(sampling.temperature == 0 && sampling.top_k == 0 && sampling.top_p == 1 && sampling.min_p == 0);
+  OK(headwater_sampler_open(NULL, COUNT, &sampler));
+  OK(headwater_sampler_draw(sampler, logits, COUNT, &id));
+  CHECK_EQUAL(id, 6); /* the first of the best */
+  REFUSED(headwater_sampler_draw(NULL, logits, COUNT, &id), "sampler is NULL");
+  REFUSED(headwater_sampler_draw(sampler, NULL, COUNT, &id), "logits is NULL");
+  REFUSED(headwater_sampler_draw(sampler, logits, COUNT - 1, &id), "count is 49; allowed: 50");
+  REFUSED(headwater_sampler_draw(sampler, logits, COUNT, NULL), "id is NULL");
+  logits[3] = NAN;
+  REFUSED(headwater_sampler_draw(sampler, logits, COUNT, &id), "NaN");
+  logits[3] = 3;
+  headwater_sampler_close(sampler);
+  headwater_sampler_close(NULL);
+
+  /* Equal seeds, equal tokens. */
+  sampling.temperature = 1;
+  sampling.seed = 7;
+  headwater_sampler* twin = NULL;
+  int different = 0;
+  OK(headwater_sampler_open(&sampling, COUNT, &sampler));
+  OK(headwater_sampler_open(&sampling, COUNT, &twin));
+  for (int i = 0; i < 100; ++i) {
+    int32_t first = -1, second = -1;
+    OK(headwater_sampler_draw(sampler, logits, COUNT, &first));
+    OK(headwater_sampler_draw(twin, logits, COUNT, &second));
+    CHECK_EQUAL(first, second);
+    different += first != 6;
+  }
+  CHECK(different > 20);
+  headwater_sampler_close(sampler);
+  headwater_sampler_close(twin);
+
+  REFUSED(headwater_sampling_init(NULL, sizeof sampling), "sampling is NULL");
+  REFUSED(headwater_sampling_init(&sampling, 4), "struct_size is 4");
+  REFUSED(headwater_sampler_open(&sampling, COUNT, NULL), "sampler is NULL");
+  REFUSED(headwater_sampler_open(&sampling, 0, &sampler), "vocabulary is 0");
+  CHECK(sampler == NULL);
+  sampling.temperature = -1;
+  REFUSED(headwater_sampler_open(&sampling, COUNT, &sampler), "temperature is -1");
+  sampling.temperature = 1;
+  sampling.top_p = 1.5;
+  REFUSED(headwater_sampler_open(&sampling, COUNT, &sampler), "top_p is 1.5; allowed: 0 .. 1");
+  sampling.top_p = 1;
+  sampling.struct_size = 5000;
+  REFUSED(headwater_sampler_open(&sampling, COUNT, &sampler), "sampling.struct_size is 5000");
+}
+
+static void test_example(headwater_model* model) {
+  FILE* const out = tmpfile();
+  char text[256] = {0};
+  CHECK(out != NULL);
+  if (out == NULL) return;
+  OK(generate(model, "def mean(values):\n    return", 24, out));
+  rewind(out);
+  CHECK(fread(text, 1, sizeof text - 1, out) > 10);
+  CHECK(strstr(text, "values") != NULL);
+  fclose(out);
+}
+
+int main(void) {
+  headwater_model* model = opened(kModel);
+  test_model(model);
+  test_tokens(model);
+  test_chat();
+  test_conversation_options(model);
+  test_conversation(model);
+  test_sampling();
+  test_example(model);
+  /* A conversation keeps what it needs of its model. */
+  headwater_conversation* talk = small(model, HEADWATER_SELECT_BLOCKS);
+  headwater_model_close(model);
+  const int32_t ids[3] = {300, 301, 302};
+  OK(headwater_conversation_feed(talk, ids, 3));
+  headwater_conversation_close(talk);
+  printf("%d checks, %d failed\n", made_checks(), failed_checks());
+  return failed_checks() == 0 ? 0 : 1;
+}
