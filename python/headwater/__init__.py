@@ -12,7 +12,7 @@ __all__ = ["Session", "attention", "engines", "info"]
 __version__ = _native.library.headwater_version().decode()
 
 
-def engines():
+def engines() -> list[dict[str, str]]:
     """A dict for each engine: name, isa, description, and why this machine cannot run it ("" where it can)."""
     library = _native.library
     texts = {"name": library.headwater_engine_name, "isa": library.headwater_engine_isa,
@@ -21,7 +21,7 @@ def engines():
     return [{key: text(index).decode() for key, text in texts.items()} for index in range(library.headwater_engine_count())]
 
 
-def info():
+def info() -> dict:
     """Version of the library, the engine that is used where none is named, its ISA, and all engines."""
     import os
     all_engines = engines()

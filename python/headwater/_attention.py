@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from typing import Any
 
 from . import _arrays, _native, _options, _session
 
@@ -73,7 +74,8 @@ def _one(q, k, v, out, engine, dense_tail, options):
     _session_for(shape, engine, options).run(q_rows, stored, out_rows, n, dense_tail)
 
 
-def attention(q, k, v, *, out=None, layout="nhd", dense_tail=0, engine=None, **options):
+def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", dense_tail: int = 0,
+              engine: str | None = None, **options: Any) -> Any:
     """Causal attention of n queries to n keys: full inside chunks, and a memory set of earlier tokens (docs/spec.md).
 
     q: [n, heads, d], k: [n, kv_heads, d], v: [n, kv_heads, dv], or with layout="hnd" [heads, n, d] and so on; a dimension in
