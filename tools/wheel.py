@@ -159,7 +159,8 @@ def test(wheel):
     python = environment("peers", PEERS)
     run(f"install {wheel.name}", OUT / "install.log", python, *PIP, "--no-index", "--no-deps", "--force-reinstall", wheel)
     own = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
-    own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive"}
+    own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive",
+            "HEADWATER_PROGRAM": str(ROOT / "build" / "release" / "headwater")}
     failed = []
     for file in sorted(TESTS.glob("test_*.py")):
         print(f"\n{file.relative_to(ROOT)}", flush=True)

@@ -26,7 +26,7 @@ def __dir__():
     return [*globals(), *_OF_THE_RUNTIME]
 
 
-def engines():
+def engines() -> list[dict[str, str]]:
     """A dict for each engine: name, isa, description, and why this machine cannot run it ("" where it can)."""
     library = _native.library
     texts = {"name": library.headwater_engine_name, "isa": library.headwater_engine_isa,
@@ -35,7 +35,7 @@ def engines():
     return [{key: text(index).decode() for key, text in texts.items()} for index in range(library.headwater_engine_count())]
 
 
-def info():
+def info() -> dict:
     """Version of the library, the engine that is used where none is named, its ISA, and all engines."""
     import os
     all_engines = engines()

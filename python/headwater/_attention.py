@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from typing import Any
 
 from . import _arrays, _native, _options, _session
 
@@ -89,7 +90,8 @@ def _one(q, k, v, out, engine, dense_tail, options):
     _session_for(shape, engine, options).run(q_rows, stored, out_rows, total - n, n, dense_tail)
 
 
-def attention(q, k, v, *, out=None, layout="nhd", dense_tail=0, window=0, engine=None, **options):
+def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", dense_tail: int = 0, window: int = 0,
+              engine: str | None = None, **options: Any) -> Any:
     """Causal attention of n queries to N keys: full inside chunks, and a memory set of earlier tokens (docs/spec.md).
 
     The queries are those of the last n of N tokens. N > n needs select="blocks", dense=True or dense_tail=n: rule "h2o"

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import threading
+from typing import Any
 
 from . import _arrays, _native, _options
 
@@ -59,8 +60,9 @@ class Session:
     what is allowed), TypeError, MemoryError, RuntimeError (the protocol), NotImplementedError (not by this engine).
     """
 
-    def __init__(self, *, layers, heads, kv_heads=None, head_dim, value_dim=None, capacity, dtype="float32", engine=None,
-                 layer_options=None, **options):
+    def __init__(self, *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int, value_dim: int | None = None,
+                 capacity: int, dtype: Any = "float32", engine: str | None = None,
+                 layer_options: list[dict[str, Any]] | None = None, **options: Any) -> None:
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
                                head_dim if value_dim is None else value_dim, capacity, dtype)
         own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
@@ -76,8 +78,9 @@ class Session:
         self._interrupt = _Interrupt()
 
     @classmethod
-    def load(cls, path, *, layers, heads, kv_heads=None, head_dim, value_dim=None, capacity, dtype="float32",
-             engine=None, layer_options=None, fingerprint="", **options):
+    def load(cls, path: str | os.PathLike, *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int,
+             value_dim: int | None = None, capacity: int, dtype: Any = "float32", engine: str | None = None,
+             layer_options: list[dict[str, Any]] | None = None, fingerprint: str = "", **options: Any) -> "Session":
         """A session with the state of a file that save() wrote (STATE-12). What it asks for must be what was saved.
         Errors: as of Session(); ValueError where the file is damaged, foreign, or of other options."""
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
@@ -93,20 +96,20 @@ class Session:
         if getattr(self, "_session", None) and self.usable():
             _library.headwater_close(self._session)
 
-    def usable(self):
+    def usable(self) -> bool:
         """Whether it is open and of this process: a child of fork() has no threads of the engine."""
         return bool(self._session) and self._process == os.getpid()
 
-    def close(self):
+    def close(self) -> None:
         """Gives the memory back. Calls after it are RuntimeError."""
         with self._used() as session:
             self._session = None
             _library.headwater_close(session)
 
-    def __enter__(self):
+    def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._session:
             self.close()
 
@@ -124,21 +127,21 @@ class Session:
 
     # ---- steps ----
 
-    def begin_prefill(self, n, turn_length=0):
+    def begin_prefill(self, n: int, turn_length: int = 0) -> None:
         """Opens a prefill call of n tokens; turn_length: tokens of the whole turn that it opens, 0 for n (STATE-3)."""
         n = _options.integer(n, "n")
         with self._used() as session:
             _check(_library.headwater_begin_prefill(session, n, _options.integer(turn_length, "turn_length")))
             self._step = n
 
-    def begin_decode(self, n=1):
+    def begin_decode(self, n: int = 1) -> None:
         """Opens a dense step of n tokens (DEC-1)."""
         n = _options.integer(n, "n")
         with self._used() as session:
             _check(_library.headwater_begin_decode(session, n))
             self._step = n
 
-    def attend(self, layer, q, k, v, out=None, *, lse=None):
+    def attend(self, layer: int, q: Any, k: Any, v: Any, out: Any = None, *, lse: Any = None) -> Any:
         """Attention of one layer of the open step of n tokens.
 
         q: [n, heads, head_dim], k: [n, kv_heads, head_dim], v: [n, kv_heads, value_dim], rotated already, float32, float16
@@ -180,37 +183,37 @@ class Session:
         if error is not None:
             raise error
 
-    def end(self):
+    def end(self) -> None:
         """Closes the step; every layer must have been attended."""
         with self._used() as session:
             _check(_library.headwater_end(session))
             self._step = 0
 
-    def abort(self):
+    def abort(self) -> None:
         """Drops the open step, failed or not (STATE-8)."""
         with self._used() as session:
             _check(_library.headwater_abort(session))
             self._step = 0
 
-    def reset(self):
+    def reset(self) -> None:
         """Back to an empty session."""
         with self._used() as session:
             _check(_library.headwater_reset(session))
             self._step = 0
 
-    def truncate(self, n):
+    def truncate(self, n: int) -> None:
         """Keeps the first n tokens (STATE-9; with select "h2o" not every n, STATE-10)."""
         with self._used() as session:
             _check(_library.headwater_truncate(session, _options.integer(n, "n")))
 
-    def fork(self):
+    def fork(self) -> "Session":
         """A second session that shares what is stored and goes on by itself (STATE-11)."""
         with self._used() as session:
             other = type(self).__new__(type(self))
             other._open(self._shape, lambda forked: _library.headwater_fork(session, forked))
             return other
 
-    def save(self, path, fingerprint=""):
+    def save(self, path: str | os.PathLike, fingerprint: str = "") -> None:
         """Writes the session to a safetensors file; fingerprint: a text that says of which model the rows are (STATE-12)."""
         with self._used() as session:
             _check(_library.headwater_save(session, os.fsencode(path), fingerprint.encode()))
@@ -224,22 +227,22 @@ class Session:
         return value.value
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         """Tokens stored, those of the open step not counted."""
         return self._number(_library.headwater_session_tokens)
 
     @property
-    def state(self):
+    def state(self) -> str:
         """"empty", "prefilling" or "decoding" (STATE-1)."""
         return _STATES[self._number(_library.headwater_session_state, ctypes.c_int32)]
 
     @property
-    def failed(self):
+    def failed(self) -> bool:
         """Whether the open step has failed, so that only abort() and reset() are allowed (STATE-5)."""
         return bool(self._number(_library.headwater_session_failed, ctypes.c_int32))
 
     @property
-    def options(self):
+    def options(self) -> dict[str, Any]:
         """The options that are used, as a dict (CFG-2, CFG-3, CFG-4)."""
         native = _native.EffectiveOptions()
         with self._used() as session:
@@ -253,7 +256,7 @@ class Session:
         return values
 
     @property
-    def warnings(self):
+    def warnings(self) -> list[str]:
         """What the options were changed to and why, a line each."""
         texts = []
         for index in range(self._number(_library.headwater_warning_count)):
@@ -264,7 +267,7 @@ class Session:
         return texts
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes held: a dict of "kv", "scores", "memory_sets", "workspace"."""
         native = _native.MemoryBytes()
         with self._used() as session:
@@ -272,7 +275,7 @@ class Session:
         return {name: getattr(native, name) for name, _ in native._fields_}
 
     @property
-    def chunks(self):
+    def chunks(self) -> list[tuple[int, int, str, int]]:
         """All chunks so far: (begin, end, mode, entries of the memory set), mode "sparse", "dense" or "decode"."""
         chunks = []
         for index in range(self._number(_library.headwater_session_chunk_count)):
@@ -282,7 +285,7 @@ class Session:
             chunks.append((chunk.begin, chunk.end, _MODES[chunk.mode], count.value))
         return chunks
 
-    def scores(self, layer, head):
+    def scores(self, layer: int, head: int) -> list[float]:
         """The scores of all stored tokens for a query head, a list of floats (SCORE)."""
         n = self.tokens
         values = (ctypes.c_float * n)()
@@ -291,7 +294,7 @@ class Session:
                                                   _options.integer(head, "head"), 0, n, values))
         return list(values)
 
-    def memory(self, layer, head):
+    def memory(self, layer: int, head: int) -> list[int]:
         """Positions of the memory set that was built last in a layer for a query head, ascending (MEM-4)."""
         native = _native.MemoryView()
         head = _options.integer(head, "head")
@@ -301,11 +304,11 @@ class Session:
             _check(_library.headwater_memory(session, _options.integer(layer, "layer"), _byref(native)))
             return [native.data[head * native.head_stride + i] for i in range(native.count)]
 
-    def key(self, layer, kv_head, position):
+    def key(self, layer: int, kv_head: int, position: int) -> list[float]:
         """A stored key row as a list of floats."""
         return self._row(_library.headwater_read_key, self._shape.d_head, layer, kv_head, position)
 
-    def value(self, layer, kv_head, position):
+    def value(self, layer: int, kv_head: int, position: int) -> list[float]:
         """A stored value row as a list of floats."""
         return self._row(_library.headwater_read_value, self._shape.d_value, layer, kv_head, position)
 

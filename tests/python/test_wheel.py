@@ -4,6 +4,7 @@ tools/wheel.py runs this with the wheel in HEADWATER_WHEEL; there is nothing to 
 """
 
 import importlib.metadata
+import inspect
 import os
 import pathlib
 import re
@@ -48,8 +49,8 @@ class Wheel(unittest.TestCase):
         self.assertEqual(importlib.metadata.metadata("headwater")["Requires-Python"], ">=3.10")
 
     def test_it_holds_what_it_needs_and_no_more(self):
-        kinds = re.compile(r"headwater/(?:\w+/)*\w+\.pyi?|headwater/py\.typed|headwater/lib/lib(?:headwater(?:-runtime)?|gomp)\.so\.[\d.]+|"
-                           r"headwater\.libs/lib[\w.+-]+\.so[\d.]*|headwater-[\d.]+\.dist-info/.*")
+        kinds = re.compile(r"headwater/(?:\w+/)*\w+\.py|headwater/py\.typed|headwater-[\d.]+\.dist-info/.*|"
+                           r"headwater/lib/lib(?:headwater(?:-runtime)?|gomp)\.so\.[\d.]+|headwater\.libs/lib[\w.+-]+\.so[\d.]*")
         self.assertEqual([name for name in self.names if not kinds.fullmatch(name)], [])
         sources = {path.relative_to(ROOT / "python").as_posix() for path in (ROOT / "python/headwater").glob("**/*.py")}
         self.assertLessEqual(sources | {"headwater/py.typed"}, set(self.names))
@@ -65,6 +66,23 @@ class Wheel(unittest.TestCase):
         self.assertTrue((package / "py.typed").is_file())
         self.assertNotEqual(info["isa"], "")
         self.assertIn(info["isa"], {engine["isa"] for engine in info["engines"] if not engine["unavailable_because"]})
+
+
+class Hints(unittest.TestCase):
+    def test_every_parameter_of_what_is_public_has_a_type(self):
+        public = [getattr(headwater, name) for name in headwater.__all__]
+        functions = [one for one in public if inspect.isfunction(one)]
+        for one in filter(inspect.isclass, public):
+            functions += [getattr(member, "fget", None) or getattr(member, "__func__", member)
+                          for name, member in vars(one).items() if not name.startswith("_") or name == "__init__"]
+        self.assertGreater(len(functions), 20)
+        for function in functions:
+            signature = inspect.signature(function, eval_str=True)
+            bare = [name for name, parameter in signature.parameters.items()
+                    if name not in ("self", "cls") and parameter.annotation is parameter.empty]
+            with self.subTest(function.__qualname__):
+                self.assertEqual(bare, [])
+                self.assertIsNot(signature.return_annotation, signature.empty)
 
 
 class Processes(unittest.TestCase):
