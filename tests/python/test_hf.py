@@ -247,6 +247,21 @@ class Sparse(Case):
                          position_ids=(torch.arange(337) - part.start).clamp(min=0)[None])
             self.assertClose(got[:, part], alone, most=1e-5)
 
+    def test_rows_of_padding_are_zero(self):
+        mask = padding((3, 6, 0), 6, "left")
+        visible = headwater.hf._mask(3, 6, q_length=6, attention_mask=mask.bool())
+        self.addCleanup(torch.use_deterministic_algorithms, False)
+        torch.use_deterministic_algorithms(True)  # new memory holds NaN
+        self.assertTrue(torch.empty(3).new_empty(3).isnan().all())
+        for _ in ("left", "right"):
+            rows = torch.ones((3, 2, 6, 8))
+            out, weights = headwater.hf._forward(torch.nn.Module(), rows, rows, rows, visible)
+            self.assertIsNone(weights)
+            wanted = mask[:, :, None, None].expand(3, 6, 2, 8).float()
+            self.assertTrue(torch.equal(out, wanted), out)
+            mask = mask.flip(1)
+            visible = headwater.hf._mask(3, 6, q_length=6, attention_mask=mask.bool())
+
     def test_long_prompt(self):
         own = model("Qwen3")
         for select in ("blocks", "h2o"):
