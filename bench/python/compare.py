@@ -2,8 +2,9 @@
 
     HEADWATER_LIBRARY=... PYTHONPATH=python python3 bench/python/compare.py [--tokens 8192] [--threads 2] ...
 
-Prints the time to the first token and its parts (attention, masks, everything else), the mean time of a decoded token, and
-what a Python call of attention() takes beside its calls of the C ABI. The implementations take turns; medians.
+Prints the time to the first token and its parts (attention, masks, everything else), processor time of attention, which
+other programs disturb less, the mean time of a decoded token, and what a Python call of attention() takes
+beside its calls of the C ABI. The implementations take turns; medians.
 """
 
 import argparse
@@ -19,20 +20,24 @@ import headwater.hf
 
 
 class Clock:
-    """Seconds spent in functions of an interface of transformers."""
+    """Seconds spent in functions of an interface of transformers, and processor seconds of all threads in them."""
 
     def __init__(self, interface, names):
-        self.seconds = 0.0
+        self.seconds = self.processor = 0.0
         for name in names:
             interface.register(name, self._timed(interface[name]))
 
     def _timed(self, function):
         def timed(*arguments, **keywords):
-            begin = time.perf_counter()
+            begin, processor = time.perf_counter(), time.process_time()
             result = function(*arguments, **keywords)
             self.seconds += time.perf_counter() - begin
+            self.processor += time.process_time() - processor
             return result
         return timed
+
+    def reset(self):
+        self.seconds = self.processor = 0.0
 
 
 def llama(arguments):
@@ -53,16 +58,18 @@ class Times:
     def put(self, _):
         self.times.append(time.perf_counter())
         if len(self.times) == 2:  # the first call hands over the prompt
-            self.parts = [clock.seconds for clock in self.clocks]
+            self.parts = [*(clock.seconds for clock in self.clocks), self.clocks[0].processor]
 
     def end(self):
         pass
 
 
 def measure(model, implementation, prompt, new, attention, masks):
-    """(seconds to the first token, of these attention, of these masks, seconds of a later token)"""
+    """(seconds to the first token, of these attention, of these masks, processor seconds of attention, seconds of a later
+    token)"""
     model.set_attn_implementation(implementation)
-    attention.seconds = masks.seconds = 0.0
+    attention.reset()
+    masks.reset()
     times = Times(attention, masks)
     begin = time.perf_counter()
     model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=1 + new, streamer=times,
@@ -136,13 +143,13 @@ def main():
     for _ in range(arguments.runs):
         for name in names:
             runs[name].append(measure(model, name, prompt, arguments.new, attention, masks))
-    print(f"{'':<12}{'first token':>12}{'attention':>11}{'masks':>8}{'rest':>8}{'a later token':>15}")
-    shares = {}
-    for name in names:
-        first, shares[name], mask, later = (statistics.median(values) for values in zip(*runs[name]))
-        print(f"{name:<12}{first:>10.2f} s{shares[name]:>9.2f} s{mask:>6.3f} s{first - shares[name] - mask:>6.2f} s"
+    print(f"{'':<12}{'first token':>12}{'attention':>11}{'masks':>9}{'rest':>10}{'attention, processor':>22}{'a later token':>15}")
+    times = {name: [statistics.median(values) for values in zip(*runs[name])] for name in names}
+    for name, (first, share, mask, processor, later) in times.items():
+        print(f"{name:<12}{first:>10.2f} s{share:>9.2f} s{mask:>7.3f} s{first - share - mask:>8.2f} s{processor:>20.2f} s"
               f"{1e3 * later:>12.1f} ms")
-    print(f"attention: {shares['sdpa'] / shares['headwater']:.1f} times less")
+    print("attention: {:.1f} times less, in processor time {:.1f} times".format(
+        *(times["sdpa"][index] / times["headwater"][index] for index in (1, 3))))
     whole, alone = overhead()
     print(f"attention() of one token after 15: {whole:.1f} us, its calls of the C ABI {alone:.1f} us")
 

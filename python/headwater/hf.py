@@ -40,7 +40,7 @@ _READ_ELSEWHERE = frozenset({
     "cache_position", "deterministic", "labels", "layer_idx", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
     "output_router_logits", "past_key_value", "past_key_values", "position_embeddings", "position_ids", "return_dict",
     "shift_labels", "use_cache"})
-_warned = set()
+_warned = set()  # kinds of warnings that were given
 
 
 class _Visible(torch.Tensor):
@@ -60,9 +60,11 @@ def _described(mask_function):
                      getattr(mask_function, "__closure__", None) or ()))
     if mask_function is causal_mask_function:
         return True, 0, name
-    if name == "sliding_window_overlay":
+    if getattr(mask_function, "__module__", "") != causal_mask_function.__module__:
+        return None, 0, name
+    if name == "sliding_window_overlay" and "sliding_window" in cells:
         return False, cells["sliding_window"].cell_contents, name
-    if name != "and_masks":
+    if name != "and_masks" or "mask_functions" not in cells:
         return None, 0, name
     parts = [_described(part) for part in cells["mask_functions"].cell_contents]
     unknown = [part for part in parts if part[0] is None]
@@ -107,9 +109,9 @@ def _mask(batch_size, kv_length, q_length=None, q_offset=0, kv_offset=0, mask_fu
     return _Visible.of(each)
 
 
-def _warn_once(text):
-    if text not in _warned:
-        _warned.add(text)
+def _warn_once(kind, text):
+    if kind not in _warned:
+        _warned.add(kind)
         warnings.warn(text, stacklevel=2)
 
 
@@ -125,8 +127,8 @@ def _one(q, k, v, out, window, options, of_layer):
         return
     sparse = not window and not options["dense"] and n > options["chunk"] and n >= options["dense_below"]
     if sparse and n < total and options["select"] == "h2o":
-        _warn_once(f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
-                   "does not have; select='blocks' is sparse here")
+        _warn_once("h2o", f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
+                          "does not have; select='blocks' is sparse here")
         sparse = False
     if not sparse:
         _attention(q, k, v, out=out, dense=True, **of_layer)

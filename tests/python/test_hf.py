@@ -26,6 +26,7 @@ except ImportError as error:
 import headwater.hf  # noqa: E402
 
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 SMALL = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 4096,
          "initializer_range": 0.3}
@@ -246,6 +247,21 @@ class Sparse(Case):
                          position_ids=(torch.arange(337) - part.start).clamp(min=0)[None])
             self.assertClose(got[:, part], alone, most=1e-5)
 
+    def test_rows_of_padding_are_zero(self):
+        mask = padding((3, 6, 0), 6, "left")
+        visible = headwater.hf._mask(3, 6, q_length=6, attention_mask=mask.bool())
+        self.addCleanup(torch.use_deterministic_algorithms, False)
+        torch.use_deterministic_algorithms(True)  # new memory holds NaN
+        self.assertTrue(torch.empty(3).new_empty(3).isnan().all())
+        for _ in ("left", "right"):
+            rows = torch.ones((3, 2, 6, 8))
+            out, weights = headwater.hf._forward(torch.nn.Module(), rows, rows, rows, visible)
+            self.assertIsNone(weights)
+            wanted = mask[:, :, None, None].expand(3, 6, 2, 8).float()
+            self.assertTrue(torch.equal(out, wanted), out)
+            mask = mask.flip(1)
+            visible = headwater.hf._mask(3, 6, q_length=6, attention_mask=mask.bool())
+
     def test_long_prompt(self):
         own = model("Qwen3")
         for select in ("blocks", "h2o"):
@@ -269,6 +285,8 @@ class Sparse(Case):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             got = logits(own, "headwater", ids[:, 150:], past_key_values=cache)
+            cache.crop(-70)
+            logits(own, "headwater", ids[:, 230:], past_key_values=cache)
         said = [str(entry.message) for entry in caught if "h2o" in str(entry.message)]
         self.assertEqual(len(said), 1, said)
         self.assertRegex(said[0], "150 tokens after 150 in the cache are attended dense")
@@ -296,6 +314,17 @@ class Options(Case):
         self.assertEqual((got["local"], got["heavy"]), (128, 128))
         self.assertEqual(headwater.hf.configuration(copy.deepcopy(own)), got)
         self.assertNotIn("headwater_options", own.config.to_json_string())
+
+    def test_a_compiled_model(self):
+        """The graph breaks at the attention of each layer."""
+        own = model("Qwen3")
+        headwater.hf.configure(own, **SPARSE)
+        ids = tokens(2, 150)
+        wanted = logits(own, "headwater", ids)
+        compiled = torch.compile(own, backend="eager")
+        with torch.no_grad():
+            self.assertClose(compiled(ids).logits, wanted, most=1e-5)
+        torch.compiler.reset()
 
     def test_what_is_refused(self):
         own = model("Llama")

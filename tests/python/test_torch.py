@@ -36,6 +36,13 @@ class Operator(unittest.TestCase):
                     wanted = support.headwater.attention(q, k, v, **options)
                     self.assertTrue(torch.equal(got, wanted))
                     self.assertEqual((got.dtype, got.is_contiguous()), (dtype, True))
+        q, k, v = rows()
+        for options in ({"dense": True}, {"window": 20, "dense": True}, {"select": "blocks", "chunk": 40, "local": 8, "heavy": 8}):
+            got = headwater.torch.attention(q[200:], k, v, **options)
+            self.assertTrue(torch.equal(got, support.headwater.attention(q[200:], k, v, **options)))
+            if options.get("dense"):
+                exact = support.dense(*(tensor.numpy() for tensor in (q[200:], k, v)), window=options.get("window"))
+                self.assertLess((got - torch.from_numpy(exact)).abs().max().item(), 1e-5)
         q, k, v = rows(heads_first=True)
         self.assertTrue(torch.equal(headwater.torch.attention(q, k, v, layout="hnd", **OPTIONS),
                                     support.headwater.attention(q, k, v, layout="hnd", **OPTIONS)))
