@@ -547,6 +547,31 @@ class Chats(Tests):
         with self.assertRaisesRegex(RuntimeError, "a later turn has begun"):
             list(left)
 
+    def test_ctrl_c_that_comes_late(self):
+        """When a token has just been appended, or a turn just been read, it is said, once."""
+        def late(call):
+            def called(*arguments):
+                call(*arguments)
+                raise KeyboardInterrupt
+            return called
+        chat, other = self.model.chat(threads=1), self.model.chat(threads=1)
+        talk = chat.conversation
+        answer = chat.say("hello", max_tokens=20)
+        first = next(answer)
+        talk.append = late(talk.append)
+        self.assertRaises(KeyboardInterrupt, list, answer)
+        del talk.append
+        self.assertEqual("".join(other.say("hello", max_tokens=1)), first)
+        talk.feed = late(talk.feed)
+        self.assertRaises(KeyboardInterrupt, list, chat.say("more"))
+        del talk.feed
+        list(other.say("more", max_tokens=0))
+        for one in (chat, other):
+            list(one.say("and more", max_tokens=1))
+        self.assertEqual(chat._history, other._history)
+        self.assertEqual(talk.tokens, len(chat._history))
+        self.assertEqual(talk.tokens, other.conversation.tokens)
+
     def test_what_an_interrupt_emptied_is_read_again(self):
         chat, other = self.model.chat(), self.model.chat()
         for one in (chat, other):
