@@ -163,11 +163,11 @@ HEADWATER_API headwater_status headwater_conversation_set_interrupt(headwater_co
 HEADWATER_API headwater_status headwater_conversation_set_dense_tail(headwater_conversation* conversation,
                                                                      int64_t dense_tail);
 
-/* Reads a turn of n >= 1 ids, the last dense_tail of them by a dense step where it is sparse. After a turn without one, and
- * before an append, it goes on with that turn, in its mode (STATE-3). Where a call fails after it has begun (interrupted, out_of_memory, internal) the conversation
- * is what it was before where its session can be truncated to that (headwater_truncate(): with rule BLOCKS and dense,
- * always), else empty; headwater_conversation_tokens() says which. Errors: invalid_argument (an id outside the vocabulary),
- * capacity_exceeded, interrupted, out_of_memory, internal. */
+/* Reads a turn of n >= 1 ids, the last dense_tail of them by a dense step where it is sparse. After a turn without such a
+ * step, and before an append, it goes on with that turn, in its mode (STATE-3). Where the call fails after it has begun
+ * (interrupted, out_of_memory, internal) the conversation is what it was before where its session can be truncated to that
+ * (headwater_truncate(): with rule BLOCKS and dense, always), else empty; headwater_conversation_tokens() says which.
+ * Errors: invalid_argument (n = 0; an id outside the vocabulary), capacity_exceeded, interrupted, out_of_memory, internal. */
 HEADWATER_API headwater_status headwater_conversation_feed(headwater_conversation* conversation,
                                                            const int32_t* ids, int64_t n);
 

@@ -549,16 +549,24 @@ class Chat:
             messages.insert(0, ("system", self._system, None))
         said, asked = self._model._chat_ids(messages, first)
         talk = self.conversation
+        tokens = talk.tokens
         if before is not None:
+            if before.pending is not None and tokens > len(self._history) + len(before.stored):
+                before.stored.append(before.pending)  # Ctrl-C came when it had just been appended
+                before.pending = None
             self._history += before.stored
             before.stored = []
             closing = [] if before.pending is None else [before.pending]
             said = closing + ([] if before.ended else [self._model._turn_end]) + said
         talk._set_dense_tail(asked or self._dense_tail)
         # What an interrupt has emptied is read again.
-        talk.feed(self._history + said if talk.tokens == 0 else said)
-        self._history += said
-        self._answer = answer
+        turn = self._history + said if tokens == 0 else said
+        try:
+            talk.feed(turn)
+        finally:
+            if talk.tokens == tokens + len(turn):  # also where Ctrl-C came at its very end
+                self._history += said
+                self._answer = answer
         for piece in answer.pieces():
             yield piece
             if self._answer is not answer:

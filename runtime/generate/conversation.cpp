@@ -118,7 +118,8 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
     const std::int64_t count = std::min(most, (tail ? n : prefill) - done);
     // A turn that one call makes says its own length; one that goes on said it (STATE-1).
-    const bool opens = done == 0 && session().state() != SessionState::prefilling;
+    bool opens = done == 0 && session().state() != SessionState::prefilling;
+    if (HEADWATER_SABOTAGE("runtime.turn.length_said_twice")) opens = done == 0;
     const std::int64_t turn = opens && count < prefill ? prefill : 0;
     const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);
     transformer_.run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),

@@ -114,6 +114,67 @@ TEST(Conversation, ProgressRisesToOneAndMayStopTheWork) {
   EXPECT_NO_THROW(conversation.feed(some_ids(100)));
 }
 
+// Ids that come in parts, with no decode step between them, are one turn, of any length (STATE-1).
+TEST(Conversation, ATurnGoesOnOverManyBatches) {
+  Transformer transformer(bundled(Precision::f32), small(400));
+  Conversation conversation(transformer, 0);
+  const auto ids = some_ids(352);
+  conversation.feed(ids);
+  const std::vector<float> whole(conversation.logits().begin(), conversation.logits().end());
+  conversation.reset();
+  conversation.feed(std::span(ids).first(32));
+  conversation.feed(std::span(ids).subspan(32));
+  EXPECT_EQ(conversation.steps(), "p32,p64,p64,p64,p64,p64");
+  EXPECT_THAT(conversation.logits(), ::testing::ElementsAreArray(whole));
+}
+
+// What a turn that stopped half-way left is taken back where the session can be truncated, else all of it.
+TEST(Conversation, RecoversFromATurnThatStopped) {
+  for (const Select select : {Select::blocks, Select::h2o}) {
+    TransformerOptions chosen = small(400);
+    chosen.attention.select = select;
+    Transformer transformer(bundled(Precision::f32), chosen);
+    Conversation conversation(transformer, 10);
+    struct Stop {};
+    const auto stops_after = [](double most) {
+      return [most](double share) {
+        if (share > most) throw Stop{};
+      };
+    };
+    conversation.feed(some_ids(100));
+    conversation.append(7);
+    const std::vector<float> before(conversation.logits().begin(), conversation.logits().end());
+    const std::uint64_t pairs = conversation.pairs().computed;
+    const std::string steps = conversation.steps();
+    // Inside the first step, which abort() drops with either rule.
+    EXPECT_THROW(conversation.feed(some_ids(200), stops_after(0)), Stop);
+    conversation.recover();
+    EXPECT_EQ(conversation.tokens(), 101);
+    EXPECT_EQ(conversation.steps(), steps);
+    // After two steps, whose chunks are settled with rule h2o.
+    EXPECT_THROW(conversation.feed(some_ids(200), stops_after(0.7)), Stop);
+    conversation.recover();
+    if (select == Select::h2o) {
+      EXPECT_EQ(conversation.tokens(), 0);
+      EXPECT_EQ(conversation.pairs().computed, 0U);
+      EXPECT_EQ(conversation.steps(), "");
+      EXPECT_TRUE(conversation.logits().empty());
+      continue;
+    }
+    EXPECT_EQ(conversation.tokens(), 101);
+    EXPECT_EQ(conversation.pairs().computed, pairs);
+    EXPECT_EQ(conversation.steps(), steps);
+    EXPECT_THAT(conversation.logits(), ::testing::ElementsAreArray(before));
+    conversation.feed(some_ids(200));
+    const std::vector<float> after(conversation.logits().begin(), conversation.logits().end());
+    conversation.reset();
+    conversation.feed(some_ids(100));
+    conversation.append(7);
+    conversation.feed(some_ids(200));
+    EXPECT_THAT(conversation.logits(), ::testing::ElementsAreArray(after));
+  }
+}
+
 TEST(Conversation, AStepThatThrowsLeavesNoObserver) {
   Transformer transformer(bundled(Precision::f32), small(200));
   Conversation conversation(transformer, 10);

@@ -110,6 +110,13 @@ if(RUNTIME)
   run("${CXX}" -std=c++20 "${SOURCE_DIR}/generate.cpp" -o "${SCRATCH}/generate" ${flags})
   run_generate("${SCRATCH}/generate")
 
+  # Its C ABI.
+  run_generate("${SCRATCH}/c_build/c_runtime")
+  run("${PKG_CONFIG}" --cflags --libs headwater-runtime-c)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  run("${CC}" "${SOURCE_DIR}/runtime.c" "${SOURCE_DIR}/../runtime_c_abi/generate.c" -o "${SCRATCH}/c_runtime" ${flags})
+  run_generate("${SCRATCH}/c_runtime")
+
   # A package that was built without it says so.
   file(REMOVE "${prefix}/${LIBDIR}/cmake/headwater/headwaterRuntimeTargets.cmake")
   execute_process(COMMAND ${CMAKE_COMMAND} -S "${SOURCE_DIR}/runtime_project" -B "${SCRATCH}/no_runtime"
