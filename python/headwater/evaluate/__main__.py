@@ -120,7 +120,7 @@ def fingerprint(path):
     folder = os.path.isdir(path)
     for name in sorted(os.listdir(path)) if folder else [""]:
         file_path = os.path.join(path, name) if folder else path
-        if os.path.isfile(file_path):
+        if os.path.isfile(file_path) or not os.path.exists(file_path):
             size = os.path.getsize(file_path)
             found.update(f"{name}\0{size}\0".encode("utf-8", "surrogateescape"))
             with open(file_path, "rb") as file:
@@ -320,12 +320,12 @@ def _evaluate(arguments, open_model):
     haystack, haystack_digest = (None, None) if flags.haystack is None else _text(flags.haystack)
     rules.Rule("dense", flags.chunk, flags.memory)
     configuration = _configuration(flags, path, haystack_digest)
-    os.makedirs(flags.out, exist_ok=True)
+    backend = open_model(path, flags.threads, flags.engine)
+    evaluation = Evaluation(flags, backend, texts, haystack)
+    os.makedirs(flags.out, exist_ok=True)  # not before all flags are known to be good: a journal keeps its configuration
     kept = journal.Journal(os.path.join(flags.out, "journal.jsonl"), configuration)
     try:
-        backend = open_model(path, flags.threads, flags.engine)
-        cells = Evaluation(flags, backend, texts, haystack).run(kept)
-        return _write(flags, backend, configuration, cells)
+        return _write(flags, backend, configuration, evaluation.run(kept))
     finally:
         kept.close()
 

@@ -154,6 +154,8 @@ def open_model(path, threads=0, engine=None):
         if not os.path.isfile(os.path.join(path, "config.json")):
             raise ValueError(f"{path} has no config.json; allowed: a folder of Hugging Face, or a GGUF file")
         return HuggingFace(path, threads, engine)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} is no regular file; allowed: a GGUF file, or a folder of Hugging Face")
     with open(path, "rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} is no GGUF file; allowed: one, or a folder of Hugging Face")

@@ -11,7 +11,7 @@ def wilson(mean, count):
     z = statistics.NormalDist().inv_cdf(0.975)
     centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half))  # not a rounding inside 0 and 1
 
 
 def mean_and_error(values):

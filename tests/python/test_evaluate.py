@@ -1,0 +1,427 @@
+"""headwater.evaluate: prompts, scores, the journal, what the command refuses, and a run on the bundled model."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import unittest.mock
+
+import support
+from support import headwater
+from headwater.evaluate import __main__ as command
+from headwater.evaluate import backends, journal, report, rules, tasks
+
+import scripted_model
+
+HERE = pathlib.Path(__file__).resolve().parent
+MODELS = HERE.parents[1] / "models"
+MODEL = MODELS / "headwater-tiny-f16.gguf"
+QUICK = ("--lengths", "1024", "--samples", "2", "--chunk", "256", "--memory", "64", "--decode", "64")
+
+
+def prompt(task, length, sample=0, seed=0, count=scripted_model.Scripted().count, **setting):
+    return tasks.prompt(tasks.TASKS[task], tasks.Setting(seed, **setting), sample, length, count)
+
+
+class Prompts(unittest.TestCase):
+    def test_lengths_are_exact(self):
+        for task in tasks.TASKS:
+            for length in (1024, 4096, 16384):
+                found = prompt(task, length, sample=3)
+                self.assertEqual(found.tokens + found.room, length, task)
+                self.assertEqual(scripted_model.Scripted().count(found.text), found.tokens, task)
+
+    def test_lengths_with_a_vocabulary_that_joins_dots(self):
+        def count(text):  # three characters a token: no dot is a token of its own
+            return math.ceil(len(text) / 3)
+        for task in tasks.TASKS:
+            found = prompt(task, 4096, count=count)
+            self.assertLessEqual(found.tokens + found.room, 4096, task)
+            self.assertGreaterEqual(found.tokens + found.room, 4095, task)
+            self.assertEqual(count(found.text), found.tokens)
+
+    def test_equal_seeds_give_equal_prompts_and_others_do_not(self):
+        for task in tasks.TASKS:
+            first, again = prompt(task, 1024), prompt(task, 1024)
+            self.assertEqual((first.text, first.answers), (again.text, again.answers))
+            self.assertNotEqual(first.answers, prompt(task, 1024, seed=1).answers)
+            self.assertNotEqual(first.answers, prompt(task, 1024, sample=1).answers)
+
+    def test_needles_are_spread_over_the_text(self):
+        for task, haystack in (("niah_single", None), ("niah_uuid", None), ("niah_single", "one two three. four five? six\n")):
+            depths = []
+            for sample in range(20):
+                found = prompt(task, 1024, sample, haystack=tasks.Haystack(haystack))
+                self.assertEqual(found.text.count(found.answers[0]), 1)
+                depths.append(found.text.index(found.answers[0]) / len(found.text))
+            for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+                self.assertTrue(any(low <= depth < low + 0.2 for depth in depths), (task, sorted(depths)))
+
+    def test_needles_stand_between_sentences(self):
+        text = prompt("niah_multikey", 1024).text
+        lines = text.split("\n")[1:-1]
+        self.assertEqual(sum(line.startswith("The secret code of") for line in lines), 4)
+        for before, after in zip(lines, lines[1:]):
+            if after.startswith("The secret code of"):
+                self.assertRegex(before, r"\.$")
+
+    def test_a_length_that_is_too_short_says_what_is_enough(self):
+        for task in tasks.TASKS:
+            with self.assertRaisesRegex(ValueError, f"length 64 is too short for task {task}, sample 0; allowed: ") as raised:
+                prompt(task, 64)
+            enough = int(str(raised.exception).split()[-3])
+            if task != "common_words":  # which has more words where the length is larger
+                self.assertEqual(prompt(task, enough).answers, prompt(task, 1024).answers)
+
+    def test_wordings(self):
+        found = prompt("niah_single", 1024, needle="# CODE {name} {code}", question="# ASK {name}")
+        self.assertIn(f" {found.answers[0]}\n", found.text)
+        self.assertRegex(found.text, r"\n# ASK \w+-\w+$")
+        for bad, what in (({"needle": "{name}"}, "needle"), ({"question": "who?"}, "question")):
+            with self.assertRaisesRegex(ValueError, f"the {what} is .*; allowed: a text with {{name}}"):
+                tasks.Setting(0, **bad)
+        with self.assertRaisesRegex(ValueError, "the haystack has no word"):
+            tasks.Haystack(" \n")
+
+
+class Scores(unittest.TestCase):
+    def test_each_task_is_solved_by_who_reads_the_prompt(self):
+        for task in tasks.TASKS:
+            for sample in range(4):
+                for length in (1024, 4096):
+                    found = prompt(task, length, sample)
+                    self.assertEqual(tasks.match_all(scripted_model.solve(found.text), found.answers), 1.0,
+                                     (task, found.answers, scripted_model.solve(found.text)))
+
+    def test_wrong_and_half_right_answers(self):
+        for task in tasks.TASKS:
+            wanted = prompt(task, 1024).answers
+            for wrong in ("", "no", prompt(task, 1024, seed=9).answers[0]):
+                self.assertEqual((tasks.match_all(wrong, wanted), tasks.match_part(wrong, wanted)), (0.0, 0.0))
+            one = f"it is {wanted[-1].upper()}, I think"
+            self.assertEqual((tasks.match_all(one, wanted), tasks.match_part(one, wanted)), (1 / len(wanted), 1.0))
+
+    def test_intervals(self):
+        low, high = report.wilson(0.5, 100)
+        self.assertAlmostEqual(low, 0.4038, places=4)
+        self.assertAlmostEqual(high, 0.5962, places=4)
+        self.assertEqual(report.wilson(0.0, 10)[0], 0.0)
+        self.assertEqual(report.wilson(1.0, 10)[1], 1.0)
+
+    def test_ends_of_query_blocks(self):
+        self.assertEqual(rules.block_ends(200, 64), [95, 127, 159, 191, 199])
+        self.assertEqual(rules.block_ends(64, 64), [])
+        self.assertEqual(rules.block_ends(4160, 3072), [*range(3103, 4096, 32), 4127, 4159])  # chunks begin anew at 4096
+
+    def test_rules_are_options_of_sessions(self):
+        for name in rules.NAMES:
+            rule = rules.Rule(name, 64, 32)
+            own = headwater.Session(layers=1, heads=2, kv_heads=1, head_dim=16, capacity=256, dtype="float32", **rule.options)
+            self.assertEqual(own.warnings, [])
+            self.assertEqual(own.options["sparse"], name != "dense")
+            if name != "dense":
+                self.assertEqual((own.options["local"] + own.options["heavy"], own.options["chunk"]), (32, 64))
+        for bad in (("best", 64, 32), ("h2o", 16, 8), ("h2o", 65, 32), ("h2o", 64, 64), ("blocks", 64, 20), ("blocks", 64, 8)):
+            with self.assertRaisesRegex(ValueError, "allowed: "):
+                rules.Rule(*bad)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.model = self.folder / "model.gguf"
+        self.model.write_bytes(b"GGUF and no more")
+        self.text = self.folder / "text.txt"
+        self.text.write_text("".join(f"line {number} of a text\n" for number in range(700)), encoding="utf-8")
+
+    def run_main(self, *arguments):
+        """The command with the scripted model in this process: (status, output, what it says)."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = command.main([*map(str, arguments)], scripted_model.Scripted)
+        return status, out.getvalue(), err.getvalue()
+
+    def start(self, *arguments, delay=0.0, **more):
+        return subprocess.Popen([sys.executable, "-B", HERE / "scripted_model.py", *map(str, arguments)],
+                                stderr=subprocess.PIPE, text=True, env={**os.environ, "SCRIPTED_DELAY": str(delay)},
+                                **{"stdout": subprocess.PIPE, **more})
+
+    def flags(self, out, *more):
+        return ("--model", self.model, "--texts", self.text, "--out", self.folder / out, *QUICK, *more)
+
+    def journal(self, out):
+        return self.folder / out / "journal.jsonl"
+
+    def refused(self, status, out, err, wanted):
+        self.assertEqual((status, out), (2, ""), err)
+        self.assertRegex(err, wanted)
+        self.assertEqual(err.count("\n"), 1, err)
+
+
+class Runs(Folder):
+    def test_a_run_and_its_files(self):
+        status, out, err = self.run_main(*self.flags("out"))
+        self.assertEqual(status, 0, err)
+        self.assertEqual((self.folder / "out" / "table.md").read_text(encoding="utf-8"), out)
+        found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
+        self.assertEqual(len(found["answers"]), len(tasks.TASKS) * len(rules.NAMES))
+        for entry in found["answers"]:
+            self.assertEqual((entry["score"], entry["any"], entry["samples"], entry["high"]), (1.0, 1.0, 2, 1.0), entry)
+        self.assertEqual([(entry["rule"], entry["of_dense"]) for entry in found["first_token"]],
+                         [("dense", 1.0), ("h2o", 0.25), ("window", 0.25), ("blocks", 0.25)])
+        by_rule = {entry["rule"]: entry for entry in found["losses"]}
+        for rule, worse in (("h2o", 0.03), ("window", 0.02), ("blocks", 0.01)):
+            self.assertAlmostEqual(by_rule[rule]["prefill"]["difference"], worse)
+            self.assertAlmostEqual(by_rule[rule]["decoded"]["difference"], 0.0)
+            self.assertEqual(by_rule[rule]["windows"], 2)
+        self.assertEqual(found["versions"]["headwater"], headwater.__version__)
+        self.assertEqual(found["configuration"]["isa"], headwater.info()["isa"])
+        self.assertIn("| `niah_single` | `blocks` | 100 (34 to 100) |", out)
+        self.assertRegex(out, r"\| `text text.txt [0-9a-f]{16}` \| `h2o` \| \+3\.05 \(0\.00\) % \|")
+        files = {path.name for path in (self.folder / "out").iterdir()}
+        self.assertLessEqual({"journal.jsonl", "results.json", "table.md"}, files)
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.assertIn("matplotlib is not installed", err)
+        else:
+            self.assertIn("plot.svg", files)
+            self.assertIn("<svg", (self.folder / "out" / "plot.svg").read_text(encoding="utf-8"))
+        self.assertEqual([name for name in files if name.startswith(".")], [])
+
+    def test_wrong_answers_score_nothing(self):
+        with unittest.mock.patch.dict(os.environ, SCRIPTED_WRONG="1"):
+            status, _, err = self.run_main(*self.flags("out"))
+        self.assertEqual(status, 0, err)
+        found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
+        for entry in found["answers"]:
+            self.assertEqual((entry["score"], entry["low"]), (0.0, 0.0), entry)
+
+    def test_more_is_added_and_nothing_is_run_twice(self):
+        self.assertEqual(self.run_main(*self.flags("out", "--tasks", "niah_single"))[0], 0)
+        first = self.journal("out").read_text(encoding="utf-8")
+        self.assertEqual(self.run_main(*self.flags("out", "--tasks", "niah_single,common_words", "--samples", "3"))[0], 0)
+        both = self.journal("out").read_text(encoding="utf-8")
+        self.assertTrue(both.startswith(first))
+        self.assertEqual(both.count("\n") - first.count("\n"), 4 * (1 + 3 + 1))  # the text has a third window, too
+        cells = [json.dumps(json.loads(line)["cell"]) for line in both.splitlines()[1:]]
+        self.assertEqual(len(cells), len(set(cells)))
+
+    def test_killed_and_resumed(self):
+        for how in (signal.SIGKILL, signal.SIGINT):
+            out = f"stopped-{how}"
+            run = self.start(*self.flags(out), delay=0.03)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                if self.journal(out).exists() and self.journal(out).read_bytes().count(b"\n") > 5:
+                    break
+                time.sleep(0.01)
+            run.send_signal(how)
+            _, err = run.communicate(timeout=60)
+            if how == signal.SIGINT:
+                self.assertEqual(run.returncode, 130, err)
+                self.assertIn("stopped; the same command goes on from here", err)
+            else:
+                self.assertEqual(run.returncode, -signal.SIGKILL)
+            self.assertFalse((self.folder / out / "results.json").exists())
+            done = self.journal(out).read_bytes()
+            self.assertLess(done.count(b"\n"), 70)
+            status, table, err = self.run_main(*self.flags(out))
+            self.assertEqual(status, 0, err)
+            self.assertTrue(self.journal(out).read_bytes().startswith(done))
+            self.run_main(*self.flags("whole"))
+            self.assertEqual(self.journal(out).read_bytes(), self.journal("whole").read_bytes())
+            for name in ("results.json", "table.md"):
+                self.assertEqual((self.folder / out / name).read_bytes(), (self.folder / "whole" / name).read_bytes())
+
+    def test_two_processes_do_not_share_a_folder(self):
+        kept = journal.Journal(self.make("out") / "journal.jsonl", {})
+        self.addCleanup(kept.close)
+        self.refused(*self.run_main(*self.flags("out")), "journal.jsonl is in use by another process; allowed: one at a time")
+
+    def make(self, name):
+        folder = self.folder / name
+        folder.mkdir()
+        return folder
+
+    def test_a_full_disk(self):
+        """A limit on the size of files stands for it: the error comes from write(), as ENOSPC does."""
+        run = self.start(*self.flags("out"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)))
+        out, err = run.communicate(timeout=120)
+        self.assertEqual((run.returncode, out), (2, ""))
+        self.assertRegex(err.splitlines()[-1], "^headwater.evaluate: File too large$")
+        status, _, err = self.run_main(*self.flags("out"))  # there is room again
+        self.assertEqual(status, 0, err)
+        self.run_main(*self.flags("whole"))
+        self.assertEqual(self.journal("out").read_bytes(), self.journal("whole").read_bytes())
+
+    def test_standard_output(self):
+        few = self.flags("out", "--tasks", "niah_single")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            run = self.start(*few, stdout=full)
+            self.assertIn("headwater.evaluate: No space left on device\n", run.communicate(timeout=120)[1])
+            self.assertEqual(run.returncode, 2)
+        self.assertTrue((self.folder / "out" / "table.md").exists())  # nothing but the copy is lost
+        reads, writes = os.pipe()
+        os.close(reads)
+        run = self.start(*few, stdout=writes)
+        os.close(writes)
+        self.assertNotIn("Error", run.communicate(timeout=120)[1])
+        self.assertEqual(run.returncode, 141)
+        run = self.start(*self.flags("closed"), preexec_fn=lambda: os.close(1))
+        self.assertEqual(run.communicate(timeout=120)[1], "headwater.evaluate: standard output is closed; allowed: a file or a "
+                         "pipe\n")
+        self.assertEqual(run.returncode, 2)
+        self.assertFalse((self.folder / "closed").exists())
+
+
+class Journals(Folder):
+    def damaged(self, change, wanted):
+        self.run_main(*self.flags("out", "--tasks", "niah_single"))
+        path = self.journal("out")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        change(lines)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        before = path.read_bytes()
+        self.refused(*self.run_main(*self.flags("out", "--tasks", "niah_single")), wanted)
+        self.assertEqual(path.read_bytes(), before)
+
+    def test_a_last_line_that_was_cut_off_is_run_again(self):
+        self.run_main(*self.flags("out", "--tasks", "niah_single"))
+        whole = self.journal("out").read_bytes()
+        first = whole.index(b"\n") + 1
+        for kept in (len(whole) - 1, len(whole) - 40, first + 3, first, first - 1, 10, 0):
+            self.journal("out").write_bytes(whole[:kept])
+            status, _, err = self.run_main(*self.flags("out", "--tasks", "niah_single"))
+            self.assertEqual(status, 0, err)
+            self.assertEqual(self.journal("out").read_bytes(), whole, kept)
+
+    def test_damage_elsewhere_is_refused_by_line(self):
+        for line, text in ((3, "{"), (2, "[]"), (4, '{"cell": 1, "result": {}}'), (2, '{"cell": [], "result": 0}'),
+                           (5, "\\x00"), (2, "[" * 100_000), (1, "{}"), (1, '{"headwater_evaluate": 1, "hash": "", '
+                                                              '"configuration": {}}')):
+            with self.subTest(line=line, text=text[:20]):
+                def change(lines, line=line, text=text):
+                    lines[line - 1] = text
+                self.damaged(change, rf"journal.jsonl, line {line}: damaged; allowed: what headwater.evaluate wrote there")
+                self.journal("out").unlink()
+
+    def test_a_file_that_is_no_journal(self):
+        out = self.folder / "out"
+        out.mkdir()
+        self.journal("out").write_text("my notes", encoding="utf-8")
+        self.refused(*self.run_main(*self.flags("out")), "journal.jsonl is no journal of headwater.evaluate")
+        self.assertEqual(self.journal("out").read_text(encoding="utf-8"), "my notes")
+        self.journal("out").unlink()
+        os.symlink("/dev/zero", self.journal("out"))
+        self.refused(*self.run_main(*self.flags("out")), "journal.jsonl is no regular file")
+
+    def test_another_configuration_is_refused_by_name(self):
+        self.run_main(*self.flags("out", "--tasks", "niah_single"))
+        for more, wanted in ((("--chunk", "512"), "chunk is 256 there and 512 here"),
+                             (("--memory", "128"), "memory is 64 there and 128 here"),
+                             (("--dense-tail", "8"), "dense_tail is 0 there and 8 here"),
+                             (("--seed", "8"), "seed is 0 there and 8 here"),
+                             (("--decode", "65"), "decode is 64 there and 65 here"),
+                             (("--threads", "1"), "threads is 0 there and 1 here"),
+                             (("--engine", "reference"), "engine is 'cpu' there and 'reference' here"),
+                             (("--haystack", self.text), "haystack is None there and '"),
+                             (("--needle", "{name}: {code}"), "needle is 'The secret")):
+            self.refused(*self.run_main(*self.flags("out", *more)), f"is of another configuration: {wanted}.*; allowed: the same")
+        self.model.write_bytes(b"GGUF, another")
+        self.refused(*self.run_main(*self.flags("out")), "is of another configuration: fingerprint is")
+
+
+class Flags(Folder):
+    def test_bad_flags(self):
+        folder = self.folder
+        binary = folder / "binary"
+        binary.write_bytes(b"abc\xff\xfe")
+        short = folder / "short.txt"
+        short.write_text("a few words", encoding="utf-8")
+        (folder / "empty").mkdir()
+        (folder / "same").mkdir()
+        (folder / "same" / "text.txt").write_text("x", encoding="utf-8")
+        base = ["--model", self.model, "--out", folder / "out", *QUICK]
+        table = [
+            ([], "one of the arguments --model --gguf is required"),
+            (["--model", self.model, "--gguf", self.model], "not allowed with argument"),
+            (["--model", ""], "'' is not allowed; use a name"),
+            (["--model", folder / "none"], "none: No such file or directory"),
+            (["--gguf", folder], "is a folder; allowed: a GGUF file"),
+            ([*base, "--best"], "unrecognized arguments: --best"),
+            ([*base, "extra"], "unrecognized arguments: extra"),
+            ([*base, "--rules", "dense,best"], "--rules: 'best' is not allowed; use some of dense, h2o, window, blocks"),
+            ([*base, "--rules", ""], "--rules: '' is not allowed"),
+            ([*base, "--rules", "h2o,h2o"], "--rules: h2o is given twice; allowed is once"),
+            ([*base, "--lengths", "63"], "--lengths: '63' is not allowed; use an integer, 64 to"),
+            ([*base, "--lengths", "4096,"], "--lengths: '' is not allowed"),
+            ([*base, "--lengths", "4e3"], "--lengths: '4e3' is not allowed"),
+            ([*base, "--lengths", "٤٠٩٦"], "is not allowed; use an integer"),
+            ([*base, "--lengths", "9" * 5000], "is not allowed; use an integer"),
+            ([*base, "--lengths", "20001"], "--lengths: 20001 is not allowed; the model's context has 20000 tokens"),
+            ([*base, "--lengths", "128"], "length 128 is too short for task niah_single, sample 0; allowed: "),
+            ([*base, "--tasks", "qa"], "--tasks: 'qa' is not allowed; use some of niah_single"),
+            ([*base, "--tasks", "none"], "--tasks: none is not allowed"),
+            ([*base, "--tasks", "none,niah_single", "--texts", self.text], "--tasks: none is not allowed beside"),
+            ([*base, "--samples", "0"], "--samples: '0' is not allowed"),
+            ([*base, "--seed", "-1"], "--seed: '-1' is not allowed"),
+            ([*base, "--chunk", "0"], "--chunk: '0' is not allowed"),
+            ([*base, "--chunk", "100"], "the chunk is 100; allowed: a multiple of 8"),
+            ([*base, "--memory", "256"], "the memory is 256; allowed: a multiple of 8, 16 or more and below the chunk, 256"),
+            ([*base, "--dense-tail", "1000"], "--dense-tail: 1000 is not allowed; use less than"),
+            ([*base, "--texts", self.text, "--decode", "1024"], "--decode: 1024 is not allowed; use less than the shortest"),
+            ([*base, "--texts"], "--texts: expected at least one argument"),
+            ([*base, "--texts", folder / "none"], "none: No such file or directory"),
+            ([*base, "--texts", folder], "is no regular file; allowed: a text in UTF-8"),
+            ([*base, "--texts", "/dev/zero"], "is no regular file"),
+            ([*base, "--texts", binary], "is no UTF-8 at byte 3; allowed: a text in UTF-8"),
+            ([*base, "--texts", short], r"short.txt has \d+ tokens; allowed: 1024 or more"),
+            ([*base, "--texts", self.text, folder / "same" / "text.txt"], "--texts: two files have one name"),
+            ([*base, "--haystack", binary], "is no UTF-8 at byte 3"),
+            ([*base, "--haystack", "/dev/null"], "is no regular file"),
+            ([*base, "--needle", "{name}"], "the needle is '{name}'; allowed: a text with {name} and {code}"),
+            ([*base, "--question", "what?"], "the question is 'what\\?'; allowed: a text with {name}"),
+            ([*base, "--threads", "513"], "--threads: '513' is not allowed"),
+            ([*base, "--out", self.text], "text.txt: File exists"),
+            ([*base, "--out", "/dev/full"], "/dev/full: File exists"),
+            ([*base, "--out", "/proc/none"], "/proc/none: No such file or directory"),
+        ]
+        for arguments, wanted in table:
+            with self.subTest(arguments=[str(argument)[:40] for argument in arguments[-2:]]):
+                self.refused(*self.run_main(*arguments), wanted)
+                self.assertFalse((folder / "out").exists())
+
+    def test_models_that_are_none(self):
+        with self.assertRaisesRegex(ValueError, "has no config.json; allowed: a folder of Hugging Face"):
+            backends.open_model(self.folder)
+        with self.assertRaisesRegex(ValueError, "is no GGUF file; allowed: one, or a folder"):
+            backends.open_model(self.text)
+        os.mkfifo(self.folder / "pipe")
+        with self.assertRaisesRegex(ValueError, "is no regular file; allowed: a GGUF file"):
+            backends.open_model(self.folder / "pipe")
+        with self.assertRaises(FileNotFoundError):
+            backends.open_model(self.folder / "none")
+
+    def test_help_names_every_task(self):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), self.assertRaises(SystemExit) as ended:
+            command.main(["--help"], scripted_model.Scripted)
+        self.assertEqual(ended.exception.code, 0)
+        for task in tasks.TASKS:
+            self.assertIn(task, out.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
