@@ -32,6 +32,23 @@ def prompt(task, length, sample=0, seed=0, count=scripted_model.Scripted().count
     return tasks.prompt(tasks.TASKS[task], tasks.Setting(seed, **setting), sample, length, count)
 
 
+def missing(what):
+    """Why a backend cannot be tested here, or None; what is required must not be missing."""
+    try:
+        if what == "runtime":
+            headwater.Model  # noqa: B018
+        else:
+            import transformers  # noqa: F401
+            from headwater import hf  # noqa: F401
+    except (ImportError, AttributeError) as error:
+        required = "HEADWATER_RUNTIME_LIBRARY" in os.environ if what == "runtime" else (
+            os.environ.get("HEADWATER_REQUIRE_TORCH") == "1")
+        if required:
+            raise
+        return str(error)
+    return None
+
+
 class Prompts(unittest.TestCase):
     def test_lengths_are_exact(self):
         for task in tasks.TASKS:
@@ -83,7 +100,8 @@ class Prompts(unittest.TestCase):
                 self.assertEqual(prompt(task, enough).answers, prompt(task, 1024).answers)
 
     def test_wordings(self):
-        found = prompt("niah_single", 1024, needle="# CODE {name} {code}", question="# ASK {name}")
+        found = prompt("niah_single", 1024, needle="# CODE {name} {code}", question="# ASK {name}", digits=5)
+        self.assertRegex(found.answers[0], r"^[1-9][0-9]{4}$")
         self.assertIn(f" {found.answers[0]}\n", found.text)
         self.assertRegex(found.text, r"\n# ASK \w+-\w+$")
         for bad, what in (({"needle": "{name}"}, "needle"), ({"question": "who?"}, "question")):
@@ -188,7 +206,7 @@ class Runs(Folder):
         self.assertEqual(found["versions"]["headwater"], headwater.__version__)
         self.assertEqual(found["configuration"]["isa"], headwater.info()["isa"])
         self.assertIn("| `niah_single` | `blocks` | 100 (34 to 100) |", out)
-        self.assertRegex(out, r"\| `text text.txt [0-9a-f]{16}` \| `h2o` \| \+3\.05 \(0\.00\) % \|")
+        self.assertRegex(out, r"\| `text.txt` \| `h2o` \| \+3\.05 \(0\.00\) % \|")
         files = {path.name for path in (self.folder / "out").iterdir()}
         self.assertLessEqual({"journal.jsonl", "results.json", "table.md"}, files)
         try:
@@ -207,6 +225,14 @@ class Runs(Folder):
         found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
         for entry in found["answers"]:
             self.assertEqual((entry["score"], entry["low"]), (0.0, 0.0), entry)
+
+    def test_answers_are_judged_whole_or_to_their_first_line(self):
+        def cell(answer):
+            return {("dense", 64, "niah_single", 0): {"answer": answer, "wanted": ["12"], "seconds": 1.0}}
+        for answer, whole, first in (("12\n", 1.0, 1.0), ("13\nno, 12", 1.0, 0.0), ("\n 12", 1.0, 1.0), ("", 0.0, 0.0)):
+            for first_line, wanted in ((False, whole), (True, first)):
+                found = report.summarize(cell(answer), list(rules.NAMES), first_line)["answers"][0]
+                self.assertEqual((found["score"], found["any"]), (wanted, wanted), answer)
 
     def test_more_is_added_and_nothing_is_run_twice(self):
         self.assertEqual(self.run_main(*self.flags("out", "--tasks", "niah_single"))[0], 0)
@@ -333,12 +359,14 @@ class Journals(Folder):
                              (("--memory", "128"), "memory is 64 there and 128 here"),
                              (("--dense-tail", "8"), "dense_tail is 0 there and 8 here"),
                              (("--seed", "8"), "seed is 0 there and 8 here"),
+                             (("--digits", "8"), "digits is 7 there and 8 here"),
                              (("--decode", "65"), "decode is 64 there and 65 here"),
                              (("--threads", "1"), "threads is 0 there and 1 here"),
                              (("--engine", "reference"), "engine is 'cpu' there and 'reference' here"),
                              (("--haystack", self.text), "haystack is None there and '"),
                              (("--needle", "{name}: {code}"), "needle is 'The secret")):
-            self.refused(*self.run_main(*self.flags("out", *more)), f"is of another configuration: {wanted}.*; allowed: the same")
+            self.refused(*self.run_main(*self.flags("out", *more)),
+                         f"is of another configuration: {wanted}.*; allowed: the same")
         self.model.write_bytes(b"GGUF, another")
         self.refused(*self.run_main(*self.flags("out")), "is of another configuration: fingerprint is")
 
@@ -375,6 +403,7 @@ class Flags(Folder):
             ([*base, "--tasks", "qa"], "--tasks: 'qa' is not allowed; use some of niah_single"),
             ([*base, "--tasks", "none"], "--tasks: none is not allowed"),
             ([*base, "--tasks", "none,niah_single", "--texts", self.text], "--tasks: none is not allowed beside"),
+            ([*base, "--digits", "2"], "--digits: '2' is not allowed; use an integer, 3 to 18"),
             ([*base, "--samples", "0"], "--samples: '0' is not allowed"),
             ([*base, "--seed", "-1"], "--seed: '-1' is not allowed"),
             ([*base, "--chunk", "0"], "--chunk: '0' is not allowed"),
@@ -421,6 +450,151 @@ class Flags(Folder):
         self.assertEqual(ended.exception.code, 0)
         for task in tasks.TASKS:
             self.assertIn(task, out.getvalue())
+
+
+@unittest.skipIf(missing("runtime"), f"the runtime library: {missing('runtime')}")
+class Bundled(Folder):
+    """The bundled model by headwater.Model."""
+
+    WORDING = ("--needle", "# REGISTRY: the code of {name} is {code}", "--question", "# QUERY: the code of {name} is",
+               "--digits", "5", "--first-line", "--haystack", MODELS / "eval-16k.txt", "--threads", "2")
+
+    def run_model(self, *arguments):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = command.main(["--model", str(MODEL), *map(str, arguments)])
+        return status, out.getvalue(), err.getvalue()
+
+    def test_lengths_are_exact(self):
+        model = backends.open_model(MODEL)
+        for task in tasks.TASKS:
+            for length in (512, 4096, 16384):
+                found = prompt(task, length, count=model.count)
+                self.assertEqual((found.tokens + found.room, model.count(found.text)), (length, found.tokens), task)
+
+    def test_losses_are_those_of_the_model(self):
+        text = MODELS / "eval-4k.txt"
+        flags = ("--texts", text, "--tasks", "none", "--lengths", "2048", "--decode", "100", "--samples", "2", "--chunk", "256",
+                 "--memory", "64", "--threads", "2", "--out", self.folder / "out")
+        status, _, err = self.run_model(*flags)
+        self.assertEqual(status, 0, err)
+        found = {entry["rule"]: entry for entry in
+                 json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))["losses"]}
+        model = headwater.Model(MODEL)
+        for rule, options in (("h2o", {"select": "h2o", "local": 32, "heavy": 32}),
+                              ("blocks", {"select": "blocks", "local": 32, "heavy": 32})):
+            wanted = model.perplexity(text.read_text(encoding="utf-8"), window=2048, decode=100, chunk=256, threads=2,
+                                      **options)
+            self.assertEqual(wanted["windows"], 2)
+            self.assertAlmostEqual(found[rule]["decoded"]["nll"], wanted["sparse"]["decoded"]["nll"], places=9)
+            self.assertAlmostEqual(found["dense"]["decoded"]["nll"], wanted["dense"]["decoded"]["nll"], places=9)
+            if rule == "h2o":
+                self.assertAlmostEqual(found[rule]["prefill"]["nll"], wanted["sparse"]["prefill"]["nll"], places=9)
+                self.assertAlmostEqual(found["dense"]["prefill"]["nll"], wanted["dense"]["prefill"]["nll"], places=9)
+        self.assertGreater(found["h2o"]["prefill"]["difference"], 0.0)
+
+    def test_codes_are_found(self):
+        """What it was trained for. Windows of eight layers reach over a third of the text."""
+        flags = ("--tasks", "niah_single", "--lengths", "2048", "--samples", "6", "--chunk", "64", "--memory", "32",
+                 "--rules", "dense,window,blocks", "--out", self.folder / "out", *self.WORDING)
+        status, _, err = self.run_model(*flags)
+        self.assertEqual(status, 0, err)
+        document = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
+        found = {entry["rule"]: entry["score"] for entry in document["answers"]}
+        self.assertGreater(found["dense"], 0.5)
+        self.assertLess(found["window"], found["dense"])
+        self.assertGreater(found["blocks"], found["window"])
+        self.assertEqual(document["model"]["kind"], "gguf")
+        self.assertTrue(all(entry["median"] > 0 for entry in document["first_token"]))
+
+    def test_what_is_refused(self):
+        out = self.folder / "out"
+        for arguments, wanted in (
+                (("--out", out, "--lengths", "40000"), "--lengths: 40000 is not allowed; the model's context has 32768 tokens"),
+                (("--out", out, "--engine", "fast", *QUICK, "--tasks", "niah_single"), "engine.*fast")):
+            self.refused_last(*self.run_model(*arguments), wanted)
+        broken = self.folder / "broken.gguf"
+        broken.write_bytes(MODEL.read_bytes()[:100_000])
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            self.assertEqual(command.main(["--gguf", str(broken), "--out", str(out), *QUICK]), 2)
+        self.assertRegex(err.getvalue(), "^headwater.evaluate: .*broken.gguf.*\n$")
+
+    def refused_last(self, status, out, err, wanted):
+        self.assertEqual((status, out), (2, ""), err)
+        self.assertRegex(err.splitlines()[-1], wanted)
+
+
+@unittest.skipIf(missing("transformers"), f"PyTorch and transformers: {missing('transformers')}")
+class HuggingFace(Folder):
+    """A small Llama with random weights, in a folder as save_pretrained() writes it."""
+
+    def setUp(self):
+        super().setUp()
+        import tokenizers
+        import transformers
+        letters = {letter: index for index, letter in enumerate(map(chr, range(32, 127)))}
+        words = tokenizers.Tokenizer(tokenizers.models.BPE(letters | {"<s>": 95, "</s>": 96, "?": letters["?"]}, [],
+                                                           unk_token="?"))
+        words.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 95)])
+        words.decoder = tokenizers.decoders.Fuse()
+        support.torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=95, eos_token_id=96)
+        self.model_folder = self.folder / "llama"
+        transformers.LlamaForCausalLM(config).save_pretrained(self.model_folder)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(
+            self.model_folder)
+        self.eager = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, attn_implementation="eager")
+        self.backend = backends.open_model(self.model_folder, threads=2)
+        self.ids = self.backend.tokenize("A text of letters. " * 20)
+
+    def test_tokens(self):
+        self.assertEqual(self.backend.tokenize(""), [95])
+        self.assertEqual((self.backend.count("abc"), self.backend.context), (4, 2048))
+
+    def test_dense_losses_and_answers_are_those_of_eager_attention(self):
+        torch = support.torch
+        rule = rules.Rule("dense", 64, 32)
+        with torch.inference_mode():
+            logits = self.eager(torch.tensor([self.ids])).logits[0]
+            wanted = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(self.ids[1:]), reduction="none")
+            written = self.eager.generate(torch.tensor([self.ids]), max_new_tokens=8, do_sample=False)[0, len(self.ids):]
+        torch.testing.assert_close(torch.tensor(self.backend.losses(self.ids, 50, rule)), wanted, atol=1e-4, rtol=1e-4)
+        answer, seconds = self.backend.answer(self.ids, 8, rule, 0)
+        self.assertEqual(answer, self.backend._tokenizer.decode(written))
+        self.assertGreater(seconds, 0)
+
+    def test_sparse_losses_are_dense_in_the_first_chunk_alone(self):
+        dense = self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 16))
+        for name in ("h2o", "window", "blocks"):
+            sparse = self.backend.losses(self.ids, 50, rules.Rule(name, 64, 16))
+            differences = [abs(one - other) for one, other in zip(sparse, dense)]
+            self.assertLess(max(differences[:60]), 1e-4, name)
+            self.assertGreater(max(differences[64:-50]), 1e-3, name)
+
+    def test_a_run(self):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = command.main(["--model", str(self.model_folder), "--texts", str(self.text), "--out",
+                                   str(self.folder / "out"), *QUICK, "--tasks", "niah_uuid,variable_tracking"])
+        self.assertEqual(status, 0, err.getvalue())
+        document = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
+        self.assertEqual((document["model"]["kind"], document["model"]["name"]), ("hugging face", "llama"))
+        self.assertEqual(len(document["answers"]) + len(document["losses"]), 12)
+
+    def test_a_soft_cap_is_known_and_another_change_of_logits_is_refused(self):
+        self.backend._model.lm_head.register_forward_hook(lambda _module, _given, out: out)  # no change
+        self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 32))
+        forward = self.backend._model.forward
+
+        def scaled(*arguments, **named):
+            found = forward(*arguments, **named)
+            found.logits = found.logits * 2
+            return found
+        self.backend._model.forward = scaled
+        with self.assertRaisesRegex(NotImplementedError, "losses of llama: it changes logits after its output layer"):
+            self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 32))
 
 
 if __name__ == "__main__":

@@ -87,14 +87,18 @@ def _parser():
                         help="tokens of a memory set; h2o: half newest, half by score; window: the newest; blocks: the newest "
                         "64, the rest chosen (512)")
     parser.add_argument("--dense-tail", type=_integer(0, MOST), default=0, metavar="N",
-                        help="last tokens of a prompt that see everything before them; 0: the question is the end of the sparse "
-                        "prefill (0)")
+                        help="last tokens of a prompt that see everything before them; 0: the question is the end of the "
+                        "sparse prefill (0)")
     parser.add_argument("--decode", type=_integer(1, MOST), default=256, metavar="N",
                         help="tokens of a window of a text that are decoded densely (256)")
     parser.add_argument("--haystack", type=_nonempty, metavar="FILE", help="a text around needles (sentences of noise)")
     parser.add_argument("--needle", type=_nonempty, default=tasks.NEEDLE, metavar="LINE",
                         help="what is planted, with {name} and {code}")
     parser.add_argument("--question", type=_nonempty, default=tasks.QUESTION, metavar="LINE", help="what is asked, with {name}")
+    parser.add_argument("--digits", type=_integer(3, 18), default=tasks.DIGITS, metavar="N", help="of a code (7)")
+    parser.add_argument("--first-line", action="store_true",
+                        help="judge answers up to their first line break: for models that go on with another question, which "
+                        "they answer by dense decoding")
     parser.add_argument("--threads", type=_integer(0, 512), default=0, metavar="N", help="0: all usable cores (0)")
     parser.add_argument("--engine", type=_nonempty, metavar="NAME", help="one of headwater.engines()")
     parser.add_argument("--out", type=_nonempty, default="evaluation", metavar="FOLDER",
@@ -173,7 +177,7 @@ class _Progress:
 
 
 def _windows(backend, path, text, length, most):
-    """Ids of the windows of a text, each with the tokens that begin a prompt, in place of the text's (as `headwater perplexity`)."""
+    """Ids of the windows of a text, each with what begins a prompt in place of its tokens (as `headwater perplexity`)."""
     begin = backend.tokenize("")
     ids = backend.tokenize(text)
     if len(ids) < length:
@@ -194,7 +198,7 @@ class Evaluation:
     def __init__(self, flags, backend, texts, haystack):
         self._flags, self._backend, self._texts = flags, backend, texts
         self._rules = [rules.Rule(name, flags.chunk, flags.memory) for name in flags.rules]
-        self._setting = tasks.Setting(flags.seed, tasks.Haystack(haystack), flags.needle, flags.question)
+        self._setting = tasks.Setting(flags.seed, tasks.Haystack(haystack), flags.needle, flags.question, flags.digits)
         self._tasks = [] if flags.tasks == ["none"] else [tasks.TASKS[name] for name in flags.tasks]
         if backend.context is not None and max(flags.lengths) > backend.context:
             raise Refused(f"--lengths: {max(flags.lengths)} is not allowed; the model's context has {backend.context} tokens")
@@ -211,8 +215,8 @@ class Evaluation:
     def _prompt(self, task, length, sample):
         prompt = tasks.prompt(task, self._setting, sample, length, self._backend.count)
         if self._flags.dense_tail >= prompt.tokens:
-            raise Refused(f"--dense-tail: {self._flags.dense_tail} is not allowed; use less than {prompt.tokens}, the tokens of "
-                          f"a prompt of task {task.name}")
+            raise Refused(f"--dense-tail: {self._flags.dense_tail} is not allowed; use less than {prompt.tokens}, the tokens "
+                          f"of a prompt of task {task.name}")
         return prompt
 
     def _plan(self):
@@ -235,8 +239,7 @@ class Evaluation:
             (prompt,) = made
             answer, seconds = self._backend.answer(self._backend.tokenize(prompt.text), prompt.room, rule,
                                                    self._flags.dense_tail)
-            return {"score": tasks.match_all(answer, prompt.answers), "any": tasks.match_part(answer, prompt.answers),
-                    "seconds": seconds, "tokens": prompt.tokens, "answer": answer, "wanted": prompt.answers}
+            return {"answer": answer, "wanted": prompt.answers, "seconds": seconds, "tokens": prompt.tokens}
         return run
 
     def _losses_of(self, window):
@@ -275,13 +278,13 @@ def _configuration(flags, path, haystack_digest):
     engine = flags.engine or known["engine"]
     return {"model": os.path.basename(os.path.abspath(path)), "fingerprint": fingerprint(path), "chunk": flags.chunk,
             "memory": flags.memory, "dense_tail": flags.dense_tail, "decode": flags.decode, "seed": flags.seed,
-            "haystack": haystack_digest, "needle": flags.needle, "question": flags.question, "threads": flags.threads,
-            "version": known["version"], "engine": engine, "processor": _processor(),
+            "haystack": haystack_digest, "needle": flags.needle, "question": flags.question, "digits": flags.digits,
+            "threads": flags.threads, "version": known["version"], "engine": engine, "processor": _processor(),
             "isa": next((entry["isa"] for entry in known["engines"] if entry["name"] == engine), "")}
 
 
 def _write(flags, backend, configuration, cells):
-    found = report.summarize(cells, list(rules.NAMES))
+    found = report.summarize(cells, list(rules.NAMES), flags.first_line)
     facts = {key: value for key, value in backend.facts.items() if value is not None}
     settings = [f"{configuration['model']} ({', '.join(f'{key} {value}' for key, value in facts.items())})",
                 f"headwater {configuration['version']}, engine {configuration['engine']} ({configuration['isa']}), "
@@ -289,12 +292,12 @@ def _write(flags, backend, configuration, cells):
                 f"chunks of {flags.chunk}, memory sets of {flags.memory}, dense tail {flags.dense_tail}, "
                 f"{flags.decode} tokens of a text decoded",
                 f"{flags.samples} samples, seed {flags.seed}, " + ("noise" if flags.haystack is None else os.path.basename(
-                    flags.haystack)) + " around needles"]
+                    flags.haystack)) + " around needles" + (", first line of answers" if flags.first_line else "")]
     text = report.markdown(found, settings)
     versions = {"headwater": configuration["version"], "python": platform.python_version()}
     machine = {"processor": configuration["processor"], "cores": os.cpu_count(), "system": platform.platform()}
     document = {"versions": versions, "machine": machine, "model": backend.facts, "configuration": configuration,
-                "samples": flags.samples, **found}
+                "samples": flags.samples, "first_line": flags.first_line, **found}
     journal.replace(os.path.join(flags.out, "results.json"), json.dumps(document, indent=1) + "\n")
     journal.replace(os.path.join(flags.out, "table.md"), text)
     try:

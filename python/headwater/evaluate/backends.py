@@ -44,31 +44,23 @@ class Gguf(Backend):
         import headwater
         self._model = headwater.Model(path)
         self._more = {"threads": threads, "engine": engine}
-        self._ends = set(self._model.end_tokens)
         self.context = self._model.context
         self.facts = {"kind": "gguf", "name": self._model.name, "projections": self._model.projections}
 
     def tokenize(self, text):
-        return list(self._model.tokenize(text))
+        return self._model.tokenize(text)
 
     def answer(self, ids, room, rule, dense_tail):
-        talk = self._model.conversation(capacity=len(ids) + room, dense_tail=dense_tail, **self._more, **rule.options)
+        """The first piece of text is the first token, unless that is not a whole character."""
+        pieces = self._model.generate(ids, max_tokens=room, dense_tail=dense_tail, **self._more, **rule.options)
         begin = time.perf_counter()
-        talk.feed(ids)
-        token = _likeliest(talk.logits)
+        first = next(pieces, "")
         seconds = time.perf_counter() - begin
-        answer = []
-        while token not in self._ends:
-            answer.append(token)
-            if len(answer) == room:
-                break
-            talk.append(token)
-            token = _likeliest(talk.logits)
-        return self._model.detokenize(answer), seconds
+        return first + "".join(pieces), seconds
 
     def losses(self, ids, decode, rule):
-        talk = self._model.conversation(capacity=len(ids), **self._more, **rule.options)
-        return list(talk.losses(ids, decode=decode))
+        with self._model.conversation(capacity=len(ids), **self._more, **rule.options) as talk:
+            return talk.losses(ids, decode=decode)
 
 
 class HuggingFace(Backend):

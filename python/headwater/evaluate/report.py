@@ -3,6 +3,8 @@
 import math
 import statistics
 
+from . import tasks
+
 COLOURS = {"dense": "#000000", "h2o": "#D55E00", "window": "#56B4E9", "blocks": "#0072B2"}
 
 
@@ -20,12 +22,13 @@ def mean_and_error(values):
     return statistics.fmean(values), error
 
 
-def _answers(results):
-    scores = [result["score"] for result in results]
+def _answers(results, first_line):
+    answers = [result["answer"].strip().partition("\n")[0] if first_line else result["answer"] for result in results]
+    scores = [tasks.match_all(answer, result["wanted"]) for answer, result in zip(answers, results)]
     mean = statistics.fmean(scores)
     low, high = wilson(mean, len(scores))
     return {"samples": len(scores), "score": mean, "low": low, "high": high,
-            "any": statistics.fmean(result["any"] for result in results)}
+            "any": statistics.fmean(tasks.match_part(answer, result["wanted"]) for answer, result in zip(answers, results))}
 
 
 def _losses(rule, results, dense):
@@ -43,8 +46,9 @@ def _losses(rule, results, dense):
     return found
 
 
-def summarize(cells, rules):
-    """cells: of (rule, length, task, sample) -> result, in order; a task "text NAME" holds losses.
+def summarize(cells, rules, first_line=False):
+    """cells: of (rule, length, task, sample) -> result, in order; a task "text NAME" holds losses. first_line: answers
+    end there.
 
     Returns {"answers": [..], "losses": [..], "first_token": [..]}: dicts with rule, length, task, and what was found.
     """
@@ -58,7 +62,7 @@ def summarize(cells, rules):
         if task.startswith("text "):
             found["losses"].append(head | _losses(rule, results, groups.get(("dense", length, task))))
         else:
-            found["answers"].append(head | _answers(results))
+            found["answers"].append(head | _answers(results, first_line))
             seconds.setdefault((rule, length), []).extend(result["seconds"] for result in results)
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     for (rule, length), median in medians.items():
@@ -66,7 +70,8 @@ def summarize(cells, rules):
         found["first_token"].append({"rule": rule, "length": length, "samples": len(seconds[rule, length]), "median": median,
                                      "of_dense": None if dense is None else median / dense})
     for rows in found.values():
-        rows.sort(key=lambda row: (row.get("task", ""), rules.index(row["rule"]), row["length"]))
+        order = list(dict.fromkeys(row.get("task") for row in rows))
+        rows.sort(key=lambda row: (order.index(row.get("task")), rules.index(row["rule"]), row["length"]))
     return found
 
 
@@ -78,14 +83,22 @@ def _table(heads, rows):
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def _shown(name):
+    """Of a text its file's name alone, without its digest, and nothing that Markdown would read in a table."""
+    if name.startswith("text "):
+        name = name[5:].rpartition(" ")[0]
+    return "".join("?" if letter in "`|" or not letter.isprintable() else letter for letter in name)
+
+
 def _by_length(entries, keys, cell):
     """Rows: what the keys say, then a cell for each length."""
     lengths = sorted({entry["length"] for entry in entries})
     rows = {}
     for entry in entries:
         rows.setdefault(tuple(entry[key] for key in keys), {})[entry["length"]] = cell(entry)
-    return _table([*keys, *map(str, lengths)], [[*(f"`{name}`" for name in row), *(cells.get(length, "") for length in lengths)]
-                                                for row, cells in rows.items()])
+    shown = [[*(f"`{_shown(name)}`" for name in row), *(cells.get(length, "") for length in lengths)]
+             for row, cells in rows.items()]
+    return _table([*keys, *map(str, lengths)], shown)
 
 
 def _with_error(value, error, form):
@@ -114,8 +127,8 @@ def markdown(found, settings):
     for name, about in (("prefill", "Tokens inside the prefill; of rule `blocks` those after a query block."),
                         ("decoded", "Tokens that are decoded densely after the prefill.")):
         if any(name in entry for entry in found["losses"]):
-            parts += [f"## Perplexity, {name}", f"{about} Mean loss of a token, or the change of perplexity against dense, with "
-                      "the standard error over windows.", _by_length(found["losses"], ("task", "rule"), _loss(name))]
+            parts += [f"## Perplexity, {name}", f"{about} Mean loss of a token, or the change of perplexity against dense, "
+                      "with the standard error over windows.", _by_length(found["losses"], ("task", "rule"), _loss(name))]
     if found["first_token"]:
         parts += ["## Time to the first token", "Seconds, median over all prompts of a length, and the ratio to dense.",
                   _by_length(found["first_token"], ("rule",), lambda entry: f"{entry['median']:.3f}" + (
@@ -138,7 +151,8 @@ def plot(found, path):
         figure, panels = matplotlib.pyplot.subplots(1, 3, figsize=(10, 3.2))
         _lines(panels[0], found["answers"], lambda entry: 100 * entry["score"], "wanted strings found, %")
         _lines(panels[1], [entry for entry in found["losses"] if "difference" in entry.get("prefill", {})],
-               lambda entry: 100 * math.expm1(entry["prefill"]["difference"]), "perplexity inside the prefill\nagainst dense, %")
+               lambda entry: 100 * math.expm1(entry["prefill"]["difference"]),
+               "perplexity against dense,\ninside the prefill, %")
         _lines(panels[2], found["first_token"], lambda entry: entry["median"], "time to the first token, s")
         figure.tight_layout()
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -11,7 +11,8 @@ import uuid
 
 ADJECTIVES = ("amber ancient brave bright calm clever cold copper crimson distant eager early empty fierce gentle golden "
               "green hidden humble lively lonely loud lucky mellow narrow noble pale patient plain proud quick quiet rapid "
-              "rough rusty silent silver simple smooth solid steady strong sudden sunny swift tall tender tiny warm wild").split()
+              "rough rusty silent silver simple smooth solid steady strong sudden sunny swift tall tender tiny warm "
+              "wild").split()
 NOUNS = ("anchor apple basket beacon bridge button candle canyon carpet castle circle cloud corner engine feather fence "
          "forest garden hammer harbor island jacket kettle ladder lantern lemon marble meadow mirror mountain needle ocean "
          "orchard paper pebble pencil pillow planet pocket ribbon river saddle shadow spoon stone summer tower valley "
@@ -22,6 +23,7 @@ NOISE = (("The", "A", "Every", "Some"), ("rain", "wind", "road", "field", "river
 SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 FILLER = " ."  # one token in most vocabularies
 ZETA_2 = 1.6449340668482264
+DIGITS = 7  # of the paper
 NEEDLE = "The secret code of {name} is {code}."
 QUESTION = "Question: what is the secret code of {name} in the text above? Answer: the secret code of {name} is"
 
@@ -66,8 +68,8 @@ def _names(own, count):
     return [f"{adjective}-{noun}" for adjective, noun in zip(own.sample(ADJECTIVES, count), own.sample(NOUNS, count))]
 
 
-def _codes(own, count):
-    return [str(code) for code in own.sample(range(1_000_000, 10_000_000), count)]
+def _codes(own, count, digits):
+    return [str(code) for code in own.sample(range(10 ** (digits - 1), 10 ** digits), count)]
 
 
 def _uuids(own, count):
@@ -124,14 +126,15 @@ class Task:
 
 
 class Setting:
-    """What all tasks share: seed, the Haystack, and how a needle and its question are worded ({name}, {code})."""
+    """What all tasks share: seed, the Haystack, how a needle and its question are worded ({name}, {code}), digits of a code."""
 
-    def __init__(self, seed=0, haystack=None, needle=NEEDLE, question=QUESTION):
+    def __init__(self, seed=0, haystack=None, needle=NEEDLE, question=QUESTION, digits=DIGITS):
         """Errors: ValueError where a wording lacks a place."""
         for flag, text, places in (("needle", needle, ("{name}", "{code}")), ("question", question, ("{name}",))):
             if not all(place in text for place in places):
                 raise ValueError(f"the {flag} is {text!r}; allowed: a text with {' and '.join(places)}")
-        self.seed, self.haystack, self._needle, self._question = seed, haystack or Haystack(), needle, question
+        self.seed, self.haystack, self.digits = seed, haystack or Haystack(), digits
+        self._needle, self._question = needle, question
 
     def needle(self, name, code):
         return self._needle.replace("{name}", name).replace("{code}", code)
@@ -143,11 +146,11 @@ class Setting:
 _FIND = "Some secret codes are hidden in the following text. Remember them; you will be asked for them later."
 
 
-def _needles(names_of, codes_of, planted, asked=1, values=1):
+def _needles(planted, asked=1, values=1):
     """A maker: `planted` names with `values` codes each, of which `asked` are asked for."""
     def make(own, sample, _length, setting):
-        names = names_of(own, planted)
-        codes = codes_of(own, planted * values)
+        names = _names(own, planted)
+        codes = _codes(own, planted * values, setting.digits)
         pairs = [(name, codes[index * values + value]) for index, name in enumerate(names) for value in range(values)]
         needles = list(zip(_depths(sample, len(pairs)), (setting.needle(*pair) for pair in pairs)))
         words = setting.haystack.words(own)
@@ -229,11 +232,11 @@ def _frequent_words(own, _sample, _length, _setting):
 
 
 TASKS = {task.name: task for task in (
-    Task("niah_single", _needles(_names, _codes, 1), 128, "one needle"),
-    Task("niah_multikey", _needles(_names, _codes, 4), 128, "four needles, one of them asked for"),
+    Task("niah_single", _needles(1), 128, "one needle"),
+    Task("niah_multikey", _needles(4), 128, "four needles, one of them asked for"),
     Task("niah_uuid", _only_needles, 128, "a haystack of needles, names and codes are UUIDs"),
-    Task("niah_multivalue", _needles(_names, _codes, 1, values=4), 128, "four codes of one name"),
-    Task("niah_multiquery", _needles(_names, _codes, 4, asked=4), 128, "four needles, all asked for"),
+    Task("niah_multivalue", _needles(1, values=4), 128, "four codes of one name"),
+    Task("niah_multiquery", _needles(4, asked=4), 128, "four needles, all asked for"),
     Task("variable_tracking", _variable_tracking, 30, "a chain of five variables"),
     Task("common_words", _common_words, 120, "the ten most common words of a list"),
     Task("frequent_words", _frequent_words, 50, "the three most frequent words of a coded text"),
