@@ -54,6 +54,9 @@ class Scripted(backends.Backend):
                 self._pieces.append(piece)
         return [self._ids[piece] for piece in pieces]
 
+    def count(self, text):
+        return len(self.tokenize(text))
+
     def text(self, ids):
         return "".join(self._pieces[index] for index in ids)
 

@@ -3,9 +3,9 @@
 import contextlib
 import io
 import json
-import math
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -28,8 +28,8 @@ MODEL = MODELS / "headwater-tiny-f16.gguf"
 QUICK = ("--lengths", "1024", "--samples", "2", "--chunk", "256", "--memory", "64", "--decode", "64")
 
 
-def prompt(task, length, sample=0, seed=0, count=scripted_model.Scripted().count, **setting):
-    return tasks.prompt(tasks.TASKS[task], tasks.Setting(seed, **setting), sample, length, count)
+def prompt(task, length, sample=0, seed=0, tokenize=scripted_model.Scripted().tokenize, **setting):
+    return tasks.prompt(tasks.TASKS[task], tasks.Setting(seed, **setting), sample, length, tokenize)
 
 
 def missing(what):
@@ -58,13 +58,19 @@ class Prompts(unittest.TestCase):
                 self.assertEqual(scripted_model.Scripted().count(found.text), found.tokens, task)
 
     def test_lengths_with_a_vocabulary_that_joins_dots(self):
-        def count(text):  # three characters a token: no dot is a token of its own
-            return math.ceil(len(text) / 3)
+        def tokenize(text):  # three characters a token: no dot is a token of its own
+            return [text[begin:begin + 3] for begin in range(0, len(text), 3)]
         for task in tasks.TASKS:
-            found = prompt(task, 4096, count=count)
+            found = prompt(task, 4096, tokenize=tokenize)
             self.assertLessEqual(found.tokens + found.room, 4096, task)
             self.assertGreaterEqual(found.tokens + found.room, 4095, task)
-            self.assertEqual(count(found.text), found.tokens)
+            self.assertEqual(len(tokenize(found.text)), found.tokens)
+
+    def test_a_space_that_is_a_token_belongs_to_the_prompt(self):
+        for joined, wanted in ((r" ?\w+|\W", " is"), (r"\w+|\W", " is ")):
+            found = prompt("niah_single", 1024, tokenize=lambda text, joined=joined: re.findall(joined, text))
+            self.assertEqual(found.text[-len(wanted):], wanted)
+            self.assertEqual(found.tokens, len(re.findall(joined, found.text)))
 
     def test_equal_seeds_give_equal_prompts_and_others_do_not(self):
         for task in tasks.TASKS:
@@ -469,8 +475,8 @@ class Bundled(Folder):
         model = backends.open_model(MODEL)
         for task in tasks.TASKS:
             for length in (512, 4096, 16384):
-                found = prompt(task, length, count=model.count)
-                self.assertEqual((found.tokens + found.room, model.count(found.text)), (length, found.tokens), task)
+                found = prompt(task, length, tokenize=model.tokenize)
+                self.assertEqual((found.tokens + found.room, len(model.tokenize(found.text))), (length, found.tokens), task)
 
     def test_losses_are_those_of_the_model(self):
         text = MODELS / "eval-4k.txt"
@@ -551,7 +557,7 @@ class HuggingFace(Folder):
 
     def test_tokens(self):
         self.assertEqual(self.backend.tokenize(""), [95])
-        self.assertEqual((self.backend.count("abc"), self.backend.context), (4, 2048))
+        self.assertEqual((len(self.backend.tokenize("abc")), self.backend.context), (4, 2048))
 
     def test_dense_losses_and_answers_are_those_of_eager_attention(self):
         torch = support.torch

@@ -213,7 +213,7 @@ class Evaluation:
                 self._prompt(task, length, 0)
 
     def _prompt(self, task, length, sample):
-        prompt = tasks.prompt(task, self._setting, sample, length, self._backend.count)
+        prompt = tasks.prompt(task, self._setting, sample, length, self._backend.tokenize)
         if self._flags.dense_tail >= prompt.tokens:
             raise Refused(f"--dense-tail: {self._flags.dense_tail} is not allowed; use less than {prompt.tokens}, the tokens "
                           f"of a prompt of task {task.name}")

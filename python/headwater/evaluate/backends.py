@@ -25,9 +25,6 @@ class Backend:
         """Losses of ids[1:] in nats: all but the last `decode` ids are one prefill, these are decoded densely after it."""
         raise NotImplementedError
 
-    def count(self, text):
-        return len(self.tokenize(text))
-
 
 def _likeliest(logits):
     """The first index of the largest of a NumPy array. Errors: ValueError where one is not finite."""

@@ -250,15 +250,29 @@ class Prompt:
         self.text, self.answers, self.room, self.tokens = text, answers, room, tokens
 
 
-def prompt(task, setting, sample, length, count):
+def _with_space(question, answer, tokenize):
+    """The question, with a space at its end where the space before the answer is a token of its own.
+
+    Such a token says nothing of the answer, and all after it would be decoded densely, whatever the prefill saw.
+    """
+    longer = tokenize(question + " ")
+    return question + " " if tokenize(f"{question} {answer}")[:len(longer)] == longer != tokenize(question) else question
+
+
+def prompt(task, setting, sample, length, tokenize):
     """The Prompt of a sample that takes `length` tokens together with the room for its answer, never more.
 
-    count: text -> tokens. The context grows by bisection, word by word; what is left is filled with dots. Where no number of
+    tokenize: text -> ids. The context grows by bisection, word by word; what is left is filled with dots. Where no number of
     dots gives the length to the token (a vocabulary that joins them), the prompt is the longest below it.
     Errors: ValueError where the length is too short for the task.
     """
     own = random.Random(f"{setting.seed}/{task.name}/{sample}")
     instance = task.make(own, sample, length, setting)
+    instance.question = _with_space(instance.question, instance.answers[0], tokenize)
+
+    def count(text):
+        return len(tokenize(text))
+
     # A vocabulary that cuts words small needs more than the paper's room.
     room = max(task.room, 3 * count(" " + ", ".join(instance.answers)) // 2)
     wanted = length - room
