@@ -224,6 +224,17 @@ class Runs(Folder):
             self.assertIn("<svg", (self.folder / "out" / "plot.svg").read_text(encoding="utf-8"))
         self.assertEqual([name for name in files if name.startswith(".")], [])
 
+    def test_names_of_files_do_not_break_the_table(self):
+        odd = self.folder / "a|b`c\nd\udcff.txt"
+        self.text.rename(odd)
+        model = self.folder / "m|<b>\n.gguf"
+        self.model.rename(model)
+        status, out, err = self.run_main("--model", model, "--texts", odd, "--tasks", "none", "--out", self.folder / "out",
+                                         *QUICK)
+        self.assertEqual(status, 0, err)
+        self.assertIn("| `a?b?c?d?.txt` | `h2o` |", out)
+        self.assertIn("\n- m??b>?.gguf (kind scripted", out)
+
     def test_wrong_answers_score_nothing(self):
         with unittest.mock.patch.dict(os.environ, SCRIPTED_WRONG="1"):
             status, _, err = self.run_main(*self.flags("out"))
@@ -589,18 +600,30 @@ class HuggingFace(Folder):
         self.assertEqual((document["model"]["kind"], document["model"]["name"]), ("hugging face", "llama"))
         self.assertEqual(len(document["answers"]) + len(document["losses"]), 12)
 
-    def test_a_soft_cap_is_known_and_another_change_of_logits_is_refused(self):
-        self.backend._model.lm_head.register_forward_hook(lambda _module, _given, out: out)  # no change
-        self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 32))
-        forward = self.backend._model.forward
+    def test_logits_that_change_after_the_output_layer(self):
+        import transformers
+        rule = rules.Rule("dense", 64, 32)
+        torch = support.torch
+        config = transformers.Gemma2Config(
+            vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+            num_key_value_heads=2, final_logit_softcapping=0.5, bos_token_id=95, eos_token_id=96)
+        transformers.Gemma2ForCausalLM(config).save_pretrained(self.model_folder)
+        capped = backends.open_model(self.model_folder, threads=2)
+        eager = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, attn_implementation="eager")
+        with torch.inference_mode():
+            logits = eager(torch.tensor([self.ids])).logits[0]
+        self.assertLess(logits.abs().max(), 0.5)
+        wanted = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(self.ids[1:]), reduction="none")
+        torch.testing.assert_close(torch.tensor(capped.losses(self.ids, 50, rule)), wanted, atol=1e-4, rtol=1e-4)
+        forward = capped._model.forward
 
         def scaled(*arguments, **named):
             found = forward(*arguments, **named)
             found.logits = found.logits * 2
             return found
-        self.backend._model.forward = scaled
-        with self.assertRaisesRegex(NotImplementedError, "losses of llama: it changes logits after its output layer"):
-            self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 32))
+        capped._model.forward = scaled
+        with self.assertRaisesRegex(NotImplementedError, "losses of gemma2: it changes logits after its output layer"):
+            capped.losses(self.ids, 50, rule)
 
 
 if __name__ == "__main__":
