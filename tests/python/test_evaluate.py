@@ -590,6 +590,19 @@ class HuggingFace(Folder):
             self.assertLess(max(differences[:60]), 1e-4, name)
             self.assertGreater(max(differences[64:-50]), 1e-3, name)
 
+    def test_folders_that_are_damaged(self):
+        for name, data in (("config.json", b"{"), ("config.json", b'{"model_type": "none"}'), ("tokenizer.json", b"[]"),
+                           ("model.safetensors", b"\xff" * 64)):
+            path = self.model_folder / name
+            whole = path.read_bytes()
+            path.write_bytes(data)
+            err = io.StringIO()
+            with self.subTest(name=name, data=data[:20]), contextlib.redirect_stderr(err):
+                status = command.main(["--model", str(self.model_folder), "--out", str(self.folder / "out"), *QUICK])
+                self.assertEqual(status, 2)
+                self.assertRegex(err.getvalue().splitlines()[-1], "^headwater.evaluate: .*llama: .*; allowed: a folder of a ")
+            path.write_bytes(whole)
+
     def test_a_run(self):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
