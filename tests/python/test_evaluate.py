@@ -510,6 +510,22 @@ class Bundled(Folder):
                 self.assertAlmostEqual(found["dense"]["prefill"]["nll"], wanted["dense"]["prefill"]["nll"], places=9)
         self.assertGreater(found["h2o"]["prefill"]["difference"], 0.0)
 
+    @unittest.skipUnless("HEADWATER_PROGRAM" in os.environ, "HEADWATER_PROGRAM names no headwater")
+    def test_losses_after_query_blocks_are_those_of_the_program(self):
+        text = MODELS / "eval-4k.txt"
+        status, _, err = self.run_model("--texts", text, "--tasks", "none", "--rules", "dense,blocks", "--lengths", "2000",
+                                        "--decode", "100", "--chunk", "256", "--memory", "64", "--out", self.folder / "out")
+        self.assertEqual(status, 0, err)
+        losses = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))["losses"]
+        found = next(entry["prefill"] for entry in losses if entry["rule"] == "blocks")
+        said = json.loads(subprocess.run(
+            [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", MODEL, "-f", text, "--window", "2000", "--decode", "100", "-ub",
+             "256", "--h2o-local", "32", "--h2o-heavy", "32", "--select", "blocks", "--json"],
+            check=True, capture_output=True, text=True).stdout)
+        self.assertEqual(said["windows"], 2)
+        self.assertAlmostEqual(found["nll"], said["sparse"]["ends"]["nll"], places=9)
+        self.assertAlmostEqual(found["difference"], said["difference"]["ends"]["nll"], places=9)
+
     def test_codes_are_found(self):
         """What it was trained for. Windows of eight layers reach over a third of the text."""
         flags = ("--tasks", "niah_single", "--lengths", "2048", "--samples", "6", "--chunk", "64", "--memory", "32",
