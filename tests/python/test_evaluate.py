@@ -519,8 +519,8 @@ class Bundled(Folder):
         losses = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))["losses"]
         found = next(entry["prefill"] for entry in losses if entry["rule"] == "blocks")
         said = json.loads(subprocess.run(
-            [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", MODEL, "-f", text, "--window", "2000", "--decode", "100", "-ub",
-             "256", "--h2o-local", "32", "--h2o-heavy", "32", "--select", "blocks", "--json"],
+            [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", MODEL, "-f", text, "--window", "2000", "--decode", "100",
+             "-ub", "256", "--h2o-local", "32", "--h2o-heavy", "32", "--select", "blocks", "--json"],
             check=True, capture_output=True, text=True).stdout)
         self.assertEqual(said["windows"], 2)
         self.assertAlmostEqual(found["nll"], said["sparse"]["ends"]["nll"], places=9)
