@@ -224,6 +224,17 @@ class Runs(Folder):
             self.assertIn("<svg", (self.folder / "out" / "plot.svg").read_text(encoding="utf-8"))
         self.assertEqual([name for name in files if name.startswith(".")], [])
 
+    def test_names_of_files_do_not_break_the_table(self):
+        odd = self.folder / "a|b`c\nd\udcff.txt"
+        self.text.rename(odd)
+        model = self.folder / "m|<b>\n.gguf"
+        self.model.rename(model)
+        status, out, err = self.run_main("--model", model, "--texts", odd, "--tasks", "none", "--out", self.folder / "out",
+                                         *QUICK)
+        self.assertEqual(status, 0, err)
+        self.assertIn("| `a?b?c?d?.txt` | `h2o` |", out)
+        self.assertIn("\n- m??b>?.gguf (kind scripted", out)
+
     def test_wrong_answers_score_nothing(self):
         with unittest.mock.patch.dict(os.environ, SCRIPTED_WRONG="1"):
             status, _, err = self.run_main(*self.flags("out"))
@@ -499,6 +510,22 @@ class Bundled(Folder):
                 self.assertAlmostEqual(found["dense"]["prefill"]["nll"], wanted["dense"]["prefill"]["nll"], places=9)
         self.assertGreater(found["h2o"]["prefill"]["difference"], 0.0)
 
+    @unittest.skipUnless("HEADWATER_PROGRAM" in os.environ, "HEADWATER_PROGRAM names no headwater")
+    def test_losses_after_query_blocks_are_those_of_the_program(self):
+        text = MODELS / "eval-4k.txt"
+        status, _, err = self.run_model("--texts", text, "--tasks", "none", "--rules", "dense,blocks", "--lengths", "2000",
+                                        "--decode", "100", "--chunk", "256", "--memory", "64", "--out", self.folder / "out")
+        self.assertEqual(status, 0, err)
+        losses = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))["losses"]
+        found = next(entry["prefill"] for entry in losses if entry["rule"] == "blocks")
+        said = json.loads(subprocess.run(
+            [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", MODEL, "-f", text, "--window", "2000", "--decode", "100",
+             "-ub", "256", "--h2o-local", "32", "--h2o-heavy", "32", "--select", "blocks", "--json"],
+            check=True, capture_output=True, text=True).stdout)
+        self.assertEqual(said["windows"], 2)
+        self.assertAlmostEqual(found["nll"], said["sparse"]["ends"]["nll"], places=9)
+        self.assertAlmostEqual(found["difference"], said["difference"]["ends"]["nll"], places=9)
+
     def test_codes_are_found(self):
         """What it was trained for. Windows of eight layers reach over a third of the text."""
         flags = ("--tasks", "niah_single", "--lengths", "2048", "--samples", "6", "--chunk", "64", "--memory", "32",
@@ -579,6 +606,19 @@ class HuggingFace(Folder):
             self.assertLess(max(differences[:60]), 1e-4, name)
             self.assertGreater(max(differences[64:-50]), 1e-3, name)
 
+    def test_folders_that_are_damaged(self):
+        for name, data in (("config.json", b"{"), ("config.json", b'{"model_type": "none"}'), ("tokenizer.json", b"[]"),
+                           ("model.safetensors", b"\xff" * 64)):
+            path = self.model_folder / name
+            whole = path.read_bytes()
+            path.write_bytes(data)
+            err = io.StringIO()
+            with self.subTest(name=name, data=data[:20]), contextlib.redirect_stderr(err):
+                status = command.main(["--model", str(self.model_folder), "--out", str(self.folder / "out"), *QUICK])
+                self.assertEqual(status, 2)
+                self.assertRegex(err.getvalue().splitlines()[-1], "^headwater.evaluate: .*llama: .*; allowed: a folder of a ")
+            path.write_bytes(whole)
+
     def test_a_run(self):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -589,18 +629,30 @@ class HuggingFace(Folder):
         self.assertEqual((document["model"]["kind"], document["model"]["name"]), ("hugging face", "llama"))
         self.assertEqual(len(document["answers"]) + len(document["losses"]), 12)
 
-    def test_a_soft_cap_is_known_and_another_change_of_logits_is_refused(self):
-        self.backend._model.lm_head.register_forward_hook(lambda _module, _given, out: out)  # no change
-        self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 32))
-        forward = self.backend._model.forward
+    def test_logits_that_change_after_the_output_layer(self):
+        import transformers
+        rule = rules.Rule("dense", 64, 32)
+        torch = support.torch
+        config = transformers.Gemma2Config(
+            vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+            num_key_value_heads=2, final_logit_softcapping=0.5, bos_token_id=95, eos_token_id=96)
+        transformers.Gemma2ForCausalLM(config).save_pretrained(self.model_folder)
+        capped = backends.open_model(self.model_folder, threads=2)
+        eager = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, attn_implementation="eager")
+        with torch.inference_mode():
+            logits = eager(torch.tensor([self.ids])).logits[0]
+        self.assertLess(logits.abs().max(), 0.5)
+        wanted = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(self.ids[1:]), reduction="none")
+        torch.testing.assert_close(torch.tensor(capped.losses(self.ids, 50, rule)), wanted, atol=1e-4, rtol=1e-4)
+        forward = capped._model.forward
 
         def scaled(*arguments, **named):
             found = forward(*arguments, **named)
             found.logits = found.logits * 2
             return found
-        self.backend._model.forward = scaled
-        with self.assertRaisesRegex(NotImplementedError, "losses of llama: it changes logits after its output layer"):
-            self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 32))
+        capped._model.forward = scaled
+        with self.assertRaisesRegex(NotImplementedError, "losses of gemma2: it changes logits after its output layer"):
+            capped.losses(self.ids, 50, rule)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class HuggingFace(Backend):
 
     ROWS = 256  # positions whose logits are in memory at a time
 
-    def __init__(self, folder, threads, engine, dtype="auto"):
+    def __init__(self, folder, threads, engine):
         try:
             import torch
             import transformers
@@ -75,9 +75,13 @@ class HuggingFace(Backend):
         import headwater.hf
         self._torch, self._hf = torch, headwater.hf
         self._more = {"threads": threads, "engine": engine}
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, attn_implementation="headwater", dtype=dtype).eval()
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, attn_implementation="headwater", dtype="auto").eval()
+        except Exception as error:  # of every kind: what reads the folder is not ours
+            raise ValueError(f"{folder}: {type(error).__name__}: {error}; allowed: a folder of a causal language model that "
+                             "transformers reads") from error
         ends = self._model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
         self._config = self._model.config.get_text_config()

@@ -84,10 +84,13 @@ def _table(heads, rows):
 
 
 def _shown(name):
-    """Of a text its file's name alone, without its digest, and nothing that Markdown would read in a table."""
-    if name.startswith("text "):
-        name = name[5:].rpartition(" ")[0]
-    return "".join("?" if letter in "`|" or not letter.isprintable() else letter for letter in name)
+    """Of a text its file's name alone, without its digest."""
+    return _plain(name[5:].rpartition(" ")[0] if name.startswith("text ") else name)
+
+
+def _plain(text):
+    """Names of files and models are anybody's: nothing that would leave a line or a cell of a table."""
+    return "".join("?" if letter in "`|<" or not letter.isprintable() else letter for letter in text)
 
 
 def _by_length(entries, keys, cell):
@@ -119,7 +122,7 @@ def _loss(name):
 
 def markdown(found, settings):
     """The report as Markdown; settings: lines that say how it was measured."""
-    parts = ["# Evaluation", "\n".join(f"- {line}" for line in settings)]
+    parts = ["# Evaluation", "\n".join(f"- {_plain(line)}" for line in settings)]
     if found["answers"]:
         parts += ["## Answers", "Per cent of the wanted strings that answers hold, with Wilson's interval of 95 %.",
                   _by_length(found["answers"], ("task", "rule"), lambda entry: (
