@@ -8,6 +8,8 @@ import functools
 import math
 import os
 import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from . import _native, _options, _runtime, _session
 
@@ -92,7 +94,7 @@ class Model:
     Errors: ValueError (no such file, damaged, a model that is not supported), MemoryError.
     """
 
-    def __init__(self, path, *, projections="auto"):
+    def __init__(self, path: str | os.PathLike, *, projections: str = "auto") -> None:
         self._handle = ctypes.c_void_p()
         _check(_library.headwater_model_open(os.fsencode(path), _chosen(projections, "projections", _runtime.PROJECTIONS),
                                              _byref(self._handle)))
@@ -115,7 +117,7 @@ class Model:
 
     # ---- tokens ----
 
-    def tokenize(self, text, *, add_special=True, parse_special=False):
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
         parse_special: texts of control tokens become those tokens; else they are text like any other."""
         data = _text(text, "text")
@@ -123,14 +125,14 @@ class Model:
             _library.headwater_tokenize(self._handle, data, len(data), bool(add_special), bool(parse_special), ids, capacity,
                                         count)))
 
-    def detokenize(self, ids):
+    def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, without control tokens; bytes that are not UTF-8 become U+FFFD. Errors: ValueError (an id that
         has no text)."""
         own = _ids(ids)
         return _runtime.of_any_length(ctypes.c_char, 16 * len(own) + 64, lambda text, capacity, count: (
             _library.headwater_detokenize(self._handle, own, len(own), text, capacity, count))).decode(errors="replace")
 
-    def piece(self, token):
+    def piece(self, token: int) -> bytes:
         """The bytes that a token stands for, not always whole characters; of a control token its text. Errors: ValueError."""
         return self._piece(token)[0]
 
@@ -156,7 +158,8 @@ class Model:
 
     # ---- conversations ----
 
-    def conversation(self, *, capacity=None, cache_type="auto", dense_tail=64, engine=None, **options):
+    def conversation(self, *, capacity: int | None = None, cache_type: str = "auto", dense_tail: int = 64,
+                     engine: str | None = None, **options: Any) -> "Conversation":
         """An empty Conversation over this model.
 
         capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
@@ -173,8 +176,9 @@ class Model:
             raise ValueError(f"{name} has no tokens; allowed: 1 or more")
         return ids
 
-    def generate(self, prompt, *, max_tokens=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stop=(),
-                 capacity=None, **options):
+    def generate(self, prompt: str | Iterable[int], *, max_tokens: int | None = 128, temperature: float = 0.0,
+                 top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, stop: str | Sequence[str] = (),
+                 capacity: int | None = None, **options: Any) -> Iterator[str]:
         """An iterator of what the model writes after a prompt, a piece of text at a time, whole characters.
 
         prompt: a text (BOS is put in front where the model has it so, texts of control tokens are those tokens), or ids.
@@ -200,12 +204,13 @@ class Model:
             yield from answer.pieces()
         return text()
 
-    def chat(self, system=None, **options):
+    def chat(self, system: str | None = None, **options: Any) -> "Chat":
         """A Chat, in the model's own chat format (ChatML or Llama 3). system: what the model is told first. options: of
         conversation(). Errors: those of conversation(); ValueError (the model has no chat format that is known)."""
         return Chat(self, system, options)
 
-    def perplexity(self, text, *, window=None, decode=256, **options):
+    def perplexity(self, text: str | Iterable[int], *, window: int | None = None, decode: int = 256,
+                   **options: Any) -> dict[str, Any]:
         """How well the model predicts a text after dense and after sparse prefill, as `headwater perplexity --json` says it.
 
         text: a text, or ids. It is cut into windows of `window` tokens (None: all, up to the context), each a fresh session:
@@ -271,7 +276,8 @@ class Conversation:
     call is RuntimeError.
     """
 
-    def __init__(self, model, capacity, cache_type, dense_tail, engine, options):
+    def __init__(self, model: Model, capacity: int | None, cache_type: str, dense_tail: int, engine: str | None,
+                 options: dict[str, Any]) -> None:
         own = _options.Options(_with_defaults(options, engine), model.heads, model.layers)
         native = _runtime.initialised(_runtime.ConversationOptions, _library.headwater_conversation_options_init)
         native.engine = _session._name(engine)
@@ -302,7 +308,7 @@ class Conversation:
         if below is not None and below.usable():
             _library.headwater_conversation_close(self._handle)
 
-    def close(self):
+    def close(self) -> None:
         """Gives the memory back. Calls after it are RuntimeError."""
         with self._used() as handle:
             self._below._session = None
@@ -329,7 +335,7 @@ class Conversation:
         if error is not None:
             raise error
 
-    def feed(self, ids):
+    def feed(self, ids: Iterable[int]) -> None:
         """Reads a turn of ids: chunked sparse prefill, its last dense_tail tokens dense. After a turn that was dense, or had no
         dense tail, and before append() it goes on with that turn (STATE-3). Ctrl-C stops within a chunk. A turn that did not
         get to its end is taken back: the conversation is what it was before where its session can be truncated
@@ -339,18 +345,18 @@ class Conversation:
         with self._used() as handle:
             self._stoppable(handle, _library.headwater_conversation_feed, own, len(own))
 
-    def append(self, token):
+    def append(self, token: int) -> None:
         """Appends one token by a dense decode step. Errors: as of feed()."""
         number = _token(token)
         with self._used() as handle:
             _check(_library.headwater_conversation_append(handle, number))
 
-    def reset(self):
+    def reset(self) -> None:
         """Back to an empty conversation."""
         with self._used() as handle:
             _check(_library.headwater_conversation_reset(handle))
 
-    def losses(self, ids, decode=256):
+    def losses(self, ids: Iterable[int], decode: int = 256) -> list[float]:
         """Losses in nats of ids[1:], a list of floats, each by what the model predicts after those before it: all but the
         last `decode` ids are one turn without a dense tail, those one decode step. The conversation is empty before and
         after. Errors: as of feed(); ValueError (fewer than 2 ids, decode not 0 .. len(ids) - 1)."""
@@ -362,7 +368,7 @@ class Conversation:
         return list(losses)
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         """Tokens that are stored."""
         count = ctypes.c_int64()
         with self._used() as handle:
@@ -378,7 +384,7 @@ class Conversation:
             yield address, count.value
 
     @property
-    def logits(self):
+    def logits(self) -> Any:
         """Those of the token that comes next, float32 [vocabulary], a copy: a NumPy array, or array.array where there is no
         NumPy. Errors: RuntimeError (the conversation is empty)."""
         with self._logits() as (address, count):
@@ -394,22 +400,22 @@ class Conversation:
             _check(_library.headwater_conversation_set_dense_tail(handle, tokens))
 
     @property
-    def options(self):
+    def options(self) -> dict[str, Any]:
         """The options that are used, as Session.options."""
         return self._below.options
 
     @property
-    def warnings(self):
+    def warnings(self) -> list[str]:
         """What the options were changed to and why, a line each."""
         return self._below.warnings
 
     @property
-    def memory_bytes(self):
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes held, as Session.memory_bytes."""
         return self._below.memory_bytes
 
     @property
-    def chunks(self):
+    def chunks(self) -> list[tuple[int, int, str, int]]:
         """All chunks so far, as Session.chunks."""
         return self._below.chunks
 
@@ -513,7 +519,7 @@ class Chat:
     conversation: the Conversation below. A chat is used by one thread at a time.
     """
 
-    def __init__(self, model, system, options):
+    def __init__(self, model: Model, system: str | None, options: dict[str, Any]) -> None:
         if model._turn_end is None:
             raise ValueError(f"{model.name!r} has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
                              "of these chat formats")
@@ -525,7 +531,9 @@ class Chat:
         self._history = []  # ids of what was said, also where an interrupt has emptied the conversation
         self._answer = None  # the latest one
 
-    def say(self, text, question=None, *, max_tokens=512, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stop=()):
+    def say(self, text: str, question: str | None = None, *, max_tokens: int | None = 512, temperature: float = 0.0,
+            top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0,
+            stop: str | Sequence[str] = ()) -> Iterator[str]:
         """An iterator of the model's answer to a turn of the user, a piece of text at a time. Nothing is read before the first
         piece is asked for.
 

@@ -6,13 +6,14 @@ The reader is that of transformers; it needs the packages `gguf` and `accelerate
 """
 
 import argparse
+import os
 import pathlib
 import sys
 
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def export(path, folder, dtype="float16"):
+def export(path: str | os.PathLike, folder: str | os.PathLike, dtype: str = "float16") -> None:
     """Writes the model and the tokenizer of a GGUF file into a new or empty folder, the weights as `dtype`.
 
     path, folder: paths. Errors: ImportError (transformers, gguf, accelerate), ValueError (what, where, what is allowed).

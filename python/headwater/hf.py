@@ -11,6 +11,7 @@ turns, crop(), beam search and assisted generation work as with any other attent
 
 import re
 import warnings
+from typing import Any
 
 import torch
 import transformers
@@ -197,7 +198,7 @@ def _layers_of(model):
     return getattr(text, "num_hidden_layers", None) or 1
 
 
-def configure(model, *, memory=None, **options):
+def configure(model: torch.nn.Module, *, memory: int | None = None, **options: Any) -> dict[str, Any]:
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
     options: select ("blocks"; or "h2o"), chunk (1024), local (64) and heavy (448), or memory, both together: 64 newest and
@@ -230,7 +231,7 @@ def configure(model, *, memory=None, **options):
     return configuration(model)
 
 
-def configuration(model):
+def configuration(model: torch.nn.Module) -> dict[str, Any]:
     """The options of configure() that hold for a model, a dict."""
     return dict(getattr(model, _ATTRIBUTE, _DEFAULTS))
 

@@ -4,6 +4,8 @@
     out = attention(q, k, v, chunk=1024, local=256, heavy=256)
 """
 
+from typing import Any
+
 import torch
 
 from . import _options
@@ -40,7 +42,7 @@ def _refuse_gradient(ctx, inputs, keyword_only_inputs, output):
 _operator.register_autograd(lambda ctx, gradient: (None, None, None), setup_context=_refuse_gradient)
 
 
-def attention(q, k, v, **options):
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
     """headwater.attention() of tensors on the CPU, as the operator torch.ops.headwater.attention.
 
     q, k, v, shapes, dtypes and options: those of headwater.attention(), `out` excepted; options are plain integers,

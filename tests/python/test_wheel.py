@@ -3,6 +3,7 @@
 tools/wheel.py runs this with the wheel in HEADWATER_WHEEL; there is nothing to test without one.
 """
 
+import importlib
 import importlib.metadata
 import inspect
 import os
@@ -70,7 +71,9 @@ class Wheel(unittest.TestCase):
 
 class Hints(unittest.TestCase):
     def test_every_parameter_of_what_is_public_has_a_type(self):
-        public = [getattr(headwater, name) for name in headwater.__all__]
+        public = [getattr(headwater, name) for name in (*headwater.__all__, "Model", "Conversation", "Chat")]
+        public += [getattr(importlib.import_module(f"headwater.{module}"), name) for module, name in (
+            ("torch", "attention"), ("hf", "configure"), ("hf", "configuration"), ("export", "export"))]
         functions = [one for one in public if inspect.isfunction(one)]
         for one in filter(inspect.isclass, public):
             functions += [getattr(member, "fget", None) or getattr(member, "__func__", member)
