@@ -264,6 +264,26 @@ void rows_alone(Context& context) {
 }
 const Register kRowsAlone{{"sequences.rows_alone", {"DEC-2"}, "session", Lane::law, true, rows_alone}};
 
+struct LayerSizes {
+  std::int64_t heads, width, capacity;
+};
+
+/// A layer of one key/value head, all rows of one type.
+Problem one_layer(const Context& context, Select rule, DType type, const LayerSizes& sizes) {
+  Problem problem;
+  problem.shape = {.n_layer = 1,
+                   .n_head = sizes.heads,
+                   .n_head_kv = 1,
+                   .d_head = sizes.width,
+                   .d_value = sizes.width,
+                   .capacity = sizes.capacity,
+                   .kv_type = type};
+  problem.q_type = problem.k_type = problem.v_type = type;
+  problem.options.select = rule;
+  problem.options.threads = context.threads;
+  return problem;
+}
+
 // A prefix of more pages, and more key blocks, than one level of summaries has.
 void rows_alone_sizes(Context& context) {
   const Engine& engine = *context.engine;
@@ -273,17 +293,7 @@ void rows_alone_sizes(Context& context) {
       context.quick || engine.claims().double_arithmetic;  // the reference has neither pages nor levels
   for (const Select rule : rules(engine)) {
     for (const DType type : {DType::f32, DType::bf16}) {
-      Problem problem;
-      problem.shape = {.n_layer = 1,
-                       .n_head = 1,
-                       .n_head_kv = 1,
-                       .d_head = 8,
-                       .d_value = 8,
-                       .capacity = 20400,
-                       .kv_type = type};
-      problem.q_type = problem.k_type = problem.v_type = type;
-      problem.options.select = rule;
-      problem.options.threads = context.threads;
+      Problem problem = one_layer(context, rule, type, {1, 8, 20400});
       problem.options.batch = 256, problem.options.chunk = 128;
       problem.options.local = 32, problem.options.heavy = 96;
       problem.steps = {Step::decode(slow ? 300 : 20000), Step::prefill(300), Step::decode(1)};
@@ -302,17 +312,7 @@ void pages_sizes(Context& context) {
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-      Problem problem;
-      problem.shape = {.n_layer = 1,
-                       .n_head = 2,
-                       .n_head_kv = 1,
-                       .d_head = 64,
-                       .d_value = 64,
-                       .capacity = 1500,
-                       .kv_type = type};
-      problem.q_type = problem.k_type = problem.v_type = type;
-      problem.options.select = rule;
-      problem.options.threads = context.threads;
+      Problem problem = one_layer(context, rule, type, {2, 64, 1500});
       problem.options.batch = 512, problem.options.chunk = 256;
       problem.options.local = 64, problem.options.heavy = 128;
       problem.steps = {Step::prefill(777), Step::decode(5), Step::prefill(600), Step::decode(1)};
