@@ -93,18 +93,21 @@ def tidy(program, sources, arguments, version):
     name = key(sources, arguments, version)
     if (CACHE / name).exists():
         return []
-    file = sources[0]
+    file, checks = sources[0], []
     if len(sources) > 1:
+        checks = ["--checks=-bugprone-suspicious-include"]  # of the file that includes them
         file = CACHE / f"{name}.unit"
         file.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        compiles = subprocess.run([program.replace("clang-tidy", "clang"), "-fsyntax-only", "-w", *arguments, str(file)], capture_output=True, check=False)
+        compiles = subprocess.run([program.replace("clang-tidy", "clang"), "-fsyntax-only", "-w", *arguments, str(file)],
+                                  capture_output=True, check=False)
         if compiles.returncode != 0:
             half = len(sources) // 2
-            problems = tidy(program, sources[:half], arguments, version) + tidy(program, sources[half:], arguments, version)
+            problems = [problem for part in (sources[:half], sources[half:])
+                        for problem in tidy(program, part, arguments, version)]
             if not problems:
                 (CACHE / name).touch()
             return problems
-    run = subprocess.run([program, "--quiet", str(file), "--", *arguments, "-Wno-unknown-warning-option"],
+    run = subprocess.run([program, "--quiet", *checks, str(file), "--", *arguments, "-Wno-unknown-warning-option"],
                          cwd=tree.ROOT, capture_output=True, text=True, check=False)
     if run.returncode == 0:
         (CACHE / name).touch()
