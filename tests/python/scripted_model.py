@@ -7,6 +7,7 @@ all answers wrong.
 import collections
 import os
 import re
+import signal
 import sys
 import time
 
@@ -77,4 +78,6 @@ class Scripted(backends.Backend):
 
 
 if __name__ == "__main__":
+    # A shell without job control starts what runs in the background with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(command.main(sys.argv[1:], Scripted))
