@@ -239,6 +239,7 @@ void rows_alone(Context& context) {
       Problem problem = stored_problem(random, engine, rule);
       const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
       problem.steps[at] = Step::decode(problem.steps[at].n);
+      for (std::size_t s = at + 1; s < problem.steps.size(); ++s) problem.steps[s].turn_length = 0;
       require_rows_alone(random, engine, problem, at);
 
       // What is not allowed goes on as if it had not been asked for.
