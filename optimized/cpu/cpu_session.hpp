@@ -20,8 +20,8 @@ namespace headwater::cpu {
 /// A session of the CPU engine: its stores, the passes over them, and the arithmetics that a call may choose from.
 class CpuSession final : public core::SessionBase {
  public:
-  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and starts the library's own threads, where these are used. Calls
-  /// whose Q, K and V are all BF16 use `bf16`, unless it is null, others `kernels`. Both tables outlive the session.
+  /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and starts the library's own threads, where
+  /// these are used. Calls whose Q, K and V are all BF16 use `bf16`, unless it is null, others `kernels`. Both tables outlive the session.
   CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape, const Options& options,
              const EffectiveOptions& effective);
 

@@ -16,8 +16,9 @@
 
 namespace headwater::cpu {
 
-/// The threads of a session, the library's own (OwnThreads) or the host's (HOST-1). They work in regions: the tasks 0 .. n - 1 are dealt out by
-/// their numbers alone, and a region ends when all of them are done, so that what one region wrote the next may read.
+/// The threads of a session, the library's own (OwnThreads) or the host's (HOST-1). They work in regions: the tasks
+/// 0 .. n - 1 are dealt out by their numbers alone, and a region ends when all of them are done, so that what one region
+/// wrote the next may read.
 ///
 /// A task that throws stops its region soon: no thread begins another task, and the first exception is thrown on the
 /// calling thread. So does the caller's interrupt (INTR-1), which is asked on the calling thread only.

@@ -76,7 +76,7 @@ def _one(q, k, v, out, engine, dense_tail, options):
         raise ValueError(f"k is {names[k_rows.type]} and v is {names[v_rows.type]}; allowed: both of one type")
     if total < n:
         raise ValueError(f"k has {total} tokens and q {n}; allowed: {n} or more")
-    if total > n > dense_tail and options.get("select", "h2o") == "h2o" and not options.get("dense"):
+    if total > n > dense_tail and options.get("select") in (None, "h2o") and not options.get("dense"):
         raise ValueError(f"k has {total} tokens and q {n}: rule 'h2o' needs the scores of the first {total - n}; allowed: "
                          f"{n} tokens, select='blocks', dense=True, or a Session")
     if not 0 <= dense_tail <= n:

@@ -148,6 +148,7 @@ class Attention(unittest.TestCase):
             ((q, k[:19], v), {}, ValueError, "v has 20 tokens; allowed: 19"),
             ((q, k[:19], v[:19]), {}, ValueError, "k has 19 tokens and q 20; allowed: 20 or more"),
             ((q[:9], k, v), {}, ValueError, "k has 20 tokens and q 9: rule 'h2o' needs the scores of the first 11; allowed: 9"),
+            ((q[:9], k, v), {"select": None}, ValueError, "rule 'h2o' needs the scores of the first 11"),
             ((q, k, v), {"window": -1}, ValueError, "window"),
             ((q, k, v), {"window": 2.5}, TypeError, "window"),
             ((q, k, v[:, :1]), {}, ValueError, "v has 1 heads; allowed: 2"),
