@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""First token of a long prompt on several machines, on paper: every parameter is measured, nothing is run over a wire here.
+
+    simulate.py measure PROGRAM PARAMETERS.json   measures attention and projections of this machine (minutes)
+    simulate.py tables PARAMETERS.json            prints the Markdown tables of docs/machines.md
+    simulate.py check RUNS.json                   holds the pipeline against runs (runs.py)
+
+Three ways to split a prompt of N tokens in chunks of S over P machines, all with sparse prefill:
+- pipeline: every machine has some of the layers; chunks stream through; a hop is the activations of a chunk.
+- wavefront: every machine has all layers; chunk c runs on machine c mod P; at each layer it waits for the memory set of
+  the chunk before (rule h2o), which is a hop.
+- ring: every machine has all layers and N / P tokens; in each layer the keys and values of all tokens go round (rule
+  blocks may choose any of them), while it computes.
+Links: rates and delays as hosts.py has them. A message takes delay + bytes / rate, one at a time on a wire.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A model by the sizes that its cost follows from. Weights in bytes a parameter."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    feed_forward: int
+    vocabulary: int
+    weight_bytes: float = 8.5 / 8  # Q8_0
+
+    @property
+    def layer_parameters(self):
+        attention = self.width * self.d_head * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.width * self.feed_forward
+
+    @property
+    def parameters(self):
+        return self.layers * self.layer_parameters + 2 * self.vocabulary * self.width
+
+    @property
+    def activation_bytes(self):
+        """Of a token, in BF16."""
+        return 2 * self.width
+
+    @property
+    def kv_bytes(self):
+        """Of a token and layer, in BF16."""
+        return 2 * self.kv_heads * 2 * self.d_head
+
+
+SHAPES = [Shape("30B (Qwen3-32B)", 64, 5120, 64, 8, 128, 25600, 151936),
+          Shape("70B (Llama 3.3)", 80, 8192, 64, 8, 128, 28672, 128256)]
+CHUNK = 1024
+MEMORY = 512
+# Bytes a second and seconds one way.
+LINKS = {"10 GbE": (10e9 / 8, 50e-6), "1 GbE": (1e9 / 8, 50e-6), "Wi-Fi, 5 ms": (300e6 / 8, 5e-3)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What was measured."""
+
+    projection_flops: float      # a second, of products of CHUNK rows
+    attention_seconds: float     # of a token and query head in one layer, sparse, far into a prompt
+    cores: int                   # of a machine: the two above are of one core, and cores are taken to add up
+
+    def layer_seconds(self, shape, rows):
+        of_row = 2 * shape.layer_parameters / self.projection_flops + shape.heads * self.attention_seconds
+        return rows * of_row / self.cores
+
+    def head_seconds(self, shape):
+        """Of the last row alone: the output head."""
+        return 2 * shape.vocabulary * shape.width / self.projection_flops / self.cores
+
+
+def pipeline(chunk_seconds, chunks, hop_bytes, link, overlap=True, last_seconds=0.0):
+    """Seconds until the last rank has the last chunk. chunk_seconds[rank]: of one chunk, or of each. Without overlap a
+    rank waits until its activations have arrived."""
+    rate, delay = link
+    ranks = len(chunk_seconds)
+    done = [0.0] * ranks      # when a rank is free for the next chunk
+    wire = [0.0] * ranks      # when the wire after it is free
+    for chunk in range(chunks):
+        arrived = 0.0
+        for rank in range(ranks):
+            seconds = chunk_seconds[rank]
+            end = max(done[rank], arrived) + (seconds[chunk] if isinstance(seconds, list) else seconds)
+            done[rank] = end
+            if rank + 1 < ranks:
+                sent = max(end, wire[rank]) + hop_bytes / rate
+                wire[rank] = sent
+                arrived = sent + delay
+                if not overlap:
+                    done[rank] = arrived
+    return done[-1] + last_seconds
+
+
+def wavefront(layer_seconds, layers, ranks, chunks, hop_bytes, link, last_seconds=0.0):
+    """layer_seconds: of one chunk in one layer. The wire of each machine carries one message at a time."""
+    rate, delay = link
+    free = [0.0] * ranks
+    before = [0.0] * layers  # when the memory set for the chunk at this layer is there
+    wire = [0.0] * ranks
+    for chunk in range(chunks):
+        rank = chunk % ranks
+        now = free[rank]
+        for layer in range(layers):
+            now = max(now, before[layer]) + layer_seconds
+            if ranks > 1:
+                wire[rank] = max(now, wire[rank]) + hop_bytes / rate
+                before[layer] = wire[rank] + delay
+            else:
+                before[layer] = now
+        free[rank] = now
+    return max(free) + last_seconds
+
+
+def ring(layer_seconds, layers, ranks, tokens, kv_bytes, link, last_seconds=0.0):
+    """layer_seconds: of all tokens in one layer on one machine. Keys and values travel while a machine computes."""
+    rate, delay = link
+    wire = (ranks - 1) * (tokens / ranks * kv_bytes / rate + delay)
+    return layers * max(layer_seconds / ranks, wire) + last_seconds
+
+
+def split(layers, ranks):
+    """Layers of each rank, as even as they can be, the first ranks having one more."""
+    return [layers // ranks + (rank < layers % ranks) for rank in range(ranks)]
+
+
+def first_token(machine, shape, tokens, ranks, link):
+    """Seconds of the three ways, and of the pipeline without overlap."""
+    chunks = tokens // CHUNK
+    layer = machine.layer_seconds(shape, CHUNK)
+    head = machine.head_seconds(shape)
+    stages = [count * layer for count in split(shape.layers, ranks)]
+    hop = CHUNK * shape.activation_bytes
+    chosen = MEMORY * shape.heads * 2 * 2 * shape.d_head  # a set for every query head, in BF16
+    return {"pipeline": pipeline(stages, chunks, hop, link, True, head),
+            "no overlap": pipeline(stages, chunks, hop, link, False, head),
+            "wavefront": wavefront(layer, shape.layers, ranks, chunks, chosen, link, head),
+            "ring": ring(layer * chunks, shape.layers, ranks, tokens, shape.kv_bytes, link, head)}
+
+
+def memory_gb(shape, tokens, ranks, whole):
+    """Of one machine: weights and the KV cache; whole: all layers' weights, and its share of the tokens."""
+    cache = shape.layers * tokens * shape.kv_bytes / ranks
+    weights = shape.parameters * shape.weight_bytes
+    return (weights if whole else weights / ranks) / 1e9 + cache / 1e9
+
+
+def tables(machine):
+    tokens = 128 * 1024
+    print(f"{tokens} tokens, S = {CHUNK}, M = {MEMORY}, machines of {machine.cores} cores; hours to the first token, in "
+          "brackets the share of P times one machine's speed; GB of a machine: weights in Q8_0 and its share of the cache.\n")
+    print("| model | P | link | pipeline | without overlap | wavefront | ring | GB, pipeline | GB, the others |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for shape in SHAPES:
+        alone = first_token(machine, shape, tokens, 1, LINKS["10 GbE"])["pipeline"]
+        for ranks in (1, 2, 4, 8):
+            for name, link in LINKS.items():
+                if ranks < 8 and name != "1 GbE":
+                    continue
+                got = first_token(machine, shape, tokens, ranks, link)
+                cells = [f"{seconds / 3600:.2f} ({alone / seconds / ranks:.0%})" for seconds in got.values()]
+                print(f"| {shape.name} | {ranks} | {name if ranks > 1 else '-'} | " + " | ".join(cells) +
+                      f" | {memory_gb(shape, tokens, ranks, False):.0f} | {memory_gb(shape, tokens, ranks, True):.0f} |")
+
+
+def run(program, *arguments):
+    done = subprocess.run([program, "bench", *map(str, arguments), "--json"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"simulate: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def measure(program, target):
+    """One core, processor time: a layer of 64 query heads over 8 for attention, a model of 0.6B for projections."""
+    tokens, heads = 16384, 64
+    layer = run(program, "-n", tokens, "--heads", heads, "--kv-heads", 8, "-d", 128, "--dtype", "bf16", "-t", 1, "--rounds", 3,
+                "--no-dense")
+    rows = 1024
+    shape = Shape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936)
+    model = run(program, "--random", shape.name, "-n", rows, "--decode", 1, "--rounds", 3, "--no-dense", "-t", 1)
+    spent = model["prompts"][0]["first_token"]["split"]
+    result = {"cpu": layer["cpu"], "isa": layer["isa"],
+              "projection_flops": 2 * shape.layers * shape.layer_parameters * rows / (spent["projections"] + spent["rest"]),
+              "attention_seconds": statistics.median(layer["sparse"]["judged_seconds"]) / tokens / heads}
+    pathlib.Path(target).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+
+
+def check(runs):
+    """Simulated over measured, for each run."""
+    print("| ranks | chunks | link | measured, s | simulated, s | simulated / measured |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for one in runs:
+        link = (one["link"]["bytes_per_second"], one["link"]["seconds"])
+        seconds = pipeline(one["chunk_seconds"], one["chunks"], one["hop_bytes"], link)
+        print(f"| {one['ranks']} | {one['chunks']} | {one['link']['name']} | {one['seconds']:.2f} | {seconds:.2f} | "
+              f"{seconds / one['seconds']:.3f} |")
+
+
+def read(name):
+    try:
+        return json.loads(pathlib.Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"simulate: {name}: {error}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "tables", "check"))
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--cores", type=int, default=16, help="of a machine of `tables` (16)")
+    arguments = parser.parse_args()
+    wanted = {"measure": 2, "tables": 1, "check": 1}[arguments.what]
+    if len(arguments.files) != wanted:
+        parser.error(f"{arguments.what}: {len(arguments.files)} files; allowed: {wanted}")
+    if arguments.cores < 1:
+        parser.error(f"--cores: {arguments.cores}; allowed: at least 1")
+    try:
+        if arguments.what == "measure":
+            measure(*arguments.files)
+        elif arguments.what == "tables":
+            parameters = read(arguments.files[0])
+            tables(Machine(parameters["projection_flops"], parameters["attention_seconds"], arguments.cores))
+        else:
+            check(read(arguments.files[0]))
+    except (KeyError, TypeError, IndexError) as error:
+        sys.exit(f"simulate: {arguments.files[-1]} lacks something: {error!r}")
+
+
+if __name__ == "__main__":
+    main()
