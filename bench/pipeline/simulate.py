@@ -48,8 +48,8 @@ class Shape:
 
     @property
     def activation_bytes(self):
-        """Of a token, in BF16."""
-        return 2 * self.width
+        """Of a token: the residual stream in F32, so that the bits are those of one process."""
+        return 4 * self.width
 
     @property
     def kv_bytes(self):
