@@ -9,6 +9,9 @@
 
 #include "cli/commands/commands.hpp"
 #include "cli/support/machine.hpp"
+#ifdef HEADWATER_HAS_RUNTIME
+#include "cli/support/ranks.hpp"
+#endif
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "headwater/error.hpp"
@@ -123,20 +126,24 @@ ExitCode run(const Arguments& arguments, std::string& who) {
 }
 
 int report(const std::string& who, const std::string& message, ExitCode code) {
-  print_error(one_line(fmt::format("{}: {}", who, message)) + "\n");
+  const std::string line = one_line(fmt::format("{}: {}", who, message));
+#ifdef HEADWATER_HAS_RUNTIME
+  if (serves()) say_by_rank_0(message, static_cast<int>(code));
+  if (ranks() != nullptr) ranks()->node().claim_word();
+#endif
+  print_error(line + "\n");
   return static_cast<int>(code);
 }
 
-}  // namespace
-}  // namespace headwater::cli
-
-int main(int argc, char** argv) {
-  using namespace headwater::cli;
-  prepare_streams();
+int run_program(int argc, char** argv) {
   std::string who = "headwater";
   try {
     settle_threads(argv);
     return static_cast<int>(run({argv + (argc > 0 ? 1 : 0), argv + argc}, who));
+#ifdef HEADWATER_HAS_RUNTIME
+  } catch (const pipeline::EndsQuietly& end) {
+    return end.status;
+#endif
   } catch (const ReaderGone&) {
     return kReaderGone;
   } catch (const Failure& failure) {
@@ -150,4 +157,17 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return report(who, error.what(), ExitCode::bad_input);
   }
+}
+
+}  // namespace
+}  // namespace headwater::cli
+
+int main(int argc, char** argv) {
+  headwater::cli::prepare_streams();
+  const int status = headwater::cli::run_program(argc, argv);
+#ifdef HEADWATER_HAS_RUNTIME
+  return headwater::cli::end_ranks(status);
+#else
+  return status;
+#endif
 }

@@ -78,6 +78,8 @@ std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) 
   PerplexityFlags flags;
   FlagSet set("How well a model predicts a text after dense and after sparse prefill.", kCommand, kFooter);
   flags.model.declare(set);
+  flags.model.ranks.declare(set);
+  flags.model.ranks.judges_every_token = true;
   set.file("-f,--file", "-f (--file)", "TEXT", "a text; - is standard input", flags.file)->required();
   set.integer("--window", "--window", 2, kMaxCount, "tokens of a window (the whole text, up to the context)",
               flags.window);
@@ -214,11 +216,14 @@ std::string line(const char* name, const std::vector<double>& dense, const std::
 }  // namespace
 
 ExitCode perplexity_command(const std::vector<std::string>& arguments) {
+  join_ranks(kCommand, arguments);
   const auto flags = parse(arguments);
   if (!flags) return ExitCode::done;
   install_signal_handlers(kCommand, flags->model.model);
-  const std::string text = read_text("-f (--file)", flags->file);
+  // Rank 0 reads the text, and all ranks are asked before it may wait for it.
+  const std::string text = serves() ? std::string() : read_text("-f (--file)", flags->file);
   LoadedModel model(flags->model);
+  if (serves()) model.serve();
   auto ids = model.tokenizer().encode(text, true, false);
   const auto n = static_cast<std::int64_t>(ids.size());
   const std::int64_t asked = flags->window.value_or(model.context());
@@ -238,7 +243,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   }
   const auto sparse = model.open(window, false);
   const auto dense = model.open(window, true);
-  const EffectiveOptions effective = sparse->session().options();
+  const EffectiveOptions effective = sparse->options();
   std::vector<std::string> warnings = model.warnings();
   check_utf8("-f (--file)", text, warnings);
   warnings.insert(warnings.end(), effective.warnings.begin(), effective.warnings.end());
@@ -248,6 +253,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   }
   warn(warnings);
   const Measured all = measure(*dense, *sparse, flags->decode, ids, window);
+  const std::vector<pipeline::RankReport> reports = rank_reports();
   if (flags->json) {
     nlohmann::ordered_json json;
     json["window"] = window;
@@ -263,6 +269,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
     json["difference"] = losses_json(difference(all.sparse, all.dense));
     json["divergence"] = {{"prefill", divergence_json(all.prefill)},
                           {"decoded", divergence_json(all.decoded)}};
+    add_ranks(json, reports);
     json["warnings"] = warnings;
     print_out(json_line(json));
   } else {

@@ -152,6 +152,7 @@ bool wait_for_input(int descriptor) {
   return false;
 }
 
+bool progress_line_shown() { return progress_shown.load(std::memory_order_relaxed); }
 void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }
 
 }  // namespace headwater::cli

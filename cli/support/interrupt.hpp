@@ -31,5 +31,6 @@ void forget_temporary_file(int place) noexcept;
 
 /// Whether a progress line stands on the terminal.
 void set_progress_shown(bool shown);
+[[nodiscard]] bool progress_line_shown();
 
 }  // namespace headwater::cli

@@ -25,7 +25,11 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   const auto start = std::chrono::steady_clock::now();
   file_.emplace(flags.model);
   check_dense_layers(flags.options, config().layers);
-  packed_bytes_ = runtime::Model::packed_bytes(file_->file(), flags.precision);
+  if (pipeline::Pipeline* const others = ranks()) {
+    warnings_ = settle_ranks(flags.ranks, flags, file_->file(), config().layers);
+    part_ = others->part();
+  }
+  packed_bytes_ = runtime::Model::packed_bytes(file_->file(), flags.precision, part_);
   if (context() > config().context) {
     warnings_.push_back(fmt::format("-c {} is more than the {} tokens that the model was made for", context(),
                                     config().context));
@@ -35,10 +39,9 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
 
 std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense) {
   // Packed weights need the file's only while they are packed; what is not packed is read from it for every token.
-  check_model_memory(
-      flags_.model, flags_, config(),
-      std::max(static_cast<double>(packed_bytes_), static_cast<double>(file_->file().file_bytes())),
-      capacity);
+  runtime::ModelConfig own = config();
+  if (ranks() != nullptr) own.layers = ranks()->layers();
+  check_model_memory(flags_.model, flags_, own, static_cast<double>(weight_bytes()), capacity);
   const auto start = std::chrono::steady_clock::now();
   const int threads = flags_.options.threads > 0 ? flags_.options.threads : omp_get_max_threads();
   runtime::TransformerOptions options;
@@ -48,10 +51,15 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
   options.attention.threads = threads;
   options.cache_type = flags_.cache_type;
   options.capacity = capacity;
+  if (ranks() != nullptr) options.relay = ranks()->open({capacity, options.slots, dense});
   auto transformer =
-      std::make_unique<runtime::Transformer>(file_->load({flags_.precision, threads}), options);
+      std::make_unique<runtime::Transformer>(file_->load({flags_.precision, threads, part_}), options);
   load_seconds_ += since(start);
   return transformer;
+}
+
+void LoadedModel::serve() {
+  ranks()->serve([this](const pipeline::OpenCall& call) { return open(call.capacity, call.dense); });
 }
 
 }  // namespace headwater::cli

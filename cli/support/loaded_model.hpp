@@ -30,17 +30,21 @@ class LoadedModel {
   /// A transformer for `capacity` tokens. The first call packs the weights. Failure, with the numbers, where weights,
   /// cache and workspace do not fit into the machine's memory, before anything is taken.
   [[nodiscard]] std::unique_ptr<runtime::Transformer> open(std::int64_t capacity, bool dense);
+  /// On a rank behind the first: works for that until it ends the job.
+  [[noreturn]] void serve();
 
   /// Seconds spent so far on opening and packing.
   [[nodiscard]] double load_seconds() const { return load_seconds_; }
-  /// Bytes of weights in memory: packed ones, or the file's where they are more.
+  /// Bytes of weights in memory, of this rank's layers where there are several: packed ones, or the file's where they are
+  /// more.
   [[nodiscard]] std::uint64_t weight_bytes() const {
-    return std::max(packed_bytes_, file_->file().file_bytes());
+    return std::max(packed_bytes_, runtime::Model::file_bytes(file_->file(), part_));
   }
 
  private:
   ModelFlags flags_;
   std::optional<runtime::ModelFile> file_;
+  runtime::ModelPart part_;
   std::vector<std::string> warnings_;
   double load_seconds_ = 0;
   std::uint64_t packed_bytes_ = 0;

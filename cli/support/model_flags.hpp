@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/support/flag_set.hpp"
+#include "cli/support/ranks.hpp"
 #include "headwater/options.hpp"
 #include "runtime/model/panel_product.hpp"
 
@@ -20,6 +21,7 @@ struct ModelFlags {
   runtime::Precision precision =
       runtime::Precision::f32;          ///< of projections; --projections auto is the processor's
   std::optional<std::int64_t> context;  ///< -c unless it is 0; else the file's
+  RankFlags ranks;                      ///< of commands that can run on several
 
   /// Declares them all. Without `model_required` an absent -m leaves `model` empty. The object must stay where it is until
   /// the set has parsed.

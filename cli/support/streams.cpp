@@ -14,6 +14,11 @@
 #include "cli/support/text.hpp"
 
 namespace headwater::cli {
+namespace {
+
+bool muted = false;
+
+}  // namespace
 
 int write_all(int descriptor, std::string_view text) noexcept {
   while (!text.empty()) {
@@ -39,7 +44,10 @@ void prepare_streams() noexcept {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+void mute_streams() noexcept { muted = true; }
+
 void print_out(std::string_view text) {
+  if (muted) return;
   const int error = write_all(STDOUT_FILENO, text);
   if (error == EPIPE) throw ReaderGone{};
   if (error != 0) throw Failure(fmt::format("standard output cannot be written: {}", std::strerror(error)));
@@ -58,7 +66,9 @@ bool reader_gone() noexcept {
   return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
 }
 
-void print_error(std::string_view text) noexcept { (void)write_all(STDERR_FILENO, text); }
+void print_error(std::string_view text) noexcept {
+  if (!muted) (void)write_all(STDERR_FILENO, text);
+}
 
 std::size_t terminal_columns() noexcept {
   constexpr std::size_t kUsual = 80;

@@ -22,6 +22,9 @@ inline constexpr int kReaderGone = 141;
 /// with an error code.
 void prepare_streams() noexcept;
 
+/// From now on print_out() and print_error() write nothing: of a process that works for another one, which writes.
+void mute_streams() noexcept;
+
 /// Writes all of the text to a descriptor: 0, or the error that kept the rest from being written.
 [[nodiscard]] int write_all(int descriptor, std::string_view text) noexcept;
 

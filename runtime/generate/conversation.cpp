@@ -70,8 +70,8 @@ void Conversation::count_step() {
   for (const Chunk& chunk : session.plan()) {
     of_layer += pairs(chunk, chunk.mode == ChunkMode::sparse ? session.memory_count(chunk) : chunk.begin);
   }
-  const auto layers = static_cast<std::uint64_t>(session.shape().n_layer);
-  const auto dense = static_cast<std::uint64_t>(session.options().dense_layers.size());
+  const auto layers = static_cast<std::uint64_t>(transformer_.model().config().layers);
+  const auto dense = static_cast<std::uint64_t>(transformer_.options().dense_layers.size());
   const std::int64_t begin = session.plan().front().begin;
   record_.computed += (layers - dense) * of_layer + dense * pairs({begin, session.tokens()}, begin);
   record_.pairs.computed = (record_.computed + layers / 2) / layers;
@@ -98,8 +98,7 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
                 fmt::format("a turn of {} tokens after {} does not fit; allowed: {} tokens in all", n,
                             tokens(), capacity));
   }
-  const std::int64_t layers = transformer_.model().config().layers;
-  const std::int64_t most = transformer_.max_step();
+  const std::int64_t layers = session().shape().n_layer;
   const std::int64_t prefill = n - tail_of(n);
   std::int64_t done = 0;
   const Observation observation(transformer_, [&](const LayerView& view) {
@@ -116,7 +115,8 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     bool tail = done >= prefill;
     // The part of a tail that does not fit into its first step.
     if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
-    const std::int64_t count = std::min(most, (tail ? n : prefill) - done);
+    const std::int64_t count =
+        tail ? std::min(transformer_.max_step(), n - done) : transformer_.prefill_step(done, prefill);
     // A turn that one call makes says its own length; one that goes on said it (STATE-1).
     bool opens = done == 0 && session().state() != SessionState::prefilling;
     if (HEADWATER_SABOTAGE("runtime.turn.length_said_twice")) opens = done == 0;

@@ -12,6 +12,7 @@
 #include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/file_part.hpp"
 #include "runtime/gguf/split.hpp"
+#include "runtime/support/fnv.hpp"
 #include "runtime/support/mapped_file.hpp"
 #include "runtime/support/utf8.hpp"
 
@@ -102,6 +103,20 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& na
 const std::string& GgufFile::path() const { return state_->path; }
 std::uint32_t GgufFile::version() const { return state_->part.version; }
 std::uint64_t GgufFile::file_bytes() const { return state_->file_bytes; }
+
+std::uint64_t GgufFile::head_hash() const {
+  std::uint64_t hash = fnv1a({});
+  for (const MappedFile& file : state_->files) {
+    std::span<const std::byte> head = file.bytes();
+    for (const Tensor& tensor : state_->part.tensors) {
+      const bool inside = tensor.data.data() >= head.data() && tensor.data.data() < head.data() + head.size();
+      if (inside) head = head.first(static_cast<std::size_t>(tensor.data.data() - head.data()));
+    }
+    hash = fnv1a(head, hash);
+  }
+  return hash;
+}
+
 void GgufFile::refuse(const std::string& what) const { refuse_file(state_->path, what); }
 
 bool GgufFile::has(std::string_view key) const { return state_->part.metadata.find(key) != nullptr; }

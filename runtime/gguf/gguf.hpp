@@ -53,6 +53,9 @@ class GgufFile {
   /// Bytes of all files together.
   [[nodiscard]] std::uint64_t file_bytes() const;
 
+  /// FNV-1a of the bytes before the tensors' data in all files that open() mapped: metadata and tensor tables.
+  [[nodiscard]] std::uint64_t head_hash() const;
+
   // ---- metadata. A getter refuses a missing key (the _or form gives `fallback` instead), another type of value, and
   // a value out of range; the error names the key.
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <set>
 #include <string_view>
@@ -19,6 +20,17 @@ namespace headwater::runtime {
 namespace {
 
 constexpr const char* kOwnHead = "output.weight";  // missing where the embedding is the head
+constexpr std::string_view kEmbedding = "token_embd.weight";
+
+/// Whether a part reads this tensor.
+bool reads(const ModelPart& part, std::string_view name, bool own_head) {
+  if (name == kEmbedding) return part.has_embedding() || (part.has_head() && !own_head);
+  constexpr std::string_view kLayer = "blk.";
+  if (!name.starts_with(kLayer)) return part.has_head();
+  std::int64_t layer = -1;
+  (void)std::from_chars(name.data() + kLayer.size(), name.data() + name.size(), layer);
+  return part.has_layer(layer);
+}
 
 }  // namespace
 
@@ -133,7 +145,8 @@ void ModelReader::read_layer(std::int64_t index) {
   layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
   read_gate_up(prefix, layer);
   layer.down = whole(prefix + "ffn_down.weight", config.feed_forward, config.width);
-  model_.layers_.push_back(std::move(layer));
+  // Tensors of other parts are checked, too: a file is refused by all parts or by none.
+  if (model_.part_.has_layer(index)) model_.layers_.push_back(std::move(layer));
 }
 
 void ModelReader::read_head() {
@@ -141,14 +154,16 @@ void ModelReader::read_head() {
   model_.final_norm_ = vector("output_norm.weight", config.width);
   const std::array dims = {config.width, config.vocabulary};
   model_.embedding_ = &use("token_embd.weight", dims);
-  model_.head_ = whole(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : "token_embd.weight", config.width,
-                       config.vocabulary);
+  auto head = whole(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : "token_embd.weight", config.width,
+                    config.vocabulary);
+  if (model_.part_.has_head()) model_.head_ = std::move(head);
 }
 
-/// An embedding that is the head, too, is checked where that is packed.
+/// An embedding that is the head of this part, too, is checked where that is packed.
 void ModelReader::check_embedding(int threads) const {
   const Tensor& tensor = *model_.embedding_;
-  if (file_.find_tensor(kOwnHead) == nullptr) return;
+  const ModelPart& part = model_.part_;
+  if (!part.has_embedding() || (part.has_head() && file_.find_tensor(kOwnHead) == nullptr)) return;
   constexpr std::int64_t kRows = 256;  // of a task
   const std::int64_t width = model_.config_.width;
   parallel_tasks(threads, (tensor.rows() + kRows - 1) / kRows, [&](std::int64_t task, int) {
@@ -176,7 +191,7 @@ std::vector<Projection*> ModelReader::projections() const {
   for (const LayerWeights& layer : model_.layers_) {
     all.insert(all.end(), {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()});
   }
-  all.push_back(model_.head_.get());
+  if (model_.head_) all.push_back(model_.head_.get());
   return all;
 }
 
@@ -208,6 +223,7 @@ void ModelReader::pack(int threads) {
 void ModelReader::read(const ModelOptions& options) {
   model_.config_ = read_model_config(file_);
   model_.precision_ = options.precision;
+  model_.part_ = options.part;
   read_head();
   for (std::int64_t i = 0; i < model_.config_.layers; ++i) read_layer(i);
   refuse_unknown_tensors();
@@ -223,9 +239,9 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const GgufFile> file, c
   return model;
 }
 
-std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision) {
+std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision, const ModelPart& part) {
   std::uint64_t bytes = 0;
-  bool own_head = false;
+  const bool own_head = file.find_tensor(kOwnHead) != nullptr;
   const auto element = static_cast<std::uint64_t>(precision_bytes(precision));
   const auto packed = [&](const Tensor& tensor) -> std::uint64_t {
     if (tensor.dims.size() != 2) return 0;
@@ -237,34 +253,32 @@ std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision) {
     return static_cast<std::uint64_t>(tensor.dims[0]) * static_cast<std::uint64_t>(tensor.dims[1]) * element;
   };
   for (const Tensor& tensor : file.tensors()) {
-    own_head = own_head || tensor.name == kOwnHead;
-    if (tensor.name != "token_embd.weight") bytes += packed(tensor);
+    // An embedding that is no head is not packed.
+    const bool head = tensor.name != kEmbedding || (part.has_head() && !own_head);
+    if (head && reads(part, tensor.name, own_head)) bytes += packed(tensor);
   }
-  if (const Tensor* embedding = file.find_tensor("token_embd.weight"); embedding != nullptr && !own_head) {
-    bytes += packed(*embedding);
+  return bytes;
+}
+
+std::uint64_t Model::file_bytes(const GgufFile& file, const ModelPart& part) {
+  if (part.has_embedding() && part.has_head()) return file.file_bytes();
+  const bool own_head = file.find_tensor(kOwnHead) != nullptr;
+  std::uint64_t bytes = 0;
+  for (const Tensor& tensor : file.tensors()) {
+    if (reads(part, tensor.name, own_head)) bytes += tensor.data.size();
   }
   return bytes;
 }
 
 std::size_t Model::scratch_bytes() const {
-  std::size_t bytes = head_->scratch_bytes();
-  for (const LayerWeights& layer : layers_) {
-    for (const Projection* projection :
-         {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()}) {
-      bytes = std::max(bytes, projection->scratch_bytes());
-    }
-  }
+  std::size_t bytes = 0;
+  for_projections([&](const Projection& one) { bytes = std::max(bytes, one.scratch_bytes()); });
   return bytes;
 }
 
 std::int64_t Model::bytes_per_token() const {
-  std::int64_t bytes = head_->stored_bytes();
-  for (const LayerWeights& layer : layers_) {
-    for (const Projection* projection :
-         {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()}) {
-      bytes += projection->stored_bytes();
-    }
-  }
+  std::int64_t bytes = 0;
+  for_projections([&](const Projection& one) { bytes += one.stored_bytes(); });
   return bytes;
 }
 

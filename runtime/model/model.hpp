@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,9 +30,22 @@ struct LayerWeights {
   std::unique_ptr<Projection> down;     ///< feed_forward -> width
 };
 
+/// The part of a model that a process holds: layers [first, end), with layer 0 the embedding, and with the last one final
+/// norm and output head. By default all of it.
+struct ModelPart {
+  /// The end that stands for that of the model.
+  static constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first = 0;
+  std::int64_t end = kAll;
+  [[nodiscard]] bool has_embedding() const { return first == 0; }
+  [[nodiscard]] bool has_head() const { return end == kAll; }
+  [[nodiscard]] bool has_layer(std::int64_t layer) const { return layer >= first && layer < end; }
+};
+
 struct ModelOptions {
   Precision precision = Precision::f32;  ///< of projections over many rows
   int threads = 1;
+  ModelPart part = {};
 };
 
 /// A model in memory. Immutable; may be shared by several transformers.
@@ -43,18 +57,32 @@ class Model {
   [[nodiscard]] static std::shared_ptr<const Model> load(std::shared_ptr<const GgufFile> file,
                                                          const ModelOptions& options);
   /// Bytes that load() will take for packed weights; the file itself stays mapped beside them.
-  [[nodiscard]] static std::uint64_t packed_bytes(const GgufFile& file, Precision precision);
+  [[nodiscard]] static std::uint64_t packed_bytes(const GgufFile& file, Precision precision,
+                                                  const ModelPart& part = {});
+  /// Bytes of the file that load() reads: the whole of it, or the tensors of a part.
+  [[nodiscard]] static std::uint64_t file_bytes(const GgufFile& file, const ModelPart& part);
 
   [[nodiscard]] const GgufFile& file() const { return *file_; }
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] Precision precision() const { return precision_; }
+  [[nodiscard]] const ModelPart& part() const { return part_; }
+  /// Those of its part, the first one's first; config() is the whole model's.
   [[nodiscard]] const std::vector<LayerWeights>& layers() const { return layers_; }
   [[nodiscard]] const std::vector<float>& final_norm() const { return final_norm_; }
+  /// Precondition: its part has it.
   [[nodiscard]] const Projection& head() const { return *head_; }
   /// Bytes of scratch that a thread needs for the largest of all projections.
   [[nodiscard]] std::size_t scratch_bytes() const;
-  /// Bytes of weights that decoding one token reads.
+  /// Bytes of weights of its part that decoding one token reads.
   [[nodiscard]] std::int64_t bytes_per_token() const;
+  /// Calls action(projection) for each of its part.
+  template <typename Action>
+  void for_projections(const Action& action) const {
+    for (const LayerWeights& layer : layers_) {
+      for (const auto* projection : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) action(**projection);
+    }
+    if (head_) action(*head_);
+  }
   /// The embedding of token `id`, `width` floats. Precondition: 0 <= id < vocabulary.
   void embed(std::int32_t id, float* row) const;
 
@@ -64,6 +92,7 @@ class Model {
 
   std::shared_ptr<const GgufFile> file_;
   ModelConfig config_;
+  ModelPart part_;
   Precision precision_ = Precision::f32;
   PanelProducts products_;
   const Tensor* embedding_ = nullptr;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <utility>
 
@@ -21,9 +22,10 @@ std::size_t bytes(std::int64_t rows, std::int64_t width, std::int64_t element = 
   return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width) * static_cast<std::size_t>(element);
 }
 
-Shape session_shape(const ModelConfig& config, const TransformerOptions& options) {
+Shape session_shape(const Model& model, const TransformerOptions& options) {
+  const ModelConfig& config = model.config();
   Shape shape;
-  shape.n_layer = config.layers;
+  shape.n_layer = static_cast<std::int64_t>(model.layers().size());
   shape.n_head = config.heads;
   shape.n_head_kv = config.heads_kv;
   shape.d_head = config.d_head;
@@ -60,7 +62,7 @@ class Transformer::Stopwatch {
 };
 
 Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options)
-    : model_(std::move(model)), engine_(headwater::engine(options.engine)) {
+    : model_(std::move(model)), engine_(headwater::engine(options.engine)), relay_(options.relay) {
   const ModelConfig& config = model_->config();
   if (options.slots < 1 || options.slots > kMostSlots) {
     throw Error(ErrorCode::invalid_argument,
@@ -70,9 +72,16 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
 #ifdef HEADWATER_LENDS_THREADS
   if (!attention.parallel_for) attention.parallel_for = lend_threads;
 #endif
-  for (int slot = 0; slot < options.slots; ++slot) {
-    sessions_.push_back(engine_.open(session_shape(config, options), attention));
+  const ModelPart& part = model_->part();
+  attention.dense_layers.clear();
+  for (const std::int64_t layer : options.attention.dense_layers) {
+    if (part.has_layer(layer)) attention.dense_layers.push_back(layer - part.first);
   }
+  for (int slot = 0; slot < options.slots; ++slot) {
+    sessions_.push_back(engine_.open(session_shape(*model_, options), attention));
+  }
+  options_ = session().options();
+  if (relay_) options_.dense_layers = options.attention.dense_layers;
   active_.reserve(sessions_.size());
   calls_.resize(sessions_.size());
   ids_.reserve(sessions_.size());
@@ -96,6 +105,14 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
   for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
+  if (relay_) relay_->opened();
+}
+
+std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t turn) const {
+  const std::int64_t rest = turn - done;
+  if (!relay_) return std::min(max_step_, rest);
+  // Chunks begin anew with every batch.
+  return std::min({options_.chunk, max_step_ - done % max_step_, rest});
 }
 
 std::uint64_t Transformer::workspace_bytes() const {
@@ -111,6 +128,15 @@ std::uint64_t Transformer::workspace_bytes() const {
 void Transformer::reset(int slot) {
   session(slot).reset();
   step_rows_ = 0;
+  PartCall call;
+  call.kind = PartCall::Kind::reset;
+  call.slot = slot;
+  if (relay_) relay_->pass(call, {});
+}
+
+void Transformer::pass(PartCall call) {
+  if (!relay_) return;
+  relay_->pass(call, {residual_.floats(), static_cast<std::size_t>(step_rows_ * model_->config().width)});
 }
 
 void Transformer::check_id(std::int32_t id) const {
@@ -128,6 +154,16 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids, int s
         fmt::format("a step of {} tokens got {} ids; allowed: as many, 1 .. {}", step.n, n, max_step_));
   }
   for (const std::int32_t id : ids) check_id(id);
+  begin(step, slot);
+  run_layers(ids);
+  PartCall call;
+  call.kind = PartCall::Kind::run;
+  call.slot = slot;
+  call.step = step;
+  pass(call);
+}
+
+void Transformer::begin(const Step& step, int slot) {
   Session& own = session(slot);
   std::int64_t first_position = own.tokens();
   if (HEADWATER_SABOTAGE("runtime.turn.positions_from_0") && step.kind == Step::Kind::prefill) {
@@ -136,10 +172,9 @@ void Transformer::run(const Step& step, std::span<const std::int32_t> ids, int s
   own.begin(step);
   ids_.clear();
   active_.assign(1, &own);
-  few_ = step.kind == Step::Kind::decode && n == 1;
+  few_ = step.kind == Step::Kind::decode && step.n == 1;
   positions_.clear();
-  for (std::int64_t row = 0; row < n; ++row) positions_.push_back(first_position + row);
-  run_layers(ids);
+  for (std::int64_t row = 0; row < step.n; ++row) positions_.push_back(first_position + row);
 }
 
 void Transformer::decode(std::span<const SlotToken> tokens) {
@@ -158,6 +193,15 @@ void Transformer::decode(std::span<const SlotToken> tokens) {
     throw Error(ErrorCode::capacity_exceeded, fmt::format("slot {} has {} tokens; allowed: {} in all",
                                                           token.slot, one.tokens(), one.shape().capacity));
   }
+  begin(tokens);
+  run_layers(ids_);
+  PartCall call;
+  call.kind = PartCall::Kind::decode;
+  for (const SlotToken& token : tokens) call.slots[static_cast<std::size_t>(call.tokens++)] = token.slot;
+  pass(call);
+}
+
+void Transformer::begin(std::span<const SlotToken> tokens) {
   active_.clear();
   positions_.clear();
   ids_.clear();
@@ -170,11 +214,58 @@ void Transformer::decode(std::span<const SlotToken> tokens) {
     one.begin(Step::decode());
   }
   few_ = true;
-  run_layers(ids_);
 }
 
-void Transformer::run_layers(std::span<const std::int32_t> ids) {
-  const auto n = static_cast<std::int64_t>(ids.size());
+void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
+  const auto refuse = [](const char* what) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("a call of the part before is refused: {}", what));
+  };
+  if (!relay_ || model_->part().has_embedding()) refuse("no part is before this one");
+  const std::int64_t width = model_->config().width;
+  const auto n = static_cast<std::int64_t>(rows.size()) / width;
+  if (call.slot < 0 || call.slot >= slots()) refuse("its slot is not there");
+  switch (call.kind) {
+    case PartCall::Kind::run:
+      if (n != call.step.n || n > max_step_ || n * width != static_cast<std::int64_t>(rows.size())) {
+        refuse("its rows are not those of its step");
+      }
+      ids_.clear();
+      begin(call.step, call.slot);
+      run_layers({}, rows);
+      pass(call);
+      return;
+    case PartCall::Kind::decode: {
+      std::array<SlotToken, kMostSlots> tokens;
+      if (n != call.tokens || n < 1 || n > slots() || n * width != static_cast<std::int64_t>(rows.size())) {
+        refuse("its rows are not those of its slots");
+      }
+      for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+        if (call.slots[i] < 0 || call.slots[i] >= slots()) refuse("one of its slots is not there");
+        tokens[i] = {call.slots[i], 0};
+      }
+      begin(std::span(tokens).first(static_cast<std::size_t>(n)));
+      run_layers({}, rows);
+      pass(call);
+      return;
+    }
+    case PartCall::Kind::logits:
+      if (call.first < 0 || call.count < 1 || call.count > step_rows_ - call.first) {
+        refuse("its logits are those of no token of the last step");
+      }
+      relay_->pass(call, {});
+      if (!model_->part().has_head()) return;
+      answer_.resize(static_cast<std::size_t>(call.count * model_->config().vocabulary));
+      few_ = call.few;
+      project_logits(call.first, call.count, StoreSink(answer_.data(), model_->config().vocabulary, {}));
+      relay_->answer(answer_);
+      return;
+    case PartCall::Kind::reset: reset(call.slot); return;
+  }
+  refuse("its kind is not known");
+}
+
+void Transformer::run_layers(std::span<const std::int32_t> ids, std::span<const float> rows) {
+  const auto n = static_cast<std::int64_t>(positions_.size());
   step_rows_ = 0;  // until the step is done
   blocks_.clear();
   if (!few_) {
@@ -182,10 +273,15 @@ void Transformer::run_layers(std::span<const std::int32_t> ids) {
     initialise_rows(n + kRowPadding);
   }
   Stopwatch watch;
-  embed(ids);
+  if (rows.empty()) {
+    embed(ids);
+  } else {
+    std::copy(rows.begin(), rows.end(), residual_.floats());
+  }
   tabulate_rotation();
   watch.lap(times_.other);
-  for (std::int64_t layer = 0; layer < model_->config().layers; ++layer) run_layer(layer, n);
+  const auto layers = static_cast<std::int64_t>(model_->layers().size());
+  for (std::int64_t layer = 0; layer < layers; ++layer) run_layer(layer, n);
   for (Session* const one : active_) one->end();
   step_rows_ = n;
 }
@@ -364,7 +460,21 @@ void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float
                     first, first + count, out.size(), step_rows_, config.vocabulary));
   }
   few_ = count == 1;
+  if (relay_) {
+    collect(first, count, out.first(static_cast<std::size_t>(count * config.vocabulary)));
+    return;
+  }
   project_logits(first, count, StoreSink(out.data(), config.vocabulary, {}));
+}
+
+void Transformer::collect(std::int64_t first, std::int64_t count, std::span<float> out) {
+  PartCall call;
+  call.kind = PartCall::Kind::logits;
+  call.first = first;
+  call.count = count;
+  call.few = few_;
+  relay_->pass(call, {});
+  relay_->collect(out);
 }
 
 void Transformer::logits(std::span<float* const> outs) {
@@ -374,6 +484,13 @@ void Transformer::logits(std::span<float* const> outs) {
                 fmt::format("logits of {} tokens; allowed: those of the last decode(), {}", n, step_rows_));
   }
   few_ = true;
+  if (relay_) {
+    const auto width = static_cast<std::size_t>(model_->config().vocabulary);
+    answer_.resize(outs.size() * width);
+    collect(0, n, answer_);
+    for (std::size_t i = 0; i < outs.size(); ++i) std::copy_n(answer_.data() + i * width, width, outs[i]);
+    return;
+  }
   project_logits(0, n, ScatterSink(outs));
 }
 

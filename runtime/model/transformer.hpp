@@ -12,6 +12,7 @@
 #include "headwater/session.hpp"
 #include "runtime/model/aligned_buffer.hpp"
 #include "runtime/model/model.hpp"
+#include "runtime/model/relay.hpp"
 
 namespace headwater::runtime {
 
@@ -23,6 +24,7 @@ struct TransformerOptions {
   DType cache_type = DType::f16;
   std::int64_t capacity = 0;  ///< most tokens of a conversation
   int slots = 1;              ///< conversations that are held at once, 1 .. kMostSlots
+  std::shared_ptr<Relay> relay;  ///< to the other parts, where the model is a part of one
 };
 
 /// Rows that are decoded together at most.
@@ -84,10 +86,18 @@ class Transformer {
   /// Errors: invalid_argument for other numbers of rows, and where the last step was no such.
   void logits(std::span<float* const> outs);
   void reset(int slot = 0);
+  /// On a part behind the first one: does what that did. `rows`: the residual stream that the part before passed on, where
+  /// it passed any. Errors: invalid_argument where it is no such part, or the rows do not fit the call; those of the call.
+  void repeat(const PartCall& call, std::span<const float> rows);
 
   [[nodiscard]] int slots() const { return static_cast<int>(sessions_.size()); }
   /// Most tokens of one step: the effective batch, or the capacity where that is less.
   [[nodiscard]] std::int64_t max_step() const { return max_step_; }
+  /// Tokens of a prefill step that begins `done` tokens after the first of its turn, which has `turn` tokens: a batch, or,
+  /// where parts of the model stream, a chunk of it; the bits are the same (PLAN-2).
+  [[nodiscard]] std::int64_t prefill_step(std::int64_t done, std::int64_t turn) const;
+  /// Those of the session, but for all layers of the model, of which it may have a part.
+  [[nodiscard]] const EffectiveOptions& options() const { return options_; }
   [[nodiscard]] Session& session(int slot = 0) { return *sessions_[static_cast<std::size_t>(slot)]; }
   [[nodiscard]] const Session& session(int slot = 0) const {
     return *sessions_[static_cast<std::size_t>(slot)];
@@ -108,8 +118,12 @@ class Transformer {
   /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
   void check_id(std::int32_t id) const;
-  /// The step of the sessions in active_, which are open.
-  void run_layers(std::span<const std::int32_t> ids);
+  void begin(const Step& step, int slot);
+  void begin(std::span<const SlotToken> tokens);
+  /// The step of the sessions in active_, which are open: from ids, or from the rows of the part before.
+  void run_layers(std::span<const std::int32_t> ids, std::span<const float> rows = {});
+  /// Hands the last step on.
+  void pass(PartCall call);
   void embed(std::span<const std::int32_t> ids);
   void tabulate_rotation();
   void run_layer(std::int64_t layer, std::int64_t n);
@@ -121,6 +135,7 @@ class Transformer {
   /// Whether rows go through the layers in the model's precision, or as few rows of F32.
   [[nodiscard]] bool rounded() const { return !few_ && model_->precision() == Precision::bf16; }
   /// From row `first` of the residual stream on, as few_ says.
+  void collect(std::int64_t first, std::int64_t count, std::span<float> out);
   void project_logits(std::int64_t first, std::int64_t count, const TileSink& sink);
   void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
   [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width, std::int64_t row = 0) const;
@@ -140,6 +155,8 @@ class Transformer {
   bool few_ = false;                   // the rows of decode steps of one token: F32 throughout
   bool bf16_rows_ = false;             // queries, keys and values go to the engine as BF16
   std::vector<RowBlock> blocks_;
+  std::shared_ptr<Relay> relay_;
+  EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
   AlignedBuffer residual_;  // [n][width] F32
   AlignedBuffer normed_;    // [n + padding][width], precision or F32
@@ -148,6 +165,7 @@ class Transformer {
   AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
   AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
   AlignedBuffer rotation_;  // [n][cosines, sines] F32
+  std::vector<float> answer_;  // logits for the first part, or from the last one
   PhaseTimes times_;
   LayerObserver observer_;
 };

@@ -30,6 +30,7 @@ constexpr const char* kCommand = "headwater bench";
 
 #ifdef HEADWATER_HAS_RUNTIME
 cli::ExitCode run_model(const std::vector<std::string>& arguments) {
+  cli::join_ranks(kCommand, arguments);
   const auto flags = parse_model_flags(arguments);
   if (!flags) return cli::ExitCode::done;
   cli::install_signal_handlers(kCommand, flags->model.model);

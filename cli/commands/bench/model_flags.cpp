@@ -73,6 +73,9 @@ void check_together(const ModelBenchFlags& flags, bool model, bool type) {
   };
   if (model && flags.shape != nullptr) refuse("-m and --random are both given; allowed is one of them");
   if (!model && flags.shape == nullptr) refuse("the model is missing; use -m MODEL.gguf or --random SHAPE");
+  if (flags.shape != nullptr && cli::ranks() != nullptr) {
+    refuse("--random makes a whole model in each process, but several ranks were started; --save it, then use -m");
+  }
   if (flags.slots > 1 && flags.decode == 0) refuse("--slots decodes, and --decode is 0");
   if (model && (type || flags.save)) refuse("--type and --save belong to --random");
 }
@@ -91,6 +94,7 @@ std::optional<ModelBenchFlags> parse_model_flags(const std::vector<std::string>&
   cli::FlagSet set("Time to the first token and tokens a second of a model, sparse against dense prefill.",
                    "headwater bench", kFooter);
   flags.model.declare(set, false);
+  flags.model.ranks.declare(set);
   set.value(
       "--random", "SHAPE", "random weights in the shape of a known model", [&](const std::string& text) {
         flags.shape = find_shape(text);

@@ -21,6 +21,7 @@
 #include "cli/support/numbers.hpp"
 #include "cli/support/output_file.hpp"
 #include "cli/support/progress.hpp"
+#include "cli/support/ranks.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "headwater/engine.hpp"
@@ -75,7 +76,7 @@ class Bench {
  private:
   void open_file();
   void check_memory(double weights, const runtime::ModelConfig& config) const;
-  [[nodiscard]] std::unique_ptr<runtime::Transformer> open(bool dense) const;
+  [[nodiscard]] std::unique_ptr<runtime::Transformer> open(bool dense);
   void describe(ModelMeasurement& measurement) const;
   void warm_up();
   void measure(std::int64_t tokens, ModelMeasurement& measurement);
@@ -83,6 +84,10 @@ class Bench {
   [[nodiscard]] Seconds time_slots(std::int64_t tokens);
   PromptTimes time_prompt(runtime::Conversation& conversation, std::int64_t tokens, PromptRounds& rounds);
   [[nodiscard]] std::int64_t kv_bytes_per_token() const;
+  [[nodiscard]] std::uint64_t weight_bytes() const {
+    return std::max(runtime::Model::packed_bytes(*file_, flags_.model.precision, part_),
+                    runtime::Model::file_bytes(*file_, part_));
+  }
   [[nodiscard]] std::string name() const {
     return flags_.shape != nullptr ? fmt::format("--random {}", flags_.shape->name) : flags_.model.model;
   }
@@ -92,6 +97,8 @@ class Bench {
   std::int64_t longest_;
   std::int64_t capacity_;
   std::shared_ptr<const runtime::GgufFile> file_;
+  runtime::ModelPart part_;  // of this rank
+  std::vector<std::string> rank_warnings_;
   std::shared_ptr<const runtime::Model> model_;
   std::unique_ptr<runtime::Transformer> sparse_, dense_;
   std::optional<runtime::Conversation> sparse_talk_, dense_talk_;
@@ -115,7 +122,7 @@ Bench::Bench(const ModelBenchFlags& flags)
   }
   const auto start = Clock::now();
   open_file();
-  model_ = runtime::Model::load(file_, {flags.model.precision, threads_});
+  if (cli::serves()) cli::ranks()->serve([this](const pipeline::OpenCall& call) { return open(call.dense); });
   sparse_ = open(false);
   if (flags.dense) dense_ = open(true);
   load_seconds_ = since(start);
@@ -133,7 +140,6 @@ Bench::Bench(const ModelBenchFlags& flags)
 }
 
 void Bench::check_memory(double weights, const runtime::ModelConfig& config) const {
-  cli::check_dense_layers(flags_.model.options, config.layers);
   const std::int64_t context = flags_.model.context.value_or(config.context);
   if (capacity_ > context) {
     throw cli::Failure(fmt::format(
@@ -148,9 +154,14 @@ void Bench::check_memory(double weights, const runtime::ModelConfig& config) con
 void Bench::open_file() {
   if (flags_.shape == nullptr) {
     file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags_.model.model));
-    const auto packed = static_cast<double>(runtime::Model::packed_bytes(*file_, flags_.model.precision));
-    check_memory(std::max(packed, static_cast<double>(file_->file_bytes())),
-                 runtime::read_model_config(*file_));
+    runtime::ModelConfig config = runtime::read_model_config(*file_);
+    cli::check_dense_layers(flags_.model.options, config.layers);
+    if (cli::ranks() != nullptr) {
+      rank_warnings_ = cli::settle_ranks(flags_.model.ranks, flags_.model, *file_, config.layers);
+      part_ = cli::ranks()->part();
+      config.layers = cli::ranks()->layers();
+    }
+    check_memory(static_cast<double>(weight_bytes()), config);
     return;
   }
   const RandomModel random(*flags_.shape, flags_.type, flags_.seed);
@@ -161,11 +172,12 @@ void Bench::open_file() {
   const double packed = quantised ? stored
                                   : stored / static_cast<double>(element) *
                                         static_cast<double>(runtime::precision_bytes(flags_.model.precision));
+  cli::check_dense_layers(flags_.model.options, flags_.shape->layers);
   check_memory(stored + packed, config_of(*flags_.shape));
   file_ = in_memory(random, name(), threads_);
 }
 
-std::unique_ptr<runtime::Transformer> Bench::open(bool dense) const {
+std::unique_ptr<runtime::Transformer> Bench::open(bool dense) {
   runtime::TransformerOptions options;
   options.engine = flags_.model.engine;
   options.attention = flags_.model.options;
@@ -174,6 +186,8 @@ std::unique_ptr<runtime::Transformer> Bench::open(bool dense) const {
   options.cache_type = flags_.model.cache_type;
   options.capacity = capacity_;
   options.slots = dense ? 1 : flags_.slots;
+  if (cli::ranks() != nullptr) options.relay = cli::ranks()->open({capacity_, options.slots, dense});
+  if (!model_) model_ = runtime::Model::load(file_, {flags_.model.precision, threads_, part_});
   return std::make_unique<runtime::Transformer>(model_, options);
 }
 
@@ -187,13 +201,13 @@ void Bench::describe(ModelMeasurement& measurement) const {
   measurement.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
                                         runtime::product_isa());
   measurement.by_processor_time = threads_ == 1;
-  measurement.effective = sparse_->session().options();
+  measurement.effective = sparse_->options();
   measurement.load_seconds = load_seconds_;
-  measurement.weight_bytes =
-      std::max(runtime::Model::packed_bytes(*file_, flags_.model.precision), file_->file_bytes());
+  measurement.weight_bytes = weight_bytes();
   measurement.session_memory = cli::memory_when_full(sparse_->session());
   measurement.workspace_bytes = sparse_->workspace_bytes();
   measurement.warnings = measurement.effective.warnings;
+  measurement.warnings.insert(measurement.warnings.end(), rank_warnings_.begin(), rank_warnings_.end());
 }
 
 /// Pages, caches and threads.
@@ -208,7 +222,7 @@ void Bench::warm_up() {
 
 std::int64_t Bench::kv_bytes_per_token() const {
   const runtime::ModelConfig& config = model_->config();
-  return config.layers * config.heads_kv * (config.d_head + config.d_value) *
+  return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv * (config.d_head + config.d_value) *
          static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
 }
 
@@ -285,6 +299,7 @@ ModelMeasurement Bench::run() {
     measure(tokens, measurement);
     progress.advance(1);
   }
+  measurement.ranks = cli::rank_reports();
   return measurement;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cli/commands/bench/clock.hpp"
 #include "cli/commands/bench/model_flags.hpp"
+#include "cli/support/ranks.hpp"
 #include "headwater/session.hpp"
 #include "runtime/generate/conversation.hpp"
 
@@ -48,6 +49,7 @@ struct ModelMeasurement {
   MemoryBytes session_memory;
   std::uint64_t workspace_bytes = 0;
   std::vector<PromptRounds> prompts;  ///< of each length sparse, then dense where it was asked for
+  std::vector<pipeline::RankReport> ranks;  ///< where there are several
   std::vector<std::string> warnings;
 };
 

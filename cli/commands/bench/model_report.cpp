@@ -185,6 +185,7 @@ std::string json_text(const ModelBenchFlags& flags, const ModelMeasurement& meas
       json["speed_up"].push_back(speed_up(measurement, measurement.prompts[i], measurement.prompts[i + 1]));
     }
   }
+  cli::add_ranks(json, measurement.ranks);
   json["warnings"] = measurement.warnings;
   return cli::json_line(json);
 }
@@ -201,6 +202,7 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
   text += fmt::format("options  batch {}, chunk {}, memory {} local + {} heavy, {}, the last {} dense\n",
                       effective.batch, effective.chunk, effective.local, effective.heavy,
                       cli::rule_text(effective), cli::count_text(flags.dense_tail, "token"));
+  text += cli::ranks_text(measurement.ranks);
   text += fmt::format("loaded   in {:.3f} s; {}, sparse and dense in turn; {}\n\n", measurement.load_seconds,
                       cli::count_text(flags.rounds, "round"),
                       measurement.by_processor_time ? "by processor time (one thread)" : "by the wall");

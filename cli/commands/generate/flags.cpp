@@ -60,6 +60,9 @@ void check_together(const GenerateFlags& flags) {
   if (flags.system && !flags.chat) refuse("--system is given without --chat; allowed: both or neither");
   if (!flags.prompt && !flags.file && !flags.interactive)
     refuse("the prompt is missing; use -p TEXT or -f FILE");
+  if (flags.dump_layer && ranks() != nullptr) {
+    refuse("--dump-qkv sees the layers of one process, but several ranks were started; start one");
+  }
   if (flags.compare && flags.dense) refuse("--compare and --dense are both given; allowed is one of them");
   if (flags.interactive && (flags.compare || flags.json || flags.dump_layer)) {
     refuse("--interactive does not go with --compare, --json and --dump-qkv");
@@ -111,6 +114,7 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
               kFooter);
   best_rule(flags.model.options);
   flags.model.declare(set);
+  flags.model.ranks.declare(set);
   set.value("-p,--prompt", "TEXT", "the prompt; after -f a question",
             [&](const std::string& text) { flags.prompt = text; });
   set.file("-f,--file", "-f (--file)", "FILE", "a file with the prompt; - is standard input", flags.file);

@@ -254,7 +254,7 @@ GenerateRun Generation::run_turn(const Turn& turn, bool shown) {
   run.prompt_tokens = static_cast<std::int64_t>(turn.ids.size());
   conversation_->set_dense_tail(flags_.dense_tail.value_or(turn.question > 0 ? turn.question : kDenseTail));
   run.tail_tokens = conversation_->tail_of(run.prompt_tokens);
-  run.effective = transformer_->session().options();
+  run.effective = transformer_->options();
   feed(turn.ids, run);
   run.pairs = conversation_->pairs();
   run.steps = conversation_->steps();
@@ -342,6 +342,7 @@ void Generation::describe(GenerateReport& report) const {
 }
 
 ExitCode Generation::run() {
+  if (serves()) model_.serve();
   const Words words = prompt_words();
   const Turn prompt = words.text.empty() ? Turn{} : encode(words, true);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
@@ -360,7 +361,7 @@ ExitCode Generation::run() {
     report.run = run_turn(prompt, !flags_.json);
     if (!flags_.json) print_out("\n");
   } else {
-    report.run.effective = transformer_->session().options();
+    report.run.effective = transformer_->options();
   }
   if (flags_.interactive) {
     talk(report.run);
@@ -372,6 +373,7 @@ ExitCode Generation::run() {
     report.dense = run_turn(prompt, false);
     interrupted = report.dense->interrupted;
   }
+  report.ranks = rank_reports();
   if (flags_.json) {
     print_out(json_text(report));
   } else if (!flags_.quiet) {
@@ -383,6 +385,7 @@ ExitCode Generation::run() {
 }  // namespace
 
 ExitCode generate_command(const std::vector<std::string>& arguments) {
+  join_ranks(kCommand, arguments);
   const auto flags = parse_generate_flags(arguments);
   if (!flags) return ExitCode::done;
   install_signal_handlers(kCommand, flags->model.model);

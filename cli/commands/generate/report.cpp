@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/support/json_text.hpp"
+#include "cli/support/ranks.hpp"
 #include "cli/support/text.hpp"
 
 namespace headwater::cli {
@@ -163,6 +164,7 @@ std::string json_text(const GenerateReport& report) {
                           {"divergence", differs.divergence},
                           {"times_sooner", differs.times_sooner}};
   }
+  add_ranks(json, report.ranks);
   json["warnings"] = report.warnings;
   return json_line(json);
 }
@@ -174,6 +176,7 @@ std::string summary_text(const GenerateReport& report) {
                   bytes_text(static_cast<std::uint64_t>(report.session_memory.kv)));
   text += fmt::format("engine   {} ({}), {} {}\n", report.engine, report.isa, report.run.effective.threads,
                       report.run.effective.threads == 1 ? "thread" : "threads");
+  text += ranks_text(report.ranks);
   if (report.session) return text + session_text(*report.session);
   text += run_text(report.run, report.load_seconds);
   if (!report.dense) return text;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/support/ranks.hpp"
 #include "headwater/options.hpp"
 #include "headwater/session.hpp"
 #include "runtime/generate/conversation.hpp"
@@ -59,6 +60,7 @@ struct GenerateReport {
   GenerateRun run;
   std::optional<GenerateRun> dense;      ///< --compare
   std::optional<SessionTotals> session;  ///< --interactive: in place of the run
+  std::vector<pipeline::RankReport> ranks;  ///< where there are several
   std::vector<std::string> warnings;
 };
 
