@@ -130,6 +130,11 @@ class Attention(unittest.TestCase):
         self.assertLess(numpy.abs(half.float().numpy() - support.dense(q.numpy(), k.numpy(), v.numpy())).max(), 0.05)
         with self.assertRaisesRegex(ValueError, "q requires a gradient"):
             headwater.attention(q.clone().requires_grad_(), k, v)
+        for arrays, out in (((q.to("meta"), k, v), None), ((q, k.to("meta"), v), None), ((q, k, v), q.to("meta"))):
+            with self.assertRaisesRegex(ValueError, "^(q|k|out) is on device meta; allowed: cpu$"):
+                headwater.attention(*arrays, out=out)
+        with self.assertRaisesRegex(ValueError, "k has layout torch.sparse_coo; allowed: torch.strided"):
+            headwater.attention(q, k.to_sparse(), v)
 
     @unittest.skipIf(support.ml_dtypes is None, "ml_dtypes is not here")
     def test_bfloat16_of_numpy(self):
@@ -160,6 +165,14 @@ class Attention(unittest.TestCase):
             ((q[:0], k[:0], v[:0]), {}, ValueError, "q has 0 tokens; allowed: 1 or more"),
             ((q[:, :, ::2], k[:, :, ::2], v), {}, ValueError, "q has rows with a stride of 2 elements; allowed: 1"),
             ((q, k, v.astype(numpy.float16)), {}, ValueError, "k is float32 and v is float16; allowed: both of one type"),
+            ((q[:, :0], k[:, :0], v[:, :0]), {}, ValueError, "q has 0 heads; allowed: 1 or more"),
+            ((q, k[:, :0], v[:, :0]), {}, ValueError, "k has 0 heads; allowed: 1 or more"),
+            ((q[:, :, :0], k[:, :, :0], v), {}, ValueError, "q has 0 elements of a row; allowed: 1 or more"),
+            ((q, k, v[:, :, :0]), {}, ValueError, "v has 0 elements of a row; allowed: 1 or more"),
+            ((q, k[:0], v[:0]), {}, ValueError, "k has 0 tokens; allowed: 1 or more"),
+            ((q[None][:0], k[None][:0], v[None][:0]), {}, ValueError, "batches of 0, 0, 0, 0; allowed: the same, 1 or more"),
+            ((support.OnDevice(q, (2, 0)), k, v), {}, ValueError, r"q is on DLPack device 2; allowed: 1 \(CPU\)"),
+            ((q, k, support.OnDevice(v, (10, 1))), {}, ValueError, "v is on DLPack device 10; allowed: 1"),
             ((q, k, v), {"out": read_only}, ValueError, "out is read-only"),
             ((q, k, v), {"out": support.OnlyDLPack(read_only)}, ValueError, "out is only read by DLPack"),
             ((q, k, v), {"out": numpy.zeros((20, 6, 11), numpy.float32)}, ValueError, "out has 11 elements of a row"),
