@@ -90,17 +90,6 @@ std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) 
   return flags;
 }
 
-/// sum p ln(p / q), in nats; 0 ln 0 = 0.
-double divergence(const Prediction& p, const Prediction& q) {
-  double sum = 0;
-  for (std::size_t id = 0; id < p.size(); ++id) {
-    const double log_p = p.log_probability(id);
-    const double probability = std::exp(log_p);
-    if (probability > 0) sum += probability * (log_p - q.log_probability(id));
-  }
-  return sum;
-}
-
 /// What two transformers of one model say of the tokens of a window.
 class Judge {
  public:
@@ -112,7 +101,7 @@ class Judge {
     const bool after_first_chunk = position >= std::min(sparse_.session().options().chunk, prefill);
     if (after_first_chunk) {
       Divergence& to = position < prefill ? measured_.prefill : measured_.decoded;
-      to.kl.push_back(divergence(dense, sparse));
+      to.kl.push_back(runtime::divergence(dense, sparse));
       to.rank1.push_back(dense.likeliest() == sparse.likeliest() ? 1 : 0);
     }
     const std::int64_t next = position + 1;
@@ -121,24 +110,14 @@ class Judge {
     for (const auto& [from, to] : {std::pair{&dense, &measured_.dense}, {&sparse, &measured_.sparse}}) {
       const double loss = -from->log_probability(id);
       (next < prefill ? to->prefill : to->decoded).push_back(loss);
-      if (next < prefill && after_first_chunk && ends_query_block(position)) to->ends.push_back(loss);
+      if (next < prefill && after_first_chunk && runtime::ends_query_block(sparse_.session(), position)) {
+        to->ends.push_back(loss);
+      }
     }
   }
   [[nodiscard]] const Measured& measured() const { return measured_; }
 
  private:
-  /// Whether the position reads a set that rows chose, and is the last of these rows (SEL-10).
-  [[nodiscard]] bool ends_query_block(std::int64_t position) const {
-    const EffectiveOptions& options = sparse_.session().options();
-    const std::int64_t rows = options.query_block;
-    if (rows == 0 || options.heavy == options.pinned) return false;  // nothing is chosen: h2o, and windows
-    const std::span<const Chunk> plan = sparse_.session().plan();
-    const auto chunk = std::find_if(plan.begin(), plan.end(),
-                                    [&](const Chunk& candidate) { return position < candidate.end; });
-    const std::int64_t end = position + 1;
-    return end == chunk->end || (end - chunk->begin) % rows == 0;
-  }
-
   const runtime::Transformer& sparse_;
   Measured measured_;
 };

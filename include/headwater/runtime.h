@@ -199,6 +199,28 @@ HEADWATER_API headwater_status headwater_conversation_losses(headwater_conversat
                                                              const int32_t* ids, int64_t n, int64_t decode,
                                                              double* losses);
 
+/* Where a position of a window lies in a sparse turn, as sums of flags: after its first chunk, or its first tokens where
+ * they are no more; the last of the rows that chose the set that it reads (rule BLOCKS, SEL-10). */
+enum { HEADWATER_AFTER_FIRST_CHUNK = 1, HEADWATER_ENDS_QUERY_BLOCK = 2 };
+
+/* What two conversations predict after a position of a window. This structure does not grow. */
+typedef struct headwater_comparison {
+  double loss;       /* nats, of the window's next token by the first one; NaN at the last position */
+  double other_loss; /* by the second one */
+  double
+      divergence; /* sum p ln(p / q) in nats, p of the first one and q of the second (Kullback and Leibler) */
+  int32_t same_likeliest; /* 1 where both hold the same token for the likeliest, else 0 */
+  int32_t flags;          /* of the second one's chunks */
+} headwater_comparison;
+
+/* headwater_conversation_losses() of two conversations side by side, over models of one vocabulary: one with dense attention
+ * and one without, say. Either's interrupt stops it. Both are reset before and after. Writes n positions. Errors: those of
+ * headwater_conversation_losses(); invalid_argument (one conversation twice; other vocabularies). */
+HEADWATER_API headwater_status headwater_conversation_compare(headwater_conversation* conversation,
+                                                              headwater_conversation* other,
+                                                              const int32_t* ids, int64_t n, int64_t decode,
+                                                              headwater_comparison* positions);
+
 /* ---- Sampling ---- */
 
 typedef struct headwater_sampler headwater_sampler; /* opaque */

@@ -37,39 +37,43 @@ _codes = {}  # of dtypes that were seen: to spell one takes longer than to look 
 def _type_of(dtype, name):
     code = _codes.get(dtype)
     if code is None:
-        code = _NAMES.get(str(dtype).rpartition(".")[2])
+        code = _NAMES.get(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2])
         if code is None:
             raise ValueError(f"{name} has dtype {dtype}; {_ALLOWED}")
+        if not getattr(dtype, "isnative", True):
+            raise ValueError(f"{name} has bytes in another order; {_ALLOWED} of this machine")
         _codes[dtype] = code
     return code
 
 
-def _is_tensor(array):
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _of_tensor(tensor, name):
-    torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
+def _of_tensor(tensor, torch, name):
+    if not tensor.is_cpu:
         raise ValueError(f"{name} is on device {tensor.device}; allowed: cpu")
-    if tensor.layout != torch.strided:
+    if tensor.layout is not torch.strided:
         raise ValueError(f"{name} has layout {tensor.layout}; allowed: torch.strided")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, and there is none; allowed: tensor.detach(), or torch.no_grad()")
-    return View(tensor.data_ptr(), _type_of(tensor.dtype, name), tuple(tensor.shape), tensor.stride(), tensor)
+    return View(tensor.data_ptr(), _type_of(tensor.dtype, name), tensor.shape, tensor.stride(), tensor)
+
+
+class _ArrayStruct(ctypes.Structure):
+    """PyArrayInterface, in the capsule that __array_struct__ is; of NumPy's ways to say an address the quickest."""
+
+    _fields_ = [("two", ctypes.c_int), ("dimensions", ctypes.c_int), ("kind", ctypes.c_char), ("item_size", ctypes.c_int),
+                ("flags", ctypes.c_int), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("data", ctypes.c_void_p)]
 
 
 def _of_numpy(array, name, writes):
-    code = _type_of(array.dtype.name, name)
-    if not array.dtype.isnative:
-        raise ValueError(f"{name} has bytes in another order; {_ALLOWED} of this machine")
+    code = _type_of(array.dtype, name)
     if writes and not array.flags.writeable:
         raise ValueError(f"{name} is read-only; allowed: an array that can be written")
-    size = SIZES[code]
-    if any(stride % size for stride in array.strides):
-        raise ValueError(f"{name} has strides of {array.strides} bytes; allowed: multiples of {size}")
-    return View(array.ctypes.data, code, array.shape, tuple(stride // size for stride in array.strides), array)
+    size, strides = SIZES[code], array.strides
+    for stride in strides:
+        if stride % size:
+            raise ValueError(f"{name} has strides of {strides} bytes; allowed: multiples of {size}")
+    capsule = array.__array_struct__
+    address = _ArrayStruct.from_address(_get_pointer(capsule, None)).data or 0
+    return View(address, code, array.shape, tuple([stride // size for stride in strides]), array)
 
 
 # ---- DLPack ----
@@ -135,11 +139,13 @@ def contiguous(shape):
 
 def view(array, name, writes=False):
     """The View of an array, or the View that it is. Errors: ValueError (what it is, type, device), TypeError (no array)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _of_tensor(array, torch, name)
     if isinstance(array, View):
         return array
-    if _is_tensor(array):
-        return _of_tensor(array, name)
-    if hasattr(array, "__array_interface__") and hasattr(array, "flags"):
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(array, numpy.ndarray):
         return _of_numpy(array, name, writes)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         if writes:
@@ -152,8 +158,8 @@ def view(array, name, writes=False):
 def empty_like(array, type_code, shape):
     """A new array of the caller's kind: a tensor for a tensor, else NumPy's (ml_dtypes' bfloat16 where it is)."""
     name = TYPE_NAMES[type_code]
-    if _is_tensor(array):
-        torch = sys.modules["torch"]
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
         return torch.empty(shape, dtype=getattr(torch, name))
     import numpy
     if name != "bfloat16":
@@ -165,17 +171,24 @@ def empty_like(array, type_code, shape):
     return numpy.empty(shape, dtype=ml_dtypes.bfloat16)
 
 
+def check_rows(view, name, n, heads, width, writes=False):
+    """That a View is [n, heads, width], each 1 or more (a size of None: any), with rows that attention can read, or write.
+    Errors: ValueError."""
+    shape, strides = view.shape, view.strides
+    if len(shape) != 3:
+        raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 3, [tokens, heads, elements]")
+    if min(shape) < 1 or n not in (None, shape[0]) or heads not in (None, shape[1]) or width not in (None, shape[2]):
+        for size, wanted, what in zip(shape, (n, heads, width), ("tokens", "heads", "elements of a row")):
+            if size < 1 or (wanted is not None and size != wanted):
+                raise ValueError(f"{name} has {size} {what}; allowed: {'1 or more' if wanted is None else wanted}")
+    if strides[2] != 1 and shape[2] > 1:
+        raise ValueError(f"{name} has rows with a stride of {strides[2]} elements; allowed: 1, contiguous rows")
+    if writes and 0 in strides and any(size > 1 and stride == 0 for size, stride in zip(shape, strides)):
+        raise ValueError(f"{name} has places that are written twice (stride 0); allowed: each element once")
+
+
 def rows(array, name, n, heads, width, writes=False):
     """The Rows of an array [n, heads, width] (a size of None: any), and its View. Errors: as of view(); ValueError."""
     seen = view(array, name, writes)
-    shape = seen.shape
-    if len(shape) != 3:
-        raise ValueError(f"{name} has {len(shape)} dimensions; allowed: 3, [tokens, heads, elements]")
-    for size, wanted, what in zip(shape, (n, heads, width), ("tokens", "heads", "elements of a row")):
-        if size < 1 or (wanted is not None and size != wanted):
-            raise ValueError(f"{name} has {size} {what}; allowed: {'1 or more' if wanted is None else wanted}")
-    if seen.strides[2] != 1 and shape[2] > 1:
-        raise ValueError(f"{name} has rows with a stride of {seen.strides[2]} elements; allowed: 1, contiguous rows")
-    if writes and any(size > 1 and stride == 0 for size, stride in zip(shape, seen.strides)):
-        raise ValueError(f"{name} has places that are written twice (stride 0); allowed: each element once")
+    check_rows(seen, name, n, heads, width, writes)
     return _native.Rows(seen.address, seen.strides[0], seen.strides[1], seen.type, 0), seen

@@ -9,71 +9,106 @@ from . import _arrays, _native, _options, _session
 _library, _check = _native.library, _native.check
 _byref = ctypes.byref
 _AXES = {"nhd": (0, 1, 2), "hnd": (1, 0, 2)}
-_MOST_KEPT = 8
-_kept = threading.local()  # .sessions: of the latest calls of a thread, by what they were opened for
+_PLAIN = frozenset({bool, float, int, str, type(None)})
+# Sessions that a thread keeps: the layers of a model may each have one of their own (sinks), for a prompt and for a token.
+_ALWAYS_KEPT, _MOST_KEPT = 8, 128
+_MOST_BYTES = 2**31  # of all; 36 layers of 64 heads on 32 threads have less
+_kept = threading.local()  # .sessions: of the latest calls of a thread, the newest last, by what they were opened for
 
 
 class _OverArrays(_session.Session):
-    """A session of one layer whose K and V rows are the caller's (ROWS-1)."""
+    """A session of one layer whose K and V rows are the caller's (ROWS-1). Its structures are filled anew by each call."""
 
     def __init__(self, shape, options, engine):
         options.native.kv_owner = _native.OF_CALLER
         self._open(shape, lambda session: _library.headwater_open(
             _session._name(engine), _byref(shape), _byref(options.native), session))
+        self._q, self._out = _native.Rows(), _native.Rows()
+        self._rows = _native.StoredRows(struct_size=ctypes.sizeof(_native.StoredRows))
+        self._addresses = _byref(self._q), _byref(self._rows), _byref(self._out)
 
-    def run(self, q, rows, out, stored, n, dense_tail):
-        """q and out: Rows of n tokens that follow `stored` ones."""
-        with self._used() as session:
-            try:
-                if stored > 0:
-                    _check(_library.headwater_begin_decode(session, stored))
-                    _check(_library.headwater_attend_stored(session, 0, None, _byref(rows), None, None))  # DEC-2
-                    _check(_library.headwater_end(session))
-                if n > dense_tail:
-                    self._step_of(session, q, rows, out, 0, n - dense_tail, _library.headwater_begin_prefill, (0,))
-                if dense_tail > 0:
-                    self._step_of(session, q, rows, out, n - dense_tail, dense_tail, _library.headwater_begin_decode, ())
-            finally:
-                _check(_library.headwater_reset(session))
+    def run(self, q, k, v, out, dense_tail):
+        """Views [n, heads, width], those of k and v of stored + n tokens."""
+        session, rows, n, total = self._session, self._rows, q.shape[0], k.shape[0]
+        rows.keys, rows.values, rows.rows = k.address, v.address, total
+        rows.key_row_stride, rows.key_head_stride, _ = k.strides
+        rows.value_row_stride, rows.value_head_stride, _ = v.strides
+        try:
+            if total > n:
+                _check(_library.headwater_begin_decode(session, total - n))
+                _check(_library.headwater_attend_stored(session, 0, None, self._addresses[1], None, None))  # DEC-2
+                _check(_library.headwater_end(session))
+            if n > dense_tail:
+                _check(_library.headwater_begin_prefill(session, n - dense_tail, 0))
+                self._step_of(session, q, out, 0, n - dense_tail)
+            if dense_tail > 0:
+                _check(_library.headwater_begin_decode(session, dense_tail))
+                self._step_of(session, q, out, n - dense_tail, dense_tail)
+        finally:
+            _check(_library.headwater_reset(session))
 
-    def _step_of(self, session, q, rows, out, first, n, begins, rest):
-        def from_first(view):
-            size = _arrays.SIZES[view.type]
-            return _native.Rows((view.data or 0) + first * view.row_stride * size, view.row_stride, view.head_stride,
-                                view.type, 0)
-        own_q, own_out = from_first(q), from_first(out)
-        _check(begins(session, n, *rest))
-        self._call(session, n, _library.headwater_attend_stored,
-                   (session, 0, _byref(own_q), _byref(rows), _byref(own_out), None))
+    def _step_of(self, session, q, out, first, n):
+        for rows, view in ((self._q, q), (self._out, out)):
+            rows.row_stride, rows.head_stride, _ = view.strides
+            rows.data, rows.type = view.address + first * rows.row_stride * _arrays.SIZES[view.type], view.type
+        q_rows, stored, out_rows = self._addresses
+        self._call(session, n, _library.headwater_attend_stored, (session, 0, q_rows, stored, out_rows, None))
         _check(_library.headwater_end(session))
 
 
-def _session_for(shape, engine, options):
-    """A session of this thread: one of its latest calls where it fits, else a new one in its place."""
-    key = (shape.n_head, shape.n_head_kv, shape.d_head, shape.d_value, shape.kv_type, engine, repr(sorted(options.items())))
-    sessions = getattr(_kept, "sessions", None)
-    if sessions is None:
-        sessions = _kept.sessions = {}
-    kept = sessions.pop(key, None)
-    if kept is None or kept._shape.capacity < shape.capacity or not kept.usable():
-        # A cache grows token by token; the capacity is a limit, and no memory is taken for it.
-        shape.capacity = max(4096, 1 << (shape.capacity - 1).bit_length()) if shape.capacity <= 2**30 else shape.capacity
-        kept = _OverArrays(shape, _options.Options(options, shape.n_head, 1), engine)
-    sessions[key] = kept
-    if len(sessions) > _MOST_KEPT:
-        del sessions[next(iter(sessions))]
-    return kept
+def _exact(value):
+    """A copy in Python's own types: its repr() says all of it, and what is kept by it does not change with its owner."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "keys"):
+        return {name: _exact(value[name]) for name in value.keys()}
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        return value
+    return [_exact(entry) for entry in value]
 
 
-def _one(q, k, v, out, engine, dense_tail, options):
-    q_rows, q_view = _arrays.rows(q, "q", None, None, None)
-    n, heads, width = q_view.shape
-    k_rows, k_view = _arrays.rows(k, "k", None, None, width)
-    total, kv_heads, _ = k_view.shape
-    v_rows, v_view = _arrays.rows(v, "v", total, kv_heads, None)
-    if k_rows.type != v_rows.type:
+def _key_of(options):
+    """What equal options have alone, by value and type: 64.0 is no chunk where 64 is. Values that are no plain ones are
+    replaced by copies."""
+    plain = True
+    for name, value in options.items():
+        if type(value) in _PLAIN:
+            continue
+        if name in _options.PER_HEAD:
+            options[name] = tuple(_native.floats(value, name))
+        else:
+            options[name], plain = _exact(value), False
+    return (*options.items(), *map(type, options.values())) if plain else repr(options)
+
+
+def _drop_old(sessions):
+    """Drops those of the parent of a fork(), and what was used longest ago of more than a thread keeps. It asks each, but
+    only after one was opened."""
+    held = {}
+    for key, session in list(sessions.items()):
+        if session.usable():
+            held[key] = sum(session.memory_bytes.values())
+        else:
+            sessions.pop(key, None)
+    total = sum(held.values())
+    for index, key in enumerate(list(held)[:-_ALWAYS_KEPT]):
+        if total <= _MOST_BYTES and len(held) - index <= _MOST_KEPT:
+            break
+        total -= held[key]
+        sessions.pop(key, None)
+
+
+def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
+    """Of Views [n, heads, width]."""
+    _arrays.check_rows(q, "q", None, None, None)
+    n, heads, width = q.shape
+    _arrays.check_rows(k, "k", None, None, width)
+    total, kv_heads, _ = k.shape
+    _arrays.check_rows(v, "v", total, kv_heads, None)
+    value_width = v.shape[2]
+    if k.type != v.type:
         names = _arrays.TYPE_NAMES
-        raise ValueError(f"k is {names[k_rows.type]} and v is {names[v_rows.type]}; allowed: both of one type")
+        raise ValueError(f"k is {names[k.type]} and v is {names[v.type]}; allowed: both of one type")
     if total < n:
         raise ValueError(f"k has {total} tokens and q {n}; allowed: {n} or more")
     if total > n > dense_tail and options.get("select") in (None, "h2o") and not options.get("dense"):
@@ -81,13 +116,28 @@ def _one(q, k, v, out, engine, dense_tail, options):
                          f"{n} tokens, select='blocks', dense=True, or a Session")
     if not 0 <= dense_tail <= n:
         raise ValueError(f"dense_tail is {dense_tail}; allowed: 0 .. {n}")
-    out_rows, _out = _arrays.rows(out, "out", n, heads, v_view.shape[2], writes=True)
-    shape = _native.Shape(1, heads, kv_heads, width, v_view.shape[2], total, k_rows.type, 0)
-    stored = _native.StoredRows(
-        struct_size=ctypes.sizeof(_native.StoredRows), keys=k_rows.data, values=v_rows.data, rows=total,
-        key_row_stride=k_rows.row_stride, key_head_stride=k_rows.head_stride, value_row_stride=v_rows.row_stride,
-        value_head_stride=v_rows.head_stride)
-    _session_for(shape, engine, options).run(q_rows, stored, out_rows, total - n, n, dense_tail)
+    _arrays.check_rows(out, "out", n, heads, value_width, writes=True)
+    try:
+        sessions = _kept.sessions
+    except AttributeError:
+        sessions = _kept.sessions = {}
+    key = (heads, kv_heads, width, value_width, k.type, engine, window, key_of_options)
+    # Out of those that are kept while it works: a handler of a signal that calls attention() gets another one.
+    session = sessions.pop(key, None)
+    fits = session is not None and session._shape.capacity >= total and session.usable()
+    if not fits:
+        session = None  # before another one takes memory
+        # A cache grows token by token; the capacity is a limit, and no memory is taken for it.
+        capacity = max(4096, 1 << (total - 1).bit_length()) if total <= 2**30 else total
+        shape = _native.Shape(1, heads, kv_heads, width, value_width, capacity, k.type, 0)
+        own = {**options, "layers": [{"window": window}]} if window else options
+        session = _OverArrays(shape, _options.Options(own, heads, 1), engine)
+    try:
+        session.run(q, k, v, out, dense_tail)
+    finally:
+        sessions[key] = session
+        if not fits:
+            _drop_old(sessions)
 
 
 def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", dense_tail: int = 0, window: int = 0,
@@ -109,24 +159,25 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
     if layout not in _AXES:
         raise ValueError(f"layout is {layout!r}; allowed: 'nhd', 'hnd'")
     dense_tail = _options.integer(dense_tail, "dense_tail")
-    if window:
-        options["layers"] = [{"window": window}]
-    views = [_arrays.view(array, name) for array, name in ((q, "q"), (k, "k"), (v, "v"))]
-    dimensions = len(views[0].shape)
-    if dimensions not in (3, 4) or any(len(view.shape) != dimensions for view in views):
-        raise ValueError(f"q, k and v have {', '.join(str(len(view.shape)) for view in views)} dimensions; allowed: 3 each, "
-                         "or 4 with a batch in front")
+    window = _options.integer(window, "window")
+    q_view, k_view, v_view = _arrays.view(q, "q"), _arrays.view(k, "k"), _arrays.view(v, "v")
+    dimensions = len(q_view.shape)
+    if dimensions not in (3, 4) or len(k_view.shape) != dimensions or len(v_view.shape) != dimensions:
+        raise ValueError(f"q, k and v have {', '.join(str(len(view.shape)) for view in (q_view, k_view, v_view))} dimensions; "
+                         "allowed: 3 each, or 4 with a batch in front")
     if out is None:
-        sizes = (*views[0].shape[:-1], views[2].shape[-1])
-        out = _arrays.empty_like(q, views[0].type, sizes)
-    views.append(_arrays.view(out, "out", writes=True))
-    if len(views[3].shape) != dimensions:
-        raise ValueError(f"out has {len(views[3].shape)} dimensions; allowed: {dimensions}")
-    batch = views[0].shape[0] if dimensions == 4 else 1
-    if any(dimensions == 4 and view.shape[0] != batch for view in views) or batch < 1:
+        out = _arrays.empty_like(q, q_view.type, (*q_view.shape[:-1], v_view.shape[-1]))
+    out_view = _arrays.view(out, "out", writes=True)
+    if len(out_view.shape) != dimensions:
+        raise ValueError(f"out has {len(out_view.shape)} dimensions; allowed: {dimensions}")
+    rest = (engine, dense_tail, window, options, _key_of(options))
+    if dimensions == 3 and layout == "nhd":
+        _one(q_view, k_view, v_view, out_view, *rest)
+        return out
+    views, batch = (q_view, k_view, v_view, out_view), q_view.shape[0] if dimensions == 4 else 1
+    if dimensions == 4 and any(view.shape[0] != batch for view in views) or batch < 1:
         raise ValueError(f"q, k, v and out have batches of {', '.join(str(view.shape[0]) for view in views)}; allowed: the "
                          "same, 1 or more")
     for index in range(batch):
-        _one(*(view.ordered(index if dimensions == 4 else None, _AXES[layout]) for view in views), engine, dense_tail,
-             options)
+        _one(*(view.ordered(index if dimensions == 4 else None, _AXES[layout]) for view in views), *rest)
     return out

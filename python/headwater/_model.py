@@ -215,8 +215,16 @@ class Model:
 
         text: a text, or ids. It is cut into windows of `window` tokens (None: all, up to the context), each a fresh session:
         a turn, then one decode step of `decode` tokens. Where the model begins texts with BOS every window does. options: of
-        conversation(). Returns {"window": tokens, "windows": number, "decode": tokens, "dense": side, "sparse": side}, a
-        side {"prefill": mean, "decoded": mean}, a mean {"nll": nats a token, "stderr": its error, "tokens": number}.
+        conversation(). Both caches are in memory at once. Ctrl-C stops within a chunk.
+
+        Returns {"window": tokens, "windows": number, "decode": tokens, "effective": the options that were used, "dense":
+        side, "sparse": side, "difference": side, of what sparse attention adds to each loss, "divergence": {"prefill":
+        apart, "decoded": apart}}. A side is {"prefill": mean, "decoded": mean, "ends": mean}, a mean {"nll": nats a token,
+        "stderr": its error, "tokens": number}. "ends" is there with rule blocks: tokens after a query block, the first
+        chunk's left out (SEL-10). Apart is how the predictions of positions after the first chunk differ: {"kl": mean
+        Kullback-Leibler divergence of the sparse one from the dense one in nats, "rank1": share with the same likeliest
+        token, "kl_stderr", "rank1_stderr", "tokens": positions}. Errors: those of conversation() and Conversation.feed();
+        ValueError (window, decode).
         """
         ids = self.tokenize(text) if isinstance(text, str) else list(_ids(text, "text"))
         asked = self.context if window is None else _options.integer(window, "window")
@@ -230,16 +238,48 @@ class Model:
         windows = [ids[begin:begin + window] for begin in range(0, len(ids) - window + 1, window)]
         if self.adds_bos:
             windows = [[self.bos, *part[1:]] for part in windows]
-        result = {"window": window, "windows": len(windows), "decode": decode}
-        for side, own in (("dense", {**options, "dense": True}), ("sparse", options)):
-            prefill, decoded = [], []
-            with self.conversation(capacity=window, **own) as talk:
-                for part in windows:
-                    losses = talk.losses(part, decode)
-                    prefill += losses[:window - decode - 1]
-                    decoded += losses[window - decode - 1:]
-            result[side] = {"prefill": _mean(prefill), "decoded": _mean(decoded)}
-        return result
+        parts = {"prefill": _Compared(), "ends": _Compared(), "decoded": _Compared()}
+        apart = {"prefill": ([], []), "decoded": ([], [])}
+        with (self.conversation(capacity=window, **{**options, "dense": True}) as dense,
+              self.conversation(capacity=window, **options) as sparse):
+            used = sparse.options
+            for part in windows:
+                for position, entry in enumerate(dense._compared(sparse, part, decode)):
+                    if entry.flags & _runtime.AFTER_FIRST_CHUNK:
+                        kl, rank1 = apart["prefill" if position < window - decode else "decoded"]
+                        kl.append(entry.divergence)
+                        rank1.append(float(entry.same_likeliest))
+                    if position + 1 == window:
+                        continue
+                    inside = position + 1 < window - decode
+                    parts["prefill" if inside else "decoded"].append(entry)
+                    if inside and entry.flags == _runtime.AFTER_FIRST_CHUNK + _runtime.ENDS_QUERY_BLOCK:
+                        parts["ends"].append(entry)
+        if not parts["ends"].dense:
+            del parts["ends"]
+        sides = {"dense": lambda part: part.dense, "sparse": lambda part: part.sparse,
+                 "difference": lambda part: [sparse - dense for dense, sparse in zip(part.dense, part.sparse)]}
+        return {
+            "window": window, "windows": len(windows), "decode": decode, "effective": used,
+            **{side: {name: _mean(losses_of(part)) for name, part in parts.items()} for side, losses_of in sides.items()},
+            "divergence": {name: _apart(*lists) for name, lists in apart.items()}}
+
+
+class _Compared:
+    """Losses of tokens in nats."""
+
+    def __init__(self):
+        self.dense, self.sparse = [], []
+
+    def append(self, entry):
+        self.dense.append(entry.loss)
+        self.sparse.append(entry.other_loss)
+
+
+def _apart(kl, rank1):
+    divergence, likeliest = _mean(kl), _mean(rank1)
+    return {"kl": divergence["nll"], "kl_stderr": divergence["stderr"], "rank1": likeliest["nll"],
+            "rank1_stderr": likeliest["stderr"], "tokens": len(kl)}
 
 
 def _mean(values):
@@ -366,6 +406,17 @@ class Conversation:
             self._stoppable(handle, _library.headwater_conversation_losses, own, len(own),
                             _options.integer(decode, "decode"), losses)
         return list(losses)
+
+    def _compared(self, other, ids, decode):
+        """losses() of two conversations side by side, and how their predictions differ: a _runtime.Comparison for each id."""
+        own = _ids(ids)
+        positions = (_runtime.Comparison * len(own))()
+        with self._used() as handle, other._used() as other_handle, self._interrupt.put_off(handle, other_handle):
+            status = _library.headwater_conversation_compare(handle, other_handle, own, len(own), decode, positions)
+            error = None if status == 0 else _runtime.error(status)
+        if error is not None:
+            raise error
+        return positions
 
     @property
     def tokens(self) -> int:

@@ -163,8 +163,11 @@ def in_child():
 
 
 def floats(values, name):
-    """(an array of floats, which must be kept) for a sequence of numbers."""
-    numbers = [float(value) for value in values]
+    """(an array of floats, which must be kept) for a sequence of numbers. Errors: TypeError, ValueError (NaN)."""
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is a {type(values).__name__} that holds no numbers; allowed: a sequence of numbers") from None
     if any(math.isnan(number) for number in numbers):
         raise ValueError(f"{name} holds NaN; allowed: numbers")
     return (ctypes.c_float * len(numbers))(*numbers)

@@ -13,6 +13,7 @@ ABI_VERSION = 1
 PROJECTIONS = {"auto": 0, "f32": 1, "bf16": 2}
 CACHE_TYPES = {"auto": 0, "f32": 1, "f16": 2, "bf16": 3}
 CONTROL, END = 1, 2
+AFTER_FIRST_CHUNK, ENDS_QUERY_BLOCK = 1, 2
 
 Facts = _native._structure("Facts", [
     *((name, _I64) for name in ("layers", "width", "heads", "heads_kv", "d_head", "d_value", "feed_forward", "vocabulary",
@@ -26,6 +27,8 @@ ConversationOptions = _native._structure("ConversationOptions", [
 Sampling = _native._structure("Sampling", [
     ("struct_size", _SIZE), ("temperature", _DOUBLE), ("top_k", _I64), ("top_p", _DOUBLE), ("min_p", _DOUBLE),
     ("seed", ctypes.c_uint64)])
+Comparison = _native._structure("Comparison", [
+    ("loss", _DOUBLE), ("other_loss", _DOUBLE), ("divergence", _DOUBLE), ("same_likeliest", _I32), ("flags", _I32)])
 
 # Those that return a status.
 _CALLS = {
@@ -46,6 +49,7 @@ _CALLS = {
     "conversation_reset": [_POINTER],
     "conversation_session": [_POINTER, _OUT],
     "conversation_losses": [_POINTER, _POINTER, _I64, _I64, _POINTER],
+    "conversation_compare": [_POINTER, _POINTER, _POINTER, _I64, _I64, ctypes.POINTER(Comparison)],
     "sampling_init": [ctypes.POINTER(Sampling), _SIZE],
     "sampler_open": [ctypes.POINTER(Sampling), _I64, _OUT],
     "sampler_draw": [_POINTER, _POINTER, _I64, ctypes.POINTER(_I32)],

@@ -29,19 +29,19 @@ class _Interrupt:
         self.address = ctypes.cast(self._callback, ctypes.c_void_p)
 
     @contextlib.contextmanager
-    def put_off(self, session):
-        """While a long call of this session runs. Python runs handlers on the main thread alone."""
+    def put_off(self, *sessions):
+        """While a long call of these sessions runs. Python runs handlers on the main thread alone."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
             return
         self._seen.clear()
         signal.signal(signal.SIGINT, lambda *what: self._seen.append(what))
-        asked = self._set(session, self.address, None) == 0
+        asked = [session for session in sessions if self._set(session, self.address, None) == 0]
         try:
             yield
         finally:
-            if asked:
+            for session in asked:
                 self._set(session, None, None)
             signal.signal(signal.SIGINT, handler)
             if self._seen:

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <span>
@@ -231,6 +233,31 @@ class Emptied {
  private:
   runtime::Conversation& talk_;
 };
+
+/// The ids of a window that these conversations can hold, checked: n - decode of a turn, then decode of a step.
+std::span<const std::int32_t> window_of(std::initializer_list<const headwater_conversation*> conversations,
+                                        const int32_t* ids, int64_t n, int64_t decode) {
+  check_range(n, 2, kMostElements, "n");
+  const std::span<const std::int32_t> window = elements(ids, n, "ids", "n");
+  check_range(decode, 0, n - 1, "decode");
+  for (const headwater_conversation* const conversation : conversations) {
+    const std::int64_t capacity = conversation->transformer.session().shape().capacity;
+    if (n > capacity) {
+      throw Error(ErrorCode::capacity_exceeded,
+                  fmt::format("a window of {} tokens does not fit; allowed: {}", n, capacity));
+    }
+    check_ids(*conversation, window);
+  }
+  return window;
+}
+
+/// Of the token after a position, in nats; NaN where the window ends.
+double loss_of(const runtime::Prediction& prediction, std::span<const std::int32_t> window,
+               std::int64_t position) {
+  const auto next = static_cast<std::size_t>(position + 1);
+  if (next == window.size()) return std::numeric_limits<double>::quiet_NaN();
+  return -prediction.log_probability(static_cast<std::size_t>(window[next]));
+}
 
 }  // namespace
 
@@ -473,26 +500,56 @@ headwater_status headwater_conversation_losses(headwater_conversation* conversat
                                                int64_t n, int64_t decode, double* losses) {
   return guarded([&] {
     headwater_conversation& own = open(conversation);
-    const std::int64_t capacity = own.transformer.session().shape().capacity;
-    check_range(n, 2, kMostElements, "n");
-    const std::span<const std::int32_t> window = elements(ids, n, "ids", "n");
-    check_range(decode, 0, n - 1, "decode");
+    const std::span<const std::int32_t> window = window_of({&own}, ids, n, decode);
     needed(losses, "losses");
-    if (n > capacity) {
-      throw Error(ErrorCode::capacity_exceeded,
-                  fmt::format("a window of {} tokens does not fit; allowed: {}", n, capacity));
-    }
-    check_ids(own, window);
     const Emptied emptied(own.talk);
     runtime::WindowReader({&own.transformer}, decode)
         .read(
             window,
             [&](std::int64_t position, std::span<const runtime::Prediction> predictions) {
               if (position + 1 == n) return;
-              const std::int32_t next = window[static_cast<std::size_t>(position + 1)];
-              losses[position] = -predictions.front().log_probability(static_cast<std::size_t>(next));
+              losses[position] = loss_of(predictions.front(), window, position);
             },
             [&](std::int64_t) { stop_if_asked(own); });
+  });
+}
+
+headwater_status headwater_conversation_compare(headwater_conversation* conversation,
+                                                headwater_conversation* other, const int32_t* ids, int64_t n,
+                                                int64_t decode, headwater_comparison* positions) {
+  return guarded([&] {
+    headwater_conversation& first = open(conversation);
+    headwater_conversation& second = *needed(other, "other");
+    if (&first == &second) invalid("other is the same conversation; allowed: another one");
+    const std::int64_t vocabulary = first.transformer.model().config().vocabulary;
+    if (second.transformer.model().config().vocabulary != vocabulary) {
+      invalid(fmt::format("other is of a model of {} tokens; allowed: {}, as conversation",
+                          second.transformer.model().config().vocabulary, vocabulary));
+    }
+    const std::span<const std::int32_t> window = window_of({&first, &second}, ids, n, decode);
+    needed(positions, "positions");
+    const Emptied emptied(first.talk);
+    const Emptied other_emptied(second.talk);
+    const headwater::Session& session = second.transformer.session();
+    const std::int64_t first_chunk = std::min(session.options().chunk, n - decode);
+    runtime::WindowReader({&first.transformer, &second.transformer}, decode)
+        .read(
+            window,
+            [&](std::int64_t position, std::span<const runtime::Prediction> predictions) {
+              const runtime::Prediction& p = predictions[0];
+              const runtime::Prediction& q = predictions[1];
+              positions[position] = {
+                  loss_of(p, window, position), loss_of(q, window, position), runtime::divergence(p, q),
+                  p.likeliest() == q.likeliest() ? 1 : 0,
+                  (position >= first_chunk ? HEADWATER_AFTER_FIRST_CHUNK : 0) |
+                      (position < n - decode && runtime::ends_query_block(session, position)
+                           ? HEADWATER_ENDS_QUERY_BLOCK
+                           : 0)};
+            },
+            [&](std::int64_t) {
+              stop_if_asked(first);
+              stop_if_asked(second);
+            });
   });
 }
 

@@ -24,6 +24,27 @@ Prediction::Prediction(std::span<const float> logits) : logits_(logits) {
   log_sum_ = most + std::log(sum);
 }
 
+double divergence(const Prediction& p, const Prediction& q) {
+  double sum = 0;
+  for (std::size_t id = 0; id < p.size(); ++id) {
+    const double log_p = p.log_probability(id);
+    const double probability = std::exp(log_p);
+    if (probability > 0) sum += probability * (log_p - q.log_probability(id));
+  }
+  return sum;
+}
+
+bool ends_query_block(const Session& session, std::int64_t position) {
+  const EffectiveOptions& options = session.options();
+  const std::int64_t rows = options.query_block;
+  if (rows == 0 || options.heavy == options.pinned) return false;  // nothing is chosen: h2o, and windows
+  const std::span<const Chunk> plan = session.plan();
+  const auto chunk = std::find_if(plan.begin(), plan.end(),
+                                  [&](const Chunk& candidate) { return position < candidate.end; });
+  const std::int64_t end = position + 1;
+  return end == chunk->end || (end - chunk->begin) % rows == 0;
+}
+
 WindowReader::WindowReader(std::vector<Transformer*> transformers, std::int64_t decode)
     : transformers_(std::move(transformers)),
       decode_(decode),

@@ -29,6 +29,13 @@ class Prediction {
   double log_sum_ = 0;
 };
 
+/// How far the distribution q is from p (Kullback and Leibler 1951): sum p ln(p / q) in nats, where 0 ln 0 = 0. Precondition:
+/// equal sizes.
+[[nodiscard]] double divergence(const Prediction& p, const Prediction& q);
+
+/// Whether a position of the session's latest step reads a set that rows chose, and is the last of these rows (SEL-10).
+[[nodiscard]] bool ends_query_block(const Session& session, std::int64_t position);
+
 /// Windows of a text through transformers, step by step side by side: each window is a fresh session, a prefill turn, then
 /// one decode step.
 class WindowReader {

@@ -65,6 +65,20 @@ class OnlyDLPack:
         return self._array.__dlpack_device__()
 
 
+class OnDevice(OnlyDLPack):
+    """An array that says it is on a device of DLPack; its capsule must not be asked for."""
+
+    def __init__(self, array, device):
+        super().__init__(array)
+        self._device = device
+
+    def __dlpack__(self, **_):
+        raise AssertionError("rows of a device were asked for")
+
+    def __dlpack_device__(self):
+        return self._device
+
+
 def session(capacity=400, **options):
     return headwater.Session(**{**SIZES, "capacity": capacity, "chunk": 40, "batch": 80, "local": 8, "heavy": 16,
                                 "threads": 2, **options})

@@ -5,11 +5,14 @@ import signal
 import threading
 import time
 import unittest
+import unittest.mock
 
 import numpy
 
 import support
 from support import headwater, rows
+
+from headwater import _attention, _native
 
 OPTIONS = {"chunk": 64, "local": 8, "heavy": 8, "threads": 2}
 
@@ -127,6 +130,11 @@ class Attention(unittest.TestCase):
         self.assertLess(numpy.abs(half.float().numpy() - support.dense(q.numpy(), k.numpy(), v.numpy())).max(), 0.05)
         with self.assertRaisesRegex(ValueError, "q requires a gradient"):
             headwater.attention(q.clone().requires_grad_(), k, v)
+        for arrays, out in (((q.to("meta"), k, v), None), ((q, k.to("meta"), v), None), ((q, k, v), q.to("meta"))):
+            with self.assertRaisesRegex(ValueError, "^(q|k|out) is on device meta; allowed: cpu$"):
+                headwater.attention(*arrays, out=out)
+        with self.assertRaisesRegex(ValueError, "k has layout torch.sparse_coo; allowed: torch.strided"):
+            headwater.attention(q, k.to_sparse(), v)
 
     @unittest.skipIf(support.ml_dtypes is None, "ml_dtypes is not here")
     def test_bfloat16_of_numpy(self):
@@ -157,6 +165,14 @@ class Attention(unittest.TestCase):
             ((q[:0], k[:0], v[:0]), {}, ValueError, "q has 0 tokens; allowed: 1 or more"),
             ((q[:, :, ::2], k[:, :, ::2], v), {}, ValueError, "q has rows with a stride of 2 elements; allowed: 1"),
             ((q, k, v.astype(numpy.float16)), {}, ValueError, "k is float32 and v is float16; allowed: both of one type"),
+            ((q[:, :0], k[:, :0], v[:, :0]), {}, ValueError, "q has 0 heads; allowed: 1 or more"),
+            ((q, k[:, :0], v[:, :0]), {}, ValueError, "k has 0 heads; allowed: 1 or more"),
+            ((q[:, :, :0], k[:, :, :0], v), {}, ValueError, "q has 0 elements of a row; allowed: 1 or more"),
+            ((q, k, v[:, :, :0]), {}, ValueError, "v has 0 elements of a row; allowed: 1 or more"),
+            ((q, k[:0], v[:0]), {}, ValueError, "k has 0 tokens; allowed: 1 or more"),
+            ((q[None][:0], k[None][:0], v[None][:0]), {}, ValueError, "batches of 0, 0, 0, 0; allowed: the same, 1 or more"),
+            ((support.OnDevice(q, (2, 0)), k, v), {}, ValueError, r"q is on DLPack device 2; allowed: 1 \(CPU\)"),
+            ((q, k, support.OnDevice(v, (10, 1))), {}, ValueError, "v is on DLPack device 10; allowed: 1"),
             ((q, k, v), {"out": read_only}, ValueError, "out is read-only"),
             ((q, k, v), {"out": support.OnlyDLPack(read_only)}, ValueError, "out is only read by DLPack"),
             ((q, k, v), {"out": numpy.zeros((20, 6, 11), numpy.float32)}, ValueError, "out has 11 elements of a row"),
@@ -171,6 +187,9 @@ class Attention(unittest.TestCase):
             ((q, k, v), {"threads": 2**40}, ValueError, "threads"),
             ((q, k, v), {"select": "most"}, ValueError, "select is 'most'; allowed: 'h2o', 'blocks'"),
             ((q, k, v), {"sinks": [0.0]}, ValueError, "sinks has 1 numbers; allowed: 6"),
+            ((q, k, v), {"sinks": 0.5}, TypeError, "sinks is a float that holds no numbers; allowed: a sequence of numbers"),
+            ((q, k, v), {"sinks": ["x"] * 6}, TypeError, "sinks is a list that holds no numbers"),
+            ((q, k, v), {"sizes": [4]}, TypeError, "option 'sizes' is not known; allowed: batch"),
             ((q, k, v), {"scale": "big"}, TypeError, "scale is 'big'; allowed: a number"),
             ((q, k, v), {"size": 4}, TypeError, "option 'size' is not known; allowed: batch"),
             ((q, k, v), {"engine": "gpu"}, RuntimeError, "gpu"),
@@ -215,6 +234,135 @@ class Attention(unittest.TestCase):
             finally:
                 os._exit(0 if same else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+
+class Kept(unittest.TestCase):
+    """Sessions that a thread keeps between calls."""
+
+    def setUp(self):
+        self.kept = _attention._kept.__dict__.setdefault("sessions", {})
+        self.kept.clear()
+        self.opened = []
+        real = _attention._OverArrays
+
+        class Counted(real):
+            def __init__(own, shape, options, engine):
+                super().__init__(shape, options, engine)
+                self.opened.append(shape)
+        _attention._OverArrays = Counted
+        self.addCleanup(setattr, _attention, "_OverArrays", real)
+
+    def opens(self, call):
+        before = len(self.opened)
+        call()
+        return len(self.opened) - before
+
+    def test_equal_calls_share_one(self):
+        q, k, v = rows(300)
+        for _ in range(3):
+            headwater.attention(q, k, v, **OPTIONS)
+        self.assertEqual(len(self.opened), 1)
+        self.assertEqual(self.opens(lambda: headwater.attention(q[:50], k[:50], v[:50], **OPTIONS)), 0)
+        self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, **{**OPTIONS, "chunk": 65})), 1)
+        self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, window=9)), 1)
+        self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, window=10)), 1)
+        self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, engine="cpu-portable", **OPTIONS)), 1)
+
+    def test_another_type_is_judged_anew(self):
+        q, k, v = rows(300)
+        headwater.attention(q, k, v, chunk=64, dense_layers=[0])
+        for options in ({"chunk": 64.0, "dense_layers": [0]}, {"chunk": 64, "dense_layers": [0.0]}):
+            with self.assertRaisesRegex(TypeError, "allowed: an integer"):
+                headwater.attention(q, k, v, **options)
+
+    def test_numbers_for_each_head_count_to_the_last_bit(self):
+        """Also those of arrays, whose repr() rounds and leaves out; also after their owner has changed them."""
+        q, k, v = rows(30, heads=1100, kv_heads=1)
+        sinks = numpy.linspace(-1, 1, 1100, dtype=numpy.float32)
+        kinds = [numpy.asarray, list, tuple, iter]
+        if support.torch:
+            kinds.append(support.torch.from_numpy)
+        for kind in kinds:
+            with self.subTest(kind):
+                self.kept.clear()
+                own = sinks.copy()
+                first = headwater.attention(q, k, v, dense=True, sinks=kind(own))
+                own[550] = numpy.nextafter(own[550], numpy.float32(9))
+                self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, dense=True, sinks=kind(own))), 1)
+                own[550] = 20
+                second = headwater.attention(q, k, v, dense=True, sinks=kind(own))
+                numpy.testing.assert_array_equal(numpy.delete(first, 550, 1), numpy.delete(second, 550, 1))
+                self.assertLess(numpy.abs(second[:, 550]).max(), 1e-3)
+                self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, dense=True, sinks=kind(own))), 0)
+
+    def test_layers_of_a_list_count_to_the_last_bit(self):
+        q, k, v = rows(30)
+        for sinks in ([0.25] * 6, [0.25] * 5 + [0.25 + 2**-20]):
+            layers = [{"sinks": numpy.array(sinks, numpy.float32)}]
+            self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, dense=True, layers=layers)), 1)
+            self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, dense=True, layers=layers)), 0)
+
+    def test_a_model_of_many_layers_keeps_one_for_each(self):
+        q, k, v = rows(200)
+        sinks = [[float(layer)] * 6 for layer in range(64)]
+
+        def step():
+            for own in sinks:
+                headwater.attention(q, k, v, sinks=own, **OPTIONS)
+                headwater.attention(q[-1:], k, v, dense=True, sinks=own)
+        self.assertEqual(self.opens(step), 128)
+        self.assertEqual(self.opens(step), 0)
+        self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, **OPTIONS)), 1)
+        self.assertEqual(len(self.kept), 128)
+        self.assertEqual(self.opens(lambda: headwater.attention(q[-1:], k, v, dense=True, sinks=sinks[0])), 0)
+        self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, sinks=sinks[0], **OPTIONS)), 1)
+
+    def test_the_memory_of_those_that_are_kept_is_bounded(self):
+        q, k, v = rows(200)
+        headwater.attention(q, k, v, **OPTIONS)
+        each = sum(next(iter(self.kept.values())).memory_bytes.values())
+        most, always = _attention._MOST_BYTES, _attention._ALWAYS_KEPT
+        self.addCleanup(setattr, _attention, "_MOST_BYTES", most)
+        for bytes_, wanted in ((20 * each, 20), (20 * each - 1, 19), ((always + 1) * each, always + 1),
+                               ((always + 1) * each - 1, always), (0, always)):
+            with self.subTest(bytes_):
+                _attention._MOST_BYTES = bytes_
+                for number in range(30):
+                    headwater.attention(q, k, v, scale=1 / (1 + number), **OPTIONS)
+                self.assertEqual(len(self.kept), wanted)
+                newest = [1 / (1 + number) for number in range(30 - wanted, 30)]
+                self.assertEqual(self.opens(lambda: [headwater.attention(q, k, v, scale=scale, **OPTIONS)
+                                                     for scale in newest]), 0)
+
+    def test_a_handler_that_calls_attention_gets_a_session_of_its_own(self):
+        q, k, v = rows(300)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        real, inner = _native.library.headwater_begin_prefill, []
+
+        class Library:
+            def __getattr__(self, name):
+                return getattr(_native.library, name)
+
+            def headwater_begin_prefill(self, *arguments):
+                if not inner:
+                    inner.append(None)  # before the call below begins
+                    inner[0] = headwater.attention(q, k, v, **OPTIONS)
+                return real(*arguments)
+        self.addCleanup(setattr, _attention, "_library", _attention._library)
+        _attention._library = Library()
+        numpy.testing.assert_array_equal(headwater.attention(q, k, v, **OPTIONS), wanted)
+        numpy.testing.assert_array_equal(inner[0], wanted)
+
+    def test_a_call_that_was_refused_keeps_a_session_that_works(self):
+        q, k, v = rows(300)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        (session,) = self.kept.values()
+        failing = unittest.mock.Mock(side_effect=RuntimeError("no step"))
+        with unittest.mock.patch.object(session, "_step_of", failing), self.assertRaisesRegex(RuntimeError, "no step"):
+            headwater.attention(q, k, v, **OPTIONS)
+        self.assertEqual((session.tokens, session.state), (0, "empty"))
+        numpy.testing.assert_array_equal(headwater.attention(q, k, v, **OPTIONS), wanted)
+        self.assertEqual(len(self.opened), 1)
 
 
 class Interrupted(unittest.TestCase):

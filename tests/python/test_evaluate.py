@@ -449,6 +449,27 @@ class Flags(Folder):
                 self.refused(*self.run_main(*arguments), wanted)
                 self.assertFalse((folder / "out").exists())
 
+    def test_the_status_of_the_process(self):
+        """Of the command as people run it, also where nobody can read what it says."""
+        command_line = [sys.executable, "-B", "-m", "headwater.evaluate"]
+        path = os.pathsep.join(filter(None, map(str, sys.path)))
+        table = [(["--lengths", "x"], "headwater.evaluate: argument --lengths: 'x' is not allowed; use an integer, 64 to"),
+                 ([], "headwater.evaluate: one of the arguments --model --gguf is required"),
+                 (["--model", "none", "--best"], "headwater.evaluate: unrecognized arguments: --best"),
+                 (["--model", "none"], "headwater.evaluate: none: No such file or directory"),
+                 (["--gguf", str(self.text)], "is no GGUF file")]
+        for arguments, wanted in table:
+            with self.subTest(arguments=arguments):
+                said = self.folder / "said"
+                with said.open("w", encoding="utf-8") as err, open("/dev/full", "w", encoding="utf-8") as full:
+                    for stream in (err, full):
+                        done = subprocess.run([*command_line, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                              stderr=stream, env={**os.environ, "PYTHONPATH": path})
+                        self.assertEqual(done.returncode, 2)
+                self.assertIn(wanted, said.read_text(encoding="utf-8"))
+                self.assertEqual(said.read_text(encoding="utf-8").count("\n"), 1)
+                self.assertFalse((self.folder / "evaluation").exists())
+
     def test_models_that_are_none(self):
         with self.assertRaisesRegex(ValueError, "has no config.json; allowed: a folder of Hugging Face"):
             backends.open_model(self.folder)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 
 import support
@@ -24,6 +25,7 @@ except ImportError as error:
     raise unittest.SkipTest(f"no Hugging Face tests: {error}") from None
 
 import headwater.hf  # noqa: E402
+from headwater import _attention  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -300,6 +302,32 @@ class Sparse(Case):
         got = logits(own, "headwater", ids)
         self.assertClose(got[:, -20:], exact[:, -20:])
         self.assertGreater(((got - exact)[:, 100:-20].abs().max() / exact.abs().max()).item(), 1e-2)
+
+
+class Kept(Case):
+    def test_a_second_forward_of_many_layers_opens_no_session(self):
+        """Each layer has sinks of its own, so each has its own sessions: sparse, dense, of a window."""
+        own = model("GptOss", num_hidden_layers=24, layer_types=12 * MIXED)
+        headwater.hf.configure(own, **SPARSE)
+        ids, token = tokens(1, 200), tokens(1, 1)
+        own.set_attn_implementation("headwater")
+        real, opened = _attention._OverArrays, []
+
+        class Counted(real):
+            def __init__(self, *arguments):
+                super().__init__(*arguments)
+                opened.append(self)
+
+        def forwards():
+            before = len(opened)
+            with torch.no_grad():
+                cache = own(ids, use_cache=True).past_key_values
+                own(token, past_key_values=cache)
+            return len(opened) - before
+        _attention._kept.__dict__.pop("sessions", None)
+        with unittest.mock.patch.object(_attention, "_OverArrays", Counted):
+            self.assertEqual(forwards(), 12 + 12 + 24)  # of prompts sparse and with a window, of a token
+            self.assertEqual(forwards(), 0)
 
 
 class Options(Case):

@@ -125,7 +125,7 @@ class Structures(unittest.TestCase):
     def test_fields_lie_where_the_header_says(self):
         structures.compare(self, "headwater/runtime.h", _runtime, {
             "Facts": "model_facts", "Message": "chat_message", "ConversationOptions": "conversation_options",
-            "Sampling": "sampling"})
+            "Sampling": "sampling", "Comparison": "comparison"})
 
     def test_every_function_is_there(self):
         names = [*_runtime._CALLS, *_runtime._TEXTS, *_runtime._CLOSES]
@@ -278,15 +278,59 @@ class Generated(Tests):
 
 class Losses(Tests):
     def test_means_are_those_of_the_program(self):
-        for select in ("h2o", "blocks"):
-            said = program("perplexity", "-m", TINY, "-f", str(TEXT), "--window", "1100", "--decode", "100", "--select", select,
-                           *FLAGS)
-            got = self.model.perplexity(self.text, window=1100, decode=100, select=select, **SMALL)
-            self.assertEqual({name: got[name] for name in ("window", "windows", "decode")},
-                             {"window": 1100, "windows": 3, "decode": 100})
-            for side in ("dense", "sparse"):
-                self.assertEqual(got[side], {name: said[side][name] for name in ("prefill", "decoded")})
-            self.assertNotEqual(got["dense"], got["sparse"])
+        """Window and decode so that a turn ends inside a chunk, and inside a query block, and with nothing decoded."""
+        for select, window, decode in (("h2o", 1100, 100), ("blocks", 1100, 100), ("blocks", 1000, 1), ("blocks", 700, 0)):
+            with self.subTest(select=select, window=window):
+                said = program("perplexity", "-m", TINY, "-f", str(TEXT), "--window", str(window), "--decode", str(decode),
+                               "--select", select, *FLAGS)
+                got = self.model.perplexity(self.text, window=window, decode=decode, select=select, **SMALL)
+                used = got.pop("effective")
+                self.assertEqual(used, {**used, **{name: value for name, value in said.pop("effective").items()
+                                                   if name != "dense_layers"}})
+                del said["warnings"]
+                self.assertEqual(got, said)
+                self.assertEqual("ends" in got["sparse"], select == "blocks")
+                self.assertNotEqual(got["dense"], got["sparse"])
+                self.assertGreater(got["divergence"]["prefill"]["kl"], 0)
+                self.assertLess(got["divergence"]["prefill"]["rank1"], 1)
+
+    def test_dense_beside_dense_is_the_same(self):
+        got = self.model.perplexity(self.ids[:300], window=300, decode=50, dense=True, **SMALL)
+        self.assertEqual(got["dense"], got["sparse"])
+        self.assertEqual((got["divergence"]["decoded"]["kl"], got["divergence"]["decoded"]["rank1"]), (0, 1))
+        self.assertEqual(got["difference"]["decoded"], {"nll": 0, "stderr": 0, "tokens": 50})
+
+    def test_windows_no_longer_than_a_chunk(self):
+        """Nothing comes after the first chunk but what is decoded."""
+        for window in (2, 64, 65):
+            got = self.model.perplexity(self.ids[:300], window=window, decode=1, select="blocks", **SMALL)
+            self.assertEqual(got["windows"], 300 // window)
+            self.assertNotIn("ends", got["sparse"])
+            self.assertEqual(got["divergence"]["prefill"],
+                             {"kl": 0, "kl_stderr": 0, "rank1": 0, "rank1_stderr": 0, "tokens": 0})
+            self.assertEqual(got["divergence"]["decoded"]["tokens"], 300 // window)
+
+    def test_an_interrupt_stops_both(self):
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        ids = self.model.tokenize((ROOT / "models/eval-16k.txt").read_text(encoding="utf-8"))
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                self.model.perplexity(ids, dense=False, select="blocks", threads=1)
+                time.sleep(30)
+        finally:
+            timer.join()
+        self.assertEqual(self.model.perplexity(self.ids[:100], decode=5)["windows"], 1)
+
+    def test_conversations_of_two_kinds_are_refused(self):
+        with self.model.conversation(capacity=100) as one, self.model.conversation(capacity=50) as other:
+            with self.assertRaisesRegex(RuntimeError, "in use by another thread"):
+                one._compared(one, self.ids[:20], 5)
+            with self.assertRaisesRegex(ValueError, "a window of 60 tokens does not fit; allowed: 50"):
+                one._compared(other, self.ids[:60], 5)
+            with self.assertRaisesRegex(ValueError, r"ids\[1\] is 4096"):
+                one._compared(other, [1, 4096], 1)
 
     def test_losses_of_a_window(self):
         ids = self.ids[:700]

@@ -152,6 +152,31 @@ class Refused(unittest.TestCase):
         with self.assertRaises(ValueError):
             own.key(0, 0, 10)
 
+    def test_arrays(self):
+        """attend() refuses what attention() does, and the step goes on."""
+        q, k, v = rows(10)
+        own = session()
+        own.begin_prefill(10)
+        read_only = numpy.zeros((10, 6, 12), numpy.float32)
+        read_only.flags.writeable = False
+        for arrays, out, kind, says in (
+                ((q[0], k, v), None, ValueError, "q has 2 dimensions; allowed: 3"),
+                ((q, k[None], v), None, ValueError, "k has 4 dimensions; allowed: 3"),
+                ((q.astype(float), k, v), None, ValueError, "q has dtype float64; allowed: float32, float16, bfloat16"),
+                ((q, k, support.OnDevice(v, (2, 0))), None, ValueError, "v is on DLPack device 2; allowed: 1"),
+                ((q.transpose(0, 2, 1).copy().transpose(0, 2, 1), k, v), None, ValueError, "q has rows with a stride of 6 elements"),
+                ((q, k, v[:0]), None, ValueError, "v has 0 tokens; allowed: 10"),
+                ((q, k[:, :1], v), None, ValueError, "k has 1 heads; allowed: 2"),
+                ((q, k, v), read_only, ValueError, "out is read-only"),
+                ((q, k, v), numpy.broadcast_to(numpy.float32(0), (10, 6, 12)), ValueError, "out"),
+                ((q.tolist(), k, v), None, TypeError, "q is a list; allowed: a NumPy array")):
+            with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
+                own.attend(0, *arrays, out)
+            self.assertNotIn("\n", str(caught.exception))
+            self.assertFalse(own.failed)
+        own.attend(0, q, k, v)
+        own.end()
+
     def test_two_threads_on_one_session(self):
         q, k, v = rows(6000)
         own = session(capacity=6000, dense=True, threads=1)

@@ -54,3 +54,10 @@ AT(headwater_sampling, top_k, 16);
 AT(headwater_sampling, top_p, 24);
 AT(headwater_sampling, min_p, 32);
 AT(headwater_sampling, seed, 40);
+
+SIZE(headwater_comparison, 32);
+AT(headwater_comparison, loss, 0);
+AT(headwater_comparison, other_loss, 8);
+AT(headwater_comparison, divergence, 16);
+AT(headwater_comparison, same_likeliest, 24);
+AT(headwater_comparison, flags, 28);

@@ -238,8 +238,59 @@ static int64_t tokens_of(const headwater_conversation* talk) {
   return tokens;
 }
 
+enum { ALL = 150, DECODED = 20 };
+
+/* Two conversations side by side: the losses of each alone, flags of the second one's chunks (32 tokens), and a divergence
+ * that is 0 between equals. `alone`: what headwater_conversation_losses() said of `talk`, whose rule is BLOCKS. */
+static void compare(headwater_conversation* talk, headwater_conversation* other, const int32_t* ids,
+                    const double* alone) {
+  headwater_comparison positions[ALL];
+  double others[ALL - 1];
+  int asked = 0, ends = 0;
+  OK(headwater_conversation_losses(other, ids, ALL, DECODED, others));
+  OK(headwater_conversation_feed(talk, ids, 10));
+  OK(headwater_conversation_compare(other, talk, ids, ALL, DECODED, positions));
+  CHECK(tokens_of(talk) == 0 && tokens_of(other) == 0);
+  double sum = 0;
+  for (int i = 0; i < ALL; ++i) {
+    const headwater_comparison* at = &positions[i];
+    CHECK(i == ALL - 1 ? isnan(at->loss) && isnan(at->other_loss)
+                       : at->loss == others[i] && at->other_loss == alone[i]);
+    CHECK(at->divergence > -1e-9 && isfinite(at->divergence));
+    CHECK(at->same_likeliest == 0 || at->same_likeliest == 1);
+    CHECK_EQUAL(at->flags & HEADWATER_AFTER_FIRST_CHUNK, i >= 32 ? HEADWATER_AFTER_FIRST_CHUNK : 0);
+    if ((at->flags & HEADWATER_ENDS_QUERY_BLOCK) != 0) {
+      CHECK(i % 32 == 31 || i == ALL - DECODED - 1);
+      ++ends;
+    }
+    sum += at->divergence;
+  }
+  CHECK_EQUAL(ends, 5);
+  CHECK(sum > 1e-6);
+  OK(headwater_conversation_compare(talk, other, ids, ALL, 0, positions));
+  for (int i = 0; i < ALL; ++i) CHECK((positions[i].flags & HEADWATER_ENDS_QUERY_BLOCK) == 0);
+
+  OK(headwater_conversation_set_interrupt(other, at_third, &asked));
+  FAILS(headwater_conversation_compare(talk, other, ids, ALL, DECODED, positions), HEADWATER_INTERRUPTED, "");
+  asked = 0;
+  FAILS(headwater_conversation_compare(other, talk, ids, ALL, DECODED, positions), HEADWATER_INTERRUPTED, "");
+  CHECK(tokens_of(talk) == 0 && tokens_of(other) == 0);
+  OK(headwater_conversation_set_interrupt(other, NULL, NULL));
+
+  REFUSED(headwater_conversation_compare(NULL, other, ids, 20, 1, positions), "conversation is NULL");
+  REFUSED(headwater_conversation_compare(talk, NULL, ids, 20, 1, positions), "other is NULL");
+  REFUSED(headwater_conversation_compare(talk, talk, ids, 20, 1, positions),
+          "other is the same conversation");
+  REFUSED(headwater_conversation_compare(talk, other, NULL, 20, 1, positions), "ids is NULL");
+  REFUSED(headwater_conversation_compare(talk, other, ids, 1, 0, positions), "n is 1; allowed: 2 ..");
+  REFUSED(headwater_conversation_compare(talk, other, ids, 20, 20, positions),
+          "decode is 20; allowed: 0 .. 19");
+  REFUSED(headwater_conversation_compare(talk, other, ids, 20, 1, NULL), "positions is NULL");
+  FAILS(headwater_conversation_compare(talk, other, ids, 201, 1, positions), HEADWATER_CAPACITY_EXCEEDED,
+        "allowed: 200");
+}
+
 static void test_conversation(headwater_model* model) {
-  enum { ALL = 150, DECODED = 20 };
   headwater_conversation* talk = small(model, HEADWATER_SELECT_BLOCKS);
   headwater_conversation* other = small(model, HEADWATER_SELECT_H2O);
   const headwater_session* session = NULL;
@@ -307,6 +358,9 @@ static void test_conversation(headwater_model* model) {
   for (int64_t i = 0; i < count; ++i) sum += exp(logits[i] - most);
   /* The program's rows of many tokens may be products of BF16; one row's are F32. */
   CHECK_NEAR(losses[ALL - DECODED - 1], most + log(sum) - logits[ids[ALL - DECODED]], 0.1);
+
+  compare(talk, other, ids, losses);
+  OK(headwater_conversation_feed(talk, ids, ALL - DECODED));
 
   REFUSED(headwater_conversation_feed(NULL, ids, 1), "conversation is NULL");
   REFUSED(headwater_conversation_feed(talk, NULL, 1), "ids is NULL");
