@@ -261,6 +261,21 @@ headwater_status headwater_open(const char* engine, const headwater_shape* shape
   });
 }
 
+headwater_status headwater_estimate(const char* engine, const headwater_shape* shape,
+                                    const headwater_options* options, headwater_memory_bytes* opened,
+                                    headwater_memory_bytes* full, size_t struct_size) {
+  return guarded([&] {
+    needed(opened, "opened");
+    needed(full, "full");
+    check_struct_size(struct_size, kMemoryBytesSize1, "struct_size");
+    const Opening asked(engine, shape, options);
+    headwater::MemoryEstimate estimate = asked.engine.estimate(asked.shape, asked.options);
+    if (HEADWATER_SABOTAGE("bindings.estimate.full_is_opened")) estimate.full = estimate.opened;
+    write_struct(opened, struct_size, kMemoryBytesSize1, bytes_of(estimate.opened), "opened");
+    write_struct(full, struct_size, kMemoryBytesSize1, bytes_of(estimate.full), "full");
+  });
+}
+
 void headwater_close(headwater_session* session) { delete session; }
 
 headwater_status headwater_begin_prefill(headwater_session* session, int64_t n, int64_t turn_length) {

@@ -88,9 +88,8 @@ headwater_status headwater_warning(const headwater_session* session, int64_t ind
 headwater_status headwater_session_memory_bytes(const headwater_session* session,
                                                 headwater_memory_bytes* bytes, size_t struct_size) {
   return guarded([&] {
-    const headwater::MemoryBytes taken = session_of(session).memory_bytes();
-    const headwater_memory_bytes filled{taken.kv, taken.scores, taken.memory_sets, taken.workspace};
-    write_struct(bytes, struct_size, kMemoryBytesSize1, filled, "bytes");
+    write_struct(bytes, struct_size, kMemoryBytesSize1, bytes_of(session_of(session).memory_bytes()),
+                 "bytes");
   });
 }
 

@@ -83,6 +83,10 @@ inline MutableRows rows_of(const headwater_mutable_rows* from, const std::string
   return {from->data, dtype(from->type, name + ".type"), from->row_stride, from->head_stride};
 }
 
+inline headwater_memory_bytes bytes_of(const MemoryBytes& bytes) {
+  return {bytes.kv, bytes.scores, bytes.memory_sets, bytes.workspace};
+}
+
 inline headwater_chunk chunk_of(const Chunk& chunk) {
   return {chunk.begin, chunk.end, static_cast<std::int32_t>(chunk.mode), 0};
 }

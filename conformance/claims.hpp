@@ -38,6 +38,8 @@ inline constexpr std::array kClaims{
     ClaimInfo{"lse", &Claims::lse, HEADWATER_CLAIM_LSE, "log-sum-exps are outputs"},
     ClaimInfo{"host_threads", &Claims::host_threads, HEADWATER_CLAIM_HOST_THREADS,
               "works on threads of the host"},
+    ClaimInfo{"estimate", &Claims::estimate, HEADWATER_CLAIM_ESTIMATE,
+              "says what a session will hold before it is opened"},
     // No plug-in can claim what follows: its table has nothing for it.
     ClaimInfo{"fork", &Claims::fork, 0, "sessions can be forked"},
     ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},

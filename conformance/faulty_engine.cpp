@@ -456,6 +456,11 @@ class FaultyEngine final : public Engine {
     if (fault_ == Fault::ignores_host_threads) asked.parallel_for = nullptr;
     return std::make_unique<FaultySession>(inner_.open(shape, asked), fault_, opened_++, options);
   }
+  [[nodiscard]] MemoryEstimate estimate(const Shape& shape, const Options& options) const override {
+    MemoryEstimate estimate = inner_.estimate(shape, options);
+    if (fault_ == Fault::estimates_too_little) estimate.full.kv = estimate.opened.kv;
+    return estimate;
+  }
 
  private:
   const Engine& inner_;
@@ -517,6 +522,7 @@ const char* fault_name(Fault fault) {
     case Fault::interrupt_on_other_thread: return "interrupt_on_other_thread";
     case Fault::interrupt_outside: return "interrupt_outside";
     case Fault::hides_a_claim: return "hides_a_claim";
+    case Fault::estimates_too_little: return "estimates_too_little";
     case Fault::ignores_host_threads: return "ignores_host_threads";
   }
   return "?";

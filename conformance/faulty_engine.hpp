@@ -63,6 +63,7 @@ enum class Fault {
   interrupt_outside,          ///< asked in begin(), too
   hides_a_claim,              ///< set_interrupt() works and is not claimed
   ignores_host_threads,       ///< works on its own ones
+  estimates_too_little,       ///< of the rows of a full session
 };
 
 [[nodiscard]] const char* fault_name(Fault fault);

@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::size_t kLongestMessage = 1023;
 constexpr std::int64_t kMostWarnings = 100;
+constexpr unsigned char kUnwritten = 0xcc;  // a value that no plug-in should return
 
 [[noreturn]] void broken(const std::string& what) { throw Violation("plug-in: " + what); }
 
@@ -77,6 +78,10 @@ Enum enumerator(std::int32_t value, std::int32_t last, const char* what) {
   return static_cast<Enum>(value);
 }
 
+MemoryBytes bytes_of(const headwater_memory_bytes& said) {
+  return {said.kv, said.scores, said.memory_sets, said.workspace};
+}
+
 ChunkMode chunk_mode(std::int32_t value, const char* what) {
   return enumerator<ChunkMode>(value, HEADWATER_CHUNK_DECODE, what);
 }
@@ -122,17 +127,93 @@ void check_claimed(const Claims& claims, const Options& options) {
   }
 }
 
+// Shape and options as a plug-in is handed them.
+struct Asked {
+  Asked(const headwater_engine_table& table, const Shape& of, const Options& options)
+      : shape(Guarded<headwater_shape>::input({of.n_layer, of.n_head, of.n_head_kv, of.d_head, of.d_value,
+                                               of.capacity, static_cast<std::int32_t>(of.kv_type), 0})),
+        sinks(options.sinks),
+        alibi(options.alibi),
+        dense_layers(options.dense_layers),
+        given(Guarded<headwater_options>::input(native(table, options))) {}
+
+  void check(const std::string& call) const {
+    shape.check(call + ": shape");
+    given.check(call + ": options");
+    sinks.check(call + ": sinks");
+    alibi.check(call + ": alibi");
+    dense_layers.check(call + ": dense_layers");
+  }
+  void spoil() {
+    sinks.spoil();
+    alibi.spoil();
+    dense_layers.spoil();
+  }
+
+  Guarded<headwater_shape> shape;
+  Guarded<float> sinks;
+  Guarded<float> alibi;
+  Guarded<std::int64_t> dense_layers;
+  Guarded<headwater_options> given;
+
+ private:
+  headwater_options native(const headwater_engine_table& table, const Options& options) {
+    const bool blocks =
+        options.select != Select::h2o;  // the sizes of rule `blocks` are not read with h2o (SEL-1)
+    // Tables of older headers may refuse what they do not know.
+    const bool knows_hosts = table.struct_size > offsetof(headwater_engine_table, abort);
+    return {.struct_size = sizeof(headwater_options),
+            .batch = options.batch,
+            .chunk = options.chunk,
+            .local = options.local,
+            .heavy = options.heavy,
+            .clamp = options.clamp ? 1 : 0,
+            .dense = options.dense ? 1 : 0,
+            .scale = options.scale.value_or(std::numeric_limits<double>::quiet_NaN()),
+            .softcap = options.softcap,
+            .sinks = options.sinks.empty() ? nullptr : sinks.data(),
+            .alibi = options.alibi.empty() ? nullptr : alibi.data(),
+            .score_type = static_cast<std::int32_t>(options.score_type),
+            .schedule = static_cast<std::int32_t>(options.schedule),
+            .threads = options.threads,
+            .reserved = 0,
+            .row_memory = static_cast<std::int32_t>(options.row_memory),
+            .reserved2 = 0,
+            .stream = options.stream,
+            .device_plus_1 = options.device ? *options.device + 1 : 0,
+            .reserved3 = 0,
+            .select = static_cast<std::int32_t>(options.select),
+            .reserved4 = 0,
+            .key_block = blocks ? options.key_block : 0,
+            .query_block = blocks ? options.query_block : 0,
+            .pool = blocks ? options.pool : 0,
+            .refine = blocks ? options.refine : 0,
+            .pinned = options.pinned,
+            .dense_below = options.dense_below,
+            .dense_layers = options.dense_layers.empty() ? nullptr : dense_layers.data(),
+            .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size()),
+            .checkpoints = options.checkpoints,
+            .parallel_for = knows_hosts ? options.parallel_for : nullptr,
+            .parallel_context = knows_hosts ? options.parallel_context : nullptr,
+            // Plug-ins are not told of these.
+            .kv_owner = HEADWATER_KV_OF_SESSION,
+            .reserved5 = 0,
+            .layers = nullptr,
+            .layer_count = 0,
+            .layer_size = 0,
+            .page = 0};
+  }
+};
+
 class PluginSession final : public Session {
  public:
   PluginSession(const PluginLibrary& library, const Shape& shape, const Options& options)
       : table_(library.table()),
         claims_(library.identity().claims),
         shape_(shape),
-        sinks_(options.sinks),
-        alibi_(options.alibi),
-        dense_layers_(options.dense_layers) {
+        asked_(table_, shape, options) {
     options_.dense_layers = options.dense_layers;
-    open(options);
+    open();
     try {
       read_options();
     } catch (...) {
@@ -177,7 +258,7 @@ class PluginSession final : public Session {
   void set_interrupt(Interrupt interrupt) override;
 
  private:
-  void open(const Options& options);
+  void open();
   void read_options();
   void require_no_failed_observer() const;
   void require_callbacks_in_attend() const;
@@ -224,15 +305,11 @@ class PluginSession final : public Session {
                 std::int64_t width, std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                 std::span<float> row) const;
 
-  static constexpr unsigned char kUnwritten = 0xcc;  // a value that no plug-in should return
-
   const headwater_engine_table& table_;
   const Claims& claims_;
   Shape shape_;
   // Spoiled after open(), and kept: a plug-in that kept the pointers instead of the values computes with NaN.
-  Guarded<float> sinks_;
-  Guarded<float> alibi_;
-  Guarded<std::int64_t> dense_layers_;
+  Asked asked_;
   headwater_session* session_ = nullptr;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
@@ -249,67 +326,13 @@ class PluginSession final : public Session {
   std::atomic<const char*> called_elsewhere_{nullptr};  // the callback
 };
 
-void PluginSession::open(const Options& options) {
-  auto shape = Guarded<headwater_shape>::input({shape_.n_layer, shape_.n_head, shape_.n_head_kv,
-                                                shape_.d_head, shape_.d_value, shape_.capacity,
-                                                static_cast<std::int32_t>(shape_.kv_type), 0});
-  const bool blocks =
-      options.select != Select::h2o;  // the sizes of rule `blocks` are not read with h2o (SEL-1)
-  // Tables of older headers may refuse what they do not know.
-  const bool knows_hosts = table_.struct_size > offsetof(headwater_engine_table, abort);
-  auto asked = Guarded<headwater_options>::input(
-      {.struct_size = sizeof(headwater_options),
-       .batch = options.batch,
-       .chunk = options.chunk,
-       .local = options.local,
-       .heavy = options.heavy,
-       .clamp = options.clamp ? 1 : 0,
-       .dense = options.dense ? 1 : 0,
-       .scale = options.scale.value_or(std::numeric_limits<double>::quiet_NaN()),
-       .softcap = options.softcap,
-       .sinks = options.sinks.empty() ? nullptr : sinks_.data(),
-       .alibi = options.alibi.empty() ? nullptr : alibi_.data(),
-       .score_type = static_cast<std::int32_t>(options.score_type),
-       .schedule = static_cast<std::int32_t>(options.schedule),
-       .threads = options.threads,
-       .reserved = 0,
-       .row_memory = static_cast<std::int32_t>(options.row_memory),
-       .reserved2 = 0,
-       .stream = options.stream,
-       .device_plus_1 = options.device ? *options.device + 1 : 0,
-       .reserved3 = 0,
-       .select = static_cast<std::int32_t>(options.select),
-       .reserved4 = 0,
-       .key_block = blocks ? options.key_block : 0,
-       .query_block = blocks ? options.query_block : 0,
-       .pool = blocks ? options.pool : 0,
-       .refine = blocks ? options.refine : 0,
-       .pinned = options.pinned,
-       .dense_below = options.dense_below,
-       .dense_layers = options.dense_layers.empty() ? nullptr : dense_layers_.data(),
-       .dense_layer_count = static_cast<std::int64_t>(options.dense_layers.size()),
-       .checkpoints = options.checkpoints,
-       .parallel_for = knows_hosts ? options.parallel_for : nullptr,
-       .parallel_context = knows_hosts ? options.parallel_context : nullptr,
-       // Plug-ins are not told of these.
-       .kv_owner = HEADWATER_KV_OF_SESSION,
-       .reserved5 = 0,
-       .layers = nullptr,
-       .layer_count = 0,
-       .layer_size = 0,
-       .page = 0});
+void PluginSession::open() {
   Guarded<headwater_session*> handle(1, kUnwritten);
   const headwater_status status =
-      invoke("open", [&] { return table_.open(shape.data(), asked.data(), handle.data()); });
-  shape.check("open: shape");
-  asked.check("open: options");
-  sinks_.check("open: sinks");
-  alibi_.check("open: alibi");
-  dense_layers_.check("open: dense_layers");
+      invoke("open", [&] { return table_.open(asked_.shape.data(), asked_.given.data(), handle.data()); });
+  asked_.check("open");
   handle.check("open: session");
-  sinks_.spoil();
-  alibi_.spoil();
-  dense_layers_.spoil();
+  asked_.spoil();
   if (status != HEADWATER_OK && handle.value() != nullptr) {
     broken("a failed open() did not set *session to NULL");
   }
@@ -480,8 +503,7 @@ std::int64_t PluginSession::tokens() const {
 }
 
 MemoryBytes PluginSession::memory_bytes() const {
-  const auto said = ask_struct<headwater_memory_bytes>("session_memory_bytes", table_.session_memory_bytes);
-  return {said.kv, said.scores, said.memory_sets, said.workspace};
+  return bytes_of(ask_struct<headwater_memory_bytes>("session_memory_bytes", table_.session_memory_bytes));
 }
 
 std::span<const Chunk> PluginSession::plan() const {
@@ -624,6 +646,25 @@ class PluginEngine final : public Engine {
     check_what_c_cannot_say(shape, options);
     check_claimed(library_.identity().claims, options);
     return std::make_unique<PluginSession>(library_, shape, options);
+  }
+  [[nodiscard]] MemoryEstimate estimate(const Shape& shape, const Options& options) const override {
+    const AllocationPause ours(true);
+    if (!claims().estimate) return Engine::estimate(shape, options);  // refuses
+    check_what_c_cannot_say(shape, options);
+    check_claimed(claims(), options);
+    const headwater_engine_table& table = library_.table();
+    Asked asked(table, shape, options);
+    Guarded<headwater_memory_bytes> opened(1, kUnwritten);
+    Guarded<headwater_memory_bytes> full(1, kUnwritten);
+    const headwater_status status = invoke("estimate", [&] {
+      return table.estimate(asked.shape.data(), asked.given.data(), opened.data(), full.data(),
+                            sizeof(headwater_memory_bytes));
+    });
+    asked.check("estimate");
+    opened.check("estimate: opened");
+    full.check("estimate: full");
+    require_ok(table, "estimate", status);
+    return {bytes_of(opened.value()), bytes_of(full.value())};
   }
 
  private:

@@ -99,6 +99,7 @@ const char* claim_without_function(const headwater_engine_table& table) {
   HEADWATER_CLAIMED(HEADWATER_CLAIM_TRUNCATE, truncate)
   HEADWATER_CLAIMED(HEADWATER_CLAIM_INTERRUPT, set_interrupt)
   HEADWATER_CLAIMED(HEADWATER_CLAIM_LSE, attend_lse)
+  HEADWATER_CLAIMED(HEADWATER_CLAIM_ESTIMATE, estimate)
 #undef HEADWATER_CLAIMED
   return nullptr;
 }

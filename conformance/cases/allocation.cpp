@@ -374,6 +374,43 @@ const Register kBlocksBytesTaken{
 const Register kMemoryBytes{
     {"state.memory_bytes", {"STATE-6", "SCORE-1"}, "session", Lane::state, true, memory_bytes}};
 
+void require_bytes(const MemoryBytes& said, const MemoryBytes& wanted, const std::string& what) {
+  if (said.kv == wanted.kv && said.scores == wanted.scores && said.memory_sets == wanted.memory_sets &&
+      said.workspace == wanted.workspace)
+    return;
+  throw Violation(fmt::format(
+      "{}: estimate() says kv {}, scores {}, sets {}, workspace {}; memory_bytes() {}, {}, {}, {}", what,
+      said.kv, said.scores, said.memory_sets, said.workspace, wanted.kv, wanted.scores, wanted.memory_sets,
+      wanted.workspace));
+}
+
+// What estimate() says is what memory_bytes() says of a session, once it is open and once it is full, to the byte; and it
+// takes no memory for that.
+void estimate(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::estimate, "estimate");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (int round = 0; round < context.rounds(30); ++round) {
+      Problem problem =
+          session_problem(random, engine, rule, {.max_chunk = 60, .max_tokens = 700, .max_layers = 3});
+      if (engine.claims().fork) problem.options.page = random.pick(std::vector<std::int64_t>{256, 512, 4096});
+      if (engine.claims().stored_rows && random.chance(0.2)) problem.options.kv_owner = KvOwner::caller;
+      const MemoryEstimate said = engine.estimate(problem.shape, problem.options);
+      const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+      require_bytes(said.opened, session->memory_bytes(), "opened; " + problem.describe());
+      if (problem.options.kv_owner == KvOwner::session) {
+        (void)run_steps(*session, problem, 0, problem.steps.size());
+      }
+      if (session->tokens() < problem.shape.capacity) {
+        session->begin(Step::decode(problem.shape.capacity - session->tokens()));
+      }
+      require_bytes(said.full, session->memory_bytes(), "full; " + problem.describe());
+    }
+  }
+}
+const Register kEstimate{{"allocation.estimate", {"NUM-5"}, "session", Lane::state, true, estimate}};
+
 std::int64_t heap_in_use() {
   const struct mallinfo2 info = ::mallinfo2();
   return static_cast<std::int64_t>(info.uordblks + info.hblkhd);

@@ -98,13 +98,18 @@ void unclaimed(Context& context) {
   Options layers;
   layers.layers.resize(1);
   refuse_open(claims.layers, layers, "layers");
+  if (!claims.estimate) {
+    require_code(code_of([&] { (void)engine.estimate(shape, {}); }), ErrorCode::unsupported,
+                 "estimate() is not claimed");
+  }
 }
-const Register kUnclaimed{{"state.unclaimed",
-                           {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1", "LAYER-1"},
-                           "session",
-                           Lane::state,
-                           true,
-                           unclaimed}};
+const Register kUnclaimed{
+    {"state.unclaimed",
+     {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1", "LAYER-1", "NUM-5"},
+     "session",
+     Lane::state,
+     true,
+     unclaimed}};
 
 }  // namespace
 }  // namespace headwater::conformance

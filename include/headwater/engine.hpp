@@ -39,6 +39,7 @@ struct Claims {
   bool layers = false;        ///< Options::layers (LAYER-1, MASK-2)
   bool stored_rows = false;   ///< Options::kv_owner `caller`, Session::attend_stored() (ROWS-1)
   bool rows_alone = false;    ///< attend() without queries in a decode step (DEC-2)
+  bool estimate = false;      ///< Engine::estimate() (NUM-5)
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number
@@ -60,6 +61,14 @@ class HEADWATER_API Engine {
   /// Validates (CFG-1..4), takes all memory, and returns an empty session. Errors: invalid_argument (the message
   /// names field, value and what is allowed), engine_unavailable, out_of_memory.
   [[nodiscard]] virtual std::unique_ptr<Session> open(const Shape& shape, const Options& options) const = 0;
+
+  /// The memory that a session of open() will hold, without taking it (NUM-5); more than this machine has, too. Errors:
+  /// what open() refuses, with the same line; out_of_memory, with that of open(), where 64 bits cannot count the bytes;
+  /// unsupported.
+  [[nodiscard]] virtual MemoryEstimate estimate(const Shape& /*shape*/, const Options& /*options*/) const {
+    throw Error(ErrorCode::unsupported, "estimate() is not offered by engine " + std::string(name()) +
+                                            "; allowed: an engine that claims it");
+  }
 };
 
 /// All engines built into this library, the preferred ones last; some may be unavailable on this machine.

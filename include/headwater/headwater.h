@@ -425,6 +425,16 @@ HEADWATER_API headwater_status headwater_session_memory_bytes(const headwater_se
                                                               headwater_memory_bytes* bytes,
                                                               size_t struct_size);
 
+/* The memory that headwater_open() with these arguments will hold, without taking it (NUM-5), also where this machine has
+ * less. *opened: what headwater_session_memory_bytes() will say of the open, empty session; *full: what it will say once the
+ * session holds `capacity` tokens and has never been forked. struct_size: the caller's sizeof(headwater_memory_bytes), of
+ * each. Errors: those of headwater_open(), with the same text; out_of_memory where 64 bits cannot count the bytes;
+ * unsupported. Nothing is written then. */
+HEADWATER_API headwater_status headwater_estimate(const char* engine, const headwater_shape* shape,
+                                                  const headwater_options* options,
+                                                  headwater_memory_bytes* opened,
+                                                  headwater_memory_bytes* full, size_t struct_size);
+
 /* Where the time of headwater_attend() went, in seconds by the wall since headwater_open() or the last
  * headwater_reset(): sums over the threads, divided by their number. -1 where the engine does not measure it. */
 typedef struct headwater_stage_seconds {

@@ -37,6 +37,7 @@ extern "C" {
 #define HEADWATER_CLAIM_INTERRUPT UINT64_C(1024)    /* set_interrupt (INTR-1) */
 #define HEADWATER_CLAIM_LSE UINT64_C(2048)          /* attend_lse (LSE-1) */
 #define HEADWATER_CLAIM_HOST_THREADS UINT64_C(4096) /* works on options.parallel_for (HOST-1) */
+#define HEADWATER_CLAIM_ESTIMATE UINT64_C(8192)     /* estimate (NUM-5) */
 
 /* The table. It and the texts live as long as the shared object is loaded. No function may be NULL but where that is said;
  * no C++ exception may leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */
@@ -101,6 +102,10 @@ typedef struct headwater_engine_table {
   headwater_status (*attend_lse)(headwater_session* session, int64_t layer, const headwater_rows* q,
                                  const headwater_rows* k, const headwater_rows* v,
                                  const headwater_mutable_rows* out, const headwater_lse_output* lse);
+  /* headwater_estimate() without the engine's name. options is never NULL. */
+  headwater_status (*estimate)(const headwater_shape* shape, const headwater_options* options,
+                               headwater_memory_bytes* opened, headwater_memory_bytes* full,
+                               size_t struct_size);
 } headwater_engine_table;
 
 /* The one symbol of a plug-in. Called once, before anything else; may return NULL for "no engine here". */

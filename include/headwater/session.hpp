@@ -174,6 +174,12 @@ struct MemoryBytes {
   [[nodiscard]] std::int64_t total() const { return kv + scores + memory_sets + workspace; }
 };
 
+/// What Engine::estimate() says of a session that is not opened (NUM-5).
+struct MemoryEstimate {
+  MemoryBytes opened;  ///< memory_bytes() of it once it is open and empty
+  MemoryBytes full;    ///< once it holds `capacity` tokens and has never been forked
+};
+
 /// One attend() of attend_together().
 struct SequenceCall {
   Session* session = nullptr;  ///< with an open step; each session at most once

@@ -50,6 +50,10 @@ class BlockSummaries {
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] std::int64_t key_block() const { return key_block_; }
   [[nodiscard]] std::int64_t bytes() const { return summaries_.bytes() + regions_.bytes(); }
+  /// Once all tokens are summarised (PagedRows::bytes_when_full).
+  [[nodiscard]] std::int64_t bytes_when_full() const {
+    return summaries_.bytes_when_full() + regions_.bytes_when_full();
+  }
 
  private:
   [[nodiscard]] std::int64_t row_bytes() const {

@@ -84,6 +84,10 @@ class KvStore {
   [[nodiscard]] std::int64_t d_value() const { return d_value_; }
   /// Of the pages.
   [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
+  /// Once all positions are stored (PagedRows::bytes_when_full).
+  [[nodiscard]] std::int64_t bytes_when_full() const {
+    return keys_.bytes_when_full() + values_.bytes_when_full();
+  }
 
  private:
   [[nodiscard]] const void* viewed(const void* data, std::int64_t head, std::int64_t position,

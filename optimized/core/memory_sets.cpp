@@ -17,7 +17,7 @@ MemorySets::MemorySets(std::int64_t layers, std::int64_t heads, std::int64_t loc
       width_(std::min(local + heavy, capacity)),
       layers_(static_cast<std::size_t>(layers)),
       positions_(checked_product(layers, heads, width_)) {
-  std::fill_n(positions_.data(), positions_.size(), -1);
+  positions_.fill(-1);
 }
 
 std::int64_t MemorySets::next_count(std::int64_t end) const {
@@ -142,7 +142,7 @@ void MemorySets::copy(const MemorySets& from) {
 void MemorySets::reset() {
   if (HEADWATER_SABOTAGE("core.memory.reset_keeps_sets")) return;
   std::fill(layers_.begin(), layers_.end(), Layer{});
-  std::fill_n(positions_.data(), positions_.size(), -1);
+  positions_.fill(-1);
 }
 
 }  // namespace headwater::core

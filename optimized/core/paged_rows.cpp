@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "core/buffer.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -102,9 +103,34 @@ PagedRows PagedRows::fork(std::int64_t rows) {
   return other;
 }
 
+std::int64_t PagedRows::page_bytes(std::int64_t rows) const {
+  std::int64_t bytes = 0;
+  if (__builtin_add_overflow(checked_product(runs_, rows, row_bytes_), spare_bytes_, &bytes)) {
+    throw std::bad_alloc();
+  }
+  return bytes;
+}
+
+std::int64_t PagedRows::table_bytes(std::int64_t groups) {
+  return checked_product(groups, static_cast<std::int64_t>(sizeof(Group)));
+}
+
 std::int64_t PagedRows::bytes() const {
-  std::int64_t bytes = static_cast<std::int64_t>(groups_.capacity() * sizeof(Group));
-  for (const std::shared_ptr<Page>& page : pages_) bytes += page->data.bytes() + spare_bytes_;
+  std::int64_t bytes = table_bytes(static_cast<std::int64_t>(groups_.capacity()));
+  for (const std::shared_ptr<Page>& page : pages_) bytes += page_bytes(page->rows);
+  return bytes;
+}
+
+std::int64_t PagedRows::bytes_when_full() const {
+  const Memory& memory = Memory::current();
+  const std::int64_t last = HEADWATER_SABOTAGE("core.pages.last_page_not_estimated") ? 0 : rows_ % page_rows_;
+  std::int64_t bytes = 0;
+  for (const std::int64_t some :
+       {checked_product(rows_ / page_rows_, page_bytes(std::min(page_rows_, rows_))),
+        last > 0 ? page_bytes(last) : 0, table_bytes(groups_of(rows_))}) {
+    memory.count(some);
+    if (__builtin_add_overflow(bytes, some, &bytes)) throw std::bad_alloc();
+  }
   return bytes;
 }
 

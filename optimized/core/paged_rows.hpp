@@ -58,6 +58,8 @@ class PagedRows {
   [[nodiscard]] std::int64_t row_bytes() const { return row_bytes_; }
   /// Of the pages, those that are shared with others included.
   [[nodiscard]] std::int64_t bytes() const;
+  /// Of the pages of all rows, where none were shared. They are added to the memory's count (NUM-5).
+  [[nodiscard]] std::int64_t bytes_when_full() const;
 
  private:
   struct Page {
@@ -76,6 +78,9 @@ class PagedRows {
   };
 
   [[nodiscard]] std::shared_ptr<Page> new_page(std::int64_t first) const;
+  /// Of a page of so many rows, and of the table of so many groups.
+  [[nodiscard]] std::int64_t page_bytes(std::int64_t rows) const;
+  [[nodiscard]] static std::int64_t table_bytes(std::int64_t groups);
   void append(const std::shared_ptr<Page>& page);
   /// Rows [first, end) of all runs to the front of a page.
   void copy_rows(std::int64_t first, std::int64_t end, Page& to);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -33,21 +32,27 @@ bool machine_uses_huge_pages() {
 
 }  // namespace
 
-void RunBuffer::Release::operator()(unsigned char* data) const { std::free(data); }
-
 RunBuffer::RunBuffer(std::int64_t runs, std::int64_t run_bytes, std::int64_t spare)
-    : runs_(runs), run_bytes_(run_bytes) {
+    : runs_(runs), run_bytes_(run_bytes), memory_(Memory::current()) {
   std::int64_t size = 0;
   if (__builtin_add_overflow(checked_product(runs, run_bytes), spare, &size)) throw std::bad_alloc();
-  // operator new would take a multiple of the alignment: up to a huge page more than memory_bytes() says.
-  void* memory = nullptr;
-  const std::size_t alignment = size < kHugePage ? kAlignment : static_cast<std::size_t>(kHugePage);
-  if (::posix_memalign(&memory, alignment, static_cast<std::size_t>(size)) != 0) throw std::bad_alloc();
-  data_.reset(static_cast<unsigned char*>(memory));
-  if (size < kHugePage || !machine_uses_huge_pages()) return;
-  pages_.resize(static_cast<std::size_t>(size / kHugePage), Page::untouched);
+  const bool huge = size >= kHugePage && !memory_.counts();
+  const std::size_t alignment = huge ? static_cast<std::size_t>(kHugePage) : kAlignment;
+  if (huge && machine_uses_huge_pages()) {
+    pages_.resize(static_cast<std::size_t>(size / kHugePage), Page::untouched);
+  }
+  data_ = static_cast<unsigned char*>(memory_.take(size, alignment));
   // Where the machine's setting is "always", the first byte would take a huge page.
-  (void)::madvise(data_.get(), pages_.size() * kHugePage, MADV_NOHUGEPAGE);
+  if (!pages_.empty()) (void)::madvise(data_, pages_.size() * kHugePage, MADV_NOHUGEPAGE);
+}
+
+RunBuffer& RunBuffer::operator=(RunBuffer&& other) noexcept {
+  std::swap(runs_, other.runs_);
+  std::swap(run_bytes_, other.run_bytes_);
+  std::swap(memory_, other.memory_);
+  std::swap(data_, other.data_);
+  std::swap(pages_, other.pages_);
+  return *this;
 }
 
 std::int64_t RunBuffer::stored(std::int64_t bytes, std::int64_t length) const {
@@ -64,7 +69,7 @@ void RunBuffer::make_room(std::int64_t first, std::int64_t last, std::int64_t be
   bool touched = false;
   const auto advise = [&] {
     if (to == from) return;
-    unsigned char* range = data_.get() + from * kHugePage;
+    unsigned char* range = data_ + from * kHugePage;
     const auto bytes = static_cast<std::size_t>((to - from) * kHugePage);
     (void)::madvise(range, bytes, MADV_HUGEPAGE);
     if (touched) (void)::madvise(range, bytes, kCollapse);

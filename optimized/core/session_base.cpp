@@ -42,15 +42,21 @@ const Shape& countable(const Shape& shape) {
 }  // namespace
 
 SessionBase::SessionBase(const Shape& shape, EffectiveOptions options, bool undoes)
-    : shape_(countable(shape)),
+    : memory_(Memory::current()),
+      shape_(countable(shape)),
       options_(std::move(options)),
       undoes_(undoes),
       machine_(shape_, options_, undoes) {}
 
 SessionBase::SessionBase(const SessionBase& parent)
-    : shape_(parent.shape_), options_(parent.options_), undoes_(parent.undoes_), machine_(parent.machine_) {}
+    : memory_(parent.memory_),
+      shape_(parent.shape_),
+      options_(parent.options_),
+      undoes_(parent.undoes_),
+      machine_(parent.machine_) {}
 
 void SessionBase::begin(const Step& step) {
+  const MemoryScope scope(memory_);
   try {
     machine_.begin(step);
     const std::int64_t before = machine_.tokens();
@@ -122,6 +128,7 @@ void SessionBase::end() {
 }
 
 void SessionBase::reset() {
+  const MemoryScope scope(memory_);
   forget();
   machine_.reset();
 }
@@ -134,6 +141,7 @@ void SessionBase::abort() {
 
 void SessionBase::truncate(std::int64_t n) {
   if (!undoes_) Session::truncate(n);  // refuses
+  const MemoryScope scope(memory_);
   prepare_truncate(n);
   const std::int64_t sparse = machine_.truncate(n);
   if (n == 0) {
@@ -145,6 +153,7 @@ void SessionBase::truncate(std::int64_t n) {
 
 std::unique_ptr<Session> SessionBase::fork() {
   machine_.require_closed("fork()");
+  const MemoryScope scope(memory_);
   return fork_session();
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "core/memory.hpp"
 #include "core/step_machine.hpp"
 #include "headwater/session.hpp"
 
@@ -13,7 +14,8 @@ namespace headwater::core {
 /// around run_layer(), which does the work of one layer.
 class SessionBase : public Session {
  public:
-  /// Takes the memory of the list of chunks (std::bad_alloc). `undoes`: abort() and truncate() are offered.
+  /// Takes the memory of the list of chunks (std::bad_alloc). `undoes`: abort() and truncate() are offered. Later calls
+  /// take the memory that is current now.
   SessionBase(const Shape& shape, EffectiveOptions options, bool undoes = false);
 
   void begin(const Step& step) final;
@@ -72,6 +74,7 @@ class SessionBase : public Session {
   template <class Rest>
   void exchange(StateArchive& archive, Rest&& rest) {
     require_exchange(archive.loading());
+    const MemoryScope scope(memory_);
     try {
       machine_.exchange(archive);
       if (archive.loading()) reserve(0, machine_.tokens());
@@ -95,6 +98,7 @@ class SessionBase : public Session {
   void run(const SequenceCall& call);
   void require_exchange(bool loading) const;
 
+  Memory memory_;  // current where the session takes some
   Shape shape_;
   EffectiveOptions options_;
   bool undoes_;

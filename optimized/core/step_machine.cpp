@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/chunk_plan.hpp"
+#include "core/memory.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -33,6 +34,11 @@ StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options, bo
 }
 
 void StepMachine::take_memory() {
+  if (Memory::current().counts()) {
+    counted_ = true;
+    Memory::current().count(chunk_bytes());
+    return;
+  }
   chunks_.reserve(static_cast<std::size_t>(capacity_));  // a chunk has a token at least
   origins_.reserve(static_cast<std::size_t>(capacity_));
 }

@@ -56,8 +56,11 @@ class StepMachine {
   [[nodiscard]] std::span<const Chunk> chunks() const { return chunks_; }
   /// Of the memory that was taken for them.
   [[nodiscard]] std::int64_t chunk_bytes() const {
-    return static_cast<std::int64_t>(chunks_.capacity() * sizeof(Chunk) +
-                                     origins_.capacity() * sizeof(Origin));
+    const auto listed = [&](std::size_t taken) {
+      return counted_ ? capacity_ : static_cast<std::int64_t>(taken);
+    };
+    return listed(chunks_.capacity()) * std::int64_t{sizeof(Chunk)} +
+           listed(origins_.capacity()) * std::int64_t{sizeof(Origin)};
   }
   [[nodiscard]] bool open() const { return open_; }
   [[nodiscard]] std::int64_t step_tokens() const { return step_tokens_; }
@@ -89,7 +92,8 @@ class StepMachine {
   std::int64_t dense_below_;
   bool sparse_;
   bool undoes_;
-  bool settles_;  // chunks change what was before them: rule h2o
+  bool counted_ = false;  // the memory of the lists was only counted (NUM-5)
+  bool settles_;          // chunks change what was before them: rule h2o
   std::int64_t checkpoints_;
 
   SessionState state_ = SessionState::empty;

@@ -14,7 +14,8 @@ UndoLog::UndoLog(MemorySets& sets, ScoreStore& scores, std::int64_t layers, std:
       layers_(static_cast<std::size_t>(layers)) {
   const std::int64_t entries = checked_product(layers, sets.heads(), sets.width());
   const std::int64_t slots = ring_ + 1;
-  heads_.resize(static_cast<std::size_t>(checked_product(layers, sets.heads())));
+  heads_ = Buffer<Head>(checked_product(layers, sets.heads()));
+  heads_.fill(Head::untouched);
   before_ = Buffer<MemorySets::Layer>(checked_product(slots, layers));
   positions_ = Buffer<std::int32_t>(checked_product(slots, entries));
   kept_scores_ = Buffer<unsigned char>(checked_product(slots, entries, scores.element_bytes()));

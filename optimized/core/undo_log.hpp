@@ -53,8 +53,7 @@ class UndoLog {
   void copy(const UndoLog& from);
 
   [[nodiscard]] std::int64_t bytes() const {
-    return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes() + before_.bytes() +
-           static_cast<std::int64_t>(heads_.capacity());
+    return positions_.bytes() + kept_scores_.bytes() + first_sets_.bytes() + before_.bytes() + heads_.bytes();
   }
 
  private:
@@ -85,7 +84,7 @@ class UndoLog {
     return first_sets_.data() + index(0, layer, head) * sets_.width();
   }
   [[nodiscard]] Head& head_of(std::int64_t layer, std::int64_t head) {
-    return heads_[static_cast<std::size_t>(index(0, layer, head))];
+    return heads_.data()[index(0, layer, head)];
   }
   void copy_set(std::int64_t slot, std::int64_t layer, std::int64_t head);
   void apply_step(std::int64_t layer);
@@ -96,7 +95,7 @@ class UndoLog {
   std::int64_t checkpoints_ = 0;   // made since the session was empty, those of dropped chunks not counted
   std::span<const Chunk> chunks_;  // of the open step
   std::vector<Layer> layers_;
-  std::vector<Head> heads_;            // [layers][heads] in the open step
+  Buffer<Head> heads_;                 // [layers][heads] in the open step
   Buffer<MemorySets::Layer> before_;   // [slots][layers]
   Buffer<std::int32_t> positions_;     // [slots][layers][heads][width] the set before
   Buffer<unsigned char> kept_scores_;  // [slots][layers][heads][width] of the set that was built

@@ -33,7 +33,7 @@ CpuSession::Work::Work(SessionData& data, const Bf16Table* table)
   if (table && data.shape.kv_type == DType::bf16) bf16.emplace(data, *table, floats);
   if (options.sparse && options.select == Select::h2o) sparse.emplace(data);
   if (options.sparse && options.select == Select::blocks) blocks.emplace(data);
-  data.workers.start();
+  if (!core::Memory::current().counts()) data.workers.start();
 }
 
 std::int64_t CpuSession::Work::bytes() const {
@@ -90,6 +90,13 @@ MemoryBytes CpuSession::memory_bytes() const {
                       data_.summaries.bytes() + (work_ ? work_->set_bytes() : 0);
   bytes.workspace = (work_ ? work_->bytes() : 0) + stored_rows_.bytes() + chunk_bytes();
   return bytes;
+}
+
+MemoryEstimate CpuSession::estimate() const {
+  MemoryEstimate estimate{memory_bytes(), memory_bytes()};
+  estimate.full.kv = data_.kv.bytes_when_full();
+  estimate.full.memory_sets += data_.summaries.bytes_when_full() - data_.summaries.bytes();
+  return estimate;
 }
 
 ScoreView CpuSession::scores(std::int64_t layer) const {

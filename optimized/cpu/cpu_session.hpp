@@ -26,6 +26,9 @@ class CpuSession final : public core::SessionBase {
              const EffectiveOptions& effective);
 
   [[nodiscard]] MemoryBytes memory_bytes() const override;
+  /// What memory_bytes() says now, and once all tokens are stored (NUM-5). Errors: std::bad_alloc, where 64 bits cannot
+  /// count it.
+  [[nodiscard]] MemoryEstimate estimate() const;
   [[nodiscard]] StageSeconds stage_seconds() const override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;

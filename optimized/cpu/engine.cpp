@@ -2,6 +2,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "core/config.hpp"
 #include "cpu/cpu_session.hpp"
@@ -43,10 +44,29 @@ class CpuEngine final : public Engine {
     claims.abort = true;
     claims.truncate = true;
     claims.save = true;
+    claims.estimate = true;
     return claims;
   }
 
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
+    return opened(shape, options, core::Memory(),
+                  [](std::unique_ptr<cpu::CpuSession> session) { return session; });
+  }
+
+  // A session whose memory is counted and not taken: it is closed before anything could look at a row.
+  [[nodiscard]] MemoryEstimate estimate(const Shape& shape, const Options& options) const override {
+    std::int64_t total = 0;
+    return opened(shape, options, core::Memory::counted_in(total),
+                  [](const std::unique_ptr<cpu::CpuSession>& session) { return session->estimate(); });
+  }
+
+ private:
+  /// What `use` makes of a session in this memory.
+  template <class Use>
+  [[nodiscard]] std::invoke_result_t<Use, std::unique_ptr<cpu::CpuSession>> opened(const Shape& shape,
+                                                                                   const Options& options,
+                                                                                   const core::Memory& memory,
+                                                                                   const Use& use) const {
     const std::string reason = unavailable_because();
     if (!reason.empty()) throw Error(ErrorCode::engine_unavailable, std::string(name_) + ": " + reason);
     try {
@@ -54,7 +74,9 @@ class CpuEngine final : public Engine {
       const EffectiveOptions effective =
           core::resolve(shape, options, options.threads == 0 ? default_threads() : 1);
       core::require_no_device(options, name_);
-      return std::make_unique<cpu::CpuSession>(*variant_.kernels, variant_.bf16, shape, options, effective);
+      const core::MemoryScope scope(memory);
+      return use(
+          std::make_unique<cpu::CpuSession>(*variant_.kernels, variant_.bf16, shape, options, effective));
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +
@@ -62,7 +84,6 @@ class CpuEngine final : public Engine {
     }
   }
 
- private:
   static int default_threads() {
     return std::min(cpu::OwnThreads::default_count(), static_cast<int>(core::kMaxThreads));
   }

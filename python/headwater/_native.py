@@ -54,8 +54,15 @@ StoredRows = _structure("StoredRows", [
     ("key_head_stride", _I64), ("value_row_stride", _I64), ("value_head_stride", _I64), ("table", _POINTER),
     ("table_size", _I64), ("page_rows", _I64), ("pages", _I64), ("key_page_stride", _I64),
     ("value_page_stride", _I64)])
-MemoryBytes = _structure("MemoryBytes", [
-    ("kv", _I64), ("scores", _I64), ("memory_sets", _I64), ("workspace", _I64)])
+
+
+class MemoryBytes(ctypes.Structure):
+    _fields_ = [("kv", _I64), ("scores", _I64), ("memory_sets", _I64), ("workspace", _I64)]
+
+    def numbers(self):
+        return {name: getattr(self, name) for name, _ in self._fields_}
+
+
 Chunk = _structure("Chunk", [("begin", _I64), ("end", _I64), ("mode", _I32), ("reserved", _I32)])
 MemoryView = _structure("MemoryView", [
     ("data", ctypes.POINTER(_I32)), ("head_stride", _I64), ("width", _I64), ("count", _I64)])
@@ -65,6 +72,8 @@ _ROWS, _OUT = ctypes.POINTER(Rows), ctypes.POINTER(_POINTER)
 _CALLS = {
     "options_init": [ctypes.POINTER(Options), _SIZE],
     "open": [_TEXT, ctypes.POINTER(Shape), ctypes.POINTER(Options), _OUT],
+    "estimate": [_TEXT, ctypes.POINTER(Shape), ctypes.POINTER(Options), ctypes.POINTER(MemoryBytes),
+                 ctypes.POINTER(MemoryBytes), _SIZE],
     "begin_prefill": [_POINTER, _I64, _I64],
     "begin_decode": [_POINTER, _I64],
     "attend": [_POINTER, _I64, _ROWS, _ROWS, _ROWS, _ROWS],

@@ -91,6 +91,20 @@ class Session:
             _name(engine), _byref(shape), _byref(own.native), os.fsencode(path), fingerprint.encode(), session))
         return self
 
+    @staticmethod
+    def estimate(*, layers: int, heads: int, kv_heads: int | None = None, head_dim: int, value_dim: int | None = None,
+                 capacity: int, dtype: Any = "float32", engine: str | None = None,
+                 layer_options: list[dict[str, Any]] | None = None, **options: Any) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes that Session() with these arguments will hold, once open and once full: memory_bytes of both, without taking
+        them (NUM-5). Errors: as of Session(); MemoryError where 64 bits cannot count them."""
+        shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
+                               head_dim if value_dim is None else value_dim, capacity, dtype)
+        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
+        opened, full = _native.MemoryBytes(), _native.MemoryBytes()
+        _check(_library.headwater_estimate(_name(engine), _byref(shape), _byref(own.native), _byref(opened), _byref(full),
+                                           ctypes.sizeof(opened)))
+        return opened.numbers(), full.numbers()
+
     def __del__(self):
         # In a child of fork() the memory goes with the process.
         if getattr(self, "_session", None) and self.usable():
@@ -272,7 +286,7 @@ class Session:
         native = _native.MemoryBytes()
         with self._used() as session:
             _check(_library.headwater_session_memory_bytes(session, _byref(native), ctypes.sizeof(native)))
-        return {name: getattr(native, name) for name, _ in native._fields_}
+        return native.numbers()
 
     @property
     def chunks(self) -> list[tuple[int, int, str, int]]:

@@ -321,6 +321,36 @@ TEST(Embedding, ADocumentIsComputedOnceForManyConversations) {
   std::filesystem::remove(path);
 }
 
+// [estimate]
+/// The most tokens, up to the shape's capacity, that fit into so many bytes; 0 where none does.
+std::int64_t longest_context(const Engine& engine, Shape shape, const Options& options, std::int64_t bytes) {
+  std::int64_t fits = 0;
+  for (std::int64_t high = shape.capacity; fits < high;) {
+    shape.capacity = fits + (high - fits + 1) / 2;
+    if (engine.estimate(shape, options).full.total() <= bytes) {
+      fits = shape.capacity;
+    } else {
+      high = shape.capacity - 1;
+    }
+  }
+  return fits;
+}
+// [/estimate]
+
+TEST(Embedding, TheLongestContextThatFits) {
+  Shape shape = open(small_options())->shape();
+  shape.capacity = 100000;
+  const Options options = small_options();
+  const std::int64_t all = engine().estimate(shape, options).full.total();
+  EXPECT_EQ(longest_context(engine(), shape, options, all), shape.capacity);
+  EXPECT_EQ(longest_context(engine(), shape, options, 100), 0);
+  const std::int64_t fits = longest_context(engine(), shape, options, all / 2);
+  shape.capacity = fits;
+  EXPECT_LE(engine().estimate(shape, options).full.total(), all / 2);
+  shape.capacity = fits + 1;
+  EXPECT_GT(engine().estimate(shape, options).full.total(), all / 2);
+}
+
 TEST(Embedding, ACacheOfYourOwnGivesTheSameBits) {
   Model model;
   Cache cache;

@@ -52,6 +52,9 @@ class MockTable {
   MOCK_METHOD(headwater_status, attend_lse,
               (headwater_session*, std::int64_t, const headwater_rows*, const headwater_rows*,
                const headwater_rows*, const headwater_mutable_rows*, const headwater_lse_output*));
+  MOCK_METHOD(headwater_status, estimate,
+              (const headwater_shape*, const headwater_options*, headwater_memory_bytes*,
+               headwater_memory_bytes*, std::size_t));
 
   /// A table of all of them, of an engine "mock" that runs here.
   static headwater_engine_table table() {
@@ -59,7 +62,7 @@ class MockTable {
             .abi_version = HEADWATER_PLUGIN_VERSION,
             .reserved = 0,
             .claims = HEADWATER_CLAIM_ABORT | HEADWATER_CLAIM_TRUNCATE | HEADWATER_CLAIM_INTERRUPT |
-                      HEADWATER_CLAIM_LSE,
+                      HEADWATER_CLAIM_LSE | HEADWATER_CLAIM_ESTIMATE,
             .name = "mock",
             .isa = "none",
             .description = "what a test says",
@@ -89,7 +92,8 @@ class MockTable {
             .abort = &Function<&MockTable::abort>::call,
             .truncate = &Function<&MockTable::truncate>::call,
             .set_interrupt = &Function<&MockTable::set_interrupt>::call,
-            .attend_lse = &Function<&MockTable::attend_lse>::call};
+            .attend_lse = &Function<&MockTable::attend_lse>::call,
+            .estimate = &Function<&MockTable::estimate>::call};
   }
 
  private:

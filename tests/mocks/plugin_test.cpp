@@ -399,7 +399,8 @@ TEST_F(Plugin, AClaimWithoutItsFunctionIsRefusedInOneLine) {
       {HEADWATER_CLAIM_ABORT, "abort", offsetof(headwater_engine_table, abort)},
       {HEADWATER_CLAIM_TRUNCATE, "truncate", offsetof(headwater_engine_table, truncate)},
       {HEADWATER_CLAIM_INTERRUPT, "set_interrupt", offsetof(headwater_engine_table, set_interrupt)},
-      {HEADWATER_CLAIM_LSE, "attend_lse", offsetof(headwater_engine_table, attend_lse)}};
+      {HEADWATER_CLAIM_LSE, "attend_lse", offsetof(headwater_engine_table, attend_lse)},
+      {HEADWATER_CLAIM_ESTIMATE, "estimate", offsetof(headwater_engine_table, estimate)}};
   for (const auto& [claim, function, offset] : claims) {
     const std::string said = std::string(MOCK_PLUGIN) + ": its table makes a claim and has no function " +
                              function + " for it; allowed: a table with both or neither";

@@ -8,13 +8,19 @@ static headwater_status open_engine(const headwater_shape* shape, const headwate
   return headwater_open("cpu-portable", shape, options, session);
 }
 
+static headwater_status estimate(const headwater_shape* shape, const headwater_options* options,
+                                 headwater_memory_bytes* opened, headwater_memory_bytes* full,
+                                 size_t struct_size) {
+  return headwater_estimate("cpu-portable", shape, options, opened, full, struct_size);
+}
+
 static const headwater_engine_table kTable = {
     .struct_size = sizeof(headwater_engine_table),
     .abi_version = HEADWATER_PLUGIN_VERSION,
     .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
               HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION | HEADWATER_CLAIM_ABORT |
               HEADWATER_CLAIM_TRUNCATE | HEADWATER_CLAIM_INTERRUPT | HEADWATER_CLAIM_LSE |
-              HEADWATER_CLAIM_HOST_THREADS,
+              HEADWATER_CLAIM_HOST_THREADS | HEADWATER_CLAIM_ESTIMATE,
     .name = "c-abi",
     .isa = "x86-64-v2",
     .description = "cpu-portable behind libheadwater's C ABI",
@@ -45,6 +51,7 @@ static const headwater_engine_table kTable = {
     .truncate = headwater_truncate,
     .set_interrupt = headwater_set_interrupt,
     .attend_lse = headwater_attend_lse,
+    .estimate = estimate,
 };
 
 const headwater_engine_table* headwater_plugin_v1(void) { return &kTable; }

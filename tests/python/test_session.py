@@ -35,6 +35,19 @@ class Steps(unittest.TestCase):
         own.reset()
         self.assertEqual((own.tokens, own.state), (0, "empty"))
 
+    def test_estimate_says_what_memory_bytes_will(self):
+        sizes = dict(layers=2, heads=4, kv_heads=2, head_dim=16, value_dim=12, capacity=600, page=256)
+        opened, full = headwater.Session.estimate(**sizes)
+        own = headwater.Session(**sizes)
+        self.assertEqual(own.memory_bytes, opened)
+        own.begin_decode(600)
+        self.assertEqual(own.memory_bytes, full)
+        self.assertGreater(full["kv"], 600 * 2 * 28 * 4)
+        with self.assertRaisesRegex(ValueError, "capacity is 4611686018427387904"):
+            headwater.Session.estimate(**{**sizes, "capacity": 2**62})
+        with self.assertRaisesRegex(NotImplementedError, "estimate\\(\\) is not offered by engine reference"):
+            headwater.Session.estimate(**sizes, engine="reference")
+
     def test_log_sum_exps(self):
         q, k, v = rows(50)
         own = session(dense=True)

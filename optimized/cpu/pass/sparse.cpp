@@ -79,7 +79,7 @@ SparsePass::SparsePass(SessionData& data)
     row_sum_ = core::Buffer<float>(rows);
     row_out_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
   }
-  std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+  colsum_inter_.fill(0.0f);
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
   for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data);
 }
@@ -99,7 +99,7 @@ double SparsePass::selection_seconds() const {
 
 void SparsePass::forget() {
   for (Scratch& scratch : scratch_) scratch.selection_seconds = 0;
-  std::fill_n(colsum_inter_.data(), colsum_inter_.size(), 0.0f);
+  colsum_inter_.fill(0.0f);
 }
 
 void SparsePass::run(const LayerCall& call) {
