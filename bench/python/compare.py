@@ -78,11 +78,11 @@ def measure(model, implementation, prompt, new, attention, masks):
     return first - begin, *times.parts, (later[-1] - first) / len(later) if later else 0.0
 
 
-def overhead(calls=2000):
-    """Microseconds of attention() for one token after 15, and of its calls of the C ABI alone."""
+def overhead(of_tensor, calls=2000):
+    """Microseconds of attention() for one token after 15, and of its calls of the C ABI alone, by ctypes. of_tensor: makes
+    the kind of arrays that it is called with."""
     from headwater import _attention
-    q, k, v = torch.randn(1, 4, 64), torch.randn(16, 2, 64), torch.randn(16, 2, 64)
-    out = torch.empty(1, 4, 64)
+    q, k, v, out = (of_tensor(torch.randn(sizes)) for sizes in ((1, 4, 64), (16, 2, 64), (16, 2, 64), (1, 4, 64)))
     inner = []
 
     class Timed:
@@ -150,8 +150,9 @@ def main():
               f"{1e3 * later:>12.1f} ms")
     print("attention: {:.1f} times less, in processor time {:.1f} times".format(
         *(times["sdpa"][index] / times["headwater"][index] for index in (1, 3))))
-    whole, alone = overhead()
-    print(f"attention() of one token after 15: {whole:.1f} us, its calls of the C ABI {alone:.1f} us")
+    for name, of_tensor in (("tensors", torch.Tensor.contiguous), ("NumPy's arrays", torch.Tensor.numpy)):
+        whole, alone = overhead(of_tensor)
+        print(f"attention() of one token after 15, {name}: {whole:.1f} us, its calls of the C ABI {alone:.1f} us")
 
 
 if __name__ == "__main__":

@@ -270,8 +270,9 @@ class Kept(unittest.TestCase):
 
     def test_another_type_is_judged_anew(self):
         q, k, v = rows(300)
+        headwater.attention(q, k, v, chunk=64)
         headwater.attention(q, k, v, chunk=64, dense_layers=[0])
-        for options in ({"chunk": 64.0, "dense_layers": [0]}, {"chunk": 64, "dense_layers": [0.0]}):
+        for options in ({"chunk": 64.0}, {"chunk": 64.0, "dense_layers": [0]}, {"chunk": 64, "dense_layers": [0.0]}):
             with self.assertRaisesRegex(TypeError, "allowed: an integer"):
                 headwater.attention(q, k, v, **options)
 
@@ -301,6 +302,16 @@ class Kept(unittest.TestCase):
             layers = [{"sinks": numpy.array(sinks, numpy.float32)}]
             self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, dense=True, layers=layers)), 1)
             self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, dense=True, layers=layers)), 0)
+
+    def test_a_number_in_an_array_counts_to_the_last_bit(self):
+        q, k, v = rows(30)
+        for kind in (numpy.float32, numpy.array, *([support.torch.tensor] if support.torch else [])):
+            with self.subTest(kind):
+                self.kept.clear()
+                for scale in (0.25, 0.25 + 2**-20):
+                    call = lambda: headwater.attention(q, k, v, dense=True, scale=kind(scale))  # noqa: E731
+                    self.assertEqual(self.opens(call), 1)
+                    self.assertEqual(self.opens(call), 0)
 
     def test_a_model_of_many_layers_keeps_one_for_each(self):
         q, k, v = rows(200)
@@ -337,13 +348,13 @@ class Kept(unittest.TestCase):
     def test_a_handler_that_calls_attention_gets_a_session_of_its_own(self):
         q, k, v = rows(300)
         wanted = headwater.attention(q, k, v, **OPTIONS)
-        real, inner = _native.library.headwater_begin_prefill, []
+        real, inner = _native.library.headwater_attend_stored, []
 
         class Library:
             def __getattr__(self, name):
                 return getattr(_native.library, name)
 
-            def headwater_begin_prefill(self, *arguments):
+            def headwater_attend_stored(self, *arguments):  # where the step is open
                 if not inner:
                     inner.append(None)  # before the call below begins
                     inner[0] = headwater.attention(q, k, v, **OPTIONS)
