@@ -99,6 +99,7 @@ Options options_of(const headwater_options& caller, const Shape& shape) {
   check_reserved(from.reserved5, "options.reserved5");
   if (from.page != 0) options.page = from.page;
   options.layers = layers_of(from, shape);
+  options.allocator = {from.allocate, from.release, from.allocator_context};
   return options;
 }
 

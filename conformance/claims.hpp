@@ -40,6 +40,8 @@ inline constexpr std::array kClaims{
               "works on threads of the host"},
     ClaimInfo{"estimate", &Claims::estimate, HEADWATER_CLAIM_ESTIMATE,
               "says what a session will hold before it is opened"},
+    ClaimInfo{"host_memory", &Claims::host_memory, HEADWATER_CLAIM_HOST_MEMORY,
+              "takes its memory from the host"},
     // No plug-in can claim what follows: its table has nothing for it.
     ClaimInfo{"fork", &Claims::fork, 0, "sessions can be forked"},
     ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},

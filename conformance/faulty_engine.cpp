@@ -454,6 +454,7 @@ class FaultyEngine final : public Engine {
     if (fault_ == Fault::settles_late && asked.checkpoints < 65536) ++asked.checkpoints;
     if (fault_ == Fault::settles_early) asked.checkpoints = std::max<std::int64_t>(0, asked.checkpoints - 1);
     if (fault_ == Fault::ignores_host_threads) asked.parallel_for = nullptr;
+    if (fault_ == Fault::ignores_host_memory) asked.allocator = {};
     return std::make_unique<FaultySession>(inner_.open(shape, asked), fault_, opened_++, options);
   }
   [[nodiscard]] MemoryEstimate estimate(const Shape& shape, const Options& options) const override {
@@ -522,6 +523,7 @@ const char* fault_name(Fault fault) {
     case Fault::interrupt_on_other_thread: return "interrupt_on_other_thread";
     case Fault::interrupt_outside: return "interrupt_outside";
     case Fault::hides_a_claim: return "hides_a_claim";
+    case Fault::ignores_host_memory: return "ignores_host_memory";
     case Fault::estimates_too_little: return "estimates_too_little";
     case Fault::ignores_host_threads: return "ignores_host_threads";
   }

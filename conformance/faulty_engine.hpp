@@ -63,6 +63,7 @@ enum class Fault {
   interrupt_outside,          ///< asked in begin(), too
   hides_a_claim,              ///< set_interrupt() works and is not claimed
   ignores_host_threads,       ///< works on its own ones
+  ignores_host_memory,        ///< takes its own
   estimates_too_little,       ///< of the rows of a full session
 };
 

@@ -116,6 +116,9 @@ void check_claimed(const Claims& claims, const Options& options) {
                 fmt::format("checkpoints is {}; allowed: 0: the plug-in does not claim truncate",
                             options.checkpoints));
   }
+  if (options.allocator.allocate != nullptr && !claims.host_memory) {
+    throw Error(ErrorCode::unsupported, "allocator is given; allowed: none: the plug-in does not claim it");
+  }
   if (!options.layers.empty()) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("layers has {} entries; allowed: none: plug-ins are not told of them",
@@ -201,7 +204,10 @@ struct Asked {
             .layers = nullptr,
             .layer_count = 0,
             .layer_size = 0,
-            .page = 0};
+            .page = 0,
+            .allocate = options.allocator.allocate,
+            .release = options.allocator.release,
+            .allocator_context = options.allocator.context};
   }
 };
 

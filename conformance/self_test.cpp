@@ -125,6 +125,8 @@ const std::vector<Trial>& trials() {
       {Fault::none, "host_threads.no_others"},
       {Fault::ignores_host_threads, "host_threads.no_others"},
       {Fault::ignores_host_threads, "host_threads.faulty_hosts"},
+      {Fault::none, "allocation.host_memory"},
+      {Fault::ignores_host_memory, "allocation.host_memory"},
       {Fault::none, "allocation.estimate"},
       {Fault::estimates_too_little, "allocation.estimate"},
   };

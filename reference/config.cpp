@@ -137,6 +137,12 @@ void validate(const Shape& shape, const Options& options) {
   validate_dense_layers(shape, options.dense_layers);
   require_range("checkpoints", options.checkpoints, 0, kMaxCheckpoints);
   require_range("kv_owner", static_cast<std::int64_t>(options.kv_owner), 0, 1);
+  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
+    const bool allocates = options.allocator.allocate != nullptr;
+    reject(
+        allocates ? "allocator.release" : "allocator.allocate", "null",
+        allocates ? "a function, as allocator.allocate is one" : "a function, as allocator.release is one");
+  }
   if (options.page < 256 || options.page > kMaxPosition || options.page % 256 != 0) {
     reject("page", std::to_string(options.page), "a multiple of 256, 256 .. 2147483392");
   }

@@ -38,6 +38,10 @@ class ReferenceEngine final : public Engine {
     return claims;
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
+    if (options.allocator.allocate != nullptr) {  // HOST-2
+      throw Error(ErrorCode::unsupported,
+                  "allocator is given; allowed: none: engine reference has memory of its own");
+    }
     try {
       return std::make_unique<reference::ReferenceSession>(shape, options);
     } catch (const std::bad_alloc&) {

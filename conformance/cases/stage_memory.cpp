@@ -271,7 +271,7 @@ void chunk_plans(Context& context) {
             return a.begin == b.begin && a.end == b.end && a.mode == b.mode;
           };
           const std::vector<Chunk> reference = reference::chunk_plan(base, n, ChunkMode::sparse, batch, s);
-          std::vector<Chunk> optimized;
+          core::List<Chunk> optimized;
           core::append_sparse_chunks(base, n, batch, s, optimized);
           if (!std::equal(wanted.begin(), wanted.end(), reference.begin(), reference.end(), same) ||
               !std::equal(wanted.begin(), wanted.end(), optimized.begin(), optimized.end(), same)) {

@@ -98,6 +98,12 @@ void unclaimed(Context& context) {
   Options layers;
   layers.layers.resize(1);
   refuse_open(claims.layers, layers, "layers");
+  Options allocator;
+  allocator.allocator.allocate = [](void*, std::size_t, std::size_t) -> void* {
+    throw Violation("the host's allocator is not claimed and was called");
+  };
+  allocator.allocator.release = [](void*, void*, std::size_t, std::size_t) {};
+  refuse_open(claims.host_memory, allocator, "allocator");
   if (!claims.estimate) {
     require_code(code_of([&] { (void)engine.estimate(shape, {}); }), ErrorCode::unsupported,
                  "estimate() is not claimed");
@@ -105,7 +111,7 @@ void unclaimed(Context& context) {
 }
 const Register kUnclaimed{
     {"state.unclaimed",
-     {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1", "LAYER-1", "NUM-5"},
+     {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1", "LAYER-1", "NUM-5", "HOST-2"},
      "session",
      Lane::state,
      true,

@@ -40,6 +40,7 @@ struct Claims {
   bool stored_rows = false;   ///< Options::kv_owner `caller`, Session::attend_stored() (ROWS-1)
   bool rows_alone = false;    ///< attend() without queries in a decode step (DEC-2)
   bool estimate = false;      ///< Engine::estimate() (NUM-5)
+  bool host_memory = false;   ///< Options::allocator (HOST-2)
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

@@ -126,6 +126,13 @@ typedef void (*headwater_parallel_body)(void* argument, int64_t index);
 typedef void (*headwater_parallel_for)(void* context, int64_t n, headwater_parallel_body body,
                                        void* argument);
 
+/* Memory of the host (HOST-2): a block of `bytes` bytes, at least 1, on a multiple of `alignment`, a power of two, or NULL
+ * where there is none; and back, each block once, with the same numbers. They are called on the threads of the calls that
+ * take memory or close a session: several at a time where forks are on several threads. They return (no longjmp, no C++
+ * exception) and call nothing of the session. */
+typedef void* (*headwater_allocate)(void* context, size_t bytes, size_t alignment);
+typedef void (*headwater_release)(void* context, void* block, size_t bytes, size_t alignment);
+
 /* What one layer has of its own (LAYER-1). */
 typedef struct headwater_layer_options {
   int64_t
@@ -189,6 +196,11 @@ typedef struct headwater_options {
   int64_t layer_count;
   size_t layer_size;
   int64_t page; /* tokens of a page of the session's own rows, a multiple of 256; default 4096, and so is 0 */
+  /* Memory of the host for all that headwater_memory_bytes counts, of the session and its forks, in place of the library's
+   * own (HOST-2): both or NULL (default). They and their context outlive session and forks. */
+  headwater_allocate allocate;
+  headwater_release release;
+  void* allocator_context; /* handed back to them */
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -61,6 +62,20 @@ enum class RowMemory : std::uint8_t {
 using ParallelFor = void (*)(void* context, std::int64_t n, void (*body)(void* argument, std::int64_t index),
                              void* argument);
 
+/// Memory of the host (HOST-2) for the large blocks of a session and of its forks: rows, scores, memory sets, working
+/// memory, lists of chunks; all that MemoryBytes counts. Both functions or none.
+///
+/// allocate() returns `bytes` bytes, at least 1, on a multiple of `alignment`, which is 64 now and always a power of two;
+/// what is in them does not matter. Null: out of memory; the call that needed it says so and leaves the session as it was.
+/// release() is given each block once, with the same numbers. Called by open(), by the calls that take memory (begin,
+/// truncate, reset, exchange_state) and by those that close a session, on their threads: several at a time where forks
+/// are on several threads. Neither throws, nor calls the session. Both, and the context, outlive session and forks.
+struct Allocator {
+  void* (*allocate)(void* context, std::size_t bytes, std::size_t alignment) = nullptr;
+  void (*release)(void* context, void* block, std::size_t bytes, std::size_t alignment) = nullptr;
+  void* context = nullptr;  ///< handed back to them
+};
+
 /// Options of a session. See EffectiveOptions for what is used after CFG-2, CFG-3 and CFG-4.
 struct Options {
   std::int64_t batch = 4096;  ///< B, logical batch, 1 .. 2^31 - 1 (`-b`)
@@ -105,6 +120,8 @@ struct Options {
   /// outlive the session. Engines that compute on the calling thread, or on a device, never call it.
   ParallelFor parallel_for = nullptr;
   void* parallel_context = nullptr;
+
+  Allocator allocator{};  ///< no functions: the library's own memory
 
   RowMemory row_memory = RowMemory::host;  ///< of q, k, v and out in every attend() of the session
   /// Device rows: the caller's stream (a cudaStream_t of the session's device; null: its default one), where the session

@@ -38,6 +38,7 @@ extern "C" {
 #define HEADWATER_CLAIM_LSE UINT64_C(2048)          /* attend_lse (LSE-1) */
 #define HEADWATER_CLAIM_HOST_THREADS UINT64_C(4096) /* works on options.parallel_for (HOST-1) */
 #define HEADWATER_CLAIM_ESTIMATE UINT64_C(8192)     /* estimate (NUM-5) */
+#define HEADWATER_CLAIM_HOST_MEMORY UINT64_C(16384) /* takes its memory by options.allocate (HOST-2) */
 
 /* The table. It and the texts live as long as the shared object is loaded. No function may be NULL but where that is said;
  * no C++ exception may leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */

@@ -10,9 +10,6 @@
 
 namespace headwater::core {
 
-/// Cache line and widest vector of any engine.
-inline constexpr std::size_t kAlignment = 64;
-
 /// Asks for huge pages under what is large enough for them. Advice only: pages stay untouched, and no failure matters.
 void advise_huge_pages(void* data, std::size_t bytes);
 
@@ -38,7 +35,7 @@ class Buffer {
   explicit Buffer(std::int64_t count) : memory_(Memory::current()), count_(count) {
     const std::int64_t size = checked_product(count, static_cast<std::int64_t>(sizeof(T)));
     data_ = static_cast<T*>(memory_.take(size, kAlignment));
-    if (data_) advise_huge_pages(data_, static_cast<std::size_t>(size));
+    if (data_ && !memory_.of_host()) advise_huge_pages(data_, static_cast<std::size_t>(size));
   }
   Buffer(Buffer&& other) noexcept
       : memory_(other.memory_),
@@ -52,7 +49,7 @@ class Buffer {
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { memory_.give_back(data_); }
+  ~Buffer() { memory_.give_back(data_, bytes(), kAlignment); }
 
   /// All values; nothing where the memory was only counted.
   void fill(const T& value) {

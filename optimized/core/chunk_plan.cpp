@@ -7,7 +7,7 @@
 namespace headwater::core {
 
 void append_sparse_chunks(std::int64_t base, std::int64_t n, std::int64_t batch, std::int64_t chunk,
-                          std::vector<Chunk>& plan) {
+                          List<Chunk>& plan) {
   const std::int64_t end = base + n;
   std::int64_t begin = base;
   while (begin < end) {

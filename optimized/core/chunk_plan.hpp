@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "core/memory.hpp"
 #include "headwater/session.hpp"
 
 namespace headwater::core {
@@ -11,6 +11,6 @@ namespace headwater::core {
 /// tokens, each cut into chunks of `chunk`; boundaries restart at each batch start. Within reserved capacity
 /// (n chunks at most) nothing is allocated.
 void append_sparse_chunks(std::int64_t base, std::int64_t n, std::int64_t batch, std::int64_t chunk,
-                          std::vector<Chunk>& plan);
+                          List<Chunk>& plan);
 
 }  // namespace headwater::core

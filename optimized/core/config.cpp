@@ -84,6 +84,11 @@ void validate(const Shape& shape, const Options& options) {
   if (options.page < kPageMultiple || options.page > kMaxPosition || options.page % kPageMultiple != 0) {
     refuse("page", options.page, "a multiple of 256, 256 .. 2147483392");
   }
+  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
+    const bool allocates = options.allocator.allocate != nullptr;
+    refuse(allocates ? "allocator.release" : "allocator.allocate", "null",
+           std::string("a function, as allocator.") + (allocates ? "allocate" : "release") + " is one");
+  }
   require_range("row_memory", static_cast<std::int64_t>(options.row_memory), 0, 1);
   if (options.row_memory == RowMemory::host && options.stream != nullptr) {
     refuse("stream", options.stream, "null, as row_memory is 0 (host)");
@@ -144,6 +149,12 @@ void require_equal_layers(const Options& options, std::string_view engine) {
   throw Error(ErrorCode::unsupported, "layers has " + std::to_string(options.layers.size()) +
                                           " entries; allowed: none: layers of engine " + std::string(engine) +
                                           " are all alike");
+}
+
+void require_own_memory(const Options& options, std::string_view engine) {
+  if (options.allocator.allocate == nullptr) return;
+  throw Error(ErrorCode::unsupported,
+              "allocator is given; allowed: none: engine " + std::string(engine) + " has memory of its own");
 }
 
 void require_own_rows(const Options& options, std::string_view engine) {

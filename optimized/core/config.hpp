@@ -25,6 +25,8 @@ void require_h2o(const Options& options, std::string_view engine);
 void require_no_checkpoints(const Options& options, std::string_view engine);
 /// LAYER-1: `unsupported` where a layer is to have options of its own.
 void require_equal_layers(const Options& options, std::string_view engine);
+/// HOST-2: `unsupported` where the host is to give the memory.
+void require_own_memory(const Options& options, std::string_view engine);
 /// ROWS-1: `unsupported` where the caller is to keep the rows.
 void require_own_rows(const Options& options, std::string_view engine);
 

@@ -93,7 +93,7 @@ class PagedRows {
   std::int64_t page_rows_ = kGroup;
   std::int64_t spare_bytes_ = 0;
   std::vector<std::shared_ptr<Page>> pages_;  // ascending
-  std::vector<Group> groups_;
+  List<Group> groups_;
   std::int64_t shared_groups_ = 0;  // the first groups_, which are not written any more
 };
 

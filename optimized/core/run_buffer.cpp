@@ -34,14 +34,13 @@ bool machine_uses_huge_pages() {
 
 RunBuffer::RunBuffer(std::int64_t runs, std::int64_t run_bytes, std::int64_t spare)
     : runs_(runs), run_bytes_(run_bytes), memory_(Memory::current()) {
-  std::int64_t size = 0;
-  if (__builtin_add_overflow(checked_product(runs, run_bytes), spare, &size)) throw std::bad_alloc();
-  const bool huge = size >= kHugePage && !memory_.counts();
-  const std::size_t alignment = huge ? static_cast<std::size_t>(kHugePage) : kAlignment;
+  if (__builtin_add_overflow(checked_product(runs, run_bytes), spare, &size_)) throw std::bad_alloc();
+  const bool huge = size_ >= kHugePage && !memory_.of_host() && !memory_.counts();
+  alignment_ = huge ? static_cast<std::size_t>(kHugePage) : kAlignment;
   if (huge && machine_uses_huge_pages()) {
-    pages_.resize(static_cast<std::size_t>(size / kHugePage), Page::untouched);
+    pages_.resize(static_cast<std::size_t>(size_ / kHugePage), Page::untouched);
   }
-  data_ = static_cast<unsigned char*>(memory_.take(size, alignment));
+  data_ = static_cast<unsigned char*>(memory_.take(size_, alignment_));
   // Where the machine's setting is "always", the first byte would take a huge page.
   if (!pages_.empty()) (void)::madvise(data_, pages_.size() * kHugePage, MADV_NOHUGEPAGE);
 }
@@ -49,6 +48,8 @@ RunBuffer::RunBuffer(std::int64_t runs, std::int64_t run_bytes, std::int64_t spa
 RunBuffer& RunBuffer::operator=(RunBuffer&& other) noexcept {
   std::swap(runs_, other.runs_);
   std::swap(run_bytes_, other.run_bytes_);
+  std::swap(size_, other.size_);
+  std::swap(alignment_, other.alignment_);
   std::swap(memory_, other.memory_);
   std::swap(data_, other.data_);
   std::swap(pages_, other.pages_);

@@ -12,7 +12,7 @@ namespace headwater::core {
 /// rows of a KV store, scores. From the memory that is current where it is made; not initialised.
 ///
 /// Resident memory follows what is stored: runs lie on small pages until half of a huge page is stored, then on that huge
-/// page (docs/adr/0021-huge-pages.md).
+/// page (docs/adr/0021-huge-pages.md). What the host gives lies on the host's pages.
 class RunBuffer {
  public:
   RunBuffer() = default;
@@ -22,7 +22,7 @@ class RunBuffer {
   RunBuffer& operator=(RunBuffer&& other) noexcept;
   RunBuffer(const RunBuffer&) = delete;
   RunBuffer& operator=(const RunBuffer&) = delete;
-  ~RunBuffer() { memory_.give_back(data_); }
+  ~RunBuffer() { memory_.give_back(data_, size_, alignment_); }
 
   /// Bytes [begin, end) of the runs [first, last) are about to be written; all runs are going to hold `end` bytes. Advice
   /// only: takes no memory, and no failure matters.
@@ -41,6 +41,8 @@ class RunBuffer {
 
   std::int64_t runs_ = 0;
   std::int64_t run_bytes_ = 0;
+  std::int64_t size_ = 0;  // of the runs and what follows them
+  std::size_t alignment_ = kAlignment;
   Memory memory_;
   unsigned char* data_ = nullptr;
   std::vector<Page>

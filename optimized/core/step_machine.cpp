@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/chunk_plan.hpp"
-#include "core/memory.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 

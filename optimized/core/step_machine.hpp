@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "core/memory.hpp"
 #include "headwater/session.hpp"
 #include "headwater/state.hpp"
 
@@ -105,8 +106,8 @@ class StepMachine {
   std::int64_t step_tokens_ = 0;
   std::int64_t layers_left_ = 0;
   std::vector<char> attended_;    // per layer, of the open step
-  std::vector<Chunk> chunks_;     // of all steps since the session was empty
-  std::vector<Origin> origins_;   // of each chunk
+  List<Chunk> chunks_;            // of all steps since the session was empty
+  List<Origin> origins_;          // of each chunk
   std::size_t plan_begin_ = 0;    // those of the open step, or of the last one, begin here
   std::int64_t settled_end_ = 0;  // end of the last settled chunk (STATE-10)
 };

@@ -45,11 +45,12 @@ class CpuEngine final : public Engine {
     claims.truncate = true;
     claims.save = true;
     claims.estimate = true;
+    claims.host_memory = true;
     return claims;
   }
 
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
-    return opened(shape, options, core::Memory(),
+    return opened(shape, options, core::Memory(options.allocator),
                   [](std::unique_ptr<cpu::CpuSession> session) { return session; });
   }
 

@@ -60,6 +60,7 @@ class CudaEngine final : public Engine {
     core::require_h2o(options, name());
     core::require_no_checkpoints(options, name());
     core::require_own_rows(options, name());
+    core::require_own_memory(options, name());
     core::require_equal_layers(options, name());
     const int devices = variant_.devices();
     const int ordinal = options.device.value_or(variant_.current());

@@ -39,7 +39,7 @@ Options = _structure("Options", [
     ("pinned", _I64), ("dense_below", _I64), ("dense_layers", _INT64S), ("dense_layer_count", _I64),
     ("checkpoints", _I64), ("parallel_for", _POINTER), ("parallel_context", _POINTER), ("kv_owner", _I32),
     ("reserved5", _I32), ("layers", ctypes.POINTER(LayerOptions)), ("layer_count", _I64), ("layer_size", _SIZE),
-    ("page", _I64)])
+    ("page", _I64), ("allocate", _POINTER), ("release", _POINTER), ("allocator_context", _POINTER)])
 EffectiveOptions = _structure("EffectiveOptions", [
     ("batch", _I64), ("chunk", _I64), ("local", _I64), ("heavy", _I64), ("scale", _DOUBLE), ("softcap", _DOUBLE),
     ("sparse", _I32), ("score_type", _I32), ("schedule", _I32), ("threads", _I32), ("select", _I32),

@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 256);
+SIZE(headwater_options, 280);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -62,6 +62,9 @@ AT(headwater_options, layers, 224);
 AT(headwater_options, layer_count, 232);
 AT(headwater_options, layer_size, 240);
 AT(headwater_options, page, 248);
+AT(headwater_options, allocate, 256);
+AT(headwater_options, release, 264);
+AT(headwater_options, allocator_context, 272);
 
 SIZE(headwater_layer_options, 32);
 AT(headwater_layer_options, window, 0);

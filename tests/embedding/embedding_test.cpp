@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <random>
 #include <span>
 #include <string>
@@ -319,6 +320,49 @@ TEST(Embedding, ADocumentIsComputedOnceForManyConversations) {
     EXPECT_EQ(next_output(*slots[i]), next_output(*alone)) << "slot " << i;
   }
   std::filesystem::remove(path);
+}
+
+// [allocator]
+/// A budget that several sessions share. Forks on other threads may ask at the same time.
+struct Budget {
+  std::atomic<std::int64_t> left;
+  static void* allocate(void* context, std::size_t bytes, std::size_t alignment) {
+    auto& left = static_cast<Budget*>(context)->left;
+    const auto size = static_cast<std::int64_t>(bytes);
+    if (left.fetch_sub(size) >= size) {
+      void* block = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+      if (block != nullptr) return block;
+    }
+    left += size;
+    return nullptr;
+  }
+  static void release(void* context, void* block, std::size_t bytes, std::size_t alignment) {
+    ::operator delete (block, std::align_val_t{alignment});
+    static_cast<Budget*>(context)->left += static_cast<std::int64_t>(bytes);
+  }
+};
+// [/allocator]
+
+TEST(Embedding, SessionsShareABudget) {
+  Options options = small_options();
+  options.page = 256;
+  const Shape shape = open(options)->shape();
+  const std::int64_t one = engine().estimate(shape, options).full.total();
+  Budget budget{2 * one + one / 2};
+  options.allocator = {Budget::allocate, Budget::release, &budget};
+  Model model;
+  {
+    std::vector<std::unique_ptr<Session>> slots;
+    const auto add = [&] {
+      slots.push_back(open(options));
+      run(*slots.back(), Step::prefill(90), model);
+    };
+    add(), add();
+    EXPECT_THROW(add(), Error);
+    slots.erase(slots.begin());
+    EXPECT_NO_THROW(add());
+  }
+  EXPECT_EQ(budget.left.load(), 2 * one + one / 2);
 }
 
 // [estimate]

@@ -19,7 +19,7 @@ TEST(ChunkPlan, PLAN_1_and_2_EqualTokenByTokenCutting) {
     for (std::int64_t batch = chunk; batch <= 16; ++batch) {
       for (std::int64_t n = 1; n <= 40; ++n) {
         for (const std::int64_t base : {0, 5}) {
-          std::vector<Chunk> plan;
+          List<Chunk> plan;
           append_sparse_chunks(base, n, batch, chunk, plan);
           std::vector<std::int64_t> starts;
           for (std::int64_t t = 0; t < n; ++t) {
