@@ -467,6 +467,7 @@ void Node::watch() {
   last_turn_ = now;
   // A process that was stopped itself has heard nobody, which says nothing about them.
   if (turn.count() > deadline_ / 4) {
+    away_ = turn.count();
     for (Peer& peer : peers_) peer.heard = now;
   }
   if (!failed_line_.empty() && !finishing_) {
@@ -482,6 +483,7 @@ void Node::watch() {
   }
   if (terminated.load()) {
     if (terminated_at_ == Clock::time_point{}) terminated_at_ = now;
+    if (away_ > deadline_ / 2) end_with(fmt::format("it was stopped for {:.1f} s, and the others gave it up", away_));
     const std::string dead = find_dead();
     if (!dead.empty()) end_with(dead);
     // Before the launcher loses patience, too.

@@ -156,6 +156,7 @@ class Node {
   Clock::time_point last_beat_;
   Clock::time_point last_turn_;
   Clock::time_point last_moved_;
+  double away_ = 0;  // seconds for which this thread did not run, where that was long
   Clock::time_point terminated_at_;
   Clock::time_point failed_at_;
   std::string failed_line_;  // of another rank, on rank 0
