@@ -134,7 +134,7 @@ std::vector<std::string> settle_ranks(const RankFlags& flags, const ModelFlags& 
       {"type of projections (--projections)", runtime::precision_name(model.precision)},
       {"type of the cache (--cache-type)", dtype_name(model.cache_type)},
       {"engine", std::string(engine.name())},
-      {"standard input", serves() && has_input() ? "something to read, which only rank 0 reads" : "nothing for other ranks"},
+      {"standard input", flags.reads_input && serves() && has_input() ? "something to read, which only rank 0 reads" : "nothing for other ranks"},
   });
   std::vector<std::string> warnings;
   const pipeline::Facts own = {{"projections", runtime::product_isa()}, {"engine", std::string(engine.isa())}};
