@@ -22,8 +22,8 @@ struct TransformerOptions {
   /// Of the stored keys and values. Where it is BF16 and so are the products, queries are rounded to it, too: engines
   /// multiply three rows of that type faster than any other.
   DType cache_type = DType::f16;
-  std::int64_t capacity = 0;  ///< most tokens of a conversation
-  int slots = 1;              ///< conversations that are held at once, 1 .. kMostSlots
+  std::int64_t capacity = 0;     ///< most tokens of a conversation
+  int slots = 1;                 ///< conversations that are held at once, 1 .. kMostSlots
   std::shared_ptr<Relay> relay;  ///< to the other parts, where the model is a part of one
 };
 
@@ -158,13 +158,13 @@ class Transformer {
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
-  AlignedBuffer residual_;  // [n][width] F32
-  AlignedBuffer normed_;    // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;       // [n][qkv_width] F32
-  AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
-  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
-  AlignedBuffer rotation_;  // [n][cosines, sines] F32
+  AlignedBuffer residual_;     // [n][width] F32
+  AlignedBuffer normed_;       // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;          // [n][qkv_width] F32
+  AlignedBuffer narrow_;       // the same rounded to BF16, where attention multiplies that
+  AlignedBuffer attended_;     // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;       // [n + padding][feed_forward], the same
+  AlignedBuffer rotation_;     // [n][cosines, sines] F32
   std::vector<float> answer_;  // logits for the first part, or from the last one
   PhaseTimes times_;
   LayerObserver observer_;

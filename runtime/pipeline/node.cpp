@@ -92,8 +92,9 @@ Node::Node(const std::string& library, NodeOptions options) : options_(std::move
   const auto limit = duration<double>(options_.start_timeout);
   if (!changed_.wait_for(lock, limit, [this] { return started_ || !start_error_.empty(); })) {
     // The thread is inside MPI and cannot be asked to leave it.
-    options_.say(fmt::format("MPI has not started within {:.0f} s; not all ranks were started, or they do not reach each other",
-                             options_.start_timeout));
+    options_.say(fmt::format(
+        "MPI has not started within {:.0f} s; not all ranks were started, or they do not reach each other",
+        options_.start_timeout));
     ::_exit(2);
   }
   if (start_error_.empty()) return;
@@ -166,7 +167,8 @@ void Node::agree(const Facts& facts) {
   std::string error;
   for (std::size_t r = 1; r < all.size() && error.empty(); ++r) {
     for (std::size_t i = 0; i < facts.size() && error.empty(); ++i) {
-      const auto [name, value] = i < all[r].size() ? all[r][i] : std::pair<std::string, std::string>("", "nothing");
+      const auto [name, value] =
+          i < all[r].size() ? all[r][i] : std::pair<std::string, std::string>("", "nothing");
       if (name == facts[i].first && value == facts[i].second) continue;
       error = fmt::format("{} has another {} than rank 0: {}, not {}; allowed: the same on all ranks",
                           name_of(static_cast<int>(r)), facts[i].first, value, facts[i].second);
@@ -180,8 +182,9 @@ void Node::agree(const Facts& facts) {
 
 void Node::send(int to, Tag tag, std::span<const std::byte> head, std::span<const std::byte> body) {
   if (head.size() + body.size() > kMostBytes) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("a message of {} bytes to another rank; allowed: {}; use a smaller -b",
-                                                         head.size() + body.size(), kMostBytes));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a message of {} bytes to another rank; allowed: {}; use a smaller -b",
+                            head.size() + body.size(), kMostBytes));
   }
   Bytes bytes;
   std::unique_lock lock(mutex_);
@@ -344,7 +347,8 @@ bool Node::pump() {
     }
     moved = true;
     const std::lock_guard lock(mutex_);
-    if (done < 0 && !peers_[static_cast<std::size_t>(one.to)].bye) peers_[static_cast<std::size_t>(one.to)].dead = true;
+    if (done < 0 && !peers_[static_cast<std::size_t>(one.to)].bye)
+      peers_[static_cast<std::size_t>(one.to)].dead = true;
     if (one.tag != Tag::control) {
       --under_way_[static_cast<std::size_t>(one.to)];
       if (spare_.size() < 2 * kMostWaiting) spare_.push_back(std::move(one.bytes));
@@ -376,7 +380,8 @@ bool Node::pump() {
 bool Node::find(Tag tag) {
   if (tag != Tag::control) {
     // One at a time keeps the order.
-    const bool coming = std::any_of(receiving_.begin(), receiving_.end(), [&](const Incoming& one) { return one.tag == tag; });
+    const bool coming = std::any_of(receiving_.begin(), receiving_.end(),
+                                    [&](const Incoming& one) { return one.tag == tag; });
     const std::lock_guard lock(mutex_);
     if (coming || (inbox_[static_cast<std::size_t>(tag)].size() >= kMostWaiting && !finished_)) return false;
   }
@@ -416,7 +421,8 @@ void Node::take_control(int from, Bytes&& bytes) {
   ControlHead head{};
   if (bytes.size() < sizeof head) return;
   std::memcpy(&head, bytes.data(), sizeof head);
-  const std::string text(reinterpret_cast<const char*>(bytes.data()) + sizeof head, bytes.size() - sizeof head);
+  const std::string text(reinterpret_cast<const char*>(bytes.data()) + sizeof head,
+                         bytes.size() - sizeof head);
   Peer& peer = peers_[static_cast<std::size_t>(from)];
   switch (static_cast<Kind>(head.kind)) {
     case Kind::hello:
@@ -483,12 +489,15 @@ void Node::watch() {
   }
   if (terminated.load()) {
     if (terminated_at_ == Clock::time_point{}) terminated_at_ = now;
-    if (away_ > deadline_ / 2) end_with(fmt::format("it was stopped for {:.1f} s, and the others gave it up", away_));
+    if (away_ > deadline_ / 2)
+      end_with(fmt::format("it was stopped for {:.1f} s, and the others gave it up", away_));
     const std::string dead = find_dead();
     if (!dead.empty()) end_with(dead);
     // Before the launcher loses patience, too.
     if (now - terminated_at_ > kOwnWordFirst) {
-      end_with("it was ended by SIGTERM, from a user or from the launcher, which then says which rank ended first");
+      end_with(
+          "it was ended by SIGTERM, from a user or from the launcher, which then says which rank ended "
+          "first");
     }
   }
   if (duration<double>(now - last_beat_).count() < std::min(1.0, deadline_ / 8)) return;

@@ -69,7 +69,8 @@ TEST(ShareOut, NoSplitIsBetter) {
     const int ranks = 1 + static_cast<int>((next() >> 16) % costs.size());
     const Shares shares = share_out(costs, head, ranks);
     ASSERT_EQ(shares.size(), static_cast<std::size_t>(ranks));
-    ASSERT_EQ(std::accumulate(shares.begin(), shares.end(), std::int64_t{0}), static_cast<std::int64_t>(costs.size()));
+    ASSERT_EQ(std::accumulate(shares.begin(), shares.end(), std::int64_t{0}),
+              static_cast<std::int64_t>(costs.size()));
     ASSERT_GE(*std::min_element(shares.begin(), shares.end()), 1);
     EXPECT_EQ(busiest(costs, head, shares), least(costs, head, ranks));
   }

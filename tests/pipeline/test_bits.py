@@ -95,14 +95,24 @@ class Bits(unittest.TestCase):
             self.assertEqual(logits(count), expected)
 
     def test_a_rank_has_its_share_alone(self):
-        done = ranks.run(2, *self.generate(*GENERATE["h2o"]), "--json", "--layers", "6,2")
-        reports = ranks.json.loads(done.stdout)["ranks"]
-        self.assertEqual([one["layers"] for one in reports], [[0, 6], [6, 8]])
-        # A message for each step: the head of 256 bytes and a row of 256 floats for each token; the transformers' opening,
-        # logits and so on are heads alone.
-        steps = ranks.json.loads(done.stdout)["steps"].split(",")
-        self.assertEqual(reports[1]["messages"], 0)
-        self.assertGreater(reports[0]["messages"], len(steps))
+        done = ranks.run(3, *self.generate(*GENERATE["dense"]), "--json", "--layers", "5,1,2")
+        whole = ranks.json.loads(done.stdout)
+        reports = whole["ranks"]
+        self.assertEqual([one["layers"] for one in reports], [[0, 5], [5, 6], [6, 8]])
+
+    def test_bytes_on_the_wire(self):
+        """A message for each chunk and each generated token: a head, and a row of 256 floats for each of its tokens."""
+        done = ranks.run(3, *self.generate(*GENERATE["dense"]), "--json")
+        whole = ranks.json.loads(done.stdout)
+        rows = whole["prompt_tokens"] + len(whole["ids"]) - 1  # the last one is not stored
+        chunks = -(-whole["prompt_tokens"] // 128)
+        for one in whole["ranks"][:2]:
+            # Besides: the opening, logits for each token, the request for this report.
+            self.assertEqual(one["messages"], chunks + len(whole["ids"]) - 1 + 1 + len(whole["ids"]) + 1)
+            heads = one["bytes"] - rows * 256 * 4
+            self.assertEqual(heads % (one["messages"] * 64), 0)
+            self.assertLessEqual(heads // one["messages"], 256)
+        self.assertEqual(whole["ranks"][2]["messages"], 0)
 
 
 if __name__ == "__main__":

@@ -222,8 +222,8 @@ void Bench::warm_up() {
 
 std::int64_t Bench::kv_bytes_per_token() const {
   const runtime::ModelConfig& config = model_->config();
-  return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv * (config.d_head + config.d_value) *
-         static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
+  return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv *
+         (config.d_head + config.d_value) * static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
 }
 
 PromptTimes Bench::time_prompt(runtime::Conversation& conversation, std::int64_t tokens,
