@@ -30,10 +30,11 @@ constexpr std::size_t kMostControl = 16384;
 // Messages that were received and not taken: one is read while the next one comes. More stay with their sender.
 constexpr std::size_t kMostWaiting = 2;
 
-// The thread looks for messages so often while any moved within kBusy, else less often: a look costs a microsecond.
+// The thread looks for messages the less often, the longer none has moved: a look takes processor time from those who
+// compute, and one that comes a sixteenth of the wait too late costs little.
 constexpr std::chrono::microseconds kPoll{20};
-constexpr std::chrono::microseconds kIdlePoll{500};
-constexpr std::chrono::milliseconds kBusy{20};
+constexpr std::chrono::microseconds kIdlePoll{1000};
+constexpr int kLateness = 16;
 
 // How long the other ranks have to say goodbye where one has failed: a launcher kills them all soon after.
 constexpr double kGrace = 0.5;
@@ -320,8 +321,8 @@ void Node::work(const std::string& library) {
     if (moved) {
       last_moved_ = Clock::now();
     } else if (queue_.empty()) {
-      const bool busy = !sending_.empty() || !receiving_.empty() || Clock::now() - last_moved_ < kBusy;
-      work_to_do_.wait_for(lock, busy ? kPoll : kIdlePoll);
+      const auto idle = (Clock::now() - last_moved_) / kLateness;
+      work_to_do_.wait_for(lock, std::clamp<Clock::duration>(idle, kPoll, kIdlePoll));
     }
   }
 }

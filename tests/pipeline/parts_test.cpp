@@ -91,7 +91,9 @@ class Parts {
 std::vector<Logits> talk(Transformer& transformer) {
   std::vector<std::unique_ptr<Conversation>> talks;
   std::vector<Logits> seen;
-  const auto look = [&](const Conversation& one) { seen.emplace_back(one.logits().begin(), one.logits().end()); };
+  const auto look = [&](const Conversation& one) {
+    seen.emplace_back(one.logits().begin(), one.logits().end());
+  };
   for (int slot = 0; slot < 3; ++slot) {
     talks.push_back(std::make_unique<Conversation>(transformer, slot == 1 ? 0 : 33, slot));
     Ids ids(static_cast<std::size_t>(81 + 40 * slot));
