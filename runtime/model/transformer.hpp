@@ -93,9 +93,10 @@ class Transformer {
   [[nodiscard]] int slots() const { return static_cast<int>(sessions_.size()); }
   /// Most tokens of one step: the effective batch, or the capacity where that is less.
   [[nodiscard]] std::int64_t max_step() const { return max_step_; }
-  /// Tokens of a prefill step that begins `done` tokens after the first of its turn, which has `turn` tokens: a batch, or,
-  /// where parts of the model stream, a chunk of it; the bits are the same (PLAN-2).
-  [[nodiscard]] std::int64_t prefill_step(std::int64_t done, std::int64_t turn) const;
+  /// Tokens of the next prefill step of a prompt of n tokens, of which `done` went in: a batch, or, where parts of the
+  /// model stream, a chunk of it, if the bits are the same: in sparse turns (PLAN-2), but not where a layer is dense
+  /// (STATE-7). `opens`: the prompt opened its turn.
+  [[nodiscard]] std::int64_t prefill_step(std::int64_t done, std::int64_t n, bool opens) const;
   /// Those of the session, but for all layers of the model, of which it may have a part.
   [[nodiscard]] const EffectiveOptions& options() const { return options_; }
   [[nodiscard]] Session& session(int slot = 0) { return *sessions_[static_cast<std::size_t>(slot)]; }

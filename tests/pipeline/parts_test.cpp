@@ -41,7 +41,7 @@ class NextPart final : public Relay {
   PartCall last_;
 };
 
-TransformerOptions small_options(Select select) {
+TransformerOptions small_options(Select select, bool dense_layers) {
   TransformerOptions options;
   options.attention.threads = 1;
   options.attention.chunk = 32;
@@ -52,7 +52,8 @@ TransformerOptions small_options(Select select) {
   options.attention.key_block = 4;
   options.attention.query_block = 8;
   options.attention.pool = 4;
-  options.attention.dense_layers = {2, 5};
+  options.attention.dense_below = 60;  // the second turn below is sparse, without its tail it is dense
+  if (dense_layers) options.attention.dense_layers = {2, 5};
   options.capacity = 300;
   options.slots = 3;
   return options;
@@ -61,12 +62,12 @@ TransformerOptions small_options(Select select) {
 /// The bundled model, whole, or cut before the layers in `cuts`.
 class Parts {
  public:
-  Parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision) {
+  Parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision, bool dense_layers = true) {
     std::vector<std::int64_t> ends = cuts;
     ends.push_back(ModelPart::kAll);
     std::int64_t first = 0;
     for (const std::int64_t end : ends) {
-      TransformerOptions options = small_options(select);
+      TransformerOptions options = small_options(select, dense_layers);
       if (!cuts.empty()) {
         relays.push_back(std::make_shared<NextPart>());
         relays.back()->first = relays.front().get();
@@ -113,20 +114,44 @@ std::vector<Logits> talk(Transformer& transformer) {
   talks[1]->reset();
   talks[1]->feed(Ids{1});
   look(*talks[1]);
+  talks[1]->feed(Ids(90, 5));  // goes on with that turn, which is dense
+  look(*talks[1]);
   return seen;
 }
 
 TEST(ModelParts, GiveTheBitsOfTheWhole) {
   for (const Precision precision : {Precision::f32, native_precision()}) {
     for (const Select select : {Select::h2o, Select::blocks}) {
-      Parts whole({}, select, precision);
-      const std::vector<Logits> expected = talk(whole.front());
-      for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}, {1, 2, 3, 4, 5, 6, 7}}) {
-        Parts parts(cuts, select, precision);
-        EXPECT_EQ(talk(parts.front()), expected) << cuts.size() << " cuts";
+      for (const bool dense_layers : {false, true}) {
+        Parts whole({}, select, precision, dense_layers);
+        const std::vector<Logits> expected = talk(whole.front());
+        for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}, {1, 2, 3, 4, 5, 6, 7}}) {
+          Parts parts(cuts, select, precision, dense_layers);
+          const std::vector<Logits> found = talk(parts.front());
+          ASSERT_EQ(found.size(), expected.size());
+          // Not the values themselves: a failure would print them all.
+          for (std::size_t i = 0; i < found.size(); ++i)
+            EXPECT_TRUE(found[i] == expected[i]) << "logits " << i << ", " << cuts.size() << " cuts";
+        }
       }
     }
   }
+}
+
+TEST(ModelParts, StreamByChunksWhereTheBitsAllowIt) {
+  Parts sparse({4}, Select::h2o, Precision::f32, false);
+  Parts whole({}, Select::h2o, Precision::f32, false);
+  Parts dense_layers({4}, Select::h2o, Precision::f32, true);
+  // Chunks of 32 in batches of 80.
+  EXPECT_EQ(sparse.front().prefill_step(0, 200, true), 32);
+  EXPECT_EQ(sparse.front().prefill_step(64, 200, true), 16);
+  EXPECT_EQ(sparse.front().prefill_step(80, 200, true), 32);
+  EXPECT_EQ(sparse.front().prefill_step(192, 200, true), 8);
+  EXPECT_EQ(sparse.front().prefill_step(0, 200, false), 80);
+  EXPECT_EQ(sparse.front().prefill_step(0, 59, true), 59);
+  EXPECT_EQ(sparse.front().prefill_step(0, 60, true), 32);
+  EXPECT_EQ(dense_layers.front().prefill_step(0, 200, true), 80);
+  EXPECT_EQ(whole.front().prefill_step(0, 200, true), 80);
 }
 
 TEST(ModelParts, HoldTheirShareAlone) {

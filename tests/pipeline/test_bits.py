@@ -102,7 +102,7 @@ class Bits(unittest.TestCase):
 
     def test_bytes_on_the_wire(self):
         """A message for each chunk and each generated token: a head, and a row of 256 floats for each of its tokens."""
-        done = ranks.run(3, *self.generate(*GENERATE["dense"]), "--json")
+        done = ranks.run(3, *self.generate(*H2O, "--dense-tail", "0"), "--json")
         whole = ranks.json.loads(done.stdout)
         rows = whole["prompt_tokens"] + len(whole["ids"]) - 1  # the last one is not stored
         chunks = -(-whole["prompt_tokens"] // 128)
