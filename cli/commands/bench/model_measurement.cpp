@@ -200,7 +200,8 @@ void Bench::describe(ModelMeasurement& measurement) const {
   measurement.isa = sparse_->engine().isa();
   measurement.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
                                         runtime::product_isa());
-  measurement.by_processor_time = threads_ == 1;
+  // Of several ranks a process sees its own processor time alone.
+  measurement.by_processor_time = threads_ == 1 && cli::ranks() == nullptr;
   measurement.effective = sparse_->options();
   measurement.load_seconds = load_seconds_;
   measurement.weight_bytes = weight_bytes();
