@@ -15,6 +15,9 @@ set(product headwater headwater_shared ${programs})
 if(HEADWATER_HAS_RUNTIME)
   list(APPEND product headwater_runtime_archive headwater_runtime_shared)
 endif()
+if(HEADWATER_HAS_MPI)
+  list(APPEND product headwater_mpi)
+endif()
 add_custom_target(headwater_product)
 add_dependencies(headwater_product ${product})
 set(files "$<TARGET_SONAME_FILE:headwater_shared>" "$<TARGET_LINKER_FILE:headwater_shared>")  # names of the library
@@ -91,6 +94,11 @@ if(HEADWATER_HAS_RUNTIME)
     configure_file(cmake/${name}.pc.in "${PROJECT_BINARY_DIR}/${name}.pc" @ONLY)
     install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT headwater)
   endforeach()
+endif()
+
+if(HEADWATER_HAS_MPI)
+  # What the program loads under mpirun; nobody links it.
+  install(TARGETS headwater_mpi LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/headwater" COMPONENT headwater)
 endif()
 
 if(HEADWATER_PROGRAM)

@@ -87,6 +87,7 @@ std::optional<PerplexityFlags> parse(const std::vector<std::string>& arguments) 
               flags.decode);
   set.json(flags.json);
   if (!set.parse(arguments)) return std::nullopt;
+  flags.model.ranks.reads_input = flags.file == "-";
   return flags;
 }
 
@@ -199,7 +200,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   const auto flags = parse(arguments);
   if (!flags) return ExitCode::done;
   install_signal_handlers(kCommand, flags->model.model);
-  // Rank 0 reads the text, and all ranks are asked before it may wait for it.
+  // Rank 0 reads the text.
   const std::string text = serves() ? std::string() : read_text("-f (--file)", flags->file);
   LoadedModel model(flags->model);
   if (serves()) model.serve();

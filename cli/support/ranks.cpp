@@ -85,7 +85,8 @@ void RankFlags::declare(FlagSet& set) {
            "under mpirun: seconds of silence after which a rank is given up, and all end (30)", timeout);
   set.check([this] {
     if (layers && ranks() == nullptr) {
-      throw Failure("--layers shares layers out among ranks, but there is one process; start several with mpirun -n P");
+      throw Failure(
+          "--layers shares layers out among ranks, but there is one process; start several with mpirun -n P");
     }
   });
 }
@@ -106,8 +107,8 @@ void join_ranks(const std::string& command, const std::vector<std::string>& argu
   pipeline::NodeOptions options;
   options.say = [command](const std::string& line) {
     // Of the node's thread, while the command's own may be writing.
-    const std::string text =
-        fmt::format("{}{}\n", progress_line_shown() ? kClearLine : "", one_line(fmt::format("{}: {}", command, line)));
+    const std::string text = fmt::format("{}{}\n", progress_line_shown() ? kClearLine : "",
+                                         one_line(fmt::format("{}: {}", command, line)));
     (void)write_all(STDERR_FILENO, text);
   };
   auto pipeline = std::make_unique<pipeline::Pipeline>(library, std::move(options));
@@ -120,8 +121,8 @@ void join_ranks(const std::string& command, const std::vector<std::string>& argu
   joined->node().agree({{"build", build_fact()}, {"command line", arguments_fact(arguments)}});
 }
 
-std::vector<std::string> settle_ranks(const RankFlags& flags, const ModelFlags& model, const runtime::GgufFile& file,
-                                      std::int64_t layers) {
+std::vector<std::string> settle_ranks(const RankFlags& flags, const ModelFlags& model,
+                                      const runtime::GgufFile& file, std::int64_t layers) {
   // Signals are this process's own again: SIGINT is rank 0's, and what a launcher sends has a reason that the node says.
   pipeline::watch_terminate_signal();
   if (serves()) std::signal(SIGINT, SIG_IGN);
@@ -134,16 +135,20 @@ std::vector<std::string> settle_ranks(const RankFlags& flags, const ModelFlags& 
       {"type of projections (--projections)", runtime::precision_name(model.precision)},
       {"type of the cache (--cache-type)", dtype_name(model.cache_type)},
       {"engine", std::string(engine.name())},
-      {"standard input", serves() && has_input() ? "something to read, which only rank 0 reads" : "nothing for other ranks"},
+      {"standard input", flags.reads_input && serves() && has_input()
+                             ? "something to read, which only rank 0 reads"
+                             : "nothing for other ranks"},
   });
   std::vector<std::string> warnings;
-  const pipeline::Facts own = {{"projections", runtime::product_isa()}, {"engine", std::string(engine.isa())}};
+  const pipeline::Facts own = {{"projections", runtime::product_isa()},
+                               {"engine", std::string(engine.isa())}};
   const auto all = joined->node().gather(own);
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == own) continue;
-    warnings.push_back(fmt::format("{} computes with {} and {}, rank 0 with {} and {}: results are those of neither alone",
-                                   joined->node().name(static_cast<int>(r)), all[r][0].second, all[r][1].second,
-                                   own[0].second, own[1].second));
+    warnings.push_back(
+        fmt::format("{} computes with {} and {}, rank 0 with {} and {}: results are those of neither alone",
+                    joined->node().name(static_cast<int>(r)), all[r][0].second, all[r][1].second,
+                    own[0].second, own[1].second));
   }
   return warnings;
 }
@@ -172,9 +177,11 @@ std::string ranks_text(const std::vector<pipeline::RankReport>& reports) {
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const pipeline::RankReport& one = reports[r];
     text += fmt::format("rank {:<3} {}: layers {} .. {}, {:.3f} s of processor time, {} resident at most", r,
-                        one_line(one.host), one.first, one.end - 1, one.processor_seconds, bytes_text(one.peak_bytes));
+                        one_line(one.host), one.first, one.end - 1, one.processor_seconds,
+                        bytes_text(one.peak_bytes));
     if (one.messages > 0)
-      text += fmt::format(", {} in {} to the next one", bytes_text(one.bytes), count_text(static_cast<std::int64_t>(one.messages), "message"));
+      text += fmt::format(", {} in {} to the next one", bytes_text(one.bytes),
+                          count_text(static_cast<std::int64_t>(one.messages), "message"));
     text += '\n';
   }
   return text;

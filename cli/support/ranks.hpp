@@ -20,6 +20,7 @@ struct RankFlags {
   std::optional<std::vector<std::int64_t>> layers;  ///< of each rank; else by cost
   double timeout = 30;                              ///< seconds of silence of a rank
   bool judges_every_token = false;                  ///< the output head works for every token of a prompt
+  bool reads_input = false;                         ///< standard input, which must be rank 0's
 
   void declare(FlagSet& set);
 };
@@ -33,8 +34,8 @@ void join_ranks(const std::string& command, const std::vector<std::string>& argu
 /// Whether this is a rank behind the first, which serves and prints nothing.
 [[nodiscard]] bool serves();
 
-/// Shares the layers of a model out, and compares the file and what results depend on. `reads_input`: the command reads
-/// standard input, which must be rank 0's. Returns warnings. Only where there are ranks.
+/// Shares the layers of a model out, and compares the file and what results depend on. Returns warnings. Only
+/// where there are ranks.
 [[nodiscard]] std::vector<std::string> settle_ranks(const RankFlags& flags, const ModelFlags& model,
                                                     const runtime::GgufFile& file, std::int64_t layers);
 

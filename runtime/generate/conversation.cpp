@@ -100,6 +100,7 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
   }
   const std::int64_t layers = session().shape().n_layer;
   const std::int64_t prefill = n - tail_of(n);
+  const bool turn_opens = session().state() != SessionState::prefilling;
   std::int64_t done = 0;
   const Observation observation(transformer_, [&](const LayerView& view) {
     if (observer_) observer_(view);
@@ -115,10 +116,10 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     bool tail = done >= prefill;
     // The part of a tail that does not fit into its first step.
     if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
-    const std::int64_t count =
-        tail ? std::min(transformer_.max_step(), n - done) : transformer_.prefill_step(done, prefill);
+    const std::int64_t count = tail ? std::min(transformer_.max_step(), n - done)
+                                    : transformer_.prefill_step(done, prefill, turn_opens);
     // A turn that one call makes says its own length; one that goes on said it (STATE-1).
-    bool opens = done == 0 && session().state() != SessionState::prefilling;
+    bool opens = done == 0 && turn_opens;
     if (HEADWATER_SABOTAGE("runtime.turn.length_said_twice")) opens = done == 0;
     const std::int64_t turn = opens && count < prefill ? prefill : 0;
     const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);

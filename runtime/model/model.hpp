@@ -79,7 +79,8 @@ class Model {
   template <typename Action>
   void for_projections(const Action& action) const {
     for (const LayerWeights& layer : layers_) {
-      for (const auto* projection : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) action(**projection);
+      for (const auto* projection : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+        action(**projection);
     }
     if (head_) action(*head_);
   }

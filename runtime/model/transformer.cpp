@@ -108,11 +108,11 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   if (relay_) relay_->opened();
 }
 
-std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t turn) const {
-  const std::int64_t rest = turn - done;
-  if (!relay_) return std::min(max_step_, rest);
+std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool opens) const {
+  const bool sparse = opens && options_.sparse && n >= options_.dense_below && options_.dense_layers.empty();
+  if (!relay_ || !sparse) return std::min(max_step_, n - done);
   // Chunks begin anew with every batch.
-  return std::min({options_.chunk, max_step_ - done % max_step_, rest});
+  return std::min({options_.chunk, max_step_ - done % max_step_, n - done});
 }
 
 std::uint64_t Transformer::workspace_bytes() const {

@@ -22,8 +22,8 @@ struct TransformerOptions {
   /// Of the stored keys and values. Where it is BF16 and so are the products, queries are rounded to it, too: engines
   /// multiply three rows of that type faster than any other.
   DType cache_type = DType::f16;
-  std::int64_t capacity = 0;  ///< most tokens of a conversation
-  int slots = 1;              ///< conversations that are held at once, 1 .. kMostSlots
+  std::int64_t capacity = 0;     ///< most tokens of a conversation
+  int slots = 1;                 ///< conversations that are held at once, 1 .. kMostSlots
   std::shared_ptr<Relay> relay;  ///< to the other parts, where the model is a part of one
 };
 
@@ -93,9 +93,10 @@ class Transformer {
   [[nodiscard]] int slots() const { return static_cast<int>(sessions_.size()); }
   /// Most tokens of one step: the effective batch, or the capacity where that is less.
   [[nodiscard]] std::int64_t max_step() const { return max_step_; }
-  /// Tokens of a prefill step that begins `done` tokens after the first of its turn, which has `turn` tokens: a batch, or,
-  /// where parts of the model stream, a chunk of it; the bits are the same (PLAN-2).
-  [[nodiscard]] std::int64_t prefill_step(std::int64_t done, std::int64_t turn) const;
+  /// Tokens of the next prefill step of a prompt of n tokens, of which `done` went in: a batch, or, where parts of the
+  /// model stream, a chunk of it, if the bits are the same: in sparse turns (PLAN-2), but not where a layer is dense
+  /// (STATE-7). `opens`: the prompt opened its turn.
+  [[nodiscard]] std::int64_t prefill_step(std::int64_t done, std::int64_t n, bool opens) const;
   /// Those of the session, but for all layers of the model, of which it may have a part.
   [[nodiscard]] const EffectiveOptions& options() const { return options_; }
   [[nodiscard]] Session& session(int slot = 0) { return *sessions_[static_cast<std::size_t>(slot)]; }
@@ -158,13 +159,13 @@ class Transformer {
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
-  AlignedBuffer residual_;  // [n][width] F32
-  AlignedBuffer normed_;    // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;       // [n][qkv_width] F32
-  AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
-  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
-  AlignedBuffer rotation_;  // [n][cosines, sines] F32
+  AlignedBuffer residual_;     // [n][width] F32
+  AlignedBuffer normed_;       // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;          // [n][qkv_width] F32
+  AlignedBuffer narrow_;       // the same rounded to BF16, where attention multiplies that
+  AlignedBuffer attended_;     // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;       // [n + padding][feed_forward], the same
+  AlignedBuffer rotation_;     // [n][cosines, sines] F32
   std::vector<float> answer_;  // logits for the first part, or from the last one
   PhaseTimes times_;
   LayerObserver observer_;

@@ -21,7 +21,8 @@ void* find(int tag, int* from, int* size) {
   int found = 0;
   MPI_Status status;
   MPI_Message message = MPI_MESSAGE_NULL;
-  if (MPI_Improbe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &found, &message, &status) != MPI_SUCCESS || found == 0) {
+  if (MPI_Improbe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &found, &message, &status) != MPI_SUCCESS ||
+      found == 0) {
     return nullptr;
   }
   *from = status.MPI_SOURCE;
@@ -54,7 +55,8 @@ void finish() { MPI_Finalize(); }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int headwater_start_transport(Transport* transport, char* error,
+extern "C" __attribute__((visibility("default"))) int headwater_start_transport(Transport* transport,
+                                                                                char* error,
                                                                                 std::size_t error_size) {
   int provided = MPI_THREAD_SINGLE;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
@@ -68,7 +70,8 @@ extern "C" __attribute__((visibility("default"))) int headwater_start_transport(
   }
   // One thread calls MPI, and it is not the one that computes.
   if (provided < MPI_THREAD_FUNNELED) {
-    std::snprintf(error, error_size, "%s has no support of threads; allowed: MPI_THREAD_FUNNELED and above", library);
+    std::snprintf(error, error_size, "%s has no support of threads; allowed: MPI_THREAD_FUNNELED and above",
+                  library);
     return 1;
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

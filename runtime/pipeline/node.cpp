@@ -30,10 +30,11 @@ constexpr std::size_t kMostControl = 16384;
 // Messages that were received and not taken: one is read while the next one comes. More stay with their sender.
 constexpr std::size_t kMostWaiting = 2;
 
-// The thread looks for messages so often while any moved within kBusy, else less often: a look costs a microsecond.
+// The thread looks for messages the less often, the longer none has moved: a look takes processor time from those who
+// compute, and one that comes a sixteenth of the wait too late costs little.
 constexpr std::chrono::microseconds kPoll{20};
-constexpr std::chrono::microseconds kIdlePoll{500};
-constexpr std::chrono::milliseconds kBusy{20};
+constexpr std::chrono::microseconds kIdlePoll{1000};
+constexpr int kLateness = 16;
 
 // How long the other ranks have to say goodbye where one has failed: a launcher kills them all soon after.
 constexpr double kGrace = 0.5;
@@ -92,8 +93,9 @@ Node::Node(const std::string& library, NodeOptions options) : options_(std::move
   const auto limit = duration<double>(options_.start_timeout);
   if (!changed_.wait_for(lock, limit, [this] { return started_ || !start_error_.empty(); })) {
     // The thread is inside MPI and cannot be asked to leave it.
-    options_.say(fmt::format("MPI has not started within {:.0f} s; not all ranks were started, or they do not reach each other",
-                             options_.start_timeout));
+    options_.say(fmt::format(
+        "MPI has not started within {:.0f} s; not all ranks were started, or they do not reach each other",
+        options_.start_timeout));
     ::_exit(2);
   }
   if (start_error_.empty()) return;
@@ -166,7 +168,8 @@ void Node::agree(const Facts& facts) {
   std::string error;
   for (std::size_t r = 1; r < all.size() && error.empty(); ++r) {
     for (std::size_t i = 0; i < facts.size() && error.empty(); ++i) {
-      const auto [name, value] = i < all[r].size() ? all[r][i] : std::pair<std::string, std::string>("", "nothing");
+      const auto [name, value] =
+          i < all[r].size() ? all[r][i] : std::pair<std::string, std::string>("", "nothing");
       if (name == facts[i].first && value == facts[i].second) continue;
       error = fmt::format("{} has another {} than rank 0: {}, not {}; allowed: the same on all ranks",
                           name_of(static_cast<int>(r)), facts[i].first, value, facts[i].second);
@@ -180,8 +183,9 @@ void Node::agree(const Facts& facts) {
 
 void Node::send(int to, Tag tag, std::span<const std::byte> head, std::span<const std::byte> body) {
   if (head.size() + body.size() > kMostBytes) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("a message of {} bytes to another rank; allowed: {}; use a smaller -b",
-                                                         head.size() + body.size(), kMostBytes));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a message of {} bytes to another rank; allowed: {}; use a smaller -b",
+                            head.size() + body.size(), kMostBytes));
   }
   Bytes bytes;
   std::unique_lock lock(mutex_);
@@ -317,8 +321,8 @@ void Node::work(const std::string& library) {
     if (moved) {
       last_moved_ = Clock::now();
     } else if (queue_.empty()) {
-      const bool busy = !sending_.empty() || !receiving_.empty() || Clock::now() - last_moved_ < kBusy;
-      work_to_do_.wait_for(lock, busy ? kPoll : kIdlePoll);
+      const auto idle = (Clock::now() - last_moved_) / kLateness;
+      work_to_do_.wait_for(lock, std::clamp<Clock::duration>(idle, kPoll, kIdlePoll));
     }
   }
 }
@@ -344,7 +348,8 @@ bool Node::pump() {
     }
     moved = true;
     const std::lock_guard lock(mutex_);
-    if (done < 0 && !peers_[static_cast<std::size_t>(one.to)].bye) peers_[static_cast<std::size_t>(one.to)].dead = true;
+    if (done < 0 && !peers_[static_cast<std::size_t>(one.to)].bye)
+      peers_[static_cast<std::size_t>(one.to)].dead = true;
     if (one.tag != Tag::control) {
       --under_way_[static_cast<std::size_t>(one.to)];
       if (spare_.size() < 2 * kMostWaiting) spare_.push_back(std::move(one.bytes));
@@ -376,7 +381,8 @@ bool Node::pump() {
 bool Node::find(Tag tag) {
   if (tag != Tag::control) {
     // One at a time keeps the order.
-    const bool coming = std::any_of(receiving_.begin(), receiving_.end(), [&](const Incoming& one) { return one.tag == tag; });
+    const bool coming = std::any_of(receiving_.begin(), receiving_.end(),
+                                    [&](const Incoming& one) { return one.tag == tag; });
     const std::lock_guard lock(mutex_);
     if (coming || (inbox_[static_cast<std::size_t>(tag)].size() >= kMostWaiting && !finished_)) return false;
   }
@@ -416,7 +422,8 @@ void Node::take_control(int from, Bytes&& bytes) {
   ControlHead head{};
   if (bytes.size() < sizeof head) return;
   std::memcpy(&head, bytes.data(), sizeof head);
-  const std::string text(reinterpret_cast<const char*>(bytes.data()) + sizeof head, bytes.size() - sizeof head);
+  const std::string text(reinterpret_cast<const char*>(bytes.data()) + sizeof head,
+                         bytes.size() - sizeof head);
   Peer& peer = peers_[static_cast<std::size_t>(from)];
   switch (static_cast<Kind>(head.kind)) {
     case Kind::hello:
@@ -467,6 +474,7 @@ void Node::watch() {
   last_turn_ = now;
   // A process that was stopped itself has heard nobody, which says nothing about them.
   if (turn.count() > deadline_ / 4) {
+    away_ = turn.count();
     for (Peer& peer : peers_) peer.heard = now;
   }
   if (!failed_line_.empty() && !finishing_) {
@@ -482,11 +490,15 @@ void Node::watch() {
   }
   if (terminated.load()) {
     if (terminated_at_ == Clock::time_point{}) terminated_at_ = now;
+    if (away_ > deadline_ / 2)
+      end_with(fmt::format("it was stopped for {:.1f} s, and the others gave it up", away_));
     const std::string dead = find_dead();
     if (!dead.empty()) end_with(dead);
     // Before the launcher loses patience, too.
     if (now - terminated_at_ > kOwnWordFirst) {
-      end_with("it was ended by SIGTERM, from a user or from the launcher, which then says which rank ended first");
+      end_with(
+          "it was ended by SIGTERM, from a user or from the launcher, which then says which rank ended "
+          "first");
     }
   }
   if (duration<double>(now - last_beat_).count() < std::min(1.0, deadline_ / 8)) return;

@@ -145,17 +145,18 @@ class Node {
   std::string end_reason_;
   double deadline_ = 30;
   std::vector<Peer> peers_;
-  std::deque<Outgoing> queue_;    // not yet handed to MPI
-  std::vector<Outgoing> sending_;  // by the thread alone
+  std::deque<Outgoing> queue_;          // not yet handed to MPI
+  std::vector<Outgoing> sending_;       // by the thread alone
   std::vector<std::size_t> under_way_;  // stream and answer messages to each rank
-  std::vector<Incoming> receiving_;  // by the thread alone
-  std::deque<Bytes> inbox_[4];       // by tag
+  std::vector<Incoming> receiving_;     // by the thread alone
+  std::deque<Bytes> inbox_[4];          // by tag
   std::vector<Bytes> spare_;
   std::deque<std::pair<std::int32_t, std::string>> verdicts_;
   Traffic traffic_[4];
   Clock::time_point last_beat_;
   Clock::time_point last_turn_;
   Clock::time_point last_moved_;
+  double away_ = 0;  // seconds for which this thread did not run, where that was long
   Clock::time_point terminated_at_;
   Clock::time_point failed_at_;
   std::string failed_line_;  // of another rank, on rank 0

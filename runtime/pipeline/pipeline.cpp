@@ -118,14 +118,16 @@ void Pipeline::share_out(const runtime::GgufFile& file, std::int64_t layers,
   const int ranks = node_.size();
   if (ranks > layers) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} ranks were started, but the model has {} layers; allowed: 1 .. {} ranks", ranks, layers, layers));
+                fmt::format("{} ranks were started, but the model has {} layers; allowed: 1 .. {} ranks",
+                            ranks, layers, layers));
   }
   if (asked) {
     const std::int64_t sum = std::accumulate(asked->begin(), asked->end(), std::int64_t{0});
     if (asked->size() != static_cast<std::size_t>(ranks) || sum != layers) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--layers: {} are {} for {} ranks; allowed: one number for each of {} ranks, {} in all",
-                              fmt::join(*asked, ","), sum, asked->size(), ranks, layers));
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("--layers: {} are {} for {} ranks; allowed: one number for each of {} ranks, {} in all",
+                      fmt::join(*asked, ","), sum, asked->size(), ranks, layers));
     }
     shares_ = *asked;
   } else {
@@ -171,8 +173,9 @@ class Pipeline::PartRelay final : public runtime::Relay {
       const std::size_t piece = std::min(logits.size(), kAnswerFloats);
       buffer_ = pipeline_.node_.receive(Node::Tag::answer, std::move(buffer_));
       if (buffer_.size() != piece * sizeof(float)) {
-        throw Error(ErrorCode::invalid_argument, fmt::format("the last rank sent {} bytes of logits; allowed: {}",
-                                                             buffer_.size(), piece * sizeof(float)));
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("the last rank sent {} bytes of logits; allowed: {}", buffer_.size(),
+                                piece * sizeof(float)));
       }
       std::memcpy(logits.data(), buffer_.data(), buffer_.size());
       logits = logits.subspan(piece);
@@ -209,8 +212,9 @@ void Pipeline::serve(const Open& open) {
     bytes = node_.receive(Node::Tag::stream, std::move(bytes));
     Head head;
     if (bytes.size() < sizeof head || bytes.size() % sizeof(float) != 0) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("the rank before sent {} bytes; allowed: {} and rows of floats",
-                                                           bytes.size(), sizeof head));
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("the rank before sent {} bytes; allowed: {} and rows of floats", bytes.size(),
+                              sizeof head));
     }
     std::memcpy(&head, bytes.data(), sizeof head);
     const std::span<const float> rows(reinterpret_cast<const float*>(bytes.data() + sizeof head),
@@ -228,8 +232,9 @@ void Pipeline::serve(const Open& open) {
       case Head::Kind::call: {
         const auto found = transformers.find(head.transformer);
         if (found == transformers.end()) {
-          throw Error(ErrorCode::invalid_argument,
-                      fmt::format("the rank before names transformer {}, which is not open", head.transformer));
+          throw Error(
+              ErrorCode::invalid_argument,
+              fmt::format("the rank before names transformer {}, which is not open", head.transformer));
         }
         found->second->repeat(head.call, rows);
         break;
@@ -263,9 +268,10 @@ std::vector<RankReport> Pipeline::reports() {
   std::vector<RankReport> reports;
   for (const Facts& facts : node_.gather(own_report())) {
     std::map<std::string, std::string> values(facts.begin(), facts.end());
-    reports.push_back({values["host"], number<std::int64_t>(values["first"]), number<std::int64_t>(values["end"]),
-                       number<double>(values["seconds"]), number<std::uint64_t>(values["messages"]),
-                       number<std::uint64_t>(values["bytes"]), number<std::uint64_t>(values["peak"])});
+    reports.push_back({values["host"], number<std::int64_t>(values["first"]),
+                       number<std::int64_t>(values["end"]), number<double>(values["seconds"]),
+                       number<std::uint64_t>(values["messages"]), number<std::uint64_t>(values["bytes"]),
+                       number<std::uint64_t>(values["peak"])});
   }
   return reports;
 }

@@ -74,7 +74,9 @@ void check_together(const ModelBenchFlags& flags, bool model, bool type) {
   if (model && flags.shape != nullptr) refuse("-m and --random are both given; allowed is one of them");
   if (!model && flags.shape == nullptr) refuse("the model is missing; use -m MODEL.gguf or --random SHAPE");
   if (flags.shape != nullptr && cli::ranks() != nullptr) {
-    refuse("--random makes a whole model in each process, but several ranks were started; --save it, then use -m");
+    refuse(
+        "--random makes a whole model in each process, but several ranks were started; --save it, then use "
+        "-m");
   }
   if (flags.slots > 1 && flags.decode == 0) refuse("--slots decodes, and --decode is 0");
   if (model && (type || flags.save)) refuse("--type and --save belong to --random");

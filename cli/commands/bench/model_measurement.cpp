@@ -200,7 +200,8 @@ void Bench::describe(ModelMeasurement& measurement) const {
   measurement.isa = sparse_->engine().isa();
   measurement.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
                                         runtime::product_isa());
-  measurement.by_processor_time = threads_ == 1;
+  // Of several ranks a process sees its own processor time alone.
+  measurement.by_processor_time = threads_ == 1 && cli::ranks() == nullptr;
   measurement.effective = sparse_->options();
   measurement.load_seconds = load_seconds_;
   measurement.weight_bytes = weight_bytes();
@@ -222,8 +223,8 @@ void Bench::warm_up() {
 
 std::int64_t Bench::kv_bytes_per_token() const {
   const runtime::ModelConfig& config = model_->config();
-  return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv * (config.d_head + config.d_value) *
-         static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
+  return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv *
+         (config.d_head + config.d_value) * static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
 }
 
 PromptTimes Bench::time_prompt(runtime::Conversation& conversation, std::int64_t tokens,

@@ -48,7 +48,7 @@ struct ModelMeasurement {
   std::uint64_t weight_bytes = 0;
   MemoryBytes session_memory;
   std::uint64_t workspace_bytes = 0;
-  std::vector<PromptRounds> prompts;  ///< of each length sparse, then dense where it was asked for
+  std::vector<PromptRounds> prompts;        ///< of each length sparse, then dense where it was asked for
   std::vector<pipeline::RankReport> ranks;  ///< where there are several
   std::vector<std::string> warnings;
 };

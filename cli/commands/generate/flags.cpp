@@ -53,7 +53,8 @@ std::int64_t parse_tokens(const std::string& text) {
   }
 }
 
-void check_together(const GenerateFlags& flags) {
+void check_together(GenerateFlags& flags) {
+  flags.model.ranks.reads_input = flags.interactive || flags.file == "-";
   const auto refuse = [](const char* what) {
     throw Failure(fmt::format("{}; see headwater generate --help", what));
   };

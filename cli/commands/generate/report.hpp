@@ -58,8 +58,8 @@ struct GenerateReport {
   MemoryBytes session_memory;
   std::uint64_t workspace_bytes = 0;
   GenerateRun run;
-  std::optional<GenerateRun> dense;      ///< --compare
-  std::optional<SessionTotals> session;  ///< --interactive: in place of the run
+  std::optional<GenerateRun> dense;         ///< --compare
+  std::optional<SessionTotals> session;     ///< --interactive: in place of the run
   std::vector<pipeline::RankReport> ranks;  ///< where there are several
   std::vector<std::string> warnings;
 };

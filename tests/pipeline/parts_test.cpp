@@ -1,0 +1,218 @@
+// A model in parts, which hand each other their calls inside one process: the bits of the whole.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "headwater/error.hpp"
+#include "runtime/generate/conversation.hpp"
+#include "runtime/generate/model_file.hpp"
+#include "runtime/model/transformer.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+using Logits = std::vector<float>;
+
+/// To the part behind it, at once.
+class NextPart final : public Relay {
+ public:
+  void opened() override {}
+  void pass(const PartCall& call, std::span<const float> rows) override {
+    last_ = call;
+    if (next != nullptr) next->repeat(call, Logits(rows.begin(), rows.end()));
+  }
+  void answer(std::span<const float> logits) override { first->answer_.assign(logits.begin(), logits.end()); }
+  void collect(std::span<float> logits) override {
+    ASSERT_EQ(logits.size(), answer_.size());
+    std::copy(answer_.begin(), answer_.end(), logits.begin());
+  }
+  [[nodiscard]] const PartCall& last() const { return last_; }
+
+  Transformer* next = nullptr;
+  NextPart* first = nullptr;
+
+ private:
+  Logits answer_;
+  PartCall last_;
+};
+
+TransformerOptions small_options(Select select, bool dense_layers) {
+  TransformerOptions options;
+  options.attention.threads = 1;
+  options.attention.chunk = 32;
+  options.attention.batch = 80;  // no multiple of the chunk
+  options.attention.local = 4;
+  options.attention.heavy = 12;
+  options.attention.select = select;
+  options.attention.key_block = 4;
+  options.attention.query_block = 8;
+  options.attention.pool = 4;
+  options.attention.dense_below = 60;  // the second turn below is sparse, without its tail it is dense
+  if (dense_layers) options.attention.dense_layers = {2, 5};
+  options.capacity = 300;
+  options.slots = 3;
+  return options;
+}
+
+/// The bundled model, whole, or cut before the layers in `cuts`.
+class Parts {
+ public:
+  Parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision, bool dense_layers = true) {
+    std::vector<std::int64_t> ends = cuts;
+    ends.push_back(ModelPart::kAll);
+    std::int64_t first = 0;
+    for (const std::int64_t end : ends) {
+      TransformerOptions options = small_options(select, dense_layers);
+      if (!cuts.empty()) {
+        relays.push_back(std::make_shared<NextPart>());
+        relays.back()->first = relays.front().get();
+        options.relay = relays.back();
+      }
+      // A file for each: ModelFile::load() shares the weights of its first call.
+      ModelFile file(MODELS "/headwater-tiny-f16.gguf");
+      models.push_back(file.load({precision, 1, {first, end}}));
+      parts.push_back(std::make_unique<Transformer>(models.back(), options));
+      first = end;
+    }
+    for (std::size_t i = 0; i + 1 < parts.size(); ++i) relays[i]->next = parts[i + 1].get();
+  }
+  [[nodiscard]] Transformer& front() { return *parts.front(); }
+
+  std::vector<std::shared_ptr<NextPart>> relays;
+  std::vector<std::shared_ptr<const Model>> models;
+  std::vector<std::unique_ptr<Transformer>> parts;
+};
+
+/// Three conversations: prompts of other lengths, a second turn, tokens of one and of all together, and a reset.
+std::vector<Logits> talk(Transformer& transformer) {
+  std::vector<std::unique_ptr<Conversation>> talks;
+  std::vector<Logits> seen;
+  const auto look = [&](const Conversation& one) {
+    seen.emplace_back(one.logits().begin(), one.logits().end());
+  };
+  for (int slot = 0; slot < 3; ++slot) {
+    talks.push_back(std::make_unique<Conversation>(transformer, slot == 1 ? 0 : 33, slot));
+    Ids ids(static_cast<std::size_t>(81 + 40 * slot));
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>((7919 * i + slot) % 1000);
+    talks.back()->feed(ids);
+    look(*talks.back());
+  }
+  talks[1]->append(17);
+  look(*talks[1]);
+  std::vector<Conversation*> all = {talks[2].get(), talks[0].get(), talks[1].get()};
+  for (std::int32_t id = 3; id < 6; ++id) {
+    Conversation::append(all, Ids{id, id + 1, id + 2});
+    for (const Conversation* one : all) look(*one);
+  }
+  talks[0]->feed(Ids(70, 11));  // a second turn
+  look(*talks[0]);
+  talks[1]->reset();
+  talks[1]->feed(Ids{1});
+  look(*talks[1]);
+  talks[1]->feed(Ids(90, 5));  // goes on with that turn, which is dense
+  look(*talks[1]);
+  return seen;
+}
+
+TEST(ModelParts, GiveTheBitsOfTheWhole) {
+  for (const Precision precision : {Precision::f32, native_precision()}) {
+    for (const Select select : {Select::h2o, Select::blocks}) {
+      for (const bool dense_layers : {false, true}) {
+        Parts whole({}, select, precision, dense_layers);
+        const std::vector<Logits> expected = talk(whole.front());
+        for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}, {1, 2, 3, 4, 5, 6, 7}}) {
+          Parts parts(cuts, select, precision, dense_layers);
+          const std::vector<Logits> found = talk(parts.front());
+          ASSERT_EQ(found.size(), expected.size());
+          // Not the values themselves: a failure would print them all.
+          for (std::size_t i = 0; i < found.size(); ++i)
+            EXPECT_TRUE(found[i] == expected[i]) << "logits " << i << ", " << cuts.size() << " cuts";
+        }
+      }
+    }
+  }
+}
+
+TEST(ModelParts, StreamByChunksWhereTheBitsAllowIt) {
+  Parts sparse({4}, Select::h2o, Precision::f32, false);
+  Parts whole({}, Select::h2o, Precision::f32, false);
+  Parts dense_layers({4}, Select::h2o, Precision::f32, true);
+  // Chunks of 32 in batches of 80.
+  EXPECT_EQ(sparse.front().prefill_step(0, 200, true), 32);
+  EXPECT_EQ(sparse.front().prefill_step(64, 200, true), 16);
+  EXPECT_EQ(sparse.front().prefill_step(80, 200, true), 32);
+  EXPECT_EQ(sparse.front().prefill_step(192, 200, true), 8);
+  EXPECT_EQ(sparse.front().prefill_step(0, 200, false), 80);
+  EXPECT_EQ(sparse.front().prefill_step(0, 59, true), 59);
+  EXPECT_EQ(sparse.front().prefill_step(0, 60, true), 32);
+  EXPECT_EQ(dense_layers.front().prefill_step(0, 200, true), 80);
+  EXPECT_EQ(whole.front().prefill_step(0, 200, true), 80);
+}
+
+TEST(ModelParts, HoldTheirShareAlone) {
+  const ModelFile file(MODELS "/headwater-tiny-f16.gguf");
+  const std::uint64_t whole = Model::packed_bytes(file.file(), Precision::f32);
+  std::uint64_t sum = 0;
+  for (std::int64_t layer = 0; layer < 8; ++layer) {
+    const ModelPart part{layer, layer == 7 ? ModelPart::kAll : layer + 1};
+    sum += Model::packed_bytes(file.file(), Precision::f32, part);
+    EXPECT_LT(Model::file_bytes(file.file(), part), file.file().file_bytes());
+  }
+  EXPECT_EQ(sum, whole);
+  Parts parts({3}, Select::h2o, Precision::f32);
+  EXPECT_EQ(parts.models[0]->layers().size(), 3U);
+  EXPECT_EQ(parts.models[1]->layers().size(), 5U);
+  EXPECT_EQ(parts.parts[0]->session().shape().n_layer, 3);
+  EXPECT_EQ(parts.parts[1]->session().options().dense_layers, (std::vector<std::int64_t>{2}));
+  EXPECT_EQ(parts.front().options().dense_layers, (std::vector<std::int64_t>{2, 5}));
+}
+
+TEST(ModelParts, RefuseCallsThatDoNotFit) {
+  Parts parts({4}, Select::h2o, Precision::f32);
+  Transformer& last = *parts.parts[1];
+  const auto width = static_cast<std::size_t>(parts.models[0]->config().width);
+  const auto refused = [&](const PartCall& call, std::size_t floats) {
+    EXPECT_THROW(last.repeat(call, Logits(floats)), Error);
+    EXPECT_EQ(last.session().tokens(), 0);
+  };
+  PartCall call;
+  call.kind = PartCall::Kind::run;
+  call.step = Step::prefill(2);
+  refused(call, 0);
+  refused(call, width);
+  refused(call, 2 * width + 1);
+  refused(call, 3 * width);
+  call.step = Step::prefill(81);  // a batch has 80
+  refused(call, 81 * width);
+  call.step = Step::prefill(2);
+  for (const std::int32_t slot : {-1, 3}) {
+    call.slot = slot;
+    refused(call, 2 * width);
+  }
+  call = {};
+  call.kind = PartCall::Kind::decode;
+  call.tokens = 1;
+  refused(call, 2 * width);
+  for (const std::int32_t slot : {-1, 3}) {
+    call.slots[0] = slot;
+    refused(call, width);
+  }
+  call.tokens = 4;
+  refused(call, 4 * width);
+  call = {};
+  call.kind = PartCall::Kind::logits;
+  call.count = 1;
+  refused(call, 0);  // before a step
+  call.kind = static_cast<PartCall::Kind>(99);
+  refused(call, 0);
+  // The first part repeats nothing.
+  EXPECT_THROW(parts.front().repeat({}, {}), Error);
+}
+
+}  // namespace
+}  // namespace headwater::runtime

@@ -1,0 +1,60 @@
+"""What the tests of several ranks share: runs of the program under mpirun on the bundled model, by one thread a rank."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+PROGRAM = os.environ["HEADWATER_PROGRAM"]
+MODELS = pathlib.Path(os.environ["HEADWATER_MODELS"])
+MODEL = str(MODELS / "headwater-tiny-f16.gguf")  # of 8 layers
+TIMEOUT = 300  # seconds; only a hang takes that long
+MPIRUN = shutil.which("mpirun")
+
+if MPIRUN is None or not pathlib.Path(PROGRAM).with_name("libheadwater-mpi.so").exists():
+    print("SKIP: several ranks need MPI (libopenmpi-dev, openmpi-bin)")
+    sys.stdout.flush()
+    os._exit(77)  # unittest would turn SystemExit into a failure
+
+OPEN_MPI = "Open MPI" in subprocess.run([MPIRUN, "--version"], capture_output=True, check=True).stdout.decode()
+# A test machine has few cores, and a container runs as root.
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+
+
+def launch(ranks):
+    return [MPIRUN, *(["--oversubscribe"] if OPEN_MPI else []), "-n", str(ranks)]
+
+
+def command(ranks, *arguments):
+    """The program alone where `ranks` is None."""
+    return [*([] if ranks is None else launch(ranks)), PROGRAM, *arguments]
+
+
+def run(ranks, *arguments, **more):
+    return subprocess.run(command(ranks, *arguments), capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT, **more)
+
+
+def own_lines(text):
+    """What the ranks said, without the launcher's words."""
+    return [line for line in text.decode().splitlines() if line.startswith("headwater")]
+
+
+def result(ranks, *arguments):
+    """The object of --json, without what depends on time and on the number of processes."""
+    done = run(ranks, *arguments, "--json", "-t", "1")
+    assert done.returncode == 0, done.stderr.decode()
+    whole = json.loads(done.stdout)
+    assert len(whole.get("ranks", [])) == (ranks if ranks is not None and ranks > 1 else 0), whole.get("ranks")
+    return strip(whole)
+
+
+def strip(value):
+    if isinstance(value, list):
+        return [strip(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    # `steps`: a prompt goes in chunk by chunk, and not batch by batch. `memory`: that of rank 0.
+    ignored = {"ranks", "seconds", "tokens_per_second", "steps", "memory", "times_sooner"}
+    return {key: strip(one) for key, one in value.items() if key not in ignored}

@@ -1,0 +1,227 @@
+"""Every rank ends, with a line that says why, whatever happens to one of them."""
+
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+import ranks
+
+# Long enough to be met at work: minutes of decoding.
+LONG = ("generate", "-m", ranks.MODEL, "-f", str(ranks.MODELS / "eval-16k.txt"), "-n", "100000", "-c", "200000", "-t", "1",
+        "--rank-timeout", "5")
+SHORT = ("generate", "-m", ranks.MODEL, "-p", "Once", "-n", "4", "-t", "1")
+
+
+class Refusals(unittest.TestCase):
+    def refused(self, result, names, code=2):
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, b"")
+        lines = ranks.own_lines(result.stderr)
+        self.assertEqual(len(lines), 1, result.stderr.decode())
+        for name in names if isinstance(names, tuple) else (names,):
+            self.assertIn(name, lines[0])
+
+    def test_more_ranks_than_layers(self):
+        self.refused(ranks.run(9, *SHORT), ("9 ranks", "1 .. 8"))
+
+    def test_layers_that_do_not_add_up(self):
+        for split in ("4,5", "4,3", "8", "2,3,3", "4,4,1"):
+            with self.subTest(split):
+                self.refused(ranks.run(2, *SHORT, "--layers", split), ("--layers", "8 in all"))
+        for split in ("4,x", "0,8", "4,", "-1,9", "4,99999999999999999999", ""):
+            with self.subTest(split):
+                self.refused(ranks.run(2, *SHORT, "--layers", split), "--layers")
+
+    def test_layers_without_ranks(self):
+        self.refused(ranks.run(None, *SHORT, "--layers", "8"), ("--layers", "mpirun"))
+
+    def test_timeouts_that_are_none(self):
+        for value in ("0", "0.5", "-1", "nan", "inf", "1e9", "x", ""):
+            with self.subTest(value):
+                self.refused(ranks.run(2, *SHORT, "--rank-timeout", value), "--rank-timeout")
+
+    def test_bad_input_is_said_once(self):
+        self.refused(ranks.run(3, "generate", "-m", ranks.MODEL), "prompt is missing")
+        self.refused(ranks.run(3, "generate", "-m", "nowhere.gguf", "-p", "hi"), "nowhere.gguf")
+        self.refused(ranks.run(3, "perplexity", "-m", ranks.MODEL, "-f", "nowhere.txt"), "nowhere.txt")
+        self.refused(ranks.run(2, "generate", "-m", ranks.MODEL, "-p", "one and two", "-c", "1"), "context")
+
+    def test_what_sees_one_process_alone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(pathlib.Path(folder) / "dump.safetensors")
+            self.refused(ranks.run(2, *SHORT, "--dump-qkv", "1", path), "--dump-qkv")
+        self.refused(ranks.run(2, "bench", "--random", "qwen3-0.6b"), "--random")
+
+    def test_help_is_printed_once(self):
+        result = ranks.run(3, "generate", "--help")
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.stdout, ranks.run(None, "generate", "--help").stdout)
+
+    def mixed(self, first, second):
+        launch = ranks.launch(1)
+        return subprocess.run([*launch, *first, ":", *launch[1:], *second], capture_output=True, timeout=ranks.TIMEOUT,
+                              env=ranks.ENVIRONMENT)
+
+    def test_other_options_on_a_rank(self):
+        self.refused(self.mixed([ranks.PROGRAM, *SHORT], [ranks.PROGRAM, *SHORT, "--dense"]),
+                     ("rank 1", "command line", "--dense"))
+
+    def test_another_build_on_a_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder) / "headwater"
+            shutil.copy(ranks.PROGRAM, other)
+            shutil.copy(pathlib.Path(ranks.PROGRAM).with_name("libheadwater-mpi.so"), folder)
+            with other.open("ab") as file:
+                file.write(b"x")
+            self.refused(self.mixed([ranks.PROGRAM, *SHORT], [str(other), *SHORT]), ("rank 1", "build"))
+
+    def test_a_model_file_that_differs(self):
+        """The same path in another folder each, as on machines with disks of their own."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("a", "b", "c"):
+                (pathlib.Path(folder) / name).mkdir()
+            data = pathlib.Path(ranks.MODEL).read_bytes()
+            (pathlib.Path(folder) / "a/m.gguf").write_bytes(data)
+            # One token of the vocabulary is another one.
+            at = data.index(b"tokenizer.ggml.tokens")
+            place = data.index(b"\x03\0\0\0\0\0\0\0", at + 40) + 8
+            changed = bytearray(data)
+            changed[place] = changed[place] ^ 1
+            (pathlib.Path(folder) / "b/m.gguf").write_bytes(changed)
+            arguments = ("generate", "-m", "m.gguf", "-p", "hi", "-n", "2", "-t", "1")
+
+            def start(second):
+                launch = ranks.launch(1)
+                return subprocess.run([*launch, "--wdir", f"{folder}/a", ranks.PROGRAM, *arguments, ":", *launch[1:],
+                                       "--wdir", f"{folder}/{second}", ranks.PROGRAM, *arguments],
+                                      capture_output=True, timeout=ranks.TIMEOUT, env=ranks.ENVIRONMENT)
+
+            if not ranks.OPEN_MPI:
+                self.skipTest("--wdir is Open MPI's")
+            self.assertEqual(start("a").returncode, 0)
+            self.refused(start("b"), ("rank 1", "model file", "hash"))
+            self.refused(start("c"), ("rank 1", "m.gguf", "No such file"))
+
+    def test_a_build_without_mpi(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(ranks.PROGRAM, folder)
+            result = subprocess.run([*ranks.launch(2), f"{folder}/headwater", *SHORT], capture_output=True,
+                                    timeout=ranks.TIMEOUT, env=ranks.ENVIRONMENT)
+            self.refused(result, "no MPI", 3)
+
+    @unittest.skipUnless(ranks.OPEN_MPI, "--stdin is Open MPI's")
+    def test_standard_input_of_another_rank(self):
+        result = subprocess.run([*ranks.launch(2), "--stdin", "1", ranks.PROGRAM, "generate", "-m", ranks.MODEL, "-f", "-",
+                                 "-t", "1"], input=b"words", capture_output=True, timeout=ranks.TIMEOUT,
+                                env=ranks.ENVIRONMENT)
+        self.refused(result, ("rank 1", "standard input"))
+
+    def test_a_prompt_from_standard_input(self):
+        arguments = ("generate", "-m", ranks.MODEL, "-f", "-", "-n", "5", "-t", "1", "--quiet")
+        alone = ranks.run(None, *arguments, input=b"Once upon a time")
+        self.assertEqual(alone.returncode, 0)
+        self.assertEqual(ranks.run(2, *arguments, input=b"Once upon a time").stdout, alone.stdout)
+
+
+class Deaths(unittest.TestCase):
+    def start(self, count):
+        launcher = subprocess.Popen(ranks.command(count, *LONG), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                    stdin=subprocess.DEVNULL, env=ranks.ENVIRONMENT)
+        self.addCleanup(self.end, launcher)
+        # At work: the first token is out.
+        if launcher.stdout.read(1) == b"":
+            self.fail(f"no token came: {launcher.communicate()[1].decode()}")
+        own = sorted(self.ranks_below(launcher.pid))
+        self.assertEqual([rank for rank, _ in own], list(range(count)))
+        return launcher, [process for _, process in own]
+
+    @staticmethod
+    def end(launcher):
+        if launcher.poll() is None:
+            launcher.kill()
+        launcher.communicate()
+
+    @staticmethod
+    def ranks_below(launcher):
+        """(rank, process) of the program's processes that this launcher started."""
+        found = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                environment = dict(entry.split(b"=", 1) for entry in (folder / "environ").read_bytes().split(b"\0") if b"=" in entry)
+                above = int(folder.name)
+                for _ in range(3):  # MPICH has a proxy between
+                    above = int((folder.parent / str(above) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                    if above == launcher:
+                        rank = environment.get(b"OMPI_COMM_WORLD_RANK", environment.get(b"PMI_RANK"))
+                        if rank is not None:
+                            found.append((int(rank), int(folder.name)))
+                        break
+            except (OSError, ValueError, IndexError):
+                continue
+        return found
+
+    def ended(self, launcher, processes):
+        _, said = launcher.communicate(timeout=60)  # it does not hang
+        self.assertNotEqual(launcher.returncode, 0)
+        deadline = time.monotonic() + 20
+        for process in processes:
+            while pathlib.Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self.assertFalse(pathlib.Path(f"/proc/{process}").exists(), f"process {process} is still there")
+        return ranks.own_lines(said)
+
+    def test_a_rank_that_is_killed(self):
+        for count, victim in ((2, 1), (3, 0), (3, 1)):
+            with self.subTest(ranks=count, victim=victim):
+                launcher, processes = self.start(count)
+                os.kill(processes[victim], signal.SIGKILL)
+                lines = self.ended(launcher, processes)
+                # Each of the others says who it was.
+                self.assertEqual(len(lines), count - 1, lines)
+                for line in lines:
+                    self.assertIn(f": rank {victim} on ", line)
+                    self.assertIn("was killed", line)
+
+    def test_a_rank_that_is_stopped(self):
+        for count, victim in ((2, 0), (3, 2)):
+            with self.subTest(ranks=count, victim=victim):
+                launcher, processes = self.start(count)
+                os.kill(processes[victim], signal.SIGSTOP)
+                lines = self.ended(launcher, processes)
+                naming = [line for line in lines if f": rank {victim} on " in line and "was not heard for 5 s" in line]
+                # The one that went on, by the signal that the launcher sends first, may say it of itself.
+                self.assertEqual(len([line for line in naming if f"rank {victim} of" not in line]), count - 1, lines)
+
+    def test_a_pause_that_is_shorter_than_the_timeout(self):
+        launcher, processes = self.start(2)
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(1)
+            os.kill(process, signal.SIGCONT)
+        time.sleep(6)
+        self.assertIsNone(launcher.poll())
+
+    def test_an_interrupt(self):
+        """As in one process: the statistics of what was done, and status 130."""
+        launcher, processes = self.start(3)
+        os.kill(processes[0], signal.SIGINT)
+        _, said = launcher.communicate(timeout=60)
+        self.assertEqual(launcher.returncode, 130, said)
+        self.assertIn(b"ended    by an interrupt", said)
+        self.assertIn(b"rank 2", said)
+
+    def test_an_interrupt_of_the_launcher(self):
+        launcher, processes = self.start(2)
+        launcher.send_signal(signal.SIGTERM)
+        for line in self.ended(launcher, processes):
+            self.assertIn("SIGTERM", line)
+
+
+if __name__ == "__main__":
+    unittest.main()
