@@ -84,16 +84,19 @@ class Refusals(unittest.TestCase):
     def test_a_model_file_that_differs(self):
         """The same path in another folder each, as on machines with disks of their own."""
         with tempfile.TemporaryDirectory() as folder:
-            for name in ("a", "b", "c"):
+            for name in ("a", "b", "c", "d"):
                 (pathlib.Path(folder) / name).mkdir()
             data = pathlib.Path(ranks.MODEL).read_bytes()
             (pathlib.Path(folder) / "a/m.gguf").write_bytes(data)
-            # One token of the vocabulary is another one.
+            # One token of the vocabulary is another one; the token that ends a text is, behind 100 KB of metadata.
             at = data.index(b"tokenizer.ggml.tokens")
-            place = data.index(b"\x03\0\0\0\0\0\0\0", at + 40) + 8
-            changed = bytearray(data)
-            changed[place] = changed[place] ^ 1
-            (pathlib.Path(folder) / "b/m.gguf").write_bytes(changed)
+            early = data.index(b"\x03\0\0\0\0\0\0\0", at + 40) + 8
+            late = data.index(b"tokenizer.ggml.eos_token_id") + len(b"tokenizer.ggml.eos_token_id") + 4
+            self.assertGreater(late, 1 << 16)
+            for name, place in (("b", early), ("d", late)):
+                changed = bytearray(data)
+                changed[place] = changed[place] ^ 1
+                (pathlib.Path(folder) / name / "m.gguf").write_bytes(changed)
             arguments = ("generate", "-m", "m.gguf", "-p", "hi", "-n", "2", "-t", "1")
 
             def start(second):
@@ -105,7 +108,8 @@ class Refusals(unittest.TestCase):
             if not ranks.OPEN_MPI:
                 self.skipTest("--wdir is Open MPI's")
             self.assertEqual(start("a").returncode, 0)
-            self.refused(start("b"), ("rank 1", "model file", "hash"))
+            for name in ("b", "d"):
+                self.refused(start(name), ("rank 1", "model file", "hash"))
             self.refused(start("c"), ("rank 1", "m.gguf", "No such file"))
 
     def test_a_build_without_mpi(self):
