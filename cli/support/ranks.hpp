@@ -44,10 +44,11 @@ void join_ranks(const std::string& command, const std::vector<std::string>& argu
 /// On a rank behind the first: rank 0 says the line and ends the job. Does not return.
 [[noreturn]] void say_by_rank_0(const std::string& line, int status);
 
-/// A line for each rank: layers, processor time, bytes to the next one; empty where there is one process.
+/// What every rank did, by rank; empty where there is one process.
 [[nodiscard]] std::vector<pipeline::RankReport> rank_reports();
 /// As `ranks`, where there are several.
 void add_ranks(nlohmann::ordered_json& json, const std::vector<pipeline::RankReport>& reports);
+/// A line for each rank: layers, processor time, memory, bytes to the next one.
 [[nodiscard]] std::string ranks_text(const std::vector<pipeline::RankReport>& reports);
 
 }  // namespace headwater::cli

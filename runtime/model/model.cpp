@@ -19,20 +19,25 @@ namespace headwater::runtime {
 
 namespace {
 
-constexpr const char* kOwnHead = "output.weight";  // missing where the embedding is the head
+constexpr std::string_view kOwnHead = "output.weight";  // missing where the embedding is the head
 constexpr std::string_view kEmbedding = "token_embd.weight";
 
 /// Whether a part reads this tensor.
 bool reads(const ModelPart& part, std::string_view name, bool own_head) {
   if (name == kEmbedding) return part.has_embedding() || (part.has_head() && !own_head);
-  constexpr std::string_view kLayer = "blk.";
-  if (!name.starts_with(kLayer)) return part.has_head();
-  std::int64_t layer = -1;
-  (void)std::from_chars(name.data() + kLayer.size(), name.data() + name.size(), layer);
-  return part.has_layer(layer);
+  const std::optional<std::int64_t> layer = layer_of_tensor(name);
+  return layer ? part.has_layer(*layer) : part.has_head();
 }
 
 }  // namespace
+
+std::optional<std::int64_t> layer_of_tensor(std::string_view name) {
+  constexpr std::string_view kLayer = "blk.";
+  if (!name.starts_with(kLayer)) return std::nullopt;
+  std::int64_t layer = -1;
+  (void)std::from_chars(name.data() + kLayer.size(), name.data() + name.size(), layer);
+  return layer;
+}
 
 /// Builds a Model from the tensors of a file.
 class ModelReader {
@@ -153,8 +158,8 @@ void ModelReader::read_head() {
   const ModelConfig& config = model_.config_;
   model_.final_norm_ = vector("output_norm.weight", config.width);
   const std::array dims = {config.width, config.vocabulary};
-  model_.embedding_ = &use("token_embd.weight", dims);
-  auto head = whole(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : "token_embd.weight", config.width,
+  model_.embedding_ = &use(std::string(kEmbedding), dims);
+  auto head = whole(std::string(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : kEmbedding), config.width,
                     config.vocabulary);
   if (model_.part_.has_head()) model_.head_ = std::move(head);
 }

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/gguf/gguf.hpp"
@@ -29,6 +31,9 @@ struct LayerWeights {
   std::unique_ptr<Projection> gate_up;  ///< width -> kGateRows rows of gate, as many of up, and so on
   std::unique_ptr<Projection> down;     ///< feed_forward -> width
 };
+
+/// The layer that a tensor of this name belongs to, -1 where the name says no number; none where it is of the whole model.
+[[nodiscard]] std::optional<std::int64_t> layer_of_tensor(std::string_view name);
 
 /// The part of a model that a process holds: layers [first, end), with layer 0 the embedding, and with the last one final
 /// norm and output head. By default all of it.

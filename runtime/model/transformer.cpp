@@ -236,6 +236,7 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       return;
     case PartCall::Kind::decode: {
       std::array<SlotToken, kMostSlots> tokens;
+      static_assert(std::tuple_size_v<decltype(call.slots)> == kMostSlots);
       if (n != call.tokens || n < 1 || n > slots() || n * width != static_cast<std::int64_t>(rows.size())) {
         refuse("its rows are not those of its slots");
       }

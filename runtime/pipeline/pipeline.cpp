@@ -36,12 +36,8 @@ std::pair<std::vector<double>, double> costs_of(const runtime::GgufFile& file, s
   for (const runtime::Tensor& tensor : file.tensors()) {
     if (tensor.dims.size() != 2) continue;
     const double size = static_cast<double>(tensor.dims[0]) * static_cast<double>(tensor.dims[1]);
-    constexpr std::string_view kLayer = "blk.";
-    const std::string_view name = tensor.name;
-    std::size_t layer = costs.size();
-    if (name.starts_with(kLayer)) {
-      (void)std::from_chars(name.data() + kLayer.size(), name.data() + name.size(), layer);
-      if (layer < costs.size()) costs[layer] += size;
+    if (const std::optional<std::int64_t> layer = runtime::layer_of_tensor(tensor.name)) {
+      if (*layer >= 0 && *layer < layers) costs[static_cast<std::size_t>(*layer)] += size;
     } else {
       head = std::max(head, size);  // of the embedding's shape
     }
