@@ -54,11 +54,12 @@ struct Pooled {
   std::int64_t last = 0;     // position of its last row
 };
 
-std::vector<Pooled> pools_of(const QueryBlock& block, const Eigen::MatrixXd& q,
+// Pools of so many rows.
+std::vector<Pooled> pools_of(const QueryBlock& block, const Eigen::MatrixXd& q, std::int64_t pool_rows,
                              const VoteArithmetic& arithmetic) {
   std::vector<Pooled> pools;
-  for (Eigen::Index first = 0; first < q.rows(); first += block.pool) {
-    const Eigen::Index rows = std::min<Eigen::Index>(block.pool, q.rows() - first);
+  for (Eigen::Index first = 0; first < q.rows(); first += pool_rows) {
+    const Eigen::Index rows = std::min<Eigen::Index>(pool_rows, q.rows() - first);
     const auto n = static_cast<double>(rows);
     Pooled pool;
     pool.q = q.middleRows(first, rows).colwise().sum().transpose() / n;
@@ -213,7 +214,7 @@ VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
   const Eigen::MatrixXd abs_mean = summaries.mean.cwiseAbs();
   Largest votes(blocks);
   for (std::size_t h = 0; h < block.q.size(); ++h) {
-    for (const Pooled& pool : pools_of(block, block.q[h], arithmetic)) {
+    for (const Pooled& pool : pools_of(block, block.q[h], block.pool, arithmetic)) {
       const Eigen::VectorXd abs_q = pool.q.cwiseAbs();
       const Eigen::VectorXd q2 = pool.q.array().square();
       const Eigen::VectorXd grown = (abs_q + pool.error).array().square();  // of the engine's query, squared
@@ -253,7 +254,7 @@ VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
   const auto terms = static_cast<double>(n);
   Largest votes(n);
   for (std::size_t h = 0; h < block.q.size(); ++h) {
-    for (const Pooled& pool : pools_of(block, block.q[h], arithmetic)) {
+    for (const Pooled& pool : pools_of(block, block.q[h], block.pool - block.pool / 2, arithmetic)) {
       Eigen::VectorXd logit = block.scale * (keys * pool.q);
       Eigen::VectorXd error = s * (abs_keys * pool.error);
       error += roundings * (s * (abs_keys * pool.q.cwiseAbs()) + error);

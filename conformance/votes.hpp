@@ -47,7 +47,7 @@ constexpr Eigen::Index kBlocksOfRegion = 32;
 struct QueryBlock {
   std::vector<Eigen::MatrixXd> q;  ///< of each query head of the key/value head: [rows][d]
   std::int64_t begin = 0;          ///< position of the first row
-  std::int64_t pool = 1;           ///< rows of a pool
+  std::int64_t pool = 1;           ///< rows of a pool; of a half pool half as many, rounded up
   double scale = 1.0;
   double softcap = 0.0;
   std::vector<double> slope;  ///< of each query head; empty: none

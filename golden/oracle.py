@@ -392,10 +392,10 @@ class Oracle:
             error = error + 4 * UNIT * ((row - columns) * abs(float(self.options.alibi[head])) + size)
         return error
 
-    def pools(self, kv_head, begin, end):
-        """SEL-4: (head, mean row of Q, mean of its magnitudes, last row) of each pool and query head."""
-        for first in range(begin, end, self.options.pool):
-            last = min(first + self.options.pool, end)
+    def pools(self, kv_head, begin, end, size):
+        """SEL-4: (head, mean row of Q, mean of its magnitudes, last row) of each pool of `size` rows and query head."""
+        for first in range(begin, end, size):
+            last = min(first + size, end)
             for head in range(kv_head * self.group, (kv_head + 1) * self.group):
                 rows = self.q[first:last, head]
                 yield head, rows.mean(axis=0), np.abs(rows).mean(axis=0), last - 1
@@ -469,7 +469,7 @@ class Oracle:
         means, variances, mean_size, mean_error, variance_error = summaries
         votes, bound = np.full(len(columns), -np.inf), np.zeros(len(columns))
         pooled = (self.options.pool + 1) * UNIT + self.query_unit  # a pooled query is a mean
-        for head, q, q_size, row in self.pools(kv_head, begin, end):
+        for head, q, q_size, row in self.pools(kv_head, begin, end, self.options.pool):
             e = self.bent(head, s * (means @ q) + s * s / 2 * (variances @ q**2), row, columns)
             e = np.where(np.isnan(e), -np.inf, e)
             top = e.max()
@@ -487,7 +487,8 @@ class Oracle:
         d = self.q.shape[2]
         keys = self.k[tokens, kv_head]
         votes, bound = np.zeros(len(tokens)), np.zeros(len(tokens))
-        for head, q, q_size, row in self.pools(kv_head, begin, end):
+        half = -(-self.options.pool // 2)
+        for head, q, q_size, row in self.pools(kv_head, begin, end, half):
             logits = self.bent(head, self.scale * (keys @ q), row, tokens)
             with np.errstate(invalid="ignore"):
                 weights = np.exp(logits - logits.max())
@@ -495,7 +496,7 @@ class Oracle:
             weights = np.where(np.isnan(weights), 0.0, weights)
             votes = np.maximum(votes, weights)
             size = abs(self.scale) * (np.abs(keys) @ q_size)
-            error = ((d + 4 + self.options.pool + 1) * UNIT + self.query_unit) * size
+            error = ((d + 4 + half + 1) * UNIT + self.query_unit) * size
             error = self.bent_error(head, error, size, row, tokens).max()
             bound = np.maximum(bound, weights * ((len(tokens) + 16) * UNIT + 2 * error))
         return votes.astype(np.float32), bound

@@ -227,7 +227,7 @@ std::vector<double> token_votes(std::span<const PooledHead> heads, std::span<con
                                 const Matrix& k) {
   std::vector<double> votes(tokens.size(), 0.0);
   for (const PooledHead& head : heads) {
-    for (const Pool& pool : head.pools) take_larger(votes, pool_weights(head.rule, pool, tokens, k));
+    for (const Pool& pool : head.half_pools) take_larger(votes, pool_weights(head.rule, pool, tokens, k));
   }
   return votes;
 }

@@ -34,13 +34,14 @@ struct Pool {
   std::int64_t last = 0;      ///< position of its last row
 };
 
-/// SEL-4: q: the rows of one query block and query head, row r at position begin + r; pools of `size` rows.
+/// SEL-4: q: the rows of one query block and query head, row r at position begin + r; pools, or half pools, of `size` rows.
 [[nodiscard]] std::vector<Pool> pools(const Matrix& q, std::int64_t begin, std::int64_t size);
 
 /// One of the query heads of the key/value head.
 struct PooledHead {
   LogitRule rule;
   std::vector<Pool> pools;
+  std::vector<Pool> half_pools;  ///< SEL-7
 };
 
 /// SEL-5: e(p,h,b); -infinity instead of NaN. `last_key`: the position of the block's last key.

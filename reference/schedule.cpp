@@ -100,8 +100,10 @@ BlockSet set_of_query_block(const LayerStep& step, const QueryBlock& block, std:
   std::vector<PooledHead> heads;
   for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
     if (kv_head(step, h) != g) continue;
+    const Matrix queries = block_queries(step, block, h);
     heads.push_back({logit_rule(step.options, step.effective, step.layer, h),
-                     pools(block_queries(step, block, h), block.begin, step.effective.pool)});
+                     pools(queries, block.begin, step.effective.pool),
+                     pools(queries, block.begin, (step.effective.pool + 1) / 2)});
   }
   return choose_set(heads, k, summaries, step.effective);
 }

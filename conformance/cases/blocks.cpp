@@ -429,14 +429,18 @@ void votes_by_loops(Context& context) {
         if (input.softcap > 0.0) s = input.softcap * std::tanh(s / input.softcap);
         return s - slope * static_cast<double>(i - j);
       };
-      for (std::int64_t first = 0; first < rows; first += input.pool) {
-        const std::int64_t last = std::min(rows, first + input.pool) - 1;
+      const auto mean_query = [&](std::int64_t first, std::int64_t last) {
         std::vector<double> pooled;
         for (std::int64_t x = 0; x < d; ++x) {
           double sum = 0.0;
           for (std::int64_t r = first; r <= last; ++r) sum += q(r, x);
           pooled.push_back(sum / static_cast<double>(last - first + 1));
         }
+        return pooled;
+      };
+      for (std::int64_t first = 0; first < rows; first += input.pool) {
+        const std::int64_t last = std::min(rows, first + input.pool) - 1;
+        const std::vector<double> pooled = mean_query(first, last);
         const std::int64_t i = input.begin + last;
         std::vector<double> estimate;
         for (std::int64_t b = 0; b < blocks; ++b) {
@@ -460,6 +464,12 @@ void votes_by_loops(Context& context) {
         for (std::size_t b = 0; b < estimate.size(); ++b) {
           block_vote[b] = std::max(block_vote[b], estimate[b] - largest);
         }
+      }
+      const std::int64_t half = (input.pool + 1) / 2;
+      for (std::int64_t first = 0; first < rows; first += half) {
+        const std::int64_t last = std::min(rows, first + half) - 1;
+        const std::vector<double> pooled = mean_query(first, last);
+        const std::int64_t i = input.begin + last;
         std::vector<double> weight;
         double sum = 0.0;
         for (std::int64_t j = 0; j < blocks * k; ++j) {

@@ -64,9 +64,10 @@ struct FloatEngine {
 
   std::vector<float> token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys) const {
     std::vector<float> votes(static_cast<std::size_t>(keys.rows()), 0.0f);
+    const std::int64_t half = (block.pool + 1) / 2;
     for (const Eigen::MatrixXd& q : block.q) {
-      for (Eigen::Index first = 0; first < q.rows(); first += block.pool) {
-        const std::vector<float> query = pooled(q, first, block.pool);
+      for (Eigen::Index first = 0; first < q.rows(); first += half) {
+        const std::vector<float> query = pooled(q, first, half);
         std::vector<float> logit;
         for (Eigen::Index j = 0; j < keys.rows(); ++j) {
           float dot = 0.0f;
@@ -241,8 +242,8 @@ TEST(VoteBound, SEL_7_OfEqualWeightsIsWhatItsStepsAddUpTo) {
   std::vector<std::int32_t> positions(100);
   for (std::size_t j = 0; j < positions.size(); ++j) positions[j] = static_cast<std::int32_t>(j);
   QueryBlock block;
-  block.q = {Eigen::MatrixXd::Ones(2, 4)};
-  block.pool = 2;
+  block.q = {Eigen::MatrixXd::Ones(4, 4)};
+  block.pool = 4;  // half pools of 2
   block.begin = 100;
   const double pooled = 4.0 * 3.0 * kU;                        // (2 + 1) u of each of four products
   const double logit = pooled + 8.0 * kU * (4.0 + pooled);     // (d + 4) u

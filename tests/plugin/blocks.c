@@ -92,15 +92,15 @@ static void summarise_regions(struct headwater_session* s, int64_t regions) {
 
 /* ---- SEL-4 ---- */
 
-/* The mean of the queries at positions [first, last] becomes s->query. */
+/* The mean of the queries at positions [first, last] becomes s->query; `size`: rows of a pool that is not cut short. */
 static void pool_queries(struct headwater_session* s, const headwater_rows* q, int64_t head, int64_t first,
-                         int64_t last) {
+                         int64_t last, int64_t size) {
   for (int64_t x = 0; x < s->shape.d_head; ++x) {
     double sum = 0.0;
     for (int64_t i = first; i <= last; ++i) {
       sum += load_element(q->data, q->type, (i - s->tokens) * q->row_stride + head * q->head_stride + x);
     }
-    s->query[x] = sum / (double)(FAULT(short_pool_by_whole_size) ? s->options.pool : last - first + 1);
+    s->query[x] = sum / (double)(FAULT(short_pool_by_whole_size) ? size : last - first + 1);
   }
 }
 
@@ -155,7 +155,7 @@ static void vote_for_tokens(struct headwater_session* s, const struct layer* lay
 
 /* ---- a chunk ---- */
 
-/* Calls for every pool of a query block and every query head of a key/value head. */
+/* Calls for every pool, of so many rows, of a query block and every query head of a key/value head. */
 typedef void (*vote_function)(struct headwater_session* s, const struct layer* layer, int64_t head,
                               int64_t last, int64_t count, float* votes);
 
@@ -172,13 +172,13 @@ static void region_stage(struct headwater_session* s, const struct layer* layer,
 }
 
 static void each_pool(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,
-                      int64_t head_kv, int64_t begin, int64_t end, vote_function vote, int64_t count,
-                      float* votes) {
+                      int64_t head_kv, int64_t begin, int64_t end, int64_t size, vote_function vote,
+                      int64_t count, float* votes) {
   const int64_t group = s->shape.n_head / s->shape.n_head_kv;
   for (int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
-    for (int64_t first = begin; first < end; first += s->options.pool) {
-      const int64_t last = smaller(first + s->options.pool, end) - 1;
-      pool_queries(s, q, h, first, last);
+    for (int64_t first = begin; first < end; first += size) {
+      const int64_t last = smaller(first + size, end) - 1;
+      pool_queries(s, q, h, first, last, size);
       vote(s, layer, h, last, count, votes);
     }
   }
@@ -194,7 +194,7 @@ static void choose_searched(struct headwater_session* s, const struct layer* lay
     s->searched[s->first_region + r] = true;
     s->region_votes[r] = -INFINITY;
   }
-  each_pool(s, layer, q, head_kv, begin, end, region_stage, regions, s->region_votes);
+  each_pool(s, layer, q, head_kv, begin, end, s->options.pool, region_stage, regions, s->region_votes);
   const int64_t eighth = 8 * s->options.key_block;
   const int64_t most = larger(LEAST_SEARCHED, (s->options.refine * s->options.heavy + eighth - 1) / eighth);
   const int64_t count = smaller(most, regions);
@@ -217,7 +217,7 @@ static void choose_set(struct headwater_session* s, const struct layer* layer, c
     float* block_votes = s->block_votes + set_index * sizes.candidates;
     for (int64_t b = 0; b < sizes.candidates; ++b) block_votes[b] = -INFINITY;
     choose_searched(s, layer, q, head_kv, begin, end, sizes.candidates);
-    each_pool(s, layer, q, head_kv, begin, end, block_stage, sizes.candidates, block_votes);
+    each_pool(s, layer, q, head_kv, begin, end, o->pool, block_stage, sizes.candidates, block_votes);
     choose(s, block_votes, sizes.candidates, sizes.kept, o->pinned / o->key_block, s->kept_blocks);
     for (int64_t i = 0; i < sizes.kept * o->key_block; ++i) {
       s->kept[i] = (int32_t)(s->kept_blocks[i / o->key_block] * o->key_block + i % o->key_block);
@@ -226,7 +226,7 @@ static void choose_set(struct headwater_session* s, const struct layer* layer, c
     if (sizes.voted_tokens > 0) {
       float* token_votes = s->token_votes + set_index * sizes.voted_tokens;
       for (int64_t j = 0; j < entries; ++j) token_votes[j] = 0.0f;
-      each_pool(s, layer, q, head_kv, begin, end, vote_for_tokens, entries, token_votes);
+      each_pool(s, layer, q, head_kv, begin, end, (o->pool + 1) / 2, vote_for_tokens, entries, token_votes);
       /* The tokens of pinned blocks are the first. */
       const int64_t pinned = FAULT(pinned_tokens_by_votes) ? 0 : o->pinned;
       choose(s, token_votes, entries, o->heavy, pinned, set);

@@ -61,10 +61,11 @@ LogitRule rule_of(double scale, double softcap = 0.0, double slope = 0.0) {
   return rule;
 }
 
-/// A head whose pools have these queries of width 1 and end at position 100.
+/// A head whose pools, and half pools, have these queries of width 1 and end at position 100.
 PooledHead head_of(const std::vector<double>& queries, const LogitRule& rule = rule_of(1.0)) {
-  PooledHead head{rule, {}};
+  PooledHead head{rule, {}, {}};
   for (const double query : queries) head.pools.push_back(Pool{{query}, 100});
+  head.half_pools = head.pools;
   return head;
 }
 
@@ -791,8 +792,8 @@ void expect_defined_set(std::int64_t candidates, const EffectiveOptions& options
       std::copy_n(in.q.begin() + static_cast<std::ptrdiff_t>(from), 2,
                   q.row(static_cast<std::int64_t>(row)).begin());
     }
-    heads.push_back(
-        {rule_of(options.scale, softcap, h == 0 ? slope : -slope), pools(q, begin, options.pool)});
+    heads.push_back({rule_of(options.scale, softcap, h == 0 ? slope : -slope), pools(q, begin, options.pool),
+                     pools(q, begin, (options.pool + 1) / 2)});
   }
   const BlockSet set = choose_set(heads, k, options);
   EXPECT_EQ(set.positions, expected.positions);

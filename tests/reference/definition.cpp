@@ -260,10 +260,15 @@ DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin,
   for (std::int64_t h = 0; h < in.n_head; ++h) {
     if (h / (in.n_head / in.n_head_kv) == kv_head) heads.push_back(Head{in, set, h});
   }
-  std::vector<Rows> pools;
-  for (std::int64_t first = first_row; first < end; first += set.pool) {
-    pools.push_back({first, std::min(first + set.pool, end)});
-  }
+  const auto cut = [&](std::int64_t size) {
+    std::vector<Rows> pools;
+    for (std::int64_t first = first_row; first < end; first += size) {
+      pools.push_back({first, std::min(first + size, end)});
+    }
+    return pools;
+  };
+  const std::vector<Rows> pools = cut(set.pool);
+  const std::vector<Rows> half_pools = cut((set.pool + 1) / 2);
   // Local begins at a multiple of K, or is empty.
   std::int64_t first_local = begin > set.local ? begin - set.local : 0;
   while (first_local < begin && first_local % set.key_block != 0) ++first_local;
@@ -288,7 +293,7 @@ DefinedSet define_set(const Inputs& in, const Settings& set, std::int64_t begin,
   for (std::size_t r = 0; second_stage && r < kept.size(); ++r) {
     Real largest = 0;
     for (const Head& head : heads) {
-      for (const Rows& pool : pools) {
+      for (const Rows& pool : half_pools) {
         Real total = 0;
         for (const std::int32_t j : kept) total += std::exp(pooled_logit(head, pool, j));
         largest = std::max(largest, std::exp(pooled_logit(head, pool, kept[r])) / total);

@@ -113,7 +113,8 @@ BlocksPass::BlocksPass(SessionData& data)
         core::Buffer<float>(core::checked_product(sets, options.voted_tokens(data.shape.capacity)));
   }
   scratch_.reserve(static_cast<std::size_t>(options.threads));
-  const std::int64_t unit_pools = core::checked_product(blocks_per_unit(), group_, pools_per_block());
+  const std::int64_t unit_pools =
+      core::checked_product(blocks_per_unit(), group_, pools_per_block(options.pool));
   for (int t = 0; t < options.threads; ++t) scratch_.emplace_back(data, blocks_per_unit(), unit_pools);
 }
 
@@ -144,10 +145,12 @@ BlocksPass::Votes BlocksPass::votes_of(const Chunk& chunk) const {
           options.voted_tokens(chunk.begin), options.memory_count(chunk.begin)};
 }
 
-std::int64_t BlocksPass::pools_per_block() const { return data_.options.query_block / data_.options.pool; }
+std::int64_t BlocksPass::pools_per_block(std::int64_t size) const {
+  return (data_.options.query_block + size - 1) / size;
+}
 
 std::int64_t BlocksPass::blocks_per_unit() const {
-  return std::max<std::int64_t>(1, kBlockRows / (group_ * pools_per_block()));
+  return std::max<std::int64_t>(1, kBlockRows / (group_ * pools_per_block(data_.options.pool)));
 }
 
 void BlocksPass::run(const LayerCall& call) {
@@ -208,16 +211,16 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
 
 template <class Body>
 void BlocksPass::for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t first, std::int64_t last,
-                           const Body& body) const {
-  const EffectiveOptions& options = data_.options;
+                           std::int64_t size, const Body& body) const {
+  const std::int64_t query_block = data_.options.query_block;
   // Only the last query block of a chunk may have fewer pools than the others.
-  Lanes lanes{(first - unit.first) * group_ * pools_per_block(), 0, {}};
+  Lanes lanes{size, (first - unit.first) * group_ * pools_per_block(size), 0, {}};
   for (std::int64_t block = first; block < last; ++block) {
-    const std::int64_t begin = chunk.begin + block * options.query_block;
-    const std::int64_t end = std::min(begin + options.query_block, chunk.end);
+    const std::int64_t begin = chunk.begin + block * query_block;
+    const std::int64_t end = std::min(begin + query_block, chunk.end);
     for (std::int64_t head = unit.head_kv * group_; head < (unit.head_kv + 1) * group_; ++head) {
-      for (std::int64_t row = begin; row < end; row += options.pool) {
-        lanes.pools[lanes.n++] = {block, head, row, std::min(row + options.pool, end)};
+      for (std::int64_t row = begin; row < end; row += size) {
+        lanes.pools[lanes.n++] = {block, head, row, std::min(row + size, end)};
         if (lanes.n < kBlockRows) continue;
         body(lanes);
         lanes.first += lanes.n;
@@ -228,35 +231,39 @@ void BlocksPass::for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t fi
   if (lanes.n > 0) body(lanes);
 }
 
-// SEL-4
+void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query,
+                            int thread) {
+  const std::int64_t d = data_.shape.d_head;
+  const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
+  const Pool& pool = lanes.pools[lane];
+  const std::int64_t next = lane + std::max<std::int64_t>(1, kPrefetchedRows / lanes.size);
+  if (next < lanes.n) {
+    const Pool& ahead = lanes.pools[next];
+    for (std::int64_t position = ahead.begin; position < ahead.end; ++position) {
+      prefetch(core::row_address(call.q, position - call.base(), ahead.head), row_bytes);
+    }
+  }
+  float* row = of(thread).row.data();
+  std::fill_n(query, d, 0.0f);
+  for (std::int64_t position = pool.begin; position < pool.end; ++position) {
+    data_.kernels.widen(core::row_address(call.q, position - call.base(), pool.head), call.q.type, d, row);
+    for (std::int64_t x = 0; x < d; ++x) query[x] += row[x];
+  }
+  const auto rows = static_cast<float>(
+      HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? lanes.size : pool.end - pool.begin);
+  const auto scale = call.scale();
+  for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
+}
+
 void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread) {
-  Scratch& scratch = of(thread);
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t width = data_.summaries.width();
-  const auto scale = call.scale();
-  const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
-  const std::int64_t lanes_ahead = std::max<std::int64_t>(1, kPrefetchedRows / data_.options.pool);
-  for_lanes(chunk, unit, unit.first, unit.last, [&](const Lanes& lanes) {
+  for_lanes(chunk, unit, unit.first, unit.last, data_.options.pool, [&](const Lanes& lanes) {
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
-      const Pool& pool = lanes.pools[lane];
-      if (lane + lanes_ahead < lanes.n) {
-        const Pool& ahead = lanes.pools[lane + lanes_ahead];
-        for (std::int64_t position = ahead.begin; position < ahead.end; ++position) {
-          prefetch(core::row_address(call.q, position - call.base(), ahead.head), row_bytes);
-        }
-      }
-      float* query = scratch.pooled.data() + (lanes.first + lane) * width;
-      std::fill_n(query, width, 0.0f);
-      for (std::int64_t position = pool.begin; position < pool.end; ++position) {
-        data_.kernels.widen(core::row_address(call.q, position - call.base(), pool.head), call.q.type, d,
-                            scratch.row.data());
-        for (std::int64_t x = 0; x < d; ++x) query[x] += scratch.row.data()[x];
-      }
-      const auto rows = static_cast<float>(HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole")
-                                               ? data_.options.pool
-                                               : pool.end - pool.begin);
-      for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
+      float* query = of(thread).pooled.data() + (lanes.first + lane) * width;
+      pool_query(call, lanes, lane, query, thread);
       for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
+      std::fill(query + 2 * d, query + width, 0.0f);
     }
   });
 }
@@ -287,7 +294,7 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
   const std::int64_t width = summaries.width();
   const std::int64_t of_head = summaries.run(call.layer, unit.head_kv);
   for (std::int64_t block = first; block < last; ++block) std::fill_n(to(block), ballot.n, kNothing);
-  for_lanes(chunk, unit, first, last, [&](const Lanes& lanes) {
+  for_lanes(chunk, unit, first, last, data_.options.pool, [&](const Lanes& lanes) {
     call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width, lanes.n, width, thread);
     float* part = products;
     for (const Run& run : ballot.runs) {
@@ -435,11 +442,13 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int32_t* kept = scratch.kept.data();
   std::fill_n(token_vote, votes.tokens, 0.0f);
   std::int64_t batches = 0;
-  for_lanes(chunk, unit, query_block, query_block + 1, [&](const Lanes& lanes) {
+  const std::int64_t half = HEADWATER_SABOTAGE("cpu.blocks.whole_pools_vote_on_tokens")
+                                ? data_.options.pool
+                                : (data_.options.pool + 1) / 2;
+  for_lanes(chunk, unit, query_block, query_block + 1, half, [&](const Lanes& lanes) {
     if (batches++ > 0 && HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32")) return;
-    const float* pooled = scratch.pooled.data() + lanes.first * data_.summaries.width();
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
-      std::copy_n(pooled + lane * data_.summaries.width(), d, queries + lane * d);
+      pool_query(call, lanes, lane, queries + lane * d, thread);
     }
     call.arithmetic.load_lanes(queries, lanes.n, d, thread);
     for (std::int64_t first = 0; first < votes.tokens; first += at_once) {

@@ -51,6 +51,7 @@ class BlocksPass {
   };
   /// Pools that are multiplied together.
   struct Lanes {
+    std::int64_t size;   ///< rows of a whole pool
     std::int64_t first;  ///< the number of the first among the pools of the unit
     std::int64_t n;
     Pool pools[kBlockRows];
@@ -73,7 +74,7 @@ class BlocksPass {
     [[nodiscard]] std::int64_t bytes() const;
 
     core::Buffer<float> row;       ///< [d] a query row
-    core::Buffer<float> pooled;    ///< [pools of a unit][summary width], then [kBlockRows][d] of some of them
+    core::Buffer<float> pooled;    ///< [pools of a unit][summary width], then [kBlockRows][d] of half pools
     core::Buffer<float> products;  ///< [most voted on, whole tiles and one more][kBlockRows]
     core::Buffer<unsigned char> keys;  ///< keys of some blocks, side by side and readable up to a whole tile
     core::Buffer<std::uint32_t> order_keys;  ///< [most voted on, or all candidates]
@@ -86,15 +87,17 @@ class BlocksPass {
   };
 
   [[nodiscard]] Votes votes_of(const Chunk& chunk) const;
-  [[nodiscard]] std::int64_t pools_per_block() const;
+  [[nodiscard]] std::int64_t pools_per_block(std::int64_t size) const;
   [[nodiscard]] std::int64_t blocks_per_unit() const;
   void run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
                 const Unit& unit, bool new_set, int thread);
 
-  /// Calls body(lanes) for all pools of the unit's query blocks [first, last).
+  /// Calls body(lanes) for all pools, of `size` rows, of the unit's query blocks [first, last).
   template <class Body>
   void for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t first, std::int64_t last,
-                 const Body& body) const;
+                 std::int64_t size, const Body& body) const;
+  /// SEL-4: the scaled query of one of the lanes, [d].
+  void pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query, int thread);
   /// The scaled queries of the unit's pools, half their squares after them.
   void pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread);
   /// LOGIT-2, LOGIT-3 of n products; position(i) is that of key i.
