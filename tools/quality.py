@@ -60,21 +60,23 @@ def of_size(chunk, memory):
             *(Rule("blocks", chunk, 64, memory - 64, stages) for stages in (1, 2))]
 
 
-EQUAL = [*of_size(1024, 512), Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
-LARGER = [Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
-          Rule("blocks", 1024, 64, 448, 4), Rule("blocks", 1024, 32, 480), Rule("blocks", 1024, 128, 384)]
+DEFAULT = Rule("blocks", 1024, 32, 480)  # of `headwater generate`
+EQUAL = [*of_size(1024, 512), DEFAULT, Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
+LARGER = [Rule("blocks", 1024, 32, 480, 2, 32, 2), Rule("blocks", 1024, 32, 480, 2, 32, 8),
+          Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
+          Rule("blocks", 1024, 64, 448, 4), Rule("blocks", 1024, 16, 496), Rule("blocks", 1024, 128, 384)]
 SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 512),
                                     (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
 PINNED = [Rule("window", 1024, 504, 8, more=("--pinned", 8)), Rule("h2o", 1024, 256, 256, more=("--pinned", 8)),
-          Rule("blocks", 1024, 64, 448, more=("--pinned", 8))]
+          Rule("blocks", 1024, 32, 480, more=("--pinned", 8))]
 DENSE_LAYER = [Rule(kind, 1024, local, heavy, more=("--dense-layers", layers)) for kind, local, heavy in
-               (("h2o", 256, 256), ("blocks", 64, 448)) for layers in (*map(str, range(LAYERS)), f"0-{LAYERS // 2 - 1}",
+               (("h2o", 256, 256), ("blocks", 32, 480)) for layers in (*map(str, range(LAYERS)), f"0-{LAYERS // 2 - 1}",
                                                                        f"{LAYERS // 2}-{LAYERS - 1}")]
 MET = Rule("h2o", 1024, 767, 256)  # the plan's metric P8.3
 ASKED = ("prefill", "tail")  # where the question stands
 PROMPTS = 105                # of each row, seven depths
 LOOKED_UP = [Rule("h2o", 1024, 256, 256), Rule("window", 1024, 512, 0), Rule("blocks", 1024, 64, 448, 1),
-             Rule("blocks", 1024, 64, 448), Rule("blocks", 256, 64, 192)]
+             DEFAULT, Rule("blocks", 256, 64, 192)]
 
 
 def plan():
@@ -92,7 +94,7 @@ def plan():
     for rule in SIZES:
         yield "perplexity", 4096, rule
     for rule in SIZES:
-        if rule.local + rule.heavy >= 256 and (rule.rule == "h2o" or rule.label == EQUAL[3].label):
+        if rule.local + rule.heavy >= 256 and (rule.rule == "h2o" or rule.label == DEFAULT.label):
             yield "perplexity", 8192, rule
     for window, ask in ((4096, "prefill"), (8192, "prefill"), (4096, "tail"), (16384, "prefill")):
         for rule in LOOKED_UP:
@@ -265,11 +267,11 @@ def perplexity_table(results):
     table(("N", "documents", "S, L, H", "inside the sparse prefill % (se)", "decoded dense after it % (se)"),
           [row(EQUAL[0], EQUAL[0].sizes, "prefill"), row(MET, MET.sizes, "prefill"),
            row(EQUAL[1], f"`window`, {EQUAL[1].sizes}", "prefill"),
-           row(EQUAL[3], f"`blocks`, {EQUAL[3].sizes}, after query blocks", "ends")])
+           row(DEFAULT, f"`blocks`, {DEFAULT.sizes}, after query blocks", "ends")])
 
 
 def option_tables(results):
-    base = {"h2o": EQUAL[0], "window": EQUAL[1], "blocks": EQUAL[3]}
+    base = {"h2o": EQUAL[0], "window": EQUAL[1], "blocks": DEFAULT}
     table(("N", "rule", "S, L, H", "KL (se)"),
           [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)))
            for window in WINDOWS[:2] for pinned in PINNED for rule in (base[pinned.rule], pinned)])

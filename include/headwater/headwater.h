@@ -175,7 +175,7 @@ typedef struct headwater_options {
   /* Sizes of rule BLOCKS (SEL-1); not read with any other. */
   int64_t key_block;   /* K, keys of a key block, 1 .. 256 and at most S; divides H; default 8 */
   int64_t query_block; /* Q, rows of a query block, 1 .. S; default 32 */
-  int64_t pool;        /* P, rows of a pool; divides Q; default 4 */
+  int64_t pool;        /* P, rows of a pool, half as many for tokens (SEL-4); divides Q; default 4 */
   int64_t refine;      /* R, 1: blocks alone; 2 .. 16: tokens of R times as many blocks (SEL-7); default 2 */
   int64_t pinned;      /* A, first tokens kept among the heavy ones (MEM-7), 0 (default) .. heavy */
   int64_t dense_below; /* D, shorter turns are dense (STATE-3), 0 (default) .. 2^31 - 1 */

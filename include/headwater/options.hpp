@@ -105,7 +105,7 @@ struct Options {
   // Sizes of rule `blocks` (SEL-1); not read with any other.
   std::int64_t key_block = 8;     ///< K, keys of a key block, 1 .. 256 and at most S; divides H
   std::int64_t query_block = 32;  ///< Q, rows of a query block, 1 .. S
-  std::int64_t pool = 4;          ///< P, rows of a pool; divides Q
+  std::int64_t pool = 4;          ///< P, rows of a pool, half as many for tokens (SEL-4); divides Q
   std::int64_t refine = 2;        ///< R, 1: blocks alone; 2 .. 16: tokens of R times as many blocks (SEL-7)
 
   std::optional<double> scale;  ///< LOGIT-1; default 1/sqrt(d); finite

@@ -68,10 +68,10 @@ def _with_defaults(given, engine):
     """The options of `headwater generate`: rule blocks, whose sizes fit themselves where the rule was not asked for."""
     given = {name: value for name, value in given.items() if value is not None}
     if "select" in given:
-        return {"local": 64, "heavy": 448, **given}
+        return {"local": 32, "heavy": 480, **given}
     if not _has_blocks(engine or os.environ.get("HEADWATER_ENGINE") or "cpu"):
         return given
-    options = {"select": "blocks", "chunk": 1024, "local": 64, "heavy": 448, "pinned": 0, **given}
+    options = {"select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "pinned": 0, **given}
     chunk, heavy, pinned = (_options.integer(options[name], name) for name in ("chunk", "heavy", "pinned"))
     options.setdefault("query_block", max(1, min(32, chunk)))
     options.setdefault("pool", math.gcd(4, _options.integer(options["query_block"], "query_block")))
@@ -165,8 +165,8 @@ class Model:
         capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
         "bf16". dense_tail: so many tokens at the end of a sparse turn see all before them. engine: a name of
         headwater.engines(). options: of Session (chunk, local, heavy, batch, select, dense, threads, ...) but for what the
-        model decides (scale, softcap, sinks, alibi, layers); defaults are those of `headwater generate`: rule blocks, 64
-        local and 448 heavy tokens. Errors: ValueError, TypeError, MemoryError, RuntimeError (the engine is not there).
+        model decides (scale, softcap, sinks, alibi, layers); defaults are those of `headwater generate`: rule blocks, 32
+        local and 480 heavy tokens. Errors: ValueError, TypeError, MemoryError, RuntimeError (the engine is not there).
         """
         return Conversation(self, capacity, cache_type, dense_tail, engine, options)
 

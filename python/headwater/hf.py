@@ -31,9 +31,9 @@ from transformers.masking_utils import causal_mask_function  # noqa: E402
 __all__ = ["configuration", "configure"]
 
 # Those of `headwater generate`.
-_DEFAULTS = {"select": "blocks", "chunk": 1024, "local": 64, "heavy": 448, "dense": False, "dense_layers": (),
+_DEFAULTS = {"select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "dense": False, "dense_layers": (),
              "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None}
-_NEWEST = 64  # of `memory` with rule blocks
+_NEWEST = 32  # of `memory` with rule blocks
 _MORE = ("batch", "key_block", "query_block", "pool", "refine", "pinned", "clamp", "score_type", "schedule")
 _ATTRIBUTE = "headwater_options"  # of every module of a configured model
 # What models hand on to a layer's attention, and what changes nothing there.
@@ -201,7 +201,7 @@ def _layers_of(model):
 def configure(model: torch.nn.Module, *, memory: int | None = None, **options: Any) -> dict[str, Any]:
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
-    options: select ("blocks"; or "h2o"), chunk (1024), local (64) and heavy (448), or memory, both together: 64 newest and
+    options: select ("blocks"; or "h2o"), chunk (1024), local (32) and heavy (480), or memory, both together: 32 newest and
     the rest with "blocks", two halves with "h2o"; dense (False; True: exact attention everywhere), dense_layers (numbers of
     layers), dense_tail (64: so many tokens at the end of a sparse prompt see everything), dense_below (prompts of fewer
     tokens are dense), threads (0: all), engine, and batch, key_block, query_block, pool, refine, pinned, clamp, score_type,

@@ -54,7 +54,7 @@ class Generates(unittest.TestCase):
         self.assertEqual([default[key] for key in ("select", "local", "heavy", "key_block", "query_block", "pool", "refine")],
                          ["blocks", 128, 128, 8, 32, 4, 2])
         default = generate_json("-f", TEXT, "-n", "1")["effective"]
-        self.assertEqual([default[key] for key in ("chunk", "local", "heavy")], [1024, 64, 448])
+        self.assertEqual([default[key] for key in ("chunk", "local", "heavy")], [1024, 32, 480])
         # Sizes of the default rule that were not given fit: K divides H, Q is at most S, P divides Q.
         for given, wanted in ((["-ub", "24"], [8, 24, 4]), (["-ub", "6", "--h2o-heavy", "4"], [4, 6, 2]),
                               (["-ub", "2", "--h2o-heavy", "8"], [2, 2, 2]), (["--h2o-heavy", "27"], [1, 32, 4]),

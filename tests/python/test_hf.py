@@ -334,10 +334,10 @@ class Options(Case):
     def test_defaults_and_memory(self):
         own = model("Llama")
         self.assertEqual(headwater.hf.configuration(own), {
-            "select": "blocks", "chunk": 1024, "local": 64, "heavy": 448, "dense": False, "dense_layers": (),
+            "select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "dense": False, "dense_layers": (),
             "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
         got = headwater.hf.configure(own, memory=256, chunk=512, threads=2)
-        self.assertEqual((got["local"], got["heavy"], got["chunk"]), (64, 192, 512))
+        self.assertEqual((got["local"], got["heavy"], got["chunk"]), (32, 224, 512))
         got = headwater.hf.configure(own, memory=256, select="h2o")
         self.assertEqual((got["local"], got["heavy"]), (128, 128))
         self.assertEqual(headwater.hf.configuration(copy.deepcopy(own)), got)

@@ -91,8 +91,8 @@ bool has_blocks(const std::string& engine) {
 /// What docs/quality.md finds best: the rule, and how it divides the budget of the memory sets.
 void best_rule(Options& options) {
   options.select = Select::blocks;
-  options.local = 64;
-  options.heavy = 448;
+  options.local = 32;
+  options.heavy = 480;
 }
 
 /// An engine that has one rule gets that one where none was asked for, with its own shares of the budget.

@@ -1,7 +1,7 @@
 """The rules that are compared, at one chunk and one size of memory set (docs/spec.md: S, and M = L + H)."""
 
 KEY_BLOCK, QUERY_BLOCK, POOL, BATCH = 8, 32, 4, 4096  # defaults of docs/spec.md
-NEWEST = 64  # L of rule blocks, as `headwater generate` has it
+NEWEST = 32  # L of rule blocks, as `headwater generate` has it
 NAMES = ("dense", "h2o", "window", "blocks")
 
 
