@@ -289,13 +289,12 @@ void Projection::multiply_slice(std::int64_t first, std::int64_t last, const Few
 
 void Projection::multiply_groups(std::int64_t first, std::int64_t last, const FewRows& rows,
                                  float* result) const {
+  const auto few = static_cast<std::size_t>(rows.count);
   for_groups(first, last,
              [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
-               const auto& arranged = rows.grouped[static_cast<std::size_t>(tensor.type)];
-               float* out = result + (column - first);
-               for (std::int64_t i = 0; i < rows.count; ++i, out += kSliceWidth) {
-                 dot_group(tensor.type, packed_ + at, depth_, arranged[static_cast<std::size_t>(i)], out);
-               }
+               const std::span x(rows.grouped[static_cast<std::size_t>(tensor.type)]);
+               dot_group(tensor.type, packed_ + at, depth_, x.first(few), result + (column - first),
+                         kSliceWidth);
              });
 }
 
