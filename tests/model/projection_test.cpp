@@ -377,13 +377,19 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
   }
 }
 
-// Widths end inside a slice and inside a group, and on each side of a slice; depths lie on each side of a strip's bytes;
+// Widths end inside a slice and inside a group, and on each side of a slice; the widest ones have tasks of several slices,
+// the last of them not full, and of most slices; depths lie on each side of a strip's bytes;
 // every count of rows, so also on each side of those that a kernel takes at once.
 TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
   constexpr std::int64_t kMost = Projection::kFewRows;
   for (const TensorType type : kTypes) {
-    for (const auto& [depth, width] :
-         {std::pair{std::int64_t{256}, std::int64_t{130}}, {768, 63}, {512, 64}, {512, 65}, {4096, 200}}) {
+    for (const auto& [depth, width] : {std::pair{std::int64_t{256}, std::int64_t{130}},
+                                       {768, 63},
+                                       {512, 64},
+                                       {512, 65},
+                                       {256, 2 * 17 * 64 + 1},
+                                       {256, 2 * 4 * 9 * 64 + 64},
+                                       {4096, 200}}) {
       const LargeMatrix matrix(type, depth, width);
       Packed packed(Precision::f32, {{&matrix.tensor, 0, width}}, 2);
       const auto x = random_rows(kMost, depth);
