@@ -33,8 +33,11 @@ void read_group(const Tensor& tensor, std::int64_t row, std::int64_t n, const Fi
   (void)quantised_row_is_finite(tensor.type, tensor.row(row), n);
   pack_group(tensor.type, tensor.row(row), 1, n, group.data());
   arrange_for_groups(tensor.type, fixed, n, arranged.data());
-  float sums[kRowsOfGroup];
-  dot_group(tensor.type, group.data(), n, arranged.data(), sums);
+  // Beside each other: some at once, and some that are left.
+  constexpr std::size_t kRows = 7;
+  const std::vector<const std::byte*> x(kRows, arranged.data());
+  float sums[kRows * kRowsOfGroup];
+  dot_group(tensor.type, group.data(), n, x, sums, kRowsOfGroup);
   auto* const to = reinterpret_cast<std::uint32_t*>(words.data());
   widen_group(tensor.type, group.data(), n, to, kRowsOfGroup);
   widen_group_bf16(tensor.type, group.data(), n, to, kRowsOfGroup);

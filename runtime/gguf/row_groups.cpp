@@ -200,8 +200,15 @@ void arrange_for_groups(TensorType type, const FixedRow& x, std::int64_t n, std:
   kernels().arrange[static_cast<std::size_t>(type)](x, n, memory);
 }
 
-void dot_group(TensorType type, const std::byte* group, std::int64_t n, const std::byte* x, float* out) {
-  kernels().dot[static_cast<std::size_t>(type)](group, n, x, out);
+void dot_group(TensorType type, const std::byte* group, std::int64_t n, std::span<const std::byte* const> x,
+               float* out, std::int64_t stride) {
+  const auto dot = kernels().dot[static_cast<std::size_t>(type)];
+  for (std::size_t i = 0; i < x.size(); i += kGroupRowsAtOnce) {
+    const std::size_t rows = std::min<std::size_t>(kGroupRowsAtOnce, x.size() - i);
+    const std::size_t from = HEADWATER_SABOTAGE("runtime.groups.first_rows_again") ? 0 : i;
+    dot(group, n, x.data() + from, static_cast<int>(rows), out + static_cast<std::int64_t>(i) * stride,
+        stride);
+  }
 }
 
 void widen_group(TensorType type, const std::byte* group, std::int64_t n, std::uint32_t* to,

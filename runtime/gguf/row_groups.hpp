@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "runtime/gguf/kernels/table.hpp"
 #include "runtime/gguf/tensor_type.hpp"
@@ -27,8 +28,10 @@ void pack_group(TensorType type, const std::byte* rows, std::int64_t count, std:
 [[nodiscard]] std::size_t arranged_for_groups_bytes(std::int64_t n);
 /// x as dot_group() reads it for rows of a type.
 void arrange_for_groups(TensorType type, const FixedRow& x, std::int64_t n, std::byte* memory);
-/// The dot product of each of the sixteen rows with x. Error bound and order: as dot_rows_fixed().
-void dot_group(TensorType type, const std::byte* group, std::int64_t n, const std::byte* x, float* out);
+/// The dot product of each of the sixteen rows with each row x, as arranged: out[i * stride + r] is that of x[i] and row r.
+/// Each x has the bits that it has alone. Error bound and order: as dot_rows_fixed().
+void dot_group(TensorType type, const std::byte* group, std::int64_t n, std::span<const std::byte* const> x,
+               float* out, std::int64_t stride);
 
 /// Elements as dequantize_row() and dequantize_row_bf16() give them, bit for bit (but for the sign of zeros of
 /// missing rows): to[k * stride + r] is element k of row r, or elements 2 k and 2 k + 1, the first in the lower half.

@@ -24,6 +24,11 @@ constexpr std::int64_t kStripRows = 16;
 /// stay.
 constexpr std::int64_t kStripBytes = 16384;
 
+/// A task of multiply_few() takes several slices where every thread still gets some tasks, which evens out threads that
+/// are held up: what a group prefetches is then mostly what the same thread multiplies next.
+constexpr std::int64_t kTasksOfThread = 4;
+constexpr std::int64_t kSlicesOfTask = 8;
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 [[noreturn]] void refuse_row(const Tensor& tensor, std::int64_t row) {
@@ -289,13 +294,12 @@ void Projection::multiply_slice(std::int64_t first, std::int64_t last, const Few
 
 void Projection::multiply_groups(std::int64_t first, std::int64_t last, const FewRows& rows,
                                  float* result) const {
+  const auto few = static_cast<std::size_t>(rows.count);
   for_groups(first, last,
              [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
-               const auto& arranged = rows.grouped[static_cast<std::size_t>(tensor.type)];
-               float* out = result + (column - first);
-               for (std::int64_t i = 0; i < rows.count; ++i, out += kSliceWidth) {
-                 dot_group(tensor.type, packed_ + at, depth_, arranged[static_cast<std::size_t>(i)], out);
-               }
+               const std::span x(rows.grouped[static_cast<std::size_t>(tensor.type)]);
+               dot_group(tensor.type, packed_ + at, depth_, x.first(few), result + (column - first),
+                         kSliceWidth);
              });
 }
 
@@ -314,17 +318,23 @@ void Projection::multiply_few(const float* x, std::int64_t rows, int threads,
       arrange(few, row, x + from * depth_, memory + static_cast<std::size_t>(row) * bytes);
     });
   }
-  parallel_tasks(threads, divide_up(width_, kSliceWidth), [&](std::int64_t task, int) {
+  const std::int64_t slices = divide_up(width_, kSliceWidth);
+  const std::int64_t run = std::clamp<std::int64_t>(slices / (kTasksOfThread * threads), 1, kSlicesOfTask);
+  parallel_tasks(threads, divide_up(slices, run), [&](std::int64_t task, int) {
     float result[kFewRows * kSliceWidth];  // whole groups, too: the last one may reach past the width
-    std::int64_t first = task * kSliceWidth;
-    if (HEADWATER_SABOTAGE("runtime.projection.slice_in_16_bits")) first = static_cast<std::uint16_t>(first);
-    const std::int64_t last = std::min(width_, first + kSliceWidth);
-    if (grouped_) {
-      multiply_groups(first, last, few, result);
-    } else {
-      multiply_slice(first, last, few, result);
+    for (std::int64_t slice = task * run; slice < std::min(slices, (task + 1) * run); ++slice) {
+      std::int64_t first = slice * kSliceWidth;
+      if (HEADWATER_SABOTAGE("runtime.projection.slice_in_16_bits"))
+        first = static_cast<std::uint16_t>(first);
+      const std::int64_t last = std::min(width_, first + kSliceWidth);
+      if (grouped_) {
+        multiply_groups(first, last, few, result);
+      } else {
+        multiply_slice(first, last, few, result);
+      }
+      sink.take({0, rows, first, last - first, result, kSliceWidth});
+      if (HEADWATER_SABOTAGE("runtime.projection.first_slice_of_task_alone")) break;
     }
-    sink.take({0, rows, first, last - first, result, kSliceWidth});
   });
 }
 

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -137,12 +139,14 @@ TEST_P(Groups, WidenToTheValuesOfTheirRows) {
 }
 
 struct Activations {
+  TensorType type;
   std::vector<float> values;
   std::vector<std::byte> fixed;
   Lines arranged;
 
-  Activations(TensorType type, std::vector<float> x)
-      : values(std::move(x)),
+  Activations(TensorType t, std::vector<float> x)
+      : type(t),
+        values(std::move(x)),
         fixed(fixed_row_bytes(static_cast<std::int64_t>(values.size())) + 64),
         arranged(arranged_for_groups_bytes(static_cast<std::int64_t>(values.size()))) {
     const auto n = static_cast<std::int64_t>(values.size());
@@ -151,7 +155,23 @@ struct Activations {
     arrange_for_groups(type, fix_row(values.data(), n, memory), n, arranged.data());
     EXPECT_TRUE(arranged.intact()) << "written after the memory";
   }
+  /// With the sixteen rows of a group.
+  void multiply(Group& group, float* out) {
+    const std::byte* const x = arranged.data();
+    dot_group(type, group.memory.data(), static_cast<std::int64_t>(values.size()), {&x, 1}, out,
+              kRowsOfGroup);
+  }
 };
+
+/// Runs of very different sizes, as activations have them.
+std::vector<float> uneven_row(std::mt19937& random, std::int64_t n) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = std::ldexp(normal(random), static_cast<int>(i / kFixedRun * 7 % 23) - 11);
+  }
+  return x;
+}
 
 float largest_of_run(const std::vector<float>& x, std::size_t i) {
   const auto run = x.begin() + static_cast<std::ptrdiff_t>(i / kFixedRun * kFixedRun);
@@ -179,22 +199,53 @@ void expect_dot_products(const RandomRows& rows, const Activations& x, const flo
 
 TEST_P(Groups, DotProductsAreThoseOfTheirRows) {
   std::mt19937 random(6);
-  std::normal_distribution<float> normal;
   for (const std::int64_t n : lengths()) {
     for (const std::int64_t count : {16, 7}) {
       const RandomRows rows(GetParam(), n, count);
       Group group(rows);
-      std::vector<float> x(static_cast<std::size_t>(n));
-      // Runs of very different sizes, as activations have them.
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        x[i] = std::ldexp(normal(random), static_cast<int>(i / kFixedRun * 7 % 23) - 11);
-      }
-      Activations activations(GetParam(), x);
+      Activations activations(GetParam(), uneven_row(random, n));
       float got[kRowsOfGroup + 1];
       got[kRowsOfGroup] = 12345.0F;
-      dot_group(GetParam(), group.memory.data(), n, activations.arranged.data(), got);
+      activations.multiply(group, got);
       expect_dot_products(rows, activations, got);
       EXPECT_EQ(got[kRowsOfGroup], 12345.0F);
+    }
+  }
+}
+
+// On both sides of every multiple of the rows that a kernel takes at once, up to four of them. Nothing is written beside
+// the sixteen columns or after the last row.
+TEST_P(Groups, EachOfSeveralRowsHasTheBitsThatItHasAlone) {
+  constexpr std::size_t kMost = 17;
+  constexpr std::size_t kStride = 40;
+  constexpr float kUntouched = 12345.0F;
+  std::mt19937 random(7);
+  for (const std::int64_t n : lengths()) {
+    const RandomRows rows(GetParam(), n, 16);
+    Group group(rows);
+    std::vector<Activations> activations;
+    std::vector<const std::byte*> x;
+    std::vector<std::array<float, kRowsOfGroup>> alone(kMost);
+    activations.reserve(kMost);
+    for (std::size_t i = 0; i < kMost; ++i) {
+      activations.emplace_back(GetParam(), uneven_row(random, n));
+      x.push_back(activations.back().arranged.data());
+      activations.back().multiply(group, alone[i].data());
+    }
+    for (std::size_t count = 1; count <= kMost; ++count) {
+      std::vector<float> got((kMost + 1) * kStride, kUntouched);
+      dot_group(GetParam(), group.memory.data(), n, std::span(x).first(count), got.data(), kStride);
+      for (std::size_t i = 0; i <= kMost; ++i) {
+        const float* const from = got.data() + i * kStride;
+        const bool written = i < count;
+        if (written) {
+          ASSERT_EQ(std::memcmp(from, alone[i].data(), sizeof alone[i]), 0)
+              << "row " << i << " of " << count << " rows of " << n;
+        }
+        const std::size_t end = written ? kRowsOfGroup : 0;
+        ASSERT_TRUE(std::all_of(from + end, from + kStride, [](float value) { return value == kUntouched; }))
+            << "beside row " << i << " of " << count << " rows of " << n;
+      }
     }
   }
 }
@@ -212,7 +263,7 @@ TEST_P(Groups, SumsOfTheLargestProductsAreExact) {
       Group group(rows);
       Activations x(GetParam(), std::vector<float>(256, sign));
       float got[kRowsOfGroup];
-      dot_group(GetParam(), group.memory.data(), 256, x.arranged.data(), got);
+      x.multiply(group, got);
       expect_dot_products(rows, x, got);
     }
   }
@@ -226,7 +277,7 @@ TEST_P(Groups, HideNoNaN) {
     x[77] = bad;
     Activations activations(GetParam(), x);
     float got[kRowsOfGroup];
-    dot_group(GetParam(), group.memory.data(), 256, activations.arranged.data(), got);
+    activations.multiply(group, got);
     for (const float value : got) EXPECT_TRUE(std::isnan(value));
   }
 }

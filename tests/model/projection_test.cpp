@@ -2,6 +2,7 @@
 
 #include "runtime/model/projection.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -376,25 +377,35 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
   }
 }
 
-// Widths end inside a slice and inside a group; depths and rows lie on each side of a strip's bytes and of most rows.
+// Widths end inside a slice and inside a group, and on each side of a slice; the widest ones have tasks of several slices,
+// the last of them not full, and of most slices; depths lie on each side of a strip's bytes;
+// every count of rows, so also on each side of those that a kernel takes at once.
 TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
   constexpr std::int64_t kMost = Projection::kFewRows;
   for (const TensorType type : kTypes) {
-    for (const auto& [depth, width] : {std::pair{std::int64_t{256}, std::int64_t{130}}, {4096, 200}}) {
+    for (const auto& [depth, width] : {std::pair{std::int64_t{256}, std::int64_t{130}},
+                                       {768, 63},
+                                       {512, 64},
+                                       {512, 65},
+                                       {256, 2 * 17 * 64 + 1},
+                                       {256, 2 * 4 * 9 * 64 + 64},
+                                       {4096, 200}}) {
       const LargeMatrix matrix(type, depth, width);
       Packed packed(Precision::f32, {{&matrix.tensor, 0, width}}, 2);
       const auto x = random_rows(kMost, depth);
-      for (const std::int64_t rows : {std::int64_t{2}, std::int64_t{3}, std::int64_t{9}, kMost}) {
-        SCOPED_TRACE(std::string(tensor_type_info(type).name) + " " + std::to_string(depth) + ", rows " +
-                     std::to_string(rows));
+      std::vector<float> alone;
+      for (std::int64_t row = 0; row < kMost; ++row) {
+        const Collect one(1, width);
+        packed.projection->multiply_few(x.data() + row * depth, 1, 1, packed.scratch, one);
+        alone.insert(alone.end(), one.values().begin(), one.values().end());
+      }
+      for (std::int64_t rows = 1; rows <= kMost; ++rows) {
+        SCOPED_TRACE(fmt::format("{} {} x {}, rows {}", tensor_type_info(type).name, depth, width, rows));
         const Collect together(rows, width);
         packed.projection->multiply_few(x.data(), rows, 2, packed.scratch, together);
+        const auto bytes = static_cast<std::size_t>(width) * sizeof(float);
         for (std::int64_t row = 0; row < rows; ++row) {
-          const Collect alone(1, width);
-          packed.projection->multiply_few(x.data() + row * depth, 1, 1, packed.scratch, alone);
-          const auto* const bits = together.values().data() + row * width;
-          ASSERT_EQ(std::memcmp(bits, alone.values().data(), static_cast<std::size_t>(width) * sizeof(float)),
-                    0)
+          ASSERT_EQ(std::memcmp(together.values().data() + row * width, alone.data() + row * width, bytes), 0)
               << "row " << row;
         }
       }

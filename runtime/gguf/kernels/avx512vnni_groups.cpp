@@ -185,53 +185,95 @@ inline __m512 total(__m512i high, __m512i low) {
   return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
 
-template <class Unit, int Pair>
-inline __m512 add_pair(__m512 sums, const Unit& unit, const std::byte* x) {
+/// Adds a pair of runs to the sums of R rows x, whose unit is at `at`. A line of codes is loaded and unpacked once for all
+/// of them; the order of a row's sum is the same for every R.
+template <class Unit, int Pair, int R>
+inline void add_pair(__m512 (&sums)[R], const Unit& unit, const std::byte* const (&x)[R], std::int64_t at) {
   constexpr int kLines = kRunLines / Unit::kParts;
-  const std::byte* const first = x + GroupRun::kBytes * 2 * Pair;
-  const std::byte* const second = first + GroupRun::kBytes;
+  at += GroupRun::kBytes * 2 * Pair;
   for (int part = 0; part < Unit::kParts; ++part) {
-    __m512i first_high = _mm512_setzero_si512();
-    __m512i first_low = start<Unit>(first, part);
-    __m512i second_high = _mm512_setzero_si512();
-    __m512i second_low = start<Unit>(second, part);
+    __m512i high[R][2], low[R][2];
+    for (int r = 0; r < R; ++r) {
+      for (int run = 0; run < 2; ++run) {
+        high[r][run] = _mm512_setzero_si512();
+        low[r][run] = start<Unit>(x[r] + at + GroupRun::kBytes * run, part);
+      }
+    }
     for (int line = part * kLines; line < (part + 1) * kLines; ++line) {
       const Codes codes = unit.template codes<Pair>(line);
-      first_high = _mm512_dpbusd_epi32(first_high, codes.first, four_bytes_each(first + 4 * line));
-      second_high = _mm512_dpbusd_epi32(second_high, codes.second, four_bytes_each(second + 4 * line));
-      first_low =
-          _mm512_dpbusd_epi32(first_low, codes.first, four_bytes_each(first + GroupRun::kLow + 4 * line));
-      second_low =
-          _mm512_dpbusd_epi32(second_low, codes.second, four_bytes_each(second + GroupRun::kLow + 4 * line));
+      for (int r = 0; r < R; ++r) {
+        for (int run = 0; run < 2; ++run) {
+          const __m512i code = run == 0 ? codes.first : codes.second;
+          const std::byte* const from = x[r] + at + GroupRun::kBytes * run + 4 * line;
+          high[r][run] = _mm512_dpbusd_epi32(high[r][run], code, four_bytes_each(from));
+          low[r][run] = _mm512_dpbusd_epi32(low[r][run], code, four_bytes_each(from + GroupRun::kLow));
+        }
+      }
     }
-    const __m512 first_scale =
-        _mm512_mul_ps(unit.scale(2 * Pair, part), float_each(first + GroupRun::kScale));
-    const __m512 second_scale =
-        _mm512_mul_ps(unit.scale(2 * Pair + 1, part), float_each(second + GroupRun::kScale));
-    sums = _mm512_fmadd_ps(total(first_high, first_low), first_scale, sums);
-    sums = _mm512_fmadd_ps(total(second_high, second_low), second_scale, sums);
+    for (int run = 0; run < 2; ++run) {
+      const __m512 scale = unit.scale(2 * Pair + run, part);
+      for (int r = 0; r < R; ++r) {
+        const __m512 own = float_each(x[r] + at + GroupRun::kBytes * run + GroupRun::kScale);
+        sums[r] = _mm512_fmadd_ps(total(high[r][run], low[r][run]), _mm512_mul_ps(scale, own), sums[r]);
+      }
+    }
   }
   if constexpr (Unit::kMinima) {
-    sums = _mm512_fnmadd_ps(unit.minimum(2 * Pair), float_each(first + GroupRun::kSum), sums);
-    sums = _mm512_fnmadd_ps(unit.minimum(2 * Pair + 1), float_each(second + GroupRun::kSum), sums);
+    for (int run = 0; run < 2; ++run) {
+      const __m512 minimum = unit.minimum(2 * Pair + run);
+      for (int r = 0; r < R; ++r) {
+        const __m512 own = float_each(x[r] + at + GroupRun::kBytes * run + GroupRun::kSum);
+        sums[r] = _mm512_fnmadd_ps(minimum, own, sums[r]);
+      }
+    }
   }
-  return sums;
+}
+
+/// A unit of the next group, into the second-level cache: while later rows multiply a group once more the processor's own
+/// prefetcher has nothing to follow, and memory would wait (eight rows of Q8_0: 1.6 times as long, Zen 4). Behind the
+/// last group it does no harm.
+inline void prefetch_unit(const std::byte* unit, int bytes) {
+  for (int at = 0; at < bytes; at += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(unit + at), _MM_HINT_T1);
+  }
+}
+
+template <class Unit, int R>
+void dot_rows(const std::byte* group, std::int64_t n, const std::byte* const* rows, float* out,
+              std::int64_t stride) {
+  constexpr int kElements = Unit::Layout::kElements;
+  constexpr int kStep = GroupRun::kBytes * (kElements / kFixedRun);
+  const std::byte* x[R];
+  __m512 sums[R];
+  for (int r = 0; r < R; ++r) {
+    x[r] = rows[r];
+    sums[r] = _mm512_setzero_ps();
+  }
+  const std::int64_t units = n / kElements;
+  const std::byte* next = group + front_bytes<typename Unit::Layout>(n) + units * Unit::Layout::kBytes;
+  for (std::int64_t i = 0; i < units; ++i, next += Unit::Layout::kBytes) {
+    if constexpr (R == kGroupRowsAtOnce) prefetch_unit(next, Unit::Layout::kBytes);
+    const Unit unit(group, n, i);
+    add_pair<Unit, 0>(sums, unit, x, kStep * i);
+    if constexpr (kElements == kPairs * kPairCodes) {
+      add_pair<Unit, 1>(sums, unit, x, kStep * i);
+      add_pair<Unit, 2>(sums, unit, x, kStep * i);
+      add_pair<Unit, 3>(sums, unit, x, kStep * i);
+    }
+  }
+  for (int r = 0; r < R; ++r) _mm512_storeu_ps(out + r * stride, sums[r]);
 }
 
 template <class Unit>
-void dot(const std::byte* group, std::int64_t n, const std::byte* x, float* out) {
-  constexpr int kElements = Unit::Layout::kElements;
-  __m512 sums = _mm512_setzero_ps();
-  for (std::int64_t i = 0; i < n / kElements; ++i, x += GroupRun::kBytes * (kElements / kFixedRun)) {
-    const Unit unit(group, n, i);
-    sums = add_pair<Unit, 0>(sums, unit, x);
-    if constexpr (kElements == kPairs * kPairCodes) {
-      sums = add_pair<Unit, 1>(sums, unit, x);
-      sums = add_pair<Unit, 2>(sums, unit, x);
-      sums = add_pair<Unit, 3>(sums, unit, x);
-    }
+void dot(const std::byte* group, std::int64_t n, const std::byte* const* x, int rows, float* out,
+         std::int64_t stride) {
+  static_assert(kGroupRowsAtOnce == 4);
+  switch (rows) {
+    case 1: return dot_rows<Unit, 1>(group, n, x, out, stride);
+    case 2: return dot_rows<Unit, 2>(group, n, x, out, stride);
+    case 3: return dot_rows<Unit, 3>(group, n, x, out, stride);
+    default: return dot_rows<Unit, 4>(group, n, x, out, stride);
   }
-  _mm512_storeu_ps(out, sums);
 }
 
 // ---- widening -----------------------------------------------------------------------------------------------------

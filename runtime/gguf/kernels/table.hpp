@@ -25,10 +25,15 @@ inline constexpr int kArrangedBytes = 832;
 /// Rows x that a stored row is multiplied with while its codes are in registers.
 inline constexpr int kFixedRowsAtOnce = 4;
 
+/// Rows x that a group of stored rows is multiplied with while its codes are in registers.
+inline constexpr int kGroupRowsAtOnce = 4;
+
 /// What one ISA does with rows that lie side by side in groups of sixteen. Contracts: row_groups.hpp.
 struct GroupKernels {
   void (*arrange[kTensorTypes])(const FixedRow& x, std::int64_t n, std::byte* out);
-  void (*dot[kTensorTypes])(const std::byte* group, std::int64_t n, const std::byte* x, float* out);
+  /// 1 to kGroupRowsAtOnce rows x; out[i * stride + r] is that of x[i] and row r.
+  void (*dot[kTensorTypes])(const std::byte* group, std::int64_t n, const std::byte* const* x, int rows,
+                            float* out, std::int64_t stride);
   void (*widen[kTensorTypes])(const std::byte* group, std::int64_t n, std::uint32_t* to, std::int64_t stride);
   void (*widen_bf16[kTensorTypes])(const std::byte* group, std::int64_t n, std::uint32_t* to,
                                    std::int64_t stride);
