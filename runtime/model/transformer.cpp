@@ -134,6 +134,16 @@ void Transformer::reset(int slot) {
   if (relay_) relay_->pass(call, {});
 }
 
+void Transformer::truncate(std::int64_t tokens, int slot) {
+  session(slot).truncate(tokens);
+  step_rows_ = 0;
+  PartCall call;
+  call.kind = PartCall::Kind::truncate;
+  call.slot = slot;
+  call.first = tokens;
+  if (relay_) relay_->pass(call, {});
+}
+
 void Transformer::pass(PartCall call) {
   if (!relay_) return;
   relay_->pass(call, {residual_.floats(), static_cast<std::size_t>(step_rows_ * model_->config().width)});
@@ -261,6 +271,7 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       relay_->answer(answer_);
       return;
     case PartCall::Kind::reset: reset(call.slot); return;
+    case PartCall::Kind::truncate: truncate(call.first, call.slot); return;
   }
   refuse("its kind is not known");
 }
@@ -461,7 +472,7 @@ void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float
                     first, first + count, out.size(), step_rows_, config.vocabulary));
   }
   few_ = count == 1;
-  if (relay_) {
+  if (relay_ && !model_->part().has_head()) {
     collect(first, count, out.first(static_cast<std::size_t>(count * config.vocabulary)));
     return;
   }
