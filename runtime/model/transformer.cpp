@@ -75,7 +75,7 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   const ModelPart& part = model_->part();
   attention.dense_layers.clear();
   for (const std::int64_t layer : options.attention.dense_layers) {
-    if (part.has_layer(layer)) attention.dense_layers.push_back(layer - part.first);
+    if (part.has_layer(layer)) attention.dense_layers.push_back(layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
   }
   for (int slot = 0; slot < options.slots; ++slot) {
     sessions_.push_back(engine_.open(session_shape(*model_, options), attention));
@@ -112,6 +112,7 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
   const bool sparse = opens && options_.sparse && n >= options_.dense_below && options_.dense_layers.empty();
   if (!relay_ || !sparse) return std::min(max_step_, n - done);
   // Chunks begin anew with every batch.
+  if (HEADWATER_SABOTAGE("runtime.parts.chunks_run_on")) return std::min(options_.chunk, n - done);
   return std::min({options_.chunk, max_step_ - done % max_step_, n - done});
 }
 
@@ -136,6 +137,7 @@ void Transformer::reset(int slot) {
 
 void Transformer::truncate(std::int64_t tokens, int slot) {
   session(slot).truncate(tokens);
+  if (HEADWATER_SABOTAGE("runtime.parts.truncated_alone")) return;
   step_rows_ = 0;
   PartCall call;
   call.kind = PartCall::Kind::truncate;
@@ -241,6 +243,10 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       }
       ids_.clear();
       begin(call.step, call.slot);
+      // A turn behind the first one, whose positions this part takes from a session of its own.
+      if (HEADWATER_SABOTAGE("runtime.parts.turn_one_off") && positions_.front() > 0 && call.step.turn_length == 0) {
+        for (std::int64_t& position : positions_) --position;
+      }
       run_layers({}, rows);
       pass(call);
       return;
@@ -253,6 +259,9 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
         if (call.slots[i] < 0 || call.slots[i] >= slots()) refuse("one of its slots is not there");
         tokens[i] = {call.slots[i], 0};
+      }
+      if (HEADWATER_SABOTAGE("runtime.parts.slots_in_order")) {
+        std::sort(tokens.begin(), tokens.begin() + n, [](const SlotToken& a, const SlotToken& b) { return a.slot < b.slot; });
       }
       begin(std::span(tokens).first(static_cast<std::size_t>(n)));
       run_layers({}, rows);
@@ -268,6 +277,7 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       answer_.resize(static_cast<std::size_t>(call.count * model_->config().vocabulary));
       few_ = call.few;
       project_logits(call.first, call.count, StoreSink(answer_.data(), model_->config().vocabulary, {}));
+      if (HEADWATER_SABOTAGE("runtime.parts.last_logits_lost")) answer_.back() = 0;
       relay_->answer(answer_);
       return;
     case PartCall::Kind::reset: reset(call.slot); return;

@@ -58,6 +58,15 @@ def run(ranks, *arguments, **more):
     return subprocess.run(command(ranks, *arguments), capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT, **more)
 
 
+def run_in_shells(scripts, *arguments):
+    """A rank for each script of a shell, in which "$@" is the program: with streams and folders of its own."""
+    launcher = launch(1)
+    parts = []
+    for script in scripts:
+        parts += [":", *launcher[-2:], "sh", "-c", script, "sh", PROGRAM, *arguments]
+    return subprocess.run([*launcher[:-2], *parts[1:]], capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT)
+
+
 def own_lines(text):
     """What the ranks said, without the launcher's words."""
     return [line for line in text.decode().splitlines() if line.startswith("headwater")]
