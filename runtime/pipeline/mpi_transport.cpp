@@ -2,7 +2,6 @@
 #include <mpi.h>
 
 #include <cstdio>
-#include <cstdlib>
 
 #include "runtime/pipeline/transport.hpp"
 
@@ -59,8 +58,6 @@ void finish() { MPI_Finalize(); }
 extern "C" __attribute__((visibility("default"))) int headwater_start_transport(Transport* transport,
                                                                                 char* error,
                                                                                 std::size_t error_size) {
-  // UCX, which Debian's MPICH is built with, warns on standard output, which is for results.
-  setenv("UCX_LOG_FILE", "stderr", 0);
   int provided = MPI_THREAD_SINGLE;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
     std::snprintf(error, error_size, "MPI does not start");

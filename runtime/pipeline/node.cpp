@@ -268,6 +268,8 @@ void Node::tell_all(Kind kind, std::int32_t status, std::string_view text) {
 
 bool Node::start(const std::string& library) {
   std::string error;
+  // UCX, which Debian's MPICH is built with, warns on standard output, which is for results. It asks when it is loaded.
+  (void)::setenv("UCX_LOG_FILE", "stderr", 0);
   // Open MPI's own plug-ins look for its symbols among those that all may see.
   void* const object = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (object == nullptr) {

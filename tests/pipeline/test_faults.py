@@ -211,8 +211,8 @@ class Deaths(unittest.TestCase):
 
     def ended(self, launcher, processes):
         """The lines of the ranks; all that was said is in self.said."""
-        _, said = launcher.communicate(timeout=60)  # it does not hang
-        self.said = said.decode()
+        output, said = launcher.communicate(timeout=60)  # it does not hang
+        self.said = (output + said).decode(errors="replace")  # MPICH's launcher speaks on standard output
         self.assertNotEqual(launcher.returncode, 0)
         deadline = time.monotonic() + 20
         for process in processes:
