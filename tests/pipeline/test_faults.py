@@ -229,7 +229,7 @@ class Deaths(unittest.TestCase):
                 lines = self.ended(launcher, processes)
                 if not ranks.OPEN_MPI:
                     # MPICH's launcher kills the others at once, and says it itself.
-                    self.assertIn("KILLED BY SIGNAL: 9", self.said)
+                    self.assertIn("Killed (signal 9)", self.said)
                     continue
                 # Each of the others says who it was.
                 self.assertEqual(len(lines), count - 1, lines)
