@@ -75,7 +75,9 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   const ModelPart& part = model_->part();
   attention.dense_layers.clear();
   for (const std::int64_t layer : options.attention.dense_layers) {
-    if (part.has_layer(layer)) attention.dense_layers.push_back(layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
+    if (part.has_layer(layer))
+      attention.dense_layers.push_back(
+          layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
   }
   for (int slot = 0; slot < options.slots; ++slot) {
     sessions_.push_back(engine_.open(session_shape(*model_, options), attention));
@@ -244,7 +246,8 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       ids_.clear();
       begin(call.step, call.slot);
       // A turn behind the first one, whose positions this part takes from a session of its own.
-      if (HEADWATER_SABOTAGE("runtime.parts.turn_one_off") && positions_.front() > 0 && call.step.turn_length == 0) {
+      if (HEADWATER_SABOTAGE("runtime.parts.turn_one_off") && positions_.front() > 0 &&
+          call.step.turn_length == 0) {
         for (std::int64_t& position : positions_) --position;
       }
       run_layers({}, rows);
@@ -261,7 +264,8 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
         tokens[i] = {call.slots[i], 0};
       }
       if (HEADWATER_SABOTAGE("runtime.parts.slots_in_order")) {
-        std::sort(tokens.begin(), tokens.begin() + n, [](const SlotToken& a, const SlotToken& b) { return a.slot < b.slot; });
+        std::sort(tokens.begin(), tokens.begin() + n,
+                  [](const SlotToken& a, const SlotToken& b) { return a.slot < b.slot; });
       }
       begin(std::span(tokens).first(static_cast<std::size_t>(n)));
       run_layers({}, rows);
