@@ -3,6 +3,8 @@
 
     simulate.py measure PROGRAM PARAMETERS.json   measures attention and projections of this machine (minutes)
     simulate.py tables PARAMETERS.json            prints the Markdown tables of docs/machines.md
+    simulate.py plot FOLDER                       draws docs/plots/machines.svg (matplotlib)
+    simulate.py parts PARAMETERS.json             prints what a chunk that goes from rank to rank in 4 parts would gain
     simulate.py check PROGRAM MODEL TEXT          holds the pipeline against runs of 1, 2 and 4 ranks on this machine
 
 Three ways to split a prompt of N tokens in chunks of S over P machines, all with sparse prefill:
@@ -190,6 +192,47 @@ def tables(machine):
                       f" | {memory_gb(shape, tokens, ranks, False):.0f} | {memory_gb(shape, tokens, ranks, True):.0f} |")
 
 
+def parts(machine):
+    """Shares of P times one machine's speed, a chunk as a whole and in 4 parts."""
+    print("| model | P | chunks | link | whole chunks | 4 parts of a chunk |\n| --- | --- | --- | --- | --- | --- |")
+    for shape in SHAPES:
+        layer = machine.layer_seconds(shape, CHUNK)
+        hop = CHUNK * shape.activation_bytes
+        for ranks in (2, 8):
+            stages = [count * layer for count in split(shape.layers, ranks)]
+            for chunks in (4, 16, 128):
+                alone = chunks * shape.layers * layer
+                for name, link in LINKS.items():
+                    shares = [alone / ranks / pipeline([one / count for one in stages], chunks * count, hop / count, link)
+                              for count in (1, 4)]
+                    print(f"| {shape.name} | {ranks} | {chunks} | {name} | {shares[0]:.1%} | {shares[1]:.1%} |")
+
+
+# (ranks, chunks, seconds of one process over those of the ranks): docs/machines.md, "Over a wire", a virtual wire.
+MEASURED = [(2, 17, 2.54 / 1.43), (2, 4, 23.3 / 15.3)]
+
+
+def plot(folder):
+    """Share of P machines' speed over the number of chunks, simulated with free links, and what was measured."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "report"))
+    import plots
+    figure, axis = plots.plt.subplots(figsize=(6.5, 3.6))
+    counts = [2 ** power for power in range(8)]
+    for ranks, colour in ((2, plots.BLUE), (4, plots.ORANGE), (8, plots.GREEN)):
+        shares = [count / ranks / pipeline([1 / ranks] * ranks, count, 0, (1.0, 0.0)) for count in counts]
+        axis.plot(counts, shares, color=colour, label=f"{ranks} machines, simulated")
+        points = [(count, faster / ranks) for with_ranks, count, faster in MEASURED if with_ranks == ranks]
+        if points:
+            axis.plot(*zip(*points), "o", color=colour, label=f"{ranks} ranks, measured over a virtual wire")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(counts, counts)
+    axis.set_ylim(0, 1.05)
+    axis.set_xlabel("chunks of the prompt")
+    axis.set_ylabel("share of P times one machine's speed")
+    axis.legend(loc="lower right")
+    plots.save(figure, pathlib.Path(folder), "machines")
+
+
 def run(program, *arguments):
     done = subprocess.run([program, "bench", *map(str, arguments), "--json"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -247,11 +290,11 @@ def read(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "tables", "check"))
+    parser.add_argument("what", choices=("measure", "tables", "plot", "parts", "check"))
     parser.add_argument("files", nargs="+")
     parser.add_argument("--cores", type=int, default=16, help="of a machine of `tables` (16)")
     arguments = parser.parse_args()
-    wanted = {"measure": 2, "tables": 1, "check": 3}[arguments.what]
+    wanted = {"measure": 2, "tables": 1, "plot": 1, "parts": 1, "check": 3}[arguments.what]
     if len(arguments.files) != wanted:
         parser.error(f"{arguments.what}: {len(arguments.files)} files; allowed: {wanted}")
     if arguments.cores < 1:
@@ -259,9 +302,11 @@ def main():
     try:
         if arguments.what == "measure":
             measure(*arguments.files)
-        elif arguments.what == "tables":
+        elif arguments.what == "plot":
+            plot(arguments.files[0])
+        elif arguments.what in ("tables", "parts"):
             parameters = read(arguments.files[0])
-            tables(Machine(parameters["projection_flops"], parameters["attention_seconds"], arguments.cores))
+            (tables if arguments.what == "tables" else parts)(Machine(parameters["projection_flops"], parameters["attention_seconds"], arguments.cores))
         else:
             check(*arguments.files, os.cpu_count())
     except (KeyError, TypeError, IndexError) as error:

@@ -23,7 +23,7 @@
 namespace headwater::cli {
 namespace {
 
-using runtime::Prediction;
+using runtime::Judgement;
 
 constexpr const char* kCommand = "headwater perplexity";
 
@@ -96,24 +96,21 @@ class Judge {
  public:
   explicit Judge(const runtime::Transformer& sparse) : sparse_(sparse) {}
 
-  /// The predictions at position i of the window, dense and sparse, judge token i + 1.
-  void judge(std::span<const std::int32_t> ids, std::int64_t prefill, std::int64_t position,
-             const Prediction& dense, const Prediction& sparse) {
+  /// The predictions at position i of a window of n tokens, dense and sparse, judge token i + 1.
+  void add(std::int64_t n, std::int64_t prefill, std::int64_t position, const Judgement& judgement,
+           bool ends_block) {
     const bool after_first_chunk = position >= std::min(sparse_.session().options().chunk, prefill);
     if (after_first_chunk) {
       Divergence& to = position < prefill ? measured_.prefill : measured_.decoded;
-      to.kl.push_back(runtime::divergence(dense, sparse));
-      to.rank1.push_back(dense.likeliest() == sparse.likeliest() ? 1 : 0);
+      to.kl.push_back(judgement.divergence);
+      to.rank1.push_back(judgement.rank1);
     }
     const std::int64_t next = position + 1;
-    if (next == static_cast<std::int64_t>(ids.size())) return;
-    const auto id = static_cast<std::size_t>(ids[static_cast<std::size_t>(next)]);
-    for (const auto& [from, to] : {std::pair{&dense, &measured_.dense}, {&sparse, &measured_.sparse}}) {
-      const double loss = -from->log_probability(id);
+    if (next == n) return;
+    for (const auto& [loss, to] :
+         {std::pair{judgement.losses[0], &measured_.dense}, {judgement.losses[1], &measured_.sparse}}) {
       (next < prefill ? to->prefill : to->decoded).push_back(loss);
-      if (next < prefill && after_first_chunk && runtime::ends_query_block(sparse_.session(), position)) {
-        to->ends.push_back(loss);
-      }
+      if (next < prefill && after_first_chunk && ends_block) to->ends.push_back(loss);
     }
   }
   [[nodiscard]] const Measured& measured() const { return measured_; }
@@ -129,17 +126,19 @@ Measured measure(runtime::Transformer& dense, runtime::Transformer& sparse, std:
   const auto windows = static_cast<std::int64_t>(ids.size()) / window;
   const auto work = static_cast<std::uint64_t>(2 * windows * window);
   Progress progress(work, "perplexity", work);
-  runtime::WindowReader reader({&dense, &sparse}, decode);
+  runtime::WindowReader reader({&dense, &sparse}, decode,
+                               ranks() != nullptr ? ranks()->judge() : runtime::FarJudge{});
   Judge judge(sparse);
   for (std::int64_t w = 0; w < windows; ++w) {
     const auto part = ids.subspan(static_cast<std::size_t>(w * window), static_cast<std::size_t>(window));
     reader.read(
         part,
-        [&](std::int64_t position, std::span<const Prediction> predictions) {
-          judge.judge(part, window - decode, position, predictions[0], predictions[1]);
+        [&](std::int64_t position, const Judgement& judgement, bool ends_block) {
+          judge.add(window, window - decode, position, judgement, ends_block);
         },
         [&](std::int64_t tokens) { progress.advance(static_cast<std::uint64_t>(tokens)); });
   }
+  reader.finish();
   return judge.measured();
 }
 

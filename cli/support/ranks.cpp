@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <climits>
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "cli/support/failure.hpp"
@@ -21,6 +23,7 @@
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "headwater/engine.hpp"
+#include "headwater/error.hpp"
 #include "headwater/version.hpp"
 #include "runtime/support/fnv.hpp"
 #include "runtime/support/mapped_file.hpp"
@@ -100,7 +103,12 @@ void join_ranks(const std::string& command, const std::vector<std::string>& argu
   const bool leads = pipeline::rank_of_environment() == 0;
   if (!leads) mute_streams();
   const std::string library = find_transport();
+  // A launcher ends all ranks soon after the first one has failed: rank 0 says why before that.
+  const auto let_rank_0_speak = [leads] {
+    if (!leads) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  };
   if (library.empty()) {
+    let_rank_0_speak();
     throw Failure(ExitCode::no_engine,
                   "several ranks were started, but this build has no MPI (HEADWATER_MPI); start one process");
   }
@@ -111,7 +119,13 @@ void join_ranks(const std::string& command, const std::vector<std::string>& argu
                                          one_line(fmt::format("{}: {}", command, line)));
     (void)write_all(STDERR_FILENO, text);
   };
-  auto pipeline = std::make_unique<pipeline::Pipeline>(library, std::move(options));
+  std::unique_ptr<pipeline::Pipeline> pipeline;
+  try {
+    pipeline = std::make_unique<pipeline::Pipeline>(library, std::move(options));
+  } catch (const Error&) {
+    let_rank_0_speak();
+    throw;
+  }
   if (pipeline->node().size() == 1) {
     (void)pipeline->node().finish(0);
     return;

@@ -251,14 +251,6 @@ std::span<const std::int32_t> window_of(std::initializer_list<const headwater_co
   return window;
 }
 
-/// Of the token after a position, in nats; NaN where the window ends.
-double loss_of(const runtime::Prediction& prediction, std::span<const std::int32_t> window,
-               std::int64_t position) {
-  const auto next = static_cast<std::size_t>(position + 1);
-  if (next == window.size()) return std::numeric_limits<double>::quiet_NaN();
-  return -prediction.log_probability(static_cast<std::size_t>(window[next]));
-}
-
 }  // namespace
 
 int32_t headwater_runtime_abi_version(void) { return HEADWATER_RUNTIME_ABI_VERSION; }
@@ -506,9 +498,8 @@ headwater_status headwater_conversation_losses(headwater_conversation* conversat
     runtime::WindowReader({&own.transformer}, decode)
         .read(
             window,
-            [&](std::int64_t position, std::span<const runtime::Prediction> predictions) {
-              if (position + 1 == n) return;
-              losses[position] = loss_of(predictions.front(), window, position);
+            [&](std::int64_t position, const runtime::Judgement& judgement, bool) {
+              if (position + 1 < n) losses[position] = judgement.losses[0];
             },
             [&](std::int64_t) { stop_if_asked(own); });
   });
@@ -535,16 +526,11 @@ headwater_status headwater_conversation_compare(headwater_conversation* conversa
     runtime::WindowReader({&first.transformer, &second.transformer}, decode)
         .read(
             window,
-            [&](std::int64_t position, std::span<const runtime::Prediction> predictions) {
-              const runtime::Prediction& p = predictions[0];
-              const runtime::Prediction& q = predictions[1];
-              positions[position] = {
-                  loss_of(p, window, position), loss_of(q, window, position), runtime::divergence(p, q),
-                  p.likeliest() == q.likeliest() ? 1 : 0,
-                  (position >= first_chunk ? HEADWATER_AFTER_FIRST_CHUNK : 0) |
-                      (position < n - decode && runtime::ends_query_block(session, position)
-                           ? HEADWATER_ENDS_QUERY_BLOCK
-                           : 0)};
+            [&](std::int64_t position, const runtime::Judgement& judgement, bool ends_block) {
+              positions[position] = {judgement.losses[0], judgement.losses[1], judgement.divergence,
+                                     judgement.rank1 > 0 ? 1 : 0,
+                                     (position >= first_chunk ? HEADWATER_AFTER_FIRST_CHUNK : 0) |
+                                         (ends_block ? HEADWATER_ENDS_QUERY_BLOCK : 0)};
             },
             [&](std::int64_t) {
               stop_if_asked(first);

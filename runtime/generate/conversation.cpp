@@ -144,7 +144,7 @@ void Conversation::recover() {
   };
   (void)done([&] { session.abort(); });  // refused where no step is open
   const bool changed = tokens() != tokens_before_;
-  if (!done([&] { session.truncate(tokens_before_); })) {
+  if (!done([&] { transformer_.truncate(tokens_before_, slot_); })) {
     reset();
   } else if (changed) {
     record_ = before_;

@@ -1,5 +1,7 @@
 #include "runtime/generate/teacher_forcing.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -45,11 +47,43 @@ bool ends_query_block(const Session& session, std::int64_t position) {
   return end == chunk->end || (end - chunk->begin) % rows == 0;
 }
 
-WindowReader::WindowReader(std::vector<Transformer*> transformers, std::int64_t decode)
-    : transformers_(std::move(transformers)),
-      decode_(decode),
-      vocabulary_(transformers_.front()->model().config().vocabulary),
-      logits_(transformers_.size(), std::vector<float>(static_cast<std::size_t>(kLogitRows * vocabulary_))) {}
+std::vector<Judgement> judge(std::span<Transformer* const> transformers, std::span<const std::int32_t> next) {
+  const std::int64_t vocabulary = transformers.front()->model().config().vocabulary;
+  for (const std::int32_t id : next) {
+    if (id < kNoToken || id >= vocabulary) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("a next token is {}; allowed: 0 .. {}, or {} for none", id, vocabulary - 1, kNoToken));
+    }
+  }
+  std::vector<Judgement> judgements(next.size());
+  const auto n = static_cast<std::int64_t>(next.size());
+  const auto width = static_cast<std::size_t>(vocabulary);
+  std::vector<std::vector<float>> logits(
+      transformers.size(), std::vector<float>(static_cast<std::size_t>(std::min(n, kLogitRows)) * width));
+  std::vector<Prediction> predictions;
+  for (std::int64_t first = 0; first < n; first += kLogitRows) {
+    const std::int64_t rows = std::min(kLogitRows, n - first);
+    for (std::size_t i = 0; i < transformers.size(); ++i) transformers[i]->logits(first, rows, logits[i]);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto position = static_cast<std::size_t>(first + row);
+      Judgement& judgement = judgements[position];
+      predictions.clear();
+      for (std::size_t i = 0; i < transformers.size(); ++i) {
+        predictions.emplace_back(std::span(logits[i]).subspan(static_cast<std::size_t>(row) * width, width));
+        if (next[position] == kNoToken) continue;
+        judgement.losses[i] = -predictions[i].log_probability(static_cast<std::size_t>(next[position]));
+      }
+      if (predictions.size() < 2) continue;
+      judgement.divergence = divergence(predictions[0], predictions[1]);
+      judgement.rank1 = predictions[0].likeliest() == predictions[1].likeliest() ? 1 : 0;
+    }
+  }
+  return judgements;
+}
+
+WindowReader::WindowReader(std::vector<Transformer*> transformers, std::int64_t decode, FarJudge far)
+    : transformers_(std::move(transformers)), decode_(decode), far_(std::move(far)) {}
 
 void WindowReader::read(std::span<const std::int32_t> ids, const Observer& observer,
                         const Progress& progress) {
@@ -60,6 +94,8 @@ void WindowReader::read(std::span<const std::int32_t> ids, const Observer& obser
     transformer->reset();
     most = std::min(most, transformer->max_step());
   }
+  std::vector<std::int32_t> next(ids.begin() + 1, ids.end());
+  next.push_back(kNoToken);
   for (std::int64_t at = 0; at < n;) {
     const bool decoding = at >= prefill;
     const std::int64_t count = std::min(most, (decoding ? n : prefill) - at);
@@ -69,24 +105,37 @@ void WindowReader::read(std::span<const std::int32_t> ids, const Observer& obser
       transformer->run(step, ids.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
       if (progress) progress(count);
     }
-    show(at, count, observer);
+    // Of the session's latest step: known now, and no longer when a far judge has answered.
+    Asked asked{observer, at, {}};
+    for (std::int64_t position = at; position < at + count; ++position) {
+      asked.ends_block.push_back(!decoding && ends_query_block(transformers_.back()->session(), position));
+    }
+    const auto targets =
+        std::span(next).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count));
+    if (far_.ask) {
+      far_.ask(transformers_, targets);
+      asked_.push_back(std::move(asked));
+    } else {
+      show(asked, judge(transformers_, targets));
+    }
     at += count;
   }
 }
 
-void WindowReader::show(std::int64_t at, std::int64_t count, const Observer& observer) {
-  for (std::int64_t first = 0; first < count; first += kLogitRows) {
-    const std::int64_t rows = std::min(kLogitRows, count - first);
-    for (std::size_t i = 0; i < transformers_.size(); ++i) transformers_[i]->logits(first, rows, logits_[i]);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      predictions_.clear();
-      for (const std::vector<float>& logits : logits_) {
-        predictions_.emplace_back(std::span(logits).subspan(static_cast<std::size_t>(r * vocabulary_),
-                                                            static_cast<std::size_t>(vocabulary_)));
-      }
-      observer(at + first + r, predictions_);
-    }
+void WindowReader::show(const Asked& asked, const std::vector<Judgement>& judgements) {
+  if (judgements.size() != asked.ends_block.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} tokens were judged; allowed: the {} that were asked about", judgements.size(),
+                            asked.ends_block.size()));
   }
+  for (std::size_t i = 0; i < judgements.size(); ++i) {
+    asked.observer(asked.at + static_cast<std::int64_t>(i), judgements[i], asked.ends_block[i]);
+  }
+}
+
+void WindowReader::finish() {
+  for (const Asked& asked : asked_) show(asked, far_.answer());
+  asked_.clear();
 }
 
 }  // namespace headwater::runtime

@@ -11,13 +11,13 @@ namespace headwater::runtime {
 /// Something that the part of a model before this one did, for this one to do, too (Transformer::repeat). Travels as it
 /// lies in memory between processes of one build.
 struct PartCall {
-  enum class Kind : std::uint32_t { run, decode, logits, reset };
+  enum class Kind : std::uint32_t { run, decode, logits, reset, truncate };
   Kind kind = Kind::reset;
-  std::int32_t slot = 0;                 ///< run, reset
+  std::int32_t slot = 0;                 ///< run, reset, truncate
   Step step;                             ///< run
   std::int32_t tokens = 0;               ///< decode: entries of `slots`
   std::array<std::int32_t, 16> slots{};  ///< decode
-  std::int64_t first = 0;                ///< logits: tokens [first, first + count) of the last step
+  std::int64_t first = 0;  ///< logits: tokens [first, first + count) of the last step; truncate: to `first`
   std::int64_t count = 0;
   bool few = false;  ///< logits: in F32, as those of a decode step
 };

@@ -75,7 +75,9 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   const ModelPart& part = model_->part();
   attention.dense_layers.clear();
   for (const std::int64_t layer : options.attention.dense_layers) {
-    if (part.has_layer(layer)) attention.dense_layers.push_back(layer - part.first);
+    if (part.has_layer(layer))
+      attention.dense_layers.push_back(
+          layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
   }
   for (int slot = 0; slot < options.slots; ++slot) {
     sessions_.push_back(engine_.open(session_shape(*model_, options), attention));
@@ -112,6 +114,7 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
   const bool sparse = opens && options_.sparse && n >= options_.dense_below && options_.dense_layers.empty();
   if (!relay_ || !sparse) return std::min(max_step_, n - done);
   // Chunks begin anew with every batch.
+  if (HEADWATER_SABOTAGE("runtime.parts.chunks_run_on")) return std::min(options_.chunk, n - done);
   return std::min({options_.chunk, max_step_ - done % max_step_, n - done});
 }
 
@@ -131,6 +134,17 @@ void Transformer::reset(int slot) {
   PartCall call;
   call.kind = PartCall::Kind::reset;
   call.slot = slot;
+  if (relay_) relay_->pass(call, {});
+}
+
+void Transformer::truncate(std::int64_t tokens, int slot) {
+  session(slot).truncate(tokens);
+  if (HEADWATER_SABOTAGE("runtime.parts.truncated_alone")) return;
+  step_rows_ = 0;
+  PartCall call;
+  call.kind = PartCall::Kind::truncate;
+  call.slot = slot;
+  call.first = tokens;
   if (relay_) relay_->pass(call, {});
 }
 
@@ -231,6 +245,11 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       }
       ids_.clear();
       begin(call.step, call.slot);
+      // A turn behind the first one, whose positions this part takes from a session of its own.
+      if (HEADWATER_SABOTAGE("runtime.parts.turn_one_off") && positions_.front() > 0 &&
+          call.step.turn_length == 0) {
+        for (std::int64_t& position : positions_) --position;
+      }
       run_layers({}, rows);
       pass(call);
       return;
@@ -243,6 +262,10 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
         if (call.slots[i] < 0 || call.slots[i] >= slots()) refuse("one of its slots is not there");
         tokens[i] = {call.slots[i], 0};
+      }
+      if (HEADWATER_SABOTAGE("runtime.parts.slots_in_order")) {
+        std::sort(tokens.begin(), tokens.begin() + n,
+                  [](const SlotToken& a, const SlotToken& b) { return a.slot < b.slot; });
       }
       begin(std::span(tokens).first(static_cast<std::size_t>(n)));
       run_layers({}, rows);
@@ -258,9 +281,11 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       answer_.resize(static_cast<std::size_t>(call.count * model_->config().vocabulary));
       few_ = call.few;
       project_logits(call.first, call.count, StoreSink(answer_.data(), model_->config().vocabulary, {}));
+      if (HEADWATER_SABOTAGE("runtime.parts.last_logits_lost")) answer_.back() = 0;
       relay_->answer(answer_);
       return;
     case PartCall::Kind::reset: reset(call.slot); return;
+    case PartCall::Kind::truncate: truncate(call.first, call.slot); return;
   }
   refuse("its kind is not known");
 }
@@ -461,7 +486,7 @@ void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float
                     first, first + count, out.size(), step_rows_, config.vocabulary));
   }
   few_ = count == 1;
-  if (relay_) {
+  if (relay_ && !model_->part().has_head()) {
     collect(first, count, out.first(static_cast<std::size_t>(count * config.vocabulary)));
     return;
   }

@@ -85,7 +85,11 @@ class Transformer {
   /// Those of all tokens of the last decode(), in F32, each to a row of its own of `vocabulary` floats.
   /// Errors: invalid_argument for other numbers of rows, and where the last step was no such.
   void logits(std::span<float* const> outs);
+  /// To the other parts; null where there are none.
+  [[nodiscard]] Relay* relay() const { return relay_.get(); }
   void reset(int slot = 0);
+  /// As Session::truncate, in all parts. A step that is open here ended before it was passed on.
+  void truncate(std::int64_t tokens, int slot = 0);
   /// On a part behind the first one: does what that did. `rows`: the residual stream that the part before passed on, where
   /// it passed any. Errors: invalid_argument where it is no such part, or the rows do not fit the call; those of the call.
   void repeat(const PartCall& call, std::span<const float> rows);

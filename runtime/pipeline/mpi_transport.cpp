@@ -72,6 +72,7 @@ extern "C" __attribute__((visibility("default"))) int headwater_start_transport(
   if (provided < MPI_THREAD_FUNNELED) {
     std::snprintf(error, error_size, "%s has no support of threads; allowed: MPI_THREAD_FUNNELED and above",
                   library);
+    MPI_Finalize();
     return 1;
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

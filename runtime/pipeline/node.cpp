@@ -27,7 +27,7 @@ struct ControlHead {
 };
 constexpr std::size_t kMostControl = 16384;
 
-// Messages that were received and not taken: one is read while the next one comes. More stay with their sender.
+// Messages of the stream that were received and not taken: one is read while the next one comes. More stay with their sender.
 constexpr std::size_t kMostWaiting = 2;
 
 // The thread looks for messages the less often, the longer none has moved: a look takes processor time from those who
@@ -101,7 +101,7 @@ Node::Node(const std::string& library, NodeOptions options) : options_(std::move
   if (start_error_.empty()) return;
   lock.unlock();
   thread_.join();
-  throw Error(ErrorCode::engine_unavailable, start_error_);
+  throw Error(start_code_, start_error_);
 }
 
 Node::~Node() {
@@ -268,6 +268,8 @@ void Node::tell_all(Kind kind, std::int32_t status, std::string_view text) {
 
 bool Node::start(const std::string& library) {
   std::string error;
+  // UCX, which Debian's MPICH is built with, warns on standard output, which is for results. It asks when it is loaded.
+  (void)::setenv("UCX_LOG_FILE", "stderr", 0);
   // Open MPI's own plug-ins look for its symbols among those that all may see.
   void* const object = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (object == nullptr) {
@@ -278,6 +280,7 @@ bool Node::start(const std::string& library) {
     if (begin == nullptr) {
       error = fmt::format("{} is no transport of this program", library);
     } else if (begin(&transport_, text.data(), text.size()) != 0) {
+      start_code_ = ErrorCode::invalid_argument;
       error = text.data();
     }
   }
@@ -384,7 +387,9 @@ bool Node::find(Tag tag) {
     const bool coming = std::any_of(receiving_.begin(), receiving_.end(),
                                     [&](const Incoming& one) { return one.tag == tag; });
     const std::lock_guard lock(mutex_);
-    if (coming || (inbox_[static_cast<std::size_t>(tag)].size() >= kMostWaiting && !finished_)) return false;
+    // Answers were asked for: who asks bounds them, and the last rank never waits for the first one, which waits for it.
+    const bool full = tag == Tag::stream && inbox_[static_cast<std::size_t>(tag)].size() >= kMostWaiting;
+    if (coming || (full && !finished_)) return false;
   }
   int from = 0;
   int size = 0;

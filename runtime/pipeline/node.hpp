@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "headwater/error.hpp"
 #include "runtime/pipeline/transport.hpp"
 
 namespace headwater::pipeline {
@@ -41,8 +42,8 @@ class Node {
   enum class Tag : std::uint8_t { control = 1, stream = 2, answer = 3 };
   using Bytes = std::vector<std::byte>;
 
-  /// Loads `library` and meets the other ranks. headwater::Error(engine_unavailable) where that cannot be loaded or does
-  /// not start.
+  /// Loads `library` and meets the other ranks. headwater::Error(engine_unavailable) where that cannot be loaded, and
+  /// invalid_argument where it does not start, or has no support of threads.
   Node(const std::string& library, NodeOptions options);
   /// finish() or fail() came before.
   ~Node();
@@ -137,6 +138,7 @@ class Node {
   std::condition_variable changed_;  // for callers
   std::condition_variable work_to_do_;
   std::string start_error_;
+  ErrorCode start_code_ = ErrorCode::engine_unavailable;
   bool started_ = false;
   bool finishing_ = false;
   bool failing_ = false;  // the caller's thread says, or has said, why

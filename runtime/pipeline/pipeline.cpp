@@ -5,11 +5,11 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <map>
 #include <numeric>
 #include <string_view>
 #include <type_traits>
@@ -45,6 +45,14 @@ std::pair<std::vector<double>, double> costs_of(const runtime::GgufFile& file, s
   return {std::move(costs), head};
 }
 
+runtime::Transformer& named(const std::map<std::int32_t, std::unique_ptr<runtime::Transformer>>& transformers,
+                            std::int32_t number) {
+  const auto found = transformers.find(number);
+  if (found != transformers.end()) return *found->second;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("the rank before names transformer {}, which is not open", number));
+}
+
 template <typename Value>
 Value number(const std::string& text) {
   Value value{};
@@ -56,11 +64,13 @@ Value number(const std::string& text) {
 
 /// What precedes the rows in a message from rank to rank. A multiple of 64 bytes, so that the rows behind it are aligned.
 struct alignas(64) Pipeline::Head {
-  enum class Kind : std::uint32_t { open, close, call, report };
+  enum class Kind : std::uint32_t { open, close, call, judge, report };
   Kind kind = Kind::call;
   std::int32_t transformer = 0;
   OpenCall open;
   runtime::PartCall call;
+  std::array<std::int32_t, 2> judged{};  ///< judge: transformers, the first `transformers` of them
+  std::int32_t transformers = 0;
 };
 
 bool started_with_others() {
@@ -155,7 +165,7 @@ class Pipeline::PartRelay final : public runtime::Relay {
     Head head;
     head.transformer = transformer_;
     head.call = call;
-    pipeline_.tell(head, rows);
+    pipeline_.tell(head, std::as_bytes(rows));
   }
   void answer(std::span<const float> logits) override {
     while (!logits.empty()) {
@@ -177,6 +187,7 @@ class Pipeline::PartRelay final : public runtime::Relay {
       logits = logits.subspan(piece);
     }
   }
+  [[nodiscard]] std::int32_t transformer() const { return transformer_; }
 
  private:
   Pipeline& pipeline_;
@@ -184,11 +195,46 @@ class Pipeline::PartRelay final : public runtime::Relay {
   Node::Bytes buffer_;
 };
 
-void Pipeline::tell(const Head& head, std::span<const float> rows) {
+void Pipeline::tell(const Head& head, std::span<const std::byte> body) {
   static_assert(std::is_trivially_copyable_v<Head>);
   const int next = node_.rank() + 1;
   if (next == node_.size()) return;
-  node_.send(next, Node::Tag::stream, std::as_bytes(std::span(&head, 1)), std::as_bytes(rows));
+  node_.send(next, Node::Tag::stream, std::as_bytes(std::span(&head, 1)), body);
+}
+
+runtime::FarJudge Pipeline::judge() {
+  const auto ask = [this](std::span<runtime::Transformer* const> transformers,
+                          std::span<const std::int32_t> next) {
+    Head head;
+    head.kind = Head::Kind::judge;
+    for (const runtime::Transformer* const transformer : transformers) {
+      head.judged.at(static_cast<std::size_t>(head.transformers++)) =
+          static_cast<const PartRelay*>(transformer->relay())->transformer();
+    }
+    tell(head, std::as_bytes(next));
+  };
+  const auto answer = [this] {
+    const Node::Bytes bytes = node_.receive(Node::Tag::answer);
+    std::vector<runtime::Judgement> judgements(bytes.size() / sizeof(runtime::Judgement));
+    std::memcpy(judgements.data(), bytes.data(), judgements.size() * sizeof(runtime::Judgement));
+    return judgements;
+  };
+  return {ask, answer};
+}
+
+void Pipeline::judge(const Head& head, std::span<const std::byte> next, const Transformers& transformers) {
+  if (head.transformers < 1 || head.transformers > static_cast<std::int32_t>(head.judged.size())) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the rank before asks about {} transformers; allowed: 1 .. {}", head.transformers,
+                            head.judged.size()));
+  }
+  std::vector<runtime::Transformer*> judged;
+  for (std::int32_t i = 0; i < head.transformers; ++i)
+    judged.push_back(&named(transformers, head.judged[static_cast<std::size_t>(i)]));
+  const std::span<const std::int32_t> ids(reinterpret_cast<const std::int32_t*>(next.data()),
+                                          next.size() / sizeof(std::int32_t));
+  const std::vector<runtime::Judgement> judgements = runtime::judge(judged, ids);
+  node_.send(0, Node::Tag::answer, std::as_bytes(std::span(judgements)));
 }
 
 std::shared_ptr<runtime::Relay> Pipeline::open(const OpenCall& call) {
@@ -202,7 +248,7 @@ std::shared_ptr<runtime::Relay> Pipeline::open(const OpenCall& call) {
 }
 
 void Pipeline::serve(const Open& open) {
-  std::map<std::int32_t, std::unique_ptr<runtime::Transformer>> transformers;
+  Transformers transformers;
   Node::Bytes bytes;
   for (;;) {
     bytes = node_.receive(Node::Tag::stream, std::move(bytes));
@@ -213,8 +259,7 @@ void Pipeline::serve(const Open& open) {
                               sizeof head));
     }
     std::memcpy(&head, bytes.data(), sizeof head);
-    const std::span<const float> rows(reinterpret_cast<const float*>(bytes.data() + sizeof head),
-                                      (bytes.size() - sizeof head) / sizeof(float));
+    const auto body = std::span<const std::byte>(bytes).subspan(sizeof head);
     switch (head.kind) {
       case Head::Kind::open:
         tell(head);  // so that all read their weights at the same time
@@ -225,16 +270,14 @@ void Pipeline::serve(const Open& open) {
         tell(head);
         transformers.erase(head.transformer);
         break;
-      case Head::Kind::call: {
-        const auto found = transformers.find(head.transformer);
-        if (found == transformers.end()) {
-          throw Error(
-              ErrorCode::invalid_argument,
-              fmt::format("the rank before names transformer {}, which is not open", head.transformer));
-        }
-        found->second->repeat(head.call, rows);
+      case Head::Kind::call:
+        named(transformers, head.transformer)
+            .repeat(head.call, {reinterpret_cast<const float*>(body.data()), body.size() / sizeof(float)});
         break;
-      }
+      case Head::Kind::judge:
+        tell(head, body);
+        if (part_.end == runtime::ModelPart::kAll) judge(head, body, transformers);
+        break;
       case Head::Kind::report:
         tell(head);
         (void)node_.gather(own_report());

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/generate/teacher_forcing.hpp"
 #include "runtime/gguf/gguf.hpp"
 #include "runtime/model/model.hpp"
 #include "runtime/model/relay.hpp"
@@ -65,6 +67,9 @@ class Pipeline {
   /// The relay of the next transformer; from rank 0 the others are told to open it, too.
   [[nodiscard]] std::shared_ptr<runtime::Relay> open(const OpenCall& call);
 
+  /// On rank 0: judges on the last rank, where the logits stay. What it asks streams behind the steps.
+  [[nodiscard]] runtime::FarJudge judge();
+
   using Open = std::function<std::unique_ptr<runtime::Transformer>(const OpenCall& call)>;
   /// On the other ranks: repeats what rank 0 does, until that ends the job, which ends the process.
   [[noreturn]] void serve(const Open& open);
@@ -75,7 +80,10 @@ class Pipeline {
  private:
   class PartRelay;
   struct Head;
-  void tell(const Head& head, std::span<const float> rows = {});
+  using Transformers = std::map<std::int32_t, std::unique_ptr<runtime::Transformer>>;
+  void tell(const Head& head, std::span<const std::byte> body = {});
+  /// On the last rank: what rank 0 asked.
+  void judge(const Head& head, std::span<const std::byte> next, const Transformers& transformers);
   [[nodiscard]] Facts own_report();
 
   Node node_;

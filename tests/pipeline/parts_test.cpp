@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
 
 #include "headwater/error.hpp"
@@ -119,6 +120,28 @@ std::vector<Logits> talk(Transformer& transformer) {
   return seen;
 }
 
+/// A turn, one that an exception ends after some of its steps, and another one in its place.
+std::vector<Logits> talk_after_an_interrupt(Transformer& transformer) {
+  Conversation one(transformer, 0);
+  std::vector<Logits> seen;
+  one.feed(Ids(90, 7));
+  one.append(3);
+  Ids ids(130);
+  std::iota(ids.begin(), ids.end(), 11);
+  const auto stop = [](double share) {
+    if (share > 0.8) throw std::runtime_error("interrupted");
+  };
+  EXPECT_THROW(one.feed(ids, stop), std::runtime_error);
+  one.recover();
+  EXPECT_EQ(one.tokens(), 91);
+  one.feed(Ids(75, 20));
+  seen.emplace_back(one.logits().begin(), one.logits().end());
+  transformer.truncate(40);  // inside the first turn
+  one.append(9);
+  seen.emplace_back(one.logits().begin(), one.logits().end());
+  return seen;
+}
+
 TEST(ModelParts, GiveTheBitsOfTheWhole) {
   for (const Precision precision : {Precision::f32, native_precision()}) {
     for (const Select select : {Select::h2o, Select::blocks}) {
@@ -134,6 +157,19 @@ TEST(ModelParts, GiveTheBitsOfTheWhole) {
             EXPECT_TRUE(found[i] == expected[i]) << "logits " << i << ", " << cuts.size() << " cuts";
         }
       }
+    }
+  }
+}
+
+TEST(ModelParts, AreAllTruncated) {
+  for (const bool dense_layers : {false, true}) {
+    // Rule h2o cannot go back into a turn (STATE-10).
+    Parts whole({}, Select::blocks, Precision::f32, dense_layers);
+    const std::vector<Logits> expected = talk_after_an_interrupt(whole.front());
+    for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}}) {
+      Parts parts(cuts, Select::blocks, Precision::f32, dense_layers);
+      EXPECT_TRUE(talk_after_an_interrupt(parts.front()) == expected) << cuts.size() << " cuts";
+      for (const auto& part : parts.parts) EXPECT_EQ(part->session().tokens(), 41);
     }
   }
 }

@@ -26,6 +26,8 @@ PERPLEXITY = {
     "blocks": (*SMALL, "--select", "blocks"),
     "h2o": (*H2O, "-b", "384"),
     "some dense layers": (*H2O, "--dense-layers", "0,7"),
+    "many windows of several steps": (*SMALL, "--select", "blocks", "-b", "64", "-ub", "64", "--window", "150"),
+    "windows of two tokens": (*H2O, "--window", "2", "--decode", "0"),
 }
 
 
@@ -82,6 +84,19 @@ class Bits(unittest.TestCase):
                 counts = (1, 2, 3, 8) if name == "blocks" else (2, 3)
                 self.same(counts, "perplexity", "-m", ranks.MODEL, "-f", self.text, "--window", "600", "--decode", "100",
                           *arguments)
+
+    def test_losses_do_not_send_logits(self):
+        """A step of each cache and one question for every window: heads, rows of 256 floats, and ids of 4 bytes."""
+        done = ranks.run(2, "perplexity", "-m", ranks.MODEL, "-f", self.text, "--window", "100", "--decode", "0", *H2O, "-t",
+                         "1", "--json")
+        whole = ranks.json.loads(done.stdout)
+        first, last = whole["ranks"]
+        # Two that open, and the request for this report; of each window two resets, two steps, one question.
+        self.assertEqual(first["messages"], 3 + 5 * whole["windows"])
+        heads = first["bytes"] - whole["windows"] * 100 * (2 * 256 * 4 + 4)
+        self.assertEqual(heads % first["messages"], 0)
+        self.assertLessEqual(heads // first["messages"], 256)
+        self.assertEqual(last["messages"], 0)
 
     def test_slots_of_bench(self):
         def logits(count):

@@ -65,7 +65,7 @@ class Refusals(unittest.TestCase):
 
     def mixed(self, first, second):
         launch = ranks.launch(1)
-        return subprocess.run([*launch, *first, ":", *launch[1:], *second], capture_output=True, timeout=ranks.TIMEOUT,
+        return subprocess.run([*launch, *first, ":", *launch[-2:], *second], capture_output=True, timeout=ranks.TIMEOUT,
                               env=ranks.ENVIRONMENT)
 
     def test_other_options_on_a_rank(self):
@@ -100,13 +100,8 @@ class Refusals(unittest.TestCase):
             arguments = ("generate", "-m", "m.gguf", "-p", "hi", "-n", "2", "-t", "1")
 
             def start(second):
-                launch = ranks.launch(1)
-                return subprocess.run([*launch, "--wdir", f"{folder}/a", ranks.PROGRAM, *arguments, ":", *launch[1:],
-                                       "--wdir", f"{folder}/{second}", ranks.PROGRAM, *arguments],
-                                      capture_output=True, timeout=ranks.TIMEOUT, env=ranks.ENVIRONMENT)
+                return ranks.run_in_shells([f'cd {folder}/{name} && exec "$@"' for name in ("a", second)], *arguments)
 
-            if not ranks.OPEN_MPI:
-                self.skipTest("--wdir is Open MPI's")
             self.assertEqual(start("a").returncode, 0)
             for name in ("b", "d"):
                 self.refused(start(name), ("rank 1", "model file", "hash"))
@@ -119,11 +114,9 @@ class Refusals(unittest.TestCase):
                                     timeout=ranks.TIMEOUT, env=ranks.ENVIRONMENT)
             self.refused(result, "no MPI", 3)
 
-    @unittest.skipUnless(ranks.OPEN_MPI, "--stdin is Open MPI's")
     def test_standard_input_of_another_rank(self):
-        result = subprocess.run([*ranks.launch(2), "--stdin", "1", ranks.PROGRAM, "generate", "-m", ranks.MODEL, "-f", "-",
-                                 "-t", "1"], input=b"words", capture_output=True, timeout=ranks.TIMEOUT,
-                                env=ranks.ENVIRONMENT)
+        result = ranks.run_in_shells(('exec "$@"', f'exec "$@" <"{ranks.MODELS}/eval-4k.txt"'), "generate", "-m", ranks.MODEL,
+                                     "-f", "-", "-t", "1")
         self.refused(result, ("rank 1", "standard input"))
 
     def test_a_prompt_from_standard_input(self):
@@ -131,6 +124,52 @@ class Refusals(unittest.TestCase):
         alone = ranks.run(None, *arguments, input=b"Once upon a time")
         self.assertEqual(alone.returncode, 0)
         self.assertEqual(ranks.run(2, *arguments, input=b"Once upon a time").stdout, alone.stdout)
+
+
+    def test_mpi_without_threads(self):
+        """An MPI that gives less than was asked for, as one built without threads does."""
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "single.cpp"
+            source.write_text("""#include <mpi.h>
+                extern "C" int MPI_Init_thread(int* argc, char*** argv, int, int* provided) {
+                  const int error = PMPI_Init_thread(argc, argv, MPI_THREAD_SINGLE, provided);
+                  *provided = MPI_THREAD_SINGLE;
+                  return error;
+                }""")
+            shim = f"{folder}/single.so"
+            ranks.build_shared(source, shim)
+            result = subprocess.run([*ranks.launch(3), "env", f"LD_PRELOAD={shim}", ranks.PROGRAM, *SHORT],
+                                    capture_output=True, timeout=ranks.TIMEOUT, env=ranks.ENVIRONMENT)
+            self.refused(result, ("no support of threads", "MPI_THREAD_FUNNELED"))
+
+
+class FullDisks(unittest.TestCase):
+    """All that a rank writes are its standard streams: no file is opened for writing."""
+
+    def run_with(self, redirections, *arguments):
+        """A rank for each redirection, which a shell makes, since the launcher's own streams are pipes."""
+        return ranks.run_in_shells([f'exec "$@" {redirection}' for redirection in redirections], *arguments)
+
+    def test_output_of_rank_0(self):
+        for arguments in (SHORT, (*SHORT, "--json"), (*SHORT, "--quiet")):
+            with self.subTest(arguments=arguments):
+                result = self.run_with((">/dev/full", ""), *arguments)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                lines = ranks.own_lines(result.stderr)
+                self.assertEqual(len(lines), 1, result.stderr.decode())
+                self.assertIn("standard output cannot be written: No space left", lines[0])
+
+    def test_streams_that_carry_no_result(self):
+        expected = ranks.run(None, *SHORT).stdout
+        for redirections in (("2>/dev/full", ""), ("", ">/dev/full 2>/dev/full"), ("", "<&- >&- 2>&-")):
+            with self.subTest(redirections):
+                result = self.run_with(redirections, *SHORT)
+                self.assertEqual((result.returncode, result.stdout), (0, expected), result.stderr)
+
+    def test_a_last_line_that_cannot_be_written(self):
+        """Both end all the same."""
+        result = self.run_with(("2>/dev/full", "2>/dev/full"), "generate", "-m", "nowhere.gguf", "-p", "hi")
+        self.assertEqual((result.returncode, ranks.own_lines(result.stderr)), (2, []))
 
 
 class Deaths(unittest.TestCase):
@@ -171,7 +210,9 @@ class Deaths(unittest.TestCase):
         return found
 
     def ended(self, launcher, processes):
-        _, said = launcher.communicate(timeout=60)  # it does not hang
+        """The lines of the ranks; all that was said is in self.said."""
+        output, said = launcher.communicate(timeout=60)  # it does not hang
+        self.said = (output + said).decode(errors="replace")  # MPICH's launcher speaks on standard output
         self.assertNotEqual(launcher.returncode, 0)
         deadline = time.monotonic() + 20
         for process in processes:
@@ -186,6 +227,10 @@ class Deaths(unittest.TestCase):
                 launcher, processes = self.start(count)
                 os.kill(processes[victim], signal.SIGKILL)
                 lines = self.ended(launcher, processes)
+                if not ranks.OPEN_MPI:
+                    # MPICH's launcher kills the others at once, and says it itself.
+                    self.assertIn("Killed (signal 9)", self.said)
+                    continue
                 # Each of the others says who it was.
                 self.assertEqual(len(lines), count - 1, lines)
                 for line in lines:
@@ -219,6 +264,56 @@ class Deaths(unittest.TestCase):
         self.assertEqual(launcher.returncode, 130, said)
         self.assertIn(b"ended    by an interrupt", said)
         self.assertIn(b"rank 2", said)
+
+    def test_an_interrupt_inside_a_prefill(self):
+        """The turn is undone on all ranks, and the session goes on."""
+        launcher = subprocess.Popen(ranks.command(2, "generate", "-m", ranks.MODEL, "--interactive", "-n", "4", "-t", "1", "-ub",
+                                                  "64", "--h2o-local", "16", "--h2o-heavy", "16", "--quiet"),
+                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                    env=ranks.ENVIRONMENT)
+        self.addCleanup(self.end, launcher)
+
+        def say(text):
+            launcher.stdin.write(text.encode() + b"\n")
+            launcher.stdin.flush()
+
+        say("Once upon a time")
+        self.assertNotEqual(launcher.stdout.read(1), b"")
+        own = dict(self.ranks_below(launcher.pid))
+        # Rank 0 is a few chunks ahead of rank 1 at most, and waits for it.
+        os.kill(own[1], signal.SIGSTOP)
+        say((ranks.MODELS / "eval-4k.txt").read_text().replace("\n", " "))
+        time.sleep(2)
+        os.kill(own[0], signal.SIGINT)
+        os.kill(own[1], signal.SIGCONT)
+        say("And then?")
+        output, said = launcher.communicate(timeout=60)
+        self.assertEqual(launcher.returncode, 0, said)
+        self.assertIn(b"undone   by an interrupt", said)
+        self.assertEqual(ranks.own_lines(said), [])
+        self.assertGreater(len(output), 10)
+
+    def test_an_interrupt_of_losses(self):
+        """Nothing is left of them, and nothing hangs."""
+        launcher = subprocess.Popen(ranks.command(2, "perplexity", "-m", ranks.MODEL, "-f", str(ranks.MODELS / "eval-16k.txt"),
+                                                  "--window", "16000", "-b", "1024", "-t", "1"),
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ranks.ENVIRONMENT)
+        self.addCleanup(self.end, launcher)
+        deadline = time.monotonic() + 60
+        own = {}
+        # At work: both have used some of the processor.
+        while time.monotonic() < deadline and (len(own) < 2 or min(map(self.seconds_of, own.values())) < 0.5):
+            self.assertIsNone(launcher.poll())
+            time.sleep(0.05)
+            own = dict(self.ranks_below(launcher.pid))
+        os.kill(own[0], signal.SIGINT)
+        for line in self.ended(launcher, own.values()):
+            self.assertIn("rank 0 on ", line)
+
+    @staticmethod
+    def seconds_of(process):
+        fields = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def test_an_interrupt_of_the_launcher(self):
         launcher, processes = self.start(2)
