@@ -115,10 +115,11 @@ void run_groups(benchmark::State& state, const RowKernels& kernels, TensorType t
                         groups.data() + static_cast<std::size_t>(g) * bytes);
   }
   std::vector<float> results(kRows);
+  const std::byte* const x = arranged.data();
   const auto multiply = [&] {
     for (std::int64_t g = 0; g < kGroups; ++g) {
-      kernels.groups->dot[index](groups.data() + static_cast<std::size_t>(g) * bytes, kDepth, arranged.data(),
-                                 results.data() + g * runtime::kRowsOfGroup);
+      kernels.groups->dot[index](groups.data() + static_cast<std::size_t>(g) * bytes, kDepth, &x, 1,
+                                 results.data() + g * runtime::kRowsOfGroup, runtime::kRowsOfGroup);
     }
   };
   check_and_time(state, rows, type, results, multiply);
