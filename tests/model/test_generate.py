@@ -66,7 +66,7 @@ class Generates(unittest.TestCase):
         text = generate("-f", TEXT, "-n", "1", *SMALL, *sizes).stderr.decode()
         self.assertIn("select blocks (key_block 8, query_block 64, pool 4, refine 1)", text)
         for bad, word in ((["--select", "none"], "--select"), (["--select", "h2o", "--pool", "4"], "--pool"),
-                          (["--pool", "5"], "--pool: 5"), (["--key-block", "3"], "--key-block 3"),
+                          (["--pool", "5"], "--pool: 5"), (["--key-block", "7"], "--key-block 7"),
                           (["--select", "blocks", "-ub", "24"], "--query-block: 32"), ([*sizes, "--pool", "7"], "--pool: 7")):
             done = generate("-p", "x", *bad)
             self.assertEqual(done.returncode, 2)
