@@ -229,6 +229,7 @@ void Pipeline::judge(const Head& head, std::span<const std::byte> next, const Tr
                             head.judged.size()));
   }
   std::vector<runtime::Transformer*> judged;
+  judged.reserve(head.judged.size());
   for (std::int32_t i = 0; i < head.transformers; ++i)
     judged.push_back(&named(transformers, head.judged[static_cast<std::size_t>(i)]));
   const std::span<const std::int32_t> ids(reinterpret_cast<const std::int32_t*>(next.data()),

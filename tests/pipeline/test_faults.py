@@ -267,7 +267,7 @@ class Deaths(unittest.TestCase):
 
     def test_an_interrupt_inside_a_prefill(self):
         """The turn is undone on all ranks, and the session goes on."""
-        launcher = subprocess.Popen(ranks.command(2, "generate", "-m", ranks.MODEL, "--interactive", "-n", "4", "-t", "1", "-ub",
+        launcher = subprocess.Popen(ranks.command(2, "generate", "-m", ranks.MODEL, "--interactive", "-n", "1", "-t", "1", "-ub",
                                                   "64", "--h2o-local", "16", "--h2o-heavy", "16", "--quiet"),
                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                     env=ranks.ENVIRONMENT)
@@ -279,19 +279,20 @@ class Deaths(unittest.TestCase):
 
         say("Once upon a time")
         self.assertNotEqual(launcher.stdout.read(1), b"")
-        own = dict(self.ranks_below(launcher.pid))
-        # Rank 0 is a few chunks ahead of rank 1 at most, and waits for it.
-        os.kill(own[1], signal.SIGSTOP)
-        say((ranks.MODELS / "eval-4k.txt").read_text().replace("\n", " "))
-        time.sleep(2)
-        os.kill(own[0], signal.SIGINT)
-        os.kill(own[1], signal.SIGCONT)
+        rank_0 = dict(self.ranks_below(launcher.pid))[0]
+        say((ranks.MODELS / "eval-16k.txt").read_text().replace("\n", " "))
+        # At work on the long prompt, which takes it a second of processor time.
+        deadline, before = time.monotonic() + 60, self.seconds_of(rank_0)
+        while time.monotonic() < deadline and self.seconds_of(rank_0) < before + 0.2:
+            self.assertIsNone(launcher.poll())
+            time.sleep(0.01)
+        os.kill(rank_0, signal.SIGINT)
         say("And then?")
         output, said = launcher.communicate(timeout=60)
         self.assertEqual(launcher.returncode, 0, said)
         self.assertIn(b"undone   by an interrupt", said)
         self.assertEqual(ranks.own_lines(said), [])
-        self.assertGreater(len(output), 10)
+        self.assertNotEqual(output, b"")
 
     def test_an_interrupt_of_losses(self):
         """Nothing is left of them, and nothing hangs."""
