@@ -306,7 +306,8 @@ def main():
             plot(arguments.files[0])
         elif arguments.what in ("tables", "parts"):
             parameters = read(arguments.files[0])
-            (tables if arguments.what == "tables" else parts)(Machine(parameters["projection_flops"], parameters["attention_seconds"], arguments.cores))
+            machine = Machine(parameters["projection_flops"], parameters["attention_seconds"], arguments.cores)
+            (tables if arguments.what == "tables" else parts)(machine)
         else:
             check(*arguments.files, os.cpu_count())
     except (KeyError, TypeError, IndexError) as error:

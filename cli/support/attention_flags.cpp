@@ -104,8 +104,8 @@ void declare_rule(FlagSet& set, Options& options) {
       size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8)", options.key_block),
       size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32)",
            options.query_block),
-      size("--pool", kMaxCount, "rows whose mean votes, half for keys, with --select blocks (4)",
-           options.pool),
+      size("--pool", kMaxCount,
+           "rows whose mean votes, half as many on single keys; with --select blocks (4)", options.pool),
       size("--refine", kMostRefine,
            "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks (2)",
            options.refine)};

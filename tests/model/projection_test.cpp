@@ -378,8 +378,8 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
 }
 
 // Widths end inside a slice and inside a group, and on each side of a slice; the widest ones have tasks of several slices,
-// the last of them not full, and of most slices; depths lie on each side of a strip's bytes;
-// every count of rows, so also on each side of those that a kernel takes at once.
+// the last of them not full, and of most slices; depths lie on each side of a strip's bytes; every count of rows, so also
+// on each side of those that a kernel takes at once.
 TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
   constexpr std::int64_t kMost = Projection::kFewRows;
   for (const TensorType type : kTypes) {
