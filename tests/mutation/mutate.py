@@ -14,10 +14,11 @@ or runtime/, or be tests/model/transformer_oracle.
 Verdicts: killed (by which stage); SURVIVED; open (with --quick, which leaves out the stages that take minutes: a run
 without it judges these to the end); equivalent (the compiler made the same object code); refused (the compiler,
 with -Werror, does not take it). COUNT (default 20) is the number of mutants that were killed, survived or are open.
-build/mutate/results.json keeps every verdict; a mutant whose line has not changed since is not judged again, so a run
-that was stopped goes on where it was. --again judges survivors and open ones anew (after a test was added).
+build/mutate/results.json keeps every verdict, and judged.json (below) those of earlier clones; a mutant whose line has not
+changed since is not judged again, so a run that was stopped goes on where it was. --again judges survivors and open ones
+anew (after a test was added).
 --record writes what is known of the sample (COUNT, --seed, --path) to judged.json beside this file, which git keeps:
-the commit, the numbers, and each mutant that survived, with its explanation, which is written there by hand. --moved
+the commit, the verdicts, and each mutant that survived, with its explanation, which is written there by hand. --moved
 says for each sample how many of its source lines have changed since, and warns above a tenth.
 Exit status 0: all found; 1: survivors; 2: the copy without a fault fails.
 Faults (faults.py): changed operators, bounds and constants, swapped arguments, dropped statements.
@@ -87,6 +88,12 @@ class Mutant:
         lines = self.text.split("\n")
         lines[self.index] = self.line
         return "\n".join(lines)
+
+    def judged(self, verdict, by, seconds):
+        """What results.json keeps of it."""
+        return {"key": self.key, "path": str(self.path), "line": self.index + 1, "fault": self.name,
+                "before": self.before.strip(), "after": self.line.strip(), "verdict": verdict, "by": by,
+                "seconds": round(seconds, 1)}
 
     def where(self):
         return f"{self.path}:{self.index + 1}: {self.name}"
@@ -287,7 +294,10 @@ def main():
         print(f"{candidate_count} candidates")
         return 0
 
-    results = {entry["key"]: entry for entry in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+    recorded = record.verdicts()
+    results = {mutant.key: mutant.judged(*recorded[mutant.key], 0) for mutant in mutants if mutant.key in recorded}
+    if RESULTS.exists():
+        results |= {entry["key"]: entry for entry in json.loads(RESULTS.read_text())}
     if arguments.record:
         record.write(arguments.path or [f"{folder}/" for folder in FOLDERS], arguments.seed, arguments.count, mutants,
                      results)
@@ -321,10 +331,7 @@ def judge_all(mutants, sound, results, arguments):
                 verdict, by = judge(mutant, sound, arguments.jobs, arguments.quick)
             finally:
                 target.write_text(mutant.text)
-            known = {"key": mutant.key, "path": str(mutant.path), "line": mutant.index + 1, "fault": mutant.name,
-                     "before": mutant.before.strip(), "after": mutant.line.strip(), "verdict": verdict, "by": by,
-                     "seconds": round(time.time() - begin, 1)}
-            results[mutant.key] = known
+            results[mutant.key] = known = mutant.judged(verdict, by, time.time() - begin)
             save(results)
         counts[known["verdict"]] += 1
         print(f"{mutant.number:4} {known['verdict']:10} {known['seconds']:6.1f} s  {mutant.where()}  [{known['by']}]",

@@ -27,6 +27,18 @@ def samples():
     return json.loads(RECORD.read_text()) if RECORD.exists() else []
 
 
+def verdicts():
+    """Key -> (verdict, by what) of all mutants of all samples: a run in a fresh clone goes on where the record is."""
+    known = {}
+    for entry in samples():
+        for by, keys in entry["killed"].items():
+            known |= dict.fromkeys(keys, ("killed", by))
+        known |= dict.fromkeys(entry["same_object_code"], ("equivalent", "same object code"))
+        known |= dict.fromkeys(entry["refused_by_the_compiler"], ("refused", "compiler"))
+        known |= {one["key"]: (one["verdict"], "") for one in entry["looked_at"] if one["verdict"] in ("SURVIVED", "open")}
+    return known
+
+
 def write(paths, seed, asked, mutants, results):
     """Sets the sample's entry to the verdicts that are there, up to the first mutant without one; explanations stay."""
     if git("status", "--porcelain", "--", *patterns(paths)) != "":
@@ -34,15 +46,14 @@ def write(paths, seed, asked, mutants, results):
     others = [entry for entry in samples() if (entry["paths"], entry["seed"]) != (paths, seed)]
     before = next((entry for entry in samples() if entry not in others), {"looked_at": []})
     explained = {entry["key"]: entry["explanation"] for entry in before["looked_at"]}
-    counts, killed, looked_at = collections.Counter(), collections.Counter(), []
+    counts, keys, looked_at = collections.Counter(), collections.defaultdict(list), []
     for mutant in mutants:
         known = results.get(mutant.key)
         if not known or counts["killed"] + counts["SURVIVED"] + counts["open"] == asked:
             break
         verdict = known["verdict"]
         counts[verdict] += 1
-        if verdict == "killed":
-            killed[known["by"]] += 1
+        keys[verdict, known["by"]].append(mutant.key)
         if verdict in ("SURVIVED", "open") or mutant.key in explained:
             looked_at.append({"key": mutant.key, "path": known["path"], "fault": known["fault"],
                               "before": known["before"], "after": known["after"], "verdict": verdict,
@@ -51,8 +62,10 @@ def write(paths, seed, asked, mutants, results):
              "commit": git("log", "-1", "--format=%H", "--", *patterns(paths)),
              "date": datetime.date.today().isoformat(),
              "drawn": counts.total(), "judged": counts["killed"] + counts["SURVIVED"] + counts["open"],
-             "killed": dict(killed.most_common()), "survived": counts["SURVIVED"], "open": counts["open"],
-             "same_object_code": counts["equivalent"], "refused_by_the_compiler": counts["refused"],
+             "survived": counts["SURVIVED"], "open": counts["open"],
+             "killed": {by: sorted(those) for (verdict, by), those in sorted(keys.items()) if verdict == "killed"},
+             "same_object_code": sorted(keys["equivalent", "same object code"]),
+             "refused_by_the_compiler": sorted(keys["refused", "compiler"]),
              "looked_at": sorted(looked_at, key=lambda one: (one["path"], one["before"], one["after"]))}
     others.append(entry)
     RECORD.write_text(json.dumps(others, indent=1) + "\n")
