@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "runtime/model/parallel.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -61,23 +62,23 @@ std::vector<Judgement> judge(std::span<Transformer* const> transformers, std::sp
   const auto width = static_cast<std::size_t>(vocabulary);
   std::vector<std::vector<float>> logits(
       transformers.size(), std::vector<float>(static_cast<std::size_t>(std::min(n, kLogitRows)) * width));
-  std::vector<Prediction> predictions;
   for (std::int64_t first = 0; first < n; first += kLogitRows) {
     const std::int64_t rows = std::min(kLogitRows, n - first);
     for (std::size_t i = 0; i < transformers.size(); ++i) transformers[i]->logits(first, rows, logits[i]);
-    for (std::int64_t row = 0; row < rows; ++row) {
+    // For a wide vocabulary this is as much work as some layers.
+    parallel_tasks(transformers.front()->options().threads, rows, [&](std::int64_t row, int) {
       const auto position = static_cast<std::size_t>(first + row);
       Judgement& judgement = judgements[position];
-      predictions.clear();
+      std::vector<Prediction> predictions;
       for (std::size_t i = 0; i < transformers.size(); ++i) {
         predictions.emplace_back(std::span(logits[i]).subspan(static_cast<std::size_t>(row) * width, width));
         if (next[position] == kNoToken) continue;
         judgement.losses[i] = -predictions[i].log_probability(static_cast<std::size_t>(next[position]));
       }
-      if (predictions.size() < 2) continue;
+      if (predictions.size() < 2) return;
       judgement.divergence = divergence(predictions[0], predictions[1]);
       judgement.rank1 = predictions[0].likeliest() == predictions[1].likeliest() ? 1 : 0;
-    }
+    });
   }
   return judgements;
 }

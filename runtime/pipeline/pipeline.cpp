@@ -29,7 +29,11 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Multiplications of one token with the matrices of each layer, and with the head.
+// A logit that is judged (runtime::judge) takes as long as so many multiplications: exponentials in double. Measured with the
+// bundled model, docs/machines.md.
+constexpr double kJudgedLogit = 700;
+
+/// Multiplications of one token with the matrices of each layer, and with the head, whose logits are judged.
 std::pair<std::vector<double>, double> costs_of(const runtime::GgufFile& file, std::int64_t layers) {
   std::vector<double> costs(static_cast<std::size_t>(layers), 0.0);
   double head = 0;
@@ -39,7 +43,8 @@ std::pair<std::vector<double>, double> costs_of(const runtime::GgufFile& file, s
     if (const std::optional<std::int64_t> layer = runtime::layer_of_tensor(tensor.name)) {
       if (*layer >= 0 && *layer < layers) costs[static_cast<std::size_t>(*layer)] += size;
     } else {
-      head = std::max(head, size);  // of the embedding's shape
+      // Of the embedding's shape: the vocabulary is the second dimension.
+      head = std::max(head, size + kJudgedLogit * static_cast<double>(tensor.dims[1]));
     }
   }
   return {std::move(costs), head};

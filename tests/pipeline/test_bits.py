@@ -115,6 +115,14 @@ class Bits(unittest.TestCase):
         reports = whole["ranks"]
         self.assertEqual([one["layers"] for one in reports], [[0, 5], [5, 6], [6, 8]])
 
+    def test_judging_counts_as_work_of_the_last_rank(self):
+        """The head of 1 M multiplications and 4096 judged logits weigh as much as five of the layers of 0.8 M."""
+        done = ranks.run(2, "perplexity", "-m", ranks.MODEL, "-f", self.text, "--window", "600", "--decode", "100",
+                         *H2O, "--json")
+        self.assertEqual([one["layers"] for one in ranks.json.loads(done.stdout)["ranks"]], [[0, 6], [6, 8]])
+        done = ranks.run(2, *self.generate(*H2O), "--json")
+        self.assertEqual([one["layers"] for one in ranks.json.loads(done.stdout)["ranks"]], [[0, 4], [4, 8]])
+
     def test_bytes_on_the_wire(self):
         """A message for each chunk and each generated token: a head, and a row of 256 floats for each of its tokens."""
         done = ranks.run(3, *self.generate(*H2O, "--dense-tail", "0"), "--json")
