@@ -37,11 +37,11 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   load_seconds_ = since(start);
 }
 
-std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense) {
+std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense, int slots) {
   // Packed weights need the file's only while they are packed; what is not packed is read from it for every token.
   runtime::ModelConfig own = config();
   if (ranks() != nullptr) own.layers = ranks()->layers();
-  check_model_memory(flags_.model, flags_, own, static_cast<double>(weight_bytes()), capacity);
+  check_model_memory(flags_.model, flags_, own, static_cast<double>(weight_bytes()), capacity, slots);
   const auto start = std::chrono::steady_clock::now();
   const int threads = flags_.options.threads > 0 ? flags_.options.threads : omp_get_max_threads();
   runtime::TransformerOptions options;
@@ -51,6 +51,7 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
   options.attention.threads = threads;
   options.cache_type = flags_.cache_type;
   options.capacity = capacity;
+  options.slots = slots;
   if (ranks() != nullptr) options.relay = ranks()->open({capacity, options.slots, dense});
   auto transformer =
       std::make_unique<runtime::Transformer>(file_->load({flags_.precision, threads, part_}), options);
@@ -59,7 +60,7 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
 }
 
 void LoadedModel::serve() {
-  ranks()->serve([this](const pipeline::OpenCall& call) { return open(call.capacity, call.dense); });
+  ranks()->serve([this](const pipeline::OpenCall& call) { return open(call.capacity, call.dense, call.slots); });
 }
 
 }  // namespace headwater::cli

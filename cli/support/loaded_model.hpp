@@ -27,9 +27,9 @@ class LoadedModel {
   [[nodiscard]] std::int64_t context() const { return flags_.context.value_or(config().context); }
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
 
-  /// A transformer for `capacity` tokens. The first call packs the weights. Failure, with the numbers, where weights,
-  /// cache and workspace do not fit into the machine's memory, before anything is taken.
-  [[nodiscard]] std::unique_ptr<runtime::Transformer> open(std::int64_t capacity, bool dense);
+  /// A transformer for `capacity` tokens in each slot. The first call packs the weights. Failure, with the numbers, where
+  /// weights, cache and workspace do not fit into the machine's memory, before anything is taken.
+  [[nodiscard]] std::unique_ptr<runtime::Transformer> open(std::int64_t capacity, bool dense, int slots = 1);
   /// On a rank behind the first: works for that until it ends the job.
   [[noreturn]] void serve();
 

@@ -90,6 +90,12 @@ std::string Conversation::steps() const {
 }
 
 void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progress) {
+  feed_ahead(ids, progress);
+  Conversation* const self = this;
+  take_logits({&self, 1});
+}
+
+void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress& progress) {
   const auto n = static_cast<std::int64_t>(ids.size());
   const std::int64_t capacity = session().shape().capacity;
   if (n == 0) throw Error(ErrorCode::invalid_argument, "a turn has 0 tokens; allowed: 1 or more");
@@ -128,7 +134,7 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
     count_step();
     note(step);
     done += count;
-    if (done == n) transformer_.logits(count - 1, 1, logits_);
+    if (done == n) transformer_.ask_logits(1);
   }
 }
 
@@ -157,6 +163,17 @@ void Conversation::append(std::int32_t id) {
 }
 
 void Conversation::append(std::span<Conversation* const> talks, std::span<const std::int32_t> ids) {
+  append_ahead(talks, ids);
+  take_logits(talks);
+}
+
+void Conversation::take_logits(std::span<Conversation* const> talks) {
+  std::array<float*, kMostSlots> logits{};
+  for (std::size_t i = 0; i < talks.size(); ++i) logits.at(i) = talks[i]->logits_.data();
+  talks.front()->transformer_.take_logits(std::span(logits).first(talks.size()));
+}
+
+void Conversation::append_ahead(std::span<Conversation* const> talks, std::span<const std::int32_t> ids) {
   if (talks.empty() || talks.size() > kMostSlots || talks.size() != ids.size()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} ids for {} conversations; allowed: one each, for 1 .. {}", ids.size(),
@@ -164,14 +181,12 @@ void Conversation::append(std::span<Conversation* const> talks, std::span<const 
   }
   Transformer& transformer = talks.front()->transformer_;
   std::array<SlotToken, kMostSlots> tokens;
-  std::array<float*, kMostSlots> logits;
   for (std::size_t i = 0; i < talks.size(); ++i) {
     if (&talks[i]->transformer_ != &transformer) {
       throw Error(ErrorCode::invalid_argument,
                   "conversations of several transformers; allowed: slots of one");
     }
     tokens[i] = {talks[i]->slot_, ids[i]};
-    logits[i] = talks[i]->logits_.data();
     talks[i]->tokens_before_ = talks[i]->tokens();
   }
   transformer.decode(std::span(tokens).first(talks.size()));
@@ -179,7 +194,7 @@ void Conversation::append(std::span<Conversation* const> talks, std::span<const 
     talk->count_step();
     ++talk->record_.appended;
   }
-  transformer.logits(std::span(logits).first(talks.size()));
+  transformer.ask_logits(static_cast<std::int64_t>(talks.size()));
 }
 
 }  // namespace headwater::runtime

@@ -32,6 +32,9 @@ class Conversation {
   /// tail and before an append() it goes on with that turn, in its mode (STATE-3). Errors: those of Transformer::run;
   /// nothing is changed where the turn does not fit.
   void feed(std::span<const std::int32_t> ids, const Progress& progress = {});
+  /// feed() that does not wait for the logits: steps in other slots may follow at once, so that parts of the model elsewhere
+  /// have work. take_logits() is what waits.
+  void feed_ahead(std::span<const std::int32_t> ids, const Progress& progress = {});
   /// Of the turns that follow.
   void set_dense_tail(std::int64_t tokens) { dense_tail_ = tokens; }
   /// Shown every layer of the turns that follow, besides what feed() itself looks at.
@@ -43,6 +46,11 @@ class Conversation {
   void recover();
   /// append() of an id each to conversations in different slots of one transformer, in one decode step.
   static void append(std::span<Conversation* const> talks, std::span<const std::int32_t> ids);
+  /// append() that does not wait, as feed_ahead().
+  static void append_ahead(std::span<Conversation* const> talks, std::span<const std::int32_t> ids);
+  /// Waits for the logits of one feed_ahead(), or of the same conversations of one append_ahead(): in the order of these
+  /// calls on one transformer. Errors: those of Transformer::take_logits.
+  static void take_logits(std::span<Conversation* const> talks);
   void reset();
 
   /// Of the token that comes next; empty where there are no tokens.

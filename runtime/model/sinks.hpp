@@ -31,21 +31,6 @@ class StoreSink final : public TileSink {
   const float* bias_;
 };
 
-/// outs[row][column] = value: each row to a place of its own.
-class ScatterSink final : public TileSink {
- public:
-  explicit ScatterSink(std::span<float* const> outs) : outs_(outs) {}
-  void take(const Tile& tile) const override {
-    for (std::int64_t r = 0; r < tile.rows; ++r) {
-      std::memcpy(outs_[static_cast<std::size_t>(tile.row + r)] + tile.column, tile.values + r * tile.stride,
-                  static_cast<std::size_t>(tile.columns) * sizeof(float));
-    }
-  }
-
- private:
-  std::span<float* const> outs_;
-};
-
 /// out[row][column] += value (+ bias[column]): into the residual stream.
 class AddSink final : public TileSink {
  public:

@@ -486,38 +486,57 @@ void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float
                     first, first + count, out.size(), step_rows_, config.vocabulary));
   }
   few_ = count == 1;
-  if (relay_ && !model_->part().has_head()) {
-    collect(first, count, out.first(static_cast<std::size_t>(count * config.vocabulary)));
+  if (head_is_far()) {
+    ask_far(first, count);
+    relay_->collect(out.first(static_cast<std::size_t>(count * config.vocabulary)));
     return;
   }
   project_logits(first, count, StoreSink(out.data(), config.vocabulary, {}));
 }
 
-void Transformer::collect(std::int64_t first, std::int64_t count, std::span<float> out) {
+void Transformer::ask_far(std::int64_t first, std::int64_t count) {
   PartCall call;
   call.kind = PartCall::Kind::logits;
   call.first = first;
   call.count = count;
   call.few = few_;
   relay_->pass(call, {});
-  relay_->collect(out);
 }
 
-void Transformer::logits(std::span<float* const> outs) {
-  const auto n = static_cast<std::int64_t>(outs.size());
-  if (n != step_rows_ || outs.size() != active_.size() || outs.empty() || ids_.size() != outs.size()) {
+void Transformer::ask_logits(std::int64_t count) {
+  if (count < 1 || count > step_rows_ || count > kMostSlots) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("logits of {} tokens; allowed: those of the last decode(), {}", n, step_rows_));
+                fmt::format("logits of the last {} tokens are asked for; allowed: 1 .. {}", count,
+                            std::min<std::int64_t>(step_rows_, kMostSlots)));
   }
   few_ = true;
-  if (relay_) {
-    const auto width = static_cast<std::size_t>(model_->config().vocabulary);
-    answer_.resize(outs.size() * width);
-    collect(0, n, answer_);
-    for (std::size_t i = 0; i < outs.size(); ++i) std::copy_n(answer_.data() + i * width, width, outs[i]);
+  const std::int64_t first = step_rows_ - count;
+  if (head_is_far()) {
+    ask_far(first, count);
     return;
   }
-  project_logits(0, n, ScatterSink(outs));
+  const std::int64_t vocabulary = model_->config().vocabulary;
+  std::vector<float> known = std::exchange(answer_, {});  // its room
+  known.resize(static_cast<std::size_t>(count * vocabulary));
+  project_logits(first, count, StoreSink(known.data(), vocabulary, {}));
+  asked_.push_back(std::move(known));
+}
+
+void Transformer::take_logits(std::span<float* const> outs) {
+  const auto width = static_cast<std::size_t>(model_->config().vocabulary);
+  if (head_is_far()) {
+    answer_.resize(outs.size() * width);
+    relay_->collect(answer_);
+  } else {
+    if (asked_.empty() || asked_.front().size() != outs.size() * width) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("logits of {} tokens are taken; allowed: those asked for first, {}", outs.size(),
+                              asked_.empty() ? 0 : asked_.front().size() / width));
+    }
+    answer_ = std::move(asked_.front());
+    asked_.pop_front();
+  }
+  for (std::size_t i = 0; i < outs.size(); ++i) std::copy_n(answer_.data() + i * width, width, outs[i]);
 }
 
 void Transformer::project_logits(std::int64_t first, std::int64_t count, const TileSink& sink) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -82,9 +83,11 @@ class Transformer {
   /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32. Errors:
   /// invalid_argument for other tokens, where the step did not finish, and where `out` is shorter.
   void logits(std::int64_t first, std::int64_t count, std::span<float> out);
-  /// Those of all tokens of the last decode(), in F32, each to a row of its own of `vocabulary` floats.
-  /// Errors: invalid_argument for other numbers of rows, and where the last step was no such.
-  void logits(std::span<float* const> outs);
+  /// logits() in two halves, so that steps of other slots come between. ask_logits(): those of the last `count` tokens of the
+  /// last step, in F32, 1 .. kMostSlots. take_logits(): waits for those that were asked for first and not taken, each to a row
+  /// of `vocabulary` floats. Errors: invalid_argument for other numbers of tokens.
+  void ask_logits(std::int64_t count);
+  void take_logits(std::span<float* const> outs);
   /// To the other parts; null where there are none.
   [[nodiscard]] Relay* relay() const { return relay_.get(); }
   void reset(int slot = 0);
@@ -139,8 +142,10 @@ class Transformer {
   [[nodiscard]] double selection_seconds() const;
   /// Whether rows go through the layers in the model's precision, or as few rows of F32.
   [[nodiscard]] bool rounded() const { return !few_ && model_->precision() == Precision::bf16; }
-  /// From row `first` of the residual stream on, as few_ says.
-  void collect(std::int64_t first, std::int64_t count, std::span<float> out);
+  /// Whether the output head is another process's.
+  [[nodiscard]] bool head_is_far() const { return relay_ && !model_->part().has_head(); }
+  /// From row `first` of the residual stream on, as few_ says; relay_->collect() has them.
+  void ask_far(std::int64_t first, std::int64_t count);
   void project_logits(std::int64_t first, std::int64_t count, const TileSink& sink);
   void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
   [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width, std::int64_t row = 0) const;
@@ -171,6 +176,7 @@ class Transformer {
   AlignedBuffer hidden_;       // [n + padding][feed_forward], the same
   AlignedBuffer rotation_;     // [n][cosines, sines] F32
   std::vector<float> answer_;  // logits for the first part, or from the last one
+  std::deque<std::vector<float>> asked_;  // logits that are known here and not taken
   PhaseTimes times_;
   LayerObserver observer_;
 };

@@ -236,14 +236,19 @@ TEST(Slots, DecodedTogetherHaveTheBitsOfEachAlone) {
         prompts.push_back(some_ids(tokens + slot));
         prompts.back().erase(prompts.back().begin(), prompts.back().begin() + slot);
         talks.push_back(std::make_unique<Conversation>(together, 8, slot));
-        talks.back()->feed(prompts.back());
+        talks.back()->feed_ahead(prompts.back());
         all.push_back(talks.back().get());
       }
+      for (Conversation* const talk : all) Conversation::take_logits({&talk, 1});
       // All of them, then some in another order, then one by itself.
       const std::vector<std::int32_t> ids = some_ids(kMostSlots);
       Conversation::append(all, ids);
       const std::vector<Conversation*> some{all[9], all[3], all[0]};
-      Conversation::append(some, std::span(ids).first(3));
+      const std::vector<Conversation*> others{all[15], all[5]};
+      Conversation::append_ahead(some, std::span(ids).first(3));
+      Conversation::append_ahead(others, std::span(ids).last(2));
+      Conversation::take_logits(some);
+      Conversation::take_logits(others);
       talks[3]->append(77);
       for (int slot = 0; slot < kMostSlots; ++slot) {
         Conversation one(alone, 8);
@@ -253,6 +258,8 @@ TEST(Slots, DecodedTogetherHaveTheBitsOfEachAlone) {
         for (std::size_t i = 0; i < some.size(); ++i) {
           if (some[i] == all[static_cast<std::size_t>(slot)]) one.append(ids[i]);
         }
+        if (slot == 15) one.append(ids[kMostSlots - 2]);
+        if (slot == 5) one.append(ids[kMostSlots - 1]);
         if (slot == 3) one.append(77);
         const Conversation& talk = *talks[static_cast<std::size_t>(slot)];
         EXPECT_EQ(talk.steps(), one.steps());
@@ -303,8 +310,13 @@ TEST(Slots, WhatIsNotAllowedChangesNothing) {
   EXPECT_EQ(first.tokens(), 20);
   std::vector<float> row(first.logits().size());
   float* const rows[] = {row.data(), row.data()};
-  EXPECT_THROW(transformer.logits(rows), Error) << "the last step was a turn";
+  EXPECT_THROW(transformer.take_logits(std::span(rows).first(1)), Error) << "nothing was asked for";
   EXPECT_NO_THROW(first.append(1));
+  for (const std::int64_t count : {-1, 0, 2}) EXPECT_THROW(transformer.ask_logits(count), Error) << count;
+  transformer.ask_logits(1);
+  EXPECT_THROW(transformer.take_logits(rows), Error) << "one token was asked for";
+  transformer.take_logits(std::span(rows).first(1));
+  EXPECT_THAT(row, ::testing::ElementsAreArray(first.logits()));
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ struct GenerateFlags {
   std::optional<std::string> prompt;       ///< -p; after a file it is the question
   std::optional<std::string> file;         ///< -f; "-" is standard input
   std::optional<std::string> system;       ///< of a chat
+  std::optional<std::string> requests;     ///< a file with a prompt in each line; "-" is standard input
+  int slots = 8;                           ///< of these, that are worked on at a time
   std::int64_t tokens = 64;                ///< most tokens to generate; -1: as many as fit
   std::optional<std::int64_t> dense_tail;  ///< else the question, or kDenseTail
   runtime::SamplingOptions sampling;
@@ -32,6 +34,9 @@ struct GenerateFlags {
 
 /// Last tokens of a prompt that see every token, where nothing else is said.
 inline constexpr std::int64_t kDenseTail = 64;
+
+/// Of --seed.
+inline constexpr std::int64_t kMostSeed = (std::int64_t{1} << 62);
 
 /// Parses the arguments after `generate`. Nothing if help was asked for. Failure naming the flag, its value and what
 /// is allowed otherwise.

@@ -15,6 +15,8 @@
 #include "cli/commands/generate/flags.hpp"
 #include "cli/commands/generate/qkv_dump.hpp"
 #include "cli/commands/generate/report.hpp"
+#include "cli/commands/generate/requests.hpp"
+#include "cli/commands/generate/turn.hpp"
 #include "cli/support/interrupt.hpp"
 #include "cli/support/loaded_model.hpp"
 #include "cli/support/model_memory.hpp"
@@ -24,7 +26,6 @@
 #include "cli/support/text.hpp"
 #include "headwater/headwater.hpp"
 #include "runtime/generate/conversation.hpp"
-#include "runtime/tokenizer/chat.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -67,18 +68,6 @@ class InputLines {
   std::string read_;
 };
 
-/// What was typed for a turn.
-struct Words {
-  std::string text;
-  std::string question;  ///< after a document
-};
-
-/// The tokens of a turn.
-struct Turn {
-  Ids ids;
-  std::int64_t question = 0;  ///< of these, from the question on
-};
-
 class Generation {
  public:
   explicit Generation(const GenerateFlags& flags) : flags_(flags), model_(flags.model) {}
@@ -86,9 +75,6 @@ class Generation {
 
  private:
   [[nodiscard]] Words prompt_words();
-  [[nodiscard]] Turn encode(const Words& words, bool first) const;
-  [[nodiscard]] Turn encode_chat(const Words& words, bool first) const;
-  void check_prompt(std::int64_t tokens) const;
   [[nodiscard]] std::int64_t capacity_for(std::int64_t prompt);
   void open(std::int64_t capacity, bool dense);
   GenerateRun run_turn(const Turn& turn, bool shown);
@@ -124,48 +110,6 @@ Words Generation::prompt_words() {
   if (flags_.file) words.text = checked("-f (--file)", read_text("-f (--file)", *flags_.file));
   if (flags_.prompt) (flags_.file ? words.question : words.text) = checked("-p (--prompt)", *flags_.prompt);
   return words;
-}
-
-Turn Generation::encode(const Words& words, bool first) const {
-  if (flags_.chat) return encode_chat(words, first);
-  const runtime::Tokenizer& tokenizer = model_.tokenizer();
-  if (words.question.empty()) return {tokenizer.encode(words.text, first, first), 0};
-  Ids ids;
-  if (tokenizer.adds_bos()) ids.push_back(tokenizer.bos());
-  const Ids document = tokenizer.encode(words.text, false, true);
-  const Ids question = tokenizer.encode_more(words.question, true);
-  ids.insert(ids.end(), document.begin(), document.end());
-  ids.insert(ids.end(), question.begin(), question.end());
-  return {std::move(ids), static_cast<std::int64_t>(question.size())};
-}
-
-Turn Generation::encode_chat(const Words& words, bool first) const {
-  const runtime::Tokenizer& tokenizer = model_.tokenizer();
-  const auto format = runtime::chat_format_of(tokenizer);
-  if (!format) {
-    throw Failure(fmt::format("--chat: {} has the control tokens of neither ChatML nor Llama 3",
-                              in_quotes(flags_.model.model)));
-  }
-  std::vector<runtime::ChatMessage> messages;
-  if (first && flags_.system) messages.push_back({"system", *flags_.system});
-  messages.push_back({"user", words.text, words.question});
-  std::size_t begin = 0;
-  Ids ids = runtime::encode_chat(tokenizer, *format, messages, first, &begin);
-  const std::size_t question = words.question.empty() ? 0 : ids.size() - begin;
-  // An answer that the number of tokens cut off is closed first.
-  if (!first && !ended_) {
-    const auto end = tokenizer.find_special(runtime::end_of_turn(*format));
-    if (end) ids.insert(ids.begin(), *end);
-  }
-  return {std::move(ids), static_cast<std::int64_t>(question)};
-}
-
-void Generation::check_prompt(std::int64_t tokens) const {
-  if (tokens <= model_.context()) return;
-  throw Failure(fmt::format("the prompt has {}, but the context {} ({}); use a shorter prompt{}",
-                            count_text(tokens, "token"), model_.context(),
-                            flags_.model.context ? "-c" : "of the model",
-                            flags_.model.context ? " or a larger -c" : ", or -c at the price of quality"));
 }
 
 /// The last generated token need not be stored.
@@ -307,7 +251,7 @@ void Generation::answer(const std::string& line) {
   Turn turn{conversation_->tokens() == 0 ? history_ : Ids{}, 0};
   // The end of an answer is part of a chat, and of nothing else.
   if (pending_ && (flags_.chat || !ended_)) turn.ids.push_back(*pending_);
-  const Turn said = encode({line, ""}, history_.empty());
+  const Turn said = encode_turn(flags_, model_, {line, ""}, history_.empty(), ended_);
   turn.ids.insert(turn.ids.end(), said.ids.begin(), said.ids.end());
   const std::int64_t capacity = transformer_->session().shape().capacity;
   const std::int64_t wanted = conversation_->tokens() + static_cast<std::int64_t>(turn.ids.size());
@@ -344,9 +288,9 @@ void Generation::describe(GenerateReport& report) const {
 ExitCode Generation::run() {
   if (serves()) model_.serve();
   const Words words = prompt_words();
-  const Turn prompt = words.text.empty() ? Turn{} : encode(words, true);
+  const Turn prompt = words.text.empty() ? Turn{} : encode_turn(flags_, model_, words, true, false);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
-  check_prompt(tokens);
+  check_prompt("the prompt", tokens, model_);
   const std::int64_t capacity = capacity_for(tokens);
   open(capacity, flags_.dense);
   if (flags_.dump_layer)
@@ -389,7 +333,7 @@ ExitCode generate_command(const std::vector<std::string>& arguments) {
   const auto flags = parse_generate_flags(arguments);
   if (!flags) return ExitCode::done;
   install_signal_handlers(kCommand, flags->model.model);
-  return Generation(*flags).run();
+  return flags->requests ? answer_requests(*flags) : Generation(*flags).run();
 }
 
 }  // namespace headwater::cli
