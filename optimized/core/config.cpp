@@ -133,8 +133,7 @@ void require_h2o(const Options& options, std::string_view engine) {
     refuse("pinned", options.pinned, "0: engine " + std::string(engine) + " pins no tokens");
   }
   if (options.select == Select::h2o) return;
-  refuse("select", static_cast<int>(options.select),
-         "0 (h2o): engine " + std::string(engine) + " has no other rule");
+  refuse("select", "1 (blocks)", "0 (h2o): engine " + std::string(engine) + " has no other rule");
 }
 
 void require_no_checkpoints(const Options& options, std::string_view engine) {

@@ -1,7 +1,9 @@
-"""What attention reads and writes: arrays of NumPy, tensors of PyTorch, and all that speaks DLPack, without a copy."""
+"""What attention reads and writes: arrays of NumPy, tensors of PyTorch, and all that speaks DLPack, without a copy; on the
+host, or on a CUDA device."""
 
 import ctypes
 import sys
+from typing import NamedTuple
 
 from . import _native
 
@@ -11,13 +13,76 @@ TYPE_NAMES = {code: name for name, code in _NAMES.items()}
 _ALLOWED = "allowed: float32, float16, bfloat16"
 
 
+# ---- Places ----
+
+
+class Place(NamedTuple):
+    """Memory of a CUDA device and the stream that reads and writes it. Where a Place may be None, that is the host."""
+
+    device: int  # its ordinal
+    stream: int  # address of the cudaStream_t; 0: the device's default stream
+
+
+ANYWHERE = Place(-1, 0)  # of an argument that no other one has to lie with
+
+
+def _cuda_of_torch():
+    """torch.cuda where a program has begun to use it, else None."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def current_device():
+    """The ordinal of PyTorch's current CUDA device; 0 where there is none."""
+    cuda = _cuda_of_torch()
+    return 0 if cuda is None else cuda.current_device()
+
+
+def current_stream(device):
+    """PyTorch's current stream of a device, as an address; 0, the default stream, where there is none."""
+    cuda = _cuda_of_torch()
+    return 0 if cuda is None or device >= cuda.device_count() else cuda.current_stream(device).cuda_stream
+
+
+def _refuse_place(name, where, place):
+    allowed = "cpu" if place is None else "cpu, cuda" if place is ANYWHERE else f"cuda:{place.device}"
+    raise ValueError(f"{name} is on {where}; allowed: {allowed}")
+
+
+def _on_host(name, place):
+    if place is not None and place is not ANYWHERE:
+        _refuse_place(name, "cpu", place)
+
+
+def _on_device(name, device, place):
+    """The Place of rows on a CUDA device."""
+    if place is ANYWHERE:
+        return Place(device, current_stream(device))
+    if place is None or place.device != device:
+        _refuse_place(name, f"cuda:{device}", place)
+    return place
+
+
+# ---- Views ----
+
+
 class View:
-    """Where an array lies: address, type, shape, and strides in elements. It keeps the array."""
+    """Where an array lies: address, type, shape, strides in elements, and place. It keeps the array."""
 
-    __slots__ = ("address", "type", "shape", "strides", "owner")
+    __slots__ = ("address", "type", "shape", "strides", "owner", "place")
 
-    def __init__(self, address, type_code, shape, strides, owner):
-        self.address, self.type, self.shape, self.strides, self.owner = address, type_code, shape, strides, owner
+    def __init__(self, address, type_code, shape, strides, owner, place=None):
+        self.address = address  # one by one: six at once are a tuple first
+        self.type = type_code
+        self.shape = shape
+        self.strides = strides
+        self.owner = owner
+        self.place = place
+
+    def tokens(self, first, n):
+        """The View of tokens [first, first + n), the first dimension."""
+        return View(self.address + first * self.strides[0] * SIZES[self.type], self.type, (n, *self.shape[1:]), self.strides,
+                    self.owner, self.place)
 
     def ordered(self, first, axes):
         """The View of entry `first` of the first dimension (None: of all), its dimensions in the order of `axes`."""
@@ -28,7 +93,7 @@ class View:
             address += first * strides[0] * SIZES[self.type]
             shape, strides = shape[1:], strides[1:]
         return View(address, self.type, tuple(shape[axis] for axis in axes), tuple(strides[axis] for axis in axes),
-                    self.owner)
+                    self.owner, self.place)
 
 
 _codes = {}  # of dtypes that were seen: to spell one takes longer than to look it up
@@ -46,14 +111,19 @@ def _type_of(dtype, name):
     return code
 
 
-def _of_tensor(tensor, torch, name):
-    if not tensor.is_cpu:
-        raise ValueError(f"{name} is on device {tensor.device}; allowed: cpu")
+def _of_tensor(tensor, torch, name, place):
+    if tensor.is_cpu:
+        if place is not None:
+            place = _on_host(name, place)
+    elif tensor.is_cuda:
+        place = _on_device(name, tensor.device.index, place)
+    else:
+        _refuse_place(name, tensor.device, place)
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} has layout {tensor.layout}; allowed: torch.strided")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, and there is none; allowed: tensor.detach(), or torch.no_grad()")
-    return View(tensor.data_ptr(), _type_of(tensor.dtype, name), tensor.shape, tensor.stride(), tensor)
+    return View(tensor.data_ptr(), _type_of(tensor.dtype, name), tensor.shape, tensor.stride(), tensor, place)
 
 
 class _ArrayStruct(ctypes.Structure):
@@ -105,15 +175,24 @@ _get_pointer.argtypes, _get_pointer.restype = [ctypes.py_object, ctypes.c_char_p
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes, _is_valid.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
 _DL_TYPES = {(2, 32): _native.F32, (2, 16): _native.F16, (4, 16): _native.BF16}
-_DL_CPU = 1
+_DL_CPU, _DL_CUDA = 1, 2
+_DL_DEFAULT_STREAM = 1  # where CUDA says 0, which DLPack does not allow
 
 
-def _of_dlpack(array, name):
+def _of_dlpack(array, name, writes, place):
     """The capsule stays unconsumed: its own destructor gives the tensor back when the view goes."""
-    device = array.__dlpack_device__()
-    if int(device[0]) != _DL_CPU:
-        raise ValueError(f"{name} is on DLPack device {int(device[0])}; allowed: {_DL_CPU} (CPU)")
-    capsule = array.__dlpack__()
+    kind, device = map(int, array.__dlpack_device__())
+    if kind == _DL_CUDA:
+        place = _on_device(name, device, place)
+        # Its producer's work comes first, then ours.
+        capsule = array.__dlpack__(stream=place.stream or _DL_DEFAULT_STREAM)
+    elif kind == _DL_CPU:
+        place = _on_host(name, place)
+        if writes:
+            raise ValueError(f"{name} is only read by DLPack on the cpu; allowed: a NumPy array or a PyTorch tensor")
+        capsule = array.__dlpack__()
+    else:
+        _refuse_place(name, f"DLPack device {kind}", place)
     if not _is_valid(capsule, b"dltensor"):
         raise ValueError(f"{name}: __dlpack__() gave no capsule 'dltensor'; allowed: one")
     tensor = ctypes.cast(_get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Managed)).contents.tensor
@@ -125,7 +204,7 @@ def _of_dlpack(array, name):
         strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
     else:
         strides = contiguous(shape)
-    return View((tensor.data or 0) + tensor.byte_offset, code, shape, strides, (array, capsule))
+    return View((tensor.data or 0) + tensor.byte_offset, code, shape, strides, (array, capsule), place)
 
 
 def contiguous(shape):
@@ -137,31 +216,36 @@ def contiguous(shape):
     return tuple(reversed(strides))
 
 
-def view(array, name, writes=False):
-    """The View of an array, or the View that it is. Errors: ValueError (what it is, type, device), TypeError (no array)."""
+def view(array, name, writes=False, place=None):
+    """The View of an array that lies in `place`, or the View that it is. Errors: ValueError (what it is, type, place),
+    TypeError (no array)."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _of_tensor(array, torch, name)
+        return _of_tensor(array, torch, name, place)
     if isinstance(array, View):
         return array
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(array, numpy.ndarray):
+        if place is not None:
+            _on_host(name, place)
         return _of_numpy(array, name, writes)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        if writes:
-            raise ValueError(f"{name} is only read by DLPack; allowed: a NumPy array or a PyTorch tensor")
-        return _of_dlpack(array, name)
+        return _of_dlpack(array, name, writes, place)
     raise TypeError(f"{name} is a {type(array).__name__}; allowed: a NumPy array, a PyTorch tensor, or an object with "
                     "__dlpack__")
 
 
-def empty_like(array, type_code, shape):
-    """A new array of the caller's kind: a tensor for a tensor, else NumPy's (ml_dtypes' bfloat16 where it is)."""
-    name = TYPE_NAMES[type_code]
+def empty_like(q, seen, shape):
+    """A new array of the kind, type and place of q, whose View is `seen`: a tensor for a tensor, else NumPy's (ml_dtypes'
+    bfloat16 where it is), which has none for a device."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return torch.empty(shape, dtype=getattr(torch, name))
+    if torch is not None and isinstance(q, torch.Tensor):
+        return q.new_empty(shape)
+    if seen.place is not None:
+        raise ValueError(f"q is on cuda:{seen.place.device} and is no PyTorch tensor, so there is no out; allowed: out=, an "
+                         "array there")
     import numpy
+    name = TYPE_NAMES[seen.type]
     if name != "bfloat16":
         return numpy.empty(shape, dtype=name)
     try:
@@ -187,8 +271,9 @@ def check_rows(view, name, n, heads, width, writes=False):
         raise ValueError(f"{name} has places that are written twice (stride 0); allowed: each element once")
 
 
-def rows(array, name, n, heads, width, writes=False):
-    """The Rows of an array [n, heads, width] (a size of None: any), and its View. Errors: as of view(); ValueError."""
-    seen = view(array, name, writes)
+def rows(array, name, n, heads, width, writes=False, place=None):
+    """The Rows of an array [n, heads, width] (a size of None: any) that lies in `place`, and its View. Errors: as of view();
+    ValueError."""
+    seen = view(array, name, writes, place)
     check_rows(seen, name, n, heads, width, writes)
     return _native.Rows(seen.address, seen.strides[0], seen.strides[1], seen.type, 0), seen

@@ -21,8 +21,7 @@ class _OverArrays(_session.Session):
 
     def __init__(self, shape, options, engine):
         options.native.kv_owner = _native.OF_CALLER
-        self._open(shape, lambda session: _library.headwater_open(
-            _session._name(engine), _byref(shape), _byref(options.native), session))
+        self._open_new(shape, options, engine, None)
         self._q, self._out = _native.Rows(), _native.Rows()
         self._rows = _native.StoredRows(struct_size=ctypes.sizeof(_native.StoredRows))
         self._addresses = _byref(self._q), _byref(self._rows), _byref(self._out)
@@ -54,6 +53,28 @@ class _OverArrays(_session.Session):
         q_rows, stored, out_rows = self._addresses
         self._call(session, n, _library.headwater_attend_stored, (session, 0, q_rows, stored, out_rows, None))
         _check(_library.headwater_end(session))
+
+
+class _OnDevice(_session.Session):
+    """A session of one layer on a CUDA device, which keeps K and V rows of its own: engine cuda reads no others."""
+
+    def __init__(self, shape, options, engine, place):
+        self._open_new(shape, options, engine, place)
+
+    def run(self, q, k, v, out, dense_tail):
+        """Views [n, heads, width]."""
+        n, views = q.shape[0], (q, k, v, out)
+        self.reset()  # here, not at the end: while the stream is captured it is refused, and the call with it
+        if n > dense_tail:
+            self.begin_prefill(n - dense_tail)
+            self._step_of(views, 0, n - dense_tail)
+        if dense_tail > 0:
+            self.begin_decode(dense_tail)
+            self._step_of(views, n - dense_tail, dense_tail)
+
+    def _step_of(self, views, first, n):
+        self.attend(0, *(view.tokens(first, n) for view in views))
+        self.end()
 
 
 def _exact(value):
@@ -111,6 +132,13 @@ def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
         raise ValueError(f"k is {names[k.type]} and v is {names[v.type]}; allowed: both of one type")
     if total < n:
         raise ValueError(f"k has {total} tokens and q {n}; allowed: {n} or more")
+    place = q.place
+    if place is not None:
+        if total > n:
+            raise ValueError(f"k has {total} tokens and q {n}: on cuda:{place.device} no rows are stored without queries; "
+                             f"allowed: {n} tokens, or a Session")
+        if window:
+            raise ValueError(f"window is {window}; allowed: 0 on cuda:{place.device}")
     if total > n > dense_tail and options.get("select") in (None, "h2o") and not options.get("dense"):
         raise ValueError(f"k has {total} tokens and q {n}: rule 'h2o' needs the scores of the first {total - n}; allowed: "
                          f"{n} tokens, select='blocks', dense=True, or a Session")
@@ -121,17 +149,18 @@ def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
         sessions = _kept.sessions
     except AttributeError:
         sessions = _kept.sessions = {}
-    key = (heads, kv_heads, width, value_width, k.type, engine, window, key_of_options)
+    key = (heads, kv_heads, width, value_width, k.type, engine, window, place, key_of_options)
     # Out of those that are kept while it works: a handler of a signal that calls attention() gets another one.
     session = sessions.pop(key, None)
     fits = session is not None and session._shape.capacity >= total and session.usable()
     if not fits:
         session = None  # before another one takes memory
-        # A cache grows token by token; the capacity is a limit, and no memory is taken for it.
+        # A cache grows token by token; the capacity is a limit, and no memory is taken for it but on a device.
         capacity = max(4096, 1 << (total - 1).bit_length()) if total <= 2**30 else total
         shape = _native.Shape(1, heads, kv_heads, width, value_width, capacity, k.type, 0)
         own = {**options, "layers": [{"window": window}]} if window else options
-        session = _OverArrays(shape, _options.Options(own, heads, 1), engine)
+        own = _options.Options(own, heads, 1)
+        session = _OverArrays(shape, own, engine) if place is None else _OnDevice(shape, own, engine, place)
     try:
         session.run(q, k, v, out, dense_tail)
     finally:
@@ -148,11 +177,15 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
     would have to know the scores of the tokens before.
 
     q: [n, heads, d], k: [N, kv_heads, d], v: [N, kv_heads, dv], or with layout="hnd" [heads, n, d] and so on; a dimension in
-    front is a batch. float32, float16 or bfloat16, k and v of one type; NumPy arrays, PyTorch tensors on the CPU, or
-    objects with __dlpack__; rows contiguous, any other strides; read where they lie. Rotations are applied already.
+    front is a batch. float32, float16 or bfloat16, k and v of one type; NumPy arrays, PyTorch tensors, or objects with
+    __dlpack__; rows contiguous, any other strides; read where they lie. Rotations are applied already.
     out: [.., heads, dv] in the same layout, or None for a new array like q. dense_tail: so many tokens at the end see all
     before them. window: keys that a token sees, itself among them; such attention is exact, never sparse (MASK-2); 0: all.
     options: of Session (chunk, local, heavy, select, dense, scale, threads, ...).
+    On a CUDA device: all four lie there, engine None means "cuda", N is n, window 0, and rule "blocks" is refused. The call
+    returns when its work is enqueued on PyTorch's current stream of the device (the default stream where PyTorch does not use
+    CUDA), which must live as long as the thread. out is there, and q, k and v must stay as they are, until the stream has got
+    so far. If q is no tensor of PyTorch, out is needed: any object with __dlpack__ there that may be written.
     Returns out. Ctrl-C stops within a chunk. Errors: ValueError (what, where, and what is allowed), TypeError, MemoryError,
     RuntimeError.
     """
@@ -160,14 +193,16 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
         raise ValueError(f"layout is {layout!r}; allowed: 'nhd', 'hnd'")
     dense_tail = _options.integer(dense_tail, "dense_tail")
     window = _options.integer(window, "window")
-    q_view, k_view, v_view = _arrays.view(q, "q"), _arrays.view(k, "k"), _arrays.view(v, "v")
+    q_view = _arrays.view(q, "q", place=_arrays.ANYWHERE)
+    place = q_view.place
+    k_view, v_view = _arrays.view(k, "k", place=place), _arrays.view(v, "v", place=place)
     dimensions = len(q_view.shape)
     if dimensions not in (3, 4) or len(k_view.shape) != dimensions or len(v_view.shape) != dimensions:
         raise ValueError(f"q, k and v have {', '.join(str(len(view.shape)) for view in (q_view, k_view, v_view))} dimensions; "
                          "allowed: 3 each, or 4 with a batch in front")
     if out is None:
-        out = _arrays.empty_like(q, q_view.type, (*q_view.shape[:-1], v_view.shape[-1]))
-    out_view = _arrays.view(out, "out", writes=True)
+        out = _arrays.empty_like(q, q_view, (*q_view.shape[:-1], v_view.shape[-1]))
+    out_view = _arrays.view(out, "out", writes=True, place=place)
     if len(out_view.shape) != dimensions:
         raise ValueError(f"out has {len(out_view.shape)} dimensions; allowed: {dimensions}")
     rest = (engine, dense_tail, window, options, _key_of(options))

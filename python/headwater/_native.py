@@ -17,6 +17,7 @@ SELECT = {"h2o": 0, "blocks": 1}
 SCORE_TYPES = {"bf16": 0, "f32": 1}
 SCHEDULES = {"layer_major": 0, "chunk_major": 1}
 OF_SESSION, OF_CALLER = 0, 1
+DEVICE_MEMORY = 1
 
 Interrupt = ctypes.CFUNCTYPE(_I32, _POINTER)
 
@@ -104,7 +105,7 @@ _CALLS = {
 _TEXTS = {"version": [], "last_error": [], "engine_name": [_I32], "engine_isa": [_I32], "engine_description": [_I32],
           "engine_unavailable_because": [_I32]}
 
-INTERRUPTED = 7
+ENGINE_UNAVAILABLE, INTERRUPTED = 4, 7
 _ERRORS = {1: ValueError, 2: RuntimeError, 3: ValueError, 4: RuntimeError, 5: MemoryError, 6: RuntimeError,
            7: RuntimeError, 8: NotImplementedError}
 

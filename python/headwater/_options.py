@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import re
 
 from . import _arrays, _native
 
@@ -100,6 +101,23 @@ class Options:
         self._kept.append(own)
         self.native.layers, self.native.layer_count = own, len(layers)
         self.native.layer_size = ctypes.sizeof(_native.LayerOptions)
+
+
+def place(device, stream):
+    """The _arrays.Place of Session's device and stream; None: the host. Errors: ValueError, TypeError."""
+    if device is None or str(device) == "cpu":
+        if stream is not None:
+            raise ValueError(f"stream is {stream}; allowed: None where device is cpu")
+        return None
+    match = re.fullmatch("cuda|(?:cuda:)?([0-9]{1,9})", str(device))
+    if match is None:
+        raise ValueError(f"device is {device!r}; allowed: None, 'cpu', 'cuda', 'cuda:N', a torch.device, or an ordinal")
+    ordinal = _arrays.current_device() if match[1] is None else int(match[1])
+    if stream is None:
+        return _arrays.Place(ordinal, _arrays.current_stream(ordinal))
+    if integer(stream, "stream") < 0:
+        raise ValueError(f"stream is {stream}; allowed: the address of a cudaStream_t, or None")
+    return _arrays.Place(ordinal, integer(stream, "stream"))
 
 
 def shape(layers, heads, kv_heads, head_dim, value_dim, capacity, dtype):

@@ -56,17 +56,36 @@ class Session:
     options: by keyword, as docs/spec.md names them (batch, chunk, local, heavy, select, threads, scale, ...); a value of
     None is the default. layers_options is `layers` of the spec, a list with a dict for each layer.
 
+    device: memory of the rows that attend() is given. None or "cpu": the host's, with every engine. "cuda:1", a torch.device
+    or an ordinal: that CUDA device's; "cuda": PyTorch's current one where its CUDA is in use, else the first. engine None
+    means "cuda" then. stream: the address of a cudaStream_t of the device, which must outlive the session; None: PyTorch's
+    current one of the device where its CUDA is in use, else the default stream. It is chosen once, when the session opens.
+
     A session is used by one thread at a time: a second one gets RuntimeError. Errors: ValueError (the field, its value and
     what is allowed), TypeError, MemoryError, RuntimeError (the protocol), NotImplementedError (not by this engine).
     """
 
     def __init__(self, *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int, value_dim: int | None = None,
-                 capacity: int, dtype: Any = "float32", engine: str | None = None,
-                 layer_options: list[dict[str, Any]] | None = None, **options: Any) -> None:
+                 capacity: int, dtype: Any = "float32", engine: str | None = None, device: Any = None,
+                 stream: int | None = None, layer_options: list[dict[str, Any]] | None = None, **options: Any) -> None:
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
                                head_dim if value_dim is None else value_dim, capacity, dtype)
         own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
-        self._open(shape, lambda session: _library.headwater_open(_name(engine), _byref(shape), _byref(own.native), session))
+        self._open_new(shape, own, engine, _options.place(device, stream))
+
+    def _open_new(self, shape, options, engine, place):
+        native = options.native
+        if place is not None:
+            engine = "cuda" if engine is None else engine
+            native.row_memory, native.device_plus_1, native.stream = _native.DEVICE_MEMORY, place.device + 1, place.stream
+
+        def opens(session):
+            status = _library.headwater_open(_name(engine), _byref(shape), _byref(native), session)
+            if status == _native.ENGINE_UNAVAILABLE and place is not None:
+                raise RuntimeError(f"rows on cuda:{place.device} have no engine: {_native.error(status)}")
+            return status
+        self._open(shape, opens)
+        self._place = place
 
     def _open(self, shape, opens):
         self._session = ctypes.c_void_p()
@@ -74,6 +93,7 @@ class Session:
         self._process = os.getpid()
         _check(opens(_byref(self._session)))
         self._shape = shape
+        self._place = None
         self._step = 0
         self._interrupt = _Interrupt()
 
@@ -161,21 +181,25 @@ class Session:
         q: [n, heads, head_dim], k: [n, kv_heads, head_dim], v: [n, kv_heads, value_dim], rotated already, float32, float16
         or bfloat16, any strides between rows. out: [n, heads, value_dim], written and returned; None makes one like q.
         q may be None in a decode step: k and v are stored and nothing is computed (DEC-2), so that a prefix from elsewhere
-        becomes part of the session. lse: None, or float32 [n, heads] for the log-sum-exps (LSE-1). Ctrl-C stops a prefill within a chunk: the step has
-        failed then, and abort() takes it back.
+        becomes part of the session. lse: None, or float32 [n, heads] for the log-sum-exps (LSE-1). Ctrl-C stops a prefill
+        within a chunk: the step has failed then, and abort() takes it back.
+
+        All of them lie where the session's device says. On a CUDA device the call returns when its work is enqueued on the
+        session's stream: out is there, and q, k and v must stay as they are, until the stream has got so far. Only PyTorch
+        makes an out there; else out is needed, any object with __dlpack__, which must be one that may be written.
         """
-        shape, n = self._shape, self._step
-        k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, shape.d_head)
-        v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, shape.d_value)
+        shape, n, place = self._shape, self._step, self._place
+        k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, shape.d_head, place=place)
+        v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, shape.d_value, place=place)
         layer = _options.integer(layer, "layer")
         if q is None and out is None and lse is None:
             with self._used() as session:
                 _check(_library.headwater_attend(session, layer, None, _byref(k_rows), _byref(v_rows), None))
             return None
-        q_rows, _q = _arrays.rows(q, "q", n, shape.n_head, shape.d_head)
+        q_rows, q_view = _arrays.rows(q, "q", n, shape.n_head, shape.d_head, place=place)
         if out is None:
-            out = _arrays.empty_like(q, q_rows.type, (n, shape.n_head, shape.d_value))
-        out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, shape.d_value, writes=True)
+            out = _arrays.empty_like(q, q_view, (n, shape.n_head, shape.d_value))
+        out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, shape.d_value, writes=True, place=place)
         with self._used() as session:
             if lse is None:
                 call = _library.headwater_attend
@@ -183,7 +207,7 @@ class Session:
             else:
                 call = _library.headwater_attend_lse
                 arguments = (session, layer, _byref(q_rows), _byref(k_rows), _byref(v_rows), _byref(out_rows),
-                             _byref(_lse_output(lse, n, shape.n_head)))
+                             _byref(_lse_output(lse, n, shape.n_head, place)))
             self._call(session, n, call, arguments)
         return out
 
@@ -338,8 +362,8 @@ def _name(engine):
     return None if engine is None else str(engine).encode()
 
 
-def _lse_output(lse, n, heads):
-    seen = _arrays.view(lse, "lse", writes=True)
+def _lse_output(lse, n, heads, place):
+    seen = _arrays.view(lse, "lse", writes=True, place=place)
     if seen.type != _native.F32 or tuple(seen.shape) != (n, heads):
         raise ValueError(f"lse is {_arrays.TYPE_NAMES[seen.type]} {list(seen.shape)}; allowed: float32 [{n}, {heads}]")
     return _native.LseOutput(seen.address, *seen.strides)

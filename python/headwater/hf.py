@@ -1,4 +1,4 @@
-"""Hugging Face: attn_implementation="headwater" for causal language models of transformers on the CPU.
+"""Hugging Face: attn_implementation="headwater" for causal language models of transformers.
 
     import headwater.hf
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="headwater")
@@ -7,6 +7,9 @@
 A prompt longer than one chunk is prefilled sparsely, its last tokens (dense_tail) and single tokens are dense; layers with a
 sliding window are exact. Keys and values are read where transformers' cache has them, so there is no state of its own:
 turns, crop(), beam search and assisted generation work as with any other attention.
+
+On a CUDA device, with engine cuda, there is one forward pass over a whole prompt, by rule h2o or dense: tokens after others
+in the cache, rule blocks and sliding windows are refused by name.
 """
 
 import re
@@ -46,7 +49,8 @@ _warned = set()  # kinds of warnings that were given
 
 class _Visible(torch.Tensor):
     """What takes the place of a mask: int64 [batch, 1, 1, 4], for each sequence the key row of its first query, its first key
-    row, the row after its last one, and the window (0: none). Of four dimensions, like any mask that is made already."""
+    row, the row after its last one, and the window (0: none). Of four dimensions, like any mask that is made already. On the
+    host, where every layer reads it without waiting for a device."""
 
     @staticmethod
     def of(rows):
@@ -98,7 +102,7 @@ def _mask(batch_size, kv_length, q_length=None, q_offset=0, kv_offset=0, mask_fu
     if attention_mask.shape[1] < kv_offset + rows:
         raise ValueError(f"attention_mask has {attention_mask.shape[1]} tokens; allowed: {kv_offset + rows}, those of the "
                          "cache and the new ones")
-    seen = attention_mask[:, kv_offset:kv_offset + rows].bool()
+    seen = attention_mask[:, kv_offset:kv_offset + rows].bool().cpu()
     if rows == kv_length and not window and seen.all():
         return None
     counts = seen.sum(1)
@@ -205,7 +209,8 @@ def configure(model: torch.nn.Module, *, memory: int | None = None, **options: A
     the rest with "blocks", two halves with "h2o"; dense (False; True: exact attention everywhere), dense_layers (numbers of
     layers), dense_tail (64: so many tokens at the end of a sparse prompt see everything), dense_below (prompts of fewer
     tokens are dense), threads (0: all), engine, and batch, key_block, query_block, pool, refine, pinned, clamp, score_type,
-    schedule, as in headwater.Session. None is the default. They are kept on the model's modules, not in its config.
+    schedule, as in headwater.Session. None is the default. They are kept on the model's modules, not in its config. They are
+    checked for the device where the model is.
     Returns configuration(model). Errors: ValueError, TypeError and RuntimeError at once, as of headwater.Session.
     """
     if not isinstance(model, torch.nn.Module):
@@ -224,7 +229,8 @@ def configure(model: torch.nn.Module, *, memory: int | None = None, **options: A
     if own["dense_tail"] < 0:
         raise ValueError(f"dense_tail is {own['dense_tail']}; allowed: 0 or more")
     own["dense_layers"] = tuple(sorted(_options.integer(layer, "dense_layers") for layer in own["dense_layers"]))
-    _Session(layers=_layers_of(model), heads=1, head_dim=1, capacity=1,
+    device = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
+    _Session(layers=_layers_of(model), heads=1, head_dim=1, capacity=1, device=device,
              **{name: value for name, value in own.items() if name != "dense_tail"}).close()
     for module in model.modules():
         setattr(module, _ATTRIBUTE, own)

@@ -43,7 +43,7 @@ _operator.register_autograd(lambda ctx, gradient: (None, None, None), setup_cont
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-    """headwater.attention() of tensors on the CPU, as the operator torch.ops.headwater.attention.
+    """headwater.attention() of tensors, on the CPU or a CUDA device, as the operator torch.ops.headwater.attention.
 
     q, k, v, shapes, dtypes and options: those of headwater.attention(), `out` excepted; options are plain integers,
     numbers, strings and lists, and None is the default. Returns a new contiguous tensor of q's dtype. There is no gradient:

@@ -130,8 +130,10 @@ class Attention(unittest.TestCase):
         self.assertLess(numpy.abs(half.float().numpy() - support.dense(q.numpy(), k.numpy(), v.numpy())).max(), 0.05)
         with self.assertRaisesRegex(ValueError, "q requires a gradient"):
             headwater.attention(q.clone().requires_grad_(), k, v)
-        for arrays, out in (((q.to("meta"), k, v), None), ((q, k.to("meta"), v), None), ((q, k, v), q.to("meta"))):
-            with self.assertRaisesRegex(ValueError, "^(q|k|out) is on device meta; allowed: cpu$"):
+        for arrays, out, says in (((q.to("meta"), k, v), None, "q is on meta; allowed: cpu, cuda"),
+                                  ((q, k.to("meta"), v), None, "k is on meta; allowed: cpu"),
+                                  ((q, k, v), q.to("meta"), "out is on meta; allowed: cpu")):
+            with self.assertRaisesRegex(ValueError, f"^{says}$"):
                 headwater.attention(*arrays, out=out)
         with self.assertRaisesRegex(ValueError, "k has layout torch.sparse_coo; allowed: torch.strided"):
             headwater.attention(q, k.to_sparse(), v)
@@ -171,10 +173,12 @@ class Attention(unittest.TestCase):
             ((q, k, v[:, :, :0]), {}, ValueError, "v has 0 elements of a row; allowed: 1 or more"),
             ((q, k[:0], v[:0]), {}, ValueError, "k has 0 tokens; allowed: 1 or more"),
             ((q[None][:0], k[None][:0], v[None][:0]), {}, ValueError, "batches of 0, 0, 0, 0; allowed: the same, 1 or more"),
-            ((support.OnDevice(q, (2, 0)), k, v), {}, ValueError, r"q is on DLPack device 2; allowed: 1 \(CPU\)"),
-            ((q, k, support.OnDevice(v, (10, 1))), {}, ValueError, "v is on DLPack device 10; allowed: 1"),
+            ((support.OnDevice(q, (3, 0)), k, v), {}, ValueError, "q is on DLPack device 3; allowed: cpu, cuda$"),
+            ((q, support.OnDevice(k, (2, 0)), v), {}, ValueError, "k is on cuda:0; allowed: cpu$"),
+            ((q, k, support.OnDevice(v, (10, 1))), {}, ValueError, "v is on DLPack device 10; allowed: cpu$"),
             ((q, k, v), {"out": read_only}, ValueError, "out is read-only"),
-            ((q, k, v), {"out": support.OnlyDLPack(read_only)}, ValueError, "out is only read by DLPack"),
+            ((q, k, v), {"out": support.OnlyDLPack(read_only)}, ValueError, "out is only read by DLPack on the cpu"),
+            ((q, k, v), {"out": support.OnDevice(q, (2, 0))}, ValueError, "out is on cuda:0; allowed: cpu$"),
             ((q, k, v), {"out": numpy.zeros((20, 6, 11), numpy.float32)}, ValueError, "out has 11 elements of a row"),
             ((q, k, v), {"out": numpy.broadcast_to(numpy.float32(0), (20, 6, 12))}, ValueError, "out"),
             ((q, k, v), {"layout": "dhn"}, ValueError, "layout is 'dhn'; allowed: 'nhd', 'hnd'"),

@@ -176,7 +176,7 @@ class Refused(unittest.TestCase):
                 ((q[0], k, v), None, ValueError, "q has 2 dimensions; allowed: 3"),
                 ((q, k[None], v), None, ValueError, "k has 4 dimensions; allowed: 3"),
                 ((q.astype(float), k, v), None, ValueError, "q has dtype float64; allowed: float32, float16, bfloat16"),
-                ((q, k, support.OnDevice(v, (2, 0))), None, ValueError, "v is on DLPack device 2; allowed: 1"),
+                ((q, k, support.OnDevice(v, (2, 0))), None, ValueError, "v is on cuda:0; allowed: cpu$"),
                 ((q.transpose(0, 2, 1).copy().transpose(0, 2, 1), k, v), None, ValueError, "q has rows with a stride of 6 elements"),
                 ((q, k, v[:0]), None, ValueError, "v has 0 tokens; allowed: 10"),
                 ((q, k[:, :1], v), None, ValueError, "k has 1 heads; allowed: 2"),
