@@ -30,10 +30,10 @@ void check_model_memory(const std::string& name, const ModelFlags& flags, const 
     return bytes_text(static_cast<std::uint64_t>(std::min(bytes, 9e18)));
   };
   throw Failure(
-      fmt::format("{}: {} of weights, {} of cache for {} tokens and {} of workspace make {}, but the machine "
+      fmt::format("{}: {} of weights, {} of cache for {}{} tokens and {} of workspace make {}, but the machine "
                   "has {}; use a smaller model, -c or -b",
-                  in_quotes(name), text(weights), text(cache), capacity, text(workspace), text(total),
-                  bytes_text(limit)));
+                  in_quotes(name), text(weights), text(cache), sessions > 1 ? fmt::format("{} times ", sessions) : "",
+                  capacity, text(workspace), text(total), bytes_text(limit)));
 }
 
 MemoryBytes memory_when_full(const Session& session) {

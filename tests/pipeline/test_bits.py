@@ -78,6 +78,20 @@ class Bits(unittest.TestCase):
         self.assertEqual(outputs[1], outputs[0])
         self.assertEqual(outputs[2], outputs[0])
 
+    def test_requests(self):
+        """More prompts than slots, and fewer slots than ranks: groups of slots are under way at the same time."""
+        requests = [{"prompt": TEXT[300 * i:300 * i + size], "max_tokens": most} for i, (size, most) in enumerate(
+            ((1500, 9), (20, 14), (700, 0), (300, 3), (2000, 7), (40, 1), (900, 11)))]
+        lines = "".join(ranks.json.dumps(request) + "\n" for request in requests).encode()
+        outputs = {}
+        for count, slots in ((None, "1"), (2, "1"), (2, "5"), (3, "2"), (3, "7")):
+            done = ranks.run(count, "generate", "-m", ranks.MODEL, "--requests", "-", "--slots", slots, "-t", "1", *H2O,
+                             input=lines)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            outputs[count, slots] = done.stdout
+            self.assertEqual(done.stdout, outputs[None, "1"], (count, slots))
+        self.assertEqual(len(outputs[None, "1"].splitlines()), len(requests))
+
     def test_losses(self):
         for name, arguments in PERPLEXITY.items():
             with self.subTest(name):

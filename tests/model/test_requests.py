@@ -1,0 +1,137 @@
+"""`headwater generate --requests`: many prompts at a time, each answered as alone."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import tempfile
+import unittest
+
+from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run
+
+WORDS = pathlib.Path(TEXT).read_text(encoding="utf-8")
+SMALL = ("-ub", "128", "--h2o-local", "16", "--h2o-heavy", "48")
+DRAWS = ("--temp", "0.8", "--top-k", "30")
+
+
+def lines_of(requests):
+    return "".join(json.dumps(request) + "\n" for request in requests).encode()
+
+
+def answers(requests, *flags, code=0):
+    done = run("generate", "-m", MODEL, "--requests", "-", "-t", "1", "--quiet", *SMALL, *flags, input=lines_of(requests))
+    if done.returncode != code:
+        raise AssertionError(done.stderr.decode())
+    return [json.loads(line) for line in done.stdout.decode().splitlines()]
+
+
+class Requests(unittest.TestCase):
+    def test_each_has_the_answer_that_it_has_alone(self):
+        """Prompts of one token to several chunks, lengths, seeds and questions; slots of 1, 3, 16 and more than requests."""
+        requests = [{"prompt": WORDS[200 * i:200 * i + size], "max_tokens": most} for i, (size, most) in enumerate(
+            ((1, 5), (2000, 17), (300, 1), (900, 30), (40, 0), (1500, 9), (60, 33), (700, 12), (5, 2), (2500, 4),
+             (80, 21), (90, 3), (100, 8), (110, 13), (120, 6), (130, 40), (140, 7), (150, 10)))]
+        requests[3]["question"] = "\n# What does it return?\n"
+        requests[5]["seed"] = 7
+        requests[7]["id"], requests[8]["id"] = "seven", 2**63 - 1
+        got = {slots: answers(requests, "--slots", slots, *DRAWS, "--seed", "3") for slots in ("1", "3", "16")}
+        self.assertEqual(got["3"], got["1"])
+        self.assertEqual(got["16"], got["1"])
+        self.assertEqual([one["id"] for one in got["1"]], [*range(1, 8), "seven", 2**63 - 1, *range(10, 19)])
+        for request, answer in zip(requests, got["1"]):
+            with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
+                file.write(request["prompt"])
+                file.flush()
+                alone = ["-f", file.name, *SMALL, *DRAWS, "--seed", str(request.get("seed", 3))]
+                if "question" in request:
+                    alone += ["-p", request["question"]]
+                done = run("generate", "-m", MODEL, "-t", "1", "-n", str(request["max_tokens"]), "--json", *alone)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                wanted = json.loads(done.stdout)
+                self.assertEqual({key: answer[key] for key in ("text", "prompt_tokens", "generated_tokens")},
+                                 {key: wanted[key] for key in ("text", "prompt_tokens", "generated_tokens")}, request)
+
+    def test_how_they_end(self):
+        """By the number of tokens, and by a full context, which is that of each and not that of the longest."""
+        long, short = {"prompt": WORDS[:1200], "max_tokens": -1}, {"prompt": WORDS[:300], "max_tokens": 4}
+        got = answers([long, short], "-c", "400")
+        self.assertEqual([one["end"] for one in got], ["context", "max_tokens"])
+        self.assertEqual(got[0]["prompt_tokens"] + got[0]["generated_tokens"] - 1, 400)
+        self.assertEqual(got[1]["generated_tokens"], 4)
+
+    def test_defaults_blank_lines_and_a_last_line_without_an_end(self):
+        text = b'\n{"prompt": "def f("}\r\n   \n{"prompt": "caf\\u00e9 \\ud83d\\ude00"}'
+        done = run("generate", "-m", MODEL, "--requests", "-", "-n", "3", "-t", "1", input=text)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        got = [json.loads(line) for line in done.stdout.decode().splitlines()]
+        self.assertEqual([(one["id"], one["generated_tokens"]) for one in got], [(2, 3), (4, 3)])
+        self.assertIn("requests 2 of 2, 2 at a time", done.stderr.decode())
+
+    def test_a_chat(self):
+        chat = ("--chat", "--system", "You are brief.")
+        got, = answers([{"prompt": "Hi", "max_tokens": 5}], *chat)
+        done = run("generate", "-m", MODEL, "-p", "Hi", "-n", "5", "-t", "1", "--json", *SMALL, *chat)
+        self.assertEqual(got["text"], json.loads(done.stdout)["text"])
+        self.assertEqual(got["prompt_tokens"], json.loads(done.stdout)["prompt_tokens"])
+        self.assertGreater(got["prompt_tokens"], 10)
+
+    def test_an_interrupt_ends_it_with_what_was_done(self):
+        requests = [{"prompt": WORDS[:200], "max_tokens": 2}] + [{"prompt": WORDS, "max_tokens": 400}] * 3
+        with tempfile.NamedTemporaryFile("wb") as file:
+            file.write(lines_of(requests))
+            file.flush()
+            process = subprocess.Popen([PROGRAM, "generate", "-m", MODEL, "--requests", file.name, "-t", "1", "--slots", "2"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+            first = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(json.loads(first)["id"], 1)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertEqual(out, b"")
+        self.assertIn("requests 1 of 4", err.decode())
+
+
+class BadRequests(Refusals):
+    def test_lines(self):
+        good = b'{"prompt": "def f("}\n'
+        for line, names in ((b"hello", "line 2: it is no JSON object"), (b"[1]", "line 2: it is no JSON object"),
+                            (b'{"prompt": "x"', "line 2: it is no JSON object"), (b'{"prompt": "\xff"}', "UTF-8"),
+                            (b"[" * 100000, "line 2: it is no JSON object"), (b"{}", "'prompt' is missing"),
+                            (b'{"prompt": ""}', "'prompt' is no text"), (b'{"prompt": 3}', "'prompt' is no text"),
+                            (b'{"prompt": "x", "question": null}', "'question' is no text"),
+                            (b'{"prompt": "x", "n": 3}', "'n' is not known"),
+                            (b'{"prompt": "x", "max_tokens": -2}', "'max_tokens' is -2; allowed: integers, -1 .. 2147483647"),
+                            (b'{"prompt": "x", "max_tokens": 2147483648}', "'max_tokens'"),
+                            (b'{"prompt": "x", "max_tokens": 18446744073709551615}', "'max_tokens'"),
+                            (b'{"prompt": "x", "max_tokens": 1e3}', "'max_tokens' is 1000.0"),
+                            (b'{"prompt": "x", "seed": -1}', "'seed'"), (b'{"prompt": "x", "seed": 4611686018427387905}', "'seed'"),
+                            (b'{"prompt": "x", "id": [1]}', "'id' is no text and no integer"),
+                            (json.dumps({"prompt": WORDS}).encode(), "line 2: the prompt has")):
+            with self.subTest(line[:60]):
+                more = ("-c", "100") if b"the prompt has" in names.encode() else ()
+                self.refused("-m", MODEL, "--requests", "-", *more, names=names, input=good + line + b"\n")
+
+    def test_files_and_flags(self):
+        self.refused("-m", MODEL, "--requests", "/nowhere/file", names="--requests")
+        self.refused("-m", MODEL, "--requests", "-", names="no line holds a request", input=b"\n \n")
+        for flags in (("-p", "x"), ("-f", TEXT), ("--interactive",), ("--json",), ("--compare",), ("--dump-qkv", "0", "/tmp/x")):
+            self.refused("-m", MODEL, "--requests", "-", *flags, names="--requests does not go with", input=b"")
+        self.refused("-m", MODEL, "-p", "x", "--slots", "2", names="--slots is given without --requests")
+        for slots in ("0", "17", "-1", "two"):
+            self.refused("-m", MODEL, "--requests", "-", "--slots", slots, names="--slots", input=b"")
+
+    def test_memory_is_asked_for_all_slots(self):
+        requests = lines_of([{"prompt": "x", "max_tokens": -1}] * 16)
+        self.refused("-m", MODEL, "--requests", "-", "-c", "2000000000", "--slots", "16",
+                     names="of cache for 16 times 2000000000 tokens", input=requests)
+
+    def test_output_that_cannot_be_written(self):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([PROGRAM, "generate", "-m", MODEL, "--requests", "-", "-t", "1", "--quiet"], stdout=full,
+                                  stderr=subprocess.PIPE, timeout=TIMEOUT, input=b'{"prompt": "x", "max_tokens": 1}\n', check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("standard output", done.stderr.decode())
+
+
+if __name__ == "__main__":
+    unittest.main()
