@@ -32,7 +32,7 @@ LAST_STAGES = [
     ("C ABI", ["test_c_abi"], ["tests/c_abi/test_c_abi"]),
     ("program", ["headwater_cli"], ctest("^cli[.](output|bad_flags)$")),
 ]
-LONG_STAGES = ("kit", "kit, all", "emulated AMX", "emulated CUDA", "saboteurs")
+LONG_STAGES = ("kit", "kit, all", "emulated AMX", "emulated CUDA", "saboteurs", "ranks that fail")
 STAGES = {
     "reference/": [
         ("unit tests", ["test_reference"], ["tests/reference/test_reference", "--gtest_brief=1", "--gtest_fail_fast"]),
@@ -148,6 +148,16 @@ STAGES["runtime/tokenizer/"] = runtime_stages("tokenizer", "generate", corpora="
 STAGES["runtime/model/"] = runtime_stages("model", "generate")
 STAGES["runtime/model/"].insert(1, ("other layouts", ["test_model"], ctest("^model[.]other_layouts$")))
 STAGES["runtime/generate/"] = runtime_stages("generate")
+RANKS = ["headwater_cli", "headwater_mpi"]
+STAGES["runtime/pipeline/"] = [
+    ("pipeline tests", ["test_pipeline"], ["tests/pipeline/test_pipeline", "--gtest_brief=1", "--gtest_fail_fast"]),
+    ("ranks", RANKS, ctest("^pipeline[.]bits$")),
+    ("ranks that fail", RANKS, ctest("^pipeline[.]faults$")),
+]
+STAGES["runtime/c_abi/"] = [
+    ("C ABI of the runtime", ["test_runtime_c_abi"], ["tests/runtime_c_abi/test_runtime_c_abi"]),
+    ("Python", ["headwater_runtime_shared", "headwater_cli"], ctest("^python[.]model$")),
+]
 STAGES["runtime/support/"] = runtime_stages("gguf", "tokenizer", "model", corpora="gguf")
 STAGES["conformance/"] = [
     ("verdicts", ["test_conformance_verdicts", "headwater-conformance"], ["tests/conformance/test_conformance_verdicts", "--gtest_brief=1"]),
