@@ -60,7 +60,8 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
 }
 
 void LoadedModel::serve() {
-  ranks()->serve([this](const pipeline::OpenCall& call) { return open(call.capacity, call.dense, call.slots); });
+  ranks()->serve(
+      [this](const pipeline::OpenCall& call) { return open(call.capacity, call.dense, call.slots); });
 }
 
 }  // namespace headwater::cli

@@ -29,11 +29,11 @@ void check_model_memory(const std::string& name, const ModelFlags& flags, const 
   const auto text = [](double bytes) {
     return bytes_text(static_cast<std::uint64_t>(std::min(bytes, 9e18)));
   };
-  throw Failure(
-      fmt::format("{}: {} of weights, {} of cache for {}{} tokens and {} of workspace make {}, but the machine "
-                  "has {}; use a smaller model, -c or -b",
-                  in_quotes(name), text(weights), text(cache), sessions > 1 ? fmt::format("{} times ", sessions) : "",
-                  capacity, text(workspace), text(total), bytes_text(limit)));
+  throw Failure(fmt::format(
+      "{}: {} of weights, {} of cache for {}{} tokens and {} of workspace make {}, but the machine "
+      "has {}; use a smaller model, -c or -b",
+      in_quotes(name), text(weights), text(cache), sessions > 1 ? fmt::format("{} times ", sessions) : "",
+      capacity, text(workspace), text(total), bytes_text(limit)));
 }
 
 MemoryBytes memory_when_full(const Session& session) {

@@ -530,8 +530,8 @@ void Transformer::take_logits(std::span<float* const> outs) {
   } else {
     if (asked_.empty() || asked_.front().size() != outs.size() * width) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("logits of {} tokens are taken; allowed: those asked for first, {}", outs.size(),
-                              asked_.empty() ? 0 : asked_.front().size() / width));
+                  fmt::format("logits of {} tokens are taken; allowed: those asked for first, {}",
+                              outs.size(), asked_.empty() ? 0 : asked_.front().size() / width));
     }
     answer_ = std::move(asked_.front());
     asked_.pop_front();

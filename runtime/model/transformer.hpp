@@ -168,14 +168,14 @@ class Transformer {
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
-  AlignedBuffer residual_;     // [n][width] F32
-  AlignedBuffer normed_;       // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;          // [n][qkv_width] F32
-  AlignedBuffer narrow_;       // the same rounded to BF16, where attention multiplies that
-  AlignedBuffer attended_;     // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;       // [n + padding][feed_forward], the same
-  AlignedBuffer rotation_;     // [n][cosines, sines] F32
-  std::vector<float> answer_;  // logits for the first part, or from the last one
+  AlignedBuffer residual_;                // [n][width] F32
+  AlignedBuffer normed_;                  // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;                     // [n][qkv_width] F32
+  AlignedBuffer narrow_;                  // the same rounded to BF16, where attention multiplies that
+  AlignedBuffer attended_;                // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;                  // [n + padding][feed_forward], the same
+  AlignedBuffer rotation_;                // [n][cosines, sines] F32
+  std::vector<float> answer_;             // logits for the first part, or from the last one
   std::deque<std::vector<float>> asked_;  // logits that are known here and not taken
   PhaseTimes times_;
   LayerObserver observer_;

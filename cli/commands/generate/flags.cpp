@@ -65,7 +65,8 @@ void check_together(GenerateFlags& flags) {
     throw Failure(fmt::format("{}; see headwater generate --help", what));
   };
   if (flags.system && !flags.chat) refuse("--system is given without --chat; allowed: both or neither");
-  if (flags.requests && (flags.prompt || flags.file || flags.interactive || flags.compare || flags.json || flags.dump_layer)) {
+  if (flags.requests &&
+      (flags.prompt || flags.file || flags.interactive || flags.compare || flags.json || flags.dump_layer)) {
     refuse("--requests does not go with -p, -f, --interactive, --compare, --json and --dump-qkv");
   }
   if (!flags.prompt && !flags.file && !flags.interactive && !flags.requests)
@@ -148,9 +149,10 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
   set.value("--system", "TEXT", "with --chat: what the model is told first",
             [&](const std::string& text) { flags.system = text; });
   set.flag("--chat", flags.chat, "the prompt is a user's turn in the model's format: ChatML or Llama 3");
-  set.file("--requests", "--requests", "FILE", "a prompt in each line, as JSON: see below; - is standard input", flags.requests);
-  const auto* slots = set.integer("--slots", "--slots", 1, runtime::kMostSlots, "with --requests: worked on at a time (8)",
-                                  flags.slots);
+  set.file("--requests", "--requests", "FILE",
+           "a prompt in each line, as JSON: see below; - is standard input", flags.requests);
+  const auto* slots = set.integer("--slots", "--slots", 1, runtime::kMostSlots,
+                                  "with --requests: worked on at a time (8)", flags.slots);
   set.flag("--interactive", flags.interactive, "go on with a turn for each line of standard input");
   set.flag("--dense", flags.dense, "dense prefill, the baseline");
   set.flag("--compare", flags.compare, "run sparse and dense, and say what differs");
@@ -183,7 +185,8 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
     }
   }
   check_together(flags);
-  if (slots->count() > 0 && !flags.requests) throw Failure("--slots is given without --requests; allowed: both or neither");
+  if (slots->count() > 0 && !flags.requests)
+    throw Failure("--slots is given without --requests; allowed: both or neither");
   keep_to_rules_of_engine(set.app(), flags.model);
   return flags;
 }

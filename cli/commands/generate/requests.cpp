@@ -50,7 +50,8 @@ class RequestLine {
     Request request{number_, {}, {}, flags.tokens, flags.sampling.seed};
     for (const auto& [key, value] : json.items()) {
       if (key == "id") {
-        if (!value.is_string() && !value.is_number_integer()) refuse("'id' is no text and no integer; allowed is one of them");
+        if (!value.is_string() && !value.is_number_integer())
+          refuse("'id' is no text and no integer; allowed is one of them");
         request.id = value;
       } else if (key == "prompt" || key == "question") {
         if (!value.is_string() || value.get_ref<const std::string&>().empty())
@@ -61,7 +62,8 @@ class RequestLine {
       } else if (key == "seed") {
         request.seed = static_cast<std::uint64_t>(integer(key, value, 0, kMostSeed));
       } else {
-        refuse(fmt::format("{} is not known; allowed: prompt, question, max_tokens, seed, id", in_quotes(key)));
+        refuse(
+            fmt::format("{} is not known; allowed: prompt, question, max_tokens, seed, id", in_quotes(key)));
       }
     }
     if (request.words.text.empty()) refuse("'prompt' is missing; allowed: a text of one byte or more");
@@ -73,10 +75,13 @@ class RequestLine {
   }
 
  private:
-  [[nodiscard]] std::int64_t integer(const std::string& key, const Json& value, std::int64_t least, std::int64_t most) const {
-    const bool fits = value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > kMostSeed);
+  [[nodiscard]] std::int64_t integer(const std::string& key, const Json& value, std::int64_t least,
+                                     std::int64_t most) const {
+    const bool fits =
+        value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > kMostSeed);
     if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
-      refuse(fmt::format("'{}' is {}; allowed: integers, {} .. {}", key, one_line(value.dump().substr(0, 40)), least, most));
+      refuse(fmt::format("'{}' is {}; allowed: integers, {} .. {}", key, one_line(value.dump().substr(0, 40)),
+                         least, most));
     return value.get<std::int64_t>();
   }
 
@@ -97,11 +102,13 @@ std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel
     Request request = at.parse(line, flags);
     request.turn = encode_turn(flags, model, request.words, true, false);
     request.words = {};
-    const std::string what = fmt::format("--requests {}, line {}: the prompt", in_quotes(*flags.requests), number);
+    const std::string what =
+        fmt::format("--requests {}, line {}: the prompt", in_quotes(*flags.requests), number);
     check_prompt(what.c_str(), static_cast<std::int64_t>(request.turn.ids.size()), model);
     requests.push_back(std::move(request));
   }
-  if (requests.empty()) throw Failure(fmt::format("--requests {}: no line holds a request", in_quotes(*flags.requests)));
+  if (requests.empty())
+    throw Failure(fmt::format("--requests {}: no line holds a request", in_quotes(*flags.requests)));
   return requests;
 }
 
@@ -122,7 +129,8 @@ class Batch {
     for (const Request& request : requests_) {
       const auto prompt = static_cast<std::int64_t>(request.turn.ids.size());
       // The last generated token need not be stored.
-      most = std::max(most, request.most < 0 ? model_.context() : prompt + std::max<std::int64_t>(request.most - 1, 0));
+      most = std::max(
+          most, request.most < 0 ? model_.context() : prompt + std::max<std::int64_t>(request.most - 1, 0));
     }
     return std::min(most, model_.context());
   }
@@ -192,7 +200,8 @@ void Batch::run(runtime::Transformer& transformer) {
 
 /// Answers come in the order of the questions: those of all groups are asked, and taken, in turn.
 void Batch::take(Group& group) {
-  for (; !group.asked.empty(); group.asked.pop_front()) runtime::Conversation::take_logits(group.asked.front());
+  for (; !group.asked.empty(); group.asked.pop_front())
+    runtime::Conversation::take_logits(group.asked.front());
 }
 
 void Batch::advance(Group& group) {
@@ -224,7 +233,8 @@ void Batch::begin(Group& group, Slot& slot) {
   slot.sampler.emplace(sampling, model_.config().vocabulary);
   slot.decoder.emplace(model_.tokenizer());
   slot.talk.reset();
-  slot.talk.set_dense_tail(flags_.dense_tail.value_or(request.turn.question > 0 ? request.turn.question : kDenseTail));
+  slot.talk.set_dense_tail(
+      flags_.dense_tail.value_or(request.turn.question > 0 ? request.turn.question : kDenseTail));
   slot.talk.feed_ahead(request.turn.ids, [&](double) {
     interrupted_ = stop_requested();
     if (interrupted_) throw Interrupted{};
@@ -273,10 +283,12 @@ void Batch::finish(Slot& slot, const char* end) {
 }
 
 std::string Batch::summary() const {
-  std::string text = fmt::format("requests {} of {}, {} at a time: {} of prompts, {} generated in {:.3f} s ({:.1f} tokens/s)\n",
-                                 answered_, requests_.size(), slots(), count_text(prompt_tokens_, "token"), generated_, seconds_,
-                                 seconds_ > 0 ? static_cast<double>(generated_) / seconds_ : 0.0);
-  if (written_ < answered_) text += fmt::format("not written: {} answers behind one that was not finished\n", answered_ - written_);
+  std::string text = fmt::format(
+      "requests {} of {}, {} at a time: {} of prompts, {} generated in {:.3f} s ({:.1f} tokens/s)\n",
+      answered_, requests_.size(), slots(), count_text(prompt_tokens_, "token"), generated_, seconds_,
+      seconds_ > 0 ? static_cast<double>(generated_) / seconds_ : 0.0);
+  if (written_ < answered_)
+    text += fmt::format("not written: {} answers behind one that was not finished\n", answered_ - written_);
   return text;
 }
 
@@ -286,7 +298,8 @@ ExitCode answer_requests(const GenerateFlags& flags) {
   LoadedModel model(flags.model);
   if (serves()) model.serve();
   Batch batch(flags, model, read_requests(flags, model));
-  const std::unique_ptr<runtime::Transformer> transformer = model.open(batch.capacity(), flags.dense, batch.slots());
+  const std::unique_ptr<runtime::Transformer> transformer =
+      model.open(batch.capacity(), flags.dense, batch.slots());
   std::vector<std::string> warnings;
   if (flags.system) check_utf8("--system", *flags.system, warnings);
   for (const auto* more : {&flags.warnings, &model.warnings(), &transformer->session().options().warnings}) {

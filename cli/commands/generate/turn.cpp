@@ -13,7 +13,8 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-Turn encode_chat(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first, bool ended) {
+Turn encode_chat(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first,
+                 bool ended) {
   const runtime::Tokenizer& tokenizer = model.tokenizer();
   const auto format = runtime::chat_format_of(tokenizer);
   if (!format) {
@@ -35,7 +36,8 @@ Turn encode_chat(const GenerateFlags& flags, const LoadedModel& model, const Wor
 
 }  // namespace
 
-Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first, bool ended) {
+Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first,
+                 bool ended) {
   if (flags.chat) return encode_chat(flags, model, words, first, ended);
   const runtime::Tokenizer& tokenizer = model.tokenizer();
   if (words.question.empty()) return {tokenizer.encode(words.text, first, first), 0};

@@ -23,8 +23,8 @@ struct Turn {
 
 /// `first`: the turn opens the conversation. `ended`: the answer before it ended by a token of its own; one that the number of
 /// tokens cut off is closed first in a chat. Failure where the model has no chat format that is known.
-[[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first,
-                               bool ended);
+[[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words,
+                               bool first, bool ended);
 
 /// Failure where a prompt of so many tokens does not fit into the context; `what` names it.
 void check_prompt(const char* what, std::int64_t tokens, const LoadedModel& model);
