@@ -33,10 +33,11 @@ tokens. Where the model begins texts with BOS, every window begins with it, in p
 llama.cpp's perplexity tool has it). The first token of a window is not judged; every other one is: `prefill` is the mean
 negative log-likelihood in nats of the tokens inside the turn, `decoded` that of the decode step's (the first of them is
 predicted by the last prefill position). `divergence` compares the two predictions at every position after the first
-chunk, whatever the text says next: `kl` is the mean Kullback-Leibler divergence of the sparse distribution from the
-dense one in nats, `rank1` the share of positions where both hold the same token for the likeliest. With --select blocks
-`ends` are the losses of the tokens after a query block, those of the first chunk left out: other tokens of the turn are
-judged by sets that they chose themselves. Standard errors take tokens for independent, which they are not quite. Both
+chunk, whatever the text says next: `kl` is the mean Kullback-Leibler divergence of the sparse distribution q from the
+dense one p, the sum of p ln(p / q), in nats, `rank1` the share of positions where both hold the same token for the
+likeliest. With --select blocks `ends` are the losses of the tokens after a query block, those of the first chunk left
+out, and the turn's last one, whose next token is a decoded one: other tokens of the turn are judged by sets that they
+chose themselves. Standard errors take tokens for independent, which they are not quite. Both
 caches are in memory at once.
 
 Example: what sparse prefill costs on a held-out text
