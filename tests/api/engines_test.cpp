@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <set>
+#include <vector>
 
 #include "tests/api/problem.hpp"
 
@@ -37,6 +39,24 @@ TEST_F(EngineChoice, ListsTheReferenceFirst) {
   }
   EXPECT_TRUE(names.contains("cpu-portable"));
   EXPECT_TRUE(names.contains("cpu"));
+}
+
+// The conformance kit tests a claim only where it is made, so one that disappears by mistake would no longer be tested.
+TEST(EngineClaims, AreThoseOfTheTableInEmbedding) {
+  const auto expect_all = [](std::initializer_list<bool> claims, bool made, const Engine& engine) {
+    EXPECT_THAT(std::vector<bool>(claims), testing::Each(made)) << engine.name();
+  };
+  for (const Engine* engine : engines()) {
+    const Claims c = engine->claims();
+    const bool cpu = engine->name().starts_with("cpu");
+    const bool reference = engine->name() == "reference";
+    expect_all({c.bitwise_threads, c.bitwise_runs, c.bitwise_schedules}, true, *engine);
+    expect_all(
+        {c.abort, c.truncate, c.interrupt, c.lse, c.fork, c.save, c.layers, c.stored_rows, c.rows_alone},
+        cpu || reference, *engine);
+    expect_all({c.host_threads, c.estimate, c.host_memory}, cpu, *engine);
+    EXPECT_EQ(c.double_arithmetic, reference) << engine->name();
+  }
 }
 
 TEST_F(EngineChoice, FindsByName) {
