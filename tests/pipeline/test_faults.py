@@ -311,6 +311,29 @@ class Deaths(unittest.TestCase):
         for line in self.ended(launcher, own.values()):
             self.assertIn("rank 0 on ", line)
 
+    def test_an_interrupt_of_requests(self):
+        """What is under way is waited for, whichever group of slots it belongs to: five slots are groups of two, two and one."""
+        text = (ranks.MODELS / "eval-16k.txt").read_text()
+        requests = [{"prompt": text[:200], "max_tokens": 1}]
+        requests += [{"prompt": text[100 * i:100 * i + 300], "max_tokens": 3000} for i in range(9)]
+        lines = "".join(ranks.json.dumps(request) + "\n" for request in requests).encode()
+        for wait in (0, 0.05, 0.11, 0.2, 0.33):
+            launcher = subprocess.Popen(ranks.command(3, "generate", "-m", ranks.MODEL, "--requests", "-", "--slots", "5", "-t",
+                                                      "1"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, env=ranks.ENVIRONMENT, bufsize=0)
+            self.addCleanup(self.end, launcher)
+            launcher.stdin.write(lines)
+            launcher.stdin.close()
+            launcher.stdin = None
+            self.assertEqual(ranks.json.loads(launcher.stdout.readline())["id"], 1)
+            time.sleep(wait)
+            os.kill(dict(self.ranks_below(launcher.pid))[0], signal.SIGINT)
+            output, said = launcher.communicate(timeout=60)
+            self.assertEqual(launcher.returncode, 130, said)
+            self.assertEqual(output, b"")
+            self.assertIn(b"requests 1 of 10", said)
+            self.assertNotIn(b"headwater generate: ", said)
+
     @staticmethod
     def seconds_of(process):
         fields = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()

@@ -154,10 +154,11 @@ class Batch {
   };
   struct Group {
     std::vector<std::unique_ptr<Slot>> slots;
-    std::deque<std::vector<runtime::Conversation*>> asked;  // whose logits are under way
+    std::size_t asked = 0;  // of asked_
   };
 
-  void take(Group& group);
+  void ask(Group& group, std::vector<runtime::Conversation*> talks);
+  void take();
   void advance(Group& group);
   void begin(Group& group, Slot& slot);
   [[nodiscard]] bool draw(Slot& slot);
@@ -168,6 +169,8 @@ class Batch {
   std::vector<Request> requests_;
   std::vector<std::string> answers_;  // by request; empty: not there, or written
   std::vector<Group> groups_;
+  std::deque<std::vector<runtime::Conversation*>>
+      asked_;                 // whose logits are under way, in the order of the answers
   std::size_t next_ = 0;      // request to begin
   std::size_t answered_ = 0;  // requests
   std::size_t written_ = 0;   // requests, in the order of the file
@@ -175,7 +178,6 @@ class Batch {
   std::int64_t prompt_tokens_ = 0;
   std::int64_t generated_ = 0;
   double seconds_ = 0;
-  bool interrupted_ = false;
 };
 
 void Batch::run(runtime::Transformer& transformer) {
@@ -192,24 +194,26 @@ void Batch::run(runtime::Transformer& transformer) {
       for (Group& group : groups_) advance(group);
     }
   } catch (const Interrupted&) {
-    for (Group& group : groups_) take(group);
+    while (!asked_.empty()) take();
   }
   seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
   progress_.reset();
 }
 
-/// Answers come in the order of the questions: those of all groups are asked, and taken, in turn.
-void Batch::take(Group& group) {
-  for (; !group.asked.empty(); group.asked.pop_front())
-    runtime::Conversation::take_logits(group.asked.front());
+void Batch::ask(Group& group, std::vector<runtime::Conversation*> talks) {
+  asked_.push_back(std::move(talks));
+  ++group.asked;
+}
+
+void Batch::take() {
+  runtime::Conversation::take_logits(asked_.front());
+  asked_.pop_front();
 }
 
 void Batch::advance(Group& group) {
-  take(group);
-  if (stop_requested()) {
-    interrupted_ = true;
-    throw Interrupted{};
-  }
+  // Groups ask in turn, so the next answers are this one's.
+  for (; group.asked > 0; --group.asked) take();
+  if (stop_requested()) throw Interrupted{};
   std::vector<runtime::Conversation*> talks;
   std::vector<std::int32_t> ids;
   for (const auto& slot : group.slots) {
@@ -222,7 +226,7 @@ void Batch::advance(Group& group) {
   }
   if (talks.empty()) return;
   runtime::Conversation::append_ahead(talks, ids);
-  group.asked.push_back(std::move(talks));
+  ask(group, std::move(talks));
 }
 
 void Batch::begin(Group& group, Slot& slot) {
@@ -235,11 +239,10 @@ void Batch::begin(Group& group, Slot& slot) {
   slot.talk.reset();
   slot.talk.set_dense_tail(
       flags_.dense_tail.value_or(request.turn.question > 0 ? request.turn.question : kDenseTail));
-  slot.talk.feed_ahead(request.turn.ids, [&](double) {
-    interrupted_ = stop_requested();
-    if (interrupted_) throw Interrupted{};
+  slot.talk.feed_ahead(request.turn.ids, [](double) {
+    if (stop_requested()) throw Interrupted{};
   });
-  group.asked.push_back({&slot.talk});
+  ask(group, {&slot.talk});
   prompt_tokens_ += static_cast<std::int64_t>(request.turn.ids.size());
 }
 
