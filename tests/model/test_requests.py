@@ -94,6 +94,7 @@ class Requests(unittest.TestCase):
 class BadRequests(Refusals):
     def test_lines(self):
         good = b'{"prompt": "def f("}\n'
+        deep = b"[" * 200000 + b"]" * 200000
         for line, names in ((b"hello", "line 2: it is no JSON object"), (b"[1]", "line 2: it is no JSON object"),
                             (b'{"prompt": "x"', "line 2: it is no JSON object"), (b'{"prompt": "\xff"}', "UTF-8"),
                             (b"[" * 100000, "line 2: it is no JSON object"), (b"{}", "'prompt' is missing"),
@@ -104,6 +105,10 @@ class BadRequests(Refusals):
                             (b'{"prompt": "x", "max_tokens": 2147483648}', "'max_tokens'"),
                             (b'{"prompt": "x", "max_tokens": 18446744073709551615}', "'max_tokens'"),
                             (b'{"prompt": "x", "max_tokens": 1e3}', "'max_tokens' is 1000.0"),
+                            (b'{"prompt": "x", "max_tokens": "3"}', "'max_tokens' is of type string"),
+                            (b'{"prompt": "x", "seed": %s}' % deep, "'seed' is of type array"),
+                            (b'{"prompt": "x", "id": %s}' % deep, "'id' is no text and no integer"),
+                            (b'{"prompt": "x", "other": %s}' % deep, "'other' is not known"),
                             (b'{"prompt": "x", "seed": -1}', "'seed'"), (b'{"prompt": "x", "seed": 4611686018427387905}', "'seed'"),
                             (b'{"prompt": "x", "id": [1]}', "'id' is no text and no integer"),
                             (json.dumps({"prompt": WORDS}).encode(), "line 2: the prompt has")):

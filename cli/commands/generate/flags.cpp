@@ -12,6 +12,7 @@
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
 #include "headwater/error.hpp"
+#include "runtime/model/transformer.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -27,11 +28,11 @@ With --interactive Ctrl-C ends the answer, or undoes the line that is being read
 Memory sets are those of rule blocks unless --select says otherwise; sizes of it that are not given then shrink to fit a
 small -ub or --h2o-heavy. An engine that has rule h2o alone uses it.
 
---requests FILE answers many prompts, --slots of them at a time, which costs less than one after the other: weights are read
-once for a token of each. A line is a JSON object: {"prompt": TEXT}, and if wanted "question" (as -p after -f),
-"max_tokens" (-n), "seed" (--seed), "id" (else the line's number). Standard output gets a JSON line for each, in the order of
-the file: id, text, prompt_tokens, generated_tokens, end ("token": the text ended; "max_tokens"; "context": it is full). A
-prompt has the same answer as alone.
+--requests FILE answers many prompts, --slots of them at a time, which costs less than one after the other: weights are
+read once for a token of each. A line is a JSON object: {"prompt": TEXT}, and if wanted "question" (as -p after -f),
+"max_tokens" (-n), "seed" (--seed), "id" (else the line's number). Standard output gets a JSON line for each, in the
+order of the file: id, text, prompt_tokens, generated_tokens, end ("token": the text ended; "max_tokens"; "context": it
+is full). A prompt has the same answer as alone. Ctrl-C ends with the answers that are written.
 
 The best token is taken (--temp 0) unless something asks for draws: --top-k, --top-p, --min-p or --seed without --temp
 mean --temp 1.

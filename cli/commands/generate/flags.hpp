@@ -35,7 +35,7 @@ struct GenerateFlags {
 /// Last tokens of a prompt that see every token, where nothing else is said.
 inline constexpr std::int64_t kDenseTail = 64;
 
-/// Of --seed.
+/// The largest --seed.
 inline constexpr std::int64_t kMostSeed = (std::int64_t{1} << 62);
 
 /// Parses the arguments after `generate`. Nothing if help was asked for. Failure naming the flag, its value and what

@@ -196,7 +196,7 @@ GenerateRun Generation::run_turn(const Turn& turn, bool shown) {
   GenerateRun run;
   run.prompt_ids = turn.ids;
   run.prompt_tokens = static_cast<std::int64_t>(turn.ids.size());
-  conversation_->set_dense_tail(flags_.dense_tail.value_or(turn.question > 0 ? turn.question : kDenseTail));
+  conversation_->set_dense_tail(dense_tail_of(flags_, turn));
   run.tail_tokens = conversation_->tail_of(run.prompt_tokens);
   run.effective = transformer_->options();
   feed(turn.ids, run);

@@ -33,7 +33,6 @@ using Clock = std::chrono::steady_clock;
 /// A line of the file.
 struct Request {
   Json id;
-  Words words;
   Turn turn;
   std::int64_t most = 0;  ///< tokens to generate; -1: as many as fit
   std::uint64_t seed = 0;
@@ -44,10 +43,11 @@ class RequestLine {
  public:
   RequestLine(const std::string& file, std::size_t number) : file_(file), number_(number) {}
 
-  Request parse(std::string_view line, const GenerateFlags& flags) const {
+  Request parse(std::string_view line, const GenerateFlags& flags, const LoadedModel& model) const {
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) refuse("it is no JSON object in UTF-8; allowed: {\"prompt\": TEXT}, and more");
-    Request request{number_, {}, {}, flags.tokens, flags.sampling.seed};
+    Request request{number_, {}, flags.tokens, flags.sampling.seed};
+    Words words;
     for (const auto& [key, value] : json.items()) {
       if (key == "id") {
         if (!value.is_string() && !value.is_number_integer())
@@ -56,7 +56,7 @@ class RequestLine {
       } else if (key == "prompt" || key == "question") {
         if (!value.is_string() || value.get_ref<const std::string&>().empty())
           refuse(fmt::format("'{}' is no text of one byte or more", key));
-        (key == "prompt" ? request.words.text : request.words.question) = value.get<std::string>();
+        (key == "prompt" ? words.text : words.question) = value.get<std::string>();
       } else if (key == "max_tokens") {
         request.most = integer(key, value, -1, kMaxCount);
       } else if (key == "seed") {
@@ -66,22 +66,27 @@ class RequestLine {
             fmt::format("{} is not known; allowed: prompt, question, max_tokens, seed, id", in_quotes(key)));
       }
     }
-    if (request.words.text.empty()) refuse("'prompt' is missing; allowed: a text of one byte or more");
+    if (words.text.empty()) refuse("'prompt' is missing; allowed: a text of one byte or more");
+    request.turn = encode_turn(flags, model, words, true, false);
+    check_prompt(place() + "the prompt", static_cast<std::int64_t>(request.turn.ids.size()), model);
     return request;
   }
 
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw Failure(fmt::format("--requests {}, line {}: {}", in_quotes(file_), number_, what));
-  }
-
  private:
+  [[nodiscard]] std::string place() const {
+    return fmt::format("--requests {}, line {}: ", in_quotes(file_), number_);
+  }
+  [[noreturn]] void refuse(const std::string& what) const { throw Failure(place() + what); }
   [[nodiscard]] std::int64_t integer(const std::string& key, const Json& value, std::int64_t least,
                                      std::int64_t most) const {
     const bool fits =
         value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > kMostSeed);
-    if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
-      refuse(fmt::format("'{}' is {}; allowed: integers, {} .. {}", key, one_line(value.dump().substr(0, 40)),
-                         least, most));
+    if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most) {
+      // Not of lists and objects: dump() takes the stack for each level.
+      const std::string what =
+          value.is_number() ? value.dump() : fmt::format("of type {}", value.type_name());
+      refuse(fmt::format("'{}' is {}; allowed: integers, {} .. {}", key, what, least, most));
+    }
     return value.get<std::int64_t>();
   }
 
@@ -98,14 +103,7 @@ std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const RequestLine at(*flags.requests, number);
-    Request request = at.parse(line, flags);
-    request.turn = encode_turn(flags, model, request.words, true, false);
-    request.words = {};
-    const std::string what =
-        fmt::format("--requests {}, line {}: the prompt", in_quotes(*flags.requests), number);
-    check_prompt(what.c_str(), static_cast<std::int64_t>(request.turn.ids.size()), model);
-    requests.push_back(std::move(request));
+    requests.push_back(RequestLine(*flags.requests, number).parse(line, flags, model));
   }
   if (requests.empty())
     throw Failure(fmt::format("--requests {}: no line holds a request", in_quotes(*flags.requests)));
@@ -237,8 +235,7 @@ void Batch::begin(Group& group, Slot& slot) {
   slot.sampler.emplace(sampling, model_.config().vocabulary);
   slot.decoder.emplace(model_.tokenizer());
   slot.talk.reset();
-  slot.talk.set_dense_tail(
-      flags_.dense_tail.value_or(request.turn.question > 0 ? request.turn.question : kDenseTail));
+  slot.talk.set_dense_tail(dense_tail_of(flags_, request.turn));
   slot.talk.feed_ahead(request.turn.ids, [](double) {
     if (stop_requested()) throw Interrupted{};
   });

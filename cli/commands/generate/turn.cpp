@@ -50,7 +50,11 @@ Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Wor
   return {std::move(ids), static_cast<std::int64_t>(question.size())};
 }
 
-void check_prompt(const char* what, std::int64_t tokens, const LoadedModel& model) {
+std::int64_t dense_tail_of(const GenerateFlags& flags, const Turn& turn) {
+  return flags.dense_tail.value_or(turn.question > 0 ? turn.question : kDenseTail);
+}
+
+void check_prompt(const std::string& what, std::int64_t tokens, const LoadedModel& model) {
   if (tokens <= model.context()) return;
   const bool asked = model.flags().context.has_value();
   throw Failure(fmt::format("{} has {}, but the context {} ({}); use a shorter prompt{}", what,

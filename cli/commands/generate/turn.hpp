@@ -26,7 +26,10 @@ struct Turn {
 [[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words,
                                bool first, bool ended);
 
+/// Tokens at the end of a sparse turn that see every token: --dense-tail, else the question, or kDenseTail.
+[[nodiscard]] std::int64_t dense_tail_of(const GenerateFlags& flags, const Turn& turn);
+
 /// Failure where a prompt of so many tokens does not fit into the context; `what` names it.
-void check_prompt(const char* what, std::int64_t tokens, const LoadedModel& model);
+void check_prompt(const std::string& what, std::int64_t tokens, const LoadedModel& model);
 
 }  // namespace headwater::cli
