@@ -29,8 +29,8 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// A logit that is judged (runtime::judge) takes as long as so many multiplications: exponentials in double. Measured with the
-// bundled model, docs/machines.md.
+// A logit that is judged (runtime::judge) takes as long as so many multiplications of a layer: exponentials in double.
+// Between what was measured with the bundled model beside products alone and beside whole layers (docs/machines.md).
 constexpr double kJudgedLogit = 700;
 
 /// Multiplications of one token with the matrices of each layer, and with the head, whose logits are judged.
