@@ -11,6 +11,12 @@ namespace {
 
 using namespace headwater::c_abi;  // the helpers of this folder
 
+/// Sizes of a layer of the session (LAYER-1).
+headwater::Shape layer_shape(const headwater::Session& session, std::int64_t layer) {
+  check_range(layer, 0, session.shape().n_layer - 1, "layer");
+  return session.options().shape_of(session.shape(), layer);
+}
+
 std::span<float> row_of(float* row, std::int64_t width, std::int64_t expected) {
   needed(row, "row");
   check_range(width, expected, expected, "width");
@@ -187,7 +193,7 @@ headwater_status headwater_read_key(const headwater_session* session, int64_t la
   return guarded([&] {
     const headwater::Session& open = session_of(session);
     if (HEADWATER_SABOTAGE("bindings.key.position_in_16_bits")) position &= 0xFFFF;
-    open.read_key(layer, head_kv, position, row_of(row, width, open.shape().d_head));
+    open.read_key(layer, head_kv, position, row_of(row, width, layer_shape(open, layer).d_head));
   });
 }
 
@@ -195,6 +201,6 @@ headwater_status headwater_read_value(const headwater_session* session, int64_t 
                                       int64_t position, float* row, int64_t width) {
   return guarded([&] {
     const headwater::Session& open = session_of(session);
-    open.read_value(layer, head_kv, position, row_of(row, width, open.shape().d_value));
+    open.read_value(layer, head_kv, position, row_of(row, width, layer_shape(open, layer).d_value));
   });
 }

@@ -1,6 +1,8 @@
 // headwater_options to Options: every field is checked by name.
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -30,18 +32,21 @@ std::vector<LayerOptions> layers_of(const headwater_options& from, const Shape& 
   constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
   check_range(shape.n_layer, 1, kMostLayers, "shape.n_layer");
   check_range(from.layer_count, shape.n_layer, shape.n_layer, "options.layer_count");
-  check_struct_size(from.layer_size, sizeof(headwater_layer_options), "options.layer_size");
+  constexpr std::size_t kFirstSize = offsetof(headwater_layer_options, d_head);  // without head widths
+  check_struct_size(from.layer_size, kFirstSize, "options.layer_size");
   std::vector<LayerOptions> layers(static_cast<std::size_t>(from.layer_count));
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(from.layers) + l * from.layer_size;
     const std::string name = "options.layers[" + std::to_string(l) + "]";
     check_unknown(bytes, from.layer_size, sizeof(headwater_layer_options), name);
     headwater_layer_options one{};
-    std::memcpy(&one, bytes, sizeof one);
+    std::memcpy(&one, bytes, std::min(from.layer_size, sizeof one));
     layers[l].window = one.window;
     if (!std::isnan(one.scale)) layers[l].scale = one.scale;
     if (!std::isnan(one.softcap)) layers[l].softcap = one.softcap;
     if (one.sinks != nullptr) layers[l].sinks = per_head(one.sinks, shape.n_head);
+    layers[l].d_head = one.d_head;
+    layers[l].d_value = HEADWATER_SABOTAGE("bindings.options.value_width_of_the_shape") ? 0 : one.d_value;
   }
   return layers;
 }

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "headwater/state.hpp"
@@ -272,7 +273,8 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
   }
   std::string layers;
   const auto own = [](const std::optional<double>& value) { return value ? text(*value) : std::string("-"); };
-  for (const LayerOptions& layer : options.layers) {
+  for (std::size_t l = 0; l < options.layers.size(); ++l) {
+    const LayerOptions& layer = options.layers[l];
     layers += std::to_string(layer.window);
     layers += ',';
     layers += own(layer.scale);
@@ -282,6 +284,13 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
     for (const float sink : layer.sinks.value_or(std::vector<float>())) {
       layers += text(static_cast<double>(sink));
       layers += ' ';
+    }
+    const Shape sizes = options.shape_of(shape, static_cast<std::int64_t>(l));
+    for (const auto& [name, width, of_shape] : {std::tuple{",key ", sizes.d_head, shape.d_head},
+                                                std::tuple{",value ", sizes.d_value, shape.d_value}}) {
+      if (width == of_shape || HEADWATER_SABOTAGE("bindings.file.widths_unchecked")) continue;
+      layers += name;
+      layers += std::to_string(width);
     }
     layers += ';';
   }

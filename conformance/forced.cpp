@@ -69,7 +69,7 @@ class Judge {
 HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrace& chunk, std::int64_t head,
                      const std::vector<std::int64_t>& rows, bool values) {
   const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
-  const Shape& shape = problem.shape;
+  const Shape shape = problem.layer_shape(layer);
   const std::int64_t group = shape.n_head / shape.n_head_kv;
   HeadChunk result;
   result.queries = rows;
@@ -142,7 +142,7 @@ StoredLayer::StoredLayer(const Problem& problem, std::int64_t layer)
     : index(layer),
       k(problem.layers[static_cast<std::size_t>(layer)].k),
       v(problem.layers[static_cast<std::size_t>(layer)].v) {
-  const Shape& shape = problem.shape;
+  const Shape shape = problem.layer_shape(layer);
   for (float& x : k.values) x = round_to(shape.kv_type, x);
   for (float& x : v.values) x = round_to(shape.kv_type, x);
   const Tensor& q = problem.layers[static_cast<std::size_t>(layer)].q;
@@ -157,7 +157,7 @@ StoredLayer::StoredLayer(const Problem& problem, std::int64_t layer)
 
 void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
                           std::int64_t head, const std::vector<std::int64_t>& rows, HeadTruth& truth) {
-  const Shape& shape = problem.shape;
+  const Shape shape = problem.layer_shape(layer.index);
   const reference::LogitRule rule =
       reference::logit_rule(problem.options, expected_options(shape, problem.options), layer.index, head);
   const std::int64_t set = chunk.set_of(head, shape.n_head / shape.n_head_kv, rows.front());
@@ -206,7 +206,7 @@ VoteOracle::VoteOracle(const VoteArithmetic& arithmetic, const Problem& problem,
 
 Eigen::MatrixXd VoteOracle::key_rows(const std::vector<std::int32_t>& positions) const {
   const DType stored = problem_.shape.kv_type;
-  Eigen::MatrixXd keys(static_cast<Eigen::Index>(positions.size()), problem_.shape.d_head);
+  Eigen::MatrixXd keys(static_cast<Eigen::Index>(positions.size()), input_.k.width);
   for (std::size_t j = 0; j < positions.size(); ++j) {
     const float* row = input_.k.row(positions[j], head_kv_);
     for (Eigen::Index x = 0; x < keys.cols(); ++x) {
@@ -227,10 +227,10 @@ SetVotes VoteOracle::votes(std::int64_t query_block) const {
   block.scale = options_.scale;
   block.softcap = options_.softcap;
   for (std::int64_t h = head_kv_ * group; h < (head_kv_ + 1) * group; ++h) {
-    Eigen::MatrixXd& q = block.q.emplace_back(end - block.begin, shape.d_head);
+    Eigen::MatrixXd& q = block.q.emplace_back(end - block.begin, input_.q.width);
     for (std::int64_t i = block.begin; i < end; ++i) {
       const float* row = input_.q.row(i, h);
-      for (std::int64_t x = 0; x < shape.d_head; ++x) q(i - block.begin, x) = row[x];
+      for (std::int64_t x = 0; x < input_.q.width; ++x) q(i - block.begin, x) = row[x];
     }
     const std::vector<float>& slopes = problem_.options.alibi;
     if (!slopes.empty()) block.slope.push_back(slopes[static_cast<std::size_t>(h)]);
@@ -276,12 +276,11 @@ class HeadJudge {
 
   /// Outputs and log-sum-exps of the rows `tokens`.
   void rows(const HeadTruth& truth, const std::vector<std::int64_t>& tokens) {
-    const Shape& shape = problem_.shape;
     const std::string out_stage = stage_of_output(problem_.out_type);
     for (std::size_t r = 0; r < tokens.size(); ++r) {
       const auto i = static_cast<Eigen::Index>(r);
       const std::int64_t token = tokens[r];
-      const float* out = said_.out.data() + (token * shape.n_head + head_) * shape.d_value;
+      const float* out = said_.out.data() + (token * problem_.shape.n_head + head_) * truth.out.cols();
       for (Eigen::Index x = 0; x < truth.out.cols(); ++x) {
         judge_(out_stage, token, x, out[x], truth.out(i, x), truth.out_bound(i, x), truth.out_size(i, x),
                half_unit(problem_.out_type, out[x]));
@@ -395,7 +394,7 @@ std::vector<HeadTruth> truths_of(const Problem& problem, std::int64_t layer, con
 
 std::vector<double> output_bounds(const Context& context, const Problem& problem, const Trace& trace,
                                   std::int64_t layer) {
-  const Shape& shape = problem.shape;
+  const Shape shape = problem.layer_shape(layer);
   const Arithmetic arithmetic = arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
   const LayerTrace& said = trace.layers[static_cast<std::size_t>(layer)];
   std::vector<double> bounds(said.out.size());

@@ -52,6 +52,8 @@ std::string Problem::describe() const {
       text += fmt::format(
           " w{}{}{}{}", layer.window, layer.scale ? fmt::format(" scale {}", *layer.scale) : "",
           layer.softcap ? fmt::format(" cap {}", *layer.softcap) : "", layer.sinks ? " sinks" : "");
+      if (layer.d_head > 0) text += fmt::format(" d{}", layer.d_head);
+      if (layer.d_value > 0) text += fmt::format(" dv{}", layer.d_value);
     }
   }
   if (!options.clamp) text += " no-clamp";
@@ -77,19 +79,19 @@ void Problem::make_tensors() {
   const std::int64_t n = tokens();
   layers.clear();
   for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
-    layers.push_back({Tensor(q_type, n, shape.n_head, shape.d_head),
-                      Tensor(k_type, n, shape.n_head_kv, shape.d_head),
-                      Tensor(v_type, n, shape.n_head_kv, shape.d_value)});
+    const Shape own = layer_shape(layer);
+    layers.push_back({Tensor(q_type, n, own.n_head, own.d_head), Tensor(k_type, n, own.n_head_kv, own.d_head),
+                      Tensor(v_type, n, own.n_head_kv, own.d_value)});
   }
 }
 
 void Problem::fill_normal(Random& random, double spread) {
   make_tensors();
-  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));
-  // q . k has deviation sqrt(d) * dev_q; a vanishing or negative scale keeps plain normal rows.
-  const double product = std::fabs(scale) * std::sqrt(static_cast<double>(shape.d_head));
-  const double q_deviation = product > 1e-3 ? std::min(spread / product, 64.0) : 1.0;
   for (LayerInput& layer : layers) {
+    const double root = std::sqrt(static_cast<double>(layer.q.width));
+    // q . k has deviation sqrt(d) * dev_q; a vanishing or negative scale keeps plain normal rows.
+    const double product = std::fabs(options.scale.value_or(1.0 / root)) * root;
+    const double q_deviation = product > 1e-3 ? std::min(spread / product, 64.0) : 1.0;
     for (float& x : layer.q.values) x = round_to(q_type, static_cast<float>(q_deviation * random.normal()));
     for (float& x : layer.k.values) x = round_to(k_type, static_cast<float>(random.normal()));
     for (float& x : layer.v.values) x = round_to(v_type, static_cast<float>(random.normal()));
@@ -229,6 +231,16 @@ void choose_dense_below(Random& random, Problem& problem) {
       problem.steps[static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1))];
   const std::int64_t length = std::max(step.n, step.turn_length);
   problem.options.dense_below = std::max<std::int64_t>(0, length + random.integer(-1, 1));
+}
+
+void choose_widths(Random& random, Problem& problem) {
+  const std::vector<std::int64_t> widths{1, 3, 8, 15, 16, 17, 31, 33, 64};
+  problem.options.layers.resize(static_cast<std::size_t>(problem.shape.n_layer));
+  for (LayerOptions& own : problem.options.layers) {
+    own.d_head = random.chance(0.6) ? random.pick(widths) : 0;
+    own.d_value = random.chance(0.6) ? random.pick(widths) : 0;
+  }
+  problem.fill_normal(random);
 }
 
 void choose_dense_layers(Random& random, Problem& problem) {

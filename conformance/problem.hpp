@@ -45,6 +45,14 @@ struct Problem {
   std::vector<LayerInput> layers;
 
   [[nodiscard]] std::int64_t tokens() const;
+  /// Sizes of one layer, which may have widths of its own (LAYER-1).
+  [[nodiscard]] Shape layer_shape(std::int64_t layer) const {
+    return shape_of_layer(shape, options.layers, layer);
+  }
+  /// Elements that a token has in the outputs of a layer.
+  [[nodiscard]] std::int64_t out_row(std::int64_t layer) const {
+    return shape.n_head * layer_shape(layer).d_value;
+  }
   /// "L1 Hq4/2 d8/8 S16 B32 L4 H4 ... p33 d1": enough to find the failing input again.
   [[nodiscard]] std::string describe() const;
   /// "F32" or "F32/BF16": type of Q and of the stored K and V; key of a baseline.
@@ -79,6 +87,8 @@ void choose_blocks(Random& random, Options& options);
 void choose_pinned(Random& random, Options& options);
 /// D about the length of one of the problem's turns.
 void choose_dense_below(Random& random, Problem& problem);
+/// Widths of their own for some layers, of either kind; draws all rows anew.
+void choose_widths(Random& random, Problem& problem);
 /// Dense layers: the first, the last, all, every other one, or any.
 void choose_dense_layers(Random& random, Problem& problem);
 

@@ -63,6 +63,11 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
   effective.layers = options.layers;
+  for (LayerOptions& own : effective.layers) {  // LAYER-1, LOGIT-1
+    if (own.d_head == 0) continue;
+    const double of_width = std::pow(static_cast<double>(own.d_head), -0.5);
+    own.scale = own.scale.value_or(options.scale.value_or(of_width));
+  }
   effective.checkpoints =
       effective.sparse && options.select == Select::h2o ? options.checkpoints : 0;  // STATE-10
   effective.kv_owner = options.kv_owner;

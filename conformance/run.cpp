@@ -237,7 +237,7 @@ Trace run_steps(Session& session, const Problem& problem, std::size_t first_step
       const Placed q(style.placement, input.q, first, step.n);
       const Placed k(style.placement, input.k, first, step.n);
       const Placed v(style.placement, input.v, first, step.n);
-      Placed out(style.placement, problem.out_type, step.n, heads, problem.shape.d_value);
+      Placed out(style.placement, problem.out_type, step.n, heads, problem.layer_shape(layer).d_value);
       std::optional<Placed> lse;
       LseOutput wanted;
       if (style.lse) {  // floats lie at multiples of four bytes
@@ -297,7 +297,7 @@ Trace trace_of_steps(const Trace& trace, const Problem& problem, std::size_t fir
   for (const LayerTrace& whole : trace.layers) {
     LayerTrace& layer = part.layers.emplace_back();
     const std::int64_t heads = problem.shape.n_head;
-    const std::int64_t row = heads * problem.shape.d_value;
+    const std::int64_t row = problem.out_row(std::ssize(part.layers) - 1);
     layer.out = cut(whole.out, begin * row, end * row);
     layer.lse = cut(whole.lse, begin * heads, end * heads);
     layer.snapshots = cut(whole.snapshots, step(first), step(last));

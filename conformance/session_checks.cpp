@@ -95,6 +95,9 @@ Problem session_problem(Random& random, const Engine& engine, Select rule, const
   if (random.chance(0.4) && pins(engine)) choose_pinned(random, options);
   if (random.chance(0.3)) choose_dense_below(random, problem);
   if (random.chance(0.4)) choose_dense_layers(random, problem);
+  if (problem.shape.n_layer > 1 && engine.claims().layers && random.chance(0.3)) {
+    choose_widths(random, problem);
+  }
   if (engine.claims().truncate) options.checkpoints = random.pick(std::vector<std::int64_t>{0, 1, 2, 5});
   return problem;
 }
@@ -122,7 +125,7 @@ std::vector<float> attend_layer(Session& session, const Problem& from, std::int6
   const Placed q(Placement::token_major, input.q, first, n);
   const Placed k(Placement::token_major, input.k, first, n);
   const Placed v(Placement::token_major, input.v, first, n);
-  Placed out(Placement::token_major, from.out_type, n, from.shape.n_head, from.shape.d_value);
+  Placed out(Placement::token_major, from.out_type, n, from.shape.n_head, from.layer_shape(layer).d_value);
   session.attend(layer, q.rows(), k.rows(), v.rows(), out.mutable_rows(), lse);
   return out.take();
 }
@@ -132,9 +135,10 @@ Picture picture(const Session& session, std::int64_t stride) {
   seen.chunks.assign(session.chunks().begin(), session.chunks().end());
   seen.plan.assign(session.plan().begin(), session.plan().end());
   const Shape& shape = session.shape();
-  std::vector<float> key(static_cast<std::size_t>(shape.d_head));
-  std::vector<float> value(static_cast<std::size_t>(shape.d_value));
   for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const Shape own = session.options().shape_of(shape, layer);
+    std::vector<float> key(static_cast<std::size_t>(own.d_head));
+    std::vector<float> value(static_cast<std::size_t>(own.d_value));
     seen.layers.push_back(snapshot(session, layer));
     for (std::int64_t head = 0; head < shape.n_head_kv; ++head) {
       for (std::int64_t t = seen.tokens > 0 ? (seen.tokens - 1) % stride : 0; t < seen.tokens; t += stride) {

@@ -86,9 +86,22 @@ void validate_layers(const Shape& shape, const std::vector<LayerOptions>& layers
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const std::string of = "layers[" + std::to_string(l) + "].";
     require_range(of + "window", layers[l].window, 0, kMaxPosition);
+    require_range(of + "d_head", layers[l].d_head, 0, kMaxCount);
+    require_range(of + "d_value", layers[l].d_value, 0, kMaxCount);
     validate_logits(of, layers[l].scale, layers[l].softcap.value_or(0),
                     layers[l].sinks.value_or(std::vector<float>()), shape.n_head);
   }
+}
+
+/// The rows of all layers, d + dv elements of each token and key/value head.
+void require_row_bytes(const Shape& shape, const std::vector<LayerOptions>& layers) {
+  std::int64_t widths = 0;
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const Shape own = shape_of_layer(shape, layers, layer);
+    widths += own.d_head + own.d_value;
+  }
+  require_product("n_layer * capacity * n_head_kv * (d_head + d_value) * element size", widths,
+                  shape.capacity, shape.n_head_kv, static_cast<std::int64_t>(dtype_size(shape.kv_type)), 1);
 }
 
 // STATE-7
@@ -119,9 +132,7 @@ void validate(const Shape& shape) {
   if (shape.kv_type != DType::f32 && shape.kv_type != DType::f16 && shape.kv_type != DType::bf16) {
     reject("kv_type", std::to_string(static_cast<int>(shape.kv_type)), "0 (F32), 1 (F16) or 2 (BF16)");
   }
-  const auto element = static_cast<std::int64_t>(dtype_size(shape.kv_type));
-  require_product("n_layer * capacity * n_head_kv * (d_head + d_value) * element size", shape.n_layer,
-                  shape.capacity, shape.n_head_kv, shape.d_head + shape.d_value, element);
+  require_row_bytes(shape, {});
   require_product("n_layer * capacity * n_head * score size", shape.n_layer, shape.capacity, shape.n_head,
                   kMaxScoreBytes, 1);
 }
@@ -152,6 +163,7 @@ void validate(const Shape& shape, const Options& options) {
   if (options.select == Select::blocks) validate_blocks(options);
   validate_logits("", options.scale, options.softcap, options.sinks, shape.n_head);
   validate_layers(shape, options.layers);
+  require_row_bytes(shape, options.layers);
   require_one_per_head("alibi", options.alibi.size(), shape.n_head);
   for (std::size_t h = 0; h < options.alibi.size(); ++h) {
     if (!std::isfinite(options.alibi[h])) {
@@ -226,6 +238,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
   effective.layers = options.layers;
+  for (LayerOptions& own : effective.layers) {  // LAYER-1, LOGIT-1
+    const bool scaled = own.scale || options.scale;
+    if (own.d_head > 0 && !scaled) own.scale = 1.0 / std::sqrt(static_cast<double>(own.d_head));
+  }
   effective.kv_owner = options.kv_owner;
   effective.page = options.page;
   // Only without the clamp can the sum be too large for a set of 32-bit positions.

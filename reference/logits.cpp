@@ -14,7 +14,7 @@ LogitRule logit_rule(const Options& options, const EffectiveOptions& effective, 
   const std::vector<float> sinks = own.sinks.value_or(options.sinks);
   LogitRule rule;
   rule.window = own.window;
-  rule.scale = own.scale.value_or(effective.scale);
+  rule.scale = effective.scale_of(layer);
   rule.softcap = own.softcap.value_or(effective.softcap);
   if (!options.alibi.empty()) rule.slope = options.alibi[h];
   if (!sinks.empty()) rule.sink = sinks[h];

@@ -192,8 +192,9 @@ void exchange_set_sizes(StateArchive& archive, const EffectiveOptions& options, 
   }
 }
 
-void exchange_layer(StateArchive& archive, const Shape& shape, const EffectiveOptions& options,
-                    std::int64_t tokens, std::int64_t layer, LayerStorage& storage) {
+void exchange_layer(StateArchive& archive, const EffectiveOptions& options, std::int64_t tokens,
+                    std::int64_t layer, LayerStorage& storage) {
+  const Shape& shape = storage.shape();
   const std::string number = std::to_string(layer);
   if (options.kv_owner == KvOwner::session) {
     exchange_rows(archive, "key." + number, storage.keys(), shape, tokens, shape.d_head);

@@ -27,7 +27,7 @@ void exchange_set_sizes(StateArchive& archive, const EffectiveOptions& options, 
                         std::span<LayerStorage> layers);
 
 /// The rows of a layer, unless the caller keeps them, and with rule h2o its scores and sets, which are checked (MEM-4).
-void exchange_layer(StateArchive& archive, const Shape& shape, const EffectiveOptions& options,
-                    std::int64_t tokens, std::int64_t layer, LayerStorage& storage);
+void exchange_layer(StateArchive& archive, const EffectiveOptions& options, std::int64_t tokens,
+                    std::int64_t layer, LayerStorage& storage);
 
 }  // namespace headwater::reference

@@ -269,8 +269,8 @@ void ask_to_stop(const LayerStep& step) {
                                           " was interrupted; allowed: abort() or reset()");
 }
 
-void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,
-                const Rows& v) {
+void store_rows(LayerStorage& storage, std::int64_t base, std::int64_t n, const Rows& k, const Rows& v) {
+  const Shape& shape = storage.shape();
   std::vector<double> key(static_cast<std::size_t>(shape.d_head));
   std::vector<double> value(static_cast<std::size_t>(shape.d_value));
   for (std::int64_t t = 0; t < n; ++t) {

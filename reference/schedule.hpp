@@ -13,7 +13,7 @@ namespace headwater::reference {
 
 /// One layer of one step. The rows of k and v are stored already.
 struct LayerStep {
-  const Shape& shape;
+  const Shape& shape;  ///< of the layer
   const Options& options;
   const EffectiveOptions& effective;
   const Observer& observer;
@@ -31,8 +31,7 @@ struct LayerStep {
 void ask_to_stop(const LayerStep& step);
 
 /// STATE-6: rounds the rows of n new tokens once and stores them at positions base, base + 1, ...
-void store_rows(LayerStorage& storage, const Shape& shape, std::int64_t base, std::int64_t n, const Rows& k,
-                const Rows& v);
+void store_rows(LayerStorage& storage, std::int64_t base, std::int64_t n, const Rows& k, const Rows& v);
 
 /// SCHED-1: the intra pass of all chunks, then chunk after chunk the rest.
 void attend_layer_major(LayerStep& step, std::span<const Chunk> chunks);

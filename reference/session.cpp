@@ -41,7 +41,9 @@ void copy_stored_row(const Rows& rows, std::int64_t head, std::int64_t position,
 ReferenceSession::ReferenceSession(const Shape& shape, const Options& options)
     : shape_(shape), options_(options), effective_(resolve(shape, options)), history_(effective_) {
   layers_.reserve(static_cast<std::size_t>(shape.n_layer));
-  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) layers_.emplace_back(shape, effective_);
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    layers_.emplace_back(effective_.shape_of(shape, layer), effective_);
+  }
   attended_.assign(layers_.size(), false);
   checkpoints_.resize(layers_.size());
 }
@@ -94,8 +96,9 @@ void ReferenceSession::check_call(const SequenceCall& call) const {
   require_usable();
   if (progress_ != Progress::open) wrong_state("attend() without an open step: begin() must come first");
   require_index("layer", call.layer, shape_.n_layer);
+  const Shape& shape = layers_[static_cast<std::size_t>(call.layer)].shape();
   const bool rows_alone = call.rows_alone() && history_.turn().mode == ChunkMode::decode;  // DEC-2
-  if (!rows_alone) check_rows("q", call.q, step_tokens_, shape_.n_head, shape_.d_head);
+  if (!rows_alone) check_rows("q", call.q, step_tokens_, shape.n_head, shape.d_head);
   const bool of_caller = effective_.kv_owner == KvOwner::caller;
   if (of_caller != (call.stored != nullptr)) {
     reject("kv_owner", of_caller ? "1 (caller)" : "0 (session)",
@@ -104,17 +107,17 @@ void ReferenceSession::check_call(const SequenceCall& call) const {
   }
   if (of_caller) {
     try {
-      check_stored_rows(*call.stored, shape_, tokens_ + step_tokens_);
+      check_stored_rows(*call.stored, shape, tokens_ + step_tokens_);
     } catch (const std::bad_alloc&) {
       out_of_memory("attend_stored()");
     }
   } else {
-    check_rows("k", call.k, step_tokens_, shape_.n_head_kv, shape_.d_head);
-    check_rows("v", call.v, step_tokens_, shape_.n_head_kv, shape_.d_value);
+    check_rows("k", call.k, step_tokens_, shape.n_head_kv, shape.d_head);
+    check_rows("v", call.v, step_tokens_, shape.n_head_kv, shape.d_value);
   }
-  if (!rows_alone) check_rows("out", read_only(call.out), step_tokens_, shape_.n_head, shape_.d_value);
+  if (!rows_alone) check_rows("out", read_only(call.out), step_tokens_, shape.n_head, shape.d_value);
   if (call.lse.data != nullptr && !rows_alone) {
-    check_rows("lse", read_only(as_rows(call.lse)), step_tokens_, shape_.n_head, 1);
+    check_rows("lse", read_only(as_rows(call.lse)), step_tokens_, shape.n_head, 1);
   }
   if (attended_[static_cast<std::size_t>(call.layer)]) {
     wrong_state("attend() of layer " + std::to_string(call.layer) +
@@ -125,11 +128,11 @@ void ReferenceSession::check_call(const SequenceCall& call) const {
 void ReferenceSession::store(const SequenceCall& call) {
   LayerStorage& storage = layers_[static_cast<std::size_t>(call.layer)];
   if (!call.stored) {
-    store_rows(storage, shape_, tokens_, step_tokens_, call.k, call.v);
+    store_rows(storage, tokens_, step_tokens_, call.k, call.v);
     return;
   }
   for (std::int64_t position = 0; position < tokens_ + step_tokens_; ++position) {
-    store_rows(storage, shape_, position, 1, key_rows(*call.stored, shape_.kv_type, position),
+    store_rows(storage, position, 1, key_rows(*call.stored, shape_.kv_type, position),
                value_rows(*call.stored, shape_.kv_type, position));
   }
 }
@@ -146,8 +149,8 @@ void ReferenceSession::run(const SequenceCall& call) {
   try {
     LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
     std::vector<Checkpoint>& checkpoints = checkpoints_[static_cast<std::size_t>(layer)];
-    LayerStep step{shape_,      options_, effective_, observer_, interrupt_, storage,
-                   checkpoints, layer,    tokens_,    call.q,    call.out,   call.lse};
+    LayerStep step{storage.shape(), options_, effective_, observer_, interrupt_, storage,
+                   checkpoints,     layer,    tokens_,    call.q,    call.out,   call.lse};
     ask_to_stop(step);
     store(call);
     attended_[static_cast<std::size_t>(layer)] = true;
@@ -253,8 +256,7 @@ std::unique_ptr<Session> ReferenceSession::fork() {
     auto other = std::make_unique<ReferenceSession>(shape_, options_);
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
       const LayerStorage& storage = layers_[layer];
-      if (tokens_ > 0)
-        store_rows(other->layers_[layer], shape_, 0, tokens_, storage.keys(), storage.values());
+      if (tokens_ > 0) store_rows(other->layers_[layer], 0, tokens_, storage.keys(), storage.values());
       other->layers_[layer].restore(storage.state(tokens_), tokens_);
     }
     other->history_ = history_;
@@ -281,7 +283,7 @@ void ReferenceSession::exchange_state(StateArchive& archive) {
       exchange_set_sizes(archive, effective_, chunks(), layers_);
     }
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-      exchange_layer(archive, shape_, effective_, tokens_, static_cast<std::int64_t>(layer), layers_[layer]);
+      exchange_layer(archive, effective_, tokens_, static_cast<std::int64_t>(layer), layers_[layer]);
     }
   } catch (...) {
     if (loading) reset();
@@ -330,7 +332,8 @@ void ReferenceSession::read_key(std::int64_t layer, std::int64_t head_kv, std::i
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   require_index("position", position, stored_rows(layer));
-  copy_stored_row(layers_[static_cast<std::size_t>(layer)].keys(), head_kv, position, shape_.d_head, row);
+  const LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
+  copy_stored_row(storage.keys(), head_kv, position, storage.shape().d_head, row);
 }
 
 void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -339,7 +342,8 @@ void ReferenceSession::read_value(std::int64_t layer, std::int64_t head_kv, std:
   require_index("layer", layer, shape_.n_layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   require_index("position", position, stored_rows(layer));
-  copy_stored_row(layers_[static_cast<std::size_t>(layer)].values(), head_kv, position, shape_.d_value, row);
+  const LayerStorage& storage = layers_[static_cast<std::size_t>(layer)];
+  copy_stored_row(storage.values(), head_kv, position, storage.shape().d_value, row);
 }
 
 void ReferenceSession::set_observer(Observer observer) { observer_ = std::move(observer); }

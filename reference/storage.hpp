@@ -48,10 +48,12 @@ struct Checkpoint {
 
 [[nodiscard]] std::int64_t bytes_of(const LayerState& state);
 
-/// Everything that one layer of a session stores. The shape and the options are validated.
+/// Everything that one layer of a session stores. The shape, which is the layer's, and the options are validated.
 class LayerStorage {
  public:
   LayerStorage(const Shape& shape, const EffectiveOptions& options);
+
+  [[nodiscard]] const Shape& shape() const { return shape_; }
 
   /// STATE-6: the rows of all Hkv heads, row p is position p; rounded once when written.
   [[nodiscard]] Rows keys() const;

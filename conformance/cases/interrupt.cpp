@@ -77,8 +77,8 @@ void stopped(Context& context, const Problem& problem, bool every_question, std:
         std::vector<float> out;
         require_code(attend(*session, problem, earlier, step.n, questions, 0, &out), std::nullopt,
                      "attend()");
-        const auto wanted = plain.layers[static_cast<std::size_t>(earlier)].out.begin() +
-                            first * problem.shape.n_head * problem.shape.d_value;
+        const auto wanted =
+            plain.layers[static_cast<std::size_t>(earlier)].out.begin() + first * problem.out_row(earlier);
         if (!std::equal(out.begin(), out.end(), wanted))
           broken("outputs after a stop, " + where(earlier), problem);
       }

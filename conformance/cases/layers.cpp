@@ -23,17 +23,17 @@ std::vector<float> random_sinks(Random& random, std::int64_t heads) {
   return sinks;
 }
 
-// Every field said or not, windows from one key to more than there are.
+// Every field said or not, windows from one key to more than there are; half of the problems have layers of several widths.
 void choose_layers(Random& random, Problem& problem) {
-  problem.options.layers.clear();
-  for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
-    LayerOptions own;
+  problem.options.layers.assign(static_cast<std::size_t>(problem.shape.n_layer), {});
+  if (random.chance(0.5)) choose_widths(random, problem);
+  for (LayerOptions& own : problem.options.layers) {
     if (random.chance(0.5)) own.window = random.integer(1, problem.tokens() + 3);
     if (random.chance(0.4)) own.scale = random.pick(std::vector<double>{0.5, -0.25, 0.125, 0.0});
     if (random.chance(0.4)) own.softcap = random.pick(std::vector<double>{0.0, 3.0, 30.0});
     if (random.chance(0.4)) own.sinks = random_sinks(random, random.chance(0.2) ? 0 : problem.shape.n_head);
-    problem.options.layers.push_back(own);
   }
+  problem.fill_normal(random);  // rows of other widths than before
 }
 
 Problem random_layers(Random& random, const Engine& engine, Select rule, const Variety& variety) {
@@ -63,7 +63,7 @@ const Register kBound{{"options.layers_bound",
                        true,
                        bound}};
 
-// A layer whose scale, cap and sinks are its own has the bits of a session whose are so for all.
+// A layer whose scale, cap, sinks and widths are its own has the bits of a session where all layers have them.
 void law(Context& context) {
   require_layers(*context.engine);
   Random random(context.seed);
@@ -77,6 +77,11 @@ void law(Context& context) {
         const LayerOptions& own = problem.options.layers[layer];
         Problem alike = problem;
         alike.options.layers.clear();
+        const auto index = static_cast<std::int64_t>(layer);
+        alike.shape.d_head = problem.layer_shape(index).d_head;
+        alike.shape.d_value = problem.layer_shape(index).d_value;
+        alike.fill_normal(random);
+        alike.layers[layer] = problem.layers[layer];
         if (own.scale) alike.options.scale = own.scale;
         if (own.softcap) alike.options.softcap = *own.softcap;
         if (own.sinks) alike.options.sinks = *own.sinks;
@@ -112,7 +117,7 @@ void unread(Context& context) {
       std::fill_n(rows->values.begin(), lost, std::numeric_limits<float>::quiet_NaN());
     }
     const Trace some = run(*context.engine, spoiled);
-    const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+    const std::int64_t row = problem.out_row(0);
     if (!std::equal(clean.layers[0].out.begin() + before * row, clean.layers[0].out.end(),
                     some.layers[0].out.begin() + before * row, some.layers[0].out.end())) {
       throw Violation(
@@ -143,6 +148,38 @@ void sizes(Context& context) {
 }
 const Register kSizes{{"options.window_sizes", {"MASK-2", "DEC-1"}, "mask", Lane::shape, true, sizes}};
 
+// Layers of the widths that models have, in one session: narrower and wider than the shape's, odd multiples of what kernels
+// take, a layer with a window and a dense one among them.
+void widths(Context& context) {
+  if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
+  require_layers(*context.engine);
+  Random random(context.seed);
+  for (const Select rule : rules(*context.engine)) {
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+      Problem problem;
+      problem.shape = {.n_layer = 6, .n_head = 4, .n_head_kv = 2, .d_head = 128, .d_value = 128};
+      problem.shape.kv_type = problem.q_type = problem.k_type = problem.v_type = type;
+      problem.options.layers = {{.d_head = 64, .d_value = 64},
+                                {.d_head = 256, .d_value = 256},
+                                {},
+                                {.window = 300, .d_head = 256},
+                                {.d_head = 192},
+                                {.d_head = 80, .d_value = 96}};
+      problem.options.dense_layers = {4};
+      problem.options.select = rule;
+      problem.options.chunk = 512;
+      problem.options.local = problem.options.heavy = 128;
+      problem.options.threads = context.threads;
+      problem.steps = {Step::prefill(1700), Step::decode(1), Step::prefill(600), Step::decode(5)};
+      problem.shape.capacity = problem.tokens();
+      problem.fill_normal(random);
+      require_conforming_in_part(context, problem, {.border = 32});
+    }
+  }
+}
+const Register kWidths{
+    {"options.layer_widths", {"LAYER-1", "LOGIT-1", "SEL-3"}, "logits", Lane::shape, true, widths}};
+
 void refusals(Context& context) {
   require_layers(*context.engine);
   const Shape shape{.n_layer = 3, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 16};
@@ -163,6 +200,10 @@ void refusals(Context& context) {
     refuse(last({.softcap = value}), "layers[2].softcap", text);
   }
   refuse(last({.softcap = -1.0}), "layers[2].softcap", "-1");
+  for (const auto& [value, text] : {std::pair{-1, "-1"}, std::pair{65537, "65537"}}) {
+    refuse(last({.d_head = value}), "layers[2].d_head", text);
+    refuse(last({.d_value = value}), "layers[2].d_value", text);
+  }
   refuse(last({.sinks = std::vector<float>(3)}), "layers[2].sinks", "3");
   refuse(last({.sinks = std::vector<float>{0.0f, std::nanf("")}}), "layers[2].sinks[1]", "nan");
   Options most;

@@ -118,7 +118,8 @@ std::vector<std::vector<float>> stored_step(Random& random, Session& session, co
     const Placed k(placement, place(input.k), 0, std::ssize(table) * page_rows);
     const Placed v(placement, place(input.v), 0, std::ssize(table) * page_rows);
     const Placed q(Placement::token_major, input.q, first, step.n);
-    Placed out(Placement::token_major, problem.out_type, step.n, shape.n_head, shape.d_value);
+    Placed out(Placement::token_major, problem.out_type, step.n, shape.n_head,
+               problem.layer_shape(layer).d_value);
     StoredRows rows;
     rows.keys = k.rows().data, rows.values = v.rows().data;
     rows.rows = tokens;
@@ -164,8 +165,8 @@ void stored_rows(Context& context) {
       for (const Step& step : problem.steps) {
         const std::int64_t first = session->tokens();
         const auto outs = stored_step(random, *session, problem, step);
-        const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
         for (std::size_t layer = 0; layer < outs.size(); ++layer) {
+          const std::int64_t row = problem.out_row(static_cast<std::int64_t>(layer));
           if (std::equal(outs[layer].begin(), outs[layer].end(),
                          wanted.layers[layer].out.begin() + first * row))
             continue;
@@ -217,11 +218,11 @@ void require_rows_alone(Random& random, const Engine& engine, Problem problem, s
 
   problem.options.kv_owner = KvOwner::caller;
   const std::unique_ptr<Session> stored = engine.open(problem.shape, problem.options);
-  const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
   for (std::size_t s = 0; s < end; ++s) {
     const std::int64_t first = stored->tokens();
     const auto outs = stored_step(random, *stored, problem, problem.steps[s], s != at);
     for (std::size_t layer = 0; layer < outs.size(); ++layer) {
+      const std::int64_t row = problem.out_row(static_cast<std::int64_t>(layer));
       if (std::equal(outs[layer].begin(), outs[layer].end(), wanted.layers[layer].out.begin() + first * row))
         continue;
       throw Violation(
@@ -246,7 +247,8 @@ void rows_alone(Context& context) {
       const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
       const Tensor& k = problem.layers[0].k;
       const Placed rows(Placement::token_major, k, 0, 1);
-      Placed out(Placement::token_major, problem.out_type, 1, problem.shape.n_head, problem.shape.d_value);
+      Placed out(Placement::token_major, problem.out_type, 1, problem.shape.n_head,
+                 problem.layer_shape(0).d_value);
       const auto refused = [&](const Rows& q, const MutableRows& to, const char* what) {
         require_code(code_of([&] { session->attend(0, q, rows.rows(), rows.rows(), to); }),
                      ErrorCode::invalid_argument, what);
@@ -354,7 +356,8 @@ void attend_layer_together(const std::vector<Sequence>& sequences, std::int64_t 
     call.layer = layer;
     call.q = rows(input.q), call.k = rows(input.k), call.v = rows(input.v);
     placed.push_back(std::make_unique<Placed>(Placement::token_major, one.problem->out_type, one.step.n,
-                                              one.problem->shape.n_head, one.problem->shape.d_value));
+                                              one.problem->shape.n_head,
+                                              one.problem->layer_shape(layer).d_value));
     outs.push_back(placed.back().get());
     call.out = outs.back()->mutable_rows();
     calls.push_back(call);
@@ -370,7 +373,7 @@ void attend_layer_together(const std::vector<Sequence>& sequences, std::int64_t 
   for (std::size_t i = 0; i < called.size(); ++i) {
     const Sequence& one = *called[i];
     const std::vector<float> out = outs[i]->take();
-    const std::int64_t row = one.problem->shape.n_head * one.problem->shape.d_value;
+    const std::int64_t row = one.problem->out_row(layer);
     const auto from =
         one.wanted->layers[static_cast<std::size_t>(layer)].out.begin() + one.session->tokens() * row;
     if (std::equal(out.begin(), out.end(), from)) continue;

@@ -91,7 +91,7 @@ void every_length(Context& context) {
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
     for (const std::int64_t kept : {0, 1, 2, 5}) {
-      for (int round = 0; round < context.rounds(6); ++round) {
+      for (int round = 0; round < context.rounds(10); ++round) {
         Problem problem = session_problem(random, engine, rule,
                                           {.max_chunk = 8, .max_tokens = 40, .max_layers = 3, .wide = false});
         problem.options.checkpoints = kept;
@@ -211,7 +211,7 @@ void open_step(Context& context) {
           const std::vector<float> out = attend_layer(*session, problem, layer, problem.steps[s].n);
           refuse("after a layer");
           const LayerTrace& wanted = plain.layers[static_cast<std::size_t>(layer)];
-          const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+          const std::int64_t row = problem.out_row(layer);
           if (!std::equal(out.begin(), out.end(), wanted.out.begin() + first * row))
             throw Violation("a refused truncate() changed outputs; " + problem.describe());
         }

@@ -69,7 +69,7 @@ void unclaimed(Context& context) {
         const std::vector<float> out = attend_layer(*session, problem, layer, step.n);
         refuse_all();
         const LayerTrace& wanted = plain.layers[static_cast<std::size_t>(layer)];
-        const std::int64_t row = problem.shape.n_head * problem.shape.d_value;
+        const std::int64_t row = problem.out_row(layer);
         if (!std::equal(out.begin(), out.end(), wanted.out.begin() + first * row, wanted.out.end()))
           throw Violation("calls that are not claimed changed outputs; " + problem.describe());
       }

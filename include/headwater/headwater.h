@@ -140,6 +140,8 @@ typedef struct headwater_layer_options {
   double scale;       /* LOGIT-1; NaN: the session's */
   double softcap;     /* LOGIT-2; NaN: the session's */
   const float* sinks; /* LOGIT-4: n_head logits, each finite or -inf (none); NULL: the session's */
+  int64_t d_head;     /* width of a query or key row, 1 .. 65536; 0: the shape's */
+  int64_t d_value;    /* width of a value row, 1 .. 65536; 0: the shape's */
 } headwater_layer_options;
 
 /* Options of a session. Always fill them with headwater_options_init() first. */

@@ -48,7 +48,19 @@ struct LayerOptions {
   std::optional<double> scale{};              ///< LOGIT-1
   std::optional<double> softcap{};            ///< LOGIT-2
   std::optional<std::vector<float>> sinks{};  ///< LOGIT-4; as Options::sinks, empty: the layer has none
+  std::int64_t d_head = 0;                    ///< width of a query or key row, 1 .. 65536; 0: the shape's
+  std::int64_t d_value = 0;                   ///< width of a value row, 1 .. 65536; 0: the shape's
 };
+
+/// The shape of one layer: the session's, with the layer's own widths. `layers`: of options, or effective ones.
+[[nodiscard]] inline Shape shape_of_layer(Shape shape, const std::vector<LayerOptions>& layers,
+                                          std::int64_t layer) {
+  if (layers.empty()) return shape;
+  const LayerOptions& own = layers[static_cast<std::size_t>(layer)];
+  if (own.d_head > 0) shape.d_head = own.d_head;
+  if (own.d_value > 0) shape.d_value = own.d_value;
+  return shape;
+}
 
 /// Memory of the rows that are given to attend().
 enum class RowMemory : std::uint8_t {
@@ -150,8 +162,8 @@ struct EffectiveOptions {
   std::int64_t pinned = 0;
   std::int64_t dense_below = 0;
   std::vector<std::int64_t> dense_layers;
-  std::vector<LayerOptions> layers;
-  std::int64_t checkpoints = 0;  ///< 0 unless the session is sparse by rule h2o
+  std::vector<LayerOptions> layers;  ///< scale is said where it follows from the layer's own d_head (LOGIT-1)
+  std::int64_t checkpoints = 0;      ///< 0 unless the session is sparse by rule h2o
   KvOwner kv_owner = KvOwner::session;
   std::int64_t page = 0;
   double scale = 0.0;
@@ -171,6 +183,10 @@ struct EffectiveOptions {
   }
   [[nodiscard]] double softcap_of(std::int64_t layer) const {
     return layers.empty() ? softcap : layers[static_cast<std::size_t>(layer)].softcap.value_or(softcap);
+  }
+  /// Sizes of the layer, of a session of this shape.
+  [[nodiscard]] Shape shape_of(const Shape& shape, std::int64_t layer) const {
+    return shape_of_layer(shape, layers, layer);
   }
   /// Whether the layer's prefill is never sparse (STATE-7, MASK-2).
   [[nodiscard]] bool dense_layer(std::int64_t layer) const {

@@ -9,16 +9,17 @@
 
 namespace headwater::core {
 
-BlockSummaries::BlockSummaries(const Shape& shape, std::int64_t key_block, std::int64_t page)
-    : heads_(shape.n_head_kv),
-      key_block_(key_block),
-      width_((2 * shape.d_head + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple),
-      d_(shape.d_head),
-      type_(shape.kv_type == DType::f32 ? DType::f32 : DType::bf16),
-      summaries_(checked_product(shape.n_layer, heads_), shape.capacity / key_block, row_bytes(), page,
-                 kReadableRows),
-      regions_(checked_product(shape.n_layer, heads_), shape.capacity / key_block / kRegionBlocks,
-               row_bytes(), page, kReadableRows) {}
+BlockSummaries::BlockSummaries(const Shape& shape, const EffectiveOptions& options)
+    : key_block_(options.key_block), type_(shape.kv_type == DType::f32 ? DType::f32 : DType::bf16) {
+  std::vector<std::int64_t> row_bytes;
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    d_.push_back(options.shape_of(shape, layer).d_head);
+    row_bytes.push_back(width(layer) * static_cast<std::int64_t>(dtype_size(type_)));
+  }
+  const std::int64_t blocks = shape.capacity / key_block_;
+  summaries_ = LayerRows(row_bytes, shape.n_head_kv, blocks, options.page, kReadableRows);
+  regions_ = LayerRows(row_bytes, shape.n_head_kv, blocks / kRegionBlocks, options.page, kReadableRows);
+}
 
 void BlockSummaries::reserve(std::int64_t begin, std::int64_t end) {
   const std::int64_t region = key_block_ * kRegionBlocks;
@@ -28,8 +29,8 @@ void BlockSummaries::reserve(std::int64_t begin, std::int64_t end) {
 
 void BlockSummaries::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
   const std::int64_t region = key_block_ * kRegionBlocks;
-  summaries_.make_room(layer * heads_, (layer + 1) * heads_, begin / key_block_, end / key_block_);
-  regions_.make_room(layer * heads_, (layer + 1) * heads_, begin / region, end / region);
+  summaries_.make_room(layer, begin / key_block_, end / key_block_);
+  regions_.make_room(layer, begin / region, end / region);
 }
 
 void BlockSummaries::clear() {
@@ -51,9 +52,9 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
   float keys[kMostKeys][kPiece];
   const auto key_element = static_cast<std::int64_t>(dtype_size(kv.type()));
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
-  const std::int64_t d = kv.d_head();
+  const std::int64_t d = kv.d_head(layer);
   const std::int64_t position = block * key_block_;
-  unsigned char* row = summaries_.row(run(layer, head), block);
+  unsigned char* row = summaries_.row(layer, head, block);
   const auto count = static_cast<float>(key_block_);
   for (std::int64_t first = 0; first < d; first += kPiece) {
     const std::int64_t n = std::min(kPiece, d - first);
@@ -76,23 +77,24 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
     narrow(mean, n, type_, row + first * element);
     narrow(variance, n, type_, row + (d + first) * element);
   }
-  std::memset(row + 2 * d * element, 0, static_cast<std::size_t>((width_ - 2 * d) * element));
+  std::memset(row + 2 * d * element, 0, static_cast<std::size_t>((width(layer) - 2 * d) * element));
 }
 
 void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::int64_t region) {
   constexpr std::int64_t kPiece = 64;  // columns at a time
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
-  unsigned char* row = regions_.row(run(layer, head), region);
-  for (std::int64_t first = 0; first < d_; first += kPiece) {
-    const std::int64_t n = std::min(kPiece, d_ - first);
+  const std::int64_t d = d_[static_cast<std::size_t>(layer)];
+  unsigned char* row = regions_.row(layer, head, region);
+  for (std::int64_t first = 0; first < d; first += kPiece) {
+    const std::int64_t n = std::min(kPiece, d - first);
     float means[kRegionBlocks][kPiece];
     float variances[kPiece];
     float mean[kPiece] = {};
     float variance[kPiece] = {};
     for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
-      const unsigned char* summary = summaries_.row(run(layer, head), region * kRegionBlocks + block);
+      const unsigned char* summary = summaries_.row(layer, head, region * kRegionBlocks + block);
       widen(summary + first * element, type_, n, means[block]);
-      widen(summary + (d_ + first) * element, type_, n, variances);
+      widen(summary + (d + first) * element, type_, n, variances);
       for (std::int64_t x = 0; x < n; ++x) mean[x] += means[block][x];
       for (std::int64_t x = 0; x < n; ++x) variance[x] += variances[x];
     }
@@ -105,9 +107,9 @@ void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::in
     }
     for (std::int64_t x = 0; x < n; ++x) variance[x] /= kRegionBlocks;
     narrow(mean, n, type_, row + first * element);
-    narrow(variance, n, type_, row + (d_ + first) * element);
+    narrow(variance, n, type_, row + (d + first) * element);
   }
-  std::memset(row + 2 * d_ * element, 0, static_cast<std::size_t>((width_ - 2 * d_) * element));
+  std::memset(row + 2 * d * element, 0, static_cast<std::size_t>((width(layer) - 2 * d) * element));
 }
 
 }  // namespace headwater::core

@@ -1,14 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/kv_store.hpp"
-#include "core/paged_rows.hpp"
+#include "core/layer_rows.hpp"
 #include "headwater/options.hpp"
 
 namespace headwater::core {
 
-/// Mean and variance of every whole key block of all layers (SEL-3): summary[layer][head][block][width()], the d means,
+/// Mean and variance of every whole key block of all layers (SEL-3): summary[layer][head][block][width(layer)], the d means,
 /// then the d variances, then zeros; and the same of every whole region of kRegionBlocks blocks. Floats, or BF16 where the
 /// KV type has 16 bits.
 class BlockSummaries {
@@ -21,8 +22,8 @@ class BlockSummaries {
   static constexpr std::int64_t kWidthMultiple = 32;
 
   BlockSummaries() = default;
-  /// Takes no pages. `page`: rows of a page.
-  BlockSummaries(const Shape& shape, std::int64_t key_block, std::int64_t page);
+  /// Takes no pages, of which each has as many rows as one of the session's.
+  BlockSummaries(const Shape& shape, const EffectiveOptions& options);
 
   /// Tokens [begin, end) are about to be summarised, those before `begin` are: takes pages. std::bad_alloc: as before.
   void reserve(std::int64_t begin, std::int64_t end);
@@ -39,14 +40,17 @@ class BlockSummaries {
   /// Summarises one region, whose blocks are summarised, from their stored summaries.
   void write_region(std::int64_t layer, std::int64_t head, std::int64_t region);
 
-  /// Summaries of blocks and of regions, in the run of a layer and head.
-  [[nodiscard]] const PagedRows& blocks() const { return summaries_; }
-  [[nodiscard]] const PagedRows& regions() const { return regions_; }
-  [[nodiscard]] std::int64_t run(std::int64_t layer, std::int64_t head) const {
-    return layer * heads_ + head;
+  [[nodiscard]] const LayerRows& blocks() const { return summaries_; }
+  [[nodiscard]] const LayerRows& regions() const { return regions_; }
+  [[nodiscard]] bool empty() const { return d_.empty(); }
+  /// Elements of a row of keys of d elements.
+  [[nodiscard]] static std::int64_t width_of(std::int64_t d) {
+    return (2 * d + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple;
   }
-  /// Elements of a row; 0 where there are no summaries.
-  [[nodiscard]] std::int64_t width() const { return width_; }
+  /// Elements of a layer's row.
+  [[nodiscard]] std::int64_t width(std::int64_t layer) const {
+    return width_of(d_[static_cast<std::size_t>(layer)]);
+  }
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] std::int64_t key_block() const { return key_block_; }
   [[nodiscard]] std::int64_t bytes() const { return summaries_.bytes() + regions_.bytes(); }
@@ -56,17 +60,11 @@ class BlockSummaries {
   }
 
  private:
-  [[nodiscard]] std::int64_t row_bytes() const {
-    return width_ * static_cast<std::int64_t>(dtype_size(type_));
-  }
-
-  std::int64_t heads_ = 0;
   std::int64_t key_block_ = 1;
-  std::int64_t width_ = 0;
-  std::int64_t d_ = 0;
+  std::vector<std::int64_t> d_;  // of each layer
   DType type_ = DType::f32;
-  PagedRows summaries_;  // runs: [layer][head]
-  PagedRows regions_;
+  LayerRows summaries_;
+  LayerRows regions_;
 };
 
 }  // namespace headwater::core

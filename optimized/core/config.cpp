@@ -119,6 +119,8 @@ void validate(const Shape& shape, const Options& options) {
     const LayerOptions& layer = options.layers[l];
     const std::string of = "layers[" + std::to_string(l) + "].";
     require_range((of + "window").c_str(), layer.window, 0, kMaxPosition);
+    require_range((of + "d_head").c_str(), layer.d_head, 0, kMaxExtent);
+    require_range((of + "d_value").c_str(), layer.d_value, 0, kMaxExtent);
     logits(of, layer.scale, layer.softcap.value_or(0));
     if (layer.sinks) per_head(of + "sinks", *layer.sinks, true);
   }
@@ -210,6 +212,11 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
   effective.layers = options.layers;
+  for (LayerOptions& own : effective.layers) {  // LOGIT-1
+    if (own.d_head == 0 || own.scale || options.scale) continue;
+    const bool of_shape = HEADWATER_SABOTAGE("core.config.scale_of_the_shape_in_every_layer");
+    own.scale = 1.0 / std::sqrt(static_cast<double>(of_shape ? shape.d_head : own.d_head));
+  }
   if (HEADWATER_SABOTAGE("core.config.dense_layers_in_8_bits")) {
     for (std::int64_t& layer : effective.dense_layers) layer &= 0xFF;
   }

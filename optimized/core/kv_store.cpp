@@ -11,17 +11,20 @@
 
 namespace headwater::core {
 
-KvStore::KvStore(const Shape& shape, std::int64_t page, KvOwner owner)
-    : owner_(owner),
-      heads_(shape.n_head_kv),
-      d_head_(shape.d_head),
-      d_value_(shape.d_value),
-      type_(shape.kv_type) {
-  if (owner == KvOwner::caller) return;
-  const std::int64_t runs = checked_product(shape.n_layer, shape.n_head_kv);
+KvStore::KvStore(const Shape& shape, const EffectiveOptions& options)
+    : owner_(options.kv_owner), heads_(shape.n_head_kv), type_(shape.kv_type) {
+  std::vector<std::int64_t> key_bytes;
+  std::vector<std::int64_t> value_bytes;
   const auto element = static_cast<std::int64_t>(dtype_size(shape.kv_type));
-  keys_ = PagedRows(runs, shape.capacity, d_head_ * element, page, kReadableRows);
-  values_ = PagedRows(runs, shape.capacity, d_value_ * element, page, kReadableRows);
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const Shape own = options.shape_of(shape, layer);
+    widths_.push_back({own.d_head, own.d_value});
+    key_bytes.push_back(own.d_head * element);
+    value_bytes.push_back(own.d_value * element);
+  }
+  if (owner_ == KvOwner::caller) return;
+  keys_ = LayerRows(key_bytes, heads_, shape.capacity, options.page, kReadableRows);
+  values_ = LayerRows(value_bytes, heads_, shape.capacity, options.page, kReadableRows);
 }
 
 void KvStore::reserve(std::int64_t begin, std::int64_t end) {
@@ -31,8 +34,8 @@ void KvStore::reserve(std::int64_t begin, std::int64_t end) {
 }
 
 void KvStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
-  keys_.make_room(layer * heads_, (layer + 1) * heads_, begin, end);
-  values_.make_room(layer * heads_, (layer + 1) * heads_, begin, end);
+  keys_.make_room(layer, begin, end);
+  values_.make_room(layer, begin, end);
 }
 
 void KvStore::clear() {
@@ -52,9 +55,9 @@ void KvStore::write(std::int64_t layer, std::int64_t head, std::int64_t position
   if (HEADWATER_SABOTAGE("core.kv.one_layer_for_all")) layer = 0;
   if (HEADWATER_SABOTAGE("core.kv.position_in_16_bits")) position &= 0xFFFF;
   const std::int64_t value_head = HEADWATER_SABOTAGE("core.kv.value_head_zero") ? 0 : head;
-  const std::int64_t run = layer * heads_ + head;
-  convert_row(row_address(k, row, head), k.type, d_head_, keys_.row(run, position), type_);
-  convert_row(row_address(v, row, value_head), v.type, d_value_, values_.row(run, position), type_);
+  convert_row(row_address(k, row, head), k.type, d_head(layer), keys_.row(layer, head, position), type_);
+  convert_row(row_address(v, row, value_head), v.type, d_value(layer), values_.row(layer, head, position),
+              type_);
 }
 
 void KvStore::exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens) {
@@ -63,20 +66,20 @@ void KvStore::exchange(StateArchive& archive, std::int64_t layer, std::int64_t t
   const auto element = type_ == DType::f32   ? StateArchive::Element::f32
                        : type_ == DType::f16 ? StateArchive::Element::f16
                                              : StateArchive::Element::bf16;
-  const auto rows = [&](const char* name, PagedRows& from, std::int64_t width) {
+  const auto rows = [&](const char* name, LayerRows& from, std::int64_t width) {
     std::vector<StateArchive::Piece> pieces;
-    for (std::int64_t run = layer * heads_; run < (layer + 1) * heads_; ++run) {
+    for (std::int64_t head = 0; head < heads_; ++head) {
       for (std::int64_t at = 0; at < tokens;) {
-        const std::int64_t some = from.together(at, tokens - at);
-        pieces.push_back({from.row(run, at), some * from.row_bytes()});
+        const std::int64_t some = from.together(layer, at, tokens - at);
+        pieces.push_back({from.row(layer, head, at), some * from.row_bytes(layer)});
         at += some;
       }
     }
     const std::int64_t dims[] = {heads_, tokens, width};
     archive.array(name + std::to_string(layer), element, dims, pieces);
   };
-  rows("key.", keys_, d_head_);
-  rows("value.", values_, d_value_);
+  rows("key.", keys_, d_head(layer));
+  rows("value.", values_, d_value(layer));
 }
 
 const void* row_address(const Rows& rows, std::int64_t row, std::int64_t head) {

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
-#include "core/paged_rows.hpp"
+#include "core/layer_rows.hpp"
 #include "headwater/session.hpp"
 #include "headwater/state.hpp"
 
@@ -17,8 +18,8 @@ class KvStore {
   static constexpr std::int64_t kReadableRows = 32;
 
   KvStore() = default;
-  /// Takes no pages. `page`: tokens of a page.
-  KvStore(const Shape& shape, std::int64_t page, KvOwner owner);
+  /// Takes no pages.
+  KvStore(const Shape& shape, const EffectiveOptions& options);
 
   /// Positions [begin, end) are about to be stored, those before `begin` are: takes pages. std::bad_alloc: as before.
   void reserve(std::int64_t begin, std::int64_t end);
@@ -40,30 +41,31 @@ class KvStore {
 
   /// First byte of the key row at a position, or of the value row.
   [[nodiscard]] const void* key(std::int64_t layer, std::int64_t head, std::int64_t position) const {
-    if (owner_ == KvOwner::session) return keys_.row(layer * heads_ + head, position);
+    if (owner_ == KvOwner::session) return keys_.row(layer, head, position);
     return viewed(view_->keys, head * view_->key_head_stride, position, view_->key_row_stride,
                   view_->key_page_stride);
   }
   [[nodiscard]] const void* value(std::int64_t layer, std::int64_t head, std::int64_t position) const {
-    if (owner_ == KvOwner::session) return values_.row(layer * heads_ + head, position);
+    if (owner_ == KvOwner::session) return values_.row(layer, head, position);
     return viewed(view_->values, head * view_->value_head_stride, position, view_->value_row_stride,
                   view_->value_page_stride);
   }
   /// How many of the n key rows from a position follow each other without gaps, or value rows: 1 .. n.
-  [[nodiscard]] std::int64_t keys_together(std::int64_t position, std::int64_t n) const {
-    if (owner_ == KvOwner::session) return keys_.together(position, n);
-    return view_->key_row_stride == d_head_ ? in_page(position, n) : 1;
+  [[nodiscard]] std::int64_t keys_together(std::int64_t layer, std::int64_t position, std::int64_t n) const {
+    if (owner_ == KvOwner::session) return keys_.together(layer, position, n);
+    return view_->key_row_stride == d_head(layer) ? in_page(position, n) : 1;
   }
-  [[nodiscard]] std::int64_t values_together(std::int64_t position, std::int64_t n) const {
-    if (owner_ == KvOwner::session) return values_.together(position, n);
-    return view_->value_row_stride == d_value_ ? in_page(position, n) : 1;
+  [[nodiscard]] std::int64_t values_together(std::int64_t layer, std::int64_t position,
+                                             std::int64_t n) const {
+    if (owner_ == KvOwner::session) return values_.together(layer, position, n);
+    return view_->value_row_stride == d_value(layer) ? in_page(position, n) : 1;
   }
   /// Calls body(first byte, index of the first, number) for runs of the n key rows from a position that lie together.
   template <class Body>
   void for_keys(std::int64_t layer, std::int64_t head, std::int64_t position, std::int64_t n,
                 const Body& body) const {
     for (std::int64_t done = 0; done < n;) {
-      const std::int64_t some = keys_together(position + done, n - done);
+      const std::int64_t some = keys_together(layer, position + done, n - done);
       body(key(layer, head, position + done), done, some);
       done += some;
     }
@@ -72,7 +74,7 @@ class KvStore {
   void for_values(std::int64_t layer, std::int64_t head, std::int64_t position, std::int64_t n,
                   const Body& body) const {
     for (std::int64_t done = 0; done < n;) {
-      const std::int64_t some = values_together(position + done, n - done);
+      const std::int64_t some = values_together(layer, position + done, n - done);
       body(value(layer, head, position + done), done, some);
       done += some;
     }
@@ -80,8 +82,13 @@ class KvStore {
 
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] KvOwner owner() const { return owner_; }
-  [[nodiscard]] std::int64_t d_head() const { return d_head_; }
-  [[nodiscard]] std::int64_t d_value() const { return d_value_; }
+  /// Widths of a layer's rows.
+  [[nodiscard]] std::int64_t d_head(std::int64_t layer) const {
+    return widths_[static_cast<std::size_t>(layer)].key;
+  }
+  [[nodiscard]] std::int64_t d_value(std::int64_t layer) const {
+    return widths_[static_cast<std::size_t>(layer)].value;
+  }
   /// Of the pages.
   [[nodiscard]] std::int64_t bytes() const { return keys_.bytes() + values_.bytes(); }
   /// Once all positions are stored (PagedRows::bytes_when_full).
@@ -104,13 +111,17 @@ class KvStore {
     return view_->table ? std::min(n, view_->page_rows - position % view_->page_rows) : n;
   }
 
+  struct Widths {
+    std::int64_t key;
+    std::int64_t value;
+  };
+
   KvOwner owner_ = KvOwner::session;
   std::int64_t heads_ = 0;
-  std::int64_t d_head_ = 0;
-  std::int64_t d_value_ = 0;
   DType type_ = DType::f32;
-  PagedRows keys_;  // runs: [layer][head]
-  PagedRows values_;
+  std::vector<Widths> widths_;  // of each layer
+  LayerRows keys_;
+  LayerRows values_;
   const StoredRows* view_ = nullptr;
 };
 

@@ -33,8 +33,13 @@ void require_view(const char* field, const void* data, DType type) {
 }
 
 /// The shape, where 64 bits count the bytes of all its keys and values. Else std::bad_alloc, before any memory is taken.
-const Shape& countable(const Shape& shape) {
-  (void)checked_product(shape.n_layer, shape.n_head_kv, shape.capacity, shape.d_head + shape.d_value,
+const Shape& countable(const Shape& shape, const EffectiveOptions& options) {
+  std::int64_t widths = 0;
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const Shape own = options.shape_of(shape, layer);
+    widths += own.d_head + own.d_value;
+  }
+  (void)checked_product(widths, shape.n_head_kv, shape.capacity,
                         static_cast<std::int64_t>(dtype_size(shape.kv_type)));
   return shape;
 }
@@ -43,7 +48,7 @@ const Shape& countable(const Shape& shape) {
 
 SessionBase::SessionBase(const Shape& shape, EffectiveOptions options, bool undoes)
     : memory_(Memory::current()),
-      shape_(countable(shape)),
+      shape_(countable(shape, options)),
       options_(std::move(options)),
       undoes_(undoes),
       machine_(shape_, options_, undoes) {}
@@ -170,8 +175,7 @@ void SessionBase::require_exchange(bool loading) const {
 
 void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }
 
-void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
-                              std::int64_t row_size, std::int64_t width) const {
+void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position) const {
   if (options_.kv_owner == KvOwner::caller) refuse("reading rows that the caller keeps");
   require_layer(layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
@@ -179,10 +183,12 @@ void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int
   const bool attended = machine_.open() && (machine_.attended(layer) ||
                                             HEADWATER_SABOTAGE("core.state.rows_before_their_layer"));
   require_index("position", position, machine_.tokens() + (attended ? machine_.step_tokens() : 0));
-  if (row_size < width) {
-    throw Error(ErrorCode::invalid_argument, "row has " + std::to_string(row_size) +
-                                                 " elements; allowed: at least " + std::to_string(width));
-  }
+}
+
+void SessionBase::require_width(std::int64_t row_size, std::int64_t width) {
+  if (row_size >= width) return;
+  throw Error(ErrorCode::invalid_argument, "row has " + std::to_string(row_size) +
+                                               " elements; allowed: at least " + std::to_string(width));
 }
 
 }  // namespace headwater::core

@@ -86,9 +86,9 @@ class SessionBase : public Session {
   }
 
   void require_layer(std::int64_t layer) const;
-  /// For read_key and read_value: indices in range and the row at least `width` wide.
-  void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position, std::int64_t row_size,
-                   std::int64_t width) const;
+  /// For read_key and read_value: the session keeps rows, and this one is stored; then the row given is wide enough.
+  void require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position) const;
+  static void require_width(std::int64_t row_size, std::int64_t width);
   /// Of the list of chunks, which belongs to the workspace.
   [[nodiscard]] std::int64_t chunk_bytes() const { return machine_.chunk_bytes(); }
   /// Empty where there is none; then nothing need be copied for it.

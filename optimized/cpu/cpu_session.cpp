@@ -115,15 +115,19 @@ MemoryView CpuSession::memory(std::int64_t layer) const {
 void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                           std::span<float> row) const {
   const core::KvStore& kv = data_.kv;
-  require_row(layer, head_kv, position, static_cast<std::int64_t>(row.size()), kv.d_head());
-  core::widen(kv.key(layer, head_kv, position), kv.type(), kv.d_head(), row.data());
+  require_row(layer, head_kv, position);
+  const std::int64_t d = kv.d_head(layer);
+  require_width(std::ssize(row), d);
+  core::widen(kv.key(layer, head_kv, position), kv.type(), d, row.data());
 }
 
 void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                             std::span<float> row) const {
   const core::KvStore& kv = data_.kv;
-  require_row(layer, head_kv, position, static_cast<std::int64_t>(row.size()), kv.d_value());
-  core::widen(kv.value(layer, head_kv, position), kv.type(), kv.d_value(), row.data());
+  require_row(layer, head_kv, position);
+  const std::int64_t dv = kv.d_value(layer);
+  require_width(std::ssize(row), dv);
+  core::widen(kv.value(layer, head_kv, position), kv.type(), dv, row.data());
 }
 
 StageSeconds CpuSession::stage_seconds() const {
@@ -133,7 +137,7 @@ StageSeconds CpuSession::stage_seconds() const {
 
 void CpuSession::reserve(std::int64_t begin, std::int64_t end) {
   data_.kv.reserve(begin, end);
-  if (data_.summaries.width() > 0) data_.summaries.reserve(begin, end);
+  if (!data_.summaries.empty()) data_.summaries.reserve(begin, end);
   data_.own_scores(begin);
   if (!work_) {
     if (options().kv_owner == KvOwner::caller) stored_rows_ = core::StoredRowsCheck(shape());
@@ -144,7 +148,7 @@ void CpuSession::reserve(std::int64_t begin, std::int64_t end) {
 void CpuSession::forget() {
   own_scores(0);
   data_.kv.clear();
-  if (data_.summaries.width() > 0) data_.summaries.clear();
+  if (!data_.summaries.empty()) data_.summaries.clear();
   if (work_ && work_->blocks) work_->blocks->forget();
   if (work_ && work_->sparse) work_->sparse->forget();
   if (!data_.state->undo) return;
@@ -183,7 +187,7 @@ void CpuSession::exchange_floats(StateArchive& archive, const char* name, const 
 
 void CpuSession::exchange_state(StateArchive& archive) {
   // Summaries of key blocks would have to be computed of rows that are not there.
-  if (data_.summaries.width() > 0 && data_.kv.owner() == KvOwner::caller) {
+  if (!data_.summaries.empty() && data_.kv.owner() == KvOwner::caller) {
     refuse("save() or load() with rule blocks over rows of the caller");
   }
   exchange(archive, [&] {
@@ -213,7 +217,7 @@ void CpuSession::exchange_state(StateArchive& archive) {
           data_.state->scores.clear(layer, head, 0, tokens());
         }
       }
-      const bool summaries = data_.summaries.width() > 0 && !options().dense_layer(layer);
+      const bool summaries = !data_.summaries.empty() && !options().dense_layer(layer);
       if (archive.loading() && summaries && !HEADWATER_SABOTAGE("cpu.load.no_summaries")) {
         data_.workers.enter_layer(layer, {});
         summarise(layer, 0, tokens());
@@ -225,6 +229,7 @@ void CpuSession::exchange_state(StateArchive& archive) {
 void CpuSession::open_call(const SequenceCall& call) {
   const std::int64_t layer = call.layer;
   const std::int64_t base = plan().front().begin;
+  data_.shape = options().shape_of(shape(), layer);
   data_.kv.view(call.stored);
   data_.workers.enter_layer(layer, interrupt_);
   if (data_.state->undo && !HEADWATER_SABOTAGE("cpu.undo.only_when_read")) data_.state->undo->apply(layer);
@@ -235,7 +240,9 @@ void CpuSession::open_call(const SequenceCall& call) {
 Arithmetic& CpuSession::arithmetic_of(const SequenceCall& call) {
   // The BF16 kernels know no windows.
   const bool in_bf16 = work_->bf16 && call.q.type == DType::bf16 && options().window(call.layer) == 0;
-  return in_bf16 ? static_cast<Arithmetic&>(*work_->bf16) : work_->floats;
+  if (!in_bf16) return work_->floats;
+  if (!HEADWATER_SABOTAGE("cpu.bf16.padding_of_the_layer_before")) work_->bf16->enter_layer();
+  return *work_->bf16;
 }
 
 void CpuSession::run_layer(const SequenceCall& asked) {
@@ -359,10 +366,10 @@ void CpuSession::store_task(const SequenceCall& call, std::int64_t index) {
   const std::int64_t later = index + kPrefetchedRows;
   for (std::int64_t head = 0; head < shape().n_head_kv; ++head) {
     if (later < stored) {
-      prefetch(core::row_address(k, later, head), bytes(kv.d_head(), k.type));
-      prefetch(core::row_address(v, later, head), bytes(kv.d_value(), v.type));
-      prefetch(kv.key(layer, head, base + later), bytes(kv.d_head(), kv.type()));
-      prefetch(kv.value(layer, head, base + later), bytes(kv.d_value(), kv.type()));
+      prefetch(core::row_address(k, later, head), bytes(kv.d_head(layer), k.type));
+      prefetch(core::row_address(v, later, head), bytes(kv.d_value(layer), v.type));
+      prefetch(kv.key(layer, head, base + later), bytes(kv.d_head(layer), kv.type()));
+      prefetch(kv.value(layer, head, base + later), bytes(kv.d_value(layer), kv.type()));
     }
     kv.write(layer, head, base + index, k, v, index);
   }
@@ -370,7 +377,7 @@ void CpuSession::store_task(const SequenceCall& call, std::int64_t index) {
 
 void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n) {
   core::BlockSummaries& summaries = data_.summaries;
-  if (summaries.width() == 0) return;
+  if (summaries.empty()) return;
   const std::int64_t ahead =
       HEADWATER_SABOTAGE("cpu.blocks.block_of_two_calls") ? summaries.key_block() - 1 : 0;
   const std::int64_t first = (base + ahead) / summaries.key_block();

@@ -8,6 +8,19 @@
 
 namespace headwater::cpu {
 
+namespace {
+
+Shape widest_of(Shape shape, const EffectiveOptions& options) {
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const Shape own = options.shape_of(shape, layer);
+    shape.d_head = std::max(shape.d_head, own.d_head);
+    shape.d_value = std::max(shape.d_value, own.d_value);
+  }
+  return shape;
+}
+
+}  // namespace
+
 ScoreState::ScoreState(const Shape& shape, const EffectiveOptions& options)
     : scores(shape.n_layer, shape.n_head, shape.capacity, options.score_type) {
   if (!options.sparse || options.select != Select::h2o) return;
@@ -26,19 +39,21 @@ void ScoreState::copy(const ScoreState& from, std::int64_t tokens) {
 SessionData::SessionData(const KernelTable& kernel_table, const Shape& session_shape, const Options& wished,
                          const EffectiveOptions& effective)
     : kernels(kernel_table),
+      widest(widest_of(session_shape, effective)),
       shape(session_shape),
       options(effective),
       sinks(wished.sinks),
       alibi(wished.alibi),
-      kv(shape, effective.page, effective.kv_owner),
+      kv(shape, effective),
       state(std::make_shared<ScoreState>(shape, effective)),
       workers(effective.threads, wished.parallel_for, wished.parallel_context) {
   if (effective.sparse && effective.select == Select::blocks && effective.heavy > 0)
-    summaries = core::BlockSummaries(shape, effective.key_block, effective.page);
+    summaries = core::BlockSummaries(shape, effective);
 }
 
 SessionData::SessionData(SessionData& parent, const EffectiveOptions& effective, std::int64_t tokens)
     : kernels(parent.kernels),
+      widest(parent.widest),
       shape(parent.shape),
       options(effective),
       sinks(parent.sinks),
@@ -72,6 +87,10 @@ std::int64_t SessionData::most_chunk_rows() const {
 
 std::int64_t SessionData::set_width() const {
   return options.sparse ? std::min(options.memory(), shape.capacity) : 0;
+}
+
+std::int64_t SessionData::summary_width() const {
+  return summaries.empty() ? 0 : core::BlockSummaries::width_of(widest.d_head);
 }
 
 LogitMap LayerCall::logit_map(std::int64_t head) const {

@@ -56,9 +56,11 @@ struct SessionData {
   [[nodiscard]] std::int64_t kv_head(std::int64_t head) const;
   [[nodiscard]] std::int64_t most_chunk_rows() const;  ///< 0 in a dense session
   [[nodiscard]] std::int64_t set_width() const;        ///< most entries of a memory set; 0 in a dense session
+  [[nodiscard]] std::int64_t summary_width() const;    ///< most elements of a summary; 0 where there are none
 
   const KernelTable& kernels;
-  const Shape shape;
+  const Shape widest;  ///< the session's, with the largest widths of any layer: for these memory is taken
+  Shape shape;         ///< of the layer that is attended (LAYER-1)
   const EffectiveOptions& options;
   std::vector<float> sinks;
   std::vector<float> alibi;

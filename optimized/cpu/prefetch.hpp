@@ -26,8 +26,8 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
                   const std::int32_t* positions, std::int64_t n, const Body& body) {
   const auto element = static_cast<std::int64_t>(dtype_size(kv.type()));
   const auto prefetch_row = [&](std::int64_t i) {
-    prefetch(kv.key(layer, head, positions[i]), kv.d_head() * element);
-    prefetch(kv.value(layer, head, positions[i]), kv.d_value() * element);
+    prefetch(kv.key(layer, head, positions[i]), kv.d_head(layer) * element);
+    prefetch(kv.value(layer, head, positions[i]), kv.d_value(layer) * element);
   };
   for (std::int64_t i = 0; i < std::min(kPrefetchedRows, n); ++i) prefetch_row(i);
   for (std::int64_t i = 0; i < n; ++i) {

@@ -69,13 +69,15 @@ void CudaSession::read_row(const StoredRows& rows, std::int64_t head_kv, std::in
 
 void CudaSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                            std::span<float> row) const {
-  require_row(layer, head_kv, position, static_cast<std::int64_t>(row.size()), shape().d_head);
+  require_row(layer, head_kv, position);
+  require_width(std::ssize(row), shape().d_head);
   read_row(data_.keys(layer), head_kv, position, row, shape().d_head);
 }
 
 void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                              std::span<float> row) const {
-  require_row(layer, head_kv, position, static_cast<std::int64_t>(row.size()), shape().d_value);
+  require_row(layer, head_kv, position);
+  require_width(std::ssize(row), shape().d_value);
   read_row(data_.values(layer), head_kv, position, row, shape().d_value);
 }
 

@@ -30,7 +30,8 @@ Shape = _structure("Shape", [
     ("n_layer", _I64), ("n_head", _I64), ("n_head_kv", _I64), ("d_head", _I64), ("d_value", _I64),
     ("capacity", _I64), ("kv_type", _I32), ("reserved", _I32)])
 LayerOptions = _structure("LayerOptions", [
-    ("window", _I64), ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sinks", _FLOATS)])
+    ("window", _I64), ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sinks", _FLOATS),
+    ("d_head", _I64), ("d_value", _I64)])
 Options = _structure("Options", [
     ("struct_size", _SIZE), ("batch", _I64), ("chunk", _I64), ("local", _I64), ("heavy", _I64), ("clamp", _I32),
     ("dense", _I32), ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sinks", _FLOATS), ("alibi", _FLOATS),

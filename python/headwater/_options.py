@@ -11,7 +11,7 @@ NUMBERS = ("batch", "chunk", "local", "heavy", "threads", "key_block", "query_bl
 FLAGS = ("clamp", "dense")
 PER_HEAD = ("sinks", "alibi")
 CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedule": _native.SCHEDULES}
-_LAYER = ("window", "scale", "softcap", "sinks")
+_LAYER = ("window", "scale", "softcap", "sinks", "head_dim", "value_dim")
 _MOST = 2**63 - 1
 NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "scale", "softcap", "dense_layers", "layers")
 
@@ -39,6 +39,7 @@ class Options:
 
     def __init__(self, given, n_head, n_layer):
         self.native = _native.default_options()
+        self.widths = {}  # of layers that have their own: layer -> (head_dim, value_dim), 0: that of the shape
         self._kept = []
         for name, value in given.items():
             if name not in NAMES:
@@ -94,10 +95,16 @@ class Options:
                 what = f"layers[{index}][{name!r}]"
                 if name == "window":
                     entry.window = integer(value, what)
+                elif name == "head_dim":
+                    entry.d_head = integer(value, what)
+                elif name == "value_dim":
+                    entry.d_value = integer(value, what)
                 elif name == "sinks":
                     entry.sinks = self._per_head(value, what, n_head)
                 else:
                     setattr(entry, name, number(value, what))
+            if entry.d_head or entry.d_value:
+                self.widths[index] = (entry.d_head, entry.d_value)
         self._kept.append(own)
         self.native.layers, self.native.layer_count = own, len(layers)
         self.native.layer_size = ctypes.sizeof(_native.LayerOptions)

@@ -84,15 +84,16 @@ class Session:
             if status == _native.ENGINE_UNAVAILABLE and place is not None:
                 raise RuntimeError(f"rows on cuda:{place.device} have no engine: {_native.error(status)}")
             return status
-        self._open(shape, opens)
+        self._open(shape, options.widths, opens)
         self._place = place
 
-    def _open(self, shape, opens):
+    def _open(self, shape, widths, opens):
         self._session = ctypes.c_void_p()
         self._lock = threading.Lock()
         self._process = os.getpid()
         _check(opens(_byref(self._session)))
         self._shape = shape
+        self._widths = widths
         self._place = None
         self._step = 0
         self._interrupt = _Interrupt()
@@ -107,7 +108,7 @@ class Session:
                                head_dim if value_dim is None else value_dim, capacity, dtype)
         own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
         self = cls.__new__(cls)
-        self._open(shape, lambda session: _library.headwater_load(
+        self._open(shape, own.widths, lambda session: _library.headwater_load(
             _name(engine), _byref(shape), _byref(own.native), os.fsencode(path), fingerprint.encode(), session))
         return self
 
@@ -189,17 +190,18 @@ class Session:
         makes an out there; else out is needed, any object with __dlpack__, which must be one that may be written.
         """
         shape, n, place = self._shape, self._step, self._place
-        k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, shape.d_head, place=place)
-        v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, shape.d_value, place=place)
         layer = _options.integer(layer, "layer")
+        head_dim, value_dim = self._widths_of(layer)
+        k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, head_dim, place=place)
+        v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, value_dim, place=place)
         if q is None and out is None and lse is None:
             with self._used() as session:
                 _check(_library.headwater_attend(session, layer, None, _byref(k_rows), _byref(v_rows), None))
             return None
-        q_rows, q_view = _arrays.rows(q, "q", n, shape.n_head, shape.d_head, place=place)
+        q_rows, q_view = _arrays.rows(q, "q", n, shape.n_head, head_dim, place=place)
         if out is None:
-            out = _arrays.empty_like(q, q_view, (n, shape.n_head, shape.d_value))
-        out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, shape.d_value, writes=True, place=place)
+            out = _arrays.empty_like(q, q_view, (n, shape.n_head, value_dim))
+        out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, value_dim, writes=True, place=place)
         with self._used() as session:
             if lse is None:
                 call = _library.headwater_attend
@@ -248,7 +250,7 @@ class Session:
         """A second session that shares what is stored and goes on by itself (STATE-11)."""
         with self._used() as session:
             other = type(self).__new__(type(self))
-            other._open(self._shape, lambda forked: _library.headwater_fork(session, forked))
+            other._open(self._shape, self._widths, lambda forked: _library.headwater_fork(session, forked))
             return other
 
     def save(self, path: str | os.PathLike, fingerprint: str = "") -> None:
@@ -344,18 +346,25 @@ class Session:
 
     def key(self, layer: int, kv_head: int, position: int) -> list[float]:
         """A stored key row as a list of floats."""
-        return self._row(_library.headwater_read_key, self._shape.d_head, layer, kv_head, position)
+        return self._row(_library.headwater_read_key, 0, layer, kv_head, position)
 
     def value(self, layer: int, kv_head: int, position: int) -> list[float]:
         """A stored value row as a list of floats."""
-        return self._row(_library.headwater_read_value, self._shape.d_value, layer, kv_head, position)
+        return self._row(_library.headwater_read_value, 1, layer, kv_head, position)
 
-    def _row(self, function, width, layer, kv_head, position):
+    def _row(self, function, which, layer, kv_head, position):
+        layer = _options.integer(layer, "layer")
+        width = self._widths_of(layer)[which]
         row = (ctypes.c_float * width)()
         with self._used() as session:
-            _check(function(session, _options.integer(layer, "layer"), _options.integer(kv_head, "kv_head"),
+            _check(function(session, layer, _options.integer(kv_head, "kv_head"),
                             _options.integer(position, "position"), row, width))
         return list(row)
+
+    def _widths_of(self, layer):
+        """head_dim and value_dim of a layer (LAYER-1)."""
+        head_dim, value_dim = self._widths.get(layer, (0, 0))
+        return head_dim or self._shape.d_head, value_dim or self._shape.d_value
 
 
 def _name(engine):

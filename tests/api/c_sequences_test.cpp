@@ -1,6 +1,7 @@
 // The C ABI of forks, rows of the caller, options of layers and several sequences: what the C++ API computes.
 
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -32,8 +33,8 @@ class CStoredRows : public ::testing::Test {
       std::copy_n(input_.v.data() + p * 12, 12, values.data() + page * 12);
     }
     keys_ = keys, values_ = values;
-    layers_[0] = {40, 0.5, std::nan(""), nullptr};
-    layers_[1] = {0, std::nan(""), 3.0, sinks_};
+    layers_[0] = {40, 0.5, std::nan(""), nullptr, 0, 0};
+    layers_[1] = {0, std::nan(""), 3.0, sinks_, 0, 0};
     EXPECT_EQ(headwater_options_init(&options_, sizeof options_), HEADWATER_OK);
     options_.chunk = 100, options_.batch = 400, options_.local = 10, options_.heavy = 20,
     options_.threads = 2;
@@ -138,12 +139,17 @@ TEST_F(CStoredRows, ROWS_1_WhatIsWrongIsNamed) {
   Handle session;
   options_.layer_count = 1;
   expect_refused(open(session), "options.layer_count");
-  options_.layer_count = 2, options_.layer_size = sizeof layers_[0] - 8;
+  options_.layer_count = 2, options_.layer_size = offsetof(headwater_layer_options, d_head) - 8;
   expect_refused(open(session), "options.layer_size");
   options_.layer_size = sizeof layers_[0];
   layers_[1].window = -1;
   expect_refused(open(session), "layers[1].window");
   layers_[1].window = 0;
+  layers_[1].d_head = 65537;
+  expect_refused(open(session), "layers[1].d_head");
+  layers_[1].d_head = 0, layers_[0].d_value = -1;
+  expect_refused(open(session), "layers[0].d_value");
+  layers_[0].d_value = 0;
   options_.page = 100;
   expect_refused(open(session), "page");
   options_.page = 0;
@@ -177,6 +183,58 @@ TEST_F(CStoredRows, ROWS_1_WhatIsWrongIsNamed) {
   EXPECT_EQ(fork.session, nullptr);
   expect_refused(headwater_fork(session.session, nullptr), "forked");
   EXPECT_EQ(headwater_version()[0] - '0', HEADWATER_VERSION_NUMBER / 10000);
+}
+
+TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
+  constexpr std::int64_t kRows = 300;
+  const headwater_shape shape{2, 2, 1, 8, 6, kRows, HEADWATER_F32, 0};
+  headwater_layer_options layers[2] = {{0, std::nan(""), std::nan(""), nullptr, 0, 0},
+                                       {0, std::nan(""), std::nan(""), nullptr, 5, 3}};
+  headwater_options options;
+  ASSERT_EQ(headwater_options_init(&options, sizeof options), HEADWATER_OK);
+  options.chunk = 100, options.local = 10, options.heavy = 20;
+  options.layers = layers, options.layer_count = 2, options.layer_size = sizeof layers[0];
+  Handle handle;
+  ASSERT_EQ(headwater_open("cpu", &shape, &options, &handle.session), HEADWATER_OK) << headwater_last_error();
+  const LayerInput input = random_input({.n_head = 2, .n_head_kv = 1, .d_head = 5, .d_value = 3}, kRows, 7);
+
+  // The layer as the only one of a session whose shape has its widths.
+  const Shape alike{.n_head = 2, .n_head_kv = 1, .d_head = 5, .d_value = 3, .capacity = kRows};
+  Options wished;
+  wished.chunk = 100, wished.local = 10, wished.heavy = 20;
+  const auto alone = engine("cpu").open(alike, wished);
+  const std::vector<float> wanted = run_step(*alone, Step::prefill(kRows), input, 0);
+
+  ASSERT_EQ(headwater_begin_prefill(handle.session, kRows, 0), HEADWATER_OK);
+  std::vector<float> out(static_cast<std::size_t>(kRows * 6));
+  const headwater_rows q{input.q.data(), 10, 5, HEADWATER_F32, 0};
+  const headwater_rows k{input.k.data(), 5, 5, HEADWATER_F32, 0};
+  const headwater_rows v{input.v.data(), 3, 3, HEADWATER_F32, 0};
+  const headwater_mutable_rows to{out.data(), 6, 3, HEADWATER_F32, 0};
+  ASSERT_EQ(headwater_attend(handle.session, 1, &q, &k, &v, &to), HEADWATER_OK) << headwater_last_error();
+  EXPECT_EQ(std::memcmp(out.data(), wanted.data(), out.size() * sizeof(float)), 0);
+
+  float row[8];
+  ASSERT_EQ(headwater_read_key(handle.session, 1, 0, 299, row, 5), HEADWATER_OK) << headwater_last_error();
+  EXPECT_EQ(std::memcmp(row, input.k.data() + 299 * 5, 5 * sizeof(float)), 0);
+  ASSERT_EQ(headwater_read_value(handle.session, 1, 0, 299, row, 3), HEADWATER_OK);
+  EXPECT_EQ(std::memcmp(row, input.v.data() + 299 * 3, 3 * sizeof(float)), 0);
+  EXPECT_EQ(headwater_read_key(handle.session, 1, 0, 299, row, 8), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_THAT(headwater_last_error(), testing::HasSubstr("width is 8; allowed: 5"));
+  for (const std::int64_t layer : {-1, 2}) {
+    EXPECT_EQ(headwater_read_value(handle.session, layer, 0, 0, row, 6), HEADWATER_INVALID_ARGUMENT);
+    EXPECT_THAT(headwater_last_error(), testing::HasSubstr("layer is " + std::to_string(layer)));
+  }
+
+  // Entries of the first size end before the widths, whatever lies there.
+  options.layer_count = 1, options.layer_size = offsetof(headwater_layer_options, d_head);
+  const headwater_shape one{1, 2, 1, 8, 6, kRows, HEADWATER_F32, 0};
+  options.layers = layers + 1;
+  Handle first_size;
+  ASSERT_EQ(headwater_open("cpu", &one, &options, &first_size.session), HEADWATER_OK);
+  ASSERT_EQ(headwater_begin_decode(first_size.session, 1), HEADWATER_OK);
+  EXPECT_EQ(headwater_read_key(first_size.session, 0, 0, 0, row, 8), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_THAT(headwater_last_error(), testing::HasSubstr("position is 0"));
 }
 
 }  // namespace

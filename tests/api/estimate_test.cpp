@@ -113,6 +113,9 @@ TEST_P(EstimateOf, NUM_5_OptionsThatChangeWhatIsHeld) {
     options.layers.resize(3);
     options.layers[1].window = 100;
   });
+  with("widths", [](Options& options) {
+    options.layers = {{.d_head = 80}, {}, {.d_head = 7, .d_value = 300}};
+  });
   with("dense layers", [](Options& options) { options.dense_layers = {0, 2}; });
   with("no clamp", [](Options& options) {
     options.clamp = false;

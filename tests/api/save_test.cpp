@@ -283,6 +283,10 @@ TEST_P(SavedFile, OtherShapesOptionsAndFingerprints) {
   option(&Options::pinned, 1, "options.pinned");
   option(&Options::dense_below, 4, "options.dense_below");
   option(&Options::dense_layers, std::vector<std::int64_t>{1}, "options.dense_layers");
+  for (const LayerOptions& own :
+       {LayerOptions{.window = 3}, {.scale = 0.25}, {.d_head = 7}, {.d_value = 8}}) {
+    option(&Options::layers, std::vector<LayerOptions>{{}, own}, "options.layers");
+  }
   option(&Options::scale, 0.25, "options.scale");
   option(&Options::softcap, 5.0, "options.softcap");
   option(&Options::score_type, ScoreType::f32, "options.score_type");

@@ -66,11 +66,13 @@ AT(headwater_options, allocate, 256);
 AT(headwater_options, release, 264);
 AT(headwater_options, allocator_context, 272);
 
-SIZE(headwater_layer_options, 32);
+SIZE(headwater_layer_options, 48);
 AT(headwater_layer_options, window, 0);
 AT(headwater_layer_options, scale, 8);
 AT(headwater_layer_options, softcap, 16);
 AT(headwater_layer_options, sinks, 24);
+AT(headwater_layer_options, d_head, 32);
+AT(headwater_layer_options, d_value, 40);
 
 SIZE(headwater_stored_rows, 112);
 AT(headwater_stored_rows, struct_size, 0);

@@ -116,6 +116,21 @@ class Steps(unittest.TestCase):
         self.assertLess(numpy.abs(whole - support.dense(q, k, v)).max(), 1e-5)
         self.assertLess(numpy.abs(window - support.dense(q, k, v, window=30)).max(), 1e-5)
 
+    def test_layers_of_their_own_widths(self):
+        q, k, v = rows(200)
+        wide = [numpy.concatenate([part, part], axis=2) for part in (q, k, v)]
+        own = session(layers=2, dense=True, layer_options=[{"head_dim": 2 * q.shape[2], "value_dim": 2 * v.shape[2]}, None])
+        for there in (own, own.fork()):
+            there.begin_prefill(200)
+            self.assertLess(numpy.abs(there.attend(0, *wide) - support.dense(*wide)).max(), 1e-5)
+            self.assertLess(numpy.abs(there.attend(1, q, k, v) - support.dense(q, k, v)).max(), 1e-5)
+            there.end()
+            self.assertEqual(there.key(0, 0, 7), wide[1][7, 0].tolist())
+            self.assertEqual(there.value(1, 0, 7), v[7, 0].tolist())
+        own.begin_decode(1)
+        with self.assertRaisesRegex(ValueError, r"k is .*; allowed: \[1, "):
+            own.attend(0, q[:1], k[:1], v[:1])
+
     def test_dtypes_by_any_name(self):
         for dtype in ("float16", "f16", numpy.float16, numpy.dtype("float16"),
                       *([support.torch.float16] if support.torch else [])):
@@ -130,6 +145,7 @@ class Refused(unittest.TestCase):
                    ({"layers": 2.5}, TypeError, "layers is 2.5; allowed: an integer"),
                    ({"layer_options": []}, ValueError, "layers has 0 entries; allowed: 1"),
                    ({"layer_options": [{"size": 1}]}, TypeError, r"layers\[0\] has 'size'; allowed: window"),
+                   ({"layer_options": [{"head_dim": 65537}]}, ValueError, r"layers\[0\].d_head is 65537"),
                    ({"dense_layers": [7]}, ValueError, "dense_layers"), ({"schedule": 1}, ValueError, "schedule is 1"),
                    ({"alibi": [float("nan")] * 6}, ValueError, "alibi holds NaN"),
                    ({"capacity": 2**31 - 1, "layers": 60000, "head_dim": 60000}, MemoryError, "memory"),

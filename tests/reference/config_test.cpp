@@ -128,6 +128,15 @@ TEST(Config, CFG_1_ProductsFitInBytes) {
   shape.n_head_kv = 3;
   expect_rejected(shape, {"n_head_kv", "2^63"});
 
+  // Layers of their own widths: the sum over all of them counts, at most 16384 here.
+  const Shape two{.n_layer = 2, .n_head = 65536, .n_head_kv = 65536, .capacity = kPositions};
+  Options options;
+  options.layers = {{.d_head = 1, .d_value = 16381}, {.d_head = 1, .d_value = 1}};
+  EXPECT_NO_THROW(validate(two, options));
+  options.layers[1].d_value = 2;
+  expect_error(ErrorCode::invalid_argument, {"n_head_kv * (d_head + d_value)", "2^63"},
+               [&] { validate(two, options); });
+
   // The scores: 4 bytes for each query head.
   shape.n_head_kv = 1;
   shape.d_head = 1;

@@ -31,16 +31,16 @@ std::int64_t most_block_keys(const SessionData& data) {
 
 Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded)
     : packed(std::max(core::checked_product(kGroupRows, d_padded),
-                      core::checked_product(kBlockRows, data.summaries.width()))),
+                      core::checked_product(kBlockRows, data.summary_width()))),
       keys(core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded)),
       border(
           core::checked_product(padded(std::min(kBf16SegmentKeys, data.shape.capacity), kKeyTile), d_padded)),
       values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
-      lanes(core::checked_product(
-          kBlockRows, data.summaries.width() > 0 ? std::max(data.summaries.width(), d_padded) : 0)),
+      lanes(core::checked_product(kBlockRows,
+                                  data.summary_width() > 0 ? std::max(data.summary_width(), d_padded) : 0)),
       weights(core::checked_product(key_tiles(most_block_keys(data)), kTileWeights)),
       transposed(core::checked_product(kGroupRows, dv_padded)),
-      out(core::checked_product(kBlockRows, data.shape.d_value)),
+      out(core::checked_product(kBlockRows, data.widest.d_value)),
       softmax(kGroupRows / kBlockRows) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
@@ -52,13 +52,15 @@ Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels
     : data_(data),
       kernels_(kernels),
       floats_(floats),
-      d_padded_(padded(data.shape.d_head, kernels.d_multiple)),
-      dv_padded_(padded(data.shape.d_value, kernels.dv_multiple)),
+      d_padded_(padded(data.widest.d_head, kernels.d_multiple)),
+      dv_padded_(padded(data.widest.d_value, kernels.dv_multiple)),
       packed_rows_(padded(data.shape.capacity, kKeyTile)) {
   const std::int64_t rows = core::checked_product(data.shape.n_head_kv, packed_rows_);
   packed_values_ = core::Buffer<std::uint16_t>(core::checked_product(rows, dv_padded_));
-  if (d_padded_ != data.shape.d_head || data.kv.owner() == KvOwner::caller)
-    packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
+  bool packs = false;
+  for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer)
+    packs |= packs_keys(data.kv.d_head(layer));
+  if (packs) packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
   for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_);
 }
@@ -67,6 +69,15 @@ std::int64_t Bf16Arithmetic::bytes() const {
   std::int64_t bytes = packed_values_.bytes() + packed_keys_.bytes();
   for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
   return bytes;
+}
+
+bool Bf16Arithmetic::packs_keys(std::int64_t d) const {
+  return d % kernels_.d_multiple != 0 || data_.kv.owner() == KvOwner::caller;
+}
+
+void Bf16Arithmetic::enter_layer() {
+  d_padded_ = padded(data_.shape.d_head, kernels_.d_multiple);
+  dv_padded_ = padded(data_.shape.d_value, kernels_.dv_multiple);
 }
 
 double Bf16Arithmetic::unit() const {
@@ -96,7 +107,7 @@ void Bf16Arithmetic::pack_rows(std::int64_t layer, std::int64_t head_kv, std::in
       kernels_, n, data_.shape.d_value,
       [&](std::int64_t i) { return elements(data_.kv.value(layer, head_kv, first + i)); },
       packed_values_.data() + row * dv_padded_);
-  if (packed_keys_.size() == 0) return;
+  if (!packs_keys(data_.shape.d_head)) return;
   data_.kv.for_keys(layer, head_kv, first, n, [&](const void* keys, std::int64_t at_key, std::int64_t some) {
     pad_keys(kernels_, keys, some, data_.shape.d_head, packed_keys_.data() + (row + at_key) * d_padded_);
   });
@@ -107,8 +118,8 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
                                                     Scratch& scratch) const {
   const std::int64_t row = head_kv * packed_rows_ + at;
   const std::uint16_t* values = packed_values_.data() + row * dv_padded_;
-  if (packed_keys_.size() != 0) return {packed_keys_.data() + row * d_padded_, d_padded_, values};
-  if (data_.kv.keys_together(first, n) == n)
+  if (packs_keys(data_.shape.d_head)) return {packed_keys_.data() + row * d_padded_, d_padded_, values};
+  if (data_.kv.keys_together(layer, first, n) == n)
     return {elements(data_.kv.key(layer, head_kv, first)), d_padded_, values};
   HEADWATER_MARK("cpu.bf16.keys_across_a_border");
   data_.kv.for_keys(layer, head_kv, first, n, [&](const void* keys, std::int64_t at_key, std::int64_t some) {

@@ -13,6 +13,9 @@ class Bf16Arithmetic final : public Arithmetic {
   /// `floats` decodes where the table has no row_logits, and outlives this.
   Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, Arithmetic& floats);
 
+  /// The calls that follow are of the layer whose sizes are SessionData::shape.
+  void enter_layer();
+
   [[nodiscard]] std::int64_t bytes() const override;
   [[nodiscard]] double unit() const override;
   [[nodiscard]] bool divides() const override { return true; }
@@ -61,6 +64,8 @@ class Bf16Arithmetic final : public Arithmetic {
     core::Buffer<Bf16Softmax> softmax;    ///< [kGroupRows / kBlockRows]
   };
 
+  /// Whether key rows of d elements must be padded, or are the caller's.
+  [[nodiscard]] bool packs_keys(std::int64_t d) const;
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
   /// Row of the packed store where a chunk of the window begins.
   [[nodiscard]] std::int64_t packed_row(const Window& window, const Chunk& chunk) const;
@@ -75,11 +80,11 @@ class Bf16Arithmetic final : public Arithmetic {
   const SessionData& data_;
   const Bf16Table& kernels_;
   Arithmetic& floats_;
-  std::int64_t d_padded_;
+  std::int64_t d_padded_;  // of the layer that is attended, as the next
   std::int64_t dv_padded_;
   std::int64_t packed_rows_;                   // of the packed store of one head: whole tiles
   core::Buffer<std::uint16_t> packed_values_;  // [Hkv][packed_rows / kKeyTile][dv padded][kKeyTile]
-  // [Hkv][packed_rows][d padded] where rows must be padded, or are the caller's
+  // [Hkv][packed_rows][d padded] where packs_keys(), of any layer
   core::Buffer<std::uint16_t> packed_keys_;
   std::vector<Scratch> scratch_;  // one per thread
 };

@@ -30,15 +30,15 @@ std::int64_t most_block_keys(const SessionData& data) {
 
 FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_keys, std::int64_t segment_keys,
                                   std::int64_t block_keys)
-    : rows(core::checked_product(kBlockRows, data.shape.d_head)),
-      packed(std::max(core::checked_product(kGroupRows, data.shape.d_head),
-                      core::checked_product(kBlockRows, data.summaries.width()))),
-      keys(std::max(core::checked_product(wide_keys, data.shape.d_head), data.summaries.width())),
-      values(core::checked_product(wide_keys, data.shape.d_value)),
-      border_keys(core::checked_product(segment_keys, data.shape.d_head)),
-      border_values(core::checked_product(segment_keys, data.shape.d_value)),
+    : rows(core::checked_product(kBlockRows, data.widest.d_head)),
+      packed(std::max(core::checked_product(kGroupRows, data.widest.d_head),
+                      core::checked_product(kBlockRows, data.summary_width()))),
+      keys(std::max(core::checked_product(wide_keys, data.widest.d_head), data.summary_width())),
+      values(core::checked_product(wide_keys, data.widest.d_value)),
+      border_keys(core::checked_product(segment_keys, data.widest.d_head)),
+      border_values(core::checked_product(segment_keys, data.widest.d_value)),
       block(core::checked_product(block_keys, kBlockRows)),
-      out(core::checked_product(kGroupRows, data.shape.d_value)),
+      out(core::checked_product(kGroupRows, data.widest.d_value)),
       segment_max(core::checked_product(
           (block_keys + data.kernels.segment_keys - 1) / data.kernels.segment_keys, kBlockRows)),
       states(kGroupRows / kBlockRows) {}
@@ -52,8 +52,8 @@ FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_ro
     : data_(data), kernels_(data.kernels), window_rows_(window_rows) {
   if (data.kv.type() != DType::f32) {
     const std::int64_t rows = core::checked_product(data.shape.n_head_kv, window_rows);
-    wide_keys_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_head));
-    wide_values_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
+    wide_keys_ = core::Buffer<float>(core::checked_product(rows, data.widest.d_head));
+    wide_values_ = core::Buffer<float>(core::checked_product(rows, data.widest.d_value));
   }
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
   for (int t = 0; t < data.options.threads; ++t) {
@@ -78,18 +78,18 @@ void FloatArithmetic::prepare_chunk(std::int64_t layer, const Window& window, co
   if (kv.type() == DType::f32) return;
   HEADWATER_MARK("cpu.rows.widened");
   const std::int64_t row = wide_row(window, chunk, head_kv);
-  widen_rows(layer, head_kv, chunk.begin, length(chunk), wide_keys_.data() + row * kv.d_head(),
-             wide_values_.data() + row * kv.d_value());
+  widen_rows(layer, head_kv, chunk.begin, length(chunk), wide_keys_.data() + row * kv.d_head(layer),
+             wide_values_.data() + row * kv.d_value(layer));
 }
 
 void FloatArithmetic::widen_rows(std::int64_t layer, std::int64_t head_kv, std::int64_t first, std::int64_t n,
                                  float* keys, float* values) const {
   const core::KvStore& kv = data_.kv;
   kv.for_keys(layer, head_kv, first, n, [&](const void* from, std::int64_t at, std::int64_t some) {
-    kernels_.widen(from, kv.type(), some * kv.d_head(), keys + at * kv.d_head());
+    kernels_.widen(from, kv.type(), some * kv.d_head(layer), keys + at * kv.d_head(layer));
   });
   kv.for_values(layer, head_kv, first, n, [&](const void* from, std::int64_t at, std::int64_t some) {
-    kernels_.widen(from, kv.type(), some * kv.d_value(), values + at * kv.d_value());
+    kernels_.widen(from, kv.type(), some * kv.d_value(layer), values + at * kv.d_value(layer));
   });
 }
 
@@ -99,8 +99,8 @@ void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std
   Scratch& scratch = of(thread);
   if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
   for_gathered(kv, layer, head_kv, positions, n, [&](std::int64_t i, const void* key, const void* value) {
-    kernels_.widen(key, kv.type(), kv.d_head(), scratch.keys.data() + i * kv.d_head());
-    kernels_.widen(value, kv.type(), kv.d_value(), scratch.values.data() + i * kv.d_value());
+    kernels_.widen(key, kv.type(), kv.d_head(layer), scratch.keys.data() + i * kv.d_head(layer));
+    kernels_.widen(value, kv.type(), kv.d_value(layer), scratch.values.data() + i * kv.d_value(layer));
   });
 }
 
@@ -111,7 +111,7 @@ FloatArithmetic::KeyRows FloatArithmetic::chunk_rows(std::int64_t layer, const W
   const core::KvStore& kv = data_.kv;
   if (kv.type() == DType::f32) return consecutive_rows(layer, head_kv, chunk.begin + first, n, scratch);
   const std::int64_t row = wide_row(window, chunk, head_kv) + first;
-  return {wide_keys_.data() + row * kv.d_head(), wide_values_.data() + row * kv.d_value()};
+  return {wide_keys_.data() + row * kv.d_head(layer), wide_values_.data() + row * kv.d_value(layer)};
 }
 
 FloatArithmetic::KeyRows FloatArithmetic::consecutive_rows(std::int64_t layer, std::int64_t head_kv,
@@ -128,7 +128,7 @@ FloatArithmetic::KeyRows FloatArithmetic::consecutive_rows(std::int64_t layer, s
   const bool aligned =
       (reinterpret_cast<std::uintptr_t>(keys) | reinterpret_cast<std::uintptr_t>(values)) % alignof(float) ==
       0;  // the caller's rows may not be
-  if (aligned && kv.keys_together(first, n) == n && kv.values_together(first, n) == n) {
+  if (aligned && kv.keys_together(layer, first, n) == n && kv.values_together(layer, first, n) == n) {
     return {static_cast<const float*>(keys), static_cast<const float*>(values)};
   }
   HEADWATER_MARK("cpu.rows.across_a_border");

@@ -83,10 +83,10 @@ std::int64_t pinned_blocks(const EffectiveOptions& options) { return options.pin
 }  // namespace
 
 BlocksPass::Scratch::Scratch(const SessionData& data, std::int64_t unit_blocks, std::int64_t unit_pools)
-    : row(data.shape.d_head),
-      pooled(core::checked_product(unit_pools + kBlockRows, data.summaries.width())),
+    : row(data.widest.d_head),
+      pooled(core::checked_product(unit_pools + kBlockRows, data.summary_width())),
       products(core::checked_product(key_tiles(most_voted(data)) + 1, kKeyTile, kBlockRows)),
-      keys(core::checked_product(padded(keys_at_once(data.options.key_block), kKeyTile), data.shape.d_head,
+      keys(core::checked_product(padded(keys_at_once(data.options.key_block), kKeyTile), data.widest.d_head,
                                  static_cast<std::int64_t>(dtype_size(data.kv.type())))),
       order_keys(std::max(most_voted(data), most_candidates(data))),
       region_votes(core::checked_product(unit_blocks, most_regions(data))),
@@ -257,7 +257,7 @@ void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int6
 
 void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread) {
   const std::int64_t d = data_.shape.d_head;
-  const std::int64_t width = data_.summaries.width();
+  const std::int64_t width = data_.summaries.width(call.layer);
   for_lanes(chunk, unit, unit.first, unit.last, data_.options.pool, [&](const Lanes& lanes) {
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
       float* query = of(thread).pooled.data() + (lanes.first + lane) * width;
@@ -291,8 +291,7 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
   Scratch& scratch = of(thread);
   float* products = scratch.products.data();
   const core::BlockSummaries& summaries = data_.summaries;
-  const std::int64_t width = summaries.width();
-  const std::int64_t of_head = summaries.run(call.layer, unit.head_kv);
+  const std::int64_t width = summaries.width(call.layer);
   for (std::int64_t block = first; block < last; ++block) std::fill_n(to(block), ballot.n, kNothing);
   for_lanes(chunk, unit, first, last, data_.options.pool, [&](const Lanes& lanes) {
     call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width, lanes.n, width, thread);
@@ -300,9 +299,10 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
     for (const Run& run : ballot.runs) {
       const std::int64_t n = run.end - run.begin;
       for (std::int64_t done = 0; done < n;) {
-        const std::int64_t some = ballot.summaries.together(run.begin + done, n - done);
-        call.arithmetic.lane_products(ballot.summaries.row(of_head, run.begin + done), summaries.type(), some,
-                                      width, lanes.n, part + done * kBlockRows, thread);
+        const std::int64_t some = ballot.summaries.together(call.layer, run.begin + done, n - done);
+        call.arithmetic.lane_products(ballot.summaries.row(call.layer, unit.head_kv, run.begin + done),
+                                      summaries.type(), some, width, lanes.n, part + done * kBlockRows,
+                                      thread);
         done += some;
       }
       map(call, lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
@@ -432,7 +432,7 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   Scratch& scratch = of(thread);
   const std::int64_t head_kv = unit.head_kv;
   float* products = scratch.products.data();
-  float* queries = scratch.pooled.data() + scratch.pooled.size() - kBlockRows * data_.summaries.width();
+  float* queries = scratch.pooled.data() + scratch.pooled.size() - kBlockRows * data_.summary_width();
   float* token_vote = token_votes(votes, head_kv, query_block);
   const std::int64_t key_block = data_.options.key_block;
   const std::int64_t d = data_.shape.d_head;

@@ -63,7 +63,7 @@ class BlocksPass {
   };
   /// Summaries that are voted on, of blocks or of regions, side by side in the order of the runs.
   struct Ballot {
-    const core::PagedRows& summaries;  ///< of blocks or of regions
+    const core::LayerRows& summaries;  ///< of blocks or of regions
     std::int64_t keys;                 ///< that each stands for
     std::span<const Run> runs;
     std::int64_t n;  ///< in all runs

@@ -52,9 +52,10 @@ DecodePass::Scratch::Scratch(std::int64_t dv)
 
 DecodePass::DecodePass(SessionData& data)
     : data_(data),
-      splits_(core::checked_product(data.shape.n_head_kv, kMaxSplits * kDecodeRows, data.shape.d_value + 2)) {
+      splits_(
+          core::checked_product(data.shape.n_head_kv, kMaxSplits * kDecodeRows, data.widest.d_value + 2)) {
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
-  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data.shape.d_value);
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data.widest.d_value);
 }
 
 std::int64_t DecodePass::bytes() const {

@@ -77,7 +77,7 @@ RowBlocks::Scratch::Scratch(std::int64_t dv)
 RowBlocks::RowBlocks(const SessionData& data, std::int64_t lse_rows)
     : data_(data), lse_rows_(lse_rows), lse_(core::checked_product(data.shape.n_head, lse_rows)) {
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
-  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data.shape.d_value);
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data.widest.d_value);
 }
 
 std::int64_t RowBlocks::bytes() const {

@@ -77,7 +77,7 @@ SparsePass::SparsePass(SessionData& data)
   if (!one_pass_) {
     row_max_ = core::Buffer<float>(rows);
     row_sum_ = core::Buffer<float>(rows);
-    row_out_ = core::Buffer<float>(core::checked_product(rows, data.shape.d_value));
+    row_out_ = core::Buffer<float>(core::checked_product(rows, data.widest.d_value));
   }
   colsum_inter_.fill(0.0f);
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
