@@ -10,6 +10,7 @@
 #include "bench/plan_metrics/rows.hpp"
 #include "cli/commands/bench/read_rate.hpp"
 #include "cli/commands/bench/workload.hpp"
+#include "core/config.hpp"
 #include "core/kv_store.hpp"
 #include "core/memory_sets.hpp"
 #include "core/score_store.hpp"
@@ -36,8 +37,8 @@ std::vector<std::int32_t> random_positions(std::int64_t count, std::int64_t belo
 /// Nanoseconds from an entry of a memory set to its key row, each look-up waiting for the one before. All rows of the store
 /// are written; the row that an entry names, and the entry itself, are flushed from every cache before each pass.
 double lookup_nanoseconds(std::int64_t tokens) {
-  core::KvStore store(Shape{.d_head = kWidth, .d_value = 1, .capacity = tokens, .kv_type = DType::bf16},
-                      Options().page, KvOwner::session);
+  const Shape shape{.d_head = kWidth, .d_value = 1, .capacity = tokens, .kv_type = DType::bf16};
+  core::KvStore store(shape, core::resolve(shape, {}, 1));
   // The first element of a row is added to the next entry. It is zero, but the processor has to wait for it.
   const std::vector<std::uint16_t> row(kWidth, 0);
   const Rows view{row.data(), DType::bf16, 0, 0};
@@ -107,7 +108,7 @@ double build_seconds(std::int64_t layers) {
 /// were read in between.
 class Gather {
  public:
-  Gather() : store_(shape(), Options().page, KvOwner::session), to_(2 * kRows * kRowBytes) {
+  Gather() : store_(shape(), core::resolve(shape(), {}, 1)), to_(2 * kRows * kRowBytes) {
     const std::vector<std::uint16_t> row(kWidth, 0x3F80);
     const Rows view{row.data(), DType::bf16, 0, 0};  // one row for all heads
     store_.reserve(0, kTokens);

@@ -189,38 +189,38 @@ TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
   constexpr std::int64_t kRows = 300;
   const headwater_shape shape{2, 2, 1, 8, 6, kRows, HEADWATER_F32, 0};
   headwater_layer_options layers[2] = {{0, std::nan(""), std::nan(""), nullptr, 0, 0},
-                                       {0, std::nan(""), std::nan(""), nullptr, 5, 3}};
+                                       {0, std::nan(""), std::nan(""), nullptr, 11, 9}};
   headwater_options options;
   ASSERT_EQ(headwater_options_init(&options, sizeof options), HEADWATER_OK);
   options.chunk = 100, options.local = 10, options.heavy = 20;
   options.layers = layers, options.layer_count = 2, options.layer_size = sizeof layers[0];
   Handle handle;
   ASSERT_EQ(headwater_open("cpu", &shape, &options, &handle.session), HEADWATER_OK) << headwater_last_error();
-  const LayerInput input = random_input({.n_head = 2, .n_head_kv = 1, .d_head = 5, .d_value = 3}, kRows, 7);
+  const LayerInput input = random_input({.n_head = 2, .n_head_kv = 1, .d_head = 11, .d_value = 9}, kRows, 7);
 
   // The layer as the only one of a session whose shape has its widths.
-  const Shape alike{.n_head = 2, .n_head_kv = 1, .d_head = 5, .d_value = 3, .capacity = kRows};
+  const Shape alike{.n_head = 2, .n_head_kv = 1, .d_head = 11, .d_value = 9, .capacity = kRows};
   Options wished;
   wished.chunk = 100, wished.local = 10, wished.heavy = 20;
   const auto alone = engine("cpu").open(alike, wished);
   const std::vector<float> wanted = run_step(*alone, Step::prefill(kRows), input, 0);
 
   ASSERT_EQ(headwater_begin_prefill(handle.session, kRows, 0), HEADWATER_OK);
-  std::vector<float> out(static_cast<std::size_t>(kRows * 6));
-  const headwater_rows q{input.q.data(), 10, 5, HEADWATER_F32, 0};
-  const headwater_rows k{input.k.data(), 5, 5, HEADWATER_F32, 0};
-  const headwater_rows v{input.v.data(), 3, 3, HEADWATER_F32, 0};
-  const headwater_mutable_rows to{out.data(), 6, 3, HEADWATER_F32, 0};
+  std::vector<float> out(static_cast<std::size_t>(kRows * 18));
+  const headwater_rows q{input.q.data(), 22, 11, HEADWATER_F32, 0};
+  const headwater_rows k{input.k.data(), 11, 11, HEADWATER_F32, 0};
+  const headwater_rows v{input.v.data(), 9, 9, HEADWATER_F32, 0};
+  const headwater_mutable_rows to{out.data(), 18, 9, HEADWATER_F32, 0};
   ASSERT_EQ(headwater_attend(handle.session, 1, &q, &k, &v, &to), HEADWATER_OK) << headwater_last_error();
   EXPECT_EQ(std::memcmp(out.data(), wanted.data(), out.size() * sizeof(float)), 0);
 
-  float row[8];
-  ASSERT_EQ(headwater_read_key(handle.session, 1, 0, 299, row, 5), HEADWATER_OK) << headwater_last_error();
-  EXPECT_EQ(std::memcmp(row, input.k.data() + 299 * 5, 5 * sizeof(float)), 0);
-  ASSERT_EQ(headwater_read_value(handle.session, 1, 0, 299, row, 3), HEADWATER_OK);
-  EXPECT_EQ(std::memcmp(row, input.v.data() + 299 * 3, 3 * sizeof(float)), 0);
+  float row[11];
+  ASSERT_EQ(headwater_read_key(handle.session, 1, 0, 299, row, 11), HEADWATER_OK) << headwater_last_error();
+  EXPECT_EQ(std::memcmp(row, input.k.data() + 299 * 11, 11 * sizeof(float)), 0);
+  ASSERT_EQ(headwater_read_value(handle.session, 1, 0, 299, row, 9), HEADWATER_OK);
+  EXPECT_EQ(std::memcmp(row, input.v.data() + 299 * 9, 9 * sizeof(float)), 0);
   EXPECT_EQ(headwater_read_key(handle.session, 1, 0, 299, row, 8), HEADWATER_INVALID_ARGUMENT);
-  EXPECT_THAT(headwater_last_error(), testing::HasSubstr("width is 8; allowed: 5"));
+  EXPECT_THAT(headwater_last_error(), testing::HasSubstr("width is 8; allowed: 11"));
   for (const std::int64_t layer : {-1, 2}) {
     EXPECT_EQ(headwater_read_value(handle.session, layer, 0, 0, row, 6), HEADWATER_INVALID_ARGUMENT);
     EXPECT_THAT(headwater_last_error(), testing::HasSubstr("layer is " + std::to_string(layer)));

@@ -186,6 +186,21 @@ TEST_P(SaveSizes, LengthsOnBothSidesOfPagesAndTruncatedOnes) {
   }
 }
 
+TEST_P(Save, LAYER_1_OtherOptionsOfLayersAreRefused) {
+  const Shape shape = small_shape(64);
+  Options options;
+  options.layers.resize(2);
+  options.layers[1].d_value = shape.d_value;  // nothing of its own
+  save(*engine().open(shape, options), folder.file());
+  EXPECT_NO_THROW((void)load(engine(), shape, options, folder.file()));
+  for (const LayerOptions& own :
+       {LayerOptions{.window = 3}, {.scale = 0.25}, {.d_head = 7}, {.d_value = 8}}) {
+    options.layers[1] = own;
+    expect_error([&] { (void)load(engine(), shape, options, folder.file()); }, ErrorCode::invalid_argument,
+                 {"options.layers", "allowed"});
+  }
+}
+
 /// A session of three sparse chunks, a decode step, and its file.
 class SavedFile : public Save {
  protected:
@@ -283,10 +298,6 @@ TEST_P(SavedFile, OtherShapesOptionsAndFingerprints) {
   option(&Options::pinned, 1, "options.pinned");
   option(&Options::dense_below, 4, "options.dense_below");
   option(&Options::dense_layers, std::vector<std::int64_t>{1}, "options.dense_layers");
-  for (const LayerOptions& own :
-       {LayerOptions{.window = 3}, {.scale = 0.25}, {.d_head = 7}, {.d_value = 8}}) {
-    option(&Options::layers, std::vector<LayerOptions>{{}, own}, "options.layers");
-  }
   option(&Options::scale, 0.25, "options.scale");
   option(&Options::softcap, 5.0, "options.softcap");
   option(&Options::score_type, ScoreType::f32, "options.score_type");

@@ -5,16 +5,11 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/config.hpp"
 #include "core/kv_store.hpp"
 
 namespace headwater::core {
 namespace {
-
-EffectiveOptions options_of_pages() {
-  EffectiveOptions options;
-  options.page = 4096;
-  return options;
-}
 
 TEST(KvStore, P1_1_RowsLieLayerByLayerHeadByHeadWithoutGaps) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
@@ -25,7 +20,7 @@ TEST(KvStore, P1_1_RowsLieLayerByLayerHeadByHeadWithoutGaps) {
                       .d_value = 10,
                       .capacity = 70,
                       .kv_type = type};
-    KvStore store(shape, options_of_pages());
+    KvStore store(shape, resolve(shape, {}, 1));
     EXPECT_EQ(store.bytes(), 0) << "pages are taken as tokens come";
     store.reserve(0, 70);
     const auto element = static_cast<std::int64_t>(dtype_size(type));
@@ -48,7 +43,7 @@ TEST(KvStore, P1_1_RowsLieLayerByLayerHeadByHeadWithoutGaps) {
 // fork.
 TEST(KvStore, LAYER_1_RowsOfLayersOfSeveralWidthsAreKept) {
   const Shape shape{.n_layer = 4, .n_head = 2, .n_head_kv = 2, .d_head = 24, .d_value = 10, .capacity = 5000};
-  EffectiveOptions options = options_of_pages();
+  EffectiveOptions options = resolve(shape, {}, 1);
   options.layers = {{.d_head = 7}, {}, {.d_value = 3}, {.d_head = 7}};
   KvStore store(shape, options);
   const std::int64_t keys[] = {7, 24, 24, 7};
