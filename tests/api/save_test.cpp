@@ -271,6 +271,7 @@ TEST_P(SavedFile, EditedNumbersAreRefused) {
     for (const std::size_t index : {0, 1, 2, 3}) refused(with_number("sets", index, wrong), {"sets"});
     refused(with_number("sinks", 1, wrong), {"sinks"});
   }
+  refused(with_number("steps", 2, 0), {"step", "one at least"});  // the first step would have no chunk
   // Sets hold 2 heavy entries, then 3 local ones.
   for (const std::size_t entry : {0, 1, 2, 4}) {
     for (const std::int32_t wrong : {-2, -1, 16, 1 << 30}) {

@@ -8,7 +8,9 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 namespace headwater::core {
@@ -87,6 +89,16 @@ TEST(Runs, SmallerThanAPageTakeNoAdvice) {
   runs.make_room(0, 5, 0, 1000);
   std::memset(runs.data(), 1, 5032);
   EXPECT_EQ(runs.bytes(), 5000);
+}
+
+TEST(Runs, LeaveNoFileOpen) {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const auto before = open_files();
+  for (int i = 0; i < 10; ++i) (void)RunBuffer(3, 2 * kHugePage, 0);  // large enough for huge pages
+  EXPECT_EQ(open_files(), before);
 }
 
 TEST(Runs, RefuseSizesThatDoNotFit) {
