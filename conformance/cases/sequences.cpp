@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -231,6 +232,18 @@ void files(Context& context) {
       require_same(picture(*loaded), picture(*saved), what);
       require_same(trace_of_steps(wanted, problem, at, end), run_steps(*loaded, problem, at, end), what);
 
+      if (engine.claims().truncate) {
+        const std::unique_ptr<Session> cut = load_session(engine, shape, options, path, of);
+        Lengths lengths(cut->options());
+        lengths.ended(cut->chunks());
+        lengths.loaded();
+        const std::int64_t n = random.integer(0, cut->tokens());
+        require_code(
+            code_of([&] { cut->truncate(n); }),
+            lengths.possible(n) ? std::nullopt : std::optional<ErrorCode>(ErrorCode::invalid_argument),
+            fmt::format("truncate() to {} after a load; {}", n, what));
+      }
+
       const auto refuse = [&](const Shape& asked_shape, const Options& asked, const std::string& file,
                               const std::string& fingerprint, const std::string& name,
                               const std::string& wrong) {
@@ -397,6 +410,71 @@ void stored_rows(Context& context) {
   }
 }
 const Register kStoredRows{{"sequences.stored_rows", {"ROWS-1"}, "session", Lane::law, true, stored_rows}};
+
+// What does not hold the tokens is refused, and the step goes on.
+void stored_rows_refused(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::stored_rows, "stored_rows");
+  const Shape shape{.n_layer = 1, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 16};
+  const std::vector<float> values(32, 0.5f);
+  std::vector<float> outs(24);
+  const Rows q = Rows::token_major(values.data(), DType::f32, 2, 4);
+  const Rows k = Rows::token_major(values.data(), DType::f32, 1, 4);
+  const MutableRows out = MutableRows::token_major(outs.data(), DType::f32, 2, 4);
+  const std::vector<std::int32_t> table{1, 0};
+  const StoredRows right{.keys = values.data(),
+                         .values = values.data(),
+                         .rows = 3,
+                         .key_row_stride = 4,
+                         .key_head_stride = 4,
+                         .value_row_stride = 4,
+                         .value_head_stride = 4,
+                         .table = table.data(),
+                         .table_size = 2,
+                         .page_rows = 2,
+                         .pages = 2,
+                         .key_page_stride = 8,
+                         .value_page_stride = 8};
+  Options options;
+  const std::unique_ptr<Session> own = engine.open(shape, options);
+  options.kv_owner = KvOwner::caller;
+  const std::unique_ptr<Session> session = engine.open(shape, options);
+  if (session->options().kv_owner != KvOwner::caller)
+    throw Violation("options(): kv_owner is not the caller");
+  own->begin(Step::decode(3));
+  session->begin(Step::decode(3));
+  const auto refuse = [](Session& asked, const char* what, const std::function<void()>& call) {
+    require_code(code_of(call), ErrorCode::invalid_argument, what);
+    if (asked.failed()) throw Violation(fmt::format("{}: the step has failed", what));
+  };
+  refuse(*own, "attend_stored() of a session that keeps its rows",
+         [&] { own->attend_stored(0, q, right, out); });
+  refuse(*session, "attend() with kv_owner caller", [&] { session->attend(0, q, k, k, out); });
+  const auto refuse_rows = [&](const char* what, const std::function<void(StoredRows&)>& change) {
+    StoredRows wrong = right;
+    change(wrong);
+    refuse(*session, what, [&] { session->attend_stored(0, q, wrong, out); });
+  };
+  refuse_rows("no keys", [](StoredRows& rows) { rows.keys = nullptr; });
+  refuse_rows("no values", [](StoredRows& rows) { rows.values = nullptr; });
+  refuse_rows("fewer rows than tokens", [](StoredRows& rows) { rows.rows = 2; });
+  refuse_rows("a table too short", [](StoredRows& rows) { rows.table_size = 1; });
+  refuse_rows("pages of no rows", [](StoredRows& rows) { rows.page_rows = 0; });
+  refuse_rows("no pages", [](StoredRows& rows) { rows.pages = 0; });
+  refuse_rows("a page beyond the last", [](StoredRows& rows) { rows.pages = 1; });
+  const std::vector<std::int32_t> negative{1, -1};
+  refuse_rows("a page -1", [&](StoredRows& rows) { rows.table = negative.data(); });
+  session->attend_stored(0, q, right, out);
+  session->end();
+  if (code_of([&] { session->read_key(0, 0, 0, outs); }) == std::nullopt)
+    throw Violation("read_key() of a session without rows succeeds");
+}
+const Register kStoredRowsRefused{{"sequences.stored_rows_refused",
+                                   {"ROWS-1", "STATE-5"},
+                                   "session",
+                                   Lane::state,
+                                   true,
+                                   stored_rows_refused}};
 
 /// A decode step of the problem's rows without queries.
 void store_step(Session& session, const Problem& problem, const Step& step) {
