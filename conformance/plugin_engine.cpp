@@ -633,6 +633,7 @@ std::unique_ptr<Session> PluginSession::fork() {
   require_no_failed_observer();
   headwater_session* const forked = made_by(
       table_, "fork", [&](headwater_session** to) { return table_.fork(session_, to); }, [] {});
+  if (forked == session_) broken("fork() gave the session itself");
   auto session = std::make_unique<PluginSession>(table_, claims_, shape_, asked_, forked);
   session->chunks_ = chunks_;
   return session;

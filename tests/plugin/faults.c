@@ -141,6 +141,7 @@ void commit_fork_fault(headwater_session* s, headwater_session* fork, headwater_
     fork->user = s->user;
   }
   if (FAULT(fork_without_session)) *forked = NULL;
+  if (FAULT(fork_is_itself)) *forked = s;
   if (FAULT(fork_writes_behind)) forked[1] = NULL;
 }
 

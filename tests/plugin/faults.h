@@ -92,7 +92,10 @@
   X(fork_keeps_observer)       \
   X(fork_without_session)      \
   X(fork_writes_behind)        \
-  X(fork_in_open_step)
+  X(fork_in_open_step)         \
+  X(fork_is_itself)            \
+  X(fork_unchecked)            \
+  X(fork_leaks)
 
 enum naive_fault {
 #define NAIVE_ENUM(name) FAULT_##name,

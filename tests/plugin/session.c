@@ -372,14 +372,15 @@ static headwater_status fork_session(headwater_session* s, headwater_session** f
     return fail(HEADWATER_WRONG_STATE, "fork in an open step; allowed: after end, abort or reset");
   }
   headwater_session* fork = malloc(sizeof *fork);
-  if (fork == NULL) return fail(HEADWATER_OUT_OF_MEMORY, "fork: no memory for a session");
+  if (fork == NULL && !FAULT(fork_unchecked))
+    return fail(HEADWATER_OUT_OF_MEMORY, "fork: no memory for a session");
   *fork = *s;
   fork->block_count = 0;
   fork->bytes = (headwater_memory_bytes){0};
   fork->observer = NULL;
   fork->interrupt = NULL;
   if (!take_all(fork)) {
-    close_session(fork);
+    if (!FAULT(fork_leaks)) close_session(fork);
     return fail(HEADWATER_OUT_OF_MEMORY, "fork: no memory for capacity %lld", (long long)s->shape.capacity);
   }
   /* Both took their blocks in the same order. */

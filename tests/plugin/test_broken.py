@@ -91,6 +91,9 @@ FAULTS = {
     "fork_in_open_step": {"sequences.forks": "a fork in an open step: success"},
     "fork_without_session": {"sequences.forks": "fork() succeeded with *session NULL"},
     "fork_writes_behind": {"sequences.forks": "fork: session: byte 8"},
+    "fork_is_itself": {"sequences.forks": "fork() gave the session itself"},
+    "fork_unchecked": {"allocation.fork_without_memory": CRASH},
+    "fork_leaks": {"allocation.fork_without_memory": "were not given back"},
     "reset_keeps_scores": {"determinism.after_reset": "a run after reset"},
     "status_99": {"state.protocol": "status 99"},
     "error_without_text": {"state.protocol": "last_error() is NULL"},
@@ -119,8 +122,9 @@ SAVED_FAULTS = {
 }
 # Where a sanitizer owns malloc, and where it would stop the process before the kit can see what was written.
 NOT_SANITIZED = {"allocates", "allocates_aligned", "malloc_unchecked", "malloc_leaks", "bytes_too_small",
-                 "writes_far_behind_rows", "fork_shares_scores", "stored_strides_mixed", "state_too_long",
-                 "options_too_long", "key_row_too_long", "key_row_too_early", "writes_sinks", "writes_behind_rows"}
+                 "writes_far_behind_rows", "fork_leaks", "fork_shares_scores", "fork_unchecked", "stored_strides_mixed",
+                 "state_too_long", "options_too_long", "key_row_too_long", "key_row_too_early", "writes_sinks",
+                 "writes_behind_rows"}
 
 
 class Broken(kit.Case):
