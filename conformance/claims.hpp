@@ -42,12 +42,13 @@ inline constexpr std::array kClaims{
               "says what a session will hold before it is opened"},
     ClaimInfo{"host_memory", &Claims::host_memory, HEADWATER_CLAIM_HOST_MEMORY,
               "takes its memory from the host"},
-    // No plug-in can claim what follows: its table has nothing for it.
-    ClaimInfo{"fork", &Claims::fork, 0, "sessions can be forked"},
-    ClaimInfo{"save", &Claims::save, 0, "sessions can be saved and loaded"},
-    ClaimInfo{"layers", &Claims::layers, 0, "layers with windows, scales, caps and sinks of their own"},
-    ClaimInfo{"stored_rows", &Claims::stored_rows, 0, "works on K and V rows of the caller"},
-    ClaimInfo{"rows_alone", &Claims::rows_alone, 0, "stores rows without queries"}};
+    ClaimInfo{"fork", &Claims::fork, HEADWATER_CLAIM_FORK, "sessions can be forked"},
+    ClaimInfo{"save", &Claims::save, HEADWATER_CLAIM_SAVE, "sessions can be saved and loaded"},
+    ClaimInfo{"layers", &Claims::layers, HEADWATER_CLAIM_LAYERS,
+              "layers with windows, scales, caps and sinks of their own"},
+    ClaimInfo{"stored_rows", &Claims::stored_rows, HEADWATER_CLAIM_STORED_ROWS,
+              "works on K and V rows of the caller"},
+    ClaimInfo{"rows_alone", &Claims::rows_alone, HEADWATER_CLAIM_ROWS_ALONE, "stores rows without queries"}};
 // Every bool of Claims has its line.
 static_assert(sizeof(Claims) == kClaims.size() * sizeof(bool));
 

@@ -5,6 +5,10 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +19,7 @@
 #include "conformance/case.hpp"
 #include "conformance/float_controls.hpp"
 #include "conformance/plugin_guard.hpp"
+#include "conformance/session_files.hpp"
 #include "headwater/error.hpp"
 
 namespace headwater::conformance {
@@ -78,6 +83,22 @@ Enum enumerator(std::int32_t value, std::int32_t last, const char* what) {
   return static_cast<Enum>(value);
 }
 
+// The session that open(), load() or fork() makes. `handed_back` sees what the function was given, whatever it returned.
+template <class Make, class HandedBack>
+headwater_session* made_by(const headwater_engine_table& table, const std::string& function, const Make& make,
+                           const HandedBack& handed_back) {
+  Guarded<headwater_session*> handle(1, kUnwritten);
+  const headwater_status status = invoke(function.c_str(), [&] { return make(handle.data()); });
+  handed_back();
+  handle.check(function + ": session");
+  if (status != HEADWATER_OK && handle.value() != nullptr) {
+    broken(fmt::format("a failed {}() did not set *session to NULL", function));
+  }
+  require_ok(table, function.c_str(), status);
+  if (handle.value() == nullptr) broken(fmt::format("{}() succeeded with *session NULL", function));
+  return handle.value();
+}
+
 MemoryBytes bytes_of(const headwater_memory_bytes& said) {
   return {said.kv, said.scores, said.memory_sets, said.workspace};
 }
@@ -96,17 +117,27 @@ Guarded<headwater_mutable_rows> guarded_rows(const MutableRows& rows) {
       {rows.data, rows.row_stride, rows.head_stride, static_cast<std::int32_t>(rows.type), 0});
 }
 
-// Checks what C's pointers do not say: the sizes of sinks and slopes, and a scale that is NaN.
+// Checks what C's pointers do not say: the sizes of sinks and slopes, and numbers that are NaN, which is C's "not said".
 void check_what_c_cannot_say(const Shape& shape, const Options& options) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, what); };
-  const auto per_head = [&](const char* field, const std::vector<float>& values) {
+  const auto per_head = [&](const std::string& field, const std::vector<float>& values) {
     const bool one_each = shape.n_head > 0 && values.size() == static_cast<std::size_t>(shape.n_head);
     if (values.empty() || one_each) return;
     refuse(fmt::format("{} has {} entries; allowed: 0 or n_head = {}", field, values.size(), shape.n_head));
   };
+  const auto number = [&](const std::string& field, const std::optional<double>& value) {
+    if (value && std::isnan(*value)) refuse(field + " is nan; allowed: a finite number");
+  };
   per_head("sinks", options.sinks);
   per_head("alibi", options.alibi);
-  if (options.scale && std::isnan(*options.scale)) refuse("scale is nan; allowed: a finite number");
+  number("scale", options.scale);
+  for (std::size_t l = 0; l < options.layers.size(); ++l) {
+    const LayerOptions& own = options.layers[l];
+    const std::string of = fmt::format("layers[{}].", l);
+    number(of + "scale", own.scale);
+    number(of + "softcap", own.softcap);
+    if (own.sinks) per_head(of + "sinks", *own.sinks);
+  }
 }
 
 // What is not claimed is not asked of the plug-in, whose header may be older.
@@ -119,26 +150,62 @@ void check_claimed(const Claims& claims, const Options& options) {
   if (options.allocator.allocate != nullptr && !claims.host_memory) {
     throw Error(ErrorCode::unsupported, "allocator is given; allowed: none: the plug-in does not claim it");
   }
-  if (!options.layers.empty()) {
+  if (!options.layers.empty() && !claims.layers) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("layers has {} entries; allowed: none: plug-ins are not told of them",
+                fmt::format("layers has {} entries; allowed: none: the plug-in does not claim layers",
                             options.layers.size()));
   }
-  if (options.kv_owner == KvOwner::caller) {
+  if (options.kv_owner == KvOwner::caller && !claims.stored_rows) {
     throw Error(ErrorCode::unsupported,
-                "kv_owner is 1 (caller); allowed: 0 (session): plug-ins keep the rows");
+                "kv_owner is 1 (caller); allowed: 0 (session): the plug-in does not claim stored_rows");
   }
+}
+
+// Entries of options.layers are longer than this header's: a plug-in must take layer_size from one to the next.
+constexpr std::size_t kLayerSize = sizeof(headwater_layer_options) + sizeof(double);
+
+// Sinks of the layers that have their own, one layer after the other. C has no empty ones: -inf for each head.
+std::vector<float> sinks_of_layers(const Shape& shape, const std::vector<LayerOptions>& layers) {
+  constexpr std::int64_t kMostHeads = 65536;
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  const auto heads = static_cast<std::size_t>(std::clamp<std::int64_t>(shape.n_head, 0, kMostHeads));
+  std::vector<float> all;
+  for (const LayerOptions& own : layers) {
+    if (own.sinks && own.sinks->empty()) all.insert(all.end(), heads, kNone);
+    if (own.sinks) all.insert(all.end(), own.sinks->begin(), own.sinks->end());
+  }
+  return all;
+}
+
+std::vector<unsigned char> native(const Shape& shape, const std::vector<LayerOptions>& layers,
+                                  const float* sinks) {
+  constexpr double kNotSaid = std::numeric_limits<double>::quiet_NaN();
+  std::vector<unsigned char> bytes(layers.size() * kLayerSize);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerOptions& own = layers[l];
+    headwater_layer_options entry{};
+    entry.window = own.window;
+    entry.scale = own.scale.value_or(kNotSaid);
+    entry.softcap = own.softcap.value_or(kNotSaid);
+    entry.sinks = own.sinks ? sinks : nullptr;
+    if (own.sinks) sinks += shape.n_head;
+    std::memcpy(bytes.data() + l * kLayerSize, &entry, sizeof entry);
+  }
+  return bytes;
 }
 
 // Shape and options as a plug-in is handed them.
 struct Asked {
-  Asked(const headwater_engine_table& table, const Shape& of, const Options& options)
-      : shape(Guarded<headwater_shape>::input({of.n_layer, of.n_head, of.n_head_kv, of.d_head, of.d_value,
+  Asked(const headwater_engine_table& table, const Shape& of, const Options& asked)
+      : options(asked),
+        shape(Guarded<headwater_shape>::input({of.n_layer, of.n_head, of.n_head_kv, of.d_head, of.d_value,
                                                of.capacity, static_cast<std::int32_t>(of.kv_type), 0})),
         sinks(options.sinks),
         alibi(options.alibi),
         dense_layers(options.dense_layers),
-        given(Guarded<headwater_options>::input(native(table, options))) {}
+        layer_sinks(sinks_of_layers(of, options.layers)),
+        layers(native(of, options.layers, layer_sinks.data())),
+        given(Guarded<headwater_options>::input(native_options(table))) {}
 
   void check(const std::string& call) const {
     shape.check(call + ": shape");
@@ -146,25 +213,36 @@ struct Asked {
     sinks.check(call + ": sinks");
     alibi.check(call + ": alibi");
     dense_layers.check(call + ": dense_layers");
+    layers.check(call + ": layers");
+    layer_sinks.check(call + ": sinks of layers");
   }
   void spoil() {
+    shape.spoil();
+    given.spoil();
     sinks.spoil();
     alibi.spoil();
     dense_layers.spoil();
+    layers.spoil();
+    layer_sinks.spoil();
   }
 
+  Options options;
   Guarded<headwater_shape> shape;
   Guarded<float> sinks;
   Guarded<float> alibi;
   Guarded<std::int64_t> dense_layers;
+  Guarded<float> layer_sinks;
+  Guarded<unsigned char> layers;
   Guarded<headwater_options> given;
 
  private:
-  headwater_options native(const headwater_engine_table& table, const Options& options) {
+  headwater_options native_options(const headwater_engine_table& table) {
     const bool blocks =
         options.select != Select::h2o;  // the sizes of rule `blocks` are not read with h2o (SEL-1)
     // Tables of older headers may refuse what they do not know.
     const bool knows_hosts = table.struct_size > offsetof(headwater_engine_table, abort);
+    const bool knows_pages = table.struct_size > offsetof(headwater_engine_table, fork);
+    const bool has_layers = !options.layers.empty();
     return {.struct_size = sizeof(headwater_options),
             .batch = options.batch,
             .chunk = options.chunk,
@@ -198,13 +276,12 @@ struct Asked {
             .checkpoints = options.checkpoints,
             .parallel_for = knows_hosts ? options.parallel_for : nullptr,
             .parallel_context = knows_hosts ? options.parallel_context : nullptr,
-            // Plug-ins are not told of these.
-            .kv_owner = HEADWATER_KV_OF_SESSION,
+            .kv_owner = static_cast<std::int32_t>(options.kv_owner),
             .reserved5 = 0,
-            .layers = nullptr,
-            .layer_count = 0,
-            .layer_size = 0,
-            .page = 0,
+            .layers = has_layers ? reinterpret_cast<headwater_layer_options*>(layers.data()) : nullptr,
+            .layer_count = static_cast<std::int64_t>(options.layers.size()),
+            .layer_size = has_layers ? kLayerSize : 0,
+            .page = knows_pages ? options.page : 0,
             .allocate = options.allocator.allocate,
             .release = options.allocator.release,
             .allocator_context = options.allocator.context};
@@ -213,13 +290,10 @@ struct Asked {
 
 class PluginSession final : public Session {
  public:
-  PluginSession(const PluginLibrary& library, const Shape& shape, const Options& options)
-      : table_(library.table()),
-        claims_(library.identity().claims),
-        shape_(shape),
-        asked_(table_, shape, options) {
-    options_.dense_layers = options.dense_layers;
-    open();
+  /// Takes a session of the plug-in that is open.
+  PluginSession(const headwater_engine_table& table, const Claims& claims, const Shape& shape,
+                std::shared_ptr<const Asked> asked, headwater_session* session)
+      : table_(table), claims_(claims), shape_(shape), asked_(std::move(asked)), session_(session) {
     try {
       read_options();
     } catch (...) {
@@ -238,10 +312,15 @@ class PluginSession final : public Session {
   void begin(const Step& step) override;
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
               const LseOutput& lse) override;
+  void attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows, const MutableRows& out,
+                     const LseOutput& lse) override;
   void end() override;
   void reset() override;
   void abort() override;
   void truncate(std::int64_t n) override;
+  [[nodiscard]] std::unique_ptr<Session> fork() override;
+  void save(const std::string& path, const std::string& fingerprint);
+  [[noreturn]] static void refuse_unclaimed(const char* what) { refuse(what); }
   [[nodiscard]] SessionState state() const override;
   [[nodiscard]] bool failed() const override;
   [[nodiscard]] std::int64_t tokens() const override;
@@ -249,7 +328,7 @@ class PluginSession final : public Session {
   [[nodiscard]] const EffectiveOptions& options() const override { return options_; }
   [[nodiscard]] MemoryBytes memory_bytes() const override;
   [[nodiscard]] std::span<const Chunk> plan() const override;
-  [[nodiscard]] std::span<const Chunk> chunks() const override { return chunks_; }
+  [[nodiscard]] std::span<const Chunk> chunks() const override;
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -264,8 +343,15 @@ class PluginSession final : public Session {
   void set_interrupt(Interrupt interrupt) override;
 
  private:
-  void open();
   void read_options();
+  void require_claimed(const Rows& q, const MutableRows& out, const LseOutput& lse) const;
+  template <class Call, class HandedBack>
+  void run_attend(const char* name, const Call& call, const HandedBack& handed_back);
+  // Rows that are not there are a NULL where the plug-in takes one (DEC-2).
+  template <class View>
+  [[nodiscard]] View* pointer_to(Guarded<View>& rows) const {
+    return claims_.rows_alone && rows.value().data == nullptr ? nullptr : rows.data();
+  }
   void require_no_failed_observer() const;
   void require_callbacks_in_attend() const;
   void require_step(const char* function, headwater_status status);
@@ -284,9 +370,8 @@ class PluginSession final : public Session {
     require_ok(table_, name, status);
     return value.value();
   }
-  template <class Value>
-  Value ask_at(const char* name, std::int64_t index,
-               headwater_status (*function)(const headwater_session*, std::int64_t, Value*)) const {
+  template <class Value, class Function>
+  Value ask_at(const char* name, std::int64_t index, const Function& function) const {
     const AllocationPause ours(true);
     Guarded<Value> value(1, kUnwritten);
     const headwater_status status = invoke(name, [&] { return function(session_, index, value.data()); });
@@ -314,12 +399,13 @@ class PluginSession final : public Session {
   const headwater_engine_table& table_;
   const Claims& claims_;
   Shape shape_;
-  // Spoiled after open(), and kept: a plug-in that kept the pointers instead of the values computes with NaN.
-  Asked asked_;
-  headwater_session* session_ = nullptr;
+  // Spoiled after open(), and kept, by forks too: a plug-in that kept the pointers instead of the values computes with NaN.
+  std::shared_ptr<const Asked> asked_;
+  headwater_session* session_;
   EffectiveOptions options_;
   mutable std::vector<Chunk> plan_;
-  std::vector<Chunk> chunks_;      // kept here: no table has a question for those of all steps
+  mutable std::vector<Chunk> said_chunks_;
+  std::vector<Chunk> chunks_;  // kept here: only tables with save() have a question for those of all steps
   std::size_t chunks_before_ = 0;  // of them before the step that is open
 
   Observer observer_;
@@ -327,25 +413,11 @@ class PluginSession final : public Session {
   std::exception_ptr callback_error_;  // of the attend() that runs
   bool observer_failed_ = false;       // STATE-5: only abort() and reset() are legal
   bool open_ = false;                  // a step
+  bool decoding_ = false;              // the open step
   bool failed_ = false;                // of a table that cannot say so, by its statuses
   std::atomic<std::thread::id> attending_{};
   std::atomic<const char*> called_elsewhere_{nullptr};  // the callback
 };
-
-void PluginSession::open() {
-  Guarded<headwater_session*> handle(1, kUnwritten);
-  const headwater_status status =
-      invoke("open", [&] { return table_.open(asked_.shape.data(), asked_.given.data(), handle.data()); });
-  asked_.check("open");
-  handle.check("open: session");
-  asked_.spoil();
-  if (status != HEADWATER_OK && handle.value() != nullptr) {
-    broken("a failed open() did not set *session to NULL");
-  }
-  require_ok(table_, "open", status);
-  if (handle.value() == nullptr) broken("open() succeeded with *session NULL");
-  session_ = handle.value();
-}
 
 void PluginSession::read_options() {
   const auto said = ask_struct<headwater_effective_options>("session_options", table_.session_options);
@@ -368,6 +440,10 @@ void PluginSession::read_options() {
   options_.pinned = said.pinned;
   options_.dense_below = said.dense_below;
   options_.checkpoints = said.checkpoints;
+  options_.kv_owner = enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
+  options_.page = said.page;
+  options_.dense_layers = asked_->options.dense_layers;
+  options_.layers = asked_->options.layers;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;
   if (options_.select == Select::blocks && !sized) {
     broken(fmt::format("session_options: rule blocks with key_block {}, query_block {}, pool {}, refine {}",
@@ -420,6 +496,7 @@ void PluginSession::begin(const Step& step) {
                  invoke("begin_decode", [&] { return table_.begin_decode(session_, step.n); }));
   }
   open_ = true;
+  decoding_ = step.kind == Step::Kind::decode;
   const std::span<const Chunk> opened = plan();
   chunks_before_ = chunks_.size();
   chunks_.insert(chunks_.end(), opened.begin(), opened.end());
@@ -427,31 +504,89 @@ void PluginSession::begin(const Step& step) {
 
 void PluginSession::attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v,
                            const MutableRows& out, const LseOutput& lse) {
-  const bool with_lse = lse.data != nullptr;
-  if (with_lse && !claims_.lse) refuse("lse of attend()");
+  require_claimed(q, out, lse);
   const AllocationPause ours(true);
-  require_no_failed_observer();
   Guarded<headwater_rows> q_rows = guarded_rows(q);
   Guarded<headwater_rows> k_rows = guarded_rows(k);
   Guarded<headwater_rows> v_rows = guarded_rows(v);
   Guarded<headwater_mutable_rows> out_rows = guarded_rows(out);
   auto lse_rows = Guarded<headwater_lse_output>::input({lse.data, lse.row_stride, lse.head_stride});
+  const bool with_lse = lse.data != nullptr;
+  run_attend(
+      with_lse ? "attend_lse" : "attend",
+      [&] {
+        headwater_rows* const queries = pointer_to(q_rows);
+        headwater_mutable_rows* const outputs = pointer_to(out_rows);
+        if (!with_lse) return table_.attend(session_, layer, queries, k_rows.data(), v_rows.data(), outputs);
+        return table_.attend_lse(session_, layer, queries, k_rows.data(), v_rows.data(), outputs,
+                                 lse_rows.data());
+      },
+      [&] {
+        q_rows.check("attend: q");
+        k_rows.check("attend: k");
+        v_rows.check("attend: v");
+        out_rows.check("attend: out");
+        lse_rows.check("attend_lse: lse");
+      });
+}
+
+void PluginSession::attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows,
+                                  const MutableRows& out, const LseOutput& lse) {
+  if (!claims_.stored_rows) refuse("attend_stored()");
+  require_claimed(q, out, lse);
+  const AllocationPause ours(true);
+  Guarded<headwater_rows> q_rows = guarded_rows(q);
+  Guarded<headwater_mutable_rows> out_rows = guarded_rows(out);
+  auto lse_rows = Guarded<headwater_lse_output>::input({lse.data, lse.row_stride, lse.head_stride});
+  std::vector<std::int32_t> pages;
+  if (rows.table != nullptr && rows.table_size > 0) pages.assign(rows.table, rows.table + rows.table_size);
+  Guarded<std::int32_t> table(pages);
+  auto stored =
+      Guarded<headwater_stored_rows>::input({.struct_size = sizeof(headwater_stored_rows),
+                                             .keys = rows.keys,
+                                             .values = rows.values,
+                                             .rows = rows.rows,
+                                             .key_row_stride = rows.key_row_stride,
+                                             .key_head_stride = rows.key_head_stride,
+                                             .value_row_stride = rows.value_row_stride,
+                                             .value_head_stride = rows.value_head_stride,
+                                             .table = rows.table == nullptr ? nullptr : table.data(),
+                                             .table_size = rows.table_size,
+                                             .page_rows = rows.page_rows,
+                                             .pages = rows.pages,
+                                             .key_page_stride = rows.key_page_stride,
+                                             .value_page_stride = rows.value_page_stride});
+  run_attend(
+      "attend_stored",
+      [&] {
+        return table_.attend_stored(session_, layer, pointer_to(q_rows), stored.data(), pointer_to(out_rows),
+                                    lse.data == nullptr ? nullptr : lse_rows.data());
+      },
+      [&] {
+        q_rows.check("attend_stored: q");
+        stored.check("attend_stored: rows");
+        table.check("attend_stored: table");
+        out_rows.check("attend_stored: out");
+        lse_rows.check("attend_stored: lse");
+      });
+}
+
+// What is not claimed is not asked of the plug-in.
+void PluginSession::require_claimed(const Rows& q, const MutableRows& out, const LseOutput& lse) const {
+  if (lse.data != nullptr && !claims_.lse) refuse("lse of attend()");
+  const bool rows_alone = open_ && decoding_ && q.data == nullptr && out.data == nullptr;
+  if (rows_alone && !claims_.rows_alone) refuse("attend() without queries");
+}
+
+// attend() and its kin: callbacks come in between, and may throw.
+template <class Call, class HandedBack>
+void PluginSession::run_attend(const char* name, const Call& call, const HandedBack& handed_back) {
+  require_no_failed_observer();
   callback_error_ = nullptr;
   attending_ = std::this_thread::get_id();
-  const char* name = with_lse ? "attend_lse" : "attend";
-  const headwater_status status = invoke(name, [&] {
-    if (!with_lse) {
-      return table_.attend(session_, layer, q_rows.data(), k_rows.data(), v_rows.data(), out_rows.data());
-    }
-    return table_.attend_lse(session_, layer, q_rows.data(), k_rows.data(), v_rows.data(), out_rows.data(),
-                             lse_rows.data());
-  });
+  const headwater_status status = invoke(name, call);
   attending_ = std::thread::id{};
-  q_rows.check("attend: q");
-  k_rows.check("attend: k");
-  v_rows.check("attend: v");
-  out_rows.check("attend: out");
-  lse_rows.check("attend_lse: lse");
+  handed_back();
   require_callbacks_in_attend();
   if (callback_error_ != nullptr) {
     observer_failed_ = true;
@@ -492,6 +627,28 @@ void PluginSession::truncate(std::int64_t n) {
   if (!chunks_.empty()) chunks_.back().end = std::min(chunks_.back().end, n);  // STATE-9
 }
 
+std::unique_ptr<Session> PluginSession::fork() {
+  if (!claims_.fork) refuse("fork()");
+  const AllocationPause ours(true);
+  require_no_failed_observer();
+  headwater_session* const forked = made_by(
+      table_, "fork", [&](headwater_session** to) { return table_.fork(session_, to); }, [] {});
+  if (forked == session_) broken("fork() gave the session itself");
+  auto session = std::make_unique<PluginSession>(table_, claims_, shape_, asked_, forked);
+  session->chunks_ = chunks_;
+  return session;
+}
+
+void PluginSession::save(const std::string& path, const std::string& fingerprint) {
+  if (!claims_.save) refuse("save()");
+  const AllocationPause ours(true);
+  require_no_failed_observer();
+  require_ok(table_, "save", invoke("save", [&] {
+               return table_.save(session_, path.c_str(),
+                                  fingerprint.empty() ? nullptr : fingerprint.c_str());
+             }));
+}
+
 SessionState PluginSession::state() const {
   return enumerator<SessionState>(ask<std::int32_t>("session_state", table_.session_state),
                                   HEADWATER_DECODING, "session_state");
@@ -525,6 +682,32 @@ std::span<const Chunk> PluginSession::plan() const {
     plan_.push_back({chunk.begin, chunk.end, chunk_mode(chunk.mode, "plan_chunk: mode")});
   }
   return plan_;
+}
+
+std::span<const Chunk> PluginSession::chunks() const {
+  if (!claims_.save) return chunks_;
+  const AllocationPause ours(true);
+  const auto count = ask<std::int64_t>("session_chunk_count", table_.session_chunk_count);
+  if (count < 0 || count > shape_.capacity) {
+    broken(
+        fmt::format("session_chunk_count() gives {}; allowed: 0 .. capacity = {}", count, shape_.capacity));
+  }
+  said_chunks_.clear();
+  for (std::int64_t i = 0; i < count; ++i) {
+    Guarded<std::int64_t> entries(1, kUnwritten);
+    const auto said = ask_at<headwater_chunk>(
+        "session_chunk", i, [&](const headwater_session* session, std::int64_t index, headwater_chunk* to) {
+          return table_.session_chunk(session, index, to, entries.data());
+        });
+    entries.check("session_chunk: memory_count");
+    const Chunk chunk{said.begin, said.end, chunk_mode(said.mode, "session_chunk: mode")};
+    if (entries.value() != memory_count(chunk)) {
+      broken(fmt::format("session_chunk() gives memory_count {} for chunk [{}, {}); allowed: {} (MEM-4)",
+                         entries.value(), chunk.begin, chunk.end, memory_count(chunk)));
+    }
+    said_chunks_.push_back(chunk);
+  }
+  return said_chunks_;
 }
 
 ScoreView PluginSession::scores(std::int64_t layer) const {
@@ -637,7 +820,7 @@ void PluginSession::take_record(const headwater_chunk_record* record) {
   if (observer_) observer_(copy);
 }
 
-class PluginEngine final : public Engine {
+class PluginEngine final : public EngineWithFiles {
  public:
   explicit PluginEngine(const PluginLibrary& library) : library_(library) {}
   [[nodiscard]] std::string_view name() const override { return library_.identity().name; }
@@ -648,10 +831,20 @@ class PluginEngine final : public Engine {
   }
   [[nodiscard]] Claims claims() const override { return library_.identity().claims; }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
-    const AllocationPause ours(true);
-    check_what_c_cannot_say(shape, options);
-    check_claimed(library_.identity().claims, options);
-    return std::make_unique<PluginSession>(library_, shape, options);
+    return make(shape, options, "open", library_.table().open);
+  }
+  void save(Session& session, const std::string& path, const std::string& fingerprint) const override {
+    dynamic_cast<PluginSession&>(session).save(path, fingerprint);
+  }
+  [[nodiscard]] std::unique_ptr<Session> load(const Shape& shape, const Options& options,
+                                              const std::string& path,
+                                              const std::string& fingerprint) const override {
+    if (!claims().save) PluginSession::refuse_unclaimed("load()");
+    return make(shape, options, "load",
+                [&](const headwater_shape* of, const headwater_options* asked, headwater_session** to) {
+                  return library_.table().load(of, asked, path.c_str(),
+                                               fingerprint.empty() ? nullptr : fingerprint.c_str(), to);
+                });
   }
   [[nodiscard]] MemoryEstimate estimate(const Shape& shape, const Options& options) const override {
     const AllocationPause ours(true);
@@ -674,6 +867,24 @@ class PluginEngine final : public Engine {
   }
 
  private:
+  template <class Function>
+  [[nodiscard]] std::unique_ptr<Session> make(const Shape& shape, const Options& options, const char* name,
+                                              const Function& function) const {
+    const AllocationPause ours(true);
+    check_what_c_cannot_say(shape, options);
+    check_claimed(claims(), options);
+    const headwater_engine_table& table = library_.table();
+    const auto asked = std::make_shared<Asked>(table, shape, options);
+    headwater_session* const session = made_by(
+        table, name,
+        [&](headwater_session** to) { return function(asked->shape.data(), asked->given.data(), to); },
+        [&] {
+          asked->check(name);
+          asked->spoil();
+        });
+    return std::make_unique<PluginSession>(table, library_.identity().claims, shape, asked, session);
+  }
+
   const PluginLibrary& library_;
 };
 

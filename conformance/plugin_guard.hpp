@@ -25,7 +25,8 @@ class Guarded {
     std::memset(data(), fill, count * sizeof(Value));
     count_ = count;
   }
-  explicit Guarded(const std::vector<Value>& values) : Guarded(values.size()) {
+  explicit Guarded(const std::vector<Value>& values)
+      : bytes_(kGuardBytes + values.size() * sizeof(Value) + kGuardBytes, kGuard), count_(values.size()) {
     if (!values.empty()) std::memcpy(data(), values.data(), values.size() * sizeof(Value));
     remember();
   }

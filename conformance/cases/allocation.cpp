@@ -295,6 +295,58 @@ const Register kBeginBlocksWithout{{"blocks.begin_without_memory",
                                       begin_without_memory(context, with_blocks);
                                     }}};
 
+// fork() with its n-th allocation refused: an Error out_of_memory, all memory given back, and the session as before.
+void fork_without_memory(Context& context) {
+  const Engine& engine = *context.engine;
+  require_counter();
+  require_host_memory(context);
+  require_claim(engine, &Claims::fork, "fork");
+  Random random(context.seed);
+  Problem problem = random_problem(random, {.max_chunk = 20, .max_layers = 2, .wide = false});
+  problem.steps = {Step::prefill(50), Step::decode(1)};
+  problem.shape.capacity = problem.tokens();
+  problem.fill_normal(random);
+  const Trace wanted = run(engine, problem);
+  const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+  (void)run_steps(*session, problem, 0, 1);
+  const Picture before = picture(*session);
+  try {  // takes what the first error of a thread takes
+    session->attend(0, {}, {}, {}, {});
+  } catch (const Error&) {
+  }
+  for (std::int64_t n = 0;; ++n) {
+    std::unique_ptr<Session> fork;
+    std::optional<ErrorCode> code;
+    bool refused = false;
+    std::int64_t leaked = 0;
+    {
+      const AllocationWatch watch(n);
+      try {
+        fork = session->fork();
+      } catch (const Error& error) {
+        code = error.code();
+      }
+      refused = watch.refused();
+      leaked = watch.live();
+    }
+    const std::string what = fmt::format("fork() with allocation {} refused; {}", n, problem.describe());
+    require_same(picture(*session), before, what);
+    if (!refused) {
+      require_code(code, std::nullopt, what);
+      require_same(trace_of_steps(wanted, problem, 1, 2), run_steps(*fork, problem, 1, 2), what);
+      return;
+    }
+    require_code(code, ErrorCode::out_of_memory, what);
+    if (leaked != 0) throw Violation(fmt::format("{} allocations were not given back; {}", leaked, what));
+  }
+}
+const Register kForkWithout{{"allocation.fork_without_memory",
+                             {"STATE-11", "NUM-4"},
+                             "session",
+                             Lane::hostile,
+                             true,
+                             fork_without_memory}};
+
 // The sizes that memory_bytes() reports cover what a session must hold, and grow with it.
 void memory_bytes(Context& context) {
   Random random(context.seed);

@@ -190,7 +190,7 @@ void refusals(Context& context) {
     require_refused(*context.engine, shape, options, field, text);
   };
   for (const std::size_t size : {1u, 2u, 4u, 70000u})
-    refuse(std::vector<LayerOptions>(size), "layers", std::to_string(size).c_str());
+    refuse(std::vector<LayerOptions>(size), "layer", std::to_string(size).c_str());  // C: layer_count
   const auto last = [&](const LayerOptions& own) { return std::vector<LayerOptions>{{}, {}, own}; };
   refuse(last({.window = -1}), "layers[2].window", "-1");
   refuse(last({.window = std::int64_t{1} << 31}), "layers[2].window", "2147483648");

@@ -2,14 +2,18 @@
 // one session by itself.
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "conformance/case.hpp"
 #include "conformance/placed.hpp"
 #include "conformance/session_checks.hpp"
+#include "conformance/session_files.hpp"
 #include "conformance/state_archive.hpp"
 
 namespace headwater::conformance {
@@ -35,8 +39,29 @@ void forks(Context& context) {
       std::unique_ptr<Session> parent = engine.open(problem.shape, problem.options);
       (void)run_steps(*parent, problem, 0, at);
       const std::string what = fmt::format("forked after {} steps; {}", at, problem.describe());
+      const std::int64_t stored = parent->tokens();
+      if (stored < problem.tokens()) {
+        parent->begin(Step::decode());
+        require_code(code_of([&] { (void)parent->fork(); }), ErrorCode::wrong_state,
+                     "a fork in an open step");
+        if (parent->failed()) throw Violation("a fork in an open step has failed it; " + what);
+        for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer)
+          (void)attend_layer(*parent, problem, layer, 1);
+        parent->end();
+        parent = engine.open(problem.shape, problem.options);
+        (void)run_steps(*parent, problem, 0, at);
+      }
+      parent->set_observer([](const ChunkRecord&) { throw Violation("a fork has its parent's observer"); });
       std::unique_ptr<Session> fork = parent->fork();
       require_same(picture(*fork), picture(*parent), what);
+      if (stored < problem.tokens()) {
+        const std::unique_ptr<Session> unobserved = parent->fork();
+        unobserved->begin(Step::decode());
+        for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer)
+          (void)attend_layer(*unobserved, problem, layer, 1);
+        unobserved->end();
+      }
+      parent->set_observer({});
       Problem other = problem;
       if (parent->tokens() < problem.tokens()) draw_rows_from(random, other, parent->tokens());
       Session& stranger = random.chance(0.5) ? *fork : *parent;
@@ -49,6 +74,33 @@ void forks(Context& context) {
   }
 }
 const Register kForks{{"sequences.forks", {"STATE-11"}, "session", Lane::law, true, forks}};
+
+/// A session of the problem that has taken what another one gives, after it has refused damaged copies of it.
+std::unique_ptr<Session> through_an_archive(const Engine& engine, const Problem& problem, Session& saved,
+                                            const std::string& what) {
+  MemoryArchive archive;
+  saved.exchange_state(archive);
+  archive.load();
+  std::unique_ptr<Session> loaded = engine.open(problem.shape, problem.options);
+  for (const auto& [name, numbers] : archive.lists) {
+    if (numbers.empty()) continue;
+    MemoryArchive damaged;
+    damaged.lists = archive.lists, damaged.arrays = archive.arrays;
+    damaged.lists.find(name)->second.pop_back();
+    damaged.load();
+    require_code(code_of([&] { loaded->exchange_state(damaged); }), ErrorCode::invalid_argument,
+                 fmt::format("{} without its last number; {}", name, what));
+    if (loaded->tokens() != 0) throw Violation("a refused load left tokens; " + what);
+  }
+  loaded->exchange_state(archive);
+  return loaded;
+}
+
+std::unique_ptr<Session> through_a_file(const Engine& engine, const Problem& problem, Session& saved) {
+  const TemporaryFolder folder;
+  save_session(engine, saved, folder.file("session"), "");
+  return load_session(engine, problem.shape, problem.options, folder.file("session"), "");
+}
 
 void saves(Context& context) {
   const Engine& engine = *context.engine;
@@ -63,27 +115,201 @@ void saves(Context& context) {
       const std::unique_ptr<Session> saved = engine.open(problem.shape, problem.options);
       (void)run_steps(*saved, problem, 0, at);
       const std::string what = fmt::format("saved after {} steps; {}", at, problem.describe());
-      MemoryArchive archive;
-      saved->exchange_state(archive);
-      archive.load();
-      const std::unique_ptr<Session> loaded = engine.open(problem.shape, problem.options);
-      for (const auto& [name, numbers] : archive.lists) {
-        if (numbers.empty()) continue;
-        MemoryArchive damaged;
-        damaged.lists = archive.lists, damaged.arrays = archive.arrays;
-        damaged.lists.find(name)->second.pop_back();
-        damaged.load();
-        require_code(code_of([&] { loaded->exchange_state(damaged); }), ErrorCode::invalid_argument,
-                     fmt::format("{} without its last number; {}", name, what));
-        if (loaded->tokens() != 0) throw Violation("a refused load left tokens; " + what);
-      }
-      loaded->exchange_state(archive);
+      const std::unique_ptr<Session> loaded = has_files_of_its_own(engine)
+                                                  ? through_a_file(engine, problem, *saved)
+                                                  : through_an_archive(engine, problem, *saved, what);
       require_same(picture(*loaded), picture(*saved), what);
       require_same(trace_of_steps(wanted, problem, at, end), run_steps(*loaded, problem, at, end), what);
     }
   }
 }
 const Register kSaves{{"sequences.saves", {"STATE-12"}, "session", Lane::law, true, saves}};
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+/// What must be as it was saved, each changed alone: the word that an error names it by, shape and options.
+struct OtherThan {
+  const char* name;
+  std::function<void(Shape&, Options&)> change;
+};
+const std::vector<OtherThan> kOthers{
+    {"d_head", [](Shape& shape, Options&) { ++shape.d_head; }},
+    {"d_value", [](Shape& shape, Options&) { ++shape.d_value; }},
+    {"kv_type",
+     [](Shape& shape, Options&) { shape.kv_type = shape.kv_type == DType::f32 ? DType::bf16 : DType::f32; }},
+    {"batch", [](Shape&, Options& options) { options.batch = std::max(options.batch, options.chunk) + 1; }},
+    {"dense_below", [](Shape&, Options& options) { ++options.dense_below; }},
+    {"dense_layers",
+     [](Shape&, Options& options) {
+       options.dense_layers =
+           options.dense_layers.empty() ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{};
+     }},
+    {"scale", [](Shape&, Options& options) { options.scale = 0.7734375; }},
+    {"softcap", [](Shape&, Options& options) { options.softcap += 1.5; }},
+    {"score_type",
+     [](Shape&, Options& options) {
+       options.score_type = options.score_type == ScoreType::f32 ? ScoreType::bf16 : ScoreType::f32;
+     }},
+    {"sinks",
+     [](Shape& shape, Options& options) {
+       options.sinks.resize(static_cast<std::size_t>(shape.n_head));
+       options.sinks.back() = 8.5f;
+     }},
+    {"alibi", [](Shape& shape, Options& options) {
+       options.alibi.resize(static_cast<std::size_t>(shape.n_head));
+       options.alibi.back() = 8.5f;
+     }}};
+
+/// MEM-4 of a session that was loaded: ascending positions of stored tokens, or none.
+void require_sets(const Session& session, const std::string& what) {
+  for (std::int64_t layer = 0; layer < session.shape().n_layer; ++layer) {
+    const Snapshot held = snapshot(session, layer);
+    for (std::size_t i = 0; i < held.memory.size(); ++i) {
+      const bool first = static_cast<std::int64_t>(i) % held.memory_count == 0;
+      if (held.memory[i] >= 0 && held.memory[i] < session.tokens() &&
+          (first || held.memory[i] > held.memory[i - 1]))
+        continue;
+      throw Violation(fmt::format("MEM-4: a loaded set of layer {} has {}; {}", layer, held.memory[i], what));
+    }
+  }
+}
+
+/// load() of such a file must be refused, and name `name`.
+void require_no_load(const Engine& engine, const Shape& shape, const Options& options,
+                     const std::string& path, const std::string& fingerprint, const std::string& name,
+                     const std::string& what) {
+  try {
+    (void)load_session(engine, shape, options, path, fingerprint);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument)
+      require_code(error.code(), ErrorCode::invalid_argument, fmt::format("{}; {}", error.what(), what));
+    if (std::string_view(error.what()).find(name) == std::string_view::npos)
+      throw Violation(
+          fmt::format("a load is refused and does not name {}: {}; {}", name, error.what(), what));
+    return;
+  }
+  throw Violation("a load was not refused; " + what);
+}
+
+// Files: written whole or not at all, believed in nothing.
+void files(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::save, "save");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (int round = 0; round < context.rounds(12); ++round) {
+      Problem problem = small_problem(random, engine, rule);
+      if (engine.claims().layers && random.chance(0.5)) {
+        problem.options.layers.resize(static_cast<std::size_t>(problem.shape.n_layer));
+        problem.options.layers.back() = {.window = 9, .softcap = 20.0, .sinks = std::vector<float>{}};
+      }
+      problem.options.scale = problem.options.scale.value_or(0.5);  // of no d_head
+      const Shape& shape = problem.shape;
+      const Options& options = problem.options;
+      const std::size_t end = problem.steps.size();
+      const Trace wanted = run(engine, problem);
+      const auto at = static_cast<std::size_t>(random.integer(1, static_cast<std::int64_t>(end)));
+      const std::unique_ptr<Session> saved = engine.open(shape, options);
+      (void)run_steps(*saved, problem, 0, at);
+      const std::string what = fmt::format("saved after {} steps; {}", at, problem.describe());
+      const TemporaryFolder folder;
+      const std::string path = folder.file("session");
+      const std::string of = random.chance(0.5) ? "" : "a model, layers 0 .. 3";
+      write_bytes(path, "what stood here before");
+      save_session(engine, *saved, path, of);
+      if (folder.files() != 1) throw Violation("save() left another file than its own; " + what);
+
+      Problem larger = problem;
+      larger.shape.capacity += random.integer(0, 300);
+      const std::unique_ptr<Session> loaded = load_session(engine, larger.shape, options, path, of);
+      require_same(picture(*loaded), picture(*saved), what);
+      require_same(trace_of_steps(wanted, problem, at, end), run_steps(*loaded, problem, at, end), what);
+
+      if (engine.claims().truncate) {
+        const std::unique_ptr<Session> cut = load_session(engine, shape, options, path, of);
+        Lengths lengths(cut->options());
+        lengths.ended(cut->chunks());
+        lengths.loaded();
+        const std::int64_t n = random.integer(0, cut->tokens());
+        require_code(
+            code_of([&] { cut->truncate(n); }),
+            lengths.possible(n) ? std::nullopt : std::optional<ErrorCode>(ErrorCode::invalid_argument),
+            fmt::format("truncate() to {} after a load; {}", n, what));
+      }
+
+      const auto refuse = [&](const Shape& asked_shape, const Options& asked, const std::string& file,
+                              const std::string& fingerprint, const std::string& name,
+                              const std::string& wrong) {
+        require_no_load(engine, asked_shape, asked, file, fingerprint, name, wrong + "; " + what);
+      };
+      refuse(shape, options, path, of + "!", "fingerprint", "another fingerprint");
+      refuse(shape, options, folder.file("none"), of, "", "no such file");
+      for (const OtherThan& other : kOthers) {
+        Shape other_shape = shape;
+        Options asked = options;
+        other.change(other_shape, asked);
+        refuse(other_shape, asked, path, of, other.name, fmt::format("another {}", other.name));
+      }
+      if (engine.claims().layers) {
+        Options asked = options;
+        asked.layers.resize(static_cast<std::size_t>(shape.n_layer));
+        asked.layers.back().softcap = 2.5;
+        refuse(shape, asked, path, of, "layers", "other layers");
+      }
+      if (saved->tokens() > 1) {
+        Shape smaller = shape;
+        smaller.capacity = saved->tokens() - 1;
+        refuse(smaller, options, path, of, "", "a capacity below the tokens");
+      }
+
+      const std::string whole = bytes_of(path);
+      const std::string damaged = folder.file("damaged");
+      for (const std::size_t size : {std::size_t{0}, std::size_t{1}, whole.size() / 2, whole.size() - 1}) {
+        write_bytes(damaged, whole.substr(0, size));
+        refuse(shape, options, damaged, of, "", fmt::format("the first {} bytes of {}", size, whole.size()));
+      }
+      write_bytes(damaged, whole + "x");
+      refuse(shape, options, damaged, of, "", "a byte too many");
+      for (int i = 0; i < 20; ++i) {
+        std::string changed = whole;
+        const auto byte =
+            static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(whole.size()) - 1));
+        changed[byte] = static_cast<char>(changed[byte] ^ (1 << random.integer(0, 7)));
+        write_bytes(damaged, changed);
+        std::unique_ptr<Session> session;
+        const auto code = code_of([&] { session = load_session(engine, shape, options, damaged, of); });
+        const std::string flipped = fmt::format("a bit of byte {} flipped; {}", byte, what);
+        if (session) {
+          require_sets(*session, flipped);
+        } else {
+          require_code(code, ErrorCode::invalid_argument, flipped);
+        }
+      }
+
+      for (const std::string& wrong : {std::string("two\nlines"), std::string(1025, 'x')}) {
+        require_code(code_of([&] { save_session(engine, *saved, path, wrong); }), ErrorCode::invalid_argument,
+                     "a fingerprint that none may be; " + what);
+      }
+      require_code(code_of([&] { save_session(engine, *saved, folder.file("none/session"), of); }),
+                   ErrorCode::internal, "a file in a folder that does not exist; " + what);
+      if (saved->tokens() < shape.capacity) {
+        saved->begin(Step::decode());
+        require_code(code_of([&] { save_session(engine, *saved, path, of); }), ErrorCode::wrong_state,
+                     "save() in an open step; " + what);
+        if (saved->failed()) throw Violation("save() in an open step has failed it; " + what);
+      }
+      if (bytes_of(path) != whole) throw Violation("a refused save() changed its file; " + what);
+    }
+  }
+}
+const Register kFiles{{"sequences.files", {"STATE-12"}, "session", Lane::law, true, files}};
 
 /// One step with the rows of the problem in the caller's memory, in pages in random order or in one piece; returns the outputs
 /// of all layers, or none where no queries are given (DEC-2). Rows that are no token's hold NaN.
@@ -185,6 +411,71 @@ void stored_rows(Context& context) {
   }
 }
 const Register kStoredRows{{"sequences.stored_rows", {"ROWS-1"}, "session", Lane::law, true, stored_rows}};
+
+// What does not hold the tokens is refused, and the step goes on.
+void stored_rows_refused(Context& context) {
+  const Engine& engine = *context.engine;
+  require_claim(engine, &Claims::stored_rows, "stored_rows");
+  const Shape shape{.n_layer = 1, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 16};
+  const std::vector<float> values(32, 0.5f);
+  std::vector<float> outs(24);
+  const Rows q = Rows::token_major(values.data(), DType::f32, 2, 4);
+  const Rows k = Rows::token_major(values.data(), DType::f32, 1, 4);
+  const MutableRows out = MutableRows::token_major(outs.data(), DType::f32, 2, 4);
+  const std::vector<std::int32_t> table{1, 0};
+  const StoredRows right{.keys = values.data(),
+                         .values = values.data(),
+                         .rows = 3,
+                         .key_row_stride = 4,
+                         .key_head_stride = 4,
+                         .value_row_stride = 4,
+                         .value_head_stride = 4,
+                         .table = table.data(),
+                         .table_size = 2,
+                         .page_rows = 2,
+                         .pages = 2,
+                         .key_page_stride = 8,
+                         .value_page_stride = 8};
+  Options options;
+  const std::unique_ptr<Session> own = engine.open(shape, options);
+  options.kv_owner = KvOwner::caller;
+  const std::unique_ptr<Session> session = engine.open(shape, options);
+  if (session->options().kv_owner != KvOwner::caller)
+    throw Violation("options(): kv_owner is not the caller");
+  own->begin(Step::decode(3));
+  session->begin(Step::decode(3));
+  const auto refuse = [](Session& asked, const char* what, const std::function<void()>& call) {
+    require_code(code_of(call), ErrorCode::invalid_argument, what);
+    if (asked.failed()) throw Violation(fmt::format("{}: the step has failed", what));
+  };
+  refuse(*own, "attend_stored() of a session that keeps its rows",
+         [&] { own->attend_stored(0, q, right, out); });
+  refuse(*session, "attend() with kv_owner caller", [&] { session->attend(0, q, k, k, out); });
+  const auto refuse_rows = [&](const char* what, const std::function<void(StoredRows&)>& change) {
+    StoredRows wrong = right;
+    change(wrong);
+    refuse(*session, what, [&] { session->attend_stored(0, q, wrong, out); });
+  };
+  refuse_rows("no keys", [](StoredRows& rows) { rows.keys = nullptr; });
+  refuse_rows("no values", [](StoredRows& rows) { rows.values = nullptr; });
+  refuse_rows("fewer rows than tokens", [](StoredRows& rows) { rows.rows = 2; });
+  refuse_rows("a table too short", [](StoredRows& rows) { rows.table_size = 1; });
+  refuse_rows("pages of no rows", [](StoredRows& rows) { rows.page_rows = 0; });
+  refuse_rows("no pages", [](StoredRows& rows) { rows.pages = 0; });
+  refuse_rows("a page beyond the last", [](StoredRows& rows) { rows.pages = 1; });
+  const std::vector<std::int32_t> negative{1, -1};
+  refuse_rows("a page -1", [&](StoredRows& rows) { rows.table = negative.data(); });
+  session->attend_stored(0, q, right, out);
+  session->end();
+  if (code_of([&] { session->read_key(0, 0, 0, outs); }) == std::nullopt)
+    throw Violation("read_key() of a session without rows succeeds");
+}
+const Register kStoredRowsRefused{{"sequences.stored_rows_refused",
+                                   {"ROWS-1", "STATE-5"},
+                                   "session",
+                                   Lane::state,
+                                   true,
+                                   stored_rows_refused}};
 
 /// A decode step of the problem's rows without queries.
 void store_step(Session& session, const Problem& problem, const Step& step) {

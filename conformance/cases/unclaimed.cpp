@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include "conformance/case.hpp"
+#include "conformance/placed.hpp"
 #include "conformance/session_checks.hpp"
+#include "conformance/session_files.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -42,6 +44,9 @@ void unclaimed(Context& context) {
       for (const std::int64_t n : {std::int64_t{0}, session->tokens()}) {
         if (!claims.truncate) refuse("truncate()", [&] { session->truncate(n); });
       }
+      if (!claims.fork) refuse("fork()", [&] { (void)session->fork(); });
+      if (!claims.save) refuse("save()", [&] { save_session(engine, *session, "/nonexistent/file", ""); });
+      if (!claims.stored_rows) refuse("attend_stored()", [&] { session->attend_stored(0, {}, {}, {}); });
       if (!claims.interrupt) refuse("set_interrupt()", [&] { session->set_interrupt([] { return true; }); });
     };
     for (std::size_t s = 0; s < problem.steps.size(); ++s) {
@@ -55,6 +60,11 @@ void unclaimed(Context& context) {
       const std::int64_t first = session->tokens();
       session->begin(step);
       refuse_all();
+      if (!claims.rows_alone && step.kind == Step::Kind::decode) {
+        const Placed k(Placement::token_major, problem.layers[0].k, first, step.n);
+        const Placed v(Placement::token_major, problem.layers[0].v, first, step.n);
+        refuse("attend() without queries", [&] { session->attend(0, {}, k.rows(), v.rows(), {}); });
+      }
       std::vector<float> sums(static_cast<std::size_t>(step.n * problem.shape.n_head), 7.0f);
       for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
         if (!claims.lse) {
@@ -98,6 +108,9 @@ void unclaimed(Context& context) {
   Options layers;
   layers.layers.resize(1);
   refuse_open(claims.layers, layers, "layers");
+  Options of_caller;
+  of_caller.kv_owner = KvOwner::caller;
+  refuse_open(claims.stored_rows, of_caller, "kv_owner = caller");
   Options allocator;
   allocator.allocator.allocate = [](void*, std::size_t, std::size_t) -> void* {
     throw Violation("the host's allocator is not claimed and was called");
@@ -109,13 +122,13 @@ void unclaimed(Context& context) {
                  "estimate() is not claimed");
   }
 }
-const Register kUnclaimed{
-    {"state.unclaimed",
-     {"STATE-8", "STATE-9", "STATE-10", "INTR-1", "LSE-1", "HOST-1", "LAYER-1", "NUM-5", "HOST-2"},
-     "session",
-     Lane::state,
-     true,
-     unclaimed}};
+const Register kUnclaimed{{"state.unclaimed",
+                           {"STATE-8", "STATE-9", "STATE-10", "STATE-11", "STATE-12", "INTR-1", "LSE-1",
+                            "HOST-1", "LAYER-1", "ROWS-1", "DEC-2", "NUM-5", "HOST-2"},
+                           "session",
+                           Lane::state,
+                           true,
+                           unclaimed}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -39,6 +39,11 @@ extern "C" {
 #define HEADWATER_CLAIM_HOST_THREADS UINT64_C(4096) /* works on options.parallel_for (HOST-1) */
 #define HEADWATER_CLAIM_ESTIMATE UINT64_C(8192)     /* estimate (NUM-5) */
 #define HEADWATER_CLAIM_HOST_MEMORY UINT64_C(16384) /* takes its memory by options.allocate (HOST-2) */
+#define HEADWATER_CLAIM_FORK UINT64_C(32768)        /* fork (STATE-11) */
+#define HEADWATER_CLAIM_SAVE UINT64_C(65536) /* save, load, session_chunk_count, session_chunk (STATE-12) */
+#define HEADWATER_CLAIM_LAYERS UINT64_C(131072)      /* options.layers (LAYER-1, MASK-2) */
+#define HEADWATER_CLAIM_STORED_ROWS UINT64_C(262144) /* attend_stored (ROWS-1), options.kv_owner */
+#define HEADWATER_CLAIM_ROWS_ALONE UINT64_C(524288)  /* q and out NULL in a decode step (DEC-2) */
 
 /* The table. It and the texts live as long as the shared object is loaded. No function may be NULL but where that is said;
  * no C++ exception may leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */
@@ -58,8 +63,9 @@ typedef struct headwater_engine_table {
    * names field, value and what is allowed. Valid until the thread's next call. */
   const char* (*last_error)(void);
 
-  /* headwater_open() without the engine's name. options is never NULL; its struct_size may be larger than the
-   * plug-in's. Sinks and ALiBi slopes have n_head entries and must be copied. On error *session must become NULL. */
+  /* headwater_open() without the engine's name. options is never NULL; its struct_size and its layer_size may be larger
+   * than the plug-in's. Sinks and ALiBi slopes have n_head entries and must be copied, as must the options of layers. On
+   * error *session must become NULL. */
   headwater_status (*open)(const headwater_shape* shape, const headwater_options* options,
                            headwater_session** session);
   void (*close)(headwater_session* session);
@@ -107,6 +113,19 @@ typedef struct headwater_engine_table {
   headwater_status (*estimate)(const headwater_shape* shape, const headwater_options* options,
                                headwater_memory_bytes* opened, headwater_memory_bytes* full,
                                size_t struct_size);
+  /* On error *forked must become NULL. The fork is closed like any session, before or after the other. */
+  headwater_status (*fork)(headwater_session* session, headwater_session** forked);
+  headwater_status (*attend_stored)(headwater_session* session, int64_t layer, const headwater_rows* q,
+                                    const headwater_stored_rows* rows, const headwater_mutable_rows* out,
+                                    const headwater_lse_output* lse);
+  /* The file may have any format. headwater_load() without the engine's name: options is never NULL; on error *session must
+   * become NULL. The last two are how a loaded session says which chunks it holds. */
+  headwater_status (*save)(headwater_session* session, const char* path, const char* fingerprint);
+  headwater_status (*load)(const headwater_shape* shape, const headwater_options* options, const char* path,
+                           const char* fingerprint, headwater_session** session);
+  headwater_status (*session_chunk_count)(const headwater_session* session, int64_t* count);
+  headwater_status (*session_chunk)(const headwater_session* session, int64_t index, headwater_chunk* chunk,
+                                    int64_t* memory_count);
 } headwater_engine_table;
 
 /* The one symbol of a plug-in. Called once, before anything else; may return NULL for "no engine here". */

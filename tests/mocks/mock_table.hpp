@@ -55,6 +55,17 @@ class MockTable {
   MOCK_METHOD(headwater_status, estimate,
               (const headwater_shape*, const headwater_options*, headwater_memory_bytes*,
                headwater_memory_bytes*, std::size_t));
+  MOCK_METHOD(headwater_status, fork, (headwater_session*, headwater_session**));
+  MOCK_METHOD(headwater_status, attend_stored,
+              (headwater_session*, std::int64_t, const headwater_rows*, const headwater_stored_rows*,
+               const headwater_mutable_rows*, const headwater_lse_output*));
+  MOCK_METHOD(headwater_status, save, (headwater_session*, const char*, const char*));
+  MOCK_METHOD(headwater_status, load,
+              (const headwater_shape*, const headwater_options*, const char*, const char*,
+               headwater_session**));
+  MOCK_METHOD(headwater_status, session_chunk_count, (const headwater_session*, std::int64_t*));
+  MOCK_METHOD(headwater_status, session_chunk,
+              (const headwater_session*, std::int64_t, headwater_chunk*, std::int64_t*));
 
   /// A table of all of them, of an engine "mock" that runs here.
   static headwater_engine_table table() {
@@ -62,7 +73,8 @@ class MockTable {
             .abi_version = HEADWATER_PLUGIN_VERSION,
             .reserved = 0,
             .claims = HEADWATER_CLAIM_ABORT | HEADWATER_CLAIM_TRUNCATE | HEADWATER_CLAIM_INTERRUPT |
-                      HEADWATER_CLAIM_LSE | HEADWATER_CLAIM_ESTIMATE,
+                      HEADWATER_CLAIM_LSE | HEADWATER_CLAIM_ESTIMATE | HEADWATER_CLAIM_FORK |
+                      HEADWATER_CLAIM_LAYERS | HEADWATER_CLAIM_STORED_ROWS | HEADWATER_CLAIM_ROWS_ALONE,
             .name = "mock",
             .isa = "none",
             .description = "what a test says",
@@ -93,7 +105,13 @@ class MockTable {
             .truncate = &Function<&MockTable::truncate>::call,
             .set_interrupt = &Function<&MockTable::set_interrupt>::call,
             .attend_lse = &Function<&MockTable::attend_lse>::call,
-            .estimate = &Function<&MockTable::estimate>::call};
+            .estimate = &Function<&MockTable::estimate>::call,
+            .fork = &Function<&MockTable::fork>::call,
+            .attend_stored = &Function<&MockTable::attend_stored>::call,
+            .save = &Function<&MockTable::save>::call,
+            .load = &Function<&MockTable::load>::call,
+            .session_chunk_count = &Function<&MockTable::session_chunk_count>::call,
+            .session_chunk = &Function<&MockTable::session_chunk>::call};
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@
 
 #include "conformance/case.hpp"
 #include "conformance/plugin_engine.hpp"
+#include "conformance/session_files.hpp"
 #include "headwater/error.hpp"
 #include "tests/mocks/mock_session.hpp"
 #include "tests/mocks/mock_table.hpp"
@@ -366,6 +368,179 @@ TEST_F(Plugin, WhatIsNotClaimedIsRefusedWithoutACall) {
   options.checkpoints = 3;
   expect_error([&] { (void)engine_->open(shape_, options); }, ErrorCode::unsupported,
                "checkpoints is 3; allowed: 0: the plug-in does not claim truncate");
+  options = {};
+  options.layers.resize(2);
+  expect_error([&] { (void)engine_->open(shape_, options); }, ErrorCode::unsupported,
+               "layers has 2 entries; allowed: none: the plug-in does not claim layers");
+  options = {};
+  options.kv_owner = KvOwner::caller;
+  expect_error([&] { (void)engine_->open(shape_, options); }, ErrorCode::unsupported,
+               "kv_owner is 1 (caller); allowed: 0 (session): the plug-in does not claim stored_rows");
+  expect_error([&] { (void)opened->fork(); }, ErrorCode::unsupported, "fork()" + allowed);
+  expect_error([&] { opened->attend_stored(0, {}, {}, {}); }, ErrorCode::unsupported,
+               "attend_stored()" + allowed);
+  expect_error([&] { conformance::save_session(*engine_, *opened, "file", ""); }, ErrorCode::unsupported,
+               "save()" + allowed);
+  expect_error([&] { (void)conformance::load_session(*engine_, shape_, {}, "file", ""); },
+               ErrorCode::unsupported, "load()" + allowed);
+  EXPECT_CALL(calls_, begin_decode(session(), 1)).WillOnce(Return(HEADWATER_OK));
+  opened->begin(Step::decode());
+  const Rows rows{rows_.data(), DType::f32, 1, 2};
+  expect_error([&] { opened->attend(0, {}, rows, rows, {}); }, ErrorCode::unsupported,
+               "attend() without queries" + allowed);
+}
+
+// A fork is a session of its own, which is closed by itself; its handle is not believed either.
+TEST_F(Plugin, AForkIsASessionOfItsOwn) {
+  int place = 0;
+  auto* const handle = reinterpret_cast<headwater_session*>(&place);
+  shape_.capacity = 4;
+  auto opened = open();
+  plan_is({{0, 4, ChunkMode::sparse}});
+  EXPECT_CALL(calls_, begin_prefill(session(), 4, 0)).WillOnce(Return(HEADWATER_OK));
+  opened->begin(Step::prefill(4));
+  EXPECT_CALL(calls_, session_options(handle, _, _))
+      .WillOnce(DoAll(SetArgPointee<1>(headwater_effective_options{}), Return(HEADWATER_OK)));
+  EXPECT_CALL(calls_, warning_count(handle, _)).WillOnce(DoAll(SetArgPointee<1>(0), Return(HEADWATER_OK)));
+  EXPECT_CALL(calls_, fork(session(), _)).WillOnce(DoAll(SetArgPointee<1>(handle), Return(HEADWATER_OK)));
+  auto forked = opened->fork();
+  EXPECT_EQ(forked->chunks().size(), 1U);
+  EXPECT_CALL(calls_, fork(session(), _))
+      .WillOnce(DoAll(SetArgPointee<1>(handle), Return(HEADWATER_OUT_OF_MEMORY)))
+      .WillOnce(DoAll(SetArgPointee<1>(nullptr), Return(HEADWATER_OK)))
+      .WillOnce(DoAll(SetArgPointee<1>(nullptr), Return(HEADWATER_WRONG_STATE)));
+  EXPECT_THROW((void)opened->fork(), Violation) << "a session after a failed fork()";
+  EXPECT_THROW((void)opened->fork(), Violation) << "fork() that gave no session";
+  EXPECT_CALL(calls_, last_error()).WillOnce(Return("a step is open"));
+  expect_error([&] { (void)opened->fork(); }, ErrorCode::wrong_state, "a step is open");
+  const InSequence order;
+  EXPECT_CALL(calls_, close(session()));
+  EXPECT_CALL(calls_, reset(handle)).WillOnce(Return(HEADWATER_OK));
+  EXPECT_CALL(calls_, close(handle));
+  opened.reset();
+  forked->reset();
+  forked.reset();
+}
+
+// LAYER-1: entries lie layer_size bytes apart, more than this header's; what is not said is NaN or NULL, no sinks are -inf.
+TEST_F(Plugin, OpensWithOptionsOfLayers) {
+  std::vector<headwater_layer_options> said;
+  std::vector<std::vector<float>> sinks;
+  EXPECT_CALL(calls_, open(_, _, _))
+      .WillOnce(
+          [&](const headwater_shape* shape, const headwater_options* asked, headwater_session** handle) {
+            EXPECT_GT(asked->layer_size, sizeof(headwater_layer_options));
+            EXPECT_EQ(asked->kv_owner, HEADWATER_KV_OF_CALLER);
+            EXPECT_EQ(asked->page, 512);
+            for (std::int64_t l = 0; l < asked->layer_count; ++l) {
+              const auto* at = reinterpret_cast<const unsigned char*>(asked->layers) +
+                               static_cast<std::size_t>(l) * asked->layer_size;
+              headwater_layer_options entry;
+              std::memcpy(&entry, at, sizeof entry);
+              said.push_back(entry);
+              sinks.emplace_back();
+              if (entry.sinks != nullptr) sinks.back().assign(entry.sinks, entry.sinks + shape->n_head);
+            }
+            *handle = session();
+            return HEADWATER_OK;
+          });
+  expect_questions_of_open();
+  EXPECT_CALL(calls_, close(session()));
+  Options asked;
+  asked.kv_owner = KvOwner::caller, asked.page = 512;
+  asked.layers = {{.window = 5, .sinks = std::vector<float>{}},
+                  {.scale = 0.25, .softcap = 7.0},
+                  {.sinks = std::vector<float>{1, 2}}};
+  const Shape shape{.n_layer = 3, .n_head = 2, .n_head_kv = 1, .d_head = 4, .d_value = 4, .capacity = 8};
+  EXPECT_EQ(engine_->open(shape, asked)->options().window(0), 5);
+  ASSERT_EQ(said.size(), 3U);
+  EXPECT_EQ(said[0].window, 5);
+  EXPECT_TRUE(std::isnan(said[0].scale) && std::isnan(said[0].softcap));
+  EXPECT_EQ(said[1].scale, 0.25);
+  EXPECT_EQ(said[1].softcap, 7.0);
+  const float none = -std::numeric_limits<float>::infinity();
+  EXPECT_EQ(sinks, (std::vector<std::vector<float>>{{none, none}, {}, {1, 2}}));
+  asked.layers[1].sinks = std::vector<float>(3);
+  expect_error([&] { (void)engine_->open(shape, asked); }, ErrorCode::invalid_argument,
+               "layers[1].sinks has 3 entries; allowed: 0 or n_head = 2");
+  asked.layers[1] = {.softcap = std::nan("")};
+  expect_error([&] { (void)engine_->open(shape, asked); }, ErrorCode::invalid_argument,
+               "layers[1].softcap is nan; allowed: a finite number");
+}
+
+TEST_F(Plugin, RowsOfTheCallerAreHandedOver) {
+  const auto opened = open();
+  const std::array<std::int32_t, 2> pages{4, 1};
+  const StoredRows rows{rows_.data(), rows_.data() + 1, 6, 7, 8, 9, 10, pages.data(), 2, 3, 5, 11, 12};
+  EXPECT_CALL(calls_, attend_stored(session(), 2, _, _, _, NotNull()))
+      .WillOnce([&](headwater_session*, std::int64_t, const headwater_rows* q,
+                    const headwater_stored_rows* stored, const headwater_mutable_rows* out,
+                    const headwater_lse_output* lse) {
+        EXPECT_EQ(q->data, rows_.data() + 2);
+        EXPECT_EQ(out->data, rows_.data() + 3);
+        EXPECT_EQ(lse->data, rows_.data() + 4);
+        EXPECT_EQ(stored->struct_size, sizeof *stored);
+        EXPECT_EQ(stored->keys, rows.keys);
+        EXPECT_EQ(stored->values, rows.values);
+        EXPECT_EQ(std::vector({stored->rows, stored->key_row_stride, stored->key_head_stride,
+                               stored->value_row_stride, stored->value_head_stride, stored->table_size,
+                               stored->page_rows, stored->pages, stored->key_page_stride,
+                               stored->value_page_stride}),
+                  (std::vector<std::int64_t>{6, 7, 8, 9, 10, 2, 3, 5, 11, 12}));
+        EXPECT_EQ(std::vector(stored->table, stored->table + 2), (std::vector<std::int32_t>{4, 1}));
+        return HEADWATER_OK;
+      });
+  opened->attend_stored(2, {rows_.data() + 2, DType::f32, 1, 2}, rows, {rows_.data() + 3, DType::f32, 3, 4},
+                        {rows_.data() + 4, 1, 1});
+  // DEC-2: no queries and no outputs are NULL, and so are no log-sum-exps.
+  EXPECT_CALL(calls_, attend_stored(session(), 0, IsNull(), NotNull(), IsNull(), IsNull()))
+      .WillOnce(Return(HEADWATER_OK));
+  opened->attend_stored(0, {}, rows, {}, {});
+  EXPECT_CALL(calls_, attend(session(), 0, IsNull(), NotNull(), NotNull(), IsNull()))
+      .WillOnce(Return(HEADWATER_OK));
+  const Rows own{rows_.data(), DType::f32, 1, 2};
+  opened->attend(0, {}, own, own, {});
+  EXPECT_CALL(calls_, attend_stored(_, _, _, _, _, _))
+      .WillOnce([&](headwater_session*, std::int64_t, const headwater_rows*,
+                    const headwater_stored_rows* stored, const headwater_mutable_rows*,
+                    const headwater_lse_output*) {
+        const_cast<std::int32_t*>(stored->table)[1] = 0;
+        return HEADWATER_OK;
+      });
+  EXPECT_THROW(opened->attend_stored(0, own, rows, {rows_.data() + 3, DType::f32, 3, 4}, {}), Violation);
+  EXPECT_CALL(calls_, close(session()));
+}
+
+// STATE-12: a session that was loaded says itself which chunks it holds.
+TEST_F(Plugin, SavesAndLoadsByItsOwnFunctions) {
+  headwater_engine_table saves = MockTable::table();
+  saves.claims = HEADWATER_CLAIM_SAVE;
+  load(saves);
+  shape_.capacity = 20;
+  EXPECT_CALL(calls_, load(NotNull(), NotNull(), ::testing::StrEq("file"), ::testing::StrEq("a model"), _))
+      .WillOnce(DoAll(SetArgPointee<4>(session()), Return(HEADWATER_OK)));
+  expect_questions_of_open();
+  const auto loaded = conformance::load_session(*engine_, shape_, {}, "file", "a model");
+  const auto chunk_is = [&](std::int64_t memory_count) {
+    EXPECT_CALL(calls_, session_chunk_count(session(), _))
+        .WillOnce(DoAll(SetArgPointee<1>(1), Return(HEADWATER_OK)));
+    EXPECT_CALL(calls_, session_chunk(session(), 0, _, _))
+        .WillOnce(DoAll(SetArgPointee<2>(headwater_chunk{0, 7, HEADWATER_CHUNK_DECODE, 0}),
+                        SetArgPointee<3>(memory_count), Return(HEADWATER_OK)));
+  };
+  chunk_is(0);
+  EXPECT_EQ(loaded->chunks().back().end, 7);
+  chunk_is(3);
+  EXPECT_THROW((void)loaded->chunks(), Violation) << "a decode step reads no memory set";
+  EXPECT_CALL(calls_, session_chunk_count(session(), _))
+      .WillOnce(DoAll(SetArgPointee<1>(21), Return(HEADWATER_OK)));
+  EXPECT_THROW((void)loaded->chunks(), Violation) << "every chunk has a token";
+  EXPECT_CALL(calls_, save(session(), ::testing::StrEq("file"), IsNull())).WillOnce(Return(HEADWATER_OK));
+  conformance::save_session(*engine_, *loaded, "file", "");
+  EXPECT_CALL(calls_, load(_, _, _, IsNull(), _))
+      .WillOnce(DoAll(SetArgPointee<4>(nullptr), Return(HEADWATER_OK)));
+  EXPECT_THROW((void)conformance::load_session(*engine_, shape_, {}, "file", ""), Violation);
+  EXPECT_CALL(calls_, close(session()));
 }
 
 // Tables end where their header ended: before session_failed, before abort, or anywhere after it.
@@ -400,7 +575,13 @@ TEST_F(Plugin, AClaimWithoutItsFunctionIsRefusedInOneLine) {
       {HEADWATER_CLAIM_TRUNCATE, "truncate", offsetof(headwater_engine_table, truncate)},
       {HEADWATER_CLAIM_INTERRUPT, "set_interrupt", offsetof(headwater_engine_table, set_interrupt)},
       {HEADWATER_CLAIM_LSE, "attend_lse", offsetof(headwater_engine_table, attend_lse)},
-      {HEADWATER_CLAIM_ESTIMATE, "estimate", offsetof(headwater_engine_table, estimate)}};
+      {HEADWATER_CLAIM_ESTIMATE, "estimate", offsetof(headwater_engine_table, estimate)},
+      {HEADWATER_CLAIM_FORK, "fork", offsetof(headwater_engine_table, fork)},
+      {HEADWATER_CLAIM_STORED_ROWS, "attend_stored", offsetof(headwater_engine_table, attend_stored)},
+      {HEADWATER_CLAIM_SAVE, "save", offsetof(headwater_engine_table, save)},
+      {HEADWATER_CLAIM_SAVE, "load", offsetof(headwater_engine_table, load)},
+      {HEADWATER_CLAIM_SAVE, "session_chunk_count", offsetof(headwater_engine_table, session_chunk_count)},
+      {HEADWATER_CLAIM_SAVE, "session_chunk", offsetof(headwater_engine_table, session_chunk)}};
   for (const auto& [claim, function, offset] : claims) {
     const std::string said = std::string(MOCK_PLUGIN) + ": its table makes a claim and has no function " +
                              function + " for it; allowed: a table with both or neither";

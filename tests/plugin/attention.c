@@ -98,26 +98,26 @@ static int64_t key_position(struct keys keys, int64_t j) {
   return keys.listed != NULL ? keys.listed[j] : keys.first + j;
 }
 
-static int64_t stored_row(const struct headwater_session* s, int64_t head, int64_t position) {
-  return head * s->shape.n_head_kv / s->shape.n_head * s->shape.capacity + position; /* LOGIT-1 */
+static int64_t head_kv_of(const struct headwater_session* s, int64_t head) {
+  return head * s->shape.n_head_kv / s->shape.n_head; /* LOGIT-1 */
 }
 
-double cap_and_bias(const struct headwater_session* s, int64_t head, double value, int64_t i, int64_t j) {
-  if (s->options.softcap > 0.0) value = s->options.softcap * tanh(value / s->options.softcap); /* LOGIT-2 */
-  if (s->alibi != NULL) value -= (double)s->alibi[head] * (double)(i - j);                     /* LOGIT-3 */
+double cap_and_bias(const struct headwater_session* s, const struct layer* layer, int64_t head, double value,
+                    int64_t i, int64_t j) {
+  if (layer->softcap > 0.0) value = layer->softcap * tanh(value / layer->softcap); /* LOGIT-2 */
+  if (s->has_alibi) value -= (double)s->alibi[head] * (double)(i - j);             /* LOGIT-3 */
   return value;
 }
 
 double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
              int64_t j) {
-  const int64_t d = s->shape.d_head;
-  const int64_t row = stored_row(s, head, j) * d;
+  const void* key = stored_row(s, layer, true, head_kv_of(s, head), j);
   double dot = 0.0;
-  for (int64_t x = 0; x < d; ++x) {
-    dot += s->query[x] * load_element(layer->keys, s->shape.kv_type, row + x);
+  for (int64_t x = 0; x < s->shape.d_head; ++x) {
+    dot += s->query[x] * load_element(key, s->shape.kv_type, x);
     if (FAULT(float_inside)) dot = (float)dot;
   }
-  return cap_and_bias(s, head, s->options.scale * dot, i, j);
+  return cap_and_bias(s, layer, head, layer->scale * dot, i, j);
 }
 
 /* INTRA-1 and INTER-1. Adds every key's weight to sums[] where there are any (INTRA-2, INTER-2). sink: LOGIT-4. */
@@ -138,8 +138,8 @@ static struct part attend_keys(struct headwater_session* s, const struct layer* 
   }
   for (int64_t j = 0; j < keys.count; ++j) {
     const double weight = s->logits[j] / part.l;
-    const int64_t row = stored_row(s, head, key_position(keys, j)) * dv;
-    for (int64_t x = 0; x < dv; ++x) o[x] += weight * load_element(layer->values, s->shape.kv_type, row + x);
+    const void* value = stored_row(s, layer, false, head_kv_of(s, head), key_position(keys, j));
+    for (int64_t x = 0; x < dv; ++x) o[x] += weight * load_element(value, s->shape.kv_type, x);
     if (sums != NULL) sums[j] += weight;
   }
   return part;
@@ -158,35 +158,9 @@ static void fuse(struct part* a, struct part b, int64_t dv) {
 
 /* ---- One attend() ---- */
 
-struct call {
-  const headwater_rows *q, *k, *v;
-  const headwater_mutable_rows* out;
-  const headwater_lse_output* lse; /* or NULL */
-  int64_t layer_index;
-};
-
 /* INTR-1: false where the caller wants the call to stop. */
 static bool may_go_on(const struct headwater_session* s) {
   return s->interrupt == NULL || FAULT(interrupt_ignored) || s->interrupt(s->interrupt_user) == 0;
-}
-
-static void store_rows(struct headwater_session* s, struct layer* layer, struct call call) {
-  const headwater_shape* shape = &s->shape;
-  for (int64_t g = 0; g < shape->n_head_kv; ++g) {
-    for (int64_t t = 0; t < s->n; ++t) {
-      const int64_t row = g * shape->capacity + s->tokens + t;
-      const int64_t k = t * call.k->row_stride + g * call.k->head_stride;
-      const int64_t v = t * call.v->row_stride + g * call.v->head_stride;
-      for (int64_t x = 0; x < shape->d_head; ++x) {
-        store_element(layer->keys, shape->kv_type, row * shape->d_head + x,
-                      load_element(call.k->data, call.k->type, k + x));
-      }
-      for (int64_t x = 0; x < shape->d_value; ++x) {
-        store_element(layer->values, shape->kv_type, row * shape->d_value + x,
-                      load_element(call.v->data, call.v->type, v + x));
-      }
-    }
-  }
 }
 
 /* Query `i` of one head: intra or dense pass, inter pass over the first `memory` entries of a set, fusion. */
@@ -197,12 +171,16 @@ static void attend_query(struct headwater_session* s, struct layer* layer, struc
   const int64_t q = t * call.q->row_stride + head * call.q->head_stride;
   for (int64_t x = 0; x < s->shape.d_head; ++x) s->query[x] = load_element(call.q->data, call.q->type, q + x);
 
-  const int64_t first = sparse ? chunk.begin : 0;                 /* MASK-1; DEC-1 */
+  int64_t first = sparse ? chunk.begin : 0; /* MASK-1; DEC-1 */
+  if (layer->window > 0) {                  /* MASK-2 */
+    first = larger(first, i - layer->window + (FAULT(window_off_by_one) ? 0 : 1));
+  }
   const int64_t next = FAULT(sees_next_key) && i + 1 < chunk.end; /* key i + 1 */
   const struct keys own = {NULL, first, i - first + 1 + next};
-  const bool sink = s->sinks != NULL && !FAULT(ignores_sinks);
-  struct part result = attend_keys(s, layer, head, i, own, sink ? (double)s->sinks[head] : (double)-INFINITY,
-                                   s->intra_o, sparse ? s->intra_sums : NULL);
+  double sink = (double)layer->sinks[head];
+  if (FAULT(ignores_sinks)) sink = (double)-INFINITY;
+  if (FAULT(keeps_sinks_pointer) && s->their_sinks != NULL) sink = (double)s->their_sinks[head];
+  struct part result = attend_keys(s, layer, head, i, own, sink, s->intra_o, sparse ? s->intra_sums : NULL);
   if (memory > 0) {
     const struct keys listed = {set, 0, memory};
     fuse(&result, attend_keys(s, layer, head, i, listed, (double)-INFINITY, s->inter_o, s->inter_sums),
@@ -246,7 +224,7 @@ static void observe(const struct headwater_session* s, const struct layer* layer
   const bool sparse = chunk.mode == HEADWATER_CHUNK_SPARSE;
   const bool blocks = sparse && s->options.select == HEADWATER_SELECT_BLOCKS;
   headwater_chunk_record record = {.struct_size = sizeof record,
-                                   .layer = call.layer_index,
+                                   .layer = call.layer,
                                    .chunk = chunk,
                                    .memory_count = memory,
                                    .memory_stride = s->width,
@@ -293,9 +271,8 @@ static bool attend_chunk(struct headwater_session* s, struct layer* layer, struc
     for (int64_t i = chunk.begin; i < chunk.end; ++i) {
       const int32_t* set = layer->memory + h * s->width;
       if (blocks) {
-        const int64_t head_kv = h * s->shape.n_head_kv / s->shape.n_head;
         const int64_t index = FAULT(set_of_first_block) ? 0 : (i - chunk.begin) / s->options.query_block;
-        set = s->sets + (head_kv * sizes.query_blocks + index) * s->width;
+        set = s->sets + (head_kv_of(s, h) * sizes.query_blocks + index) * s->width;
       }
       attend_query(s, layer, call, h, i, chunk, set, memory);
       if (FAULT(column_sum_misses_a_query) && sparse && i == chunk.begin) s->intra_sums[0] = 0.0;
@@ -306,22 +283,29 @@ static bool attend_chunk(struct headwater_session* s, struct layer* layer, struc
   return true;
 }
 
-bool attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
-                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out,
-                  const headwater_lse_output* lse) {
-  const struct call call = {q, k, v, out, lse, layer};
+bool attend_layer(struct headwater_session* s, struct call call) {
+  struct layer* layer = &s->layers[call.layer];
   const struct step* step = last_step(s);
   if (!may_go_on(s)) return false;
-  store_rows(s, &s->layers[layer], call);
-  if (s->layers[layer].dense && !FAULT(dense_layer_forgotten) &&
-      step->mode == HEADWATER_CHUNK_SPARSE) { /* STATE-7 */
+  if (FAULT(keeps_layers_pointer) && s->their_layers != NULL) layer->window = s->their_layers[0].window;
+  if (call.stored != NULL) {
+    s->stored = *call.stored;
+  } else if (call.q != NULL || !FAULT(rows_alone_not_stored)) {
+    store_rows(s, layer, call.k, call.v);
+  }
+  if (call.q == NULL) { /* DEC-2 */
+    const headwater_chunk whole = {s->tokens, s->tokens + s->n, HEADWATER_CHUNK_DECODE, 0};
+    if (FAULT(rows_alone_observed)) observe(s, layer, call, whole, 0);
+    return true;
+  }
+  if (layer->dense && !FAULT(dense_layer_forgotten) && step->mode == HEADWATER_CHUNK_SPARSE) { /* STATE-7 */
     const headwater_chunk whole = {s->tokens, s->tokens + s->n, HEADWATER_CHUNK_DENSE, 0};
-    return attend_chunk(s, &s->layers[layer], call, whole);
+    return attend_chunk(s, layer, call, whole);
   }
   headwater_chunk chunk;
   for (int64_t c = 0; step_chunk(s, step, c, &chunk); ++c) {
-    save_before_chunk(s, layer, c);
-    if (!attend_chunk(s, &s->layers[layer], call, chunk)) return false;
+    save_before_chunk(s, call.layer, c);
+    if (!attend_chunk(s, layer, call, chunk)) return false;
   }
   return true;
 }

@@ -51,23 +51,23 @@ static void summarise(struct headwater_session* s, const struct layer* layer, in
                       int64_t blocks) {
   const int64_t d = s->shape.d_head;
   const int64_t k = s->options.key_block;
-  const int64_t first = head_kv * s->shape.capacity;
   for (int64_t b = 0; b < blocks; ++b) {
-    for (int64_t x = 0; x < d; ++x) {
-      double sum = 0.0;
-      for (int64_t j = 0; j < k; ++j) {
-        sum += load_element(layer->keys, s->shape.kv_type, (first + b * k + j) * d + x);
-      }
-      const double mean = sum / (double)k;
-      double squares = 0.0;
-      for (int64_t j = 0; j < k; ++j) {
-        const double from_mean =
-            load_element(layer->keys, s->shape.kv_type, (first + b * k + j) * d + x) - mean;
-        squares += from_mean * from_mean;
-      }
-      s->means[b * d + x] = mean;
-      s->variances[b * d + x] = squares / (double)k;
+    double* mean = s->means + b * d;
+    double* variance = s->variances + b * d;
+    for (int64_t x = 0; x < d; ++x) mean[x] = variance[x] = 0.0;
+    for (int64_t j = 0; j < k; ++j) {
+      const void* key = stored_row(s, layer, true, head_kv, b * k + j);
+      for (int64_t x = 0; x < d; ++x) mean[x] += load_element(key, s->shape.kv_type, x);
     }
+    for (int64_t x = 0; x < d; ++x) mean[x] /= (double)k;
+    for (int64_t j = 0; j < k; ++j) {
+      const void* key = stored_row(s, layer, true, head_kv, b * k + j);
+      for (int64_t x = 0; x < d; ++x) {
+        const double from_mean = load_element(key, s->shape.kv_type, x) - mean[x];
+        variance[x] += from_mean * from_mean;
+      }
+    }
+    for (int64_t x = 0; x < d; ++x) variance[x] /= (double)k;
   }
 }
 
@@ -107,10 +107,10 @@ static void pool_queries(struct headwater_session* s, const headwater_rows* q, i
 /* ---- SEL-5, SEL-6 ---- */
 
 /* Of `count` summaries from `first` on, each of `keys` keys, on those that are searched. */
-static void vote_for_summaries(struct headwater_session* s, int64_t head, int64_t last, int64_t first,
-                               int64_t count, int64_t keys, float* votes) {
+static void vote_for_summaries(struct headwater_session* s, const struct layer* layer, int64_t head,
+                               int64_t last, int64_t first, int64_t count, int64_t keys, float* votes) {
   const int64_t d = s->shape.d_head;
-  const double scale = s->options.scale;
+  const double scale = layer->scale;
   double most = -(double)INFINITY;
   for (int64_t b = 0; b < count; ++b) {
     if (!s->searched[first + b]) continue;
@@ -121,7 +121,7 @@ static void vote_for_summaries(struct headwater_session* s, int64_t head, int64_
       square += s->query[x] * s->query[x] * s->variances[(first + b) * d + x];
     }
     const double e =
-        cap_and_bias(s, head, scale * linear + scale * scale / 2.0 * square, last, (b + 1) * keys - 1);
+        cap_and_bias(s, layer, head, scale * linear + scale * scale / 2.0 * square, last, (b + 1) * keys - 1);
     s->estimates[b] = isnan(e) ? -(double)INFINITY : e;
     if (s->estimates[b] > most) most = s->estimates[b];
   }
@@ -161,14 +161,13 @@ typedef void (*vote_function)(struct headwater_session* s, const struct layer* l
 
 static void block_stage(struct headwater_session* s, const struct layer* layer, int64_t head, int64_t last,
                         int64_t count, float* votes) {
-  (void)layer;
-  vote_for_summaries(s, head, last, 0, count, s->options.key_block, votes);
+  vote_for_summaries(s, layer, head, last, 0, count, s->options.key_block, votes);
 }
 
 static void region_stage(struct headwater_session* s, const struct layer* layer, int64_t head, int64_t last,
                          int64_t count, float* votes) {
-  (void)layer;
-  vote_for_summaries(s, head, last, s->first_region, count, REGION_BLOCKS * s->options.key_block, votes);
+  vote_for_summaries(s, layer, head, last, s->first_region, count, REGION_BLOCKS * s->options.key_block,
+                     votes);
 }
 
 static void each_pool(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,

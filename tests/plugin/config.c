@@ -1,8 +1,9 @@
-/* CFG-1 .. CFG-5, SEL-1: what is allowed, what is used instead, and what is said about it. */
+/* CFG-1 .. CFG-5, SEL-1, LAYER-1: what is allowed, what is used instead, and what is said about it. */
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tests/plugin/naive.h"
 
@@ -24,7 +25,7 @@ headwater_status fail(headwater_status status, const char* format, ...) {
 
 const char* last_error(void) { return FAULT(error_without_text) ? NULL : error_text; }
 
-static headwater_status check_range(const char* field, int64_t value, int64_t least, int64_t most) {
+headwater_status check_range(const char* field, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return HEADWATER_OK;
   return fail(HEADWATER_INVALID_ARGUMENT, "%s is %lld; allowed: %lld .. %lld", field, (long long)value,
               (long long)least, (long long)most);
@@ -112,6 +113,48 @@ static headwater_status check_dense_layers(const headwater_shape* shape, const h
   return HEADWATER_OK;
 }
 
+/* LOGIT-1, LOGIT-2, LOGIT-4; NaN: not said. */
+static headwater_status check_logits(const char* of, double scale, double softcap, const float* sinks,
+                                     int64_t heads) {
+  if (isinf(scale)) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "%sscale is %g; allowed: a finite number", of, scale);
+  }
+  if (isinf(softcap) || softcap < 0.0) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "%ssoftcap is %g; allowed: 0 or a finite number > 0", of,
+                softcap);
+  }
+  char field[64];
+  snprintf(field, sizeof field, "%ssinks", of);
+  return check_per_head(field, sinks, heads, true);
+}
+
+/* LAYER-1: what layer `l` has of its own. The caller's entries may be longer than ours. */
+static headwater_layer_options layer_options(const headwater_options* o, int64_t l) {
+  headwater_layer_options own = {.scale = (double)NAN, .softcap = (double)NAN};
+  const size_t size = FAULT(layer_size_ignored) ? sizeof own : o->layer_size;
+  if (o->layers != NULL) memcpy(&own, (const unsigned char*)o->layers + (size_t)l * size, sizeof own);
+  return own;
+}
+
+static headwater_status check_layers(const headwater_shape* shape, const headwater_options* o) {
+  if (o->layers == NULL && o->layer_count == 0) return HEADWATER_OK;
+  if (o->layers == NULL || o->layer_size < sizeof *o->layers) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "layers is %p with layer_size %zu; allowed: entries of %zu",
+                (const void*)o->layers, o->layer_size, sizeof *o->layers);
+  }
+  headwater_status status = check_range("layer_count", o->layer_count, shape->n_layer, shape->n_layer);
+  for (int64_t l = 0; l < shape->n_layer && status == HEADWATER_OK; ++l) {
+    const headwater_layer_options own = layer_options(o, l);
+    char of[32];
+    char field[64];
+    snprintf(of, sizeof of, "layers[%lld].", (long long)l);
+    snprintf(field, sizeof field, "%swindow", of);
+    status = check_range(field, own.window, 0, MOST_POSITIONS);
+    if (status == HEADWATER_OK) status = check_logits(of, own.scale, own.softcap, own.sinks, shape->n_head);
+  }
+  return status;
+}
+
 headwater_status check_config(const headwater_shape* shape, const headwater_options* o) {
   if (shape == NULL || o == NULL) {
     return fail(HEADWATER_INVALID_ARGUMENT, "shape or options is NULL; allowed: valid pointers");
@@ -136,6 +179,8 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
                  {"score_type", o->score_type, 0, 1},
                  {"schedule", o->schedule, 0, 1},
                  {"threads", o->threads, 0, MOST_THREADS},
+                 {"kv_owner", o->kv_owner, HEADWATER_KV_OF_SESSION, HEADWATER_KV_OF_CALLER},
+                 {"page", o->page, 0, MOST_POSITIONS}, /* and not used: rows lie in one piece */
                  {"select", o->select, HEADWATER_SELECT_H2O, HEADWATER_SELECT_BLOCKS},
                  {"reserved4", o->reserved4, 0, 0}};
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
@@ -146,15 +191,13 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
     return fail(HEADWATER_INVALID_ARGUMENT, "pinned is %lld; allowed: 0: engine naive-c pins no tokens",
                 (long long)o->pinned);
   }
-  if (isinf(o->scale)) { /* NaN is the default */
-    return fail(HEADWATER_INVALID_ARGUMENT, "scale is %g; allowed: a finite number", o->scale);
+  if (isnan(o->softcap)) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "softcap is nan; allowed: 0 or a finite number > 0");
   }
-  if (!isfinite(o->softcap) || o->softcap < 0.0) {
-    return fail(HEADWATER_INVALID_ARGUMENT, "softcap is %g; allowed: 0 or a finite number > 0", o->softcap);
-  }
-  status = check_dense_layers(shape, o);
+  status = check_logits("", o->scale, o->softcap, o->sinks, shape->n_head);
+  if (status == HEADWATER_OK) status = check_dense_layers(shape, o);
+  if (status == HEADWATER_OK) status = check_layers(shape, o);
   if (status == HEADWATER_OK) status = check_range("checkpoints", o->checkpoints, 0, MOST_CHECKPOINTS);
-  if (status == HEADWATER_OK) status = check_per_head("sinks", o->sinks, shape->n_head, true);
   if (status == HEADWATER_OK) status = check_per_head("alibi", o->alibi, shape->n_head, false);
   if (status == HEADWATER_OK && o->select == HEADWATER_SELECT_BLOCKS) status = check_blocks(o);
   return status;
@@ -191,6 +234,7 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
   o->score_type = asked->score_type;
   o->schedule = asked->schedule;
   o->threads = 1;
+  o->kv_owner = asked->kv_owner;
   o->select = asked->select;
   if (o->select == HEADWATER_SELECT_BLOCKS) {
     o->key_block = asked->key_block;
@@ -199,4 +243,19 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
     o->refine = asked->refine;
   }
   return check_range("local + heavy", o->local + o->heavy, 0, MOST_POSITIONS);
+}
+
+void resolve_layers(struct headwater_session* s, const headwater_options* asked) {
+  const int64_t heads = s->shape.n_head;
+  for (int64_t l = 0; l < s->shape.n_layer; ++l) {
+    const headwater_layer_options own = layer_options(asked, l);
+    struct layer* layer = &s->layers[l];
+    layer->window = own.window;
+    layer->dense = own.window > 0; /* MASK-2 */
+    layer->scale = isnan(own.scale) || FAULT(layer_scale_forgotten) ? s->options.scale : own.scale;
+    layer->softcap = isnan(own.softcap) || FAULT(layer_cap_forgotten) ? s->options.softcap : own.softcap;
+    const float* sinks = own.sinks == NULL || FAULT(layer_sinks_forgotten) ? asked->sinks : own.sinks;
+    for (int64_t h = 0; h < heads; ++h) s->sinks[l * heads + h] = sinks != NULL ? sinks[h] : -INFINITY;
+  }
+  for (int64_t i = 0; i < asked->dense_layer_count; ++i) s->layers[asked->dense_layers[i]].dense = true;
 }

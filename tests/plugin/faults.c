@@ -113,6 +113,38 @@ const headwater_engine_table* with_other_claims(const headwater_engine_table* ta
   return &changed;
 }
 
+void commit_open_fault(headwater_session* s, const headwater_options* options) {
+  if (FAULT(keeps_sinks_pointer)) s->their_sinks = options->sinks;
+  if (FAULT(keeps_layers_pointer)) s->their_layers = options->layers;
+  if (FAULT(writes_sinks) && options->sinks != NULL) {
+    float* theirs;
+    memcpy(&theirs, &options->sinks, sizeof theirs);
+    theirs[s->shape.n_head] = 1.0f;
+  }
+  if (FAULT(writes_layers) && options->layers != NULL) {
+    headwater_layer_options* theirs;
+    memcpy(&theirs, &options->layers, sizeof theirs);
+    theirs[0].window = 1;
+  }
+}
+
+void commit_fork_fault(headwater_session* s, headwater_session* fork, headwater_session** forked) {
+  const headwater_shape* shape = &s->shape;
+  for (int64_t l = 0; l < shape->n_layer; ++l) {
+    if (FAULT(fork_shares_scores)) fork->layers[l].scores = s->layers[l].scores;
+    if (FAULT(fork_forgets_newest) && s->tokens > 0 && s->options.kv_owner == HEADWATER_KV_OF_SESSION) {
+      store_element(fork->layers[l].keys, shape->kv_type, (s->tokens - 1) * shape->d_head, 0.0);
+    }
+  }
+  if (FAULT(fork_keeps_observer)) {
+    fork->observer = s->observer;
+    fork->user = s->user;
+  }
+  if (FAULT(fork_without_session)) *forked = NULL;
+  if (FAULT(fork_is_itself)) *forked = s;
+  if (FAULT(fork_writes_behind)) forked[1] = NULL;
+}
+
 void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out) {
   const headwater_shape* shape = &s->shape;
   /* One case of the kit has this width; the others must be judged as without the fault. */
@@ -149,6 +181,13 @@ void commit_attend_fault(headwater_session* s, const headwater_rows* q, const he
       store_element(theirs, q->type, 0, load_element(theirs, q->type, 0) + 1.0);
       break;
     }
+    case FAULT_writes_table:
+      if (s->stored.table != NULL) {
+        int32_t* theirs;
+        memcpy(&theirs, &s->stored.table, sizeof theirs);
+        theirs[0] ^= 1;
+      }
+      break;
     case FAULT_crashes:
       if (wide) raise(SIGSEGV);
       break;

@@ -72,7 +72,30 @@
   X(observer_from_thread)      \
   X(open_without_session)      \
   X(flushes_subnormals)        \
-  X(rounds_upwards)
+  X(rounds_upwards)            \
+  X(writes_layers)             \
+  X(writes_table)              \
+  X(layer_size_ignored)        \
+  X(keeps_layers_pointer)      \
+  X(window_off_by_one)         \
+  X(layer_scale_forgotten)     \
+  X(layer_cap_forgotten)       \
+  X(layer_sinks_forgotten)     \
+  X(stored_table_ignored)      \
+  X(stored_strides_mixed)      \
+  X(stored_table_unchecked)    \
+  X(rows_alone_not_stored)     \
+  X(rows_alone_observed)       \
+  X(rows_alone_in_prefill)     \
+  X(fork_shares_scores)        \
+  X(fork_forgets_newest)       \
+  X(fork_keeps_observer)       \
+  X(fork_without_session)      \
+  X(fork_writes_behind)        \
+  X(fork_in_open_step)         \
+  X(fork_is_itself)            \
+  X(fork_unchecked)            \
+  X(fork_leaks)
 
 enum naive_fault {
 #define NAIVE_ENUM(name) FAULT_##name,

@@ -6,7 +6,8 @@
  * sample to copy for an engine of your own, and what the kit's plug-in tests run.
  *
  *   numbers.c    F32, F16 and BF16 (NUM-1, SCORE-4)
- *   config.c     what is allowed, and what is used (CFG-1 .. CFG-5, SEL-1)
+ *   config.c     what is allowed, and what is used (CFG-1 .. CFG-5, SEL-1, LAYER-1)
+ *   rows.c       stored rows, and rows of the caller (STATE-6, ROWS-1)
  *   attention.c  plan, memory sets, softmax, scores (PLAN, MEM, INTRA, INTER, FUSE, DEC)
  *   blocks.c     memory sets that the queries choose (SEL)
  *   undo.c       steps that are taken back (STATE-8 .. STATE-10)
@@ -22,14 +23,17 @@
 
 /* What a session keeps of one layer (STATE-6, SCORE-1, MEM-4). Head-major: row p of head h is row h * capacity + p. */
 struct layer {
-  unsigned char* keys;   /* [Hkv][capacity][d] of the KV type */
+  unsigned char* keys;   /* [Hkv][capacity][d] of the KV type; nothing where the caller keeps the rows */
   unsigned char* values; /* [Hkv][capacity][dv] */
   void* scores;          /* [Hq][capacity] uint16_t or float */
   int32_t* memory;       /* [Hq][width], -1 after the count */
   int64_t memory_count;  /* entries of every head's set */
   int64_t memory_end;    /* tokens that there were when it was built */
   bool attended;         /* in the open step */
-  bool dense;            /* STATE-7 */
+  bool dense;            /* STATE-7, MASK-2 */
+  int64_t window;        /* MASK-2; 0: all keys */
+  double scale, softcap; /* LOGIT-1, LOGIT-2 */
+  const float* sinks;    /* [Hq] LOGIT-4; -inf: none */
 };
 
 enum progress { STEP_IDLE, STEP_OPEN, STEP_FAILED };
@@ -47,11 +51,26 @@ struct saved_layer {
   int64_t memory_count, memory_end;
 };
 
+enum { MOST_BLOCKS = 40 };
+
 struct headwater_session {
   headwater_shape shape;
   headwater_effective_options options;
-  float* sinks; /* [Hq] or NULL */
-  float* alibi;
+
+  /* All memory, in the order in which it was taken. */
+  void* blocks[MOST_BLOCKS];
+  size_t block_bytes[MOST_BLOCKS];
+  int block_count;
+  /* Those of all layers; each layer has its part of them. */
+  unsigned char* keys;
+  unsigned char* values;
+  unsigned char* scores;
+  int32_t* memory;
+  float* sinks;
+  int64_t key_bytes; /* of bytes.kv */
+
+  bool has_alibi;
+  float* alibi; /* [Hq] */
   char warnings[2][160];
   int64_t warning_count;
 
@@ -73,6 +92,7 @@ struct headwater_session {
   int32_t* saved_sets;              /* [2 * copies + 1][n_layer][Hq][width] */
   struct saved_layer* saved_layers; /* [2 * copies + 1][n_layer] */
 
+  headwater_stored_rows stored; /* of the attend_stored() that runs */
   headwater_observer observer;
   void* user;
   headwater_interrupt interrupt;
@@ -107,6 +127,18 @@ struct headwater_session {
   /* Not for copying: read by faults only. */
   int opened; /* sessions before this one */
   int32_t threads_asked;
+  const float* their_sinks;
+  const headwater_layer_options* their_layers;
+};
+
+/* One attend(). */
+struct call {
+  int64_t layer;
+  const headwater_rows* q; /* q and out NULL: rows alone (DEC-2) */
+  const headwater_rows *k, *v;
+  const headwater_stored_rows* stored; /* in place of k and v (ROWS-1) */
+  const headwater_mutable_rows* out;
+  const headwater_lse_output* lse; /* or NULL */
 };
 
 /* ---- numbers.c ---- */
@@ -130,27 +162,40 @@ __attribute__((format(printf, 2, 3))) /* compilers check the arguments */
 headwater_status
 fail(headwater_status status, const char* format, ...);
 const char* last_error(void);
+headwater_status check_range(const char* field, int64_t value, int64_t least, int64_t most);
 /* CFG-1: HEADWATER_OK, or what is wrong. */
 headwater_status check_config(const headwater_shape* shape, const headwater_options* options);
 /* CFG-2 .. CFG-5: fills s->options and the warnings. */
 headwater_status resolve_options(struct headwater_session* s, const headwater_options* asked);
+/* LAYER-1, STATE-7: fills what each layer has of its own. */
+void resolve_layers(struct headwater_session* s, const headwater_options* asked);
+
+/* ---- rows.c ---- */
+
+/* The key or value row of a key/value head at a position. */
+const void* stored_row(const struct headwater_session* s, const struct layer* layer, bool key,
+                       int64_t head_kv, int64_t position);
+/* Stores the rows of the open step, rounded once. */
+void store_rows(const struct headwater_session* s, struct layer* layer, const headwater_rows* k,
+                const headwater_rows* v);
+/* ROWS-1: HEADWATER_OK, or what is wrong with rows for the open step. */
+headwater_status check_stored(const struct headwater_session* s, const headwater_stored_rows* rows);
 
 /* ---- attention.c ---- */
 
 /* Chunk `index` of a step (PLAN-1); false where there is none. */
 bool step_chunk(const struct headwater_session* s, const struct step* step, int64_t index,
                 headwater_chunk* chunk);
-/* Attention of one layer over the open step; lse may be NULL. False where the interrupt stopped it. */
-bool attend_layer(struct headwater_session* s, int64_t layer, const headwater_rows* q,
-                  const headwater_rows* k, const headwater_rows* v, const headwater_mutable_rows* out,
-                  const headwater_lse_output* lse);
+/* Attention of one layer over the open step. False where the interrupt stopped it. */
+bool attend_layer(struct headwater_session* s, struct call call);
 /* MEM-3, MEM-7: whether (score a, position p) ranks before (score b, position q), where positions below `pinned` do first
  * of all. */
 bool ranks_before(float a, int32_t p, float b, int32_t q, int64_t pinned);
 /* LOGIT-1 .. LOGIT-3 of s->query at position i and the stored key j; and the last two alone. */
 double logit(const struct headwater_session* s, const struct layer* layer, int64_t head, int64_t i,
              int64_t j);
-double cap_and_bias(const struct headwater_session* s, int64_t head, double value, int64_t i, int64_t j);
+double cap_and_bias(const struct headwater_session* s, const struct layer* layer, int64_t head, double value,
+                    int64_t i, int64_t j);
 
 /* ---- undo.c ---- */
 

@@ -1,4 +1,4 @@
-/* STATE-1 .. STATE-9: the protocol, what a session shows, and the table that the kit loads. */
+/* STATE-1 .. STATE-9, STATE-11: the protocol, what a session shows, and the table that the kit loads. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,8 @@ static int sessions_opened; /* read by faults only */
 
 /* count_1 * count_2 * count_3 zeroed elements, or NULL where the product overflows or there is no memory. Counts the
  * bytes, which headwater_memory_bytes promises to report. */
-static void* take(int64_t* bytes, int64_t count_1, int64_t count_2, int64_t count_3, size_t size) {
+static void* take(struct headwater_session* s, int64_t* bytes, int64_t count_1, int64_t count_2,
+                  int64_t count_3, size_t size) {
   size_t total = size;
   const int64_t counts[] = {count_1, count_2, count_3};
   for (int i = 0; i < 3; ++i) {
@@ -19,54 +20,54 @@ static void* take(int64_t* bytes, int64_t count_1, int64_t count_2, int64_t coun
     total *= (size_t)counts[i];
   }
   if (total == 0) total = 1;
+  void* block = calloc(total, 1);
+  if (block == NULL) return NULL;
   *bytes += (int64_t)total;
-  return calloc(total, 1);
+  s->blocks[s->block_count] = block;
+  s->block_bytes[s->block_count++] = total;
+  return block;
 }
 
 static void close_session(headwater_session* s) {
   if (s == NULL) return;
-  if (s->layers != NULL) { /* layer 0 begins each of the blocks */
-    free(s->layers[0].keys);
-    free(s->layers[0].values);
-    free(s->layers[0].scores);
-    free(s->layers[0].memory);
-  }
-  void* const rest[] = {
-      s->layers,       s->logits,       s->query,        s->intra_o,
-      s->inter_o,      s->intra_sums,   s->inter_sums,   s->candidates,
-      s->colsum_intra, s->colsum_inter, s->lse,          s->sets,
-      s->block_votes,  s->token_votes,  s->means,        s->variances,
-      s->estimates,    s->kept_blocks,  s->region_votes, s->searched,
-      s->kept,         s->alibi,        s->steps,        s->copy_order,
-      s->saved_scores, s->saved_sets,   s->saved_layers, FAULT(keeps_sinks_pointer) ? NULL : (void*)s->sinks};
-  for (size_t i = 0; i < sizeof rest / sizeof rest[0]; ++i) free(rest[i]);
+  for (int i = 0; i < s->block_count; ++i) free(s->blocks[i]);
   if (!FAULT(malloc_leaks)) free(s);
+}
+
+/* Gives each layer its part of the blocks. */
+static void place_layers(struct headwater_session* s) {
+  const headwater_shape* shape = &s->shape;
+  const int64_t layers = shape->n_layer;
+  for (int64_t l = 0; l < layers; ++l) {
+    struct layer* layer = &s->layers[l];
+    layer->keys = s->keys + s->key_bytes / layers * l;
+    layer->values = s->values + (s->bytes.kv - s->key_bytes) / layers * l;
+    layer->scores = s->scores + s->bytes.scores / layers * l;
+    layer->memory = s->memory + l * shape->n_head * s->width;
+    layer->sinks = s->sinks + l * shape->n_head;
+  }
 }
 
 static bool take_layers(struct headwater_session* s) {
   const headwater_shape* shape = &s->shape;
-  s->layers = take(&s->bytes.workspace, shape->n_layer, 1, 1, sizeof *s->layers);
-  if (s->layers == NULL && !FAULT(malloc_unchecked)) return false;
   const size_t kv = element_size(shape->kv_type);
   const size_t score = s->options.score_type == HEADWATER_SCORE_BF16 ? sizeof(uint16_t) : sizeof(float);
-  const int64_t kv_rows = shape->n_head_kv * shape->capacity; /* below 2^47 each */
+  const bool own = s->options.kv_owner == HEADWATER_KV_OF_SESSION;
+  const int64_t kv_rows = own ? shape->n_head_kv * shape->capacity : 0; /* below 2^47 each */
   const int64_t score_rows = shape->n_head * shape->capacity;
-  struct layer* first = s->layers;
-  first->keys = take(&s->bytes.kv, shape->n_layer, kv_rows, shape->d_head, kv);
-  if (first->keys == NULL) return false; /* at once: the next one may be small enough to be had */
-  first->values = take(&s->bytes.kv, shape->n_layer, kv_rows, shape->d_value, kv);
-  if (first->values == NULL) return false;
-  first->scores = take(&s->bytes.scores, shape->n_layer, score_rows, 1, score);
-  if (first->scores == NULL) return false;
-  first->memory = take(&s->bytes.memory_sets, shape->n_layer, shape->n_head, s->width, sizeof *first->memory);
-  if (first->memory == NULL) return false;
-  for (int64_t l = 1; l < shape->n_layer; ++l) {
-    struct layer* layer = &s->layers[l];
-    layer->keys = first->keys + (size_t)(l * kv_rows * shape->d_head) * kv;
-    layer->values = first->values + (size_t)(l * kv_rows * shape->d_value) * kv;
-    layer->scores = (unsigned char*)first->scores + (size_t)(l * score_rows) * score;
-    layer->memory = first->memory + l * shape->n_head * s->width;
-  }
+  s->layers = take(s, &s->bytes.workspace, shape->n_layer, 1, 1, sizeof *s->layers);
+  if (s->layers == NULL && !FAULT(malloc_unchecked)) return false;
+  s->keys = take(s, &s->bytes.kv, shape->n_layer, kv_rows, shape->d_head, kv);
+  if (s->keys == NULL) return false; /* at once: the next one may be small enough to be had */
+  s->key_bytes = s->bytes.kv;
+  s->values = take(s, &s->bytes.kv, shape->n_layer, kv_rows, shape->d_value, kv);
+  if (s->values == NULL) return false;
+  s->scores = take(s, &s->bytes.scores, shape->n_layer, score_rows, 1, score);
+  if (s->scores == NULL) return false;
+  s->memory = take(s, &s->bytes.memory_sets, shape->n_layer, shape->n_head, s->width, sizeof *s->memory);
+  s->sinks = take(s, &s->bytes.workspace, shape->n_layer, shape->n_head, 1, sizeof *s->sinks);
+  if (s->memory == NULL || s->sinks == NULL) return false;
+  place_layers(s);
   return true;
 }
 
@@ -74,15 +75,15 @@ static bool take_layers(struct headwater_session* s) {
 static bool take_undo(struct headwater_session* s) {
   const headwater_shape* shape = &s->shape;
   int64_t* bytes = &s->bytes.memory_sets;
-  s->steps = take(&s->bytes.workspace, shape->capacity, 1, 1, sizeof *s->steps);
+  s->steps = take(s, &s->bytes.workspace, shape->capacity, 1, 1, sizeof *s->steps);
   if (s->steps == NULL) return false;
   if (!s->options.sparse || s->options.select != HEADWATER_SELECT_H2O) return true;
   s->copies = s->options.checkpoints < shape->capacity ? s->options.checkpoints : shape->capacity;
   const int64_t copies = 2 * s->copies + 1;
-  s->copy_order = take(bytes, copies, 1, 1, sizeof *s->copy_order);
-  s->saved_scores = take(bytes, copies, s->bytes.scores, 1, 1);
-  s->saved_sets = take(bytes, copies * shape->n_layer, shape->n_head, s->width, sizeof *s->saved_sets);
-  s->saved_layers = take(bytes, copies, shape->n_layer, 1, sizeof *s->saved_layers);
+  s->copy_order = take(s, bytes, copies, 1, 1, sizeof *s->copy_order);
+  s->saved_scores = take(s, bytes, copies, s->bytes.scores, 1, 1);
+  s->saved_sets = take(s, bytes, copies * shape->n_layer, shape->n_head, s->width, sizeof *s->saved_sets);
+  s->saved_layers = take(s, bytes, copies, shape->n_layer, 1, sizeof *s->saved_layers);
   if (!s->copy_order || !s->saved_scores || !s->saved_sets || !s->saved_layers) return false;
   for (int64_t i = 0; i < copies; ++i) s->copy_order[i] = i;
   return true;
@@ -92,16 +93,16 @@ static bool take_workspace(struct headwater_session* s) {
   const headwater_shape* shape = &s->shape;
   int64_t* bytes = &s->bytes.workspace;
   const int64_t chunk = s->options.chunk < shape->capacity ? s->options.chunk : shape->capacity;
-  s->logits = take(bytes, shape->capacity, 1, 1, sizeof *s->logits);
-  s->query = take(bytes, shape->d_head, 1, 1, sizeof *s->query);
-  s->intra_o = take(bytes, shape->d_value, 1, 1, sizeof *s->intra_o);
-  s->inter_o = take(bytes, shape->d_value, 1, 1, sizeof *s->inter_o);
-  s->intra_sums = take(bytes, chunk, 1, 1, sizeof *s->intra_sums);
-  s->inter_sums = take(bytes, s->width, 1, 1, sizeof *s->inter_sums);
-  s->candidates = take(bytes, shape->capacity, 1, 1, sizeof *s->candidates);
-  s->colsum_intra = take(bytes, shape->n_head, shape->capacity, 1, sizeof *s->colsum_intra);
-  s->colsum_inter = take(bytes, shape->n_head, s->width, 1, sizeof *s->colsum_inter);
-  s->lse = take(bytes, shape->n_head, shape->capacity, 1, sizeof *s->lse);
+  s->logits = take(s, bytes, shape->capacity, 1, 1, sizeof *s->logits);
+  s->query = take(s, bytes, shape->d_head, 1, 1, sizeof *s->query);
+  s->intra_o = take(s, bytes, shape->d_value, 1, 1, sizeof *s->intra_o);
+  s->inter_o = take(s, bytes, shape->d_value, 1, 1, sizeof *s->inter_o);
+  s->intra_sums = take(s, bytes, chunk, 1, 1, sizeof *s->intra_sums);
+  s->inter_sums = take(s, bytes, s->width, 1, 1, sizeof *s->inter_sums);
+  s->candidates = take(s, bytes, shape->capacity, 1, 1, sizeof *s->candidates);
+  s->colsum_intra = take(s, bytes, shape->n_head, shape->capacity, 1, sizeof *s->colsum_intra);
+  s->colsum_inter = take(s, bytes, shape->n_head, s->width, 1, sizeof *s->colsum_inter);
+  s->lse = take(s, bytes, shape->n_head, shape->capacity, 1, sizeof *s->lse);
   const bool h2o = s->logits && s->query && s->intra_o && s->inter_o && s->intra_sums && s->inter_sums &&
                    s->candidates && s->colsum_intra && s->colsum_inter && s->lse;
   if (!h2o || s->options.select != HEADWATER_SELECT_BLOCKS) return h2o;
@@ -110,32 +111,36 @@ static bool take_workspace(struct headwater_session* s) {
   const int64_t query_blocks = (chunk + o->query_block - 1) / o->query_block;
   const int64_t candidates = shape->capacity / o->key_block;
   const int64_t tokens = o->refine * o->heavy < shape->capacity ? o->refine * o->heavy : shape->capacity;
-  s->sets = take(&s->bytes.memory_sets, shape->n_head_kv, query_blocks, s->width, sizeof *s->sets);
-  s->block_votes = take(bytes, shape->n_head_kv, query_blocks, candidates, sizeof *s->block_votes);
-  s->token_votes = take(bytes, shape->n_head_kv, query_blocks, tokens, sizeof *s->token_votes);
+  s->sets = take(s, &s->bytes.memory_sets, shape->n_head_kv, query_blocks, s->width, sizeof *s->sets);
+  s->block_votes = take(s, bytes, shape->n_head_kv, query_blocks, candidates, sizeof *s->block_votes);
+  s->token_votes = take(s, bytes, shape->n_head_kv, query_blocks, tokens, sizeof *s->token_votes);
   const int64_t regions = candidates / REGION_BLOCKS + 1;
   s->first_region = candidates;
-  s->means = take(bytes, candidates + regions, shape->d_head, 1, sizeof *s->means);
-  s->variances = take(bytes, candidates + regions, shape->d_head, 1, sizeof *s->variances);
-  s->region_votes = take(bytes, regions, 1, 1, sizeof *s->region_votes);
-  s->searched = take(bytes, candidates + regions, 1, 1, sizeof *s->searched);
-  s->estimates = take(bytes, candidates, 1, 1, sizeof *s->estimates);
-  s->kept_blocks = take(bytes, candidates, 1, 1, sizeof *s->kept_blocks);
-  s->kept = take(bytes, shape->capacity, 1, 1, sizeof *s->kept);
+  s->means = take(s, bytes, candidates + regions, shape->d_head, 1, sizeof *s->means);
+  s->variances = take(s, bytes, candidates + regions, shape->d_head, 1, sizeof *s->variances);
+  s->region_votes = take(s, bytes, regions, 1, 1, sizeof *s->region_votes);
+  s->searched = take(s, bytes, candidates + regions, 1, 1, sizeof *s->searched);
+  s->estimates = take(s, bytes, candidates, 1, 1, sizeof *s->estimates);
+  s->kept_blocks = take(s, bytes, candidates, 1, 1, sizeof *s->kept_blocks);
+  s->kept = take(s, bytes, shape->capacity, 1, 1, sizeof *s->kept);
   return s->sets && s->block_votes && s->token_votes && s->means && s->variances && s->region_votes &&
          s->searched && s->estimates && s->kept_blocks && s->kept;
 }
 
-/* Copies n_head numbers; true where there are none to copy. */
-static bool take_copy(struct headwater_session* s, const float* from, float** to) {
-  if (from == NULL) return true;
-  *to = take(&s->bytes.workspace, s->shape.n_head, 1, 1, sizeof **to);
-  if (*to == NULL) return false;
-  memcpy(*to, from, (size_t)s->shape.n_head * sizeof **to);
-  return true;
+/* All memory of a session whose shape and options are known. */
+static bool take_all(struct headwater_session* s) {
+  if (!take_layers(s) || !take_undo(s) || !take_workspace(s)) return false;
+  if (s->has_alibi) s->alibi = take(s, &s->bytes.workspace, s->shape.n_head, 1, 1, sizeof *s->alibi);
+  return !s->has_alibi || s->alibi != NULL;
 }
 
 static headwater_status reset(headwater_session* s);
+
+#ifdef NAIVE_BROKEN
+void commit_open_fault(headwater_session* s, const headwater_options* options);
+void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out);
+void commit_fork_fault(headwater_session* s, headwater_session* fork, headwater_session** forked);
+#endif
 
 static headwater_status open_session(const headwater_shape* shape, const headwater_options* options,
                                      headwater_session** session) {
@@ -154,20 +159,17 @@ static headwater_status open_session(const headwater_shape* shape, const headwat
   }
   const int64_t set = s->options.local + s->options.heavy;
   s->width = set < shape->capacity ? set : shape->capacity;
-  const bool sinks = FAULT(keeps_sinks_pointer) || take_copy(s, options->sinks, &s->sinks);
-  if (FAULT(keeps_sinks_pointer)) memcpy(&s->sinks, &options->sinks, sizeof s->sinks);
-  if (FAULT(writes_sinks) && options->sinks != NULL) {
-    float* theirs;
-    memcpy(&theirs, &options->sinks, sizeof theirs);
-    theirs[shape->n_head] = 1.0f;
-  }
-  if (!sinks || !take_copy(s, options->alibi, &s->alibi) || !take_layers(s) || !take_undo(s) ||
-      !take_workspace(s)) {
+  s->has_alibi = options->alibi != NULL;
+  if (!take_all(s)) {
     close_session(s);
     return fail(HEADWATER_OUT_OF_MEMORY, "open: no memory for capacity %lld in %lld layers",
                 (long long)shape->capacity, (long long)shape->n_layer);
   }
-  for (int64_t i = 0; i < options->dense_layer_count; ++i) s->layers[options->dense_layers[i]].dense = true;
+  if (s->has_alibi) memcpy(s->alibi, options->alibi, (size_t)shape->n_head * sizeof *s->alibi);
+  resolve_layers(s, options);
+#ifdef NAIVE_BROKEN
+  commit_open_fault(s, options);
+#endif
   if (FAULT(bytes_too_small)) s->bytes.workspace = 0;
   reset(s);
   if (!FAULT(open_without_session)) *session = s;
@@ -238,37 +240,51 @@ static headwater_status check_layer(const headwater_session* s, int64_t layer) {
               (long long)s->shape.n_layer - 1);
 }
 
-static headwater_status check_rows(const char* name, const void* data, int32_t type) {
-  if (data == NULL) return fail(HEADWATER_INVALID_ARGUMENT, "%s.data is NULL; allowed: rows", name);
-  if (type >= HEADWATER_F32 && type <= HEADWATER_BF16) return HEADWATER_OK;
-  return fail(HEADWATER_INVALID_ARGUMENT, "%s.type is %d; allowed: 0 .. 2", name, (int)type);
+static headwater_status check_rows(const char* name, const headwater_rows* rows) {
+  if (rows == NULL || rows->data == NULL) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "%s or %s.data is NULL; allowed: rows", name, name);
+  }
+  if (rows->type >= HEADWATER_F32 && rows->type <= HEADWATER_BF16) return HEADWATER_OK;
+  return fail(HEADWATER_INVALID_ARGUMENT, "%s.type is %d; allowed: 0 .. 2", name, (int)rows->type);
 }
 
-#ifdef NAIVE_BROKEN
-void commit_attend_fault(headwater_session* s, const headwater_rows* q, const headwater_mutable_rows* out);
-#endif
+static headwater_status check_call(const headwater_session* s, struct call call) {
+  headwater_status status = check_layer(s, call.layer);
+  const bool decode = last_step(s)->mode == HEADWATER_CHUNK_DECODE || FAULT(rows_alone_in_prefill);
+  if (status == HEADWATER_OK && (call.q != NULL || call.out != NULL || !decode)) { /* DEC-2 */
+    headwater_rows out = {0};
+    if (call.out != NULL) out = (headwater_rows){call.out->data, 0, 0, call.out->type, 0};
+    status = check_rows("q", call.q);
+    if (status == HEADWATER_OK) status = check_rows("out", &out);
+  }
+  if (status != HEADWATER_OK) return status;
+  if ((call.stored != NULL) != (s->options.kv_owner == HEADWATER_KV_OF_CALLER)) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "attend%s with kv_owner %d; allowed: attend%s",
+                call.stored != NULL ? "_stored" : "", (int)s->options.kv_owner,
+                call.stored != NULL ? "" : "_stored");
+  }
+  if (call.stored != NULL) return check_stored(s, call.stored);
+  status = check_rows("k", call.k);
+  return status == HEADWATER_OK ? check_rows("v", call.v) : status;
+}
 
-static headwater_status attend_rows(headwater_session* s, int64_t layer, const headwater_rows* q,
-                                    const headwater_rows* k, const headwater_rows* v,
-                                    const headwater_mutable_rows* out, const headwater_lse_output* lse) {
+static headwater_status attend_call(headwater_session* s, struct call call) {
   headwater_status status = require_usable(s);
   if (status == HEADWATER_OK && s->progress != STEP_OPEN) {
     status = fail(HEADWATER_WRONG_STATE, "attend without an open step; allowed: begin first");
   }
-  if (status == HEADWATER_OK) status = check_layer(s, layer);
-  if (status == HEADWATER_OK) status = check_rows("q", q->data, q->type);
-  if (status == HEADWATER_OK) status = check_rows("k", k->data, k->type);
-  if (status == HEADWATER_OK) status = check_rows("v", v->data, v->type);
-  if (status == HEADWATER_OK) status = check_rows("out", out->data, out->type);
+  if (status == HEADWATER_OK) status = check_call(s, call);
   if (status != HEADWATER_OK) return status;
-  if (s->layers[layer].attended && !FAULT(layer_twice_allowed)) return fail_step(s, "a layer attended twice");
-  if (!attend_layer(s, layer, q, k, v, out, lse)) {
+  if (s->layers[call.layer].attended && !FAULT(layer_twice_allowed)) {
+    return fail_step(s, "a layer attended twice");
+  }
+  if (!attend_layer(s, call)) {
     if (!FAULT(interrupt_leaves_step)) s->progress = STEP_FAILED;
     return fail(HEADWATER_INTERRUPTED, "attend: the interrupt asked to stop; allowed: abort, reset");
   }
-  s->layers[layer].attended = true;
+  s->layers[call.layer].attended = true;
 #ifdef NAIVE_BROKEN
-  commit_attend_fault(s, q, out);
+  if (call.q != NULL) commit_attend_fault(s, call.q, call.out);
 #endif
   return HEADWATER_OK;
 }
@@ -276,7 +292,7 @@ static headwater_status attend_rows(headwater_session* s, int64_t layer, const h
 static headwater_status attend(headwater_session* s, int64_t layer, const headwater_rows* q,
                                const headwater_rows* k, const headwater_rows* v,
                                const headwater_mutable_rows* out) {
-  return attend_rows(s, layer, q, k, v, out, NULL);
+  return attend_call(s, (struct call){.layer = layer, .q = q, .k = k, .v = v, .out = out});
 }
 
 static headwater_status attend_lse(headwater_session* s, int64_t layer, const headwater_rows* q,
@@ -285,7 +301,17 @@ static headwater_status attend_lse(headwater_session* s, int64_t layer, const he
   if (lse == NULL || lse->data == NULL) {
     return fail(HEADWATER_INVALID_ARGUMENT, "lse.data is NULL; allowed: room for n x n_head floats");
   }
-  return attend_rows(s, layer, q, k, v, out, lse);
+  return attend_call(s, (struct call){.layer = layer, .q = q, .k = k, .v = v, .out = out, .lse = lse});
+}
+
+static headwater_status attend_stored(headwater_session* s, int64_t layer, const headwater_rows* q,
+                                      const headwater_stored_rows* rows, const headwater_mutable_rows* out,
+                                      const headwater_lse_output* lse) {
+  if (rows == NULL) return fail(HEADWATER_INVALID_ARGUMENT, "rows is NULL; allowed: rows");
+  if (lse != NULL && lse->data == NULL) {
+    return fail(HEADWATER_INVALID_ARGUMENT, "lse.data is NULL; allowed: room for n x n_head floats");
+  }
+  return attend_call(s, (struct call){.layer = layer, .q = q, .stored = rows, .out = out, .lse = lse});
 }
 
 static headwater_status end(headwater_session* s) {
@@ -315,7 +341,7 @@ static headwater_status reset(headwater_session* s) {
     for (int64_t i = 0; i < shape->n_head * s->width; ++i) layer->memory[i] = -1;
   }
   if (FAULT(reset_keeps_scores)) return HEADWATER_OK;
-  memset(s->layers[0].scores, 0, (size_t)s->bytes.scores); /* SCORE-1, all layers */
+  memset(s->scores, 0, (size_t)s->bytes.scores); /* SCORE-1, all layers */
   return HEADWATER_OK;
 }
 
@@ -338,6 +364,33 @@ static headwater_status truncate_tokens(headwater_session* s, int64_t n) {
                 (long long)s->tokens);
   }
   return n == 0 ? reset(s) : undo_tokens(s, n);
+}
+
+static headwater_status fork_session(headwater_session* s, headwater_session** forked) {
+  *forked = NULL;
+  if (s->progress != STEP_IDLE && !FAULT(fork_in_open_step)) {
+    return fail(HEADWATER_WRONG_STATE, "fork in an open step; allowed: after end, abort or reset");
+  }
+  headwater_session* fork = malloc(sizeof *fork);
+  if (fork == NULL && !FAULT(fork_unchecked))
+    return fail(HEADWATER_OUT_OF_MEMORY, "fork: no memory for a session");
+  *fork = *s;
+  fork->block_count = 0;
+  fork->bytes = (headwater_memory_bytes){0};
+  fork->observer = NULL;
+  fork->interrupt = NULL;
+  if (!take_all(fork)) {
+    if (!FAULT(fork_leaks)) close_session(fork);
+    return fail(HEADWATER_OUT_OF_MEMORY, "fork: no memory for capacity %lld", (long long)s->shape.capacity);
+  }
+  /* Both took their blocks in the same order. */
+  for (int i = 0; i < s->block_count; ++i) memcpy(fork->blocks[i], s->blocks[i], s->block_bytes[i]);
+  place_layers(fork);
+  *forked = fork;
+#ifdef NAIVE_BROKEN
+  commit_fork_fault(s, fork, forked);
+#endif
+  return HEADWATER_OK;
 }
 
 /* ---- what a session shows ---- */
@@ -424,6 +477,9 @@ static headwater_status read_row(const headwater_session* s, int64_t layer, int6
                                  float* row, int64_t width, bool key) {
   const headwater_status status = check_layer(s, layer);
   if (status != HEADWATER_OK) return status;
+  if (s->options.kv_owner == HEADWATER_KV_OF_CALLER) {
+    return fail(HEADWATER_UNSUPPORTED, "the caller keeps the rows; allowed: a session that does");
+  }
   const int64_t wanted = key ? s->shape.d_head : s->shape.d_value;
   const int64_t stored = s->tokens + (s->layers[layer].attended ? s->n : 0);
   if (head_kv < 0 || head_kv >= s->shape.n_head_kv || position < 0 || position >= stored || width != wanted ||
@@ -433,9 +489,8 @@ static headwater_status read_row(const headwater_session* s, int64_t layer, int6
                 (long long)head_kv, (long long)position, (long long)width, (long long)s->shape.n_head_kv,
                 (long long)stored, (long long)wanted);
   }
-  const void* from = key ? s->layers[layer].keys : s->layers[layer].values;
-  const int64_t first = (head_kv * s->shape.capacity + position) * wanted;
-  for (int64_t x = 0; x < wanted; ++x) row[x] = (float)load_element(from, s->shape.kv_type, first + x);
+  const void* from = stored_row(s, &s->layers[layer], key, head_kv, position);
+  for (int64_t x = 0; x < wanted; ++x) row[x] = (float)load_element(from, s->shape.kv_type, x);
   if (FAULT(key_row_too_long)) row[wanted] = 0.0f;
   if (FAULT(key_row_too_early)) row[-1] = 0.0f;
   return HEADWATER_OK;
@@ -471,7 +526,8 @@ static const headwater_engine_table kTable = {
     .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
               HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION |
               HEADWATER_CLAIM_DOUBLE_ARITHMETIC | HEADWATER_CLAIM_ABORT | HEADWATER_CLAIM_TRUNCATE |
-              HEADWATER_CLAIM_INTERRUPT | HEADWATER_CLAIM_LSE,
+              HEADWATER_CLAIM_INTERRUPT | HEADWATER_CLAIM_LSE | HEADWATER_CLAIM_FORK |
+              HEADWATER_CLAIM_LAYERS | HEADWATER_CLAIM_STORED_ROWS | HEADWATER_CLAIM_ROWS_ALONE,
     .name = "naive-c",
     .isa = "scalar",
     .description = "the spec in plain C, row by row, in double arithmetic on one thread",
@@ -502,6 +558,8 @@ static const headwater_engine_table kTable = {
     .truncate = truncate_tokens,
     .set_interrupt = set_interrupt,
     .attend_lse = attend_lse,
+    .fork = fork_session,
+    .attend_stored = attend_stored,
 };
 
 #ifdef NAIVE_BROKEN

@@ -68,6 +68,32 @@ FAULTS = {
     "interrupt_leaves_step": {"interrupt.every_question": "failed() after a stop"},
     "interrupt_after_attend": {"interrupt.going_on": "outside of attend()"},
     "lse_in_base_2": {"lse.observed": "the observer saw"},
+    # Layers.
+    "window_off_by_one": {"options.layers_bound": "above the bound"},
+    "layer_scale_forgotten": {"options.layers_bound": "above the bound", "options.layers_law": "its own options"},
+    "layer_cap_forgotten": {"options.layers_bound": "above the bound", "options.layers_law": "its own options"},
+    "layer_sinks_forgotten": {"options.layers_bound": "above the bound", "options.layers_law": "its own options"},
+    "layer_size_ignored": {"options.layers_law": "layers[3].window is"},
+    "keeps_layers_pointer": {"options.layers_bound": "above the bound", "options.window_unread": "reach an output"},
+    "writes_layers": {"options.layers_bound": "open: layers: byte 0"},
+    # Rows of the caller, and rows alone.
+    "stored_table_ignored": {"sequences.stored_rows": "outputs over rows of the caller are others"},
+    "stored_strides_mixed": {"sequences.stored_rows": "was never written", "sequences.rows_alone": "other outputs"},
+    "stored_table_unchecked": {"sequences.stored_rows_refused": "no pages: success"},
+    "writes_table": {"sequences.stored_rows": "attend_stored: table: byte 0"},
+    "rows_alone_not_stored": {"sequences.rows_alone": "without queries"},
+    "rows_alone_observed": {"sequences.rows_alone": "a call without queries was observed"},
+    "rows_alone_in_prefill": {"sequences.rows_alone": "a prefill call without queries: success"},
+    # Forks.
+    "fork_shares_scores": {"sequences.forks": "forked after"},
+    "fork_forgets_newest": {"sequences.forks": "forked after"},
+    "fork_keeps_observer": {"sequences.forks": "the observer was called outside of attend()"},
+    "fork_in_open_step": {"sequences.forks": "a fork in an open step: success"},
+    "fork_without_session": {"sequences.forks": "fork() succeeded with *session NULL"},
+    "fork_writes_behind": {"sequences.forks": "fork: session: byte 8"},
+    "fork_is_itself": {"sequences.forks": "fork() gave the session itself"},
+    "fork_unchecked": {"allocation.fork_without_memory": CRASH},
+    "fork_leaks": {"allocation.fork_without_memory": "were not given back"},
     "reset_keeps_scores": {"determinism.after_reset": "a run after reset"},
     "status_99": {"state.protocol": "status 99"},
     "error_without_text": {"state.protocol": "last_error() is NULL"},
@@ -76,9 +102,29 @@ FAULTS = {
     "observer_from_thread": {"replay.random": "another thread"},
     "open_without_session": {"replay.random": "*session NULL"},
 }
+# The same of saved sessions, in libheadwater behind the table (saved_faults.c).
+SAVED_FAULTS = {
+    "old_file_kept": {"sequences.files": "has a header of"},
+    "file_emptied_first": {"sequences.files": "a refused save() changed its file"},
+    "other_file_left": {"sequences.files": "save() left another file than its own"},
+    "open_step_saved": {"sequences.files": "save() in an open step"},
+    "fingerprint_ignored": {"sequences.files": "a load was not refused; another fingerprint"},
+    "damage_believed": {"sequences.files": "a load was not refused"},
+    "errors_unnamed": {"sequences.files": "does not name fingerprint"},
+    "session_after_error": {"sequences.files": "a failed load() did not set *session to NULL"},
+    "nothing_loaded": {"sequences.saves": "saved after", "sequences.files": "saved after"},
+    "scores_forgotten": {"sequences.saves": "saved after"},
+    "newest_forgotten": {"sequences.saves": "saved after", "sequences.files": "saved after"},
+    "chunks_forgotten": {"sequences.saves": "of all steps so far"},
+    "chunks_without_end": {"sequences.saves": "session_chunk_count() gives 1099511627776"},
+    "memory_count_of_another": {"sequences.saves": "allowed: 0 (MEM-4)"},
+    "chunk_written_behind": {"sequences.saves": "session_chunk: memory_count: byte 8"},
+}
 # Where a sanitizer owns malloc, and where it would stop the process before the kit can see what was written.
-NOT_SANITIZED = {"allocates", "allocates_aligned", "malloc_unchecked", "malloc_leaks", "bytes_too_small", "writes_far_behind_rows",
-                 "state_too_long", "options_too_long", "key_row_too_long", "key_row_too_early", "writes_sinks", "writes_behind_rows"}
+NOT_SANITIZED = {"allocates", "allocates_aligned", "malloc_unchecked", "malloc_leaks", "bytes_too_small",
+                 "writes_far_behind_rows", "fork_leaks", "fork_shares_scores", "fork_unchecked", "stored_strides_mixed",
+                 "state_too_long", "options_too_long", "key_row_too_long", "key_row_too_early", "writes_sinks",
+                 "writes_behind_rows"}
 
 
 class Broken(kit.Case):
@@ -99,6 +145,16 @@ class Broken(kit.Case):
                     self.assertIn(cases[result["case"]], result["message"])
                     self.assertIn("--engine-plugin", result["reproduce"])
                 self.assertIn("<h2>Failed</h2>", page)
+
+    def test_every_fault_of_saved_sessions_fails(self):
+        for fault, cases in SAVED_FAULTS.items():
+            with self.subTest(fault=fault):
+                document, _ = self.report("--engine-plugin", kit.plugin("saved_broken_plugin"), "--quick", "--case",
+                                          ",".join(cases), status=1, SAVED_FAULT=fault)
+                self.assertEqual({r["case"] for r in document["results"]}, set(cases))
+                for result in document["results"]:
+                    self.assertEqual(result["status"], "FAIL", result)
+                    self.assertIn(cases[result["case"]], result["message"])
 
     def test_the_copy_without_a_fault_passes_them(self):
         cases = {case for cases in FAULTS.values() for case in cases}
@@ -159,7 +215,8 @@ class Broken(kit.Case):
                  "double_arithmetic": "bound.double_arithmetic"}
         bits = {**{name: 1 << bit for bit, name in enumerate(cases)}, "bf16_weights": 32, "device_memory": 64,
                 "f16_weights": 128, "abort": 256, "truncate": 512, "interrupt": 1024, "lse": 2048,
-                "host_threads": 4096}  # plugin.h
+                "host_threads": 4096, "fork": 1 << 15, "layers": 1 << 17, "stored_rows": 1 << 18,
+                "rows_alone": 1 << 19}  # plugin.h
         for name, bit in bits.items():
             document, _ = self.run_fault("none", cases.values(), status=0, NAIVE_CLAIMS=str(bit))
             self.assertEqual([claim for claim, made in document["engines"][0]["claims"].items() if made], [name])

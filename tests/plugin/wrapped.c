@@ -14,13 +14,20 @@ static headwater_status estimate(const headwater_shape* shape, const headwater_o
   return headwater_estimate("cpu-portable", shape, options, opened, full, struct_size);
 }
 
+static headwater_status load(const headwater_shape* shape, const headwater_options* options, const char* path,
+                             const char* fingerprint, headwater_session** session) {
+  return headwater_load("cpu-portable", shape, options, path, fingerprint, session);
+}
+
 static const headwater_engine_table kTable = {
     .struct_size = sizeof(headwater_engine_table),
     .abi_version = HEADWATER_PLUGIN_VERSION,
     .claims = HEADWATER_CLAIM_BITWISE_THREADS | HEADWATER_CLAIM_BITWISE_RUNS |
               HEADWATER_CLAIM_BITWISE_SCHEDULES | HEADWATER_CLAIM_NO_ALLOCATION | HEADWATER_CLAIM_ABORT |
               HEADWATER_CLAIM_TRUNCATE | HEADWATER_CLAIM_INTERRUPT | HEADWATER_CLAIM_LSE |
-              HEADWATER_CLAIM_HOST_THREADS | HEADWATER_CLAIM_ESTIMATE | HEADWATER_CLAIM_HOST_MEMORY,
+              HEADWATER_CLAIM_HOST_THREADS | HEADWATER_CLAIM_ESTIMATE | HEADWATER_CLAIM_HOST_MEMORY |
+              HEADWATER_CLAIM_FORK | HEADWATER_CLAIM_SAVE | HEADWATER_CLAIM_LAYERS |
+              HEADWATER_CLAIM_STORED_ROWS | HEADWATER_CLAIM_ROWS_ALONE,
     .name = "c-abi",
     .isa = "x86-64-v2",
     .description = "cpu-portable behind libheadwater's C ABI",
@@ -52,6 +59,17 @@ static const headwater_engine_table kTable = {
     .set_interrupt = headwater_set_interrupt,
     .attend_lse = headwater_attend_lse,
     .estimate = estimate,
+    .fork = headwater_fork,
+    .attend_stored = headwater_attend_stored,
+    .save = headwater_save,
+    .load = load,
+    .session_chunk_count = headwater_session_chunk_count,
+    .session_chunk = headwater_session_chunk,
 };
 
+#ifdef SAVED_BROKEN
+const headwater_engine_table* with_saved_faults(const headwater_engine_table* table);
+const headwater_engine_table* headwater_plugin_v1(void) { return with_saved_faults(&kTable); }
+#else
 const headwater_engine_table* headwater_plugin_v1(void) { return &kTable; }
+#endif
