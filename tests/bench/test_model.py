@@ -86,6 +86,7 @@ class ModelBench(unittest.TestCase):
         for bad in ("0", "-1", "1,,2", "1,", "x", "2147483648", ",".join(["1"] * 33)):
             self.refuse("-m", MODEL, "-n", bad, words=("-n (--tokens)",))
         self.refuse("-m", MODEL, "--rounds", "0", words=("--rounds",))
+        self.refuse("-m", MODEL, "--dense-layers", "0,5-8", words=("--dense-layers: 8 is not a layer; allowed are 0 to 7",))
         self.refuse("-m", MODEL, "--decode", "-1", words=("--decode",))
         self.refuse("-m", MODEL, "--heads", "3", words=("--heads",))
         self.refuse("-m", MODEL, "-n", "2147483647", "--decode", "2147483647", words=("2147483647",))

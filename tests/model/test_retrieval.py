@@ -266,7 +266,7 @@ class Refuses(Refusals):
         self.refuse(names="--file")
         self.refuse("-f", TEXT, "--engine", "nope", names="nope")
         for program, flags in (("retrieval", ["-f", TEXT]), ("generate", ["-p", "x"]), ("perplexity", ["-f", TEXT]),
-                               ("atlas", ["-p", "x", "-o", "/dev/null"]), ("bench", [])):
+                               ("atlas", ["-p", "x", "-o", "/dev/null"])):
             self.refused("-m", MODEL, *flags, "--dense-layers", "0,5-8", names="--dense-layers: 8 is not a layer; allowed are 0 to 7",
                          program=program)
         self.refused("-m", os.path.dirname(MODEL), "-f", TEXT, names="regular file", program="retrieval")
