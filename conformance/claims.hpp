@@ -45,7 +45,7 @@ inline constexpr std::array kClaims{
     ClaimInfo{"fork", &Claims::fork, HEADWATER_CLAIM_FORK, "sessions can be forked"},
     ClaimInfo{"save", &Claims::save, HEADWATER_CLAIM_SAVE, "sessions can be saved and loaded"},
     ClaimInfo{"layers", &Claims::layers, HEADWATER_CLAIM_LAYERS,
-              "layers with windows, scales, caps and sinks of their own"},
+              "layers with windows, scales, caps, sinks and widths of their own"},
     ClaimInfo{"stored_rows", &Claims::stored_rows, HEADWATER_CLAIM_STORED_ROWS,
               "works on K and V rows of the caller"},
     ClaimInfo{"rows_alone", &Claims::rows_alone, HEADWATER_CLAIM_ROWS_ALONE, "stores rows without queries"}};

@@ -189,6 +189,8 @@ std::vector<unsigned char> native(const Shape& shape, const std::vector<LayerOpt
     entry.softcap = own.softcap.value_or(kNotSaid);
     entry.sinks = own.sinks ? sinks : nullptr;
     if (own.sinks) sinks += shape.n_head;
+    entry.d_head = own.d_head;
+    entry.d_value = own.d_value;
     std::memcpy(bytes.data() + l * kLayerSize, &entry, sizeof entry);
   }
   return bytes;
@@ -333,16 +335,20 @@ class PluginSession final : public Session {
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
   void read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                 std::span<float> row) const override {
-    read_row("read_key", table_.read_key, shape_.d_head, layer, head_kv, position, row);
+    read_row("read_key", table_.read_key, layer_shape(layer).d_head, layer, head_kv, position, row);
   }
   void read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
                   std::span<float> row) const override {
-    read_row("read_value", table_.read_value, shape_.d_value, layer, head_kv, position, row);
+    read_row("read_value", table_.read_value, layer_shape(layer).d_value, layer, head_kv, position, row);
   }
   void set_observer(Observer observer) override;
   void set_interrupt(Interrupt interrupt) override;
 
  private:
+  // Sizes of a layer; of the session where it has no such layer.
+  [[nodiscard]] Shape layer_shape(std::int64_t layer) const {
+    return layer >= 0 && layer < shape_.n_layer ? options_.shape_of(shape_, layer) : shape_;
+  }
   void read_options();
   void require_claimed(const Rows& q, const MutableRows& out, const LseOutput& lse) const;
   template <class Call, class HandedBack>

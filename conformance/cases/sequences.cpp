@@ -527,7 +527,7 @@ void rows_alone(Context& context) {
   require_claim(engine, &Claims::rows_alone, "rows_alone");
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
-    for (int round = 0; round < context.rounds(20); ++round) {
+    for (int round = 0; round < context.rounds(40); ++round) {
       Problem problem = stored_problem(random, engine, rule);
       const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
       problem.steps[at] = Step::decode(problem.steps[at].n);

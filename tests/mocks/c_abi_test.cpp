@@ -220,10 +220,12 @@ template <class Exception>
 void expect_status(const Exception& exception, headwater_status status, const char* text) {
   Shape shape;
   shape.d_head = shape.d_value = 4;
+  const EffectiveOptions options;
   for (const FailingCall& failing : calls_that_throw(exception)) {
     SCOPED_TRACE(failing.name);
     Opened<NiceMock> opened;
     ON_CALL(*opened.session, shape()).WillByDefault(ReturnRef(shape));
+    ON_CALL(*opened.session, options()).WillByDefault(ReturnRef(options));
     failing.expect(*opened.session);
     EXPECT_EQ(failing.call(opened.get()), status);
     EXPECT_STREQ(headwater_last_error(), text);
@@ -340,9 +342,12 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
 
 TEST(CAbiInspection, RowsAreReadIntoTheCallersMemoryAtTheWidthOfTheirKind) {
   const Opened<NiceMock> opened;
-  Shape shape;
-  shape.d_head = 3, shape.d_value = 2;
+  const Shape shape{.n_layer = 5, .d_head = 7, .d_value = 2};
+  EffectiveOptions options;
+  options.layers.resize(5);
+  options.layers[1].d_head = 3;  // LAYER-1
   ON_CALL(*opened.session, shape()).WillByDefault(ReturnRef(shape));
+  ON_CALL(*opened.session, options()).WillByDefault(ReturnRef(options));
   float row[3] = {};
   const auto is_row = [&](std::size_t width) {
     return ::testing::Truly(

@@ -113,7 +113,7 @@ double logit(const struct headwater_session* s, const struct layer* layer, int64
              int64_t j) {
   const void* key = stored_row(s, layer, true, head_kv_of(s, head), j);
   double dot = 0.0;
-  for (int64_t x = 0; x < s->shape.d_head; ++x) {
+  for (int64_t x = 0; x < layer->d; ++x) {
     dot += s->query[x] * load_element(key, s->shape.kv_type, x);
     if (FAULT(float_inside)) dot = (float)dot;
   }
@@ -128,7 +128,7 @@ static struct part attend_keys(struct headwater_session* s, const struct layer* 
     s->logits[j] = logit(s, layer, head, i, key_position(keys, j));
     if (s->logits[j] > part.m || isnan(s->logits[j])) part.m = s->logits[j];
   }
-  const int64_t dv = s->shape.d_value;
+  const int64_t dv = layer->dv;
   for (int64_t x = 0; x < dv; ++x) o[x] = 0.0;
   if (part.m == (double)-INFINITY) return part; /* no key was seen */
   if (sink > (double)-INFINITY) part.l = exp(sink - part.m);
@@ -169,7 +169,7 @@ static void attend_query(struct headwater_session* s, struct layer* layer, struc
   const bool sparse = chunk.mode == HEADWATER_CHUNK_SPARSE;
   const int64_t t = i - s->tokens; /* row of the call */
   const int64_t q = t * call.q->row_stride + head * call.q->head_stride;
-  for (int64_t x = 0; x < s->shape.d_head; ++x) s->query[x] = load_element(call.q->data, call.q->type, q + x);
+  for (int64_t x = 0; x < layer->d; ++x) s->query[x] = load_element(call.q->data, call.q->type, q + x);
 
   int64_t first = sparse ? chunk.begin : 0; /* MASK-1; DEC-1 */
   if (layer->window > 0) {                  /* MASK-2 */
@@ -184,7 +184,7 @@ static void attend_query(struct headwater_session* s, struct layer* layer, struc
   if (memory > 0) {
     const struct keys listed = {set, 0, memory};
     fuse(&result, attend_keys(s, layer, head, i, listed, (double)-INFINITY, s->inter_o, s->inter_sums),
-         s->shape.d_value);
+         layer->dv);
   }
 
   const float lse = (float)(result.m + log(result.l));
@@ -195,7 +195,7 @@ static void attend_query(struct headwater_session* s, struct layer* layer, struc
   }
   const int64_t out = t * call.out->row_stride + head * call.out->head_stride;
   if (FAULT(skips_last_row) && t == s->n - 1) return;
-  for (int64_t x = 0; x < s->shape.d_value; ++x) {
+  for (int64_t x = 0; x < layer->dv; ++x) {
     store_element(call.out->data, call.out->type, out + x, result.o[x]);
   }
 }

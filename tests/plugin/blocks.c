@@ -49,7 +49,7 @@ static void choose(struct headwater_session* s, const float* votes, int64_t n, i
 
 static void summarise(struct headwater_session* s, const struct layer* layer, int64_t head_kv,
                       int64_t blocks) {
-  const int64_t d = s->shape.d_head;
+  const int64_t d = layer->d;
   const int64_t k = s->options.key_block;
   for (int64_t b = 0; b < blocks; ++b) {
     double* mean = s->means + b * d;
@@ -72,8 +72,7 @@ static void summarise(struct headwater_session* s, const struct layer* layer, in
 }
 
 /* SEL-12: whole regions, after those of all blocks that fit. */
-static void summarise_regions(struct headwater_session* s, int64_t regions) {
-  const int64_t d = s->shape.d_head;
+static void summarise_regions(struct headwater_session* s, int64_t d, int64_t regions) {
   for (int64_t r = 0; r < regions; ++r) {
     for (int64_t x = 0; x < d; ++x) {
       double sum = 0.0;
@@ -93,9 +92,9 @@ static void summarise_regions(struct headwater_session* s, int64_t regions) {
 /* ---- SEL-4 ---- */
 
 /* The mean of the queries at positions [first, last] becomes s->query; `size`: rows of a pool that is not cut short. */
-static void pool_queries(struct headwater_session* s, const headwater_rows* q, int64_t head, int64_t first,
-                         int64_t last, int64_t size) {
-  for (int64_t x = 0; x < s->shape.d_head; ++x) {
+static void pool_queries(struct headwater_session* s, const struct layer* layer, const headwater_rows* q,
+                         int64_t head, int64_t first, int64_t last, int64_t size) {
+  for (int64_t x = 0; x < layer->d; ++x) {
     double sum = 0.0;
     for (int64_t i = first; i <= last; ++i) {
       sum += load_element(q->data, q->type, (i - s->tokens) * q->row_stride + head * q->head_stride + x);
@@ -109,7 +108,7 @@ static void pool_queries(struct headwater_session* s, const headwater_rows* q, i
 /* Of `count` summaries from `first` on, each of `keys` keys, on those that are searched. */
 static void vote_for_summaries(struct headwater_session* s, const struct layer* layer, int64_t head,
                                int64_t last, int64_t first, int64_t count, int64_t keys, float* votes) {
-  const int64_t d = s->shape.d_head;
+  const int64_t d = layer->d;
   const double scale = layer->scale;
   double most = -(double)INFINITY;
   for (int64_t b = 0; b < count; ++b) {
@@ -177,7 +176,7 @@ static void each_pool(struct headwater_session* s, const struct layer* layer, co
   for (int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
     for (int64_t first = begin; first < end; first += size) {
       const int64_t last = smaller(first + size, end) - 1;
-      pool_queries(s, q, h, first, last, size);
+      pool_queries(s, layer, q, h, first, last, size);
       vote(s, layer, h, last, count, votes);
     }
   }
@@ -243,7 +242,7 @@ void choose_sets(struct headwater_session* s, const struct layer* layer, const h
                  headwater_chunk chunk, struct block_sizes sizes) {
   for (int64_t g = 0; g < s->shape.n_head_kv; ++g) {
     summarise(s, layer, g, sizes.candidates);
-    if (sizes.candidates > MOST_ESTIMATED) summarise_regions(s, sizes.candidates / REGION_BLOCKS);
+    if (sizes.candidates > MOST_ESTIMATED) summarise_regions(s, layer->d, sizes.candidates / REGION_BLOCKS);
     for (int64_t index = 0; index < sizes.query_blocks; ++index) {
       choose_set(s, layer, q, g, index, chunk, sizes);
     }

@@ -131,7 +131,7 @@ static headwater_status check_logits(const char* of, double scale, double softca
 /* LAYER-1: what layer `l` has of its own. The caller's entries may be longer than ours. */
 static headwater_layer_options layer_options(const headwater_options* o, int64_t l) {
   headwater_layer_options own = {.scale = (double)NAN, .softcap = (double)NAN};
-  const size_t size = FAULT(layer_size_ignored) ? sizeof own : o->layer_size;
+  const size_t size = FAULT(layer_size_ignored) ? sizeof own.window : o->layer_size;
   if (o->layers != NULL) memcpy(&own, (const unsigned char*)o->layers + (size_t)l * size, sizeof own);
   return own;
 }
@@ -150,6 +150,10 @@ static headwater_status check_layers(const headwater_shape* shape, const headwat
     snprintf(of, sizeof of, "layers[%lld].", (long long)l);
     snprintf(field, sizeof field, "%swindow", of);
     status = check_range(field, own.window, 0, MOST_POSITIONS);
+    snprintf(field, sizeof field, "%sd_head", of);
+    if (status == HEADWATER_OK) status = check_range(field, own.d_head, 0, MOST_EXTENT);
+    snprintf(field, sizeof field, "%sd_value", of);
+    if (status == HEADWATER_OK) status = check_range(field, own.d_value, 0, MOST_EXTENT);
     if (status == HEADWATER_OK) status = check_logits(of, own.scale, own.softcap, own.sinks, shape->n_head);
   }
   return status;
@@ -205,6 +209,11 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
 
 static char* next_warning(struct headwater_session* s) { return s->warnings[s->warning_count++]; }
 
+/* LOGIT-1 for keys of d elements. */
+static double scale_of(const headwater_options* asked, int64_t d) {
+  return isnan(asked->scale) ? 1.0 / sqrt((double)d) : asked->scale;
+}
+
 headwater_status resolve_options(struct headwater_session* s, const headwater_options* asked) {
   headwater_effective_options* o = &s->options;
   o->chunk = asked->chunk;
@@ -227,7 +236,7 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
   }
   o->pinned = asked->pinned < o->heavy ? asked->pinned : o->heavy; /* CFG-5 */
   o->dense_below = asked->dense_below;
-  o->scale = isnan(asked->scale) ? 1.0 / sqrt((double)s->shape.d_head) : asked->scale; /* LOGIT-1 */
+  o->scale = scale_of(asked, s->shape.d_head);
   o->softcap = asked->softcap;
   o->sparse = o->local + o->heavy > 0;
   o->checkpoints = o->sparse && asked->select == HEADWATER_SELECT_H2O ? asked->checkpoints : 0;
@@ -245,6 +254,23 @@ headwater_status resolve_options(struct headwater_session* s, const headwater_op
   return check_range("local + heavy", o->local + o->heavy, 0, MOST_POSITIONS);
 }
 
+static int64_t width_of(int64_t own, int64_t of_shape) {
+  if (FAULT(layer_width_cut) && own > of_shape) return of_shape;
+  return own > 0 ? own : of_shape;
+}
+
+void add_up_widths(struct headwater_session* s, const headwater_options* asked) {
+  for (int64_t l = 0; l < s->shape.n_layer; ++l) {
+    const headwater_layer_options own = layer_options(asked, l);
+    const int64_t d = width_of(own.d_head, s->shape.d_head);
+    const int64_t dv = width_of(own.d_value, s->shape.d_value);
+    if (d > s->most_d) s->most_d = d;
+    if (dv > s->most_dv) s->most_dv = dv;
+    s->all_d += d;
+    s->all_dv += dv;
+  }
+}
+
 void resolve_layers(struct headwater_session* s, const headwater_options* asked) {
   const int64_t heads = s->shape.n_head;
   for (int64_t l = 0; l < s->shape.n_layer; ++l) {
@@ -252,7 +278,10 @@ void resolve_layers(struct headwater_session* s, const headwater_options* asked)
     struct layer* layer = &s->layers[l];
     layer->window = own.window;
     layer->dense = own.window > 0; /* MASK-2 */
-    layer->scale = isnan(own.scale) || FAULT(layer_scale_forgotten) ? s->options.scale : own.scale;
+    layer->d = width_of(own.d_head, s->shape.d_head);
+    layer->dv = width_of(own.d_value, s->shape.d_value);
+    layer->scale = own.scale;
+    if (isnan(own.scale) || FAULT(layer_scale_forgotten)) layer->scale = scale_of(asked, layer->d);
     layer->softcap = isnan(own.softcap) || FAULT(layer_cap_forgotten) ? s->options.softcap : own.softcap;
     const float* sinks = own.sinks == NULL || FAULT(layer_sinks_forgotten) ? asked->sinks : own.sinks;
     for (int64_t h = 0; h < heads; ++h) s->sinks[l * heads + h] = sinks != NULL ? sinks[h] : -INFINITY;

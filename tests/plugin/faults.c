@@ -133,7 +133,7 @@ void commit_fork_fault(headwater_session* s, headwater_session* fork, headwater_
   for (int64_t l = 0; l < shape->n_layer; ++l) {
     if (FAULT(fork_shares_scores)) fork->layers[l].scores = s->layers[l].scores;
     if (FAULT(fork_forgets_newest) && s->tokens > 0 && s->options.kv_owner == HEADWATER_KV_OF_SESSION) {
-      store_element(fork->layers[l].keys, shape->kv_type, (s->tokens - 1) * shape->d_head, 0.0);
+      store_element(fork->layers[l].keys, shape->kv_type, (s->tokens - 1) * fork->layers[l].d, 0.0);
     }
   }
   if (FAULT(fork_keeps_observer)) {

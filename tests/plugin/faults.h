@@ -79,6 +79,7 @@
   X(keeps_layers_pointer)      \
   X(window_off_by_one)         \
   X(layer_scale_forgotten)     \
+  X(layer_width_cut)           \
   X(layer_cap_forgotten)       \
   X(layer_sinks_forgotten)     \
   X(stored_table_ignored)      \

@@ -34,6 +34,7 @@ struct layer {
   int64_t window;        /* MASK-2; 0: all keys */
   double scale, softcap; /* LOGIT-1, LOGIT-2 */
   const float* sinks;    /* [Hq] LOGIT-4; -inf: none */
+  int64_t d, dv;         /* LAYER-1 */
 };
 
 enum progress { STEP_IDLE, STEP_OPEN, STEP_FAILED };
@@ -56,6 +57,8 @@ enum { MOST_BLOCKS = 40 };
 struct headwater_session {
   headwater_shape shape;
   headwater_effective_options options;
+  int64_t most_d, most_dv; /* of any layer (LAYER-1) */
+  int64_t all_d, all_dv;   /* of all layers, added up */
 
   /* All memory, in the order in which it was taken. */
   void* blocks[MOST_BLOCKS];
@@ -67,7 +70,6 @@ struct headwater_session {
   unsigned char* scores;
   int32_t* memory;
   float* sinks;
-  int64_t key_bytes; /* of bytes.kv */
 
   bool has_alibi;
   float* alibi; /* [Hq] */
@@ -100,9 +102,9 @@ struct headwater_session {
 
   /* Workspace, taken by open(): nothing is allocated afterwards (NUM-4). */
   double* logits;      /* [capacity], of one query */
-  double* query;       /* [d] */
-  double* intra_o;     /* [dv] */
-  double* inter_o;     /* [dv] */
+  double* query;       /* [most_d] */
+  double* intra_o;     /* [most_dv] */
+  double* inter_o;     /* [most_dv] */
   double* intra_sums;  /* [longest sparse chunk] */
   double* inter_sums;  /* [width] */
   int32_t* candidates; /* [capacity] */
@@ -167,6 +169,8 @@ headwater_status check_range(const char* field, int64_t value, int64_t least, in
 headwater_status check_config(const headwater_shape* shape, const headwater_options* options);
 /* CFG-2 .. CFG-5: fills s->options and the warnings. */
 headwater_status resolve_options(struct headwater_session* s, const headwater_options* asked);
+/* LAYER-1: adds up the widths of the layers. */
+void add_up_widths(struct headwater_session* s, const headwater_options* asked);
 /* LAYER-1, STATE-7: fills what each layer has of its own. */
 void resolve_layers(struct headwater_session* s, const headwater_options* asked);
 

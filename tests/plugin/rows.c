@@ -6,7 +6,7 @@ const void* stored_row(const struct headwater_session* s, const struct layer* la
                        int64_t head_kv, int64_t position) {
   const int64_t size = (int64_t)element_size(s->shape.kv_type);
   if (s->options.kv_owner == HEADWATER_KV_OF_SESSION) {
-    const int64_t width = key ? s->shape.d_head : s->shape.d_value;
+    const int64_t width = key ? layer->d : layer->dv;
     return (key ? layer->keys : layer->values) + (head_kv * s->shape.capacity + position) * width * size;
   }
   const headwater_stored_rows* rows = &s->stored;
@@ -58,6 +58,6 @@ static void store(const struct headwater_session* s, unsigned char* to, int64_t 
 
 void store_rows(const struct headwater_session* s, struct layer* layer, const headwater_rows* k,
                 const headwater_rows* v) {
-  store(s, layer->keys, s->shape.d_head, k);
-  store(s, layer->values, s->shape.d_value, v);
+  store(s, layer->keys, layer->d, k);
+  store(s, layer->values, layer->dv, v);
 }

@@ -34,41 +34,43 @@ static void close_session(headwater_session* s) {
   if (!FAULT(malloc_leaks)) free(s);
 }
 
+/* Rows of a layer in the KV type's bytes, for each element of their width. */
+static int64_t row_bytes(const struct headwater_session* s) {
+  if (s->options.kv_owner != HEADWATER_KV_OF_SESSION) return 0;
+  return s->shape.n_head_kv * s->shape.capacity * (int64_t)element_size(s->shape.kv_type); /* below 2^50 */
+}
+
 /* Gives each layer its part of the blocks. */
 static void place_layers(struct headwater_session* s) {
   const headwater_shape* shape = &s->shape;
-  const int64_t layers = shape->n_layer;
-  for (int64_t l = 0; l < layers; ++l) {
+  int64_t d = 0, dv = 0; /* of the layers before */
+  for (int64_t l = 0; l < shape->n_layer; ++l) {
     struct layer* layer = &s->layers[l];
-    layer->keys = s->keys + s->key_bytes / layers * l;
-    layer->values = s->values + (s->bytes.kv - s->key_bytes) / layers * l;
-    layer->scores = s->scores + s->bytes.scores / layers * l;
+    layer->keys = s->keys + row_bytes(s) * d;
+    layer->values = s->values + row_bytes(s) * dv;
+    layer->scores = s->scores + s->bytes.scores / shape->n_layer * l;
     layer->memory = s->memory + l * shape->n_head * s->width;
     layer->sinks = s->sinks + l * shape->n_head;
+    d += layer->d;
+    dv += layer->dv;
   }
 }
 
 static bool take_layers(struct headwater_session* s) {
   const headwater_shape* shape = &s->shape;
-  const size_t kv = element_size(shape->kv_type);
   const size_t score = s->options.score_type == HEADWATER_SCORE_BF16 ? sizeof(uint16_t) : sizeof(float);
-  const bool own = s->options.kv_owner == HEADWATER_KV_OF_SESSION;
-  const int64_t kv_rows = own ? shape->n_head_kv * shape->capacity : 0; /* below 2^47 each */
-  const int64_t score_rows = shape->n_head * shape->capacity;
+  const int64_t score_rows = shape->n_head * shape->capacity; /* below 2^47 */
   s->layers = take(s, &s->bytes.workspace, shape->n_layer, 1, 1, sizeof *s->layers);
   if (s->layers == NULL && !FAULT(malloc_unchecked)) return false;
-  s->keys = take(s, &s->bytes.kv, shape->n_layer, kv_rows, shape->d_head, kv);
+  s->keys = take(s, &s->bytes.kv, row_bytes(s), s->all_d, 1, 1);
   if (s->keys == NULL) return false; /* at once: the next one may be small enough to be had */
-  s->key_bytes = s->bytes.kv;
-  s->values = take(s, &s->bytes.kv, shape->n_layer, kv_rows, shape->d_value, kv);
+  s->values = take(s, &s->bytes.kv, row_bytes(s), s->all_dv, 1, 1);
   if (s->values == NULL) return false;
   s->scores = take(s, &s->bytes.scores, shape->n_layer, score_rows, 1, score);
   if (s->scores == NULL) return false;
   s->memory = take(s, &s->bytes.memory_sets, shape->n_layer, shape->n_head, s->width, sizeof *s->memory);
   s->sinks = take(s, &s->bytes.workspace, shape->n_layer, shape->n_head, 1, sizeof *s->sinks);
-  if (s->memory == NULL || s->sinks == NULL) return false;
-  place_layers(s);
-  return true;
+  return s->memory != NULL && s->sinks != NULL;
 }
 
 /* Steps and copies (undo.c). */
@@ -94,9 +96,9 @@ static bool take_workspace(struct headwater_session* s) {
   int64_t* bytes = &s->bytes.workspace;
   const int64_t chunk = s->options.chunk < shape->capacity ? s->options.chunk : shape->capacity;
   s->logits = take(s, bytes, shape->capacity, 1, 1, sizeof *s->logits);
-  s->query = take(s, bytes, shape->d_head, 1, 1, sizeof *s->query);
-  s->intra_o = take(s, bytes, shape->d_value, 1, 1, sizeof *s->intra_o);
-  s->inter_o = take(s, bytes, shape->d_value, 1, 1, sizeof *s->inter_o);
+  s->query = take(s, bytes, s->most_d, 1, 1, sizeof *s->query);
+  s->intra_o = take(s, bytes, s->most_dv, 1, 1, sizeof *s->intra_o);
+  s->inter_o = take(s, bytes, s->most_dv, 1, 1, sizeof *s->inter_o);
   s->intra_sums = take(s, bytes, chunk, 1, 1, sizeof *s->intra_sums);
   s->inter_sums = take(s, bytes, s->width, 1, 1, sizeof *s->inter_sums);
   s->candidates = take(s, bytes, shape->capacity, 1, 1, sizeof *s->candidates);
@@ -116,8 +118,8 @@ static bool take_workspace(struct headwater_session* s) {
   s->token_votes = take(s, bytes, shape->n_head_kv, query_blocks, tokens, sizeof *s->token_votes);
   const int64_t regions = candidates / REGION_BLOCKS + 1;
   s->first_region = candidates;
-  s->means = take(s, bytes, candidates + regions, shape->d_head, 1, sizeof *s->means);
-  s->variances = take(s, bytes, candidates + regions, shape->d_head, 1, sizeof *s->variances);
+  s->means = take(s, bytes, candidates + regions, s->most_d, 1, sizeof *s->means);
+  s->variances = take(s, bytes, candidates + regions, s->most_d, 1, sizeof *s->variances);
   s->region_votes = take(s, bytes, regions, 1, 1, sizeof *s->region_votes);
   s->searched = take(s, bytes, candidates + regions, 1, 1, sizeof *s->searched);
   s->estimates = take(s, bytes, candidates, 1, 1, sizeof *s->estimates);
@@ -160,6 +162,7 @@ static headwater_status open_session(const headwater_shape* shape, const headwat
   const int64_t set = s->options.local + s->options.heavy;
   s->width = set < shape->capacity ? set : shape->capacity;
   s->has_alibi = options->alibi != NULL;
+  add_up_widths(s, options);
   if (!take_all(s)) {
     close_session(s);
     return fail(HEADWATER_OUT_OF_MEMORY, "open: no memory for capacity %lld in %lld layers",
@@ -167,6 +170,7 @@ static headwater_status open_session(const headwater_shape* shape, const headwat
   }
   if (s->has_alibi) memcpy(s->alibi, options->alibi, (size_t)shape->n_head * sizeof *s->alibi);
   resolve_layers(s, options);
+  place_layers(s);
 #ifdef NAIVE_BROKEN
   commit_open_fault(s, options);
 #endif
@@ -480,7 +484,7 @@ static headwater_status read_row(const headwater_session* s, int64_t layer, int6
   if (s->options.kv_owner == HEADWATER_KV_OF_CALLER) {
     return fail(HEADWATER_UNSUPPORTED, "the caller keeps the rows; allowed: a session that does");
   }
-  const int64_t wanted = key ? s->shape.d_head : s->shape.d_value;
+  const int64_t wanted = key ? s->layers[layer].d : s->layers[layer].dv;
   const int64_t stored = s->tokens + (s->layers[layer].attended ? s->n : 0);
   if (head_kv < 0 || head_kv >= s->shape.n_head_kv || position < 0 || position >= stored || width != wanted ||
       row == NULL) {

@@ -70,15 +70,16 @@ FAULTS = {
     "lse_in_base_2": {"lse.observed": "the observer saw"},
     # Layers.
     "window_off_by_one": {"options.layers_bound": "above the bound"},
+    "layer_width_cut": {"options.layers_bound": "was never written"},
     "layer_scale_forgotten": {"options.layers_bound": "above the bound", "options.layers_law": "its own options"},
     "layer_cap_forgotten": {"options.layers_bound": "above the bound", "options.layers_law": "its own options"},
     "layer_sinks_forgotten": {"options.layers_bound": "above the bound", "options.layers_law": "its own options"},
-    "layer_size_ignored": {"options.layers_law": "layers[3].window is"},
+    "layer_size_ignored": {"options.layers_law": "layers[1].window is"},
     "keeps_layers_pointer": {"options.layers_bound": "above the bound", "options.window_unread": "reach an output"},
     "writes_layers": {"options.layers_bound": "open: layers: byte 0"},
     # Rows of the caller, and rows alone.
     "stored_table_ignored": {"sequences.stored_rows": "outputs over rows of the caller are others"},
-    "stored_strides_mixed": {"sequences.stored_rows": "was never written", "sequences.rows_alone": "other outputs"},
+    "stored_strides_mixed": {"sequences.stored_rows": "was never written", "sequences.rows_alone": "was never written"},
     "stored_table_unchecked": {"sequences.stored_rows_refused": "no pages: success"},
     "writes_table": {"sequences.stored_rows": "attend_stored: table: byte 0"},
     "rows_alone_not_stored": {"sequences.rows_alone": "without queries"},
