@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SOURCES = ("numbers", "config", "attention", "blocks", "undo", "session")
+SOURCES = ("numbers", "config", "rows", "attention", "blocks", "undo", "session")
 CASES = ("state.*", "replay.*")  # the protocol of steps; plan, sets and scores to the bit
 
 
