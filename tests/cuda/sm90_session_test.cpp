@@ -105,7 +105,8 @@ std::vector<std::uint16_t> run(CudaSession& session, DType type = DType::bf16) {
   return out;
 }
 
-/// A caller whose rows are the device's, `offset` elements after an aligned address. Those of each run stand elsewhere.
+/// A caller whose rows are the device's, `offset` elements after an aligned address, and outputs `out_offset`. Those of each run
+/// stand elsewhere.
 class DeviceCaller {
  public:
   DeviceCaller() {
@@ -121,13 +122,14 @@ class DeviceCaller {
   [[nodiscard]] const Counters& difference() const { return difference_; }
 
   /// What run() gives of host rows.
-  std::vector<std::uint16_t> run(std::int64_t offset) {
+  std::vector<std::uint16_t> run(std::int64_t offset, std::int64_t out_offset = 0) {
     session_->reset();
     const auto* q = upload(rows(kTokens * kHeads * kWidth, 1), offset);
     const auto* k = upload(rows(kTokens * kHeadsKv * kWidth, 2), offset);
     const auto* v = upload(rows(kTokens * kHeadsKv * kWidth, 3), offset);
     std::vector<std::uint16_t> out(kTokens * kHeads * kWidth);
-    auto* result = device_->allocate(static_cast<std::int64_t>(out.size()) * 2, "out");
+    const auto bytes = (std::ssize(out) + out_offset) * 2;
+    auto* result = static_cast<std::uint16_t*>(device_->allocate(bytes, "out")) + out_offset;
     const Counters before = device_->counters();
     attend(*session_, DType::bf16, q, k, v, result);
     const Counters& after = device_->counters();
@@ -281,6 +283,13 @@ TEST(Sm90Session, RowsThatNoTensorMapTakesGoToTheOtherKernelsWhileTheyLast) {
   EXPECT_EQ(caller.run(1), run(*session(sm90_device(), {})));
   EXPECT_THAT(caller.session().paths(), HasSubstr("the last queries: sm_80 (rows do not begin"));
   EXPECT_EQ(caller.run(0), run(*session(sm90_device(), kAlways)));
+  EXPECT_EQ(caller.session().paths(), kAllTaken);
+}
+
+TEST(Sm90Session, OutputsMayBeginAtAnyElement) {
+  const auto expected = run(*session(sm90_device(), kAlways));
+  DeviceCaller caller;
+  for (const std::int64_t offset : {0, 1, 2, 3}) EXPECT_EQ(caller.run(0, offset), expected) << offset;
   EXPECT_EQ(caller.session().paths(), kAllTaken);
 }
 

@@ -353,6 +353,11 @@ void SoftwareMachine::wait_groups(int pending) {
   thread.fenced = false;
 }
 
+void SoftwareMachine::check_aligned(const void* at, std::size_t size) {
+  if (reinterpret_cast<std::uintptr_t>(at) % size == 0) return;
+  block_.fail(thread_, "two elements at once at an address that is no multiple of their size");
+}
+
 void SoftwareMachine::check_settled(const float* accumulators, int count) {
   for (const SoftwareBlock::InFlight& registers : block_.threads_[thread_].in_flight) {
     const std::less<const float*> before;

@@ -203,14 +203,17 @@ class SoftwareMachine {
   void load_box(void* to, const TensorMap& map, Barrier& full, int column, int token, int chunk, int head);
   void load_bytes(void* to, const void* from, std::uint32_t bytes, Barrier& full);
   void store_pair(float* to, float first, float second) {
+    check_aligned(to, 2 * sizeof *to);
     to[0] = first;
     to[1] = second;
   }
   void load_pair(const float* from, float& first, float& second) {
+    check_aligned(from, 2 * sizeof *from);
     first = from[0];
     second = from[1];
   }
   void store_word(std::uint16_t* to, std::uint32_t pair) {
+    check_aligned(to, 2 * sizeof *to);
     to[0] = static_cast<std::uint16_t>(pair & 0xFFFFu);
     to[1] = static_cast<std::uint16_t>(pair >> 16);
   }
@@ -262,6 +265,8 @@ class SoftwareMachine {
   void issue(float* c, SoftwareBlock::Product product, const std::uint32_t* a);
   void wait_groups(int pending);
   void check_settled(const float* accumulators, int count);
+  /// A device ends at an access of several elements that is not aligned to its size.
+  void check_aligned(const void* at, std::size_t size);
 
   SoftwareBlock& block_;
   int thread_;

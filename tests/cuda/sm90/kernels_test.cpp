@@ -255,6 +255,7 @@ enum class Fault {
   kStageNotReleased,
   kStageReleasedTwice,
   kFenceMissing,
+  kLaterFenceMissing,
   kSwizzleMissing,
   kStrideOffByOne,
   kDescriptorDiffers,
@@ -281,7 +282,9 @@ class FaultyMachine : public SoftwareMachine {
   }
   template <int Count>
   void fence_operands(float (&accumulators)[Count]) {
-    if (kFault != Fault::kFenceMissing) SoftwareMachine::fence_operands(accumulators);
+    const bool missing = kFault == Fault::kLaterFenceMissing ? fenced_ : kFault == Fault::kFenceMissing;
+    if (!missing) SoftwareMachine::fence_operands(accumulators);
+    fenced_ = true;
   }
   template <int Count, int Words>
   void fence_operands(float (&accumulators)[Count], std::uint32_t (&)[Words]) {
@@ -306,6 +309,7 @@ class FaultyMachine : public SoftwareMachine {
   }
 
  private:
+  bool fenced_ = false;
   [[nodiscard]] MatrixDescriptor faulty(MatrixDescriptor descriptor) const {
     if (kFault == Fault::kSwizzleMissing) return {descriptor.bits & ~MatrixDescriptor::kSwizzle128};
     if (kFault == Fault::kStrideOffByOne) return {descriptor.bits + (1ull << 32)};
@@ -343,6 +347,7 @@ TEST(Sm90Checks, FindWhatADeviceWouldLeaveUndefined) {
     EXPECT_TRUE(detected<Fault::kStageNotReleased>(timing));
     EXPECT_TRUE(detected<Fault::kStageReleasedTwice>(timing));
     EXPECT_TRUE(detected<Fault::kFenceMissing>(timing));
+    EXPECT_TRUE(detected<Fault::kLaterFenceMissing>(timing));
     EXPECT_TRUE(detected<Fault::kSwizzleMissing>(timing));
     EXPECT_TRUE(detected<Fault::kStrideOffByOne>(timing));
     EXPECT_TRUE(detected<Fault::kDescriptorDiffers>(timing));
