@@ -22,7 +22,7 @@ class SessionBase : public Session {
   void attend(std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
               const LseOutput& lse = {}) final;
   void attend_stored(std::int64_t layer, const Rows& q, const StoredRows& rows, const MutableRows& out,
-                     const LseOutput& lse = {}) final;
+                     const LseOutput& lse = {}) override;
   void check_call(const SequenceCall& call) const final;
   void end() final;
   void reset() final;

@@ -32,6 +32,11 @@ class CudaSession final : public core::SessionBase {
               Launching launching = Launching::replayed, const RowPlace& rows = {},
               const Sm90Switch& sm90_switch = {});
 
+  void attend_stored(std::int64_t /*layer*/, const headwater::Rows& /*q*/,
+                     const headwater::StoredRows& /*rows*/, const headwater::MutableRows& /*out*/,
+                     const LseOutput& /*lse*/) override {
+    refuse("attend_stored()");  // whether a step is open or not
+  }
   [[nodiscard]] MemoryBytes memory_bytes() const override { return data_.bytes; }
   [[nodiscard]] ScoreView scores(std::int64_t layer) const override;
   [[nodiscard]] MemoryView memory(std::int64_t layer) const override;
