@@ -208,7 +208,8 @@ void files(Context& context) {
       Problem problem = small_problem(random, engine, rule);
       if (engine.claims().layers && random.chance(0.5)) {
         problem.options.layers.resize(static_cast<std::size_t>(problem.shape.n_layer));
-        problem.options.layers.back() = {.window = 9, .softcap = 20.0, .sinks = std::vector<float>{}};
+        LayerOptions& last = problem.options.layers.back();  // whose rows keep their widths
+        last.window = 9, last.softcap = 20.0, last.sinks.emplace();
       }
       problem.options.scale = problem.options.scale.value_or(0.5);  // of no d_head
       const Shape& shape = problem.shape;

@@ -61,6 +61,9 @@ class Session:
     means "cuda" then. stream: the address of a cudaStream_t of the device, which must outlive the session; None: PyTorch's
     current one of the device where its CUDA is in use, else the default stream. It is chosen once, when the session opens.
 
+    layer_options: None or, for each layer, None or a dict of what it has of its own (LAYER-1): window, scale, softcap, sinks,
+    head_dim, value_dim.
+
     A session is used by one thread at a time: a second one gets RuntimeError. Errors: ValueError (the field, its value and
     what is allowed), TypeError, MemoryError, RuntimeError (the protocol), NotImplementedError (not by this engine).
     """
