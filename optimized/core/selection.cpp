@@ -6,8 +6,6 @@
 
 namespace headwater::core {
 
-namespace {
-
 std::int64_t count_at_least(const std::uint32_t* keys, std::int64_t count, std::uint32_t threshold) {
   // 32-bit lanes: count is below 2^31.
   std::uint32_t total = 0;
@@ -15,10 +13,28 @@ std::int64_t count_at_least(const std::uint32_t* keys, std::int64_t count, std::
   return total;
 }
 
-}  // namespace
+// Every index is written, and the next one over it unless it is chosen: no branch that half of the keys take.
+void collect(const std::uint32_t* keys, std::int64_t count, std::uint32_t mask, std::uint32_t threshold,
+             std::int64_t ties, std::int64_t wanted, std::int32_t* chosen) {
+  std::int64_t ties_skipped = 0;
+  if (HEADWATER_SABOTAGE("core.selection.last_ties")) {
+    for (std::int64_t i = 0; i < count; ++i) ties_skipped += (keys[i] & mask) == threshold ? 1 : 0;
+    ties_skipped -= ties;
+  }
+  std::int64_t written = 0;
+  for (std::int64_t i = 0; i < count && written < wanted; ++i) {
+    const std::uint32_t key = keys[i] & mask;
+    const std::int64_t tie = key == threshold ? 1 : 0;
+    const std::int64_t chosen_tie = tie & (ties_skipped <= 0 ? 1 : 0) & (ties > 0 ? 1 : 0);
+    ties_skipped -= tie;
+    ties -= chosen_tie;
+    chosen[written] = static_cast<std::int32_t>(i);
+    written += (key > threshold ? 1 : 0) | chosen_tie;
+  }
+}
 
 std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int64_t budget, int key_bits,
-                         std::int32_t* chosen) {
+                         std::int32_t* chosen, const SelectionLoops& loops) {
   if (budget <= 0) return 0;
   if (budget >= count) {
     HEADWATER_MARK("core.selection.all");
@@ -32,35 +48,17 @@ std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int
   std::uint32_t threshold = 0;
   for (int bit = 31; bit >= 32 - key_bits; --bit) {
     const std::uint32_t raised = threshold | (1u << bit);
-    const std::int64_t reached = count_at_least(keys, count, raised);
+    const std::int64_t reached = loops.count_at_least(keys, count, raised);
     if (reached >= budget) threshold = raised;
     if (reached == budget) break;  // no lower bit can tell these from each other
   }
   // Keys below the tested bits are equal by contract, so "above" is exact on the tested bits.
   const std::uint32_t mask = key_bits >= 32 ? 0xFFFFFFFFu : ~(0xFFFFFFFFu >> key_bits);
-  std::int64_t above = 0;
-  for (std::int64_t i = 0; i < count; ++i) above += (keys[i] & mask) > threshold ? 1 : 0;
-  std::int64_t ties_left = budget - above;
-  std::int64_t ties_skipped = 0;
-  if (HEADWATER_SABOTAGE("core.selection.last_ties")) {
-    for (std::int64_t i = 0; i < count; ++i) ties_skipped += (keys[i] & mask) == threshold ? 1 : 0;
-    ties_skipped -= ties_left;
-  }
-  if (HEADWATER_SABOTAGE("core.selection.one_short")) --ties_left;
-
-  // Every index is written, and the next one over it unless it is chosen: no branch that half of the keys take.
-  const std::int64_t wanted = above + ties_left;
-  std::int64_t written = 0;
-  for (std::int64_t i = 0; i < count && written < wanted; ++i) {
-    const std::uint32_t key = keys[i] & mask;
-    const std::int64_t tie = key == threshold ? 1 : 0;
-    const std::int64_t chosen_tie = tie & (ties_skipped <= 0 ? 1 : 0) & (ties_left > 0 ? 1 : 0);
-    ties_skipped -= tie;
-    ties_left -= chosen_tie;
-    chosen[written] = static_cast<std::int32_t>(i);
-    written += (key > threshold ? 1 : 0) | chosen_tie;
-  }
-  return written;
+  const std::int64_t above =
+      threshold == mask ? 0 : loops.count_at_least(keys, count, (threshold | ~mask) + 1);
+  const std::int64_t ties = budget - above - (HEADWATER_SABOTAGE("core.selection.one_short") ? 1 : 0);
+  loops.collect(keys, count, mask, threshold, ties, above + ties, chosen);
+  return above + ties;
 }
 
 }  // namespace headwater::core

@@ -25,14 +25,23 @@ template <class Body>
 void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head,
                   const std::int32_t* positions, std::int64_t n, const Body& body) {
   const auto element = static_cast<std::int64_t>(dtype_size(kv.type()));
+  const std::int64_t key_bytes = kv.d_head(layer) * element;
+  const std::int64_t value_bytes = kv.d_value(layer) * element;
+  const void* keys[kPrefetchedRows];
+  const void* values[kPrefetchedRows];
   const auto prefetch_row = [&](std::int64_t i) {
-    prefetch(kv.key(layer, head, positions[i]), kv.d_head(layer) * element);
-    prefetch(kv.value(layer, head, positions[i]), kv.d_value(layer) * element);
+    const std::int64_t at = i % kPrefetchedRows;
+    keys[at] = kv.key(layer, head, positions[i]);
+    values[at] = kv.value(layer, head, positions[i]);
+    prefetch(keys[at], key_bytes);
+    prefetch(values[at], value_bytes);
   };
   for (std::int64_t i = 0; i < std::min(kPrefetchedRows, n); ++i) prefetch_row(i);
   for (std::int64_t i = 0; i < n; ++i) {
+    const void* key = keys[i % kPrefetchedRows];
+    const void* value = values[i % kPrefetchedRows];
     if (i + kPrefetchedRows < n) prefetch_row(i + kPrefetchedRows);
-    body(i, kv.key(layer, head, positions[i]), kv.value(layer, head, positions[i]));
+    body(i, key, value);
   }
 }
 

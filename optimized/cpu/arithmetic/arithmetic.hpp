@@ -62,9 +62,12 @@ class Arithmetic {
   /// queries of blocks.
   virtual void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) = 0;
   /// products[key][kBlockRows]: the dot products of n contiguous rows of `width` elements with every lane; lanes after the
-  /// last hold anything. Rows are readable and products writable up to a whole tile of keys.
+  /// last hold anything. Rows are readable and products writable up to a whole tile of keys. `next`: rows that are asked for
+  /// next, or null; they may be prefetched.
   virtual void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width,
-                             std::int64_t lanes, float* products, int thread) = 0;
+                             std::int64_t lanes, const void* next, float* products, int thread) = 0;
+  /// Fewer rows that lie together are better copied side by side for lane_products().
+  [[nodiscard]] virtual std::int64_t least_rows() const = 0;
 
   // The dense pass.
 

@@ -243,17 +243,17 @@ void Bf16Arithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int6
 }
 
 void Bf16Arithmetic::lane_products(const void* rows, DType /*type*/, std::int64_t n, std::int64_t width,
-                                   std::int64_t lanes, float* products, int thread) {
+                                   std::int64_t lanes, const void* next, float* products, int thread) {
   Scratch& scratch = of(thread);
   const std::int64_t stride = padded(width, kernels_.d_multiple);
   if (stride == width) {
-    kernels_.products(scratch.packed.data(), lanes, elements(rows), n, width, products);
+    kernels_.products(scratch.packed.data(), lanes, elements(rows), n, width, elements(next), products);
     return;
   }
   for (std::int64_t first = 0; first < n; first += kKeyTile) {
     const std::int64_t some = std::min(kKeyTile, n - first);
     pad_keys(kernels_, elements(rows) + first * width, some, width, scratch.lanes.data());
-    kernels_.products(scratch.packed.data(), lanes, scratch.lanes.data(), some, stride,
+    kernels_.products(scratch.packed.data(), lanes, scratch.lanes.data(), some, stride, nullptr,
                       products + first * kBlockRows);
   }
 }

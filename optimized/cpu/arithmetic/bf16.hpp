@@ -30,7 +30,8 @@ class Bf16Arithmetic final : public Arithmetic {
 
   void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) override;
   void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width, std::int64_t lanes,
-                     float* products, int thread) override;
+                     const void* next, float* products, int thread) override;
+  [[nodiscard]] std::int64_t least_rows() const override { return kernels_.least_keys; }
 
   void prepare_context(const LayerCall& call, std::int64_t end) override;
   void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,

@@ -184,9 +184,10 @@ void FloatArithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int
 }
 
 void FloatArithmetic::lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width,
-                                    std::int64_t lanes, float* products, int thread) {
+                                    std::int64_t lanes, const void* next, float* products, int thread) {
   Scratch& scratch = of(thread);
   const std::int64_t padded_lanes = padded(lanes, kLaneTile);
+  if (next) prefetch(next, std::min(n, kKeyTile) * width * static_cast<std::int64_t>(dtype_size(type)));
   if (type == DType::f32) {
     const auto* keys = static_cast<const float*>(rows);
     kernels_.dot_products(scratch.packed.data(), padded_lanes, width, keys, n, 1.0f, products,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/selection.hpp"
 #include "headwater/options.hpp"
 
 namespace headwater::cpu {
@@ -89,6 +90,14 @@ struct KernelTable {
   /// kBlockRows lanes; a NaN is never larger.
   void (*raise_votes)(const float* block, std::int64_t n_keys, const float* factor, const float* offset,
                       float* votes);
+
+  /// SEL-4: to[n] = the sum of n_rows rows of n elements, `stride` bytes apart at any alignment, in F32 and in their order,
+  /// over `count`, times `scale`.
+  void (*mean_row)(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type, std::int64_t n,
+                   float count, float scale, float* to);
+
+  /// For votes (SEL-6, SEL-7).
+  core::SelectionLoops selection;
 
   /// FUSE-1: to[i] = a[i] * a_weight + b[i] * b_weight; `to` may be a.
   void (*blend)(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to);

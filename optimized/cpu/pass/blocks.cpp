@@ -83,8 +83,7 @@ std::int64_t pinned_blocks(const EffectiveOptions& options) { return options.pin
 }  // namespace
 
 BlocksPass::Scratch::Scratch(const SessionData& data, std::int64_t unit_blocks, std::int64_t unit_pools)
-    : row(data.widest.d_head),
-      pooled(core::checked_product(unit_pools + kBlockRows, data.summary_width())),
+    : pooled(core::checked_product(unit_pools + kBlockRows, data.summary_width())),
       products(core::checked_product(key_tiles(most_voted(data)) + 1, kKeyTile, kBlockRows)),
       keys(core::checked_product(padded(keys_at_once(data.options.key_block), kKeyTile), data.widest.d_head,
                                  static_cast<std::int64_t>(dtype_size(data.kv.type())))),
@@ -97,7 +96,7 @@ BlocksPass::Scratch::Scratch(const SessionData& data, std::int64_t unit_blocks, 
       chosen(std::min(data.options.heavy, data.shape.capacity)) {}
 
 std::int64_t BlocksPass::Scratch::bytes() const {
-  return row.bytes() + pooled.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() +
+  return pooled.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() +
          region_votes.bytes() + runs.bytes() + searched_votes.bytes() + kept.bytes() + chosen.bytes();
 }
 
@@ -231,8 +230,7 @@ void BlocksPass::for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t fi
   if (lanes.n > 0) body(lanes);
 }
 
-void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query,
-                            int thread) {
+void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query) const {
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
   const Pool& pool = lanes.pools[lane];
@@ -243,16 +241,11 @@ void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int6
       prefetch(core::row_address(call.q, position - call.base(), ahead.head), row_bytes);
     }
   }
-  float* row = of(thread).row.data();
-  std::fill_n(query, d, 0.0f);
-  for (std::int64_t position = pool.begin; position < pool.end; ++position) {
-    data_.kernels.widen(core::row_address(call.q, position - call.base(), pool.head), call.q.type, d, row);
-    for (std::int64_t x = 0; x < d; ++x) query[x] += row[x];
-  }
   const auto rows = static_cast<float>(
       HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? lanes.size : pool.end - pool.begin);
-  const auto scale = call.scale();
-  for (std::int64_t x = 0; x < d; ++x) query[x] = query[x] / rows * scale;
+  data_.kernels.mean_row(core::row_address(call.q, pool.begin - call.base(), pool.head),
+                         call.q.row_stride * static_cast<std::int64_t>(dtype_size(call.q.type)),
+                         pool.end - pool.begin, call.q.type, d, rows, call.scale(), query);
 }
 
 void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread) {
@@ -261,7 +254,7 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
   for_lanes(chunk, unit, unit.first, unit.last, data_.options.pool, [&](const Lanes& lanes) {
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
       float* query = of(thread).pooled.data() + (lanes.first + lane) * width;
-      pool_query(call, lanes, lane, query, thread);
+      pool_query(call, lanes, lane, query);
       for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
       std::fill(query + 2 * d, query + width, 0.0f);
     }
@@ -292,6 +285,13 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
   float* products = scratch.products.data();
   const core::BlockSummaries& summaries = data_.summaries;
   const std::int64_t width = summaries.width(call.layer);
+  const auto row = [&](std::int64_t i) -> const void* {
+    return ballot.summaries.row(call.layer, unit.head_kv, i);
+  };
+  const auto next_run = [&](const Run& run) {
+    const bool last_run = &run == &ballot.runs.back() || (&run + 1)->begin == (&run + 1)->end;
+    return last_run ? -1 : (&run + 1)->begin;
+  };
   for (std::int64_t block = first; block < last; ++block) std::fill_n(to(block), ballot.n, kNothing);
   for_lanes(chunk, unit, first, last, data_.options.pool, [&](const Lanes& lanes) {
     call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width, lanes.n, width, thread);
@@ -300,9 +300,10 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
       const std::int64_t n = run.end - run.begin;
       for (std::int64_t done = 0; done < n;) {
         const std::int64_t some = ballot.summaries.together(call.layer, run.begin + done, n - done);
-        call.arithmetic.lane_products(ballot.summaries.row(call.layer, unit.head_kv, run.begin + done),
-                                      summaries.type(), some, width, lanes.n, part + done * kBlockRows,
-                                      thread);
+        const std::int64_t after = done + some < n ? run.begin + done + some : next_run(run);
+        call.arithmetic.lane_products(
+            row(run.begin + done), summaries.type(), some, width, lanes.n,
+            after < 0 ? nullptr : row(after), part + done * kBlockRows, thread);
         done += some;
       }
       map(call, lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
@@ -328,6 +329,11 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
   });
 }
 
+std::int64_t BlocksPass::select(const Scratch& scratch, std::int64_t n, std::int64_t budget,
+                                std::int32_t* chosen) const {
+  return core::select_best(scratch.order_keys.data(), n, budget, 32, chosen, data_.kernels.selection);
+}
+
 void BlocksPass::vote_on_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes,
                                  const Unit& unit, int thread) {
   const Run all{0, votes.regions};
@@ -346,8 +352,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
   std::int32_t* kept = scratch.kept.data();
   const float* region_votes = scratch.region_votes.data() + (query_block - unit.first) * votes.regions;
   fill_order_keys(region_votes, votes.regions, 0, scratch.order_keys.data());
-  const std::int64_t regions =
-      core::select_best(scratch.order_keys.data(), votes.regions, searched_regions(data_.options), 32, kept);
+  const std::int64_t regions = select(scratch, votes.regions, searched_regions(data_.options), kept);
   Run* runs = scratch.runs.data();
   for (std::int64_t i = 0; i < regions; ++i)
     runs[i] = {kept[i] * kRegionBlocks, (kept[i] + 1) * kRegionBlocks};
@@ -360,8 +365,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
       [&](std::int64_t) { return searched; }, thread);
 
   fill_order_keys(searched, n, 0, scratch.order_keys.data());
-  const std::int64_t blocks =
-      core::select_best(scratch.order_keys.data(), n, kept_blocks(data_.options), 32, kept);
+  const std::int64_t blocks = select(scratch, n, kept_blocks(data_.options), kept);
   // Where blocks are pinned, or some with the vote -infinity kept, those that are not searched compete with them.
   const bool all_compete =
       (pinned_blocks(data_.options) > 0 && !HEADWATER_SABOTAGE("cpu.blocks.pinned_where_searched")) ||
@@ -374,7 +378,7 @@ std::int64_t BlocksPass::search_regions(const LayerCall& call, const Chunk& chun
     }
     if (all_compete) {
       fill_order_keys(all, votes.blocks, pinned_blocks(data_.options), scratch.order_keys.data());
-      return core::select_best(scratch.order_keys.data(), votes.blocks, kept_blocks(data_.options), 32, kept);
+      return select(scratch, votes.blocks, kept_blocks(data_.options), kept);
     }
   }
   for (std::int64_t i = 0; i < blocks; ++i) {
@@ -399,11 +403,13 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
     } else {
       fill_order_keys(block_votes(votes, unit.head_kv, query_block), votes.blocks, pinned_blocks(options),
                       scratch.order_keys.data());
-      kept = core::select_best(scratch.order_keys.data(), votes.blocks, kept_blocks(options), 32,
-                               scratch.kept.data());
+      kept = select(scratch, votes.blocks, kept_blocks(options), scratch.kept.data());
     }
+    // That of token i of the kept blocks, for ascending i.
+    std::int64_t number = 0;
     const auto token = [&](std::int64_t i) {
-      std::int64_t position = scratch.kept.data()[i / key_block] * key_block + i % key_block;
+      while (i >= (number + 1) * key_block) ++number;
+      std::int64_t position = scratch.kept.data()[number] * key_block + i - number * key_block;
       if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
       return static_cast<std::int32_t>(position);
     };
@@ -413,8 +419,7 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
       const std::int64_t pinned = HEADWATER_SABOTAGE("cpu.blocks.pinned_in_first_stage") ? 0 : options.pinned;
       fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, pinned,
                       scratch.order_keys.data());
-      const std::int64_t tokens = core::select_best(scratch.order_keys.data(), votes.tokens, options.heavy,
-                                                    32, scratch.chosen.data());
+      const std::int64_t tokens = select(scratch, votes.tokens, options.heavy, scratch.chosen.data());
       for (; count < tokens; ++count) entries[count] = token(scratch.chosen.data()[count]);
     } else {
       for (; count < kept * key_block; ++count) entries[count] = token(count);
@@ -440,6 +445,10 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int64_t block_bytes = key_block * key_bytes;
   const std::int64_t at_once = keys_at_once(key_block);
   const std::int32_t* kept = scratch.kept.data();
+  const std::int64_t blocks = votes.tokens / key_block;
+  // The caller's rows may lie apart, at odd addresses, and end where no whole tile can be read.
+  const bool in_place =
+      key_block >= call.arithmetic.least_rows() && data_.kv.owner() == KvOwner::session;
   std::fill_n(token_vote, votes.tokens, 0.0f);
   std::int64_t batches = 0;
   const std::int64_t half = HEADWATER_SABOTAGE("cpu.blocks.whole_pools_vote_on_tokens")
@@ -448,10 +457,23 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   for_lanes(chunk, unit, query_block, query_block + 1, half, [&](const Lanes& lanes) {
     if (batches++ > 0 && HEADWATER_SABOTAGE("cpu.blocks.lanes_beyond_32")) return;
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
-      pool_query(call, lanes, lane, queries + lane * d, thread);
+      pool_query(call, lanes, lane, queries + lane * d);
     }
     call.arithmetic.load_lanes(queries, lanes.n, d, thread);
-    for (std::int64_t first = 0; first < votes.tokens; first += at_once) {
+    const auto block_keys = [&](std::int64_t number) -> const void* {
+      return number < blocks ? data_.kv.key(call.layer, head_kv, kept[number] * key_block) : nullptr;
+    };
+    const auto multiply = [&](const void* keys, std::int64_t first, std::int64_t n, const void* next) {
+      call.arithmetic.lane_products(keys, data_.kv.type(), n, d, lanes.n, next, products + first * kBlockRows,
+                                    thread);
+    };
+    for (std::int64_t number = 0; in_place && number < blocks; ++number) {
+      data_.kv.for_keys(call.layer, head_kv, kept[number] * key_block, key_block,
+                        [&](const void* keys, std::int64_t at, std::int64_t some) {
+                          multiply(keys, number * key_block + at, some, block_keys(number + 1));
+                        });
+    }
+    for (std::int64_t first = 0; !in_place && first < votes.tokens; first += at_once) {
       const std::int64_t n = std::min(at_once, votes.tokens - first);
       for (std::int64_t block = 0; block < n / key_block; ++block) {
         const std::int64_t number = first / key_block + block;
@@ -460,13 +482,9 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
                             std::memcpy(scratch.keys.data() + block * block_bytes + at * key_bytes, keys,
                                         static_cast<std::size_t>(some * key_bytes));
                           });
-        const std::int64_t next = number + at_once / key_block;
-        if (next < votes.tokens / key_block) {
-          prefetch(data_.kv.key(call.layer, head_kv, kept[next] * key_block), block_bytes);
-        }
+        if (const void* next = block_keys(number + at_once / key_block)) prefetch(next, block_bytes);
       }
-      call.arithmetic.lane_products(scratch.keys.data(), data_.kv.type(), n, d, lanes.n,
-                                    products + first * kBlockRows, thread);
+      multiply(scratch.keys.data(), first, n, nullptr);
     }
     map(call, lanes, votes.tokens, products,
         [&](std::int64_t i) { return kept[i / key_block] * key_block + i % key_block; });

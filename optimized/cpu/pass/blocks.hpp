@@ -73,7 +73,6 @@ class BlocksPass {
     Scratch(const SessionData& data, std::int64_t unit_blocks, std::int64_t unit_pools);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<float> row;       ///< [d] a query row
     core::Buffer<float> pooled;    ///< [pools of a unit][summary width], then [kBlockRows][d] of half pools
     core::Buffer<float> products;  ///< [most voted on, whole tiles and one more][kBlockRows]
     core::Buffer<unsigned char> keys;  ///< keys of some blocks, side by side and readable up to a whole tile
@@ -97,7 +96,7 @@ class BlocksPass {
   void for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t first, std::int64_t last,
                  std::int64_t size, const Body& body) const;
   /// SEL-4: the scaled query of one of the lanes, [d].
-  void pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query, int thread);
+  void pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query) const;
   /// The scaled queries of the unit's pools, half their squares after them.
   void pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread);
   /// LOGIT-2, LOGIT-3 of n products; position(i) is that of key i.
@@ -109,6 +108,8 @@ class BlocksPass {
   template <class To>
   void vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, std::int64_t first,
             std::int64_t last, const Ballot& ballot, const To& to, int thread);
+  /// MEM-3 on the first n of the thread's order keys.
+  std::int64_t select(const Scratch& scratch, std::int64_t n, std::int64_t budget, std::int32_t* chosen) const;
   void vote_on_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
                        int thread);
   /// SEL-12: the votes on the blocks of the best regions; keeps the best of these in Scratch::kept.

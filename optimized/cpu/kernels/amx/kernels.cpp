@@ -40,6 +40,6 @@ struct HardwareTiles {
 
 }  // namespace
 
-constinit const Bf16Table amx_kernels = bf16_kernels<TileUnit<HardwareTiles>>("AMX-BF16", 32, 16);
+constinit const Bf16Table amx_kernels = bf16_kernels<TileUnit<HardwareTiles>>("AMX-BF16", 32, 16, kKeyTile);
 
 }  // namespace headwater::cpu

@@ -8,7 +8,7 @@
 namespace headwater::cpu {
 
 constinit const Bf16Table amx_emulated_kernels =
-    bf16_kernels<TileUnit<SoftwareTiles>>("AMX-BF16 emulated", 32, 16);
+    bf16_kernels<TileUnit<SoftwareTiles>>("AMX-BF16 emulated", 32, 16, kKeyTile);
 
 }  // namespace headwater::cpu
 

@@ -6,7 +6,35 @@
 
 namespace headwater::cpu {
 
+namespace {
+
+/// core::collect
+void collect_compressed(const std::uint32_t* keys, std::int64_t count, std::uint32_t mask,
+                        std::uint32_t threshold, std::int64_t ties, std::int64_t /*wanted*/,
+                        std::int32_t* chosen) {
+  constexpr std::int64_t kKeys = 16;
+  const __m512i masks = _mm512_set1_epi32(static_cast<int>(mask));
+  const __m512i thresholds = _mm512_set1_epi32(static_cast<int>(threshold));
+  __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (std::int64_t first = 0; first < count; first += kKeys) {
+    const __mmask16 there = Avx512::first(static_cast<int>(least(kKeys, count - first)));
+    const __m512i key = _mm512_and_si512(_mm512_maskz_loadu_epi32(there, keys + first), masks);
+    unsigned equal = _mm512_mask_cmpeq_epi32_mask(there, key, thresholds);
+    while (__builtin_popcount(equal) > ties) equal &= ~(1u << (31 - __builtin_clz(equal)));
+    ties -= __builtin_popcount(equal);
+    const unsigned above = _mm512_mask_cmpgt_epu32_mask(there, key, thresholds);
+    const auto taken = static_cast<__mmask16>(above | equal);
+    const int n = __builtin_popcount(taken);
+    _mm512_mask_storeu_epi32(chosen, Avx512::first(n), _mm512_maskz_compress_epi32(taken, index));
+    chosen += n;
+    index = _mm512_add_epi32(index, _mm512_set1_epi32(kKeys));
+  }
+}
+
+}  // namespace
+
 // Segments of 256 keys: 32 KiB of weights; a quarter of a second-level cache of 1 MiB with keys and values.
-constinit const KernelTable avx512_kernels = wide_kernels<Avx512>("AVX-512", 256);
+constinit const KernelTable avx512_kernels =
+    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed});
 
 }  // namespace headwater::cpu

@@ -75,7 +75,7 @@ struct DotProductUnit {
   /// Rows keys x kBlockRows lanes in registers: 12 keys take 24 of 32 registers.
   template <int Keys, int Halves>
   static void dot_tile(const std::uint16_t* queries, std::int64_t d, const std::uint16_t* keys,
-                       std::int64_t stride, float* logits) {
+                       std::int64_t stride, const std::uint16_t* next, float* logits) {
     __m512 sums[Keys][Halves];
     repeat<Keys>([&](auto key) { repeat<Halves>([&](auto half) { sums[key][half] = Avx512::zero(); }); });
     // Three keys share a base; see dot_tile of wide/kernels.hpp.
@@ -86,7 +86,7 @@ struct DotProductUnit {
       asm("" : "+r"(at[base]));
     });
     for (std::int64_t e = 0; e < d; e += 2) {
-      __builtin_prefetch(keys - kKeyTile * stride + 16 * e);  // tiles are computed from the last
+      __builtin_prefetch(next + 16 * e);
       __m512bh q[Halves];
       repeat<Halves>([&](auto half) { q[half] = pairs(queries + e * kBlockRows + 32 * half); });
       repeat<Keys>([&](auto key) {
@@ -103,9 +103,12 @@ struct DotProductUnit {
   template <int Halves>
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
     const std::uint16_t* keys = segment.keys + first * segment.key_stride;
+    // Tiles are computed from the last.
+    const std::uint16_t* next =
+        first == 0 && segment.next ? segment.next : keys - kKeyTile * segment.key_stride;
     const auto run = [&](auto tile, std::int64_t from) {
       tile(segment.queries, segment.d, keys + from * segment.key_stride, segment.key_stride,
-           logits + from * kBlockRows);
+           next + from * segment.key_stride, logits + from * kBlockRows);
     };
     std::int64_t key = 0;
     for (; key + 12 <= n; key += 12) run(dot_tile<12, Halves>, key);
@@ -158,6 +161,6 @@ struct DotProductUnit {
 
 }  // namespace
 
-constinit const Bf16Table avx512bf16_kernels = bf16_kernels<DotProductUnit>("AVX512_BF16", 2, 1);
+constinit const Bf16Table avx512bf16_kernels = bf16_kernels<DotProductUnit>("AVX512_BF16", 2, 1, 8);
 
 }  // namespace headwater::cpu

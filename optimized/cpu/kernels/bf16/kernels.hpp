@@ -197,11 +197,12 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
 
 template <class Unit>
 void products(const std::uint16_t* queries, std::int64_t lanes, const std::uint16_t* keys,
-              std::int64_t n_keys, std::int64_t d, float* products) {
+              std::int64_t n_keys, std::int64_t d, const std::uint16_t* next, float* products) {
   const typename Unit::Session session;
   Bf16Segment segment;
   segment.queries = queries;
   segment.keys = keys;
+  segment.next = next;
   segment.key_stride = segment.d = d;
   for (std::int64_t tile = key_tiles(n_keys); tile-- > 0;) {  // from the last, as Unit::dot prefetches
     const std::int64_t first = tile * kKeyTile;
@@ -316,11 +317,13 @@ inline std::uint32_t unpack_rows(const float* transposed, std::int64_t n_rows, s
 
 /// The table of a unit.
 template <class Unit>
-constexpr Bf16Table bf16_kernels(const char* isa, std::int64_t d_multiple, std::int64_t dv_multiple) {
+constexpr Bf16Table bf16_kernels(const char* isa, std::int64_t d_multiple, std::int64_t dv_multiple,
+                                 std::int64_t least_keys) {
   return {
       .isa = isa,
       .d_multiple = d_multiple,
       .dv_multiple = dv_multiple,
+      .least_keys = least_keys,
       .pack_queries = pack_bf16_queries,
       .pack_values = pack_bf16_values,
       .products = products<Unit>,

@@ -30,6 +30,7 @@ struct Bf16Segment {
   const std::uint16_t* keys =
       nullptr;  ///< [n_keys][d], rows `key_stride` elements apart, and readable up to a
                 ///< whole tile
+  const std::uint16_t* next = nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
   std::int64_t key_stride = 0;
   std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
   std::int64_t n_keys = 0;
@@ -60,6 +61,7 @@ struct Bf16Table {
   const char* isa;
   std::int64_t d_multiple;   ///< key rows are padded to a multiple of this many elements
   std::int64_t dv_multiple;  ///< packed values likewise
+  std::int64_t least_keys;   ///< fewer keys that lie together are better copied side by side for products()
 
   /// n_rows <= kBlockRows rows of d elements, `stride` bytes apart at any alignment, to packed[d_padded / 2][kBlockRows][2];
   /// zeros where there is none.
@@ -71,9 +73,9 @@ struct Bf16Table {
                       std::int64_t dv_padded, std::uint16_t* packed);
 
   /// products[key][kBlockRows] = key . query in F32 for n_keys rows of d elements, a multiple of d_multiple, readable up to
-  /// a whole tile; `products` has room for whole tiles. Lanes from `lanes` on hold anything.
+  /// a whole tile; `products` has room for whole tiles. Lanes from `lanes` on hold anything. `next`: as in Bf16Segment.
   void (*products)(const std::uint16_t* queries, std::int64_t lanes, const std::uint16_t* keys,
-                   std::int64_t n_keys, std::int64_t d, float* products);
+                   std::int64_t n_keys, std::int64_t d, const std::uint16_t* next, float* products);
 
   /// Raises highest[lane] to the row's largest logit of the segment.
   void (*raise_to_highest)(const Bf16Segment& segment, float* highest);

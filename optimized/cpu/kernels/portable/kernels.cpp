@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/numbers.hpp"
+#include "cpu/kernels/mean_row.hpp"
 #include "cpu/kernels/portable/elementary.hpp"
 #include "cpu/kernels/portable/vector4.hpp"
 #include "cpu/kernels/table.hpp"
@@ -357,6 +358,8 @@ constinit const KernelTable portable_kernels = {
     .column_sums = portable::column_sums,
     .raise_maxima = portable::raise_maxima,
     .raise_votes = portable::raise_votes,
+    .mean_row = mean_row<core::widen>,
+    .selection = {core::count_at_least, core::collect},
     .blend = portable::blend,
     .arrange_row = portable::arrange_row,
     .restore_row = portable::restore_row,

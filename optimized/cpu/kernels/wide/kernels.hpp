@@ -10,6 +10,7 @@
 /// widened elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16,
 /// store_f16 and store_bf16 (kWidth elements, rounded as core/numbers.hpp says).
 
+#include "cpu/kernels/mean_row.hpp"
 #include "cpu/kernels/table.hpp"
 #include "cpu/kernels/wide/elementary.hpp"
 #include "cpu/kernels/wide/repeat.hpp"
@@ -151,6 +152,13 @@ void raise_votes(const float* block, std::int64_t n_keys, const float* factor, c
     for (int i = 0; i < V::kWidth; ++i) best = V::max(lines[i], best);
     V::store_part(votes + first, best, n);
   }
+}
+
+/// core::count_at_least, in vectors of the ISA that the file is built for.
+inline std::int64_t count_at_least(const std::uint32_t* keys, std::int64_t count, std::uint32_t threshold) {
+  std::uint32_t total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += keys[i] >= threshold ? 1u : 0u;
+  return total;
 }
 
 template <class V>

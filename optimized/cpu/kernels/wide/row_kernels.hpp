@@ -272,7 +272,8 @@ void row_values(const float* weights, std::int64_t stride, std::int64_t rows, co
 
 /// The table of a vector type.
 template <class V>
-constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys) {
+constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
+                                   const core::SelectionLoops& selection) {
   return {
       .isa = isa,
       .segment_keys = segment_keys,
@@ -287,6 +288,8 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys) {
       .column_sums = column_sums<V>,
       .raise_maxima = raise_maxima<V>,
       .raise_votes = raise_votes<V>,
+      .mean_row = mean_row<widen<V>>,
+      .selection = selection,
       .blend = blend<V>,
       .arrange_row = arrange_row<V>,
       .restore_row = restore_row<V>,
