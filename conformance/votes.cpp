@@ -10,17 +10,18 @@
 // Pooled query: a sum of n rows, its product with 1/n and the rounding of that: (n + 1) u mean|q|, then what the type of a
 // matrix product costs.
 // Mean of K keys: (K + 1) u mean|k|, then the rounding to the type that summaries are kept in.
-// Variance by the mean of squared differences from the engine's own mean: the true differences from a mean that is off by
-// delta have the mean square var + delta^2; forming, squaring and adding them up costs (K + 5) u of it. A mean of squares
-// less the squared mean loses up to |mean|^2 u instead, which is no bound of the variance: it leaves this one, which is
-// meant.
+// Variance of a group of c columns by the mean of squared differences from the engine's own means: the true differences from
+// a mean that is off by delta have the mean square var + delta^2; forming, squaring and adding up c K of them costs
+// (c K + 5) u of it. A mean of squares less the squared mean loses up to |mean|^2 u instead, which is no bound of the
+// variance: it leaves this one, which is meant.
 // Summaries of a region of n blocks are made of the kept ones: a mean is off by the mean error of theirs, (n + 1) u and the
 // rounding of the kept mean. With D the difference of a block's mean from that of the region, e the errors of both, of which
 // that of the region's mean is the same for all blocks and so meets a sum of D that is 0: the mean of D^2 is off by that
-// of 2 |D| times the block's error and of e^2. Forming, squaring and adding up 2 n numbers costs (2 n + 5) u.
-// Estimate: what its factors are off by; then d products and their sums in both parts, the scale, its square and its half,
-// the square of a query and the sum of both parts: (2 d + 8) u of the absolute terms. In a matrix product of a narrow type
-// the square is rounded as the query is: once more, beside the two roundings that it inherits.
+// of 2 |D| times the block's error and of e^2. Forming, squaring and adding up n + c n numbers costs (n + c n + 5) u.
+// Estimate: what its factors are off by; then d products and one for each group and their sums, the scale, its square and
+// its half, the squares of a query and their sum over a group of c columns, and the sum of both parts: (d + groups + c + 8) u
+// of the absolute terms. In a matrix product of a narrow type the sum of squares is rounded as the query is: once more,
+// beside the two roundings that it inherits.
 // Cap and bias as in eigen_oracle.cpp.
 // Votes are differences and maxima of numbers that are each somewhere in an interval: the bound is the farther end of the
 // vote's own interval. Only rows and blocks that can be the largest widen it.
@@ -48,6 +49,25 @@ constexpr double kConfidence = 8.0;
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 double sum_error(double terms) { return std::min(terms, kConfidence * std::sqrt(terms)); }
+
+// SEL-3.
+constexpr Eigen::Index kGroupColumns = 8;
+
+Eigen::Index groups_of(Eigen::Index columns) { return (columns + kGroupColumns - 1) / kGroupColumns; }
+
+// Columns of the widest group.
+double group_columns(Eigen::Index columns) { return static_cast<double>(std::min(kGroupColumns, columns)); }
+
+// The sums, or means, of a vector's column groups.
+Eigen::VectorXd group_sums(const Eigen::VectorXd& columns, bool means) {
+  Eigen::VectorXd sums(groups_of(columns.size()));
+  for (Eigen::Index g = 0; g < sums.size(); ++g) {
+    const auto group =
+        columns.segment(g * kGroupColumns, std::min(kGroupColumns, columns.size() - g * kGroupColumns));
+    sums[g] = means ? group.mean() : group.sum();
+  }
+  return sums;
+}
 
 struct Pooled {
   Eigen::VectorXd q, error;  // [d]
@@ -138,18 +158,20 @@ Summaries summaries_of(const Eigen::MatrixXd& keys, std::int64_t key_block,
   const Eigen::Index blocks = keys.rows() / key_block;
   Summaries result;
   result.mean.resize(blocks, keys.cols());
-  result.variance.resize(blocks, keys.cols());
   result.mean_error.resize(blocks, keys.cols());
-  result.variance_error.resize(blocks, keys.cols());
+  result.variance.resize(blocks, groups_of(keys.cols()));
+  result.variance_error.resize(blocks, groups_of(keys.cols()));
   for (Eigen::Index b = 0; b < blocks; ++b) {
     const auto rows = keys.middleRows(b * key_block, key_block);
     const Eigen::RowVectorXd mean = rows.colwise().sum() / k;
-    const Eigen::RowVectorXd variance = (rows.rowwise() - mean).array().square().colwise().sum() / k;
+    const Eigen::RowVectorXd squares = (rows.rowwise() - mean).array().square().colwise().sum() / k;
+    const Eigen::RowVectorXd variance = group_sums(squares, true).transpose();
     const Eigen::RowVectorXd size = rows.cwiseAbs().colwise().sum() / k;
     const Eigen::RowVectorXd delta = (k + 1.0) * arithmetic.u * size;
-    const Eigen::RowVectorXd delta_squared = delta.array().square();
+    const Eigen::RowVectorXd delta_squared = group_sums(delta.array().square().matrix(), true).transpose();
+    const double terms = k * group_columns(keys.cols());
     const Eigen::RowVectorXd formed =
-        delta_squared + (k + kVarianceRoundings) * arithmetic.u * (variance + delta_squared);
+        delta_squared + (terms + kVarianceRoundings) * arithmetic.u * (variance + delta_squared);
     result.mean.row(b) = mean;
     result.variance.row(b) = variance;
     result.mean_error.row(b) = delta + arithmetic.summary * (mean.cwiseAbs() + delta);
@@ -164,9 +186,9 @@ Summaries region_summaries(const Summaries& blocks, const VoteArithmetic& arithm
   const Eigen::Index regions = blocks.mean.rows() / kBlocksOfRegion;
   const Eigen::Index d = blocks.mean.cols();
   Summaries result;
-  for (Eigen::MatrixXd* part : {&result.mean, &result.mean_error, &result.variance, &result.variance_error}) {
-    part->resize(regions, d);
-  }
+  for (Eigen::MatrixXd* part : {&result.mean, &result.mean_error}) part->resize(regions, d);
+  for (Eigen::MatrixXd* part : {&result.variance, &result.variance_error})
+    part->resize(regions, groups_of(d));
   for (Eigen::Index r = 0; r < regions; ++r) {
     const auto of = [&](const Eigen::MatrixXd& all) -> Eigen::ArrayXXd {
       return all.middleRows(r * kBlocksOfRegion, kBlocksOfRegion).array();
@@ -178,11 +200,17 @@ Summaries region_summaries(const Summaries& blocks, const VoteArithmetic& arithm
     const Eigen::RowVectorXd mean_error = added + arithmetic.summary * (mean.cwiseAbs() + added);
 
     const Eigen::ArrayXXd difference = of(blocks.mean).rowwise() - mean.array();
-    const Eigen::RowVectorXd variance = (of(blocks.variance) + difference.square()).colwise().sum() / n;
-    const Eigen::ArrayXXd off = 2.0 * difference.abs() * error +
-                                (error.rowwise() + mean_error.array()).square() + of(blocks.variance_error);
-    const Eigen::RowVectorXd inherited = off.colwise().sum() / n;
-    const Eigen::RowVectorXd formed = inherited + (2.0 * n + kVarianceRoundings) * u * (variance + inherited);
+    const auto with_between = [&](const Eigen::MatrixXd& within,
+                                  const Eigen::ArrayXXd& between) -> Eigen::RowVectorXd {
+      const Eigen::RowVectorXd columns = between.colwise().sum() / n;
+      return of(within).colwise().sum().matrix() / n + group_sums(columns, true).transpose();
+    };
+    const Eigen::RowVectorXd variance = with_between(blocks.variance, difference.square());
+    const Eigen::RowVectorXd inherited =
+        with_between(blocks.variance_error,
+                     2.0 * difference.abs() * error + (error.rowwise() + mean_error.array()).square());
+    const double terms = n + n * group_columns(d);
+    const Eigen::RowVectorXd formed = inherited + (terms + kVarianceRoundings) * u * (variance + inherited);
     result.mean.row(r) = mean;
     result.mean_error.row(r) = mean_error;
     result.variance.row(r) = variance;
@@ -208,7 +236,9 @@ VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
                       const VoteArithmetic& arithmetic) {
   const double u = arithmetic.u;
   const Eigen::Index blocks = summaries.mean.rows();
-  const double roundings = (2.0 * static_cast<double>(summaries.mean.cols()) + kEstimateRoundings) * u;
+  const double roundings = (static_cast<double>(summaries.mean.cols() + summaries.variance.cols()) +
+                            group_columns(summaries.mean.cols()) + kEstimateRoundings) *
+                           u;
   const double s = std::fabs(block.scale);
   const double half = 0.5 * s * s;
   const Eigen::MatrixXd abs_mean = summaries.mean.cwiseAbs();
@@ -216,8 +246,9 @@ VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
   for (std::size_t h = 0; h < block.q.size(); ++h) {
     for (const Pooled& pool : pools_of(block, block.q[h], block.pool, arithmetic)) {
       const Eigen::VectorXd abs_q = pool.q.cwiseAbs();
-      const Eigen::VectorXd q2 = pool.q.array().square();
-      const Eigen::VectorXd grown = (abs_q + pool.error).array().square();  // of the engine's query, squared
+      const Eigen::VectorXd q2 = group_sums(pool.q.array().square().matrix(), false);
+      // Of the engine's query, squared.
+      const Eigen::VectorXd grown = group_sums((abs_q + pool.error).array().square().matrix(), false);
       const Eigen::VectorXd q2_error = grown - q2 + arithmetic.query * grown;
       Eigen::VectorXd estimate = block.scale * (summaries.mean * pool.q) + half * (summaries.variance * q2);
       Eigen::VectorXd error =

@@ -26,7 +26,7 @@ struct VoteArithmetic {
 /// Summaries of candidates, and how far those of an engine may be from them.
 struct Summaries {
   Eigen::MatrixXd mean, mean_error;          ///< [blocks][d]
-  Eigen::MatrixXd variance, variance_error;  ///< [blocks][d]
+  Eigen::MatrixXd variance, variance_error;  ///< [blocks][column groups]
 };
 
 /// SEL-3 of `keys`, blocks of `key_block` rows.

@@ -124,6 +124,13 @@ def softmax_parts(logits, visible, sink=None):
     return safe, l, weights
 
 
+def of_groups(values):
+    """The mean of each column group, at every column of it (SEL-3)."""
+    first = np.arange(0, values.shape[-1], GROUP)
+    columns = np.diff(np.append(first, values.shape[-1]))
+    return np.repeat(np.add.reduceat(values, first, axis=-1) / columns, columns, axis=-1)
+
+
 def best(votes, count, pinned=0):
     """SEL-6, MEM-3, MEM-7: the numbers of the `count` highest votes, ascending; those below `pinned` first, equal votes:
     the lower number first."""
@@ -158,6 +165,7 @@ def has_second_stage(options, begin):
     return options.refine > 1 and kept * options.key_block > heavy
 
 
+GROUP = 8  # columns, SEL-3
 MOST_ESTIMATED = 2048  # SEL-12
 REGION = 32
 
@@ -402,16 +410,18 @@ class Oracle:
 
     def summaries(self, kv_head, count):
         """SEL-3 of the candidates: means, variances, mean magnitudes of the keys; then what the first two may be off by.
+        A variance stands at every column of its group.
 
         A mean rounds its terms and the division, a variance three times for each term, and the mean's error enters it
         squared. The engine then keeps each in its own type."""
         size, kept = self.options.key_block, self.summary_unit
         keys = self.k[: count * size, kv_head].reshape(count, size, self.k.shape[2])
         means = keys.mean(axis=1)
-        variances = ((keys - means[:, None]) ** 2).mean(axis=1)
+        variances = of_groups(((keys - means[:, None]) ** 2).mean(axis=1))
         mean_size = np.abs(keys).mean(axis=1)
         mean_error = (size + 1) * UNIT * mean_size + kept * np.abs(means)
-        variance_error = (size + 4) * UNIT * variances + ((size + 1) * UNIT * mean_size) ** 2 + kept * variances
+        terms = size * GROUP + 4
+        variance_error = terms * UNIT * variances + of_groups(((size + 1) * UNIT * mean_size) ** 2) + kept * variances
         return means, variances, mean_size, mean_error, variance_error
 
     def region_summaries(self, blocks):
@@ -422,11 +432,12 @@ class Oracle:
             values[: whole * REGION].reshape(whole, REGION, -1) for values in blocks)
         of_region = means.mean(axis=1)
         apart = means - of_region[:, None]
-        spread = (variances + apart**2).mean(axis=1)
+        spread = (variances + of_groups(apart**2)).mean(axis=1)
         size = mean_size.mean(axis=1)
         error = mean_error.mean(axis=1) + (REGION + 1) * UNIT * size
         either = mean_error + error[:, None]
-        spread_error = (variance_error + 2 * np.abs(apart) * either + either**2).mean(axis=1) + (REGION + 4) * UNIT * spread
+        inherited = variance_error + of_groups(2 * np.abs(apart) * either + either**2)
+        spread_error = inherited.mean(axis=1) + (REGION * GROUP + 5) * UNIT * spread
         kept = self.summary_unit
         return of_region, spread, size, error + kept * np.abs(of_region), spread_error + kept * spread
 

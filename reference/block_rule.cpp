@@ -46,6 +46,19 @@ std::vector<double> pool_weights(const LogitRule& rule, const Pool& pool,
   return weights;
 }
 
+/// SEL-3: the mean of each column group of a number for every column.
+std::vector<double> group_means(std::span<const double> columns) {
+  std::vector<double> means;
+  for (std::size_t first = 0; first < columns.size(); first += kGroupColumns) {
+    const std::span<const double> group =
+        columns.subspan(first, std::min<std::size_t>(kGroupColumns, columns.size() - first));
+    means.push_back(std::accumulate(group.begin(), group.end(), 0.0) / static_cast<double>(group.size()));
+  }
+  return means;
+}
+
+std::int64_t column_groups(std::int64_t columns) { return (columns + kGroupColumns - 1) / kGroupColumns; }
+
 /// The rows of k at the given positions, in the order given.
 Matrix rows_at(const Matrix& k, std::span<const std::int32_t> positions) {
   Matrix rows(static_cast<std::int64_t>(positions.size()), k.columns);
@@ -86,8 +99,9 @@ std::int64_t candidate_blocks(std::int64_t begin, const EffectiveOptions& option
 
 // SEL-3
 Summaries summarize(const Matrix& k, std::int64_t blocks, std::int64_t key_block) {
-  Summaries summaries{Matrix(blocks, k.columns), Matrix(blocks, k.columns)};
+  Summaries summaries{Matrix(blocks, k.columns), Matrix(blocks, column_groups(k.columns))};
   const auto keys = static_cast<double>(key_block);
+  std::vector<double> spread(static_cast<std::size_t>(k.columns));
   for (std::int64_t b = 0; b < blocks; ++b) {
     for (std::size_t x = 0; x < static_cast<std::size_t>(k.columns); ++x) {
       double sum = 0.0;
@@ -98,8 +112,10 @@ Summaries summarize(const Matrix& k, std::int64_t blocks, std::int64_t key_block
         squares += (k.row(j)[x] - mean) * (k.row(j)[x] - mean);
       }
       summaries.mean.row(b)[x] = mean;
-      summaries.variance.row(b)[x] = squares / keys;
+      spread[x] = squares / keys;
     }
+    const std::vector<double> variance = group_means(spread);
+    std::copy(variance.begin(), variance.end(), summaries.variance.row(b).begin());
   }
   return summaries;
 }
@@ -125,8 +141,8 @@ std::vector<Pool> pools(const Matrix& q, std::int64_t begin, std::int64_t size) 
 double estimate(const LogitRule& rule, const Pool& pool, std::span<const double> mean,
                 std::span<const double> variance, std::int64_t last_key) {
   double spread = 0.0;
-  for (std::size_t x = 0; x < variance.size(); ++x) {
-    spread += pool.query[x] * pool.query[x] * variance[x];
+  for (std::size_t x = 0; x < pool.query.size(); ++x) {
+    spread += pool.query[x] * pool.query[x] * variance[x / kGroupColumns];
   }
   const double sum = rule.scale * dot(pool.query, mean) + rule.scale * rule.scale / 2.0 * spread;
   const double e = capped_and_biased(rule, sum, pool.last, last_key);
@@ -160,20 +176,27 @@ Summaries summarize_regions(const Summaries& blocks) {
   const std::int64_t regions = blocks.mean.rows / kRegionBlocks;
   const std::int64_t columns = blocks.mean.columns;
   const auto count = static_cast<double>(kRegionBlocks);
-  Summaries summaries{Matrix(regions, columns), Matrix(regions, columns)};
+  Summaries summaries{Matrix(regions, columns), Matrix(regions, blocks.variance.columns)};
+  std::vector<double> between(static_cast<std::size_t>(columns));
   for (std::int64_t r = 0; r < regions; ++r) {
     const std::int64_t end = (r + 1) * kRegionBlocks;
     for (std::size_t x = 0; x < static_cast<std::size_t>(columns); ++x) {
       double sum = 0.0;
       for (std::int64_t b = r * kRegionBlocks; b < end; ++b) sum += blocks.mean.row(b)[x];
       const double mean = sum / count;
-      double spread = 0.0;
+      double squares = 0.0;
       for (std::int64_t b = r * kRegionBlocks; b < end; ++b) {
         const double from_mean = blocks.mean.row(b)[x] - mean;
-        spread += blocks.variance.row(b)[x] + from_mean * from_mean;
+        squares += from_mean * from_mean;
       }
       summaries.mean.row(r)[x] = mean;
-      summaries.variance.row(r)[x] = spread / count;
+      between[x] = squares / count;
+    }
+    const std::vector<double> spread = group_means(between);
+    for (std::size_t g = 0; g < spread.size(); ++g) {
+      double within = 0.0;
+      for (std::int64_t b = r * kRegionBlocks; b < end; ++b) within += blocks.variance.row(b)[g];
+      summaries.variance.row(r)[g] = within / count + spread[g];
     }
   }
   return summaries;

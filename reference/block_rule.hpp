@@ -19,10 +19,13 @@ namespace headwater::reference {
 /// SEL-2: the number of candidates of a chunk that begins at `begin`: key blocks 0, 1, ...
 [[nodiscard]] std::int64_t candidate_blocks(std::int64_t begin, const EffectiveOptions& options);
 
+/// SEL-3: columns of a group.
+inline constexpr std::int64_t kGroupColumns = 8;
+
 /// SEL-3 of the key blocks 0, 1, ... of one key/value head.
 struct Summaries {
   Matrix mean;      ///< [blocks][d]
-  Matrix variance;  ///< [blocks][d]
+  Matrix variance;  ///< [blocks][column groups]
 };
 
 /// SEL-3: k: row j is the stored key of position j; the first `blocks` * key_block rows are read.

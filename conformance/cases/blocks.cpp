@@ -294,6 +294,24 @@ void groups(Context& context) {
 const Register kGroups{
     {"blocks.groups", {"SEL-4", "SEL-6", "SEL-7", "LOGIT-1"}, "votes", Lane::bound, true, groups}};
 
+/// Rows of small integers.
+void fill_with_integers(Random& random, Tensor& tensor) {
+  for (float& x : tensor.values) x = static_cast<float>(random.integer(-1, 1));
+}
+
+/// All but one column of each group of eight are the same in all rows: no variance has more bits than that of one column.
+void still_columns(Random& random, Tensor& tensor) {
+  for (std::int64_t h = 0; h < tensor.heads; ++h) {
+    for (std::int64_t group = 0; group < tensor.width; group += 8) {
+      const std::int64_t end = std::min(group + 8, tensor.width);
+      const std::int64_t moves = random.integer(group, end - 1);
+      for (std::int64_t x = group; x < end; ++x) {
+        for (std::int64_t t = 1; x != moves && t < tensor.n; ++t) tensor.row(t, h)[x] = tensor.row(0, h)[x];
+      }
+    }
+  }
+}
+
 // Small integers, and sizes that are powers of two: every pooled query, mean, variance, product and sum is a short binary
 // fraction, in BF16 too. Block votes have one right bit pattern, and with it the sets of blocks alone; most votes are equal.
 void exact_votes(Context& context) {
@@ -310,15 +328,16 @@ void exact_votes(Context& context) {
                     .pool = p,
                     .refine = random.integer(1, 2)};
     const DType type = random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16});
-    const Heads heads{
-        .query = random.pick(std::vector<std::int64_t>{2, 4}), .kv = 2, .d = random.integer(1, 12), .dv = 3};
+    const Heads heads{.query = random.pick(std::vector<std::int64_t>{2, 4}),
+                      .kv = 2,
+                      .d = random.pick(std::vector<std::int64_t>{1, 2, 4, 8, 9, 10, 12, 16}),
+                      .dv = 3};
     // Every length is a multiple of P: the mean of a shorter pool could be no binary fraction.
     Problem problem = blocks_problem(random, type, heads, rule,
                                      {Step::prefill(96), Step::decode(3), Step::prefill(32 + 4 * p)});
     problem.options.scale = random.pick(std::vector<double>{1.0, 0.5, -0.25});
-    for (Tensor* tensor : {&problem.layers[0].q, &problem.layers[0].k}) {
-      for (float& x : tensor->values) x = static_cast<float>(random.integer(-1, 1));
-    }
+    for (Tensor* tensor : {&problem.layers[0].q, &problem.layers[0].k}) fill_with_integers(random, *tensor);
+    if (type != DType::f32) still_columns(random, problem.layers[0].k);
     const Trace trace = replayed(*context.engine, problem);
     const VoteArithmetic arithmetic = vote_arithmetic_of(*context.engine, type, type);
     for (const ChunkTrace& chunk : trace.layers[0].chunks) {
@@ -449,13 +468,17 @@ void votes_by_loops(Context& context) {
           for (std::int64_t x = 0; x < d; ++x) {
             double mean = 0.0;
             for (std::int64_t j = 0; j < k; ++j) mean += keys(b * k + j, x) / static_cast<double>(k);
-            double variance = 0.0;
+            double variance = 0.0;  // of this column; those of a group of eight share their mean
             for (std::int64_t j = 0; j < k; ++j) {
               variance += (keys(b * k + j, x) - mean) * (keys(b * k + j, x) - mean) / static_cast<double>(k);
             }
-            const double at = pooled[static_cast<std::size_t>(x)];
-            linear += at * mean;
-            square += at * at * variance;
+            const std::int64_t columns = std::min<std::int64_t>(8, d - x / 8 * 8);
+            double queries = 0.0;
+            for (std::int64_t y = x / 8 * 8; y < x / 8 * 8 + columns; ++y) {
+              queries += pooled[static_cast<std::size_t>(y)] * pooled[static_cast<std::size_t>(y)];
+            }
+            linear += pooled[static_cast<std::size_t>(x)] * mean;
+            square += queries * variance / static_cast<double>(columns);
           }
           estimate.push_back(
               finish(input.scale * linear + input.scale * input.scale / 2.0 * square, i, (b + 1) * k - 1));

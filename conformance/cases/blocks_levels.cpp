@@ -127,14 +127,15 @@ void exact_levels(Context& context) {
   Random random(context.seed);
   for (int round = 0; round < context.rounds(12); ++round) {
     const std::int64_t block = random.pick(std::vector<std::int64_t>{1, 1, 2});
-    const Sizes sizes{.type = random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16}),
-                      .group = random.integer(1, 2),
-                      .kv = random.integer(1, 2),
-                      .d = random.integer(1, 4),
-                      .local = random.integer(0, 9),
-                      .heavy = block * random.integer(1, 12),
-                      .key_block = block,
-                      .refine = random.pick(std::vector<std::int64_t>{1, 2, 16})};
+    const Sizes sizes{
+        .type = random.pick(std::vector<DType>{DType::f32, DType::f16, DType::bf16}),
+        .group = random.integer(1, 2),
+        .kv = random.integer(1, 2),
+        .d = random.pick(std::vector<std::int64_t>{1, 2, 4, 8, 9, 12, 16}),  // groups of 2^n columns
+        .local = random.integer(0, 9),
+        .heavy = block * random.integer(1, 12),
+        .key_block = block,
+        .refine = random.pick(std::vector<std::int64_t>{1, 2, 16})};
     Problem problem = levels_problem(random, sizes, random.integer(2049, 2200), 36);
     problem.options.scale = random.pick(std::vector<double>{1.0, 0.5, -0.25});
     for (float& x : problem.layers[0].q.values) x = static_cast<float>(random.integer(-1, 1));

@@ -9,6 +9,24 @@
 
 namespace headwater::core {
 
+namespace {
+
+constexpr std::int64_t kPiece = 64;  // columns that are summarised at a time: whole groups
+static_assert(kPiece % BlockSummaries::kGroupColumns == 0);
+
+/// The mean of each column group of n <= kPiece numbers, and the number of groups.
+std::int64_t group_means(const float (&columns)[kPiece], std::int64_t n, float (&means)[kPiece]) {
+  for (std::int64_t first = 0; first < n; first += BlockSummaries::kGroupColumns) {
+    const std::int64_t some = std::min(BlockSummaries::kGroupColumns, n - first);
+    float sum = 0.0f;
+    for (std::int64_t x = first; x < first + some; ++x) sum += columns[x];
+    means[first / BlockSummaries::kGroupColumns] = sum / static_cast<float>(some);
+  }
+  return BlockSummaries::groups(n);
+}
+
+}  // namespace
+
 BlockSummaries::BlockSummaries(const Shape& shape, const EffectiveOptions& options)
     : key_block_(options.key_block), type_(shape.kv_type == DType::f32 ? DType::f32 : DType::bf16) {
   std::vector<std::int64_t> row_bytes;
@@ -47,7 +65,6 @@ BlockSummaries BlockSummaries::fork(std::int64_t tokens) {
 
 void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
                            void (*widen)(const void* from, DType type, std::int64_t count, float* to)) {
-  constexpr std::int64_t kPiece = 64;  // columns at a time
   constexpr std::int64_t kMostKeys = 256;
   float keys[kMostKeys][kPiece];
   const auto key_element = static_cast<std::int64_t>(dtype_size(kv.type()));
@@ -59,7 +76,7 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
   for (std::int64_t first = 0; first < d; first += kPiece) {
     const std::int64_t n = std::min(kPiece, d - first);
     float mean[kPiece] = {};
-    float variance[kPiece] = {};
+    float squares[kPiece] = {};
     for (std::int64_t key = 0; key < key_block_; ++key) {
       const auto* stored = static_cast<const unsigned char*>(kv.key(layer, head, position + key));
       widen(stored + first * key_element, kv.type(), n, keys[key]);
@@ -69,47 +86,58 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
     for (std::int64_t key = 0; key < key_block_; ++key) {
       for (std::int64_t x = 0; x < n; ++x) {
         const float difference = keys[key][x] - mean[x];
-        variance[x] += difference * difference;
+        squares[x] += difference * difference;
       }
     }
     const float divisor = HEADWATER_SABOTAGE("core.summaries.sample_variance") ? count - 1 : count;
-    for (std::int64_t x = 0; x < n; ++x) variance[x] /= divisor;
+    float of_groups[kPiece];
+    const std::int64_t groups_here = group_means(squares, n, of_groups);
+    for (std::int64_t g = 0; g < groups_here; ++g) of_groups[g] /= divisor;
     narrow(mean, n, type_, row + first * element);
-    narrow(variance, n, type_, row + (d + first) * element);
+    narrow(of_groups, groups_here, type_, row + (d + first / kGroupColumns) * element);
   }
-  std::memset(row + 2 * d * element, 0, static_cast<std::size_t>((width(layer) - 2 * d) * element));
+  clear_rest(layer, row);
 }
 
 void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::int64_t region) {
-  constexpr std::int64_t kPiece = 64;  // columns at a time
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
   const std::int64_t d = d_[static_cast<std::size_t>(layer)];
   unsigned char* row = regions_.row(layer, head, region);
   for (std::int64_t first = 0; first < d; first += kPiece) {
     const std::int64_t n = std::min(kPiece, d - first);
+    const std::int64_t first_group = d + first / kGroupColumns;
     float means[kRegionBlocks][kPiece];
-    float variances[kPiece];
+    float of_groups[kPiece];
     float mean[kPiece] = {};
+    float between[kPiece] = {};
     float variance[kPiece] = {};
     for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
       const unsigned char* summary = summaries_.row(layer, head, region * kRegionBlocks + block);
       widen(summary + first * element, type_, n, means[block]);
-      widen(summary + (d + first) * element, type_, n, variances);
+      widen(summary + first_group * element, type_, groups(n), of_groups);
       for (std::int64_t x = 0; x < n; ++x) mean[x] += means[block][x];
-      for (std::int64_t x = 0; x < n; ++x) variance[x] += variances[x];
+      for (std::int64_t g = 0; g < groups(n); ++g) variance[g] += of_groups[g];
     }
     for (std::int64_t x = 0; x < n; ++x) mean[x] /= kRegionBlocks;
     for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
       for (std::int64_t x = 0; x < n; ++x) {
         const float difference = means[block][x] - mean[x];
-        variance[x] += difference * difference;
+        between[x] += difference * difference;
       }
     }
-    for (std::int64_t x = 0; x < n; ++x) variance[x] /= kRegionBlocks;
+    const std::int64_t groups_here = group_means(between, n, of_groups);
+    for (std::int64_t g = 0; g < groups_here; ++g) variance[g] = (variance[g] + of_groups[g]) / kRegionBlocks;
     narrow(mean, n, type_, row + first * element);
-    narrow(variance, n, type_, row + (d + first) * element);
+    narrow(variance, groups_here, type_, row + first_group * element);
   }
-  std::memset(row + 2 * d * element, 0, static_cast<std::size_t>((width(layer) - 2 * d) * element));
+  clear_rest(layer, row);
+}
+
+void BlockSummaries::clear_rest(std::int64_t layer, unsigned char* row) const {
+  const auto element = static_cast<std::int64_t>(dtype_size(type_));
+  const std::int64_t d = d_[static_cast<std::size_t>(layer)];
+  const std::int64_t used = d + groups(d);
+  std::memset(row + used * element, 0, static_cast<std::size_t>((width(layer) - used) * element));
 }
 
 }  // namespace headwater::core

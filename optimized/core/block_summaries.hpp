@@ -9,15 +9,17 @@
 
 namespace headwater::core {
 
-/// Mean and variance of every whole key block of all layers (SEL-3): summary[layer][head][block][width(layer)], the d means,
-/// then the d variances, then zeros; and the same of every whole region of kRegionBlocks blocks. Floats, or BF16 where the
-/// KV type has 16 bits.
+/// Means and variances of every whole key block of all layers (SEL-3): summary[layer][head][block][width(layer)], the d
+/// means, then the variances of the column groups, then zeros; and the same of every whole region of kRegionBlocks blocks.
+/// Floats, or BF16 where the KV type has 16 bits.
 class BlockSummaries {
  public:
   /// Rows after the last of a head that may be read, too, so that a kernel can load a whole tile; they hold anything.
   static constexpr std::int64_t kReadableRows = 32;
   /// Key blocks of a region.
   static constexpr std::int64_t kRegionBlocks = 32;
+  /// Columns of a group, which share a variance.
+  static constexpr std::int64_t kGroupColumns = 8;
   /// Elements of a row are a multiple of this.
   static constexpr std::int64_t kWidthMultiple = 32;
 
@@ -45,8 +47,10 @@ class BlockSummaries {
   [[nodiscard]] bool empty() const { return d_.empty(); }
   /// Elements of a row of keys of d elements.
   [[nodiscard]] static std::int64_t width_of(std::int64_t d) {
-    return (2 * d + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple;
+    return (d + groups(d) + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple;
   }
+  /// Column groups of d columns.
+  [[nodiscard]] static std::int64_t groups(std::int64_t d) { return (d + kGroupColumns - 1) / kGroupColumns; }
   /// Elements of a layer's row.
   [[nodiscard]] std::int64_t width(std::int64_t layer) const {
     return width_of(d_[static_cast<std::size_t>(layer)]);
@@ -60,6 +64,9 @@ class BlockSummaries {
   }
 
  private:
+  /// The zeros at the end of a layer's row.
+  void clear_rest(std::int64_t layer, unsigned char* row) const;
+
   std::int64_t key_block_ = 1;
   std::vector<std::int64_t> d_;  // of each layer
   DType type_ = DType::f32;

@@ -39,19 +39,24 @@ struct FloatEngine {
         for (Eigen::Index b = 0; b < blocks; ++b) {
           float linear = 0.0f;
           float square = 0.0f;
-          for (Eigen::Index x = 0; x < d; ++x) {
-            float sum = 0.0f;
+          for (Eigen::Index group = 0; group < d; group += 8) {
+            const Eigen::Index end = std::min<Eigen::Index>(group + 8, d);
             float squares = 0.0f;
-            for (Eigen::Index j = 0; j < k; ++j) sum += key(keys, b * k + j, x);
-            const float mean = sum * (1.0f / static_cast<float>(k));
-            for (Eigen::Index j = 0; j < k; ++j) {
-              const float from = key(keys, b * k + j, x) - mean;
-              squares += from * from;
+            float of_query = 0.0f;
+            for (Eigen::Index x = group; x < end; ++x) {
+              float sum = 0.0f;
+              for (Eigen::Index j = 0; j < k; ++j) sum += key(keys, b * k + j, x);
+              const float mean = sum * (1.0f / static_cast<float>(k));
+              for (Eigen::Index j = 0; j < k; ++j) {
+                const float from = key(keys, b * k + j, x) - mean;
+                squares += from * from;
+              }
+              const float at = query[static_cast<std::size_t>(x)];
+              linear += at * narrow(narrow_summaries, mean);
+              of_query += at * at;
             }
-            const float variance = squares * (1.0f / static_cast<float>(k));
-            const float at = query[static_cast<std::size_t>(x)];
-            linear += at * narrow(narrow_summaries, mean);
-            square += narrow(narrow_queries, at * at) * narrow(narrow_summaries, variance);
+            const float variance = squares * (1.0f / static_cast<float>(k * (end - group)));
+            square += narrow(narrow_queries, of_query) * narrow(narrow_summaries, variance);
           }
           estimate.push_back(scale * linear + 0.5f * scale * scale * square);
         }
@@ -181,14 +186,17 @@ TEST(VoteBound, SEL_11_TellsNarrowNumbersFromWideOnes) {
 }
 
 TEST(VoteBound, SEL_3_TellsADifferenceOfSquaresFromAVariance) {
-  const Eigen::MatrixXd keys = Eigen::MatrixXd::NullaryExpr(160, 4, [](Eigen::Index j, Eigen::Index x) {
-    return static_cast<double>(static_cast<float>(256.0 + std::sin(static_cast<double>(4 * j + x))));
+  // Two groups, of one column that differs from key to key each.
+  const Eigen::MatrixXd keys = Eigen::MatrixXd::NullaryExpr(160, 9, [](Eigen::Index j, Eigen::Index x) {
+    return x % 8 == 0
+               ? static_cast<double>(static_cast<float>(256.0 + std::sin(static_cast<double>(9 * j + x))))
+               : 1.0;
   });
   const Summaries summaries = summaries_of(keys, 8, {});
   double of_differences = 0.0;  // from the mean, which the clause asks for
   double of_squares = 0.0;
   for (Eigen::Index b = 0; b < 20; ++b) {
-    for (Eigen::Index x = 0; x < 4; ++x) {
+    for (Eigen::Index x = 0; x < 9; x += 8) {
       const auto key = [&](Eigen::Index j) { return static_cast<float>(keys(b * 8 + j, x)); };
       float sum = 0.0f;
       float squares = 0.0f;
@@ -200,7 +208,8 @@ TEST(VoteBound, SEL_3_TellsADifferenceOfSquaresFromAVariance) {
       float differences = 0.0f;
       for (Eigen::Index j = 0; j < 8; ++j) differences += (key(j) - mean) * (key(j) - mean);
       const auto ratio = [&](float variance) {
-        return std::fabs(variance - summaries.variance(b, x)) / summaries.variance_error(b, x);
+        const float of_group = x == 0 ? variance / 8.0f : variance;
+        return std::fabs(of_group - summaries.variance(b, x / 8)) / summaries.variance_error(b, x / 8);
       };
       of_differences = std::max(of_differences, ratio(differences / 8.0f));
       of_squares = std::max(of_squares, ratio(squares / 8.0f - mean * mean));
@@ -222,11 +231,13 @@ TEST(VoteBound, SEL_11_OfEqualEstimatesIsWhatItsStepsAddUpTo) {
       const double query = 2.0 * kU + arithmetic.query * (1.0 + 2.0 * kU);
       const double delta = 9.0 * kU;
       const double mean = delta + arithmetic.summary * (1.0 + delta);
-      const double formed = delta * delta * (1.0 + 13.0 * kU);
+      const double columns = std::min(8.0, width);
+      const double groups = std::ceil(width / 8.0);
+      const double formed = delta * delta * (1.0 + (8.0 * columns + 5.0) * kU);
       const double variance = formed * (1.0 + arithmetic.summary);
       const double square = (1.0 + query) * (1.0 + query) * (1.0 + arithmetic.query);
       const double of_factors = width * (0.5 * (mean * (1.0 + query) + query) + 0.125 * variance * square);
-      const double estimate = of_factors + (2.0 * width + 8.0) * kU * (0.5 * width + of_factors);
+      const double estimate = of_factors + (width + groups + columns + 8.0) * kU * (0.5 * width + of_factors);
       const VoteTruth votes = block_votes(block, summaries_of(keys, 8, arithmetic), 8, arithmetic);
       for (Eigen::Index b = 0; b < 2; ++b) {
         EXPECT_EQ(votes.vote[b], 0.0);
@@ -281,29 +292,34 @@ Summaries regions_in_floats(const Eigen::MatrixXd& keys, Eigen::Index k, bool na
   const auto kept = [&](float x) { return FloatEngine::narrow(narrow, x); };
   Summaries result;
   result.mean.resize(keys.rows() / (n * k), keys.cols());
-  result.variance.resize(keys.rows() / (n * k), keys.cols());
+  result.variance = Eigen::MatrixXd::Zero(keys.rows() / (n * k), (keys.cols() + 7) / 8);
   for (Eigen::Index r = 0; r < result.mean.rows(); ++r) {
-    for (Eigen::Index x = 0; x < keys.cols(); ++x) {
-      std::vector<float> means;
-      float sum = 0.0f;
+    for (Eigen::Index group = 0; group < result.variance.cols(); ++group) {
+      const Eigen::Index end = std::min<Eigen::Index>(8 * group + 8, keys.cols());
+      const auto columns = static_cast<float>(end - 8 * group);
+      std::vector<float> within(static_cast<std::size_t>(n), 0.0f);  // of each block, squares
       float spread = 0.0f;
-      for (Eigen::Index b = r * n; b < (r + 1) * n; ++b) {
-        float mean = 0.0f;
-        float variance = 0.0f;
-        for (Eigen::Index j = 0; j < k; ++j) mean += static_cast<float>(keys(b * k + j, x));
-        mean /= static_cast<float>(k);
-        for (Eigen::Index j = 0; j < k; ++j) {
-          const float from = static_cast<float>(keys(b * k + j, x)) - mean;
-          variance += from * from;
+      for (Eigen::Index x = 8 * group; x < end; ++x) {
+        std::vector<float> means;
+        float sum = 0.0f;
+        for (Eigen::Index b = 0; b < n; ++b) {
+          float mean = 0.0f;
+          for (Eigen::Index j = 0; j < k; ++j) mean += static_cast<float>(keys((r * n + b) * k + j, x));
+          mean /= static_cast<float>(k);
+          for (Eigen::Index j = 0; j < k; ++j) {
+            const float from = static_cast<float>(keys((r * n + b) * k + j, x)) - mean;
+            within[static_cast<std::size_t>(b)] += from * from;
+          }
+          means.push_back(kept(mean));
+          sum += means.back();
         }
-        means.push_back(kept(mean));
-        sum += means.back();
-        spread += kept(variance / static_cast<float>(k));
+        const float mean = sum / static_cast<float>(n);
+        for (const float of_block : means) spread += between * (of_block - mean) * (of_block - mean);
+        result.mean(r, x) = kept(mean);
       }
-      const float mean = sum / static_cast<float>(n);
-      for (const float of_block : means) spread += between * (of_block - mean) * (of_block - mean);
-      result.mean(r, x) = kept(mean);
-      result.variance(r, x) = kept(spread / static_cast<float>(n));
+      spread /= columns;
+      for (const float squares : within) spread += kept(squares / (static_cast<float>(k) * columns));
+      result.variance(r, group) = kept(spread / static_cast<float>(n));
     }
   }
   return result;

@@ -106,6 +106,38 @@ TEST(Elementary, WeightsOfEveryTableWithinTwoUlp) {
   }
 }
 
+TEST(MeanRow, SEL_4_OfEveryTableInTheOrderOfTheRows) {
+  constexpr std::int64_t kStride = 333;  // bytes: odd addresses
+  const std::vector<float> values = normals(400, 17);
+  for (const Variant& variant : variants()) {
+    if (!variant.missing().empty()) continue;
+    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+      const auto element = static_cast<std::int64_t>(dtype_size(type));
+      for (const std::int64_t d : {1, 15, 63, 64, 65, 80}) {
+        for (const std::int64_t n_rows : {1, 2, 3, 8}) {
+          std::vector<unsigned char> rows(static_cast<std::size_t>(kStride * n_rows + 1));
+          for (std::int64_t r = 0; r < n_rows; ++r)
+            core::narrow(values.data() + 9 * r, d, type, rows.data() + 1 + r * kStride);
+          std::vector<float> mean(static_cast<std::size_t>(d) + 1, kPoison);
+          variant.kernels->mean_row(rows.data() + 1, kStride, n_rows, type, d, static_cast<float>(n_rows),
+                                    0.7f, mean.data());
+          for (std::int64_t x = 0; x < d; ++x) {
+            float sum = 0.0f;
+            for (std::int64_t r = 0; r < n_rows; ++r) {
+              float stored = 0.0f;
+              core::widen(rows.data() + 1 + r * kStride + x * element, type, 1, &stored);
+              sum += stored;
+            }
+            EXPECT_EQ(mean[static_cast<std::size_t>(x)], sum / static_cast<float>(n_rows) * 0.7f)
+                << variant.engine << ", " << d << ", " << n_rows << ", " << x;
+          }
+          EXPECT_EQ(mean.back(), kPoison);
+        }
+      }
+    }
+  }
+}
+
 /// Every sign, exponent and upper part of a fraction, with lower parts at and around the middle of both 16-bit types.
 TEST(Rounding, NUM_1_RowsOfEveryTableAsCoreRoundsThem) {
   constexpr std::uint32_t kLower[] = {0x0000, 0x0001, 0x0FFF, 0x1000, 0x1001, 0x2FFF,

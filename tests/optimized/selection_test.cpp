@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "core/memory_sets.hpp"
+#include "cpu/dispatch.hpp"
+#include "cpu/kernels/table.hpp"
 
 namespace headwater::core {
 namespace {
@@ -30,13 +32,14 @@ std::vector<std::int32_t> by_sorting(const std::vector<float>& scores, std::int6
   return order;
 }
 
-std::vector<std::int32_t> by_threshold(const std::vector<float>& scores, std::int64_t budget, int key_bits) {
+std::vector<std::int32_t> by_threshold(const std::vector<float>& scores, std::int64_t budget, int key_bits,
+                                       const SelectionLoops& loops) {
   std::vector<std::uint32_t> keys;
   for (const float score : scores) keys.push_back(order_key(score));
   std::vector<std::int32_t> chosen(scores.size() + 1, -7);
-  const std::int64_t written =
-      select_best(keys.data(), static_cast<std::int64_t>(keys.size()), budget, key_bits, chosen.data());
-  EXPECT_EQ(chosen[static_cast<std::size_t>(written)], -7);
+  const std::int64_t written = select_best(keys.data(), static_cast<std::int64_t>(keys.size()), budget,
+                                           key_bits, chosen.data(), loops);
+  for (auto i = static_cast<std::size_t>(written); i < chosen.size(); ++i) EXPECT_EQ(chosen[i], -7);
   chosen.resize(static_cast<std::size_t>(written));
   return chosen;
 }
@@ -51,11 +54,17 @@ float draw(std::mt19937& random, int kind) {
   return kind == 2 ? x : std::fabs(x);
 }
 
+/// By the loops of the core and of every table of kernels.
 TEST(Selection, MEM_3_EqualsASort) {
+  std::vector<SelectionLoops> loops{{count_at_least, collect}};
+  for (const cpu::Variant& variant : cpu::variants()) {
+    if (variant.missing().empty()) loops.push_back(variant.kernels->selection);
+  }
   std::mt19937 random(3);
   for (int round = 0; round < 4000; ++round) {
-    const auto count = static_cast<std::size_t>(random() % 70);
-    const auto budget = static_cast<std::int64_t>(random() % 75) - 2;
+    const bool large = round % 40 == 0;
+    const auto count = static_cast<std::size_t>(large ? 900 + random() % 3000 : random() % 70);
+    const auto budget = static_cast<std::int64_t>(random() % (large ? count : 75)) - 2;
     const bool bf16 = random() % 2 == 0;
     const int kind = static_cast<int>(random() % 4);
     std::vector<float> scores(count);
@@ -63,7 +72,11 @@ TEST(Selection, MEM_3_EqualsASort) {
       score = draw(random, kind);
       if (bf16) score = float_from_bf16(bf16_from_float(score));
     }
-    EXPECT_EQ(by_threshold(scores, budget, bf16 ? 16 : 32), by_sorting(scores, budget)) << "round " << round;
+    const std::vector<std::int32_t> sorted = by_sorting(scores, budget);
+    for (std::size_t i = 0; i < loops.size(); ++i) {
+      EXPECT_EQ(by_threshold(scores, budget, bf16 ? 16 : 32, loops[i]), sorted)
+          << "round " << round << ", " << i;
+    }
   }
 }
 

@@ -5,6 +5,9 @@
 
 #include "tests/plugin/naive.h"
 
+/* SEL-3: columns of a group */
+enum { GROUP_COLUMNS = 8 };
+
 /* SEL-12 */
 enum { MOST_ESTIMATED = 2048, LEAST_SEARCHED = 32 };
 
@@ -47,6 +50,10 @@ static void choose(struct headwater_session* s, const float* votes, int64_t n, i
 
 /* ---- SEL-3 ---- */
 
+static int64_t group_columns(int64_t d, int64_t group) {
+  return smaller(GROUP_COLUMNS, d - group * GROUP_COLUMNS);
+}
+
 static void summarise(struct headwater_session* s, const struct layer* layer, int64_t head_kv,
                       int64_t blocks) {
   const int64_t d = layer->d;
@@ -64,27 +71,34 @@ static void summarise(struct headwater_session* s, const struct layer* layer, in
       const void* key = stored_row(s, layer, true, head_kv, b * k + j);
       for (int64_t x = 0; x < d; ++x) {
         const double from_mean = load_element(key, s->shape.kv_type, x) - mean[x];
-        variance[x] += from_mean * from_mean;
+        variance[x / GROUP_COLUMNS] += from_mean * from_mean;
       }
     }
-    for (int64_t x = 0; x < d; ++x) variance[x] /= (double)k;
+    for (int64_t g = 0; g * GROUP_COLUMNS < d; ++g) variance[g] /= (double)(k * group_columns(d, g));
   }
 }
 
 /* SEL-12: whole regions, after those of all blocks that fit. */
 static void summarise_regions(struct headwater_session* s, int64_t d, int64_t regions) {
   for (int64_t r = 0; r < regions; ++r) {
+    double* mean = s->means + (s->first_region + r) * d;
+    double* variance = s->variances + (s->first_region + r) * d;
+    for (int64_t g = 0; g * GROUP_COLUMNS < d; ++g) {
+      double within = 0.0;
+      for (int64_t b = r * REGION_BLOCKS; b < (r + 1) * REGION_BLOCKS; ++b) within += s->variances[b * d + g];
+      variance[g] = within / REGION_BLOCKS;
+    }
     for (int64_t x = 0; x < d; ++x) {
       double sum = 0.0;
       for (int64_t b = r * REGION_BLOCKS; b < (r + 1) * REGION_BLOCKS; ++b) sum += s->means[b * d + x];
-      const double mean = sum / REGION_BLOCKS;
-      double spread = 0.0;
+      mean[x] = sum / REGION_BLOCKS;
+      double between = 0.0;
       for (int64_t b = r * REGION_BLOCKS; b < (r + 1) * REGION_BLOCKS; ++b) {
-        const double from_mean = s->means[b * d + x] - mean;
-        spread += s->variances[b * d + x] + from_mean * from_mean;
+        const double from_mean = s->means[b * d + x] - mean[x];
+        between += from_mean * from_mean;
       }
-      s->means[(s->first_region + r) * d + x] = mean;
-      s->variances[(s->first_region + r) * d + x] = spread / REGION_BLOCKS;
+      const int64_t g = x / GROUP_COLUMNS;
+      variance[g] += between / (double)(REGION_BLOCKS * group_columns(d, g));
     }
   }
 }
@@ -117,7 +131,7 @@ static void vote_for_summaries(struct headwater_session* s, const struct layer* 
     double square = 0.0;
     for (int64_t x = 0; x < d; ++x) {
       linear += s->query[x] * s->means[(first + b) * d + x];
-      square += s->query[x] * s->query[x] * s->variances[(first + b) * d + x];
+      square += s->query[x] * s->query[x] * s->variances[(first + b) * d + x / GROUP_COLUMNS];
     }
     const double e =
         cap_and_bias(s, layer, head, scale * linear + scale * scale / 2.0 * square, last, (b + 1) * keys - 1);

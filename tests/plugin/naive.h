@@ -117,7 +117,7 @@ struct headwater_session {
   float* block_votes;   /* [Hkv][query blocks][candidates] */
   float* token_votes;   /* [Hkv][query blocks][voted tokens] */
   double* means;        /* [first_region + regions][d], of one key/value head */
-  double* variances;    /* the same */
+  double* variances;    /* the same; of column groups, the first of each row */
   int64_t first_region; /* candidates that fit: the summaries of regions follow theirs */
   float* region_votes;  /* [regions], of one query block */
   bool* searched;       /* [first_region + regions], of one query block */

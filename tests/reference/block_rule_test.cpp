@@ -125,14 +125,18 @@ TEST(BlockRule, SEL_8_SizesAreThoseThatTheOptionsSay) {
   }
 }
 
-TEST(BlockRule, SEL_3_MeanAndVarianceOfEachColumn) {
+TEST(BlockRule, SEL_3_MeansOfColumnsAndVariancesOfGroups) {
   const Matrix k = matrix({{1, -2}, {3, -2}, {5, -2}, {7, -2}, {0, 1}, {0, -1}, {0, 1}, {4, -1}, {99, 99}});
   const Summaries summaries = summarize(k, 2, 4);
   ASSERT_EQ(summaries.mean.rows, 2);
   expect_near(summaries.mean.row(0), {4, -2});
-  expect_near(summaries.variance.row(0), {5, 0});
+  expect_near(summaries.variance.row(0), {2.5});  // of the columns 5 and 0
   expect_near(summaries.mean.row(1), {1, 0});
-  expect_near(summaries.variance.row(1), {3, 1});
+  expect_near(summaries.variance.row(1), {2});
+  // Ten columns: a group of eight and one of two.
+  Matrix wide(2, 10);
+  for (std::size_t x = 0; x < 10; ++x) wide.row(1)[x] = x == 7 ? 8 : (x == 8 ? 2 : (x == 9 ? 4 : 0));
+  expect_near(summarize(wide, 1, 2).variance.row(0), {2, 2.5});
 }
 
 TEST(BlockRule, SEL_3_BlocksOfOneKeyAndNoBlocks) {
@@ -161,8 +165,8 @@ TEST(BlockRule, SEL_4_PoolsAreMeansAndTheLastIsShort) {
 TEST(BlockRule, SEL_5_EstimateByHand) {
   const Pool pool{{2, -1}, 10};
   const std::vector<double> mean{1, 3};
-  const std::vector<double> variance{4, 2};
-  // 0.5 (2 - 3) + 0.125 (16 + 2) = 1.75
+  const std::vector<double> variance{3.6};
+  // 0.5 (2 - 3) + 0.125 3.6 (4 + 1) = 1.75
   EXPECT_NEAR(estimate(rule_of(0.5), pool, mean, variance, 3), 1.75, 1e-15);
   // A negative scale turns the mean's part alone.
   EXPECT_NEAR(estimate(rule_of(-0.5), pool, mean, variance, 3), 2.75, 1e-15);
@@ -483,21 +487,20 @@ BlockSet set_of_keys(const std::vector<double>& keys, std::int64_t heavy = 1, st
 
 TEST(BlockRule, SEL_12_MeanAndVarianceOfRegionsByHand) {
   // Column 0: means 0 (16 times) and 4 in region 0, 0 .. 31 in region 1; column 1: equal means.
-  Summaries blocks{Matrix(70, 2), Matrix(70, 2)};
+  Summaries blocks{Matrix(70, 2), Matrix(70, 1)};
   for (std::int64_t b = 0; b < 64; ++b) {
     blocks.mean.row(b)[0] = b < 32 ? static_cast<double>(b % 2 * 4) : static_cast<double>(b - 32);
     blocks.mean.row(b)[1] = -3;
     blocks.variance.row(b)[0] = b < 8 ? 1 : (b < 32 ? 0 : 2);
-    blocks.variance.row(b)[1] = b == 5 ? 32 : 0;
   }
   for (std::int64_t b = 64; b < 70; ++b) blocks.mean.row(b)[0] = 1e6;  // in no region
   const Summaries regions = summarize_regions(blocks);
   ASSERT_EQ(regions.mean.rows, 2);
   ASSERT_EQ(regions.variance.rows, 2);
   expect_near(regions.mean.row(0), {2, -3});
-  expect_near(regions.variance.row(0), {0.25 + 4, 1});
+  expect_near(regions.variance.row(0), {0.25 + 2});  // within the blocks; of the columns 4 and 0
   expect_near(regions.mean.row(1), {15.5, -3});
-  expect_near(regions.variance.row(1), {2 + (32 * 32 - 1) / 12.0, 0}, 1e-13);
+  expect_near(regions.variance.row(1), {2 + (32 * 32 - 1) / 24.0}, 1e-13);
   EXPECT_EQ(summarize_regions(summarize(column({1, 2}), 2, 1)).mean.rows, 0);
 }
 

@@ -150,24 +150,32 @@ Real pooled_logit(const Head& head, const Rows& pool, std::int64_t j) {
   return head.capped_and_biased(head.set.scale * mean, pool.last(), j);
 }
 
-/// SEL-5 for `keys` consecutive keys from `first` on, by moments: the variance as the mean square less the squared
-/// mean. A region is one of all of its keys: its blocks are of equal size.
+/// SEL-5 for `keys` consecutive keys from `first` on, by moments: variances as mean squares less squared means. A region
+/// is a block of all of its keys, for its blocks are of equal size.
 Real pooled_estimate(const Head& head, const Rows& pool, std::int64_t first, std::int64_t keys) {
+  constexpr std::int64_t kColumns = 8;  // of a group, which share a variance
   const auto count = static_cast<Real>(keys);
   Real mean = 0;
   Real spread = 0;
-  for (std::int64_t x = 0; x < head.in.d_head; ++x) {
-    Real query = 0;
-    for (std::int64_t i = pool.first; i < pool.end; ++i)
-      query += head.query(i, x) / static_cast<Real>(pool.end - pool.first);
-    Real sum = 0;
-    Real squares = 0;
-    for (std::int64_t j = first; j < first + keys; ++j) {
-      sum += head.key(j, x);
-      squares += head.key(j, x) * head.key(j, x);
+  for (std::int64_t group = 0; group < head.in.d_head; group += kColumns) {
+    const std::int64_t end = std::min(group + kColumns, head.in.d_head);
+    Real queries = 0;
+    Real variance = 0;
+    for (std::int64_t x = group; x < end; ++x) {
+      Real query = 0;
+      for (std::int64_t i = pool.first; i < pool.end; ++i)
+        query += head.query(i, x) / static_cast<Real>(pool.end - pool.first);
+      Real sum = 0;
+      Real squares = 0;
+      for (std::int64_t j = first; j < first + keys; ++j) {
+        sum += head.key(j, x);
+        squares += head.key(j, x) * head.key(j, x);
+      }
+      mean += query * sum / count;
+      queries += query * query;
+      variance += (squares / count - sum / count * sum / count) / static_cast<Real>(end - group);
     }
-    mean += query * sum / count;
-    spread += query * query * (squares / count - sum / count * sum / count);
+    spread += queries * variance;
   }
   const Real s = head.set.scale;
   return head.capped_and_biased(s * mean + s * s * spread / 2, pool.last(), first + keys - 1);

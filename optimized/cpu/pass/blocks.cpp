@@ -96,8 +96,8 @@ BlocksPass::Scratch::Scratch(const SessionData& data, std::int64_t unit_blocks, 
       chosen(std::min(data.options.heavy, data.shape.capacity)) {}
 
 std::int64_t BlocksPass::Scratch::bytes() const {
-  return pooled.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() +
-         region_votes.bytes() + runs.bytes() + searched_votes.bytes() + kept.bytes() + chosen.bytes();
+  return pooled.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() + region_votes.bytes() +
+         runs.bytes() + searched_votes.bytes() + kept.bytes() + chosen.bytes();
 }
 
 BlocksPass::BlocksPass(SessionData& data)
@@ -230,7 +230,8 @@ void BlocksPass::for_lanes(const Chunk& chunk, const Unit& unit, std::int64_t fi
   if (lanes.n > 0) body(lanes);
 }
 
-void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query) const {
+void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane,
+                            float* query) const {
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t row_bytes = d * static_cast<std::int64_t>(dtype_size(call.q.type));
   const Pool& pool = lanes.pools[lane];
@@ -255,8 +256,13 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
       float* query = of(thread).pooled.data() + (lanes.first + lane) * width;
       pool_query(call, lanes, lane, query);
-      for (std::int64_t x = 0; x < d; ++x) query[d + x] = 0.5f * query[x] * query[x];
-      std::fill(query + 2 * d, query + width, 0.0f);
+      std::fill(query + d, query + width, 0.0f);
+      constexpr std::int64_t kColumns = core::BlockSummaries::kGroupColumns;
+      for (std::int64_t first = 0; first < d; first += kColumns) {
+        float squares = 0.0f;
+        for (std::int64_t x = first; x < std::min(first + kColumns, d); ++x) squares += query[x] * query[x];
+        query[d + first / kColumns] = 0.5f * squares;
+      }
     }
   });
 }
@@ -301,9 +307,8 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
       for (std::int64_t done = 0; done < n;) {
         const std::int64_t some = ballot.summaries.together(call.layer, run.begin + done, n - done);
         const std::int64_t after = done + some < n ? run.begin + done + some : next_run(run);
-        call.arithmetic.lane_products(
-            row(run.begin + done), summaries.type(), some, width, lanes.n,
-            after < 0 ? nullptr : row(after), part + done * kBlockRows, thread);
+        call.arithmetic.lane_products(row(run.begin + done), summaries.type(), some, width, lanes.n,
+                                      after < 0 ? nullptr : row(after), part + done * kBlockRows, thread);
         done += some;
       }
       map(call, lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
@@ -406,10 +411,11 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
       kept = select(scratch, votes.blocks, kept_blocks(options), scratch.kept.data());
     }
     // That of token i of the kept blocks, for ascending i.
-    std::int64_t number = 0;
+    const std::int32_t* block = scratch.kept.data();
+    std::int64_t first = 0;  // token of this block
     const auto token = [&](std::int64_t i) {
-      while (i >= (number + 1) * key_block) ++number;
-      std::int64_t position = scratch.kept.data()[number] * key_block + i - number * key_block;
+      for (; i >= first + key_block; first += key_block) ++block;
+      std::int64_t position = *block * key_block + i - first;
       if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
       return static_cast<std::int32_t>(position);
     };
@@ -447,8 +453,7 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   const std::int32_t* kept = scratch.kept.data();
   const std::int64_t blocks = votes.tokens / key_block;
   // The caller's rows may lie apart, at odd addresses, and end where no whole tile can be read.
-  const bool in_place =
-      key_block >= call.arithmetic.least_rows() && data_.kv.owner() == KvOwner::session;
+  const bool in_place = key_block >= call.arithmetic.least_rows() && data_.kv.owner() == KvOwner::session;
   std::fill_n(token_vote, votes.tokens, 0.0f);
   std::int64_t batches = 0;
   const std::int64_t half = HEADWATER_SABOTAGE("cpu.blocks.whole_pools_vote_on_tokens")

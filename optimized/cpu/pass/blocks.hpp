@@ -97,7 +97,7 @@ class BlocksPass {
                  std::int64_t size, const Body& body) const;
   /// SEL-4: the scaled query of one of the lanes, [d].
   void pool_query(const LayerCall& call, const Lanes& lanes, std::int64_t lane, float* query) const;
-  /// The scaled queries of the unit's pools, half their squares after them.
+  /// The scaled queries of the unit's pools, half the sums of their squares over column groups after them.
   void pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread);
   /// LOGIT-2, LOGIT-3 of n products; position(i) is that of key i.
   template <class Position>
@@ -109,7 +109,8 @@ class BlocksPass {
   void vote(const LayerCall& call, const Chunk& chunk, const Unit& unit, std::int64_t first,
             std::int64_t last, const Ballot& ballot, const To& to, int thread);
   /// MEM-3 on the first n of the thread's order keys.
-  std::int64_t select(const Scratch& scratch, std::int64_t n, std::int64_t budget, std::int32_t* chosen) const;
+  std::int64_t select(const Scratch& scratch, std::int64_t n, std::int64_t budget,
+                      std::int32_t* chosen) const;
   void vote_on_regions(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
                        int thread);
   /// SEL-12: the votes on the blocks of the best regions; keeps the best of these in Scratch::kept.

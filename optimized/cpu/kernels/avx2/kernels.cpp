@@ -111,6 +111,7 @@ struct Avx2 {
 
 }  // namespace
 
-constinit const KernelTable avx2_kernels = wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect});
+constinit const KernelTable avx2_kernels =
+    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect});
 
 }  // namespace headwater::cpu

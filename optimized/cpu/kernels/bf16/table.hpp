@@ -30,7 +30,8 @@ struct Bf16Segment {
   const std::uint16_t* keys =
       nullptr;  ///< [n_keys][d], rows `key_stride` elements apart, and readable up to a
                 ///< whole tile
-  const std::uint16_t* next = nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
+  const std::uint16_t* next =
+      nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
   std::int64_t key_stride = 0;
   std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
   std::int64_t n_keys = 0;
