@@ -199,7 +199,7 @@ std::int64_t regions_searched(const EffectiveOptions& options, std::int64_t cand
   if (candidates <= 2048) return 0;
   const std::int64_t wanted =
       (options.refine * options.heavy + 8 * options.key_block - 1) / (8 * options.key_block);
-  return std::min(std::max<std::int64_t>(32, wanted), candidates / 32);
+  return std::min(std::max<std::int64_t>(16, wanted), candidates / 32);
 }
 
 std::vector<bool> searched_regions(std::span<const float> block_votes) {

@@ -80,7 +80,7 @@ CASES = [
     ("blocks-two-stages", "tokens kept by other than the largest weight of a pool, or from other blocks (SEL-7)",
      (64, 2, 1, 8, 8), ("F32", "F32"), BLOCKS | dict(chunk=16, local=5, heavy=8, pool=2), None),
     ("blocks-grouped-heads", "a set of other than the key/value head's query heads, or a sink among the votes (SEL-4)",
-     (48, 6, 2, 8, 4), ("F32", "F32"), BLOCKS | dict(chunk=16, local=6, heavy=8, sinks=(-1.0, 3.0)), None),
+     (48, 6, 2, 12, 4), ("F32", "F32"), BLOCKS | dict(chunk=16, local=6, heavy=8, sinks=(-1.0, 3.0)), None),
     ("blocks-odd-sizes", "a short pool, query block or chunk, or blocks that do not end with a chunk (SEL-2, SEL-4)",
      (61, 2, 1, 6, 6), ("F32", "F32"),
      dict(select="blocks", batch=29, chunk=13, local=5, heavy=6, key_block=3, query_block=10, pool=5, refine=3), None),

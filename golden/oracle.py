@@ -173,7 +173,7 @@ REGION = 32
 def regions_searched(options):
     """SEL-12: G."""
     _, _, _, heavy = options.effective()
-    return max(32, -(-options.refine * heavy // (8 * options.key_block)))
+    return max(16, -(-options.refine * heavy // (8 * options.key_block)))
 
 
 def set_of_votes(options, begin, block_votes, token_votes):

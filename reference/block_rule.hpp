@@ -61,7 +61,7 @@ struct PooledHead {
 /// SEL-12: the most candidates that are all estimated; consecutive blocks of a region; regions searched at least.
 inline constexpr std::int64_t kMostEstimated = 2048;
 inline constexpr std::int64_t kRegionBlocks = 32;
-inline constexpr std::int64_t kLeastSearched = 32;
+inline constexpr std::int64_t kLeastSearched = 16;
 
 /// SEL-12: mean and variance of the whole regions of these blocks.
 [[nodiscard]] Summaries summarize_regions(const Summaries& blocks);

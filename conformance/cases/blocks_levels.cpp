@@ -85,7 +85,7 @@ Part second_turn(const Problem& problem) {
 
 bool has_levels(const ChunkTrace& chunk) { return chunk.candidate_blocks > 2048; }
 
-// Around the border, with and without candidates behind the last whole region, and with more regions to search than 32.
+// Around the border, with and without candidates behind the last whole region, and with more regions to search than 16.
 void levels(Context& context) {
   require_rule_blocks(*context.engine);
   Random random(context.seed);
@@ -474,12 +474,12 @@ void bad_keys(Context& context) {
         }
         for (std::size_t r = 0; r < searched.size(); ++r) {
           count += searched[r] ? 1 : 0;
-          const bool wrong = blind || all_bad ? searched[r] != (r < 32) : searched[r] && bad_region[r];
+          const bool wrong = blind || all_bad ? searched[r] != (r < 16) : searched[r] && bad_region[r];
           if (wrong) {
             broken(fmt::format("{}: region {} is {}searched", where, r, searched[r] ? "" : "not "), problem);
           }
         }
-        if (count != 32) broken(fmt::format("{}: {} regions are searched, not 32", where, count), problem);
+        if (count != 16) broken(fmt::format("{}: {} regions are searched, not 16", where, count), problem);
         for (std::int64_t b = 0; b < chunk.candidate_blocks; ++b) {
           const auto region = static_cast<std::size_t>(b / 32);
           const float vote = votes[static_cast<std::size_t>(b)];

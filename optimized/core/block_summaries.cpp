@@ -20,7 +20,9 @@ std::int64_t group_means(const float (&columns)[kPiece], std::int64_t n, float (
     const std::int64_t some = std::min(BlockSummaries::kGroupColumns, n - first);
     float sum = 0.0f;
     for (std::int64_t x = first; x < first + some; ++x) sum += columns[x];
-    means[first / BlockSummaries::kGroupColumns] = sum / static_cast<float>(some);
+    const bool whole = HEADWATER_SABOTAGE("core.summaries.short_group_counted_whole");
+    means[first / BlockSummaries::kGroupColumns] =
+        sum / static_cast<float>(whole ? BlockSummaries::kGroupColumns : some);
   }
   return BlockSummaries::groups(n);
 }
@@ -92,9 +94,11 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
     const float divisor = HEADWATER_SABOTAGE("core.summaries.sample_variance") ? count - 1 : count;
     float of_groups[kPiece];
     const std::int64_t groups_here = group_means(squares, n, of_groups);
+    const std::int64_t group =
+        HEADWATER_SABOTAGE("core.summaries.groups_of_64_columns") ? 0 : first / kGroupColumns;
     for (std::int64_t g = 0; g < groups_here; ++g) of_groups[g] /= divisor;
     narrow(mean, n, type_, row + first * element);
-    narrow(of_groups, groups_here, type_, row + (d + first / kGroupColumns) * element);
+    narrow(of_groups, groups_here, type_, row + (d + group) * element);
   }
   clear_rest(layer, row);
 }

@@ -51,7 +51,7 @@ SOUND = WORK / "sound.json"  # what the stages took in the tree without a fault,
 FOLDERS = ("reference", "optimized/core", "optimized/cpu", "optimized/cuda")
 OTHERS = ("bindings", "cli", "conformance", "runtime", "tests/model")  # only where --path asks for them
 LEAST_LIMIT = 8  # seconds of the processor that any stage may take
-LONGEST_WAIT = 3600  # seconds of the clock: only what waits for ever reaches it
+LONGEST_WAIT = 600  # seconds of the clock: only what waits for ever reaches it
 # Waiting OpenMP threads sleep: a spinning one takes the core from its partner when something else runs beside.
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 MEMORY = 24 << 30  # data of a test (a browser reserves far more addresses): a loop without end must not take the machine

@@ -9,7 +9,7 @@
 enum { GROUP_COLUMNS = 8 };
 
 /* SEL-12 */
-enum { MOST_ESTIMATED = 2048, LEAST_SEARCHED = 32 };
+enum { MOST_ESTIMATED = 2048, LEAST_SEARCHED = 16 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

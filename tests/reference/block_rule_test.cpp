@@ -549,7 +549,7 @@ TEST(BlockRule, SEL_12_LastKeyOfARegionIsItsPosition) {
 }
 
 TEST(BlockRule, SEL_12_EachSideOf2048Candidates) {
-  // Later keys have larger logits: the regions searched are the last 32.
+  // Later keys have larger logits: the regions searched are the last 16.
   const auto searched = [](std::int64_t candidates) {
     std::vector<double> keys;
     for (std::int64_t j = 0; j < candidates; ++j) keys.push_back(0.5 * static_cast<double>(j));
@@ -563,17 +563,17 @@ TEST(BlockRule, SEL_12_EachSideOf2048Candidates) {
   };
   EXPECT_EQ(searched(2047), numbers_of(0, 2047));
   EXPECT_EQ(searched(2048), numbers_of(0, 2048));
-  EXPECT_EQ(searched(2049), numbers_of(1024, 2049));
-  EXPECT_EQ(searched(2079), numbers_of(1024, 2079));
-  EXPECT_EQ(searched(2080), numbers_of(1056, 2080));  // 65 whole regions
-  EXPECT_EQ(searched(2081), numbers_of(1056, 2081));
+  EXPECT_EQ(searched(2049), numbers_of(1536, 2049));
+  EXPECT_EQ(searched(2079), numbers_of(1536, 2079));
+  EXPECT_EQ(searched(2080), numbers_of(1568, 2080));  // 65 whole regions
+  EXPECT_EQ(searched(2081), numbers_of(1568, 2081));
 }
 
 TEST(BlockRule, SEL_12_ThresholdCountsCandidatesNotTokens) {
   // 2048 blocks of two keys and an empty Local; 4098 tokens hold one block more.
   const std::vector<PooledHead> heads{head_of({1})};
   EXPECT_EQ(searched_of(choose_set(heads, Matrix(4097, 1), rule_options(0, 2, 2))).size(), 2048U);
-  EXPECT_EQ(searched_of(choose_set(heads, Matrix(4098, 1), rule_options(0, 2, 2))).size(), 1025U);
+  EXPECT_EQ(searched_of(choose_set(heads, Matrix(4098, 1), rule_options(0, 2, 2))).size(), 513U);
   EXPECT_EQ(searched_of(choose_set(heads, Matrix(2060, 1), rule_options(12, 1, 1))).size(), 2048U);
 }
 
@@ -582,7 +582,7 @@ TEST(BlockRule, SEL_12_CandidatesInNoRegionAreSearched) {
   std::vector<double> keys = keys_by_region(std::vector<double>(64, 0.0));
   keys.insert(keys.end(), 20, -9.0);
   const BlockSet set = set_of_keys(keys);
-  Positions expected = numbers_of(0, 1024);
+  Positions expected = numbers_of(0, 512);
   const Positions last = numbers_of(2048, 2068);
   expected.insert(expected.end(), last.begin(), last.end());
   EXPECT_EQ(searched_of(set), expected);
@@ -611,7 +611,7 @@ TEST(BlockRule, SEL_12_SpreadOfMeansFindsARegion) {
   keys.push_back(0.0);
   for (std::size_t j = 1280; j < 1312; ++j) keys[j] = j % 2 == 0 ? 3.0 : -5.0;
   const BlockSet set = set_of_keys(keys, 16);
-  Positions expected = numbers_of(0, 31 * 32);
+  Positions expected = numbers_of(0, 15 * 32);
   const Positions region = numbers_of(1280, 1312);
   expected.insert(expected.end(), region.begin(), region.end());
   expected.push_back(2048);
@@ -621,14 +621,14 @@ TEST(BlockRule, SEL_12_SpreadOfMeansFindsARegion) {
 }
 
 TEST(BlockRule, SEL_12_TiesGoToTheLowerRegion) {
-  EXPECT_EQ(searched_of(set_of_keys(std::vector<double>(2080, 1.0))), numbers_of(0, 1024));
-  // 31 regions are better. Regions 40 and 50 have equal votes once these are rounded to F32.
+  EXPECT_EQ(searched_of(set_of_keys(std::vector<double>(2080, 1.0))), numbers_of(0, 512));
+  // 15 regions are better. Regions 40 and 50 have equal votes once these are rounded to F32.
   std::vector<double> values(65, -5.0);
-  std::fill_n(values.begin() + 2, 31, 0.0);
+  std::fill_n(values.begin() + 2, 15, 0.0);
   values[40] = -1.0 - 0x1p-40;
   values[50] = -1.0;
   const BlockSet set = set_of_keys(keys_by_region(values));
-  Positions expected = numbers_of(64, 33 * 32);
+  Positions expected = numbers_of(64, 17 * 32);
   const Positions lower = numbers_of(40 * 32, 41 * 32);
   expected.insert(expected.end(), lower.begin(), lower.end());
   EXPECT_EQ(searched_of(set), expected);
@@ -644,17 +644,17 @@ TEST(BlockRule, SEL_12_RegionsSearchedGrowWithRAndH) {
               numbers_of(32 * (100 - regions), 3203))
         << heavy << ", " << key_block << ", " << refine;
   };
-  expect_searched(32, 1, 1, 1);
-  expect_searched(32, 256, 1, 1);
-  expect_searched(33, 257, 1, 1);  // 257 / 8 rounded up
-  expect_searched(33, 264, 1, 1);
-  expect_searched(34, 265, 1, 1);
-  expect_searched(32, 128, 1, 2);
-  expect_searched(33, 129, 1, 2);
-  expect_searched(49, 129, 1, 3);
-  expect_searched(32, 768, 3, 1);
-  expect_searched(33, 771, 3, 1);
-  expect_searched(33, 387, 3, 2);
+  expect_searched(16, 1, 1, 1);
+  expect_searched(16, 128, 1, 1);
+  expect_searched(17, 129, 1, 1);  // 129 / 8 rounded up
+  expect_searched(17, 136, 1, 1);
+  expect_searched(18, 137, 1, 1);
+  expect_searched(16, 64, 1, 2);
+  expect_searched(17, 65, 1, 2);
+  expect_searched(25, 65, 1, 3);
+  expect_searched(16, 384, 3, 1);
+  expect_searched(17, 387, 3, 1);
+  expect_searched(17, 195, 3, 2);
   expect_searched(99, 792, 1, 1);
   expect_searched(100, 793, 1, 1);
   expect_searched(100, 801, 1, 1);  // G = 101: as many regions as there are
@@ -682,7 +682,7 @@ TEST(BlockRule, SEL_12_FirstStageTakesSearchedBlocksAlone) {
 }
 
 TEST(BlockRule, MEM_7_PinnedBlocksOfRegionsThatAreNotSearched) {
-  // Keys grow with the region, so the last 32 of 65 are searched, and 2080.
+  // Keys grow with the region, so the last 16 of 65 are searched, and 2080.
   std::vector<double> values;
   for (int r = 0; r < 65; ++r) values.push_back(static_cast<double>(r));
   std::vector<double> keys = keys_by_region(values);
@@ -719,7 +719,7 @@ TEST(BlockRule, SEL_12_NaNAndInfiniteKeys) {
     keys.push_back(1.0);
     keys[1290] = bad;
     const BlockSet set = set_of_keys(keys, 2);
-    Positions expected = numbers_of(0, 1024);
+    Positions expected = numbers_of(0, 512);
     expected.push_back(2080);
     EXPECT_EQ(searched_of(set), expected);
     EXPECT_EQ(set.block_votes[1281], -kInfF);
@@ -733,7 +733,7 @@ TEST(BlockRule, SEL_12_NaNAndInfiniteKeys) {
   }
   // No region and no block is a number: equal votes, 0 where searched.
   const BlockSet none = set_of_keys(std::vector<double>(2081, kNaN), 2);
-  Positions expected = numbers_of(0, 1024);
+  Positions expected = numbers_of(0, 512);
   expected.push_back(2080);
   EXPECT_EQ(searched_of(none), expected);
   EXPECT_EQ(none.block_votes[2080], 0.0F);
@@ -744,8 +744,8 @@ TEST(BlockRule, SEL_12_LargestVoteOfPoolsAndHeadsOnRegions) {
   // Keys grow with the region: query 1 wants the last regions, query -1 the first, each with votes 0, -1, ...
   std::vector<double> values;
   for (int r = 0; r < 65; ++r) values.push_back(static_cast<double>(r));
-  Positions expected = numbers_of(0, 16 * 32);
-  const Positions last = numbers_of(49 * 32, 65 * 32);
+  Positions expected = numbers_of(0, 8 * 32);
+  const Positions last = numbers_of(57 * 32, 65 * 32);
   expected.insert(expected.end(), last.begin(), last.end());
   const Matrix k = column(keys_by_region(values));
   const EffectiveOptions options = rule_options(0, 1, 1);
@@ -753,7 +753,7 @@ TEST(BlockRule, SEL_12_LargestVoteOfPoolsAndHeadsOnRegions) {
   EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1}), head_of({-1})}, k, options)),
             expected);
   EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1, 1})}, k, options)),
-            numbers_of(33 * 32, 65 * 32));
+            numbers_of(49 * 32, 65 * 32));
 }
 
 /// A query block of random rows and its set, by the reference and by the definition.

@@ -226,7 +226,7 @@ std::vector<bool> define_searched(const std::vector<Head>& heads, const std::vec
   const std::size_t regions = candidates / 32;
   const std::vector<float> votes =
       define_votes(heads, pools, 32 * set.key_block, std::vector<bool>(regions, true));
-  std::int64_t most = 32;
+  std::int64_t most = 16;
   while (8 * set.key_block * most < set.refine * set.heavy) ++most;
   for (std::size_t b = 0; b < 32 * regions; ++b) searched[b] = among_best(votes, b / 32, most);
   return searched;

@@ -27,7 +27,7 @@ std::int64_t kept_blocks(const EffectiveOptions& options) {
 
 /// SEL-12: G
 std::int64_t searched_regions(const EffectiveOptions& options) {
-  return std::max<std::int64_t>(32, (kept_blocks(options) + 7) / 8);
+  return std::max<std::int64_t>(16, (kept_blocks(options) + 7) / 8);
 }
 
 std::int64_t most_candidates(const SessionData& data) {
