@@ -38,6 +38,38 @@ std::vector<unsigned char> run(Session& session, const Step& step, DType type = 
   return out;
 }
 
+/// Outputs of n tokens of all layers, decoded `at_once` at a time after a prompt of 40.
+std::vector<float> decoded(std::int64_t n, std::int64_t at_once) {
+  const auto session = session_with();
+  (void)run(*session, Step::prefill(40));
+  const std::vector<float> q = numbers(n * kHeads * kWidth, 7);
+  const std::vector<float> kv = numbers(n * kHeadsKv * kWidth, 8);
+  std::vector<float> out(kLayers * q.size());
+  for (std::int64_t done = 0; done < n; done += at_once) {
+    session->begin(Step::decode(at_once));
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      const auto rows =
+          headwater::Rows::token_major(kv.data() + done * kHeadsKv * kWidth, DType::f32, kHeadsKv, kWidth);
+      float* to = out.data() + (layer * n + done) * kHeads * kWidth;
+      session->attend(
+          layer, headwater::Rows::token_major(q.data() + done * kHeads * kWidth, DType::f32, kHeads, kWidth),
+          rows, rows, MutableRows::token_major(to, DType::f32, kHeads, kWidth));
+    }
+    session->end();
+  }
+  return out;
+}
+
+/// Up to 64 rows of a group are split along their keys; a step of more tokens takes the kernels of a dense prefill.
+TEST(CudaSession, DecodesAnyNumberOfTokensAsOneAfterAnother) {
+  for (const std::int64_t n : {32, 33, 70}) {
+    const std::vector<float> together = decoded(n, n);
+    const std::vector<float> apart = decoded(n, 1);
+    for (std::size_t i = 0; i < apart.size(); ++i)
+      ASSERT_NEAR(together[i], apart[i], 1e-5F) << n << ", " << i;
+  }
+}
+
 TEST(HotPath, TakesNothingFromTheDeviceAfterOpen) {
   const auto session = session_with();
   const std::int64_t before = session->device().counters().allocations;
