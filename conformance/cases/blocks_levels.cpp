@@ -276,7 +276,7 @@ void real_sizes(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const Sizes sizes{.type = type,
                       .group = 2,
-                      .d = 64,
+                      .d = type == DType::f32 ? 72 : 128,
                       .chunk = 512,
                       .local = 64,
                       .heavy = 192,

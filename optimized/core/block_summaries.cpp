@@ -130,6 +130,9 @@ void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::in
       }
     }
     const std::int64_t groups_here = group_means(between, n, of_groups);
+    if (first > 0 && HEADWATER_SABOTAGE("core.summaries.regions_beyond_64_columns")) {
+      std::fill_n(of_groups, groups_here, 0.0f);
+    }
     for (std::int64_t g = 0; g < groups_here; ++g) variance[g] = (variance[g] + of_groups[g]) / kRegionBlocks;
     narrow(mean, n, type_, row + first * element);
     narrow(variance, groups_here, type_, row + first_group * element);
