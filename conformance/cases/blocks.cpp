@@ -294,11 +294,6 @@ void groups(Context& context) {
 const Register kGroups{
     {"blocks.groups", {"SEL-4", "SEL-6", "SEL-7", "LOGIT-1"}, "votes", Lane::bound, true, groups}};
 
-/// Rows of small integers.
-void fill_with_integers(Random& random, Tensor& tensor) {
-  for (float& x : tensor.values) x = static_cast<float>(random.integer(-1, 1));
-}
-
 /// All but one column of each group of eight are the same in all rows: no variance has more bits than that of one column.
 void still_columns(Random& random, Tensor& tensor) {
   for (std::int64_t h = 0; h < tensor.heads; ++h) {
@@ -336,7 +331,9 @@ void exact_votes(Context& context) {
     Problem problem = blocks_problem(random, type, heads, rule,
                                      {Step::prefill(96), Step::decode(3), Step::prefill(32 + 4 * p)});
     problem.options.scale = random.pick(std::vector<double>{1.0, 0.5, -0.25});
-    for (Tensor* tensor : {&problem.layers[0].q, &problem.layers[0].k}) fill_with_integers(random, *tensor);
+    for (Tensor* tensor : {&problem.layers[0].q, &problem.layers[0].k}) {
+      for (float& x : tensor->values) x = static_cast<float>(random.integer(-1, 1));
+    }
     if (type != DType::f32) still_columns(random, problem.layers[0].k);
     const Trace trace = replayed(*context.engine, problem);
     const VoteArithmetic arithmetic = vote_arithmetic_of(*context.engine, type, type);

@@ -14,8 +14,8 @@ namespace {
 constexpr std::int64_t kPiece = 64;  // columns that are summarised at a time: whole groups
 static_assert(kPiece % BlockSummaries::kGroupColumns == 0);
 
-/// The mean of each column group of n <= kPiece numbers, and the number of groups.
-std::int64_t group_means(const float (&columns)[kPiece], std::int64_t n, float (&means)[kPiece]) {
+/// The mean of each column group of n <= kPiece numbers.
+void group_means(const float (&columns)[kPiece], std::int64_t n, float (&means)[kPiece]) {
   for (std::int64_t first = 0; first < n; first += BlockSummaries::kGroupColumns) {
     const std::int64_t some = std::min(BlockSummaries::kGroupColumns, n - first);
     float sum = 0.0f;
@@ -24,7 +24,6 @@ std::int64_t group_means(const float (&columns)[kPiece], std::int64_t n, float (
     means[first / BlockSummaries::kGroupColumns] =
         sum / static_cast<float>(whole ? BlockSummaries::kGroupColumns : some);
   }
-  return BlockSummaries::groups(n);
 }
 
 }  // namespace
@@ -93,12 +92,12 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
     }
     const float divisor = HEADWATER_SABOTAGE("core.summaries.sample_variance") ? count - 1 : count;
     float of_groups[kPiece];
-    const std::int64_t groups_here = group_means(squares, n, of_groups);
+    group_means(squares, n, of_groups);
     const std::int64_t group =
         HEADWATER_SABOTAGE("core.summaries.groups_of_64_columns") ? 0 : first / kGroupColumns;
-    for (std::int64_t g = 0; g < groups_here; ++g) of_groups[g] /= divisor;
+    for (std::int64_t g = 0; g < groups(n); ++g) of_groups[g] /= divisor;
     narrow(mean, n, type_, row + first * element);
-    narrow(of_groups, groups_here, type_, row + (d + group) * element);
+    narrow(of_groups, groups(n), type_, row + (d + group) * element);
   }
   clear_rest(layer, row);
 }
@@ -129,13 +128,13 @@ void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::in
         between[x] += difference * difference;
       }
     }
-    const std::int64_t groups_here = group_means(between, n, of_groups);
+    group_means(between, n, of_groups);
     if (first > 0 && HEADWATER_SABOTAGE("core.summaries.regions_beyond_64_columns")) {
-      std::fill_n(of_groups, groups_here, 0.0f);
+      std::fill_n(of_groups, groups(n), 0.0f);
     }
-    for (std::int64_t g = 0; g < groups_here; ++g) variance[g] = (variance[g] + of_groups[g]) / kRegionBlocks;
+    for (std::int64_t g = 0; g < groups(n); ++g) variance[g] = (variance[g] + of_groups[g]) / kRegionBlocks;
     narrow(mean, n, type_, row + first * element);
-    narrow(variance, groups_here, type_, row + first_group * element);
+    narrow(variance, groups(n), type_, row + first_group * element);
   }
   clear_rest(layer, row);
 }
