@@ -145,12 +145,13 @@ def runtime_stages(*subjects, corpora=None):
 
 STAGES["runtime/gguf/"] = runtime_stages("gguf", "model", corpora="gguf")
 STAGES["runtime/tokenizer/"] = runtime_stages("tokenizer", "generate", corpora="tokenizer")
-STAGES["runtime/model/"] = runtime_stages("model", "generate")
+PIPELINE = ("pipeline tests", ["test_pipeline"], ["tests/pipeline/test_pipeline", "--gtest_brief=1", "--gtest_fail_fast"])
+STAGES["runtime/model/"] = [*runtime_stages("model", "generate"), PIPELINE]
 STAGES["runtime/model/"].insert(1, ("other layouts", ["test_model"], ctest("^model[.]other_layouts$")))
 STAGES["runtime/generate/"] = runtime_stages("generate")
 RANKS = ["headwater_cli", "headwater_mpi"]
 STAGES["runtime/pipeline/"] = [
-    ("pipeline tests", ["test_pipeline"], ["tests/pipeline/test_pipeline", "--gtest_brief=1", "--gtest_fail_fast"]),
+    PIPELINE,
     ("ranks", RANKS, ctest("^pipeline[.]bits$")),
     ("ranks that fail", RANKS, ctest("^pipeline[.]faults$")),
 ]

@@ -43,6 +43,7 @@ static void test_model(headwater_model* model) {
   OK(headwater_model_describe(model, &facts, sizeof facts));
   CHECK_EQUAL(facts.layers, 8);
   CHECK_EQUAL(facts.vocabulary, 4096);
+  CHECK_EQUAL(facts.adds_bos, 0);
   CHECK(facts.tokens > 0 && facts.tokens <= facts.vocabulary);
   CHECK(facts.heads % facts.heads_kv == 0 && facts.bytes > 1000000 && facts.context == 32768);
   CHECK(facts.projections == HEADWATER_PROJECTIONS_F32 || facts.projections == HEADWATER_PROJECTIONS_BF16);
@@ -119,6 +120,7 @@ static void test_chat(void) {
   char piece[64];
   OK(headwater_model_describe(model, &facts, sizeof facts));
   CHECK(facts.turn_end >= 0);
+  CHECK_EQUAL(facts.adds_bos, 1);
   OK(headwater_token_piece(model, facts.turn_end, piece, 64, &count, &flags));
   CHECK_EQUAL(flags, HEADWATER_TOKEN_CONTROL | HEADWATER_TOKEN_END);
   OK(headwater_chat_encode(model, messages, 2, sizeof messages[0], 1, ids, 256, &count, &question));
