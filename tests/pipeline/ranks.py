@@ -72,6 +72,10 @@ def own_lines(text):
     return [line for line in text.decode().splitlines() if line.startswith("headwater")]
 
 
+def has_benchmarks():
+    return b"this build has no benchmarks" not in run(None, "bench", "--help").stderr
+
+
 def result(ranks, *arguments):
     """The object of --json, without what depends on time and on the number of processes."""
     done = run(ranks, *arguments, "--json", "-t", "1")

@@ -112,10 +112,8 @@ class Bits(unittest.TestCase):
         self.assertLessEqual(heads // first["messages"], 256)
         self.assertEqual(last["messages"], 0)
 
+    @unittest.skipUnless(ranks.has_benchmarks(), "this build has no benchmarks")
     def test_slots_of_bench(self):
-        if b"this build has no benchmarks" in ranks.run(None, "bench", "--help").stderr:
-            self.skipTest("this build has no benchmarks")
-
         def logits(count):
             found = ranks.result(count, "bench", "-m", ranks.MODEL, "-n", "200", "--decode", "3", "--slots", "3", "--rounds",
                                  "1", *H2O)

@@ -56,6 +56,9 @@ class Refusals(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = str(pathlib.Path(folder) / "dump.safetensors")
             self.refused(ranks.run(2, *SHORT, "--dump-qkv", "1", path), "--dump-qkv")
+
+    @unittest.skipUnless(ranks.has_benchmarks(), "this build has no benchmarks")
+    def test_bench_of_one_process_alone(self):
         self.refused(ranks.run(2, "bench", "--random", "qwen3-0.6b"), "--random")
 
     def test_help_is_printed_once(self):
