@@ -78,14 +78,16 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
     const std::int64_t n = std::min(kPiece, d - first);
     float mean[kPiece] = {};
     float squares[kPiece] = {};
+    // Whole pieces, zeros after the last column: loops of a known length.
     for (std::int64_t key = 0; key < key_block_; ++key) {
       const auto* stored = static_cast<const unsigned char*>(kv.key(layer, head, position + key));
       widen(stored + first * key_element, kv.type(), n, keys[key]);
-      for (std::int64_t x = 0; x < n; ++x) mean[x] += keys[key][x];
+      std::fill(keys[key] + n, keys[key] + kPiece, 0.0f);
+      for (std::int64_t x = 0; x < kPiece; ++x) mean[x] += keys[key][x];
     }
-    for (std::int64_t x = 0; x < n; ++x) mean[x] /= count;
+    for (float& sum : mean) sum /= count;
     for (std::int64_t key = 0; key < key_block_; ++key) {
-      for (std::int64_t x = 0; x < n; ++x) {
+      for (std::int64_t x = 0; x < kPiece; ++x) {
         const float difference = keys[key][x] - mean[x];
         squares[x] += difference * difference;
       }

@@ -92,9 +92,9 @@ struct KernelTable {
                       float* votes);
 
   /// SEL-4: to[n] = the sum of n_rows rows of n elements, `stride` bytes apart at any alignment, in F32 and in their order,
-  /// over `count`, times `scale`.
-  void (*mean_row)(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type, std::int64_t n,
-                   float count, float scale, float* to);
+  /// times `factor`.
+  void (*row_sum)(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type, std::int64_t n,
+                  float factor, float* to);
 
   /// For votes (SEL-6, SEL-7).
   core::SelectionLoops selection;

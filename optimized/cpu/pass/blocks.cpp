@@ -78,6 +78,15 @@ void fill_order_keys(const float* votes, std::int64_t n, std::int64_t pinned, st
   std::fill_n(keys, std::min(pinned, n), core::kPinnedKey);
 }
 
+/// The positions of the keys of n blocks, one after the other.
+void block_positions(const std::int32_t* blocks, std::int64_t n, std::int64_t key_block, std::int32_t* to) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::int64_t first = blocks[i] * key_block;
+    if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) first &= 0xFFFF;
+    for (std::int64_t k = 0; k < key_block; ++k) *to++ = static_cast<std::int32_t>(first + k);
+  }
+}
+
 std::int64_t pinned_blocks(const EffectiveOptions& options) { return options.pinned / options.key_block; }
 
 }  // namespace
@@ -93,11 +102,12 @@ BlocksPass::Scratch::Scratch(const SessionData& data, std::int64_t unit_blocks, 
       searched_votes(most_searched(data)),
       kept(std::max(std::min(kept_blocks(data.options), most_candidates(data)),
                     searched_regions(data.options))),
+      positions(data.options.voted_tokens(data.shape.capacity)),
       chosen(std::min(data.options.heavy, data.shape.capacity)) {}
 
 std::int64_t BlocksPass::Scratch::bytes() const {
   return pooled.bytes() + products.bytes() + keys.bytes() + order_keys.bytes() + region_votes.bytes() +
-         runs.bytes() + searched_votes.bytes() + kept.bytes() + chosen.bytes();
+         runs.bytes() + searched_votes.bytes() + kept.bytes() + positions.bytes() + chosen.bytes();
 }
 
 BlocksPass::BlocksPass(SessionData& data)
@@ -242,11 +252,11 @@ void BlocksPass::pool_query(const LayerCall& call, const Lanes& lanes, std::int6
       prefetch(core::row_address(call.q, position - call.base(), ahead.head), row_bytes);
     }
   }
-  const auto rows = static_cast<float>(
-      HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole") ? lanes.size : pool.end - pool.begin);
-  data_.kernels.mean_row(core::row_address(call.q, pool.begin - call.base(), pool.head),
-                         call.q.row_stride * static_cast<std::int64_t>(dtype_size(call.q.type)),
-                         pool.end - pool.begin, call.q.type, d, rows, call.scale(), query);
+  const std::int64_t rows = pool.end - pool.begin;
+  const bool whole = HEADWATER_SABOTAGE("cpu.blocks.last_pool_counted_whole");
+  data_.kernels.row_sum(core::row_address(call.q, pool.begin - call.base(), pool.head),
+                        call.q.row_stride * static_cast<std::int64_t>(dtype_size(call.q.type)), rows,
+                        call.q.type, d, call.scale() / static_cast<float>(whole ? lanes.size : rows), query);
 }
 
 void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const Unit& unit, int thread) {
@@ -410,25 +420,19 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
                       scratch.order_keys.data());
       kept = select(scratch, votes.blocks, kept_blocks(options), scratch.kept.data());
     }
-    // That of token i of the kept blocks, for ascending i.
-    const std::int32_t* block = scratch.kept.data();
-    std::int64_t first = 0;  // token of this block
-    const auto token = [&](std::int64_t i) {
-      for (; i >= first + key_block; first += key_block) ++block;
-      std::int64_t position = *block * key_block + i - first;
-      if (HEADWATER_SABOTAGE("cpu.blocks.position_in_16_bits")) position &= 0xFFFF;
-      return static_cast<std::int32_t>(position);
-    };
     if (votes.tokens > 0) {
+      std::int32_t* positions = scratch.positions.data();
+      block_positions(scratch.kept.data(), kept, key_block, positions);
       vote_on_tokens(call, chunk, votes, unit, query_block, thread);
       // Pinned blocks are kept, and the first of all: so are their tokens.
       const std::int64_t pinned = HEADWATER_SABOTAGE("cpu.blocks.pinned_in_first_stage") ? 0 : options.pinned;
       fill_order_keys(token_votes(votes, unit.head_kv, query_block), votes.tokens, pinned,
                       scratch.order_keys.data());
-      const std::int64_t tokens = select(scratch, votes.tokens, options.heavy, scratch.chosen.data());
-      for (; count < tokens; ++count) entries[count] = token(scratch.chosen.data()[count]);
+      count = select(scratch, votes.tokens, options.heavy, scratch.chosen.data());
+      for (std::int64_t i = 0; i < count; ++i) entries[i] = positions[scratch.chosen.data()[i]];
     } else {
-      for (; count < kept * key_block; ++count) entries[count] = token(count);
+      count = kept * key_block;
+      block_positions(scratch.kept.data(), kept, key_block, entries);
     }
   }
   for (std::int64_t p = options.local_begin(chunk.begin); p < chunk.begin; ++p) {
@@ -491,8 +495,7 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
       }
       multiply(scratch.keys.data(), first, n, nullptr);
     }
-    map(call, lanes, votes.tokens, products,
-        [&](std::int64_t i) { return kept[i / key_block] * key_block + i % key_block; });
+    map(call, lanes, votes.tokens, products, [&](std::int64_t i) { return scratch.positions.data()[i]; });
     SoftmaxState state;
     std::fill_n(state.max, kBlockRows, kNothing);
     std::fill_n(state.sum, kBlockRows, 0.0f);

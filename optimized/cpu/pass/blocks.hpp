@@ -81,6 +81,7 @@ class BlocksPass {
     core::Buffer<Run> runs;                  ///< candidates that are searched
     core::Buffer<float> searched_votes;      ///< [most searched]
     core::Buffer<std::int32_t> kept;         ///< blocks of the first stage, or regions
+    core::Buffer<std::int32_t> positions;    ///< of the voted tokens
     core::Buffer<std::int32_t> chosen;       ///< [H] tokens of the second, by their number among the voted
     double selection_seconds = 0;            ///< StageSeconds, of this thread
   };

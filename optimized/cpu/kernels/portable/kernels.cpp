@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "core/numbers.hpp"
-#include "cpu/kernels/mean_row.hpp"
 #include "cpu/kernels/portable/elementary.hpp"
 #include "cpu/kernels/portable/vector4.hpp"
 #include "cpu/kernels/table.hpp"
@@ -341,6 +340,22 @@ void raise_votes(const float* block, std::int64_t n_keys, const float* factor, c
   }
 }
 
+void row_sum(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type, std::int64_t n,
+             float factor, float* to) {
+  for (std::int64_t first = 0; first < n; first += kPiece) {
+    const std::int64_t some = std::min(kPiece, n - first);
+    const auto* from =
+        static_cast<const unsigned char*>(rows) + first * static_cast<std::int64_t>(dtype_size(type));
+    float sum[kPiece] = {};
+    float row[kPiece] = {};
+    for (std::int64_t r = 0; r < n_rows; ++r) {
+      core::widen(from + r * stride, type, some, row);
+      for (std::int64_t x = 0; x < kPiece; ++x) sum[x] += row[x];
+    }
+    for (std::int64_t x = 0; x < some; ++x) to[first + x] = sum[x] * factor;
+  }
+}
+
 }  // namespace
 }  // namespace portable
 
@@ -358,7 +373,7 @@ constinit const KernelTable portable_kernels = {
     .column_sums = portable::column_sums,
     .raise_maxima = portable::raise_maxima,
     .raise_votes = portable::raise_votes,
-    .mean_row = mean_row<core::widen>,
+    .row_sum = portable::row_sum,
     .selection = {core::count_at_least, core::collect},
     .blend = portable::blend,
     .arrange_row = portable::arrange_row,

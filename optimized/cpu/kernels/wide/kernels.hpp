@@ -10,7 +10,6 @@
 /// widened elements), load_bf16_pairs (2 * kWidth: those at even places, those at odd ones), one_f16 and one_bf16,
 /// store_f16 and store_bf16 (kWidth elements, rounded as core/numbers.hpp says).
 
-#include "cpu/kernels/mean_row.hpp"
 #include "cpu/kernels/table.hpp"
 #include "cpu/kernels/wide/elementary.hpp"
 #include "cpu/kernels/wide/repeat.hpp"

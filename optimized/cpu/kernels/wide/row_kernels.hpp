@@ -1,6 +1,7 @@
 #pragma once
 
-/// The kernels of decode steps of table.hpp for any vector type of kernels.hpp, whose rules hold here, too.
+/// The kernels of table.hpp that read stored rows of any type, for any vector type of kernels.hpp, whose rules hold here,
+/// too: those of decode steps, and sums of rows.
 
 #include "cpu/kernels/wide/kernels.hpp"
 
@@ -270,6 +271,33 @@ void row_values(const float* weights, std::int64_t stride, std::int64_t rows, co
   }
 }
 
+template <class V, class E>
+void row_sum_of(const unsigned char* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t n,
+                float factor, float* to) {
+  const typename V::Reg factors = V::set(factor);
+  const auto sum_of = [&](auto&& load, std::int64_t x) {
+    typename V::Reg sum = V::zero();
+    for (std::int64_t r = 0; r < n_rows; ++r) sum = V::add(sum, load(rows + r * stride + x * E::kBytes));
+    return V::mul(sum, factors);
+  };
+  std::int64_t x = 0;
+  for (; x + V::kWidth <= n; x += V::kWidth) V::store(to + x, sum_of(E::load, x));
+  if (x == n) return;
+  const auto part = [&](const unsigned char* p) { return load_stored_part<V, E>(p, n - x); };
+  V::store_part(to + x, sum_of(part, x), static_cast<int>(n - x));
+}
+
+template <class V>
+void row_sum(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type, std::int64_t n,
+             float factor, float* to) {
+  const auto* from = static_cast<const unsigned char*>(rows);
+  switch (type) {
+    case DType::f32: row_sum_of<V, StoredF32<V>>(from, stride, n_rows, n, factor, to); break;
+    case DType::f16: row_sum_of<V, StoredF16<V>>(from, stride, n_rows, n, factor, to); break;
+    case DType::bf16: row_sum_of<V, StoredBf16<V>>(from, stride, n_rows, n, factor, to); break;
+  }
+}
+
 /// The table of a vector type.
 template <class V>
 constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
@@ -288,7 +316,7 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
       .column_sums = column_sums<V>,
       .raise_maxima = raise_maxima<V>,
       .raise_votes = raise_votes<V>,
-      .mean_row = mean_row<widen<V>>,
+      .row_sum = row_sum<V>,
       .selection = selection,
       .blend = blend<V>,
       .arrange_row = arrange_row<V>,
