@@ -65,34 +65,24 @@ BlockSummaries BlockSummaries::fork(std::int64_t tokens) {
 }
 
 void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
-                           void (*widen)(const void* from, DType type, std::int64_t count, float* to)) {
+                           Spread spread) {
   constexpr std::int64_t kMostKeys = 256;
-  float keys[kMostKeys][kPiece];
+  const void* keys[kMostKeys];
   const auto key_element = static_cast<std::int64_t>(dtype_size(kv.type()));
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
   const std::int64_t d = kv.d_head(layer);
-  const std::int64_t position = block * key_block_;
   unsigned char* row = summaries_.row(layer, head, block);
-  const auto count = static_cast<float>(key_block_);
   for (std::int64_t first = 0; first < d; first += kPiece) {
     const std::int64_t n = std::min(kPiece, d - first);
-    float mean[kPiece] = {};
-    float squares[kPiece] = {};
-    // Whole pieces, zeros after the last column: loops of a known length.
     for (std::int64_t key = 0; key < key_block_; ++key) {
-      const auto* stored = static_cast<const unsigned char*>(kv.key(layer, head, position + key));
-      widen(stored + first * key_element, kv.type(), n, keys[key]);
-      std::fill(keys[key] + n, keys[key] + kPiece, 0.0f);
-      for (std::int64_t x = 0; x < kPiece; ++x) mean[x] += keys[key][x];
+      const void* stored = kv.key(layer, head, block * key_block_ + key);
+      keys[key] = static_cast<const unsigned char*>(stored) + first * key_element;
     }
-    for (float& sum : mean) sum /= count;
-    for (std::int64_t key = 0; key < key_block_; ++key) {
-      for (std::int64_t x = 0; x < kPiece; ++x) {
-        const float difference = keys[key][x] - mean[x];
-        squares[x] += difference * difference;
-      }
-    }
-    const float divisor = HEADWATER_SABOTAGE("core.summaries.sample_variance") ? count - 1 : count;
+    float mean[kPiece];
+    float squares[kPiece];
+    spread(keys, key_block_, kv.type(), n, mean, squares);
+    const auto divisor = static_cast<float>(
+        HEADWATER_SABOTAGE("core.summaries.sample_variance") ? key_block_ - 1 : key_block_);
     float of_groups[kPiece];
     group_means(squares, n, of_groups);
     const std::int64_t group =

@@ -35,9 +35,11 @@ class BlockSummaries {
   /// Those of the first `tokens` tokens again (PagedRows::fork).
   [[nodiscard]] BlockSummaries fork(std::int64_t tokens);
 
-  /// Summarises one block, whose keys are stored. `widen`: KernelTable::widen or core::widen.
-  void write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv,
-             void (*widen)(const void* from, DType type, std::int64_t count, float* to));
+  /// KernelTable::spread
+  using Spread = void (*)(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n,
+                          float* mean, float* squares);
+  /// Summarises one block, whose keys are stored.
+  void write(std::int64_t layer, std::int64_t head, std::int64_t block, const KvStore& kv, Spread spread);
 
   /// Summarises one region, whose blocks are summarised, from their stored summaries.
   void write_region(std::int64_t layer, std::int64_t head, std::int64_t region);

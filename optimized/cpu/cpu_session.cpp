@@ -388,7 +388,7 @@ void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n
       shape().n_head_kv * blocks,
       [&](const Workers::Task& task) {
         summaries.write(layer, task.index / blocks, first + task.index % blocks, data_.kv,
-                        data_.kernels.widen);
+                        data_.kernels.spread);
       },
       Workers::Asks::at_start);
   const std::int64_t first_region = first / core::BlockSummaries::kRegionBlocks;

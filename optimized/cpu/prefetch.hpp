@@ -29,10 +29,26 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
   const std::int64_t value_bytes = kv.d_value(layer) * element;
   const void* keys[kPrefetchedRows];
   const void* values[kPrefetchedRows];
+  // Rows that lie together are found from the first of them, which saves most of an address.
+  struct Run {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    const unsigned char* key = nullptr;  // of position `begin`
+    const unsigned char* value = nullptr;
+  } run;
   const auto prefetch_row = [&](std::int64_t i) {
     const std::int64_t at = i % kPrefetchedRows;
-    keys[at] = kv.key(layer, head, positions[i]);
-    values[at] = kv.value(layer, head, positions[i]);
+    const std::int64_t position = positions[i];
+    if (position < run.begin || position >= run.end) {
+      constexpr std::int64_t kAll = std::int64_t{1} << 31;
+      run = {position,
+             position +
+                 std::min(kv.keys_together(layer, position, kAll), kv.values_together(layer, position, kAll)),
+             static_cast<const unsigned char*>(kv.key(layer, head, position)),
+             static_cast<const unsigned char*>(kv.value(layer, head, position))};
+    }
+    keys[at] = run.key + (position - run.begin) * key_bytes;
+    values[at] = run.value + (position - run.begin) * value_bytes;
     prefetch(keys[at], key_bytes);
     prefetch(values[at], value_bytes);
   };

@@ -131,6 +131,28 @@ TEST(RowSum, SEL_4_OfEveryTableInTheOrderOfTheRows) {
                 << variant.engine << ", " << d << ", " << n_rows << ", " << x;
           }
           EXPECT_EQ(sums.back(), kPoison);
+
+          std::vector<const void*> pointers;
+          for (std::int64_t r = 0; r < n_rows; ++r) pointers.push_back(rows.data() + 1 + r * kStride);
+          std::vector<float> mean(sums.size(), kPoison);
+          std::vector<float> squares(sums.size(), kPoison);
+          variant.kernels->spread(pointers.data(), n_rows, type, d, mean.data(), squares.data());
+          for (std::int64_t x = 0; x < d; ++x) {
+            const auto stored = [&](std::int64_t r) {
+              float value = 0.0f;
+              core::widen(rows.data() + 1 + r * kStride + x * element, type, 1, &value);
+              return value;
+            };
+            float middle = 0.0f;
+            float total = 0.0f;
+            for (std::int64_t r = 0; r < n_rows; ++r) middle += stored(r);
+            middle /= static_cast<float>(n_rows);
+            for (std::int64_t r = 0; r < n_rows; ++r) total += (stored(r) - middle) * (stored(r) - middle);
+            EXPECT_EQ(mean[static_cast<std::size_t>(x)], middle);
+            EXPECT_EQ(squares[static_cast<std::size_t>(x)], total);
+          }
+          EXPECT_EQ(mean.back(), kPoison);
+          EXPECT_EQ(squares.back(), kPoison);
         }
       }
     }

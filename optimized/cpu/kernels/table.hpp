@@ -96,6 +96,11 @@ struct KernelTable {
   void (*row_sum)(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type, std::int64_t n,
                   float factor, float* to);
 
+  /// SEL-3: of each column of n_rows rows of n elements, at any alignment, mean[n] and squares[n], the sum of the squared
+  /// differences from it; in F32 and in the order of the rows.
+  void (*spread)(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* mean,
+                 float* squares);
+
   /// For votes (SEL-6, SEL-7).
   core::SelectionLoops selection;
 

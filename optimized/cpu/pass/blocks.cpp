@@ -267,11 +267,13 @@ void BlocksPass::pool_queries(const LayerCall& call, const Chunk& chunk, const U
       float* query = of(thread).pooled.data() + (lanes.first + lane) * width;
       pool_query(call, lanes, lane, query);
       std::fill(query + d, query + width, 0.0f);
+      // The last group first: where it is short, zeros still follow the query.
       constexpr std::int64_t kColumns = core::BlockSummaries::kGroupColumns;
-      for (std::int64_t first = 0; first < d; first += kColumns) {
+      for (std::int64_t group = core::BlockSummaries::groups(d) - 1; group >= 0; --group) {
+        const float* of_group = query + group * kColumns;
         float squares = 0.0f;
-        for (std::int64_t x = first; x < std::min(first + kColumns, d); ++x) squares += query[x] * query[x];
-        query[d + first / kColumns] = 0.5f * squares;
+        for (std::int64_t x = 0; x < kColumns; ++x) squares += of_group[x] * of_group[x];
+        query[d + group] = 0.5f * squares;
       }
     }
   });

@@ -356,6 +356,31 @@ void row_sum(const void* rows, std::int64_t stride, std::int64_t n_rows, DType t
   }
 }
 
+void spread(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* mean,
+            float* squares) {
+  const auto element = static_cast<std::int64_t>(dtype_size(type));
+  for (std::int64_t first = 0; first < n; first += kPiece) {
+    const std::int64_t some = std::min(kPiece, n - first);
+    float row[kPiece] = {};
+    float sum[kPiece] = {};
+    float total[kPiece] = {};
+    const auto read = [&](std::int64_t r) {
+      core::widen(static_cast<const unsigned char*>(rows[r]) + first * element, type, some, row);
+    };
+    for (std::int64_t r = 0; r < n_rows; ++r) {
+      read(r);
+      for (std::int64_t x = 0; x < kPiece; ++x) sum[x] += row[x];
+    }
+    for (float& x : sum) x /= static_cast<float>(n_rows);
+    for (std::int64_t r = 0; r < n_rows; ++r) {
+      read(r);
+      for (std::int64_t x = 0; x < kPiece; ++x) total[x] += (row[x] - sum[x]) * (row[x] - sum[x]);
+    }
+    std::copy_n(sum, some, mean + first);
+    std::copy_n(total, some, squares + first);
+  }
+}
+
 }  // namespace
 }  // namespace portable
 
@@ -374,6 +399,7 @@ constinit const KernelTable portable_kernels = {
     .raise_maxima = portable::raise_maxima,
     .raise_votes = portable::raise_votes,
     .row_sum = portable::row_sum,
+    .spread = portable::spread,
     .selection = {core::count_at_least, core::collect},
     .blend = portable::blend,
     .arrange_row = portable::arrange_row,

@@ -1,7 +1,7 @@
 #pragma once
 
 /// The kernels of table.hpp that read stored rows of any type, for any vector type of kernels.hpp, whose rules hold here,
-/// too: those of decode steps, and sums of rows.
+/// too: those of decode steps, and those over the columns of rows.
 
 #include "cpu/kernels/wide/kernels.hpp"
 
@@ -298,6 +298,44 @@ void row_sum(const void* rows, std::int64_t stride, std::int64_t n_rows, DType t
   }
 }
 
+template <class V, class E>
+void spread_of(const void* const* rows, std::int64_t n_rows, std::int64_t n, float* mean, float* squares) {
+  using Reg = typename V::Reg;
+  const Reg count = V::set(static_cast<float>(n_rows));
+  const auto columns = [&](std::int64_t x, const auto& load, const auto& store) {
+    const auto at = [&](std::int64_t r) {
+      return load(static_cast<const unsigned char*>(rows[r]) + x * E::kBytes);
+    };
+    Reg sum = V::zero();
+    for (std::int64_t r = 0; r < n_rows; ++r) sum = V::add(sum, at(r));
+    const Reg middle = V::div(sum, count);
+    Reg total = V::zero();
+    for (std::int64_t r = 0; r < n_rows; ++r) {
+      const Reg difference = V::sub(at(r), middle);
+      total = V::add(total, V::mul(difference, difference));
+    }
+    store(mean + x, middle);
+    store(squares + x, total);
+  };
+  std::int64_t x = 0;
+  for (; x + V::kWidth <= n; x += V::kWidth) columns(x, E::load, V::store);
+  if (x == n) return;
+  const auto part = static_cast<int>(n - x);
+  columns(
+      x, [&](const unsigned char* p) { return load_stored_part<V, E>(p, part); },
+      [&](float* to, Reg value) { V::store_part(to, value, part); });
+}
+
+template <class V>
+void spread(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* mean,
+            float* squares) {
+  switch (type) {
+    case DType::f32: spread_of<V, StoredF32<V>>(rows, n_rows, n, mean, squares); break;
+    case DType::f16: spread_of<V, StoredF16<V>>(rows, n_rows, n, mean, squares); break;
+    case DType::bf16: spread_of<V, StoredBf16<V>>(rows, n_rows, n, mean, squares); break;
+  }
+}
+
 /// The table of a vector type.
 template <class V>
 constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
@@ -317,6 +355,7 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
       .raise_maxima = raise_maxima<V>,
       .raise_votes = raise_votes<V>,
       .row_sum = row_sum<V>,
+      .spread = spread<V>,
       .selection = selection,
       .blend = blend<V>,
       .arrange_row = arrange_row<V>,
