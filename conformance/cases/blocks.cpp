@@ -253,6 +253,8 @@ void sizes(Context& context) {
       {.chunk = 48, .local = 8, .heavy = 48, .key_block = 48, .query_block = 48, .pool = 48},
       {.chunk = 64, .local = 10, .heavy = 24, .key_block = 8, .query_block = 64, .pool = 64, .refine = 16},
       {.chunk = 33, .local = 7, .heavy = 6, .key_block = 3, .query_block = 10, .pool = 5, .refine = 3},
+      {.chunk = 140, .local = 10, .heavy = 65, .key_block = 65, .query_block = 20},  // large key blocks
+      {.chunk = 300, .local = 20, .heavy = 256, .key_block = 256, .query_block = 30, .pool = 10},
   };
   int round = 0;
   for (const Rule& rule : rules) {

@@ -340,10 +340,12 @@ std::vector<std::vector<float>> stored_step(Random& random, Session& session, co
       }
       return to;
     };
-    const Placement placement =
-        random.pick(std::vector{Placement::token_major, Placement::strided, Placement::head_major});
-    const Placed k(placement, place(input.k), 0, std::ssize(table) * page_rows);
-    const Placed v(placement, place(input.v), 0, std::ssize(table) * page_rows);
+    // Keys may lie together where values do not.
+    const auto placement = [&] {
+      return random.pick(std::vector{Placement::token_major, Placement::strided, Placement::head_major});
+    };
+    const Placed k(placement(), place(input.k), 0, std::ssize(table) * page_rows);
+    const Placed v(placement(), place(input.v), 0, std::ssize(table) * page_rows);
     const Placed q(Placement::token_major, input.q, first, step.n);
     Placed out(Placement::token_major, problem.out_type, step.n, shape.n_head,
                problem.layer_shape(layer).d_value);
