@@ -387,6 +387,8 @@ void real_sizes(Context& context) {
   problem = blocks_problem(random, DType::bf16, {.query = 16, .kv = 1, .d = 64, .dv = 64},
                            {.chunk = 256, .local = 32, .heavy = 96, .refine = 16}, {Step::prefill(2100)});
   problem.options.threads = 3;
+  problem.options.softcap = 20.0;
+  problem.options.alibi.assign(16, 0.001f);
   require_conforming_in_part(context, problem);
 }
 const Register kRealSizes{{"blocks.real_sizes", kVotes, "votes", Lane::shape, true, real_sizes}};
@@ -401,6 +403,7 @@ void positions_beyond_2_16(Context& context) {
         {.chunk = 128, .local = 32, .heavy = 96, .key_block = 4, .query_block = 64, .pool = 16},
         {Step::prefill(65001), Step::prefill(800), Step::decode(3)});
     problem.options.threads = context.threads;
+    problem.options.alibi = {2e-5f};
     const auto late = [](const Chunk& chunk) { return chunk.end > 65536; };
     require_conforming_in_part(context, problem, {.chunk = late});
   }

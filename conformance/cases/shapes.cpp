@@ -206,6 +206,8 @@ void positions_beyond_2_17(Context& context) {
         context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16}, {.chunk = 512, .local = 32, .heavy = 96},
         {Step::prefill(65000), Step::prefill(67500), Step::prefill(300), Step::decode(3)});
     draw_to(problem, 100, 4096);
+    problem.options.softcap = 30.0;
+    problem.options.alibi = {1e-5f};
     const auto late = [](const Chunk& chunk) {
       return (chunk.end > 65536 && chunk.begin < 67000) || chunk.end > 132000;
     };
@@ -232,6 +234,29 @@ void decode_after_20000(Context& context) {
 }
 const Register kDecode{
     {"shape.decode_after_20000", {"DEC-1", "STATE-6"}, "dense", Lane::shape, true, decode_after_20000}};
+
+// Caps, biases and sinks in every tile and segment of both passes, of dense attention and of decode steps.
+void caps_and_biases(Context& context) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const bool dense : {false, true}) {
+      const Rule rule{.chunk = 1024, .local = 200, .heavy = 300};
+      Problem problem =
+          production(context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64}, rule,
+                     {Step::prefill(2 * 1024 + 333), Step::prefill(600), Step::decode(1), Step::decode(3)});
+      problem.options.dense = dense;
+      problem.options.softcap = 20.0;
+      problem.options.alibi = {0.002f, 0.0001f};
+      problem.options.sinks = {2.0f, -1.0f};
+      require_conforming_in_part(context, problem, {.border = 64});
+    }
+  }
+}
+const Register kCapsAndBiases{{"shape.caps_and_biases",
+                               {"LOGIT-2", "LOGIT-3", "LOGIT-4"},
+                               "logits",
+                               Lane::shape,
+                               true,
+                               caps_and_biases}};
 
 // Dense attention over more keys than a segment, a split and a window hold.
 void dense(Context& context) {
