@@ -51,13 +51,13 @@ Problem production(Context& context, DType type, const Heads& heads, const Rule&
   return problem;
 }
 
-// One key in `period` tokens, `first` of each, gets most of the weight: heavy hitters in every part of a long prompt.
-// Without them old tokens would have the highest scores, because more queries saw them.
-void draw_to(Problem& problem, std::int64_t first, std::int64_t period) {
+// One key in `period` tokens, `first` of each, gets most of the weight, by such a logit: heavy hitters in every part of a
+// long prompt. Without them old tokens would have the highest scores, because more queries saw them.
+void draw_to(Problem& problem, std::int64_t first, std::int64_t period, float logit = 6.0f) {
   LayerInput& layer = problem.layers[0];
   for (std::int64_t t = 0; t < problem.tokens(); ++t) {
     for (std::int64_t h = 0; h < layer.q.heads; ++h) layer.q.row(t, h)[0] = 4.0f;
-    const float drawn = 1.5f * std::sqrt(static_cast<float>(problem.shape.d_head));
+    const float drawn = logit / 4.0f * std::sqrt(static_cast<float>(problem.shape.d_head));
     for (std::int64_t h = 0; h < layer.k.heads; ++h)
       layer.k.row(t, h)[0] = t % period == first ? round_to(layer.k.type, drawn) : 0.0f;
   }
@@ -84,6 +84,9 @@ void chunks_of_2048(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
     Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 64, .dv = 64}, {.chunk = 2048},
                                  {Step::prefill(2 * 2048 + 33)});
+    require_conforming_in_part(context, problem, {.whole_head_of = 1});
+    // In the second segment of a chunk, and so large that weights relative to any other key are infinite.
+    draw_to(problem, 1500, 2048, 120.0f);
     require_conforming_in_part(context, problem, {.whole_head_of = 1});
   }
 }

@@ -60,6 +60,7 @@ void PagedRows::copy_rows(std::int64_t first, std::int64_t end, Page& to) {
   const std::int64_t bytes = (end - first) * row_bytes_;
   to.data.make_room(0, runs_, 0, bytes);
   for (std::int64_t run = 0; run < runs_; ++run) {
+    if (run >= 64 && HEADWATER_SABOTAGE("core.pages.runs_beyond_64")) break;
     std::memcpy(to.data.data() + run * to.rows * row_bytes_, row(run, first),
                 static_cast<std::size_t>(bytes));
   }

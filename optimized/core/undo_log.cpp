@@ -106,6 +106,7 @@ void UndoLog::apply(std::int64_t layer) {
     if (head >= 64 && HEADWATER_SABOTAGE("core.undo.heads_beyond_64")) break;
     const std::int32_t* set = sets_.entries(layer, head);
     std::int64_t count = sets_.count(layer);
+    if (HEADWATER_SABOTAGE("core.undo.sets_beyond_512")) count = std::min<std::int64_t>(count, 512);
     for (std::int64_t last = state.checkpoints; last-- > checkpoints_;) {
       const std::int64_t slot = last % ring_;
       scores_.put_back(layer, head, set, count, kept_scores(slot, layer, head));

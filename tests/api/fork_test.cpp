@@ -104,6 +104,20 @@ TEST_P(ForkOf, STATE_11_BothSidesGoOnAsIfTheOtherWereNotThere) {
   }
 }
 
+// More runs of rows, one for each layer and key/value head, than 64, and a fork inside of a group of rows.
+TEST_P(ForkOf, STATE_11_SeventyTwoRuns) {
+  const Shape shape{.n_layer = 9, .n_head = 8, .n_head_kv = 8, .d_head = 4, .d_value = 4, .capacity = 320};
+  const LayerInput input = random_input(shape, 320, 5);
+  const auto parent = engine().open(shape, small_options());
+  (void)run_step(*parent, Step::prefill(300), input, 0);
+  const std::unique_ptr<Session> fork = parent->fork();
+  const auto alone = engine().open(shape, small_options());
+  (void)run_step(*alone, Step::prefill(300), input, 0);
+  const std::vector<float> wanted = run_step(*alone, Step::decode(20), input, 300);
+  EXPECT_EQ(run_step(*fork, Step::decode(20), input, 300), wanted);
+  EXPECT_EQ(run_step(*parent, Step::decode(20), input, 300), wanted);
+}
+
 // Aborted, truncated and reset on one side; the other does not see it.
 TEST_P(ForkOf, STATE_11_WhatOneSideTakesBackStaysOnTheOther) {
   for (const Kind& kind : kKinds) {

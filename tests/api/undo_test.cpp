@@ -497,6 +497,18 @@ TEST_F(UndoSizes, SetsOnEachSideOf256) {
   }
 }
 
+TEST_F(UndoSizes, SetsOf1500) {
+  Setting setting =
+      sized({.n_layer = 1, .n_head = 2, .n_head_kv = 1, .d_head = 8, .d_value = 8, .capacity = 5000}, 400,
+            500, 1000, 2);
+  setting.options.clamp = false;
+  Story story(cpu_, setting);
+  story.run(Step::prefill(4000));
+  story.abort(Step::prefill(900), 1, 1);
+  story.truncate(3600);
+  story.compare({Step::prefill(500), Step::decode()}, false);
+}
+
 TEST_F(UndoSizes, SeventyTwoHeads) {
   const Setting setting = sized(
       {.n_layer = 1, .n_head = 72, .n_head_kv = 9, .d_head = 4, .d_value = 4, .capacity = 400}, 32, 4, 12, 3);

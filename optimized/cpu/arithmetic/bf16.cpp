@@ -220,6 +220,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
     alignas(64) float highest[kBlockRows];
     std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
     for (std::int64_t first = 0; first < whole.n_keys; first += kBf16SegmentKeys) {
+      if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.exact_offset_of_first_segment")) break;
       kernels_.raise_to_highest(segment_from(first, rows_from(first, segment_keys(first))), highest);
     }
     attention.restart(failed, highest);
