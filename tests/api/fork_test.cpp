@@ -1,6 +1,9 @@
 // Pages, forks (STATE-11), rows of the caller (ROWS-1) and several sequences (SEQ-1): the bits of one session by itself.
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -275,6 +278,23 @@ void run_stored(const Conversation& talk, Session& session, const Step& step, st
   session.end();
 }
 
+/// All steps over rows that lie where `rows` says; their outputs.
+std::vector<float> run_over(const Conversation& talk, Session& session, StoredRows rows) {
+  std::vector<float> out;
+  for (const Step& step : Conversation::steps()) {
+    session.begin(step);
+    rows.rows = session.tokens() + step.n;
+    for (std::int64_t layer = 0; layer < 2; ++layer) {
+      const std::int64_t size = step.n * 6 * 12;
+      out.resize(out.size() + static_cast<std::size_t>(size));
+      session.attend_stored(layer, queries_of(talk, session), rows,
+                            MutableRows::token_major(out.data() + out.size() - size, DType::f32, 6, 12));
+    }
+    session.end();
+  }
+  return out;
+}
+
 class StoredRowsOf : public EachEngine {
  protected:
   void SetUp() override {
@@ -314,20 +334,60 @@ TEST_P(StoredRowsOf, ROWS_1_OneTensorNeedsNoTable) {
     rows.keys = talk.k.data(), rows.values = talk.v.data();
     rows.key_row_stride = 2 * 16, rows.key_head_stride = 16;
     rows.value_row_stride = 2 * 12, rows.value_head_stride = 12;
-    std::vector<float> out;
-    for (const Step& step : Conversation::steps()) {
-      session->begin(step);
-      rows.rows = session->tokens() + step.n;
-      for (std::int64_t layer = 0; layer < 2; ++layer) {
-        const std::int64_t size = step.n * 6 * 12;
-        out.resize(out.size() + static_cast<std::size_t>(size));
-        session->attend_stored(layer, queries_of(talk, *session), rows,
-                               MutableRows::token_major(out.data() + out.size() - size, DType::f32, 6, 12));
-      }
-      session->end();
-    }
-    EXPECT_EQ(bits_of(*session, out), wanted);
+    EXPECT_EQ(bits_of(*session, run_over(talk, *session, rows)), wanted);
   }
+}
+
+/// Addresses that take no memory before they are written; null where the system has not as many.
+class Reserved {
+ public:
+  explicit Reserved(std::size_t bytes) : bytes_(bytes) {
+    void* at =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    data_ = at == MAP_FAILED ? nullptr : static_cast<unsigned char*>(at);
+  }
+  Reserved(const Reserved&) = delete;
+  Reserved& operator=(const Reserved&) = delete;
+  ~Reserved() {
+    if (data_) ::munmap(data_, bytes_);
+  }
+  [[nodiscard]] unsigned char* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  unsigned char* data_;
+};
+
+// Pages of one pool for many sequences: more than 2^32 bytes lie between rows of one.
+TEST_P(StoredRowsOf, ROWS_1_PagesFarApart) {
+  constexpr std::int64_t kPageRows = 400;
+  constexpr std::int64_t kStride = std::int64_t{1} << 29;  // elements
+  constexpr std::array<std::int32_t, 3> kTable{3, 0, 2};
+  const Conversation talk(DType::f32);
+  Options options = conversation_options(Select::h2o, 2);
+  const auto own = engine().open(talk.shape, options);
+  const Bits wanted = bits_of(*own, run_some(talk, *own, 0, 7));
+  const Reserved keys(4 * kStride * sizeof(float)), values(4 * kStride * sizeof(float));
+  if (!keys.data() || !values.data()) GTEST_SKIP() << "no 16 GiB of addresses";
+  const auto place = [&](const Bits& from, std::int64_t row_bytes, unsigned char* to) {
+    for (std::int64_t token = 0; token < std::ssize(from) / row_bytes; ++token) {
+      const auto page = static_cast<std::size_t>(token / kPageRows);
+      std::memcpy(
+          to + kTable.at(page) * kStride * std::int64_t{sizeof(float)} + token % kPageRows * row_bytes,
+          from.data() + token * row_bytes, static_cast<std::size_t>(row_bytes));
+    }
+  };
+  place(talk.k, 2 * 16 * 4, keys.data());
+  place(talk.v, 2 * 12 * 4, values.data());
+  StoredRows rows;
+  rows.keys = keys.data(), rows.values = values.data();
+  rows.key_row_stride = 2 * 16, rows.key_head_stride = 16;
+  rows.value_row_stride = 2 * 12, rows.value_head_stride = 12;
+  rows.table = kTable.data(), rows.table_size = std::ssize(kTable), rows.pages = 4;
+  rows.page_rows = kPageRows, rows.key_page_stride = rows.value_page_stride = kStride;
+  options.kv_owner = KvOwner::caller;
+  const auto session = engine().open(talk.shape, options);
+  EXPECT_EQ(bits_of(*session, run_over(talk, *session, rows)), wanted);
 }
 
 TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
