@@ -157,7 +157,7 @@ void widths(Context& context) {
   for (const Select rule : rules(*context.engine)) {
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
       Problem problem;
-      const std::int64_t heads = type == DType::f32 ? 4 : 2;  // over 2
+      const std::int64_t heads = type == DType::f32 ? 4 : 2;  // query heads
       problem.shape = {.n_layer = 6, .n_head = heads, .n_head_kv = 2, .d_head = 128, .d_value = 128};
       problem.shape.kv_type = problem.q_type = problem.k_type = problem.v_type = type;
       problem.options.layers = {{.d_head = 64, .d_value = 64},

@@ -40,7 +40,7 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
     const std::int64_t at = i % kPrefetchedRows;
     const std::int64_t position = positions[i];
     if (position < run.begin || position >= run.end) {
-      constexpr std::int64_t kAll = std::int64_t{1} << 31;
+      constexpr std::int64_t kAll = std::int64_t{1} << 31;  // more rows than any session has
       run = {position,
              position +
                  std::min(kv.keys_together(layer, position, kAll), kv.values_together(layer, position, kAll)),

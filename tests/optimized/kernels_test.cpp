@@ -106,7 +106,7 @@ TEST(Elementary, WeightsOfEveryTableWithinTwoUlp) {
   }
 }
 
-TEST(RowSum, SEL_4_OfEveryTableInTheOrderOfTheRows) {
+TEST(ColumnsOfRows, SEL_3_SEL_4_SumAndSpreadOfEveryTable) {
   constexpr std::int64_t kStride = 333;  // bytes: odd addresses
   const std::vector<float> values = normals(400, 17);
   for (const Variant& variant : variants()) {

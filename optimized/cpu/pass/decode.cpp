@@ -165,9 +165,11 @@ void DecodePass::map_row(const LayerCall& call, const Row& row, std::int64_t fir
     for (std::int64_t i = 0; i < n; ++i) logits[i] = map.softcap * std::tanh(logits[i] / map.softcap);
   }
   if (map.slope != 0) {
-    const std::int64_t bits = HEADWATER_SABOTAGE("cpu.decode.distance_in_16_bits") ? 0xFFFF : -1;
-    for (std::int64_t i = 0; i < n; ++i)
-      logits[i] -= map.slope * static_cast<float>((row.position - (first + i)) & bits);
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::int64_t distance = row.position - (first + i);
+      if (HEADWATER_SABOTAGE("cpu.decode.distance_in_16_bits")) distance &= 0xFFFF;
+      logits[i] -= map.slope * static_cast<float>(distance);
+    }
   }
   const std::int64_t hidden = row.position + 1 + (HEADWATER_SABOTAGE("cpu.decode.one_future_key") ? 1 : 0);
   for (std::int64_t i = std::max<std::int64_t>(0, hidden - first); i < n; ++i) logits[i] = kMinusInfinity;
