@@ -446,6 +446,7 @@ void require_forced_in_part(Context& context, const Problem& problem, const Trac
       const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
       const bool summed = sparse && chunk.query_blocks == 0;
       for (std::int64_t head = 0; head < problem.shape.n_head; ++head) {
+        if (part.head && !part.head(head)) continue;
         HeadJudge judge(context, problem, said, layer, chunk, head);
         const bool whole = sparse && head % part.whole_head_of == layer % part.whole_head_of;
         if (summed) {

@@ -90,7 +90,9 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
 /// chunks) the rows on both sides of every multiple of `border` in the chunk.
 struct Part {
   std::function<bool(const Chunk&)> chunk = {};  ///< none: every chunk
-  std::int64_t whole_head_of = 4;                ///< one head of so many, another one in every layer
+  std::function<bool(std::int64_t head)> head =
+      {};                          ///< query heads whose numbers are compared; none: every one
+  std::int64_t whole_head_of = 4;  ///< one head of so many, another one in every layer
   std::int64_t border = 32;
 };
 

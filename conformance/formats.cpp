@@ -69,12 +69,21 @@ float decode(const Format& format, std::uint16_t bits) {
   return sign * static_cast<float>(units * power_of_two(shift));
 }
 
+std::vector<float> all_values(const Format& format) {
+  std::vector<float> values;
+  for (unsigned bits = 0; bits < 0x10000u; ++bits)
+    values.push_back(decode(format, static_cast<std::uint16_t>(bits)));
+  return values;
+}
+const std::vector<float> kBf16Values = all_values(kBf16);
+const std::vector<float> kF16Values = all_values(kF16);
+
 }  // namespace
 
 std::uint16_t bf16_bits(float value) { return std::isnan(value) ? 0x7fc0 : encode(kBf16, value); }
-float bf16_value(std::uint16_t bits) { return decode(kBf16, bits); }
+float bf16_value(std::uint16_t bits) { return kBf16Values[bits]; }
 std::uint16_t f16_bits(float value) { return std::isnan(value) ? 0x7e00 : encode(kF16, value); }
-float f16_value(std::uint16_t bits) { return decode(kF16, bits); }
+float f16_value(std::uint16_t bits) { return kF16Values[bits]; }
 
 void store_element(DType type, float value, void* to) {
   if (type == DType::f32) {

@@ -56,6 +56,7 @@ std::string Problem::describe() const {
       if (layer.d_value > 0) text += fmt::format(" dv{}", layer.d_value);
     }
   }
+  if (options.page != Options().page) text += fmt::format(" page {}", options.page);
   if (!options.clamp) text += " no-clamp";
   if (options.dense) text += " dense";
   if (options.scale) text += fmt::format(" scale {}", *options.scale);
@@ -252,6 +253,17 @@ void choose_dense_layers(Random& random, Problem& problem) {
     const bool named[] = {layer == 0, layer == layers - 1, true, layer % 2 == (odd ? 1 : 0),
                           random.chance(0.5)};
     if (named[kind]) problem.options.dense_layers.push_back(layer);
+  }
+}
+
+void draw_to(Problem& problem, std::int64_t first, std::int64_t period, float logit) {
+  for (LayerInput& layer : problem.layers) {
+    const float drawn = logit / 4.0f * std::sqrt(static_cast<float>(layer.q.width));
+    for (std::int64_t t = 0; t < problem.tokens(); ++t) {
+      for (std::int64_t h = 0; h < layer.q.heads; ++h) layer.q.row(t, h)[0] = 4.0f;
+      for (std::int64_t h = 0; h < layer.k.heads; ++h)
+        layer.k.row(t, h)[0] = t % period == first ? round_to(layer.k.type, drawn) : 0.0f;
+    }
   }
 }
 

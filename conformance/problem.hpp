@@ -92,6 +92,10 @@ void choose_widths(Random& random, Problem& problem);
 /// Dense layers: the first, the last, all, every other one, or any.
 void choose_dense_layers(Random& random, Problem& problem);
 
+/// One key in `period` tokens, `first` of each, gets most of the weight, by such a logit: heavy hitters in every part of a
+/// long prompt. Without them old tokens would have the highest scores, because more queries saw them.
+void draw_to(Problem& problem, std::int64_t first, std::int64_t period, float logit = 6.0f);
+
 /// The same problem with queries, keys, values and KV store of that type.
 [[nodiscard]] Problem in_type(Problem problem, DType type);
 

@@ -3,11 +3,9 @@
 // beyond 2^16, rows beyond 2^32 bytes. Scores and sets are replayed whole, column sums judged whole, outputs in part.
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "conformance/forced.hpp"
-#include "conformance/formats.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -49,18 +47,6 @@ Problem production(Context& context, DType type, const Heads& heads, const Rule&
   Random random(context.seed + static_cast<std::uint64_t>(type));
   problem.fill_normal(random);
   return problem;
-}
-
-// One key in `period` tokens, `first` of each, gets most of the weight, by such a logit: heavy hitters in every part of a
-// long prompt. Without them old tokens would have the highest scores, because more queries saw them.
-void draw_to(Problem& problem, std::int64_t first, std::int64_t period, float logit = 6.0f) {
-  LayerInput& layer = problem.layers[0];
-  for (std::int64_t t = 0; t < problem.tokens(); ++t) {
-    for (std::int64_t h = 0; h < layer.q.heads; ++h) layer.q.row(t, h)[0] = 4.0f;
-    const float drawn = logit / 4.0f * std::sqrt(static_cast<float>(problem.shape.d_head));
-    for (std::int64_t h = 0; h < layer.k.heads; ++h)
-      layer.k.row(t, h)[0] = t % period == first ? round_to(layer.k.type, drawn) : 0.0f;
-  }
 }
 
 void heads_of_128(Context& context) {

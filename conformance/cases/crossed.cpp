@@ -1,0 +1,406 @@
+// Sizes that people run, crossed with every option and with every other way to the same bits: any two levels of two factors
+// meet in at least one problem (a covering array of strength two; engines in double arithmetic take an eighth of it). The
+// cases of shapes.cpp take such sizes with the options as they are by default, those of other files all options at small sizes.
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "conformance/forced.hpp"
+#include "conformance/formats.hpp"
+#include "conformance/other_ways.hpp"
+#include "conformance/replay.hpp"
+#include "conformance/session_checks.hpp"
+#include "conformance/session_files.hpp"
+
+namespace headwater::conformance {
+namespace {
+
+/// A problem, and another way to its bits: what it is, and what throws where that way leads elsewhere.
+struct Crossed {
+  Problem problem;
+  bool drawn = false;  ///< keys that draw most of the weight (draw_to)
+  const char* way = "";
+  std::function<void(Random&, const Engine&, const Problem&, const Trace& wanted)> take;
+};
+
+using Level = std::function<void(Crossed&)>;
+using Factor = std::vector<Level>;
+
+/// For each problem the level of every factor, by index.
+using Rows = std::vector<std::vector<std::size_t>>;
+
+using Chosen = std::pair<std::size_t, std::size_t>;  // factor, level
+
+// Greedy, as AETG (Cohen et al., 1997): each row begins with a pair that has not met; every other factor, in random order,
+// takes the level that meets most of the levels chosen before for the first time.
+Rows pairs_covered_once(const std::vector<Factor>& factors, Random& random) {
+  std::set<std::pair<Chosen, Chosen>> open;
+  for (std::size_t a = 0; a < factors.size(); ++a) {
+    for (std::size_t b = a + 1; b < factors.size(); ++b) {
+      for (std::size_t x = 0; x < factors[a].size(); ++x) {
+        for (std::size_t y = 0; y < factors[b].size(); ++y) open.insert({{a, x}, {b, y}});
+      }
+    }
+  }
+  Rows rows;
+  while (!open.empty()) {
+    std::vector<Chosen> chosen{open.begin()->first, open.begin()->second};
+    const auto pair_with = [&](const Chosen& one, const Chosen& other) {
+      return one < other ? std::pair(one, other) : std::pair(other, one);
+    };
+    std::vector<std::size_t> rest(factors.size());
+    std::iota(rest.begin(), rest.end(), 0);
+    for (std::size_t i = rest.size(); i > 1; --i)
+      std::swap(rest[i - 1],
+                rest[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+    for (const std::size_t factor : rest) {
+      if (factor == chosen[0].first || factor == chosen[1].first) continue;
+      const auto first_met = [&](std::size_t level) {
+        return std::count_if(chosen.begin(), chosen.end(), [&](const Chosen& other) {
+          return open.contains(pair_with({factor, level}, other));
+        });
+      };
+      const auto turn = static_cast<std::size_t>(random.integer(0, 100));  // so that ties do not fall to one
+      std::size_t best = turn % factors[factor].size();
+      for (std::size_t level = 0; level < factors[factor].size(); ++level)
+        if (first_met(level) > first_met(best)) best = level;
+      chosen.emplace_back(factor, best);
+    }
+    std::vector<std::size_t> row(factors.size());
+    for (const Chosen& one : chosen) {
+      row[one.first] = one.second;
+      for (const Chosen& other : chosen)
+        if (one < other) open.erase({one, other});
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+// The shortest of several.
+Rows cover_pairs(const std::vector<Factor>& factors, Random& random) {
+  Rows best = pairs_covered_once(factors, random);
+  for (int again = 0; again < 30; ++again) {
+    Rows rows = pairs_covered_once(factors, random);
+    if (rows.size() < best.size()) best = std::move(rows);
+  }
+  return best;
+}
+
+Level types(DType q, DType kv, DType k, DType out) {
+  return [=](Crossed& crossed) {
+    Problem& problem = crossed.problem;
+    problem.q_type = q, problem.shape.kv_type = problem.v_type = kv, problem.k_type = k,
+    problem.out_type = out;
+  };
+}
+
+Level widths(std::int64_t d, std::int64_t dv) {
+  return [=](Crossed& crossed) { crossed.problem.shape.d_head = d, crossed.problem.shape.d_value = dv; };
+}
+
+Level heads(std::int64_t query, std::int64_t kv) {
+  return
+      [=](Crossed& crossed) { crossed.problem.shape.n_head = query, crossed.problem.shape.n_head_kv = kv; };
+}
+
+Level budgets(std::int64_t local, std::int64_t heavy, bool clamp = true) {
+  return [=](Crossed& crossed) {
+    Options& options = crossed.problem.options;
+    options.local = local, options.heavy = heavy, options.clamp = clamp;
+  };
+}
+
+Level change(void (*how)(Problem&)) {
+  return [how](Crossed& crossed) { how(crossed.problem); };
+}
+
+// Later factors read what earlier ones have chosen.
+std::vector<Factor> problem_factors() {
+  return {
+      {types(DType::f32, DType::f32, DType::f32, DType::f32),
+       types(DType::f16, DType::f16, DType::f16, DType::f16),
+       types(DType::bf16, DType::bf16, DType::bf16, DType::bf16),
+       types(DType::f32, DType::bf16, DType::f32, DType::f32)},
+      {widths(128, 128), widths(96, 80), widths(192, 128), widths(256, 256)},
+      {heads(2, 2), heads(3, 1), heads(4, 2), heads(8, 1)},
+      {change([](Problem& problem) { problem.options.chunk = 256; }),
+       change([](Problem& problem) { problem.options.chunk = 500; }),
+       change([](Problem& problem) { problem.options.chunk = 1024; })},
+      {change([](Problem& problem) { problem.options.batch = problem.options.chunk; }),
+       change([](Problem& problem) { problem.options.batch = 2 * problem.options.chunk + 100; }),
+       change([](Problem& problem) { problem.options.batch = 4096; })},
+      {budgets(200, 304), budgets(0, 512), budgets(63, 136), budgets(300, 1000, false)},
+      // Turns in one call and in several, a second turn, short turns, decode steps first and last.
+      {change([](Problem& problem) {
+         problem.steps = {Step::prefill(2 * problem.options.chunk + 77), Step::decode(1), Step::decode(3)};
+       }),
+       change([](Problem& problem) {
+         const std::int64_t s = problem.options.chunk;
+         problem.steps = {Step::prefill(s + 100, 2 * s + 333), Step::prefill(s + 233), Step::decode(1),
+                          Step::prefill(s + 41), Step::decode(2)};
+       }),
+       change([](Problem& problem) {
+         problem.steps = {Step::prefill(2 * problem.options.chunk + 31), Step::prefill(450), Step::decode(5),
+                          Step::prefill(500), Step::decode(1)};
+       }),
+       change([](Problem& problem) {
+         problem.steps = {Step::decode(700), Step::prefill(2 * problem.options.chunk + 200),
+                          Step::decode(64)};
+       })},
+      {change([](Problem&) {}), change([](Problem& problem) { problem.options.softcap = 20.0; })},
+      {change([](Problem&) {}), change([](Problem& problem) {
+         for (std::int64_t h = 0; h < problem.shape.n_head; ++h)
+           problem.options.alibi.push_back(0.004f / static_cast<float>(h + 1));
+       })},
+      {change([](Problem&) {}), change([](Problem& problem) {
+         for (std::int64_t h = 0; h < problem.shape.n_head; ++h)
+           problem.options.sinks.push_back(3.0f - static_cast<float>(h));
+       })},
+      {change([](Problem&) {}), change([](Problem& problem) { problem.options.scale = 0.0625; })},
+      {change([](Problem&) {}),
+       change([](Problem& problem) { problem.options.schedule = Schedule::chunk_major; })},
+      {change([](Problem& problem) { problem.options.threads = 1; }),
+       change([](Problem& problem) { problem.options.threads = 2; }),
+       change([](Problem& problem) { problem.options.threads = 5; })},
+      {change([](Problem&) {}), change([](Problem& problem) { problem.options.pinned = 8; }),
+       change([](Problem& problem) { problem.options.pinned = 136; })},
+      {change([](Problem&) {}), change([](Problem& problem) { problem.options.dense_below = 600; })},
+      {change([](Problem&) {}), change([](Problem& problem) {
+         problem.shape.n_layer = 2;
+         problem.options.dense_layers = {1};
+       }),
+       change([](Problem& problem) {
+         problem.shape.n_layer = 2;
+         problem.options.layers.resize(2);
+         problem.options.layers[0] = {
+             .window = 700, .scale = 0.08, .softcap = 9.0, .sinks = std::vector<float>{}};
+       }),
+       change([](Problem& problem) {
+         problem.shape.n_layer = 2;
+         problem.options.layers.resize(2);
+         problem.options.layers[1].d_head = 72, problem.options.layers[1].d_value = 160;
+       })},
+      {change([](Problem& problem) { problem.options.page = 256; }),
+       change([](Problem& problem) { problem.options.page = 768; }), change([](Problem&) {})},
+      {[](Crossed&) {}, [](Crossed& crossed) { crossed.drawn = true; }},
+  };
+}
+
+Factor scores() {
+  return {change([](Problem&) {}),
+          change([](Problem& problem) { problem.options.score_type = ScoreType::f32; })};
+}
+
+Level blocks(std::int64_t key_block, std::int64_t query_block, std::int64_t pool, std::int64_t refine) {
+  return [=](Crossed& crossed) {
+    Options& options = crossed.problem.options;
+    options.select = Select::blocks;
+    options.key_block = key_block, options.query_block = query_block;
+    options.pool = pool, options.refine = refine;
+  };
+}
+
+// Key blocks that divide all budgets of problem_factors().
+Factor block_sizes() {
+  return {blocks(8, 32, 4, 1), blocks(8, 64, 4, 2), blocks(8, 128, 16, 3), blocks(4, 33, 3, 2)};
+}
+
+/// A step of the session, with rows of `from`, that is not closed.
+void take_open(Session& session, const Problem& from, const Step& step) {
+  session.begin(step);
+  for (std::int64_t layer = 0; layer < from.shape.n_layer; ++layer)
+    (void)attend_layer(session, from, layer, step.n);
+}
+
+/// The problem whose keys are handed in as they are stored (STATE-6).
+Problem with_stored_keys(Problem problem) {
+  if (problem.k_type == problem.shape.kv_type) return problem;
+  problem.k_type = problem.shape.kv_type;
+  for (LayerInput& layer : problem.layers) {
+    layer.k.type = problem.k_type;
+    for (float& x : layer.k.values) x = round_to(problem.k_type, x);
+  }
+  return problem;
+}
+
+Problem with_noise_from(Random& random, const Problem& problem, std::int64_t first) {
+  Problem noise = problem;
+  draw_rows_from(random, noise, first);
+  return noise;
+}
+
+// Steps [at, end) on a session that should stand where `wanted` stood after the steps before.
+void require_rest(Session& session, const Problem& problem, std::size_t at, const Trace& wanted,
+                  const std::string& what) {
+  const std::size_t end = problem.steps.size();
+  require_same(trace_of_steps(wanted, problem, at, end), run_steps(session, problem, at, end), what);
+}
+
+void called_otherwise(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  RunStyle style;
+  style.placement = random.chance(0.5) ? Placement::strided : Placement::head_major;
+  style.layer_order.resize(static_cast<std::size_t>(problem.shape.n_layer));
+  std::iota(style.layer_order.rbegin(), style.layer_order.rend(), 0);
+  style.observed = false;
+  Trace trace = run(engine, problem, style);
+  for (std::size_t l = 0; l < trace.layers.size(); ++l) trace.layers[l].chunks = wanted.layers[l].chunks;
+  require_same(wanted, trace, "rows elsewhere, layers in another order, no observer");
+
+  Problem other = problem;
+  other.shape.capacity += random.integer(1, 3000);
+  other.options.threads = problem.options.threads == 3 ? 4 : 3;
+  if (!engine.claims().bitwise_threads) other.options.threads = problem.options.threads;
+  require_same(wanted, run(engine, other), "another number of threads");
+  other.options.schedule =
+      problem.options.schedule == Schedule::layer_major ? Schedule::chunk_major : Schedule::layer_major;
+  require_same(wanted, run(engine, other), "the other schedule", engine.claims().bitwise_schedules);
+}
+
+void aborted(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  if (!engine.claims().abort) return;
+  const Problem noise = with_noise_from(random, problem, 0);
+  const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+  for (std::size_t s = 0; s < problem.steps.size(); ++s) {
+    take_open(*session, noise, problem.steps[s]);
+    session->abort();
+    require_same(trace_of_steps(wanted, problem, s, s + 1), run_steps(*session, problem, s, s + 1),
+                 fmt::format("step {} after it was aborted", s));
+  }
+}
+
+void truncated(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  if (!engine.claims().truncate) return;
+  Problem bound = problem;
+  bound.options.checkpoints = 16;  // more than a problem has chunks
+  const std::size_t end = problem.steps.size();
+  const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
+  const std::unique_ptr<Session> session = engine.open(bound.shape, bound.options);
+  (void)run_steps(*session, bound, 0, at);
+  const std::int64_t n = session->tokens();
+  (void)run_steps(*session, with_noise_from(random, bound, n), at, end);
+  session->truncate(n);
+  require_rest(*session, bound, at, wanted, fmt::format("truncated to {} tokens", n));
+}
+
+void forked(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  if (!engine.claims().fork) return;
+  const auto at = static_cast<std::size_t>(random.integer(1, std::ssize(problem.steps) - 1));
+  const std::unique_ptr<Session> parent = engine.open(problem.shape, problem.options);
+  (void)run_steps(*parent, problem, 0, at);
+  const std::unique_ptr<Session> fork = parent->fork();
+  const Problem noise = with_noise_from(random, problem, parent->tokens());
+  const bool on_fork = random.chance(0.5);
+  (void)run_steps(on_fork ? *parent : *fork, noise, at, problem.steps.size());
+  require_rest(on_fork ? *fork : *parent, problem, at, wanted,
+               fmt::format("{} after {} steps", on_fork ? "a fork" : "the parent of a fork", at));
+}
+
+void saved(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  if (!engine.claims().save) return;
+  const auto at = static_cast<std::size_t>(random.integer(1, std::ssize(problem.steps) - 1));
+  const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);
+  (void)run_steps(*session, problem, 0, at);
+  const TemporaryFolder folder;
+  save_session(engine, *session, folder.file("session"), "");
+  require_rest(*load_session(engine, problem.shape, problem.options, folder.file("session"), ""), problem, at,
+               wanted, fmt::format("saved and loaded after {} steps", at));
+}
+
+void over_rows_of_the_caller(Random& random, const Engine& engine, const Problem& problem,
+                             const Trace& wanted) {
+  if (engine.claims().stored_rows) require_stored_rows(random, engine, with_stored_keys(problem), wanted);
+}
+
+// The problem beside itself, one step behind.
+void beside_another(Random&, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  const std::unique_ptr<Session> leading = engine.open(problem.shape, problem.options);
+  const std::unique_ptr<Session> following = engine.open(problem.shape, problem.options);
+  for (std::size_t s = 0; s <= problem.steps.size(); ++s) {
+    std::vector<Sequence> sequences;
+    const auto take = [&](const std::unique_ptr<Session>& session, std::size_t at) {
+      session->begin(problem.steps[at]);
+      sequences.push_back({&problem, &wanted, session.get(), problem.steps[at]});
+    };
+    if (s < problem.steps.size()) take(leading, s);
+    if (s > 0) take(following, s - 1);
+    for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer)
+      attend_layer_together(sequences, layer);
+    for (const Sequence& one : sequences) one.session->end();
+  }
+}
+
+Factor ways() {
+  const auto way = [](const char* name, void (*take)(Random&, const Engine&, const Problem&, const Trace&)) {
+    return [=](Crossed& crossed) { crossed.way = name, crossed.take = take; };
+  };
+  return {way("called otherwise", called_otherwise),
+          way("abort", aborted),
+          way("truncate", truncated),
+          way("fork", forked),
+          way("save", saved),
+          way("rows of the caller", over_rows_of_the_caller),
+          way("sequences together", beside_another)};
+}
+
+void require_crossed(Context& context, Factor of_the_rule) {
+  if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
+  const Engine& engine = *context.engine;
+  Random random(context.seed);
+  std::vector<Factor> factors = problem_factors();
+  factors.push_back(std::move(of_the_rule));
+  factors.push_back(ways());
+  Rows rows = cover_pairs(factors, random);
+  if (engine.claims().double_arithmetic) rows.resize(rows.size() / 8);  // all of them take it six minutes
+  for (const std::vector<std::size_t>& row : rows) {
+    Crossed crossed;
+    for (std::size_t factor = 0; factor < factors.size(); ++factor) factors[factor][row[factor]](crossed);
+    Problem& problem = crossed.problem;
+    if (!pins(engine)) problem.options.pinned = 0;
+    if (!engine.claims().layers) problem.options.layers.clear();
+    problem.shape.capacity = problem.tokens();
+    problem.fill_normal(random);
+    if (crossed.drawn) draw_to(problem, 200, 300);
+    RunStyle style;
+    style.lse = engine.claims().lse;
+    const Trace trace = replayed(engine, problem, style);
+    const auto some = [last = problem.shape.n_head - 1](std::int64_t head) {
+      return head % 5 == 0 || head == last;
+    };
+    require_forced_in_part(context, with_stored_keys(problem), trace,
+                           {.head = some, .whole_head_of = 16, .border = 64});
+    try {
+      crossed.take(random, engine, problem, trace);
+    } catch (const Violation& violation) {
+      throw Violation(fmt::format("{}: {}; {}", crossed.way, violation.what(), problem.describe()));
+    }
+  }
+}
+
+void by_h2o(Context& context) { require_crossed(context, scores()); }
+const Register kH2o{{"crossed.h2o",
+                     {"LOGIT-1", "LOGIT-2", "LOGIT-3", "LOGIT-4", "INTRA-1", "INTRA-2", "INTER-1", "INTER-2",
+                      "FUSE-1", "FUSE-2", "DEC-1", "SCORE-6", "MEM-7", "STATE-7", "MASK-2", "LAYER-1"},
+                     "session",
+                     Lane::shape,
+                     true,
+                     by_h2o}};
+
+void by_blocks(Context& context) {
+  require_rule_blocks(*context.engine);
+  require_crossed(context, block_sizes());
+}
+const Register kBlocks{{"crossed.blocks",
+                        {"SEL-4", "SEL-5", "SEL-6", "SEL-7", "SEL-8", "SEL-9", "SEL-11", "MEM-7", "STATE-7"},
+                        "session",
+                        Lane::shape,
+                        true,
+                        by_blocks}};
+
+}  // namespace
+}  // namespace headwater::conformance
