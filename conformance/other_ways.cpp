@@ -72,6 +72,22 @@ std::vector<std::vector<float>> stored_step(Random& random, Session& session, co
   return outs;
 }
 
+void store_step(Session& session, const Problem& problem, const Step& step) {
+  const std::int64_t first = session.tokens();
+  session.begin(step);
+  session.set_observer(
+      [&](const ChunkRecord&) { throw Violation("DEC-2: a call without queries was observed"); });
+  for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
+    const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
+    const Placed k(Placement::strided, input.k, first, step.n);
+    const Placed v(Placement::head_major, input.v, first, step.n);
+    session.attend(layer, {}, k.rows(), v.rows(), {});
+    k.check("k"), v.check("v");
+  }
+  session.set_observer({});
+  session.end();
+}
+
 void require_stored_rows(Random& random, const Engine& engine, Problem problem, const Trace& wanted) {
   problem.options.kv_owner = KvOwner::caller;
   const std::unique_ptr<Session> session = engine.open(problem.shape, problem.options);

@@ -15,6 +15,9 @@ namespace headwater::conformance {
 std::vector<std::vector<float>> stored_step(Random& random, Session& session, const Problem& problem,
                                             const Step& step, bool queries = true);
 
+/// A decode step of the problem's rows without queries (DEC-2).
+void store_step(Session& session, const Problem& problem, const Step& step);
+
 /// ROWS-1: a session of the problem, whose K and V rows have the KV type, gives `wanted` over rows of the caller.
 void require_stored_rows(Random& random, const Engine& engine, Problem problem, const Trace& wanted);
 

@@ -274,31 +274,40 @@ void aborted(Random& random, const Engine& engine, const Problem& problem, const
   }
 }
 
-void truncated(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
-  if (!engine.claims().truncate) return;
-  Problem bound = problem;
-  bound.options.checkpoints = 16;  // more than a problem has chunks
-  const std::size_t end = problem.steps.size();
-  const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(problem.steps) - 1));
-  const std::unique_ptr<Session> session = engine.open(bound.shape, bound.options);
-  (void)run_steps(*session, bound, 0, at);
-  const std::int64_t n = session->tokens();
-  (void)run_steps(*session, with_noise_from(random, bound, n), at, end);
-  session->truncate(n);
-  require_rest(*session, bound, at, wanted, fmt::format("truncated to {} tokens", n));
+/// The problem with checkpoints for all of its chunks, where the engine has them.
+Problem with_checkpoints(const Engine& engine, Problem problem) {
+  if (engine.claims().truncate) problem.options.checkpoints = problem.tokens() / problem.options.chunk + 16;
+  return problem;
 }
 
+// All but the first step is taken back.
+void truncated(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  if (!engine.claims().truncate) return;
+  const Problem bound = with_checkpoints(engine, problem);
+  const std::unique_ptr<Session> session = engine.open(bound.shape, bound.options);
+  (void)run_steps(*session, bound, 0, 1);
+  const std::int64_t n = session->tokens();
+  (void)run_steps(*session, with_noise_from(random, bound, n), 1, problem.steps.size());
+  session->truncate(n);
+  require_rest(*session, bound, 1, wanted, fmt::format("truncated to {} tokens", n));
+}
+
+// Forked twice: one goes on with other rows, one goes on, and one takes the last step back first.
 void forked(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
   if (!engine.claims().fork) return;
+  const Problem bound = with_checkpoints(engine, problem);
   const auto at = static_cast<std::size_t>(random.integer(1, std::ssize(problem.steps) - 1));
-  const std::unique_ptr<Session> parent = engine.open(problem.shape, problem.options);
-  (void)run_steps(*parent, problem, 0, at);
-  const std::unique_ptr<Session> fork = parent->fork();
-  const Problem noise = with_noise_from(random, problem, parent->tokens());
-  const bool on_fork = random.chance(0.5);
-  (void)run_steps(on_fork ? *parent : *fork, noise, at, problem.steps.size());
-  require_rest(on_fork ? *fork : *parent, problem, at, wanted,
-               fmt::format("{} after {} steps", on_fork ? "a fork" : "the parent of a fork", at));
+  std::unique_ptr<Session> sessions[3] = {engine.open(bound.shape, bound.options)};
+  (void)run_steps(*sessions[0], bound, 0, at);
+  for (const int fork : {1, 2}) sessions[fork] = sessions[0]->fork();
+  const std::int64_t n = sessions[0]->tokens();
+  const auto other = static_cast<std::size_t>(random.integer(0, 2));
+  (void)run_steps(*sessions[other], with_noise_from(random, bound, n), at, problem.steps.size());
+  require_rest(*sessions[(other + 1) % 3], bound, at, wanted, fmt::format("forked after {} tokens", n));
+  if (!engine.claims().truncate) return;
+  Session& last = *sessions[(other + 2) % 3];
+  last.truncate(n - problem.steps[at - 1].n);
+  require_rest(last, bound, at - 1, wanted, fmt::format("forked after {} tokens and truncated", n));
 }
 
 void saved(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
@@ -348,6 +357,24 @@ Factor ways() {
           way("sequences together", beside_another)};
 }
 
+void take_way(Random& random, const Engine& engine, const Crossed& crossed, const Trace& wanted) {
+  try {
+    crossed.take(random, engine, crossed.problem, wanted);
+  } catch (const Violation& violation) {
+    throw Violation(fmt::format("{}: {}; {}", crossed.way, violation.what(), crossed.problem.describe()));
+  }
+}
+
+/// All ways to the bits of one problem.
+void take_all_ways(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
+  for (const Level& choose : ways()) {
+    Crossed crossed;
+    choose(crossed);
+    crossed.problem = problem;
+    take_way(random, engine, crossed, wanted);
+  }
+}
+
 void require_crossed(Context& context, Factor of_the_rule) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
   const Engine& engine = *context.engine;
@@ -374,11 +401,7 @@ void require_crossed(Context& context, Factor of_the_rule) {
     };
     require_forced_in_part(context, with_stored_keys(problem), trace,
                            {.head = some, .whole_head_of = 16, .border = 64});
-    try {
-      crossed.take(random, engine, problem, trace);
-    } catch (const Violation& violation) {
-      throw Violation(fmt::format("{}: {}; {}", crossed.way, violation.what(), problem.describe()));
-    }
+    take_way(random, engine, crossed, trace);
   }
 }
 
@@ -401,6 +424,93 @@ const Register kBlocks{{"crossed.blocks",
                         Lane::shape,
                         true,
                         by_blocks}};
+
+Problem of_one_type(const Engine& engine, DType type, Select rule) {
+  Problem problem;
+  problem.q_type = problem.k_type = problem.v_type = problem.out_type = problem.shape.kv_type = type;
+  problem.options.select = rule;
+  problem.options.key_block = problem.options.pool = 4;
+  problem.options.query_block = 8;
+  problem.options.pinned = pins(engine) ? 8 : 0;
+  problem.options.page = 256;
+  return problem;
+}
+
+// More layers times heads than 256, more entries of all their sets than 2^16, and narrow rows.
+void many(Context& context) {
+  if (context.quick) throw Skipped("hundreds of heads run without --quick only");
+  const Engine& engine = *context.engine;
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+      Problem problem = of_one_type(engine, type, rule);
+      problem.shape.n_layer = 5;
+      problem.shape.n_head = problem.shape.n_head_kv = 72;
+      problem.shape.d_head = problem.shape.d_value = 4;
+      problem.options.chunk = 64;
+      problem.options.batch = 128;
+      problem.options.local = 60;
+      problem.options.heavy = 180;
+      problem.options.clamp = false;
+      problem.options.threads = 3;
+      for (std::int64_t h = 0; h < problem.shape.n_head; ++h) {
+        problem.options.sinks.push_back(2.0f - 0.05f * static_cast<float>(h));
+        problem.options.alibi.push_back(0.001f * static_cast<float>(h));
+      }
+      problem.steps = {Step::prefill(260), Step::decode(1), Step::prefill(70), Step::decode(2)};
+      problem.shape.capacity = problem.tokens();
+      problem.fill_normal(random);
+      const Trace trace = replayed(engine, problem);
+      const auto some = [](std::int64_t head) { return head % 7 == 1; };
+      require_forced_in_part(context, problem, trace, {.head = some, .whole_head_of = 8});
+      take_all_ways(random, engine, problem, trace);
+    }
+  }
+}
+const Register kMany{{"crossed.many_heads_and_layers",
+                      {"LOGIT-3", "LOGIT-4", "MEM-6", "STATE-6", "SCORE-6"},
+                      "session",
+                      Lane::shape,
+                      true,
+                      many}};
+
+// Prompts of more than 2^16 tokens and of more pages, regions of summaries and chunks than any table begins with.
+void long_prompts(Context& context) {
+  const Engine& engine = *context.engine;
+  if (context.quick || engine.claims().double_arithmetic)
+    throw Skipped("so many tokens run without --quick only, and not in double arithmetic");
+  Random random(context.seed);
+  for (const Select rule : rules(engine)) {
+    Problem problem = of_one_type(engine, rule == Select::h2o ? DType::bf16 : DType::f32, rule);
+    problem.shape.d_head = problem.shape.d_value = 8;
+    problem.options.chunk = 256;
+    problem.options.local = 32;
+    problem.options.heavy = 64;
+    problem.options.softcap = 20.0;
+    problem.options.alibi = {1e-5f};
+    problem.options.threads = context.threads;
+    if (engine.claims().layers) {
+      problem.shape.n_layer = 2;
+      problem.options.layers = {{}, {.window = 300}};
+    }
+    problem.steps = {Step::prefill(30000, 66000), Step::prefill(36000), Step::decode(3), Step::prefill(700),
+                     Step::decode(1)};
+    problem.shape.capacity = problem.tokens();
+    problem.fill_normal(random);
+    draw_to(problem, 100, 4096);
+    const Trace trace = replayed(engine, problem);
+    const auto late = [](const Chunk& chunk) { return chunk.begin >= 65000; };
+    require_forced_in_part(context, problem, trace, {.chunk = late});
+    take_all_ways(random, engine, problem, trace);
+  }
+}
+const Register kLong{
+    {"crossed.long_prompts",
+     {"SCORE-6", "STATE-6", "STATE-8", "STATE-10", "STATE-11", "STATE-12", "ROWS-1", "SEQ-1"},
+     "session",
+     Lane::shape,
+     true,
+     long_prompts}};
 
 }  // namespace
 }  // namespace headwater::conformance

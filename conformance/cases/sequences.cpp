@@ -399,23 +399,6 @@ const Register kStoredRowsRefused{{"sequences.stored_rows_refused",
                                    true,
                                    stored_rows_refused}};
 
-/// A decode step of the problem's rows without queries.
-void store_step(Session& session, const Problem& problem, const Step& step) {
-  const std::int64_t first = session.tokens();
-  session.begin(step);
-  session.set_observer(
-      [&](const ChunkRecord&) { throw Violation("DEC-2: a call without queries was observed"); });
-  for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
-    const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
-    const Placed k(Placement::strided, input.k, first, step.n);
-    const Placed v(Placement::head_major, input.v, first, step.n);
-    session.attend(layer, {}, k.rows(), v.rows(), {});
-    k.check("k"), v.check("v");
-  }
-  session.set_observer({});
-  session.end();
-}
-
 /// Step `at` of the problem, a decode step, without queries: the rest has the bits of a session that was given them.
 void require_rows_alone(Random& random, const Engine& engine, Problem problem, std::size_t at) {
   const std::size_t end = problem.steps.size();

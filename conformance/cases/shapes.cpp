@@ -6,6 +6,7 @@
 #include <string>
 
 #include "conformance/forced.hpp"
+#include "conformance/other_ways.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -223,6 +224,34 @@ void decode_after_20000(Context& context) {
 }
 const Register kDecode{
     {"shape.decode_after_20000", {"DEC-1", "STATE-6"}, "dense", Lane::shape, true, decode_after_20000}};
+
+// Over more tokens than a decode step of one row splits into parts of one buffer each, rows wider than a register file, with
+// all that is done to a logit; windows that begin at no multiple of anything.
+void decode_after_2_17(Context& context) {
+  if (!context.engine->claims().rows_alone) throw Skipped("so many tokens are stored without queries only");
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Problem problem = production(
+        context, type, {.query = 2, .kv = 1, .d = 32, .dv = 160}, {},
+        {Step::decode(137000), Step::decode(1), Step::decode(2), Step::decode(5), Step::decode(20)});
+    problem.options.softcap = 15.0;
+    problem.options.alibi = {0.0f, 1e-4f};
+    problem.options.sinks = {6.0f, 1.0f};
+    if (type == DType::bf16 && context.engine->claims().layers) problem.options.layers = {{.window = 70003}};
+    const std::unique_ptr<Session> session = context.engine->open(problem.shape, problem.options);
+    store_step(*session, problem, problem.steps[0]);
+    Trace trace = run_steps(*session, problem, 1, problem.steps.size());
+    // Rows that nothing was asked of come first.
+    std::vector<float>& out = trace.layers[0].out;
+    out.insert(out.begin(), static_cast<std::size_t>(problem.steps[0].n * problem.out_row(0)), 0.0f);
+    require_forced_in_part(context, problem, trace, {.border = 1});
+  }
+}
+const Register kDecodeAfter2To17{{"shape.decode_after_137000",
+                                  {"DEC-1", "DEC-2", "MASK-2"},
+                                  "dense",
+                                  Lane::shape,
+                                  true,
+                                  decode_after_2_17}};
 
 // Caps, biases and sinks in every tile and segment of both passes, of dense attention and of decode steps.
 void caps_and_biases(Context& context) {
