@@ -292,22 +292,22 @@ void truncated(Random& random, const Engine& engine, const Problem& problem, con
   require_rest(*session, bound, 1, wanted, fmt::format("truncated to {} tokens", n));
 }
 
-// Forked twice: one goes on with other rows, one goes on, and one takes the last step back first.
+// Forked twice before the last step: a fork takes the step before it back and goes on from there, and of the other fork and
+// the parent one goes on with other rows, one with the problem's.
 void forked(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
   if (!engine.claims().fork) return;
   const Problem bound = with_checkpoints(engine, problem);
-  const auto at = static_cast<std::size_t>(random.integer(1, std::ssize(problem.steps) - 1));
+  const std::size_t at = problem.steps.size() - 1;
   std::unique_ptr<Session> sessions[3] = {engine.open(bound.shape, bound.options)};
   (void)run_steps(*sessions[0], bound, 0, at);
   for (const int fork : {1, 2}) sessions[fork] = sessions[0]->fork();
   const std::int64_t n = sessions[0]->tokens();
-  const auto other = static_cast<std::size_t>(random.integer(0, 2));
+  const int other = random.chance(0.5) ? 1 : 0;
   (void)run_steps(*sessions[other], with_noise_from(random, bound, n), at, problem.steps.size());
-  require_rest(*sessions[(other + 1) % 3], bound, at, wanted, fmt::format("forked after {} tokens", n));
+  require_rest(*sessions[1 - other], bound, at, wanted, fmt::format("forked after {} tokens", n));
   if (!engine.claims().truncate) return;
-  Session& last = *sessions[(other + 2) % 3];
-  last.truncate(n - problem.steps[at - 1].n);
-  require_rest(last, bound, at - 1, wanted, fmt::format("forked after {} tokens and truncated", n));
+  sessions[2]->truncate(n - problem.steps[at - 1].n);
+  require_rest(*sessions[2], bound, at - 1, wanted, fmt::format("forked after {} tokens and truncated", n));
 }
 
 void saved(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
