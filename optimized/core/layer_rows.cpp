@@ -19,6 +19,7 @@ LayerRows::LayerRows(std::span<const std::int64_t> row_bytes, std::int64_t heads
     const std::ptrdiff_t at = std::lower_bound(sizes.begin(), sizes.end(), size) - sizes.begin();
     std::int64_t& before = layers[static_cast<std::size_t>(at)];
     places_.push_back({static_cast<std::size_t>(at), before * heads});
+    if (HEADWATER_SABOTAGE("core.layers.runs_in_8_bits")) places_.back().first_run &= 0xFF;
     if (HEADWATER_SABOTAGE("core.layers.second_of_a_size_in_the_first") && before > 0)
       --places_.back().first_run;
     ++before;

@@ -18,6 +18,7 @@ ScoreStore::ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t cap
 
 void ScoreStore::copy(const ScoreStore& from, std::int64_t tokens) {
   if (tokens == 0) return;
+  if (HEADWATER_SABOTAGE("core.scores.forked_beyond_4096")) tokens = std::min<std::int64_t>(tokens, 4096);
   const std::int64_t bytes = tokens * element_bytes();
   const std::int64_t run_bytes = capacity_ * element_bytes();
   const std::int64_t runs = scores_.bytes() / run_bytes;

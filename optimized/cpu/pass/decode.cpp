@@ -140,7 +140,9 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
       const float top = highest(line, n, max[r]);
       const float offset = top == kMinusInfinity ? 0.0f : top;
       const float rescale = std::exp(max[r] - offset);
-      for (std::int64_t c = 0; c < dv; ++c) out[r * dv + c] *= rescale;
+      const bool some = HEADWATER_SABOTAGE("cpu.decode.rescaled_columns_beyond_128");
+      for (std::int64_t c = 0; c < (some ? std::min<std::int64_t>(dv, 128) : dv); ++c)
+        out[r * dv + c] *= rescale;
       sum[r] = sum[r] * rescale + kernels.row_weights(line, n, offset);
       max[r] = top;
     }
