@@ -287,7 +287,8 @@ TEST(Projection, OfTheSizesOfModels) {
                         {TensorType::q6_k, 14336, 1030, 21},   {TensorType::q4_0, 896, 4867, 21},
                         {TensorType::q5_k, 4096, 1024, 21},    {TensorType::q8_0, 64, 300, 4096 + 335},
                         {TensorType::f16, 64, 70, 4096 + 335}, {TensorType::q4_0, 4896, 96, 21},
-                        {TensorType::f16, 14336, 260, 21}};
+                        {TensorType::f16, 14336, 260, 21},     {TensorType::f16, 53248, 70, 21},
+                        {TensorType::q8_0, 53248, 70, 21}};
   for (const auto& [type, depth, width, rows] : cases) {
     const LargeMatrix matrix(type, depth, width);
     const auto x = random_rows(rows, depth);
@@ -386,11 +387,33 @@ TEST(Projection, GroupsTakeRangesOfSeveralMatrices) {
   }
 }
 
+/// multiply_few() of 1 .. kFewRows rows: each has the bits that it has alone.
+void expect_rows_as_alone(Packed& packed) {
+  constexpr std::int64_t kMost = Projection::kFewRows;
+  const std::int64_t depth = packed.projection->depth();
+  const std::int64_t width = packed.projection->width();
+  const auto x = random_rows(kMost, depth);
+  std::vector<float> alone;
+  for (std::int64_t row = 0; row < kMost; ++row) {
+    const Collect one(1, width);
+    packed.projection->multiply_few(x.data() + row * depth, 1, 1, packed.scratch, one);
+    alone.insert(alone.end(), one.values().begin(), one.values().end());
+  }
+  for (std::int64_t rows = 1; rows <= kMost; ++rows) {
+    const Collect together(rows, width);
+    packed.projection->multiply_few(x.data(), rows, 2, packed.scratch, together);
+    const auto bytes = static_cast<std::size_t>(width) * sizeof(float);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      ASSERT_EQ(std::memcmp(together.values().data() + row * width, alone.data() + row * width, bytes), 0)
+          << "row " << row << " of " << rows;
+    }
+  }
+}
+
 // Widths end inside a slice and inside a group, and on each side of a slice; the widest ones have tasks of several slices,
 // the last of them not full, and of most slices; depths lie on each side of a strip's bytes; every count of rows, so also
 // on each side of those that a kernel takes at once.
 TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
-  constexpr std::int64_t kMost = Projection::kFewRows;
   for (const TensorType type : kTypes) {
     for (const auto& [depth, width] : {std::pair{std::int64_t{256}, std::int64_t{130}},
                                        {768, 63},
@@ -399,50 +422,39 @@ TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
                                        {256, 2 * 17 * 64 + 1},
                                        {256, 2 * 4 * 9 * 64 + 64},
                                        {4096, 200}}) {
+      SCOPED_TRACE(fmt::format("{} {} x {}", tensor_type_info(type).name, depth, width));
       const LargeMatrix matrix(type, depth, width);
       Packed packed(Precision::f32, {{&matrix.tensor, 0, width}}, 2);
-      const auto x = random_rows(kMost, depth);
-      std::vector<float> alone;
-      for (std::int64_t row = 0; row < kMost; ++row) {
-        const Collect one(1, width);
-        packed.projection->multiply_few(x.data() + row * depth, 1, 1, packed.scratch, one);
-        alone.insert(alone.end(), one.values().begin(), one.values().end());
-      }
-      for (std::int64_t rows = 1; rows <= kMost; ++rows) {
-        SCOPED_TRACE(fmt::format("{} {} x {}, rows {}", tensor_type_info(type).name, depth, width, rows));
-        const Collect together(rows, width);
-        packed.projection->multiply_few(x.data(), rows, 2, packed.scratch, together);
-        const auto bytes = static_cast<std::size_t>(width) * sizeof(float);
-        for (std::int64_t row = 0; row < rows; ++row) {
-          ASSERT_EQ(std::memcmp(together.values().data() + row * width, alone.data() + row * width, bytes), 0)
-              << "row " << row;
-        }
-      }
+      expect_rows_as_alone(packed);
     }
   }
 }
 
-// A single row is arranged for each type from the same fixed-point row: one arrangement leaves the row and the others whole.
-TEST(Projection, OneRowForSeveralQuantisedTypes) {
-  constexpr std::int64_t kDepth = 512;
-  const LargeMatrix matrices[] = {{TensorType::q6_k, kDepth, 50}, {TensorType::q4_k, kDepth, 50},
-                                  {TensorType::q5_k, kDepth, 50}, {TensorType::q4_0, kDepth, 50},
-                                  {TensorType::q8_0, kDepth, 50}, {TensorType::f32, kDepth, 50}};
-  const auto x = random_rows(1, kDepth);
-  for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
-    for (const std::size_t types : {5U, 6U}) {
-      std::vector<RowRange> ranges;
-      for (std::size_t i = 0; i < types; ++i) ranges.push_back({&matrices[i].tensor, 0, count});
-      const std::int64_t width = count * static_cast<std::int64_t>(types);
-      Packed packed(Precision::f32, ranges, 2);
-      const Collect one(1, width);
-      packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
-      for (std::size_t i = 0; i < types; ++i) {
-        SCOPED_TRACE(tensor_type_info(matrices[i].tensor.type).name);
-        const auto from = one.values().begin() + static_cast<std::int64_t>(i) * count;
-        const bool fixed = is_quantised(matrices[i].tensor.type);
-        expect_elements({from, from + count}, x, {0}, up_to(count), matrices[i].tensor, Precision::f32,
-                        fixed);
+// A row is arranged for each type from the same fixed-point row: one arrangement leaves the row, the others and those of
+// other rows whole. Two of the depths have strips of several rows and of one.
+TEST(Projection, RowsForSeveralQuantisedTypes) {
+  for (const std::int64_t depth : {512, 4864}) {
+    const LargeMatrix matrices[] = {{TensorType::q6_k, depth, 50}, {TensorType::q4_k, depth, 50},
+                                    {TensorType::q5_k, depth, 50}, {TensorType::q4_0, depth, 50},
+                                    {TensorType::q8_0, depth, 50}, {TensorType::f32, depth, 50}};
+    const auto x = random_rows(1, depth);
+    for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
+      for (const std::size_t types : {2U, 5U, 6U}) {
+        std::vector<RowRange> ranges;
+        for (std::size_t i = 0; i < types; ++i) ranges.push_back({&matrices[i].tensor, 0, count});
+        const std::int64_t width = count * static_cast<std::int64_t>(types);
+        SCOPED_TRACE(fmt::format("{} types of {} rows of {}", types, count, depth));
+        Packed packed(Precision::f32, ranges, 2);
+        const Collect one(1, width);
+        packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
+        for (std::size_t i = 0; i < types; ++i) {
+          SCOPED_TRACE(tensor_type_info(matrices[i].tensor.type).name);
+          const auto from = one.values().begin() + static_cast<std::int64_t>(i) * count;
+          const bool fixed = is_quantised(matrices[i].tensor.type);
+          expect_elements({from, from + count}, x, {0}, up_to(count), matrices[i].tensor, Precision::f32,
+                          fixed);
+        }
+        expect_rows_as_alone(packed);
       }
     }
   }
