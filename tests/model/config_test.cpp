@@ -198,12 +198,20 @@ TEST(ModelConfig, RefusesAnEmbeddingThatHoldsNaN) {
   EXPECT_EQ(load_refusal(tiny), "");
   tiny.vocabulary = 600;  // more than one task
   EXPECT_EQ(load_refusal(tiny), "");
-  for (const std::size_t element :
-       {0, 16 * 39 + 15, 16 * 255 + 1, 16 * 256, 16 * 511, 16 * 512 + 8, 16 * 599 + 15}) {
+  const auto expect_named = [&](std::size_t element) {
     tiny.spoilt = element;
     EXPECT_THAT(load_refusal(tiny),
                 HasSubstr("tensor 'token_embd.weight': row " + std::to_string(element / 16) +
                           " holds NaN or infinity; allowed: finite weights"));
+  };
+  for (const std::size_t element :
+       {0, 16 * 39 + 15, 16 * 255 + 1, 16 * 256, 16 * 511, 16 * 512 + 8, 16 * 599 + 15}) {
+    expect_named(element);
+  }
+  tiny.vocabulary = 151936;  // Qwen's
+  for (const bool own_head : {true, false}) {
+    tiny.own_head = own_head;
+    for (const std::size_t row : {65536, 131072, 151935}) expect_named(16 * row + 15);
   }
 }
 
