@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "headwater/error.hpp"
+#include "tests/model/made_model.hpp"
 #include "tests/model/support.hpp"
 
 namespace headwater::runtime::testing {
@@ -216,59 +217,89 @@ TEST(Conversation, TheTailBringsSparseNearerToDense) {
   EXPECT_LT(tail, plain);
 }
 
-// Conversations of other lengths in as many slots as there can be, decoded in one step, are those of transformers of their own.
-TEST(Slots, DecodedTogetherHaveTheBitsOfEachAlone) {
+/// Conversations of other lengths in as many slots as there can be, decoded in one step, are those of transformers of their own.
+void expect_slots_as_alone(const std::shared_ptr<const Model>& model, DType cache) {
+  TransformerOptions chosen = small(1400);
+  chosen.cache_type = cache;
+  chosen.slots = kMostSlots;
+  Transformer together(model, chosen);
+  chosen.slots = 1;
+  Transformer alone(model, chosen);
+  std::vector<std::unique_ptr<Conversation>> talks;
+  std::vector<Conversation*> all;
+  std::vector<std::vector<std::int32_t>> prompts;
+  for (int slot = 0; slot < kMostSlots; ++slot) {
+    const std::int64_t tokens = slot == 3 ? 1300 : 1 + 7 * slot;
+    prompts.push_back(some_ids(tokens + slot));
+    prompts.back().erase(prompts.back().begin(), prompts.back().begin() + slot);
+    talks.push_back(std::make_unique<Conversation>(together, 8, slot));
+    talks.back()->feed_ahead(prompts.back());
+    all.push_back(talks.back().get());
+  }
+  for (Conversation* const talk : all) Conversation::take_logits({&talk, 1});
+  // All of them, then some in another order, then one by itself.
+  const std::vector<std::int32_t> ids = some_ids(kMostSlots);
+  Conversation::append(all, ids);
+  const std::vector<Conversation*> some{all[9], all[3], all[0]};
+  const std::vector<Conversation*> others{all[15], all[5]};
+  Conversation::append_ahead(some, std::span(ids).first(3));
+  Conversation::append_ahead(others, std::span(ids).last(2));
+  Conversation::take_logits(some);
+  Conversation::take_logits(others);
+  talks[3]->append(77);
+  for (int slot = 0; slot < kMostSlots; ++slot) {
+    Conversation one(alone, 8);
+    one.reset();
+    one.feed(prompts[static_cast<std::size_t>(slot)]);
+    one.append(ids[static_cast<std::size_t>(slot)]);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      if (some[i] == all[static_cast<std::size_t>(slot)]) one.append(ids[i]);
+    }
+    if (slot == 15) one.append(ids[kMostSlots - 2]);
+    if (slot == 5) one.append(ids[kMostSlots - 1]);
+    if (slot == 3) one.append(77);
+    const Conversation& talk = *talks[static_cast<std::size_t>(slot)];
+    EXPECT_EQ(talk.steps(), one.steps());
+    EXPECT_EQ(talk.pairs().computed, one.pairs().computed);
+    const std::vector<float> got(talk.logits().begin(), talk.logits().end());
+    const std::vector<float> wanted(one.logits().begin(), one.logits().end());
+    EXPECT_EQ(got, wanted) << "slot " << slot;
+  }
+}
+
+/// In every precision, with keys and values in F32 and in BF16.
+template <typename Load>
+void expect_slots_as_alone(const Load& load) {
   for (const Precision precision : {Precision::f32, Precision::bf16}) {
     if (precision == Precision::bf16 && native_precision() != precision) continue;
     SCOPED_TRACE(precision_name(precision));
-    for (const DType cache : {DType::f32, DType::bf16}) {
-      TransformerOptions chosen = small(1400);
-      chosen.cache_type = cache;
-      chosen.slots = kMostSlots;
-      Transformer together(bundled(precision), chosen);
-      chosen.slots = 1;
-      Transformer alone(bundled(precision), chosen);
-      std::vector<std::unique_ptr<Conversation>> talks;
-      std::vector<Conversation*> all;
-      std::vector<std::vector<std::int32_t>> prompts;
-      for (int slot = 0; slot < kMostSlots; ++slot) {
-        const std::int64_t tokens = slot == 3 ? 1300 : 1 + 7 * slot;
-        prompts.push_back(some_ids(tokens + slot));
-        prompts.back().erase(prompts.back().begin(), prompts.back().begin() + slot);
-        talks.push_back(std::make_unique<Conversation>(together, 8, slot));
-        talks.back()->feed_ahead(prompts.back());
-        all.push_back(talks.back().get());
-      }
-      for (Conversation* const talk : all) Conversation::take_logits({&talk, 1});
-      // All of them, then some in another order, then one by itself.
-      const std::vector<std::int32_t> ids = some_ids(kMostSlots);
-      Conversation::append(all, ids);
-      const std::vector<Conversation*> some{all[9], all[3], all[0]};
-      const std::vector<Conversation*> others{all[15], all[5]};
-      Conversation::append_ahead(some, std::span(ids).first(3));
-      Conversation::append_ahead(others, std::span(ids).last(2));
-      Conversation::take_logits(some);
-      Conversation::take_logits(others);
-      talks[3]->append(77);
-      for (int slot = 0; slot < kMostSlots; ++slot) {
-        Conversation one(alone, 8);
-        one.reset();
-        one.feed(prompts[static_cast<std::size_t>(slot)]);
-        one.append(ids[static_cast<std::size_t>(slot)]);
-        for (std::size_t i = 0; i < some.size(); ++i) {
-          if (some[i] == all[static_cast<std::size_t>(slot)]) one.append(ids[i]);
-        }
-        if (slot == 15) one.append(ids[kMostSlots - 2]);
-        if (slot == 5) one.append(ids[kMostSlots - 1]);
-        if (slot == 3) one.append(77);
-        const Conversation& talk = *talks[static_cast<std::size_t>(slot)];
-        EXPECT_EQ(talk.steps(), one.steps());
-        EXPECT_EQ(talk.pairs().computed, one.pairs().computed);
-        const std::vector<float> got(talk.logits().begin(), talk.logits().end());
-        const std::vector<float> wanted(one.logits().begin(), one.logits().end());
-        EXPECT_EQ(got, wanted) << "slot " << slot;
-      }
-    }
+    for (const DType cache : {DType::f32, DType::bf16}) expect_slots_as_alone(load(precision), cache);
+  }
+}
+
+TEST(Slots, DecodedTogetherHaveTheBitsOfEachAlone) {
+  expect_slots_as_alone([](Precision precision) { return bundled(precision); });
+}
+
+TEST(Slots, OfModelsWithBiasesAndValuesOfOtherWidths) {
+  const MadeModel longer({.layers = 2,
+                          .width = 64,
+                          .heads = 4,
+                          .heads_kv = 2,
+                          .d_head = 32,
+                          .feed_forward = 200,
+                          .vocabulary = 4096,
+                          .d_value = 48});
+  const MadeModel shorter({.architecture = "llama",
+                           .width = 64,
+                           .heads = 6,
+                           .heads_kv = 2,
+                           .d_head = 48,
+                           .vocabulary = 4096,
+                           .d_value = 16});
+  for (const MadeModel* const model : {&longer, &shorter}) {
+    SCOPED_TRACE(model->sizes().architecture);
+    expect_slots_as_alone([&](Precision precision) { return model->load(precision); });
   }
 }
 

@@ -53,12 +53,13 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   number("attention.head_count", sizes.heads);
   number("attention.head_count_kv", sizes.heads_kv);
   number("attention.key_length", sizes.d_head);
-  number("attention.value_length", sizes.d_head);
+  number("attention.value_length", sizes.d_value);
   builder_.add(a + "attention.layer_norm_rms_epsilon", kF32, 1e-6F);
   builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
   shape_.heads = sizes.heads;
   shape_.heads_kv = sizes.heads_kv;
-  shape_.d_head = shape_.d_value = sizes.d_head;
+  shape_.d_head = sizes.d_head;
+  shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
   shape_.layout = sizes.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
   for (std::int64_t i = 0; i < sizes.d_head / 2; ++i) {
@@ -80,13 +81,13 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     if (sizes.architecture == "qwen2") {
       layer.query_bias = add(at + "attn_q.bias", sizes.heads * sizes.d_head, 0, 0.0F, 0.5F);
       layer.key_bias = add(at + "attn_k.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
-      layer.value_bias = add(at + "attn_v.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
+      layer.value_bias = add(at + "attn_v.bias", sizes.heads_kv * sizes.d_value, 0, 0.0F, 0.5F);
       layer.output_bias = add(at + "attn_output.bias", sizes.width, 0, 0.0F, 0.5F);
     }
     layer.query = matrix(at + "attn_q.weight", sizes.width, sizes.heads * sizes.d_head);
     layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
-    layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_head);
-    layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_head, sizes.width);
+    layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
+    layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_value, sizes.width);
     layer.gate = matrix(at + "ffn_gate.weight", sizes.width, sizes.feed_forward);
     layer.up = matrix(at + "ffn_up.weight", sizes.width, sizes.feed_forward);
     layer.down = matrix(at + "ffn_down.weight", sizes.feed_forward, sizes.width);
@@ -139,7 +140,7 @@ void StageCheck::take(const LayerView& view) {
   if (view.layer == 0 && view.stage == LayerView::Stage::attention) {
     for (std::int64_t r = 0; r < view.n; ++r) {
       const auto key = row_of(view.k, r, sizes.heads_kv, sizes.d_head);
-      const auto value = row_of(view.v, r, sizes.heads_kv, sizes.d_head);
+      const auto value = row_of(view.v, r, sizes.heads_kv, sizes.d_value);
       keys_.insert(keys_.end(), key.begin(), key.end());
       values_.insert(values_.end(), value.begin(), value.end());
     }
@@ -155,7 +156,7 @@ void StageCheck::take(const LayerView& view) {
     if (view.stage == LayerView::Stage::attention) {
       one.q = row_of(view.q, row, sizes.heads, sizes.d_head);
       one.k = row_of(view.k, row, sizes.heads_kv, sizes.d_head);
-      one.v = row_of(view.v, row, sizes.heads_kv, sizes.d_head);
+      one.v = row_of(view.v, row, sizes.heads_kv, sizes.d_value);
     } else if (view.stage == LayerView::Stage::middle) {
       one.middle = residual;
     } else if (view.stage == LayerView::Stage::output) {
@@ -188,24 +189,24 @@ void StageCheck::expect_stages() const {
 void StageCheck::expect_stored() const {
   const Session& session = transformer_.session();
   const MadeSizes& sizes = model_.sizes();
-  const auto width = static_cast<std::size_t>(sizes.d_head);
-  ASSERT_EQ(keys_.size(), static_cast<std::size_t>(session.tokens() * sizes.heads_kv) * width);
-  std::vector<float> row(width);
-  std::size_t at = 0;
+  ASSERT_EQ(static_cast<std::int64_t>(keys_.size()), session.tokens() * sizes.heads_kv * sizes.d_head);
+  std::vector<float> key(static_cast<std::size_t>(sizes.d_head));
+  std::vector<float> value(static_cast<std::size_t>(sizes.d_value));
+  std::int64_t at = 0;
   for (std::int64_t t = 0; t < session.tokens(); ++t) {
-    for (std::int64_t h = 0; h < sizes.heads_kv; ++h, at += width) {
-      session.read_key(0, h, t, row);
-      ASSERT_TRUE(std::equal(row.begin(), row.end(), keys_.begin() + static_cast<std::ptrdiff_t>(at))) << t;
-      session.read_value(0, h, t, row);
-      ASSERT_TRUE(std::equal(row.begin(), row.end(), values_.begin() + static_cast<std::ptrdiff_t>(at))) << t;
+    for (std::int64_t h = 0; h < sizes.heads_kv; ++h, ++at) {
+      session.read_key(0, h, t, key);
+      ASSERT_TRUE(std::equal(key.begin(), key.end(), keys_.begin() + at * sizes.d_head)) << t;
+      session.read_value(0, h, t, value);
+      ASSERT_TRUE(std::equal(value.begin(), value.end(), values_.begin() + at * sizes.d_value)) << t;
     }
   }
 }
 
 void StageCheck::expect_dense(const std::vector<std::int64_t>& tokens) const {
   const MadeSizes& sizes = model_.sizes();
-  const auto width = sizes.heads_kv * sizes.d_head;
-  const auto stored = [&](const std::vector<float>& all, std::int64_t t) {
+  const auto stored = [&](const std::vector<float>& all, std::int64_t t, std::int64_t d) {
+    const std::int64_t width = sizes.heads_kv * d;
     return exact({all.begin() + t * width, all.begin() + (t + 1) * width});
   };
   for (const std::int64_t token : tokens) {
@@ -213,7 +214,9 @@ void StageCheck::expect_dense(const std::vector<std::int64_t>& tokens) const {
         std::find_if(layers_[0].begin(), layers_[0].end(), [&](const Seen& s) { return s.token == token; });
     ASSERT_NE(one, layers_[0].end()) << token;
     std::vector<TransformerHeads> all;
-    for (std::int64_t t = 0; t <= token; ++t) all.push_back({{}, stored(keys_, t), stored(values_, t)});
+    for (std::int64_t t = 0; t <= token; ++t) {
+      all.push_back({{}, stored(keys_, t, sizes.d_head), stored(values_, t, sizes.d_value)});
+    }
     all.back().query = exact(one->q);
     expect_within(transformer_attention(model_.shape(), model_.layer(0), all, exact(one->input)), one->middle,
                   "attention of token " + std::to_string(token));

@@ -25,6 +25,7 @@ struct MadeSizes {
   std::int64_t feed_forward = 64;
   std::int64_t vocabulary = 300;
   double theta = 1e6;
+  std::int64_t d_value = d_head;
 };
 
 /// A model of F32 weights, made in memory, and the same numbers for the forward pass in double.

@@ -431,7 +431,7 @@ TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
 }
 
 // A row is arranged for each type from the same fixed-point row: one arrangement leaves the row, the others and those of
-// other rows whole. Two of the depths have strips of several rows and of one.
+// other rows whole. A strip holds many rows of the one depth, and few of the other.
 TEST(Projection, RowsForSeveralQuantisedTypes) {
   for (const std::int64_t depth : {512, 4864}) {
     const LargeMatrix matrices[] = {{TensorType::q6_k, depth, 50}, {TensorType::q4_k, depth, 50},
