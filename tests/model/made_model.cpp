@@ -1,5 +1,6 @@
 #include "tests/model/made_model.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,7 +123,7 @@ Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int
   return {rows, columns, add(name, columns, rows, 0.0F, std::sqrt(3.0F / static_cast<float>(columns)))};
 }
 
-std::shared_ptr<const Model> MadeModel::load(Precision precision) const {
+std::shared_ptr<const Model> MadeModel::load(Precision precision) const& {
   return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "made.gguf")), {precision, 2});
 }
 
@@ -220,6 +221,24 @@ void StageCheck::expect_dense(const std::vector<std::int64_t>& tokens) const {
     all.back().query = exact(one->q);
     expect_within(transformer_attention(model_.shape(), model_.layer(0), all, exact(one->input)), one->middle,
                   "attention of token " + std::to_string(token));
+  }
+}
+
+void StageCheck::expect_logits(std::int64_t begin) const {
+  const std::int64_t vocabulary = model_.sizes().vocabulary;
+  const std::int64_t rows = transformer_.session().tokens() - begin;
+  std::vector<float> all(static_cast<std::size_t>(rows * vocabulary));
+  std::vector<float> one(static_cast<std::size_t>(vocabulary));
+  transformer_.logits(0, rows, all);
+  for (const Seen& seen : layers_.back()) {
+    const std::int64_t row = seen.token - begin;
+    if (row < 0) continue;
+    const BoundedRow wanted = transformer_logits(exact(seen.output), model_.final_norm(), model_.head(),
+                                                 model_.shape().norm_epsilon);
+    const auto from = all.begin() + row * vocabulary;
+    expect_within(wanted, {from, from + vocabulary}, fmt::format("logits of row {} of {}", row, rows));
+    transformer_.logits(row, 1, one);
+    expect_within(wanted, one, fmt::format("logits of row {} alone", row));
   }
 }
 

@@ -33,7 +33,9 @@ class MadeModel {
  public:
   explicit MadeModel(const MadeSizes& sizes);
   [[nodiscard]] const MadeSizes& sizes() const { return sizes_; }
-  [[nodiscard]] std::shared_ptr<const Model> load(Precision precision) const;
+  /// Reads the weights where they are: this object must outlive it.
+  [[nodiscard]] std::shared_ptr<const Model> load(Precision precision) const&;
+  std::shared_ptr<const Model> load(Precision precision) const&& = delete;
   [[nodiscard]] const TransformerShape& shape() const { return shape_; }
   [[nodiscard]] const TransformerLayer& layer(std::int64_t index) const {
     return layers_[static_cast<std::size_t>(index)];
@@ -80,6 +82,8 @@ class StageCheck {
   void expect_stored() const;
   /// Attention of these chosen tokens, dense over everything stored up to them, and its output projection (layer 0).
   void expect_dense(const std::vector<std::int64_t>& tokens) const;
+  /// Logits of the last step, which began at position `begin`, after the chosen tokens: of all its rows at once, and of one.
+  void expect_logits(std::int64_t begin) const;
 
  private:
   struct Seen {

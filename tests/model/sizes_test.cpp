@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "runtime/generate/conversation.hpp"
+#include "runtime/model/kernels/kernels.hpp"
 #include "tests/model/made_model.hpp"
 #include "tests/model/support.hpp"
 
@@ -52,7 +53,44 @@ TEST(TransformerSizes, AHundredAndTwentyEightHeads) {
     expect_small_run({.architecture = architecture, .width = 64, .heads = 128, .heads_kv = 8, .d_head = 8},
                      20, {0, 16, 17, 19});
   }
-  expect_small_run({.width = 64, .heads = 32, .heads_kv = 8, .d_head = 128}, 20, {0, 17, 19});
+}
+
+// Rows of 10240 columns with a bias, in F32, and rounded to BF16 for an engine that gets such rows.
+TEST(TransformerSizes, SixtyFourHeadsOf128) {
+  const MadeSizes sizes{.width = 64, .heads = 64, .heads_kv = 8, .d_head = 128};
+  expect_small_run(sizes, 20, {0, 17, 19});
+  if (native_precision() != Precision::bf16) GTEST_SKIP() << "this processor does not multiply BF16";
+  const MadeModel model(sizes);
+  const auto loaded = model.load(Precision::bf16);
+  std::vector<std::uint16_t> bits[2];
+  for (const DType cache : {DType::f32, DType::bf16}) {
+    auto& result = bits[cache == DType::bf16 ? 1 : 0];
+    TransformerOptions chosen = options(21, cache);
+    chosen.engine = "cpu";
+    Transformer transformer(loaded, chosen);
+    transformer.set_observer([&](const LayerView& view) {
+      if (view.stage != LayerView::Stage::attention) return;
+      const std::pair<Rows, std::int64_t> all[] = {
+          {view.q, sizes.heads}, {view.k, sizes.heads_kv}, {view.v, sizes.heads_kv}};
+      for (const auto& [rows, heads] : all) {
+        ASSERT_EQ(rows.type, cache);
+        for (std::int64_t i = 0; i < view.n * heads; ++i) {
+          const std::int64_t at = i / heads * rows.row_stride + i % heads * rows.head_stride;
+          const std::size_t end = result.size();
+          result.resize(end + static_cast<std::size_t>(sizes.d_head));
+          if (cache == DType::f32) {
+            kernels().to_bf16(static_cast<const float*>(rows.data) + at, sizes.d_head, &result[end]);
+          } else {
+            std::copy_n(static_cast<const std::uint16_t*>(rows.data) + at, sizes.d_head, &result[end]);
+          }
+        }
+      }
+    });
+    transformer.run(Step::prefill(20), made_ids(20, sizes.vocabulary));
+    transformer.run(Step::decode(), made_ids(1, sizes.vocabulary));
+  }
+  EXPECT_EQ(bits[0].size(), 21U * 10240);
+  EXPECT_TRUE(bits[0] == bits[1]);
 }
 
 TEST(TransformerSizes, AFeedForwardOf14336AndBiasesOf5120Columns) {
@@ -61,15 +99,16 @@ TEST(TransformerSizes, AFeedForwardOf14336AndBiasesOf5120Columns) {
 }
 
 TEST(TransformerSizes, EightyLayers) {
-  expect_small_run({.layers = 80, .width = 16, .d_head = 8, .feed_forward = 32}, 10, all_of(10));
+  expect_small_run({.layers = 80, .width = 16, .d_head = 8, .feed_forward = 32, .d_value = 12}, 10,
+                   all_of(10));
 }
 
-// Ids on each side of 2^15, 2^16 and 2^17: rows of the embedding, and columns of the head in both of its products.
-TEST(TransformerSizes, AVocabularyOf151936) {
-  const MadeSizes sizes{.width = 16, .d_head = 8, .feed_forward = 32, .vocabulary = 151936};
+// Ids on each side of 2^15, 2^16, 2^17 and 2^18: rows of the embedding, and columns of the head in all of its products.
+TEST(TransformerSizes, AVocabularyOf300000) {
+  const MadeSizes sizes{.width = 8, .d_head = 8, .feed_forward = 32, .vocabulary = 300000};
   const MadeModel model(sizes);
-  const std::vector<std::int32_t> ids = {0,     32767, 32768,  65535,  65536,  65537, 70000,
-                                         98304, 98305, 131071, 131072, 151935, 4097};
+  const std::vector<std::int32_t> ids = {0,     32767,  32768,  65535,  65536,  65537,  70000, 98304,
+                                         98305, 131071, 131072, 262143, 262144, 299999, 4097};
   const auto n = static_cast<std::int64_t>(ids.size());
   Transformer transformer(model.load(Precision::f32), options(n));
   std::vector<float> embedded;
@@ -88,21 +127,28 @@ TEST(TransformerSizes, AVocabularyOf151936) {
     }
   }
   const auto vocabulary = static_cast<std::size_t>(sizes.vocabulary);
+  std::vector<BoundedRow> wanted;
+  for (std::size_t t = ids.size() - 2; t < ids.size(); ++t) {
+    BoundedRow residual;
+    for (std::size_t i = 0; i < width; ++i) residual.push_back({last[t * width + i], 0.0});
+    wanted.push_back(
+        transformer_logits(residual, model.final_norm(), model.head(), model.shape().norm_epsilon));
+  }
   std::vector<float> logits(2 * vocabulary);
-  for (const std::int64_t rows : {1, 2}) {
-    std::fill(logits.begin(), logits.end(), NAN);
-    transformer.logits(n - rows, rows, logits);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      BoundedRow residual;
-      for (std::size_t i = 0; i < width; ++i) {
-        residual.push_back({last[static_cast<std::size_t>(n - rows + r) * width + i], 0.0});
+  float* const outs[] = {logits.data(), logits.data() + vocabulary};
+  for (const bool asked : {false, true}) {
+    for (const std::size_t rows : {1U, 2U}) {
+      std::fill(logits.begin(), logits.end(), NAN);
+      if (asked) {
+        transformer.ask_logits(static_cast<std::int64_t>(rows));
+        transformer.take_logits(std::span(outs).first(rows));
+      } else {
+        transformer.logits(n - static_cast<std::int64_t>(rows), static_cast<std::int64_t>(rows), logits);
       }
-      const auto wanted =
-          transformer_logits(residual, model.final_norm(), model.head(), model.shape().norm_epsilon);
-      for (std::size_t id = 0; id < vocabulary; ++id) {
-        ASSERT_NEAR(static_cast<double>(logits[static_cast<std::size_t>(r) * vocabulary + id]),
-                    wanted[id].value, wanted[id].error)
-            << id << " of row " << r << " of " << rows;
+      for (std::size_t i = 0; i < rows * vocabulary; ++i) {
+        const Bounded& one = wanted[2 - rows + i / vocabulary][i % vocabulary];
+        ASSERT_NEAR(static_cast<double>(logits[i]), one.value, one.error)
+            << i % vocabulary << " of row " << i / vocabulary << " of " << rows;
       }
     }
   }
@@ -119,7 +165,8 @@ TransformerOptions sparse(std::int64_t capacity) {
 
 std::uint64_t triangle(std::uint64_t n) { return n * (n + 1) / 2; }
 
-// Positions around every multiple of 4096 up to 135000: rotations, stored rows, and what is counted.
+// Positions around every multiple of 4096 up to 135000, in steps of more than 65536: rotations, stored rows, logits, and
+// what is counted.
 TEST(TransformerSizes, PositionsBeyond131072) {
   constexpr std::int64_t kTokens = 135000;
   const MadeSizes sizes{.width = 16, .heads = 2, .heads_kv = 1, .d_head = 8, .feed_forward = 16};
@@ -130,12 +177,13 @@ TEST(TransformerSizes, PositionsBeyond131072) {
   }
   tokens.push_back(kTokens);  // one decoded token
   TransformerOptions chosen = sparse(kTokens + 1);
-  chosen.attention.batch = 65536;
+  chosen.attention.batch = 67584;
   Transformer transformer(model.load(Precision::f32), chosen);
   Conversation conversation(transformer, 0);
   StageCheck check(model, transformer, tokens);
   conversation.set_layer_observer(check.observer());
   conversation.feed(made_ids(kTokens, sizes.vocabulary));
+  check.expect_logits(67584);
   transformer.set_observer(check.observer());
   conversation.append(5);
   check.expect_stages();
@@ -147,7 +195,7 @@ TEST(TransformerSizes, PositionsBeyond131072) {
                                                64 * (static_cast<std::uint64_t>(kTokens) - 256) + kTokens +
                                                1);
   EXPECT_EQ(conversation.pairs().dense, triangle(kTokens + 1));
-  EXPECT_EQ(conversation.steps(), "p65536:135000,p65536,p3928,d1");
+  EXPECT_EQ(conversation.steps(), "p67584:135000,p67416,d1");
 }
 
 // A second turn after 5000 tokens: sparse with a dense tail, then a dense one, each token at its own position, over
