@@ -135,23 +135,38 @@ TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
   }
 }
 
-/// With the rule a b alone, merging goes from left to right.
-Ids merged_from_the_left(const std::string& text, std::int32_t ab) {
-  Ids wanted;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool both = text.compare(i, 2, "ab") == 0;
-    wanted.push_back(both ? ab : text[i]);
-    i += both ? 1 : 0;
+/// Left and right parts, lowest order first: what one rule makes meets its left neighbour in the second and the fourth, its
+/// right one in the third and the fourth.
+const std::vector<std::pair<std::string, std::string>> kRules = {
+    {"a", "b"}, {"c", "ab"}, {"cab", "c"}, {"ab", "ab"}};
+
+/// One rule after the other, each from left to right: none makes what an earlier one merges.
+std::vector<std::string> merged_by_rules(const std::string& text) {
+  std::vector<std::string> parts;
+  for (const char c : text) parts.emplace_back(1, c);
+  for (const auto& [left, right] : kRules) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i, ++kept) {
+      const bool both = i + 1 < parts.size() && parts[i] == left && parts[i + 1] == right;
+      parts[kept] = both ? left + right : parts[i];
+      i += both ? 1 : 0;
+    }
+    parts.resize(kept);
   }
-  return wanted;
+  return parts;
 }
 
 // Words of 300000 letters, with a pair across each place, and text in words of 999.
 TEST(TokenizerSizes, OneWordBeyond65536Letters) {
-  VocabularyBuilder b = all_bytes();
-  const std::int32_t ab = b.add("ab");
-  b.merges = {"a b"};
-  const auto tokenizer = b.build();
+  VocabularyBuilder bytes = all_bytes();
+  VocabularyBuilder sentence = small_sentence();
+  sentence.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+  for (const char c : {'a', 'b', 'c'}) sentence.add(std::string(1, c), kNormal, -100.0F);
+  for (const auto& [left, right] : kRules) {
+    bytes.add(left + right);
+    bytes.merges.push_back(left + " " + right);
+    sentence.add(left + right, kNormal, -static_cast<float>(bytes.merges.size()));
+  }
   std::mt19937 random(9);
   std::string mixed;
   std::string pairs;
@@ -159,9 +174,40 @@ TEST(TokenizerSizes, OneWordBeyond65536Letters) {
   while (pairs.size() < 300000) pairs += "ab";
   std::string words = mixed;
   for (std::size_t i = 999; i < words.size(); i += 1000) words[i] = ' ';
-  for (const std::string& text : {mixed, pairs, "b" + pairs, words}) {
-    ASSERT_EQ(tokenizer->encode(text, false, false), merged_from_the_left(text, ab));
-    EXPECT_EQ(tokenizer->decode(merged_from_the_left(text, ab)), text);
+  for (const VocabularyBuilder* const b : {&bytes, &sentence}) {
+    const auto tokenizer = b->build();
+    std::unordered_map<std::string, std::int32_t> ids;
+    for (const std::string& token : b->tokens) ids.emplace(token, static_cast<std::int32_t>(ids.size()));
+    ids[" "] = ' ';
+    for (const std::string& text : {mixed, pairs, "b" + pairs, words}) {
+      if (b == &sentence && text == words) continue;  // has no words
+      Ids wanted;
+      for (const std::string& part : merged_by_rules(text)) wanted.push_back(ids.at(part));
+      ASSERT_EQ(tokenizer->encode(text, false, false), wanted);
+      EXPECT_EQ(tokenizer->decode(wanted), text);
+    }
+  }
+}
+
+// Each rule joins two of what the one before makes.
+TEST(TokenizerSizes, TokensOf1024Letters) {
+  VocabularyBuilder bytes = all_bytes();
+  VocabularyBuilder sentence = small_sentence();
+  sentence.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+  std::unordered_map<std::size_t, std::int32_t> ids[] = {{{1, 'a'}}, {{1, sentence.add("a")}}};
+  for (std::size_t half = 1; half < 1024; half *= 2) {
+    const std::string left(half, 'a');
+    ids[0][2 * half] = bytes.add(left + left);
+    ids[1][2 * half] = sentence.add(left + left, kNormal, -static_cast<float>(half));
+    bytes.merges.push_back(left + " " + left);
+  }
+  for (const bool sentences : {false, true}) {
+    Ids wanted;
+    for (const std::size_t length : {1024, 1024, 32, 4, 1})
+      wanted.push_back(ids[sentences ? 1 : 0].at(length));
+    const auto tokenizer = (sentences ? sentence : bytes).build();
+    EXPECT_EQ(tokenizer->encode(std::string(2 * 1024 + 37, 'a'), false, false), wanted);
+    EXPECT_EQ(tokenizer->decode(wanted), std::string(2 * 1024 + 37, 'a'));
   }
 }
 
@@ -176,6 +222,19 @@ TEST(TokenizerSizes, SpecialTokensAfter65536Bytes) {
     wanted.insert(wanted.end(), {end, long_one, 'y'});
     ASSERT_EQ(tokenizer->encode(text + "<|im_end|><" + std::string(300, 'l') + ">y", false, true), wanted);
   }
+}
+
+// Each is the beginning of all longer ones.
+TEST(TokenizerSizes, SpecialTokensOfThreeHundredLengths) {
+  VocabularyBuilder b = all_bytes();
+  Ids wanted;
+  std::string text;
+  for (std::size_t length = 1; length <= 300; ++length) {
+    const std::string token = "\x01" + std::string(length - 1, 'l');
+    wanted.insert(wanted.end(), {b.add(token, length % 2 == 0 ? kControl : kUserDefined), 'y'});
+    text += token + "y";
+  }
+  EXPECT_EQ(b.build()->encode(text, false, true), wanted);
 }
 
 }  // namespace
