@@ -83,7 +83,7 @@ class Groups : public ::testing::TestWithParam<TensorType> {
   [[nodiscard]] static std::vector<std::int64_t> lengths() {
     const std::int64_t unit = tensor_type_info(GetParam()).block_elements == 256 ? 256 : 64;
     // The last ones are inner widths of models: sixteen rows of them take more than 2^16 bytes.
-    return {unit, 2 * unit, 3 * unit, 1024, 4864, 28672};
+    return {unit, 2 * unit, 3 * unit, 1024, 4864, 28672, 53248};
   }
 };
 
