@@ -78,6 +78,17 @@ TEST(Sampler, RepeatsItselfWithTheSameSeed) {
   EXPECT_GT(differ, 50);
 }
 
+TEST(Sampler, EveryBitOfASeedCounts) {
+  std::set<std::vector<std::int32_t>> all;
+  for (int bit = -1; bit < 64; ++bit) {
+    Sampler sampler({.temperature = 1.0, .seed = bit < 0 ? 0 : std::uint64_t{1} << bit}, 5);
+    std::vector<std::int32_t> drawn(64);
+    for (std::int32_t& id : drawn) id = sampler.draw(kLogits);
+    all.insert(drawn);
+  }
+  EXPECT_EQ(all.size(), 65U);
+}
+
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 /// The definition: everything is sorted, and all sums go from the best one down.

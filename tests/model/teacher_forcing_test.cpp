@@ -1,0 +1,109 @@
+// Distributions of two models against each other, by the formulas, at the size of a model's vocabulary.
+
+#include "runtime/generate/teacher_forcing.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "tests/model/made_model.hpp"
+#include "tests/model/support.hpp"
+
+namespace headwater::runtime::testing {
+namespace {
+
+std::vector<double> log_probabilities(std::span<const float> logits) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  std::vector<double> values;
+  for (const float logit : logits) values.push_back(static_cast<double>(logit) - std::log(sum));
+  return values;
+}
+
+double divergence_by_definition(const std::vector<double>& p, const std::vector<double>& q) {
+  double sum = 0;
+  for (std::size_t id = 0; id < p.size(); ++id) sum += std::exp(p[id]) * (p[id] - q[id]);
+  return sum;
+}
+
+// The distributions differ in the ids from `first` on alone, where the likeliest ones are.
+TEST(TeacherForcing, EveryIdOfALargeVocabularyCounts) {
+  constexpr std::size_t kVocabulary = 151936;  // Qwen's
+  constexpr double kRounding = 1e-9;           // more than n 2^-53
+  for (const std::size_t first : {0U, 32768U, 65536U, 131072U, 151935U}) {
+    SCOPED_TRACE(first);
+    std::mt19937 random(6);
+    std::vector<float> logits[2];
+    for (std::size_t id = 0; id < kVocabulary; ++id) {
+      const float likely = id >= first ? std::log(static_cast<float>(kVocabulary - first)) : 0.0F;
+      logits[0].push_back(static_cast<float>(random() % 1000) * 1e-3F + 12.0F - likely);
+      logits[1].push_back(logits[0][id] + (id >= first ? static_cast<float>(random() % 1000) * 1e-3F : 0.0F));
+    }
+    logits[0][(first + kVocabulary) / 2] = 20.0F;
+    logits[1].back() = 21.0F;
+    const Prediction p(logits[0]);
+    const Prediction q(logits[1]);
+    EXPECT_EQ(p.likeliest(), static_cast<std::ptrdiff_t>((first + kVocabulary) / 2));
+    EXPECT_EQ(q.likeliest(), static_cast<std::ptrdiff_t>(kVocabulary - 1));
+    const auto log_p = log_probabilities(logits[0]);
+    const auto log_q = log_probabilities(logits[1]);
+    for (const std::size_t id : {std::size_t{0}, std::size_t{65536}, std::size_t{131072}, kVocabulary - 1}) {
+      EXPECT_NEAR(p.log_probability(id), log_p[id], kRounding);
+      EXPECT_NEAR(q.log_probability(id), log_q[id], kRounding);
+    }
+    EXPECT_NEAR(divergence(p, q), divergence_by_definition(log_p, log_q), kRounding);
+    EXPECT_NEAR(divergence(q, p), divergence_by_definition(log_q, log_p), kRounding);
+    EXPECT_GT(divergence(p, q), 1e-3);
+  }
+}
+
+// More rows than logits of which are in memory at a time.
+TEST(TeacherForcing, JudgesEveryRowOfALongStep) {
+  constexpr std::int64_t kTokens = 700;
+  const MadeModel model({.vocabulary = 300});
+  const auto loaded = model.load(Precision::f32);
+  TransformerOptions chosen = options(kTokens);
+  chosen.attention.chunk = 64;
+  chosen.attention.local = chosen.attention.heavy = 8;
+  Transformer sparse(loaded, chosen);
+  chosen.attention.dense = true;
+  Transformer dense(loaded, chosen);
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < kTokens; ++i) ids.push_back(static_cast<std::int32_t>(i * 77 % 300));
+  Transformer* const both[] = {&dense, &sparse};
+  std::vector<float> logits[2];
+  for (std::size_t m = 0; m < 2; ++m) {
+    both[m]->run(Step::prefill(kTokens), ids);
+    logits[m].resize(300 * kTokens);
+    both[m]->logits(0, kTokens, logits[m]);
+  }
+  std::vector<std::int32_t> next(ids.begin() + 1, ids.end());
+  next.push_back(kNoToken);
+  const auto judgements = judge(both, next);
+  ASSERT_EQ(judgements.size(), next.size());
+  int differ = 0;
+  for (std::size_t t = 0; t < next.size(); ++t) {
+    SCOPED_TRACE(t);
+    std::vector<double> logs[2];
+    std::ptrdiff_t likeliest[2];
+    for (std::size_t m = 0; m < 2; ++m) {
+      logs[m] = log_probabilities(std::span(logits[m]).subspan(300 * t, 300));
+      likeliest[m] = std::max_element(logs[m].begin(), logs[m].end()) - logs[m].begin();
+      const double loss = judgements[t].losses[m];
+      if (next[t] == kNoToken) {
+        EXPECT_TRUE(std::isnan(loss));
+      } else {
+        EXPECT_NEAR(loss, -logs[m][static_cast<std::size_t>(next[t])], 1e-9);
+      }
+    }
+    EXPECT_NEAR(judgements[t].divergence, divergence_by_definition(logs[0], logs[1]), 1e-9);
+    EXPECT_EQ(judgements[t].rank1, likeliest[0] == likeliest[1] ? 1 : 0);
+    differ += likeliest[0] == likeliest[1] ? 0 : 1;
+  }
+  EXPECT_GT(differ, 10);
+}
+
+}  // namespace
+}  // namespace headwater::runtime::testing
