@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -320,6 +321,69 @@ TEST(Projection, OfTheSizesOfModels) {
       expect_elements(many.values(), operand, some_rows, columns, matrix.tensor, precision, false);
       if (::testing::Test::HasFailure()) return;
     }
+  }
+}
+
+/// Zeros that take no memory until they are written.
+class EmptyPages {
+ public:
+  explicit EmptyPages(std::size_t bytes) : bytes_(bytes) {
+    void* const at =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return;
+    (void)::madvise(at, bytes, MADV_HUGEPAGE);  // faster to read
+    data_ = static_cast<std::byte*>(at);
+  }
+  ~EmptyPages() {
+    if (data_ != nullptr) (void)::munmap(data_, bytes_);
+  }
+  EmptyPages(const EmptyPages&) = delete;
+  EmptyPages& operator=(const EmptyPages&) = delete;
+  [[nodiscard]] std::byte* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* data_ = nullptr;
+};
+
+// All rows are zeros but for those of the last panel or group, which is packed by itself.
+TEST(Projection, PackedBeyondFourGiB) {
+  struct Case {
+    TensorType type;
+    std::int64_t depth, last, rows;
+  };
+  for (const auto& [type, depth, last, rows] :
+       {Case{TensorType::f32, 4096, 256, 1025 * 256}, Case{TensorType::q8_0, 65536, 16, 3900 * 16}}) {
+    SCOPED_TRACE(tensor_type_info(type).name);
+    if (is_quantised(type) && !packs_in_groups(type, depth)) continue;
+    const LargeMatrix matrix(type, depth, last);
+    const Tensor nearly_empty = {"w", type, {depth, rows}, {}};
+    PanelProducts products;
+    Projection one(products, Precision::f32, {{&matrix.tensor, 0, last}});
+    Projection all(products, Precision::f32, {{&nearly_empty, 0, rows}});
+    ASSERT_GT(all.packed_bytes() - one.packed_bytes(), (std::size_t{1} << 32) - 1);
+    std::vector<ProjectionScratch> scratch(2);
+    for (auto& memory : scratch)
+      memory.memory = AlignedBuffer(std::max(one.scratch_bytes(), all.scratch_bytes()));
+    const EmptyPages pages(all.packed_bytes());
+    if (pages.data() == nullptr) GTEST_SKIP() << "no 4 GiB of addresses";
+    all.place(pages.data());
+    one.place(pages.data() + all.packed_bytes() - one.packed_bytes());
+    one.pack(2, scratch);
+    const auto x = random_rows(1, depth);
+    const std::vector<RowBlock> block = {{0, kBlockHeights.back(), 1}};
+    const Collect wanted(1, last);
+    const Collect got(1, rows);
+    if (is_quantised(type)) {
+      one.multiply_few(x.data(), 1, 2, scratch, wanted);
+      all.multiply_few(x.data(), 1, 2, scratch, got);
+    } else {
+      one.multiply(x.data(), block, 2, scratch, wanted);
+      all.multiply(x.data(), block, 2, scratch, got);
+    }
+    const auto end = got.values().end() - last;
+    EXPECT_TRUE(std::equal(wanted.values().begin(), wanted.values().end(), end));
+    EXPECT_TRUE(std::all_of(got.values().begin(), end, [](float value) { return value == 0; }));
   }
 }
 
