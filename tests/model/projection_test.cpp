@@ -282,14 +282,14 @@ TEST(Projection, OfTheSizesOfModels) {
     TensorType type;
     std::int64_t depth, width, rows;
   };
-  const Case cases[] = {{TensorType::f16, 896, 4864, 85},      {TensorType::q8_0, 4864, 896, 85},
-                        {TensorType::f32, 2048, 1024, 21},     {TensorType::bf16, 64, 151936, 21},
-                        {TensorType::q8_0, 64, 151931, 21},    {TensorType::q4_k, 2048, 11008, 21},
-                        {TensorType::q6_k, 14336, 1030, 21},   {TensorType::q4_0, 896, 4867, 21},
-                        {TensorType::q5_k, 4096, 1024, 21},    {TensorType::q8_0, 64, 300, 4096 + 335},
-                        {TensorType::f16, 64, 70, 4096 + 335}, {TensorType::q4_0, 4896, 96, 21},
-                        {TensorType::f16, 14336, 260, 21},     {TensorType::f16, 53248, 70, 21},
-                        {TensorType::q8_0, 53248, 70, 21}};
+  const Case cases[] = {{TensorType::f16, 896, 4864, 85},       {TensorType::q8_0, 4864, 896, 85},
+                        {TensorType::f32, 2048, 1024, 21},      {TensorType::bf16, 64, 151936, 21},
+                        {TensorType::q8_0, 64, 151931, 21},     {TensorType::q4_k, 2048, 11008, 21},
+                        {TensorType::q6_k, 14336, 1030, 21},    {TensorType::q4_0, 896, 4867, 21},
+                        {TensorType::q5_k, 4096, 1024, 21},     {TensorType::q8_0, 64, 300, 4096 + 335},
+                        {TensorType::f16, 64, 70, 65536 + 335}, {TensorType::q8_0, 64, 20, 65536 + 335},
+                        {TensorType::q4_0, 4896, 96, 21},       {TensorType::f16, 14336, 260, 21},
+                        {TensorType::f16, 53248, 70, 21},       {TensorType::q8_0, 53248, 70, 21}};
   for (const auto& [type, depth, width, rows] : cases) {
     const LargeMatrix matrix(type, depth, width);
     const auto x = random_rows(rows, depth);
@@ -387,9 +387,9 @@ TEST(Projection, PackedBeyondFourGiB) {
   }
 }
 
-std::string refusal_of(const StoredMatrix& matrix) {
+std::string refusal_of(const Tensor& tensor) {
   try {
-    Packed packed(Precision::f32, {{&matrix.tensor, 0, 20}}, 2);
+    Packed packed(Precision::f32, {{&tensor, 0, tensor.dims[1]}}, 2);
     return "accepted";
   } catch (const Error& error) {
     return error.what();
@@ -400,15 +400,18 @@ TEST(Projection, NamesTheTensorThatHoldsNaN) {
   StoredMatrix matrix(TensorType::f16, 64, 20, 8);
   const std::uint16_t nan = 0x7e00;
   std::memcpy(matrix.bytes.data() + (7 * 64 + 9) * 2, &nan, 2);
-  EXPECT_EQ(refusal_of(matrix), "tensor 'w': row 7 holds NaN or infinity; allowed: finite weights");
+  EXPECT_EQ(refusal_of(matrix.tensor), "tensor 'w': row 7 holds NaN or infinity; allowed: finite weights");
 }
 
 TEST(Projection, NamesTheQuantisedTensorThatHoldsNaN) {
   for (const std::int64_t depth : {96, 128}) {
-    StoredMatrix matrix(TensorType::q8_0, depth, 20, 8);
-    const std::uint16_t infinity = 0xfc00;
-    std::memcpy(matrix.bytes.data() + 17 * row_bytes(TensorType::q8_0, depth) + 34, &infinity, 2);
-    EXPECT_EQ(refusal_of(matrix), "tensor 'w': row 17 holds NaN or infinity; allowed: finite weights");
+    for (const std::int64_t row : {17, 65536, 151935}) {
+      LargeMatrix matrix(TensorType::q8_0, depth, 151936);
+      const std::uint16_t infinity = 0xfc00;
+      std::memcpy(matrix.bytes.data() + row * row_bytes(TensorType::q8_0, depth) + 34, &infinity, 2);
+      EXPECT_EQ(refusal_of(matrix.tensor),
+                fmt::format("tensor 'w': row {} holds NaN or infinity; allowed: finite weights", row));
+    }
   }
 }
 
@@ -497,26 +500,38 @@ TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
 // A row is arranged for each type from the same fixed-point row: one arrangement leaves the row, the others and those of
 // other rows whole. A strip holds many rows of the one depth, and few of the other.
 TEST(Projection, RowsForSeveralQuantisedTypes) {
+  constexpr std::int64_t kRows = 21;
   for (const std::int64_t depth : {512, 4864}) {
-    const LargeMatrix matrices[] = {{TensorType::q6_k, depth, 50}, {TensorType::q4_k, depth, 50},
-                                    {TensorType::q5_k, depth, 50}, {TensorType::q4_0, depth, 50},
-                                    {TensorType::q8_0, depth, 50}, {TensorType::f32, depth, 50}};
-    const auto x = random_rows(1, depth);
+    const auto x = random_rows(kRows, depth);
     for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
+      const LargeMatrix matrices[] = {{TensorType::q6_k, depth, count}, {TensorType::q4_k, depth, count},
+                                      {TensorType::q5_k, depth, count}, {TensorType::q4_0, depth, count},
+                                      {TensorType::q8_0, depth, count}, {TensorType::f32, depth, count}};
       for (const std::size_t types : {2U, 5U, 6U}) {
+        SCOPED_TRACE(fmt::format("{} types of {} rows of {}", types, count, depth));
         std::vector<RowRange> ranges;
         for (std::size_t i = 0; i < types; ++i) ranges.push_back({&matrices[i].tensor, 0, count});
         const std::int64_t width = count * static_cast<std::int64_t>(types);
-        SCOPED_TRACE(fmt::format("{} types of {} rows of {}", types, count, depth));
         Packed packed(Precision::f32, ranges, 2);
         const Collect one(1, width);
         packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
+        std::vector<RowBlock> blocks;
+        cut_into_blocks(kRows, 1024, blocks);
+        const Collect many(kRows, width);
+        packed.projection->multiply(x.data(), blocks, 2, packed.scratch, many);
         for (std::size_t i = 0; i < types; ++i) {
-          SCOPED_TRACE(tensor_type_info(matrices[i].tensor.type).name);
-          const auto from = one.values().begin() + static_cast<std::int64_t>(i) * count;
-          const bool fixed = is_quantised(matrices[i].tensor.type);
-          expect_elements({from, from + count}, x, {0}, up_to(count), matrices[i].tensor, Precision::f32,
-                          fixed);
+          const Tensor& tensor = matrices[i].tensor;
+          SCOPED_TRACE(tensor_type_info(tensor.type).name);
+          const auto columns_of = [&](const Collect& all, std::int64_t row) {
+            const auto from = all.values().begin() + row * width + static_cast<std::int64_t>(i) * count;
+            return std::vector<float>(from, from + count);
+          };
+          expect_elements(columns_of(one, 0), x, {0}, up_to(count), tensor, Precision::f32,
+                          is_quantised(tensor.type));
+          for (const std::int64_t row : {std::int64_t{0}, kRows - 1}) {
+            const std::vector<float> same(x.begin() + row * depth, x.begin() + (row + 1) * depth);
+            expect_elements(columns_of(many, row), same, {0}, up_to(count), tensor, Precision::f32, false);
+          }
         }
         expect_rows_as_alone(packed);
       }
