@@ -79,6 +79,17 @@ void chunks_of_2048(Context& context) {
 }
 const Register kOf2048{{"shape.chunks_of_2048", kAttention, "attention", Lane::shape, true, chunks_of_2048}};
 
+// Sets of more entries than two segments, chunks of more rows than groups of 128 to 256 hold.
+void chunks_of_3000(Context& context) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 32, .dv = 32},
+                                       {.chunk = 3000, .local = 1000, .heavy = 1500}, {Step::prefill(6100)});
+    require_conforming_in_part(context, problem,
+                               {.chunk = [](const Chunk& chunk) { return chunk.begin > 0; }});
+  }
+}
+const Register kOf3000{{"shape.chunks_of_3000", kAttention, "attention", Lane::shape, true, chunks_of_3000}};
+
 void heads_of_64(Context& context) {
   const Rule rule{.chunk = 512, .clamp = false};
   Problem problem = production(context, DType::f32, {.query = 4, .kv = 1, .d = 64, .dv = 64}, rule,
@@ -320,6 +331,13 @@ const Register kOffsets{
 
 // Rows wider than what is converted at a time, handed over in another type than they are stored in.
 void wide_rows(Context& context) {
+  for (const DType type :
+       {DType::f32, DType::bf16}) {  // of a latent cache: one row for keys and values of all heads
+    const Problem problem =
+        production(context, type, {.query = 5, .kv = 1, .d = 576, .dv = 512},
+                   {.chunk = 256, .local = 100, .heavy = 150}, {Step::prefill(600), Step::decode(2)});
+    require_conforming_in_part(context, problem);
+  }
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     Problem problem =
         production(context, type, {.query = 2, .kv = 1, .d = 513, .dv = 257},
