@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "headwater/runtime.h"
 #include "tests/c_abi/check.h"
@@ -216,28 +217,46 @@ static int32_t never(void* user) {
 
 static int32_t at_third(void* user) { return ++*(int*)user >= 3; }
 
-static headwater_conversation* small(headwater_model* model, int32_t select) {
+static headwater_conversation* talk_of(headwater_model* model, int32_t select, int64_t capacity,
+                                       int64_t chunk, int64_t batch, int64_t dense_tail) {
   headwater_options attention;
   headwater_conversation_options options;
   headwater_conversation* talk = NULL;
   CHECK_OK(headwater_options_init(&attention, sizeof attention));
-  attention.chunk = attention.batch = 32;
+  attention.chunk = chunk;
+  attention.batch = batch;
   attention.local = 8;
   attention.heavy = 8;
   attention.select = select;
   attention.threads = 1;
   OK(headwater_conversation_options_init(&options, sizeof options));
   options.attention = &attention;
-  options.capacity = 200;
+  options.capacity = capacity;
+  options.dense_tail = dense_tail;
   OK(headwater_conversation_open(model, &options, &talk));
   CHECK(talk != NULL);
   return talk;
+}
+
+static headwater_conversation* small(headwater_model* model, int32_t select) {
+  return talk_of(model, select, 200, 32, 32, 64);
 }
 
 static int64_t tokens_of(const headwater_conversation* talk) {
   int64_t tokens = -1;
   OK(headwater_conversation_tokens(talk, &tokens));
   return tokens;
+}
+
+/* Of `next` after what the conversation holds, nats. */
+static double loss_of(const headwater_conversation* talk, int32_t next) {
+  const float* logits = NULL;
+  int64_t count = 0;
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  double sum = 0, most = logits[0];
+  for (int64_t i = 1; i < count; ++i) most = fmax(most, logits[i]);
+  for (int64_t i = 0; i < count; ++i) sum += exp(logits[i] - most);
+  return most + log(sum) - logits[next];
 }
 
 enum { ALL = 150, DECODED = 20 };
@@ -354,12 +373,8 @@ static void test_conversation(headwater_model* model) {
   for (int i = 0; i < ALL - 1; ++i) CHECK(isfinite(losses[i]) && losses[i] > 0);
   OK(headwater_conversation_set_dense_tail(talk, 0));
   OK(headwater_conversation_feed(talk, ids, ALL - DECODED));
-  OK(headwater_conversation_logits(talk, &logits, &count));
-  double sum = 0, most = logits[0];
-  for (int64_t i = 1; i < count; ++i) most = fmax(most, logits[i]);
-  for (int64_t i = 0; i < count; ++i) sum += exp(logits[i] - most);
   /* The program's rows of many tokens may be products of BF16; one row's are F32. */
-  CHECK_NEAR(losses[ALL - DECODED - 1], most + log(sum) - logits[ids[ALL - DECODED]], 0.1);
+  CHECK_NEAR(losses[ALL - DECODED - 1], loss_of(talk, ids[ALL - DECODED]), 0.1);
 
   compare(talk, other, ids, losses);
   OK(headwater_conversation_feed(talk, ids, ALL - DECODED));
@@ -397,6 +412,122 @@ static void test_conversation(headwater_model* model) {
   headwater_conversation_close(talk);
 }
 
+enum { LONG = 70000, WINDOW = 66000, LAST = 390, PREFIX = 4992 }; /* whole query blocks */
+
+/* Windows and turns beyond 2^16 tokens. */
+static void test_long_windows(void) {
+  static int32_t ids[LONG];
+  static double losses[WINDOW], prefix[PREFIX], others[PREFIX];
+  static headwater_comparison positions[WINDOW];
+  headwater_model* model = opened(FIXTURES "/qwen3-plain.gguf");
+  headwater_conversation* talk = talk_of(model, HEADWATER_SELECT_BLOCKS, LONG, 512, 4096, 65536 + 5);
+  headwater_conversation* other = talk_of(model, HEADWATER_SELECT_H2O, LONG, 512, 4096, 0);
+  headwater_chunk chunk;
+  const headwater_session* session = NULL;
+  int64_t count = 0, memory = 0;
+  for (int i = 0; i < LONG; ++i) ids[i] = (int32_t)(((uint32_t)i * 2654435761U) >> 24);
+
+  ids[LONG - 1] = 9999;
+  REFUSED(headwater_conversation_feed(talk, ids, LONG), "ids[69999] is 9999");
+  CHECK_EQUAL(tokens_of(talk), 0);
+
+  /* A tail longer than the turn: all but its first token. */
+  OK(headwater_conversation_set_dense_tail(other, 65536 + 6));
+  for (int i = 0; i < 2; ++i) {
+    headwater_conversation* const one = i == 0 ? talk : other;
+    OK(headwater_conversation_feed(one, ids, 600));
+    OK(headwater_conversation_session(one, &session));
+    CHECK_OK(headwater_session_chunk_count(session, &count));
+    CHECK_OK(headwater_session_chunk(session, count - 1, &chunk, &memory));
+    CHECK(chunk.begin == 1 && chunk.end == 600 && chunk.mode == HEADWATER_CHUNK_DECODE);
+  }
+
+  memset(positions, -1, sizeof positions);
+  for (int i = 0; i < WINDOW; ++i) losses[i] = -1;
+  OK(headwater_conversation_losses(talk, ids, WINDOW, LAST, losses));
+  OK(headwater_conversation_losses(talk, ids, PREFIX, 0, prefix));
+  OK(headwater_conversation_losses(other, ids, PREFIX, 0, others));
+  CHECK(losses[WINDOW - 1] == -1 && memcmp(losses, prefix, (PREFIX - 1) * sizeof losses[0]) == 0);
+  OK(headwater_conversation_compare(other, talk, ids, WINDOW, LAST, positions));
+  int wrong = 0;
+  for (int i = 0; i < WINDOW - 1; ++i) {
+    const headwater_comparison* at = &positions[i];
+    const int flags =
+        (i >= 512 ? HEADWATER_AFTER_FIRST_CHUNK : 0) |
+        (i < WINDOW - LAST && (i % 32 == 31 || i == WINDOW - LAST - 1) ? HEADWATER_ENDS_QUERY_BLOCK : 0);
+    wrong += !(losses[i] > 0 && at->loss > 0 && at->other_loss == losses[i] && at->flags == flags);
+    wrong += i < PREFIX - 1 && at->loss != others[i];
+  }
+  CHECK_EQUAL(wrong, 0);
+
+  OK(headwater_conversation_set_dense_tail(talk, 0));
+  OK(headwater_conversation_feed(talk, ids, WINDOW - LAST));
+  CHECK_EQUAL(tokens_of(talk), WINDOW - LAST);
+  for (int i = WINDOW - LAST - 1; i < WINDOW - LAST + 5; ++i) {
+    CHECK_NEAR(losses[i], loss_of(talk, ids[i + 1]), 0.1);
+    OK(headwater_conversation_append(talk, ids[i + 1]));
+  }
+  headwater_conversation_close(other);
+  headwater_conversation_close(talk);
+  headwater_model_close(model);
+}
+
+/* Texts and chats beyond 2^16 tokens, a file beyond 2^32 bytes. */
+static void test_long_texts(void) {
+  static char text[LONG], back[LONG];
+  static int32_t ids[LONG + 5000];
+  static headwater_chat_message messages[300];
+  static const char context[] = "llama.context_length";
+  FILE* const from = fopen(kChatModel, "rb");
+  FILE* const file = tmpfile();
+  char path[40];
+  headwater_model_facts facts;
+  int64_t count = 0, question = 0;
+  CHECK(from != NULL && file != NULL);
+  if (from == NULL || file == NULL) return;
+  /* The model with a larger context, and a hole at its end, which takes no disk. */
+  static char bytes[1 << 20];
+  const size_t size = fread(bytes, 1, sizeof bytes, from);
+  fclose(from);
+  for (size_t i = 0; i + sizeof context < size; ++i) {
+    if (memcmp(bytes + i, context, sizeof context - 1) == 0) bytes[i + sizeof context - 1 + 4 + 2] = 3;
+  }
+  CHECK(fwrite(bytes, 1, size, file) == size && fflush(file) == 0);
+  CHECK(ftruncate(fileno(file), 5000000007) == 0);
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fileno(file));
+  headwater_model* model = opened(path);
+  fclose(file);
+  OK(headwater_model_describe(model, &facts, sizeof facts));
+  CHECK_EQUAL(facts.bytes, 5000000007);
+  CHECK_EQUAL(facts.context, 3 * 65536 + 256);
+
+  for (int i = 0; i < LONG; ++i) text[i] = (char)('a' + i % 7);
+  OK(headwater_tokenize(model, text, LONG, 0, 0, NULL, 0, &count));
+  CHECK_EQUAL(count, LONG);
+  ids[LONG - 5] = -7;
+  OK(headwater_tokenize(model, text, LONG, 0, 0, ids, LONG - 5, &count));
+  CHECK(count == LONG && ids[LONG - 5] == -7);
+  OK(headwater_tokenize(model, text, LONG, 0, 0, ids, LONG, &count));
+  OK(headwater_detokenize(model, ids, LONG, back, LONG - 5, &count));
+  CHECK(count == LONG && memcmp(text, back, LONG - 5) == 0 && back[LONG - 5] == 0);
+
+  for (int i = 0; i < 300; ++i) messages[i] = (headwater_chat_message){"user", text, 1, NULL, 0};
+  messages[0].text_bytes = LONG;
+  messages[299].question = "ab";
+  messages[299].question_bytes = 2;
+  OK(headwater_chat_encode(model, messages, 300, sizeof messages[0], 0, ids, LONG + 5000, &count, &question));
+  CHECK(question > LONG + 299 && question + 2 < count);
+  OK(headwater_detokenize(model, ids + question, 2, back, LONG, &count));
+  CHECK(count == 2 && memcmp(back, "ab", 2) == 0);
+  messages[299].role = "wizard";
+  REFUSED(headwater_chat_encode(model, messages, 300, sizeof messages[0], 0, ids, LONG, &count, &question),
+          "wizard");
+  messages[299].role = NULL;
+  REFUSED(headwater_chat_encode(model, messages, 300, sizeof messages[0], 0, ids, LONG, &count, &question),
+          "messages[299].role");
+  headwater_model_close(model);
+}
+
 static void test_sampling(void) {
   enum { COUNT = 50 };
   headwater_sampling sampling;
@@ -422,20 +553,50 @@ static void test_sampling(void) {
   /* Equal seeds, equal tokens. */
   sampling.temperature = 1;
   sampling.seed = 7;
-  headwater_sampler* twin = NULL;
-  int different = 0;
+  headwater_sampler *twin = NULL, *third = NULL;
+  int different = 0, others = 0;
   OK(headwater_sampler_open(&sampling, COUNT, &sampler));
   OK(headwater_sampler_open(&sampling, COUNT, &twin));
+  sampling.seed = 7 + ((uint64_t)1 << 32);
+  OK(headwater_sampler_open(&sampling, COUNT, &third));
   for (int i = 0; i < 100; ++i) {
-    int32_t first = -1, second = -1;
+    int32_t first = -1, second = -1, other = -1;
     OK(headwater_sampler_draw(sampler, logits, COUNT, &first));
     OK(headwater_sampler_draw(twin, logits, COUNT, &second));
+    OK(headwater_sampler_draw(third, logits, COUNT, &other));
     CHECK_EQUAL(first, second);
     different += first != 6;
+    others += first != other;
   }
-  CHECK(different > 20);
+  CHECK(different > 20 && others > 20);
   headwater_sampler_close(sampler);
   headwater_sampler_close(twin);
+  headwater_sampler_close(third);
+
+  /* The last of a large vocabulary, and draws among its 70000 best: 2^16 more than 4464. */
+  enum { LARGE = 151936 };
+  float* const many = calloc(LARGE, sizeof many[0]);
+  CHECK(many != NULL);
+  if (many == NULL) return;
+  sampling.temperature = 0;
+  many[LARGE - 1] = 1;
+  OK(headwater_sampler_open(&sampling, LARGE, &sampler));
+  OK(headwater_sampler_draw(sampler, many, LARGE, &id));
+  CHECK_EQUAL(id, LARGE - 1);
+  headwater_sampler_close(sampler);
+  sampling.temperature = 1;
+  sampling.top_k = 70000;
+  for (int i = 0; i < LARGE; ++i) many[i] = i < 70000 ? 1.0F : -20.0F;
+  OK(headwater_sampler_open(&sampling, LARGE, &sampler));
+  int beyond = 0;
+  for (int i = 0; i < 5; ++i) {
+    OK(headwater_sampler_draw(sampler, many, LARGE, &id));
+    beyond += id >= 70000 - 65536;
+  }
+  CHECK(beyond > 0);
+  headwater_sampler_close(sampler);
+  free(many);
+  sampling.top_k = 0;
 
   REFUSED(headwater_sampling_init(NULL, sizeof sampling), "sampling is NULL");
   REFUSED(headwater_sampling_init(&sampling, 4), "struct_size is 4");
@@ -471,6 +632,8 @@ int main(void) {
   test_chat();
   test_conversation_options(model);
   test_conversation(model);
+  test_long_windows();
+  test_long_texts();
   test_sampling();
   test_example(model);
   /* A conversation keeps what it needs of its model. */
