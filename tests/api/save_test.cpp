@@ -1,8 +1,11 @@
 // STATE-12: a loaded session has the bits of the saved one and goes on like it; nothing in a file is believed.
 
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -11,6 +14,50 @@
 
 #include "headwater/state.hpp"
 #include "tests/api/conversation.hpp"
+
+namespace {
+
+/// Bytes that a call of preadv() or pwritev() moves at most. Linux moves 2 GiB less a page.
+std::size_t most_moved = std::numeric_limits<std::size_t>::max();
+
+class MovesAtMost {
+ public:
+  explicit MovesAtMost(std::size_t most) { most_moved = most; }
+  ~MovesAtMost() { most_moved = std::numeric_limits<std::size_t>::max(); }
+  MovesAtMost(const MovesAtMost&) = delete;
+  MovesAtMost& operator=(const MovesAtMost&) = delete;
+};
+
+constexpr off_t kMostFile = 1 << 24;  // that grow by parts: who does not get on must end
+
+template <class Move>
+ssize_t moved_in_part(const Move& move, const iovec* parts, int count, off_t at) {
+  std::size_t moved = 0;
+  if (most_moved < std::numeric_limits<std::size_t>::max() && at > kMostFile) {
+    errno = EFBIG;
+    return -1;
+  }
+  for (int i = 0; i < count && moved < most_moved; ++i) {
+    const std::size_t size = std::min(parts[i].iov_len, most_moved - moved);
+    const ssize_t result = move(parts[i].iov_base, size, at + static_cast<off_t>(moved));
+    if (result < 0) return moved > 0 ? static_cast<ssize_t>(moved) : result;
+    moved += static_cast<std::size_t>(result);
+    if (static_cast<std::size_t>(result) < size) break;
+  }
+  return static_cast<ssize_t>(moved);
+}
+
+}  // namespace
+
+// In the place of the C library's.
+extern "C" ssize_t preadv(int file, const iovec* parts, int count, off_t at) {
+  return moved_in_part([&](void* to, std::size_t n, off_t place) { return ::pread(file, to, n, place); },
+                       parts, count, at);
+}
+extern "C" ssize_t pwritev(int file, const iovec* parts, int count, off_t at) {
+  return moved_in_part([&](void* from, std::size_t n, off_t place) { return ::pwrite(file, from, n, place); },
+                       parts, count, at);
+}
 
 namespace headwater::api_test {
 namespace {
@@ -215,6 +262,53 @@ TEST_P(Save, LAYER_1_OtherOptionsOfLayersAreRefused) {
     expect_error([&] { (void)load(engine(), shape, options, folder.file()); }, ErrorCode::invalid_argument,
                  {"options.layers", "allowed"});
   }
+}
+
+// 600 heads are as many pieces of an array, of which one call takes 256 at most.
+TEST_P(SaveSizes, ManyPiecesThatAreMovedInPart) {
+  const Shape shape{.n_layer = 2, .n_head = 600, .n_head_kv = 600, .d_head = 4, .d_value = 3, .capacity = 40};
+  const Options options = small_options();
+  const auto saved = engine().open(shape, options);
+  (void)run_step(*saved, Step::prefill(20), random_input(shape, 20, 8), 0);
+  save(*saved, folder.file());
+  const std::string whole = bytes_of(folder.file());
+  for (const std::size_t most : {100, 239, 4096, 70000}) {
+    const MovesAtMost limit(most);
+    save(*saved, folder.file("parts"));
+    const auto loaded = load(engine(), shape, options, folder.file());
+    EXPECT_TRUE(bytes_of(folder.file("parts")) == whole) << most;
+    EXPECT_TRUE(contents(*loaded) == contents(*saved)) << most;
+  }
+}
+
+// 100 layers of 64 heads, each with a sink of its own, and widths, windows, fingerprint and dense layers in a header of
+// 100 KB and more; arrays in more than 256 pieces.
+TEST_P(SaveSizes, LAYER_1_AHeaderOfOptionsOfManyLayers) {
+  const Shape shape{.n_layer = 100, .n_head = 64, .n_head_kv = 64, .d_head = 2, .d_value = 1, .capacity = 40};
+  Options options = small_options();
+  options.layers.resize(100);
+  const std::vector<float> sinks = random_input(shape, 50, 4).q;
+  for (std::size_t l = 0; l < options.layers.size(); ++l) {
+    options.layers[l].sinks = std::vector<float>(sinks.begin() + 64 * static_cast<std::ptrdiff_t>(l),
+                                                 sinks.begin() + 64 * static_cast<std::ptrdiff_t>(l + 1));
+    if (l % 3 == 1) options.dense_layers.push_back(static_cast<std::int64_t>(l));
+  }
+  const auto saved = engine().open(shape, options);
+  const LayerInput input = random_input(shape, shape.capacity, 6);
+  (void)run_step(*saved, Step::prefill(30), input, 0);
+  const std::string fingerprint(1024, 'x');
+  save(*saved, folder.file(), fingerprint);
+  const auto loaded = load(engine(), shape, options, folder.file(), fingerprint);
+  EXPECT_TRUE(contents(*loaded) == contents(*saved));
+  EXPECT_EQ(run_step(*loaded, Step::decode(3), input, 30), run_step(*saved, Step::decode(3), input, 30));
+  // Each is held against what is asked for.
+  options.layers[99].sinks->back() += 1;
+  expect_error([&] { (void)load(engine(), shape, options, folder.file(), fingerprint); },
+               ErrorCode::invalid_argument, {"options.layers", "allowed"});
+  options.layers[99].sinks->back() = sinks.back();
+  options.dense_layers.back() += 1;
+  expect_error([&] { (void)load(engine(), shape, options, folder.file(), fingerprint); },
+               ErrorCode::invalid_argument, {"options.dense_layers", "allowed"});
 }
 
 /// A session of three sparse chunks, a decode step, and its file.
