@@ -46,6 +46,19 @@ TEST(ParseSteps, NamesTheItemThatIsWrong) {
   EXPECT_THAT(refusal([] { (void)parse_steps("p1,d0"); }), HasSubstr("item 2 is 'd0'"));
 }
 
+TEST(ParseSteps, ReadsThreeHundredItems) {
+  std::string text = "p70001:70001";
+  for (int i = 1; i < 300; ++i) text += ",d" + std::to_string(1000 * i);
+  const auto steps = parse_steps(text);
+  ASSERT_EQ(steps.size(), 300U);
+  for (int i = 1; i < 300; ++i) EXPECT_EQ(steps[static_cast<std::size_t>(i)].step.n, 1000 * i);
+  EXPECT_THAT(refusal([&] { (void)parse_steps(text + ",d0"); }), HasSubstr("item 301 is 'd0'"));
+  EXPECT_EQ(refusal([&] { check_steps(steps, 44920001); }), "");
+  EXPECT_THAT(refusal([&] { check_steps(steps, 44920000); }), HasSubstr("44920001"));
+  EXPECT_THAT(refusal([&] { check_steps(parse_steps(text + ",p3,p4:8"), kMaxCount); }),
+              HasSubstr("item 302"));
+}
+
 TEST(CheckSteps, SumsWithoutOverflow) {
   const auto steps = parse_steps("p2147483647,p2147483647,d2147483647");
   EXPECT_THAT(refusal([&] { check_steps(steps, kMaxCount); }), HasSubstr("4294967294"));

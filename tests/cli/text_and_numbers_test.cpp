@@ -72,6 +72,14 @@ TEST(ParseNumbers, ReadsNumbersAndRanges) {
   EXPECT_EQ(parse_numbers("-x", "5", 9), Numbers{5});
   EXPECT_EQ(parse_numbers("-x", "7-9,0,2-2,8", 9), (Numbers{7, 8, 9, 0, 2, 8}));
   EXPECT_EQ(parse_numbers("-x", "0-65535", 65535).size(), 65536U);
+  EXPECT_EQ(parse_numbers("-x", "0-65535", 65535).back(), 65535);
+  std::string list;
+  Numbers numbers;
+  for (std::int64_t i = 0; i < 300; ++i) {
+    numbers.push_back(kMaxCount - i * i);
+    list += (i == 0 ? "" : ",") + std::to_string(numbers.back());
+  }
+  EXPECT_EQ(parse_numbers("-x", list, kMaxCount), numbers);
 }
 
 TEST(ParseNumbers, RefusesEverythingElseAndNamesIt) {

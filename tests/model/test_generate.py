@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import unittest
 
-from gguf_files import ARRAY, F32, I32, TEXT as STRING, U32, File
+from gguf_files import ARRAY, BOOL, F32, I32, TEXT as STRING, U32, File
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
 
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
@@ -166,6 +166,7 @@ class Generates(unittest.TestCase):
         self.assertEqual(generate_json(*flags, "--seed", "3")["ids"], first)
         others = [generate_json(*flags, "--seed", str(seed))["ids"] for seed in (4, 5, 6)]
         self.assertTrue(any(ids != first for ids in others))
+        self.assertNotEqual(generate_json(*flags, "--seed", str(3 + 2**32))["ids"], first)
 
     def test_interactive_goes_on_with_the_session(self):
         got = generate("-p", "import os\n", "-n", "3", "--interactive", "-c", "200", input=b"import sys\nimport re\n")
@@ -379,6 +380,30 @@ class Perplexity(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = [line.split(":")[0] for line in result.stdout.decode().splitlines() if "KL divergence" in line]
         self.assertEqual(lines, [f"decoded  {20 * (4278 // 300)} positions"])
+
+    def test_three_hundred_equal_windows_are_like_one(self):
+        """Tokens of a text with a period of nine; the ninth one is BOS in every window."""
+        file = File()
+        file.metadata["tokenizer.ggml.add_space_prefix"] = (BOOL, 0)
+        header, size = file.header()
+        numbers = random.Random(2)
+        values = [numbers.uniform(-1, 1) for _ in range(size // 4)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/m.gguf"
+            pathlib.Path(path).write_bytes(header + struct.pack(f"<{len(values)}f", *values))
+            results = []
+            for windows in (1, 300):
+                text = b"abcdefghi" * windows
+                done = run("perplexity", "-m", path, "-f", "-", "--window", "9", "--decode", "3", "--json", "-t", "1",
+                           input=text[:-1])
+                self.assertEqual(done.returncode, 0, done.stderr)
+                results.append(json.loads(done.stdout))
+        one, many = results
+        self.assertEqual((one["windows"], many["windows"]), (1, 300))
+        for kind in ("dense", "sparse"):
+            for part, tokens in (("prefill", 5), ("decoded", 3)):
+                self.assertEqual((one[kind][part]["tokens"], many[kind][part]["tokens"]), (tokens, 300 * tokens))
+                self.assertAlmostEqual(one[kind][part]["nll"], many[kind][part]["nll"], delta=1e-9)
 
     def test_every_window_begins_as_the_model_wants_it(self):
         golden = json.loads((FIXTURES / "golden.json").read_text(encoding="utf-8"))

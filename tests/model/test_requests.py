@@ -51,6 +51,24 @@ class Requests(unittest.TestCase):
                 self.assertEqual({key: answer[key] for key in ("text", "prompt_tokens", "generated_tokens")},
                                  {key: wanted[key] for key in ("text", "prompt_tokens", "generated_tokens")}, request)
 
+    def test_three_hundred(self):
+        """The longest last, which decides how much is stored; each has the answer that it has in another order."""
+        requests = [{"prompt": WORDS[3 * i:3 * i + 1 + i % 7], "max_tokens": 1 + i % 3, "seed": i} for i in range(1, 301)]
+        requests[-1]["prompt"] = WORDS[:1500]
+        flags = ("--slots", "16", "--temp", "2")
+        got = answers(requests, *flags)
+        self.assertEqual([one["id"] for one in got], list(range(1, 301)))
+        self.assertEqual([one["generated_tokens"] for one in got], [1 + i % 3 for i in range(1, 301)])
+        self.assertGreater(len({one["text"] for one in got}), 100)
+        backwards = [{"id": i + 1, **request} for i, request in enumerate(requests)][::-1]
+        self.assertEqual(answers(backwards, *flags), got[::-1])
+
+    def test_seeds_beyond_32_bits(self):
+        requests = [{"prompt": "def f(", "max_tokens": 20, "seed": seed} for seed in (5, 5 + 2**32, 5 + 2**33, 5)]
+        texts = [one["text"] for one in answers(requests, "--temp", "2")]
+        self.assertEqual(texts[0], texts[3])
+        self.assertEqual(len(set(texts)), 3)
+
     def test_how_they_end(self):
         """By the number of tokens, and by a full context, which is that of each and not that of the longest."""
         long, short = {"prompt": WORDS[:1200], "max_tokens": -1}, {"prompt": WORDS[:300], "max_tokens": 4}
@@ -115,6 +133,10 @@ class BadRequests(Refusals):
             with self.subTest(line[:60]):
                 more = ("-c", "100") if b"the prompt has" in names.encode() else ()
                 self.refused("-m", MODEL, "--requests", "-", *more, names=names, input=good + line + b"\n")
+
+    def test_the_last_line_of_many(self):
+        self.refused("-m", MODEL, "--requests", "-", names="line 301: it is no JSON object",
+                     input=b'{"prompt": "def f("}\n' * 300 + b"[1]\n")
 
     def test_files_and_flags(self):
         self.refused("-m", MODEL, "--requests", "/nowhere/file", names="--requests")
