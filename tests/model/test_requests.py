@@ -58,7 +58,7 @@ class Requests(unittest.TestCase):
         flags = ("--slots", "16", "--temp", "2")
         got = answers(requests, *flags)
         self.assertEqual([one["id"] for one in got], list(range(1, 301)))
-        self.assertEqual([one["generated_tokens"] for one in got], [1 + i % 3 for i in range(1, 301)])
+        self.assertGreater(got[-1]["prompt_tokens"], 400)
         self.assertGreater(len({one["text"] for one in got}), 100)
         backwards = [{"id": i + 1, **request} for i, request in enumerate(requests)][::-1]
         self.assertEqual(answers(backwards, *flags), got[::-1])

@@ -59,6 +59,20 @@ TEST(ShareOut, TheHeadIsTheLastRanksWork) {
   EXPECT_EQ(share_out(Costs(8, 1.0), 100.0, 3).back(), 1);
 }
 
+// Groups of one to three layers that cost the same: no other split is as good.
+TEST(ShareOut, ThreeHundredRanks) {
+  Costs costs;
+  Shares groups;
+  for (std::int64_t r = 0; r < 300; ++r) {
+    groups.push_back(1 + r * r % 3);
+    costs.insert(costs.end(), static_cast<std::size_t>(groups.back()),
+                 6e12 / static_cast<double>(groups.back()));
+  }
+  EXPECT_EQ(share_out(costs, 0, 300), groups);
+  costs.back() -= 1e12;
+  EXPECT_EQ(share_out(costs, 1e12, 300), groups);
+}
+
 TEST(ShareOut, NoSplitIsBetter) {
   std::uint32_t state = 1;
   const auto next = [&] { return state = state * 1664525U + 1013904223U; };

@@ -92,6 +92,32 @@ class Bits(unittest.TestCase):
             self.assertEqual(done.stdout, outputs[None, "1"], (count, slots))
         self.assertEqual(len(outputs[None, "1"].splitlines()), len(requests))
 
+    def test_answers_larger_than_a_message(self):
+        """Logits of eight slots, of a vocabulary of 600000 each, travel in two pieces."""
+        lines = "".join(ranks.json.dumps({"prompt": "abcdefghijklmnopq"[i:], "max_tokens": 3}) + "\n" for i in range(16))
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.make_model(f"{folder}/m.gguf", layers=2, tokens=600_000)
+            outputs = []
+            for count in (None, 2):
+                done = ranks.run(count, "generate", "-m", f"{folder}/m.gguf", "--requests", "-", "--slots", "16", "-t", "1",
+                                 "-c", "100", input=lines.encode())
+                self.assertEqual(done.returncode, 0, done.stderr)
+                outputs.append(done.stdout)
+        self.assertGreater(len(set(outputs[0].splitlines())), 10)
+        self.assertEqual(outputs[1], outputs[0])
+
+    def test_steps_larger_than_64_mib(self):
+        """2200 rows of 8192 floats."""
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.make_model(f"{folder}/m.gguf", layers=2, width=8192)
+            self.same((2,), "generate", "-m", f"{folder}/m.gguf", "-p", "abcdefghijk" * 200, "-n", "3", "-ub", "4096",
+                      "--dense-tail", "0", "-c", "3000")
+
+    def test_ten_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.make_model(f"{folder}/m.gguf", layers=12)
+            self.same((10,), "generate", "-m", f"{folder}/m.gguf", "-p", TEXT[:1500], "-n", "3", *H2O)
+
     def test_losses(self):
         for name, arguments in PERPLEXITY.items():
             with self.subTest(name):

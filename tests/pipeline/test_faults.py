@@ -110,6 +110,15 @@ class Refusals(unittest.TestCase):
                 self.refused(start(name), ("rank 1", "model file", "hash"))
             self.refused(start("c"), ("rank 1", "m.gguf", "No such file"))
 
+    def test_a_model_file_that_differs_on_the_last_of_ten_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, layers in (("a", 12), ("b", 13)):
+                (pathlib.Path(folder) / name).mkdir()
+                ranks.make_model(f"{folder}/{name}/m.gguf", layers)
+            result = ranks.run_in_shells([f'cd {folder}/{name} && exec "$@"' for name in "aaaaaaaaab"], "generate", "-m",
+                                         "m.gguf", "-p", "hi", "-n", "2", "-t", "1")
+            self.refused(result, ("rank 9", "model file", "hash"))
+
     def test_a_build_without_mpi(self):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(ranks.PROGRAM, folder)
