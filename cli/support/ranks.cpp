@@ -50,11 +50,15 @@ std::string find_transport() {
   return {};
 }
 
-/// Arguments as one value, with a hash where they are long.
+/// Arguments as one value: what is shown of them is cut, the hash is of all.
 std::string arguments_fact(const std::vector<std::string>& arguments) {
   std::string text;
-  for (const std::string& argument : arguments) text += in_quotes(argument) + ' ';
-  const std::uint64_t hash = runtime::fnv1a(std::as_bytes(std::span(text)));
+  std::string whole;
+  for (const std::string& argument : arguments) {
+    text += in_quotes(argument) + ' ';
+    whole += argument + '\0';
+  }
+  const std::uint64_t hash = runtime::fnv1a(std::as_bytes(std::span(whole)));
   return fmt::format("{} (hash {:016x})", one_line(text, 200), hash);
 }
 

@@ -75,6 +75,10 @@ class Refusals(unittest.TestCase):
         self.refused(self.mixed([ranks.PROGRAM, *SHORT], [ranks.PROGRAM, *SHORT, "--dense"]),
                      ("rank 1", "command line", "--dense"))
 
+    def test_long_options_that_end_otherwise(self):
+        first, second = ([ranks.PROGRAM, *SHORT, "--dense-layers", f"{'0' * 300}{layer}"] for layer in "12")
+        self.refused(self.mixed(first, second), ("rank 1", "command line", "--dense-layers"))
+
     def test_another_build_on_a_rank(self):
         with tempfile.TemporaryDirectory() as folder:
             other = pathlib.Path(folder) / "headwater"
