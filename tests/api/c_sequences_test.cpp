@@ -185,6 +185,38 @@ TEST_F(CStoredRows, ROWS_1_WhatIsWrongIsNamed) {
   EXPECT_EQ(headwater_version()[0] - '0', HEADWATER_VERSION_NUMBER / 10000);
 }
 
+// The first token of each: its output is its value.
+TEST(CTogether, SEQ_1_ThreeHundredCalls) {
+  constexpr std::size_t kCalls = 300;
+  const headwater_shape shape{1, 1, 1, 1, 1, 4, HEADWATER_F32, 0};
+  std::vector<Handle> sessions(kCalls);
+  std::vector<float> values, out(kCalls), sums(kCalls);
+  std::vector<headwater_rows> rows(kCalls);
+  std::vector<headwater_mutable_rows> to(kCalls);
+  std::vector<headwater_lse_output> lse(kCalls);
+  std::vector<headwater_sequence_call> calls(kCalls);
+  for (std::size_t i = 0; i < kCalls; ++i) values.push_back(static_cast<float>(i + 1));
+  for (std::size_t i = 0; i < kCalls; ++i) {
+    ASSERT_EQ(headwater_open("cpu", &shape, nullptr, &sessions[i].session), HEADWATER_OK);
+    ASSERT_EQ(headwater_begin_decode(sessions[i].session, 1), HEADWATER_OK);
+    rows[i] = {&values[i], 1, 1, HEADWATER_F32, 0};
+    to[i] = {&out[i], 1, 1, HEADWATER_F32, 0};
+    lse[i] = {&sums[i], 1, 1};
+    calls[i] = {sessions[i].session, 0, &rows[i], &rows[i], &rows[i], nullptr, &to[i], &lse[i]};
+  }
+  calls.back().v = nullptr;
+  EXPECT_EQ(headwater_attend_together(calls.data(), kCalls, sizeof calls[0]), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_THAT(headwater_last_error(), testing::HasSubstr("calls[299].v"));
+  calls.back().v = &rows.back();
+  ASSERT_EQ(headwater_attend_together(calls.data(), kCalls, sizeof calls[0]), HEADWATER_OK)
+      << headwater_last_error();
+  EXPECT_EQ(out, values);
+  for (std::size_t i = 0; i < kCalls; ++i) {
+    EXPECT_FLOAT_EQ(sums[i], values[i] * values[i]);  // of one logit, with scale 1
+    EXPECT_EQ(headwater_end(sessions[i].session), HEADWATER_OK) << i;
+  }
+}
+
 TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
   constexpr std::int64_t kRows = 300;
   const headwater_shape shape{2, 2, 1, 8, 6, kRows, HEADWATER_F32, 0};

@@ -517,8 +517,8 @@ TEST_P(TogetherOf, SEQ_1_WhatIsRefusedLeavesAllAsTheyWere) {
   const Conversation talk(DType::f32);
   std::vector<std::unique_ptr<Session>> sessions;
   std::vector<SequenceCall> good;
-  std::vector<std::vector<float>> outs(12, std::vector<float>(20 * 6 * 12, 7.0f));
-  for (std::size_t i = 0; i < 12; ++i) {
+  std::vector<std::vector<float>> outs(300, std::vector<float>(20 * 6 * 12, 7.0f));
+  for (std::size_t i = 0; i < outs.size(); ++i) {
     sessions.push_back(engine().open(talk.shape, conversation_options(Select::h2o, 1)));
     sessions[i]->begin(Step::prefill(20));
     SequenceCall call;
@@ -538,7 +538,7 @@ TEST_P(TogetherOf, SEQ_1_WhatIsRefusedLeavesAllAsTheyWere) {
       for (const float x : outs[i]) ASSERT_EQ(x, 7.0f) << "something was computed";
     }
   };
-  for (const std::size_t at : {std::size_t{0}, std::size_t{7}, std::size_t{11}}) {
+  for (const std::size_t at : {std::size_t{0}, std::size_t{7}, std::size_t{299}}) {
     refuse(
         at, [](SequenceCall& call) { call.session = nullptr; }, ErrorCode::invalid_argument, "session");
     refuse(
@@ -556,6 +556,9 @@ TEST_P(TogetherOf, SEQ_1_WhatIsRefusedLeavesAllAsTheyWere) {
   refuse(
       9, [&](SequenceCall& call) { call.session = sessions[2].get(); }, ErrorCode::invalid_argument,
       "calls[2]");
+  refuse(
+      290, [&](SequenceCall& call) { call.session = sessions[270].get(); }, ErrorCode::invalid_argument,
+      "calls[270]");
   expect_error([&] { attend_together({}); }, ErrorCode::invalid_argument, {"calls"});
   sessions[10]->abort();
   refuse(

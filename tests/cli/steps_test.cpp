@@ -153,6 +153,31 @@ TEST(Calls, WorkIsWhatTheSpecificationCounts) {
   EXPECT_EQ(ragged.query_blocks + ragged.block_votes + ragged.token_votes, 0);
 }
 
+TEST(Calls, WorkOfAMillionTokens) {
+  const std::uint64_t chunk = 100000;
+  const Work work = measure(parse_steps("p1000000"), options(1 << 20, 100000, 50000));
+  EXPECT_EQ(work.chunks, 10);
+  EXPECT_EQ(work.longest_call, 1000000);
+  EXPECT_EQ(work.memory_entries, 9 * 50000);
+  EXPECT_EQ(work.pairs, 10 * (chunk * (chunk + 1) / 2) + 9 * chunk * 50000);
+
+  EffectiveOptions effective = options(4096, 2, 1);
+  const Work small = measure(parse_steps("p1000000"), effective);
+  EXPECT_EQ(small.chunks, 500000);
+  EXPECT_EQ(small.memory_entries, 499999);
+  EXPECT_EQ(small.pairs, 500000U * 3 + 999998U);
+
+  effective = options(1 << 20, 100000, 5);
+  effective.heavy = 70000;
+  effective.select = Select::blocks;
+  effective.key_block = 1, effective.query_block = 10, effective.pool = 1, effective.refine = 1;
+  const Work blocks = measure(parse_steps("p1000000"), effective);
+  EXPECT_EQ(blocks.query_blocks, 100000);
+  EXPECT_EQ(blocks.most_candidates, 900000 - 5);
+  EXPECT_EQ(blocks.block_votes, 10000LL * (45 * 100000 - 9 * 5));
+  EXPECT_EQ(blocks.memory_entries, 90000LL * 70005);
+}
+
 TEST(Calls, WorkOfRuleBlocksCountsSetsAndVotes) {
   EffectiveOptions effective = options(32, 16, 5);
   effective.heavy = 8;
