@@ -1,5 +1,8 @@
 """GGUF files written by hand, right and wrong, with the standard library alone."""
 
+import array
+import pathlib
+import random
 import struct
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64 = range(13)
@@ -69,3 +72,27 @@ class File:
     def build(self):
         header, size = self.header()
         return header + self.filling * (size // 4)
+
+
+def make_model(path, layers, width=16, tokens=300, metadata=()):
+    """Writes a llama model of two heads of 8 and random weights, which repeat after a prime number of them."""
+    file = File()
+    file.metadata["llama.block_count"] = (U32, layers)
+    file.metadata["llama.embedding_length"] = (U32, width)
+    for name in ("key", "value"):
+        file.metadata[f"llama.attention.{name}_length"] = (U32, 8)
+    pieces = File.pieces() + [f"v{i}" for i in range(tokens - 300)]
+    file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (TEXT, pieces))
+    file.metadata["tokenizer.ggml.scores"] = (ARRAY, (F32, [0.0] * tokens))
+    file.metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, [2, 3, 3] + [6] * 256 + [1] * (tokens - 259)))
+    file.metadata.update(metadata)
+    blocks = {"attn_norm": [width], "ffn_norm": [width], "attn_q": [width, 16], "attn_k": [width, 16], "attn_v": [width, 16],
+              "attn_output": [16, width], "ffn_gate": [width, 24], "ffn_up": [width, 24], "ffn_down": [24, width]}
+    file.tensors = {"token_embd.weight": [width, tokens], "output_norm.weight": [width]}
+    for layer in range(layers):
+        for name, dims in blocks.items():
+            file.tensors[f"blk.{layer}.{name}.weight"] = dims
+    header, size = file.header()
+    numbers = random.Random(layers)
+    values = array.array("f", [numbers.uniform(-1, 1) * (16 / width)**0.5 for _ in range(99_991)]).tobytes()
+    pathlib.Path(path).write_bytes(header + (values * (size // len(values) + 1))[:size])

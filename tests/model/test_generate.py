@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import unittest
 
-from gguf_files import ARRAY, BOOL, F32, I32, TEXT as STRING, U32, File
+from gguf_files import ARRAY, BOOL, F32, I32, TEXT as STRING, U32, File, make_model
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
 
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
@@ -216,6 +216,34 @@ class LargeVocabulary(unittest.TestCase):
                     got = json.loads(done.stdout)
                     self.assertEqual(got["ids"], [best] * 3, flags)
                     self.assertEqual(got["text"], pieces[best] * 3)
+
+
+class ManyLayers(unittest.TestCase):
+    def test_three_hundred(self):
+        """Dense ones by number and in a list of 299; rows of the last one and of the one whose lower eight bits it has."""
+        flags = ["-ub", "64", "--h2o-local", "8", "--h2o-heavy", "8", "--select", "h2o"]
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(f"{folder}/m.gguf", layers=300)
+
+            def json_of(*more):
+                done = run("generate", "-m", f"{folder}/m.gguf", "-p", "abcdefghijklm" * 20, "-n", "2", "-t", "1", "--json",
+                           "--dense-tail", "0", *flags, *more)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return json.loads(done.stdout)
+
+            sparse, dense = json_of(), json_of("--dense")
+            some, every = json_of("--dense-layers", "0-298"), json_of("--dense-layers", "0-299")
+            self.assertEqual(some["effective"]["dense_layers"], list(range(299)))
+            self.assertEqual(some["pairs"], (sparse["pairs"] + 299 * dense["pairs"] + 150) // 300)
+            self.assertEqual((every["ids"], every["pairs"]), (dense["ids"], dense["pairs"]))
+            dumps = []
+            for layer in ("43", "299"):
+                steps = json_of("--dense-layers", "0-298" if layer == "299" else "0", "--dump-qkv", layer, f"{folder}/qkv")["steps"]
+                replay = run("attend", f"{folder}/qkv", "-o", f"{folder}/out", *flags, "--steps", steps)
+                self.assertEqual(replay.returncode, 0, replay.stderr)
+                dumps.append(tensors(f"{folder}/qkv"))
+                self.assertEqual(dumps[-1]["scores"][1], tensors(f"{folder}/out")["scores"][1])
+            self.assertNotEqual(dumps[0]["k"][1], dumps[1]["k"][1])
 
 
 class Replays(unittest.TestCase):

@@ -4,12 +4,10 @@ Another MPI than that of the build is tried by the environment: HEADWATER_MPIRUN
 compiler, which builds libheadwater-mpi.so beside a copy of the program (docs/machines.md).
 """
 
-import array
 import atexit
 import json
 import os
 import pathlib
-import random
 import shutil
 import subprocess
 import sys
@@ -23,8 +21,6 @@ MPIRUN = shutil.which(os.environ.get("HEADWATER_MPIRUN", "mpirun"))
 MPICXX = shutil.which(os.environ.get("HEADWATER_MPICXX", "mpicxx"))
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/model"))
-
-from gguf_files import ARRAY, F32, I32, TEXT, U32, File  # noqa: E402
 
 
 def build_shared(source, target, *flags):
@@ -70,31 +66,6 @@ def run_in_shells(scripts, *arguments):
     for script in scripts:
         parts += [":", *launcher[-2:], "sh", "-c", script, "sh", PROGRAM, *arguments]
     return subprocess.run([*launcher[:-2], *parts[1:]], capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT)
-
-
-def make_model(path, layers, width=16, tokens=300):
-    """A llama model of two heads and random weights, which repeat after a prime number of them."""
-    file = File()
-    file.metadata["llama.block_count"] = (U32, layers)
-    file.metadata["llama.embedding_length"] = (U32, width)
-    for name in ("key", "value"):
-        file.metadata[f"llama.attention.{name}_length"] = (U32, 8)
-    pieces = File.pieces() + [f"v{i}" for i in range(tokens - 300)]
-    file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (TEXT, pieces))
-    file.metadata["tokenizer.ggml.scores"] = (ARRAY, (F32, [0.0] * tokens))
-    file.metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, [2, 3, 3] + [6] * 256 + [1] * (tokens - 259)))
-    shapes = {name: dims for name, dims in file.tensors.items() if name.startswith("blk.0.")}
-    file.tensors = {"token_embd.weight": [width, tokens], "output_norm.weight": [width]}
-    for layer in range(layers):
-        for name, dims in shapes.items():
-            # Of 16: width, and the two heads.
-            inner = {"attn_q": [width, 16], "attn_k": [width, 16], "attn_v": [width, 16], "attn_output": [16, width]}
-            file.tensors[name.replace("blk.0.", f"blk.{layer}.")] = inner.get(
-                name.split(".")[2], [width if extent == 16 else extent for extent in dims])
-    header, size = file.header()
-    numbers = random.Random(layers)
-    values = array.array("f", [numbers.uniform(-1, 1) * (16 / width)**0.5 for _ in range(99_991)]).tobytes()
-    pathlib.Path(path).write_bytes(header + (values * (size // len(values) + 1))[:size])
 
 
 def own_lines(text):

@@ -5,6 +5,7 @@ import tempfile
 import unittest
 
 import ranks
+from gguf_files import make_model
 
 TEXT = (ranks.MODELS / "eval-4k.txt").read_text()[:4500]  # of about 1400 tokens
 
@@ -96,7 +97,7 @@ class Bits(unittest.TestCase):
         """Logits of eight slots, of a vocabulary of 600000 each, travel in two pieces."""
         lines = "".join(ranks.json.dumps({"prompt": "abcdefghijklmnopq"[i:], "max_tokens": 3}) + "\n" for i in range(16))
         with tempfile.TemporaryDirectory() as folder:
-            ranks.make_model(f"{folder}/m.gguf", layers=2, tokens=600_000)
+            make_model(f"{folder}/m.gguf", layers=2, tokens=600_000)
             outputs = []
             for count in (None, 2):
                 done = ranks.run(count, "generate", "-m", f"{folder}/m.gguf", "--requests", "-", "--slots", "16", "-t", "1",
@@ -109,13 +110,13 @@ class Bits(unittest.TestCase):
     def test_steps_larger_than_64_mib(self):
         """2200 rows of 8192 floats."""
         with tempfile.TemporaryDirectory() as folder:
-            ranks.make_model(f"{folder}/m.gguf", layers=2, width=8192)
+            make_model(f"{folder}/m.gguf", layers=2, width=8192)
             self.same((2,), "generate", "-m", f"{folder}/m.gguf", "-p", "abcdefghijk" * 200, "-n", "3", "-ub", "4096",
                       "--dense-tail", "0", "-c", "3000")
 
     def test_ten_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
-            ranks.make_model(f"{folder}/m.gguf", layers=12)
+            make_model(f"{folder}/m.gguf", layers=12)
             self.same((10,), "generate", "-m", f"{folder}/m.gguf", "-p", TEXT[:1500], "-n", "3", *H2O)
 
     def test_losses(self):

@@ -11,6 +11,7 @@ import time
 import unittest
 
 import ranks
+from gguf_files import make_model
 
 # Long enough to be met at work: minutes of decoding.
 LONG = ("generate", "-m", ranks.MODEL, "-f", str(ranks.MODELS / "eval-16k.txt"), "-n", "100000", "-c", "200000", "-t", "1",
@@ -118,7 +119,7 @@ class Refusals(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for name, layers in (("a", 12), ("b", 13)):
                 (pathlib.Path(folder) / name).mkdir()
-                ranks.make_model(f"{folder}/{name}/m.gguf", layers)
+                make_model(f"{folder}/{name}/m.gguf", layers)
             result = ranks.run_in_shells([f'cd {folder}/{name} && exec "$@"' for name in "aaaaaaaaab"], "generate", "-m",
                                          "m.gguf", "-p", "hi", "-n", "2", "-t", "1")
             self.refused(result, ("rank 9", "model file", "hash"))

@@ -18,6 +18,9 @@ import numpy
 import structures
 from support import headwater
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "model"))
+from gguf_files import U32, make_model  # noqa: E402
+
 from headwater import _model, _runtime
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -167,6 +170,18 @@ class Tokens(Tests):
         self.assertEqual(model.heads % model.kv_heads, 0)
         self.assertEqual(model.bytes, os.path.getsize(TINY))
         self.assertEqual(headwater.Model(TINY, projections="f32").projections, "f32")
+
+    def test_facts_beyond_16_bits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(f"{folder}/m.gguf", layers=300, width=272, tokens=70_000, metadata={
+                "llama.context_length": (U32, 2**20), "tokenizer.ggml.bos_token_id": (U32, 69_998),
+                "tokenizer.ggml.eos_token_id": (U32, 69_999)})
+            model = headwater.Model(f"{folder}/m.gguf")
+            self.assertEqual(model.bytes, os.path.getsize(f"{folder}/m.gguf"))
+            self.assertEqual((model.layers, model.width, model.vocabulary, model.context, model.bos, model.eos),
+                             (300, 272, 70_000, 2**20, 69_998, 69_999))
+            self.assertEqual(model.piece(69_997), b"v69697")
+            self.assertEqual(model.detokenize([69_997, 300]), "v69697v0")
 
     def test_refused(self):
         last = self.model.vocabulary - 1
