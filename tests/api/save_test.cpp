@@ -264,6 +264,28 @@ TEST_P(Save, LAYER_1_OtherOptionsOfLayersAreRefused) {
   }
 }
 
+// As many chunks as decode steps of rows alone (DEC-2).
+TEST_P(SaveSizes, SeventyThousandChunks) {
+  constexpr std::int64_t kSteps = 70000;
+  const Shape shape{
+      .n_layer = 1, .n_head = 1, .n_head_kv = 1, .d_head = 2, .d_value = 1, .capacity = kSteps + 3};
+  const auto saved = engine().open(shape, small_options());
+  const LayerInput input = random_input(shape, kSteps + 3, 9);
+  for (std::int64_t t = 0; t < kSteps; ++t) {
+    saved->begin(Step::decode());
+    saved->attend(0, {}, rows_from(input.k, t, 1, 2), rows_from(input.v, t, 1, 1), {});
+    saved->end();
+  }
+  save(*saved, folder.file());
+  const auto loaded = load(engine(), shape, small_options(), folder.file());
+  EXPECT_EQ(loaded->chunks().size(), saved->chunks().size());
+  EXPECT_TRUE(contents(*loaded) == contents(*saved));
+  loaded->truncate(kSteps - 100);
+  saved->truncate(kSteps - 100);
+  EXPECT_EQ(run_step(*loaded, Step::decode(3), input, kSteps),
+            run_step(*saved, Step::decode(3), input, kSteps));
+}
+
 // 600 heads are as many pieces of an array, of which one call takes 256 at most.
 TEST_P(SaveSizes, ManyPiecesThatAreMovedInPart) {
   const Shape shape{.n_layer = 2, .n_head = 600, .n_head_kv = 600, .d_head = 4, .d_value = 3, .capacity = 40};

@@ -119,6 +119,17 @@ class Bits(unittest.TestCase):
             make_model(f"{folder}/m.gguf", layers=12)
             self.same((10,), "generate", "-m", f"{folder}/m.gguf", "-p", TEXT[:1500], "-n", "3", *H2O)
 
+    def test_three_hundred_layers(self):
+        """Dense ones on both sides of the cut, which is past 2^8."""
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(f"{folder}/m.gguf", layers=300)
+            arguments = ("generate", "-m", f"{folder}/m.gguf", "-p", TEXT[:700], "-n", "3", *H2O, "--dense-layers", "0,259-280")
+            expected = ranks.result(None, *arguments)
+            self.assertEqual(ranks.result(2, *arguments, "--layers", "270,30"), expected)
+            for split, cut in ((("--layers", "270,30"), 270), ((), 150)):
+                done = ranks.run(2, *arguments, *split, "--json")
+                self.assertEqual([one["layers"] for one in ranks.json.loads(done.stdout)["ranks"]], [[0, cut], [cut, 300]])
+
     def test_losses(self):
         for name, arguments in PERPLEXITY.items():
             with self.subTest(name):

@@ -57,6 +57,10 @@ static void test_model(headwater_model* model) {
   REFUSED(headwater_model_describe(NULL, &facts, sizeof facts), "model is NULL");
   REFUSED(headwater_model_describe(model, NULL, sizeof facts), "facts is NULL");
   REFUSED(headwater_model_describe(model, &facts, 8), "struct_size is 8; allowed: 112 ..");
+  static unsigned char longest[4096];
+  OK(headwater_model_describe(model, (headwater_model_facts*)(void*)longest, sizeof longest));
+  REFUSED(headwater_model_describe(model, (headwater_model_facts*)(void*)longest, 4097),
+          "allowed: 112 .. 4096");
   REFUSED(headwater_model_open(kModel, 0, NULL), "model is NULL");
   REFUSED(headwater_model_open(NULL, 0, &none), "path is NULL");
   CHECK(none == NULL);
@@ -176,6 +180,8 @@ static void test_conversation_options(headwater_model* model) {
   options.cache_type = 0;
   options.capacity = -1;
   REFUSED(headwater_conversation_open(model, &options, &talk), "options.capacity is -1");
+  options.capacity = 2147483648;
+  REFUSED(headwater_conversation_open(model, &options, &talk), "options.capacity is 2147483648");
   options.capacity = 100;
   options.dense_tail = -1;
   REFUSED(headwater_conversation_open(model, &options, &talk), "options.dense_tail is -1");
@@ -205,6 +211,7 @@ static void test_conversation_options(headwater_model* model) {
   ATTENTION(attention.stream = &attention, "attention.stream is set");
   ATTENTION(attention.chunk = 0, "chunk is 0");
   ATTENTION(attention.threads = -1, "options.threads is -1");
+  ATTENTION(attention.threads = 513, "options.threads is 513; allowed: 0 .. 512");
   ATTENTION(attention.select = 2, "options.select is 2");
   CHECK(talk == NULL);
   headwater_conversation_close(NULL);
@@ -383,6 +390,7 @@ static void test_conversation(headwater_model* model) {
   REFUSED(headwater_conversation_feed(talk, NULL, 1), "ids is NULL");
   REFUSED(headwater_conversation_feed(talk, ids, 0), "0 tokens");
   REFUSED(headwater_conversation_feed(talk, ids, -1), "n is -1");
+  REFUSED(headwater_conversation_feed(talk, ids, 2147483648), "n is 2147483648; allowed: 0 .. 2147483647");
   const int32_t bad[2] = {5, 4096};
   REFUSED(headwater_conversation_feed(talk, bad, 2), "ids[1] is 4096; allowed: 0 .. 4095");
   REFUSED(headwater_conversation_append(talk, -1), "ids[0] is -1; allowed: 0 .. 4095");
@@ -476,7 +484,7 @@ static void test_long_windows(void) {
 static void test_long_texts(void) {
   static char text[LONG], back[LONG];
   static int32_t ids[LONG + 5000];
-  static headwater_chat_message messages[300];
+  static headwater_chat_message messages[65537];
   static const char context[] = "llama.context_length";
   FILE* const from = fopen(kChatModel, "rb");
   FILE* const file = tmpfile();
@@ -525,6 +533,16 @@ static void test_long_texts(void) {
   messages[299].role = NULL;
   REFUSED(headwater_chat_encode(model, messages, 300, sizeof messages[0], 0, ids, LONG, &count, &question),
           "messages[299].role");
+
+  /* As many messages as are allowed, and one more. */
+  int64_t one = 0, two = 0;
+  for (int i = 0; i < 65537; ++i) messages[i] = (headwater_chat_message){"user", text, 1, NULL, 0};
+  OK(headwater_chat_encode(model, messages, 1, sizeof messages[0], 0, NULL, 0, &one, &question));
+  OK(headwater_chat_encode(model, messages, 2, sizeof messages[0], 0, NULL, 0, &two, &question));
+  OK(headwater_chat_encode(model, messages, 65536, sizeof messages[0], 0, NULL, 0, &count, &question));
+  CHECK_EQUAL(count, one + 65535 * (two - one));
+  REFUSED(headwater_chat_encode(model, messages, 65537, sizeof messages[0], 0, NULL, 0, &count, &question),
+          "message_count is 65537; allowed: 1 .. 65536");
   headwater_model_close(model);
 }
 
