@@ -128,8 +128,7 @@ void UndoLog::copy(const UndoLog& from) {
   checkpoints_ = from.checkpoints_;
   std::copy(from.layers_.begin(), from.layers_.end(), layers_.begin());
   // Without the record of the open step, which is the last slot.
-  std::int64_t slots = std::min(ring_, checkpoints_);
-  if (HEADWATER_SABOTAGE("core.undo.forked_checkpoints_beyond_8")) slots = std::min<std::int64_t>(slots, 8);
+  const std::int64_t slots = std::min(ring_, checkpoints_);
   const std::int64_t entries = index(slots, 0, 0) * sets_.width();
   std::copy_n(from.before_.data(), slots * layers(), before_.data());
   std::copy_n(from.positions_.data(), entries, positions_.data());
