@@ -345,7 +345,7 @@ void stored_rows_refused(Context& context) {
   const Rows k = Rows::token_major(values.data(), DType::f32, 1, 4);
   const MutableRows out = MutableRows::token_major(outs.data(), DType::f32, 2, 4);
   const std::vector<std::int32_t> table{1, 0};
-  const StoredRows right{.keys = values.data(),
+  StoredRows right{.keys = values.data(),
                          .values = values.data(),
                          .rows = 3,
                          .key_row_stride = 4,
@@ -387,6 +387,15 @@ void stored_rows_refused(Context& context) {
   refuse_rows("a page beyond the last", [](StoredRows& rows) { rows.pages = 1; });
   const std::vector<std::int32_t> negative{1, -1};
   refuse_rows("a page -1", [&](StoredRows& rows) { rows.table = negative.data(); });
+  session->attend_stored(0, q, right, out);
+  session->end();
+  // A table that was taken once is checked against what the next call says.
+  session->begin(Step::decode(1));
+  refuse_rows("rows of the step before", [](StoredRows&) {});
+  right.rows = 4;
+  refuse_rows("a known page beyond the last", [](StoredRows& rows) { rows.pages = 1; });
+  const std::vector<std::int32_t> twice{1, 1};
+  refuse_rows("a page twice", [&](StoredRows& rows) { rows.table = twice.data(); });
   session->attend_stored(0, q, right, out);
   session->end();
   if (code_of([&] { session->read_key(0, 0, 0, outs); }) == std::nullopt)

@@ -174,6 +174,14 @@ void batches(Context& context) {
     problem.options.schedule = schedule;
     require_conforming_in_part(context, problem, {.whole_head_of = 2});
   }
+  // Windows of more chunks than there are heads and threads to share.
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    Problem problem = production(context, type, {.query = 3, .kv = 1, .d = 32, .dv = 32},
+                                 {.chunk = 96, .local = 30, .heavy = 60}, {Step::prefill(4500)});
+    problem.options.batch = 4096;
+    problem.options.threads = 5;
+    require_conforming_in_part(context, problem, {.whole_head_of = 3});
+  }
 }
 const Register kBatches{
     {"shape.batches", {"PLAN-1", "SCHED-1", "STATE-2"}, "schedule", Lane::shape, true, batches}};

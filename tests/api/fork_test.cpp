@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -338,6 +339,8 @@ TEST_P(StoredRowsOf, ROWS_1_OneTensorNeedsNoTable) {
   }
 }
 
+class FarRowsOf : public EachEngine {};
+
 /// Addresses that take no memory before they are written; null where the system has not as many.
 class Reserved {
  public:
@@ -357,6 +360,42 @@ class Reserved {
   std::size_t bytes_;
   unsigned char* data_;
 };
+
+// Rows of one call that lie so far apart that those of its last tokens begin beyond 2^31 elements.
+TEST_P(FarRowsOf, BeyondTwoGibiElements) {
+  constexpr std::int64_t kTokens = 40;
+  constexpr std::int64_t kStride = std::int64_t{1} << 26;  // elements
+  const Shape shape = small_shape(kTokens);
+  const LayerInput input = random_input(shape, kTokens, 5);
+  const auto near = engine().open(shape, small_options());
+  const std::vector<float> wanted = run_step(*near, Step::prefill(kTokens), input, 0);
+  const std::int64_t widths[] = {shape.d_head, shape.d_head, shape.d_value, shape.d_value};
+  const std::int64_t heads[] = {shape.n_head, shape.n_head_kv, shape.n_head_kv, shape.n_head};
+  const std::vector<float>* const rows[] = {&input.q, &input.k, &input.v};
+  std::vector<std::unique_ptr<Reserved>> far;
+  for (std::size_t i = 0; i < 4; ++i) {
+    far.push_back(std::make_unique<Reserved>(kTokens * kStride * sizeof(float)));
+    if (!far.back()->data()) GTEST_SKIP() << "no 40 GiB of addresses";
+    const std::int64_t row = heads[i] * widths[i];
+    for (std::int64_t t = 0; i < 3 && t < kTokens; ++t)
+      std::copy_n(rows[i]->data() + t * row, row, reinterpret_cast<float*>(far[i]->data()) + t * kStride);
+  }
+  const auto session = engine().open(shape, small_options());
+  session->begin(Step::prefill(kTokens));
+  std::vector<float> out;
+  for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
+    const auto view = [&](std::size_t i) { return Rows{far[i]->data(), DType::f32, kStride, widths[i]}; };
+    session->attend(layer, view(0), view(1), view(2), {far[3]->data(), DType::f32, kStride, widths[3]});
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      const float* const row = reinterpret_cast<const float*>(far[3]->data()) + t * kStride;
+      out.insert(out.end(), row, row + heads[3] * widths[3]);
+    }
+  }
+  session->end();
+  EXPECT_EQ(out, wanted);
+}
+
+HEADWATER_EACH_ENGINE(FarRowsOf);
 
 // Pages of one pool for many sequences: more than 2^32 bytes lie between rows of one.
 TEST_P(StoredRowsOf, ROWS_1_PagesFarApart) {
