@@ -346,18 +346,18 @@ void stored_rows_refused(Context& context) {
   const MutableRows out = MutableRows::token_major(outs.data(), DType::f32, 2, 4);
   const std::vector<std::int32_t> table{1, 0};
   StoredRows right{.keys = values.data(),
-                         .values = values.data(),
-                         .rows = 3,
-                         .key_row_stride = 4,
-                         .key_head_stride = 4,
-                         .value_row_stride = 4,
-                         .value_head_stride = 4,
-                         .table = table.data(),
-                         .table_size = 2,
-                         .page_rows = 2,
-                         .pages = 2,
-                         .key_page_stride = 8,
-                         .value_page_stride = 8};
+                   .values = values.data(),
+                   .rows = 3,
+                   .key_row_stride = 4,
+                   .key_head_stride = 4,
+                   .value_row_stride = 4,
+                   .value_head_stride = 4,
+                   .table = table.data(),
+                   .table_size = 2,
+                   .page_rows = 2,
+                   .pages = 2,
+                   .key_page_stride = 8,
+                   .value_page_stride = 8};
   Options options;
   const std::unique_ptr<Session> own = engine.open(shape, options);
   options.kv_owner = KvOwner::caller;
