@@ -65,6 +65,12 @@ TEST(Haystack, GoesOnFromTheBeginningAfterTheLastLine) {
   const auto needles = draw_needles({100}, random);
   const auto text = tokenizer().decode(haystack.prompt(100, 1, needles, 0).ids);
   EXPECT_TRUE(text.starts_with("beta = 2\nalpha = 1\nbeta = 2\n")) << text;
+  for (const std::int64_t window : {700, 5000}) {  // many times as long as the text
+    const Prompt prompt = haystack.prompt(window, 1, needles, 0);
+    const auto n = static_cast<std::int64_t>(prompt.ids.size() + prompt.answer.size());
+    EXPECT_LE(n, window);
+    EXPECT_GT(n, window - 24);
+  }
 }
 
 TEST(Haystack, RefusesWhatCannotBe) {

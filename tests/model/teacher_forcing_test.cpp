@@ -59,6 +59,24 @@ TEST(TeacherForcing, EveryIdOfALargeVocabularyCounts) {
   }
 }
 
+// Query blocks are counted in every chunk anew, and its last one ends with it.
+TEST(TeacherForcing, QueryBlocksOfChunksThatTheyDoNotDivide) {
+  const MadeModel model({.vocabulary = 300});
+  TransformerOptions chosen = options(400);
+  chosen.attention.chunk = 100;
+  chosen.attention.batch = 400;
+  chosen.attention.local = 16;
+  chosen.attention.heavy = 32;
+  chosen.attention.select = Select::blocks;
+  Transformer transformer(model.load(Precision::f32), chosen);
+  transformer.run(Step::prefill(330), std::vector<std::int32_t>(330, 7));
+  std::vector<std::int64_t> ends;
+  for (std::int64_t position = 0; position < 330; ++position) {
+    if (ends_query_block(transformer.session(), position)) ends.push_back(position);
+  }
+  EXPECT_EQ(ends, (std::vector<std::int64_t>{31, 63, 95, 99, 131, 163, 195, 199, 231, 263, 295, 299, 329}));
+}
+
 // More rows than logits of which are in memory at a time.
 TEST(TeacherForcing, JudgesEveryRowOfALongStep) {
   constexpr std::int64_t kTokens = 700;

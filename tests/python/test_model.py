@@ -635,7 +635,13 @@ class Chats(Tests):
         chat, other = self.model.chat(), self.model.chat()
         for one in (chat, other):
             list(one.say("hello", max_tokens=4))
-        chat.conversation.reset()
+        def refuse(ids):
+            raise MemoryError
+        talk = chat.conversation
+        talk.feed = refuse
+        self.assertRaises(MemoryError, list, chat.say("a turn that is not said"))
+        del talk.feed
+        talk.reset()
         self.assertEqual(list(chat.say("more", max_tokens=6)), list(other.say("more", max_tokens=6)))
         self.assertEqual(chat.conversation.tokens, other.conversation.tokens)
 

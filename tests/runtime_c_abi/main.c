@@ -132,6 +132,12 @@ static void test_chat(void) {
   CHECK(question > 0 && question < count && ids[0] == facts.bos);
   OK(headwater_chat_encode(model, messages + 1, 1, sizeof messages[0], 0, again, 256, &fewer, &question));
   CHECK(fewer < count && memcmp(ids + count - fewer, again, (size_t)fewer * sizeof again[0]) == 0);
+  struct {
+    headwater_chat_message message;
+    char more[24];
+  } larger[2] = {{messages[0], ""}, {messages[1], ""}}; /* of a later version */
+  OK(headwater_chat_encode(model, &larger[0].message, 2, sizeof larger[0], 1, again, 256, &fewer, &question));
+  CHECK(fewer == count && memcmp(ids, again, (size_t)count * sizeof ids[0]) == 0);
   messages[1].question = NULL; /* its length is not read then */
   OK(headwater_chat_encode(model, messages + 1, 1, sizeof messages[0], 0, again, 256, &fewer, &question));
   CHECK_EQUAL(question, 0);

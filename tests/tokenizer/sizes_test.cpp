@@ -179,7 +179,7 @@ TEST(TokenizerSizes, OneWordBeyond65536Letters) {
     std::unordered_map<std::string, std::int32_t> ids;
     for (const std::string& token : b->tokens) ids.emplace(token, static_cast<std::int32_t>(ids.size()));
     ids[" "] = ' ';
-    for (const std::string& text : {mixed, pairs, "b" + pairs, words}) {
+    for (const std::string& text : {mixed, pairs, "b" + pairs, "bbb" + pairs, words}) {
       if (b == &sentence && text == words) continue;  // has no words
       Ids wanted;
       for (const std::string& part : merged_by_rules(text)) wanted.push_back(ids.at(part));
