@@ -185,6 +185,13 @@ TEST_F(CStoredRows, ROWS_1_WhatIsWrongIsNamed) {
   EXPECT_EQ(headwater_version()[0] - '0', HEADWATER_VERSION_NUMBER / 10000);
 }
 
+/// An entry of an array that a later version has made larger.
+template <class T>
+struct Later {
+  T own;
+  std::int64_t more;
+};
+
 // The first token of each: its output is its value.
 TEST(CTogether, SEQ_1_ThreeHundredCalls) {
   constexpr std::size_t kCalls = 300;
@@ -194,7 +201,7 @@ TEST(CTogether, SEQ_1_ThreeHundredCalls) {
   std::vector<headwater_rows> rows(kCalls);
   std::vector<headwater_mutable_rows> to(kCalls);
   std::vector<headwater_lse_output> lse(kCalls);
-  std::vector<headwater_sequence_call> calls(kCalls);
+  std::vector<Later<headwater_sequence_call>> calls(kCalls);
   for (std::size_t i = 0; i < kCalls; ++i) values.push_back(static_cast<float>(i + 1));
   for (std::size_t i = 0; i < kCalls; ++i) {
     ASSERT_EQ(headwater_open("cpu", &shape, nullptr, &sessions[i].session), HEADWATER_OK);
@@ -202,14 +209,14 @@ TEST(CTogether, SEQ_1_ThreeHundredCalls) {
     rows[i] = {&values[i], 1, 1, HEADWATER_F32, 0};
     to[i] = {&out[i], 1, 1, HEADWATER_F32, 0};
     lse[i] = {&sums[i], 1, 1};
-    calls[i] = {sessions[i].session, 0, &rows[i], &rows[i], &rows[i], nullptr, &to[i], &lse[i]};
+    calls[i] = {{sessions[i].session, 0, &rows[i], &rows[i], &rows[i], nullptr, &to[i], &lse[i]}, 0};
   }
-  calls.back().v = nullptr;
-  EXPECT_EQ(headwater_attend_together(calls.data(), kCalls, sizeof calls[0]), HEADWATER_INVALID_ARGUMENT);
+  const auto attend = [&] { return headwater_attend_together(&calls[0].own, kCalls, sizeof calls[0]); };
+  calls.back().own.v = nullptr;
+  EXPECT_EQ(attend(), HEADWATER_INVALID_ARGUMENT);
   EXPECT_THAT(headwater_last_error(), testing::HasSubstr("calls[299].v"));
-  calls.back().v = &rows.back();
-  ASSERT_EQ(headwater_attend_together(calls.data(), kCalls, sizeof calls[0]), HEADWATER_OK)
-      << headwater_last_error();
+  calls.back().own.v = &rows.back();
+  ASSERT_EQ(attend(), HEADWATER_OK) << headwater_last_error();
   EXPECT_EQ(out, values);
   for (std::size_t i = 0; i < kCalls; ++i) {
     EXPECT_FLOAT_EQ(sums[i], values[i] * values[i]);  // of one logit, with scale 1
@@ -220,12 +227,12 @@ TEST(CTogether, SEQ_1_ThreeHundredCalls) {
 TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
   constexpr std::int64_t kRows = 300;
   const headwater_shape shape{2, 2, 1, 8, 6, kRows, HEADWATER_F32, 0};
-  headwater_layer_options layers[2] = {{0, std::nan(""), std::nan(""), nullptr, 0, 0},
-                                       {0, std::nan(""), std::nan(""), nullptr, 11, 9}};
+  const Later<headwater_layer_options> layers[2] = {{{0, std::nan(""), std::nan(""), nullptr, 0, 0}, 0},
+                                                    {{0, std::nan(""), std::nan(""), nullptr, 11, 9}, 0}};
   headwater_options options;
   ASSERT_EQ(headwater_options_init(&options, sizeof options), HEADWATER_OK);
   options.chunk = 100, options.local = 10, options.heavy = 20;
-  options.layers = layers, options.layer_count = 2, options.layer_size = sizeof layers[0];
+  options.layers = &layers[0].own, options.layer_count = 2, options.layer_size = sizeof layers[0];
   Handle handle;
   ASSERT_EQ(headwater_open("cpu", &shape, &options, &handle.session), HEADWATER_OK) << headwater_last_error();
   const LayerInput input = random_input({.n_head = 2, .n_head_kv = 1, .d_head = 11, .d_value = 9}, kRows, 7);
@@ -261,7 +268,7 @@ TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
   // Entries of the first size end before the widths, whatever lies there.
   options.layer_count = 1, options.layer_size = offsetof(headwater_layer_options, d_head);
   const headwater_shape one{1, 2, 1, 8, 6, kRows, HEADWATER_F32, 0};
-  options.layers = layers + 1;
+  options.layers = &layers[1].own;
   Handle first_size;
   ASSERT_EQ(headwater_open("cpu", &one, &options, &first_size.session), HEADWATER_OK);
   ASSERT_EQ(headwater_begin_decode(first_size.session, 1), HEADWATER_OK);

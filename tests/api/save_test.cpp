@@ -256,11 +256,18 @@ TEST_P(Save, LAYER_1_OtherOptionsOfLayersAreRefused) {
   options.layers[1].d_value = shape.d_value;  // nothing of its own
   save(*engine().open(shape, options), folder.file());
   EXPECT_NO_THROW((void)load(engine(), shape, options, folder.file()));
-  for (const LayerOptions& own :
-       {LayerOptions{.window = 3}, {.scale = 0.25}, {.d_head = 7}, {.d_value = 8}}) {
+  for (const LayerOptions& own : {LayerOptions{.window = 3},
+                                  {.scale = 0.25},
+                                  {.softcap = 5.0},
+                                  {.softcap = 7.0},
+                                  {.sinks = std::vector<float>{1, 2, 3, 4}},
+                                  {.sinks = std::vector<float>{1, 2, 4, 4}},
+                                  {.d_head = 7},
+                                  {.d_value = 8}}) {
     options.layers[1] = own;
     expect_error([&] { (void)load(engine(), shape, options, folder.file()); }, ErrorCode::invalid_argument,
                  {"options.layers", "allowed"});
+    save(*engine().open(shape, options), folder.file());  // each is compared with the one before it
   }
 }
 
