@@ -102,6 +102,40 @@ TEST_P(FarKey, TakesAllWeightWhereverItStands) {
   }
 }
 
+// Before and in each of nine segments of 1024 keys of dense rows.
+TEST_P(FarKey, BeforeNineThousandTokens) {
+  if (!engine().claims().rows_alone) GTEST_SKIP() << "so many tokens are stored without queries only";
+  constexpr std::int64_t kStored = 9300, kAsked = 40;
+  Options options = small_options();
+  options.scale = 1.0;
+  options.batch = options.chunk = 64;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const std::int64_t far : {5, 1023, 1024, 4096, 8191, 9216}) {
+      Rows64 q(kAsked * kShape.n_head, kShape.d_head, 1);
+      Rows64 k(kStored + kAsked, kShape.d_head, 2);
+      Rows64 v(kStored + kAsked, kShape.d_value, 3);
+      q.fill_all(1.0f);
+      k.fill(far, 8192.0f / static_cast<float>(kShape.d_head));
+      Shape shape = kShape;
+      shape.kv_type = type;
+      shape.capacity = kStored + kAsked;
+      const auto session = engine().open(shape, options);
+      session->begin(Step::decode(kStored));
+      session->attend(0, {}, k.view(type, 0, 1), v.view(type, 0, 1), {});
+      session->end();
+      std::vector<float> out(static_cast<std::size_t>(kAsked * shape.n_head * shape.d_value));
+      session->begin(Step::prefill(kAsked));
+      session->attend(0, q.view(type, 0, shape.n_head), k.view(type, kStored, 1), v.view(type, kStored, 1),
+                      MutableRows::token_major(out.data(), DType::f32, shape.n_head, shape.d_value));
+      session->end();
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        ASSERT_FLOAT_EQ(out[i], v.at(far, static_cast<std::int64_t>(i) % shape.d_value))
+            << "far key " << far << ", element " << i;
+      }
+    }
+  }
+}
+
 HEADWATER_EACH_ENGINE(FarKey);
 
 }  // namespace

@@ -283,20 +283,22 @@ TEST_P(Groups, HideNoNaN) {
 }
 
 TEST_P(Groups, ARowIsFiniteWhereItsScalesAre) {
-  RandomRows rows(GetParam(), 512, 1);
-  EXPECT_TRUE(quantised_row_is_finite(GetParam(), rows.row(0), 512));
+  constexpr std::int64_t kRow = 16384;
+  RandomRows rows(GetParam(), kRow, 1);
+  EXPECT_TRUE(quantised_row_is_finite(GetParam(), rows.row(0), kRow));
   const auto block = static_cast<std::size_t>(tensor_type_info(GetParam()).block_bytes);
-  std::vector<float> values(512);
+  std::vector<float> values(kRow);
   for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
+    if (at / block > 1 && at / block % 32 != 0 && at + block != rows.bytes.size()) continue;
     for (const std::size_t half : halves_of(GetParam())) {
       for (const unsigned bad : {0x7C00U, 0xFC00U, 0x7E00U, 0x7BFFU}) {
         std::uint16_t before;
         std::memcpy(&before, rows.bytes.data() + at + half, sizeof before);
         put_half(rows.bytes.data() + at + half, static_cast<std::uint16_t>(bad));
-        dequantize_row(GetParam(), rows.row(0), 512, values.data());
+        dequantize_row(GetParam(), rows.row(0), kRow, values.data());
         const bool finite =
             std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
-        EXPECT_EQ(quantised_row_is_finite(GetParam(), rows.row(0), 512), finite) << at << ", " << bad;
+        EXPECT_EQ(quantised_row_is_finite(GetParam(), rows.row(0), kRow), finite) << at << ", " << bad;
         put_half(rows.bytes.data() + at + half, before);
       }
     }

@@ -80,10 +80,14 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
       layer.key_norm = norm(at + "attn_k_norm.weight", sizes.d_head);
     }
     if (sizes.architecture == "qwen2") {
-      layer.query_bias = add(at + "attn_q.bias", sizes.heads * sizes.d_head, 0, 0.0F, 0.5F);
-      layer.key_bias = add(at + "attn_k.bias", sizes.heads_kv * sizes.d_head, 0, 0.0F, 0.5F);
-      layer.value_bias = add(at + "attn_v.bias", sizes.heads_kv * sizes.d_value, 0, 0.0F, 0.5F);
-      layer.output_bias = add(at + "attn_output.bias", sizes.width, 0, 0.0F, 0.5F);
+      const auto bias = [&](char of, const char* name, std::int64_t width) {
+        if (sizes.biases.find(of) == std::string::npos) return std::vector<double>();
+        return add(at + name, width, 0, 0.0F, 0.5F);
+      };
+      layer.query_bias = bias('q', "attn_q.bias", sizes.heads * sizes.d_head);
+      layer.key_bias = bias('k', "attn_k.bias", sizes.heads_kv * sizes.d_head);
+      layer.value_bias = bias('v', "attn_v.bias", sizes.heads_kv * sizes.d_value);
+      layer.output_bias = bias('o', "attn_output.bias", sizes.width);
     }
     layer.query = matrix(at + "attn_q.weight", sizes.width, sizes.heads * sizes.d_head);
     layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);

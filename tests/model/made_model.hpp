@@ -26,6 +26,7 @@ struct MadeSizes {
   std::int64_t vocabulary = 300;
   double theta = 1e6;
   std::int64_t d_value = d_head;
+  std::string biases = "qkvo";  // of qwen2: queries, keys, values, outputs
 };
 
 /// A model of F32 weights, made in memory, and the same numbers for the forward pass in double.

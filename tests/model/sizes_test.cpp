@@ -68,6 +68,14 @@ void expect_small_run(const MadeSizes& sizes, std::int64_t n, const std::vector<
   EXPECT_LT(std::sqrt(difference), 0.02 * std::sqrt(squares));
 }
 
+TEST(TransformerSizes, SomeBiasesAlone) {
+  for (const char* const biases : {"", "q", "k", "v", "o", "qk", "kv"}) {
+    SCOPED_TRACE(biases);
+    expect_small_run({.width = 64, .heads = 4, .heads_kv = 2, .d_value = 24, .biases = biases}, 20,
+                     {0, 16, 19});
+  }
+}
+
 TEST(TransformerSizes, ARowOf2048) {
   expect_small_run({.width = 2048, .heads = 16, .heads_kv = 2, .d_head = 64, .feed_forward = 704}, 20,
                    {0, 15, 16, 17, 18, 19});

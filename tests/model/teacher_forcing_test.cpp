@@ -77,37 +77,37 @@ TEST(TeacherForcing, QueryBlocksOfChunksThatTheyDoNotDivide) {
   EXPECT_EQ(ends, (std::vector<std::int64_t>{31, 63, 95, 99, 131, 163, 195, 199, 231, 263, 295, 299, 329}));
 }
 
-// More rows than logits of which are in memory at a time.
-TEST(TeacherForcing, JudgesEveryRowOfALongStep) {
-  constexpr std::int64_t kTokens = 700;
-  const MadeModel model({.vocabulary = 300});
+/// judge() of a step of so many tokens; returns how often the likeliest ids differ.
+int expect_judgements(std::int64_t vocabulary, std::int64_t tokens) {
+  const MadeModel model({.width = 16, .vocabulary = vocabulary});
   const auto loaded = model.load(Precision::f32);
-  TransformerOptions chosen = options(kTokens);
+  TransformerOptions chosen = options(tokens);
   chosen.attention.chunk = 64;
   chosen.attention.local = chosen.attention.heavy = 8;
   Transformer sparse(loaded, chosen);
   chosen.attention.dense = true;
   Transformer dense(loaded, chosen);
   std::vector<std::int32_t> ids;
-  for (std::int64_t i = 0; i < kTokens; ++i) ids.push_back(static_cast<std::int32_t>(i * 77 % 300));
+  for (std::int64_t i = 0; i < tokens; ++i) ids.push_back(static_cast<std::int32_t>(i * 7777 % vocabulary));
   Transformer* const both[] = {&dense, &sparse};
   std::vector<float> logits[2];
   for (std::size_t m = 0; m < 2; ++m) {
-    both[m]->run(Step::prefill(kTokens), ids);
-    logits[m].resize(300 * kTokens);
-    both[m]->logits(0, kTokens, logits[m]);
+    both[m]->run(Step::prefill(tokens), ids);
+    logits[m].resize(static_cast<std::size_t>(vocabulary * tokens));
+    both[m]->logits(0, tokens, logits[m]);
   }
   std::vector<std::int32_t> next(ids.begin() + 1, ids.end());
   next.push_back(kNoToken);
   const auto judgements = judge(both, next);
-  ASSERT_EQ(judgements.size(), next.size());
+  EXPECT_EQ(judgements.size(), next.size());
+  const auto width = static_cast<std::size_t>(vocabulary);
   int differ = 0;
   for (std::size_t t = 0; t < next.size(); ++t) {
     SCOPED_TRACE(t);
     std::vector<double> logs[2];
     std::ptrdiff_t likeliest[2];
     for (std::size_t m = 0; m < 2; ++m) {
-      logs[m] = log_probabilities(std::span(logits[m]).subspan(300 * t, 300));
+      logs[m] = log_probabilities(std::span(logits[m]).subspan(width * t, width));
       likeliest[m] = std::max_element(logs[m].begin(), logs[m].end()) - logs[m].begin();
       const double loss = judgements[t].losses[m];
       if (next[t] == kNoToken) {
@@ -120,8 +120,13 @@ TEST(TeacherForcing, JudgesEveryRowOfALongStep) {
     EXPECT_EQ(judgements[t].rank1, likeliest[0] == likeliest[1] ? 1 : 0);
     differ += likeliest[0] == likeliest[1] ? 0 : 1;
   }
-  EXPECT_GT(differ, 10);
+  return differ;
 }
+
+// More rows than logits of which are in memory at a time.
+TEST(TeacherForcing, JudgesEveryRowOfALongStep) { EXPECT_GT(expect_judgements(300, 700), 10); }
+
+TEST(TeacherForcing, JudgesIdsBeyond65536) { EXPECT_GT(expect_judgements(70000, 130), 0); }
 
 }  // namespace
 }  // namespace headwater::runtime::testing

@@ -265,6 +265,24 @@ class Replays(unittest.TestCase):
                 self.assertEqual(own["last_memory"][0]["shape"], [heads, width])
                 self.assertEqual(own["last_memory"][1], again["memory"][1][(chunks - 2) * size:(chunks - 1) * size])
 
+    def test_a_dumped_set_that_is_smaller_than_its_budget(self):
+        flags = ["-ub", "128", "--h2o-local", "64", "--h2o-heavy", "960", "--h2o-no-clamp"]
+        with tempfile.TemporaryDirectory() as folder:
+            dump, out = f"{folder}/qkv.safetensors", f"{folder}/out.safetensors"
+            text = pathlib.Path(TEXT).read_text()[:1800]
+            steps = generate_json("-p", text, "-n", "0", *flags, "--select", "h2o", "--dense-tail", "0", "--dump-qkv", "0",
+                                  dump)["steps"]
+            replay = run("attend", dump, "-o", out, *flags, "--steps", steps, "--json")
+            self.assertEqual(replay.returncode, 0, replay.stderr)
+            own, again = tensors(dump), tensors(out)
+            sets = []
+            for info, data in (own["last_memory"], again["memory"]):
+                heads, width = info["shape"][-2:]
+                entries = struct.unpack(f"<{heads * width}i", data[-4 * heads * width:])
+                sets.append([[p for p in entries[h * width:(h + 1) * width] if p >= 0] for h in range(heads)])
+            self.assertEqual(sets[0], sets[1])
+            self.assertTrue(all(128 < len(one) < 1024 for one in sets[0]), [len(one) for one in sets[0]])
+
     def test_dumps_of_40000_tokens(self):
         """A tiny model and a long text: more than 2^16 scores, and rows of keys beyond 2^18 elements."""
         tokens = 40_000

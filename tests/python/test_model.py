@@ -255,6 +255,10 @@ class Generated(Tests):
                          ["x", "", "", "ab", "abaq", "", ""])
         self.assertFalse(text.found)
         self.assertEqual((text.push("!z"), text.found), ("a", True))
+        long = "a string of characters of which none come twice in vain"
+        text = _model._StopText([long])
+        self.assertEqual("".join(map(text.push, "before it, " + long[:-1] + "!")), "before it, " + long[:-1] + "!")
+        self.assertEqual(("".join(map(text.push, "z" + long)), text.found), ("z", True))
 
     def test_characters_are_whole(self):
         """Tokens of bytes: a model that draws bytes at random writes no half characters, but U+FFFD."""
