@@ -6,7 +6,7 @@
 #include <functional>
 #include <numeric>
 #include <set>
-#include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -351,6 +351,7 @@ void beside_another(Random&, const Engine& engine, const Problem& problem, const
   }
 }
 
+// A way that an engine does not claim is not taken; reference and cpu-* claim all of them (mustpass.txt).
 Factor ways() {
   const auto way = [](const char* name, void (*take)(Random&, const Engine&, const Problem&, const Trace&)) {
     return [=](Crossed& crossed) { crossed.way = name, crossed.take = take; };
@@ -483,7 +484,7 @@ const Register kMany{{"crossed.many_heads_and_layers",
                       true,
                       many}};
 
-// Prompts of more than 2^16 tokens and of more pages, regions of summaries and chunks than any table begins with.
+// Prompts of more than 2^16 tokens: more than 256 chunks and pages, and than 512 regions of summaries (SEL-12).
 void long_prompts(Context& context) {
   const Engine& engine = *context.engine;
   if (context.quick || engine.claims().double_arithmetic)

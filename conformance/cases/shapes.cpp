@@ -244,8 +244,8 @@ void decode_after_20000(Context& context) {
 const Register kDecode{
     {"shape.decode_after_20000", {"DEC-1", "STATE-6"}, "dense", Lane::shape, true, decode_after_20000}};
 
-// Over more tokens than a decode step of one row splits into parts of one buffer each, rows wider than a register file, with
-// all that is done to a logit; the rows of a step see windows that begin on both sides of a multiple of 256.
+// Over more tokens than a decode step splits into parts of one buffer each, with value rows of more than 128 elements, caps,
+// biases and sinks; the rows of a step see windows that begin on both sides of a multiple of 256.
 void decode_after_2_17(Context& context) {
   if (!context.engine->claims().rows_alone) throw Skipped("so many tokens are stored without queries only");
   for (const DType type : {DType::f32, DType::bf16}) {
@@ -333,8 +333,8 @@ const Register kOffsets{
 
 // Rows wider than what is converted at a time, handed over in another type than they are stored in.
 void wide_rows(Context& context) {
-  for (const DType type :
-       {DType::f32, DType::bf16}) {  // of a latent cache: one row for keys and values of all heads
+  // As in a latent cache: one key/value head for all query heads.
+  for (const DType type : {DType::f32, DType::bf16}) {
     const Problem problem =
         production(context, type, {.query = 5, .kv = 1, .d = 576, .dv = 512},
                    {.chunk = 256, .local = 100, .heavy = 150}, {Step::prefill(600), Step::decode(2)});
