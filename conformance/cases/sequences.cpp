@@ -394,8 +394,6 @@ void stored_rows_refused(Context& context) {
   refuse_rows("rows of the step before", [](StoredRows&) {});
   right.rows = 4;
   refuse_rows("a known page beyond the last", [](StoredRows& rows) { rows.pages = 1; });
-  const std::vector<std::int32_t> twice{1, 1};
-  refuse_rows("a page twice", [&](StoredRows& rows) { rows.table = twice.data(); });
   session->attend_stored(0, q, right, out);
   session->end();
   if (code_of([&] { session->read_key(0, 0, 0, outs); }) == std::nullopt)

@@ -286,7 +286,8 @@ HEADWATER_API headwater_status headwater_attend_lse(headwater_session* session, 
 /* K and V rows of one layer in the caller's memory (ROWS-1): those of positions 0 .. rows - 1, of shape.kv_type. All strides
  * count elements; the elements of a row are contiguous; no alignment is needed. A key row of head h at position p begins
  * p * key_row_stride + h * key_head_stride elements after keys, a value row likewise. With a block table position p is row
- * p % page_rows of page table[p / page_rows], and page b begins b * key_page_stride elements after keys. */
+ * p % page_rows of page table[p / page_rows], and page b begins b * key_page_stride elements after keys. The pages of
+ * the tokens stored and of those of the open step differ from each other. */
 typedef struct headwater_stored_rows {
   size_t struct_size; /* sizeof(headwater_stored_rows) of the caller */
   const void* keys;

@@ -79,8 +79,8 @@ struct LseOutput {
 /// position p begins `p * key_row_stride + h * key_head_stride` elements after keys, a value row likewise.
 ///
 /// With a block table the rows lie in pages of page_rows positions: position p is row p % page_rows of page
-/// table[p / page_rows], and page b begins `b * key_page_stride` elements after keys. No two pages of the table may be the
-/// same where positions below `rows` stand in both.
+/// table[p / page_rows], and page b begins `b * key_page_stride` elements after keys. The pages of the
+/// tokens stored and of those of the open step differ from each other.
 struct StoredRows {
   const void* keys = nullptr;
   const void* values = nullptr;

@@ -438,10 +438,11 @@ TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
   const MutableRows to = MutableRows::token_major(out.data(), DType::f32, 6, 12);
   session->begin(Step::prefill(330));
   CallersRows good(talk, 330, 16, false, 1);
+  std::int64_t layer = 0;
   const auto refuse = [&](const auto& change, const std::string& field) {
     StoredRows rows = good.view;
     change(rows);
-    expect_error([&] { session->attend_stored(0, queries_of(talk, *session), rows, to); },
+    expect_error([&] { session->attend_stored(layer, queries_of(talk, *session), rows, to); },
                  ErrorCode::invalid_argument, {field});
     EXPECT_FALSE(session->failed());
   };
@@ -462,19 +463,24 @@ TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
     for (const std::int64_t value : {kMost, -kMost - 1, kMost / 8})
       refuse([&](StoredRows& rows) { rows.*stride = value; }, "_stride");
   }
-  for (const std::size_t at : {std::size_t{0}, std::size_t{16}, std::size_t{20}}) {
-    const std::int32_t page = good.table[at];
-    for (const std::int32_t wrong :
-         {-1, static_cast<std::int32_t>(good.view.pages), good.table[at == 0 ? 1 : 0]}) {
-      good.table[at] = wrong;
-      refuse([](StoredRows&) {}, "rows.table[");
+  const auto refuse_tables = [&] {
+    for (const std::size_t at : {std::size_t{0}, std::size_t{16}, std::size_t{20}}) {
+      const std::int32_t page = good.table[at];
+      for (const std::int32_t wrong :
+           {-1, static_cast<std::int32_t>(good.view.pages), good.table[at == 0 ? 1 : 0]}) {
+        good.table[at] = wrong;
+        refuse([](StoredRows&) {}, "rows.table[");
+      }
+      good.table[at] = page;
     }
-    good.table[at] = page;
-  }
+  };
+  refuse_tables();
   const Rows rows = Rows::token_major(talk.k.data(), DType::f32, 2, 16);
   expect_error([&] { session->attend(0, queries_of(talk, *session), rows, rows, to); },
                ErrorCode::invalid_argument, {"attend_stored()"});
   session->attend_stored(0, queries_of(talk, *session), good.view, to);
+  layer = 1;
+  refuse_tables();  // what differs from a table that was taken is checked again
   float row[16];
   expect_error([&] { session->read_key(0, 0, 0, row); }, ErrorCode::unsupported, {"rows"});
   expect_error([&] { session->read_value(0, 0, 0, row); }, ErrorCode::unsupported, {"rows"});
