@@ -15,6 +15,8 @@ const std::vector<double> kPowers = [] {
   for (int e = -kMostExponent; e <= kMostExponent; ++e) all.push_back(std::ldexp(1.0, e));
   return all;
 }();
+// std::ilogb of a positive normal number, in the time of a load.
+int exponent_of(double value) { return static_cast<int>(std::bit_cast<std::uint64_t>(value) >> 52) - 1023; }
 double power_of_two(int exponent) { return kPowers[static_cast<std::size_t>(exponent + kMostExponent)]; }
 
 // Rounds |value| to p significant bits with smallest exponent `least` (of the unit in the last place of
@@ -22,7 +24,7 @@ double power_of_two(int exponent) { return kPowers[static_cast<std::size_t>(expo
 // place keeps whole units, and nothing else is lost.
 double round_significand(double magnitude, int p, int least) {
   if (!(magnitude < 0x1p200)) return magnitude;
-  const int exponent = magnitude == 0.0 ? least : std::ilogb(magnitude) - (p - 1);
+  const int exponent = magnitude == 0.0 ? least : exponent_of(magnitude) - (p - 1);
   const int ulp = exponent < least ? least : exponent;
   const double whole_units = 1.5 * power_of_two(52 + ulp);
   return (magnitude + whole_units) - whole_units;
@@ -50,7 +52,7 @@ std::uint16_t encode(const Format& format, float value) {
     return static_cast<std::uint16_t>(sign |
                                       static_cast<std::uint16_t>(rounded * power_of_two(-format.least)));
   }
-  const int exponent = std::ilogb(rounded);
+  const int exponent = exponent_of(rounded);
   const double fraction = rounded * power_of_two(fraction_bits - exponent) - power_of_two(fraction_bits);
   const auto field = static_cast<unsigned>(exponent + format.bias) << fraction_bits;
   return static_cast<std::uint16_t>(sign | field | static_cast<unsigned>(fraction));
