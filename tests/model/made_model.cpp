@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+
+#include "tests/model/quantise.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
@@ -16,12 +17,17 @@ BoundedRow exact(const std::vector<float>& values) {
   return row;
 }
 
-void expect_within(const BoundedRow& wanted, const std::vector<float>& got, const std::string& what) {
+void expect_within(const BoundedRow& wanted, const std::vector<float>& got, double slack,
+                   const std::string& what) {
   ASSERT_EQ(wanted.size(), got.size()) << what;
+  double squares = 0;
+  for (const Bounded& one : wanted) squares += one.value * one.value;
+  const double more = slack * std::sqrt(squares / static_cast<double>(wanted.size()));
   double bounds = 0;
   double signals = 0;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    ASSERT_NEAR(static_cast<double>(got[i]), wanted[i].value, wanted[i].error) << what << ", element " << i;
+    ASSERT_NEAR(static_cast<double>(got[i]), wanted[i].value, wanted[i].error + more)
+        << what << ", element " << i;
     bounds += wanted[i].error;
     signals += std::fabs(wanted[i].value);
   }
@@ -57,6 +63,10 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   number("attention.value_length", sizes.d_value);
   builder_.add(a + "attention.layer_norm_rms_epsilon", kF32, 1e-6F);
   builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
+  if (sizes.rope_factor != 1.0) {
+    builder_.add_text(a + "rope.scaling.type", "linear");
+    builder_.add(a + "rope.scaling.factor", kF32, static_cast<float>(sizes.rope_factor));
+  }
   shape_.heads = sizes.heads;
   shape_.heads_kv = sizes.heads_kv;
   shape_.d_head = sizes.d_head;
@@ -65,11 +75,13 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.layout = sizes.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
   for (std::int64_t i = 0; i < sizes.d_head / 2; ++i) {
     shape_.inverse_frequencies.push_back(
-        std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.d_head)));
+        std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.d_head)) /
+        sizes.rope_factor);
   }
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
-  head_ = matrix("output.weight", sizes.width, sizes.vocabulary);
+  head_ = sizes.tied ? Matrix{sizes.vocabulary, sizes.width, embedding_}
+                     : matrix("output.weight", sizes.width, sizes.vocabulary);
   for (std::int64_t l = 0; l < sizes.layers; ++l) {
     const std::string at = "blk." + std::to_string(l) + ".";
     TransformerLayer layer;
@@ -104,21 +116,24 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   data_ = {};
 }
 
-/// Uniform in middle +- spread; 0 rows: a vector.
+/// Uniform in middle +- spread; 0 rows: a vector, in F32.
 std::vector<double> MadeModel::add(const std::string& name, std::int64_t columns, std::int64_t rows,
                                    float middle, float spread) {
   std::vector<std::uint64_t> dims = {static_cast<std::uint64_t>(columns)};
   if (rows > 0) dims.push_back(static_cast<std::uint64_t>(rows));
-  builder_.add_tensor(name, dims, kF32Tensor, data_.size());
-  std::vector<double> values(static_cast<std::size_t>(columns * std::max<std::int64_t>(rows, 1)));
-  const std::size_t begin = data_.size();
-  data_.resize((begin + values.size() * sizeof(float) + 31) / 32 * 32);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const float unit = static_cast<float>(random_() >> 8) * 0x1p-23F - 1.0F;
-    const float value = middle + spread * unit;
-    std::memcpy(data_.data() + begin + i * sizeof value, &value, sizeof value);
-    values[i] = static_cast<double>(value);
+  TensorType type = rows > 0 ? sizes_.types[matrices_++ % sizes_.types.size()] : TensorType::f32;
+  if (columns % tensor_type_info(type).block_elements != 0) type = TensorType::f32;
+  builder_.add_tensor(name, dims, tensor_type_info(type).ggml_id, data_.size());
+  std::vector<double> values;
+  std::vector<float> row(static_cast<std::size_t>(columns));
+  for (std::int64_t r = 0; r < std::max<std::int64_t>(rows, 1); ++r) {
+    for (float& value : row) value = middle + spread * (static_cast<float>(random_() >> 8) * 0x1p-23F - 1.0F);
+    const std::size_t at = data_.size();
+    append_quantised(type, row, data_);
+    dequantize_row(type, data_.data() + at, columns, row.data());
+    values.insert(values.end(), row.begin(), row.end());
   }
+  data_.resize((data_.size() + 31) / 32 * 32);
   return values;
 }
 
@@ -127,14 +142,17 @@ Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int
   return {rows, columns, add(name, columns, rows, 0.0F, std::sqrt(3.0F / static_cast<float>(columns)))};
 }
 
-std::shared_ptr<const Model> MadeModel::load(Precision precision) const& {
-  return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "made.gguf")), {precision, 2});
+std::shared_ptr<const Model> MadeModel::load(Precision precision, const ModelPart& part) const& {
+  return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "made.gguf")),
+                     {precision, 2, part});
 }
 
-StageCheck::StageCheck(const MadeModel& model, Transformer& transformer, std::vector<std::int64_t> tokens)
+StageCheck::StageCheck(const MadeModel& model, Transformer& transformer, std::vector<std::int64_t> tokens,
+                       double slack)
     : model_(model),
       transformer_(transformer),
       tokens_(std::move(tokens)),
+      slack_(slack),
       layers_(static_cast<std::size_t>(model.sizes().layers)) {
   transformer_.set_observer(observer());
 }
@@ -178,10 +196,10 @@ void StageCheck::expect_stages() const {
       const Seen& one = layers_[l][i];
       const std::string at = "layer " + std::to_string(l) + ", token " + std::to_string(one.token);
       const auto heads = transformer_heads(model_.shape(), layer, exact(one.input), one.token);
-      expect_within(heads.query, one.q, at + ", queries");
-      expect_within(heads.key, one.k, at + ", keys");
-      expect_within(heads.value, one.v, at + ", values");
-      expect_within(transformer_mlp(model_.shape(), layer, exact(one.middle)), one.output,
+      expect_within(heads.query, one.q, slack_, at + ", queries");
+      expect_within(heads.key, one.k, slack_, at + ", keys");
+      expect_within(heads.value, one.v, slack_, at + ", values");
+      expect_within(transformer_mlp(model_.shape(), layer, exact(one.middle)), one.output, slack_,
                     at + ", feed-forward");
       if (l > 0) {
         EXPECT_EQ(one.input, layers_[l - 1][i].output) << at;
@@ -224,7 +242,7 @@ void StageCheck::expect_dense(const std::vector<std::int64_t>& tokens) const {
     }
     all.back().query = exact(one->q);
     expect_within(transformer_attention(model_.shape(), model_.layer(0), all, exact(one->input)), one->middle,
-                  "attention of token " + std::to_string(token));
+                  slack_, "attention of token " + std::to_string(token));
   }
 }
 
@@ -240,9 +258,10 @@ void StageCheck::expect_logits(std::int64_t begin) const {
     const BoundedRow wanted = transformer_logits(exact(seen.output), model_.final_norm(), model_.head(),
                                                  model_.shape().norm_epsilon);
     const auto from = all.begin() + row * vocabulary;
-    expect_within(wanted, {from, from + vocabulary}, fmt::format("logits of row {} of {}", row, rows));
+    expect_within(wanted, {from, from + vocabulary}, slack_,
+                  fmt::format("logits of row {} of {}", row, rows));
     transformer_.logits(row, 1, one);
-    expect_within(wanted, one, fmt::format("logits of row {} alone", row));
+    expect_within(wanted, one, slack_, fmt::format("logits of row {} alone", row));
   }
 }
 

@@ -27,16 +27,20 @@ struct MadeSizes {
   double theta = 1e6;
   std::int64_t d_value = d_head;
   std::string biases = "qkvo";  // of qwen2: queries, keys, values, outputs
+  /// Of the matrices in the order of a file, over and over; a matrix whose rows are no whole blocks is F32.
+  std::vector<TensorType> types = {TensorType::f32};
+  bool tied = false;         ///< the embedding is the head
+  double rope_factor = 1.0;  ///< of linear scaling
 };
 
-/// A model of F32 weights, made in memory, and the same numbers for the forward pass in double.
+/// A model of random weights, made in memory, and the same numbers for the forward pass in double.
 class MadeModel {
  public:
   explicit MadeModel(const MadeSizes& sizes);
   [[nodiscard]] const MadeSizes& sizes() const { return sizes_; }
   /// Reads the weights where they are: this object must outlive it.
-  [[nodiscard]] std::shared_ptr<const Model> load(Precision precision) const&;
-  std::shared_ptr<const Model> load(Precision precision) const&& = delete;
+  [[nodiscard]] std::shared_ptr<const Model> load(Precision precision, const ModelPart& part = {}) const&;
+  std::shared_ptr<const Model> load(Precision precision, const ModelPart& part = {}) const&& = delete;
   [[nodiscard]] const TransformerShape& shape() const { return shape_; }
   [[nodiscard]] const TransformerLayer& layer(std::int64_t index) const {
     return layers_[static_cast<std::size_t>(index)];
@@ -61,14 +65,17 @@ class MadeModel {
   std::vector<double> embedding_;
   std::vector<double> final_norm_;
   Matrix head_;
+  std::size_t matrices_ = 0;  // made so far
 };
 
 /// What a transformer had between the stages of its layers, of chosen tokens, against the forward pass of reference/: each
 /// stage from the transformer's own inputs to it.
 class StageCheck {
  public:
-  /// Watches `transformer` until it is destroyed. `tokens`: positions, ascending.
-  StageCheck(const MadeModel& model, Transformer& transformer, std::vector<std::int64_t> tokens);
+  /// Watches `transformer` until it is destroyed. `tokens`: positions, ascending. `slack`: how far an element may be off beyond
+  /// what F32 explains, as a share of the root mean square of its row; for operands of 16 bits.
+  StageCheck(const MadeModel& model, Transformer& transformer, std::vector<std::int64_t> tokens,
+             double slack = 0);
   ~StageCheck() { transformer_.set_observer({}); }
   StageCheck(const StageCheck&) = delete;
   StageCheck& operator=(const StageCheck&) = delete;
@@ -96,6 +103,7 @@ class StageCheck {
   const MadeModel& model_;
   Transformer& transformer_;
   std::vector<std::int64_t> tokens_;
+  double slack_;
   std::vector<std::vector<Seen>> layers_;
   std::vector<float> keys_, values_;  // of layer 0, all tokens
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -167,7 +168,14 @@ void append_quantised(TensorType type, std::span<const float> row, std::vector<s
       case TensorType::q4_k: q45_k(values, 15, writer); break;
       case TensorType::q5_k: q45_k(values, 31, writer); break;
       case TensorType::q6_k: q6_k(values, writer); break;
-      default: return;
+      case TensorType::f16: writer.half(half_bits(static_cast<double>(values[0]))); break;
+      case TensorType::bf16:
+        writer.half(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(values[0]) >> 16));
+        break;
+      case TensorType::f32:
+        for (int at = 0; at < 32; at += 8)
+          writer.byte(static_cast<int>(std::bit_cast<std::uint32_t>(values[0]) >> at & 0xFF));
+        break;
     }
   }
 }
