@@ -269,15 +269,21 @@ void expect_forward_pass(const MadeModel& model, const Problem& problem) {
   TransformerOptions options = problem.options;
   options.slots = 1;
   Transformer transformer(model.load(problem.precision), options);
-  // The first chunk attends to everything; so does an appended token.
+  // The first chunk attends to everything; so do an appended token and the last step.
   const std::int64_t end = problem.turns.front();
-  std::vector<std::int64_t> dense = {0, 15, 16, 17, std::min(end, options.attention.chunk) - 1, end, end + 2};
+  std::int64_t all = 0;
+  for (std::size_t turn = 0; turn < problem.turns.size(); ++turn) all += problem.turn(0, turn) + problem.appended;
+  const std::vector<std::int64_t> dense = {
+      0, 15, 16, 17, std::min(end, options.attention.chunk) - 1, end, end + 2, all - 1, all, all + 4};
   std::vector<std::int64_t> tokens = dense;
-  tokens.insert(tokens.end() - 2, {end - 2, end - 1});
+  tokens.insert(tokens.end(), {end - 2, end - 1});
   std::sort(tokens.begin(), tokens.end());
   tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
   StageCheck check(model, transformer, tokens, slack);
   (void)talk_alone(transformer, problem, 0, check.observer());
+  check.expect_logits(all - 1);
+  transformer.run(Step::decode(5), problem.ids(0, all, 5));
+  check.expect_logits(all);
   check.expect_stages();
   check.expect_stored();
   check.expect_dense(dense);
