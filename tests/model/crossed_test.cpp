@@ -272,7 +272,8 @@ void expect_forward_pass(const MadeModel& model, const Problem& problem) {
   // The first chunk attends to everything; so do an appended token and the last step.
   const std::int64_t end = problem.turns.front();
   std::int64_t all = 0;
-  for (std::size_t turn = 0; turn < problem.turns.size(); ++turn) all += problem.turn(0, turn) + problem.appended;
+  for (std::size_t turn = 0; turn < problem.turns.size(); ++turn)
+    all += problem.turn(0, turn) + problem.appended;
   const std::vector<std::int64_t> dense = {
       0, 15, 16, 17, std::min(end, options.attention.chunk) - 1, end, end + 2, all - 1, all, all + 4};
   std::vector<std::int64_t> tokens = dense;

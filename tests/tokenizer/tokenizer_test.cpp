@@ -174,6 +174,27 @@ TEST(Special, Ends) {
   EXPECT_EQ(tokenizer->find_special("<none>"), std::nullopt);
 }
 
+// Older conversions list the ends of turns as user-defined.
+TEST(Special, EndsOfEveryKind) {
+  for (const std::int32_t kind : {kNormal, kUnknown, kControl, kUserDefined, kUnused}) {
+    VocabularyBuilder b = all_bytes();
+    std::vector<std::int32_t> ids;
+    for (const char* const text : {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>",
+                                   "<|end_of_text|>", "<|end_of_turn|>", "<end_of_turn>"})
+      ids.push_back(b.add(text, kind));
+    const std::int32_t eom = b.add("<stop>", kind);
+    b.file.add("tokenizer.ggml.eom_token_id", kU32, static_cast<std::uint32_t>(eom));
+    const std::unique_ptr<Tokenizer> tokenizer = b.build();
+    for (const std::int32_t id : ids) {
+      const std::string& text = b.tokens[static_cast<std::size_t>(id)];
+      EXPECT_EQ(tokenizer->is_end(id), kind != kNormal) << text << " of kind " << kind;
+      const bool special = kind == kControl || kind == kUserDefined;
+      EXPECT_EQ(tokenizer->find_special(text), special ? std::optional(id) : std::nullopt) << kind;
+    }
+    EXPECT_TRUE(tokenizer->is_end(eom)) << kind;
+  }
+}
+
 constexpr std::int32_t kFirstByte = 3;
 
 TEST(SentenceBpe, TheHighestScoreFirst) {
