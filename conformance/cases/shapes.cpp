@@ -7,6 +7,7 @@
 
 #include "conformance/forced.hpp"
 #include "conformance/other_ways.hpp"
+#include "conformance/session_checks.hpp"
 
 namespace headwater::conformance {
 namespace {
@@ -247,7 +248,7 @@ const Register kDecode{
 // Over more tokens than a decode step splits into parts of one buffer each, with value rows of more than 128 elements, caps,
 // biases and sinks; the rows of a step see windows that begin on both sides of a multiple of 256.
 void decode_after_2_17(Context& context) {
-  if (!context.engine->claims().rows_alone) throw Skipped("so many tokens are stored without queries only");
+  require_claim(*context.engine, &Claims::rows_alone, "rows_alone");  // a fast way to store so many
   for (const DType type : {DType::f32, DType::bf16}) {
     Problem problem = production(
         context, type, {.query = 2, .kv = 1, .d = 16, .dv = 136}, {},
