@@ -51,6 +51,7 @@ Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail, in
 void Conversation::reset() {
   transformer_.reset(slot_);
   record_ = {};
+  before_ = {};
 }
 
 /// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
@@ -115,8 +116,7 @@ void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress&
     progress((static_cast<double>(done) + static_cast<double>(view.n) * layers_done) /
              static_cast<double>(n));
   });
-  before_ = record_;
-  tokens_before_ = tokens();
+  before_ = now();
   for (; record_.appended > 0; --record_.appended) note(Step::decode());
   while (done < n) {
     bool tail = done >= prefill;
@@ -149,12 +149,14 @@ void Conversation::recover() {
     }
   };
   (void)done([&] { session.abort(); });  // refused where no step is open
-  const bool changed = tokens() != tokens_before_;
-  if (!done([&] { transformer_.truncate(tokens_before_, slot_); })) {
+  if (!done([&] { transformer_.truncate(before_.tokens, slot_); })) {
     reset();
-  } else if (changed) {
-    record_ = before_;
+    return;
   }
+  record_.pairs = before_.pairs;
+  record_.computed = before_.computed;
+  record_.steps.resize(before_.steps);
+  record_.appended = before_.appended;
 }
 
 void Conversation::append(std::int32_t id) {
@@ -187,7 +189,7 @@ void Conversation::append_ahead(std::span<Conversation* const> talks, std::span<
                   "conversations of several transformers; allowed: slots of one");
     }
     tokens[i] = {talks[i]->slot_, ids[i]};
-    talks[i]->tokens_before_ = talks[i]->tokens();
+    talks[i]->before_ = talks[i]->now();
   }
   transformer.decode(std::span(tokens).first(talks.size()));
   for (Conversation* const talk : talks) {

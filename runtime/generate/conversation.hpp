@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -86,8 +87,18 @@ class Conversation {
     std::int64_t appended = 0;   // tokens since then
   };
   Record record_;
-  Record before_;                   // what the latest feed() began with
-  std::int64_t tokens_before_ = 0;  // the same, or append()
+  /// What the latest feed() or append() began with: steps are only appended, so that a length brings them back.
+  struct Before {
+    std::int64_t tokens = 0;
+    Pairs pairs;
+    std::uint64_t computed = 0;
+    std::size_t steps = 0;
+    std::int64_t appended = 0;
+  };
+  [[nodiscard]] Before now() const {
+    return {tokens(), record_.pairs, record_.computed, record_.steps.size(), record_.appended};
+  }
+  Before before_;
 };
 
 }  // namespace headwater::runtime

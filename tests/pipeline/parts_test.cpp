@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -24,21 +26,27 @@ class NextPart final : public Relay {
  public:
   void opened() override {}
   void pass(const PartCall& call, std::span<const float> rows) override {
+    if (refused == call.kind) throw Error(ErrorCode::internal, "refused by a test");
     last_ = call;
     if (next != nullptr) next->repeat(call, Logits(rows.begin(), rows.end()));
   }
-  void answer(std::span<const float> logits) override { first->answer_.assign(logits.begin(), logits.end()); }
+  void answer(std::span<const float> logits) override {
+    first->answers_.emplace_back(logits.begin(), logits.end());
+  }
   void collect(std::span<float> logits) override {
-    ASSERT_EQ(logits.size(), answer_.size());
-    std::copy(answer_.begin(), answer_.end(), logits.begin());
+    ASSERT_FALSE(answers_.empty());
+    ASSERT_EQ(logits.size(), answers_.front().size());
+    std::copy(answers_.front().begin(), answers_.front().end(), logits.begin());
+    answers_.pop_front();
   }
   [[nodiscard]] const PartCall& last() const { return last_; }
 
   Transformer* next = nullptr;
   NextPart* first = nullptr;
+  std::optional<PartCall::Kind> refused;  ///< calls that do not get through
 
  private:
-  Logits answer_;
+  std::deque<Logits> answers_;  // in the order in which they were asked for
   PartCall last_;
 };
 
@@ -63,12 +71,14 @@ TransformerOptions small_options(Select select, bool dense_layers) {
 /// The bundled model, whole, or cut before the layers in `cuts`.
 class Parts {
  public:
-  Parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision, bool dense_layers = true) {
+  Parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision, bool dense_layers = true,
+        int slots = 3) {
     std::vector<std::int64_t> ends = cuts;
     ends.push_back(ModelPart::kAll);
     std::int64_t first = 0;
     for (const std::int64_t end : ends) {
       TransformerOptions options = small_options(select, dense_layers);
+      options.slots = slots;
       if (!cuts.empty()) {
         relays.push_back(std::make_shared<NextPart>());
         relays.back()->first = relays.front().get();
@@ -120,6 +130,36 @@ std::vector<Logits> talk(Transformer& transformer) {
   return seen;
 }
 
+/// As many conversations as there can be, each with a prompt of its own; tokens of all and of some of them, in other orders.
+std::vector<Logits> talk_in_all_slots(Transformer& transformer) {
+  std::vector<std::unique_ptr<Conversation>> talks;
+  std::vector<Logits> seen;
+  for (int slot = 0; slot < kMostSlots; ++slot) {
+    talks.push_back(std::make_unique<Conversation>(transformer, 5, slot));
+    Ids ids(static_cast<std::size_t>(3 + 13 * slot));
+    for (std::size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<std::int32_t>((31 * i + 257 * slot) % 1000);
+    talks.back()->feed_ahead(ids);
+  }
+  for (const auto& one : talks) {
+    Conversation* const self = one.get();
+    Conversation::take_logits({&self, 1});
+  }
+  for (const std::size_t step : {5U, 3U, 7U}) {  // odd: every slot comes once
+    for (const std::size_t count : {std::size_t{kMostSlots}, std::size_t{9}, std::size_t{1}}) {
+      std::vector<Conversation*> some;
+      Ids ids;
+      for (std::size_t i = 0; i < count; ++i) {
+        some.push_back(talks[i * step % kMostSlots].get());
+        ids.push_back(static_cast<std::int32_t>(100 * step + i));
+      }
+      Conversation::append(some, ids);
+    }
+  }
+  for (const auto& one : talks) seen.emplace_back(one->logits().begin(), one->logits().end());
+  return seen;
+}
+
 /// A turn, one that an exception ends after some of its steps, and another one in its place.
 std::vector<Logits> talk_after_an_interrupt(Transformer& transformer) {
   Conversation one(transformer, 0);
@@ -161,6 +201,19 @@ TEST(ModelParts, GiveTheBitsOfTheWhole) {
   }
 }
 
+TEST(ModelParts, GiveTheBitsOfTheWholeInAllSlots) {
+  for (const Precision precision : {Precision::f32, native_precision()}) {
+    Parts whole({}, Select::blocks, precision, true, kMostSlots);
+    const std::vector<Logits> expected = talk_in_all_slots(whole.front());
+    for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}}) {
+      Parts parts(cuts, Select::blocks, precision, true, kMostSlots);
+      const std::vector<Logits> found = talk_in_all_slots(parts.front());
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i] == expected[i]) << "slot " << i;
+    }
+  }
+}
+
 TEST(ModelParts, AreAllTruncated) {
   for (const bool dense_layers : {false, true}) {
     // Rule h2o cannot go back into a turn (STATE-10).
@@ -170,6 +223,59 @@ TEST(ModelParts, AreAllTruncated) {
       Parts parts(cuts, Select::blocks, Precision::f32, dense_layers);
       EXPECT_TRUE(talk_after_an_interrupt(parts.front()) == expected) << cuts.size() << " cuts";
       for (const auto& part : parts.parts) EXPECT_EQ(part->session().tokens(), 41);
+    }
+  }
+}
+
+// A call that ends after the step that it made, or before, is undone: a token of one or of all slots, and a turn. What was
+// counted before stays counted.
+TEST(ModelParts, RecoverFromCallsThatDidNotGetThrough) {
+  Parts whole({}, Select::blocks, Precision::f32, false);
+  Parts parts({4}, Select::blocks, Precision::f32, false);
+  for (const auto kind : {PartCall::Kind::run, PartCall::Kind::decode, PartCall::Kind::logits}) {
+    for (const bool together : {false, true}) {
+      SCOPED_TRACE(static_cast<int>(kind));
+      std::vector<std::unique_ptr<Conversation>> talks;
+      std::vector<Conversation*> some;
+      for (const bool cut : {false, true}) {
+        for (int slot = 0; slot < 2; ++slot) {
+          talks.push_back(std::make_unique<Conversation>(cut ? parts.front() : whole.front(), 0, slot));
+          talks.back()->reset();
+          talks.back()->feed(Ids(90, 7 + slot));
+          talks.back()->append(3);
+          if (cut && (slot == 0 || together)) some.push_back(talks.back().get());
+        }
+      }
+      const auto expect_equal = [&] {
+        for (std::size_t slot = 0; slot < 2; ++slot) {
+          const Conversation& wanted = *talks[slot];
+          const Conversation& got = *talks[slot + 2];
+          EXPECT_EQ(got.tokens(), wanted.tokens());
+          EXPECT_EQ(got.pairs().computed, wanted.pairs().computed);
+          EXPECT_EQ(got.pairs().dense, wanted.pairs().dense);
+          EXPECT_EQ(got.steps().ends_with(",d1"), wanted.steps().ends_with(",d1"));
+          EXPECT_TRUE(std::equal(got.logits().begin(), got.logits().end(), wanted.logits().begin()));
+        }
+      };
+      const std::string steps = talks[2]->steps();
+      parts.relays.front()->refused = kind;
+      const Ids ids(some.size(), 9);
+      if (kind == PartCall::Kind::run) {
+        EXPECT_THROW(some.front()->feed(Ids(70, 5)), Error);
+      } else {
+        EXPECT_THROW(Conversation::append(some, ids), Error);
+      }
+      parts.relays.front()->refused.reset();
+      for (Conversation* const one : some) {
+        if (kind != PartCall::Kind::run || one == some.front()) one->recover();
+      }
+      EXPECT_EQ(talks[2]->steps(), steps);
+      expect_equal();
+      Conversation::append(some, ids);
+      for (std::size_t slot = 0; slot < some.size(); ++slot) talks[slot]->append(9);
+      talks[0]->feed(Ids(70, 5));
+      talks[2]->feed(Ids(70, 5));
+      expect_equal();
     }
   }
 }
