@@ -114,10 +114,10 @@ class Bits(unittest.TestCase):
             self.same((2,), "generate", "-m", f"{folder}/m.gguf", "-p", "abcdefghijk" * 200, "-n", "3", "-ub", "4096",
                       "--dense-tail", "0", "-c", "3000")
 
-    def test_ten_ranks(self):
+    def test_eighteen_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
-            make_model(f"{folder}/m.gguf", layers=12)
-            self.same((10,), "generate", "-m", f"{folder}/m.gguf", "-p", TEXT[:1500], "-n", "3", *H2O)
+            make_model(f"{folder}/m.gguf", layers=20)
+            self.same((18,), "generate", "-m", f"{folder}/m.gguf", "-p", TEXT[:1500], "-n", "3", *H2O)
 
     def test_three_hundred_layers(self):
         """Dense ones on both sides of the cut, which is past 2^8."""
