@@ -14,42 +14,13 @@
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/element_sizes.hpp"
+#include "tests/gguf/random_rows.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
 
 constexpr TensorType kQuantised[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_k, TensorType::q5_k,
                                      TensorType::q6_k};
-
-/// Where a block has its halves.
-std::vector<std::size_t> halves_of(TensorType type) {
-  if (type == TensorType::q6_k) return {208};
-  if (type == TensorType::q4_k || type == TensorType::q5_k) return {0, 2};
-  return {0};
-}
-
-void put_half(std::byte* p, std::uint16_t half) { std::memcpy(p, &half, sizeof half); }
-
-/// Rows of random bits: every code and every scale code comes; the halves are finite and of either sign.
-struct RandomRows {
-  TensorType type;
-  std::int64_t n;
-  std::int64_t count;
-  std::vector<std::byte> bytes;
-
-  RandomRows(TensorType t, std::int64_t elements, std::int64_t rows) : type(t), n(elements), count(rows) {
-    std::mt19937 random(static_cast<unsigned>(17 + n + count));
-    bytes.resize(static_cast<std::size_t>(count * row_bytes(type, n)));
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    const auto block = static_cast<std::size_t>(tensor_type_info(type).block_bytes);
-    for (std::size_t at = 0; at < bytes.size(); at += block) {
-      for (const std::size_t half : halves_of(type)) {
-        put_half(bytes.data() + at + half, static_cast<std::uint16_t>(random() & 0xBBFF));
-      }
-    }
-  }
-  [[nodiscard]] const std::byte* row(std::int64_t r) const { return bytes.data() + r * row_bytes(type, n); }
-};
 
 /// Memory on a boundary of a cache line, with canaries after it.
 class Lines {

@@ -15,6 +15,7 @@
 #include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/builder.hpp"
 #include "tests/gguf/element_sizes.hpp"
+#include "tests/gguf/random_rows.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
@@ -366,6 +367,51 @@ TEST_P(Rows, AsLongAsThoseOfModels) {
       const FixedRow arranged = fixed.row(*kernels_, info.type);
       const float got = kernels_->dot_fixed[static_cast<int>(info.type)](row.data(), n, arranged);
       EXPECT_NEAR(static_cast<double>(got), sum, fixed_bound);
+    }
+  }
+}
+
+// A row beyond 2^16 elements is its pieces one after the other, of which no two are alike; its product with a row that is
+// zero in all places but one is the element there.
+TEST_P(Rows, EveryPlaceOfALongRow) {
+  for (const TensorTypeInfo& info : tensor_types()) {
+    SCOPED_TRACE(info.name);
+    const auto type = static_cast<int>(info.type);
+    const std::int64_t n = info.block_elements == 1 ? 140001 : 140032;
+    const RandomRows rows(info.type, n, 1);
+    const auto count = static_cast<std::size_t>(n);
+    std::vector<float> w(count);
+    std::vector<std::uint16_t> narrow(count);
+    kernels_->widen[type](rows.row(0), n, w.data());
+    kernels_->widen_bf16[type](rows.row(0), n, narrow.data());
+    const std::int64_t step = info.block_elements == 1 ? 1000 : info.block_elements;
+    std::vector<float> piece(static_cast<std::size_t>(step));
+    for (std::int64_t at = 0; at < n; at += step) {
+      const std::int64_t some = std::min(step, n - at);
+      kernels_->widen[type](rows.row(0) + row_bytes(info.type, at), some, piece.data());
+      ASSERT_EQ(std::memcmp(piece.data(), w.data() + at, static_cast<std::size_t>(some) * sizeof(float)), 0)
+          << at;
+    }
+    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(narrow[i], bf16_by_definition(w[i])) << i;
+    const std::vector<double> sizes =
+        is_quantised(info.type) ? sizes_of(info.type, rows.row(0), n) : std::vector<double>();
+    std::vector<float> x(count, 0.0F);
+    for (const std::size_t i :
+         {std::size_t{0}, std::size_t{255}, std::size_t{256}, std::size_t{32767}, std::size_t{32768},
+          std::size_t{65535}, std::size_t{65536}, std::size_t{131071}, std::size_t{131072}, count - 1}) {
+      x[i] = 1.0F;
+      // Q4_K and Q5_K round between the parts of an element, whose difference it is.
+      const double rounding = sizes.empty() ? 0.0 : sizes[i] * 0x1p-23;
+      EXPECT_NEAR(static_cast<double>(kernels_->dot[type](rows.row(0), n, x.data())),
+                  static_cast<double>(w[i]), rounding)
+          << i;
+      if (is_quantised(info.type)) {
+        Fixed fixed(*kernels_, x);
+        const float got = kernels_->dot_fixed[type](rows.row(0), n, fixed.row(*kernels_, info.type));
+        EXPECT_NEAR(static_cast<double>(got), static_cast<double>(w[i]), sizes[i] * (0x1p-16 + 24 * 0x1p-24))
+            << i;
+      }
+      x[i] = 0.0F;
     }
   }
 }

@@ -5,9 +5,13 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <type_traits>
 
+#include "runtime/gguf/split.hpp"
 #include "tests/gguf/builder.hpp"
 
 namespace headwater::runtime::testing {
@@ -62,6 +66,157 @@ TEST_F(GgufSizes, EveryPartHoldsItsOwnTensors) {
         ASSERT_EQ(values[static_cast<std::size_t>(i)], static_cast<float>(100 * part + 10 * t + i))
             << tensor.name;
       }
+    }
+  }
+}
+
+/// The metadata of one part of a split model.
+Builder split_keys(std::int64_t number, std::int64_t count) {
+  Builder b;
+  b.add<std::int64_t>("split.no", kI64, number).add<std::int64_t>("split.count", kI64, count);
+  return b;
+}
+
+// As many files as there can be, and one more.
+TEST_F(GgufSizes, NamesOf65535Files) {
+  const auto files_of = [](const std::string& name, std::int64_t count) {
+    const Builder b = split_keys(0, count);
+    Reader reader(b.metadata.bytes(), name);
+    return split_files(name, Metadata(reader, b.entries));
+  };
+  const auto five = [](std::int64_t number) {
+    const std::string digits = std::to_string(number);
+    return std::string(5 - digits.size(), '0') + digits;
+  };
+  for (const std::int64_t count : {2, 9, 10, 255, 256, 999, 1000, 9999, 10000, 65535}) {
+    const auto files = files_of("a-00001-of-00003/m-00001-of-" + five(count) + ".gguf", count);
+    ASSERT_EQ(files.size(), static_cast<std::size_t>(count));
+    for (std::int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(files[static_cast<std::size_t>(i)],
+                "a-00001-of-00003/m-" + five(i + 1) + "-of-" + five(count) + ".gguf");
+    }
+  }
+  EXPECT_THAT(refusal([&] { (void)files_of("m-00001-of-65536.gguf", 65536); }),
+              ::testing::HasSubstr("'split.count' is 65536; allowed: 0 .. 65535"));
+  for (const std::int64_t other : {65534, 65533, 254, 0}) {
+    const Builder b = split_keys(other, 65535);
+    Reader reader(b.metadata.bytes(), "m");
+    const Metadata metadata(reader, b.entries);
+    EXPECT_EQ(refusal([&] { check_split_part(metadata, 65534, 65535); }).empty(), other == 65534);
+  }
+}
+
+// Of the bytes before the tensors' data, which need not lie in the order of their table, in every file; not of the data.
+TEST_F(GgufSizes, TheHashIsOfAllHeads) {
+  constexpr int kParts = 3;
+  const auto write_part = [&](int part, std::uint64_t value, const std::string& name, std::uint8_t data) {
+    Builder b = split_keys(part, kParts);
+    b.add<std::uint64_t>("value", kU64, value);
+    b.add_tensor(fmt::format("{}.{}", name, part), {8}, kF32Tensor, 64);
+    b.add_tensor(fmt::format("first.{}", part), {8}, kF32Tensor, 0);
+    b.add_tensor(fmt::format("second.{}", part), {8}, kF32Tensor, 32);
+    b.data_bytes = 96;
+    std::vector<std::byte> bytes = b.build();
+    std::fill(bytes.end() - 96, bytes.end(), static_cast<std::byte>(data));
+    return write(fmt::format("m-{:05}-of-{:05}.gguf", part + 1, kParts), bytes);
+  };
+  const std::string first = write_part(0, 1, "t", 0);
+  for (int part = 1; part < kParts; ++part) (void)write_part(part, 1, "t", 0);
+  const std::uint64_t plain = GgufFile::open(first).head_hash();
+  EXPECT_EQ(GgufFile::open(first).head_hash(), plain);
+  for (int part = 0; part < kParts; ++part) {
+    (void)write_part(part, 1, "t", 0x3F);
+    EXPECT_EQ(GgufFile::open(first).head_hash(), plain) << part;
+    for (const int bit : {0, 8, 31, 32, 63}) {
+      (void)write_part(part, 1 ^ (std::uint64_t{1} << bit), "t", 0x3F);
+      EXPECT_NE(GgufFile::open(first).head_hash(), plain) << part << ", " << bit;
+    }
+    (void)write_part(part, 1, "u", 0x3F);
+    EXPECT_NE(GgufFile::open(first).head_hash(), plain) << part;
+    (void)write_part(part, 1, "t", 0);
+  }
+  EXPECT_EQ(GgufFile::open(first).head_hash(), plain);
+}
+
+// More elements than a byte counts, the least and the largest among them.
+template <typename T>
+void expect_array(std::uint32_t type, const char* name, bool integers, bool numbers) {
+  std::vector<T> values;
+  for (int i = 0; i < 700; ++i) {
+    const double turn = std::sin(i);
+    values.push_back(static_cast<T>(std::is_signed_v<T> ? 120 * turn : 120 * std::fabs(turn)));
+  }
+  if constexpr (std::is_same_v<T, std::uint64_t>) {
+    values[300] = std::numeric_limits<std::int64_t>::max();
+  } else if (type != kBool) {
+    values[300] = std::numeric_limits<T>::max();
+    values[301] = std::numeric_limits<T>::lowest();
+  } else {
+    for (T& value : values) value = value > 60 ? 1 : 0;
+  }
+  Builder b;
+  const std::vector<std::byte> bytes = b.add_array("a", type, values).add(name, type, values[300]).build();
+  const GgufFile file = GgufFile::parse(bytes, "m.gguf");
+  EXPECT_EQ(file.array_length("a"), values.size()) << name;
+  const auto expect_same = [&](const auto& got) {
+    ASSERT_EQ(got.size(), values.size()) << name;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(got[i], static_cast<std::remove_cvref_t<decltype(got[i])>>(values[i])) << name << ", " << i;
+    }
+  };
+  const auto expect_refused = [&](const std::string& got) {
+    EXPECT_THAT(got,
+                ::testing::HasSubstr(fmt::format("'a' is an array of {}; it must be an array of", name)));
+  };
+  if (integers) {
+    expect_same(file.integers("a"));
+  } else {
+    expect_refused(refusal([&] { (void)file.integers("a"); }));
+  }
+  if (numbers) {
+    expect_same(file.numbers("a"));
+  } else {
+    expect_refused(refusal([&] { (void)file.numbers("a"); }));
+  }
+  expect_refused(refusal([&] { (void)file.texts("a"); }));
+  EXPECT_THAT(refusal([&] { (void)file.text(name); }),
+              ::testing::HasSubstr(fmt::format("is of type {}; it must be STRING", name)));
+}
+
+TEST_F(GgufSizes, ArraysOfEveryType) {
+  expect_array<std::uint8_t>(kU8, "UINT8", true, true);
+  expect_array<std::int8_t>(kI8, "INT8", true, true);
+  expect_array<std::uint16_t>(kU16, "UINT16", true, true);
+  expect_array<std::int16_t>(kI16, "INT16", true, true);
+  expect_array<std::uint32_t>(kU32, "UINT32", true, true);
+  expect_array<std::int32_t>(kI32, "INT32", true, true);
+  expect_array<std::uint64_t>(kU64, "UINT64", true, true);
+  expect_array<std::int64_t>(kI64, "INT64", true, true);
+  expect_array<float>(kF32, "FLOAT32", false, true);
+  expect_array<double>(kF64, "FLOAT64", false, true);
+  expect_array<std::uint8_t>(kBool, "BOOL", false, false);
+}
+
+// Rows are all dimensions but the first, in their order; of each type, which says how long a row is.
+TEST_F(GgufSizes, RowsOfThreeAndFourDimensions) {
+  for (const TensorTypeInfo& info : tensor_types()) {
+    const auto width = static_cast<std::uint64_t>(std::max<std::int64_t>(info.block_elements, 2));
+    for (const std::vector<std::uint64_t>& dims :
+         {std::vector<std::uint64_t>{width, 3, 5}, {width, 2, 3, 7}, {width, 1, 1, 70001}, {width}}) {
+      std::uint64_t rows = 1;
+      for (std::size_t i = 1; i < dims.size(); ++i) rows *= dims[i];
+      const std::int64_t row = row_bytes(info.type, static_cast<std::int64_t>(width));
+      Builder b;
+      b.add_tensor("t", dims, info.ggml_id, 0);
+      b.data_bytes = rows * static_cast<std::uint64_t>(row);
+      const std::vector<std::byte> bytes = b.build();
+      const GgufFile file = GgufFile::parse(bytes, "m.gguf");
+      const Tensor& tensor = file.tensor("t");
+      ASSERT_EQ(tensor.rows(), static_cast<std::int64_t>(rows)) << info.name;
+      for (std::int64_t i = 0; i < tensor.rows(); i += 1 + tensor.rows() / 50) {
+        ASSERT_EQ(tensor.row(i) - tensor.data.data(), i * row) << info.name;
+      }
+      EXPECT_EQ(tensor.row(tensor.rows() - 1) + row, tensor.data.data() + tensor.data.size()) << info.name;
     }
   }
 }

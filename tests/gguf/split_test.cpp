@@ -105,6 +105,20 @@ TEST_F(Split, FewerTensorsThanPromised) {
   EXPECT_THAT(refusal_of_first(), HasSubstr("key 'split.tensors.count' is 5; allowed: 4 .. 4"));
 }
 
+TEST_F(Split, AGapInALaterFile) {
+  Builder b = part(1, 3);
+  b.data_bytes = 96;
+  write(2, b.add_tensor("x", {8}, kF32Tensor, 0).add_tensor("y", {8}, kF32Tensor, 64));
+  const auto gap = [&] { return refusal([&] { GgufFile::open(path(file(1))).refuse_gaps(); }); };
+  EXPECT_THAT(gap(), HasSubstr("'x' ends at byte 32, but tensor 'y' lies at offset 64; it must lie at 32"));
+  SetUp();
+  EXPECT_EQ(gap(), "");
+  b = part(2, 3);
+  b.data_bytes = 64;
+  write(3, b.add_tensor("x", {8}, kF32Tensor, 32));
+  EXPECT_THAT(gap(), HasSubstr("'x' lies at offset 32 and is the first one; it must lie at 0"));
+}
+
 TEST_F(Split, ADamagedSecondFile) {
   std::filesystem::resize_file(path(file(2)), 100);
   EXPECT_THAT(refusal_of_first(), HasSubstr(file(2) + "': "));

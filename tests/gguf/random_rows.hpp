@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "runtime/gguf/tensor_type.hpp"
+
+namespace headwater::runtime::testing {
+
+inline void put_half(std::byte* p, std::uint16_t half) { std::memcpy(p, &half, sizeof half); }
+
+/// Where a block of a quantised type has its halves.
+inline std::vector<std::size_t> halves_of(TensorType type) {
+  if (type == TensorType::q6_k) return {208};
+  if (type == TensorType::q4_k || type == TensorType::q5_k) return {0, 2};
+  return {0};
+}
+
+/// Stored rows of random bits: every code and every scale code comes; elements that stand alone, and the halves of blocks,
+/// are finite and of either sign.
+struct RandomRows {
+  TensorType type;
+  std::int64_t n;
+  std::int64_t count;
+  std::vector<std::byte> bytes;
+
+  RandomRows(TensorType t, std::int64_t elements, std::int64_t rows) : type(t), n(elements), count(rows) {
+    std::mt19937 random(static_cast<unsigned>(17 + n + count));
+    bytes.resize(static_cast<std::size_t>(count * row_bytes(type, n)));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    const auto block = static_cast<std::size_t>(tensor_type_info(type).block_bytes);
+    const auto finite = [&] { return static_cast<std::uint16_t>(random() & 0xBBFF); };
+    for (std::size_t at = 0; at < bytes.size(); at += block) {
+      if (type == TensorType::f32) {
+        put_half(bytes.data() + at + 2, finite());
+      } else {
+        for (const std::size_t half : halves_of(type)) put_half(bytes.data() + at + half, finite());
+      }
+    }
+  }
+  [[nodiscard]] const std::byte* row(std::int64_t r) const { return bytes.data() + r * row_bytes(type, n); }
+};
+
+}  // namespace headwater::runtime::testing
