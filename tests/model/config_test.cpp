@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -36,6 +37,7 @@ struct TinyFile {
   std::vector<float> rope_freqs;  // rope_freqs.weight
   float filling = 0.01F;
   std::uint64_t vocabulary = 40;
+  std::uint32_t context = 512;
   bool own_head = false;              // output.weight
   std::optional<std::size_t> spoilt;  // element of the embedding that is NaN
 
@@ -43,7 +45,7 @@ struct TinyFile {
     Builder file;
     const std::string a = architecture + ".";
     file.add_text("general.architecture", architecture);
-    file.add<std::uint32_t>(a + "context_length", kU32, 512);
+    file.add(a + "context_length", kU32, context);
     file.add<std::uint32_t>(a + "block_count", kU32, 2);
     file.add<std::uint32_t>(a + "embedding_length", kU32, 16);
     file.add<std::uint32_t>(a + "feed_forward_length", kU32, 24);
@@ -225,6 +227,76 @@ TEST(ModelConfig, AcceptsNeutralValuesOfUnsupportedFeatures) {
   EXPECT_EQ(load_refusal(tiny), "");
 }
 
+std::string config_refusal(const TinyFile& tiny) {
+  return refusal([&] { (void)config_of(tiny); });
+}
+
+// Each feature under its key, as a number of any type, a truth value, a text or a list: nothing but the value that
+// changes no result is accepted.
+TEST(ModelConfig, RefusesEveryFeatureThatIsNotComputed) {
+  const std::vector<std::pair<std::string, int>> features = {{"expert_count", 0},
+                                                             {"attention.sliding_window_pattern", 0},
+                                                             {"attn_logit_softcapping", 0},
+                                                             {"attention.logit_softcapping", 0},
+                                                             {"final_logit_softcapping", 0},
+                                                             {"logit_scale", 1},
+                                                             {"residual_scale", 1},
+                                                             {"embedding_scale", 1},
+                                                             {"attention.scale", 0},
+                                                             {"attention.clamp_kqv", 0},
+                                                             {"attention.max_alibi_bias", 0},
+                                                             {"use_parallel_residual", 0},
+                                                             {"pooling_type", 0}};
+  for (const std::string architecture : {"llama", "qwen2", "qwen3"}) {
+    for (const auto& [feature, neutral] : features) {
+      const std::string key = architecture + "." + feature;
+      const auto refused = [&](auto add) {
+        TinyFile tiny;
+        tiny.architecture = architecture;
+        tiny.more_metadata = [&](Builder& b) { add(b); };
+        const std::string message = config_refusal(tiny);
+        EXPECT_TRUE(message.empty() || message.find(key + " asks for ") != std::string::npos) << message;
+        return !message.empty();
+      };
+      for (const int value : {0, 1, 2, 255}) {
+        const bool other = value != neutral;
+        EXPECT_EQ(refused([&](Builder& b) { b.add(key, kU32, static_cast<std::uint32_t>(value)); }), other);
+        EXPECT_EQ(refused([&](Builder& b) { b.add(key, kU8, static_cast<std::uint8_t>(value)); }), other);
+        EXPECT_EQ(refused([&](Builder& b) { b.add(key, kF32, static_cast<float>(value)); }), other);
+        EXPECT_EQ(refused([&](Builder& b) { b.add(key, kF64, value + 0x1p-30); }), true) << key;
+      }
+      EXPECT_TRUE(refused([&](Builder& b) { b.add<std::int32_t>(key, kI32, -1); })) << key;
+      EXPECT_TRUE(refused([&](Builder& b) { b.add<std::int64_t>(key, kI64, std::int64_t{1} << 32); })) << key;
+      EXPECT_TRUE(refused([&](Builder& b) { b.add<std::uint8_t>(key, kBool, 1); })) << key;
+      EXPECT_EQ(refused([&](Builder& b) { b.add<std::uint8_t>(key, kBool, 0); }), neutral != 0) << key;
+      EXPECT_TRUE(refused([&](Builder& b) { b.add_text(key, "0"); })) << key;
+      EXPECT_TRUE(refused([&](Builder& b) { b.add_array<std::uint32_t>(key, kU32, {0}); })) << key;
+    }
+    // The same names of another architecture say nothing.
+    TinyFile tiny;
+    tiny.architecture = architecture;
+    tiny.more_metadata = [](Builder& b) { b.add<std::uint32_t>("gemma.expert_count", kU32, 8); };
+    EXPECT_EQ(config_refusal(tiny), "");
+  }
+}
+
+// A window is left alone where it holds the context, whatever their sizes.
+TEST(ModelConfig, WindowsOnEachSideOfTheContext) {
+  for (const std::uint32_t context : {512U, 65536U, 131072U, 1U << 31}) {
+    for (const std::uint32_t window :
+         {0U, 1U, 511U, 512U, 65535U, 65536U, 65537U, 131071U, 131072U, context - 1}) {
+      TinyFile tiny;
+      tiny.context = std::min(context, (1U << 31) - 1);
+      tiny.more_metadata = [&](Builder& b) { b.add("llama.attention.sliding_window", kU32, window); };
+      const bool inside = window > 0 && window < tiny.context;
+      EXPECT_EQ(config_refusal(tiny).empty(), !inside) << window << " of " << tiny.context;
+    }
+    TinyFile tiny;
+    tiny.context = context;
+    EXPECT_EQ(config_refusal(tiny).empty(), context <= 131072) << context;
+  }
+}
+
 TEST(ModelConfig, AcceptsLimitsThemselves) {
   TinyFile tiny;
   tiny.epsilon = false;
@@ -329,6 +401,92 @@ TEST(ModelConfig, ReadsTheOldFactorOnlyWithoutTheNew) {
   EXPECT_DOUBLE_EQ(config_of(tiny).rope.inverse[1], plain / 4);
   tiny.more_metadata = [](Builder& b) { b.add<float>("llama.rope.scale_linear", kF32, 8.0F); };
   EXPECT_DOUBLE_EQ(config_of(tiny).rope.inverse[1], plain / 8);
+}
+
+/// Frequencies and magnitude as the paper's own code has them (Peng et al., 2023), of r rotated elements.
+RopeFrequencies yarn_by_definition(std::int64_t r, double theta, double factor, double context, double fast,
+                                   double slow, double magnitude) {
+  const auto dimension = [&](double rotations) {
+    return static_cast<double>(r) * std::log(context / (rotations * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  const double low = std::max(std::floor(dimension(fast)), 0.0);
+  double high = std::min(std::ceil(dimension(slow)), static_cast<double>(r - 1));
+  if (low == high) high += 0.001;
+  RopeFrequencies wanted{{}, magnitude * (0.1 * std::log(factor) + 1)};
+  for (std::int64_t i = 0; i < r / 2; ++i) {
+    const double plain = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(r));
+    const double kept = 1 - std::min(1.0, std::max(0.0, (static_cast<double>(i) - low) / (high - low)));
+    wanted.inverse.push_back(plain / factor * (1 - kept) + plain * kept);
+  }
+  return wanted;
+}
+
+// Each number under its own key; a context that is not there is the model's.
+TEST(ModelConfig, ReadsEveryNumberOfYarn) {
+  struct Case {
+    float factor;
+    std::uint32_t original;
+    float fast, slow, magnitude, theta;
+    std::uint32_t rotated;
+  };
+  for (const std::string architecture : {"llama", "qwen2", "qwen3"}) {
+    for (const auto& one : {Case{4, 32768, 0, 0, 0, 1e6F, 0},
+                            {2, 0, 0, 0, 0, 1e4F, 0},
+                            {8, 131072, 64, 2, 0, 5e5F, 0},
+                            {4, 4096, 16, 0, 0.5F, 1e4F, 64},
+                            {4, 4096, 0, 8, 1.25F, 1e4F, 0},
+                            {40, 65536, 5, 3, 0, 1e4F, 32}}) {
+      TinyFile tiny;
+      tiny.architecture = architecture;
+      tiny.context = 70000;
+      tiny.more_metadata = [&](Builder& b) {
+        const std::string scaling = architecture + ".rope.scaling.";
+        b.add<std::uint32_t>(architecture + ".attention.key_length", kU32, 128);
+        b.add_text(scaling + "type", "yarn").add(scaling + "factor", kF32, one.factor);
+        b.add(architecture + ".rope.freq_base", kF32, one.theta);
+        if (one.original > 0) b.add(scaling + "original_context_length", kU32, one.original);
+        if (one.fast > 0) b.add(scaling + "yarn_beta_fast", kF32, one.fast);
+        if (one.slow > 0) b.add(scaling + "yarn_beta_slow", kF32, one.slow);
+        if (one.magnitude > 0) b.add(scaling + "attn_factor", kF32, one.magnitude);
+        if (one.rotated > 0) b.add(architecture + ".rope.dimension_count", kU32, one.rotated);
+      };
+      const auto or_else = [](auto value, double otherwise) {
+        return value > 0 ? static_cast<double>(value) : otherwise;
+      };
+      const std::int64_t r = one.rotated > 0 ? one.rotated : 128;
+      const RopeFrequencies wanted = yarn_by_definition(
+          r, static_cast<double>(one.theta), static_cast<double>(one.factor), or_else(one.original, 70000),
+          or_else(one.fast, 32), or_else(one.slow, 1), or_else(one.magnitude, 1));
+      const RopeFrequencies got = config_of(tiny).rope;
+      ASSERT_EQ(got.inverse.size(), wanted.inverse.size());
+      EXPECT_NEAR(got.magnitude, wanted.magnitude, 1e-12);
+      for (std::size_t i = 0; i < got.inverse.size(); ++i) {
+        EXPECT_NEAR(got.inverse[i], wanted.inverse[i], 1e-12 * wanted.inverse[i])
+            << architecture << ", factor " << one.factor << ", pair " << i;
+      }
+    }
+  }
+}
+
+// A tensor of divisors beside a scaling: both slow down.
+TEST(ModelConfig, DivisorsAndAScalingTogether) {
+  TinyFile tiny;
+  tiny.rope_freqs = {1, 2, 3, 4};
+  const auto plain = config_of(TinyFile{}).rope.inverse;
+  for (const char* const type : {"none", "linear", "yarn"}) {
+    tiny.more_metadata = [&](Builder& b) {
+      b.add_text("llama.rope.scaling.type", type).add("llama.rope.scaling.factor", kF32, 4.0F);
+    };
+    const auto yarn = yarn_by_definition(8, 10000.0, 4, 512, 32, 1, 1).inverse;
+    const auto got = config_of(tiny).rope.inverse;
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      const double scaled = type == std::string("none")     ? plain[i]
+                            : type == std::string("linear") ? plain[i] / 4
+                                                            : yarn[i];
+      EXPECT_NEAR(got[i], scaled / static_cast<double>(i + 1), 1e-12 * got[i]) << type << ", pair " << i;
+    }
+  }
 }
 
 TEST(RopeScaling, LinearSlowsEveryPairDown) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -68,23 +69,37 @@ TEST(Kernels, SwigluIsItsFormulaOverAllMagnitudes) {
   }
 }
 
+// Rows on each side of what registers hold, up to the widest heads; what is not rotated stays as it is.
 TEST(Kernels, RotationsTurnTheirPairs) {
-  constexpr std::size_t kPairs = 37;
-  const auto x = normal(2 * kPairs, 3);
-  const auto angles = normal(kPairs, 4, 2.0F);
-  std::vector<float> cosine;
-  std::vector<float> sine;
-  for (const float angle : angles) cosine.push_back(std::cos(angle)), sine.push_back(std::sin(angle));
-  for (const Kernels* table : tables()) {
-    auto halves = x;
-    auto adjacent = x;
-    table->rotate_halves(halves.data(), cosine.data(), sine.data(), kPairs);
-    table->rotate_adjacent(adjacent.data(), cosine.data(), sine.data(), kPairs);
-    for (std::size_t i = 0; i < kPairs; ++i) {
-      EXPECT_NEAR(halves[i], x[i] * cosine[i] - x[i + kPairs] * sine[i], 1e-6);
-      EXPECT_NEAR(halves[i + kPairs], x[i] * sine[i] + x[i + kPairs] * cosine[i], 1e-6);
-      EXPECT_NEAR(adjacent[2 * i], x[2 * i] * cosine[i] - x[2 * i + 1] * sine[i], 1e-6);
-      EXPECT_NEAR(adjacent[2 * i + 1], x[2 * i] * sine[i] + x[2 * i + 1] * cosine[i], 1e-6);
+  for (const std::size_t pairs : {1U, 7U, 8U, 16U, 32U, 37U, 64U, 128U, 500U, 32768U}) {
+    const auto x = normal(2 * pairs + 3, 3);
+    const auto angles = normal(pairs, 4, 2.0F);
+    std::vector<float> cosine;
+    std::vector<float> sine;
+    for (const float angle : angles) cosine.push_back(std::cos(angle)), sine.push_back(std::sin(angle));
+    for (const Kernels* table : tables()) {
+      auto halves = x;
+      auto adjacent = x;
+      const auto n = static_cast<std::int64_t>(pairs);
+      table->rotate_halves(halves.data(), cosine.data(), sine.data(), n);
+      table->rotate_adjacent(adjacent.data(), cosine.data(), sine.data(), n);
+      const auto expect_turned = [&](std::size_t i, const std::vector<float>& got, std::size_t a,
+                                     std::size_t b) {
+        const double c = cosine[i];
+        const double s = sine[i];
+        // Two products and a sum.
+        const double bound =
+            0x1p-22 * (std::fabs(static_cast<double>(x[a])) + std::fabs(static_cast<double>(x[b])));
+        ASSERT_NEAR(got[a], x[a] * c - x[b] * s, bound) << table->isa << ", pair " << i << " of " << pairs;
+        ASSERT_NEAR(got[b], x[a] * s + x[b] * c, bound) << table->isa << ", pair " << i << " of " << pairs;
+      };
+      for (std::size_t i = 0; i < pairs; ++i) {
+        expect_turned(i, halves, i, i + pairs);
+        expect_turned(i, adjacent, 2 * i, 2 * i + 1);
+      }
+      for (const auto* const all : {&halves, &adjacent}) {
+        EXPECT_TRUE(std::equal(x.end() - 3, x.end(), all->end() - 3)) << pairs;
+      }
     }
   }
 }
@@ -122,27 +137,33 @@ TEST(Kernels, AllFiniteSeesEveryPlace) {
 }
 
 TEST(Kernels, EveryTableGivesTheSameBits) {
-  constexpr std::int64_t kN = 1000;
-  const auto x = normal(kN, 6, 4.0F);
-  const auto weight = normal(kN, 7);
-  std::vector<float> norm(kN);
-  std::vector<float> product(kN);
-  std::vector<std::uint16_t> narrow(kN);
-  kKernelsBaseline.rms_norm(x.data(), weight.data(), kN, 1e-6F, norm.data());
-  kKernelsBaseline.swiglu(x.data(), weight.data(), kN, product.data());
-  kKernelsBaseline.rms_norm_bf16(x.data(), weight.data(), kN, 1e-6F, narrow.data());
-  for (const Kernels* table : tables()) {
-    std::vector<float> out(kN);
-    table->rms_norm(x.data(), weight.data(), kN, 1e-6F, out.data());
-    EXPECT_EQ(out, norm) << table->isa;
-    table->swiglu(x.data(), weight.data(), kN, out.data());
-    EXPECT_EQ(out, product) << table->isa;
-    std::vector<std::uint16_t> rounded(kN);
-    table->rms_norm_bf16(x.data(), weight.data(), kN, 1e-6F, rounded.data());
-    EXPECT_EQ(rounded, narrow) << table->isa;
-    std::vector<std::uint16_t> again(kN);
-    table->to_bf16(norm.data(), kN, again.data());
-    EXPECT_EQ(again, narrow) << table->isa;
+  for (const std::size_t size : {1U, 33U, 1000U, 12288U, 70001U}) {
+    SCOPED_TRACE(size);
+    const auto n = static_cast<std::int64_t>(size);
+    const auto x = normal(size, 6, 4.0F);
+    const auto weight = normal(size, 7);
+    std::vector<float> norm(size);
+    std::vector<float> product(size);
+    std::vector<std::uint16_t> narrow(size);
+    kKernelsBaseline.rms_norm(x.data(), weight.data(), n, 1e-6F, norm.data());
+    kKernelsBaseline.swiglu(x.data(), weight.data(), n, product.data());
+    kKernelsBaseline.rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, narrow.data());
+    for (const Kernels* table : tables()) {
+      std::vector<float> out(size);
+      table->rms_norm(x.data(), weight.data(), n, 1e-6F, out.data());
+      EXPECT_TRUE(out == norm) << table->isa;
+      table->swiglu(x.data(), weight.data(), n, out.data());
+      EXPECT_TRUE(out == product) << table->isa;
+      std::vector<std::uint16_t> rounded(size);
+      table->rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, rounded.data());
+      EXPECT_TRUE(rounded == narrow) << table->isa;
+      std::vector<std::uint16_t> again(size);
+      table->to_bf16(norm.data(), n, again.data());
+      EXPECT_TRUE(again == narrow) << table->isa;
+      out = x;
+      table->rms_norm(out.data(), weight.data(), n, 1e-6F, out.data());  // in place
+      EXPECT_TRUE(out == norm) << table->isa;
+    }
   }
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "headwater/error.hpp"
 #include "runtime/generate/sampler.hpp"
@@ -137,6 +139,51 @@ TEST(Model, PackedBytesAreThoseOfItsMatrices) {
     const std::uint64_t elements = 96 * (own_head ? 70 : 50) + 40 * 30;
     EXPECT_EQ(Model::packed_bytes(file, Precision::f32), 4 * elements + kept);
     EXPECT_EQ(Model::packed_bytes(file, Precision::bf16), 2 * elements + kept);
+  }
+}
+
+// A part reads its own layers, which have numbers of one and of two digits; the first one the embedding, the last one the
+// norm and the head, which may be the embedding.
+TEST(Model, BytesOfPartsAreThoseOfTheirTensors) {
+  constexpr std::int64_t kLayers = 23, kWidth = 32, kTokens = 50;
+  const auto tensor_bytes = [](std::int64_t rows) { return static_cast<std::uint64_t>(4 * kWidth * rows); };
+  for (const bool own_head : {false, true}) {
+    Builder b;
+    std::uint64_t offset = 0;
+    const auto add = [&](const std::string& name, std::int64_t rows, bool vector) {
+      std::vector<std::uint64_t> dims = {kWidth};
+      if (!vector) dims.push_back(static_cast<std::uint64_t>(rows));
+      b.add_tensor(name, dims, kF32Tensor, offset);
+      offset += tensor_bytes(rows);
+    };
+    add("token_embd.weight", kTokens, false);
+    if (own_head) add("output.weight", kTokens + 1, false);
+    add("output_norm.weight", 1, true);
+    for (std::int64_t layer = kLayers - 1; layer >= 0; --layer) {
+      add("blk." + std::to_string(layer) + ".attn_norm.weight", 1, true);
+      add("blk." + std::to_string(layer) + ".attn_q.weight", layer + 1, false);
+    }
+    b.data_bytes = offset;
+    const std::vector<std::byte> bytes = b.build();
+    const GgufFile file = GgufFile::parse(bytes, "m.gguf");
+    EXPECT_EQ(Model::file_bytes(file, {}), bytes.size());
+    for (std::int64_t first = 0; first < kLayers; ++first) {
+      for (std::int64_t end = first + 1; end <= kLayers; ++end) {
+        const bool last = end == kLayers;
+        if (first == 0 && last) continue;
+        std::uint64_t matrices = 0;
+        for (std::int64_t layer = first; layer < end; ++layer) matrices += tensor_bytes(layer + 1);
+        const std::uint64_t norms = tensor_bytes(end - first) + (last ? tensor_bytes(1) : 0);
+        const std::uint64_t head = !last ? 0 : tensor_bytes(own_head ? kTokens + 1 : kTokens);
+        const ModelPart part{first, last ? ModelPart::kAll : end};
+        EXPECT_EQ(Model::file_bytes(file, part),
+                  matrices + norms + head + (first == 0 ? tensor_bytes(kTokens) : 0))
+            << first << " .. " << end;
+        EXPECT_EQ(Model::packed_bytes(file, Precision::f32, part), matrices + head) << first << " .. " << end;
+        EXPECT_EQ(2 * Model::packed_bytes(file, Precision::bf16, part), matrices + head)
+            << first << " .. " << end;
+      }
+    }
   }
 }
 

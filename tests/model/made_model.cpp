@@ -61,6 +61,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   number("attention.head_count_kv", sizes.heads_kv);
   number("attention.key_length", sizes.d_head);
   number("attention.value_length", sizes.d_value);
+  if (sizes.rotated != sizes.d_head) number("rope.dimension_count", sizes.rotated);
   builder_.add(a + "attention.layer_norm_rms_epsilon", kF32, 1e-6F);
   builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
   if (sizes.rope_factor != 1.0) {
@@ -73,9 +74,9 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
   shape_.layout = sizes.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
-  for (std::int64_t i = 0; i < sizes.d_head / 2; ++i) {
+  for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
     shape_.inverse_frequencies.push_back(
-        std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.d_head)) /
+        std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.rotated)) /
         sizes.rope_factor);
   }
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);

@@ -26,7 +26,8 @@ struct MadeSizes {
   std::int64_t vocabulary = 300;
   double theta = 1e6;
   std::int64_t d_value = d_head;
-  std::string biases = "qkvo";  // of qwen2: queries, keys, values, outputs
+  std::string biases = "qkvo";    // of qwen2: queries, keys, values, outputs
+  std::int64_t rotated = d_head;  // elements of a query and a key, the first ones
   /// Of the matrices in the order of a file, over and over; a matrix whose rows are no whole blocks is F32.
   std::vector<TensorType> types = {TensorType::f32};
   bool tied = false;         ///< the embedding is the head

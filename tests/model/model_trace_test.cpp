@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <random>
 #include <vector>
@@ -100,6 +101,77 @@ TEST(ModelTrace, OfALongPromptIsWhatTheEngineSaid) {
           << "head " << head << ", token " << t;
     }
   }
+}
+
+// Sets of each query block, of which the last one of a chunk has fewer rows; the layer in the middle is dense, and of the
+// others the first one is left out.
+TEST(ModelTrace, OfRuleBlocksIsWhatTheEngineSaid) {
+  constexpr std::int64_t kAll = 9000, kKv = 2, kChunk = 300, kRows = 32;
+  Options options;
+  options.batch = 4000;
+  options.chunk = kChunk;
+  options.local = 8, options.heavy = 24;
+  options.select = Select::blocks;
+  options.key_block = 4, options.query_block = kRows, options.pool = 4;
+  options.dense_layers = {1};
+  options.threads = 2;
+  const auto opened = [&] {
+    return engine("cpu").open({.n_layer = kLayers,
+                               .n_head = 2 * kKv,
+                               .n_head_kv = kKv,
+                               .d_head = kWidth,
+                               .d_value = kWidth,
+                               .capacity = kAll},
+                              options);
+  };
+  const auto run_all = [&](Session& session) {
+    std::mt19937 random(2);
+    std::vector<float> rows(kAll * 2 * kKv * kWidth);
+    std::vector<float> out(rows.size());
+    session.begin(Step::prefill(kAll));
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      for (float& x : rows) x = static_cast<float>(random() >> 8) * 0x1p-23F - 1.0F;
+      const Rows keys = Rows::token_major(rows.data(), DType::f32, kKv, kWidth);
+      session.attend(layer, Rows::token_major(rows.data(), DType::f32, 2 * kKv, kWidth), keys, keys,
+                     MutableRows::token_major(out.data(), DType::f32, 2 * kKv, kWidth));
+    }
+    session.end();
+  };
+  const auto traced = opened();
+  const ModelTrace recorder(*traced, {1, 2});
+  run_all(*traced);
+  const AtlasTrace trace = recorder.take();
+  EXPECT_EQ(trace.heads_in_file, kLayers * kKv);
+  EXPECT_EQ(trace.head_numbers, (std::vector<std::int64_t>{2, 3, 4, 5}));
+  EXPECT_EQ(trace.dense_heads, (std::vector<bool>{true, true, false, false}));
+  EXPECT_TRUE(trace.scores.empty() && trace.colsum_inter.empty());
+
+  const auto watched = opened();
+  std::int64_t row = 0;
+  std::int64_t entries = 0;
+  watched->set_observer([&](const ChunkRecord& record) {
+    if (record.layer != 2) return;
+    const std::int64_t begin = record.chunk.begin;
+    ASSERT_EQ(record.query_blocks, (record.chunk.end - begin + kRows - 1) / kRows);
+    for (std::int64_t b = 0; b < record.query_blocks; ++b, ++row) {
+      ASSERT_LT(row, trace.chunks());
+      EXPECT_EQ(trace.begin(row), begin + b * kRows);
+      EXPECT_EQ(trace.end(row), std::min(begin + (b + 1) * kRows, record.chunk.end));
+      EXPECT_EQ(trace.own_begin(row), begin);
+      for (std::int64_t g = 0; g < kKv; ++g) {
+        EXPECT_TRUE(trace.set(row, g).empty());
+        EXPECT_EQ(trace.dense(row, g), begin > 0);
+        EXPECT_FALSE(trace.dense(row, kKv + g));
+        const auto got = trace.set(row, kKv + g);
+        const std::int32_t* const set = record.memory + (g * record.query_blocks + b) * record.memory_stride;
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), set, set + record.memory_count)) << row << ", " << g;
+        entries += record.memory_count;
+      }
+    }
+  });
+  run_all(*watched);
+  EXPECT_EQ(row, trace.chunks());
+  EXPECT_GT(entries, 10000);
 }
 
 }  // namespace

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
+#include <map>
 #include <string>
 
 #include "runtime/gguf/gguf.hpp"
@@ -15,11 +18,14 @@
 namespace headwater::runtime::testing {
 namespace {
 
+/// The type of the matrix of this name.
+using Types = std::function<TensorType(const std::string&)>;
+
 /// The bundled model in other types of matrices, made in memory.
 class Copy {
  public:
-  /// The matrices in `type`, or, `widened`, in F32 with the values that these blocks stand for.
-  Copy(TensorType type, bool widened) {
+  /// The matrices in these types, or, `widened`, in F32 with the values that these blocks stand for.
+  Copy(const Types& types, bool widened) {
     const GgufFile& file = *bundled_file();
     const std::string a = "qwen3.";
     builder_.add_text("general.architecture", "qwen3");
@@ -32,12 +38,13 @@ class Copy {
       builder_.add(a + key, kF32, static_cast<float>(file.number(a + key)));
     }
     for (const Tensor& tensor : file.tensors())
-      add(tensor, tensor.dims.size() == 2 ? type : TensorType::f32, widened);
+      add(tensor, tensor.dims.size() == 2 ? types(tensor.name) : TensorType::f32, widened);
     builder_.data_bytes = data_.size();
     bytes_ = builder_.build();
     std::copy(data_.begin(), data_.end(), bytes_.end() - static_cast<std::ptrdiff_t>(data_.size()));
   }
-  [[nodiscard]] std::shared_ptr<const Model> load() const {
+  /// Reads the weights where they are: this object must outlive it.
+  [[nodiscard]] std::shared_ptr<const Model> load() const& {
     return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "copy.gguf")),
                        {Precision::f32, 2});
   }
@@ -114,16 +121,41 @@ struct Case {
 
 class Quantised : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Quantised, IsWhatItsBlocksStandFor) {
-  const Outcome stored = run(Copy(GetParam().type, false).load());
-  const Outcome widened = run(Copy(GetParam().type, true).load());
-  EXPECT_EQ(stored.logits, widened.logits) << "panels are widened to the same numbers";
+/// The outcome of the blocks, after it was held against that of the numbers that they stand for.
+Outcome expect_what_blocks_stand_for(const Types& types) {
+  const Copy stored(types, false);
+  const Copy widened(types, true);
+  const Outcome outcome = run(stored.load());
+  const Outcome wanted = run(widened.load());
+  EXPECT_TRUE(outcome.logits == wanted.logits) << "panels are widened to the same numbers";
   // One row is summed in another order.
-  EXPECT_LE(worst(stored.decoded, widened.decoded), 1e-3);
+  EXPECT_LE(worst(outcome.decoded, wanted.decoded), 1e-3);
+  return outcome;
+}
+
+TEST_P(Quantised, IsWhatItsBlocksStandFor) {
+  const Outcome stored = expect_what_blocks_stand_for([](const std::string&) { return GetParam().type; });
   static const double plain = run(bundled(Precision::f32)).loss;
   RecordProperty("change_of_loss", std::to_string(stored.loss - plain));
   EXPECT_LE(std::fabs(stored.loss - plain), GetParam().change) << stored.loss - plain;
   EXPECT_NE(stored.loss, plain);
+}
+
+// As files have them: matrices of one product in several types, others in other layers; some of them not quantised.
+TEST(QuantisedTypes, MixedInOneModel) {
+  constexpr TensorType kAll[] = {TensorType::q4_k, TensorType::q6_k, TensorType::q8_0,
+                                 TensorType::f32,  TensorType::q5_k, TensorType::q4_0};
+  // ggml's own mixture: values and the last matrix of the feed-forward in more bits, in every other layer.
+  (void)expect_what_blocks_stand_for([](const std::string& name) {
+    const bool more = name.find("attn_v") != std::string::npos || name.find("ffn_down") != std::string::npos;
+    const bool even = (name.find("blk.") == 0) && (name[4] - '0') % 2 == 0;
+    return name == "token_embd.weight" || (more && even) ? TensorType::q6_k : TensorType::q4_k;
+  });
+  // Every type beside every other one.
+  std::map<std::string, TensorType> chosen;
+  (void)expect_what_blocks_stand_for([&](const std::string& name) {
+    return chosen.emplace(name, kAll[chosen.size() % std::size(kAll)]).first->second;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Quantised,

@@ -76,6 +76,23 @@ TEST(TransformerSizes, SomeBiasesAlone) {
   }
 }
 
+// The first elements of a row are rotated, by angles of their own number; what follows them is not.
+TEST(TransformerSizes, APartOfARowIsRotated) {
+  for (const char* const architecture : {"llama", "qwen2", "qwen3"}) {
+    for (const std::int64_t rotated : {2, 6, 32, 40}) {
+      SCOPED_TRACE(architecture);
+      expect_small_run({.architecture = architecture,
+                        .width = 64,
+                        .heads = 4,
+                        .heads_kv = 2,
+                        .d_head = 40,
+                        .d_value = 24,
+                        .rotated = rotated},
+                       20, {0, 16, 19});
+    }
+  }
+}
+
 TEST(TransformerSizes, ARowOf2048) {
   expect_small_run({.width = 2048, .heads = 16, .heads_kv = 2, .d_head = 64, .feed_forward = 704}, 20,
                    {0, 15, 16, 17, 18, 19});

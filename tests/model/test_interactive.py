@@ -148,6 +148,26 @@ class Lines(unittest.TestCase):
                                       r"stored; allowed: 60$")
         self.assertIn(b"turns    2, of ", got.stderr)
 
+    def test_hundreds_of_lines_and_lines_longer_than_one_read(self):
+        """Each turn is its line, behind the token that was generated last."""
+        kinds = ["x = 1", "import re  # again", "y = [1, 2, 3]; " * 600]
+        sizes = [len(run("tokenize", "-m", MODEL, "-p", line, "--no-bos").stdout.splitlines()) for line in kinds]
+        order = [(7 * i + i // 9) % 2 for i in range(270)]
+        order[100] = order[260] = 2
+        got = run("generate", "-m", MODEL, "-n", "1", "--interactive", "-t", "1", "-ub", "256", "--h2o-local", "16", "--h2o-heavy",
+                  "16", input="".join(kinds[kind] + "\n" for kind in order).encode())
+        self.assertEqual(got.returncode, 0, got.stderr)
+        pattern = rb"(?m)^turn +(\d+) tokens? in [^,]*, (\d+) generated in [^,]*, (\d+) of 32768 stored$"
+        turns = [tuple(map(int, turn)) for turn in re.findall(pattern, got.stderr)]
+        self.assertEqual(len(turns), len(order))
+        last = stored = 0
+        for kind, (tokens, generated, all_stored) in zip(order, turns):
+            self.assertEqual(tokens, sizes[kind] + last)
+            stored += tokens
+            self.assertEqual(all_stored, stored)
+            last = generated
+        self.assertIn(f"turns    {len(order)}, of {stored} tokens".encode(), got.stderr)
+
     def test_a_first_line_that_does_not_fit_is_left_out(self):
         got = run("generate", "-m", MODEL, "-n", "2", "--interactive", "-c", "20", input=b"x = 1; " * 100 + b"\nimport os\n")
         self.assertEqual(got.returncode, 0, got.stderr)

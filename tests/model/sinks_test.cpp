@@ -1,0 +1,103 @@
+// What becomes of the tiles of a product, however it is cut: by the formulas, at the widths of models.
+
+#include "runtime/model/sinks.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+namespace headwater::runtime {
+namespace {
+
+constexpr std::int64_t kRows = 5;
+constexpr std::int64_t kPair = 2 * kGateRows;
+
+std::vector<float> random_floats(std::int64_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(static_cast<std::size_t>(n));
+  for (float& value : values) value = static_cast<float>(random() >> 8) * 0x1p-21F - 4.0F;
+  return values;
+}
+
+/// All of [kRows][columns], in tiles of some rows and some pairs of kGateRows columns each, last ones first; what lies
+/// beside a tile's columns must not matter.
+void give_tiles(const std::vector<float>& product, std::int64_t columns, const TileSink& sink) {
+  std::mt19937 random(static_cast<unsigned>(columns));
+  for (std::int64_t last_row = kRows; last_row > 0;) {
+    const std::int64_t rows = std::min<std::int64_t>(last_row, 1 + random() % 3);
+    const std::int64_t row = last_row - rows;
+    for (std::int64_t end = columns; end > 0;) {
+      std::int64_t column = (end - 1) / kPair * kPair;
+      column -= std::min(column, static_cast<std::int64_t>(random() % 9) * kPair);
+      const std::int64_t width = end - column;
+      const auto stride = width + static_cast<std::int64_t>(random() % 4);
+      std::vector<float> values(static_cast<std::size_t>(rows * stride), 1e30F);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        std::copy_n(product.begin() + (row + r) * columns + column, width, values.begin() + r * stride);
+      }
+      sink.take({row, rows, column, width, values.data(), stride});
+      end = column;
+    }
+    last_row = row;
+  }
+}
+
+constexpr std::int64_t kWidths[] = {1, 64, 100, 896, 14336, 70001};
+
+TEST(Sinks, StoreAndAddWithABiasOfEachColumn) {
+  for (const std::int64_t width : kWidths) {
+    for (const bool biased : {false, true}) {
+      SCOPED_TRACE(width);
+      const auto product = random_floats(kRows * width, 1);
+      const auto bias = biased ? random_floats(width, 2) : std::vector<float>();
+      auto stored = std::vector<float>(product.size() + 1, 12345.0F);
+      const auto before = random_floats(kRows * width, 3);
+      auto added = before;
+      give_tiles(product, width, StoreSink(stored.data(), width, bias));
+      give_tiles(product, width, AddSink(added.data(), width, bias));
+      for (std::size_t i = 0; i < product.size(); ++i) {
+        const float value = product[i] + (biased ? bias[i % static_cast<std::size_t>(width)] : 0.0F);
+        ASSERT_EQ(stored[i], value) << i;
+        ASSERT_EQ(added[i], before[i] + value) << i;
+      }
+      EXPECT_EQ(stored.back(), 12345.0F);
+    }
+  }
+}
+
+// The product holds kGateRows of gate, as many of up, and so on; at the end there are fewer of both.
+TEST(Sinks, SwigluOfEachGateAndItsUp) {
+  for (const std::int64_t width : kWidths) {
+    SCOPED_TRACE(width);
+    const auto gate = random_floats(kRows * width, 4);
+    const auto up = random_floats(kRows * width, 5);
+    std::vector<float> product;
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t first = 0; first < width; first += kGateRows) {
+        const std::int64_t count = std::min(kGateRows, width - first);
+        for (const auto* const from : {&gate, &up}) {
+          const auto begin = from->begin() + r * width + first;
+          product.insert(product.end(), begin, begin + count);
+        }
+      }
+    }
+    const std::int64_t all = kRows * width;
+    std::vector<float> wanted(gate.size()), got(gate.size() + 1, 12345.0F);
+    std::vector<std::uint16_t> wanted_narrow(gate.size()), narrow(gate.size() + 1, 0x1234);
+    kernels().swiglu(gate.data(), up.data(), all, wanted.data());
+    kernels().to_bf16(wanted.data(), all, wanted_narrow.data());
+    give_tiles(product, 2 * width, SwigluSink(got.data(), width, false));
+    give_tiles(product, 2 * width, SwigluSink(narrow.data(), width, true));
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      ASSERT_EQ(got[i], wanted[i]) << i;
+      ASSERT_EQ(narrow[i], wanted_narrow[i]) << i;
+    }
+    EXPECT_EQ(got.back(), 12345.0F);
+    EXPECT_EQ(narrow.back(), 0x1234);
+  }
+}
+
+}  // namespace
+}  // namespace headwater::runtime

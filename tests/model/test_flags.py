@@ -1,0 +1,278 @@
+"""Flags that several commands take: each of them computes with all of them, and answers of requests with those of prompts."""
+
+import array
+import base64
+import json
+import pathlib
+import random
+import re
+import struct
+import tempfile
+import unittest
+
+from gguf_files import F32, U32, File
+from running import MODEL, TEXT, Refusals, run, tensors
+
+WORDS = pathlib.Path(TEXT).read_text(encoding="utf-8")
+PROMPT = WORDS[:1500]
+TOKENS = 300
+
+RULES = (
+    (("-b", "300", "-ub", "60", "--h2o-local", "7", "--h2o-heavy", "16", "--pinned", "8", "--dense-below", "70",
+      "--dense-layers", "1,3-4", "--select", "blocks", "--key-block", "4", "--query-block", "20", "--pool", "5",
+      "--refine", "3"),
+     {"batch": 300, "chunk": 60, "local": 7, "heavy": 16, "select": "blocks", "key_block": 4, "query_block": 20, "pool": 5,
+      "refine": 3, "pinned": 8, "dense_below": 70, "dense_layers": [1, 3, 4]}),
+    (("-b", "96", "-ub", "48", "--h2o-no-clamp", "--h2o-local", "40", "--h2o-heavy", "30", "--pinned", "3", "--select",
+      "h2o"),
+     {"batch": 96, "chunk": 48, "local": 40, "heavy": 30, "select": "h2o", "pinned": 3, "dense_below": 0,
+      "dense_layers": []}),
+    (("--batch-size", "128", "--chunk", "64", "--h2o-local", "10", "--h2o-heavy", "20", "--pinned", "6", "--select",
+      "window"),
+     {"batch": 128, "chunk": 64, "local": 24, "heavy": 6, "select": "window", "pinned": 6, "dense_below": 0,
+      "dense_layers": []}))
+
+
+class Commands(Refusals):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.text = f"{folder.name}/text.txt"
+        pathlib.Path(self.text).write_text(PROMPT, encoding="utf-8")
+        self.page = f"{folder.name}/page.html"
+        self.commands = {
+            "generate": ("-f", self.text, "-n", "1", "--json"),
+            "perplexity": ("-f", self.text, "--window", str(TOKENS), "--decode", "20", "--json"),
+            "retrieval": ("-f", self.text, "--window", str(TOKENS), "--prompts", "1", "--depths", "50", "--json"),
+            "bench": ("-n", str(TOKENS), "--decode", "1", "--rounds", "1", "--json"),
+            "atlas": ("-f", self.text, "--window", str(TOKENS), "-o", self.page, "--json")}
+        if b"this build has no benchmarks" in run("bench", "--help").stderr:
+            del self.commands["bench"]
+
+    def said(self, command, *flags):
+        done = run(command, "-m", MODEL, *self.commands[command], "-t", "2", *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def atlas_data(self, name):
+        page = pathlib.Path(self.page).read_text(encoding="utf-8")
+        return re.search(rf'id="data-{name}">([^<]*)</script>', page).group(1)
+
+    def test_rules(self):
+        for flags, wanted in RULES:
+            pairs = {}
+            for command in self.commands:
+                got = self.said(command, *flags)
+                if command == "atlas":
+                    facts = json.loads(self.atlas_data("meta"))["facts"]
+                    for key, value in wanted.items():
+                        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                        # What is off is not said.
+                        self.assertEqual(facts.get(key, {"select": "h2o", "dense_layers": ""}.get(key, "0")), text, key)
+                    continue
+                self.assertEqual({key: got["effective"][key] for key in wanted}, wanted, command)
+                if command == "bench":
+                    pairs["bench"] = got["prompts"][0]["pairs"]
+            if "bench" not in pairs:
+                continue
+            # As many tokens of another prompt.
+            generated = self.said("generate", *flags)
+            self.commands["bench"] = ("-n", str(generated["prompt_tokens"]), *self.commands["bench"][2:])
+            bench = self.said("bench", *flags)["prompts"]
+            self.assertEqual([(one["pairs"], one["pairs_dense"]) for one in bench],
+                             [(generated["pairs"], generated["pairs_dense"])] + [(generated["pairs_dense"],) * 2])
+
+    def test_engines_types_and_threads(self):
+        engines = json.loads(run("info", "--json").stdout)["engines"]
+        missing = ({"cuda"} | {one["name"] for one in engines}) - {one["name"] for one in engines if one["available"]}
+        for command in self.commands:
+            with self.subTest(command):
+                self.refused("-m", MODEL, *self.commands[command], "--engine", "nope", names="'nope' is not known", program=command)
+                # 3: a build or a machine without it.
+                for engine in missing:
+                    self.refused("-m", MODEL, *self.commands[command], "--engine", engine, names=engine, program=command, code=3)
+                for flag in ("--cache-type", "--projections", "--select"):
+                    self.refused("-m", MODEL, *self.commands[command], flag, "nope", names=flag, program=command)
+                for threads in ("1", "3"):
+                    got = self.said(command, "-t", threads)
+                    self.assertEqual(got.get("threads", int(threads)), int(threads))
+        for command in ("generate", "retrieval", "bench"):
+            if command in self.commands:
+                got = self.said(command, "--engine", "cpu-portable", "--projections", "f32")
+                self.assertEqual((got["engine"], got["projections"][:3]), ("cpu-portable", "F32"))
+        self.said("atlas", "--engine", "cpu-portable", "--projections", "f32")
+        facts = json.loads(self.atlas_data("meta"))["facts"]
+        self.assertEqual((facts["engine"], facts["projections"]), ("cpu-portable", "F32"))
+
+    def test_types_change_what_is_computed(self):
+        found = {command: [] for command in self.commands if command != "retrieval"}
+        for cache, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+            flags = ("-ub", "64", "--h2o-local", "8", "--h2o-heavy", "8", "--select", "h2o", "--projections", "f32",
+                     "--cache-type", cache)
+            for command, results in found.items():
+                got = self.said(command, *flags)
+                if command == "atlas":
+                    results.append(base64.b64decode(self.atlas_data("scores")))
+                elif command == "perplexity":
+                    results.append((got["dense"]["prefill"]["nll"], got["sparse"]["prefill"]["nll"]))
+                elif command == "bench":
+                    self.assertEqual(got["cache_type"].lower(), cache)
+                    results.append([prompt["best"]["logit"] for prompt in got["prompts"]])
+                    # 8 layers; the sparse session, when it is full.
+                    self.assertEqual(got["memory"]["kv"] % (8 * (TOKENS + 1) * size), 0)
+                else:
+                    self.assertEqual(got["cache_type"].lower(), cache)
+                    results.append(got["memory"]["kv"] // size)
+        for command, results in found.items():
+            if command == "generate":
+                self.assertEqual(len(set(results)), 1, results)
+            elif command == "atlas":
+                self.assertEqual(len(set(results)), 3)
+            else:
+                for of_one in zip(*results):  # the dense one, too
+                    self.assertEqual(len(set(of_one)), 3, command)
+
+    def test_contexts(self):
+        """-c is the whole of it for each command, smaller and larger than the text."""
+        refusals = {"generate": "the context 100 (-c)", "perplexity": "the context has 100 tokens",
+                    "retrieval": "the context has 100 tokens", "bench": "the context has 100", "atlas": "the context has 100 tokens"}
+        for command in self.commands:
+            self.refused("-m", MODEL, *self.commands[command], "-c", "100", names=refusals[command], program=command)
+            self.said(command, "-c", "1000")
+        self.commands["perplexity"] = ("-f", self.text, "--decode", "20", "--json")
+        self.assertEqual(self.said("perplexity", "-c", "150")["window"], 150)
+        self.commands["atlas"] = ("-f", self.text, "-o", self.page, "--json")
+        self.said("atlas", "-c", "120")
+        self.assertEqual(json.loads(self.atlas_data("meta"))["tokens"], 120)
+
+
+class Requests(unittest.TestCase):
+    SMALL = ("-ub", "64", "--h2o-local", "8", "--h2o-heavy", "8", "--temp", "2")
+    REQUESTS = ({"prompt": WORDS[:900], "max_tokens": 24}, {"prompt": WORDS[900:1000], "max_tokens": 30},
+                {"prompt": WORDS[1000:1700], "question": "\n# What does it return?\n", "max_tokens": 20})
+
+    def test_flags_are_those_of_a_prompt_alone(self):
+        found = set()
+        for flags in ((), ("--dense",), ("--dense-tail", "0"), ("--dense-tail", "150"), ("--temp", "0"), ("--top-p", "0.4"),
+                      ("--top-k", "5"), ("--min-p", "0.3"), ("--seed", "3"), ("--select", "h2o"), ("--select", "window"),
+                      ("--dense-layers", "0-3"), ("--dense-below", "250"), ("--pinned", "8"), ("--projections", "f32"),
+                      ("--chat",), ("--chat", "--system", "Be brief.", "--dense-tail", "5")):
+            with self.subTest(flags):
+                lines = "".join(json.dumps(request) + "\n" for request in self.REQUESTS).encode()
+                done = run("generate", "-m", MODEL, "--requests", "-", "-t", "1", "--slots", "2", *self.SMALL, *flags, input=lines)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                answers = [json.loads(line) for line in done.stdout.decode().splitlines()]
+                self.assertEqual(len(answers), len(self.REQUESTS))
+                found.add(tuple(answer["text"] for answer in answers))
+                for request, answer in zip(self.REQUESTS, answers):
+                    question = ("-p", request["question"]) if "question" in request else ()
+                    alone = run("generate", "-m", MODEL, "-f", "-", *question, "-n", str(request["max_tokens"]), "--json", "-t", "1",
+                                *self.SMALL, *flags, input=request["prompt"].encode())
+                    self.assertEqual(alone.returncode, 0, alone.stderr)
+                    wanted = json.loads(alone.stdout)
+                    self.assertEqual({key: answer[key] for key in ("text", "prompt_tokens", "generated_tokens")},
+                                     {key: wanted[key] for key in ("text", "prompt_tokens", "generated_tokens")})
+        self.assertGreater(len(found), 12, "hardly any flag changed an answer")
+
+
+def bytes_text(size):
+    """As the program shows a number of bytes, from a KiB on."""
+    units = iter(("KiB", "MiB", "GiB", "TiB", "PiB"))
+    while size >= 1024:
+        size, unit = size / 1024, next(units)
+    return f"{size:.1f} {unit}"
+
+
+def floats(kind, data):
+    """Elements of a tensor of a dump."""
+    if kind == "F32":
+        return array.array("f", data)
+    if kind == "F16":
+        return struct.unpack(f"<{len(data) // 2}e", data)
+    return struct.unpack(f"<{len(data) // 2}f", b"".join(b"\0\0" + data[at:at + 2] for at in range(0, len(data), 2)))
+
+
+class Widths(Refusals):
+    def first_values(self, file, values, ids):
+        """Rows of values of layer 0, by the definition."""
+        places, at = {}, 0
+        for name, dims in file.tensors.items():
+            places[name] = at
+            at += dims[0] * (dims[1] if len(dims) > 1 else 1)
+        embedding, norm, matrix = (places[name] for name in ("token_embd.weight", "blk.0.attn_norm.weight",
+                                                             "blk.0.attn_v.weight"))
+        rows = []
+        for token in ids:
+            row = values[embedding + 16 * token:embedding + 16 * (token + 1)]
+            factor = (sum(x * x for x in row) / 16 + 1e-5)**-0.5
+            row = [x * factor * weight for x, weight in zip(row, values[norm:norm + 16])]
+            rows += [sum(x * values[matrix + 16 * r + c] for c, x in enumerate(row)) for r in range(24)]
+        return rows
+
+    def test_the_memory_that_is_asked_for(self):
+        """Rows of the keys' and of the values' own widths of each key/value head, and two bytes for each query head, of
+        every token, layer and conversation."""
+        file = File()
+        file.metadata |= {"llama.attention.head_count": (U32, 4), "llama.attention.head_count_kv": (U32, 2),
+                          "llama.attention.key_length": (U32, 80), "llama.attention.value_length": (U32, 120)}
+        file.tensors |= {"blk.0.attn_q.weight": [16, 320], "blk.0.attn_k.weight": [16, 160],
+                         "blk.0.attn_v.weight": [16, 240], "blk.0.attn_output.weight": [480, 16]}
+        tokens = 2_000_000_000
+        with tempfile.TemporaryDirectory() as folder:
+            model = f"{folder}/m.gguf"
+            pathlib.Path(model).write_bytes(file.build())
+            for cache, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+                one = tokens * (2 * (80 + 120) * size + 2 * 4)
+                flags = ("-m", model, "-c", str(tokens), "--cache-type", cache)
+                self.refused(*flags, "--interactive", names=f" {bytes_text(one)} of cache for {tokens} tokens")
+                lines = b'{"prompt": "x", "max_tokens": -1}\n' * 5
+                self.refused(*flags, "--requests", "-", "--slots", "3", input=lines,
+                             names=f" {bytes_text(3 * one)} of cache for 3 times {tokens} tokens")
+                self.refused(*flags, "--requests", "-", input=lines,
+                             names=f" {bytes_text(5 * one)} of cache for 5 times {tokens} tokens")
+
+    def test_dumps_of_values_wider_than_keys(self):
+        """Four query heads over two, keys of 8 and values of 12: what is dumped in several steps is what attention got."""
+        file = File()
+        file.metadata |= {"llama.attention.head_count": (U32, 4), "llama.attention.head_count_kv": (U32, 2),
+                          "llama.attention.key_length": (U32, 8), "llama.attention.value_length": (U32, 12),
+                          "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5), "llama.block_count": (U32, 2)}
+        for layer in range(2):
+            for name, dims in {"attn_norm": [16], "ffn_norm": [16], "attn_q": [16, 32], "attn_k": [16, 16], "attn_v": [16, 24],
+                               "attn_output": [48, 16], "ffn_gate": [16, 24], "ffn_up": [16, 24], "ffn_down": [24, 16]}.items():
+                file.tensors[f"blk.{layer}.{name}.weight"] = dims
+        header, size = file.header()
+        numbers = random.Random(4)
+        values = array.array("f", [numbers.uniform(-0.5, 0.5) for _ in range(size // 4)])
+        text = "".join(chr(numbers.randrange(33, 127)) for _ in range(300))
+        flags = ("-b", "96", "-ub", "32", "--h2o-local", "8", "--h2o-heavy", "8")
+        with tempfile.TemporaryDirectory() as folder:
+            model, dump, out = (f"{folder}/{name}" for name in ("m.gguf", "qkv", "out"))
+            pathlib.Path(model).write_bytes(header + values.tobytes())
+            for cache in ("f32", "f16", "bf16"):
+                for layer in ("0", "1"):
+                    done = run("generate", "-m", model, "-p", text, "-n", "0", *flags, "--select", "h2o", "--dense-tail", "40",
+                               "--cache-type", cache, "--projections", "f32", "--json", "--dump-qkv", layer, dump)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    said = json.loads(done.stdout)
+                    n = said["prompt_tokens"]
+                    own = tensors(dump)
+                    self.assertEqual({name: own[name][0]["shape"] for name in "qkv"},
+                                     {"q": [n, 4, 8], "k": [n, 2, 8], "v": [n, 2, 12]})
+                    self.assertEqual({own[name][0]["dtype"] for name in "kv"}, {cache.upper()})
+                    replay = run("attend", dump, "-o", out, *flags, "--steps", said["steps"], "--json")
+                    self.assertEqual(replay.returncode, 0, replay.stderr)
+                    again = tensors(out)
+                    self.assertEqual(again["out"][0]["shape"], [n, 4, 12])
+                    self.assertEqual(own["scores"][1], again["scores"][1])
+                    if layer == "1":
+                        continue
+                    wanted = self.first_values(file, values, said["prompt_ids"])
+                    got = floats(cache.upper(), own["v"][1])
+                    self.assertEqual(len(got), len(wanted))
+                    self.assertLess(max(abs(x - y) for x, y in zip(got, wanted)), 0.01 * max(map(abs, wanted)))
+
+
+if __name__ == "__main__":
+    unittest.main()
