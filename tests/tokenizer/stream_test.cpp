@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <array>
+#include <vector>
+
 #include "runtime/support/utf8.hpp"
 #include "tests/tokenizer/vocabularies.hpp"
 
@@ -86,6 +90,51 @@ TEST(Utf8, EveryScalarValue) {
       const Utf8Sequence cut = next_utf8(std::string_view(text).substr(0, text.size() - 1));
       ASSERT_TRUE(cut.incomplete && !cut.well_formed);
       ASSERT_EQ(cut.length, text.size() - 1);
+    }
+  }
+}
+
+/// Bytes and how many they are as one number.
+std::uint64_t packed(std::string_view text) {
+  std::uint64_t number = text.size();
+  for (const char c : text) number = number << 8 | static_cast<unsigned char>(c);
+  return number;
+}
+
+// All texts of four bytes at the ends of the ranges of the definition, and shorter ones: a character where one begins them,
+// or else as much as may be the beginning of some character, or one byte.
+TEST(Utf8, EverySequenceByWhatCharactersBeginWith) {
+  std::vector<std::uint64_t> characters, beginnings;
+  for (char32_t c = 0; c < 0x110000; ++c) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    const std::string text = utf8_of(c);
+    characters.push_back(packed(text));
+    if ((c & 0x3F) != 0) continue;  // all last bytes
+    for (std::size_t n = 1; n < text.size(); ++n) beginnings.push_back(packed(text.substr(0, n)));
+  }
+  for (auto* const list : {&characters, &beginnings}) std::sort(list->begin(), list->end());
+  const auto among = [](const std::vector<std::uint64_t>& list, std::string_view text) {
+    return std::binary_search(list.begin(), list.end(), packed(text));
+  };
+  constexpr std::array<unsigned, 26> kBytes = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF,
+                                               0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE,
+                                               0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xF8, 0xFF};
+  std::string text(4, '\0');
+  for (std::size_t i = 0; i < 26U * 26 * 26 * 26; ++i) {
+    std::size_t rest = i;
+    for (char& c : text) {
+      c = static_cast<char>(kBytes[rest % 26]);
+      rest /= 26;
+    }
+    std::size_t whole = 0, begun = 0;
+    for (std::size_t n = 1; n <= text.size(); ++n) {
+      const std::string_view seen = std::string_view(text).substr(0, n);
+      if (whole == 0 && among(characters, seen)) whole = n;
+      if (whole == 0 && among(beginnings, seen)) begun = n;
+      const Utf8Sequence got = next_utf8(seen);
+      ASSERT_EQ(got.well_formed, whole > 0) << ::testing::PrintToString(std::string(seen));
+      ASSERT_EQ(got.length, whole > 0 ? whole : std::max<std::size_t>(begun, 1));
+      ASSERT_EQ(got.incomplete, whole == 0 && begun == n);
     }
   }
 }

@@ -174,24 +174,65 @@ TEST(Special, Ends) {
   EXPECT_EQ(tokenizer->find_special("<none>"), std::nullopt);
 }
 
-// Older conversions list the ends of turns as user-defined.
-TEST(Special, EndsOfEveryKind) {
-  for (const std::int32_t kind : {kNormal, kUnknown, kControl, kUserDefined, kUnused}) {
-    VocabularyBuilder b = all_bytes();
-    std::vector<std::int32_t> ids;
-    for (const char* const text : {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>",
-                                   "<|end_of_text|>", "<|end_of_turn|>", "<end_of_turn>"})
-      ids.push_back(b.add(text, kind));
-    const std::int32_t eom = b.add("<stop>", kind);
-    b.file.add("tokenizer.ggml.eom_token_id", kU32, static_cast<std::uint32_t>(eom));
-    const std::unique_ptr<Tokenizer> tokenizer = b.build();
-    for (const std::int32_t id : ids) {
-      const std::string& text = b.tokens[static_cast<std::size_t>(id)];
-      EXPECT_EQ(tokenizer->is_end(id), kind != kNormal) << text << " of kind " << kind;
-      const bool special = kind == kControl || kind == kUserDefined;
-      EXPECT_EQ(tokenizer->find_special(text), special ? std::optional(id) : std::nullopt) << kind;
+// By each name that models have for it, where it is no plain text; and by each key, wherever it stands in a vocabulary.
+TEST(Special, EndsByEveryNameAndKey) {
+  for (const char* const name : {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>",
+                                 "<|end|>", "<|end_of_turn|>", "<end_of_turn>"}) {
+    for (const std::int32_t kind : {kNormal, kUnknown, kControl, kUserDefined, kUnused}) {
+      VocabularyBuilder b = all_bytes();
+      const std::int32_t id = b.add(name, kind);
+      EXPECT_EQ(b.build()->is_end(id), kind != kNormal) << name << ", " << kind;
+      VocabularyBuilder sentence = small_sentence();
+      const std::int32_t other = sentence.add(name, kind);
+      EXPECT_EQ(sentence.build()->is_end(other), kind != kNormal) << name << ", " << kind;
     }
-    EXPECT_TRUE(tokenizer->is_end(eom)) << kind;
+  }
+  VocabularyBuilder plain = all_bytes();
+  while (plain.tokens.size() < 140000) plain.add("t" + std::to_string(plain.tokens.size()));
+  const std::vector<std::int32_t> ids = {65535, 65537, 139999, 131073, 0, 255};
+  for (std::size_t turn = 0; turn < 3; ++turn) {
+    VocabularyBuilder b = plain;
+    const auto id_of = [&](std::size_t key) { return ids[(key + turn) % ids.size()]; };
+    const std::string keys[] = {"eos", "eot", "eom", "bos", "unknown", "padding"};
+    for (std::size_t key = 0; key < std::size(keys); ++key) {
+      b.file.add("tokenizer.ggml." + keys[key] + "_token_id", kU32, static_cast<std::uint32_t>(id_of(key)));
+    }
+    const auto tokenizer = b.build();
+    EXPECT_EQ(tokenizer->eos(), id_of(0));
+    EXPECT_EQ(tokenizer->bos(), id_of(3));
+    for (std::int32_t id = 0; id < tokenizer->size(); ++id) {
+      ASSERT_EQ(tokenizer->is_end(id), id == id_of(0) || id == id_of(1) || id == id_of(2)) << id;
+    }
+  }
+}
+
+// Not as a word, as what merges make, nor as a character: of no kind of vocabulary, whatever the token's name.
+TEST(Special, TypedTextIsNeverAControlToken) {
+  for (const std::int32_t kind : {kUnknown, kControl}) {
+    for (const std::string pre : {"qwen2", "llama-bpe", "llama3", "gpt-2", "default"}) {
+      VocabularyBuilder b = all_bytes();
+      b.pre = pre;
+      b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);
+      const std::int32_t word = b.add("abc", kind);
+      const std::int32_t ab = b.add("ab");
+      b.merges = {"a b", "ab c"};
+      const auto tokenizer = b.build();
+      EXPECT_THAT(tokenizer->encode("abc", false, false), ElementsAre('a', 'b', 'c')) << pre;
+      EXPECT_THAT(tokenizer->encode("ab", false, false), ElementsAre(ab)) << pre;
+      EXPECT_THAT(tokenizer->encode("abc", false, true), ElementsAre(word)) << pre;
+      // A user-defined one is one wherever it stands.
+      b.kinds[static_cast<std::size_t>(word)] = kUserDefined;
+      EXPECT_THAT(b.build()->encode("xabcx", false, false), ElementsAre('x', word, 'x')) << pre;
+    }
+    VocabularyBuilder b = small_sentence();
+    b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+    b.add("ab", kind, -1);
+    const std::int32_t x = b.add("x", kind, -1);
+    const std::int32_t a = b.add("a", kNormal, -2);
+    const std::int32_t letter = b.add("b", kNormal, -2);
+    const auto tokenizer = b.build();
+    EXPECT_THAT(tokenizer->encode("abx", false, false), ElementsAre(a, letter, 3 + 'x'));
+    EXPECT_THAT(tokenizer->encode("x", false, true), ElementsAre(x));
   }
 }
 
@@ -252,6 +293,34 @@ TEST(SentenceBpe, TokenNumber0) {
     const std::unique_ptr<Tokenizer> tokenizer = b.build();
     EXPECT_THAT(tokenizer->encode(first, true, false), ElementsAre(0)) << first;
     EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{0, 0}), first + first);
+  }
+}
+
+// A token that is not used helps to make longer ones; where it is left over, what it was made of comes instead, as far down
+// as is needed.
+TEST(SentenceBpe, UnusedTokensAreTakenApart) {
+  VocabularyBuilder plain = small_sentence();
+  plain.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+  std::vector<std::int32_t> ids{plain.add("a", kNormal, -100)};  // of 1, 2, 4 ... letters
+  for (int length = 2; length <= 512; length *= 2) {
+    ids.push_back(
+        plain.add(std::string(static_cast<std::size_t>(length), 'a'), kNormal, -static_cast<float>(length)));
+  }
+  for (unsigned used = 0; used < 1024; used += used < 16 ? 1 : 37) {
+    VocabularyBuilder b = plain;
+    for (std::size_t i = 1; i < ids.size(); ++i) {
+      if ((used >> i & 1U) == 0) b.kinds[static_cast<std::size_t>(ids[i])] = kUnused;
+    }
+    const auto tokenizer = b.build();
+    for (const std::size_t length :
+         {std::size_t{1}, std::size_t{2}, std::size_t{512}, std::size_t{3 * 512}}) {
+      std::size_t whole = 0;  // the longest one that is used and not longer than what was merged
+      for (std::size_t i = 1; i < ids.size(); ++i) {
+        if ((used >> i & 1U) != 0 && (std::size_t{1} << i) <= length) whole = i;
+      }
+      const std::vector<std::int32_t> wanted(length >> whole, ids[whole]);
+      EXPECT_EQ(tokenizer->encode(std::string(length, 'a'), false, false), wanted) << used << ", " << length;
+    }
   }
 }
 
