@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "headwater/headwater.h"
 #include "tests/api/problem.hpp"
@@ -274,6 +276,67 @@ TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
   ASSERT_EQ(headwater_begin_decode(first_size.session, 1), HEADWATER_OK);
   EXPECT_EQ(headwater_read_key(first_size.session, 0, 0, 0, row, 8), HEADWATER_INVALID_ARGUMENT);
   EXPECT_THAT(headwater_last_error(), testing::HasSubstr("position is 0"));
+}
+
+// As many sequences as one call takes, each with rows of its own: two tokens, of which the second one sees the first, by the
+// formula. One more is refused, and so is a last one that is wrong, with its number.
+TEST(CTogetherSizes, SEQ_1_AsManySequencesAsACallTakes) {
+  constexpr std::size_t kMost = 4096;
+  const headwater_shape shape{1, 1, 1, 1, 1, 2, HEADWATER_F32, 0};
+  headwater_options options;
+  ASSERT_EQ(headwater_options_init(&options, sizeof options), HEADWATER_OK);
+  options.batch = options.chunk = 2, options.local = options.heavy = 0, options.threads = 1;
+  std::vector<Handle> handles(kMost + 1);
+  for (Handle& handle : handles) {
+    ASSERT_EQ(headwater_open("cpu", &shape, &options, &handle.session), HEADWATER_OK)
+        << headwater_last_error();
+  }
+  const LayerInput input =
+      random_input({.n_head = 1, .n_head_kv = 1, .d_head = 1, .d_value = 1}, 2 * kMost + 2, 4);
+  std::vector<float> out(2 * kMost + 2, 9.0F);
+  for (std::size_t token = 0; token < 2; ++token) {
+    std::vector<headwater_rows> rows;
+    std::vector<headwater_mutable_rows> outs;
+    std::vector<headwater_sequence_call> calls;
+    rows.reserve(3 * handles.size());
+    outs.reserve(handles.size());
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      const std::size_t row = 2 * i + token;
+      ASSERT_EQ(headwater_begin_decode(handles[i].session, 1), HEADWATER_OK);
+      for (const auto* const from : {&input.q, &input.k, &input.v}) {
+        rows.push_back({from->data() + row, 1, 1, HEADWATER_F32, 0});
+      }
+      outs.push_back({out.data() + row, 1, 1, HEADWATER_F32, 0});
+      const headwater_rows* const own = rows.data() + 3 * i;
+      calls.push_back({handles[i].session, 0, own, own + 1, own + 2, nullptr, &outs[i], nullptr});
+    }
+    const auto refused = [&](std::int64_t count, const char* named) {
+      EXPECT_EQ(headwater_attend_together(calls.data(), count, sizeof calls[0]), HEADWATER_INVALID_ARGUMENT);
+      EXPECT_THAT(headwater_last_error(), testing::HasSubstr(named));
+    };
+    refused(kMost + 1, "count is 4097; allowed: 1 .. 4096");
+    headwater_sequence_call right = std::exchange(calls[kMost - 1], calls[255]);
+    refused(kMost, "calls[4095]: session is that of calls[255], too");
+    calls[kMost - 1] = right;
+    calls[kMost - 1].layer = 1;
+    refused(kMost, "calls[4095]: layer is 1");
+    calls[kMost - 1] = right;
+    ASSERT_EQ(headwater_attend_together(calls.data(), kMost, sizeof calls[0]), HEADWATER_OK)
+        << headwater_last_error();
+    for (std::size_t i = 0; i < kMost; ++i) ASSERT_EQ(headwater_end(handles[i].session), HEADWATER_OK);
+    ASSERT_EQ(headwater_abort(handles[kMost].session), HEADWATER_OK);
+  }
+  for (std::size_t i = 0; i < kMost; ++i) {
+    const auto at = [i](const std::vector<float>& values, std::size_t token) {
+      return static_cast<double>(values[2 * i + token]);
+    };
+    EXPECT_EQ(out[2 * i], input.v[2 * i]) << i;
+    const double first = std::exp(at(input.q, 1) * at(input.k, 0));
+    const double second = std::exp(at(input.q, 1) * at(input.k, 1));
+    ASSERT_NEAR(out[2 * i + 1], (first * at(input.v, 0) + second * at(input.v, 1)) / (first + second), 1e-5)
+        << i;
+  }
+  EXPECT_EQ(out[2 * kMost], 9.0F) << "a call that was refused";
 }
 
 }  // namespace

@@ -96,5 +96,25 @@ TEST_F(EngineChoice, JunkGivesOneBoundedLine) {
   }
 }
 
+// Printable ASCII stays, all else is shown by its bytes; forty letters are shown and no more.
+TEST_F(EngineChoice, NamesOfEveryByte) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (unsigned byte = 1; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    const std::string wanted = byte > 31 && byte < 127
+                                   ? std::string(1, c)
+                                   : std::string{'\\', 'x', kDigits[byte / 16], kDigits[byte % 16]};
+    expect_error([&] { (void)engine(std::string(1, c)); }, ErrorCode::engine_unavailable,
+                 {"engine '" + wanted + "' is not known"});
+    text += c;
+    if (text.size() < 38 || text.size() > 43) continue;
+    const std::string letters = std::string(text.size(), 'k');
+    expect_error([&] { (void)engine(letters); }, ErrorCode::engine_unavailable,
+                 {"engine '" + std::string(std::min<std::size_t>(text.size(), 40), 'k') +
+                  (text.size() > 40 ? "...' is" : "' is")});
+  }
+}
+
 }  // namespace
 }  // namespace headwater::api_test

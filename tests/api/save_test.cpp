@@ -1,10 +1,12 @@
 // STATE-12: a loaded session has the bits of the saved one and goes on like it; nothing in a file is believed.
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +17,7 @@
 
 #include "headwater/state.hpp"
 #include "tests/api/conversation.hpp"
+#include "tests/mocks/mock_session.hpp"
 
 namespace {
 
@@ -31,8 +34,55 @@ class MovesAtMost {
 
 constexpr off_t kMostFile = 1 << 24;  // that grow by parts: who does not get on must end
 
+/// Whether the ends of a part are moved alone: what lies between is a hole, of the file and of the memory. A call takes what
+/// Linux takes at most.
+bool ends_alone = false;
+constexpr std::size_t kEnd = 4096;
+constexpr std::size_t kMostOfLinux = 0x7FFFF000;
+
+class MovesEndsAlone {
+ public:
+  MovesEndsAlone() { ends_alone = true; }
+  ~MovesEndsAlone() { ends_alone = false; }
+  MovesEndsAlone(const MovesEndsAlone&) = delete;
+  MovesEndsAlone& operator=(const MovesEndsAlone&) = delete;
+};
+
+/// Calls that move bytes before one fails; below 0: none does.
+int calls_that_work = -1;
+
+class FailsAfter {
+ public:
+  explicit FailsAfter(int calls) { calls_that_work = calls; }
+  ~FailsAfter() { calls_that_work = -1; }
+  FailsAfter(const FailsAfter&) = delete;
+  FailsAfter& operator=(const FailsAfter&) = delete;
+};
+
+template <class Move>
+ssize_t moved_at_ends(const Move& move, const iovec* parts, int count, off_t at) {
+  std::size_t moved = 0;
+  for (int i = 0; i < count && moved < kMostOfLinux; ++i) {
+    auto* const from = static_cast<char*>(parts[i].iov_base);
+    const std::size_t size = std::min(parts[i].iov_len, kMostOfLinux - moved);
+    const std::size_t first = std::min(size, kEnd);
+    const std::size_t last = std::min(size - first, kEnd);
+    const off_t place = at + static_cast<off_t>(moved);
+    if (move(from, first, place) < 0) return -1;
+    if (move(from + (size - last), last, place + static_cast<off_t>(size - last)) < 0) return -1;
+    moved += size;
+  }
+  return static_cast<ssize_t>(moved);
+}
+
 template <class Move>
 ssize_t moved_in_part(const Move& move, const iovec* parts, int count, off_t at) {
+  if (ends_alone) return moved_at_ends(move, parts, count, at);
+  if (calls_that_work >= 0 && --calls_that_work < 0) {
+    calls_that_work = 0;
+    errno = ENOSPC;
+    return -1;
+  }
   std::size_t moved = 0;
   if (most_moved < std::numeric_limits<std::size_t>::max() && at > kMostFile) {
     errno = EFBIG;
@@ -310,6 +360,172 @@ TEST_P(SaveSizes, ManyPiecesThatAreMovedInPart) {
   }
 }
 
+/// Zeros that take no memory until they are written.
+class EmptyPages {
+ public:
+  explicit EmptyPages(std::size_t bytes) : bytes_(bytes) {
+    void* const at =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at != MAP_FAILED) data_ = static_cast<char*>(at);
+  }
+  ~EmptyPages() {
+    if (data_ != nullptr) (void)::munmap(data_, bytes_);
+  }
+  EmptyPages(const EmptyPages&) = delete;
+  EmptyPages& operator=(const EmptyPages&) = delete;
+  [[nodiscard]] char* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  char* data_ = nullptr;
+};
+
+/// The state of a session of a million tokens: arrays in pieces of 2 GiB, in one piece beyond 4 GiB, and small ones behind
+/// them. Nothing else of it works.
+class LargeSession : public testing::NiceMock<mocks::MockSession> {
+ public:
+  static constexpr std::int64_t kHeads = 3, kTokens = std::int64_t{1} << 20, kWidth = 1024;
+  static constexpr std::int64_t kPiece = kTokens * kWidth * 2;                  // 2 GiB
+  static constexpr std::int64_t kWhole = std::int64_t{5} * kTokens * 1024 + 4;  // 5 GiB and a number
+  static constexpr std::int64_t kSmall = 700;
+  static constexpr std::int64_t kBytes = kHeads * kPiece + kWhole + kSmall * 4;
+
+  explicit LargeSession(char* memory) : memory_(memory) {
+    ON_CALL(*this, shape).WillByDefault(testing::ReturnRef(shape_));
+    ON_CALL(*this, options).WillByDefault(testing::ReturnRef(options_));
+  }
+  void exchange_state(StateArchive& archive) override {
+    archive.numbers("chunks", chunks, 100);
+    std::vector<StateArchive::Piece> pieces;
+    char* at = memory_;
+    const auto give = [&](std::int64_t bytes) {
+      pieces.push_back({at, bytes});
+      at += bytes;
+    };
+    for (std::int64_t h = 0; h < kHeads; ++h) give(kPiece);
+    archive.array("key.0", StateArchive::Element::f16, std::array{kHeads, kTokens, kWidth}, pieces);
+    pieces.clear();
+    give(kWhole);
+    archive.array("value.0", StateArchive::Element::f32, std::array{kWhole / 4}, pieces);
+    pieces.clear();
+    give(kSmall * 4);
+    archive.array("set.0", StateArchive::Element::i32, std::array{kSmall}, pieces);
+  }
+  std::vector<std::int64_t> chunks;
+
+ private:
+  Shape shape_;
+  EffectiveOptions options_;
+  char* memory_;
+};
+
+/// One of so many empty arrays, with names of 10000 letters.
+class ManyArrays : public LargeSession {
+ public:
+  explicit ManyArrays(int arrays) : LargeSession(nullptr), arrays_(arrays) {}
+  void exchange_state(StateArchive& archive) override {
+    for (int i = 0; i < arrays_; ++i) {
+      archive.array(std::string(10000, 'x') + std::to_string(i), StateArchive::Element::f32,
+                    std::array<std::int64_t, 1>{0}, {});
+    }
+  }
+
+ private:
+  int arrays_;
+};
+
+// A header of up to 16 MiB is written and read; a longer one is refused, and no file is left.
+TEST(FileSizes, AHeaderOfSixteenMiB) {
+  const Folder folder;
+  constexpr int kArrays = 1600;
+  testing::NiceMock<mocks::MockEngine> engine;
+  ON_CALL(engine, open).WillByDefault([&](const Shape&, const Options&) {
+    return std::make_unique<ManyArrays>(kArrays);
+  });
+  ManyArrays session(kArrays);
+  save(session, folder.file());
+  EXPECT_GT(fs::file_size(folder.file()), std::uintmax_t{15} << 20);
+  EXPECT_NO_THROW((void)load(engine, {}, {}, folder.file()));
+  ManyArrays large(1700);
+  expect_error([&] { save(large, folder.file("large")); }, ErrorCode::unsupported, {"header", "16777216"});
+  EXPECT_EQ(folder.files(), 1);
+  std::string file = bytes_of(folder.file());
+  const std::uint64_t length = (std::uint64_t{16} << 20) + 1;
+  std::memcpy(file.data(), &length, sizeof length);
+  file.resize(8 + length, ' ');
+  write(folder.file(), file);
+  expect_error([&] { (void)load(engine, {}, {}, folder.file()); }, ErrorCode::invalid_argument,
+               {"header of 16777217 bytes; allowed: at most 16777216"});
+}
+
+// Fingerprints of every length and character: each is held against, and data begin on a boundary of 64 bytes behind it.
+TEST(FileSizes, FingerprintsOfEveryLengthAndCharacter) {
+  const Folder folder;
+  testing::NiceMock<mocks::MockEngine> engine;
+  ON_CALL(engine, open).WillByDefault([](const Shape&, const Options&) {
+    return std::make_unique<ManyArrays>(2);
+  });
+  ManyArrays session(2);
+  const auto check = [&](const std::string& fingerprint) {
+    save(session, folder.file(), fingerprint);
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes_of(folder.file()).data(), sizeof length);
+    EXPECT_EQ((length + sizeof length) % 64, 0U) << fingerprint.size();
+    EXPECT_NO_THROW((void)load(engine, {}, {}, folder.file(), fingerprint));
+    for (const std::string& other : {fingerprint + "!", fingerprint.substr(0, fingerprint.size() / 2)}) {
+      if (other == fingerprint || other.size() > 1024) continue;
+      EXPECT_THROW((void)load(engine, {}, {}, folder.file(), other), Error) << fingerprint.size();
+    }
+  };
+  // All that may be left of 64 bytes.
+  for (std::size_t length = 0; length < 70; ++length) check(std::string(length, 'f'));
+  for (const std::size_t length : {255, 256, 257, 1023, 1024}) check(std::string(length, 'f'));
+  for (int c = 0; c < 256; ++c) {
+    const std::string one(1, static_cast<char>(c));
+    if (c >= 0x20 && c <= 0x7E) {
+      check(one);
+    } else {
+      EXPECT_THROW(save(session, folder.file(), one), Error) << c;
+      EXPECT_THROW((void)load(engine, {}, {}, folder.file(), one), Error) << c;
+    }
+  }
+}
+
+TEST(FileSizes, ArraysBeyondFourGiB) {
+  const Folder folder;
+  const EmptyPages saved(LargeSession::kBytes), loaded(LargeSession::kBytes);
+  if (saved.data() == nullptr || loaded.data() == nullptr) GTEST_SKIP() << "no 22 GiB of addresses";
+  // Both ends of each piece.
+  std::vector<std::int64_t> places;
+  for (std::int64_t h = 0; h <= LargeSession::kHeads; ++h) places.push_back(h * LargeSession::kPiece);
+  places.push_back(places.back() + LargeSession::kWhole);
+  places.push_back(LargeSession::kBytes);
+  char next = 1;
+  for (const std::int64_t place : places) {
+    for (std::int64_t at = std::max<std::int64_t>(0, place - 40);
+         at < place + 40 && at < LargeSession::kBytes; ++at) {
+      saved.data()[at] = next++;
+    }
+  }
+  testing::NiceMock<mocks::MockEngine> engine;
+  ON_CALL(engine, open).WillByDefault([&](const Shape&, const Options&) {
+    return std::make_unique<LargeSession>(loaded.data());
+  });
+  LargeSession session(saved.data());
+  session.chunks = {0, 1 << 20, -5, std::int64_t{1} << 40};
+  const MovesEndsAlone holes;
+  save(session, folder.file());
+  EXPECT_GT(fs::file_size(folder.file()), static_cast<std::uintmax_t>(LargeSession::kBytes));
+  const auto read = load(engine, {}, {}, folder.file());
+  EXPECT_EQ(dynamic_cast<LargeSession&>(*read).chunks, session.chunks);
+  for (const std::int64_t place : places) {
+    for (std::int64_t at = std::max<std::int64_t>(0, place - 50);
+         at < place + 50 && at < LargeSession::kBytes; ++at) {
+      ASSERT_EQ(loaded.data()[at], saved.data()[at]) << at;
+    }
+  }
+}
+
 // 100 layers of 64 heads, each with a sink of its own, and widths, windows, fingerprint and dense layers in a header of
 // 100 KB and more; arrays in more than 256 pieces.
 TEST_P(SaveSizes, LAYER_1_AHeaderOfOptionsOfManyLayers) {
@@ -462,6 +678,29 @@ TEST_P(SavedFile, OtherShapesOptionsAndFingerprints) {
   asked.threads = 1;
   asked.checkpoints = 3;
   EXPECT_NO_THROW((void)load(engine(), shape, asked, folder.file(), "print"));
+}
+
+// Whichever call fails, what stood under the name stays, nothing else is left over, and the session goes on.
+TEST_P(SavedFile, WritingThatFailsHalfway) {
+  int failed = 0;
+  for (int calls = 0; failed == calls; ++calls) {
+    const FailsAfter limit(calls);
+    try {
+      save(*session, folder.file(), "other");
+    } catch (const Error& error) {
+      ++failed;
+      EXPECT_EQ(error.code(), ErrorCode::internal);
+      EXPECT_THAT(error.what(), testing::HasSubstr("cannot be written"));
+      EXPECT_TRUE(bytes_of(folder.file()) == bytes);
+      EXPECT_EQ(folder.files(), 1);
+      EXPECT_THROW((void)load(engine(), shape, options, folder.file(), "print"),
+                   Error);  // reading fails, too
+    }
+  }
+  EXPECT_GT(failed, 5);
+  EXPECT_FALSE(bytes_of(folder.file()) == bytes);
+  const auto loaded = load(engine(), shape, options, folder.file(), "other");
+  EXPECT_TRUE(contents(*loaded) == contents(*session));
 }
 
 TEST_P(SavedFile, PathsAndStates) {
