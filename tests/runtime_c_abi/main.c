@@ -426,6 +426,98 @@ static void test_conversation(headwater_model* model) {
   headwater_conversation_close(talk);
 }
 
+/* Conversations with chunks of their own: what depends on them is the second one's, the losses are those of each alone. */
+static void test_compare_other_chunks(headwater_model* model) {
+  enum { TOKENS = 190, LAST = 13 };
+  const int64_t chunks[2] = {40, 64};
+  headwater_conversation* talks[2] = {talk_of(model, HEADWATER_SELECT_BLOCKS, 200, chunks[0], 320, 0),
+                                      talk_of(model, HEADWATER_SELECT_BLOCKS, 210, chunks[1], 320, 0)};
+  headwater_comparison positions[TOKENS];
+  double losses[2][TOKENS - 1];
+  int32_t ids[TOKENS];
+  for (int i = 0; i < TOKENS; ++i) ids[i] = 300 + (i * 53) % 700;
+  for (int i = 0; i < 2; ++i) OK(headwater_conversation_losses(talks[i], ids, TOKENS, LAST, losses[i]));
+  for (int second = 0; second < 2; ++second) {
+    const int64_t chunk = chunks[second];
+    int wrong = 0;
+    OK(headwater_conversation_compare(talks[1 - second], talks[second], ids, TOKENS, LAST, positions));
+    for (int64_t i = 0; i < TOKENS; ++i) {
+      const int inside = i < TOKENS - LAST;
+      const int ends =
+          inside && ((i % chunk + 1) % 32 == 0 || i % chunk == chunk - 1 || i == TOKENS - LAST - 1);
+      const int flags =
+          (i >= chunk ? HEADWATER_AFTER_FIRST_CHUNK : 0) | (ends ? HEADWATER_ENDS_QUERY_BLOCK : 0);
+      wrong += positions[i].flags != flags;
+      if (i + 1 == TOKENS) continue;
+      wrong += positions[i].loss != losses[1 - second][i] || positions[i].other_loss != losses[second][i];
+    }
+    CHECK_EQUAL(wrong, 0);
+  }
+  /* The smaller one's capacity counts, whichever it is. */
+  static int32_t many[205];
+  static headwater_comparison more[205];
+  for (int i = 0; i < 2; ++i) {
+    FAILS(headwater_conversation_compare(talks[i], talks[1 - i], many, 205, 1, more),
+          HEADWATER_CAPACITY_EXCEEDED, "allowed: 200");
+  }
+  for (int i = 0; i < 2; ++i) headwater_conversation_close(talks[i]);
+}
+
+/* Keys and values are stored in the type that is asked for: by the bits that it leaves of an F32. */
+static void test_cache_types(headwater_model* model) {
+  enum { TOKENS = 20, WIDTH = 256 };
+  headwater_model_facts facts;
+  int32_t ids[TOKENS];
+  for (int i = 0; i < TOKENS; ++i) ids[i] = 300 + i * 7;
+  OK(headwater_model_describe(model, &facts, sizeof facts));
+  CHECK(facts.d_head <= WIDTH && facts.d_value <= WIDTH);
+  int64_t bytes[4] = {0};
+  for (int32_t type = 0; type < 4; ++type) {
+    headwater_conversation_options options;
+    headwater_conversation* talk = NULL;
+    const headwater_session* session = NULL;
+    headwater_memory_bytes memory;
+    OK(headwater_conversation_options_init(&options, sizeof options));
+    options.cache_type = type;
+    options.capacity = TOKENS;
+    OK(headwater_conversation_open(model, &options, &talk));
+    if (talk == NULL) return;
+    OK(headwater_conversation_feed(talk, ids, TOKENS));
+    OK(headwater_conversation_session(talk, &session));
+    CHECK_OK(headwater_session_memory_bytes(session, &memory, sizeof memory));
+    bytes[type] = memory.kv;
+    /* Bits below those of F16 (above 2^-14) and of BF16. */
+    int below_half = 0, below_bf16 = 0;
+    for (int64_t layer = 0; layer < facts.layers; ++layer) {
+      for (int64_t head = 0; head < facts.heads_kv; ++head) {
+        for (int64_t t = 0; t < TOKENS; ++t) {
+          float rows[2][WIDTH];
+          CHECK_OK(headwater_read_key(session, layer, head, t, rows[0], facts.d_head));
+          CHECK_OK(headwater_read_value(session, layer, head, t, rows[1], facts.d_value));
+          for (int which = 0; which < 2; ++which) {
+            for (int64_t i = 0; i < (which == 0 ? facts.d_head : facts.d_value); ++i) {
+              uint32_t bits = 0;
+              memcpy(&bits, &rows[which][i], sizeof bits);
+              if (fabsf(rows[which][i]) >= 0x1p-14F) below_half += (bits & 0x1FFF) != 0;
+              below_bf16 += (bits & 0xFFFF) != 0;
+            }
+          }
+        }
+      }
+    }
+    const int32_t native =
+        facts.projections == HEADWATER_PROJECTIONS_BF16 ? HEADWATER_CACHE_BF16 : HEADWATER_CACHE_F16;
+    const int32_t stored = type == HEADWATER_CACHE_AUTO ? native : type;
+    CHECK_EQUAL(below_half > 0, stored == HEADWATER_CACHE_F32);
+    CHECK_EQUAL(below_bf16 == 0, stored == HEADWATER_CACHE_BF16);
+    headwater_conversation_close(talk);
+  }
+  /* What is beside the rows is as much for all. */
+  const int64_t beside = 2 * bytes[HEADWATER_CACHE_F16] - bytes[HEADWATER_CACHE_F32];
+  CHECK(beside >= 0 && beside < 1000);
+  CHECK_EQUAL(bytes[HEADWATER_CACHE_BF16], bytes[HEADWATER_CACHE_F16]);
+}
+
 enum { LONG = 70000, WINDOW = 66000, LAST = 390, PREFIX = 4992 }; /* whole query blocks */
 
 /* Windows and turns beyond 2^16 tokens. */
@@ -597,6 +689,33 @@ static void test_sampling(void) {
   headwater_sampler_close(twin);
   headwater_sampler_close(third);
 
+  /* Each way of leaving tokens out: of the seven best, whose logits are equal, and of the others. */
+  struct {
+    int64_t top_k;
+    double top_p, min_p;
+    int from, to; /* how many different ones are drawn */
+  } kept[] = {{0, 1, 0, 12, COUNT}, {1, 1, 0, 1, 1}, {2, 1, 0, 2, 2},
+              {0, 0.01, 0, 1, 1},   {0, 1, 1, 7, 7}, {9, 0.99, 0.999, 7, 7}};
+  for (size_t c = 0; c < sizeof kept / sizeof kept[0]; ++c) {
+    int seen[COUNT] = {0};
+    int different_ones = 0;
+    sampling.top_k = kept[c].top_k;
+    sampling.top_p = kept[c].top_p;
+    sampling.min_p = kept[c].min_p;
+    sampling.temperature = c < 3 ? 2 : 1;
+    OK(headwater_sampler_open(&sampling, COUNT, &sampler));
+    for (int i = 0; i < 400; ++i) {
+      OK(headwater_sampler_draw(sampler, logits, COUNT, &id));
+      different_ones += id >= 0 && id < COUNT && seen[id]++ == 0;
+      if (c > 0) CHECK_EQUAL(id % 7, 6);
+    }
+    CHECK(different_ones >= kept[c].from && different_ones <= kept[c].to);
+    headwater_sampler_close(sampler);
+  }
+  sampling.top_k = 0;
+  sampling.top_p = 1;
+  sampling.min_p = 0;
+
   /* The last of a large vocabulary, and draws among its 70000 best: 2^16 more than 4464. */
   enum { LARGE = 151936 };
   float* const many = calloc(LARGE, sizeof many[0]);
@@ -656,6 +775,8 @@ int main(void) {
   test_chat();
   test_conversation_options(model);
   test_conversation(model);
+  test_compare_other_chunks(model);
+  test_cache_types(model);
   test_long_windows();
   test_long_texts();
   test_sampling();
