@@ -18,6 +18,7 @@
 #include "cli/commands/attend/recorder.hpp"
 #include "cli/support/output_layout.hpp"
 #include "cli/support/safetensors.hpp"
+#include "cli/support/steps.hpp"
 
 namespace headwater::cli::testing {
 namespace {
@@ -331,6 +332,135 @@ TEST(AtlasSizes, AFileOfFortyHeadsComesBack) {
       ASSERT_EQ(at("colsum_intra", h * trace.n + t), h * trace.n + t);
     }
   }
+}
+
+// Sets of 800 query blocks of twenty key/value heads, of which the last ones of a chunk have fewer rows, with a decode step
+// between two turns: through a file and back, and what is counted of them.
+TEST(AtlasSizes, AFileOfRuleBlocksComesBack) {
+  constexpr std::int64_t kHeads = 40, kKv = 20, kFirst = 59950, kTokens = 66451, kRows = 96;
+  EffectiveOptions effective;
+  effective.batch = 1 << 20, effective.chunk = 1000, effective.local = 50, effective.heavy = 256;
+  effective.sparse = true;
+  effective.select = Select::blocks;
+  effective.key_block = 256, effective.query_block = kRows, effective.pool = 4, effective.refine = 2;
+  const Work work = measure(parse_steps("p59950,d1,p6500"), effective);
+  Shape shape;
+  shape.n_head = kHeads;
+  shape.n_head_kv = kKv;
+  shape.capacity = kTokens;
+  Recorder recorder(shape, effective, work, true);
+  std::mt19937 random(3);
+  struct Row {
+    std::int64_t begin, end, chunk;
+    bool dense;
+    std::vector<std::vector<std::int32_t>> sets;  // of each key/value head
+  };
+  std::vector<Row> rows;
+  std::vector<float> votes(static_cast<std::size_t>(kKv * 11 * (kTokens / 256 + 512)));
+  const std::vector<float> tokens(static_cast<std::size_t>(kHeads * effective.chunk));
+  for (std::int64_t begin = 0, end = 0; begin < kTokens; begin = end) {
+    const bool decode = begin == kFirst;
+    end = decode ? begin + 1 : std::min(begin + effective.chunk, begin < kFirst ? kFirst : kTokens);
+    ChunkRecord record;
+    record.chunk = {begin, end, decode ? ChunkMode::decode : ChunkMode::sparse};
+    record.row_stride = end - begin;
+    record.lse = record.colsum_intra = tokens.data();
+    std::vector<std::int32_t> memory;
+    if (decode) {
+      rows.push_back({begin, end, begin, true, std::vector<std::vector<std::int32_t>>(kKv)});
+    } else {
+      record.memory_count = record.memory_stride = effective.memory_count(begin);
+      record.query_blocks = effective.query_blocks(end - begin);
+      record.candidate_blocks = effective.candidate_blocks(begin);
+      record.voted_tokens = effective.voted_tokens(begin);
+      const std::size_t first = rows.size();
+      for (std::int64_t at = begin; at < end; at += kRows)
+        rows.push_back({at, std::min(at + kRows, end), begin, false, {}});
+      const std::int64_t local = effective.local_begin(begin);
+      for (std::int64_t g = 0; g < kKv; ++g) {
+        for (std::size_t b = first; b < rows.size(); ++b) {
+          std::set<std::int32_t> set;
+          for (std::int64_t t = local; t < begin; ++t) set.insert(static_cast<std::int32_t>(t));
+          while (static_cast<std::int64_t>(set.size()) < record.memory_count) {
+            set.insert(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(local)));
+          }
+          rows[b].sets.emplace_back(set.begin(), set.end());
+          memory.insert(memory.end(), set.begin(), set.end());
+        }
+      }
+      record.memory = memory.data();
+      record.block_votes = record.token_votes = votes.data();
+    }
+    recorder.record(record);
+  }
+  OutputLayout layout;
+  layout.add_metadata("format", "headwater-attend-1");
+  for (const auto& [key, value] : {std::pair{"select", "blocks"}, {"key_block", "256"}, {"local", "50"}}) {
+    layout.add_metadata(key, value);
+  }
+  constexpr std::uint64_t kN = kTokens, kH = kHeads;
+  layout.add("lse", TensorType::f32, {kN, kH});
+  layout.add("colsum_intra", TensorType::f32, {kH, kN});
+  layout.add("chunk_start", TensorType::i32, {static_cast<std::uint64_t>(work.chunks + 1)});
+  BlockTrace::lay_out(layout, kKv, effective.memory(), work);
+  layout.add("scores", TensorType::bf16, {kH, kN});
+  layout.close();
+  const Folder folder;
+  {
+    OutputFile file(folder.path("blocks"), nullptr);
+    file.write_at(0, std::as_bytes(std::span(layout.header())));
+    recorder.write(file, layout);
+    const std::uint16_t zero = 0;
+    file.write_at(layout.offset("scores") + 2 * (kN * kH - 1), std::as_bytes(std::span(&zero, 1)));
+    file.commit();
+  }
+  const runtime::MappedFile file(folder.path("blocks"));
+  for (const std::vector<std::int64_t>& heads : {std::vector<std::int64_t>{}, {0, 7, 19}}) {
+    const AtlasTrace read = read_atlas_trace(file, heads);
+    EXPECT_EQ(read.heads(), heads.empty() ? kKv : 3);
+    EXPECT_EQ(read.heads_in_file, kKv);
+    ASSERT_EQ(read.chunks(), static_cast<std::int64_t>(rows.size()));
+    for (std::int64_t h = 0; h < read.heads(); ++h) {
+      const auto head = static_cast<std::size_t>(read.head_numbers[static_cast<std::size_t>(h)]);
+      PairCounts wanted;
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        const Row& row = rows[r];
+        const auto c = static_cast<std::int64_t>(r);
+        ASSERT_EQ(read.begin(c), row.begin);
+        ASSERT_EQ(read.end(c), row.end);
+        ASSERT_EQ(read.own_begin(c), row.chunk);
+        ASSERT_EQ(read.dense(c, h), row.dense);
+        // Whole key blocks stand before it.
+        const std::int64_t local =
+            std::min(row.chunk, (std::max<std::int64_t>(0, row.chunk - 50) + 255) / 256 * 256);
+        ASSERT_EQ(read.local_begin(c), local);
+        const auto set = read.set(c, h);
+        ASSERT_TRUE(std::equal(set.begin(), set.end(), row.sets[head].begin(), row.sets[head].end()))
+            << c << ", " << head;
+        for (std::int64_t t = row.begin; t < row.end; ++t) {
+          wanted.own += static_cast<std::uint64_t>(t - row.chunk + 1);
+          if (row.dense) wanted.dense += static_cast<std::uint64_t>(row.chunk);
+          for (const std::int32_t position : row.sets[head])
+            ++(position >= local ? wanted.local : wanted.heavy);
+        }
+      }
+      const PairCounts pairs = count_pairs(read, h);
+      EXPECT_EQ(pairs.own, wanted.own);
+      EXPECT_EQ(pairs.local, wanted.local);
+      EXPECT_EQ(pairs.heavy, wanted.heavy);
+      EXPECT_EQ(pairs.dense, wanted.dense);
+    }
+  }
+}
+
+// Scores of F32 keep all their bits, in the page too.
+TEST(AtlasSizes, ScoresOfF32) {
+  AtlasTrace trace = made_trace(70000, 700, 2, 16, 4);
+  trace.narrow_scores = false;
+  for (std::size_t i = 0; i < trace.scores.size(); ++i) trace.scores[i] += static_cast<float>(i) * 0x1p-16F;
+  const auto scores = data_of(atlas_page(trace, "title"), "scores");
+  ASSERT_EQ(scores.size(), 4 * trace.scores.size());
+  EXPECT_EQ(std::memcmp(scores.data(), trace.scores.data(), scores.size()), 0);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include "cli/support/machine.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +13,21 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+
+namespace {
+
+/// Cores that the machine says that there are; 0: those of this one.
+int cores_said = 0;
+
+}  // namespace
+
+// In the place of the C library's.
+extern "C" int sched_getaffinity(pid_t process, std::size_t size, cpu_set_t* set) noexcept {
+  if (cores_said == 0) return ::syscall(SYS_sched_getaffinity, process, size, set) < 0 ? -1 : 0;
+  CPU_ZERO_S(size, set);
+  for (int i = 0; i < cores_said; ++i) CPU_SET_S(static_cast<std::size_t>(CPU_SETSIZE - 1 - i), size, set);
+  return 0;
+}
 
 namespace headwater::cli {
 namespace {
@@ -22,7 +39,10 @@ class UsableCores : public ::testing::Test {
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
     root_ = name;
   }
-  ~UsableCores() override { std::filesystem::remove_all(root_); }
+  ~UsableCores() override {
+    cores_said = 0;
+    std::filesystem::remove_all(root_);
+  }
 
   void put(const std::string& path, const std::string& text) const {
     const std::filesystem::path file = root_ + path;
@@ -81,6 +101,40 @@ TEST_F(UsableCores, FollowVersion1) {
   put("/sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "100000\n");
   put("/sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(cores(), 1);
+}
+
+// Of a machine with a thousand: as many as the quota is of its period, rounded up, by both versions.
+TEST_F(UsableCores, QuotasOfLargeMachines) {
+  cores_said = 1000;
+  EXPECT_EQ(cores(), 1000);
+  struct Case {
+    const char* quota;
+    const char* period;
+    int cores;
+  };
+  for (const Case& one :
+       {Case{"200000", "100000", 2}, Case{"200001", "100000", 3}, Case{"25500000", "100000", 255},
+        Case{"25500001", "100000", 256}, Case{"99999999", "100000", 1000}, Case{"70000", "1000", 70},
+        Case{"3000000000", "10000000", 300}, Case{"6553600000", "100000", 1000},
+        Case{"429496729700000", "100000", 1000}}) {
+    const std::string text = std::string(one.quota) + " " + one.period;
+    put("/proc/self/cgroup", "0::/a\n");
+    put("/sys/fs/cgroup/a/cpu.max", text + "\n");
+    EXPECT_EQ(cores(), one.cores) << text;
+    put("/proc/self/cgroup", "3:cpu:/a\n");
+    put("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", std::string(one.quota) + "\n");
+    put("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", std::string(one.period) + "\n");
+    EXPECT_EQ(cores(), one.cores) << text;
+  }
+  // The least of all groups, wherever it stands.
+  put("/proc/self/cgroup", "0::/a/b/c\n");
+  for (const char* least : {"", "/a", "/a/b", "/a/b/c"}) {
+    for (const char* folder : {"", "/a", "/a/b", "/a/b/c"}) {
+      put(std::string("/sys/fs/cgroup") + folder + "/cpu.max",
+          folder == std::string(least) ? "300000 100000" : "900000 100000");
+    }
+    EXPECT_EQ(cores(), 3) << least;
+  }
 }
 
 TEST_F(UsableCores, IgnoreWhatMakesNoSense) {

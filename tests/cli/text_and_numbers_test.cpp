@@ -3,8 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
 #include "cli/support/cpu_features.hpp"
 #include "cli/support/numbers.hpp"
+#include "cli/support/statistics.hpp"
 #include "cli/support/text.hpp"
 #include "tests/cli/parser_fixtures.hpp"
 
@@ -36,6 +43,65 @@ TEST(OneLine, EscapesWhatIsNoUtf8) {
             "a");
 }
 
+/// UTF-8 of a number, by its definition; of surrogates and of what lies above U+10FFFF, too.
+std::string encoded(std::uint32_t c) {
+  const auto rest = [c](unsigned shift) { return static_cast<char>(0x80 | ((c >> shift) & 0x3F)); };
+  if (c < 0x80) return {static_cast<char>(c)};
+  if (c < 0x800) return {static_cast<char>(0xC0 | (c >> 6)), rest(0)};
+  if (c < 0x10000) return {static_cast<char>(0xE0 | (c >> 12)), rest(6), rest(0)};
+  return {static_cast<char>(0xF0 | (c >> 18)), rest(12), rest(6), rest(0)};
+}
+
+std::string as_bytes(const std::string& text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string result;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    result += {'\\', 'x', kDigits[byte / 16], kDigits[byte % 16]};
+  }
+  return result;
+}
+
+// Every character there is, and those that there are not: what breaks a line or turns its order, what controls a terminal
+// and what is none is shown by its bytes; all else stays.
+TEST(OneLine, EveryCharacter) {
+  for (std::uint32_t c = 0; c < 0x200000; c += c < 0x111000 ? 1 : 0x155) {
+    const std::string text = encoded(c);
+    const bool exists = c < 0xD800 || (c > 0xDFFF && c <= 0x10FFFF);
+    const bool control = c < ' ' || (c >= 0x7F && c < 0xA0);
+    const bool order =
+        c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+    ASSERT_EQ(one_line(text), !exists || control || order ? as_bytes(text) : text) << c;
+    const bool blank = c == '\t' || c == '\n';
+    ASSERT_EQ(for_terminal(text), !exists || (control && !blank) ? as_bytes(text) : text) << c;
+  }
+}
+
+// All that lies beside well-formed text: longer forms of a character than its own, and sequences that end too early.
+TEST(OneLine, EverySequenceThatIsNoCharacter) {
+  for (std::uint32_t c = 0; c < 0x10000; ++c) {
+    const std::string four = {static_cast<char>(0xF0), static_cast<char>(0x80 | (c >> 12)),
+                              static_cast<char>(0x80 | ((c >> 6) & 0x3F)),
+                              static_cast<char>(0x80 | (c & 0x3F))};
+    ASSERT_EQ(one_line(four), as_bytes(four)) << c;
+    if (c < 0x800) {
+      const std::string three = {static_cast<char>(0xE0), static_cast<char>(0x80 | (c >> 6)),
+                                 static_cast<char>(0x80 | (c & 0x3F))};
+      ASSERT_EQ(one_line(three), as_bytes(three)) << c;
+    }
+  }
+  for (const std::uint32_t c : {0xE9U, 0x20ACU, 0xD7FFU, 0xFFFDU, 0x1F30AU, 0x4ABCDU, 0x10FFFFU}) {
+    const std::string text = encoded(c);
+    for (std::size_t kept = 1; kept < text.size(); ++kept) {
+      const std::string cut = text.substr(0, kept);
+      ASSERT_EQ(one_line(cut), as_bytes(cut)) << c;
+      ASSERT_EQ(one_line(cut + "a"), as_bytes(cut) + "a") << c;
+      ASSERT_EQ(one_line(cut + text), as_bytes(cut) + text) << c;
+    }
+    ASSERT_EQ(one_line(text + text), text + text) << c;
+  }
+}
+
 TEST(OneLine, IsBounded) {
   EXPECT_EQ(one_line("abcdef", 6), "abcdef");
   EXPECT_EQ(one_line("abcdefg", 6), "abcdef...");
@@ -48,6 +114,32 @@ TEST(BytesText, TakesTheLargestUnit) {
   EXPECT_EQ(bytes_text(1023), "1023 bytes");
   EXPECT_EQ(bytes_text(1536), "1.5 KiB");
   EXPECT_EQ(bytes_text(~std::uint64_t{0}), "16.0 EiB");
+  std::uint64_t bytes = 1024;
+  for (const char* unit : {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}) {
+    EXPECT_EQ(bytes_text(bytes), std::string("1.0 ") + unit);
+    EXPECT_EQ(bytes_text(bytes / 4 * 13), std::string("3.2 ") + unit);  // of 3.25, the even digit
+    EXPECT_EQ(bytes_text(bytes * 15), std::string("15.0 ") + unit);
+    bytes *= 1024;
+  }
+}
+
+// By their definitions: as many values lie below as above; a tenth of them, and no fewer, are at most so large.
+TEST(Statistics, MedianAndTenthOfAnyNumberOfValues) {
+  std::mt19937 random(5);
+  for (std::size_t count = 1; count < 300; ++count) {
+    std::vector<double> values(count);
+    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<double>(i * i) - 70000.0;
+    std::shuffle(values.begin(), values.end(), random);
+    const auto share = [&](const auto& of) { return std::count_if(values.begin(), values.end(), of); };
+    const double middle = median(values);
+    EXPECT_EQ(share([&](double v) { return v < middle; }), share([&](double v) { return v > middle; }))
+        << count;
+    const double low = tenth(values);
+    EXPECT_EQ(share([&](double v) { return v == low; }), 1) << count;
+    EXPECT_GE(10 * share([&](double v) { return v <= low; }), static_cast<std::ptrdiff_t>(count));
+    EXPECT_LT(10 * share([&](double v) { return v < low; }), static_cast<std::ptrdiff_t>(count));
+  }
+  EXPECT_EQ(median({4, 1, 3, 10}), 3.5);
 }
 
 TEST(ParseInteger, TakesTheWholeRange) {
@@ -115,6 +207,22 @@ TEST(CpuInfo, ReadsTheFirstProcessor) {
   EXPECT_EQ(cpu.family, 6);
   EXPECT_EQ(cpu.model, 143);
   EXPECT_THAT(cpu.features, ElementsAre("sse4.2", "avx", "fma", "avx512_bf16", "amx_tile"));
+}
+
+// The kernel's names are those that are shown, but for a point; each stands for itself and for no longer one.
+TEST(CpuInfo, EveryFeatureByItself) {
+  std::vector<std::string> names = {"sse4_2",   "popcnt",      "avx",      "f16c",        "fma",
+                                    "avx2",     "bmi2",        "avx_vnni", "avx512f",     "avx512dq",
+                                    "avx512cd", "avx512bw",    "avx512vl", "avx512_vnni", "avx512_bf16",
+                                    "amx_tile", "avx512_fp16", "amx_bf16", "amx_int8",    "amx_fp16"};
+  std::string all;
+  for (const std::string& name : names) {
+    const std::string shown = name == "sse4_2" ? "sse4.2" : name;
+    EXPECT_THAT(parse_cpu_info("flags\t\t: fpu " + name + " sse4_1 bmi1\n").features, ElementsAre(shown));
+    EXPECT_THAT(parse_cpu_info("flags\t\t: fpu x" + name + " " + name + "x").features, ElementsAre());
+    all += " " + name;
+  }
+  EXPECT_EQ(parse_cpu_info("flags:" + all).features.size(), names.size());
 }
 
 TEST(CpuInfo, SurvivesOtherTexts) {
