@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <string_view>
 
 #include "headwater/error.hpp"
 #include "runtime/generate/conversation.hpp"
@@ -98,6 +100,33 @@ TEST(ModelShapes, HaveSizesThatTheirNamesPromise) {
     EXPECT_NEAR(weights * 1e-9, billions, 0.25 * billions);
   }
   EXPECT_EQ(find_shape("qwen3-0.6"), nullptr);
+}
+
+// The parameters that the models were published with, to the last one, by the architectures' definitions; and as many in the
+// file that is made.
+TEST(ModelShapes, HaveAsManyWeightsAsTheModels) {
+  const std::map<std::string_view, std::int64_t> published = {
+      {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},
+      {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200},   {"qwen2.5-1.5b", 1543714304},
+      {"qwen2.5-7b", 7615616512},   {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824},
+      {"llama-3.1-8b", 8030261248}, {"llama-2-7b", 6738415616},   {"mistral-7b-v0.3", 7248023552}};
+  ASSERT_EQ(model_shapes().size(), published.size());
+  for (const ModelShape& shape : model_shapes()) {
+    SCOPED_TRACE(shape.name);
+    const std::int64_t queries = shape.heads * shape.d_head;
+    const std::int64_t keys = shape.heads_kv * shape.d_head;
+    const std::int64_t norms = shape.architecture == "qwen3" ? 2 * shape.d_head : 0;
+    const std::int64_t biases = shape.architecture == "qwen2" ? queries + 2 * keys : 0;
+    const std::int64_t layer =
+        shape.width * (2 + 2 * queries + 2 * keys + 3 * shape.feed_forward) + norms + biases;
+    const std::int64_t all =
+        (shape.tied ? 1 : 2) * shape.vocabulary * shape.width + shape.layers * layer + shape.width;
+    EXPECT_EQ(all, published.at(shape.name));
+    // What is not a weight is the header, of some bytes for each tensor.
+    const std::uint64_t bytes = RandomModel(shape, TensorType::f32, 1).bytes();
+    EXPECT_GT(bytes, static_cast<std::uint64_t>(4 * all));
+    EXPECT_LT(bytes, static_cast<std::uint64_t>(4 * all + shape.layers * 12 * 128 + 4096));
+  }
 }
 
 }  // namespace
