@@ -175,9 +175,11 @@ std::vector<std::vector<Level>> factors() {
   const auto types = [](std::vector<TensorType> all) {
     return Level([all = std::move(all)](P& p) { p.sizes.types = all; });
   };
-  const auto heads = [](std::int64_t query, std::int64_t kv, std::int64_t d, std::int64_t dv) {
+  const auto heads = [](std::int64_t query, std::int64_t kv, std::int64_t d, std::int64_t dv,
+                        std::int64_t rotated) {
     return Level([=](P& p) {
-      p.sizes.heads = query, p.sizes.heads_kv = kv, p.sizes.d_head = d, p.sizes.d_value = dv;
+      p.sizes.heads = query, p.sizes.heads_kv = kv;
+      p.sizes.d_head = d, p.sizes.d_value = dv, p.sizes.rotated = rotated;
     });
   };
   const auto widths = [](std::int64_t width, std::int64_t feed_forward) {
@@ -200,8 +202,8 @@ std::vector<std::vector<Level>> factors() {
        [](P& p) { p.sizes.architecture = "qwen2", p.sizes.biases = "qkv"; }},
       {[](P& p) { p.sizes.layers = 2; }, [](P& p) { p.sizes.layers = 5; }},
       {widths(256, 768), widths(512, 256), widths(288, 480), widths(1024, 1024)},
-      {heads(2, 2, 128, 128), heads(8, 2, 64, 64), heads(14, 2, 64, 64), heads(6, 1, 80, 48),
-       heads(16, 16, 16, 32)},
+      {heads(2, 2, 128, 128, 128), heads(8, 2, 64, 64, 64), heads(14, 2, 64, 64, 32), heads(6, 1, 80, 48, 80),
+       heads(16, 16, 16, 32, 16)},
       {[](P& p) { p.sizes.vocabulary = 300; }, [](P& p) { p.sizes.vocabulary = 1030; },
        [](P& p) { p.sizes.vocabulary = 4099; }},
       {types({TensorType::f32}), types({TensorType::f16}), types({TensorType::bf16}),
