@@ -10,7 +10,7 @@ import struct
 import tempfile
 import unittest
 
-from gguf_files import F32, U32, File
+from gguf_files import F32, U32, File, make_model
 from running import MODEL, TEXT, Refusals, run, tensors
 
 WORDS = pathlib.Path(TEXT).read_text(encoding="utf-8")
@@ -133,6 +133,18 @@ class Commands(Refusals):
                 for of_one in zip(*results):  # the dense one, too
                     self.assertEqual(len(set(of_one)), 3, command)
 
+    def test_rounds_of_several_slots(self):
+        """Slots are filled once and decode in every round: there is room for all of them, in each slot."""
+        if "bench" not in self.commands:
+            return
+        for slots, rounds, steps in ((1, 5, 1), (2, 1, 2), (3, 2, 2), (3, 5, 5)):
+            done = run("bench", "-m", MODEL, "-n", "40", "--decode", "3", "--rounds", str(rounds), "--slots", str(slots), "-t", "1",
+                       "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            one = json.loads(done.stdout)["memory"]["kv"]
+            tokens = 40 + 3 * steps
+            self.assertEqual(one % tokens, 0, (slots, rounds))
+
     def test_contexts(self):
         """-c is the whole of it for each command, smaller and larger than the text."""
         refusals = {"generate": "the context 100 (-c)", "perplexity": "the context has 100 tokens",
@@ -174,6 +186,28 @@ class Requests(unittest.TestCase):
                     self.assertEqual({key: answer[key] for key in ("text", "prompt_tokens", "generated_tokens")},
                                      {key: wanted[key] for key in ("text", "prompt_tokens", "generated_tokens")})
         self.assertGreater(len(found), 12, "hardly any flag changed an answer")
+
+    def test_answers_that_end_inside_a_character(self):
+        """Of a model whose tokens are bytes, at a temperature at which any may come."""
+        with tempfile.TemporaryDirectory() as folder:
+            model = f"{folder}/m.gguf"
+            make_model(model, layers=1)
+            flags = ("-m", model, "--temp", "50", "-t", "1")
+            lines = "".join(json.dumps({"prompt": "ab", "max_tokens": 3, "seed": seed}) + "\n" for seed in range(24)).encode()
+            done = run("generate", *flags, "--requests", "-", "--slots", "3", input=lines)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            cut = 0
+            for seed, line in enumerate(done.stdout.decode().splitlines()):
+                alone = run("generate", *flags, "-p", "ab", "-n", "3", "--seed", str(seed), "--json")
+                self.assertEqual(alone.returncode, 0, alone.stderr)
+                alone = json.loads(alone.stdout)
+                self.assertEqual(json.loads(line)["text"], alone["text"])
+                # Bytes stand for themselves from the fourth token on.
+                if alone["ids"] and 0xC2 <= alone["ids"][-1] - 3 <= 0xF4:
+                    cut += 1
+                    self.assertEqual(alone["text"][-1], "\ufffd")
+            self.assertEqual(seed, 23)
+            self.assertGreater(cut, 0)
 
 
 def bytes_text(size):
