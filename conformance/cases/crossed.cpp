@@ -239,19 +239,24 @@ void truncated(Random& random, const Engine& engine, const Problem& problem, con
   require_rest(*session, bound, 1, wanted, fmt::format("truncated to {} tokens", n));
 }
 
-// Forked twice before the last step: a fork takes the step before it back and goes on from there, and of the other fork and
-// the parent one goes on with other rows, one with the problem's.
+// Forked twice before the last steps: of a fork and the parent one goes on with other rows, one with the problem's, step by
+// step in turn; the other fork takes the step before it back and goes on from there.
 void forked(Random& random, const Engine& engine, const Problem& problem, const Trace& wanted) {
   if (!engine.claims().fork) return;
   const Problem bound = with_checkpoints(engine, problem);
-  const std::size_t at = problem.steps.size() - 1;
+  const std::size_t end = problem.steps.size();
+  const std::size_t at = std::max<std::size_t>(end, 4) - 3;
   std::unique_ptr<Session> sessions[3] = {engine.open(bound.shape, bound.options)};
   (void)run_steps(*sessions[0], bound, 0, at);
   for (const int fork : {1, 2}) sessions[fork] = sessions[0]->fork();
   const std::int64_t n = sessions[0]->tokens();
   const int other = random.chance(0.5) ? 1 : 0;
-  (void)run_steps(*sessions[other], with_noise_from(random, bound, n), at, problem.steps.size());
-  require_rest(*sessions[1 - other], bound, at, wanted, fmt::format("forked after {} tokens", n));
+  const Problem noise = with_noise_from(random, bound, n);
+  for (std::size_t s = at; s < end; ++s) {
+    require_same(trace_of_steps(wanted, bound, s, s + 1), run_steps(*sessions[1 - other], bound, s, s + 1),
+                 fmt::format("step {}, forked after {} tokens", s, n));
+    (void)run_steps(*sessions[other], noise, s, s + 1);
+  }
   if (!engine.claims().truncate) return;
   sessions[2]->truncate(n - problem.steps[at - 1].n);
   require_rest(*sessions[2], bound, at - 1, wanted, fmt::format("forked after {} tokens and truncated", n));
@@ -452,8 +457,8 @@ void long_prompts(Context& context) {
       problem.shape.n_layer = 2;
       problem.options.layers = {{}, {.window = 300}};
     }
-    problem.steps = {Step::prefill(30000, 66000), Step::prefill(36000), Step::decode(3), Step::prefill(700),
-                     Step::decode(1)};
+    problem.steps = {Step::prefill(30000, 66000), Step::prefill(36000), Step::decode(3),
+                     Step::prefill(700),          Step::decode(1),      Step::prefill(300)};
     problem.shape.capacity = problem.tokens();
     problem.fill_normal(random);
     draw_to(problem, 100, 4096);
