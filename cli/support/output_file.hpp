@@ -30,6 +30,8 @@ class OutputFile {
   /// Takes the room on the disk now, where the file system can say, so that a full disk fails before the work.
   void reserve(std::uint64_t bytes);
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  /// Whether commit() writes the target in place.
+  [[nodiscard]] bool is_stream() const { return to_stream_; }
   /// Flushes to the disk, closes, and gives the file its name; or copies it to where it cannot be replaced.
   void commit();
 

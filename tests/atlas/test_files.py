@@ -251,6 +251,19 @@ class Flags(Atlas):
             self.assertEqual(self.listing(), before)
 
     @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
+    def test_a_picture_that_cannot_be_written_leaves_the_page(self):
+        self.written()
+        for page, picture, left in (("page.html", "/dev/full", "page.html"), ("/dev/full", "page.png", "page.png")):
+            with open(self.path(left), "w", encoding="ascii") as old:
+                old.write("old")
+            before = self.listing()
+            self.assert_refused(self.run_program("atlas", self.path("out.safetensors"), "-o", self.path(page), "--png",
+                                                 self.path(picture)), "No space left")
+            self.assertEqual(self.listing(), before)
+            with open(self.path(left), encoding="ascii") as old:
+                self.assertEqual(old.read(), "old")
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
     def test_standard_output_that_is_full(self):
         self.written()
         with open("/dev/full", "wb") as full:

@@ -109,9 +109,12 @@ void write_atlas(const AtlasOutputs& outputs, const runtime::MappedFile& input, 
   if (picture_file) {
     picture = encode_png(atlas_picture(content, title));
     write_whole(*picture_file, picture);
-    picture_file->commit();
   }
-  page_file.commit();
+  // What is written in place can still fail, and comes before what is replaced.
+  const bool page_first = page_file.is_stream();
+  if (page_first) page_file.commit();
+  if (picture_file) picture_file->commit();
+  if (!page_first) page_file.commit();
   if (outputs.json) {
     print_out(report_json(content, outputs, page.size(), picture.size()));
   } else if (!outputs.quiet) {
