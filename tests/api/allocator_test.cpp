@@ -121,6 +121,13 @@ TEST_P(AllocatorOf, HOST_2_BitsAreTheSameAndAllBytesAreTheHosts) {
           EXPECT_EQ(host.bytes(), session->memory_bytes().total());
         }
         EXPECT_GT(host.blocks(), opened) << "pages";
+        // A fork that forgets everything shares nothing any more.
+        for (const bool truncates : {false, true}) {
+          const auto fork = session->fork();
+          truncates ? fork->truncate(0) : fork->reset();
+          EXPECT_EQ(host.bytes(), session->memory_bytes().total() + fork->memory_bytes().total())
+              << truncates;
+        }
         session->reset();
         EXPECT_EQ(host.bytes(), session->memory_bytes().total()) << "reset";
       }
