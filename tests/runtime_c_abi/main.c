@@ -777,6 +777,10 @@ int main(void) {
   test_conversation(model);
   test_compare_other_chunks(model);
   test_cache_types(model);
+  headwater_model* in_f32 = NULL;
+  OK(headwater_model_open(kModel, HEADWATER_PROJECTIONS_F32, &in_f32));
+  test_cache_types(in_f32);
+  headwater_model_close(in_f32);
   test_long_windows();
   test_long_texts();
   test_sampling();
