@@ -80,6 +80,17 @@ void chunks_of_2048(Context& context) {
 }
 const Register kOf2048{{"shape.chunks_of_2048", kAttention, "attention", Lane::shape, true, chunks_of_2048}};
 
+// Chunks of no whole tiles, in a session that has room for the prompt alone, by more threads than heads fill.
+void chunks_of_500(Context& context) {
+  for (const DType type : {DType::f16, DType::bf16}) {
+    Problem problem = production(context, type, {.query = 6, .kv = 3, .d = 32, .dv = 48},
+                                 {.chunk = 500, .local = 100, .heavy = 100}, {Step::prefill(2000)});
+    problem.options.threads = 4;
+    require_conforming_in_part(context, problem, {.border = 32});
+  }
+}
+const Register kOf500{{"shape.chunks_of_500", kAttention, "attention", Lane::shape, true, chunks_of_500}};
+
 // Sets of more entries than two segments, chunks of more rows than groups of 128 to 256 hold.
 void chunks_of_3000(Context& context) {
   for (const DType type : {DType::f32, DType::bf16}) {
