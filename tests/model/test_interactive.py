@@ -123,14 +123,17 @@ class Interrupts(unittest.TestCase):
         talk = self.talk("-p", "import os\nimport re\n", "-n", "3", "-c", "30000", "--dense", "--projections", "f32", "-t", "1",
                     typed=False)
         stored = int(talk.wait_for(rb"turn +[^\n]* (\d+) of 30000 stored\r\n")[1])
-        talk.write(b"x = [1, 2, 3]; " * 2000 + b"\n")
-        talk.wait_for(rb"prefill ")
-        talk.interrupt()
-        talk.wait_for(rb"undone +by an interrupt; what was said before is read again with the next line\r\n")
-        talk.write(b"import sys\n")
-        again = talk.wait_for(rb"turn +(\d+) tokens [^\n]* (\d+) of 30000 stored\r\n")
         line = len(run("tokenize", "-m", MODEL, "-p", "import sys", "--no-bos").stdout.splitlines())
-        self.assertEqual(int(again[1]), stored + 1 + line)  # 1: the token that was generated last
+        for _ in range(3):
+            talk.write(b"x = [1, 2, 3]; " * 2000 + b"\n")
+            talk.wait_for(rb"prefill ")
+            talk.interrupt()
+            talk.wait_for(rb"undone +by an interrupt; what was said before is read again with the next line\r\n")
+            talk.write(b"import sys\n")
+            again = talk.wait_for(rb"turn +(\d+) tokens [^\n]*, (\d+) generated [^\n]* (\d+) of 30000 stored\r\n")
+            self.assertEqual(int(again[1]), stored + 1 + line)  # 1: the token that was generated last
+            stored = int(again[3])
+            self.assertEqual(stored, int(again[1]) + int(again[2]) - 1)
         talk.process.stdin.close()
         self.assertEqual(talk.end()[0], 0)
 
