@@ -133,6 +133,42 @@ TEST_F(CStoredRows, ROWS_1_AreThoseOfTheCppApi) {
   EXPECT_EQ(std::memcmp(of_parent.data(), to, of_parent.size() * sizeof(float)), 0);
 }
 
+TEST_F(CStoredRows, SEQ_1_EachCallHasRowsOfItsOwn) {
+  const LayerInput other = random_input(shape_, kTokens, 9);
+  headwater_stored_rows rows[2] = {stored(kFirst), stored(kFirst)};
+  rows[1].keys = other.k.data(), rows[1].values = other.v.data(), rows[1].table = nullptr;
+  const headwater_rows q = queries(0);
+  const auto size = static_cast<std::size_t>(2 * kFirst * kOut);
+  std::vector<float> out[2][2];  // alone and together, of each
+  for (const int together : {0, 1}) {
+    Handle sessions[2];
+    headwater_mutable_rows to[2];
+    for (const int i : {0, 1}) {
+      out[together][i].resize(size);
+      ASSERT_EQ(open(sessions[i]), HEADWATER_OK) << headwater_last_error();
+      ASSERT_EQ(headwater_begin_prefill(sessions[i].session, kFirst, 0), HEADWATER_OK);
+    }
+    for (std::int64_t layer = 0; layer < 2; ++layer) {
+      headwater_sequence_call calls[2];
+      for (const int i : {0, 1}) {
+        to[i] = {out[together][i].data() + layer * kFirst * kOut, kOut, 6, HEADWATER_F32, 0};
+        calls[i] = {sessions[i].session, layer, &q, nullptr, nullptr, &rows[i], &to[i], nullptr};
+        if (together == 0) {
+          ASSERT_EQ(headwater_attend_stored(sessions[i].session, layer, &q, &rows[i], &to[i], nullptr),
+                    HEADWATER_OK);
+        }
+      }
+      if (together == 1) {
+        ASSERT_EQ(headwater_attend_together(calls, 2, sizeof calls[0]), HEADWATER_OK)
+            << headwater_last_error();
+      }
+    }
+    for (const Handle& one : sessions) ASSERT_EQ(headwater_end(one.session), HEADWATER_OK);
+  }
+  for (const int i : {0, 1}) EXPECT_TRUE(out[0][i] == out[1][i]) << i;
+  EXPECT_FALSE(out[0][0] == out[0][1]);
+}
+
 TEST_F(CStoredRows, ROWS_1_WhatIsWrongIsNamed) {
   const auto expect_refused = [](headwater_status got, const char* named) {
     EXPECT_EQ(got, HEADWATER_INVALID_ARGUMENT);

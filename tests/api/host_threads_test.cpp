@@ -168,6 +168,29 @@ TEST_P(HostThreadsSizes, HOST_1_EveryRowOfALongCallIsStored) {
   }
 }
 
+// What a thread works in is its own, of twelve as of few; the thread sanitizer sees where two share it.
+TEST_P(HostThreadsSizes, HOST_1_TwelveThreadsDecode) {
+  constexpr std::int64_t kFirst = 2100;
+  Shape shape = small_shape(kFirst + 9);
+  shape.n_layer = 1;
+  shape.n_head = shape.n_head_kv = 16;
+  const LayerInput input = random_input(shape, shape.capacity, 3);
+  std::vector<float> outputs[2];
+  for (const int threads : {1, 12}) {
+    ThreadPool pool(11);
+    Options options = on(small_options(), ThreadPool::parallel_for, &pool);
+    options.threads = threads;
+    const auto session = engine().open(shape, options);
+    (void)run_step(*session, Step::prefill(kFirst), input, 0);
+    auto& out = outputs[threads == 1 ? 0 : 1];
+    for (const std::int64_t n : {1, 3, 5}) {
+      const auto some = run_step(*session, Step::decode(n), input, session->tokens());
+      out.insert(out.end(), some.begin(), some.end());
+    }
+  }
+  EXPECT_TRUE(outputs[0] == outputs[1]);
+}
+
 HEADWATER_EACH_ENGINE(HostThreadsSizes);
 
 }  // namespace
