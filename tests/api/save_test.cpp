@@ -556,6 +556,19 @@ TEST_P(SaveSizes, LAYER_1_AHeaderOfOptionsOfManyLayers) {
                ErrorCode::invalid_argument, {"options.dense_layers", "allowed"});
 }
 
+// Lists of the same digits are different lists.
+TEST_P(SaveSizes, STATE_7_DenseLayersOfSeveralDigits) {
+  const Shape shape{.n_layer = 16, .n_head = 1, .n_head_kv = 1, .d_head = 2, .d_value = 1, .capacity = 40};
+  Options options = small_options();
+  options.dense_layers = {1, 5};
+  const auto saved = engine().open(shape, options);
+  (void)run_step(*saved, Step::prefill(30), random_input(shape, 30, 6), 0);
+  save(*saved, folder.file(), "");
+  options.dense_layers = {15};
+  expect_error([&] { (void)load(engine(), shape, options, folder.file(), ""); }, ErrorCode::invalid_argument,
+               {"options.dense_layers", "allowed"});
+}
+
 /// A session of three sparse chunks, a decode step, and its file.
 class SavedFile : public Save {
  protected:
