@@ -3,10 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <deque>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -14,41 +12,14 @@
 #include "runtime/generate/conversation.hpp"
 #include "runtime/generate/model_file.hpp"
 #include "runtime/model/transformer.hpp"
+#include "tests/model/parts.hpp"
 
 namespace headwater::runtime {
 namespace {
 
+using runtime::testing::Parts;
 using Ids = std::vector<std::int32_t>;
 using Logits = std::vector<float>;
-
-/// To the part behind it, at once.
-class NextPart final : public Relay {
- public:
-  void opened() override {}
-  void pass(const PartCall& call, std::span<const float> rows) override {
-    if (refused == call.kind) throw Error(ErrorCode::internal, "refused by a test");
-    last_ = call;
-    if (next != nullptr) next->repeat(call, Logits(rows.begin(), rows.end()));
-  }
-  void answer(std::span<const float> logits) override {
-    first->answers_.emplace_back(logits.begin(), logits.end());
-  }
-  void collect(std::span<float> logits) override {
-    ASSERT_FALSE(answers_.empty());
-    ASSERT_EQ(logits.size(), answers_.front().size());
-    std::copy(answers_.front().begin(), answers_.front().end(), logits.begin());
-    answers_.pop_front();
-  }
-  [[nodiscard]] const PartCall& last() const { return last_; }
-
-  Transformer* next = nullptr;
-  NextPart* first = nullptr;
-  std::optional<PartCall::Kind> refused;  ///< calls that do not get through
-
- private:
-  std::deque<Logits> answers_;  // in the order in which they were asked for
-  PartCall last_;
-};
 
 TransformerOptions small_options(Select select, bool dense_layers) {
   TransformerOptions options;
@@ -69,35 +40,15 @@ TransformerOptions small_options(Select select, bool dense_layers) {
 }
 
 /// The bundled model, whole, or cut before the layers in `cuts`.
-class Parts {
- public:
-  Parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision, bool dense_layers = true,
-        int slots = 3) {
-    std::vector<std::int64_t> ends = cuts;
-    ends.push_back(ModelPart::kAll);
-    std::int64_t first = 0;
-    for (const std::int64_t end : ends) {
-      TransformerOptions options = small_options(select, dense_layers);
-      options.slots = slots;
-      if (!cuts.empty()) {
-        relays.push_back(std::make_shared<NextPart>());
-        relays.back()->first = relays.front().get();
-        options.relay = relays.back();
-      }
-      // A file for each: ModelFile::load() shares the weights of its first call.
-      ModelFile file(MODELS "/headwater-tiny-f16.gguf");
-      models.push_back(file.load({precision, 1, {first, end}}));
-      parts.push_back(std::make_unique<Transformer>(models.back(), options));
-      first = end;
-    }
-    for (std::size_t i = 0; i + 1 < parts.size(); ++i) relays[i]->next = parts[i + 1].get();
-  }
-  [[nodiscard]] Transformer& front() { return *parts.front(); }
-
-  std::vector<std::shared_ptr<NextPart>> relays;
-  std::vector<std::shared_ptr<const Model>> models;
-  std::vector<std::unique_ptr<Transformer>> parts;
-};
+Parts bundled_parts(const std::vector<std::int64_t>& cuts, Select select, Precision precision,
+                    bool dense_layers = true, int slots = 3) {
+  TransformerOptions options = small_options(select, dense_layers);
+  options.slots = slots;
+  return {cuts, options, [&](const ModelPart& part) {
+            // A file for each: ModelFile::load() shares the weights of its first call.
+            return ModelFile(MODELS "/headwater-tiny-f16.gguf").load({precision, 1, part});
+          }};
+}
 
 /// Three conversations: prompts of other lengths, a second turn, tokens of one and of all together, and a reset.
 std::vector<Logits> talk(Transformer& transformer) {
@@ -186,10 +137,10 @@ TEST(ModelParts, GiveTheBitsOfTheWhole) {
   for (const Precision precision : {Precision::f32, native_precision()}) {
     for (const Select select : {Select::h2o, Select::blocks}) {
       for (const bool dense_layers : {false, true}) {
-        Parts whole({}, select, precision, dense_layers);
+        Parts whole = bundled_parts({}, select, precision, dense_layers);
         const std::vector<Logits> expected = talk(whole.front());
         for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}, {1, 2, 3, 4, 5, 6, 7}}) {
-          Parts parts(cuts, select, precision, dense_layers);
+          Parts parts = bundled_parts(cuts, select, precision, dense_layers);
           const std::vector<Logits> found = talk(parts.front());
           ASSERT_EQ(found.size(), expected.size());
           // Not the values themselves: a failure would print them all.
@@ -203,10 +154,10 @@ TEST(ModelParts, GiveTheBitsOfTheWhole) {
 
 TEST(ModelParts, GiveTheBitsOfTheWholeInAllSlots) {
   for (const Precision precision : {Precision::f32, native_precision()}) {
-    Parts whole({}, Select::blocks, precision, true, kMostSlots);
+    Parts whole = bundled_parts({}, Select::blocks, precision, true, kMostSlots);
     const std::vector<Logits> expected = talk_in_all_slots(whole.front());
     for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}}) {
-      Parts parts(cuts, Select::blocks, precision, true, kMostSlots);
+      Parts parts = bundled_parts(cuts, Select::blocks, precision, true, kMostSlots);
       const std::vector<Logits> found = talk_in_all_slots(parts.front());
       ASSERT_EQ(found.size(), expected.size());
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i] == expected[i]) << "slot " << i;
@@ -217,10 +168,10 @@ TEST(ModelParts, GiveTheBitsOfTheWholeInAllSlots) {
 TEST(ModelParts, AreAllTruncated) {
   for (const bool dense_layers : {false, true}) {
     // Rule h2o cannot go back into a turn (STATE-10).
-    Parts whole({}, Select::blocks, Precision::f32, dense_layers);
+    Parts whole = bundled_parts({}, Select::blocks, Precision::f32, dense_layers);
     const std::vector<Logits> expected = talk_after_an_interrupt(whole.front());
     for (const auto& cuts : std::vector<std::vector<std::int64_t>>{{4}, {1, 7}}) {
-      Parts parts(cuts, Select::blocks, Precision::f32, dense_layers);
+      Parts parts = bundled_parts(cuts, Select::blocks, Precision::f32, dense_layers);
       EXPECT_TRUE(talk_after_an_interrupt(parts.front()) == expected) << cuts.size() << " cuts";
       for (const auto& part : parts.parts) EXPECT_EQ(part->session().tokens(), 41);
     }
@@ -230,8 +181,8 @@ TEST(ModelParts, AreAllTruncated) {
 // A call that ends after the step that it made, or before, is undone: a token of one or of all slots, and a turn. What was
 // counted before stays counted.
 TEST(ModelParts, RecoverFromCallsThatDidNotGetThrough) {
-  Parts whole({}, Select::blocks, Precision::f32, false);
-  Parts parts({4}, Select::blocks, Precision::f32, false);
+  Parts whole = bundled_parts({}, Select::blocks, Precision::f32, false);
+  Parts parts = bundled_parts({4}, Select::blocks, Precision::f32, false);
   for (const auto kind : {PartCall::Kind::run, PartCall::Kind::decode, PartCall::Kind::logits}) {
     for (const bool together : {false, true}) {
       SCOPED_TRACE(static_cast<int>(kind));
@@ -281,9 +232,9 @@ TEST(ModelParts, RecoverFromCallsThatDidNotGetThrough) {
 }
 
 TEST(ModelParts, StreamByChunksWhereTheBitsAllowIt) {
-  Parts sparse({4}, Select::h2o, Precision::f32, false);
-  Parts whole({}, Select::h2o, Precision::f32, false);
-  Parts dense_layers({4}, Select::h2o, Precision::f32, true);
+  Parts sparse = bundled_parts({4}, Select::h2o, Precision::f32, false);
+  Parts whole = bundled_parts({}, Select::h2o, Precision::f32, false);
+  Parts dense_layers = bundled_parts({4}, Select::h2o, Precision::f32, true);
   // Chunks of 32 in batches of 80.
   EXPECT_EQ(sparse.front().prefill_step(0, 200, true), 32);
   EXPECT_EQ(sparse.front().prefill_step(64, 200, true), 16);
@@ -306,7 +257,7 @@ TEST(ModelParts, HoldTheirShareAlone) {
     EXPECT_LT(Model::file_bytes(file.file(), part), file.file().file_bytes());
   }
   EXPECT_EQ(sum, whole);
-  Parts parts({3}, Select::h2o, Precision::f32);
+  Parts parts = bundled_parts({3}, Select::h2o, Precision::f32);
   EXPECT_EQ(parts.models[0]->layers().size(), 3U);
   EXPECT_EQ(parts.models[1]->layers().size(), 5U);
   EXPECT_EQ(parts.parts[0]->session().shape().n_layer, 3);
@@ -315,7 +266,7 @@ TEST(ModelParts, HoldTheirShareAlone) {
 }
 
 TEST(ModelParts, RefuseCallsThatDoNotFit) {
-  Parts parts({4}, Select::h2o, Precision::f32);
+  Parts parts = bundled_parts({4}, Select::h2o, Precision::f32);
   Transformer& last = *parts.parts[1];
   const auto width = static_cast<std::size_t>(parts.models[0]->config().width);
   const auto refused = [&](const PartCall& call, std::size_t floats) {
