@@ -70,6 +70,12 @@ class Context {
   /// `full` iterations, or a tenth of them (at least two) with --quick.
   [[nodiscard]] int rounds(int full) const { return !quick ? full : full / 10 < 2 ? 2 : full / 10; }
 
+  /// The row types that a case of thousands of tokens takes: `all`, or the last where the engine computes in double, which
+  /// costs it seconds a type and has no kernels of its own for any.
+  [[nodiscard]] std::vector<DType> types(const std::vector<DType>& all) const {
+    return engine->claims().double_arithmetic ? std::vector{all.back()} : all;
+  }
+
   /// Adds one compared element: its err/B, and a bound with the magnitude of what it bounds (both 0: not compared).
   void measured(std::string_view stage, std::string_view dtype, double ratio, double bound = 0.0,
                 double signal = 0.0);

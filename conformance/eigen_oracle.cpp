@@ -58,7 +58,9 @@ struct RowTerms {
   Eigen::ArrayXd logit, error;  // error: delta of the logit alone
 };
 
-Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, double sink, double u) {
+// Leaves exp(logit - m) in `weights`.
+Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, double sink, double u,
+                Eigen::ArrayXd& weights) {
   Softmax result;
   result.m = sink;
   for (Eigen::Index j = first; j < last; ++j) result.m = std::max(result.m, row.logit[j]);
@@ -72,6 +74,7 @@ Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, doub
   }
   for (Eigen::Index j = first; j < last; ++j) {
     const double w = std::exp(row.logit[j] - result.m);
+    weights[j] = w;
     result.l += w;
     weighted += w * (row.error[j] + 2.0 * u * (result.m - row.logit[j]));
     result.count += 1.0;
@@ -139,8 +142,8 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
   truth.lse.resize(n);
   truth.lse_bound.resize(n);
 
-  const Eigen::MatrixXd abs_keys = input.keys.cwiseAbs();
-  const Eigen::MatrixXd abs_values = input.values.cwiseAbs();
+  const RowMatrix abs_keys = input.keys.cwiseAbs();
+  const RowMatrix abs_values = input.values.cwiseAbs();
   const Eigen::Index blocks = (n + kRowBlock - 1) / kRowBlock;
   std::vector<ColumnSums> sums(static_cast<std::size_t>(blocks));
 
@@ -152,18 +155,19 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     Eigen::Index seen = memory;
     const std::int64_t last_query = input.queries[static_cast<std::size_t>(first_row + rows - 1)];
     while (seen < m && input.positions[static_cast<std::size_t>(seen)] <= last_query) ++seen;
-    const Eigen::MatrixXd q = input.q.middleRows(first_row, rows);
-    const Eigen::MatrixXd raw = input.scale * (q * input.keys.topRows(seen).transpose());
-    const Eigen::MatrixXd size = std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
+    const RowMatrix q = input.q.middleRows(first_row, rows);
+    const RowMatrix raw = input.scale * (q * input.keys.topRows(seen).transpose());
+    const RowMatrix size = std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
 
-    Eigen::MatrixXd weights = Eigen::MatrixXd::Zero(rows, seen);
-    Eigen::MatrixXd weight_errors = Eigen::MatrixXd::Zero(rows, seen);
+    RowMatrix weights = RowMatrix::Zero(rows, seen);
+    RowMatrix weight_errors = RowMatrix::Zero(rows, seen);
     ColumnSums& sum = sums[static_cast<std::size_t>(block)];
     sum.intra = Eigen::VectorXd::Zero(m - memory);
     sum.intra_error = Eigen::VectorXd::Zero(m - memory);
     sum.inter = Eigen::VectorXd::Zero(memory);
     sum.inter_error = Eigen::VectorXd::Zero(memory);
     RowTerms row{Eigen::ArrayXd(seen), Eigen::ArrayXd(seen)};
+    Eigen::ArrayXd of_whole(seen), of_part(seen);
 
     for (Eigen::Index r = 0; r < rows; ++r) {
       const std::int64_t i = input.queries[static_cast<std::size_t>(first_row + r)];
@@ -194,9 +198,9 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         row.logit[j] = s;
         row.error[j] = error;
       }
-      const Softmax whole = softmax(row, first, visible, input.sink, u);
-      const Softmax intra = softmax(row, std::max(first, memory), visible, input.sink, u);
-      const Softmax inter = softmax(row, 0, memory, -std::numeric_limits<double>::infinity(), u);
+      const Softmax whole = softmax(row, first, visible, input.sink, u, of_whole);
+      const Softmax intra = softmax(row, std::max(first, memory), visible, input.sink, u, of_part);
+      const Softmax inter = softmax(row, 0, memory, -std::numeric_limits<double>::infinity(), u, of_part);
       const double rescales = kRescale * u * (strict_records(row.logit, visible) + 1.0);
       const bool fused = memory > 0;
 
@@ -205,7 +209,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         const Softmax& part = j < memory ? inter : intra;
         const double part_sum = part.mean_error + u * sum_error(part.count) + arithmetic.exp + rescales;
         const double whole_sum = whole.mean_error + u * sum_error(whole.count) + arithmetic.exp + rescales;
-        const double w = std::exp(s - whole.m) / whole.l;
+        const double w = of_whole[j] / whole.l;
         double relative = row.error[j] + 2.0 * u * (whole.m - s) + arithmetic.exp + 2.0 * arithmetic.weight +
                           u * (kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u;
         if (fused) relative += 2.0 * (part_sum + u * (kDivide + kProduct));
@@ -213,9 +217,10 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         const double least = arithmetic.least_weight / whole.l;
         relative += whole.count * least;
         weights(r, j) = w;
-        weight_errors(r, j) = w * std::expm1(relative) + least * std::exp(relative) + arithmetic.tiny;
+        weight_errors(r, j) = w * std::expm1(relative) + arithmetic.tiny;
+        if (least > 0.0) weight_errors(r, j) += least * std::exp(relative);
 
-        const double p = std::exp(s - part.m) / part.l;
+        const double p = of_part[j] / part.l;
         const double column_relative = row.error[j] + 2.0 * u * (part.m - s) + arithmetic.exp +
                                        arithmetic.column_weight + rescales + part_sum + kDivide * u;
         const double column_error = p * std::expm1(column_relative) + arithmetic.tiny;

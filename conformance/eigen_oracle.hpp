@@ -25,12 +25,15 @@ struct Arithmetic {
 /// The arithmetic that an engine's claims promise for queries and stored rows of these types.
 [[nodiscard]] Arithmetic arithmetic_of(const Engine& engine, DType query, DType stored);
 
+/// Doubles of tokens, in memory token by token.
+using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
 /// One query head of one chunk, or some of its rows, as plain matrices of doubles: the union of its keys, row by row.
 struct HeadChunk {
-  Eigen::MatrixXd q;                    ///< [n][d]
+  RowMatrix q;                          ///< [n][d]
   std::vector<std::int64_t> queries;    ///< n global positions of the queries, ascending
-  Eigen::MatrixXd keys;                 ///< [m][d]: the memory set first, then the chunk's (or all) tokens
-  Eigen::MatrixXd values;               ///< [m][dv]
+  RowMatrix keys;                       ///< [m][d]: the memory set first, then the chunk's (or all) tokens
+  RowMatrix values;                     ///< [m][dv]
   std::vector<std::int64_t> positions;  ///< m global positions of the keys
   std::int64_t memory = 0;              ///< the first `memory` keys are the set that every query sees
   double scale = 1.0;

@@ -95,10 +95,11 @@ HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrac
   const std::int64_t d_value = values ? shape.d_value : 0;
   result.keys.resize(keys, shape.d_head);
   result.values.resize(keys, d_value);
-  const auto copy = [&](const Tensor& from, Eigen::MatrixXd& to) {
-    for (Eigen::Index x = 0; x < to.cols(); ++x) {
-      for (Eigen::Index j = 0; j < keys; ++j) {
-        const float value = from.row(result.positions[static_cast<std::size_t>(j)], head / group)[x];
+  const auto copy = [&](const Tensor& from, RowMatrix& to) {
+    for (Eigen::Index j = 0; j < keys; ++j) {
+      const float* row = from.row(result.positions[static_cast<std::size_t>(j)], head / group);
+      for (Eigen::Index x = 0; x < to.cols(); ++x) {
+        const float value = row[x];
         to(j, x) = from.type == shape.kv_type ? value : round_to(shape.kv_type, value);
       }
     }

@@ -372,16 +372,16 @@ void real_sizes(Context& context) {
   require_real_size(context);
   Random random(context.seed);
   const std::vector<Step> prompt{Step::prefill(4096 + 40), Step::decode(3), Step::prefill(1100)};
-  Problem problem = blocks_problem(random, DType::f32, {.query = 4, .kv = 2, .d = 64, .dv = 64}, {}, prompt);
-  problem.options.threads = context.threads;
-  require_conforming_in_part(context, problem);
-  problem = blocks_problem(random, DType::bf16, {.query = 4, .kv = 2, .d = 128, .dv = 128}, {}, prompt);
-  problem.options.threads = context.threads;
-  problem.options.schedule = Schedule::chunk_major;
-  require_conforming_in_part(context, problem);
-  problem = blocks_problem(random, DType::f16, {.query = 2, .kv = 1, .d = 128, .dv = 128},
-                           {.chunk = 512, .local = 128, .heavy = 384, .query_block = 128, .refine = 1},
-                           {Step::prefill(2100)});
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
+    const std::int64_t d = type == DType::f32 ? 64 : 128;
+    Problem problem = blocks_problem(random, type, {.query = 4, .kv = 2, .d = d, .dv = d}, {}, prompt);
+    problem.options.threads = context.threads;
+    problem.options.schedule = type == DType::f32 ? Schedule::layer_major : Schedule::chunk_major;
+    require_conforming_in_part(context, problem);
+  }
+  Problem problem = blocks_problem(
+      random, DType::f16, {.query = 2, .kv = 1, .d = 128, .dv = 128},
+      {.chunk = 512, .local = 128, .heavy = 384, .query_block = 128, .refine = 1}, {Step::prefill(2100)});
   problem.options.threads = 1;
   require_conforming_in_part(context, problem);
   problem = blocks_problem(random, DType::bf16, {.query = 16, .kv = 1, .d = 64, .dv = 64},
@@ -397,7 +397,7 @@ const Register kRealSizes{{"blocks.real_sizes", kVotes, "votes", Lane::shape, tr
 void positions_beyond_2_16(Context& context) {
   require_real_size(context);
   Random random(context.seed);
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     Problem problem = blocks_problem(
         random, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
         {.chunk = 128, .local = 32, .heavy = 96, .key_block = 4, .query_block = 64, .pool = 16},

@@ -273,7 +273,7 @@ void real_sizes(Context& context) {
   if (context.quick) throw Skipped("sizes of thousands of tokens run without --quick only");
   require_rule_blocks(*context.engine);
   Random random(context.seed);
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     const Sizes sizes{.type = type,
                       .group = 2,
                       .d = type == DType::f32 ? 72 : 128,

@@ -155,9 +155,8 @@ void widths(Context& context) {
   require_layers(*context.engine);
   Random random(context.seed);
   for (const Select rule : rules(*context.engine)) {
-    for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-      if (type == (rule == Select::h2o ? DType::f16 : DType::f32)) continue;  // each rule with two types
-      if (context.engine->claims().double_arithmetic && type != DType::bf16) continue;  // take it 12 seconds
+    // Each rule with two types.
+    for (const DType type : context.types({rule == Select::h2o ? DType::f32 : DType::f16, DType::bf16})) {
       Problem problem;
       const std::int64_t heads = type == DType::f32 ? 4 : 2;  // query heads
       problem.shape = {.n_layer = 6, .n_head = heads, .n_head_kv = 2, .d_head = 128, .d_value = 128};

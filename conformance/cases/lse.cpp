@@ -114,7 +114,7 @@ void sizes(Context& context) {
     std::vector<std::int64_t> dense_layers;
   };
   for (const Select rule : rules(engine)) {
-    for (const DType type : {DType::f32, DType::bf16}) {
+    for (const DType type : context.types({DType::f32, DType::bf16})) {
       for (const Size& size : std::vector<Size>{{2, 1, 4200, {}}, {40, 8, 650, {1}}}) {
         Problem problem;
         problem.shape.n_layer = 2;

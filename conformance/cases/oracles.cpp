@@ -146,10 +146,9 @@ void passes(Context& context) {
         const auto part = [&](bool inter) {
           HeadChunk result = whole;
           const Eigen::Index keys = inter ? whole.memory : whole.keys.rows() - whole.memory;
-          result.keys = inter ? Eigen::MatrixXd(whole.keys.topRows(keys))
-                              : Eigen::MatrixXd(whole.keys.bottomRows(keys));
-          result.values = inter ? Eigen::MatrixXd(whole.values.topRows(keys))
-                                : Eigen::MatrixXd(whole.values.bottomRows(keys));
+          result.keys = inter ? RowMatrix(whole.keys.topRows(keys)) : RowMatrix(whole.keys.bottomRows(keys));
+          result.values =
+              inter ? RowMatrix(whole.values.topRows(keys)) : RowMatrix(whole.values.bottomRows(keys));
           result.positions.assign(inter ? whole.positions.begin() : whole.positions.begin() + whole.memory,
                                   inter ? whole.positions.begin() + whole.memory : whole.positions.end());
           result.memory = inter ? keys : 0;
@@ -204,7 +203,7 @@ void bounds(Context& context) {
         const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
         std::vector<double> intra_errors(sparse ? static_cast<std::size_t>(chunk.length()) : 0, 0.0);
         std::vector<double> inter_errors(set.size(), 0.0);
-        const auto row_of = [](const Eigen::MatrixXd& matrix, Eigen::Index r) {
+        const auto row_of = [](const RowMatrix& matrix, Eigen::Index r) {
           std::vector<double> row(static_cast<std::size_t>(matrix.cols()));
           for (Eigen::Index x = 0; x < matrix.cols(); ++x) row[static_cast<std::size_t>(x)] = matrix(r, x);
           return row;

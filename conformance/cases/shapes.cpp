@@ -69,7 +69,7 @@ const Register kOf128{{"shape.heads_of_128", kAttention, "attention", Lane::shap
 
 // More keys in a chunk than a segment of BF16 keys, and more segments of floats than in a chunk of 1024.
 void chunks_of_2048(Context& context) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 64, .dv = 64}, {.chunk = 2048},
                                  {Step::prefill(2 * 2048 + 33)});
     require_conforming_in_part(context, problem, {.whole_head_of = 1});
@@ -82,7 +82,7 @@ const Register kOf2048{{"shape.chunks_of_2048", kAttention, "attention", Lane::s
 
 // Chunks of no whole tiles, in a session that has room for the prompt alone, by more threads than heads fill.
 void chunks_of_500(Context& context) {
-  for (const DType type : {DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f16, DType::bf16})) {
     Problem problem = production(context, type, {.query = 6, .kv = 3, .d = 32, .dv = 48},
                                  {.chunk = 500, .local = 100, .heavy = 100}, {Step::prefill(2000)});
     problem.options.threads = 4;
@@ -93,7 +93,7 @@ const Register kOf500{{"shape.chunks_of_500", kAttention, "attention", Lane::sha
 
 // Sets of more entries than two segments, chunks of more rows than groups of 128 to 256 hold.
 void chunks_of_3000(Context& context) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     const Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 32, .dv = 32},
                                        {.chunk = 3000, .local = 1000, .heavy = 1500}, {Step::prefill(6100)});
     require_conforming_in_part(context, problem,
@@ -124,7 +124,7 @@ const Register kOf64{{"shape.heads_of_64", kAttention, "attention", Lane::shape,
 
 void heads_of_192_and_128(Context& context) {
   const Rule rule{.chunk = 256, .local = 100, .heavy = 412, .clamp = false};
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     Problem problem = production(context, type, {.query = 2, .kv = 2, .d = 192, .dv = 128}, rule,
                                  {Step::prefill(4 * 256 + 33), Step::prefill(300), Step::decode(5)});
     problem.options.softcap = type == DType::f32 ? 30.0 : 0.0;
@@ -136,7 +136,7 @@ const Register kOf192{
     {"shape.heads_of_192_and_128", kAttention, "attention", Lane::shape, true, heads_of_192_and_128}};
 
 void heads_of_256(Context& context) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     const Rule rule{.chunk = type == DType::f32 ? 1024 : 512, .local = 255, .heavy = 256};
     Problem problem = production(context, type, {.query = 2, .kv = 1, .d = 256, .dv = 256}, rule,
                                  {Step::prefill(2 * rule.chunk + 1000), Step::decode(1)});
@@ -147,7 +147,7 @@ void heads_of_256(Context& context) {
 const Register kOf256{{"shape.heads_of_256", kAttention, "attention", Lane::shape, true, heads_of_256}};
 
 void groups_of_16(Context& context) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     Problem problem =
         production(context, type, {.query = 32, .kv = 2, .d = 64, .dv = 64},
                    {.chunk = 256, .local = 128, .heavy = 200}, {Step::prefill(2 * 256 + 1), Step::decode(2)});
@@ -187,7 +187,7 @@ void batches(Context& context) {
     require_conforming_in_part(context, problem, {.whole_head_of = 2});
   }
   // Windows of more chunks than there are heads and threads to share.
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     Problem problem = production(context, type, {.query = 3, .kv = 1, .d = 32, .dv = 32},
                                  {.chunk = 96, .local = 30, .heavy = 60}, {Step::prefill(4500)});
     problem.options.batch = 4096;
@@ -201,7 +201,7 @@ const Register kBatches{
 // Beyond 8192, 16384 and 32768 positions; then a dense turn of several groups of rows and decode steps of one and more
 // rows over all of them.
 void positions_beyond_2_15(Context& context) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     const Problem problem = production(context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64},
                                        {.chunk = 512, .local = 64, .heavy = 64},
                                        {Step::prefill(33000), Step::prefill(300), Step::decode(1),
@@ -222,7 +222,7 @@ const Register k2To15{{"shape.positions_beyond_32768",
 
 // Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once.
 void positions_beyond_2_17(Context& context) {
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     Problem problem = production(
         context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16}, {.chunk = 512, .local = 32, .heavy = 96},
         {Step::prefill(65000), Step::prefill(67500), Step::prefill(300), Step::decode(3)});
@@ -243,7 +243,7 @@ const Register k2To17{{"shape.positions_beyond_131072",
                        positions_beyond_2_17}};
 
 void decode_after_20000(Context& context) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     const Heads heads = type == DType::bf16 ? Heads{.query = 8, .kv = 1, .d = 64, .dv = 64}
                                             : Heads{.query = 2, .kv = 1, .d = 128, .dv = 128};
     const Problem problem = production(
@@ -260,7 +260,7 @@ const Register kDecode{
 // biases and sinks; the rows of a step see windows that begin on both sides of a multiple of 256.
 void decode_after_2_17(Context& context) {
   require_claim(*context.engine, &Claims::rows_alone, "rows_alone");  // a fast way to store so many
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     Problem problem = production(
         context, type, {.query = 2, .kv = 1, .d = 16, .dv = 136}, {},
         {Step::decode(137000), Step::decode(1), Step::decode(2), Step::decode(5), Step::decode(20)});
@@ -286,7 +286,7 @@ const Register kDecodeAfter2To17{{"shape.decode_after_137000",
 
 // Caps, biases and sinks in every tile and segment of both passes, of dense attention and of decode steps.
 void caps_and_biases(Context& context) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     for (const bool dense : {false, true}) {
       const Rule rule{.chunk = 1024, .local = 200, .heavy = 300};
       Problem problem =
@@ -309,7 +309,7 @@ const Register kCapsAndBiases{{"shape.caps_and_biases",
 
 // Dense attention over more keys than a segment, a split and a window hold.
 void dense(Context& context) {
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     Problem problem = production(context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64}, {},
                                  {Step::prefill(4200), Step::prefill(200), Step::decode(3)});
     problem.options.dense = true;
@@ -346,13 +346,13 @@ const Register kOffsets{
 // Rows wider than what is converted at a time, handed over in another type than they are stored in.
 void wide_rows(Context& context) {
   // As in a latent cache: one key/value head for all query heads.
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     const Problem problem =
         production(context, type, {.query = 5, .kv = 1, .d = 576, .dv = 512},
                    {.chunk = 256, .local = 100, .heavy = 150}, {Step::prefill(600), Step::decode(2)});
     require_conforming_in_part(context, problem);
   }
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     Problem problem =
         production(context, type, {.query = 2, .kv = 1, .d = 513, .dv = 257},
                    {.chunk = 64, .local = 16, .heavy = 16}, {Step::prefill(150), Step::decode(1)});
@@ -368,7 +368,7 @@ const Register kWideRows{
 // The same bits with 1, 2, 3 and 7 threads and in both schedules, as far as the engine claims it.
 void same_bits(Context& context) {
   const Claims claims = context.engine->claims();
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
     Problem problem = production(context, type, {.query = 2, .kv = 1, .d = 128, .dv = 128}, {},
                                  {Step::prefill(2 * 1024 + 33), Step::decode(5)});
     problem.options.threads = 1;
