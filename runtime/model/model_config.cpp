@@ -117,18 +117,23 @@ void Reader::read_sizes(ModelConfig& config) const {
     file_.refuse(fmt::format("{} is {}; allowed: a divisor of the {} query heads",
                              key("attention.head_count_kv"), config.heads_kv, config.heads));
   }
-  const std::string key_length = key("attention.key_length");
-  if (!file_.has(key_length) && config.width % config.heads != 0) {
-    file_.refuse(fmt::format("{} is missing, and {} query heads do not divide a width of {}", key_length,
-                             config.heads, config.width));
-  }
-  config.d_head = file_.integer_or(key_length, 1, kMaxExtent, config.width / config.heads);
-  if (config.d_head > kMaxExtent) {
-    file_.refuse(
-        fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: up to {}",
-                    key_length, config.heads, config.d_head, config.width, kMaxExtent));
-  }
-  config.d_value = file_.integer_or(key("attention.value_length"), 1, kMaxExtent, config.d_head);
+  // Each on its own, as the format says: keys of a length in the file do not make values as long.
+  const auto length = [&](const char* name) {
+    if (!file_.has(key(name)) && config.width % config.heads != 0) {
+      file_.refuse(fmt::format("{} is missing, and {} query heads do not divide a width of {}", key(name),
+                               config.heads, config.width));
+    }
+    const std::int64_t elements =
+        file_.integer_or(key(name), 1, kMaxExtent, config.width / config.heads);
+    if (elements > kMaxExtent) {
+      file_.refuse(
+          fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: up to {}",
+                      key(name), config.heads, elements, config.width, kMaxExtent));
+    }
+    return elements;
+  };
+  config.d_head = length("attention.key_length");
+  config.d_value = length("attention.value_length");
   if (config.heads * config.d_head > kMaxWidth || config.heads * config.d_value > kMaxWidth) {
     file_.refuse(fmt::format("{} is {}, with keys of {} and values of {}; allowed: up to {} numbers a token",
                              key("attention.head_count"), config.heads, config.d_head, config.d_value,

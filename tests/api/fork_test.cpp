@@ -437,7 +437,7 @@ TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
   std::vector<float> out(static_cast<std::size_t>(330 * 6 * 12));
   const MutableRows to = MutableRows::token_major(out.data(), DType::f32, 6, 12);
   session->begin(Step::prefill(330));
-  CallersRows good(talk, 330, 16, false, 1);
+  CallersRows good(talk, 400, 16, false, 1);
   std::int64_t layer = 0;
   const auto refuse = [&](const auto& change, const std::string& field) {
     StoredRows rows = good.view;
@@ -463,8 +463,8 @@ TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
     for (const std::int64_t value : {kMost, -kMost - 1, kMost / 8})
       refuse([&](StoredRows& rows) { rows.*stride = value; }, "_stride");
   }
-  const auto refuse_tables = [&] {
-    for (const std::size_t at : {std::size_t{0}, std::size_t{16}, std::size_t{20}}) {
+  const auto refuse_tables = [&](const std::vector<std::size_t>& places) {
+    for (const std::size_t at : places) {
       const std::int32_t page = good.table[at];
       for (const std::int32_t wrong :
            {-1, static_cast<std::int32_t>(good.view.pages), good.table[at == 0 ? 1 : 0]}) {
@@ -474,13 +474,19 @@ TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
       good.table[at] = page;
     }
   };
-  refuse_tables();
+  refuse_tables({0, 16, 20});
   const Rows rows = Rows::token_major(talk.k.data(), DType::f32, 2, 16);
   expect_error([&] { session->attend(0, queries_of(talk, *session), rows, rows, to); },
                ErrorCode::invalid_argument, {"attend_stored()"});
   session->attend_stored(0, queries_of(talk, *session), good.view, to);
   layer = 1;
-  refuse_tables();  // what differs from a table that was taken is checked again
+  refuse_tables({0, 16, 20});  // what differs from a table that was taken is checked again
+  for (; layer < talk.shape.n_layer; ++layer)
+    session->attend_stored(layer, queries_of(talk, *session), good.view, to);
+  session->end();
+  session->begin(Step::decode(70));
+  layer = 0;
+  refuse_tables({0, 20, 21, 24});  // and so is what follows it
   float row[16];
   expect_error([&] { session->read_key(0, 0, 0, row); }, ErrorCode::unsupported, {"rows"});
   expect_error([&] { session->read_value(0, 0, 0, row); }, ErrorCode::unsupported, {"rows"});

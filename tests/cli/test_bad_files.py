@@ -282,7 +282,8 @@ class NonFinite(ProgramTest):
             values[(17 * 2 + 1) * 8 + 5] = math.inf
             values[(23 * 2 + 0) * 8 + 1] = -math.inf
             tensors["k"] = Tensor(dtype, [40, 2, 8], values)
-            for flags in ((), ("--steps", "p10,d5,p25")):  # rows are looked at call by call
+            # Rows are looked at call by call: both values in one, and each in its own.
+            for flags in ((), ("--steps", "p10,d5,p25"), ("--steps", "p10,d10,p20")):
                 out, _, error = self.attend(tensors, *flags)
                 lines = error.splitlines()
                 self.assertEqual(len(lines), 1, error)

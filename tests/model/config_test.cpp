@@ -378,6 +378,23 @@ TEST(ModelConfig, BlamesTheKeyThatIsWrong) {
                         "width of 16; allowed: an even number"));
 }
 
+TEST(ModelConfig, LengthsOfKeysAndOfValuesDefaultToWidthOverHeads) {
+  for (const std::uint32_t length : {2U, 64U, 128U}) {
+    for (const char* name : {"key", "value"}) {
+      TinyFile tiny;  // 2 query heads, 16 wide
+      tiny.more_metadata = [&](Builder& b) {
+        b.add<std::uint32_t>(std::string("llama.attention.") + name + "_length", kU32, length);
+      };
+      const bool of_keys = name == std::string("key");
+      EXPECT_EQ(config_of(tiny).d_head, of_keys ? length : 8);
+      EXPECT_EQ(config_of(tiny).d_value, of_keys ? 8 : length);
+      tiny.head_count = tiny.head_count_kv = 3;
+      EXPECT_THAT(load_refusal(tiny), HasSubstr(std::string("llama.attention.") + (of_keys ? "value" : "key") +
+                                                "_length is missing, and 3 query heads do not divide"));
+    }
+  }
+}
+
 TEST(ModelConfig, IgnoresFactorsBesideTypeNone) {
   TinyFile tiny;
   tiny.more_metadata = [](Builder& b) {
