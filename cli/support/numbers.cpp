@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "cli/support/failure.hpp"
@@ -60,6 +61,21 @@ double parse_real(std::string_view flag, std::string_view text, double low) {
     throw Failure(fmt::format("{}: {} is not allowed; {}", flag, in_quotes(text), range));
   }
   return value;
+}
+
+std::uint16_t exact_half(float value) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000U);
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude >= 0x7f800000U) {  // infinity, or a NaN whose payload's upper bits F16 has
+    return static_cast<std::uint16_t>(sign | 0x7c00U | (magnitude >> 13 & 0x3ffU));
+  }
+  if (magnitude >= 0x38800000U) return static_cast<std::uint16_t>(sign | (magnitude - 0x38000000U) >> 13);
+  float size = 0;
+  std::memcpy(&size, &magnitude, sizeof size);
+  return static_cast<std::uint16_t>(sign |
+                                    static_cast<std::uint32_t>(size * 0x1p24F));  // subnormal: units of 2^-24
 }
 
 }  // namespace headwater::cli

@@ -23,4 +23,7 @@ inline constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max
 [[nodiscard]] double parse_real(std::string_view flag, std::string_view text,
                                 double low = std::numeric_limits<double>::lowest());
 
+/// The bits of a number that F16 holds exactly: what a stored row was widened from.
+[[nodiscard]] std::uint16_t exact_half(float value);
+
 }  // namespace headwater::cli

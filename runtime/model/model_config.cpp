@@ -123,8 +123,7 @@ void Reader::read_sizes(ModelConfig& config) const {
       file_.refuse(fmt::format("{} is missing, and {} query heads do not divide a width of {}", key(name),
                                config.heads, config.width));
     }
-    const std::int64_t elements =
-        file_.integer_or(key(name), 1, kMaxExtent, config.width / config.heads);
+    const std::int64_t elements = file_.integer_or(key(name), 1, kMaxExtent, config.width / config.heads);
     if (elements > kMaxExtent) {
       file_.refuse(
           fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: up to {}",

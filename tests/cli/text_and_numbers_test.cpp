@@ -21,6 +21,22 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+TEST(ExactHalf, AllNumbersOfF16) {
+  for (int bits = 0; bits < 0x8000; ++bits) {
+    const int exponent = bits >> 10;
+    const int fraction = bits & 0x3ff;
+    const double value = exponent == 31  ? (fraction == 0 ? INFINITY : NAN)
+                         : exponent == 0 ? std::ldexp(fraction, -24)
+                                         : std::ldexp(1024 + fraction, exponent - 25);
+    if (std::isnan(value)) {
+      EXPECT_GT(exact_half(static_cast<float>(value)) & 0x7fff, 0x7c00);
+      continue;
+    }
+    EXPECT_EQ(exact_half(static_cast<float>(value)), bits) << value;
+    EXPECT_EQ(exact_half(-static_cast<float>(value)), bits | 0x8000) << value;
+  }
+}
+
 TEST(OneLine, KeepsTextAndEscapesWhatBreaksLines) {
   EXPECT_EQ(one_line("plain 'text' \\"), "plain 'text' \\");
   EXPECT_EQ(one_line("gr\u00fc\u00dfe \u65e5\u672c \U0001F30A"), "gr\u00fc\u00dfe \u65e5\u672c \U0001F30A");

@@ -389,8 +389,9 @@ TEST(ModelConfig, LengthsOfKeysAndOfValuesDefaultToWidthOverHeads) {
       EXPECT_EQ(config_of(tiny).d_head, of_keys ? length : 8);
       EXPECT_EQ(config_of(tiny).d_value, of_keys ? 8 : length);
       tiny.head_count = tiny.head_count_kv = 3;
-      EXPECT_THAT(load_refusal(tiny), HasSubstr(std::string("llama.attention.") + (of_keys ? "value" : "key") +
-                                                "_length is missing, and 3 query heads do not divide"));
+      EXPECT_THAT(load_refusal(tiny),
+                  HasSubstr(std::string("llama.attention.") + (of_keys ? "value" : "key") +
+                            "_length is missing, and 3 query heads do not divide"));
     }
   }
 }

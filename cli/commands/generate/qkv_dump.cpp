@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cli/support/failure.hpp"
+#include "cli/support/numbers.hpp"
 #include "cli/support/output_layout.hpp"
 #include "cli/support/safetensors.hpp"
 #include "headwater/version.hpp"
@@ -16,22 +17,6 @@ namespace {
 
 TensorType tensor_type_of(DType type) {
   return type == DType::f32 ? TensorType::f32 : type == DType::f16 ? TensorType::f16 : TensorType::bf16;
-}
-
-/// The bit pattern of a float that F16 holds exactly: what a stored row was widened from.
-std::uint16_t exact_half(float value) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof bits);
-  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000U);
-  const std::uint32_t magnitude = bits & 0x7fffffffU;
-  if (magnitude >= 0x7f800000U) {  // infinity, or a NaN whose payload's upper bits F16 has
-    return static_cast<std::uint16_t>(sign | 0x7c00U | (magnitude >> 13 & 0x3ffU));
-  }
-  if (magnitude >= 0x38800000U) return static_cast<std::uint16_t>(sign | (magnitude - 0x38000000U) >> 13);
-  float size = 0;
-  std::memcpy(&size, &magnitude, sizeof size);
-  return static_cast<std::uint16_t>(sign |
-                                    static_cast<std::uint32_t>(size * 0x1p24F));  // subnormal: units of 2^-24
 }
 
 void append_exact(std::vector<std::byte>& out, DType type, std::span<const float> row) {
