@@ -1,6 +1,7 @@
 /* Every function of runtime.h: what it gives, NULL for each pointer, and what must be refused. */
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -768,7 +769,55 @@ static void test_example(headwater_model* model) {
   fclose(out);
 }
 
-int main(void) {
+/* A model that nothing was computed with, its first conversations opened by several threads at once. */
+enum { THREADS = 4, VOCABULARY = 4096 };
+static pthread_barrier_t at_once;
+typedef struct {
+  headwater_model* model;
+  float logits[VOCABULARY];
+  int64_t count;
+} talker;
+
+static void* talk_alone(void* argument) {
+  talker* const own = argument;
+  const int32_t ids[5] = {300, 301, 302, 303, 304};
+  headwater_conversation* talk = NULL;
+  headwater_conversation_options options;
+  const float* logits = NULL;
+  pthread_barrier_wait(&at_once);
+  if (headwater_conversation_options_init(&options, sizeof options) == HEADWATER_OK &&
+      headwater_conversation_open(own->model, &options, &talk) == HEADWATER_OK &&
+      headwater_conversation_feed(talk, ids, 5) == HEADWATER_OK &&
+      headwater_conversation_logits(talk, &logits, &own->count) == HEADWATER_OK && own->count == VOCABULARY) {
+    memcpy(own->logits, logits, sizeof own->logits);
+  }
+  headwater_conversation_close(talk);
+  return NULL;
+}
+
+static void test_threads(void) {
+  static talker talkers[THREADS];
+  pthread_t threads[THREADS];
+  headwater_model* const model = opened(kModel);
+  CHECK_EQUAL(pthread_barrier_init(&at_once, NULL, THREADS), 0);
+  for (int t = 0; t < THREADS; ++t) {
+    talkers[t].model = model;
+    CHECK_EQUAL(pthread_create(&threads[t], NULL, talk_alone, &talkers[t]), 0);
+  }
+  for (int t = 0; t < THREADS; ++t) CHECK_EQUAL(pthread_join(threads[t], NULL), 0);
+  for (int t = 0; t < THREADS; ++t) {
+    CHECK_EQUAL(talkers[t].count, VOCABULARY);
+    CHECK(memcmp(talkers[t].logits, talkers[0].logits, sizeof talkers[t].logits) == 0);
+  }
+  pthread_barrier_destroy(&at_once);
+  headwater_model_close(model);
+}
+
+/* With an argument: the threads alone, for a checker of them, which takes minutes for the rest. */
+int main(int argc, char** argv) {
+  (void)argv;
+  test_threads();
+  if (argc > 1) return failed_checks() == 0 ? 0 : 1;
   headwater_model* model = opened(kModel);
   test_model(model);
   test_tokens(model);
