@@ -2,8 +2,10 @@
 // emulation: the session is the same on a GPU.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -168,6 +170,32 @@ TEST(Faults, ADeviceThatIsTooSmallIsAnErrorOfOpen) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
   }
+}
+
+// What was under way to the host when a call failed does not come with a later one.
+TEST(Faults, RowsOfAFailedCallAreNotHandedBackLater) {
+  const auto session = session_with();
+  std::int64_t seen = 0;
+  session->set_observer([&](const ChunkRecord& record) {
+    ++seen;
+    if (record.chunk.begin >= 2 * kBatch) throw std::runtime_error("the third window");
+  });
+  EXPECT_THROW((void)run(*session, Step::prefill(3 * kBatch)), std::runtime_error);
+  EXPECT_GT(seen, 2);
+  session->set_observer({});
+  session->reset();
+  const std::vector<float> q = numbers(kBatch * kHeads * kWidth);
+  std::vector<float> out(q.size(), 7.0f);
+  session->begin(Step::prefill(10));
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    const auto rows = headwater::Rows::token_major(q.data(), DType::f32, kHeadsKv, kWidth);
+    session->attend(layer, headwater::Rows::token_major(q.data(), DType::f32, kHeads, kWidth), rows, rows,
+                    MutableRows::token_major(out.data(), DType::f32, kHeads, kWidth));
+  }
+  session->end();
+  const std::int64_t written = 10 * kHeads * kWidth;
+  EXPECT_TRUE(std::all_of(out.begin() + written, out.end(), [](float x) { return x == 7.0f; }));
+  EXPECT_TRUE(std::none_of(out.begin(), out.begin() + written, [](float x) { return x == 7.0f; }));
 }
 
 TEST(Faults, AFailedDeviceMakesTheSessionUnusableAndDestructible) {
