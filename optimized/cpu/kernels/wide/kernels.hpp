@@ -88,7 +88,8 @@ void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int6
   // Key blocks that are multiplied in place (SEL-7) often have eight keys.
   if constexpr (kKeys > 2 * kFew) {
     for (; key + 2 * kFew <= n_keys; key += 2 * kFew) {
-      dot_tile<V, 2 * kFew, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows, next + key * d);
+      dot_tile<V, 2 * kFew, Vectors>(packed, d, keys + key * d, scale, block + key * kBlockRows,
+                                     next + key * d);
     }
   }
   for (; key + kFew <= n_keys; key += kFew) {
