@@ -248,22 +248,25 @@ TEST_P(Save, LoadedSessionsGoOnLikeTheSavedOne) {
   EXPECT_EQ(folder.files(), 1);
 }
 
-// Forked inside of a page, and of a group of its rows.
+// Forked inside of a page, and of a group of its rows, after few groups and after many.
 TEST_P(Save, AForkIsSavedLikeASessionByItself) {
   if (!engine().claims().fork) GTEST_SKIP() << "the engine does not fork";
-  const Shape shape = small_shape(1200);
-  const LayerInput input = random_input(shape, 1200, 3);
+  const Shape shape = small_shape(3400);
+  const LayerInput input = random_input(shape, shape.capacity, 3);
   for (const std::int64_t page : {256, 1024, 4096}) {
-    Options options = small_options();
-    options.page = page;
-    const std::unique_ptr<Session> alone = engine().open(shape, options);
-    const std::unique_ptr<Session> parent = engine().open(shape, options);
-    for (Session* one : {alone.get(), parent.get()}) (void)run_step(*one, Step::prefill(700), input, 0);
-    const std::unique_ptr<Session> fork = parent->fork();
-    for (Session* one : {alone.get(), parent.get(), fork.get()}) {
-      (void)run_step(*one, Step::decode(400), input, 700);
-      save(*one, folder.file());
-      EXPECT_TRUE(contents(*load(engine(), shape, options, folder.file())) == contents(*alone)) << page;
+    for (const std::int64_t n : {700, 2900}) {
+      Options options = small_options();
+      options.page = page;
+      const std::unique_ptr<Session> alone = engine().open(shape, options);
+      const std::unique_ptr<Session> parent = engine().open(shape, options);
+      for (Session* one : {alone.get(), parent.get()}) (void)run_step(*one, Step::prefill(n), input, 0);
+      const std::unique_ptr<Session> fork = parent->fork();
+      for (Session* one : {alone.get(), parent.get(), fork.get()}) {
+        (void)run_step(*one, Step::decode(400), input, n);
+        save(*one, folder.file());
+        EXPECT_TRUE(contents(*load(engine(), shape, options, folder.file())) == contents(*alone))
+            << page << ", " << n;
+      }
     }
   }
 }
