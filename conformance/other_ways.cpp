@@ -19,7 +19,9 @@ std::vector<std::vector<float>> stored_step(Random& random, Session& session, co
   const std::int64_t first = session.tokens();
   const std::int64_t tokens = first + step.n;
   const Shape& shape = problem.shape;
-  const bool paged = random.chance(0.7);
+  // The first call beyond 2^16 rows by a table, the others in one piece.
+  const bool far = tokens > 65536;
+  const bool paged = far ? first < 65536 : random.chance(0.7);
   const std::int64_t page_rows = paged ? random.pick(std::vector<std::int64_t>{1, 7, 16, 300}) : tokens;
   const std::int64_t used = (tokens + page_rows - 1) / page_rows;
   std::vector<std::int32_t> table(static_cast<std::size_t>(used + (paged ? 2 : 0)));
@@ -42,6 +44,7 @@ std::vector<std::vector<float>> stored_step(Random& random, Session& session, co
     };
     // Keys may lie together where values do not.
     const auto placement = [&] {
+      if (far && !paged) return Placement::token_major;
       return random.pick(std::vector{Placement::token_major, Placement::strided, Placement::head_major});
     };
     const Placed k(placement(), place(input.k), 0, std::ssize(table) * page_rows);

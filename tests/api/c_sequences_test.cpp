@@ -323,8 +323,9 @@ TEST(CTogetherSizes, SEQ_1_AsManySequencesAsACallTakes) {
   ASSERT_EQ(headwater_options_init(&options, sizeof options), HEADWATER_OK);
   options.batch = options.chunk = 2, options.local = options.heavy = 0, options.threads = 1;
   std::vector<Handle> handles(kMost + 1);
-  for (Handle& handle : handles) {
-    ASSERT_EQ(headwater_open("cpu", &shape, &options, &handle.session), HEADWATER_OK)
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    options.kv_owner = i % 2 == 1 ? HEADWATER_KV_OF_CALLER : HEADWATER_KV_OF_SESSION;
+    ASSERT_EQ(headwater_open("cpu", &shape, &options, &handles[i].session), HEADWATER_OK)
         << headwater_last_error();
   }
   const LayerInput input =
@@ -333,9 +334,11 @@ TEST(CTogetherSizes, SEQ_1_AsManySequencesAsACallTakes) {
   for (std::size_t token = 0; token < 2; ++token) {
     std::vector<headwater_rows> rows;
     std::vector<headwater_mutable_rows> outs;
+    std::vector<headwater_stored_rows> stored;
     std::vector<headwater_sequence_call> calls;
     rows.reserve(3 * handles.size());
     outs.reserve(handles.size());
+    stored.reserve(handles.size());
     for (std::size_t i = 0; i < handles.size(); ++i) {
       const std::size_t row = 2 * i + token;
       ASSERT_EQ(headwater_begin_decode(handles[i].session, 1), HEADWATER_OK);
@@ -344,7 +347,10 @@ TEST(CTogetherSizes, SEQ_1_AsManySequencesAsACallTakes) {
       }
       outs.push_back({out.data() + row, 1, 1, HEADWATER_F32, 0});
       const headwater_rows* const own = rows.data() + 3 * i;
-      calls.push_back({handles[i].session, 0, own, own + 1, own + 2, nullptr, &outs[i], nullptr});
+      stored.push_back({sizeof(headwater_stored_rows), input.k.data() + 2 * i, input.v.data() + 2 * i,
+                        static_cast<std::int64_t>(token + 1), 1, 1, 1, 1, nullptr, 0, 0, 0, 0, 0});
+      calls.push_back({handles[i].session, 0, own, own + 1, own + 2, i % 2 == 1 ? &stored[i] : nullptr,
+                       &outs[i], nullptr});
     }
     const auto refused = [&](std::int64_t count, const char* named) {
       EXPECT_EQ(headwater_attend_together(calls.data(), count, sizeof calls[0]), HEADWATER_INVALID_ARGUMENT);

@@ -213,14 +213,14 @@ HEADWATER_EACH_ENGINE(ForkOf);
 /// NaN everywhere else.
 struct CallersRows {
   CallersRows(const Conversation& talk, std::int64_t tokens, std::int64_t page_rows, bool head_major,
-              std::uint64_t seed)
+              std::uint64_t seed, std::int64_t unused_pages = 3)
       : shape(talk.shape) {
     const std::int64_t heads = shape.n_head_kv;
     const auto element = static_cast<std::int64_t>(dtype_size(talk.type));
     view.rows = tokens;
     view.page_rows = page_rows;
     view.table_size = (tokens + page_rows - 1) / page_rows;
-    view.pages = view.table_size + 3;
+    view.pages = view.table_size + unused_pages;
     table.resize(static_cast<std::size_t>(view.pages));
     std::iota(table.begin(), table.end(), 0);
     std::mt19937_64 random(seed);
@@ -263,12 +263,12 @@ Rows queries_of(const Conversation& talk, const Session& session) {
 
 /// A step over rows of the caller, which lie elsewhere in each call.
 void run_stored(const Conversation& talk, Session& session, const Step& step, std::int64_t page_rows,
-                bool head_major, std::vector<float>& out) {
+                bool head_major, std::vector<float>& out, std::int64_t unused_pages = 3) {
   const std::int64_t size = step.n * talk.shape.n_head * talk.shape.d_value;
   session.begin(step);
   for (std::int64_t layer = 0; layer < talk.shape.n_layer; ++layer) {
     const CallersRows rows(talk, session.tokens() + step.n, page_rows, head_major,
-                           static_cast<std::uint64_t>(session.tokens() + layer));
+                           static_cast<std::uint64_t>(session.tokens() + layer), unused_pages);
     const Bits keys = rows.keys;
     out.resize(out.size() + static_cast<std::size_t>(size));
     session.attend_stored(layer, queries_of(talk, session), rows.view,
@@ -321,6 +321,20 @@ TEST_P(StoredRowsOf, ROWS_1_BitsAreThoseOfASessionThatStoresThem) {
       }
     }
   }
+}
+
+TEST_P(StoredRowsOf, ROWS_1_MoreThan65536Pages) {
+  const Kind& kind = kKinds[0];
+  const Conversation talk(kind.type);
+  Options options = options_of(kind);
+  const auto own = engine().open(talk.shape, options);
+  const std::vector<float> wanted = run_some(talk, *own, 0, 3);
+  options.kv_owner = KvOwner::caller;
+  const auto session = engine().open(talk.shape, options);
+  std::vector<float> out;
+  for (std::size_t s = 0; s < 3; ++s)
+    run_stored(talk, *session, Conversation::steps()[s], 1, false, out, 140000);
+  EXPECT_EQ(out, wanted);
 }
 
 TEST_P(StoredRowsOf, ROWS_1_OneTensorNeedsNoTable) {
