@@ -194,6 +194,12 @@ void batches(Context& context) {
     problem.options.threads = 5;
     require_conforming_in_part(context, problem, {.whole_head_of = 3});
   }
+  // Windows with more rows of all key/value heads than 2^16: of more threads than heads fill.
+  Problem problem = production(context, DType::f16, {.query = 17, .kv = 17, .d = 8, .dv = 8},
+                               {.chunk = 512, .local = 30, .heavy = 60}, {Step::prefill(4100)});
+  problem.options.batch = 4096;
+  problem.options.threads = 40;
+  require_conforming_in_part(context, problem, {.whole_head_of = 17, .border = 128});
 }
 const Register kBatches{
     {"shape.batches", {"PLAN-1", "SCHED-1", "STATE-2"}, "schedule", Lane::shape, true, batches}};
