@@ -226,12 +226,14 @@ const Register k2To15{{"shape.positions_beyond_32768",
                        true,
                        positions_beyond_2_15}};
 
-// Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once.
+// Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once; a dense
+// turn of few rows and one of many.
 void positions_beyond_2_17(Context& context) {
   for (const DType type : context.types({DType::f32, DType::bf16})) {
-    Problem problem = production(
-        context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16}, {.chunk = 512, .local = 32, .heavy = 96},
-        {Step::prefill(65000), Step::prefill(67500), Step::prefill(300), Step::decode(3)});
+    Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
+                                 {.chunk = 600, .local = 32, .heavy = 96},
+                                 {Step::prefill(65000), Step::prefill(67500), Step::prefill(300),
+                                  Step::decode(3), Step::prefill(590)});
     draw_to(problem, 100, 4096);
     problem.options.softcap = 30.0;
     problem.options.alibi = {1e-5f};
