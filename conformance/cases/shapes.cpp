@@ -210,7 +210,7 @@ void positions_beyond_2_15(Context& context) {
   for (const DType type : context.types({DType::f32, DType::bf16})) {
     const Problem problem = production(context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64},
                                        {.chunk = 512, .local = 64, .heavy = 64},
-                                       {Step::prefill(33000), Step::prefill(300), Step::decode(1),
+                                       {Step::prefill(33000), Step::decode(1), Step::prefill(300),
                                         Step::decode(2), Step::decode(5), Step::decode(64)});
     const auto near_a_power_of_two = [](const Chunk& chunk) {
       return chunk.mode != ChunkMode::sparse || chunk.begin == 8192 || chunk.begin == 16384 ||
@@ -226,14 +226,13 @@ const Register k2To15{{"shape.positions_beyond_32768",
                        true,
                        positions_beyond_2_15}};
 
-// Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once; a dense
-// turn of few rows and one of many.
+// Beyond 65536 positions, and beyond what a decode step of one row splits into parts that fit its buffers at once; then
+// a dense turn.
 void positions_beyond_2_17(Context& context) {
   for (const DType type : context.types({DType::f32, DType::bf16})) {
-    Problem problem = production(context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16},
-                                 {.chunk = 600, .local = 32, .heavy = 96},
-                                 {Step::prefill(65000), Step::prefill(67500), Step::prefill(300),
-                                  Step::decode(3), Step::prefill(590)});
+    Problem problem = production(
+        context, type, {.query = 1, .kv = 1, .d = 16, .dv = 16}, {.chunk = 600, .local = 32, .heavy = 96},
+        {Step::prefill(65000), Step::prefill(67500), Step::decode(3), Step::prefill(590)});
     draw_to(problem, 100, 4096);
     problem.options.softcap = 30.0;
     problem.options.alibi = {1e-5f};
@@ -299,7 +298,7 @@ void caps_and_biases(Context& context) {
       const Rule rule{.chunk = 1024, .local = 200, .heavy = 300};
       Problem problem =
           production(context, type, {.query = 2, .kv = 1, .d = 64, .dv = 64}, rule,
-                     {Step::prefill(2 * 1024 + 333), Step::prefill(600), Step::decode(1), Step::decode(3)});
+                     {Step::prefill(2 * 1024 + 333), Step::decode(1), Step::prefill(600), Step::decode(3)});
       problem.options.dense = dense;
       problem.options.softcap = 20.0;
       problem.options.alibi = {0.002f, 0.0001f};
