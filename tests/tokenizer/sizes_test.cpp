@@ -112,6 +112,21 @@ TEST(TokenizerSizes, RanksAndIdsBeyond65536) {
   }
 }
 
+// A pair of symbols is not another pair that has the same lower 16 bits, on either side.
+TEST(TokenizerSizes, PairsOfSymbolsBeyond65536) {
+  VocabularyBuilder b = all_bytes();
+  const std::int32_t ab = b.add("ab");
+  while (b.tokens.size() < 65536 + 'a') b.add("t" + std::to_string(b.tokens.size()));
+  const std::int32_t pq = b.add("pq");  // 65536 and 'a'
+  const std::int32_t xy = b.add("xy");  // 65536 and 'b'
+  b.merges = {"x y", "p q", "a b"};
+  const auto tokenizer = b.build();
+  EXPECT_EQ(tokenizer->encode("ab", false, false), Ids{ab});
+  EXPECT_EQ(tokenizer->encode("axy", false, false), (Ids{'a', xy}));
+  EXPECT_EQ(tokenizer->encode("pqb", false, false), (Ids{pq, 'b'}));
+  EXPECT_EQ(tokenizer->encode("pqxy", false, false), (Ids{pq, xy}));
+}
+
 TEST(TokenizerSizes, ScoresAndIdsBeyond65536) {
   VocabularyBuilder b = small_sentence();
   b.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
