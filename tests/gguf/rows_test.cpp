@@ -445,6 +445,48 @@ TEST(RowKernels, RunWhereTheProcessorHasTheirInstructions) {
   }
 }
 
+// On both sides of every multiple of the rows that a kernel takes at once; nothing is written beside or after them.
+TEST(RowKernels, EachOfSeveralRowsHasTheBitsThatItHasAlone) {
+  constexpr std::int64_t kCount = 3;
+  constexpr std::int64_t kStride = 5;
+  constexpr std::int64_t kMost = 13;
+  constexpr float kUntouched = 12345.0F;
+  for (const TensorTypeInfo& info : tensor_types()) {
+    if (!is_quantised(info.type)) continue;
+    for (const std::int64_t n : {256, 4352}) {
+      const RandomRows rows(info.type, n, kCount);
+      const std::size_t fixed = fixed_row_bytes(n);
+      const std::size_t bytes = fixed + arranged_row_bytes(n);
+      std::vector<std::byte> memory(static_cast<std::size_t>(kMost) * bytes + 64);
+      void* at = memory.data();
+      std::size_t space = memory.size();
+      auto* const aligned = static_cast<std::byte*>(std::align(64, memory.size() - 64, at, space));
+      std::vector<FixedRow> x;
+      std::vector<float> alone(static_cast<std::size_t>(kMost * kCount));
+      for (std::int64_t i = 0; i < kMost; ++i) {
+        std::vector<float> values = uneven_row(n);
+        for (float& value : values) value *= static_cast<float>(i + 1);
+        std::byte* const own = aligned + static_cast<std::size_t>(i) * bytes;
+        x.push_back(arrange_row(info.type, fix_row(values.data(), n, own), n, own + fixed));
+        dot_rows_fixed(info.type, rows.row(0), kCount, n, std::span(x).last(1), alone.data() + i * kCount, 1);
+      }
+      for (std::int64_t count = 1; count <= kMost; ++count) {
+        std::vector<float> got(static_cast<std::size_t>((kMost + 1) * kStride), kUntouched);
+        dot_rows_fixed(info.type, rows.row(0), kCount, n, std::span(x).first(static_cast<std::size_t>(count)),
+                       got.data(), kStride);
+        for (std::int64_t i = 0; i < std::ssize(got); ++i) {
+          const std::int64_t row = i / kStride;
+          const bool written = row < count && i % kStride < kCount;
+          const float wanted =
+              written ? alone[static_cast<std::size_t>(row * kCount + i % kStride)] : kUntouched;
+          ASSERT_EQ(bits_of(got[static_cast<std::size_t>(i)]), bits_of(wanted))
+              << info.name << ", row " << row << " of " << count << " rows of " << n;
+        }
+      }
+    }
+  }
+}
+
 TEST(RowKernels, TheFastestIsChosen) {
   const auto variants = row_kernel_variants();
   ASSERT_EQ(variants.size(), 4U);
