@@ -87,7 +87,8 @@ class BadModels(Refusals):
 
     def test_heads_that_are_wider_than_a_row_may_be(self):
         file = File()
-        file.metadata |= {"llama.attention.head_count": (U32, 65536), "llama.attention.key_length": (U32, 32)}
+        file.metadata |= {"llama.attention.head_count": (U32, 65536), "llama.attention.key_length": (U32, 32),
+                          "llama.attention.value_length": (U32, 32)}
         self.refuse(file, ["llama.attention.head_count is 65536", "allowed"])
 
     def test_embedding_of_too_few_rows(self):
