@@ -232,7 +232,7 @@ int main(int argc, char** argv) {
 #ifndef HEADWATER_SANITIZED  // a sanitizer's own handlers say more
   install_crash_note();
 #endif
-  // Freed memory stays with the process: else page faults take a tenth of the time of large cases.
+  // Freed memory stays with the process: large cases would spend seconds of each engine in page faults.
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
   try {

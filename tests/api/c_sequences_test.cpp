@@ -314,8 +314,8 @@ TEST(CLayers, LAYER_1_WidthsAreThoseOfTheLayer) {
   EXPECT_THAT(headwater_last_error(), testing::HasSubstr("position is 0"));
 }
 
-// As many sequences as one call takes, each with rows of its own: two tokens, of which the second one sees the first, by the
-// formula. One more is refused, and so is a last one that is wrong, with its number.
+// As many sequences as one call takes, each with rows of its own, every second one the caller's: two tokens, of which the
+// second one sees the first, by the formula. One more is refused, and so is a last one that is wrong, with its number.
 TEST(CTogetherSizes, SEQ_1_AsManySequencesAsACallTakes) {
   constexpr std::size_t kMost = 4096;
   const headwater_shape shape{1, 1, 1, 1, 1, 2, HEADWATER_F32, 0};

@@ -500,7 +500,7 @@ TEST_P(StoredRowsOf, ROWS_1_HostileRowsAreRefusedByName) {
   session->end();
   session->begin(Step::decode(70));
   layer = 0;
-  refuse_tables({24, 21, 20, 0});  // and first what follows it: a refusal forgets what was taken
+  refuse_tables({24, 21, 20, 0});  // new entries first: a refusal forgets the table that was taken
   float row[16];
   expect_error([&] { session->read_key(0, 0, 0, row); }, ErrorCode::unsupported, {"rows"});
   expect_error([&] { session->read_value(0, 0, 0, row); }, ErrorCode::unsupported, {"rows"});
