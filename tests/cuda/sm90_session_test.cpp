@@ -217,53 +217,75 @@ struct Results {
   std::string paths;
 };
 
-Results run_width(const Sm90Switch& wanted, DType type, std::int64_t d, std::int64_t dv) {
+/// What run_sizes() differs in.
+struct Sizes {
+  std::int64_t d = kWidth, dv = kWidth;
+  std::int64_t heads = 1;
+  std::int64_t chunk = 160, tokens = kTokens;
+};
+
+Results run_sizes(const Sm90Switch& wanted, DType type, const Sizes& sizes) {
+  const auto& [d, dv, heads, chunk, tokens] = sizes;
   Shape shape = shape_of(type);
-  shape.n_head = 1;
+  shape.n_head = heads;
   shape.d_head = d;
   shape.d_value = dv;
   Options wished = options();
+  wished.chunk = chunk;
   wished.heavy = 0;
   CudaSession session(open_emulated_device(dispatch().kernels(), sm90_device()), dispatch(), shape, wished,
                       core::resolve(shape, wished, 1), Launching::replayed, RowPlace{}, wanted);
-  const auto q = rows(kTokens * d, 1, type);
-  const auto k = rows(kTokens * d, 2, type);
-  const auto v = rows(kTokens * dv, 3, type);
-  std::vector<std::uint16_t> narrow(static_cast<std::size_t>(kTokens * dv));
-  session.begin(Step::prefill(kTokens));
-  session.attend(0, headwater::Rows::token_major(q.data(), type, 1, d),
+  const auto q = rows(tokens * heads * d, 1, type);
+  const auto k = rows(tokens * d, 2, type);
+  const auto v = rows(tokens * dv, 3, type);
+  std::vector<std::uint16_t> narrow(static_cast<std::size_t>(tokens * heads * dv));
+  session.begin(Step::prefill(tokens));
+  session.attend(0, headwater::Rows::token_major(q.data(), type, heads, d),
                  headwater::Rows::token_major(k.data(), type, 1, d),
                  headwater::Rows::token_major(v.data(), type, 1, dv),
-                 MutableRows::token_major(narrow.data(), type, 1, dv));
+                 MutableRows::token_major(narrow.data(), type, heads, dv));
   session.end();
-  Results results{std::vector<float>(narrow.size()), std::vector<float>(kTokens), session.paths()};
-  core::widen(narrow.data(), type, kTokens * dv, results.out.data());
-  core::widen(session.scores(0).data, DType::bf16, kTokens, results.scores.data());
+  Results results{std::vector<float>(narrow.size()), std::vector<float>(heads * tokens), session.paths()};
+  core::widen(narrow.data(), type, std::ssize(narrow), results.out.data());
+  const ScoreView scores = session.scores(0);
+  for (std::int64_t head = 0; head < heads; ++head) {
+    core::widen(static_cast<const std::uint16_t*>(scores.data) + head * scores.head_stride, DType::bf16, tokens,
+                results.scores.data() + head * tokens);
+  }
   return results;
 }
 
+void expect_agreement(const Results& taken, const Results& other, DType type, const Sizes& sizes) {
+  // Both round each weight and the output once; values are below 2.
+  const float unit = type == DType::bf16 ? 0x1p-8f : 0x1p-11f;
+  for (std::size_t i = 0; i < taken.out.size(); ++i) {
+    ASSERT_NEAR(taken.out[i], other.out[i], 4 * unit) << sizes.d << ", element " << i;
+  }
+  // Column sums of F32, then scores of BF16.
+  for (std::size_t i = 0; i < taken.scores.size(); ++i) {
+    ASSERT_NEAR(taken.scores[i], other.scores[i], 0x1p-6f * other.scores[i]) << sizes.d << ", score " << i;
+  }
+}
+
 TEST(Sm90Session, EveryWidthAgreesWithTheOtherKernels) {
-  constexpr std::pair<std::int64_t, std::int64_t> kWidths[] = {
-      {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
   for (const DType type : {DType::bf16, DType::f16}) {
-    for (const auto& [d, dv] : kWidths) {
-      const Results taken = run_width(kAlways, type, d, dv);
-      const Results other = run_width({}, type, d, dv);
-      ASSERT_EQ(taken.paths, d > 128
+    for (const Sizes& sizes : {Sizes{80, 80}, Sizes{96, 96}, Sizes{128, 128}, Sizes{192, 128}, Sizes{256, 256}}) {
+      const Results taken = run_sizes(kAlways, type, sizes);
+      ASSERT_EQ(taken.paths, sizes.d > 128
                                  ? "intra: sm_90a; score: sm_80 (keys are wider than 128); output: sm_90a; "
                                    "dense: sm_90a"
                                  : kAllTaken);
-      // Both round each weight and the output once; values are below 2.
-      const float unit = type == DType::bf16 ? 0x1p-8f : 0x1p-11f;
-      for (std::size_t i = 0; i < taken.out.size(); ++i) {
-        ASSERT_NEAR(taken.out[i], other.out[i], 4 * unit) << d << ", element " << i;
-      }
-      // Column sums of F32, then scores of BF16.
-      for (std::size_t i = 0; i < taken.scores.size(); ++i) {
-        ASSERT_NEAR(taken.scores[i], other.scores[i], 0x1p-6f * other.scores[i]) << d << ", token " << i;
-      }
+      expect_agreement(taken, run_sizes({}, type, sizes), type, sizes);
     }
   }
+}
+
+/// 34 heads on 132 multiprocessors: two runs of query blocks in a chunk of 256 tokens, three in one of 160.
+TEST(Sm90Session, AShorterChunkMayHaveMorePartialColumnSums) {
+  const Sizes sizes{.heads = 34, .chunk = 256, .tokens = 256 + 160};
+  const Results taken = run_sizes(kAlways, DType::bf16, sizes);
+  ASSERT_EQ(taken.paths, kAllTaken);
+  expect_agreement(taken, run_sizes({}, DType::bf16, sizes), DType::bf16, sizes);
 }
 
 TEST(Sm90Session, TensorMapsFollowTheCallersRowsFromReplayToReplay) {
