@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tests/cuda/session_support.hpp"
@@ -15,26 +16,29 @@ inline constexpr std::int64_t kMostTokens = 150;
 /// A session, and what its caller holds: rows of q, of k and v, of out, `offset` elements after an aligned address.
 struct Caller {
   Caller(RowMemory memory, DType row_type, const EmulationOptions& emulation = {},
-         Launching launching = Launching::replayed, std::int64_t offset_elements = 0)
-      : type(row_type), offset(offset_elements) {
+         Launching launching = Launching::replayed, std::int64_t offset_elements = 0,
+         std::optional<DType> outputs = std::nullopt)
+      : type(row_type), out_type(outputs.value_or(row_type)), offset(offset_elements) {
     auto opened = open_emulated_device(dispatch().kernels(), emulation);
     device = opened.get();
     stream = device->stream();
     RowPlace place;
     if (memory == RowMemory::device) place = {true, device->native_handle(stream)};
     session = session_on(std::move(opened), type, launching, place);
-    const std::int64_t bytes = (kMostTokens * kHeads * kWidth + offset) * size();
-    for (auto* rows : {&q, &kv, &out}) {
+    const auto take = [&](void*& rows, DType of) {
+      const auto size = static_cast<std::int64_t>(dtype_size(of));
+      const std::int64_t bytes = (kMostTokens * kHeads * kWidth + offset) * size;
       on_host.emplace_back(static_cast<std::size_t>(bytes), 0xFF);
-      *rows = memory == RowMemory::device ? device->allocate(bytes, "rows") : on_host.back().data();
-      *rows = static_cast<unsigned char*>(*rows) + offset * size();
-    }
+      rows = memory == RowMemory::device ? device->allocate(bytes, "rows") : on_host.back().data();
+      rows = static_cast<unsigned char*>(rows) + offset * size;
+    };
+    take(q, type);
+    take(kv, type);
+    take(out, out_type);
     fill(q, kHeads, 1);
     fill(kv, kHeadsKv, 2);
     device->synchronize(stream);
   }
-
-  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(dtype_size(type)); }
 
   void fill(void* rows, std::int64_t heads, std::uint32_t seed) {
     const std::vector<unsigned char> source = elements(kMostTokens * heads * kWidth, type, seed);
@@ -54,7 +58,7 @@ struct Caller {
     session->attend(layer, headwater::Rows::token_major(q, type, kHeads, kWidth),
                     headwater::Rows::token_major(kv, type, kHeadsKv, kWidth),
                     headwater::Rows::token_major(kv, type, kHeadsKv, kWidth),
-                    MutableRows::token_major(out, type, kHeads, kWidth));
+                    MutableRows::token_major(out, out_type, kHeads, kWidth));
   }
 
   void run(const Step& step) {
@@ -66,7 +70,8 @@ struct Caller {
   /// The last layer's outputs and all scores, bit by bit.
   std::vector<unsigned char> result(const Step& step) {
     run(step);
-    std::vector<unsigned char> bits(static_cast<std::size_t>(step.n * kHeads * kWidth * size()));
+    std::vector<unsigned char> bits(static_cast<std::size_t>(step.n * kHeads * kWidth) *
+                                    dtype_size(out_type));
     copy(bits.data(), out, static_cast<std::int64_t>(bits.size()), Direction::device_to_host);
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
       const ScoreView scores = session->scores(layer);
@@ -78,7 +83,7 @@ struct Caller {
     return bits;
   }
 
-  DType type;
+  DType type, out_type;
   std::int64_t offset;
   Device* device = nullptr;
   Stream stream{};

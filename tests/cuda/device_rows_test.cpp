@@ -98,6 +98,17 @@ TEST(DeviceRows, GiveTheBitsOfHostRows) {
   }
 }
 
+/// Outputs of another type than the queries', in a call of several windows.
+TEST(DeviceRows, HaveTheStrideOfTheirOwnType) {
+  for (const auto& [type, out_type] :
+       {std::pair{DType::bf16, DType::f32}, std::pair{DType::f32, DType::f16}}) {
+    const auto result = [&](RowMemory memory) {
+      return Caller(memory, type, {}, Launching::replayed, 0, out_type).result(Step::prefill(kMostTokens));
+    };
+    EXPECT_EQ(result(RowMemory::device), result(RowMemory::host));
+  }
+}
+
 TEST(DeviceRows, AnObserverIsShownChunksAndChangesNoBit) {
   Caller watched(RowMemory::device, DType::f32);
   Caller alone(RowMemory::device, DType::f32);

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kHeads = 4;
 inline constexpr std::int64_t kHeadsKv = 2;
 inline constexpr std::int64_t kWidth = 16;
 inline constexpr std::int64_t kLayers = 2;
-inline constexpr std::int64_t kCapacity = 200;
+inline constexpr std::int64_t kCapacity = 300;
 inline constexpr std::int64_t kBatch = 64;
 
 inline const Dispatch& dispatch() {

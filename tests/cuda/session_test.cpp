@@ -40,10 +40,10 @@ std::vector<unsigned char> run(Session& session, const Step& step, DType type = 
   return out;
 }
 
-/// Outputs of n tokens of all layers, decoded `at_once` at a time after a prompt of 40.
-std::vector<float> decoded(std::int64_t n, std::int64_t at_once) {
+/// Outputs of n tokens of all layers, decoded `at_once` at a time after a prompt.
+std::vector<float> decoded(std::int64_t prompt, std::int64_t n, std::int64_t at_once) {
   const auto session = session_with();
-  (void)run(*session, Step::prefill(40));
+  (void)run(*session, Step::prefill(prompt));
   const std::vector<float> q = numbers(n * kHeads * kWidth, 7);
   const std::vector<float> kv = numbers(n * kHeadsKv * kWidth, 8);
   std::vector<float> out(kLayers * q.size());
@@ -62,13 +62,15 @@ std::vector<float> decoded(std::int64_t n, std::int64_t at_once) {
   return out;
 }
 
-/// Up to 64 rows of a group are split along their keys; a step of more tokens takes the kernels of a dense prefill.
+/// Up to 64 rows of a group are split along their keys, 256 at a time: the second split of the last step begins behind the first
+/// eight tokens. A step of more tokens takes the kernels of a dense prefill.
 TEST(CudaSession, DecodesAnyNumberOfTokensAsOneAfterAnother) {
-  for (const std::int64_t n : {32, 33, 70}) {
-    const std::vector<float> together = decoded(n, n);
-    const std::vector<float> apart = decoded(n, 1);
+  for (const auto& [prompt, n] :
+       {std::pair{40, 32}, std::pair{40, 33}, std::pair{40, 70}, std::pair{244, 16}}) {
+    const std::vector<float> together = decoded(prompt, n, n);
+    const std::vector<float> apart = decoded(prompt, n, 1);
     for (std::size_t i = 0; i < apart.size(); ++i)
-      ASSERT_NEAR(together[i], apart[i], 1e-5F) << n << ", " << i;
+      ASSERT_NEAR(together[i], apart[i], 1e-5F) << prompt << " + " << n << ", " << i;
   }
 }
 

@@ -131,7 +131,7 @@ TEST(Sm90Dense, SoHasAFirstChunkThatIsShort) {
 TEST(Sm90Dense, CutsOfCallsChangeNoBit) {
   const auto expected = one_call(DType::bf16, dense(), kCapacity);
   for (const std::vector<std::int64_t>& cuts :
-       {std::vector<std::int64_t>{128, 72}, {1, 199}, {70, 57, 2, 71}, {127, 1, 1, 71}}) {
+       {std::vector<std::int64_t>{128, 172}, {1, 299}, {70, 57, 2, 171}, {127, 1, 1, 171}}) {
     Caller caller(DType::bf16, dense());
     bool first = true;
     for (const std::int64_t n : cuts) {

@@ -249,8 +249,8 @@ Results run_sizes(const Sm90Switch& wanted, DType type, const Sizes& sizes) {
   core::widen(narrow.data(), type, std::ssize(narrow), results.out.data());
   const ScoreView scores = session.scores(0);
   for (std::int64_t head = 0; head < heads; ++head) {
-    core::widen(static_cast<const std::uint16_t*>(scores.data) + head * scores.head_stride, DType::bf16, tokens,
-                results.scores.data() + head * tokens);
+    core::widen(static_cast<const std::uint16_t*>(scores.data) + head * scores.head_stride, DType::bf16,
+                tokens, results.scores.data() + head * tokens);
   }
   return results;
 }
@@ -269,7 +269,8 @@ void expect_agreement(const Results& taken, const Results& other, DType type, co
 
 TEST(Sm90Session, EveryWidthAgreesWithTheOtherKernels) {
   for (const DType type : {DType::bf16, DType::f16}) {
-    for (const Sizes& sizes : {Sizes{80, 80}, Sizes{96, 96}, Sizes{128, 128}, Sizes{192, 128}, Sizes{256, 256}}) {
+    for (const Sizes& sizes :
+         {Sizes{80, 80}, Sizes{96, 96}, Sizes{128, 128}, Sizes{192, 128}, Sizes{256, 256}}) {
       const Results taken = run_sizes(kAlways, type, sizes);
       ASSERT_EQ(taken.paths, sizes.d > 128
                                  ? "intra: sm_90a; score: sm_80 (keys are wider than 128); output: sm_90a; "
