@@ -19,7 +19,8 @@ changed since is not judged again, so a run that was stopped goes on where it wa
 anew (after a test was added).
 --record writes what is known of the sample (COUNT, --seed, --path) to judged.json beside this file, which git keeps:
 the commit, the verdicts, and each mutant that survived, with its explanation, which is written there by hand. --moved
-says for each sample how many of its source lines have changed since, and warns above a tenth.
+says for each sample, and for docs/plan-metrics.md, how many of its source lines have changed since, and warns above a
+tenth.
 Exit status 0: all found; 1: survivors; 2: the copy without a fault fails.
 Faults (faults.py): changed operators, bounds and constants, swapped arguments, dropped statements.
 """

@@ -1,14 +1,18 @@
-"""What samples of mutants came to (judged.json, committed), and how far the sources have moved since (mutate.py)."""
+"""What samples of mutants came to (judged.json, committed), and how far the sources have moved since, and since
+the plan's metrics were measured (mutate.py)."""
 
 import collections
 import datetime
 import json
 import pathlib
+import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD = pathlib.Path(__file__).with_name("judged.json")
-MOST_MOVED = 0.1  # of the source lines; a sample of an older tree says little about this one
+METRICS = ROOT / "docs/plan-metrics.md"
+METRICS_OF = ["reference/", "optimized/", "runtime/"]
+MOST_MOVED = 0.1  # of the source lines; what was found in an older tree says little about this one
 
 
 def git(*arguments):
@@ -79,15 +83,21 @@ def lines_of(paths):
 
 
 def print_moved():
-    """One line for each sample: its commit, and the share of its source lines that changed since."""
+    """One line for each sample and for the plan's metrics: its commit, and the share of its source lines that changed since."""
     for entry in samples():
-        name, commit = " ".join(entry["paths"]), entry["commit"]
-        sample = f"mutants of {name}, seed {entry['seed']}: {entry['judged']} judged at {commit[:9]} ({entry['date']})"
-        if git("cat-file", "-e", f"{commit}^{{commit}}") is None:
-            print(f"{sample}; that commit is not in this clone, so nothing can be said of what changed since")
-            continue
-        numbers = git("diff", "--numstat", "--no-renames", commit, "--", *patterns(entry["paths"])).splitlines()
-        changed = sum(max(map(int, line.split("\t")[:2])) for line in numbers)
-        share = changed / max(1, lines_of(entry["paths"]))
-        print(f"{'warning: ' if share > MOST_MOVED else ''}{sample}; {changed} source lines changed since "
-              f"({100 * share:.1f} %)" + (f", more than {MOST_MOVED:.0%}: judge anew" if share > MOST_MOVED else ""))
+        print_share(f"mutants of {' '.join(entry['paths'])}, seed {entry['seed']}: {entry['judged']} judged",
+                    entry["commit"], entry["date"], entry["paths"], "judge")
+    facts = re.search(r"^Measured (\S+) at commit `(\w+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
+    print_share(f"{METRICS.relative_to(ROOT)}: measured", facts[2], facts[1], METRICS_OF, "measure")
+
+
+def print_share(what, commit, date, paths, anew):
+    what += f" at {commit[:9]} ({date})"
+    if git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+        print(f"{what}; that commit is not in this clone, so nothing can be said of what changed since")
+        return
+    numbers = git("diff", "--numstat", "--no-renames", commit, "--", *patterns(paths)).splitlines()
+    changed = sum(max(map(int, line.split("\t")[:2])) for line in numbers)
+    share = changed / max(1, lines_of(paths))
+    print(f"{'warning: ' if share > MOST_MOVED else ''}{what}; {changed} source lines changed since "
+          f"({100 * share:.1f} %)" + (f", more than {MOST_MOVED:.0%}: {anew} anew" if share > MOST_MOVED else ""))
