@@ -14,15 +14,18 @@
 namespace headwater::conformance {
 namespace {
 
+constexpr std::int64_t kTileRows = 32;  // the engines' smallest tile of rows
+
 // A ratio below this says nothing about rounding (an exact result); it spares the division of 0 by 0.
 double ratio_of(double error, double bound) { return error == 0.0 ? 0.0 : error / bound; }
 
-// Positions of a chunk on both sides of every multiple of `border` in it, its first and its last.
-std::vector<std::int64_t> border_rows(const Chunk& chunk, std::int64_t border) {
+// Positions of a chunk on both sides of `first` and of every `border` rows after it, its first and its last.
+std::vector<std::int64_t> border_rows(const Chunk& chunk, std::int64_t border, std::int64_t first) {
   std::vector<std::int64_t> rows;
   const std::int64_t length = chunk.end - chunk.begin;
   for (std::int64_t i = 0; i < length; ++i) {
-    if (i % border == 0 || i % border == border - 1 || i == length - 1) rows.push_back(chunk.begin + i);
+    const std::int64_t behind = (i + border - first) % border;
+    if (i == 0 || behind == 0 || behind == border - 1 || i == length - 1) rows.push_back(chunk.begin + i);
   }
   return rows;
 }
@@ -461,7 +464,8 @@ void require_forced_in_part(Context& context, const Problem& problem, const Trac
         }
         std::vector<std::vector<std::int64_t>> sets = rows_by_set(chunk);
         if (!whole) {
-          const std::vector<std::int64_t> borders = border_rows(chunk.chunk, part.border);
+          const std::int64_t turn = (head + layer) % std::max<std::int64_t>(1, part.border / kTileRows);
+          const std::vector<std::int64_t> borders = border_rows(chunk.chunk, part.border, turn * kTileRows);
           for (std::vector<std::int64_t>& rows : sets) {
             std::erase_if(rows, [&](std::int64_t row) {
               return !std::binary_search(borders.begin(), borders.end(), row);

@@ -86,8 +86,9 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
                                                 const Trace& trace, std::int64_t layer = 0);
 
 /// What is compared with the oracle where all of a run would take too long. Column sums, votes and log-sum-exps of a sparse
-/// chunk are compared whole (with rule `blocks`, log-sum-exps where outputs are); of outputs all rows of some heads, and of the other heads (and of dense and decode
-/// chunks) the rows on both sides of every multiple of `border` in the chunk.
+/// chunk are compared whole (with rule `blocks`, log-sum-exps where outputs are); of outputs all rows of some heads, and of
+/// the other heads (and of dense and decode chunks) the rows on both sides of one in every `border` rows of the chunk: of
+/// multiples of 32, others from head to head and from layer to layer, so that all of them have their turn.
 struct Part {
   std::function<bool(const Chunk&)> chunk = {};  ///< none: every chunk
   std::function<bool(std::int64_t head)> head =

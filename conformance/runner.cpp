@@ -44,6 +44,8 @@ std::string reproduction(const Case& test, const Engine* engine, const Settings&
 
 std::string ratchet_name(const Engine& engine) {
   std::string_view name = engine.name();
+  // Tiles in software give the bits of the real ones.
+  if (name == "cpu-amx-emulated") return "cpu-amx/AMX-BF16";
   if (name == "cpu") {
     const auto all = engines();
     const auto twin = std::find_if(all.begin(), all.end(), [&](const Engine* other) {
