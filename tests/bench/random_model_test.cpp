@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 #include <string_view>
+#include <unordered_set>
 
 #include "headwater/error.hpp"
 #include "runtime/generate/conversation.hpp"
@@ -70,6 +71,25 @@ TEST(RandomModel, HasTheSameBytesForEveryNumberOfThreads) {
   const auto one = file_bytes(model, 1);
   EXPECT_EQ(file_bytes(model, 3), one);
   EXPECT_NE(file_bytes(RandomModel(small("qwen3", false), TensorType::q4_k, 4), 1), one);
+}
+
+// Beyond 2^17 rows: in 32 bytes at random no two of them are the same.
+TEST(RandomModel, HasOtherWeightsInEveryRowOfALargeVocabulary) {
+  ModelShape shape = small("llama", false);
+  shape.layers = 1;
+  shape.width = 8;
+  shape.vocabulary = 140'000;
+  const auto file = in_memory(RandomModel(shape, TensorType::f32, 5), "random", 2);
+  std::unordered_set<std::string_view> rows;
+  for (const char* name : {"token_embd.weight", "output.weight"}) {
+    const runtime::Tensor& tensor = file->tensor(name);
+    const auto bytes = static_cast<std::size_t>(runtime::row_bytes(tensor.type, shape.width));
+    ASSERT_EQ(tensor.rows(), shape.vocabulary);
+    for (std::int64_t r = 0; r < tensor.rows(); ++r) {
+      const bool is_new = rows.emplace(reinterpret_cast<const char*>(tensor.row(r)), bytes).second;
+      ASSERT_TRUE(is_new) << "row " << r << " of " << name;
+    }
+  }
 }
 
 TEST(RandomModel, RefusesRowsThatAreNoWholeBlocks) {
