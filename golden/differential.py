@@ -2,9 +2,10 @@
 
     differential.py PROGRAM [--cases 40] [--seed 1] [--engine NAME ...] [--only CASE]
 
-Every problem draws shapes, types, options and a step sequence; the file goes through the program like a user's.
-Memory sets and scores must replay exactly, outputs, log-sum-exps, column sums and votes lie within the derived bound
-(docs/spec.md 13, SEL-11). A failure prints the command that repeats it.
+Every problem draws shapes, types, options and a step sequence; one, `long`, is always the same and has the size of real
+prompts. The file goes through the program like a user's. Memory sets and scores must replay exactly, outputs,
+log-sum-exps, column sums and votes lie within the derived bound (docs/spec.md 13, SEL-11). A failure prints the command
+that repeats it.
 """
 
 import argparse
@@ -127,6 +128,20 @@ def draw(rng):
     return file, options, steps, [str(f) for f in flags + ["--steps", text]]
 
 
+def long_problem():
+    """Like draw(): eight chunks of the default size by two query heads over one, and three decoded tokens. Every 30th key
+    is so large that it enters the memory sets; else the first chunk's tokens alone would stay in them."""
+    rng = np.random.default_rng(0)
+    n, decoded, d = 8192, 3, 64
+    file = {name: (dtype, rng.normal(size=(n + decoded, heads, d)))
+            for name, dtype, heads in (("q", "F32", 2), ("k", "F16", 1), ("v", "F16", 1))}
+    file["k"][1][::30] *= 3
+    options = oracle.Options(local=200, heavy=312)
+    flags = ["-b", options.batch, "-ub", options.chunk, "--h2o-local", options.local, "--h2o-heavy", options.heavy]
+    flags += ["-t", 2, "--steps", f"p{n},d{decoded}"]
+    return file, options, [("p", n, None), ("d", decoded)], [str(f) for f in flags]
+
+
 def compare(stored, result, options, steps, kept):
     """List of what is wrong. `kept`: what the engine narrows of summaries and pooled queries (oracle.Oracle)."""
     if options.select == "blocks":
@@ -198,19 +213,23 @@ def run_one(program, engine, file, options, steps, flags, folder):
     return compare(tensors.read(source)[0], tensors.read(target)[0], options, steps, kept), command
 
 
+def case_of(text):
+    return text if text == "long" else int(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--cases", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", action="append")
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=case_of, metavar="CASE")
     arguments = parser.parse_args()
     failed = run = 0
-    cases = range(arguments.cases) if arguments.only is None else [arguments.only]
+    cases = ["long", *range(arguments.cases)] if arguments.only is None else [arguments.only]
     with tempfile.TemporaryDirectory() as name:
         for case in cases:
-            problem = draw(np.random.default_rng([arguments.seed, case]))
+            problem = long_problem() if case == "long" else draw(np.random.default_rng([arguments.seed, case]))
             for engine in arguments.engine or ["reference", "cpu-portable"]:
                 run += 1
                 wrong, command = run_one(arguments.program, engine, *problem, pathlib.Path(name))
