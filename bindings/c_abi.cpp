@@ -104,8 +104,8 @@ headwater::StoredRows stored_rows_of(const headwater_stored_rows* from, const st
           .value_page_stride = from->value_page_stride};
 }
 
-headwater::LseOutput lse_of(const headwater_lse_output* from) {
-  needed(needed(from, "lse")->data, "lse.data");
+headwater::LseOutput lse_of(const headwater_lse_output* from, const std::string& prefix = "") {
+  needed(needed(from, prefix + "lse")->data, prefix + "lse.data");
   std::int64_t head_stride = from->head_stride;
   if (HEADWATER_SABOTAGE("bindings.lse.head_stride_in_16_bits")) head_stride &= 0xFFFF;
   return {from->data, from->row_stride, head_stride};
@@ -336,7 +336,8 @@ headwater_status headwater_attend_together(const headwater_sequence_call* calls,
         call.k = rows_of(from.k, name + ".k");
         call.v = rows_of(from.v, name + ".v");
       }
-      if (from.lse != nullptr) call.lse = lse_of(from.lse);
+      const bool unnumbered = HEADWATER_SABOTAGE("bindings.together.lse_without_number");
+      if (from.lse != nullptr) call.lse = lse_of(from.lse, unnumbered ? "" : name + ".");
     }
     headwater::attend_together(all);
   });

@@ -254,6 +254,10 @@ TEST(CTogether, SEQ_1_ThreeHundredCalls) {
   EXPECT_EQ(attend(), HEADWATER_INVALID_ARGUMENT);
   EXPECT_THAT(headwater_last_error(), testing::HasSubstr("calls[299].v"));
   calls.back().own.v = &rows.back();
+  lse.back().data = nullptr;
+  EXPECT_EQ(attend(), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_THAT(headwater_last_error(), testing::HasSubstr("calls[299].lse.data"));
+  lse.back().data = &sums.back();
   ASSERT_EQ(attend(), HEADWATER_OK) << headwater_last_error();
   EXPECT_EQ(out, values);
   for (std::size_t i = 0; i < kCalls; ++i) {
