@@ -225,9 +225,24 @@ void Transformer::begin(std::span<const SlotToken> tokens) {
     positions_.push_back(HEADWATER_SABOTAGE("runtime.slots.position_of_the_first") ? active_.front()->tokens()
                                                                                    : one.tokens());
     ids_.push_back(token.id);
-    one.begin(Step::decode());
+    try {
+      one.begin(Step::decode());
+    } catch (...) {
+      active_.pop_back();
+      if (!HEADWATER_SABOTAGE("runtime.slots.begun_left_open")) abort_active();
+      throw;
+    }
   }
   few_ = true;
+}
+
+void Transformer::abort_active() {
+  for (Session* const one : active_) {
+    try {
+      one->abort();
+    } catch (const Error&) {  // not offered: only reset() is left
+    }
+  }
 }
 
 void Transformer::repeat(const PartCall& call, std::span<const float> rows) {

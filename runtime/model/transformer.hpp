@@ -78,7 +78,8 @@ class Transformer {
   void run(const Step& step, std::span<const std::int32_t> ids, int slot = 0);
   /// A decode step of one token for each of these slots, which are tokens 0, 1, ... of the step: the weights are read once.
   /// Every slot has the bits that run() gives it alone. Errors: as of run(); invalid_argument for no token, a slot that is
-  /// not there, and one that comes twice.
+  /// not there, and one that comes twice. Where a session refuses the step, it is open in no slot if the engine has
+  /// Session::abort().
   void decode(std::span<const SlotToken> tokens);
   /// Logits of tokens [first, first + count) of the last step: count x vocabulary. One row is computed in F32. Errors:
   /// invalid_argument for other tokens, where the step did not finish, and where `out` is shorter.
@@ -128,6 +129,8 @@ class Transformer {
   void check_id(std::int32_t id) const;
   void begin(const Step& step, int slot);
   void begin(std::span<const SlotToken> tokens);
+  /// The steps of active_, which have begun.
+  void abort_active();
   /// The step of the sessions in active_, which are open: from ids, or from the rows of the part before.
   void run_layers(std::span<const std::int32_t> ids, std::span<const float> rows = {});
   /// Hands the last step on.

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "headwater/error.hpp"
 #include "tests/model/made_model.hpp"
 #include "tests/model/support.hpp"
@@ -301,6 +303,18 @@ TEST(Slots, OfModelsWithBiasesAndValuesOfOtherWidths) {
     SCOPED_TRACE(model->sizes().architecture);
     expect_slots_as_alone([&](Precision precision) { return model->load(precision); });
   }
+}
+
+TEST(Slots, AStepThatOneSlotRefusesIsOpenInNone) {
+  TransformerOptions chosen = small(50);
+  chosen.slots = 2;
+  Transformer transformer(bundled(Precision::f32), chosen);
+  Conversation first(transformer, 0, 0);
+  first.feed(some_ids(20));
+  transformer.session(1).begin(Step::decode());
+  EXPECT_THROW(transformer.decode(std::array{SlotToken{0, 1}, SlotToken{1, 1}}), Error);
+  EXPECT_NO_THROW(first.append(1));
+  EXPECT_EQ(first.tokens(), 21);
 }
 
 TEST(Slots, WhatIsNotAllowedChangesNothing) {
