@@ -86,7 +86,10 @@ void Conversation::note(const Step& step) {
 
 std::string Conversation::steps() const {
   std::string text = record_.steps;
-  for (std::int64_t i = 0; i < record_.appended; ++i) text += ",d1";
+  for (std::int64_t i = 0; i < record_.appended; ++i) {
+    if (!text.empty() || HEADWATER_SABOTAGE("runtime.steps.comma_first")) text += ',';
+    text += step_text(Step::decode());
+  }
   return text;
 }
 

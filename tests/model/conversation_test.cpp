@@ -48,6 +48,16 @@ TEST(Conversation, CutsATurnIntoBatchesAndATail) {
   EXPECT_EQ(conversation.tokens(), 0);
 }
 
+TEST(Conversation, StepsMayBeginWithAToken) {
+  Transformer transformer(bundled(Precision::f32), small(50));
+  Conversation conversation(transformer, 0);
+  conversation.append(5);
+  EXPECT_EQ(conversation.steps(), "d1");
+  conversation.append(6);
+  conversation.feed(some_ids(5));
+  EXPECT_EQ(conversation.steps(), "d1,d1,p5");
+}
+
 TEST(Conversation, HundredsOfAnswersAreSteps) {
   constexpr int kAnswers = 300;
   Transformer transformer(bundled(Precision::f32), small(400));
