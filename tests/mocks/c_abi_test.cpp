@@ -6,8 +6,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <new>
@@ -30,9 +34,12 @@ using ::testing::HasSubstr;
 using ::testing::InSequence;
 using ::testing::MockFunction;
 using ::testing::NiceMock;
+using ::testing::Property;
+using ::testing::ResultOf;
 using ::testing::Return;
 using ::testing::ReturnRef;
 using ::testing::SaveArg;
+using ::testing::StartsWith;
 using ::testing::StrictMock;
 using ::testing::Throw;
 
@@ -65,6 +72,42 @@ auto is_lse(const float* data, std::int64_t row_stride, std::int64_t head_stride
   return ::testing::AllOf(::testing::Field("data", &LseOutput::data, data),
                           ::testing::Field("row_stride", &LseOutput::row_stride, row_stride),
                           ::testing::Field("head_stride", &LseOutput::head_stride, head_stride));
+}
+
+const std::int32_t some_table = 0;
+const headwater_stored_rows kStored{sizeof(headwater_stored_rows),
+                                    memory_of_rows.data() + 5,
+                                    memory_of_rows.data() + 6,
+                                    1,
+                                    2,
+                                    3,
+                                    4,
+                                    5,
+                                    &some_table,
+                                    6,
+                                    7,
+                                    8,
+                                    9,
+                                    10};
+
+auto numbers_of(const StoredRows& rows) {
+  return std::tuple(rows.keys, rows.values, rows.rows, rows.key_row_stride, rows.key_head_stride,
+                    rows.value_row_stride, rows.value_head_stride, rows.table, rows.table_size,
+                    rows.page_rows, rows.pages, rows.key_page_stride, rows.value_page_stride);
+}
+const auto kStoredNumbers =
+    std::tuple(kStored.keys, kStored.values, std::int64_t{1}, std::int64_t{2}, std::int64_t{3},
+               std::int64_t{4}, std::int64_t{5}, &some_table, std::int64_t{6}, std::int64_t{7},
+               std::int64_t{8}, std::int64_t{9}, std::int64_t{10});
+
+auto is_stored() {
+  return ResultOf([](const StoredRows& rows) { return numbers_of(rows); }, kStoredNumbers);
+}
+
+/// One call for this session alone.
+headwater_status together(headwater_session* session) {
+  const headwater_sequence_call call{session, 0, &kQ, &kK, &kV, nullptr, &kOut, nullptr};
+  return headwater_attend_together(&call, 1, sizeof call);
 }
 
 TEST(CAbiSteps, AreOneCallEachWithTheCallersArguments) {
@@ -184,6 +227,7 @@ std::vector<FailingCall> calls_that_throw(const Exception& exception) {
   static headwater_chunk chunk;
   static headwater_score_view scores;
   static headwater_memory_view memory;
+  static headwater_session* forked;
   static const char* text;
   return {
       HEADWATER_FAILING(begin(_), headwater_begin_prefill(handle, 1, 0)),
@@ -191,6 +235,9 @@ std::vector<FailingCall> calls_that_throw(const Exception& exception) {
       HEADWATER_FAILING(attend, headwater_attend(handle, 0, &kQ, &kK, &kV, &kOut)),
       HEADWATER_FAILING(end(), headwater_end(handle)),
       HEADWATER_FAILING(attend, headwater_attend_lse(handle, 0, &kQ, &kK, &kV, &kOut, &kLse)),
+      HEADWATER_FAILING(attend_stored, headwater_attend_stored(handle, 0, &kQ, &kStored, &kOut, nullptr)),
+      HEADWATER_FAILING(attend_group, together(handle)),
+      HEADWATER_FAILING(fork(), headwater_fork(handle, &forked)),
       HEADWATER_FAILING(reset(), headwater_reset(handle)),
       HEADWATER_FAILING(abort(), headwater_abort(handle)),
       HEADWATER_FAILING(truncate(_), headwater_truncate(handle, 1)),
@@ -204,6 +251,8 @@ std::vector<FailingCall> calls_that_throw(const Exception& exception) {
       HEADWATER_FAILING(stage_seconds(), headwater_session_stage_seconds(handle, &seconds, sizeof seconds)),
       HEADWATER_FAILING(plan(), headwater_plan_count(handle, &count)),
       HEADWATER_FAILING(plan(), headwater_plan_chunk(handle, 0, &chunk)),
+      HEADWATER_FAILING(chunks(), headwater_session_chunk_count(handle, &count)),
+      HEADWATER_FAILING(chunks(), headwater_session_chunk(handle, 0, &chunk, &count)),
       HEADWATER_FAILING(scores(_), headwater_scores(handle, 0, &scores)),
       HEADWATER_FAILING(scores(_), headwater_copy_scores(handle, 0, 0, 0, 1, row)),
       HEADWATER_FAILING(memory(_), headwater_memory(handle, 0, &memory)),
@@ -253,6 +302,487 @@ TEST(CAbiErrors, WhatIsNoErrorBecomesAStatus) {
   expect_status(std::bad_alloc(), HEADWATER_OUT_OF_MEMORY, "out of memory");
   expect_status(std::runtime_error("a vector of none"), HEADWATER_INTERNAL, "a vector of none");
   expect_status(7, HEADWATER_INTERNAL, "an exception of unknown type (from the observer?)");
+}
+
+// ---- rows of the caller, several sessions ---------------------------------------------------------------------------
+
+TEST(CAbiStored, RowsOfTheCallerArriveAsTheyAre) {
+  const Opened<StrictMock> opened;
+  {
+    const InSequence order;
+    EXPECT_CALL(*opened.session,
+                attend_stored(5, is_view<Rows>(kQ.data, DType::f32, 11, 12), is_stored(),
+                              is_view<MutableRows>(kOut.data, DType::f16, 41, 42), is_lse(nullptr, 0, 0)));
+    // DEC-2: without queries.
+    EXPECT_CALL(*opened.session,
+                attend_stored(6, is_view<Rows>(nullptr, DType::f32, 0, 0), is_stored(),
+                              is_view<MutableRows>(nullptr, DType::f32, 0, 0), is_lse(kLse.data, 51, 52)));
+  }
+  EXPECT_EQ(headwater_attend_stored(opened.get(), 5, &kQ, &kStored, &kOut, nullptr), HEADWATER_OK);
+  EXPECT_EQ(headwater_attend_stored(opened.get(), 6, nullptr, &kStored, nullptr, &kLse), HEADWATER_OK);
+}
+
+TEST(CAbiStored, ARefusedArgumentDoesNotReachTheSession) {
+  const Opened<StrictMock> opened;
+  struct {
+    headwater_stored_rows known = kStored;
+    std::int64_t later = 1;
+  } newer;
+  newer.known.struct_size = sizeof newer;
+  headwater_stored_rows shorter = kStored;
+  shorter.struct_size -= 8;
+  const headwater_lse_output nowhere{nullptr, 51, 52};
+  const struct {
+    const headwater_rows* q;
+    const headwater_stored_rows* rows;
+    const headwater_mutable_rows* out;
+    const headwater_lse_output* lse;
+    const char* why;
+  } cases[] = {{&kQ, nullptr, &kOut, nullptr, "rows is NULL"},
+               {&kQ, &shorter, &kOut, nullptr, "rows.struct_size is 104"},
+               {&kQ, &newer.known, &kOut, nullptr, "rows.struct_size is 120 and byte 112 is set"},
+               {nullptr, &kStored, &kOut, nullptr, "q is NULL"},
+               {&kQ, &kStored, nullptr, nullptr, "out is NULL"},
+               {&kQ, &kStored, &kOut, &nowhere, "lse.data is NULL"}};
+  for (const auto& one : cases) {
+    EXPECT_EQ(headwater_attend_stored(opened.get(), 0, one.q, one.rows, one.out, one.lse),
+              HEADWATER_INVALID_ARGUMENT);
+    EXPECT_THAT(headwater_last_error(), StartsWith(one.why));
+  }
+}
+
+/// Three sessions and a call for each: rows that the session keeps, rows of the caller, and rows without queries.
+struct Three {
+  // As a later version may have it.
+  struct Call {
+    headwater_sequence_call known;
+    std::int64_t later = 0;
+  };
+  std::array<Opened<StrictMock>, 3> opened;
+  std::array<Call, 3> calls{{{{opened[0].get(), 7, &kQ, &kK, &kV, nullptr, &kOut, nullptr}},
+                             {{opened[1].get(), 8, &kQ, nullptr, nullptr, &kStored, &kOut, &kLse}},
+                             {{opened[2].get(), 9, nullptr, &kK, &kV, nullptr, nullptr, nullptr}}}};
+
+  MockSession& session(std::size_t i) { return *opened[i].session; }
+  headwater_status attend() { return headwater_attend_together(&calls[0].known, 3, sizeof calls[0]); }
+  void expect_checks(std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) EXPECT_CALL(session(i), check_call(_));
+  }
+  /// The attend() or attend_stored() of a call.
+  void expect_call(
+      std::size_t i, const std::function<void()>& then = [] {}) {
+    const auto action = [then](auto&&...) { then(); };
+    if (i == 1) {
+      EXPECT_CALL(session(1), attend_stored(8, _, is_stored(), _, is_lse(kLse.data, 51, 52)))
+          .WillOnce(action);
+    } else {
+      EXPECT_CALL(session(i), attend(i == 0 ? 7 : 9, _, _, _, _, _)).WillOnce(action);
+    }
+  }
+};
+
+/// Everything of a call.
+auto numbers_of(const SequenceCall& call) {
+  const auto view = [](const auto& rows) {
+    return std::tuple(static_cast<const void*>(rows.data), rows.type, rows.row_stride, rows.head_stride);
+  };
+  std::optional<decltype(numbers_of(*call.stored))> stored;
+  if (call.stored) stored = numbers_of(*call.stored);
+  return std::tuple(call.session, call.layer, view(call.q), view(call.k), view(call.v), view(call.out),
+                    std::tuple(call.lse.data, call.lse.row_stride, call.lse.head_stride), stored);
+}
+
+TEST(CAbiTogether, EveryCallIsCheckedAndThenTheFirstSessionGetsAll) {
+  Three three;
+  StoredRows stored{kStored.keys, kStored.values, 1, 2, 3, 4, 5, &some_table, 6, 7, 8, 9, 10};
+  const Rows q{kQ.data, DType::f32, 11, 12};
+  const Rows k{kK.data, DType::f16, 21, 22};
+  const Rows v{kV.data, DType::bf16, 31, 32};
+  const MutableRows out{kOut.data, DType::f16, 41, 42};
+  std::vector<decltype(numbers_of(SequenceCall{}))> wanted{
+      numbers_of(SequenceCall{&three.session(0), 7, q, k, v, nullptr, out}),
+      numbers_of(SequenceCall{&three.session(1), 8, q, {}, {}, &stored, out, {kLse.data, 51, 52}}),
+      numbers_of(SequenceCall{&three.session(2), 9, {}, k, v, nullptr, {}})};
+  const InSequence order;
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_CALL(three.session(i),
+                check_call(ResultOf([](const SequenceCall& call) { return numbers_of(call); }, wanted[i])));
+  }
+  const auto all = [](std::span<const SequenceCall> calls) {
+    std::vector<decltype(numbers_of(SequenceCall{}))> numbers;
+    for (const SequenceCall& call : calls) numbers.push_back(numbers_of(call));
+    return numbers;
+  };
+  EXPECT_CALL(three.session(0), attend_group(ResultOf(all, wanted)));
+  for (std::size_t i = 0; i < 3; ++i) three.expect_call(i);
+  EXPECT_EQ(three.attend(), HEADWATER_OK);
+}
+
+TEST(CAbiTogether, WhatIsRefusedReachesNoSession) {
+  const headwater_lse_output nowhere{nullptr, 51, 52};
+  headwater_stored_rows shorter = kStored;
+  shorter.struct_size -= 8;
+  const struct {
+    std::function<void(Three&)> change;
+    const char* why;
+  } cases[] = {
+      {[](Three& three) { three.calls[2].known.session = nullptr; }, "calls[2].session is NULL"},
+      {[](Three& three) { three.calls[2].known.session = three.opened[1].get(); },
+       "calls[2]: session is that of calls[1], too"},
+      {[](Three& three) { three.calls[1].known.q = nullptr; }, "calls[1].q is NULL"},
+      {[](Three& three) { three.calls[0].known.out = nullptr; }, "calls[0].out is NULL"},
+      {[](Three& three) { three.calls[2].known.k = nullptr; }, "calls[2].k is NULL"},
+      {[](Three& three) { three.calls[0].known.v = nullptr; }, "calls[0].v is NULL"},
+      {[&](Three& three) { three.calls[1].known.lse = &nowhere; }, "calls[1].lse.data is NULL"},
+      {[&](Three& three) { three.calls[1].known.stored = &shorter; }, "calls[1].stored.struct_size is 104"},
+      {[](Three& three) { three.calls[2].later = 1; }, "calls[2].struct_size is 72 and byte 64 is set"}};
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.why);
+    Three three;
+    one.change(three);
+    EXPECT_EQ(three.attend(), HEADWATER_INVALID_ARGUMENT);
+    EXPECT_THAT(headwater_last_error(), StartsWith(one.why));
+  }
+}
+
+// SEQ-1: nothing is computed where one call is refused, and the sessions go on.
+TEST(CAbiTogether, ACallThatASessionRefusesHasItsNumberAndNoneIsMade) {
+  for (std::size_t refused = 0; refused < 3; ++refused) {
+    SCOPED_TRACE(refused);
+    Three three;
+    const InSequence order;
+    three.expect_checks(refused);
+    EXPECT_CALL(three.session(refused), check_call(_))
+        .WillOnce(Throw(Error(ErrorCode::unsupported, "lse is not offered")));
+    EXPECT_EQ(three.attend(), HEADWATER_UNSUPPORTED);
+    EXPECT_EQ(headwater_last_error(), "calls[" + std::to_string(refused) + "]: lse is not offered");
+
+    three.expect_checks(3);
+    EXPECT_CALL(three.session(0), attend_group(_));
+    for (std::size_t i = 0; i < 3; ++i) three.expect_call(i);
+    EXPECT_EQ(three.attend(), HEADWATER_OK);
+    EXPECT_STREQ(headwater_last_error(), "");
+  }
+}
+
+// SEQ-1: calls before one that cannot finish are done, those after it are not begun. Each session is asked for itself.
+TEST(CAbiTogether, ACallThatCannotFinishIsTheLastOne) {
+  for (std::size_t failing = 0; failing < 3; ++failing) {
+    SCOPED_TRACE(failing);
+    Three three;
+    const InSequence order;
+    three.expect_checks(3);
+    EXPECT_CALL(three.session(0), attend_group(_));
+    for (std::size_t i = 0; i < failing; ++i) three.expect_call(i);
+    three.expect_call(failing, [] { throw Error(ErrorCode::internal, "the device is gone"); });
+    EXPECT_EQ(three.attend(), HEADWATER_INTERNAL);
+    EXPECT_THAT(headwater_last_error(), HasSubstr("the device is gone"));
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_CALL(three.session(i), failed()).WillOnce(Return(i == failing));
+      std::int32_t failed = -1;
+      EXPECT_EQ(headwater_session_failed(three.opened[i].get(), &failed), HEADWATER_OK);
+      EXPECT_EQ(failed, i == failing ? 1 : 0);
+    }
+  }
+}
+
+// ---- forks ---------------------------------------------------------------------------------------------------------
+
+TEST(CAbiFork, IsASessionOfItsOwnThatMayLiveLonger) {
+  Opened<StrictMock> opened;
+  MockFunction<void(int)> destroyed;
+  opened.session->on_destruction = [&] { destroyed.Call(0); };
+  auto owned = std::make_unique<StrictMock<MockSession>>();
+  MockSession& own = *owned;
+  own.on_destruction = [&] { destroyed.Call(1); };
+  const InSequence order;
+  EXPECT_CALL(*opened.session, fork()).WillOnce(Return(ByMove(std::move(owned))));
+  EXPECT_CALL(own, begin(decode(3)));
+  EXPECT_CALL(*opened.session, begin(prefill(7)));
+  EXPECT_CALL(destroyed, Call(0));
+  EXPECT_CALL(own, end());
+  EXPECT_CALL(destroyed, Call(1));
+  headwater_session* forked = nullptr;
+  ASSERT_EQ(headwater_fork(opened.get(), &forked), HEADWATER_OK);
+  ASSERT_NE(forked, nullptr);
+  EXPECT_NE(forked, opened.get());
+  EXPECT_EQ(headwater_begin_decode(forked, 3), HEADWATER_OK);
+  EXPECT_EQ(headwater_begin_prefill(opened.get(), 7, 0), HEADWATER_OK);
+  opened.handle.reset();
+  EXPECT_EQ(headwater_end(forked), HEADWATER_OK);
+  headwater_close(forked);
+}
+
+TEST(CAbiFork, WhatFailsLeavesNoHandleAndTheSessionGoesOn) {
+  const Opened<StrictMock> opened;
+  EXPECT_CALL(*opened.session, fork())
+      .WillOnce(Throw(Error(ErrorCode::wrong_state, "fork() while a step is open")))
+      .WillOnce(Throw(std::bad_alloc()))
+      .WillOnce(Return(ByMove(std::make_unique<MockSession>())));
+  const auto fails = [&](headwater_session* session, headwater_status status, const char* text) {
+    headwater_session other{nullptr};
+    headwater_session* forked = &other;
+    EXPECT_EQ(headwater_fork(session, &forked), status);
+    EXPECT_EQ(forked, nullptr);
+    EXPECT_STREQ(headwater_last_error(), text);
+  };
+  fails(nullptr, HEADWATER_INVALID_ARGUMENT, "session is NULL; allowed: a valid pointer");
+  fails(opened.get(), HEADWATER_WRONG_STATE, "fork() while a step is open");
+  fails(opened.get(), HEADWATER_OUT_OF_MEMORY, "out of memory");
+  EXPECT_EQ(headwater_fork(opened.get(), nullptr), HEADWATER_INVALID_ARGUMENT);
+  headwater_session* forked = nullptr;
+  EXPECT_EQ(headwater_fork(opened.get(), &forked), HEADWATER_OK);
+  EXPECT_NE(forked, nullptr);
+  headwater_close(forked);
+}
+
+// ---- files ---------------------------------------------------------------------------------------------------------
+
+headwater_shape some_shape() { return {2, 6, 3, 40, 50, 700, HEADWATER_BF16, 0}; }
+
+/// A folder with a file of a session, or the name of one, and a session that gives or takes `numbers` and `entries`.
+class CAbiFiles : public ::testing::Test {
+ protected:
+  CAbiFiles() {
+    std::string name = ::testing::TempDir() + "headwater-mocks-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+    file_ = (folder_ / "session").string();
+    shape_.d_head = 40;
+    expect_sizes(*opened_.session);
+  }
+  ~CAbiFiles() override { std::filesystem::remove_all(folder_); }
+
+  void expect_sizes(MockSession& session) {
+    EXPECT_CALL(session, shape()).WillRepeatedly(ReturnRef(shape_));
+    EXPECT_CALL(session, options()).WillRepeatedly(ReturnRef(options_));
+  }
+  static auto is_archive(bool loading) { return Property("loading", &StateArchive::loading, loading); }
+  void exchange(StateArchive& archive) {
+    archive.numbers("chunks", numbers_, 3);
+    const std::int64_t dim = std::ssize(entries_);
+    const StateArchive::Piece piece{entries_.data(), dim * 4};
+    archive.array("set.0", StateArchive::Element::i32, std::span(&dim, 1), std::span(&piece, 1));
+  }
+  void save() {
+    EXPECT_CALL(*opened_.session, exchange_state(is_archive(false)))
+        .Times(2)
+        .WillRepeatedly([this](auto& to) { exchange(to); });
+    ASSERT_EQ(headwater_save(opened_.get(), file_.c_str(), "model 7"), HEADWATER_OK)
+        << headwater_last_error();
+  }
+  std::string text() const {
+    std::ifstream file(file_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::int64_t files() const { return std::distance(std::filesystem::directory_iterator(folder_), {}); }
+
+  std::filesystem::path folder_;
+  std::string file_;
+  Shape shape_;
+  EffectiveOptions options_;
+  std::vector<std::int64_t> numbers_{1, -2, std::int64_t{1} << 40};
+  std::vector<std::int32_t> entries_{5, 6, 7, 8};
+  Opened<StrictMock> opened_;
+  StrictMock<EngineList> list_;
+  StrictMock<MockEngine> engine_;
+};
+
+TEST_F(CAbiFiles, TheSessionGivesItsStateAndAnotherTakesIt) {
+  save();
+  const std::vector<std::int64_t> numbers = std::exchange(numbers_, {});
+  const std::vector<std::int32_t> entries = std::exchange(entries_, std::vector<std::int32_t>(4));
+  auto owned = std::make_unique<StrictMock<MockSession>>();
+  MockSession& loaded = *owned;
+  expect_sizes(loaded);
+  headwater_options asked;
+  ASSERT_EQ(headwater_options_init(&asked, sizeof asked), HEADWATER_OK);
+  asked.batch = 11;
+  const InSequence order;
+  EXPECT_CALL(list_, engine(std::string_view("mine"))).WillOnce(ReturnRef(engine_));
+  EXPECT_CALL(engine_, open(_, _)).WillOnce([&](const Shape& shape, const Options& options) {
+    EXPECT_EQ(std::tuple(shape.d_value, shape.capacity, options.batch), std::tuple(50, 700, 11));
+    return std::move(owned);
+  });
+  EXPECT_CALL(loaded, exchange_state(is_archive(true))).WillOnce([this](auto& from) { exchange(from); });
+  EXPECT_CALL(loaded, begin(decode(3)));
+  const headwater_shape shape = some_shape();
+  headwater_session* handle = nullptr;
+  ASSERT_EQ(headwater_load("mine", &shape, &asked, file_.c_str(), "model 7", &handle), HEADWATER_OK)
+      << headwater_last_error();
+  const Handle owner(handle);
+  EXPECT_EQ(numbers_, numbers);
+  EXPECT_EQ(entries_, entries);
+  EXPECT_EQ(headwater_begin_decode(handle, 3), HEADWATER_OK);
+}
+
+// headwater.h: the file is there whole or not at all; one that exists stays.
+TEST_F(CAbiFiles, ASaveThatFailsLeavesTheFileThatWasThere) {
+  const struct {
+    std::function<void()> fail;
+    headwater_status status;
+    const char* text;
+  } cases[] = {
+      {[] { throw Error(ErrorCode::wrong_state, "save() while a step is open"); }, HEADWATER_WRONG_STATE,
+       "save() while a step is open"},
+      {[] { throw Error(ErrorCode::unsupported, "not offered"); }, HEADWATER_UNSUPPORTED, "not offered"},
+      {[] { throw std::bad_alloc(); }, HEADWATER_OUT_OF_MEMORY, "no memory for a session's file"},
+      {[] { throw std::runtime_error("a vector of none"); }, HEADWATER_INTERNAL, "a vector of none"}};
+  std::ofstream(file_) << "old";
+  for (const auto& one : cases) {
+    for (const int done : {0, 1}) {  // passes over the state: sizes, data
+      SCOPED_TRACE(std::string(one.text) + ", " + std::to_string(done));
+      int calls = 0;
+      EXPECT_CALL(*opened_.session, exchange_state(is_archive(false)))
+          .Times(done + 1)
+          .WillRepeatedly([&](auto& to) {
+            exchange(to);
+            if (calls++ == done) one.fail();
+          });
+      EXPECT_EQ(headwater_save(opened_.get(), file_.c_str(), nullptr), one.status);
+      EXPECT_THAT(headwater_last_error(), HasSubstr(one.text));
+      EXPECT_EQ(text(), "old");
+      EXPECT_EQ(files(), 1) << "a part was left";
+    }
+  }
+  for (const auto& [path, fingerprint] : {std::pair<const char*, const char*>{nullptr, nullptr},
+                                          {"", nullptr},
+                                          {file_.c_str(), "two\nlines"},
+                                          {folder_.c_str(), nullptr}}) {
+    EXPECT_EQ(headwater_save(opened_.get(), path, fingerprint), HEADWATER_INVALID_ARGUMENT);
+  }
+  save();
+  EXPECT_NE(text(), "old");
+  EXPECT_EQ(files(), 1);
+}
+
+TEST_F(CAbiFiles, ALoadThatFailsLeavesNoSession) {
+  save();
+  const headwater_shape shape = some_shape();
+  EXPECT_CALL(list_, engine(_)).WillRepeatedly(ReturnRef(engine_));
+  const auto fails = [&](const std::string& file, const char* fingerprint, headwater_status status,
+                         const char* text) {
+    SCOPED_TRACE(text);
+    headwater_session other{nullptr};
+    headwater_session* handle = &other;
+    EXPECT_EQ(headwater_load("mine", &shape, nullptr, file.c_str(), fingerprint, &handle), status);
+    EXPECT_EQ(handle, nullptr);
+    EXPECT_THAT(headwater_last_error(), HasSubstr(text));
+  };
+  fails(file_ + ".not", "model 7", HEADWATER_INVALID_ARGUMENT, "does not exist");
+  EXPECT_CALL(engine_, open(_, _)).WillOnce(Throw(Error(ErrorCode::out_of_memory, "no memory for keys")));
+  fails(file_, "model 7", HEADWATER_OUT_OF_MEMORY, "no memory for keys");
+
+  MockFunction<void()> destroyed;
+  const auto opens = [&](const std::function<void(StateArchive&)>& take) {
+    EXPECT_CALL(engine_, open(_, _)).WillOnce([this, take, &destroyed](auto&&...) {
+      auto session = std::make_unique<StrictMock<MockSession>>();
+      expect_sizes(*session);
+      session->on_destruction = destroyed.AsStdFunction();
+      if (take) EXPECT_CALL(*session, exchange_state(is_archive(true))).WillOnce(take);
+      return session;
+    });
+    EXPECT_CALL(destroyed, Call());
+  };
+  opens({});
+  fails(file_, "model 8", HEADWATER_INVALID_ARGUMENT,
+        "fingerprint is 'model 7' in the file; allowed: 'model 8'");
+  opens({});
+  fails(file_, nullptr, HEADWATER_INVALID_ARGUMENT, "fingerprint is 'model 7' in the file; allowed: ''");
+  const struct {
+    std::function<void()> fail;
+    headwater_status status;
+    std::string text;
+  } cases[] = {{[] { throw Error(ErrorCode::invalid_argument, "701 tokens; allowed: 700"); },
+                HEADWATER_INVALID_ARGUMENT, "file '" + file_.substr(0, 20)},
+               {[] { throw Error(ErrorCode::internal, "the device is gone"); }, HEADWATER_INTERNAL,
+                "the device is gone"},
+               {[] { throw std::bad_alloc(); }, HEADWATER_OUT_OF_MEMORY, "no memory for a session's file"}};
+  for (const auto& one : cases) {
+    opens([this, &one](StateArchive& from) {
+      exchange(from);
+      one.fail();
+    });
+    fails(file_, "model 7", one.status, one.text.c_str());
+  }
+  opens([this](StateArchive& from) { from.numbers("chunks", numbers_, 2); });
+  fails(file_, "model 7", HEADWATER_INVALID_ARGUMENT, "chunks is 'I64' [3]; allowed: I64 [0 .. 2]");
+  opens([this](StateArchive& from) { from.numbers("chunks", numbers_, 3); });
+  fails(file_, "model 7", HEADWATER_INVALID_ARGUMENT, "tensor 'set.0' is none of such a session");
+
+  opens([this](StateArchive& from) { exchange(from); });
+  headwater_session* handle = nullptr;
+  EXPECT_EQ(headwater_load("mine", &shape, nullptr, file_.c_str(), "model 7", &handle), HEADWATER_OK);
+  EXPECT_NE(handle, nullptr);
+  headwater_close(handle);
+}
+
+// ---- memory of a session that is not opened ------------------------------------------------------------------------
+
+TEST(CAbiEstimate, TheEngineGetsShapeAndOptionsAndOpensNothing) {
+  StrictMock<EngineList> list;
+  StrictMock<MockEngine> engine;
+  EXPECT_CALL(list, engine(std::string_view("mine"))).WillOnce(ReturnRef(engine));
+  EXPECT_CALL(engine, estimate(::testing::AllOf(::testing::Field(&Shape::n_layer, 2),
+                                                ::testing::Field(&Shape::d_value, 50),
+                                                ::testing::Field(&Shape::kv_type, DType::bf16)),
+                               ::testing::AllOf(::testing::Field(&Options::batch, 11),
+                                                ::testing::Field(&Options::dense, true))))
+      .WillOnce(Return(MemoryEstimate{{1, 2, 3, 4}, {5, 6, 7, std::int64_t{1} << 40}}));
+  headwater_options asked;
+  ASSERT_EQ(headwater_options_init(&asked, sizeof asked), HEADWATER_OK);
+  asked.batch = 11, asked.dense = 1;
+  const headwater_shape shape = some_shape();
+  // As a later version may have it: what this one does not know is 0.
+  struct Newer {
+    headwater_memory_bytes known;
+    std::int64_t later;
+  } opened, full;
+  opened.later = full.later = -1;
+  ASSERT_EQ(headwater_estimate("mine", &shape, &asked, &opened.known, &full.known, sizeof full),
+            HEADWATER_OK);
+  const auto all = [](const Newer& bytes) {
+    return std::vector{bytes.known.kv, bytes.known.scores, bytes.known.memory_sets, bytes.known.workspace,
+                       bytes.later};
+  };
+  EXPECT_EQ(all(opened), (std::vector<std::int64_t>{1, 2, 3, 4, 0}));
+  EXPECT_EQ(all(full), (std::vector<std::int64_t>{5, 6, 7, std::int64_t{1} << 40, 0}));
+}
+
+TEST(CAbiEstimate, WhatFailsWritesNothing) {
+  StrictMock<EngineList> list;
+  StrictMock<MockEngine> engine;
+  const headwater_shape shape = some_shape();
+  headwater_shape odd = shape;
+  odd.kv_type = 3;
+  headwater_memory_bytes opened{-1, -1, -1, -1};
+  headwater_memory_bytes full = opened;
+  const auto fails = [&](const headwater_shape* of, headwater_memory_bytes* to, headwater_memory_bytes* other,
+                         std::size_t size, headwater_status status, const char* text) {
+    EXPECT_EQ(headwater_estimate(nullptr, of, nullptr, to, other, size), status);
+    EXPECT_THAT(headwater_last_error(), StartsWith(text));
+    for (const headwater_memory_bytes& bytes : {opened, full}) {
+      EXPECT_EQ(std::tuple(bytes.kv, bytes.scores, bytes.memory_sets, bytes.workspace),
+                std::tuple(-1, -1, -1, -1))
+          << text;
+    }
+  };
+  // The engine is not asked.
+  fails(nullptr, &opened, &full, sizeof full, HEADWATER_INVALID_ARGUMENT, "shape is NULL");
+  fails(&odd, &opened, &full, sizeof full, HEADWATER_INVALID_ARGUMENT, "shape.kv_type is 3");
+  fails(&shape, nullptr, &full, sizeof full, HEADWATER_INVALID_ARGUMENT, "opened is NULL");
+  fails(&shape, &opened, nullptr, sizeof full, HEADWATER_INVALID_ARGUMENT, "full is NULL");
+  fails(&shape, &opened, &full, sizeof full - 1, HEADWATER_INVALID_ARGUMENT, "struct_size is 31");
+  EXPECT_CALL(list, engine(std::string_view()))
+      .WillOnce(Throw(Error(ErrorCode::engine_unavailable, "no such")))
+      .WillRepeatedly(ReturnRef(engine));
+  fails(&shape, &opened, &full, sizeof full, HEADWATER_ENGINE_UNAVAILABLE, "no such");
+  EXPECT_CALL(engine, estimate(_, _))
+      .WillOnce(Throw(Error(ErrorCode::invalid_argument, "shape.d_head is 40; allowed: 64")))
+      .WillOnce(Throw(Error(ErrorCode::out_of_memory, "more than 2^63 bytes")))
+      .WillOnce(Throw(Error(ErrorCode::unsupported, "not offered")));
+  fails(&shape, &opened, &full, sizeof full, HEADWATER_INVALID_ARGUMENT, "shape.d_head is 40; allowed: 64");
+  fails(&shape, &opened, &full, sizeof full, HEADWATER_OUT_OF_MEMORY, "more than 2^63 bytes");
+  fails(&shape, &opened, &full, sizeof full, HEADWATER_UNSUPPORTED, "not offered");
 }
 
 // ---- what a session holds ------------------------------------------------------------------------------------------
@@ -360,6 +890,32 @@ TEST(CAbiInspection, RowsAreReadIntoTheCallersMemoryAtTheWidthOfTheirKind) {
   // A row of the other kind's width is refused before the session is called.
   EXPECT_EQ(headwater_read_key(opened.get(), 1, 2, 3, row, 2), HEADWATER_INVALID_ARGUMENT);
   EXPECT_EQ(headwater_read_value(opened.get(), 4, 5, 6, row, 3), HEADWATER_INVALID_ARGUMENT);
+}
+
+// MEM-4: of each chunk, its memory set as the session's options have it.
+TEST(CAbiInspection, ChunksOfAllStepsWithTheirMemorySets) {
+  const Opened<NiceMock> opened;
+  EffectiveOptions options;
+  options.select = Select::h2o, options.local = 3, options.heavy = 4;
+  const std::vector<Chunk> chunks{
+      {0, 5, ChunkMode::sparse}, {5, 70000, ChunkMode::sparse}, {70000, 70001, ChunkMode::dense}};
+  ON_CALL(*opened.session, options()).WillByDefault(ReturnRef(options));
+  ON_CALL(*opened.session, chunks()).WillByDefault(Return(std::span<const Chunk>(chunks)));
+  std::int64_t count = -1;
+  EXPECT_EQ(headwater_session_chunk_count(opened.get(), &count), HEADWATER_OK);
+  EXPECT_EQ(count, 3);
+  headwater_chunk chunk{};
+  for (const auto& [index, entries] : {std::pair{0, 0}, std::pair{1, 5}, std::pair{2, 0}}) {
+    ASSERT_EQ(headwater_session_chunk(opened.get(), index, &chunk, &count), HEADWATER_OK);
+    const Chunk& wanted = chunks[static_cast<std::size_t>(index)];
+    EXPECT_EQ(std::tuple(chunk.begin, chunk.end, chunk.mode, chunk.reserved, count),
+              std::tuple(wanted.begin, wanted.end, static_cast<int>(wanted.mode), 0, entries));
+  }
+  for (const std::int64_t index : {-1, 3}) {
+    EXPECT_EQ(headwater_session_chunk(opened.get(), index, &chunk, &count), HEADWATER_INVALID_ARGUMENT);
+    EXPECT_EQ(headwater_last_error(), "chunk index is " + std::to_string(index) + "; allowed: 0 .. 2");
+  }
+  EXPECT_EQ(std::tuple(chunk.begin, count), std::tuple(70000, 0)) << "written by a call that failed";
 }
 
 // ---- observer ------------------------------------------------------------------------------------------------------
@@ -494,8 +1050,6 @@ void count_calls(void* context, std::int64_t n, headwater_parallel_body body, vo
   *static_cast<std::int64_t*>(context) += n;
   for (std::int64_t i = 0; i < n; ++i) body(argument, i);
 }
-
-headwater_shape some_shape() { return {2, 6, 3, 40, 50, 700, HEADWATER_BF16, 0}; }
 
 TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   StrictMock<EngineList> list;

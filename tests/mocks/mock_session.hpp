@@ -10,12 +10,19 @@
 #include <string_view>
 
 #include "headwater/engine.hpp"
+#include "headwater/state.hpp"
 
 namespace headwater::mocks {
 
-/// A mock of a session; its caller is tested.
+/// A mock of a session; its caller is tested. A group of calls is made one by one, as by engines without a way of
+/// their own.
 class MockSession : public Session {
  public:
+  MockSession() {
+    ON_CALL(*this, attend_group).WillByDefault([this](std::span<const SequenceCall> calls) {
+      Session::attend_group(calls);
+    });
+  }
   ~MockSession() override {
     if (on_destruction) on_destruction();
   }
@@ -26,10 +33,18 @@ class MockSession : public Session {
               (std::int64_t layer, const Rows& q, const Rows& k, const Rows& v, const MutableRows& out,
                const LseOutput& lse),
               (override));
+  MOCK_METHOD(void, attend_stored,
+              (std::int64_t layer, const Rows& q, const StoredRows& rows, const MutableRows& out,
+               const LseOutput& lse),
+              (override));
+  MOCK_METHOD(void, check_call, (const SequenceCall& call), (const, override));
+  MOCK_METHOD(void, attend_group, (std::span<const SequenceCall> calls), (override));
   MOCK_METHOD(void, end, (), (override));
   MOCK_METHOD(void, reset, (), (override));
   MOCK_METHOD(void, abort, (), (override));
   MOCK_METHOD(void, truncate, (std::int64_t n), (override));
+  MOCK_METHOD(std::unique_ptr<Session>, fork, (), (override));
+  MOCK_METHOD(void, exchange_state, (StateArchive & archive), (override));
   MOCK_METHOD(void, set_interrupt, (Interrupt interrupt), (override));
   MOCK_METHOD(SessionState, state, (), (const, override));
   MOCK_METHOD(std::int64_t, tokens, (), (const, override));
@@ -37,6 +52,7 @@ class MockSession : public Session {
   MOCK_METHOD(const EffectiveOptions&, options, (), (const, override));
   MOCK_METHOD(MemoryBytes, memory_bytes, (), (const, override));
   MOCK_METHOD(std::span<const Chunk>, plan, (), (const, override));
+  MOCK_METHOD(std::span<const Chunk>, chunks, (), (const, override));
   MOCK_METHOD(ScoreView, scores, (std::int64_t layer), (const, override));
   MOCK_METHOD(MemoryView, memory, (std::int64_t layer), (const, override));
   MOCK_METHOD(void, read_key,
@@ -59,6 +75,7 @@ class MockEngine : public Engine {
   MOCK_METHOD(Claims, claims, (), (const, override));
   MOCK_METHOD(std::unique_ptr<Session>, open, (const Shape& shape, const Options& options),
               (const, override));
+  MOCK_METHOD(MemoryEstimate, estimate, (const Shape& shape, const Options& options), (const, override));
 };
 
 /// What headwater::engines() and headwater::engine() answer in a program that links engine_list.cpp: the linker takes it
