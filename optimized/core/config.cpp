@@ -131,9 +131,6 @@ void validate(const Shape& shape, const Options& options) {
 }  // namespace
 
 void require_h2o(const Options& options, std::string_view engine) {
-  if (options.pinned > 0) {
-    refuse("pinned", options.pinned, "0: engine " + std::string(engine) + " pins no tokens");
-  }
   if (options.select == Select::h2o) return;
   refuse("select", "1 (blocks)", "0 (h2o): engine " + std::string(engine) + " has no other rule");
 }

@@ -17,8 +17,7 @@ inline constexpr std::int64_t kPageMultiple = 256;
 /// `default_threads` is what threads = 0 stands for.
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads);
 
-/// Throws Error invalid_argument where the options want what `engine` does not have: a rule other than h2o, or pinned
-/// tokens.
+/// Throws Error invalid_argument where the options want a rule other than h2o, which `engine` does not have.
 void require_h2o(const Options& options, std::string_view engine);
 
 /// Throws Error unsupported where the options want checkpoints, and the engine does not truncate.

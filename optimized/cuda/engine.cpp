@@ -56,19 +56,19 @@ class CudaEngine final : public Engine {
   }
 
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
-    const EffectiveOptions effective = core::resolve(shape, options, 1);
-    core::require_h2o(options, name());
-    core::require_no_checkpoints(options, name());
-    core::require_own_rows(options, name());
-    core::require_own_memory(options, name());
-    core::require_equal_layers(options, name());
-    const int devices = variant_.devices();
-    const int ordinal = options.device.value_or(variant_.current());
-    if (devices > 0 && (ordinal < 0 || ordinal >= devices)) {
-      throw Error(ErrorCode::invalid_argument,
-                  "device is " + std::to_string(ordinal) + "; allowed: 0 .. " + std::to_string(devices - 1));
-    }
     try {
+      const EffectiveOptions effective = core::resolve(shape, options, 1);
+      core::require_h2o(options, name());
+      core::require_no_checkpoints(options, name());
+      core::require_own_rows(options, name());
+      core::require_own_memory(options, name());
+      core::require_equal_layers(options, name());
+      const int devices = variant_.devices();
+      const int ordinal = options.device.value_or(variant_.current());
+      if (devices > 0 && (ordinal < 0 || ordinal >= devices)) {
+        throw Error(ErrorCode::invalid_argument, "device is " + std::to_string(ordinal) + "; allowed: 0 .. " +
+                                                     std::to_string(devices - 1));
+      }
       return std::make_unique<cuda::CudaSession>(
           variant_.open(dispatch_.kernels(), ordinal), dispatch_, shape, options, effective, launching(),
           cuda::RowPlace{options.row_memory == RowMemory::device, options.stream}, variant_.sm90_switch());

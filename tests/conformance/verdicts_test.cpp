@@ -84,10 +84,12 @@ TEST(MustPass, EnginesOfThisMachineAreMissingOthersAreNot) {
   const std::vector<std::string> missing = missing_passes({}, {named("exact.written_out")});
   for (const char* name : {"cpu-avx2", "cpu-avx512", "cpu-avx512bf16", "cpu-amx"}) {
     const auto all = engines();
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Engine* e) { return e->name() == name; });
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const Engine* e) { return e->name() == name; });
     ASSERT_NE(found, all.end()) << name;
-    EXPECT_EQ(std::count(missing.begin(), missing.end(), "exact.written_out was not run on " + std::string(name)),
-              (*found)->unavailable_because().empty() ? 1 : 0);
+    EXPECT_EQ(
+        std::count(missing.begin(), missing.end(), "exact.written_out was not run on " + std::string(name)),
+        (*found)->unavailable_because().empty() ? 1 : 0);
   }
 }
 

@@ -1,5 +1,5 @@
-// The kernels of selection alone, on scores with many ties: MEM-2 by sorting, for every number of candidates near what a
-// kernel keeps in shared memory, and beyond all of them.
+// The kernels of selection alone, on scores with many ties: MEM-2 and MEM-7 by sorting, for every number of candidates near
+// what a kernel keeps in shared memory, and beyond all of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +17,7 @@ struct Selection {
   int kept;   ///< entries of the set before, every third position
   int since;  ///< position of the candidates after them
   int candidates;
+  int pinned;
   int heavy;
   int local;
 };
@@ -61,6 +62,7 @@ void require_selected(const Selection& s, bool bf16, unsigned scores) {
   params.kept = s.kept;
   params.since = s.since;
   params.candidates = s.candidates;
+  params.pinned = s.pinned;
   params.heavy = s.heavy;
   params.local_begin = local_begin;
   params.end = local_begin + s.local;
@@ -72,7 +74,7 @@ void require_selected(const Selection& s, bool bf16, unsigned scores) {
 
   for (std::int64_t h = 0; h < kSets; ++h) {
     std::vector<std::int32_t> wanted = candidates;
-    std::stable_sort(wanted.begin(), wanted.end(), [&](std::int32_t a, std::int32_t b) {
+    std::stable_sort(wanted.begin() + s.pinned, wanted.end(), [&](std::int32_t a, std::int32_t b) {
       return wide[static_cast<std::size_t>(h * capacity + a)] >
              wide[static_cast<std::size_t>(h * capacity + b)];
     });
@@ -81,7 +83,8 @@ void require_selected(const Selection& s, bool bf16, unsigned scores) {
     for (int i = 0; i < s.local; ++i) wanted.push_back(local_begin + i);
     wanted.resize(static_cast<std::size_t>(width), -1);
     EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), got.begin() + h * width))
-        << s.candidates << " candidates, " << s.heavy << " of them, " << (bf16 ? "BF16" : "F32");
+        << s.candidates << " candidates, " << s.pinned << " pinned, " << s.heavy << " of them, "
+        << (bf16 ? "BF16" : "F32");
   }
 }
 
@@ -92,7 +95,9 @@ TEST(Select, EveryKernelAndBeyond) {
       for (const int heavy : {1, candidates / 3, candidates}) {
         if (heavy == 0) continue;
         for (const unsigned scores : {1u, 5u, 100u})
-          require_selected({kept, 1000, candidates, heavy, 5}, bf16, scores);
+          require_selected({kept, 1000, candidates, 0, heavy, 5}, bf16, scores);
+        for (const int pinned : {1, heavy})
+          require_selected({kept, 1000, candidates, pinned, heavy, 5}, bf16, 5);
       }
     }
   }

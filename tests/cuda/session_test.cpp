@@ -147,6 +147,20 @@ TEST(Order, OfMoreChunksToAWindowThanAreKeptGatheredChangesNoBit) {
   EXPECT_EQ(outputs(Progress::late, Launching::replayed), outputs(Progress::eager, Launching::one_by_one));
 }
 
+/// A decode step over several splits ends with a launch that a dense turn lacks.
+TEST(Order, AReplayedStepLaunchesNothingOfTheOneBefore) {
+  Options asked = options();
+  asked.dense = true;
+  const auto outputs = [&](Launching launching) {
+    const auto session =
+        session_on(open_emulated_device(dispatch().kernels()), DType::f32, launching, {}, asked);
+    (void)run(*session, Step::prefill(258));
+    (void)run(*session, Step::decode(1));
+    return run(*session, Step::prefill(40));
+  };
+  EXPECT_EQ(outputs(Launching::replayed), outputs(Launching::one_by_one));
+}
+
 /// Whatever open() takes of the device is refused in turn: memory of both kinds, streams, events, graphs.
 TEST(Faults, EachRefusedAllocationIsAnErrorOfOpen) {
   const std::int64_t count = session_with()->device().counters().allocations;

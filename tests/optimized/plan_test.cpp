@@ -273,18 +273,18 @@ TEST(Config, CFG_5_PinnedDenseBelowAndDenseLayers) {
   EXPECT_EQ(refusal(shape, options), "dense_layers[2] is 4; allowed: more than 9, the one before");
 }
 
-TEST(Config, CFG_5_AnEngineWithoutPinnedTokensSaysSo) {
+TEST(Config, SEL_1_AnEngineWithoutTheRuleSaysSo) {
   Options options;
-  EXPECT_NO_THROW(require_h2o(options, "some"));
+  options.pinned = 1;
   options.dense_below = 9;
   options.dense_layers = {0};
   EXPECT_NO_THROW(require_h2o(options, "some"));
-  options.pinned = 1;
+  options.select = Select::blocks;
   try {
     require_h2o(options, "some");
     ADD_FAILURE() << "not refused";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "pinned is 1; allowed: 0: engine some pins no tokens");
+    EXPECT_STREQ(error.what(), "select is 1 (blocks); allowed: 0 (h2o): engine some has no other rule");
   }
 }
 

@@ -69,6 +69,9 @@ HEADWATER_CUDA_FUNCTION std::uint32_t order_key(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+/// The key of a pinned candidate (MEM-7): above that of every score.
+inline constexpr std::uint32_t kPinnedKey = 0xFFFFFFFFu;
+
 HEADWATER_CUDA_FUNCTION float read_score(Global<const void> scores, bool bf16, std::int64_t index) {
   return bf16 ? float_from_bf16(elements_of<const std::uint16_t>(scores)[index])
               : elements_of<const float>(scores)[index];

@@ -166,6 +166,7 @@ struct SelectParams {
   int kept;   ///< entries of the previous set before Local: the first candidates
   int since;  ///< position of the candidates after them
   int candidates;
+  int pinned;       ///< first candidates that are kept, whatever their scores (MEM-7)
   int heavy;        ///< of the new set
   int local_begin;  ///< Local is [local_begin, end)
   int end;

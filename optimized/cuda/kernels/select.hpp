@@ -2,7 +2,7 @@
 
 #include "cuda/kernels/elements.hpp"
 
-/// MEM-1..4 without a sort: the threshold of the best H scores is found bit by bit, from the top, on ordered keys; then one
+/// MEM-1..4 and MEM-7 without a sort: the threshold of the best H scores is found bit by bit, from the top, on ordered keys; then one
 /// ordered pass keeps all above it and the first of its equals. Candidates come in ascending position, so what is kept is
 /// ascending, and ties go to the lower position.
 namespace headwater::cuda {
@@ -27,6 +27,7 @@ struct Candidates {
     return i < p.kept ? p.sets[set + i] : p.since + (i - p.kept);
   }
   HEADWATER_CUDA_FUNCTION std::uint32_t key_from_score(int i) const {
+    if (i < p.pinned) return kPinnedKey;
     return order_key(read_score(p.scores, p.scores_bf16, scores + position(i)));
   }
   HEADWATER_CUDA_FUNCTION bool cached() const { return p.candidates <= Shape::kCached; }

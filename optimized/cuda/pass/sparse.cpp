@@ -129,6 +129,10 @@ void SparsePass::build_memory(const Window& window, const Chunk& chunk, std::int
   select.kept = static_cast<int>(kept);
   select.since = static_cast<int>(since);
   select.candidates = static_cast<int>(candidates);
+  // They stand at the front of the previous set, or are the first tokens of all.
+  select.pinned = HEADWATER_SABOTAGE("cuda.memory.pins_nothing")
+                      ? 0
+                      : static_cast<int>(std::min(options.pinned, local_begin));
   select.heavy = static_cast<int>(heavy);
   select.local_begin = static_cast<int>(local_begin);
   select.end = static_cast<int>(end);
