@@ -64,7 +64,9 @@ DEFAULT = Rule("blocks", 1024, 32, 480)  # of `headwater generate`
 EQUAL = [*of_size(1024, 512), DEFAULT, Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
 LARGER = [Rule("blocks", 1024, 32, 480, 2, 32, 2), Rule("blocks", 1024, 32, 480, 2, 32, 8),
           Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
-          Rule("blocks", 1024, 64, 448, 4), Rule("blocks", 1024, 16, 496), Rule("blocks", 1024, 128, 384)]
+          Rule("blocks", 1024, 32, 480, 2, 64, 4), Rule("blocks", 1024, 32, 480, 3), Rule("blocks", 1024, 64, 448, 4),
+          *(Rule("blocks", 1024, 32, 480, more=("--key-block", size)) for size in (4, 16)),
+          Rule("blocks", 1024, 16, 496), Rule("blocks", 1024, 128, 384), Rule("blocks", 256, 32, 160, 2, 32, 8)]
 SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 512),
                                     (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
 PINNED = [Rule("window", 1024, 504, 8, more=("--pinned", 8)), Rule("h2o", 1024, 256, 256, more=("--pinned", 8)),
@@ -89,14 +91,10 @@ def plan():
     for rule in [MET, *LARGER, *PINNED]:
         for window in WINDOWS[:2]:
             yield "perplexity", window, rule
-    for rule in DENSE_LAYER:
-        yield "perplexity", 4096, rule
-    for rule in SIZES:
-        yield "perplexity", 4096, rule
-    for rule in SIZES:
-        if rule.local + rule.heavy >= 256 and (rule.rule == "h2o" or rule.label == DEFAULT.label):
-            yield "perplexity", 8192, rule
-    for window, ask in ((4096, "prefill"), (8192, "prefill"), (4096, "tail"), (16384, "prefill")):
+    for window in WINDOWS[:2]:
+        for rule in [*SIZES, *DENSE_LAYER]:
+            yield "perplexity", window, rule
+    for window, ask in ((4096, "prefill"), (8192, "prefill"), (4096, "tail"), (8192, "tail"), (16384, "prefill")):
         for rule in LOOKED_UP:
             yield ask, window, rule
 
@@ -250,8 +248,8 @@ def divergence_tables(results):
     for rule in [*of_size(1024, 512), *SIZES]:
         by_size.setdefault((rule.chunk, rule.local + rule.heavy), []).append(rule)
     table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
-          [(4096, *size, *(decimals(results.mean(4096, rule, *KL)) for rule in rules))
-           for size, rules in sorted(by_size.items())])
+          [(window, *size, *(decimals(results.mean(window, rule, *KL)) for rule in rules))
+           for window in WINDOWS[:2] for size, rules in sorted(by_size.items())])
     table(("rule", "S, L, H", "time, sparse / dense", "time, over H2O's", "KL at 4096 (se)", "KL at 8192 (se)"),
           [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
             *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
@@ -275,10 +273,14 @@ def option_tables(results):
     table(("N", "rule", "S, L, H", "KL (se)"),
           [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)))
            for window in WINDOWS[:2] for pinned in PINNED for rule in (base[pinned.rule], pinned)])
-    table(("rule", "dense layers", "KL at 4096 (se)", "of all sparse, %"),
-          [(base[rule.rule].label, rule.flags[-1], decimals(results.mean(4096, rule, *KL)),
-            f"{100 * results.mean(4096, rule, *KL)[0] / results.mean(4096, base[rule.rule], *KL)[0]:.0f}")
-           for rule in DENSE_LAYER if results.documents(4096, rule)])
+
+    def of_all_sparse(window, rule):
+        measured = results.mean(window, rule, *KL)
+        return decimals(measured), f"{100 * measured[0] / results.mean(window, base[rule.rule], *KL)[0]:.0f}"
+
+    table(("rule", "dense layers", *(head for window in WINDOWS[:2] for head in (f"KL at {window} (se)", "of all sparse, %"))),
+          [(base[rule.rule].label, rule.flags[-1], *(cell for window in WINDOWS[:2] for cell in of_all_sparse(window, rule)))
+           for rule in DENSE_LAYER if all(results.documents(window, rule) for window in WINDOWS[:2])])
 
 
 def rates(entry, what):
@@ -299,7 +301,7 @@ def retrieval_tables(results):
            for window, ask in measured for label, sizes, _, total in rows(window, ask)])
     table(("N", "question", "rule", "S, L, H", *(f"{depth} %" for depth in (0, 10, 25, 50, 75, 90, 100))),
           [(window, ask, label, sizes, *(f"{100 * depth['first']['rate']:.0f}" for depth in depths))
-           for window, ask in measured if ask == "prefill" for label, sizes, depths, _ in rows(window, ask)])
+           for window, ask in measured for label, sizes, depths, _ in rows(window, ask)])
 
 
 COLOURS = {"h2o": "#D55E00", "window": "#56B4E9", "blocks, one stage": "#009E73", "blocks, two stages": "#0072B2"}
