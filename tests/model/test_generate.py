@@ -412,6 +412,17 @@ class Perplexity(unittest.TestCase):
                 self.assertAlmostEqual(found["kl"], wanted_kl, delta=0.05 * wanted_kl + 1e-4, msg=f"{flags} {part}")
                 self.assertAlmostEqual(found["rank1"], wanted_rank1, delta=0.006, msg=f"{flags} {part}")
 
+    def test_divergence_of_blocks(self):
+        """The figures with which another implementation of the clauses agreed (docs/quality.md), F32 throughout."""
+        for local, heavy, stages, kl, rank1 in ((32, 480, 2, 0.0038185, 0.97692), (64, 448, 1, 0.0095947, 0.96662)):
+            done = run("perplexity", "-m", MODEL, "-f", TEXT, "--window", "4096", "--json", "-ub", "1024", "--select", "blocks",
+                       "--h2o-local", str(local), "--h2o-heavy", str(heavy), "--refine", str(stages), "--projections", "f32",
+                       "--cache-type", "f32")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            found = json.loads(done.stdout)["divergence"]["prefill"]
+            self.assertAlmostEqual(found["kl"], kl, delta=1e-6)
+            self.assertAlmostEqual(found["rank1"], rank1, delta=1e-5)
+
     def test_no_divergence_where_nothing_is_left_out(self):
         everything = ["-ub", "200", "--h2o-no-clamp", "--h2o-local", "300", "--h2o-heavy", "724", "--projections", "f32"]
         for flags, most in ((["-ub", "200", "--h2o-local", "0", "--h2o-heavy", "0"], 0.0), (everything, 1e-6)):
