@@ -50,9 +50,10 @@ for run in ("sm_90a", "mma.sync", "cpu"):
     assert status == 1 and lines[0].startswith(f"FAIL BF16 64/64: {run}: head 3: ") and "[399, 63]" in lines[0], (lines, errors)
 
 # At the chunk and the memory set that people run: rows of the device, windows as graphs, a last chunk of 31 rows.
-status, head, lines, errors = check("BF16 128/128", "large")
-assert status == 0 and lines[0].startswith("PASS BF16 128/128: sm_90a "), (status, lines, errors)
-assert "emulated device: 2 over 1 heads, S 1024, M 512, N 2079" in head, head
+for case in ("BF16 128/128", "F16 64/64", "BF16 192/128", "F16 256/256"):
+    status, head, lines, errors = check(case, "large")
+    assert status == 0 and lines[0].startswith(f"PASS {case}: sm_90a "), (status, lines, errors)
+    assert "emulated device: 2 over 1 heads, S 1024, M 512, N 2079" in head, head
 
 status, _, lines, errors = check("BF16 1/1")
 assert status == 2 and "--check BF16 1/1 is not known" in errors, (status, lines, errors)
