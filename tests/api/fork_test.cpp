@@ -159,20 +159,23 @@ TEST_P(ForkOf, STATE_11_WhatOneSideTakesBackStaysOnTheOther) {
 TEST_P(ForkOf, STATE_11_CheckpointsAreTakenAlong) {
   const Conversation talk(DType::f32);
   Options options = options_of(kKinds[0]);
-  const auto straight = engine().open(talk.shape, options);
-  std::vector<float> out;
-  talk.run(*straight, Step::prefill(160, 480), out);
-  const Bits wanted = bits_of(*straight, out);
-  const auto parent = engine().open(talk.shape, options);
-  std::vector<float> ignored;
-  talk.run(*parent, Step::prefill(160, 480), ignored);
-  talk.run(*parent, Step::prefill(160), ignored);
-  talk.run(*parent, Step::prefill(160), ignored);
-  const auto fork = parent->fork();
-  fork->truncate(160);
-  EXPECT_EQ(bits_of(*fork, out), wanted);
-  parent->truncate(160);
-  EXPECT_EQ(bits_of(*parent, out), wanted);
+  for (const ScoreType scores : {ScoreType::bf16, ScoreType::f32}) {
+    options.score_type = scores;
+    const auto straight = engine().open(talk.shape, options);
+    std::vector<float> out;
+    talk.run(*straight, Step::prefill(160, 480), out);
+    const Bits wanted = bits_of(*straight, out);
+    const auto parent = engine().open(talk.shape, options);
+    std::vector<float> ignored;
+    talk.run(*parent, Step::prefill(160, 480), ignored);
+    talk.run(*parent, Step::prefill(160), ignored);
+    talk.run(*parent, Step::prefill(160), ignored);
+    const auto fork = parent->fork();
+    fork->truncate(160);
+    EXPECT_EQ(bits_of(*fork, out), wanted);
+    parent->truncate(160);
+    EXPECT_EQ(bits_of(*parent, out), wanted);
+  }
 }
 
 TEST_P(ForkOf, STATE_11_AnOpenStepIsRefusedAndStaysOpen) {
