@@ -156,6 +156,32 @@ TEST_P(ForkOf, STATE_11_WhatOneSideTakesBackStaysOnTheOther) {
   }
 }
 
+// Forked at once, before anything was read of a session whose step was aborted.
+TEST_P(ForkOf, STATE_11_AnAbortedStepIsNotTakenAlong) {
+  const Conversation talk(DType::f32);
+  for (const std::int64_t checkpoints : {0, 2}) {
+    Options options = options_of(kKinds[0]);
+    options.checkpoints = checkpoints;
+    const auto whole = engine().open(talk.shape, options);
+    const Bits wanted = bits_of(*whole, run_some(talk, *whole, 0, 7));
+    const auto parent = engine().open(talk.shape, options);
+    const std::vector<float> before = run_some(talk, *parent, 0, 6);
+    const Step step = Conversation::steps()[6];
+    std::vector<float> dropped(static_cast<std::size_t>(step.n * talk.shape.n_head * talk.shape.d_value));
+    parent->begin(step);
+    for (std::int64_t layer = 0; layer < talk.shape.n_layer; ++layer)
+      talk.attend(*parent, layer, dropped.data());
+    parent->abort();
+    const auto fork = parent->fork();
+    for (Session* session : {fork.get(), parent.get()}) {
+      std::vector<float> out = before;
+      const std::vector<float> rest = run_some(talk, *session, 6, 7);
+      out.insert(out.end(), rest.begin(), rest.end());
+      EXPECT_EQ(bits_of(*session, out), wanted) << checkpoints << " checkpoints";
+    }
+  }
+}
+
 TEST_P(ForkOf, STATE_11_CheckpointsAreTakenAlong) {
   const Conversation talk(DType::f32);
   Options options = options_of(kKinds[0]);
