@@ -272,6 +272,19 @@ class Kept(unittest.TestCase):
         self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, window=10)), 1)
         self.assertEqual(self.opens(lambda: headwater.attention(q, k, v, engine="cpu-portable", **OPTIONS)), 1)
 
+    def test_each_size_of_the_rows_has_one(self):
+        q, k, v = rows(100)
+        wanted = headwater.attention(q, k, v, dense=True)
+        for values in (v[:, :, :5], v, numpy.concatenate((v, v), axis=2)):
+            out = headwater.attention(q, k, numpy.ascontiguousarray(values), dense=True)
+            numpy.testing.assert_array_equal(out[:, :, :5], wanted[:, :, :5])
+            self.assertEqual(out.shape, (100, 6, values.shape[2]))
+            self.assertTrue(numpy.isfinite(out).all() and out.all())
+        self.assertEqual(len(self.opened), 3)
+        for own in ((q[:, :4], k, v), (q[:, :3], k[:, :1], v[:, :1]), (q[:, :, :8], k[:, :, :8], v)):
+            call = lambda own=own: headwater.attention(*map(numpy.ascontiguousarray, own), dense=True)  # noqa: E731
+            self.assertEqual((self.opens(call), self.opens(call)), (1, 0))
+
     def test_another_type_is_judged_anew(self):
         q, k, v = rows(300)
         headwater.attention(q, k, v, chunk=64)

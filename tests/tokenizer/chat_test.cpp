@@ -169,7 +169,7 @@ TEST(Chat, AQuestionAfterADocumentHasTokensOfItsOwn) {
   EXPECT_EQ(ids, wanted);
   // A format that trims does so at the ends of the message, not between its parts.
   const std::unique_ptr<Tokenizer> llama = llama3_tokenizer();
-  const std::vector<ChatMessage> blanks = {{"user", " document \n", "\nwhy? "}};
+  const std::vector<ChatMessage> blanks = {{"user", "\f\v document \n", "\nwhy? \f\v"}};
   EXPECT_EQ(llama->decode(encode_chat(*llama, ChatFormat::llama3, blanks, true, &begin)),
             "user\n\ndocument \n\nwhy?assistant\n\n");
   const auto plain =
