@@ -73,11 +73,11 @@ void append_contents(const Session& session, Results& results) {
   const Shape& shape = session.shape();
   for (std::int64_t layer = 0; layer < shape.n_layer; ++layer) {
     const ScoreView scores = session.scores(layer);
-    ASSERT_EQ(scores.type, ScoreType::bf16);
+    const std::int64_t bytes = scores.type == ScoreType::bf16 ? 2 : 4;
     const MemoryView memory = session.memory(layer);
     for (std::int64_t h = 0; h < shape.n_head; ++h) {
-      const auto* row = static_cast<const std::uint16_t*>(scores.data) + h * scores.head_stride;
-      results.scores.insert(results.scores.end(), row, row + session.tokens());
+      const auto* row = static_cast<const unsigned char*>(scores.data) + h * scores.head_stride * bytes;
+      results.scores.insert(results.scores.end(), row, row + session.tokens() * bytes);
       const std::int32_t* positions = memory.data + h * memory.head_stride;
       results.memory.insert(results.memory.end(), positions, positions + memory.count);
     }

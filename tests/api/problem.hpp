@@ -50,7 +50,7 @@ std::vector<float> run_step(Session& session, const Step& step, const LayerInput
 /// The bits of a whole session's results: outputs, scores and the last memory sets.
 struct Results {
   std::vector<float> out;
-  std::vector<std::uint16_t> scores;
+  std::vector<unsigned char> scores;
   std::vector<std::int32_t> memory;
   bool operator==(const Results&) const = default;
 };
