@@ -14,7 +14,7 @@
 namespace headwater::conformance {
 namespace {
 
-constexpr std::int64_t kTileRows = 32;  // the engines' smallest tile of rows
+constexpr std::int64_t kTileRows = 32;  // of a tile of the CPU engines
 
 // A ratio below this says nothing about rounding (an exact result); it spares the division of 0 by 0.
 double ratio_of(double error, double bound) { return error == 0.0 ? 0.0 : error / bound; }

@@ -250,7 +250,7 @@ const Register k2To17{{"shape.positions_beyond_131072",
                        true,
                        positions_beyond_2_17}};
 
-// The step of two rows crosses the end of a page, and 64 equal parts of a context grow.
+// The step of two rows crosses 20480: a page ends there, and the 64 splits of engine `cuda` become longer.
 void decode_after_20000(Context& context) {
   for (const DType type : context.types({DType::f32, DType::f16, DType::bf16})) {
     const Heads heads = type == DType::bf16 ? Heads{.query = 8, .kv = 1, .d = 64, .dv = 64}

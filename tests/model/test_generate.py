@@ -413,7 +413,7 @@ class Perplexity(unittest.TestCase):
                 self.assertAlmostEqual(found["rank1"], wanted_rank1, delta=0.006, msg=f"{flags} {part}")
 
     def test_divergence_of_blocks(self):
-        """The figures with which another implementation of the clauses agreed (docs/quality.md), F32 throughout."""
+        """What it was when another implementation of the clauses agreed on other texts (docs/quality.md), F32 throughout."""
         for local, heavy, stages, kl, rank1 in ((32, 480, 2, 0.0038185, 0.97692), (64, 448, 1, 0.0095947, 0.96662)):
             done = run("perplexity", "-m", MODEL, "-f", TEXT, "--window", "4096", "--json", "-ub", "1024", "--select", "blocks",
                        "--h2o-local", str(local), "--h2o-heavy", str(heavy), "--refine", str(stages), "--projections", "f32",
