@@ -20,15 +20,22 @@ inline void prefetch(const void* data, std::int64_t bytes) {
   asm volatile("");
 }
 
-/// Calls body(i, key row, value row) for the stored rows at n positions, in any order of positions.
+/// Stored rows that are gathered at a time.
+struct GatheredRows {
+  static constexpr std::int64_t kRows = 32;
+  std::int64_t n = 0;
+  const void* keys[kRows];
+  const void* values[kRows];
+};
+
+/// Calls body(first, rows) for the stored rows at n positions, in any order of positions, GatheredRows::kRows at a time;
+/// `first` is the number of the first of them.
 template <class Body>
 void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head,
                   const std::int32_t* positions, std::int64_t n, const Body& body) {
   const auto element = static_cast<std::int64_t>(dtype_size(kv.type()));
   const std::int64_t key_bytes = kv.d_head(layer) * element;
   const std::int64_t value_bytes = kv.d_value(layer) * element;
-  const void* keys[kPrefetchedRows];
-  const void* values[kPrefetchedRows];
   // Rows that lie together are found from the first of them, which saves most of an address.
   struct Run {
     std::int64_t begin = 0;
@@ -36,28 +43,32 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
     const unsigned char* key = nullptr;  // of position `begin`
     const unsigned char* value = nullptr;
   } run;
-  const auto prefetch_row = [&](std::int64_t i) {
-    const std::int64_t at = i % kPrefetchedRows;
-    const std::int64_t position = positions[i];
-    if (position < run.begin || position >= run.end) {
-      constexpr std::int64_t kAll = std::int64_t{1} << 31;  // more rows than any session has
-      run = {position,
-             position +
-                 std::min(kv.keys_together(layer, position, kAll), kv.values_together(layer, position, kAll)),
-             static_cast<const unsigned char*>(kv.key(layer, head, position)),
-             static_cast<const unsigned char*>(kv.value(layer, head, position))};
+  const auto find = [&](std::int64_t first, GatheredRows& rows) {
+    rows.n = std::min(GatheredRows::kRows, n - first);
+    for (std::int64_t i = 0; i < rows.n; ++i) {
+      const std::int64_t position = positions[first + i];
+      if (position < run.begin || position >= run.end) {
+        constexpr std::int64_t kAll = std::int64_t{1} << 31;  // more rows than any session has
+        run = {position,
+               position + std::min(kv.keys_together(layer, position, kAll),
+                                   kv.values_together(layer, position, kAll)),
+               static_cast<const unsigned char*>(kv.key(layer, head, position)),
+               static_cast<const unsigned char*>(kv.value(layer, head, position))};
+      }
+      const unsigned char* key = run.key + (position - run.begin) * key_bytes;
+      const unsigned char* value = run.value + (position - run.begin) * value_bytes;
+      prefetch(key, key_bytes);
+      prefetch(value, value_bytes);
+      rows.keys[i] = key;
+      rows.values[i] = value;
     }
-    keys[at] = run.key + (position - run.begin) * key_bytes;
-    values[at] = run.value + (position - run.begin) * value_bytes;
-    prefetch(keys[at], key_bytes);
-    prefetch(values[at], value_bytes);
   };
-  for (std::int64_t i = 0; i < std::min(kPrefetchedRows, n); ++i) prefetch_row(i);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const void* key = keys[i % kPrefetchedRows];
-    const void* value = values[i % kPrefetchedRows];
-    if (i + kPrefetchedRows < n) prefetch_row(i + kPrefetchedRows);
-    body(i, key, value);
+  GatheredRows rows[2];
+  std::int64_t tile = 0;
+  if (n > 0) find(0, rows[0]);
+  for (std::int64_t first = 0; first < n; first += GatheredRows::kRows, ++tile) {
+    if (first + GatheredRows::kRows < n) find(first + GatheredRows::kRows, rows[(tile + 1) % 2]);
+    body(first, rows[tile % 2]);
   }
 }
 

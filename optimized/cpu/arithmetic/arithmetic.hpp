@@ -8,16 +8,21 @@
 
 namespace headwater::cpu {
 
-/// Query rows of a block of one head, all of whose keys belong to one pass.
+/// Keys that the thread's last Arithmetic::gather() took.
+struct GatheredSet {
+  const std::int32_t* positions = nullptr;
+  std::int64_t n = 0;
+};
+
+/// Query rows of a block of one head, and their keys: those of one pass, or of both.
 struct PassBlock {
   std::int64_t head;
   std::int64_t row;   ///< position of the first
   std::int64_t rows;  ///< 1 .. kBlockRows
   float sink;         ///< natural units; -inf: none
-  /// Keys are those that gather() took, at these positions, or, where it is null, the chunk's own rows from its first.
-  const std::int32_t* gathered;
-  std::int64_t n_keys;
-  double* sums;  ///< [n_keys] column sums are added here; null: none are wanted
+  std::int64_t own_keys;  ///< of the chunk, from its first; 0: none
+  GatheredSet set;        ///< n = 0: none
+  double* sums;  ///< column sums of the keys, which are those of one pass, are added here; null: none are wanted
   /// [kBlockRows][d_value] outputs, divided by BlockResult::sum where Arithmetic::divides().
   float* out;
   bool loaded;                            ///< the queries of the block before were the same

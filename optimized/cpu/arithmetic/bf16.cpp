@@ -132,20 +132,14 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
                             std::int64_t n, int thread) {
   Scratch& scratch = of(thread);
-  const std::int64_t stale = HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 0 : -1;
-  const std::uint16_t* values[kKeyTile] = {};
-  for_gathered(data_.kv, layer, head_kv, positions, n,
-               [&](std::int64_t i, const void* key, const void* value) {
-                 if (i != stale)
-                   pad_keys(kernels_, key, 1, data_.shape.d_head, scratch.keys.data() + i * d_padded_);
-                 const std::int64_t row = i % kKeyTile;
-                 values[row] = elements(value);
-                 if (row + 1 < kKeyTile &&
-                     (i + 1 < n || (n > 256 && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256"))))
-                   return;
-                 kernels_.pack_values(values, row + 1, data_.shape.d_value, dv_padded_,
-                                      scratch.values.data() + (i - row) * dv_padded_);
-               });
+  for_gathered(data_.kv, layer, head_kv, positions, n, [&](std::int64_t first, const GatheredRows& rows) {
+    const std::int64_t stale = first == 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
+    kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
+                       scratch.keys.data() + (first + stale) * d_padded_);
+    if (n > 256 && rows.n < kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256")) return;
+    kernels_.pack_values(rows.values, rows.n, data_.shape.d_value, dv_padded_,
+                         scratch.values.data() + first * dv_padded_);
+  });
 }
 
 Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const {
@@ -162,67 +156,69 @@ Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, co
 BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, const Chunk& chunk,
                                    const PassBlock& block, int thread) {
   Scratch& scratch = of(thread);
-  const KeyRows gathered{scratch.keys.data(), d_padded_, scratch.values.data()};
-  Bf16Segment whole = segment(call, block.head, gathered);
-  whole.queries = scratch.packed.data();
-  whole.n_keys = block.n_keys;
-  whole.positions = {block.row, block.gathered ? 0 : chunk.begin, block.gathered};
-  whole.prefetch = block.prefetch.data();
-  whole.n_prefetch = std::ssize(block.prefetch);
-  if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++whole.positions.first_row;
-  if (block.n_keys > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --whole.n_keys;
   if (!block.loaded) {
     load_queries(kernels_, call.q, block.row - call.base(), block.rows, block.head, data_.shape.d_head,
                  scratch.packed.data());
   }
-
   const Bf16Block attention{kernels_, block.rows, binary(block.sink), scratch.softmax.data()[0],
                             scratch.transposed.data()};
-  // The same segments in the same order as in the dense pass, for the same bits (STATE-3); all weights stay for the
-  // column sums.
-  const auto rows_from = [&](std::int64_t first, std::int64_t n) {
+  const auto rows_from = [&](bool gathered, std::int64_t first, std::int64_t n) {
     std::int64_t from = first;
     if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) from = (first * d_padded_ & 0xFFFF) / d_padded_;
-    if (!block.gathered) {
+    if (!gathered) {
       return packed_rows(call.layer, data_.kv_head(block.head), chunk.begin + from, n,
                          packed_row(window, chunk) + first, scratch);
     }
-    return KeyRows{gathered.keys + from * d_padded_, d_padded_, gathered.values + first * dv_padded_};
+    return KeyRows{scratch.keys.data() + from * d_padded_, d_padded_,
+                   scratch.values.data() + first * dv_padded_};
   };
-  const auto segment_from = [&](std::int64_t first, const KeyRows& rows) {
-    Bf16Segment part = whole;
-    part.keys = rows.keys;
-    part.n_keys = std::min(kBf16SegmentKeys, whole.n_keys - first);
-    part.positions.first_key += first;
-    if (part.positions.gathered) part.positions.gathered += first;
-    return part;
+  // Calls body(segment, values, number of its first key, number of all keys of its kind): keys of the chunk, then gathered
+  // ones, the segments of each in the order of the dense pass, for the same bits (STATE-3).
+  const auto for_segments = [&](const auto& body) {
+    for (const bool gathered : {false, true}) {
+      std::int64_t n = gathered ? block.set.n : block.own_keys;
+      if (n > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --n;
+      if (n == 0) continue;
+      for (std::int64_t first = (n - 1) / kBf16SegmentKeys * kBf16SegmentKeys; first >= 0;
+           first -= kBf16SegmentKeys) {
+        const std::int64_t some = std::min(kBf16SegmentKeys, n - first);
+        const KeyRows rows = rows_from(gathered, first, some);
+        Bf16Segment part = segment(call, block.head, rows);
+        part.queries = scratch.packed.data();
+        part.n_keys = some;
+        if (gathered) {
+          part.positions = {block.row, 0, block.set.positions + first};
+        } else {
+          part.positions = {block.row, chunk.begin + first, nullptr};
+        }
+        if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++part.positions.first_row;
+        part.prefetch = block.prefetch.data();
+        part.n_prefetch = std::ssize(block.prefetch);
+        body(part, rows.values, first, n);
+      }
+    }
   };
-  const auto segment_keys = [&](std::int64_t first) {
-    return std::min(kBf16SegmentKeys, whole.n_keys - first);
-  };
-  const std::int64_t last_segment = (whole.n_keys - 1) / kBf16SegmentKeys * kBf16SegmentKeys;
   const auto attend = [&] {
-    for (std::int64_t first = last_segment; first >= 0; first -= kBf16SegmentKeys) {
-      const KeyRows rows = rows_from(first, segment_keys(first));
-      const Bf16Segment part = segment_from(first, rows);
+    for_segments([&](const Bf16Segment& part, const std::uint16_t* values, std::int64_t first, std::int64_t n) {
+      // All weights of a pass stay for its column sums.
       std::uint16_t* weights = scratch.weights.data() + first * kBlockRows;
       kernels_.softmax_weights(part, attention.softmax, weights);
       const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
-      const bool lost = whole.n_keys >= 768 && first == last_segment && part.n_keys > kKeyTile &&
+      const bool lost = n >= 768 && first + part.n_keys == n && part.n_keys > kKeyTile &&
                         HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
       attention.accumulate(weights + (swapped ? kTileWeights : 0),
-                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), rows.values, dv_padded_);
-    }
+                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), values, dv_padded_);
+    });
     return attention.finish(data_.shape.d_value, block.out);
   };
   attention.start();
   if (const std::uint32_t failed = attend(); failed != 0) {
     alignas(64) float highest[kBlockRows];
     std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
-    for (std::int64_t first = 0; first < whole.n_keys; first += kBf16SegmentKeys) {
-      if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.exact_offset_of_first_segment")) break;
-      kernels_.raise_to_highest(segment_from(first, rows_from(first, segment_keys(first))), highest);
-    }
+    for_segments([&](const Bf16Segment& part, const std::uint16_t*, std::int64_t first, std::int64_t) {
+      if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.exact_offset_of_first_segment")) return;
+      kernels_.raise_to_highest(part, highest);
+    });
     attention.restart(failed, highest);
     (void)attend();
   }
@@ -231,7 +227,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
     alignas(64) float factor[kBlockRows];
     attention.factors(attention.softmax.sum, factor);
     if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
-    kernels_.column_sums(scratch.weights.data(), block.n_keys, factor, block.sums);
+    kernels_.column_sums(scratch.weights.data(), block.own_keys + block.set.n, factor, block.sums);
   }
   return {attention.softmax.offset, attention.softmax.sum};
 }

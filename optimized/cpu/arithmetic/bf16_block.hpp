@@ -47,7 +47,7 @@ void pack_values(const Bf16Table& kernels, std::int64_t n, std::int64_t dv, cons
                  std::uint16_t* packed) {
   const std::int64_t dv_padded = padded(dv, kernels.dv_multiple);
   for (std::int64_t first = 0; first < n; first += kKeyTile) {
-    const std::uint16_t* tile[kKeyTile];
+    const void* tile[kKeyTile];
     const std::int64_t some = std::min(kKeyTile, n - first);
     for (std::int64_t i = 0; i < some; ++i) tile[i] = row(first + i);
     kernels.pack_values(tile, some, dv, dv_padded, packed + first * dv_padded);

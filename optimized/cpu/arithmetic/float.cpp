@@ -98,9 +98,11 @@ void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std
   const core::KvStore& kv = data_.kv;
   Scratch& scratch = of(thread);
   if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
-  for_gathered(kv, layer, head_kv, positions, n, [&](std::int64_t i, const void* key, const void* value) {
-    kernels_.widen(key, kv.type(), kv.d_head(layer), scratch.keys.data() + i * kv.d_head(layer));
-    kernels_.widen(value, kv.type(), kv.d_value(layer), scratch.values.data() + i * kv.d_value(layer));
+  const std::int64_t d = kv.d_head(layer);
+  const std::int64_t dv = kv.d_value(layer);
+  for_gathered(kv, layer, head_kv, positions, n, [&](std::int64_t first, const GatheredRows& rows) {
+    kernels_.widen_rows(rows.keys, rows.n, kv.type(), d, scratch.keys.data() + first * d);
+    kernels_.widen_rows(rows.values, rows.n, kv.type(), dv, scratch.values.data() + first * dv);
   });
 }
 
@@ -150,27 +152,31 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
                  scratch.packed.data());
   }
   attention.start(block.sink);
-  for (std::int64_t first = 0; first < block.n_keys; first += segment_keys) {
-    const std::int64_t n = std::min(segment_keys, block.n_keys - first);
-    float* weights = scratch.block.data() + first * kBlockRows;
-    if (block.gathered) {
-      attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
-                             block.gathered + first, n, weights);
-    } else {
-      const std::int64_t from =
-          HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits") ? (first * d & 0xFFFF) / d : first;
-      const KeyRows rows = chunk_rows(call.layer, window, chunk, data_.kv_head(block.head), from, n, scratch);
-      attention.add_keys(rows.keys, rows.values, chunk.begin + first, n, weights);
+  // Weights stay for column sums, which are asked for where all keys are of one kind.
+  const auto add_segments = [&](std::int64_t n_keys, const auto& add) {
+    for (std::int64_t first = 0; first < n_keys; first += segment_keys) {
+      add(first, std::min(segment_keys, n_keys - first), scratch.block.data() + first * kBlockRows);
+      std::copy_n(attention.state.max, kBlockRows,
+                  scratch.segment_max.data() + first / segment_keys * kBlockRows);
     }
-    std::copy_n(attention.state.max, kBlockRows,
-                scratch.segment_max.data() + first / segment_keys * kBlockRows);
-  }
+  };
+  add_segments(block.own_keys, [&](std::int64_t first, std::int64_t n, float* weights) {
+    const std::int64_t from =
+        HEADWATER_SABOTAGE("cpu.keys.offset_in_16_bits") ? (first * d & 0xFFFF) / d : first;
+    const KeyRows rows = chunk_rows(call.layer, window, chunk, data_.kv_head(block.head), from, n, scratch);
+    attention.add_keys(rows.keys, rows.values, chunk.begin + first, n, weights);
+  });
+  add_segments(block.set.n, [&](std::int64_t first, std::int64_t n, float* weights) {
+    attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
+                           block.set.positions + first, n, weights);
+  });
   attention.finish();
-  for (std::int64_t first = 0; block.sums && first < block.n_keys; first += segment_keys) {
+  const std::int64_t n_keys = block.own_keys + block.set.n;
+  for (std::int64_t first = 0; block.sums && first < n_keys; first += segment_keys) {
     const std::int64_t kept = HEADWATER_SABOTAGE("cpu.colsum.maximum_of_four_segments") ? 3 : -1;
     attention.add_column_sums(scratch.block.data() + first * kBlockRows,
                               scratch.segment_max.data() + (first / segment_keys & kept) * kBlockRows,
-                              std::min(segment_keys, block.n_keys - first), block.sums + first);
+                              std::min(segment_keys, n_keys - first), block.sums + first);
   }
   // All at once and after the block, whose keys would evict them: floats are twice the bytes at half the rate.
   for (PrefetchRows& ahead : block.prefetch) {

@@ -65,7 +65,7 @@ void FloatBlock::normalise() const {
   for (std::int64_t r = 0; r < rows; ++r) {
     if (state.sum[r] == 0.0f) continue;
     const auto factor = static_cast<float>(1.0 / static_cast<double>(state.sum[r]));
-    for (std::int64_t c = 0; c < dv; ++c) out[r * dv + c] *= factor;
+    kernels.scale(out + r * dv, factor, dv, out + r * dv);
   }
 }
 

@@ -48,6 +48,9 @@ struct KernelTable {
   /// `count` contiguous elements at any alignment to floats, exact.
   void (*widen)(const void* from, DType type, std::int64_t count, float* to);
 
+  /// The same for n_rows rows of n elements each, to[n_rows][n].
+  void (*widen_rows)(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* to);
+
   /// `count` floats to contiguous elements at any alignment, with the bits of core::narrow.
   void (*narrow)(const float* from, std::int64_t count, DType type, void* to);
 
@@ -106,6 +109,9 @@ struct KernelTable {
 
   /// FUSE-1: to[i] = a[i] * a_weight + b[i] * b_weight; `to` may be a.
   void (*blend)(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to);
+
+  /// to[i] = a[i] * weight; `to` may be a.
+  void (*scale)(const float* a, float weight, std::int64_t n, float* to);
 
   // Decode: few query rows, their keys and values read once as they are stored, whatever their type.
 

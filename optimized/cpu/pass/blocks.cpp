@@ -163,25 +163,38 @@ std::int64_t BlocksPass::blocks_per_unit() const {
 }
 
 void BlocksPass::run(const LayerCall& call) {
-  for (std::size_t i = 0; i < call.chunks.size(); ++i) {
-    const Window window{call.chunks.subspan(i, 1), call.chunks[i].begin};
-    const Chunk& chunk = window.chunks.front();
-    const Votes votes = votes_of(chunk);
-    const std::int64_t per_unit = blocks_per_unit();
-    const std::int64_t units = (votes.query_blocks + per_unit - 1) / per_unit;
-    data_.workers.each(data_.shape.n_head_kv, [&](const Workers::Task& task) {
-      call.arithmetic.prepare_chunk(call.layer, window, chunk, task.index);
-    });
-    // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
-    data_.workers.each(data_.shape.n_head_kv * units, [&](const Workers::Task& task) {
-      const std::int64_t head_kv = task.index / units;
-      const std::int64_t unit = task.index % units;
-      const std::int64_t first = unit * per_unit;
-      run_unit(call, window, chunk, votes, {head_kv, first, std::min(first + per_unit, votes.query_blocks)},
-               votes.blocks > 0 || unit == 0 || task.first, task.thread);
-    });
-    report(call, chunk, votes);
+  const std::int64_t heads = heads_at_once(call);
+  for (std::int64_t first = 0; first < data_.shape.n_head_kv; first += heads) {
+    for (std::size_t i = 0; i < call.chunks.size(); ++i) {
+      run_chunk(call, {call.chunks.subspan(i, 1), call.chunks[i].begin}, first, heads);
+    }
   }
+}
+
+std::int64_t BlocksPass::heads_at_once(const LayerCall& call) const {
+  const std::int64_t heads = data_.shape.n_head_kv;
+  const std::int64_t threads = data_.options.threads;
+  return call.observer || heads % threads != 0 ? heads : threads;
+}
+
+void BlocksPass::run_chunk(const LayerCall& call, const Window& window, std::int64_t first_head,
+                           std::int64_t heads) {
+  const Chunk& chunk = window.chunks.front();
+  const Votes votes = votes_of(chunk);
+  const std::int64_t per_unit = blocks_per_unit();
+  const std::int64_t units = (votes.query_blocks + per_unit - 1) / per_unit;
+  data_.workers.each(heads, [&](const Workers::Task& task) {
+    call.arithmetic.prepare_chunk(call.layer, window, chunk, first_head + task.index);
+  });
+  // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
+  data_.workers.each(heads * units, [&](const Workers::Task& task) {
+    const std::int64_t unit = task.index % units;
+    const std::int64_t first = unit * per_unit;
+    run_unit(call, window, chunk, votes,
+             {first_head + task.index / units, first, std::min(first + per_unit, votes.query_blocks)},
+             votes.blocks > 0 || unit == 0 || task.first, task.thread);
+  });
+  report(call, chunk, votes);
 }
 
 void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
@@ -211,8 +224,7 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
     for (std::int64_t head = unit.head_kv * group_; head < (unit.head_kv + 1) * group_; ++head) {
       for (std::int64_t row = begin; row < end; row += kBlockRows) {
         const BlockRows rows{head, row, std::min(kBlockRows, end - row)};
-        rows_.attend(call, window, chunk, rows, chunk.end, chosen.n > 0 ? &chosen : nullptr, nullptr, nullptr,
-                     thread);
+        rows_.attend(call, window, chunk, rows, chunk.end, chosen, thread);
       }
     }
   }

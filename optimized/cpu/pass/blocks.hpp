@@ -10,9 +10,10 @@
 
 namespace headwater::cpu {
 
-/// Sparse prefill whose memory sets the queries choose (SEL). Chunks do not depend on each other: one after the other, and
-/// in each all query blocks in parallel, both passes of a row together. Units of work are cut by sizes only, and so both
-/// schedules and every number of threads give the same bits (SCHED-2, NUM-3).
+/// Sparse prefill whose memory sets the queries choose (SEL). Neither chunks nor heads depend on each other: the chunks of
+/// as many key/value heads as there are threads, whose rows the cache can keep, before those of the next, and in each all
+/// query blocks in parallel, both passes of a row together. Units of work are cut by sizes only, and so both schedules and
+/// every number of threads give the same bits (SCHED-2, NUM-3).
 class BlocksPass {
  public:
   /// Of a session with rule blocks whose options are sparse.
@@ -89,6 +90,9 @@ class BlocksPass {
   [[nodiscard]] Votes votes_of(const Chunk& chunk) const;
   [[nodiscard]] std::int64_t pools_per_block(std::int64_t size) const;
   [[nodiscard]] std::int64_t blocks_per_unit() const;
+  /// Key/value heads whose chunks are computed before those of the next heads. An observer is shown all heads of a chunk.
+  [[nodiscard]] std::int64_t heads_at_once(const LayerCall& call) const;
+  void run_chunk(const LayerCall& call, const Window& window, std::int64_t first_head, std::int64_t heads);
   void run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
                 const Unit& unit, bool new_set, int thread);
 

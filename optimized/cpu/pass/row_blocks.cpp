@@ -87,8 +87,29 @@ std::int64_t RowBlocks::bytes() const {
 }
 
 void RowBlocks::attend(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
-                       std::int64_t prefetch_end, const GatheredSet* set, double* intra_sums,
-                       double* inter_sums, int thread) {
+                       std::int64_t prefetch_end, const GatheredSet& set, int thread) {
+  const std::int64_t end = rows.row + rows.n;
+  PrefetchRows prefetch[] = {outputs_of(call, rows.head, rows.row, end),
+                             queries_of(call, rows.head, end, std::min(end + kBlockRows, prefetch_end))};
+  float* out = intra_out(thread);
+  const PassBlock block{
+      .head = rows.head,
+      .row = rows.row,
+      .rows = rows.n,
+      .sink = call.sink(rows.head),
+      .own_keys = end - chunk.begin,  // MASK-1: what the last row sees
+      .set = set,
+      .sums = nullptr,
+      .out = out,
+      .loaded = false,
+      .prefetch = prefetch,
+  };
+  write(call, chunk, rows, call.arithmetic.attend(call, window, chunk, block, thread), out);
+}
+
+void RowBlocks::attend_with_sums(const LayerCall& call, const Window& window, const Chunk& chunk,
+                                 const BlockRows& rows, std::int64_t prefetch_end, const GatheredSet* set,
+                                 double* intra_sums, double* inter_sums, int thread) {
   const std::int64_t end = rows.row + rows.n;
   PrefetchRows prefetch[] = {outputs_of(call, rows.head, rows.row, end),
                              queries_of(call, rows.head, end, std::min(end + kBlockRows, prefetch_end))};
@@ -115,8 +136,8 @@ BlockResult RowBlocks::intra(const LayerCall& call, const Window& window, const 
       .row = rows.row,
       .rows = rows.n,
       .sink = call.sink(rows.head),
-      .gathered = nullptr,
-      .n_keys = rows.row + rows.n - chunk.begin,  // MASK-1: what the last row sees
+      .own_keys = rows.row + rows.n - chunk.begin,  // MASK-1: what the last row sees
+      .set = {},
       .sums = sums,
       .out = of(thread).intra.data(),
       .loaded = false,
@@ -133,8 +154,8 @@ BlockResult RowBlocks::inter(const LayerCall& call, const Window& window, const 
       .row = rows.row,
       .rows = rows.n,
       .sink = -std::numeric_limits<float>::infinity(),  // LOGIT-4: no sink in the inter pass
-      .gathered = set.positions,
-      .n_keys = set.n,
+      .own_keys = 0,
+      .set = set,
       .sums = sums,
       .out = of(thread).inter.data(),
       .loaded = loaded,
@@ -171,10 +192,10 @@ void RowBlocks::write(const LayerCall& call, const Chunk& chunk, const BlockRows
   store_lse(call, chunk, rows, fused.lse);
   for (std::int64_t r = 0; r < rows.n; ++r) {
     float* o = out + r * dv;
-    if (!call.arithmetic.divides()) {
-      for (std::int64_t c = 0; c < dv; ++c) o[c] *= fused.intra_weight[r];
-    }
-    call.store_row(rows.row + r, rows.head, o);
+    float* direct = call.float_row(rows.row + r, rows.head);
+    const bool scaled = !call.arithmetic.divides();
+    if (scaled) data_.kernels.scale(o, fused.intra_weight[r], dv, direct ? direct : o);
+    if (!scaled || !direct) call.store_row(rows.row + r, rows.head, o);
   }
 }
 

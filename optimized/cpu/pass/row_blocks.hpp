@@ -18,12 +18,6 @@ struct BlockRows {
   std::span<PrefetchRows> prefetch = {};
 };
 
-/// The keys of an inter pass: those that the thread's last Arithmetic::gather() took.
-struct GatheredSet {
-  const std::int32_t* positions;
-  std::int64_t n;
-};
-
 /// Both passes of a block of rows, their fusion and the output rows: what the sparse passes have in common.
 class RowBlocks {
  public:
@@ -32,14 +26,16 @@ class RowBlocks {
 
   [[nodiscard]] std::int64_t bytes() const;
 
-  /// Both passes, one after the other while queries and outputs are in the cache, then the output rows. `set`: null where
-  /// the chunk has no memory. Column sums are added to `intra_sums` and `inter_sums`, unless they are null. Rows of the
-  /// same head before `prefetch_end` are soon asked for.
+  /// Both passes in one softmax, then the output rows. Rows of the same head before `prefetch_end` are soon asked for.
   void attend(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
-              std::int64_t prefetch_end, const GatheredSet* set, double* intra_sums, double* inter_sums,
-              int thread);
+              std::int64_t prefetch_end, const GatheredSet& set, int thread);
+  /// The same with column sums, added to `intra_sums` and `inter_sums`, of one pass after the other while queries and
+  /// outputs are in the cache. `set`: null where the chunk has no memory.
+  void attend_with_sums(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
+                        std::int64_t prefetch_end, const GatheredSet* set, double* intra_sums,
+                        double* inter_sums, int thread);
 
-  // The steps of it.
+  // The steps of the latter.
 
   /// The outputs are in intra_out(thread).
   BlockResult intra(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,

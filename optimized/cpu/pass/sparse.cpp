@@ -170,8 +170,8 @@ void SparsePass::whole_group(const LayerCall& call, const Window& window, const 
   const GatheredSet set = set_of(call.layer, group.head);
   for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
     const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
-    blocks_.attend(call, window, chunk, rows, group.end, has_memory ? &set : nullptr, intra_sums, inter_sums,
-                   thread);
+    blocks_.attend_with_sums(call, window, chunk, rows, group.end, has_memory ? &set : nullptr, intra_sums,
+                             inter_sums, thread);
   }
 }
 

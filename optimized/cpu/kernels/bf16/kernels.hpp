@@ -24,15 +24,16 @@ inline __mmask16 first_lanes(std::int64_t n) {
   return n >= 16 ? __mmask16(0xFFFF) : static_cast<__mmask16>((1u << n) - 1u);
 }
 
+inline __mmask32 first_elements(std::int64_t n) {
+  return n >= 32 ? ~__mmask32(0) : n > 0 ? static_cast<__mmask32>((std::uint32_t{1} << n) - 1) : 0;
+}
+
 inline void pack_bf16_queries(const void* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
                               std::int64_t d_padded, std::uint16_t* packed) {
   const auto* bytes = static_cast<const unsigned char*>(rows);
   const std::int64_t pairs = d_padded / 2;
   for (std::int64_t first = 0; first < pairs; first += 16) {
-    const std::int64_t left = d - 2 * first;  // elements
-    const __mmask32 some = left >= 32 ? ~__mmask32(0)
-                           : left > 0 ? static_cast<__mmask32>((std::uint32_t{1} << left) - 1)
-                                      : 0;
+    const __mmask32 some = first_elements(d - 2 * first);
     for (int half = 0; half < kHalves; ++half) {
       __m512i tile[16];
       for (int i = 0; i < 16; ++i) {
@@ -49,13 +50,27 @@ inline void pack_bf16_queries(const void* rows, std::int64_t stride, std::int64_
   }
 }
 
-inline void pack_bf16_values(const std::uint16_t* const* rows, std::int64_t n_keys, std::int64_t dv,
+inline void copy_bf16_keys(const void* const* rows, std::int64_t n_keys, std::int64_t d,
+                           std::int64_t d_padded, std::uint16_t* to) {
+  for (std::int64_t key = 0; key < n_keys; ++key, to += d_padded) {
+    const auto* from = static_cast<const std::uint16_t*>(rows[key]);
+    std::int64_t e = 0;
+    for (; e + 32 <= d; e += 32) _mm512_storeu_si512(to + e, _mm512_loadu_si512(from + e));
+    for (; e < d_padded; e += 32) {
+      const __m512i part = _mm512_maskz_loadu_epi16(first_elements(d - e), from + e);
+      _mm512_mask_storeu_epi16(to + e, first_elements(d_padded - e), part);
+    }
+  }
+}
+
+inline void pack_bf16_values(const void* const* rows, std::int64_t n_keys, std::int64_t dv,
                              std::int64_t dv_padded, std::uint16_t* packed) {
   for (std::int64_t first = 0; first < dv_padded; first += 16) {
     const __mmask16 columns = first < dv ? first_lanes(dv - first) : __mmask16(0);
     const auto row = [&](std::int64_t key) {
       if (key >= n_keys) return _mm512_setzero_si512();
-      return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, rows[key] + first));
+      const auto* from = static_cast<const std::uint16_t*>(rows[key]) + first;
+      return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, from));
     };
     __m512i tile[16];
     for (int pair = 0; pair < 16; ++pair) {
@@ -325,6 +340,7 @@ constexpr Bf16Table bf16_kernels(const char* isa, std::int64_t d_multiple, std::
       .dv_multiple = dv_multiple,
       .least_keys = least_keys,
       .pack_queries = pack_bf16_queries,
+      .copy_keys = copy_bf16_keys,
       .pack_values = pack_bf16_values,
       .products = products<Unit>,
       .raise_to_highest = raise_to_highest<Unit>,

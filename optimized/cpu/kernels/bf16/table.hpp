@@ -69,8 +69,12 @@ struct Bf16Table {
   void (*pack_queries)(const void* rows, std::int64_t stride, std::int64_t n_rows, std::int64_t d,
                        std::int64_t d_padded, std::uint16_t* packed);
 
+  /// n_keys key rows of d elements, at any alignment, to rows of d_padded elements side by side, zeros after the last of each.
+  void (*copy_keys)(const void* const* rows, std::int64_t n_keys, std::int64_t d, std::int64_t d_padded,
+                    std::uint16_t* to);
+
   /// n_keys <= kKeyTile value rows of dv elements to packed[dv_padded][kKeyTile]; zeros where there is none.
-  void (*pack_values)(const std::uint16_t* const* rows, std::int64_t n_keys, std::int64_t dv,
+  void (*pack_values)(const void* const* rows, std::int64_t n_keys, std::int64_t dv,
                       std::int64_t dv_padded, std::uint16_t* packed);
 
   /// products[key][kBlockRows] = key . query in F32 for n_keys rows of d elements, a multiple of d_multiple, readable up to

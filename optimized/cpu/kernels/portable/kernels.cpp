@@ -238,6 +238,10 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
   }
 }
 
+void widen_rows(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* to) {
+  for (std::int64_t row = 0; row < n_rows; ++row) core::widen(rows[row], type, n, to + row * n);
+}
+
 constexpr std::int64_t kPiece = 64;  // elements of a row that are widened at a time
 constexpr int kChains = 8;           // partial sums of a dot product
 
@@ -266,6 +270,10 @@ float dot(const float* a, const float* b, std::int64_t n) {
   for (int c = 0; i < n; ++i, ++c) partial[c] += a[i] * b[i];
   return ((partial[0] + partial[4]) + (partial[2] + partial[6])) +
          ((partial[1] + partial[5]) + (partial[3] + partial[7]));
+}
+
+void scale(const float* a, float weight, std::int64_t n, float* to) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = a[i] * weight;
 }
 
 void blend(const float* a, float a_weight, const float* b, float b_weight, std::int64_t n, float* to) {
@@ -388,6 +396,7 @@ constinit const KernelTable portable_kernels = {
     .isa = "x86-64-v2",
     .segment_keys = 1024,
     .widen = core::widen,
+    .widen_rows = portable::widen_rows,
     .narrow = core::narrow,
     .pack_queries = portable::pack_queries,
     .dot_products = portable::dot_products,
@@ -402,6 +411,7 @@ constinit const KernelTable portable_kernels = {
     .spread = portable::spread,
     .selection = {core::count_at_least, core::collect},
     .blend = portable::blend,
+    .scale = portable::scale,
     .arrange_row = portable::arrange_row,
     .restore_row = portable::restore_row,
     .row_logits = portable::row_logits,

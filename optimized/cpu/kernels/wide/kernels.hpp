@@ -363,6 +363,20 @@ void widen(const void* from, DType type, std::int64_t count, float* to) {
   }
 }
 
+template <class V>
+void widen_rows(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* to) {
+  for (std::int64_t row = 0; row < n_rows; ++row, to += n) {
+    if (type != DType::f32) {
+      widen<V>(rows[row], type, n, to);
+      continue;
+    }
+    const auto* from = static_cast<const unsigned char*>(rows[row]);
+    std::int64_t i = 0;
+    for (; i + V::kWidth <= n; i += V::kWidth) V::store(to + i, V::load(reinterpret_cast<const float*>(from + i * 4)));
+    __builtin_memcpy(to + i, from + i * 4, static_cast<std::size_t>(n - i) * 4);
+  }
+}
+
 /// Floats to 16-bit elements, each rounded once.
 template <class V, void (*Narrow)(void*, typename V::Reg)>
 void narrow_16(const float* from, std::int64_t count, void* to) {
@@ -410,6 +424,16 @@ void column_sums(const float* block, std::int64_t lanes, std::int64_t n_keys, co
     V::add_line_totals(lines, tail);
     for (int i = 0; key + i < n_keys; ++i) sums[key + i] += tail[i];
   }
+}
+
+template <class V>
+void scale(const float* a, float weight, std::int64_t n, float* to) {
+  const typename V::Reg w = V::set(weight);
+  std::int64_t i = 0;
+  for (; i + V::kWidth <= n; i += V::kWidth) V::store(to + i, V::mul(V::load(a + i), w));
+  if (i == n) return;
+  const auto part = static_cast<int>(n - i);
+  V::store_part(to + i, V::mul(V::load_part(a + i, part), w), part);
 }
 
 template <class V>
