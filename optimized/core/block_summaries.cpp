@@ -40,6 +40,14 @@ BlockSummaries::BlockSummaries(const Shape& shape, const EffectiveOptions& optio
   regions_ = LayerRows(row_bytes, shape.n_head_kv, blocks / kRegionBlocks, options.page, kReadableRows);
 }
 
+std::int64_t BlockSummaries::most_width() const {
+  std::int64_t most = 0;
+  for (std::size_t layer = 0; layer < d_.size(); ++layer) {
+    most = std::max(most, width(static_cast<std::int64_t>(layer)));
+  }
+  return most;
+}
+
 void BlockSummaries::reserve(std::int64_t begin, std::int64_t end) {
   const std::int64_t region = key_block_ * kRegionBlocks;
   summaries_.reserve(begin / key_block_, end / key_block_);
@@ -133,8 +141,7 @@ void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::in
 
 void BlockSummaries::clear_rest(std::int64_t layer, unsigned char* row) const {
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
-  const std::int64_t d = d_[static_cast<std::size_t>(layer)];
-  const std::int64_t used = d + groups(d);
+  const std::int64_t used = columns(layer);
   std::memset(row + used * element, 0, static_cast<std::size_t>((width(layer) - used) * element));
 }
 

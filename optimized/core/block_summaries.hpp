@@ -10,8 +10,8 @@
 namespace headwater::core {
 
 /// Means and variances of every whole key block of all layers (SEL-3): summary[layer][head][block][width(layer)], the d
-/// means, then the variances of the column groups, then zeros; and the same of every whole region of kRegionBlocks blocks.
-/// Floats, or BF16 where the KV type has 16 bits.
+/// means, then the variances of the column groups, then zeros up to whole cache lines; and the same of every whole region
+/// of kRegionBlocks blocks. Floats, or BF16 where the KV type has 16 bits.
 class BlockSummaries {
  public:
   /// Rows after the last of a head that may be read, too, so that a kernel can load a whole tile; they hold anything.
@@ -20,8 +20,8 @@ class BlockSummaries {
   static constexpr std::int64_t kRegionBlocks = 32;
   /// Columns of a group, which share a variance.
   static constexpr std::int64_t kGroupColumns = 8;
-  /// Elements of a row are a multiple of this.
-  static constexpr std::int64_t kWidthMultiple = 32;
+  /// Bytes of a row are a multiple of this.
+  static constexpr std::int64_t kRowMultiple = 64;
 
   BlockSummaries() = default;
   /// Takes no pages, of which each has as many rows as one of the session's.
@@ -47,16 +47,20 @@ class BlockSummaries {
   [[nodiscard]] const LayerRows& blocks() const { return summaries_; }
   [[nodiscard]] const LayerRows& regions() const { return regions_; }
   [[nodiscard]] bool empty() const { return d_.empty(); }
-  /// Elements of a row of keys of d elements.
-  [[nodiscard]] static std::int64_t width_of(std::int64_t d) {
-    return (d + groups(d) + kWidthMultiple - 1) / kWidthMultiple * kWidthMultiple;
-  }
   /// Column groups of d columns.
   [[nodiscard]] static std::int64_t groups(std::int64_t d) { return (d + kGroupColumns - 1) / kGroupColumns; }
-  /// Elements of a layer's row.
-  [[nodiscard]] std::int64_t width(std::int64_t layer) const {
-    return width_of(d_[static_cast<std::size_t>(layer)]);
+  /// Means and variances of a layer's row.
+  [[nodiscard]] std::int64_t columns(std::int64_t layer) const {
+    const std::int64_t d = d_[static_cast<std::size_t>(layer)];
+    return d + groups(d);
   }
+  /// Elements of it.
+  [[nodiscard]] std::int64_t width(std::int64_t layer) const {
+    const std::int64_t multiple = kRowMultiple / static_cast<std::int64_t>(dtype_size(type_));
+    return (columns(layer) + multiple - 1) / multiple * multiple;
+  }
+  /// Of the widest layer; 0 where there are no summaries.
+  [[nodiscard]] std::int64_t most_width() const;
   [[nodiscard]] DType type() const { return type_; }
   [[nodiscard]] std::int64_t key_block() const { return key_block_; }
   [[nodiscard]] std::int64_t bytes() const { return summaries_.bytes() + regions_.bytes(); }

@@ -90,7 +90,7 @@ std::int64_t SessionData::set_width() const {
 }
 
 std::int64_t SessionData::summary_width() const {
-  return summaries.empty() ? 0 : core::BlockSummaries::width_of(widest.d_head);
+  return summaries.most_width();
 }
 
 LogitMap LayerCall::logit_map(std::int64_t head) const {

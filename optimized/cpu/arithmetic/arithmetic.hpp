@@ -29,6 +29,12 @@ struct PassBlock {
   std::span<PrefetchRows> prefetch = {};  ///< of the caller's memory, on the way
 };
 
+/// Elements of a row that may not be 0, and of the whole row.
+struct RowWidth {
+  std::int64_t used;
+  std::int64_t whole;
+};
+
 /// Arithmetic of the passes: the type in which rows are multiplied, and how they lie for it. The session chooses one for
 /// each call of a layer. It owns the working memory of `threads` threads; methods with the number of a thread may run on
 /// all of them at once, for different tasks.
@@ -63,14 +69,12 @@ class Arithmetic {
 
   // Votes (SEL).
 
-  /// Up to kBlockRows rows of `width` floats become the lanes of the thread's next lane_products(), in place of the
-  /// queries of blocks.
-  virtual void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) = 0;
-  /// products[key][kBlockRows]: the dot products of n contiguous rows of `width` elements with every lane; lanes after the
-  /// last hold anything. Rows are readable and products writable up to a whole tile of keys. `next`: rows that are asked for
-  /// next, or null; they may be prefetched.
-  virtual void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width,
-                             std::int64_t lanes, const void* next, float* products, int thread) = 0;
+  /// Up to kBlockRows rows become the lanes of the thread's next lane_products(), in place of the queries of blocks.
+  virtual void load_lanes(const float* rows, std::int64_t lanes, const RowWidth& width, int thread) = 0;
+  /// products[row][kBlockRows]: the dot products of the rows of all runs with every lane; lanes after the last hold anything.
+  /// Rows are readable and products writable up to a whole tile of keys.
+  virtual void lane_products(std::span<const RowRun> runs, DType type, const RowWidth& width,
+                             std::int64_t lanes, float* products, int thread) = 0;
   /// Fewer rows that lie together are better copied side by side for lane_products().
   [[nodiscard]] virtual std::int64_t least_rows() const = 0;
 

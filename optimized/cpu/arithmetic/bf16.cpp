@@ -232,26 +232,28 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
   return {attention.softmax.offset, attention.softmax.sum};
 }
 
-void Bf16Arithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) {
+void Bf16Arithmetic::load_lanes(const float* rows, std::int64_t lanes, const RowWidth& width, int thread) {
   Scratch& scratch = of(thread);
-  data_.kernels.narrow(rows, lanes * width, DType::bf16, scratch.lanes.data());
-  kernels_.pack_queries(scratch.lanes.data(), width * std::int64_t{sizeof(std::uint16_t)}, lanes, width,
-                        padded(width, kernels_.d_multiple), scratch.packed.data());
+  data_.kernels.narrow(rows, lanes * width.whole, DType::bf16, scratch.lanes.data());
+  kernels_.pack_queries(scratch.lanes.data(), width.whole * std::int64_t{sizeof(std::uint16_t)}, lanes,
+                        width.used, padded(width.used, kernels_.d_multiple), scratch.packed.data());
 }
 
-void Bf16Arithmetic::lane_products(const void* rows, DType /*type*/, std::int64_t n, std::int64_t width,
-                                   std::int64_t lanes, const void* next, float* products, int thread) {
+void Bf16Arithmetic::lane_products(std::span<const RowRun> runs, DType /*type*/, const RowWidth& width,
+                                   std::int64_t lanes, float* products, int thread) {
   Scratch& scratch = of(thread);
-  const std::int64_t stride = padded(width, kernels_.d_multiple);
-  if (stride == width) {
-    kernels_.products(scratch.packed.data(), lanes, elements(rows), n, width, elements(next), products);
+  const std::int64_t d = padded(width.used, kernels_.d_multiple);
+  if (d <= width.whole) {
+    kernels_.products(scratch.packed.data(), lanes, runs.data(), std::ssize(runs), d, width.whole, products);
     return;
   }
-  for (std::int64_t first = 0; first < n; first += kKeyTile) {
-    const std::int64_t some = std::min(kKeyTile, n - first);
-    pad_keys(kernels_, elements(rows) + first * width, some, width, scratch.lanes.data());
-    kernels_.products(scratch.packed.data(), lanes, scratch.lanes.data(), some, stride, nullptr,
-                      products + first * kBlockRows);
+  for (const RowRun& run : runs) {
+    for (std::int64_t first = 0; first < run.n; first += kKeyTile) {
+      const RowRun tile{scratch.lanes.data(), std::min(kKeyTile, run.n - first)};
+      pad_keys(kernels_, elements(run.rows) + first * width.whole, tile.n, width.used, scratch.lanes.data());
+      kernels_.products(scratch.packed.data(), lanes, &tile, 1, d, d, products + first * kBlockRows);
+    }
+    products += run.n * kBlockRows;
   }
 }
 

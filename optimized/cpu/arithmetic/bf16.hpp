@@ -28,9 +28,9 @@ class Bf16Arithmetic final : public Arithmetic {
   BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
                      int thread) override;
 
-  void load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) override;
-  void lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width, std::int64_t lanes,
-                     const void* next, float* products, int thread) override;
+  void load_lanes(const float* rows, std::int64_t lanes, const RowWidth& width, int thread) override;
+  void lane_products(std::span<const RowRun> runs, DType type, const RowWidth& width, std::int64_t lanes,
+                     float* products, int thread) override;
   [[nodiscard]] std::int64_t least_rows() const override { return kernels_.least_keys; }
 
   void prepare_context(const LayerCall& call, std::int64_t end) override;

@@ -185,28 +185,32 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
   return {attention.state.max, attention.state.sum};
 }
 
-void FloatArithmetic::load_lanes(const float* rows, std::int64_t lanes, std::int64_t width, int thread) {
-  kernels_.pack_queries(rows, width, lanes, width, of(thread).packed.data());
+void FloatArithmetic::load_lanes(const float* rows, std::int64_t lanes, const RowWidth& width, int thread) {
+  kernels_.pack_queries(rows, width.whole, lanes, width.whole, of(thread).packed.data());
 }
 
-void FloatArithmetic::lane_products(const void* rows, DType type, std::int64_t n, std::int64_t width,
-                                    std::int64_t lanes, const void* next, float* products, int thread) {
+void FloatArithmetic::lane_products(std::span<const RowRun> runs, DType type, const RowWidth& width,
+                                    std::int64_t lanes, float* products, int thread) {
   Scratch& scratch = of(thread);
   const std::int64_t padded_lanes = padded(lanes, kLaneTile);
-  if (next) prefetch(next, std::min(n, kKeyTile) * width * static_cast<std::int64_t>(dtype_size(type)));
-  if (type == DType::f32) {
-    const auto* keys = static_cast<const float*>(rows);
-    kernels_.dot_products(scratch.packed.data(), padded_lanes, width, keys, n, 1.0f, products,
-                          keys + kPrefetchedRows * width);
-    return;
-  }
-  const std::int64_t at_once = std::max<std::int64_t>(1, scratch.keys.size() / width);
-  const auto* bytes = static_cast<const unsigned char*>(rows);
-  for (std::int64_t first = 0; first < n; first += at_once) {
-    const std::int64_t some = std::min(at_once, n - first);
-    kernels_.widen(bytes + first * width * 2, type, some * width, scratch.keys.data());
-    kernels_.dot_products(scratch.packed.data(), padded_lanes, width, scratch.keys.data(), some, 1.0f,
-                          products + first * kBlockRows, scratch.keys.data());
+  const std::int64_t row_bytes = width.whole * static_cast<std::int64_t>(dtype_size(type));
+  for (const RowRun& run : runs) {
+    if (&run != &runs.back()) prefetch((&run + 1)->rows, std::min((&run + 1)->n, kKeyTile) * row_bytes);
+    if (type == DType::f32) {
+      const auto* keys = static_cast<const float*>(run.rows);
+      kernels_.dot_products(scratch.packed.data(), padded_lanes, width.whole, keys, run.n, 1.0f, products,
+                            keys + kPrefetchedRows * width.whole);
+    } else {
+      const std::int64_t at_once = std::max<std::int64_t>(1, scratch.keys.size() / width.whole);
+      const auto* bytes = static_cast<const unsigned char*>(run.rows);
+      for (std::int64_t first = 0; first < run.n; first += at_once) {
+        const std::int64_t some = std::min(at_once, run.n - first);
+        kernels_.widen(bytes + first * row_bytes, type, some * width.whole, scratch.keys.data());
+        kernels_.dot_products(scratch.packed.data(), padded_lanes, width.whole, scratch.keys.data(), some,
+                              1.0f, products + first * kBlockRows, scratch.keys.data());
+      }
+    }
+    products += run.n * kBlockRows;
   }
 }
 

@@ -28,6 +28,12 @@ struct BlockPositions {
   const std::int32_t* gathered = nullptr;  ///< ... else the position of every key
 };
 
+/// Rows that lie one after the other.
+struct RowRun {
+  const void* rows;
+  std::int64_t n;
+};
+
 /// Running softmax of a block (INTRA-1), one entry per lane.
 struct SoftmaxState {
   float max[kBlockRows];      ///< m, -inf before the first key

@@ -55,6 +55,41 @@ std::int64_t keys_at_once(std::int64_t key_block) {
   return std::max<std::int64_t>(1, kKeyTile / key_block) * key_block;
 }
 
+/// Collects runs of rows for Arithmetic::lane_products, whose products follow each other.
+class RunProducts {
+ public:
+  RunProducts(Arithmetic& arithmetic, DType type, const RowWidth& width, std::int64_t lanes, float* products,
+              int thread)
+      : arithmetic_(arithmetic), type_(type), width_(width), lanes_(lanes), products_(products), thread_(thread) {}
+
+  void add(const void* rows, std::int64_t n) {
+    if (n_ == kMost) multiply();
+    runs_[n_++] = {rows, n};
+    rows_ += n;
+  }
+  /// Those that were added since.
+  void multiply() {
+    if (n_ == 0) return;
+    arithmetic_.lane_products({runs_, static_cast<std::size_t>(n_)}, type_, width_, lanes_, products_, thread_);
+    products_ += rows_ * kBlockRows;
+    n_ = 0;
+    rows_ = 0;
+  }
+
+ private:
+  static constexpr std::int64_t kMost = 64;
+
+  Arithmetic& arithmetic_;
+  DType type_;
+  RowWidth width_;
+  std::int64_t lanes_;
+  float* products_;  // of the first run
+  int thread_;
+  std::int64_t n_ = 0;
+  std::int64_t rows_ = 0;
+  RowRun runs_[kMost];
+};
+
 /// Factors and offsets with which no lane has a vote.
 void no_lanes(float* factor, float* offset) {
   std::fill_n(factor, kBlockRows, 0.0f);
@@ -314,27 +349,22 @@ void BlocksPass::vote(const LayerCall& call, const Chunk& chunk, const Unit& uni
   Scratch& scratch = of(thread);
   float* products = scratch.products.data();
   const core::BlockSummaries& summaries = data_.summaries;
-  const std::int64_t width = summaries.width(call.layer);
-  const auto row = [&](std::int64_t i) -> const void* {
-    return ballot.summaries.row(call.layer, unit.head_kv, i);
-  };
-  const auto next_run = [&](const Run& run) {
-    const bool last_run = &run == &ballot.runs.back() || (&run + 1)->begin == (&run + 1)->end;
-    return last_run ? -1 : (&run + 1)->begin;
-  };
+  const RowWidth width{summaries.columns(call.layer), summaries.width(call.layer)};
   for (std::int64_t block = first; block < last; ++block) std::fill_n(to(block), ballot.n, kNothing);
   for_lanes(chunk, unit, first, last, data_.options.pool, [&](const Lanes& lanes) {
-    call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width, lanes.n, width, thread);
+    call.arithmetic.load_lanes(scratch.pooled.data() + lanes.first * width.whole, lanes.n, width, thread);
+    RunProducts multiplied(call.arithmetic, summaries.type(), width, lanes.n, products, thread);
+    for (const Run& run : ballot.runs) {
+      for (std::int64_t i = run.begin; i < run.end;) {
+        const std::int64_t some = ballot.summaries.together(call.layer, i, run.end - i);
+        multiplied.add(ballot.summaries.row(call.layer, unit.head_kv, i), some);
+        i += some;
+      }
+    }
+    multiplied.multiply();
     float* part = products;
     for (const Run& run : ballot.runs) {
       const std::int64_t n = run.end - run.begin;
-      for (std::int64_t done = 0; done < n;) {
-        const std::int64_t some = ballot.summaries.together(call.layer, run.begin + done, n - done);
-        const std::int64_t after = done + some < n ? run.begin + done + some : next_run(run);
-        call.arithmetic.lane_products(row(run.begin + done), summaries.type(), some, width, lanes.n,
-                                      after < 0 ? nullptr : row(after), part + done * kBlockRows, thread);
-        done += some;
-      }
       map(call, lanes, n, part, [&](std::int64_t i) { return (run.begin + i + 1) * ballot.keys - 1; });
       part += n * kBlockRows;
     }
@@ -482,19 +512,13 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
     for (std::int64_t lane = 0; lane < lanes.n; ++lane) {
       pool_query(call, lanes, lane, queries + lane * d);
     }
-    call.arithmetic.load_lanes(queries, lanes.n, d, thread);
-    const auto block_keys = [&](std::int64_t number) -> const void* {
-      return number < blocks ? data_.kv.key(call.layer, head_kv, kept[number] * key_block) : nullptr;
-    };
-    const auto multiply = [&](const void* keys, std::int64_t first, std::int64_t n, const void* next) {
-      call.arithmetic.lane_products(keys, data_.kv.type(), n, d, lanes.n, next, products + first * kBlockRows,
-                                    thread);
-    };
+    const RowWidth width{d, d};
+    call.arithmetic.load_lanes(queries, lanes.n, width, thread);
+    RunProducts multiplied(call.arithmetic, data_.kv.type(), width, lanes.n, products, thread);
     for (std::int64_t number = 0; in_place && number < blocks; ++number) {
-      data_.kv.for_keys(call.layer, head_kv, kept[number] * key_block, key_block,
-                        [&](const void* keys, std::int64_t at, std::int64_t some) {
-                          multiply(keys, number * key_block + at, some, block_keys(number + 1));
-                        });
+      data_.kv.for_keys(
+          call.layer, head_kv, kept[number] * key_block, key_block,
+          [&](const void* keys, std::int64_t, std::int64_t some) { multiplied.add(keys, some); });
     }
     for (std::int64_t first = 0; !in_place && first < votes.tokens; first += at_once) {
       const std::int64_t n = std::min(at_once, votes.tokens - first);
@@ -505,10 +529,14 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
                             std::memcpy(scratch.keys.data() + block * block_bytes + at * key_bytes, keys,
                                         static_cast<std::size_t>(some * key_bytes));
                           });
-        if (const void* next = block_keys(number + at_once / key_block)) prefetch(next, block_bytes);
+        const std::int64_t next = number + at_once / key_block;
+        if (next < blocks)
+          prefetch(data_.kv.key(call.layer, head_kv, kept[next] * key_block), block_bytes);
       }
-      multiply(scratch.keys.data(), first, n, nullptr);
+      multiplied.add(scratch.keys.data(), n);
+      multiplied.multiply();
     }
+    if (in_place) multiplied.multiply();
     map(call, lanes, votes.tokens, products, [&](std::int64_t i) { return scratch.positions.data()[i]; });
     SoftmaxState state;
     std::fill_n(state.max, kBlockRows, kNothing);

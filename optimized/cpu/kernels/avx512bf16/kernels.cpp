@@ -86,7 +86,7 @@ struct DotProductUnit {
       asm("" : "+r"(at[base]));
     });
     for (std::int64_t e = 0; e < d; e += 2) {
-      __builtin_prefetch(next + 16 * e);
+      __builtin_prefetch(next + Keys * e);  // as many rows
       __m512bh q[Halves];
       repeat<Halves>([&](auto half) { q[half] = pairs(queries + e * kBlockRows + 32 * half); });
       repeat<Keys>([&](auto key) {

@@ -211,22 +211,27 @@ void raise_to_highest(const Bf16Segment& segment, float* highest) {
 }
 
 template <class Unit>
-void products(const std::uint16_t* queries, std::int64_t lanes, const std::uint16_t* keys,
-              std::int64_t n_keys, std::int64_t d, const std::uint16_t* next, float* products) {
+void products(const std::uint16_t* queries, std::int64_t lanes, const RowRun* runs, std::int64_t n_runs,
+              std::int64_t d, std::int64_t stride, float* products) {
   const typename Unit::Session session;
   Bf16Segment segment;
   segment.queries = queries;
-  segment.keys = keys;
-  segment.next = next;
-  segment.key_stride = segment.d = d;
-  for (std::int64_t tile = key_tiles(n_keys); tile-- > 0;) {  // from the last, as Unit::dot prefetches
-    const std::int64_t first = tile * kKeyTile;
-    const std::int64_t n = least(kKeyTile, n_keys - first);
-    if (lanes > Avx512::kWidth) {
-      Unit::template dot<kHalves>(segment, first, n, products + first * kBlockRows);
-    } else {
-      Unit::template dot<1>(segment, first, n, products + first * kBlockRows);
+  segment.key_stride = stride;
+  segment.d = d;
+  for (std::int64_t run = 0; run < n_runs; ++run) {
+    const std::int64_t n_keys = runs[run].n;
+    segment.keys = static_cast<const std::uint16_t*>(runs[run].rows);
+    segment.next = run + 1 < n_runs ? static_cast<const std::uint16_t*>(runs[run + 1].rows) : nullptr;
+    for (std::int64_t tile = key_tiles(n_keys); tile-- > 0;) {  // from the last, as Unit::dot prefetches
+      const std::int64_t first = tile * kKeyTile;
+      const std::int64_t n = least(kKeyTile, n_keys - first);
+      if (lanes > Avx512::kWidth) {
+        Unit::template dot<kHalves>(segment, first, n, products + first * kBlockRows);
+      } else {
+        Unit::template dot<1>(segment, first, n, products + first * kBlockRows);
+      }
     }
+    products += n_keys * kBlockRows;
   }
 }
 

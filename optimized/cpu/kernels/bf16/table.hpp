@@ -77,10 +77,11 @@ struct Bf16Table {
   void (*pack_values)(const void* const* rows, std::int64_t n_keys, std::int64_t dv,
                       std::int64_t dv_padded, std::uint16_t* packed);
 
-  /// products[key][kBlockRows] = key . query in F32 for n_keys rows of d elements, a multiple of d_multiple, readable up to
-  /// a whole tile; `products` has room for whole tiles. Lanes from `lanes` on hold anything. `next`: as in Bf16Segment.
-  void (*products)(const std::uint16_t* queries, std::int64_t lanes, const std::uint16_t* keys,
-                   std::int64_t n_keys, std::int64_t d, const std::uint16_t* next, float* products);
+  /// products[key][kBlockRows] = key . query in F32 for the rows of n_runs runs, of d elements, a multiple of d_multiple,
+  /// `stride` elements apart and readable up to a whole tile; `products` has room for whole tiles. Lanes from `lanes` on hold
+  /// anything.
+  void (*products)(const std::uint16_t* queries, std::int64_t lanes, const RowRun* runs, std::int64_t n_runs,
+                   std::int64_t d, std::int64_t stride, float* products);
 
   /// Raises highest[lane] to the row's largest logit of the segment.
   void (*raise_to_highest)(const Bf16Segment& segment, float* highest);

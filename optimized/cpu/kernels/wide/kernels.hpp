@@ -59,7 +59,8 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
     asm("" : "+r"(at[base]));
   });
   for (std::int64_t e = 0; e < d; ++e) {
-    __builtin_prefetch(keys + Keys * d + kLineFloats * e);  // the next tile, as a stream
+    // The next tile, as a stream. A block of eight keys often is the last of its run.
+    if constexpr (Keys > 8) __builtin_prefetch(keys + Keys * d + kLineFloats * e);
     if constexpr (Keys >= kLineFloats * 3 / 4) __builtin_prefetch(next + kLineFloats * e, 0, 2);
     typename V::Reg q[Vectors];
     repeat<Vectors>([&](auto v) { q[v] = V::load(packed + (v * d + e) * V::kWidth); });
