@@ -384,11 +384,21 @@ void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n
   const std::int64_t blocks = (base + n) / summaries.key_block() - first;
   if (blocks <= 0) return;
   summaries.make_room(layer, base, base + n);
+  constexpr std::int64_t kBlocksAhead = 4;
+  const std::int64_t key_block = summaries.key_block();
+  const std::int64_t row_bytes = data_.kv.d_head(layer) * static_cast<std::int64_t>(dtype_size(data_.kv.type()));
   data_.workers.each(
       shape().n_head_kv * blocks,
       [&](const Workers::Task& task) {
-        summaries.write(layer, task.index / blocks, first + task.index % blocks, data_.kv,
-                        data_.kernels.spread);
+        const std::int64_t head = task.index / blocks;
+        const std::int64_t block = first + task.index % blocks;
+        if (block + kBlocksAhead < first + blocks) {
+          data_.kv.for_keys(layer, head, (block + kBlocksAhead) * key_block, key_block,
+                            [&](const void* keys, std::int64_t, std::int64_t some) {
+                              prefetch(keys, some * row_bytes);
+                            });
+        }
+        summaries.write(layer, head, block, data_.kv, data_.kernels.spread);
       },
       Workers::Asks::at_start);
   const std::int64_t first_region = first / core::BlockSummaries::kRegionBlocks;
