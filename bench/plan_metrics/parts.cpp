@@ -124,10 +124,12 @@ class Gather {
       std::byte* to = to_.data();
       const std::vector<std::int32_t>& set = sets[static_cast<std::size_t>(h)];
       cpu::for_gathered(store_, layer_, h, set.data(), static_cast<std::int64_t>(set.size()),
-                        [&](std::int64_t, const void* key, const void* value) {
-                          std::memcpy(to, key, kRowBytes);
-                          std::memcpy(to + kRowBytes, value, kRowBytes);
-                          to += 2 * kRowBytes;
+                        [&](std::int64_t, const cpu::GatheredRows& rows) {
+                          for (std::int64_t i = 0; i < rows.n; ++i) {
+                            std::memcpy(to, rows.keys[i], kRowBytes);
+                            std::memcpy(to + kRowBytes, rows.values[i], kRowBytes);
+                            to += 2 * kRowBytes;
+                          }
                         });
     }
     sink = static_cast<std::uint64_t>(to_.data()[0]);
@@ -146,9 +148,11 @@ class Gather {
     for (std::int64_t h = 0; h < kKvHeads; ++h) {
       const std::vector<std::int32_t>& set = sets[static_cast<std::size_t>(h)];
       cpu::for_gathered(store_, layer_, h, set.data(), static_cast<std::int64_t>(set.size()),
-                        [&](std::int64_t, const void* key, const void* value) {
-                          add(key);
-                          add(value);
+                        [&](std::int64_t, const cpu::GatheredRows& rows) {
+                          for (std::int64_t i = 0; i < rows.n; ++i) {
+                            add(rows.keys[i]);
+                            add(rows.values[i]);
+                          }
                         });
     }
     sink = sum;

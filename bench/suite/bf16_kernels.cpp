@@ -80,7 +80,7 @@ struct Bf16Block {
   }
   void pack_values() {
     for (std::int64_t first = 0; first < kKeys; first += kKeyTile) {
-      const std::uint16_t* rows[kKeyTile];
+      const void* rows[kKeyTile];
       for (std::int64_t i = 0; i < kKeyTile; ++i) rows[i] = values.data() + (first + i) * kWidth;
       kernels.pack_values(rows, kKeyTile, kWidth, kWidth, words(packed_values) + first * kWidth);
     }

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -135,6 +136,63 @@ TEST_P(Bf16Kernels, INTRA_1_HighestLogits) {
       EXPECT_NEAR(highest[lane], exact, error) << lane;
     }
   }
+}
+
+/// Runs of any length that lie apart, their rows further apart than they are long.
+TEST_P(Bf16Kernels, SEL_5_ProductsOfRuns) {
+  const std::int64_t stride = d + 32;
+  const auto rows = rows_of((n_keys + 5 * kKeyTile) * stride, 6);
+  const std::int64_t lengths[] = {1, n_keys / 3, 2, n_keys - n_keys / 3 - 3};
+  for (const std::int64_t lanes : {kBlockRows, kBlockRows / 2 - 1}) {
+    std::vector<RowRun> runs;
+    std::vector<std::int64_t> places;
+    std::int64_t from = n_keys;  // the first run lies after the others
+    for (const std::int64_t n : lengths) {
+      runs.push_back({rows.data() + from * stride, n});
+      for (std::int64_t i = 0; i < n; ++i) places.push_back(from + i);
+      from = from == n_keys ? 0 : from + n;
+    }
+    std::vector<float> products(static_cast<std::size_t>((n_keys + kKeyTile) * kBlockRows));
+    kernels->products(packed.data(), lanes, runs.data(), std::ssize(runs), d, stride, products.data());
+    ASSERT_EQ(std::ssize(places), n_keys);
+    for (std::int64_t key = 0; key < n_keys; ++key) {
+      const std::uint16_t* row = rows.data() + places[static_cast<std::size_t>(key)] * stride;
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        double exact = 0;
+        double size = 0;
+        for (std::int64_t e = 0; e < d; ++e) {
+          const double product =
+              value_of(queries[static_cast<std::size_t>(lane * d + e)]) * value_of(row[e]);
+          exact += product;
+          size += std::fabs(product);
+        }
+        EXPECT_NEAR(products[static_cast<std::size_t>(key * kBlockRows + lane)], exact,
+                    static_cast<double>(d + 2) * kUnit * size)
+            << key << ' ' << lane;
+      }
+    }
+  }
+}
+
+TEST_P(Bf16Kernels, INTER_1_KeysSideBySide) {
+  const std::int64_t width = std::get<2>(GetParam());
+  const auto stored = rows_of(n_keys * width + 1, 7);
+  std::vector<const void*> rows;  // from the last, at addresses that no vector has
+  for (std::int64_t key = n_keys; key-- > 0;) {
+    rows.push_back(reinterpret_cast<const unsigned char*>(stored.data() + key * width) + 1);
+  }
+  std::vector<std::uint16_t> copied(static_cast<std::size_t>(n_keys * d) + 1, 0x7FC0);
+  kernels->copy_keys(rows.data(), n_keys, width, d, copied.data());
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    for (std::int64_t e = 0; e < d; ++e) {
+      std::uint16_t bits = 0;
+      if (e < width) {
+        std::memcpy(&bits, static_cast<const unsigned char*>(rows[static_cast<std::size_t>(key)]) + 2 * e, 2);
+      }
+      EXPECT_EQ(copied[static_cast<std::size_t>(key * d + e)], bits) << key << ' ' << e;
+    }
+  }
+  EXPECT_EQ(copied.back(), 0x7FC0);
 }
 
 TEST_P(Bf16Kernels, INTRA_1_ValuesAndRows) {

@@ -192,7 +192,31 @@ TEST_P(Kernels, NUM_1_WidenAtAnyAlignment) {
     core::widen(bytes.data() + 1, type, count, expected.data());
     kernels.widen(bytes.data() + 1, type, count, wide.data());
     EXPECT_EQ(wide, expected);
+
+    std::vector<const void*> rows;  // from the last
+    for (std::int64_t row = n_keys; row-- > 0;) {
+      rows.push_back(bytes.data() + 1 + row * d * static_cast<std::int64_t>(dtype_size(type)));
+    }
+    wide.assign(wide.size(), kPoison);
+    kernels.widen_rows(rows.data(), n_keys, type, d, wide.data());
+    EXPECT_EQ(wide.back(), kPoison);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t of_last = (n_keys - 1 - i / d) * d + i % d;
+      EXPECT_EQ(wide[static_cast<std::size_t>(i)], expected[static_cast<std::size_t>(of_last)]);
+    }
   }
+}
+
+TEST_P(Kernels, FUSE_1_ScalesInPlaceAndApart) {
+  const auto row = normals(static_cast<std::size_t>(d), 10);
+  std::vector<float> apart(row.size() + 1, kPoison);
+  kernels.scale(row.data(), 0.37f, d, apart.data());
+  auto in_place = row;
+  in_place.push_back(kPoison);
+  kernels.scale(in_place.data(), 0.37f, d, in_place.data());
+  EXPECT_EQ(in_place, apart);
+  EXPECT_EQ(apart.back(), kPoison);
+  for (std::size_t i = 0; i < row.size(); ++i) EXPECT_EQ(apart[i], row[i] * 0.37f);
 }
 
 TEST_P(Kernels, LOGIT_1_DotProducts) {
