@@ -130,9 +130,9 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
 }
 
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
-                            std::int64_t n, int thread) {
+                            std::int64_t n, bool /*once*/, int thread) {
   Scratch& scratch = of(thread);
-  for_gathered(data_.kv, layer, head_kv, positions, n, [&](std::int64_t first, const GatheredRows& rows) {
+  for_gathered(data_.kv, layer, head_kv, positions, n, true, [&](std::int64_t first, const GatheredRows& rows) {
     const std::int64_t stale = first == 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
     kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
                        scratch.keys.data() + (first + stale) * d_padded_);

@@ -24,7 +24,7 @@ class Bf16Arithmetic final : public Arithmetic {
   void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
                      std::int64_t head_kv) override;
   void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
-              int thread) override;
+              bool once, int thread) override;
   BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
                      int thread) override;
 

@@ -37,6 +37,8 @@ FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_key
       values(core::checked_product(wide_keys, data.widest.d_value)),
       border_keys(core::checked_product(segment_keys, data.widest.d_head)),
       border_values(core::checked_product(segment_keys, data.widest.d_value)),
+      key_rows(data.options.select == Select::blocks ? data.set_width() : 0),
+      value_rows(key_rows.size()),
       block(core::checked_product(block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, data.widest.d_value)),
       segment_max(core::checked_product(
@@ -45,7 +47,7 @@ FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_key
 
 std::int64_t FloatArithmetic::Scratch::bytes() const {
   return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + border_keys.bytes() +
-         border_values.bytes() + block.bytes() + out.bytes() + segment_max.bytes() + states.bytes();
+         border_values.bytes() + key_rows.bytes() + value_rows.bytes() + block.bytes() + out.bytes() + segment_max.bytes() + states.bytes();
 }
 
 FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows)
@@ -94,13 +96,22 @@ void FloatArithmetic::widen_rows(std::int64_t layer, std::int64_t head_kv, std::
 }
 
 void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
-                             std::int64_t n, int thread) {
+                             std::int64_t n, bool once, int thread) {
   const core::KvStore& kv = data_.kv;
   Scratch& scratch = of(thread);
+  // The caller's rows may lie at odd addresses.
+  scratch.in_place = once && kv.type() == DType::f32 && kv.owner() == KvOwner::session;
   if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
   const std::int64_t d = kv.d_head(layer);
   const std::int64_t dv = kv.d_value(layer);
-  for_gathered(kv, layer, head_kv, positions, n, [&](std::int64_t first, const GatheredRows& rows) {
+  for_gathered(kv, layer, head_kv, positions, n, !scratch.in_place, [&](std::int64_t first, const GatheredRows& rows) {
+    if (scratch.in_place) {
+      for (std::int64_t i = 0; i < rows.n; ++i) {
+        scratch.key_rows.data()[first + i] = static_cast<const float*>(rows.keys[i]);
+        scratch.value_rows.data()[first + i] = static_cast<const float*>(rows.values[i]);
+      }
+      return;
+    }
     kernels_.widen_rows(rows.keys, rows.n, kv.type(), d, scratch.keys.data() + first * d);
     kernels_.widen_rows(rows.values, rows.n, kv.type(), dv, scratch.values.data() + first * dv);
   });
@@ -167,8 +178,14 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
     attention.add_keys(rows.keys, rows.values, chunk.begin + first, n, weights);
   });
   add_segments(block.set.n, [&](std::int64_t first, std::int64_t n, float* weights) {
-    attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv,
-                           block.set.positions + first, n, weights);
+    const std::int32_t* positions = block.set.positions + first;
+    if (scratch.in_place) {
+      attention.add_rows(scratch.key_rows.data() + first, scratch.value_rows.data() + first, positions, n,
+                         weights);
+    } else {
+      attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv, positions, n,
+                             weights);
+    }
   });
   attention.finish();
   const std::int64_t n_keys = block.own_keys + block.set.n;

@@ -61,6 +61,17 @@ void FloatBlock::add_gathered(const float* keys, const float* values, const std:
   add(keys, values, {first_row, 0, positions}, n_keys, weights);
 }
 
+void FloatBlock::add_rows(const float* const* keys, const float* const* values, const std::int32_t* positions,
+                          std::int64_t n_keys, float* weights) const {
+  kernels.dot_rows(packed, lanes(), d, keys, n_keys, scale, weights, values, dv);
+  if (map.softcap > 0 || map.slope != 0) {
+    kernels.cap_and_bias(map, {first_row, 0, positions}, lanes(), n_keys, weights);
+  }
+  kernels.softmax(lanes(), n_keys, weights, state);
+  kernels.accumulate_rows(weights, lanes(), n_keys, values, dv, state.has_output ? state.rescale : nullptr, out);
+  state.has_output = true;
+}
+
 void FloatBlock::normalise() const {
   for (std::int64_t r = 0; r < rows; ++r) {
     if (state.sum[r] == 0.0f) continue;

@@ -39,6 +39,9 @@ struct FloatBlock {
   /// Adds gathered keys; every row sees each of them (INTER-1).
   void add_gathered(const float* keys, const float* values, const std::int32_t* positions,
                     std::int64_t n_keys, float* weights) const;
+  /// The same, of rows anywhere.
+  void add_rows(const float* const* keys, const float* const* values, const std::int32_t* positions,
+                std::int64_t n_keys, float* weights) const;
 
   /// Divides by the row sums: state.max and state.sum are (m, l) and out is o of INTRA-1. A row that saw
   /// nothing keeps o = 0 (INTER-3).

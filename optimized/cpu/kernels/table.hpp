@@ -71,6 +71,11 @@ struct KernelTable {
   void (*dot_products)(const float* packed, std::int64_t lanes, std::int64_t d, const float* keys,
                        std::int64_t n_keys, float scale, float* block, const float* next);
 
+  /// The same of key rows anywhere. values[key]: a row of dv floats that is read next; it may be prefetched.
+  void (*dot_rows)(const float* packed, std::int64_t lanes, std::int64_t d, const float* const* keys,
+                   std::int64_t n_keys, float scale, float* block, const float* const* values,
+                   std::int64_t dv);
+
   /// LOGIT-2, LOGIT-3 in place: cap, then bias.
   void (*cap_and_bias)(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
                        std::int64_t n_keys, float* block);
@@ -86,6 +91,10 @@ struct KernelTable {
   /// are zero and need not be read.
   void (*accumulate_values)(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
                             const float* values, std::int64_t dv, const float* rescale, float* out);
+
+  /// The same of value rows anywhere, which every lane sees.
+  void (*accumulate_rows)(const float* block, std::int64_t lanes, std::int64_t n_keys,
+                          const float* const* values, std::int64_t dv, const float* rescale, float* out);
 
   /// sums[key] += sum_lane block[key][lane] * factor[lane]; factor is 0 in padding lanes.
   void (*column_sums)(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* factor,

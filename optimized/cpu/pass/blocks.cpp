@@ -251,7 +251,7 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
     choose_set(call, chunk, votes, unit, block, thread);
     const GatheredSet chosen{set(votes, unit.head_kv, block), votes.entries};
     if (chosen.n > 0 && new_set) {
-      call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
+      call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, votes.blocks > 0, thread);
       new_set = votes.blocks > 0;
     }
     const std::int64_t begin = chunk.begin + block * data_.options.query_block;

@@ -92,6 +92,14 @@ void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const
   }
 }
 
+void dot_rows(const float* packed, std::int64_t lanes, std::int64_t d, const float* const* keys,
+              std::int64_t n_keys, float scale, float* block, const float* const* /*values*/,
+              std::int64_t /*dv*/) {
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    dot_keys<1>(packed, lanes, d, keys[key], scale, block + key * kBlockRows);
+  }
+}
+
 void cap_and_bias(const LogitMap& map, const BlockPositions& positions, std::int64_t lanes,
                   std::int64_t n_keys, float* block) {
   const bool cap = map.softcap > 0;
@@ -181,15 +189,16 @@ constexpr int kColumnTile = 8;
 /// and 128 value rows of 64 floats fit the first-level cache.
 constexpr std::int64_t kValueKeys = 128;
 
-/// kRowTile rows x kColumnTile columns of one run of keys, added to out.
-inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
+/// kRowTile rows x kColumnTile columns of one run of keys, added to out. value_row(key): the first of these columns.
+template <class Value>
+inline void value_tile(const float* block, std::int64_t n_keys, const Value& value_row, std::int64_t dv,
                        float* out) {
   constexpr int kVectors = kColumnTile / 4;
   Vector4 sums[kRowTile][kVectors] = {};
   for (std::int64_t key = 0; key < n_keys; ++key) {
     const float* weight = block + key * kBlockRows;
     Vector4 value[kVectors];
-    for (int v = 0; v < kVectors; ++v) value[v] = load(values + key * dv + 4 * v);
+    for (int v = 0; v < kVectors; ++v) value[v] = load(value_row(key) + 4 * v);
     for (int row = 0; row < kRowTile; ++row) {
       const Vector4 w = broadcast(weight[row]);
       for (int v = 0; v < kVectors; ++v) sums[row][v] += w * value[v];
@@ -204,17 +213,20 @@ inline void value_tile(const float* block, std::int64_t n_keys, const float* val
 }
 
 /// One column of kRowTile rows: what a row width that is no multiple of kColumnTile leaves over.
-inline void value_column(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
+template <class Value>
+inline void value_column(const float* block, std::int64_t n_keys, const Value& value_row, std::int64_t dv,
                          float* out) {
   float sums[kRowTile] = {};
   for (std::int64_t key = 0; key < n_keys; ++key) {
-    for (int row = 0; row < kRowTile; ++row) sums[row] += block[key * kBlockRows + row] * values[key * dv];
+    for (int row = 0; row < kRowTile; ++row) sums[row] += block[key * kBlockRows + row] * *value_row(key);
   }
   for (int row = 0; row < kRowTile; ++row) out[row * dv] += sums[row];
 }
 
-void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t /*visible*/,
-                       const float* values, std::int64_t dv, const float* rescale, float* out) {
+/// KernelTable::accumulate_values of the value rows row(key).
+template <class Row>
+void accumulate(const float* block, std::int64_t lanes, std::int64_t n_keys, const Row& row_of,
+                std::int64_t dv, const float* rescale, float* out) {
   if (!rescale) std::fill_n(out, lanes * dv, 0.0f);
   for (std::int64_t row = 0; rescale && row < lanes; ++row) {
     for (std::int64_t column = 0; column < dv; ++column) out[row * dv + column] *= rescale[row];
@@ -223,19 +235,31 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
   for (std::int64_t first = 0; first < n_keys; first += kValueKeys) {
     const std::int64_t run = std::min(kValueKeys, n_keys - first);
     const float* weights = block + first * kBlockRows;
-    const float* rows = values + first * dv;
     std::int64_t column = 0;
+    const auto value = [&](std::int64_t key) { return row_of(first + key) + column; };
     for (; column + kColumnTile <= dv; column += kColumnTile) {
       for (std::int64_t row = 0; row < lanes; row += kRowTile) {
-        value_tile(weights + row, run, rows + column, dv, out + row * dv + column);
+        value_tile(weights + row, run, value, dv, out + row * dv + column);
       }
     }
     for (; column < dv; ++column) {
       for (std::int64_t row = 0; row < lanes; row += kRowTile) {
-        value_column(weights + row, run, rows + column, dv, out + row * dv + column);
+        value_column(weights + row, run, value, dv, out + row * dv + column);
       }
     }
   }
+}
+
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t /*visible*/,
+                       const float* values, std::int64_t dv, const float* rescale, float* out) {
+  accumulate(
+      block, lanes, n_keys, [=](std::int64_t key) { return values + key * dv; }, dv, rescale, out);
+}
+
+void accumulate_rows(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* const* values,
+                     std::int64_t dv, const float* rescale, float* out) {
+  accumulate(
+      block, lanes, n_keys, [=](std::int64_t key) { return values[key]; }, dv, rescale, out);
 }
 
 void widen_rows(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* to) {
@@ -400,10 +424,12 @@ constinit const KernelTable portable_kernels = {
     .narrow = core::narrow,
     .pack_queries = portable::pack_queries,
     .dot_products = portable::dot_products,
+    .dot_rows = portable::dot_rows,
     .cap_and_bias = portable::cap_and_bias,
     .mask_future = portable::mask_future,
     .softmax = portable::softmax,
     .accumulate_values = portable::accumulate_values,
+    .accumulate_rows = portable::accumulate_rows,
     .column_sums = portable::column_sums,
     .raise_maxima = portable::raise_maxima,
     .raise_votes = portable::raise_votes,

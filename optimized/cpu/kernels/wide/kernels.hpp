@@ -76,6 +76,12 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
   });
 }
 
+/// Floats of rows to prefetch, n of each.
+struct PrefetchLines {
+  const float* const* rows;
+  std::int64_t n;
+};
+
 template <class V, int Vectors>
 void dot_lanes(const float* packed, std::int64_t d, const float* keys, std::int64_t n_keys, float scale,
                float* block, const float* next) {
@@ -118,6 +124,60 @@ void dot_products(const float* packed, std::int64_t lanes, std::int64_t d, const
     if (v < vectors)
       dot_lanes<V, 1>(packed + v * d * V::kWidth, d, run, n, scale, lines + v * V::kWidth, next + first * d);
   }
+}
+
+/// dot_tile of rows anywhere. Of `ahead`, key rows of the next tile and value rows of this one, some lines are prefetched in
+/// each turn: all at once would find no room.
+template <class V, int Keys, int Vectors>
+inline void dot_row_tile(const float* packed, std::int64_t d, const float* const* keys, float scale,
+                         float* block, const PrefetchLines (&ahead)[2]) {
+  typename V::Reg sums[Keys][Vectors];
+  repeat<Keys>([&](auto key) { repeat<Vectors>([&](auto v) { sums[key][v] = V::zero(); }); });
+  const float* at[Keys];
+  repeat<Keys>([&](auto key) { at[key] = keys[key]; });
+  const std::int64_t part = (d + Keys - 1) / Keys;
+  std::int64_t e = 0;
+  for (int row = 0; row < Keys; ++row) {
+    for (const PrefetchLines& lines : ahead) {
+      for (std::int64_t x = 0; x < lines.n; x += kLineFloats) __builtin_prefetch(lines.rows[row] + x, 0, 2);
+    }
+    for (const std::int64_t end = least(e + part, d); e < end; ++e) {
+      typename V::Reg q[Vectors];
+      repeat<Vectors>([&](auto v) { q[v] = V::load(packed + (v * d + e) * V::kWidth); });
+      repeat<Keys>([&](auto key) {
+        const typename V::Reg k = V::set(at[key][e]);
+        repeat<Vectors>([&](auto v) { sums[key][v] = V::fma(k, q[v], sums[key][v]); });
+      });
+    }
+  }
+  const typename V::Reg factor = V::set(scale);
+  repeat<Keys>([&](auto key) {
+    repeat<Vectors>(
+        [&](auto v) { V::store(block + key * kBlockRows + v * V::kWidth, V::mul(sums[key][v], factor)); });
+  });
+}
+
+template <class V>
+void dot_rows(const float* packed, std::int64_t lanes, std::int64_t d, const float* const* keys,
+              std::int64_t n_keys, float scale, float* block, const float* const* values, std::int64_t dv) {
+  constexpr int kKeys = V::kAccumulators >= 16 ? 8 : 4;
+  const std::int64_t vectors = whole_lanes<V>(lanes) / V::kWidth;
+  const auto strips = [&](auto n, std::int64_t key) {
+    PrefetchLines ahead[2] = {{keys + key + n, key + 2 * n <= n_keys ? d : 0}, {values + key, dv}};
+    for (std::int64_t v = 0; v < vectors; v += 2) {
+      const float* queries = packed + v * d * V::kWidth;
+      float* lines = block + key * kBlockRows + v * V::kWidth;
+      if (v + 2 <= vectors) {
+        dot_row_tile<V, n, 2>(queries, d, keys + key, scale, lines, ahead);
+      } else {
+        dot_row_tile<V, n, 1>(queries, d, keys + key, scale, lines, ahead);
+      }
+      for (PrefetchLines& lines_of : ahead) lines_of.n = 0;
+    }
+  };
+  std::int64_t key = 0;
+  for (; key + kKeys <= n_keys; key += kKeys) strips(Place<kKeys>{}, key);
+  for (; key < n_keys; ++key) strips(Place<1>{}, key);
 }
 
 template <class V>
@@ -250,23 +310,24 @@ void softmax(std::int64_t lanes, std::int64_t n_keys, float* block, SoftmaxState
 
 /// kRows rows x Vectors * kWidth columns of one run of keys, added to out * rescale, or to nothing where rescale is none.
 /// Part: the last vector has `part` columns. Prefetch: the columns after them, into the second-level cache.
-template <class V, int Vectors, bool Part, bool Prefetch>
-inline void value_tile(const float* block, std::int64_t n_keys, const float* values, std::int64_t dv,
-                       int part, const float* rescale, float* out) {
+template <class V, int Vectors, bool Part, bool Prefetch, class Values>
+inline void value_tile(const float* block, std::int64_t n_keys, const Values& values, std::int64_t column,
+                       std::int64_t dv, int part, const float* rescale, float* out) {
   typename V::Reg sums[V::kRows][Vectors];
   repeat<V::kRows>([&](auto row) { repeat<Vectors>([&](auto v) { sums[row][v] = V::zero(); }); });
   for (std::int64_t key = 0; key < n_keys; ++key) {
+    const float* row = values(key) + column;
     for (int ahead = Vectors; Prefetch && ahead < 2 * Vectors; ahead += kLineFloats / V::kWidth) {
-      __builtin_prefetch(values + key * dv + ahead * V::kWidth, 0, 2);
+      __builtin_prefetch(row + ahead * V::kWidth, 0, 2);
     }
     typename V::Reg value[Vectors];
     repeat<Vectors>([&](auto v) {
-      const float* from = values + key * dv + v * V::kWidth;
+      const float* from = row + v * V::kWidth;
       value[v] = Part && v == Vectors - 1 ? V::load_part(from, part) : V::load(from);
     });
-    repeat<V::kRows>([&](auto row) {
-      const typename V::Reg weight = V::set(block[key * kBlockRows + row]);
-      repeat<Vectors>([&](auto v) { sums[row][v] = V::fma(weight, value[v], sums[row][v]); });
+    repeat<V::kRows>([&](auto lane) {
+      const typename V::Reg weight = V::set(block[key * kBlockRows + lane]);
+      repeat<Vectors>([&](auto v) { sums[lane][v] = V::fma(weight, value[v], sums[lane][v]); });
     });
   }
   repeat<V::kRows>([&](auto row) {
@@ -285,21 +346,35 @@ inline void value_tile(const float* block, std::int64_t n_keys, const float* val
   });
 }
 
+/// Value rows side by side, and anywhere.
+struct RowsTogether {
+  const float* rows;
+  std::int64_t dv;
+  const float* operator()(std::int64_t key) const { return rows + key * dv; }
+  [[nodiscard]] RowsTogether from(std::int64_t key) const { return {rows + key * dv, dv}; }
+};
+struct RowsApart {
+  const float* const* rows;
+  const float* operator()(std::int64_t key) const { return rows[key]; }
+  [[nodiscard]] RowsApart from(std::int64_t key) const { return {rows + key}; }
+};
+
 /// A run of keys of which lane r sees the first visible + r.
+template <class Values>
 struct ValueRun {
   const float* weights;
-  const float* values;
+  Values values;
   const float* rescale;  ///< of what is in out; none: nothing is
   std::int64_t n_keys;
   std::int64_t visible;
 };
 
-template <class V, int Vectors, bool Part>
-void value_strip(const ValueRun& run, std::int64_t lanes, std::int64_t column, std::int64_t dv, int part,
-                 float* out) {
+template <class V, int Vectors, bool Part, class Values>
+void value_strip(const ValueRun<Values>& run, std::int64_t lanes, std::int64_t column, std::int64_t dv,
+                 int part, float* out) {
   const auto tile = [&](auto prefetch, std::int64_t row) {
     const std::int64_t n_keys = least(run.n_keys, run.visible + row + V::kRows - 1);
-    value_tile<V, Vectors, Part, prefetch != 0>(run.weights + row, n_keys, run.values + column, dv, part,
+    value_tile<V, Vectors, Part, prefetch != 0>(run.weights + row, n_keys, run.values, column, dv, part,
                                                 run.rescale ? run.rescale + row : nullptr,
                                                 out + row * dv + column);
   };
@@ -307,9 +382,9 @@ void value_strip(const ValueRun& run, std::int64_t lanes, std::int64_t column, s
   for (std::int64_t row = V::kRows; row < lanes; row += V::kRows) tile(Place<0>{}, row);
 }
 
-template <class V>
-void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
-                       const float* values, std::int64_t dv, const float* rescale, float* out) {
+template <class V, class Values>
+void accumulate(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
+                const Values& values, std::int64_t dv, const float* rescale, float* out) {
   static_assert(kLaneTile % V::kRows == 0);
   // Bounds the length of a float sum; a strip of the run's value rows stays in the first-level cache.
   constexpr std::int64_t kRun = 128;
@@ -317,8 +392,9 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
   float as_it_is[kBlockRows];
   for (float& factor : as_it_is) factor = 1.0f;
   for (std::int64_t first = 0; first < n_keys; first += kRun) {
-    const ValueRun run{block + first * kBlockRows, values + first * dv, first == 0 ? rescale : as_it_is,
-                       least(kRun, n_keys - first), visible - first};
+    const ValueRun<Values> run{block + first * kBlockRows, values.from(first),
+                               first == 0 ? rescale : as_it_is, least(kRun, n_keys - first),
+                               visible - first};
     std::int64_t column = 0;
     while (dv - column >= 2 * V::kWidth) {
       const std::int64_t left = dv - column;
@@ -340,6 +416,18 @@ void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_ke
       value_strip<V, 1, true>(run, lanes, column, dv, left, out);
     }
   }
+}
+
+template <class V>
+void accumulate_values(const float* block, std::int64_t lanes, std::int64_t n_keys, std::int64_t visible,
+                       const float* values, std::int64_t dv, const float* rescale, float* out) {
+  accumulate<V>(block, lanes, n_keys, visible, RowsTogether{values, dv}, dv, rescale, out);
+}
+
+template <class V>
+void accumulate_rows(const float* block, std::int64_t lanes, std::int64_t n_keys, const float* const* values,
+                     std::int64_t dv, const float* rescale, float* out) {
+  accumulate<V>(block, lanes, n_keys, n_keys, RowsApart{values}, dv, rescale, out);
 }
 
 /// 16-bit elements to floats, exact.
