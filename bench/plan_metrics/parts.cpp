@@ -124,7 +124,7 @@ class Gather {
       std::byte* to = to_.data();
       const std::vector<std::int32_t>& set = sets[static_cast<std::size_t>(h)];
       cpu::for_gathered(store_, layer_, h, set.data(), static_cast<std::int64_t>(set.size()),
-                        [&](std::int64_t, const cpu::GatheredRows& rows) {
+                        cpu::Fetch::both, [&](std::int64_t, const cpu::GatheredRows& rows) {
                           for (std::int64_t i = 0; i < rows.n; ++i) {
                             std::memcpy(to, rows.keys[i], kRowBytes);
                             std::memcpy(to + kRowBytes, rows.values[i], kRowBytes);
@@ -148,7 +148,7 @@ class Gather {
     for (std::int64_t h = 0; h < kKvHeads; ++h) {
       const std::vector<std::int32_t>& set = sets[static_cast<std::size_t>(h)];
       cpu::for_gathered(store_, layer_, h, set.data(), static_cast<std::int64_t>(set.size()),
-                        [&](std::int64_t, const cpu::GatheredRows& rows) {
+                        cpu::Fetch::both, [&](std::int64_t, const cpu::GatheredRows& rows) {
                           for (std::int64_t i = 0; i < rows.n; ++i) {
                             add(rows.keys[i]);
                             add(rows.values[i]);

@@ -28,11 +28,14 @@ struct GatheredRows {
   const void* values[kRows];
 };
 
+/// Which of the rows are prefetched before their turn.
+enum class Fetch : std::uint8_t { nothing, values, both };
+
 /// Calls body(first, rows) for the stored rows at n positions, in any order of positions, GatheredRows::kRows at a time;
 /// `first` is the number of the first of them.
 template <class Body>
 void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head,
-                  const std::int32_t* positions, std::int64_t n, bool prefetched, const Body& body) {
+                  const std::int32_t* positions, std::int64_t n, Fetch fetch, const Body& body) {
   const auto element = static_cast<std::int64_t>(dtype_size(kv.type()));
   const std::int64_t key_bytes = kv.d_head(layer) * element;
   const std::int64_t value_bytes = kv.d_value(layer) * element;
@@ -57,10 +60,8 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
       }
       const unsigned char* key = run.key + (position - run.begin) * key_bytes;
       const unsigned char* value = run.value + (position - run.begin) * value_bytes;
-      if (prefetched) {
-        prefetch(key, key_bytes);
-        prefetch(value, value_bytes);
-      }
+      if (fetch == Fetch::both) prefetch(key, key_bytes);
+      if (fetch != Fetch::nothing) prefetch(value, value_bytes);
       rows.keys[i] = key;
       rows.values[i] = value;
     }

@@ -33,6 +33,7 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
     : packed(std::max(core::checked_product(kGroupRows, d_padded),
                       core::checked_product(kBlockRows, data.summary_width()))),
       keys(core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded)),
+      key_rows(data.options.select == Select::blocks ? data.set_width() : 0),
       border(
           core::checked_product(padded(std::min(kBf16SegmentKeys, data.shape.capacity), kKeyTile), d_padded)),
       values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
@@ -44,7 +45,7 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
       softmax(kGroupRows / kBlockRows) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
-  return packed.bytes() + keys.bytes() + border.bytes() + values.bytes() + lanes.bytes() + weights.bytes() +
+  return packed.bytes() + keys.bytes() + key_rows.bytes() + border.bytes() + values.bytes() + lanes.bytes() + weights.bytes() +
          transposed.bytes() + out.bytes() + softmax.bytes();
 }
 
@@ -130,12 +131,18 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
 }
 
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
-                            std::int64_t n, bool /*once*/, int thread) {
+                            std::int64_t n, bool once, int thread) {
   Scratch& scratch = of(thread);
-  for_gathered(data_.kv, layer, head_kv, positions, n, true, [&](std::int64_t first, const GatheredRows& rows) {
+  scratch.in_place = once && kernels_.keys_in_place && !packs_keys(data_.shape.d_head);
+  const Fetch fetch = scratch.in_place ? Fetch::values : Fetch::both;
+  for_gathered(data_.kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
     const std::int64_t stale = first == 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
-    kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
-                       scratch.keys.data() + (first + stale) * d_padded_);
+    if (scratch.in_place) {
+      for (std::int64_t i = stale; i < rows.n; ++i) scratch.key_rows.data()[first + i] = elements(rows.keys[i]);
+    } else {
+      kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
+                         scratch.keys.data() + (first + stale) * d_padded_);
+    }
     if (n > 256 && rows.n < kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256")) return;
     kernels_.pack_values(rows.values, rows.n, data_.shape.d_value, dv_padded_,
                          scratch.values.data() + first * dv_padded_);
@@ -146,6 +153,7 @@ Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, co
   Bf16Segment segment;
   segment.keys = rows.keys;
   segment.key_stride = rows.key_stride;
+  segment.rows = rows.rows;
   segment.d = d_padded_;
   segment.factor = static_cast<float>(data_.options.scale_of(call.layer) * kLog2E);
   const LogitMap map = call.logit_map(head);
@@ -169,8 +177,9 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
       return packed_rows(call.layer, data_.kv_head(block.head), chunk.begin + from, n,
                          packed_row(window, chunk) + first, scratch);
     }
-    return KeyRows{scratch.keys.data() + from * d_padded_, d_padded_,
-                   scratch.values.data() + first * dv_padded_};
+    const std::uint16_t* values = scratch.values.data() + first * dv_padded_;
+    if (scratch.in_place) return KeyRows{nullptr, 0, values, scratch.key_rows.data() + from};
+    return KeyRows{scratch.keys.data() + from * d_padded_, d_padded_, values};
   };
   // Calls body(segment, values, number of its first key, number of all keys of its kind): keys of the chunk, then gathered
   // ones, the segments of each in the order of the dense pass, for the same bits (STATE-3).

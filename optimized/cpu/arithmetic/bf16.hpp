@@ -48,6 +48,7 @@ class Bf16Arithmetic final : public Arithmetic {
     const std::uint16_t* keys;
     std::int64_t key_stride;
     const std::uint16_t* values;
+    const std::uint16_t* const* rows = nullptr;  ///< Bf16Segment::rows
   };
   /// Working memory of one thread.
   struct Scratch {
@@ -56,6 +57,8 @@ class Bf16Arithmetic final : public Arithmetic {
 
     core::Buffer<std::uint16_t> packed;  ///< [kGroupRows][d padded] packed query rows, or lanes
     core::Buffer<std::uint16_t> keys;    ///< [memory, whole tiles][d padded]
+    core::Buffer<const std::uint16_t*> key_rows;  ///< [memory] keys of a set that are read where they are stored
+    bool in_place = false;                        ///< whether they are
     core::Buffer<std::uint16_t> border;  ///< [kBf16SegmentKeys][d] keys of a segment that do not lie together
     core::Buffer<std::uint16_t> values;  ///< [memory tiles][dv padded][kKeyTile]
     core::Buffer<std::uint16_t> lanes;   ///< [kBlockRows][d padded or summary] lanes, or padded rows

@@ -104,7 +104,8 @@ void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std
   if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
   const std::int64_t d = kv.d_head(layer);
   const std::int64_t dv = kv.d_value(layer);
-  for_gathered(kv, layer, head_kv, positions, n, !scratch.in_place, [&](std::int64_t first, const GatheredRows& rows) {
+  const Fetch fetch = scratch.in_place ? Fetch::nothing : Fetch::both;
+  for_gathered(kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
     if (scratch.in_place) {
       for (std::int64_t i = 0; i < rows.n; ++i) {
         scratch.key_rows.data()[first + i] = static_cast<const float*>(rows.keys[i]);

@@ -19,6 +19,7 @@ inline constexpr std::int64_t kTileDepth =
 template <class Tiles>
 struct TileUnit {
   /// The next tile of keys is multiplied before the weights of this one are computed: the two units overlap.
+  static constexpr bool kKeysInPlace = false;
   static constexpr bool kPipelined = true;
   static constexpr decltype(Bf16Table::row_logits) kRowLogits = nullptr;
   using Session = typename Tiles::Session;

@@ -66,6 +66,7 @@ void paired_row_logits(const std::uint16_t* q, std::int64_t rows, std::int64_t d
 }
 
 struct DotProductUnit {
+  static constexpr bool kKeysInPlace = true;
   static constexpr bool kPipelined = false;
   static constexpr decltype(Bf16Table::row_logits) kRowLogits = paired_row_logits;
   struct Session {
@@ -100,8 +101,52 @@ struct DotProductUnit {
     });
   }
 
+  /// dot_tile of key rows anywhere. Rows of `next`, unless it is null, are prefetched one in each turn.
+  template <int Keys, int Halves>
+  static void dot_row_tile(const std::uint16_t* queries, std::int64_t d, const std::uint16_t* const* keys,
+                           const std::uint16_t* const* next, float* logits) {
+    constexpr std::int64_t kLine = 32;  // elements of a cache line
+    __m512 sums[Keys][Halves];
+    repeat<Keys>([&](auto key) { repeat<Halves>([&](auto half) { sums[key][half] = Avx512::zero(); }); });
+    const std::uint16_t* at[Keys];
+    repeat<Keys>([&](auto key) { at[key] = keys[key]; });
+    const std::int64_t part = (d / 2 + Keys - 1) / Keys * 2;
+    std::int64_t e = 0;
+    for (int row = 0; row < Keys; ++row) {
+      for (std::int64_t x = 0; next && x < d; x += kLine) __builtin_prefetch(next[row] + x, 0, 2);
+      for (const std::int64_t end = least(e + part, d); e < end; e += 2) {
+        __m512bh q[Halves];
+        repeat<Halves>([&](auto half) { q[half] = pairs(queries + e * kBlockRows + 32 * half); });
+        repeat<Keys>([&](auto key) {
+          const __m512bh k = pair(at[key] + e);
+          repeat<Halves>([&](auto half) { sums[key][half] = _mm512_dpbf16_ps(sums[key][half], q[half], k); });
+        });
+      }
+    }
+    repeat<Keys>([&](auto key) {
+      repeat<Halves>(
+          [&](auto half) { Avx512::store(logits + key * kBlockRows + 16 * half, sums[key][half]); });
+    });
+  }
+
+  template <int Halves>
+  static void dot_rows(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
+    const std::uint16_t* const* rows = segment.rows + first;
+    const auto run = [&](auto tile, std::int64_t key) {
+      tile(segment.queries, segment.d, rows + key, first > 0 ? rows + key - kKeyTile : nullptr,
+           logits + key * kBlockRows);
+    };
+    std::int64_t key = 0;
+    for (; key + 8 <= n; key += 8) run(dot_row_tile<8, Halves>, key);
+    for (; key < n; ++key) run(dot_row_tile<1, Halves>, key);
+  }
+
   template <int Halves>
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
+    if (segment.rows) {
+      dot_rows<Halves>(segment, first, n, logits);
+      return;
+    }
     const std::uint16_t* keys = segment.keys + first * segment.key_stride;
     // Tiles are computed from the last.
     const std::uint16_t* next =

@@ -6,6 +6,7 @@
 ///   Unit::accumulate: as in the table.
 ///   Unit::Session: exists around calls of dot.
 ///   Unit::kRowLogits: Bf16Table::row_logits, or null.
+///   Unit::kKeysInPlace: Bf16Table::keys_in_place.
 ///   Unit::kPipelined: whether the products of a tile are computed before the weights of the tile before it.
 /// Included by files that are built for AVX-512 (F, BW, DQ, VL, BF16) and hold nothing but kernels; everything sits in
 /// an unnamed namespace.
@@ -343,6 +344,7 @@ constexpr Bf16Table bf16_kernels(const char* isa, std::int64_t d_multiple, std::
       .isa = isa,
       .d_multiple = d_multiple,
       .dv_multiple = dv_multiple,
+      .keys_in_place = Unit::kKeysInPlace,
       .least_keys = least_keys,
       .pack_queries = pack_bf16_queries,
       .copy_keys = copy_bf16_keys,

@@ -33,6 +33,7 @@ struct Bf16Segment {
   const std::uint16_t* next =
       nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
   std::int64_t key_stride = 0;
+  const std::uint16_t* const* rows = nullptr;  ///< not null: [n_keys] keys anywhere in place of `keys` (keys_in_place)
   std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
   std::int64_t n_keys = 0;
   float factor = 0;                  ///< scale * log2(e)
@@ -62,6 +63,7 @@ struct Bf16Table {
   const char* isa;
   std::int64_t d_multiple;   ///< key rows are padded to a multiple of this many elements
   std::int64_t dv_multiple;  ///< packed values likewise
+  bool keys_in_place;        ///< whether Bf16Segment::rows are read
   std::int64_t least_keys;   ///< fewer keys that lie together are better copied side by side for products()
 
   /// n_rows <= kBlockRows rows of d elements, `stride` bytes apart at any alignment, to packed[d_padded / 2][kBlockRows][2];
