@@ -386,17 +386,17 @@ void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n
   summaries.make_room(layer, base, base + n);
   constexpr std::int64_t kBlocksAhead = 4;
   const std::int64_t key_block = summaries.key_block();
-  const std::int64_t row_bytes = data_.kv.d_head(layer) * static_cast<std::int64_t>(dtype_size(data_.kv.type()));
+  const std::int64_t row_bytes =
+      data_.kv.d_head(layer) * static_cast<std::int64_t>(dtype_size(data_.kv.type()));
   data_.workers.each(
       shape().n_head_kv * blocks,
       [&](const Workers::Task& task) {
         const std::int64_t head = task.index / blocks;
         const std::int64_t block = first + task.index % blocks;
         if (block + kBlocksAhead < first + blocks) {
-          data_.kv.for_keys(layer, head, (block + kBlocksAhead) * key_block, key_block,
-                            [&](const void* keys, std::int64_t, std::int64_t some) {
-                              prefetch(keys, some * row_bytes);
-                            });
+          data_.kv.for_keys(
+              layer, head, (block + kBlocksAhead) * key_block, key_block,
+              [&](const void* keys, std::int64_t, std::int64_t some) { prefetch(keys, some * row_bytes); });
         }
         summaries.write(layer, head, block, data_.kv, data_.kernels.spread);
       },

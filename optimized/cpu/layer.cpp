@@ -89,9 +89,7 @@ std::int64_t SessionData::set_width() const {
   return options.sparse ? std::min(options.memory(), shape.capacity) : 0;
 }
 
-std::int64_t SessionData::summary_width() const {
-  return summaries.most_width();
-}
+std::int64_t SessionData::summary_width() const { return summaries.most_width(); }
 
 LogitMap LayerCall::logit_map(std::int64_t head) const {
   LogitMap map;

@@ -117,6 +117,32 @@ TEST_P(Bf16Kernels, INTRA_1_WeightsAndSums) {
   }
 }
 
+/// The bits of the same rows side by side.
+TEST_P(Bf16Kernels, INTER_1_KeysAnywhere) {
+  if (!kernels->keys_in_place) GTEST_SKIP() << kernels->isa << " reads keys side by side";
+  std::vector<const std::uint16_t*> rows;  // from the last
+  std::vector<std::uint16_t> together;
+  for (std::int64_t key = n_keys; key-- > 0;) {
+    rows.push_back(keys.data() + key * d);
+    together.insert(together.end(), rows.back(), rows.back() + d);
+  }
+  const auto weights_of = [&](const Bf16Segment& segment, Bf16Softmax& softmax) {
+    std::vector<std::uint16_t> weights(static_cast<std::size_t>(key_tiles(n_keys) * kTileWeights), 0x7FC0);
+    std::fill_n(softmax.offset, kBlockRows, -kInf);
+    kernels->softmax_weights(segment, softmax, weights.data());
+    return weights;
+  };
+  Bf16Segment apart = segment();
+  apart.keys = nullptr;
+  apart.rows = rows.data();
+  Bf16Segment side_by_side = segment();
+  side_by_side.keys = together.data();
+  Bf16Softmax first{};
+  Bf16Softmax second{};
+  EXPECT_EQ(weights_of(apart, first), weights_of(side_by_side, second));
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane) EXPECT_EQ(first.sum[lane], second.sum[lane]);
+}
+
 TEST_P(Bf16Kernels, INTRA_1_HighestLogits) {
   float highest[kBlockRows];
   std::fill_n(highest, kBlockRows, -kInf);
@@ -161,8 +187,7 @@ TEST_P(Bf16Kernels, SEL_5_ProductsOfRuns) {
         double exact = 0;
         double size = 0;
         for (std::int64_t e = 0; e < d; ++e) {
-          const double product =
-              value_of(queries[static_cast<std::size_t>(lane * d + e)]) * value_of(row[e]);
+          const double product = value_of(queries[static_cast<std::size_t>(lane * d + e)]) * value_of(row[e]);
           exact += product;
           size += std::fabs(product);
         }

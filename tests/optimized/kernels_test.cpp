@@ -241,6 +241,47 @@ TEST_P(Kernels, LOGIT_1_DotProducts) {
   }
 }
 
+/// The bits of the same rows side by side.
+TEST_P(Kernels, INTER_1_KeysAndValuesAnywhere) {
+  const auto q = normals(static_cast<std::size_t>(lanes * d), 1);
+  const auto k = normals(static_cast<std::size_t>(n_keys * d), 2);
+  const std::int64_t dv = d + 3;
+  const auto v = normals(static_cast<std::size_t>(n_keys * dv), 3);
+  std::vector<const float*> keys;  // from the last
+  std::vector<const float*> values;
+  std::vector<float> keys_together;
+  std::vector<float> values_together;
+  for (std::int64_t key = n_keys; key-- > 0;) {
+    keys.push_back(k.data() + key * d);
+    values.push_back(v.data() + key * dv);
+    keys_together.insert(keys_together.end(), keys.back(), keys.back() + d);
+    values_together.insert(values_together.end(), values.back(), values.back() + dv);
+  }
+  std::vector<float> packed(static_cast<std::size_t>(kBlockRows * d), kPoison);
+  kernels.pack_queries(q.data(), d, lanes, d, packed.data());
+  std::vector<float> expected = block;
+  kernels.dot_products(packed.data(), lanes, d, keys_together.data(), n_keys, 0.25f, expected.data(),
+                       keys_together.data());
+  kernels.dot_rows(packed.data(), lanes, d, keys.data(), n_keys, 0.25f, block.data(), values.data(), dv);
+  for (std::int64_t key = 0; key < n_keys; ++key) {
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      EXPECT_EQ(at(key, lane), expected[static_cast<std::size_t>(key * kBlockRows + lane)])
+          << key << ' ' << lane;
+    }
+  }
+  float rescale[kBlockRows];
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane)
+    rescale[lane] = 0.5f + 0.01f * static_cast<float>(lane);
+  for (const float* factors : {static_cast<const float*>(nullptr), static_cast<const float*>(rescale)}) {
+    std::vector<float> together(static_cast<std::size_t>(lanes * dv) + 1, 0.75f);
+    std::vector<float> apart = together;
+    kernels.accumulate_values(expected.data(), lanes, n_keys, n_keys, values_together.data(), dv, factors,
+                              together.data());
+    kernels.accumulate_rows(expected.data(), lanes, n_keys, values.data(), dv, factors, apart.data());
+    EXPECT_EQ(apart, together);
+  }
+}
+
 TEST_P(Kernels, LOGIT_2_and_3_CapAndBias) {
   const auto values = normals(block.size(), 3);
   std::vector<std::int32_t> gathered;

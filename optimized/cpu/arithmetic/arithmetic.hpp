@@ -17,12 +17,13 @@ struct GatheredSet {
 /// Query rows of a block of one head, and their keys: those of one pass, or of both.
 struct PassBlock {
   std::int64_t head;
-  std::int64_t row;   ///< position of the first
-  std::int64_t rows;  ///< 1 .. kBlockRows
-  float sink;         ///< natural units; -inf: none
+  std::int64_t row;       ///< position of the first
+  std::int64_t rows;      ///< 1 .. kBlockRows
+  float sink;             ///< natural units; -inf: none
   std::int64_t own_keys;  ///< of the chunk, from its first; 0: none
   GatheredSet set;        ///< n = 0: none
-  double* sums;  ///< column sums of the keys, which are those of one pass, are added here; null: none are wanted
+  double*
+      sums;  ///< column sums of the keys, which are those of one pass, are added here; null: none are wanted
   /// [kBlockRows][d_value] outputs, divided by BlockResult::sum where Arithmetic::divides().
   float* out;
   bool loaded;                            ///< the queries of the block before were the same
@@ -59,10 +60,10 @@ class Arithmetic {
   /// Keys and values of a chunk of the window, as attend() reads them.
   virtual void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
                              std::int64_t head_kv) = 0;
-  /// Keys and values of a memory set, for the blocks of this thread until its next gather(). `once`: for those of one query
-  /// block, so that rows that can be read where they are stored need not be copied.
+  /// Keys and values of a memory set, for the blocks of this thread until its next gather(). Under rule blocks, whose sets
+  /// few rows read, they are read where they are stored, as far as the kernels can.
   virtual void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
-                      bool once, int thread) = 0;
+                      int thread) = 0;
   /// Attention of a block to its keys, and their column sums (INTRA-1, INTRA-2, INTER-1, INTER-2). The result is valid
   /// until the next block of this thread.
   virtual BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk,

@@ -29,10 +29,11 @@ std::int64_t most_block_keys(const SessionData& data) {
 
 }  // namespace
 
-Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded)
+Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded,
+                                 bool copies)
     : packed(std::max(core::checked_product(kGroupRows, d_padded),
                       core::checked_product(kBlockRows, data.summary_width()))),
-      keys(core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded)),
+      keys(copies ? core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded) : 0),
       key_rows(data.options.select == Select::blocks ? data.set_width() : 0),
       border(
           core::checked_product(padded(std::min(kBf16SegmentKeys, data.shape.capacity), kKeyTile), d_padded)),
@@ -45,8 +46,8 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
       softmax(kGroupRows / kBlockRows) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
-  return packed.bytes() + keys.bytes() + key_rows.bytes() + border.bytes() + values.bytes() + lanes.bytes() + weights.bytes() +
-         transposed.bytes() + out.bytes() + softmax.bytes();
+  return packed.bytes() + keys.bytes() + key_rows.bytes() + border.bytes() + values.bytes() + lanes.bytes() +
+         weights.bytes() + transposed.bytes() + out.bytes() + softmax.bytes();
 }
 
 Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, Arithmetic& floats)
@@ -63,13 +64,18 @@ Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels
     packs |= packs_keys(data.kv.d_head(layer));
   if (packs) packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
-  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_);
+  const bool copies = packs || !in_place();
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_, copies);
 }
 
 std::int64_t Bf16Arithmetic::bytes() const {
   std::int64_t bytes = packed_values_.bytes() + packed_keys_.bytes();
   for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
   return bytes;
+}
+
+bool Bf16Arithmetic::in_place() const {
+  return data_.options.select == Select::blocks && kernels_.keys_in_place;
 }
 
 bool Bf16Arithmetic::packs_keys(std::int64_t d) const {
@@ -131,22 +137,28 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
 }
 
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
-                            std::int64_t n, bool once, int thread) {
+                            std::int64_t n, int thread) {
   Scratch& scratch = of(thread);
-  scratch.in_place = once && kernels_.keys_in_place && !packs_keys(data_.shape.d_head);
-  const Fetch fetch = scratch.in_place ? Fetch::values : Fetch::both;
-  for_gathered(data_.kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
-    const std::int64_t stale = first == 0 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
-    if (scratch.in_place) {
-      for (std::int64_t i = stale; i < rows.n; ++i) scratch.key_rows.data()[first + i] = elements(rows.keys[i]);
-    } else {
-      kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
-                         scratch.keys.data() + (first + stale) * d_padded_);
-    }
-    if (n > 256 && rows.n < kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256")) return;
-    kernels_.pack_values(rows.values, rows.n, data_.shape.d_value, dv_padded_,
-                         scratch.values.data() + first * dv_padded_);
-  });
+  const bool copied = !in_place() || packs_keys(data_.shape.d_head);
+  const Fetch fetch = copied ? Fetch::both : Fetch::values;
+  for_gathered(data_.kv, layer, head_kv, positions, n, fetch,
+               [&](std::int64_t first, const GatheredRows& rows) {
+                 const std::int64_t stale =
+                     first == 0 && rows.n > 1 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
+                 if (copied) {
+                   kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
+                                      scratch.keys.data() + (first + stale) * d_padded_);
+                 } else {
+                   for (std::int64_t i = 0; i < rows.n; ++i) {
+                     const bool other = first >= 256 && HEADWATER_SABOTAGE("cpu.bf16.key_rows_beyond_256");
+                     scratch.key_rows.data()[first + i] = elements(rows.keys[other ? 0 : std::max(i, stale)]);
+                   }
+                 }
+                 if (n > 256 && rows.n < kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256"))
+                   return;
+                 kernels_.pack_values(rows.values, rows.n, data_.shape.d_value, dv_padded_,
+                                      scratch.values.data() + first * dv_padded_);
+               });
 }
 
 Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const {
@@ -178,7 +190,9 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
                          packed_row(window, chunk) + first, scratch);
     }
     const std::uint16_t* values = scratch.values.data() + first * dv_padded_;
-    if (scratch.in_place) return KeyRows{nullptr, 0, values, scratch.key_rows.data() + from};
+    if (in_place() && !packs_keys(data_.shape.d_head)) {
+      return KeyRows{nullptr, 0, values, scratch.key_rows.data() + from};
+    }
     return KeyRows{scratch.keys.data() + from * d_padded_, d_padded_, values};
   };
   // Calls body(segment, values, number of its first key, number of all keys of its kind): keys of the chunk, then gathered
@@ -208,16 +222,17 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
     }
   };
   const auto attend = [&] {
-    for_segments([&](const Bf16Segment& part, const std::uint16_t* values, std::int64_t first, std::int64_t n) {
-      // All weights of a pass stay for its column sums.
-      std::uint16_t* weights = scratch.weights.data() + first * kBlockRows;
-      kernels_.softmax_weights(part, attention.softmax, weights);
-      const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
-      const bool lost = n >= 768 && first + part.n_keys == n && part.n_keys > kKeyTile &&
-                        HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
-      attention.accumulate(weights + (swapped ? kTileWeights : 0),
-                           key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), values, dv_padded_);
-    });
+    for_segments(
+        [&](const Bf16Segment& part, const std::uint16_t* values, std::int64_t first, std::int64_t n) {
+          // All weights of a pass stay for its column sums.
+          std::uint16_t* weights = scratch.weights.data() + first * kBlockRows;
+          kernels_.softmax_weights(part, attention.softmax, weights);
+          const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
+          const bool lost = n >= 768 && first + part.n_keys == n && part.n_keys > kKeyTile &&
+                            HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
+          attention.accumulate(weights + (swapped ? kTileWeights : 0),
+                               key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), values, dv_padded_);
+        });
     return attention.finish(data_.shape.d_value, block.out);
   };
   attention.start();

@@ -24,7 +24,7 @@ class Bf16Arithmetic final : public Arithmetic {
   void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
                      std::int64_t head_kv) override;
   void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
-              bool once, int thread) override;
+              int thread) override;
   BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
                      int thread) override;
 
@@ -52,13 +52,12 @@ class Bf16Arithmetic final : public Arithmetic {
   };
   /// Working memory of one thread.
   struct Scratch {
-    Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded);
+    Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded, bool copies);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<std::uint16_t> packed;  ///< [kGroupRows][d padded] packed query rows, or lanes
-    core::Buffer<std::uint16_t> keys;    ///< [memory, whole tiles][d padded]
-    core::Buffer<const std::uint16_t*> key_rows;  ///< [memory] keys of a set that are read where they are stored
-    bool in_place = false;                        ///< whether they are
+    core::Buffer<std::uint16_t> packed;           ///< [kGroupRows][d padded] packed query rows, or lanes
+    core::Buffer<std::uint16_t> keys;             ///< [memory, whole tiles][d padded]
+    core::Buffer<const std::uint16_t*> key_rows;  ///< [memory] those of a set where they are read in place
     core::Buffer<std::uint16_t> border;  ///< [kBf16SegmentKeys][d] keys of a segment that do not lie together
     core::Buffer<std::uint16_t> values;  ///< [memory tiles][dv padded][kKeyTile]
     core::Buffer<std::uint16_t> lanes;   ///< [kBlockRows][d padded or summary] lanes, or padded rows
@@ -68,6 +67,8 @@ class Bf16Arithmetic final : public Arithmetic {
     core::Buffer<Bf16Softmax> softmax;    ///< [kGroupRows / kBlockRows]
   };
 
+  /// Whether the sets' keys are read where they are stored, where they need not be padded.
+  [[nodiscard]] bool in_place() const;
   /// Whether key rows of d elements must be padded, or are the caller's.
   [[nodiscard]] bool packs_keys(std::int64_t d) const;
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }

@@ -15,12 +15,6 @@ std::int64_t most_segment_keys(const SessionData& data) {
   return std::min(data.kernels.segment_keys, data.shape.capacity);
 }
 
-/// Key and value rows that are widened or gathered at a time.
-std::int64_t most_wide_keys(const SessionData& data) {
-  const std::int64_t widened = data.kv.type() == DType::f32 ? 0 : most_segment_keys(data);
-  return std::max(widened, data.set_width());
-}
-
 /// Keys whose weights are kept at a time.
 std::int64_t most_block_keys(const SessionData& data) {
   return std::max({most_segment_keys(data), data.most_chunk_rows(), data.set_width()});
@@ -37,7 +31,7 @@ FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_key
       values(core::checked_product(wide_keys, data.widest.d_value)),
       border_keys(core::checked_product(segment_keys, data.widest.d_head)),
       border_values(core::checked_product(segment_keys, data.widest.d_value)),
-      key_rows(data.options.select == Select::blocks ? data.set_width() : 0),
+      key_rows(in_place(data) ? data.set_width() : 0),
       value_rows(key_rows.size()),
       block(core::checked_product(block_keys, kBlockRows)),
       out(core::checked_product(kGroupRows, data.widest.d_value)),
@@ -47,7 +41,8 @@ FloatArithmetic::Scratch::Scratch(const SessionData& data, std::int64_t wide_key
 
 std::int64_t FloatArithmetic::Scratch::bytes() const {
   return rows.bytes() + packed.bytes() + keys.bytes() + values.bytes() + border_keys.bytes() +
-         border_values.bytes() + key_rows.bytes() + value_rows.bytes() + block.bytes() + out.bytes() + segment_max.bytes() + states.bytes();
+         border_values.bytes() + key_rows.bytes() + value_rows.bytes() + block.bytes() + out.bytes() +
+         segment_max.bytes() + states.bytes();
 }
 
 FloatArithmetic::FloatArithmetic(const SessionData& data, std::int64_t window_rows)
@@ -68,6 +63,17 @@ std::int64_t FloatArithmetic::bytes() const {
   std::int64_t bytes = wide_keys_.bytes() + wide_values_.bytes();
   for (const Scratch& scratch : scratch_) bytes += scratch.bytes();
   return bytes;
+}
+
+bool FloatArithmetic::in_place(const SessionData& data) {
+  // The caller's rows may lie at odd addresses.
+  return data.options.select == Select::blocks && data.kv.type() == DType::f32 &&
+         data.kv.owner() == KvOwner::session;
+}
+
+std::int64_t FloatArithmetic::most_wide_keys(const SessionData& data) {
+  const std::int64_t widened = data.kv.type() == DType::f32 ? 0 : most_segment_keys(data);
+  return std::max(widened, in_place(data) ? 0 : data.set_width());
 }
 
 bool FloatArithmetic::fits(const Window& window) const {
@@ -96,25 +102,26 @@ void FloatArithmetic::widen_rows(std::int64_t layer, std::int64_t head_kv, std::
 }
 
 void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
-                             std::int64_t n, bool once, int thread) {
+                             std::int64_t n, int thread) {
   const core::KvStore& kv = data_.kv;
   Scratch& scratch = of(thread);
-  // The caller's rows may lie at odd addresses.
-  scratch.in_place = once && kv.type() == DType::f32 && kv.owner() == KvOwner::session;
-  if (n > 256 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets")) n = n / 32 * 32;
   const std::int64_t d = kv.d_head(layer);
   const std::int64_t dv = kv.d_value(layer);
-  const Fetch fetch = scratch.in_place ? Fetch::nothing : Fetch::both;
+  const bool copied = !in_place(data_);
+  const Fetch fetch = copied ? Fetch::both : Fetch::nothing;
   for_gathered(kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
-    if (scratch.in_place) {
-      for (std::int64_t i = 0; i < rows.n; ++i) {
-        scratch.key_rows.data()[first + i] = static_cast<const float*>(rows.keys[i]);
-        scratch.value_rows.data()[first + i] = static_cast<const float*>(rows.values[i]);
-      }
-      return;
+    const bool lost =
+        n > 256 && rows.n < GatheredRows::kRows && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets");
+    if (copied && !lost) {
+      kernels_.widen_rows(rows.keys, rows.n, kv.type(), d, scratch.keys.data() + first * d);
+      kernels_.widen_rows(rows.values, rows.n, kv.type(), dv, scratch.values.data() + first * dv);
     }
-    kernels_.widen_rows(rows.keys, rows.n, kv.type(), d, scratch.keys.data() + first * d);
-    kernels_.widen_rows(rows.values, rows.n, kv.type(), dv, scratch.values.data() + first * dv);
+    for (std::int64_t i = 0; !copied && i < rows.n; ++i) {
+      const std::int64_t row = lost ? 0 : i;
+      const bool other = first >= 256 && HEADWATER_SABOTAGE("cpu.gather.value_rows_beyond_256");
+      scratch.key_rows.data()[first + i] = static_cast<const float*>(rows.keys[row]);
+      scratch.value_rows.data()[first + i] = static_cast<const float*>(rows.values[other ? 0 : row]);
+    }
   });
 }
 
@@ -180,12 +187,12 @@ BlockResult FloatArithmetic::attend(const LayerCall& call, const Window& window,
   });
   add_segments(block.set.n, [&](std::int64_t first, std::int64_t n, float* weights) {
     const std::int32_t* positions = block.set.positions + first;
-    if (scratch.in_place) {
+    if (in_place(data_)) {
       attention.add_rows(scratch.key_rows.data() + first, scratch.value_rows.data() + first, positions, n,
                          weights);
     } else {
-      attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv, positions, n,
-                             weights);
+      attention.add_gathered(scratch.keys.data() + first * d, scratch.values.data() + first * dv, positions,
+                             n, weights);
     }
   });
   attention.finish();

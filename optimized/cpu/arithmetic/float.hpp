@@ -21,7 +21,7 @@ class FloatArithmetic final : public Arithmetic {
   void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
                      std::int64_t head_kv) override;
   void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
-              bool once, int thread) override;
+              int thread) override;
   BlockResult attend(const LayerCall& call, const Window& window, const Chunk& chunk, const PassBlock& block,
                      int thread) override;
 
@@ -56,15 +56,18 @@ class FloatArithmetic final : public Arithmetic {
     core::Buffer<float> values;         ///< [wide_keys][dv]
     core::Buffer<float> border_keys;    ///< [segment_keys][d] F32 rows of a segment that do not lie together
     core::Buffer<float> border_values;  ///< [segment_keys][dv]
-    core::Buffer<const float*> key_rows;    ///< of a set that is read where it is stored
+    core::Buffer<const float*> key_rows;    ///< [memory] those of a set where they are read in place
     core::Buffer<const float*> value_rows;  ///< likewise
-    bool in_place = false;                  ///< whether the set is
-    core::Buffer<float> block;          ///< [block_keys][kBlockRows] logits, then weights
-    core::Buffer<float> out;            ///< [kGroupRows][dv] unnormalised outputs
-    core::Buffer<float> segment_max;    ///< [segments of block_keys][kBlockRows]
-    core::Buffer<SoftmaxState> states;  ///< [kGroupRows / kBlockRows]
+    core::Buffer<float> block;              ///< [block_keys][kBlockRows] logits, then weights
+    core::Buffer<float> out;                ///< [kGroupRows][dv] unnormalised outputs
+    core::Buffer<float> segment_max;        ///< [segments of block_keys][kBlockRows]
+    core::Buffer<SoftmaxState> states;      ///< [kGroupRows / kBlockRows]
   };
 
+  /// Whether rows of the sets are read where they are stored.
+  [[nodiscard]] static bool in_place(const SessionData& data);
+  /// Key and value rows that are widened or copied at a time.
+  [[nodiscard]] static std::int64_t most_wide_keys(const SessionData& data);
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
   /// Row of a chunk's first token in the widened rows of the window.
   [[nodiscard]] std::int64_t wide_row(const Window& window, const Chunk& chunk, std::int64_t head_kv) const {

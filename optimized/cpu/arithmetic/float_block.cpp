@@ -68,7 +68,8 @@ void FloatBlock::add_rows(const float* const* keys, const float* const* values, 
     kernels.cap_and_bias(map, {first_row, 0, positions}, lanes(), n_keys, weights);
   }
   kernels.softmax(lanes(), n_keys, weights, state);
-  kernels.accumulate_rows(weights, lanes(), n_keys, values, dv, state.has_output ? state.rescale : nullptr, out);
+  kernels.accumulate_rows(weights, lanes(), n_keys, values, dv, state.has_output ? state.rescale : nullptr,
+                          out);
   state.has_output = true;
 }
 

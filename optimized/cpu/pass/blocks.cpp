@@ -60,7 +60,12 @@ class RunProducts {
  public:
   RunProducts(Arithmetic& arithmetic, DType type, const RowWidth& width, std::int64_t lanes, float* products,
               int thread)
-      : arithmetic_(arithmetic), type_(type), width_(width), lanes_(lanes), products_(products), thread_(thread) {}
+      : arithmetic_(arithmetic),
+        type_(type),
+        width_(width),
+        lanes_(lanes),
+        products_(products),
+        thread_(thread) {}
 
   void add(const void* rows, std::int64_t n) {
     if (n_ == kMost) multiply();
@@ -70,8 +75,10 @@ class RunProducts {
   /// Those that were added since.
   void multiply() {
     if (n_ == 0) return;
-    arithmetic_.lane_products({runs_, static_cast<std::size_t>(n_)}, type_, width_, lanes_, products_, thread_);
-    products_ += rows_ * kBlockRows;
+    arithmetic_.lane_products({runs_, static_cast<std::size_t>(n_)}, type_, width_, lanes_, products_,
+                              thread_);
+    const bool stays = n_ == kMost && HEADWATER_SABOTAGE("cpu.blocks.products_of_64_runs");
+    if (!stays) products_ += rows_ * kBlockRows;
     n_ = 0;
     rows_ = 0;
   }
@@ -219,7 +226,8 @@ void BlocksPass::run_chunk(const LayerCall& call, const Window& window, std::int
   const std::int64_t per_unit = blocks_per_unit();
   const std::int64_t units = (votes.query_blocks + per_unit - 1) / per_unit;
   data_.workers.each(heads, [&](const Workers::Task& task) {
-    call.arithmetic.prepare_chunk(call.layer, window, chunk, first_head + task.index);
+    const std::int64_t first = HEADWATER_SABOTAGE("cpu.blocks.first_heads_prepared_again") ? 0 : first_head;
+    call.arithmetic.prepare_chunk(call.layer, window, chunk, first + task.index);
   });
   // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
   data_.workers.each(heads * units, [&](const Workers::Task& task) {
@@ -251,7 +259,7 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
     choose_set(call, chunk, votes, unit, block, thread);
     const GatheredSet chosen{set(votes, unit.head_kv, block), votes.entries};
     if (chosen.n > 0 && new_set) {
-      call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, votes.blocks > 0, thread);
+      call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
       new_set = votes.blocks > 0;
     }
     const std::int64_t begin = chunk.begin + block * data_.options.query_block;
@@ -530,8 +538,7 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
                                         static_cast<std::size_t>(some * key_bytes));
                           });
         const std::int64_t next = number + at_once / key_block;
-        if (next < blocks)
-          prefetch(data_.kv.key(call.layer, head_kv, kept[next] * key_block), block_bytes);
+        if (next < blocks) prefetch(data_.kv.key(call.layer, head_kv, kept[next] * key_block), block_bytes);
       }
       multiplied.add(scratch.keys.data(), n);
       multiplied.multiply();

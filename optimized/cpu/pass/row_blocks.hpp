@@ -31,9 +31,9 @@ class RowBlocks {
               std::int64_t prefetch_end, const GatheredSet& set, int thread);
   /// The same with column sums, added to `intra_sums` and `inter_sums`, of one pass after the other while queries and
   /// outputs are in the cache. `set`: null where the chunk has no memory.
-  void attend_with_sums(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
-                        std::int64_t prefetch_end, const GatheredSet* set, double* intra_sums,
-                        double* inter_sums, int thread);
+  void attend_with_sums(const LayerCall& call, const Window& window, const Chunk& chunk,
+                        const BlockRows& rows, std::int64_t prefetch_end, const GatheredSet* set,
+                        double* intra_sums, double* inter_sums, int thread);
 
   // The steps of the latter.
 

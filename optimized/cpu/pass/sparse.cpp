@@ -271,7 +271,7 @@ void SparsePass::build_sets(const LayerCall& call, const Chunk& chunk) {
 
 void SparsePass::gather(const LayerCall& call, std::int64_t head, int thread) {
   call.arithmetic.gather(call.layer, data_.kv_head(head), data_.state->memory.entries(call.layer, head),
-                         data_.state->memory.count(call.layer), false, thread);
+                         data_.state->memory.count(call.layer), thread);
 }
 
 double* SparsePass::clear_intra_sums(const Window& window, const Chunk& chunk, const Group& group) {

@@ -33,7 +33,8 @@ struct Bf16Segment {
   const std::uint16_t* next =
       nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
   std::int64_t key_stride = 0;
-  const std::uint16_t* const* rows = nullptr;  ///< not null: [n_keys] keys anywhere in place of `keys` (keys_in_place)
+  const std::uint16_t* const* rows =
+      nullptr;         ///< not null: [n_keys] keys anywhere in place of `keys` (keys_in_place)
   std::int64_t d = 0;  ///< a multiple of Bf16Table::d_multiple, padded with zeros
   std::int64_t n_keys = 0;
   float factor = 0;                  ///< scale * log2(e)
@@ -76,8 +77,8 @@ struct Bf16Table {
                     std::uint16_t* to);
 
   /// n_keys <= kKeyTile value rows of dv elements to packed[dv_padded][kKeyTile]; zeros where there is none.
-  void (*pack_values)(const void* const* rows, std::int64_t n_keys, std::int64_t dv,
-                      std::int64_t dv_padded, std::uint16_t* packed);
+  void (*pack_values)(const void* const* rows, std::int64_t n_keys, std::int64_t dv, std::int64_t dv_padded,
+                      std::uint16_t* packed);
 
   /// products[key][kBlockRows] = key . query in F32 for the rows of n_runs runs, of d elements, a multiple of d_multiple,
   /// `stride` elements apart and readable up to a whole tile; `products` has room for whole tiles. Lanes from `lanes` on hold

@@ -393,8 +393,7 @@ void accumulate(const float* block, std::int64_t lanes, std::int64_t n_keys, std
   for (float& factor : as_it_is) factor = 1.0f;
   for (std::int64_t first = 0; first < n_keys; first += kRun) {
     const ValueRun<Values> run{block + first * kBlockRows, values.from(first),
-                               first == 0 ? rescale : as_it_is, least(kRun, n_keys - first),
-                               visible - first};
+                               first == 0 ? rescale : as_it_is, least(kRun, n_keys - first), visible - first};
     std::int64_t column = 0;
     while (dv - column >= 2 * V::kWidth) {
       const std::int64_t left = dv - column;
@@ -461,7 +460,8 @@ void widen_rows(const void* const* rows, std::int64_t n_rows, DType type, std::i
     }
     const auto* from = static_cast<const unsigned char*>(rows[row]);
     std::int64_t i = 0;
-    for (; i + V::kWidth <= n; i += V::kWidth) V::store(to + i, V::load(reinterpret_cast<const float*>(from + i * 4)));
+    for (; i + V::kWidth <= n; i += V::kWidth)
+      V::store(to + i, V::load(reinterpret_cast<const float*>(from + i * 4)));
     __builtin_memcpy(to + i, from + i * 4, static_cast<std::size_t>(n - i) * 4);
   }
 }
