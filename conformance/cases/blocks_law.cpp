@@ -345,6 +345,15 @@ void threads(Context& context) {
       problem.options.threads = count;
       same(one, run(*context.engine, problem), problem, "threads 1 and " + std::to_string(count));
     }
+    // Without an observer an engine may take heads and chunks in another order, one for each number of threads.
+    RunStyle style;
+    style.observed = false;
+    for (const int count : {1, 2, 4}) {
+      problem.options.threads = count;
+      Trace silent = run(*context.engine, problem, style);
+      for (std::size_t l = 0; l < silent.layers.size(); ++l) silent.layers[l].chunks = one.layers[l].chunks;
+      same(one, silent, problem, std::to_string(count) + " threads and no observer");
+    }
   }
 }
 const Register kThreads{
