@@ -20,25 +20,30 @@ inline void prefetch(const void* data, std::int64_t bytes) {
   asm volatile("");
 }
 
-/// Stored rows that are gathered at a time.
+/// Some of the rows that are gathered. The addresses of the last kKept rows stand before them.
 struct GatheredRows {
-  static constexpr std::int64_t kRows = 32;
-  std::int64_t n = 0;
-  const void* keys[kRows];
-  const void* values[kRows];
+  static constexpr std::int64_t kMost = 8;
+  static constexpr std::int64_t kKept = 32;
+  std::int64_t n;  ///< 1 .. kMost
+  const void* const* keys;
+  const void* const* values;
 };
 
 /// Which of the rows are prefetched before their turn.
 enum class Fetch : std::uint8_t { nothing, values, both };
 
-/// Calls body(first, rows) for the stored rows at n positions, in any order of positions, GatheredRows::kRows at a time;
-/// `first` is the number of the first of them.
+/// Calls body(first, rows) for the stored rows at n positions, in any order of positions; `first`, a multiple of
+/// GatheredRows::kMost, is the number of the first of them.
 template <class Body>
 void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head,
                   const std::int32_t* positions, std::int64_t n, Fetch fetch, const Body& body) {
   const auto element = static_cast<std::int64_t>(dtype_size(kv.type()));
   const std::int64_t key_bytes = kv.d_head(layer) * element;
   const std::int64_t value_bytes = kv.d_value(layer) * element;
+  constexpr std::int64_t kSlots = 2 * GatheredRows::kKept;
+  static_assert(kPrefetchedRows + GatheredRows::kMost <= GatheredRows::kKept);
+  const void* keys[kSlots];
+  const void* values[kSlots];
   // Rows that lie together are found from the first of them, which saves most of an address.
   struct Run {
     std::int64_t begin = 0;
@@ -46,10 +51,10 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
     const unsigned char* key = nullptr;  // of position `begin`
     const unsigned char* value = nullptr;
   } run;
-  const auto find = [&](std::int64_t first, GatheredRows& rows) {
-    rows.n = std::min(GatheredRows::kRows, n - first);
-    for (std::int64_t i = 0; i < rows.n; ++i) {
-      const std::int64_t position = positions[first + i];
+  std::int64_t found = 0;
+  const auto find = [&](std::int64_t end) {
+    for (; found < std::min(end, n); ++found) {
+      const std::int64_t position = positions[found];
       if (position < run.begin || position >= run.end) {
         constexpr std::int64_t kAll = std::int64_t{1} << 31;  // more rows than any session has
         run = {position,
@@ -62,16 +67,14 @@ void for_gathered(const core::KvStore& kv, std::int64_t layer, std::int64_t head
       const unsigned char* value = run.value + (position - run.begin) * value_bytes;
       if (fetch == Fetch::both) prefetch(key, key_bytes);
       if (fetch != Fetch::nothing) prefetch(value, value_bytes);
-      rows.keys[i] = key;
-      rows.values[i] = value;
+      keys[found % kSlots] = key;
+      values[found % kSlots] = value;
     }
   };
-  GatheredRows rows[2];
-  std::int64_t tile = 0;
-  if (n > 0) find(0, rows[0]);
-  for (std::int64_t first = 0; first < n; first += GatheredRows::kRows, ++tile) {
-    if (first + GatheredRows::kRows < n) find(first + GatheredRows::kRows, rows[(tile + 1) % 2]);
-    body(first, rows[tile % 2]);
+  for (std::int64_t first = 0; first < n; first += GatheredRows::kMost) {
+    find(first + GatheredRows::kMost + kPrefetchedRows);
+    body(first, GatheredRows{std::min(GatheredRows::kMost, n - first), keys + first % kSlots,
+                             values + first % kSlots});
   }
 }
 

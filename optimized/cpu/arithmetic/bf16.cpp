@@ -141,24 +141,28 @@ void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std:
   Scratch& scratch = of(thread);
   const bool copied = !in_place() || packs_keys(data_.shape.d_head);
   const Fetch fetch = copied ? Fetch::both : Fetch::values;
-  for_gathered(data_.kv, layer, head_kv, positions, n, fetch,
-               [&](std::int64_t first, const GatheredRows& rows) {
-                 const std::int64_t stale =
-                     first == 0 && rows.n > 1 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
-                 if (copied) {
-                   kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
-                                      scratch.keys.data() + (first + stale) * d_padded_);
-                 } else {
-                   for (std::int64_t i = 0; i < rows.n; ++i) {
-                     const bool other = first >= 256 && HEADWATER_SABOTAGE("cpu.bf16.key_rows_beyond_256");
-                     scratch.key_rows.data()[first + i] = elements(rows.keys[other ? 0 : std::max(i, stale)]);
-                   }
-                 }
-                 if (n > 256 && rows.n < kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256"))
-                   return;
-                 kernels_.pack_values(rows.values, rows.n, data_.shape.d_value, dv_padded_,
-                                      scratch.values.data() + first * dv_padded_);
-               });
+  for_gathered(
+      data_.kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
+        const std::int64_t stale =
+            first == 0 && rows.n > 1 && HEADWATER_SABOTAGE("cpu.bf16.stale_gathered_row") ? 1 : 0;
+        if (copied) {
+          kernels_.copy_keys(rows.keys + stale, rows.n - stale, data_.shape.d_head, d_padded_,
+                             scratch.keys.data() + (first + stale) * d_padded_);
+        } else {
+          for (std::int64_t i = 0; i < rows.n; ++i) {
+            const bool other = first >= 256 && HEADWATER_SABOTAGE("cpu.bf16.key_rows_beyond_256");
+            scratch.key_rows.data()[first + i] = elements(rows.keys[other ? 0 : std::max(i, stale)]);
+          }
+        }
+        const std::int64_t end = first + rows.n;
+        if (end % kKeyTile != 0 && end < n) return;
+        const std::int64_t tile = (end - 1) / kKeyTile * kKeyTile;
+        if (n > 256 && end - tile < kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.partial_tile_beyond_256"))
+          return;
+        static_assert(GatheredRows::kKept >= kKeyTile);
+        kernels_.pack_values(rows.values - (first - tile), end - tile, data_.shape.d_value, dv_padded_,
+                             scratch.values.data() + tile * dv_padded_);
+      });
 }
 
 Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const {

@@ -110,8 +110,7 @@ void FloatArithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std
   const bool copied = !in_place(data_);
   const Fetch fetch = copied ? Fetch::both : Fetch::nothing;
   for_gathered(kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
-    const bool lost =
-        n > 256 && rows.n < GatheredRows::kRows && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets");
+    const bool lost = n > 256 && first >= n / 32 * 32 && HEADWATER_SABOTAGE("cpu.gather.tail_of_large_sets");
     if (copied && !lost) {
       kernels_.widen_rows(rows.keys, rows.n, kv.type(), d, scratch.keys.data() + first * d);
       kernels_.widen_rows(rows.values, rows.n, kv.type(), dv, scratch.values.data() + first * dv);
