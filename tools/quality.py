@@ -66,7 +66,8 @@ LARGER = [Rule("blocks", 1024, 32, 480, 2, 32, 2), Rule("blocks", 1024, 32, 480,
           Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
           Rule("blocks", 1024, 32, 480, 2, 64, 4), Rule("blocks", 1024, 32, 480, 3), Rule("blocks", 1024, 64, 448, 4),
           *(Rule("blocks", 1024, 32, 480, more=("--key-block", size)) for size in (4, 16)),
-          Rule("blocks", 1024, 16, 496), Rule("blocks", 1024, 128, 384), Rule("blocks", 256, 32, 160, 2, 32, 8)]
+          Rule("blocks", 1024, 16, 496), Rule("blocks", 1024, 128, 384), Rule("blocks", 256, 32, 160, 2, 32, 8),
+          Rule("blocks", 256, 32, 232, 1, 32, 8)]
 SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 512),
                                     (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
 PINNED = [Rule("window", 1024, 504, 8, more=("--pinned", 8)), Rule("h2o", 1024, 256, 256, more=("--pinned", 8)),
