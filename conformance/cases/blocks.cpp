@@ -390,14 +390,16 @@ void real_sizes(Context& context) {
   problem.options.softcap = 20.0;
   problem.options.alibi.assign(16, 0.001f);
   require_conforming_in_part(context, problem);
-  // More voted tokens than 2^12.
-  problem =
-      blocks_problem(random, DType::bf16, {.query = 2, .kv = 1, .d = 32, .dv = 32},
-                     {.chunk = 512, .local = 64, .heavy = 2056, .query_block = 128}, {Step::prefill(5200)});
-  problem.options.clamp = false;
-  problem.options.threads = context.threads;
-  require_conforming_in_part(context, problem,
-                             {.chunk = [](const Chunk& chunk) { return chunk.begin > 4500; }});
+  // More voted tokens than 2^12, and sets of several segments.
+  for (const DType type : context.types({DType::bf16, DType::f32})) {
+    problem =
+        blocks_problem(random, type, {.query = 2, .kv = 1, .d = 32, .dv = 32},
+                       {.chunk = 512, .local = 64, .heavy = 2056, .query_block = 128}, {Step::prefill(5200)});
+    problem.options.clamp = false;
+    problem.options.threads = context.threads;
+    require_conforming_in_part(context, problem,
+                               {.chunk = [](const Chunk& chunk) { return chunk.begin > 4500; }});
+  }
 }
 const Register kRealSizes{{"blocks.real_sizes", kVotes, "votes", Lane::shape, true, real_sizes}};
 

@@ -60,8 +60,8 @@ class Arithmetic {
   /// Keys and values of a chunk of the window, as attend() reads them.
   virtual void prepare_chunk(std::int64_t layer, const Window& window, const Chunk& chunk,
                              std::int64_t head_kv) = 0;
-  /// Keys and values of a memory set, for the blocks of this thread until its next gather(). Under rule blocks, whose sets
-  /// few rows read, they are read where they are stored, as far as the kernels can.
+  /// Keys and values of a memory set, for the blocks of this thread until its next gather(). Those of a query block, which
+  /// few rows read, are read where they are stored, as far as the kernels can.
   virtual void gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions, std::int64_t n,
                       int thread) = 0;
   /// Attention of a block to its keys, and their column sums (INTRA-1, INTRA-2, INTER-1, INTER-2). The result is valid

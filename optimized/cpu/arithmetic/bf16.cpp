@@ -34,7 +34,7 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
     : packed(std::max(core::checked_product(kGroupRows, d_padded),
                       core::checked_product(kBlockRows, data.summary_width()))),
       keys(copies ? core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded) : 0),
-      key_rows(data.options.select == Select::blocks ? data.set_width() : 0),
+      key_rows(data.sets_of_query_blocks() ? data.set_width() : 0),
       border(
           core::checked_product(padded(std::min(kBf16SegmentKeys, data.shape.capacity), kKeyTile), d_padded)),
       values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
@@ -75,7 +75,7 @@ std::int64_t Bf16Arithmetic::bytes() const {
 }
 
 bool Bf16Arithmetic::in_place() const {
-  return data_.options.select == Select::blocks && kernels_.keys_in_place;
+  return data_.sets_of_query_blocks() && kernels_.keys_in_place;
 }
 
 bool Bf16Arithmetic::packs_keys(std::int64_t d) const {

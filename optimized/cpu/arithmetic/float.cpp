@@ -67,8 +67,7 @@ std::int64_t FloatArithmetic::bytes() const {
 
 bool FloatArithmetic::in_place(const SessionData& data) {
   // The caller's rows may lie at odd addresses.
-  return data.options.select == Select::blocks && data.kv.type() == DType::f32 &&
-         data.kv.owner() == KvOwner::session;
+  return data.sets_of_query_blocks() && data.kv.type() == DType::f32 && data.kv.owner() == KvOwner::session;
 }
 
 std::int64_t FloatArithmetic::most_wide_keys(const SessionData& data) {
