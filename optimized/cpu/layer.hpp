@@ -58,7 +58,7 @@ struct SessionData {
   [[nodiscard]] std::int64_t set_width() const;        ///< most entries of a memory set; 0 in a dense session
   /// Whether every query block has a set of its own, not a chunk or a head.
   [[nodiscard]] bool sets_of_query_blocks() const { return !summaries.empty(); }
-  [[nodiscard]] std::int64_t summary_width() const;    ///< most elements of a summary; 0 where there are none
+  [[nodiscard]] std::int64_t summary_width() const;  ///< most elements of a summary; 0 where there are none
 
   const KernelTable& kernels;
   const Shape widest;  ///< the session's, with the largest widths of any layer: for these memory is taken

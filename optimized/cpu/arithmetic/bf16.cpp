@@ -74,9 +74,7 @@ std::int64_t Bf16Arithmetic::bytes() const {
   return bytes;
 }
 
-bool Bf16Arithmetic::in_place() const {
-  return data_.sets_of_query_blocks() && kernels_.keys_in_place;
-}
+bool Bf16Arithmetic::in_place() const { return data_.sets_of_query_blocks() && kernels_.keys_in_place; }
 
 bool Bf16Arithmetic::packs_keys(std::int64_t d) const {
   return d % kernels_.d_multiple != 0 || data_.kv.owner() == KvOwner::caller;

@@ -218,12 +218,15 @@ void FloatArithmetic::lane_products(std::span<const RowRun> runs, DType type, co
   const std::int64_t padded_lanes = padded(lanes, kLaneTile);
   const std::int64_t row_bytes = width.whole * static_cast<std::int64_t>(dtype_size(type));
   for (const RowRun& run : runs) {
-    if (&run != &runs.back()) prefetch((&run + 1)->rows, std::min((&run + 1)->n, kKeyTile) * row_bytes);
+    const RowRun* later = &run == &runs.back() ? nullptr : &run + 1;
     if (type == DType::f32) {
       const auto* keys = static_cast<const float*>(run.rows);
+      const float* next = later && run.n <= kKeyTile ? static_cast<const float*>(later->rows)
+                                                     : keys + kPrefetchedRows * width.whole;
       kernels_.dot_products(scratch.packed.data(), padded_lanes, width.whole, keys, run.n, 1.0f, products,
-                            keys + kPrefetchedRows * width.whole);
+                            next);
     } else {
+      if (later) prefetch(later->rows, std::min(later->n, kKeyTile) * row_bytes);
       const std::int64_t at_once = std::max<std::int64_t>(1, scratch.keys.size() / width.whole);
       const auto* bytes = static_cast<const unsigned char*>(run.rows);
       for (std::int64_t first = 0; first < run.n; first += at_once) {

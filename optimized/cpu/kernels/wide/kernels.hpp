@@ -62,6 +62,7 @@ inline void dot_tile(const float* packed, std::int64_t d, const float* keys, flo
     // The next tile, as a stream. A block of eight keys often is the last of its run.
     if constexpr (Keys > 8) __builtin_prefetch(keys + Keys * d + kLineFloats * e);
     if constexpr (Keys >= kLineFloats * 3 / 4) __builtin_prefetch(next + kLineFloats * e, 0, 2);
+    if constexpr (Keys == 8) __builtin_prefetch(next + Keys * e, 0, 2);  // as many rows
     typename V::Reg q[Vectors];
     repeat<Vectors>([&](auto v) { q[v] = V::load(packed + (v * d + e) * V::kWidth); });
     repeat<Keys>([&](auto key) {
