@@ -403,6 +403,37 @@ void real_sizes(Context& context) {
 }
 const Register kRealSizes{{"blocks.real_sizes", kVotes, "votes", Lane::shape, true, real_sizes}};
 
+// More key/value heads than threads, and than any number of them. Without an observer an engine need not take all heads of
+// a chunk before the next chunk.
+void many_heads(Context& context) {
+  require_rule_blocks(*context.engine);
+  if (!context.engine->claims().bitwise_threads)
+    throw Skipped("the engine does not claim it (Claims::bitwise_threads)");
+  Random random(context.seed);
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
+    for (const std::int64_t heads_kv : {9, 16}) {
+      Problem problem = blocks_problem(
+          random, type, {.query = 2 * heads_kv, .kv = heads_kv, .d = 16, .dv = 16},
+          {.chunk = 64, .local = 16, .heavy = 32}, {Step::prefill(300), Step::decode(2), Step::prefill(90)});
+      problem.options.threads = 1;
+      const Trace observed = run(*context.engine, problem);
+      RunStyle style;
+      style.observed = false;
+      for (const int count : {1, 2, 3, 4, 8, 16}) {
+        problem.options.threads = count;
+        Trace silent = run(*context.engine, problem, style);
+        for (std::size_t l = 0; l < silent.layers.size(); ++l) {
+          silent.layers[l].chunks = observed.layers[l].chunks;
+        }
+        require_same(observed, silent,
+                     fmt::format("{} threads and no observer; {}", count, problem.describe()));
+      }
+    }
+  }
+}
+const Register kManyHeads{
+    {"blocks.many_heads", {"NUM-3", "SEL-9"}, "session", Lane::determinism, true, many_heads}};
+
 // More positions than 16 bits count, and more key blocks than any segment holds.
 void positions_beyond_2_16(Context& context) {
   require_real_size(context);
