@@ -22,8 +22,7 @@ struct PassBlock {
   float sink;             ///< natural units; -inf: none
   std::int64_t own_keys;  ///< of the chunk, from its first; 0: none
   GatheredSet set;        ///< n = 0: none
-  double*
-      sums;  ///< column sums of the keys, which are those of one pass, are added here; null: none are wanted
+  double* sums;           ///< column sums of the keys of one pass are added here; null: none are wanted
   /// [kBlockRows][d_value] outputs, divided by BlockResult::sum where Arithmetic::divides().
   float* out;
   bool loaded;                            ///< the queries of the block before were the same

@@ -60,11 +60,13 @@ Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels
   const std::int64_t rows = core::checked_product(data.shape.n_head_kv, packed_rows_);
   packed_values_ = core::Buffer<std::uint16_t>(core::checked_product(rows, dv_padded_));
   bool packs = false;
-  for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer)
+  bool copies = false;
+  for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer) {
     packs |= packs_keys(data.kv.d_head(layer));
+    copies |= !in_place(data.kv.d_head(layer));
+  }
   if (packs) packed_keys_ = core::Buffer<std::uint16_t>(core::checked_product(rows, d_padded_));
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
-  const bool copies = packs || !in_place();
   for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data, d_padded_, dv_padded_, copies);
 }
 
@@ -74,7 +76,9 @@ std::int64_t Bf16Arithmetic::bytes() const {
   return bytes;
 }
 
-bool Bf16Arithmetic::in_place() const { return data_.sets_of_query_blocks() && kernels_.keys_in_place; }
+bool Bf16Arithmetic::in_place(std::int64_t d) const {
+  return data_.sets_of_query_blocks() && kernels_.keys_in_place && !packs_keys(d);
+}
 
 bool Bf16Arithmetic::packs_keys(std::int64_t d) const {
   return d % kernels_.d_multiple != 0 || data_.kv.owner() == KvOwner::caller;
@@ -137,7 +141,7 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
                             std::int64_t n, int thread) {
   Scratch& scratch = of(thread);
-  const bool copied = !in_place() || packs_keys(data_.shape.d_head);
+  const bool copied = !in_place(data_.shape.d_head);
   const Fetch fetch = copied ? Fetch::both : Fetch::values;
   for_gathered(
       data_.kv, layer, head_kv, positions, n, fetch, [&](std::int64_t first, const GatheredRows& rows) {
@@ -192,7 +196,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
                          packed_row(window, chunk) + first, scratch);
     }
     const std::uint16_t* values = scratch.values.data() + first * dv_padded_;
-    if (in_place() && !packs_keys(data_.shape.d_head)) {
+    if (in_place(data_.shape.d_head)) {
       return KeyRows{nullptr, 0, values, scratch.key_rows.data() + from};
     }
     return KeyRows{scratch.keys.data() + from * d_padded_, d_padded_, values};

@@ -67,8 +67,8 @@ class Bf16Arithmetic final : public Arithmetic {
     core::Buffer<Bf16Softmax> softmax;    ///< [kGroupRows / kBlockRows]
   };
 
-  /// Whether the sets' keys are read where they are stored, where they need not be padded.
-  [[nodiscard]] bool in_place() const;
+  /// Whether the sets' keys, of d elements, are read where they are stored.
+  [[nodiscard]] bool in_place(std::int64_t d) const;
   /// Whether key rows of d elements must be padded, or are the caller's.
   [[nodiscard]] bool packs_keys(std::int64_t d) const;
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
