@@ -57,9 +57,7 @@ struct GpuContext {
   HEADWATER_CUDA_FUNCTION int thread() const { return static_cast<int>(threadIdx.x); }
   HEADWATER_CUDA_FUNCTION int lane() const { return static_cast<int>(threadIdx.x % kWarp); }
   /// The same in all lanes, and known to be so by the compiler: loops and branches by warp need no masks.
-  HEADWATER_CUDA_FUNCTION int warp() const {
-    return __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / kWarp), 0);
-  }
+  HEADWATER_CUDA_FUNCTION int warp() const { return warp_; }
   HEADWATER_CUDA_FUNCTION int threads() const { return static_cast<int>(blockDim.x); }
   HEADWATER_CUDA_FUNCTION int block_x() const { return static_cast<int>(blockIdx.x); }
   HEADWATER_CUDA_FUNCTION int block_y() const { return static_cast<int>(blockIdx.y); }
@@ -212,6 +210,9 @@ struct GpuContext {
   HEADWATER_CUDA_FUNCTION static std::uint32_t address(const T* shared) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   }
+
+  /// A shuffle, which all lanes have to take part in: when the kernel begins, not where warp() is asked.
+  int warp_ = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / kWarp), 0);
 };
 
 }  // namespace headwater::cuda
