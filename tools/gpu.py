@@ -2,13 +2,12 @@
 
     check             headwater-cuda-bench --check: kernels of sm_90a, of mma.sync and engine cpu at the size that people run,
                       each against double; a process for each type and width
-    conformance       the kit on engine cuda, a process for each lane
-    sm90-conformance  the same with the kernels of sm_90a for chunks of every length (HEADWATER_CUDA_SM90=unproven:1), on compute
-                      capability 9.0: what they have to pass before they are the default there
+    conformance       the kit on engine cuda without the kernels of sm_90a (HEADWATER_CUDA_SM90=off), a process for each lane
+    sm90-conformance  the same with them for chunks of every length (HEADWATER_CUDA_SM90=1), on compute capability 9.0
     reruns            the same input in several processes, outputs bit by bit
     sm90-reruns       the same with the kernels of sm_90a
-    benchmark         a layer, replayed and stage by stage, by CUDA events, in turns with the kernels of sm_90a where they run
-                      and with PyTorch's attention where PyTorch is there; against the targets
+    benchmark         a layer, replayed and stage by stage, by CUDA events, without and, where they run, with the kernels of
+                      sm_90a, in turns with PyTorch's attention where PyTorch is there; against the targets
     memcheck          compute-sanitizer's memcheck over a few cases
     sm90-memcheck     the same with the kernels of sm_90a
     racecheck         its racecheck over the same
@@ -50,8 +49,8 @@ RERUNS = 5
 ROUNDS = 5  # of the benchmark; fewer where the time ends before
 LANE_SECONDS = 120
 SM90 = "compute capability 9.0"
-UNPROVEN = {"HEADWATER_CUDA_SM90": "unproven"}
-ALL_CHUNKS = {"HEADWATER_CUDA_SM90": "unproven:1"}
+SWITCH = "HEADWATER_CUDA_SM90"
+WITHOUT_SM90, AS_INSTALLED, ALL_CHUNKS = {SWITCH: "off"}, {SWITCH: ""}, {SWITCH: "1"}
 SANITIZER_SECONDS = 90
 
 Result = collections.namedtuple("Result", "status note data")
@@ -131,7 +130,7 @@ class Machine:
 
 
 def with_sm90(step, more):
-    """A step with the kernels of sm_90a switched on."""
+    """A step with the kernels of sm_90a."""
     def switched(machine):
         reason = machine.why_no_sm90()
         return skipped(f"kernels of sm_90a: {reason}") if reason else step(machine, more, "sm90-")
@@ -159,7 +158,7 @@ def check(case):
 
 
 def conformance(lane):
-    def step(machine, more=None, prefix=""):
+    def step(machine, more=WITHOUT_SM90, prefix=""):
         stem = f"{prefix}conformance-{lane}"
         status, _, last = machine.run([machine.program(KIT), "--engine", ENGINE, "--no-ratchet", "--lane", lane, "--json",
                                        machine.out / f"{stem}.json"], LANE_SECONDS, more, f"{stem}.txt")
@@ -171,7 +170,7 @@ def conformance(lane):
 
 
 def sanitizer(tool):
-    def step(machine, more=None, prefix=""):
+    def step(machine, more=WITHOUT_SM90, prefix=""):
         program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
         if program is None:
             return skipped("no compute-sanitizer on PATH or in /usr/local/cuda/bin")
@@ -192,7 +191,7 @@ def sanitizer(tool):
     return step
 
 
-def reruns(machine, more=None, _=""):
+def reruns(machine, more=WITHOUT_SM90, _=""):
     digests = set()
     for _ in range(RERUNS):
         status, output, last = machine.run([machine.program(BENCH), "--digest"], None, more)
@@ -216,9 +215,9 @@ def merged(rounds):
 def benchmark(machine):
     peer = ROOT / "bench/cuda/torch_attention.py"
     status, _, why_no_peer = machine.run([sys.executable, "-B", peer, "--probe"])
-    contenders = {OWN: ([machine.program(BENCH), "--json"], None)}
+    contenders = {OWN: ([machine.program(BENCH), "--json"], WITHOUT_SM90)}
     if machine.why_no_sm90() is None:
-        contenders[OWN_SM90] = ([machine.program(BENCH), "--json"], UNPROVEN)
+        contenders[OWN_SM90] = ([machine.program(BENCH), "--json"], AS_INSTALLED)
     if status == 0:
         contenders["pytorch"] = ([sys.executable, "-B", peer], None)
         why_no_peer = ""
@@ -259,7 +258,7 @@ def benchmark(machine):
 STEPS = (*(Step(f"check {case}", "check", 1, check(case)) for case in CHECKS),
          *(Step(f"conformance {lane}", "conformance", 1, conformance(lane)) for lane in LANES),
          *(Step(f"sm90-conformance {lane}", "sm90-conformance", 2, with_sm90(conformance(lane), ALL_CHUNKS)) for lane in LANES),
-         Step("reruns", "reruns", 2, reruns), Step("sm90-reruns", "sm90-reruns", 2, with_sm90(reruns, UNPROVEN)),
+         Step("reruns", "reruns", 2, reruns), Step("sm90-reruns", "sm90-reruns", 2, with_sm90(reruns, AS_INSTALLED)),
          Step("benchmark", "benchmark", 3, benchmark),
          Step("memcheck", "memcheck", 3, sanitizer("memcheck")),
          Step("sm90-memcheck", "sm90-memcheck", 3, with_sm90(sanitizer("memcheck"), ALL_CHUNKS)),

@@ -95,7 +95,7 @@ const std::string& emulated_description() {
   static const std::string text = "the CUDA engine on fibers of this processor (test builds)";
   return text;
 }
-cuda::Sm90Switch no_sm90() { return {}; }
+cuda::Sm90Switch no_sm90() { return {false}; }
 
 /// A device of compute capability 9.0 with the switch on, its kernels for chunks of every length.
 std::unique_ptr<cuda::Device> open_emulated_sm90(std::span<const cuda::Kernel> kernels, int ordinal) {

@@ -22,6 +22,7 @@ constexpr std::int64_t kHeads = 2;
 constexpr std::int64_t kHeadsKv = 1;
 constexpr std::int64_t kWidth = 64;
 constexpr Sm90Switch kAlways{true, 1};
+constexpr Sm90Switch kNever{false};
 constexpr const char* kAllTaken = "intra: sm_90a; score: sm_90a; output: sm_90a; dense: sm_90a";
 
 const Dispatch& dispatch() {
@@ -179,11 +180,11 @@ TEST(Sm90Session, TakesKernelsOfSm90aWhereDeviceAndSwitchAllowThem) {
   for (const std::string& name : taken) {
     EXPECT_THAT(name, Not(::testing::MatchesRegex("(forward|softmax|column_sums)_.*"))) << "of mma.sync";
   }
-  for (const std::string& name : kernels_of(sm90_device(), {}))
+  for (const std::string& name : kernels_of(sm90_device(), kNever))
     EXPECT_THAT(name, Not(HasSubstr("sm90"))) << "switch off";
   for (const std::string& name : kernels_of({}, kAlways))
     EXPECT_THAT(name, Not(HasSubstr("sm90"))) << "sm_80";
-  EXPECT_THAT(session(sm90_device(), {})->paths(), HasSubstr("HEADWATER_CUDA_SM90=unproven"));
+  EXPECT_THAT(session(sm90_device(), kNever)->paths(), HasSubstr("HEADWATER_CUDA_SM90=off"));
   EXPECT_THAT(session(sm90_device(), kAlways, DType::f32)->paths(), HasSubstr("16-bit"));
 }
 

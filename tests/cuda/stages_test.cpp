@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 PathInputs target() {
   PathInputs inputs;
   inputs.compute_capability = 90;
-  inputs.unproven = true;
+  inputs.on = true;
   inputs.type = DType::bf16;
   inputs.d = 128;
   inputs.dv = 128;
@@ -38,7 +38,7 @@ struct Row {
 constexpr Row kRows[] = {
     {"9.0 only", {true, true, true, true}, [](PathInputs& in) { in.compute_capability = 80; }},
     {"9.0 only", {true, true, true, true}, [](PathInputs& in) { in.compute_capability = 100; }},
-    {"HEADWATER_CUDA_SM90", {true, true, true, true}, [](PathInputs& in) { in.unproven = false; }},
+    {"HEADWATER_CUDA_SM90", {true, true, true, true}, [](PathInputs& in) { in.on = false; }},
     {"16-bit", {true, true, true, true}, [](PathInputs& in) { in.type = DType::f32; }},
     {"wider than 256", {true, false, true, true}, [](PathInputs& in) { in.d = 264; }},
     {"wider than 128", {false, true, false, false}, [](PathInputs& in) { in.d = 136; }},
@@ -102,7 +102,7 @@ TEST(StageChoices, DenseDoesNotDependOnChunksAndSets) {
 TEST(StageChoices, TheDeviceComesBeforeTheSwitchAndTheSwitchBeforeTheRows) {
   PathInputs inputs = target();
   inputs.type = DType::f32;
-  inputs.unproven = false;
+  inputs.on = false;
   EXPECT_THAT(choice_of(PathStage::intra, inputs).reason, HasSubstr("HEADWATER_CUDA_SM90"));
   inputs.compute_capability = 89;
   EXPECT_THAT(choice_of(PathStage::intra, inputs).reason, HasSubstr("9.0 only"));
@@ -124,29 +124,28 @@ TEST(StageChoices, TheSwitchKnowsOneWordAndALength) {
     return sm90_by_environment();
   };
   ::unsetenv("HEADWATER_CUDA_SM90");
-  EXPECT_FALSE(sm90_by_environment().unproven);
-  EXPECT_FALSE(with("").unproven);
-  EXPECT_TRUE(with("unproven").unproven);
-  EXPECT_EQ(with("unproven").least_chunk, kSm90LeastChunk);
+  EXPECT_TRUE(sm90_by_environment().on);
+  EXPECT_EQ(sm90_by_environment().least_chunk, kSm90LeastChunk);
+  EXPECT_TRUE(with("").on);
   EXPECT_EQ(sm90_text(90), "; kernels of sm_90a: on");
   EXPECT_THAT(sm90_text(80), HasSubstr("off: they run on compute capability 9.0 only"));
-  EXPECT_TRUE(with("unproven:1").unproven);
-  EXPECT_EQ(with("unproven:1").least_chunk, 1);
-  EXPECT_EQ(with("unproven:1048576").least_chunk, 1048576);
+  EXPECT_TRUE(with("1").on);
+  EXPECT_EQ(with("1").least_chunk, 1);
+  EXPECT_EQ(with("1048576").least_chunk, 1048576);
+  EXPECT_FALSE(with("off").on);
+  EXPECT_EQ(sm90_text(90), "; kernels of sm_90a: off: HEADWATER_CUDA_SM90=off");
   for (const char* value :
-       {"1", "unprove", "unprovenx", "unproven:", "unproven:0", "unproven:-1", "unproven:1x", "unproven: 1",
-        "unproven:1048577", "unproven:99999999999999999999", ":1"}) {
+       {"on", "of", "offx", "OFF", "0", "-1", "1x", " 1", "1048577", "99999999999999999999", ":1"}) {
     try {
       (void)with(value);
       ADD_FAILURE() << "no error for " << value;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_THAT(error.what(), HasSubstr("allowed: unproven, unproven:N"));
+      EXPECT_THAT(error.what(), HasSubstr("allowed: off, N for chunks of N = 1 .. 1048576"));
     }
     EXPECT_THAT(sm90_text(90), HasSubstr("off: the environment variable HEADWATER_CUDA_SM90"));
   }
   ::unsetenv("HEADWATER_CUDA_SM90");
-  EXPECT_THAT(sm90_text(90), HasSubstr("off: no device has proven them"));
 }
 
 }  // namespace

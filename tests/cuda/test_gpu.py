@@ -244,24 +244,24 @@ class Gpu(unittest.TestCase):
         self.assertIn("reads and writes 2 TB/s", table)
         self.assertIn("| column sums / intra forward | <= 0.3 | 0.5 | NOT MET |", table)
 
-    def test_kernels_of_sm_90a_are_switched_on_where_they_run(self):
+    def test_steps_run_without_and_with_kernels_of_sm_90a(self):
         tools = self.sanitizer("shift 4; exec \"$@\"\n")
         steps = ("sm90-conformance", "sm90-reruns", "sm90-memcheck")
         for step in steps:
             self.expect(77, ": kernels of sm_90a: they need compute capability 9.0, here is NVIDIA A100", "--step", step, path=tools)
         says = ('echo "{\\"milliseconds\\": {\\"$HEADWATER_CUDA_SM90\\": 1.5}, \\"left_out\\": {}, \\"copy_rate\\": 4e12}"')
-        self.write_bench(SM90, 'test "$HEADWATER_CUDA_SM90" = unproven && echo same', says)
+        self.write_bench(SM90, 'test -z "$HEADWATER_CUDA_SM90" && echo same', says)
         self.write("headwater-conformance", "#!/bin/sh\necho \"switch: $HEADWATER_CUDA_SM90\"\n")
         # Small cases reach them, too.
-        self.expect(0, "PASS sm90-conformance exact: switch: unproven:1\n", "--step", "sm90-conformance")
-        self.expect(0, "PASS conformance exact: switch:\n", "--step", "conformance")
+        self.expect(0, "PASS sm90-conformance exact: switch: 1\n", "--step", "sm90-conformance")
+        self.expect(0, "PASS conformance exact: switch: off\n", "--step", "conformance")
         self.expect(0, "PASS sm90-reruns", "--step", "sm90-reruns")
         self.expect(1, "FAIL reruns", "--step", "reruns")
-        self.expect(0, "PASS sm90-memcheck: switch: unproven:1\n", "--step", "sm90-memcheck", path=tools)
+        self.expect(0, "PASS sm90-memcheck: switch: 1\n", "--step", "sm90-memcheck", path=tools)
         self.expect(0, "rounds of headwater, headwater, sm_90a", "--step", "benchmark")
         table = (self.build / "out/benchmark.md").read_text(encoding="utf-8")
-        self.assertIn("| headwater |  | 1.5000 |", table)
-        self.assertIn("| headwater, sm_90a | unproven | 1.5000 |", table)
+        self.assertIn("| headwater | off | 1.5000 |", table)
+        self.assertIn("| headwater, sm_90a |  | 1.5000 |", table)
         self.assertIn("Targets, headwater, sm_90a:", table)
 
     def test_a_sanitizer_that_does_not_end_is_a_skip(self):

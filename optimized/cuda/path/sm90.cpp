@@ -49,7 +49,7 @@ Sm90Path::Sm90Path(SessionData& data, Sm80Path& sm80, const Sm90Switch& sm90_swi
   const bool mapped = slopes || data.options.softcap > 0.0 || !(data.options.scale > 0.0);
   PathInputs inputs;
   inputs.compute_capability = data.device->info().compute_capability;
-  inputs.unproven = sm90_switch.unproven;
+  inputs.on = sm90_switch.on;
   inputs.type = data.shape.kv_type;
   inputs.d = data.shape.d_head;
   inputs.dv = data.shape.d_value;

@@ -38,8 +38,7 @@ struct Obstacle {
 constexpr Obstacle kObstacles[] = {
     {kAll, [](const PathInputs& in) { return in.compute_capability != kSm90; },
      "they run on compute capability 9.0 only"},
-    {kAll, [](const PathInputs& in) { return !in.unproven; },
-     "no device has proven them; HEADWATER_CUDA_SM90=unproven switches them on"},
+    {kAll, [](const PathInputs& in) { return !in.on; }, "HEADWATER_CUDA_SM90=off"},
     {kAll, [](const PathInputs& in) { return in.type == DType::f32; }, "rows are not of one 16-bit type"},
     {kForwards, [](const PathInputs& in) { return in.d > kWidestKey; }, "keys are wider than 256"},
     {kForwards,
@@ -82,7 +81,7 @@ std::string sm90_text(int compute_capability) {
   inputs.compute_capability = compute_capability;
   inputs.type = DType::bf16;
   try {
-    inputs.unproven = sm90_by_environment().unproven;
+    inputs.on = sm90_by_environment().on;
   } catch (const Error& error) {
     return std::string("; kernels of sm_90a: off: ") + error.what();
   }
@@ -91,25 +90,19 @@ std::string sm90_text(int compute_capability) {
 }
 
 Sm90Switch sm90_by_environment() {
-  constexpr std::string_view kOn = "unproven";
   constexpr std::int64_t kMostTokens = 1 << 20;
   const char* variable = std::getenv("HEADWATER_CUDA_SM90");
   const std::string_view value = variable == nullptr ? "" : variable;
   Sm90Switch chosen;
   if (value.empty()) return chosen;
-  chosen.unproven = value.substr(0, kOn.size()) == kOn;
-  std::string_view rest = value.substr(std::min(value.size(), kOn.size()));
-  if (chosen.unproven && rest.empty()) return chosen;
-  if (chosen.unproven && rest.front() == ':') {
-    rest.remove_prefix(1);
-    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), chosen.least_chunk);
-    const bool whole = error == std::errc() && end == rest.data() + rest.size();
-    if (whole && chosen.least_chunk >= 1 && chosen.least_chunk <= kMostTokens) return chosen;
-  }
+  chosen.on = value != "off";
+  if (!chosen.on) return chosen;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), chosen.least_chunk);
+  const bool whole = error == std::errc() && end == value.data() + value.size();
+  if (whole && chosen.least_chunk >= 1 && chosen.least_chunk <= kMostTokens) return chosen;
   throw Error(ErrorCode::invalid_argument,
               "the environment variable HEADWATER_CUDA_SM90 has a value that is not allowed; allowed: "
-              "unproven, unproven:N "
-              "for chunks of N = 1 .. 1048576 tokens and more, or nothing");
+              "off, N for chunks of N = 1 .. 1048576 tokens and more, or nothing");
 }
 
 }  // namespace headwater::cuda

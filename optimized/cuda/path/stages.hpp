@@ -19,16 +19,16 @@ enum class PathStage : std::uint8_t {
 };
 inline constexpr int kPathStages = 4;
 
-/// How kernels of sm_90a are switched on.
+/// Whether kernels of sm_90a are taken, where a device runs them.
 struct Sm90Switch {
-  bool unproven = false;
+  bool on = true;
   std::int64_t least_chunk = kSm90LeastChunk;  ///< shorter chunks go to the kernels of mma.sync
 };
 
 /// What decides.
 struct PathInputs {
   int compute_capability = 0;
-  bool unproven = false;    ///< the switch
+  bool on = false;          ///< the switch
   DType type = DType::f32;  ///< of Q, K and V, where they are of one type
   std::int64_t d = 0;
   std::int64_t dv = 0;
@@ -56,9 +56,9 @@ using StageChoices = std::array<StageChoice, kPathStages>;
 /// "; kernels of sm_90a: on", or ".. off: why", for rows that have such kernels, with the switch as it stands; never throws.
 [[nodiscard]] std::string sm90_text(int compute_capability);
 
-/// As the environment's HEADWATER_CUDA_SM90 says: "unproven" switches kernels of sm_90a on, which no device has proven yet,
-/// "unproven:N" also for chunks of N tokens and more, so that small cases reach them. Errors: invalid_argument for other
-/// values than these and the empty one.
+/// As the environment's HEADWATER_CUDA_SM90 says: "off" leaves all to the kernels of mma.sync, "N" gives those of sm_90a
+/// chunks of N tokens and more, so that small cases reach them. Errors: invalid_argument for other values than these and the
+/// empty one.
 [[nodiscard]] Sm90Switch sm90_by_environment();
 
 }  // namespace headwater::cuda

@@ -230,7 +230,7 @@ TEST(Sm90Intra, NaNInALaterChunkStaysThere) {
   EXPECT_TRUE(std::isnan(result.out[static_cast<std::size_t>(150) * kHead]));
 }
 
-/// What the schedule says it does: the model of docs/notes/cuda-model.md counts the same.
+/// What the schedule says it does.
 TEST(Sm90Intra, CopiesAndProductsAreThoseOfTheSchedule) {
   const IntraShape shape{2, 1, 1, 512};
   const IntraProblem problem({shape});

@@ -368,8 +368,8 @@ TEST(Sm90Schedule, RunsOfQueryBlocksFillTheProcessorOnce) {
   EXPECT_EQ(ragged.blocks_of_run(0) + ragged.blocks_of_run(1) + ragged.blocks_of_run(2), 5);
 }
 
-/// What bench/cuda_model and docs/notes/cuda-model.md say a block asks for.
-TEST(Sm90Memory, BlocksHoldWhatTheModelSays) {
+/// What docs/notes/cuda-h100.md says a block asks for.
+TEST(Sm90Memory, BlocksHoldWhatTheNotesSay) {
   EXPECT_EQ(sizeof(CausalForward<Plain>::Smem<std::uint64_t>), 164864u);
   EXPECT_EQ(sizeof(ColumnSums<Plain>::Smem<std::uint64_t>), 133120u);
   EXPECT_EQ(sizeof(Score<Plain>::Smem<std::uint64_t>), 175104u);

@@ -11,7 +11,7 @@
 #include "cuda/kernels/sm90/tensor_map.hpp"
 
 /// The multiprocessor as the kernels see it: PTX of sm_90a, an instruction a function. cuda/emulation/sm90.hpp is the
-/// same in software. Never run on a device.
+/// same in software.
 namespace headwater::cuda::sm90 {
 
 // The accumulators `c` of a product of n64 or n128 columns: their places in the text of the instruction, and its operands.
