@@ -1,10 +1,11 @@
 """The CUDA benchmark on the emulation: test_bench.py PROGRAM. Every stage is timed under its name, and the pipeline."""
 
 import json
+import os
 import subprocess
 import sys
 
-run = subprocess.run([sys.argv[1]], capture_output=True, text=True, check=True)
+run = subprocess.run([sys.argv[1]], capture_output=True, text=True, check=True, env=os.environ | {"HEADWATER_CUDA_SM90": "off"})
 report = json.loads(run.stdout)
 assert set(report) == {"milliseconds", "kernels", "left_out", "copy_rate"} and not report["left_out"], report
 stages = {}
@@ -36,6 +37,7 @@ def output(*arguments):
 digests = json.loads(output("--digest"))
 assert set(digests) == {"F32", "F16", "BF16"} and len(set(digests.values())) == 3, digests
 assert json.loads(output("--digest")) == digests
+assert json.loads(output("--json"))["kernels"]["dense 96: dense forward"] == "sm90_causal_forward_bf16_128"
 assert output("--device") == "emulated device, compute capability 9.0\n"
 refused = subprocess.run([sys.argv[1], "--fast"], capture_output=True, text=True, check=False)
 assert refused.returncode == 2 and "--fast is not known" in refused.stderr, refused

@@ -19,6 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr Sm90Switch kAlways{true, 1};
+constexpr Sm90Switch kNever{false};
 
 EmulationOptions sm90_device() {
   EmulationOptions options;
@@ -110,7 +111,7 @@ TEST(Sm90Dense, AFirstChunkHasTheBitsOfDenseAttention) {
   for (const DType type : {DType::bf16, DType::f16}) {
     const auto expected = one_call(type, dense(), kCapacity);
     EXPECT_EQ(one_call(type, chunks_of(kCapacity), kCapacity), expected);
-    EXPECT_NE(one_call(type, dense(), kCapacity, {}), expected) << "other kernels, other bits";
+    EXPECT_NE(one_call(type, dense(), kCapacity, kNever), expected) << "other kernels, other bits";
   }
 }
 
@@ -167,7 +168,7 @@ TEST(Sm90Dense, ALaterTurnAgreesWithTheOtherKernels) {
     return caller.out();
   };
   const auto taken = turns(kAlways);
-  const auto other = turns({});
+  const auto other = turns(kNever);
   EXPECT_NE(taken, other);
   for (std::size_t i = 0; i < taken.size(); ++i) ASSERT_NEAR(taken[i], other[i], 4 * 0x1p-11f) << i;
 }

@@ -207,7 +207,7 @@ TEST(Sm90Session, ReplayedGraphsHoldTheirKernelsAndGiveTheSameBits) {
     const auto replayed = run(*session(sm90_device(), kAlways, type), type);
     EXPECT_EQ(replayed, run(*session(sm90_device(), kAlways, type, Launching::one_by_one), type));
     // Other tiles, other order of the sums: not all bits are those of mma.sync.
-    EXPECT_NE(replayed, run(*session(sm90_device(), {}, type), type));
+    EXPECT_NE(replayed, run(*session(sm90_device(), kNever, type), type));
   }
 }
 
@@ -304,7 +304,7 @@ TEST(Sm90Session, TensorMapsFollowTheCallersRowsFromReplayToReplay) {
 
 TEST(Sm90Session, RowsThatNoTensorMapTakesGoToTheOtherKernelsWhileTheyLast) {
   DeviceCaller caller;
-  EXPECT_EQ(caller.run(1), run(*session(sm90_device(), {})));
+  EXPECT_EQ(caller.run(1), run(*session(sm90_device(), kNever)));
   EXPECT_THAT(caller.session().paths(), HasSubstr("the last queries: sm_80 (rows do not begin"));
   EXPECT_EQ(caller.run(0), run(*session(sm90_device(), kAlways)));
   EXPECT_EQ(caller.session().paths(), kAllTaken);
@@ -331,7 +331,7 @@ TEST(Sm90Session, WithoutTensorMapsTheOtherKernelsRun) {
   EmulationOptions options = sm90_device();
   options.tensor_maps = false;
   const auto made = session(options, kAlways);
-  EXPECT_EQ(run(*made), run(*session(sm90_device(), {})));
+  EXPECT_EQ(run(*made), run(*session(sm90_device(), kNever)));
   EXPECT_THAT(
       made->paths(),
       HasSubstr("intra: sm_80 (the driver has no cuTensorMapEncodeTiled); score: sm_80 (the driver has no "
