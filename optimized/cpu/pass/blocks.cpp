@@ -204,37 +204,57 @@ std::int64_t BlocksPass::blocks_per_unit() const {
   return std::max<std::int64_t>(1, kBlockRows / (group_ * pools_per_block(data_.options.pool)));
 }
 
+std::int64_t BlocksPass::units_of(const Votes& votes) const {
+  return (votes.query_blocks + blocks_per_unit() - 1) / blocks_per_unit();
+}
+
+BlocksPass::Unit BlocksPass::unit_of(const Votes& votes, std::int64_t head_kv, std::int64_t index) const {
+  const std::int64_t first = index * blocks_per_unit();
+  return {head_kv, first, std::min(first + blocks_per_unit(), votes.query_blocks)};
+}
+
 void BlocksPass::run(const LayerCall& call) {
-  const std::int64_t heads = heads_at_once(call);
-  for (std::int64_t first = 0; first < data_.shape.n_head_kv; first += heads) {
-    for (std::size_t i = 0; i < call.chunks.size(); ++i) {
-      run_chunk(call, {call.chunks.subspan(i, 1), call.chunks[i].begin}, first, heads);
-    }
+  const std::int64_t heads = data_.shape.n_head_kv;
+  // An observer is shown all heads of a chunk.
+  if (call.observer || heads % data_.options.threads != 0) {
+    for (std::size_t i = 0; i < call.chunks.size(); ++i)
+      run_chunk(call, {call.chunks.subspan(i, 1), call.chunks[i].begin});
+    return;
+  }
+  const auto chunks = static_cast<std::int64_t>(call.chunks.size());
+  data_.workers.each(
+      heads * chunks,
+      [&](const Workers::Task& task) {
+        const auto i = static_cast<std::size_t>(task.index % chunks);
+        run_head(call, {call.chunks.subspan(i, 1), call.chunks[i].begin}, task.index / chunks, task.thread);
+      },
+      Workers::Asks::at_start);
+}
+
+void BlocksPass::run_head(const LayerCall& call, const Window& window, std::int64_t head_kv, int thread) {
+  const Chunk& chunk = window.chunks.front();
+  const Votes votes = votes_of(chunk);
+  const std::int64_t prepared = HEADWATER_SABOTAGE("cpu.blocks.first_head_prepared_again") ? 0 : head_kv;
+  call.arithmetic.prepare_chunk(call.layer, window, chunk, prepared);
+  for (std::int64_t unit = 0; unit < units_of(votes); ++unit) {
+    data_.workers.ask_between_tasks();
+    run_unit(call, window, chunk, votes, unit_of(votes, head_kv, unit), votes.blocks > 0 || unit == 0,
+             thread);
   }
 }
 
-std::int64_t BlocksPass::heads_at_once(const LayerCall& call) const {
-  const std::int64_t heads = data_.shape.n_head_kv;
-  const std::int64_t threads = data_.options.threads;
-  return call.observer || heads % threads != 0 ? heads : threads;
-}
-
-void BlocksPass::run_chunk(const LayerCall& call, const Window& window, std::int64_t first_head,
-                           std::int64_t heads) {
+void BlocksPass::run_chunk(const LayerCall& call, const Window& window) {
   const Chunk& chunk = window.chunks.front();
   const Votes votes = votes_of(chunk);
-  const std::int64_t per_unit = blocks_per_unit();
-  const std::int64_t units = (votes.query_blocks + per_unit - 1) / per_unit;
+  const std::int64_t heads = data_.shape.n_head_kv;
+  const std::int64_t units = units_of(votes);
   data_.workers.each(heads, [&](const Workers::Task& task) {
-    const std::int64_t first = HEADWATER_SABOTAGE("cpu.blocks.first_heads_prepared_again") ? 0 : first_head;
-    call.arithmetic.prepare_chunk(call.layer, window, chunk, first + task.index);
+    call.arithmetic.prepare_chunk(call.layer, window, chunk, task.index);
   });
   // Consecutive tasks go to one thread, which gathers Local once where it is the whole set.
   data_.workers.each(heads * units, [&](const Workers::Task& task) {
     const std::int64_t unit = task.index % units;
-    const std::int64_t first = unit * per_unit;
-    run_unit(call, window, chunk, votes,
-             {first_head + task.index / units, first, std::min(first + per_unit, votes.query_blocks)},
+    run_unit(call, window, chunk, votes, unit_of(votes, task.index / units, unit),
              votes.blocks > 0 || unit == 0 || task.first, task.thread);
   });
   report(call, chunk, votes);
@@ -257,7 +277,7 @@ void BlocksPass::run_unit(const LayerCall& call, const Window& window, const Chu
   }
   for (std::int64_t block = unit.first; block < unit.last; ++block) {
     choose_set(call, chunk, votes, unit, block, thread);
-    const GatheredSet chosen{set(votes, unit.head_kv, block), votes.entries};
+    const GatheredSet chosen{set(unit.head_kv, block), votes.entries};
     if (chosen.n > 0 && new_set) {
       call.arithmetic.gather(call.layer, unit.head_kv, chosen.positions, chosen.n, thread);
       new_set = votes.blocks > 0;
@@ -461,7 +481,7 @@ void BlocksPass::choose_set(const LayerCall& call, const Chunk& chunk, const Vot
   const StageClock clock(scratch.selection_seconds);
   const EffectiveOptions& options = data_.options;
   const std::int64_t key_block = options.key_block;
-  std::int32_t* entries = set(votes, unit.head_kv, query_block);
+  std::int32_t* entries = set(unit.head_kv, query_block);
   std::int64_t count = 0;
   if (votes.blocks > 0) {
     std::int64_t kept = 0;
@@ -560,21 +580,21 @@ void BlocksPass::vote_on_tokens(const LayerCall& call, const Chunk& chunk, const
   });
 }
 
-void BlocksPass::report(const LayerCall& call, const Chunk& chunk, const Votes& votes) const {
+void BlocksPass::report(const LayerCall& call, const Chunk& chunk, const Votes& votes) {
   if (!call.observer) return;
   ChunkRecord record;
   record.layer = call.layer;
   record.chunk = chunk;
   record.memory_count = votes.entries;
   record.memory_stride = data_.set_width();
-  record.memory = sets_.data();
+  record.memory = pack(sets_, votes.query_blocks * data_.set_width());
   record.row_stride = data_.most_chunk_rows();
   record.lse = rows_.lse();
   record.query_blocks = votes.query_blocks;
   record.candidate_blocks = votes.blocks;
-  record.block_votes = votes.blocks > 0 ? block_votes_.data() : nullptr;
+  record.block_votes = votes.blocks > 0 ? pack(block_votes_, votes.query_blocks * votes.blocks) : nullptr;
   record.voted_tokens = votes.tokens;
-  record.token_votes = votes.tokens > 0 ? token_votes_.data() : nullptr;
+  record.token_votes = votes.tokens > 0 ? pack(token_votes_, votes.query_blocks * votes.tokens) : nullptr;
   call.observer(record);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -10,10 +11,11 @@
 
 namespace headwater::cpu {
 
-/// Sparse prefill whose memory sets the queries choose (SEL). Neither chunks nor heads depend on each other: the chunks of
-/// as many key/value heads as there are threads, whose rows the cache can keep, before those of the next, and in each all
-/// query blocks in parallel, both passes of a row together. Units of work are cut by sizes only, and so both schedules and
-/// every number of threads give the same bits (SCHED-2, NUM-3).
+/// Sparse prefill whose memory sets the queries choose (SEL). Neither chunks nor heads depend on each other: where the heads
+/// are equal shares for the threads, each computes all chunks of a key/value head, whose rows the cache can keep, before
+/// those of its next; else, and for an observer, all heads and query blocks of a chunk in parallel. Both passes of a row
+/// together. Units of work are cut by sizes only, and so both schedules and every number of threads give the same bits
+/// (SCHED-2, NUM-3).
 class BlocksPass {
  public:
   /// Of a session with rule blocks whose options are sparse.
@@ -90,9 +92,11 @@ class BlocksPass {
   [[nodiscard]] Votes votes_of(const Chunk& chunk) const;
   [[nodiscard]] std::int64_t pools_per_block(std::int64_t size) const;
   [[nodiscard]] std::int64_t blocks_per_unit() const;
-  /// Key/value heads whose chunks are computed before those of the next heads. An observer is shown all heads of a chunk.
-  [[nodiscard]] std::int64_t heads_at_once(const LayerCall& call) const;
-  void run_chunk(const LayerCall& call, const Window& window, std::int64_t first_head, std::int64_t heads);
+  [[nodiscard]] std::int64_t units_of(const Votes& votes) const;
+  [[nodiscard]] Unit unit_of(const Votes& votes, std::int64_t head_kv, std::int64_t index) const;
+  /// The chunk of the window: one head of it by one thread, or all heads by all.
+  void run_head(const LayerCall& call, const Window& window, std::int64_t head_kv, int thread);
+  void run_chunk(const LayerCall& call, const Window& window);
   void run_unit(const LayerCall& call, const Window& window, const Chunk& chunk, const Votes& votes,
                 const Unit& unit, bool new_set, int thread);
 
@@ -125,22 +129,36 @@ class BlocksPass {
                   std::int64_t query_block, int thread);
   void vote_on_tokens(const LayerCall& call, const Chunk& chunk, const Votes& votes, const Unit& unit,
                       std::int64_t query_block, int thread);
-  void report(const LayerCall& call, const Chunk& chunk, const Votes& votes) const;
+  void report(const LayerCall& call, const Chunk& chunk, const Votes& votes);
 
+  /// What a head has of an array over all heads: at the same place in every chunk, as threads are at different ones.
+  template <class T>
+  [[nodiscard]] T* part(core::Buffer<T>& all, std::int64_t head_kv) const {
+    return all.data() + head_kv * (all.size() / data_.shape.n_head_kv);
+  }
   [[nodiscard]] float* block_votes(const Votes& votes, std::int64_t head_kv, std::int64_t query_block) {
-    return block_votes_.data() + (head_kv * votes.query_blocks + query_block) * votes.blocks;
+    return part(block_votes_, head_kv) + query_block * votes.blocks;
   }
   [[nodiscard]] float* token_votes(const Votes& votes, std::int64_t head_kv, std::int64_t query_block) {
-    return token_votes_.data() + (head_kv * votes.query_blocks + query_block) * votes.tokens;
+    return part(token_votes_, head_kv) + query_block * votes.tokens;
   }
-  [[nodiscard]] std::int32_t* set(const Votes& votes, std::int64_t head_kv, std::int64_t query_block) {
-    return sets_.data() + (head_kv * votes.query_blocks + query_block) * data_.set_width();
+  [[nodiscard]] std::int32_t* set(std::int64_t head_kv, std::int64_t query_block) {
+    return part(sets_, head_kv) + query_block * data_.set_width();
+  }
+  /// For the observer: the first n elements of every head's part, side by side.
+  template <class T>
+  const T* pack(core::Buffer<T>& all, std::int64_t n) const {
+    for (std::int64_t head = 1; head < data_.shape.n_head_kv; ++head) {
+      std::memmove(all.data() + head * n, part(all, head), static_cast<std::size_t>(n) * sizeof(T));
+    }
+    return all.data();
   }
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
 
   SessionData& data_;
   std::int64_t group_;  // query heads of a key/value head
   RowBlocks rows_;
+  // Parts of the heads, with room for the longest chunk and history.
   core::Buffer<std::int32_t> sets_;  // [Hkv][query blocks][set width] of the chunk
   core::Buffer<float> block_votes_;  // [Hkv][query blocks][candidates]
   core::Buffer<float> token_votes_;  // [Hkv][query blocks][tokens of the second stage]
