@@ -8,6 +8,7 @@
 
 #include "conformance/forced.hpp"
 #include "conformance/formats.hpp"
+#include "conformance/session_checks.hpp"
 
 namespace headwater::fuzz {
 
@@ -28,6 +29,7 @@ bool same(const std::vector<std::vector<T>>& a, const std::vector<std::vector<T>
 
 std::vector<std::vector<float>> scores_of(const Session& session) {
   const ScoreView view = session.scores(0);
+  if (view.data == nullptr) return {};  // SEL-9
   std::vector<std::vector<float>> scores(static_cast<std::size_t>(session.shape().n_head));
   for (std::size_t head = 0; head < scores.size(); ++head) {
     for (std::int64_t t = 0; t < session.tokens(); ++t) {
@@ -45,17 +47,20 @@ std::vector<std::vector<float>> scores_of(const Session& session) {
 
 namespace {
 
-SeenChunk seen(const ChunkRecord& record, std::int64_t heads) {
+SeenChunk seen(const ChunkRecord& record, const Shape& shape) {
   SeenChunk chunk{record.chunk, record.memory_count, {}, {}, {}};
   const std::int64_t length = record.chunk.end - record.chunk.begin;
-  for (std::int64_t head = 0; head < heads && record.colsum_intra != nullptr; ++head) {
-    const std::int32_t* set = record.memory + head * record.memory_stride;
-    const float* inter = record.colsum_inter + head * record.memory_stride;
-    const float* intra = record.colsum_intra + head * record.row_stride;
-    for (std::int64_t i = record.memory_count; i < record.memory_stride; ++i) {
-      RC_ASSERT(set[i] == -1);  // MEM-4
+  const std::int64_t heads = record.colsum_intra != nullptr ? shape.n_head : 0;
+  for (std::int64_t i = 0; i < heads + shape.n_head_kv * record.query_blocks; ++i) {
+    const std::int32_t* set = record.memory + i * record.memory_stride;
+    for (std::int64_t entry = record.memory_count; entry < record.memory_stride; ++entry) {
+      RC_ASSERT(set[entry] == -1);  // MEM-4, SEL-8
     }
     chunk.sets.emplace_back(set, set + record.memory_count);
+  }
+  for (std::int64_t head = 0; head < heads; ++head) {
+    const float* inter = record.colsum_inter + head * record.memory_stride;
+    const float* intra = record.colsum_intra + head * record.row_stride;
     chunk.inter.emplace_back(inter, inter + record.memory_count);
     chunk.intra.emplace_back(intra, intra + length);
   }
@@ -109,6 +114,14 @@ Problem draw() {
   if (*rc::gen::arbitrary<bool>()) p.options.alibi.assign(static_cast<std::size_t>(p.shape.n_head), 0.0625f);
   draw_rows(p);
   return p;
+}
+
+void draw_rule(const Engine& engine, Options& options) {
+  options.select = *rc::gen::elementOf(conformance::rules(engine));
+  if (options.select != Select::blocks) return;
+  options.key_block = std::min<std::int64_t>(3, options.chunk);
+  options.query_block = options.pool = std::min<std::int64_t>(2, options.chunk);
+  options.heavy *= options.key_block;
 }
 
 void draw_rows(Problem& p) {
@@ -195,12 +208,14 @@ void take_step(Session& session, const Problem& p, const Step& step, std::vector
 }
 
 Result run(const Engine& engine, const Problem& p, const std::vector<Step>& steps,
-           const AfterStep& after_step) {
+           const AfterStep& after_step, bool observed) {
   const auto session = engine.open(p.shape, p.options);
   const Shape& s = p.shape;
   Result result;
   result.out.resize(static_cast<std::size_t>(p.n * s.n_head * s.d_value));
-  session->set_observer([&](const ChunkRecord& record) { result.chunks.push_back(seen(record, s.n_head)); });
+  if (observed) {
+    session->set_observer([&](const ChunkRecord& record) { result.chunks.push_back(seen(record, s)); });
+  }
   for (const Step& step : steps) {
     take_step(*session, p, step, result.out);
     if (after_step) after_step(scores_of(*session), session->tokens());

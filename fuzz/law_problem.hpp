@@ -30,14 +30,17 @@ std::vector<float> coarse_rows(std::int64_t count);
 /// Draws everything; n <= 89, chunks of at most 39 tokens, budgets of at most 11 each.
 Problem draw();
 
+/// Draws one of the engine's rules, and for rule blocks its sizes.
+void draw_rule(const Engine& engine, Options& options);
+
 /// Inputs for the sizes of a problem whose shape was changed.
 void draw_rows(Problem& problem);
 
 /// A chunk as the observer saw it; the arrays are those of ChunkRecord, without its strides.
 struct SeenChunk {
   Chunk chunk;
-  std::int64_t count = 0;                       ///< |M|, of every head
-  std::vector<std::vector<std::int32_t>> sets;  ///< per head
+  std::int64_t count = 0;                       ///< |M|, of every set
+  std::vector<std::vector<std::int32_t>> sets;  ///< per head; rule blocks: per key/value head and query block
   std::vector<std::vector<float>> inter;        ///< per head, one per entry of its set
   std::vector<std::vector<float>> intra;        ///< per head, one per token; empty in dense chunks
 };
@@ -78,7 +81,7 @@ void take_step(Session& session, const Problem& problem, const Step& step, std::
 using AfterStep = std::function<void(const std::vector<std::vector<float>>& scores, std::int64_t tokens)>;
 
 Result run(const Engine& engine, const Problem& problem, const std::vector<Step>& steps,
-           const AfterStep& after_step = {});
+           const AfterStep& after_step = {}, bool observed = true);
 Result run(const Engine& engine, const Problem& problem);
 
 /// One prefill turn, a call a chunk: the observer and the scores can be looked at between chunks (PLAN-2).

@@ -21,12 +21,7 @@ Script draw_script(const Engine& engine, std::int64_t room) {
   Script script{draw(), {}};
   Options& options = script.problem.options;
   options.dense_below = *rc::gen::weightedElement<std::int64_t>({{3, 0}, {1, 6}});
-  options.select = *rc::gen::elementOf(conformance::rules(engine));
-  if (options.select == Select::blocks) {
-    options.key_block = std::min<std::int64_t>(3, options.chunk);
-    options.query_block = options.pool = std::min<std::int64_t>(2, options.chunk);
-    options.heavy *= options.key_block;
-  }
+  draw_rule(engine, options);
   conformance::Random random(*rc::gen::arbitrary<std::uint64_t>());
   conformance::append_steps(random, options, script.steps, script.problem.n, *rc::gen::inRange(1, 6));
   script.problem.n += room;

@@ -68,8 +68,9 @@ LARGER = [Rule("blocks", 1024, 32, 480, 2, 32, 2), Rule("blocks", 1024, 32, 480,
           *(Rule("blocks", 1024, 32, 480, more=("--key-block", size)) for size in (4, 16)),
           Rule("blocks", 1024, 16, 496), Rule("blocks", 1024, 128, 384), Rule("blocks", 256, 32, 160, 2, 32, 8),
           Rule("blocks", 256, 32, 232, 1, 32, 8)]
-SIZES = [rule for chunk, memory in ((1024, 128), (1024, 256), (1024, 1024), (256, 128), (256, 256), (256, 512), (512, 512),
-                                    (2048, 512), (2048, 1024)) for rule in of_size(chunk, memory)]
+SIZES = [rule for chunk, memories in ((256, (128, 256, 512)), (512, (128, 256, 512, 1024)), (1024, (128, 256, 1024)),
+                                      (2048, (128, 256, 512, 1024)))
+         for memory in memories for rule in of_size(chunk, memory)]
 PINNED = [Rule("window", 1024, 504, 8, more=("--pinned", 8)), Rule("h2o", 1024, 256, 256, more=("--pinned", 8)),
           Rule("blocks", 1024, 32, 480, more=("--pinned", 8))]
 DENSE_LAYER = [Rule(kind, 1024, local, heavy, more=("--dense-layers", layers)) for kind, local, heavy in
@@ -95,6 +96,8 @@ def plan():
     for window in WINDOWS[:2]:
         for rule in [*SIZES, *DENSE_LAYER]:
             yield "perplexity", window, rule
+    for rule in SIZES:
+        yield "perplexity", WINDOWS[2], rule
     for window, ask in ((4096, "prefill"), (8192, "prefill"), (4096, "tail"), (8192, "tail"), (16384, "prefill")):
         for rule in LOOKED_UP:
             yield ask, window, rule
@@ -250,7 +253,7 @@ def divergence_tables(results):
         by_size.setdefault((rule.chunk, rule.local + rule.heavy), []).append(rule)
     table(("N", "S", "M", *(rule.label for rule in EQUAL[:4])),
           [(window, *size, *(decimals(results.mean(window, rule, *KL)) for rule in rules))
-           for window in WINDOWS[:2] for size, rules in sorted(by_size.items())])
+           for window in WINDOWS for size, rules in sorted(by_size.items()) if results.documents(window, rules[-1])])
     table(("rule", "S, L, H", "time, sparse / dense", "time, over H2O's", "KL at 4096 (se)", "KL at 8192 (se)"),
           [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
             *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
