@@ -403,36 +403,74 @@ void real_sizes(Context& context) {
 }
 const Register kRealSizes{{"blocks.real_sizes", kVotes, "votes", Lane::shape, true, real_sizes}};
 
-// More key/value heads than threads, and than any number of them. Without an observer an engine need not take all heads of
-// a chunk before the next chunk.
-void many_heads(Context& context) {
+// Without an observer an engine need not take all heads of a chunk before the next chunk.
+void require_same_unobserved(const Context& context, Problem problem, std::initializer_list<int> threads) {
+  problem.options.threads = 1;
+  const Trace observed = run(*context.engine, problem);
+  RunStyle style;
+  style.observed = false;
+  for (const int count : threads) {
+    problem.options.threads = count;
+    Trace silent = run(*context.engine, problem, style);
+    for (std::size_t l = 0; l < silent.layers.size(); ++l) {
+      silent.layers[l].chunks = observed.layers[l].chunks;
+    }
+    require_same(observed, silent, fmt::format("{} threads and no observer; {}", count, problem.describe()));
+  }
+}
+
+void require_threads_claimed(const Context& context) {
   require_rule_blocks(*context.engine);
   if (!context.engine->claims().bitwise_threads)
     throw Skipped("the engine does not claim it (Claims::bitwise_threads)");
+}
+
+// More key/value heads than threads, and than any number of them; more chunks than a byte counts.
+void many_heads(Context& context) {
+  require_threads_claimed(context);
   Random random(context.seed);
   for (const DType type : context.types({DType::f32, DType::bf16})) {
     for (const std::int64_t heads_kv : {9, 16}) {
-      Problem problem = blocks_problem(
-          random, type, {.query = 2 * heads_kv, .kv = heads_kv, .d = 16, .dv = 16},
-          {.chunk = 64, .local = 16, .heavy = 32}, {Step::prefill(300), Step::decode(2), Step::prefill(90)});
-      problem.options.threads = 1;
-      const Trace observed = run(*context.engine, problem);
-      RunStyle style;
-      style.observed = false;
-      for (const int count : {1, 2, 3, 4, 8, 16}) {
-        problem.options.threads = count;
-        Trace silent = run(*context.engine, problem, style);
-        for (std::size_t l = 0; l < silent.layers.size(); ++l) {
-          silent.layers[l].chunks = observed.layers[l].chunks;
-        }
-        require_same(observed, silent,
-                     fmt::format("{} threads and no observer; {}", count, problem.describe()));
-      }
+      require_same_unobserved(
+          context,
+          blocks_problem(random, type, {.query = 2 * heads_kv, .kv = heads_kv, .d = 16, .dv = 16},
+                         {.chunk = 64, .local = 16, .heavy = 32},
+                         {Step::prefill(300), Step::decode(2), Step::prefill(90)}),
+          {1, 2, 3, 4, 8, 16});
     }
+    require_same_unobserved(
+        context,
+        blocks_problem(random, type, {.query = 4, .kv = 2, .d = 16, .dv = 16},
+                       {.chunk = 8, .local = 2, .heavy = 4, .key_block = 2, .query_block = 4},
+                       {Step::prefill(2100)}),
+        {1, 2});
   }
 }
 const Register kManyHeads{
     {"blocks.many_heads", {"NUM-3", "SEL-9"}, "session", Lane::determinism, true, many_heads}};
+
+// The same at the sizes that people run: more votes of a head in a chunk, and more units of query blocks, than 16 bits and a
+// byte count.
+void unobserved_sizes(Context& context) {
+  require_real_size(context);
+  require_threads_claimed(context);
+  Random random(context.seed);
+  for (const DType type : context.types({DType::f32, DType::bf16})) {
+    require_same_unobserved(
+        context,
+        blocks_problem(random, type, {.query = 2, .kv = 2, .d = 16, .dv = 16},
+                       {.chunk = 1024, .local = 32, .heavy = 480}, {Step::prefill(18500)}),
+        {2});
+    require_same_unobserved(
+        context,
+        blocks_problem(random, type, {.query = 16, .kv = 2, .d = 16, .dv = 16},
+                       {.chunk = 2100, .local = 32, .heavy = 64, .query_block = 8, .pool = 2},
+                       {Step::prefill(4300)}),
+        {2});
+  }
+}
+const Register kUnobservedSizes{
+    {"blocks.unobserved_sizes", {"NUM-3", "SEL-9"}, "session", Lane::shape, true, unobserved_sizes}};
 
 // More positions than 16 bits count, and more key blocks than any segment holds.
 void positions_beyond_2_16(Context& context) {
