@@ -16,6 +16,7 @@
 
 #include "cli/support/failure.hpp"
 #include "cli/support/progress.hpp"
+#include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 
 namespace headwater::cli {
@@ -30,6 +31,8 @@ struct TemporaryFile {
 std::array<TemporaryFile, kMostTemporaryFiles> temporary_files{};
 std::array<char, kLineLimit + 1> truncated_line{};
 std::atomic<bool> progress_shown{false};
+std::atomic<bool> progress_drawn{false};  // at this moment
+std::atomic<bool> ending{false};
 std::atomic<bool> stop{false};
 int stop_pipe[2] = {-1, -1};  // holds a byte while an end is asked for
 static_assert(std::atomic<bool>::is_always_lock_free);
@@ -43,6 +46,11 @@ void clean_up() {
   for (const TemporaryFile& file : temporary_files) {
     if (file.exists.load(std::memory_order_acquire)) ::unlink(file.path.data());
   }
+  // Another thread that draws the line now would draw it after it was cleared. It is not waited for in earnest: the terminal
+  // may take nothing, or this may be that thread.
+  ending.store(true);
+  constexpr int kMostWaits = 100;
+  for (int i = 0; progress_drawn.load() && i < kMostWaits; ++i) ::poll(nullptr, 0, 1);
   if (progress_shown.load(std::memory_order_relaxed)) write_error(kClearLine);
 }
 
@@ -153,6 +161,11 @@ bool wait_for_input(int descriptor) {
 }
 
 bool progress_line_shown() { return progress_shown.load(std::memory_order_relaxed); }
+void draw_progress(std::string_view line) {
+  progress_drawn.store(true);
+  if (!ending.load()) print_error(line);
+  progress_drawn.store(false);
+}
 void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }
 
 }  // namespace headwater::cli

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace headwater::cli {
 
@@ -29,6 +30,8 @@ inline constexpr int kMostTemporaryFiles = 4;
 /// The file at this place is no longer a signal's business; a negative place means none.
 void forget_temporary_file(int place) noexcept;
 
+/// Writes to standard error, but never after a signal has cleared the line.
+void draw_progress(std::string_view line);
 /// Whether a progress line stands on the terminal.
 void set_progress_shown(bool shown);
 [[nodiscard]] bool progress_line_shown();

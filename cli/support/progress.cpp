@@ -73,7 +73,7 @@ void Progress::show(double seconds) const {
                        seconds * (1.0 - share) / share);
   }
   // The last column stays free: a character there could move the cursor to the next line.
-  print_error(fmt::format("{}{}", kClearLine, fitted_line(work_, share, rest, terminal_columns() - 1)));
+  draw_progress(fmt::format("{}{}", kClearLine, fitted_line(work_, share, rest, terminal_columns() - 1)));
 }
 
 }  // namespace headwater::cli
