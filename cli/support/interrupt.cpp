@@ -31,7 +31,7 @@ struct TemporaryFile {
 std::array<TemporaryFile, kMostTemporaryFiles> temporary_files{};
 std::array<char, kLineLimit + 1> truncated_line{};
 std::atomic<bool> progress_shown{false};
-std::atomic<bool> progress_drawn{false};  // at this moment
+std::atomic<bool> progress_being_drawn{false};
 std::atomic<bool> ending{false};
 std::atomic<bool> stop{false};
 int stop_pipe[2] = {-1, -1};  // holds a byte while an end is asked for
@@ -46,11 +46,11 @@ void clean_up() {
   for (const TemporaryFile& file : temporary_files) {
     if (file.exists.load(std::memory_order_acquire)) ::unlink(file.path.data());
   }
-  // Another thread that draws the line now would draw it after it was cleared. It is not waited for in earnest: the terminal
-  // may take nothing, or this may be that thread.
+  // Waits for a thread that draws the line now, which would draw it after it was cleared; 100 ms at most, since the terminal
+  // may take nothing, or the handler may have interrupted that thread.
   ending.store(true);
   constexpr int kMostWaits = 100;
-  for (int i = 0; progress_drawn.load() && i < kMostWaits; ++i) ::poll(nullptr, 0, 1);
+  for (int i = 0; progress_being_drawn.load() && i < kMostWaits; ++i) ::poll(nullptr, 0, 1);
   if (progress_shown.load(std::memory_order_relaxed)) write_error(kClearLine);
 }
 
@@ -162,9 +162,9 @@ bool wait_for_input(int descriptor) {
 
 bool progress_line_shown() { return progress_shown.load(std::memory_order_relaxed); }
 void draw_progress(std::string_view line) {
-  progress_drawn.store(true);
+  progress_being_drawn.store(true);
   if (!ending.load()) print_error(line);
-  progress_drawn.store(false);
+  progress_being_drawn.store(false);
 }
 void set_progress_shown(bool shown) { progress_shown.store(shown, std::memory_order_relaxed); }
 
