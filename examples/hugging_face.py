@@ -46,6 +46,7 @@ model, tokenizer = load(sys.argv[1] if len(sys.argv) > 1 else None)
 text = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else MODELS / "eval-4k.txt").read_text(encoding="utf-8")
 ids = tokenizer(text)["input_ids"] if tokenizer else [ord(letter) % 512 for letter in text]
 prompt = torch.tensor([ids[:4096]])
+model.set_attn_implementation("headwater")
 print(f"{prompt.shape[1]} tokens; {headwater.hf.configure(model, chunk=512, memory=256)}")
 for implementation in ("sdpa", "headwater"):
     model.set_attn_implementation(implementation)

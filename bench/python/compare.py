@@ -129,6 +129,7 @@ def main():
     torch.set_num_threads(arguments.threads)
     transformers.logging.set_verbosity_error()
     model = llama(arguments)
+    model.set_attn_implementation("headwater")
     headwater.hf.configure(model, select=arguments.select, chunk=arguments.chunk, memory=arguments.memory,
                            threads=arguments.threads)
     names = ("sdpa", "headwater")

@@ -2,6 +2,7 @@
 host, or on a CUDA device."""
 
 import ctypes
+import math
 import sys
 from typing import NamedTuple
 
@@ -121,6 +122,9 @@ def _of_tensor(tensor, torch, name, place):
         _refuse_place(name, tensor.device, place)
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} has layout {tensor.layout}; allowed: torch.strided")
+    if tensor.is_neg():
+        raise ValueError(f"{name} has the negative bit: its memory holds the values with the other sign; allowed: "
+                         "tensor.resolve_neg()")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, and there is none; allowed: tensor.detach(), or torch.no_grad()")
     return View(tensor.data_ptr(), _type_of(tensor.dtype, name), tensor.shape, tensor.stride(), tensor, place)
@@ -134,6 +138,9 @@ class _ArrayStruct(ctypes.Structure):
 
 
 def _of_numpy(array, name, writes):
+    if hasattr(array, "mask"):
+        raise ValueError(f"{name} is a masked array, and masks are not read; allowed: an array without one, as "
+                         f"{name}.filled(0) is")
     code = _type_of(array.dtype, name)
     if writes and not array.flags.writeable:
         raise ValueError(f"{name} is read-only; allowed: an array that can be written")
@@ -166,9 +173,16 @@ class _DLTensor(ctypes.Structure):
 class _Managed(ctypes.Structure):
     """DLManagedTensor, in a capsule `dltensor`."""
 
+    _fields_ = [("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
-_Managed._fields_ = [("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, in a capsule `dltensor_versioned`, which also read-only arrays have. What comes after the
+    version may change with `major`."""
+
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.argtypes, _get_pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
@@ -179,23 +193,47 @@ _DL_CPU, _DL_CUDA = 1, 2
 _DL_DEFAULT_STREAM = 1  # where CUDA says 0, which DLPack does not allow
 
 
+_DL_VERSION = (1, 0)  # the newest that is read
+_DL_READ_ONLY = 1  # of _Versioned.flags
+
+
+def _capsule(array, name, **stream):
+    try:
+        try:
+            return array.__dlpack__(max_version=_DL_VERSION, **stream)
+        except TypeError:  # a producer of before 1.0
+            return array.__dlpack__(**stream)
+    except BufferError as error:
+        line = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: __dlpack__() says BufferError: {line}; allowed: an array that its owner exports") from error
+
+
 def _of_dlpack(array, name, writes, place):
     """The capsule stays unconsumed: its own destructor gives the tensor back when the view goes."""
     kind, device = map(int, array.__dlpack_device__())
     if kind == _DL_CUDA:
         place = _on_device(name, device, place)
         # Its producer's work comes first, then ours.
-        capsule = array.__dlpack__(stream=place.stream or _DL_DEFAULT_STREAM)
+        capsule = _capsule(array, name, stream=place.stream or _DL_DEFAULT_STREAM)
     elif kind == _DL_CPU:
         place = _on_host(name, place)
         if writes:
             raise ValueError(f"{name} is only read by DLPack on the cpu; allowed: a NumPy array or a PyTorch tensor")
-        capsule = array.__dlpack__()
+        capsule = _capsule(array, name)
     else:
         _refuse_place(name, f"DLPack device {kind}", place)
-    if not _is_valid(capsule, b"dltensor"):
-        raise ValueError(f"{name}: __dlpack__() gave no capsule 'dltensor'; allowed: one")
-    tensor = ctypes.cast(_get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Managed)).contents.tensor
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != _DL_VERSION[0]:
+            raise ValueError(f"{name} has DLPack version {managed.major}.{managed.minor}; allowed: {_DL_VERSION[0]}.x, or a "
+                             "capsule 'dltensor'")
+        if writes and managed.flags & _DL_READ_ONLY:
+            raise ValueError(f"{name} is read-only; allowed: an array that can be written")
+    elif _is_valid(capsule, b"dltensor"):
+        managed = _Managed.from_address(_get_pointer(capsule, b"dltensor"))
+    else:
+        raise ValueError(f"{name}: __dlpack__() gave no capsule 'dltensor' or 'dltensor_versioned'; allowed: one")
+    tensor = managed.tensor
     code = _DL_TYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
     if code is None:
         raise ValueError(f"{name} has DLPack type {tensor.dtype.code} of {tensor.dtype.bits} bits; {_ALLOWED}")
@@ -269,6 +307,52 @@ def check_rows(view, name, n, heads, width, writes=False):
         raise ValueError(f"{name} has rows with a stride of {strides[2]} elements; allowed: 1, contiguous rows")
     if writes and 0 in strides and any(size > 1 and stride == 0 for size, stride in zip(shape, strides)):
         raise ValueError(f"{name} has places that are written twice (stride 0); allowed: each element once")
+
+
+def _bounds(view):
+    """(address of the first byte, of the one after the last byte)"""
+    size = SIZES[view.type]
+    low = high = view.address
+    for count, stride in zip(view.shape, view.strides):
+        if stride > 0:
+            high += (count - 1) * stride * size
+        else:
+            low += (count - 1) * stride * size
+    return low, high + size
+
+
+def _spans(view):
+    """(first address, g, bytes) of spans that with their copies at all multiples of g hold all of a view, from the coarsest
+    on."""
+    size, (low, _) = SIZES[view.type], _bounds(view)
+    steps = sorted(((abs(stride) * size, count - 1) for count, stride in zip(view.shape, view.strides) if count > 1),
+                   reverse=True)
+    for outer in range(len(steps) + 1):  # of none: no copies, g is 0
+        yield (low, math.gcd(*(stride for stride, _ in steps[:outer])),
+               size + sum(stride * times for stride, times in steps[outer:]))
+
+
+def _apart(one, other):
+    """Whether two views are certain to share no byte: by their bounds, or by the places of their inner dimensions between the
+    steps of the outer ones, as q, k and v of one array of rows lie."""
+    (low, high), (other_low, other_high) = _bounds(one), _bounds(other)
+    if high <= other_low or other_high <= low:
+        return True
+    for first, step, size in _spans(one):
+        for second, other_step, other_size in _spans(other):
+            common = math.gcd(step, other_step)
+            if common and size <= (second - first) % common <= common - other_size:
+                return True
+    return False
+
+
+def check_apart(written, read):
+    """That what is written shares no memory with what is read or with another output. Both: (name, View or None). Errors:
+    ValueError."""
+    for index, (name, view) in enumerate(written):
+        for other_name, other in (*read, *written[:index]):
+            if view is not None and other is not None and not _apart(view, other):
+                raise ValueError(f"{name} overlaps {other_name} in memory; allowed: memory of its own")
 
 
 def rows(array, name, n, heads, width, writes=False, place=None):

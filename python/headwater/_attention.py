@@ -96,7 +96,7 @@ def _key_of(options):
         if type(value) in _PLAIN:
             continue
         if name in _options.PER_HEAD:
-            options[name] = tuple(_native.floats(value, name))
+            options[name] = tuple(_options.floats(value, name))
         else:
             options[name], plain = _exact(value), False
     return (*options.items(), *map(type, options.values())) if plain else repr(options)
@@ -159,8 +159,10 @@ def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
         capacity = max(4096, 1 << (total - 1).bit_length()) if total <= 2**30 else total
         shape = _native.Shape(1, heads, kv_heads, width, value_width, capacity, k.type, 0)
         own = {**options, "layers": [{"window": window}]} if window else options
-        own = _options.Options(own, heads, 1)
+        own = _options.Options(own, heads, 1, attention)
         session = _OverArrays(shape, own, engine) if place is None else _OnDevice(shape, own, engine, place)
+        if not window:
+            session._warn_of_clamp(own.native, 2)
     try:
         session.run(q, k, v, out, dense_tail)
     finally:
@@ -179,9 +181,10 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
     q: [n, heads, d], k: [N, kv_heads, d], v: [N, kv_heads, dv], or with layout="hnd" [heads, n, d] and so on; a dimension in
     front is a batch. float32, float16 or bfloat16, k and v of one type; NumPy arrays, PyTorch tensors, or objects with
     __dlpack__; rows contiguous, any other strides; read where they lie. Rotations are applied already.
-    out: [.., heads, dv] in the same layout, or None for a new array like q. dense_tail: so many tokens at the end see all
-    before them. window: keys that a token sees, itself among them; such attention is exact, never sparse (MASK-2); 0: all.
-    options: of Session (chunk, local, heavy, select, dense, scale, threads, ...).
+    out: [.., heads, dv] in the same layout and memory of its own, or None for a new array like q. dense_tail: so many tokens
+    at the end see all before them. window: keys that a token sees, itself among them; such attention is exact, never sparse
+    (MASK-2); 0: all. options: of Session (chunk, local, heavy, select, dense, scale, threads, ...). Memory sets that do not
+    fit into a chunk are clamped, with a warning (CFG-3).
     On a CUDA device: all four lie there, engine None means "cuda", N is n, window 0, and rule "blocks" is refused. The call
     returns when its work is enqueued on PyTorch's current stream of the device (the default stream where PyTorch does not use
     CUDA), which must live as long as the thread. out is there, and q, k and v must stay as they are, until the stream has got
@@ -200,11 +203,14 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
     if dimensions not in (3, 4) or len(k_view.shape) != dimensions or len(v_view.shape) != dimensions:
         raise ValueError(f"q, k and v have {', '.join(str(len(view.shape)) for view in (q_view, k_view, v_view))} dimensions; "
                          "allowed: 3 each, or 4 with a batch in front")
-    if out is None:
+    own = out is None
+    if own:
         out = _arrays.empty_like(q, q_view, (*q_view.shape[:-1], v_view.shape[-1]))
     out_view = _arrays.view(out, "out", writes=True, place=place)
     if len(out_view.shape) != dimensions:
         raise ValueError(f"out has {len(out_view.shape)} dimensions; allowed: {dimensions}")
+    if not own:
+        _arrays.check_apart([("out", out_view)], [("q", q_view), ("k", k_view), ("v", v_view)])
     rest = (engine, dense_tail, window, options, _key_of(options))
     if dimensions == 3 and layout == "nhd":
         _one(q_view, k_view, v_view, out_view, *rest)

@@ -17,18 +17,6 @@ _library, _check = _runtime.library, _runtime.check
 _byref = ctypes.byref
 
 
-def _chosen(value, name, choices):
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, choices))}")
-    return choices[value]
-
-
-def _text(value, name):
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is a {type(value).__name__}; allowed: str")
-    return value.encode()
-
-
 def _token(value, name="token"):
     """An id; the library compares it with the vocabulary."""
     number = _options.integer(value, name)
@@ -39,7 +27,7 @@ def _token(value, name="token"):
 
 def _ids(ids, name="ids"):
     """An array of 32 bits a token."""
-    if isinstance(ids, (str, bytes)):
+    if isinstance(ids, (str, bytes, bytearray)) or not hasattr(ids, "__iter__"):
         raise TypeError(f"{name} is a {type(ids).__name__}; allowed: a sequence of integers")
     numbers = [_token(token, f"{name}[{index}]") for index, token in enumerate(ids)]
     return (ctypes.c_int32 * len(numbers))(*numbers)
@@ -82,7 +70,7 @@ def _with_defaults(given, engine):
     return options
 
 
-class Model:
+class Model(_native.Owner):
     """A GGUF file of a qwen3, qwen2 or llama model.
 
     path: the file (of a split one its first part). projections: "auto", "f32" or "bf16", the operands of products over
@@ -94,10 +82,12 @@ class Model:
     Errors: ValueError (no such file, damaged, a model that is not supported), MemoryError.
     """
 
+    _instead = "the same one in other threads and after os.fork(), or Model(path) anew"
+
     def __init__(self, path: str | os.PathLike, *, projections: str = "auto") -> None:
+        code = _options.choice(projections, "projections", _runtime.PROJECTIONS)
         self._handle = ctypes.c_void_p()
-        _check(_library.headwater_model_open(os.fsencode(path), _chosen(projections, "projections", _runtime.PROJECTIONS),
-                                             _byref(self._handle)))
+        _check(_library.headwater_model_open(os.fsencode(path), code, _byref(self._handle)))
         facts = _runtime.Facts()
         _check(_library.headwater_model_describe(self._handle, _byref(facts), ctypes.sizeof(facts)))
         self.name = _library.headwater_model_name(self._handle).decode(errors="replace")
@@ -120,10 +110,10 @@ class Model:
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
         parse_special: texts of control tokens become those tokens; else they are text like any other."""
-        data = _text(text, "text")
+        data = _options.text(text, "text")
+        flags = _options.flag(add_special, "add_special"), _options.flag(parse_special, "parse_special")
         return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
-            _library.headwater_tokenize(self._handle, data, len(data), bool(add_special), bool(parse_special), ids, capacity,
-                                        count)))
+            _library.headwater_tokenize(self._handle, data, len(data), *flags, ids, capacity, count)))
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, without control tokens; bytes that are not UTF-8 become U+FFFD. Errors: ValueError (an id that
@@ -147,7 +137,7 @@ class Model:
         """(ids, how many of them from the question on) of (role, text, question or None)."""
         own = (_runtime.Message * len(messages))()
         for entry, (role, text, question) in zip(own, messages):
-            data = [_text(text, "text"), None if question is None else _text(question, "question")]
+            data = [_options.text(text, "text"), None if question is None else _options.text(question, "question")]
             entry.role, (entry.text, entry.question) = role.encode(), data
             entry.text_bytes, entry.question_bytes = (len(part or b"") for part in data)
         place = ctypes.c_int64()
@@ -188,6 +178,7 @@ class Model:
         needed, up to the model's context. Errors: now those of conversation(); ValueError (a prompt of more tokens than the
         context); while it goes on those of Conversation.feed().
         """
+        _options.known(options, self.generate, self.conversation)
         ids = self._prompt(prompt, "prompt")
         most = _most_tokens(max_tokens)
         if capacity is None:
@@ -197,6 +188,7 @@ class Model:
             capacity = min(capacity, len(ids) + max(most - 1, 0))
         sampler = _Sampler(self.vocabulary, temperature, top_k, top_p, min_p, seed)
         talk = self.conversation(capacity=capacity, **options)
+        talk._below._warn_of_clamp(talk._asked, 1)
         answer = _Answer(self, talk, sampler, most, _StopText(stop))
 
         def text():
@@ -226,6 +218,7 @@ class Model:
         token, "kl_stderr", "rank1_stderr", "tokens": positions}. Errors: those of conversation() and Conversation.feed();
         ValueError (window, decode).
         """
+        _options.known(options, self.perplexity, self.conversation)
         ids = self.tokenize(text) if isinstance(text, str) else list(_ids(text, "text"))
         asked = self.context if window is None else _options.integer(window, "window")
         decode = _options.integer(decode, "decode")
@@ -243,6 +236,7 @@ class Model:
         with (self.conversation(capacity=window, **{**options, "dense": True}) as dense,
               self.conversation(capacity=window, **options) as sparse):
             used = sparse.options
+            sparse._below._warn_of_clamp(sparse._asked, 1)
             for part in windows:
                 for position, entry in enumerate(dense._compared(sparse, part, decode)):
                     if entry.flags & _runtime.AFTER_FIRST_CHUNK:
@@ -309,22 +303,25 @@ class _Below(_session.Session):
         """Nothing: it belongs to the conversation."""
 
 
-class Conversation:
+class Conversation(_native.Owner):
     """Tokens that a model has read and written, made by Model.conversation().
 
     It is used by one thread at a time: a second one gets RuntimeError. After close(), and in a child of os.fork(), every
     call is RuntimeError.
     """
 
+    _instead = "a new one of Model.conversation(), which is fed the same ids: it has no fork()"
+
     def __init__(self, model: Model, capacity: int | None, cache_type: str, dense_tail: int, engine: str | None,
                  options: dict[str, Any]) -> None:
+        _options.known(options, model.conversation)
         own = _options.Options(_with_defaults(options, engine), model.heads, model.layers)
         native = _runtime.initialised(_runtime.ConversationOptions, _library.headwater_conversation_options_init)
         native.engine = _session._name(engine)
         native.attention = ctypes.pointer(own.native)
         native.capacity = 0 if capacity is None else self._counted(capacity, "capacity", 1)
         native.dense_tail = self._counted(dense_tail, "dense_tail", 0)
-        native.cache_type = _chosen(cache_type, "cache_type", _runtime.CACHE_TYPES)
+        native.cache_type = _options.choice(cache_type, "cache_type", _runtime.CACHE_TYPES)
         self._handle = ctypes.c_void_p()
         _check(_library.headwater_conversation_open(model._handle, _byref(native), _byref(self._handle)))
         self.model = model
@@ -334,6 +331,7 @@ class Conversation:
         self._below = _Below(session, _options.shape(model.layers, model.heads, model.kv_heads, model.head_dim,
                                                      model.value_dim, self.capacity, "float32"))
         self._interrupt = _Interrupt()
+        self._asked = own.native
 
     @staticmethod
     def _counted(value, name, least):
@@ -471,7 +469,7 @@ class Conversation:
         return self._below.chunks
 
 
-class _Sampler:
+class _Sampler(_native.Owner):
     def __init__(self, vocabulary, temperature, top_k, top_p, min_p, seed):
         native = _runtime.initialised(_runtime.Sampling, _library.headwater_sampling_init)
         native.temperature = _options.number(temperature, "temperature")
@@ -499,7 +497,7 @@ class _StopText:
     """A text as it comes, up to the first of some strings. What could be the beginning of one is held back."""
 
     def __init__(self, stop):
-        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self._stop = (stop,) if isinstance(stop, str) else tuple(_options.several(stop, "stop", "texts"))
         for text in self._stop:
             if not isinstance(text, str) or not text:
                 raise (ValueError if text == "" else TypeError)(f"stop has {text!r}; allowed: texts of one character or more")
@@ -564,21 +562,25 @@ class _Answer:
             yield text
 
 
-class Chat:
+class Chat(_native.Owner):
     """Turns of a user and a model over one conversation, which is kept between them; made by Model.chat().
 
     conversation: the Conversation below. A chat is used by one thread at a time.
     """
 
+    _instead = "a new one of Model.chat(): it has no fork()"
+
     def __init__(self, model: Model, system: str | None, options: dict[str, Any]) -> None:
         if model._turn_end is None:
             raise ValueError(f"{model.name!r} has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
                              "of these chat formats")
-        if system is not None and not _text(system, "system"):
+        if system is not None and not _options.text(system, "system"):
             raise ValueError("system is ''; allowed: a text of one character or more, or None")
         self._model, self._system = model, system
         self._dense_tail = options.get("dense_tail", 64)
+        _options.known(options, model.conversation)
         self.conversation = model.conversation(**options)
+        self.conversation._below._warn_of_clamp(self.conversation._asked, 2)
         self._history = []  # ids of what was said, also where an interrupt has emptied the conversation
         self._answer = None  # the latest one
 
@@ -595,8 +597,8 @@ class Chat:
         """
         sampler = _Sampler(self._model.vocabulary, temperature, top_k, top_p, min_p, seed)
         answer = _Answer(self._model, self.conversation, sampler, _most_tokens(max_tokens), _StopText(stop))
-        _text(text, "text")
-        if question is not None and not _text(question, "question"):
+        _options.text(text, "text")
+        if question is not None and not _options.text(question, "question"):
             question = None
         return self._turn(text, question, answer)
 

@@ -4,7 +4,6 @@ ctypes releases the interpreter's lock around every call.
 """
 
 import ctypes
-import math
 import os
 import pathlib
 
@@ -168,17 +167,15 @@ def default_options():
     return options
 
 
+class Owner:
+    """What owns something of the library: a copy would use it after its owner gave it back."""
+
+    _instead = "one"  # what is allowed in place of a copy
+
+    def __reduce_ex__(self, protocol):  # of copy.copy(), copy.deepcopy() and pickle
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; allowed: {self._instead}")
+
+
 def in_child():
     """Whether this process is a child that os.fork() made after the import: the library's threads are not in it."""
     return os.getpid() != _process
-
-
-def floats(values, name):
-    """(an array of floats, which must be kept) for a sequence of numbers. Errors: TypeError, ValueError (NaN)."""
-    try:
-        numbers = [float(value) for value in values]
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is a {type(values).__name__} that holds no numbers; allowed: a sequence of numbers") from None
-    if any(math.isnan(number) for number in numbers):
-        raise ValueError(f"{name} holds NaN; allowed: numbers")
-    return (ctypes.c_float * len(numbers))(*numbers)

@@ -1,4 +1,5 @@
-"""Options of a session, by keyword: the names and meanings of docs/spec.md (CFG-1)."""
+"""Options of a session, by keyword: the names and meanings of docs/spec.md (CFG-1). What a value of each kind may be is said
+here alone, for all calls of the package."""
 
 import ctypes
 import math
@@ -16,34 +17,128 @@ _MOST = 2**63 - 1
 NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "scale", "softcap", "dense_layers", "layers")
 
 
+# ---- Kinds of values ----
+
+_INTEGER, _NUMBER, _FLAG = "an integer", "a number", "True, False"
+
+
+def _refuse(value, name, allowed):
+    raise TypeError(f"{name} is {value!r}; allowed: {allowed}")
+
+
+def _is_flag(value):
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")  # of NumPy, of PyTorch
+
+
+def flag(value, name):
+    """A bool. Errors: TypeError."""
+    if _is_flag(value):
+        try:
+            return bool(value)
+        except (ValueError, RuntimeError):  # of several
+            pass
+    _refuse(value, name, _FLAG)
+
+
 def integer(value, name):
     """An int of 64 bits. Errors: TypeError, ValueError."""
-    try:
-        number = value.__index__()
-    except AttributeError:
-        raise TypeError(f"{name} is {value!r}; allowed: an integer") from None
+    if type(value) is int:
+        number = value
+    elif _is_flag(value):
+        _refuse(value, name, _INTEGER)
+    else:
+        try:
+            number = value.__index__()
+        except (AttributeError, TypeError, RuntimeError):  # of an array, of a tensor
+            raise TypeError(f"{name} is {value!r}; allowed: {_INTEGER}") from None
     if not -_MOST - 1 <= number <= _MOST:
         raise ValueError(f"{name} is {number}; allowed: integers of 64 bits")
     return number
 
 
+def _real(value, name):
+    if type(value) is float:
+        return value
+    if not _is_flag(value) and not isinstance(value, (str, bytes, bytearray)):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is {value!r}; allowed: numbers of 64 bits") from None
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    _refuse(value, name, _NUMBER)
+
+
 def number(value, name):
+    """A float that is not NaN, by which the library means its default. Errors: TypeError, ValueError."""
+    real = _real(value, name)
+    if real != real:
+        raise ValueError(f"{name} is NaN; allowed: {_NUMBER}")
+    return real
+
+
+def several(values, name, what):
+    """A list of the entries of a sequence, of what `what` says. Errors: TypeError."""
+    if not isinstance(values, (str, bytes, bytearray)):
+        try:
+            return list(values)
+        except TypeError:  # not iterable, an array of no dimensions
+            pass
+    raise TypeError(f"{name} is {values!r}; allowed: a sequence of {what}")
+
+
+def integers(values, name):
+    """A list of int. Errors: as of integer()."""
+    return [integer(value, f"{name}[{index}]") for index, value in enumerate(several(values, name, "integers"))]
+
+
+def floats(values, name):
+    """An array of floats for a sequence of numbers. Errors: TypeError, ValueError (NaN)."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}; allowed: a number") from None
+        numbers = [_real(value, name) for value in several(values, name, "numbers")]
+    except TypeError:
+        raise TypeError(f"{name} is a {type(values).__name__} that holds no numbers; allowed: a sequence of numbers") from None
+    if any(real != real for real in numbers):
+        raise ValueError(f"{name} holds NaN; allowed: numbers")
+    return (ctypes.c_float * len(numbers))(*numbers)
+
+
+def choice(value, name, choices):
+    """What `choices` has for a text. Errors: ValueError."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, choices))}")
+    return choices[value]
+
+
+def text(value, name):
+    """The bytes of a text. Errors: TypeError, ValueError (surrogates)."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}; allowed: str")
+    return value.encode()
+
+
+def known(given, *calls):
+    """Refuses, by name, an option that none of these calls has, whose keywords may be said beside NAMES. Errors: TypeError."""
+    unknown = [name for name in given if name not in NAMES]
+    if not unknown:
+        return
+    import inspect
+    own = [parameter.name for call in calls for parameter in inspect.signature(call).parameters.values()
+           if parameter.kind is parameter.KEYWORD_ONLY]
+    for name in unknown:
+        if name not in own:
+            raise TypeError(f"option {name!r} is not known; allowed: {', '.join(dict.fromkeys((*NAMES, *own)))}")
 
 
 class Options:
-    """_native.Options, `native`, and what its pointers point at."""
+    """_native.Options, `native`, and what its pointers point at. calls: as of known()."""
 
-    def __init__(self, given, n_head, n_layer):
+    def __init__(self, given, n_head, n_layer, *calls):
+        known(given, *calls)
         self.native = _native.default_options()
         self.widths = {}  # of layers that have their own: layer -> (head_dim, value_dim), 0: that of the shape
         self._kept = []
         for name, value in given.items():
-            if name not in NAMES:
-                raise TypeError(f"option {name!r} is not known; allowed: {', '.join(NAMES)}")
             if value is not None:
                 self._set(name, value, n_head, n_layer)
         if _native.in_child():
@@ -57,24 +152,22 @@ class Options:
                 raise ValueError(f"threads is {code}; allowed: 0 .. 512")
             setattr(native, name, code)
         elif name in FLAGS:
-            setattr(native, name, 1 if value else 0)
+            setattr(native, name, int(flag(value, name)))
         elif name in CHOICES:
-            if value not in CHOICES[name]:
-                raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, CHOICES[name]))}")
-            setattr(native, name, CHOICES[name][value])
+            setattr(native, name, choice(value, name, CHOICES[name]))
         elif name in PER_HEAD:
             setattr(native, name, self._per_head(value, name, n_head))
         elif name == "dense_layers":
-            layers = [integer(layer, "dense_layers") for layer in value]
+            layers = integers(value, name)
             self._kept.append((ctypes.c_int64 * len(layers))(*layers))
             native.dense_layers, native.dense_layer_count = self._kept[-1], len(layers)
         elif name == "layers":
-            self._set_layers(list(value), n_head, n_layer)
+            self._set_layers(several(value, name, "dicts"), n_head, n_layer)
         else:
             setattr(native, name, number(value, name))
 
     def _per_head(self, values, name, n_head):
-        own = _native.floats(values, name)
+        own = floats(values, name)
         if len(own) != n_head:
             raise ValueError(f"{name} has {len(own)} numbers; allowed: {n_head}, one for each query head")
         self._kept.append(own)
@@ -87,6 +180,8 @@ class Options:
         for index, layer in enumerate(layers):
             entry = own[index]
             entry.scale = entry.softcap = math.nan
+            if layer is not None and not hasattr(layer, "keys"):
+                _refuse(layer, f"layers[{index}]", "a dict, None")
             for name, value in dict(layer or {}).items():
                 if name not in _LAYER:
                     raise TypeError(f"layers[{index}] has {name!r}; allowed: {', '.join(_LAYER)}")

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import threading
+import warnings
 from typing import Any
 
 from . import _arrays, _native, _options
@@ -48,7 +49,7 @@ class _Interrupt:
                 handler(*self._seen[0])
 
 
-class Session:
+class Session(_native.Owner):
     """One conversation. A step is `begin_prefill(n)` or `begin_decode(n)`, `attend()` once for each layer, `end()`.
 
     layers, heads, kv_heads, head_dim, capacity: sizes; value_dim: head_dim where it is None. dtype: of the stored rows,
@@ -68,12 +69,14 @@ class Session:
     what is allowed), TypeError, MemoryError, RuntimeError (the protocol), NotImplementedError (not by this engine).
     """
 
+    _instead = "fork(), a second session that shares what is stored, or save() and load()"
+
     def __init__(self, *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int, value_dim: int | None = None,
                  capacity: int, dtype: Any = "float32", engine: str | None = None, device: Any = None,
                  stream: int | None = None, layer_options: list[dict[str, Any]] | None = None, **options: Any) -> None:
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
                                head_dim if value_dim is None else value_dim, capacity, dtype)
-        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
+        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer, Session)
         self._open_new(shape, own, engine, _options.place(device, stream))
 
     def _open_new(self, shape, options, engine, place):
@@ -109,10 +112,11 @@ class Session:
         Errors: as of Session(); ValueError where the file is damaged, foreign, or of other options."""
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
                                head_dim if value_dim is None else value_dim, capacity, dtype)
-        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
+        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer, Session.load)
         self = cls.__new__(cls)
         self._open(shape, own.widths, lambda session: _library.headwater_load(
-            _name(engine), _byref(shape), _byref(own.native), os.fsencode(path), fingerprint.encode(), session))
+            _name(engine), _byref(shape), _byref(own.native), os.fsencode(path), _options.text(fingerprint, "fingerprint"),
+            session))
         return self
 
     @staticmethod
@@ -123,7 +127,7 @@ class Session:
         them (NUM-5). Errors: as of Session(); MemoryError where 64 bits cannot count them."""
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
                                head_dim if value_dim is None else value_dim, capacity, dtype)
-        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer)
+        own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer, Session.estimate)
         opened, full = _native.MemoryBytes(), _native.MemoryBytes()
         _check(_library.headwater_estimate(_name(engine), _byref(shape), _byref(own.native), _byref(opened), _byref(full),
                                            ctypes.sizeof(opened)))
@@ -183,7 +187,8 @@ class Session:
         """Attention of one layer of the open step of n tokens.
 
         q: [n, heads, head_dim], k: [n, kv_heads, head_dim], v: [n, kv_heads, value_dim], rotated already, float32, float16
-        or bfloat16, any strides between rows. out: [n, heads, value_dim], written and returned; None makes one like q.
+        or bfloat16, any strides between rows. out: [n, heads, value_dim], written and returned, in memory of its own; None makes
+        one like q.
         q may be None in a decode step: k and v are stored and nothing is computed (DEC-2), so that a prefix from elsewhere
         becomes part of the session. lse: None, or float32 [n, heads] for the log-sum-exps (LSE-1). Ctrl-C stops a prefill
         within a chunk: the step has failed then, and abort() takes it back.
@@ -191,20 +196,28 @@ class Session:
         All of them lie where the session's device says. On a CUDA device the call returns when its work is enqueued on the
         session's stream: out is there, and q, k and v must stay as they are, until the stream has got so far. Only PyTorch
         makes an out there; else out is needed, any object with __dlpack__, which must be one that may be written.
+        Errors: ValueError (what, where, and what is allowed), TypeError, RuntimeError (no step is open).
         """
         shape, n, place = self._shape, self._step, self._place
+        if n == 0:
+            with self._used():
+                raise RuntimeError("attend() without an open step; allowed: after begin_prefill(n) or begin_decode(n)")
         layer = _options.integer(layer, "layer")
         head_dim, value_dim = self._widths_of(layer)
-        k_rows, _k = _arrays.rows(k, "k", n, shape.n_head_kv, head_dim, place=place)
-        v_rows, _v = _arrays.rows(v, "v", n, shape.n_head_kv, value_dim, place=place)
+        k_rows, k_view = _arrays.rows(k, "k", n, shape.n_head_kv, head_dim, place=place)
+        v_rows, v_view = _arrays.rows(v, "v", n, shape.n_head_kv, value_dim, place=place)
         if q is None and out is None and lse is None:
             with self._used() as session:
                 _check(_library.headwater_attend(session, layer, None, _byref(k_rows), _byref(v_rows), None))
             return None
         q_rows, q_view = _arrays.rows(q, "q", n, shape.n_head, head_dim, place=place)
-        if out is None:
+        own = out is None
+        if own:
             out = _arrays.empty_like(q, q_view, (n, shape.n_head, value_dim))
-        out_rows, _out = _arrays.rows(out, "out", n, shape.n_head, value_dim, writes=True, place=place)
+        out_rows, out_view = _arrays.rows(out, "out", n, shape.n_head, value_dim, writes=True, place=place)
+        lse_view = None if lse is None else _lse_view(lse, n, shape.n_head, place)
+        if not own or lse is not None:
+            _arrays.check_apart([("out", out_view), ("lse", lse_view)], [("q", q_view), ("k", k_view), ("v", v_view)])
         with self._used() as session:
             if lse is None:
                 call = _library.headwater_attend
@@ -212,7 +225,7 @@ class Session:
             else:
                 call = _library.headwater_attend_lse
                 arguments = (session, layer, _byref(q_rows), _byref(k_rows), _byref(v_rows), _byref(out_rows),
-                             _byref(_lse_output(lse, n, shape.n_head, place)))
+                             _byref(_native.LseOutput(lse_view.address, *lse_view.strides)))
             self._call(session, n, call, arguments)
         return out
 
@@ -259,7 +272,7 @@ class Session:
     def save(self, path: str | os.PathLike, fingerprint: str = "") -> None:
         """Writes the session to a safetensors file; fingerprint: a text that says of which model the rows are (STATE-12)."""
         with self._used() as session:
-            _check(_library.headwater_save(session, os.fsencode(path), fingerprint.encode()))
+            _check(_library.headwater_save(session, os.fsencode(path), _options.text(fingerprint, "fingerprint")))
 
     # ---- what it holds ----
 
@@ -308,6 +321,14 @@ class Session:
                 _check(_library.headwater_warning(session, index, _byref(text)))
             texts.append(text.value.decode())
         return texts
+
+    def _warn_of_clamp(self, asked, level):
+        """Says that memory sets are smaller than the structure `asked` has it (CFG-3), where nobody can ask this session, to the
+        caller `level` calls above this one's."""
+        used = self.options
+        if not asked.dense and (used["local"], used["heavy"]) != (asked.local, asked.heavy):
+            for text in self.warnings:
+                warnings.warn(text, stacklevel=level + 2)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -374,8 +395,8 @@ def _name(engine):
     return None if engine is None else str(engine).encode()
 
 
-def _lse_output(lse, n, heads, place):
+def _lse_view(lse, n, heads, place):
     seen = _arrays.view(lse, "lse", writes=True, place=place)
     if seen.type != _native.F32 or tuple(seen.shape) != (n, heads):
         raise ValueError(f"lse is {_arrays.TYPE_NAMES[seen.type]} {list(seen.shape)}; allowed: float32 [{n}, {heads}]")
-    return _native.LseOutput(seen.address, *seen.strides)
+    return seen

@@ -10,6 +10,8 @@ import os
 import pathlib
 import sys
 
+from . import _extras
+
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -18,6 +20,7 @@ def export(path: str | os.PathLike, folder: str | os.PathLike, dtype: str = "flo
 
     path, folder: paths. Errors: ImportError (transformers, gguf, accelerate), ValueError (what, where, what is allowed).
     """
+    _extras.need("headwater.export", "export", "torch", "transformers", "gguf", "accelerate")
     import gguf
     import torch
     import transformers

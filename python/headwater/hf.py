@@ -16,12 +16,16 @@ import re
 import warnings
 from typing import Any
 
-import torch
-import transformers
+from . import _extras
 
-from . import _options
-from ._attention import attention as _attention
-from ._session import Session as _Session
+_extras.need("headwater.hf", "hf", "torch", "transformers")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from . import _native, _options  # noqa: E402
+from ._attention import attention as _attention  # noqa: E402
+from ._session import Session as _Session  # noqa: E402
 
 _OLDEST = (4, 56)
 if tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2])) < _OLDEST:
@@ -39,6 +43,7 @@ _DEFAULTS = {"select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "dens
 _NEWEST = 32  # of `memory` with rule blocks
 _MORE = ("batch", "key_block", "query_block", "pool", "refine", "pinned", "clamp", "score_type", "schedule")
 _ATTRIBUTE = "headwater_options"  # of every module of a configured model
+_PARTS = "headwater_parts"  # of a layer's module: how it was given its latest sequence
 # What models hand on to a layer's attention, and what changes nothing there.
 _READ_ELSEWHERE = frozenset({
     "cache_position", "deterministic", "labels", "layer_idx", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
@@ -120,6 +125,27 @@ def _warn_once(kind, text):
         warnings.warn(text, stacklevel=2)
 
 
+def _warn_of_parts(module, n, total, options):
+    """A prompt that is read in equal parts of at most a chunk, as prefill_chunk_size does it, has nothing sparse."""
+    if not 1 < n <= options["chunk"] or options["dense"]:
+        return
+    part, so_far = module.__dict__.get(_PARTS, (0, 0))  # of a sequence that was read in such parts alone
+    goes_on = so_far == total - n > 0 and (n == part or n < part <= so_far // 2)
+    module.__dict__[_PARTS] = (n, total) if total == n else (part, total) if goes_on else (0, 0)
+    if goes_on and total > options["chunk"] and total >= options["dense_below"]:
+        _warn_once("parts", f"a prompt of {total} tokens or more is read in parts of {part}, at most the chunk of "
+                            f"{options['chunk']}, so nothing of it is sparse; allowed: prefill_chunk_size above chunk, or none")
+
+
+def _autocast(query, key, value):
+    """The three as torch.autocast has them, which casts the operands of eager's products and of SDPA."""
+    kind = query.device.type
+    if not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in (query, key, value))
+
+
 def _one(q, k, v, out, window, options, of_layer):
     """Attention of n tokens, the last of N: [.., n, heads, d], [.., N, kv_heads, d], [.., N, kv_heads, dv]."""
     n, total = q.shape[-3], k.shape[-3]
@@ -152,7 +178,7 @@ def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=Non
     """The attention function of transformers' AttentionInterface.
 
     query: [batch, heads, n, d], key and value: [batch, kv_heads, N, ..], rows of the cache included, float32, float16 or
-    bfloat16. Returns ([batch, n, heads, dv], None). Errors: NotImplementedError and ValueError by name.
+    bfloat16, under torch.autocast cast to its type. Returns ([batch, n, heads, dv], None). Errors: NotImplementedError and ValueError by name.
     """
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         _refuse(f"{type(module).__name__} is not causal (is_causal is False)", "causal self-attention")
@@ -165,6 +191,7 @@ def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=Non
             _refuse(f"{name} is an argument of this layer's attention that is not known", "layers without it")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         _refuse("a gradient is asked for, and there is none", "torch.no_grad() or torch.inference_mode()", ValueError)
+    query, key, value = _autocast(query, key, value)
     batch, heads, n, _ = query.shape
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     out = query.new_empty((batch, n, heads, value.shape[-1]))
@@ -177,12 +204,17 @@ def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=Non
     if attention_mask is None:
         if k.shape[1] < n:
             _refuse(f"{n} queries have {k.shape[1]} keys", "at least as many keys as queries", ValueError)
+        if not sliding_window:
+            _warn_of_parts(module, n, k.shape[1], options)
         _one(q, k, v, out, sliding_window or 0, options, of_layer)
         return out, None
     if not isinstance(attention_mask, _Visible):
         shape = list(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
         _refuse(f"the mask is one of its own, {shape}", "a 2-D attention_mask of the model, or none")
-    for index, (first, start, end, window) in enumerate(attention_mask[:, 0, 0].tolist()):
+    visible = attention_mask[:, 0, 0].tolist()
+    if not sliding_window and not visible[0][3]:
+        _warn_of_parts(module, n, visible[0][0] + n, options)
+    for index, (first, start, end, window) in enumerate(visible):
         if sliding_window and window and sliding_window != window:
             _refuse(f"the layer's window is {sliding_window} and its mask's {window}", "one window", ValueError)
         # Rows of queries that are no padding.
@@ -211,6 +243,7 @@ def configure(model: torch.nn.Module, *, memory: int | None = None, **options: A
     tokens are dense), threads (0: all), engine, and batch, key_block, query_block, pool, refine, pinned, clamp, score_type,
     schedule, as in headwater.Session. None is the default. They are kept on the model's modules, not in its config. They are
     checked for the device where the model is.
+    Memory sets that do not fit into a chunk are clamped, with a warning (CFG-3); a model with another attention is one, too.
     Returns configuration(model). Errors: ValueError, TypeError and RuntimeError at once, as of headwater.Session.
     """
     if not isinstance(model, torch.nn.Module):
@@ -218,6 +251,9 @@ def configure(model: torch.nn.Module, *, memory: int | None = None, **options: A
     for name in options:
         if name not in _DEFAULTS and name not in _MORE:
             raise TypeError(f"option {name!r} is not known; allowed: memory, {', '.join((*_DEFAULTS, *_MORE))}")
+    if getattr(getattr(model, "config", None), "_attn_implementation", "headwater") != "headwater":
+        warnings.warn(f"the model's attention is {model.config._attn_implementation!r}, which reads none of these options; "
+                      "allowed: attn_implementation='headwater', or model.set_attn_implementation('headwater')", stacklevel=2)
     own = {**_DEFAULTS, **{name: value for name, value in options.items() if value is not None}}
     if memory is not None:
         if any(options.get(name) is not None for name in ("local", "heavy")):
@@ -225,13 +261,23 @@ def configure(model: torch.nn.Module, *, memory: int | None = None, **options: A
         memory = _options.integer(memory, "memory")
         own["local"] = memory // 2 if own["select"] == "h2o" else min(_NEWEST, memory)
         own["heavy"] = memory - own["local"]
+        block = _options.integer(own.get("key_block", _native.default_options().key_block), "key_block")
+        if own["select"] == "blocks" and block > 0 and own["heavy"] % block:
+            least = memory - own["heavy"] % block
+            raise ValueError(f"memory is {memory}, of which heavy has {own['heavy']}, no multiple of key_block {block}; "
+                             f"allowed: {least}, {least + block} and other multiples above {own['local']}")
     own["dense_tail"] = _options.integer(own["dense_tail"], "dense_tail")
     if own["dense_tail"] < 0:
         raise ValueError(f"dense_tail is {own['dense_tail']}; allowed: 0 or more")
-    own["dense_layers"] = tuple(sorted(_options.integer(layer, "dense_layers") for layer in own["dense_layers"]))
+    own["dense_layers"] = tuple(sorted(_options.integers(own["dense_layers"], "dense_layers")))
     device = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
-    _Session(layers=_layers_of(model), heads=1, head_dim=1, capacity=1, device=device,
-             **{name: value for name, value in own.items() if name != "dense_tail"}).close()
+    with _Session(layers=_layers_of(model), heads=1, head_dim=1, capacity=1, device=device,
+                  **{name: value for name, value in own.items() if name != "dense_tail"}) as session:
+        used = session.options
+        if not own["dense"] and (used["local"], used["heavy"]) != (own["local"], own["heavy"]):
+            for text in session.warnings:
+                warnings.warn(text, stacklevel=2)
+            own.update((name, used[name]) for name in ("local", "heavy", "pinned") if name in own)
     for module in model.modules():
         setattr(module, _ATTRIBUTE, own)
     return configuration(model)

@@ -6,15 +6,19 @@
 
 from typing import Any
 
-import torch
+from . import _extras
 
-from . import _options
-from ._attention import attention as _attention
+_extras.need("headwater.torch", "torch", "torch")
+
+import torch  # noqa: E402
+
+from . import _options  # noqa: E402
+from ._attention import attention as _attention  # noqa: E402
 
 __all__ = ["attention"]
 
-# Of the schema, of a value, and in words. A bool is an int and a number.
-_KINDS = {"int": (int, "an integer"), "bool": (int, "True or False"), "float": ((int, float), "a number"),
+# Of the schema, of a value, and in words. A bool is no number here, as in _options.
+_KINDS = {"int": (int, "an integer"), "bool": (bool, "True, False"), "float": ((int, float), "a number"),
           "str": (str, "a string"), "float[]": ((list, tuple), "a list of numbers")}
 _ARGUMENTS = {"layout": "str", "dense_tail": "int", "engine": "str", "window": "int", "scale": "float", "softcap": "float",
               **dict.fromkeys(_options.NUMBERS, "int"), **dict.fromkeys(_options.FLAGS, "bool"),
@@ -56,10 +60,12 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any)
         if name not in _ARGUMENTS:
             raise TypeError(f"option {name!r} is not known; allowed: {', '.join(_ARGUMENTS)}")
         kind, allowed = _KINDS[_ARGUMENTS[name]]
-        if value is not None and not isinstance(value, kind):
+        if value is None:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
             raise TypeError(f"{name} is {value!r}; allowed: {allowed}")
-        if kind is int and value is not None:
+        if kind is int:
             _options.integer(value, name)
-        elif kind == (list, tuple) and value is not None and not all(isinstance(number, (int, float)) for number in value):
+        elif kind == (list, tuple) and not all(isinstance(number, (int, float)) for number in value):
             raise TypeError(f"{name} is {value!r}; allowed: {allowed}")
     return _operator(q, k, v, **options)

@@ -65,6 +65,15 @@ class OnlyDLPack:
         return self._array.__dlpack_device__()
 
 
+class OnlyVersioned(OnlyDLPack):
+    """One whose producer gives versioned capsules alone, as NumPy does for what is read-only."""
+
+    def __dlpack__(self, max_version=None, **_):
+        if max_version is None:
+            raise BufferError("only versioned capsules")
+        return self._array.__dlpack__(max_version=max_version)
+
+
 class OnDevice(OnlyDLPack):
     """An array that says it is on a device of DLPack; its capsule must not be asked for."""
 

@@ -2,19 +2,38 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 import unittest
 import unittest.mock
+import warnings
 
 import numpy
 
 import support
 from support import headwater, rows
 
-from headwater import _attention, _native
+from headwater import _arrays, _attention, _native
 
 OPTIONS = {"chunk": 64, "local": 8, "heavy": 8, "threads": 2}
+
+
+VERSIONED = unittest.skipIf(numpy.lib.NumpyVersion(numpy.__version__) < "2.1.0", "this NumPy has no versioned capsules")
+
+
+class NewerDLPack(support.OnlyDLPack):
+    """Capsules of a version that is not known."""
+
+    def __dlpack__(self, **_):
+        capsule = self._array.__dlpack__(max_version=(1, 0))
+        _arrays._Versioned.from_address(_arrays._get_pointer(capsule, b"dltensor_versioned")).major = 2
+        return capsule
+
+
+class NoCapsule(support.OnlyDLPack):
+    def __dlpack__(self, **_):
+        return self
 
 
 class Attention(unittest.TestCase):
@@ -118,6 +137,101 @@ class Attention(unittest.TestCase):
         strided = [support.OnlyDLPack(array.transpose(1, 0, 2)) for array in (q, k, v)]
         numpy.testing.assert_array_equal(headwater.attention(*strided, layout="hnd", **OPTIONS).transpose(1, 0, 2), wanted)
 
+    @VERSIONED
+    def test_dlpack_of_read_only_arrays(self):
+        q, k, v = rows(100)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        for array in (q, k, v):
+            array.flags.writeable = False
+        got = headwater.attention(*map(support.OnlyVersioned, (q, k, v)), **OPTIONS)
+        numpy.testing.assert_array_equal(got, wanted)
+        count = sys.getrefcount(k)
+        for _ in range(5):
+            headwater.attention(*map(support.OnlyVersioned, (q, k, v)), **OPTIONS)
+        self.assertEqual(sys.getrefcount(k), count, "capsules keep their arrays")
+        for refused, says in ((support.OnlyDLPack(k), "k: __dlpack__() says BufferError: .*; allowed: an array"),
+                              (NewerDLPack(k), r"k has DLPack version 2.0; allowed: 1.x"),
+                              (NoCapsule(k), "k: __dlpack__() gave no capsule 'dltensor' or 'dltensor_versioned'")):
+            with self.subTest(says), self.assertRaisesRegex(ValueError, says.replace("()", r"\(\)")) as caught:
+                headwater.attention(q, refused, v)
+            self.assertNotIn("\n", str(caught.exception))
+
+    @VERSIONED
+    def test_dlpack_on_a_device_writes_nothing_that_is_read_only(self):
+        """A versioned capsule says so; the view is not used, and the array lies on the host."""
+        class Emulated(support.OnlyVersioned):
+            def __dlpack_device__(self):
+                return (2, 0)
+        read_only = numpy.zeros((5, 2, 4), numpy.float32)
+        place = _arrays.Place(0, 0)
+        self.assertEqual(_arrays.view(Emulated(read_only), "out", writes=True, place=place).shape, (5, 2, 4))
+        read_only.flags.writeable = False
+        self.assertEqual(_arrays.view(Emulated(read_only), "q", place=place).shape, (5, 2, 4))
+        with self.assertRaisesRegex(ValueError, "^out is read-only; allowed: an array that can be written$"):
+            _arrays.view(Emulated(read_only), "out", writes=True, place=place)
+
+    def test_out_in_memory_of_an_input(self):
+        q, k, v = rows(200, value_width=16)
+        wanted = headwater.attention(q, k, v, **OPTIONS)
+        packed = numpy.empty((200, 16, 16), numpy.float32)  # q, k, v and out of a token side by side
+        q_part, k_part, v_part, out = packed[:, :6], packed[:, 6:8], packed[:, 8:10], packed[:, 10:]
+        heads_first = numpy.empty((16, 200, 16), numpy.float32)
+        for parts in ((q_part, k_part, v_part, out),
+                      [array.transpose(1, 0, 2) for array in (heads_first[10:], heads_first[:2], heads_first[2:4],
+                                                              heads_first[4:10])]):
+            for part, array in zip(parts, (q, k, v)):
+                part[:] = array
+            self.assertIs(headwater.attention(*parts[:3], out=parts[3], **OPTIONS), parts[3])
+            numpy.testing.assert_array_equal(parts[3], wanted)
+        batch = [numpy.stack([array, array]) for array in (q, k, v)]
+        both = numpy.concatenate([batch[0], batch[0]], 1)
+        for arrays, out, name in (((q, k, v), q, "q"), ((q[1:], k[1:], v[1:]), q[:-1], "q"), ((q[::-1], k, v), q, "q"),
+                                  ((q, packed[:, 3:5], v), packed[:, 4:10], "k"), ((q, k, packed[:, 9:11]), packed[:, 10:], "v"),
+                                  ((q_part, k, v), packed.reshape(-1)[16:16 + 200 * 96].reshape(200, 6, 16), "q"),
+                                  (batch, batch[0][::-1], "q"), ((both[:, :200], *batch[1:]), both[:, 199:399], "q")):
+            for own in (out, support.torch.from_numpy(out) if support.torch and min(out.strides) > 0 else out):
+                before = out.copy()
+                with self.subTest(name), self.assertRaisesRegex(
+                        ValueError, f"^out overlaps {name} in memory; allowed: memory of its own$"):
+                    headwater.attention(*arrays, out=own, **OPTIONS)
+                numpy.testing.assert_array_equal(out, before)
+
+    def test_views_apart(self):
+        """Against NumPy's exact answer: never apart where they share an element, and apart where bounds or steps say so."""
+        random, apart = numpy.random.default_rng(5), 0
+        for _ in range(3000):
+            memory = numpy.empty(int(random.integers(60, 4000)), numpy.float32)
+            shape = tuple(int(size) for size in random.integers(2, 6, 3))
+            pair = []
+            for _ in range(2):
+                steps = sorted((int(step) for step in random.integers(1, 40, 2)), reverse=True)
+                steps = (*steps, 1)[:3] if random.random() < 0.7 else (steps[1], steps[0], 1)
+                reach = sum((size - 1) * step for size, step in zip(shape, steps))
+                if reach >= len(memory):
+                    break
+                first = int(random.integers(0, len(memory) - reach))
+                own = numpy.lib.stride_tricks.as_strided(memory[first:], shape, [4 * step for step in steps])
+                pair.append(own[::-1] if random.random() < 0.2 else own)
+            if len(pair) == 2 and _arrays._apart(*(_arrays.view(own, "x") for own in pair)):
+                apart += 1
+                self.assertFalse(numpy.shares_memory(*pair), [(own.shape, own.strides) for own in pair])
+        self.assertGreater(apart, 300)
+
+    def test_clamped_memory_is_told(self):
+        q, k, v = rows(300)
+        for options, says in (({"chunk": 64}, "local 63, heavy 0"),
+                              ({"chunk": 64, "local": 32, "heavy": 96, "select": "blocks"}, "local 32, heavy 24"),
+                              ({"chunk": 1}, "local 0, heavy 0")):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _attention._kept.__dict__.pop("sessions", None)
+                headwater.attention(q, k, v, **options)
+                headwater.attention(q, k, v, dense=True, **options)
+                headwater.attention(q, k, v, window=9, **options)
+            self.assertEqual(len(caught), 1, [str(entry.message) for entry in caught])
+            self.assertRegex(str(caught[0].message), f"is not below chunk .* and is clamped to {says}$")
+            self.assertEqual(caught[0].filename, __file__)
+
     @unittest.skipIf(support.torch is None, "PyTorch is not here")
     def test_tensors(self):
         torch = support.torch
@@ -135,6 +249,12 @@ class Attention(unittest.TestCase):
                                   ((q, k, v), q.to("meta"), "out is on meta; allowed: cpu")):
             with self.assertRaisesRegex(ValueError, f"^{says}$"):
                 headwater.attention(*arrays, out=out)
+        complex_rows = torch.complex(k, k).conj()
+        self.assertTrue(complex_rows.imag.is_neg())
+        with self.assertRaisesRegex(ValueError, "k has the negative bit: .*; allowed: tensor.resolve_neg"):
+            headwater.attention(q, complex_rows.imag[..., ::2], v)
+        with self.assertRaisesRegex(ValueError, "null|stride"):
+            headwater.attention(q, torch._efficientzerotensor(k.shape), v)
         with self.assertRaisesRegex(ValueError, "k has layout torch.sparse_coo; allowed: torch.strided"):
             headwater.attention(q, k.to_sparse(), v)
 
@@ -194,7 +314,34 @@ class Attention(unittest.TestCase):
             ((q, k, v), {"sinks": 0.5}, TypeError, "sinks is a float that holds no numbers; allowed: a sequence of numbers"),
             ((q, k, v), {"sinks": ["x"] * 6}, TypeError, "sinks is a list that holds no numbers"),
             ((q, k, v), {"sizes": [4]}, TypeError, "option 'sizes' is not known; allowed: batch"),
+            ((q, k, v), {"sizes": [4]}, TypeError, "option 'sizes' .*, out, layout, dense_tail, window, engine$"),
+            ((q, k, v), {"sinks": [True] * 6}, TypeError, "sinks is a list that holds no numbers"),
+            ((q, k, v), {"sinks": "123456"}, TypeError, "sinks is a str that holds no numbers"),
+            ((q, k, v), {"sinks": [10**400] * 6}, ValueError, "sinks is 1000.*; allowed: numbers of 64 bits"),
             ((q, k, v), {"scale": "big"}, TypeError, "scale is 'big'; allowed: a number"),
+            ((q, k, v), {"scale": "0.5"}, TypeError, "scale is '0.5'; allowed: a number"),
+            ((q, k, v), {"scale": True}, TypeError, "scale is True; allowed: a number"),
+            ((q, k, v), {"scale": float("nan")}, ValueError, "scale is NaN; allowed: a number"),
+            ((q, k, v), {"scale": numpy.float32("nan")}, ValueError, "scale is NaN; allowed: a number"),
+            ((q, k, v), {"scale": float("inf")}, ValueError, "scale is inf; allowed: a finite number"),
+            ((q, k, v), {"softcap": float("nan")}, ValueError, "softcap is NaN; allowed: a number"),
+            ((q, k, v), {"layers": [{"scale": float("nan")}]}, ValueError, r"layers\[0\]\['scale'\] is NaN; allowed: a number"),
+            ((q, k, v), {"layers": 1}, TypeError, "layers is 1; allowed: a sequence of dicts"),
+            ((q, k, v), {"layers": [1]}, TypeError, r"layers\[0\] is 1; allowed: a dict, None"),
+            ((q, k, v), {"dense": "no"}, TypeError, "dense is 'no'; allowed: True, False"),
+            ((q, k, v), {"dense": 0}, TypeError, "dense is 0; allowed: True, False"),
+            ((q, k, v), {"dense": numpy.ones(2, bool)}, TypeError, "dense is .*; allowed: True, False"),
+            ((q, k, v), {"clamp": 1.0}, TypeError, "clamp is 1.0; allowed: True, False"),
+            ((q, k, v), {"chunk": True}, TypeError, "chunk is True; allowed: an integer"),
+            ((q, k, v), {"chunk": numpy.bool_(True)}, TypeError, "chunk is .*True.*; allowed: an integer"),
+            ((q, k, v), {"chunk": numpy.ones(2, int)}, TypeError, "chunk is .*; allowed: an integer"),
+            ((q, k, v), {"window": True}, TypeError, "window is True; allowed: an integer"),
+            ((q, k, v), {"select": ["blocks"]}, ValueError, r"select is \['blocks'\]; allowed: 'h2o', 'blocks'"),
+            ((q, k, v), {"dense_layers": 1}, TypeError, "dense_layers is 1; allowed: a sequence of integers"),
+            ((q, k, v), {"dense_layers": "0"}, TypeError, "dense_layers is '0'; allowed: a sequence of integers"),
+            ((q, k, v), {"dense_layers": [False]}, TypeError, r"dense_layers\[0\] is False; allowed: an integer"),
+            ((q, numpy.ma.array(k, mask=k > 0), v), {}, ValueError, "k is a masked array, and masks are not read; allowed: "),
+            ((q, k, v), {"out": numpy.ma.zeros((20, 6, 12), numpy.float32)}, ValueError, "out is a masked array"),
             ((q, k, v), {"size": 4}, TypeError, "option 'size' is not known; allowed: batch"),
             ((q, k, v), {"engine": "gpu"}, RuntimeError, "gpu"),
             ((numpy.stack([q]), numpy.stack([k, k]), numpy.stack([v])), {}, ValueError, "batches of 1, 2, 1"),
@@ -204,6 +351,9 @@ class Attention(unittest.TestCase):
                 headwater.attention(*arrays, **options)
             self.assertNotIn("\n", str(caught.exception))
         self.assertTrue(numpy.isfinite(headwater.attention(q, k, v)).all())
+        for options in ({"dense": numpy.bool_(True)}, {"chunk": numpy.int16(600), "clamp": False}, {"scale": numpy.float16(0.5)},
+                        {"scale": 1, "softcap": 30}, {"dense_layers": numpy.array([0])}, {"sinks": range(6)}):
+            self.assertTrue(numpy.isfinite(headwater.attention(q, k, v, **options)).all())
 
     def test_inputs_may_be_read_only(self):
         q, k, v = rows(20)
@@ -287,11 +437,11 @@ class Kept(unittest.TestCase):
 
     def test_another_type_is_judged_anew(self):
         q, k, v = rows(300)
-        headwater.attention(q, k, v, chunk=64)
-        headwater.attention(q, k, v, chunk=64, dense_layers=[0])
+        headwater.attention(q, k, v, **OPTIONS)
+        headwater.attention(q, k, v, dense_layers=[0], **OPTIONS)
         for options in ({"chunk": 64.0}, {"chunk": 64.0, "dense_layers": [0]}, {"chunk": 64, "dense_layers": [0.0]}):
             with self.assertRaisesRegex(TypeError, "allowed: an integer"):
-                headwater.attention(q, k, v, **options)
+                headwater.attention(q, k, v, **{**OPTIONS, **options})
 
     def test_numbers_for_each_head_count_to_the_last_bit(self):
         """Also those of arrays, whose repr() rounds and leaves out; also after their owner has changed them."""

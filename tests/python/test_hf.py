@@ -65,6 +65,7 @@ def model(kind, **changes):
         own.generation_config.eos_token_id = None  # as many tokens as asked for
         _models[key] = own
     own = _models[key]
+    own.set_attn_implementation("headwater")
     headwater.hf.configure(own)
     return own
 
@@ -166,6 +167,48 @@ class Exact(Case):
                     error = [(logits(own, implementation, ids).float() - exact).abs().mean().item()
                              for implementation in ("eager", "headwater")]
                     self.assertLess(error[1], 1.2 * error[0])
+
+
+class Autocast(Case):
+    """torch.autocast rotates keys in float32 and projects values in its own type."""
+
+    def test_prompts_and_decode(self):
+        for kind in ("Llama", "Gemma2", "GptOss"):
+            for dtype in (torch.bfloat16, torch.float16):
+                with self.subTest(kind=kind, dtype=dtype):
+                    own, ids = model(kind), tokens(2, 60)
+                    exact = logits(own, "eager", ids)
+                    error, kinds = [], []
+                    for implementation in ("eager", "headwater"):
+                        cache = transformers.DynamicCache(config=own.config)
+                        with torch.autocast("cpu", dtype):
+                            parts = [logits(own, implementation, ids[:, first:last], past_key_values=cache)
+                                     for first, last in ((0, 40), (40, 41), (41, 60))]
+                        kinds.append({part.dtype for part in parts})
+                        error.append((torch.cat(parts, 1).float() - exact).abs().mean().item())
+                    self.assertEqual(*kinds)
+                    self.assertLess(error[1], 1.2 * error[0])
+
+    def test_sparse(self):
+        """The bits are those of rows that were cast before."""
+        own, ids = model("Llama"), tokens(1, 300)
+        headwater.hf.configure(own, **SPARSE)
+        real, seen = headwater.hf._attention, []
+
+        def attention(q, k, v, out, **options):
+            seen.append((q.dtype, k.dtype, v.dtype, out.dtype, options.get("dense", False)))
+            return real(q, k, v, out=out, **options)
+        with unittest.mock.patch.object(headwater.hf, "_attention", attention), torch.autocast("cpu", torch.bfloat16):
+            logits(own, "headwater", ids)
+        self.assertEqual(seen, [(*[torch.bfloat16] * 4, False)] * 2)
+
+    def test_off(self):
+        """Types that differ without autocast are refused as ever, and nothing is cast where it is switched off."""
+        rows = torch.ones((1, 2, 6, 8))
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+            self.assertEqual(headwater.hf._forward(torch.nn.Module(), rows, rows, rows, None)[0].dtype, torch.float32)
+        with self.assertRaisesRegex(ValueError, "k is float32 and v is bfloat16; allowed: both of one type"):
+            headwater.hf._forward(torch.nn.Module(), rows, rows, rows.bfloat16(), None)
 
 
 class Generation(Case):
@@ -343,6 +386,77 @@ class Options(Case):
         self.assertEqual(headwater.hf.configuration(copy.deepcopy(own)), got)
         self.assertNotIn("headwater_options", own.config.to_json_string())
 
+    def said(self, call):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        return [(str(entry.message), pathlib.Path(entry.filename).name) for entry in caught]
+
+    def test_clamped_memory_is_told(self):
+        own = model("Llama", num_hidden_layers=1)
+        for options, used in (({"memory": 2048, "chunk": 1024}, (32, 984)), ({"chunk": 256}, (32, 216)),
+                              ({"chunk": 64, "pinned": 64}, (32, 24)), ({"memory": 600, "chunk": 64, "select": "h2o"}, (63, 0))):
+            with self.subTest(options):
+                got = []
+                said = self.said(lambda options=options, got=got: got.append(headwater.hf.configure(own, **options)))
+                self.assertEqual([name for _, name in said], ["test_hf.py"])
+                self.assertRegex(said[0][0], f"is not below chunk .* clamped to local {used[0]}, heavy {used[1]}$")
+                self.assertEqual((got[0]["local"], got[0]["heavy"]), used)
+                # It was told, and not once more by every layer.
+                _attention._kept.__dict__.pop("sessions", None)
+                self.assertEqual(self.said(lambda: logits(own, "headwater", tokens(1, 300))), [])
+        self.assertEqual(self.said(lambda: headwater.hf.configure(own, memory=2048, chunk=4096)), [])
+        self.assertEqual(self.said(lambda: headwater.hf.configure(own, memory=2048, dense=True)), [])
+
+    def test_a_model_with_another_attention(self):
+        own = copy.deepcopy(model("Llama"))
+        for name in ("sdpa", "eager"):
+            own.set_attn_implementation(name)
+            said = self.said(lambda: headwater.hf.configure(own, memory=256))
+            self.assertEqual([where for _, where in said], ["test_hf.py"])
+            self.assertRegex(said[0][0], f"the model's attention is '{name}', which reads none of these options; allowed: attn_")
+        own.set_attn_implementation("headwater")
+        self.assertEqual(self.said(lambda: headwater.hf.configure(own, memory=256)), [])
+
+    def test_a_prompt_in_parts_of_at_most_a_chunk(self):
+        own = model("Qwen3", num_hidden_layers=1)
+        headwater.hf.configure(own, **SPARSE)
+
+        def generate(ids, part):
+            return own.generate(ids, do_sample=False, max_new_tokens=2, pad_token_id=0, prefill_chunk_size=part)
+        for n, part, mask, tells in ((300, 63, None, True), (300, 64, None, True), (150, 40, None, True), (150, 32, 20, True),
+                                     (80, 40, None, True), (300, 65, None, False), (64, 32, None, False), (300, None, None, False)):
+            with self.subTest(n=n, part=part):
+                headwater.hf._warned.clear()
+                ids = tokens(1 if mask is None else 2, n)
+                if mask is None:
+                    said = self.said(lambda: generate(ids, part))
+                else:
+                    padded = padding((n, n - mask), n, "left")
+                    said = self.said(lambda: own.generate(ids, attention_mask=padded, do_sample=False, max_new_tokens=2,
+                                                          pad_token_id=0, prefill_chunk_size=part))
+                self.assertEqual(["prefill_chunk_size above chunk" in text for text, _ in said], [True] * tells)
+        headwater.hf._warned.clear()
+        cache = transformers.DynamicCache(config=own.config)
+        turns = self.said(lambda: [logits(own, "headwater", tokens(1, n), past_key_values=cache) for n in (60, 1, 30, 1, 1, 30)])
+        self.assertEqual(turns, [])  # short turns of a conversation
+        headwater.hf.configure(own, **SPARSE, dense=True)
+        self.assertEqual(self.said(lambda: generate(tokens(1, 300), 32)), [])
+
+    def test_sizes_of_blocks(self):
+        """Every size of rule blocks is what the layers attend with."""
+        own = model("Llama", num_hidden_layers=1)
+        ids = tokens(1, 300)
+        results = []
+        for sizes in ({}, {"pinned": 16}, {"key_block": 4}, {"query_block": 16}, {"pool": 2}, {"refine": 1}):
+            headwater.hf.configure(own, **SPARSE, **sizes)
+            _attention._kept.__dict__.pop("sessions", None)
+            results.append(logits(own, "headwater", ids))
+            (session,) = _attention._kept.sessions.values()
+            self.assertEqual({name: session.options[name] for name in sizes}, sizes)
+        for index, result in enumerate(results):
+            self.assertFalse(any(torch.equal(result, other) for other in results[:index]), index)
+
     def test_a_compiled_model(self):
         """The graph breaks at the attention of each layer."""
         own = model("Qwen3")
@@ -362,6 +476,13 @@ class Options(Case):
                 ({"select": "most"}, ValueError, "select is 'most'; allowed: 'h2o', 'blocks'"),
                 ({"memory": 100, "local": 4}, ValueError, "memory is local and heavy together"),
                 ({"memory": 100}, ValueError, "heavy"),
+                ({"memory": 510}, ValueError, "^memory is 510, of which heavy has 478, no multiple of key_block 8; allowed: 504, 512 "),
+                ({"memory": 65, "key_block": 16}, ValueError, "^memory is 65, .* key_block 16; allowed: 64, 80 "),
+                ({"memory": 100, "key_block": 0}, ValueError, "key_block is 0"),
+                ({"dense_layers": 1}, TypeError, "dense_layers is 1; allowed: a sequence of integers"),
+                ({"dense": "no"}, TypeError, "dense is 'no'; allowed: True, False"),
+                ({"pinned": 3}, ValueError, "pinned is 3"),
+                ({"pinned": 488}, ValueError, "pinned is 488"),
                 ({"memory": "all"}, TypeError, "memory is 'all'"),
                 ({"dense_tail": -1}, ValueError, "dense_tail is -1; allowed: 0 or more"),
                 ({"dense_layers": [2]}, ValueError, "dense.layers"),
@@ -470,7 +591,8 @@ class Exported(Case):
             [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", GGUF, "-f", TEXT, "--window", "2048", "--decode", "64",
              "--chunk", "256", "--h2o-local", "64", "--h2o-heavy", "128", "--select", "blocks", "--projections", "f32",
              "--cache-type", "f32", "--json"], check=True, capture_output=True, text=True).stdout
-        own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32)
+        own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32,
+                                                                attn_implementation="headwater")
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_folder)
         ids = torch.tensor(tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"][:4096]).reshape(2, 2048)
         losses = {}
@@ -503,6 +625,24 @@ class Exported(Case):
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
         self.assertEqual((run.returncode, run.stdout), (2, ""))
         self.assertRegex(run.stderr, "^headwater.export: .*text.gguf: .*\n$")
+
+
+class WithoutPackages(Case):
+    def test_extras_are_named(self):
+        """As in an environment that lacks what an extra brings."""
+        code = ("import importlib.util as util, sys\nreal = util.find_spec\n"
+                "util.find_spec = lambda name: None if name in sys.argv[1].split() else real(name)\n")
+        for missing, call, says in (
+                ("gguf accelerate", "import headwater.export; headwater.export.export('a', 'b')",
+                 r"headwater.export needs the packages gguf, accelerate; allowed: pip install 'headwater\[export\]', or torch "),
+                ("accelerate", "import headwater.export; headwater.export.export('a', 'b')", "needs the package accelerate; "),
+                ("transformers", "import headwater.hf", r"headwater.hf needs the package transformers; .*'headwater\[hf\]'"),
+                ("torch", "import headwater.torch", r"headwater.torch needs the package torch; .*'headwater\[torch\]'")):
+            with self.subTest(missing):
+                run = subprocess.run([sys.executable, "-c", code + call, missing], capture_output=True, text=True, check=False,
+                                     env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+                self.assertEqual(run.returncode, 1)
+                self.assertRegex(run.stderr.splitlines()[-1], "^ImportError: .*" + says)
 
 
 class Example(Case):

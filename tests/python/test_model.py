@@ -1,9 +1,11 @@
 """Model: what it says is what the program says; conversations, chats, what is refused."""
 
 import codecs
+import copy
 import json
 import os
 import pathlib
+import pickle
 import signal
 import struct
 import subprocess
@@ -12,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 
 import numpy
 
@@ -191,7 +194,10 @@ class Tokens(Tests):
                    (lambda: self.model.detokenize([1.5]), TypeError, r"ids\[0\] is 1.5"),
                    (lambda: self.model.detokenize("abc"), TypeError, "ids is a str"),
                    (lambda: self.model.piece(-1), ValueError, "token is -1"),
-                   (lambda: self.model.piece(2**40), ValueError, "token is 1099511627776")]
+                   (lambda: self.model.piece(2**40), ValueError, "token is 1099511627776"),
+                   (lambda: self.model.tokenize("x", add_special="no"), TypeError, "add_special is 'no'; allowed: True, False"),
+                   (lambda: self.model.tokenize("x", parse_special=1), TypeError, "parse_special is 1; allowed: True, False"),
+                   (lambda: headwater.Model(TINY, projections=["f32"]), ValueError, r"projections is \['f32'\]; allowed: 'auto'")]
         for call, kind, says in refused:
             with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
                 call()
@@ -217,6 +223,32 @@ class Generated(Tests):
             for name in ("chunk", "local", "heavy", "select", "key_block", "query_block", "pool", "refine", "dense_below"):
                 with self.subTest(flags=flags, name=name):
                     self.assertEqual(got[name], said.get(name, 0))
+
+    def test_sizes_can_be_said_wherever_heavy_can(self):
+        sizes = {"pinned": 16, "key_block": 4, "query_block": 16, "pool": 2, "refine": 2}
+        flags = [word for name, size in sizes.items() for word in ("--" + name.replace("_", "-"), str(size))]
+        said = program("generate", "-m", TINY, "-f", str(TEXT), "-n", "8", "--select", "blocks", *FLAGS, *flags)
+        self.assertEqual({name: said["effective"][name] for name in sizes}, sizes)
+        options = {**SMALL, "select": "blocks", **sizes}
+        self.assertEqual("".join(self.model.generate(self.text, max_tokens=8, **options)), said["text"])
+        losses = self.model.perplexity(self.ids[:300], decode=20, **options)
+        for used in (losses["effective"], self.model.chat(**options).conversation.options):
+            self.assertEqual({name: used[name] for name in sizes}, sizes)
+
+    def test_clamped_memory_is_told(self):
+        """Where no warnings can be asked for."""
+        said = "local 32, heavy 24$"
+        for call in (lambda: self.model.generate(PROMPT, chunk=64), lambda: self.model.chat(chunk=64),
+                     lambda: self.model.perplexity(self.ids[:80], decode=1, chunk=64)):
+            with self.assertWarnsRegex(UserWarning, said) as caught:
+                call()
+            self.assertEqual(caught.filename, __file__)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            talk = self.model.conversation(capacity=100, chunk=64)
+            self.model.generate(PROMPT, chunk=64, dense=True)
+        self.assertEqual(caught, [])
+        self.assertRegex(talk.warnings[-1], said)
 
     def test_draws_are_those_of_the_program(self):
         sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
@@ -283,7 +315,16 @@ class Generated(Tests):
                    ({"cache_type": "f8"}, ValueError, "cache_type is 'f8'"), ({"dense_tail": -1}, ValueError, "dense_tail is -1"),
                    ({"capacity": 0}, ValueError, "capacity is 0"), ({"engine": "warp"}, RuntimeError, "warp"),
                    ({"prompt": long}, ValueError, f"prompt has {len(long)} tokens; allowed: 1 .. 32768"),
-                   ({"prompt": ""}, ValueError, "prompt has no tokens"), ({"prompt": None}, TypeError, "NoneType")]
+                   ({"prompt": ""}, ValueError, "prompt has no tokens"), ({"prompt": None}, TypeError, "NoneType"),
+                   ({"prompt": 5}, TypeError, "prompt is a int; allowed: a sequence of integers"),
+                   ({"prompt": [True]}, TypeError, r"prompt\[0\] is True; allowed: an integer"),
+                   ({"stop": 5}, TypeError, "stop is 5; allowed: a sequence of texts"),
+                   ({"max_tokens": True}, TypeError, "max_tokens is True"), ({"top_k": 1.5}, TypeError, "top_k is 1.5"),
+                   ({"temperature": float("nan")}, ValueError, "temperature is NaN"),
+                   ({"temperature": "1"}, TypeError, "temperature is '1'"), ({"top_p": True}, TypeError, "top_p is True"),
+                   ({"dense": "no"}, TypeError, "dense is 'no'"), ({"pinned": 481}, ValueError, "pinned is 481; allowed: 0 .. 480"),
+                   ({"cache_type": ["f16"]}, ValueError, r"cache_type is \['f16'\]; allowed: 'auto'"),
+                   ({"max_token": 5}, TypeError, "option 'max_token' is not known; allowed: .* max_tokens, .* cache_type, ")]
         for options, kind, says in refused:
             prompt = options.pop("prompt", PROMPT)
             with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
@@ -498,6 +539,16 @@ class Conversations(Tests):
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         talk.feed([1])
 
+    def test_copies(self):
+        talk, chat, sampler = self.talk(), self.model.chat(), _model._Sampler(9, 0.0, 0, 1.0, 0.0, 0)
+        talk.feed(self.ids[:20])
+        for owner, allowed in ((self.model, r"the same one in other threads and after os\.fork\(\)"), (talk, "a new one of Model"),
+                               (talk._below, "."), (chat, "a new one of Model"), (sampler, ".")):
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps, lambda it: pickle.dumps(it, 0)):
+                with self.assertRaisesRegex(TypeError, f"^a {type(owner).__name__} cannot be copied or pickled; allowed: {allowed}"):
+                    copied(owner)
+        self.assertEqual(talk.tokens, 20)
+
     def test_a_model_that_nothing_names_is_kept(self):
         talk = headwater.Model(TINY).conversation(capacity=10)
         talk.feed([300, 301])
@@ -661,7 +712,7 @@ class Chats(Tests):
         for call, kind, says in ((plain.chat, ValueError, "neither ChatML nor Llama 3"),
                                  (lambda: self.model.chat(""), ValueError, "system is ''"),
                                  (lambda: self.model.chat(3), TypeError, "system is a int"),
-                                 (lambda: self.model.chat(speed=1), TypeError, "speed"),
+                                 (lambda: self.model.chat(speed=1), TypeError, "'speed' is not known; allowed: .* capacity, "),
                                  (lambda: self.model.chat().say(b"x"), TypeError, "text is a bytes"),
                                  (lambda: self.model.chat().say("x", question=1), TypeError, "question is a int"),
                                  (lambda: self.model.chat().say("x", max_tokens=-2), ValueError, "max_tokens is -2")):

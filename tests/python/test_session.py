@@ -1,6 +1,8 @@
 """Session: its steps, what it keeps, and what it refuses."""
 
+import copy
 import os
+import pickle
 import tempfile
 import threading
 import unittest
@@ -149,7 +151,11 @@ class Refused(unittest.TestCase):
                    ({"dense_layers": [7]}, ValueError, "dense_layers"), ({"schedule": 1}, ValueError, "schedule is 1"),
                    ({"alibi": [float("nan")] * 6}, ValueError, "alibi holds NaN"),
                    ({"capacity": 2**31 - 1, "layers": 60000, "head_dim": 60000}, MemoryError, "memory"),
-                   ({"speed": 1}, TypeError, "option 'speed' is not known")]
+                   ({"layers": True}, TypeError, "layers is True; allowed: an integer"),
+                   ({"dense": "no"}, TypeError, "dense is 'no'; allowed: True, False"),
+                   ({"scale": float("nan")}, ValueError, "scale is NaN; allowed: a number"),
+                   ({"layer_options": 3}, TypeError, "layers is 3; allowed: a sequence of dicts"),
+                   ({"speed": 1}, TypeError, "option 'speed' is not known; allowed: batch.* layer_options")]
         for options, kind, says in refused:
             with self.subTest(says), self.assertRaisesRegex(kind, says) as caught:
                 session(**options)
@@ -158,9 +164,11 @@ class Refused(unittest.TestCase):
     def test_the_protocol(self):
         q, k, v = rows(10)
         own = session(capacity=20)
-        for call in (lambda: own.attend(0, q, k, v), own.end, own.abort):
-            with self.assertRaises((RuntimeError, ValueError)):
+        for call in (lambda: own.attend(0, q, k, v), lambda: own.attend(0, None, k, v), own.end, own.abort):
+            with self.assertRaises(RuntimeError):
                 call()
+        with self.assertRaisesRegex(RuntimeError, r"^attend\(\) without an open step; allowed: after begin_prefill"):
+            own.attend(0, q, k, v)
         with self.assertRaisesRegex(ValueError, "capacity|21"):
             own.begin_prefill(21)
         own.begin_prefill(10)
@@ -174,6 +182,8 @@ class Refused(unittest.TestCase):
         own.attend(0, q, k, v)
         own.end()
         self.assertEqual(own.tokens, 10)
+        with self.assertRaisesRegex(RuntimeError, "without an open step"):
+            own.attend(0, q, k, v)
         with self.assertRaisesRegex(ValueError, "head is 6; allowed: 0 .. 5"):
             own.memory(0, 6)
         with self.assertRaises(ValueError):
@@ -204,6 +214,32 @@ class Refused(unittest.TestCase):
             self.assertNotIn("\n", str(caught.exception))
             self.assertFalse(own.failed)
         own.attend(0, q, k, v)
+        own.end()
+
+    def test_copies(self):
+        q, k, v = rows(100)
+        own = session()
+        step(own, q, k, v, 0, 100)
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps, lambda it: pickle.dumps(it, 0), lambda it: copy.copy([it]) and
+                       copy.deepcopy([it])):
+            with self.assertRaisesRegex(TypeError, r"^a Session cannot be copied or pickled; allowed: fork\(\)"):
+                copied(own)
+        self.assertEqual(own.fork().tokens, 100)
+
+    def test_out_in_memory_of_an_input(self):
+        q, k, v = rows(10, width=12)
+        own = session(head_dim=12)
+        own.begin_prefill(10)
+        lse = numpy.empty(6 * 10 * 12, numpy.float32)
+        out = lse.reshape(10, 6, 12)
+        for outputs, says in (((q, None), "out overlaps q"), ((None, q.reshape(10, -1)[:, :6]), "lse overlaps q"),
+                              ((out, lse[-60:].reshape(10, 6)), "lse overlaps out"), ((v.repeat(3, 1)[:, :6], None), None)):
+            if says is None:
+                own.attend(0, q, k, v, outputs[0])
+                continue
+            with self.subTest(says), self.assertRaisesRegex(ValueError, f"^{says} in memory; allowed: memory of its own$"):
+                own.attend(0, q, k, v, outputs[0], lse=outputs[1])
+            self.assertFalse(own.failed)
         own.end()
 
     def test_two_threads_on_one_session(self):
