@@ -13,7 +13,7 @@
 namespace headwater::cli {
 
 void OutputLayout::add(const std::string& name, TensorType type, const std::vector<std::uint64_t>& shape) {
-  std::uint64_t bytes = tensor_type_info(type).bytes;
+  std::uint64_t bytes = tensor_type_info(type).bits / 8;  // outputs have whole bytes
   std::uint64_t end = 0;
   bool overflow = false;
   for (const std::uint64_t size : shape) overflow |= __builtin_mul_overflow(bytes, size, &bytes);

@@ -16,14 +16,28 @@ namespace headwater::cli {
 namespace {
 
 constexpr std::array kTypes = {
-    TensorTypeInfo{TensorType::boolean, "BOOL", 1},    TensorTypeInfo{TensorType::u8, "U8", 1},
-    TensorTypeInfo{TensorType::i8, "I8", 1},           TensorTypeInfo{TensorType::f8_e5m2, "F8_E5M2", 1},
-    TensorTypeInfo{TensorType::f8_e4m3, "F8_E4M3", 1}, TensorTypeInfo{TensorType::i16, "I16", 2},
-    TensorTypeInfo{TensorType::u16, "U16", 2},         TensorTypeInfo{TensorType::f16, "F16", 2},
-    TensorTypeInfo{TensorType::bf16, "BF16", 2},       TensorTypeInfo{TensorType::i32, "I32", 4},
-    TensorTypeInfo{TensorType::u32, "U32", 4},         TensorTypeInfo{TensorType::f32, "F32", 4},
-    TensorTypeInfo{TensorType::i64, "I64", 8},         TensorTypeInfo{TensorType::u64, "U64", 8},
-    TensorTypeInfo{TensorType::f64, "F64", 8},
+    TensorTypeInfo{TensorType::boolean, "BOOL", 8},
+    TensorTypeInfo{TensorType::f4, "F4", 4},
+    TensorTypeInfo{TensorType::f6_e2m3, "F6_E2M3", 6},
+    TensorTypeInfo{TensorType::f6_e3m2, "F6_E3M2", 6},
+    TensorTypeInfo{TensorType::u8, "U8", 8},
+    TensorTypeInfo{TensorType::i8, "I8", 8},
+    TensorTypeInfo{TensorType::f8_e5m2, "F8_E5M2", 8},
+    TensorTypeInfo{TensorType::f8_e4m3, "F8_E4M3", 8},
+    TensorTypeInfo{TensorType::f8_e8m0, "F8_E8M0", 8},
+    TensorTypeInfo{TensorType::f8_e5m2fnuz, "F8_E5M2FNUZ", 8},
+    TensorTypeInfo{TensorType::f8_e4m3fnuz, "F8_E4M3FNUZ", 8},
+    TensorTypeInfo{TensorType::i16, "I16", 16},
+    TensorTypeInfo{TensorType::u16, "U16", 16},
+    TensorTypeInfo{TensorType::f16, "F16", 16},
+    TensorTypeInfo{TensorType::bf16, "BF16", 16},
+    TensorTypeInfo{TensorType::i32, "I32", 32},
+    TensorTypeInfo{TensorType::u32, "U32", 32},
+    TensorTypeInfo{TensorType::f32, "F32", 32},
+    TensorTypeInfo{TensorType::i64, "I64", 64},
+    TensorTypeInfo{TensorType::u64, "U64", 64},
+    TensorTypeInfo{TensorType::f64, "F64", 64},
+    TensorTypeInfo{TensorType::c64, "C64", 64},
 };
 
 constexpr std::uint64_t kLengthBytes = 8;  ///< the length of the header, in front of it
@@ -49,18 +63,23 @@ std::uint64_t read_header_length(std::span<const std::byte> file) {
   return length;
 }
 
-/// Bytes of a tensor; Failure where the product overflows.
+/// Bytes of a tensor; Failure where its bits overflow or are no whole bytes.
 std::uint64_t byte_size(std::string_view name, const TensorInfo& tensor) {
-  std::uint64_t bytes = tensor_type_info(tensor.type).bytes;
+  constexpr std::uint64_t kBitsOfByte = 8;
+  std::uint64_t bits = tensor_type_info(tensor.type).bits;
   // A zero anywhere makes the tensor empty, however large the other sizes are.
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0U) != tensor.shape.end()) return 0;
   for (const std::uint64_t size : tensor.shape) {
-    if (__builtin_mul_overflow(bytes, size, &bytes)) {
+    if (__builtin_mul_overflow(bits, size, &bits)) {
       throw Failure(fmt::format("tensor {}: the sizes of shape {} overflow 64 bits", in_quotes(name),
                                 shape_text(tensor.shape)));
     }
   }
-  return bytes;
+  if (bits % kBitsOfByte != 0) {
+    throw Failure(fmt::format("tensor {}: {} {} takes {} bits; allowed are whole bytes", in_quotes(name),
+                              tensor_type_info(tensor.type).name, shape_text(tensor.shape), bits));
+  }
+  return bits / kBitsOfByte;
 }
 
 void check_tensor(std::string_view name, const TensorInfo& tensor, std::uint64_t data_bytes) {

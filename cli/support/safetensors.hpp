@@ -13,10 +13,16 @@ namespace headwater::cli {
 /// Element types of the safetensors format.
 enum class TensorType : std::uint8_t {
   boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
   u8,
   i8,
   f8_e5m2,
   f8_e4m3,
+  f8_e8m0,
+  f8_e5m2fnuz,
+  f8_e4m3fnuz,
   i16,
   u16,
   f16,
@@ -27,12 +33,13 @@ enum class TensorType : std::uint8_t {
   i64,
   u64,
   f64,
+  c64,
 };
 
 struct TensorTypeInfo {
   TensorType type;
   std::string_view name;  ///< as a header spells it
-  std::uint64_t bytes;    ///< of one element
+  std::uint64_t bits;     ///< of one element; a tensor has whole bytes
 };
 
 /// All of them, in the order of the enumeration.

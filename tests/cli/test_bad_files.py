@@ -324,8 +324,17 @@ class Unused(ProgramTest):
     def test_all_types_and_odd_shapes_are_legal_there(self):
         extra = {"s": Tensor("I64", [], data=bytes(8)), "e": Tensor("F64", [3, 0], data=b""),
                  "b": Tensor("BOOL", [3], data=bytes(3)), "f": Tensor("F8_E5M2", [1, 1], data=bytes(1)),
-                 "u": Tensor("U64", [1], data=bytes(8))}
+                 "u": Tensor("U64", [1], data=bytes(8)), "c": Tensor("C64", [2], data=bytes(16)),
+                 "f4": Tensor("F4", [3, 2], data=bytes(3)), "f62": Tensor("F6_E2M3", [4], data=bytes(3)),
+                 "f63": Tensor("F6_E3M2", [2, 4], data=bytes(6)), "f80": Tensor("F8_E8M0", [3], data=bytes(3)),
+                 "fn4": Tensor("F8_E4M3FNUZ", [1], data=bytes(1)), "fn5": Tensor("F8_E5M2FNUZ", [1], data=bytes(1)),
+                 "none": Tensor("F4", [0], data=b"")}
         self.attend(problem(**extra))
+
+    def test_elements_of_less_than_a_byte(self):
+        for dtype, shape, size, names in (("F4", [3], 2, "12 bits"), ("F6_E2M3", [3], 3, "18 bits"), ("F4", [4], 3, "[4] takes"),
+                                          ("F6_E3M2", [4], 4, "[4] takes")):
+            self.refuse(problem(other=Tensor(dtype, shape, data=bytes(size))), "'other'", dtype, names)
 
 
 if __name__ == "__main__":
