@@ -1,7 +1,6 @@
 #include "cli/support/loaded_model.hpp"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/model_memory.hpp"
+#include "runtime/model/parallel.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -43,7 +43,7 @@ std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, b
   if (ranks() != nullptr) own.layers = ranks()->layers();
   check_model_memory(flags_.model, flags_, own, static_cast<double>(weight_bytes()), capacity, slots);
   const auto start = std::chrono::steady_clock::now();
-  const int threads = flags_.options.threads > 0 ? flags_.options.threads : omp_get_max_threads();
+  const int threads = flags_.options.threads > 0 ? flags_.options.threads : runtime::default_threads();
   runtime::TransformerOptions options;
   options.engine = flags_.engine;
   options.attention = flags_.options;

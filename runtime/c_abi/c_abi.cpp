@@ -2,7 +2,6 @@
 // status.
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,11 +14,13 @@
 #include <vector>
 
 #include "bindings/c_abi_support.hpp"
+#include "headwater/preset.hpp"
 #include "headwater/runtime.h"
 #include "runtime/generate/conversation.hpp"
 #include "runtime/generate/model_file.hpp"
 #include "runtime/generate/sampler.hpp"
 #include "runtime/generate/teacher_forcing.hpp"
+#include "runtime/model/parallel.hpp"
 #include "runtime/tokenizer/chat.hpp"
 
 using namespace headwater::c_abi;  // the helpers of bindings/
@@ -59,7 +60,6 @@ struct headwater_sampler {
 namespace {
 
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kDenseTail = 64;  // of `headwater generate`
 // Sizes of HEADWATER_RUNTIME_ABI_VERSION 1: the least that any caller can know. Never change these numbers.
 constexpr std::size_t kFactsSize1 = 112;
 constexpr std::size_t kConversationOptionsSize1 = 48;
@@ -412,9 +412,8 @@ headwater_status headwater_conversation_open(headwater_model* model,
     // An engine that is not here is said before the weights are read.
     (void)headwater::engine(chosen.engine);
     int& threads = chosen.attention.threads;
-    constexpr int kMostThreads = 512;  // Options::threads
-    check_range(threads, 0, kMostThreads, "options.threads");
-    if (threads == 0) threads = std::min(omp_get_max_threads(), kMostThreads);
+    check_range(threads, 0, runtime::kMostThreads, "options.threads");
+    if (threads == 0) threads = runtime::default_threads();
     *conversation = std::make_unique<headwater_conversation>(file.load({model->precision, threads}), chosen,
                                                              from.dense_tail)
                         .release();

@@ -16,16 +16,18 @@ void require(bool allowed, const char* field, double value, const char* range) {
   throw Error(ErrorCode::invalid_argument, fmt::format("{} is {}; allowed: {}", field, value, range));
 }
 
-[[noreturn]] void refuse_logits() {
-  throw Error(ErrorCode::invalid_argument,
-              "the model's logits hold NaN or no finite number; its weights are unusable");
-}
-
 constexpr auto better = [](const auto& a, const auto& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 };
 
 }  // namespace
+
+void refuse_logits() {
+  throw Error(ErrorCode::invalid_argument,
+              "the model's logits hold NaN or no finite number: its weights are unusable, or keys and values "
+              "are beyond "
+              "65504, the largest number of an f16 cache; allowed: a cache of bf16 or f32 for such a model");
+}
 
 std::int32_t best_token(std::span<const float> logits) {
   std::size_t best = 0;
@@ -33,6 +35,7 @@ std::int32_t best_token(std::span<const float> logits) {
     if (std::isnan(logits[i])) refuse_logits();
     if (logits[i] > logits[best]) best = i;
   }
+  if (logits.empty() || !std::isfinite(logits[best])) refuse_logits();
   if (HEADWATER_SABOTAGE("runtime.sampler.best_id_in_16_bits")) return static_cast<std::int16_t>(best);
   return static_cast<std::int32_t>(best);
 }
@@ -109,7 +112,6 @@ std::int32_t Sampler::draw(std::span<const float> logits) {
   const std::int32_t best = best_token(logits);
   if (options_.temperature == 0) return best;
   best_ = static_cast<double>(logits[static_cast<std::size_t>(best)]);
-  if (!std::isfinite(best_)) refuse_logits();
   keep_best(logits);
   keep_likely();
   double total = 0;

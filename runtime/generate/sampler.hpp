@@ -24,7 +24,7 @@ class Sampler {
   /// Errors: invalid_argument naming the option that is out of its range.
   Sampler(const SamplingOptions& options, std::int64_t vocabulary);
 
-  /// The next token. Equal logits rank by token id. Error(invalid_argument) where a logit is NaN or all are -inf.
+  /// The next token. Equal logits rank by token id. Error(invalid_argument) where a logit is NaN, or the best is not finite.
   /// Without top_k it takes a few passes over the logits: sums go by id, and only as many candidates as the draw reaches
   /// are put in order.
   [[nodiscard]] std::int32_t draw(std::span<const float> logits);
@@ -46,7 +46,10 @@ class Sampler {
   std::size_t ordered_ = 0;  // so many are in falling order; more than there are, where filters took some
 };
 
-/// The best token, the lowest id among equals. Error(invalid_argument) where a logit is NaN.
+/// The error of logits that no token can be taken from, with what may be the reason.
+[[noreturn]] void refuse_logits();
+
+/// The best token, the lowest id among equals. Error(invalid_argument) where a logit is NaN, or the best is not finite.
 [[nodiscard]] std::int32_t best_token(std::span<const float> logits);
 
 }  // namespace headwater::runtime

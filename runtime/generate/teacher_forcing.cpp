@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "runtime/generate/sampler.hpp"
 #include "runtime/model/parallel.hpp"
 
 namespace headwater::runtime {
@@ -18,7 +19,7 @@ constexpr std::int64_t kLogitRows = 256;  ///< rows whose logits are in memory a
 
 Prediction::Prediction(std::span<const float> logits) : logits_(logits) {
   if (!std::all_of(logits.begin(), logits.end(), [](float logit) { return std::isfinite(logit); })) {
-    throw Error(ErrorCode::invalid_argument, "the model's logits are not finite; its weights are unusable");
+    refuse_logits();
   }
   likeliest_ = std::max_element(logits.begin(), logits.end()) - logits.begin();
   const double most = static_cast<double>(logits[static_cast<std::size_t>(likeliest_)]);

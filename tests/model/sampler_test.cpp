@@ -232,6 +232,14 @@ TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_THROW((void)sampler.draw(std::vector<float>{0.0F, NAN}), Error);
   EXPECT_THROW((void)sampler.draw(std::vector<float>{kNever, kNever}), Error);
   EXPECT_THROW((void)best_token(std::vector<float>{0.0F, NAN}), Error);
+  EXPECT_THROW((void)best_token(std::vector<float>{kNever, kNever}), Error);
+  EXPECT_THROW((void)best_token(std::vector<float>{}), Error);
+  try {
+    (void)Sampler({}, 2).draw(std::vector<float>{kNever, kNever});
+    FAIL() << "temperature 0";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("f16 cache"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -27,6 +27,7 @@
 #include "headwater/engine.hpp"
 #include "runtime/generate/sampler.hpp"
 #include "runtime/gguf/row_kernels.hpp"
+#include "runtime/model/parallel.hpp"
 #include "runtime/support/mapped_file.hpp"
 
 namespace headwater::bench {
@@ -110,7 +111,7 @@ class Bench {
 
 Bench::Bench(const ModelBenchFlags& flags)
     : flags_(flags),
-      threads_(flags.model.options.threads > 0 ? flags.model.options.threads : cli::usable_cores()),
+      threads_(flags.model.options.threads > 0 ? flags.model.options.threads : runtime::default_threads()),
       longest_(*std::max_element(flags.tokens.begin(), flags.tokens.end())),
       // Slots are filled once for all rounds, and the first one decodes twice in each.
       capacity_(longest_ + flags.decode * (flags.slots > 1 ? std::max(flags.rounds, 2) : 1)),
@@ -328,7 +329,7 @@ void save_random_model(const ModelBenchFlags& flags) {
   file.reserve(random.bytes());
   const runtime::AlignedBuffer buffer(random.bytes());
   const std::span<std::byte> bytes(buffer.data(), buffer.size());
-  random.write(bytes, cli::usable_cores());
+  random.write(bytes, runtime::default_threads());
   file.write_at(0, bytes);
   file.commit();
 }
