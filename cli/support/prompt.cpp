@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <utility>
 
 #include "cli/support/failure.hpp"
 #include "cli/support/text.hpp"
@@ -34,9 +35,23 @@ class Descriptor {
   bool owned_;
 };
 
+/// What editors and other systems put around a text.
+std::string as_prompt(std::string text, LastLineEnd end) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
+  std::size_t length = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
+    text[length++] = text[i];
+  }
+  text.resize(length);
+  if (end == LastLineEnd::dropped && text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
 }  // namespace
 
-std::string read_text(const char* flag, const std::string& path) {
+std::string read_text(const char* flag, const std::string& path, LastLineEnd end) {
   const bool standard = path == "-";
   const auto fail = [&](const std::string& what) {
     throw Failure(fmt::format("{}: {} {}", flag, standard ? "standard input" : in_quotes(path), what));
@@ -52,7 +67,7 @@ std::string read_text(const char* flag, const std::string& path) {
     const ssize_t got = ::read(file.get(), part.data(), part.size());
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
-    if (got == 0) return text;
+    if (got == 0) return as_prompt(std::move(text), end);
     text.append(part, 0, static_cast<std::size_t>(got));
     if (text.size() > kMostBytes) fail(fmt::format("is larger than {} bytes", kMostBytes));
   }
@@ -83,11 +98,17 @@ std::string unescaped(std::string_view text) {
   return result;
 }
 
-void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings) {
-  const auto at = runtime::first_ill_formed_utf8(text);
-  if (!at) return;
-  warnings.push_back(
-      fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
+void check_text(std::string_view flag, std::string_view text, const runtime::Tokenizer& tokenizer,
+                std::vector<std::string>& warnings) {
+  if (const auto at = runtime::first_ill_formed_utf8(text)) {
+    warnings.push_back(
+        fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
+  }
+  if (const auto at = tokenizer.first_without_token(text)) {
+    warnings.push_back(fmt::format(
+        "{}: byte {} has no token in the model's vocabulary; it, and what else has none, is left out", flag,
+        *at));
+  }
 }
 
 }  // namespace headwater::cli

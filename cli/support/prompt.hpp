@@ -1,14 +1,24 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/tokenizer/tokenizer.hpp"
+
 namespace headwater::cli {
 
-/// The bytes of a text file, or of standard input where `path` is "-"; `flag` names it in errors. Failure where it
-/// cannot be read, is a directory, or is larger than 1 GiB (no model reads that many tokens).
-[[nodiscard]] std::string read_text(const char* flag, const std::string& path);
+/// What becomes of one line end at the end of a file, which is an editor's.
+enum class LastLineEnd : std::uint8_t {
+  dropped,  ///< after it a model would begin a new line
+  kept,     ///< something follows
+};
+
+/// A text file, or standard input where `path` is "-", without a byte order mark, line ends CR LF as LF. `flag` names it in
+/// errors. Failure where it cannot be read, is a directory, or is larger than 1 GiB (no model reads that many tokens).
+[[nodiscard]] std::string read_text(const char* flag, const std::string& path,
+                                    LastLineEnd end = LastLineEnd::dropped);
 
 /// `text` with \n, \r, \t, \', \", \\ and \xNN as what they stand for, as llama.cpp's -e reads them: any other backslash
 /// is one.
@@ -18,7 +28,9 @@ namespace headwater::cli {
 inline constexpr const char* kEscapeHelp =
     R"(read \n \r \t \' \" \\ and \xNN of typed texts as what they stand for)";
 
-/// Adds a warning that names `flag`, and where the first byte stands, if `text` is not well-formed UTF-8.
-void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings);
+/// Adds a warning that names `flag`, and where the first byte stands, for what of `text` is not well-formed UTF-8, and for
+/// what the vocabulary has no token for.
+void check_text(std::string_view flag, std::string_view text, const runtime::Tokenizer& tokenizer,
+                std::vector<std::string>& warnings);
 
 }  // namespace headwater::cli

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <unordered_map>
 
@@ -39,9 +40,18 @@ class ByteBpe final : public Encoder {
     spellings_.clear();  // needed while merges are read only
   }
 
-  void encode(std::string_view text, bool /*after_special*/, std::vector<std::int32_t>& ids) const override {
+  std::size_t encode(std::string_view text, bool /*after_special*/,
+                     std::vector<std::int32_t>& ids) const override {
     MergeQueue queue;
-    for (const std::string_view word : pre_tokenizer_->split(text)) encode_word(word, queue, ids);
+    const char* lost = nullptr;
+    for (const std::string_view word : pre_tokenizer_->split(text)) encode_word(word, queue, ids, lost);
+    return lost == nullptr ? npos : static_cast<std::size_t>(lost - text.data());
+  }
+
+  [[nodiscard]] bool has_every_byte() const override {
+    return std::all_of(byte_symbols_.begin(), byte_symbols_.end(), [this](std::int32_t symbol) {
+      return tokens_[static_cast<std::size_t>(symbol)] >= 0;
+    });
   }
 
   [[nodiscard]] std::string piece(std::int32_t id) const override {
@@ -98,7 +108,9 @@ class ByteBpe final : public Encoder {
     }
   }
 
-  void encode_word(std::string_view word, MergeQueue& queue, std::vector<std::int32_t>& ids) const {
+  /// `lost`: the first byte without a token, where there has been one.
+  void encode_word(std::string_view word, MergeQueue& queue, std::vector<std::int32_t>& ids,
+                   const char*& lost) const {
     if (pre_tokenizer_->whole_words_first()) {
       const auto whole = words_.find(std::string(word));
       if (whole != words_.end()) {
@@ -117,24 +129,24 @@ class ByteBpe final : public Encoder {
           if (HEADWATER_SABOTAGE("runtime.bpe.rank_in_16_bits")) rank &= 0xFFFF;
           return {true, static_cast<double>(rank), found->second.symbol};
         });
-    queue.for_each([&](const MergeQueue::Node& node) { append(node, word, ids); });
+    queue.for_each([&](const MergeQueue::Node& node) { append(node, word, ids, lost); });
   }
 
-  void append(const MergeQueue::Node& node, std::string_view word, std::vector<std::int32_t>& ids) const {
+  void append(const MergeQueue::Node& node, std::string_view word, std::vector<std::int32_t>& ids,
+              const char*& lost) const {
     const std::int32_t token = tokens_[static_cast<std::size_t>(node.symbol)];
     if (token >= 0) {
       ids.push_back(token);
       return;
     }
-    // A merge made what is no token: back to bytes.
-    for (const char c : word.substr(node.begin, node.length)) {
-      const auto byte = static_cast<unsigned char>(c);
-      const std::int32_t id = tokens_[static_cast<std::size_t>(byte_symbols_[byte])];
-      if (id < 0) {
-        throw Error(ErrorCode::invalid_argument,
-                    fmt::format("byte 0x{:02X} of the text has no token in this vocabulary", byte));
+    // A merge made what is no token: back to bytes, without those that have none (as the package tokenizers does).
+    for (const char& c : word.substr(node.begin, node.length)) {
+      const std::int32_t id = tokens_[static_cast<std::size_t>(byte_symbols_[static_cast<unsigned char>(c)])];
+      if (id >= 0) {
+        ids.push_back(id);
+      } else if (lost == nullptr) {
+        lost = &c;
       }
-      ids.push_back(id);
     }
   }
 

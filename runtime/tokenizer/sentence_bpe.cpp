@@ -48,7 +48,8 @@ class SentenceBpe final : public Encoder {
     read_bytes(file);
   }
 
-  void encode(std::string_view text, bool after_special, std::vector<std::int32_t>& ids) const override {
+  std::size_t encode(std::string_view text, bool after_special,
+                     std::vector<std::int32_t>& ids) const override {
     std::string marked = adds_space_ && after_special ? std::string(kSpaceMark) : std::string();
     marked += replaced(text, " ", kSpaceMark);
     MergeQueue queue;
@@ -65,7 +66,9 @@ class SentenceBpe final : public Encoder {
     queue.for_each([&](const MergeQueue::Node& node) {
       append(std::string_view(marked).substr(node.begin, node.length), node.symbol, splits, ids);
     });
+    return npos;
   }
+  [[nodiscard]] bool has_every_byte() const override { return true; }
 
   [[nodiscard]] std::string piece(std::int32_t id) const override {
     const Token& token = vocabulary_[id];

@@ -113,14 +113,24 @@ std::vector<std::int32_t> Tokenizer::encode_more(std::string_view text, bool par
   return ids;
 }
 
-void Tokenizer::append(std::string_view text, bool parse_special, bool after_special,
-                       std::vector<std::int32_t>& ids) const {
+std::optional<std::size_t> Tokenizer::first_without_token(std::string_view text) const {
+  if (state_->encoder->has_every_byte()) return std::nullopt;
+  std::vector<std::int32_t> ids;
+  return append(text, false, true, ids);
+}
+
+/// Returns the offset of the first byte that is left out.
+std::optional<std::size_t> Tokenizer::append(std::string_view text, bool parse_special, bool after_special,
+                                             std::vector<std::int32_t>& ids) const {
+  std::optional<std::size_t> lost;
   const std::string clean = well_formed_utf8(text);
   const SpecialTokens& specials = parse_special ? state_->with_control : state_->always;
   for (std::size_t at = 0; at < clean.size();) {
     const SpecialTokens::Match match = specials.find(clean, at);
     if (match.begin > at) {
-      state_->encoder->encode(std::string_view(clean).substr(at, match.begin - at), after_special, ids);
+      const std::size_t found =
+          state_->encoder->encode(std::string_view(clean).substr(at, match.begin - at), after_special, ids);
+      if (found != Encoder::npos && !lost) lost = at + found;
       after_special = false;
     }
     if (match.length > 0) {
@@ -129,6 +139,7 @@ void Tokenizer::append(std::string_view text, bool parse_special, bool after_spe
     }
     at = match.begin + match.length;
   }
+  return lost;
 }
 
 std::string Tokenizer::piece(std::int32_t id) const {

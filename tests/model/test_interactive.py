@@ -188,6 +188,10 @@ class Lines(unittest.TestCase):
                    "<|start_header_id|>assistant<|end_header_id|>\n\n").stdout.splitlines()
         self.assertEqual(turns[1], 1 + len(line))
 
+    def test_line_ends_of_other_systems(self):
+        flags = ("generate", "-m", MODEL, "-n", "3", "--interactive", "-c", "60", "--quiet")
+        self.assertEqual(run(*flags, input=b"import os\r\nimport re\r\n").stdout, run(*flags, input=b"import os\nimport re\n").stdout)
+
     def test_a_line_that_is_not_utf8_is_warned_of(self):
         got = run("generate", "-m", MODEL, "-n", "2", "--interactive", "-c", "60", input=b"x\xff\nimport os\n")
         self.assertEqual(got.returncode, 0, got.stderr)

@@ -197,7 +197,7 @@ class Tokenize(unittest.TestCase):
         shown = run("tokenize", "-m", MODEL, "-p", "import os\n").stdout.decode().splitlines()
         self.assertEqual([int(line.split("  '")[0]) for line in shown], got["ids"])
         self.assertTrue(shown[-1].endswith(r"\x0a'"), shown)
-        read = run("tokenize", "-m", MODEL, "-f", "-", "--json", input=b"import os\n")
+        read = run("tokenize", "-m", MODEL, "-f", "-", "--json", input=b"import os\n\n")
         self.assertEqual(json.loads(read.stdout), got)
         self.assertEqual(run("tokenize", "-m", MODEL, "-p", "").stdout, b"")
 
@@ -209,7 +209,18 @@ class Tokenize(unittest.TestCase):
                 path.write_bytes(lines[:size])
                 for source, more in ((str(path), {}), ("-", {"input": lines[:size]})):
                     got = said(MODEL, "-f", source, program="tokenize", **more)
-                    self.assertEqual("".join(got["pieces"]).encode(), lines[:size], (source, size))
+                    self.assertEqual("".join(got["pieces"]).encode(), lines[:size].removesuffix(b"\n"), (source, size))
+
+    def test_files_as_editors_and_other_systems_write_them(self):
+        for data, text in ((b"\xef\xbb\xbfdef f():\r\n  pass\r\n", "def f():\n  pass"), (b"a\n\n", "a\n"), (b"a\rb\r", "a\rb\r"),
+                           (b"a\r\r\n", "a\r"), (b"x\xef\xbb\xbf\n", "x\ufeff"), (b"\r\n\r\na", "\n\na")):
+            self.assertEqual(said(MODEL, "-f", "-", program="tokenize", input=data)["ids"], ids(MODEL, text), data)
+        # A question begins a line of its own where the document ends one.
+        got = said(MODEL, "-f", "-", "-p", "def ", "-n", "1", input=b"\xef\xbb\xbfimport os\r\n")
+        self.assertEqual(got["prompt_ids"], ids(MODEL, "import os\n") + ids(MODEL, "def "))
+        done = run("generate", "-m", MODEL, "-f", "-", input=b"\xef\xbb\xbf\r\n")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"the prompt is empty", done.stderr)
 
     def test_what_the_model_adds_and_control_tokens(self):
         golden = json.loads((FIXTURES / "golden.json").read_text(encoding="utf-8"))

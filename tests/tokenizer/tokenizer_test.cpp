@@ -82,13 +82,16 @@ TEST(ByteBpe, PreTokenizersByAllTheirNames) {
   EXPECT_EQ(PreTokenizer::named("qwen"), nullptr);
 }
 
-TEST(ByteBpe, AByteWithoutTokenIsNamed) {
+TEST(ByteBpe, AByteWithoutTokenIsLeftOutAndSaid) {
   VocabularyBuilder b = all_bytes();
   b.tokens['q'] = "qq";
   const std::unique_ptr<Tokenizer> tokenizer = b.build();
   EXPECT_THAT(tokenizer->encode("x", false, false), ElementsAre('x'));
-  EXPECT_THAT(refusal([&] { (void)tokenizer->encode("q", false, false); }),
-              HasSubstr("byte 0x71 of the text has no token"));
+  EXPECT_EQ(tokenizer->first_without_token("xyz xyz"), std::nullopt);
+  EXPECT_THAT(tokenizer->encode("q", false, false), IsEmpty());
+  EXPECT_THAT(tokenizer->encode("xqqy", false, false), ElementsAre('x', 'y'));
+  EXPECT_EQ(tokenizer->first_without_token("x yqqz"), 3U);
+  EXPECT_EQ(tokenizer->first_without_token(std::string(70000, 'x') + "q"), 70000U);
 }
 
 TEST(ByteBpe, PiecesAreBytes) {

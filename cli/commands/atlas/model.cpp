@@ -144,7 +144,7 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
         fmt::format("--window: {} is not allowed; the context has {} tokens", most, model.context()));
   }
   std::vector<std::string> warnings = model.warnings();
-  check_utf8(flags->file.empty() ? "-p (--prompt)" : "-f (--file)", text, warnings);
+  check_text(flags->file.empty() ? "-p (--prompt)" : "-f (--file)", text, model.tokenizer(), warnings);
   const auto n = static_cast<std::int64_t>(ids.size());
   if (n > most && !flags->window) {
     warnings.push_back(fmt::format("only the first {} of {} tokens fit into the context", most, n));
