@@ -183,6 +183,40 @@ headwater_status set_callback(headwater_session* session, bool given,
   });
 }
 
+/// The fields that describe `options`; struct_size is left to the caller.
+headwater_options c_options_of(const headwater::Options& options) {
+  headwater_options filled{};
+  filled.batch = options.batch;
+  filled.chunk = options.chunk;
+  filled.local = options.local;
+  filled.heavy = options.heavy;
+  filled.clamp = options.clamp ? 1 : 0;
+  filled.dense = options.dense ? 1 : 0;
+  filled.scale = std::nan("");
+  filled.softcap = options.softcap;
+  filled.score_type = static_cast<std::int32_t>(options.score_type);
+  filled.schedule = static_cast<std::int32_t>(options.schedule);
+  filled.threads = options.threads;
+  filled.select = static_cast<std::int32_t>(options.select);
+  filled.key_block = options.key_block;
+  filled.query_block = options.query_block;
+  filled.pool = options.pool;
+  filled.refine = options.refine;
+  filled.pinned = options.pinned;
+  filled.dense_below = options.dense_below;
+  filled.checkpoints = options.checkpoints;
+  filled.kv_owner = static_cast<std::int32_t>(options.kv_owner);
+  filled.page = options.page;
+  return filled;
+}
+
+/// Writes the defaults of a caller whose structure has struct_size bytes.
+void write_options(const headwater::Options& from, headwater_options* options, size_t struct_size) {
+  headwater_options filled = c_options_of(from);
+  filled.struct_size = struct_size;
+  write_struct(options, struct_size, kOptionsSize1, filled, "options");
+}
+
 }  // namespace
 
 int32_t headwater_abi_version(void) { return HEADWATER_ABI_VERSION; }
@@ -221,32 +255,16 @@ const char* headwater_engine_unavailable_because(int32_t index) {
 }
 
 headwater_status headwater_options_init(headwater_options* options, size_t struct_size) {
+  return guarded([&] { write_options({}, options, struct_size); });
+}
+
+headwater_status headwater_options_preset(const char* engine, int32_t quality, headwater_options* options,
+                                          size_t struct_size) {
   return guarded([&] {
-    const headwater::Options defaults;
-    headwater_options filled{};
-    filled.batch = defaults.batch;
-    filled.chunk = defaults.chunk;
-    filled.local = defaults.local;
-    filled.heavy = defaults.heavy;
-    filled.clamp = defaults.clamp ? 1 : 0;
-    filled.dense = defaults.dense ? 1 : 0;
-    filled.scale = std::nan("");
-    filled.softcap = defaults.softcap;
-    filled.score_type = static_cast<std::int32_t>(defaults.score_type);
-    filled.schedule = static_cast<std::int32_t>(defaults.schedule);
-    filled.threads = defaults.threads;
-    filled.select = static_cast<std::int32_t>(defaults.select);
-    filled.key_block = defaults.key_block;
-    filled.query_block = defaults.query_block;
-    filled.pool = defaults.pool;
-    filled.refine = defaults.refine;
-    filled.pinned = defaults.pinned;
-    filled.dense_below = defaults.dense_below;
-    filled.checkpoints = defaults.checkpoints;
-    filled.kv_owner = static_cast<std::int32_t>(defaults.kv_owner);
-    filled.page = defaults.page;
-    filled.struct_size = struct_size;
-    write_struct(options, struct_size, kOptionsSize1, filled, "options");
+    constexpr std::int32_t kThree = 3;
+    const auto chosen = enumerator<headwater::Quality>(quality, kThree, "quality");
+    write_options(headwater::preset(chosen, headwater::engine(engine != nullptr ? engine : "")), options,
+                  struct_size);
   });
 }
 

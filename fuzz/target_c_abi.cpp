@@ -492,6 +492,10 @@ class Caller {
     call("options_init", kFirstOptions, false, [&](std::size_t size) {
       return headwater_options_init(reinterpret_cast<headwater_options*>(bytes.data()), size);
     });
+    call("options_preset", kFirstOptions, false, [&](std::size_t size) {
+      return headwater_options_preset("reference", HEADWATER_QUALITY_BALANCED,
+                                      reinterpret_cast<headwater_options*>(bytes.data()), size);
+    });
     call("session_options", kFirstEffectiveOptions, true, [&](std::size_t size) {
       return headwater_session_options(session, reinterpret_cast<headwater_effective_options*>(bytes.data()),
                                        size);

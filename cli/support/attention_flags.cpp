@@ -35,13 +35,21 @@ struct SizeFlags {
 }
 
 /// Where the rule is a default, sizes that were not given shrink until they fit the chunk and the budget.
-void fit_sizes(const SizeFlags& flags, Options& options) {
+void fit_sizes(const SizeFlags& flags, bool pinned_given, Options& options) {
   if (!flags.query_block.given()) options.query_block = std::min(options.query_block, options.chunk);
   if (!flags.pool.given()) options.pool = std::gcd(options.pool, options.query_block);
   if (!flags.key_block.given()) {
-    options.key_block = std::gcd(std::gcd(options.key_block, options.heavy), options.pinned);
+    options.key_block =
+        std::gcd(std::gcd(options.key_block, options.heavy), pinned_given ? options.pinned : 0);
     while (options.key_block > options.chunk) options.key_block /= 2;
   }
+}
+
+/// Pinned tokens by default are whole key blocks of the budget.
+void fit_pinned(Options& options) {
+  const std::int64_t block = options.key_block;
+  options.pinned =
+      std::min((options.pinned + block - 1) / block * block, options.heavy - options.heavy % block);
 }
 
 /// SEL-1, in the words of the flags.
@@ -85,7 +93,7 @@ void select_window(Options& options) {
   options.refine = 1;
 }
 
-void declare_rule(FlagSet& set, Options& options) {
+void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
   const bool blocks = options.select == Select::blocks;
   const auto rule = std::make_shared<Rule>(blocks ? Rule::blocks : Rule::h2o);
   const CLI::Option* const select = set.choice(
@@ -95,25 +103,34 @@ void declare_rule(FlagSet& set, Options& options) {
           std::string(blocks ? "blocks" : "h2o") + ")",
       "h2o, blocks or window", {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"window", Rule::window}},
       *rule);
-  const auto size = [&](const char* name, std::int64_t high, const char* help, std::int64_t& to) {
+  const auto size = [&](const char* name, std::int64_t high, const std::string& help, std::int64_t& to) {
     return SizeFlag{name, set.integer(name, name, 1, high, help, to)};
   };
   constexpr std::int64_t kMostKeys = 256;
   constexpr std::int64_t kMostRefine = 16;
   const SizeFlags sizes{
-      size("--key-block", kMostKeys, "keys of a key block, with --select blocks (8)", options.key_block),
-      size("--query-block", kMaxCount, "rows that share a set, with --select blocks (32)",
+      size("--key-block", kMostKeys,
+           fmt::format("keys of a key block, with --select blocks ({})", options.key_block),
+           options.key_block),
+      size("--query-block", kMaxCount,
+           fmt::format("rows that share a set, with --select blocks ({})", options.query_block),
            options.query_block),
       size("--pool", kMaxCount,
-           "rows whose mean votes, half as many on single keys; with --select blocks (4)", options.pool),
+           fmt::format("rows whose mean votes, half as many on single keys; with --select blocks ({})",
+                       options.pool),
+           options.pool),
       size("--refine", kMostRefine,
-           "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks (2)",
+           fmt::format(
+               "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks ({})",
+               options.refine),
            options.refine)};
-  set.check([&options, rule, select, sizes] {
+  set.check([&options, rule, select, pinned, sizes] {
+    const bool pinned_given = pinned->count() > 0;
     if (*rule == Rule::blocks) {
       options.select = Select::blocks;
+      if (select->count() == 0) fit_sizes(sizes, pinned_given, options);
+      if (!pinned_given) fit_pinned(options);
       check_pinned(options);
-      if (select->count() == 0) fit_sizes(sizes, options);
       check_sizes(options);
       return;
     }
@@ -127,10 +144,12 @@ void declare_rule(FlagSet& set, Options& options) {
                       flag.name, chosen));
     }
     if (*rule == Rule::h2o) {
+      if (!pinned_given) options.pinned = 0;  // the plan's
       check_pinned(options);
       return;
     }
     options.select = Select::blocks;
+    if (!pinned_given) options.pinned = std::min(options.pinned, options.local + options.heavy);
     select_window(options);
   });
 }
@@ -166,8 +185,11 @@ void declare_memory_sets(FlagSet& set, Options& options) {
               fmt::format("H, tokens kept because of their score or votes ({})", options.heavy),
               options.heavy);
   set.flag("--h2o-no-clamp", options.clamp, "let L + H be S or more", false);
-  set.integer("--pinned", "--pinned", 0, kMaxCount,
-              "first tokens that keep their places in the memory set, part of H (0)", options.pinned);
+  const auto* const pinned = set.integer(
+      "--pinned", "--pinned", 0, kMaxCount,
+      fmt::format("first tokens that keep their places in the memory set, part of H ({})",
+                  options.pinned > 0 ? fmt::format("{}; 0 with --select h2o", options.pinned) : "0"),
+      options.pinned);
   set.value("--dense-layers", "LIST", "layers whose prefill is dense, as 0,3,8-11 (none)",
             [&options](const std::string& text) { options.dense_layers = parse_layers(text); });
   set.integer("--dense-below", "--dense-below", 0, kMaxCount, "prefill turns of fewer tokens are dense (0)",
@@ -177,7 +199,7 @@ void declare_memory_sets(FlagSet& set, Options& options) {
     throw Failure(fmt::format("--h2o-local {} and --h2o-heavy {} make {} together; allowed are {}",
                               options.local, options.heavy, options.local + options.heavy, kMaxCount));
   });
-  declare_rule(set, options);
+  declare_rule(set, pinned, options);
 }
 
 void declare_schedule(FlagSet& set, Options& options) {

@@ -209,6 +209,16 @@ typedef struct headwater_options {
  * is written. Errors: invalid_argument (NULL; struct_size below that of HEADWATER_ABI_VERSION 1). */
 HEADWATER_API headwater_status headwater_options_init(headwater_options* options, size_t struct_size);
 
+/* How close a sparse prefill stays to dense attention (docs/quality.md): the least time; what `headwater generate` does;
+ * dense attention. */
+enum { HEADWATER_QUALITY_FAST = 0, HEADWATER_QUALITY_BALANCED = 1, HEADWATER_QUALITY_EXACT = 2 };
+
+/* As headwater_options_init(), with options that were measured on real models: rule BLOCKS with pinned first tokens, or
+ * dense attention. engine: as headwater_open(); one that lacks rule BLOCKS gets the defaults of headwater_options_init().
+ * Errors: also those of headwater_open() for the engine; invalid_argument (quality). */
+HEADWATER_API headwater_status headwater_options_preset(const char* engine, int32_t quality,
+                                                        headwater_options* options, size_t struct_size);
+
 typedef struct headwater_session headwater_session; /* opaque */
 
 /* Opens an empty session and takes all its memory. engine: a name, or NULL or "" for the environment's

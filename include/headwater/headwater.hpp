@@ -5,6 +5,7 @@
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
 #include "headwater/options.hpp"
+#include "headwater/preset.hpp"
 #include "headwater/rope.hpp"
 #include "headwater/session.hpp"
 #include "headwater/state.hpp"

@@ -4,7 +4,6 @@ import array
 import codecs
 import contextlib
 import ctypes
-import functools
 import math
 import os
 import threading
@@ -40,34 +39,6 @@ def _most_tokens(value):
     if number < 0:
         raise ValueError(f"max_tokens is {number}; allowed: 0 or more, or None: until the text ends or the capacity is used")
     return number
-
-
-@functools.lru_cache
-def _has_blocks(engine):
-    """Whether an engine has rule blocks: by the smallest session of it."""
-    try:
-        _session.Session(layers=1, heads=1, head_dim=64, capacity=1, engine=engine, select="blocks", threads=1).close()
-    except ValueError:
-        return False
-    return True
-
-
-def _with_defaults(given, engine):
-    """The options of `headwater generate`: rule blocks, whose sizes fit themselves where the rule was not asked for."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if "select" in given:
-        return {"local": 32, "heavy": 480, **given}
-    if not _has_blocks(engine or os.environ.get("HEADWATER_ENGINE") or "cpu"):
-        return given
-    options = {"select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "pinned": 0, **given}
-    chunk, heavy, pinned = (_options.integer(options[name], name) for name in ("chunk", "heavy", "pinned"))
-    options.setdefault("query_block", max(1, min(32, chunk)))
-    options.setdefault("pool", math.gcd(4, _options.integer(options["query_block"], "query_block")))
-    if "key_block" not in options:
-        options["key_block"] = math.gcd(8, heavy, pinned)
-        while options["key_block"] > max(chunk, 1):
-            options["key_block"] //= 2
-    return options
 
 
 class Model(_native.Owner):
@@ -149,16 +120,17 @@ class Model(_native.Owner):
     # ---- conversations ----
 
     def conversation(self, *, capacity: int | None = None, cache_type: str = "auto", dense_tail: int = 64,
-                     engine: str | None = None, **options: Any) -> "Conversation":
+                     engine: str | None = None, quality: str = "balanced", **options: Any) -> "Conversation":
         """An empty Conversation over this model.
 
         capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
         "bf16". dense_tail: so many tokens at the end of a sparse turn see all before them. engine: a name of
-        headwater.engines(). options: of Session (chunk, local, heavy, batch, select, dense, threads, ...) but for what the
-        model decides (scale, softcap, sinks, alibi, layers); defaults are those of `headwater generate`: rule blocks, 32
-        local and 480 heavy tokens. Errors: ValueError, TypeError, MemoryError, RuntimeError (the engine is not there).
+        headwater.engines(). quality: "fast", "balanced" or "exact", which is dense: the options that are not said, as
+        docs/quality.md measures them; "balanced" is what `headwater generate` does. options: of Session (chunk, local, heavy,
+        pinned, batch, select, dense, threads, ...) but for what the model decides (scale, softcap, sinks, alibi, layers).
+        Errors: ValueError, TypeError, MemoryError, RuntimeError (the engine is not there).
         """
-        return Conversation(self, capacity, cache_type, dense_tail, engine, options)
+        return Conversation(self, capacity, cache_type, dense_tail, engine, {**options, "quality": quality})
 
     def _prompt(self, prompt, name):
         ids = self.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(_ids(prompt, name))
@@ -315,7 +287,7 @@ class Conversation(_native.Owner):
     def __init__(self, model: Model, capacity: int | None, cache_type: str, dense_tail: int, engine: str | None,
                  options: dict[str, Any]) -> None:
         _options.known(options, model.conversation)
-        own = _options.Options(_with_defaults(options, engine), model.heads, model.layers)
+        own = _options.Options(_options.with_preset(options, _session._name(engine)), model.heads, model.layers)
         native = _runtime.initialised(_runtime.ConversationOptions, _library.headwater_conversation_options_init)
         native.engine = _session._name(engine)
         native.attention = ctypes.pointer(own.native)

@@ -13,6 +13,7 @@ _INT64S, _POINTER, _SIZE, _TEXT = ctypes.POINTER(ctypes.c_int64), ctypes.c_void_
 ABI_VERSION = 1
 F32, F16, BF16 = 0, 1, 2
 SELECT = {"h2o": 0, "blocks": 1}
+QUALITIES = {"fast": 0, "balanced": 1, "exact": 2}
 SCORE_TYPES = {"bf16": 0, "f32": 1}
 SCHEDULES = {"layer_major": 0, "chunk_major": 1}
 OF_SESSION, OF_CALLER = 0, 1
@@ -72,6 +73,7 @@ _ROWS, _OUT = ctypes.POINTER(Rows), ctypes.POINTER(_POINTER)
 # Those that return a status. "Q" is an opaque session.
 _CALLS = {
     "options_init": [ctypes.POINTER(Options), _SIZE],
+    "options_preset": [_TEXT, _I32, ctypes.POINTER(Options), _SIZE],
     "open": [_TEXT, ctypes.POINTER(Shape), ctypes.POINTER(Options), _OUT],
     "estimate": [_TEXT, ctypes.POINTER(Shape), ctypes.POINTER(Options), ctypes.POINTER(MemoryBytes),
                  ctypes.POINTER(MemoryBytes), _SIZE],
@@ -174,6 +176,13 @@ class Owner:
 
     def __reduce_ex__(self, protocol):  # of copy.copy(), copy.deepcopy() and pickle
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; allowed: {self._instead}")
+
+
+def preset(engine, quality):
+    """The Options of a quality's code. engine: a name as bytes, or None for the default one."""
+    options = Options()
+    check(library.headwater_options_preset(engine, quality, ctypes.byref(options), ctypes.sizeof(options)))
+    return options
 
 
 def in_child():

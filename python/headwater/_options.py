@@ -130,6 +130,47 @@ def known(given, *calls):
             raise TypeError(f"option {name!r} is not known; allowed: {', '.join(dict.fromkeys((*NAMES, *own)))}")
 
 
+def preset(quality, engine=None):
+    """What a quality says, {name: value}: the library's table of measured defaults. engine: a name as bytes, or None. Errors: ValueError, RuntimeError."""
+    code = choice(quality, "quality", _native.QUALITIES)
+    native = _native.preset(engine, code)
+    if native.dense:
+        return {"dense": True}
+    rules = {code: name for name, code in _native.SELECT.items()}
+    return {"select": rules[native.select], **{name: getattr(native, name) for name in (
+        "chunk", "local", "heavy", "key_block", "query_block", "pool", "refine", "pinned")}}
+
+
+def fit_pinned(options, given):
+    """Pinned tokens that nobody asked for: whole key blocks of the heavy ones, and none with rule h2o, which is the plan's."""
+    if "pinned" in given or "pinned" not in options:
+        return
+    if options["select"] == "h2o":
+        options["pinned"] = 0
+        return
+    heavy, block = integer(options["heavy"], "heavy"), max(1, integer(options["key_block"], "key_block"))
+    options["pinned"] = max(0, min(-(-options["pinned"] // block), heavy // block) * block)
+
+
+def with_preset(given, engine):
+    """The options of `headwater generate`: those of `quality` where no other is given. Where the rule was not asked for, its
+    sizes fit a small chunk or memory set. Errors: TypeError, ValueError, RuntimeError."""
+    given = {name: value for name, value in given.items() if value is not None}
+    options = {**preset(given.pop("quality", "balanced"), engine), **given}
+    if options.get("select") == "blocks" and "select" not in given:
+        chunk, heavy = (integer(options[name], name) for name in ("chunk", "heavy"))
+        if "query_block" not in given:
+            options["query_block"] = max(1, min(options["query_block"], chunk))
+        if "pool" not in given:
+            options["pool"] = math.gcd(options["pool"], integer(options["query_block"], "query_block"))
+        if "key_block" not in given:
+            options["key_block"] = math.gcd(options["key_block"], heavy, integer(given.get("pinned", 0), "pinned"))
+            while options["key_block"] > max(chunk, 1):
+                options["key_block"] //= 2
+    fit_pinned(options, given)
+    return options
+
+
 class Options:
     """_native.Options, `native`, and what its pointers point at. calls: as of known()."""
 

@@ -23,7 +23,7 @@ _extras.need("headwater.hf", "hf", "torch", "transformers")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from . import _native, _options  # noqa: E402
+from . import _options  # noqa: E402
 from ._attention import attention as _attention  # noqa: E402
 from ._session import Session as _Session  # noqa: E402
 
@@ -37,11 +37,11 @@ from transformers.masking_utils import causal_mask_function  # noqa: E402
 
 __all__ = ["configuration", "configure"]
 
-# Those of `headwater generate`.
-_DEFAULTS = {"select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "dense": False, "dense_layers": (),
-             "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None}
-_NEWEST = 32  # of `memory` with rule blocks
-_MORE = ("batch", "key_block", "query_block", "pool", "refine", "pinned", "clamp", "score_type", "schedule")
+# Those of `headwater generate`; the reference has every rule.
+_DEFAULTS = {**_options.preset("balanced", b"reference"), "dense": False, "dense_layers": (), "dense_tail": 64,
+             "dense_below": 0, "threads": 0, "engine": None}
+_NEWEST = _DEFAULTS["local"]  # of `memory` with rule blocks
+_MORE = ("batch", "clamp", "score_type", "schedule")
 _ATTRIBUTE = "headwater_options"  # of every module of a configured model
 _PARTS = "headwater_parts"  # of a layer's module: how it was given its latest sequence
 # What models hand on to a layer's attention, and what changes nothing there.
@@ -234,15 +234,16 @@ def _layers_of(model):
     return getattr(text, "num_hidden_layers", None) or 1
 
 
-def configure(model: torch.nn.Module, *, memory: int | None = None, **options: Any) -> dict[str, Any]:
+def configure(model: torch.nn.Module, *, quality: str | None = None, memory: int | None = None, **options: Any) -> dict[str, Any]:
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
+    quality: "fast", "balanced" (the default) or "exact", which is dense: what is not said otherwise (docs/quality.md).
     options: select ("blocks"; or "h2o"), chunk (1024), local (32) and heavy (480), or memory, both together: 32 newest and
-    the rest with "blocks", two halves with "h2o"; dense (False; True: exact attention everywhere), dense_layers (numbers of
-    layers), dense_tail (64: so many tokens at the end of a sparse prompt see everything), dense_below (prompts of fewer
-    tokens are dense), threads (0: all), engine, and batch, key_block, query_block, pool, refine, pinned, clamp, score_type,
-    schedule, as in headwater.Session. None is the default. They are kept on the model's modules, not in its config. They are
-    checked for the device where the model is.
+    the rest with "blocks", two halves with "h2o"; pinned (8 with "blocks": first tokens that every set keeps; 0 with "h2o");
+    dense (False; True: exact attention everywhere), dense_layers (numbers of layers), dense_tail (64: so many tokens at the
+    end of a sparse prompt see everything), dense_below (prompts of fewer tokens are dense), threads (0: all), engine, and
+    batch, key_block, query_block, pool, refine, clamp, score_type, schedule, as in headwater.Session. None is the default.
+    They are kept on the model's modules, not in its config. They are checked for the device where the model is.
     Memory sets that do not fit into a chunk are clamped, with a warning (CFG-3); a model with another attention is one, too.
     Returns configuration(model). Errors: ValueError, TypeError and RuntimeError at once, as of headwater.Session.
     """
@@ -250,22 +251,24 @@ def configure(model: torch.nn.Module, *, memory: int | None = None, **options: A
         raise TypeError(f"model is a {type(model).__name__}; allowed: a model of transformers")
     for name in options:
         if name not in _DEFAULTS and name not in _MORE:
-            raise TypeError(f"option {name!r} is not known; allowed: memory, {', '.join((*_DEFAULTS, *_MORE))}")
+            raise TypeError(f"option {name!r} is not known; allowed: quality, memory, {', '.join((*_DEFAULTS, *_MORE))}")
     if getattr(getattr(model, "config", None), "_attn_implementation", "headwater") != "headwater":
         warnings.warn(f"the model's attention is {model.config._attn_implementation!r}, which reads none of these options; "
                       "allowed: attn_implementation='headwater', or model.set_attn_implementation('headwater')", stacklevel=2)
-    own = {**_DEFAULTS, **{name: value for name, value in options.items() if value is not None}}
+    given = {name: value for name, value in options.items() if value is not None}
+    own = {**_DEFAULTS, **_options.preset("balanced" if quality is None else quality, b"reference"), **given}
     if memory is not None:
         if any(options.get(name) is not None for name in ("local", "heavy")):
             raise ValueError("memory is local and heavy together; allowed: memory, or local and heavy")
         memory = _options.integer(memory, "memory")
         own["local"] = memory // 2 if own["select"] == "h2o" else min(_NEWEST, memory)
         own["heavy"] = memory - own["local"]
-        block = _options.integer(own.get("key_block", _native.default_options().key_block), "key_block")
+        block = _options.integer(own["key_block"], "key_block")
         if own["select"] == "blocks" and block > 0 and own["heavy"] % block:
             least = memory - own["heavy"] % block
             raise ValueError(f"memory is {memory}, of which heavy has {own['heavy']}, no multiple of key_block {block}; "
                              f"allowed: {least}, {least + block} and other multiples above {own['local']}")
+    _options.fit_pinned(own, given)
     own["dense_tail"] = _options.integer(own["dense_tail"], "dense_tail")
     if own["dense_tail"] < 0:
         raise ValueError(f"dense_tail is {own['dense_tail']}; allowed: 0 or more")

@@ -411,6 +411,39 @@ static void test_rule(void) {
   refuse(&options, "options.reserved4 is 1; allowed: 0");
 }
 
+/* Options by quality: rule BLOCKS with pinned tokens or dense; what an engine without the rule gets instead is tested where
+ * there is one (mocks). */
+static void test_presets(void) {
+  headwater_options options;
+  headwater_session* session = NULL;
+  memset(&options, 0xAB, sizeof options);
+  CHECK_OK(headwater_options_preset("reference", HEADWATER_QUALITY_BALANCED, &options, sizeof options));
+  CHECK_EQUAL(options.select, HEADWATER_SELECT_BLOCKS);
+  CHECK_EQUAL(options.chunk, 1024);
+  CHECK_EQUAL(options.local, 32);
+  CHECK_EQUAL(options.heavy, 480);
+  CHECK_EQUAL(options.pinned, 8);
+  CHECK_EQUAL(options.pool, 4);
+  CHECK_EQUAL(options.refine, 2);
+  CHECK_EQUAL(options.struct_size, sizeof options);
+  CHECK_OK(headwater_open("reference", &kShape, &options, &session));
+  headwater_close(session);
+  CHECK_OK(headwater_options_preset(NULL, HEADWATER_QUALITY_FAST, &options, sizeof options));
+  CHECK_EQUAL(options.select, HEADWATER_SELECT_BLOCKS);
+  CHECK_EQUAL(options.pinned, 8);
+  CHECK_EQUAL(options.refine, 1);
+  CHECK_OK(headwater_options_preset(NULL, HEADWATER_QUALITY_EXACT, &options, sizeof options));
+  CHECK_EQUAL(options.dense, 1);
+  CHECK_FAILS(headwater_options_preset(NULL, 3, &options, sizeof options), HEADWATER_INVALID_ARGUMENT,
+              "quality is 3");
+  CHECK_FAILS(headwater_options_preset(NULL, -1, &options, sizeof options), HEADWATER_INVALID_ARGUMENT,
+              "quality is -1");
+  CHECK_FAILS(headwater_options_preset("none", 0, &options, sizeof options), HEADWATER_ENGINE_UNAVAILABLE,
+              "none");
+  CHECK_FAILS(headwater_options_preset(NULL, 0, NULL, sizeof options), HEADWATER_INVALID_ARGUMENT,
+              "options is NULL");
+}
+
 /* SEL-1: clamped to whole key blocks. */
 static void test_clamp(void) {
   headwater_options options = small_blocks();
@@ -430,6 +463,7 @@ static void test_clamp(void) {
 
 void test_blocks_options(void) {
   test_defaults();
+  test_presets();
   test_sizes();
   test_rule();
   test_clamp();

@@ -46,32 +46,52 @@ class Generates(unittest.TestCase):
         self.assertEqual({key: blocks["effective"][key] for key in wanted}, wanted)
         self.assertEqual(generate_json(*flags, *sizes, "-t", "1", "-b", "1536")["ids"], blocks["ids"])
         window = generate_json(*flags, "--select", "window")
-        self.assertEqual((window["effective"]["select"], window["effective"]["local"]), ("window", 256))
+        self.assertEqual([window["effective"][key] for key in ("select", "local", "pinned")], ["window", 248, 8])
         self.assertNotIn("pool", window["effective"])
         h2o = generate_json(*flags, "--select", "h2o")
-        self.assertEqual(h2o["effective"]["select"], "h2o")
+        self.assertEqual((h2o["effective"]["select"], h2o["effective"].get("pinned", 0)), ("h2o", 0))
         default = generate_json(*flags)["effective"]
         self.assertEqual([default[key] for key in ("select", "local", "heavy", "key_block", "query_block", "pool", "refine")],
                          ["blocks", 128, 128, 8, 32, 4, 2])
         default = generate_json("-f", TEXT, "-n", "1")["effective"]
-        self.assertEqual([default[key] for key in ("chunk", "local", "heavy")], [1024, 32, 480])
-        # Sizes of the default rule that were not given fit: K divides H, Q is at most S, P divides Q.
-        for given, wanted in ((["-ub", "24"], [8, 24, 4]), (["-ub", "6", "--h2o-heavy", "4"], [4, 6, 2]),
-                              (["-ub", "2", "--h2o-heavy", "8"], [2, 2, 2]), (["--h2o-heavy", "27"], [1, 32, 4]),
-                              (["--h2o-heavy", "44", "--pinned", "2"], [2, 32, 4]), (["--h2o-heavy", "0"], [8, 32, 4])):
+        self.assertEqual([default[key] for key in ("chunk", "local", "heavy", "pinned")], [1024, 32, 480, 8])
+        # Sizes of the default rule that were not given fit: K divides H, Q is at most S, P divides Q, A is whole key blocks
+        # of H.
+        for given, wanted in ((["-ub", "24"], [8, 24, 4, 0]), (["-ub", "6", "--h2o-heavy", "4"], [4, 6, 2, 0]),
+                              (["-ub", "2", "--h2o-heavy", "8"], [2, 2, 2, 0]), (["--h2o-heavy", "27"], [1, 32, 4, 8]),
+                              (["--h2o-heavy", "44", "--pinned", "2"], [2, 32, 4, 2]), (["--h2o-heavy", "44"], [4, 32, 4, 8]),
+                              (["--h2o-heavy", "4"], [4, 32, 4, 4]), (["--key-block", "16"], [16, 32, 4, 16]),
+                              (["--h2o-heavy", "0"], [8, 32, 4, 0])):
             fitted = generate_json("-p", "def f(x):", "-n", "1", *given)["effective"]
-            self.assertEqual([fitted[key] for key in ("key_block", "query_block", "pool")], wanted, given)
+            sizes_of = [fitted[key] for key in ("key_block", "query_block", "pool")]
+            self.assertEqual([*sizes_of, fitted.get("pinned", 0)], wanted, given)
+        fast = generate_json("-p", "x", "-n", "1", "--quality", "fast")["effective"]
+        self.assertEqual([fast[key] for key in ("select", "local", "heavy", "pinned", "pool", "refine")],
+                         ["blocks", 32, 480, 8, 8, 1])
+        # What is said beside a preset holds, wherever it stands.
+        fast = generate_json("-p", "x", "-n", "1", "--h2o-heavy", "64", "--quality", "fast", "--pool", "2")["effective"]
+        self.assertEqual([fast[key] for key in ("heavy", "pool", "refine")], [64, 2, 1])
+        exact = generate_json(*flags, "--quality", "exact")
+        self.assertEqual(exact["pairs"], exact["pairs_dense"])
         self.assertEqual(window["pairs"], h2o["pairs"])  # the same budget
         self.assertLessEqual(blocks["pairs"], h2o["pairs"])
         text = generate("-f", TEXT, "-n", "1", *SMALL, *sizes).stderr.decode()
         self.assertIn("select blocks (key_block 8, query_block 64, pool 4, refine 1)", text)
-        for bad, word in ((["--select", "none"], "--select"), (["--select", "h2o", "--pool", "4"], "--pool"),
+        for bad, word in ((["--select", "none"], "--select"), (["--quality", "best"], "--quality: 'best'"), (["--select", "h2o", "--pool", "4"], "--pool"),
                           (["--pool", "5"], "--pool: 5"), (["--key-block", "7"], "--key-block 7"),
                           (["--select", "blocks", "-ub", "24"], "--query-block: 32"), ([*sizes, "--pool", "7"], "--pool: 7")):
             done = generate("-p", "x", *bad)
             self.assertEqual(done.returncode, 2)
             self.assertEqual(len(done.stderr.splitlines()), 1)
             self.assertIn(word, done.stderr.decode())
+
+    def test_more_cores_than_threads_are_allowed(self):
+        """A default is clamped (512), a number that somebody gives is refused."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "600"}
+        done = run("generate", "-m", MODEL, "-p", "def f(x):", "-n", "1", "--json", env=environment)
+        self.assertEqual((done.returncode, json.loads(done.stdout)["threads"]), (0, 512), done.stderr)
+        done = run("generate", "-m", MODEL, "-p", "x", "-t", "513")
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
 
     def test_dense_layers_and_dense_below(self):
         flags = ["-f", TEXT, "-n", "8", "-t", "2", "--dense-tail", "0", *SMALL]

@@ -377,14 +377,22 @@ class Options(Case):
     def test_defaults_and_memory(self):
         own = model("Llama")
         self.assertEqual(headwater.hf.configuration(own), {
-            "select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "dense": False, "dense_layers": (),
-            "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
+            "select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "pinned": 8, "key_block": 8, "query_block": 32,
+            "pool": 4, "refine": 2, "dense": False, "dense_layers": (), "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
         got = headwater.hf.configure(own, memory=256, chunk=512, threads=2)
         self.assertEqual((got["local"], got["heavy"], got["chunk"]), (32, 224, 512))
         got = headwater.hf.configure(own, memory=256, select="h2o")
-        self.assertEqual((got["local"], got["heavy"]), (128, 128))
+        self.assertEqual((got["local"], got["heavy"], got["pinned"]), (128, 128, 0))
         self.assertEqual(headwater.hf.configuration(copy.deepcopy(own)), got)
         self.assertNotIn("headwater_options", own.config.to_json_string())
+        for options, pinned in (({"heavy": 4, "key_block": 4}, 4), ({"key_block": 16}, 16), ({"pinned": 0}, 0),
+                                ({"pinned": 24}, 24)):
+            self.assertEqual(headwater.hf.configure(own, **options)["pinned"], pinned, options)
+        got = headwater.hf.configure(own, quality="fast", heavy=240)
+        self.assertEqual((got["pool"], got["refine"], got["heavy"], got["pinned"]), (8, 1, 240, 8))
+        self.assertTrue(headwater.hf.configure(own, quality="exact")["dense"])
+        with self.assertRaisesRegex(ValueError, "quality is 'best'; allowed: 'fast', 'balanced', 'exact'"):
+            headwater.hf.configure(own, quality="best")
 
     def said(self, call):
         with warnings.catch_warnings(record=True) as caught:

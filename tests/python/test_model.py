@@ -99,7 +99,7 @@ class Tests(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.model = headwater.Model(TINY)
-        cls.text = TEXT.read_text(encoding="utf-8")
+        cls.text = TEXT.read_text(encoding="utf-8").removesuffix("\n")  # as the program reads it
         cls.ids = cls.model.tokenize(cls.text)
 
 
@@ -217,10 +217,13 @@ class Generated(Tests):
     def test_defaults_are_those_of_the_program(self):
         self.assertEqual("".join(self.model.generate(PROMPT)), program("generate", "-m", TINY, "-p", PROMPT, "-n", "128")["text"])
         for flags, options in (([], {}), (["-ub", "6"], {"chunk": 6}), (["--h2o-heavy", "20"], {"heavy": 20}),
-                               (["--select", "h2o"], {"select": "h2o"}), (["--dense-below", "9"], {"dense_below": 9})):
+                               (["--select", "h2o"], {"select": "h2o"}), (["--dense-below", "9"], {"dense_below": 9}),
+                               (["--key-block", "16"], {"key_block": 16}), (["--quality", "fast"], {"quality": "fast"}),
+                               (["--select", "blocks", "--h2o-heavy", "64"], {"select": "blocks", "heavy": 64})):
             said = program("generate", "-m", TINY, "-p", PROMPT, "-n", "0", *flags)["effective"]
             got = self.model.conversation(capacity=100, **options).options
-            for name in ("chunk", "local", "heavy", "select", "key_block", "query_block", "pool", "refine", "dense_below"):
+            for name in ("chunk", "local", "heavy", "select", "pinned", "key_block", "query_block", "pool", "refine",
+                         "dense_below"):
                 with self.subTest(flags=flags, name=name):
                     self.assertEqual(got[name], said.get(name, 0))
 

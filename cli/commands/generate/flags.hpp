@@ -32,9 +32,6 @@ struct GenerateFlags {
   std::vector<std::string> warnings;
 };
 
-/// Last tokens of a prompt that see every token, where nothing else is said.
-inline constexpr std::int64_t kDenseTail = 64;
-
 /// The largest --seed.
 inline constexpr std::int64_t kMostSeed = (std::int64_t{1} << 62);
 

@@ -102,12 +102,14 @@ class Generation {
 Words Generation::prompt_words() {
   const auto checked = [&](const char* flag, std::string text) {
     if (text.empty()) throw Failure(fmt::format("{}: the prompt is empty; allowed: one byte or more", flag));
-    check_utf8(flag, text, warnings_);
+    check_text(flag, text, model_.tokenizer(), warnings_);
     return text;
   };
   Words words;
-  if (flags_.system) check_utf8("--system", *flags_.system, warnings_);
-  if (flags_.file) words.text = checked("-f (--file)", read_text("-f (--file)", *flags_.file));
+  if (flags_.system) check_text("--system", *flags_.system, model_.tokenizer(), warnings_);
+  const LastLineEnd end =
+      flags_.prompt ? LastLineEnd::kept : LastLineEnd::dropped;  // of a line before a question
+  if (flags_.file) words.text = checked("-f (--file)", read_text("-f (--file)", *flags_.file, end));
   if (flags_.prompt) (flags_.file ? words.question : words.text) = checked("-p (--prompt)", *flags_.prompt);
   return words;
 }
@@ -240,13 +242,14 @@ void Generation::talk(const GenerateRun& opening) {
     return got;
   };
   for (std::string line; !stop_requested() && next_line(line);) {
+    if (line.ends_with('\r')) line.pop_back();
     if (!line.empty()) answer(line);
   }
 }
 
 void Generation::answer(const std::string& line) {
   std::vector<std::string> warnings;
-  check_utf8("this line", line, warnings);
+  check_text("this line", line, model_.tokenizer(), warnings);
   // What an interrupt has emptied is read again.
   Turn turn{conversation_->tokens() == 0 ? history_ : Ids{}, 0};
   // The end of an answer is part of a chat, and of nothing else.

@@ -22,6 +22,7 @@
 #include "cli/support/ranks.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/preset.hpp"
 #include "runtime/generate/conversation.hpp"
 
 namespace headwater::cli {
@@ -43,7 +44,8 @@ class RequestLine {
  public:
   RequestLine(const std::string& file, std::size_t number) : file_(file), number_(number) {}
 
-  Request parse(std::string_view line, const GenerateFlags& flags, const LoadedModel& model) const {
+  Request parse(std::string_view line, const GenerateFlags& flags, const LoadedModel& model,
+                std::vector<std::string>& warnings) const {
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) refuse("it is no JSON object in UTF-8; allowed: {\"prompt\": TEXT}, and more");
     Request request{number_, {}, flags.tokens, flags.sampling.seed};
@@ -67,6 +69,9 @@ class RequestLine {
       }
     }
     if (words.text.empty()) refuse("'prompt' is missing; allowed: a text of one byte or more");
+    for (const std::string* text : {&words.text, &words.question})
+      check_text(place() + (text == &words.text ? "'prompt'" : "'question'"), *text, model.tokenizer(),
+                 warnings);
     request.turn = encode_turn(flags, model, words, true, false);
     check_prompt(place() + "the prompt", static_cast<std::int64_t>(request.turn.ids.size()), model);
     return request;
@@ -94,7 +99,8 @@ class RequestLine {
   std::size_t number_;
 };
 
-std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel& model) {
+std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel& model,
+                                   std::vector<std::string>& warnings) {
   const std::string text = read_text("--requests", *flags.requests);
   std::vector<Request> requests;
   std::size_t number = 0;
@@ -103,7 +109,7 @@ std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    requests.push_back(RequestLine(*flags.requests, number).parse(line, flags, model));
+    requests.push_back(RequestLine(*flags.requests, number).parse(line, flags, model, warnings));
   }
   if (requests.empty())
     throw Failure(fmt::format("--requests {}: no line holds a request", in_quotes(*flags.requests)));
@@ -297,11 +303,11 @@ std::string Batch::summary() const {
 ExitCode answer_requests(const GenerateFlags& flags) {
   LoadedModel model(flags.model);
   if (serves()) model.serve();
-  Batch batch(flags, model, read_requests(flags, model));
+  std::vector<std::string> warnings;
+  Batch batch(flags, model, read_requests(flags, model, warnings));
   const std::unique_ptr<runtime::Transformer> transformer =
       model.open(batch.capacity(), flags.dense, batch.slots());
-  std::vector<std::string> warnings;
-  if (flags.system) check_utf8("--system", *flags.system, warnings);
+  if (flags.system) check_text("--system", *flags.system, model.tokenizer(), warnings);
   for (const auto* more : {&flags.warnings, &model.warnings(), &transformer->session().options().warnings}) {
     warnings.insert(warnings.end(), more->begin(), more->end());
   }

@@ -6,6 +6,7 @@
 
 #include "cli/support/failure.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/preset.hpp"
 #include "runtime/tokenizer/chat.hpp"
 
 namespace headwater::cli {
