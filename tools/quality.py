@@ -4,13 +4,18 @@ measure PROGRAM RESULTS.jsonl  runs `headwater perplexity`, `retrieval` and `ben
                                and appends one line of JSON for each run; what is there already is not run again.
 report RESULTS.jsonl           prints the Markdown tables and draws docs/plots/quality-*.svg from them.
 
-Documents are those of tools/quality_documents.json: files of CPython 3.11.7's library on which the bundled model was not
-trained (--python says where the library is), and of Debian's python3-numpy and python3-matplotlib. Their hashes are checked.
-One thread: it shares its machine.
+With --real MODEL.gguf (`./dev model smollm2` prints its path) both are about that model and the documents for it, else about
+the bundled model. Results of two models go into two files.
+
+Documents are those of tools/quality_documents.json, which says where they are from: for a real model English manuals, code,
+tables and a dialogue, for the bundled one files of CPython 3.11.7's library on which it was not trained (--python says where
+the library is), and of Debian's python3-numpy and python3-matplotlib. Their hashes are checked.
+One thread, unless --threads says more.
 """
 
 import argparse
 import functools
+import gzip
 import hashlib
 import json
 import math
@@ -83,6 +88,24 @@ LOOKED_UP = [Rule("h2o", 1024, 256, 256), Rule("window", 1024, 512, 0), Rule("bl
              DEFAULT, Rule("blocks", 256, 64, 192)]
 
 
+def pinned(rule, *sizes, **more):
+    return Rule(rule, *sizes, **more, more=("--pinned", 8))
+
+
+# Of a real model. The default of `headwater generate` comes third.
+REAL = [Rule("h2o", 1024, 256, 256), pinned("window", 1024, 504, 8), pinned("blocks", 1024, 32, 480),
+        pinned("blocks", 1024, 32, 480, stages=1, pool=8), Rule("blocks", 1024, 32, 480), Rule("window", 1024, 512, 0)]
+
+
+def real_plan():
+    """As plan(), of a real model."""
+    for window in WINDOWS[:2]:
+        for rule in REAL:
+            yield "perplexity", window, rule
+    for rule in REAL:
+        yield "time", 8192, rule
+
+
 def plan():
     """(kind, window, rule) of all runs, the ones that most tables need first."""
     for window in WINDOWS:
@@ -103,18 +126,22 @@ def plan():
             yield ask, window, rule
 
 
+def documents_of(real):
+    return json.loads(DOCUMENTS.read_text(encoding="utf-8"))["real" if real else "documents"]
+
+
 class Library:
     """The texts of the documents, checked against their hashes."""
 
-    def __init__(self, python):
-        self.folders = {"python": python, "debian": DEBIAN}
-        self.documents = json.loads(DOCUMENTS.read_text(encoding="utf-8"))["documents"]
+    def __init__(self, arguments):
+        self.folders = {"python": pathlib.Path(arguments.python), "debian": DEBIAN, "chatterbot": arguments.chatterbot}
+        self.documents = documents_of(arguments.real)
         self.texts = {}
 
     def text(self, document, window):
         if document["name"] not in self.texts:
             self.texts[document["name"]] = "".join(self.file(document["library"], file) for file in document["files"])
-        return self.texts[document["name"]][:int(BYTES_A_TOKEN * window)]
+        return self.texts[document["name"]][:int(document.get("bytes_a_token", BYTES_A_TOKEN) * window)]
 
     def file(self, library, file):
         path = self.folders[library] / file["path"]
@@ -124,37 +151,40 @@ class Library:
             sys.exit(f"quality: {path}: {error.strerror}; documents are those of {DOCUMENTS}")
         if hashlib.sha256(found).hexdigest() != file["sha256"]:
             sys.exit(f"quality: {path} is another file than that of {DOCUMENTS}")
-        return found.decode()
+        text = (gzip.decompress(found) if path.suffix == ".gz" else found).decode()
+        return text[file.get("skip", 0):]
 
 
-def run(program, *arguments):
-    done = subprocess.run([program, *map(str, arguments), "-t", "1", "--json"], capture_output=True, check=False)
+def run(given, *arguments):
+    done = subprocess.run([given.program, *map(str, arguments), "-t", str(given.threads), "--json"], capture_output=True,
+                          check=False)
     if done.returncode != 0:
         sys.exit(f"quality: {done.stderr.decode().strip()}")
     return json.loads(done.stdout)
 
 
-def perplexity(program, library, rule, window, document):
+def perplexity(given, library, rule, window, document):
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as text:
         text.write(library.text(document, window))
         text.flush()
-        got = run(program, "perplexity", "-m", MODEL, "-f", text.name, "--window", window, "--projections", "f32",
+        got = run(given, "perplexity", "-m", given.real or MODEL, "-f", text.name, "--window", window, "--projections", "f32",
                   "--cache-type", "f32", *rule.flags)
     if got["windows"] != 1:
         sys.exit(f"quality: {document['name']} has {got['windows']} windows of {window} tokens, not one")
     return {key: got[key] for key in ("dense", "sparse", "difference", "divergence")}
 
 
-def time(program, rule, tokens):
-    got = run(program, "bench", "-n", tokens, "--heads", 16, "--kv-heads", 8, "-d", 128, "--dtype", "bf16", "--rounds", 5,
-              *rule.flags)
+def time(given, rule, tokens):
+    heads, heads_kv, width = (9, 3, 64) if given.real else (16, 8, 128)
+    got = run(given, "bench", "-n", tokens, "--heads", heads, "--kv-heads", heads_kv, "-d", width, "--dtype", given.dtype,
+              "--rounds", 5, *rule.flags)
     return {**{key: got[key] for key in ("cpu", "isa")},
             **{key: statistics.median(got[key]["judged_seconds"]) for key in ("sparse", "dense")}}
 
 
-def retrieval(program, rule, window, ask):
+def retrieval(given, rule, window, ask):
     dense = ["--no-dense"] if rule is not LOOKED_UP[0] else []
-    got = run(program, "retrieval", "-m", MODEL, "-f", ROOT / "models" / "eval-16k.txt", "--window", window, "--ask", ask,
+    got = run(given, "retrieval", "-m", MODEL, "-f", ROOT / "models" / "eval-16k.txt", "--window", window, "--ask", ask,
               "--prompts", PROMPTS, *dense, *rule.flags)
     return {key: got[key] for key in ("prompt_tokens", "depths", "dense", "sparse") if key in got}
 
@@ -162,7 +192,7 @@ def retrieval(program, rule, window, ask):
 def measure(arguments):
     results = pathlib.Path(arguments.results)
     done = {tuple(row["run"]) for row in read(results)} if results.exists() else set()
-    library = Library(pathlib.Path(arguments.python))
+    library = Library(arguments)
 
     def once(run_id, measured):
         if run_id in done:
@@ -171,17 +201,17 @@ def measure(arguments):
             file.write(json.dumps({"run": run_id, "result": measured()}) + "\n")
         print(*run_id, flush=True)
 
-    for kind, window, rule in plan():
+    for kind, window, rule in (real_plan() if arguments.real else plan()):
         if kind not in arguments.kind or window not in arguments.window:
             continue
         if kind == "perplexity":
             for document in library.documents:
                 once((kind, window, rule.name, document["name"]),
-                     lambda: perplexity(arguments.program, library, rule, window, document))
+                     lambda: perplexity(arguments, library, rule, window, document))
         elif kind == "time":
-            once((kind, window, rule.name), lambda: time(arguments.program, rule, window))
+            once((kind, window, rule.name), lambda: time(arguments, rule, window))
         else:
-            once((kind, window, rule.name), lambda: retrieval(arguments.program, rule, window, kind))
+            once((kind, window, rule.name), lambda: retrieval(arguments, rule, window, kind))
 
 
 def read(path):
@@ -196,9 +226,9 @@ def mean_and_error(values):
 class Results:
     """What was measured, by window and rule; a rule that lacks a document counts as not measured."""
 
-    def __init__(self, path):
+    def __init__(self, path, real=False):
         self.runs = {}
-        self.count = len(json.loads(DOCUMENTS.read_text(encoding="utf-8"))["documents"])
+        self.count = len(documents_of(real))
         for row in read(path):
             kind, window, rule, *document = row["run"]
             self.runs.setdefault((kind, window, rule), {})[document[0] if document else ""] = row["result"]
@@ -258,6 +288,24 @@ def divergence_tables(results):
           [(rule.label, rule.sizes, f"{results.time(rule):.3f}", f"{results.time(rule) / results.time(EQUAL[0]):.2f}",
             *(decimals(results.mean(window, rule, *KL)) for window in WINDOWS[:2]))
            for rule in sorted((rule for rule in [*EQUAL, *LARGER, *SIZES] if results.time(rule)), key=results.time)])
+
+
+def real_report(path):
+    """The tables of a real model."""
+    results = Results(path, real=True)
+    table(("N", "rule", "S, L, H", "KL (se)", "same likeliest (se)", "KL decoded (se)", "of H2O's KL", "time, over H2O's"),
+          [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)),
+            decimals(results.mean(window, rule, "divergence", "prefill", "rank1"), 3),
+            decimals(results.mean(window, rule, "divergence", "decoded", "kl")),
+            f"{results.mean(window, rule, *KL)[0] / results.mean(window, REAL[0], *KL)[0]:.2f}",
+            f"{results.time(rule) / results.time(REAL[0]):.2f}" if results.time(rule) else "")
+           for window in WINDOWS[:2] for rule in REAL if results.documents(window, rule)])
+    for window in WINDOWS[:2]:
+        rules = [rule for rule in REAL if results.documents(window, rule)]
+        if rules:
+            runs = [results.runs[("perplexity", window, rule.name)] for rule in rules]
+            table((f"document, N = {window}", *(f"{rule.label} {rule.sizes}" for rule in rules)),
+                  [(name, *(f"{run[name]['divergence']['prefill']['kl']:.4f}"[1:] for run in runs)) for name in runs[0]])
 
 
 def perplexity_table(results):
@@ -381,13 +429,18 @@ def main():
     command.add_argument("program")
     command.add_argument("results")
     command.add_argument("--python", default=os.path.dirname(os.__file__), help="CPython 3.11.7's library")
+    command.add_argument("--real", metavar="MODEL", help="a GGUF file of a real model, instead of the bundled one")
+    command.add_argument("--chatterbot", type=pathlib.Path, default=pathlib.Path(), help="where chatterbot-corpus is unpacked")
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument("--dtype", choices=("f32", "bf16"), default="bf16", help="of the rows that are timed")
     command.add_argument("--window", type=int, nargs="*", default=WINDOWS, help="only these lengths")
     kinds = ("perplexity", "time", *ASKED)
     command.add_argument("--kind", nargs="*", default=kinds, choices=kinds, help="only these")
     command.set_defaults(action=measure)
     command = commands.add_parser("report")
     command.add_argument("results")
-    command.set_defaults(action=lambda given: report(given.results))
+    command.add_argument("--real", action="store_true", help="results of a real model")
+    command.set_defaults(action=lambda given: (real_report if given.real else report)(given.results))
     arguments = parser.parse_args()
     arguments.action(arguments)
 
