@@ -7,11 +7,17 @@ import ctypes
 import functools
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from . import _native, _options, _runtime, _session
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _library, _check = _runtime.library, _runtime.check
 _byref = ctypes.byref
@@ -94,7 +100,24 @@ class Model:
     Errors: ValueError (no such file, damaged, a model that is not supported), MemoryError.
     """
 
-    def __init__(self, path: str | os.PathLike, *, projections: str = "auto") -> None:
+    name: str
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    width: int
+    feed_forward: int
+    vocabulary: int
+    context: int
+    bytes: int
+    bos: int | None
+    eos: int | None
+    adds_bos: bool
+    projections: str
+
+    def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16"] = "auto") -> None:
         self._handle = ctypes.c_void_p()
         _check(_library.headwater_model_open(os.fsencode(path), _chosen(projections, "projections", _runtime.PROJECTIONS),
                                              _byref(self._handle)))
@@ -114,6 +137,12 @@ class Model:
     def __del__(self):
         if getattr(self, "_handle", None):
             _library.headwater_model_close(self._handle)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "projections"):  # set last
+            return "<headwater.Model, not open>"
+        return (f"<headwater.Model {self.name!r}: {self.architecture}, layers {self.layers}, heads {self.heads} over "
+                f"{self.kv_heads} of {self.head_dim}, vocabulary {self.vocabulary}, context {self.context}>")
 
     # ---- tokens ----
 
@@ -158,8 +187,9 @@ class Model:
 
     # ---- conversations ----
 
-    def conversation(self, *, capacity: int | None = None, cache_type: str = "auto", dense_tail: int = 64,
-                     engine: str | None = None, **options: Any) -> "Conversation":
+    def conversation(self, *, capacity: SupportsIndex | None = None,
+                     cache_type: Literal["auto", "f32", "f16", "bf16"] = "auto", dense_tail: SupportsIndex = 64,
+                     engine: str | None = None, **options: "Unpack[_options.StoreOptions]") -> "Conversation":
         """An empty Conversation over this model.
 
         capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
@@ -178,7 +208,8 @@ class Model:
 
     def generate(self, prompt: str | Iterable[int], *, max_tokens: int | None = 128, temperature: float = 0.0,
                  top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, stop: str | Sequence[str] = (),
-                 capacity: int | None = None, **options: Any) -> Iterator[str]:
+                 capacity: SupportsIndex | None = None,
+                 **options: "Unpack[_options.ConversationOptions]") -> Iterator[str]:
         """An iterator of what the model writes after a prompt, a piece of text at a time, whole characters.
 
         prompt: a text (BOS is put in front where the model has it so, texts of control tokens are those tokens), or ids.
@@ -204,13 +235,13 @@ class Model:
             yield from answer.pieces()
         return text()
 
-    def chat(self, system: str | None = None, **options: Any) -> "Chat":
+    def chat(self, system: str | None = None, **options: "Unpack[_options.ChatOptions]") -> "Chat":
         """A Chat, in the model's own chat format (ChatML or Llama 3). system: what the model is told first. options: of
         conversation(). Errors: those of conversation(); ValueError (the model has no chat format that is known)."""
         return Chat(self, system, options)
 
     def perplexity(self, text: str | Iterable[int], *, window: int | None = None, decode: int = 256,
-                   **options: Any) -> dict[str, Any]:
+                   **options: "Unpack[_options.ConversationOptions]") -> dict[str, Any]:
         """How well the model predicts a text after dense and after sparse prefill, as `headwater perplexity --json` says it.
 
         text: a text, or ids. It is cut into windows of `window` tokens (None: all, up to the context), each a fresh session:
@@ -316,7 +347,10 @@ class Conversation:
     call is RuntimeError.
     """
 
-    def __init__(self, model: Model, capacity: int | None, cache_type: str, dense_tail: int, engine: str | None,
+    model: Model
+    capacity: int
+
+    def __init__(self, model: Model, capacity: SupportsIndex | None, cache_type: str, dense_tail: SupportsIndex, engine: str | None,
                  options: dict[str, Any]) -> None:
         own = _options.Options(_with_defaults(options, engine), model.heads, model.layers)
         native = _runtime.initialised(_runtime.ConversationOptions, _library.headwater_conversation_options_init)
@@ -334,6 +368,11 @@ class Conversation:
         self._below = _Below(session, _options.shape(model.layers, model.heads, model.kv_heads, model.head_dim,
                                                      model.value_dim, self.capacity, "float32"))
         self._interrupt = _Interrupt()
+
+    def __repr__(self) -> str:
+        below = getattr(self, "_below", None)
+        return "<headwater.Conversation, not open>" if below is None else (
+            f"<headwater.Conversation with {self.model.name!r}: {below._held()}>")
 
     @staticmethod
     def _counted(value, name, least):
@@ -354,10 +393,10 @@ class Conversation:
             self._below._session = None
             _library.headwater_conversation_close(handle)
 
-    def __enter__(self):
+    def __enter__(self) -> "Conversation":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._below.usable():
             self.close()
 
@@ -570,6 +609,8 @@ class Chat:
     conversation: the Conversation below. A chat is used by one thread at a time.
     """
 
+    conversation: Conversation
+
     def __init__(self, model: Model, system: str | None, options: dict[str, Any]) -> None:
         if model._turn_end is None:
             raise ValueError(f"{model.name!r} has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
@@ -581,6 +622,11 @@ class Chat:
         self.conversation = model.conversation(**options)
         self._history = []  # ids of what was said, also where an interrupt has emptied the conversation
         self._answer = None  # the latest one
+
+    def __repr__(self) -> str:
+        talk = getattr(self, "conversation", None)
+        return "<headwater.Chat, not open>" if talk is None else (
+            f"<headwater.Chat with {talk.model.name!r}: {talk._below._held()}>")
 
     def say(self, text: str, question: str | None = None, *, max_tokens: int | None = 512, temperature: float = 0.0,
             top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0,

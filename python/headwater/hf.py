@@ -13,8 +13,9 @@ in the cache, rule blocks and sliding windows are refused by name.
 """
 
 import re
+import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 import transformers
@@ -22,6 +23,11 @@ import transformers
 from . import _options
 from ._attention import attention as _attention
 from ._session import Session as _Session
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _OLDEST = (4, 56)
 if tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2])) < _OLDEST:
@@ -202,7 +208,8 @@ def _layers_of(model):
     return getattr(text, "num_hidden_layers", None) or 1
 
 
-def configure(model: torch.nn.Module, *, memory: int | None = None, **options: Any) -> dict[str, Any]:
+def configure(model: torch.nn.Module, *, memory: SupportsIndex | None = None,
+              **options: "Unpack[_options.ConfigureOptions]") -> dict[str, Any]:
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
     options: select ("blocks"; or "h2o"), chunk (1024), local (32) and heavy (480), or memory, both together: 32 newest and

@@ -4,12 +4,18 @@
     out = attention(q, k, v, chunk=1024, local=256, heavy=256)
 """
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import _options
 from ._attention import attention as _attention
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["attention"]
 
@@ -42,7 +48,7 @@ def _refuse_gradient(ctx, inputs, keyword_only_inputs, output):
 _operator.register_autograd(lambda ctx, gradient: (None, None, None), setup_context=_refuse_gradient)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: "Unpack[_options.TorchOptions]") -> torch.Tensor:
     """headwater.attention() of tensors, on the CPU or a CUDA device, as the operator torch.ops.headwater.attention.
 
     q, k, v, shapes, dtypes and options: those of headwater.attention(), `out` excepted; options are plain integers,
