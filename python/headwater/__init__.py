@@ -5,21 +5,28 @@
     print("".join(headwater.Model("model.gguf").generate("Once upon a time")))
 """
 
+from typing import TYPE_CHECKING, Any
+
 from . import _native
 from ._attention import attention
 from ._session import Session
 
-__all__ = ["Session", "attention", "engines", "info"]
-__version__ = _native.library.headwater_version().decode()
+if TYPE_CHECKING:
+    from ._model import Chat, Conversation, Model
 
-_OF_THE_RUNTIME = ("Chat", "Conversation", "Model")  # not in __all__: a build may be without the model runtime
+__all__ = ["Chat", "Conversation", "Model", "Session", "attention", "engines", "info"]
+__version__: str = _native.library.headwater_version().decode()
 
+_OF_THE_RUNTIME = ("Chat", "Conversation", "Model")  # whose library is loaded when one of them is asked for
+if _native.runtime_path() is None:  # a build without the model runtime: `from headwater import *` works there, too
+    __all__ = [name for name in __all__ if name not in _OF_THE_RUNTIME]
 
-def __getattr__(name):
-    if name in _OF_THE_RUNTIME:
-        from . import _model
-        return getattr(_model, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # it would make any name of the module a good one
+    def __getattr__(name):
+        if name in _OF_THE_RUNTIME:
+            from . import _model
+            return getattr(_model, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
@@ -35,7 +42,7 @@ def engines() -> list[dict[str, str]]:
     return [{key: text(index).decode() for key, text in texts.items()} for index in range(library.headwater_engine_count())]
 
 
-def info() -> dict:
+def info() -> dict[str, Any]:
     """Version of the library, the engine that is used where none is named, its ISA, and all engines."""
     import os
     all_engines = engines()

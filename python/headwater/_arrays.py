@@ -4,7 +4,7 @@ host, or on a CUDA device."""
 import ctypes
 import math
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import _native
 
@@ -12,6 +12,12 @@ _NAMES = {"float32": _native.F32, "float16": _native.F16, "bfloat16": _native.BF
 SIZES = {_native.F32: 4, _native.F16: 2, _native.BF16: 2}
 TYPE_NAMES = {code: name for name, code in _NAMES.items()}
 _ALLOWED = "allowed: float32, float16, bfloat16"
+
+
+class Array(Protocol):
+    """What a type checker takes for an array: NumPy's, PyTorch's, and all others that speak DLPack."""
+
+    def __dlpack__(self, *arguments: Any, **named: Any) -> Any: ...
 
 
 # ---- Places ----

@@ -1,10 +1,16 @@
 """attention(): chunked sparse causal attention of one layer over whole arrays, keys and values read where they lie."""
 
 import ctypes
+import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, overload
 
 from . import _arrays, _native, _options, _session
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _library, _check = _native.library, _native.check
 _byref = ctypes.byref
@@ -13,6 +19,8 @@ _PLAIN = frozenset({bool, float, int, str, type(None)})
 # Sessions that a thread keeps: the layers of a model may each have one of their own (sinks), for a prompt and for a token.
 _ALWAYS_KEPT, _MOST_KEPT = 8, 128
 _MOST_BYTES = 2**31  # of all; 36 layers of 64 heads on 32 threads have less
+_Array = TypeVar("_Array", bound=_arrays.Array)
+_Out = TypeVar("_Out", bound=_arrays.Array)
 _kept = threading.local()  # .sessions: of the latest calls of a thread, the newest last, by what they were opened for
 
 
@@ -171,8 +179,21 @@ def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
             _drop_old(sessions)
 
 
-def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", dense_tail: int = 0, window: int = 0,
-              engine: str | None = None, **options: Any) -> Any:
+@overload
+def attention(q: _Array, k: _arrays.Array, v: _arrays.Array, *, out: None = None, layout: Literal["nhd", "hnd"] = "nhd",
+              dense_tail: SupportsIndex = 0, window: SupportsIndex = 0, engine: str | None = None,
+              **options: "Unpack[_options.SessionOptions]") -> _Array: ...
+
+
+@overload
+def attention(q: _arrays.Array, k: _arrays.Array, v: _arrays.Array, *, out: _Out, layout: Literal["nhd", "hnd"] = "nhd",
+              dense_tail: SupportsIndex = 0, window: SupportsIndex = 0, engine: str | None = None,
+              **options: "Unpack[_options.SessionOptions]") -> _Out: ...
+
+
+def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", dense_tail: SupportsIndex = 0,
+              window: SupportsIndex = 0, engine: str | None = None,
+              **options: "Unpack[_options.SessionOptions]") -> Any:
     """Causal attention of n queries to N keys: full inside chunks, and a memory set of earlier tokens (docs/spec.md).
 
     The queries are those of the last n of N tokens. N > n needs select="blocks", dense=True or dense_tail=n: rule "h2o"

@@ -6,11 +6,17 @@ import contextlib
 import ctypes
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from . import _native, _options, _runtime, _session
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _library, _check = _runtime.library, _runtime.check
 _byref = ctypes.byref
@@ -53,9 +59,26 @@ class Model(_native.Owner):
     Errors: ValueError (no such file, damaged, a model that is not supported), MemoryError.
     """
 
+    name: str
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    width: int
+    feed_forward: int
+    vocabulary: int
+    context: int
+    bytes: int
+    bos: int | None
+    eos: int | None
+    adds_bos: bool
+    projections: str
+
     _instead = "the same one in other threads and after os.fork(), or Model(path) anew"
 
-    def __init__(self, path: str | os.PathLike, *, projections: str = "auto") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16"] = "auto") -> None:
         code = _options.choice(projections, "projections", _runtime.PROJECTIONS)
         self._handle = ctypes.c_void_p()
         _check(_library.headwater_model_open(os.fsencode(path), code, _byref(self._handle)))
@@ -75,6 +98,12 @@ class Model(_native.Owner):
     def __del__(self):
         if getattr(self, "_handle", None):
             _library.headwater_model_close(self._handle)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "projections"):  # set last
+            return "<headwater.Model, not open>"
+        return (f"<headwater.Model {self.name!r}: {self.architecture}, layers {self.layers}, heads {self.heads} over "
+                f"{self.kv_heads} of {self.head_dim}, vocabulary {self.vocabulary}, context {self.context}>")
 
     # ---- tokens ----
 
@@ -119,8 +148,10 @@ class Model(_native.Owner):
 
     # ---- conversations ----
 
-    def conversation(self, *, capacity: int | None = None, cache_type: str = "auto", dense_tail: int = 64,
-                     engine: str | None = None, quality: str = "balanced", **options: Any) -> "Conversation":
+    def conversation(self, *, capacity: SupportsIndex | None = None,
+                     cache_type: Literal["auto", "f32", "f16", "bf16"] = "auto", dense_tail: SupportsIndex = 64,
+                     engine: str | None = None, quality: Literal["fast", "balanced", "exact"] = "balanced",
+                     **options: "Unpack[_options.StoreOptions]") -> "Conversation":
         """An empty Conversation over this model.
 
         capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
@@ -140,7 +171,8 @@ class Model(_native.Owner):
 
     def generate(self, prompt: str | Iterable[int], *, max_tokens: int | None = 128, temperature: float = 0.0,
                  top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, stop: str | Sequence[str] = (),
-                 capacity: int | None = None, **options: Any) -> Iterator[str]:
+                 capacity: SupportsIndex | None = None,
+                 **options: "Unpack[_options.ConversationOptions]") -> Iterator[str]:
         """An iterator of what the model writes after a prompt, a piece of text at a time, whole characters.
 
         prompt: a text (BOS is put in front where the model has it so, texts of control tokens are those tokens), or ids.
@@ -168,13 +200,13 @@ class Model(_native.Owner):
             yield from answer.pieces()
         return text()
 
-    def chat(self, system: str | None = None, **options: Any) -> "Chat":
+    def chat(self, system: str | None = None, **options: "Unpack[_options.ChatOptions]") -> "Chat":
         """A Chat, in the model's own chat format (ChatML or Llama 3). system: what the model is told first. options: of
         conversation(). Errors: those of conversation(); ValueError (the model has no chat format that is known)."""
         return Chat(self, system, options)
 
     def perplexity(self, text: str | Iterable[int], *, window: int | None = None, decode: int = 256,
-                   **options: Any) -> dict[str, Any]:
+                   **options: "Unpack[_options.ConversationOptions]") -> dict[str, Any]:
         """How well the model predicts a text after dense and after sparse prefill, as `headwater perplexity --json` says it.
 
         text: a text, or ids. It is cut into windows of `window` tokens (None: all, up to the context), each a fresh session:
@@ -282,9 +314,12 @@ class Conversation(_native.Owner):
     call is RuntimeError.
     """
 
+    model: Model
+    capacity: int
+
     _instead = "a new one of Model.conversation(), which is fed the same ids: it has no fork()"
 
-    def __init__(self, model: Model, capacity: int | None, cache_type: str, dense_tail: int, engine: str | None,
+    def __init__(self, model: Model, capacity: SupportsIndex | None, cache_type: str, dense_tail: SupportsIndex, engine: str | None,
                  options: dict[str, Any]) -> None:
         _options.known(options, model.conversation)
         own = _options.Options(_options.with_preset(options, _session._name(engine)), model.heads, model.layers)
@@ -305,6 +340,11 @@ class Conversation(_native.Owner):
         self._interrupt = _Interrupt()
         self._asked = own.native
 
+    def __repr__(self) -> str:
+        below = getattr(self, "_below", None)
+        return "<headwater.Conversation, not open>" if below is None else (
+            f"<headwater.Conversation with {self.model.name!r}: {below._held()}>")
+
     @staticmethod
     def _counted(value, name, least):
         number = _options.integer(value, name)
@@ -324,10 +364,10 @@ class Conversation(_native.Owner):
             self._below._session = None
             _library.headwater_conversation_close(handle)
 
-    def __enter__(self):
+    def __enter__(self) -> "Conversation":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._below.usable():
             self.close()
 
@@ -540,6 +580,8 @@ class Chat(_native.Owner):
     conversation: the Conversation below. A chat is used by one thread at a time.
     """
 
+    conversation: Conversation
+
     _instead = "a new one of Model.chat(): it has no fork()"
 
     def __init__(self, model: Model, system: str | None, options: dict[str, Any]) -> None:
@@ -555,6 +597,11 @@ class Chat(_native.Owner):
         self.conversation._below._warn_of_clamp(self.conversation._asked, 2)
         self._history = []  # ids of what was said, also where an interrupt has emptied the conversation
         self._answer = None  # the latest one
+
+    def __repr__(self) -> str:
+        talk = getattr(self, "conversation", None)
+        return "<headwater.Chat, not open>" if talk is None else (
+            f"<headwater.Chat with {talk.model.name!r}: {talk._below._held()}>")
 
     def say(self, text: str, question: str | None = None, *, max_tokens: int | None = 512, temperature: float = 0.0,
             top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0,

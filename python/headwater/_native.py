@@ -125,6 +125,15 @@ def _path():
     return str(found[0])
 
 
+def runtime_path():
+    """The model runtime's library, beside the other one; HEADWATER_RUNTIME_LIBRARY names another. None: there is none."""
+    named = os.environ.get("HEADWATER_RUNTIME_LIBRARY")
+    if named:
+        return named
+    found = sorted(pathlib.Path(library._name).parent.glob("libheadwater-runtime.so*"))
+    return str(found[0]) if found else None
+
+
 def _load():
     path = _path()
     try:

@@ -1,9 +1,11 @@
-"""Options of a session, by keyword: the names and meanings of docs/spec.md (CFG-1). What a value of each kind may be is said
-here alone, for all calls of the package."""
+"""Options of a session, by keyword: the names and meanings of docs/spec.md (CFG-1); docs/python.md has a table. What a value of
+each kind may be is said here alone, for all calls of the package."""
 
 import ctypes
 import math
 import re
+from collections.abc import Iterable
+from typing import Literal, SupportsFloat, SupportsIndex, TypedDict
 
 from . import _arrays, _native
 
@@ -15,6 +17,72 @@ CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedul
 _LAYER = ("window", "scale", "softcap", "sinks", "head_dim", "value_dim")
 _MOST = 2**63 - 1
 NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "scale", "softcap", "dense_layers", "layers")
+
+
+# What a type checker knows of `**options`: None is the default. Annotations that use them are texts, so that Python 3.10,
+# which has no typing.Unpack, never reads them.
+
+
+class RuleOptions(TypedDict, total=False):
+    """How tokens are attended, and by how many threads."""
+    batch: SupportsIndex | None
+    chunk: SupportsIndex | None
+    local: SupportsIndex | None
+    heavy: SupportsIndex | None
+    select: Literal["h2o", "blocks"] | None
+    pinned: SupportsIndex | None
+    key_block: SupportsIndex | None
+    query_block: SupportsIndex | None
+    pool: SupportsIndex | None
+    refine: SupportsIndex | None
+    dense: bool | None
+    dense_layers: Iterable[SupportsIndex] | None
+    dense_below: SupportsIndex | None
+    clamp: bool | None
+    score_type: Literal["bf16", "f32"] | None
+    schedule: Literal["layer_major", "chunk_major"] | None
+    threads: SupportsIndex | None
+
+
+class StoreOptions(RuleOptions, total=False):
+    """And how a session keeps its tokens."""
+    checkpoints: SupportsIndex | None
+    page: SupportsIndex | None
+
+
+class SessionOptions(StoreOptions, total=False):
+    """And what a model would decide: of Session and attention()."""
+    scale: SupportsFloat | None
+    softcap: SupportsFloat | None
+    sinks: Iterable[SupportsFloat] | None
+    alibi: Iterable[SupportsFloat] | None
+
+
+class TorchOptions(SessionOptions, total=False):
+    """Of headwater.torch.attention()."""
+    layout: Literal["nhd", "hnd"] | None
+    dense_tail: int | None
+    window: int | None
+    engine: str | None
+
+
+class ConfigureOptions(RuleOptions, total=False):
+    """Of headwater.hf.configure()."""
+    dense_tail: SupportsIndex | None
+    engine: str | None
+
+
+class ConversationOptions(StoreOptions, total=False):
+    """Of a conversation whose capacity is known."""
+    quality: Literal["fast", "balanced", "exact"]
+    dense_tail: SupportsIndex
+    engine: str | None
+    cache_type: Literal["auto", "f32", "f16", "bf16"]
+
+
+class ChatOptions(ConversationOptions, total=False):
+    """Of Model.chat()."""
+    capacity: SupportsIndex | None
 
 
 # ---- Kinds of values ----
@@ -131,7 +199,8 @@ def known(given, *calls):
 
 
 def preset(quality, engine=None):
-    """What a quality says, {name: value}: the library's table of measured defaults. engine: a name as bytes, or None. Errors: ValueError, RuntimeError."""
+    """What a quality says, {name: value}: the library's table of measured defaults. engine: a name as bytes, or None. Errors:
+    ValueError, RuntimeError."""
     code = choice(quality, "quality", _native.QUALITIES)
     native = _native.preset(engine, code)
     if native.dense:

@@ -1,7 +1,6 @@
 """The C ABI of libheadwater-runtime by ctypes: structures, functions, and the exception of each status."""
 
 import ctypes
-import os
 import pathlib
 
 from . import _native
@@ -58,21 +57,11 @@ _TEXTS = {"runtime_last_error": [], "model_name": [_POINTER], "model_architectur
 _CLOSES = ("model_close", "conversation_close", "sampler_close")
 
 
-def _path():
-    """The library beside libheadwater.so; HEADWATER_RUNTIME_LIBRARY names another one."""
-    named = os.environ.get("HEADWATER_RUNTIME_LIBRARY")
-    if named:
-        return named
-    folder = pathlib.Path(_native.library._name).parent
-    found = sorted(folder.glob("libheadwater-runtime.so*"))
-    if not found:
-        raise ImportError(f"{folder}: no libheadwater-runtime.so; allowed: a library that was built with the model runtime, "
-                          "or HEADWATER_RUNTIME_LIBRARY=PATH")
-    return str(found[0])
-
-
 def _load():
-    path = _path()
+    path = _native.runtime_path()
+    if path is None:
+        raise ImportError(f"{pathlib.Path(_native.library._name).parent}: no libheadwater-runtime.so; allowed: a library that "
+                          "was built with the model runtime, or HEADWATER_RUNTIME_LIBRARY=PATH")
     try:
         loaded = ctypes.CDLL(path)
     except OSError as problem:

@@ -4,14 +4,23 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from . import _arrays, _native, _options
 
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _library, _check = _native.library, _native.check
 _byref = ctypes.byref
+_Array = TypeVar("_Array", bound=_arrays.Array)
+_Out = TypeVar("_Out", bound=_arrays.Array)
 _STATES = ("empty", "prefilling", "decoding")
 _MODES = ("sparse", "dense", "decode")
 
@@ -55,15 +64,15 @@ class Session(_native.Owner):
     layers, heads, kv_heads, head_dim, capacity: sizes; value_dim: head_dim where it is None. dtype: of the stored rows,
     "float32", "float16" or "bfloat16". engine: a name of headwater.engines(), or None for HEADWATER_ENGINE or "cpu".
     options: by keyword, as docs/spec.md names them (batch, chunk, local, heavy, select, threads, scale, ...); a value of
-    None is the default. layers_options is `layers` of the spec, a list with a dict for each layer.
+    None is the default.
 
     device: memory of the rows that attend() is given. None or "cpu": the host's, with every engine. "cuda:1", a torch.device
     or an ordinal: that CUDA device's; "cuda": PyTorch's current one where its CUDA is in use, else the first. engine None
     means "cuda" then. stream: the address of a cudaStream_t of the device, which must outlive the session; None: PyTorch's
     current one of the device where its CUDA is in use, else the default stream. It is chosen once, when the session opens.
 
-    layer_options: None or, for each layer, None or a dict of what it has of its own (LAYER-1): window, scale, softcap, sinks,
-    head_dim, value_dim.
+    layer_options: None or, for each layer, None or a dict of what it has of its own (`layers` of the spec, LAYER-1): window,
+    scale, softcap, sinks, head_dim, value_dim.
 
     A session is used by one thread at a time: a second one gets RuntimeError. Errors: ValueError (the field, its value and
     what is allowed), TypeError, MemoryError, RuntimeError (the protocol), NotImplementedError (not by this engine).
@@ -73,7 +82,7 @@ class Session(_native.Owner):
 
     def __init__(self, *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int, value_dim: int | None = None,
                  capacity: int, dtype: Any = "float32", engine: str | None = None, device: Any = None,
-                 stream: int | None = None, layer_options: list[dict[str, Any]] | None = None, **options: Any) -> None:
+                 stream: int | None = None, layer_options: Sequence[dict[str, Any] | None] | None = None, **options: "Unpack[_options.SessionOptions]") -> None:
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
                                head_dim if value_dim is None else value_dim, capacity, dtype)
         own = _options.Options({**options, "layers": layer_options}, shape.n_head, shape.n_layer, Session)
@@ -105,9 +114,9 @@ class Session(_native.Owner):
         self._interrupt = _Interrupt()
 
     @classmethod
-    def load(cls, path: str | os.PathLike, *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int,
+    def load(cls, path: str | os.PathLike[str], *, layers: int, heads: int, kv_heads: int | None = None, head_dim: int,
              value_dim: int | None = None, capacity: int, dtype: Any = "float32", engine: str | None = None,
-             layer_options: list[dict[str, Any]] | None = None, fingerprint: str = "", **options: Any) -> "Session":
+             layer_options: Sequence[dict[str, Any] | None] | None = None, fingerprint: str = "", **options: "Unpack[_options.SessionOptions]") -> "Session":
         """A session with the state of a file that save() wrote (STATE-12). What it asks for must be what was saved.
         Errors: as of Session(); ValueError where the file is damaged, foreign, or of other options."""
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
@@ -122,7 +131,7 @@ class Session(_native.Owner):
     @staticmethod
     def estimate(*, layers: int, heads: int, kv_heads: int | None = None, head_dim: int, value_dim: int | None = None,
                  capacity: int, dtype: Any = "float32", engine: str | None = None,
-                 layer_options: list[dict[str, Any]] | None = None, **options: Any) -> tuple[dict[str, int], dict[str, int]]:
+                 layer_options: Sequence[dict[str, Any] | None] | None = None, **options: "Unpack[_options.SessionOptions]") -> tuple[dict[str, int], dict[str, int]]:
         """Bytes that Session() with these arguments will hold, once open and once full: memory_bytes of both, without taking
         them (NUM-5). Errors: as of Session(); MemoryError where 64 bits cannot count them."""
         shape = _options.shape(layers, heads, heads if kv_heads is None else kv_heads, head_dim,
@@ -132,6 +141,23 @@ class Session(_native.Owner):
         _check(_library.headwater_estimate(_name(engine), _byref(shape), _byref(own.native), _byref(opened), _byref(full),
                                            ctypes.sizeof(opened)))
         return opened.numbers(), full.numbers()
+
+    def __repr__(self) -> str:
+        shape = getattr(self, "_shape", None)
+        if shape is None:
+            return f"<headwater.{type(self).__name__}, not open>"
+        widths = f"{shape.d_head}" if shape.d_head == shape.d_value else f"{shape.d_head} and {shape.d_value}"
+        return (f"<headwater.{type(self).__name__}: layers {shape.n_layer}, heads {shape.n_head} over {shape.n_head_kv} of "
+                f"{widths}, {_arrays.TYPE_NAMES[shape.kv_type]}, {self._held()}>")
+
+    def _held(self):
+        """How full it is, in words, whatever its state and whoever uses it."""
+        if not self.usable():
+            return "closed"
+        try:
+            return f"{self.tokens} of {self._shape.capacity} tokens"
+        except RuntimeError:
+            return "in use by another thread"
 
     def __del__(self):
         # In a child of fork() the memory goes with the process.
@@ -182,6 +208,18 @@ class Session(_native.Owner):
         with self._used() as session:
             _check(_library.headwater_begin_decode(session, n))
             self._step = n
+
+    @overload
+    def attend(self, layer: int, q: None, k: _arrays.Array, v: _arrays.Array, out: None = None, *,
+               lse: None = None) -> None: ...
+
+    @overload
+    def attend(self, layer: int, q: _Array, k: _arrays.Array, v: _arrays.Array, out: None = None, *,
+               lse: _arrays.Array | None = None) -> _Array: ...
+
+    @overload
+    def attend(self, layer: int, q: _arrays.Array, k: _arrays.Array, v: _arrays.Array, out: _Out, *,
+               lse: _arrays.Array | None = None) -> _Out: ...
 
     def attend(self, layer: int, q: Any, k: Any, v: Any, out: Any = None, *, lse: Any = None) -> Any:
         """Attention of one layer of the open step of n tokens.
@@ -269,7 +307,7 @@ class Session(_native.Owner):
             other._open(self._shape, self._widths, lambda forked: _library.headwater_fork(session, forked))
             return other
 
-    def save(self, path: str | os.PathLike, fingerprint: str = "") -> None:
+    def save(self, path: str | os.PathLike[str], fingerprint: str = "") -> None:
         """Writes the session to a safetensors file; fingerprint: a text that says of which model the rows are (STATE-12)."""
         with self._used() as session:
             _check(_library.headwater_save(session, os.fsencode(path), _options.text(fingerprint, "fingerprint")))

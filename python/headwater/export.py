@@ -15,7 +15,7 @@ from . import _extras
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def export(path: str | os.PathLike, folder: str | os.PathLike, dtype: str = "float16") -> None:
+def export(path: str | os.PathLike[str], folder: str | os.PathLike[str], dtype: str = "float16") -> None:
     """Writes the model and the tokenizer of a GGUF file into a new or empty folder, the weights as `dtype`.
 
     path, folder: paths. Errors: ImportError (transformers, gguf, accelerate), ValueError (what, where, what is allowed).

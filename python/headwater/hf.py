@@ -13,8 +13,9 @@ in the cache, rule blocks and sliding windows are refused by name.
 """
 
 import re
+import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from . import _extras
 
@@ -26,6 +27,11 @@ import transformers  # noqa: E402
 from . import _options  # noqa: E402
 from ._attention import attention as _attention  # noqa: E402
 from ._session import Session as _Session  # noqa: E402
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _OLDEST = (4, 56)
 if tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2])) < _OLDEST:
@@ -234,7 +240,8 @@ def _layers_of(model):
     return getattr(text, "num_hidden_layers", None) or 1
 
 
-def configure(model: torch.nn.Module, *, quality: str | None = None, memory: int | None = None, **options: Any) -> dict[str, Any]:
+def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "exact"] | None = None,
+              memory: SupportsIndex | None = None, **options: "Unpack[_options.ConfigureOptions]") -> dict[str, Any]:
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
     quality: "fast", "balanced" (the default) or "exact", which is dense: what is not said otherwise (docs/quality.md).

@@ -4,7 +4,8 @@
     out = attention(q, k, v, chunk=1024, local=256, heavy=256)
 """
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING
 
 from . import _extras
 
@@ -14,6 +15,11 @@ import torch  # noqa: E402
 
 from . import _options  # noqa: E402
 from ._attention import attention as _attention  # noqa: E402
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["attention"]
 
@@ -46,7 +52,7 @@ def _refuse_gradient(ctx, inputs, keyword_only_inputs, output):
 _operator.register_autograd(lambda ctx, gradient: (None, None, None), setup_context=_refuse_gradient)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: "Unpack[_options.TorchOptions]") -> torch.Tensor:
     """headwater.attention() of tensors, on the CPU or a CUDA device, as the operator torch.ops.headwater.attention.
 
     q, k, v, shapes, dtypes and options: those of headwater.attention(), `out` excepted; options are plain integers,

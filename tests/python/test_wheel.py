@@ -3,9 +3,7 @@
 tools/wheel.py runs this with the wheel in HEADWATER_WHEEL; there is nothing to test without one.
 """
 
-import importlib
 import importlib.metadata
-import inspect
 import os
 import pathlib
 import re
@@ -67,25 +65,6 @@ class Wheel(unittest.TestCase):
         self.assertTrue((package / "py.typed").is_file())
         self.assertNotEqual(info["isa"], "")
         self.assertIn(info["isa"], {engine["isa"] for engine in info["engines"] if not engine["unavailable_because"]})
-
-
-class Hints(unittest.TestCase):
-    def test_every_parameter_of_what_is_public_has_a_type(self):
-        public = [getattr(headwater, name) for name in (*headwater.__all__, "Model", "Conversation", "Chat")]
-        public += [getattr(importlib.import_module(f"headwater.{module}"), name) for module, name in (
-            ("torch", "attention"), ("hf", "configure"), ("hf", "configuration"), ("export", "export"))]
-        functions = [one for one in public if inspect.isfunction(one)]
-        for one in filter(inspect.isclass, public):
-            functions += [getattr(member, "fget", None) or getattr(member, "__func__", member)
-                          for name, member in vars(one).items() if not name.startswith("_") or name == "__init__"]
-        self.assertGreater(len(functions), 20)
-        for function in functions:
-            signature = inspect.signature(function, eval_str=True)
-            bare = [name for name, parameter in signature.parameters.items()
-                    if name not in ("self", "cls") and parameter.annotation is parameter.empty]
-            with self.subTest(function.__qualname__):
-                self.assertEqual(bare, [])
-                self.assertIsNot(signature.return_annotation, signature.empty)
 
 
 class Processes(unittest.TestCase):

@@ -85,7 +85,7 @@ def _parser():
     parser.add_argument("--chunk", type=_integer(1, MOST), default=1024, metavar="S", help="tokens of a chunk (1024)")
     parser.add_argument("--memory", type=_integer(1, MOST), default=512, metavar="M",
                         help="tokens of a memory set; h2o: half newest, half by score; window: the newest; blocks: the newest "
-                        "64, the rest chosen (512)")
+                        "32, the rest chosen (512)")
     parser.add_argument("--dense-tail", type=_integer(0, MOST), default=0, metavar="N",
                         help="last tokens of a prompt that see everything before them; 0: the question is the end of the "
                         "sparse prefill (0)")
