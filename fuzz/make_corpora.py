@@ -10,7 +10,8 @@ ROOT = pathlib.Path(__file__).parent / "corpora"
 U32, BOOL, TEXT, ARRAY, I32, F32 = 4, 7, 8, 9, 5, 6
 # name -> (number of the type, elements and bytes of a block)
 TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "bf16": (30, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18),
-         "q4_k": (12, 256, 144), "q5_k": (13, 256, 176), "q6_k": (14, 256, 210)}
+         "q4_k": (12, 256, 144), "q5_k": (13, 256, 176), "q6_k": (14, 256, 210), "q4_1": (3, 32, 20),
+         "q5_0": (6, 32, 22), "q5_1": (7, 32, 24)}
 
 
 def text(value):
@@ -69,7 +70,7 @@ def sentence():
 def main():
     alignment = entry("general.alignment", U32, struct.pack("<I", 32))
     files = {f"tensor-{kind}": gguf([alignment], [("a", kind, 1), ("b", kind, 1)]) for kind in TYPES}
-    files |= {f"vocabulary-{pre}": gguf(byte_level(pre)) for pre in ("qwen2", "llama-bpe", "gpt-2", "default")}
+    files |= {f"vocabulary-{pre}": gguf(byte_level(pre)) for pre in ("qwen2", "llama-bpe", "gpt-2", "default", "smollm")}
     files["sentence"] = gguf(sentence())
     files["version-2"] = gguf(byte_level("qwen2"), [("a", "q8_0", 2)], version=2)
     files["values"] = gguf([entry(f"k{kind}", kind, bytes(8 if kind >= 10 else 1 << kind // 2 if kind < 6 else 4))
@@ -98,7 +99,7 @@ def main():
                "scripts": "naïve 東京 עברית हिन्दी 🙂👍🏽 e\u0301".encode(), "broken": b"a\xff\xc3(\xf0\x9f\x98 \xed\xa0\x80",
                "special": b"<|im_start|>user\n<|im_end|><|im_<s></s><0x41>", "long": b"x" * 300 + b" " * 300 + b"1" * 50}
     (ROOT / "tokenizer").mkdir(parents=True, exist_ok=True)
-    for which in range(5):
+    for which in range(6):
         for name, content in samples.items():
             (ROOT / "tokenizer" / f"{name}-{which}").write_bytes(bytes([which, which % 2]) + content)
 

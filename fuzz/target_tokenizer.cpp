@@ -1,4 +1,4 @@
-// libFuzzer target: any text, in five tokenizers: ids of the vocabulary, the text back, whole characters in a stream.
+// libFuzzer target: any text, in six tokenizers: ids of the vocabulary, the text back, whole characters in a stream.
 // The first byte chooses the tokenizer, the second whether control tokens are looked for.
 
 #include <cstdint>
@@ -15,11 +15,13 @@ namespace {
 using namespace headwater::runtime;
 
 const Tokenizer& tokenizer(std::uint8_t which) {
-  static const std::unique_ptr<Tokenizer> all[] = {
-      testing::tiny_with("qwen2").build(), testing::tiny_with("llama-bpe").build(),
-      testing::tiny_with("gpt-2").build(), testing::tiny_with("default").build(),
-      testing::open_tokenizer(FIXTURES "/sentence.gguf")};
-  return *all[which % 5];
+  static const std::unique_ptr<Tokenizer> all[] = {testing::tiny_with("qwen2").build(),
+                                                   testing::tiny_with("llama-bpe").build(),
+                                                   testing::tiny_with("gpt-2").build(),
+                                                   testing::tiny_with("default").build(),
+                                                   testing::open_tokenizer(FIXTURES "/sentence.gguf"),
+                                                   testing::tiny_with("smollm").build()};
+  return *all[which % 6];
 }
 
 void stream(const Tokenizer& t, const std::vector<std::int32_t>& ids) {
@@ -44,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data) + 2, size - 2);
   const std::vector<std::int32_t> ids = t.encode(text, true, parse_special);
   stream(t, ids);
-  const bool sentence = data[0] % 5 == 4;  // it reads "▁" as a space, so it does not give every text back
+  const bool sentence = data[0] % 6 == 4;  // it reads "▁" as a space, so it does not give every text back
   if (!parse_special && !sentence && t.decode(ids) != well_formed_utf8(text)) std::abort();
   return 0;
 }

@@ -20,6 +20,9 @@ auto with_layout(TensorType type, const Action& action) {
   switch (type) {
     case TensorType::q8_0: return action(Q8_0Group());
     case TensorType::q4_0: return action(Q4_0Group());
+    case TensorType::q4_1: return action(Q4_1Group());
+    case TensorType::q5_0: return action(Q5_0Group());
+    case TensorType::q5_1: return action(Q5_1Group());
     case TensorType::q4_k: return action(Q4KGroup());
     case TensorType::q5_k: return action(Q5KGroup());
     default: assert(type == TensorType::q6_k); return action(Q6KGroup());
@@ -50,10 +53,21 @@ void place(Group, std::byte* unit, int pair, int j, std::uint32_t first, std::ui
   put(unit + Group::codes_at(pair, j), (first & in_each_byte(15)) | (second & in_each_byte(15)) << 4);
 }
 
-void place(Q5KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
-  place<Q5KGroup>({}, unit, pair, j, first, second >> 1);
+/// Codes of five bits; `turn`: which of the four places in a line of bits the two left over go to.
+template <class Group>
+void place_five(std::byte* unit, int pair, int j, int turn, std::uint32_t first, std::uint32_t second) {
+  place<Group>({}, unit, pair, j, first, second >> 1);
   const std::uint32_t bits = (first & in_each_byte(16)) | (second & in_each_byte(1)) << 3;
-  add_bits(unit + Q5KGroup::bits_at(pair, j), turned_right(bits, 2 * pair));
+  add_bits(unit + Group::bits_at(pair, j), turned_right(bits, 2 * turn));
+}
+void place(Q5_0Group, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
+  place_five<Q5_0Group>(unit, pair, j, j % 4, first, second);
+}
+void place(Q5_1Group, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
+  place_five<Q5_1Group>(unit, pair, j, j % 4, first, second);
+}
+void place(Q5KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
+  place_five<Q5KGroup>(unit, pair, j, pair, first, second);
 }
 
 void place(Q6KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
@@ -91,11 +105,17 @@ void place_codes(const std::byte* blocks, std::byte* unit, int row) {
 
 void copy_half(const std::byte* from, std::byte* to, int row) { std::memcpy(to + 2 * row, from, 2); }
 
-/// Q8_0 and Q4_0; the place in front of the units is Q6_K's.
+/// Two blocks of 32; the place in front of the units is Q6_K's.
 template <class Group>
 void place_scales(Group, const std::byte* blocks, std::byte* unit, std::byte*, int row) {
-  copy_half(blocks, unit + Group::kScales, row);
-  copy_half(blocks + Group::Block::kBytes, unit + Group::kScales + 2 * kGroupRows, row);
+  for (int run = 0; run < 2; ++run, blocks += Group::Block::kBytes) {
+    copy_half(blocks, unit + Group::kScales + 2 * kGroupRows * run, row);
+    if constexpr (Group::Block::kMinima) {
+      constexpr unsigned kSign = 0x8000;
+      const auto taken_off = static_cast<std::uint16_t>(load_u16(blocks + 2) ^ kSign);
+      std::memcpy(unit + Group::kMinima + 2 * (kGroupRows * run + row), &taken_off, sizeof taken_off);
+    }
+  }
 }
 
 template <class Group>

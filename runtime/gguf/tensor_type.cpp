@@ -13,6 +13,9 @@ constexpr std::array kTypes = {
     TensorTypeInfo{TensorType::bf16, "BF16", 30, 1, 2},
     TensorTypeInfo{TensorType::q8_0, "Q8_0", 8, 32, 34},
     TensorTypeInfo{TensorType::q4_0, "Q4_0", 2, 32, 18},
+    TensorTypeInfo{TensorType::q4_1, "Q4_1", 3, 32, 20},
+    TensorTypeInfo{TensorType::q5_0, "Q5_0", 6, 32, 22},
+    TensorTypeInfo{TensorType::q5_1, "Q5_1", 7, 32, 24},
     TensorTypeInfo{TensorType::q4_k, "Q4_K", 12, 256, 144},
     TensorTypeInfo{TensorType::q5_k, "Q5_K", 13, 256, 176},
     TensorTypeInfo{TensorType::q6_k, "Q6_K", 14, 256, 210},
@@ -42,7 +45,9 @@ std::string_view ggml_type_name(std::uint32_t ggml_id) {
   return ggml_id < kGgmlNames.size() ? kGgmlNames[ggml_id] : std::string_view();
 }
 
-std::string_view tensor_type_list() { return "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K"; }
+std::string_view tensor_type_list() {
+  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
+}
 
 std::int64_t row_bytes(TensorType type, std::int64_t n) {
   const TensorTypeInfo& info = tensor_type_info(type);

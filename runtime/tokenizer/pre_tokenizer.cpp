@@ -32,6 +32,9 @@ constexpr const char* kQwen2[] = {MODERN(R"(\p{N})")};
 constexpr const char* kLlama3[] = {MODERN(R"(\p{N}{1,3})")};
 #define GPT2 R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?)" OTHER "+|" TAIL
 constexpr const char* kGpt2[] = {GPT2};
+// Every digit alone, without the blank in front of it. The models' own tokenizers (Digits of `tokenizers`) ask Rust's
+// char::is_numeric, which is categories Nd, Nl and No: \p{N}. So a half, a Roman and a circled number stand alone, too.
+constexpr const char* kSingleDigits[] = {R"(\p{N})", GPT2};
 // Each cuts what the one before left: punctuation, words, numbers, groups of three digits.
 constexpr const char* kDefault[] = {R"([\p{P}$+<=>^~|]+)", GPT2, R"(\p{N}+)", "[0-9][0-9][0-9]"};
 
@@ -44,10 +47,21 @@ struct Kind {
 
 // Several names mean the same, as in llama.cpp.
 constexpr Kind kKinds[] = {
-    {"qwen2", kQwen2, false, false},     {"deepseek-r1-qwen", kQwen2, false, false},
-    {"llama-bpe", kLlama3, true, true},  {"llama3", kLlama3, true, true},
-    {"llama-v3", kLlama3, true, true},   {"gpt-2", kGpt2, false, false},
+    {"qwen2", kQwen2, false, false},
+    {"deepseek-r1-qwen", kQwen2, false, false},
+    {"llama-bpe", kLlama3, true, true},
+    {"llama3", kLlama3, true, true},
+    {"llama-v3", kLlama3, true, true},
+    {"gpt-2", kGpt2, false, false},
     {"default", kDefault, false, false},
+    {"smollm", kSingleDigits, false, false},
+    {"starcoder", kSingleDigits, false, false},
+    {"refact", kSingleDigits, false, false},
+    {"command-r", kSingleDigits, false, false},
+    {"codeshell", kSingleDigits, false, false},
+    {"exaone", kSingleDigits, false, false},
+    {"minerva-7b", kSingleDigits, false, false},
+    {"minerva", kSingleDigits, false, false},
 };
 
 struct FreeCode {

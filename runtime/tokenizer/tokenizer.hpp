@@ -15,7 +15,7 @@ namespace headwater::runtime {
 /// Text to token ids and back, as the model's GGUF file says (`tokenizer.ggml.*`). Immutable: may be shared by threads.
 class Tokenizer {
  public:
-  /// Byte-level BPE (`gpt2`) with the pre-tokenisers qwen2, llama-bpe, gpt-2 and default; SentencePiece-style BPE
+  /// Byte-level BPE (`gpt2`) with a pre-tokeniser of PreTokenizer::names(); SentencePiece-style BPE
   /// (`llama`) with byte fallback. Anything else, and a vocabulary that contradicts itself, is an
   /// Error(invalid_argument) that names the key and what is supported. Copies what it needs of the file.
   [[nodiscard]] static std::unique_ptr<Tokenizer> from_gguf(const GgufFile& file);

@@ -35,6 +35,9 @@ inline std::vector<double> sizes_of(TensorType type, const std::byte* row, std::
   switch (type) {
     case TensorType::q8_0: return sizes_of<Q8_0>(row, n);
     case TensorType::q4_0: return sizes_of<Q4_0>(row, n);
+    case TensorType::q4_1: return sizes_of<Q4_1>(row, n);
+    case TensorType::q5_0: return sizes_of<Q5_0>(row, n);
+    case TensorType::q5_1: return sizes_of<Q5_1>(row, n);
     case TensorType::q4_k: return sizes_of<Q4K>(row, n);
     case TensorType::q5_k: return sizes_of<Q5K>(row, n);
     default: return sizes_of<Q6K>(row, n);

@@ -19,8 +19,8 @@
 namespace headwater::runtime::testing {
 namespace {
 
-constexpr TensorType kQuantised[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_k, TensorType::q5_k,
-                                     TensorType::q6_k};
+constexpr TensorType kQuantised[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
+                                     TensorType::q5_1, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
 
 /// Memory on a boundary of a cache line, with canaries after it.
 class Lines {
@@ -253,7 +253,10 @@ TEST_P(Groups, HideNoNaN) {
   }
 }
 
-TEST_P(Groups, ARowIsFiniteWhereItsScalesAre) {
+/// What needs no kernels for groups.
+class QuantisedRows : public ::testing::TestWithParam<TensorType> {};
+
+TEST_P(QuantisedRows, AreFiniteWhereTheirScalesAre) {
   constexpr std::int64_t kRow = 16384;
   RandomRows rows(GetParam(), kRow, 1);
   EXPECT_TRUE(quantised_row_is_finite(GetParam(), rows.row(0), kRow));
@@ -276,8 +279,9 @@ TEST_P(Groups, ARowIsFiniteWhereItsScalesAre) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Groups, ::testing::ValuesIn(kQuantised),
-                         [](const auto& one) { return std::string(tensor_type_info(one.param).name); });
+const auto name_of = [](const auto& one) { return std::string(tensor_type_info(one.param).name); };
+INSTANTIATE_TEST_SUITE_P(Types, Groups, ::testing::ValuesIn(kQuantised), name_of);
+INSTANTIATE_TEST_SUITE_P(Types, QuantisedRows, ::testing::ValuesIn(kQuantised), name_of);
 
 }  // namespace
 }  // namespace headwater::runtime::testing

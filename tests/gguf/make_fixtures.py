@@ -3,7 +3,8 @@
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install gguf==0.19.0
     /tmp/venv/bin/python tests/gguf/make_fixtures.py
 
-types.gguf: for each type T a tensor `T` of stored rows and a tensor `T.values`, what the package makes of them.
+types.gguf: for each type T a tensor `T` of stored rows and a tensor `T.values`, what the package makes of them; for a
+quantised one `T.extremes` and `T.extremes.values` besides.
 split-0000i-of-00003.gguf: a small model in three files.
 The results are committed; nothing in the build runs this.
 """
@@ -15,9 +16,13 @@ import numpy as np
 
 OUT = pathlib.Path(__file__).parent / "fixtures"
 ROWS, COLUMNS = 3, 512
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1"]
 # Where the 16-bit floats of a block stand; everything else of a block may be any byte.
-HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2]}
+# Bits of a scale and of a minimum: zeros of both signs, subnormal ones, the largest, infinity and NaN.
+EXTREMES = [(0x0000, 0x0000), (0x0000, 0x8000), (0x8000, 0x0000), (0x8000, 0x8000), (0x3C00, 0x8000), (0xBC00, 0x3C00),
+            (0x0001, 0x8001), (0x83FF, 0x03FF), (0x7BFF, 0xFBFF), (0xFBFF, 0xFBFF), (0x3C00, 0x7C00), (0x3C00, 0xFC00),
+            (0x7C00, 0x3C00), (0xFC00, 0x7C00), (0x7E00, 0x3C00), (0x3C00, 0x7E00)]
 
 
 def finite_halves(rng, count):
@@ -42,6 +47,16 @@ def stored_rows(rng, name):
     for at in HALVES[name]:
         blocks[:, at:at + 2] = finite_halves(rng, len(blocks)).view(np.uint8).reshape(-1, 2)
     return blocks.reshape(ROWS, -1)
+
+
+def extreme_rows(rng, name):
+    """A block in a row; a quantised type's scale and minimum from EXTREMES."""
+    _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    blocks = rng.integers(0, 256, (len(EXTREMES), size), dtype=np.uint8)
+    for block, halves in zip(blocks, EXTREMES):
+        for at, half in zip(HALVES[name], halves):
+            block[at:at + 2] = np.frombuffer(np.uint16(half).tobytes(), np.uint8)
+    return blocks
 
 
 def add_metadata(writer):
@@ -81,6 +96,12 @@ def main():
         assert values.shape == (ROWS, COLUMNS), (name, values.shape)
         writer.add_tensor(name, stored, raw_dtype=kind)
         writer.add_tensor(f"{name}.values", values)
+    for name in HALVES:
+        kind = gguf.GGMLQuantizationType[name]
+        stored = extreme_rows(rng, name)
+        writer.add_tensor(f"{name}.extremes", stored, raw_dtype=kind)
+        with np.errstate(invalid="ignore"):  # infinity times zero
+            writer.add_tensor(f"{name}.extremes.values", gguf.quants.dequantize(stored, kind).astype(np.float32))
     write(writer)
 
     writer = gguf.GGUFWriter(OUT / "split.gguf", "test", split_max_tensors=2)

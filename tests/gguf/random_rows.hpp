@@ -15,7 +15,9 @@ inline void put_half(std::byte* p, std::uint16_t half) { std::memcpy(p, &half, s
 /// Where a block of a quantised type has its halves.
 inline std::vector<std::size_t> halves_of(TensorType type) {
   if (type == TensorType::q6_k) return {208};
-  if (type == TensorType::q4_k || type == TensorType::q5_k) return {0, 2};
+  for (const TensorType two : {TensorType::q4_1, TensorType::q5_1, TensorType::q4_k, TensorType::q5_k}) {
+    if (type == two) return {0, 2};
+  }
   return {0};
 }
 

@@ -1,5 +1,6 @@
 // Stored rows to numbers: golden values of an independent implementation, for every ISA that runs here.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -198,6 +199,50 @@ struct Fixed {
   }
   std::vector<std::byte> arranged;
 };
+
+// Zero, subnormal, negative, largest, infinite and NaN scales and minima. Where the package has NaN, so have the widened row
+// and every product with it; where a block holds anything that is not finite, no product is finite.
+TEST_P(Rows, ExtremesAreThoseOfTheGgufPackage) {
+  const GgufFile file = GgufFile::open(FIXTURES "/types.gguf");
+  int not_finite = 0;
+  for (const TensorTypeInfo& info : tensor_types()) {
+    if (!is_quantised(info.type)) continue;
+    const auto type = static_cast<int>(info.type);
+    const Tensor& stored = file.tensor(fmt::format("{}.extremes", info.name));
+    const std::vector<float> expected = floats_of(file.tensor(fmt::format("{}.extremes.values", info.name)));
+    const std::int64_t n = stored.dims[0];
+    const auto count = static_cast<std::size_t>(n);
+    ASSERT_EQ(n, info.block_elements);
+    ASSERT_EQ(stored.rows(), 16);
+    for (std::int64_t r = 0; r < stored.rows(); ++r) {
+      SCOPED_TRACE(fmt::format("{} row {}", info.name, r));
+      std::vector<float> values(count);
+      std::vector<std::uint16_t> rounded(count);
+      kernels_->widen[type](stored.row(r), n, values.data());
+      kernels_->widen_bf16[type](stored.row(r), n, rounded.data());
+      const float* const wanted = expected.data() + r * n;
+      bool finite = true;
+      for (std::size_t i = 0; i < count; ++i) {
+        finite = finite && std::isfinite(wanted[i]);
+        if (std::isnan(wanted[i])) {
+          ASSERT_TRUE(std::isnan(values[i])) << i;
+          ASSERT_GT(rounded[i] & 0x7FFF, 0x7F80) << i;
+        } else {
+          ASSERT_EQ(bits_of(values[i]), bits_of(wanted[i])) << i;
+          ASSERT_EQ(rounded[i], bf16_by_definition(wanted[i])) << i;
+        }
+      }
+      if (finite) continue;
+      ++not_finite;
+      const std::vector<float> ones(count, 1.0F);
+      EXPECT_FALSE(std::isfinite(kernels_->dot[type](stored.row(r), n, ones.data())));
+      Fixed fixed(*kernels_, ones);
+      const FixedRow row = fixed.row(*kernels_, info.type);
+      EXPECT_FALSE(std::isfinite(kernels_->dot_fixed[type](stored.row(r), n, row)));
+    }
+  }
+  EXPECT_GE(not_finite, 8 * 3);
+}
 
 std::vector<float> uneven_row(std::int64_t n) {
   std::mt19937 random(6);

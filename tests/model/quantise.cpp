@@ -10,7 +10,7 @@ namespace headwater::runtime::testing {
 namespace {
 
 constexpr std::size_t kSmall =
-    32;  // elements of a block of Q8_0 and Q4_0, and of a sub-block of Q4_K and Q5_K
+    32;  // elements of a block of Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1, and of a sub-block of Q4_K and Q5_K
 constexpr std::size_t kSuper = 256;  // elements of a block of the K types
 
 /// The nearest F16 of a finite number below its range's end.
@@ -68,6 +68,40 @@ void q4_0(std::span<const float> block, Writer& out) {
   for (std::size_t i = 0; i < kSmall / 2; ++i) {
     out.byte((code(block[i], scale, -8, 7) + 8) | (code(block[i + kSmall / 2], scale, -8, 7) + 8) << 4);
   }
+}
+
+/// The fifth bits of 32 codes in the order of elements; then the lower nibbles, those of the first half below.
+void five_bits(std::span<const int> codes, Writer& out) {
+  for (std::size_t byte = 0; byte < kSmall / 8; ++byte) {
+    int bits = 0;
+    for (std::size_t i = 0; i < 8; ++i) bits |= codes[8 * byte + i] >> 4 << i;
+    out.byte(bits);
+  }
+  for (std::size_t i = 0; i < kSmall / 2; ++i) out.byte((codes[i] & 15) | (codes[i + kSmall / 2] & 15) << 4);
+}
+
+/// x = scale (code - 16).
+void q5_0(std::span<const float> block, Writer& out) {
+  const std::uint16_t bits = half_bits(extreme(block) / -16);
+  out.half(bits);
+  std::array<int, kSmall> codes{};
+  for (std::size_t i = 0; i < kSmall; ++i) codes[i] = code(block[i], half_value(bits), -16, 15) + 16;
+  five_bits(codes, out);
+}
+
+/// Q4_1 and Q5_1: x = scale code + minimum.
+void q45_1(std::span<const float> block, int most, Writer& out) {
+  const auto [smallest, largest] = std::minmax_element(block.begin(), block.end());
+  const std::uint16_t minimum = half_bits(static_cast<double>(*smallest));
+  const std::uint16_t scale = half_bits((static_cast<double>(*largest) - half_value(minimum)) / most);
+  out.half(scale);
+  out.half(minimum);
+  std::array<int, kSmall> codes{};
+  for (std::size_t i = 0; i < kSmall; ++i) {
+    codes[i] = code(static_cast<double>(block[i]) - half_value(minimum), half_value(scale), 0, most);
+  }
+  if (most == 31) return five_bits(codes, out);
+  for (std::size_t i = 0; i < kSmall / 2; ++i) out.byte(codes[i] | codes[i + kSmall / 2] << 4);
 }
 
 /// Q4_K and Q5_K: x = (d scale) code - (dmin minimum), scale and minimum of six bits for each sub-block.
@@ -165,6 +199,9 @@ void append_quantised(TensorType type, std::span<const float> row, std::vector<s
     switch (type) {
       case TensorType::q8_0: q8_0(values, writer); break;
       case TensorType::q4_0: q4_0(values, writer); break;
+      case TensorType::q4_1: q45_1(values, 15, writer); break;
+      case TensorType::q5_0: q5_0(values, writer); break;
+      case TensorType::q5_1: q45_1(values, 31, writer); break;
       case TensorType::q4_k: q45_k(values, 15, writer); break;
       case TensorType::q5_k: q45_k(values, 31, writer); break;
       case TensorType::q6_k: q6_k(values, writer); break;

@@ -59,14 +59,15 @@ TEST_P(GoldenPreTokenizer, WordsOfTokenizers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenPreTokenizer, ::testing::Values("qwen2", "llama-bpe", "gpt-2", "default"),
+INSTANTIATE_TEST_SUITE_P(All, GoldenPreTokenizer,
+                         ::testing::Values("qwen2", "llama-bpe", "gpt-2", "smollm", "default"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::erase(name, '-');
                            return name;
                          });
 
-// The four differ on the golden texts, so that no pre-tokeniser passes for another.
+// The five differ on the golden texts, so that no pre-tokeniser passes for another.
 TEST(Golden, PreTokenizersDiffer) {
   const nlohmann::json golden = read_json(FIXTURES "/tiny.json");
   for (const auto& [a, first] : golden.items()) {

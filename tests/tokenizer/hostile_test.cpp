@@ -21,7 +21,8 @@ TEST(HostileVocabulary, KindsOfTokenizer) {
   b.pre = "viking";
   EXPECT_THAT(b.refusal_of(),
               HasSubstr("key 'tokenizer.ggml.pre' is 'viking'; supported: qwen2, deepseek-r1-qwen, "
-                        "llama-bpe, llama3, llama-v3, gpt-2, default"));
+                        "llama-bpe, llama3, llama-v3, gpt-2, default, smollm, starcoder, refact, command-r, "
+                        "codeshell, exaone, minerva-7b, minerva"));
   b.pre = "";
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.pre' is missing"));
 }

@@ -30,6 +30,7 @@ PATTERNS = {
     "qwen2": [MODERN % r"\p{N}"],
     "llama-bpe": [MODERN % r"\p{N}{1,3}"],
     "gpt-2": [GPT2],
+    "smollm": None,  # as in tokenizer.json of SmolLM2: no pattern, but parts of the package
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
 }
 
@@ -113,10 +114,16 @@ def byte_level(source):
     for name, patterns in PATTERNS.items():
         document["model"]["ignore_merges"] = name == "llama-bpe"
         tokenizer = Tokenizer.from_str(json.dumps(document))
-        splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns]
-        words = pre_tokenizers.Sequence(splits)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            splits + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        if patterns is None:
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+            words = pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Split(Regex(GPT2), "isolated")])
+        else:
+            splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns]
+            words = pre_tokenizers.Sequence(splits)
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                splits + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         results[name] = golden(lambda text, t=tokenizer: t.encode(text, add_special_tokens=False).ids)
         # The vocabulary is too small to show every word; so the words themselves, as lengths in UTF-8.
         for case in results[name]:

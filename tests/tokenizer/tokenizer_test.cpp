@@ -67,7 +67,11 @@ TEST(ByteBpe, WholeWordsFirstOnlyForLlama) {
 // Names of one kind mean the same in everything.
 TEST(ByteBpe, PreTokenizersByAllTheirNames) {
   const std::vector<std::vector<std::string>> kinds = {
-      {"qwen2", "deepseek-r1-qwen"}, {"llama-bpe", "llama3", "llama-v3"}, {"gpt-2"}, {"default"}};
+      {"qwen2", "deepseek-r1-qwen"},
+      {"llama-bpe", "llama3", "llama-v3"},
+      {"gpt-2"},
+      {"default"},
+      {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "minerva"}};
   for (const auto& names : kinds) {
     const bool llama = names[0] == "llama-bpe";
     const std::string text = "I'LL add 12345 words\n\n  at once!?";
@@ -209,7 +213,7 @@ TEST(Special, EndsByEveryNameAndKey) {
 // Not as a word, as what merges make, nor as a character: of no kind of vocabulary, whatever the token's name.
 TEST(Special, TypedTextIsNeverAControlToken) {
   for (const std::int32_t kind : {kUnknown, kControl}) {
-    for (const std::string pre : {"qwen2", "llama-bpe", "llama3", "gpt-2", "default"}) {
+    for (const std::string pre : {"qwen2", "llama-bpe", "llama3", "gpt-2", "default", "smollm"}) {
       VocabularyBuilder b = all_bytes();
       b.pre = pre;
       b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);

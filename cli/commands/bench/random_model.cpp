@@ -108,12 +108,13 @@ void put(std::byte* at, std::uint16_t value) { std::memcpy(at, &value, sizeof va
 /// eight-bit scale of a run times a code.
 constexpr float kDeviationQ8 = 73.9F;
 constexpr float kDeviationQ4 = 4.61F;
+constexpr float kDeviationQ5 = 9.23F;
 constexpr float kDeviationQ4K = 230.0F;
 constexpr float kDeviationQ5K = 470.0F;
 constexpr float kDeviationQ6K = 1366.0F;
 // Minima that leave no mean: half of the largest code.
-constexpr float kMeanQ4K = 7.5F;
-constexpr float kMeanQ5K = 15.5F;
+constexpr float kMeanQ4 = 7.5F;
+constexpr float kMeanQ5 = 15.5F;
 
 /// One block of random bits with scales that make `deviation`.
 void random_block(TensorType type, float deviation, Random& random, std::byte* block) {
@@ -122,13 +123,23 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
   switch (type) {
     case TensorType::q8_0: put(block, half_of(deviation / kDeviationQ8)); break;
     case TensorType::q4_0: put(block, half_of(deviation / kDeviationQ4)); break;
+    case TensorType::q5_0: put(block, half_of(deviation / kDeviationQ5)); break;
+    // Their minima are added, those of the K types taken off.
+    case TensorType::q4_1:
+      put(block, half_of(deviation / kDeviationQ4));
+      put(block + 2, half_of(deviation / kDeviationQ4 * -kMeanQ4));
+      break;
+    case TensorType::q5_1:
+      put(block, half_of(deviation / kDeviationQ5));
+      put(block + 2, half_of(deviation / kDeviationQ5 * -kMeanQ5));
+      break;
     case TensorType::q4_k:
       put(block, half_of(deviation / kDeviationQ4K));
-      put(block + 2, half_of(deviation / kDeviationQ4K * kMeanQ4K));
+      put(block + 2, half_of(deviation / kDeviationQ4K * kMeanQ4));
       break;
     case TensorType::q5_k:
       put(block, half_of(deviation / kDeviationQ5K));
-      put(block + 2, half_of(deviation / kDeviationQ5K * kMeanQ5K));
+      put(block + 2, half_of(deviation / kDeviationQ5K * kMeanQ5));
       break;
     case TensorType::q6_k: put(block + bytes - 2, half_of(deviation / kDeviationQ6K)); break;
     default: break;

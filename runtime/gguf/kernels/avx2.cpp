@@ -54,6 +54,16 @@ struct Avx2Words {
     const __m256i bytes = _mm256_cvtepu8_epi16(load16(p));
     return {_mm256_and_si256(bytes, _mm256_set1_epi16(15)), _mm256_srli_epi16(bytes, 4)};
   }
+  static Words sixteens(std::uint32_t bits) {
+    const __m256i own = _mm256_set_epi16(-0x8000, 0x4000, 0x2000, 0x1000, 0x800, 0x400, 0x200, 0x100, 0x80,
+                                         0x40, 0x20, 0x10, 8, 4, 2, 1);
+    const auto half = [&](std::uint32_t sixteen) {
+      const __m256i all = _mm256_set1_epi16(static_cast<short>(sixteen));
+      const __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(all, own), own);
+      return _mm256_and_si256(set, _mm256_set1_epi16(16));
+    };
+    return {half(bits & 0xFFFF), half(bits >> 16)};
+  }
   static Words both(Words a, Words b) {
     return {_mm256_or_si256(a.first, b.first), _mm256_or_si256(a.last, b.last)};
   }

@@ -52,6 +52,7 @@ struct Avx512Words {
     const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
     return _mm512_cvtepu8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
   }
+  static Words sixteens(std::uint32_t bits) { return _mm512_maskz_set1_epi16(bits, 16); }
   static Words both(Words a, Words b) { return _mm512_or_si512(a, b); }
   static Words mask(Words a, short bits) { return _mm512_and_si512(a, _mm512_set1_epi16(bits)); }
   static Words minus(Words a, short b) { return _mm512_sub_epi16(a, _mm512_set1_epi16(b)); }

@@ -321,13 +321,17 @@ constexpr RowKernels make_kernels() {
   RowKernels kernels = make_row_kernels<Avx512>("AVX-512 VNNI");
   kernels.dot_fixed[3] = dot_q8_0;
   kernels.dot_fixed[4] = dot_q4_0;
-  kernels.dot_fixed[5] = dot_minima<Four>;
-  kernels.dot_fixed[6] = dot_minima<Five>;
-  kernels.dot_fixed[7] = dot_q6_k;
+  // Rows that are not packed in groups are few (row_groups.hpp): AVX-512's own kernels do for these.
+  kernels.dot_fixed[5] = dot_one<dot_fixed_blocks<Avx512Words, Q4_1, 1>>;
+  kernels.dot_fixed[6] = dot_one<dot_fixed_blocks<Avx512Words, Q5_0, 1>>;
+  kernels.dot_fixed[7] = dot_one<dot_fixed_blocks<Avx512Words, Q5_1, 1>>;
+  kernels.dot_fixed[8] = dot_minima<Four>;
+  kernels.dot_fixed[9] = dot_minima<Five>;
+  kernels.dot_fixed[10] = dot_q6_k;
   kernels.arrange[4] = arrange_four;
-  kernels.arrange[5] = arrange_minima;
-  kernels.arrange[6] = arrange_minima;
-  kernels.arrange[7] = arrange_six;
+  kernels.arrange[8] = arrange_minima;
+  kernels.arrange[9] = arrange_minima;
+  kernels.arrange[10] = arrange_six;
   kernels.groups = &avx512vnni_group_kernels;
   static_assert(kSixStep == kArrangedBytes && kMinimaStep <= kArrangedBytes &&
                 2 * kFourStep <= kArrangedBytes);

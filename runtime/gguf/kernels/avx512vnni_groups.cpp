@@ -67,6 +67,41 @@ struct Q4_0Unit : PlainUnit<Q4_0Group> {
   }
 };
 
+/// The bytes of a line whose codes of five bits lack their bits; those stand in `bits`, turned to their places.
+inline Codes fives_of(__m512i bytes, __m512i bits) {
+  return {masked_or(bytes, 15, masked(bits, 16)), masked_or(bytes, '\xF0', masked(bits, 8))};
+}
+
+template <class Group>
+struct MinimaUnit : PlainUnit<Group> {
+  using PlainUnit<Group>::PlainUnit;
+  static constexpr bool kMinima = true;
+  __m512 minimum(int run) const { return sixteen_halves(this->at + Group::kMinima + 2 * kGroupRows * run); }
+};
+
+struct Q4_1Unit : MinimaUnit<Q4_1Group> {
+  using MinimaUnit::MinimaUnit;
+  template <int Pair>
+  Codes codes(int line) const {
+    return nibbles_of(load(at + Q4_1Group::codes_at(Pair, line)));
+  }
+};
+
+/// Codes of Q5_0 and Q5_1.
+template <class Unit>
+struct FiveBitUnit : Unit {
+  using Unit::Unit;
+  template <int Pair>
+  Codes codes(int line) const {
+    using Group = typename Unit::Layout;
+    const __m512i turns = _mm512_set1_epi32(2 * (line % 4));
+    return fives_of(load(this->at + Group::codes_at(Pair, line)),
+                    _mm512_rolv_epi32(load(this->at + Group::bits_at(Pair, line)), turns));
+  }
+};
+using Q5_0Unit = FiveBitUnit<PlainUnit<Q5_0Group>>;
+using Q5_1Unit = FiveBitUnit<MinimaUnit<Q5_1Group>>;
+
 /// Scales and minima of Q4_K and Q5_K.
 template <class Group>
 struct SixBitUnit {
@@ -112,8 +147,7 @@ struct Q5KUnit : SixBitUnit<Q5KGroup> {
   template <int Pair>
   Codes codes(int line) const {
     const __m512i bits = _mm512_rol_epi32(load(at + Q5KGroup::bits_at(Pair, line)), 2 * Pair);
-    const __m512i bytes = load(at + Q5KGroup::codes_at(Pair, line));
-    return {masked_or(bytes, 15, masked(bits, 16)), masked_or(bytes, '\xF0', masked(bits, 8))};
+    return fives_of(load(at + Q5KGroup::codes_at(Pair, line)), bits);
   }
 };
 
@@ -361,12 +395,15 @@ void widen(const std::byte* group, std::int64_t n, std::uint32_t* to, std::int64
 }  // namespace
 
 constinit const GroupKernels avx512vnni_group_kernels = {
-    {nullptr, nullptr, nullptr, arrange<Q8_0Unit>, arrange<Q4_0Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>,
-     arrange<Q6KUnit>},
-    {nullptr, nullptr, nullptr, dot<Q8_0Unit>, dot<Q4_0Unit>, dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>},
-    {nullptr, nullptr, nullptr, widen<Q8_0Unit, Wide>, widen<Q4_0Unit, Wide>, widen<Q4KUnit, Wide>,
-     widen<Q5KUnit, Wide>, widen<Q6KUnit, Wide>},
-    {nullptr, nullptr, nullptr, widen<Q8_0Unit, Narrow>, widen<Q4_0Unit, Narrow>, widen<Q4KUnit, Narrow>,
-     widen<Q5KUnit, Narrow>, widen<Q6KUnit, Narrow>}};
+    {nullptr, nullptr, nullptr, arrange<Q8_0Unit>, arrange<Q4_0Unit>, arrange<Q4_1Unit>, arrange<Q5_0Unit>,
+     arrange<Q5_1Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>, arrange<Q6KUnit>},
+    {nullptr, nullptr, nullptr, dot<Q8_0Unit>, dot<Q4_0Unit>, dot<Q4_1Unit>, dot<Q5_0Unit>, dot<Q5_1Unit>,
+     dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>},
+    {nullptr, nullptr, nullptr, widen<Q8_0Unit, Wide>, widen<Q4_0Unit, Wide>, widen<Q4_1Unit, Wide>,
+     widen<Q5_0Unit, Wide>, widen<Q5_1Unit, Wide>, widen<Q4KUnit, Wide>, widen<Q5KUnit, Wide>,
+     widen<Q6KUnit, Wide>},
+    {nullptr, nullptr, nullptr, widen<Q8_0Unit, Narrow>, widen<Q4_0Unit, Narrow>, widen<Q4_1Unit, Narrow>,
+     widen<Q5_0Unit, Narrow>, widen<Q5_1Unit, Narrow>, widen<Q4KUnit, Narrow>, widen<Q5KUnit, Narrow>,
+     widen<Q6KUnit, Narrow>}};
 
 }  // namespace headwater::runtime

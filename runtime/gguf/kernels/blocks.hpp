@@ -48,6 +48,12 @@ inline std::uint16_t load_u16(const std::byte* p) {
   return value;
 }
 
+inline std::uint32_t load_u32(const std::byte* p) {
+  std::uint32_t value;
+  __builtin_memcpy(&value, p, sizeof value);
+  return value;
+}
+
 inline int byte_at(const std::byte* p, int i) { return static_cast<int>(p[i]); }
 
 /// A vector of the compilers (docs/adr/0008): loops over bytes may alias what they write and are not vectorised well.
@@ -89,6 +95,60 @@ struct Q4_0 {
     scales[0] = float_of_half(load_u16(block));
     nibbles<false>(block + 2, 16, 8, codes);
     nibbles<true>(block + 2, 16, 8, codes + 16);
+    return codes;
+  }
+};
+
+/// As Q4_0 with codes from zero on, and an f16 minimum behind the scale that is added: value = scale * code + minimum. So
+/// minima[0], which is taken off, is the stored one with the other sign.
+struct Q4_1 {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 20;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = true;
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float* minima) {
+    scales[0] = float_of_half(load_u16(block));
+    minima[0] = -float_of_half(load_u16(block + 2));
+    nibbles<false>(block + 4, 16, 0, codes);
+    nibbles<true>(block + 4, 16, 0, codes + 16);
+    return codes;
+  }
+};
+
+/// 32 codes of 5 bits less `zero`: bit i of the first 32 is the fifth of code i; then nibbles as those of Q4_0.
+inline void five_bits(const std::byte* packed, int zero, std::int8_t* codes) {
+  const std::uint32_t fifth = load_u32(packed);
+  for (int i = 0; i < 16; ++i) {
+    const int byte = byte_at(packed + 4, i);
+    codes[i] = static_cast<std::int8_t>(((byte & 15) | static_cast<int>(fifth >> i & 1) << 4) - zero);
+    codes[i + 16] =
+        static_cast<std::int8_t>((byte >> 4 | static_cast<int>(fifth >> (i + 16) & 1) << 4) - zero);
+  }
+}
+
+/// 32 codes, one scale: f16 scale, codes; 16 stands for zero.
+struct Q5_0 {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 22;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = false;
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    scales[0] = float_of_half(load_u16(block));
+    five_bits(block + 2, 16, codes);
+    return codes;
+  }
+};
+
+/// f16 scale, f16 minimum as that of Q4_1, codes.
+struct Q5_1 {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 24;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = true;
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float* minima) {
+    scales[0] = float_of_half(load_u16(block));
+    minima[0] = -float_of_half(load_u16(block + 2));
+    five_bits(block + 4, 0, codes);
     return codes;
   }
 };

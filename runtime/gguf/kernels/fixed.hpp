@@ -4,7 +4,7 @@
 /// are integers and exact; each is scaled once.
 ///
 /// A vector type V has, for 32 words of 16 bits and 16 lanes of sums: Words, Sums; from_i8, from_u8 (32 bytes), halves
-/// (16 bytes: their low nibbles, then their high ones), both (a | b), mask, right<k>, left<k>, minus, zero_sums,
+/// (16 bytes: their low nibbles, then their high ones), sixteens (32 bits: 16 where one is set), both (a | b), mask, right<k>, left<k>, minus, zero_sums,
 /// add_run (sums + scale * products of neighbours added up), add_runs (the same with a scale for each half), sum_of,
 /// runs (eight floats: unsigned bytes * scale * factors), signed_runs (sixteen: signed bytes, and each factor for two of
 /// them), dot_runs (eight products added up).
@@ -50,12 +50,6 @@ inline void fix_row(const float* x, std::int64_t n, std::int16_t* codes, float* 
   }
 }
 
-inline std::uint32_t load_u32(const std::byte* p) {
-  std::uint32_t value;
-  __builtin_memcpy(&value, p, sizeof value);
-  return value;
-}
-
 /// six_bit_scales() without the scales of scales, four bytes at a time: eight scales, then eight minima.
 inline void six_bit_codes(const std::byte* packed, std::uint8_t* codes) {
   constexpr std::uint32_t kSix = 0x3F3F3F3F;
@@ -77,6 +71,18 @@ template <class V>
 typename V::Words codes_of(const std::byte* row, Q4_0) {
   return V::minus(V::halves(row + 2), 8);
 }
+template <class V>
+typename V::Words codes_of(const std::byte* row, Q4_1) {
+  return V::halves(row + 4);
+}
+template <class V>
+typename V::Words codes_of(const std::byte* row, Q5_0) {
+  return V::minus(V::both(V::halves(row + 6), V::sixteens(load_u32(row + 2))), 16);
+}
+template <class V>
+typename V::Words codes_of(const std::byte* row, Q5_1) {
+  return V::both(V::halves(row + 8), V::sixteens(load_u32(row + 4)));
+}
 
 /// What the kernels below add up for each of R rows x: two chains, since additions of one wait for each other. A row has the
 /// same sum for every R.
@@ -90,27 +96,31 @@ struct Chains {
   [[nodiscard]] float total(int r) const { return V::sum_of(even[r], odd[r]); }
 };
 
+/// `minima` are what the blocks' minima add up to for each of the R rows.
 template <class V, class Block, int R>
-inline void add_block(typename V::Sums (&sums)[R], const std::byte* row, const FixedRow* x, std::int64_t b) {
+inline void add_block(typename V::Sums (&sums)[R], float (&minima)[R], const std::byte* row,
+                      const FixedRow* x, std::int64_t b) {
   const typename V::Words codes = codes_of<V>(row, Block());
   const float scale = float_of_half(load_u16(row));
   for (int r = 0; r < R; ++r) {
     sums[r] = V::add_run(sums[r], codes, x[r].codes + kFixedRun * b, scale * x[r].scales[b]);
+    if constexpr (Block::kMinima) minima[r] += float_of_half(load_u16(row + 2)) * x[r].sums[b];
   }
 }
 
-/// Blocks of 32 codes with one scale.
+/// Blocks of 32 codes with one scale, and a minimum that is added where the type has one.
 template <class V, class Block, int R>
 void dot_fixed_blocks(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
   Chains<V, R> sums;
+  float minima[R] = {};
   const std::int64_t blocks = n / kFixedRun;
   std::int64_t b = 0;
   for (; b + 2 <= blocks; b += 2, row += 2 * Block::kBytes) {
-    add_block<V, Block, R>(sums.even, row, x, b);
-    add_block<V, Block, R>(sums.odd, row + Block::kBytes, x, b + 1);
+    add_block<V, Block, R>(sums.even, minima, row, x, b);
+    add_block<V, Block, R>(sums.odd, minima, row + Block::kBytes, x, b + 1);
   }
-  if (b < blocks) add_block<V, Block, R>(sums.even, row, x, b);
-  for (int r = 0; r < R; ++r) out[r] = sums.total(r);
+  if (b < blocks) add_block<V, Block, R>(sums.even, minima, row, x, b);
+  for (int r = 0; r < R; ++r) out[r] = Block::kMinima ? sums.total(r) + minima[r] : sums.total(r);
 }
 
 /// Scales of the eight runs of a Q4_K or Q5_K block times those of x; returns what the minima add up to.

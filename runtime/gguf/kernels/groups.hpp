@@ -55,6 +55,47 @@ struct Q4_0Group {
   static constexpr int codes_at(int pair, int j) { return kLines + kLine * (kRunLines * pair + j); }
 };
 
+/// 2 x 16 x f16 scales, 2 x 16 x f16 minima (to be taken off, so with the sign changed), then eight lines.
+struct Q4_1Group {
+  using Block = Q4_1;
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 16 * 2 * Q4_1::kBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kMinima = 64;
+  static constexpr int kLines = 128;
+  static constexpr int kZero = 0;
+  static constexpr int kHighShift = 4;
+  static constexpr int codes_at(int, int j) { return kLines + kLine * j; }
+};
+
+/// 2 x 16 x f16 scales, then twice a line of bits and four lines of codes. Turned left by 2 (j % 4), a line of bits has the
+/// fifth bit of the first run's codes of line j in bit 4 of each byte, and the lowest bit of the second run's in bit 3.
+struct Q5_0Group {
+  using Block = Q5_0;
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 16 * 2 * Q5_0::kBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kLines = 64;
+  static constexpr int kZero = 16;
+  static constexpr int kHighShift = 3;
+  static constexpr int bits_at(int, int j) { return kLines + kLine * (j / 4 * 5); }
+  static constexpr int codes_at(int pair, int j) { return bits_at(pair, j) + kLine * (1 + j % 4); }
+};
+
+/// Scales and minima as those of Q4_1, then lines as those of Q5_0.
+struct Q5_1Group {
+  using Block = Q5_1;
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 16 * 2 * Q5_1::kBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kMinima = 64;
+  static constexpr int kLines = 128;
+  static constexpr int kZero = 0;
+  static constexpr int kHighShift = 3;
+  static constexpr int bits_at(int, int j) { return kLines + kLine * (j / 4 * 5); }
+  static constexpr int codes_at(int pair, int j) { return bits_at(pair, j) + kLine * (1 + j % 4); }
+};
+
 /// Three lines with 6 bits in each byte for scales of runs 0 .. 3, 4 .. 7, and minima of runs 0 .. 3 (16 rows each); their
 /// upper two bits are, from the lowest on, the minima of runs 4 .. 7. Then 16 x f16 scales of scales, 16 x f16 of minima,
 /// and eight lines for each pair.
@@ -123,8 +164,9 @@ constexpr std::int64_t front_bytes<Q6KGroup>(std::int64_t n) {
 }
 
 static_assert(Q8_0Group::kBytes % kLine == 0 && Q4_0Group::kBytes % kLine == 0 &&
-              Q4KGroup::kBytes % kLine == 0 && Q5KGroup::kBytes % kLine == 0 &&
-              Q6KGroup::kBytes % kLine == 0);
+              Q4_1Group::kBytes % kLine == 0 && Q5_0Group::kBytes % kLine == 0 &&
+              Q5_1Group::kBytes % kLine == 0 && Q4KGroup::kBytes % kLine == 0 &&
+              Q5KGroup::kBytes % kLine == 0 && Q6KGroup::kBytes % kLine == 0);
 
 }  // namespace
 }  // namespace headwater::runtime

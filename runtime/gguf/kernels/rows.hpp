@@ -142,16 +142,20 @@ template <class V>
 constexpr RowKernels make_row_kernels(const char* isa) {
   return {isa,
           {widen_elements<V, F32>, widen_elements<V, F16>, widen_elements<V, BF16>, widen_blocks<V, Q8_0>,
-           widen_blocks<V, Q4_0>, widen_blocks<V, Q4K>, widen_blocks<V, Q5K>, widen_blocks<V, Q6K>},
+           widen_blocks<V, Q4_0>, widen_blocks<V, Q4_1>, widen_blocks<V, Q5_0>, widen_blocks<V, Q5_1>,
+           widen_blocks<V, Q4K>, widen_blocks<V, Q5K>, widen_blocks<V, Q6K>},
           {widen_elements_bf16<V, F32>, widen_elements_bf16<V, F16>, widen_elements_bf16<V, BF16>,
-           widen_blocks_bf16<V, Q8_0>, widen_blocks_bf16<V, Q4_0>, widen_blocks_bf16<V, Q4K>,
+           widen_blocks_bf16<V, Q8_0>, widen_blocks_bf16<V, Q4_0>, widen_blocks_bf16<V, Q4_1>,
+           widen_blocks_bf16<V, Q5_0>, widen_blocks_bf16<V, Q5_1>, widen_blocks_bf16<V, Q4K>,
            widen_blocks_bf16<V, Q5K>, widen_blocks_bf16<V, Q6K>},
           {dot_elements<V, F32>, dot_elements<V, F16>, dot_elements<V, BF16>, dot_blocks<V, Q8_0>,
-           dot_blocks<V, Q4_0>, dot_blocks<V, Q4K>, dot_blocks<V, Q5K>, dot_blocks<V, Q6K>},
+           dot_blocks<V, Q4_0>, dot_blocks<V, Q4_1>, dot_blocks<V, Q5_0>, dot_blocks<V, Q5_1>,
+           dot_blocks<V, Q4K>, dot_blocks<V, Q5K>, dot_blocks<V, Q6K>},
           fix_row,
           {},
-          {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4K>,
-           dot_fixed_plain<Q5K>, dot_fixed_plain<Q6K>},
+          {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4_1>,
+           dot_fixed_plain<Q5_0>, dot_fixed_plain<Q5_1>, dot_fixed_plain<Q4K>, dot_fixed_plain<Q5K>,
+           dot_fixed_plain<Q6K>},
           {}};
 }
 
@@ -170,14 +174,20 @@ constexpr RowKernels make_row_kernels_with_integers(const char* isa) {
   RowKernels kernels = make_row_kernels<V>(isa);
   kernels.dot_fixed[3] = dot_one<dot_fixed_blocks<W, Q8_0, 1>>;
   kernels.dot_fixed[4] = dot_one<dot_fixed_blocks<W, Q4_0, 1>>;
-  kernels.dot_fixed[5] = dot_one<dot_fixed_q4_k<W, 1>>;
-  kernels.dot_fixed[6] = dot_one<dot_fixed_q5_k<W, 1>>;
-  kernels.dot_fixed[7] = dot_one<dot_fixed_q6_k<W, 1>>;
+  kernels.dot_fixed[5] = dot_one<dot_fixed_blocks<W, Q4_1, 1>>;
+  kernels.dot_fixed[6] = dot_one<dot_fixed_blocks<W, Q5_0, 1>>;
+  kernels.dot_fixed[7] = dot_one<dot_fixed_blocks<W, Q5_1, 1>>;
+  kernels.dot_fixed[8] = dot_one<dot_fixed_q4_k<W, 1>>;
+  kernels.dot_fixed[9] = dot_one<dot_fixed_q5_k<W, 1>>;
+  kernels.dot_fixed[10] = dot_one<dot_fixed_q6_k<W, 1>>;
   kernels.dot_fixed_few[3] = dot_fixed_blocks<W, Q8_0, kFew>;
   kernels.dot_fixed_few[4] = dot_fixed_blocks<W, Q4_0, kFew>;
-  kernels.dot_fixed_few[5] = dot_fixed_q4_k<W, kFew>;
-  kernels.dot_fixed_few[6] = dot_fixed_q5_k<W, kFew>;
-  kernels.dot_fixed_few[7] = dot_fixed_q6_k<W, kFew>;
+  kernels.dot_fixed_few[5] = dot_fixed_blocks<W, Q4_1, kFew>;
+  kernels.dot_fixed_few[6] = dot_fixed_blocks<W, Q5_0, kFew>;
+  kernels.dot_fixed_few[7] = dot_fixed_blocks<W, Q5_1, kFew>;
+  kernels.dot_fixed_few[8] = dot_fixed_q4_k<W, kFew>;
+  kernels.dot_fixed_few[9] = dot_fixed_q5_k<W, kFew>;
+  kernels.dot_fixed_few[10] = dot_fixed_q6_k<W, kFew>;
   return kernels;
 }
 
