@@ -128,7 +128,8 @@ TEST(ModelConfig, RefusesByName) {
   };
   const auto metadata = [](auto add) { return [add](TinyFile& tiny) { tiny.more_metadata = add; }; };
   const std::vector<Case> cases = {
-      {"general.architecture is 'gemma'", [](TinyFile& t) { t.architecture = "gemma"; }},
+      {"general.architecture is 'gemma3'; allowed: qwen3, qwen2, llama",
+       [](TinyFile& t) { t.architecture = "gemma3"; }},
       {"llama.attention.head_count_kv", [](TinyFile& t) { t.head_count_kv = 3; }},
       {"llama.attention.layer_norm_rms_epsilon", [](TinyFile& t) { t.epsilon = false; }},
       {"llama.attention.sliding_window",

@@ -31,7 +31,7 @@ NOT_LOADED_THERE = {"qwen2-yarn", "qwen2-linear"}
 BUNDLED_TOLERANCE = 0.25
 TOKEN_STEP, SEED, TOKENS = 7919, 1, 256  # those of `headwater bench -m`
 ROUNDED = {"Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0", "Q4_K": "MOSTLY_Q4_K_S", "Q5_K": "MOSTLY_Q5_K_S",
-           "Q6_K": "MOSTLY_Q6_K"}
+           "Q6_K": "MOSTLY_Q6_K", "Q4_1": "MOSTLY_Q4_1", "Q5_0": "MOSTLY_Q5_0", "Q5_1": "MOSTLY_Q5_1"}
 
 
 def with_peers():

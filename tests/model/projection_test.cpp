@@ -289,7 +289,9 @@ TEST(Projection, OfTheSizesOfModels) {
                         {TensorType::q5_k, 4096, 1024, 21},     {TensorType::q8_0, 64, 300, 4096 + 335},
                         {TensorType::f16, 64, 70, 65536 + 335}, {TensorType::q8_0, 64, 20, 65536 + 335},
                         {TensorType::q4_0, 4896, 96, 21},       {TensorType::f16, 14336, 260, 21},
-                        {TensorType::f16, 53248, 70, 21},       {TensorType::q8_0, 53248, 70, 21}};
+                        {TensorType::f16, 53248, 70, 21},       {TensorType::q8_0, 53248, 70, 21},
+                        {TensorType::q4_1, 576, 1536, 85},      {TensorType::q5_0, 1536, 579, 21},
+                        {TensorType::q5_1, 4896, 96, 21}};
   for (const auto& [type, depth, width, rows] : cases) {
     const LargeMatrix matrix(type, depth, width);
     const auto x = random_rows(rows, depth);
@@ -506,8 +508,10 @@ TEST(Projection, RowsForSeveralQuantisedTypes) {
     for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
       const LargeMatrix matrices[] = {{TensorType::q6_k, depth, count}, {TensorType::q4_k, depth, count},
                                       {TensorType::q5_k, depth, count}, {TensorType::q4_0, depth, count},
-                                      {TensorType::q8_0, depth, count}, {TensorType::f32, depth, count}};
-      for (const std::size_t types : {2U, 5U, 6U}) {
+                                      {TensorType::q8_0, depth, count}, {TensorType::q4_1, depth, count},
+                                      {TensorType::q5_0, depth, count}, {TensorType::q5_1, depth, count},
+                                      {TensorType::f32, depth, count}};
+      for (const std::size_t types : {2U, 8U, 9U}) {
         SCOPED_TRACE(fmt::format("{} types of {} rows of {}", types, count, depth));
         std::vector<RowRange> ranges;
         for (std::size_t i = 0; i < types; ++i) ranges.push_back({&matrices[i].tensor, 0, count});
