@@ -1,7 +1,8 @@
 """The wheel of the Python package: python3 tools/wheel.py [--test]
 
-Builds it with pinned tools from PyPI and repairs it: build/wheel/headwater-*.whl brings the libraries that it needs, in
-the newest of the folders of versions that auditwheel finds possible here. With --test a virtual environment that has
+Builds it with pinned tools from PyPI and repairs it: build/wheel/headwater-*.whl brings the libraries that it needs, each
+with its licence, in the newest of the folders of versions that auditwheel finds possible here. The source distribution
+lies beside it. With --test a virtual environment that has
 only the wheel, NumPy, PyTorch and transformers runs tests/python, and says what the wheel weighs and costs.
 
 The environments are outside the tree, in HEADWATER_PYTHON_CACHE or ~/.cache/headwater-python. That of the tools and that
@@ -9,13 +10,17 @@ of the peers are made anew where their pins change; the wheel is always installe
 fails, 2 where there is no wheel or no environment.
 """
 
+import base64
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
 import sys
+import time
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "wheel"
@@ -24,8 +29,11 @@ BUILD_TOOLS = ("build==1.6.1", "scikit-build-core==1.1.2", "auditwheel==6.8.2", 
 PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0",
          "accelerate==1.15.0", "matplotlib==3.11.2")
 TYPES = ("mypy==2.4.1",)
-LARGEST_WHEEL = 40 * 10**6  # bytes
+LARGEST_WHEEL, LARGEST_SOURCE = 40 * 10**6, 5 * 10**6  # bytes
+# Debian packages of which only headers are compiled in. What the wheel has of the others it has as shared objects.
+HEADERS = ("nlohmann-json3-dev",)
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60", "install", "--quiet")
+HEARTBEAT = 15  # seconds
 TRIES = 3  # of what PyPI is asked for
 
 IMPORT_TIME = """
@@ -67,13 +75,24 @@ def say(text):
 
 
 def run(step, log, *command, **options):
-    """One step; its output goes to a file, of which the last line is told where it fails."""
+    """One step; its output goes to a file, whose last line is told now and then, and where the step fails."""
     say(step)
-    with open(log, "w", encoding="utf-8") as output:
-        done = subprocess.run([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT, check=False, **options)
-    if done.returncode != 0:
-        lines = [line for line in pathlib.Path(log).read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        raise RuntimeError(f"{step} failed: {lines[-1].strip()[:200] if lines else 'no output'} (see {log})")
+    begin = time.monotonic()
+    with open(log, "w", encoding="utf-8") as output, subprocess.Popen(
+            [str(word) for word in command], stdout=output, stderr=subprocess.STDOUT, **options) as process:
+        while True:
+            try:
+                status = process.wait(HEARTBEAT)
+                break
+            except subprocess.TimeoutExpired:
+                say(f"{step.partition(' ')[0]}, {time.monotonic() - begin:.0f} s: {last_line(log) or 'at work'}")
+    if status != 0:
+        raise RuntimeError(f"{step} failed: {last_line(log) or 'no output'} (see {log})")
+
+
+def last_line(log):
+    lines = [line for line in pathlib.Path(log).read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else ""
 
 
 def environment(name, pins):
@@ -105,7 +124,7 @@ def build():
     python = environment("tools", BUILD_TOOLS)
     programs = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}",
                 "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0)))}
-    for old in OUT.glob("**/*.whl"):
+    for old in (*OUT.glob("**/*.whl"), *OUT.glob("*.tar.gz")):
         old.unlink()
     run("build", OUT / "build.log", python, "-m", "build", "--wheel", "--no-isolation", f"-Cbuild-dir={OUT / 'cmake'}",
         "-Ccmake.define.HEADWATER_WERROR=ON", "--outdir", OUT / "plain", ROOT, env=programs)
@@ -116,18 +135,75 @@ def build():
     run("repair", OUT / "repair.log", python.parent / "auditwheel", "repair", "--strip", *kept, "--wheel-dir", OUT, plain,
         env=programs)
     wheel = one(OUT)
-    size = wheel.stat().st_size
-    if size > LARGEST_WHEEL:
-        raise RuntimeError(f"{wheel} has {size} bytes; allowed: {LARGEST_WHEEL}")
-    print(f"{wheel.relative_to(ROOT)}: {size / 1e6:.2f} MB", flush=True)
+    add_licences(wheel)
+    run("sources", OUT / "sources.log", python, "-m", "build", "--sdist", "--no-isolation", "--outdir", OUT, ROOT, env=programs)
+    for file, most in ((wheel, LARGEST_WHEEL), (one(OUT, "*.tar.gz"), LARGEST_SOURCE)):
+        size = file.stat().st_size
+        if size > most:
+            raise RuntimeError(f"{file} has {size} bytes; allowed: {most}")
+        print(f"{file.relative_to(ROOT)}: {size / 1e6:.2f} MB", flush=True)
     return wheel
 
 
-def one(folder):
-    found = list(folder.glob("*.whl"))
+def one(folder, names="*.whl"):
+    found = list(folder.glob(names))
     if len(found) != 1:
-        raise RuntimeError(f"{folder} has {len(found)} wheels; expected: 1")
+        raise RuntimeError(f"{folder} has {len(found)} files {names}; expected: 1")
     return found[0]
+
+
+# ---- licences ----
+
+
+def package_of(library):
+    """The Debian package of a library in the wheel. auditwheel has put a hash into its name."""
+    name = re.sub(r"-[0-9a-f]{8}(?=\.so)", "", pathlib.PurePath(library).name)
+    found = subprocess.run(["dpkg", "-S", f"*/{name}"], capture_output=True, text=True, check=False).stdout.splitlines()
+    packages = {line.partition(":")[0] for line in found if "/debug/" not in line}
+    if len(packages) != 1:
+        raise RuntimeError(f"{library} is of {len(packages)} Debian packages ({name}); expected: 1, whose licence goes with it")
+    return packages.pop()
+
+
+def licences(libraries):
+    """Name -> text: of each package its copyright, and of Debian's common licences those that these name."""
+    texts, common = {}, set()
+    for package in sorted({*HEADERS, *map(package_of, libraries)}):
+        file = pathlib.Path("/usr/share/doc") / package / "copyright"
+        texts[f"{package}.txt"] = text = file.read_text(encoding="utf-8")
+        common.update(re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", text))
+    for name in sorted(common):
+        texts[f"common-licenses/{name}.txt"] = (pathlib.Path("/usr/share/common-licenses") / name).read_text(encoding="utf-8")
+    return {f"third_party/{name}": text.encode() for name, text in texts.items()}
+
+
+def add_licences(wheel):
+    """Puts the licences of what auditwheel brought into the wheel, and names them in its metadata."""
+    with zipfile.ZipFile(wheel) as file:
+        entries = {entry.filename: (entry, file.read(entry)) for entry in file.infolist()}
+    own = {"lib" + name for name in ("headwater.so", "headwater-runtime.so")}
+    texts = licences([name for name in entries if ".so" in pathlib.PurePath(name).suffixes
+                      and pathlib.PurePath(name).name.partition(".so")[0] + ".so" not in own])
+    info = next(name for name in entries if name.endswith(".dist-info/RECORD")).rpartition("/")[0]
+    head, found, tail = entries[f"{info}/METADATA"][1].partition(b"License-File: LICENSE\n")
+    if not found:
+        raise RuntimeError(f"{wheel} names no License-File in its METADATA; expected: LICENSE")
+    named = b"".join(f"License-File: {name}\n".encode() for name in texts)
+    entries[f"{info}/METADATA"] = entries[f"{info}/METADATA"][0], head + found + named + tail
+    for name, text in texts.items():
+        entries[f"{info}/licenses/{name}"] = zipfile.ZipInfo(f"{info}/licenses/{name}", (1980, 1, 1, 0, 0, 0)), text
+        entries[f"{info}/licenses/{name}"][0].external_attr = 0o100644 << 16
+    rows = []
+    for name, (_, text) in entries.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},," if name.endswith("/RECORD") else f"{name},sha256={digest},{len(text)}")
+    entries[f"{info}/RECORD"] = entries[f"{info}/RECORD"][0], ("\n".join(rows) + "\n").encode()
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
+        for entry, text in entries.values():
+            file.writestr(entry, text, zipfile.ZIP_DEFLATED)
+
+
+# ---- tests ----
 
 
 def said(python, code, *arguments):
@@ -162,7 +238,7 @@ def test(wheel):
     run(f"install {wheel.name}", OUT / "install.log", python, *PIP, "--no-index", "--no-deps", "--force-reinstall", wheel)
     own = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
     own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive",
-            "HEADWATER_MYPY": str(environment("types", TYPES)),
+            "HEADWATER_SOURCES": str(one(OUT, "*.tar.gz")), "HEADWATER_MYPY": str(environment("types", TYPES)),
             "HEADWATER_PROGRAM": str(ROOT / "build" / "release" / "headwater")}
     failed = []
     for file in sorted(TESTS.glob("test_*.py")):

@@ -55,12 +55,12 @@ def export(path: str | os.PathLike[str], folder: str | os.PathLike[str], dtype: 
     tokenizer.save_pretrained(folder)
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m headwater.export", description=__doc__.partition("\n")[0])
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("folder", help="a new or empty folder")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the weights (float16)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments)
     try:
         export(arguments.model, arguments.folder, arguments.dtype)
     except (ImportError, ValueError) as error:

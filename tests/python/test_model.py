@@ -773,5 +773,45 @@ class BadFiles(unittest.TestCase):
                 model.conversation(capacity=10)
 
 
+class Command(unittest.TestCase):
+    """python -m headwater"""
+
+    def run_it(self, *arguments):
+        done = subprocess.run([sys.executable, "-W", "error", "-m", "headwater", *arguments], capture_output=True, check=False,
+                              env={**os.environ, "PYTHONPATH": str(pathlib.Path(headwater.__file__).parents[1])})
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    def test_it_says_what_the_package_says(self):
+        status, out, error = self.run_it("info")
+        self.assertEqual((status, json.loads(out), error), (0, headwater.info(), ""))
+        wanted = "".join(headwater.Model(TINY).generate(PROMPT, max_tokens=8)) + "\n"
+        self.assertEqual(self.run_it("generate", "-m", TINY, "-p", PROMPT, "-n", "8"), (0, wanted, ""))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "prompt")
+            path.write_bytes(b"\xef\xbb\xbf" + PROMPT.replace("\n", "\r\n").encode() + b"\r\n")
+            self.assertEqual(self.run_it("generate", "-m", TINY, "-f", str(path), "-n", "8"), (0, wanted, ""))
+            path.write_bytes(b"a\xff")
+            status, out, error = self.run_it("generate", "-m", TINY, "-f", str(path))
+            self.assertEqual((status, out), (2, ""))
+            self.assertRegex(error, r"no UTF-8 at byte 1; allowed: ")
+        status, out, error = self.run_it("--help")
+        self.assertEqual((status, error), (0, ""))
+        for command in ("info", "generate", "evaluate", "export"):
+            self.assertIn(f"\n  {command} ", out)
+            self.assertEqual(self.run_it(command, "--help")[0], 0)
+
+    def test_what_is_wrong_is_one_line(self):
+        for arguments, says in (((), "no command; allowed: info, "), (("inform",), "'inform' is not known; allowed: info, "),
+                                (("info", "more"), "info: unrecognized arguments: more"),
+                                (("generate", "-p", "a"), "generate: .*-m/--model"),
+                                (("generate", "-m", "none.gguf", "-p", "a"), "none.gguf"),
+                                (("generate", "-m", TINY, "-f", "none.txt"), "none.txt: No such file"),
+                                (("generate", "-m", TINY, "-p", "a", "-n", "-1"), "max_tokens is -1; allowed: ")):
+            status, out, error = self.run_it(*arguments)
+            with self.subTest(arguments):
+                self.assertEqual((status, out, error.count("\n")), (2, "", 1), error)
+                self.assertRegex(error, f"^python -m headwater: .*{says}")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -4,11 +4,13 @@ tools/wheel.py runs this with the wheel in HEADWATER_WHEEL; there is nothing to 
 """
 
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 import unittest
 import zipfile
@@ -53,6 +55,50 @@ class Wheel(unittest.TestCase):
         self.assertEqual([name for name in self.names if not kinds.fullmatch(name)], [])
         sources = {path.relative_to(ROOT / "python").as_posix() for path in (ROOT / "python/headwater").glob("**/*.py")}
         self.assertLessEqual(sources | {"headwater/py.typed"}, set(self.names))
+
+    def test_each_library_comes_with_its_licence(self):
+        info = next(name for name in self.names if name.endswith("/METADATA")).rpartition("/")[0]
+        named = re.findall(r"(?m)^License-File: (.*)$", self.files[f"{info}/METADATA"].decode())
+        self.assertEqual(sorted(f"{info}/licenses/{name}" for name in named),
+                         sorted(name for name in self.names if name.startswith(f"{info}/licenses/")))
+        packages = [pathlib.PurePath(name).name for name in named]
+        brought = [name for name in self.names if re.search(r"\.so\.", name) and "/libheadwater" not in name]
+        self.assertGreaterEqual(len(brought), 5)  # oneTBB, oneDNN, PCRE2, fmt, libgomp
+        for library in brought:
+            stem = re.match(r"lib[a-z]+\d?", pathlib.PurePath(library).name)[0]  # libpcre2-8-..., libtbb12
+            self.assertTrue(any(package.startswith(stem) for package in packages), (library, packages))
+        self.assertIn("nlohmann-json3-dev.txt", packages)  # compiled in
+        with zipfile.ZipFile(self.path) as file:
+            self.assertIsNone(file.testzip())
+            texts = {name: file.read(f"{info}/licenses/{name}").decode() for name in named}
+            rows = file.read(f"{info}/RECORD").decode().splitlines()
+        self.assertEqual(sorted(row.partition(",")[0] for row in rows), sorted(self.names))
+        for name, text in texts.items():
+            self.assertGreater(len(text), 500, name)
+            for other in re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", text):
+                self.assertIn(f"third_party/common-licenses/{other}.txt", named)
+
+    def test_its_page_has_no_link_that_leads_nowhere(self):
+        metadata = importlib.metadata.metadata("headwater")
+        page = metadata.get_payload()
+        self.assertIn("# Headwater", page)
+        self.assertEqual(re.findall(r"\]\((?!https://|#)[^)]*\)", page), [])
+        self.assertTrue(metadata["Author"])
+
+    def test_the_sources_are_small_and_whole(self):
+        path = pathlib.Path(os.environ["HEADWATER_SOURCES"])
+        self.assertLess(path.stat().st_size, 5 * 10**6)
+        with tarfile.open(path) as file:
+            names = {name.partition("/")[2] for name in file.getnames()}
+        listed = subprocess.run(["git", "ls-files", "bindings", "cmake", "include", "optimized", "python", "reference", "runtime"],
+                                cwd=ROOT, capture_output=True, text=True, check=False)
+        if listed.returncode == 0:  # a checkout
+            self.assertLessEqual({*listed.stdout.split(), "CMakeLists.txt", "pyproject.toml", "LICENSE"}, names)
+
+    def test_the_console_script(self):
+        script = pathlib.Path(sys.executable).with_name("headwater-python")
+        done = subprocess.run([script, "info"], capture_output=True, text=True, check=True)
+        self.assertEqual(json.loads(done.stdout), headwater.info())
 
     def test_version_and_library(self):
         header = (ROOT / "include/headwater/version.h").read_text(encoding="utf-8")
