@@ -135,14 +135,20 @@ function(headwater_part name)
   endif()
 endfunction()
 
-# headwater_kit_objects(NAME FILE...): compiled files of the conformance kit for a target that needs a part of it. Without
-# tests there is no kit, and the target compiles them itself.
+# headwater_kit_objects(NAME [JUDGES] FILE...): compiled files of the conformance kit for a target that needs a part of it.
+# With JUDGES all of them are of headwater_kit_judges, and the target does not wait for the rest of the kit. Without tests
+# there is no kit, and the target compiles them itself.
 function(headwater_kit_objects name)
+  cmake_parse_arguments(ARG "JUDGES" "" "" ${ARGN})
+  set(files ${ARG_UNPARSED_ARGUMENTS})
   if(HEADWATER_TESTS)
-    list(JOIN ARGN "|" files)
-    target_sources(${name} PRIVATE "$<FILTER:$<TARGET_OBJECTS:headwater_kit>,INCLUDE,/(${files})[.]o(bj)?$>")
+    list(JOIN files "|" files)
+    target_sources(${name} PRIVATE "$<FILTER:$<TARGET_OBJECTS:headwater_kit_judges>,INCLUDE,/(${files})[.]o(bj)?$>")
+    if(NOT ARG_JUDGES)
+      target_sources(${name} PRIVATE "$<FILTER:$<TARGET_OBJECTS:headwater_kit>,INCLUDE,/(${files})[.]o(bj)?$>")
+    endif()
   else()
-    list(TRANSFORM ARGN PREPEND "${PROJECT_SOURCE_DIR}/conformance/" OUTPUT_VARIABLE files)
+    list(TRANSFORM files PREPEND "${PROJECT_SOURCE_DIR}/conformance/")
     target_sources(${name} PRIVATE ${files})
   endif()
 endfunction()
