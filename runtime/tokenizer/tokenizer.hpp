@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -33,6 +34,14 @@ class Tokenizer {
   /// Ids of a text that goes on after another one, its first token where it begins: without the tokens and the space
   /// that encode() may put in front of a text.
   [[nodiscard]] std::vector<std::int32_t> encode_more(std::string_view text, bool parse_special) const;
+
+  /// The first text of a control token or a user-defined one from `from` on, the longest of those that begin there.
+  struct SpecialText {
+    std::size_t begin = 0;
+    std::size_t length = 0;  ///< 0 where there is none
+    std::int32_t id = -1;
+  };
+  [[nodiscard]] SpecialText next_special(std::string_view text, std::size_t from) const;
 
   /// The bytes that a token stands for; not always whole UTF-8 characters. For a control token its text.
   /// Error(invalid_argument) for an id outside 0 .. size() - 1.
