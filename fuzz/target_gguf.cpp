@@ -108,10 +108,12 @@ void use_tokenizer(const GgufFile& file) {
       // A byte without a token.
     }
   }
-  if (const auto format = chat_format_of(*tokenizer)) {
-    const std::vector<ChatMessage> messages = {{"user", "x"}};
-    (void)encode_chat(*tokenizer, *format, messages, true);
-  }
+  // Its template is a program, if it has one.
+  const std::vector<ChatMessage> messages = {
+      {"system", "s"}, {"user", "x"}, {"assistant", "y"}, {"user", "z"}};
+  const ChatTemplate chat(file, *tokenizer);
+  (void)chat.begin(messages);
+  (void)chat.go_on(messages);
 }
 
 }  // namespace

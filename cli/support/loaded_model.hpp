@@ -21,6 +21,7 @@ class LoadedModel {
   explicit LoadedModel(const ModelFlags& flags);
 
   [[nodiscard]] const ModelFlags& flags() const { return flags_; }
+  [[nodiscard]] const runtime::GgufFile& file() const { return file_->file(); }
   [[nodiscard]] const runtime::Tokenizer& tokenizer() const { return file_->tokenizer(); }
   [[nodiscard]] const runtime::ModelConfig& config() const { return file_->config(); }
   /// -c, or the file's context length.

@@ -60,14 +60,15 @@ typedef struct headwater_model_facts {
   int64_t d_head;
   int64_t d_value;
   int64_t feed_forward;
-  int64_t vocabulary;  /* logits of a position; ids of tokens are 0 .. vocabulary - 1 */
-  int64_t tokens;      /* those with a text, the first ones; at most vocabulary */
-  int64_t context;     /* tokens that the model was made for */
-  int64_t bytes;       /* of the file, or files */
-  int32_t bos;         /* first token of a text; -1: none */
-  int32_t eos;         /* last token of a text; -1: none */
-  int32_t adds_bos;    /* 1: add_special puts BOS in front */
-  int32_t turn_end;    /* token that ends a turn of a chat; -1: no chat format that is known */
+  int64_t vocabulary; /* logits of a position; ids of tokens are 0 .. vocabulary - 1 */
+  int64_t tokens;     /* those with a text, the first ones; at most vocabulary */
+  int64_t context;    /* tokens that the model was made for */
+  int64_t bytes;      /* of the file, or files */
+  int32_t bos;        /* first token of a text; -1: none */
+  int32_t eos;        /* last token of a text; -1: none */
+  int32_t adds_bos;   /* 1: add_special puts BOS in front */
+  int32_t
+      turn_end; /* control token behind an answer in a chat; -1: none, or no chat template that can be rendered */
   int32_t projections; /* HEADWATER_PROJECTIONS_F32 or _BF16 */
   int32_t reserved;    /* 0 */
 } headwater_model_facts;
@@ -105,16 +106,34 @@ typedef struct headwater_chat_message {
   int64_t question_bytes;
 } headwater_chat_message;
 
-/* Ids of `messages` in the model's chat format (ChatML or Llama 3), up to where the assistant begins to write. message_size
+/* How the conversations of this model are written, in place of the template in the file (tokenizer.chat_template, a program
+ * in Jinja; where the file has none, ChatML or Llama 3 by its control tokens): a text of `bytes` bytes, which is "chatml",
+ * "llama3", or a template. 0 bytes: the file's own again. Not while another thread uses the model. Errors:
+ * invalid_argument (the template cannot be read; the vocabulary lacks the markers of the format), and nothing has changed. */
+HEADWATER_API headwater_status headwater_model_set_chat_template(headwater_model* model, const char* text,
+                                                                 int64_t bytes);
+
+/* Ids of `messages` as the chat template writes them, up to where the assistant begins to write. message_size
  * is the caller's sizeof(headwater_chat_message). first, 0 or 1: they open a session; 0: they go on after an answer that
- * ended with the model's turn_end, which is not repeated. Markers in texts are text. *question: the place of the last
- * question's first id, 0 where no message has one. Errors: invalid_argument (another role; a model without a format that is
- * known). */
+ * ended with the model's turn_end, which is not repeated, whatever was said before it (headwater_chat_continue() knows
+ * that). Texts of control tokens in messages are text. *question: the place of the last question's first id, 0 where no
+ * message has one. Errors: invalid_argument (another role; a template that is damaged, not supported, refuses the
+ * conversation or does not come to an end; a model without one). */
 HEADWATER_API headwater_status headwater_chat_encode(const headwater_model* model,
                                                      const headwater_chat_message* messages,
                                                      int64_t message_count, size_t message_size,
                                                      int32_t first, int32_t* ids, int64_t capacity,
                                                      int64_t* count, int64_t* question);
+
+/* headwater_chat_encode() of a conversation that goes on: `messages` are all of it, and the session holds what comes before
+ * the last message of the assistant, and that message as it was generated, without a token that ended it. The ids begin with
+ * what the template writes behind that message. *anew, 0 or 1: 1 where the template writes what was said before in another
+ * way than it was fed; the ids are then the whole conversation, for an empty session. */
+HEADWATER_API headwater_status headwater_chat_continue(const headwater_model* model,
+                                                       const headwater_chat_message* messages,
+                                                       int64_t message_count, size_t message_size,
+                                                       int32_t* ids, int64_t capacity, int64_t* count,
+                                                       int64_t* question, int32_t* anew);
 
 /* ---- Conversations ---- */
 

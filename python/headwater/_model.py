@@ -51,7 +51,8 @@ class Model(_native.Owner):
     """A GGUF file of a qwen3, qwen2 or llama model.
 
     path: the file (of a split one its first part). projections: "auto", "f32" or "bf16", the operands of products over
-    many tokens. Metadata and tokenizer are read now, the weights for the first conversation; all conversations share them.
+    many tokens. chat_template: how chats are written in place of the file's own template: "chatml", "llama3", or a template
+    in Jinja, its text. Metadata and tokenizer are read now, the weights for the first conversation; all conversations share them.
     Threads may use a model at once.
 
     name, architecture: texts. layers, heads, kv_heads, head_dim, value_dim, width, feed_forward, vocabulary, context, bytes:
@@ -78,10 +79,16 @@ class Model(_native.Owner):
 
     _instead = "the same one in other threads and after os.fork(), or Model(path) anew"
 
-    def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16"] = "auto") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16"] = "auto",
+                 chat_template: str | None = None) -> None:
         code = _options.choice(projections, "projections", _runtime.PROJECTIONS)
         self._handle = ctypes.c_void_p()
         _check(_library.headwater_model_open(os.fsencode(path), code, _byref(self._handle)))
+        if chat_template is not None:
+            text = _options.text(chat_template, "chat_template")
+            if not text:
+                raise ValueError("chat_template is ''; allowed: chatml, llama3, a template in Jinja, or None")
+            _check(_library.headwater_model_set_chat_template(self._handle, text, len(text)))
         facts = _runtime.Facts()
         _check(_library.headwater_model_describe(self._handle, _byref(facts), ctypes.sizeof(facts)))
         self.name = _library.headwater_model_name(self._handle).decode(errors="replace")
@@ -134,17 +141,22 @@ class Model(_native.Owner):
         return data, flags.value
 
     def _chat_ids(self, messages, first):
-        """(ids, how many of them from the question on) of (role, text, question or None)."""
+        """(ids, how many of them from the question on, whether they are for an empty session) of (role, text, question or
+        None): all that was said. `first`: the session is empty; else it holds the assistant's last message, too."""
         own = (_runtime.Message * len(messages))()
         for entry, (role, text, question) in zip(own, messages):
             data = [_options.text(text, "text"), None if question is None else _options.text(question, "question")]
             entry.role, (entry.text, entry.question) = role.encode(), data
             entry.text_bytes, entry.question_bytes = (len(part or b"") for part in data)
-        place = ctypes.c_int64()
-        ids = _runtime.of_any_length(ctypes.c_int32, 4096, lambda ids, capacity, count: (
-            _library.headwater_chat_encode(self._handle, own, len(own), ctypes.sizeof(_runtime.Message), first, ids,
-                                           capacity, count, _byref(place))))
-        return ids, len(ids) - place.value if place.value else 0
+        place, anew, size = ctypes.c_int64(), ctypes.c_int32(first), ctypes.sizeof(_runtime.Message)
+        if first:
+            ids = _runtime.of_any_length(ctypes.c_int32, 4096, lambda ids, capacity, count: (
+                _library.headwater_chat_encode(self._handle, own, len(own), size, 1, ids, capacity, count, _byref(place))))
+        else:
+            ids = _runtime.of_any_length(ctypes.c_int32, 4096, lambda ids, capacity, count: (
+                _library.headwater_chat_continue(self._handle, own, len(own), size, ids, capacity, count, _byref(place),
+                                                 _byref(anew))))
+        return ids, len(ids) - place.value if place.value else 0, bool(anew.value)
 
     # ---- conversations ----
 
@@ -201,8 +213,9 @@ class Model(_native.Owner):
         return text()
 
     def chat(self, system: str | None = None, **options: "Unpack[_options.ChatOptions]") -> "Chat":
-        """A Chat, in the model's own chat format (ChatML or Llama 3). system: what the model is told first. options: of
-        conversation(). Errors: those of conversation(); ValueError (the model has no chat format that is known)."""
+        """A Chat, written as the model's chat template says: the file's own, or what Model(chat_template=) names. system: what
+        the model is told first. options: of conversation(). Errors: those of conversation(); ValueError (there is no
+        template, or it cannot be rendered)."""
         return Chat(self, system, options)
 
     def perplexity(self, text: str | Iterable[int], *, window: int | None = None, decode: int = 256,
@@ -546,6 +559,10 @@ class _Answer:
         self.pending = None  # written last, not yet in the conversation
         self.ended = False  # by a token of its own
         self.stored = []  # written, and in the conversation
+        self._bytes = b""  # of all that was written
+
+    def said(self):
+        return self._bytes.decode(errors="replace")
 
     def pieces(self):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -557,6 +574,8 @@ class _Answer:
             if self.ended:
                 break
             written += 1
+            if not kind & _runtime.CONTROL:
+                self._bytes += piece
             text = self._text.push("" if kind & _runtime.CONTROL else decoder.decode(piece))
             if text:
                 yield text
@@ -585,12 +604,11 @@ class Chat(_native.Owner):
     _instead = "a new one of Model.chat(): it has no fork()"
 
     def __init__(self, model: Model, system: str | None, options: dict[str, Any]) -> None:
-        if model._turn_end is None:
-            raise ValueError(f"{model.name!r} has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
-                             "of these chat formats")
         if system is not None and not _options.text(system, "system"):
             raise ValueError("system is ''; allowed: a text of one character or more, or None")
-        self._model, self._system = model, system
+        self._model = model
+        self._messages = [] if system is None else [("system", system, None)]  # what was said
+        model._chat_ids([*self._messages, ("user", "", None)], True)  # the template is there, and takes a system's text
         self._dense_tail = options.get("dense_tail", 64)
         _options.known(options, model.conversation)
         self.conversation = model.conversation(**options)
@@ -623,11 +641,6 @@ class Chat(_native.Owner):
 
     def _turn(self, text, question, answer):
         before = self._answer
-        first = not self._history
-        messages = [("user", text, question)]
-        if first and self._system is not None:
-            messages.insert(0, ("system", self._system, None))
-        said, asked = self._model._chat_ids(messages, first)
         talk = self.conversation
         tokens = talk.tokens
         if before is not None:
@@ -636,9 +649,18 @@ class Chat(_native.Owner):
                 before.pending = None
             self._history += before.stored
             before.stored = []
-            closing = [] if before.pending is None else [before.pending]
-            said = closing + ([] if before.ended else [self._model._turn_end]) + said
+        messages = list(self._messages)
+        if before is not None:
+            messages.append(("assistant", before.said(), None))
+        messages.append(("user", text, question))
+        said, asked, anew = self._model._chat_ids(messages, not self._history)
+        # A token that ended an answer is no part of it; the turn begins with what the template writes there.
+        if before is not None and before.pending is not None and not before.ended and not anew:
+            said = [before.pending] + said
         talk._set_dense_tail(asked or self._dense_tail)
+        if anew and self._history:
+            talk.reset()
+            self._history, tokens = [], 0
         # What an interrupt has emptied is read again.
         turn = self._history + said if tokens == 0 else said
         try:
@@ -646,7 +668,7 @@ class Chat(_native.Owner):
         finally:
             if talk.tokens == tokens + len(turn):  # also where Ctrl-C came at its very end
                 self._history += said
-                self._answer = answer
+                self._messages, self._answer = messages, answer
         for piece in answer.pieces():
             yield piece
             if self._answer is not answer:

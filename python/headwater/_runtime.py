@@ -37,6 +37,8 @@ _CALLS = {
     "detokenize": [_POINTER, _POINTER, _I64, _POINTER, _I64, _INT64S],
     "token_piece": [_POINTER, _I32, _POINTER, _I64, _INT64S, ctypes.POINTER(_I32)],
     "chat_encode": [_POINTER, ctypes.POINTER(Message), _I64, _SIZE, _I32, _POINTER, _I64, _INT64S, _INT64S],
+    "chat_continue": [_POINTER, ctypes.POINTER(Message), _I64, _SIZE, _POINTER, _I64, _INT64S, _INT64S, ctypes.POINTER(_I32)],
+    "model_set_chat_template": [_POINTER, _TEXT, _I64],
     "conversation_options_init": [ctypes.POINTER(ConversationOptions), _SIZE],
     "conversation_open": [_POINTER, ctypes.POINTER(ConversationOptions), _OUT],
     "conversation_set_interrupt": [_POINTER, _POINTER, _POINTER],

@@ -33,6 +33,7 @@ struct headwater_model {
   std::shared_ptr<runtime::ModelFile> file;
   std::string name;
   runtime::Precision precision;
+  std::string chat_template;  // empty: the file's own
 };
 
 struct headwater_conversation {
@@ -132,10 +133,35 @@ const headwater_conversation& open(const headwater_conversation* conversation) {
   return *needed(conversation, "conversation");
 }
 
-std::optional<std::int32_t> turn_end(const runtime::Tokenizer& tokenizer) {
-  const auto format = runtime::chat_format_of(tokenizer);
-  if (!format) return std::nullopt;
-  return tokenizer.find_special(runtime::end_of_turn(*format));
+runtime::ChatTemplate chat_template_of(const headwater_model& model) {
+  return {model.file->file(), model.file->tokenizer(), model.chat_template};
+}
+
+/// A model that cannot chat has its facts all the same.
+std::int32_t turn_end(const headwater_model& model) {
+  try {
+    return chat_template_of(model).turn_end().value_or(-1);
+  } catch (const headwater::Error&) {
+    return -1;
+  }
+}
+
+std::vector<runtime::ChatMessage> messages_of(const headwater_chat_message* messages, std::int64_t count,
+                                              std::size_t size) {
+  constexpr std::int64_t kMostMessages = 65536;
+  check_range(count, 1, kMostMessages, "message_count");
+  needed(messages, "messages");
+  std::vector<runtime::ChatMessage> all;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(messages) + static_cast<std::size_t>(i) * size;
+    const std::string name = "messages[" + std::to_string(i) + "]";
+    const auto from = struct_of<headwater_chat_message>(bytes, size, kMessageSize1, name);
+    all.push_back({needed(from.role, name + ".role"),
+                   std::string(text_of(from.text, from.text_bytes, name + ".text", name + ".text_bytes")),
+                   std::string(text_of(from.question, from.question == nullptr ? 0 : from.question_bytes,
+                                       name + ".question", name + ".question_bytes"))});
+  }
+  return all;
 }
 
 runtime::Precision precision_of(std::int32_t projections) {
@@ -263,7 +289,7 @@ headwater_status headwater_model_open(const char* path, int32_t projections, hea
     const runtime::Precision precision = precision_of(projections);
     auto file = std::make_shared<runtime::ModelFile>(needed(path, "path"));
     std::string name = file->config().name;
-    *model = new headwater_model{std::move(file), std::move(name), precision};
+    *model = new headwater_model{std::move(file), std::move(name), precision, {}};
   });
 }
 
@@ -302,10 +328,19 @@ headwater_status headwater_model_describe(const headwater_model* model, headwate
     known.bos = tokenizer.bos();
     known.eos = tokenizer.eos();
     known.adds_bos = tokenizer.adds_bos() ? 1 : 0;
-    known.turn_end = turn_end(tokenizer).value_or(-1);
+    known.turn_end = turn_end(*model);
     known.projections =
         model->precision == runtime::Precision::bf16 ? HEADWATER_PROJECTIONS_BF16 : HEADWATER_PROJECTIONS_F32;
     write_struct(facts, struct_size, kFactsSize1, known, "facts");
+  });
+}
+
+headwater_status headwater_model_set_chat_template(headwater_model* model, const char* text, int64_t bytes) {
+  return guarded([&] {
+    const runtime::ModelFile& file = file_of(model);
+    std::string chosen(text_of(text, bytes, "text", "bytes"));
+    if (!chosen.empty()) (void)runtime::ChatTemplate(file.file(), file.tokenizer(), chosen);
+    model->chat_template = std::move(chosen);
   });
 }
 
@@ -346,32 +381,31 @@ headwater_status headwater_chat_encode(const headwater_model* model, const headw
                                        int64_t message_count, size_t message_size, int32_t first,
                                        int32_t* ids, int64_t capacity, int64_t* count, int64_t* question) {
   return guarded([&] {
-    const runtime::Tokenizer& tokenizer = file_of(model).tokenizer();
+    (void)file_of(model);
     const Room<std::int32_t> room(ids, capacity, count, "ids");
     needed(question, "question");
-    constexpr std::int64_t kMostMessages = 65536;
-    check_range(message_count, 1, kMostMessages, "message_count");
-    needed(messages, "messages");
-    std::vector<runtime::ChatMessage> all;
-    for (std::int64_t i = 0; i < message_count; ++i) {
-      const auto* bytes =
-          reinterpret_cast<const unsigned char*>(messages) + static_cast<std::size_t>(i) * message_size;
-      const std::string name = "messages[" + std::to_string(i) + "]";
-      const auto from = struct_of<headwater_chat_message>(bytes, message_size, kMessageSize1, name);
-      all.push_back({needed(from.role, name + ".role"),
-                     std::string(text_of(from.text, from.text_bytes, name + ".text", name + ".text_bytes")),
-                     std::string(text_of(from.question, from.question == nullptr ? 0 : from.question_bytes,
-                                         name + ".question", name + ".question_bytes"))});
-    }
-    const auto format = runtime::chat_format_of(tokenizer);
-    if (!format) {
-      invalid(
-          "the vocabulary has the control tokens of neither ChatML nor Llama 3; allowed: a model with one "
-          "of these chat formats");
-    }
-    std::size_t place = 0;
-    room.take(runtime::encode_chat(tokenizer, *format, all, flag(first, "first"), &place));
-    *question = static_cast<std::int64_t>(place);
+    const std::vector<runtime::ChatMessage> all = messages_of(messages, message_count, message_size);
+    const bool opens = flag(first, "first");
+    const runtime::ChatTemplate chat = chat_template_of(*model);
+    const runtime::ChatTurn turn = opens ? chat.begin(all) : chat.go_on_after_unknown(all);
+    room.take(turn.ids);
+    *question = static_cast<std::int64_t>(turn.question);
+  });
+}
+
+headwater_status headwater_chat_continue(const headwater_model* model, const headwater_chat_message* messages,
+                                         int64_t message_count, size_t message_size, int32_t* ids,
+                                         int64_t capacity, int64_t* count, int64_t* question, int32_t* anew) {
+  return guarded([&] {
+    (void)file_of(model);
+    const Room<std::int32_t> room(ids, capacity, count, "ids");
+    needed(question, "question");
+    needed(anew, "anew");
+    const std::vector<runtime::ChatMessage> all = messages_of(messages, message_count, message_size);
+    const runtime::ChatTurn turn = chat_template_of(*model).go_on(all);
+    room.take(turn.ids);
+    *question = static_cast<std::int64_t>(turn.question);
+    *anew = turn.anew ? 1 : 0;
   });
 }
 

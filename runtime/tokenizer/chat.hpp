@@ -2,22 +2,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/gguf/gguf.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 
 namespace headwater::runtime {
 
-/// How turns of a conversation are marked. Formats are written out here; templates in files (a programming language
-/// of their own) are not run.
-enum class ChatFormat : std::uint8_t {
-  chatml,  ///< "<|im_start|>ROLE\nTEXT<|im_end|>\n": Qwen and many others
-  llama3,  ///< "<|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>", TEXT without white space at its ends
-};
+namespace jinja {
+struct Node;
+struct Text;
+}  // namespace jinja
 
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"
@@ -25,20 +26,58 @@ struct ChatMessage {
   std::string question = {};  ///< goes on after the text, in tokens of its own; empty: nothing does
 };
 
-/// "chatml" or "llama3"; none for another name.
-[[nodiscard]] std::optional<ChatFormat> chat_format_named(std::string_view name);
-/// The format whose markers the vocabulary has.
-[[nodiscard]] std::optional<ChatFormat> chat_format_of(const Tokenizer& tokenizer);
-/// The text of the token that ends a turn.
-[[nodiscard]] std::string_view end_of_turn(ChatFormat format);
+/// What a session is fed for a turn.
+struct ChatTurn {
+  std::vector<std::int32_t> ids;  ///< up to where the assistant begins to write
+  std::size_t question = 0;       ///< place of the last question's first id; 0 where no message has one
+  /// The template writes what was said before in another way than it was fed (it drops what a model thought, say): `ids` are
+  /// the whole conversation, for an empty session.
+  bool anew = false;
+};
 
-/// Ids of a conversation up to where the assistant begins to write. first: it opens the session, so BOS comes in front
-/// (always for llama3, for chatml where the file asks for it); else it goes on after an answer that ended with its
-/// end token. Markers in texts are text: what a user typed never ends a turn. Error(invalid_argument) where the
-/// vocabulary lacks a marker, or for another role. `question`, where it is not null, gets the place of the last
-/// question's first id, or 0 where no message has one.
-[[nodiscard]] std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, ChatFormat format,
-                                                    std::span<const ChatMessage> messages, bool first,
-                                                    std::size_t* question = nullptr);
+/// How a model's conversations are written: the program in Jinja that its file has, or a family that is built in: "chatml"
+/// and "llama3". It runs within bounds of steps, depth and memory (docs/adr/0033-chat-templates.md). Texts of control tokens
+/// are those tokens where the template wrote them, and text like any other where a message did: what a user typed never ends
+/// a turn. BOS comes in front where the file asks for it and the template has not written it.
+///
+/// All failures are Error(invalid_argument), one line: a role other than system, user, assistant; a template that is damaged,
+/// not supported, too long, that refuses the conversation or does not come to an end; a family whose markers the vocabulary
+/// lacks.
+class ChatTemplate {
+ public:
+  /// `chosen`: the name of a family, or the text of a template; where it is empty the file's own template
+  /// (`tokenizer.chat_template`), else the family whose markers the vocabulary has. The tokenizer must outlive it.
+  ChatTemplate(const GgufFile& file, const Tokenizer& tokenizer, std::string_view chosen = {});
+  ~ChatTemplate();
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+
+  /// Is it the name of a family?
+  [[nodiscard]] static bool is_family(std::string_view name);
+
+  /// A conversation that opens a session.
+  [[nodiscard]] ChatTurn begin(std::span<const ChatMessage> messages) const;
+  /// It goes on: the last of its assistant's messages is what the session holds behind the turn before, without the token
+  /// that ended it. `ids` begin with what ends an answer.
+  [[nodiscard]] ChatTurn go_on(std::span<const ChatMessage> messages) const;
+  /// The same where the messages before are not known: another conversation stands for them. `ids` begin behind turn_end().
+  [[nodiscard]] ChatTurn go_on_after_unknown(std::span<const ChatMessage> messages) const;
+
+  /// The first control token behind an answer; none where the template writes no such token.
+  [[nodiscard]] std::optional<std::int32_t> turn_end() const;
+
+  /// What the template writes, and with `now` as the time that it may ask for. For tests.
+  [[nodiscard]] std::string rendered(std::span<const ChatMessage> messages, bool add_generation_prompt,
+                                     std::time_t now) const;
+
+ private:
+  [[nodiscard]] jinja::Text render(std::span<const ChatMessage> messages, bool add_generation_prompt,
+                                   std::time_t now, std::size_t answer) const;
+  [[nodiscard]] ChatTurn encode(const jinja::Text& text, bool opens) const;
+
+  const Tokenizer* tokenizer_;
+  std::unique_ptr<const jinja::Node> root_;
+  bool begins_ = false;  // with a token of its own, whatever BOS is
+};
 
 }  // namespace headwater::runtime

@@ -142,6 +142,11 @@ std::optional<std::size_t> Tokenizer::append(std::string_view text, bool parse_s
   return lost;
 }
 
+Tokenizer::SpecialText Tokenizer::next_special(std::string_view text, std::size_t from) const {
+  const SpecialTokens::Match match = state_->with_control.find(text, from);
+  return {match.begin, match.length, match.id};
+}
+
 std::string Tokenizer::piece(std::int32_t id) const {
   const Token& token = state_->token(id);
   const bool spelled =

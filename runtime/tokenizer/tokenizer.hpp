@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -37,6 +38,14 @@ class Tokenizer {
   /// Offset of the first byte of `text` that encode() leaves out, because no token of the vocabulary stands for it; of an
   /// ill-formed text, counted with U+FFFD in the place of what is not UTF-8.
   [[nodiscard]] std::optional<std::size_t> first_without_token(std::string_view text) const;
+
+  /// The first text of a control token or a user-defined one from `from` on, the longest of those that begin there.
+  struct SpecialText {
+    std::size_t begin = 0;
+    std::size_t length = 0;  ///< 0 where there is none
+    std::int32_t id = -1;
+  };
+  [[nodiscard]] SpecialText next_special(std::string_view text, std::size_t from) const;
 
   /// The bytes that a token stands for; not always whole UTF-8 characters. For a control token its text.
   /// Error(invalid_argument) for an id outside 0 .. size() - 1.

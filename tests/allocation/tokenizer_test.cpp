@@ -90,11 +90,13 @@ TEST(RefusedAllocation, TextToTokensAndBack) {
 }
 
 TEST(RefusedAllocation, Conversation) {
-  const std::unique_ptr<Tokenizer> tokenizer = byte_level("qwen2").build();
+  const std::vector<std::byte> raw = byte_level("qwen2").bytes();
+  const runtime::GgufFile file = runtime::GgufFile::parse(raw, "m.gguf");
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::from_gguf(file);
   const std::vector<runtime::ChatMessage> messages = {{"system", "a text that takes memory of its own"},
                                                       {"user", "and another one, which is as long"}};
   const int refused = allocation::refuse_each([&] {
-    if (encode_chat(*tokenizer, runtime::ChatFormat::chatml, messages, true).size() < 50) {
+    if (runtime::ChatTemplate(file, *tokenizer).begin(messages).ids.size() < 50) {
       throw Error(ErrorCode::internal, "wrong result");
     }
   });

@@ -238,6 +238,66 @@ class Tokenize(unittest.TestCase):
         self.assertEqual([line.split()[1] for line in shown.splitlines()], [rb"'\xc3'", rb"'\xa9'"])
 
 
+class ChatTemplates(unittest.TestCase):
+    """--chat-template NAME_OR_FILE: what it writes is what is fed."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def template(self, text):
+        path = self.folder / "chat.jinja"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    def test_a_file(self):
+        path = self.template("{% for m in messages %}\n{{ m.role }}: {{ m.content }}.\n{% endfor %}")
+        got = said(MODEL, "-p", "<|im_end|> é", "--chat", "--system", "s", "-n", "0", "--chat-template", path)
+        wanted = said(MODEL, "-p", "system: s.\nuser: ", program="tokenize")["ids"]
+        self.assertEqual(got["prompt_ids"][:len(wanted) - 1], wanted[:-1])
+        text = run("tokenize", "-m", MODEL, "-p", "<|im_end|>", "--json")
+        self.assertNotIn(json.loads(text.stdout)["ids"][0], got["prompt_ids"])
+
+    def test_a_family(self):
+        for name, model in (("chatml", MODEL), ("llama3", fixture("llama3"))):
+            chat = ("-p", "x", "--chat", "-n", "0")
+            self.assertEqual(said(model, *chat, "--chat-template", name)["prompt_ids"], said(model, *chat)["prompt_ids"])
+
+    def test_a_conversation_that_begins_anew(self):
+        path = self.template("{% for m in messages %}{{ 'S' if loop.last }}<{{ m.content }}>{% endfor %}")
+        flags = ("-m", MODEL, "--chat", "--chat-template", path, "-n", "0", "-t", "1")
+        got = run("generate", *flags, "--interactive", "-c", "200", input=b"one\ntwo\n")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        turns = re.findall(rb"(?m)^turn +(\d+) tokens? in [^,]*, 0 generated in [^,]*, (\d+) of", got.stderr)
+        first, second = (len(ids(MODEL, text, "--no-bos")) for text in ("S<one>", "<one><>S<two>"))
+        self.assertEqual([tuple(map(int, turn)) for turn in turns], [(first, first), (second, second)])
+
+    def test_a_line_that_the_template_refuses_is_left_out(self):
+        path = self.template("{{ raise_exception('too many') if messages|length > 1 }}{{ messages[0].content }}")
+        got = run("generate", "-m", MODEL, "--chat", "--chat-template", path, "-n", "1", "--interactive", "-c", "200",
+                  input=b"one\ntwo\n")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertIn(b"this line is left out: chat template: line 1: the template refuses the conversation: 'too many'",
+                      got.stderr)
+
+    def test_refused(self):
+        chat = ("generate", "-m", MODEL, "-p", "x", "--chat", "--chat-template")
+        for value, says in ((self.template("a\n{% x %}"), "line 2: statement 'x' is not known"), ("llama3", "<|begin_of_text|>"),
+                            (f"{self.folder}/none", "none"), (str(self.folder), "directory")):
+            result = run(*chat, value)
+            with self.subTest(value):
+                self.assertEqual((result.returncode, result.stdout, result.stderr.count(b"\n")), (2, b"", 1), result.stderr)
+                self.assertIn(says, result.stderr.decode())
+        result = run(*chat, self.template(""))
+        self.assertEqual((result.returncode, result.stderr.count(b"\n")), (2, 1))
+        self.assertIn(b"the file is empty", result.stderr)
+        result = run("generate", "-m", MODEL, "--chat", "--requests", "-", "--chat-template",
+                     self.template("{{ 1 // (messages[0].content|length - 1) }}"), input=b'{"prompt": "xy"}\n{"prompt": "x"}\n')
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn(b"--requests '-', line 2: chat template: line 1: a division by 0", result.stderr)
+
+
 class Refuses(Refusals):
     def test_prompts(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -255,6 +315,7 @@ class Refuses(Refusals):
         for value in ("-1", "", "x", "0x10", "99999999999"):
             self.refused("-m", MODEL, "-p", "x", f"--ctx-size={value}", names="-c (--ctx-size)")
         self.refused("-m", MODEL, "-p", "x", "--system", "y", names="--system is given without --chat")
+        self.refused("-m", MODEL, "-p", "x", "--chat-template", "chatml", names="--chat-template is given without --chat")
         self.refused("-m", fixture("llama3"), "-p", "x", "--chat", "--system", "", names="--system")
 
     def test_tokenize(self):

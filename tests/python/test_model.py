@@ -651,9 +651,11 @@ class Chats(Tests):
         encode = self.model._chat_ids
         talk = self.model.conversation(capacity=4000, **SMALL)
         turns = [encode([("system", "be kind", None), ("user", self.text[:3000], "What is it?")], True),
-                 encode([("user", "And then?", None)], False), encode([("user", self.text[3000:6000], None)], False)]
+                 *(encode([("user", "x", None), ("assistant", "x", None), ("user", said, None)], False)
+                   for said in ("And then?", self.text[3000:6000]))]
         pending, expected = [], []
-        for ids, question in turns:
+        for ids, question, anew in turns:
+            self.assertEqual(anew, ids is turns[0][0])
             talk._set_dense_tail(question or 64)
             talk.feed(pending + ids)
             answer = []
@@ -665,7 +667,7 @@ class Chats(Tests):
                 talk.append(token)
             ended = answer[-1] in (self.model.eos, self.model._turn_end)
             expected.append(self.model.detokenize(answer))
-            pending = [answer[-1]] if ended else [answer[-1], self.model._turn_end]
+            pending = [] if ended else [answer[-1]]  # the next turn begins with what ends an answer
         self.assertEqual(answers, expected)
         self.assertEqual(chat.conversation.tokens, talk.tokens)
         numpy.testing.assert_array_equal(chat.conversation.logits, talk.logits)
@@ -719,6 +721,24 @@ class Chats(Tests):
         talk.reset()
         self.assertEqual(list(chat.say("more", max_tokens=6)), list(other.say("more", max_tokens=6)))
         self.assertEqual(chat.conversation.tokens, other.conversation.tokens)
+
+    def test_another_template(self):
+        """The text that it writes is fed; where it writes the past in another way, the conversation begins anew."""
+        own = headwater.Model(TINY, chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<a>")
+        chat = own.chat("be kind", threads=1)
+        answer = "".join(chat.say("hello", max_tokens=3))
+        fed = own.tokenize("<system>be kind\n<user>hello\n<a>")
+        self.assertEqual(chat._history, fed)
+        list(chat.say("more", max_tokens=0))
+        said = own.tokenize(f"<system>be kind\n<user>hello\n<assistant>{answer}\n<user>more\n<a>")
+        self.assertEqual(chat._history, said)  # "<a>" is not how it writes what the assistant said
+        self.assertEqual(chat.conversation.tokens, len(said))
+        for template, says in (("", "chat_template is ''"), ("{% x %}", "line 1: statement 'x'"), ("llama3", "begin_of_text")):
+            with self.subTest(template), self.assertRaisesRegex(ValueError, says):
+                headwater.Model(TINY, chat_template=template)
+        with self.assertRaisesRegex(ValueError, "no systems"):
+            headwater.Model(TINY, chat_template="{% if messages[0].role == 'system' %}{{ raise_exception('no systems') }}"
+                                                "{% endif %}x").chat("be kind")
 
     def test_the_context_ends_an_answer(self):
         chat = self.model.chat(capacity=40, threads=1)

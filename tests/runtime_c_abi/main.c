@@ -143,7 +143,37 @@ static void test_chat(void) {
   OK(headwater_chat_encode(model, messages + 1, 1, sizeof messages[0], 0, again, 256, &fewer, &question));
   CHECK_EQUAL(question, 0);
 
+  /* The conversation goes on: what ends the answer, and what is new, as above. */
   const size_t size = sizeof messages[0];
+  headwater_chat_message all[3] = {{"user", "a text", 6, NULL, 0}, {"assistant", "yes", 3, NULL, 0}, messages[1]};
+  int32_t anew = -1;
+  OK(headwater_chat_encode(model, messages + 1, 1, size, 0, again, 256, &fewer, &question));
+  OK(headwater_chat_continue(model, all, 3, size, ids, 256, &count, &question, &anew));
+  CHECK(anew == 0 && count == fewer + 1 && ids[0] == facts.turn_end);
+  CHECK(memcmp(ids + 1, again, (size_t)fewer * sizeof ids[0]) == 0);
+  REFUSED(headwater_chat_continue(NULL, all, 3, size, ids, 256, &count, &question, &anew), "model is NULL");
+  REFUSED(headwater_chat_continue(model, all, 0, size, ids, 256, &count, &question, &anew), "message_count is 0");
+  REFUSED(headwater_chat_continue(model, all, 3, size, ids, 256, &count, NULL, &anew), "question is NULL");
+  REFUSED(headwater_chat_continue(model, all, 3, size, ids, 256, &count, &question, NULL), "anew is NULL");
+
+  /* Another template; one that drops what was said is fed anew. */
+  static const char drops[] = "{{ messages[-1].role }}{{ messages|length }}";
+  REFUSED(headwater_model_set_chat_template(NULL, drops, 1), "model is NULL");
+  REFUSED(headwater_model_set_chat_template(model, NULL, 1), "text is NULL");
+  REFUSED(headwater_model_set_chat_template(model, drops, -1), "bytes is -1");
+  REFUSED(headwater_model_set_chat_template(model, "chatml", 6), "<|im_start|>");
+  REFUSED(headwater_model_set_chat_template(model, "{% x %}", 7), "line 1: statement 'x' is not known");
+  OK(headwater_chat_encode(model, messages + 1, 1, size, 0, again, 256, &count, &question));
+  CHECK_EQUAL(count, fewer); /* nothing has changed */
+  OK(headwater_model_set_chat_template(model, drops, sizeof drops - 1));
+  OK(headwater_chat_continue(model, all, 3, size, ids, 256, &count, &question, &anew));
+  CHECK(anew == 1 && ids[0] == facts.bos && count == 6);
+  OK(headwater_model_describe(model, &facts, sizeof facts));
+  CHECK_EQUAL(facts.turn_end, -1);
+  OK(headwater_model_set_chat_template(model, NULL, 0));
+  OK(headwater_model_describe(model, &facts, sizeof facts));
+  CHECK(facts.turn_end >= 0);
+
   REFUSED(headwater_chat_encode(NULL, messages, 2, size, 1, ids, 256, &count, &question), "model is NULL");
   REFUSED(headwater_chat_encode(model, NULL, 2, size, 1, ids, 256, &count, &question), "messages is NULL");
   REFUSED(headwater_chat_encode(model, messages, 0, size, 1, ids, 256, &count, &question),

@@ -36,6 +36,10 @@ read once for a token of each. A line is a JSON object: {"prompt": TEXT}, and if
 order of the file: id, text, prompt_tokens, generated_tokens, end ("token": the text ended; "max_tokens"; "context": it
 is full). A prompt has the same answer as alone. Ctrl-C ends with the answers that are written.
 
+A chat is written as the file's template says (tokenizer.chat_template, a program in Jinja that runs within bounds); a
+file without one is one of ChatML or Llama 3, by its control tokens. A later turn feeds what the template adds; where it
+writes what was said before in another way than it was fed (it drops what the model thought), all is read anew.
+
 The best token is taken (--temp 0) unless something asks for draws: --top-k, --top-p, --min-p or --seed without --temp
 mean --temp 1.
 
@@ -68,6 +72,8 @@ void check_together(GenerateFlags& flags) {
     throw Failure(fmt::format("{}; see headwater generate --help", what));
   };
   if (flags.system && !flags.chat) refuse("--system is given without --chat; allowed: both or neither");
+  if (flags.chat_template && !flags.chat)
+    refuse("--chat-template is given without --chat; allowed: both or neither");
   if (flags.requests &&
       (flags.prompt || flags.file || flags.interactive || flags.compare || flags.json || flags.dump_layer)) {
     refuse("--requests does not go with -p, -f, --interactive, --compare, --json and --dump-qkv");
@@ -146,7 +152,10 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
   set.flag("-e,--escape", escape, kEscapeHelp);
   set.value("--system", "TEXT", "with --chat: what the model is told first",
             [&](const std::string& text) { flags.system = text; });
-  set.flag("--chat", flags.chat, "the prompt is a user's turn in the model's format: ChatML or Llama 3");
+  set.flag("--chat", flags.chat, "the prompt is a user's turn, written by the file's own chat template");
+  set.value("--chat-template", "NAME_OR_FILE",
+            "with --chat: instead of the file's own, chatml, llama3, or a file with a template in Jinja",
+            [&](const std::string& text) { flags.chat_template = text; });
   set.file("--requests", "--requests", "FILE",
            "a prompt in each line, as JSON: see below; - is standard input", flags.requests);
   const auto* slots = set.integer("--slots", "--slots", 1, runtime::kMostSlots,

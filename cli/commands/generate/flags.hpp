@@ -13,13 +13,14 @@ namespace headwater::cli {
 /// What `headwater generate` was asked for.
 struct GenerateFlags {
   ModelFlags model;
-  std::optional<std::string> prompt;       ///< -p; after a file it is the question
-  std::optional<std::string> file;         ///< -f; "-" is standard input
-  std::optional<std::string> system;       ///< of a chat
-  std::optional<std::string> requests;     ///< a file with a prompt in each line; "-" is standard input
-  int slots = 8;                           ///< of these, that are worked on at a time
-  std::int64_t tokens = 64;                ///< most tokens to generate; -1: as many as fit
-  std::optional<std::int64_t> dense_tail;  ///< else the question, or kDenseTail
+  std::optional<std::string> prompt;         ///< -p; after a file it is the question
+  std::optional<std::string> file;           ///< -f; "-" is standard input
+  std::optional<std::string> system;         ///< of a chat
+  std::optional<std::string> chat_template;  ///< a family's name, or a file with a template
+  std::optional<std::string> requests;       ///< a file with a prompt in each line; "-" is standard input
+  int slots = 8;                             ///< of these, that are worked on at a time
+  std::int64_t tokens = 64;                  ///< most tokens to generate; -1: as many as fit
+  std::optional<std::int64_t> dense_tail;    ///< else the question, or kDenseTail
   runtime::SamplingOptions sampling;
   bool chat = false;
   bool interactive = false;

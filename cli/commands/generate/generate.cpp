@@ -24,6 +24,7 @@
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/error.hpp"
 #include "headwater/headwater.hpp"
 #include "runtime/generate/conversation.hpp"
 
@@ -75,6 +76,7 @@ class Generation {
 
  private:
   [[nodiscard]] Words prompt_words();
+  [[nodiscard]] Turn encode(const Words& words) const;
   [[nodiscard]] std::int64_t capacity_for(std::int64_t prompt);
   void open(std::int64_t capacity, bool dense);
   GenerateRun run_turn(const Turn& turn, bool shown);
@@ -87,15 +89,17 @@ class Generation {
 
   const GenerateFlags& flags_;
   LoadedModel model_;
+  std::optional<runtime::ChatTemplate> chat_;
   std::unique_ptr<runtime::Transformer> transformer_;
   std::optional<runtime::Conversation> conversation_;
   std::optional<runtime::Sampler> sampler_;
   std::optional<QkvDump> dump_;
   bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
   Ids history_;  // all that was said, also where an interrupt has emptied the conversation
-  std::optional<std::int32_t> pending_;  // generated last, not yet in the conversation
-  bool ended_ = false;                   // by a token of its own
-  SessionTotals totals_;                 // of an interactive session
+  std::vector<runtime::ChatMessage> said_;  // the same in a chat, as messages
+  std::optional<std::int32_t> pending_;     // generated last, not yet in the conversation
+  bool ended_ = false;                      // by a token of its own
+  SessionTotals totals_;                    // of an interactive session
   std::vector<std::string> warnings_;
 };
 
@@ -112,6 +116,10 @@ Words Generation::prompt_words() {
   if (flags_.file) words.text = checked("-f (--file)", read_text("-f (--file)", *flags_.file, end));
   if (flags_.prompt) (flags_.file ? words.question : words.text) = checked("-p (--prompt)", *flags_.prompt);
   return words;
+}
+
+Turn Generation::encode(const Words& words) const {
+  return encode_turn(flags_, model_, chat_ ? &*chat_ : nullptr, words, history_.empty(), said_);
 }
 
 /// The last generated token need not be stored.
@@ -133,6 +141,7 @@ void Generation::open(std::int64_t capacity, bool dense) {
   sampler_.emplace(flags_.sampling, model_.config().vocabulary);
   pending_.reset();
   history_.clear();
+  said_.clear();
 }
 
 void Generation::feed(const Ids& ids, GenerateRun& run) {
@@ -205,7 +214,10 @@ GenerateRun Generation::run_turn(const Turn& turn, bool shown) {
   run.pairs = conversation_->pairs();
   run.steps = conversation_->steps();
   if (dump_ && !run.interrupted) dump_->write(run.steps);
-  if (!run.interrupted) generate(run, shown);
+  if (run.interrupted) return run;
+  generate(run, shown);
+  said_.insert(said_.end(), turn.messages.begin(), turn.messages.end());
+  said_.push_back({"assistant", run.text});
   return run;
 }
 
@@ -250,20 +262,30 @@ void Generation::talk(const GenerateRun& opening) {
 void Generation::answer(const std::string& line) {
   std::vector<std::string> warnings;
   check_text("this line", line, model_.tokenizer(), warnings);
-  // What an interrupt has emptied is read again.
-  Turn turn{conversation_->tokens() == 0 ? history_ : Ids{}, 0};
-  // The end of an answer is part of a chat, and of nothing else.
-  if (pending_ && (flags_.chat || !ended_)) turn.ids.push_back(*pending_);
-  const Turn said = encode_turn(flags_, model_, {line, ""}, history_.empty(), ended_);
-  turn.ids.insert(turn.ids.end(), said.ids.begin(), said.ids.end());
+  Turn turn;
+  try {
+    turn = encode({line, ""});
+  } catch (const Error& error) {
+    // Of a template, say, that wants turns by turns.
+    print_error(fmt::format("{}: this line is left out: {}\n", kCommand, error.what()));
+    return;
+  }
+  if (!turn.anew) {
+    // What an interrupt has emptied is read again. A token that ends an answer is no part of it; a chat's turn has its own.
+    Ids before = conversation_->tokens() == 0 ? history_ : Ids{};
+    if (pending_ && !ended_) before.push_back(*pending_);
+    turn.ids.insert(turn.ids.begin(), before.begin(), before.end());
+  }
   const std::int64_t capacity = transformer_->session().shape().capacity;
-  const std::int64_t wanted = conversation_->tokens() + static_cast<std::int64_t>(turn.ids.size());
+  const std::int64_t wanted =
+      (turn.anew ? 0 : conversation_->tokens()) + static_cast<std::int64_t>(turn.ids.size());
   if (wanted > capacity) {
     print_error(fmt::format("{}: this line is left out: with it {} tokens would be stored; allowed: {}\n",
                             kCommand, wanted, capacity));
     return;
   }
   warn(warnings);
+  if (turn.anew) conversation_->reset();
   const GenerateRun run = run_turn(turn, true);
   if (conversation_->tokens() > 0) print_out("\n");
   tell_turn(run);
@@ -291,7 +313,8 @@ void Generation::describe(GenerateReport& report) const {
 ExitCode Generation::run() {
   if (serves()) model_.serve();
   const Words words = prompt_words();
-  const Turn prompt = words.text.empty() ? Turn{} : encode_turn(flags_, model_, words, true, false);
+  chat_ = chat_template_of(flags_, model_);
+  const Turn prompt = words.text.empty() ? Turn{} : encode(words);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
   check_prompt("the prompt", tokens, model_);
   const std::int64_t capacity = capacity_for(tokens);

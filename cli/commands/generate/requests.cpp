@@ -22,6 +22,7 @@
 #include "cli/support/ranks.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/error.hpp"
 #include "headwater/preset.hpp"
 #include "runtime/generate/conversation.hpp"
 
@@ -45,7 +46,7 @@ class RequestLine {
   RequestLine(const std::string& file, std::size_t number) : file_(file), number_(number) {}
 
   Request parse(std::string_view line, const GenerateFlags& flags, const LoadedModel& model,
-                std::vector<std::string>& warnings) const {
+                const runtime::ChatTemplate* chat, std::vector<std::string>& warnings) const {
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) refuse("it is no JSON object in UTF-8; allowed: {\"prompt\": TEXT}, and more");
     Request request{number_, {}, flags.tokens, flags.sampling.seed};
@@ -72,7 +73,11 @@ class RequestLine {
     for (const std::string* text : {&words.text, &words.question})
       check_text(place() + (text == &words.text ? "'prompt'" : "'question'"), *text, model.tokenizer(),
                  warnings);
-    request.turn = encode_turn(flags, model, words, true, false);
+    try {
+      request.turn = encode_turn(flags, model, chat, words, true, {});
+    } catch (const Error& error) {
+      refuse(error.what());
+    }
     check_prompt(place() + "the prompt", static_cast<std::int64_t>(request.turn.ids.size()), model);
     return request;
   }
@@ -102,6 +107,7 @@ class RequestLine {
 std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel& model,
                                    std::vector<std::string>& warnings) {
   const std::string text = read_text("--requests", *flags.requests);
+  const std::optional<runtime::ChatTemplate> chat = chat_template_of(flags, model);
   std::vector<Request> requests;
   std::size_t number = 0;
   for (std::string_view rest = text; !rest.empty();) {
@@ -109,7 +115,8 @@ std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    requests.push_back(RequestLine(*flags.requests, number).parse(line, flags, model, warnings));
+    requests.push_back(
+        RequestLine(*flags.requests, number).parse(line, flags, model, chat ? &*chat : nullptr, warnings));
   }
   if (requests.empty())
     throw Failure(fmt::format("--requests {}: no line holds a request", in_quotes(*flags.requests)));

@@ -5,50 +5,69 @@
 #include <utility>
 
 #include "cli/support/failure.hpp"
+#include "cli/support/prompt.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/error.hpp"
 #include "headwater/preset.hpp"
-#include "runtime/tokenizer/chat.hpp"
 
 namespace headwater::cli {
 namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-Turn encode_chat(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first,
-                 bool ended) {
-  const runtime::Tokenizer& tokenizer = model.tokenizer();
-  const auto format = runtime::chat_format_of(tokenizer);
-  if (!format) {
-    throw Failure(fmt::format("--chat: {} has the control tokens of neither ChatML nor Llama 3",
-                              in_quotes(flags.model.model)));
-  }
-  std::vector<runtime::ChatMessage> messages;
-  if (first && flags.system) messages.push_back({"system", *flags.system});
-  messages.push_back({"user", words.text, words.question});
-  std::size_t begin = 0;
-  Ids ids = runtime::encode_chat(tokenizer, *format, messages, first, &begin);
-  const std::size_t question = words.question.empty() ? 0 : ids.size() - begin;
-  if (!first && !ended) {
-    const auto end = tokenizer.find_special(runtime::end_of_turn(*format));
-    if (end) ids.insert(ids.begin(), *end);
-  }
-  return {std::move(ids), static_cast<std::int64_t>(question)};
+Turn encode_chat(const GenerateFlags& flags, const runtime::ChatTemplate& chat, const Words& words,
+                 std::span<const runtime::ChatMessage> said) {
+  Turn turn;
+  if (said.empty() && flags.system) turn.messages.push_back({"system", *flags.system});
+  turn.messages.push_back({"user", words.text, words.question});
+  std::vector<runtime::ChatMessage> all(said.begin(), said.end());
+  all.insert(all.end(), turn.messages.begin(), turn.messages.end());
+  runtime::ChatTurn written = said.empty() ? chat.begin(all) : chat.go_on(all);
+  // A template that leaves the question out has none that could be dense.
+  if (!words.question.empty() && written.question > 0)
+    turn.question = static_cast<std::int64_t>(written.ids.size() - written.question);
+  turn.ids = std::move(written.ids);
+  turn.anew = written.anew;
+  return turn;
 }
 
 }  // namespace
 
-Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words, bool first,
-                 bool ended) {
-  if (flags.chat) return encode_chat(flags, model, words, first, ended);
+std::optional<runtime::ChatTemplate> chat_template_of(const GenerateFlags& flags, const LoadedModel& model) {
+  if (!flags.chat) return std::nullopt;
+  std::string chosen = flags.chat_template.value_or("");
+  if (flags.chat_template && !runtime::ChatTemplate::is_family(chosen)) {
+    chosen = read_text("--chat-template", chosen);
+    if (chosen.empty()) {
+      throw Failure(fmt::format(
+          "--chat-template {}: the file is empty; allowed: chatml, llama3, a file with a template",
+          in_quotes(*flags.chat_template)));
+    }
+  }
+  try {
+    return std::optional<runtime::ChatTemplate>(std::in_place, model.file(), model.tokenizer(), chosen);
+  } catch (const Error& error) {
+    throw Failure(fmt::format("--chat: {}: {}", in_quotes(flags.model.model), error.what()));
+  }
+}
+
+Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const runtime::ChatTemplate* chat,
+                 const Words& words, bool first, std::span<const runtime::ChatMessage> said) {
+  if (chat != nullptr) return encode_chat(flags, *chat, words, said);
   const runtime::Tokenizer& tokenizer = model.tokenizer();
-  if (words.question.empty()) return {tokenizer.encode(words.text, first, first), 0};
-  Ids ids;
+  Turn turn;
+  if (words.question.empty()) {
+    turn.ids = tokenizer.encode(words.text, first, first);
+    return turn;
+  }
+  Ids& ids = turn.ids;
   if (tokenizer.adds_bos()) ids.push_back(tokenizer.bos());
   const Ids document = tokenizer.encode(words.text, false, true);
   const Ids question = tokenizer.encode_more(words.question, true);
   ids.insert(ids.end(), document.begin(), document.end());
   ids.insert(ids.end(), question.begin(), question.end());
-  return {std::move(ids), static_cast<std::int64_t>(question.size())};
+  turn.question = static_cast<std::int64_t>(question.size());
+  return turn;
 }
 
 std::int64_t dense_tail_of(const GenerateFlags& flags, const Turn& turn) {

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cli/commands/generate/flags.hpp"
 #include "cli/support/loaded_model.hpp"
+#include "runtime/tokenizer/chat.hpp"
 
 namespace headwater::cli {
 
@@ -18,13 +21,20 @@ struct Words {
 /// The tokens of a turn.
 struct Turn {
   std::vector<std::int32_t> ids;
-  std::int64_t question = 0;  ///< of these, from the question on
+  std::int64_t question = 0;                   ///< of these, from the question on
+  bool anew = false;                           ///< the conversation from its beginning, for an empty session
+  std::vector<runtime::ChatMessage> messages;  ///< that the turn adds to a chat
 };
 
-/// `first`: the turn opens the conversation. `ended`: the answer before it ended by a token of its own; one that the number of
-/// tokens cut off is closed first in a chat. Failure where the model has no chat format that is known.
-[[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words,
-                               bool first, bool ended);
+/// That of --chat; none without it. Failure where it cannot be read.
+[[nodiscard]] std::optional<runtime::ChatTemplate> chat_template_of(const GenerateFlags& flags,
+                                                                    const LoadedModel& model);
+
+/// `first`: the turn opens the conversation. In a chat (`chat` is not null) `said` is what was said before, answers too, and
+/// the turn begins with what ends the latest one. Failure where the template refuses the conversation.
+[[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model,
+                               const runtime::ChatTemplate* chat, const Words& words, bool first,
+                               std::span<const runtime::ChatMessage> said);
 
 /// Tokens at the end of a sparse turn that see every token: --dense-tail, else the question, or kDenseTail.
 [[nodiscard]] std::int64_t dense_tail_of(const GenerateFlags& flags, const Turn& turn);
