@@ -225,7 +225,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
   const auto dense = model.open(window, true);
   const EffectiveOptions effective = sparse->options();
   std::vector<std::string> warnings = model.warnings();
-  check_utf8("-f (--file)", text, warnings);
+  check_text("-f (--file)", text, model.tokenizer(), warnings);
   warnings.insert(warnings.end(), effective.warnings.begin(), effective.warnings.end());
   if (n % window != 0) {
     warnings.push_back(

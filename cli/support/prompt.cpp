@@ -83,11 +83,18 @@ std::string unescaped(std::string_view text) {
   return result;
 }
 
-void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings) {
-  const auto at = runtime::first_ill_formed_utf8(text);
-  if (!at) return;
-  warnings.push_back(
-      fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
+void check_text(std::string_view flag, std::string_view text, const runtime::Tokenizer& tokenizer,
+                std::vector<std::string>& warnings) {
+  if (const auto at = runtime::first_ill_formed_utf8(text)) {
+    warnings.push_back(
+        fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
+  }
+  if (const auto at = tokenizer.first_without_token(text)) {
+    warnings.push_back(
+        fmt::format("{}: the character at byte {} has no token in the model's vocabulary; it, and what else "
+                    "has none, is left out",
+                    flag, *at));
+  }
 }
 
 }  // namespace headwater::cli

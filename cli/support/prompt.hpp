@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/tokenizer/tokenizer.hpp"
+
 namespace headwater::cli {
 
 /// The bytes of a text file, or of standard input where `path` is "-"; `flag` names it in errors. Failure where it
@@ -18,7 +20,9 @@ namespace headwater::cli {
 inline constexpr const char* kEscapeHelp =
     R"(read \n \r \t \' \" \\ and \xNN of typed texts as what they stand for)";
 
-/// Adds a warning that names `flag`, and where the first byte stands, if `text` is not well-formed UTF-8.
-void check_utf8(const char* flag, std::string_view text, std::vector<std::string>& warnings);
+/// Adds warnings that name `flag`, and where the first byte stands, if `text` is not well-formed UTF-8, or has
+/// characters for which the vocabulary has no token.
+void check_text(std::string_view flag, std::string_view text, const runtime::Tokenizer& tokenizer,
+                std::vector<std::string>& warnings);
 
 }  // namespace headwater::cli

@@ -119,7 +119,8 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
-        parse_special: texts of control tokens become those tokens; else they are text like any other."""
+        parse_special: texts of control tokens become those tokens; else they are text like any other. Bytes for which the
+        vocabulary has no token are left out."""
         data = _text(text, "text")
         return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
             _library.headwater_tokenize(self._handle, data, len(data), bool(add_special), bool(parse_special), ids, capacity,

@@ -138,13 +138,14 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
   LoadedModel model(flags->model);
   const auto layers = chosen_layers(*flags, model.config().layers);
   auto ids = model.tokenizer().encode(text, true, false);
+  if (ids.empty()) throw Failure("the text has no token; allowed: one token or more");
   const std::int64_t most = flags->window.value_or(model.context());
   if (most > model.context()) {
     throw Failure(
         fmt::format("--window: {} is not allowed; the context has {} tokens", most, model.context()));
   }
   std::vector<std::string> warnings = model.warnings();
-  check_utf8(flags->file.empty() ? "-p (--prompt)" : "-f (--file)", text, warnings);
+  check_text(flags->file.empty() ? "-p (--prompt)" : "-f (--file)", text, model.tokenizer(), warnings);
   const auto n = static_cast<std::int64_t>(ids.size());
   if (n > most && !flags->window) {
     warnings.push_back(fmt::format("only the first {} of {} tokens fit into the context", most, n));

@@ -102,11 +102,11 @@ class Generation {
 Words Generation::prompt_words() {
   const auto checked = [&](const char* flag, std::string text) {
     if (text.empty()) throw Failure(fmt::format("{}: the prompt is empty; allowed: one byte or more", flag));
-    check_utf8(flag, text, warnings_);
+    check_text(flag, text, model_.tokenizer(), warnings_);
     return text;
   };
   Words words;
-  if (flags_.system) check_utf8("--system", *flags_.system, warnings_);
+  if (flags_.system) check_text("--system", *flags_.system, model_.tokenizer(), warnings_);
   if (flags_.file) words.text = checked("-f (--file)", read_text("-f (--file)", *flags_.file));
   if (flags_.prompt) (flags_.file ? words.question : words.text) = checked("-p (--prompt)", *flags_.prompt);
   return words;
@@ -246,12 +246,16 @@ void Generation::talk(const GenerateRun& opening) {
 
 void Generation::answer(const std::string& line) {
   std::vector<std::string> warnings;
-  check_utf8("this line", line, warnings);
+  check_text("this line", line, model_.tokenizer(), warnings);
   // What an interrupt has emptied is read again.
   Turn turn{conversation_->tokens() == 0 ? history_ : Ids{}, 0};
   // The end of an answer is part of a chat, and of nothing else.
   if (pending_ && (flags_.chat || !ended_)) turn.ids.push_back(*pending_);
   const Turn said = encode_turn(flags_, model_, {line, ""}, history_.empty(), ended_);
+  if (said.ids.empty()) {
+    print_error(fmt::format("{}: this line is left out: {}\n", kCommand, kNoTokens));
+    return;
+  }
   turn.ids.insert(turn.ids.end(), said.ids.begin(), said.ids.end());
   const std::int64_t capacity = transformer_->session().shape().capacity;
   const std::int64_t wanted = conversation_->tokens() + static_cast<std::int64_t>(turn.ids.size());
@@ -290,6 +294,7 @@ ExitCode Generation::run() {
   const Words words = prompt_words();
   const Turn prompt = words.text.empty() ? Turn{} : encode_turn(flags_, model_, words, true, false);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
+  if (tokens == 0 && !words.text.empty()) throw Failure(kNoTokens);
   check_prompt("the prompt", tokens, model_);
   const std::int64_t capacity = capacity_for(tokens);
   open(capacity, flags_.dense);

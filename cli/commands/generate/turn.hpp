@@ -21,6 +21,10 @@ struct Turn {
   std::int64_t question = 0;  ///< of these, from the question on
 };
 
+/// What is said of a text of which no token is left.
+inline constexpr const char* kNoTokens =
+    "the prompt has no token: no character of it is in the model's vocabulary; allowed: one token or more";
+
 /// `first`: the turn opens the conversation. `ended`: the answer before it ended by a token of its own; one that the number of
 /// tokens cut off is closed first in a chat. Failure where the model has no chat format that is known.
 [[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const Words& words,

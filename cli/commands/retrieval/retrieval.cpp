@@ -35,7 +35,7 @@ class Experiment {
  public:
   explicit Experiment(const RetrievalFlags& flags)
       : flags_(flags), text_(read_text("-f (--file)", flags.file)), model_(flags.model) {
-    check_utf8("-f (--file)", text_, warnings_);
+    check_text("-f (--file)", text_, model_.tokenizer(), warnings_);
     const HaystackTexts& texts = flags.texts;
     haystack_.emplace(model_.tokenizer(), text_, texts);
     const std::int64_t asked = flags.window.value_or(std::min(haystack_->tokens(), model_.context()));
