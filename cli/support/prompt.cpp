@@ -105,9 +105,10 @@ void check_text(std::string_view flag, std::string_view text, const runtime::Tok
         fmt::format("{}: byte {} is not UTF-8; it, and what else is not, is read as U+FFFD", flag, *at));
   }
   if (const auto at = tokenizer.first_without_token(text)) {
-    warnings.push_back(fmt::format(
-        "{}: byte {} has no token in the model's vocabulary; it, and what else has none, is left out", flag,
-        *at));
+    warnings.push_back(
+        fmt::format("{}: the character at byte {} has no token in the model's vocabulary; it, and what else "
+                    "has none, is left out",
+                    flag, *at));
   }
 }
 

@@ -28,8 +28,8 @@ enum class LastLineEnd : std::uint8_t {
 inline constexpr const char* kEscapeHelp =
     R"(read \n \r \t \' \" \\ and \xNN of typed texts as what they stand for)";
 
-/// Adds a warning that names `flag`, and where the first byte stands, for what of `text` is not well-formed UTF-8, and for
-/// what the vocabulary has no token for.
+/// Adds warnings that name `flag`, and where the first byte stands, if `text` is not well-formed UTF-8, or has
+/// characters for which the vocabulary has no token.
 void check_text(std::string_view flag, std::string_view text, const runtime::Tokenizer& tokenizer,
                 std::vector<std::string>& warnings);
 

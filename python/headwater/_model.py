@@ -116,7 +116,8 @@ class Model(_native.Owner):
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
-        parse_special: texts of control tokens become those tokens; else they are text like any other."""
+        parse_special: texts of control tokens become those tokens; else they are text like any other. Bytes for which the
+        vocabulary has no token are left out."""
         data = _options.text(text, "text")
         flags = _options.flag(add_special, "add_special"), _options.flag(parse_special, "parse_special")
         return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (

@@ -7,7 +7,6 @@
 #include <array>
 #include <unordered_map>
 
-#include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/byte_alphabet.hpp"
@@ -38,21 +37,23 @@ class ByteBpe final : public Encoder {
     }
     read_merges(file);
     spellings_.clear();  // needed while merges are read only
-  }
-
-  std::size_t encode(std::string_view text, bool /*after_special*/,
-                     std::vector<std::int32_t>& ids) const override {
-    MergeQueue queue;
-    const char* lost = nullptr;
-    for (const std::string_view word : pre_tokenizer_->split(text)) encode_word(word, queue, ids, lost);
-    return lost == nullptr ? npos : static_cast<std::size_t>(lost - text.data());
-  }
-
-  [[nodiscard]] bool has_every_byte() const override {
-    return std::all_of(byte_symbols_.begin(), byte_symbols_.end(), [this](std::int32_t symbol) {
-      return tokens_[static_cast<std::size_t>(symbol)] >= 0;
+    lacks_bytes_ = std::any_of(byte_symbols_.begin(), byte_symbols_.end(), [this](std::int32_t symbol) {
+      return tokens_[static_cast<std::size_t>(symbol)] < 0;
     });
   }
+
+  std::optional<std::size_t> encode(std::string_view text, bool /*after_special*/,
+                                    std::vector<std::int32_t>& ids) const override {
+    MergeQueue queue;
+    std::optional<std::size_t> dropped;
+    for (const std::string_view word : pre_tokenizer_->split(text)) {
+      const auto place = encode_word(word, queue, ids);
+      if (place && !dropped) dropped = static_cast<std::size_t>(word.data() - text.data()) + *place;
+    }
+    return dropped;
+  }
+
+  [[nodiscard]] bool lacks_bytes() const override { return lacks_bytes_; }
 
   [[nodiscard]] std::string piece(std::int32_t id) const override {
     const std::string& text = vocabulary_[id].text;
@@ -108,14 +109,14 @@ class ByteBpe final : public Encoder {
     }
   }
 
-  /// `lost`: the first byte without a token, where there has been one.
-  void encode_word(std::string_view word, MergeQueue& queue, std::vector<std::int32_t>& ids,
-                   const char*& lost) const {
+  /// The place of the first byte that was left out.
+  std::optional<std::size_t> encode_word(std::string_view word, MergeQueue& queue,
+                                         std::vector<std::int32_t>& ids) const {
     if (pre_tokenizer_->whole_words_first()) {
       const auto whole = words_.find(std::string(word));
       if (whole != words_.end()) {
         ids.push_back(whole->second);
-        return;
+        return std::nullopt;
       }
     }
     queue.clear();
@@ -129,23 +130,26 @@ class ByteBpe final : public Encoder {
           if (HEADWATER_SABOTAGE("runtime.bpe.rank_in_16_bits")) rank &= 0xFFFF;
           return {true, static_cast<double>(rank), found->second.symbol};
         });
-    queue.for_each([&](const MergeQueue::Node& node) { append(node, word, ids, lost); });
+    std::optional<std::size_t> dropped;
+    queue.for_each([&](const MergeQueue::Node& node) { append(node, word, ids, dropped); });
+    return dropped;
   }
 
   void append(const MergeQueue::Node& node, std::string_view word, std::vector<std::int32_t>& ids,
-              const char*& lost) const {
+              std::optional<std::size_t>& dropped) const {
     const std::int32_t token = tokens_[static_cast<std::size_t>(node.symbol)];
     if (token >= 0) {
       ids.push_back(token);
       return;
     }
-    // A merge made what is no token: back to bytes, without those that have none (as the package tokenizers does).
-    for (const char& c : word.substr(node.begin, node.length)) {
-      const std::int32_t id = tokens_[static_cast<std::size_t>(byte_symbols_[static_cast<unsigned char>(c)])];
+    // A merge made what is no token: back to bytes.
+    for (std::size_t at = node.begin; at < node.begin + node.length; ++at) {
+      const auto byte = static_cast<unsigned char>(word[at]);
+      const std::int32_t id = tokens_[static_cast<std::size_t>(byte_symbols_[byte])];
       if (id >= 0) {
         ids.push_back(id);
-      } else if (lost == nullptr) {
-        lost = &c;
+      } else if (!dropped) {
+        dropped = at;
       }
     }
   }
@@ -156,6 +160,7 @@ class ByteBpe final : public Encoder {
   std::unordered_map<std::string, std::int32_t> spellings_;  ///< symbol of a text
   std::vector<std::int32_t> tokens_;                         ///< id of a symbol, -1: none
   std::array<std::int32_t, 256> byte_symbols_{};
+  bool lacks_bytes_ = false;
   std::unordered_map<std::uint64_t, Merge> merges_;
   std::unordered_map<std::string, std::int32_t>
       words_;  ///< tokens by their bytes, where whole words come first

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,13 +21,11 @@ class Encoder {
   Encoder& operator=(const Encoder&) = delete;
 
   /// Appends the ids of `text`, which is well-formed UTF-8 and not empty. after_special: it stands at the start of
-  /// everything, or after a special token. Bytes that no token stands for are left out; returns the offset of the first of
-  /// them, or npos.
-  virtual std::size_t encode(std::string_view text, bool after_special,
-                             std::vector<std::int32_t>& ids) const = 0;
-  static constexpr std::size_t npos = std::string_view::npos;
-  /// Is there a token for each byte, so that nothing is ever left out?
-  [[nodiscard]] virtual bool has_every_byte() const = 0;
+  /// everything, or after a special token. Bytes without a token are left out; the answer is the place of the first.
+  virtual std::optional<std::size_t> encode(std::string_view text, bool after_special,
+                                            std::vector<std::int32_t>& ids) const = 0;
+  /// Does a byte have no token of its own?
+  [[nodiscard]] virtual bool lacks_bytes() const = 0;
   /// The bytes of a normal, unused or byte token.
   [[nodiscard]] virtual std::string piece(std::int32_t id) const = 0;
   /// Does add_special put BOS in front where the file does not say?

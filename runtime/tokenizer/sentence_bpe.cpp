@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <unordered_map>
@@ -48,9 +49,10 @@ class SentenceBpe final : public Encoder {
     read_bytes(file);
   }
 
-  std::size_t encode(std::string_view text, bool after_special,
-                     std::vector<std::int32_t>& ids) const override {
-    std::string marked = adds_space_ && after_special ? std::string(kSpaceMark) : std::string();
+  std::optional<std::size_t> encode(std::string_view text, bool after_special,
+                                    std::vector<std::int32_t>& ids) const override {
+    const std::size_t added = adds_space_ && after_special ? kSpaceMark.size() : 0;
+    std::string marked(kSpaceMark.substr(0, added));
     marked += replaced(text, " ", kSpaceMark);
     MergeQueue queue;
     for (std::size_t at = 0; at < marked.size();) {
@@ -63,12 +65,20 @@ class SentenceBpe final : public Encoder {
       return union_of(std::string_view(marked).substr(left.begin, left.length + right.length), left.length,
                       splits);
     });
+    std::optional<std::size_t> dropped;
     queue.for_each([&](const MergeQueue::Node& node) {
-      append(std::string_view(marked).substr(node.begin, node.length), node.symbol, splits, ids);
+      const std::string_view part = std::string_view(marked).substr(node.begin, node.length);
+      if (append(part, node.symbol, splits, ids) && !dropped) dropped = node.begin;
     });
-    return npos;
+    if (!dropped) return dropped;
+    std::size_t place = 0;  // in `text`, whose spaces are shorter than their marks
+    for (std::size_t at = added; at < *dropped; ++place) at += text[place] == ' ' ? kSpaceMark.size() : 1;
+    return place;
   }
-  [[nodiscard]] bool has_every_byte() const override { return true; }
+
+  [[nodiscard]] bool lacks_bytes() const override {
+    return std::find(bytes_.begin(), bytes_.end(), -1) != bytes_.end();
+  }
 
   [[nodiscard]] std::string piece(std::int32_t id) const override {
     const Token& token = vocabulary_[id];
@@ -94,11 +104,6 @@ class SentenceBpe final : public Encoder {
       }
       bytes_[static_cast<std::size_t>(byte)] = id;
     }
-    for (std::size_t byte = 0; byte < bytes_.size(); ++byte) {
-      if (bytes_[byte] >= 0) continue;
-      file.refuse(fmt::format("key '{}' lacks the byte token <0x{:02X}>; there must be one for each byte",
-                              kTokensKey, byte));
-    }
   }
 
   /// The token that characters may become; -1: none. What a user typed never becomes a control token.
@@ -119,9 +124,10 @@ class SentenceBpe final : public Encoder {
     return {true, -vocabulary_[id].score, id};
   }
 
-  /// An unused token helps merging only; it is taken apart again, as far as needed.
-  void append(std::string_view text, std::int32_t symbol, const Splits& splits,
+  /// An unused token helps merging only; it is taken apart again, as far as needed. Whether a byte was left out.
+  bool append(std::string_view text, std::int32_t symbol, const Splits& splits,
               std::vector<std::int32_t>& ids) const {
+    bool dropped = false;
     std::vector<std::pair<std::string_view, std::int32_t>> waiting = {{text, symbol}};
     while (!waiting.empty()) {
       const auto [part, id] = waiting.back();
@@ -136,9 +142,14 @@ class SentenceBpe final : public Encoder {
       } else if (id >= 0) {
         ids.push_back(id);
       } else {
-        for (const char c : part) ids.push_back(bytes_[static_cast<unsigned char>(c)]);
+        for (const char c : part) {
+          const std::int32_t byte = bytes_[static_cast<unsigned char>(c)];
+          if (byte >= 0) ids.push_back(byte);
+          dropped = dropped || byte < 0;
+        }
       }
     }
+    return dropped;
   }
 
   const Vocabulary& vocabulary_;

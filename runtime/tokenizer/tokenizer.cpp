@@ -102,35 +102,41 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
                                             bool parse_special) const {
   std::vector<std::int32_t> ids;
   if (add_special && state_->adds_bos) ids.push_back(state_->bos);
-  append(text, parse_special, true, ids);
+  append(well_formed_utf8(text), parse_special, true, ids);
   if (add_special && state_->adds_eos) ids.push_back(state_->eos);
   return ids;
 }
 
 std::vector<std::int32_t> Tokenizer::encode_more(std::string_view text, bool parse_special) const {
   std::vector<std::int32_t> ids;
-  append(text, parse_special, false, ids);
+  append(well_formed_utf8(text), parse_special, false, ids);
   return ids;
 }
 
 std::optional<std::size_t> Tokenizer::first_without_token(std::string_view text) const {
-  if (state_->encoder->has_every_byte()) return std::nullopt;
+  if (!state_->encoder->lacks_bytes()) return std::nullopt;
+  const std::string clean = well_formed_utf8(text);
   std::vector<std::int32_t> ids;
-  return append(text, false, true, ids);
+  const auto dropped = append(clean, true, true, ids);
+  if (!dropped) return std::nullopt;
+  std::size_t place = 0;
+  for (std::size_t at = 0;;) {
+    const std::size_t length = next_utf8(std::string_view(clean).substr(at)).length;
+    if (at + length > *dropped) return place;
+    at += length;
+    place += next_utf8(text.substr(place)).length;
+  }
 }
 
-/// Returns the offset of the first byte that is left out.
-std::optional<std::size_t> Tokenizer::append(std::string_view text, bool parse_special, bool after_special,
+std::optional<std::size_t> Tokenizer::append(std::string_view clean, bool parse_special, bool after_special,
                                              std::vector<std::int32_t>& ids) const {
-  std::optional<std::size_t> lost;
-  const std::string clean = well_formed_utf8(text);
+  std::optional<std::size_t> dropped;
   const SpecialTokens& specials = parse_special ? state_->with_control : state_->always;
   for (std::size_t at = 0; at < clean.size();) {
     const SpecialTokens::Match match = specials.find(clean, at);
     if (match.begin > at) {
-      const std::size_t found =
-          state_->encoder->encode(std::string_view(clean).substr(at, match.begin - at), after_special, ids);
-      if (found != Encoder::npos && !lost) lost = at + found;
+      const auto place = state_->encoder->encode(clean.substr(at, match.begin - at), after_special, ids);
+      if (place && !dropped) dropped = at + *place;
       after_special = false;
     }
     if (match.length > 0) {
@@ -139,7 +145,7 @@ std::optional<std::size_t> Tokenizer::append(std::string_view text, bool parse_s
     }
     at = match.begin + match.length;
   }
-  return lost;
+  return dropped;
 }
 
 Tokenizer::SpecialText Tokenizer::next_special(std::string_view text, std::size_t from) const {

@@ -28,15 +28,13 @@ class Tokenizer {
   /// Ids of `text`. add_special: put BOS in front and EOS at the end where the file asks for it. parse_special: the
   /// texts of control tokens ("<|im_end|>") become those tokens; without it they are text like any other (what a user
   /// typed must not end a turn). Each maximal ill-formed subsequence of UTF-8 is read as U+FFFD; there is no other
-  /// normalisation. Bytes that no token stands for are left out (first_without_token()).
+  /// normalisation. Bytes for which the vocabulary has no token are left out (first_without_token() says where).
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, bool add_special,
                                                  bool parse_special) const;
   /// Ids of a text that goes on after another one, its first token where it begins: without the tokens and the space
   /// that encode() may put in front of a text.
   [[nodiscard]] std::vector<std::int32_t> encode_more(std::string_view text, bool parse_special) const;
-
-  /// Offset of the first byte of `text` that encode() leaves out, because no token of the vocabulary stands for it; of an
-  /// ill-formed text, counted with U+FFFD in the place of what is not UTF-8.
+  /// Offset of the first character of `text` that encode() leaves out, wholly or in part; none if nothing is.
   [[nodiscard]] std::optional<std::size_t> first_without_token(std::string_view text) const;
 
   /// The first text of a control token or a user-defined one from `from` on, the longest of those that begin there.
@@ -72,7 +70,8 @@ class Tokenizer {
  private:
   struct State;
   explicit Tokenizer(std::unique_ptr<const State> state);
-  std::optional<std::size_t> append(std::string_view text, bool parse_special, bool after_special,
+  /// The place of the first byte that was left out, in the text with U+FFFD for what is ill-formed.
+  std::optional<std::size_t> append(std::string_view clean, bool parse_special, bool after_special,
                                     std::vector<std::int32_t>& ids) const;
   std::unique_ptr<const State> state_;
 };

@@ -86,16 +86,24 @@ TEST(ByteBpe, PreTokenizersByAllTheirNames) {
   EXPECT_EQ(PreTokenizer::named("qwen"), nullptr);
 }
 
-TEST(ByteBpe, AByteWithoutTokenIsLeftOutAndSaid) {
+TEST(ByteBpe, BytesWithoutTokenAreLeftOutAndTheirPlaceIsKnown) {
   VocabularyBuilder b = all_bytes();
   b.tokens['q'] = "qq";
   const std::unique_ptr<Tokenizer> tokenizer = b.build();
   EXPECT_THAT(tokenizer->encode("x", false, false), ElementsAre('x'));
-  EXPECT_EQ(tokenizer->first_without_token("xyz xyz"), std::nullopt);
   EXPECT_THAT(tokenizer->encode("q", false, false), IsEmpty());
-  EXPECT_THAT(tokenizer->encode("xqqy", false, false), ElementsAre('x', 'y'));
-  EXPECT_EQ(tokenizer->first_without_token("x yqqz"), 3U);
-  EXPECT_EQ(tokenizer->first_without_token(std::string(70000, 'x') + "q"), 70000U);
+  EXPECT_THAT(tokenizer->encode("xqyq", false, false), ElementsAre('x', 'y'));
+  EXPECT_EQ(tokenizer->first_without_token(""), std::nullopt);
+  EXPECT_EQ(tokenizer->first_without_token("xyz"), std::nullopt);
+  EXPECT_EQ(tokenizer->first_without_token("q"), 0U);
+  EXPECT_EQ(tokenizer->first_without_token("x y qq"), 4U);
+  EXPECT_EQ(tokenizer->first_without_token("\xff x\xc3 q"),
+            5U);  // bytes of the text, not of what is read for it
+  EXPECT_EQ(all_bytes().build()->first_without_token("q"), std::nullopt);
+  b = all_bytes();
+  b.tokens[0xF3] = "other";
+  EXPECT_THAT(b.build()->encode("a\xf3\xa0\x80\x81z", false, false), ElementsAre('a', 0xA0, 0x80, 0x81, 'z'));
+  EXPECT_EQ(b.build()->first_without_token("a\xf3\xa0\x80\x81z"), 1U);
 }
 
 TEST(ByteBpe, PiecesAreBytes) {
@@ -270,6 +278,20 @@ TEST(SentenceBpe, BytesOfWhatHasNoToken) {
   EXPECT_THAT(tokenizer->encode("\xc3\xa9\n", false, false),
               ElementsAre(mark, kFirstByte + 0xC3, kFirstByte + 0xA9, kFirstByte + 0x0A));
   EXPECT_EQ(tokenizer->decode(tokenizer->encode("\xc3\xa9\n", true, false)), "\xc3\xa9\n");
+}
+
+TEST(SentenceBpe, WithoutByteTokensCharactersAreLeftOut) {
+  VocabularyBuilder b;
+  b.model = "llama";
+  b.pre = "";
+  const std::int32_t mark = b.add("\xe2\x96\x81");
+  const std::int32_t x = b.add("x");
+  b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 0);
+  const std::unique_ptr<Tokenizer> tokenizer = b.build();
+  EXPECT_THAT(tokenizer->encode("x \xc3\xa9x", true, false), ElementsAre(mark, x, mark, x));
+  EXPECT_EQ(tokenizer->first_without_token("x  x"), std::nullopt);
+  EXPECT_EQ(tokenizer->first_without_token("\xc3\xa9"), 0U);
+  EXPECT_EQ(tokenizer->first_without_token("x \xe2\x96\x81  \xc3\xa9x y"), 7U);
 }
 
 // "<" and "s>" are pieces; what is typed must not become the control token.

@@ -138,6 +138,7 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
   LoadedModel model(flags->model);
   const auto layers = chosen_layers(*flags, model.config().layers);
   auto ids = model.tokenizer().encode(text, true, false);
+  if (ids.empty()) throw Failure("the text has no token; allowed: one token or more");
   const std::int64_t most = flags->window.value_or(model.context());
   if (most > model.context()) {
     throw Failure(

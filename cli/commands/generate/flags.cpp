@@ -27,6 +27,8 @@ the end goes where nothing follows it; a character that the model has no token f
 \xNN), the statistics to standard error. Ctrl-C ends with the statistics of what was done; a second one ends at once.
 With --interactive Ctrl-C ends the answer, or undoes the line that is being read; at the prompt it ends the session.
 
+Characters for which the model's vocabulary has no token are left out, with a warning that says where.
+
 Memory sets are those of rule blocks unless --select says otherwise; sizes of it that are not given then shrink to fit a
 small -ub or --h2o-heavy. An engine that has rule h2o alone uses it.
 
@@ -34,7 +36,8 @@ small -ub or --h2o-heavy. An engine that has rule h2o alone uses it.
 read once for a token of each. A line is a JSON object: {"prompt": TEXT}, and if wanted "question" (as -p after -f),
 "max_tokens" (-n), "seed" (--seed), "id" (else the line's number). Standard output gets a JSON line for each, in the
 order of the file: id, text, prompt_tokens, generated_tokens, end ("token": the text ended; "max_tokens"; "context": it
-is full). A prompt has the same answer as alone. Ctrl-C ends with the answers that are written.
+is full). A prompt has the same answer as alone. A line that cannot be answered gets id and "error", which names the line,
+and the exit status is 2; the others are answered all the same. Ctrl-C ends with the answers that are written.
 
 A chat is written as the file's template says (tokenizer.chat_template, a program in Jinja that runs within bounds); a
 file without one is one of ChatML or Llama 3, by its control tokens. A later turn feeds what the template adds; where it

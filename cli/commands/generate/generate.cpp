@@ -270,6 +270,10 @@ void Generation::answer(const std::string& line) {
     print_error(fmt::format("{}: this line is left out: {}\n", kCommand, error.what()));
     return;
   }
+  if (turn.ids.empty()) {
+    print_error(fmt::format("{}: this line is left out: {}\n", kCommand, kNoTokens));
+    return;
+  }
   if (!turn.anew) {
     // What an interrupt has emptied is read again. A token that ends an answer is no part of it; a chat's turn has its own.
     Ids before = conversation_->tokens() == 0 ? history_ : Ids{};
@@ -316,6 +320,7 @@ ExitCode Generation::run() {
   chat_ = chat_template_of(flags_, model_);
   const Turn prompt = words.text.empty() ? Turn{} : encode(words);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
+  if (tokens == 0 && !words.text.empty()) throw Failure(kNoTokens);
   check_prompt("the prompt", tokens, model_);
   const std::int64_t capacity = capacity_for(tokens);
   open(capacity, flags_.dense);

@@ -38,18 +38,35 @@ struct Request {
   Turn turn;
   std::int64_t most = 0;  ///< tokens to generate; -1: as many as fit
   std::uint64_t seed = 0;
+  std::string refusal = {};  ///< why it cannot be answered; empty: it can
 };
 
-/// Reads one line. Failure naming it and what is allowed.
+std::string answer_line(const Json& answer) {
+  return answer.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+/// Reads one line.
 class RequestLine {
  public:
   RequestLine(const std::string& file, std::size_t number) : file_(file), number_(number) {}
 
+  /// What cannot be answered comes with a refusal that names the line and what is allowed. Adds warnings.
   Request parse(std::string_view line, const GenerateFlags& flags, const LoadedModel& model,
                 const runtime::ChatTemplate* chat, std::vector<std::string>& warnings) const {
+    Request request{number_, {}, flags.tokens, flags.sampling.seed};
+    try {
+      read(line, flags, model, chat, request, warnings);
+    } catch (const Failure& failure) {
+      request.refusal = failure.what();
+    }
+    return request;
+  }
+
+ private:
+  void read(std::string_view line, const GenerateFlags& flags, const LoadedModel& model,
+            const runtime::ChatTemplate* chat, Request& request, std::vector<std::string>& warnings) const {
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) refuse("it is no JSON object in UTF-8; allowed: {\"prompt\": TEXT}, and more");
-    Request request{number_, {}, flags.tokens, flags.sampling.seed};
     Words words;
     for (const auto& [key, value] : json.items()) {
       if (key == "id") {
@@ -70,19 +87,17 @@ class RequestLine {
       }
     }
     if (words.text.empty()) refuse("'prompt' is missing; allowed: a text of one byte or more");
-    for (const std::string* text : {&words.text, &words.question})
-      check_text(place() + (text == &words.text ? "'prompt'" : "'question'"), *text, model.tokenizer(),
-                 warnings);
     try {
       request.turn = encode_turn(flags, model, chat, words, true, {});
     } catch (const Error& error) {
       refuse(error.what());
     }
+    if (request.turn.ids.empty()) refuse(kNoTokens);
     check_prompt(place() + "the prompt", static_cast<std::int64_t>(request.turn.ids.size()), model);
-    return request;
+    check_text(place() + "'prompt'", words.text, model.tokenizer(), warnings);
+    check_text(place() + "'question'", words.question, model.tokenizer(), warnings);
   }
 
- private:
   [[nodiscard]] std::string place() const {
     return fmt::format("--requests {}, line {}: ", in_quotes(file_), number_);
   }
@@ -120,6 +135,8 @@ std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel
   }
   if (requests.empty())
     throw Failure(fmt::format("--requests {}: no line holds a request", in_quotes(*flags.requests)));
+  const auto refused = [](const Request& request) { return !request.refusal.empty(); };
+  if (std::all_of(requests.begin(), requests.end(), refused)) throw Failure(requests.front().refusal);
   return requests;
 }
 
@@ -132,7 +149,16 @@ struct Interrupted {};
 class Batch {
  public:
   Batch(const GenerateFlags& flags, const LoadedModel& model, std::vector<Request> requests)
-      : flags_(flags), model_(model), requests_(std::move(requests)), answers_(requests_.size()) {}
+      : flags_(flags), model_(model), requests_(std::move(requests)), answers_(requests_.size()) {
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      const Request& request = requests_[i];
+      if (request.refusal.empty()) continue;
+      answers_[i] = answer_line({{"id", request.id}, {"error", request.refusal}});
+      ++refused_;
+      if (first_refusal_.empty()) first_refusal_ = request.refusal;
+    }
+    answered_ = refused_;
+  }
 
   /// Tokens that the longest conversation stores.
   [[nodiscard]] std::int64_t capacity() const {
@@ -146,7 +172,14 @@ class Batch {
     return std::min(most, model_.context());
   }
   [[nodiscard]] int slots() const {
-    return static_cast<int>(std::min<std::size_t>(requests_.size(), static_cast<std::size_t>(flags_.slots)));
+    return static_cast<int>(
+        std::min<std::size_t>(requests_.size() - refused_, static_cast<std::size_t>(flags_.slots)));
+  }
+  /// What is said at the end of requests that could not be answered; empty where all could.
+  [[nodiscard]] std::string refusal() const {
+    if (refused_ <= 1) return first_refusal_;
+    return fmt::format("{}, and {} more of {}: see \"error\" in the answers", first_refusal_, refused_ - 1,
+                       count_text(static_cast<std::int64_t>(requests_.size()), "request"));
   }
 
   void run(runtime::Transformer& transformer);
@@ -183,8 +216,10 @@ class Batch {
   std::deque<std::vector<runtime::Conversation*>>
       asked_;                 // whose logits are under way, in the order of the answers
   std::size_t next_ = 0;      // request to begin
-  std::size_t answered_ = 0;  // requests
-  std::size_t written_ = 0;   // requests, in the order of the file
+  std::size_t answered_ = 0;  // requests, those that are refused among them
+  std::size_t refused_ = 0;
+  std::string first_refusal_;
+  std::size_t written_ = 0;  // requests, in the order of the file
   std::optional<Progress> progress_;
   std::int64_t prompt_tokens_ = 0;
   std::int64_t generated_ = 0;
@@ -198,7 +233,7 @@ void Batch::run(runtime::Transformer& transformer) {
     Group& group = groups_[static_cast<std::size_t>(number) % groups_.size()];
     group.slots.push_back(std::make_unique<Slot>(transformer, number));
   }
-  if (!flags_.quiet) progress_.emplace(requests_.size(), "requests");
+  if (!flags_.quiet) progress_.emplace(requests_.size() - refused_, "requests");
   const auto start = Clock::now();
   try {
     while (answered_ < requests_.size()) {
@@ -233,7 +268,9 @@ void Batch::advance(Group& group) {
     ids.push_back(slot->ids.back());
   }
   for (const auto& slot : group.slots) {
-    if (slot->request == nullptr && next_ < requests_.size()) begin(group, *slot);
+    if (slot->request != nullptr) continue;
+    while (next_ < requests_.size() && !requests_[next_].refusal.empty()) ++next_;
+    if (next_ < requests_.size()) begin(group, *slot);
   }
   if (talks.empty()) return;
   runtime::Conversation::append_ahead(talks, ids);
@@ -281,8 +318,7 @@ void Batch::finish(Slot& slot, const char* end) {
                        {"prompt_tokens", slot.request->turn.ids.size()},
                        {"generated_tokens", slot.ids.size()},
                        {"end", end}};
-  answers_[static_cast<std::size_t>(slot.request - requests_.data())] =
-      answer.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+  answers_[static_cast<std::size_t>(slot.request - requests_.data())] = answer_line(answer);
   generated_ += static_cast<std::int64_t>(slot.ids.size());
   slot.request = nullptr;
   slot.ids.clear();
@@ -318,10 +354,11 @@ ExitCode answer_requests(const GenerateFlags& flags) {
   for (const auto* more : {&flags.warnings, &model.warnings(), &transformer->session().options().warnings}) {
     warnings.insert(warnings.end(), more->begin(), more->end());
   }
-  warn(warnings);
+  if (batch.refusal().empty()) warn(warnings);  // an error suppresses them
   install_stop_request();
   batch.run(*transformer);
   const std::vector<pipeline::RankReport> reports = rank_reports();
+  if (!batch.refusal().empty() && !stop_requested()) throw Failure(batch.refusal());
   if (!flags.quiet) print_error(ranks_text(reports) + batch.summary());
   return stop_requested() ? static_cast<ExitCode>(kInterrupted) : ExitCode::done;
 }

@@ -5,8 +5,9 @@
 
 namespace headwater::cli {
 
-/// `headwater generate --requests FILE`: answers every prompt of a file, several at a time. Failure, before anything is
-/// written, where a line of the file is no request that can be answered.
+/// `headwater generate --requests FILE`: answers every prompt of a file, several at a time. A line that
+/// cannot be answered gets an answer with "error" and does not hinder the others; then Failure at the end, or at once where
+/// there is no other line.
 [[nodiscard]] ExitCode answer_requests(const GenerateFlags& flags);
 
 }  // namespace headwater::cli

@@ -26,6 +26,10 @@ struct Turn {
   std::vector<runtime::ChatMessage> messages;  ///< that the turn adds to a chat
 };
 
+/// What is said of a text of which no token is left.
+inline constexpr const char* kNoTokens =
+    "the prompt has no token: no character of it is in the model's vocabulary; allowed: one token or more";
+
 /// That of --chat; none without it. Failure where it cannot be read.
 [[nodiscard]] std::optional<runtime::ChatTemplate> chat_template_of(const GenerateFlags& flags,
                                                                     const LoadedModel& model);

@@ -161,6 +161,8 @@ Prompt Haystack::prompt(std::int64_t window, std::int64_t first_line, const std:
   Prompt prompt;
   prompt.question = tokens_to("") - ids.begin();
   const auto answer = std::find_if_not(tokens_to(question), ids.end(), is_blank);
+  if (answer == ids.end())
+    throw Failure("the code has no token: no character of it is in the model's vocabulary");
   prompt.answer.assign(answer, ids.end());
   ids.erase(answer, ids.end());
   prompt.ids = std::move(ids);
