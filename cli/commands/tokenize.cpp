@@ -71,7 +71,7 @@ ExitCode tokenize_command(const std::vector<std::string>& arguments) {
   if (!flags) return ExitCode::done;
   install_signal_handlers(kCommand, flags->model);
   const auto tokenizer = runtime::Tokenizer::from_gguf(runtime::GgufFile::open(flags->model));
-  std::vector<std::string> warnings;
+  std::vector<std::string> warnings = tokenizer->warnings();
   check_text(flags->flag, flags->text, *tokenizer, warnings);
   warn(warnings);
   const auto ids = tokenizer->encode(flags->text, flags->add_special, flags->parse_special);

@@ -24,9 +24,11 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   (void)chosen_engine(flags.engine);  // an engine that is not here is said before a large file is read
   const auto start = std::chrono::steady_clock::now();
   file_.emplace(flags.model);
+  warnings_ = file_->tokenizer().warnings();
   check_dense_layers(flags.options, config().layers);
   if (pipeline::Pipeline* const others = ranks()) {
-    warnings_ = settle_ranks(flags.ranks, flags, file_->file(), config().layers);
+    const auto of_ranks = settle_ranks(flags.ranks, flags, file_->file(), config().layers);
+    warnings_.insert(warnings_.end(), of_ranks.begin(), of_ranks.end());
     part_ = others->part();
   }
   packed_bytes_ = runtime::Model::packed_bytes(file_->file(), flags.precision, part_);

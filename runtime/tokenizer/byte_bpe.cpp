@@ -84,7 +84,9 @@ class ByteBpe final : public Encoder {
   void add_token(std::int32_t id) {
     const Token& token = vocabulary_[id];
     // What a user typed never becomes a control token by way of merges.
-    if (token.kind == TokenKind::control || token.kind == TokenKind::unknown || token.text.empty()) return;
+    if (token.kind == TokenKind::control || token.kind == TokenKind::unknown) return;
+    if (vocabulary_.find(token.text) != id)
+      return;  // an empty text, or an unused token whose text another one has
     tokens_[static_cast<std::size_t>(intern(token.text))] = id;
     if (pre_tokenizer_->whole_words_first()) {
       if (const auto bytes = alphabet_.bytes_of(token.text)) words_.emplace(*bytes, id);

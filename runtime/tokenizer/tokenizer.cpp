@@ -27,21 +27,25 @@ bool is_sentence_model(const GgufFile& file) {
   return model == "llama";
 }
 
-std::int32_t special_id(const GgufFile& file, std::string_view key, const Vocabulary& vocabulary) {
-  return static_cast<std::int32_t>(file.integer_or(key, 0, vocabulary.size() - 1, -1));
-}
-
-/// Where the file wants BOS or EOS, it must name one.
-bool adds(const GgufFile& file, std::string_view key, bool fallback, std::int32_t id,
-          std::string_view id_key) {
-  const bool wanted = file.boolean_or(key, fallback);
-  if (wanted && id < 0) file.refuse(fmt::format("key '{}' is missing, though texts need that token", id_key));
-  return wanted;
+/// A special token; -1: none. Texts need it where the file puts it around them; elsewhere a wrong id, often -1, is as none.
+std::int32_t special_id(const GgufFile& file, std::string_view key, const Vocabulary& vocabulary, bool needed,
+                        std::vector<std::string>& warnings) {
+  if (needed && !file.has(key)) {
+    file.refuse(fmt::format("key '{}' is missing, though texts need that token", key));
+  }
+  try {
+    return static_cast<std::int32_t>(file.integer_or(key, 0, vocabulary.size() - 1, -1));
+  } catch (const Error& error) {
+    if (needed || error.code() != ErrorCode::invalid_argument) throw;
+    warnings.push_back(fmt::format("{}; it is taken for none", error.what()));
+    return -1;
+  }
 }
 
 }  // namespace
 
 struct Tokenizer::State {
+  std::vector<std::string> warnings;
   Vocabulary vocabulary;
   SpecialTokens always;        ///< user-defined tokens
   SpecialTokens with_control;  ///< and control tokens
@@ -53,27 +57,26 @@ struct Tokenizer::State {
   std::set<std::int32_t> ends;
 
   State(const GgufFile& file, bool sentence)
-      : vocabulary(file, sentence),
+      : vocabulary(file, sentence, warnings),
         always(vocabulary, false),
         with_control(vocabulary, true),
-        encoder(sentence ? make_sentence_bpe(file, vocabulary) : make_byte_bpe(file, vocabulary)),
-        bos(special_id(file, "tokenizer.ggml.bos_token_id", vocabulary)),
-        eos(special_id(file, "tokenizer.ggml.eos_token_id", vocabulary)) {
-    adds_bos =
-        adds(file, "tokenizer.ggml.add_bos_token", encoder->adds_bos(), bos, "tokenizer.ggml.bos_token_id");
-    adds_eos = adds(file, "tokenizer.ggml.add_eos_token", false, eos, "tokenizer.ggml.eos_token_id");
-    find_ends(file);
-    // Nothing reads these, but a file with wrong ones is refused.
-    for (const char* key : {"tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"})
-      (void)special_id(file, key, vocabulary);
-  }
-
-  void find_ends(const GgufFile& file) {
-    for (const std::string_view key : {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
-      const std::int32_t id = special_id(file, key, vocabulary);
+        encoder(sentence ? make_sentence_bpe(file, vocabulary) : make_byte_bpe(file, vocabulary)) {
+    const auto id_of = [&](const char* name, bool needed) {
+      return special_id(file, fmt::format("tokenizer.ggml.{}_token_id", name), vocabulary, needed, warnings);
+    };
+    adds_bos = file.boolean_or("tokenizer.ggml.add_bos_token", encoder->adds_bos());
+    adds_eos = file.boolean_or("tokenizer.ggml.add_eos_token", false);
+    bos = id_of("bos", adds_bos);
+    eos = id_of("eos", adds_eos);
+    for (const std::int32_t id : {eos, id_of("eot", false), id_of("eom", false)}) {
       if (id >= 0) ends.insert(id);
     }
-    if (eos >= 0) ends.insert(eos);
+    find_ends();
+    // Nothing reads these; a wrong one says something about the file.
+    for (const char* const name : {"unknown", "padding"}) (void)id_of(name, false);
+  }
+
+  void find_ends() {
     for (const std::string_view text : kEnds) {
       const std::int32_t id = vocabulary.find(text);
       if (id >= 0 && vocabulary[id].kind != TokenKind::normal) ends.insert(id);
@@ -178,6 +181,7 @@ bool Tokenizer::is_end(std::int32_t id) const { return state_->ends.contains(id)
 std::int32_t Tokenizer::size() const { return state_->vocabulary.size(); }
 std::int32_t Tokenizer::bos() const { return state_->bos; }
 std::int32_t Tokenizer::eos() const { return state_->eos; }
+const std::vector<std::string>& Tokenizer::warnings() const { return state_->warnings; }
 bool Tokenizer::adds_bos() const { return state_->adds_bos; }
 
 std::optional<std::int32_t> Tokenizer::find_special(std::string_view text) const {

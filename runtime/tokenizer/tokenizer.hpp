@@ -62,6 +62,9 @@ class Tokenizer {
   /// -1 where the file names none.
   [[nodiscard]] std::int32_t bos() const;
   [[nodiscard]] std::int32_t eos() const;
+  /// What is wrong in the file and was left out, since nothing needs it: ids of special tokens that are not in the
+  /// vocabulary, unused tokens with a text that another one has. A line each, which names the file and the key.
+  [[nodiscard]] const std::vector<std::string>& warnings() const;
   /// Does add_special put BOS in front?
   [[nodiscard]] bool adds_bos() const;
   /// The control or user-defined token with exactly this text.

@@ -30,7 +30,7 @@ TokenKind kind_of(const GgufFile& file, std::int64_t number, std::size_t id) {
 
 }  // namespace
 
-Vocabulary::Vocabulary(const GgufFile& file, bool with_scores) {
+Vocabulary::Vocabulary(const GgufFile& file, bool with_scores, std::vector<std::string>& warnings) {
   const std::vector<std::string_view> texts = file.texts(kTokens);
   if (texts.empty() || texts.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     file.refuse(fmt::format("key '{}' has {} elements; allowed: 1 .. 2^31 - 1", kTokens, texts.size()));
@@ -45,14 +45,25 @@ Vocabulary::Vocabulary(const GgufFile& file, bool with_scores) {
     tokens_.push_back({std::string(texts[id]), kind_of(file, kinds[id], id), with_scores ? scores[id] : 0.0});
   }
   by_text_.reserve(tokens_.size());
+  std::string first_equal;
+  std::int64_t equal = 0;
   for (std::int32_t id = 0; id < size(); ++id) {
     const auto [other, fresh] = by_text_.emplace((*this)[id].text, id);
     // Nothing finds an empty text; files use it for ids that mean nothing.
-    if (!fresh && !(*this)[id].text.empty()) {
-      file.refuse(fmt::format("key '{}': tokens {} and {} are both {}; they must differ", kTokens,
-                              other->second, id, quoted(other->first)));
+    if (fresh || (*this)[id].text.empty()) continue;
+    const std::string both =
+        fmt::format("tokens {} and {} are both {}", other->second, id, quoted(other->first));
+    const bool unused = (*this)[id].kind == TokenKind::unused;
+    if (!unused && (*this)[other->second].kind != TokenKind::unused) {
+      file.refuse(fmt::format("key '{}': {}; they must differ", kTokens, both));
     }
+    if (++equal == 1) first_equal = both;
+    if (!unused) other->second = id;
   }
+  if (equal == 0) return;
+  const std::string more = equal > 1 ? fmt::format(", and {} more are equal", equal - 1) : std::string();
+  warnings.push_back(fmt::format("{}: key '{}': {}{}; no text becomes an unused one of them",
+                                 quoted(file.path()), kTokens, first_equal, more));
 }
 
 std::int32_t Vocabulary::find(std::string_view text) const {

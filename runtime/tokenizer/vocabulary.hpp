@@ -30,14 +30,15 @@ struct Token {
 class Vocabulary {
  public:
   /// Reads `tokenizer.ggml.tokens`, `token_type` and, `with_scores`, `scores`. Refuses lengths that differ, kinds that
-  /// are not known, and two tokens of one text.
-  Vocabulary(const GgufFile& file, bool with_scores);
+  /// are not known, and two tokens of one text that are both in use. Where all of them but one are unused, the text is the
+  /// one's; a warning says so.
+  Vocabulary(const GgufFile& file, bool with_scores, std::vector<std::string>& warnings);
 
   [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(tokens_.size()); }
   [[nodiscard]] const Token& operator[](std::int32_t id) const {
     return tokens_[static_cast<std::size_t>(id)];
   }
-  /// -1 where no token has this text.
+  /// -1 where no token has this text; of several the one in use, else the first.
   [[nodiscard]] std::int32_t find(std::string_view text) const;
 
  private:

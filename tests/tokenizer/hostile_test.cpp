@@ -9,7 +9,9 @@
 namespace headwater::runtime::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 TEST(HostileVocabulary, KindsOfTokenizer) {
   VocabularyBuilder b = all_bytes();
@@ -55,6 +57,8 @@ TEST(HostileVocabulary, LengthsAndKinds) {
   b = all_bytes();
   b.tokens[9] = b.tokens[5];
   EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.tokens': tokens 5 and 9 are both"));
+  b.kinds[9] = kControl;
+  EXPECT_THAT(b.refusal_of(), HasSubstr("tokens 5 and 9 are both"));
   b = VocabularyBuilder();
   EXPECT_THAT(b.refusal_of(), HasSubstr("has 0 elements; allowed: 1 .."));
 }
@@ -74,16 +78,36 @@ TEST(HostileVocabulary, Merges) {
 
 TEST(HostileVocabulary, SpecialIds) {
   VocabularyBuilder b = all_bytes();
-  b.file.add<std::uint32_t>("tokenizer.ggml.eos_token_id", kU32, 256);
-  EXPECT_THAT(b.refusal_of(), HasSubstr("key 'tokenizer.ggml.eos_token_id' is 256; allowed: 0 .. 255"));
-  for (const std::string name : {"bos", "eot", "eom", "unknown", "padding"}) {
+  // Where no text needs the token, a wrong id is a warning.
+  for (const std::string name : {"bos", "eos", "eot", "eom", "unknown", "padding"}) {
     const std::string key = "tokenizer.ggml." + name + "_token_id";
-    b = all_bytes();
+    const auto expect_warning = [&](const std::string& problem) {
+      const std::unique_ptr<Tokenizer> tokenizer = b.build();
+      EXPECT_THAT(tokenizer->warnings(),
+                  ElementsAre("'m.gguf': key '" + key + "' " + problem + "; it is taken for none"));
+      EXPECT_EQ(tokenizer->bos(), -1);
+      EXPECT_EQ(tokenizer->eos(), -1);
+      for (std::int32_t id = 0; id < tokenizer->size(); ++id) EXPECT_FALSE(tokenizer->is_end(id)) << key;
+      b = all_bytes();
+    };
     b.file.add<std::int32_t>(key, kI32, -1);
-    EXPECT_THAT(b.refusal_of(), HasSubstr("key '" + key + "' is -1; allowed: 0 .. 255"));
-    b = all_bytes();
+    expect_warning("is -1; allowed: 0 .. 255");
+    b.file.add<std::uint32_t>(key, kU32, 256);
+    expect_warning("is 256; allowed: 0 .. 255");
+    b.file.add<std::uint64_t>(key, kU64, ~std::uint64_t{0});
+    expect_warning("is 18446744073709551615; allowed: below 2^63");
     b.file.add_text(key, "1");
-    EXPECT_THAT(b.refusal_of(), HasSubstr("key '" + key + "' is of type STRING; it must be an integer"));
+    expect_warning("is of type STRING; it must be an integer");
+    b.file.add<std::uint32_t>(key, kU32, 255);
+    EXPECT_THAT(b.build()->warnings(), IsEmpty());
+    b = all_bytes();
+  }
+  for (const std::string name : {"bos", "eos"}) {
+    const std::string key = "tokenizer.ggml." + name + "_token_id";
+    b.file.add<std::uint8_t>("tokenizer.ggml.add_" + name + "_token", kBool, 1);
+    b.file.add<std::uint32_t>(key, kU32, 256);
+    EXPECT_THAT(b.refusal_of(), HasSubstr("key '" + key + "' is 256; allowed: 0 .. 255"));
+    b = all_bytes();
   }
   b = all_bytes();
   b.file.add<std::uint8_t>("tokenizer.ggml.add_bos_token", kBool, 1);
@@ -92,6 +116,39 @@ TEST(HostileVocabulary, SpecialIds) {
   b = all_bytes();
   b.file.add<std::uint32_t>("tokenizer.ggml.add_bos_token", kU32, 1);
   EXPECT_THAT(b.refusal_of(), HasSubstr("'tokenizer.ggml.add_bos_token' is of type UINT32; it must be BOOL"));
+}
+
+// Files name ids that mean nothing alike. Another token keeps the text, wherever it stands.
+TEST(HostileVocabulary, EqualTextsOfUnusedTokens) {
+  for (const bool first : {true, false}) {
+    VocabularyBuilder b = all_bytes();
+    const std::int32_t word = b.add("ab", first ? kUnused : kNormal);
+    const std::int32_t other = b.add("ab", first ? kNormal : kUnused);
+    b.merges = {"a b"};
+    std::unique_ptr<Tokenizer> tokenizer = b.build();
+    EXPECT_THAT(tokenizer->encode("ab", false, true), ElementsAre(first ? other : word));
+    EXPECT_EQ(tokenizer->piece(word), "ab");
+    EXPECT_EQ(tokenizer->piece(other), "ab");
+    EXPECT_THAT(
+        tokenizer->warnings(),
+        ElementsAre("'m.gguf': key 'tokenizer.ggml.tokens': tokens 256 and 257 are both 'ab'; no text "
+                    "becomes an unused one of them"));
+    b.kinds[256] = first ? kUnused : kControl;
+    b.kinds[257] = first ? kControl : kUnused;
+    tokenizer = b.build();
+    EXPECT_THAT(tokenizer->encode("ab", false, true), ElementsAre(first ? other : word));
+    EXPECT_EQ(tokenizer->find_special("ab"), first ? other : word);
+    VocabularyBuilder sentence = small_sentence();
+    sentence.file.add<std::uint8_t>("tokenizer.ggml.add_space_prefix", kBool, 0);
+    const std::int32_t left = sentence.add("x", first ? kUnused : kNormal, -1);
+    const std::int32_t right = sentence.add("x", first ? kNormal : kUnused, -2);
+    EXPECT_THAT(sentence.build()->encode("x", false, false), ElementsAre(first ? right : left));
+  }
+  VocabularyBuilder b = all_bytes();
+  for (int i = 0; i < 4; ++i) b.add("<pad>", kUnused);
+  EXPECT_THAT(b.build()->warnings(),
+              ElementsAre(HasSubstr("tokens 256 and 257 are both '<pad>', and 2 more are "
+                                    "equal; no text becomes")));
 }
 
 TEST(HostileVocabulary, Sentences) {
