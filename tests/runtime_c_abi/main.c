@@ -145,14 +145,16 @@ static void test_chat(void) {
 
   /* The conversation goes on: what ends the answer, and what is new, as above. */
   const size_t size = sizeof messages[0];
-  headwater_chat_message all[3] = {{"user", "a text", 6, NULL, 0}, {"assistant", "yes", 3, NULL, 0}, messages[1]};
+  headwater_chat_message all[3] = {
+      {"user", "a text", 6, NULL, 0}, {"assistant", "yes", 3, NULL, 0}, messages[1]};
   int32_t anew = -1;
   OK(headwater_chat_encode(model, messages + 1, 1, size, 0, again, 256, &fewer, &question));
   OK(headwater_chat_continue(model, all, 3, size, ids, 256, &count, &question, &anew));
   CHECK(anew == 0 && count == fewer + 1 && ids[0] == facts.turn_end);
   CHECK(memcmp(ids + 1, again, (size_t)fewer * sizeof ids[0]) == 0);
   REFUSED(headwater_chat_continue(NULL, all, 3, size, ids, 256, &count, &question, &anew), "model is NULL");
-  REFUSED(headwater_chat_continue(model, all, 0, size, ids, 256, &count, &question, &anew), "message_count is 0");
+  REFUSED(headwater_chat_continue(model, all, 0, size, ids, 256, &count, &question, &anew),
+          "message_count is 0");
   REFUSED(headwater_chat_continue(model, all, 3, size, ids, 256, &count, NULL, &anew), "question is NULL");
   REFUSED(headwater_chat_continue(model, all, 3, size, ids, 256, &count, &question, NULL), "anew is NULL");
 
