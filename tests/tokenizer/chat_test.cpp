@@ -381,7 +381,7 @@ TEST(Chat, Refusals) {
   EXPECT_THAT(refused(all_bytes(), "", hi), HasSubstr("neither ChatML nor Llama 3; --chat-template"));
   EXPECT_THAT(refused(all_bytes(), "a\n{% frob %}", hi), HasSubstr("line 2: statement 'frob' is not known"));
   EXPECT_THAT(refused(all_bytes(), "\n\n{{ raise_exception('a\nb') }}", hi),
-              HasSubstr("line 3: the template refuses the conversation: 'a\\x0Ab'"));
+              HasSubstr("line 3: the template refuses the conversation: 'a\\x0ab'"));
   EXPECT_THAT(refused(all_bytes(), "{{ frob() }}", hi), HasSubstr("line 1: 'frob' is called"));
   EXPECT_TRUE(ChatTemplate::is_family("chatml") && ChatTemplate::is_family("llama3"));
   EXPECT_FALSE(ChatTemplate::is_family("ChatML"));
@@ -390,6 +390,13 @@ TEST(Chat, Refusals) {
 std::string repeated(const std::string& text, std::size_t times) {
   std::string all;
   for (std::size_t i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+/// Many different ones, each with `after` behind it.
+std::string numbers(const std::string& after) {
+  std::string all;
+  for (int i = 1; i < 50000; ++i) all += std::to_string(i) + after;
   return all;
 }
 
@@ -454,8 +461,8 @@ TEST(Chat, HostileTemplatesAreRefused) {
       repeated("{% macro m() %}", many),
       "{{ " + repeated("a if b else ", many) + "1 }}",
       "{% set " + repeated("(", many) + " %}",
-      "{{ [" + repeated("'aaaaaaaa',", many / 2) + "]|unique }}",
-      "{{ {" + repeated("'aaaaaaaa':1,", many / 2) + "'b':1} }}",
+      "{{ [" + numbers(", ") + "0]|unique }}",
+      "{{ {" + numbers(":1, ") + "0:1} }}",
       "{{",
       "{%",
       "{#",
