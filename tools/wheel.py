@@ -180,7 +180,7 @@ def licences(libraries):
 def add_licences(wheel):
     """Puts the licences of what auditwheel brought into the wheel, and names them in its metadata."""
     with zipfile.ZipFile(wheel) as file:
-        entries = {entry.filename: (entry, file.read(entry)) for entry in file.infolist()}
+        entries = {entry.filename: (entry, file.read(entry)) for entry in file.infolist() if not entry.is_dir()}
     own = {"lib" + name for name in ("headwater.so", "headwater-runtime.so")}
     texts = licences([name for name in entries if ".so" in pathlib.PurePath(name).suffixes
                       and pathlib.PurePath(name).name.partition(".so")[0] + ".so" not in own])

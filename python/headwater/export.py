@@ -15,8 +15,15 @@ from . import _extras
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def export(path: str | os.PathLike[str], folder: str | os.PathLike[str], dtype: str = "float16") -> None:
-    """Writes the model and the tokenizer of a GGUF file into a new or empty folder, the weights as `dtype`.
+def fastest() -> str:
+    """What runs fast here: bfloat16 on a processor that multiplies it (AVX512_BF16, AMX), else float16."""
+    import headwater
+    able = {engine["name"] for engine in headwater.engines() if not engine["unavailable_because"]}
+    return "bfloat16" if able & {"cpu-avx512bf16", "cpu-amx"} else "float16"
+
+
+def export(path: str | os.PathLike[str], folder: str | os.PathLike[str], dtype: str | None = None) -> None:
+    """Writes the model and the tokenizer of a GGUF file into a new or empty folder, the weights as `dtype`; None: fastest().
 
     path, folder: paths. Errors: ImportError (transformers, gguf, accelerate), ValueError (what, where, what is allowed).
     """
@@ -25,6 +32,7 @@ def export(path: str | os.PathLike[str], folder: str | os.PathLike[str], dtype: 
     import torch
     import transformers
     path, folder = pathlib.Path(path), pathlib.Path(folder)
+    dtype = fastest() if dtype is None else dtype
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; allowed: {', '.join(map(repr, DTYPES))}")
     if not path.is_file():
@@ -59,7 +67,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m headwater.export", description=__doc__.partition("\n")[0])
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("folder", help="a new or empty folder")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the weights (float16)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (bfloat16 where the processor "
+                        "multiplies it, else float16)")
     arguments = parser.parse_args(arguments)
     try:
         export(arguments.model, arguments.folder, arguments.dtype)

@@ -55,6 +55,9 @@ class Scripted(backends.Backend):
                 self._pieces.append(piece)
         return [self._ids[piece] for piece in pieces]
 
+    def chat(self, asked, answer):
+        return self.tokenize(f"<user>{asked}<model>{answer}")
+
     def count(self, text):
         return len(self.tokenize(text))
 

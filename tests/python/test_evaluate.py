@@ -144,6 +144,7 @@ class Scores(unittest.TestCase):
     def test_ends_of_query_blocks(self):
         self.assertEqual(rules.block_ends(200, 64), [95, 127, 159, 191, 199])
         self.assertEqual(rules.block_ends(64, 64), [])
+        self.assertEqual(rules.block_ends(200, 64, 64), [127, 191, 199])
         self.assertEqual(rules.block_ends(4160, 3072), [*range(3103, 4096, 32), 4127, 4159])  # chunks begin anew at 4096
 
     def test_rules_are_options_of_sessions(self):
@@ -154,6 +155,17 @@ class Scores(unittest.TestCase):
             self.assertEqual(own.options["sparse"], name != "dense")
             if name != "dense":
                 self.assertEqual((own.options["local"] + own.options["heavy"], own.options["chunk"]), (32, 64))
+        sizes = {"pinned": 16, "key_block": 4, "query_block": 16, "pool": 2, "refine": 4}
+        for name, wanted in (("h2o", {"pinned": 16, "local": 16, "heavy": 16}), ("window", {"pinned": 16, "local": 16}),
+                             ("blocks", sizes)):
+            own = headwater.Session(layers=1, heads=2, kv_heads=1, head_dim=16, capacity=256,
+                                    **rules.Rule(name, 64, 32, **sizes).options)
+            self.assertEqual(own.warnings, [])
+            self.assertLessEqual(wanted.items(), own.options.items())
+            self.assertEqual(own.options["local"] + own.options["heavy"], 32)
+        for more in ({"pinned": 4}, {"pinned": 24}, {"query_block": 128}, {"key_block": 3}, {"pool": 5}):
+            with self.assertRaisesRegex(ValueError, "allowed: "):
+                rules.Rule("blocks", 64, 32, **more)
         for bad in (("best", 64, 32), ("h2o", 16, 8), ("h2o", 65, 32), ("h2o", 64, 64), ("blocks", 64, 20), ("blocks", 64, 8)):
             with self.assertRaisesRegex(ValueError, "allowed: "):
                 rules.Rule(*bad)
@@ -186,6 +198,13 @@ class Folder(unittest.TestCase):
 
     def journal(self, out):
         return self.folder / out / "journal.jsonl"
+
+    def cells(self, out):
+        """The lines of a journal, without the numbers of runs."""
+        lines = [json.loads(line) for line in self.journal(out).read_text(encoding="utf-8").splitlines()]
+        for line in lines[1:]:
+            self.assertGreaterEqual(line["result"].pop("run"), 1)
+        return lines
 
     def refused(self, status, out, err, wanted):
         self.assertEqual((status, out), (2, ""), err)
@@ -284,9 +303,80 @@ class Runs(Folder):
             self.assertEqual(status, 0, err)
             self.assertTrue(self.journal(out).read_bytes().startswith(done))
             self.run_main(*self.flags("whole"))
-            self.assertEqual(self.journal(out).read_bytes(), self.journal("whole").read_bytes())
-            for name in ("results.json", "table.md"):
-                self.assertEqual((self.folder / out / name).read_bytes(), (self.folder / "whole" / name).read_bytes())
+            self.assertEqual(self.cells(out), self.cells("whole"))
+            first, whole = (json.loads((self.folder / name / "results.json").read_text(encoding="utf-8"))
+                            for name in (out, "whole"))
+            times, all_times = first.pop("first_token"), whole.pop("first_token")
+            self.assertEqual(first, whole)
+            # The prompt at which it was stopped was not timed by one run.
+            stopped = len(tasks.TASKS) * 2
+            self.assertEqual({entry["samples"] for entry in all_times}, {stopped})
+            self.assertLessEqual({entry["samples"] for entry in times}, {stopped, stopped - 1})
+
+    def test_times_are_of_one_run(self):
+        few = ("--tasks", "niah_single", "--texts", self.text)
+        self.assertEqual(self.run_main(*self.flags("out", *few, "--rules", "dense,h2o"))[0], 0)
+        status, out, err = self.run_main(*self.flags("out", *few))
+        self.assertEqual(status, 0)
+        self.assertIn("no times at 1024 tokens: no run has answered one prompt with every rule", err)
+        self.assertNotIn("Time to the first token", out)
+        status, out, err = self.run_main(*self.flags("out", *few, "--samples", "5"))
+        self.assertNotIn("no times", err)
+        found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
+        self.assertEqual([(entry["rule"], entry["samples"], entry["of_dense"]) for entry in found["first_token"]],
+                         [("dense", 3, 1.0), ("h2o", 3, 0.25), ("window", 3, 0.25), ("blocks", 3, 0.25)])
+        self.assertEqual({entry["samples"] for entry in found["answers"]}, {5})
+
+    def test_a_chat(self):
+        status, out, err = self.run_main(*self.flags("out", "--chat"))
+        self.assertEqual(status, 0, err)
+        found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
+        self.assertEqual({entry["score"] for entry in found["answers"]}, {1.0})
+        self.assertIn("around needles, chat format", out)
+        self.assertTrue(found["configuration"]["chat"])
+        model = scripted_model.Scripted()
+        for task in tasks.TASKS:  # to the token, the chat's own among them
+            def encode(text):
+                asked, answer = tasks.split(text)
+                self.assertRegex(asked, r"[?.]$")
+                self.assertRegex(answer, r"^the .* (is|are) ?$")
+                return model.chat(asked, answer)
+            made = tasks.prompt(tasks.TASKS[task], tasks.Setting(), 0, 1024, model.tokenize, encode)
+            self.assertEqual(made.tokens + made.room, 1024, task)
+            self.assertEqual(len(encode(made.text)), made.tokens)
+        self.assertEqual(tasks.split("a Answer: b\nwho?"), ("a Answer: b\nwho?", ""))
+
+    def test_sizes(self):
+        sizes = ("--pinned", "8", "--key-block", "4", "--query-block", "64", "--pool", "2", "--refine", "4")
+        status, out, err = self.run_main(*self.flags("out", *sizes))
+        self.assertEqual(status, 0, err)
+        self.assertIn("64 tokens of a text decoded, pinned 8, key block 4, query block 64, pool 2, refine 4\n", out)
+        self.refused(*self.run_main(*self.flags("out")), "is of another configuration: key_block is 4 there and None here")
+
+    def test_progress_without_a_terminal(self):
+        with unittest.mock.patch.object(command, "SILENCE", -1):
+            status, _, err = self.run_main(*self.flags("out", "--tasks", "niah_single"))
+        self.assertEqual(status, 0, err)
+        said = re.findall(r"(?m)^headwater.evaluate: cell (\d+) of 16, \d+ s: 1024 tokens, ", err)
+        self.assertEqual(said, [str(number) for number in range(1, 17)])
+
+    def test_one_length_is_drawn_in_bars(self):
+        try:
+            import matplotlib
+        except ImportError as error:
+            self.skipTest(f"matplotlib: {error}")
+        matplotlib.use("Agg")
+        import matplotlib.pyplot
+        for lengths, bars, lines in (((64,), 4, 0), ((64, 128), 0, 4)):
+            figure, panel = matplotlib.pyplot.subplots()
+            entries = [{"rule": rule, "length": length, "value": length + 1.0} for rule in rules.NAMES for length in lengths]
+            report._lines(panel, entries, lambda entry: entry["value"], "value")
+            self.assertEqual((len(panel.patches), len(panel.lines)), (bars, lines))
+            if bars:
+                self.assertEqual([tick.get_text() for tick in panel.get_xticklabels()], list(rules.NAMES))
+                self.assertEqual([bar.get_height() for bar in panel.patches], [65.0] * 4)
+                self.assertEqual(panel.get_xlabel(), "rule, at 64 tokens")
+            matplotlib.pyplot.close(figure)
 
     def test_two_processes_do_not_share_a_folder(self):
         kept = journal.Journal(self.make("out") / "journal.jsonl", {})
@@ -307,7 +397,7 @@ class Runs(Folder):
         status, _, err = self.run_main(*self.flags("out"))  # there is room again
         self.assertEqual(status, 0, err)
         self.run_main(*self.flags("whole"))
-        self.assertEqual(self.journal("out").read_bytes(), self.journal("whole").read_bytes())
+        self.assertEqual(self.cells("out"), self.cells("whole"))
 
     def test_standard_output(self):
         few = self.flags("out", "--tasks", "niah_single")
@@ -348,7 +438,9 @@ class Journals(Folder):
             self.journal("out").write_bytes(whole[:kept])
             status, _, err = self.run_main(*self.flags("out", "--tasks", "niah_single"))
             self.assertEqual(status, 0, err)
-            self.assertEqual(self.journal("out").read_bytes(), whole, kept)
+            lines = [json.loads(line) for line in whole.splitlines()]
+            self.assertEqual(self.cells("out"), [lines[0], *({**line, "result": {
+                name: value for name, value in line["result"].items() if name != "run"}} for line in lines[1:])], kept)
 
     def test_damage_elsewhere_is_refused_by_line(self):
         for line, text in ((3, "{"), (2, "[]"), (4, '{"cell": 1, "result": {}}'), (2, '{"cell": [], "result": 0}'),
@@ -374,6 +466,8 @@ class Journals(Folder):
         self.run_main(*self.flags("out", "--tasks", "niah_single"))
         for more, wanted in ((("--chunk", "512"), "chunk is 256 there and 512 here"),
                              (("--memory", "128"), "memory is 64 there and 128 here"),
+                             (("--pinned", "8"), "pinned is None there and 8 here"),
+                             (("--chat",), "chat is None there and True here"),
                              (("--dense-tail", "8"), "dense_tail is 0 there and 8 here"),
                              (("--seed", "8"), "seed is 0 there and 8 here"),
                              (("--digits", "8"), "digits is 7 there and 8 here"),
@@ -426,6 +520,9 @@ class Flags(Folder):
             ([*base, "--chunk", "0"], "--chunk: '0' is not allowed"),
             ([*base, "--chunk", "100"], "the chunk is 100; allowed: a multiple of 8"),
             ([*base, "--memory", "256"], "the memory is 256; allowed: a multiple of 8, 16 or more and below the chunk, 256"),
+            ([*base, "--pinned", "40"], "pinned is 40; allowed: 0 .. 32, half of the memory, a multiple of 8"),
+            ([*base, "--pool", "3"], "the pool is 3; allowed: what divides the query block, 32"),
+            ([*base, "--refine", "17"], "--refine: '17' is not allowed; use an integer, 1 to 16"),
             ([*base, "--dense-tail", "1000"], "--dense-tail: 1000 is not allowed; use less than"),
             ([*base, "--texts", self.text, "--decode", "1024"], "--decode: 1024 is not allowed; use less than the shortest"),
             ([*base, "--texts"], "--texts: expected at least one argument"),
@@ -509,6 +606,13 @@ class Bundled(Folder):
             for length in (512, 4096, 16384):
                 found = prompt(task, length, tokenize=model.tokenize)
                 self.assertEqual((found.tokens + found.room, len(model.tokenize(found.text))), (length, found.tokens), task)
+
+    def test_a_chat_is_the_first_turn_of_one(self):
+        backend = backends.open_model(MODEL, threads=1)
+        chat = headwater.Model(MODEL).chat(capacity=200, threads=1)
+        next(chat.say("What is it?", max_tokens=1), None)
+        self.assertEqual(backend.chat("What is it?", ""), chat._history)
+        self.assertEqual(backend.chat("What is it?", "it is"), chat._history + backend.tokenize("it is"))
 
     def test_losses_are_those_of_the_model(self):
         text = MODELS / "eval-4k.txt"
@@ -626,6 +730,25 @@ class HuggingFace(Folder):
             differences = [abs(one - other) for one, other in zip(sparse, dense)]
             self.assertLess(max(differences[:60]), 1e-4, name)
             self.assertGreater(max(differences[64:-50]), 1e-3, name)
+
+    def test_a_chat(self):
+        with self.assertRaisesRegex(ValueError, "llama: the tokenizer has no chat template; allowed: "):
+            self.backend.chat("a", "b")
+        self.backend._tokenizer.chat_template = (
+            "{% for m in messages %}({{ m['role'] }}){{ m['content'] }}{% endfor %}{% if add_generation_prompt %}(model){% endif %}")
+        self.assertEqual(self.backend._tokenizer.decode(self.backend.chat("a?", "it is")), "(user)a?(model)it is")
+
+    def test_the_cache_is_said(self):
+        """transformers makes none of its own, and has nothing to warn of."""
+        import transformers
+        seen = []
+        forward = self.backend._model.forward
+        with unittest.mock.patch.object(self.backend._model, "forward", side_effect=lambda *given, **named: (
+                seen.append(named.get("past_key_values")), forward(*given, **named))[1]), self.assertNoLogs("transformers"):
+            self.backend.answer(self.ids, 3, rules.Rule("blocks", 64, 32), 0)
+            self.backend.losses(self.ids, 50, rules.Rule("blocks", 64, 32))
+        self.assertGreaterEqual(len(seen), 2)
+        self.assertTrue(all(isinstance(cache, transformers.DynamicCache) for cache in seen))
 
     def test_folders_that_are_damaged(self):
         for name, data in (("config.json", b"{"), ("config.json", b'{"model_type": "none"}'), ("tokenizer.json", b"[]"),

@@ -579,7 +579,17 @@ class Exported(Case):
         cls.export = staticmethod(headwater.export.export)
         cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         cls.model_folder = pathlib.Path(cls.folder, "model")
-        cls.export(GGUF, cls.model_folder)
+        cls.export(GGUF, cls.model_folder, "float16")  # what the file has
+
+    def test_weights_are_of_the_type_that_runs_fast(self):
+        engines = [{"name": name, "unavailable_because": ""} for name in ("cpu", "cpu-avx2", "cpu-avx512")]
+        for more, wanted in (({}, "float16"), ({"cpu-avx512bf16": ""}, "bfloat16"), ({"cpu-amx": ""}, "bfloat16"),
+                             ({"cpu-amx": "no AMX", "cpu-avx512bf16": "no AVX512_BF16"}, "float16")):
+            here = engines + [{"name": name, "unavailable_because": why} for name, why in more.items()]
+            with self.subTest(more), unittest.mock.patch.object(headwater, "engines", lambda here=here: here):
+                folder = pathlib.Path(self.folder, wanted + str(len(more)) + "".join(more))
+                self.export(GGUF, folder)
+                self.assertEqual(json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"], wanted)
 
     def test_logits_are_those_of_the_original(self):
         from safetensors.torch import load_file

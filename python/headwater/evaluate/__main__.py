@@ -7,16 +7,18 @@ import os
 import platform
 import signal
 import sys
+import time
 
 from . import backends, journal, report, rules, tasks
 
 NAME = "headwater.evaluate"
 MOST = 2**31 - 1
+SILENCE = 20  # most seconds between lines of progress, or a cell
 STOPPED, READER_GONE = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
 
 ABOUT = """What sparse prefill costs a model: perplexity on your texts, RULER's synthetic tasks, and times to the first token.
 
-Prompts are plain text that ends with the beginning of the answer; a chat template is not used. Equal seeds give equal prompts
+Prompts are plain text that ends with the beginning of the answer, or with --chat a turn in the model's chat format. Equal seeds give equal prompts
 for all rules. Finished cells are kept in OUT/journal.jsonl: the same command goes on where it was stopped, and one with more
 rules, lengths, tasks, texts or samples adds to it."""
 
@@ -86,6 +88,14 @@ def _parser():
     parser.add_argument("--memory", type=_integer(1, MOST), default=512, metavar="M",
                         help="tokens of a memory set; h2o: half newest, half by score; window: the newest; blocks: the newest "
                         "32, the rest chosen (512)")
+    parser.add_argument("--pinned", type=_integer(0, MOST), default=0, metavar="N",
+                        help="first tokens in every memory set, out of --memory (0)")
+    for size, high, about in (("key-block", 256, "keys of a block that is searched as one"),
+                              ("query-block", MOST, "queries that choose a set together"),
+                              ("pool", MOST, "queries whose mean votes"),
+                              ("refine", 16, "so many times the tokens of a set are voted on one by one")):
+        parser.add_argument(f"--{size}", type=_integer(1, high), metavar="N", help=f"of rule blocks: {about} (the library's own)")
+    parser.add_argument("--chat", action="store_true", help="ask in the model's own chat format")
     parser.add_argument("--dense-tail", type=_integer(0, MOST), default=0, metavar="N",
                         help="last tokens of a prompt that see everything before them; 0: the question is the end of the "
                         "sparse prefill (0)")
@@ -151,10 +161,11 @@ def say(line):
 
 
 class _Progress:
-    """tqdm's bar where it is installed and there is a terminal; else a line for each part of the work."""
+    """tqdm's bar where it is installed and there is a terminal; else a line for each part of the work, and now and then."""
 
     def __init__(self, total):
         self._bar, self._total, self._done, self._part = None, total, 0, None
+        self._begin = self._said = time.monotonic()
         if sys.stderr is not None and sys.stderr.isatty():
             try:
                 import tqdm
@@ -167,8 +178,9 @@ class _Progress:
         if self._bar is not None:
             self._bar.set_description(part)
             self._bar.update()
-        elif is_new and part != self._part:
-            say(f"{NAME}: cell {self._done} of {self._total}: {part}")
+        elif is_new and (part != self._part or time.monotonic() - self._said > SILENCE):
+            self._said = time.monotonic()
+            say(f"{NAME}: cell {self._done} of {self._total}, {self._said - self._begin:.0f} s: {part}")
             self._part = part
 
     def close(self):
@@ -197,7 +209,8 @@ class Evaluation:
 
     def __init__(self, flags, backend, texts, haystack):
         self._flags, self._backend, self._texts = flags, backend, texts
-        self._rules = [rules.Rule(name, flags.chunk, flags.memory) for name in flags.rules]
+        self._rules = [rules.Rule(name, flags.chunk, flags.memory, **_sizes(flags)) for name in flags.rules]
+        self._encode = (lambda text: backend.chat(*tasks.split(text))) if flags.chat else backend.tokenize
         self._setting = tasks.Setting(flags.seed, tasks.Haystack(haystack), flags.needle, flags.question, flags.digits)
         self._tasks = [] if flags.tasks == ["none"] else [tasks.TASKS[name] for name in flags.tasks]
         if backend.context is not None and max(flags.lengths) > backend.context:
@@ -213,7 +226,7 @@ class Evaluation:
                 self._prompt(task, length, 0)
 
     def _prompt(self, task, length, sample):
-        prompt = tasks.prompt(task, self._setting, sample, length, self._backend.tokenize)
+        prompt = tasks.prompt(task, self._setting, sample, length, self._backend.tokenize, self._encode)
         if self._flags.dense_tail >= prompt.tokens:
             raise Refused(f"--dense-tail: {self._flags.dense_tail} is not allowed; use less than {prompt.tokens}, the tokens "
                           f"of a prompt of task {task.name}")
@@ -237,8 +250,7 @@ class Evaluation:
             if not made:  # one prompt for all rules, and none where all are done
                 made.append(self._prompt(task, length, sample))
             (prompt,) = made
-            answer, seconds = self._backend.answer(self._backend.tokenize(prompt.text), prompt.room, rule,
-                                                   self._flags.dense_tail)
+            answer, seconds = self._backend.answer(self._encode(prompt.text), prompt.room, rule, self._flags.dense_tail)
             return {"answer": answer, "wanted": prompt.answers, "seconds": seconds, "tokens": prompt.tokens}
         return run
 
@@ -246,8 +258,9 @@ class Evaluation:
         def run(rule):
             losses = self._backend.losses(window, self._flags.decode, rule)
             prefill = len(window) - self._flags.decode
+            ends = rules.block_ends(prefill, self._flags.chunk, self._flags.query_block or rules.QUERY_BLOCK)
             return {"prefill": _mean(losses[:prefill - 1]), "decoded": _mean(losses[prefill - 1:]),
-                    "ends": _mean([losses[at] for at in rules.block_ends(prefill, self._flags.chunk) if at < prefill - 1])}
+                    "ends": _mean([losses[at] for at in ends if at < prefill - 1])}
         return run
 
     def run(self, kept):
@@ -271,12 +284,18 @@ class Evaluation:
         return cells
 
 
+def _sizes(flags):
+    return {size: getattr(flags, size) for size in ("pinned", "key_block", "query_block", "pool", "refine")}
+
+
 def _configuration(flags, path, haystack_digest):
     """What a cell depends on beside its key, as JSON values."""
     import headwater
     known = headwater.info()
     engine = flags.engine or known["engine"]
-    return {"model": os.path.basename(os.path.abspath(path)), "fingerprint": fingerprint(path), "chunk": flags.chunk,
+    # Of a journal that is older than a flag: what the flag is where it is not given.
+    given = {name: value for name, value in (*_sizes(flags).items(), ("chat", flags.chat)) if value}
+    return given | {"model": os.path.basename(os.path.abspath(path)), "fingerprint": fingerprint(path), "chunk": flags.chunk,
             "memory": flags.memory, "dense_tail": flags.dense_tail, "decode": flags.decode, "seed": flags.seed,
             "haystack": haystack_digest, "needle": flags.needle, "question": flags.question, "digits": flags.digits,
             "threads": flags.threads, "version": known["version"], "engine": engine, "processor": _processor(),
@@ -290,10 +309,16 @@ def _write(flags, backend, configuration, cells):
                 f"headwater {configuration['version']}, engine {configuration['engine']} ({configuration['isa']}), "
                 f"{configuration['processor']}",
                 f"chunks of {flags.chunk}, memory sets of {flags.memory}, dense tail {flags.dense_tail}, "
-                f"{flags.decode} tokens of a text decoded",
+                f"{flags.decode} tokens of a text decoded" + "".join(
+                    f", {name.replace('_', ' ')} {value}" for name, value in _sizes(flags).items() if value),
                 f"{flags.samples} samples, seed {flags.seed}, " + ("noise" if flags.haystack is None else os.path.basename(
-                    flags.haystack)) + " around needles" + (", first line of answers" if flags.first_line else "")]
+                    flags.haystack)) + " around needles" + (", chat format" if flags.chat else "") + (
+                        ", first line of answers" if flags.first_line else "")]
     text = report.markdown(found, settings)
+    timed = {entry["length"] for entry in found["first_token"]}
+    for length in sorted({entry["length"] for entry in found["answers"]} - timed):
+        say(f"{NAME}: no times at {length} tokens: no run has answered one prompt with every rule; more --samples, or another "
+            "folder, do")
     versions = {"headwater": configuration["version"], "python": platform.python_version()}
     machine = {"processor": configuration["processor"], "cores": os.cpu_count(), "system": platform.platform()}
     document = {"versions": versions, "machine": machine, "model": backend.facts, "configuration": configuration,
@@ -321,7 +346,7 @@ def _evaluate(arguments, open_model):
         raise Refused(f"--gguf: {path} is a folder; allowed: a GGUF file")
     texts = {text_path: _text(text_path) for text_path in flags.texts}
     haystack, haystack_digest = (None, None) if flags.haystack is None else _text(flags.haystack)
-    rules.Rule("dense", flags.chunk, flags.memory)
+    rules.Rule("dense", flags.chunk, flags.memory, **_sizes(flags))
     configuration = _configuration(flags, path, haystack_digest)
     backend = open_model(path, flags.threads, flags.engine)
     evaluation = Evaluation(flags, backend, texts, haystack)

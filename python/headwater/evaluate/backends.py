@@ -17,6 +17,11 @@ class Backend:
         """Ids of a text as a prompt: with the token that begins one, where the model has it."""
         raise NotImplementedError
 
+    def chat(self, asked, answer):
+        """Ids of a turn of a user in the model's own chat format, then of what begins the model's answer. Errors: ValueError
+        (the model has none)."""
+        raise NotImplementedError
+
     def answer(self, ids, room, rule, dense_tail):
         """(text, seconds): at most `room` tokens greedily after the prompt, and the time to the first of them."""
         raise NotImplementedError
@@ -46,6 +51,11 @@ class Gguf(Backend):
 
     def tokenize(self, text):
         return self._model.tokenize(text)
+
+    def chat(self, asked, answer):
+        # What Chat.say() feeds first.
+        ids, _ = self._model._chat_ids([("user", asked, None)], True)
+        return list(ids) + self._model.tokenize(answer, add_special=False)
 
     def answer(self, ids, room, rule, dense_tail):
         """The first piece of text is the first token, unless that is not a whole character."""
@@ -92,15 +102,27 @@ class HuggingFace(Backend):
     def tokenize(self, text):
         return list(self._tokenizer(text, verbose=False)["input_ids"])
 
-    def _run(self, ids, **arguments):
-        return self._model(self._torch.tensor([ids]), use_cache=True, **arguments)
+    def chat(self, asked, answer):
+        if not self._tokenizer.chat_template:
+            raise ValueError(f"{self._config.model_type}: the tokenizer has no chat template; allowed: a model with one")
+        begin = self._tokenizer.apply_chat_template([{"role": "user", "content": asked}], add_generation_prompt=True,
+                                                    tokenize=False)
+        return list(self._tokenizer(begin + answer, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _run(self, ids, cache, **arguments):
+        return self._model(self._torch.tensor([ids]), past_key_values=cache, use_cache=True, **arguments)
+
+    def _cache(self):
+        from transformers import DynamicCache
+        return DynamicCache(config=self._model.config)  # said, not left to the model's forward()
 
     def answer(self, ids, room, rule, dense_tail):
         torch = self._torch
         with torch.inference_mode():
             self._hf.configure(self._model, dense_tail=dense_tail, **self._more, **rule.options)
+            cache = self._cache()
             begin = time.perf_counter()
-            out = self._run(ids, logits_to_keep=1)
+            out = self._run(ids, cache, logits_to_keep=1)
             token = _likeliest(out.logits[0, -1].float().numpy())
             seconds = time.perf_counter() - begin
             answer = []
@@ -108,7 +130,7 @@ class HuggingFace(Backend):
                 answer.append(token)
                 if len(answer) == room:
                     break
-                out = self._run([token], past_key_values=out.past_key_values)
+                out = self._run([token], cache)
                 token = _likeliest(out.logits[0, -1].float().numpy())
         return self._tokenizer.decode(answer), seconds
 
@@ -121,7 +143,7 @@ class HuggingFace(Backend):
         with torch.inference_mode():
             self._hf.configure(self._model, dense_tail=decode, **self._more, **rule.options)
             try:
-                last = self._run(ids).logits[0, -1].float()
+                last = self._run(ids, self._cache()).logits[0, -1].float()
             finally:
                 hook.remove()
             (rows,) = states

@@ -40,6 +40,7 @@ class Journal:
     def __init__(self, path, configuration):
         """Errors: ValueError (another configuration, damage, another process), OSError."""
         self._path, self._cells = path, {}
+        self.run = 1  # the number of this run over the file
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
@@ -71,6 +72,10 @@ class Journal:
             if not isinstance(row["cell"], list) or not isinstance(row["result"], dict):
                 raise self._damage(number)
             self._cells[json.dumps(row["cell"])] = row["result"]
+            run = row["result"].get("run", 0)
+            if type(run) is not int or not 0 <= run < 2**31:
+                raise self._damage(number)
+            self.run = max(self.run, run + 1)
 
     def _damage(self, number):
         return ValueError(f"{self._path}, line {number}: damaged; allowed: what headwater.evaluate wrote there. Delete the "
@@ -108,7 +113,8 @@ class Journal:
         return self._cells.get(json.dumps(cell))
 
     def add(self, cell, result):
-        """A line that outlives a kill of this process. Errors: OSError (a full disk)."""
+        """A line that outlives a kill of this process, with the number of the run. Errors: OSError (a full disk)."""
+        result["run"] = self.run
         self._append({"cell": cell, "result": result})
         self._cells[json.dumps(cell)] = result
 

@@ -46,6 +46,25 @@ def _losses(rule, results, dense):
     return found
 
 
+def _first_token(cells):
+    """Medians over the prompts that one run timed with every rule, one after the other: what else a machine did, and what a
+    day it was, is the same for all rules. Of a length without such a prompt there are none."""
+    timed, rules_of = {}, {}
+    for (rule, length, task, sample), result in cells.items():
+        if not task.startswith("text "):
+            timed.setdefault((length, task, sample, result.get("run")), {})[rule] = result["seconds"]
+            rules_of.setdefault(length, {})[rule] = None
+    found = []
+    for length, rules in rules_of.items():
+        whole = [seconds for key, seconds in timed.items() if key[0] == length and seconds.keys() == rules.keys()]
+        if not whole:
+            continue
+        medians = {rule: statistics.median(seconds[rule] for seconds in whole) for rule in rules}
+        found += [{"rule": rule, "length": length, "samples": len(whole), "median": median,
+                   "of_dense": median / medians["dense"] if "dense" in medians else None} for rule, median in medians.items()]
+    return found
+
+
 def summarize(cells, rules, first_line=False):
     """cells: of (rule, length, task, sample) -> result, in order; a task "text NAME" holds losses. first_line: answers
     end there.
@@ -56,19 +75,13 @@ def summarize(cells, rules, first_line=False):
     for (rule, length, task, _sample), result in cells.items():
         groups.setdefault((rule, length, task), []).append(result)
     found = {"answers": [], "losses": [], "first_token": []}
-    seconds = {}
     for (rule, length, task), results in groups.items():
         head = {"rule": rule, "length": length, "task": task}
         if task.startswith("text "):
             found["losses"].append(head | _losses(rule, results, groups.get(("dense", length, task))))
         else:
             found["answers"].append(head | _answers(results, first_line))
-            seconds.setdefault((rule, length), []).extend(result["seconds"] for result in results)
-    medians = {key: statistics.median(values) for key, values in seconds.items()}
-    for (rule, length), median in medians.items():
-        dense = medians.get(("dense", length))
-        found["first_token"].append({"rule": rule, "length": length, "samples": len(seconds[rule, length]), "median": median,
-                                     "of_dense": None if dense is None else median / dense})
+    found["first_token"] = _first_token(cells)
     for rows in found.values():
         order = list(dict.fromkeys(row.get("task") for row in rows))
         rows.sort(key=lambda row: (order.index(row.get("task")), rules.index(row["rule"]), row["length"]))
@@ -133,7 +146,8 @@ def markdown(found, settings):
             parts += [f"## Perplexity, {name}", f"{about} Mean loss of a token, or the change of perplexity against dense, "
                       "with the standard error over windows.", _by_length(found["losses"], ("task", "rule"), _loss(name))]
     if found["first_token"]:
-        parts += ["## Time to the first token", "Seconds, median over all prompts of a length, and the ratio to dense.",
+        parts += ["## Time to the first token", "Seconds, median over the prompts of a length that one run timed with every "
+                  "rule in turn, and the ratio to dense.",
                   _by_length(found["first_token"], ("rule",), lambda entry: f"{entry['median']:.3f}" + (
                       "" if entry["of_dense"] is None else f" ({entry['of_dense']:.2f})"))]
     return "\n\n".join(parts) + "\n"
@@ -166,6 +180,15 @@ def _lines(panel, entries, value, label):
     values = {}
     for entry in entries:
         values.setdefault(entry["rule"], {}).setdefault(entry["length"], []).append(value(entry))
+    if len({entry["length"] for entry in entries}) == 1:  # a point a rule says nothing: bars, each with its number
+        (length,) = {entry["length"] for entry in entries}
+        heights = [statistics.fmean(by_length[length]) for by_length in values.values()]
+        bars = panel.bar(list(values), heights, color=[COLOURS[rule] for rule in values], width=0.6)
+        panel.bar_label(bars, fmt="%.3g", fontsize=7)
+        panel.margins(y=0.12)
+        panel.set_xlabel(f"rule, at {length} tokens")
+        panel.set_ylabel(label)
+        return
     for rule, by_length in values.items():
         lengths = sorted(by_length)
         panel.plot(lengths, [statistics.fmean(by_length[length]) for length in lengths], color=COLOURS[rule], marker="o",

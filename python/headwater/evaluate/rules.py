@@ -6,32 +6,46 @@ NAMES = ("dense", "h2o", "window", "blocks")
 
 
 class Rule:
-    """name, and the options of a session by keyword."""
+    """name, and the options of a session by keyword.
 
-    def __init__(self, name, chunk, memory):
+    pinned: first tokens that every set keeps, out of `memory`. key_block, query_block, pool, refine: of rule blocks; None:
+    the library's own.
+    """
+
+    def __init__(self, name, chunk, memory, *, pinned=0, key_block=None, query_block=None, pool=None, refine=None):
         """Errors: ValueError."""
+        sizes = {"key_block": key_block, "query_block": query_block, "pool": pool, "refine": refine}
+        key_block, query_block = key_block or KEY_BLOCK, query_block or QUERY_BLOCK
         if name not in NAMES:
             raise ValueError(f"rule {name!r} is not known; allowed: {', '.join(NAMES)}")
-        if chunk < QUERY_BLOCK or chunk % KEY_BLOCK != 0:
-            raise ValueError(f"the chunk is {chunk}; allowed: a multiple of {KEY_BLOCK}, {QUERY_BLOCK} or more")
-        if not 2 * KEY_BLOCK <= memory < chunk or memory % KEY_BLOCK != 0:
-            raise ValueError(f"the memory is {memory}; allowed: a multiple of {KEY_BLOCK}, {2 * KEY_BLOCK} or more and below "
+        if chunk < query_block or chunk % key_block != 0:
+            raise ValueError(f"the chunk is {chunk}; allowed: a multiple of {key_block}, {query_block} or more")
+        if not 2 * key_block <= memory < chunk or memory % key_block != 0:
+            raise ValueError(f"the memory is {memory}; allowed: a multiple of {key_block}, {2 * key_block} or more and below "
                              f"the chunk, {chunk}")
+        if query_block % (pool or POOL) != 0:
+            raise ValueError(f"the pool is {pool or POOL}; allowed: what divides the query block, {query_block}")
+        local = min(NEWEST, memory // 2 // key_block * key_block)  # of rule blocks, which has the most to choose
+        most = memory // 2
+        if pinned % key_block != 0 or pinned > most:
+            raise ValueError(f"pinned is {pinned}; allowed: 0 .. {most}, half of the memory, a multiple of {key_block}")
         self.name = name
         if name == "dense":
             self.options = {"dense": True}
         elif name == "h2o":
             self.options = {"select": "h2o", "local": memory // 2, "heavy": memory - memory // 2}
         elif name == "window":  # key blocks of one key, so that Local begins where it should (SEL-2); nothing is chosen
-            self.options = {"select": "blocks", "local": memory, "heavy": 0, "key_block": 1, "query_block": chunk,
-                            "pool": chunk, "refine": 1}
+            self.options = {"select": "blocks", "local": memory - pinned, "heavy": pinned, "key_block": 1,
+                            "query_block": chunk, "pool": chunk, "refine": 1}
         else:
-            local = min(NEWEST, memory // 2 // KEY_BLOCK * KEY_BLOCK)
-            self.options = {"select": "blocks", "local": local, "heavy": memory - local}
+            self.options = {"select": "blocks", "local": local, "heavy": memory - local,
+                            **{size: value for size, value in sizes.items() if value is not None}}
+        if pinned and name != "dense":
+            self.options["pinned"] = pinned
         self.options["chunk"] = chunk
 
 
-def block_ends(tokens, chunk):
+def block_ends(tokens, chunk, query_block=QUERY_BLOCK):
     """Positions of a sparse prefill of `tokens` tokens that are the last of a query block, those of the first chunk left out.
 
     Rule `blocks` looks ahead inside a query block (SEL-10): the loss of the token after it is the one that it cannot have seen.
@@ -42,5 +56,5 @@ def block_ends(tokens, chunk):
         for begin in range(first, last, chunk):
             end = min(begin + chunk, last)
             if begin > 0:
-                ends += [at - 1 for at in (*range(begin + QUERY_BLOCK, end, QUERY_BLOCK), end)]
+                ends += [at - 1 for at in (*range(begin + query_block, end, query_block), end)]
     return ends

@@ -259,10 +259,17 @@ def _with_space(question, answer, tokenize):
     return question + " " if tokenize(f"{question} {answer}")[:len(longer)] == longer != tokenize(question) else question
 
 
-def prompt(task, setting, sample, length, tokenize):
+def split(text):
+    """A prompt's text as (what is asked, the beginning of its answer): for chats, where the second is the model's."""
+    before, _, question = text.rpartition("\n")
+    asked, found, answer = question.partition(" Answer: ")
+    return f"{before}\n{asked}", answer if found else ""
+
+
+def prompt(task, setting, sample, length, tokenize, encode=None):
     """The Prompt of a sample that takes `length` tokens together with the room for its answer, never more.
 
-    tokenize: text -> ids. The context grows by bisection, word by word; what is left is filled with dots. Where no number of
+    tokenize: text -> ids. encode: the same of a whole prompt, where that is more than its text (a chat). The context grows by bisection, word by word; what is left is filled with dots. Where no number of
     dots gives the length to the token (a vocabulary that joins them), the prompt is the longest below it.
     Errors: ValueError where the length is too short for the task.
     """
@@ -271,10 +278,10 @@ def prompt(task, setting, sample, length, tokenize):
     instance.question = _with_space(instance.question, instance.answers[0], tokenize)
 
     def count(text):
-        return len(tokenize(text))
+        return len((encode or tokenize)(text))
 
     # A vocabulary that cuts words small needs more than the paper's room.
-    room = max(task.room, 3 * count(" " + ", ".join(instance.answers)) // 2)
+    room = max(task.room, 3 * len(tokenize(" " + ", ".join(instance.answers))) // 2)
     wanted = length - room
     least = count(instance.text(instance.least, 0))
     if least > wanted:
