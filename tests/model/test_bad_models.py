@@ -56,7 +56,7 @@ class BadModels(Refusals):
                 result = run(command, "-m", path, "-p", "abc", "--json", *more)
                 self.assertEqual(result.returncode, 0, result.stderr)
                 line = f"'{path}': key '{key}' is {value[1]}; allowed: 0 .. 299; it is taken for none"
-                self.assertIn(f"warning: {line}\n", result.stderr)
+                self.assertIn(f"warning: {line}\n", result.stderr.decode())
                 self.assertIn(line, json.loads(result.stdout)["warnings"])
 
     def test_truncated(self):
