@@ -45,6 +45,20 @@ class BadModels(Refusals):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout)["generated_tokens"], 2)
 
+    def test_what_nothing_needs_is_a_warning(self):
+        for key, value in (("tokenizer.ggml.padding_token_id", (I32, -1)), ("tokenizer.ggml.padding_token_id", (U32, 300)),
+                           ("tokenizer.ggml.eos_token_id", (U32, 300))):
+            file = File()
+            file.metadata[key] = value
+            path = self.put(file.build())
+            for command in ("generate", "tokenize"):
+                more = ["-n", "2"] if command == "generate" else []
+                result = run(command, "-m", path, "-p", "abc", "--json", *more)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                line = f"'{path}': key '{key}' is {value[1]}; allowed: 0 .. 299; it is taken for none"
+                self.assertIn(f"warning: {line}\n", result.stderr.decode())
+                self.assertIn(line, json.loads(result.stdout)["warnings"])
+
     def test_truncated(self):
         whole = File().build()
         header = len(File().header()[0])
@@ -72,6 +86,7 @@ class BadModels(Refusals):
                 ("llama.attention.layer_norm_rms_epsilon", (F32, float("nan")), "epsilon"),
                 ("llama.attention.layer_norm_rms_epsilon", (BOOL, 1), "epsilon"),
                 ("general.architecture", (U32, 3), "general.architecture"), ("general.architecture", (TEXT, "mamba"), "mamba"),
+                ("general.architecture", (TEXT, "gemma3"), ["general.architecture is 'gemma3'", "allowed: qwen3, qwen2, llama"]),
                 ("llama.rope.freq_base", (F32, float("inf")), "freq_base"), ("llama.rope.dimension_count", (U32, 99), "dimension_count"),
                 ("llama.attention.sliding_window", (U32, 64), "sliding"), ("llama.expert_count", (U32, 8), "experts"),
                 ("tokenizer.ggml.model", (TEXT, "rwkv"), "tokenizer.ggml.model"),
