@@ -9,8 +9,8 @@ from support import headwater
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden/smollm2.json").read_text(encoding="utf-8"))
-# Beside Q4_1 weights activations are rounded to 8 bits, in 7 products of each of 30 layers; transformers has them in F32.
-LOGIT = 0.5
+# Stored keys and values are F16, 2^-11 of a logit of 17 in each; transformers has them in F32. Found: .007.
+LOGIT = 2**-11 * 17 * 4
 
 
 class SmolLM2(unittest.TestCase):
@@ -20,7 +20,7 @@ class SmolLM2(unittest.TestCase):
                                text=True, check=False)
         if found.returncode != 0:
             raise unittest.SkipTest(f"SKIP: {found.stderr.strip()}")
-        cls.model = headwater.Model(found.stdout.strip())
+        cls.model = headwater.Model(found.stdout.strip(), projections="f32")
 
     def test_tokens_logits_and_greedy_text_are_those_of_transformers(self):
         for entry in GOLDEN["prompts"]:
