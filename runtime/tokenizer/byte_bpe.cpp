@@ -12,6 +12,7 @@
 #include "runtime/tokenizer/byte_alphabet.hpp"
 #include "runtime/tokenizer/encoder.hpp"
 #include "runtime/tokenizer/merge_queue.hpp"
+#include "runtime/tokenizer/normal_form.hpp"
 #include "runtime/tokenizer/pre_tokenizer.hpp"
 
 namespace headwater::runtime {
@@ -46,11 +47,16 @@ class ByteBpe final : public Encoder {
                                     std::vector<std::int32_t>& ids) const override {
     MergeQueue queue;
     std::optional<std::size_t> dropped;
+    const std::optional<std::string> normal =
+        pre_tokenizer_->composes(vocabulary_.size()) ? composed(text) : std::nullopt;
+    const std::size_t length = text.size();
+    if (normal) text = *normal;
     for (const std::string_view word : pre_tokenizer_->split(text)) {
       const auto place = encode_word(word, queue, ids);
       if (place && !dropped) dropped = static_cast<std::size_t>(word.data() - text.data()) + *place;
     }
-    return dropped;
+    // Characters may have moved; a place inside of what was given it must be.
+    return normal && dropped ? std::min(*dropped, length - 1) : dropped;
   }
 
   [[nodiscard]] bool lacks_bytes() const override { return lacks_bytes_; }

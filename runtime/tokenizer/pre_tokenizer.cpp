@@ -38,30 +38,33 @@ constexpr const char* kSingleDigits[] = {R"(\p{N})", GPT2};
 // Each cuts what the one before left: punctuation, words, numbers, groups of three digits.
 constexpr const char* kDefault[] = {R"([\p{P}$+<=>^~|]+)", GPT2, R"(\p{N}+)", "[0-9][0-9][0-9]"};
 
+constexpr std::int64_t kQwenTokens = 151643;  // before its control tokens
+
 struct Kind {
   std::string_view name;
   std::span<const char* const> patterns;
   bool whole_words_first;
   bool adds_bos;
+  bool qwen;
 };
 
 // Several names mean the same, as in llama.cpp.
 constexpr Kind kKinds[] = {
-    {"qwen2", kQwen2, false, false},
-    {"deepseek-r1-qwen", kQwen2, false, false},
-    {"llama-bpe", kLlama3, true, true},
-    {"llama3", kLlama3, true, true},
-    {"llama-v3", kLlama3, true, true},
-    {"gpt-2", kGpt2, false, false},
-    {"default", kDefault, false, false},
-    {"smollm", kSingleDigits, false, false},
-    {"starcoder", kSingleDigits, false, false},
-    {"refact", kSingleDigits, false, false},
-    {"command-r", kSingleDigits, false, false},
-    {"codeshell", kSingleDigits, false, false},
-    {"exaone", kSingleDigits, false, false},
-    {"minerva-7b", kSingleDigits, false, false},
-    {"minerva", kSingleDigits, false, false},
+    {"qwen2", kQwen2, false, false, true},
+    {"deepseek-r1-qwen", kQwen2, false, false, true},
+    {"llama-bpe", kLlama3, true, true, false},
+    {"llama3", kLlama3, true, true, false},
+    {"llama-v3", kLlama3, true, true, false},
+    {"gpt-2", kGpt2, false, false, false},
+    {"default", kDefault, false, false, false},
+    {"smollm", kSingleDigits, false, false, false},
+    {"starcoder", kSingleDigits, false, false, false},
+    {"refact", kSingleDigits, false, false, false},
+    {"command-r", kSingleDigits, false, false, false},
+    {"codeshell", kSingleDigits, false, false, false},
+    {"exaone", kSingleDigits, false, false, false},
+    {"minerva-7b", kSingleDigits, false, false, false},
+    {"minerva", kSingleDigits, false, false, false},
 };
 
 struct FreeCode {
@@ -180,5 +183,6 @@ std::vector<std::string_view> PreTokenizer::split(std::string_view text) const {
 
 bool PreTokenizer::whole_words_first() const { return state_->kind->whole_words_first; }
 bool PreTokenizer::adds_bos() const { return state_->kind->adds_bos; }
+bool PreTokenizer::composes(std::int64_t tokens) const { return state_->kind->qwen && tokens >= kQwenTokens; }
 
 }  // namespace headwater::runtime

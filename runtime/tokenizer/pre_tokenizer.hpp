@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,6 +28,10 @@ class PreTokenizer {
   [[nodiscard]] bool whole_words_first() const;
   /// Does a text begin with BOS, unless the file says otherwise?
   [[nodiscard]] bool adds_bos() const;
+  /// Are texts brought into Unicode's normal form C before they are split, with a vocabulary of so many tokens? Qwen's own
+  /// tokenizer does it. GGUF files do not say so, and other models have the name for the pattern alone: Qwen's vocabulary, and
+  /// what was made from it, is known by its size.
+  [[nodiscard]] bool composes(std::int64_t tokens) const;
 
  private:
   struct State;

@@ -27,8 +27,9 @@ class Tokenizer {
 
   /// Ids of `text`. add_special: put BOS in front and EOS at the end where the file asks for it. parse_special: the
   /// texts of control tokens ("<|im_end|>") become those tokens; without it they are text like any other (what a user
-  /// typed must not end a turn). Each maximal ill-formed subsequence of UTF-8 is read as U+FFFD; there is no other
-  /// normalisation. Bytes for which the vocabulary has no token are left out (first_without_token() says where).
+  /// typed must not end a turn). Each maximal ill-formed subsequence of UTF-8 is read as U+FFFD; what lies between
+  /// special tokens is brought into normal form C where the model's own tokenizer does so (Qwen's vocabulary, pre-tokenisers
+  /// qwen2 and deepseek-r1-qwen). Bytes for which the vocabulary has no token are left out (first_without_token() says where).
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text, bool add_special,
                                                  bool parse_special) const;
   /// Ids of a text that goes on after another one, its first token where it begins: without the tokens and the space

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/support/utf8.hpp"
+#include "runtime/tokenizer/normal_form.hpp"
 #include "runtime/tokenizer/pre_tokenizer.hpp"
 #include "tests/tokenizer/vocabularies.hpp"
 
@@ -66,6 +67,18 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenPreTokenizer,
                            std::erase(name, '-');
                            return name;
                          });
+
+TEST(Golden, NormalFormsOfTokenizers) {
+  std::size_t changed = 0;
+  for (const auto& pair : read_json(FIXTURES "/normal_forms.json")) {
+    const std::string text = bytes_of(pair.at(0).get<std::string>());
+    const std::string normal = bytes_of(pair.at(1).get<std::string>());
+    EXPECT_EQ(composed(text), text == normal ? std::nullopt : std::optional(normal)) << quoted(text);
+    EXPECT_EQ(composed(normal), std::nullopt) << quoted(normal);
+    changed += text == normal ? 0 : 1;
+  }
+  EXPECT_GT(changed, 200U);
+}
 
 // The five differ on the golden texts, so that no pre-tokeniser passes for another.
 TEST(Golden, PreTokenizersDiffer) {

@@ -5,7 +5,7 @@
 
 TOKENIZER_JSON is that of the bundled model, TEXT what a SentencePiece model is trained on.
 tiny.gguf, sentence.gguf: vocabularies without tensors. tiny.json, sentence.json: texts (hexadecimal) and their ids, by
-`tokenizers` with each pre-tokeniser (and its words), and by `sentencepiece`. Bytes that are no UTF-8 are read as U+FFFD, as Python
+`tokenizers` with each pre-tokeniser (and its words), and by `sentencepiece`. normal_forms.json: texts and their form C. Bytes that are no UTF-8 are read as U+FFFD, as Python
 does. The results are committed; nothing in the build runs this.
 """
 
@@ -19,7 +19,7 @@ import unicodedata
 import gguf
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 OUT = pathlib.Path(__file__).parent / "fixtures"
 
@@ -154,8 +154,25 @@ def sentence(source):
     (OUT / "sentence.json").write_text(json.dumps(golden(processor.encode), separators=(",", ":")) + "\n")
 
 
+def normal_forms():
+    """Texts and their normal form C: those of above taken apart, and what composes, reorders or must stay apart."""
+    rng = random.Random(15)
+    marks = [chr(c) for c in (*range(0x300, 0x340), 0x345, 0x5B0, 0x5BC, 0x93C, 0xC56, 0x1161, 0x11A8, 0x3099)]
+    bases = [*"aeiouAEIOUnNsS ", "\u00e9", "\u0391", "\u05e9", "\u0915", "\u0c46", "\u1100", "\uac00", "\u304b", "\u2126",
+             "\u212b", "\u0958", "\ufb1d", "\U0001d15e", "\U0002f800", "\u4e00", "x"]
+    texts = [text.encode() for text in TEXTS + [unicodedata.normalize("NFD", text) for text in TEXTS]]
+    texts += ["".join(rng.choice(rng.choice((bases, marks))) for _ in range(rng.randrange(1, 40))).encode() for _ in range(300)]
+    form = normalizers.NFC()
+    pairs = [(raw, form.normalize_str(raw.decode()).encode()) for raw in texts]
+    for raw, normal in pairs:
+        assert unicodedata.normalize("NFC", raw.decode()).encode() == normal, raw
+    (OUT / "normal_forms.json").write_text(json.dumps([[raw.hex(), normal.hex()] for raw, normal in pairs],
+                                                      separators=(",", ":")) + "\n")
+
+
 def main():
     OUT.mkdir(exist_ok=True)
+    normal_forms()
     byte_level(sys.argv[1])
     sentence(sys.argv[2])
 

@@ -106,6 +106,25 @@ TEST(ByteBpe, BytesWithoutTokenAreLeftOutAndTheirPlaceIsKnown) {
   EXPECT_EQ(b.build()->first_without_token("a\xf3\xa0\x80\x81z"), 1U);
 }
 
+// Qwen's own tokenizer composes texts; its vocabulary is known by its size, and special tokens are split off before.
+TEST(ByteBpe, QwensVocabularyComposesTexts) {
+  const std::string decomposed = "e\xcc\x81";
+  for (const int tokens : {151642, 151643, 151936}) {
+    for (const char* pre : {"qwen2", "deepseek-r1-qwen", "gpt-2", "llama-bpe"}) {
+      VocabularyBuilder b = all_bytes();
+      b.pre = pre;
+      const std::int32_t special = b.add("<" + decomposed + ">", kControl);
+      while (b.tokens.size() < static_cast<std::size_t>(tokens)) b.add(std::to_string(b.tokens.size()) + "~");
+      const auto tokenizer = b.build();
+      const std::vector<std::int32_t> apart = {'e', 0xCC, 0x81};
+      const std::vector<std::int32_t> one = {0xC3, 0xA9};
+      const bool composes = tokens >= 151643 && (pre == std::string("qwen2") || pre[0] == 'd');
+      EXPECT_EQ(tokenizer->encode(decomposed, false, false), composes ? one : apart) << pre << ' ' << tokens;
+      EXPECT_THAT(tokenizer->encode("<" + decomposed + ">", false, true), ElementsAre(special));
+    }
+  }
+}
+
 TEST(ByteBpe, PiecesAreBytes) {
   VocabularyBuilder b = all_bytes();
   const std::int32_t space = b.add(
