@@ -110,7 +110,7 @@ TEST(ByteBpe, BytesWithoutTokenAreLeftOutAndTheirPlaceIsKnown) {
 TEST(ByteBpe, QwensVocabularyComposesTexts) {
   const std::string decomposed = "e\xcc\x81";
   for (const int tokens : {151642, 151643, 151936}) {
-    for (const char* pre : {"qwen2", "deepseek-r1-qwen", "gpt-2", "llama-bpe"}) {
+    for (const char* pre : {"qwen2", "deepseek-r1-qwen", "gpt-2"}) {
       VocabularyBuilder b = all_bytes();
       b.pre = pre;
       const std::int32_t special = b.add("<" + decomposed + ">", kControl);
@@ -118,7 +118,7 @@ TEST(ByteBpe, QwensVocabularyComposesTexts) {
       const auto tokenizer = b.build();
       const std::vector<std::int32_t> apart = {'e', 0xCC, 0x81};
       const std::vector<std::int32_t> one = {0xC3, 0xA9};
-      const bool composes = tokens >= 151643 && (pre == std::string("qwen2") || pre[0] == 'd');
+      const bool composes = tokens >= 151643 && (pre != std::string("gpt-2"));
       EXPECT_EQ(tokenizer->encode(decomposed, false, false), composes ? one : apart) << pre << ' ' << tokens;
       EXPECT_THAT(tokenizer->encode("<" + decomposed + ">", false, true), ElementsAre(special));
     }
