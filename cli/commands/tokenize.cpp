@@ -60,7 +60,7 @@ std::optional<TokenizeFlags> parse(const std::vector<std::string>& arguments) {
   if (has_prompt && has_file) refuse("-p and -f are both given; allowed is one of them");
   if (!has_prompt && !has_file) refuse("the text is missing; use -p TEXT or -f FILE");
   flags.flag = has_file ? "-f (--file)" : "-p (--prompt)";
-  flags.text = has_file ? read_text("-f (--file)", file) : escape ? unescaped(prompt) : prompt;
+  flags.text = has_file ? read_text("-f (--file)", file, LastLineEnd::dropped) : escape ? unescaped(prompt) : prompt;
   return flags;
 }
 
@@ -73,8 +73,9 @@ ExitCode tokenize_command(const std::vector<std::string>& arguments) {
   const auto tokenizer = runtime::Tokenizer::from_gguf(runtime::GgufFile::open(flags->model));
   std::vector<std::string> warnings = tokenizer->warnings();
   check_text(flags->flag, flags->text, *tokenizer, warnings);
-  warn(warnings);
   const auto ids = tokenizer->encode(flags->text, flags->add_special, flags->parse_special);
+  if (flags->add_special && flags->parse_special) check_bos(flags->flag, ids, *tokenizer, warnings);
+  warn(warnings);
   std::vector<std::string> pieces;
   pieces.reserve(ids.size());
   for (const std::int32_t id : ids) pieces.push_back(tokenizer->piece(id));

@@ -112,4 +112,13 @@ void check_text(std::string_view flag, std::string_view text, const runtime::Tok
   }
 }
 
+void check_bos(std::string_view flag, std::span<const std::int32_t> ids, const runtime::Tokenizer& tokenizer,
+               std::vector<std::string>& warnings) {
+  if (!tokenizer.adds_bos() || ids.size() < 2 || ids[0] != tokenizer.bos() || ids[1] != ids[0]) return;
+  warnings.push_back(fmt::format(
+      "{}: the text begins with {}, which the model puts in front of every text: it is there twice; "
+      "--no-bos leaves out the model's",
+      flag, in_quotes(tokenizer.piece(ids[0]))));
+}
+
 }  // namespace headwater::cli

@@ -81,7 +81,8 @@ HEADWATER_API headwater_status headwater_model_describe(const headwater_model* m
 
 /* Ids of a text of `bytes` bytes. add_special, 0 or 1: BOS in front and EOS at the end where the file asks for them.
  * parse_special, 0 or 1: texts of control tokens become those tokens; 0: they are text like any other. Bytes
- * for which the vocabulary has no token are left out. */
+ * for which the vocabulary has no token are left out. Texts are brought into Unicode's normal form C where the model's own
+ * tokenizer does so (Qwen's vocabulary). A text that begins with BOS itself has it twice with add_special. */
 HEADWATER_API headwater_status headwater_tokenize(const headwater_model* model, const char* text,
                                                   int64_t bytes, int32_t add_special, int32_t parse_special,
                                                   int32_t* ids, int64_t capacity, int64_t* count);

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
@@ -180,6 +181,9 @@ class Model(_native.Owner):
         ids = self.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(_ids(prompt, name))
         if not ids:
             raise ValueError(f"{name} has no tokens; allowed: 1 or more")
+        if isinstance(prompt, str) and self.adds_bos and ids[:2] == [self.bos] * 2:
+            warnings.warn(f"{name} begins with the token that the model puts in front of every text: it is there twice; "
+                          "tokenize(..., add_special=False) gives ids without the model's", stacklevel=3)
         return ids
 
     def generate(self, prompt: str | Iterable[int], *, max_tokens: int | None = 128, temperature: float = 0.0,

@@ -72,7 +72,21 @@ class DocumentAndQuestion(unittest.TestCase):
         self.assertEqual(got["prompt_ids"], ids(MODEL, "import os\n") + ids(MODEL, "def "))
 
 
-class Typed(unittest.TestCase):
+class Typed(Refusals):
+    def test_bos_twice_is_warned_of(self):
+        model = fixture("llama3")
+        bos = said(model, "-p", "", program="tokenize")["pieces"][0]
+        for program, more in (("tokenize", ()), ("generate", ("-n", "0"))):
+            with self.subTest(program):
+                for text, twice in ((bos + "a", True), ("a", False), ("a" + bos, False)):
+                    warnings = said(model, "-p", text, *more, program=program)["warnings"]
+                    self.assertEqual(any("--no-bos" in warning for warning in warnings), twice, warnings)
+                    warnings = said(model, "-p", text, "--no-bos", *more, program=program)["warnings"]
+                    self.assertEqual(any("--no-bos" in warning for warning in warnings), False, warnings)
+        with_it, without = (said(model, "-p", "a", "-n", "0", *more)["prompt_tokens"] for more in ((), ("--no-bos",)))
+        self.assertEqual(with_it, without + 1)
+        self.refused("-m", model, "-p", "x", "--chat", "--no-bos", names="--no-bos and --chat")
+
     def test_prompt_ids_are_those_of_tokenize(self):
         for model in (MODEL, fixture("llama-linear"), fixture("llama3")):
             got = said(model, "-p", "the quick\n fox", "-n", "0")

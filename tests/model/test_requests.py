@@ -132,11 +132,27 @@ class BadRequests(Refusals):
                             (json.dumps({"prompt": WORDS}).encode(), "line 2: the prompt has")):
             with self.subTest(line[:60]):
                 more = ("-c", "100") if b"the prompt has" in names.encode() else ()
-                self.refused("-m", MODEL, "--requests", "-", *more, names=names, input=good + line + b"\n")
+                self.refused("-m", MODEL, "--requests", "-", *more, names=names, input=b"\n" + line + b"\n")
+                done = run("generate", "-m", MODEL, "--requests", "-", "-n", "1", *more, input=good + line + b"\n" + good)
+                self.refused_some(done, names, [False, True, False])
 
-    def test_the_last_line_of_many(self):
-        self.refused("-m", MODEL, "--requests", "-", names="line 301: it is no JSON object",
-                     input=b'{"prompt": "def f("}\n' * 300 + b"[1]\n")
+    def refused_some(self, done, names, refused):
+        """One line says which; every request has an answer, in the order of the file."""
+        self.assertEqual(done.returncode, 2, done.stderr)
+        lines = [line for line in done.stderr.decode().splitlines() if line.startswith("headwater")]
+        self.assertEqual(len(lines), 1, done.stderr)
+        self.assertIn(names, lines[0])
+        answers_of = [json.loads(line) for line in done.stdout.decode().splitlines()]
+        self.assertEqual(["error" in answer for answer in answers_of], refused)
+        self.assertEqual([answer["id"] for answer in answers_of], list(range(1, len(refused) + 1)))
+
+    def test_the_first_and_the_last_line_of_many(self):
+        good = b'{"prompt": "def f(", "max_tokens": 1}\n'
+        done = run("generate", "-m", MODEL, "--requests", "-", "--quiet", input=good * 30 + b"[1]\n")
+        self.refused_some(done, "line 31: it is no JSON object", [False] * 30 + [True])
+        done = run("generate", "-m", MODEL, "--requests", "-", "--quiet", "--slots", "2", input=b"[1]\n" + good + b"[2]\n[3]\n" + good)
+        self.refused_some(done, "line 1: it is no JSON object in UTF-8", [True, False, True, True, False])
+        self.assertIn(b"and 2 more of 5 requests", done.stderr)
 
     def test_files_and_flags(self):
         self.refused("-m", MODEL, "--requests", "/nowhere/file", names="--requests")

@@ -205,6 +205,16 @@ class Tokens(Tests):
 
 
 class Generated(Tests):
+    def test_bos_twice_is_warned_of(self):
+        model = headwater.Model(FIXTURES / "llama3.gguf")
+        bos = model.piece(model.bos).decode()
+        with self.assertWarnsRegex(UserWarning, "it is there twice"):
+            list(model.generate(bos + "a", max_tokens=1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            list(model.generate("a", max_tokens=1))
+            list(model.generate(model.tokenize(bos + "a", add_special=False, parse_special=True), max_tokens=1))
+
     def test_greedy_text_is_that_of_the_program(self):
         said = program("generate", "-m", TINY, "-f", str(TEXT), "-n", "24", *FLAGS)
         pieces = list(self.model.generate(self.text, max_tokens=24, **SMALL))

@@ -74,6 +74,7 @@ void check_together(GenerateFlags& flags) {
   const auto refuse = [](const char* what) {
     throw Failure(fmt::format("{}; see headwater generate --help", what));
   };
+  if (flags.no_bos && flags.chat) refuse("--no-bos and --chat are both given; allowed is one of them");
   if (flags.system && !flags.chat) refuse("--system is given without --chat; allowed: both or neither");
   if (flags.chat_template && !flags.chat)
     refuse("--chat-template is given without --chat; allowed: both or neither");
@@ -153,6 +154,7 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
                sampling.min_p),
       set.integer("--seed", "--seed", 0, kMostSeed, "of the draws (0)", sampling.seed)};
   set.flag("-e,--escape", escape, kEscapeHelp);
+  set.flag("--no-bos", flags.no_bos, "without the tokens that the model puts around a text");
   set.value("--system", "TEXT", "with --chat: what the model is told first",
             [&](const std::string& text) { flags.system = text; });
   set.flag("--chat", flags.chat, "the prompt is a user's turn, written by the file's own chat template");

@@ -23,6 +23,7 @@ struct GenerateFlags {
   std::optional<std::int64_t> dense_tail;    ///< else the question, or kDenseTail
   runtime::SamplingOptions sampling;
   bool chat = false;
+  bool no_bos = false;
   bool interactive = false;
   bool dense = false;
   bool compare = false;

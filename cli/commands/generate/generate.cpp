@@ -321,6 +321,8 @@ ExitCode Generation::run() {
   const Turn prompt = words.text.empty() ? Turn{} : encode(words);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
   if (tokens == 0 && !words.text.empty()) throw Failure(kNoTokens);
+  if (!flags_.no_bos && !flags_.chat)
+    check_bos(flags_.file ? "-f (--file)" : "-p (--prompt)", prompt.ids, model_.tokenizer(), warnings_);
   check_prompt("the prompt", tokens, model_);
   const std::int64_t capacity = capacity_for(tokens);
   open(capacity, flags_.dense);

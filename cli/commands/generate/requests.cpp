@@ -94,6 +94,8 @@ class RequestLine {
     }
     if (request.turn.ids.empty()) refuse(kNoTokens);
     check_prompt(place() + "the prompt", static_cast<std::int64_t>(request.turn.ids.size()), model);
+    if (!flags.no_bos && chat == nullptr)
+      check_bos(place() + "'prompt'", request.turn.ids, model.tokenizer(), warnings);
     check_text(place() + "'prompt'", words.text, model.tokenizer(), warnings);
     check_text(place() + "'question'", words.question, model.tokenizer(), warnings);
   }

@@ -57,11 +57,11 @@ Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const run
   const runtime::Tokenizer& tokenizer = model.tokenizer();
   Turn turn;
   if (words.question.empty()) {
-    turn.ids = tokenizer.encode(words.text, first, first);
+    turn.ids = tokenizer.encode(words.text, first && !flags.no_bos, first);
     return turn;
   }
   Ids& ids = turn.ids;
-  if (tokenizer.adds_bos()) ids.push_back(tokenizer.bos());
+  if (tokenizer.adds_bos() && !flags.no_bos) ids.push_back(tokenizer.bos());
   const Ids document = tokenizer.encode(words.text, false, true);
   const Ids question = tokenizer.encode_more(words.question, true);
   ids.insert(ids.end(), document.begin(), document.end());
