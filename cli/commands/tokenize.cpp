@@ -60,7 +60,9 @@ std::optional<TokenizeFlags> parse(const std::vector<std::string>& arguments) {
   if (has_prompt && has_file) refuse("-p and -f are both given; allowed is one of them");
   if (!has_prompt && !has_file) refuse("the text is missing; use -p TEXT or -f FILE");
   flags.flag = has_file ? "-f (--file)" : "-p (--prompt)";
-  flags.text = has_file ? read_text("-f (--file)", file, LastLineEnd::dropped) : escape ? unescaped(prompt) : prompt;
+  flags.text = has_file ? read_text("-f (--file)", file, LastLineEnd::dropped)
+               : escape ? unescaped(prompt)
+                        : prompt;
   return flags;
 }
 
