@@ -155,6 +155,9 @@ class Scores(unittest.TestCase):
             self.assertEqual(own.options["sparse"], name != "dense")
             if name != "dense":
                 self.assertEqual((own.options["local"] + own.options["heavy"], own.options["chunk"]), (32, 64))
+                self.assertEqual(own.options["pinned"], 0 if name == "h2o" else 8)
+        for key_block, pinned in ((4, 8), (16, 16)):
+            self.assertEqual(rules.Rule("blocks", 64, 32, key_block=key_block).options["pinned"], pinned)
         sizes = {"pinned": 16, "key_block": 4, "query_block": 16, "pool": 2, "refine": 4}
         for name, wanted in (("h2o", {"pinned": 16, "local": 16, "heavy": 16}), ("window", {"pinned": 16, "local": 16}),
                              ("blocks", sizes)):
@@ -645,7 +648,7 @@ class Bundled(Folder):
         found = next(entry["prefill"] for entry in losses if entry["rule"] == "blocks")
         said = json.loads(subprocess.run(
             [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", MODEL, "-f", text, "--window", "2000", "--decode", "100",
-             "-ub", "256", "--h2o-local", "32", "--h2o-heavy", "32", "--select", "blocks", "--json"],
+             "-ub", "256", "--h2o-local", "32", "--h2o-heavy", "32", "--select", "blocks", "--pinned", "8", "--json"],
             check=True, capture_output=True, text=True).stdout)
         self.assertEqual(said["windows"], 2)
         self.assertAlmostEqual(found["nll"], said["sparse"]["ends"]["nll"], places=9)

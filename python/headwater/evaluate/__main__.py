@@ -88,8 +88,8 @@ def _parser():
     parser.add_argument("--memory", type=_integer(1, MOST), default=512, metavar="M",
                         help="tokens of a memory set; h2o: half newest, half by score; window: the newest; blocks: the newest "
                         "32, the rest chosen (512)")
-    parser.add_argument("--pinned", type=_integer(0, MOST), default=0, metavar="N",
-                        help="first tokens in every memory set, out of --memory (0)")
+    parser.add_argument("--pinned", type=_integer(0, MOST), default=None, metavar="N",
+                        help="first tokens in every memory set, out of --memory (8; 0 with h2o)")
     for size, high, about in (("key-block", 256, "keys of a block that is searched as one"),
                               ("query-block", MOST, "queries that choose a set together"),
                               ("pool", MOST, "queries whose mean votes"),

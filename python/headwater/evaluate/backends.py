@@ -54,7 +54,7 @@ class Gguf(Backend):
 
     def chat(self, asked, answer):
         # What Chat.say() feeds first.
-        ids, _ = self._model._chat_ids([("user", asked, None)], True)
+        ids, _, _ = self._model._chat_ids([("user", asked, None)], True)
         return list(ids) + self._model.tokenize(answer, add_special=False)
 
     def answer(self, ids, room, rule, dense_tail):

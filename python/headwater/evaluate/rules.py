@@ -2,17 +2,18 @@
 
 KEY_BLOCK, QUERY_BLOCK, POOL, BATCH = 8, 32, 4, 4096  # defaults of docs/spec.md
 NEWEST = 32  # L of rule blocks, as `headwater generate` has it
+PINNED = 8   # first tokens of every set by default, with it and with windows
 NAMES = ("dense", "h2o", "window", "blocks")
 
 
 class Rule:
     """name, and the options of a session by keyword.
 
-    pinned: first tokens that every set keeps, out of `memory`. key_block, query_block, pool, refine: of rule blocks; None:
-    the library's own.
+    pinned: first tokens that every set keeps, out of `memory`; None: 8, in whole key blocks, and 0 with h2o. key_block,
+    query_block, pool, refine: of rule blocks; None: the library's own.
     """
 
-    def __init__(self, name, chunk, memory, *, pinned=0, key_block=None, query_block=None, pool=None, refine=None):
+    def __init__(self, name, chunk, memory, *, pinned=None, key_block=None, query_block=None, pool=None, refine=None):
         """Errors: ValueError."""
         sizes = {"key_block": key_block, "query_block": query_block, "pool": pool, "refine": refine}
         key_block, query_block = key_block or KEY_BLOCK, query_block or QUERY_BLOCK
@@ -27,6 +28,8 @@ class Rule:
             raise ValueError(f"the pool is {pool or POOL}; allowed: what divides the query block, {query_block}")
         local = min(NEWEST, memory // 2 // key_block * key_block)  # of rule blocks, which has the most to choose
         most = memory // 2
+        if pinned is None:
+            pinned = 0 if name == "h2o" else min(-(-PINNED // key_block), most // key_block) * key_block
         if pinned % key_block != 0 or pinned > most:
             raise ValueError(f"pinned is {pinned}; allowed: 0 .. {most}, half of the memory, a multiple of {key_block}")
         self.name = name
@@ -40,7 +43,7 @@ class Rule:
         else:
             self.options = {"select": "blocks", "local": local, "heavy": memory - local,
                             **{size: value for size, value in sizes.items() if value is not None}}
-        if pinned and name != "dense":
+        if name != "dense":
             self.options["pinned"] = pinned
         self.options["chunk"] = chunk
 
