@@ -86,7 +86,7 @@ class Hints(unittest.TestCase):
         hinted = set(typing.get_type_hints(_options.SessionOptions))
         self.assertEqual(hinted, set(_options.NAMES) - {"layers"})  # `layer_options` of Session
         self.assertEqual(set(typing.get_type_hints(_options.ConversationOptions)),
-                         hinted - {"scale", "softcap", "sinks", "alibi"} | {"dense_tail", "engine", "cache_type"})
+                         hinted - {"scale", "softcap", "sinks", "alibi"} | {"dense_tail", "engine", "cache_type", "quality"})
         if support.torch is not None:
             from headwater import hf, torch
             self.assertEqual(set(typing.get_type_hints(_options.ConfigureOptions)), {*hf._DEFAULTS, *hf._MORE})
