@@ -169,6 +169,7 @@ std::vector<Value> split(const Text& text, const Text* separator, std::int64_t m
     }
   }
   std::vector<Value> items;
+  items.reserve(parts.size());
   for (const auto& [begin, length] : parts) items.emplace_back(text.part(begin, length));
   return items;
 }
@@ -366,6 +367,7 @@ Value sorted(const Value& input, const Arguments& arguments, Engine& engine) {
     return down ? less(b.first, a.first, engine.budget) : less(a.first, b.first, engine.budget);
   });
   std::vector<Value> items;
+  items.reserve(keyed.size());
   for (auto& [key, item] : keyed) items.push_back(std::move(item));
   return list_value(std::move(items), engine);
 }

@@ -36,9 +36,9 @@ class Interpreter {
  public:
   Interpreter(std::size_t units, std::time_t now) : engine_{Budget(units), now, 0} {}
 
-  Text run(const Node& root, std::vector<std::pair<std::string, Value>> variables) {
+  Text run(const Node& root, const std::vector<std::pair<std::string, Value>>& variables) {
     Scope& scope = new_scope(nullptr);
-    for (auto& [name, value] : variables) scope.names.insert_or_assign(name, std::move(value));
+    for (const auto& [name, value] : variables) scope.names.insert_or_assign(name, value);
     Text out;
     try {
       (void)execute(root, scope, out);
@@ -565,9 +565,9 @@ class Interpreter {
 
 }  // namespace
 
-Text render(const Node& root, std::vector<std::pair<std::string, Value>> variables, std::size_t units,
+Text render(const Node& root, const std::vector<std::pair<std::string, Value>>& variables, std::size_t units,
             std::time_t now) {
-  return Interpreter(units, now).run(root, std::move(variables));
+  return Interpreter(units, now).run(root, variables);
 }
 
 }  // namespace headwater::runtime::jinja
