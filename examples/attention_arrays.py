@@ -27,5 +27,5 @@ def timed(name, **options):
 
 dense = timed("dense", dense=True)
 timed("sparse, h2o, 256 + 256 of each", chunk=1024, local=256, heavy=256)
-sparse = timed("sparse, blocks, 32 + 480", chunk=1024, local=32, heavy=480, select="blocks", dense_tail=64)
+sparse = timed("sparse, blocks, 32 + 480", chunk=1024, local=32, heavy=480, pinned=8, select="blocks", dense_tail=64)
 print(f"the last 64 tokens see every token: largest difference {numpy.abs(sparse - dense)[-64:].max():.1e}")

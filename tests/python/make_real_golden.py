@@ -1,8 +1,8 @@
 """Writes golden/smollm2.json for test_real.py: make_real_golden.py MODEL.gguf
 
-What transformers and llama.cpp say of SmolLM2 (`./dev model smollm2`): tokens of prompts, greedy continuations, and the
-highest logits after each prompt. Needs the PyPI packages torch, transformers, gguf and, for llama.cpp, xllamacpp (where it
-is not, what it said stays in the file); their versions go into the file. transformers reads the weights as F32.
+What transformers says of SmolLM2 (`./dev model smollm2`): tokens of prompts, greedy continuations, and the highest logits
+after each prompt. Needs the PyPI packages torch, transformers and gguf; their versions go into the file. transformers reads
+the weights as F32.
 """
 
 import json
