@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const auto& [name, tensor] : header.tensors) {
       std::uint64_t elements = 1;
       for (const std::uint64_t extent : tensor.shape) elements *= extent;
-      const std::uint64_t bytes = elements * tensor_type_info(tensor.type).bytes;
+      const std::uint64_t bytes = elements * tensor_type_info(tensor.type).bits / 8;
       if (tensor.begin > tensor.end || tensor.end > size || tensor.end - tensor.begin != bytes) std::abort();
     }
   } catch (const Failure&) {
