@@ -78,7 +78,7 @@ class Page(ModelAtlas):
             tokens = json.loads(data(page, "tokens"))
             self.put("".join(tokens).encode(), "prompt.txt")
             run = self.run_program("generate", "-m", MODEL, "-f", self.path("prompt.txt"), "-n", "0", *SMALL, *rule, "--json",
-                                   "--dump-qkv", "6", self.path("qkv.safetensors"))
+                                   "--pinned", "0", "--dump-qkv", "6", self.path("qkv.safetensors"))
             self.assertEqual(run.returncode, 0, run.stderr)
             steps = json.loads(run.stdout)["steps"]
             done = self.run_program("attend", self.path("qkv.safetensors"), "-o", self.path("out.safetensors"), *SMALL, *rule,
