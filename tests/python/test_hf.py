@@ -498,7 +498,7 @@ class Options(Case):
                 ({"dense_below": -1}, ValueError, "dense.below"),
                 ({"threads": 1000}, ValueError, "threads"),
                 ({"engine": "gpu"}, RuntimeError, "gpu"),
-                ({"scale": 1.0}, TypeError, "option 'scale' is not known; allowed: memory, select"),
+                ({"scale": 1.0}, TypeError, "option 'scale' is not known; allowed: quality, memory, select"),
         ):
             with self.subTest(options), self.assertRaisesRegex(kind, says) as caught:
                 headwater.hf.configure(own, **options)
