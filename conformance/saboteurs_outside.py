@@ -50,7 +50,7 @@ def run(command, fault):
 def skips(command):
     """Whether this GoogleTest program skips all that it is to run."""
     out = run(command, "").stdout.decode()
-    counts = [re.search(pattern, out) for pattern in (r"\] (\d+) tests? from .* ran", r"\[  SKIPPED \] (\d+) tests?, listed")]
+    counts = [re.search(pattern, out) for pattern in (r"\] (\d+) tests? from .* ran", r"\[  SKIPPED \] (\d+) tests?[.,]")]
     return all(counts) and counts[0][1] == counts[1][1] != "0"
 
 
