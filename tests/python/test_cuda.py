@@ -284,6 +284,7 @@ class Attention(unittest.TestCase):
         class Long(DeviceRows):
             shape = property(lambda self: (2**24, *self.array.shape[1:]))
         given = [Long(array, F32, device=0) for array in (*rows(1), rows(1)[0])]
+        given[3].start += 2**40  # memory of its own
         with self.assertRaisesRegex(MemoryError, "memory"):
             headwater.attention(*given[:3], out=given[3], **OPTIONS)
         with self.assertRaisesRegex(MemoryError, "memory"):
@@ -306,6 +307,9 @@ class Torch(types.ModuleType):
 
         def data_ptr(self):
             return self.rows.address
+
+        def is_neg(self):
+            return False
 
         def new_empty(self, shape):
             return type(self)(DeviceRows(numpy.full(shape, 7, self.rows.array.dtype), self.rows.code, self.rows.session))
@@ -342,8 +346,9 @@ class Tensors(unittest.TestCase):
         self.assertIsInstance(out, torch.Tensor)
         numpy.testing.assert_array_equal(out.rows.read(), wanted)
         refused = [torch.Tensor(DeviceRows(array, BF16, device=1)) for array in arrays]
+        spare = torch.Tensor(DeviceRows(arrays[0].copy(), BF16, device=1))
         for tensor in refused:
-            tensor.new_empty = lambda shape: refused[0]
+            tensor.new_empty = lambda shape: spare
         with self.assertRaisesRegex(ValueError, r"^q\.data is host memory"):
             headwater.attention(*refused, **OPTIONS)
         (own,) = self.kept.values()
@@ -370,7 +375,7 @@ class Tensors(unittest.TestCase):
 
     def test_a_stream_has_a_session_of_its_own(self):
         arrays = rows(9)
-        given = [DeviceRows(array, F32, device=0) for array in (*arrays, arrays[0])]
+        given = [DeviceRows(array, F32, device=0) for array in (*arrays, arrays[0].copy())]
         host = r"^q\.data is host memory"
         for streams, says in (((0, 0), host), ((2, 2), "^cuda: stream is one of another device"), ((0, 0), host)):
             self.with_torch(streams=streams)
@@ -486,7 +491,7 @@ class Refused(unittest.TestCase):
                 ((q, support.OnDevice(k.array, (2, 1)), v), {}, ValueError, "k is on cuda:1; allowed: cuda:0$"),
                 ((q, k, v.array), {}, ValueError, "v is on cpu; allowed: cuda:0$"),
                 ((q.array, k, v), {}, ValueError, "k is on cuda:0; allowed: cpu$")):
-            out = given[0] if isinstance(given[0], DeviceRows) else q
+            out = DeviceRows(rows(given[0].shape[0])[0], F32, device=0)
             self.refuses(kind, says, lambda: headwater.attention(*given, out=out, **{**OPTIONS, **options}))
         self.refuses(ValueError, "q is on DLPack device 3; allowed: cpu, cuda$",
                      lambda: headwater.attention(support.OnDevice(q.array, (3, 0)), k, v, **OPTIONS))
@@ -501,7 +506,7 @@ class Refused(unittest.TestCase):
         self.refuses(RuntimeError, says, lambda: session(engine=None, device="cuda"))
         q, k, v = (DeviceRows(array, F32, device=0) for array in rows(20))
         with unittest.mock.patch.dict(os.environ, HEADWATER_ENGINE="cpu"):
-            self.refuses(RuntimeError, says, lambda: headwater.attention(q, k, v, out=q))
+            self.refuses(RuntimeError, says, lambda: headwater.attention(q, k, v, out=DeviceRows(rows(20)[0], F32, device=0)))
 
 
 if __name__ == "__main__":
