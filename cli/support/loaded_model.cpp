@@ -9,7 +9,7 @@
 #include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/model_memory.hpp"
-#include "runtime/model/parallel.hpp"
+#include "runtime/model/threads.hpp"
 
 namespace headwater::cli {
 namespace {

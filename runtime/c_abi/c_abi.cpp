@@ -20,7 +20,7 @@
 #include "runtime/generate/model_file.hpp"
 #include "runtime/generate/sampler.hpp"
 #include "runtime/generate/teacher_forcing.hpp"
-#include "runtime/model/parallel.hpp"
+#include "runtime/model/threads.hpp"
 #include "runtime/tokenizer/chat.hpp"
 
 using namespace headwater::c_abi;  // the helpers of bindings/

@@ -2,19 +2,11 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
 
 namespace headwater::runtime {
-
-/// The most threads of a session and of products (Options::threads).
-inline constexpr int kMostThreads = 512;
-
-/// As many threads as OpenMP would use (OMP_NUM_THREADS, else all cores), and kMostThreads at most: a larger machine is no
-/// error where nobody asked for a number.
-inline int default_threads() { return std::min(omp_get_max_threads(), kMostThreads); }
 
 /// Calls work(task, thread) for every task 0 .. tasks - 1 on up to `threads` threads, in any order; rethrows the first
 /// exception. Which thread does a task is not defined; its result must not depend on it.

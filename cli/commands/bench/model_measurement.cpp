@@ -27,7 +27,7 @@
 #include "headwater/engine.hpp"
 #include "runtime/generate/sampler.hpp"
 #include "runtime/gguf/row_kernels.hpp"
-#include "runtime/model/parallel.hpp"
+#include "runtime/model/threads.hpp"
 #include "runtime/support/mapped_file.hpp"
 
 namespace headwater::bench {
