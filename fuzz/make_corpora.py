@@ -1,12 +1,18 @@
-"""Writes the seeds of fuzz/corpora/gguf, tokenizer and session_file: python3 fuzz/make_corpora.py
+"""The corpora of the fuzz targets, fuzz/corpora.tar.gz: a folder for each target, a file for each input.
 
-Standard library only. What a fuzzer finds is added beside them by hand.
+python3 fuzz/make_corpora.py [TARGET FILE...] writes the seeds of gguf, tokenizer and session_file anew, adds the files named (what
+a fuzzer found) to the folder of their target, and leaves the other inputs as they are. The same inputs give the same bytes.
+Standard library only.
 """
 
+import gzip
+import io
 import pathlib
 import struct
+import sys
+import tarfile
 
-ROOT = pathlib.Path(__file__).parent / "corpora"
+ARCHIVE = pathlib.Path(__file__).parent / "corpora.tar.gz"
 U32, BOOL, TEXT, ARRAY, I32, F32 = 4, 7, 8, 9, 5, 6
 # name -> (number of the type, elements and bytes of a block)
 TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "bf16": (30, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18),
@@ -67,7 +73,9 @@ def sentence():
             entry("tokenizer.ggml.bos_token_id", U32, struct.pack("<I", 1))]
 
 
-def main():
+def seeds():
+    """Path in the archive -> content."""
+    found = {}
     alignment = entry("general.alignment", U32, struct.pack("<I", 32))
     files = {f"tensor-{kind}": gguf([alignment], [("a", kind, 1), ("b", kind, 1)]) for kind in TYPES}
     files |= {f"vocabulary-{pre}": gguf(byte_level(pre)) for pre in ("qwen2", "llama-bpe", "gpt-2", "default", "smollm")}
@@ -77,31 +85,44 @@ def main():
                             for kind in (0, 1, 2, 3, 4, 5, 6, 10, 11, 12)] + [texts("empty", [])])
     files["count-2-40"] = gguf([text("k") + struct.pack("<IIQ", ARRAY, TEXT, 1 << 40)])
     files["offset-beyond"] = gguf([], [("a", "f32", 8)])[:-32]
-    (ROOT / "gguf").mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (ROOT / "gguf" / name).write_bytes(content)
+    found |= {f"gguf/{name}": content for name, content in files.items()}
 
     # target_session_file.cpp: which session, then edits of its file: kind, place (two bytes), value; or, from 192 on, a file.
     edits = {"as-saved": b"", "cut-short": b"\1\4\0\0", "cut-in-header": b"\1\0\20\0", "inserted": b"\2\0\40x",
              "erased": b"\3\0\50\3", "last-byte": b"\1\7\377\0", "length": b"\0\0\7\177", "twice": b"\0\0\11x\0\0\12y"}
-    (ROOT / "session_file").mkdir(parents=True, exist_ok=True)
     for which in range(8):
         for name, content in edits.items():
-            (ROOT / "session_file" / f"{name}-{which}").write_bytes(bytes([which]) + content)
+            found[f"session_file/{name}-{which}"] = bytes([which]) + content
     for i in range(80):
-        (ROOT / "session_file" / f"number-{i}").write_bytes(bytes([i % 8, 4, i * 3 // 2, i // 8]))
+        found[f"session_file/number-{i}"] = bytes([i % 8, 4, i * 3 // 2, i // 8])
     for i in range(16):
-        (ROOT / "session_file" / f"data-{i}").write_bytes(bytes([i % 8, 0, 4 + i // 4, i * 64 % 256, 255]))
+        found[f"session_file/data-{i}"] = bytes([i % 8, 0, 4 + i // 4, i * 64 % 256, 255])
     for name, content in {"empty": b"", "no-header": bytes(8), "brackets": b"\x40" + bytes(7) + b"[" * 64}.items():
-        (ROOT / "session_file" / name).write_bytes(bytes([192]) + content)
+        found[f"session_file/{name}"] = bytes([192]) + content
 
     samples = {"code": b"def f(x):\n    return x ** 2\r\n", "blanks": b"  \t\n\n x \xc2\xa0\xe3\x80\x80  ",
                "scripts": "naïve 東京 עברית हिन्दी 🙂👍🏽 e\u0301".encode(), "broken": b"a\xff\xc3(\xf0\x9f\x98 \xed\xa0\x80",
                "special": b"<|im_start|>user\n<|im_end|><|im_<s></s><0x41>", "long": b"x" * 300 + b" " * 300 + b"1" * 50}
-    (ROOT / "tokenizer").mkdir(parents=True, exist_ok=True)
     for which in range(6):
         for name, content in samples.items():
-            (ROOT / "tokenizer" / f"{name}-{which}").write_bytes(bytes([which, which % 2]) + content)
+            found[f"tokenizer/{name}-{which}"] = bytes([which, which % 2]) + content
+    return found
 
 
-main()
+def main(target=None, *added):
+    with tarfile.open(ARCHIVE) as archive:
+        inputs = {entry.name: archive.extractfile(entry).read() for entry in archive if entry.isfile()}
+    targets = {name.split("/")[0] for name in inputs}
+    if target is not None and (target not in targets or not added):
+        sys.exit(f"usage: make_corpora.py [TARGET FILE...]; targets: {', '.join(sorted(targets))}")
+    inputs |= seeds() | {f"{target}/{pathlib.Path(name).name}": pathlib.Path(name).read_bytes() for name in added}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in sorted(inputs.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    ARCHIVE.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+
+
+main(*sys.argv[1:])
