@@ -68,9 +68,17 @@ endif()
 add_library(headwater_api INTERFACE)
 target_include_directories(headwater_api INTERFACE "${PROJECT_SOURCE_DIR}/include")
 
-# headwater_judges(TARGET): it drives and judges what is shipped.
+# Presets asan and tsan unite up to eight files of a target into one (CMAKE_UNITY_BUILD), so that the compiler reads headers once.
+# Other builds compile each file alone, as what is shipped is compiled, which shows that it includes what it needs.
+
+# headwater_alone(FILE...): they use names that other files of their target use for something else.
+function(headwater_alone)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
+# headwater_judges(TARGET): it drives and judges what is shipped. Never united: many of its files use one name for different things.
 function(headwater_judges target)
-  set_target_properties(${target} PROPERTIES HEADWATER_JUDGES ON)
+  set_target_properties(${target} PROPERTIES HEADWATER_JUDGES ON UNITY_BUILD OFF)
 endfunction()
 
 # headwater_precompile(TARGET HEADER...): what most files of a target read first, read once. Not with clang: that build shows that
@@ -134,6 +142,9 @@ function(headwater_part name)
     target_compile_options(${name} PRIVATE -O1 -g1 --coverage -fprofile-update=atomic)
   endif()
 endfunction()
+
+# Files of the kit's second oracle.
+set(HEADWATER_EIGEN_ORACLE eigen_oracle.cpp products.cpp products_avx2.cpp products_avx512.cpp products_baseline.cpp)
 
 # headwater_kit_objects(NAME [JUDGES] FILE...): compiled files of the conformance kit for a target that needs a part of it.
 # With JUDGES all of them are of headwater_kit_judges, and the target does not wait for the rest of the kit. Without tests

@@ -156,8 +156,8 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     const std::int64_t last_query = input.queries[static_cast<std::size_t>(first_row + rows - 1)];
     while (seen < m && input.positions[static_cast<std::size_t>(seen)] <= last_query) ++seen;
     const RowMatrix q = input.q.middleRows(first_row, rows);
-    const RowMatrix raw = input.scale * (q * input.keys.topRows(seen).transpose());
-    const RowMatrix size = std::fabs(input.scale) * (q.cwiseAbs() * abs_keys.topRows(seen).transpose());
+    const RowMatrix raw = input.scale * product_transposed(q, input.keys, seen);
+    const RowMatrix size = std::fabs(input.scale) * product_transposed(q.cwiseAbs(), abs_keys, seen);
 
     RowMatrix weights = RowMatrix::Zero(rows, seen);
     RowMatrix weight_errors = RowMatrix::Zero(rows, seen);
@@ -240,9 +240,9 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
       truth.lse_bound[first_row + r] = std::expm1(log_relative) + kF32 * std::fabs(lse) +
                                        2.0 * u * (std::fabs(whole.m) + std::fabs(log) + std::fabs(lse) + 1.0);
     }
-    truth.out.middleRows(first_row, rows) = weights * input.values.topRows(seen);
-    truth.out_size.middleRows(first_row, rows) = weights * abs_values.topRows(seen);
-    truth.out_bound.middleRows(first_row, rows) = weight_errors * abs_values.topRows(seen);
+    truth.out.middleRows(first_row, rows) = product(weights, input.values);
+    truth.out_size.middleRows(first_row, rows) = product(weights, abs_values);
+    truth.out_bound.middleRows(first_row, rows) = product(weight_errors, abs_values);
     truth.out_bound.middleRows(first_row, rows).array() += arithmetic.flushed * static_cast<double>(seen);
   }
 

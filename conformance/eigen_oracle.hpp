@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "conformance/products.hpp"
 #include "headwater/engine.hpp"
 
 namespace headwater::conformance {
@@ -24,9 +25,6 @@ struct Arithmetic {
 
 /// The arithmetic that an engine's claims promise for queries and stored rows of these types.
 [[nodiscard]] Arithmetic arithmetic_of(const Engine& engine, DType query, DType stored);
-
-/// Doubles of tokens, in memory token by token.
-using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 /// One query head of one chunk, or some of its rows, as plain matrices of doubles: the union of its keys, row by row.
 struct HeadChunk {

@@ -126,8 +126,10 @@ def build():
                 "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0)))}
     for old in (*OUT.glob("**/*.whl"), *OUT.glob("*.tar.gz")):
         old.unlink()
-    run("build", OUT / "build.log", python, "-m", "build", "--wheel", "--no-isolation", f"-Cbuild-dir={OUT / 'cmake'}",
-        "-Ccmake.define.HEADWATER_WERROR=ON", "--outdir", OUT / "plain", ROOT, env=programs)
+    # Compilers by the names and from as deep a folder as in the release build: ccache knows what that has compiled.
+    run("build", OUT / "build.log", python, "-m", "build", "--wheel", "--no-isolation",
+        f"-Cbuild-dir={ROOT / 'build' / 'wheel_objects'}", "-Ccmake.define.CMAKE_C_COMPILER=gcc",
+        "-Ccmake.define.CMAKE_CXX_COMPILER=g++", "-Ccmake.define.HEADWATER_WERROR=ON", "--outdir", OUT / "plain", ROOT, env=programs)
     plain = one(OUT / "plain")
     # What lies in headwater/lib keeps its name: libheadwater.so for libheadwater-runtime.so, and libgomp.so.1, so that a
     # process has one, PyTorch's where that is loaded.

@@ -12,7 +12,7 @@ namespace headwater::cuda {
 
 namespace {
 
-constexpr std::int64_t kVectorBytes = 16;
+constexpr std::int64_t kAlignedBytes = 16;
 
 const char* name_of(PointerKind kind) {
   switch (kind) {
@@ -128,16 +128,16 @@ Staging::Placed Staging::begin_window(const Call& call, std::int64_t first, std:
 InputRows Staging::in_place(const Part& part, const headwater::Rows& rows, std::int64_t first) {
   const auto size = static_cast<std::int64_t>(dtype_size(rows.type));
   const unsigned char* data = first_row(rows.data, rows.row_stride, rows.type, first);
-  const bool vectors = reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0 &&
-                       rows.row_stride * size % kVectorBytes == 0 &&
-                       rows.head_stride * size % kVectorBytes == 0 && part.width * size % kVectorBytes == 0;
+  const bool vectors = reinterpret_cast<std::uintptr_t>(data) % kAlignedBytes == 0 &&
+                       rows.row_stride * size % kAlignedBytes == 0 &&
+                       rows.head_stride * size % kAlignedBytes == 0 && part.width * size % kAlignedBytes == 0;
   return {data, rows.row_stride, rows.head_stride, rows.type, vectors};
 }
 
 InputRows Staging::stage_in(const Part& part, const headwater::Rows& rows, std::int64_t first,
                             std::int64_t n) {
   const std::int64_t row_bytes = part.width * static_cast<std::int64_t>(dtype_size(rows.type));
-  const std::int64_t pitch = pieces(row_bytes, kVectorBytes) * kVectorBytes;
+  const std::int64_t pitch = pieces(row_bytes, kAlignedBytes) * kAlignedBytes;
   unsigned char* to = part.pinned[side_];
   for (std::int64_t row = first; row < first + n; ++row) {
     for (std::int64_t head = 0; head < part.heads; ++head, to += pitch) {

@@ -22,7 +22,7 @@ float binary(float logit) { return static_cast<float>(static_cast<double>(logit)
 const std::uint16_t* elements(const void* rows) { return static_cast<const std::uint16_t*>(rows); }
 
 /// Keys whose weights are kept at a time.
-std::int64_t most_block_keys(const SessionData& data) {
+std::int64_t bf16_block_keys(const SessionData& data) {
   return std::max(
       {std::min(kBf16SegmentKeys, data.shape.capacity), data.most_chunk_rows(), data.set_width()});
 }
@@ -40,7 +40,7 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
       values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
       lanes(core::checked_product(kBlockRows,
                                   data.summary_width() > 0 ? std::max(data.summary_width(), d_padded) : 0)),
-      weights(core::checked_product(key_tiles(most_block_keys(data)), kTileWeights)),
+      weights(core::checked_product(key_tiles(bf16_block_keys(data)), kTileWeights)),
       transposed(core::checked_product(kGroupRows, dv_padded)),
       out(core::checked_product(kBlockRows, data.widest.d_value)),
       softmax(kGroupRows / kBlockRows) {}
