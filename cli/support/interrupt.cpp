@@ -72,22 +72,9 @@ extern "C" void end_by_truncation(int) {
   ::_exit(static_cast<int>(ExitCode::bad_input));
 }
 
-/// Handlers of this thread, which is the one that signals reach first, get a stack of their own: code that oneDNN makes for
-/// processors with AVX2 keeps values below the stack pointer, where a handler's frame would overwrite them.
-void give_handlers_a_stack() {
-  alignas(64) static char memory[64 * 1024];  // a frame of all registers has about 12 KiB
-  stack_t stack{};
-  stack.ss_sp = memory;
-  stack.ss_size = sizeof memory;
-  if (::sigaltstack(&stack, nullptr) != 0) {
-    throw Failure(fmt::format("cannot give signal handlers a stack: {}", std::strerror(errno)));
-  }
-}
-
 void handle(int number, void (*action)(int)) {
   struct sigaction handler {};
   handler.sa_handler = action;
-  handler.sa_flags = SA_ONSTACK;
   ::sigemptyset(&handler.sa_mask);
   if (::sigaction(number, &handler, nullptr) != 0) {
     throw Failure(fmt::format("cannot handle signal {}: {}", number, std::strerror(errno)));
@@ -104,7 +91,6 @@ void install_signal_handlers(const std::string& command, const std::string& inpu
           kLineLimit - 4) +
       "\n";
   std::copy(line.begin(), line.end(), truncated_line.begin());
-  give_handlers_a_stack();
   handle(SIGINT, end_by_signal);
   handle(SIGTERM, end_by_signal);
   struct sigaction before {};

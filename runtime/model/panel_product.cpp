@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <csignal>
 #include <dnnl.hpp>
 #include <utility>
 #include <vector>
@@ -43,6 +44,27 @@ class OneThread {
 
  private:
   int before_;
+};
+
+/// While one of these exists, no signal handler runs on this thread. Where a processor has no AVX-512, oneDNN's code points
+/// the stack pointer into a buffer on the heap (jit_avx_gemm_f32, from a depth of 253 on), and a handler's frame would
+/// overwrite what lies in front of that. A signal waits for the end of the product, or another thread takes it.
+class NoHandlers {
+ public:
+  NoHandlers() {
+    sigset_t held;
+    ::sigfillset(&held);
+    // What a thread does wrong itself cannot wait: the kernel would end the process without its handler.
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
+      ::sigdelset(&held, fault);
+    ::pthread_sigmask(SIG_BLOCK, &held, &before_);
+  }
+  ~NoHandlers() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoHandlers(const NoHandlers&) = delete;
+  NoHandlers& operator=(const NoHandlers&) = delete;
+
+ private:
+  sigset_t before_;
 };
 
 // The two majors of oneDNN that this is written for differ in how a product is described and how a layout is queried.
@@ -197,6 +219,7 @@ void PanelProduct::pack(const void* plain, void* packed, void* scratch) const {
   const State& state = *state_;
   try {
     const OneThread one_thread;
+    const NoHandlers no_handlers;
     dnnl::stream stream(processor());
     Memory from(state.plain, processor(), const_cast<void*>(plain));
     Memory to(state.packed, processor(), packed);
@@ -253,6 +276,7 @@ void PanelProduct::multiply(std::int64_t height, const void* x, const void* pack
   const dnnl::matmul::primitive_desc& description = state.descriptions[at];
   try {
     const OneThread one_thread;
+    const NoHandlers no_handlers;
     dnnl::stream stream(processor());
     const Memory source(description.src_desc(), processor(), const_cast<void*>(x));
     const Memory weights(state.packed, processor(), const_cast<void*>(packed));

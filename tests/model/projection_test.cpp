@@ -4,15 +4,21 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <mutex>
 #include <numeric>
 #include <random>
 #include <string_view>
+#include <thread>
 
 #include "headwater/error.hpp"
 #include "runtime/gguf/row_groups.hpp"
@@ -628,6 +634,88 @@ TEST(PanelProduct, RowsPackedOneStripAfterTheOtherAreThePanel) {
   if (onednn_has_avx512()) {
     EXPECT_GT(packed_by_rows, 0);
   }
+}
+
+/// What handlers saw of the thread that they interrupted.
+struct Interrupted {
+  std::uintptr_t stack = 0;
+  std::uintptr_t stack_end = 0;
+  std::atomic<int> handlers = 0;
+  std::atomic<int> off_the_stack = 0;
+} interrupted;
+
+extern "C" void look_at_the_stack_pointer(int, siginfo_t*, void* context) {
+  const auto at =
+      static_cast<std::uintptr_t>(static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RSP]);
+  if (at < interrupted.stack || at >= interrupted.stack_end) ++interrupted.off_the_stack;
+  ++interrupted.handlers;
+}
+
+void find_the_stack() {
+  pthread_attr_t attributes;
+  void* lowest = nullptr;
+  std::size_t bytes = 0;
+  ASSERT_EQ(pthread_getattr_np(pthread_self(), &attributes), 0);
+  ASSERT_EQ(pthread_attr_getstack(&attributes, &lowest, &bytes), 0);
+  pthread_attr_destroy(&attributes);
+  interrupted.stack = reinterpret_cast<std::uintptr_t>(lowest);
+  interrupted.stack_end = interrupted.stack + bytes;
+}
+
+/// Products and packs until enough handlers have run; for 5 s at most, where tools make threads take turns.
+void multiply_while_interrupted() {
+  constexpr int kHandlers = 500;
+  constexpr std::int64_t kDepth = 1024, kWidth = 64;
+  const std::int64_t height = kBlockHeights.back();
+  const PanelProduct product(Precision::f32, kDepth, kWidth);
+  const std::vector<float> plain(static_cast<std::size_t>(kWidth * kDepth), 1.0F);
+  const std::vector<float> x(static_cast<std::size_t>(height * kDepth), 1.0F);
+  std::vector<float> out(static_cast<std::size_t>(height * kWidth));
+  const AlignedBuffer packed(product.packed_bytes()), scratch(product.scratch_bytes());
+  const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  do {
+    product.pack(plain.data(), packed.data(), scratch.data());
+    for (int i = 0; i < 10; ++i)
+      product.multiply(height, x.data(), packed.data(), out.data(), scratch.data());
+  } while (interrupted.handlers < kHandlers && std::chrono::steady_clock::now() < latest);
+  EXPECT_EQ(out.back(), static_cast<float>(kDepth));
+}
+
+// oneDNN's code for AVX2 has the stack pointer in a buffer on the heap, where the frame of a handler, Python's of Ctrl-C for
+// one, damages what lies in front of the buffer. Here handlers have a stack of their own, so that they only see it.
+TEST(PanelProduct, HandlersFindTheStackPointerOnTheStack) {
+  interrupted.handlers = interrupted.off_the_stack = 0;
+  struct sigaction handler {};
+  struct sigaction before {};
+  handler.sa_sigaction = look_at_the_stack_pointer;
+  handler.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+  ASSERT_EQ(::sigaction(SIGUSR1, &handler, &before), 0);
+  std::atomic<bool> ready = false;
+  std::atomic<bool> done = false;
+  std::thread worker([&] {
+    std::vector<std::byte> memory(64 * 1024);
+    stack_t own{};
+    own.ss_sp = memory.data();
+    own.ss_size = memory.size();
+    stack_t none{};
+    EXPECT_EQ(::sigaltstack(&own, &none), 0);
+    find_the_stack();
+    ready = true;
+    multiply_while_interrupted();
+    done = true;
+    while (ready) std::this_thread::yield();  // no more signals come
+    EXPECT_EQ(::sigaltstack(&none, nullptr), 0);
+  });
+  while (!ready) std::this_thread::yield();
+  while (!done) {
+    EXPECT_EQ(pthread_kill(worker.native_handle(), SIGUSR1), 0);
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  ready = false;
+  worker.join();
+  EXPECT_EQ(::sigaction(SIGUSR1, &before, nullptr), 0);
+  EXPECT_GT(interrupted.handlers, 0);
+  EXPECT_EQ(interrupted.off_the_stack, 0);
 }
 
 }  // namespace
