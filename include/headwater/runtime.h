@@ -52,6 +52,11 @@ HEADWATER_API void headwater_model_close(headwater_model* model);
 HEADWATER_API const char* headwater_model_name(const headwater_model* model);
 HEADWATER_API const char* headwater_model_architecture(const headwater_model* model);
 
+/* What is strange in the file and was read all the same (ids of special tokens that the vocabulary lacks, equal texts of unused
+ * tokens), a line each, every line ended by a line feed; "" where nothing is. It lives as long as the model. NULL where the
+ * model is NULL. */
+HEADWATER_API const char* headwater_model_warnings(const headwater_model* model);
+
 typedef struct headwater_model_facts {
   int64_t layers;
   int64_t width; /* of the residual stream */
@@ -86,6 +91,13 @@ HEADWATER_API headwater_status headwater_model_describe(const headwater_model* m
 HEADWATER_API headwater_status headwater_tokenize(const headwater_model* model, const char* text,
                                                   int64_t bytes, int32_t add_special, int32_t parse_special,
                                                   int32_t* ids, int64_t capacity, int64_t* count);
+
+/* What a text loses when it is tokenized: in *ill_formed the place of the first byte that is not UTF-8 and is read as
+ * U+FFFD, in *without_token that of the first character for which the vocabulary has no token and which is left out; -1:
+ * there is none. */
+HEADWATER_API headwater_status headwater_text_losses(const headwater_model* model, const char* text,
+                                                     int64_t bytes, int64_t* ill_formed,
+                                                     int64_t* without_token);
 
 /* The text of n ids: pieces without control tokens, and without the space that some vocabularies put in front of a text.
  * No NUL is written. Not always well-formed UTF-8. Errors: invalid_argument (an id without a text). */

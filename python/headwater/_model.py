@@ -54,7 +54,7 @@ class Model(_native.Owner):
     path: the file (of a split one its first part). projections: "auto", "f32" or "bf16", the operands of products over
     many tokens. chat_template: how chats are written in place of the file's own template: "chatml", "llama3", or a template
     in Jinja, its text. Metadata and tokenizer are read now, the weights for the first conversation; all conversations share them.
-    Threads may use a model at once.
+    Threads may use a model at once. What is strange in a file and read all the same is a warning.
 
     name, architecture: texts. layers, heads, kv_heads, head_dim, value_dim, width, feed_forward, vocabulary, context, bytes:
     integers. bos, eos: ids, or None. adds_bos: whether a text begins with bos. projections: "f32" or "bf16".
@@ -90,6 +90,8 @@ class Model(_native.Owner):
             if not text:
                 raise ValueError("chat_template is ''; allowed: chatml, llama3, a template in Jinja, or None")
             _check(_library.headwater_model_set_chat_template(self._handle, text, len(text)))
+        for line in _library.headwater_model_warnings(self._handle).decode(errors="replace").splitlines():
+            warnings.warn(line, stacklevel=2)
         facts = _runtime.Facts()
         _check(_library.headwater_model_describe(self._handle, _byref(facts), ctypes.sizeof(facts)))
         self.name = _library.headwater_model_name(self._handle).decode(errors="replace")
@@ -117,12 +119,21 @@ class Model(_native.Owner):
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text, a list. add_special: BOS in front and EOS at the end where the file asks for them.
-        parse_special: texts of control tokens become those tokens; else they are text like any other. Bytes for which the
-        vocabulary has no token are left out."""
+        parse_special: texts of control tokens become those tokens; else they are text like any other. Characters for which
+        the vocabulary has no token are left out, with a warning."""
         data = _options.text(text, "text")
+        self._warn_of_losses(data, "text")
         flags = _options.flag(add_special, "add_special"), _options.flag(parse_special, "parse_special")
         return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
             _library.headwater_tokenize(self._handle, data, len(data), *flags, ids, capacity, count)))
+
+    def _warn_of_losses(self, data, name):
+        ill_formed, without_token = ctypes.c_int64(), ctypes.c_int64()
+        _check(_library.headwater_text_losses(self._handle, data, len(data), _byref(ill_formed), _byref(without_token)))
+        if without_token.value >= 0:
+            character = len(data[:without_token.value].decode(errors="replace"))
+            warnings.warn(f"{name}[{character}]: the character has no token in the model's vocabulary; it, and what else has none, "
+                          "is left out", stacklevel=4)
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, without control tokens; bytes that are not UTF-8 become U+FFFD. Errors: ValueError (an id that
@@ -148,6 +159,8 @@ class Model(_native.Owner):
         own = (_runtime.Message * len(messages))()
         for entry, (role, text, question) in zip(own, messages):
             data = [_options.text(text, "text"), None if question is None else _options.text(question, "question")]
+            for part, name in zip(data, ("text", "question")):
+                self._warn_of_losses(part or b"", name)
             entry.role, (entry.text, entry.question) = role.encode(), data
             entry.text_bytes, entry.question_bytes = (len(part or b"") for part in data)
         place, anew, size = ctypes.c_int64(), ctypes.c_int32(first), ctypes.sizeof(_runtime.Message)

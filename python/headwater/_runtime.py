@@ -34,6 +34,7 @@ _CALLS = {
     "model_open": [_TEXT, _I32, _OUT],
     "model_describe": [_POINTER, ctypes.POINTER(Facts), _SIZE],
     "tokenize": [_POINTER, _TEXT, _I64, _I32, _I32, _POINTER, _I64, _INT64S],
+    "text_losses": [_POINTER, _TEXT, _I64, _INT64S, _INT64S],
     "detokenize": [_POINTER, _POINTER, _I64, _POINTER, _I64, _INT64S],
     "token_piece": [_POINTER, _I32, _POINTER, _I64, _INT64S, ctypes.POINTER(_I32)],
     "chat_encode": [_POINTER, ctypes.POINTER(Message), _I64, _SIZE, _I32, _POINTER, _I64, _INT64S, _INT64S],
@@ -55,7 +56,8 @@ _CALLS = {
     "sampler_open": [ctypes.POINTER(Sampling), _I64, _OUT],
     "sampler_draw": [_POINTER, _POINTER, _I64, ctypes.POINTER(_I32)],
 }
-_TEXTS = {"runtime_last_error": [], "model_name": [_POINTER], "model_architecture": [_POINTER]}
+_TEXTS = {"runtime_last_error": [], "model_name": [_POINTER], "model_architecture": [_POINTER],
+          "model_warnings": [_POINTER]}
 _CLOSES = ("model_close", "conversation_close", "sampler_close")
 
 

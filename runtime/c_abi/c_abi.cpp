@@ -21,6 +21,7 @@
 #include "runtime/generate/sampler.hpp"
 #include "runtime/generate/teacher_forcing.hpp"
 #include "runtime/model/threads.hpp"
+#include "runtime/support/utf8.hpp"
 #include "runtime/tokenizer/chat.hpp"
 
 using namespace headwater::c_abi;  // the helpers of bindings/
@@ -32,6 +33,7 @@ namespace runtime = headwater::runtime;
 struct headwater_model {
   std::shared_ptr<runtime::ModelFile> file;
   std::string name;
+  std::string warnings;  // a line each
   runtime::Precision precision;
   std::string chat_template;  // empty: the file's own
 };
@@ -289,7 +291,9 @@ headwater_status headwater_model_open(const char* path, int32_t projections, hea
     const runtime::Precision precision = precision_of(projections);
     auto file = std::make_shared<runtime::ModelFile>(needed(path, "path"));
     std::string name = file->config().name;
-    *model = new headwater_model{std::move(file), std::move(name), precision, {}};
+    std::string warnings;
+    for (const std::string& line : file->tokenizer().warnings()) warnings += line + "\n";
+    *model = new headwater_model{std::move(file), std::move(name), std::move(warnings), precision, {}};
   });
 }
 
@@ -305,6 +309,12 @@ const char* headwater_model_architecture(const headwater_model* model) {
   const char* name = nullptr;
   guarded([&] { name = file_of(model).config().architecture.c_str(); });
   return name;
+}
+
+const char* headwater_model_warnings(const headwater_model* model) {
+  const char* lines = nullptr;
+  guarded([&] { lines = needed(model, "model")->warnings.c_str(); });
+  return lines;
 }
 
 headwater_status headwater_model_describe(const headwater_model* model, headwater_model_facts* facts,
@@ -352,6 +362,19 @@ headwater_status headwater_tokenize(const headwater_model* model, const char* te
     const Room<std::int32_t> room(ids, capacity, count, "ids");
     room.take(tokenizer.encode(text_of(text, bytes, "text", "bytes"), flag(add_special, "add_special"),
                                flag(parse_special, "parse_special")));
+  });
+}
+
+headwater_status headwater_text_losses(const headwater_model* model, const char* text, int64_t bytes,
+                                       int64_t* ill_formed, int64_t* without_token) {
+  return guarded([&] {
+    const runtime::Tokenizer& tokenizer = file_of(model).tokenizer();
+    needed(ill_formed, "ill_formed");
+    needed(without_token, "without_token");
+    const std::string_view all = text_of(text, bytes, "text", "bytes");
+    const auto place = [](std::optional<std::size_t> at) { return at ? static_cast<std::int64_t>(*at) : -1; };
+    *ill_formed = place(runtime::first_ill_formed_utf8(all));
+    *without_token = place(tokenizer.first_without_token(all));
   });
 }
 

@@ -204,6 +204,20 @@ class Tokens(Tests):
             self.assertNotIn("\n", str(caught.exception))
 
 
+class Warned(Tests):
+    def test_what_is_strange_in_a_file_is_said(self):
+        key = b"tokenizer.ggml.padding_token_id"
+        content = bytearray(pathlib.Path(TINY).read_bytes())
+        place = content.index(key) + len(key) + 4  # after the type, 32 bits
+        content[place:place + 4] = (2**31).to_bytes(4, "little")
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "padding.gguf")
+            path.write_bytes(content)
+            with self.assertWarnsRegex(UserWarning, f"{key.decode()} is 2147483648; .* it is taken for none") as caught:
+                headwater.Model(path)
+        self.assertEqual(caught.filename, __file__)
+
+
 class Generated(Tests):
     def test_bos_twice_is_warned_of(self):
         model = headwater.Model(FIXTURES / "llama3.gguf")

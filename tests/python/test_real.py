@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import unittest
+import warnings
 
 from support import headwater
 
@@ -37,6 +38,17 @@ class SmolLM2(unittest.TestCase):
                         if margin >= 2 * LOGIT:
                             self.assertEqual(best, token)
                         talk.append(token)
+
+    def test_characters_without_a_token_are_said(self):
+        asked = {"tokenize": lambda text: self.model.tokenize(text),
+                 "generate": lambda text: list(self.model.generate(text, max_tokens=1, threads=2)),
+                 "chat": lambda text: list(self.model.chat(threads=2, capacity=256).say(text, max_tokens=1))}
+        for name, ask in asked.items():
+            with self.subTest(name), self.assertWarnsRegex(UserWarning, r"text\[5\]: the character has no token"):
+                ask("Gr\u00fc\u00dfe\x04")
+            with self.subTest(name), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                ask("Gr\u00fc\u00dfe")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ static void test_model(headwater_model* model) {
 
   CHECK(headwater_model_name(NULL) == NULL && headwater_model_architecture(NULL) == NULL);
   CHECK(strstr(headwater_runtime_last_error(), "model is NULL") != NULL);
+  CHECK(strcmp(headwater_model_warnings(model), "") == 0);
+  CHECK(headwater_model_warnings(NULL) == NULL);
   REFUSED(headwater_model_describe(NULL, &facts, sizeof facts), "model is NULL");
   REFUSED(headwater_model_describe(model, NULL, sizeof facts), "facts is NULL");
   REFUSED(headwater_model_describe(model, &facts, 8), "struct_size is 8; allowed: 112 ..");
@@ -95,6 +97,15 @@ static void test_tokens(headwater_model* model) {
   OK(headwater_token_piece(model, ids[0], back, 64, &more, &flags));
   CHECK(flags == 0 && more >= 1 && memcmp(back, text, (size_t)more) == 0);
 
+  OK(headwater_text_losses(model, text, bytes, &count, &more));
+  CHECK(count == -1 && more == -1);
+  OK(headwater_text_losses(model, "ab\xFFz", 4, &count, &more));
+  CHECK(count == 2 && more == -1);
+  REFUSED(headwater_text_losses(NULL, text, bytes, &count, &more), "model is NULL");
+  REFUSED(headwater_text_losses(model, NULL, 3, &count, &more), "text is NULL");
+  REFUSED(headwater_text_losses(model, text, -1, &count, &more), "bytes is -1");
+  REFUSED(headwater_text_losses(model, text, bytes, NULL, &more), "ill_formed is NULL");
+  REFUSED(headwater_text_losses(model, text, bytes, &count, NULL), "without_token is NULL");
   REFUSED(headwater_tokenize(NULL, text, bytes, 0, 0, ids, 64, &count), "model is NULL");
   REFUSED(headwater_tokenize(model, NULL, 3, 0, 0, ids, 64, &count), "text is NULL");
   REFUSED(headwater_tokenize(model, text, -1, 0, 0, ids, 64, &count), "bytes is -1");
