@@ -12,7 +12,8 @@ using Rows = Matrix<double, Dynamic, Dynamic, RowMajor>;
 
 void product(const double* a, const double* b, double* c, std::ptrdiff_t rows, std::ptrdiff_t depth,
              std::ptrdiff_t columns) {
-  Map<Rows>(c, rows, columns).noalias() = Map<const Rows>(a, rows, depth) * Map<const Rows>(b, depth, columns);
+  Map<Rows>(c, rows, columns).noalias() =
+      Map<const Rows>(a, rows, depth) * Map<const Rows>(b, depth, columns);
 }
 
 void product_transposed(const double* a, const double* b, double* c, std::ptrdiff_t rows,
