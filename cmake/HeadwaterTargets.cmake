@@ -47,6 +47,8 @@ target_compile_options(headwater_flags INTERFACE
 get_target_property(flags headwater_flags INTERFACE_COMPILE_OPTIONS)
 list(TRANSFORM flags REPLACE "^-Wnon-virtual-dtor$" "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>")
 set_target_properties(headwater_flags PROPERTIES INTERFACE_COMPILE_OPTIONS "${flags}")
+# The threads of Eigen's products wait actively for each other, also where one of them has no core.
+target_compile_definitions(headwater_flags INTERFACE EIGEN_DONT_PARALLELIZE)
 if(HEADWATER_WERROR)
   target_compile_options(headwater_flags INTERFACE -Werror)
 endif()
