@@ -157,7 +157,7 @@ jinja::Text ChatTemplate::render(std::span<const ChatMessage> messages, bool add
     variables.emplace_back("documents", jinja::Value(jinja::None{}));
     add_token(variables, "bos_token", tokenizer_->bos(), *tokenizer_);
     add_token(variables, "eos_token", tokenizer_->eos(), *tokenizer_);
-    return jinja::render(*root_, std::move(variables), units, now);
+    return jinja::render(*root_, variables, units, now);
   });
 }
 

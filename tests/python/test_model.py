@@ -213,7 +213,7 @@ class Warned(Tests):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "padding.gguf")
             path.write_bytes(content)
-            with self.assertWarnsRegex(UserWarning, f"{key.decode()} is 2147483648; .* it is taken for none") as caught:
+            with self.assertWarnsRegex(UserWarning, f"{key.decode()}' is 2147483648; .* it is taken for none") as caught:
                 headwater.Model(path)
         self.assertEqual(caught.filename, __file__)
 
