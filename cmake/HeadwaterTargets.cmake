@@ -70,17 +70,17 @@ endif()
 add_library(headwater_api INTERFACE)
 target_include_directories(headwater_api INTERFACE "${PROJECT_SOURCE_DIR}/include")
 
-# Presets asan and tsan unite up to eight files of a target into one (CMAKE_UNITY_BUILD), so that the compiler reads headers once.
-# Other builds compile each file alone, as what is shipped is compiled, which shows that it includes what it needs.
+# Presets asan and tsan unite up to eight files of a part that is shipped into one (CMAKE_UNITY_BUILD), so that the compiler reads
+# headers once. Other builds compile each file alone, as users do, which shows that it includes what it needs.
 
 # headwater_alone(FILE...): they use names that other files of their target use for something else.
 function(headwater_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# headwater_judges(TARGET): it drives and judges what is shipped. Never united: many of its files use one name for different things.
+# headwater_judges(TARGET): it drives and judges what is shipped.
 function(headwater_judges target)
-  set_target_properties(${target} PROPERTIES HEADWATER_JUDGES ON UNITY_BUILD OFF)
+  set_target_properties(${target} PROPERTIES HEADWATER_JUDGES ON)
 endfunction()
 
 # headwater_precompile(TARGET HEADER...): what most files of a target read first, read once. Not with clang: that build shows that
