@@ -70,10 +70,11 @@ endif()
 add_library(headwater_api INTERFACE)
 target_include_directories(headwater_api INTERFACE "${PROJECT_SOURCE_DIR}/include")
 
-# Presets asan and tsan unite up to eight files of a part that is shipped into one (CMAKE_UNITY_BUILD), so that the compiler reads
-# headers once. Other builds compile each file alone, as users do, which shows that it includes what it needs.
+# Preset asan unites up to eight files of a part that is shipped into one (CMAKE_UNITY_BUILD), so that the compiler reads headers
+# once. Other builds compile each file alone, as users do, which shows that it includes what it needs.
 
-# headwater_alone(FILE...): they use names that other files of their target use for something else.
+# headwater_alone(FILE...): never united. They use names that other files of their target use for something else, unless a comment
+# says otherwise.
 function(headwater_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
