@@ -127,13 +127,14 @@ class Model(_native.Owner):
         return _runtime.of_any_length(ctypes.c_int32, len(data) + 16, lambda ids, capacity, count: (
             _library.headwater_tokenize(self._handle, data, len(data), *flags, ids, capacity, count)))
 
-    def _warn_of_losses(self, data, name):
+    def _warn_of_losses(self, data, name, caller=3):
+        """`caller`: the frame that is told, as stacklevel counts from here."""
         ill_formed, without_token = ctypes.c_int64(), ctypes.c_int64()
         _check(_library.headwater_text_losses(self._handle, data, len(data), _byref(ill_formed), _byref(without_token)))
         if without_token.value >= 0:
             character = len(data[:without_token.value].decode(errors="replace"))
             warnings.warn(f"{name}[{character}]: the character has no token in the model's vocabulary; it, and what else has none, "
-                          "is left out", stacklevel=4)
+                          "is left out", stacklevel=caller)
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, without control tokens; bytes that are not UTF-8 become U+FFFD. Errors: ValueError (an id that
@@ -160,7 +161,7 @@ class Model(_native.Owner):
         for entry, (role, text, question) in zip(own, messages):
             data = [_options.text(text, "text"), None if question is None else _options.text(question, "question")]
             for part, name in zip(data, ("text", "question")):
-                self._warn_of_losses(part or b"", name)
+                self._warn_of_losses(part or b"", name, 4)
             entry.role, (entry.text, entry.question) = role.encode(), data
             entry.text_bytes, entry.question_bytes = (len(part or b"") for part in data)
         place, anew, size = ctypes.c_int64(), ctypes.c_int32(first), ctypes.sizeof(_runtime.Message)

@@ -1,9 +1,9 @@
 """Writes golden/smollm2.json for test_real.py: make_real_golden.py MODEL.gguf
 
 What transformers says of SmolLM2 (`./dev model smollm2`): tokens of prompts, greedy continuations, and the highest logits
-after each prompt; a chat; a question about a long document; losses of a text with its own dense attention, and with the sets of rule `blocks`, here in PyTorch from
-the clauses of the specification (chapter 17), as one softmax over a mask. Needs the PyPI packages torch, transformers and gguf; their versions go into the file. transformers reads
-the weights as F32.
+after each prompt; a chat; a question about a long document; losses of a text with its own dense attention, and with the sets
+of rule `blocks`, here in PyTorch from the clauses of the specification (chapter 17), as one softmax over a mask. Needs the PyPI
+packages torch, transformers and gguf; their versions go into the file. transformers reads the weights as F32.
 """
 
 import json

@@ -74,8 +74,10 @@ class SmolLM2(unittest.TestCase):
                  "generate": lambda text: list(self.model.generate(text, max_tokens=1, threads=2)),
                  "chat": lambda text: list(self.model.chat(threads=2, capacity=256).say(text, max_tokens=1))}
         for name, ask in asked.items():
-            with self.subTest(name), self.assertWarnsRegex(UserWarning, r"text\[5\]: the character has no token"):
+            with self.subTest(name), self.assertWarnsRegex(UserWarning, r"text\[5\]: the character has no token") as caught:
                 ask("Gr\u00fc\u00dfe\x04")
+            if name == "tokenize":
+                self.assertEqual(caught.filename, __file__)
             with self.subTest(name), warnings.catch_warnings():
                 warnings.simplefilter("error")
                 ask("Gr\u00fc\u00dfe")
