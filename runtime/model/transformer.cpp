@@ -69,9 +69,7 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
                 fmt::format("slots is {}; allowed: 1 .. {}", options.slots, kMostSlots));
   }
   Options attention = options.attention;
-#ifdef HEADWATER_LENDS_THREADS
   if (!attention.parallel_for) attention.parallel_for = lend_threads;
-#endif
   const ModelPart& part = model_->part();
   attention.dense_layers.clear();
   for (const std::int64_t layer : options.attention.dense_layers) {

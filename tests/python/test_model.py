@@ -285,6 +285,23 @@ class Generated(Tests):
         self.assertNotEqual(texts[0], texts[2])
         self.assertEqual(texts[0], program("generate", "-m", TINY, "-p", PROMPT, "-n", "30", "--seed", "1", *flags)["text"])
 
+    def test_threads_sleep_while_they_wait(self):
+        """On one processor, where a thread that spins keeps its partner from it, whatever OpenMP's are told to do: processor
+        time, which other programs do not touch."""
+        code = ("import os, sys, time, headwater\n"
+                "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+                "model, took = headwater.Model(sys.argv[1]), []\n"
+                "for threads in (1, 2, 1, 2):\n"
+                "    begin = time.process_time()\n"
+                "    ''.join(model.generate('def mean(values):', max_tokens=16, threads=threads))\n"
+                "    took.append(time.process_time() - begin)\n"
+                "print(took[2], took[3])\n")
+        package = str(pathlib.Path(headwater.__file__).parents[1])
+        done = subprocess.run([sys.executable, "-B", "-c", code, TINY], capture_output=True, text=True, check=True, timeout=300,
+                              env={**os.environ, "PYTHONPATH": package, "OMP_WAIT_POLICY": "active"})
+        one, two = map(float, done.stdout.split())
+        self.assertLess(two, 3 * one + 0.05)
+
     def test_a_model_of_q8_0(self):
         with tempfile.TemporaryDirectory() as folder:
             path = str(pathlib.Path(folder, "tiny-q8_0.gguf"))
