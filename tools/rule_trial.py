@@ -1,0 +1,129 @@
+"""Tries a rule of memory sets before it is built: rule_trial.py MODEL.gguf TOKENS TEXT.txt TRIAL.json ...
+
+The divergence of SmolLM2 (`./dev model smollm2` prints the path) from dense attention, in PyTorch and F32, with sets that
+single queries choose: the rule at the end of docs/notes/selection.md. A line for each trial: the mean KL in nats over every
+third position after the first chunk, that of the first half of them, the share of positions with the same likeliest token,
+tokens of a set. Needs the PyPI packages torch, transformers and gguf. A trial of 8192 tokens takes about a minute on two cores.
+
+TRIAL.json: an object; what it does not say is as in DEFAULTS below.
+"""
+
+import json
+import math
+import pathlib
+import sys
+
+import torch
+import transformers
+
+DEFAULTS = {
+    "chunk": 1024, "local": 32, "pinned": 8, "query_block": 32,
+    "pool": 16,       # rows of a pool that votes on key blocks of 8
+    "blocks": 240,    # key blocks whose tokens are voted on
+    "voters": 1,      # rows of a pool that votes on tokens
+    "columns": 32,    # that votes on tokens are formed of, those with the largest (sum of |k|) (sum of |q|)
+    "weight": 0.002,  # of a token that a set takes; 0: as many as it can hold
+    "most": 960,      # tokens of a set beside Local
+    "own_keys": True,  # a weight is that among Local, the row's own chunk and the voted tokens, or the largest of these
+}
+KEY_BLOCK, GROUP = 8, 8
+used = {}   # the trial
+sizes = []  # of its sets
+
+
+def means(rows, size):
+    """Mean queries [heads][pools][d] of `size` consecutive rows each, the last of fewer (SEL-4)."""
+    return torch.stack([part.mean(1) for part in rows.split(size, 1)], 1)
+
+
+def best(votes, first, count):
+    """The `count` highest, those before `first` ahead of all; of equals the lower one (MEM-3, MEM-7)."""
+    votes = votes.clone()
+    votes[:first] = torch.inf
+    return votes.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def blocks_chosen(q, mean, variance, scale):
+    """Key blocks whose tokens are voted on (SEL-5, SEL-6)."""
+    pools = means(q, used["pool"])
+    energy = (pools ** 2).view(*pools.shape[:2], -1, GROUP).sum(3)
+    estimates = scale * pools @ mean.T + scale**2 / 2 * energy @ variance.T
+    votes = (estimates - estimates.amax(2, keepdim=True)).amax((0, 1))
+    return best(votes, -(-used["pinned"] // KEY_BLOCK), min(used["blocks"], len(mean)))
+
+
+def tokens_chosen(q, keys, own, scale):
+    """Indices of the keys [tokens][d] that rows q [heads][rows][d] take; own [heads][rows]: log-sum-exp of their own keys."""
+    q, own = means(q, used["voters"]), torch.stack([part.amax(1) for part in own.split(used["voters"], 1)], 1)
+    columns = (keys.abs().sum(0) * q.abs().sum((0, 1))).topk(min(used["columns"], q.shape[2])).indices
+    logits = scale * q[:, :, columns] @ keys[:, columns].T
+    top = logits.amax(2)
+    if used["own_keys"]:
+        top = torch.maximum(top, own)
+    votes = (logits - top[:, :, None]).amax((0, 1))
+    enough = int((votes >= math.log(used["weight"])).sum()) if used["weight"] > 0 else len(votes)
+    return best(votes, used["pinned"], max(min(enough, used["most"]), min(used["pinned"], len(votes))))
+
+
+def head_out(q, k, v, scale):
+    """Outputs [heads][tokens][d] of the query heads of one key/value head."""
+    blocks = k[:len(k) // KEY_BLOCK * KEY_BLOCK].view(-1, KEY_BLOCK, k.shape[1])
+    mean = blocks.mean(1)
+    variance = ((blocks - mean[:, None]) ** 2).mean(1).view(len(mean), -1, GROUP).mean(2)
+    out = torch.empty_like(q)
+    for first in range(0, len(k), used["query_block"]):
+        begin = first // used["chunk"] * used["chunk"]
+        rows = slice(first, min(first + used["query_block"], begin + used["chunk"], len(k)))
+        border = -(-max(0, begin - used["local"]) // KEY_BLOCK) * KEY_BLOCK
+        logits = scale * q[:, rows] @ k[border:rows.stop].T
+        later = torch.arange(border, rows.stop) > torch.arange(rows.start, rows.stop)[:, None]
+        logits, values = logits.masked_fill(later, -torch.inf), v[border:rows.stop]
+        if border > 0:
+            count = border // KEY_BLOCK
+            kept = blocks_chosen(q[:, rows], mean[:count], variance[:count], scale)
+            tokens = (kept[:, None] * KEY_BLOCK + torch.arange(KEY_BLOCK)).flatten()
+            tokens = tokens[tokens_chosen(q[:, rows], k[tokens], logits.logsumexp(2), scale)]
+            sizes.append(len(tokens))
+            logits = torch.cat([logits, scale * q[:, rows] @ k[tokens].T], 2)
+            values = torch.cat([values, v[tokens]])
+        out[:, rows] = logits.softmax(2) @ values
+    return out
+
+
+def attention_by_sets(_module, query, key, value, _mask, scaling, **_):
+    """Columns in the order of GGUF files, where the two of a rotation are neighbours: groups share a variance (SEL-3)."""
+    query, key = (part.unflatten(3, (2, -1)).transpose(3, 4).flatten(3) for part in (query, key))
+    group = query.shape[1] // key.shape[1]
+    out = [head_out(q, k, v, scaling) for q, k, v in zip(query[0].split(group), key[0], value[0])]
+    return torch.cat(out).transpose(0, 1)[None], None
+
+
+def hidden(model, ids):
+    return model.model(torch.tensor([ids])).last_hidden_state[0, DEFAULTS["chunk"]:-1:3]
+
+
+def main():
+    path, tokens, text = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]), pathlib.Path(sys.argv[3])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    transformers.AttentionInterface.register("by_sets", attention_by_sets)
+    ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids[:tokens]
+    with torch.inference_mode():
+        dense = hidden(model, ids)
+        model.set_attn_implementation("by_sets")
+        for trial in sys.argv[4:]:
+            changes = json.loads(pathlib.Path(trial).read_text(encoding="utf-8"))
+            used.update({**DEFAULTS, **changes})
+            sizes.clear()
+            apart, same = [], 0
+            for right, got in zip(dense.split(128), hidden(model, ids).split(128)):
+                right, got = (model.lm_head(rows).double().log_softmax(1) for rows in (right, got))
+                apart.append((right.exp() * (right - got)).sum(1))
+                same += int((right.argmax(1) == got.argmax(1)).sum())
+            apart = torch.cat(apart)
+            print(f"{text.stem} {len(ids)} {json.dumps(changes)}: KL {apart.mean():.5f}, first half "
+                  f"{apart[:len(apart) // 2].mean():.5f}, same {same / len(apart):.4f}, {sum(sizes) / len(sizes):.0f} tokens", flush=True)
+
+
+if __name__ == "__main__":
+    main()
