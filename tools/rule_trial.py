@@ -3,7 +3,7 @@
 The divergence of SmolLM2 (`./dev model smollm2` prints the path) from dense attention, in PyTorch and F32, with sets that
 single queries choose: the rule at the end of docs/notes/selection.md. A line for each trial: the mean KL in nats over every
 third position after the first chunk, that of the first half of them, the share of positions with the same likeliest token,
-tokens of a set. Needs the PyPI packages torch, transformers and gguf. A trial of 8192 tokens takes about a minute on two cores.
+tokens of a set, Local included. Needs the PyPI packages torch, transformers and gguf. A trial of 8192 tokens takes about a minute on two cores.
 
 TRIAL.json: an object; what it does not say is as in DEFAULTS below.
 """
@@ -16,6 +16,9 @@ import sys
 import torch
 import transformers
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "python"))
+from make_real_golden import best, means  # noqa: E402
+
 DEFAULTS = {
     "chunk": 1024, "local": 32, "pinned": 8, "query_block": 32,
     "pool": 16,       # rows of a pool that votes on key blocks of 8
@@ -24,23 +27,11 @@ DEFAULTS = {
     "columns": 32,    # that votes on tokens are formed of, those with the largest (sum of |k|) (sum of |q|)
     "weight": 0.002,  # of a token that a set takes; 0: as many as it can hold
     "most": 960,      # tokens of a set beside Local
-    "own_keys": True,  # a weight is that among Local, the row's own chunk and the voted tokens, or the largest of these
+    "against": "both",  # a weight is relative to "own" (Local and the row's own chunk), to the largest "voted" token, or the larger
 }
 KEY_BLOCK, GROUP = 8, 8
 used = {}   # the trial
 sizes = []  # of its sets
-
-
-def means(rows, size):
-    """Mean queries [heads][pools][d] of `size` consecutive rows each, the last of fewer (SEL-4)."""
-    return torch.stack([part.mean(1) for part in rows.split(size, 1)], 1)
-
-
-def best(votes, first, count):
-    """The `count` highest, those before `first` ahead of all; of equals the lower one (MEM-3, MEM-7)."""
-    votes = votes.clone()
-    votes[:first] = torch.inf
-    return votes.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 def blocks_chosen(q, mean, variance, scale):
@@ -57,9 +48,8 @@ def tokens_chosen(q, keys, own, scale):
     q, own = means(q, used["voters"]), torch.stack([part.amax(1) for part in own.split(used["voters"], 1)], 1)
     columns = (keys.abs().sum(0) * q.abs().sum((0, 1))).topk(min(used["columns"], q.shape[2])).indices
     logits = scale * q[:, :, columns] @ keys[:, columns].T
-    top = logits.amax(2)
-    if used["own_keys"]:
-        top = torch.maximum(top, own)
+    voted = logits.amax(2)
+    top = {"own": own, "voted": voted, "both": torch.maximum(own, voted)}[used["against"]]
     votes = (logits - top[:, :, None]).amax((0, 1))
     enough = int((votes >= math.log(used["weight"])).sum()) if used["weight"] > 0 else len(votes)
     return best(votes, used["pinned"], max(min(enough, used["most"]), min(used["pinned"], len(votes))))
@@ -83,7 +73,7 @@ def head_out(q, k, v, scale):
             kept = blocks_chosen(q[:, rows], mean[:count], variance[:count], scale)
             tokens = (kept[:, None] * KEY_BLOCK + torch.arange(KEY_BLOCK)).flatten()
             tokens = tokens[tokens_chosen(q[:, rows], k[tokens], logits.logsumexp(2), scale)]
-            sizes.append(len(tokens))
+            sizes.append(len(tokens) + begin - border)
             logits = torch.cat([logits, scale * q[:, rows] @ k[tokens].T], 2)
             values = torch.cat([values, v[tokens]])
         out[:, rows] = logits.softmax(2) @ values
@@ -98,21 +88,34 @@ def attention_by_sets(_module, query, key, value, _mask, scaling, **_):
     return torch.cat(out).transpose(0, 1)[None], None
 
 
+def read_trial(path):
+    changes = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    unknown = sorted(set(changes) - set(DEFAULTS))
+    if unknown:
+        sys.exit(f"rule_trial: {path}: {unknown[0]!r} is not known; allowed: {', '.join(DEFAULTS)}")
+    return changes
+
+
 def hidden(model, ids):
     return model.model(torch.tensor([ids])).last_hidden_state[0, DEFAULTS["chunk"]:-1:3]
 
 
 def main():
+    if len(sys.argv) < 5:
+        sys.exit(__doc__.partition("\n")[0])
+    trials = [read_trial(trial) for trial in sys.argv[4:]]
     path, tokens, text = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]), pathlib.Path(sys.argv[3])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     transformers.AttentionInterface.register("by_sets", attention_by_sets)
     ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids[:tokens]
+    least = max({**DEFAULTS, **changes}["chunk"] for changes in trials) + 3
+    if len(ids) < least:
+        sys.exit(f"rule_trial: {text}: {len(ids)} tokens; allowed: {least} and more")
     with torch.inference_mode():
         dense = hidden(model, ids)
         model.set_attn_implementation("by_sets")
-        for trial in sys.argv[4:]:
-            changes = json.loads(pathlib.Path(trial).read_text(encoding="utf-8"))
+        for changes in trials:
             used.update({**DEFAULTS, **changes})
             sizes.clear()
             apart, same = [], 0
