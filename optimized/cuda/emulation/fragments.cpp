@@ -1,5 +1,7 @@
 #include "cuda/emulation/fragments.hpp"
 
+#include <cstring>
+
 #include "core/numbers.hpp"
 
 namespace headwater::cuda::emulation {
@@ -33,16 +35,19 @@ void gather(const MmaRegisters (&lanes)[kWarp], float (&a)[16][16], float (&b)[1
 void multiply_16x8x16(const MmaRegisters (&lanes)[kWarp], HalfType type) {
   float a[16][16];
   float b[16][8];
-  float sums[16][8] = {};
   if (type == HalfType::bf16) {
     gather<HalfType::bf16>(lanes, a, b);
   } else {
     gather<HalfType::f16>(lanes, a, b);
   }
+  // A row of b or of the sums as one vector: g++ 12 vectorises loops over columns with more shuffles than products.
+  using Columns [[gnu::vector_size(sizeof b[0])]] = float;
+  Columns rows[16];
+  static_assert(sizeof rows == sizeof b);
+  std::memcpy(rows, b, sizeof b);
+  Columns sums[16] = {};
   for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
-    }
+    for (int k = 0; k < 16; ++k) sums[row] += a[row][k] * rows[k];
   }
   for (int lane = 0; lane < kWarp; ++lane) {
     for (int r = 0; r < 4; ++r) {
