@@ -13,7 +13,7 @@
 
 namespace headwater::api_test {
 
-/// Every engine that this machine can run; a parameterised test is made for each.
+/// Every engine that this machine can run, `cpu` under the name that it stands for; a parameterised test is made for each.
 std::vector<const Engine*> runnable_engines();
 
 /// "cpu_portable" for cpu-portable: what GoogleTest allows in a name.
