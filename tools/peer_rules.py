@@ -16,13 +16,12 @@ XAttention (2503.16428), QUOKA (2602.08722).
 
 import json
 import math
-import pathlib
 import sys
 import time
 
 import torch
 import transformers
-from rule_trial import compared, hidden, loaded, means
+from rule_trial import compared, hidden, means, object_in, opened
 
 CHUNK, SET = 1024, 512  # of Headwater's rule, for the target
 NEAR = .03  # how far from the target the pairs of a trial may be
@@ -322,7 +321,7 @@ def sparse_hidden(model, ids):
 
 
 def read_trial(path):
-    trial = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    trial = object_in(path)
     if trial.get("rule") not in RULES:
         sys.exit(f"peer_rules: {path}: rule {trial.get('rule')!r} is not known; allowed: {', '.join(RULES)}")
     allowed = ["rule", "everything", *RULES[trial["rule"]][3]]
@@ -333,13 +332,7 @@ def read_trial(path):
 
 
 def main():
-    if len(sys.argv) < 5:
-        sys.exit(__doc__.partition("\n")[0])
-    trials = [read_trial(trial) for trial in sys.argv[4:]]
-    text = pathlib.Path(sys.argv[3])
-    model, ids = loaded(pathlib.Path(sys.argv[1]), text, int(sys.argv[2]))
-    if len(ids) < CHUNK + 3:
-        sys.exit(f"peer_rules: {text}: {len(ids)} tokens; allowed: {CHUNK + 3} and more")
+    trials, text, model, ids = opened(__doc__, read_trial, lambda trials: CHUNK + 3)
     transformers.AttentionInterface.register("seen", attention_seen)
     transformers.AttentionInterface.register("by_rule", attention_by_rule)
     with torch.inference_mode():

@@ -127,8 +127,18 @@ def attention_by_sets(_module, query, key, value, _mask, scaling, **_):
     return torch.cat(out).transpose(0, 1)[None], None
 
 
+def object_in(path):
+    try:
+        read = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {path}: {error}; allowed: a file with a JSON object")
+    if not isinstance(read, dict):
+        sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {path}: allowed: a file with a JSON object")
+    return read
+
+
 def read_trial(path):
-    changes = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    changes = object_in(path)
     unknown = sorted(set(changes) - set(DEFAULTS))
     if unknown:
         sys.exit(f"rule_trial: {path}: {unknown[0]!r} is not known; allowed: {', '.join(DEFAULTS)}")
@@ -139,12 +149,18 @@ def hidden(model, ids):
     return model.model(torch.tensor([ids])).last_hidden_state[0, DEFAULTS["chunk"]:-1:3]
 
 
-def loaded(path, text, tokens):
-    """The model of a GGUF file, and the first tokens of a text."""
-    path = path.resolve()
+def opened(usage, read, least):
+    """Of the command line: the trials, the text's path, the model, the first tokens; at least least(trials) of them."""
+    if len(sys.argv) < 5:
+        sys.exit(usage.partition("\n")[0])
+    trials = [read(trial) for trial in sys.argv[4:]]
+    path, tokens, text = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]), pathlib.Path(sys.argv[3])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model, tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids[:tokens]
+    ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids[:tokens]
+    if len(ids) < least(trials):
+        sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {text}: {len(ids)} tokens; allowed: {least(trials)} and more")
+    return trials, text, model, ids
 
 
 def compared(model, dense, sparse):
@@ -159,15 +175,9 @@ def compared(model, dense, sparse):
 
 
 def main():
-    if len(sys.argv) < 5:
-        sys.exit(__doc__.partition("\n")[0])
-    trials = [read_trial(trial) for trial in sys.argv[4:]]
-    text = pathlib.Path(sys.argv[3])
-    model, ids = loaded(pathlib.Path(sys.argv[1]), text, int(sys.argv[2]))
+    trials, text, model, ids = opened(__doc__, read_trial, lambda trials: max(
+        {**DEFAULTS, **changes}["chunk"] for changes in trials) + 3)
     transformers.AttentionInterface.register("by_sets", attention_by_sets)
-    least = max({**DEFAULTS, **changes}["chunk"] for changes in trials) + 3
-    if len(ids) < least:
-        sys.exit(f"rule_trial: {text}: {len(ids)} tokens; allowed: {least} and more")
     with torch.inference_mode():
         dense = hidden(model, ids)
         model.set_attn_implementation("by_sets")
