@@ -62,6 +62,14 @@ void validate_blocks(const Options& options) {
   }
 }
 
+// SKE-1
+void validate_sketches(const Options& options) {
+  require_range("query_block", options.query_block, 1, options.chunk);
+  if (!(options.least_weight >= 0.0 && options.least_weight < 1.0)) {
+    reject("least_weight", std::to_string(options.least_weight), "0 and more, below 1");
+  }
+}
+
 // LOGIT-1, LOGIT-2 and LOGIT-4; `of` is what stands before the names of the fields.
 void validate_logits(const std::string& of, std::optional<double> scale, double softcap,
                      const std::vector<float>& sinks, std::int64_t n_head) {
@@ -157,10 +165,11 @@ void validate(const Shape& shape, const Options& options) {
   if (options.page < 256 || options.page > kMaxPosition || options.page % 256 != 0) {
     reject("page", std::to_string(options.page), "a multiple of 256, 256 .. 2147483392");
   }
-  if (options.select != Select::h2o && options.select != Select::blocks) {
-    reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o) or 1 (blocks)");
+  if (options.select > Select::sketches) {
+    reject("select", std::to_string(static_cast<int>(options.select)), "0 (h2o), 1 (blocks) or 2 (sketches)");
   }
   if (options.select == Select::blocks) validate_blocks(options);
+  if (options.select == Select::sketches) validate_sketches(options);
   validate_logits("", options.scale, options.softcap, options.sinks, shape.n_head);
   validate_layers(shape, options.layers);
   require_row_bytes(shape, options.layers);
@@ -203,6 +212,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
     effective.query_block = options.query_block;
     effective.pool = options.pool;
     effective.refine = options.refine;
+  }
+  if (options.select == Select::sketches) {
+    effective.query_block = options.query_block;
+    effective.least_weight = options.least_weight;
   }
 
   // CFG-4

@@ -69,7 +69,7 @@ const Chunk* History::sparse_chunk_around(std::int64_t n) const {
 
 // STATE-10
 bool History::can_end_at(std::int64_t n) const {
-  if (n == 0 || select_ == Select::blocks) return true;
+  if (n == 0 || select_ != Select::h2o) return true;
   return n >= settled_end_ && sparse_chunk_around(n) == nullptr;
 }
 

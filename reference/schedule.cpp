@@ -16,6 +16,7 @@
 #include "reference/memory_set.hpp"
 #include "reference/numbers.hpp"
 #include "reference/scores.hpp"
+#include "reference/sketch_rule.hpp"
 
 namespace headwater::reference {
 namespace {
@@ -108,6 +109,34 @@ BlockSet set_of_query_block(const LayerStep& step, const QueryBlock& block, std:
   return choose_set(heads, k, summaries, step.effective);
 }
 
+/// SKE-2 .. SKE-8 for the query heads of key/value head g.
+BlockSet sketched_set_of_query_block(const LayerStep& step, const Chunk& chunk, const QueryBlock& block,
+                                     std::int64_t g) {
+  const EffectiveOptions& effective = step.effective;
+  const LayerStorage& storage = step.storage;
+  const SketchedPast past = sketched_past(chunk.begin, effective.local, effective.heavy, effective.pinned);
+  const Matrix k = read_rows(storage.keys(), 0, block.end, g, step.shape.d_head);
+  std::vector<VotingHead> heads;
+  for (std::int64_t h = 0; h < step.shape.n_head; ++h) {
+    if (kv_head(step, h) != g) continue;
+    VotingHead head{logit_rule(step.options, effective, step.layer, h), block_queries(step, block, h), {}};
+    for (std::int64_t row = 0; row < head.q.rows; ++row) {
+      head.own.push_back(
+          own_weight(head.rule, head.q.row(row), block.begin + row, k, past.fixed, chunk.begin));
+    }
+    heads.push_back(std::move(head));
+  }
+  const Matrix before = read_rows(storage.keys(), 0, chunk.begin, g, step.shape.d_head);
+  BlockSet set;
+  set.token_votes =
+      rounded_once(sketch_votes(heads, block.begin, before, past.candidates, sketch_columns(before)));
+  set.positions = chosen_by_votes(past.candidates, set.token_votes, effective.least_weight,
+                                  effective.heavy - effective.pinned);
+  set.positions.insert(set.positions.end(), past.fixed.begin(), past.fixed.end());
+  std::sort(set.positions.begin(), set.positions.end());
+  return set;
+}
+
 /// INTER-1 .. INTER-3 for one head and the rows of a query block, column sums not used (SEL-9).
 std::vector<SoftmaxRow> inter_of_query_block(const LayerStep& step, const QueryBlock& block, std::int64_t h,
                                              std::span<const std::int32_t> set) {
@@ -159,12 +188,12 @@ void observe(const LayerStep& step, const Chunk& chunk, std::int64_t memory_coun
 void observe_blocks(const LayerStep& step, const Chunk& chunk, std::span<const BlockSet> sets,
                     const Trace& trace) {
   if (!step.observer) return;
-  const BlockSet& first = sets.front();  // all sets of a chunk have the same sizes (SEL-8)
+  const BlockSet& first = sets.front();  // all sets of a chunk have as many votes
   const bool refined = !first.token_votes.empty();
   ChunkRecord record;
   record.layer = step.layer;
   record.chunk = chunk;
-  record.memory_count = static_cast<std::int64_t>(first.positions.size());
+  record.memory_count = step.effective.memory_count(chunk.begin);  // SEL-8, SKE-8
   record.memory_stride = std::min(step.effective.memory(), step.shape.capacity);
   record.memory = trace.memory.data();
   record.row_stride = chunk_tokens(chunk);
@@ -177,7 +206,8 @@ void observe_blocks(const LayerStep& step, const Chunk& chunk, std::span<const B
   step.observer(record);
 }
 
-/// The same as finish_chunk() with rule `blocks`: a set for each key/value head and query block, and no scores (SEL-9).
+/// The same as finish_chunk() with rules `blocks` and `sketches`: a set for each key/value head and query block, and no
+/// scores (SEL-9).
 void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const IntraState& intra) {
   const std::vector<QueryBlock> blocks = query_blocks(step, chunk);
   const auto width = static_cast<std::size_t>(std::min(step.effective.memory(), step.shape.capacity));
@@ -185,12 +215,15 @@ void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const Int
   Trace trace;
   std::vector<BlockSet> sets;  // key/value head after key/value head
   for (std::int64_t g = 0; g < step.shape.n_head_kv; ++g) {
-    const Matrix k = read_rows(storage.keys(), 0, chunk.begin, g, step.shape.d_head);
+    const bool sketched = step.effective.select == Select::sketches;
+    const Matrix k = read_rows(storage.keys(), 0, sketched ? 0 : chunk.begin, g, step.shape.d_head);
     const Summaries summaries =
-        summarize(k, candidate_blocks(chunk.begin, step.effective), step.effective.key_block);
+        sketched ? Summaries{}
+                 : summarize(k, candidate_blocks(chunk.begin, step.effective), step.effective.key_block);
     for (const QueryBlock& block : blocks) {
       ask_to_stop(step);
-      sets.push_back(set_of_query_block(step, block, g, k, summaries));
+      sets.push_back(sketched ? sketched_set_of_query_block(step, chunk, block, g)
+                              : set_of_query_block(step, block, g, k, summaries));
       const BlockSet& set = sets.back();
       trace.memory.insert(trace.memory.end(), set.positions.begin(), set.positions.end());
       trace.memory.resize(sets.size() * width, -1);  // SEL-8
@@ -216,7 +249,7 @@ void finish_chunk_of_blocks(const LayerStep& step, const Chunk& chunk, const Int
 
 /// SCHED-1, phase 2, for one chunk.
 void finish_chunk(LayerStep& step, const Chunk& chunk, const IntraState& intra) {
-  if (step.effective.select == Select::blocks) {
+  if (step.effective.select != Select::h2o) {
     finish_chunk_of_blocks(step, chunk, intra);
     return;
   }

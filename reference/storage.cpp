@@ -32,7 +32,7 @@ ZeroedBytes::ZeroedBytes(ZeroedBytes&& other) noexcept
 LayerStorage::LayerStorage(const Shape& shape, const EffectiveOptions& options)
     : shape_(shape),
       score_type_(options.score_type),
-      width_(options.select == Select::blocks ? 0 : std::min(options.memory(), shape.capacity)),
+      width_(options.select != Select::h2o ? 0 : std::min(options.memory(), shape.capacity)),
       keys_(row_bytes(shape, shape.d_head)),
       values_(row_bytes(shape, shape.d_value)),
       scores_(static_cast<std::size_t>(shape.n_head * shape.capacity) * score_size(options.score_type)),

@@ -33,6 +33,8 @@ enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
 enum class Select : std::uint8_t {
   h2o = 0,     ///< MEM: the newest tokens and those with the largest accumulated column sums, a set per chunk
   blocks = 1,  ///< SEL: the newest tokens and those that the queries of a query block vote for
+  sketches =
+      2,  ///< SKE: the newest tokens and those that every query votes for by sketches of the keys, while they count
 };
 
 /// Who keeps the K and V rows of a session.
@@ -116,9 +118,13 @@ struct Options {
   Select select = Select::h2o;
   // Sizes of rule `blocks` (SEL-1); not read with any other.
   std::int64_t key_block = 8;     ///< K, keys of a key block, 1 .. 256 and at most S; divides H
-  std::int64_t query_block = 32;  ///< Q, rows of a query block, 1 .. S
+  std::int64_t query_block = 32;  ///< Q, rows of a query block, 1 .. S; of rule `sketches`, too
   std::int64_t pool = 4;          ///< P, rows of a pool, half as many for tokens (SEL-4); divides Q
   std::int64_t refine = 2;        ///< R, 1: blocks alone; 2 .. 16: tokens of R times as many blocks (SEL-7)
+
+  /// W, least weight of a token that a set takes, relative to what its row has without it, 0 <= W < 1 (SKE-7); not read
+  /// with any rule but `sketches`.
+  double least_weight = 0.001;
 
   std::optional<double> scale;  ///< LOGIT-1; default 1/sqrt(d); finite
   double softcap = 0.0;         ///< LOGIT-2; 0 is none; finite, >= 0
@@ -159,6 +165,7 @@ struct EffectiveOptions {
   std::int64_t query_block = 0;
   std::int64_t pool = 0;
   std::int64_t refine = 0;
+  double least_weight = 0.0;  ///< 0 with other rules than `sketches`
   std::int64_t pinned = 0;
   std::int64_t dense_below = 0;
   std::vector<std::int64_t> dense_layers;
@@ -201,27 +208,33 @@ struct EffectiveOptions {
   /// First position of Local (MEM-1, SEL-2).
   [[nodiscard]] std::int64_t local_begin(std::int64_t begin) const {
     const std::int64_t first = std::max<std::int64_t>(0, begin - local);
-    if (select == Select::h2o) return first;
+    if (select != Select::blocks) return first;
     return std::min(begin, (first + key_block - 1) / key_block * key_block);
   }
   /// Key blocks that are voted on (SEL-2); 0 with rule h2o.
   [[nodiscard]] std::int64_t candidate_blocks(std::int64_t begin) const {
     return select == Select::blocks && heavy > 0 ? local_begin(begin) / key_block : 0;
   }
-  /// Tokens that are voted on one by one (SEL-7); 0 where there is no second stage.
+  /// Tokens that are voted on one by one (SEL-7, SKE-2); 0 where there are none, or no second stage.
   [[nodiscard]] std::int64_t voted_tokens(std::int64_t begin) const {
+    if (select == Select::sketches)
+      return heavy > 0 ? std::max<std::int64_t>(0, local_begin(begin) - pinned) : 0;
     if (refine < 2) return 0;
     const std::int64_t tokens = std::min(refine * heavy, candidate_blocks(begin) * key_block);
     return tokens > heavy ? tokens : 0;
   }
-  /// Entries of each set (MEM-4, SEL-8).
+  /// Entries of each set (MEM-4, SEL-8); the most of a set with rule `sketches` (SKE-8).
   [[nodiscard]] std::int64_t memory_count(std::int64_t begin) const {
     if (select == Select::h2o) return std::min(memory(), begin);
+    if (select == Select::sketches) {
+      return begin - local_begin(begin) + std::min(pinned, local_begin(begin)) +
+             std::min(heavy - pinned, voted_tokens(begin));
+    }
     return begin - local_begin(begin) + std::min(heavy, candidate_blocks(begin) * key_block);
   }
   /// Sets of a chunk of `rows` tokens and a key/value head (SEL-4); 0 with rule h2o.
   [[nodiscard]] std::int64_t query_blocks(std::int64_t rows) const {
-    return select == Select::blocks ? (rows + query_block - 1) / query_block : 0;
+    return select == Select::h2o ? 0 : (rows + query_block - 1) / query_block;
   }
 };
 

@@ -117,27 +117,31 @@ struct Chunk {
 
 /// What an engine computed for one chunk of one layer; handed to the observer from inside attend(), chunk after
 /// chunk in ascending order, on the calling thread. All views are valid during the callback only.
-/// For dense and decode chunks memory_count is 0 and the column sums are null (they are zero by definition), with rule
-/// `blocks` for all chunks.
+/// For dense and decode chunks memory_count is 0 and the column sums are null (they are zero by definition), with rules
+/// `blocks` and `sketches` for all chunks.
 struct ChunkRecord {
   std::int64_t layer = 0;
   Chunk chunk;
-  std::int64_t memory_count = 0;   ///< entries of the set that is read, the same for every set of the chunk
+  /// Entries of the set that is read, the same for every set of the chunk; rule `sketches`: the most that any can have (SKE-8).
+  std::int64_t memory_count = 0;
   std::int64_t memory_stride = 0;  ///< entries from one set to the next; memory_count <= memory_stride
-  /// Ascending positions, then -1 (MEM-4): [Hq][memory_stride]; rule `blocks`: [Hkv][query_blocks][memory_stride] (SEL-8)
+  /// Ascending positions, then -1 (MEM-4): [Hq][memory_stride]; rules `blocks` and `sketches`:
+  /// [Hkv][query_blocks][memory_stride] (SEL-8, SKE-8)
   const std::int32_t* memory = nullptr;
   const float* colsum_inter = nullptr;  ///< [Hq][memory_stride] INTER-2; 0 after memory_count
   std::int64_t row_stride = 0;          ///< entries from one head to the next in the two arrays below
   const float* colsum_intra = nullptr;  ///< [Hq][row_stride] INTRA-2, one per token of the chunk
   const float* lse = nullptr;           ///< [Hq][row_stride] m + ln l of the final softmax (FUSE-1)
 
-  // Rule `blocks`, sparse chunks; else 0 and null.
-  std::int64_t query_blocks = 0;      ///< sets for each key/value head (SEL-4)
+  // Rules `blocks` and `sketches`, sparse chunks; else 0 and null. The latter has no key blocks.
+  std::int64_t query_blocks = 0;      ///< sets for each key/value head (SEL-4, SKE-2)
   std::int64_t candidate_blocks = 0;  ///< key blocks 0, 1, ... that are voted on (SEL-2)
   const float* block_votes =
-      nullptr;                    ///< [Hkv][query_blocks][candidate_blocks] SEL-6; null where there are none
-  std::int64_t voted_tokens = 0;  ///< tokens of the second stage (SEL-7); 0: there is none
-  /// [Hkv][query_blocks][voted_tokens] SEL-7, the tokens of the chosen blocks in ascending order; null: no second stage
+      nullptr;  ///< [Hkv][query_blocks][candidate_blocks] SEL-6; null where there are none
+  std::int64_t voted_tokens =
+      0;  ///< tokens of the second stage (SEL-7), or candidates (SKE-2); 0: there are none
+  /// [Hkv][query_blocks][voted_tokens] SEL-7, SKE-6: the tokens of the chosen blocks, or the candidates, in ascending order;
+  /// null: there are none
   const float* token_votes = nullptr;
 };
 
@@ -155,8 +159,8 @@ struct ScoreView {
 };
 
 /// The memory set that was built last in a layer (MEM-4): `count` ascending positions per query head, then -1
-/// up to `width` = min(M, capacity) entries. count is 0 until a set was built. With rule `blocks`, whose sets live as long
-/// as their chunk (SEL-9), the view is empty: null, and all numbers 0. Old after abort() or truncate().
+/// up to `width` = min(M, capacity) entries. count is 0 until a set was built. With any other rule than h2o, whose sets live
+/// as long as their chunk (SEL-9), the view is empty: null, and all numbers 0. Old after abort() or truncate().
 struct MemoryView {
   const std::int32_t* data = nullptr;
   std::int64_t head_stride = 0;

@@ -409,8 +409,8 @@ TEST(Config, SEL_1_PoolsAndBlocksAreWhole) {
 
 TEST(Config, SEL_1_UnknownRule) {
   Options options;
-  options.select = static_cast<Select>(2);
-  expect_rejected(options, {"select = 2", "h2o", "blocks"});
+  options.select = static_cast<Select>(3);
+  expect_rejected(options, {"select = 3", "h2o", "blocks", "sketches"});
 }
 
 TEST(Config, SEL_1_ClampedHeavyIsAMultipleOfTheKeyBlock) {
