@@ -57,6 +57,14 @@ void validate_blocks(const Options& options) {
   }
 }
 
+/// SKE-1
+void validate_sketches(const Options& options) {
+  require_range("query_block", options.query_block, 1, options.chunk);
+  if (!(options.least_weight >= 0.0 && options.least_weight < 1.0)) {
+    refuse("least_weight", options.least_weight, "0 and more, below 1");
+  }
+}
+
 /// STATE-7
 void validate_dense_layers(const Shape& shape, const std::vector<std::int64_t>& layers) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -124,15 +132,19 @@ void validate(const Shape& shape, const Options& options) {
     logits(of, layer.scale, layer.softcap.value_or(0));
     if (layer.sinks) per_head(of + "sinks", *layer.sinks, true);
   }
-  require_range("select", static_cast<std::int64_t>(options.select), 0, 1);
+  if (options.select > Select::sketches) {
+    refuse("select", static_cast<int>(options.select), "0 (h2o), 1 (blocks) or 2 (sketches)");
+  }
   if (options.select == Select::blocks) validate_blocks(options);
+  if (options.select == Select::sketches) validate_sketches(options);
 }
 
 }  // namespace
 
 void require_h2o(const Options& options, std::string_view engine) {
   if (options.select == Select::h2o) return;
-  refuse("select", "1 (blocks)", "0 (h2o): engine " + std::string(engine) + " has no other rule");
+  refuse("select", options.select == Select::blocks ? "1 (blocks)" : "2 (sketches)",
+         "0 (h2o): engine " + std::string(engine) + " has no other rule");
 }
 
 void require_no_checkpoints(const Options& options, std::string_view engine) {
@@ -239,6 +251,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
     effective.query_block = options.query_block;
     effective.pool = options.pool;
     effective.refine = options.refine;
+  }
+  if (options.select == Select::sketches) {
+    effective.query_block = options.query_block;
+    effective.least_weight = options.least_weight;
   }
   effective.threads = options.threads > 0 ? options.threads : default_threads;
   return effective;

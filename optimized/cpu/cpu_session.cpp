@@ -21,7 +21,7 @@ constexpr std::size_t kTogether = 64;
 
 std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& options) {
   if (!options.sparse) return 0;
-  if (options.select == Select::blocks) return std::min(options.chunk, shape.capacity);
+  if (options.select != Select::h2o) return std::min(options.chunk, shape.capacity);
   return SparsePass::most_window_rows(shape, options);
 }
 
@@ -33,16 +33,18 @@ CpuSession::Work::Work(SessionData& data, const Bf16Table* table)
   if (table && data.shape.kv_type == DType::bf16) bf16.emplace(data, *table, floats);
   if (options.sparse && options.select == Select::h2o) sparse.emplace(data);
   if (options.sparse && options.select == Select::blocks) blocks.emplace(data);
+  if (options.sparse && options.select == Select::sketches) sketches.emplace(data, table);
   if (!core::Memory::current().counts()) data.workers.start();
 }
 
 std::int64_t CpuSession::Work::bytes() const {
   return floats.bytes() + (bf16 ? bf16->bytes() : 0) + (sparse ? sparse->bytes() : 0) +
-         (blocks ? blocks->bytes() : 0) + dense.bytes();
+         (blocks ? blocks->bytes() : 0) + (sketches ? sketches->bytes() : 0) + dense.bytes();
 }
 
 std::int64_t CpuSession::Work::set_bytes() const {
-  return (sparse ? sparse->set_bytes() : 0) + (blocks ? blocks->set_bytes() : 0);
+  return (sparse ? sparse->set_bytes() : 0) + (blocks ? blocks->set_bytes() : 0) +
+         (sketches ? sketches->set_bytes() : 0);
 }
 
 CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
@@ -132,6 +134,7 @@ void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64
 
 StageSeconds CpuSession::stage_seconds() const {
   if (work_ && work_->blocks) return {work_->blocks->selection_seconds()};
+  if (work_ && work_->sketches) return {work_->sketches->selection_seconds()};
   return {work_ && work_->sparse ? work_->sparse->selection_seconds() : 0.0};
 }
 
@@ -150,6 +153,7 @@ void CpuSession::forget() {
   data_.kv.clear();
   if (!data_.summaries.empty()) data_.summaries.clear();
   if (work_ && work_->blocks) work_->blocks->forget();
+  if (work_ && work_->sketches) work_->sketches->forget();
   if (work_ && work_->sparse) work_->sparse->forget();
   if (!data_.state->undo) return;
   data_.state->memory.reset();
@@ -265,6 +269,8 @@ void CpuSession::run_layer(const SequenceCall& asked) {
   if (sparse && !dense_layer) {
     if (work_->blocks) {
       work_->blocks->run(call);
+    } else if (work_->sketches) {
+      work_->sketches->run(call);
     } else {
       data_.state->undo->open_layer(layer, chunks);
       work_->sparse->run(call);

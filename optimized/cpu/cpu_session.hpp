@@ -13,6 +13,7 @@
 #include "cpu/layer.hpp"
 #include "cpu/pass/blocks.hpp"
 #include "cpu/pass/dense.hpp"
+#include "cpu/pass/sketches.hpp"
 #include "cpu/pass/sparse.hpp"
 
 namespace headwater::cpu {
@@ -48,9 +49,10 @@ class CpuSession final : public core::SessionBase {
     [[nodiscard]] std::int64_t set_bytes() const;
 
     FloatArithmetic floats;
-    std::optional<Bf16Arithmetic> bf16;  // none: no call is computed in BF16
-    std::optional<SparsePass> sparse;    // rule h2o; none: the session is dense or has the other rule
-    std::optional<BlocksPass> blocks;    // rule blocks
+    std::optional<Bf16Arithmetic> bf16;    // none: no call is computed in BF16
+    std::optional<SparsePass> sparse;      // rule h2o; none: the session is dense or has another rule
+    std::optional<BlocksPass> blocks;      // rule blocks
+    std::optional<SketchesPass> sketches;  // rule sketches
     DensePass dense;
   };
 

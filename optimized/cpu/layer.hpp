@@ -57,7 +57,9 @@ struct SessionData {
   [[nodiscard]] std::int64_t most_chunk_rows() const;  ///< 0 in a dense session
   [[nodiscard]] std::int64_t set_width() const;        ///< most entries of a memory set; 0 in a dense session
   /// Whether every query block has a set of its own, not a chunk or a head.
-  [[nodiscard]] bool sets_of_query_blocks() const { return !summaries.empty(); }
+  [[nodiscard]] bool sets_of_query_blocks() const {
+    return options.sparse && options.select != Select::h2o && options.heavy > 0;
+  }
   [[nodiscard]] std::int64_t summary_width() const;  ///< most elements of a summary; 0 where there are none
 
   const KernelTable& kernels;

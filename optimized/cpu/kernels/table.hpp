@@ -34,6 +34,15 @@ struct RowRun {
   std::int64_t n;
 };
 
+/// Columns of a sketch, ascending (SKE-3); where there are fewer, zeros follow the integers.
+inline constexpr std::int64_t kSketchColumns = 32;
+struct SketchColumns {
+  std::int64_t n;
+  std::int32_t column[kSketchColumns];
+};
+/// The largest integer of a sketch (SKE-4).
+inline constexpr float kSketchInteger = 127.0f;
+
 /// Running softmax of a block (INTRA-1), one entry per lane.
 struct SoftmaxState {
   float max[kBlockRows];      ///< m, -inf before the first key
@@ -119,7 +128,20 @@ struct KernelTable {
   void (*spread)(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* mean,
                  float* squares);
 
-  /// For votes (SEL-6, SEL-7).
+  /// SKE-4 of n_rows rows, `stride` bytes apart at any alignment: integers[row][kSketchColumns], and the units; NaN and zeros
+  /// for a row that has no sketch.
+  void (*sketch_rows)(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type,
+                      const SketchColumns& columns, float* integers, float* units);
+
+  /// block[row][lane] *= factor[row] * unit[lane], all kBlockRows lanes.
+  void (*scale_lanes)(float* block, std::int64_t n_rows, const float* factor, const float* unit);
+
+  /// SKE-6: votes[lane] = the largest of votes[lane] and block[row][lane] * (factor[row] * unit[lane]) - offset[row] over
+  /// n_rows rows; a NaN is never larger.
+  void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
+                           const float* offset, float* votes);
+
+  /// For votes (SEL-6, SEL-7, SKE-7).
   core::SelectionLoops selection;
 
   /// FUSE-1: to[i] = a[i] * a_weight + b[i] * b_weight; `to` may be a.

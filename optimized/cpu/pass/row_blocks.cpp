@@ -91,20 +91,9 @@ void RowBlocks::attend(const LayerCall& call, const Window& window, const Chunk&
   const std::int64_t end = rows.row + rows.n;
   PrefetchRows prefetch[] = {outputs_of(call, rows.head, rows.row, end),
                              queries_of(call, rows.head, end, std::min(end + kBlockRows, prefetch_end))};
+  const BlockRows ahead{rows.head, rows.row, rows.n, prefetch};
   float* out = intra_out(thread);
-  const PassBlock block{
-      .head = rows.head,
-      .row = rows.row,
-      .rows = rows.n,
-      .sink = call.sink(rows.head),
-      .own_keys = end - chunk.begin,  // MASK-1: what the last row sees
-      .set = set,
-      .sums = nullptr,
-      .out = out,
-      .loaded = false,
-      .prefetch = prefetch,
-  };
-  write(call, chunk, rows, call.arithmetic.attend(call, window, chunk, block, thread), out);
+  write(call, chunk, rows, intra(call, window, chunk, ahead, set, nullptr, out, thread), out);
 }
 
 void RowBlocks::attend_with_sums(const LayerCall& call, const Window& window, const Chunk& chunk,
@@ -116,11 +105,11 @@ void RowBlocks::attend_with_sums(const LayerCall& call, const Window& window, co
   const BlockRows ahead{rows.head, rows.row, rows.n, prefetch};
   float max[kBlockRows];
   float sum[kBlockRows];
-  const BlockResult own = intra(call, window, chunk, ahead, intra_sums, thread);
+  float* out = intra_out(thread);
+  const BlockResult own = intra(call, window, chunk, ahead, {}, intra_sums, out, thread);
   std::copy_n(own.max, kBlockRows, max);
   std::copy_n(own.sum, kBlockRows, sum);
   const BlockResult kept{max, sum};
-  float* out = intra_out(thread);
   if (set) {
     join(call, chunk, ahead, kept, out, inter(call, window, chunk, ahead, *set, true, inter_sums, thread),
          thread);
@@ -130,16 +119,17 @@ void RowBlocks::attend_with_sums(const LayerCall& call, const Window& window, co
 }
 
 BlockResult RowBlocks::intra(const LayerCall& call, const Window& window, const Chunk& chunk,
-                             const BlockRows& rows, double* sums, int thread) {
+                             const BlockRows& rows, const GatheredSet& set, double* sums, float* out,
+                             int thread) {
   const PassBlock block{
       .head = rows.head,
       .row = rows.row,
       .rows = rows.n,
       .sink = call.sink(rows.head),
       .own_keys = rows.row + rows.n - chunk.begin,  // MASK-1: what the last row sees
-      .set = {},
+      .set = set,
       .sums = sums,
-      .out = of(thread).intra.data(),
+      .out = out,
       .loaded = false,
       .prefetch = rows.prefetch,
   };

@@ -37,9 +37,9 @@ class RowBlocks {
 
   // The steps of the latter.
 
-  /// The outputs are in intra_out(thread).
+  /// Own keys, and those of a set that all rows see besides, where it has any; `out`: [kBlockRows][dv].
   BlockResult intra(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
-                    double* sums, int thread);
+                    const GatheredSet& set, double* sums, float* out, int thread);
   /// `loaded`: the block before had the same rows.
   BlockResult inter(const LayerCall& call, const Window& window, const Chunk& chunk, const BlockRows& rows,
                     const GatheredSet& set, bool loaded, double* sums, int thread);

@@ -208,10 +208,11 @@ void SparsePass::intra_group(const LayerCall& call, const Window& window, const 
   for (std::int64_t row = group.begin; row < group.end; row += kBlockRows) {
     const BlockRows rows{group.head, row, std::min(kBlockRows, group.end - row)};
     const std::int64_t at = window_index(window, group.head, row);
-    const BlockResult result = blocks_.intra(call, window, chunk, rows, sums, thread);
+    float* out = blocks_.intra_out(thread);
+    const BlockResult result = blocks_.intra(call, window, chunk, rows, {}, sums, out, thread);
     std::copy_n(result.max, rows.n, row_max_.data() + at);
     std::copy_n(result.sum, rows.n, row_sum_.data() + at);
-    std::copy_n(blocks_.intra_out(thread), rows.n * dv, row_out_.data() + at * dv);
+    std::copy_n(out, rows.n * dv, row_out_.data() + at * dv);
   }
 }
 

@@ -58,6 +58,15 @@ struct Bf16Softmax {
   bool has_output;  ///< whether any keys have been accumulated; kernels leave it alone
 };
 
+/// Rows of a query block whose sketches vote (SKE-6).
+struct SketchedRows {
+  std::int64_t n = 0;
+  const std::int8_t* integers = nullptr;  ///< [n][kSketchColumns]
+  const std::int32_t* shift = nullptr;    ///< -128 times the sum of a row's integers
+  const float* factor = nullptr;          ///< scale times the row's unit
+  const float* offset = nullptr;          ///< the row's own weight (SKE-5)
+};
+
 /// Kernels that multiply BF16 rows and BF16 weights and add in F32. Logits stand key by key, kBlockRows lanes in a
 /// line, so every row-wise operation is vertical and keys need no packing.
 struct Bf16Table {
@@ -107,6 +116,14 @@ struct Bf16Table {
   /// transposed, one of these, holds a NaN or an infinity.
   std::uint32_t (*unpack_rows)(const float* transposed, std::int64_t n_rows, std::int64_t dv,
                                const float* factor, float* rows);
+
+  /// The integers of n <= kKeyTile sketches to tile[kSketchColumns / 4][kKeyTile][4], each plus 128.
+  void (*pack_sketches)(const float* integers, std::int64_t n, std::uint8_t* tile);
+
+  /// SKE-6 without cap and slope: votes[key] = the largest of votes[key] and product * (factor * units[key]) - offset over
+  /// all rows, for the keys of n_tiles tiles; a NaN is never larger.
+  void (*raise_sketch_votes)(const SketchedRows& rows, const std::uint8_t* tiles, const float* units,
+                             std::int64_t n_tiles, float* votes);
 
   /// KernelTable::row_logits of rows that are BF16 on both sides, neither arranged nor padded; null where the processor
   /// has no products of BF16 vectors, or slow ones.

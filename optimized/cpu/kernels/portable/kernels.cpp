@@ -7,6 +7,7 @@
 #include "core/numbers.hpp"
 #include "cpu/kernels/portable/elementary.hpp"
 #include "cpu/kernels/portable/vector4.hpp"
+#include "cpu/kernels/sketches.hpp"
 #include "cpu/kernels/table.hpp"
 #include "headwater/options.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -388,6 +389,11 @@ void row_sum(const void* rows, std::int64_t stride, std::int64_t n_rows, DType t
   }
 }
 
+struct One {
+  static float one_f16(std::uint16_t bits) { return core::float_from_f16(bits); }
+  static float one_bf16(std::uint16_t bits) { return core::float_from_bf16(bits); }
+};
+
 void spread(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* mean,
             float* squares) {
   const auto element = static_cast<std::int64_t>(dtype_size(type));
@@ -435,6 +441,9 @@ constinit const KernelTable portable_kernels = {
     .raise_votes = portable::raise_votes,
     .row_sum = portable::row_sum,
     .spread = portable::spread,
+    .sketch_rows = sketch_rows<portable::One>,
+    .scale_lanes = scale_lanes,
+    .raise_lane_votes = raise_lane_votes,
     .selection = {core::count_at_least, core::collect},
     .blend = portable::blend,
     .scale = portable::scale,

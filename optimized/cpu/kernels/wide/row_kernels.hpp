@@ -3,6 +3,7 @@
 /// The kernels of table.hpp that read stored rows of any type, for any vector type of kernels.hpp, whose rules hold here,
 /// too: those of decode steps, and those over the columns of rows.
 
+#include "cpu/kernels/sketches.hpp"
 #include "cpu/kernels/wide/kernels.hpp"
 
 namespace headwater::cpu {
@@ -359,6 +360,9 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
       .raise_votes = raise_votes<V>,
       .row_sum = row_sum<V>,
       .spread = spread<V>,
+      .sketch_rows = sketch_rows<V>,
+      .scale_lanes = scale_lanes,
+      .raise_lane_votes = raise_lane_votes,
       .selection = selection,
       .blend = blend<V>,
       .scale = scale<V>,

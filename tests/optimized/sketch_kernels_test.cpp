@@ -1,0 +1,184 @@
+// The kernels of votes by sketches against their definitions, for every table. Integers are exact, and so are they.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/numbers.hpp"
+#include "cpu/dispatch.hpp"
+
+namespace headwater::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+class SketchKernels : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    variant = &variants()[static_cast<std::size_t>(GetParam())];
+    if (const std::string missing = variant->missing(); !missing.empty()) GTEST_SKIP() << missing;
+  }
+  const Variant* variant = nullptr;
+};
+
+/// Rows of sketches: integers -127 .. 127, and what a vote makes of them.
+struct Sketches {
+  explicit Sketches(std::int64_t n, unsigned seed, float largest_factor)
+      : integers(static_cast<std::size_t>(n * kSketchColumns)),
+        factor(static_cast<std::size_t>(n)),
+        offset(factor.size()) {
+    std::mt19937 random(seed);
+    std::uniform_int_distribution<int> integer(-127, 127);
+    std::uniform_real_distribution<float> real(0, largest_factor);
+    for (float& x : integers) x = static_cast<float>(integer(random));
+    for (float& x : factor) x = real(random);
+    for (float& x : offset) x = 8 * real(random) - 4;
+  }
+  std::vector<float> integers, factor, offset;
+};
+
+double product(const Sketches& a, std::int64_t i, const Sketches& b, std::int64_t j) {
+  double sum = 0;
+  for (std::int64_t x = 0; x < kSketchColumns; ++x) {
+    sum += static_cast<double>(a.integers[static_cast<std::size_t>(i * kSketchColumns + x)]) *
+           static_cast<double>(b.integers[static_cast<std::size_t>(j * kSketchColumns + x)]);
+  }
+  return sum;
+}
+
+TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const std::int64_t width = 80;
+  // Zeros, what has no sketch, and units at both ends of the floats. 3e-38 is too small for a finite 127 / a.
+  const float special[] = {0.0f, kNan, kInf, -kInf, 3e-38f, 1e-41f, 3e38f, -0.0f};
+  const std::int64_t n = 8 + std::ssize(special);
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const std::int64_t columns : {1, 5, 31, 32}) {
+      SketchColumns taken{columns, {}};
+      for (std::int64_t x = 0; x < columns; ++x) taken.column[x] = static_cast<std::int32_t>(2 * x + x / 16);
+      std::vector<float> values(static_cast<std::size_t>(n * width));
+      for (float& x : values) x = normal(random);
+      for (std::int64_t i = 0; i < std::ssize(special); ++i) {
+        const bool alone = std::isfinite(special[i]);
+        for (std::int64_t x = 0; x < columns; ++x) {
+          float& at = values[static_cast<std::size_t>((8 + i) * width + taken.column[x])];
+          if (alone || x == columns - 1) at = special[i] * (x % 3 == 1 ? -0.5f : 1.0f);
+        }
+      }
+      std::vector<unsigned char> rows(values.size() * dtype_size(type) + 1);
+      core::narrow(values.data(), std::ssize(values), type, rows.data() + 1);  // at an odd address
+      core::widen(rows.data() + 1, type, std::ssize(values), values.data());
+      std::vector<float> integers(static_cast<std::size_t>(n * kSketchColumns), 99.0f);
+      std::vector<float> units(static_cast<std::size_t>(n));
+      variant->kernels->sketch_rows(rows.data() + 1, width * static_cast<std::int64_t>(dtype_size(type)), n,
+                                    type, taken, integers.data(), units.data());
+      for (std::int64_t r = 0; r < n; ++r) {
+        SCOPED_TRACE(testing::Message()
+                     << "type " << static_cast<int>(type) << " columns " << columns << " row " << r);
+        float largest = 0;
+        bool exists = true;
+        const auto value = [&](std::int64_t x) {
+          return values[static_cast<std::size_t>(r * width + taken.column[x])];
+        };
+        for (std::int64_t x = 0; x < columns; ++x) {
+          exists &= std::isfinite(value(x));
+          largest = std::max(largest, std::fabs(value(x)));
+        }
+        const float unit = units[static_cast<std::size_t>(r)];
+        EXPECT_EQ(exists, !std::isnan(unit));
+        if (exists) {
+          EXPECT_EQ(unit, largest / 127.0f);
+        }
+        const float per_unit = 127.0f / largest;
+        for (std::int64_t x = 0; x < kSketchColumns; ++x) {
+          const bool zero = x >= columns || !exists || std::isinf(per_unit);
+          EXPECT_EQ(integers[static_cast<std::size_t>(r * kSketchColumns + x)],
+                    zero ? 0.0f : std::nearbyint(value(x) * per_unit))
+              << x;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
+  const std::int64_t n = 37;
+  const Sketches rows(n, 1, 1.0f);
+  std::vector<float> block(static_cast<std::size_t>(n * kBlockRows));
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  for (float& x : block) x = normal(random);
+  float unit[kBlockRows];
+  for (float& x : unit) x = std::fabs(normal(random));
+  unit[5] = kNan;
+  float votes[kBlockRows];
+  std::fill_n(votes, kBlockRows, -kInf);
+  votes[7] = 100;  // none is larger
+  variant->kernels->raise_lane_votes(block.data(), n, rows.factor.data(), unit, rows.offset.data(), votes);
+  std::vector<float> scaled = block;
+  variant->kernels->scale_lanes(scaled.data(), n, rows.factor.data(), unit);
+  for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
+    double best = lane == 7 ? 100 : -std::numeric_limits<double>::infinity();
+    for (std::int64_t r = 0; r < n && lane != 5; ++r) {
+      const auto at = static_cast<std::size_t>(r * kBlockRows + lane);
+      const double logit = static_cast<double>(block[at]) *
+                           static_cast<double>(rows.factor[static_cast<std::size_t>(r)]) *
+                           static_cast<double>(unit[lane]);
+      EXPECT_NEAR(scaled[at], logit, 1e-5);
+      best = std::max(best, logit - static_cast<double>(rows.offset[static_cast<std::size_t>(r)]));
+    }
+    if (lane == 5) {
+      EXPECT_EQ(votes[lane], -kInf);
+    } else {
+      EXPECT_NEAR(votes[lane], best, 1e-5) << lane;
+    }
+  }
+}
+
+TEST_P(SketchKernels, SKE_6_VotesOfBytes) {
+  if (!variant->bf16) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
+  for (const std::int64_t n : {0, 1, 3, 4, 5, 11}) {
+    for (const std::int64_t tiles : {1, 2, 3}) {
+      const Sketches rows(n, 1, 1e-4f);
+      const Sketches keys(tiles * kKeyTile, 2, 1.0f);
+      std::vector<float> units = keys.factor;
+      units[3] = kNan;
+      std::vector<std::uint8_t> packed(static_cast<std::size_t>(tiles * kKeyTile * kSketchColumns));
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        const std::int64_t at = tile * kKeyTile * kSketchColumns;
+        variant->bf16->pack_sketches(keys.integers.data() + at, kKeyTile, packed.data() + at);
+      }
+      std::vector<std::int8_t> bytes(rows.integers.begin(), rows.integers.end());
+      std::vector<std::int32_t> shift(static_cast<std::size_t>(n));
+      for (std::size_t i = 0; i < bytes.size(); ++i) shift[i / kSketchColumns] -= 128 * bytes[i];
+      std::vector<float> votes(units.size(), -kInf);
+      variant->bf16->raise_sketch_votes(
+          {n, bytes.data(), shift.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
+          units.data(), tiles, votes.data());
+      for (std::int64_t j = 0; j < tiles * kKeyTile; ++j) {
+        double best = -std::numeric_limits<double>::infinity();
+        for (std::int64_t i = 0; i < n && j != 3; ++i) {
+          best = std::max(best, product(rows, i, keys, j) *
+                                        static_cast<double>(rows.factor[static_cast<std::size_t>(i)]) *
+                                        static_cast<double>(units[static_cast<std::size_t>(j)]) -
+                                    static_cast<double>(rows.offset[static_cast<std::size_t>(i)]));
+        }
+        if (best < 0 && std::isinf(best)) {
+          EXPECT_EQ(votes[static_cast<std::size_t>(j)], -kInf) << j;
+        } else {
+          EXPECT_NEAR(votes[static_cast<std::size_t>(j)], best, 1e-5) << n << " rows, key " << j;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tables, SketchKernels, ::testing::Range(0, static_cast<int>(variants().size())));
+
+}  // namespace
+}  // namespace headwater::cpu
