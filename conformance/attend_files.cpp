@@ -91,13 +91,23 @@ void read_input(const SafetensorsFile& file, Problem& problem) {
   problem.layers.push_back(std::move(layer));
 }
 
-// SEL-1. Files of rule h2o do not name their rule.
+// SEL-1, SKE-1. Files of rule h2o do not name their rule.
 void read_rule(const SafetensorsFile& file, Options& options) {
   if (!file.has_metadata("select")) return;
   const std::string& select = file.metadata("select");
   if (select == "h2o") return;
+  if (select == "sketches") {
+    options.select = Select::sketches;
+    options.query_block = parse_number<std::int64_t>(file, "query_block");
+    options.least_weight = parse_number<double>(file, "least_weight");
+    if (options.query_block < 1 || options.query_block > options.chunk ||
+        !(options.least_weight >= 0.0 && options.least_weight < 1.0)) {
+      file.refuse("__metadata__ query_block or least_weight is out of range (SKE-1)");
+    }
+    return;
+  }
   if (select != "blocks" && select != "window") {
-    file.refuse(fmt::format("__metadata__ select is '{}'; allowed: h2o, blocks, window", select));
+    file.refuse(fmt::format("__metadata__ select is '{}'; allowed: h2o, blocks, sketches, window", select));
   }
   options.select = Select::blocks;
   if (select == "window") {  // key blocks of one key and no votes
@@ -213,7 +223,7 @@ ChunkTrace read_chunk(const SafetensorsFile& file, const AttendRun& run, std::in
   return chunk;
 }
 
-// The chunks of rule `blocks`, between `starts`.
+// The chunks of rules `blocks` and `sketches`, between `starts`.
 void read_block_chunks(const SafetensorsFile& file, const std::vector<std::int32_t>& starts, AttendRun& run) {
   const EffectiveOptions& options = run.options;
   const std::int64_t heads_kv = run.problem.shape.n_head_kv;
@@ -284,7 +294,8 @@ void read_block_chunks(const SafetensorsFile& file, const std::vector<std::int32
       }
     }
     for (const std::int32_t position : chunk.memory) {
-      if (position < 0 || position >= begin) {
+      const bool none = position == -1 && options.select == Select::sketches;  // SKE-8
+      if ((position < 0 && !none) || position >= begin) {
         file.refuse(
             fmt::format("chunk at {}: block_sets holds {}; allowed: 0 .. {}", begin, position, begin - 1));
       }
@@ -334,9 +345,9 @@ AttendRun read_attend_run(const std::string& input, const std::string& output) {
     file.refuse(fmt::format("tensor chunk_start does not ascend from 0 to {}", n));
   }
   const auto chunks = static_cast<std::int64_t>(starts.size()) - 1;
-  if (run.options.select == Select::blocks) {
+  if (run.options.select != Select::h2o) {
     if (std::any_of(intra.begin(), intra.end(), [](float x) { return x != 0.0f; })) {
-      file.refuse("tensor colsum_intra is not 0 under rule blocks (SEL-9)");
+      file.refuse("tensor colsum_intra is not 0 under rule blocks or sketches (SEL-9)");
     }
     read_block_chunks(file, starts, run);
     run.problem.steps = {Step::prefill(n)};  // only the number of tokens is used

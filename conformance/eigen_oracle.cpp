@@ -56,6 +56,7 @@ struct Softmax {
 
 struct RowTerms {
   Eigen::ArrayXd logit, error;  // error: delta of the logit alone
+  bool flushed = false;         // some elements of the query may count as zero
 };
 
 // Leaves exp(logit - m) in `weights`.
@@ -76,7 +77,8 @@ Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, doub
     const double w = std::exp(row.logit[j] - result.m);
     weights[j] = w;
     result.l += w;
-    weighted += w * (row.error[j] + 2.0 * u * (result.m - row.logit[j]));
+    // A logit of -infinity is off by as much, and weighs nothing; but a flushed element times an infinity is a NaN.
+    if (w > 0.0 || row.flushed) weighted += w * (row.error[j] + 2.0 * u * (result.m - row.logit[j]));
     result.count += 1.0;
   }
   result.mean_error = weighted / result.l;
@@ -166,7 +168,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     sum.intra_error = Eigen::VectorXd::Zero(m - memory);
     sum.inter = Eigen::VectorXd::Zero(memory);
     sum.inter_error = Eigen::VectorXd::Zero(memory);
-    RowTerms row{Eigen::ArrayXd(seen), Eigen::ArrayXd(seen)};
+    RowTerms row{Eigen::ArrayXd(seen), Eigen::ArrayXd(seen), false};
     Eigen::ArrayXd of_whole(seen), of_part(seen);
 
     for (Eigen::Index r = 0; r < rows; ++r) {
@@ -178,6 +180,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         ++first;
       row.logit.head(first) = -std::numeric_limits<double>::infinity();
       row.error.head(first) = 0;
+      row.flushed = (q.row(r).array() != 0.0 && q.row(r).array().abs() < arithmetic.flushed).any();
       for (Eigen::Index j = first; j < visible; ++j) {
         double s = raw(r, j);
         double error = (d + 4.0) * u * size(r, j);

@@ -106,6 +106,7 @@ class FaultySession final : public ForwardedSession {
   void report(const ChunkRecord& record, const Observer& observer);
   void spoil_votes(ChunkRecord& record);
   void spoil_search(float* votes, std::int64_t count) const;
+  void spoil_choice(const ChunkRecord& record, std::int64_t index, std::int32_t* set) const;
   void spoil_outputs(const Rows& v, const MutableRows& out);
   void spoil_lse(const LseOutput& lse) const;
   void keep_sets();
@@ -310,7 +311,29 @@ void FaultySession::spoil_search(float* votes, std::int64_t count) const {
   if (fault_ != Fault::searches_region_more) std::fill_n(searched, kRegion, kNever);
 }
 
-// The faults in what rule `blocks` reports.
+// Faults in which candidates of a set of rule `sketches` are chosen.
+void FaultySession::spoil_choice(const ChunkRecord& record, std::int64_t index, std::int32_t* set) const {
+  if (record.voted_tokens == 0) return;
+  const float* votes = record.token_votes + index * record.voted_tokens;
+  const auto candidate = [&](const float* vote) {
+    return static_cast<std::int32_t>(inner_->options().pinned + (vote - votes));
+  };
+  std::int32_t* const end = std::find(set, set + record.memory_count, -1);
+  if (fault_ == Fault::misses_best_candidate) {
+    const float* best = std::max_element(votes, votes + record.voted_tokens);
+    std::int32_t* const at = std::find(set, end, candidate(best));
+    if (at == end) return;
+    std::copy(at + 1, end, at);
+    end[-1] = -1;
+  } else if (end < set + record.memory_count) {
+    const float* worst = std::min_element(votes, votes + record.voted_tokens);
+    if (std::find(set, end, candidate(worst)) != end) return;
+    *end = candidate(worst);
+    std::sort(set, end + 1);
+  }
+}
+
+// The faults in what rules `blocks` and `sketches` report.
 void FaultySession::spoil_votes(ChunkRecord& record) {
   const std::int64_t sets = shape().n_head_kv * record.query_blocks;
   const auto copy_votes = [&](const float* from, std::int64_t count) {
@@ -356,13 +379,27 @@ void FaultySession::spoil_votes(ChunkRecord& record) {
     sums_.assign(static_cast<std::size_t>(shape().n_head * record.row_stride), 0.0f);
     record.colsum_intra = sums_.data();
   }
-  const bool moves_sets = fault_ == Fault::set_of_first_block || fault_ == Fault::key_twice;
+  if (fault_ == Fault::shifts_unchosen_vote && record.token_votes != nullptr) {
+    const std::int64_t count = record.voted_tokens;
+    record.token_votes = copy_votes(record.token_votes, count);
+    const float least = static_cast<float>(std::log(options_.least_weight));
+    for (float& vote : votes_) {
+      if (vote < least) vote -= 1e-3f;
+    }
+  }
+  const bool moves_sets = fault_ == Fault::set_of_first_block || fault_ == Fault::key_twice ||
+                          fault_ == Fault::misses_best_candidate || fault_ == Fault::chooses_below_least ||
+                          fault_ == Fault::set_not_sorted;
   if (!moves_sets || record.memory_count < 2 || record.query_blocks == 0) return;
   sets_.assign(record.memory, record.memory + sets * record.memory_stride);
   for (std::int64_t s = 0; s < sets; ++s) {
     const auto set = sets_.begin() + s * record.memory_stride;
     if (fault_ == Fault::key_twice) {
       set[1] = set[0];
+    } else if (fault_ == Fault::set_not_sorted) {
+      std::swap(set[0], set[1]);
+    } else if (fault_ != Fault::set_of_first_block) {
+      spoil_choice(record, s, &*set);
     } else {
       std::copy_n(sets_.begin() + s / record.query_blocks * record.query_blocks * record.memory_stride,
                   record.memory_stride, set);
@@ -509,6 +546,10 @@ const char* fault_name(Fault fault) {
     case Fault::leaves_region_out: return "leaves_region_out";
     case Fault::searches_another_region: return "searches_another_region";
     case Fault::searches_region_more: return "searches_region_more";
+    case Fault::shifts_unchosen_vote: return "shifts_unchosen_vote";
+    case Fault::misses_best_candidate: return "misses_best_candidate";
+    case Fault::chooses_below_least: return "chooses_below_least";
+    case Fault::set_not_sorted: return "set_not_sorted";
     case Fault::remembers_steps: return "remembers_steps";
     case Fault::abort_keeps_sets: return "abort_keeps_sets";
     case Fault::abort_without_step: return "abort_without_step";

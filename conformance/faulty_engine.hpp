@@ -46,7 +46,14 @@ enum class Fault {
   leaves_region_out,        ///< so has a region of them, of those that were searched
   searches_another_region,  ///< its votes stand at a region that was not searched
   searches_region_more,     ///< and at both
-  remembers_steps,          ///< outputs depend on the number of steps before
+
+  // Rule `sketches`.
+  shifts_unchosen_vote,   ///< a vote of no chosen token, by 1e-3
+  misses_best_candidate,  ///< sets lack the token with the highest vote
+  chooses_below_least,    ///< sets have one that no vote allows, where there is room
+  set_not_sorted,         ///< the first two entries change places
+
+  remembers_steps,  ///< outputs depend on the number of steps before
 
   // Steps that are taken back, interrupts, log-sum-exps, the host's threads.
   abort_keeps_sets,           ///< memory() shows the sets of the aborted step until the next one

@@ -51,7 +51,7 @@ class Judge {
   /// rounding, so that twice the error before it is twice the baseline.
   void operator()(const std::string& stage, std::int64_t row, std::int64_t column, double got, double wanted,
                   double bound, double signal, double rounding = 0.0) {
-    const double error = std::fabs(got - wanted);
+    const double error = got == wanted ? 0.0 : std::fabs(got - wanted);  // of equal infinities, too
     if (!(error <= bound + rounding)) {
       throw Violation(
           fmt::format("{}: {} [{}, {}] is {:.9g}, oracle {:.9g}, error {:.3g} above the bound {:.3g}; {}",
@@ -76,15 +76,14 @@ HeadChunk head_chunk(const Problem& problem, std::int64_t layer, const ChunkTrac
   const std::int64_t group = shape.n_head / shape.n_head_kv;
   HeadChunk result;
   result.queries = rows;
-  result.memory = chunk.memory_count;
   const std::int64_t first_row = rows.empty() ? chunk.chunk.begin : rows.front();
   const std::int64_t set = chunk.set_of(head, group, first_row);
   if (!rows.empty() && chunk.set_of(head, group, rows.back()) != set) {
     throw std::logic_error("head_chunk: rows of several sets");
   }
-  for (std::int64_t i = 0; i < chunk.memory_count; ++i) {
-    result.positions.push_back(chunk.memory[static_cast<std::size_t>(set * chunk.memory_count + i)]);
-  }
+  const std::span<const std::int32_t> memory = chunk.entries(set);
+  result.memory = std::ssize(memory);
+  result.positions.assign(memory.begin(), memory.end());
   const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
   const std::int64_t end = rows.empty() ? chunk.chunk.begin : rows.back() + 1;
   for (std::int64_t p = sparse ? chunk.chunk.begin : 0; p < end; ++p) result.positions.push_back(p);
@@ -165,11 +164,9 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
   const reference::LogitRule rule =
       reference::logit_rule(problem.options, expected_options(shape, problem.options), layer.index, head);
   const std::int64_t set = chunk.set_of(head, shape.n_head / shape.n_head_kv, rows.front());
-  const auto* memory = chunk.memory.data() + set * chunk.memory_count;
   // The keys of a row are those from the chunk's begin on, whatever part of the chunk is asked for.
-  const OracleHead oracle =
-      oracle_head(layer.rows, rule, {chunk.chunk.begin, rows.back() + 1, chunk.chunk.mode}, head,
-                  {memory, static_cast<std::size_t>(chunk.memory_count)});
+  const OracleHead oracle = oracle_head(
+      layer.rows, rule, {chunk.chunk.begin, rows.back() + 1, chunk.chunk.mode}, head, chunk.entries(set));
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const auto i = static_cast<Eigen::Index>(r);
     const auto at = static_cast<std::size_t>(rows[r] - chunk.chunk.begin);
@@ -202,6 +199,10 @@ VoteOracle::VoteOracle(const VoteArithmetic& arithmetic, const Problem& problem,
       arithmetic_(arithmetic) {
   options_.scale = options_.scale_of(layer);
   options_.softcap = options_.softcap_of(layer);
+  if (options_.select == Select::sketches) {
+    take_sketches(layer);
+    return;
+  }
   std::vector<std::int32_t> before(static_cast<std::size_t>(chunk.candidate_blocks * options_.key_block));
   std::iota(before.begin(), before.end(), 0);
   summaries_ = summaries_of(key_rows(before), options_.key_block, arithmetic_);
@@ -219,6 +220,33 @@ Eigen::MatrixXd VoteOracle::key_rows(const std::vector<std::int32_t>& positions)
     }
   }
   return keys;
+}
+
+void VoteOracle::take_sketches(std::int64_t layer) {
+  const SketchedPast past = sketched_past(options_, chunk_.chunk.begin);
+  candidates_ = past.candidates;
+  if (candidates_.empty()) return;
+  std::vector<std::int32_t> before(static_cast<std::size_t>(chunk_.chunk.begin));
+  std::iota(before.begin(), before.end(), 0);
+  columns_ = sketch_columns(key_rows(before));
+  sketches_ = sketches_of(key_rows(candidates_), columns_);
+  // SKE-5: log-sum-exps of the chunk where every head's set is the fixed part.
+  ChunkTrace fixed;
+  fixed.chunk = chunk_.chunk;
+  fixed.memory_count = std::ssize(past.fixed);
+  for (std::int64_t h = 0; h < problem_.shape.n_head; ++h) {
+    fixed.memory.insert(fixed.memory.end(), past.fixed.begin(), past.fixed.end());
+  }
+  Arithmetic arithmetic;
+  arithmetic.u = arithmetic_.u;
+  arithmetic.exp = arithmetic_.exp;
+  arithmetic.flushed = arithmetic_.flushed;
+  const std::int64_t group = problem_.shape.n_head / problem_.shape.n_head_kv;
+  for (std::int64_t h = head_kv_ * group; h < (head_kv_ + 1) * group; ++h) {
+    const HeadTruth truth =
+        eigen_oracle(head_chunk(problem_, layer, fixed, h, all_rows(fixed), false), arithmetic);
+    own_.push_back({truth.lse, truth.lse_bound});
+  }
 }
 
 SetVotes VoteOracle::votes(std::int64_t query_block) const {
@@ -240,6 +268,16 @@ SetVotes VoteOracle::votes(std::int64_t query_block) const {
     if (!slopes.empty()) block.slope.push_back(slopes[static_cast<std::size_t>(h)]);
   }
   SetVotes votes;
+  if (!candidates_.empty()) {
+    std::vector<OwnWeights> own;
+    for (const OwnWeights& head : own_) {
+      const Eigen::Index first = block.begin - chunk_.chunk.begin;
+      own.push_back(
+          {head.value.segment(first, end - block.begin), head.bound.segment(first, end - block.begin)});
+    }
+    votes.tokens = candidates_;
+    votes.of_tokens = sketch_votes(block, own, columns_, sketches_, candidates_, arithmetic_);
+  }
   if (chunk_.candidate_blocks == 0) return votes;
   const std::int64_t set = head_kv_ * chunk_.query_blocks + query_block;
   const std::span<const float> said(chunk_.block_votes.data() + set * chunk_.candidate_blocks,
@@ -317,7 +355,7 @@ class HeadJudge {
 };
 
 constexpr double kLogUnit =
-    1.0;  // votes on blocks and regions are logarithms of weights, as log-sum-exps are
+    1.0;  // votes on blocks, regions and sketches are logarithms of weights, as log-sum-exps are
 
 /// SEL-12: as many regions are searched as must be, and no vote of one that is not can be above that of one that is.
 void judge_regions(Context& context, const Problem& problem, const SetVotes& votes, std::int64_t candidates,
@@ -349,7 +387,8 @@ void judge_regions(Context& context, const Problem& problem, const SetVotes& vot
   }
 }
 
-/// Compares the votes of a chunk with the oracle's: every searched candidate of every set, and every token that its kept blocks hold.
+/// Compares the votes of a chunk with the oracle's: every searched candidate of every set, and every token that its kept
+/// blocks hold; with rule `sketches` every candidate.
 void judge_votes(Context& context, const Problem& problem, std::int64_t layer, const ChunkTrace& chunk) {
   const VoteArithmetic arithmetic =
       vote_arithmetic_of(*context.engine, problem.q_type, problem.shape.kv_type);
@@ -370,10 +409,14 @@ void judge_votes(Context& context, const Problem& problem, std::int64_t layer, c
         judge("block_votes", b, 0, chunk.block_votes[at], votes.blocks.vote[i], votes.blocks.bound[i],
               kLogUnit);
       }
+      const bool sketched = chunk.candidate_blocks == 0;
       for (Eigen::Index j = 0; j < votes.of_tokens.vote.size(); ++j) {
+        // Next to rows of huge logits nothing can be said.
+        if (sketched && !(votes.of_tokens.bound[j] < kLogUnit)) continue;
         const auto at = static_cast<std::size_t>(set * chunk.voted_tokens + j);
         judge("token_votes", votes.tokens[static_cast<std::size_t>(j)], 0, chunk.token_votes[at],
-              votes.of_tokens.vote[j], votes.of_tokens.bound[j], votes.of_tokens.vote[j]);
+              votes.of_tokens.vote[j], votes.of_tokens.bound[j],
+              sketched ? kLogUnit : votes.of_tokens.vote[j]);
       }
     }
   }
@@ -419,6 +462,14 @@ std::vector<double> output_bounds(const Context& context, const Problem& problem
     }
   }
   return bounds;
+}
+
+void require_votes(Context& context, const Problem& problem, const Trace& trace) {
+  for (std::size_t layer = 0; layer < trace.layers.size(); ++layer) {
+    for (const ChunkTrace& chunk : trace.layers[layer].chunks) {
+      judge_votes(context, problem, static_cast<std::int64_t>(layer), chunk);
+    }
+  }
 }
 
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth whose) {

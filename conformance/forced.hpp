@@ -24,7 +24,8 @@ enum class Truth { eigen, reference };
                                    std::int64_t head, const std::vector<std::int64_t>& rows, bool values);
 /// Positions of all queries of a chunk.
 [[nodiscard]] std::vector<std::int64_t> all_rows(const ChunkTrace& chunk);
-/// The same, apart where they read different sets: a query block each in sparse chunks of rule `blocks` (SEL-4), else one.
+/// The same, apart where they read different sets: a query block each in sparse chunks of rules `blocks` and
+/// `sketches` (SEL-4, SKE-2), else one.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> rows_by_set(const ChunkTrace& chunk);
 
 /// One layer as the reference oracle reads it: K and V rounded as they are stored.
@@ -43,7 +44,7 @@ void use_reference_values(const Problem& problem, const StoredLayer& layer, cons
 void use_reference_values(const Problem& problem, const StoredLayer& layer, const ChunkTrace& chunk,
                           std::int64_t head, const std::vector<std::int64_t>& rows, HeadTruth& truth);
 
-/// The oracle's votes of one set: for every candidate that the engine searched by its own block votes (SEL-12), for the
+/// The oracle's votes of one set. Rule `sketches`: for every candidate (`tokens`). Rule `blocks`: for every candidate that the engine searched by its own block votes (SEL-12), for the
 /// regions of candidates, and for the tokens of the blocks that the engine's own block votes keep (none without a second
 /// stage).
 struct SetVotes {
@@ -55,7 +56,8 @@ struct SetVotes {
   VoteTruth of_tokens;
 };
 
-/// The oracle of the votes of one key/value head of a chunk of rule `blocks`, for finite queries and keys.
+/// The oracle of the votes of one key/value head of a chunk: of rule `blocks` for finite queries and keys, of `sketches` for
+/// any.
 class VoteOracle {
  public:
   /// Keeps references to problem and chunk.
@@ -64,6 +66,7 @@ class VoteOracle {
   [[nodiscard]] SetVotes votes(std::int64_t query_block) const;
 
  private:
+  void take_sketches(std::int64_t layer);
   [[nodiscard]] Eigen::MatrixXd key_rows(const std::vector<std::int32_t>& positions) const;
 
   const Problem& problem_;
@@ -74,11 +77,20 @@ class VoteOracle {
   VoteArithmetic arithmetic_;
   Summaries summaries_;  // of the candidates
   Summaries regions_;    // empty without levels
+
+  // Rule `sketches`; empty where there are no candidates.
+  std::vector<std::int32_t> candidates_;
+  std::vector<Eigen::Index> columns_;
+  Sketches sketches_;            // of the candidates
+  std::vector<OwnWeights> own_;  // of the chunk's rows, each query head of the key/value head
 };
 
 /// Teacher forcing (SPEC 13): every output, log-sum-exp, column sum and vote of a run within the derived bound of the oracle
 /// under the engine's own memory sets. Throws Violation; records errors and trust in the context.
 void require_forced(Context& context, const Problem& problem, const Trace& trace, Truth truth = Truth::eigen);
+
+/// The votes alone, which rule `sketches` defines for rows with NaN and infinities, too.
+void require_votes(Context& context, const Problem& problem, const Trace& trace);
 
 /// Bound of a layer's outputs under the run's own sets, [N][Hq][dv], output rounding included: what two runs that
 /// differ in rounding only may be apart from the exact result.
@@ -86,7 +98,7 @@ void require_forced(Context& context, const Problem& problem, const Trace& trace
                                                 const Trace& trace, std::int64_t layer = 0);
 
 /// What is compared with the oracle where all of a run would take too long. Column sums, votes and log-sum-exps of a sparse
-/// chunk are compared whole (with rule `blocks`, log-sum-exps where outputs are); of outputs all rows of some heads, and of
+/// chunk are compared whole (where sets are those of query blocks, log-sum-exps where outputs are); of outputs all rows of some heads, and of
 /// the other heads (and of dense and decode chunks) the rows on both sides of one in every `border` rows of the chunk: of
 /// multiples of 32, others from head to head and from layer to layer, so that all of them have their turn.
 struct Part {

@@ -286,7 +286,8 @@ struct Asked {
             .page = knows_pages ? options.page : 0,
             .allocate = options.allocator.allocate,
             .release = options.allocator.release,
-            .allocator_context = options.allocator.context};
+            .allocator_context = options.allocator.context,
+            .least_weight = options.select == Select::sketches ? options.least_weight : 0.0};
   }
 };
 
@@ -438,7 +439,7 @@ void PluginSession::read_options() {
       enumerator<ScoreType>(said.score_type, HEADWATER_SCORE_F32, "session_options: score_type");
   options_.schedule = enumerator<Schedule>(said.schedule, HEADWATER_CHUNK_MAJOR, "session_options: schedule");
   options_.threads = said.threads;
-  options_.select = enumerator<Select>(said.select, HEADWATER_SELECT_BLOCKS, "session_options: select");
+  options_.select = enumerator<Select>(said.select, HEADWATER_SELECT_SKETCHES, "session_options: select");
   options_.key_block = said.key_block;
   options_.query_block = said.query_block;
   options_.pool = said.pool;
@@ -448,6 +449,7 @@ void PluginSession::read_options() {
   options_.checkpoints = said.checkpoints;
   options_.kv_owner = enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
   options_.page = said.page;
+  options_.least_weight = said.least_weight;
   options_.dense_layers = asked_->options.dense_layers;
   options_.layers = asked_->options.layers;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;

@@ -41,6 +41,9 @@ std::string Problem::describe() const {
     text += fmt::format(" blocks K {} Q {} P {} R {}", options.key_block, options.query_block, options.pool,
                         options.refine);
   }
+  if (options.select == Select::sketches) {
+    text += fmt::format(" sketches Q {} W {}", options.query_block, options.least_weight);
+  }
   if (options.pinned != 0) text += fmt::format(" A {}", options.pinned);
   if (options.dense_below != 0) text += fmt::format(" D {}", options.dense_below);
   if (!options.dense_layers.empty()) {
@@ -216,7 +219,19 @@ void choose_blocks(Random& random, Options& options) {
 }
 
 Problem with_blocks(Random& random, Problem problem) {
-  choose_blocks(random, problem.options);
+  return with_rule(random, std::move(problem), Select::blocks);
+}
+
+void choose_sketches(Random& random, Options& options) {
+  const std::int64_t s = options.chunk;
+  options.select = Select::sketches;
+  options.query_block = std::min(s, random.pick(std::vector<std::int64_t>{1, 2, 5, s, random.integer(1, s)}));
+  options.least_weight = random.pick(std::vector<double>{0.0, 0.002, 0.002, 0.05, 0.5, 1e-30, 1.0 - 0x1p-53});
+}
+
+Problem with_rule(Random& random, Problem problem, Select rule) {
+  if (rule == Select::blocks) choose_blocks(random, problem.options);
+  if (rule == Select::sketches) choose_sketches(random, problem.options);
   return problem;
 }
 

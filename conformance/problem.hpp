@@ -83,6 +83,11 @@ void choose_blocks(Random& random, Options& options);
 /// The same problem under rule `blocks`, of random sizes; `heavy` becomes a multiple of the key block.
 [[nodiscard]] Problem with_blocks(Random& random, Problem problem);
 
+/// Rule `sketches` of random legal sizes for the options' chunk.
+void choose_sketches(Random& random, Options& options);
+/// The same problem under this rule, of random sizes (h2o: as it is).
+[[nodiscard]] Problem with_rule(Random& random, Problem problem, Select rule);
+
 /// A of a legal size for the options: 0, the least, all of H, or anything between (CFG-5).
 void choose_pinned(Random& random, Options& options);
 /// D about the length of one of the problem's turns.

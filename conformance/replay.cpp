@@ -83,6 +83,10 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
     effective.pool = options.pool;
     effective.refine = options.refine;
   }
+  if (options.select == Select::sketches) {
+    effective.query_block = options.query_block;
+    effective.least_weight = options.least_weight;
+  }
   return effective;
 }
 
@@ -253,6 +257,45 @@ std::vector<std::int32_t> expected_block_set(const EffectiveOptions& options, st
   return set;
 }
 
+SketchedPast sketched_past(const EffectiveOptions& options, std::int64_t begin) {
+  SketchedPast past;
+  for (std::int64_t p = 0; p < begin; ++p) {
+    const auto position = static_cast<std::int32_t>(p);
+    if (p < options.pinned || p >= local_start(begin, options.local)) {
+      past.fixed.push_back(position);
+    } else if (options.heavy > 0) {
+      past.candidates.push_back(position);
+    }
+  }
+  return past;
+}
+
+std::vector<std::int32_t> expected_sketch_set(const EffectiveOptions& options, std::int64_t begin,
+                                              std::span<const float> votes) {
+  const SketchedPast past = sketched_past(options, begin);
+  std::vector<std::int32_t> set = past.fixed;
+  const auto least = static_cast<float>(std::log(options.least_weight));
+  // Where a token below the least is among the highest, so are all that are not.
+  for (const std::int64_t i : highest(votes, std::max<std::int64_t>(0, options.heavy - options.pinned), 0)) {
+    const auto at = static_cast<std::size_t>(i);
+    if (votes[at] >= least) set.push_back(past.candidates[at]);
+  }
+  std::sort(set.begin(), set.end());
+  return set;
+}
+
+namespace {
+
+// A size as the kit and EffectiveOptions count it.
+void require_count(const std::string& where, const char* what, std::int64_t got, std::int64_t wanted,
+                   std::int64_t helper) {
+  if (got == wanted && helper == wanted) return;
+  throw Violation(
+      fmt::format("{}: {} is {}, EffectiveOptions says {}, replay {}", where, what, got, helper, wanted));
+}
+
+}  // namespace
+
 Replay::Replay(const EffectiveOptions& options, std::int64_t heads, std::int64_t heads_kv)
     : options_(options), heads_(static_cast<std::size_t>(heads)), heads_kv_(heads_kv) {}
 
@@ -263,9 +306,7 @@ void Replay::take_blocks(const ChunkTrace& chunk, const std::string& where) cons
   const std::int64_t heavy = std::min(options_.heavy, candidates * options_.key_block);
   const std::int64_t kept = std::min(options_.refine * options_.heavy, candidates * options_.key_block);
   const auto count = [&](const char* what, std::int64_t got, std::int64_t wanted, std::int64_t helper) {
-    if (got == wanted && helper == wanted) return;
-    throw Violation(
-        fmt::format("{}: {} is {}, EffectiveOptions says {}, replay {}", where, what, got, helper, wanted));
+    require_count(where, what, got, wanted, helper);
   };
   count("memory_count (SEL-8)", chunk.memory_count, local + heavy, options_.memory_count(begin));
   count("query_blocks (SEL-4)", chunk.query_blocks,
@@ -318,12 +359,41 @@ void Replay::take_blocks(const ChunkTrace& chunk, const std::string& where) cons
   }
 }
 
+void Replay::take_sketches(const ChunkTrace& chunk, const std::string& where) const {
+  const std::int64_t begin = chunk.chunk.begin;
+  const SketchedPast past = sketched_past(options_, begin);
+  const std::int64_t n = std::ssize(past.candidates);
+  require_count(where, "memory_count (SKE-8)", chunk.memory_count,
+                std::ssize(past.fixed) + std::min(n, options_.heavy - options_.pinned),
+                options_.memory_count(begin));
+  require_count(where, "query_blocks (SKE-2)", chunk.query_blocks,
+                (chunk.length() + options_.query_block - 1) / options_.query_block,
+                options_.query_blocks(chunk.length()));
+  require_count(where, "candidate_blocks (SKE-2)", chunk.candidate_blocks, 0,
+                options_.candidate_blocks(begin));
+  require_count(where, "voted_tokens (SKE-2)", chunk.voted_tokens, n, options_.voted_tokens(begin));
+  for (std::int64_t s = 0; s < heads_kv_ * chunk.query_blocks; ++s) {
+    const std::string at =
+        fmt::format("{} head {} query block {}", where, s / chunk.query_blocks, s % chunk.query_blocks);
+    const std::span<const float> votes(chunk.token_votes.data() + s * n, static_cast<std::size_t>(n));
+    if (std::any_of(votes.begin(), votes.end(), [](float vote) { return std::isnan(vote); })) {
+      throw Violation(at + ": SKE-6: a vote is NaN");
+    }
+    const std::span<const std::int32_t> got = chunk.entries(s);
+    const std::vector<std::int32_t> wanted = expected_sketch_set(options_, begin, votes);
+    if (!std::equal(got.begin(), got.end(), wanted.begin(), wanted.end())) {
+      throw Violation(fmt::format("{}: SKE-9: set [{}], replay gives [{}]", at, fmt::join(got, " "),
+                                  fmt::join(wanted, " ")));
+    }
+  }
+}
+
 void Replay::take(const ChunkTrace& chunk, const std::string& where) {
   const ScoreType type = options_.score_type;
   const bool sparse = chunk.chunk.mode == ChunkMode::sparse;
-  if (options_.select == Select::blocks) {
+  if (options_.select != Select::h2o) {
     if (sparse) {
-      take_blocks(chunk, where);
+      options_.select == Select::blocks ? take_blocks(chunk, where) : take_sketches(chunk, where);
     } else if (chunk.memory_count != 0) {
       throw Violation(where + " reads a memory set");
     }

@@ -51,14 +51,24 @@ namespace headwater::conformance {
                                                            std::span<const float> block_votes,
                                                            std::span<const float> token_votes);
 
-/// One layer as the spec says it must be, recomputed chunk by chunk from reported column sums (SCORE-6) or votes (SEL-11).
+/// SKE-2: the fixed part of the sets of a chunk that begins at `begin`, and its candidates; both ascending.
+struct SketchedPast {
+  std::vector<std::int32_t> fixed, candidates;
+};
+[[nodiscard]] SketchedPast sketched_past(const EffectiveOptions& options, std::int64_t begin);
+/// SKE-7, SKE-8: the set of one query block and key/value head, without the -1 at its end; a vote for each candidate.
+[[nodiscard]] std::vector<std::int32_t> expected_sketch_set(const EffectiveOptions& options,
+                                                            std::int64_t begin, std::span<const float> votes);
+
+/// One layer as the spec says it must be, recomputed chunk by chunk from reported column sums (SCORE-6) or votes (SEL-11,
+/// SKE-9).
 class Replay {
  public:
-  /// `heads_kv` is read with rule `blocks` alone.
+  /// `heads_kv` is not read with rule h2o.
   Replay(const EffectiveOptions& options, std::int64_t heads, std::int64_t heads_kv = 0);
 
   /// Takes the next chunk: its memory sets must be those that MEM builds from the scores so far, then its column sums
-  /// go into the scores (SCORE-2, SCORE-3). Also tries the memory-set laws of SPEC 14. Rule `blocks`: its sets must be those
+  /// go into the scores (SCORE-2, SCORE-3). Also tries the memory-set laws of SPEC 14. Other rules: its sets must be those
   /// that follow from its votes. Throws Violation.
   void take(const ChunkTrace& chunk, const std::string& where);
   /// Throws Violation unless `bits`, [heads][tokens], are the scores.
@@ -72,6 +82,7 @@ class Replay {
     std::vector<std::int32_t> set;  // built last
   };
   void take_blocks(const ChunkTrace& chunk, const std::string& where) const;
+  void take_sketches(const ChunkTrace& chunk, const std::string& where) const;
 
   EffectiveOptions options_;
   std::vector<Head> heads_;
@@ -79,7 +90,7 @@ class Replay {
   std::int64_t set_end_ = 0;  // tokens stored when the sets were built
 };
 
-/// SCORE-6, SEL-11: recomputes the plan, every memory set and every score of a run from the engine's own F32 column sums
+/// SCORE-6, SEL-11, SKE-9: recomputes the plan, every memory set and every score of a run from the engine's own F32 column sums
 /// or votes, and throws Violation at the first bit that differs. Written from the spec, shares no code with any engine.
 /// Needs snapshots. Where queries and keys are ordinary numbers, finite and far from the ends of the range, no searched
 /// candidate may have the vote -infinity, and exactly as many as SEL-12 says are searched; else no more than that.

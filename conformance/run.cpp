@@ -44,7 +44,7 @@ void require_chunks(const Session& session, const std::vector<Chunk>& planned) {
 
 namespace {
 
-// Rule `blocks`: sizes and votes of a sparse chunk.
+// Rules `blocks` and `sketches`: sizes and votes of a sparse chunk.
 void copy_votes(const ChunkRecord& record, std::int64_t heads_kv, std::int64_t query_block,
                 ChunkTrace& trace) {
   const std::int64_t n = record.chunk.end - record.chunk.begin;
@@ -92,8 +92,9 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads, std::int64
     violated(fmt::format("{}: a dense or decode chunk reports memory", where(record)));
   }
   if (!summed && (record.colsum_intra != nullptr || record.colsum_inter != nullptr)) {
-    violated(fmt::format("{}: {} column sums", where(record),
-                         blocks ? "SEL-9: rule blocks reports" : "a dense or decode chunk reports"));
+    violated(
+        fmt::format("{}: {} column sums", where(record),
+                    blocks ? "SEL-9: a chunk of query blocks reports" : "a dense or decode chunk reports"));
   }
   if (summed && record.colsum_intra == nullptr) violated(where(record) + ": no column sums reported");
   if (record.memory_count < 0 || record.memory_count > record.memory_stride ||
@@ -105,7 +106,8 @@ ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads, std::int64
     copy_votes(record, heads_kv, query_block, trace);
   } else if (record.query_blocks != 0 || record.candidate_blocks != 0 || record.voted_tokens != 0 ||
              record.block_votes != nullptr || record.token_votes != nullptr) {
-    violated(where(record) + ": reports votes, which are those of sparse chunks of rule blocks");
+    violated(where(record) +
+             ": reports votes, which are those of sparse chunks of rules blocks and sketches");
   }
   for (std::int64_t h = 0; h < heads; ++h) {
     trace.lse.insert(trace.lse.end(), record.lse + h * record.row_stride,
@@ -161,8 +163,8 @@ Snapshot snapshot(const Session& session, std::int64_t layer) {
     }
   }
   const MemoryView memory = session.memory(layer);
-  // SEL-9: with rule `blocks` the view is empty; it may still have room, all of it -1.
-  const bool empty = session.options().select == Select::blocks && memory.width == 0;
+  // SEL-9: the view is empty with any rule but h2o; it may still have room, all of it -1.
+  const bool empty = session.options().select != Select::h2o && memory.width == 0;
   const std::int64_t width = empty ? 0 : std::min(session.options().memory(), session.shape().capacity);
   if (memory.width != width || memory.count < 0 || memory.count > width ||
       (memory.count > 0 && (memory.data == nullptr || memory.head_stride < width))) {
@@ -210,7 +212,7 @@ Trace run_steps(Session& session, const Problem& problem, std::size_t first_step
                            session.memory_count(record.chunk), record.memory_count));
     }
     const Options& options = problem.options;
-    const std::int64_t query_block = options.select == Select::blocks ? options.query_block : 0;
+    const std::int64_t query_block = options.select != Select::h2o ? options.query_block : 0;
     trace.layers[static_cast<std::size_t>(attending)].chunks.push_back(
         copy_record(record, heads, problem.shape.n_head_kv, query_block));
   };
@@ -309,7 +311,8 @@ Trace trace_of_steps(const Trace& trace, const Problem& problem, std::size_t fir
 
 namespace {
 
-// Throws Skipped where the engine refuses these options with invalid_argument and these words.
+// Throws Skipped where the engine refuses these options with these words and invalid_argument (or unsupported: a rule that it
+// has yet to get).
 void require_taken(const Engine& engine, Options options, const char* words, const char* what) {
   Shape shape;
   shape.capacity = 1;
@@ -318,7 +321,9 @@ void require_taken(const Engine& engine, Options options, const char* words, con
     (void)engine.open(shape, options);
   } catch (const Error& error) {
     const std::string message = error.what();
-    if (error.code() != ErrorCode::invalid_argument || message.find(words) == std::string::npos) throw;
+    const bool by_name = error.code() == ErrorCode::invalid_argument ||
+                         (options.select == Select::sketches && error.code() == ErrorCode::unsupported);
+    if (!by_name || message.find(words) == std::string::npos) throw;
     throw Skipped(fmt::format("no {}: {}", what, message));
   }
 }
@@ -331,8 +336,15 @@ void require_rule_blocks(const Engine& engine) {
   require_taken(engine, options, "has no other rule", "rule blocks");
 }
 
+void require_rule_sketches(const Engine& engine) {
+  Options options;
+  options.select = Select::sketches;
+  require_taken(engine, options, "2 (sketches)", "rule sketches");
+}
+
 void require_rule(const Engine& engine, Select rule) {
   if (rule == Select::blocks) require_rule_blocks(engine);
+  if (rule == Select::sketches) require_rule_sketches(engine);
 }
 
 void require_pinned(const Engine& engine) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,12 +24,13 @@ struct RunStyle {
 struct ChunkTrace {
   Chunk chunk;
   std::int64_t memory_count = 0;
-  std::vector<std::int32_t> memory;  ///< [Hq][memory_count]; rule `blocks`: [Hkv][query_blocks][memory_count]
-  std::vector<float> colsum_inter;   ///< [Hq][memory_count]
-  std::vector<float> colsum_intra;   ///< [Hq][chunk length]; empty for dense and decode chunks
-  std::vector<float> lse;            ///< [Hq][chunk length]
+  std::vector<std::int32_t>
+      memory;  ///< [Hq][memory_count]; sets of query blocks: [Hkv][query_blocks][memory_count]
+  std::vector<float> colsum_inter;  ///< [Hq][memory_count]
+  std::vector<float> colsum_intra;  ///< [Hq][chunk length]; empty for dense and decode chunks
+  std::vector<float> lse;           ///< [Hq][chunk length]
 
-  // Sparse chunks of rule `blocks`; else 0 and empty.
+  // Sparse chunks of rules `blocks` and `sketches`; else 0 and empty.
   std::int64_t query_block = 0;  ///< rows of a query block
   std::int64_t query_blocks = 0;
   std::int64_t candidate_blocks = 0;
@@ -40,6 +42,13 @@ struct ChunkTrace {
   [[nodiscard]] std::int64_t set_of(std::int64_t head, std::int64_t group, std::int64_t position) const {
     if (query_blocks == 0) return head;
     return head / group * query_blocks + (position - chunk.begin) / query_block;
+  }
+  /// The positions of a set, without the -1 at its end (SKE-8).
+  [[nodiscard]] std::span<const std::int32_t> entries(std::int64_t set) const {
+    std::span<const std::int32_t> all(memory.data() + set * memory_count,
+                                      static_cast<std::size_t>(memory_count));
+    while (!all.empty() && all.back() == -1) all = all.first(all.size() - 1);
+    return all;
   }
   [[nodiscard]] std::int64_t length() const { return chunk.end - chunk.begin; }
 };
@@ -78,6 +87,8 @@ struct Trace {
 /// Throws Skipped where the engine refuses rule `blocks` by name: its answer to a session that asks for it is
 /// invalid_argument and says "has no other rule". Any other refusal is let through.
 void require_rule_blocks(const Engine& engine);
+/// The same for rule `sketches`: its answer, invalid_argument or unsupported, says "2 (sketches)".
+void require_rule_sketches(const Engine& engine);
 
 /// The same for the rule that a case is about; every engine has h2o.
 void require_rule(const Engine& engine, Select rule);
@@ -91,7 +102,7 @@ void require_pinned(const Engine& engine);
 [[nodiscard]] Trace replayed(const Engine& engine, const Problem& problem, const RunStyle& style = {});
 
 /// A packed copy of what an observer is handed, `heads` query heads; checks what the record's documentation promises.
-/// Rule `blocks`: also the number of key/value heads and the rows of a query block.
+/// Sets of query blocks: also the number of key/value heads and the rows of a query block.
 [[nodiscard]] ChunkTrace copy_record(const ChunkRecord& record, std::int64_t heads, std::int64_t heads_kv = 0,
                                      std::int64_t query_block = 0);
 

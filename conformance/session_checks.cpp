@@ -79,19 +79,22 @@ bool pins(const Engine& engine) {
 }
 
 std::vector<Select> rules(const Engine& engine) {
-  try {
-    require_rule_blocks(engine);
-    return {Select::h2o, Select::blocks};
-  } catch (const Skipped&) {
-    return {Select::h2o};
+  std::vector<Select> had;
+  for (const Select rule : {Select::h2o, Select::blocks, Select::sketches}) {
+    try {
+      require_rule(engine, rule);
+      had.push_back(rule);
+    } catch (const Skipped&) {
+    }
   }
+  return had;
 }
 
 Problem session_problem(Random& random, const Engine& engine, Select rule, const Variety& variety) {
   Problem problem = random_problem(random, variety);
   Options& options = problem.options;
   if (!options.dense && random.chance(0.8)) options.heavy += 1;
-  if (rule == Select::blocks) choose_blocks(random, options);
+  problem = with_rule(random, std::move(problem), rule);
   if (random.chance(0.4) && pins(engine)) choose_pinned(random, options);
   if (random.chance(0.3)) choose_dense_below(random, problem);
   if (random.chance(0.4)) choose_dense_layers(random, problem);

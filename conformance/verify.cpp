@@ -141,11 +141,12 @@ void judge_rows(const AttendRun& run, const StoredLayer& stored, const ChunkTrac
   }
 }
 
-// The votes of one key/value head of a chunk of rule `blocks`.
+// The votes of one key/value head of a chunk of query blocks.
 void judge_votes(const AttendRun& run, const ChunkTrace& chunk, std::int64_t head_kv, Verdicts& verdicts) {
   const std::int64_t group = run.problem.shape.n_head / run.problem.shape.n_head_kv;
   const LayerInput& input = run.problem.layers[0];
-  if (chunk.candidate_blocks == 0 || !all_finite(input.k, 0, chunk.chunk.begin, head_kv)) return;
+  const bool voted = chunk.candidate_blocks > 0 || chunk.voted_tokens > 0;
+  if (!voted || !all_finite(input.k, 0, chunk.chunk.begin, head_kv)) return;
   const VoteOracle oracle(run.votes, run.problem, 0, chunk, head_kv);
   for (std::int64_t b = 0; b < chunk.query_blocks; ++b) {
     const std::int64_t first = chunk.chunk.begin + b * chunk.query_block;
@@ -162,7 +163,7 @@ void judge_votes(const AttendRun& run, const ChunkTrace& chunk, std::int64_t hea
       for (Eigen::Index i = 0; i < truth.vote.size(); ++i) {
         const std::int64_t at = logarithms ? votes.searched[static_cast<std::size_t>(i)] : i;
         worst.judge(said[static_cast<std::size_t>(set * width + at)], truth.vote[i], truth.bound[i],
-                    logarithms ? 1.0 : truth.vote[i],
+                    logarithms || chunk.candidate_blocks == 0 ? 1.0 : truth.vote[i],
                     fmt::format("query block at {} key/value head {} entry {}", first, head_kv, i));
       }
     };
@@ -246,7 +247,7 @@ int run_verify(const Request& request) {
   }
   if (failure) std::rethrow_exception(failure);
 
-  const bool blocks = run.options.select == Select::blocks;
+  const bool blocks = run.options.select != Select::h2o;
   std::vector<std::pair<const char*, const Worst*>> tensors{{"out", &verdicts.out}, {"lse", &verdicts.lse}};
   if (blocks) {
     tensors.insert(tensors.end(),

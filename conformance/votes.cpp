@@ -25,6 +25,8 @@
 // Cap and bias as in eigen_oracle.cpp.
 // Votes are differences and maxima of numbers that are each somewhere in an interval: the bound is the farther end of the
 // vote's own interval. Only rows and blocks that can be the largest widen it.
+// Vote by sketches: the scale's rounding and three products, 4 u |v|, and half the smallest subnormal where one of them is
+// below it, which the factors after it enlarge; cap and bias; what D is off by; the difference.
 // Weight of a token: its logit as in eigen_oracle.cpp and what the pooled query adds, |scale| sum dq|k|; exponent, exp, sum
 // and division as there.
 
@@ -36,6 +38,7 @@ constexpr double kF32 = 0x1p-24;
 constexpr double kF32HalfSmallest = 0x1p-150;
 constexpr double kEstimateRoundings = 8.0;
 constexpr double kLogitRoundings = 4.0;
+constexpr double kSketchRoundings = 4.0;
 constexpr double kVarianceRoundings = 5.0;
 constexpr double kTanh = 4.0;  // these five as in eigen_oracle.cpp
 constexpr double kCapArgument = 3.0;
@@ -46,12 +49,19 @@ constexpr double kRescale = 5.0;
 constexpr double kDivide = 2.0;
 constexpr double kConfidence = 8.0;
 
+constexpr double kRange = 0x1p100;  // far from where F32 ends
+
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 double sum_error(double terms) { return std::min(terms, kConfidence * std::sqrt(terms)); }
 
 // SEL-3.
 constexpr Eigen::Index kGroupColumns = 8;
+
+// SKE-3, SKE-4.
+constexpr Eigen::Index kColumnChoosers = 256;
+constexpr std::size_t kSketchColumns = 32;
+constexpr double kLargestInteger = 127.0;
 
 Eigen::Index groups_of(Eigen::Index columns) { return (columns + kGroupColumns - 1) / kGroupColumns; }
 
@@ -126,8 +136,9 @@ struct Largest {
   }
   // With one rounding to F32.
   [[nodiscard]] VoteTruth rounded() const {
-    VoteTruth truth{value, Eigen::VectorXd(value.size())};
+    VoteTruth truth{value, Eigen::VectorXd::Zero(value.size())};
     for (Eigen::Index i = 0; i < value.size(); ++i) {
+      if (high[i] == kNever) continue;  // the maximum of nothing
       const double off = std::max(high[i] - value[i], value[i] - low[i]);
       truth.bound[i] = off + kF32 * (std::fabs(value[i]) + off) + kF32HalfSmallest;
     }
@@ -143,6 +154,7 @@ VoteArithmetic vote_arithmetic_of(const Engine& engine, DType query, DType store
   arithmetic.u = base.u;
   arithmetic.exp = base.exp;
   arithmetic.tiny = base.tiny;
+  arithmetic.flushed = base.flushed;
   arithmetic.summary = base.u;
   if (engine.claims().double_arithmetic) return arithmetic;
   if (stored != DType::f32) arithmetic.summary = kBf16Unit;
@@ -317,6 +329,71 @@ VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
         const double w = weight[j] / l;
         const double relative = exponent[j] + arithmetic.exp + rescales + sum + kDivide * u;
         votes.take(j, w, w * std::exp(-relative) - arithmetic.tiny, w * std::exp(relative) + arithmetic.tiny);
+      }
+    }
+  }
+  return votes.rounded();
+}
+
+std::vector<Eigen::Index> sketch_columns(const Eigen::MatrixXd& keys) {
+  Eigen::RowVectorXd squares = Eigen::RowVectorXd::Zero(keys.cols());
+  for (Eigen::Index j = 0; j < std::min(keys.rows(), kColumnChoosers); ++j)
+    squares += keys.row(j).cwiseAbs2();
+  const auto size = [&](Eigen::Index x) { return std::isnan(squares[x]) ? -kNever : squares[x]; };
+  std::vector<Eigen::Index> columns(static_cast<std::size_t>(keys.cols()));
+  std::iota(columns.begin(), columns.end(), 0);
+  std::stable_sort(columns.begin(), columns.end(),
+                   [&](Eigen::Index a, Eigen::Index b) { return size(a) > size(b); });
+  columns.resize(std::min(columns.size(), kSketchColumns));
+  std::sort(columns.begin(), columns.end());
+  return columns;
+}
+
+// In doubles a product of floats is exact, and a quotient rounded to double and then to float is rounded right.
+Sketches sketches_of(const Eigen::MatrixXd& rows, const std::vector<Eigen::Index>& columns) {
+  const auto f32 = [](double x) { return static_cast<double>(static_cast<float>(x)); };
+  Sketches result{rows(Eigen::all, columns), Eigen::VectorXd(rows.rows())};
+  for (Eigen::Index j = 0; j < rows.rows(); ++j) {
+    auto row = result.integers.row(j);
+    if (!row.allFinite()) {
+      row.setZero();
+      result.unit[j] = std::numeric_limits<double>::quiet_NaN();
+      continue;
+    }
+    const double largest = row.cwiseAbs().maxCoeff();
+    const double r = f32(kLargestInteger / largest);
+    result.unit[j] = f32(largest / kLargestInteger);
+    for (double& x : row) x = std::isinf(r) ? 0.0 : std::nearbyint(f32(x * r));
+  }
+  return result;
+}
+
+VoteTruth sketch_votes(const QueryBlock& block, const std::vector<OwnWeights>& own,
+                       const std::vector<Eigen::Index>& columns, const Sketches& keys,
+                       const std::vector<std::int32_t>& positions, const VoteArithmetic& arithmetic) {
+  const double u = arithmetic.u;
+  const Eigen::Index n = keys.unit.size();
+  const auto at_least_1 = [](double x) { return std::max(1.0, std::fabs(x)); };
+  Largest votes(n);
+  for (std::size_t h = 0; h < block.q.size(); ++h) {
+    const Sketches queries = sketches_of(block.q[h], columns);
+    const Eigen::MatrixXd products = keys.integers * queries.integers.transpose();  // exact
+    for (Eigen::Index i = 0; i < queries.unit.size(); ++i) {
+      const double d = own[h].value[i];
+      if (std::isnan(queries.unit[i]) || !std::isfinite(d)) continue;
+      for (Eigen::Index j = 0; j < n; ++j) {
+        if (std::isnan(keys.unit[j])) continue;
+        double v = block.scale * queries.unit[i] * keys.unit[j] * products(j, i);
+        const double reach = at_least_1(block.scale) * at_least_1(queries.unit[i]) *
+                             at_least_1(keys.unit[j]) * at_least_1(products(j, i));
+        double error = kSketchRoundings * (u * std::fabs(v) + kF32HalfSmallest * reach);
+        const auto distance = static_cast<double>(block.begin + i - positions[static_cast<std::size_t>(j)]);
+        cap_and_bias(block, slope_of(block, h), distance, u, v, error);
+        const double vote = v - d;
+        double off = error + own[h].bound[i];
+        off += u * (std::fabs(vote) + off);
+        const bool in_range = reach < kRange && std::fabs(d) + off < kRange;
+        votes.take(j, vote, in_range ? vote - off : kNever, in_range ? vote + off : -kNever);
       }
     }
   }

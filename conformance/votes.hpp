@@ -7,7 +7,7 @@
 #include "conformance/eigen_oracle.hpp"
 #include "headwater/engine.hpp"
 
-/// The oracle of the votes of rule `blocks` (SEL-3 to SEL-7), in Eigen matrices of doubles.
+/// The oracle of the votes of rules `blocks` (SEL-3 to SEL-7) and `sketches` (SKE-3 to SKE-6), in Eigen matrices of doubles.
 namespace headwater::conformance {
 
 /// The arithmetic of an engine's votes, from which their bounds are derived (docs/verification.md).
@@ -16,6 +16,7 @@ struct VoteArithmetic {
   double exp = 4 * 0x1p-24;  ///< relative error of an exponential
   double tiny = 0x1p-125;    ///< weights below this may vanish
   double summary = 0x1p-24;  ///< rounding of a mean or variance to the type that it is kept in
+  double flushed = 0.0;      ///< elements of a query below this may count as zero
   double query = 0.0;  ///< rounding of a pooled query, and of its square, to the type of a matrix product
 };
 
@@ -70,5 +71,27 @@ struct VoteTruth {
 [[nodiscard]] VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
                                     const std::vector<std::int32_t>& positions,
                                     const VoteArithmetic& arithmetic);
+
+/// SKE-3: X, ascending; row j of `keys` is the stored key of position j, of all positions before the chunk.
+[[nodiscard]] std::vector<Eigen::Index> sketch_columns(const Eigen::MatrixXd& keys);
+
+/// SKE-4 of some rows.
+struct Sketches {
+  Eigen::MatrixXd integers;  ///< [rows][columns of X]
+  Eigen::VectorXd unit;      ///< NaN where the row has no sketch
+};
+[[nodiscard]] Sketches sketches_of(const Eigen::MatrixXd& rows, const std::vector<Eigen::Index>& columns);
+
+/// SKE-5 of a query block's rows in one query head.
+struct OwnWeights {
+  Eigen::VectorXd value, bound;
+};
+
+/// SKE-6: a vote for every candidate, given by sketches and positions. The bound is infinite where a row may leave the range
+/// of F32.
+[[nodiscard]] VoteTruth sketch_votes(const QueryBlock& block, const std::vector<OwnWeights>& own,
+                                     const std::vector<Eigen::Index>& columns, const Sketches& keys,
+                                     const std::vector<std::int32_t>& positions,
+                                     const VoteArithmetic& arithmetic);
 
 }  // namespace headwater::conformance

@@ -1,4 +1,5 @@
-// Rule `blocks`: what must hold whatever is computed. Laws, determinism, rows that no one should have to compute with.
+// Rules `blocks` and `sketches`: what must hold whatever is computed. Laws, determinism, rows that no one should have to
+// compute with.
 
 #include <algorithm>
 #include <cmath>
@@ -23,15 +24,21 @@ void same(const Trace& a, const Trace& b, const Problem& problem, const std::str
   }
 }
 
+std::function<void(Context&)> under(Select rule, void (*law)(Context&, Select)) {
+  return [rule, law](Context& context) { law(context, rule); };
+}
+
 const Variety kSmall{.max_chunk = 20, .max_tokens = 120, .max_layers = 2, .wide = false};
 
 // Every third one is large enough to be split over several threads.
-Problem problem_for(Random& random, int round, bool quick) {
+Problem problem_for(Random& random, int round, bool quick, Select rule) {
   const bool large = round % 3 == 0 && !quick;
-  return with_blocks(random, random_problem(random, {.max_chunk = large ? 150 : 24,
-                                                     .max_tokens = large ? 700 : 100,
-                                                     .max_layers = 2,
-                                                     .wide = false}));
+  return with_rule(
+      random,
+      random_problem(
+          random,
+          {.max_chunk = large ? 150 : 24, .max_tokens = large ? 700 : 100, .max_layers = 2, .wide = false}),
+      rule);
 }
 
 void redraw(Random& random, Tensor& tensor, std::int64_t token) {
@@ -74,11 +81,11 @@ bool same_sets(const ChunkTrace& a, const ChunkTrace& b, std::int64_t block) {
 }
 
 // Changing token j leaves every output before its query block bit-identical, and the votes and sets up to it.
-void causality(Context& context) {
-  require_rule_blocks(*context.engine);
+void causality(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(80); ++round) {
-    const Problem problem = with_blocks(random, random_problem(random, kSmall));
+    const Problem problem = with_rule(random, random_problem(random, kSmall), rule);
     const std::int64_t n = problem.tokens();
     const std::int64_t j = random.integer(0, n - 1);
     Problem changed = problem;
@@ -112,16 +119,26 @@ void causality(Context& context) {
     if (!differs) broken(fmt::format("changing token {} changed nothing at all", j), problem);
   }
 }
-const Register kCausality{
-    {"blocks.causality", {"SEL-10", "SEL-9", "MASK-1", "DEC-1"}, "mask", Lane::law, true, causality}};
+const Register kCausality{{"blocks.causality",
+                           {"SEL-10", "SEL-9", "MASK-1", "DEC-1"},
+                           "mask",
+                           Lane::law,
+                           true,
+                           under(Select::blocks, causality)}};
+const Register kCausalityOfSketches{{"sketches.causality",
+                                     {"SEL-10", "SKE-3", "SKE-6"},
+                                     "mask",
+                                     Lane::law,
+                                     true,
+                                     under(Select::sketches, causality)}};
 
-// A set is a function of the stored keys before its chunk and of its query block's own rows: keys and values of a chunk
-// change none of its sets, queries of a query block none of another's, and no output of another chunk.
-void own_rows_alone(Context& context) {
-  require_rule_blocks(*context.engine);
+// A set is a function of the stored keys before its chunk and of its query block's own rows (by sketches also of the chunk's
+// keys up to them): keys and values of a chunk change none of its sets, queries of a query block none of another's, and no output of another chunk.
+void own_rows_alone(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(80); ++round) {
-    const Problem problem = with_blocks(random, random_problem(random, kSmall));
+    const Problem problem = with_rule(random, random_problem(random, kSmall), rule);
     const std::int64_t j = random.integer(0, problem.tokens() - 1);
     const bool queries = random.chance(0.5);
     Problem changed = problem;
@@ -143,7 +160,9 @@ void own_rows_alone(Context& context) {
       for (std::int64_t block = 0; block < x.query_blocks; ++block) {
         const std::int64_t first = x.chunk.begin + block * x.query_block;
         const bool own = first <= j && j < first + x.query_block;
-        const bool may_change = queries ? own : x.chunk.begin > j;
+        // SKE-5: own weights know the keys of the chunk.
+        const bool weighed = rule == Select::sketches && j < first + x.query_block;
+        const bool may_change = queries ? own : x.chunk.begin > j || weighed;
         if (!may_change && !same_sets(x, b.chunks[c], block)) {
           broken(fmt::format("the {} of token {} changed the sets of query block {} of chunk {}",
                              queries ? "query" : "key", j, block, c),
@@ -153,16 +172,26 @@ void own_rows_alone(Context& context) {
     }
   }
 }
-const Register kOwnRows{
-    {"blocks.own_rows_alone", {"SEL-9", "SEL-4"}, "selection", Lane::law, true, own_rows_alone}};
+const Register kOwnRows{{"blocks.own_rows_alone",
+                         {"SEL-9", "SEL-4"},
+                         "selection",
+                         Lane::law,
+                         true,
+                         under(Select::blocks, own_rows_alone)}};
+const Register kOwnRowsOfSketches{{"sketches.own_rows_alone",
+                                   {"SEL-9", "SKE-2", "SKE-5"},
+                                   "selection",
+                                   Lane::law,
+                                   true,
+                                   under(Select::sketches, own_rows_alone)}};
 
 // Nothing but stored rows carries over: the last turn has the same bits whether the tokens before it came in sparse
 // chunks, in decode steps or both.
-void history(Context& context) {
-  require_rule_blocks(*context.engine);
+void history(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
-    Problem problem = with_blocks(random, random_problem(random, kSmall));
+    Problem problem = with_rule(random, random_problem(random, kSmall), rule);
     Options& options = problem.options;
     options.dense = false;
     options.clamp = false;
@@ -196,7 +225,18 @@ void history(Context& context) {
     }
   }
 }
-const Register kHistory{{"blocks.history", {"SEL-9", "SEL-2", "STATE-4"}, "turns", Lane::law, true, history}};
+const Register kHistory{{"blocks.history",
+                         {"SEL-9", "SEL-2", "STATE-4"},
+                         "turns",
+                         Lane::law,
+                         true,
+                         under(Select::blocks, history)}};
+const Register kHistoryOfSketches{{"sketches.history",
+                                   {"SEL-9", "SKE-2", "STATE-4"},
+                                   "turns",
+                                   Lane::law,
+                                   true,
+                                   under(Select::sketches, history)}};
 
 // Values change no set and no vote; outputs are linear in them, bit for bit under powers of two.
 void values(Context& context) {
@@ -221,13 +261,13 @@ void values(Context& context) {
 const Register kValues{{"blocks.values", {"SEL-9", "INTRA-1"}, "values", Lane::law, true, values}};
 
 // Key/value heads move as a whole, query heads inside their group: outputs, sets and votes follow, bit for bit.
-void head_permutation(Context& context) {
-  require_rule_blocks(*context.engine);
+void head_permutation(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
     Variety variety = kSmall;
     variety.max_layers = 1;
-    const Problem problem = with_blocks(random, random_problem(random, variety));
+    const Problem problem = with_rule(random, random_problem(random, variety), rule);
     const Shape& shape = problem.shape;
     const std::int64_t group = shape.n_head / shape.n_head_kv;
     const auto shuffled = [&](std::int64_t first, std::int64_t count) {
@@ -294,7 +334,13 @@ const Register kHeadPermutation{{"blocks.head_permutation",
                                  "votes",
                                  Lane::law,
                                  true,
-                                 head_permutation}};
+                                 under(Select::blocks, head_permutation)}};
+const Register kHeadPermutationOfSketches{{"sketches.head_permutation",
+                                           {"SKE-3", "SKE-5", "SKE-6", "LOGIT-1"},
+                                           "votes",
+                                           Lane::law,
+                                           true,
+                                           under(Select::sketches, head_permutation)}};
 
 // A memory that holds all history is dense causal attention (clamp off, M >= N).
 void dense_limit(Context& context) {
@@ -332,13 +378,13 @@ const Register kDenseLimit{
 
 // ---- Determinism ----
 
-void threads(Context& context) {
-  require_rule_blocks(*context.engine);
+void threads(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   if (!context.engine->claims().bitwise_threads)
     throw Skipped("the engine does not claim it (Claims::bitwise_threads)");
   Random random(context.seed);
   for (int round = 0; round < context.rounds(24); ++round) {
-    Problem problem = problem_for(random, round, context.quick);
+    Problem problem = problem_for(random, round, context.quick, rule);
     problem.options.threads = 1;
     const Trace one = run(*context.engine, problem);
     for (const int count : {2, 3, 7}) {
@@ -356,27 +402,38 @@ void threads(Context& context) {
     }
   }
 }
-const Register kThreads{
-    {"blocks.threads", {"NUM-3", "SEL-6", "SEL-7"}, "session", Lane::determinism, true, threads}};
+const Register kThreads{{"blocks.threads",
+                         {"NUM-3", "SEL-6", "SEL-7"},
+                         "session",
+                         Lane::determinism,
+                         true,
+                         under(Select::blocks, threads)}};
+const Register kThreadsOfSketches{{"sketches.threads",
+                                   {"NUM-3", "SKE-6"},
+                                   "session",
+                                   Lane::determinism,
+                                   true,
+                                   under(Select::sketches, threads)}};
 
-void runs(Context& context) {
-  require_rule_blocks(*context.engine);
+void runs(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   if (!context.engine->claims().bitwise_runs)
     throw Skipped("the engine does not claim it (Claims::bitwise_runs)");
   Random random(context.seed);
   for (int round = 0; round < context.rounds(24); ++round) {
-    Problem problem = problem_for(random, round, context.quick);
+    Problem problem = problem_for(random, round, context.quick, rule);
     problem.options.threads = context.threads;
     same(run(*context.engine, problem), run(*context.engine, problem), problem, "two runs");
   }
 }
-const Register kRuns{{"blocks.runs", {"NUM-3"}, "session", Lane::determinism, true, runs}};
+const Register kRuns{
+    {"blocks.runs", {"NUM-3"}, "session", Lane::determinism, true, under(Select::blocks, runs)}};
 
-void schedules(Context& context) {
-  require_rule_blocks(*context.engine);
+void schedules(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
-    Problem problem = problem_for(random, round, context.quick);
+    Problem problem = problem_for(random, round, context.quick, rule);
     problem.options.schedule = Schedule::layer_major;
     const Trace layer_major = run(*context.engine, problem);
     problem.options.schedule = Schedule::chunk_major;
@@ -384,15 +441,19 @@ void schedules(Context& context) {
          context.engine->claims().bitwise_schedules);
   }
 }
-const Register kSchedules{
-    {"blocks.schedules", {"SCHED-1", "SCHED-2", "SEL-9"}, "schedule", Lane::determinism, true, schedules}};
+const Register kSchedules{{"blocks.schedules",
+                           {"SCHED-1", "SCHED-2", "SEL-9"},
+                           "schedule",
+                           Lane::determinism,
+                           true,
+                           under(Select::blocks, schedules)}};
 
 // One call, or any calls that cut it at multiples of S, the first saying the turn's length (PLAN-2).
-void call_cuts(Context& context) {
-  require_rule_blocks(*context.engine);
+void call_cuts(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(40); ++round) {
-    Problem problem = problem_for(random, round, context.quick);
+    Problem problem = problem_for(random, round, context.quick, rule);
     const std::int64_t s = ++problem.options.chunk;
     problem.options.dense = false;  // a dense call is one chunk, wherever it is cut
     problem.options.heavy += problem.options.key_block;
@@ -415,8 +476,18 @@ void call_cuts(Context& context) {
     same(one_call, run(*context.engine, problem), problem, "one call and several");
   }
 }
-const Register kCallCuts{
-    {"blocks.call_cuts", {"PLAN-2", "SEL-4", "SEL-9"}, "plan", Lane::determinism, true, call_cuts}};
+const Register kCallCuts{{"blocks.call_cuts",
+                          {"PLAN-2", "SEL-4", "SEL-9"},
+                          "plan",
+                          Lane::determinism,
+                          true,
+                          under(Select::blocks, call_cuts)}};
+const Register kCallCutsOfSketches{{"sketches.call_cuts",
+                                    {"PLAN-2", "SKE-2", "SEL-9"},
+                                    "plan",
+                                    Lane::determinism,
+                                    true,
+                                    under(Select::sketches, call_cuts)}};
 
 // Layers attended in any order, rows laid out in any way, no observer, more capacity, after another run and reset.
 void surroundings(Context& context) {
@@ -467,14 +538,14 @@ float bad_number(Random& random) {
 
 // A bad row at position j reaches no output of a chunk before c(j), in the reference none before its query block; sets stay
 // valid and replay.
-void nan_rows(Context& context) {
-  require_rule_blocks(*context.engine);
+void nan_rows(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   const bool strict = context.engine->claims().double_arithmetic;
   const std::vector<Tensor LayerInput::*> tensors{&LayerInput::q, &LayerInput::k, &LayerInput::v};
   for (int round = 0; round < context.rounds(150); ++round) {
     const Problem clean =
-        with_blocks(random, random_problem(random, {.max_chunk = 16, .max_tokens = 90, .wide = false}));
+        with_rule(random, random_problem(random, {.max_chunk = 16, .max_tokens = 90, .wide = false}), rule);
     Problem problem = clean;
     const std::int64_t j = random.integer(0, problem.tokens() - 1);
     Tensor& tensor = problem.layers[0].*random.pick(tensors);
@@ -509,7 +580,13 @@ const Register kNanRows{{"blocks.nan_rows",
                          "memory",
                          Lane::hostile,
                          true,
-                         nan_rows}};
+                         under(Select::blocks, nan_rows)}};
+const Register kNanRowsOfSketches{{"sketches.nan_rows",
+                                   {"NUM-2", "SKE-4", "SKE-6", "SEL-10"},
+                                   "memory",
+                                   Lane::hostile,
+                                   true,
+                                   under(Select::sketches, nan_rows)}};
 
 // What a bad row does to votes is defined: a key block with a NaN or an infinity has no estimate, the vote -infinity and no
 // place in a set while there are others; a pool with a NaN query has no estimate at all, its differences are 0 and the
@@ -623,12 +700,12 @@ const Register kEvicted{
 
 // Everything NaN, infinite or near the end of the range: valid sets, exact replay, no crash. Then the session is reset, and
 // nothing of it is left.
-void all_bad(Context& context) {
-  require_rule_blocks(*context.engine);
+void all_bad(Context& context, Select rule) {
+  require_rule(*context.engine, rule);
   Random random(context.seed);
   for (int round = 0; round < context.rounds(60); ++round) {
     const Problem clean =
-        with_blocks(random, random_problem(random, {.max_chunk = 12, .max_tokens = 80, .wide = false}));
+        with_rule(random, random_problem(random, {.max_chunk = 12, .max_tokens = 80, .wide = false}), rule);
     Problem problem = clean;
     const float bad = random.chance(0.3) ? 1e30f : bad_number(random);
     for (Tensor* tensor : {&problem.layers[0].q, &problem.layers[0].k, &problem.layers[0].v}) {
@@ -647,8 +724,18 @@ void all_bad(Context& context) {
     same(run(*context.engine, clean), run(*session, clean), clean, "after a run of bad numbers and reset");
   }
 }
-const Register kAllBad{
-    {"blocks.all_bad", {"NUM-2", "SEL-6", "SEL-7", "SEL-8"}, "memory", Lane::hostile, true, all_bad}};
+const Register kAllBad{{"blocks.all_bad",
+                        {"NUM-2", "SEL-6", "SEL-7", "SEL-8"},
+                        "memory",
+                        Lane::hostile,
+                        true,
+                        under(Select::blocks, all_bad)}};
+const Register kAllBadOfSketches{{"sketches.all_bad",
+                                  {"NUM-2", "SKE-6", "SKE-7", "SKE-8"},
+                                  "memory",
+                                  Lane::hostile,
+                                  true,
+                                  under(Select::sketches, all_bad)}};
 
 }  // namespace
 }  // namespace headwater::conformance

@@ -78,7 +78,7 @@ void refused(Context& context) {
     require_refused(engine, request.shape, request.options, "heavy", std::to_string(heavy));
     require_refused(engine, request.shape, request.options, "key_block", std::to_string(8));
   }
-  for (const int select : {2, 255}) {
+  for (const int select : {3, 255}) {
     Request request;
     request.options.select = static_cast<Select>(select);
     require_refused(engine, request.shape, request.options, "select", std::to_string(select));

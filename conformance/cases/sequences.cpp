@@ -140,9 +140,19 @@ struct OtherThan {
   const char* name;
   std::function<void(Shape&, Options&)> change;
 };
+/// A width that no layer has of its own: a layer whose own one is the shape's would say so, once the shape's is another.
+void widen(std::int64_t& width, Options& options, std::int64_t LayerOptions::*own) {
+  for (LayerOptions& layer : options.layers) {
+    if (layer.*own == width) layer.*own = 0;
+  }
+  const auto has = [&](const LayerOptions& layer) { return layer.*own == width; };
+  do ++width;
+  while (std::any_of(options.layers.begin(), options.layers.end(), has));
+}
 const std::vector<OtherThan> kOthers{
-    {"d_head", [](Shape& shape, Options&) { ++shape.d_head; }},
-    {"d_value", [](Shape& shape, Options&) { ++shape.d_value; }},
+    {"d_head", [](Shape& shape, Options& options) { widen(shape.d_head, options, &LayerOptions::d_head); }},
+    {"d_value",
+     [](Shape& shape, Options& options) { widen(shape.d_value, options, &LayerOptions::d_value); }},
     {"kv_type",
      [](Shape& shape, Options&) { shape.kv_type = shape.kv_type == DType::f32 ? DType::bf16 : DType::f32; }},
     {"batch", [](Shape&, Options& options) { options.batch = std::max(options.batch, options.chunk) + 1; }},

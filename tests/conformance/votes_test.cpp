@@ -1,10 +1,11 @@
-// The bounds of votes (rule `blocks`): counted by hand where estimates are all alike, wide enough for votes in F32 with
-// summaries and queries of either type, and too narrow for the mistakes that they must tell from rounding.
+// The bounds of votes (rules `blocks` and `sketches`): counted by hand where estimates are all alike, wide enough for votes in
+// F32 with summaries and queries of either type, and too narrow for the mistakes that they must tell from rounding.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -353,6 +354,128 @@ TEST(VoteBounds, SEL_12_HoldForRegionsInFloats) {
     EXPECT_GT(worst, 1e-3) << narrow;
     EXPECT_GT(without, 1.0) << narrow;  // how far the means are from each other is more than rounding
   }
+}
+
+// ---- Rule `sketches` ----
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+TEST(SketchOracle, SKE_3_OfEqualColumnsThoseWithTheLowerNumber) {
+  Eigen::MatrixXd keys = Eigen::MatrixXd::Ones(257, 40);
+  keys.row(256).setConstant(50.0);
+  keys(256, 33) = 100.0;  // too late to choose
+  keys(3, 38) = -1.5;
+  keys(255, 39) = kNaN;  // as large as infinity
+  const std::vector<Eigen::Index> columns = sketch_columns(keys);
+  ASSERT_EQ(columns.size(), 32U);
+  EXPECT_EQ(columns[29], 29);
+  EXPECT_EQ(columns[30], 38);
+  EXPECT_EQ(columns[31], 39);
+}
+
+TEST(SketchOracle, SKE_4_RoundsAsFloatsDo) {
+  Eigen::MatrixXd rows(5, 3);
+  rows << 254.0, 3.0, -5.0,     // r = 1/2: ties
+      0x1p-122, 0x1p-122, 0.0,  // r is infinite
+      1.0, kInfinity, 0.0,      // no sketch
+      3.0, 1.0, kNaN,           // its NaN is in no column of X
+      0.0, 0.0, 1.0;            // zeros in X
+  const Sketches sketches = sketches_of(rows, {0, 1});
+  EXPECT_EQ(sketches.integers(0, 1), 2.0);                    // 1.5
+  EXPECT_EQ(sketches_of(rows, {0, 2}).integers(0, 1), -2.0);  // -2.5
+  EXPECT_EQ(sketches.integers.row(1).cwiseAbs().maxCoeff(), 0.0);
+  EXPECT_EQ(sketches.unit[1], static_cast<double>(0x1p-122F / 127.0F));
+  EXPECT_TRUE(std::isnan(sketches.unit[2]));
+  EXPECT_EQ(sketches.integers(3, 0), 127.0);
+  EXPECT_EQ(sketches.unit[3], static_cast<double>(3.0F / 127.0F));
+  EXPECT_EQ(sketches.unit[4], 0.0);
+}
+
+// One query head of 30 rows that vote on 160 keys; D is given.
+struct Sketched {
+  Inputs inputs;
+  std::vector<Eigen::Index> columns;
+  std::vector<OwnWeights> own;
+  std::vector<std::int32_t> positions;
+
+  Sketched(unsigned seed, Eigen::Index d) : inputs(normal(seed, d)) {
+    inputs.block.q.resize(1);
+    columns = sketch_columns(inputs.keys);
+    own.push_back({Eigen::VectorXd::LinSpaced(30, 1.0, 4.0), Eigen::VectorXd::Constant(30, 4.0 * kU)});
+    for (std::int32_t j = 0; j < inputs.keys.rows(); ++j) positions.push_back(j);
+  }
+  [[nodiscard]] VoteTruth truth() const {
+    return sketch_votes(inputs.block, own, columns, sketches_of(inputs.keys, columns), positions, {});
+  }
+  // SKE-6 in floats, with integers up to `most`.
+  [[nodiscard]] std::vector<float> in_floats(float most) const {
+    const auto sketch = [&](const Eigen::MatrixXd& from, Eigen::Index row, std::vector<float>& integers) {
+      float largest = 0.0f;
+      for (const Eigen::Index x : columns)
+        largest = std::max(largest, std::fabs(static_cast<float>(from(row, x))));
+      for (const Eigen::Index x : columns)
+        integers.push_back(std::nearbyint(static_cast<float>(from(row, x)) * (most / largest)));
+      return largest / most;
+    };
+    std::vector<float> votes(positions.size(), -std::numeric_limits<float>::infinity());
+    for (Eigen::Index i = 0; i < 30; ++i) {
+      std::vector<float> query;
+      const float unit = sketch(inputs.block.q[0], i, query);
+      for (std::size_t j = 0; j < votes.size(); ++j) {
+        std::vector<float> key;
+        const float of_key = sketch(inputs.keys, static_cast<Eigen::Index>(j), key);
+        float sum = 0.0f;
+        for (std::size_t x = 0; x < key.size(); ++x) sum += query[x] * key[x];
+        const float v = static_cast<float>(inputs.block.scale) * unit * of_key * sum;
+        votes[j] = std::max(votes[j], v - static_cast<float>(own[0].value[i]));
+      }
+    }
+    return votes;
+  }
+};
+
+TEST(SketchBound, SKE_9_HoldsForVotesInFloatsAndTellsOtherIntegers) {
+  for (const Eigen::Index d : {24, 64}) {
+    double of_floats = 0.0;
+    double of_126 = 0.0;
+    for (unsigned seed = 1; seed <= 10; ++seed) {
+      const Sketched sketched(seed, d);
+      of_floats = std::max(of_floats, worst(sketched.in_floats(127.0f), sketched.truth()));
+      of_126 = std::max(of_126, worst(sketched.in_floats(126.0f), sketched.truth()));
+    }
+    EXPECT_LE(of_floats, 1.0) << d;
+    EXPECT_GT(of_floats, 1.0 / 512.0) << d;
+    EXPECT_GT(of_126, 1000.0) << d;
+  }
+}
+
+TEST(SketchBound, SKE_6_WhoHasNoPart) {
+  Sketched sketched(3, 24);
+  const VoteTruth before = sketched.truth();
+  sketched.inputs.keys(7, 5) = kInfinity;
+  sketched.inputs.block.q[0].row(2).setConstant(1e3);  // it would have the largest votes, or the least
+  sketched.own[0].value[2] = -kInfinity;
+  sketched.inputs.block.q[0](4, 0) = kNaN;
+  const VoteTruth truth = sketched.truth();
+  EXPECT_EQ(truth.vote[7], -kInfinity);
+  EXPECT_EQ(truth.bound[7], 0.0);
+  for (const Eigen::Index j : {0, 80, 159}) {
+    EXPECT_LE(truth.vote[j], before.vote[j]);
+    EXPECT_LT(truth.bound[j], 1e-5);
+  }
+  for (double& d : sketched.own[0].value) d = kNaN;
+  EXPECT_EQ(sketched.truth().vote[0], -kInfinity);
+}
+
+TEST(SketchBound, SKE_6_AnythingGoesBeyondTheRangeOfF32) {
+  Sketched sketched(3, 24);
+  sketched.inputs.keys.row(9).setConstant(0x1p120);
+  const VoteTruth of_key = sketched.truth();
+  EXPECT_EQ(of_key.bound[9], kInfinity);
+  EXPECT_LT(of_key.bound[8], 1e-5);
+  sketched.own[0].bound[3] = kInfinity;  // this row may have a part in all votes, or in none
+  EXPECT_EQ(sketched.truth().bound[8], kInfinity);
 }
 
 }  // namespace
