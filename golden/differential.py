@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 import oracle
+import replay
 import tensors
 
 
@@ -54,6 +55,13 @@ def draw_blocks(rng, options):
     options.refine = int(rng.choice([1, 2, 2, 3, 16]))
 
 
+def draw_sketches(rng, options):
+    """Sizes that SKE-1 allows."""
+    options.select = "sketches"
+    options.query_block = int(rng.integers(1, min(options.chunk, 64) + 1))
+    options.least_weight = float(rng.choice([0.0, 0.002, 0.002, 0.1, 0.9]))
+
+
 def draw(rng):
     """One problem: (tensors for the file, oracle options, steps, flags)."""
     n = int(rng.choice([1, 2, 7, 33, 64, 97, 150, 260, 400]))
@@ -87,9 +95,11 @@ def draw(rng):
         options.local, options.heavy = int(rng.choice([0, 20, 700])), int(rng.choice([5, 700]))
     options.dense = bool(rng.random() < 0.08)
     options.score_type = str(rng.choice(["bf16", "bf16", "f32"]))
-    rule = str(rng.choice(["h2o", "h2o", "h2o", "blocks", "blocks", "window"]))
+    rule = str(rng.choice(["h2o", "h2o", "h2o", "blocks", "blocks", "window", "sketches"]))
     if rule == "blocks":
         draw_blocks(rng, options)
+    if rule == "sketches":
+        draw_sketches(rng, options)
     if rng.random() < 0.3:
         options.scale = float(rng.choice([0.05, 0.5, 1.0, -0.3]))
     if rng.random() < 0.3:
@@ -112,6 +122,8 @@ def draw(rng):
     if rule == "blocks":
         flags += ["--key-block", options.key_block, "--query-block", options.query_block]
         flags += ["--pool", options.pool, "--refine", options.refine]
+    if rule == "sketches":
+        flags += ["--query-block", options.query_block, "--least-weight", options.least_weight]
     if rng.random() < 0.4:
         most = options.heavy + (options.local if rule == "window" else 0)
         unit = options.key_block if rule == "blocks" else 1
@@ -144,12 +156,12 @@ def long_problem():
 
 def compare(stored, result, options, steps, kept):
     """List of what is wrong. `kept`: what the engine narrows of summaries and pooled queries (oracle.Oracle)."""
-    if options.select == "blocks":
-        given = oracle.Given(**{name: result[name] for name in ("block_sets", "block_votes", "token_votes")})
+    if options.select != "h2o":
+        given = oracle.Given(**{name: result[name] for name in ("block_sets", *votes_of(options))})
     else:
         given = oracle.Given(result["memory"], result["colsum_intra"], result["colsum_inter"])
     inputs = [stored["q"], stored["k"], stored["v"]]
-    if options.select == "blocks" and len(result["query_blocks"]) != count_of_query_blocks(options, len(stored["q"]), steps):
+    if options.select != "h2o" and len(result["query_blocks"]) != count_of_query_blocks(options, len(stored["q"]), steps):
         return [f"{len(result['query_blocks'])} query blocks"]
     expected = oracle.attend(*inputs, options, steps, given, kept)
     wrong = [f"set {c} head {h}: not what scores or votes select" for c, h in expected.mismatches]
@@ -170,8 +182,8 @@ def compare(stored, result, options, steps, kept):
             worst = np.nanmax(error / allowed) if np.isfinite(error).any() else np.inf
             wrong.append(f"{name}: error {np.nanmax(error):.3g} is {worst:.3g} of the bound")
 
-    if options.select == "blocks":
-        compare_votes(result, expected, within, wrong)
+    if options.select != "h2o":
+        compare_votes(result, expected, votes_of(options), within, wrong)
     within("out", result["out"], expected.out, expected.bound_out)
     within("lse", result["lse"], expected.lse, expected.bound_lse)
     within("colsum_intra", result["colsum_intra"], expected.colsum_intra, expected.bound_intra)
@@ -181,16 +193,20 @@ def compare(stored, result, options, steps, kept):
     return wrong
 
 
+def votes_of(options):
+    return ("block_votes", "token_votes") if options.select == "blocks" else ("token_votes",)
+
+
 def count_of_query_blocks(options, n, steps):
     """By a run without values: as many as the oracle's votes are asked for."""
     zeros = np.zeros((n, 1, 1))
     return len(oracle.attend(zeros, zeros, zeros, replace(options, sinks=None, alibi=None), steps).query_blocks)
 
 
-def compare_votes(result, expected, within, wrong):
+def compare_votes(result, expected, names, within, wrong):
     if result["query_blocks"].tolist() != [list(rows) for rows in expected.query_blocks]:
         wrong.append("query_blocks")
-    for name in ("block_votes", "token_votes"):
+    for name in names:
         reported = result[name]
         for block, votes in enumerate(getattr(expected, name)):
             for head, want in enumerate(votes):
@@ -206,6 +222,8 @@ def run_one(program, engine, file, options, steps, flags, folder):
     tensors.write(source, file)
     command = [program, "attend", str(source), "-o", str(target), "--engine", engine, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode == 2 and replay.refused(" ".join(flags), done.stderr):
+        return None, command
     if done.returncode != 0:
         return [f"exit {done.returncode}: {done.stderr.strip()}"], command
     narrow = engine != "reference" and file["k"][0] != "F32"
@@ -225,7 +243,7 @@ def main():
     parser.add_argument("--engine", action="append")
     parser.add_argument("--only", type=case_of, metavar="CASE")
     arguments = parser.parse_args()
-    failed = run = 0
+    failed = run = without = 0
     cases = ["long", *range(arguments.cases)] if arguments.only is None else [arguments.only]
     with tempfile.TemporaryDirectory() as name:
         for case in cases:
@@ -233,14 +251,15 @@ def main():
             for engine in arguments.engine or ["reference", "cpu-portable"]:
                 run += 1
                 wrong, command = run_one(arguments.program, engine, *problem, pathlib.Path(name))
+                without += wrong is None
                 if wrong:
                     failed += 1
                     print(f"FAIL case {case} engine {engine}: {'; '.join(wrong[:4])}")
                     print(f"     {' '.join(command)}")
                     print(f"     repeat: {sys.argv[0]} {arguments.program} --seed {arguments.seed} "
                           f"--only {case} --engine {engine}")
-    print(f"{run} runs, {failed} failed")
-    return 1 if failed or run == 0 else 0
+    print(f"{run} runs, {failed} failed" + (f", {without} refused: no such rule" if without else ""))
+    return 1 if failed or run == without else 0
 
 
 if __name__ == "__main__":

@@ -141,6 +141,17 @@ CASES = [
     ("blocks-dense-layers", "the same with rule blocks, and pinned tokens (STATE-7)", (60, 4, 2, 8, 6), ("F32", "F32"),
      BLOCKS | dict(chunk=12, local=3, heavy=8, pinned=4, layers=3, dense_layers=(0, 2)),
      [("p", 24, 26), ("p", 2, None), ("d", 2), ("p", 5, None), ("d", 1), ("p", 26, None)]),
+    ("sketches", "other columns than the 32 largest, tokens below W, or a vote of another head's queries (SKE-3, SKE-6)",
+     (32, 4, 2, 34, 1), ("F32", "F32"),
+     dict(select="sketches", chunk=11, local=4, heavy=6, query_block=5, least_weight=0.4), None),
+    ("sketches-bent", "cap, slope or sink left out of votes or of D, or other rows than F32 (SKE-4 to SKE-6)",
+     (44, 3, 1, 8, 4), ("F32", "F16"),
+     dict(select="sketches", chunk=16, local=3, heavy=6, query_block=7, least_weight=0.25, softcap=1.5, scale=0.9,
+          sinks=(-1.0, 2.0), alibi=(0.01, 0.1)), None),
+    ("sketches-turns", "W = 0 is a bound, pinned tokens by votes, or decoded rows and dense turns no candidates (SKE-2, SKE-7)",
+     (70, 2, 1, 6, 3), ("F32", "F32"),
+     dict(select="sketches", chunk=12, local=3, heavy=7, pinned=2, query_block=5, least_weight=0.0),
+     [("p", 24, 26), ("p", 2, None), ("d", 1), ("d", 3), ("p", 12, None), ("d", 1), ("p", 27, None)]),
 ]
 
 
@@ -150,6 +161,8 @@ def flags_of(options, steps, dense_layers=()):
     flags += ["--h2o-no-clamp"] if not options.clamp else []
     flags += ["--dense"] if options.dense else []
     flags += ["--select", options.select] if options.select != "h2o" else []
+    if options.select == "sketches":
+        flags += ["--query-block", options.query_block, "--least-weight", options.least_weight]
     if options.select == "blocks":
         flags += ["--key-block", options.key_block, "--query-block", options.query_block]
         flags += ["--pool", options.pool, "--refine", options.refine]
@@ -198,7 +211,7 @@ def draw(name, rng, shape, types, pinned):
 def pinned_matter(rows, options, steps, result):
     """Whether every last set would be another one without pinned tokens."""
     without = oracle.attend(*rows, replace(options, pinned=0), steps)
-    if options.select == "blocks":
+    if options.select != "h2o":
         return all((a != b).any() for a, b in zip(result.block_sets[-1], without.block_sets[-1]))
     return all((a != b).any() for a, b in zip(result.memory[-1], without.memory[-1]))
 
@@ -242,7 +255,8 @@ def make(name, shape, types, settings, steps):
         file["alibi"] = ("F32", options.alibi)
     for layer in range(layers):
         suffix = "" if layers == 1 else f".{layer}"  # a session of several layers: replay.py --library
-        for key, tensor in expected(results[layer], widest[layer] if any(narrow) else None, options).items():
+        wider = widest[layer] if any(narrow) and options.select == "blocks" else None
+        for key, tensor in expected(results[layer], wider, options).items():
             file[key + suffix] = tensor
     return file, flags
 
@@ -250,8 +264,8 @@ def make(name, shape, types, settings, steps):
 def expected(result, widest, options):
     """What the vector says of one layer."""
     file = {"want.out": ("F64", result.out), "want.lse": ("F64", result.lse)}
-    if options.select == "blocks":
-        add_blocks(file, result, widest)
+    if options.select != "h2o":
+        add_blocks(file, result, widest, ("block_votes", "token_votes") if options.select == "blocks" else ("token_votes",))
         return file
     file["want.colsum_intra"] = ("F64", result.colsum_intra.astype(np.float64))
     file["want.colsum_inter"] = ("F64", np.stack(result.colsum_inter).astype(np.float64))
@@ -285,11 +299,11 @@ def padded(arrays, filler):
     return whole
 
 
-def add_blocks(file, result, widest):
-    """Chapter 17; `narrow_bound.`: beside `bound.`, for engines that keep summaries in 16 bits."""
+def add_blocks(file, result, widest, votes):
+    """Chapters 17 and 18; `narrow_bound.`: beside `bound.`, for engines that keep summaries in 16 bits."""
     file["bound.out"] = ("F32", result.bound_out)
     file["bound.lse"] = ("F32", result.bound_lse)
-    for name in ("block_votes", "token_votes"):
+    for name in votes:
         file[f"want.{name}"] = ("F64", padded(getattr(result, name), np.nan))
         file[f"bound.{name}"] = ("F32", padded(getattr(result, f"bound_{name}"), np.nan))
         if widest:

@@ -29,6 +29,7 @@ class Options:
     refine: int = 2
     pinned: int = 0
     dense_below: int = 0
+    least_weight: float = 0.001
 
     def window(self):
         """The program's `--select window`: the newest of L + H tokens, and as many heavy ones as are pinned."""
@@ -70,7 +71,7 @@ class Result:
     bound_intra: np.ndarray | None = None
     bound_inter: list = field(default_factory=list)
     mismatches: list = field(default_factory=list)  # teacher forcing: sets that the given scores do not select
-    # Rule `blocks`, one entry for each query block; the bounds stand next to the votes.
+    # Rules `blocks` and `sketches`, one entry for each query block; the bounds stand next to the votes.
     query_blocks: list = field(default_factory=list)  # (first row, end)
     block_sets: list = field(default_factory=list)  # [kv heads, M] int32
     block_votes: list = field(default_factory=list)  # [kv heads, candidates] float32
@@ -86,7 +87,7 @@ class Given:
     memory: np.ndarray | None = None  # [chunks, heads, M]
     colsum_intra: np.ndarray | None = None  # [heads, n] float32
     colsum_inter: np.ndarray | None = None  # [chunks, heads, M] float32
-    # Rule `blocks`: [query blocks, kv heads, ...], NaN after the last vote.
+    # Rules `blocks` and `sketches`: [query blocks, kv heads, ...], NaN after the last vote.
     block_sets: np.ndarray | None = None
     block_votes: np.ndarray | None = None
     token_votes: np.ndarray | None = None
@@ -185,6 +186,44 @@ def set_of_votes(options, begin, block_votes, token_votes):
     return np.concatenate([tokens, np.arange(span(options, begin)[0], begin)]).astype(np.int64)
 
 
+def sketched_past(options, begin):
+    """SKE-2: (fixed part, candidates) of a chunk that begins at `begin`, ascending positions."""
+    _, _, local, heavy = options.effective()
+    first = max(0, begin - local)
+    pinned = min(options.effective_pinned(), first)
+    fixed = np.concatenate([np.arange(pinned), np.arange(first, begin)])
+    return fixed, np.arange(pinned, first if heavy > 0 else pinned)
+
+
+def least_vote(options):
+    """SKE-7: w."""
+    return np.float32(np.log(options.least_weight) if options.least_weight > 0 else -np.inf)
+
+
+def set_of_sketch_votes(options, begin, votes):
+    """SKE-7, SKE-8, SKE-9: the set that votes select, ascending positions without the -1 after them."""
+    fixed, candidates = sketched_past(options, begin)
+    allowed = votes >= least_vote(options)
+    most = options.effective()[3] - options.effective_pinned()
+    return np.sort(np.concatenate([fixed, candidates[allowed][best(votes[allowed], most)]])).astype(np.int64)
+
+
+SKETCH_COLUMNS = 32  # SKE-3
+COLUMN_CHOOSERS = 256  # positions
+
+
+def sketches(rows):
+    """SKE-4 of rows of the columns X: (integers, units, whether there is a sketch)."""
+    rows = rows.astype(np.float32)
+    with np.errstate(all="ignore"):
+        largest = np.abs(rows).max(axis=1)
+        factor = np.float32(127) / largest
+        integers = np.rint(rows * factor[:, None])
+    exists = np.isfinite(rows).all(axis=1)
+    integers[np.isinf(factor) | ~exists] = 0
+    return integers.astype(np.int64), (largest / np.float32(127)).astype(np.float64), exists
+
+
 UNIT = 2.0**-24
 
 
@@ -272,7 +311,7 @@ class Oracle:
             self.dense_chunk(n)
             return
         for begin, end in plan(self.tokens, n, self.batch, self.chunk):
-            if self.options.select == "blocks":
+            if self.options.select != "h2o":
                 self.blocks_chunk(begin, end)
             else:
                 self.sparse_chunk(begin, end)
@@ -547,20 +586,79 @@ class Oracle:
             by_tokens = token_votes if chosen_by is None else chosen_by.token_votes[number, kv_head, : len(tokens)]
             self.decide(token_votes, token_bound, self.heavy, self.pinned)
         entries = set_of_votes(options, begin, by_blocks, by_tokens)
-        if chosen_by is not None:
-            padded = np.full(self.local + self.heavy, -1)
-            padded[: len(entries)] = entries
-            if not np.array_equal(padded, chosen_by.block_sets[number, kv_head]):
-                result.mismatches.append((number, kv_head))
+        self.check_set(kv_head, entries)
         result.block_votes[-1].append(votes)
         result.token_votes[-1].append(token_votes)
         result.bound_block_votes[-1].append(bound)
         result.bound_token_votes[-1].append(token_bound)
         return entries
 
+    def check_set(self, kv_head, entries):
+        """SEL-11, SKE-9: that given votes of the last query block select its given set."""
+        if self.given is None:
+            return
+        number = len(self.result.query_blocks) - 1
+        padded = np.full(self.local + self.heavy, -1)
+        padded[: len(entries)] = entries
+        if not np.array_equal(padded, self.given.block_sets[number, kv_head]):
+            self.result.mismatches.append((number, kv_head))
+
+    def sketch_columns(self, kv_head, begin):
+        """SKE-3: X."""
+        sums = np.zeros(self.k.shape[2])
+        for row in self.k[: min(begin, COLUMN_CHOOSERS), kv_head]:
+            sums += row * row
+        return best(np.where(np.isnan(sums), np.inf, sums), SKETCH_COLUMNS)
+
+    def vote_by_sketches(self, kv_head, begin, first, last):
+        """SKE-4 to SKE-6: (votes of the candidates, what an engine may be off by)."""
+        fixed, candidates = sketched_past(self.options, begin)
+        columns = self.sketch_columns(kv_head, begin)
+        keys, key_units, key_exists = sketches(self.k[candidates, kv_head][:, columns])
+        rows, own = np.arange(first, last), np.concatenate([fixed, np.arange(begin, last)])
+        votes, bound = np.full(len(candidates), -np.inf), np.zeros(len(candidates))
+        for head in range(kv_head * self.group, (kv_head + 1) * self.group):
+            m, l, _ = softmax_parts(self.logits(head, rows, own), own[None, :] <= rows[:, None], self.sink(head))
+            with np.errstate(divide="ignore"):
+                weight = m + np.log(l)  # SKE-5
+            weight_error = self.relative_error(head, rows, own) + 2 * UNIT * np.abs(weight)
+            queries, units, exists = sketches(self.q[rows, head][:, columns])
+            for r, row in enumerate(rows):
+                if not (exists[r] and np.isfinite(weight[r])):
+                    continue
+                size = self.scale * units[r] * key_units * (keys @ queries[r])
+                vote = self.bent(head, size, row, candidates) - weight[r]
+                vote = np.where(np.isnan(vote) | ~key_exists, -np.inf, vote)
+                votes = np.maximum(votes, vote)
+                error = self.bent_error(head, 4 * UNIT * np.abs(size), np.abs(size), row, candidates) + weight_error[r]
+                error += 2 * UNIT * np.where(np.isfinite(vote), np.abs(vote), 0.0)
+                bound = np.maximum(bound, error)
+        return votes.astype(np.float32), bound
+
+    def sketched_set(self, kv_head, begin, first, last):
+        """SKE-2 to SKE-8; with `given` a check that the given votes select the given set (SKE-9)."""
+        result, options = self.result, self.options
+        votes, bound = self.vote_by_sketches(kv_head, begin, first, last)
+        if np.isfinite(least_vote(options)) and len(votes) > 0:
+            apart = np.abs(votes.astype(np.float64) - least_vote(options)) / bound
+            result.vote_margin = min(result.vote_margin, float(apart.min()))
+        allowed = votes >= least_vote(options)
+        self.decide(votes[allowed], bound[allowed], self.heavy - self.pinned)
+        by = votes
+        if self.given is not None:
+            by = self.given.token_votes[len(result.query_blocks) - 1, kv_head, : len(votes)]
+        entries = set_of_sketch_votes(options, begin, by)
+        self.check_set(kv_head, entries)
+        result.block_votes[-1].append(np.zeros(0, dtype=np.float32))
+        result.bound_block_votes[-1].append(np.zeros(0))
+        result.token_votes[-1].append(votes)
+        result.bound_token_votes[-1].append(bound)
+        return entries
+
     def blocks_chunk(self, begin, end):
-        """Chapter 17: a set for every query block and key/value head; no scores (SEL-9)."""
+        """Chapters 17 and 18: a set for every query block and key/value head; no scores (SEL-9)."""
         self.empty_memory(begin)
+        set_of = self.set_of_query_block if self.options.select == "blocks" else self.sketched_set
         for first in range(begin, end, self.options.query_block):
             last = min(first + self.options.query_block, end)
             self.result.query_blocks.append((first, last))
@@ -568,7 +666,7 @@ class Oracle:
                 getattr(self.result, votes).append([])
             sets = np.full((self.k.shape[1], self.local + self.heavy), -1, dtype=np.int32)
             for kv_head in range(self.k.shape[1]):
-                entries = self.set_of_query_block(kv_head, begin, first, last)
+                entries = set_of(kv_head, begin, first, last)
                 sets[kv_head, : len(entries)] = entries
                 for head in range(kv_head * self.group, (kv_head + 1) * self.group):
                     self.attend_union(head, begin, first, last, entries)

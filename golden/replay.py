@@ -3,8 +3,8 @@
     replay.py PROGRAM [--engine NAME ...] [--vector NAME ...] [--manifest FILE] [--library FILE]
 
 Checks the hash of every vector, runs the program on its inputs with every engine of this machine and compares: memory
-sets, scores and chunk starts exactly, the rest within the bound stored beside each value. Sets of rule `blocks` are also
-recomputed from the votes that the engine reports (SEL-11), exactly. Engines that round weights to BF16 where all rows are
+sets, scores and chunk starts exactly, the rest within the bound stored beside each value. Sets of rules `blocks` and
+`sketches` are also recomputed from the votes that the engine reports (SEL-11, SKE-9), exactly. Engines that round weights to BF16 where all rows are
 BF16 get there what docs/verification.md grants for it, engines other than the reference what SEL-11 grants for summaries
 in 16 bits; engines that say that they have no such rule, or pin no tokens, are counted. Vectors of several layers, which
 the program does not attend, are sessions of the shared library, where it is named. Exit status 1: a value is wrong; 2: a
@@ -29,7 +29,7 @@ INPUTS = ("q", "k", "v", "sinks", "alibi")
 FIELDS = {"file", "sha256", "flags", "catches"}
 UNIT_BF16 = 2.0**-8
 EXP_BF16 = 2.0**-17
-REFUSALS = {"--select": "has no other rule", "--pinned": "pins no tokens"}  # flag: what an engine without it says
+REFUSALS = {"--select": "; allowed: 0 (h2o)", "--pinned": "pins no tokens"}  # flag: what an engine without it says
 
 
 class Damaged(Exception):
@@ -109,11 +109,14 @@ def with_narrow_summaries(values):
 
 
 def replayed(result, metadata):
-    """SEL-11: what is wrong with the sets of a result, given its own votes."""
+    """SEL-11, SKE-9: what is wrong with the sets of a result, given its own votes."""
     sizes = {name: int(metadata[name]) for name in ("chunk", "local", "heavy")}
     pinned = int(metadata.get("pinned", 0))
     if metadata["select"] == "window":
         return replayed_window(result, sizes["local"], pinned)
+    if metadata["select"] == "sketches":
+        return replayed_sketches(result, oracle.Options(
+            **sizes, pinned=pinned, clamp=False, select="sketches", least_weight=float(metadata["least_weight"])))
     sizes.update({name: int(metadata[name]) for name in ("key_block", "query_block", "pool", "refine")})
     options = oracle.Options(**sizes, pinned=pinned, clamp=False, select="blocks")  # the effective sizes are clamped
     wrong = []
@@ -130,6 +133,22 @@ def replayed(result, metadata):
             if not (np.isnan(votes[candidates:]).all() and np.isnan(tokens[voted:]).all()):
                 wrong.append(f"query block {block} head {head}: a vote too many")
             entries = oracle.set_of_votes(options, begin, votes[:candidates], tokens[:voted])
+            if not np.array_equal(reported, with_empty(entries, len(reported))):
+                wrong.append(f"query block {block} head {head}: the votes select another set")
+    return wrong[:3]
+
+
+def replayed_sketches(result, options):
+    wrong = []
+    for block, (first, _) in enumerate(result["query_blocks"]):
+        begin = int(max(start for start in result["chunk_start"] if start <= first))
+        count = len(oracle.sketched_past(options, begin)[1])
+        for head, reported in enumerate(result["block_sets"][block]):
+            votes = result["token_votes"][block, head]
+            if np.isnan(votes[:count]).any() or not np.isnan(votes[count:]).all():
+                wrong.append(f"query block {block} head {head}: a vote is missing, or one too many")
+                continue
+            entries = oracle.set_of_sketch_votes(options, begin, votes[:count])
             if not np.array_equal(reported, with_empty(entries, len(reported))):
                 wrong.append(f"query block {block} head {head}: the votes select another set")
     return wrong[:3]

@@ -123,6 +123,8 @@ class LayersReplay(Replay):
                 ("pinned-in-local", "--pinned 3", 2), ("pinned-clamped", "--pinned 20", 1), ("pinned-turns", "--pinned 2", 1),
                 ("blocks-pinned-one-stage", "--pinned 8", 4), ("blocks-pinned", "--pinned 4", 0),
                 ("blocks-pinned-levels", "--pinned 3", 2), ("window-pinned", "--pinned 2", 1),
+                ("sketches", "--least-weight 0.4", 0.7), ("sketches", "--query-block 5", 6),
+                ("sketches-turns", "--pinned 2", 1), ("sketches-turns", "--least-weight 0.0", 0.5),
                 ("dense-below", "--dense-below 17", 16), ("dense-below", "--dense-below 17", 18),
                 ("dense-below-first-turn", "--dense-below 13", 12), ("dense-layers", "--dense-layers 1", 0),
                 ("blocks-dense-layers", "--pinned 4", 0), ("blocks-dense-layers", "--dense-layers 0,2", 0)):
@@ -145,6 +147,8 @@ class BlocksReplay(Replay):
     names = ("vectors/one-chunk.safetensors", "vectors/blocks-two-stages.safetensors")
     wrong = (("want.out", 1e-4), ("want.block_votes", 1e-3), ("want.token_votes", 1e-3), ("exact.block_sets", 1),
              ("exact.query_blocks", 1), ("exact.scores", 0.5), ("exact.colsum_intra", 0.5))
+    votes = (("block_votes", None, -1e9), ("token_votes", 0, 2.0), ("token_votes", 0, float("nan")), ("block_sets", 0, -1),
+             ("block_sets", -1, 7))  # tensor, entry (None: the largest), value
 
     def test_sets_follow_from_the_votes_that_are_reported(self):
         source, target = self.root / "in.safetensors", self.root / "out.safetensors"
@@ -156,12 +160,19 @@ class BlocksReplay(Replay):
         result, _, metadata = tensors.read(target)
         self.assertEqual(replay.replayed(result, metadata), [])
         last = len(result["query_blocks"]) - 1
-        kept = result["block_votes"][last, 0].argmax()
-        for name, index, value in (("block_votes", kept, -1e9), ("token_votes", 0, 2.0), ("token_votes", 0, float("nan")),
-                                   ("block_sets", 0, -1), ("block_sets", -1, 7)):
+        for name, index, value in self.votes:
             changed = {key: array.copy() for key, array in result.items()}
-            changed[name][last, 0, index] = value
+            changed[name][last, 0, result[name][last, 0].argmax() if index is None else index] = value
             self.assertNotEqual(replay.replayed(changed, metadata), [], (name, value))
+
+
+class SketchesReplay(BlocksReplay):
+    """The same with rule `sketches`, whose sets end where votes do."""
+
+    names = ("vectors/one-chunk.safetensors", "vectors/sketches.safetensors")
+    wrong = (("want.out", 1e-4), ("want.token_votes", 1e-3), ("exact.block_sets", 1), ("exact.scores", 0.5))
+    votes = (("token_votes", None, -1e9), ("token_votes", 0, float("nan")), ("block_sets", 0, -1),
+             ("block_sets", -1, 7))
 
 
 if __name__ == "__main__":
