@@ -207,6 +207,7 @@ headwater_options c_options_of(const headwater::Options& options) {
   filled.checkpoints = options.checkpoints;
   filled.kv_owner = static_cast<std::int32_t>(options.kv_owner);
   filled.page = options.page;
+  filled.least_weight = options.least_weight;
   return filled;
 }
 

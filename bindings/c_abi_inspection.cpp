@@ -71,6 +71,7 @@ headwater_status headwater_session_options(const headwater_session* session,
     filled.checkpoints = effective.checkpoints;
     filled.kv_owner = static_cast<std::int32_t>(effective.kv_owner);
     filled.page = effective.page;
+    filled.least_weight = effective.least_weight;
     write_struct(options, struct_size, kEffectiveOptionsSize1, filled, "options");
   });
 }

@@ -82,7 +82,8 @@ Options options_of(const headwater_options& caller, const Shape& shape) {
   check_reserved(from.reserved3, "options.reserved3");
   check_range(from.device_plus_1, 0, std::numeric_limits<std::int32_t>::max(), "options.device_plus_1");
   if (from.device_plus_1 > 0) options.device = from.device_plus_1 - 1;
-  options.select = enumerator<Select>(from.select, kTwo, "options.select");
+  constexpr std::int32_t kRules = 3;
+  options.select = enumerator<Select>(from.select, kRules, "options.select");
   check_reserved(from.reserved4, "options.reserved4");
   options.key_block = from.key_block;
   options.query_block = from.query_block;
@@ -105,6 +106,9 @@ Options options_of(const headwater_options& caller, const Shape& shape) {
   if (from.page != 0) options.page = from.page;
   options.layers = layers_of(from, shape);
   options.allocator = {from.allocate, from.release, from.allocator_context};
+  constexpr std::size_t kWithLeastWeight =
+      offsetof(headwater_options, least_weight) + sizeof from.least_weight;
+  if (caller.struct_size >= kWithLeastWeight) options.least_weight = from.least_weight;
   return options;
 }
 

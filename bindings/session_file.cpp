@@ -295,32 +295,38 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
     layers += ';';
   }
   const auto type = static_cast<int>(shape.kv_type);
-  return {{"fingerprint", std::string(fingerprint)},
-          {"shape.n_layer", std::to_string(shape.n_layer)},
-          {"shape.n_head", std::to_string(shape.n_head)},
-          {"shape.n_head_kv", std::to_string(shape.n_head_kv)},
-          {"shape.d_head", std::to_string(shape.d_head)},
-          {"shape.d_value", std::to_string(shape.d_value)},
-          {"shape.kv_type", type == 0   ? "F32"
-                            : type == 1 ? "F16"
-                                        : "BF16"},
-          {"options.batch", std::to_string(options.batch)},
-          {"options.chunk", std::to_string(options.chunk)},
-          {"options.local", std::to_string(options.local)},
-          {"options.heavy", std::to_string(options.heavy)},
-          {"options.select", options.select == Select::h2o ? "h2o" : "blocks"},
-          {"options.key_block", std::to_string(options.key_block)},
-          {"options.query_block", std::to_string(options.query_block)},
-          {"options.pool", std::to_string(options.pool)},
-          {"options.refine", std::to_string(options.refine)},
-          {"options.pinned", std::to_string(options.pinned)},
-          {"options.dense_below", std::to_string(options.dense_below)},
-          {"options.dense_layers", dense_layers},
-          {"options.layers", layers},
-          {"options.scale", text(options.scale)},
-          {"options.softcap", text(options.softcap)},
-          {"options.score_type", options.score_type == ScoreType::bf16 ? "BF16" : "F32"},
-          {"options.kv_owner", options.kv_owner == KvOwner::session ? "session" : "caller"}};
+  std::map<std::string, std::string> texts{
+      {"fingerprint", std::string(fingerprint)},
+      {"shape.n_layer", std::to_string(shape.n_layer)},
+      {"shape.n_head", std::to_string(shape.n_head)},
+      {"shape.n_head_kv", std::to_string(shape.n_head_kv)},
+      {"shape.d_head", std::to_string(shape.d_head)},
+      {"shape.d_value", std::to_string(shape.d_value)},
+      {"shape.kv_type", type == 0   ? "F32"
+                        : type == 1 ? "F16"
+                                    : "BF16"},
+      {"options.batch", std::to_string(options.batch)},
+      {"options.chunk", std::to_string(options.chunk)},
+      {"options.local", std::to_string(options.local)},
+      {"options.heavy", std::to_string(options.heavy)},
+      {"options.select", options.select == Select::h2o      ? "h2o"
+                         : options.select == Select::blocks ? "blocks"
+                                                            : "sketches"},
+      {"options.key_block", std::to_string(options.key_block)},
+      {"options.query_block", std::to_string(options.query_block)},
+      {"options.pool", std::to_string(options.pool)},
+      {"options.refine", std::to_string(options.refine)},
+      {"options.pinned", std::to_string(options.pinned)},
+      {"options.dense_below", std::to_string(options.dense_below)},
+      {"options.dense_layers", dense_layers},
+      {"options.layers", layers},
+      {"options.scale", text(options.scale)},
+      {"options.softcap", text(options.softcap)},
+      {"options.score_type", options.score_type == ScoreType::bf16 ? "BF16" : "F32"},
+      {"options.kv_owner", options.kv_owner == KvOwner::session ? "session" : "caller"}};
+  // Files of the other rules have no word of it, as when there was no other.
+  if (options.select == Select::sketches) texts["options.least_weight"] = text(options.least_weight);
+  return texts;
 }
 
 void require_path(const std::string& path) {

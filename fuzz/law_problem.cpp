@@ -118,9 +118,11 @@ Problem draw() {
 
 void draw_rule(const Engine& engine, Options& options) {
   options.select = *rc::gen::elementOf(conformance::rules(engine));
+  options.query_block = std::min<std::int64_t>(2, options.chunk);
+  options.least_weight = *rc::gen::element(0.0, 0.1, 0.9);
   if (options.select != Select::blocks) return;
   options.key_block = std::min<std::int64_t>(3, options.chunk);
-  options.query_block = options.pool = std::min<std::int64_t>(2, options.chunk);
+  options.pool = options.query_block;
   options.heavy *= options.key_block;
 }
 

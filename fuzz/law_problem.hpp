@@ -30,7 +30,7 @@ std::vector<float> coarse_rows(std::int64_t count);
 /// Draws everything; n <= 89, chunks of at most 39 tokens, budgets of at most 11 each.
 Problem draw();
 
-/// Draws one of the engine's rules, and for rule blocks its sizes.
+/// Draws one of the engine's rules, and the sizes of rules blocks and sketches.
 void draw_rule(const Engine& engine, Options& options);
 
 /// Inputs for the sizes of a problem whose shape was changed.
@@ -39,10 +39,11 @@ void draw_rows(Problem& problem);
 /// A chunk as the observer saw it; the arrays are those of ChunkRecord, without its strides.
 struct SeenChunk {
   Chunk chunk;
-  std::int64_t count = 0;                       ///< |M|, of every set
-  std::vector<std::vector<std::int32_t>> sets;  ///< per head; rule blocks: per key/value head and query block
-  std::vector<std::vector<float>> inter;        ///< per head, one per entry of its set
-  std::vector<std::vector<float>> intra;        ///< per head, one per token; empty in dense chunks
+  std::int64_t count = 0;  ///< |M|, of every set
+  std::vector<std::vector<std::int32_t>>
+      sets;  ///< per head; other rules than h2o: per key/value head and query block
+  std::vector<std::vector<float>> inter;  ///< per head, one per entry of its set
+  std::vector<std::vector<float>> intra;  ///< per head, one per token; empty in dense chunks
 };
 
 /// How far each number of a run may be from the exact one under the run's own sets, derived as in the kit's bound lane

@@ -89,7 +89,7 @@ struct Case {
   Shape shape;
   Options options;
 };
-constexpr unsigned kCases = 8;
+constexpr unsigned kCases = 16;
 
 Case case_of(unsigned which) {
   Case made{
@@ -98,7 +98,10 @@ Case case_of(unsigned which) {
       {}};
   made.shape.kv_type = (which & 4) != 0 ? DType::bf16 : DType::f32;
   made.options.batch = 32, made.options.chunk = 16, made.options.threads = 1;
-  if ((which & 2) != 0) {
+  if ((which & 9) == 9) {  // of the reference alone
+    made.options.select = Select::sketches;
+    made.options.query_block = 4, made.options.local = 3, made.options.heavy = 8, made.options.pinned = 1;
+  } else if ((which & 2) != 0) {
     made.options.select = Select::blocks;
     made.options.key_block = 4, made.options.query_block = 4, made.options.local = 3, made.options.heavy = 8;
   } else {

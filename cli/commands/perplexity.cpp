@@ -35,7 +35,7 @@ negative log-likelihood in nats of the tokens inside the turn, `decoded` that of
 predicted by the last prefill position). `divergence` compares the two predictions at every position after the first
 chunk, whatever the text says next: `kl` is the mean Kullback-Leibler divergence of the sparse distribution q from the
 dense one p, the sum of p ln(p / q), in nats, `rank1` the share of positions where both hold the same token for the
-likeliest. With --select blocks `ends` are the losses of the tokens after a query block, those of the first chunk left
+likeliest. With --select blocks or sketches `ends` are the losses of the tokens after a query block, those of the first chunk left
 out, and the turn's last one, whose next token is a decoded one: other tokens of the turn are judged by sets that they
 chose themselves. Standard errors take tokens for independent, which they are not quite. Both
 caches are in memory at once.

@@ -16,18 +16,18 @@ namespace {
 constexpr std::int64_t kMostThreads = 512;
 constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
 
-enum class Rule : std::uint8_t { h2o, blocks, window };
+enum class Rule : std::uint8_t { h2o, blocks, sketches, window };
 
-/// A flag of rule `blocks`.
+/// A flag of a rule.
 struct SizeFlag {
   const char* name;
   CLI::Option* option;
   [[nodiscard]] bool given() const { return option->count() > 0; }
 };
 
-/// The sizes of rule `blocks`.
+/// The sizes of rules `blocks` and `sketches`.
 struct SizeFlags {
-  SizeFlag key_block, query_block, pool, refine;
+  SizeFlag key_block, query_block, pool, refine, least_weight;
 };
 
 [[noreturn]] void refuse(const char* flag, std::int64_t value, const std::string& allowed) {
@@ -52,11 +52,19 @@ void fit_pinned(Options& options) {
       std::min((options.pinned + block - 1) / block * block, options.heavy - options.heavy % block);
 }
 
+std::string up_to_chunk(const Options& options) {
+  return fmt::format("a number up to {}, the chunk (-ub)", options.chunk);
+}
+
+/// SKE-1, and the same of SEL-1, in the words of the flags.
+void check_query_block(const Options& options) {
+  if (options.query_block > options.chunk) refuse("--query-block", options.query_block, up_to_chunk(options));
+}
+
 /// SEL-1, in the words of the flags.
 void check_sizes(const Options& options) {
-  const auto chunk = fmt::format("a number up to {}, the chunk (-ub)", options.chunk);
-  if (options.key_block > options.chunk) refuse("--key-block", options.key_block, chunk);
-  if (options.query_block > options.chunk) refuse("--query-block", options.query_block, chunk);
+  if (options.key_block > options.chunk) refuse("--key-block", options.key_block, up_to_chunk(options));
+  check_query_block(options);
   if (options.query_block % options.pool != 0) {
     refuse("--pool", options.pool, fmt::format("a divisor of --query-block {}", options.query_block));
   }
@@ -93,15 +101,25 @@ void select_window(Options& options) {
   options.refine = 1;
 }
 
+[[noreturn]] void refuse_size(const SizeFlag& flag, const char* of, Rule rule) {
+  constexpr const char* kNames[] = {"h2o", "blocks", "sketches", "window"};
+  throw Failure(
+      fmt::format("{} is a size of --select {}, and the rule is {}; leave it out, or use --select {}",
+                  flag.name, of, kNames[static_cast<int>(rule)], of));
+}
+
 void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
   const bool blocks = options.select == Select::blocks;
   const auto rule = std::make_shared<Rule>(blocks ? Rule::blocks : Rule::h2o);
   const CLI::Option* const select = set.choice(
       "--select", "RULE",
       "tokens of a memory set: h2o, by score, for each chunk; blocks, by the queries of a query block; "
-      "window, the newest L + H, the pinned ones among them (" +
+      "sketches, by the queries, too, but token by token and none of little weight; window, the newest L + "
+      "H, the pinned ones "
+      "among them (" +
           std::string(blocks ? "blocks" : "h2o") + ")",
-      "h2o, blocks or window", {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"window", Rule::window}},
+      "h2o, blocks, sketches or window",
+      {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"sketches", Rule::sketches}, {"window", Rule::window}},
       *rule);
   const auto size = [&](const char* name, std::int64_t high, const std::string& help, std::int64_t& to) {
     return SizeFlag{name, set.integer(name, name, 1, high, help, to)};
@@ -113,7 +131,7 @@ void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
            fmt::format("keys of a key block, with --select blocks ({})", options.key_block),
            options.key_block),
       size("--query-block", kMaxCount,
-           fmt::format("rows that share a set, with --select blocks ({})", options.query_block),
+           fmt::format("rows that share a set, with --select blocks or sketches ({})", options.query_block),
            options.query_block),
       size("--pool", kMaxCount,
            fmt::format("rows whose mean votes, half as many on single keys; with --select blocks ({})",
@@ -123,9 +141,18 @@ void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
            fmt::format(
                "tokens are chosen from N times as many; 1: whole key blocks; with --select blocks ({})",
                options.refine),
-           options.refine)};
+           options.refine),
+      {"--least-weight",
+       set.real(
+           "--least-weight", 0, 1,
+           fmt::format("tokens of less weight, where a row has 1 without them, are not chosen; 0: all may "
+                       "be; with --select sketches ({:g})",
+                       options.least_weight),
+           options.least_weight)}};
   set.check([&options, rule, select, pinned, sizes] {
     const bool pinned_given = pinned->count() > 0;
+    if (*rule != Rule::sketches && sizes.least_weight.given())
+      refuse_size(sizes.least_weight, "sketches", *rule);
     if (*rule == Rule::blocks) {
       options.select = Select::blocks;
       if (select->count() == 0) fit_sizes(sizes, pinned_given, options);
@@ -134,15 +161,20 @@ void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
       check_sizes(options);
       return;
     }
-    options.select = Select::h2o;
-    const char* const chosen = *rule == Rule::h2o ? "h2o" : "window";
-    for (const SizeFlag& flag : {sizes.key_block, sizes.query_block, sizes.pool, sizes.refine}) {
-      if (!flag.given()) continue;
-      throw Failure(
-          fmt::format("{} is a size of --select blocks, and the rule is {}; leave it out, or use "
-                      "--select blocks",
-                      flag.name, chosen));
+    for (const SizeFlag& flag : {sizes.key_block, sizes.pool, sizes.refine}) {
+      if (flag.given()) refuse_size(flag, "blocks", *rule);
     }
+    if (*rule == Rule::sketches) {
+      options.select = Select::sketches;
+      if (!pinned_given) options.pinned = std::min(options.pinned, options.heavy);
+      check_pinned(options);
+      check_query_block(options);
+      if (options.least_weight == 1)
+        throw Failure("--least-weight: 1 is not allowed; use 0 or more, below 1");
+      return;
+    }
+    if (sizes.query_block.given()) refuse_size(sizes.query_block, "blocks", *rule);
+    options.select = Select::h2o;
     if (*rule == Rule::h2o) {
       if (!pinned_given) options.pinned = 0;  // the plan's
       check_pinned(options);

@@ -27,14 +27,15 @@ void for_each_call(std::span<const StepItem> steps, const EffectiveOptions& opti
 struct Work {
   std::int64_t chunks = 0;
   std::int64_t longest_call = 0;  ///< tokens
-  /// Valid entries of all sets that are read, per query head; rule `blocks`: per key/value head.
+  /// Valid entries of all sets that are read, per query head; rule `blocks`: per key/value head. With rule `sketches`, whose
+  /// sets may be shorter, these and the pairs are the most that there can be (SKE-8).
   std::int64_t memory_entries = 0;
   std::uint64_t pairs = 0;  ///< query-key pairs per query head
 
-  // Rule `blocks`.
+  // Rules `blocks` and `sketches`.
   std::int64_t query_blocks = 0;     ///< of all chunks (SEL-4)
   std::int64_t most_candidates = 0;  ///< key blocks that one chunk votes on (SEL-2)
-  std::int64_t most_voted = 0;       ///< tokens that one chunk votes on (SEL-7)
+  std::int64_t most_voted = 0;       ///< tokens that one chunk votes on (SEL-7, SKE-2)
   std::int64_t block_votes = 0;      ///< all of them, per key/value head
   std::int64_t token_votes = 0;
 };

@@ -20,12 +20,16 @@ const char* schedule_name(Schedule schedule) {
 
 const char* select_name(const EffectiveOptions& effective) {
   if (effective.select == Select::h2o) return "h2o";
+  if (effective.select == Select::sketches) return "sketches";
   const bool window = effective.heavy == effective.pinned && effective.key_block == 1 &&
                       effective.refine == 1 && effective.query_block == effective.chunk;
   return window ? "window" : "blocks";
 }
 
-std::vector<std::pair<const char*, std::int64_t>> select_sizes(const EffectiveOptions& effective) {
+std::vector<std::pair<const char*, nlohmann::ordered_json>> select_sizes(const EffectiveOptions& effective) {
+  if (effective.select == Select::sketches) {
+    return {{"query_block", effective.query_block}, {"least_weight", effective.least_weight}};
+  }
   if (std::string_view(select_name(effective)) != "blocks") return {};
   return {{"key_block", effective.key_block},
           {"query_block", effective.query_block},
@@ -44,7 +48,7 @@ void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective) {
 std::vector<std::pair<std::string, std::string>> rule_facts(const EffectiveOptions& effective) {
   std::vector<std::pair<std::string, std::string>> facts;
   if (effective.select != Select::h2o) facts.emplace_back("select", select_name(effective));
-  for (const auto& [name, value] : select_sizes(effective)) facts.emplace_back(name, std::to_string(value));
+  for (const auto& [name, value] : select_sizes(effective)) facts.emplace_back(name, value.dump());
   if (effective.pinned > 0) facts.emplace_back("pinned", std::to_string(effective.pinned));
   if (effective.dense_below > 0) facts.emplace_back("dense_below", std::to_string(effective.dense_below));
   if (!effective.dense_layers.empty()) {
@@ -56,7 +60,7 @@ std::vector<std::pair<std::string, std::string>> rule_facts(const EffectiveOptio
 std::string rule_text(const EffectiveOptions& effective) {
   std::string text;
   for (const auto& [name, value] : select_sizes(effective)) {
-    text += fmt::format("{}{} {}", text.empty() ? " (" : ", ", name, value);
+    text += fmt::format("{}{} {}", text.empty() ? " (" : ", ", name, value.dump());
   }
   text = fmt::format("select {}{}{}", select_name(effective), text, text.empty() ? "" : ")");
   if (effective.pinned > 0) text += fmt::format(", pinned {}", effective.pinned);

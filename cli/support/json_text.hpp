@@ -18,11 +18,11 @@ namespace headwater::cli {
 /// "layer-major" or "chunk-major", as --schedule takes it.
 [[nodiscard]] const char* schedule_name(Schedule schedule);
 
-/// "h2o", "blocks" or "window", as --select takes it. Rule `blocks` with one set for a chunk, nothing to choose and key
+/// "h2o", "blocks", "sketches" or "window", as --select takes it. Rule `blocks` with one set for a chunk, nothing to choose and key
 /// blocks of one key is the window of the newest tokens, with the pinned ones.
 [[nodiscard]] const char* select_name(const EffectiveOptions& effective);
-/// Names and values of what else the rule is made of (SEL-1); none but for "blocks".
-[[nodiscard]] std::vector<std::pair<const char*, std::int64_t>> select_sizes(
+/// Names and values of what else the rule is made of (SEL-1, SKE-1); none but for "blocks" and "sketches".
+[[nodiscard]] std::vector<std::pair<const char*, nlohmann::ordered_json>> select_sizes(
     const EffectiveOptions& effective);
 /// Adds `select` and the sizes to an object of effective options, and pinned, dense_below and dense_layers.
 void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective);

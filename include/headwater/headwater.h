@@ -91,8 +91,9 @@ HEADWATER_API const char* headwater_engine_unavailable_because(int32_t index);
 enum { HEADWATER_F32 = 0, HEADWATER_F16 = 1, HEADWATER_BF16 = 2 };
 
 /* Which tokens a memory set holds: the newest ones and those with the largest accumulated column sums, a set per chunk
- * (MEM); the newest ones and those that the queries of a query block vote for (SEL). */
-enum { HEADWATER_SELECT_H2O = 0, HEADWATER_SELECT_BLOCKS = 1 };
+ * (MEM); the newest ones and those that the queries of a query block vote for (SEL); the same, of votes on single tokens by
+ * sketches of the keys, and no more than count (SKE). */
+enum { HEADWATER_SELECT_H2O = 0, HEADWATER_SELECT_BLOCKS = 1, HEADWATER_SELECT_SKETCHES = 2 };
 
 /* Storage of the heavy-hitter scores (SCORE-1, SCORE-5). */
 enum { HEADWATER_SCORE_BF16 = 0, HEADWATER_SCORE_F32 = 1 };
@@ -172,11 +173,11 @@ typedef struct headwater_options {
    * session is opened. No call changes the current device. Engines without devices: 0. */
   int32_t device_plus_1;
   int32_t reserved3; /* 0 */
-  int32_t select;    /* HEADWATER_SELECT_H2O (default) or HEADWATER_SELECT_BLOCKS */
+  int32_t select; /* HEADWATER_SELECT_H2O (default), HEADWATER_SELECT_BLOCKS or HEADWATER_SELECT_SKETCHES */
   int32_t reserved4; /* 0 */
   /* Sizes of rule BLOCKS (SEL-1); not read with any other. */
   int64_t key_block;   /* K, keys of a key block, 1 .. 256 and at most S; divides H; default 8 */
-  int64_t query_block; /* Q, rows of a query block, 1 .. S; default 32 */
+  int64_t query_block; /* Q, rows of a query block, 1 .. S; default 32; of rule SKETCHES, too */
   int64_t pool;        /* P, rows of a pool, half as many for tokens (SEL-4); divides Q; default 4 */
   int64_t refine;      /* R, 1: blocks alone; 2 .. 16: tokens of R times as many blocks (SEL-7); default 2 */
   int64_t pinned;      /* A, first tokens kept among the heavy ones (MEM-7), 0 (default) .. heavy */
@@ -203,6 +204,9 @@ typedef struct headwater_options {
   headwater_allocate allocate;
   headwater_release release;
   void* allocator_context; /* handed back to them */
+  /* Rule SKETCHES: W, least weight of a token that a set takes, relative to what its row has without it, 0 (none) <= W < 1;
+   * default 0.001, also where struct_size ends before it (SKE-7). */
+  double least_weight;
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it
@@ -411,7 +415,7 @@ typedef struct headwater_effective_options {
   int32_t threads;
   int32_t select;
   int32_t reserved;
-  int64_t key_block; /* this and the next three: 0 with rule H2O */
+  int64_t key_block; /* this and the next three: 0 with rule H2O; with rule SKETCHES, all but query_block */
   int64_t query_block;
   int64_t pool;
   int64_t refine;
@@ -421,6 +425,7 @@ typedef struct headwater_effective_options {
   int32_t kv_owner;
   int32_t reserved2;
   int64_t page;
+  double least_weight; /* 0 with other rules than SKETCHES */
 } headwater_effective_options;
 
 /* Writes the effective options into struct_size bytes, the caller's sizeof(headwater_effective_options): what
@@ -510,8 +515,8 @@ HEADWATER_API headwater_status headwater_copy_scores(const headwater_session* se
                                                      float* scores);
 
 /* The memory set that was built last in a layer (MEM-4): of query head h the `count` ascending positions
- * data[h * head_stride] .. , then -1 up to `width` entries. count is 0 until a set was built, and always with rule BLOCKS
- * (SEL-9); data may be NULL where width is 0. It is valid as long as the view of scores. */
+ * data[h * head_stride] .. , then -1 up to `width` entries. count is 0 until a set was built, and always with rules
+ * BLOCKS and SKETCHES (SEL-9); data may be NULL where width is 0. It is valid as long as the view of scores. */
 typedef struct headwater_memory_view {
   const int32_t* data;
   int64_t head_stride; /* entries */
@@ -533,27 +538,30 @@ HEADWATER_API headwater_status headwater_read_value(const headwater_session* ses
 /* ---- Observers ---- */
 
 /* What was computed for one chunk of one layer. All arrays are valid during the callback only. For dense and
- * decode chunks memory_count is 0 and the column sums are NULL (they are zero by definition), with rule BLOCKS for all
- * chunks. New fields are appended: read them only where struct_size covers them. */
+ * decode chunks memory_count is 0 and the column sums are NULL (they are zero by definition), with rules BLOCKS and
+ * SKETCHES for all chunks. New fields are appended: read them only where struct_size covers them. */
 typedef struct headwater_chunk_record {
   size_t struct_size;
   int64_t layer;
   headwater_chunk chunk;
-  int64_t memory_count;      /* entries of the set that is read, the same for every set of the chunk */
-  int64_t memory_stride;     /* entries from one set to the next; memory_count <= memory_stride */
-  const int32_t* memory;     /* ascending positions, then -1 (MEM-4): [Hq][memory_stride]; rule BLOCKS:
-                              * [Hkv][query_blocks][memory_stride] (SEL-8) */
+  /* Entries of the set that is read, the same for every set of the chunk; rule SKETCHES: the most of a set (SKE-8). */
+  int64_t memory_count;
+  int64_t memory_stride; /* entries from one set to the next; memory_count <= memory_stride */
+  /* Ascending positions, then -1 (MEM-4): [Hq][memory_stride]; rules BLOCKS and SKETCHES:
+   * [Hkv][query_blocks][memory_stride] (SEL-8, SKE-8). */
+  const int32_t* memory;
   const float* colsum_inter; /* [Hq][memory_stride] INTER-2 */
   int64_t row_stride;        /* entries from one head to the next in the two arrays below */
   const float* colsum_intra; /* [Hq][row_stride] INTRA-2, one per token of the chunk */
   const float* lse;          /* [Hq][row_stride] natural log-sum-exp of the final softmax (FUSE-1) */
-  /* Rule BLOCKS, sparse chunks; else 0 and NULL. */
-  int64_t query_blocks;     /* sets for each key/value head (SEL-4) */
-  int64_t candidate_blocks; /* key blocks 0, 1, ... that are voted on (SEL-2) */
+  /* Rules BLOCKS and SKETCHES, sparse chunks; else 0 and NULL. */
+  int64_t query_blocks;     /* sets for each key/value head (SEL-4, SKE-2) */
+  int64_t candidate_blocks; /* rule BLOCKS: key blocks 0, 1, ... that are voted on (SEL-2); else 0 */
   const float* block_votes; /* [Hkv][query_blocks][candidate_blocks] SEL-6; NULL where there are none */
-  int64_t voted_tokens;     /* tokens of the second stage (SEL-7); 0: there is none */
-  const float*
-      token_votes; /* [Hkv][query_blocks][voted_tokens] SEL-7, tokens of the chosen blocks, ascending; or NULL */
+  int64_t voted_tokens;     /* tokens of the second stage (SEL-7), or candidates (SKE-2); 0: there are none */
+  /* [Hkv][query_blocks][voted_tokens], of ascending tokens: those of the chosen blocks (SEL-7), candidates (SKE-6); or
+   * NULL. */
+  const float* token_votes;
 } headwater_chunk_record;
 
 /* Called from inside headwater_attend(), chunk after chunk in ascending order, on the calling thread. It must

@@ -149,7 +149,7 @@ def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
             raise ValueError(f"window is {window}; allowed: 0 on cuda:{place.device}")
     if total > n > dense_tail and options.get("select") in (None, "h2o") and not options.get("dense"):
         raise ValueError(f"k has {total} tokens and q {n}: rule 'h2o' needs the scores of the first {total - n}; allowed: "
-                         f"{n} tokens, select='blocks', dense=True, or a Session")
+                         f"{n} tokens, select='blocks' or 'sketches', dense=True, or a Session")
     if not 0 <= dense_tail <= n:
         raise ValueError(f"dense_tail is {dense_tail}; allowed: 0 .. {n}")
     _arrays.check_rows(out, "out", n, heads, value_width, writes=True)
@@ -196,7 +196,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
               **options: "Unpack[_options.SessionOptions]") -> Any:
     """Causal attention of n queries to N keys: full inside chunks, and a memory set of earlier tokens (docs/spec.md).
 
-    The queries are those of the last n of N tokens. N > n needs select="blocks", dense=True or dense_tail=n: rule "h2o"
+    The queries are those of the last n of N tokens. N > n needs select="blocks" or "sketches", dense=True or dense_tail=n: rule "h2o"
     would have to know the scores of the tokens before.
 
     q: [n, heads, d], k: [N, kv_heads, d], v: [N, kv_heads, dv], or with layout="hnd" [heads, n, d] and so on; a dimension in

@@ -421,7 +421,7 @@ class Conversation(_native.Owner):
         """Reads a turn of ids: chunked sparse prefill, its last dense_tail tokens dense. After a turn that was dense, or had no
         dense tail, and before append() it goes on with that turn (STATE-3). Ctrl-C stops within a chunk. A turn that did not
         get to its end is taken back: the conversation is what it was before where its session can be truncated
-        to that (with select "blocks" and dense always), else empty; `tokens` says which. Errors: ValueError (an id, no ids,
+        to that (with select "blocks", "sketches" and dense always), else empty; `tokens` says which. Errors: ValueError (an id, no ids,
         more tokens than the capacity), MemoryError, RuntimeError."""
         own = _ids(ids)
         with self._used() as handle:

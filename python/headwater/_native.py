@@ -12,7 +12,7 @@ _INT64S, _POINTER, _SIZE, _TEXT = ctypes.POINTER(ctypes.c_int64), ctypes.c_void_
 
 ABI_VERSION = 1
 F32, F16, BF16 = 0, 1, 2
-SELECT = {"h2o": 0, "blocks": 1}
+SELECT = {"h2o": 0, "blocks": 1, "sketches": 2}
 QUALITIES = {"fast": 0, "balanced": 1, "exact": 2}
 SCORE_TYPES = {"bf16": 0, "f32": 1}
 SCHEDULES = {"layer_major": 0, "chunk_major": 1}
@@ -41,13 +41,14 @@ Options = _structure("Options", [
     ("pinned", _I64), ("dense_below", _I64), ("dense_layers", _INT64S), ("dense_layer_count", _I64),
     ("checkpoints", _I64), ("parallel_for", _POINTER), ("parallel_context", _POINTER), ("kv_owner", _I32),
     ("reserved5", _I32), ("layers", ctypes.POINTER(LayerOptions)), ("layer_count", _I64), ("layer_size", _SIZE),
-    ("page", _I64), ("allocate", _POINTER), ("release", _POINTER), ("allocator_context", _POINTER)])
+    ("page", _I64), ("allocate", _POINTER), ("release", _POINTER), ("allocator_context", _POINTER),
+    ("least_weight", _DOUBLE)])
 EffectiveOptions = _structure("EffectiveOptions", [
     ("batch", _I64), ("chunk", _I64), ("local", _I64), ("heavy", _I64), ("scale", _DOUBLE), ("softcap", _DOUBLE),
     ("sparse", _I32), ("score_type", _I32), ("schedule", _I32), ("threads", _I32), ("select", _I32),
     ("reserved", _I32), ("key_block", _I64), ("query_block", _I64), ("pool", _I64), ("refine", _I64),
     ("pinned", _I64), ("dense_below", _I64), ("checkpoints", _I64), ("kv_owner", _I32), ("reserved2", _I32),
-    ("page", _I64)])
+    ("page", _I64), ("least_weight", _DOUBLE)])
 Rows = _structure("Rows", [
     ("data", _POINTER), ("row_stride", _I64), ("head_stride", _I64), ("type", _I32), ("reserved", _I32)])
 LseOutput = _structure("LseOutput", [("data", _POINTER), ("row_stride", _I64), ("head_stride", _I64)])

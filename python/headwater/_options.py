@@ -16,7 +16,7 @@ PER_HEAD = ("sinks", "alibi")
 CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedule": _native.SCHEDULES}
 _LAYER = ("window", "scale", "softcap", "sinks", "head_dim", "value_dim")
 _MOST = 2**63 - 1
-NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "scale", "softcap", "dense_layers", "layers")
+NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "least_weight", "scale", "softcap", "dense_layers", "layers")
 
 
 # What a type checker knows of `**options`: None is the default. Annotations that use them are texts, so that Python 3.10,
@@ -29,12 +29,13 @@ class RuleOptions(TypedDict, total=False):
     chunk: SupportsIndex | None
     local: SupportsIndex | None
     heavy: SupportsIndex | None
-    select: Literal["h2o", "blocks"] | None
+    select: Literal["h2o", "blocks", "sketches"] | None
     pinned: SupportsIndex | None
     key_block: SupportsIndex | None
     query_block: SupportsIndex | None
     pool: SupportsIndex | None
     refine: SupportsIndex | None
+    least_weight: SupportsFloat | None
     dense: bool | None
     dense_layers: Iterable[SupportsIndex] | None
     dense_below: SupportsIndex | None
@@ -211,13 +212,15 @@ def preset(quality, engine=None):
 
 
 def fit_pinned(options, given):
-    """Pinned tokens that nobody asked for: whole key blocks of the heavy ones, and none with rule h2o, which is the plan's."""
+    """Pinned tokens that nobody asked for: part of the heavy ones, with rule blocks in whole key blocks, and none with rule
+    h2o, which is the plan's."""
     if "pinned" in given or "pinned" not in options:
         return
     if options["select"] == "h2o":
         options["pinned"] = 0
         return
-    heavy, block = integer(options["heavy"], "heavy"), max(1, integer(options["key_block"], "key_block"))
+    heavy = integer(options["heavy"], "heavy")
+    block = max(1, integer(options["key_block"], "key_block")) if options["select"] == "blocks" else 1
     options["pinned"] = max(0, min(-(-options["pinned"] // block), heavy // block) * block)
 
 

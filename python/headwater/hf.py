@@ -46,8 +46,8 @@ __all__ = ["configuration", "configure"]
 # Those of `headwater generate`; the reference has every rule.
 _DEFAULTS = {**_options.preset("balanced", b"reference"), "dense": False, "dense_layers": (), "dense_tail": 64,
              "dense_below": 0, "threads": 0, "engine": None}
-_NEWEST = _DEFAULTS["local"]  # of `memory` with rule blocks
-_MORE = ("batch", "clamp", "score_type", "schedule")
+_NEWEST = _DEFAULTS["local"]  # of `memory` with other rules than h2o
+_MORE = ("batch", "clamp", "score_type", "schedule", "least_weight")
 _ATTRIBUTE = "headwater_options"  # of every module of a configured model
 _PARTS = "headwater_parts"  # of a layer's module: how it was given its latest sequence
 # What models hand on to a layer's attention, and what changes nothing there.
@@ -165,7 +165,7 @@ def _one(q, k, v, out, window, options, of_layer):
     sparse = not window and not options["dense"] and n > options["chunk"] and n >= options["dense_below"]
     if sparse and n < total and options["select"] == "h2o":
         _warn_once("h2o", f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
-                          "does not have; select='blocks' is sparse here")
+                          "does not have; select='blocks' and select='sketches' are sparse here")
         sparse = False
     if not sparse:
         _attention(q, k, v, out=out, dense=True, **of_layer)
@@ -245,11 +245,11 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
     quality: "fast", "balanced" (the default) or "exact", which is dense: what is not said otherwise (docs/quality.md).
-    options: select ("blocks"; or "h2o"), chunk (1024), local (32) and heavy (480), or memory, both together: 32 newest and
-    the rest with "blocks", two halves with "h2o"; pinned (8 with "blocks": first tokens that every set keeps; 0 with "h2o");
+    options: select ("blocks"; or "h2o", "sketches"), chunk (1024), local (32) and heavy (480), or memory, both together: two
+    halves with "h2o", else 32 newest and the rest; pinned (8: first tokens that every set keeps; 0 with "h2o");
     dense (False; True: exact attention everywhere), dense_layers (numbers of layers), dense_tail (64: so many tokens at the
     end of a sparse prompt see everything), dense_below (prompts of fewer tokens are dense), threads (0: all), engine, and
-    batch, key_block, query_block, pool, refine, clamp, score_type, schedule, as in headwater.Session. None is the default.
+    batch, key_block, query_block, pool, refine, least_weight, clamp, score_type, schedule, as in headwater.Session. None is the default.
     They are kept on the model's modules, not in its config. They are checked for the device where the model is.
     Memory sets that do not fit into a chunk are clamped, with a warning (CFG-3); a model with another attention is one, too.
     Returns configuration(model). Errors: ValueError, TypeError and RuntimeError at once, as of headwater.Session.

@@ -27,7 +27,7 @@ __all__ = ["attention"]
 _KINDS = {"int": (int, "an integer"), "bool": (bool, "True, False"), "float": ((int, float), "a number"),
           "str": (str, "a string"), "float[]": ((list, tuple), "a list of numbers")}
 _ARGUMENTS = {"layout": "str", "dense_tail": "int", "engine": "str", "window": "int", "scale": "float", "softcap": "float",
-              **dict.fromkeys(_options.NUMBERS, "int"), **dict.fromkeys(_options.FLAGS, "bool"),
+              "least_weight": "float", **dict.fromkeys(_options.NUMBERS, "int"), **dict.fromkeys(_options.FLAGS, "bool"),
               **dict.fromkeys(_options.PER_HEAD, "float[]"), **dict.fromkeys(_options.CHOICES, "str")}
 
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -192,6 +193,17 @@ class Save : public EachEngine {
   void SetUp() override {
     if (!engine().claims().save) GTEST_SKIP() << "this engine does not save";
   }
+  [[nodiscard]] bool has_sketches() const {
+    Options options = small_options();
+    options.select = Select::sketches, options.query_block = 4;
+    try {
+      (void)engine().open(small_shape(1), options);
+      return true;
+    } catch (const Error&) {
+      EXPECT_NE(engine().name(), "reference");
+      return false;
+    }
+  }
   Folder folder;
 };
 
@@ -208,8 +220,10 @@ TEST_P(Save, LoadedSessionsGoOnLikeTheSavedOne) {
                         {"h2o", false, Select::h2o, ScoreType::bf16, {}},
                         {"h2o, F32", false, Select::h2o, ScoreType::f32, {1}},
                         {"blocks", false, Select::blocks, ScoreType::bf16, {}},
-                        {"blocks, dense layer", false, Select::blocks, ScoreType::bf16, {0}}};
+                        {"blocks, dense layer", false, Select::blocks, ScoreType::bf16, {0}},
+                        {"sketches", false, Select::sketches, ScoreType::bf16, {}}};
   for (const Kind& kind : kinds) {
+    if (kind.select == Select::sketches && !has_sketches()) continue;
     const DType types[] = {DType::f32, DType::f16, DType::bf16};
     for (std::size_t t = 0; t < std::size(types); ++t) {
       const DType type = types[t];
@@ -342,6 +356,27 @@ TEST_P(Save, LAYER_1_OtherOptionsOfLayersAreRefused) {
     expect_error([&] { (void)load(engine(), shape, options, folder.file()); }, ErrorCode::invalid_argument,
                  {"options.layers", "allowed"});
   }
+}
+
+// W is held against what is asked for, to its last bit; files of other rules, older ones among them, have no word of it.
+TEST_P(Save, SKE_1_AnotherLeastWeightIsRefused) {
+  if (!has_sketches()) GTEST_SKIP() << "the engine has no rule sketches";
+  const Shape shape = small_shape(64);
+  Options options = small_options();
+  options.query_block = 4;
+  save(*engine().open(shape, options), folder.file());
+  EXPECT_EQ(bytes_of(folder.file()).find("least_weight"), std::string::npos);
+  expect_error(
+      [&] {
+        options.select = Select::sketches;
+        (void)load(engine(), shape, options, folder.file());
+      },
+      ErrorCode::invalid_argument, {"allowed"});
+  save(*engine().open(shape, options), folder.file());
+  EXPECT_NO_THROW((void)load(engine(), shape, options, folder.file()));
+  options.least_weight = std::nextafter(options.least_weight, 1.0);
+  expect_error([&] { (void)load(engine(), shape, options, folder.file()); }, ErrorCode::invalid_argument,
+               {"options.least_weight", "'0.001'", "allowed"});
 }
 
 // As many chunks as decode steps of rows alone (DEC-2).

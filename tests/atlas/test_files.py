@@ -343,7 +343,7 @@ class Hostile(Atlas):
         at = 2 * 2 * width  # the first set of the second chunk's first query block
         for index, value in ((at, 16), (at, -2), (at + 1, 0), (0, 0), (at + width - 1, 2**31 - 1)):
             self.refuse_atlas(changed("block_sets", index, value), "'block_sets'", "ascend below")
-        self.refuse_atlas(safetensors(found, {**metadata, "select": "other"}), "'other'", "blocks and window")
+        self.refuse_atlas(safetensors(found, {**metadata, "select": "other"}), "'other'", "blocks, sketches and window")
         self.refuse_atlas(safetensors(found, {**metadata, "key_block": "0"}), "key_block")
         self.refuse_atlas(safetensors(found, {k: v for k, v in metadata.items() if k != "key_block"}), "'key_block'")
         for name, words in (("query_blocks", ["'query_blocks'", "--no-trace"]), ("block_sets", ["'block_sets'", "--no-trace"])):

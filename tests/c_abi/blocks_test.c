@@ -1,5 +1,5 @@
 /* Rule BLOCKS (chapter 17): what the observer sees, sets by their votes (SEL-11), every output against
- * plain_attention.c under these sets, and what must be refused. */
+ * plain_attention.c under these sets, and what must be refused. Options and record of rule SKETCHES (chapter 18). */
 
 #include <math.h>
 #include <stddef.h>
@@ -396,12 +396,12 @@ static void test_sizes(void) {
 }
 
 static void test_rule(void) {
-  static const int32_t kRules[] = {2, -1, 256};
+  static const int32_t kRules[] = {3, -1, 256};
   for (size_t i = 0; i < sizeof kRules / sizeof *kRules; ++i) {
     headwater_options options = small_blocks();
     char part[64];
     options.select = kRules[i]; /* not silently cut to the byte of the C++ enumeration */
-    snprintf(part, sizeof part, "options.select is %d; allowed: 0 .. 1", (int)kRules[i]);
+    snprintf(part, sizeof part, "options.select is %d; allowed: 0 .. 2", (int)kRules[i]);
     refuse(&options, part);
   }
   headwater_options options = small_blocks();
@@ -461,7 +461,61 @@ static void test_clamp(void) {
   headwater_close(session);
 }
 
+/* SKE-8: places after the last token of a set are empty. */
+static void see_sketches(void* user, const headwater_chunk_record* seen) {
+  int* shorter = user;
+  CHECK_EQUAL(seen->candidate_blocks, 0);
+  CHECK(seen->block_votes == NULL);
+  CHECK((seen->token_votes != NULL) == (seen->voted_tokens > 0));
+  for (int64_t set = 0; set < kHeadsKv * seen->query_blocks; ++set) {
+    const int32_t* entries = seen->memory + set * seen->memory_stride;
+    int64_t count = 0;
+    while (count < seen->memory_stride && entries[count] >= 0) ++count;
+    CHECK(count <= seen->memory_count);
+    CHECK(seen->memory_count == 0 || count >= kLocal);
+    *shorter += count < seen->memory_count;
+  }
+}
+
+/* Rule SKETCHES: least_weight, in a structure that has it and in one that ends before it. */
+static void test_sketches(void) {
+  headwater_options options = small_blocks();
+  headwater_effective_options effective;
+  headwater_session* session = NULL;
+  problem* p = calloc(1, sizeof *p);
+  static float out[kTokens][kHeads][kValueWidth];
+  int shorter = 0;
+  if (p == NULL) abort();
+  fill_problem(p);
+  CHECK(options.least_weight == 0.001);
+  options.select = HEADWATER_SELECT_SKETCHES;
+  options.pinned = 1;
+  options.key_block = options.pool = options.refine = -1; /* not read */
+  options.least_weight = 1.0;
+  refuse_at("reference", &options, "least_weight");
+  options.least_weight = 0.999;
+  CHECK_OK(headwater_open("reference", &kShape, &options, &session));
+  CHECK_OK(headwater_session_options(session, &effective, sizeof effective));
+  CHECK_EQUAL(effective.select, HEADWATER_SELECT_SKETCHES);
+  CHECK_EQUAL(effective.query_block, kQueryBlock);
+  CHECK_EQUAL(effective.pool, 0);
+  CHECK(effective.least_weight == 0.999);
+  CHECK_OK(headwater_set_observer(session, see_sketches, &shorter));
+  CHECK_OK(headwater_begin_prefill(session, kPrefill, 0));
+  CHECK_OK(attend(session, p, 0, 0, &out[0][0][0]));
+  CHECK(shorter > 0); /* W asks for much */
+  headwater_close(session);
+  options.struct_size = offsetof(headwater_options, least_weight); /* NaN there is not read */
+  options.least_weight = (double)NAN;
+  CHECK_OK(headwater_open("reference", &kShape, &options, &session));
+  CHECK_OK(headwater_session_options(session, &effective, sizeof effective));
+  CHECK(effective.least_weight == 0.001);
+  headwater_close(session);
+  free(p);
+}
+
 void test_blocks_options(void) {
+  test_sketches();
   test_defaults();
   test_presets();
   test_sizes();

@@ -402,7 +402,7 @@ TEST(AtlasSizes, AFileOfRuleBlocksComesBack) {
   layout.add("lse", TensorType::f32, {kN, kH});
   layout.add("colsum_intra", TensorType::f32, {kH, kN});
   layout.add("chunk_start", TensorType::i32, {static_cast<std::uint64_t>(work.chunks + 1)});
-  BlockTrace::lay_out(layout, kKv, effective.memory(), work);
+  BlockTrace::lay_out(layout, kKv, effective, work);
   layout.add("scores", TensorType::bf16, {kH, kN});
   layout.close();
   const Folder folder;

@@ -84,7 +84,7 @@ TEST(BlockTrace, SetsAndVotesComeBackInTheirPlaces) {
     trace.record(made.record);
   }
   OutputLayout layout;
-  BlockTrace::lay_out(layout, kHeadsKv, effective.memory(), work);
+  BlockTrace::lay_out(layout, kHeadsKv, effective, work);
   layout.close();
   const File place;
   {
@@ -142,7 +142,7 @@ TEST(BlockTrace, AnEngineThatReportsOtherSizesIsAnInternalError) {
   BlockTrace trace(kHeadsKv, effective, work);
   trace.record(Made(effective, 0, 16).record);
   OutputLayout layout;
-  BlockTrace::lay_out(layout, kHeadsKv, effective.memory(), work);
+  BlockTrace::lay_out(layout, kHeadsKv, effective, work);
   layout.close();
   const File place;
   OutputFile file(place.path, nullptr);

@@ -53,7 +53,7 @@ class Numbers(ProgramTest):
 
     def test_choices(self):
         for flag, allowed in (("--schedule", "chunk-major"), ("--score-type", "bf16"),
-                              ("--select", "h2o, blocks or window")):
+                              ("--select", "h2o, blocks, sketches or window")):
             for text in ("", "f16", "LAYER", "layers", "Blocks", "block", "1"):
                 self.refuse(self.input, flag, f"'{text}'", allowed, arguments=[flag, text])
 
@@ -68,7 +68,7 @@ class Numbers(ProgramTest):
 
 
 class Rule(ProgramTest):
-    """SEL-1: sizes of rule `blocks`."""
+    """SEL-1, SKE-1: sizes of rules `blocks` and `sketches`."""
 
     BLOCKS = ("--select", "blocks", "-ub", "64")
 
@@ -82,6 +82,25 @@ class Rule(ProgramTest):
             for flag in ("--key-block", "--query-block", "--pool", "--refine"):
                 self.refuse(self.input, f"{flag} is a size of --select blocks", f"the rule is {rule}",
                             arguments=[*arguments, flag, "4"])
+
+    def test_sizes_of_sketches(self):
+        sketches = ("--select", "sketches", "-ub", "64")
+        for flag in ("--key-block", "--pool", "--refine"):
+            self.refuse(self.input, f"{flag} is a size of --select blocks", "the rule is sketches",
+                        arguments=[*sketches, flag, "4"])
+        for rule in ("h2o", "blocks", "window"):
+            self.refuse(self.input, "--least-weight is a size of --select sketches", f"the rule is {rule}",
+                        arguments=["--select", rule, "-ub", "64", "--least-weight", "0"])
+        for arguments, words in (
+                (["--query-block", "65"], ("--query-block: 65 ", "up to 64", "-ub")),
+                (["--pinned", "9", "--h2o-heavy", "8"], ("--pinned: 9 ", "up to --h2o-heavy 8")),
+                (["--least-weight", "1"], ("--least-weight: 1 ", "below 1")),
+                (["--least-weight", "-0.1"], ("--least-weight", "'-0.1'", ">= 0")),
+                (["--least-weight", "nan"], ("--least-weight", "'nan'", "finite"))):
+            self.refuse(self.input, *words, arguments=[*sketches, *arguments])
+        for arguments in (["--query-block", "64"], ["--query-block", "1", "--h2o-heavy", "5", "--pinned", "3"],
+                          ["--least-weight", "0"], ["--least-weight", "0.999999"]):
+            self.attend(self.input, *sketches, *arguments, "--engine", "reference")
 
     def test_sizes_that_do_not_fit(self):
         for arguments, words in (

@@ -82,7 +82,8 @@ class Report(BenchTest):
         for engine in ("reference", "cpu-portable"):
             for flags, pairs in ((blocks, own + (16 * 3 + 6) * 4),  # Local ends where a key block begins: it is empty
                                  ((*blocks, "--refine", "1"), own + (16 * 3 + 6) * 4),
-                                 (("--select", "window"), own + (16 * 3 + 6) * 7)):
+                                 (("--select", "window"), own + (16 * 3 + 6) * 7),
+                                 (("--select", "sketches", "--query-block", "8"), own + (16 * 3 + 6) * 7)):  # at most
                 report = self.report(*SMALL, *flags, "--engine", engine)
                 self.assertEqual(report["effective"]["select"], flags[1])
                 self.assertEqual(report["effective"].get("key_block"), 4 if flags[1] == "blocks" else None)

@@ -1,5 +1,6 @@
 """What `attend` writes: the format, its meaning on small inputs by a softmax written here, and bit-identity."""
 
+import json
 import math
 import os
 import struct
@@ -428,6 +429,32 @@ class Blocks(OutputTest):
                 at = (block * 2 + g) * (local + heavy)
                 keys = self.set_of(out, block, g, first // 2, 2, heavy, 2) + list(range(first, begin))
                 self.assertEqual(out["block_sets"].values[at:at + local + heavy], keys + [-1] * (local + heavy - len(keys)))
+
+
+class Sketches(OutputTest):
+    """Rule `sketches`: the tensors beside the others. What they mean is replayed by golden/."""
+
+    FLAGS = ("-b", "32", "-ub", "16", "--h2o-local", "5", "--h2o-heavy", "8", "--select", "sketches", "--query-block", "6",
+             "--pinned", "3", "--least-weight", "0.5", "--engine", "reference")
+
+    def test_tensors(self):
+        source = self.put(problem(n=75))
+        done = self.run_program("attend", source, "-o", self.path("o"), *self.FLAGS, "--json")
+        out, metadata, _ = self.attend(source, *self.FLAGS)
+        # Chunks begin at 0, 16, 32, 48, 64: the last votes on the tokens from 3 to 58.
+        self.assertEqual({name: (tensor.dtype, tensor.shape) for name, tensor in out.items()}, {
+            "out": ("F32", [75, 4, 6]), "lse": ("F32", [75, 4]), "scores": ("BF16", [4, 75]),
+            "chunk_start": ("I32", [6]), "memory": ("I32", [5, 4, 0]), "colsum_intra": ("F32", [4, 75]),
+            "colsum_inter": ("F32", [5, 4, 0]), "query_blocks": ("I32", [14, 2]), "block_sets": ("I32", [14, 2, 13]),
+            "token_votes": ("F32", [14, 2, 56])})
+        self.assertEqual({key: metadata.get(key) for key in ("select", "query_block", "least_weight", "pinned", "pool")},
+                         {"select": "sketches", "query_block": "6", "least_weight": "0.5", "pinned": "3", "pool": None})
+        # Pairs are those of the sets that there are, by the mean over the heads.
+        rows, sets = out["query_blocks"].values, out["block_sets"].values
+        counts = [sum(position >= 0 for position in sets[at:at + 13]) for at in range(0, len(sets), 13)]
+        self.assertGreater(len(set(counts[-4:])), 1)  # of one chunk
+        read = sum((rows[s | 1] - rows[s & ~1]) * count for s, count in enumerate(counts)) // 2
+        self.assertEqual(json.loads(done.stdout)["pairs"], 4 * 136 + 66 + read)
 
 
 class SameBytes(OutputTest):

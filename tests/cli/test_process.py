@@ -56,14 +56,19 @@ class Json(ProgramTest):
                 (("--select", "blocks", "--query-block", "16"),
                  {"local": 4, "heavy": 8, "select": "blocks", "key_block": 8, "query_block": 16, "pool": 4, "refine": 2}),
                 (("--select", "blocks", "--key-block", "4", "--query-block", "8", "--pool", "2", "--refine", "1"),
-                 {"local": 4, "heavy": 8, "select": "blocks", "key_block": 4, "query_block": 8, "pool": 2, "refine": 1})):
+                 {"local": 4, "heavy": 8, "select": "blocks", "key_block": 4, "query_block": 8, "pool": 2, "refine": 1}),
+                (("--select", "sketches", "--query-block", "8", "--least-weight", "0.25", "--engine", "reference"),
+                 {"local": 4, "heavy": 8, "select": "sketches", "query_block": 8, "least_weight": 0.25})):
             report, _ = self.attend_json(*sizes, *flags, n=40)
-            of_rule = ("local", "heavy", "select", "key_block", "query_block", "pool", "refine")
+            of_rule = ("local", "heavy", "select", "key_block", "query_block", "pool", "refine", "least_weight")
             self.assertEqual({key: value for key, value in report["effective"].items() if key in of_rule}, wanted)
         done = self.run_program("attend", self.put(problem(n=40)), "-o", self.path("out"), *sizes, "--select", "blocks",
                                 "--query-block", "16")
         self.assertIn("local 4, heavy 8, select blocks (key_block 8, query_block 16, pool 4, refine 2)",
                       done.stdout.decode())
+        done = self.run_program("attend", self.put(problem(n=40)), "-o", self.path("out"), *sizes, "--select", "sketches",
+                                "--query-block", "16", "--engine", "reference")
+        self.assertIn("select sketches (query_block 16, least_weight 0.001)", done.stdout.decode())
 
     def test_pinned_and_dense(self):
         sizes = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8")
@@ -275,7 +280,7 @@ class OtherCommands(ProgramTest):
         for flag in ("-b", "-ub", "--h2o-local", "--h2o-heavy", "--h2o-no-clamp", "-t", "--engine", "--dense",
                      "--scale", "--softcap", "--score-type", "--schedule", "--steps", "--repeat", "--no-trace", "--json",
                      "--select", "--key-block", "--query-block", "--pool", "--refine", "--pinned", "--dense-layers",
-                     "--dense-below"):
+                     "--dense-below", "--least-weight"):
             self.assertIn(flag, attend)
 
     def test_info(self):

@@ -796,7 +796,7 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   effective.schedule = Schedule::chunk_major, effective.threads = 6;
   effective.select = Select::blocks, effective.key_block = 7, effective.query_block = 8, effective.pool = 9;
   effective.refine = 10, effective.pinned = 11, effective.dense_below = 12, effective.dense_layers = {1};
-  effective.checkpoints = 13;
+  effective.checkpoints = 13, effective.least_weight = 0.125;
   effective.warnings = {"first", "second"};
   const std::vector<Chunk> plan{{0, 5, ChunkMode::sparse}, {5, 8, ChunkMode::decode}};
   const std::int32_t set = 0;
@@ -835,6 +835,7 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   EXPECT_EQ(std::tuple(said.select, said.reserved), std::tuple(HEADWATER_SELECT_BLOCKS, 0));
   EXPECT_EQ(std::tuple(said.key_block, said.query_block, said.pool, said.refine), std::tuple(7, 8, 9, 10));
   EXPECT_EQ(std::tuple(said.pinned, said.dense_below, said.checkpoints), std::tuple(11, 12, 13));
+  EXPECT_EQ(said.least_weight, 0.125);
   headwater_effective_options shorter{};
   EXPECT_EQ(headwater_session_options(handle, &shorter, offsetof(headwater_effective_options, checkpoints)),
             HEADWATER_OK);
@@ -1079,7 +1080,7 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   asked.score_type = HEADWATER_SCORE_F32, asked.schedule = HEADWATER_CHUNK_MAJOR, asked.threads = 15;
   asked.row_memory = HEADWATER_DEVICE_MEMORY, asked.stream = &stream;
   asked.select = HEADWATER_SELECT_BLOCKS, asked.key_block = 16, asked.query_block = 17, asked.pool = 18;
-  asked.refine = 19, asked.pinned = 20, asked.dense_below = 21;
+  asked.refine = 19, asked.pinned = 20, asked.dense_below = 21, asked.least_weight = 0.25;
   std::vector<std::int64_t> layers{1, 0};  // in any order: what is allowed is the engine's to say
   asked.dense_layers = layers.data(), asked.dense_layer_count = 2;
   std::int64_t calls = 0;
@@ -1115,6 +1116,7 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   EXPECT_EQ(std::tuple(options.key_block, options.query_block, options.pool, options.refine),
             std::tuple(16, 17, 18, 19));
   EXPECT_EQ(std::tuple(options.pinned, options.dense_below), std::tuple(20, 21));
+  EXPECT_EQ(options.least_weight, 0.25);
   EXPECT_EQ(options.dense_layers, layers);
   EXPECT_EQ(options.checkpoints, 65536);
   ASSERT_NE(options.parallel_for, nullptr);

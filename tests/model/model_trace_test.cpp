@@ -105,28 +105,33 @@ TEST(ModelTrace, OfALongPromptIsWhatTheEngineSaid) {
 
 // Sets of each query block, of which the last one of a chunk has fewer rows; the layer in the middle is dense, and of the
 // others the first one is left out.
-TEST(ModelTrace, OfRuleBlocksIsWhatTheEngineSaid) {
-  constexpr std::int64_t kAll = 9000, kKv = 2, kChunk = 300, kRows = 32;
+class ModelTraceOfSets : public testing::TestWithParam<Select> {};
+TEST_P(ModelTraceOfSets, IsWhatTheEngineSaid) {
+  constexpr std::int64_t kKv = 2, kChunk = 300, kRows = 32;
+  const bool sketches = GetParam() == Select::sketches;
+  const std::int64_t kAll = sketches ? 1500 : 9000;
   Options options;
   options.batch = 4000;
   options.chunk = kChunk;
   options.local = 8, options.heavy = 24;
-  options.select = Select::blocks;
+  options.select = GetParam();
+  options.least_weight = 0.5;
   options.key_block = 4, options.query_block = kRows, options.pool = 4;
   options.dense_layers = {1};
   options.threads = 2;
   const auto opened = [&] {
-    return engine("cpu").open({.n_layer = kLayers,
-                               .n_head = 2 * kKv,
-                               .n_head_kv = kKv,
-                               .d_head = kWidth,
-                               .d_value = kWidth,
-                               .capacity = kAll},
-                              options);
+    return engine(sketches ? "reference" : "cpu")
+        .open({.n_layer = kLayers,
+               .n_head = 2 * kKv,
+               .n_head_kv = kKv,
+               .d_head = kWidth,
+               .d_value = kWidth,
+               .capacity = kAll},
+              options);
   };
   const auto run_all = [&](Session& session) {
     std::mt19937 random(2);
-    std::vector<float> rows(kAll * 2 * kKv * kWidth);
+    std::vector<float> rows(static_cast<std::size_t>(kAll * 2 * kKv * kWidth));
     std::vector<float> out(rows.size());
     session.begin(Step::prefill(kAll));
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
@@ -148,7 +153,7 @@ TEST(ModelTrace, OfRuleBlocksIsWhatTheEngineSaid) {
 
   const auto watched = opened();
   std::int64_t row = 0;
-  std::int64_t entries = 0;
+  std::int64_t entries = 0, shorter = 0;
   watched->set_observer([&](const ChunkRecord& record) {
     if (record.layer != 2) return;
     const std::int64_t begin = record.chunk.begin;
@@ -164,15 +169,19 @@ TEST(ModelTrace, OfRuleBlocksIsWhatTheEngineSaid) {
         EXPECT_FALSE(trace.dense(row, kKv + g));
         const auto got = trace.set(row, kKv + g);
         const std::int32_t* const set = record.memory + (g * record.query_blocks + b) * record.memory_stride;
-        ASSERT_TRUE(std::equal(got.begin(), got.end(), set, set + record.memory_count)) << row << ", " << g;
-        entries += record.memory_count;
+        const std::int32_t* const end = std::find(set, set + record.memory_count, -1);  // SKE-8
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), set, end)) << row << ", " << g;
+        entries += end - set;
+        shorter += end < set + record.memory_count ? 1 : 0;
       }
     }
   });
   run_all(*watched);
   EXPECT_EQ(row, trace.chunks());
-  EXPECT_GT(entries, 10000);
+  EXPECT_GT(entries, sketches ? 500 : 10000);
+  EXPECT_EQ(shorter > 0, sketches);
 }
+INSTANTIATE_TEST_SUITE_P(, ModelTraceOfSets, testing::Values(Select::blocks, Select::sketches));
 
 }  // namespace
 }  // namespace headwater::cli

@@ -169,6 +169,10 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
     return fail(HEADWATER_INVALID_ARGUMENT, "options.struct_size is %zu; allowed: %zu or more",
                 o->struct_size, sizeof *o);
   }
+  if (o->select == HEADWATER_SELECT_SKETCHES) {
+    return fail(HEADWATER_INVALID_ARGUMENT,
+                "select is 2 (sketches); allowed: 0 (h2o), 1 (blocks): engine naive-c has no other rule");
+  }
   const struct {
     const char* field;
     int64_t value, least, most;

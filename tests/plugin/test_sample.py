@@ -52,7 +52,7 @@ class Sample(kit.Case):
         self.assertEqual(lanes, LANES)
         self.assertGreater(len(document["results"]), 90)
         skipped = [r["case"] for r in document["results"] if r["status"] == "SKIP" and not any(
-            f"(Claims::{name})" in r["message"] for name in LEFT_OUT)]
+            words in r["message"] for words in (*(f"(Claims::{name})" for name in LEFT_OUT), "no rule sketches: "))]
         if not kit.SANITIZED:
             self.assertEqual(skipped, [])
         (engine,) = document["engines"]

@@ -84,6 +84,19 @@ class Attention(unittest.TestCase):
             whole[:first + n] = k  # a cache with room after the last token
             numpy.testing.assert_array_equal(headwater.attention(q[first:], whole[:first + n], v, **options), cut)
 
+    def test_rule_sketches(self):
+        options = {**OPTIONS, "select": "sketches", "least_weight": 0.3, "pinned": 3, "query_block": 16, "engine": "reference"}
+        q, k, v = rows(260)
+        own = headwater.Session(**support.SIZES, capacity=260, **options)
+        self.assertEqual({name: own.options[name] for name in ("select", "least_weight", "query_block", "pool")},
+                         {"select": "sketches", "least_weight": 0.3, "query_block": 16, "pool": 0})
+        support.step(own, q, k, v, 0, 130)
+        support.step(own, q, k, v, 130, 1, "decode")
+        wanted = support.step(own, q, k, v, 131, 129)
+        numpy.testing.assert_array_equal(headwater.attention(q[131:], k, v, **options), wanted)
+        every = headwater.attention(q[131:], k, v, **{**options, "least_weight": 0})
+        self.assertGreater(numpy.abs(every - wanted).max(), 1e-3, "least_weight was not read")
+
     def test_a_cache_that_grows_token_by_token(self):
         q, k, v = rows(4200)
         for total in (*range(4090, 4102), 4200):
@@ -324,6 +337,7 @@ class Attention(unittest.TestCase):
             ((q, k, v), {"scale": float("nan")}, ValueError, "scale is NaN; allowed: a number"),
             ((q, k, v), {"scale": numpy.float32("nan")}, ValueError, "scale is NaN; allowed: a number"),
             ((q, k, v), {"scale": float("inf")}, ValueError, "scale is inf; allowed: a finite number"),
+            ((q, k, v), {"least_weight": "0.1"}, TypeError, "least_weight is '0.1'; allowed: a number"),
             ((q, k, v), {"softcap": float("nan")}, ValueError, "softcap is NaN; allowed: a number"),
             ((q, k, v), {"layers": [{"scale": float("nan")}]}, ValueError, r"layers\[0\]\['scale'\] is NaN; allowed: a number"),
             ((q, k, v), {"layers": 1}, TypeError, "layers is 1; allowed: a sequence of dicts"),

@@ -150,7 +150,8 @@ class Scores(unittest.TestCase):
     def test_rules_are_options_of_sessions(self):
         for name in rules.NAMES:
             rule = rules.Rule(name, 64, 32)
-            own = headwater.Session(layers=1, heads=2, kv_heads=1, head_dim=16, capacity=256, dtype="float32", **rule.options)
+            own = headwater.Session(layers=1, heads=2, kv_heads=1, head_dim=16, capacity=256, dtype="float32", engine="reference",
+                                    **rule.options)
             self.assertEqual(own.warnings, [])
             self.assertEqual(own.options["sparse"], name != "dense")
             if name != "dense":
@@ -160,9 +161,10 @@ class Scores(unittest.TestCase):
             self.assertEqual(rules.Rule("blocks", 64, 32, key_block=key_block).options["pinned"], pinned)
         sizes = {"pinned": 16, "key_block": 4, "query_block": 16, "pool": 2, "refine": 4}
         for name, wanted in (("h2o", {"pinned": 16, "local": 16, "heavy": 16}), ("window", {"pinned": 16, "local": 16}),
-                             ("blocks", sizes)):
-            own = headwater.Session(layers=1, heads=2, kv_heads=1, head_dim=16, capacity=256,
-                                    **rules.Rule(name, 64, 32, **sizes).options)
+                             ("blocks", sizes),
+                             ("sketches", {"pinned": 16, "query_block": 16, "pool": 0, "least_weight": 0.25})):
+            own = headwater.Session(layers=1, heads=2, kv_heads=1, head_dim=16, capacity=256, engine="reference",
+                                    **rules.Rule(name, 64, 32, **sizes, least_weight=0.25).options)
             self.assertEqual(own.warnings, [])
             self.assertLessEqual(wanted.items(), own.options.items())
             self.assertEqual(own.options["local"] + own.options["heavy"], 32)
@@ -221,7 +223,7 @@ class Runs(Folder):
         self.assertEqual(status, 0, err)
         self.assertEqual((self.folder / "out" / "table.md").read_text(encoding="utf-8"), out)
         found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
-        self.assertEqual(len(found["answers"]), len(tasks.TASKS) * len(rules.NAMES))
+        self.assertEqual(len(found["answers"]), len(tasks.TASKS) * len(rules.DEFAULTS))
         for entry in found["answers"]:
             self.assertEqual((entry["score"], entry["any"], entry["samples"], entry["high"]), (1.0, 1.0, 2, 1.0), entry)
         self.assertEqual([(entry["rule"], entry["of_dense"]) for entry in found["first_token"]],
@@ -370,14 +372,14 @@ class Runs(Folder):
             self.skipTest(f"matplotlib: {error}")
         matplotlib.use("Agg")
         import matplotlib.pyplot
-        for lengths, bars, lines in (((64,), 4, 0), ((64, 128), 0, 4)):
+        for lengths, bars, lines in (((64,), 5, 0), ((64, 128), 0, 5)):
             figure, panel = matplotlib.pyplot.subplots()
             entries = [{"rule": rule, "length": length, "value": length + 1.0} for rule in rules.NAMES for length in lengths]
             report._lines(panel, entries, lambda entry: entry["value"], "value")
             self.assertEqual((len(panel.patches), len(panel.lines)), (bars, lines))
             if bars:
                 self.assertEqual([tick.get_text() for tick in panel.get_xticklabels()], list(rules.NAMES))
-                self.assertEqual([bar.get_height() for bar in panel.patches], [65.0] * 4)
+                self.assertEqual([bar.get_height() for bar in panel.patches], [65.0] * 5)
                 self.assertEqual(panel.get_xlabel(), "rule, at 64 tokens")
             matplotlib.pyplot.close(figure)
 

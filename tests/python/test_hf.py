@@ -385,6 +385,8 @@ class Options(Case):
         self.assertEqual((got["local"], got["heavy"], got["pinned"]), (128, 128, 0))
         self.assertEqual(headwater.hf.configuration(copy.deepcopy(own)), got)
         self.assertNotIn("headwater_options", own.config.to_json_string())
+        got = headwater.hf.configure(own, memory=256, select="sketches", least_weight=0.1, engine="reference")
+        self.assertEqual((got["local"], got["heavy"], got["pinned"], got["least_weight"]), (32, 224, 8, 0.1))
         for options, pinned in (({"heavy": 4, "key_block": 4}, 4), ({"key_block": 16}, 16), ({"pinned": 0}, 0),
                                 ({"pinned": 24}, 24)):
             self.assertEqual(headwater.hf.configure(own, **options)["pinned"], pinned, options)

@@ -18,6 +18,7 @@ assert_type(headwater.attention(q, q, q, chunk=64, local=8, heavy=numpy.int64(8)
 assert_type(headwater.attention(q, q, q, out=out), NDArray[numpy.float64])
 headwater.attention(q, q, q, select="blocks", pinned=8, pool=2, refine=4, key_block=8, query_block=32,
                     dense_layers=[0], sinks=q[0, 0])
+headwater.attention(q, q, q, select="sketches", least_weight=numpy.float32(0.01))
 headwater.attention(q, q, q, chunkk=5)  # E: "chunkk"
 headwater.attention(q, q, q, chunk="5")  # E: No overload
 headwater.attention(q, q, q, dense="no")  # E: No overload

@@ -262,7 +262,7 @@ static void test_conversation_options(headwater_model* model) {
   ATTENTION(attention.chunk = 0, "chunk is 0");
   ATTENTION(attention.threads = -1, "options.threads is -1");
   ATTENTION(attention.threads = 513, "options.threads is 513; allowed: 0 .. 512");
-  ATTENTION(attention.select = 2, "options.select is 2");
+  ATTENTION(attention.select = 3, "options.select is 3");
   CHECK(talk == NULL);
   headwater_conversation_close(NULL);
 }

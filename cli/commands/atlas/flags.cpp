@@ -21,7 +21,7 @@ constexpr const char* kFooter = R"(
 OUT is what `headwater attend` wrote, with its trace (not --no-trace). The page needs no network and nothing beside it;
 it shows for each head which tokens each chunk read (local window, heavy hitters), the score of every token, how long
 tokens survive, and the share of query-key pairs that was computed. It takes about 1.4 bytes a BF16 score and 3 bytes
-an entry of a memory set, and is refused beyond 64 MiB: choose heads then. Of an output of --select blocks or window it
+an entry of a memory set, and is refused beyond 64 MiB: choose heads then. Of an output of another rule than h2o it
 shows for each key/value head which tokens each query block read; there are neither scores nor survival.
 
 Survival is Kaplan and Meier's estimate. The age of a token is the number of memory sets since its own chunk; at risk are
@@ -81,7 +81,7 @@ std::optional<AtlasFlags> parse_atlas_flags(const std::vector<std::string>& argu
   set.file("OUT", "OUT", "", "what `headwater attend` wrote, a safetensors file", flags.input)->required();
   declare_atlas_outputs(set, flags.outputs);
   set.value("--head,--heads", "LIST",
-            "query heads (of --select blocks or window: key/value heads) to show, as 0,3,8-11 (all)",
+            "query heads (of other rules than h2o: key/value heads) to show, as 0,3,8-11 (all)",
             [&](const std::string& text) { flags.heads = parse_indices("--head", text); });
   declare_atlas_reports(set, flags.outputs);
   if (!set.parse(arguments)) return std::nullopt;

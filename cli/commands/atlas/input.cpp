@@ -72,7 +72,7 @@ class Reader {
   const runtime::MappedFile& file_;
   SafetensorsHeader header_;
   const std::vector<std::int64_t>& wanted_;
-  EffectiveOptions blocks_;                 // of rule `blocks`
+  EffectiveOptions blocks_;                 // of rules `blocks` and `sketches`
   std::vector<std::int64_t> block_of_row_;  // its number in the file, or -1
   AtlasTrace trace_;
 };
@@ -130,18 +130,19 @@ void Reader::read_metadata() {
   trace_.local = number("local");
   const auto select = header_.metadata.find("select");
   if (select != header_.metadata.end()) {
-    if (select->second != "blocks" && select->second != "window") {
-      throw Failure(
-          fmt::format("metadata: select is {}; allowed are blocks and window", in_quotes(select->second)));
+    const bool sketches = select->second == "sketches";
+    if (!sketches && select->second != "blocks" && select->second != "window") {
+      throw Failure(fmt::format("metadata: select is {}; allowed are blocks, sketches and window",
+                                in_quotes(select->second)));
     }
-    blocks_.select = Select::blocks;
+    blocks_.select = sketches ? Select::sketches : Select::blocks;
     blocks_.local = trace_.local;
     blocks_.key_block = select->second == "blocks" ? number("key_block") : 1;
     if (blocks_.key_block < 1) throw Failure("metadata: key_block is 0; allowed are 1 and more");
   }
-  for (const char* key :
-       {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap", "select",
-        "key_block", "query_block", "pool", "refine", "pinned", "dense_below", "dense_layers"}) {
+  for (const char* key : {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap",
+                          "select", "key_block", "query_block", "pool", "refine", "least_weight", "pinned",
+                          "dense_below", "dense_layers"}) {
     const auto it = header_.metadata.find(key);
     if (it != header_.metadata.end()) trace_.facts.emplace_back(key, one_line(it->second, kQuotedLimit));
   }
@@ -259,7 +260,7 @@ void Reader::read_sets() {
   }
 }
 
-/// Rule `blocks` has no scores; their shape tells the number of tokens.
+/// Rules `blocks` and `sketches` have no scores; their shape tells the number of tokens.
 void Reader::read_shape_of_blocks() {
   const TensorInfo& scores = tensor("scores", {TensorType::bf16, TensorType::f32}, 2, "[Hq, n]");
   const TensorInfo& sets = tensor("block_sets", {TensorType::i32}, 3, "[B, Hkv, M]");
@@ -353,7 +354,7 @@ void Reader::read_block_sets() {
 
 AtlasTrace Reader::read() {
   read_metadata();
-  if (blocks_.select == Select::blocks) {
+  if (blocks_.select != Select::h2o) {
     read_shape_of_blocks();
     read_chunks();
     read_rows();

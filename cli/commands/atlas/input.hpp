@@ -11,8 +11,8 @@
 namespace headwater::cli {
 
 /// What an `attend` output tells about the chosen query heads, or a run of a model about those of the chosen layers. Heads
-/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head. With rule
-/// `blocks` a "chunk" below is a query block (or a dense or decode chunk), and a head a key/value head: `rows` says so.
+/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head. With rules
+/// `blocks` and `sketches` a "chunk" below is a query block (or a dense or decode chunk), and a head a key/value head: `rows` says so.
 struct AtlasTrace {
   /// A query block among the rows of the atlas.
   struct Row {
@@ -29,10 +29,10 @@ struct AtlasTrace {
   std::vector<std::int64_t> chunk_start;   ///< [C + 1], ascending from 0 to n
   std::vector<std::int64_t> head_numbers;  ///< [H], ascending
   std::vector<std::int32_t> positions;     ///< set after set [C][H], strictly ascending, without empty places
-  std::vector<float> colsum_inter;         ///< beside `positions` (INTER-2); empty with rule `blocks`
+  std::vector<float> colsum_inter;         ///< beside `positions` (INTER-2); empty without scores
   std::vector<std::int64_t> set_start;     ///< [C * H + 1]
   std::vector<float> scores;               ///< [H][n], finite and >= 0
-  std::vector<Row> rows;                   ///< [C] with rule `blocks`; else empty
+  std::vector<Row> rows;                   ///< [C] with these rules; else empty
   std::vector<bool> dense_heads;           ///< [H] those of dense layers (STATE-7); empty: none
   std::vector<std::pair<std::string, std::string>> facts;  ///< engine, isa, batch, ... as the file says them
 

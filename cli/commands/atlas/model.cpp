@@ -27,7 +27,7 @@ constexpr const char* kFooter = R"(
 The text goes through the model as a prompt of `headwater generate` does: by chunks, its last tokens (--dense-tail) by a
 dense decode step. The page shows for every layer and head which tokens each chunk read, the score of every token and how
 long tokens survive; where the cursor is, it shows the token in its text. It needs no network and nothing beside it, and
-is refused beyond 64 MiB: choose layers then. With --select blocks or window it shows which query block read which keys.
+is refused beyond 64 MiB: choose layers then. With another rule than h2o it shows which query block read which keys.
 
 Example: what the bundled model keeps of 4096 tokens
   headwater atlas -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt --window 4096 -o atlas.html

@@ -24,13 +24,13 @@ void ModelTrace::record(const ChunkRecord& record) {
   if (options.dense_layer(record.layer)) chunks = session_.plan();
   for (const Chunk& chunk : chunks) {
     const bool sparse = chunk.mode == ChunkMode::sparse;
-    const bool cut = sparse && options.select == Select::blocks;
+    const bool cut = sparse && options.select != Select::h2o;
     const std::int64_t rows = cut ? options.query_blocks(chunk.end - chunk.begin) : 1;
     for (std::int64_t row = 0; row < rows; ++row) {
       of_layer.push_back(sets_of_row(record, row, rows));
       if (found != layers_.begin()) continue;
       chunk_start_.push_back(chunk.begin + row * options.query_block);
-      if (options.select == Select::blocks) {
+      if (options.select != Select::h2o) {
         rows_.push_back({chunk.begin, options.local_begin(chunk.begin), !sparse});
       }
     }
@@ -39,7 +39,7 @@ void ModelTrace::record(const ChunkRecord& record) {
 
 ModelTrace::Sets ModelTrace::sets_of_row(const ChunkRecord& record, std::int64_t row,
                                          std::int64_t rows) const {
-  const bool blocks = session_.options().select == Select::blocks;
+  const bool blocks = session_.options().select != Select::h2o;
   const std::int64_t heads = blocks ? session_.shape().n_head_kv : session_.shape().n_head;
   Sets sets;
   sets.count = record.memory_count;
@@ -73,7 +73,7 @@ AtlasTrace ModelTrace::take() const {
   trace.n = session_.tokens();
   trace.memory = session_.options().memory();
   trace.local = session_.options().local;
-  const bool blocks = session_.options().select == Select::blocks;
+  const bool blocks = session_.options().select != Select::h2o;
   trace.heads_in_layer = blocks ? session_.shape().n_head_kv : session_.shape().n_head;
   trace.rows = rows_;
   trace.heads_in_file = session_.shape().n_layer * trace.heads_in_layer;
@@ -94,8 +94,9 @@ AtlasTrace ModelTrace::take() const {
       const Sets& sets = chunks[c];
       for (std::int64_t h = 0; h < trace.heads_in_layer; ++h) {
         const std::int64_t from = h * sets.count;
-        trace.positions.insert(trace.positions.end(), sets.positions.begin() + from,
-                               sets.positions.begin() + from + sets.count);
+        const auto first = sets.positions.begin() + from;
+        // SKE-8: a set may end before the others do.
+        trace.positions.insert(trace.positions.end(), first, std::find(first, first + sets.count, -1));
         if (!blocks) {
           trace.colsum_inter.insert(trace.colsum_inter.end(), sets.column_sums.begin() + from,
                                     sets.column_sums.begin() + from + sets.count);

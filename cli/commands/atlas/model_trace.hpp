@@ -35,7 +35,7 @@ class ModelTrace {
   std::vector<std::int64_t> layers_;
   std::vector<std::vector<Sets>> sets_;    // [layer][row]
   std::vector<std::int64_t> chunk_start_;  // of the first chosen layer
-  std::vector<AtlasTrace::Row> rows_;      // beside it, with rule `blocks`
+  std::vector<AtlasTrace::Row> rows_;      // beside it, with rules `blocks` and `sketches`
 };
 
 }  // namespace headwater::cli

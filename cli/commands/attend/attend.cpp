@@ -132,7 +132,7 @@ void AttendRun::check_memory_before_open() const {
 
 void AttendRun::check_memory() const {
   const EffectiveOptions& effective = session_->options();
-  if (flags_.trace && effective.select == Select::blocks) {
+  if (flags_.trace && effective.select != Select::h2o) {
     require_memory(
         BlockTrace::bytes(input_.k.heads, effective.memory(), work_),
         fmt::format("the trace of {}, {} and local + heavy = {}",
@@ -179,7 +179,6 @@ void AttendRun::lay_out() {
   layout_.add_metadata("softcap", fmt::format("{:.17g}", effective.softcap));
   layout_.add_metadata("score_type", score_type_name(effective.score_type));
   layout_.add_metadata("clamp", flags_.options.clamp ? "true" : "false");
-  const bool blocks = effective.select == Select::blocks;
   // A file says nothing of rule h2o and of options that are off, as it did when there was nothing else.
   for (const auto& [name, value] : rule_facts(effective)) layout_.add_metadata(name, value);
   layout_.add("out", TensorType::f32, {n, heads, static_cast<std::uint64_t>(input_.v.width)});
@@ -190,7 +189,9 @@ void AttendRun::lay_out() {
     layout_.add("memory", TensorType::i32, {chunks, heads, memory});
     layout_.add("colsum_inter", TensorType::f32, {chunks, heads, memory});
   }
-  if (flags_.trace && blocks) BlockTrace::lay_out(layout_, input_.k.heads, effective.memory(), work_);
+  if (flags_.trace && effective.select != Select::h2o) {
+    BlockTrace::lay_out(layout_, input_.k.heads, effective, work_);
+  }
   const bool narrow = effective.score_type == ScoreType::bf16;
   layout_.add("scores", narrow ? TensorType::bf16 : TensorType::f32, {heads, n});
   layout_.close();

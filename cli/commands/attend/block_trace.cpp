@@ -45,13 +45,16 @@ std::uint64_t BlockTrace::bytes(std::int64_t heads_kv, std::int64_t memory, cons
   return overflow ? std::numeric_limits<std::uint64_t>::max() : bytes;
 }
 
-void BlockTrace::lay_out(OutputLayout& layout, std::int64_t heads_kv, std::int64_t memory, const Work& work) {
+void BlockTrace::lay_out(OutputLayout& layout, std::int64_t heads_kv, const EffectiveOptions& effective,
+                         const Work& work) {
   const auto blocks = static_cast<std::uint64_t>(work.query_blocks);
   const auto heads = static_cast<std::uint64_t>(heads_kv);
   layout.add("query_blocks", TensorType::i32, {blocks, 2});
-  layout.add("block_sets", TensorType::i32, {blocks, heads, static_cast<std::uint64_t>(memory)});
-  layout.add("block_votes", TensorType::f32,
-             {blocks, heads, static_cast<std::uint64_t>(work.most_candidates)});
+  layout.add("block_sets", TensorType::i32, {blocks, heads, static_cast<std::uint64_t>(effective.memory())});
+  if (effective.select == Select::blocks) {
+    layout.add("block_votes", TensorType::f32,
+               {blocks, heads, static_cast<std::uint64_t>(work.most_candidates)});
+  }
   layout.add("token_votes", TensorType::f32, {blocks, heads, static_cast<std::uint64_t>(work.most_voted)});
 }
 
@@ -110,7 +113,8 @@ void BlockTrace::write(OutputFile& file, const OutputLayout& layout) const {
     stream.flush();
   };
   write_padded("block_sets", entries_, &Sizes::entries, effective_.memory(), kEmpty);
-  write_padded("block_votes", block_votes_, &Sizes::candidates, work_.most_candidates, kNoVote);
+  if (effective_.select == Select::blocks)
+    write_padded("block_votes", block_votes_, &Sizes::candidates, work_.most_candidates, kNoVote);
   write_padded("token_votes", token_votes_, &Sizes::voted, work_.most_voted, kNoVote);
 }
 

@@ -13,9 +13,9 @@ constexpr std::int64_t kMostRepeats = 1000;
 constexpr const char* kFooter = R"(
 IN holds the tensors q [n,Hq,d], k [n,Hkv,d] and v [n,Hkv,dv] in F32, F16 or BF16 (k and v in the same type), and may
 hold sinks [Hq] and alibi [Hq] in F32. OUT gets out, lse, scores, chunk_start, colsum_intra and the trace: memory, the
-set of positions that each chunk read, and colsum_inter. With --select blocks or window the trace is query_blocks [B,2],
-the rows that share a set, block_sets [B,Hkv,M], what they read, and block_votes and token_votes, from which the sets
-follow; scores and column sums are 0, memory and colsum_inter have no entries.
+set of positions that each chunk read, and colsum_inter. With another rule than h2o the trace is query_blocks [B,2], the
+rows that share a set, block_sets [B,Hkv,M], what they read, and block_votes (not with --select sketches) and token_votes,
+from which the sets follow; scores and column sums are 0, memory and colsum_inter have no entries.
 
 Example: sparse prefill of a real trace, in chunks of 512 tokens that read 256 older ones
   headwater attend models/trace-layer6.safetensors -o out.safetensors -b 2048 -ub 512 --h2o-local 128 --h2o-heavy 128

@@ -20,6 +20,7 @@ std::size_t index(std::int64_t value) { return static_cast<std::size_t>(value); 
 Recorder::Recorder(const Shape& shape, const EffectiveOptions& effective, const Work& work, bool trace)
     : n_(shape.capacity),
       heads_(shape.n_head),
+      heads_kv_(shape.n_head_kv),
       effective_(effective),
       most_chunks_(work.chunks),
       trace_(trace && effective.select == Select::h2o),
@@ -28,7 +29,7 @@ Recorder::Recorder(const Shape& shape, const EffectiveOptions& effective, const 
       colsum_intra_(index(n_ * heads_)) {
   chunk_start_.reserve(index(work.chunks + 1));
   chunk_start_.push_back(0);
-  if (trace && effective.select == Select::blocks) blocks_.emplace(shape.n_head_kv, effective, work);
+  if (trace && effective.select != Select::h2o) blocks_.emplace(shape.n_head_kv, effective, work);
   if (!trace_) return;
   count_.reserve(index(work.chunks));
   entries_.reserve(index(most_entries_));
@@ -49,6 +50,18 @@ void Recorder::check(const ChunkRecord& record) const {
       fmt::format("internal error: the engine reports chunk [{}, {}) with a memory set of {} after {} "
                   "chunks of {} tokens",
                   chunk.begin, chunk.end, record.memory_count, chunks(), chunk_start_.back()));
+}
+
+/// SKE-8: of rows and the sets that they read, by the mean over the heads.
+std::uint64_t Recorder::sketched_pairs(const ChunkRecord& record) const {
+  std::int64_t pairs = 0;
+  for (std::int64_t set = 0; set < heads_kv_ * record.query_blocks; ++set) {
+    const std::int32_t* const entries = record.memory + set * record.memory_stride;
+    const std::int64_t first = record.chunk.begin + set % record.query_blocks * effective_.query_block;
+    const std::int64_t rows = std::min(effective_.query_block, record.chunk.end - first);
+    pairs += rows * (std::find(entries, entries + record.memory_count, kEmpty) - entries);
+  }
+  return static_cast<std::uint64_t>(pairs / heads_kv_);
 }
 
 void Recorder::record(const ChunkRecord& record) {
@@ -73,7 +86,11 @@ void Recorder::record(const ChunkRecord& record) {
   }
   if (blocks_) blocks_->record(record);
   // A sparse chunk reads its memory set, any other everything before it.
-  pairs_ += pairs_of(length, record.chunk.mode == ChunkMode::sparse ? record.memory_count : begin);
+  const bool sketched = record.query_blocks > 0 && effective_.select == Select::sketches;
+  pairs_ += pairs_of(length, record.chunk.mode != ChunkMode::sparse ? begin
+                             : sketched                             ? 0
+                                                                    : record.memory_count);
+  if (sketched) pairs_ += sketched_pairs(record);
   chunk_start_.push_back(static_cast<std::int32_t>(record.chunk.end));
 }
 

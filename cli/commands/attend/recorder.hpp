@@ -13,7 +13,7 @@
 namespace headwater::cli {
 
 /// Collects what an engine tells about its chunks (ChunkRecord) and writes it as the tensors lse, colsum_intra,
-/// chunk_start, memory and colsum_inter, with rule `blocks` those of BlockTrace in place of the last two, which have no
+/// chunk_start, memory and colsum_inter, with rules `blocks` and `sketches` those of BlockTrace in place of the last two, which have no
 /// entries. Takes all of its memory when it is made: 8 bytes per token and query head, and with the trace 8 bytes per
 /// entry of a memory set.
 class Recorder {
@@ -30,10 +30,12 @@ class Recorder {
 
  private:
   void check(const ChunkRecord& record) const;
+  [[nodiscard]] std::uint64_t sketched_pairs(const ChunkRecord& record) const;
   void write_trace(OutputFile& file, const OutputLayout& layout) const;
 
   std::int64_t n_;
   std::int64_t heads_;
+  std::int64_t heads_kv_;
   const EffectiveOptions& effective_;
   std::int64_t most_chunks_;
   bool trace_;  // of rule h2o

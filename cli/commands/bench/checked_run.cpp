@@ -73,7 +73,7 @@ ChunkTrace copy_heads(const ChunkRecord& record, const std::vector<std::int64_t>
   trace.chunk = record.chunk;
   trace.memory_count = record.memory_count;
   const std::int64_t n = trace.length();
-  const bool blocks = options.select == Select::blocks;
+  const bool blocks = options.select != Select::h2o;
   if (blocks && record.chunk.mode == ChunkMode::sparse) {
     copy_sets(record, heads, group, options.query_block, trace);
   }
@@ -158,6 +158,11 @@ class Judge {
     return chunk.memory.data() + chunk.set_of(sample, 1, chunk.chunk.begin + row) * chunk.memory_count;
   }
 
+  /// After the last token of a set (SKE-8).
+  static const std::int32_t* end_of(const std::int32_t* set, std::int64_t count) {
+    return std::find(set, set + count, -1);
+  }
+
   /// Rows [first, last) of a chunk for one sampled head, all of which read the same set.
   [[nodiscard]] HeadChunk head_chunk(const ChunkTrace& chunk, std::int64_t sample, std::int64_t first,
                                      std::int64_t last) const {
@@ -166,10 +171,10 @@ class Judge {
     const std::int64_t head_kv = reference::key_value_head(head, shape.n_head, shape.n_head_kv);
     HeadChunk input;
     for (std::int64_t r = first; r < last; ++r) input.queries.push_back(chunk.chunk.begin + r);
-    input.memory = chunk.memory_count;
     input.scale = session_.options().scale;
     const std::int32_t* set = set_of(chunk, sample, first);
-    input.positions.assign(set, set + chunk.memory_count);
+    input.positions.assign(set, end_of(set, chunk.memory_count));
+    input.memory = std::ssize(input.positions);
     const std::int64_t first_key = chunk.chunk.mode == ChunkMode::sparse ? chunk.chunk.begin : 0;
     for (std::int64_t p = first_key; p < chunk.chunk.begin + last; ++p) input.positions.push_back(p);
     input.q = matrix(workload_.q(), input.queries, head, shape.d_head);
@@ -200,7 +205,7 @@ class Judge {
       return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::dense}, head, {});
     }
     const std::int32_t* set = set_of(chunk, sample, token - chunk.chunk.begin);
-    std::vector<std::int32_t> seen(set, set + chunk.memory_count);
+    std::vector<std::int32_t> seen(set, end_of(set, chunk.memory_count));
     for (std::int64_t p = chunk.chunk.begin; p < token; ++p) seen.push_back(static_cast<std::int32_t>(p));
     return conformance::oracle_head(layer_, rule, {token, token + 1, ChunkMode::sparse}, head, seen);
   }
@@ -230,7 +235,7 @@ class Judge {
 
   /// INTRA-2, INTER-2 of one chunk and head.
   void judge_some_column_sums(Random& random) {
-    if (session_.options().select == Select::blocks) return;  // SEL-9: there are none
+    if (session_.options().select != Select::h2o) return;  // SEL-9: there are none
     std::vector<const ChunkTrace*> judged;
     for (const ChunkTrace& chunk : chunks_) {
       const auto n = static_cast<double>(chunk.length());

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import signal
@@ -44,6 +45,16 @@ def _integer(low, high):
     return parse
 
 
+def _least_weight(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:  # 0 is what was not given, in a journal
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; use a number above 0 and below 1")
+    return value
+
+
 def _list(parse):
     def parse_all(text):
         values = [parse(part) for part in text.split(",")]
@@ -74,8 +85,8 @@ def _parser():
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", type=_nonempty, metavar="PATH", help="a GGUF file, or a folder of Hugging Face")
     model.add_argument("--gguf", type=_nonempty, metavar="FILE", help="a GGUF file")
-    parser.add_argument("--rules", type=_list(_one_of(rules.NAMES)), default=list(rules.NAMES), metavar="LIST",
-                        help="%(metavar)s of dense, h2o, window, blocks (all)")
+    parser.add_argument("--rules", type=_list(_one_of(rules.NAMES)), default=list(rules.DEFAULTS), metavar="LIST",
+                        help="%(metavar)s of dense, h2o, window, blocks, sketches (all but the last)")
     parser.add_argument("--lengths", type=_list(_integer(64, MOST)), default=[4096], metavar="LIST",
                         help="tokens of a prompt and its answer, and of a window of a text (4096)")
     parser.add_argument("--tasks", type=_list(_one_of((*tasks.TASKS, "none"))), default=list(tasks.TASKS), metavar="LIST",
@@ -86,8 +97,8 @@ def _parser():
     parser.add_argument("--seed", type=_integer(0, 2**62), default=0, metavar="N", help="of all that is random (0)")
     parser.add_argument("--chunk", type=_integer(1, MOST), default=1024, metavar="S", help="tokens of a chunk (1024)")
     parser.add_argument("--memory", type=_integer(1, MOST), default=512, metavar="M",
-                        help="tokens of a memory set; h2o: half newest, half by score; window: the newest; blocks: the newest "
-                        "32, the rest chosen (512)")
+                        help="tokens of a memory set; h2o: half newest, half by score; window: the newest; blocks and "
+                        "sketches: the newest 32, the rest chosen (512)")
     parser.add_argument("--pinned", type=_integer(0, MOST), default=None, metavar="N",
                         help="first tokens in every memory set, out of --memory (8; 0 with h2o)")
     for size, high, about in (("key-block", 256, "keys of a block that is searched as one"),
@@ -95,6 +106,8 @@ def _parser():
                               ("pool", MOST, "queries whose mean votes"),
                               ("refine", 16, "so many times the tokens of a set are voted on one by one")):
         parser.add_argument(f"--{size}", type=_integer(1, high), metavar="N", help=f"of rule blocks: {about} (the library's own)")
+    parser.add_argument("--least-weight", type=_least_weight, metavar="W",
+                        help="of rule sketches: no token of less weight is chosen (the library's own)")
     parser.add_argument("--chat", action="store_true", help="ask in the model's own chat format")
     parser.add_argument("--dense-tail", type=_integer(0, MOST), default=0, metavar="N",
                         help="last tokens of a prompt that see everything before them; 0: the question is the end of the "
@@ -285,7 +298,7 @@ class Evaluation:
 
 
 def _sizes(flags):
-    return {size: getattr(flags, size) for size in ("pinned", "key_block", "query_block", "pool", "refine")}
+    return {size: getattr(flags, size) for size in ("pinned", "key_block", "query_block", "pool", "refine", "least_weight")}
 
 
 def _configuration(flags, path, haystack_digest):

@@ -5,7 +5,7 @@ import statistics
 
 from . import tasks
 
-COLOURS = {"dense": "#000000", "h2o": "#D55E00", "window": "#56B4E9", "blocks": "#0072B2"}
+COLOURS = {"dense": "#000000", "h2o": "#D55E00", "window": "#56B4E9", "blocks": "#0072B2", "sketches": "#009E73"}
 
 
 def wilson(mean, count):
@@ -32,9 +32,9 @@ def _answers(results, first_line):
 
 
 def _losses(rule, results, dense):
-    """Over windows. "prefill" of rule blocks is taken after its query blocks, and compared with dense losses there."""
+    """Over windows. "prefill" of rules blocks and sketches is taken after query blocks, and compared with dense losses there."""
     found = {"windows": len(results)}
-    inside = "ends" if rule == "blocks" else "prefill"
+    inside = "ends" if rule in ("blocks", "sketches") else "prefill"
     for name, key in (("prefill", inside), ("decoded", "decoded")):
         if any(result[key] is None for result in results):
             continue
@@ -140,7 +140,7 @@ def markdown(found, settings):
         parts += ["## Answers", "Per cent of the wanted strings that answers hold, with Wilson's interval of 95 %.",
                   _by_length(found["answers"], ("task", "rule"), lambda entry: (
                       f"{100 * entry['score']:.0f} ({100 * entry['low']:.0f} to {100 * entry['high']:.0f})"))]
-    for name, about in (("prefill", "Tokens inside the prefill; of rule `blocks` those after a query block."),
+    for name, about in (("prefill", "Tokens inside the prefill; of rules `blocks` and `sketches` those after a query block."),
                         ("decoded", "Tokens that are decoded densely after the prefill.")):
         if any(name in entry for entry in found["losses"]):
             parts += [f"## Perplexity, {name}", f"{about} Mean loss of a token, or the change of perplexity against dense, "

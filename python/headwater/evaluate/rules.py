@@ -1,19 +1,21 @@
 """The rules that are compared, at one chunk and one size of memory set (docs/spec.md: S, and M = L + H)."""
 
 KEY_BLOCK, QUERY_BLOCK, POOL, BATCH = 8, 32, 4, 4096  # defaults of docs/spec.md
-NEWEST = 32  # L of rule blocks, as `headwater generate` has it
-PINNED = 8   # first tokens of every set by default, with it and with windows
-NAMES = ("dense", "h2o", "window", "blocks")
+NEWEST = 32  # L of rules blocks and sketches, as `headwater generate` has it
+PINNED = 8   # first tokens of every set by default, with them and with windows
+DEFAULTS = ("dense", "h2o", "window", "blocks")  # compared where nothing is said
+NAMES = (*DEFAULTS, "sketches")
 
 
 class Rule:
     """name, and the options of a session by keyword.
 
     pinned: first tokens that every set keeps, out of `memory`; None: 8, in whole key blocks, and 0 with h2o. key_block,
-    query_block, pool, refine: of rule blocks; None: the library's own.
+    query_block, pool, refine: of rule blocks, query_block and least_weight of rule sketches; None: the library's own.
     """
 
-    def __init__(self, name, chunk, memory, *, pinned=None, key_block=None, query_block=None, pool=None, refine=None):
+    def __init__(self, name, chunk, memory, *, pinned=None, key_block=None, query_block=None, pool=None, refine=None,
+                 least_weight=None):
         """Errors: ValueError."""
         sizes = {"key_block": key_block, "query_block": query_block, "pool": pool, "refine": refine}
         key_block, query_block = key_block or KEY_BLOCK, query_block or QUERY_BLOCK
@@ -26,7 +28,7 @@ class Rule:
                              f"the chunk, {chunk}")
         if query_block % (pool or POOL) != 0:
             raise ValueError(f"the pool is {pool or POOL}; allowed: what divides the query block, {query_block}")
-        local = min(NEWEST, memory // 2 // key_block * key_block)  # of rule blocks, which has the most to choose
+        local = min(NEWEST, memory // 2 // key_block * key_block)  # of rules blocks and sketches, which have the most to choose
         most = memory // 2
         if pinned is None:
             pinned = 0 if name == "h2o" else min(-(-PINNED // key_block), most // key_block) * key_block
@@ -41,8 +43,9 @@ class Rule:
             self.options = {"select": "blocks", "local": memory - pinned, "heavy": pinned, "key_block": 1,
                             "query_block": chunk, "pool": chunk, "refine": 1}
         else:
-            self.options = {"select": "blocks", "local": local, "heavy": memory - local,
-                            **{size: value for size, value in sizes.items() if value is not None}}
+            own = sizes if name == "blocks" else {"query_block": sizes["query_block"], "least_weight": least_weight}
+            self.options = {"select": name, "local": local, "heavy": memory - local,
+                            **{size: value for size, value in own.items() if value is not None}}
         if name != "dense":
             self.options["pinned"] = pinned
         self.options["chunk"] = chunk
@@ -51,7 +54,8 @@ class Rule:
 def block_ends(tokens, chunk, query_block=QUERY_BLOCK):
     """Positions of a sparse prefill of `tokens` tokens that are the last of a query block, those of the first chunk left out.
 
-    Rule `blocks` looks ahead inside a query block (SEL-10): the loss of the token after it is the one that it cannot have seen.
+    Rules `blocks` and `sketches` look ahead inside a query block (SEL-10): the loss of the token after it is the one that they
+    cannot have seen.
     """
     ends, batch = [], max(BATCH, chunk)
     for first in range(0, tokens, batch):  # PLAN-1
