@@ -414,8 +414,8 @@ void judge_votes(Context& context, const Problem& problem, std::int64_t layer, c
         // Next to rows of huge logits nothing can be said.
         if (sketched && !(votes.of_tokens.bound[j] < kLogUnit)) continue;
         const auto at = static_cast<std::size_t>(set * chunk.voted_tokens + j);
-        judge("token_votes", votes.tokens[static_cast<std::size_t>(j)], 0, chunk.token_votes[at],
-              votes.of_tokens.vote[j], votes.of_tokens.bound[j],
+        judge(sketched ? "sketch_votes" : "token_votes", votes.tokens[static_cast<std::size_t>(j)], 0,
+              chunk.token_votes[at], votes.of_tokens.vote[j], votes.of_tokens.bound[j],
               sketched ? kLogUnit : votes.of_tokens.vote[j]);
       }
     }

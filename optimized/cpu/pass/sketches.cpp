@@ -25,14 +25,6 @@ std::int64_t most_rows_of_head(const SessionData& data) {
   return std::min(data.options.query_block, data.most_chunk_rows());
 }
 
-/// LOGIT-2 and LOGIT-3 are computed of products in floats.
-bool maps_logits(const SessionData& data) {
-  bool maps = !data.alibi.empty();
-  for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer)
-    maps |= data.options.softcap_of(layer) > 0;
-  return maps;
-}
-
 }  // namespace
 
 SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::int64_t row_blocks)
@@ -59,7 +51,7 @@ std::int64_t SketchesPass::Scratch::bytes() const {
 
 SketchesPass::SketchesPass(SessionData& data, const Bf16Table* bf16)
     : data_(data),
-      bf16_(maps_logits(data) ? nullptr : bf16),
+      bf16_(bf16),
       group_(data.shape.n_head / data.shape.n_head_kv),
       rows_(data, data.most_chunk_rows()),
       columns_(static_cast<std::size_t>(data.shape.n_head_kv)) {
@@ -69,7 +61,9 @@ SketchesPass::SketchesPass(SessionData& data, const Bf16Table* bf16)
   sets_ = core::Buffer<std::int32_t>(core::checked_product(sets, data.set_width()));
   if (options.heavy > 0) {
     const std::int64_t tiles = key_tiles(data.shape.capacity);
-    keys_ = core::Buffer<unsigned char>(core::checked_product(heads, tiles, tile_bytes()));
+    bool in_floats = false;
+    for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer) in_floats |= !in_bytes(layer);
+    keys_ = core::Buffer<unsigned char>(core::checked_product(heads, tiles, tile_bytes(!in_floats)));
     units_ = core::Buffer<float>(core::checked_product(heads, tiles, kKeyTile));
     votes_ = core::Buffer<float>(core::checked_product(sets, data.shape.capacity));
   }
@@ -218,8 +212,9 @@ void SketchesPass::sketch_keys(const LayerCall& call, const Past& past, std::int
                         data_.kernels.sketch_rows(keys, row_bytes, some, data_.kv.type(), columns,
                                                   integers + done * kSketchColumns, units + done);
                       });
-    unsigned char* to = part(keys_, head_kv) + tile * tile_bytes();
-    if (bf16_) {
+    const bool bytes = in_bytes(call.layer);
+    unsigned char* to = part(keys_, head_kv) + tile * tile_bytes(bytes);
+    if (bytes) {
       bf16_->pack_sketches(integers, n, to);
     } else {
       data_.kernels.pack_queries(integers, kSketchColumns, n, kSketchColumns, reinterpret_cast<float*>(to));
@@ -273,7 +268,7 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
   if (HEADWATER_SABOTAGE("cpu.sketches.candidates_beyond_4096")) tiles = std::min<std::int64_t>(tiles, 128);
   const float* units = part(units_, head_kv);
   const unsigned char* keys = part(keys_, head_kv);
-  if (bf16_) {
+  if (in_bytes(call.layer)) {
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* integers = scratch.integers.data() + r * kSketchColumns;
       std::int8_t* bytes = scratch.query_bytes.data() + r * kSketchColumns;
@@ -295,7 +290,7 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
     const float* unit = units + tile * kKeyTile;
     float* to = votes + tile * kKeyTile;
     const std::int64_t lanes = padded(std::min(kKeyTile, past.candidates - tile * kKeyTile), kLaneTile);
-    const auto* packed = reinterpret_cast<const float*>(keys + tile * tile_bytes());
+    const auto* packed = reinterpret_cast<const float*>(keys + tile * tile_bytes(false));
     data_.kernels.dot_products(packed, lanes, kSketchColumns, scratch.integers.data(), rows, 1.0f, block,
                                scratch.integers.data());
     for (const Voters& voters : scratch.voters) {
@@ -330,8 +325,8 @@ std::int64_t SketchesPass::choose(const Past& past, const float* votes, std::int
   std::uint32_t* keys = of(thread).order_keys.data();
   for (std::int64_t j = 0; j < past.candidates; ++j) keys[j] = core::order_key(votes[j]);
   const std::uint32_t least = core::order_key(static_cast<float>(std::log(data_.options.least_weight)));
-  const bool whole = HEADWATER_SABOTAGE("cpu.sketches.budget_without_pinned");
-  const std::int64_t budget = data_.options.heavy - (whole ? 0 : data_.options.pinned);
+  const std::int64_t missing = HEADWATER_SABOTAGE("cpu.sketches.one_short") ? 1 : 0;
+  const std::int64_t budget = std::max<std::int64_t>(0, data_.options.heavy - data_.options.pinned - missing);
   std::int64_t n = loops.count_at_least(keys, past.candidates, least);
   if (n > budget) {
     n = core::select_best(keys, past.candidates, budget, 32, chosen, loops);

@@ -98,8 +98,13 @@ class SketchesPass {
   [[nodiscard]] std::int64_t set_number(const LayerCall& call, const Past& past, std::int64_t head_kv,
                                         std::int64_t query_block) const;
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
-  [[nodiscard]] std::int64_t tile_bytes() const {
-    return kKeyTile * kSketchColumns * static_cast<std::int64_t>(bf16_ ? sizeof(std::int8_t) : sizeof(float));
+  /// Whether sketches of a layer are multiplied in bytes: LOGIT-2 and LOGIT-3 are computed of products in floats.
+  [[nodiscard]] bool in_bytes(std::int64_t layer) const {
+    return bf16_ && data_.alibi.empty() && !(data_.options.softcap_of(layer) > 0);
+  }
+  [[nodiscard]] static std::int64_t tile_bytes(bool in_bytes) {
+    return kKeyTile * kSketchColumns *
+           static_cast<std::int64_t>(in_bytes ? sizeof(std::int8_t) : sizeof(float));
   }
 
   SessionData& data_;
