@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -51,14 +52,21 @@ class Judge {
   /// rounding, so that twice the error before it is twice the baseline.
   void operator()(const std::string& stage, std::int64_t row, std::int64_t column, double got, double wanted,
                   double bound, double signal, double rounding = 0.0) {
+    const double error = require(stage, row, column, got, wanted, bound, rounding);
+    const double beyond = std::max(0.0, error - rounding);
+    context_.measured(stage, dtype_name(problem_.shape.kv_type), ratio_of(beyond, bound), bound, signal);
+  }
+
+  /// The same without a baseline, of a result whose bound is too wide for one. Returns the error.
+  double require(const std::string& stage, std::int64_t row, std::int64_t column, double got, double wanted,
+                 double bound, double rounding) const {
     const double error = got == wanted ? 0.0 : std::fabs(got - wanted);  // of equal infinities, too
     if (!(error <= bound + rounding)) {
       throw Violation(
           fmt::format("{}: {} [{}, {}] is {:.9g}, oracle {:.9g}, error {:.3g} above the bound {:.3g}; {}",
                       where_, stage, row, column, got, wanted, error, bound + rounding, problem_.describe()));
     }
-    const double beyond = std::max(0.0, error - rounding);
-    context_.measured(stage, dtype_name(problem_.shape.kv_type), ratio_of(beyond, bound), bound, signal);
+    return error;
   }
 
  private:
@@ -411,12 +419,19 @@ void judge_votes(Context& context, const Problem& problem, std::int64_t layer, c
       }
       const bool sketched = chunk.candidate_blocks == 0;
       for (Eigen::Index j = 0; j < votes.of_tokens.vote.size(); ++j) {
-        // Next to rows of huge logits nothing can be said.
-        if (sketched && !(votes.of_tokens.bound[j] < kLogUnit)) continue;
-        const auto at = static_cast<std::size_t>(set * chunk.voted_tokens + j);
-        judge(sketched ? "sketch_votes" : "token_votes", votes.tokens[static_cast<std::size_t>(j)], 0,
-              chunk.token_votes[at], votes.of_tokens.vote[j], votes.of_tokens.bound[j],
-              sketched ? kLogUnit : votes.of_tokens.vote[j]);
+        const std::int64_t token = votes.tokens[static_cast<std::size_t>(j)];
+        const float got = chunk.token_votes[static_cast<std::size_t>(set * chunk.voted_tokens + j)];
+        const double wanted = votes.of_tokens.vote[j];
+        const double bound = votes.of_tokens.bound[j];
+        if (!sketched) {
+          judge("token_votes", token, 0, got, wanted, bound, wanted);
+        } else if (bound < kLogUnit) {
+          judge("sketch_votes", token, 0, got, wanted, bound, kLogUnit);
+        } else {  // next to rows of huge logits; beyond the range of F32 any vote is right (SKE-9)
+          const double infinite = std::numeric_limits<double>::infinity();
+          (void)judge.require("sketch_votes", token, 0, got, wanted, std::isnan(bound) ? infinite : bound,
+                              0.0);
+        }
       }
     }
   }

@@ -311,8 +311,7 @@ Trace trace_of_steps(const Trace& trace, const Problem& problem, std::size_t fir
 
 namespace {
 
-// Throws Skipped where the engine refuses these options with these words and invalid_argument (or unsupported: a rule that it
-// has yet to get).
+// Throws Skipped where the engine refuses these options with invalid_argument and these words.
 void require_taken(const Engine& engine, Options options, const char* words, const char* what) {
   Shape shape;
   shape.capacity = 1;
@@ -321,9 +320,7 @@ void require_taken(const Engine& engine, Options options, const char* words, con
     (void)engine.open(shape, options);
   } catch (const Error& error) {
     const std::string message = error.what();
-    const bool by_name = error.code() == ErrorCode::invalid_argument ||
-                         (options.select == Select::sketches && error.code() == ErrorCode::unsupported);
-    if (!by_name || message.find(words) == std::string::npos) throw;
+    if (error.code() != ErrorCode::invalid_argument || message.find(words) == std::string::npos) throw;
     throw Skipped(fmt::format("no {}: {}", what, message));
   }
 }

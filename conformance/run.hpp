@@ -87,7 +87,7 @@ struct Trace {
 /// Throws Skipped where the engine refuses rule `blocks` by name: its answer to a session that asks for it is
 /// invalid_argument and says "has no other rule". Any other refusal is let through.
 void require_rule_blocks(const Engine& engine);
-/// The same for rule `sketches`: its answer, invalid_argument or unsupported, says "2 (sketches)".
+/// The same for rule `sketches`: its answer says "2 (sketches)".
 void require_rule_sketches(const Engine& engine);
 
 /// The same for the rule that a case is about; every engine has h2o.

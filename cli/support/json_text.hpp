@@ -18,8 +18,8 @@ namespace headwater::cli {
 /// "layer-major" or "chunk-major", as --schedule takes it.
 [[nodiscard]] const char* schedule_name(Schedule schedule);
 
-/// "h2o", "blocks", "sketches" or "window", as --select takes it. Rule `blocks` with one set for a chunk, nothing to choose and key
-/// blocks of one key is the window of the newest tokens, with the pinned ones.
+/// "h2o", "blocks", "sketches" or "window", as --select takes it. Rule `blocks` with one set for a chunk, nothing to choose
+/// and key blocks of one key is the window of the newest tokens, with the pinned ones.
 [[nodiscard]] const char* select_name(const EffectiveOptions& effective);
 /// Names and values of what else the rule is made of (SEL-1, SKE-1); none but for "blocks" and "sketches".
 [[nodiscard]] std::vector<std::pair<const char*, nlohmann::ordered_json>> select_sizes(

@@ -132,8 +132,9 @@ const Register kCausalityOfSketches{{"sketches.causality",
                                      true,
                                      under(Select::sketches, causality)}};
 
-// A set is a function of the stored keys before its chunk and of its query block's own rows (by sketches also of the chunk's
-// keys up to them): keys and values of a chunk change none of its sets, queries of a query block none of another's, and no output of another chunk.
+// A set is a function of the stored keys before its chunk and of its query block's own rows (by sketches also of the
+// chunk's keys up to them): keys and values of a chunk change none of its sets, queries of a query block none of another's,
+// and no output of another chunk.
 void own_rows_alone(Context& context, Select rule) {
   require_rule(*context.engine, rule);
   Random random(context.seed);

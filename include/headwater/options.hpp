@@ -33,8 +33,7 @@ enum class ScoreType : std::uint8_t { bf16 = 0, f32 = 1 };
 enum class Select : std::uint8_t {
   h2o = 0,     ///< MEM: the newest tokens and those with the largest accumulated column sums, a set per chunk
   blocks = 1,  ///< SEL: the newest tokens and those that the queries of a query block vote for
-  sketches =
-      2,  ///< SKE: the newest tokens and those that every query votes for by sketches of the keys, while they count
+  sketches = 2,  ///< SKE: the newest tokens and those that single queries vote for, while they have weight
 };
 
 /// Who keeps the K and V rows of a session.

@@ -119,9 +119,9 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
   float votes[kBlockRows];
   std::fill_n(votes, kBlockRows, -kInf);
   votes[7] = 100;  // none is larger
-  variant->kernels->raise_lane_votes(block.data(), n, rows.factor.data(), unit, rows.offset.data(), votes);
   std::vector<float> scaled = block;
   variant->kernels->scale_lanes(scaled.data(), n, rows.factor.data(), unit);
+  variant->kernels->raise_lane_votes(scaled.data(), n, rows.offset.data(), votes);
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     double best = lane == 7 ? 100 : -std::numeric_limits<double>::infinity();
     for (std::int64_t r = 0; r < n && lane != 5; ++r) {

@@ -11,8 +11,9 @@
 namespace headwater::cli {
 
 /// What an `attend` output tells about the chosen query heads, or a run of a model about those of the chosen layers. Heads
-/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head. With rules
-/// `blocks` and `sketches` a "chunk" below is a query block (or a dense or decode chunk), and a head a key/value head: `rows` says so.
+/// are counted 0 .. H-1 below; head_numbers[h] is the head's number in the file, or layer * heads_in_layer + head. With
+/// rules `blocks` and `sketches` a "chunk" below is a query block (or a dense or decode chunk), and a head a key/value
+/// head: `rows` says so.
 struct AtlasTrace {
   /// A query block among the rows of the atlas.
   struct Row {

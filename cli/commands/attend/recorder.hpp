@@ -13,9 +13,9 @@
 namespace headwater::cli {
 
 /// Collects what an engine tells about its chunks (ChunkRecord) and writes it as the tensors lse, colsum_intra,
-/// chunk_start, memory and colsum_inter, with rules `blocks` and `sketches` those of BlockTrace in place of the last two, which have no
-/// entries. Takes all of its memory when it is made: 8 bytes per token and query head, and with the trace 8 bytes per
-/// entry of a memory set.
+/// chunk_start, memory and colsum_inter, with rules `blocks` and `sketches` those of BlockTrace in place of the last two,
+/// which have no entries. Takes all of its memory when it is made: 8 bytes per token and query head, and with the trace 8
+/// bytes per entry of a memory set.
 class Recorder {
  public:
   Recorder(const Shape& shape, const EffectiveOptions& effective, const Work& work, bool trace);

@@ -64,13 +64,12 @@ inline void scale_lanes(float* block, std::int64_t n_rows, const float* factor, 
   }
 }
 
-inline void raise_lane_votes(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
-                             const float* offset, float* votes) {
+inline void raise_lane_votes(const float* block, std::int64_t n_rows, const float* offset, float* votes) {
   float best[kBlockRows];
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) best[lane] = votes[lane];
   for (std::int64_t row = 0; row < n_rows; ++row) {
     for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
-      const float vote = block[row * kBlockRows + lane] * (factor[row] * unit[lane]) - offset[row];
+      const float vote = block[row * kBlockRows + lane] - offset[row];
       best[lane] = vote > best[lane] ? vote : best[lane];
     }
   }

@@ -136,10 +136,9 @@ struct KernelTable {
   /// block[row][lane] *= factor[row] * unit[lane], all kBlockRows lanes.
   void (*scale_lanes)(float* block, std::int64_t n_rows, const float* factor, const float* unit);
 
-  /// SKE-6: votes[lane] = the largest of votes[lane] and block[row][lane] * (factor[row] * unit[lane]) - offset[row] over
-  /// n_rows rows; a NaN is never larger.
-  void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
-                           const float* offset, float* votes);
+  /// SKE-6: votes[lane] = the largest of votes[lane] and block[row][lane] - offset[row] over n_rows rows; a NaN is never
+  /// larger.
+  void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* offset, float* votes);
 
   /// For votes (SEL-6, SEL-7, SKE-7).
   core::SelectionLoops selection;

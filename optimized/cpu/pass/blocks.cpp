@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/selection.hpp"
+#include "cpu/pass/deal_out.hpp"
 #include "cpu/pass/stage_clock.hpp"
 #include "cpu/prefetch.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -214,21 +215,12 @@ BlocksPass::Unit BlocksPass::unit_of(const Votes& votes, std::int64_t head_kv, s
 }
 
 void BlocksPass::run(const LayerCall& call) {
-  const std::int64_t heads = data_.shape.n_head_kv;
-  // An observer is shown all heads of a chunk.
-  if (call.observer || heads % data_.options.threads != 0) {
-    for (std::size_t i = 0; i < call.chunks.size(); ++i)
-      run_chunk(call, {call.chunks.subspan(i, 1), call.chunks[i].begin});
-    return;
-  }
-  const auto chunks = static_cast<std::int64_t>(call.chunks.size());
-  data_.workers.each(
-      heads * chunks,
-      [&](const Workers::Task& task) {
-        const auto i = static_cast<std::size_t>(task.index % chunks);
-        run_head(call, {call.chunks.subspan(i, 1), call.chunks[i].begin}, task.index / chunks, task.thread);
+  deal_out(
+      call,
+      [&](const Window& window, std::int64_t head_kv, int thread) {
+        run_head(call, window, head_kv, thread);
       },
-      Workers::Asks::at_start);
+      [&](const Window& window) { run_chunk(call, window); });
 }
 
 void BlocksPass::run_head(const LayerCall& call, const Window& window, std::int64_t head_kv, int thread) {

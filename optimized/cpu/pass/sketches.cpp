@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/selection.hpp"
+#include "cpu/pass/deal_out.hpp"
 #include "cpu/pass/stage_clock.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -106,21 +107,12 @@ std::int64_t SketchesPass::set_number(const LayerCall& call, const Past& past, s
 }
 
 void SketchesPass::run(const LayerCall& call) {
-  const std::int64_t heads = data_.shape.n_head_kv;
-  // An observer is shown all heads of a chunk.
-  if (call.observer || heads % data_.options.threads != 0) {
-    for (std::size_t i = 0; i < call.chunks.size(); ++i)
-      run_chunk(call, {call.chunks.subspan(i, 1), call.chunks[i].begin});
-    return;
-  }
-  const auto chunks = static_cast<std::int64_t>(call.chunks.size());
-  data_.workers.each(
-      heads * chunks,
-      [&](const Workers::Task& task) {
-        const auto i = static_cast<std::size_t>(task.index % chunks);
-        run_head(call, {call.chunks.subspan(i, 1), call.chunks[i].begin}, task.index / chunks, task.thread);
+  deal_out(
+      call,
+      [&](const Window& window, std::int64_t head_kv, int thread) {
+        run_head(call, window, head_kv, thread);
       },
-      Workers::Asks::at_start);
+      [&](const Window& window) { run_chunk(call, window); });
 }
 
 void SketchesPass::run_head(const LayerCall& call, const Window& window, std::int64_t head_kv, int thread) {
@@ -296,26 +288,19 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
     for (const Voters& voters : scratch.voters) {
       const std::int64_t n = voters.end - voters.begin;
       float* own = block + voters.begin * kBlockRows;
-      const float* offset = scratch.offset.data() + voters.begin;
-      const float* factor = scratch.factor.data() + voters.begin;
+      data_.kernels.scale_lanes(own, n, scratch.factor.data() + voters.begin, unit);
       LogitMap map = call.logit_map(voters.head);
-      if (map.softcap == 0 && map.slope == 0) {
-        data_.kernels.raise_lane_votes(own, n, factor, unit, offset, to);
-        continue;
+      if (map.softcap > 0 || map.slope != 0) {
+        // Keys are in the lanes: the distance from a key to a row has the other sign.
+        if (!HEADWATER_SABOTAGE("cpu.sketches.slope_of_the_other_sign")) map.slope = -map.slope;
+        const BlockPositions positions{past.pinned + tile * kKeyTile, 0,
+                                       scratch.positions.data() + voters.begin};
+        data_.kernels.cap_and_bias(map, positions, kBlockRows, n, own);
       }
-      // Keys are in the lanes: the distance from a key to a row has the other sign.
-      data_.kernels.scale_lanes(own, n, factor, unit);
-      if (!HEADWATER_SABOTAGE("cpu.sketches.slope_of_the_other_sign")) map.slope = -map.slope;
-      const BlockPositions positions{past.pinned + tile * kKeyTile, 0,
-                                     scratch.positions.data() + voters.begin};
-      data_.kernels.cap_and_bias(map, positions, kBlockRows, n, own);
-      for (std::int64_t r = 0; r < n; ++r) {
-        float one[kBlockRows];
-        for (std::int64_t lane = 0; lane < kBlockRows; ++lane)
-          one[lane] = unit[lane] == unit[lane] ? 1.0f : unit[lane];
-        const float once = 1.0f;
-        data_.kernels.raise_lane_votes(own + r * kBlockRows, 1, &once, one, offset + r, to);
-      }
+      data_.kernels.raise_lane_votes(own, n, scratch.offset.data() + voters.begin, to);
+    }
+    for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {  // a cap may have made a number of a NaN
+      if (std::isnan(unit[lane])) to[lane] = kNoVote;
     }
   }
 }
