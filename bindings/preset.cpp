@@ -11,23 +11,21 @@ namespace {
 // as far.
 constexpr std::int64_t kPinned = 8;
 
-Options blocks(std::int64_t local, std::int64_t heavy, std::int64_t pool, std::int64_t refine) {
+Options with_pinned(Select rule) {
   Options options;
-  options.select = Select::blocks;
-  options.local = local;
-  options.heavy = heavy;
-  options.pool = pool;
-  options.refine = refine;
+  options.select = rule;
+  options.local = 32;
+  options.heavy = 480;
   options.pinned = kPinned;
   return options;
 }
 
 }  // namespace
 
-bool has_blocks(const Engine& engine) {
+bool has_rule(const Engine& engine, Select rule) {
   // Claims do not say it: the smallest session of the rule is opened.
   Options options;
-  options.select = Select::blocks;
+  options.select = rule;
   options.threads = 1;
   Shape shape;
   shape.capacity = 1;
@@ -41,15 +39,21 @@ bool has_blocks(const Engine& engine) {
 }
 
 Options preset(Quality quality) {
-  if (quality == Quality::fast) return blocks(32, 480, 8, 1);
-  if (quality == Quality::balanced) return blocks(32, 480, 4, 2);
-  Options dense;
-  dense.dense = true;
-  return dense;
+  if (quality == Quality::balanced) return with_pinned(Select::sketches);
+  Options options;
+  if (quality == Quality::exact) {
+    options.dense = true;
+  } else {
+    options = with_pinned(Select::blocks);
+    options.pool = 8;
+    options.refine = 1;
+  }
+  return options;
 }
 
 Options preset(Quality quality, const Engine& engine) {
-  return quality == Quality::exact || has_blocks(engine) ? preset(quality) : Options{};
+  const Options options = preset(quality);
+  return options.dense || has_rule(engine, options.select) ? options : Options{};
 }
 
 }  // namespace headwater

@@ -42,8 +42,10 @@ class Rule:
     def __init__(self, rule, chunk, local, heavy, stages=2, query_block=32, pool=4, more=()):
         self.rule, self.chunk, self.local, self.heavy = rule, chunk, local, heavy
         self.flags = ["-ub", chunk, "--h2o-local", local, "--h2o-heavy", heavy]
-        self.label = "`h2o`" if rule == "h2o" else "`window`"
-        if rule == "blocks":
+        self.label = f"`{rule}`"
+        if rule == "sketches":
+            self.flags += ["--select", "sketches"]
+        elif rule == "blocks":
             self.flags += ["--select", "blocks", "--refine", stages, "--query-block", query_block, "--pool", pool]
             self.label = "`blocks`, one stage" if stages == 1 else "`blocks`, two stages"
             if stages > 2:
@@ -65,7 +67,7 @@ def of_size(chunk, memory):
             *(Rule("blocks", chunk, 64, memory - 64, stages) for stages in (1, 2))]
 
 
-DEFAULT = Rule("blocks", 1024, 32, 480)  # of `headwater generate`
+DEFAULT = Rule("blocks", 1024, 32, 480)  # of `headwater generate` until rule sketches
 EQUAL = [*of_size(1024, 512), DEFAULT, Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
 LARGER = [Rule("blocks", 1024, 32, 480, 2, 32, 2), Rule("blocks", 1024, 32, 480, 2, 32, 8),
           Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
@@ -92,8 +94,9 @@ def pinned(rule, *sizes, **more):
     return Rule(rule, *sizes, **more, more=("--pinned", 8))
 
 
-# Of a real model. The default of `headwater generate` comes third.
-REAL = [Rule("h2o", 1024, 256, 256), pinned("window", 1024, 504, 8), pinned("blocks", 1024, 32, 480),
+# Of a real model. The default of `headwater generate` comes second.
+REAL = [Rule("h2o", 1024, 256, 256), pinned("sketches", 1024, 32, 480), pinned("blocks", 1024, 32, 480),
+        pinned("window", 1024, 504, 8),
         pinned("blocks", 1024, 32, 480, stages=1, pool=8), Rule("blocks", 1024, 32, 480), Rule("window", 1024, 512, 0)]
 
 

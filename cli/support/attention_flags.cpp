@@ -18,6 +18,16 @@ constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
 
 enum class Rule : std::uint8_t { h2o, blocks, sketches, window };
 
+Rule rule_of(Select select) {
+  if (select == Select::blocks) return Rule::blocks;
+  return select == Select::sketches ? Rule::sketches : Rule::h2o;
+}
+
+std::string name_of(Rule rule) {
+  constexpr const char* kNames[] = {"h2o", "blocks", "sketches", "window"};
+  return kNames[static_cast<int>(rule)];
+}
+
 /// A flag of a rule.
 struct SizeFlag {
   const char* name;
@@ -35,8 +45,11 @@ struct SizeFlags {
 }
 
 /// Where the rule is a default, sizes that were not given shrink until they fit the chunk and the budget.
-void fit_sizes(const SizeFlags& flags, bool pinned_given, Options& options) {
+void fit_query_block(const SizeFlags& flags, Options& options) {
   if (!flags.query_block.given()) options.query_block = std::min(options.query_block, options.chunk);
+}
+void fit_sizes(const SizeFlags& flags, bool pinned_given, Options& options) {
+  fit_query_block(flags, options);
   if (!flags.pool.given()) options.pool = std::gcd(options.pool, options.query_block);
   if (!flags.key_block.given()) {
     options.key_block =
@@ -102,22 +115,20 @@ void select_window(Options& options) {
 }
 
 [[noreturn]] void refuse_size(const SizeFlag& flag, const char* of, Rule rule) {
-  constexpr const char* kNames[] = {"h2o", "blocks", "sketches", "window"};
   throw Failure(
       fmt::format("{} is a size of --select {}, and the rule is {}; leave it out, or use --select {}",
-                  flag.name, of, kNames[static_cast<int>(rule)], of));
+                  flag.name, of, name_of(rule), of));
 }
 
 void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
-  const bool blocks = options.select == Select::blocks;
-  const auto rule = std::make_shared<Rule>(blocks ? Rule::blocks : Rule::h2o);
+  const auto rule = std::make_shared<Rule>(rule_of(options.select));
   const CLI::Option* const select = set.choice(
       "--select", "RULE",
       "tokens of a memory set: h2o, by score, for each chunk; blocks, by the queries of a query block; "
       "sketches, by the queries, too, but token by token and none of little weight; window, the newest L + "
       "H, the pinned ones "
       "among them (" +
-          std::string(blocks ? "blocks" : "h2o") + ")",
+          name_of(*rule) + ")",
       "h2o, blocks, sketches or window",
       {{"h2o", Rule::h2o}, {"blocks", Rule::blocks}, {"sketches", Rule::sketches}, {"window", Rule::window}},
       *rule);
@@ -151,11 +162,13 @@ void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
            options.least_weight)}};
   set.check([&options, rule, select, pinned, sizes] {
     const bool pinned_given = pinned->count() > 0;
+    const bool asked = select->count() > 0;
+    if (!asked) *rule = rule_of(options.select);  // of --quality
     if (*rule != Rule::sketches && sizes.least_weight.given())
       refuse_size(sizes.least_weight, "sketches", *rule);
     if (*rule == Rule::blocks) {
       options.select = Select::blocks;
-      if (select->count() == 0) fit_sizes(sizes, pinned_given, options);
+      if (!asked) fit_sizes(sizes, pinned_given, options);
       if (!pinned_given) fit_pinned(options);
       check_pinned(options);
       check_sizes(options);
@@ -166,6 +179,7 @@ void declare_rule(FlagSet& set, const CLI::Option* pinned, Options& options) {
     }
     if (*rule == Rule::sketches) {
       options.select = Select::sketches;
+      if (!asked) fit_query_block(sizes, options);
       if (!pinned_given) options.pinned = std::min(options.pinned, options.heavy);
       check_pinned(options);
       check_query_block(options);

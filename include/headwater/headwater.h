@@ -217,9 +217,9 @@ HEADWATER_API headwater_status headwater_options_init(headwater_options* options
  * dense attention. */
 enum { HEADWATER_QUALITY_FAST = 0, HEADWATER_QUALITY_BALANCED = 1, HEADWATER_QUALITY_EXACT = 2 };
 
-/* As headwater_options_init(), with options that were measured on real models: rule BLOCKS with pinned first tokens, or
- * dense attention. engine: as headwater_open(); one that lacks rule BLOCKS gets the defaults of headwater_options_init().
- * Errors: also those of headwater_open() for the engine; invalid_argument (quality). */
+/* As headwater_options_init(), with options that were measured on real models: rule SKETCHES (balanced) or BLOCKS (fast)
+ * with pinned first tokens, or dense attention. engine: as headwater_open(); one that lacks the rule gets the defaults of
+ * headwater_options_init(). Errors: also those of headwater_open() for the engine; invalid_argument (quality). */
 HEADWATER_API headwater_status headwater_options_preset(const char* engine, int32_t quality,
                                                         headwater_options* options, size_t struct_size);
 

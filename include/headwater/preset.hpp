@@ -20,13 +20,13 @@ enum class Quality : std::uint8_t {
 inline constexpr std::int64_t kDenseTail = 64;
 
 /// Options that were measured on real models, for callers who do not choose their own. (Options{} are those of the founding
-/// plan: rule `h2o`, nothing pinned.) `fast` and `balanced` are rule `blocks` with pinned first tokens.
+/// plan: rule `h2o`, nothing pinned.) `balanced` is rule `sketches`, `fast` rule `blocks`, both with pinned first tokens.
 [[nodiscard]] HEADWATER_API Options preset(Quality quality);
 
-/// The same for an engine: Options{} where it lacks rule `blocks`. Errors: those of has_blocks().
+/// The same for an engine: Options{} where it lacks the rule. Errors: those of has_rule().
 [[nodiscard]] HEADWATER_API Options preset(Quality quality, const Engine& engine);
 
-/// Whether an engine has rule `blocks`. Errors: those of Engine::open() but for invalid_argument.
-[[nodiscard]] HEADWATER_API bool has_blocks(const Engine& engine);
+/// Whether an engine has a rule. Errors: those of Engine::open() but for invalid_argument.
+[[nodiscard]] HEADWATER_API bool has_rule(const Engine& engine, Select rule);
 
 }  // namespace headwater

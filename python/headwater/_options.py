@@ -208,7 +208,21 @@ def preset(quality, engine=None):
         return {"dense": True}
     rules = {code: name for name, code in _native.SELECT.items()}
     return {"select": rules[native.select], **{name: getattr(native, name) for name in (
-        "chunk", "local", "heavy", "key_block", "query_block", "pool", "refine", "pinned")}}
+        "chunk", "local", "heavy", "key_block", "query_block", "pool", "refine", "least_weight", "pinned")}}
+
+
+_RULES_WITH = {("blocks",): ("key_block", "pool", "refine"), ("blocks", "sketches"): ("query_block",),
+               ("sketches",): ("least_weight",)}
+
+
+def check_sizes_of_rule(options, given):
+    """Errors: ValueError (a size of a rule that nobody asked for, where `options` has another one)."""
+    rule = options.get("select")
+    for rules, names in _RULES_WITH.items():
+        for name in names:
+            if name in given and "select" not in given and rule not in (None, *rules):
+                raise ValueError(f"{name} is a size of rule {' or '.join(rules)}, and the rule is {rule}; allowed: without it, "
+                                 f"or select={rules[0]!r}")
 
 
 def fit_pinned(options, given):
@@ -229,13 +243,15 @@ def with_preset(given, engine):
     sizes fit a small chunk or memory set. Errors: TypeError, ValueError, RuntimeError."""
     given = {name: value for name, value in given.items() if value is not None}
     options = {**preset(given.pop("quality", "balanced"), engine), **given}
-    if options.get("select") == "blocks" and "select" not in given:
+    check_sizes_of_rule(options, given)
+    rule = options.get("select")
+    if rule in ("blocks", "sketches") and "select" not in given:
         chunk, heavy = (integer(options[name], name) for name in ("chunk", "heavy"))
         if "query_block" not in given:
             options["query_block"] = max(1, min(options["query_block"], chunk))
-        if "pool" not in given:
+        if "pool" not in given and rule == "blocks":
             options["pool"] = math.gcd(options["pool"], integer(options["query_block"], "query_block"))
-        if "key_block" not in given:
+        if "key_block" not in given and rule == "blocks":
             options["key_block"] = math.gcd(options["key_block"], heavy, integer(given.get("pinned", 0), "pinned"))
             while options["key_block"] > max(chunk, 1):
                 options["key_block"] //= 2

@@ -47,7 +47,7 @@ __all__ = ["configuration", "configure"]
 _DEFAULTS = {**_options.preset("balanced", b"reference"), "dense": False, "dense_layers": (), "dense_tail": 64,
              "dense_below": 0, "threads": 0, "engine": None}
 _NEWEST = _DEFAULTS["local"]  # of `memory` with other rules than h2o
-_MORE = ("batch", "clamp", "score_type", "schedule", "least_weight")
+_MORE = ("batch", "clamp", "score_type", "schedule")
 _ATTRIBUTE = "headwater_options"  # of every module of a configured model
 _PARTS = "headwater_parts"  # of a layer's module: how it was given its latest sequence
 # What models hand on to a layer's attention, and what changes nothing there.
@@ -245,7 +245,7 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
     quality: "fast", "balanced" (the default) or "exact", which is dense: what is not said otherwise (docs/quality.md).
-    options: select ("blocks"; or "h2o", "sketches"), chunk (1024), local (32) and heavy (480), or memory, both together: two
+    options: select ("sketches"; "blocks" with quality "fast"; or "h2o"), chunk (1024), local (32) and heavy (480), or memory, both together: two
     halves with "h2o", else 32 newest and the rest; pinned (8: first tokens that every set keeps; 0 with "h2o");
     dense (False; True: exact attention everywhere), dense_layers (numbers of layers), dense_tail (64: so many tokens at the
     end of a sparse prompt see everything), dense_below (prompts of fewer tokens are dense), threads (0: all), engine, and
@@ -264,6 +264,7 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
                       "allowed: attn_implementation='headwater', or model.set_attn_implementation('headwater')", stacklevel=2)
     given = {name: value for name, value in options.items() if value is not None}
     own = {**_DEFAULTS, **_options.preset("balanced" if quality is None else quality, b"reference"), **given}
+    _options.check_sizes_of_rule(own, given)
     if memory is not None:
         if any(options.get(name) is not None for name in ("local", "heavy")):
             raise ValueError("memory is local and heavy together; allowed: memory, or local and heavy")

@@ -411,26 +411,26 @@ static void test_rule(void) {
   refuse(&options, "options.reserved4 is 1; allowed: 0");
 }
 
-/* Options by quality: rule BLOCKS with pinned tokens or dense; what an engine without the rule gets instead is tested where
+/* Options by quality: a rule with pinned tokens or dense; what an engine without the rule gets instead is tested where
  * there is one (mocks). */
 static void test_presets(void) {
   headwater_options options;
   headwater_session* session = NULL;
   memset(&options, 0xAB, sizeof options);
   CHECK_OK(headwater_options_preset("reference", HEADWATER_QUALITY_BALANCED, &options, sizeof options));
-  CHECK_EQUAL(options.select, HEADWATER_SELECT_BLOCKS);
+  CHECK_EQUAL(options.select, HEADWATER_SELECT_SKETCHES);
+  CHECK_EQUAL(options.least_weight == 0.001, 1);
   CHECK_EQUAL(options.chunk, 1024);
   CHECK_EQUAL(options.local, 32);
   CHECK_EQUAL(options.heavy, 480);
   CHECK_EQUAL(options.pinned, 8);
-  CHECK_EQUAL(options.pool, 4);
-  CHECK_EQUAL(options.refine, 2);
   CHECK_EQUAL(options.struct_size, sizeof options);
   CHECK_OK(headwater_open("reference", &kShape, &options, &session));
   headwater_close(session);
   CHECK_OK(headwater_options_preset(NULL, HEADWATER_QUALITY_FAST, &options, sizeof options));
   CHECK_EQUAL(options.select, HEADWATER_SELECT_BLOCKS);
   CHECK_EQUAL(options.pinned, 8);
+  CHECK_EQUAL(options.pool, 8);
   CHECK_EQUAL(options.refine, 1);
   CHECK_OK(headwater_options_preset(NULL, HEADWATER_QUALITY_EXACT, &options, sizeof options));
   CHECK_EQUAL(options.dense, 1);

@@ -143,7 +143,7 @@ TEST(Conversation, ATurnGoesOnOverManyBatches) {
 
 // What a turn that stopped half-way left is taken back where the session can be truncated, else all of it.
 TEST(Conversation, RecoversFromATurnThatStopped) {
-  for (const Select select : {Select::blocks, Select::h2o}) {
+  for (const Select select : {Select::blocks, Select::sketches, Select::h2o}) {
     TransformerOptions chosen = small(400);
     chosen.attention.select = select;
     Transformer transformer(bundled(Precision::f32), chosen);

@@ -227,6 +227,11 @@ std::vector<std::vector<Level>> factors() {
          p.options.attention.select = Select::blocks;
          p.options.attention.key_block = p.options.attention.pool = 4, p.options.attention.query_block = 16;
        },
+       [](P& p) {
+         p.options.attention.local = 8, p.options.attention.heavy = 16;
+         p.options.attention.select = Select::sketches;
+         p.options.attention.query_block = 16;
+       },
        [](P& p) { p.options.attention.dense = true; }},
       {[](P&) {},
        [](P& p) { p.options.attention.pinned = std::min<std::int64_t>(4, p.options.attention.heavy); }},
@@ -250,6 +255,7 @@ std::vector<std::vector<Level>> factors() {
 }
 
 std::string described(const Problem& p) {
+  constexpr const char* kRules[] = {"h2o", "blocks", "sketches"};
   const Options& a = p.options.attention;
   std::string text = fmt::format(
       "{} {}: {} layers, width {}, heads {}/{}, d {}/{}, feed-forward {}, vocabulary {}{}, factor {}, cache "
@@ -259,7 +265,7 @@ std::string described(const Problem& p) {
       p.sizes.architecture, precision_name(p.precision), p.sizes.layers, p.sizes.width, p.sizes.heads,
       p.sizes.heads_kv, p.sizes.d_head, p.sizes.d_value, p.sizes.feed_forward, p.sizes.vocabulary,
       p.sizes.tied ? " tied" : "", p.sizes.rope_factor, dtype_name(p.options.cache_type), a.chunk, a.batch,
-      a.local, a.heavy, a.select == Select::blocks ? "blocks" : "h2o", a.dense, a.dense_layers.size(),
+      a.local, a.heavy, kRules[static_cast<int>(a.select)], a.dense, a.dense_layers.size(),
       a.dense_below, a.pinned, a.threads, p.options.slots, p.dense_tail);
   for (const std::int64_t n : p.turns) text += fmt::format(" {}", n);
   text += ", types";

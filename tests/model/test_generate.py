@@ -51,18 +51,22 @@ class Generates(unittest.TestCase):
         h2o = generate_json(*flags, "--select", "h2o")
         self.assertEqual((h2o["effective"]["select"], h2o["effective"].get("pinned", 0)), ("h2o", 0))
         default = generate_json(*flags)["effective"]
-        self.assertEqual([default[key] for key in ("select", "local", "heavy", "key_block", "query_block", "pool", "refine")],
-                         ["blocks", 128, 128, 8, 32, 4, 2])
+        self.assertEqual([default[key] for key in ("select", "local", "heavy", "query_block", "least_weight")],
+                         ["sketches", 128, 128, 32, 0.001])
         default = generate_json("-f", TEXT, "-n", "1")["effective"]
         self.assertEqual([default[key] for key in ("chunk", "local", "heavy", "pinned")], [1024, 32, 480, 8])
-        # Sizes of the default rule that were not given fit: K divides H, Q is at most S, P divides Q, A is whole key blocks
-        # of H.
-        for given, wanted in ((["-ub", "24"], [8, 24, 4, 0]), (["-ub", "6", "--h2o-heavy", "4"], [4, 6, 2, 0]),
-                              (["-ub", "2", "--h2o-heavy", "8"], [2, 2, 2, 0]), (["--h2o-heavy", "27"], [1, 32, 4, 8]),
-                              (["--h2o-heavy", "44", "--pinned", "2"], [2, 32, 4, 2]), (["--h2o-heavy", "44"], [4, 32, 4, 8]),
-                              (["--h2o-heavy", "4"], [4, 32, 4, 4]), (["--key-block", "16"], [16, 32, 4, 16]),
-                              (["--h2o-heavy", "0"], [8, 32, 4, 0])):
+        # Sizes of a preset's rule that were not given fit: Q is at most S, A at most H; with rule blocks K divides H, P
+        # divides Q, A is whole key blocks of H.
+        for given, wanted in ((["-ub", "24"], [24, 0]), (["--h2o-heavy", "4"], [32, 4]), (["--h2o-heavy", "0"], [32, 0]),
+                              (["-ub", "900", "--query-block", "24", "--pinned", "5"], [24, 5])):
             fitted = generate_json("-p", "def f(x):", "-n", "1", *given)["effective"]
+            self.assertEqual([fitted["query_block"], fitted.get("pinned", 0)], wanted, given)
+        for given, wanted in ((["-ub", "24"], [8, 24, 8, 0]), (["-ub", "6", "--h2o-heavy", "4"], [4, 6, 2, 0]),
+                              (["-ub", "2", "--h2o-heavy", "8"], [2, 2, 2, 0]), (["--h2o-heavy", "27"], [1, 32, 8, 8]),
+                              (["--h2o-heavy", "44", "--pinned", "2"], [2, 32, 8, 2]), (["--h2o-heavy", "44"], [4, 32, 8, 8]),
+                              (["--h2o-heavy", "4"], [4, 32, 8, 4]), (["--key-block", "16"], [16, 32, 8, 16]),
+                              (["--h2o-heavy", "0"], [8, 32, 8, 0])):
+            fitted = generate_json("-p", "def f(x):", "-n", "1", "--quality", "fast", *given)["effective"]
             sizes_of = [fitted[key] for key in ("key_block", "query_block", "pool")]
             self.assertEqual([*sizes_of, fitted.get("pinned", 0)], wanted, given)
         fast = generate_json("-p", "x", "-n", "1", "--quality", "fast")["effective"]
@@ -78,7 +82,9 @@ class Generates(unittest.TestCase):
         text = generate("-f", TEXT, "-n", "1", *SMALL, *sizes).stderr.decode()
         self.assertIn("select blocks (key_block 8, query_block 64, pool 4, refine 1)", text)
         for bad, word in ((["--select", "none"], "--select"), (["--quality", "best"], "--quality: 'best'"), (["--select", "h2o", "--pool", "4"], "--pool"),
-                          (["--pool", "5"], "--pool: 5"), (["--key-block", "7"], "--key-block 7"),
+                          (["--pool", "5"], "--pool is a size of --select blocks, and the rule is sketches"),
+                          (["--quality", "fast", "--pool", "5"], "--pool: 5"), (["-ub", "24", "--query-block", "25"], "--query-block: 25"),
+                          (["--quality", "fast", "--key-block", "7"], "--key-block 7"),
                           (["--select", "blocks", "-ub", "24"], "--query-block: 32"), ([*sizes, "--pool", "7"], "--pool: 7")):
             done = generate("-p", "x", *bad)
             self.assertEqual(done.returncode, 2)
@@ -97,7 +103,7 @@ class Generates(unittest.TestCase):
         flags = ["-f", TEXT, "-n", "8", "-t", "2", "--dense-tail", "0", *SMALL]
         dense, sparse = generate_json(*flags, "--dense"), generate_json(*flags)
         self.assertLess(sparse["pairs"], 0.5 * dense["pairs"])
-        for rule in ([], ["--select", "blocks"]):
+        for rule in ([], ["--select", "blocks"], ["--select", "h2o"]):
             all_layers = generate_json(*flags, *rule, "--dense-layers", "0-7")
             self.assertEqual((all_layers["ids"], all_layers["pairs"]), (dense["ids"], dense["pairs"]))
         # Three of eight.

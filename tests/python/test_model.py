@@ -242,7 +242,9 @@ class Generated(Tests):
         self.assertEqual("".join(self.model.generate(PROMPT)), program("generate", "-m", TINY, "-p", PROMPT, "-n", "128")["text"])
         for flags, options in (([], {}), (["-ub", "6"], {"chunk": 6}), (["--h2o-heavy", "20"], {"heavy": 20}),
                                (["--select", "h2o"], {"select": "h2o"}), (["--dense-below", "9"], {"dense_below": 9}),
-                               (["--key-block", "16"], {"key_block": 16}), (["--quality", "fast"], {"quality": "fast"}),
+                               (["--quality", "fast"], {"quality": "fast"}),
+                               (["--quality", "fast", "--key-block", "16"], {"quality": "fast", "key_block": 16}),
+                               (["-ub", "20", "--query-block", "7"], {"chunk": 20, "query_block": 7}),
                                (["--select", "blocks", "--h2o-heavy", "64"], {"select": "blocks", "heavy": 64})):
             said = program("generate", "-m", TINY, "-p", PROMPT, "-n", "0", *flags)["effective"]
             got = self.model.conversation(capacity=100, **options).options
@@ -250,6 +252,11 @@ class Generated(Tests):
                          "dense_below"):
                 with self.subTest(flags=flags, name=name):
                     self.assertEqual(got[name], said.get(name, 0))
+        for name, value in (("key_block", 4), ("pool", 4), ("refine", 1)):
+            with self.assertRaisesRegex(ValueError, f"^{name} is a size of rule blocks, and the rule is sketches; allowed: "):
+                self.model.conversation(capacity=100, **{name: value})
+        with self.assertRaisesRegex(ValueError, "^least_weight is a size of rule sketches, and the rule is blocks; allowed: "):
+            self.model.conversation(capacity=100, quality="fast", least_weight=0)
 
     def test_sizes_can_be_said_wherever_heavy_can(self):
         sizes = {"pinned": 16, "key_block": 4, "query_block": 16, "pool": 2, "refine": 2}
@@ -264,7 +271,7 @@ class Generated(Tests):
 
     def test_clamped_memory_is_told(self):
         """Where no warnings can be asked for."""
-        said = "local 32, heavy 24$"
+        said = "local 32, heavy 31$"
         for call in (lambda: self.model.generate(PROMPT, chunk=64), lambda: self.model.chat(chunk=64),
                      lambda: self.model.perplexity(self.ids[:80], decode=1, chunk=64)):
             with self.assertWarnsRegex(UserWarning, said) as caught:

@@ -106,9 +106,9 @@ void choose_quality(const std::string& text, GenerateFlags& flags) {
   }
 }
 
-/// An engine that has one rule gets that one where none was asked for, with its own shares of the budget.
+/// An engine without the preset's rule gets rule `h2o` where none was asked for, with its own shares of the budget.
 void keep_to_rules_of_engine(const CLI::App& app, ModelFlags& model) {
-  if (app.count("--select") > 0 || has_blocks(chosen_engine(model.engine))) return;
+  if (app.count("--select") > 0 || has_rule(chosen_engine(model.engine), model.options.select)) return;
   const Options plain;
   model.options.select = plain.select;
   if (app.count("--h2o-local") == 0) model.options.local = plain.local;
