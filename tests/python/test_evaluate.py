@@ -227,15 +227,15 @@ class Runs(Folder):
         for entry in found["answers"]:
             self.assertEqual((entry["score"], entry["any"], entry["samples"], entry["high"]), (1.0, 1.0, 2, 1.0), entry)
         self.assertEqual([(entry["rule"], entry["of_dense"]) for entry in found["first_token"]],
-                         [("dense", 1.0), ("h2o", 0.25), ("window", 0.25), ("blocks", 0.25)])
+                         [("dense", 1.0), ("h2o", 0.25), ("window", 0.25), ("sketches", 0.25)])
         by_rule = {entry["rule"]: entry for entry in found["losses"]}
-        for rule, worse in (("h2o", 0.03), ("window", 0.02), ("blocks", 0.01)):
+        for rule, worse in (("h2o", 0.03), ("window", 0.02), ("sketches", 0.01)):
             self.assertAlmostEqual(by_rule[rule]["prefill"]["difference"], worse)
             self.assertAlmostEqual(by_rule[rule]["decoded"]["difference"], 0.0)
             self.assertEqual(by_rule[rule]["windows"], 2)
         self.assertEqual(found["versions"]["headwater"], headwater.__version__)
         self.assertEqual(found["configuration"]["isa"], headwater.info()["isa"])
-        self.assertIn("| `niah_single` | `blocks` | 100 (34 to 100) |", out)
+        self.assertIn("| `niah_single` | `sketches` | 100 (34 to 100) |", out)
         self.assertRegex(out, r"\| `text.txt` \| `h2o` \| \+3\.05 \(0\.00\) % \|")
         files = {path.name for path in (self.folder / "out").iterdir()}
         self.assertLessEqual({"journal.jsonl", "results.json", "table.md"}, files)
@@ -329,7 +329,7 @@ class Runs(Folder):
         self.assertNotIn("no times", err)
         found = json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))
         self.assertEqual([(entry["rule"], entry["samples"], entry["of_dense"]) for entry in found["first_token"]],
-                         [("dense", 3, 1.0), ("h2o", 3, 0.25), ("window", 3, 0.25), ("blocks", 3, 0.25)])
+                         [("dense", 3, 1.0), ("h2o", 3, 0.25), ("window", 3, 0.25), ("sketches", 3, 0.25)])
         self.assertEqual({entry["samples"] for entry in found["answers"]}, {5})
 
     def test_a_chat(self):
@@ -629,7 +629,7 @@ class Bundled(Folder):
                  json.loads((self.folder / "out" / "results.json").read_text(encoding="utf-8"))["losses"]}
         model = headwater.Model(MODEL)
         for rule, options in (("h2o", {"select": "h2o", "local": 32, "heavy": 32}),
-                              ("blocks", {"select": "blocks", "local": 32, "heavy": 32})):
+                              ("sketches", {"select": "sketches", "local": 32, "heavy": 32})):
             wanted = model.perplexity(text.read_text(encoding="utf-8"), window=2048, decode=100, chunk=256, threads=2,
                                       **options)
             self.assertEqual(wanted["windows"], 2)
@@ -730,7 +730,7 @@ class HuggingFace(Folder):
 
     def test_sparse_losses_are_dense_in_the_first_chunk_alone(self):
         dense = self.backend.losses(self.ids, 50, rules.Rule("dense", 64, 16))
-        for name in ("h2o", "window", "blocks"):
+        for name in ("h2o", "window", "blocks", "sketches"):
             sparse = self.backend.losses(self.ids, 50, rules.Rule(name, 64, 16))
             differences = [abs(one - other) for one, other in zip(sparse, dense)]
             self.assertLess(max(differences[:60]), 1e-4, name)

@@ -377,8 +377,8 @@ class Options(Case):
     def test_defaults_and_memory(self):
         own = model("Llama")
         self.assertEqual(headwater.hf.configuration(own), {
-            "select": "blocks", "chunk": 1024, "local": 32, "heavy": 480, "pinned": 8, "key_block": 8, "query_block": 32,
-            "pool": 4, "refine": 2, "dense": False, "dense_layers": (), "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
+            "select": "sketches", "chunk": 1024, "local": 32, "heavy": 480, "pinned": 8, "key_block": 8, "query_block": 32,
+            "pool": 4, "refine": 2, "least_weight": 0.001, "dense": False, "dense_layers": (), "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
         got = headwater.hf.configure(own, memory=256, chunk=512, threads=2)
         self.assertEqual((got["local"], got["heavy"], got["chunk"]), (32, 224, 512))
         got = headwater.hf.configure(own, memory=256, select="h2o")
@@ -387,11 +387,11 @@ class Options(Case):
         self.assertNotIn("headwater_options", own.config.to_json_string())
         got = headwater.hf.configure(own, memory=256, select="sketches", least_weight=0.1, engine="reference")
         self.assertEqual((got["local"], got["heavy"], got["pinned"], got["least_weight"]), (32, 224, 8, 0.1))
-        for options, pinned in (({"heavy": 4, "key_block": 4}, 4), ({"key_block": 16}, 16), ({"pinned": 0}, 0),
-                                ({"pinned": 24}, 24)):
+        for options, pinned in (({"heavy": 4}, 4), ({"pinned": 0}, 0), ({"pinned": 23}, 23),
+                                ({"select": "blocks", "heavy": 4, "key_block": 4}, 4), ({"quality": "fast", "key_block": 16}, 16)):
             self.assertEqual(headwater.hf.configure(own, **options)["pinned"], pinned, options)
         got = headwater.hf.configure(own, quality="fast", heavy=240)
-        self.assertEqual((got["pool"], got["refine"], got["heavy"], got["pinned"]), (8, 1, 240, 8))
+        self.assertEqual([got[name] for name in ("select", "pool", "refine", "heavy", "pinned")], ["blocks", 8, 1, 240, 8])
         self.assertTrue(headwater.hf.configure(own, quality="exact")["dense"])
         with self.assertRaisesRegex(ValueError, "quality is 'best'; allowed: 'fast', 'balanced', 'exact'"):
             headwater.hf.configure(own, quality="best")
@@ -404,8 +404,8 @@ class Options(Case):
 
     def test_clamped_memory_is_told(self):
         own = model("Llama", num_hidden_layers=1)
-        for options, used in (({"memory": 2048, "chunk": 1024}, (32, 984)), ({"chunk": 256}, (32, 216)),
-                              ({"chunk": 64, "pinned": 64}, (32, 24)), ({"memory": 600, "chunk": 64, "select": "h2o"}, (63, 0))):
+        for options, used in (({"memory": 2048, "chunk": 1024}, (32, 991)), ({"chunk": 256, "quality": "fast"}, (32, 216)),
+                              ({"chunk": 64, "pinned": 64}, (32, 31)), ({"memory": 600, "chunk": 64, "select": "h2o"}, (63, 0))):
             with self.subTest(options):
                 got = []
                 said = self.said(lambda options=options, got=got: got.append(headwater.hf.configure(own, **options)))
@@ -459,7 +459,7 @@ class Options(Case):
         ids = tokens(1, 300)
         results = []
         for sizes in ({}, {"pinned": 16}, {"key_block": 4}, {"query_block": 16}, {"pool": 2}, {"refine": 1}):
-            headwater.hf.configure(own, **SPARSE, **sizes)
+            headwater.hf.configure(own, **SPARSE, select="blocks", **sizes)
             _attention._kept.__dict__.pop("sessions", None)
             results.append(logits(own, "headwater", ids))
             (session,) = _attention._kept.sessions.values()
@@ -485,13 +485,15 @@ class Options(Case):
                 ({"chunk": "all"}, TypeError, "chunk is 'all'; allowed: an integer"),
                 ({"select": "most"}, ValueError, "select is 'most'; allowed: 'h2o', 'blocks'"),
                 ({"memory": 100, "local": 4}, ValueError, "memory is local and heavy together"),
-                ({"memory": 100}, ValueError, "heavy"),
-                ({"memory": 510}, ValueError, "^memory is 510, of which heavy has 478, no multiple of key_block 8; allowed: 504, 512 "),
-                ({"memory": 65, "key_block": 16}, ValueError, "^memory is 65, .* key_block 16; allowed: 64, 80 "),
-                ({"memory": 100, "key_block": 0}, ValueError, "key_block is 0"),
+                ({"memory": 100, "select": "blocks"}, ValueError, "heavy"),
+                ({"memory": 510, "quality": "fast"}, ValueError, "^memory is 510, of which heavy has 478, no multiple of key_block 8; allowed: 504, 512 "),
+                ({"memory": 65, "select": "blocks", "key_block": 16}, ValueError, "^memory is 65, .* key_block 16; allowed: 64, 80 "),
+                ({"memory": 100, "select": "blocks", "key_block": 0}, ValueError, "key_block is 0"),
+                ({"pool": 2}, ValueError, "^pool is a size of rule blocks, and the rule is sketches; allowed: without it, or select='blocks'"),
+                ({"least_weight": 0, "quality": "fast"}, ValueError, "^least_weight is a size of rule sketches, and the rule is blocks"),
                 ({"dense_layers": 1}, TypeError, "dense_layers is 1; allowed: a sequence of integers"),
                 ({"dense": "no"}, TypeError, "dense is 'no'; allowed: True, False"),
-                ({"pinned": 3}, ValueError, "pinned is 3"),
+                ({"pinned": 3, "quality": "fast"}, ValueError, "pinned is 3"),
                 ({"pinned": 488}, ValueError, "pinned is 488"),
                 ({"memory": "all"}, TypeError, "memory is 'all'"),
                 ({"dense_tail": -1}, ValueError, "dense_tail is -1; allowed: 0 or more"),
@@ -606,11 +608,11 @@ class Exported(Case):
 
     @unittest.skipUnless("HEADWATER_PROGRAM" in os.environ or REQUIRED, "no comparison: HEADWATER_PROGRAM is not set")
     def test_losses_are_those_of_the_program(self):
-        """Two windows of 2048 tokens, dense and with rule blocks, the last 64 tokens of each dense."""
+        """Two windows of 2048 tokens, dense and with rule sketches, the last 64 tokens of each dense."""
         said = subprocess.run(
             [os.environ["HEADWATER_PROGRAM"], "perplexity", "-m", GGUF, "-f", TEXT, "--window", "2048", "--decode", "64",
-             "--chunk", "256", "--h2o-local", "64", "--h2o-heavy", "128", "--select", "blocks", "--projections", "f32",
-             "--cache-type", "f32", "--json"], check=True, capture_output=True, text=True).stdout
+             "--chunk", "256", "--h2o-local", "64", "--h2o-heavy", "128", "--pinned", "8", "--select", "sketches", "--projections",
+             "f32", "--cache-type", "f32", "--json"], check=True, capture_output=True, text=True).stdout
         own = transformers.AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=torch.float32,
                                                                 attn_implementation="headwater")
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_folder)

@@ -85,8 +85,8 @@ def _parser():
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", type=_nonempty, metavar="PATH", help="a GGUF file, or a folder of Hugging Face")
     model.add_argument("--gguf", type=_nonempty, metavar="FILE", help="a GGUF file")
-    parser.add_argument("--rules", type=_list(_one_of(rules.NAMES)), default=list(rules.NAMES), metavar="LIST",
-                        help="%(metavar)s of dense, h2o, window, blocks, sketches (all)")
+    parser.add_argument("--rules", type=_list(_one_of(rules.NAMES)), default=list(rules.DEFAULTS), metavar="LIST",
+                        help="%(metavar)s of dense, h2o, window, blocks, sketches (all but blocks)")
     parser.add_argument("--lengths", type=_list(_integer(64, MOST)), default=[4096], metavar="LIST",
                         help="tokens of a prompt and its answer, and of a window of a text (4096)")
     parser.add_argument("--tasks", type=_list(_one_of((*tasks.TASKS, "none"))), default=list(tasks.TASKS), metavar="LIST",

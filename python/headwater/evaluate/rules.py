@@ -4,6 +4,7 @@ KEY_BLOCK, QUERY_BLOCK, POOL, BATCH = 8, 32, 4, 4096  # defaults of docs/spec.md
 NEWEST = 32  # L of rules blocks and sketches, as `headwater generate` has it
 PINNED = 8   # first tokens of every set by default, with them and with windows
 NAMES = ("dense", "h2o", "window", "blocks", "sketches")
+DEFAULTS = ("dense", "h2o", "window", "sketches")  # compared where nothing is said
 
 
 class Rule:
