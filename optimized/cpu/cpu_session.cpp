@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/numbers.hpp"
+#include "cpu/dispatch.hpp"
 #include "cpu/prefetch.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -33,7 +34,8 @@ CpuSession::Work::Work(SessionData& data, const Bf16Table* table)
   if (table && data.shape.kv_type == DType::bf16) bf16.emplace(data, *table, floats);
   if (options.sparse && options.select == Select::h2o) sparse.emplace(data);
   if (options.sparse && options.select == Select::blocks) blocks.emplace(data);
-  if (options.sparse && options.select == Select::sketches) sketches.emplace(data, table);
+  if (options.sparse && options.select == Select::sketches)
+    sketches.emplace(data, byte_kernels(data.kernels));
   if (!core::Memory::current().counts()) data.workers.start();
 }
 

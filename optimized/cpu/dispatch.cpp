@@ -12,10 +12,12 @@ using detail::Feature;
 
 // What the files of the kernels are built for. Every processor with AVX-512F and DQ has FMA and F16C.
 constexpr std::array kAvx512 = {Feature::avx512f, Feature::avx512dq};
-constexpr std::array kAvx512Bf16 = {Feature::avx512f,  Feature::avx512dq,   Feature::avx512bw,
-                                    Feature::avx512vl, Feature::avx512vnni, Feature::avx512bf16};
-constexpr std::array kAmx = {Feature::avx512f,    Feature::avx512dq,   Feature::avx512bw, Feature::avx512vl,
-                             Feature::avx512vnni, Feature::avx512bf16, Feature::amx_tile, Feature::amx_bf16};
+constexpr std::array kAvx512Vnni = {Feature::avx512f, Feature::avx512dq, Feature::avx512bw, Feature::avx512vl,
+                                    Feature::avx512vnni};
+constexpr std::array kAvx512Bf16 = {Feature::avx512f, Feature::avx512dq, Feature::avx512bw, Feature::avx512vl,
+                                    Feature::avx512bf16};
+constexpr std::array kAmx = {Feature::avx512f,    Feature::avx512dq, Feature::avx512bw, Feature::avx512vl,
+                             Feature::avx512bf16, Feature::amx_tile, Feature::amx_bf16};
 
 constexpr Variant kVariants[] = {
     {"cpu-portable", "plain C++ for every x86-64-v2 processor", &portable_kernels, nullptr,
@@ -56,6 +58,11 @@ const Variant* variant_named(std::string_view name) {
 }  // namespace
 
 std::span<const Variant> variants() { return kVariants; }
+
+const ByteTable* byte_kernels(const KernelTable& kernels) {
+  static const bool has_them = detail::missing_feature(kAvx512Vnni).empty();
+  return has_them ? kernels.bytes : nullptr;
+}
 
 Processor this_processor() {
   Processor processor;

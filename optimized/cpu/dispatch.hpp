@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/kernels/avx512vnni/table.hpp"
 #include "cpu/kernels/bf16/table.hpp"
 #include "cpu/kernels/table.hpp"
 #include "headwater/detail/processor.hpp"
@@ -21,6 +22,9 @@ struct Variant {
   /// What this processor (or its operating system) lacks, empty if nothing.
   [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
 };
+
+/// Those of a table that this processor has, or null.
+const ByteTable* byte_kernels(const KernelTable& kernels);
 
 /// All variants, the plainest first.
 std::span<const Variant> variants();

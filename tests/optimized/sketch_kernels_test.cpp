@@ -121,7 +121,10 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
   votes[7] = 100;  // none is larger
   std::vector<float> scaled = block;
   variant->kernels->scale_lanes(scaled.data(), n, rows.factor.data(), unit);
-  variant->kernels->raise_lane_votes(scaled.data(), n, rows.offset.data(), votes);
+  std::vector<float> of_scaled(votes, votes + kBlockRows);
+  variant->kernels->raise_lane_votes(scaled.data(), n, nullptr, nullptr, rows.offset.data(),
+                                     of_scaled.data());
+  variant->kernels->raise_lane_votes(block.data(), n, rows.factor.data(), unit, rows.offset.data(), votes);
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
     double best = lane == 7 ? 100 : -std::numeric_limits<double>::infinity();
     for (std::int64_t r = 0; r < n && lane != 5; ++r) {
@@ -134,14 +137,17 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
     }
     if (lane == 5) {
       EXPECT_EQ(votes[lane], -kInf);
+      EXPECT_EQ(of_scaled[5], -kInf);
     } else {
       EXPECT_NEAR(votes[lane], best, 1e-5) << lane;
+      EXPECT_NEAR(of_scaled[static_cast<std::size_t>(lane)], best, 1e-5) << lane;
     }
   }
 }
 
 TEST_P(SketchKernels, SKE_6_VotesOfBytes) {
-  if (!variant->bf16) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
+  const ByteTable* bytes_of = byte_kernels(*variant->kernels);
+  if (!bytes_of) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
   for (const std::int64_t n : {0, 1, 3, 4, 5, 11}) {
     for (const std::int64_t tiles : {1, 2, 3}) {
       const Sketches rows(n, 1, 1e-4f);
@@ -151,15 +157,14 @@ TEST_P(SketchKernels, SKE_6_VotesOfBytes) {
       std::vector<std::uint8_t> packed(static_cast<std::size_t>(tiles * kKeyTile * kSketchColumns));
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         const std::int64_t at = tile * kKeyTile * kSketchColumns;
-        variant->bf16->pack_sketches(keys.integers.data() + at, kKeyTile, packed.data() + at);
+        bytes_of->pack(keys.integers.data() + at, kKeyTile, packed.data() + at);
       }
       std::vector<std::int8_t> bytes(rows.integers.begin(), rows.integers.end());
       std::vector<std::int32_t> shift(static_cast<std::size_t>(n));
       for (std::size_t i = 0; i < bytes.size(); ++i) shift[i / kSketchColumns] -= 128 * bytes[i];
       std::vector<float> votes(units.size(), -kInf);
-      variant->bf16->raise_sketch_votes(
-          {n, bytes.data(), shift.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
-          units.data(), tiles, votes.data());
+      bytes_of->raise_votes({n, bytes.data(), shift.data(), rows.factor.data(), rows.offset.data()},
+                            packed.data(), units.data(), tiles, votes.data());
       for (std::int64_t j = 0; j < tiles * kKeyTile; ++j) {
         double best = -std::numeric_limits<double>::infinity();
         for (std::int64_t i = 0; i < n && j != 3; ++i) {

@@ -64,13 +64,29 @@ inline void scale_lanes(float* block, std::int64_t n_rows, const float* factor, 
   }
 }
 
-inline void raise_lane_votes(const float* block, std::int64_t n_rows, const float* offset, float* votes) {
+/// x * y - z, rounded once where the processor can.
+inline float times_less(float x, float y, float z) {
+#ifdef __FMA__
+  return __builtin_fmaf(x, y, -z);
+#else
+  return x * y - z;
+#endif
+}
+
+inline void raise_lane_votes(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
+                             const float* offset, float* votes) {
   float best[kBlockRows];
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) best[lane] = votes[lane];
+  const auto raise = [&](std::int64_t lane, float vote) {
+    best[lane] = vote > best[lane] ? vote : best[lane];
+  };
   for (std::int64_t row = 0; row < n_rows; ++row) {
-    for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {
-      const float vote = block[row * kBlockRows + lane] - offset[row];
-      best[lane] = vote > best[lane] ? vote : best[lane];
+    const float* line = block + row * kBlockRows;
+    if (factor) {
+      for (std::int64_t lane = 0; lane < kBlockRows; ++lane)
+        raise(lane, times_less(line[lane], factor[row] * unit[lane], offset[row]));
+    } else {
+      for (std::int64_t lane = 0; lane < kBlockRows; ++lane) raise(lane, line[lane] - offset[row]);
     }
   }
   for (std::int64_t lane = 0; lane < kBlockRows; ++lane) votes[lane] = best[lane];

@@ -34,6 +34,11 @@ struct RowRun {
   std::int64_t n;
 };
 
+/// Keys of a tile: those whose logits BF16 kernels compute at a time, and those whose sketches are packed together.
+inline constexpr std::int64_t kKeyTile = 32;
+
+inline std::int64_t key_tiles(std::int64_t n_keys) { return (n_keys + kKeyTile - 1) / kKeyTile; }
+
 /// Columns of a sketch, ascending (SKE-3); where there are fewer, zeros follow the integers.
 inline constexpr std::int64_t kSketchColumns = 32;
 struct SketchColumns {
@@ -42,6 +47,8 @@ struct SketchColumns {
 };
 /// The largest integer of a sketch (SKE-4).
 inline constexpr float kSketchInteger = 127.0f;
+
+struct ByteTable;
 
 /// Running softmax of a block (INTRA-1), one entry per lane.
 struct SoftmaxState {
@@ -137,8 +144,13 @@ struct KernelTable {
   void (*scale_lanes)(float* block, std::int64_t n_rows, const float* factor, const float* unit);
 
   /// SKE-6: votes[lane] = the largest of votes[lane] and block[row][lane] - offset[row] over n_rows rows; a NaN is never
-  /// larger.
-  void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* offset, float* votes);
+  /// larger. With factors each is block[row][lane] * (factor[row] * unit[lane]) - offset[row], rounded once where the
+  /// processor can; null: neither is read.
+  void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
+                           const float* offset, float* votes);
+
+  /// Sketches in bytes, on processors that have AVX512_VNNI besides what this table needs; null: in floats alone.
+  const ByteTable* bytes = nullptr;
 
   /// For votes (SEL-6, SEL-7, SKE-7).
   core::SelectionLoops selection;

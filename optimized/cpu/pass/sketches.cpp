@@ -50,9 +50,9 @@ std::int64_t SketchesPass::Scratch::bytes() const {
          order_keys.bytes() + fixed.bytes();
 }
 
-SketchesPass::SketchesPass(SessionData& data, const Bf16Table* bf16)
+SketchesPass::SketchesPass(SessionData& data, const ByteTable* bytes)
     : data_(data),
-      bf16_(bf16),
+      bytes_(bytes),
       group_(data.shape.n_head / data.shape.n_head_kv),
       rows_(data, data.most_chunk_rows()),
       columns_(static_cast<std::size_t>(data.shape.n_head_kv)) {
@@ -207,7 +207,7 @@ void SketchesPass::sketch_keys(const LayerCall& call, const Past& past, std::int
     const bool bytes = in_bytes(call.layer);
     unsigned char* to = part(keys_, head_kv) + tile * tile_bytes(bytes);
     if (bytes) {
-      bf16_->pack_sketches(integers, n, to);
+      bytes_->pack(integers, n, to);
     } else {
       data_.kernels.pack_queries(integers, kSketchColumns, n, kSketchColumns, reinterpret_cast<float*>(to));
     }
@@ -271,9 +271,9 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
       }
       scratch.shift.data()[r] = static_cast<std::int32_t>(-128 * sum);
     }
-    bf16_->raise_sketch_votes({rows, scratch.query_bytes.data(), scratch.shift.data(), scratch.factor.data(),
-                               scratch.offset.data()},
-                              keys, units, tiles, votes);
+    bytes_->raise_votes({rows, scratch.query_bytes.data(), scratch.shift.data(), scratch.factor.data(),
+                         scratch.offset.data()},
+                        keys, units, tiles, votes);
     return;
   }
   static_assert(kKeyTile == kBlockRows);  // a tile of keys is in the lanes
@@ -288,16 +288,18 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
     for (const Voters& voters : scratch.voters) {
       const std::int64_t n = voters.end - voters.begin;
       float* own = block + voters.begin * kBlockRows;
-      data_.kernels.scale_lanes(own, n, scratch.factor.data() + voters.begin, unit);
+      const float* factor = scratch.factor.data() + voters.begin;
       LogitMap map = call.logit_map(voters.head);
       if (map.softcap > 0 || map.slope != 0) {
+        data_.kernels.scale_lanes(own, n, factor, unit);
+        factor = nullptr;
         // Keys are in the lanes: the distance from a key to a row has the other sign.
         if (!HEADWATER_SABOTAGE("cpu.sketches.slope_of_the_other_sign")) map.slope = -map.slope;
         const BlockPositions positions{past.pinned + tile * kKeyTile, 0,
                                        scratch.positions.data() + voters.begin};
         data_.kernels.cap_and_bias(map, positions, kBlockRows, n, own);
       }
-      data_.kernels.raise_lane_votes(own, n, scratch.offset.data() + voters.begin, to);
+      data_.kernels.raise_lane_votes(own, n, factor, unit, scratch.offset.data() + voters.begin, to);
     }
     for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {  // a cap may have made a number of a NaN
       if (std::isnan(unit[lane])) to[lane] = kNoVote;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/buffer.hpp"
-#include "cpu/kernels/bf16/table.hpp"
+#include "cpu/kernels/avx512vnni/table.hpp"
 #include "cpu/layer.hpp"
 #include "cpu/pass/row_blocks.hpp"
 
@@ -16,8 +16,8 @@ namespace headwater::cpu {
 /// key/value head is a unit of work, and so both schedules and every number of threads give the same bits (SCHED-2, NUM-3).
 class SketchesPass {
  public:
-  /// Of a session with rule sketches whose options are sparse. `bf16`: the session's kernels of that type, or null.
-  SketchesPass(SessionData& data, const Bf16Table* bf16);
+  /// Of a session with rule sketches whose options are sparse. `bytes`: kernels that this processor has, or null.
+  SketchesPass(SessionData& data, const ByteTable* bytes);
 
   /// Of working memory; set_bytes() of the sets and votes of a chunk.
   [[nodiscard]] std::int64_t bytes() const;
@@ -100,7 +100,7 @@ class SketchesPass {
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
   /// Whether sketches of a layer are multiplied in bytes: LOGIT-2 and LOGIT-3 are computed of products in floats.
   [[nodiscard]] bool in_bytes(std::int64_t layer) const {
-    return bf16_ && data_.alibi.empty() && !(data_.options.softcap_of(layer) > 0);
+    return bytes_ && data_.alibi.empty() && !(data_.options.softcap_of(layer) > 0);
   }
   [[nodiscard]] static std::int64_t tile_bytes(bool in_bytes) {
     return kKeyTile * kSketchColumns *
@@ -108,8 +108,8 @@ class SketchesPass {
   }
 
   SessionData& data_;
-  const Bf16Table* bf16_;  // null: products in floats
-  std::int64_t group_;     // query heads of a key/value head
+  const ByteTable* bytes_;  // null: products in floats
+  std::int64_t group_;      // query heads of a key/value head
   RowBlocks rows_;
   std::vector<SketchColumns> columns_;  // of each key/value head
   core::Buffer<unsigned char> keys_;    // [Hkv][tiles] sketches of the candidates

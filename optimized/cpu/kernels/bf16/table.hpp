@@ -6,13 +6,8 @@
 
 namespace headwater::cpu {
 
-/// Keys whose logits are computed at a time, and keys of a block of packed values.
-inline constexpr std::int64_t kKeyTile = 32;
-
 /// Weights of a tile of keys: [kKeyTile / 2][kBlockRows][2] BF16, the two keys of a pair side by side.
 inline constexpr std::int64_t kTileWeights = kKeyTile * kBlockRows;
-
-inline std::int64_t key_tiles(std::int64_t n_keys) { return (n_keys + kKeyTile - 1) / kKeyTile; }
 
 /// Rows of the caller's memory to prefetch, which are soon read or written. It is done row by row while tiles of keys
 /// are computed: a processor keeps track of a few dozen misses, and more at a time find no room or hold up the rest.
@@ -56,15 +51,6 @@ struct Bf16Softmax {
   alignas(64) float rounded[kBlockRows];
   bool anchored;    ///< the offset is final
   bool has_output;  ///< whether any keys have been accumulated; kernels leave it alone
-};
-
-/// Rows of a query block whose sketches vote (SKE-6).
-struct SketchedRows {
-  std::int64_t n = 0;
-  const std::int8_t* integers = nullptr;  ///< [n][kSketchColumns]
-  const std::int32_t* shift = nullptr;    ///< -128 times the sum of a row's integers
-  const float* factor = nullptr;          ///< scale times the row's unit
-  const float* offset = nullptr;          ///< the row's own weight (SKE-5)
 };
 
 /// Kernels that multiply BF16 rows and BF16 weights and add in F32. Logits stand key by key, kBlockRows lanes in a
@@ -116,14 +102,6 @@ struct Bf16Table {
   /// transposed, one of these, holds a NaN or an infinity.
   std::uint32_t (*unpack_rows)(const float* transposed, std::int64_t n_rows, std::int64_t dv,
                                const float* factor, float* rows);
-
-  /// The integers of n <= kKeyTile sketches to tile[kSketchColumns / 4][kKeyTile][4], each plus 128.
-  void (*pack_sketches)(const float* integers, std::int64_t n, std::uint8_t* tile);
-
-  /// SKE-6 without cap and slope: votes[key] = the largest of votes[key] and product * (factor * units[key]) - offset over
-  /// all rows, for the keys of n_tiles tiles; a NaN is never larger.
-  void (*raise_sketch_votes)(const SketchedRows& rows, const std::uint8_t* tiles, const float* units,
-                             std::int64_t n_tiles, float* votes);
 
   /// KernelTable::row_logits of rows that are BF16 on both sides, neither arranged nor padded; null where the processor
   /// has no products of BF16 vectors, or slow ones.
