@@ -35,7 +35,7 @@ CpuSession::Work::Work(SessionData& data, const Bf16Table* table)
   if (options.sparse && options.select == Select::h2o) sparse.emplace(data);
   if (options.sparse && options.select == Select::blocks) blocks.emplace(data);
   if (options.sparse && options.select == Select::sketches)
-    sketches.emplace(data, byte_kernels(data.kernels));
+    sketches.emplace(data, sketch_kernels(data.kernels));
   if (!core::Memory::current().counts()) data.workers.start();
 }
 

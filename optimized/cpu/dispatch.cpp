@@ -59,9 +59,9 @@ const Variant* variant_named(std::string_view name) {
 
 std::span<const Variant> variants() { return kVariants; }
 
-const ByteTable* byte_kernels(const KernelTable& kernels) {
-  static const bool has_them = detail::missing_feature(kAvx512Vnni).empty();
-  return has_them ? kernels.bytes : nullptr;
+const SketchTable* sketch_kernels(const KernelTable& kernels) {
+  static const bool has_vnni = detail::missing_feature(kAvx512Vnni).empty();
+  return kernels.integer_sketches == &avx512vnni_sketches && !has_vnni ? nullptr : kernels.integer_sketches;
 }
 
 Processor this_processor() {

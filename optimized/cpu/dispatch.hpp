@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cpu/kernels/avx512vnni/table.hpp"
 #include "cpu/kernels/bf16/table.hpp"
+#include "cpu/kernels/sketch_table.hpp"
 #include "cpu/kernels/table.hpp"
 #include "headwater/detail/processor.hpp"
 
@@ -23,8 +23,8 @@ struct Variant {
   [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
 };
 
-/// Those of a table that this processor has, or null.
-const ByteTable* byte_kernels(const KernelTable& kernels);
+/// KernelTable::integer_sketches where this processor has what they need beside the rest of the table, else null.
+const SketchTable* sketch_kernels(const KernelTable& kernels);
 
 /// All variants, the plainest first.
 std::span<const Variant> variants();

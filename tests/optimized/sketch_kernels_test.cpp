@@ -145,26 +145,26 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
   }
 }
 
-TEST_P(SketchKernels, SKE_6_VotesOfBytes) {
-  const ByteTable* bytes_of = byte_kernels(*variant->kernels);
-  if (!bytes_of) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
+TEST_P(SketchKernels, SKE_6_VotesOfProductsInIntegers) {
+  const SketchTable* table = sketch_kernels(*variant->kernels);
+  if (!table) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
   for (const std::int64_t n : {0, 1, 3, 4, 5, 11}) {
     for (const std::int64_t tiles : {1, 2, 3}) {
       const Sketches rows(n, 1, 1e-4f);
       const Sketches keys(tiles * kKeyTile, 2, 1.0f);
       std::vector<float> units = keys.factor;
       units[3] = kNan;
-      std::vector<std::uint8_t> packed(static_cast<std::size_t>(tiles * kKeyTile * kSketchColumns));
+      std::vector<unsigned char> packed(static_cast<std::size_t>(tiles * table->tile_bytes));
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         const std::int64_t at = tile * kKeyTile * kSketchColumns;
-        bytes_of->pack(keys.integers.data() + at, kKeyTile, packed.data() + at);
+        table->pack(keys.integers.data() + at, kKeyTile, packed.data() + tile * table->tile_bytes);
       }
-      std::vector<std::int8_t> bytes(rows.integers.begin(), rows.integers.end());
-      std::vector<std::int32_t> shift(static_cast<std::size_t>(n));
-      for (std::size_t i = 0; i < bytes.size(); ++i) shift[i / kSketchColumns] -= 128 * bytes[i];
+      std::vector<std::uint8_t> bytes(rows.integers.size());
+      for (std::size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<std::uint8_t>(static_cast<int>(rows.integers[i]) + table->row_bias);
       std::vector<float> votes(units.size(), -kInf);
-      bytes_of->raise_votes({n, bytes.data(), shift.data(), rows.factor.data(), rows.offset.data()},
-                            packed.data(), units.data(), tiles, votes.data());
+      table->raise_votes({n, bytes.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
+                         units.data(), tiles, votes.data());
       for (std::int64_t j = 0; j < tiles * kKeyTile; ++j) {
         double best = -std::numeric_limits<double>::infinity();
         for (std::int64_t i = 0; i < n && j != 3; ++i) {

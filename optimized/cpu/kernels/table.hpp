@@ -48,7 +48,7 @@ struct SketchColumns {
 /// The largest integer of a sketch (SKE-4).
 inline constexpr float kSketchInteger = 127.0f;
 
-struct ByteTable;
+struct SketchTable;
 
 /// Running softmax of a block (INTRA-1), one entry per lane.
 struct SoftmaxState {
@@ -149,8 +149,8 @@ struct KernelTable {
   void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
                            const float* offset, float* votes);
 
-  /// Sketches in bytes, on processors that have AVX512_VNNI besides what this table needs; null: in floats alone.
-  const ByteTable* bytes = nullptr;
+  /// Votes without cap and slope in integers, where the processor has what they need (sketch_kernels()); null: in floats.
+  const SketchTable* integer_sketches = nullptr;
 
   /// For votes (SEL-6, SEL-7, SKE-7).
   core::SelectionLoops selection;

@@ -34,7 +34,6 @@ SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::
       sum(max.size()),
       integers(core::checked_product(std::max(rows, kBlockRows), kSketchColumns)),
       query_bytes(core::checked_product(rows, kSketchColumns)),
-      shift(rows),
       factor(rows),
       offset(rows),
       positions(rows),
@@ -45,14 +44,14 @@ SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::
       fixed(data.set_width()) {}
 
 std::int64_t SketchesPass::Scratch::bytes() const {
-  return out.bytes() + max.bytes() + sum.bytes() + integers.bytes() + query_bytes.bytes() + shift.bytes() +
-         factor.bytes() + offset.bytes() + positions.bytes() + block.bytes() + votes.bytes() +
-         order_keys.bytes() + fixed.bytes();
+  return out.bytes() + max.bytes() + sum.bytes() + integers.bytes() + query_bytes.bytes() + factor.bytes() +
+         offset.bytes() + positions.bytes() + block.bytes() + votes.bytes() + order_keys.bytes() +
+         fixed.bytes();
 }
 
-SketchesPass::SketchesPass(SessionData& data, const ByteTable* bytes)
+SketchesPass::SketchesPass(SessionData& data, const SketchTable* integer_kernels)
     : data_(data),
-      bytes_(bytes),
+      integer_kernels_(integer_kernels),
       group_(data.shape.n_head / data.shape.n_head_kv),
       rows_(data, data.most_chunk_rows()),
       columns_(static_cast<std::size_t>(data.shape.n_head_kv)) {
@@ -63,7 +62,7 @@ SketchesPass::SketchesPass(SessionData& data, const ByteTable* bytes)
   if (options.heavy > 0) {
     const std::int64_t tiles = key_tiles(data.shape.capacity);
     bool in_floats = false;
-    for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer) in_floats |= !in_bytes(layer);
+    for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer) in_floats |= !in_integers(layer);
     keys_ = core::Buffer<unsigned char>(core::checked_product(heads, tiles, tile_bytes(!in_floats)));
     units_ = core::Buffer<float>(core::checked_product(heads, tiles, kKeyTile));
     votes_ = core::Buffer<float>(core::checked_product(sets, data.shape.capacity));
@@ -204,10 +203,10 @@ void SketchesPass::sketch_keys(const LayerCall& call, const Past& past, std::int
                         data_.kernels.sketch_rows(keys, row_bytes, some, data_.kv.type(), columns,
                                                   integers + done * kSketchColumns, units + done);
                       });
-    const bool bytes = in_bytes(call.layer);
-    unsigned char* to = part(keys_, head_kv) + tile * tile_bytes(bytes);
-    if (bytes) {
-      bytes_->pack(integers, n, to);
+    const bool exact = in_integers(call.layer);
+    unsigned char* to = part(keys_, head_kv) + tile * tile_bytes(exact);
+    if (exact) {
+      integer_kernels_->pack(integers, n, to);
     } else {
       data_.kernels.pack_queries(integers, kSketchColumns, n, kSketchColumns, reinterpret_cast<float*>(to));
     }
@@ -260,20 +259,15 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
   if (HEADWATER_SABOTAGE("cpu.sketches.candidates_beyond_4096")) tiles = std::min<std::int64_t>(tiles, 128);
   const float* units = part(units_, head_kv);
   const unsigned char* keys = part(keys_, head_kv);
-  if (in_bytes(call.layer)) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const float* integers = scratch.integers.data() + r * kSketchColumns;
-      std::int8_t* bytes = scratch.query_bytes.data() + r * kSketchColumns;
-      float sum = 0;  // exact
-      for (std::int64_t x = 0; x < kSketchColumns; ++x) {
-        bytes[x] = static_cast<std::int8_t>(integers[x]);
-        sum += integers[x];
-      }
-      scratch.shift.data()[r] = static_cast<std::int32_t>(-128 * sum);
+  if (in_integers(call.layer)) {
+    const auto bias = static_cast<float>(integer_kernels_->row_bias);
+    for (std::int64_t i = 0; i < rows * kSketchColumns; ++i) {
+      scratch.query_bytes.data()[i] =
+          static_cast<std::uint8_t>(static_cast<std::int32_t>(scratch.integers.data()[i] + bias));
     }
-    bytes_->raise_votes({rows, scratch.query_bytes.data(), scratch.shift.data(), scratch.factor.data(),
-                         scratch.offset.data()},
-                        keys, units, tiles, votes);
+    integer_kernels_->raise_votes(
+        {rows, scratch.query_bytes.data(), scratch.factor.data(), scratch.offset.data()}, keys, units, tiles,
+        votes);
     return;
   }
   static_assert(kKeyTile == kBlockRows);  // a tile of keys is in the lanes

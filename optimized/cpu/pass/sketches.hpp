@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/buffer.hpp"
-#include "cpu/kernels/avx512vnni/table.hpp"
+#include "cpu/kernels/sketch_table.hpp"
 #include "cpu/layer.hpp"
 #include "cpu/pass/row_blocks.hpp"
 
@@ -16,8 +16,8 @@ namespace headwater::cpu {
 /// key/value head is a unit of work, and so both schedules and every number of threads give the same bits (SCHED-2, NUM-3).
 class SketchesPass {
  public:
-  /// Of a session with rule sketches whose options are sparse. `bytes`: kernels that this processor has, or null.
-  SketchesPass(SessionData& data, const ByteTable* bytes);
+  /// Of a session with rule sketches whose options are sparse. `integer_kernels`: sketch_kernels().
+  SketchesPass(SessionData& data, const SketchTable* integer_kernels);
 
   /// Of working memory; set_bytes() of the sets and votes of a chunk.
   [[nodiscard]] std::int64_t bytes() const;
@@ -52,15 +52,14 @@ class SketchesPass {
     core::Buffer<float> max;  ///< [row blocks][kBlockRows] its BlockResult
     core::Buffer<float> sum;
     // Of the rows that vote.
-    core::Buffer<float> integers;           ///< [rows, at least kBlockRows][kSketchColumns], or of some keys
-    core::Buffer<std::int8_t> query_bytes;  ///< [rows][kSketchColumns]
-    core::Buffer<std::int32_t> shift;       ///< SketchedRows
-    core::Buffer<float> factor;             ///< scale times unit
-    core::Buffer<float> offset;             ///< own weight
-    core::Buffer<std::int32_t> positions;   ///< of the rows
-    core::Buffer<float> block;              ///< [rows][kBlockRows] products with a tile of keys
-    std::vector<Voters> voters;             ///< of each head
-    core::Buffer<float> votes;              ///< [candidates, whole tiles]
+    core::Buffer<float> integers;            ///< [rows, at least kBlockRows][kSketchColumns], or of some keys
+    core::Buffer<std::uint8_t> query_bytes;  ///< [rows][kSketchColumns]
+    core::Buffer<float> factor;              ///< scale times unit
+    core::Buffer<float> offset;              ///< own weight
+    core::Buffer<std::int32_t> positions;    ///< of the rows
+    core::Buffer<float> block;               ///< [rows][kBlockRows] products with a tile of keys
+    std::vector<Voters> voters;              ///< of each head
+    core::Buffer<float> votes;               ///< [candidates, whole tiles]
     core::Buffer<std::uint32_t> order_keys;
     core::Buffer<std::int32_t> fixed;  ///< positions of the fixed part
     double selection_seconds = 0;      ///< StageSeconds, of this thread
@@ -98,18 +97,18 @@ class SketchesPass {
   [[nodiscard]] std::int64_t set_number(const LayerCall& call, const Past& past, std::int64_t head_kv,
                                         std::int64_t query_block) const;
   [[nodiscard]] Scratch& of(int thread) { return scratch_[static_cast<std::size_t>(thread)]; }
-  /// Whether sketches of a layer are multiplied in bytes: LOGIT-2 and LOGIT-3 are computed of products in floats.
-  [[nodiscard]] bool in_bytes(std::int64_t layer) const {
-    return bytes_ && data_.alibi.empty() && !(data_.options.softcap_of(layer) > 0);
+  /// Whether sketches of a layer are multiplied in integers: LOGIT-2 and LOGIT-3 are computed of products in floats.
+  [[nodiscard]] bool in_integers(std::int64_t layer) const {
+    return integer_kernels_ && data_.alibi.empty() && !(data_.options.softcap_of(layer) > 0);
   }
-  [[nodiscard]] static std::int64_t tile_bytes(bool in_bytes) {
-    return kKeyTile * kSketchColumns *
-           static_cast<std::int64_t>(in_bytes ? sizeof(std::int8_t) : sizeof(float));
+  [[nodiscard]] std::int64_t tile_bytes(bool in_integers) const {
+    constexpr auto kInFloats = kKeyTile * kSketchColumns * static_cast<std::int64_t>(sizeof(float));
+    return in_integers ? integer_kernels_->tile_bytes : kInFloats;
   }
 
   SessionData& data_;
-  const ByteTable* bytes_;  // null: products in floats
-  std::int64_t group_;      // query heads of a key/value head
+  const SketchTable* integer_kernels_;  // null: products in floats
+  std::int64_t group_;                  // query heads of a key/value head
   RowBlocks rows_;
   std::vector<SketchColumns> columns_;  // of each key/value head
   core::Buffer<unsigned char> keys_;    // [Hkv][tiles] sketches of the candidates

@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 
+#include "cpu/kernels/sketch_table.hpp"
 #include "cpu/kernels/wide/row_kernels.hpp"
 
 namespace headwater::cpu {
@@ -112,6 +113,6 @@ struct Avx2 {
 }  // namespace
 
 constinit const KernelTable avx2_kernels =
-    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect});
+    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect}, &avx2_sketches);
 
 }  // namespace headwater::cpu

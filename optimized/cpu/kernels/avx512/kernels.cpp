@@ -2,7 +2,7 @@
 // built for such a processor.
 
 #include "cpu/kernels/avx512/vector.hpp"
-#include "cpu/kernels/avx512vnni/table.hpp"
+#include "cpu/kernels/sketch_table.hpp"
 #include "cpu/kernels/wide/row_kernels.hpp"
 
 namespace headwater::cpu {
@@ -36,6 +36,6 @@ void collect_compressed(const std::uint32_t* keys, std::int64_t count, std::uint
 
 // Segments of 256 keys: 32 KiB of weights; a quarter of a second-level cache of 1 MiB with keys and values.
 constinit const KernelTable avx512_kernels =
-    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed}, &avx512vnni_kernels);
+    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed}, &avx512vnni_sketches);
 
 }  // namespace headwater::cpu

@@ -340,7 +340,8 @@ void spread(const void* const* rows, std::int64_t n_rows, DType type, std::int64
 /// The table of a vector type.
 template <class V>
 constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
-                                   const core::SelectionLoops& selection, const ByteTable* bytes = nullptr) {
+                                   const core::SelectionLoops& selection,
+                                   const SketchTable* integer_sketches) {
   return {
       .isa = isa,
       .segment_keys = segment_keys,
@@ -363,7 +364,7 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
       .sketch_rows = sketch_rows<V>,
       .scale_lanes = scale_lanes,
       .raise_lane_votes = raise_lane_votes,
-      .bytes = bytes,
+      .integer_sketches = integer_sketches,
       .selection = selection,
       .blend = blend<V>,
       .scale = scale<V>,

@@ -1,42 +1,52 @@
 // Votes by sketches in bytes (AVX-512 F, DQ, BW, VL, VNNI). Kernels and their table only: all code here is built for such a
 // processor.
 
-#include "cpu/kernels/wide/kernels.hpp"
 #include "cpu/kernels/avx512/vector.hpp"
-#include "cpu/kernels/avx512vnni/table.hpp"
+#include "cpu/kernels/sketch_table.hpp"
+#include "cpu/kernels/wide/kernels.hpp"
 
 namespace headwater::cpu {
 namespace {
 
 inline constexpr int kHalves = static_cast<int>(kKeyTile / Avx512::kWidth);  // vectors of a tile
 
-void pack(const float* integers, std::int64_t n, std::uint8_t* tile) {
-  const __m512i bias = _mm512_set1_epi32(128);
+constexpr int kRowBias = 128;
+constexpr std::int64_t kProducts = kSketchColumns * kKeyTile;  // bytes of a tile that are multiplied
+constexpr std::int64_t kTileBytes = kProducts + kKeyTile * 4;
+
+/// To tile[kSketchColumns / 4][kKeyTile][4] and, for each key, -kRowBias times the sum of its integers.
+void pack(const float* integers, std::int64_t n, unsigned char* tile) {
   for (std::int64_t key = 0; key < n; ++key) {
     std::uint32_t fours[kSketchColumns / 4];
+    __m512i sum = _mm512_setzero_si512();
     for (std::int64_t x = 0; x < kSketchColumns; x += 16) {
       const __m512i row = _mm512_cvtps_epi32(Avx512::load(integers + key * kSketchColumns + x));
-      const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(row, bias));
+      sum = _mm512_sub_epi32(sum, row);
+      const __m128i bytes = _mm512_cvtepi32_epi8(row);
       __builtin_memcpy(fours + x / 4, &bytes, sizeof bytes);
     }
     for (std::int64_t i = 0; i < kSketchColumns / 4; ++i) {
       __builtin_memcpy(tile + (i * kKeyTile + key) * 4, &fours[i], 4);
     }
+    const std::int32_t shift = kRowBias * _mm512_reduce_add_epi32(sum);
+    __builtin_memcpy(tile + kProducts + key * 4, &shift, sizeof shift);
   }
 }
 
-/// Rows x Tiles of keys: four products are added in each lane at a time, a key's bytes unsigned and a row's signed.
+/// Rows x Tiles of keys: four products are added in each lane at a time, a row's bytes unsigned and a key's signed.
 template <int Rows, int Tiles>
-void raise_tile_votes(const SketchedRows& rows, const std::uint8_t* tiles, const float* units, float* votes) {
+void raise_tile_votes(const SketchedRows& rows, const unsigned char* tiles, const float* units,
+                      float* votes) {
   constexpr int kVectors = Tiles * kHalves;
-  constexpr std::int64_t kTileBytes = kSketchColumns * kKeyTile;
   __m512 best[kVectors];
   repeat<kVectors>([&](auto v) { best[v] = Avx512::load(votes + v * Avx512::kWidth); });
   std::int64_t row = 0;
   const auto step = [&](auto n) {
     __m512i sums[n][kVectors];
-    repeat<n>([&](auto r) {
-      repeat<kVectors>([&](auto v) { sums[r][v] = _mm512_set1_epi32(rows.shift[row + r]); });
+    repeat<kVectors>([&](auto v) {
+      const __m512i shift =
+          _mm512_loadu_si512(tiles + v / kHalves * kTileBytes + kProducts + v % kHalves * 64);
+      repeat<n>([&](auto r) { sums[r][v] = shift; });
     });
     for (std::int64_t x = 0; x < kSketchColumns; x += 4) {
       __m512i keys[kVectors];
@@ -47,7 +57,7 @@ void raise_tile_votes(const SketchedRows& rows, const std::uint8_t* tiles, const
         std::int32_t four = 0;
         __builtin_memcpy(&four, rows.bytes + (row + r) * kSketchColumns + x, sizeof four);
         const __m512i query = _mm512_set1_epi32(four);
-        repeat<kVectors>([&](auto v) { sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], keys[v], query); });
+        repeat<kVectors>([&](auto v) { sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], query, keys[v]); });
       });
     }
     repeat<n>([&](auto r) {
@@ -65,11 +75,10 @@ void raise_tile_votes(const SketchedRows& rows, const std::uint8_t* tiles, const
   repeat<kVectors>([&](auto v) { Avx512::store(votes + v * Avx512::kWidth, best[v]); });
 }
 
-void raise_votes(const SketchedRows& rows, const std::uint8_t* tiles, const float* units,
+void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const float* units,
                  std::int64_t n_tiles, float* votes) {
   const auto run = [&](auto n, std::int64_t tile) {
-    raise_tile_votes<4, n>(rows, tiles + tile * kSketchColumns * kKeyTile, units + tile * kKeyTile,
-                           votes + tile * kKeyTile);
+    raise_tile_votes<4, n>(rows, tiles + tile * kTileBytes, units + tile * kKeyTile, votes + tile * kKeyTile);
   };
   std::int64_t tile = 0;
   for (; tile + 2 <= n_tiles; tile += 2) run(Place<2>{}, tile);
@@ -78,6 +87,7 @@ void raise_votes(const SketchedRows& rows, const std::uint8_t* tiles, const floa
 
 }  // namespace
 
-constinit const ByteTable avx512vnni_kernels = {.pack = pack, .raise_votes = raise_votes};
+constinit const SketchTable avx512vnni_sketches = {
+    .tile_bytes = kTileBytes, .row_bias = kRowBias, .pack = pack, .raise_votes = raise_votes};
 
 }  // namespace headwater::cpu
