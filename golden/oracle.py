@@ -29,7 +29,7 @@ class Options:
     refine: int = 2
     pinned: int = 0
     dense_below: int = 0
-    least_weight: float = 0.001
+    least_weight: float = 0.0005
 
     def window(self):
         """The program's `--select window`: the newest of L + H tokens, and as many heavy ones as are pinned."""

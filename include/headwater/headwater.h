@@ -205,7 +205,7 @@ typedef struct headwater_options {
   headwater_release release;
   void* allocator_context; /* handed back to them */
   /* Rule SKETCHES: W, least weight of a token that a set takes, relative to what its row has without it, 0 (none) <= W < 1;
-   * default 0.001, also where struct_size ends before it (SKE-7). */
+   * default 0.0005, also where struct_size ends before it (SKE-7). */
   double least_weight;
 } headwater_options;
 

@@ -123,7 +123,7 @@ struct Options {
 
   /// W, least weight of a token that a set takes, relative to what its row has without it, 0 <= W < 1 (SKE-7); not read
   /// with any rule but `sketches`.
-  double least_weight = 0.001;
+  double least_weight = 0.0005;
 
   std::optional<double> scale;  ///< LOGIT-1; default 1/sqrt(d); finite
   double softcap = 0.0;         ///< LOGIT-2; 0 is none; finite, >= 0

@@ -419,7 +419,7 @@ static void test_presets(void) {
   memset(&options, 0xAB, sizeof options);
   CHECK_OK(headwater_options_preset("reference", HEADWATER_QUALITY_BALANCED, &options, sizeof options));
   CHECK_EQUAL(options.select, HEADWATER_SELECT_SKETCHES);
-  CHECK_EQUAL(options.least_weight == 0.001, 1);
+  CHECK_EQUAL(options.least_weight == 0.0005, 1);
   CHECK_EQUAL(options.chunk, 1024);
   CHECK_EQUAL(options.local, 32);
   CHECK_EQUAL(options.heavy, 480);
@@ -487,7 +487,7 @@ static void test_sketches(void) {
   int shorter = 0;
   if (p == NULL) abort();
   fill_problem(p);
-  CHECK(options.least_weight == 0.001);
+  CHECK(options.least_weight == 0.0005);
   options.select = HEADWATER_SELECT_SKETCHES;
   options.pinned = 1;
   options.key_block = options.pool = options.refine = -1; /* not read */
@@ -509,7 +509,7 @@ static void test_sketches(void) {
   options.least_weight = (double)NAN;
   CHECK_OK(headwater_open("reference", &kShape, &options, &session));
   CHECK_OK(headwater_session_options(session, &effective, sizeof effective));
-  CHECK(effective.least_weight == 0.001);
+  CHECK(effective.least_weight == 0.0005);
   headwater_close(session);
   free(p);
 }

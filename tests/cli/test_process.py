@@ -68,7 +68,7 @@ class Json(ProgramTest):
                       done.stdout.decode())
         done = self.run_program("attend", self.put(problem(n=40)), "-o", self.path("out"), *sizes, "--select", "sketches",
                                 "--query-block", "16", "--engine", "reference")
-        self.assertIn("select sketches (query_block 16, least_weight 0.001)", done.stdout.decode())
+        self.assertIn("select sketches (query_block 16, least_weight 0.0005)", done.stdout.decode())
 
     def test_pinned_and_dense(self):
         sizes = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8")

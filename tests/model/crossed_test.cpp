@@ -265,8 +265,8 @@ std::string described(const Problem& p) {
       p.sizes.architecture, precision_name(p.precision), p.sizes.layers, p.sizes.width, p.sizes.heads,
       p.sizes.heads_kv, p.sizes.d_head, p.sizes.d_value, p.sizes.feed_forward, p.sizes.vocabulary,
       p.sizes.tied ? " tied" : "", p.sizes.rope_factor, dtype_name(p.options.cache_type), a.chunk, a.batch,
-      a.local, a.heavy, kRules[static_cast<int>(a.select)], a.dense, a.dense_layers.size(),
-      a.dense_below, a.pinned, a.threads, p.options.slots, p.dense_tail);
+      a.local, a.heavy, kRules[static_cast<int>(a.select)], a.dense, a.dense_layers.size(), a.dense_below,
+      a.pinned, a.threads, p.options.slots, p.dense_tail);
   for (const std::int64_t n : p.turns) text += fmt::format(" {}", n);
   text += ", types";
   for (const TensorType type : p.sizes.types) text += fmt::format(" {}", tensor_type_info(type).name);

@@ -52,7 +52,7 @@ class Generates(unittest.TestCase):
         self.assertEqual((h2o["effective"]["select"], h2o["effective"].get("pinned", 0)), ("h2o", 0))
         default = generate_json(*flags)["effective"]
         self.assertEqual([default[key] for key in ("select", "local", "heavy", "query_block", "least_weight")],
-                         ["sketches", 128, 128, 32, 0.001])
+                         ["sketches", 128, 128, 32, 0.0005])
         default = generate_json("-f", TEXT, "-n", "1")["effective"]
         self.assertEqual([default[key] for key in ("chunk", "local", "heavy", "pinned")], [1024, 32, 480, 8])
         # Sizes of a preset's rule that were not given fit: Q is at most S, A at most H; with rule blocks K divides H, P

@@ -378,7 +378,7 @@ class Options(Case):
         own = model("Llama")
         self.assertEqual(headwater.hf.configuration(own), {
             "select": "sketches", "chunk": 1024, "local": 32, "heavy": 480, "pinned": 8, "key_block": 8, "query_block": 32,
-            "pool": 4, "refine": 2, "least_weight": 0.001, "dense": False, "dense_layers": (), "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
+            "pool": 4, "refine": 2, "least_weight": 0.0005, "dense": False, "dense_layers": (), "dense_tail": 64, "dense_below": 0, "threads": 0, "engine": None})
         got = headwater.hf.configure(own, memory=256, chunk=512, threads=2)
         self.assertEqual((got["local"], got["heavy"], got["chunk"]), (32, 224, 512))
         got = headwater.hf.configure(own, memory=256, select="h2o")
