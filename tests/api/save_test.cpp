@@ -376,7 +376,7 @@ TEST_P(Save, SKE_1_AnotherLeastWeightIsRefused) {
   EXPECT_NO_THROW((void)load(engine(), shape, options, folder.file()));
   options.least_weight = std::nextafter(options.least_weight, 1.0);
   expect_error([&] { (void)load(engine(), shape, options, folder.file()); }, ErrorCode::invalid_argument,
-               {"options.least_weight", "'0.0005'", "allowed"});
+               {"options.least_weight", "'5e-04'", "allowed"});
 }
 
 // As many chunks as decode steps of rows alone (DEC-2).
