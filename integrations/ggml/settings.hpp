@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "headwater/options.hpp"
+
 namespace headwater::ggml {
 
 /// Newest tokens that every row reads outside its chunk, as in preset(Quality::balanced).
@@ -18,9 +20,9 @@ struct Settings {
   std::int64_t dense_tail = 64;     ///< last rows of a call that see every token
   bool every_tail = true;           ///< of every call; else of those that are shorter than the host's longest
   bool dense = false;               ///< every call is dense
-  double least_weight = 0.0005;     ///< SKE-7
-  int threads = 0;                  ///< 0: as many as the host uses
-  bool quiet = false;               ///< nothing is said but errors
+  double least_weight = Options{}.least_weight;  ///< SKE-7
+  int threads = 0;                               ///< 0: as many as the host uses
+  bool quiet = false;                            ///< nothing is said but errors
 };
 
 /// Reads "memory=512,dense=1". False where it is not understood; `why` is then one line that says what is wrong and what is
