@@ -67,8 +67,8 @@ def of_size(chunk, memory):
             *(Rule("blocks", chunk, 64, memory - 64, stages) for stages in (1, 2))]
 
 
-DEFAULT = Rule("blocks", 1024, 32, 480)  # of `headwater generate` until rule sketches
-EQUAL = [*of_size(1024, 512), DEFAULT, Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
+TWO_STAGES = Rule("blocks", 1024, 32, 480)
+EQUAL = [*of_size(1024, 512), TWO_STAGES, Rule("blocks", 1024, 64, 448, 1, 64, 8), Rule("blocks", 1024, 64, 448, 2, 64, 8)]
 LARGER = [Rule("blocks", 1024, 32, 480, 2, 32, 2), Rule("blocks", 1024, 32, 480, 2, 32, 8),
           Rule("blocks", 1024, 64, 448, 2, 16, 4), Rule("blocks", 1024, 64, 448, 2, 128, 8),
           Rule("blocks", 1024, 32, 480, 2, 64, 4), Rule("blocks", 1024, 32, 480, 3), Rule("blocks", 1024, 64, 448, 4),
@@ -87,7 +87,7 @@ MET = Rule("h2o", 1024, 767, 256)  # the plan's metric P8.3
 ASKED = ("prefill", "tail")  # where the question stands
 PROMPTS = 105                # of each row, seven depths
 LOOKED_UP = [Rule("h2o", 1024, 256, 256), Rule("window", 1024, 512, 0), Rule("blocks", 1024, 64, 448, 1),
-             DEFAULT, Rule("blocks", 256, 64, 192)]
+             TWO_STAGES, Rule("blocks", 256, 64, 192)]
 
 
 def pinned(rule, *sizes, **more):
@@ -320,11 +320,11 @@ def perplexity_table(results):
     table(("N", "documents", "S, L, H", "inside the sparse prefill % (se)", "decoded dense after it % (se)"),
           [row(EQUAL[0], EQUAL[0].sizes, "prefill"), row(MET, MET.sizes, "prefill"),
            row(EQUAL[1], f"`window`, {EQUAL[1].sizes}", "prefill"),
-           row(DEFAULT, f"`blocks`, {DEFAULT.sizes}, after query blocks", "ends")])
+           row(TWO_STAGES, f"`blocks`, {TWO_STAGES.sizes}, after query blocks", "ends")])
 
 
 def option_tables(results):
-    base = {"h2o": EQUAL[0], "window": EQUAL[1], "blocks": DEFAULT}
+    base = {"h2o": EQUAL[0], "window": EQUAL[1], "blocks": TWO_STAGES}
     table(("N", "rule", "S, L, H", "KL (se)"),
           [(window, rule.label, rule.sizes, decimals(results.mean(window, rule, *KL)))
            for window in WINDOWS[:2] for pinned in PINNED for rule in (base[pinned.rule], pinned)])

@@ -44,10 +44,12 @@ struct SizeFlags {
   throw Failure(fmt::format("{}: {} is not allowed; use {}", flag, value, allowed));
 }
 
-/// Where the rule is a default, sizes that were not given shrink until they fit the chunk and the budget.
+/// Where the rule is a default, a query block that was not given shrinks to the chunk.
 void fit_query_block(const SizeFlags& flags, Options& options) {
   if (!flags.query_block.given()) options.query_block = std::min(options.query_block, options.chunk);
 }
+
+/// The same of all sizes of rule `blocks`, which fit each other and the budget, too.
 void fit_sizes(const SizeFlags& flags, bool pinned_given, Options& options) {
   fit_query_block(flags, options);
   if (!flags.pool.given()) options.pool = std::gcd(options.pool, options.query_block);

@@ -482,7 +482,7 @@ void long_prompts(Context& context) {
     const auto late = [](const Chunk& chunk) { return chunk.begin >= 65000; };
     require_forced_in_part(context, problem, trace, {.chunk = late});
     take_ways(random, engine, problem, trace,
-              rule != Select::sketches && part.stride == 1 ? Ways::all
+              part.stride == 1 && rule != Select::sketches ? Ways::all
               : part.first % 2 == 0                        ? Ways::even
                                                            : Ways::odd);
   }

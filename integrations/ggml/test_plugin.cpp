@@ -134,7 +134,8 @@ std::vector<float> row_of(const ggml_tensor* rows, std::int64_t index, std::int6
 double error_of(const Built& b, const std::vector<char>& out) {
   const Case& c = b.c;
   double worst = 0;
-  for (std::int64_t i = 0; i<c.n; i += c.n> 300 ? 97 : 13) {
+  const std::int64_t stride = c.n > 300 ? 97 : 13;
+  for (std::int64_t i = 0; i < c.n; i += stride) {
     for (std::int64_t h = 0; h < c.heads; ++h) {
       const std::vector<float> q = row_of(b.q, i, h);
       std::vector<double> logits, sum(static_cast<std::size_t>(c.dv));
@@ -172,7 +173,7 @@ double error_of(const Built& b, const std::vector<char>& out) {
   return worst;
 }
 
-/// The same node by a session of the library, with the calls that docs/llamacpp.md names.
+/// The same node by a session of the library.
 struct Asked {
   std::int64_t memory = 512, pinned = 8, chunk = 1024, dense_below = 2048, tail = 64;
 };

@@ -206,7 +206,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
     at the end see all before them. window: keys that a token sees, itself among them; such attention is exact, never sparse
     (MASK-2); 0: all. options: of Session (chunk, local, heavy, select, dense, scale, threads, ...). Memory sets that do not
     fit into a chunk are clamped, with a warning (CFG-3).
-    On a CUDA device: all four lie there, engine None means "cuda", N is n, window 0, and rule "blocks" is refused. The call
+    On a CUDA device: all four lie there, engine None means "cuda", N is n, window 0, and the rule is "h2o". The call
     returns when its work is enqueued on PyTorch's current stream of the device (the default stream where PyTorch does not use
     CUDA), which must live as long as the thread. out is there, and q, k and v must stay as they are, until the stream has got
     so far. If q is no tensor of PyTorch, out is needed: any object with __dlpack__ there that may be written.

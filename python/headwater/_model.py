@@ -248,8 +248,8 @@ class Model(_native.Owner):
         Returns {"window": tokens, "windows": number, "decode": tokens, "effective": the options that were used, "dense":
         side, "sparse": side, "difference": side, of what sparse attention adds to each loss, "divergence": {"prefill":
         apart, "decoded": apart}}. A side is {"prefill": mean, "decoded": mean, "ends": mean}, a mean {"nll": nats a token,
-        "stderr": its error, "tokens": number}. "ends" is there with rule blocks: tokens after a query block, the first
-        chunk's left out (SEL-10). Apart is how the predictions of positions after the first chunk differ: {"kl": mean
+        "stderr": its error, "tokens": number}. "ends" is there with rules blocks and sketches: tokens after a query block,
+        the first chunk's left out (SEL-10). Apart is how the predictions of positions after the first chunk differ: {"kl": mean
         Kullback-Leibler divergence of the sparse one from the dense one in nats, "rank1": share with the same likeliest
         token, "kl_stderr", "rank1_stderr", "tokens": positions}. Errors: those of conversation() and Conversation.feed();
         ValueError (window, decode).

@@ -211,14 +211,15 @@ def preset(quality, engine=None):
         "chunk", "local", "heavy", "key_block", "query_block", "pool", "refine", "least_weight", "pinned")}}
 
 
-_RULES_WITH = {("blocks",): ("key_block", "pool", "refine"), ("blocks", "sketches"): ("query_block",),
+# Which rules a size belongs to.
+RULES_WITH = {("blocks",): ("key_block", "pool", "refine"), ("blocks", "sketches"): ("query_block",),
                ("sketches",): ("least_weight",)}
 
 
 def check_sizes_of_rule(options, given):
     """Errors: ValueError (a size of a rule that nobody asked for, where `options` has another one)."""
     rule = options.get("select")
-    for rules, names in _RULES_WITH.items():
+    for rules, names in RULES_WITH.items():
         for name in names:
             if name in given and "select" not in given and rule not in (None, *rules):
                 raise ValueError(f"{name} is a size of rule {' or '.join(rules)}, and the rule is {rule}; allowed: without it, "

@@ -9,7 +9,7 @@ sliding window are exact. Keys and values are read where transformers' cache has
 turns, crop(), beam search and assisted generation work as with any other attention.
 
 On a CUDA device, with engine cuda, there is one forward pass over a whole prompt, by rule h2o or dense: tokens after others
-in the cache, rule blocks and sliding windows are refused by name.
+in the cache, other rules and sliding windows are refused by name.
 """
 
 import re

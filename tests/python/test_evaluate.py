@@ -352,7 +352,8 @@ class Runs(Folder):
         self.assertEqual(tasks.split("a Answer: b\nwho?"), ("a Answer: b\nwho?", ""))
 
     def test_sizes(self):
-        sizes = ("--pinned", "8", "--key-block", "4", "--query-block", "64", "--pool", "2", "--refine", "4")
+        sizes = ("--pinned", "8", "--key-block", "4", "--query-block", "64", "--pool", "2", "--refine", "4", "--rules",
+                 "dense,blocks")
         status, out, err = self.run_main(*self.flags("out", *sizes))
         self.assertEqual(status, 0, err)
         self.assertIn("64 tokens of a text decoded, pinned 8, key block 4, query block 64, pool 2, refine 4\n", out)
@@ -526,7 +527,9 @@ class Flags(Folder):
             ([*base, "--chunk", "100"], "the chunk is 100; allowed: a multiple of 8"),
             ([*base, "--memory", "256"], "the memory is 256; allowed: a multiple of 8, 16 or more and below the chunk, 256"),
             ([*base, "--pinned", "40"], "pinned is 40; allowed: 0 .. 32, half of the memory, a multiple of 8"),
-            ([*base, "--pool", "3"], "the pool is 3; allowed: what divides the query block, 32"),
+            ([*base, "--pool", "4"], "--pool: no rule of --rules has such a size; allowed: without it, or --rules with blocks"),
+            ([*base, "--rules", "blocks", "--least-weight", "0"], "--least-weight: no rule of --rules has such a size"),
+            ([*base, "--rules", "blocks", "--pool", "3"], "the pool is 3; allowed: what divides the query block, 32"),
             ([*base, "--refine", "17"], "--refine: '17' is not allowed; use an integer, 1 to 16"),
             ([*base, "--dense-tail", "1000"], "--dense-tail: 1000 is not allowed; use less than"),
             ([*base, "--texts", self.text, "--decode", "1024"], "--decode: 1024 is not allowed; use less than the shortest"),

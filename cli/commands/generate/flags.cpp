@@ -29,8 +29,8 @@ With --interactive Ctrl-C ends the answer, or undoes the line that is being read
 
 Characters for which the model's vocabulary has no token are left out, with a warning that says where.
 
-Memory sets are those of rule blocks unless --select says otherwise; sizes of it that are not given then shrink to fit a
-small -ub or --h2o-heavy. An engine that has rule h2o alone uses it.
+Memory sets are those of rule sketches (--quality fast: blocks) unless --select says otherwise; sizes that are not given
+then shrink to fit a small -ub or --h2o-heavy. An engine without that rule uses h2o.
 
 --requests FILE answers many prompts, --slots of them at a time, which costs less than one after the other: weights are
 read once for a token of each. A line is a JSON object: {"prompt": TEXT}, and if wanted "question" (as -p after -f),

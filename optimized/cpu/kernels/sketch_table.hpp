@@ -17,7 +17,7 @@ struct SketchedRows {
 /// Kernels that multiply sketches in integers.
 struct SketchTable {
   std::int64_t tile_bytes;  ///< of kKeyTile packed sketches
-  int row_bias;
+  int row_bias;             ///< what SketchedRows::bytes have more than the integers
 
   /// The integers of n <= kKeyTile sketches as raise_votes() reads them, into a tile.
   void (*pack)(const float* integers, std::int64_t n, unsigned char* tile);

@@ -8,8 +8,7 @@
 namespace headwater::cpu {
 namespace {
 
-inline constexpr int kHalves = static_cast<int>(kKeyTile / Avx512::kWidth);  // vectors of a tile
-
+constexpr int kHalves = static_cast<int>(kKeyTile / Avx512::kWidth);  // vectors of a tile
 constexpr int kRowBias = 128;
 constexpr std::int64_t kProducts = kSketchColumns * kKeyTile;  // bytes of a tile that are multiplied
 constexpr std::int64_t kTileBytes = kProducts + kKeyTile * 4;
