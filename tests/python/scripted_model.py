@@ -75,7 +75,7 @@ class Scripted(backends.Backend):
         return self.text(answer), seconds
 
     def losses(self, ids, decode, rule):
-        worse = {"dense": 0.0, "h2o": 0.03, "window": 0.02, "sketches": 0.01}[rule.name]
+        worse = {"dense": 0.0, "h2o": 0.03, "window": 0.02, "blocks": 0.01, "sketches": 0.01}[rule.name]
         return [2.0 + len(self._pieces[index]) / 8 + (worse if at < len(ids) - decode - 1 else 0.0)
                 for at, index in enumerate(ids[1:])]
 

@@ -528,7 +528,7 @@ class Flags(Folder):
             ([*base, "--memory", "256"], "the memory is 256; allowed: a multiple of 8, 16 or more and below the chunk, 256"),
             ([*base, "--pinned", "40"], "pinned is 40; allowed: 0 .. 32, half of the memory, a multiple of 8"),
             ([*base, "--pool", "4"], "--pool: no rule of --rules has such a size; allowed: without it, or --rules with blocks"),
-            ([*base, "--rules", "blocks", "--least-weight", "0"], "--least-weight: no rule of --rules has such a size"),
+            ([*base, "--rules", "blocks", "--least-weight", "0.1"], "--least-weight: no rule of --rules has such a size"),
             ([*base, "--rules", "blocks", "--pool", "3"], "the pool is 3; allowed: what divides the query block, 32"),
             ([*base, "--refine", "17"], "--refine: '17' is not allowed; use an integer, 1 to 16"),
             ([*base, "--dense-tail", "1000"], "--dense-tail: 1000 is not allowed; use less than"),
