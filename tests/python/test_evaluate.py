@@ -752,7 +752,7 @@ class HuggingFace(Folder):
         seen = []
         forward = self.backend._model.forward
         with unittest.mock.patch.object(self.backend._model, "forward", side_effect=lambda *given, **named: (
-                seen.append(named.get("past_key_values")), forward(*given, **named))[1]), self.assertNoLogs("transformers"):
+                seen.append(named.get("cache", named.get("past_key_values"))), forward(*given, **named))[1]), self.assertNoLogs("transformers"):
             self.backend.answer(self.ids, 3, rules.Rule("blocks", 64, 32), 0)
             self.backend.losses(self.ids, 50, rules.Rule("blocks", 64, 32))
         self.assertGreaterEqual(len(seen), 2)

@@ -3,6 +3,7 @@ refused. Exact paths are compared with eager attention, sparse ones with the eng
 
 import copy
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -82,10 +83,16 @@ def padding(lengths, n, side):
     return mask
 
 
+def named_as(own, keywords):
+    """`cache` was `past_key_values` before transformers 5.24."""
+    new = "cache" in inspect.signature(own.forward).parameters
+    return {"past_key_values" if name == "cache" and not new else name: value for name, value in keywords.items()}
+
+
 def logits(own, implementation, *arguments, **keywords):
     own.set_attn_implementation(implementation)
     with torch.no_grad():
-        return own(*arguments, **keywords).logits
+        return own(*arguments, **named_as(own, keywords)).logits
 
 
 class Case(unittest.TestCase):
@@ -134,11 +141,11 @@ class Exact(Case):
                         cache.activate_past_recording()
                     results[implementation] = [
                         logits(own, implementation, ids[:, first:last], attention_mask=mask[:, :last],
-                               past_key_values=cache)[mask[:, first:last].bool()]
+                               cache=cache)[mask[:, first:last].bool()]
                         for first, last in ((0, 40), (40, 41), (41, 50))]
                     cache.crop(-5)
                     results[implementation].append(logits(own, implementation, ids[:, 45:60], attention_mask=mask,
-                                                          past_key_values=cache))
+                                                          cache=cache))
                 for got, wanted in zip(results["headwater"], results["eager"]):
                     self.assertClose(got, wanted)
 
@@ -148,12 +155,12 @@ class Exact(Case):
                 own = model(kind)
                 ids = tokens(2, 60)
                 cache = transformers.StaticCache(config=own.config, max_cache_len=100)
-                got = [logits(own, "headwater", ids[:, :10], past_key_values=cache)]
+                got = [logits(own, "headwater", ids[:, :10], cache=cache)]
                 for layer in cache.layers:
                     if not layer.is_sliding:  # the others move their rows
                         layer.keys[:, :, 10:] = layer.values[:, :, 10:] = float("nan")
                 for first, last in ((10, 30), (30, 31), (31, 32), (32, 60)):
-                    got.append(logits(own, "headwater", ids[:, first:last], past_key_values=cache,
+                    got.append(logits(own, "headwater", ids[:, first:last], cache=cache,
                                       attention_mask=torch.ones((2, last), dtype=torch.long)))
                 self.assertClose(torch.cat(got, 1), logits(own, "eager", ids))
 
@@ -182,7 +189,7 @@ class Autocast(Case):
                     for implementation in ("eager", "headwater"):
                         cache = transformers.DynamicCache(config=own.config)
                         with torch.autocast("cpu", dtype):
-                            parts = [logits(own, implementation, ids[:, first:last], past_key_values=cache)
+                            parts = [logits(own, implementation, ids[:, first:last], cache=cache)
                                      for first, last in ((0, 40), (40, 41), (41, 60))]
                         kinds.append({part.dtype for part in parts})
                         error.append((torch.cat(parts, 1).float() - exact).abs().mean().item())
@@ -259,7 +266,7 @@ class Sparse(Case):
                 results.append(logits(own, "headwater", ids, **keywords))
                 continue
             cache = transformers.DynamicCache(config=own.config)
-            results.append(torch.cat([logits(own, "headwater", ids[:, first:last], past_key_values=cache)
+            results.append(torch.cat([logits(own, "headwater", ids[:, first:last], cache=cache)
                                       for first, last in zip((0, *parts), parts)], 1))
         self.assertClose(*results, most=1e-3)
         return results[0]
@@ -326,12 +333,12 @@ class Sparse(Case):
         headwater.hf._warned.clear()
         ids = tokens(1, 300)
         cache = transformers.DynamicCache(config=own.config)
-        logits(own, "headwater", ids[:, :150], past_key_values=cache)
+        logits(own, "headwater", ids[:, :150], cache=cache)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            got = logits(own, "headwater", ids[:, 150:], past_key_values=cache)
+            got = logits(own, "headwater", ids[:, 150:], cache=cache)
             cache.crop(-70)
-            logits(own, "headwater", ids[:, 230:], past_key_values=cache)
+            logits(own, "headwater", ids[:, 230:], cache=cache)
         said = [str(entry.message) for entry in caught if "h2o" in str(entry.message)]
         self.assertEqual(len(said), 1, said)
         self.assertRegex(said[0], "150 tokens after 150 in the cache are attended dense")
@@ -364,8 +371,9 @@ class Kept(Case):
         def forwards():
             before = len(opened)
             with torch.no_grad():
-                cache = own(ids, use_cache=True).past_key_values
-                own(token, past_key_values=cache)
+                cache = transformers.DynamicCache(config=own.config)
+                own(ids, **named_as(own, {"cache": cache}))
+                own(token, **named_as(own, {"cache": cache}))
             return len(opened) - before
         _attention._kept.__dict__.pop("sessions", None)
         with unittest.mock.patch.object(_attention, "_OverArrays", Counted):
@@ -448,7 +456,7 @@ class Options(Case):
                 self.assertEqual(["prefill_chunk_size above chunk" in text for text, _ in said], [True] * tells)
         headwater.hf._warned.clear()
         cache = transformers.DynamicCache(config=own.config)
-        turns = self.said(lambda: [logits(own, "headwater", tokens(1, n), past_key_values=cache) for n in (60, 1, 30, 1, 1, 30)])
+        turns = self.said(lambda: [logits(own, "headwater", tokens(1, n), cache=cache) for n in (60, 1, 30, 1, 1, 30)])
         self.assertEqual(turns, [])  # short turns of a conversation
         headwater.hf.configure(own, **SPARSE, dense=True)
         self.assertEqual(self.said(lambda: generate(tokens(1, 300), 32)), [])
@@ -529,7 +537,7 @@ class Refused(Case):
         self.refused(own, NotImplementedError, "the mask is .*packed_sequence", ids, use_cache=False,
                      position_ids=torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1))
         self.refused(own, ValueError, "attention_mask has 7 tokens; allowed: 20", ids,
-                     attention_mask=torch.ones((2, 7), dtype=torch.long), past_key_values=transformers.DynamicCache())
+                     attention_mask=torch.ones((2, 7), dtype=torch.long), cache=transformers.DynamicCache())
 
     def test_layers(self):
         own = model("Llama")

@@ -1,5 +1,6 @@
 """Where a model comes from: a GGUF file, by headwater.Model, or a folder of Hugging Face, by transformers."""
 
+import inspect
 import os
 import time
 
@@ -92,6 +93,8 @@ class HuggingFace(Backend):
         except Exception as error:  # of every kind: what reads the folder is not ours
             raise ValueError(f"{folder}: {type(error).__name__}: {error}; allowed: a folder of a causal language model that "
                              "transformers reads") from error
+        # `cache` from transformers 5.24 on
+        self._cache_name = "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
         ends = self._model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
         self._config = self._model.config.get_text_config()
@@ -110,7 +113,7 @@ class HuggingFace(Backend):
         return list(self._tokenizer(begin + answer, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _run(self, ids, cache, **arguments):
-        return self._model(self._torch.tensor([ids]), past_key_values=cache, use_cache=True, **arguments)
+        return self._model(self._torch.tensor([ids]), use_cache=True, **{self._cache_name: cache}, **arguments)
 
     def _cache(self):
         from transformers import DynamicCache
