@@ -76,6 +76,13 @@ class Context {
     return engine->claims().double_arithmetic ? std::vector{all.back()} : all;
   }
 
+  /// Throws Skipped with --quick where the engine computes in double: of many heads or layers it takes a sanitizer as long as
+  /// ten other cases do.
+  void require_fast_or_full() const {
+    if (quick && engine->claims().double_arithmetic)
+      throw Skipped("runs in double arithmetic without --quick only");
+  }
+
   /// Adds one compared element: its err/B, and a bound with the magnitude of what it bounds (both 0: not compared).
   void measured(std::string_view stage, std::string_view dtype, double ratio, double bound = 0.0,
                 double signal = 0.0);

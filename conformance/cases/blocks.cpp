@@ -427,6 +427,7 @@ void require_threads_claimed(const Context& context) {
 
 // More key/value heads than threads, and than any number of them; more chunks than a byte counts.
 void many_heads(Context& context) {
+  context.require_fast_or_full();
   require_threads_claimed(context);
   Random random(context.seed);
   for (const DType type : context.types({DType::f32, DType::bf16})) {

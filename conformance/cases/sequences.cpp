@@ -522,6 +522,7 @@ const Register kRowsAloneSizes{
 
 // Rows of model widths: chunks, gathered rows and segments of long contexts on each side of the borders of pages.
 void pages_sizes(Context& context) {
+  context.require_fast_or_full();
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::fork, "fork");  // engines without it keep no pages
   Random random(context.seed);

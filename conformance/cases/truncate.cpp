@@ -342,6 +342,7 @@ const Register kFar{{"truncate.far", {"STATE-9"}, "session", Lane::shape, true, 
 
 // Sets on each side of 256 entries, more than 64 query heads, more than 256 layers.
 void wide(Context& context) {
+  context.require_fast_or_full();
   require_claimed(context);
   Random random(context.seed);
   struct Size {
