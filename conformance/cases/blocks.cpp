@@ -427,8 +427,8 @@ void require_threads_claimed(const Context& context) {
 
 // More key/value heads than threads, and than any number of them; more chunks than a byte counts.
 void many_heads(Context& context) {
-  context.require_fast_or_full();
   require_threads_claimed(context);
+  context.require_fast_or_full();
   Random random(context.seed);
   for (const DType type : context.types({DType::f32, DType::bf16})) {
     for (const std::int64_t heads_kv : {9, 16}) {

@@ -522,9 +522,9 @@ const Register kRowsAloneSizes{
 
 // Rows of model widths: chunks, gathered rows and segments of long contexts on each side of the borders of pages.
 void pages_sizes(Context& context) {
-  context.require_fast_or_full();
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::fork, "fork");  // engines without it keep no pages
+  context.require_fast_or_full();
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {

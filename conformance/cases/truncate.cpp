@@ -342,8 +342,8 @@ const Register kFar{{"truncate.far", {"STATE-9"}, "session", Lane::shape, true, 
 
 // Sets on each side of 256 entries, more than 64 query heads, more than 256 layers.
 void wide(Context& context) {
-  context.require_fast_or_full();
   require_claimed(context);
+  context.require_fast_or_full();
   Random random(context.seed);
   struct Size {
     std::int64_t layers, heads, heads_kv, chunk, local, heavy;
