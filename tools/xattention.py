@@ -84,9 +84,8 @@ class Headwater:
             return numpy.array(talk.losses(ids, decode=0))
 
 
-def tokens_of(path, texts, length):
+def tokens_of(model, texts, length):
     """The first `length` tokens of each text that has as many."""
-    model = headwater.Model(path)
     for text in texts:
         ids = model.tokenize(text.read_text(encoding="utf-8"), add_special=False)[:length]
         if len(ids) == length:
@@ -130,11 +129,15 @@ def main():
     options = parser.parse_args()
     if options.n <= FIRST + LAST or options.rounds < 1 or options.threads < 1:
         parser.error(f"allowed: -n {FIRST + LAST + 1} and more, --rounds and --threads 1 and more")
-    texts = list(tokens_of(options.model, options.texts, options.n))
+    exact = options.measure == "distances"
+    try:
+        own = Headwater(options.model, options.threads, exact, options.n)
+        texts = list(tokens_of(own.model, options.texts, options.n))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     if not texts:
         return 2
-    exact = options.measure == "distances"
-    contenders = [one(options.model, options.threads, exact, options.n) for one in (OpenVINO, Headwater)]
+    contenders = [OpenVINO(options.model, options.threads, exact, options.n), own]
     print(f"OpenVINO GenAI {genai.__version__}, Headwater {headwater.__version__}, {options.threads} threads\n")
     if exact:
         print_distances(contenders, texts)

@@ -452,8 +452,8 @@ const Register kMany{{"crossed.many_heads_and_layers",
                       many}};
 
 // Prompts of more than 256 chunks; for most rules of more than 2^16 tokens, 256 pages and 512 regions of summaries (SEL-12).
-// With sketches every row votes on every earlier token, and a quarter of them takes as long as the other rules do; positions
-// beyond 2^16 are in sketches.positions_beyond_65536.
+// With sketches every row votes on every earlier token, so they take a quarter of the tokens, on one engine; positions beyond
+// 2^16 are in sketches.positions_beyond_65536.
 void long_prompts(Context& context) {
   const Engine& engine = *context.engine;
   if (context.quick || engine.claims().double_arithmetic)
@@ -461,7 +461,7 @@ void long_prompts(Context& context) {
   Random random(context.seed);
   const Part part = part_of(engine);
   for (const Select rule : rules(engine)) {
-    if (rule == Select::sketches && part.stride != 1) continue;  // one engine is enough
+    if (rule == Select::sketches && part.stride != 1) continue;
     const std::int64_t part_of_length = rule == Select::sketches ? 4 : 1;
     Problem problem = of_one_type(engine, rule == Select::h2o ? DType::bf16 : DType::f32, rule);
     problem.shape.d_head = problem.shape.d_value = 8;

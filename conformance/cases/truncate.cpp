@@ -334,7 +334,7 @@ void far(Context& context) {
     Random random(context.seed);
     draw_rows_from(random, problem, 0);
     // The end of a chunk whose scores are taken back; inside of a chunk and of a key block.
-    const std::int64_t n = rule == Select::h2o ? 66048 : 65539 / part;
+    const std::int64_t n = rule == Select::h2o ? 66048 : 65536 / part + 3;
     truncated_in_turn(context, problem, {n}, {Step::decode(2)}, false);
   }
 }
