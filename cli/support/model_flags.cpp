@@ -13,15 +13,17 @@ namespace {
 
 runtime::Precision parse_precision(const std::string& text) {
   using runtime::Precision;
-  if (text == "auto") return runtime::native_precision();
-  if (text == "f32") return Precision::f32;
-  if (text == "bf16") {
-    if (runtime::native_precision() == Precision::bf16) return Precision::bf16;
-    throw Failure(fmt::format(
-        "--projections: bf16 needs a processor with AVX512_BF16 or AMX, this one has {}; use f32 or auto",
-        runtime::product_isa()));
+  if (text == "auto") return runtime::automatic_precision();
+  for (const auto& [name, precision] :
+       {std::pair{"f32", Precision::f32}, {"bf16", Precision::bf16}, {"int8", Precision::int8}}) {
+    if (text != name) continue;
+    const std::string missing = runtime::missing_for(precision);
+    if (missing.empty()) return precision;
+    throw Failure(fmt::format("--projections: {} needs a processor with {}, this one has {}; use f32 or auto", name,
+                              missing, runtime::product_isa()));
   }
-  throw Failure(fmt::format("--projections: {} is not allowed; use auto, f32 or bf16", in_quotes(text)));
+  throw Failure(
+      fmt::format("--projections: {} is not allowed; use auto, f32, bf16 or int8", in_quotes(text)));
 }
 
 }  // namespace
@@ -47,13 +49,15 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
       "auto, f16, bf16 or f32",
       {{"auto", Cache()}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}},
       named_cache_type_);
-  precision = runtime::native_precision();
+  precision = runtime::automatic_precision();
   set.value("--projections", "TYPE",
-            "of products over many tokens: f32, bf16, or auto, what the processor multiplies (auto)",
+            "of products over many tokens: f32, bf16, int8 beside quantised weights, or auto, what the processor "
+            "multiplies best (auto)",
             [this](const std::string& text) { precision = parse_precision(text); });
   set.check([this] {
     if (context == 0) context.reset();
-    cache_type = named_cache_type_.value_or(precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
+    cache_type = named_cache_type_.value_or(row_precision(precision) == runtime::Precision::bf16 ? DType::bf16
+                                                                                              : DType::f16);
   });
 }
 

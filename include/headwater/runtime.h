@@ -35,12 +35,18 @@ HEADWATER_API const char* headwater_runtime_last_error(void);
 
 typedef struct headwater_model headwater_model; /* opaque */
 
-/* Operands of products over many rows; sums are F32. AUTO: BF16 where the processor multiplies it, else F32. */
-enum { HEADWATER_PROJECTIONS_AUTO = 0, HEADWATER_PROJECTIONS_F32 = 1, HEADWATER_PROJECTIONS_BF16 = 2 };
+/* Operands of products over many rows; sums are F32. INT8: rows rounded to 8 bits, with a scale for each run of 32, beside
+ * the codes of quantised weights; other weights as with AUTO. AUTO: BF16 where the processor multiplies it, else F32. */
+enum {
+  HEADWATER_PROJECTIONS_AUTO = 0,
+  HEADWATER_PROJECTIONS_F32 = 1,
+  HEADWATER_PROJECTIONS_BF16 = 2,
+  HEADWATER_PROJECTIONS_INT8 = 3
+};
 
 /* Opens a GGUF file (architectures qwen3, qwen2, llama; of a split file its first part): metadata and tokenizer are read
  * now, the weights by the first headwater_conversation_open(). *model is set to NULL on error. Errors: invalid_argument
- * (no such file; damaged; a model that is not supported; BF16 where the processor has no such products), out_of_memory. */
+ * (no such file; damaged; a model that is not supported; BF16 or INT8 where the processor has no such products), out_of_memory. */
 HEADWATER_API headwater_status headwater_model_open(const char* path, int32_t projections,
                                                     headwater_model** model);
 
@@ -74,7 +80,7 @@ typedef struct headwater_model_facts {
   int32_t adds_bos;   /* 1: add_special puts BOS in front */
   int32_t
       turn_end; /* control token behind an answer in a chat; -1: none, or no chat template that can be rendered */
-  int32_t projections; /* HEADWATER_PROJECTIONS_F32 or _BF16 */
+  int32_t projections; /* HEADWATER_PROJECTIONS_F32, _BF16 or _INT8 */
   int32_t reserved;    /* 0 */
 } headwater_model_facts;
 

@@ -51,13 +51,13 @@ def _most_tokens(value):
 class Model(_native.Owner):
     """A GGUF file of a qwen3, qwen2 or llama model.
 
-    path: the file (of a split one its first part). projections: "auto", "f32" or "bf16", the operands of products over
+    path: the file (of a split one its first part). projections: "auto", "f32", "bf16" or "int8", the operands of products over
     many tokens. chat_template: how chats are written in place of the file's own template: "chatml", "llama3", or a template
     in Jinja, its text. Metadata and tokenizer are read now, the weights for the first conversation; all conversations share them.
     Threads may use a model at once. What is strange in a file and read all the same is a warning.
 
     name, architecture: texts. layers, heads, kv_heads, head_dim, value_dim, width, feed_forward, vocabulary, context, bytes:
-    integers. bos, eos: ids, or None. adds_bos: whether a text begins with bos. projections: "f32" or "bf16".
+    integers. bos, eos: ids, or None. adds_bos: whether a text begins with bos. projections: "f32", "bf16" or "int8".
     Errors: ValueError (no such file, damaged, a model that is not supported), MemoryError.
     """
 
@@ -80,7 +80,7 @@ class Model(_native.Owner):
 
     _instead = "the same one in other threads and after os.fork(), or Model(path) anew"
 
-    def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16"] = "auto",
+    def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16", "int8"] = "auto",
                  chat_template: str | None = None) -> None:
         code = _options.choice(projections, "projections", _runtime.PROJECTIONS)
         self._handle = ctypes.c_void_p()

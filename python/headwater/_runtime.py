@@ -9,7 +9,7 @@ _I32, _I64, _POINTER, _SIZE, _TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_vo
 _DOUBLE, _INT64S, _OUT = ctypes.c_double, ctypes.POINTER(_I64), ctypes.POINTER(_POINTER)
 
 ABI_VERSION = 1
-PROJECTIONS = {"auto": 0, "f32": 1, "bf16": 2}
+PROJECTIONS = {"auto": 0, "f32": 1, "bf16": 2, "int8": 3}
 CACHE_TYPES = {"auto": 0, "f32": 1, "f16": 2, "bf16": 3}
 CONTROL, END = 1, 2
 AFTER_FIRST_CHUNK, ENDS_QUERY_BLOCK = 1, 2

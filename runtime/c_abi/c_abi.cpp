@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <span>
@@ -166,20 +167,22 @@ std::vector<runtime::ChatMessage> messages_of(const headwater_chat_message* mess
   return all;
 }
 
+/// In the order of HEADWATER_PROJECTIONS_F32 and what follows it.
+constexpr runtime::Precision kPrecisions[] = {runtime::Precision::f32, runtime::Precision::bf16,
+                                              runtime::Precision::int8};
+static_assert(HEADWATER_PROJECTIONS_BF16 == HEADWATER_PROJECTIONS_F32 + 1 &&
+              HEADWATER_PROJECTIONS_INT8 == HEADWATER_PROJECTIONS_F32 + 2);
+
 runtime::Precision precision_of(std::int32_t projections) {
-  using runtime::Precision;
-  constexpr std::int32_t kChoices = 3;
-  check_range(projections, 0, kChoices - 1, "projections");
-  const Precision native = runtime::native_precision();
-  if (projections == HEADWATER_PROJECTIONS_AUTO) return native;
-  if (projections == HEADWATER_PROJECTIONS_F32) return Precision::f32;
-  if (native != Precision::bf16) {
-    invalid(
-        fmt::format("projections is {}: BF16 needs a processor with AVX512_BF16 or AMX, this one has {}; "
-                    "allowed: 0, 1",
-                    projections, runtime::product_isa()));
+  check_range(projections, 0, HEADWATER_PROJECTIONS_INT8, "projections");
+  if (projections == HEADWATER_PROJECTIONS_AUTO) return runtime::automatic_precision();
+  const runtime::Precision precision = kPrecisions[projections - HEADWATER_PROJECTIONS_F32];
+  const std::string missing = runtime::missing_for(precision);
+  if (!missing.empty()) {
+    invalid(fmt::format("projections is {}: {} needs a processor with {}, this one has {}; allowed: 0, 1",
+                        projections, runtime::precision_name(precision), missing, runtime::product_isa()));
   }
-  return Precision::bf16;
+  return precision;
 }
 
 /// Refuses what is the model's, and what would take rows away from the transformer.
@@ -201,7 +204,7 @@ void check_attention(const headwater::Options& options) {
 DType cache_type_of(std::int32_t type, runtime::Precision precision) {
   constexpr std::int32_t kTypes = 4;
   check_range(type, 0, kTypes - 1, "options.cache_type");
-  if (type == HEADWATER_CACHE_AUTO) return precision == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
+  if (type == HEADWATER_CACHE_AUTO) return row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
   return dtype(type - 1, "options.cache_type");
 }
 static_assert(HEADWATER_CACHE_F32 - 1 == HEADWATER_F32 && HEADWATER_CACHE_F16 - 1 == HEADWATER_F16 &&
@@ -340,7 +343,9 @@ headwater_status headwater_model_describe(const headwater_model* model, headwate
     known.adds_bos = tokenizer.adds_bos() ? 1 : 0;
     known.turn_end = turn_end(*model);
     known.projections =
-        model->precision == runtime::Precision::bf16 ? HEADWATER_PROJECTIONS_BF16 : HEADWATER_PROJECTIONS_F32;
+        HEADWATER_PROJECTIONS_F32 +
+        static_cast<std::int32_t>(std::find(std::begin(kPrecisions), std::end(kPrecisions), model->precision) -
+                                  std::begin(kPrecisions));
     write_struct(facts, struct_size, kFactsSize1, known, "facts");
   });
 }

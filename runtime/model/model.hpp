@@ -10,13 +10,11 @@
 
 #include "runtime/gguf/gguf.hpp"
 #include "runtime/model/aligned_buffer.hpp"
+#include "runtime/model/kernels/kernels.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/projection.hpp"
 
 namespace headwater::runtime {
-
-/// Rows that gate and up take turns in, in LayerWeights::gate_up: a tile then holds both factors of a product.
-inline constexpr std::int64_t kGateRows = 32;
 
 /// The weights of one layer; empty vectors where the model has none.
 struct LayerWeights {
@@ -69,7 +67,8 @@ class Model {
 
   [[nodiscard]] const GgufFile& file() const { return *file_; }
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  [[nodiscard]] Precision precision() const { return precision_; }
+  /// Of rows between projections: row_precision() of the options'.
+  [[nodiscard]] Precision precision() const { return row_precision(precision_); }
   [[nodiscard]] const ModelPart& part() const { return part_; }
   /// Those of its part, the first one's first; config() is the whole model's.
   [[nodiscard]] const std::vector<LayerWeights>& layers() const { return layers_; }
@@ -78,6 +77,8 @@ class Model {
   [[nodiscard]] const Projection& head() const { return *head_; }
   /// Bytes of scratch that a thread needs for the largest of all projections.
   [[nodiscard]] std::size_t scratch_bytes() const;
+  /// Bytes of `byte_rows` for n rows of the widest projection.
+  [[nodiscard]] std::size_t byte_rows_bytes(std::int64_t n) const;
   /// Bytes of weights of its part that decoding one token reads.
   [[nodiscard]] std::int64_t bytes_per_token() const;
   /// Calls action(projection) for each of its part.

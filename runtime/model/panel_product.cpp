@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "headwater/error.hpp"
+#include "runtime/gguf/byte_product.hpp"
+#include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/interleave.hpp"
 
 namespace headwater::runtime {
@@ -138,10 +140,44 @@ bool includes(dnnl::cpu_isa isa) {
 
 }  // namespace
 
-const char* precision_name(Precision precision) { return precision == Precision::bf16 ? "BF16" : "F32"; }
+const char* precision_name(Precision precision) {
+  switch (precision) {
+    case Precision::f32: return "F32";
+    case Precision::bf16: return "BF16";
+    case Precision::int8: return "INT8";
+  }
+  return "";
+}
 
 Precision native_precision() {
   return includes(dnnl::cpu_isa::avx512_core_bf16) ? Precision::bf16 : Precision::f32;
+}
+
+Precision row_precision(Precision precision) {
+  return precision == Precision::int8 ? native_precision() : precision;
+}
+
+Precision automatic_precision() {
+  // AMX multiplies BF16 several times as fast as registers multiply bytes.
+  return multiplies_bytes() && !includes(dnnl::cpu_isa::avx512_core_amx) ? Precision::int8 : native_precision();
+}
+
+std::string missing_for(Precision precision) {
+  switch (precision) {
+    case Precision::f32: return {};
+    case Precision::bf16: return native_precision() == Precision::bf16 ? "" : "AVX512_BF16 or AMX";
+    case Precision::int8: return multiplies_bytes() ? "" : "AVX512_VNNI";
+  }
+  return {};
+}
+
+std::string describe_products(Precision precision) {
+  const auto by_onednn = [](Precision own) {
+    return fmt::format("{} by oneDNN ({})", precision_name(own), product_isa());
+  };
+  if (precision != Precision::int8) return by_onednn(precision);
+  return fmt::format("INT8 ({}) beside quantised weights, else {}", row_kernels().isa,
+                     by_onednn(row_precision(precision)));
 }
 
 const char* product_isa() {

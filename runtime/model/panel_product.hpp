@@ -4,22 +4,34 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <span>
 
 namespace headwater::runtime {
 
-/// Type of both operands of a product over many rows; sums are F32 either way.
-enum class Precision : std::uint8_t { f32, bf16 };
+/// Type of both operands of a product over many rows; sums are F32 either way. int8: rows in 8 bits beside the codes of
+/// quantised weights (byte_product.hpp), and row_precision() beside others.
+enum class Precision : std::uint8_t { f32, bf16, int8 };
 
-/// "F32" or "BF16".
+/// "F32", "BF16" or "INT8".
 [[nodiscard]] const char* precision_name(Precision precision);
+/// BF16 where the processor multiplies it (AVX512_BF16 or AMX), else F32.
+[[nodiscard]] Precision native_precision();
+/// Of rows between the products: native_precision() for int8, which rounds them once more, else the precision itself.
+[[nodiscard]] Precision row_precision(Precision precision);
+/// Of an element of a row. Precondition: not int8.
 [[nodiscard]] constexpr std::int64_t precision_bytes(Precision precision) {
   return precision == Precision::bf16 ? 2 : 4;
 }
-/// BF16 where the processor multiplies it (AVX512_BF16 or AMX), else F32.
-[[nodiscard]] Precision native_precision();
+/// What products take where nobody chooses, the fastest: int8 where the processor has it and no AMX, else
+/// native_precision().
+[[nodiscard]] Precision automatic_precision();
+/// Empty where the processor has products of this precision, else what they need: "AVX512_VNNI".
+[[nodiscard]] std::string missing_for(Precision precision);
 /// What oneDNN calls the instruction set that it uses: "AVX-512 BF16".
 [[nodiscard]] const char* product_isa();
+/// For reports: "BF16 by oneDNN (AVX-512 BF16)".
+[[nodiscard]] std::string describe_products(Precision precision);
 
 /// Row blocks that products are made in. A row's sums must not depend on how a prompt was cut into calls, so a block
 /// has one of these heights, however many rows remain (rows after the last are multiplied too and not used).

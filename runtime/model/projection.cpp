@@ -7,6 +7,7 @@
 
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
+#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
@@ -29,6 +30,12 @@ constexpr std::int64_t kStripBytes = 16384;
 constexpr std::int64_t kTasksOfThread = 4;
 constexpr std::int64_t kSlicesOfTask = 8;
 
+/// Rows of a product in bytes whose result is taken at once: it stays in a first-level cache. Whole tiles of six.
+constexpr std::int64_t kStripOfBytes = 24;
+
+/// Rows that a task rounds to bytes.
+constexpr std::int64_t kRowsOfTask = 16;
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 [[noreturn]] void refuse_row(const Tensor& tensor, std::int64_t row) {
@@ -46,7 +53,7 @@ const PanelProduct& PanelProducts::get(Precision precision, std::int64_t depth, 
 }
 
 Projection::Projection(PanelProducts& products, Precision precision, std::vector<RowRange> rows)
-    : precision_(precision), depth_(rows.front().tensor->dims[0]) {
+    : precision_(row_precision(precision)), depth_(rows.front().tensor->dims[0]) {
   for (const RowRange& range : rows) {
     pieces_.push_back({range.tensor, range.first, width_, range.count, 0});
     width_ += range.count;
@@ -59,10 +66,11 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   }
   std::size_t packed = place_groups();
   widens_groups_ = grouped_;
+  in_bytes_ = grouped_ && precision == Precision::int8;
   std::size_t product_scratch = 0;
   std::size_t panel_bytes = 0;
   for (std::int64_t first = 0; first < width_; first += kPanelWidth) {
-    const PanelProduct& product = products.get(precision, depth_, std::min(kPanelWidth, width_ - first));
+    const PanelProduct& product = products.get(precision_, depth_, std::min(kPanelWidth, width_ - first));
     panels_.push_back({&product, first, packed});
     const std::size_t bytes = aligned_size(product.packed_bytes());
     if (!quantised_) packed += bytes;
@@ -70,8 +78,13 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
     panel_bytes = std::max(panel_bytes, bytes);
     product_scratch = std::max(product_scratch, aligned_size(product.scratch_bytes()));
   }
+  if (in_bytes_) {
+    for (const TensorType type : quantised_types_) {
+      panel_bytes = std::max(panel_bytes, kPanelWidth / kRowsOfGroup * unpacked_group_bytes(type, depth_));
+    }
+  }
   const auto depth = static_cast<std::size_t>(depth_);
-  const auto element = static_cast<std::size_t>(precision_bytes(precision));
+  const auto element = static_cast<std::size_t>(precision_bytes(precision_));
   product_at_ = aligned_size(static_cast<std::size_t>(kBlockHeights.front() * kPanelWidth) * sizeof(float));
   plain_at_ = product_at_ + product_scratch;
   panel_at_ = plain_at_ + aligned_size(depth * static_cast<std::size_t>(kPanelWidth) * element);
@@ -208,20 +221,86 @@ void Projection::pack(int threads, std::span<ProjectionScratch> scratch) {
   });
 }
 
-void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int threads,
-                          std::span<ProjectionScratch> scratch, const TileSink& sink) const {
+template <typename Action>
+void Projection::for_panels(std::span<const RowBlock> blocks, int threads, const Action& action) const {
   const auto panels = static_cast<std::int64_t>(panels_.size());
   const auto all = static_cast<std::int64_t>(blocks.size());
-  // A task multiplies one panel with a group of blocks. A packed panel can be read again at no cost; a widened one is
-  // used for as many blocks as leave work for every thread.
+  // A packed panel can be read again at no cost; a widened one is used for as many blocks as leave work for every thread.
   const std::int64_t groups =
       quantised_ ? std::min(all, std::max<std::int64_t>(1, divide_up(2 * threads, panels))) : all;
-  const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
   parallel_tasks(threads, panels * groups, [&](std::int64_t task, int thread) {
     std::int64_t at = task / groups;
     if (HEADWATER_SABOTAGE("runtime.projection.panel_in_8_bits")) at &= 0xFF;
-    const Panel& panel = panels_[static_cast<std::size_t>(at)];
     const std::int64_t group = task % groups;
+    const auto first = static_cast<std::size_t>(group * all / groups);
+    const auto last = static_cast<std::size_t>((group + 1) * all / groups);
+    action(panels_[static_cast<std::size_t>(at)], blocks.subspan(first, last - first), thread);
+  });
+}
+
+std::size_t Projection::byte_rows_bytes(std::int64_t n) const {
+  return in_bytes_ ? static_cast<std::size_t>(n) * byte_row_bytes(depth_) : 0;
+}
+
+void Projection::round_rows(const void* x, std::int64_t first, std::int64_t last, std::byte* out) const {
+  const std::size_t bytes = byte_row_bytes(depth_);
+  for (std::int64_t row = first; row < last; ++row) {
+    std::byte* const to = out + static_cast<std::size_t>(row) * bytes;
+    if (precision_ == Precision::bf16) {
+      to_byte_row(static_cast<const std::uint16_t*>(x) + row * depth_, depth_, to);
+    } else {
+      to_byte_row(static_cast<const float*>(x) + row * depth_, depth_, to);
+    }
+  }
+}
+
+std::size_t Projection::unpack_groups(const Panel& panel, std::byte* memory, UnpackedPanel& parts) const {
+  std::size_t used = 0;
+  for_groups(panel.first, panel.first + panel.product->width(),
+             [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
+               if (used == 0 || parts[used - 1].type != tensor.type) {
+                 parts[used++] = {tensor.type, column - panel.first, 0, memory};
+               }
+               ++parts[used - 1].groups;
+               unpack_group(tensor.type, packed_ + at, depth_, memory);
+               memory += unpacked_group_bytes(tensor.type, depth_);
+             });
+  return used;
+}
+
+void Projection::multiply_in_bytes(const void* x, std::span<const RowBlock> blocks, int threads,
+                                   std::span<ProjectionScratch> scratch, const TileSink& sink) const {
+  const std::int64_t rows = blocks.back().first + blocks.back().valid;
+  std::byte* const byte_rows = scratch.front().byte_rows.data();
+  assert(scratch.front().byte_rows.size() >= byte_rows_bytes(rows));
+  parallel_tasks(threads, divide_up(rows, kRowsOfTask), [&](std::int64_t task, int) {
+    round_rows(x, task * kRowsOfTask, std::min(rows, (task + 1) * kRowsOfTask), byte_rows);
+  });
+  for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
+    std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
+    auto* const result = reinterpret_cast<float*>(memory);
+    UnpackedPanel parts;
+    const std::size_t used = unpack_groups(panel, memory + panel_at_, parts);
+    for (const RowBlock& block : some) {
+      for (std::int64_t done = 0; done < block.valid; done += kStripOfBytes) {
+        const std::int64_t first = block.first + done;
+        const std::int64_t count = std::min(kStripOfBytes, block.valid - done);
+        for (std::size_t i = 0; i < used; ++i) {
+          const auto& [type, column, groups, at] = parts[i];
+          multiply_bytes(type, at, groups, depth_, byte_rows + byte_rows_bytes(first), count, result + column,
+                         kPanelWidth);
+        }
+        sink.take({first, count, panel.first, panel.product->width(), result, kPanelWidth});
+      }
+    }
+  });
+}
+
+void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int threads,
+                          std::span<ProjectionScratch> scratch, const TileSink& sink) const {
+  if (in_bytes_) return multiply_in_bytes(x, blocks, threads, scratch, sink);
+  const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
+  for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
     const std::byte* weights = packed_ + panel.packed_at;
     if (quantised_) {
@@ -234,8 +313,7 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
     }
     auto* const result = reinterpret_cast<float*>(memory);
     const std::int64_t width = panel.product->width();
-    for (std::int64_t i = group * all / groups; i < (group + 1) * all / groups; ++i) {
-      const RowBlock& block = blocks[static_cast<std::size_t>(i)];
+    for (const RowBlock& block : some) {
       std::int64_t first = block.first;
       if (HEADWATER_SABOTAGE("runtime.projection.rows_wrap_at_2048")) first %= 2048;
       const std::byte* const rows = static_cast<const std::byte*>(x) + first * row_bytes_x;

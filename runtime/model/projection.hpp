@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/gguf/gguf.hpp"
+#include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
 #include "runtime/model/panel_product.hpp"
@@ -69,15 +70,17 @@ class PanelProducts {
   std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<PanelProduct>> products_[2];
 };
 
-/// Memory of one thread inside a projection.
+/// Memory of one thread inside a projection; `byte_rows`: of the first thread alone, for all (Projection::byte_rows_bytes).
 struct ProjectionScratch {
   AlignedBuffer memory;
+  AlignedBuffer byte_rows;
 };
 
 /// y = x W^T for the rows of one or several weight matrices, side by side. Weights of 16 or 32 bits are packed once,
 /// into `precision`, and multiply_few() reads the file's own. Quantised ones stay quantised: packed once in groups of
 /// rows (row_groups.hpp) where there are kernels for that and all matrices are quantised and begin at multiples of
-/// sixteen columns, else as the file has them. A product over many rows widens them panel by panel into scratch.
+/// sixteen columns, else as the file has them. A product over many rows widens them panel by panel into scratch; with
+/// Precision::int8 it unpacks their groups instead, and rounds the rows to bytes.
 class Projection {
  public:
   /// Columns of a panel: a block of 256 rows, its panel and the result then stay in a second-level cache.
@@ -99,9 +102,14 @@ class Projection {
 
   [[nodiscard]] std::int64_t depth() const { return depth_; }
   [[nodiscard]] std::int64_t width() const { return width_; }
+  /// Of the rows that multiply() takes.
   [[nodiscard]] Precision precision() const { return precision_; }
+  /// Whether multiply() is in bytes.
+  [[nodiscard]] bool in_bytes() const { return in_bytes_; }
+  /// Bytes of `byte_rows` that multiply() needs for n rows; 0 where it is not in bytes.
+  [[nodiscard]] std::size_t byte_rows_bytes(std::int64_t n) const;
   [[nodiscard]] std::size_t packed_bytes() const { return packed_bytes_; }
-  [[nodiscard]] bool reads_file() const { return !grouped_ || !widens_groups_; }
+  [[nodiscard]] bool reads_file() const { return !grouped_ || !(in_bytes_ || widens_groups_); }
   /// Calls action(tensor) for each matrix.
   template <typename Action>
   void for_tensors(const Action& action) const {
@@ -161,6 +169,23 @@ class Projection {
   /// Widens and packs a panel, with the places of a thread's scratch.
   void widen_panel(const Panel& panel, std::byte* packed, std::byte* memory) const;
   void widen_groups(const Panel& panel, std::byte* packed) const;
+  /// Calls action(panel, some of the blocks, thread) so that every panel meets every block, from several threads.
+  template <typename Action>
+  void for_panels(std::span<const RowBlock> blocks, int threads, const Action& action) const;
+  void multiply_in_bytes(const void* x, std::span<const RowBlock> blocks, int threads,
+                         std::span<ProjectionScratch> scratch, const TileSink& sink) const;
+  /// Rows [first, last) of x, of the precision, to their places in `out`.
+  void round_rows(const void* x, std::int64_t first, std::int64_t last, std::byte* out) const;
+  /// Unpacked groups of one type beside each other in a panel.
+  struct Unpacked {
+    TensorType type;
+    std::int64_t column;  // of the panel
+    std::int64_t groups;
+    std::byte* at;
+  };
+  using UnpackedPanel = std::array<Unpacked, kPanelWidth / kRowsOfGroup>;
+  /// Unpacks a panel's groups; returns how many of `parts` they make.
+  std::size_t unpack_groups(const Panel& panel, std::byte* memory, UnpackedPanel& parts) const;
   void pack_groups(const Panel& panel);
   void check_finite(const Panel& panel, float* wide) const;
 
@@ -170,6 +195,7 @@ class Projection {
   bool quantised_ = false;                   // of any piece: then nothing is packed into `precision_`
   bool grouped_ = false;                     // of all pieces, and in packed_
   bool widens_groups_ = false;               // straight into oneDNN's layout
+  bool in_bytes_ = false;                    // grouped_, and so are many rows multiplied
   std::vector<TensorType> quantised_types_;  // each once
   std::vector<Piece> pieces_;
   std::vector<Panel> panels_;

@@ -61,29 +61,19 @@ class SwigluSink final : public TileSink {
   SwigluSink(void* out, std::int64_t width, bool rounded)
       : out_(static_cast<std::byte*>(out)), width_(width), rounded_(rounded) {}
   void take(const Tile& tile) const override {
+    const Kernels& loops = kernels();
     for (std::int64_t r = 0; r < tile.rows; ++r) {
       const float* const from = tile.values + r * tile.stride;
       const std::int64_t at = (tile.row + r) * width_ + tile.column / 2;
-      for (std::int64_t c = 0; c < tile.columns; c += 2 * kGateRows) {
-        const std::int64_t remaining = tile.columns - c;
-        const std::int64_t half = remaining < 2 * kGateRows ? remaining / 2 : kGateRows;
-        combine(from + c, half, at + c / 2);
+      if (rounded_) {
+        loops.swiglu_bf16(from, tile.columns / 2, reinterpret_cast<std::uint16_t*>(out_) + at);
+      } else {
+        loops.swiglu(from, tile.columns / 2, reinterpret_cast<float*>(out_) + at);
       }
     }
   }
 
  private:
-  void combine(const float* gate, std::int64_t half, std::int64_t at) const {
-    const Kernels& loops = kernels();
-    if (!rounded_) {
-      loops.swiglu(gate, gate + half, half, reinterpret_cast<float*>(out_) + at);
-      return;
-    }
-    float values[kGateRows];
-    loops.swiglu(gate, gate + half, half, values);
-    loops.to_bf16(values, half, reinterpret_cast<std::uint16_t*>(out_) + at);
-  }
-
   std::byte* out_;
   std::int64_t width_;
   bool rounded_;

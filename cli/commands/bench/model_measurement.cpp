@@ -172,7 +172,7 @@ void Bench::open_file() {
   const bool quantised = runtime::is_quantised(flags_.type);
   const double packed = quantised ? stored
                                   : stored / static_cast<double>(element) *
-                                        static_cast<double>(runtime::precision_bytes(flags_.model.precision));
+                                        static_cast<double>(runtime::precision_bytes(runtime::row_precision(flags_.model.precision)));
   cli::check_dense_layers(flags_.model.options, flags_.shape->layers);
   check_memory(stored + packed, config_of(*flags_.shape));
   file_ = in_memory(random, name(), threads_);
@@ -199,8 +199,7 @@ void Bench::describe(ModelMeasurement& measurement) const {
   measurement.weights = matrix_types(*file_);
   measurement.engine = sparse_->engine().name();
   measurement.isa = sparse_->engine().isa();
-  measurement.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
-                                        runtime::product_isa());
+  measurement.projections = runtime::describe_products(flags_.model.precision);
   // Of several ranks a process sees its own processor time alone.
   measurement.by_processor_time = threads_ == 1 && cli::ranks() == nullptr;
   measurement.effective = sparse_->options();

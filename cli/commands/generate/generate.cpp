@@ -301,8 +301,7 @@ void Generation::describe(GenerateReport& report) const {
   report.architecture = config.architecture;
   report.engine = transformer_->engine().name();
   report.isa = transformer_->engine().isa();
-  report.projections = fmt::format("{} by oneDNN ({})", runtime::precision_name(flags_.model.precision),
-                                   runtime::product_isa());
+  report.projections = runtime::describe_products(flags_.model.precision);
   report.cache_type = dtype_name(flags_.model.cache_type);
   report.load_seconds = model_.load_seconds();
   report.weight_bytes = model_.weight_bytes();

@@ -333,6 +333,7 @@ constexpr RowKernels make_kernels() {
   kernels.arrange[9] = arrange_minima;
   kernels.arrange[10] = arrange_six;
   kernels.groups = &avx512vnni_group_kernels;
+  kernels.bytes = &avx512vnni_byte_kernels;
   static_assert(kSixStep == kArrangedBytes && kMinimaStep <= kArrangedBytes &&
                 2 * kFourStep <= kArrangedBytes);
   return kernels;

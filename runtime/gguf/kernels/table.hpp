@@ -39,6 +39,16 @@ struct GroupKernels {
                                    std::int64_t stride);
 };
 
+/// What one ISA does with many rows and groups of sixteen, in bytes. Contracts: byte_product.hpp.
+struct ByteKernels {
+  void (*round)(const float* x, std::int64_t n, std::byte* out);
+  void (*round_bf16)(const std::uint16_t* x, std::int64_t n, std::byte* out);
+  std::int64_t (*unpacked_bytes[kTensorTypes])(std::int64_t n);
+  void (*unpack[kTensorTypes])(const std::byte* group, std::int64_t n, std::byte* out);
+  void (*multiply[kTensorTypes])(const std::byte* unpacked, std::int64_t groups, std::int64_t n,
+                                 const std::byte* x, std::int64_t rows, float* out, std::int64_t stride);
+};
+
 /// What one ISA does with stored rows of n elements. Contracts: row_kernels.hpp.
 struct RowKernels {
   const char* isa;
@@ -52,6 +62,7 @@ struct RowKernels {
   /// kFixedRowsAtOnce rows x, none of them arranged, with one stored row; each has the bits of dot_fixed. null: none.
   void (*dot_fixed_few[kTensorTypes])(const std::byte* row, std::int64_t n, const FixedRow* x, float* out);
   const GroupKernels* groups = nullptr;  ///< null: none
+  const ByteKernels* bytes = nullptr;    ///< null: none; else there are groups
 };
 
 extern const RowKernels portable_row_kernels;
@@ -59,5 +70,6 @@ extern const RowKernels avx2_row_kernels;
 extern const RowKernels avx512_row_kernels;
 extern const RowKernels avx512vnni_row_kernels;
 extern const GroupKernels avx512vnni_group_kernels;
+extern const ByteKernels avx512vnni_byte_kernels;
 
 }  // namespace headwater::runtime

@@ -4,6 +4,9 @@
 
 namespace headwater::runtime {
 
+/// Rows that gate and up take turns in, in LayerWeights::gate_up: a tile then holds both factors of a product.
+inline constexpr std::int64_t kGateRows = 32;
+
 /// The loops of a forward pass besides projections and attention, one table per instruction set. Every sum is kept in
 /// the same lanes and no multiply is contracted with an add, so all tables give the same bits.
 struct Kernels {
@@ -14,8 +17,11 @@ struct Kernels {
   /// The same, rounded to BF16.
   void (*rms_norm_bf16)(const float* x, const float* weight, std::int64_t n, float epsilon,
                         std::uint16_t* out);
-  /// SwiGLU (Shazeer, 2020): out[i] = gate[i] / (1 + exp(-gate[i])) * up[i].
-  void (*swiglu)(const float* gate, const float* up, std::int64_t n, float* out);
+  /// SwiGLU (Shazeer, 2020): out[i] = gate[i] / (1 + exp(-gate[i])) * up[i]; x has kGateRows gates, as many ups, and so on, n
+  /// of each in all, so that the last ones may be fewer.
+  void (*swiglu)(const float* x, std::int64_t n, float* out);
+  /// The same, rounded to BF16.
+  void (*swiglu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Rounds to BF16, to nearest even; NaN stays NaN.
   void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine are in the two arrays.

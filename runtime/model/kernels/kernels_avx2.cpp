@@ -12,6 +12,7 @@ const Kernels kKernelsAvx2 = {
     .rms_norm = rms_norm,
     .rms_norm_bf16 = rms_norm_bf16,
     .swiglu = swiglu,
+    .swiglu_bf16 = swiglu_bf16,
     .to_bf16 = to_bf16,
     .rotate_halves = rotate_halves,
     .rotate_adjacent = rotate_adjacent,

@@ -1,0 +1,52 @@
+#include "runtime/gguf/byte_product.hpp"
+
+#include <cassert>
+#include <cstring>
+
+#include "headwater/testing/sabotage.hpp"
+#include "runtime/gguf/row_kernels.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+const ByteKernels& kernels() {
+  assert(multiplies_bytes());
+  return *row_kernels().bytes;
+}
+
+}  // namespace
+
+bool multiplies_bytes() { return row_kernels().bytes != nullptr; }
+
+std::size_t byte_row_bytes(std::int64_t n) {
+  return static_cast<std::size_t>(n + n / kFixedRun * static_cast<std::int64_t>(2 * sizeof(float)));
+}
+
+void to_byte_row(const float* x, std::int64_t n, std::byte* out) { kernels().round(x, n, out); }
+
+void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out) { kernels().round_bf16(x, n, out); }
+
+float byte_row_element(const std::byte* row, std::int64_t n, std::int64_t i) {
+  constexpr int kOffset = 128;
+  float scale;
+  std::memcpy(&scale, row + n + i / kFixedRun * static_cast<std::int64_t>(2 * sizeof(float)), sizeof scale);
+  return scale * static_cast<float>(std::to_integer<int>(row[i]) - kOffset);
+}
+
+std::size_t unpacked_group_bytes(TensorType type, std::int64_t n) {
+  return static_cast<std::size_t>(kernels().unpacked_bytes[static_cast<std::size_t>(type)](n));
+}
+
+void unpack_group(TensorType type, const std::byte* group, std::int64_t n, std::byte* out) {
+  kernels().unpack[static_cast<std::size_t>(type)](group, n, out);
+}
+
+void multiply_bytes(TensorType type, const std::byte* unpacked, std::int64_t groups, std::int64_t n,
+                    const std::byte* x, std::int64_t rows, float* out, std::int64_t stride) {
+  if (HEADWATER_SABOTAGE("runtime.bytes.last_row_of_a_tile_lost") && rows % 6 != 0) --rows;
+  if (HEADWATER_SABOTAGE("runtime.bytes.odd_group_lost") && groups > 1) groups -= groups % 2;
+  if (HEADWATER_SABOTAGE("runtime.bytes.depth_in_13_bits")) n = n > 8192 ? 8192 : n;
+  kernels().multiply[static_cast<std::size_t>(type)](unpacked, groups, n, x, rows, out, stride);
+}
+
+}  // namespace headwater::runtime

@@ -1,0 +1,206 @@
+// Products of many rows in bytes (byte_product.hpp) for AVX-512 with VNNI. A lane is a stored row: four activations are
+// broadcast to all of them, and vpdpbusd adds four products to each, exactly.
+//
+// What an instruction costs decides the rate: beside eight vpdpbusd a run of 32 takes one multiplication and one addition
+// for its two scales (one more for a minimum), on the same two ports of Zen 5; the conversion runs beside them. So at most
+// 8 of 10 (of 11) are products.
+
+#include "runtime/gguf/kernels/avx512vnni_units.hpp"
+#include "runtime/gguf/kernels/table.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+/// Activations are unsigned: this much is added to their signed codes.
+constexpr int kOffset = 128;
+
+/// A run of unpacked codes: lines of signed bytes, then 16 scales, what kOffset adds to the products with the sign
+/// changed, and 16 minima where the type has them.
+template <class Unit>
+struct UnpackedRun {
+  static constexpr int kLines = kRunLines / Unit::kParts;
+  static constexpr int kElements = 4 * kLines;
+  static constexpr int kScales = kLine * kLines;
+  static constexpr int kStarts = kScales + kLine;
+  static constexpr int kMinima = kStarts + kLine;
+  static constexpr int kBytes = kMinima + (Unit::kMinima ? kLine : 0);
+};
+
+template <class Unit>
+constexpr std::int64_t unpacked_bytes(std::int64_t n) {
+  return n / UnpackedRun<Unit>::kElements * UnpackedRun<Unit>::kBytes;
+}
+
+template <class Unit, int Pair>
+inline void unpack_pair(const Unit& unit, std::byte* out) {
+  using Run = UnpackedRun<Unit>;
+  const __m512i zero = _mm512_set1_epi8(static_cast<char>(Unit::Layout::kZero));
+  for (int part = 0; part < Unit::kParts; ++part) {
+    std::byte* const to[2] = {out + Run::kBytes * part, out + Run::kBytes * (Unit::kParts + part)};
+    __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (int line = 0; line < Run::kLines; ++line) {
+      const Codes codes = unit.template codes<Pair>(part * Run::kLines + line);
+      // Bits below the second run's codes are zero: none moves into the byte beside.
+      const __m512i both[2] = {codes.first, _mm512_srli_epi32(codes.second, Unit::Layout::kHighShift)};
+      for (int run = 0; run < 2; ++run) {
+        const __m512i code = _mm512_sub_epi8(both[run], zero);
+        sums[run] = _mm512_dpbusd_epi32(sums[run], _mm512_set1_epi8(static_cast<char>(kOffset)), code);
+        _mm512_store_si512(to[run] + kLine * line, code);
+      }
+    }
+    for (int run = 0; run < 2; ++run) {
+      _mm512_store_ps(to[run] + Run::kScales, unit.scale(2 * Pair + run, part));
+      _mm512_store_si512(to[run] + Run::kStarts, _mm512_sub_epi32(_mm512_setzero_si512(), sums[run]));
+      if constexpr (Unit::kMinima) _mm512_store_ps(to[run] + Run::kMinima, unit.minimum(2 * Pair + run));
+    }
+  }
+}
+
+template <class Unit>
+void unpack(const std::byte* group, std::int64_t n, std::byte* out) {
+  constexpr int kElements = Unit::Layout::kElements;
+  constexpr std::int64_t kPairBytes = unpacked_bytes<Unit>(kPairCodes);
+  for (std::int64_t i = 0; i < n / kElements; ++i, out += unpacked_bytes<Unit>(kElements)) {
+    const Unit unit(group, n, i);
+    unpack_pair<Unit, 0>(unit, out);
+    if constexpr (kElements == kPairs * kPairCodes) {
+      unpack_pair<Unit, 1>(unit, out + kPairBytes);
+      unpack_pair<Unit, 2>(unit, out + 2 * kPairBytes);
+      unpack_pair<Unit, 3>(unit, out + 3 * kPairBytes);
+    }
+  }
+}
+
+// ---- activations --------------------------------------------------------------------------------------------------
+
+inline void round_run(__m512 first, __m512 second, std::byte* codes, std::byte* factors) {
+  constexpr float kLargest = 127.0F;
+  constexpr float kNothing = 0x1p-100F;  // values far below those of activations become zero
+  const __m512i sign = _mm512_set1_epi32(0x7FFFFFFF);
+  const __m512i sizes = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(first), sign),
+                                         _mm512_and_si512(_mm512_castps_si512(second), sign));
+  const unsigned most = _mm512_reduce_max_epu32(sizes);
+  const float largest = __builtin_bit_cast(float, most);
+  const bool finite = most < 0x7F800000;
+  const __m512 inverse = _mm512_set1_ps(finite && largest > kNothing ? kLargest / largest : 0.0F);
+  // NaN and infinity: codes are whatever they are, every sum is NaN by the scale.
+  const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(first, inverse));
+  const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(second, inverse));
+  const __m128i offset = _mm_set1_epi8(static_cast<char>(kOffset));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_add_epi8(_mm512_cvtepi32_epi8(low), offset));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes) + 1, _mm_add_epi8(_mm512_cvtepi32_epi8(high), offset));
+  const float scale = finite ? (largest > kNothing ? largest / kLargest : 0.0F) : __builtin_nanf("");
+  const float pair[2] = {scale,
+                         scale * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high)))};
+  __builtin_memcpy(factors, pair, sizeof pair);
+}
+
+constexpr int kFactorBytes = 8;  // of a run: its scale, the sum of its values
+
+void to_bytes(const float* x, std::int64_t n, std::byte* out) {
+  for (std::int64_t i = 0; i < n; i += kFixedRun) {
+    round_run(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16), out + i,
+              out + n + i / kFixedRun * kFactorBytes);
+  }
+}
+
+inline __m512 widen_bf16(const std::uint16_t* x) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+void bf16_to_bytes(const std::uint16_t* x, std::int64_t n, std::byte* out) {
+  for (std::int64_t i = 0; i < n; i += kFixedRun) {
+    round_run(widen_bf16(x + i), widen_bf16(x + i + 16), out + i, out + n + i / kFixedRun * kFactorBytes);
+  }
+}
+
+// ---- products -----------------------------------------------------------------------------------------------------
+
+/// Rows x and groups of stored rows that one tile multiplies: twelve registers of integers and twelve of sums. A line is
+/// loaded once for six rows, four activations once for two groups.
+constexpr int kTileRows = 6;
+constexpr int kTileGroups = 2;
+
+/// Groups stand `apart` bytes from each other.
+template <class Unit, int Groups>
+inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::int64_t n,
+                          const std::byte* const (&x)[kTileRows], float* const (&out)[kTileRows]) {
+  using Run = UnpackedRun<Unit>;
+  __m512 sums[kTileRows][Groups];
+  for (int r = 0; r < kTileRows; ++r) {
+    for (int g = 0; g < Groups; ++g) sums[r][g] = _mm512_setzero_ps();
+  }
+  for (std::int64_t at = 0; at < n; at += Run::kElements, unpacked += Run::kBytes) {
+    __m512i products[kTileRows][Groups];
+    for (int g = 0; g < Groups; ++g) {
+      const __m512i starts = load(unpacked + g * apart + Run::kStarts);
+      for (int r = 0; r < kTileRows; ++r) products[r][g] = starts;
+    }
+    for (int line = 0; line < Run::kLines; ++line) {
+      __m512i codes[Groups];
+      for (int g = 0; g < Groups; ++g) codes[g] = load(unpacked + g * apart + kLine * line);
+      for (int r = 0; r < kTileRows; ++r) {
+        const __m512i own = four_bytes_each(x[r] + at + 4 * line);
+        for (int g = 0; g < Groups; ++g) products[r][g] = _mm512_dpbusd_epi32(products[r][g], own, codes[g]);
+      }
+    }
+    const std::int64_t factors = n + at / kFixedRun * kFactorBytes;
+    for (int g = 0; g < Groups; ++g) {
+      const __m512 scales = _mm512_load_ps(unpacked + g * apart + Run::kScales);
+      for (int r = 0; r < kTileRows; ++r) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(products[r][g]), scales);
+        sums[r][g] = _mm512_fmadd_ps(scaled, float_each(x[r] + factors), sums[r][g]);
+      }
+      if constexpr (Unit::kMinima) {
+        const __m512 minima = _mm512_load_ps(unpacked + g * apart + Run::kMinima);
+        for (int r = 0; r < kTileRows; ++r) {
+          sums[r][g] = _mm512_fnmadd_ps(minima, float_each(x[r] + factors + 4), sums[r][g]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < kTileRows; ++r) {
+    for (int g = 0; g < Groups; ++g) _mm512_storeu_ps(out[r] + kGroupRows * g, sums[r][g]);
+  }
+}
+
+template <class Unit>
+void multiply(const std::byte* unpacked, std::int64_t groups, std::int64_t n, const std::byte* x,
+              std::int64_t rows, float* out, std::int64_t stride) {
+  const std::int64_t row_bytes = n + n / kFixedRun * kFactorBytes;
+  const std::int64_t apart = unpacked_bytes<Unit>(n);
+  for (std::int64_t g = 0; g < groups; g += kTileGroups) {
+    const std::byte* const codes = unpacked + g * apart;
+    for (std::int64_t row = 0; row < rows; row += kTileRows) {
+      const std::byte* from[kTileRows];
+      float* to[kTileRows];
+      for (std::int64_t r = 0; r < kTileRows; ++r) {
+        // Where fewer are left the last one is multiplied again, to the same place.
+        const std::int64_t own = row + r < rows ? row + r : rows - 1;
+        from[r] = x + own * row_bytes;
+        to[r] = out + own * stride + kGroupRows * g;
+      }
+      if (groups - g >= kTileGroups) {
+        multiply_tile<Unit, kTileGroups>(codes, apart, n, from, to);
+      } else {
+        multiply_tile<Unit, 1>(codes, apart, n, from, to);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+constinit const ByteKernels avx512vnni_byte_kernels = {
+    to_bytes,
+    bf16_to_bytes,
+    {nullptr, nullptr, nullptr, unpacked_bytes<Q8_0Unit>, unpacked_bytes<Q4_0Unit>, unpacked_bytes<Q4_1Unit>,
+     unpacked_bytes<Q5_0Unit>, unpacked_bytes<Q5_1Unit>, unpacked_bytes<Q4KUnit>, unpacked_bytes<Q5KUnit>,
+     unpacked_bytes<Q6KUnit>},
+    {nullptr, nullptr, nullptr, unpack<Q8_0Unit>, unpack<Q4_0Unit>, unpack<Q4_1Unit>, unpack<Q5_0Unit>,
+     unpack<Q5_1Unit>, unpack<Q4KUnit>, unpack<Q5KUnit>, unpack<Q6KUnit>},
+    {nullptr, nullptr, nullptr, multiply<Q8_0Unit>, multiply<Q4_0Unit>, multiply<Q4_1Unit>, multiply<Q5_0Unit>,
+     multiply<Q5_1Unit>, multiply<Q4KUnit>, multiply<Q5KUnit>, multiply<Q6KUnit>}};
+
+}  // namespace headwater::runtime
