@@ -42,9 +42,8 @@ constexpr bool kBench = false;
 std::vector<Part> parts() {
   const std::string conformance = find_conformance();
 #ifdef HEADWATER_HAS_RUNTIME
-  const std::string runtime_note =
-      fmt::format("generate, perplexity; projections in {}",
-                  runtime::describe_products(runtime::automatic_precision()));
+  const std::string runtime_note = fmt::format("generate, perplexity; projections in {}",
+                                               runtime::describe_products(runtime::automatic_precision()));
   constexpr bool kRuntime = true;
 #else
   const std::string runtime_note = "this build has no model runtime: oneDNN or PCRE2 was not found";

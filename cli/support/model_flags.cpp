@@ -19,8 +19,8 @@ runtime::Precision parse_precision(const std::string& text) {
     if (text != name) continue;
     const std::string missing = runtime::missing_for(precision);
     if (missing.empty()) return precision;
-    throw Failure(fmt::format("--projections: {} needs a processor with {}, this one has {}; use f32 or auto", name,
-                              missing, runtime::product_isa()));
+    throw Failure(fmt::format("--projections: {} needs a processor with {}, this one has {}; use f32 or auto",
+                              name, missing, runtime::product_isa()));
   }
   throw Failure(
       fmt::format("--projections: {} is not allowed; use auto, f32, bf16 or int8", in_quotes(text)));
@@ -45,19 +45,20 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
   using Cache = std::optional<DType>;
   set.choice(
       "--cache-type", "TYPE",
-      "of stored keys and values: f16, bf16, f32, or auto, bf16 beside bf16 projections and else f16 (auto)",
+      "of stored keys and values: f16, bf16, f32, or auto, bf16 where projections use it and else f16 (auto)",
       "auto, f16, bf16 or f32",
       {{"auto", Cache()}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}},
       named_cache_type_);
   precision = runtime::automatic_precision();
-  set.value("--projections", "TYPE",
-            "of products over many tokens: f32, bf16, int8 beside quantised weights, or auto, what the processor "
-            "multiplies best (auto)",
-            [this](const std::string& text) { precision = parse_precision(text); });
+  set.value(
+      "--projections", "TYPE",
+      "of products over many tokens: f32, bf16, int8 beside quantised weights, or auto, what the processor "
+      "multiplies best (auto)",
+      [this](const std::string& text) { precision = parse_precision(text); });
   set.check([this] {
     if (context == 0) context.reset();
-    cache_type = named_cache_type_.value_or(row_precision(precision) == runtime::Precision::bf16 ? DType::bf16
-                                                                                              : DType::f16);
+    cache_type = named_cache_type_.value_or(
+        row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
   });
 }
 

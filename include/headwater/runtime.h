@@ -36,7 +36,7 @@ HEADWATER_API const char* headwater_runtime_last_error(void);
 typedef struct headwater_model headwater_model; /* opaque */
 
 /* Operands of products over many rows; sums are F32. INT8: rows rounded to 8 bits, with a scale for each run of 32, beside
- * the codes of quantised weights; other weights as with AUTO. AUTO: BF16 where the processor multiplies it, else F32. */
+ * the codes of quantised weights; other weights in BF16 where the processor multiplies it, else F32. AUTO: the fastest. */
 enum {
   HEADWATER_PROJECTIONS_AUTO = 0,
   HEADWATER_PROJECTIONS_F32 = 1,
@@ -159,7 +159,7 @@ HEADWATER_API headwater_status headwater_chat_continue(const headwater_model* mo
 
 typedef struct headwater_conversation headwater_conversation; /* opaque */
 
-/* Of stored keys and values. AUTO: BF16 beside BF16 projections, else F16. */
+/* Of stored keys and values. AUTO: BF16 where the processor multiplies it, unless projections are F32; else F16. */
 enum { HEADWATER_CACHE_AUTO = 0, HEADWATER_CACHE_F32 = 1, HEADWATER_CACHE_F16 = 2, HEADWATER_CACHE_BF16 = 3 };
 
 /* Always fill them with headwater_conversation_options_init() first. */

@@ -204,7 +204,8 @@ void check_attention(const headwater::Options& options) {
 DType cache_type_of(std::int32_t type, runtime::Precision precision) {
   constexpr std::int32_t kTypes = 4;
   check_range(type, 0, kTypes - 1, "options.cache_type");
-  if (type == HEADWATER_CACHE_AUTO) return row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
+  if (type == HEADWATER_CACHE_AUTO)
+    return row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
   return dtype(type - 1, "options.cache_type");
 }
 static_assert(HEADWATER_CACHE_F32 - 1 == HEADWATER_F32 && HEADWATER_CACHE_F16 - 1 == HEADWATER_F16 &&
@@ -342,10 +343,10 @@ headwater_status headwater_model_describe(const headwater_model* model, headwate
     known.eos = tokenizer.eos();
     known.adds_bos = tokenizer.adds_bos() ? 1 : 0;
     known.turn_end = turn_end(*model);
-    known.projections =
-        HEADWATER_PROJECTIONS_F32 +
-        static_cast<std::int32_t>(std::find(std::begin(kPrecisions), std::end(kPrecisions), model->precision) -
-                                  std::begin(kPrecisions));
+    known.projections = HEADWATER_PROJECTIONS_F32 +
+                        static_cast<std::int32_t>(
+                            std::find(std::begin(kPrecisions), std::end(kPrecisions), model->precision) -
+                            std::begin(kPrecisions));
     write_struct(facts, struct_size, kFactsSize1, known, "facts");
   });
 }

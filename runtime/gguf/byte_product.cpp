@@ -19,7 +19,7 @@ const ByteKernels& kernels() {
 bool multiplies_bytes() { return row_kernels().bytes != nullptr; }
 
 std::size_t byte_row_bytes(std::int64_t n) {
-  return static_cast<std::size_t>(n + n / kFixedRun * static_cast<std::int64_t>(2 * sizeof(float)));
+  return static_cast<std::size_t>(n + n / kFixedRun * kByteRunFactors);
 }
 
 void to_byte_row(const float* x, std::int64_t n, std::byte* out) { kernels().round(x, n, out); }
@@ -28,9 +28,18 @@ void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out) { kerne
 
 float byte_row_element(const std::byte* row, std::int64_t n, std::int64_t i) {
   constexpr int kOffset = 128;
-  float scale;
-  std::memcpy(&scale, row + n + i / kFixedRun * static_cast<std::int64_t>(2 * sizeof(float)), sizeof scale);
-  return scale * static_cast<float>(std::to_integer<int>(row[i]) - kOffset);
+  struct {
+    float scale;
+    float sum;
+    std::uint8_t high[4];
+    std::int32_t line;
+  } run;
+  static_assert(sizeof run == kByteRunFactors);
+  std::memcpy(&run, row + n + i / kFixedRun * kByteRunFactors, sizeof run);
+  int code = std::to_integer<int>(row[i]) - kOffset;
+  constexpr int kLine = 64;
+  if (run.line / kLine == i % kFixedRun / 4) code += 128 * run.high[i % 4];
+  return run.scale * static_cast<float>(code);
 }
 
 std::size_t unpacked_group_bytes(TensorType type, std::int64_t n) {

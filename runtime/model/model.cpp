@@ -49,18 +49,14 @@ class ModelReader {
   const Tensor& use(const std::string& name, std::span<const std::int64_t> dims);
   std::vector<float> vector(const std::string& name, std::int64_t n);
   std::vector<float> vector_or_none(const std::string& name, std::int64_t n);
-  std::unique_ptr<Projection> whole(Precision precision, const std::string& name, std::int64_t depth,
-                                    std::int64_t rows);
+  std::unique_ptr<Projection> whole(const std::string& name, std::int64_t depth, std::int64_t rows);
   void read_layer(std::int64_t index);
   void read_qkv(const std::string& prefix, LayerWeights& layer);
-  void read_gate_up(Precision precision, const std::string& prefix, LayerWeights& layer);
+  void read_gate_up(const std::string& prefix, LayerWeights& layer);
   void read_head();
   void check_embedding(int threads) const;
   void refuse_unknown_tensors() const;
-  [[nodiscard]] std::unique_ptr<Projection> project(Precision precision, std::vector<RowRange> rows);
-  /// That of projections whose rounding the logits see almost unweakened, the head and the feed-forward part of the last
-  /// layer: not bytes, which there would double the divergence (docs/quality.md).
-  [[nodiscard]] Precision precision_near_logits() const { return row_precision(model_.precision_); }
+  [[nodiscard]] std::unique_ptr<Projection> project(std::vector<RowRange> rows);
   [[nodiscard]] std::vector<Projection*> projections() const;
   void pack_one(Projection& projection, int threads, std::span<ProjectionScratch> scratch) const;
   void pack(int threads);
@@ -91,14 +87,14 @@ std::vector<float> ModelReader::vector_or_none(const std::string& name, std::int
   return file_.find_tensor(name) == nullptr ? std::vector<float>{} : vector(name, n);
 }
 
-std::unique_ptr<Projection> ModelReader::project(Precision precision, std::vector<RowRange> rows) {
-  return std::make_unique<Projection>(model_.products_, precision, std::move(rows));
+std::unique_ptr<Projection> ModelReader::project(std::vector<RowRange> rows) {
+  return std::make_unique<Projection>(model_.products_, model_.precision_, std::move(rows));
 }
 
-std::unique_ptr<Projection> ModelReader::whole(Precision precision, const std::string& name, std::int64_t depth,
+std::unique_ptr<Projection> ModelReader::whole(const std::string& name, std::int64_t depth,
                                                std::int64_t rows) {
   const std::array dims = {depth, rows};
-  return project(precision, {{&use(name, dims), 0, rows}});
+  return project({{&use(name, dims), 0, rows}});
 }
 
 void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
@@ -122,10 +118,10 @@ void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
     bias.insert(bias.end(), values.begin(), values.end());
   }
   if (any_bias) layer.qkv_bias = std::move(bias);
-  layer.qkv = project(model_.precision_, std::move(rows));
+  layer.qkv = project(std::move(rows));
 }
 
-void ModelReader::read_gate_up(Precision precision, const std::string& prefix, LayerWeights& layer) {
+void ModelReader::read_gate_up(const std::string& prefix, LayerWeights& layer) {
   const ModelConfig& config = model_.config_;
   const std::array dims = {config.width, config.feed_forward};
   const Tensor& gate = use(prefix + "ffn_gate.weight", dims);
@@ -136,7 +132,7 @@ void ModelReader::read_gate_up(Precision precision, const std::string& prefix, L
     rows.push_back({&gate, first, count});
     rows.push_back({&up, first, count});
   }
-  layer.gate_up = project(precision, std::move(rows));
+  layer.gate_up = project(std::move(rows));
 }
 
 void ModelReader::read_layer(std::int64_t index) {
@@ -150,12 +146,10 @@ void ModelReader::read_layer(std::int64_t index) {
     layer.key_norm = vector(prefix + "attn_k_norm.weight", config.d_head);
   }
   read_qkv(prefix, layer);
-  layer.output = whole(model_.precision_, prefix + "attn_output.weight", config.heads * config.d_value, config.width);
+  layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
   layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
-  const Precision feed_forward =
-      index == config.layers - 1 ? precision_near_logits() : model_.precision_;
-  read_gate_up(feed_forward, prefix, layer);
-  layer.down = whole(feed_forward, prefix + "ffn_down.weight", config.feed_forward, config.width);
+  read_gate_up(prefix, layer);
+  layer.down = whole(prefix + "ffn_down.weight", config.feed_forward, config.width);
   // Tensors of other parts are checked, too: a file is refused by all parts or by none.
   if (model_.part_.has_layer(index)) model_.layers_.push_back(std::move(layer));
 }
@@ -165,7 +159,7 @@ void ModelReader::read_head() {
   model_.final_norm_ = vector("output_norm.weight", config.width);
   const std::array dims = {config.width, config.vocabulary};
   model_.embedding_ = &use(std::string(kEmbedding), dims);
-  auto head = whole(precision_near_logits(), std::string(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : kEmbedding), config.width,
+  auto head = whole(std::string(file_.find_tensor(kOwnHead) != nullptr ? kOwnHead : kEmbedding), config.width,
                     config.vocabulary);
   if (model_.part_.has_head()) model_.head_ = std::move(head);
 }

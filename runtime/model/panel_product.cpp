@@ -159,7 +159,8 @@ Precision row_precision(Precision precision) {
 
 Precision automatic_precision() {
   // AMX multiplies BF16 several times as fast as registers multiply bytes.
-  return multiplies_bytes() && !includes(dnnl::cpu_isa::avx512_core_amx) ? Precision::int8 : native_precision();
+  return multiplies_bytes() && !includes(dnnl::cpu_isa::avx512_core_amx) ? Precision::int8
+                                                                         : native_precision();
 }
 
 std::string missing_for(Precision precision) {

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <span>
+#include <string>
 
 namespace headwater::runtime {
 

@@ -285,9 +285,11 @@ void Projection::multiply_in_bytes(const void* x, std::span<const RowBlock> bloc
       for (std::int64_t done = 0; done < block.valid; done += kStripOfBytes) {
         const std::int64_t first = block.first + done;
         const std::int64_t count = std::min(kStripOfBytes, block.valid - done);
+        const std::int64_t from =
+            HEADWATER_SABOTAGE("runtime.bytes.rows_wrap_at_4096") ? first % 4096 : first;
         for (std::size_t i = 0; i < used; ++i) {
           const auto& [type, column, groups, at] = parts[i];
-          multiply_bytes(type, at, groups, depth_, byte_rows + byte_rows_bytes(first), count, result + column,
+          multiply_bytes(type, at, groups, depth_, byte_rows + byte_rows_bytes(from), count, result + column,
                          kPanelWidth);
         }
         sink.take({first, count, panel.first, panel.product->width(), result, kPanelWidth});

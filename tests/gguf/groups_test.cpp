@@ -14,6 +14,7 @@
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/element_sizes.hpp"
+#include "tests/gguf/lines.hpp"
 #include "tests/gguf/random_rows.hpp"
 
 namespace headwater::runtime::testing {
@@ -21,22 +22,6 @@ namespace {
 
 constexpr TensorType kQuantised[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
                                      TensorType::q5_1, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
-
-/// Memory on a boundary of a cache line, with canaries after it.
-class Lines {
- public:
-  explicit Lines(std::size_t bytes) : memory_(bytes + 64 + 1, std::byte{0x5A}), bytes_(bytes) {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-    at_ = memory_.data() + (64 - address % 64) % 64;
-  }
-  [[nodiscard]] std::byte* data() { return at_; }
-  [[nodiscard]] bool intact() const { return at_[bytes_] == std::byte{0x5A}; }
-
- private:
-  std::vector<std::byte> memory_;
-  std::byte* at_ = nullptr;
-  std::size_t bytes_;
-};
 
 struct Group {
   Lines memory;

@@ -53,17 +53,23 @@ TEST(Kernels, SwigluIsItsFormulaOverAllMagnitudes) {
   std::vector<float> gate;
   for (float x = -120.0F; x <= 120.0F; x += 0.0371F) gate.push_back(x);
   for (const float x : {0.0F, -0.0F, 1e-30F, -1e-30F, 3e38F, -3e38F}) gate.push_back(x);
-  const std::vector<float> up(gate.size(), 1.0F);
+  std::vector<float> x;  // with ups of one
+  for (std::size_t first = 0; first < gate.size(); first += kGateRows) {
+    const std::size_t count = std::min<std::size_t>(kGateRows, gate.size() - first);
+    x.insert(x.end(), gate.begin() + static_cast<std::ptrdiff_t>(first),
+             gate.begin() + static_cast<std::ptrdiff_t>(first + count));
+    x.insert(x.end(), count, 1.0F);
+  }
   for (const Kernels* table : tables()) {
     std::vector<float> out(gate.size());
-    table->swiglu(gate.data(), up.data(), static_cast<std::int64_t>(gate.size()), out.data());
+    table->swiglu(x.data(), static_cast<std::int64_t>(gate.size()), out.data());
     for (std::size_t i = 0; i < gate.size(); ++i) {
-      const auto x = static_cast<double>(gate[i]);
-      const double wanted = x / (1 + std::exp(-x));
+      const auto own = static_cast<double>(gate[i]);
+      const double wanted = own / (1 + std::exp(-own));
       // Below -87 the exponential is clamped: the result is of the size of 1e-36 there instead of vanishing.
-      const double slack = x < -87 ? std::fabs(x) * 1.7e-38 : 0.0;
+      const double slack = own < -87 ? std::fabs(own) * 1.7e-38 : 0.0;
       ASSERT_NEAR(out[i], wanted,
-                  std::fabs(wanted) * 0x1p-24 * (7 + 2 * std::min(std::fabs(x), 88.0)) + slack)
+                  std::fabs(wanted) * 0x1p-24 * (7 + 2 * std::min(std::fabs(own), 88.0)) + slack)
           << table->isa << " silu(" << gate[i] << ")";
     }
   }
@@ -146,15 +152,20 @@ TEST(Kernels, EveryTableGivesTheSameBits) {
     std::vector<float> product(size);
     std::vector<std::uint16_t> narrow(size);
     kKernelsBaseline.rms_norm(x.data(), weight.data(), n, 1e-6F, norm.data());
-    kKernelsBaseline.swiglu(x.data(), weight.data(), n, product.data());
+    kKernelsBaseline.swiglu(x.data(), n / 2, product.data());
     kKernelsBaseline.rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, narrow.data());
     for (const Kernels* table : tables()) {
       std::vector<float> out(size);
       table->rms_norm(x.data(), weight.data(), n, 1e-6F, out.data());
       EXPECT_TRUE(out == norm) << table->isa;
-      table->swiglu(x.data(), weight.data(), n, out.data());
+      std::fill(out.begin(), out.end(), 0.0F);
+      table->swiglu(x.data(), n / 2, out.data());
       EXPECT_TRUE(out == product) << table->isa;
       std::vector<std::uint16_t> rounded(size);
+      std::vector<std::uint16_t> rounded_product(size);
+      table->to_bf16(product.data(), n, rounded_product.data());
+      table->swiglu_bf16(x.data(), n / 2, rounded.data());
+      EXPECT_TRUE(rounded == rounded_product) << table->isa;
       table->rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, rounded.data());
       EXPECT_TRUE(rounded == narrow) << table->isa;
       std::vector<std::uint16_t> again(size);

@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "headwater/error.hpp"
+#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
@@ -100,6 +101,13 @@ struct Packed {
     for (auto& one : scratch) one.memory = AlignedBuffer(projection->scratch_bytes());
     projection->pack(threads, scratch);
   }
+  /// multiply() for n rows in blocks of a chunk of 1024.
+  void multiply(const void* x, std::int64_t n, int threads, const TileSink& sink) {
+    scratch.front().byte_rows = AlignedBuffer(projection->byte_rows_bytes(n));
+    std::vector<RowBlock> blocks;
+    cut_into_blocks(n, 1024, blocks);
+    projection->multiply(x, blocks, threads, scratch, sink);
+  }
 };
 
 std::vector<float> random_rows(std::int64_t n, std::int64_t depth) {
@@ -158,6 +166,34 @@ void expect_elements(const std::vector<float>& got, const std::vector<float>& x,
   }
 }
 
+/// Rows as a product in bytes reads them: what each element is rounded to.
+std::vector<float> rounded_to_bytes(const std::vector<float>& x, std::int64_t depth) {
+  std::vector<float> rounded(x.size());
+  std::vector<std::byte> row(byte_row_bytes(depth));
+  for (std::int64_t first = 0; first < static_cast<std::int64_t>(x.size()); first += depth) {
+    to_byte_row(x.data() + first, depth, row.data());
+    for (std::int64_t k = 0; k < depth; ++k) {
+      rounded[static_cast<std::size_t>(first + k)] = byte_row_element(row.data(), depth, k);
+    }
+  }
+  return rounded;
+}
+
+/// x as multiply() takes it for a precision, and what it then stands for.
+struct Operand {
+  std::vector<float> values;
+  std::vector<std::uint16_t> narrow;
+
+  Operand(const std::vector<float>& x, Precision precision) : values(x), narrow(x.size()) {
+    if (precision != Precision::bf16) return;
+    kernels().to_bf16(x.data(), static_cast<std::int64_t>(x.size()), narrow.data());
+    for (std::size_t i = 0; i < x.size(); ++i) values[i] = static_cast<float>(widen_bf16(narrow[i]));
+  }
+  [[nodiscard]] const void* data(Precision precision) const {
+    return precision == Precision::bf16 ? static_cast<const void*>(narrow.data()) : values.data();
+  }
+};
+
 std::vector<std::int64_t> up_to(std::int64_t n) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(n));
   std::iota(all.begin(), all.end(), 0);
@@ -187,19 +223,10 @@ TEST(Projection, MultipliesManyRows) {
       SCOPED_TRACE(std::string(tensor_type_info(type).name) + " " + precision_name(precision));
       const StoredMatrix matrix(type, depth, kWidth, 3);
       Packed packed(precision, {{&matrix.tensor, 0, kWidth}}, 3);
-      auto x = random_rows(kRows, depth);
-      std::vector<std::uint16_t> narrow(x.size());
-      const void* operand = x.data();
-      if (precision == Precision::bf16) {
-        kernels().to_bf16(x.data(), static_cast<std::int64_t>(x.size()), narrow.data());
-        for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(widen_bf16(narrow[i]));
-        operand = narrow.data();
-      }
-      std::vector<RowBlock> blocks;
-      cut_into_blocks(kRows, 1024, blocks);
+      const Operand x(random_rows(kRows, depth), precision);
       const Collect sink(kRows, kWidth);
-      packed.projection->multiply(operand, blocks, 3, packed.scratch, sink);
-      expect_products(sink.values(), x, kRows, matrix.tensor, precision);
+      packed.multiply(x.data(precision), kRows, 3, sink);
+      expect_products(sink.values(), x.values, kRows, matrix.tensor, precision);
     }
   }
 }
@@ -314,21 +341,102 @@ TEST(Projection, OfTheSizesOfModels) {
         packed.projection->multiply_few(x.data(), 1, 2, packed.scratch, one);
         expect_elements(one.values(), x, {0}, columns, matrix.tensor, precision, is_quantised(type));
       }
-      auto operand = x;
-      std::vector<std::uint16_t> narrow(x.size());
-      if (precision == Precision::bf16) {
-        kernels().to_bf16(x.data(), static_cast<std::int64_t>(x.size()), narrow.data());
-        for (std::size_t i = 0; i < x.size(); ++i) operand[i] = static_cast<float>(widen_bf16(narrow[i]));
-      }
-      std::vector<RowBlock> blocks;
-      cut_into_blocks(rows, 1024, blocks);
+      const Operand operand(x, precision);
       const Collect many(rows, width);
-      const void* const in =
-          precision == Precision::bf16 ? static_cast<const void*>(narrow.data()) : operand.data();
-      packed.projection->multiply(in, blocks, 2, packed.scratch, many);
-      expect_elements(many.values(), operand, some_rows, columns, matrix.tensor, precision, false);
+      packed.multiply(operand.data(precision), rows, 2, many);
+      expect_elements(many.values(), operand.values, some_rows, columns, matrix.tensor, precision, false);
       if (::testing::Test::HasFailure()) return;
     }
+  }
+}
+
+// Quantised matrices of models, several types beside each other, widths that end inside a group and behind one more; rows
+// behind 2^16, in F32 and, where the processor multiplies it, BF16. The bound is that of the scales' arithmetic.
+TEST(Projection, InBytesOfTheSizesOfModels) {
+  if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
+  struct Case {
+    TensorType type;
+    std::int64_t depth, width, rows;
+  };
+  const Precision row_type = row_precision(Precision::int8);
+  for (const auto& [type, depth, width, rows] :
+       {Case{TensorType::q8_0, 4864, 896, 85}, Case{TensorType::q8_0, 64, 151931, 21},
+        Case{TensorType::q4_k, 2048, 11008, 21}, Case{TensorType::q6_k, 14336, 1030, 21},
+        Case{TensorType::q4_0, 896, 4867, 21}, Case{TensorType::q5_k, 4096, 1024, 21},
+        Case{TensorType::q8_0, 64, 300, 4096 + 335}, Case{TensorType::q8_0, 64, 20, 65536 + 335},
+        Case{TensorType::q4_1, 576, 1536, 85}, Case{TensorType::q5_0, 1536, 579, 21},
+        Case{TensorType::q5_1, 4928, 96, 21}, Case{TensorType::q8_0, 53248, 70, 21}}) {
+    SCOPED_TRACE(fmt::format("{} {} to {}", tensor_type_info(type).name, depth, width));
+    const LargeMatrix matrix(type, depth, width);
+    Packed packed(Precision::int8, {{&matrix.tensor, 0, width}}, 2);
+    ASSERT_TRUE(packed.projection->in_bytes());
+    EXPECT_FALSE(packed.projection->reads_file());
+    const Operand x(random_rows(rows, depth), row_type);
+    const Collect got(rows, width);
+    packed.multiply(x.data(row_type), rows, 2, got);
+    const std::vector<std::int64_t> some =
+        rows < 100 ? std::vector<std::int64_t>{0, 5, 6, 15, rows - 1} : borders(rows);
+    expect_elements(got.values(), rounded_to_bytes(x.values, depth), some, borders(width), matrix.tensor,
+                    Precision::f32, false);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// Types in turn, as gate and up have them, 32 columns each, and an odd number of groups of each: a tile never takes two types.
+TEST(Projection, InBytesWithSeveralTypes) {
+  if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
+  constexpr std::int64_t kDepth = 512;
+  constexpr std::int64_t kRows = 64 + 16 + 7;
+  const Precision row_type = row_precision(Precision::int8);
+  const Operand x(random_rows(kRows, kDepth), row_type);
+  const auto rounded = rounded_to_bytes(x.values, kDepth);
+  for (const std::int64_t count : {16, 32, 48}) {
+    const LargeMatrix matrices[] = {{TensorType::q6_k, kDepth, 2 * count},
+                                    {TensorType::q4_k, kDepth, 2 * count},
+                                    {TensorType::q8_0, kDepth, 2 * count},
+                                    {TensorType::q5_1, kDepth, 2 * count}};
+    std::vector<RowRange> ranges;
+    for (const std::int64_t first : {std::int64_t{0}, count}) {
+      for (const LargeMatrix& matrix : matrices) ranges.push_back({&matrix.tensor, first, count});
+    }
+    const std::int64_t width = 8 * count;
+    Packed packed(Precision::int8, ranges, 3);
+    const Collect got(kRows, width);
+    packed.multiply(x.data(row_type), kRows, 3, got);
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      const Tensor& tensor = *ranges[i].tensor;
+      SCOPED_TRACE(fmt::format("{} from row {}", tensor_type_info(tensor.type).name, ranges[i].first));
+      for (const std::int64_t row : {std::int64_t{0}, std::int64_t{63}, kRows - 1}) {
+        std::vector<float> columns(static_cast<std::size_t>(2 * count));
+        std::copy_n(got.values().begin() + row * width + static_cast<std::int64_t>(i) * count, count,
+                    columns.begin() + ranges[i].first);
+        std::vector<std::int64_t> own = up_to(count);
+        for (std::int64_t& column : own) column += ranges[i].first;
+        const std::vector<float> same(rounded.begin() + row * kDepth, rounded.begin() + (row + 1) * kDepth);
+        expect_elements(columns, same, {0}, own, tensor, Precision::f32, false);
+      }
+    }
+  }
+}
+
+// Matrices that are not quantised, that have no groups or begin inside one are multiplied as without.
+TEST(Projection, InBytesOnlyWhereThereAreGroups) {
+  const StoredMatrix plain(TensorType::f16, 128, 48, 3);
+  const StoredMatrix no_groups(TensorType::q8_0, 96, 48, 4);
+  const Precision row_type = row_precision(Precision::int8);
+  for (const StoredMatrix* matrix : {&plain, &no_groups}) {
+    const std::int64_t depth = matrix->tensor.dims[0];
+    const Operand x(random_rows(40, depth), row_type);
+    std::vector<float> bits[2];
+    for (const Precision precision : {Precision::int8, row_type}) {
+      Packed packed(precision, {{&matrix->tensor, 0, 48}}, 2);
+      EXPECT_FALSE(packed.projection->in_bytes());
+      EXPECT_EQ(packed.projection->byte_rows_bytes(40), 0U);
+      const Collect got(40, 48);
+      packed.multiply(x.data(row_type), 40, 2, got);
+      bits[precision == Precision::int8 ? 0 : 1] = got.values();
+    }
+    EXPECT_TRUE(bits[0] == bits[1]);
   }
 }
 

@@ -10,7 +10,9 @@
 #include <map>
 #include <string>
 
+#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/gguf.hpp"
+#include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/builder.hpp"
 #include "tests/model/quantise.hpp"
 #include "tests/model/support.hpp"
@@ -44,9 +46,9 @@ class Copy {
     std::copy(data_.begin(), data_.end(), bytes_.end() - static_cast<std::ptrdiff_t>(data_.size()));
   }
   /// Reads the weights where they are: this object must outlive it.
-  [[nodiscard]] std::shared_ptr<const Model> load() const& {
+  [[nodiscard]] std::shared_ptr<const Model> load(Precision precision = Precision::f32) const& {
     return Model::load(std::make_shared<const GgufFile>(GgufFile::parse(bytes_, "copy.gguf")),
-                       {Precision::f32, 2});
+                       {precision, 2});
   }
 
  private:
@@ -157,6 +159,17 @@ TEST(QuantisedTypes, MixedInOneModel) {
   (void)expect_what_blocks_stand_for([&](const std::string& name) {
     return chosen.emplace(name, kAll[chosen.size() % std::size(kAll)]).first->second;
   });
+}
+
+// Products in bytes change the loss by far less than the blocks do, and not the decoding of one token.
+TEST_P(Quantised, InBytesIsNearly) {
+  if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
+  const Copy stored([](const std::string&) { return GetParam().type; }, false);
+  const Outcome exact = run(stored.load());
+  const Outcome bytes = run(stored.load(Precision::int8));
+  RecordProperty("change_of_loss", std::to_string(bytes.loss - exact.loss));
+  EXPECT_LE(std::fabs(bytes.loss - exact.loss), 0.004) << bytes.loss - exact.loss;
+  EXPECT_FALSE(bytes.logits == exact.logits);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Quantised,

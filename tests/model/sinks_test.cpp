@@ -83,11 +83,13 @@ TEST(Sinks, SwigluOfEachGateAndItsUp) {
         }
       }
     }
-    const std::int64_t all = kRows * width;
     std::vector<float> wanted(gate.size()), got(gate.size() + 1, 12345.0F);
     std::vector<std::uint16_t> wanted_narrow(gate.size()), narrow(gate.size() + 1, 0x1234);
-    kernels().swiglu(gate.data(), up.data(), all, wanted.data());
-    kernels().to_bf16(wanted.data(), all, wanted_narrow.data());
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      const float pair[] = {gate[i], up[i]};
+      kernels().swiglu(pair, 1, &wanted[i]);
+      kernels().to_bf16(&wanted[i], 1, &wanted_narrow[i]);
+    }
     give_tiles(product, 2 * width, SwigluSink(got.data(), width, false));
     give_tiles(product, 2 * width, SwigluSink(narrow.data(), width, true));
     for (std::size_t i = 0; i < wanted.size(); ++i) {

@@ -276,14 +276,19 @@ TEST(TransformerSizes, TurnsAfter5000Tokens) {
   check.expect_dense({4999, 5000, 5001, 5872, 5935, 5936, 6035});
 }
 
-// Steps of 4096 rows are the same bits as steps of 256, whose offsets are small: in F32, and in BF16 with rows of that type.
+// Steps of 4096 rows are the same bits as steps of 256, whose offsets are small: in F32, in BF16 with rows of that type, and
+// in bytes.
 TEST(TransformerSizes, AStepOf4096RowsIsSixteenOf256) {
   constexpr std::int64_t kTokens = 4500;
-  const MadeSizes sizes{.width = 256, .heads = 16, .heads_kv = 4, .d_head = 64, .feed_forward = 512};
-  const MadeModel model(sizes);
-  for (const Precision precision : {Precision::f32, Precision::bf16}) {
-    if (precision == Precision::bf16 && native_precision() != precision) continue;
+  MadeSizes sizes{.width = 256, .heads = 16, .heads_kv = 4, .d_head = 64, .feed_forward = 512};
+  for (const Precision precision : {Precision::f32, Precision::bf16, Precision::int8}) {
+    if (!missing_for(precision).empty()) continue;
     SCOPED_TRACE(precision_name(precision));
+    if (precision == Precision::int8) {
+      sizes.types = {TensorType::q8_0};
+      sizes.layers = 2;  // the feed-forward part of the last one is not in bytes
+    }
+    const MadeModel model(sizes);
     const auto loaded = model.load(precision);
     std::vector<float> bits[2];
     for (const std::int64_t batch : {256, 4096}) {

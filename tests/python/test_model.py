@@ -173,6 +173,11 @@ class Tokens(Tests):
         self.assertEqual(model.heads % model.kv_heads, 0)
         self.assertEqual(model.bytes, os.path.getsize(TINY))
         self.assertEqual(headwater.Model(TINY, projections="f32").projections, "f32")
+        for projections, needs in (("bf16", "AVX512_BF16 or AMX"), ("int8", "AVX512_VNNI")):
+            try:
+                self.assertEqual(headwater.Model(TINY, projections=projections).projections, projections)
+            except ValueError as error:
+                self.assertIn(f"{projections.upper()} needs a processor with {needs}, this one has", str(error))
 
     def test_facts_beyond_16_bits(self):
         with tempfile.TemporaryDirectory() as folder:

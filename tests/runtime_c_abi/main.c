@@ -48,7 +48,7 @@ static void test_model(headwater_model* model) {
   CHECK_EQUAL(facts.adds_bos, 0);
   CHECK(facts.tokens > 0 && facts.tokens <= facts.vocabulary);
   CHECK(facts.heads % facts.heads_kv == 0 && facts.bytes > 1000000 && facts.context == 32768);
-  CHECK(facts.projections == HEADWATER_PROJECTIONS_F32 || facts.projections == HEADWATER_PROJECTIONS_BF16);
+  CHECK(facts.projections >= HEADWATER_PROJECTIONS_F32 && facts.projections <= HEADWATER_PROJECTIONS_INT8);
   memset(longer, 0xFF, sizeof longer);
   OK(headwater_model_describe(model, (headwater_model_facts*)(void*)longer, sizeof longer));
   for (size_t i = sizeof facts; i < sizeof longer; ++i) CHECK_EQUAL(longer[i], 0);
@@ -67,13 +67,20 @@ static void test_model(headwater_model* model) {
   REFUSED(headwater_model_open(kModel, 0, NULL), "model is NULL");
   REFUSED(headwater_model_open(NULL, 0, &none), "path is NULL");
   CHECK(none == NULL);
-  REFUSED(headwater_model_open(kModel, 3, &none), "projections is 3; allowed: 0 .. 2");
+  REFUSED(headwater_model_open(kModel, 4, &none), "projections is 4; allowed: 0 .. 3");
   REFUSED(headwater_model_open("/nowhere/model.gguf", 0, &none), "/nowhere/model.gguf");
   REFUSED(headwater_model_open(MODELS "/eval-4k.txt", 0, &none), "GGUF");
   if (facts.projections == HEADWATER_PROJECTIONS_F32) {
     REFUSED(headwater_model_open(kModel, HEADWATER_PROJECTIONS_BF16, &none), "AVX512_BF16");
   }
   headwater_model_close(NULL);
+}
+
+static int multiplies_bf16(void) {
+  headwater_model* model = NULL;
+  const headwater_status status = headwater_model_open(kModel, HEADWATER_PROJECTIONS_BF16, &model);
+  headwater_model_close(model);
+  return status == HEADWATER_OK;
 }
 
 static void test_tokens(headwater_model* model) {
@@ -549,8 +556,7 @@ static void test_cache_types(headwater_model* model) {
         }
       }
     }
-    const int32_t native =
-        facts.projections == HEADWATER_PROJECTIONS_BF16 ? HEADWATER_CACHE_BF16 : HEADWATER_CACHE_F16;
+    const int32_t native = multiplies_bf16() ? HEADWATER_CACHE_BF16 : HEADWATER_CACHE_F16;
     const int32_t stored = type == HEADWATER_CACHE_AUTO ? native : type;
     CHECK_EQUAL(below_half > 0, stored == HEADWATER_CACHE_F32);
     CHECK_EQUAL(below_bf16 == 0, stored == HEADWATER_CACHE_BF16);

@@ -170,9 +170,11 @@ void Bench::open_file() {
   // Weights are packed, and what was packed stays in memory beside them.
   const std::int64_t element = runtime::tensor_type_info(flags_.type).block_bytes;
   const bool quantised = runtime::is_quantised(flags_.type);
-  const double packed = quantised ? stored
-                                  : stored / static_cast<double>(element) *
-                                        static_cast<double>(runtime::precision_bytes(runtime::row_precision(flags_.model.precision)));
+  const double packed =
+      quantised
+          ? stored
+          : stored / static_cast<double>(element) *
+                static_cast<double>(runtime::precision_bytes(runtime::row_precision(flags_.model.precision)));
   cli::check_dense_layers(flags_.model.options, flags_.shape->layers);
   check_memory(stored + packed, config_of(*flags_.shape));
   file_ = in_memory(random, name(), threads_);

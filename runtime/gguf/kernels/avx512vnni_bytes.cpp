@@ -5,6 +5,8 @@
 // for its two scales (one more for a minimum), on the same two ports of Zen 5; the conversion runs beside them. So at most
 // 8 of 10 (of 11) are products.
 
+#include <cstddef>
+
 #include "runtime/gguf/kernels/avx512vnni_units.hpp"
 #include "runtime/gguf/kernels/table.hpp"
 
@@ -73,34 +75,81 @@ void unpack(const std::byte* group, std::int64_t n, std::byte* out) {
 
 // ---- activations --------------------------------------------------------------------------------------------------
 
-inline void round_run(__m512 first, __m512 second, std::byte* codes, std::byte* factors) {
-  constexpr float kLargest = 127.0F;
-  constexpr float kNothing = 0x1p-100F;  // values far below those of activations become zero
-  const __m512i sign = _mm512_set1_epi32(0x7FFFFFFF);
-  const __m512i sizes = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(first), sign),
-                                         _mm512_and_si512(_mm512_castps_si512(second), sign));
-  const unsigned most = _mm512_reduce_max_epu32(sizes);
-  const float largest = __builtin_bit_cast(float, most);
-  const bool finite = most < 0x7F800000;
-  const __m512 inverse = _mm512_set1_ps(finite && largest > kNothing ? kLargest / largest : 0.0F);
-  // NaN and infinity: codes are whatever they are, every sum is NaN by the scale.
-  const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(first, inverse));
-  const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(second, inverse));
-  const __m128i offset = _mm_set1_epi8(static_cast<char>(kOffset));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_add_epi8(_mm512_cvtepi32_epi8(low), offset));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes) + 1, _mm_add_epi8(_mm512_cvtepi32_epi8(high), offset));
-  const float scale = finite ? (largest > kNothing ? largest / kLargest : 0.0F) : __builtin_nanf("");
-  const float pair[2] = {scale,
-                         scale * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high)))};
-  __builtin_memcpy(factors, pair, sizeof pair);
+/// What stands behind a row's codes for each run: scale, sum of its values, and the part of its largest element that a byte
+/// has no room for: 128 times `high`, which stands at the element's place in its four, `line` bytes after the first line.
+struct RunFactors {
+  float scale;
+  float sum;
+  std::uint32_t high;
+  std::int32_t line;
+};
+static_assert(sizeof(RunFactors) == kByteRunFactors);
+constexpr int kHighBits = 7;
+
+/// Thirty-two lanes of two registers, the lowest first.
+inline unsigned both(__mmask16 first, __mmask16 second) {
+  return static_cast<unsigned>(first) | static_cast<unsigned>(second) << 16;
 }
 
-constexpr int kFactorBytes = 8;  // of a run: its scale, the sum of its values
+/// The second largest element decides the scale; the largest, which in a model is often many times as large, takes two
+/// bytes. Its sign is the scale's, so that `high` is not negative.
+inline void round_run(__m512 first, __m512 second, std::byte* codes, std::byte* factors) {
+  constexpr float kByte = 127.0F;
+  constexpr float kWord = 32639.0F;      // 128 * 254 + 127
+  constexpr float kNothing = 0x1p-100F;  // values far below those of activations become zero
+  const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+  const __m512i sizes[2] = {_mm512_and_si512(_mm512_castps_si512(first), magnitude),
+                            _mm512_and_si512(_mm512_castps_si512(second), magnitude)};
+  const unsigned most = _mm512_reduce_max_epu32(_mm512_max_epu32(sizes[0], sizes[1]));
+  const __m512i all = _mm512_set1_epi32(static_cast<int>(most));
+  const int place =
+      __builtin_ctz(both(_mm512_cmpeq_epi32_mask(sizes[0], all), _mm512_cmpeq_epi32_mask(sizes[1], all)));
+  const unsigned at = 1U << place;
+  const auto low_half = static_cast<__mmask16>(at);
+  const auto high_half = static_cast<__mmask16>(at >> 16);
+  const unsigned next = _mm512_reduce_max_epu32(
+      _mm512_max_epu32(_mm512_maskz_mov_epi32(static_cast<__mmask16>(~low_half), sizes[0]),
+                       _mm512_maskz_mov_epi32(static_cast<__mmask16>(~high_half), sizes[1])));
+  const auto largest = __builtin_bit_cast(float, most);
+  const float by_next = __builtin_bit_cast(float, next) * (1.0F / kByte);
+  const float by_largest = largest * (1.0F / kWord);
+  const bool finite = most < 0x7F800000;
+  const bool some = finite && largest > kNothing;
+  const __m512i zero = _mm512_setzero_si512();
+  const unsigned negative = both(_mm512_cmplt_epi32_mask(_mm512_castps_si512(first), zero),
+                                 _mm512_cmplt_epi32_mask(_mm512_castps_si512(second), zero));
+  const unsigned sign = negative >> place << 31;
+  const float size = by_next > by_largest ? by_next : by_largest;
+  const float inverse_size = some ? 1.0F / size : 0.0F;
+  // Without a branch, which would be a guess.
+  const auto signed_as = [sign](float x) {
+    return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, x) ^ sign);
+  };
+  const float scale = signed_as(size);
+  const __m512 inverse = _mm512_set1_ps(signed_as(inverse_size));
+  __m512i words[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(first, inverse)),
+                      _mm512_cvtps_epi32(_mm512_mul_ps(second, inverse))};
+  const int total = _mm512_reduce_add_epi32(_mm512_add_epi32(words[0], words[1]));
+  const int own = some ? _mm_cvtss_si32(_mm_set_ss(largest * inverse_size)) : 0;
+  const int high = (own + (1 << (kHighBits - 1))) >> kHighBits;
+  const __m512i taken = _mm512_set1_epi32(high << kHighBits);
+  words[0] = _mm512_mask_sub_epi32(words[0], low_half, words[0], taken);
+  words[1] = _mm512_mask_sub_epi32(words[1], high_half, words[1], taken);
+  const __m128i offset = _mm_set1_epi8(static_cast<char>(kOffset));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_add_epi8(_mm512_cvtepi32_epi8(words[0]), offset));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes) + 1,
+                   _mm_add_epi8(_mm512_cvtepi32_epi8(words[1]), offset));
+  // NaN and infinity: codes are whatever they are, every sum is NaN by the scale.
+  const float stored = finite ? (some ? scale : 0.0F) : __builtin_nanf("");
+  const RunFactors run = {stored, stored * static_cast<float>(total),
+                          static_cast<std::uint32_t>(high) << 8 * (place % 4), place / 4 * kLine};
+  __builtin_memcpy(factors, &run, sizeof run);
+}
 
 void to_bytes(const float* x, std::int64_t n, std::byte* out) {
   for (std::int64_t i = 0; i < n; i += kFixedRun) {
     round_run(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16), out + i,
-              out + n + i / kFixedRun * kFactorBytes);
+              out + n + i / kFixedRun * kByteRunFactors);
   }
 }
 
@@ -111,7 +160,7 @@ inline __m512 widen_bf16(const std::uint16_t* x) {
 
 void bf16_to_bytes(const std::uint16_t* x, std::int64_t n, std::byte* out) {
   for (std::int64_t i = 0; i < n; i += kFixedRun) {
-    round_run(widen_bf16(x + i), widen_bf16(x + i + 16), out + i, out + n + i / kFixedRun * kFactorBytes);
+    round_run(widen_bf16(x + i), widen_bf16(x + i + 16), out + i, out + n + i / kFixedRun * kByteRunFactors);
   }
 }
 
@@ -133,9 +182,24 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
   }
   for (std::int64_t at = 0; at < n; at += Run::kElements, unpacked += Run::kBytes) {
     __m512i products[kTileRows][Groups];
-    for (int g = 0; g < Groups; ++g) {
-      const __m512i starts = load(unpacked + g * apart + Run::kStarts);
-      for (int r = 0; r < kTileRows; ++r) products[r][g] = starts;
+    const std::int64_t factors = n + at / kFixedRun * kByteRunFactors;
+    __m512i starts[Groups];
+    for (int g = 0; g < Groups; ++g) starts[g] = load(unpacked + g * apart + Run::kStarts);
+    for (int r = 0; r < kTileRows; ++r) {
+      int high, from;
+      __builtin_memcpy(&high, x[r] + factors + offsetof(RunFactors, high), sizeof high);
+      __builtin_memcpy(&from, x[r] + factors + offsetof(RunFactors, line), sizeof from);
+      if constexpr (Unit::kParts > 1) {
+        // Of the other part's lines none is this one's, and nothing is added.
+        high = from / (kLine * Run::kLines) == at / Run::kElements % Unit::kParts ? high : 0;
+        from %= kLine * Run::kLines;
+      }
+      const __m512i own = _mm512_set1_epi32(high);
+      for (int g = 0; g < Groups; ++g) {
+        const __m512i more =
+            _mm512_dpbusd_epi32(_mm512_setzero_si512(), own, load(unpacked + g * apart + from));
+        products[r][g] = _mm512_add_epi32(starts[g], _mm512_slli_epi32(more, kHighBits));
+      }
     }
     for (int line = 0; line < Run::kLines; ++line) {
       __m512i codes[Groups];
@@ -145,17 +209,18 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
         for (int g = 0; g < Groups; ++g) products[r][g] = _mm512_dpbusd_epi32(products[r][g], own, codes[g]);
       }
     }
-    const std::int64_t factors = n + at / kFixedRun * kFactorBytes;
     for (int g = 0; g < Groups; ++g) {
       const __m512 scales = _mm512_load_ps(unpacked + g * apart + Run::kScales);
       for (int r = 0; r < kTileRows; ++r) {
         const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(products[r][g]), scales);
-        sums[r][g] = _mm512_fmadd_ps(scaled, float_each(x[r] + factors), sums[r][g]);
+        sums[r][g] =
+            _mm512_fmadd_ps(scaled, float_each(x[r] + factors + offsetof(RunFactors, scale)), sums[r][g]);
       }
       if constexpr (Unit::kMinima) {
         const __m512 minima = _mm512_load_ps(unpacked + g * apart + Run::kMinima);
         for (int r = 0; r < kTileRows; ++r) {
-          sums[r][g] = _mm512_fnmadd_ps(minima, float_each(x[r] + factors + 4), sums[r][g]);
+          sums[r][g] =
+              _mm512_fnmadd_ps(minima, float_each(x[r] + factors + offsetof(RunFactors, sum)), sums[r][g]);
         }
       }
     }
@@ -168,7 +233,7 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
 template <class Unit>
 void multiply(const std::byte* unpacked, std::int64_t groups, std::int64_t n, const std::byte* x,
               std::int64_t rows, float* out, std::int64_t stride) {
-  const std::int64_t row_bytes = n + n / kFixedRun * kFactorBytes;
+  const std::int64_t row_bytes = n + n / kFixedRun * kByteRunFactors;
   const std::int64_t apart = unpacked_bytes<Unit>(n);
   for (std::int64_t g = 0; g < groups; g += kTileGroups) {
     const std::byte* const codes = unpacked + g * apart;
@@ -200,7 +265,7 @@ constinit const ByteKernels avx512vnni_byte_kernels = {
      unpacked_bytes<Q6KUnit>},
     {nullptr, nullptr, nullptr, unpack<Q8_0Unit>, unpack<Q4_0Unit>, unpack<Q4_1Unit>, unpack<Q5_0Unit>,
      unpack<Q5_1Unit>, unpack<Q4KUnit>, unpack<Q5KUnit>, unpack<Q6KUnit>},
-    {nullptr, nullptr, nullptr, multiply<Q8_0Unit>, multiply<Q4_0Unit>, multiply<Q4_1Unit>, multiply<Q5_0Unit>,
-     multiply<Q5_1Unit>, multiply<Q4KUnit>, multiply<Q5KUnit>, multiply<Q6KUnit>}};
+    {nullptr, nullptr, nullptr, multiply<Q8_0Unit>, multiply<Q4_0Unit>, multiply<Q4_1Unit>,
+     multiply<Q5_0Unit>, multiply<Q5_1Unit>, multiply<Q4KUnit>, multiply<Q5KUnit>, multiply<Q6KUnit>}};
 
 }  // namespace headwater::runtime

@@ -39,6 +39,9 @@ struct GroupKernels {
                                    std::int64_t stride);
 };
 
+/// Bytes that stand for each run of kFixedRun behind the codes of a row in bytes.
+inline constexpr int kByteRunFactors = 16;
+
 /// What one ISA does with many rows and groups of sixteen, in bytes. Contracts: byte_product.hpp.
 struct ByteKernels {
   void (*round)(const float* x, std::int64_t n, std::byte* out);
