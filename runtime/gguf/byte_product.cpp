@@ -18,15 +18,13 @@ const ByteKernels& kernels() {
 
 bool multiplies_bytes() { return row_kernels().bytes != nullptr; }
 
-std::size_t byte_row_bytes(std::int64_t n) {
-  return static_cast<std::size_t>(n + n / kFixedRun * kByteRunFactors);
-}
+std::size_t byte_row_bytes(std::int64_t n) { return static_cast<std::size_t>(n / kFixedRun * kByteRun); }
 
 void to_byte_row(const float* x, std::int64_t n, std::byte* out) { kernels().round(x, n, out); }
 
 void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out) { kernels().round_bf16(x, n, out); }
 
-float byte_row_element(const std::byte* row, std::int64_t n, std::int64_t i) {
+float byte_row_element(const std::byte* row, std::int64_t i) {
   constexpr int kOffset = 128;
   struct {
     float scale;
@@ -34,9 +32,10 @@ float byte_row_element(const std::byte* row, std::int64_t n, std::int64_t i) {
     std::uint8_t high[4];
     std::int32_t line;
   } run;
-  static_assert(sizeof run == kByteRunFactors);
-  std::memcpy(&run, row + n + i / kFixedRun * kByteRunFactors, sizeof run);
-  int code = std::to_integer<int>(row[i]) - kOffset;
+  static_assert(sizeof run == kByteRun - kFixedRun);
+  const std::byte* const codes = row + i / kFixedRun * kByteRun;
+  std::memcpy(&run, codes + kFixedRun, sizeof run);
+  int code = std::to_integer<int>(codes[i % kFixedRun]) - kOffset;
   constexpr int kLine = 64;
   if (run.line / kLine == i % kFixedRun / 4) code += 128 * run.high[i % 4];
   return run.scale * static_cast<float>(code);
@@ -51,11 +50,12 @@ void unpack_group(TensorType type, const std::byte* group, std::int64_t n, std::
 }
 
 void multiply_bytes(TensorType type, const std::byte* unpacked, std::int64_t groups, std::int64_t n,
-                    const std::byte* x, std::int64_t rows, float* out, std::int64_t stride) {
+                    const std::byte* x, std::int64_t x_stride, std::int64_t rows, float* out,
+                    std::int64_t stride) {
   if (HEADWATER_SABOTAGE("runtime.bytes.last_row_of_a_tile_lost") && rows % 6 != 0) --rows;
   if (HEADWATER_SABOTAGE("runtime.bytes.odd_group_lost") && groups > 1) groups -= groups % 2;
   if (HEADWATER_SABOTAGE("runtime.bytes.depth_in_13_bits")) n = n > 8192 ? 8192 : n;
-  kernels().multiply[static_cast<std::size_t>(type)](unpacked, groups, n, x, rows, out, stride);
+  kernels().multiply[static_cast<std::size_t>(type)](unpacked, groups, n, x, x_stride, rows, out, stride);
 }
 
 }  // namespace headwater::runtime

@@ -281,12 +281,6 @@ std::size_t Model::scratch_bytes() const {
   return bytes;
 }
 
-std::size_t Model::byte_rows_bytes(std::int64_t n) const {
-  std::size_t bytes = 0;
-  for_projections([&](const Projection& one) { bytes = std::max(bytes, one.byte_rows_bytes(n)); });
-  return bytes;
-}
-
 std::int64_t Model::bytes_per_token() const {
   std::int64_t bytes = 0;
   for_projections([&](const Projection& one) { bytes += one.stored_bytes(); });

@@ -77,8 +77,6 @@ class Model {
   [[nodiscard]] const Projection& head() const { return *head_; }
   /// Bytes of scratch that a thread needs for the largest of all projections.
   [[nodiscard]] std::size_t scratch_bytes() const;
-  /// Bytes of `byte_rows` for n rows of the widest projection.
-  [[nodiscard]] std::size_t byte_rows_bytes(std::int64_t n) const;
   /// Bytes of weights of its part that decoding one token reads.
   [[nodiscard]] std::int64_t bytes_per_token() const;
   /// Calls action(projection) for each of its part.

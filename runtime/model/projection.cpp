@@ -238,19 +238,11 @@ void Projection::for_panels(std::span<const RowBlock> blocks, int threads, const
   });
 }
 
-std::size_t Projection::byte_rows_bytes(std::int64_t n) const {
-  return in_bytes_ ? static_cast<std::size_t>(n) * byte_row_bytes(depth_) : 0;
-}
-
-void Projection::round_rows(const void* x, std::int64_t first, std::int64_t last, std::byte* out) const {
-  const std::size_t bytes = byte_row_bytes(depth_);
-  for (std::int64_t row = first; row < last; ++row) {
-    std::byte* const to = out + static_cast<std::size_t>(row) * bytes;
-    if (precision_ == Precision::bf16) {
-      to_byte_row(static_cast<const std::uint16_t*>(x) + row * depth_, depth_, to);
-    } else {
-      to_byte_row(static_cast<const float*>(x) + row * depth_, depth_, to);
-    }
+void Projection::round_row(std::byte* row) const {
+  if (precision_ == Precision::bf16) {
+    to_byte_row(reinterpret_cast<const std::uint16_t*>(row), depth_, row);
+  } else {
+    to_byte_row(reinterpret_cast<const float*>(row), depth_, row);
   }
 }
 
@@ -268,13 +260,14 @@ std::size_t Projection::unpack_groups(const Panel& panel, std::byte* memory, Unp
   return used;
 }
 
-void Projection::multiply_in_bytes(const void* x, std::span<const RowBlock> blocks, int threads,
+void Projection::multiply_in_bytes(void* x, std::span<const RowBlock> blocks, int threads,
                                    std::span<ProjectionScratch> scratch, const TileSink& sink) const {
   const std::int64_t rows = blocks.back().first + blocks.back().valid;
-  std::byte* const byte_rows = scratch.front().byte_rows.data();
-  assert(scratch.front().byte_rows.size() >= byte_rows_bytes(rows));
+  const std::int64_t x_stride = depth_ * precision_bytes(precision_);
+  auto* const byte_rows = static_cast<std::byte*>(x);
   parallel_tasks(threads, divide_up(rows, kRowsOfTask), [&](std::int64_t task, int) {
-    round_rows(x, task * kRowsOfTask, std::min(rows, (task + 1) * kRowsOfTask), byte_rows);
+    const std::int64_t last = std::min(rows, (task + 1) * kRowsOfTask);
+    for (std::int64_t row = task * kRowsOfTask; row < last; ++row) round_row(byte_rows + row * x_stride);
   });
   for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
@@ -289,8 +282,8 @@ void Projection::multiply_in_bytes(const void* x, std::span<const RowBlock> bloc
             HEADWATER_SABOTAGE("runtime.bytes.rows_wrap_at_4096") ? first % 4096 : first;
         for (std::size_t i = 0; i < used; ++i) {
           const auto& [type, column, groups, at] = parts[i];
-          multiply_bytes(type, at, groups, depth_, byte_rows + byte_rows_bytes(from), count, result + column,
-                         kPanelWidth);
+          multiply_bytes(type, at, groups, depth_, byte_rows + from * x_stride, x_stride, count,
+                         result + column, kPanelWidth);
         }
         sink.take({first, count, panel.first, panel.product->width(), result, kPanelWidth});
       }
@@ -298,7 +291,7 @@ void Projection::multiply_in_bytes(const void* x, std::span<const RowBlock> bloc
   });
 }
 
-void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int threads,
+void Projection::multiply(void* x, std::span<const RowBlock> blocks, int threads,
                           std::span<ProjectionScratch> scratch, const TileSink& sink) const {
   if (in_bytes_) return multiply_in_bytes(x, blocks, threads, scratch, sink);
   const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
@@ -318,7 +311,7 @@ void Projection::multiply(const void* x, std::span<const RowBlock> blocks, int t
     for (const RowBlock& block : some) {
       std::int64_t first = block.first;
       if (HEADWATER_SABOTAGE("runtime.projection.rows_wrap_at_2048")) first %= 2048;
-      const std::byte* const rows = static_cast<const std::byte*>(x) + first * row_bytes_x;
+      const std::byte* const rows = static_cast<std::byte*>(x) + first * row_bytes_x;
       panel.product->multiply(block.height, rows, weights, result, memory + product_at_);
       sink.take({block.first, block.valid, panel.first, width, result, width});
     }

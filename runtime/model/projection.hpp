@@ -70,10 +70,9 @@ class PanelProducts {
   std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<PanelProduct>> products_[2];
 };
 
-/// Memory of one thread inside a projection; `byte_rows`: of the first thread alone, for all (Projection::byte_rows_bytes).
+/// Memory of one thread inside a projection.
 struct ProjectionScratch {
   AlignedBuffer memory;
-  AlignedBuffer byte_rows;
 };
 
 /// y = x W^T for the rows of one or several weight matrices, side by side. Weights of 16 or 32 bits are packed once,
@@ -106,8 +105,6 @@ class Projection {
   [[nodiscard]] Precision precision() const { return precision_; }
   /// Whether multiply() is in bytes.
   [[nodiscard]] bool in_bytes() const { return in_bytes_; }
-  /// Bytes of `byte_rows` that multiply() needs for n rows; 0 where it is not in bytes.
-  [[nodiscard]] std::size_t byte_rows_bytes(std::int64_t n) const;
   [[nodiscard]] std::size_t packed_bytes() const { return packed_bytes_; }
   [[nodiscard]] bool reads_file() const { return !grouped_ || !(in_bytes_ || widens_groups_); }
   /// Calls action(tensor) for each matrix.
@@ -119,10 +116,10 @@ class Projection {
   /// Bytes that multiply_few() reads.
   [[nodiscard]] std::int64_t stored_bytes() const;
 
-  /// x: rows of depth() elements of the precision, kRowPadding of them readable after the last. Tiles have at most
-  /// kPanelWidth columns and begin at multiples of it.
-  void multiply(const void* x, std::span<const RowBlock> blocks, int threads,
-                std::span<ProjectionScratch> scratch, const TileSink& sink) const;
+  /// x: rows of depth() elements of the precision, kRowPadding of them readable after the last; where the product is in bytes
+  /// they become rows in bytes. Tiles have at most kPanelWidth columns and begin at multiples of it.
+  void multiply(void* x, std::span<const RowBlock> blocks, int threads, std::span<ProjectionScratch> scratch,
+                const TileSink& sink) const;
   /// x: `rows` <= kFewRows rows of depth() floats, one after the other; allocates nothing. Every row has the bits that it
   /// has alone. Weights are read from memory once. Quantised ones are multiplied with x in fixed point of 16 bits
   /// (dot_rows_fixed), the others in F32.
@@ -172,10 +169,10 @@ class Projection {
   /// Calls action(panel, some of the blocks, thread) so that every panel meets every block, from several threads.
   template <typename Action>
   void for_panels(std::span<const RowBlock> blocks, int threads, const Action& action) const;
-  void multiply_in_bytes(const void* x, std::span<const RowBlock> blocks, int threads,
+  void multiply_in_bytes(void* x, std::span<const RowBlock> blocks, int threads,
                          std::span<ProjectionScratch> scratch, const TileSink& sink) const;
-  /// Rows [first, last) of x, of the precision, to their places in `out`.
-  void round_rows(const void* x, std::int64_t first, std::int64_t last, std::byte* out) const;
+  /// Row of x, of the precision, to bytes at the same place.
+  void round_row(std::byte* row) const;
   /// Unpacked groups of one type beside each other in a panel.
   struct Unpacked {
     TensorType type;

@@ -105,7 +105,6 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
   for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
-  scratch_.front().byte_rows = AlignedBuffer(model_->byte_rows_bytes(most));
   if (relay_) relay_->opened();
 }
 
@@ -123,7 +122,7 @@ std::uint64_t Transformer::workspace_bytes() const {
        {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &rotation_}) {
     total += buffer->size();
   }
-  for (const ProjectionScratch& one : scratch_) total += one.memory.size() + one.byte_rows.size();
+  for (const ProjectionScratch& one : scratch_) total += one.memory.size();
   return total;
 }
 
@@ -378,7 +377,7 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
   });
 }
 
-void Transformer::project(const Projection& projection, const void* x, std::int64_t n, const TileSink& sink) {
+void Transformer::project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink) {
   if (few_) {
     projection.multiply_few(static_cast<const float*>(x), n, threads_, scratch_, sink);
   } else {

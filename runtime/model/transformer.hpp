@@ -139,7 +139,8 @@ class Transformer {
   void tabulate_rotation();
   void run_layer(std::int64_t layer, std::int64_t n);
   void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
-  void project(const Projection& projection, const void* x, std::int64_t n, const TileSink& sink);
+  /// x may be other rows afterwards (Projection::multiply).
+  void project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink);
   void prepare_heads(const LayerWeights& layer, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;

@@ -41,9 +41,8 @@ struct ByteRows {
     for (std::int64_t i = 0; i < count; ++i) to_byte_row(x.data() + i * n, n, at(i));
     EXPECT_TRUE(memory.intact()) << "written after the rows";
   }
-  [[nodiscard]] std::byte* at(std::int64_t row) {
-    return memory.data() + static_cast<std::size_t>(row) * byte_row_bytes(n);
-  }
+  [[nodiscard]] std::int64_t stride() const { return static_cast<std::int64_t>(byte_row_bytes(n)); }
+  [[nodiscard]] std::byte* at(std::int64_t row) { return memory.data() + row * stride(); }
 };
 
 /// Groups of stored rows, unpacked one after the other.
@@ -89,7 +88,7 @@ void expect_products(const RandomRows& rows, ByteRows& x, const float* got, std:
         double most[2] = {};
         std::vector<double> values;
         for (std::int64_t k = first; k < first + kFixedRun; ++k) {
-          const auto value = static_cast<double>(byte_row_element(x.at(i), rows.n, k));
+          const auto value = static_cast<double>(byte_row_element(x.at(i), k));
           sum += static_cast<double>(w[static_cast<std::size_t>(k)]) * value;
           values.push_back(std::fabs(value));
           most[1] = std::max(most[1], std::min(most[0], values.back()));
@@ -125,7 +124,8 @@ TEST_P(Bytes, ProductsAreSumsOverTheRoundedRows) {
     const std::int64_t groups = (stored + 15) / 16;
     const std::int64_t stride = groups * kRowsOfGroup + 5;
     std::vector<float> got(static_cast<std::size_t>((count + 1) * stride), kUntouched);
-    multiply_bytes(GetParam(), unpacked.memory.data(), groups, n, x.at(0), count, got.data(), stride);
+    multiply_bytes(GetParam(), unpacked.memory.data(), groups, n, x.at(0), x.stride(), count, got.data(),
+                   stride);
     expect_products(rows, x, got.data(), stride);
     for (std::int64_t i = 0; i <= count; ++i) {
       const auto row = got.begin() + i * stride;
@@ -150,12 +150,13 @@ TEST_P(Bytes, EachRowHasTheBitsThatItHasAlone) {
       multiply_bytes(
           GetParam(),
           unpacked.memory.data() + static_cast<std::size_t>(g) * unpacked_group_bytes(GetParam(), kN), 1, kN,
-          x.at(i), 1, alone.data() + i * kStored + 16 * g, kStored);
+          x.at(i), x.stride(), 1, alone.data() + i * kStored + 16 * g, kStored);
     }
   }
   for (std::int64_t count = 1; count <= kMost; ++count) {
     std::vector<float> got(alone.size());
-    multiply_bytes(GetParam(), unpacked.memory.data(), kStored / 16, kN, x.at(0), count, got.data(), kStored);
+    multiply_bytes(GetParam(), unpacked.memory.data(), kStored / 16, kN, x.at(0), x.stride(), count,
+                   got.data(), kStored);
     const auto bytes = static_cast<std::size_t>(count * kStored) * sizeof(float);
     ASSERT_EQ(std::memcmp(got.data(), alone.data(), bytes), 0) << count << " rows";
   }
@@ -174,7 +175,7 @@ TEST_P(Bytes, TheLargestProductsAreExact) {
       UnpackedGroups unpacked(rows);
       ByteRows x(std::vector<float>(256, sign), 256);
       float got[kRowsOfGroup];
-      multiply_bytes(GetParam(), unpacked.memory.data(), 1, 256, x.at(0), 1, got, kRowsOfGroup);
+      multiply_bytes(GetParam(), unpacked.memory.data(), 1, 256, x.at(0), x.stride(), 1, got, kRowsOfGroup);
       expect_products(rows, x, got, kRowsOfGroup);
     }
   }
@@ -189,7 +190,7 @@ TEST_P(Bytes, HideNoNaN) {
     values[256 + 77] = bad;
     ByteRows x(values, 256);
     float got[3 * kRowsOfGroup];
-    multiply_bytes(GetParam(), unpacked.memory.data(), 1, 256, x.at(0), 3, got, kRowsOfGroup);
+    multiply_bytes(GetParam(), unpacked.memory.data(), 1, 256, x.at(0), x.stride(), 3, got, kRowsOfGroup);
     for (int i = 0; i < 3 * kRowsOfGroup; ++i) {
       EXPECT_EQ(std::isnan(got[i]), i / kRowsOfGroup == 1) << "value " << i << " beside " << bad;
     }
@@ -226,10 +227,13 @@ TEST_F(ByteRounding, IsToHalfAScale) {
       Lines from_bf16(byte_row_bytes(n));
       to_byte_row(narrow.data(), n, from_bf16.data());
       EXPECT_EQ(std::memcmp(from_bf16.data(), rows.at(0), byte_row_bytes(n)), 0) << "BF16 is rounded as F32";
+      auto* const same_place = reinterpret_cast<std::byte*>(narrow.data());
+      to_byte_row(narrow.data(), n, same_place);
+      EXPECT_EQ(std::memcmp(same_place, rows.at(0), byte_row_bytes(n)), 0) << "where the row was";
       for (std::int64_t k = 0; k < n; ++k) {
         const auto run = x.begin() + k / kFixedRun * kFixedRun;
         const float value = x[static_cast<std::size_t>(k)];
-        ASSERT_NEAR(byte_row_element(rows.at(0), n, k), value, slack_of({run, run + kFixedRun}, value)) << k;
+        ASSERT_NEAR(byte_row_element(rows.at(0), k), value, slack_of({run, run + kFixedRun}, value)) << k;
       }
     }
   }
@@ -242,8 +246,8 @@ TEST_F(ByteRounding, OfTheEndsOfTheRange) {
     x[5] = -size;
     ByteRows rows(x, 64);
     const float wanted = size > 0x1p-100F ? size : 0.0F;
-    EXPECT_NEAR(byte_row_element(rows.at(0), 64, 5), -wanted, wanted * 0x1p-22F) << size;
-    EXPECT_NEAR(byte_row_element(rows.at(0), 64, 63), wanted, wanted * 0x1p-22F) << size;
+    EXPECT_NEAR(byte_row_element(rows.at(0), 5), -wanted, wanted * 0x1p-22F) << size;
+    EXPECT_NEAR(byte_row_element(rows.at(0), 63), wanted, wanted * 0x1p-22F) << size;
   }
 }
 

@@ -102,8 +102,7 @@ struct Packed {
     projection->pack(threads, scratch);
   }
   /// multiply() for n rows in blocks of a chunk of 1024.
-  void multiply(const void* x, std::int64_t n, int threads, const TileSink& sink) {
-    scratch.front().byte_rows = AlignedBuffer(projection->byte_rows_bytes(n));
+  void multiply(void* x, std::int64_t n, int threads, const TileSink& sink) {
     std::vector<RowBlock> blocks;
     cut_into_blocks(n, 1024, blocks);
     projection->multiply(x, blocks, threads, scratch, sink);
@@ -173,7 +172,7 @@ std::vector<float> rounded_to_bytes(const std::vector<float>& x, std::int64_t de
   for (std::int64_t first = 0; first < static_cast<std::int64_t>(x.size()); first += depth) {
     to_byte_row(x.data() + first, depth, row.data());
     for (std::int64_t k = 0; k < depth; ++k) {
-      rounded[static_cast<std::size_t>(first + k)] = byte_row_element(row.data(), depth, k);
+      rounded[static_cast<std::size_t>(first + k)] = byte_row_element(row.data(), k);
     }
   }
   return rounded;
@@ -189,8 +188,14 @@ struct Operand {
     kernels().to_bf16(x.data(), static_cast<std::int64_t>(x.size()), narrow.data());
     for (std::size_t i = 0; i < x.size(); ++i) values[i] = static_cast<float>(widen_bf16(narrow[i]));
   }
-  [[nodiscard]] const void* data(Precision precision) const {
-    return precision == Precision::bf16 ? static_cast<const void*>(narrow.data()) : values.data();
+  /// A copy, which may be overwritten.
+  [[nodiscard]] AlignedBuffer copy(Precision precision) const {
+    const auto element = static_cast<std::size_t>(precision_bytes(precision));
+    AlignedBuffer rows(values.size() * element);
+    const void* const from =
+        precision == Precision::bf16 ? static_cast<const void*>(narrow.data()) : values.data();
+    std::memcpy(rows.data(), from, rows.size());
+    return rows;
   }
 };
 
@@ -225,7 +230,7 @@ TEST(Projection, MultipliesManyRows) {
       Packed packed(precision, {{&matrix.tensor, 0, kWidth}}, 3);
       const Operand x(random_rows(kRows, depth), precision);
       const Collect sink(kRows, kWidth);
-      packed.multiply(x.data(precision), kRows, 3, sink);
+      packed.multiply(x.copy(precision).data(), kRows, 3, sink);
       expect_products(sink.values(), x.values, kRows, matrix.tensor, precision);
     }
   }
@@ -343,7 +348,7 @@ TEST(Projection, OfTheSizesOfModels) {
       }
       const Operand operand(x, precision);
       const Collect many(rows, width);
-      packed.multiply(operand.data(precision), rows, 2, many);
+      packed.multiply(operand.copy(precision).data(), rows, 2, many);
       expect_elements(many.values(), operand.values, some_rows, columns, matrix.tensor, precision, false);
       if (::testing::Test::HasFailure()) return;
     }
@@ -373,7 +378,7 @@ TEST(Projection, InBytesOfTheSizesOfModels) {
     EXPECT_FALSE(packed.projection->reads_file());
     const Operand x(random_rows(rows, depth), row_type);
     const Collect got(rows, width);
-    packed.multiply(x.data(row_type), rows, 2, got);
+    packed.multiply(x.copy(row_type).data(), rows, 2, got);
     const std::vector<std::int64_t> some =
         rows < 100 ? std::vector<std::int64_t>{0, 5, 6, 15, rows - 1} : borders(rows);
     expect_elements(got.values(), rounded_to_bytes(x.values, depth), some, borders(width), matrix.tensor,
@@ -402,7 +407,7 @@ TEST(Projection, InBytesWithSeveralTypes) {
     const std::int64_t width = 8 * count;
     Packed packed(Precision::int8, ranges, 3);
     const Collect got(kRows, width);
-    packed.multiply(x.data(row_type), kRows, 3, got);
+    packed.multiply(x.copy(row_type).data(), kRows, 3, got);
     for (std::size_t i = 0; i < ranges.size(); ++i) {
       const Tensor& tensor = *ranges[i].tensor;
       SCOPED_TRACE(fmt::format("{} from row {}", tensor_type_info(tensor.type).name, ranges[i].first));
@@ -431,9 +436,8 @@ TEST(Projection, InBytesOnlyWhereThereAreGroups) {
     for (const Precision precision : {Precision::int8, row_type}) {
       Packed packed(precision, {{&matrix->tensor, 0, 48}}, 2);
       EXPECT_FALSE(packed.projection->in_bytes());
-      EXPECT_EQ(packed.projection->byte_rows_bytes(40), 0U);
       const Collect got(40, 48);
-      packed.multiply(x.data(row_type), 40, 2, got);
+      packed.multiply(x.copy(row_type).data(), 40, 2, got);
       bits[precision == Precision::int8 ? 0 : 1] = got.values();
     }
     EXPECT_TRUE(bits[0] == bits[1]);
@@ -486,7 +490,7 @@ TEST(Projection, PackedBeyondFourGiB) {
     all.place(pages.data());
     one.place(pages.data() + all.packed_bytes() - one.packed_bytes());
     one.pack(2, scratch);
-    const auto x = random_rows(1, depth);
+    auto x = random_rows(1, depth);
     const std::vector<RowBlock> block = {{0, kBlockHeights.back(), 1}};
     const Collect wanted(1, last);
     const Collect got(1, rows);
@@ -618,7 +622,7 @@ TEST(Projection, EachOfFewRowsHasTheBitsThatItHasAlone) {
 TEST(Projection, RowsForSeveralQuantisedTypes) {
   constexpr std::int64_t kRows = 21;
   for (const std::int64_t depth : {512, 4864}) {
-    const auto x = random_rows(kRows, depth);
+    auto x = random_rows(kRows, depth);
     for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
       const LargeMatrix matrices[] = {{TensorType::q6_k, depth, count}, {TensorType::q4_k, depth, count},
                                       {TensorType::q5_k, depth, count}, {TensorType::q4_0, depth, count},

@@ -75,15 +75,15 @@ void unpack(const std::byte* group, std::int64_t n, std::byte* out) {
 
 // ---- activations --------------------------------------------------------------------------------------------------
 
-/// What stands behind a row's codes for each run: scale, sum of its values, and the part of its largest element that a byte
-/// has no room for: 128 times `high`, which stands at the element's place in its four, `line` bytes after the first line.
+/// What stands after the 32 codes of a run: scale, sum of its values, and the part of its largest element that a byte has no
+/// room for: 128 times `high`, which stands at the element's place in its four, `line` bytes after the first line.
 struct RunFactors {
   float scale;
   float sum;
   std::uint32_t high;
   std::int32_t line;
 };
-static_assert(sizeof(RunFactors) == kByteRunFactors);
+static_assert(sizeof(RunFactors) == kByteRun - kFixedRun);
 constexpr int kHighBits = 7;
 
 /// Thirty-two lanes of two registers, the lowest first.
@@ -93,7 +93,7 @@ inline unsigned both(__mmask16 first, __mmask16 second) {
 
 /// The second largest element decides the scale; the largest, which in a model is often many times as large, takes two
 /// bytes. Its sign is the scale's, so that `high` is not negative.
-inline void round_run(__m512 first, __m512 second, std::byte* codes, std::byte* factors) {
+inline void round_run(__m512 first, __m512 second, std::byte* out) {
   constexpr float kByte = 127.0F;
   constexpr float kWord = 32639.0F;      // 128 * 254 + 127
   constexpr float kNothing = 0x1p-100F;  // values far below those of activations become zero
@@ -136,20 +136,20 @@ inline void round_run(__m512 first, __m512 second, std::byte* codes, std::byte* 
   words[0] = _mm512_mask_sub_epi32(words[0], low_half, words[0], taken);
   words[1] = _mm512_mask_sub_epi32(words[1], high_half, words[1], taken);
   const __m128i offset = _mm_set1_epi8(static_cast<char>(kOffset));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_add_epi8(_mm512_cvtepi32_epi8(words[0]), offset));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes) + 1,
-                   _mm_add_epi8(_mm512_cvtepi32_epi8(words[1]), offset));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_add_epi8(_mm512_cvtepi32_epi8(words[0]), offset));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 1, _mm_add_epi8(_mm512_cvtepi32_epi8(words[1]), offset));
   // NaN and infinity: codes are whatever they are, every sum is NaN by the scale.
   const float stored = finite ? (some ? scale : 0.0F) : __builtin_nanf("");
   const RunFactors run = {stored, stored * static_cast<float>(total),
                           static_cast<std::uint32_t>(high) << 8 * (place % 4), place / 4 * kLine};
-  __builtin_memcpy(factors, &run, sizeof run);
+  __builtin_memcpy(out + kFixedRun, &run, sizeof run);
 }
 
+// A run is read before it is written, and takes less room than it had: `out` may be x.
+
 void to_bytes(const float* x, std::int64_t n, std::byte* out) {
-  for (std::int64_t i = 0; i < n; i += kFixedRun) {
-    round_run(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16), out + i,
-              out + n + i / kFixedRun * kByteRunFactors);
+  for (std::int64_t i = 0; i < n; i += kFixedRun, out += kByteRun) {
+    round_run(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16), out);
   }
 }
 
@@ -159,8 +159,8 @@ inline __m512 widen_bf16(const std::uint16_t* x) {
 }
 
 void bf16_to_bytes(const std::uint16_t* x, std::int64_t n, std::byte* out) {
-  for (std::int64_t i = 0; i < n; i += kFixedRun) {
-    round_run(widen_bf16(x + i), widen_bf16(x + i + 16), out + i, out + n + i / kFixedRun * kByteRunFactors);
+  for (std::int64_t i = 0; i < n; i += kFixedRun, out += kByteRun) {
+    round_run(widen_bf16(x + i), widen_bf16(x + i + 16), out);
   }
 }
 
@@ -182,7 +182,9 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
   }
   for (std::int64_t at = 0; at < n; at += Run::kElements, unpacked += Run::kBytes) {
     __m512i products[kTileRows][Groups];
-    const std::int64_t factors = n + at / kFixedRun * kByteRunFactors;
+    const std::int64_t run = at / kFixedRun * kByteRun;
+    const std::int64_t codes_at = run + at % kFixedRun;
+    const std::int64_t factors = run + kFixedRun;
     __m512i starts[Groups];
     for (int g = 0; g < Groups; ++g) starts[g] = load(unpacked + g * apart + Run::kStarts);
     for (int r = 0; r < kTileRows; ++r) {
@@ -205,7 +207,7 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
       __m512i codes[Groups];
       for (int g = 0; g < Groups; ++g) codes[g] = load(unpacked + g * apart + kLine * line);
       for (int r = 0; r < kTileRows; ++r) {
-        const __m512i own = four_bytes_each(x[r] + at + 4 * line);
+        const __m512i own = four_bytes_each(x[r] + codes_at + 4 * line);
         for (int g = 0; g < Groups; ++g) products[r][g] = _mm512_dpbusd_epi32(products[r][g], own, codes[g]);
       }
     }
@@ -232,8 +234,7 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
 
 template <class Unit>
 void multiply(const std::byte* unpacked, std::int64_t groups, std::int64_t n, const std::byte* x,
-              std::int64_t rows, float* out, std::int64_t stride) {
-  const std::int64_t row_bytes = n + n / kFixedRun * kByteRunFactors;
+              std::int64_t x_stride, std::int64_t rows, float* out, std::int64_t stride) {
   const std::int64_t apart = unpacked_bytes<Unit>(n);
   for (std::int64_t g = 0; g < groups; g += kTileGroups) {
     const std::byte* const codes = unpacked + g * apart;
@@ -243,7 +244,7 @@ void multiply(const std::byte* unpacked, std::int64_t groups, std::int64_t n, co
       for (std::int64_t r = 0; r < kTileRows; ++r) {
         // Where fewer are left the last one is multiplied again, to the same place.
         const std::int64_t own = row + r < rows ? row + r : rows - 1;
-        from[r] = x + own * row_bytes;
+        from[r] = x + own * x_stride;
         to[r] = out + own * stride + kGroupRows * g;
       }
       if (groups - g >= kTileGroups) {

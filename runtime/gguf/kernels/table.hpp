@@ -39,8 +39,8 @@ struct GroupKernels {
                                    std::int64_t stride);
 };
 
-/// Bytes that stand for each run of kFixedRun behind the codes of a row in bytes.
-inline constexpr int kByteRunFactors = 16;
+/// Bytes of a run of kFixedRun in a row in bytes: its codes, then its scale and what else belongs to it.
+inline constexpr int kByteRun = 48;
 
 /// What one ISA does with many rows and groups of sixteen, in bytes. Contracts: byte_product.hpp.
 struct ByteKernels {
@@ -49,7 +49,8 @@ struct ByteKernels {
   std::int64_t (*unpacked_bytes[kTensorTypes])(std::int64_t n);
   void (*unpack[kTensorTypes])(const std::byte* group, std::int64_t n, std::byte* out);
   void (*multiply[kTensorTypes])(const std::byte* unpacked, std::int64_t groups, std::int64_t n,
-                                 const std::byte* x, std::int64_t rows, float* out, std::int64_t stride);
+                                 const std::byte* x, std::int64_t x_stride, std::int64_t rows, float* out,
+                                 std::int64_t stride);
 };
 
 /// What one ISA does with stored rows of n elements. Contracts: row_kernels.hpp.
